@@ -6,6 +6,7 @@
 //! - [`circles`]: no two modules of a crate import each other, directly or through others.
 //! - [`links`]: every link inside the documents leads somewhere.
 //! - [`orderings`]: atomic orderings name the access that they pair with.
+//! - [`rfc`]: the RFCs' requirements, and where they are implemented and tested.
 //! - [`text`]: lines end at 100 columns, comments open with their subject.
 //! - [`packetdrill`]: packetdrill's scripts against the engine, for who has packetdrill.
 //! - [`programs`]: the programs of others, four ways, for `docs/programs.md`.
@@ -26,6 +27,7 @@ mod offload;
 mod orderings;
 mod packetdrill;
 mod programs;
+mod rfc;
 mod skips;
 mod steps;
 mod suite;
@@ -40,7 +42,9 @@ const USAGE: &str = "\
 Usage: cargo xtask COMMAND
 
   check          formatting, clippy, scripts, links, lengths of lines, imports without circles,
-                 partners of atomic orderings
+                 partners of atomic orderings, requirements of RFCs
+  rfc [--list]   the requirements of TCP's RFCs: how many are implemented and tested by sources
+                 that cite them; with --list each of them, and where
   test           everything: check, all tests, loom, sim, interoperability, e2e
   loom           model checking of the lock-free protocols
   sanitize       copy, channel, stream and sockets under the address sanitizer, and copy under the
@@ -84,6 +88,7 @@ fn main() -> ExitCode {
     let argument = rest.first().map(String::as_str);
     let passed = match command.as_deref() {
         Some("check") => suite::check(),
+        Some("rfc") => rfc::check(root(), argument == Some("--list")),
         Some("test") => suite::test(),
         Some("loom") => suite::loom(),
         Some("sanitize") => suite::sanitize(),

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::steps::Steps;
-use crate::{circles, links, orderings, packetdrill, root, target, text, tools};
+use crate::{circles, links, orderings, packetdrill, rfc, root, target, text, tools};
 
 /// Seeds of the simulator in a full test; about half a minute on one core.
 const SIM_SEEDS: &str = "1000";
@@ -252,6 +252,7 @@ fn add_checks(steps: &mut Steps) {
     steps.check("text", || text::check(root()));
     steps.check("circles", || circles::check(root()));
     steps.check("orderings", || orderings::check(root()));
+    steps.check("rfc", || rfc::check(root(), false));
     steps.check("tools", || tools::check(root()));
 }
 

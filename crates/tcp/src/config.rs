@@ -68,6 +68,8 @@ pub enum CongestionControl {
 /// Keepalive probes (RFC 9293 section 3.8.4).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Keepalive {
+    //= RFC 9293#3.8.4
+    //# This interval MUST be configurable (MUST-27)
     /// Silence before the first probe.
     pub idle: Duration,
     /// Time between probes.
@@ -113,6 +115,11 @@ impl Default for Options {
             ecn: false,
             pacing: false,
             nodelay: false,
+            //= RFC 9293#3.8.4
+            //# If keep-alives are included, the application MUST be able to turn them on or off for
+            //# each TCP connection (MUST-24)
+            //= RFC 9293#3.8.4
+            //# and they MUST default to off (MUST-25).
             keepalive: None,
             user_timeout: None,
             receive_bytes: 64 * 1024,
@@ -129,6 +136,9 @@ pub struct Config {
     pub medium: Medium,
     /// The largest IP packet the link takes.
     pub mtu: u16,
+    //= RFC 9293#3.9.2
+    //# Time to Live (TTL): The TTL value used to send TCP segments MUST be configurable
+    //# (MUST-49).
     /// TTL or hop limit of packets. Neighbour discovery has its own.
     pub hop_limit: u8,
     /// Work that the link does for us.
@@ -214,6 +224,8 @@ impl Config {
             delayed_ack: Duration::from_millis(40),
             time_wait: Duration::from_secs(60),
             syn_retries_max: 6,
+            //= RFC 9293#3.8.3
+            //# The value of R2 SHOULD correspond to at least 100 seconds (SHLD-11).
             retries_max: 15,
             initial_window_segments: 10,
             timestamps: true,

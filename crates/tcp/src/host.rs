@@ -62,6 +62,10 @@ pub enum Event {
         connection: ConnectionId,
         /// Bytes received without a gap since the stream began.
         received: u64,
+        //= RFC 2018#8
+        //# Since the data receiver may later discard data reported in a SACK option, the sender
+        //# MUST NOT discard data before it is acknowledged by the Acknowledgment Number field in
+        //# the TCP header.
         /// Bytes acknowledged since the stream began: the ring may use their room again.
         acknowledged: u64,
         /// Nothing will follow what was received: the remote has finished.

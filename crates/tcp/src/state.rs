@@ -63,6 +63,10 @@ pub enum Phase {
     Loss,
 }
 
+//= RFC 9293#3.6
+//# If the local TCP connection is closed by the remote side due to a FIN or RST received from
+//# the remote side, then the local application MUST be informed whether it closed normally or
+//# was aborted (MUST-12).
 /// Why a connection ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CloseReason {

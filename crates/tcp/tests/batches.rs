@@ -158,6 +158,14 @@ fn remote(flow: &mut Flow, port: u16, random: &mut Random, now: Instant) -> Vec<
     }
 }
 
+//= RFC 9293#3.10.7.4
+//= type=test
+//# In general, the processing of received segments MUST be implemented to aggregate ACK
+//# segments whenever possible (MUST-58).
+//= RFC 9293#3.10.7.4
+//= type=test
+//# For example, if the TCP endpoint is processing a series of queued segments, it MUST
+//# process them all before sending any ACK segments (MUST-59).
 #[test]
 fn together_is_as_one_after_the_other() {
     let mut random = Random::new(11);

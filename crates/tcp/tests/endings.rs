@@ -197,6 +197,14 @@ fn attempt_ends_with_the_first_that_says_there_is_no_way() {
     }
 }
 
+//= RFC 9293#3.9.1.8
+//= type=test
+//# There MUST be a mechanism for reporting soft TCP error conditions to the application
+//# (MUST-47).
+//= RFC 9293#3.9.2.2
+//= type=test
+//# Since these Unreachable messages indicate soft error conditions, a TCP implementation MUST
+//# NOT abort the connection (MUST-56)
 /// RFC 1122 section 4.2.3.9: a soft error ends nothing by itself; RFC 5461 section 2 and Linux
 /// (tcp_write_err): it is why, when the remote is given up, unless that was heard in between.
 #[test]

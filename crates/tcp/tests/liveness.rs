@@ -40,6 +40,14 @@ fn closed_for_nine_seconds() -> (Stage, ConnectionId) {
     (stage, id)
 }
 
+//= RFC 9293#3.8.3
+//= type=test
+//# The following procedure MUST be used to handle excessive retransmissions of data segments
+//# (MUST-20):
+//= RFC 9293#3.8.3
+//= type=test
+//# (d) An application MUST (MUST-21) be able to set the value for R2 for a particular
+//# connection.
 /// RFC 9293 section 3.9.1: counted from when the data was sent, and not rounded up to the next
 /// retransmission.
 #[test]

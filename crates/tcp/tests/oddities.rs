@@ -84,6 +84,12 @@ fn the_host_bounds_the_window() {
     stage.expect(". 1:1(0) ack 2501 win 5500");
 }
 
+//= RFC 9293#3.7.1
+//= type=test
+//# The maximum size of a segment that a TCP endpoint really sends, the "effective send MSS",
+//# MUST be the smaller (MUST-16) of the send MSS (that reflects the available reassembly
+//# buffer size at the remote host, the EMTU_R [19]) and the largest transmission size
+//# permitted by the IP layer (EMTU_S [19]):
 /// RFC 1191 section 3.1, RFC 8201 section 5.3: all that was too large is sent again at once, and
 /// later connections know the path; what they offer to receive depends on our own link.
 #[test]
@@ -144,6 +150,10 @@ fn port_scanners_learn_no_more_than_they_must() {
     stage.expect_nothing();
 }
 
+//= RFC 9293#3.9.2.3
+//= type=test
+//# An incoming SYN with an invalid source address MUST be ignored either by TCP or by the IP
+//# layer [(MUST-63)] (see Section 3.2.1.3).
 /// RFC 1122 section 3.2.1.3: a source that cannot be one is not answered; nor (section 4.2.3.10) is
 /// a SYN that many may get.
 #[test]
@@ -163,6 +173,9 @@ fn senders_that_cannot_be_are_not_answered() {
     }
 }
 
+//= RFC 9293#3.1
+//= type=test
+//# and the receiver MUST check it (MUST-3).
 /// Headers that are none: dropped, each for its reason, and the connection they name goes on.
 #[test]
 fn broken_headers_are_counted_and_forgotten() {
@@ -238,6 +251,9 @@ fn timestamps_expire() {
     stage.expect(". 1:1(0) ack 11 <TS>");
 }
 
+//= RFC 5961#7
+//= type=test
+//# An implementation SHOULD include an ACK throttling mechanism to be conservative.
 /// RFC 5961 section 7: so many a second, and not so many that somebody could count.
 #[test]
 fn challenges_are_limited() {
@@ -332,6 +348,10 @@ fn floods_of_one_kind_silence_no_other_answers() {
     assert_eq!(stage.engine.counters().challenges_suppressed, 0);
 }
 
+//= RFC 9293#3.7.1
+//= type=test
+//# If an MSS Option is not received at connection setup, TCP implementations MUST assume a
+//# default send MSS of 536 (576 - 40) for IPv4 or 1220 (1280 - 60) for IPv6 (MUST-15).
 /// RFC 9293 section 3.7.1: who does not say what it takes gets 536 bytes.
 #[test]
 fn segments_are_small_for_who_does_not_say() {

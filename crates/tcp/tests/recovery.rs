@@ -84,6 +84,14 @@ fn a_probe_that_was_not_needed_costs_nothing() {
     }
 }
 
+//= RFC 8985#7.4.2
+//= type=test
+//# If the TLP sender does not receive such an indication, then it MUST assume that the
+//# original data segment, the TLP retransmission, or a corresponding ACK was lost for
+//# congestion control purposes.
+//= RFC 8985#7.4.2
+//= type=test
+//# The sender then SHOULD invoke a congestion control response equivalent to a fast recovery.
 /// RFC 8985 section 7.4.2: when more is acknowledged and nothing was reported twice, the original
 /// was lost and the probe repaired it.
 #[test]
@@ -157,6 +165,23 @@ fn a_timeout_is_a_reduction_that_is_told() {
     assert_eq!(stage.engine.counters().recoveries, 0);
 }
 
+//= RFC 9293#3.8.6
+//= type=test
+//# However, a sending TCP peer MUST be robust against window shrinking, which may cause the
+//# "usable window" (see Section 3.8.6.2.1) to become negative (MUST-34).
+//= RFC 9293#3.8.6
+//= type=test
+//# If the window shrinks to zero, the TCP implementation MUST probe it in the standard way
+//# (described below) (MUST-35).
+//= RFC 9293#3.8.6
+//= type=test
+//# The sender MAY also retransmit old data beyond SND.UNA+SND.WND (MAY-7), but SHOULD NOT
+//# time out the connection if data beyond the right window edge is not acknowledged
+//# (SHLD-17).
+//= RFC 7323#2.4
+//= type=test
+//# Implementations MUST ensure that they handle a shrinking window, as specified in Section
+//# 4.2.2.16 of [RFC1122].
 /// RFC 9293 section 3.8.6: a remote may take its window back; as long as it answers, the connection
 /// lives, data in flight or not.
 #[test]
@@ -191,6 +216,15 @@ fn a_window_that_was_taken_back_in_silence_ends_the_connection() {
     stage.expect_closed(CloseReason::TimedOut);
 }
 
+//= RFC 2018#5
+//= type=test
+//# The data sender MUST retransmit the segment at the left edge of the window after a
+//# retransmit timeout, whether or not the SACKed bit is on for that segment.
+//= RFC 2018#8
+//= type=test
+//# Since the data receiver may later discard data reported in a SACK option, the sender MUST
+//# NOT discard data before it is acknowledged by the Acknowledgment Number field in the TCP
+//# header.
 /// RFC 2018 section 8: a remote may drop what it has reported; after a timeout it is sent again,
 /// and so is what follows.
 #[test]

@@ -11,7 +11,7 @@ use script::{Stage, plain};
 use support::on_link;
 use toehold_tcp::{
     CloseReason, Config, ConnectError, Duration, Engine, Event, HEADER_BUFFER_BYTES, Instant,
-    InterfaceAddress, Medium, Options, Random, State,
+    InterfaceAddress, Medium, Options, Random, ReceiveOffload, State,
 };
 
 const MILLISECOND: Duration = Duration::from_millis(1);
@@ -223,8 +223,8 @@ fn initial_sequence_numbers_follow_a_clock_and_a_secret() {
     };
     //= RFC 9293#3.4.1
     //= type=test
-    //# A TCP implementation MUST use the above type of "clock" for clock-
-    //# driven selection of initial sequence numbers (MUST-8)
+    //# A TCP implementation MUST use the above type of "clock" for clock-driven
+    //# selection of initial sequence numbers (MUST-8)
     let (now, later) = (Instant::from_micros(4_000), Instant::from_micros(8_000));
     assert_eq!(isn(1, later).wrapping_sub(isn(1, now)), 1_000);
     //= RFC 9293#3.4.1
@@ -291,6 +291,15 @@ fn windows_are_scaled_when_both_sides_say_so() {
         });
         stage.remote(&format!("S 0:0(0) win 5000 <mss 1000{options}>"));
         stage.expect("S. 0:0(0) ack 1 win 65535");
+        //= RFC 7323#2.3
+        //= type=test
+        //# Upon receiving a <SYN> segment with a Window Scale option containing shift.cnt = S, a
+        //# TCP MUST set Snd.Wind.Shift to S and MUST set Rcv.Wind.Shift to R; otherwise, it MUST
+        //# set both Snd.Wind.Shift and Rcv.Wind.Shift to zero.
+        //= RFC 7323#2.3
+        //= type=test
+        //# The window field (SEG.WND) in the header of every incoming segment, with the exception
+        //# of <SYN> segments, MUST be left-shifted by Snd.Wind.Shift bits before updating SND.WND:
         if from_syn {
             stage.remote("P. 1:2(1) ack 1 win 5000");
         } else {
@@ -345,4 +354,176 @@ fn listening_disturbs_no_connection() {
     assert_eq!(stage.engine.poll_event(), Some(Event::Connected(id)));
     assert!(stage.engine.listen(local, 1, Options::default()).is_err());
     assert_eq!(stage.engine.info(id).unwrap().state, State::Established);
+}
+
+#[test]
+fn our_window_is_told_in_units_of_its_scale() {
+    //= RFC 7323#2.3
+    //= type=test
+    //# The Window Scale option MUST be sent with shift.cnt = R, where R is the value that the TCP
+    //# would like to use for its receive window.
+    //= RFC 7323#2.3
+    //= type=test
+    //# The window field (SEG.WND) of every outgoing segment, with the exception of <SYN> segments,
+    //# MUST be right-shifted by Rcv.Wind.Shift bits:
+    //= RFC 7323#2.3
+    //= type=test
+    //# Thus, the shift count MUST be limited to 14 (which allows windows of 2^30 = 1 GiB).
+    for (most, scale) in [(4 << 20, 7), (1 << 30, 14), (u32::MAX, 14)] {
+        let mut stage = Stage::new(|config, options| {
+            config.timestamps = false;
+            options.receive_bytes_max = most;
+        });
+        stage.remote("S 0:0(0) win 5000 <mss 1000,ws 0>");
+        stage.expect(&format!("S. 0:0(0) ack 1 win 65535 <mss 1460,ws {scale}>"));
+        stage.remote("P. 1:2(1) ack 1 win 5000");
+        stage.expect(&format!(". 1:1(0) ack 2 win {}", 65_534 >> scale));
+    }
+}
+
+#[test]
+fn an_old_timestamp_keeps_no_reset_out() {
+    //= RFC 7323#5.2
+    //= type=test
+    //# When an <RST> segment is received, it MUST NOT be subjected to the PAWS check by verifying
+    //# an acceptable value in SEG.TSval
+    let mut stage = Stage::new(|_, _| {});
+    stage.remote("S 0:0(0) win 65535 <mss 1000,TS>");
+    stage.expect("S. 0:0(0) ack 1 <TS>");
+    stage.remote(". 1:1(0) ack 1 <TS>");
+    stage.engine.accept(stage.listener).unwrap();
+    stage.remote("R 1:1(0) <TS 1>");
+    stage.expect_closed(CloseReason::Reset);
+}
+
+#[test]
+fn blocks_are_for_those_who_asked_for_them() {
+    //= RFC 2018#4
+    //= type=test
+    //# If the data receiver has not received a SACK-Permitted option for a given connection, it
+    //# MUST NOT send SACK options on that connection.
+    let mut stage = plain();
+    stage.accepted("", 10_000);
+    stage.remote("P. 101:201(100) ack 1");
+    stage.expect(". 1:1(0) ack 1 <sack>");
+}
+
+#[test]
+fn a_window_for_less_than_a_segment_is_not_filled_at_once() {
+    //= RFC 9293#3.8.6.2.1
+    //= type=test
+    //# A TCP implementation MUST include a SWS avoidance algorithm in the sender (MUST-38).
+    let mut stage = plain();
+    let id = stage.accepted("", 100);
+    stage.engine.publish(id, 5_000).unwrap();
+    stage.expect_nothing();
+    // The override timer.
+    stage.wait(stage.engine.info(id).unwrap().timeout);
+    stage.expect(". 1:101(100) ack 1");
+    stage.remote(". 1:1(0) ack 101 win 1000");
+    stage.expect(". 101:1101(1000) ack 1");
+}
+
+#[test]
+fn keepalive_is_for_who_wants_it() {
+    //= RFC 9293#3.8.4
+    //= type=test
+    //# and they MUST default to off (MUST-25).
+    let mut stage = plain();
+    stage.accepted("", 10_000);
+    stage.wait(Duration::from_secs(24 * 3_600));
+    stage.expect_nothing();
+}
+
+#[test]
+fn a_local_address_is_named_or_chosen() {
+    let mut engine = engine_at(on_link("10.0.0.1"));
+    engine.add_address(on_link("10.0.9.1"));
+    let mut connect = |local: Option<&str>| {
+        let local = local.map(|local| (local.parse::<IpAddr>().unwrap(), 0).into());
+        let remote = "10.0.9.2:80".parse().unwrap();
+        let id = engine.connect(Instant::ZERO, local, remote, Options::default());
+        id.map(|id| engine.info(id).unwrap().local.ip().to_string())
+    };
+    //= RFC 9293#3.9.1.1
+    //= type=test
+    //# The optional "local IP address" parameter MUST be supported to allow the specification of
+    //# the local IP address (MUST-43).
+    assert_eq!(connect(Some("10.0.0.1")), Ok("10.0.0.1".to_owned()));
+    assert_eq!(connect(Some("10.0.0.7")), Err(ConnectError::AddressNotOurs));
+    //= RFC 9293#3.9.1.1
+    //= type=test
+    //# If an application on a multihomed host does not specify the local IP address when actively
+    //# opening a TCP connection, then the TCP implementation MUST ask the IP layer to select a
+    //# local IP address before sending the (first) SYN (MUST-44).
+    assert_eq!(connect(None), Ok("10.0.9.1".to_owned()));
+}
+
+/// The packet is taken, whatever its checksums.
+fn take(stage: &mut Stage, packet: &[u8]) {
+    let offload = ReceiveOffload {
+        checksum_verified: true,
+    };
+    stage
+        .engine
+        .handle_frame(stage.now, packet, offload, &mut stage.rings);
+}
+
+#[test]
+fn options_of_packets_are_ignored() {
+    //= RFC 9293#3.9.2
+    //= type=test
+    //# When received options are passed up to TCP from the IP layer, a TCP implementation MUST
+    //# ignore options that it does not understand (MUST-50).
+    let mut stage = plain();
+    let mut packet = stage.packet("S 0:0(0) win 65535 <mss 1000>", [10, 0, 0, 2]);
+    packet[0] = 0x46;
+    let length = (packet.len() + 4) as u16;
+    packet[2..4].copy_from_slice(&length.to_be_bytes());
+    // An option that nobody knows, of four bytes.
+    packet.splice(20..20, [0x9e, 4, 1, 2]);
+    take(&mut stage, &packet);
+    stage.expect("S. 0:0(0) ack 1");
+}
+
+#[test]
+fn nobody_listens_on_all_of_a_network() {
+    //= RFC 9293#3.9.2.3
+    //= type=test
+    //# A TCP implementation MUST silently discard an incoming SYN segment that is addressed to a
+    //# broadcast or multicast address [(MUST-57)].
+    let mut stage = plain();
+    for destination in [[10, 0, 0, 255], [255; 4], [224, 0, 0, 1]] {
+        let mut packet = stage.packet("S 0:0(0) win 65535 <mss 1000>", [10, 0, 0, 2]);
+        packet[16..20].copy_from_slice(&destination);
+        take(&mut stage, &packet);
+        stage.expect_nothing();
+    }
+    assert_eq!(stage.engine.connection_count(), 0);
+}
+
+#[test]
+fn source_quenches_are_ignored() {
+    //= RFC 9293#3.9.2.2
+    //= type=test
+    //# TCP implementations MUST silently discard any received ICMP Source Quench messages
+    //# (MUST-55).
+    let mut stage = plain();
+    let id = stage.accepted("", 10_000);
+    stage.engine.publish(id, 3_000).unwrap();
+    stage.forget_sent();
+    let before = stage.engine.info(id).unwrap();
+    let mut packet = stage.unreachable(1, 0);
+    // Another type, and the checksum that goes with it (RFC 1624).
+    packet[20] = 4;
+    let checksum = u16::from_be_bytes([packet[22], packet[23]]);
+    let (sum, carry) = checksum.overflowing_sub(0x100);
+    packet[22..24].copy_from_slice(&(sum - u16::from(carry)).to_be_bytes());
+    let malformed = stage.engine.counters().malformed_total();
+    stage.raw(&packet);
+    stage.expect_nothing();
+    let after = stage.engine.info(id).unwrap();
+    assert_eq!(after.congestion_window, before.congestion_window);
+    assert_eq!(after.state, State::Established);
+    assert_eq!(stage.engine.counters().malformed_total(), malformed);
 }

@@ -10,6 +10,23 @@ use toehold_tcp::{CloseReason, Duration, Event, Keepalive, Options, State};
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 
+//= RFC 9293#3.6
+//= type=test
+//# If the local TCP connection is closed by the remote side due to a FIN or RST received from
+//# the remote side, then the local application MUST be informed whether it closed normally or
+//# was aborted (MUST-12).
+//= RFC 9293#3.6.1
+//= type=test
+//# When a connection is closed actively, it MUST linger in the TIME-WAIT state for a time
+//# 2xMSL (Maximum Segment Lifetime) (MUST-13).
+//= RFC 9293#3.9.1.2
+//= type=test
+//# If PUSH flags are not implemented, then the sending TCP peer: (1) MUST NOT buffer data
+//# indefinitely (MUST-60)
+//= RFC 9293#3.9.1.2
+//= type=test
+//# and (2) MUST set the PSH bit in the last buffered segment (i.e., when there is no more
+//# queued data to be sent) (MUST-61).
 /// RFC 9293 section 3.5, figure 6.
 #[test]
 fn active_open_and_orderly_close() {
@@ -37,6 +54,9 @@ fn active_open_and_orderly_close() {
     assert_eq!(stage.engine.connection_count(), 0);
 }
 
+//= RFC 9293#3.5
+//= type=test
+//# A TCP implementation MUST support simultaneous open attempts (MUST-10).
 /// RFC 9293 section 3.5, figure 8: both sides connect at once.
 #[test]
 fn simultaneous_open() {
@@ -50,6 +70,13 @@ fn simultaneous_open() {
     assert_eq!(stage.engine.info(id).unwrap().state, State::Established);
 }
 
+//= RFC 7323#2.4
+//= type=test
+//# 3) The initial transmission MUST be within the window announced by the most recent <ACK>.
+//= RFC 7323#2.2
+//= type=test
+//# The window field in a segment where the SYN bit is set (i.e., a <SYN> or <SYN,ACK>) MUST
+//# NOT be scaled.
 /// RFC 7323 section 2.2: "the window field in a segment where the SYN bit is set MUST NOT be
 /// scaled", also in the SYN-ACK that answers a SYN which has crossed ours.
 #[test]
@@ -93,6 +120,9 @@ fn a_segment_without_a_connection_is_refused() {
     stage.expect_nothing();
 }
 
+//= RFC 5961#3.2
+//= type=test
+//# In all other cases the receiver MUST silently discard the segment.
 /// RFC 9293 section 3.10.7.3 and RFC 5961 section 3.2: only an acceptable reset ends an attempt.
 #[test]
 fn an_attempt_is_ended_by_a_reset_that_acknowledges_the_syn() {
@@ -107,6 +137,10 @@ fn an_attempt_is_ended_by_a_reset_that_acknowledges_the_syn() {
     stage.expect_closed(CloseReason::Refused);
 }
 
+//= RFC 9293#3.8.3
+//= type=test
+//# SYN retransmissions MUST be handled in the general way just described for data
+//# retransmissions, including notification of the application layer.
 /// RFC 6298 section 5: the timeout doubles; RFC 9293 section 3.8.3: in the end it is given up.
 #[test]
 fn a_syn_is_repeated_with_exponential_backoff() {
@@ -123,6 +157,19 @@ fn a_syn_is_repeated_with_exponential_backoff() {
     stage.expect_closed(CloseReason::TimedOut);
 }
 
+//= RFC 9293#3.10.7.4
+//= type=test
+//# Segments with higher beginning sequence numbers SHOULD be held for later processing
+//# (SHLD-31).
+//= RFC 2018#4
+//= type=test
+//# The first SACK block (i.e., the one immediately following the kind and length fields in
+//# the option) MUST specify the contiguous block of data containing the segment which
+//# triggered this ACK, unless that segment advanced the Acknowledgment Number field in the
+//# header.
+//= RFC 2018#8
+//= type=test
+//# The first SACK block MUST reflect the newest segment.
 /// RFC 5681 section 4.2 and RFC 2018 section 4.
 #[test]
 fn gaps_are_acknowledged_at_once_and_selectively() {
@@ -158,6 +205,14 @@ fn duplicates_are_reported() {
     stage.expect(". 1:1(0) ack 101 <sack 201:301:201:301>");
 }
 
+//= RFC 9293#3.8.6.3
+//= type=test
+//# A TCP endpoint SHOULD implement a delayed ACK (SHLD-18)
+//= RFC 9293#3.8.6.3
+//= type=test
+//# An ACK SHOULD be generated for at least every second full-sized segment or 2*RMSS bytes of
+//# new data (where RMSS is the MSS specified by the TCP endpoint receiving the segments to be
+//# acknowledged, or the default value if not specified) (SHLD-19).
 /// RFC 9293 section 3.8.6.3: at least every second segment, and within the delay.
 #[test]
 fn acknowledgements_are_delayed_after_the_start() {
@@ -178,6 +233,14 @@ fn acknowledgements_are_delayed_after_the_start() {
     stage.expect(". 1:1(0) ack 1901");
 }
 
+//= RFC 9293#3.7.4
+//= type=test
+//# A TCP implementation SHOULD implement the Nagle algorithm to coalesce short segments
+//# (SHLD-7).
+//= RFC 9293#3.7.4
+//= type=test
+//# However, there MUST be a way for an application to disable the Nagle algorithm on an
+//# individual connection (MUST-17).
 /// RFC 9293 section 3.7.4 in Minshall's variant: one small segment in flight.
 #[test]
 fn small_segments_wait_for_each_other() {
@@ -199,6 +262,14 @@ fn small_segments_wait_for_each_other() {
     stage.expect("P. 1021:1026(5) ack 1");
 }
 
+//= RFC 8985#9.3
+//= type=test
+//# A segment marked as lost by RACK-TLP MUST NOT be retransmitted until congestion control
+//# deems this appropriate.
+//= RFC 8985#9.2
+//= type=test
+//# Therefore, the algorithm [RFC6675] MUST NOT be used with RACK-TLP; instead, a modified
+//# recovery algorithm that carefully addresses such a case is needed.
 /// RFC 8985 section 6.2 and RFC 6937: a loss is repaired within a round trip.
 #[test]
 fn a_hole_is_retransmitted_when_rack_is_sure() {
@@ -222,6 +293,14 @@ fn a_hole_is_retransmitted_when_rack_is_sure() {
     assert_eq!(stage.engine.counters().recoveries, 1);
 }
 
+//= RFC 8985#7.3
+//= type=test
+//# When the PTO timer expires, the sender MUST check whether both of the following conditions
+//# are met before sending a loss probe:
+//= RFC 8985#7.3
+//= type=test
+//# If such an unsent segment is not available, then the sender SHOULD retransmit the
+//# highest-sequence segment sent so far and set TLP.is_retrans to true.
 /// RFC 8985 section 7: two round trips after the last segment, it is sent again.
 #[test]
 fn a_lost_tail_is_probed() {
@@ -348,6 +427,17 @@ fn a_timeout_is_believed_when_nothing_can_be_tried() {
     stage.expect(". 1001:2001(1000) ack 1");
 }
 
+//= RFC 9293#3.8.6.1
+//= type=test
+//# Probing of zero (offered) windows MUST be supported (MUST-36).
+//= RFC 9293#3.8.6.1
+//= type=test
+//# As long as the receiving TCP peer continues to send acknowledgments in response to the
+//# probe segments, the sending TCP peer MUST allow the connection to stay open (MUST-37).
+//= RFC 9293#3.8.6.1
+//= type=test
+//# The transmitting host SHOULD send the first zero-window probe when a zero window has
+//# existed for the retransmission timeout period (SHLD-29)
 /// RFC 9293 section 3.8.6.1: a closed window is probed, at growing intervals, for ever.
 #[test]
 fn a_zero_window_is_probed() {
@@ -365,6 +455,9 @@ fn a_zero_window_is_probed() {
     stage.expect("P. 1:1001(1000) ack 1");
 }
 
+//= RFC 9293#3.8.6.2.2
+//= type=test
+//# A TCP implementation MUST include a SWS avoidance algorithm in the receiver (MUST-39).
 /// RFC 9293 section 3.8.6.2.2: the window opens in useful steps, and the remote is told.
 #[test]
 fn the_window_opens_when_the_host_takes() {
@@ -384,6 +477,68 @@ fn the_window_opens_when_the_host_takes() {
     stage.expect(". 1:1(0) ack 2001 win 2000");
 }
 
+//= RFC 9293#3.10.7.4
+//= type=test
+//# 3) If the RST bit is set and the sequence number does not exactly match the next expected
+//# sequence value, yet is within the current receive window, TCP endpoints MUST send an
+//# acknowledgment (challenge ACK):
+//= RFC 9293#3.10.7.4
+//= type=test
+//# 2) If the RST bit is set and the sequence number exactly matches the next expected
+//# sequence number (RCV.NXT), then TCP endpoints MUST reset the connection in the manner
+//# prescribed below according to the connection state.
+//= RFC 9293#3.10.7.4
+//= type=test
+//# After sending the challenge ACK, TCP endpoints MUST drop the unacceptable segment and stop
+//# processing the incoming packet further.
+//= RFC 9293#3.10.7.4
+//= type=test
+//# RFC 5961 recommends that in these synchronized states, if the SYN bit is set, irrespective
+//# of the sequence number, TCP endpoints MUST send a "challenge ACK" to the remote peer:
+//= RFC 9293#3.10.7.4
+//= type=test
+//# After sending the acknowledgment, TCP implementations MUST drop the unacceptable segment
+//# and stop processing further.
+//= RFC 9293#3.10.7.4
+//= type=test
+//# TCP stacks that implement RFC 5961 MUST add an input check that the ACK value is
+//# acceptable only if it is in the range of ((SND.UNA - MAX.SND.WND) =< SEG.ACK =< SND.NXT).
+//= RFC 9293#3.10.7.4
+//= type=test
+//# All incoming segments whose ACK value doesn't satisfy the above condition MUST be
+//# discarded and an ACK sent back.
+//= RFC 5961#3.2
+//= type=test
+//# 2) If the RST bit is set and the sequence number exactly matches the next expected
+//# sequence number (RCV.NXT), then TCP MUST reset the connection.
+//= RFC 5961#3.2
+//= type=test
+//# 3) If the RST bit is set and the sequence number does not exactly match the next expected
+//# sequence value, yet is within the current receive window (RCV.NXT < SEG.SEQ <
+//# RCV.NXT+RCV.WND), TCP MUST send an acknowledgment (challenge ACK):
+//= RFC 5961#3.2
+//= type=test
+//# After sending the challenge ACK, TCP MUST drop the unacceptable segment and stop
+//# processing the incoming packet further.
+//= RFC 5961#4.2
+//= type=test
+//# 1) If the SYN bit is set, irrespective of the sequence number, TCP MUST send an ACK (also
+//# referred to as challenge ACK) to the remote peer:
+//= RFC 5961#4.2
+//= type=test
+//# After sending the acknowledgment, TCP MUST drop the unacceptable segment and stop
+//# processing further.
+//= RFC 5961#4.2
+//= type=test
+//# Upon receipt of a valid RST, the local TCP endpoint MUST terminate its connection.
+//= RFC 5961#5.2
+//= type=test
+//# TCP stacks that implement this mitigation MUST add an additional input check to any
+//# incoming segment.
+//= RFC 5961#5.2
+//= type=test
+//# All incoming segments whose ACK value doesn't satisfy the above condition MUST be
+//# discarded and an ACK sent back.
 /// RFC 5961 section 3.2, 4.2 and 5.2: blind attackers get challenges.
 #[test]
 fn attackers_are_challenged() {
@@ -405,6 +560,28 @@ fn attackers_are_challenged() {
     stage.expect_closed(CloseReason::Reset);
 }
 
+//= RFC 7323#3.2
+//= type=test
+//# When the ACK bit is set in an outgoing segment, the sender MUST echo a recently received
+//# TSval sent by the remote TCP in the TSval field of a Timestamps option.
+//= RFC 7323#3.2
+//= type=test
+//# Once TSopt has been successfully negotiated, that is both <SYN> and <SYN,ACK> contain
+//# TSopt, the TSopt MUST be sent in every non-<RST> segment for the duration of the
+//# connection, and SHOULD be sent in an <RST> segment (see Section 5.2 for details).
+//= RFC 7323#5.3
+//= type=test
+//# If the PAWS algorithm is used, the following processing MUST be performed on all incoming
+//# segments for a synchronized connection.
+//= RFC 7323#5.3
+//= type=test
+//# Also, PAWS processing MUST take precedence over the regular TCP acceptability check
+//# (Section 3.3 in [RFC0793]), which is performed after verification of the received
+//# Timestamps option:
+//= RFC 7323#5.2
+//= type=test
+//# The choice of incoming timestamps to be saved for this comparison MUST guarantee a value
+//# that is monotonically non-decreasing.
 /// RFC 7323 section 5.3: an old timestamp makes a segment a duplicate, whatever its number.
 #[test]
 fn paws_refuses_the_past() {
@@ -420,6 +597,9 @@ fn paws_refuses_the_past() {
     stage.expect(". 1:1(0) ack 21 <TS>");
 }
 
+//= RFC 7323#3.2
+//= type=test
+//# A TCP MUST NOT abort a TCP connection because any segment lacks an expected TSopt.
 /// RFC 7323 section 3.2 would drop data without the expected option; like Linux we take them.
 /// "A TCP MUST NOT abort a TCP connection because any segment lacks an expected TSopt."
 #[test]
@@ -461,6 +641,9 @@ fn a_syn_without_timestamps_finds_out_that_the_connection_is_half_open() {
     }
 }
 
+//= RFC 9293#3.8.2
+//= type=test
+//# A TCP endpoint SHOULD implement ECN as described in RFC 3168 (SHLD-8).
 /// RFC 3168 section 6.1: ECN is negotiated, echoed until CWR, and answered once a window.
 #[test]
 fn congestion_marks_are_echoed() {
@@ -479,6 +662,26 @@ fn congestion_marks_are_echoed() {
     stage.expect(". 1:1(0) ack 301");
 }
 
+//= RFC 9293#3.8.4
+//= type=test
+//# If keep-alives are included, the application MUST be able to turn them on or off for each
+//# TCP connection (MUST-24)
+//= RFC 9293#3.8.4
+//= type=test
+//# Keep-alive packets MUST only be sent when no sent data is outstanding, and no data or
+//# acknowledgment packets have been received for the connection within an interval (MUST-26).
+//= RFC 9293#3.8.4
+//= type=test
+//# This interval MUST be configurable (MUST-27)
+//= RFC 9293#3.8.4
+//= type=test
+//# Consequently, if a keep-alive mechanism is implemented it MUST NOT interpret failure to
+//# respond to any specific probe as a dead connection (MUST-29).
+//= RFC 9293#3.8.4
+//= type=test
+//# An implementation SHOULD send a keep-alive segment with no data (SHLD-12); however, it MAY
+//# be configurable to send a keep-alive segment containing one garbage octet (MAY-6), for
+//# compatibility with erroneous TCP implementations.
 /// RFC 9293 section 3.8.4.
 #[test]
 fn a_silent_remote_is_probed_and_given_up() {
@@ -504,6 +707,11 @@ fn a_silent_remote_is_probed_and_given_up() {
     stage.expect_closed(CloseReason::TimedOut);
 }
 
+//= RFC 9293#3.6.1
+//= type=test
+//# If such a host issues a CLOSE call while received data is still pending in the TCP
+//# connection, or if new data is received after CLOSE is called, its TCP implementation
+//# SHOULD send a RST to show that data was lost (SHLD-3).
 /// RFC 2525 section 2.17: closing with unread data resets.
 #[test]
 fn unread_data_resets_on_release() {
@@ -517,6 +725,11 @@ fn unread_data_resets_on_release() {
     assert_eq!(stage.engine.connection_count(), 0);
 }
 
+//= RFC 9293#3.6.1
+//= type=test
+//# This algorithm for reducing TIME-WAIT is a Best Current Practice that SHOULD be
+//# implemented since Timestamp Options are commonly used, and using them to reduce TIME-WAIT
+//# provides benefits for busy Internet servers (SHLD-4).
 /// RFC 6191 section 2: a later SYN takes the place of a connection in TIME-WAIT.
 #[test]
 fn time_wait_gives_way_to_a_newer_syn() {
@@ -585,6 +798,12 @@ fn a_forged_acknowledgement_does_not_age_the_connection() {
     stage.expect(". 1:1(0) ack 101");
 }
 
+//= RFC 8985#7.2
+//= type=test
+//# The sender SHOULD start or restart a loss probe PTO timer after transmitting new data
+//# (that was not itself a loss probe) or upon receiving an ACK that cumulatively acknowledges
+//# new data unless it is already in fast recovery, RTO recovery, or segments have been SACKed
+//# (i.e., RACK.segs_sacked is not zero).
 /// RFC 8985 section 7.2: new data puts the tail loss probe off.
 #[test]
 fn new_data_restarts_the_probe_timer() {
@@ -601,6 +820,10 @@ fn new_data_restarts_the_probe_timer() {
     stage.expect("P. 2001:3001(1000) ack 1");
 }
 
+//= RFC 9438#4.6
+//= type=test
+//# Implementations that use _cwnd_ MUST use other measures to prevent _cwnd_ from growing
+//# when the volume of bytes in flight is smaller than _cwnd_.
 /// RFC 7661's concern: a window that was never filled does not grow beyond twice what was used.
 #[test]
 fn slow_start_ends_at_twice_the_flight() {

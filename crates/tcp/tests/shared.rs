@@ -320,6 +320,10 @@ fn ports_are_used_up_together() {
     assert_eq!(opened, (40_000..=40_063).collect::<Vec<u16>>());
 }
 
+//= RFC 9293#3.9.2.2
+//= type=test
+//# TCP implementations MUST act on an ICMP error message passed up from the IP layer,
+//# directing it to the connection that created the error (MUST-54).
 #[test]
 fn what_routers_say_reaches_whom_it_is_about() {
     let mut link = Link::new(|_| {});

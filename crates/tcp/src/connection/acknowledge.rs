@@ -53,6 +53,16 @@ impl Connection {
                 ack == self.snd_una && segment.payload.is_empty() && edge_before == self.snd_edge;
             report.is_duplicate = had_flight && report.is_repeated;
             if self.snd_edge == self.snd_una {
+                //= RFC 9293#3.8.6
+                //# The sender MAY also retransmit old data beyond SND.UNA+SND.WND (MAY-7), but
+                //# SHOULD NOT time out the connection if data beyond the right window edge is not
+                //# acknowledged (SHLD-17).
+                //= RFC 9293#3.8.6
+                //# If the window shrinks to zero, the TCP implementation MUST probe it in the
+                //# standard way (described below) (MUST-35).
+                //= RFC 7323#2.4
+                //# Implementations MUST ensure that they handle a shrinking window, as specified in
+                //# Section 4.2.2.16 of [RFC1122].
                 // RFC 9293 section 3.8.6: the remote has taken its window back, which "SHOULD NOT
                 // time out the connection" as long as it answers: what is sent again stands for a
                 // probe.
@@ -94,6 +104,9 @@ impl Connection {
         }
     }
 
+    //= RFC 9293#3.8.6.1
+    //# As long as the receiving TCP peer continues to send acknowledgments in response to the
+    //# probe segments, the sending TCP peer MUST allow the connection to stay open (MUST-37).
     /// An answer to a probe: the remote lives. Where no program waits for it any more it has to
     /// take something, too (RFC 6429 section 3; Linux, tcp_probe_timer), or whoever keeps its
     /// window closed holds our memory for ever.
@@ -150,6 +163,9 @@ impl Connection {
     /// but like Linux (tcp_may_update_window) a closed one always.
     #[inline(always)]
     pub(super) fn update_send_window(&mut self, seq: Position, ack: Position, window: u16) {
+        //= RFC 7323#2.3
+        //# The window field (SEG.WND) in the header of every incoming segment, with the exception
+        //# of <SYN> segments, MUST be left-shifted by Snd.Wind.Shift bits before updating SND.WND:
         let window = u64::from(window) << self.snd_wscale;
         let edge = ack + window;
         let is_newer = ack > self.snd_una

@@ -119,6 +119,18 @@ impl Assembler {
         })
     }
 
+    //= RFC 2018#4
+    //# The first SACK block (i.e., the one immediately following the kind and length fields in
+    //# the option) MUST specify the contiguous block of data containing the segment which
+    //# triggered this ACK, unless that segment advanced the Acknowledgment Number field in the
+    //# header.
+    //= RFC 2018#4
+    //# The data receiver SHOULD include as many distinct SACK blocks as possible in the SACK
+    //# option.
+    //= RFC 2018#4
+    //# The SACK option SHOULD be filled out by repeating the most recently reported SACK blocks
+    //# (based on first SACK blocks in previous SACK options) that are not subsets of a SACK block
+    //# already included in the SACK option being constructed.
     /// The blocks of the next SACK option: RFC 2018 section 4, "the first SACK block MUST specify
     /// the contiguous block of data containing the segment which triggered this ACK", then the
     /// most recently reported ones.
@@ -183,6 +195,17 @@ mod tests {
         }
     }
 
+    //= RFC 2018#4
+    //= type=test
+    //# The first SACK block (i.e., the one immediately following the kind and length fields in
+    //# the option) MUST specify the contiguous block of data containing the segment which
+    //# triggered this ACK, unless that segment advanced the Acknowledgment Number field in the
+    //# header.
+    //= RFC 2018#4
+    //= type=test
+    //# The SACK option SHOULD be filled out by repeating the most recently reported SACK blocks
+    //# (based on first SACK blocks in previous SACK options) that are not subsets of a SACK block
+    //# already included in the SACK option being constructed.
     #[test]
     fn blocks_come_most_recent_first_and_once() {
         let mut assembler = Assembler::default();

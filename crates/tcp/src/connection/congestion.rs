@@ -12,10 +12,15 @@ use crate::config::CongestionControl;
 use crate::position::Position;
 use crate::time::{Duration, Instant};
 
-/// RFC 5681 section 3.1: ssthresh never falls below two segments.
+/// RFC 5681 section 3.1: ssthresh never falls below two segments for a loss.
 const FLOOR_SEGMENTS: u32 = 2;
+//= RFC 9438#4.6
+//# The parameter β__cubic_ SHOULD be set to 0.7, which is different from the multiplicative
+//# decrease factor used in [RFC5681] (and [RFC6675]) during fast recovery.
 /// RFC 9438 section 4.6 and section 5: the multiplicative decrease factor, and the aggressiveness.
 const CUBIC_BETA: f64 = 0.7;
+//= RFC 9438#5.1
+//# Therefore, _C_ SHOULD be set to 0.4.
 const CUBIC_C: f64 = 0.4;
 /// RFC 8257 section 4.2: the weight g of the newest fraction.
 const DCTCP_GAIN: f64 = 1.0 / 16.0;
@@ -111,10 +116,20 @@ impl Congestion {
         }
     }
 
+    //= RFC 9293#3.8.2
+    //# A TCP endpoint MUST implement the basic congestion control algorithms slow start,
+    //# congestion avoidance, and exponential backoff of RTO to avoid creating congestion collapse
+    //# conditions (MUST-19).
     /// The window after an acknowledgement that arrived while the window was the limit.
     pub(crate) fn grow(&mut self, cwnd: u32, progress: Progress) -> u32 {
         let mut acked = progress.acked_bytes;
         let mut cwnd = cwnd;
+        //= RFC 9438#4.10
+        //# When _cwnd_ is no more than _ssthresh_, CUBIC MUST employ a slow start algorithm.
+        //= RFC 9438#4.10
+        //# In general, CUBIC SHOULD use the HyStart++ slow start algorithm [RFC9406] or MAY use the
+        //# Reno TCP slow start algorithm [RFC5681] in the rare cases when HyStart++ is not
+        //# suitable.
         if cwnd < self.ssthresh {
             // RFC 5681 section 3.1 with the byte counting of RFC 3465, without its limit: a remote
             // whose link coalesces segments acknowledges forty at a time, and RFC 9406 section 4.2
@@ -154,11 +169,17 @@ impl Congestion {
         cwnd.saturating_add(whole)
     }
 
+    //= RFC 2018#5.1
+    //# However, the congestion control algorithms present in the de facto standard TCP
+    //# implementations MUST be preserved [Stevens94].
     /// Lowers ssthresh because of congestion; the caller moves the window there.
     pub(crate) fn reduce(&mut self, cwnd: u32, in_flight: u32, mss: u32, is_mark: bool) {
         let target = match self.control {
             // RFC 5681 equation (4): half the flight.
             CongestionControl::NewReno => in_flight.max(mss) / 2,
+            //= RFC 9438#4.6
+            //# In the case of packet loss, the sender MUST reduce _cwnd_ and _ssthresh_ immediately
+            //# upon entering loss recovery, similar to [RFC5681] (and [RFC6675]).
             CongestionControl::Cubic => {
                 self.cubic.reduce(f64::from(cwnd) / f64::from(mss));
                 (f64::from(cwnd) * CUBIC_BETA) as u32
@@ -178,7 +199,14 @@ impl Congestion {
                 return;
             }
         };
-        self.ssthresh = target.max(FLOOR_SEGMENTS * mss);
+        //= RFC 9438#4.6
+        //# Note that CUBIC MUST continue to reduce _cwnd_ in response to congestion events detected
+        //# by ECN-Echo ACKs until it reaches a value of 1 SMSS.
+        let floor = match self.control {
+            CongestionControl::Cubic if is_mark => 1,
+            _ => FLOOR_SEGMENTS,
+        };
+        self.ssthresh = target.max(floor * mss);
         self.credit_bytes = 0.0;
     }
 
@@ -275,14 +303,24 @@ impl Cubic {
             1.0
         };
         self.w_est += alpha * acked / window;
+        //= RFC 9438#4.3
+        //# If so, CUBIC is in the Reno-friendly region and _cwnd_ SHOULD be set to _W_est_ at each
+        //# reception of a new ACK.
         if w_cubic(t) < self.w_est {
             return (self.w_est - window).max(0.0) * mss;
         }
+        //= RFC 9438#4.4
+        //# In this region, _cwnd_ MUST be incremented by
+        //= RFC 9438#4.5
+        //# In this region, _cwnd_ MUST be incremented by
         // Sections 4.4 and 4.5: towards the target of one round trip ahead, at most 1.5 windows.
         let target = w_cubic(t + progress.srtt.as_secs_f64()).clamp(window, 1.5 * window);
         (target - window) / window * acked * mss
     }
 
+    //= RFC 9438#4.7
+    //# To speed up this bandwidth release by existing flows, the following fast convergence
+    //# mechanism SHOULD be implemented.
     /// RFC 9438 sections 4.6 and 4.7 (fast convergence).
     fn reduce(&mut self, window: f64) {
         self.w_max = if window < self.w_max {
@@ -312,6 +350,14 @@ mod tests {
         }
     }
 
+    //= RFC 9293#3.8.2
+    //= type=test
+    //# A TCP endpoint MUST implement the basic congestion control algorithms slow start,
+    //# congestion avoidance, and exponential backoff of RTO to avoid creating congestion collapse
+    //# conditions (MUST-19).
+    //= RFC 9438#4.10
+    //= type=test
+    //# When _cwnd_ is no more than _ssthresh_, CUBIC MUST employ a slow start algorithm.
     #[test]
     fn slow_start_doubles_a_window_and_stops_at_ssthresh() {
         let mut congestion = Congestion::new(CongestionControl::NewReno, Instant::ZERO, 1);
@@ -323,6 +369,10 @@ mod tests {
         assert!((18 * MSS..19 * MSS).contains(&cwnd), "{cwnd}");
     }
 
+    //= RFC 2018#5.1
+    //= type=test
+    //# However, the congestion control algorithms present in the de facto standard TCP
+    //# implementations MUST be preserved [Stevens94].
     #[test]
     fn reno_adds_a_segment_a_window_and_halves() {
         let mut congestion = Congestion::new(CongestionControl::NewReno, Instant::ZERO, 1);
@@ -336,6 +386,13 @@ mod tests {
         assert_eq!(congestion.ssthresh, cwnd / 2);
     }
 
+    //= RFC 9438#4.6
+    //= type=test
+    //# In the case of packet loss, the sender MUST reduce _cwnd_ and _ssthresh_ immediately upon
+    //# entering loss recovery, similar to [RFC5681] (and [RFC6675]).
+    //= RFC 9438#4.4
+    //= type=test
+    //# In this region, _cwnd_ MUST be incremented by
     #[test]
     fn cubic_returns_to_the_old_maximum_after_k_seconds() {
         let mut congestion = Congestion::new(CongestionControl::Cubic, Instant::ZERO, 1);
@@ -378,6 +435,21 @@ mod tests {
             with + 25 * MSS > without,
             "{with} after a pause, {without} without"
         );
+    }
+
+    #[test]
+    fn cubic_answers_marks_down_to_one_segment() {
+        //= RFC 9438#4.6
+        //= type=test
+        //# Note that CUBIC MUST continue to reduce _cwnd_ in response to congestion events detected
+        //# by ECN-Echo ACKs until it reaches a value of 1 SMSS.
+        let mut congestion = Congestion::new(CongestionControl::Cubic, Instant::ZERO, 1);
+        congestion.reduce(2 * MSS, 2 * MSS, MSS, true);
+        assert_eq!(congestion.ssthresh, 1_400);
+        congestion.reduce(congestion.ssthresh, MSS, MSS, true);
+        assert_eq!(congestion.ssthresh, MSS);
+        congestion.reduce(2 * MSS, 2 * MSS, MSS, false);
+        assert_eq!(congestion.ssthresh, 2 * MSS);
     }
 
     #[test]

@@ -61,6 +61,9 @@ impl Connection {
     /// A passive open: a SYN came, a SYN-ACK is to be sent.
     pub(crate) fn accept(open: &OpenContext<'_>, offer: &Offer) -> Self {
         let mut connection = Self::new(open, State::SynReceived);
+        //= RFC 9293#3.5
+        //# Note that a TCP implementation MUST keep track of whether a connection has reached
+        //# SYN-RECEIVED state as the result of a passive OPEN or an active OPEN (MUST-11).
         connection.conditions.set(Conditions::PASSIVE);
         connection.news.0 |= News::UNSEEN;
         connection.negotiate(open.config, open.now, offer);
@@ -177,8 +180,17 @@ impl Connection {
         // Negotiation leaves `rcv_wscale` at zero where the remote does not scale.
         let scales = offers(config.window_scaling, self.remote_scales());
         SynOptions {
+            //= RFC 9293#3.7.1
+            //# TCP implementations SHOULD send an MSS Option in every SYN segment when its receive
+            //# MSS differs from the default 536 for IPv4 or 1220 for IPv6 (SHLD-5), and MAY send it
+            //# always (MAY-3).
             mss: Some(self.advertised_mss()),
+            //= RFC 7323#2.3
+            //# The Window Scale option MUST be sent with shift.cnt = R, where R is the value that
+            //# the TCP would like to use for its receive window.
             window_scale: scales.then_some(self.rcv_wscale),
+            //= RFC 2018#2
+            //# It MUST NOT be sent on non-SYN segments.
             sack_permitted: offers(config.sack, has(Conditions::SACK)),
             timestamps: timestamps.then_some(crate::wire::tcp::Timestamps {
                 value: 0, // Filled in where the segment is written.
@@ -198,12 +210,18 @@ impl Connection {
         self.rcv_first = offer.irs.wrapping_add(1);
         self.rcv_nxt = Position::FIRST_BYTE;
         let is_v4 = self.key.remote.is_v4();
+        //= RFC 9293#3.7.1
+        //# If an MSS Option is not received at connection setup, TCP implementations MUST assume a
+        //# default send MSS of 536 (576 - 40) for IPv4 or 1220 (1280 - 60) for IPv6 (MUST-15).
         self.remote_mss = syn.mss.unwrap_or(if is_v4 {
             MSS_DEFAULT_V4
         } else {
             MSS_DEFAULT_V6
         });
         self.conditions
+            //= RFC 2018#4
+            //# If the data receiver has not received a SACK-Permitted option for a given
+            //# connection, it MUST NOT send SACK options on that connection.
             .put(Conditions::SACK, config.sack && syn.sack_permitted);
         self.conditions
             .put(Conditions::ECN, self.options.ecn && offer.ecn);
@@ -217,10 +235,17 @@ impl Connection {
         }
         match syn.window_scale {
             Some(shift) if config.window_scaling => {
+                //= RFC 7323#2.3
+                //# Upon receiving a <SYN> segment with a Window Scale option containing shift.cnt =
+                //# S, a TCP MUST set Snd.Wind.Shift to S and MUST set Rcv.Wind.Shift to R;
+                //# otherwise, it MUST set both Snd.Wind.Shift and Rcv.Wind.Shift to zero.
                 self.conditions.set(Conditions::SCALES);
                 self.snd_wscale = shift;
             }
             _ => {
+                //= RFC 7323#2.2
+                //# This option is an offer, not a promise; both sides MUST send Window Scale
+                //# options in their <SYN> segments to enable window scaling in either direction.
                 // RFC 7323 section 2.2: neither side scales unless both offer it.
                 self.snd_wscale = 0;
                 self.rcv_wscale = 0;
@@ -251,6 +276,8 @@ impl Connection {
                 Response::Refuse
             };
         }
+        //= RFC 5961#3.2
+        //# In all other cases the receiver MUST silently discard the segment.
         // Second, the RST bit: believed only with an acceptable ACK (RFC 5961 section 3.2).
         if flags.has(Flags::RST) {
             if has_ack {
@@ -279,6 +306,8 @@ impl Connection {
             self.decide_pacing();
             self.conditions.set(Conditions::ACK_NOW);
         } else {
+            //= RFC 9293#3.5
+            //# A TCP implementation MUST support simultaneous open attempts (MUST-10).
             // "Otherwise, enter SYN-RECEIVED, form a SYN,ACK segment and send it." Our SYN's
             // record becomes the SYN-ACK's.
             self.state = State::SynReceived;
@@ -342,6 +371,8 @@ impl Connection {
     }
 }
 
+//= RFC 7323#2.3
+//# Thus, the shift count MUST be limited to 14 (which allows windows of 2^30 = 1 GiB).
 /// The smallest shift with which the largest window we may ever offer can be said.
 pub(crate) fn window_scale(config: &Config, receive_bytes_max: u32) -> u8 {
     if !config.window_scaling {

@@ -79,6 +79,10 @@ impl Connection {
             || self.conditions.has(Conditions::OUT_OF_ORDER);
         match self.state {
             State::Closed | State::TimeWait => {}
+            //= RFC 9293#3.6.1
+            //# If such a host issues a CLOSE call while received data is still pending in the TCP
+            //# connection, or if new data is received after CLOSE is called, its TCP implementation
+            //# SHOULD send a RST to show that data was lost (SHLD-3).
             // RFC 2525 section 2.17: data that will never be read is answered with a reset.
             _ if has_unread => self.abort(CloseReason::Aborted),
             State::FinWait2 => self.idle_deadline = cx.now + cx.config.time_wait,

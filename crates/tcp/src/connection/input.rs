@@ -152,12 +152,28 @@ impl Connection {
             if flags.has(Flags::RST) {
                 return self.handle_reset(cx, seq);
             }
+            //= RFC 9293#3.10.7.4
+            //# RFC 5961 recommends that in these synchronized states, if the SYN bit is set,
+            //# irrespective of the sequence number, TCP endpoints MUST send a "challenge ACK" to
+            //# the remote peer:
+            //= RFC 9293#3.10.7.4
+            //# After sending the acknowledgment, TCP implementations MUST drop the unacceptable
+            //# segment and stop processing further.
+            //= RFC 5961#4.2
+            //# 1) If the SYN bit is set, irrespective of the sequence number, TCP MUST send an ACK
+            //# (also referred to as challenge ACK) to the remote peer:
+            //= RFC 5961#4.2
+            //# After sending the acknowledgment, TCP MUST drop the unacceptable segment and stop
+            //# processing further.
             // Fourth, check the SYN bit: RFC 5961 section 4.2, "irrespective of the sequence
             // number, TCP MUST send an ACK (... challenge ACK) to the remote peer".
             if flags.has(Flags::SYN) {
                 return Response::Challenge;
             }
         }
+        //= RFC 7323#3.2
+        //# The exact rules on which TSval MUST be echoed are given in Section 4.3. When the ACK bit
+        //# is not set, the receiver MUST ignore the value of the TSecr field.
         // Fifth, check the ACK field: "if the ACK bit is off, drop the segment and return".
         if !flags.has(Flags::ACK) {
             return Response::Done;
@@ -170,6 +186,19 @@ impl Connection {
             }
             self.finish_handshake(cx, segment, ack);
         } else if ack > self.snd_nxt || ack + u64::from(self.snd_window_max) < self.snd_una {
+            //= RFC 9293#3.10.7.4
+            //# TCP stacks that implement RFC 5961 MUST add an input check that the ACK value is
+            //# acceptable only if it is in the range of ((SND.UNA - MAX.SND.WND) =< SEG.ACK =<
+            //# SND.NXT).
+            //= RFC 9293#3.10.7.4
+            //# All incoming segments whose ACK value doesn't satisfy the above condition MUST be
+            //# discarded and an ACK sent back.
+            //= RFC 5961#5.2
+            //# TCP stacks that implement this mitigation MUST add an additional input check to any
+            //# incoming segment.
+            //= RFC 5961#5.2
+            //# All incoming segments whose ACK value doesn't satisfy the above condition MUST be
+            //# discarded and an ACK sent back.
             // RFC 5961 section 5.2: SND.UNA - MAX.SND.WND <= SEG.ACK <= SND.NXT.
             return Response::Challenge;
         }
@@ -220,11 +249,28 @@ impl Connection {
         seq: Position,
     ) -> Option<Response> {
         let flags = segment.flags;
+        //= RFC 7323#5.2
+        //# When an <RST> segment is received, it MUST NOT be subjected to the PAWS check by
+        //# verifying an acceptable value in SEG.TSval, and information from the Timestamps option
+        //# MUST NOT be used to update connection state information.
+        //= RFC 7323#5.3
+        //# If the PAWS algorithm is used, the following processing MUST be performed on all
+        //# incoming segments for a synchronized connection.
+        //= RFC 7323#5.3
+        //# Also, PAWS processing MUST take precedence over the regular TCP acceptability check
+        //# (Section 3.3 in [RFC0793]), which is performed after verification of the received
+        //# Timestamps option:
+        //= RFC 7323#5.3
+        //# It is important to note that the timestamp MUST be checked only when a segment first
+        //# arrives at the receiver, regardless of whether it is in sequence or it must be queued
+        //# for later delivery.
         if !flags.has(Flags::RST) && self.is_stale(cx, segment) {
             cx.counters.paws_refused += 1;
             self.note_old_segment(cx, segment, seq);
             return Some(Response::Challenge);
         }
+        //= RFC 7323#3.2
+        //# A TCP MUST NOT abort a TCP connection because any segment lacks an expected TSopt.
         // RFC 7323 section 3.2: "If a non-<RST> segment is received without a TSopt, a TCP SHOULD
         // silently drop the segment." A deviation, and Linux's (tcp_validate_incoming): the segment
         // is judged by its numbers, as on a connection without timestamps. A remote that has
@@ -245,6 +291,9 @@ impl Connection {
         // like Linux (tcp_sequence), an acknowledgement at the right edge: a remote that has filled
         // the window sends its acknowledgements from there, also while something before it is lost.
         let is_bare = length == 0 && !flags.has(Flags::RST);
+        //= RFC 9293#3.4
+        //# A TCP receiver MUST process the RST and URG fields of all incoming segments, even when
+        //# the receive window is zero (MUST-66).
         let is_acceptable = seq == self.rcv_nxt
             || (is_bare && seq == self.rcv_edge)
             || (seq < self.rcv_edge
@@ -322,6 +371,11 @@ impl Connection {
             && super::coarse(cx.now).wrapping_sub(self.ts_recent_at) < TIMESTAMP_LIFETIME
     }
 
+    //= RFC 7323#4.3
+    //# Thus, the timestamp from the latest segment (which filled the hole) MUST be echoed.
+    //= RFC 7323#5.2
+    //# The choice of incoming timestamps to be saved for this comparison MUST guarantee a value
+    //# that is monotonically non-decreasing.
     /// RFC 7323 section 5.3, R3: TS.Recent.
     fn take_timestamp(&mut self, cx: &Context<'_>, segment: &Segment<'_>, seq: Position) {
         if let Some(timestamps) = self.timestamps_of(segment)
@@ -334,6 +388,20 @@ impl Connection {
 
     /// RFC 5961 section 3.2.
     fn handle_reset(&mut self, cx: &mut Context<'_>, seq: Position) -> Response {
+        //= RFC 9293#3.10.7.4
+        //# 3) If the RST bit is set and the sequence number does not exactly match the next
+        //# expected sequence value, yet is within the current receive window, TCP endpoints MUST
+        //# send an acknowledgment (challenge ACK):
+        //= RFC 9293#3.10.7.4
+        //# After sending the challenge ACK, TCP endpoints MUST drop the unacceptable segment and
+        //# stop processing the incoming packet further.
+        //= RFC 5961#3.2
+        //# 3) If the RST bit is set and the sequence number does not exactly match the next
+        //# expected sequence value, yet is within the current receive window (RCV.NXT < SEG.SEQ <
+        //# RCV.NXT+RCV.WND), TCP MUST send an acknowledgment (challenge ACK):
+        //= RFC 5961#3.2
+        //# After sending the challenge ACK, TCP MUST drop the unacceptable segment and stop
+        //# processing the incoming packet further.
         if seq != self.rcv_nxt {
             return Response::Challenge;
         }
@@ -341,6 +409,15 @@ impl Connection {
             // RFC 1337 section 3: a reset must not cut TIME-WAIT short.
             return Response::Done;
         }
+        //= RFC 9293#3.10.7.4
+        //# 2) If the RST bit is set and the sequence number exactly matches the next expected
+        //# sequence number (RCV.NXT), then TCP endpoints MUST reset the connection in the manner
+        //# prescribed below according to the connection state.
+        //= RFC 5961#3.2
+        //# 2) If the RST bit is set and the sequence number exactly matches the next expected
+        //# sequence number (RCV.NXT), then TCP MUST reset the connection.
+        //= RFC 5961#4.2
+        //# Upon receipt of a valid RST, the local TCP endpoint MUST terminate its connection.
         cx.counters.resets_received += 1;
         let reason = match self.state {
             State::SynReceived => CloseReason::Refused,
@@ -366,6 +443,10 @@ impl Connection {
             && segment.ack == self.snd_nxt.wire(self.snd_first)
     }
 
+    //= RFC 9293#3.6.1
+    //# This algorithm for reducing TIME-WAIT is a Best Current Practice that SHOULD be
+    //# implemented since Timestamp Options are commonly used, and using them to reduce TIME-WAIT
+    //# provides benefits for busy Internet servers (SHLD-4).
     /// RFC 9293 section 3.10.7.4, SYN in TIME-WAIT, and RFC 6191 section 2: a new incarnation must
     /// be recognisable as newer, by its timestamp or by its sequence number.
     fn may_reopen(&self, segment: &Segment<'_>, seq: Position) -> bool {

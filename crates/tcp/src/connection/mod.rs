@@ -353,6 +353,10 @@ pub(crate) struct Connection {
     // From here on: cold.
     pub(crate) assembler: Assembler,
     pub(crate) recovery: Recovery,
+    //= RFC 9293#3.9.1.1
+    //# At all other times, a previous segment has either been sent or received on this
+    //# connection, and TCP implementations MUST use the same local address that was used in those
+    //# previous segments (MUST-45).
     pub(crate) key: FlowKey,
     /// A segment that arrived twice, to be reported (RFC 2883), while `has_duplicate`.
     pub(crate) duplicate: Span,
@@ -405,6 +409,13 @@ impl Connection {
         }
     }
 
+    //= RFC 7323#4.1
+    //# Values of this clock MUST be at least approximately proportional to real time, in order to
+    //# measure actual RTT.
+    //= RFC 7323#5.4
+    //# It MUST tick at least once for each 2^31 bytes sent.
+    //= RFC 7323#5.4
+    //# The recycling time of the timestamp clock MUST be greater than MSL seconds.
     /// TSval for now.
     #[inline]
     pub(crate) fn timestamp(&self, now: Instant) -> u32 {
@@ -427,6 +438,11 @@ impl Connection {
             .saturating_sub(self.recovery.duplicate_bytes)
     }
 
+    //= RFC 9293#3.7.1
+    //# The maximum size of a segment that a TCP endpoint really sends, the "effective send MSS",
+    //# MUST be the smaller (MUST-16) of the send MSS (that reflects the available reassembly
+    //# buffer size at the remote host, the EMTU_R [19]) and the largest transmission size
+    //# permitted by the IP layer (EMTU_S [19]):
     /// The largest segment, options included, the remote and the path both take.
     pub(crate) fn update_mss(&mut self) {
         let options = if self.conditions.has(Conditions::TIMESTAMPS) {

@@ -12,6 +12,9 @@ use crate::wire::tcp::Flags;
 /// The kind of header that a plan needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum PlanKind {
+    //= RFC 9293#3.2
+    //# This field may be sent in the initial connection request (i.e., in segments with the SYN
+    //# control bit set) and MUST NOT be sent in other segments (MUST-65).
     /// With the options of a SYN.
     Syn,
     /// With timestamps, where negotiated, and SACK blocks, where needed.
@@ -65,6 +68,9 @@ impl Connection {
         self.is_told = false;
         self.prediction = Prediction::NONE;
         plan.window = if plan.kind == PlanKind::Syn {
+            //= RFC 7323#2.2
+            //# The window field in a segment where the SYN bit is set (i.e., a <SYN> or <SYN,ACK>)
+            //# MUST NOT be scaled.
             // RFC 7323 section 2.2: the window of a SYN is never scaled.
             self.advertise_unscaled()
         } else {
@@ -140,6 +146,10 @@ impl Connection {
         if self.conditions.has(Conditions::PROBE_DUE) {
             self.conditions.clear(Conditions::PROBE_DUE);
             cx.counters.probes += 1;
+            //= RFC 9293#3.8.4
+            //# An implementation SHOULD send a keep-alive segment with no data (SHLD-12); however,
+            //# it MAY be configurable to send a keep-alive segment containing one garbage octet
+            //# (MAY-6), for compatibility with erroneous TCP implementations.
             // One before what was acknowledged last: outside the remote's window, so it must answer
             // (section 3.10.7.4, first step). RFC 9293 section 3.8.6.1 would have us send a byte of
             // new data instead; like Linux we do not, because a refused byte is in doubt for ever.
@@ -176,6 +186,9 @@ impl Connection {
     fn plan_retransmission(&mut self, cx: &mut Context<'_>) -> Option<Plan> {
         let is_forced = self.conditions.has(Conditions::FORCE_RETRANSMIT);
         let mss = u32::from(self.mss);
+        //= RFC 8985#9.3
+        //# A segment marked as lost by RACK-TLP MUST NOT be retransmitted until congestion control
+        //# deems this appropriate.
         // RFC 6675 section 5 (C): "If cwnd - pipe >= 1 SMSS the sender SHOULD transmit".
         if !is_forced && self.cwnd < self.in_flight() + mss.min(self.scoreboard.lost_bytes) {
             self.conditions.set(Conditions::CWND_LIMITED);
@@ -210,6 +223,13 @@ impl Connection {
         self.plan(PlanKind::Plain, span.start, payload_bytes, flags)
     }
 
+    //= RFC 8985#7.3
+    //# If both conditions are met, then the sender SHOULD transmit a previously unsent data
+    //# segment, if one exists and the receive window allows, and increment the FlightSize
+    //# accordingly.
+    //= RFC 8985#7.3
+    //# If such an unsent segment is not available, then the sender SHOULD retransmit the
+    //# highest-sequence segment sent so far and set TLP.is_retrans to true.
     /// RFC 8985 section 7.3: new data if there is any, or else the last segment again.
     fn plan_tail_probe(&mut self, cx: &mut Context<'_>) -> Option<Plan> {
         if self.snd_una == self.snd_nxt {
@@ -221,6 +241,9 @@ impl Connection {
         } else {
             None
         };
+        //= RFC 8985#7.3
+        //# The sender MUST follow the RACK transmission procedures in the "Upon Transmitting a Data
+        //# Segment" section upon sending either a retransmission or a new data loss probe.
         self.rack.probe_is_retransmission = new.is_none();
         let plan = match new {
             Some(plan) => plan,
@@ -247,6 +270,11 @@ impl Connection {
     fn plan_new(&mut self, cx: &mut Context<'_>, is_probe: bool) -> Option<Plan> {
         let unsent = self.snd_end - self.snd_nxt;
         let mss = u64::from(self.mss);
+        //= RFC 9293#3.8.6
+        //# However, a sending TCP peer MUST be robust against window shrinking, which may cause the
+        //# "usable window" (see Section 3.8.6.2.1) to become negative (MUST-34).
+        //= RFC 9293#3.8.6
+        //# If this happens, the sender SHOULD NOT send new data (SHLD-15)
         let window = self.snd_edge - self.snd_nxt;
         if !self.scoreboard.has_room() || (!is_probe && self.is_paced(cx)) {
             return None;
@@ -259,6 +287,9 @@ impl Connection {
         } else {
             u64::from(self.cwnd.saturating_sub(self.in_flight()))
         };
+        //= RFC 7323#2.4
+        //# 3) The initial transmission MUST be within the window announced by the most recent
+        //# <ACK>.
         let usable = unsent.min(window).min(cwnd_room);
         if cwnd_room < unsent.min(window) {
             self.conditions.set(Conditions::CWND_LIMITED);
@@ -274,6 +305,9 @@ impl Connection {
             u64::from(cx.config.offload.segmentation_bytes_max).max(mss) / mss * mss
         };
         let mut length = usable.min(segment_max);
+        //= RFC 9293#3.9.1.2
+        //# However, a TCP implementation SHOULD send a maximum-sized segment whenever possible
+        //# (SHLD-28) to improve performance (see Section 3.8.6.2.1).
         if !(length == unsent && self.may_send_tail(length % mss)) {
             // Full segments only.
             length -= length % mss;
@@ -333,6 +367,12 @@ impl Connection {
         if is_end {
             self.note_end_of_data();
         }
+        //= RFC 9293#3.9.1.2
+        //# If PUSH flags are not implemented, then the sending TCP peer: (1) MUST NOT buffer data
+        //# indefinitely (MUST-60)
+        //= RFC 9293#3.9.1.2
+        //# and (2) MUST set the PSH bit in the last buffered segment (i.e., when there is no more
+        //# queued data to be sent) (MUST-61).
         // RFC 9293 section 3.9.1.2: PSH where the host's data ends for now; also where the link
         // cuts up a burst, so that a receiver that coalesces segments hands the burst on at its
         // end.
@@ -395,11 +435,19 @@ impl Connection {
         if self.conditions.has(Conditions::CORKED) {
             return false;
         }
+        //= RFC 9293#3.7.4
+        //# A TCP implementation SHOULD implement the Nagle algorithm to coalesce short segments
+        //# (SHLD-7).
+        //= RFC 9293#3.7.4
+        //# However, there MUST be a way for an application to disable the Nagle algorithm on an
+        //# individual connection (MUST-17).
         // RFC 9293 section 3.7.4 (Nagle), in Minshall's variant: one small segment in flight at a
         // time, rather than none while anything is in flight.
         self.conditions.has(Conditions::NODELAY) || self.snd_small_end <= self.snd_una
     }
 
+    //= RFC 9293#3.8.6.2.1
+    //# A TCP implementation MUST include a SWS avoidance algorithm in the sender (MUST-38).
     /// RFC 9293 section 3.8.6.2.1 (2) and (4): a part that fills no segment goes when it fills half
     /// the largest window seen, or when the override timer has struck.
     fn may_send_fragment(&self, usable: u64, window: u64) -> bool {

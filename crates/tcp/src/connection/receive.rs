@@ -123,6 +123,9 @@ impl Connection {
         }
     }
 
+    //= RFC 9293#3.10.7.4
+    //# Segments with higher beginning sequence numbers SHOULD be held for later processing
+    //# (SHLD-31).
     /// A segment before its turn: RFC 5681 section 4.2, "SHOULD send an immediate duplicate ACK".
     fn receive_early(
         &mut self,
@@ -150,6 +153,8 @@ impl Connection {
         if let Some(known) = self.assembler.overlap(span) {
             self.report_duplicate(cx, known);
         }
+        //= RFC 2018#8
+        //# The first SACK block MUST reflect the newest segment.
         self.assembler.insert(span).expect("has_room_for said so");
         self.conditions.set(Conditions::OUT_OF_ORDER);
     }
@@ -158,6 +163,9 @@ impl Connection {
     /// 8: "a data receiver may discard data which it has previously SACKed"; the remote sends it
     /// again. A FIN takes no memory, and stays. Returns the bytes that were discarded.
     pub(crate) fn discard_early(&mut self) -> u64 {
+        //= RFC 2018#8
+        //# Except for the newest segment, all SACK blocks MUST NOT report any old data which is no
+        //# longer actually held by the receiver.
         let bytes = self.assembler.bytes();
         self.assembler = Default::default();
         if self.fin_at.is_none() {
@@ -205,6 +213,12 @@ impl Connection {
         }
     }
 
+    //= RFC 9293#3.8.6.3
+    //# A TCP endpoint SHOULD implement a delayed ACK (SHLD-18)
+    //= RFC 9293#3.8.6.3
+    //# An ACK SHOULD be generated for at least every second full-sized segment or 2*RMSS bytes of
+    //# new data (where RMSS is the MSS specified by the TCP endpoint receiving the segments to be
+    //# acknowledged, or the default value if not specified) (SHLD-19).
     /// RFC 9293 section 3.8.6.3 and RFC 5681 section 4.2, for data in order: "an ACK SHOULD be
     /// generated for at least every second full-sized segment".
     #[inline(always)]
@@ -231,6 +245,9 @@ impl Connection {
         Acknowledge::Later
     }
 
+    //= RFC 9293#3.10.7.4
+    //# In general, the processing of received segments MUST be implemented to aggregate ACK
+    //# segments whenever possible (MUST-58).
     /// Schedules an acknowledgement, and notes one that is due now.
     pub(super) fn acknowledge(&mut self, cx: &mut Context<'_>, bytes: usize) {
         if self.schedule_ack(cx.now, cx.config, bytes) == Acknowledge::Now {
@@ -286,6 +303,9 @@ impl Connection {
         }
     }
 
+    //= RFC 9293#3.6.1
+    //# When a connection is closed actively, it MUST linger in the TIME-WAIT state for a time
+    //# 2xMSL (Maximum Segment Lifetime) (MUST-13).
     /// "Start the time-wait timer, turn off the other timers."
     pub(super) fn enter_time_wait(&mut self, cx: &Context<'_>) {
         if self.state != State::TimeWait {
@@ -298,6 +318,8 @@ impl Connection {
         self.idle_deadline = cx.now + cx.config.time_wait;
     }
 
+    //= RFC 9293#3.8.2
+    //# A TCP endpoint SHOULD implement ECN as described in RFC 3168 (SHLD-8).
     /// RFC 3168 section 6.1.3, or RFC 8257 section 3.2 for DCTCP. Whether what came before is to be
     /// acknowledged now, up to `last_ack_sent`.
     pub(super) fn take_marks(
@@ -358,6 +380,9 @@ impl Connection {
         if now >= self.tune_until {
             self.tune_window(now);
         }
+        //= RFC 9293#3.8.6
+        //# A TCP receiver SHOULD NOT shrink the window, i.e., move the right window edge to the
+        //# left (SHLD-14).
         let mut edge = self.rcv_edge;
         let window = self.window_from(&mut edge);
         self.rcv_edge = edge;
@@ -367,13 +392,26 @@ impl Connection {
     #[inline(always)]
     pub(super) fn window_from(&self, edge: &mut Position) -> u16 {
         let wanted = self.rcv_taken + u64::from(self.rcv_limit);
+        //= RFC 9293#3.8.6.2.2
+        //# A TCP implementation MUST include a SWS avoidance algorithm in the receiver (MUST-39).
         // RFC 9293 section 3.8.6.2.2: no offer of less than a segment or half the buffer.
         let step = u64::from(self.rcv_limit / 2).min(u64::from(self.mss));
         if wanted >= *edge + step {
             *edge = wanted;
         }
+        //= RFC 7323#2.3
+        //# The window field (SEG.WND) of every outgoing segment, with the exception of <SYN>
+        //# segments, MUST be right-shifted by Rcv.Wind.Shift bits:
         let window = edge.after(self.rcv_nxt) >> self.rcv_wscale;
         debug_assert!(window <= u64::from(u16::MAX), "rcv_limit has a bound");
+        //= RFC 7323#2.4
+        //# 1) The receiver MUST honor, as in window, any segment that would have been in window for
+        //# any <ACK> sent by the receiver.
+        //= RFC 7323#2.4
+        //# 2) When window scaling is in effect, the receiver SHOULD track the actual maximum window
+        //# sequence number (which is likely to be greater than the window announced by the most
+        //# recent <ACK>, if more than one segment has arrived since the application consumed any
+        //# data in the receive buffer).
         // Rounding down may seem to move the edge left by less than the scale (RFC 7323 section
         // 2.4); what arrives in between is taken all the same.
         window as u16

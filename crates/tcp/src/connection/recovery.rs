@@ -136,6 +136,9 @@ impl Connection {
         self.detect_losses(cx);
     }
 
+    //= RFC 8985#9.2
+    //# Therefore, the algorithm [RFC6675] MUST NOT be used with RACK-TLP; instead, a modified
+    //# recovery algorithm that carefully addresses such a case is needed.
     /// RFC 8985 section 6.2, step 5, and whenever its timer strikes.
     pub(super) fn detect_losses(&mut self, cx: &mut Context<'_>) {
         if self.snd_una == self.snd_nxt {
@@ -176,6 +179,8 @@ impl Connection {
             }
         }
         let quarter = Duration::from_micros(self.rtt.minimum().as_micros() / 4);
+        //= RFC 8985#3.3.2
+        //# The RACK reordering window MUST be bounded, and this bound SHOULD be SRTT.
         let widened = quarter * (u64::from(self.rack.window_extra) + 1);
         widened.min(self.rtt.smoothed().unwrap_or(widened))
     }
@@ -304,6 +309,9 @@ impl Connection {
         match self.phase {
             Phase::Recovery => self.reduce_proportionally(ack),
             Phase::Open
+                //= RFC 9438#4.6
+                //# Implementations that use _cwnd_ MUST use other measures to prevent _cwnd_ from
+                //# growing when the volume of bytes in flight is smaller than _cwnd_.
                 if ack.advanced_bytes > 0 && self.conditions.has(Conditions::CWND_LIMITED) =>
             {
                 let in_slow_start = self.cwnd < self.congestion.ssthresh;
@@ -390,6 +398,9 @@ impl Connection {
         self.conditions.clear(Conditions::FORCE_RETRANSMIT);
     }
 
+    //= RFC 8985#9.3
+    //# The Proportional Rate Reduction (PRR) algorithm [RFC6937] is RECOMMENDED for the specific
+    //# congestion control actions taken upon the losses detected by RACK-TLP.
     /// PRR (RFC 6937 section 3.1), with the slow-start reduction bound where an acknowledgement
     /// shows that nothing more was lost, and the conservative one otherwise: the rule of its
     /// successor, RFC 9937, where it is called SafeACK.
@@ -462,6 +473,13 @@ impl Connection {
         }
         self.rack.probe_end = None;
         if !was_not_needed && self.phase == Phase::Open {
+            //= RFC 8985#7.4.2
+            //# If the TLP sender does not receive such an indication, then it MUST assume that the
+            //# original data segment, the TLP retransmission, or a corresponding ACK was lost for
+            //# congestion control purposes.
+            //= RFC 8985#7.4.2
+            //# The sender then SHOULD invoke a congestion control response equivalent to a fast
+            //# recovery.
             // The original was lost and the probe repaired it: one reduction is due all the same.
             self.enter_recovery(cx, true);
             self.cwnd = self.cwnd.min(self.congestion.ssthresh);

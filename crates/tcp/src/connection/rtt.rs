@@ -39,6 +39,9 @@ impl RttEstimator {
         }
     }
 
+    //= RFC 9293#3.8.1
+    //# The RTO MUST be computed according to the algorithm in [10], including Karn's algorithm
+    //# for taking RTT samples (MUST-18).
     /// Takes a sample from data that was not retransmitted (Karn's algorithm, section 3).
     pub(crate) fn sample(&mut self, now: Instant, rtt: Duration) {
         if self.smoothed == 0 {
@@ -184,6 +187,10 @@ mod tests {
         Config::new(Medium::Ip, 1500, address)
     }
 
+    //= RFC 9293#3.8.1
+    //= type=test
+    //# The RTO MUST be computed according to the algorithm in [10], including Karn's algorithm
+    //# for taking RTT samples (MUST-18).
     #[test]
     fn timeout_follows_the_samples_and_doubles_on_backoff() {
         let config = config();

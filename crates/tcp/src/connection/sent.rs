@@ -50,6 +50,9 @@ const ALONE: u8 = 8;
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Sent {
     pub(crate) start: Position,
+    //= RFC 8985#4
+    //# For each data segment sent, the sender MUST store its most recent transmission time with a
+    //# timestamp whose granularity is finer than 1/4 of the minimum RTT of the connection.
     pub(crate) sent_at: Instant,
     /// Sequence space it takes, a SYN or FIN included.
     pub(crate) length: u32,
@@ -639,6 +642,9 @@ impl Scoreboard {
                 record.run = 0;
                 self.sacked_bytes -= record.length;
             }
+            //= RFC 2018#5
+            //# The data sender MUST retransmit the segment at the left edge of the window after a
+            //# retransmit timeout, whether or not the SACKed bit is on for that segment.
             let is_old = index == 0 || record.sent_at <= horizon || is_reneging;
             if is_old && record.flags & (SACKED | LOST) == 0 {
                 self.mark_lost(index);

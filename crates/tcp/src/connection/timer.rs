@@ -79,6 +79,10 @@ impl Connection {
             }
             LossTimer::TailProbe => {
                 self.note_stall(cx.now);
+                //= RFC 8985#7.3
+                //# After attempting to send a loss probe, regardless of whether a loss probe was
+                //# sent, the sender MUST re-arm the RTO timer, not the PTO timer, if the FlightSize
+                //# is not zero.
                 self.conditions.set(Conditions::TAIL_PROBE_DUE);
                 self.arm_retransmission_timer(cx);
             }
@@ -96,12 +100,17 @@ impl Connection {
                 if self.gives_up(cx) {
                     return;
                 }
+                //= RFC 9293#3.8.6.1
+                //# Probing of zero (offered) windows MUST be supported (MUST-36).
                 // RFC 9293 section 3.8.6.2.1: after the override timeout what fits is sent; if
                 // nothing fits, the window is probed.
                 let fits = self.snd_edge > self.snd_nxt;
                 self.conditions.set(if fits {
                     Conditions::FORCE_SMALL
                 } else {
+                    //= RFC 9293#3.8.6.1
+                    //# (Section 3.8.1), and SHOULD increase exponentially the interval between
+                    //# successive probes (SHLD-30).
                     Conditions::PROBE_DUE
                 });
                 self.rtt.back_off();
@@ -110,12 +119,21 @@ impl Connection {
         }
     }
 
+    //= RFC 9293#3.8.3
+    //# The following procedure MUST be used to handle excessive retransmissions of data segments
+    //# (MUST-20):
+    //= RFC 9293#3.8.3
+    //# SYN retransmissions MUST be handled in the general way just described for data
+    //# retransmissions, including notification of the application layer.
     /// Counts a retry, and ends the connection when it was one too many (RFC 9293 section 3.8.3).
     fn gives_up(&mut self, cx: &mut Context<'_>) -> bool {
         if self.retries == 0 {
             self.note_stall(cx.now);
         }
         self.retries = self.retries.saturating_add(1);
+        //= RFC 9293#3.8.3
+        //# (d) An application MUST (MUST-21) be able to set the value for R2 for a particular
+        //# connection.
         let is_too_many = match self.options.user_timeout {
             Some(limit) if self.state.is_synchronized() => {
                 cx.now.since(self.stalled_since) >= limit
@@ -140,6 +158,12 @@ impl Connection {
         });
     }
 
+    //= RFC 9293#3.9.1.8
+    //# There MUST be a mechanism for reporting soft TCP error conditions to the application
+    //# (MUST-47).
+    //= RFC 9293#3.9.2.2
+    //# Since these Unreachable messages indicate soft error conditions, a TCP implementation MUST
+    //# NOT abort the connection (MUST-56)
     /// The segment that begins at `seq` has found no way to the remote. A probe proves nothing
     /// (tcp_v4_err wants a number in flight).
     pub(crate) fn note_no_way(&mut self, seq: Position, why: CloseReason) {
@@ -204,6 +228,10 @@ impl Connection {
             return;
         }
         let silence = cx.now.since(self.heard_at);
+        //= RFC 9293#3.8.4
+        //# Keep-alive packets MUST only be sent when no sent data is outstanding, and no data or
+        //# acknowledgment packets have been received for the connection within an interval
+        //# (MUST-26).
         if self.snd_una < self.snd_nxt || silence < keepalive.idle {
             // The retransmission timer watches, or the remote was heard meanwhile.
             let again_in = (keepalive.idle - silence).max(keepalive.interval);
@@ -214,6 +242,9 @@ impl Connection {
         // silence is too much.
         let is_too_much = match self.options.user_timeout {
             Some(limit) => self.retries > 0 && silence >= limit,
+            //= RFC 9293#3.8.4
+            //# Consequently, if a keep-alive mechanism is implemented it MUST NOT interpret failure
+            //# to respond to any specific probe as a dead connection (MUST-29).
             None => self.retries >= keepalive.probes_max,
         };
         if is_too_much {
@@ -240,6 +271,9 @@ impl Connection {
         if self.snd_una == self.snd_nxt {
             if self.is_waiting_for_window() {
                 if self.loss_timer != LossTimer::Persist || !self.loss_deadline.is_armed() {
+                    //= RFC 9293#3.8.6.1
+                    //# The transmitting host SHOULD send the first zero-window probe when a zero
+                    //# window has existed for the retransmission timeout period (SHLD-29)
                     self.loss_timer = LossTimer::Persist;
                     self.loss_deadline = self.within_user_timeout(now + self.rtt.timeout(config));
                 }
@@ -261,6 +295,11 @@ impl Connection {
         }
     }
 
+    //= RFC 8985#7.2
+    //# The sender SHOULD start or restart a loss probe PTO timer after transmitting new data
+    //# (that was not itself a loss probe) or upon receiving an ACK that cumulatively acknowledges
+    //# new data unless it is already in fast recovery, RTO recovery, or segments have been SACKed
+    //# (i.e., RACK.segs_sacked is not zero).
     /// RFC 8985 section 7.2: a tail loss probe where one is allowed, or else RFC 6298. `follows`
     /// bytes more are about to be in flight.
     fn arm_probe_or_retransmission(&mut self, now: Instant, config: &Config, follows: u64) {
@@ -268,8 +307,19 @@ impl Connection {
         self.stop_persisting();
         if self.phase == Phase::Open
             && config.tail_probes
+            //= RFC 8985#4
+            //# The connection MUST use selective acknowledgment (SACK) options [RFC2018], and the
+            //# sender MUST keep SACK scoreboard information on a per-connection basis ("SACK
+            //# scoreboard" has the same meaning here as in [RFC6675], Section 3).
             && self.conditions.has(Conditions::SACK)
             && self.scoreboard.sacked_bytes == 0
+            //= RFC 8985#7.3
+            //# When the PTO timer expires, the sender MUST check whether both of the following
+            //# conditions are met before sending a loss probe:
+            //= RFC 8985#7.3
+            //# If either one of these two conditions is not met, then the sender MUST skip sending
+            //# a loss probe and MUST proceed to re-arm the RTO timer, as specified at the end of
+            //# this section.
             && self.rack.probe_end.is_none()
             && self.rtt.has_sample_since_probe()
             && self.state.is_synchronized()

@@ -33,6 +33,13 @@ impl Engine {
         if address.is_some_and(|address| !self.interface.is_ours(address)) {
             return Err(ListenError::AddressNotOurs);
         }
+        //= RFC 9293#3.9.1.1
+        //# Every passive OPEN call either creates a new connection record in LISTEN state, or it
+        //# returns an error; it MUST NOT affect any previously created connection record (MUST-41).
+        //= RFC 9293#3.9.1.1
+        //# A TCP implementation that supports multiple concurrent connections MUST provide an OPEN
+        //# call that will functionally allow an application to LISTEN on a port while a connection
+        //# block with the same local port is in SYN-SENT or SYN-RECEIVED state (MUST-42).
         self.listeners.add(address, local.port(), backlog, options)
     }
 
@@ -89,6 +96,13 @@ impl Engine {
         if !is_valid || remote.port() == 0 {
             return Err(ConnectError::Unreachable);
         }
+        //= RFC 9293#3.9.1.1
+        //# The optional "local IP address" parameter MUST be supported to allow the specification
+        //# of the local IP address (MUST-43).
+        //= RFC 9293#3.9.1.1
+        //# If an application on a multihomed host does not specify the local IP address when
+        //# actively opening a TCP connection, then the TCP implementation MUST ask the IP layer to
+        //# select a local IP address before sending the (first) SYN (MUST-44).
         let local_address = match local
             .map(|local| local.ip())
             .filter(|ip| !ip.is_unspecified())

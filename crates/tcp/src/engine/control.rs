@@ -262,6 +262,9 @@ impl Engine {
         self.queue(frame);
     }
 
+    //= RFC 9293#3.9.2.2
+    //# TCP implementations MUST act on an ICMP error message passed up from the IP layer,
+    //# directing it to the connection that created the error (MUST-54).
     /// An ICMP error about a segment of ours (RFC 1122 section 4.2.3.9, RFC 5927).
     fn handle_trouble(&mut self, now: Instant, trouble: Trouble, quoted: &[u8], is_v4: bool) {
         let Some((key, seq)) = quoted_flow(quoted, is_v4) else {

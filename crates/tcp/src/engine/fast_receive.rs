@@ -152,6 +152,9 @@ impl Engine {
         }
     }
 
+    //= RFC 9293#3.10.7.4
+    //# For example, if the TCP endpoint is processing a series of queued segments, it MUST
+    //# process them all before sending any ACK segments (MUST-59).
     /// [`Self::handle_frame`] for frames that arrived together. Where connections are so many that
     /// they do not stay in the cache, several frames' are looked up before the first is handled:
     /// the memory's delays pass at once instead of one after the other.

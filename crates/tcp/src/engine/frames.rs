@@ -141,6 +141,8 @@ impl Engine {
         memory: &mut dyn Memory,
     ) -> Result<(), Malformed> {
         let segment = Segment::parse(packet.payload)?;
+        //= RFC 9293#3.1
+        //# and the receiver MUST check it (MUST-3).
         if !offload.checksum_verified {
             let pseudo = ip::pseudo_header(
                 packet.source,
@@ -211,6 +213,8 @@ impl Engine {
             Response::Done => {}
             Response::Refuse => self.refuse(now, packet, segment, reply_to),
             Response::Challenge => {
+                //= RFC 5961#7
+                //# An implementation SHOULD include an ACK throttling mechanism to be conservative.
                 // RFC 5961 section 7, as Linux has it (tcp_send_challenge_ack): the connection's
                 // limit first, so that one connection uses up no other's share.
                 let limit = self.config.challenges_per_second_max;
@@ -254,9 +258,15 @@ impl Engine {
     ) -> Result<(), Malformed> {
         // RFC 1122 section 3.2.1.3: "a host MUST silently discard" what comes from where nothing
         // can; nor does anything of ours come from the link.
+        //= RFC 9293#3.9.2.3
+        //# An incoming SYN with an invalid source address MUST be ignored either by TCP or by the
+        //# IP layer [(MUST-63)] (see Section 3.2.1.3).
         let can_be = key.remote.is_unicast()
             && !self.interface.is_ours(key.remote)
             && !self.interface.is_broadcast(key.remote);
+        //= RFC 9293#3.9.2.3
+        //# A TCP implementation MUST silently discard an incoming SYN segment that is addressed to
+        //# a broadcast or multicast address [(MUST-57)].
         if !self.interface.is_ours(key.local) || !can_be {
             self.counters.not_for_us += 1;
             return Ok(());

@@ -124,6 +124,10 @@ impl Interface {
         mss_of(self.mtu, remote.is_v4())
     }
 
+    //= RFC 7323#5.7
+    //# Setting the DF bit implies the use of Path MTU Discovery as described in [RFC1191],
+    //# [RFC1981], and [RFC4821]; thus, any TCP implementation that implements PAWS MUST also
+    //# implement Path MTU Discovery.
     /// A router says that the path to `remote` takes `mtu`. Returns the payload that follows;
     /// `None` where that cannot be.
     pub(crate) fn narrow(&mut self, now: Instant, remote: Address, mtu: u32) -> Option<u16> {
@@ -163,6 +167,9 @@ impl Interface {
     }
 }
 
+//= RFC 9293#3.7.1
+//# where MMS_R is the maximum size for a transport-layer message that can be received (and
+//# reassembled at the IP layer) (MUST-67).
 fn mss_of(mtu: u16, is_v4: bool) -> u16 {
     mtu.saturating_sub((ip::header_bytes(is_v4) + crate::wire::tcp::HEADER_BYTES) as u16)
         .max(crate::connection::MSS_MIN)
@@ -194,6 +201,15 @@ mod tests {
     use super::*;
     use crate::config::Medium;
 
+    //= RFC 9293#3.7.1
+    //= type=test
+    //# where MMS_R is the maximum size for a transport-layer message that can be received (and
+    //# reassembled at the IP layer) (MUST-67).
+    //= RFC 7323#5.7
+    //= type=test
+    //# Setting the DF bit implies the use of Path MTU Discovery as described in [RFC1191],
+    //# [RFC1981], and [RFC4821]; thus, any TCP implementation that implements PAWS MUST also
+    //# implement Path MTU Discovery.
     #[test]
     fn routers_narrow_a_path_and_never_widen_it() {
         let on_link = |address: &str| InterfaceAddress {

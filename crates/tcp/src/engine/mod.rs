@@ -158,6 +158,9 @@ impl Engine {
     #[must_use]
     pub fn new(mut config: Config, mut random: Random) -> Self {
         config.rto_min = config.rto_min.max(GRANULARITY);
+        //= RFC 9293#3.8.6.3
+        //# but an ACK should not be excessively delayed; in particular, the delay MUST be less than
+        //# 0.5 seconds (MUST-40).
         config.delayed_ack = config.delayed_ack.min(DELAYED_ACK_MAX);
         let secrets = Secrets {
             isn: SipKey::draw(&mut random),
@@ -500,6 +503,13 @@ impl Engine {
         }
     }
 
+    //= RFC 9293#3.4.1
+    //# A TCP implementation MUST use the above type of "clock" for clock-driven selection of
+    //# initial sequence numbers (MUST-8), and SHOULD generate its initial sequence numbers with
+    //# the expression:
+    //= RFC 9293#3.4.1
+    //# F() MUST NOT be computable from the outside (MUST-9), or an attacker could still guess at
+    //# sequence numbers from the ISN used for some other connection.
     /// RFC 6528 section 3: M + F(localip, localport, remoteip, remoteport, secretkey), where M is a
     /// 4 microsecond timer.
     fn initial_sequence_number(&self, now: Instant, key: &FlowKey) -> u32 {

@@ -495,6 +495,8 @@ fn write_segment(
 
     let at = tcp_at + tcp::CHECKSUM_AT;
     let pseudo = pseudo_with_length(template.pseudo, header_bytes + payload_bytes);
+    //= RFC 9293#3.1
+    //# The sender MUST generate it (MUST-2)
     let checksum = if config.offload.transmit_checksum {
         out[at..at + 2].copy_from_slice(&pseudo.partial());
         ChecksumWork::Link {
@@ -533,6 +535,13 @@ fn pseudo_with_length(pseudo: Sum, length: usize) -> Sum {
     pseudo.word((length >> 16) as u16).word(length as u16)
 }
 
+//= RFC 7323#3.2
+//# When the ACK bit is set in an outgoing segment, the sender MUST echo a recently received
+//# TSval sent by the remote TCP in the TSval field of a Timestamps option.
+//= RFC 7323#3.2
+//# Once TSopt has been successfully negotiated, that is both <SYN> and <SYN,ACK> contain
+//# TSopt, the TSopt MUST be sent in every non-<RST> segment for the duration of the
+//# connection, and SHOULD be sent in an <RST> segment (see Section 5.2 for details).
 /// Writes the options of a segment; returns how many bytes they take.
 #[inline]
 fn write_options(

@@ -157,6 +157,9 @@ mod tests {
         assert_eq!(Sum::join_words(0xffff, 0xffff, 0xffff), 0xffff);
     }
 
+    //= RFC 9293#3.1
+    //= type=test
+    //# The sender MUST generate it (MUST-2)
     #[test]
     fn data_with_its_checksum_is_intact() {
         let mut data = *b"0123456789ab\0\0";

@@ -103,6 +103,9 @@ impl<'a> Message<'a> {
             (false, V6_UNREACHABLE, 4) => error(Trouble::Refused),
             (false, V6_UNREACHABLE | V6_TIME_EXCEEDED, _) => error(Trouble::Unreachable),
             (false, V6_SOLICITATION | V6_ADVERTISEMENT, 0) => neighbour(packet, kind)?,
+            //= RFC 9293#3.9.2.2
+            //# TCP implementations MUST silently discard any received ICMP Source Quench messages
+            //# (MUST-55).
             _ => Self::Other,
         })
     }

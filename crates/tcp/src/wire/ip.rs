@@ -169,6 +169,9 @@ impl<'a> Packet<'a> {
         if header[0] >> 4 != 4 {
             return Err(Malformed::IpVersion);
         }
+        //= RFC 9293#3.9.2
+        //# When received options are passed up to TCP from the IP layer, a TCP implementation MUST
+        //# ignore options that it does not understand (MUST-50).
         let header_bytes = usize::from(header[0] & 0xf) * 4;
         let total_bytes = usize::from(u16_at(header, 2));
         if header_bytes < V4_HEADER_BYTES || total_bytes < header_bytes {

@@ -15,6 +15,10 @@ pub(crate) const FLAGS_AT: usize = 13;
 /// Where the checksum stands in the header.
 pub(crate) const CHECKSUM_AT: usize = 16;
 
+//= RFC 9293#3.1
+//# A given TCP implementation can support any currently defined options, but the following
+//# options MUST be supported (MUST-4 -- note Maximum Segment Size Option support is also part
+//# of MUST-14 in Section 3.7.1):
 const OPTION_END: u8 = 0;
 const OPTION_NOP: u8 = 1;
 const OPTION_MSS: u8 = 2;
@@ -105,6 +109,9 @@ impl<'a> Segment<'a> {
             seq: u32_at(header, 4),
             ack: u32_at(header, 8),
             flags: Flags(header[13]),
+            //= RFC 9293#3.1
+            //# The window size MUST be treated as an unsigned number, or else large window sizes
+            //# will appear like negative windows and TCP will not work (MUST-1).
             window: u16_at(header, 14),
             timestamps: None,
             options: &[],
@@ -128,6 +135,8 @@ impl<'a> Segment<'a> {
         Ok(segment)
     }
 
+    //= RFC 9293#3.1
+    //# A TCP implementation MUST be able to receive a TCP Option in any segment (MUST-5).
     /// Checks all options and extracts the timestamps.
     fn parse_options(&mut self, options: &'a [u8]) -> Result<(), Malformed> {
         for option in OptionIter(options) {
@@ -162,6 +171,8 @@ impl<'a> Segment<'a> {
             .map(|block| (u32_at(block, 0), u32_at(block, 4)))
     }
 
+    //= RFC 7323#2.2
+    //# A Window Scale option in a segment without a SYN bit MUST be ignored.
     /// The options a SYN negotiates.
     pub(crate) fn syn_options(&self) -> SynOptions {
         let mut syn = SynOptions {
@@ -171,10 +182,16 @@ impl<'a> Segment<'a> {
         for (kind, body) in OptionIter(self.options).filter_map(Result::ok) {
             match (kind, body) {
                 (OPTION_MSS, &[high, low]) => syn.mss = Some(u16::from_be_bytes([high, low])),
+                //= RFC 7323#2.3
+                //# If a Window Scale option is received with a shift.cnt value larger than 14, the
+                //# TCP SHOULD log the error but MUST use 14 instead of the specified value.
                 // RFC 7323 section 2.3: a shift count above 14 is to be used as 14.
                 (OPTION_WINDOW_SCALE, &[shift]) => {
                     syn.window_scale = Some(shift.min(WINDOW_SCALE_MAX));
                 }
+                //= RFC 9293#3.1
+                //# A TCP implementation MUST (MUST-6) ignore without error any TCP Option it does
+                //# not implement, assuming that the option has a length field.
                 (OPTION_SACK_PERMITTED, []) => syn.sack_permitted = true,
                 _ => {}
             }
@@ -194,8 +211,19 @@ impl<'a> Iterator for OptionIter<'a> {
             let (&kind, rest) = self.0.split_first()?;
             match kind {
                 OPTION_END => return None,
+                //= RFC 9293#3.1
+                //# All TCP Options except End of Option List Option (EOL) and No-Operation (NOP)
+                //# MUST have length fields, including all future options (MUST-68).
+                //= RFC 9293#3.2
+                //# There is no guarantee that senders will use this option, so receivers MUST be
+                //# prepared to process options even if they do not begin on a word boundary
+                //# (MUST-64).
                 OPTION_NOP => self.0 = rest,
                 _ => {
+                    //= RFC 9293#3.1
+                    //# TCP implementations MUST be prepared to handle an illegal option length
+                    //# (e.g., zero); a suggested procedure is to reset the connection and log the
+                    //# error cause (MUST-7).
                     // RFC 9293 section 3.2, MUST-7: "prepared to handle an illegal option length".
                     let length = rest.first().map_or(0, |&length| usize::from(length));
                     if length < 2 || length > self.0.len() {
@@ -258,6 +286,9 @@ pub(crate) struct OptionWriter {
 impl OptionWriter {
     pub(crate) fn new() -> Self {
         Self {
+            //= RFC 9293#3.1
+            //# The content of the header beyond the End of Option List Option MUST be header
+            //# padding of zeros (MUST-69).
             bytes: [OPTION_NOP; OPTIONS_BYTES_MAX],
             length: 0,
         }
@@ -269,6 +300,8 @@ impl OptionWriter {
     }
 
     pub(crate) fn syn(&mut self, syn: &SynOptions) {
+        //= RFC 9293#3.7.1
+        //# TCP endpoints MUST implement both sending and receiving the MSS Option (MUST-14).
         if let Some(mss) = syn.mss {
             let [high, low] = mss.to_be_bytes();
             self.push(&[OPTION_MSS, 4, high, low]);
@@ -356,6 +389,14 @@ mod tests {
         bytes
     }
 
+    //= RFC 9293#3.1
+    //= type=test
+    //# A given TCP implementation can support any currently defined options, but the following
+    //# options MUST be supported (MUST-4 -- note Maximum Segment Size Option support is also part
+    //# of MUST-14 in Section 3.7.1):
+    //= RFC 9293#3.7.1
+    //= type=test
+    //# TCP endpoints MUST implement both sending and receiving the MSS Option (MUST-14).
     #[test]
     fn options_survive_a_round_trip() {
         let syn = SynOptions {
@@ -371,6 +412,9 @@ mod tests {
         assert_eq!(Segment::parse(&bytes).unwrap().syn_options(), syn);
     }
 
+    //= RFC 9293#3.1
+    //= type=test
+    //# A TCP implementation MUST be able to receive a TCP Option in any segment (MUST-5).
     #[test]
     fn sack_blocks_stop_where_the_options_end() {
         let blocks = [(1, 2), (3, 4), (5, 6), (7, 8)];
@@ -384,6 +428,14 @@ mod tests {
         assert_eq!(segment.payload, b"payload");
     }
 
+    //= RFC 9293#3.1
+    //= type=test
+    //# TCP implementations MUST be prepared to handle an illegal option length (e.g., zero); a
+    //# suggested procedure is to reset the connection and log the error cause (MUST-7).
+    //= RFC 9293#3.1
+    //= type=test
+    //# All TCP Options except End of Option List Option (EOL) and No-Operation (NOP) MUST have
+    //# length fields, including all future options (MUST-68).
     #[test]
     fn illegal_option_lengths_are_refused() {
         for options in [[8, 0, 0, 0], [8, 1, 0, 0], [8, 10, 0, 0], [1, 1, 1, 5]] {
@@ -392,12 +444,65 @@ mod tests {
         }
     }
 
+    //= RFC 9293#3.1
+    //= type=test
+    //# A TCP implementation MUST (MUST-6) ignore without error any TCP Option it does not
+    //# implement, assuming that the option has a length field.
     #[test]
     fn unknown_and_odd_options_are_skipped() {
         let bytes = segment_with(&[254, 4, 0, 0, 8, 3, 0, 3, 3, 99, 0, 0], b"");
         let segment = Segment::parse(&bytes).unwrap();
         assert_eq!(segment.timestamps, None);
         assert_eq!(segment.syn_options().window_scale, Some(14));
+    }
+
+    #[test]
+    fn options_begin_anywhere() {
+        //= RFC 9293#3.2
+        //= type=test
+        //# There is no guarantee that senders will use this option, so receivers MUST be prepared
+        //# to process options even if they do not begin on a word boundary (MUST-64).
+        let timestamps = Timestamps { value: 1, echo: 2 };
+        let option = &timestamps_bytes(timestamps)[2..];
+        for before in 0..4 {
+            let mut options = vec![OPTION_NOP; before];
+            options.extend_from_slice(option);
+            options.extend([OPTION_WINDOW_SCALE, 3, 5]);
+            options.resize(options.len().next_multiple_of(4), OPTION_END);
+            let bytes = segment_with(&options, b"");
+            let segment = Segment::parse(&bytes).unwrap();
+            assert_eq!(segment.timestamps, Some(timestamps));
+            assert_eq!(segment.syn_options().window_scale, Some(5));
+        }
+    }
+
+    #[test]
+    fn padding_is_no_end_of_options() {
+        //= RFC 9293#3.1
+        //= type=test
+        //# The content of the header beyond the End of Option List Option MUST be header padding of
+        //# zeros (MUST-69).
+        for bits in 0..16u16 {
+            let has = |bit: u16| bits & 1 << bit != 0;
+            let mut writer = OptionWriter::new();
+            writer.syn(&SynOptions {
+                mss: has(0).then_some(0x0101),
+                window_scale: has(1).then_some(1),
+                sack_permitted: has(2),
+                timestamps: has(3).then_some(Timestamps { value: 1, echo: 1 }),
+            });
+            let mut at = 0;
+            while let Some(&kind) = writer.as_bytes().get(at) {
+                assert_ne!(kind, OPTION_END);
+                let is_alone = kind == OPTION_NOP;
+                at += if is_alone {
+                    1
+                } else {
+                    writer.as_bytes()[at + 1].into()
+                };
+            }
+            assert_eq!(at % 4, 0);
+        }
     }
 
     #[test]

@@ -1,0 +1,432 @@
+//! The RFCs' requirements and the places that implement and test them.
+//!
+//! A citation stands at the branch that does as the RFC says, in the manner of s2n-quic:
+//!
+//! ```text
+//! //= RFC 9293#3.8.6.1
+//! //# Probing of zero (offered) windows MUST be supported (MUST-36).
+//! ```
+//!
+//! A test has the line `//= type=test` between the two. The quotation may go over several lines,
+//! and may be a part of a sentence that has the key word, or several sentences. It has to stand in
+//! the list of requirements (`crates/tcp/spec/requirements.toml`) word for word. A requirement that
+//! nothing cites stands in `exceptions.toml` beside it, with its reason.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::Path;
+
+use crate::links::files;
+
+const REQUIREMENTS: &str = "crates/tcp/spec/requirements.toml";
+const EXCEPTIONS: &str = "crates/tcp/spec/exceptions.toml";
+/// Folders whose sources may cite.
+const CITING: [&str; 3] = ["crates/tcp", "crates/link", "crates/adapter"];
+
+/// How much a requirement asks for.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Level {
+    Must,
+    Should,
+}
+
+/// A sentence of an RFC, or a part of one.
+#[derive(Debug)]
+struct Requirement {
+    rfc: u32,
+    section: String,
+    /// RFC 9293's own number, such as `MUST-36`; empty elsewhere.
+    number: String,
+    level: Level,
+    text: String,
+    /// Where code and where tests cite it, as `file:line`.
+    code: Vec<String>,
+    tests: Vec<String>,
+    is_excepted: bool,
+}
+
+/// A quotation in a source.
+#[derive(Debug, PartialEq)]
+struct Citation {
+    line: usize,
+    rfc: u32,
+    section: String,
+    is_test: bool,
+    quote: String,
+}
+
+/// Why some requirements are cited nowhere.
+#[derive(Debug)]
+struct Exception {
+    rfc: u32,
+    /// The section, or one that contains it; empty for the whole RFC.
+    section: String,
+    number: String,
+    /// Some words of the requirement.
+    text: String,
+    reason: String,
+}
+
+/// Compares the citations below `root` with the list, prints the report; true when every MUST is
+/// cited or excepted and every quotation is exact. `everything` lists the requirements, too.
+pub(crate) fn check(root: &Path, everything: bool) -> bool {
+    let read = |name: &str| std::fs::read_to_string(root.join(name)).unwrap_or_default();
+    let mut faults = Vec::new();
+    let mut requirements = requirements(&read(REQUIREMENTS), &mut faults);
+    let exceptions = exceptions(&read(EXCEPTIONS), &mut faults);
+    for folder in CITING {
+        for path in files(&root.join(folder), &["rs"]) {
+            let name = path.strip_prefix(root).unwrap_or(&path).to_string_lossy();
+            let text = std::fs::read_to_string(&path).unwrap_or_default();
+            for citation in citations(&name, &text, &mut faults) {
+                credit(&mut requirements, &name, &citation, &mut faults);
+            }
+        }
+    }
+    except(&mut requirements, &exceptions, &mut faults);
+    if everything {
+        list(&requirements, &exceptions);
+    }
+    for requirement in requirements.iter().filter(|r| r.is_missing()) {
+        faults.push(format!("neither cited nor excepted: {requirement}"));
+    }
+    report(&requirements);
+    faults.iter().for_each(|fault| println!("{fault}"));
+    println!("{} faults", faults.len());
+    faults.is_empty() && !requirements.is_empty()
+}
+
+impl Requirement {
+    fn is_cited(&self) -> bool {
+        !self.code.is_empty() || !self.tests.is_empty()
+    }
+
+    fn is_missing(&self) -> bool {
+        self.level == Level::Must && !self.is_cited() && !self.is_excepted
+    }
+
+    /// Whether a quotation from the section has this requirement in it, or is a part of it that
+    /// says what is required.
+    fn is_in(&self, quote: &str) -> bool {
+        let words: &[&str] = match self.level {
+            Level::Must => &["MUST", "SHALL", "REQUIRED"],
+            Level::Should => &["SHOULD", "RECOMMENDED"],
+        };
+        quote.contains(&self.text)
+            || (self.text.contains(quote) && words.iter().any(|word| quote.contains(word)))
+    }
+}
+
+impl fmt::Display for Requirement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RFC {}#{} ", self.rfc, self.section)?;
+        if !self.number.is_empty() {
+            write!(f, "{} ", self.number)?;
+        }
+        write!(f, "{}", self.text)
+    }
+}
+
+/// The list of requirements.
+fn requirements(text: &str, faults: &mut Vec<String>) -> Vec<Requirement> {
+    let mut found = Vec::new();
+    for table in tables(text, "requirement", faults) {
+        let field = |name| table.get(name).cloned().unwrap_or_default();
+        let level = match field("level").as_str() {
+            "MUST" => Level::Must,
+            "SHOULD" => Level::Should,
+            other => {
+                faults.push(format!("{REQUIREMENTS}: no such level: {other}"));
+                continue;
+            }
+        };
+        found.push(Requirement {
+            rfc: field("rfc").parse().unwrap_or_default(),
+            section: field("section"),
+            number: field("number"),
+            level,
+            text: field("text"),
+            code: Vec::new(),
+            tests: Vec::new(),
+            is_excepted: false,
+        });
+    }
+    found
+}
+
+/// The list of exceptions; each has a reason.
+fn exceptions(text: &str, faults: &mut Vec<String>) -> Vec<Exception> {
+    let mut found = Vec::new();
+    for table in tables(text, "exception", faults) {
+        let field = |name| table.get(name).cloned().unwrap_or_default();
+        if field("reason").is_empty() {
+            faults.push(format!("{EXCEPTIONS}: without a reason: {table:?}"));
+        }
+        found.push(Exception {
+            rfc: field("rfc").parse().unwrap_or_default(),
+            section: field("section"),
+            number: field("number"),
+            text: field("text"),
+            reason: field("reason"),
+        });
+    }
+    found
+}
+
+/// The tables of an array in TOML, of which we use this much: `[[name]]`, and keys with a number or
+/// a string on one line.
+fn tables(text: &str, name: &str, faults: &mut Vec<String>) -> Vec<BTreeMap<String, String>> {
+    let mut found: Vec<BTreeMap<String, String>> = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        let line = line.trim();
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        if line == format!("[[{name}]]") {
+            found.push(BTreeMap::new());
+            continue;
+        }
+        let pair = line.split_once(" = ").zip(found.last_mut());
+        let value = pair.as_ref().and_then(|((_, value), _)| unquoted(value));
+        match (pair, value) {
+            (Some(((key, _), table)), Some(value)) => {
+                table.insert(key.to_owned(), value);
+            }
+            _ => faults.push(format!("{name}s, line {}: not understood", number + 1)),
+        }
+    }
+    found
+}
+
+/// A number as it stands, or a basic string without its quotation marks.
+fn unquoted(value: &str) -> Option<String> {
+    if value.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Some(value.to_owned());
+    }
+    let inside = value.strip_prefix('"')?.strip_suffix('"')?;
+    Some(inside.replace("\\\"", "\"").replace("\\\\", "\\"))
+}
+
+/// The citations in one source.
+fn citations(name: &str, text: &str, faults: &mut Vec<String>) -> Vec<Citation> {
+    let mut found: Vec<Citation> = Vec::new();
+    // Whether the line before belongs to the last citation.
+    let mut is_open = false;
+    for (number, line) in text.lines().enumerate() {
+        let line = line.trim();
+        let at = number + 1;
+        if let Some(place) = line.strip_prefix("//= RFC ") {
+            let parsed = place.split_once('#').and_then(|(rfc, section)| {
+                Some((rfc.parse().ok()?, section.to_owned())).filter(|_| !section.is_empty())
+            });
+            is_open = parsed.is_some();
+            match parsed {
+                Some((rfc, section)) => found.push(Citation {
+                    line: at,
+                    rfc,
+                    section,
+                    is_test: false,
+                    quote: String::new(),
+                }),
+                None => faults.push(format!("{name}:{at}: not `//= RFC NUMBER#SECTION`")),
+            }
+            continue;
+        }
+        let last = found.last_mut().filter(|_| is_open);
+        match (last, line.strip_prefix("//# ")) {
+            (Some(last), Some(words)) => {
+                if !last.quote.is_empty() {
+                    last.quote.push(' ');
+                }
+                last.quote.push_str(words.trim());
+            }
+            (Some(last), None) if line == "//= type=test" => last.is_test = true,
+            (None, Some(_)) => faults.push(format!("{name}:{at}: a quotation without its source")),
+            _ if line.starts_with("//=") || line.starts_with("//#") => {
+                faults.push(format!("{name}:{at}: neither source nor quotation"));
+            }
+            _ => is_open = false,
+        }
+    }
+    found
+}
+
+/// Notes where a requirement is cited.
+fn credit(
+    requirements: &mut [Requirement],
+    name: &str,
+    citation: &Citation,
+    faults: &mut Vec<String>,
+) {
+    let at = format!("{name}:{}", citation.line);
+    let mut is_known = false;
+    for requirement in requirements.iter_mut() {
+        let is_here = requirement.rfc == citation.rfc && requirement.section == citation.section;
+        if !is_here || citation.quote.is_empty() || !requirement.is_in(&citation.quote) {
+            continue;
+        }
+        is_known = true;
+        let places = match citation.is_test {
+            true => &mut requirement.tests,
+            false => &mut requirement.code,
+        };
+        places.push(at.clone());
+    }
+    if !is_known {
+        let (rfc, section) = (citation.rfc, &citation.section);
+        faults.push(format!(
+            "{at}: not in the list for RFC {rfc}#{section}: {}",
+            citation.quote
+        ));
+    }
+}
+
+impl Exception {
+    fn covers(&self, requirement: &Requirement) -> bool {
+        let within = requirement.section.strip_prefix(&self.section);
+        self.rfc == requirement.rfc
+            && (self.section.is_empty()
+                || within.is_some_and(|r| r.is_empty() || r.starts_with('.')))
+            && (self.number.is_empty() || self.number == requirement.number)
+            && requirement.text.contains(&self.text)
+    }
+}
+
+/// Marks what is excepted. An exception for nothing, or for a requirement of its own that is cited,
+/// is a fault.
+fn except(requirements: &mut [Requirement], exceptions: &[Exception], faults: &mut Vec<String>) {
+    for exception in exceptions {
+        let mut is_needed = false;
+        let covered = requirements.iter_mut().filter(|r| exception.covers(r));
+        for requirement in covered.filter(|requirement| !requirement.is_cited()) {
+            is_needed = true;
+            requirement.is_excepted = true;
+        }
+        if !is_needed {
+            faults.push(format!("{EXCEPTIONS}: excepts nothing: {exception:?}"));
+        }
+    }
+}
+
+/// Every requirement, with the places that cite it or the reason why none does.
+fn list(requirements: &[Requirement], exceptions: &[Exception]) {
+    for requirement in requirements {
+        println!("{requirement}");
+        requirement.code.iter().for_each(|at| println!("    {at}"));
+        let tests = requirement.tests.iter();
+        tests.for_each(|at| println!("    {at} (test)"));
+        let mut reasons = exceptions.iter().filter(|e| e.covers(requirement));
+        if let Some(exception) = reasons.next().filter(|_| requirement.is_excepted) {
+            println!("    excepted: {}", exception.reason);
+        }
+    }
+}
+
+/// A table by RFC and level.
+fn report(requirements: &[Requirement]) {
+    let mut groups: BTreeMap<(u32, Level), Vec<&Requirement>> = BTreeMap::new();
+    for requirement in requirements {
+        let key = (requirement.rfc, requirement.level);
+        groups.entry(key).or_default().push(requirement);
+    }
+    println!("RFC   level   all  code  tests  both  excepted  open");
+    for ((rfc, level), group) in groups {
+        let count = |is: &dyn Fn(&Requirement) -> bool| group.iter().filter(|r| is(r)).count();
+        let (code, tests) = (
+            |r: &Requirement| !r.code.is_empty(),
+            |r: &Requirement| !r.tests.is_empty(),
+        );
+        println!(
+            "{rfc:<5} {:<6} {:>4}  {:>4}  {:>5}  {:>4}  {:>8}  {:>4}",
+            format!("{level:?}").to_uppercase(),
+            group.len(),
+            count(&code),
+            count(&tests),
+            count(&|r| code(r) && tests(r)),
+            count(&|r| r.is_excepted),
+            count(&|r| !r.is_cited() && !r.is_excepted),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIST: &str = "
+# A comment.
+[[requirement]]
+rfc = 1
+section = \"2.3\"
+number = \"MUST-1\"
+level = \"MUST\"
+text = \"It MUST say \\\"yes\\\" (MUST-1)\"
+
+[[requirement]]
+rfc = 1
+section = \"2.3\"
+level = \"SHOULD\"
+text = \"and SHOULD go on.\"
+";
+
+    fn checked(source: &str, exceptions: &str) -> (bool, Vec<String>) {
+        let dir = tempfile::tempdir().expect("room for a directory");
+        let write = |name: &str, text: &str| {
+            let path = dir.path().join(name);
+            let folder = path.parent().expect("a name has a folder");
+            std::fs::create_dir_all(folder).expect("writable");
+            std::fs::write(path, text).expect("writable");
+        };
+        write(REQUIREMENTS, LIST);
+        write(EXCEPTIONS, exceptions);
+        write("crates/tcp/src/a.rs", source);
+        let mut faults = Vec::new();
+        citations("a.rs", source, &mut faults);
+        (check(dir.path(), true), faults)
+    }
+
+    #[test]
+    fn a_must_is_cited_or_excepted() {
+        assert!(!checked("", "").0);
+        let must = "//= RFC 1#2.3\n//# It MUST say\n//# \"yes\" (MUST-1)\n";
+        assert!(checked(must, "").0);
+        let test = "    //= RFC 1#2.3\n    //= type=test\n    //# It MUST say\n";
+        assert!(checked(test, "").0);
+        let exception = "[[exception]]\nrfc = 1\nsection = \"2\"\nreason = \"because\"\n";
+        assert!(checked("", exception).0);
+        assert!(!checked("", &exception.replace("because", "")).0);
+    }
+
+    #[test]
+    fn quotations_are_exact() {
+        assert!(!checked("//= RFC 1#2.3\n//# It MUST not say \"yes\"\n", "").0);
+        assert!(!checked("//= RFC 1#2.4\n//# It MUST say \"yes\"\n", "").0);
+        assert!(!checked("//= RFC 1#2.3\n", "").0);
+        // Without the key word it says nothing.
+        assert!(!checked("//= RFC 1#2.3\n//# say \"yes\"\n", "").0);
+        for wrong in ["//= RFC 1\n", "//# It MUST\n", "//= 1#2\n//# It MUST\n"] {
+            assert!(!checked(wrong, "").1.is_empty(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_quotation_of_a_whole_sentence_credits_its_parts() {
+        let mut faults = Vec::new();
+        let mut list = requirements(LIST, &mut faults);
+        let source = "//= RFC 1#2.3\n//# It MUST say \"yes\" (MUST-1) and SHOULD go on.\n";
+        for citation in citations("a.rs", source, &mut faults) {
+            credit(&mut list, "a.rs", &citation, &mut faults);
+        }
+        assert!(faults.is_empty(), "{faults:?}");
+        assert!(list.iter().all(Requirement::is_cited));
+    }
+
+    #[test]
+    fn an_exception_without_a_use_is_a_fault() {
+        let must = "//= RFC 1#2.3\n//# It MUST say \"yes\" (MUST-1)\n";
+        let number = "[[exception]]\nrfc = 1\nnumber = \"MUST-1\"\nreason = \"because\"\n";
+        assert!(!checked(must, number).0);
+        let nothing = "[[exception]]\nrfc = 2\nreason = \"because\"\n";
+        assert!(!checked(must, nothing).0);
+    }
+}
