@@ -124,6 +124,53 @@ mod tests {
         }
     }
 
+    /// Numbers at and around every place where 32 bits or their sign turn over.
+    fn edges() -> impl Iterator<Item = u32> {
+        let around =
+            |edge: u32| (0..=4u32).map(move |step| edge.wrapping_add(step).wrapping_sub(2));
+        [0, 1 << 15, 1 << 16, 1 << 31, (1 << 31) + (1 << 16)]
+            .into_iter()
+            .flat_map(around)
+    }
+
+    #[test]
+    fn every_number_stands_for_the_nearest_position() {
+        // Positions that a connection may be at: its beginning, and around each turn of the
+        // numbers up to petabytes.
+        let nears = [0i64, 1 << 31, 1 << 32, 3 << 31, 1 << 50].map(|near| near..=near + 2);
+        for near in nears.into_iter().flatten().map(|near| Position(near - 1)) {
+            for (first, distance) in edges().flat_map(|a| edges().map(move |b| (a, b))) {
+                let wire = near.wire(first).wrapping_add(distance);
+                let found = Position::from_wire(wire, first, near);
+                assert_eq!(found.wire(first), wire);
+                // RFC 1982 section 3.2: the halves before and behind; of the two numbers that are
+                // opposite each other, the one before.
+                let apart = found.0 - near.0;
+                assert!((-(1 << 31)..1 << 31).contains(&apart), "{apart}");
+                assert_eq!(apart, i64::from(distance as i32));
+            }
+        }
+    }
+
+    #[test]
+    fn positions_compare_as_numbers_do_within_half_of_them() {
+        // Serial arithmetic (RFC 1982) on the numbers, which the positions replace.
+        let is_before = |a: u32, b: u32| a != b && b.wrapping_sub(a) < 1 << 31;
+        let near = Position::of_byte(1 << 40);
+        for (first, a) in edges().flat_map(|first| edges().map(move |a| (first, a))) {
+            let a = near.wire(first).wrapping_add(a);
+            for b in edges().map(|b| near.wire(first).wrapping_add(b)) {
+                let [x, y] = [a, b].map(|wire| Position::from_wire(wire, first, near));
+                if x.0.abs_diff(y.0) < 1 << 31 {
+                    assert_eq!(x < y, is_before(a, b), "{a} and {b}");
+                    assert_eq!(x == y, a == b);
+                    assert_eq!(y - x, (y.0 - x.0).max(0) as u64);
+                    assert_eq!(x.min(y) + (x.max(y).after(x.min(y))), x.max(y));
+                }
+            }
+        }
+    }
+
     #[test]
     fn an_old_segment_has_a_position_before_the_syn() {
         let old = Position::from_wire(99, 101, Position::FIRST_BYTE);

@@ -293,6 +293,58 @@ mod tests {
         }
     }
 
+    /// Every order in which `items` can stand.
+    fn orders(items: &[usize]) -> Vec<Vec<usize>> {
+        if items.is_empty() {
+            return vec![Vec::new()];
+        }
+        let with_first = |at: usize| {
+            let rest: Vec<usize> = [&items[..at], &items[at + 1..]].concat();
+            let mut orders = orders(&rest);
+            orders.iter_mut().for_each(|order| order.push(items[at]));
+            orders
+        };
+        (0..items.len()).flat_map(with_first).collect()
+    }
+
+    #[test]
+    fn entries_move_back_from_every_place_across_the_end_of_the_table() {
+        const FLOWS: usize = 5;
+        let empty = FlowTable::new(&mut Random::new(7));
+        // Flows that belong to the last two places and the first two.
+        let homes = [SMALLEST - 2, SMALLEST - 1, 0, 1];
+        let at_home = |home: usize| {
+            let tags = (1..).step_by(3).map(|number| empty.tag(&key(number)));
+            let tags = tags.filter(|tag| empty.home(tag.ends) == home);
+            tags.take(FLOWS).collect::<Vec<Tag>>()
+        };
+        let tags = homes.map(at_home);
+        let orders = orders(&[0, 1, 2, 3, 4]);
+        for which in 0..homes.len().pow(FLOWS as u32) {
+            let mut rest = which;
+            let flows: [Tag; FLOWS] = core::array::from_fn(|flow| {
+                let home = rest % homes.len();
+                rest /= homes.len();
+                tags[home][flow]
+            });
+            for order in &orders {
+                let mut table = FlowTable::new(&mut Random::new(7));
+                for (slot, &tag) in flows.iter().enumerate() {
+                    table.insert(tag, slot as u32);
+                }
+                for (removed, &flow) in order.iter().enumerate() {
+                    table.remove(flows[flow], flow as u32);
+                    for (slot, &tag) in flows.iter().enumerate() {
+                        let is_there = !order[..=removed].contains(&slot);
+                        let expected = is_there.then_some(slot as u32);
+                        assert_eq!(table.find(tag, |_| true), expected);
+                    }
+                }
+                assert!(table.entries.iter().all(|entry| entry.slot == EMPTY));
+            }
+        }
+    }
+
     #[test]
     fn probes_stay_short_for_addresses_and_ports_in_rows() {
         let mut table = FlowTable::new(&mut Random::new(6));

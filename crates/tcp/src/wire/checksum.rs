@@ -161,6 +161,68 @@ mod tests {
     //= type=test
     //# The sender MUST generate it (MUST-2)
     #[test]
+    fn agrees_with_the_definition_at_every_alignment_and_in_any_three_parts() {
+        let mut random = crate::Random::new(3);
+        // With carries in every lane, and without.
+        let bytes = |_| match random.below(3) {
+            0 => 0xff,
+            _ => random.bits() as u8,
+        };
+        let data: Vec<u8> = (0..80).map(bytes).collect();
+        for (start, length) in (0..8).flat_map(|start| (0..=72).map(move |length| (start, length)))
+        {
+            let data = &data[start..start + length];
+            let expected = naive(data).to_be_bytes();
+            for (a, b) in (0..=length).flat_map(|b| (0..=b).map(move |a| (a, b))) {
+                let parts = [(0, a), (a, b), (b, length)];
+                let sum = parts.iter().fold(Sum::ZERO, |sum, &(from, to)| {
+                    let part = Sum::ZERO.bytes(&data[from..to]);
+                    match from % 2 {
+                        0 => sum.join(part),
+                        _ => sum.join_odd(part),
+                    }
+                });
+                assert_eq!(
+                    sum.checksum(),
+                    expected,
+                    "{start} + {length} at {a} and {b}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn short_sums_take_words_at_every_carry() {
+        let edges = [0, 1, 0xff, 0x100, 0x7fff, 0x8000, 0xff00, 0xfffe, 0xffff];
+        for short in 0..=u16::MAX {
+            for (first, second) in edges.iter().flat_map(|&a| edges.map(|b| (a, b))) {
+                let long = Sum::ZERO.word(u16::from_be(short)).word(first).word(second);
+                let joined = Sum::join_words(short, first, second);
+                assert_eq!(joined.to_ne_bytes(), long.partial());
+            }
+        }
+    }
+
+    #[test]
+    fn a_word_may_be_replaced_in_a_sum() {
+        // RFC 1624 section 3: HC' = ~(~HC + ~m + m').
+        let mut random = crate::Random::new(4);
+        let mut data: Vec<u8> = (0..40).map(|_| random.bits() as u8).collect();
+        for round in 0..20_000 {
+            let at = 2 * random.below(20) as usize;
+            let old = u16::from_be_bytes([data[at], data[at + 1]]);
+            let new = [0, 0xffff, random.bits() as u16][round % 3];
+            let before = Sum::ZERO.bytes(&data);
+            data[at..at + 2].copy_from_slice(&new.to_be_bytes());
+            let after = before.word(!old).word(new);
+            // Zero has two forms: what is intact with one is intact with the other.
+            let whole = Sum::ZERO.bytes(&data);
+            let [a, b] = [after, whole].map(|sum| u16::from_be_bytes(sum.partial()) % 0xffff);
+            assert_eq!(a, b, "{new} for {old} at {at}");
+        }
+    }
+
+    #[test]
     fn data_with_its_checksum_is_intact() {
         let mut data = *b"0123456789ab\0\0";
         let checksum = Sum::ZERO.bytes(&data).checksum();

@@ -399,6 +399,19 @@ mod tests {
     }
 
     #[test]
+    fn a_header_is_intact_with_every_length_and_mark() {
+        let mut bytes = packet("10.0.0.1", "255.254.253.252", b"");
+        for payload_bytes in 0..=usize::from(u16::MAX) - V4_HEADER_BYTES {
+            for ecn in [Ecn::NotCapable, Ecn::Capable, Ecn::CongestionExperienced] {
+                patch(&mut bytes, true, payload_bytes, ecn);
+                assert!(Sum::ZERO.bytes(&bytes).is_intact(), "{payload_bytes}");
+            }
+            let total = usize::from(u16_at(&bytes, 2));
+            assert_eq!(total, V4_HEADER_BYTES + payload_bytes);
+        }
+    }
+
+    #[test]
     fn truncations_are_refused() {
         let v4 = packet("10.0.0.1", "10.0.0.2", b"hello");
         let v6 = packet("fd00::1", "fd00::2", b"hello");
