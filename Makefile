@@ -85,7 +85,8 @@ install: ## install under PREFIX (/usr/local) of DESTDIR; run `make build` first
 	rm -rf $(RELEASE)/man && $(RELEASE)/toehold man --out $(RELEASE)/man
 	install -d $(sharedir)/man/man1
 	install -m 644 $(RELEASE)/man/*.1 $(sharedir)/man/man1/
-	install -D -m 644 $(RELEASE)/man/toehold-engine.5 $(sharedir)/man/man5/toehold-engine.5
+	install -d $(sharedir)/man/man5
+	install -m 644 $(RELEASE)/man/*.5 $(sharedir)/man/man5/
 	for shell in bash zsh fish; do $(RELEASE)/toehold completions $$shell > $(RELEASE)/toehold.$$shell || exit 1; done
 	install -D -m 644 $(RELEASE)/toehold.bash $(bash_completion)
 	install -D -m 644 $(RELEASE)/toehold.zsh $(zsh_completion)
@@ -96,7 +97,7 @@ uninstall: ## remove what `make install` put under PREFIX
 	rm -f $(bindir)/toehold $(libdir)/libtoehold.so
 	rm -f $(bash_completion) $(zsh_completion) $(fish_completion)
 	rm -f $(sharedir)/man/man1/toehold.1 $(sharedir)/man/man1/toehold-*.1
-	rm -f $(sharedir)/man/man5/toehold-engine.5
+	rm -f $(sharedir)/man/man5/toehold-engine.5 $(sharedir)/man/man5/toehold.conf.5
 	-rmdir $(libdir) 2>/dev/null
 
 .PHONY: help

@@ -168,6 +168,16 @@ impl Toehold {
             .arg("--runtime-dir")
             .arg(self.runtime())
             .args(&self.adapter_arguments);
+        let arguments = || {
+            options
+                .iter()
+                .copied()
+                .chain(self.adapter_arguments.iter().map(|it| &**it))
+        };
+        if !arguments().any(|argument| argument == "--rules") {
+            // The rules of whoever runs the tests must not decide them.
+            command.args(["--rules", "/dev/null"]);
+        }
         let mut adapter = Running::start(command, "adapter", self.dir());
         let up = wait_until(Duration::from_secs(10), || {
             adapter.ended().is_some() || self.ask(&["status", "--json"]).is_some()

@@ -296,3 +296,61 @@ fn the_operators_command_outlasts_a_capture_and_an_adapter_may_ignore_captures()
     drop(socket);
     observed.crowd.end();
 }
+
+#[test]
+fn a_rule_keeps_one_port_in_memory_while_a_capture_runs() {
+    let scratch = tempfile::tempdir().expect("a directory");
+    let file = scratch.path().join("toehold.conf");
+    std::fs::write(&file, "").expect("scratch");
+    let rules = file.to_str().expect("text").to_owned();
+    let Some(mut observed) = Observed::start(&["--rules", &rules]) else {
+        return;
+    };
+    let mut second = Crowd::start(&observed.toehold, PROGRAM, &["10", "light"], TIME_LIMIT);
+    let port = second.port();
+    std::fs::write(&file, format!("port {port} observability ignore\n")).expect("scratch");
+    observed.toehold.adapter().signal(libc::SIGHUP);
+    let is_read = wait_until(TIME_LIMIT, || {
+        observed
+            .toehold
+            .adapter()
+            .stderr()
+            .contains("read again: 1 rules")
+    });
+    assert!(is_read, "{}", observed.toehold.adapter().outputs());
+    let socket = PacketSocket::open(&observed.namespace);
+    // Connections that are made during the capture are no exception.
+    let ignored = Crowd::start(&observed.toehold, PROGRAM, &["10", "light"], TIME_LIMIT);
+    let mut ignored = (ignored.port(), ignored);
+    let rules = format!(
+        "port {port} observability ignore\nport {} observability ignore\n",
+        ignored.0
+    );
+    std::fs::write(&file, rules).expect("scratch");
+    observed.toehold.adapter().signal(libc::SIGHUP);
+    let done = wait_until(TIME_LIMIT, || {
+        observed.crowd.order("around 20");
+        second.order("around 20");
+        ignored.1.order("around 20");
+        let connections = observed.toehold.connections();
+        connections
+            .iter()
+            .all(|one| match one.has_port(port) || one.has_port(ignored.0) {
+                true => one.is_direct(),
+                false => one.value["reason"] == CAPTURED,
+            })
+    });
+    assert!(done, "{}", observed.whereabouts());
+    drop(socket);
+    assert!(wait_until(TIME_LIMIT, || {
+        observed.crowd.order("around 20");
+        observed
+            .toehold
+            .connections()
+            .iter()
+            .all(|one| one.is_direct())
+    }));
+    second.end();
+    ignored.1.end();
+    observed.crowd.end();
+}

@@ -20,6 +20,7 @@ mod offload;
 mod operator;
 mod poller;
 mod privileges;
+mod rules;
 
 use crate::diag::Diag;
 use crate::engine::Engine;
@@ -30,6 +31,7 @@ use crate::listener::{Hidden, ListenError, Listener};
 use crate::pressure::Pressure;
 use crate::regions::Regions;
 use crate::registry::{ClientId, Limits, Policy, Registry, UserLimits};
+use crate::rules::{Observability, Rules};
 use crate::runtime_dir::{RuntimeDir, RuntimeDirError};
 use crate::tables::Tables;
 use connection::Connection;
@@ -73,9 +75,33 @@ pub struct Options {
     pub engine: Option<Settings>,
     /// Whether an engine that does not start is an error. Otherwise the adapter does without.
     pub engine_required: bool,
-    /// Where its settings come from, to be asked again at `SIGHUP`; without this the signal is not
-    /// caught.
+    /// Where its settings come from, to be asked again at `SIGHUP`.
     pub reload: Option<Reload>,
+    /// The operator's rules about connections.
+    pub rules: Rules,
+    /// Where they come from, to be asked again at `SIGHUP`. Without this and `reload` the signal is
+    /// not caught.
+    pub reload_rules: Option<ReloadRules>,
+}
+
+/// Reads the operator's rules once more: what they are, or a sentence about what is wrong with
+/// them.
+#[derive(Clone)]
+pub struct ReloadRules(Arc<ReadRules>);
+
+type ReadRules = dyn Fn() -> Result<Rules, String> + Send + Sync;
+
+impl ReloadRules {
+    /// Rules by calling `read`.
+    pub fn by(read: impl Fn() -> Result<Rules, String> + Send + Sync + 'static) -> ReloadRules {
+        ReloadRules(Arc::new(read))
+    }
+}
+
+impl fmt::Debug for ReloadRules {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("ReloadRules")
+    }
 }
 
 /// Reads the engine's settings once more: what they are, or a sentence about what is wrong with
@@ -115,6 +141,8 @@ impl Options {
             engine: None,
             engine_required: false,
             reload: None,
+            rules: Rules::default(),
+            reload_rules: None,
         }
     }
 
@@ -136,15 +164,6 @@ impl Options {
             ..Options::foreground(runtime_dir)
         }
     }
-}
-
-/// Whether packet captures see the bytes of accelerated connections.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Observability {
-    /// A connection goes by its carrier for as long as a packet socket would see that.
-    Yield,
-    /// Packet sockets change nothing: captures miss the bytes in rings.
-    Ignore,
 }
 
 /// How long an adapter in the background stays without a client.
@@ -383,7 +402,7 @@ impl Daemon {
     /// When the operating system does not let us.
     pub fn catch_signals(&mut self) -> Result<(), Error> {
         let mut caught = self.poller.catch_signals();
-        if self.options.reload.is_some() {
+        if self.options.reload.is_some() || self.options.reload_rules.is_some() {
             caught = caught.and_then(|()| self.poller.catch_reload());
         }
         caught.map_err(|source| self.os_error("catch signals for", source))
@@ -443,6 +462,12 @@ impl Daemon {
         self.introduce_held_back();
         self.relieve_pressure();
         self.observe();
+    }
+
+    fn handle_reload(&mut self) {
+        self.poller.clear_reload();
+        self.reload_rules();
+        self.reload_engine();
     }
 
     fn handle_client(&mut self, id: ClientId, event: Event) {

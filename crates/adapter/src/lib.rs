@@ -4,6 +4,7 @@
 //! - [`engine`]: the offload path: a TCP of our own on a link of its own.
 //! - [`registry`]: its core, which decides and does no I/O.
 //! - [`client`]: what the command line asks of it.
+//! - [`rules`]: what the operator wants of which connections.
 //! - [`runtime_dir`]: where it and its clients meet.
 //! - [`unserved`]: what programs' tables say where no adapter does.
 //! - [`wire`]: one message and its descriptors, each way.
@@ -20,6 +21,7 @@ mod proc;
 mod proof;
 mod regions;
 pub mod registry;
+pub mod rules;
 pub mod runtime_dir;
 mod slots;
 mod status;

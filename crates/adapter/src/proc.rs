@@ -114,6 +114,26 @@ pub(crate) fn is_running(pid: u32) -> bool {
     state.is_some_and(|state| !matches!(state, 'Z' | 'X' | 'x'))
 }
 
+/// The unit of the service manager that a process belongs to, if we may look.
+pub(crate) fn unit(pid: u32) -> Option<String> {
+    unit_of(&fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?)
+}
+
+/// The innermost unit of `/proc/PID/cgroup`. Each line there is `NUMBER:CONTROLLERS:PATH`. The
+/// hierarchy of systemd has no controllers but perhaps a name.
+fn unit_of(text: &str) -> Option<String> {
+    let mut lines = text.lines().filter_map(|line| {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let controllers = fields.next()?;
+        matches!(controllers, "" | "name=systemd").then_some(fields.next()?)
+    });
+    lines.find_map(|path| {
+        let mut names = path.rsplit('/');
+        let unit = names.find(|name| name.ends_with(".service") || name.ends_with(".scope"));
+        unit.map(str::to_owned)
+    })
+}
+
 /// The inode of the network namespace a process is in.
 pub(crate) fn network_namespace(pid: u32) -> Option<u64> {
     let link = fs::metadata(format!("/proc/{pid}/ns/net"));
@@ -224,6 +244,19 @@ mod tests {
     use super::*;
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::AsRawFd;
+
+    #[test]
+    fn the_innermost_unit_of_a_process_is_found() {
+        let unit = |text| unit_of(text);
+        let nginx = Some("nginx.service".to_owned());
+        assert_eq!(unit("0::/system.slice/nginx.service\n"), nginx);
+        assert_eq!(unit("0::/system.slice/nginx.service/worker\n"), nginx);
+        let hybrid = "12:cpu:/\n1:name=systemd:/system.slice/nginx.service\n0::/\n";
+        assert_eq!(unit(hybrid), nginx);
+        let user = "0::/user.slice/user-1.slice/user@1.service/app.slice/run-7.scope\n";
+        assert_eq!(unit(user).as_deref(), Some("run-7.scope"));
+        assert_eq!(unit("0::/\n"), None);
+    }
 
     #[test]
     fn lines_of_both_lists_are_understood() {

@@ -48,8 +48,8 @@ pub struct Registry {
     pending: BTreeMap<Tuple, EntryKey>,
     /// Ends by the cookie of their socket, where they have one: a socket is claimed once.
     claims: BTreeMap<u64, EntryKey>,
-    /// Tuples whose mirror is pending too, held back because no region was to be had; smaller tuple
-    /// of each two.
+    /// Tuples whose mirror is pending too, and that are to be introduced when there is a region;
+    /// smaller tuple of each two.
     held_back: BTreeSet<Tuple>,
     channels: BTreeMap<ChannelId, Channel>,
     pairs: BTreeMap<PairId, Pair>,
@@ -284,18 +284,31 @@ impl Registry {
     /// # Panics
     /// Unless `matched` is the last answer of this registry.
     pub fn postpone(&mut self, matched: &Match) {
+        self.hold(matched);
+        let End { table, entry, .. } = matched.sides[0].end;
+        let tuple = self.ends[&EntryKey { table, entry }].tuple;
+        self.held_back.insert(tuple.min(tuple.mirrored()));
+    }
+
+    /// A channel must not be made: nobody was offered anything, and both ends wait until
+    /// [`Registry::reconsider`].
+    ///
+    /// # Panics
+    /// Unless `matched` is the last answer of this registry.
+    pub fn hold(&mut self, matched: &Match) {
         let channel = self.channels.remove(&matched.channel);
         assert!(
             channel.is_some(),
             "only what was just matched can be postponed"
         );
+        // It was none: `channels_made` does not count it.
+        self.channel_next = matched.channel.0;
         for side in &matched.sides {
             let key = side.end.key();
             let registered = self.ends.get_mut(&key).expect("just matched");
             registered.state = RequestState::Pending(registered.tuple);
             let tuple = registered.tuple;
             self.pending.insert(tuple, key);
-            self.held_back.insert(tuple.min(tuple.mirrored()));
             self.client_mut(side.client).pending += 1;
             self.user_mut(side.client).pending += 1;
         }
@@ -305,6 +318,15 @@ impl Registry {
             // Its memory was never handed out, so the next channel has to be the first again.
             self.remove_pair(matched.pair);
         }
+    }
+
+    /// Has every two ends that wait for each other introduced again.
+    pub fn reconsider(&mut self) {
+        let both = |tuple: &&Tuple| {
+            **tuple < tuple.mirrored() && self.pending.contains_key(&tuple.mirrored())
+        };
+        let both: Vec<Tuple> = self.pending.keys().filter(both).copied().collect();
+        self.held_back.extend(both);
     }
 
     /// Something that has ended since the last time.

@@ -2,7 +2,7 @@
 
 use crate::engine;
 use crate::proc::{self, Sockets};
-use crate::registry::{Registry, TableId};
+use crate::registry::{End, Registry, TableId};
 use crate::tables::{MappedTable, Tables};
 use serde::Serialize;
 use std::borrow::Cow;
@@ -83,6 +83,7 @@ pub(crate) fn report(
     clients: impl Iterator<Item = Client>,
     tables: &Tables,
     registry: &Registry,
+    rule: &dyn Fn(End) -> Option<String>,
     (engine, no_engine): (Option<engine::Report>, Option<String>),
 ) -> Report {
     let mut processes = BTreeMap::new();
@@ -146,9 +147,12 @@ pub(crate) fn report(
             let partner = partner.and_then(|end| tables.current(end));
             // Each doorbell is one byte on the carrier that no program sent.
             let doorbells = partner.map_or(0, |entry| entry.doorbells.load(Ordering::Relaxed));
-            process
-                .connections
-                .push(connection(entry, addresses, doorbells));
+            let mut connection = connection(entry, addresses, doorbells);
+            let by_rule = known.filter(|_| connection.path == HOST);
+            if let Some(by_rule) = by_rule.and_then(|(end, _)| rule(end)) {
+                connection.reason = by_rule.into();
+            }
+            process.connections.push(connection);
         }
     }
     let mut processes: Vec<Process> = processes.into_values().collect();

@@ -41,7 +41,13 @@ pub fn status(runtime_dir: &Path, known: &BTreeSet<u32>) -> Option<String> {
         return None;
     }
     let registry = Registry::new(Limits::with_regions(0), Policy::default());
-    let report = status::report(clients.into_iter(), &tables, &registry, (None, None));
+    let report = status::report(
+        clients.into_iter(),
+        &tables,
+        &registry,
+        &|_| None,
+        (None, None),
+    );
     serde_json::to_string(&report).ok()
 }
 

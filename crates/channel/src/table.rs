@@ -370,7 +370,7 @@ pub enum Reason {
     NoPartner = 3,
     /// Both ends are known; the partner has not yet attached.
     PartnerNotAttached = 4,
-    /// Policy forbids it: `--path host`, or the adapter's configuration.
+    /// A rule of the operator's forbids it: of the adapter's, or of its engine's.
     Policy = 5,
     /// The other end belongs to another user.
     OtherUser = 6,
@@ -482,7 +482,7 @@ impl Reason {
                 "the other end is not under Toehold on this host and network namespace"
             }
             Reason::PartnerNotAttached => "waiting for the other end to attach",
-            Reason::Policy => "policy",
+            Reason::Policy => "a rule keeps it on the kernel",
             Reason::OtherUser => "the other end belongs to another user",
             Reason::NotTcp => "not a TCP stream",
             Reason::CountsDisagree => "bytes moved that the library did not see",

@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use toehold_adapter::client;
-use toehold_adapter::daemon::{self, Observability, Options, Reload};
+use toehold_adapter::daemon::{self, Options, Reload, ReloadRules};
 use toehold_adapter::engine::settings::{Draft, Settings, SettingsError};
+use toehold_adapter::rules::{self, Observability, Rules};
 use toehold_adapter::runtime_dir::{self, RuntimeDir};
 
 use crate::failure::Failure;
@@ -50,6 +51,11 @@ pub(crate) struct AdapterArgs {
     #[arg(long, value_name = "yield|ignore", default_value = "yield")]
     observability: ObservabilityChoice,
 
+    /// Rules about connections, in place of those of the system and of the user; SIGHUP has them
+    /// read again
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    rules: Option<PathBuf>,
+
     #[command(flatten)]
     engine: EngineArgs,
 
@@ -57,7 +63,7 @@ pub(crate) struct AdapterArgs {
     /// copy-engine, copybreak, coalesce, batch, quota, memory, window, congestion, ecn, pacing,
     /// initial-window or keepalive; may be repeated
     #[arg(long, value_name = "NAME=VALUE", conflicts_with_all = ["background", "detached",
-        "system", "link", "config", "require_engine", "idle_exit"])]
+        "system", "link", "config", "require_engine", "idle_exit", "rules"])]
     set: Vec<String>,
 
     /// Fail when the TCP engine does not start, instead of serving this host's programs without it
@@ -339,6 +345,9 @@ Examples:
 The system adapter keeps three capabilities and the system calls that it makes (seccomp). It has no
 TCP engine. One user may have a quarter of its clients and connections.
 
+Rules keep connections on the kernel, or hide them from captures: toehold.conf(5). An adapter whose
+rules are wrong does not start. At SIGHUP it keeps those that it has.
+
 With a link the adapter has a TCP engine: programs under `toehold run --path offload` connect
 through it, and listen on its addresses, which must be free ones of the network. A packet link
 stands beside the kernel on its interface; it needs CAP_NET_RAW. With --share the engine serves
@@ -367,6 +376,9 @@ pub(crate) fn run(args: &AdapterArgs) -> Result<(), Failure> {
         let needs = "--require-engine needs an engine: give it one with --link or --config";
         return Err(Failure::new(needs));
     }
+    // An adapter that would not do as the operator says is none: programs stay on the kernel.
+    let read_rules = rules_of(args.rules.as_deref(), args.system);
+    let rules = read_rules().map_err(Failure::new)?;
     if args.background {
         let dir =
             RuntimeDir::open_or_create(&wanted).map_err(|error| Failure::new(error.to_string()))?;
@@ -387,6 +399,8 @@ pub(crate) fn run(args: &AdapterArgs) -> Result<(), Failure> {
     options.observability = args.observability.into();
     options.engine = engine;
     options.engine_required = args.require_engine;
+    options.rules = rules;
+    options.reload_rules = Some(ReloadRules::by(read_rules));
     if args.engine.config.is_some() {
         let engine = args.engine.clone();
         options.reload = Some(Reload::by(move || {
@@ -399,6 +413,18 @@ pub(crate) fn run(args: &AdapterArgs) -> Result<(), Failure> {
         Some(seconds) => options.idle_exit = Some(Duration::from_secs(seconds)),
     }
     daemon::run(options).map_err(|error| Failure::new(error.to_string()))
+}
+
+/// Reads the rules, now and later: those of a file that was named, or those of the host.
+fn rules_of(
+    named: Option<&Path>,
+    is_system: bool,
+) -> impl Fn() -> Result<Rules, String> + Send + Sync + 'static {
+    let files = match named {
+        Some(file) => rules::named(file),
+        None => rules::default_files(is_system),
+    };
+    move || Rules::read(&files).map_err(|error| error.to_string())
 }
 
 /// This user's own directory, also within a program that uses the system adapter.
@@ -449,6 +475,10 @@ fn start(runtime_dir: &Path, args: &AdapterArgs) -> Result<(), Failure> {
     }
     if args.require_engine {
         command.arg("--require-engine");
+    }
+    if let Some(file) = &args.rules {
+        let file = std::path::absolute(file).unwrap_or_else(|_| file.clone());
+        command.arg("--rules").arg(file);
     }
     command.args(args.engine.arguments());
     command

@@ -10,6 +10,7 @@ use crate::detach::DetachArgs;
 use crate::doctor::DoctorArgs;
 use crate::lab::LabArgs;
 use crate::man::ManArgs;
+use crate::rules::RulesArgs;
 use crate::run::RunArgs;
 use crate::services::{EnableArgs, Tree, Units};
 use crate::status::StatusArgs;
@@ -51,6 +52,8 @@ pub(crate) enum Command {
     Disable(Units),
     /// Show the services that are enabled
     List(Tree),
+    /// Check the rules of toehold.conf, and show them in their order
+    Rules(RulesArgs),
     /// Show what this host allows and what is missing
     Doctor(DoctorArgs),
     /// Run the adapter, which introduces programs to each other

@@ -19,6 +19,7 @@ mod meeting;
 mod options;
 mod preload;
 mod program;
+mod rules;
 mod run;
 mod services;
 mod status;
@@ -35,6 +36,7 @@ fn main() -> ExitCode {
         Command::Enable(args) => services::enable(&args),
         Command::Disable(args) => services::disable(&args),
         Command::List(args) => services::list(&args),
+        Command::Rules(args) => rules::run(&args),
         Command::Adapter(args) => adapter::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Explain(args) => status::explain::run(&args),

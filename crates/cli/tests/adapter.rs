@@ -1,5 +1,6 @@
 //! `toehold adapter` as a service manager meets it.
 
+use std::io::ErrorKind;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -45,7 +46,13 @@ impl Drop for Adapter {
 /// The adapter's next message, one assignment a line.
 fn heard(manager: &UnixDatagram) -> String {
     let mut buffer = [0; 4096];
-    let length = manager.recv(&mut buffer).expect("the adapter says it");
+    let length = loop {
+        // With a time limit the kernel does not begin anew after a signal (signal(7)).
+        match manager.recv(&mut buffer) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            heard => break heard.expect("the adapter says it"),
+        }
+    };
     String::from_utf8(buffer[..length].to_vec()).expect("text")
 }
 
@@ -91,4 +98,62 @@ fn an_engine_that_is_required_must_be_described() {
     let output = command.arg("--require-engine").output().expect("it starts");
     assert_eq!(output.status.code(), Some(1));
     assert!(says(&output).contains("--link"), "{}", says(&output));
+}
+
+#[test]
+fn an_adapter_with_a_wrong_rule_does_not_start_and_programs_run_on_the_kernel() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let directory = scratch.path().join("toehold");
+    std::fs::create_dir(&directory).expect("scratch");
+    let file = directory.join("toehold.conf");
+    std::fs::write(&file, "# rules\nport 5432 path kernel\n").expect("scratch");
+    let expected = format!(
+        "{}, line 2: `kernel` is no path of a rule: expected auto or host",
+        file.display()
+    );
+    let runtime = scratch.path().join("runtime");
+    let mut command = adapter(&runtime);
+    let output = command.env("XDG_CONFIG_HOME", scratch.path()).output();
+    let output = output.expect("it starts");
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(says(&output), format!("toehold: {expected}\n"));
+
+    let mut command = Command::new(env!("CARGO_BIN_EXE_toehold"));
+    command
+        .args(["rules"])
+        .env("XDG_CONFIG_HOME", scratch.path());
+    let output = command.output().expect("it runs");
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(says(&output), format!("toehold: {expected}\n"));
+
+    let mut command = Command::new(env!("CARGO_BIN_EXE_toehold"));
+    command.env_remove("LD_PRELOAD").env_remove("TOEHOLD_LIB");
+    command.env("XDG_CONFIG_HOME", scratch.path());
+    // Any library that there is: the program makes no connection.
+    let library = scratch.path().join("libtoehold.so");
+    std::fs::write(&library, "").expect("scratch");
+    command.env("TOEHOLD_LIB", &library);
+    command.args(["run", "--runtime-dir"]).arg(&runtime);
+    let output = command.args(["--", "echo", "unharmed"]).output();
+    let output = output.expect("it runs");
+    assert_eq!(output.stdout, b"unharmed\n");
+    assert!(output.status.success());
+    let said = says(&output);
+    assert!(
+        said.contains(&format!("{expected}; connections stay on kernel TCP")),
+        "{said}"
+    );
+}
+
+#[test]
+fn rules_are_shown_in_their_order() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let file = scratch.path().join("some.conf");
+    std::fs::write(&file, "program a   path auto # yes\n\nport 80 path host\n").expect("scratch");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_toehold"));
+    let output = command.arg("rules").arg(&file).output().expect("it runs");
+    let name = file.display();
+    let expected =
+        format!("{name}, line 1  program a path auto\n{name}, line 3  port 80 path host\n");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), expected);
 }

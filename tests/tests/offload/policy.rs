@@ -69,7 +69,9 @@ fn a_rule_can_forbid_shared_memory_and_the_engine() {
         reasons.collect::<Vec<_>>()
     };
     let seen = wait_until(TIME_LIMIT, || {
-        reasons().iter().any(|reason| reason.contains("policy"))
+        reasons()
+            .iter()
+            .any(|reason| reason.contains("a rule keeps it on the kernel"))
     });
     assert!(seen, "{:?}", reasons());
     ok(client);

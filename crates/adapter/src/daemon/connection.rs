@@ -2,6 +2,7 @@
 
 use crate::diag::Diag;
 use crate::listener::peer_of;
+use crate::proc;
 use crate::regions::SharedFd;
 use crate::registry::{End, TableId};
 use crate::wire;
@@ -21,6 +22,8 @@ pub(super) struct Connection {
     pub(super) pid: u32,
     /// The user that it was when it last said something.
     pub(super) uid: u32,
+    /// The unit of the service manager that its process belongs to.
+    pub(super) unit: Option<String>,
     /// For a client that another one brought to us.
     vouched: Option<Voucher>,
     /// The process itself, so that its number cannot be mistaken for its successor's. Absent for a
@@ -76,6 +79,7 @@ impl Connection {
         Ok(Connection {
             pid: peer.pid as u32,
             uid: peer.uid,
+            unit: proc::unit(peer.pid as u32),
             vouched,
             pidfd: open_process(peer.pid)?,
             socket: Some(socket),

@@ -60,7 +60,9 @@ impl Daemon {
                 return Ok(());
             }
         };
-        if !is_engine && self.is_captured(end, &proved.tuple) {
+        // Where a rule speaks of captures, the other end decides, too.
+        let is_known = !self.options.rules.speak_of_captures();
+        if !is_engine && is_known && self.is_captured(end, &proved.tuple) {
             self.tables.set_verdict(end, Reason::Captured);
             return Ok(());
         }
@@ -220,6 +222,14 @@ impl Daemon {
             }
             return Ok(());
         }
+        let ends = matched.sides.each_ref().map(|side| side.end);
+        if self.rule_against(ends).is_some() {
+            self.registry.hold(matched);
+            for end in ends {
+                self.tables.set_verdict(end, Reason::Policy);
+            }
+            return Ok(());
+        }
         // Its slot may be that of a channel which has ended in this turn.
         self.release_regions();
         let memory = self.regions.create(matched).inspect_err(|error| {
@@ -230,6 +240,7 @@ impl Daemon {
             let why = || format!("cannot make a region: {error}");
             self.log.say("memory", why);
         })?;
+        self.show_to_captures_by_rule(ends);
         self.log.say("pair", || "introduced two programs".into());
         for (side, introduction) in matched.sides.iter().enumerate() {
             let mut offer = offer_of(matched, side as u32, introduction, &memory);

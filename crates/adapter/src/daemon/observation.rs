@@ -10,9 +10,10 @@
 //! A client holds the socket that it has shown, and can disturb what we ask on it. Then the next
 //! client of that namespace is asked, and without any the last answer stands.
 
-use super::{Daemon, Observability};
+use super::Daemon;
 use crate::diag::{Diag, Observers};
 use crate::registry::{End, TableId, Tuple};
+use crate::rules::Observability;
 use crate::tables;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -62,7 +63,7 @@ impl Daemon {
     /// Looks for captures, when it is time to, and has connections follow.
     pub(super) fn observe(&mut self) {
         let is_wanted = self.registry.channel_count() > 0 || !self.observation.observers.is_empty();
-        if self.options.observability == Observability::Ignore || !is_wanted {
+        if !self.is_interested_in_captures() || !is_wanted {
             self.observation.due = None;
             return;
         }
@@ -154,11 +155,47 @@ impl Daemon {
         self.tables.call_attention(table);
     }
 
-    fn yield_table(&self, id: TableId) -> usize {
+    /// Has the two ends of a channel that is being made go where captures leave them, where a rule
+    /// speaks of captures.
+    pub(super) fn show_to_captures_by_rule(&mut self, ends: [End; 2]) {
+        if !self.options.rules.speak_of_captures() || self.is_engines(ends) {
+            return;
+        }
+        self.look();
+        for end in ends {
+            let known = self.registry.claim(end);
+            let is_seen = known.is_some_and(|(tuple, _)| self.is_to_yield(end, &tuple));
+            if let Some(entry) = self.tables.current(end) {
+                tables::yield_to_capture(entry, is_seen);
+            }
+        }
+    }
+
+    /// Whether a known end goes by the kernel, because of a rule or of a capture.
+    fn is_to_yield(&self, end: End, tuple: &Tuple) -> bool {
+        let is_seen = self.observation.sees(tuple);
+        let rules = &self.options.rules;
+        if rules.is_empty() {
+            return is_seen;
+        }
+        let ends = self.ends_of_connection(end);
+        rules.against(&ends).is_some()
+            || is_seen
+                && rules
+                    .observability(&ends)
+                    .unwrap_or(self.options.observability)
+                    == Observability::Yield
+    }
+
+    fn is_interested_in_captures(&self) -> bool {
+        let by_rule = self.options.rules.speak_of_captures();
+        by_rule || self.options.observability == Observability::Yield
+    }
+
+    pub(super) fn yield_table(&self, id: TableId) -> usize {
         let Some(table) = self.tables.get(id) else {
             return 0;
         };
-        let observation = &self.observation;
         let changed = table.live().filter(|(index, entry)| {
             let generation = entry.generation.load(Ordering::Relaxed);
             let known = self.registry.end(id, *index);
@@ -168,8 +205,8 @@ impl Daemon {
             let is_offloaded = entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD != 0;
             let is_seen = match known {
                 _ if is_offloaded => false,
-                Some((_, tuple)) => observation.sees(&tuple),
-                None => !observation.observers.is_empty(),
+                Some((end, tuple)) => self.is_to_yield(end, &tuple),
+                None => !self.observation.observers.is_empty(),
             };
             tables::yield_to_capture(entry, is_seen)
         });

@@ -31,8 +31,7 @@ impl Daemon {
 
     /// The operator has changed the settings: has the engine follow. With settings that are wrong
     /// all stays as it is.
-    pub(super) fn handle_reload(&mut self) {
-        self.poller.clear_reload();
+    pub(super) fn reload_engine(&mut self) {
         let Some(Reload(read)) = self.options.reload.clone() else {
             return;
         };

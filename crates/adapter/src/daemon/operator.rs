@@ -6,6 +6,7 @@ use super::connections::Fault;
 use crate::engine::Engine;
 use crate::regions::SharedFd;
 use crate::registry::ClientId;
+use crate::rules::Rule;
 use crate::status;
 use crate::tables;
 use std::fs::File;
@@ -15,6 +16,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
 use toehold_channel::memfd;
 use toehold_channel::rendezvous::{Kind, Message};
+use toehold_channel::table::Reason;
 
 impl Daemon {
     pub(super) fn handle_status(&mut self, id: ClientId) -> Result<(), Fault> {
@@ -29,7 +31,8 @@ impl Daemon {
                 table,
             })
         });
-        let report = status::report(processes, &self.tables, &self.registry, engine);
+        let why = |end| Some(said(self.rule_of(end)?));
+        let report = status::report(processes, &self.tables, &self.registry, &why, engine);
         let connections = report
             .processes
             .iter()
@@ -96,6 +99,11 @@ impl Daemon {
         };
         self.send(id, outgoing)
     }
+}
+
+/// Why a connection is on the kernel, by a rule.
+fn said(rule: &Rule) -> String {
+    format!("{}: {}", Reason::Policy.words(), rule.origin())
 }
 
 fn json_file(report: &status::Report) -> io::Result<OwnedFd> {

@@ -625,7 +625,7 @@ fn own_address(value: &str) -> Result<(IpAddr, u8), String> {
 }
 
 /// `ADDRESS/BITS`, or an address alone.
-fn prefix(value: &str) -> Result<(IpAddr, u8), String> {
+pub(crate) fn prefix(value: &str) -> Result<(IpAddr, u8), String> {
     let (ip, bits) = value.split_once('/').unwrap_or((value, ""));
     let ip = address(ip)?;
     let longest = if ip.is_ipv4() { 32 } else { 128 };
@@ -663,7 +663,7 @@ fn rule(value: &str, action: RuleAction) -> Result<Rule, String> {
     Ok(rule_of(ip, bits, port, action))
 }
 
-fn rule_of(ip: IpAddr, bits: u8, port: u16, action: RuleAction) -> Rule {
+pub(crate) fn rule_of(ip: IpAddr, bits: u8, port: u16, action: RuleAction) -> Rule {
     let bits = u32::from(bits);
     Rule {
         prefix: spell(ip),

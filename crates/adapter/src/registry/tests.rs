@@ -438,6 +438,29 @@ fn a_postponed_channel_is_offered_later_with_its_pair() {
 }
 
 #[test]
+fn a_channel_that_is_held_is_offered_when_it_is_reconsidered() {
+    let mut registry = registry(2);
+    let first = join(&mut registry, 1);
+    registry.hold(&first);
+    registry.check();
+    assert_eq!((registry.channel_count(), registry.channels_made()), (0, 0));
+    assert_eq!(registry.poll_held_back(CURRENT), None);
+    // One that waits alone is no matter.
+    registry.ask(ask(0, 7, 80, 9000), CURRENT);
+    registry.reconsider();
+    registry.check();
+    assert_eq!(registry.held_back_count(), 1);
+    let again = registry.poll_held_back(CURRENT).expect("reconsidered");
+    assert_eq!(again.sides, first.sides);
+    assert!(again.is_first_of_pair(), "its memory was never handed out");
+    registry.hold(&again);
+    registry.withdraw(ClientId(0), 1, 1);
+    registry.reconsider();
+    assert_eq!(registry.poll_held_back(CURRENT), None);
+    registry.check();
+}
+
+#[test]
 fn partners_of_a_dead_process_are_told_once() {
     let mut registry = registry(3);
     let matched = join(&mut registry, 1);

@@ -1,7 +1,8 @@
-//! `toehold man`: one manual page for the program, one for each subcommand, and one for the
-//! engine's file.
+//! `toehold man`: one manual page for the program, one for each subcommand, and one for each of the
+//! two files.
 
 mod page;
+mod rules_page;
 mod settings_page;
 
 use std::fs;
@@ -40,7 +41,8 @@ fn write_all(dir: &Path, command_line: Command) -> io::Result<()> {
         let text = page::of_command(command, others)?;
         fs::write(dir.join(page::name(command) + ".1"), text)?;
     }
-    fs::write(dir.join("toehold-engine.5"), settings_page::text())
+    fs::write(dir.join("toehold-engine.5"), settings_page::text())?;
+    fs::write(dir.join("toehold.conf.5"), rules_page::text())
 }
 
 /// A command and everything below it: `toehold lab` has commands of its own.

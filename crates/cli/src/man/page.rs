@@ -135,7 +135,12 @@ fn see_also<'a>(own: &str, others: impl Iterator<Item = &'a str>) -> Roff {
     for other in all.filter(|other| *other != own) {
         line.extend([bold(other), roman("(1), ")]);
     }
-    line.extend([bold("toehold-engine"), roman("(5)")]);
+    line.extend([
+        bold("toehold.conf"),
+        roman("(5), "),
+        bold("toehold-engine"),
+        roman("(5)"),
+    ]);
     roff.text(line);
     roff
 }

@@ -156,7 +156,11 @@ fn advice(reason: &str) -> Option<&'static str> {
         .map(|(_, advice)| *advice)
 }
 
-const ADVICE: [(&str, &str); 15] = [
+const ADVICE: [(&str, &str); 16] = [
+    (
+        "a rule keeps it",
+        "change the rule, then: systemctl reload toehold-adapter",
+    ),
     (
         "too little traffic",
         "none: it is paired after 24 calls or 256 KiB",

@@ -1,0 +1,96 @@
+//! The operator's rules, applied to connections.
+//!
+//! A rule is asked when both ends of a connection are known: one end alone may match a rule that
+//! the other end's rule precedes. Two ends that a rule keeps on the kernel wait in the registry as
+//! ends without a partner do, and cost no region. Channels that exist when the rules change go by
+//! their carriers, as during a packet capture.
+
+use super::{Daemon, ReloadRules};
+use crate::registry::{End, TableId};
+use crate::rules::{Rule, Side};
+
+impl Daemon {
+    /// Reads the rules again and has all connections follow. With rules that are wrong all stays as
+    /// it is.
+    pub(super) fn reload_rules(&mut self) {
+        let Some(ReloadRules(read)) = self.options.reload_rules.clone() else {
+            return;
+        };
+        match read() {
+            Err(cause) => self
+                .log
+                .answer(&format!("rules stay as they were: {cause}")),
+            Ok(rules) => {
+                let count = rules.len();
+                self.options.rules = rules;
+                self.follow_rules();
+                self.log.answer(&format!("read again: {count} rules"));
+            }
+        }
+    }
+
+    fn follow_rules(&mut self) {
+        self.registry.reconsider();
+        let own = self.engine_tables();
+        let tables = self.tables.iter().map(|(id, _)| id);
+        let tables: Vec<TableId> = tables.filter(|id| !own.contains(id)).collect();
+        for id in tables {
+            self.yield_table(id);
+            self.tables.call_attention(id);
+        }
+    }
+
+    /// The rule that keeps two ends on the kernel.
+    pub(super) fn rule_against(&self, ends: [End; 2]) -> Option<&Rule> {
+        let rules = &self.options.rules;
+        if rules.is_empty() || self.is_engines(ends) {
+            return None;
+        }
+        let ends: Vec<Side> = ends.iter().filter_map(|&end| self.side(end)).collect();
+        rules.against(&ends)
+    }
+
+    /// The rule that keeps the connection of an end on the kernel. Without its other end nothing is
+    /// decided.
+    pub(super) fn rule_of(&self, end: End) -> Option<&Rule> {
+        let other = self.other_end(end)?;
+        self.rule_against([end, other])
+    }
+
+    /// Both ends of a connection, or the one that is known.
+    pub(super) fn ends_of_connection(&self, end: End) -> Vec<Side> {
+        let ends = [Some(end), self.other_end(end)];
+        let ends = ends.into_iter().flatten();
+        ends.filter_map(|end| self.side(end)).collect()
+    }
+
+    /// Whether one of two ends is the engine's. Other rules are about such connections.
+    pub(super) fn is_engines(&self, ends: [End; 2]) -> bool {
+        ends.iter().any(|&end| {
+            let owner = self.registry.owner(end);
+            owner.is_some_and(|owner| self.engine_clients.contains(&owner))
+        })
+    }
+
+    /// The end at the other side: in its channel, or waiting for this one.
+    fn other_end(&self, end: End) -> Option<End> {
+        let waits = || {
+            let (tuple, _) = self.registry.claim(end)?;
+            self.registry.waiting(tuple.mirrored())
+        };
+        self.registry.partner(end).or_else(waits)
+    }
+
+    fn side(&self, end: End) -> Option<Side> {
+        let (tuple, _) = self.registry.claim(end)?;
+        let table = self.tables.get(end.table)?;
+        let client = self.clients.get(&self.registry.owner(end)?);
+        Some(Side {
+            program: table.program(),
+            uid: client.map(|client| client.uid),
+            unit: client.and_then(|client| client.unit.clone()),
+            accepts: table.is_accepted(end.entry),
+            tuple,
+        })
+    }
+}

@@ -1,0 +1,266 @@
+//! The operator's rules about connections between programs of this host: `toehold.conf`.
+//!
+//! One line is one rule. It consists of words with one value each. Some words are conditions, the
+//! others are settings:
+//!
+//! ```text
+//!   # who and where                              what then
+//!   program redis-cli                            path auto
+//!   port 6379                                    path host
+//!   user postgres  role accepts                  observability ignore
+//! ```
+//!
+//! A rule matches a connection when all its conditions hold for one of the two ends. A rule without
+//! a condition matches every connection. For each setting, the first rule decides that matches and
+//! has this setting. Without such a rule the setting is the adapter's own.
+//!
+//! The adapter reads the rules and applies them, because it knows both ends of a connection by
+//! proof. The library reads no file. A program's name is the program's own word: rules direct
+//! traffic, they confine nobody.
+
+mod parse;
+#[cfg(test)]
+mod tests;
+pub mod words;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use toehold_channel::offload;
+
+pub use crate::engine::settings::SettingsError as RulesError;
+use crate::registry::Tuple;
+
+/// The rules of one or more files, in their order.
+#[derive(Clone, Debug, Default)]
+pub struct Rules {
+    rules: Vec<Rule>,
+}
+
+/// One line.
+#[derive(Clone, Debug, Default)]
+pub struct Rule {
+    origin: Origin,
+    text: String,
+    program: Option<Name>,
+    user: Option<u32>,
+    unit: Option<Name>,
+    address: Option<offload::Rule>,
+    port: Option<(u16, u16)>,
+    accepts: Option<bool>,
+    path: Option<PathWish>,
+    observability: Option<Observability>,
+}
+
+/// Where a rule stands.
+#[derive(Clone, Debug)]
+struct Origin {
+    file: Arc<Path>,
+    line: usize,
+}
+
+/// How matching connections may travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PathWish {
+    /// As without rules.
+    Auto,
+    /// By the kernel.
+    Host,
+}
+
+/// Whether packet captures see the bytes of accelerated connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Observability {
+    /// A connection goes by its carrier for as long as a packet socket would see that.
+    Yield,
+    /// Packet sockets change nothing: captures miss the bytes in rings.
+    Ignore,
+}
+
+/// A name to compare with, or the beginning of one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Name {
+    text: String,
+    is_prefix: bool,
+}
+
+/// One end of a connection, as rules see it.
+#[derive(Clone, Debug)]
+pub(crate) struct Side {
+    /// The program's name.
+    pub(crate) program: String,
+    /// Its user, where the adapter knows it.
+    pub(crate) uid: Option<u32>,
+    /// The unit of the service manager that it belongs to.
+    pub(crate) unit: Option<String>,
+    /// Whether it accepted the connection.
+    pub(crate) accepts: bool,
+    /// The connection, seen from this end.
+    pub(crate) tuple: Tuple,
+}
+
+/// Most rules of an adapter: each is compared with each new connection.
+pub const RULES_MAX: usize = 1024;
+
+impl Rules {
+    /// Reads files in the order of their precedence. One that is not there is passed over, unless
+    /// it is `required`.
+    ///
+    /// # Errors
+    /// With the file, the line, and what is wrong with it.
+    pub fn read(files: &[RulesFile]) -> Result<Rules, RulesError> {
+        let mut rules = Rules::default();
+        for RulesFile { path, is_required } in files {
+            let text = match std::fs::read_to_string(path) {
+                Ok(text) => text,
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound && !is_required => {
+                    continue;
+                }
+                Err(error) => return Err(RulesError::File(path.clone(), error)),
+            };
+            rules.rules.extend(parse::rules(&text, path)?);
+        }
+        if rules.rules.len() > RULES_MAX {
+            return Err(RulesError::Whole("more rules than an adapter takes (1024)"));
+        }
+        Ok(rules)
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.rules.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.rules.is_empty()
+    }
+
+    /// The rules, in the order of their precedence.
+    pub fn iter(&self) -> impl Iterator<Item = &Rule> {
+        self.rules.iter()
+    }
+
+    /// The rule that keeps a connection with these ends on the kernel.
+    pub(crate) fn against(&self, ends: &[Side]) -> Option<&Rule> {
+        let (rule, path) = self.first(ends, |rule| rule.path)?;
+        (path == PathWish::Host).then_some(rule)
+    }
+
+    /// Whether captures see a connection with these ends, where a rule says so.
+    pub(crate) fn observability(&self, ends: &[Side]) -> Option<Observability> {
+        self.first(ends, |rule| rule.observability)
+            .map(|(_, observability)| observability)
+    }
+
+    /// Whether a rule speaks of captures.
+    pub(crate) fn speak_of_captures(&self) -> bool {
+        self.rules.iter().any(|rule| rule.observability.is_some())
+    }
+
+    fn first<T>(&self, ends: &[Side], setting: fn(&Rule) -> Option<T>) -> Option<(&Rule, T)> {
+        self.rules.iter().find_map(|rule| {
+            let value = setting(rule)?;
+            ends.iter()
+                .any(|end| rule.matches(end))
+                .then_some((rule, value))
+        })
+    }
+}
+
+impl Rule {
+    fn matches(&self, end: &Side) -> bool {
+        // The address and the port that were connected to, at both ends.
+        let server = match end.accepts {
+            true => end.tuple.local,
+            false => end.tuple.remote,
+        };
+        let is = |name: &Option<Name>, text: Option<&str>| {
+            name.as_ref()
+                .is_none_or(|name| text.is_some_and(|text| name.is(text)))
+        };
+        is(&self.program, Some(&end.program))
+            && is(&self.unit, end.unit.as_deref())
+            && self.user.is_none_or(|user| end.uid == Some(user))
+            && self.accepts.is_none_or(|accepts| end.accepts == accepts)
+            && self
+                .address
+                .as_ref()
+                .is_none_or(|network| network.matches(server.ip, 0))
+            && self
+                .port
+                .is_none_or(|(first, last)| (first..=last).contains(&server.port))
+    }
+
+    /// Where it stands, for a person.
+    pub fn origin(&self) -> String {
+        format!("{}, line {}", self.origin.file.display(), self.origin.line)
+    }
+}
+
+/// As it was written, without a comment.
+impl fmt::Display for Rule {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(&self.text)
+    }
+}
+
+impl Name {
+    fn is(&self, text: &str) -> bool {
+        match self.is_prefix {
+            true => text.starts_with(&self.text),
+            false => text == self.text,
+        }
+    }
+}
+
+impl Default for Origin {
+    fn default() -> Origin {
+        Origin {
+            file: Path::new("").into(),
+            line: 0,
+        }
+    }
+}
+
+/// A file of rules.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RulesFile {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Whether it is an error that it is not there.
+    pub is_required: bool,
+}
+
+/// A file that somebody has named, in place of those of [`default_files`].
+pub fn named(file: &Path) -> Vec<RulesFile> {
+    vec![RulesFile {
+        path: std::path::absolute(file).unwrap_or_else(|_| file.into()),
+        is_required: true,
+    }]
+}
+
+/// The files that an adapter reads unless it is told another: those of the user and of the system,
+/// or for the system adapter the system's alone.
+pub fn default_files(is_system: bool) -> Vec<RulesFile> {
+    let of_user = || {
+        let set = |name| std::env::var_os(name).map(PathBuf::from);
+        let directory = set("XDG_CONFIG_HOME").filter(|path| path.is_absolute());
+        directory.or_else(|| Some(set("HOME")?.join(".config")))
+    };
+    let of_user = match is_system {
+        true => None,
+        false => of_user().map(|directory| directory.join("toehold").join(FILE_NAME)),
+    };
+    let files = of_user.into_iter().chain([PathBuf::from(SYSTEM_FILE)]);
+    let files = files.map(|path| RulesFile {
+        path,
+        is_required: false,
+    });
+    files.collect()
+}
+
+const FILE_NAME: &str = "toehold.conf";
+/// The file of the host.
+pub const SYSTEM_FILE: &str = "/etc/toehold/toehold.conf";

@@ -1,0 +1,182 @@
+//! The grammar of `toehold.conf`.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use toehold_channel::offload::RuleAction;
+
+use super::{Name, Observability, Origin, PathWish, Rule, RulesError, words};
+use crate::engine::settings::{prefix, rule_of};
+
+/// The rules of a file's text.
+pub(super) fn rules(text: &str, file: &Path) -> Result<Vec<Rule>, RulesError> {
+    let shared: Arc<Path> = file.into();
+    let mut rules = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        let line = line.split('#').next().unwrap_or_default();
+        if line.trim().is_empty() {
+            continue;
+        }
+        let mut rule = rule(line).map_err(|cause| RulesError::Line {
+            file: file.into(),
+            line: index + 1,
+            cause,
+        })?;
+        rule.origin = Origin {
+            file: shared.clone(),
+            line: index + 1,
+        };
+        rules.push(rule);
+    }
+    Ok(rules)
+}
+
+fn rule(line: &str) -> Result<Rule, String> {
+    let mut rule = Rule::default();
+    let mut seen = Vec::new();
+    let mut line = line.split_ascii_whitespace();
+    while let Some(word) = line.next() {
+        let Some(known) = words::find(word) else {
+            return Err(format!(
+                "`{word}` is no word of a rule: expected {}",
+                words::list()
+            ));
+        };
+        if seen.contains(&word) {
+            return Err(format!(
+                "`{word}` stands twice in the rule: write one rule for each"
+            ));
+        }
+        seen.push(word);
+        let value = line
+            .next()
+            .ok_or_else(|| format!("`{word}` has no value: expected {word} {}", known.value))?;
+        rule.set(word, value)?;
+        if !rule.text.is_empty() {
+            rule.text.push(' ');
+        }
+        rule.text.push_str(&format!("{word} {value}"));
+    }
+    if rule.path.is_none() && rule.observability.is_none() {
+        return Err(format!(
+            "the rule has conditions and no setting: expected one of {}",
+            words::settings()
+        ));
+    }
+    Ok(rule)
+}
+
+impl Rule {
+    fn set(&mut self, word: &str, value: &str) -> Result<(), String> {
+        match word {
+            "program" => self.program = Some(name(value, COMM_BYTES)),
+            "user" => self.user = Some(user(value)?),
+            "unit" => self.unit = Some(unit(value)?),
+            "address" => {
+                let (ip, bits) = prefix(value).map_err(|cause| {
+                    format!("{cause}: expected an address, or ADDRESS/BITS for many")
+                })?;
+                self.address = Some(rule_of(ip, bits, 0, RuleAction::Host));
+            }
+            "port" => self.port = Some(ports(value)?),
+            "role" => {
+                self.accepts = Some(match value {
+                    "accepts" => true,
+                    "connects" => false,
+                    _ => {
+                        return Err(format!(
+                            "`{value}` is no role: expected connects or accepts"
+                        ));
+                    }
+                });
+            }
+            "path" => {
+                self.path = Some(match value {
+                    "auto" => PathWish::Auto,
+                    "host" => PathWish::Host,
+                    _ => {
+                        return Err(format!(
+                            "`{value}` is no path of a rule: expected auto or host"
+                        ));
+                    }
+                });
+            }
+            "observability" => {
+                self.observability = Some(match value {
+                    "yield" => Observability::Yield,
+                    "ignore" => Observability::Ignore,
+                    _ => {
+                        return Err(format!(
+                            "`{value}` is no observability: expected yield or ignore"
+                        ));
+                    }
+                });
+            }
+            _ => unreachable!("`{word}` is a word without a meaning"),
+        }
+        Ok(())
+    }
+}
+
+/// A name, of which the other side knows `bytes_max` bytes; with `*` at its end, a beginning.
+fn name(value: &str, bytes_max: usize) -> Name {
+    let (text, is_prefix) = match value.strip_suffix('*') {
+        Some(text) => (text, true),
+        None => (value, false),
+    };
+    let known = text
+        .char_indices()
+        .map(|(at, letter)| at + letter.len_utf8());
+    let end = known.take_while(|end| *end <= bytes_max).last();
+    Name {
+        text: text[..end.unwrap_or(0)].to_owned(),
+        is_prefix,
+    }
+}
+
+/// A unit has the name that `toehold enable` has for it, too.
+fn unit(value: &str) -> Result<Name, String> {
+    let kind = value.rsplit_once('.').map(|(_, kind)| kind);
+    match kind {
+        _ if value.ends_with('*') => Ok(name(value, usize::MAX)),
+        None => Ok(name(&format!("{value}.service"), usize::MAX)),
+        Some("service" | "scope") => Ok(name(value, usize::MAX)),
+        Some(_) => Err(format!(
+            "`{value}` has no programs: expected NAME.service or NAME.scope"
+        )),
+    }
+}
+
+fn user(value: &str) -> Result<u32, String> {
+    if let Ok(number) = value.parse() {
+        return Ok(number);
+    }
+    // The file alone: a service of names could not be asked from behind the adapter's filter for
+    // system calls.
+    let known = std::fs::read_to_string(PASSWD).unwrap_or_default();
+    let mut users = known.lines().filter_map(|line| {
+        let mut fields = line.split(':');
+        let name = fields.next()?;
+        Some((name, fields.nth(1)?.parse().ok()?))
+    });
+    let found = users.find(|(name, _)| *name == value);
+    found.map(|(_, uid)| uid).ok_or_else(|| {
+        format!("`{value}` is no user in {PASSWD}: expected a name that is there, or a number")
+    })
+}
+
+/// `PORT` or `FIRST-LAST`.
+fn ports(value: &str) -> Result<(u16, u16), String> {
+    let (first, last) = value.split_once('-').unwrap_or((value, value));
+    let port = |text: &str| text.parse::<u16>().ok().filter(|port| *port > 0);
+    match (port(first), port(last)) {
+        (Some(first), Some(last)) if first <= last => Ok((first, last)),
+        _ => Err(format!(
+            "`{value}` is no port: expected a number from 1 to 65535, or FIRST-LAST"
+        )),
+    }
+}
+
+/// The kernel knows the first bytes of a program's name (`TASK_COMM_LEN`, less the NUL).
+const COMM_BYTES: usize = 15;
+const PASSWD: &str = "/etc/passwd";

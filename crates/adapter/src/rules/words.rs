@@ -1,0 +1,94 @@
+//! The words of a rule, with what they mean: for error messages and the manual.
+
+/// One word of a rule.
+#[derive(Clone, Copy, Debug)]
+pub struct Word {
+    /// The word.
+    pub word: &'static str,
+    /// Its value, as a manual spells it.
+    pub value: &'static str,
+    /// Whether it is a setting. Otherwise it is a condition.
+    pub is_setting: bool,
+    /// The meaning, and the default of a setting.
+    pub meaning: &'static str,
+}
+
+/// All words, in the order of the manual.
+pub const WORDS: [Word; 8] = [
+    Word {
+        word: "program",
+        value: "NAME",
+        is_setting: false,
+        meaning: "The program at one end has this name, as toehold status shows it: the first 15 \
+            bytes of the name of its file. With * as its last letter NAME is the beginning of a \
+            name.",
+    },
+    Word {
+        word: "user",
+        value: "NAME|NUMBER",
+        is_setting: false,
+        meaning: "The program at one end runs as this user. A name has to be in /etc/passwd.",
+    },
+    Word {
+        word: "unit",
+        value: "NAME",
+        is_setting: false,
+        meaning: "The program at one end belongs to this unit of systemd: a service, whose ending \
+            .service may be left out, or a scope. With * as its last letter NAME is the beginning \
+            of a name.",
+    },
+    Word {
+        word: "address",
+        value: "ADDRESS[/BITS]",
+        is_setting: false,
+        meaning: "The address that was connected to is this one, or one of this network.",
+    },
+    Word {
+        word: "port",
+        value: "PORT|FIRST-LAST",
+        is_setting: false,
+        meaning: "The port that was connected to is this one, or one of these. It is the server's, \
+            at both ends.",
+    },
+    Word {
+        word: "role",
+        value: "connects|accepts",
+        is_setting: false,
+        meaning: "The end that the other conditions speak of has made the connection, or has \
+            accepted it.",
+    },
+    Word {
+        word: "path",
+        value: "auto|host",
+        is_setting: true,
+        meaning: "auto: shared memory, when both programs have the library. host: the kernel, \
+            always. Default auto. A connection through the TCP engine is not concerned: the rules \
+            of toehold-engine(5) are about those.",
+    },
+    Word {
+        word: "observability",
+        value: "yield|ignore",
+        is_setting: true,
+        meaning: "yield: the connection goes by the kernel while a packet capture would see it. \
+            ignore: it stays in shared memory, and captures miss it. Default: the adapter's option \
+            --observability.",
+    },
+];
+
+pub(super) fn find(word: &str) -> Option<&'static Word> {
+    WORDS.iter().find(|known| known.word == word)
+}
+
+/// All words, for a sentence.
+pub(super) fn list() -> String {
+    WORDS.map(|known| known.word).join(", ")
+}
+
+/// Those that are settings, for a sentence.
+pub(super) fn settings() -> String {
+    let settings = WORDS.iter().filter(|known| known.is_setting);
+    settings
+        .map(|known| known.word)
+        .collect::<Vec<_>>()
+        .join(", ")
+}

@@ -1,0 +1,136 @@
+//! `toehold.conf`: a rule keeps some connections on the kernel, `toehold status` says which rule,
+//! all others are accelerated, and connections follow when the rules change.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tempfile::TempDir;
+use toehold_e2e::{Crowd, Toehold, wait_until};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_crowd");
+const TIME_LIMIT: Duration = Duration::from_secs(120);
+const COUNT: usize = 10;
+
+/// An adapter with a file of rules.
+struct Ruled {
+    toehold: Toehold,
+    scratch: TempDir,
+}
+
+impl Ruled {
+    fn start(rules: &str) -> Ruled {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let file = scratch.path().join("toehold.conf");
+        std::fs::write(&file, rules).expect("scratch");
+        let file = file.to_str().expect("text").to_owned();
+        let toehold = Toehold::start_in(&[], &["--rules", &file]);
+        Ruled { toehold, scratch }
+    }
+
+    fn file(&self) -> PathBuf {
+        self.scratch.path().join("toehold.conf")
+    }
+
+    /// Replaces the rules and has the adapter read them.
+    fn change(&mut self, rules: &str) {
+        std::fs::write(self.file(), rules).expect("scratch");
+        self.toehold.adapter().signal(libc::SIGHUP);
+    }
+
+    fn crowd(&self, program: &Path) -> Crowd {
+        let program = program.to_str().expect("text");
+        Crowd::start(
+            &self.toehold,
+            program,
+            &[&COUNT.to_string(), "light"],
+            TIME_LIMIT,
+        )
+    }
+
+    fn are_direct(&self, crowd: &mut Crowd) -> bool {
+        let port = crowd.port();
+        wait_until(TIME_LIMIT, || {
+            crowd.order("around 50");
+            let all = self.toehold.connections();
+            let all = all.iter().filter(|one| one.has_port(port));
+            all.filter(|one| one.is_direct()).count() == 2 * COUNT
+        })
+    }
+
+    /// Whether all of a crowd's connections are on the kernel because of the rule on `line`.
+    fn are_ruled(&self, crowd: &mut Crowd, line: usize) -> bool {
+        let port = crowd.port();
+        let reason = format!(
+            "a rule keeps it on the kernel: {}, line {line}",
+            self.file().display()
+        );
+        wait_until(TIME_LIMIT, || {
+            crowd.order("around 50");
+            let all = self.toehold.connections();
+            let all = all.iter().filter(|one| one.has_port(port));
+            let ruled = all.filter(|one| {
+                let value = |key: &str| one.value[key].as_str() == Some("host");
+                let is_host = value("path") && value("tx_path") && value("rx_path");
+                is_host && one.value["reason"] == *reason
+            });
+            ruled.count() == 2 * COUNT
+        })
+    }
+
+    fn whereabouts(&self) -> String {
+        let all = self.toehold.connections();
+        let all = all.iter().map(|one| {
+            let text = |key: &str| one.value[key].to_string();
+            let (local, remote) = (text("local"), text("remote"));
+            format!("{local} {remote} {} {}", text("path"), text("reason"))
+        });
+        all.collect::<Vec<_>>().join("\n")
+    }
+}
+
+#[test]
+fn a_rule_about_a_port_keeps_its_connections_on_the_kernel_and_no_others() {
+    let mut ruled = Ruled::start("");
+    let mut one = ruled.crowd(PROGRAM.as_ref());
+    let mut other = ruled.crowd(PROGRAM.as_ref());
+    assert!(ruled.are_direct(&mut one), "{}", ruled.whereabouts());
+    assert!(ruled.are_direct(&mut other), "{}", ruled.whereabouts());
+    ruled.change(&format!("# by the kernel\nport {} path host\n", one.port()));
+    assert!(ruled.are_ruled(&mut one, 2), "{}", ruled.whereabouts());
+    assert!(ruled.are_direct(&mut other), "{}", ruled.whereabouts());
+    // With a wrong file nothing changes.
+    ruled.change("port 0 path host\n");
+    let refused = format!(
+        "rules stay as they were: {}, line 1: `0` is no port: expected",
+        ruled.file().display()
+    );
+    let is_said = wait_until(TIME_LIMIT, || {
+        ruled.toehold.adapter().stderr().contains(&refused)
+    });
+    assert!(is_said, "{}", ruled.toehold.adapter().outputs());
+    one.order("around 200");
+    assert!(ruled.are_ruled(&mut one, 2), "{}", ruled.whereabouts());
+    ruled.change("");
+    assert!(ruled.are_direct(&mut one), "{}", ruled.whereabouts());
+    one.end();
+    other.end();
+}
+
+#[test]
+fn a_rule_about_a_program_holds_from_its_first_connection_and_costs_no_channel() {
+    let mut ruled = Ruled::start("program audited role accepts path host\n");
+    let audited = ruled.scratch.path().join("audited");
+    std::fs::copy(PROGRAM, &audited).expect("scratch");
+    let mut quiet = ruled.crowd(&audited);
+    let mut loud = ruled.crowd(PROGRAM.as_ref());
+    assert!(ruled.are_direct(&mut loud), "{}", ruled.whereabouts());
+    assert!(ruled.are_ruled(&mut quiet, 1), "{}", ruled.whereabouts());
+    let status = ruled.toehold.status();
+    assert_eq!(status["channels_made"], COUNT, "{status}");
+    // An earlier rule is an exception, for connections that live already.
+    let exception = format!("port {} path auto\n", quiet.port());
+    ruled.change(&format!("{exception}program audited path host\n"));
+    assert!(ruled.are_direct(&mut quiet), "{}", ruled.whereabouts());
+    quiet.end();
+    loud.end();
+}
