@@ -100,6 +100,20 @@ uninstall: ## remove what `make install` put under PREFIX
 	rm -f $(sharedir)/man/man5/toehold-engine.5 $(sharedir)/man/man5/toehold.conf.5
 	-rmdir $(libdir) 2>/dev/null
 
+.PHONY: deb
+deb: build ## a Debian package of it, checked by lintian
+	@scripts/deps.sh deb
+	scripts/deb.sh $(RELEASE)
+
+.PHONY: deb-test
+deb-test: ## the package in a fresh Debian 12: install, upgrade, remove, purge; run `make deb` first; root
+	@scripts/deps.sh deb
+	scripts/deb-test.sh $(RELEASE)/deb/*.deb $(RELEASE)/deb-test
+
+.PHONY: tarball
+tarball: build ## the installed tree as an archive: it runs from wherever it is unpacked
+	scripts/tarball.sh $(RELEASE)
+
 .PHONY: help
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24

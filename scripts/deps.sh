@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sees that what is needed is here, and installs Debian packages for what is not.
 #
-#   scripts/deps.sh [rust] [demo] [test] [bench] [page] [programs] [suites]
+#   scripts/deps.sh [rust] [demo] [test] [bench] [page] [programs] [suites] [deb]
 #
 # Does nothing when everything is there. Packages that bring a service do not start it, now or at
 # boot: the demonstration and the tests run servers of their own, on free ports, in private
@@ -31,6 +31,7 @@ suites=(apache2:apache2 cmake:cmake cc:gcc dpkg-source:dpkg-dev haproxy:haproxy 
     python3.11:python3.11 setpriv:util-linux socat:socat tclsh:tcl varnishd:varnish varnishtest:varnish
     /usr/include/event.h:libevent-dev /usr/include/openssl/ssl.h:libssl-dev
     /usr/lib/python3.11/test/test_socket.py:libpython3.11-testsuite)
+deb=(dh:debhelper dpkg-buildpackage:dpkg-dev lintian:lintian debootstrap:debootstrap)
 page=(chromium-headless-shell:chromium-headless-shell)
 bench=(valgrind:valgrind ip:iproute2 ethtool:ethtool tbench:dbench nuttcp:nuttcp iperf3:iperf3
     sockperf:sockperf wrk:wrk)
@@ -137,11 +138,12 @@ for part in "$@"; do
     test) install_missing "${test[@]}" ;;
     bench) install_missing "${bench[@]}" ;;
     page) install_missing "${page[@]}" ;;
+    deb) install_missing "${deb[@]}" ;;
     suites) install_missing "${suites[@]}" ;;
     programs)
         mapfile -t programs < <(sed -n 's/^# needs: //p' "${BASH_SOURCE%/*}"/../tests/programs/*.sh | tr ' ' '\n' | sort -u)
         install_missing "${programs[@]}"
         ;;
-    *) die "usage: scripts/deps.sh [rust] [demo] [test] [bench] [page] [programs] [suites]" ;;
+    *) die "usage: scripts/deps.sh [rust] [demo] [test] [bench] [page] [programs] [suites] [deb]" ;;
     esac
 done
