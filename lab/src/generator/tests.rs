@@ -20,8 +20,8 @@ fn load(pattern: Pattern) -> Load {
     }
 }
 
-/// The outcome of a load, which lasts longer each time until an operation falls into it: a busy host
-/// may give the first ones no time at all.
+/// The outcome of a load, which lasts longer each time until an operation falls into it: a busy
+/// host may give the first ones no time at all.
 fn with_operations(
     mut load: Load,
     run: impl Fn(&Load) -> Result<Outcome, String>,

@@ -33,7 +33,7 @@ pub(super) struct Failures {
     section: Section,
 }
 
-/// What the lines of the test runner are about.
+/// The subject of the test runner's lines.
 #[derive(Debug, Default, PartialEq, Eq)]
 enum Section {
     /// Tests as they end, or the output of tests that passed.
