@@ -101,7 +101,8 @@ keep_off_at_boot() {
         if [[ " $* " == *" $service "* || " $* " == *" ${package_of[$service]:-$service} "* ]]; then
             if command -v systemctl >/dev/null; then
                 as_root systemctl disable --quiet "$service" >/dev/null 2>&1 || true
-            elif [ -e "/etc/init.d/$service" ]; then
+            # update-rc.d fails for a service that does not start at boot.
+            elif compgen -G "/etc/rc?.d/S??$service" >/dev/null; then
                 as_root update-rc.d "$service" disable
             fi
         fi
