@@ -100,6 +100,10 @@ pub(crate) const CASES: &[Case] = &[
         "instance_closed_under_a_sleeper_leaves_no_sleeper",
         sharing::closed_under_a_sleeper,
     ),
+    Case::pair(
+        "instance_closed_under_a_sleeper_takes_no_event_of_the_next",
+        sharing::closed_and_replaced_under_a_sleeper,
+    ),
     Case::pair("instance_lives_on_in_its_duplicate", duplicates::outlives),
     Case::roles(
         "instance_from_before_the_traffic_lives_on_in_its_duplicate",

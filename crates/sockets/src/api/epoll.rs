@@ -7,7 +7,8 @@ use toehold_channel::table::{Reason, WaitMode};
 
 use crate::api::readiness::{limit_of_ms, nanoseconds};
 use crate::descriptors::{self, Kind};
-use crate::epoll::{control, instance, lifetime, waiting};
+use crate::epoll::instance::Instance;
+use crate::epoll::{control, lifetime, waiting};
 use crate::offload::liveness::say_what_is_set;
 use crate::{connection, errno, kept, process, real, service};
 
@@ -62,7 +63,7 @@ pub unsafe fn epoll_ctl(
 }
 
 unsafe fn wait_on(
-    number: u32,
+    instance: Instance,
     epfd: c_int,
     events: *mut epoll_event,
     count: c_int,
@@ -71,7 +72,8 @@ unsafe fn wait_on(
 ) -> c_int {
     // SAFETY: the caller of the C function promises `count` writable elements.
     let list = unsafe { core::slice::from_raw_parts_mut(events, count as usize) };
-    waiting::wait(number, list, limit, |buffer, limit| {
+    waiting::wait(instance, list, limit, |buffer, limit| {
+        let epfd = instance.descriptor(epfd);
         let len = buffer.len() as c_int;
         // Rounded up, so that we never come back early and spin on what is left of a millisecond.
         let ms = limit.map_or(-1, |ns| {
@@ -100,9 +102,9 @@ unsafe fn wait_on(
 }
 
 /// The instance to which a wait belongs, if it is known and the wait makes sense.
-fn instance(epfd: c_int, events: *mut epoll_event, count: c_int) -> Option<u32> {
+fn instance_at(epfd: c_int, events: *mut epoll_event, count: c_int) -> Option<Instance> {
     say_what_is_set();
-    descriptors::epoll_number(epfd).filter(|_| count > 0 && !events.is_null())
+    Instance::at(epfd).filter(|_| count > 0 && !events.is_null())
 }
 
 /// The events that are ready at once, when a member has kept bytes. `look` is the program's own
@@ -126,19 +128,19 @@ unsafe fn kept_members(
 /// The kernel's own wait, as `kernel` makes it, less what another thread has made ours while it
 /// slept. `None`: nothing is left, wait again.
 unsafe fn wait_in_kernel(
-    known: Option<u32>,
+    known: Option<Instance>,
     events: *mut epoll_event,
     count: c_int,
     is_look: bool,
     kernel: impl FnOnce() -> c_int,
 ) -> Option<c_int> {
-    let Some(number) = known else {
+    let Some(instance) = known else {
         return Some(kernel());
     };
     let result = if is_look {
         kernel()
     } else {
-        let _wait = waiting::begin_kernel_wait(number)?;
+        let _wait = waiting::begin_kernel_wait(instance)?;
         kernel()
     };
     if result <= 0 {
@@ -146,7 +148,7 @@ unsafe fn wait_in_kernel(
     }
     // SAFETY: the caller of the C function promises `count` writable elements.
     let list = unsafe { core::slice::from_raw_parts_mut(events, count as usize) };
-    waiting::after_kernel_wait(number, list, result as usize)
+    waiting::after_kernel_wait(instance, list, result as usize)
 }
 
 /// `epoll_wait(2)`.
@@ -157,10 +159,10 @@ pub unsafe fn epoll_wait(
     count: c_int,
     timeout_ms: c_int,
 ) -> c_int {
-    match instance(epfd, events, count) {
-        Some(number) if instance::needs_library(number) => unsafe {
+    match instance_at(epfd, events, count) {
+        Some(instance) if instance.needs_library() => unsafe {
             wait_on(
-                number,
+                instance,
                 epfd,
                 events,
                 count,
@@ -194,9 +196,9 @@ pub unsafe fn epoll_pwait(
     timeout_ms: c_int,
     mask: *const sigset_t,
 ) -> c_int {
-    match instance(epfd, events, count) {
-        Some(number) if instance::needs_library(number) => unsafe {
-            wait_on(number, epfd, events, count, limit_of_ms(timeout_ms), mask)
+    match instance_at(epfd, events, count) {
+        Some(instance) if instance.needs_library() => unsafe {
+            wait_on(instance, epfd, events, count, limit_of_ms(timeout_ms), mask)
         },
         known => {
             if let Some(found) = unsafe {
@@ -223,10 +225,10 @@ pub unsafe fn epoll_pwait2(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    match instance(epfd, events, count) {
-        Some(number) if instance::needs_library(number) => {
+    match instance_at(epfd, events, count) {
+        Some(instance) if instance.needs_library() => {
             let limit = (!timeout.is_null()).then(|| nanoseconds(unsafe { &*timeout }));
-            unsafe { wait_on(number, epfd, events, count, limit, mask) }
+            unsafe { wait_on(instance, epfd, events, count, limit, mask) }
         }
         known => {
             let is_look = !timeout.is_null() && nanoseconds(unsafe { &*timeout }) == 0;

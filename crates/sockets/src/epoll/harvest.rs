@@ -18,6 +18,8 @@ use crate::{ready, sys};
 
 /// Members taken off the ready list for one harvest.
 pub(super) struct Batch {
+    /// The instance's, when the call began: a member of the next one is none of this harvest.
+    generation: u32,
     // Not zeroed: most waits find a few of the 64.
     numbers: [MaybeUninit<u32>; BATCH],
     count: usize,
@@ -25,8 +27,9 @@ pub(super) struct Batch {
 
 impl Batch {
     #[inline(always)]
-    pub(super) fn new() -> Batch {
+    pub(super) fn new(generation: u32) -> Batch {
         Batch {
+            generation,
             numbers: [const { MaybeUninit::uninit() }; BATCH],
             count: 0,
         }
@@ -35,6 +38,9 @@ impl Batch {
     /// Takes at most `most` members. The caller holds the lock.
     #[inline(always)]
     fn take(&mut self, epoll: &Epoll, most: usize) {
+        if epoll.generation() != self.generation {
+            return;
+        }
         while self.count < BATCH.min(most) {
             let Some(number) = pop_ready(epoll) else {
                 break;
@@ -109,17 +115,17 @@ impl Epoll {
     /// threads may be looking at one member. The events to report, and the member's state after the
     /// report, are then decided in one step under the lock, as fs/eventpoll.c does it under
     /// `ep->mtx`: a one-shot or an edge is told to one of them.
-    pub(super) fn harvest(&self, out: &mut [epoll_event], consume: bool) -> usize {
+    pub(super) fn harvest(&self, generation: u32, out: &mut [epoll_event], consume: bool) -> usize {
         let held = self.lock.lock();
-        let mut batch = Batch::new();
+        let mut batch = Batch::new(generation);
         batch.take(self, out.len());
         drop(held);
         self.tell(&batch, out, consume)
     }
 
     /// [`Epoll::sweep`] and [`Epoll::harvest`] under one lock.
-    pub(super) fn sweep_and_harvest(&self, out: &mut [epoll_event]) -> usize {
-        let mut batch = Batch::new();
+    pub(super) fn sweep_and_harvest(&self, generation: u32, out: &mut [epoll_event]) -> usize {
+        let mut batch = Batch::new(generation);
         match self.sweep_and_take(&mut batch, out.len()) {
             true => self.tell(&batch, out, true),
             false => 0,
@@ -157,6 +163,11 @@ impl Epoll {
         let mut written = 0;
         if found > 0 {
             let _held = self.lock.lock();
+            // Closed meanwhile, its members' numbers may be those of the next instance's.
+            let found = match self.generation() == batch.generation {
+                true => found,
+                false => 0,
+            };
             for look in &looks[..found] {
                 // SAFETY: the first `found` were written above.
                 let (number, look) = unsafe { look.assume_init_ref() };
@@ -182,6 +193,9 @@ impl Epoll {
     #[inline(always)]
     fn report(&self, number: u32, look: &Look, consume: bool) -> Option<epoll_event> {
         let one = registration(number)?;
+        if one.epoll.load(Ordering::Relaxed) != self.number.load(Ordering::Relaxed) {
+            return None;
+        }
         let report = one.report(look, consume, || Some(peer_tail(&one.behind()?)))?;
         if report.stays {
             push_ready(self, number);

@@ -6,9 +6,9 @@ use libc::epoll_event;
 
 use crate::chunks::Chunks;
 use crate::epoll::registration::{EDGE, ONESHOT, Registration, State};
-use crate::lock;
 use crate::pairs::Pair;
 use crate::wait::SpinHistory;
+use crate::{descriptors, lock};
 
 /// Epoll instances known at a time; others stay the kernel's alone, with their members on the host
 /// path.
@@ -35,6 +35,10 @@ pub(super) struct Epoll {
     pub(super) lock: lock::Private,
     /// One of its descriptors, plus one; 0 is free. It is open in this process.
     pub(super) fd: AtomicI32,
+    /// The number by which it is known.
+    pub(super) number: AtomicU32,
+    /// How many instances had this number and were closed: see [`Instance`].
+    pub(super) generation: AtomicU32,
     /// How many this process has.
     pub(super) descriptors: AtomicU32,
     /// Registrations that are ours to answer.
@@ -59,6 +63,59 @@ pub(super) struct Epoll {
     /// 1 when an ordinary member has been registered that the kernel tells of once: edge-triggered,
     /// or one-shot.
     pub(super) tells_once: AtomicU32,
+}
+
+/// An instance as a call found it. While the call sleeps in the kernel, another thread may close
+/// the instance, and the next one gets its number: news of that one is not for this call.
+#[derive(Clone, Copy)]
+pub(crate) struct Instance {
+    pub(super) epoll: &'static Epoll,
+    pub(super) number: u32,
+    pub(super) generation: u32,
+}
+
+impl Instance {
+    /// The instance at `fd`, if it is known.
+    #[inline]
+    pub(crate) fn at(fd: i32) -> Option<Instance> {
+        let mut number = descriptors::epoll_number(fd)?;
+        loop {
+            let epoll = epoll(number)?;
+            let instance = Instance {
+                epoll,
+                number,
+                generation: epoll.generation(),
+            };
+            // Closed before the generation was read, it would be the next one's.
+            let again = descriptors::epoll_number(fd)?;
+            if again == number {
+                return Some(instance);
+            }
+            number = again;
+        }
+    }
+
+    /// True until its last descriptor is closed.
+    #[inline]
+    pub(super) fn is_open(&self) -> bool {
+        self.epoll.generation() == self.generation
+    }
+
+    /// The descriptor by which the kernel knows it now. The one with which the call began may have
+    /// been closed, and stand for another file, while a duplicate is open.
+    #[inline]
+    pub(crate) fn descriptor(&self, fd: i32) -> i32 {
+        if descriptors::epoll_number(fd) == Some(self.number) || !self.is_open() {
+            return fd;
+        }
+        self.epoll.fd.load(Ordering::Relaxed) - 1
+    }
+
+    /// As [`needs_library`], of this one.
+    #[inline]
+    pub(crate) fn needs_library(&self) -> bool {
+        self.epoll.needs_library()
+    }
 }
 
 /// Threads that sleep on an instance, in the lower half. The upper half counts the instances that
@@ -131,11 +188,7 @@ pub(super) fn epoll(number: u32) -> Option<&'static Epoll> {
 /// those that are parked may come back, or other instances that may get some.
 #[inline]
 pub(crate) fn needs_library(number: u32) -> bool {
-    epoll(number).is_some_and(|epoll| {
-        epoll.ours.load(BOOKS) != 0
-            || epoll.pair_count.load(BOOKS) != 0
-            || epoll.nested_count.load(Ordering::Relaxed) != 0
-    })
+    epoll(number).is_some_and(Epoll::needs_library)
 }
 
 /// A pair is about to be unmapped: no channel uses it, so no ready bitmap of it matters.
@@ -163,6 +216,20 @@ pub(crate) fn forget_pair(pair: &Pair) {
 }
 
 impl Epoll {
+    #[inline]
+    fn needs_library(&self) -> bool {
+        self.ours.load(BOOKS) != 0
+            || self.pair_count.load(BOOKS) != 0
+            || self.nested_count.load(Ordering::Relaxed) != 0
+    }
+
+    /// See [`Instance`]. It changes under the lock, before anything else of a closed instance does.
+    #[inline]
+    pub(super) fn generation(&self) -> u32 {
+        // Relaxed: whoever takes something of the instance looks again under its lock.
+        self.generation.load(Ordering::Relaxed)
+    }
+
     /// Makes `one`, which is number `n`, a member that is looked at every time. The caller holds
     /// the lock, and it is not one yet.
     pub(super) fn link_polled(&self, one: &Registration, n: u32) {

@@ -49,6 +49,7 @@ pub(crate) fn created(fd: i32) {
             ] {
                 word.store(0, Ordering::Relaxed);
             }
+            epoll.number.store(number, Ordering::Relaxed);
             epoll.sleepers.forget();
             epoll.spin.reset();
             epoll.kernel_seen_ns.store(0, Ordering::Relaxed);
@@ -77,6 +78,16 @@ pub(crate) fn closing(number: u32, fd: i32) {
             }
         }
         return;
+    }
+    {
+        // Threads that slept on it take nothing from here on, neither of its members, whose numbers
+        // may be used again at once, nor of the next instance's.
+        let _held = epoll.lock.lock();
+        let next = epoll.generation().wrapping_add(1);
+        epoll.generation.store(next, Ordering::Relaxed);
+        for word in [&epoll.ready_head, &epoll.ready_tail, &epoll.polled] {
+            word.store(0, Ordering::Relaxed);
+        }
     }
     for n in 1..NEXT_UNUSED.load(Ordering::Relaxed) {
         let Some(one) = registration(n) else { break };

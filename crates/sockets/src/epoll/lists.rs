@@ -11,6 +11,11 @@ pub(super) fn push_ready(epoll: &Epoll, number: u32) {
     let Some(one) = registration(number) else {
         return;
     };
+    // A mark or an event of the kernel's may be late: its number stands for nothing by now, or for
+    // a member of another instance.
+    if !one.is_ours() || one.epoll.load(Ordering::Relaxed) != epoll.number.load(Ordering::Relaxed) {
+        return;
+    }
     if one.on_ready.swap(1, Ordering::Relaxed) != 0 {
         return;
     }

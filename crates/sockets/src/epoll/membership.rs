@@ -36,6 +36,8 @@ pub(super) fn leave(epoll: &Epoll, connection: &Connection, number: u32) {
         if one.is_ours() || one.state() == State::Held {
             epoll.ours.fetch_sub(1, Ordering::Relaxed);
         }
+        // From here on nobody puts it on a list again.
+        one.become_state(State::Gone);
         remove_ready(epoll, number);
         remove_polled(epoll, number);
     }

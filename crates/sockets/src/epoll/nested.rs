@@ -94,7 +94,7 @@ pub(crate) fn has_ready(number: u32) -> bool {
         if !epoll.sweep() {
             break;
         }
-        if epoll.harvest(&mut one, false) > 0 {
+        if epoll.harvest(epoll.generation(), &mut one, false) > 0 {
             return true;
         }
     }

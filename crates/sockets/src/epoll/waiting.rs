@@ -6,7 +6,7 @@ use libc::epoll_event;
 use toehold_channel::sync::fence;
 
 use crate::epoll::harvest::Batch;
-use crate::epoll::instance::{Counted, Epoll, epoll, needs_library};
+use crate::epoll::instance::{Counted, Epoll, Instance};
 use crate::epoll::nested::without_repeats;
 use crate::epoll::registration::untag;
 use crate::epoll::sleeping::Watch;
@@ -21,32 +21,38 @@ const KERNEL_FIRST_NS: u64 = 10_000_000;
 /// `epoll_wait` on an instance with accelerated members. `kernel` waits on the kernel's side: it
 /// gets the buffer and the time-out in nanoseconds (`None`: no limit) and returns what `epoll_wait`
 /// does.
+///
+/// When another thread closes the instance, the call ends with EBADF. (The kernel's call would go
+/// on sleeping, on an instance that nobody can change any more.)
 pub(crate) fn wait(
-    number: u32,
+    instance: Instance,
     events: &mut [epoll_event],
     timeout_ns: Option<u64>,
     mut kernel: impl FnMut(&mut [epoll_event], Option<u64>) -> i32,
 ) -> i32 {
-    let Some(epoll) = epoll(number) else {
-        return kernel(events, timeout_ns);
-    };
+    let Instance {
+        epoll, generation, ..
+    } = instance;
     let is_look = timeout_ns == Some(0);
     let mut before = None;
     let mut started = 0u64;
     loop {
+        if !instance.is_open() {
+            return closed();
+        }
         let mut found = 0;
         let mut is_asked = false;
         if !kernel_comes_first(epoll, events.len(), is_look) {
-            found = epoll.sweep_and_harvest(events);
+            found = epoll.sweep_and_harvest(generation, events);
         } else {
-            let mut batch = Batch::new();
+            let mut batch = Batch::new(generation);
             if epoll.sweep_and_take(&mut batch, events.len() - events.len() / 2) {
                 let first = ask_kernel_first(epoll, events, &mut kernel);
                 let kept = first.unwrap_or(0);
                 found = kept + epoll.tell(&batch, &mut events[kept..], true);
                 if found == 0 && epoll.ready_head.load(Ordering::Relaxed) != 0 {
                     // Doorbells were among what the kernel said.
-                    found = epoll.harvest(events, true);
+                    found = epoll.harvest(generation, events, true);
                 }
                 if found > 0 {
                     return found as i32;
@@ -61,7 +67,7 @@ pub(crate) fn wait(
             return found as i32;
         }
         if found > 0 || is_look {
-            return with_kernel_members(epoll, events, found, is_look, &mut kernel);
+            return with_kernel_members(instance, events, found, is_look, &mut kernel);
         }
         // Handlers that ran before are as if they had come before the call.
         let handlers = *before.get_or_insert_with(deferral::handlers);
@@ -97,7 +103,7 @@ pub(crate) fn wait(
             }
         }
         attention::follow();
-        let n = sleep(epoll, events, left, &mut kernel);
+        let n = sleep(instance, events, left, &mut kernel);
         epoll.spin.slept(sys::now_ns() - now);
         if n < 0 {
             // Connections marked meanwhile are on the list, and this thread has other work.
@@ -109,14 +115,21 @@ pub(crate) fn wait(
         epoll.kernel_seen_ns.store(woken, Ordering::Relaxed);
         if kept > 0 {
             epoll.kernel_news_ns.store(woken, Ordering::Relaxed);
-            return (kept + epoll.sweep_and_harvest(&mut events[kept..])) as i32;
+            return (kept + epoll.sweep_and_harvest(generation, &mut events[kept..])) as i32;
         }
         if let Some(limit) = timeout_ns {
             if sys::now_ns() - started >= limit {
-                return epoll.sweep_and_harvest(events) as i32;
+                return epoll.sweep_and_harvest(generation, events) as i32;
             }
         }
     }
+}
+
+/// The answer of a call whose instance another thread has closed.
+#[cold]
+fn closed() -> i32 {
+    errno::set(libc::EBADF);
+    -1
 }
 
 /// True when the kernel is asked for ordinary members before the rings are.
@@ -159,7 +172,9 @@ fn ask_kernel_first(
 
 /// Adds events of ordinary members, now and then, so that a busy ring does not starve them.
 fn with_kernel_members(
-    epoll: &Epoll,
+    Instance {
+        epoll, generation, ..
+    }: Instance,
     events: &mut [epoll_event],
     found: usize,
     always: bool,
@@ -185,17 +200,18 @@ fn with_kernel_members(
         epoll.kernel_news_ns.store(now, Ordering::Relaxed);
     }
     match found + kept {
-        0 => epoll.sweep_and_harvest(events) as i32,
+        0 => epoll.sweep_and_harvest(generation, events) as i32,
         total => total as i32,
     }
 }
 
-pub(super) fn sleep(
-    epoll: &Epoll,
+fn sleep(
+    instance: Instance,
     events: &mut [epoll_event],
     left: Option<u64>,
     kernel: &mut impl FnMut(&mut [epoll_event], Option<u64>) -> i32,
 ) -> i32 {
+    let epoll = instance.epoll;
     let mut watch = Watch::new();
     let counted = epoll.begin_sleep();
     watch.begin_inside(epoll);
@@ -203,7 +219,10 @@ pub(super) fn sleep(
     // and with the fence in `show_to_sleepers`.
     fence(Ordering::SeqCst);
     let news = epoll.sweep() || epoll.has_nested_ready();
-    let result = kernel(events, if news { Some(0) } else { left });
+    let result = match instance.is_open() {
+        true => kernel(events, if news { Some(0) } else { left }),
+        false => closed(),
+    };
     watch.end();
     epoll.end_sleep(counted);
     result
@@ -213,25 +232,21 @@ pub(super) fn sleep(
 /// It counts as a sleeper, so that whoever makes a member ours wakes it: peers do not ring for
 /// ready bitmaps on which nobody sleeps. `None`: the instance needs us by now.
 #[inline]
-pub(crate) fn begin_kernel_wait(number: u32) -> Option<KernelWait> {
-    let Some(epoll) = epoll(number) else {
-        return Some(KernelWait(None));
-    };
+pub(crate) fn begin_kernel_wait(instance: Instance) -> Option<KernelWait> {
+    let epoll = instance.epoll;
     // A full barrier between this and the look: either we see the member, or whoever adds it sees
     // us.
-    let wait = KernelWait(Some((epoll, epoll.sleepers.enter())));
-    (!needs_library(number)).then_some(wait)
+    let wait = KernelWait(epoll, epoll.sleepers.enter());
+    (!instance.needs_library()).then_some(wait)
 }
 
 /// A sleep that [`begin_kernel_wait`] has counted, until it is dropped.
-pub(crate) struct KernelWait(Option<(&'static Epoll, Counted)>);
+pub(crate) struct KernelWait(&'static Epoll, Counted);
 
 impl Drop for KernelWait {
     #[inline]
     fn drop(&mut self) {
-        let Some((epoll, counted)) = self.0 else {
-            return;
-        };
+        let &mut KernelWait(epoll, counted) = self;
         if epoll.pair_count.load(Ordering::Relaxed) == 0 {
             // A ready bitmap that comes at this moment stays asleep: its peer rings once without
             // need.
@@ -245,23 +260,29 @@ impl Drop for KernelWait {
 /// The kernel's own call returned `events` on an instance that got accelerated members while it
 /// slept: takes ours out and looks at them. `None`: nothing is left, wait again.
 pub(crate) fn after_kernel_wait(
-    number: u32,
+    instance: Instance,
     events: &mut [epoll_event],
     returned: usize,
 ) -> Option<i32> {
     // A registration of ours is in the kernel before it is in our books.
     let is_tagged = |event: &epoll_event| untag(event.u64).is_some();
-    if !needs_library(number) && !events[..returned].iter().any(is_tagged) {
+    if !instance.needs_library() && !events[..returned].iter().any(is_tagged) {
         return Some(returned as i32);
     }
-    let epoll = epoll(number)?;
+    let Instance {
+        epoll, generation, ..
+    } = instance;
     let kept = epoll.sort_kernel_events(&mut events[..returned]);
     if kept > 0 {
         epoll.kernel_news_ns.store(sys::now_ns(), Ordering::Relaxed);
     }
     let more = match kept < events.len() {
-        true => epoll.sweep_and_harvest(&mut events[kept..]),
+        true => epoll.sweep_and_harvest(generation, &mut events[kept..]),
         false => 0,
     };
-    (kept + more > 0).then_some((kept + more) as i32)
+    match kept + more {
+        0 if instance.is_open() => None,
+        0 => Some(closed()),
+        total => Some(total as i32),
+    }
 }

@@ -195,3 +195,42 @@ pub(super) fn closed_under_a_sleeper(pair: &Pair) {
     }
     pair.step();
 }
+
+/// A thread sleeps on an instance which another thread closes. A new instance is made, and a member
+/// of it has news. Then the sleep ends, by an event of the closed instance: the sleeper reports
+/// that one alone, and the news stays for the new instance.
+pub(super) fn closed_and_replaced_under_a_sleeper(pair: &Pair) {
+    const ASLEEP: Duration = Duration::from_millis(200);
+    const AT_MOST_MS: i32 = 3000;
+    if pair.server() {
+        send_all(pair.fd, b"!");
+        pair.step();
+        pair.step();
+        return;
+    }
+    pair.step();
+    pair.arrived(pair.fd, 1);
+    for has_connection in [false, true] {
+        for events in [IN | ET, IN | ONE, IN] {
+            let closed = sys::epoll_create();
+            let event = sys::eventfd();
+            sys::epoll_ctl(closed, ADD, event, IN, 2).value();
+            if has_connection {
+                sys::epoll_ctl(closed, ADD, pair.fd, libc::EPOLLRDHUP, 4).value();
+            }
+            thread::scope(|scope| {
+                let before = scope.spawn(move || format!("{:?}", sys::epoll_wait(closed, 8, -1)));
+                thread::sleep(ASLEEP);
+                sys::close(closed).value();
+                let new = sys::epoll_create();
+                sys::epoll_ctl(new, ADD, pair.fd, events, 3).value();
+                sys::write(event, &1u64.to_ne_bytes()).value();
+                pair.say("before", before.join().expect("no panic"));
+                pair.say("now", format!("{:?}", sys::epoll_wait(new, 8, AT_MOST_MS)));
+                sys::close(new).value();
+            });
+            sys::close(event).value();
+        }
+    }
+    pair.step();
+}
