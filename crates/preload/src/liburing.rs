@@ -8,6 +8,14 @@
 //!
 //! A program that liburing is linked into, or that finds its functions with `dlsym` in the library
 //! itself, is not seen.
+//!
+//! The installed liburing may be older and lack one of these functions. Then the answer is -ENOSYS.
+//! A program that is linked with a newer liburing does not get that far: each new function has a
+//! new version of liburing's names, which the dynamic linker looks for in the library when the
+//! program starts, whether or not we have the function. A program that asks for the function
+//! (`dlsym` with `RTLD_DEFAULT`, a weak reference) finds ours where it would have found none. To it
+//! -ENOSYS says that the function is there and the kernel has no such call, which a program that
+//! asks must expect: liburing's functions return the kernel's errors as they are.
 
 use core::ffi::{CStr, c_int, c_uint, c_void};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};

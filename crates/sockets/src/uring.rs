@@ -15,7 +15,9 @@
 //!
 //! A mapping keeps a ring open, so it ends before the program's last number of the ring is closed.
 //! liburing makes these calls past `syscall(2)`. Where its functions are called in its shared
-//! library, they are seen ([`liburing`]); where it is linked into the program, they are not.
+//! library, they are seen ([`liburing`]); where it is linked into the program, they are not. Bytes
+//! that moved so before a connection had a channel show in the kernel's counts
+//! (`pairing::counts_agree`), and it gets none. docs/security.md says what remains, and why.
 //!
 //! Layouts and numbers are those of include/uapi/linux/io_uring.h.
 
