@@ -1,10 +1,17 @@
-//! Every relative link in a document leads to a file that exists.
+//! Every relative link in a document leads to a file that exists, and so does every file that a
+//! document names as code.
 
 use std::path::{Path, PathBuf};
 
-/// Looks at all Markdown below `root`, prints dead links; true when there are none.
+/// Directories at the top of the tree: a name that begins with one is meant in full.
+const TOP: [&str; 8] = [
+    "contrib/", "crates/", "docs/", "fuzz/", "lab/", "scripts/", "tests/", "xtask/",
+];
+
+/// Looks at all Markdown below `root`, prints dead links and names; true when there are none.
 pub(crate) fn check(root: &Path) -> bool {
     let (mut links, mut dead) = (0, 0);
+    let sources = files(root, &["rs"]);
     for document in files(root, &["md"]) {
         let text = std::fs::read_to_string(&document).unwrap_or_default();
         for link in relative_links(&text) {
@@ -13,6 +20,16 @@ pub(crate) fn check(root: &Path) -> bool {
             if !place.exists() {
                 dead += 1;
                 println!("{}: no such file: {link}", document.display());
+            }
+        }
+        let beside = document.parent().unwrap_or(root);
+        for name in named_files(&text) {
+            links += 1;
+            let is_there = [root, beside].iter().any(|dir| dir.join(name).exists())
+                || sources.iter().any(|source| source.ends_with(name));
+            if !is_there {
+                dead += 1;
+                println!("{}: no such file: {name}", document.display());
             }
         }
     }
@@ -50,9 +67,43 @@ fn relative_links(text: &str) -> impl Iterator<Item = &str> {
         .filter(|link| !link.is_empty() && !link.contains("://") && !link.contains(' '))
 }
 
+/// Sources, and files named from the top of the tree, among the `code` of a document. Blocks of
+/// code are left out.
+fn named_files(text: &str) -> impl Iterator<Item = &str> {
+    let plain = |line: &&str| !line.starts_with("    ") && !line.contains("```");
+    let code = text
+        .lines()
+        .filter(plain)
+        .flat_map(|line| line.split('`').skip(1).step_by(2));
+    code.filter(|name| {
+        let is_path = |c: char| c.is_ascii_alphanumeric() || "._-/".contains(c);
+        let is_full = TOP.iter().any(|top| name.starts_with(top));
+        name.chars().all(is_path) && (name.ends_with(".rs") || is_full)
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sources_and_full_paths_are_files_that_a_document_names() {
+        let text = "`a.rs` and `b/c.rs`, not `d.toml`\n| `docs/e.md` | `f::g` `crates/*/h.rs` |";
+        let found: Vec<_> = named_files(text).collect();
+        assert_eq!(found, ["a.rs", "b/c.rs", "docs/e.md"]);
+    }
+
+    #[test]
+    fn a_named_file_may_be_named_by_the_end_of_its_path() {
+        let dir = tempfile::tempdir().expect("room for a directory");
+        std::fs::create_dir_all(dir.path().join("one/src")).expect("writable");
+        std::fs::write(dir.path().join("one/src/a.rs"), "").expect("writable");
+        let document = dir.path().join("a.md");
+        std::fs::write(&document, "`a.rs`, `src/a.rs`").expect("writable");
+        assert!(check(dir.path()));
+        std::fs::write(&document, "`two/a.rs`").expect("writable");
+        assert!(!check(dir.path()));
+    }
 
     #[test]
     fn only_relative_links_are_followed() {
