@@ -293,16 +293,10 @@ pub unsafe extern "C" fn toehold_copy_wait(
     timeout_ns: u64,
 ) -> c_int {
     // SAFETY: the caller's contract.
-    let Some(channel) = (unsafe { channel.as_mut() }) else {
-        return code(SubmitError::Null);
-    };
-    if !is_issued(channel, cookie) {
-        return NO_SUCH_COOKIE;
-    }
-    match channel.wait(Cookie::new(cookie), waiting(how, timeout_ns)) {
-        Ok(_) => 0,
-        Err(_) => TIMED_OUT,
-    }
+    let channel = unsafe { channel.as_mut() };
+    waited(channel, cookie, |channel, cookie| {
+        channel.wait(cookie, waiting(how, timeout_ns)).is_ok()
+    })
 }
 
 /// # Safety
@@ -316,15 +310,29 @@ pub unsafe extern "C" fn toehold_copy_wait_through(
     timeout_ns: u64,
 ) -> c_int {
     // SAFETY: the caller's contract.
-    let Some(channel) = (unsafe { channel.as_mut() }) else {
+    let channel = unsafe { channel.as_mut() };
+    waited(channel, cookie, |channel, cookie| {
+        channel
+            .wait_through(cookie, waiting(how, timeout_ns))
+            .is_ok()
+    })
+}
+
+/// Waits by `wait`, which is false when the time is over; the answer in C's form.
+fn waited(
+    channel: Option<&mut Channel>,
+    cookie: u64,
+    wait: impl FnOnce(&mut Channel, Cookie) -> bool,
+) -> c_int {
+    let Some(channel) = channel else {
         return code(SubmitError::Null);
     };
     if !is_issued(channel, cookie) {
         return NO_SUCH_COOKIE;
     }
-    match channel.wait_through(Cookie::new(cookie), waiting(how, timeout_ns)) {
-        Ok(()) => 0,
-        Err(_) => TIMED_OUT,
+    match wait(channel, Cookie::new(cookie)) {
+        true => 0,
+        false => TIMED_OUT,
     }
 }
 

@@ -25,7 +25,7 @@ use toehold_stream::leaving::Refusal;
 
 use crate::connection::Connection;
 use crate::epoll::membership;
-use crate::{adapter, doorbells, holders, lock, pending, release, settings, slabs, sys};
+use crate::{adapter, doorbells, errno, holders, lock, pending, release, settings, slabs, sys};
 
 /// How long a channel may be paused before it is given up.
 const LEAVE_AFTER_NS: u64 = 100_000_000;
@@ -99,6 +99,25 @@ fn is_drained(connection: &Connection, end: &End<'_>) -> bool {
         }
     }
     false
+}
+
+/// A send or receive by the channel came to `result`: the program's answer, with the error that
+/// `error_of` makes of it. `None`: the connection has left the channel, and the call begins anew.
+#[inline]
+pub(crate) fn after_transfer(
+    connection: &Connection,
+    result: Result<usize, i32>,
+    error_of: fn(&Connection, i32) -> i32,
+) -> Option<isize> {
+    if connection.entry.tx_mode.load(Ordering::Relaxed) == Mode::Carrier as u32 {
+        errno::keep(|| finish(connection));
+    }
+    if result == Err(errno::LEFT_CHANNEL) {
+        return None;
+    }
+    Some(errno::result(
+        result.map_err(|error| error_of(connection, error)),
+    ))
 }
 
 /// Frees the region when both ends have left it. Called where no call of this thread is on the

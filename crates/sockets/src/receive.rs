@@ -163,14 +163,7 @@ unsafe fn receive_attached(
 ) -> Option<isize> {
     // SAFETY: the caller's promise.
     let result = unsafe { receive_by_steps(connection, parts, control, flags) };
-    if connection.entry.tx_mode.load(Ordering::Relaxed) == Mode::Carrier as u32 {
-        errno::keep(|| leaving::finish(connection));
-    }
-    if result == Err(errno::LEFT_CHANNEL) {
-        return None;
-    }
-    let answer = result.map_err(|error| endings::receive_error(connection, error));
-    Some(errno::result(answer))
+    leaving::after_transfer(connection, result, endings::receive_error)
 }
 
 unsafe fn receive_by_steps(

@@ -137,14 +137,7 @@ pub(crate) enum Turn {
 unsafe fn transmit_attached(connection: &Connection, parts: &[iovec], flags: i32) -> Option<isize> {
     // SAFETY: the caller's promise.
     let result = unsafe { transmit_by_turns(connection, parts, flags) };
-    if connection.entry.tx_mode.load(Ordering::Relaxed) == Mode::Carrier as u32 {
-        errno::keep(|| leaving::finish(connection));
-    }
-    if result == Err(errno::LEFT_CHANNEL) {
-        return None;
-    }
-    let answer = result.map_err(|error| endings::send_error(connection, error));
-    Some(errno::result(answer))
+    leaving::after_transfer(connection, result, endings::send_error)
 }
 
 unsafe fn transmit_by_turns(
