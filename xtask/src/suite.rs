@@ -110,12 +110,14 @@ pub(crate) fn sanitize() -> bool {
         &with_fork[..],
         None,
     );
-    watch("address sanitizer", &address, &shared, &[], None);
+    // Sanitizers make `mlock` do nothing, so that nothing is locked in that test.
+    let locked = Some("pairs_with_many_peers_are_locked_as_they_are_touched");
+    // Programs of the documentation are built without the flag.
+    let all = ["--lib", "--tests"];
+    watch("address sanitizer", &address, &shared, &all, locked);
     if has_standard_library_source() {
         watch("copy: thread sanitizer", &thread, &copies, &copy, None);
-        // The sanitizer makes `mlock` do nothing, so that nothing is locked in that test.
-        let locked = Some("pairs_with_many_peers_are_locked_as_they_are_touched");
-        watch("thread sanitizer", &thread, &shared, &[], locked);
+        watch("thread sanitizer", &thread, &shared, &all, locked);
     } else {
         let reason = "rustup component add rust-src --toolchain nightly";
         steps.skip("thread sanitizer", reason);
@@ -146,7 +148,7 @@ fn has_standard_library_source() -> bool {
     })
 }
 
-/// Runs `tests` (all if there are none) of `packages`, but for those with `without` in their names.
+/// Runs `tests` of `packages`, but for those with `without` in their names.
 fn watch(
     steps: &mut Steps,
     name: &'static str,
