@@ -253,12 +253,20 @@ pub fn default_files(is_system: bool) -> Vec<RulesFile> {
         true => None,
         false => of_user().map(|directory| directory.join("toehold").join(FILE_NAME)),
     };
+    let of_user = of_user.filter(|path| !is_beyond_reach(path));
     let files = of_user.into_iter().chain([PathBuf::from(SYSTEM_FILE)]);
     let files = files.map(|path| RulesFile {
         path,
         is_required: false,
     });
     files.collect()
+}
+
+/// Whether this user may not look into a directory on the way. The variables are another user's
+/// then, as under setpriv(1), and the file is none of this user's.
+fn is_beyond_reach(path: &Path) -> bool {
+    let looked = std::fs::metadata(path);
+    looked.is_err_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied)
 }
 
 const FILE_NAME: &str = "toehold.conf";

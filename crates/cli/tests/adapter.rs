@@ -1,6 +1,7 @@
 //! `toehold adapter` as a service manager meets it.
 
 use std::io::ErrorKind;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -143,6 +144,33 @@ fn an_adapter_with_a_wrong_rule_does_not_start_and_programs_run_on_the_kernel() 
         said.contains(&format!("{expected}; connections stay on kernel TCP")),
         "{said}"
     );
+}
+
+/// `HOME` stays the former user's under setpriv(1) and in some services.
+#[test]
+fn a_home_that_this_user_may_not_look_into_has_no_rules() {
+    let home = tempfile::tempdir().expect("a folder");
+    std::fs::create_dir_all(home.path().join(".config/toehold")).expect("scratch");
+    let file = home.path().join(".config/toehold/toehold.conf");
+    std::fs::write(file, "port 5432 path kernel\n").expect("scratch");
+    let closed = std::fs::Permissions::from_mode(0);
+    std::fs::set_permissions(home.path(), closed).expect("scratch");
+    let toehold = env!("CARGO_BIN_EXE_toehold");
+    let mut command = match rustix::process::geteuid().is_root() {
+        // Root may look everywhere.
+        true => {
+            let mut command = Command::new("setpriv");
+            command.args(["--reuid=65534", "--regid=65534", "--clear-groups", toehold]);
+            command
+        }
+        false => Command::new(toehold),
+    };
+    command.arg("rules").env("HOME", home.path());
+    let output = command.env_remove("XDG_CONFIG_HOME").output();
+    let open = std::fs::Permissions::from_mode(0o700);
+    std::fs::set_permissions(home.path(), open).expect("scratch");
+    let output = output.expect("it runs");
+    assert!(output.status.success(), "{}", says(&output));
 }
 
 #[test]
