@@ -153,7 +153,7 @@ fn a_home_that_this_user_may_not_look_into_has_no_rules() {
     std::fs::create_dir_all(home.path().join(".config/toehold")).expect("scratch");
     let file = home.path().join(".config/toehold/toehold.conf");
     std::fs::write(file, "port 5432 path kernel\n").expect("scratch");
-    let closed = std::fs::Permissions::from_mode(0);
+    let closed = std::fs::Permissions::from_mode(0o0);
     std::fs::set_permissions(home.path(), closed).expect("scratch");
     let toehold = env!("CARGO_BIN_EXE_toehold");
     let mut command = match rustix::process::geteuid().is_root() {
