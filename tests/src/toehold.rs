@@ -375,26 +375,26 @@ impl Product {
     }
 }
 
-/// Builds the product once for all tests of this process.
+/// Builds the product once for all tests of this process, as it is installed: the tests may be of
+/// any profile, the product is of the release profile.
 fn product() -> &'static Product {
     static PRODUCT: OnceLock<Product> = OnceLock::new();
     PRODUCT.get_or_init(|| {
-        let dir = target_dir();
+        let profile = target_dir();
+        let target = profile
+            .parent()
+            .expect("a profile lies in a target directory");
         // Cargo has released its build lock by the time it runs tests, and a build with nothing to
         // do takes a fraction of a second. Without it a test could praise an old library.
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let mut command = Command::new(cargo);
-        command.args(["build", "--quiet", "-p", "toehold", "-p", "toehold-preload"]);
-        if dir.ends_with("release") {
-            command.arg("--release");
-        }
+        command.args(["build", "--quiet", "--release"]);
+        command.args(["-p", "toehold", "-p", "toehold-preload"]);
         command.current_dir(env!("CARGO_MANIFEST_DIR"));
-        command.env(
-            "CARGO_TARGET_DIR",
-            dir.parent().expect("a profile lies in a target directory"),
-        );
+        command.env("CARGO_TARGET_DIR", target);
         let built = command.status().is_ok_and(|status| status.success());
         assert!(built, "the product does not build: {command:?}");
+        let dir = target.join("release");
         Product {
             command: dir.join("toehold"),
             library: dir.join("libtoehold.so"),
