@@ -14,8 +14,8 @@ rust_minor_min=88
 # program or file:package. `cargo xtask check` sees that each program of the tests stands here.
 demo=(cc:gcc /usr/include/stdlib.h:libc6-dev redis-server:redis-server redis-benchmark:redis-tools
     redis-cli:redis-tools iperf3:iperf3 sockperf:sockperf nginx:nginx-light wrk:wrk)
-test=("${demo[@]}" curl:curl ethtool:ethtool git:git initdb:postgresql ip:iproute2 memcached:memcached
-    node:nodejs pg_isready:postgresql pgbench:postgresql ping:iputils-ping
+test=("${demo[@]}" curl:curl ethtool:ethtool git:git go:golang-go initdb:postgresql ip:iproute2 memcached:memcached
+    musl-gcc:musl-tools node:nodejs objdump:binutils pg_isready:postgresql pgbench:postgresql ping:iputils-ping
     pkg-config:pkg-config postgres:postgresql
     psql:postgresql python3:python3 redis-check-rdb:redis-tools setpriv:util-linux
     shellcheck:shellcheck ssh:openssh-client ssh-keygen:openssh-client sshd:openssh-server

@@ -1,0 +1,279 @@
+//! Where the code of an ELF file is: 64-bit, little-endian, x86-64.
+//!
+//! Every number that the file states is checked against the file's length. A file that is not what
+//! it seems to be yields less, and never a panic.
+
+use core::ops::Range;
+
+/// An ELF file.
+#[derive(Clone, Copy, Debug)]
+pub struct Image<'a> {
+    bytes: &'a [u8],
+}
+
+/// A segment: what the kernel maps, or an annotation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// `PT_*`.
+    pub kind: u32,
+    /// `PF_*`.
+    pub flags: u32,
+    /// Where it is in the file.
+    pub offset: u64,
+    /// Where it is in memory, relative to where the file is loaded.
+    pub address: u64,
+    /// How many bytes the file has.
+    pub file_bytes: u64,
+    /// How many bytes it has in memory.
+    pub memory_bytes: u64,
+}
+
+/// A section.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Section {
+    /// `SHT_*`.
+    pub kind: u32,
+    /// `SHF_*`.
+    pub flags: u64,
+    /// Where it is in memory, relative to where the file is loaded.
+    pub address: u64,
+    /// Where it is in the file.
+    pub offset: u64,
+    /// How many bytes it has.
+    pub bytes: u64,
+    /// Another section that belongs to it.
+    pub link: u32,
+}
+
+/// `PT_LOAD`.
+pub const PT_LOAD: u32 = 1;
+/// `PT_DYNAMIC`.
+pub const PT_DYNAMIC: u32 = 2;
+/// `PT_INTERP`.
+pub const PT_INTERP: u32 = 3;
+/// `PT_NOTE`.
+pub const PT_NOTE: u32 = 4;
+/// `PF_X`.
+pub const PF_X: u32 = 1;
+/// `PF_W`.
+pub const PF_W: u32 = 2;
+const SHT_PROGBITS: u32 = 1;
+/// `SHT_DYNSYM`.
+pub const SHT_DYNSYM: u32 = 11;
+const SHF_EXECINSTR: u64 = 4;
+
+impl<'a> Image<'a> {
+    /// `None` unless `bytes` begin as a 64-bit ELF file for x86-64 does, a program or a library.
+    #[must_use]
+    pub fn parse(bytes: &'a [u8]) -> Option<Image<'a>> {
+        let image = Image { bytes };
+        let (executable, shared, x86_64) = (2, 3, 62);
+        let is_known = bytes.starts_with(b"\x7fELF\x02\x01")
+            && [executable, shared].contains(&image.u16(16)?)
+            && image.u16(18)? == x86_64
+            && image.u16(54)? == 56;
+        is_known.then_some(image)
+    }
+
+    /// The whole file.
+    #[must_use]
+    pub fn bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+
+    /// Where the program begins, relative to where it is loaded.
+    #[must_use]
+    pub fn entry(&self) -> u64 {
+        self.u64(24).unwrap_or(0)
+    }
+
+    /// Where the program headers are in memory, relative to where the file is loaded.
+    #[must_use]
+    pub fn headers_address(&self) -> Option<u64> {
+        let offset = self.u64(32)?;
+        let mut loaded = self.segments().filter(|segment| segment.kind == PT_LOAD);
+        loaded.find_map(|segment| {
+            let within = offset.checked_sub(segment.offset)?;
+            (within < segment.file_bytes).then_some(segment.address.wrapping_add(within))
+        })
+    }
+
+    /// Its segments.
+    pub fn segments(&self) -> impl Iterator<Item = Segment> + use<'a> {
+        let image = *self;
+        let table = image.u64(32).unwrap_or(0);
+        let count = image.u16(56).unwrap_or(0);
+        (0..u64::from(count)).map_while(move |n| {
+            let at = usize::try_from(table.checked_add(n * 56)?).ok()?;
+            Some(Segment {
+                kind: image.u32(at)?,
+                flags: image.u32(at + 4)?,
+                offset: image.u64(at + 8)?,
+                address: image.u64(at + 16)?,
+                file_bytes: image.u64(at + 32)?,
+                memory_bytes: image.u64(at + 40)?,
+            })
+        })
+    }
+
+    /// Its sections, if it still has their headers.
+    pub fn sections(&self) -> impl Iterator<Item = Section> + use<'a> {
+        let image = *self;
+        let table = image.u64(40).unwrap_or(0);
+        let size = image.u16(58).unwrap_or(0);
+        let count = match (table, size) {
+            (1.., 64) => image.u16(60).unwrap_or(0),
+            _ => 0,
+        };
+        (0..u64::from(count)).map_while(move |n| {
+            let at = usize::try_from(table.checked_add(n * 64)?).ok()?;
+            Some(Section {
+                kind: image.u32(at + 4)?,
+                flags: image.u64(at + 8)?,
+                address: image.u64(at + 16)?,
+                offset: image.u64(at + 24)?,
+                bytes: image.u64(at + 32)?,
+                link: image.u32(at + 40)?,
+            })
+        })
+    }
+
+    /// The bytes of a range of the file, if it has them all.
+    #[must_use]
+    pub fn range(&self, offset: u64, bytes: u64) -> Option<&'a [u8]> {
+        let from = usize::try_from(offset).ok()?;
+        let to = usize::try_from(offset.checked_add(bytes)?).ok()?;
+        self.bytes.get(from..to)
+    }
+
+    /// The parts of a segment that hold instructions, as offsets in the segment: its sections, or
+    /// all of it where the sections' headers are gone.
+    pub fn parts(&self, segment: Segment) -> impl Iterator<Item = Range<usize>> + use<'a> {
+        let inside = move |section: Section| {
+            let is_code = section.kind == SHT_PROGBITS && section.flags & SHF_EXECINSTR != 0;
+            let from = section.address.checked_sub(segment.address)?;
+            let to = from.checked_add(section.bytes)?;
+            (is_code && to <= segment.file_bytes).then_some(from as usize..to as usize)
+        };
+        let has_sections = self.sections().filter_map(inside).next().is_some();
+        let whole = (!has_sections).then_some(0..segment.file_bytes as usize);
+        self.sections().filter_map(inside).chain(whole)
+    }
+
+    /// True when it names a program that loads it: a dynamic linker.
+    #[must_use]
+    pub fn has_loader(&self) -> bool {
+        self.segments().any(|segment| segment.kind == PT_INTERP)
+    }
+
+    /// True when Go's linker made it.
+    #[must_use]
+    pub fn is_go(&self) -> bool {
+        // NT_GO_BUILD_ID (cmd/link/internal/ld/elf.go); external linking keeps it.
+        self.note(b"Go\0\0", 4).is_some() || self.has_go_build_information()
+    }
+
+    /// The identity of this build: GNU's build id, or Go's.
+    #[must_use]
+    pub fn build_id(&self) -> Option<&'a [u8]> {
+        self.note(b"GNU\0", 3).or_else(|| self.note(b"Go\0\0", 4))
+    }
+
+    /// The content of a note.
+    fn note(&self, owner: &[u8], kind: u32) -> Option<&'a [u8]> {
+        let notes = self.segments().filter(|segment| segment.kind == PT_NOTE);
+        let mut contents = notes.filter_map(|notes| self.range(notes.offset, notes.file_bytes));
+        contents.find_map(|mut rest| {
+            loop {
+                let (&name_bytes, after) = rest.split_first_chunk::<4>()?;
+                let (&content_bytes, after) = after.split_first_chunk::<4>()?;
+                let (&its_kind, after) = after.split_first_chunk::<4>()?;
+                let length = |bytes: [u8; 4]| u32::from_le_bytes(bytes) as usize;
+                let padded = |bytes: [u8; 4]| length(bytes).checked_next_multiple_of(4);
+                let name = after.get(..length(name_bytes))?;
+                let after = after.get(padded(name_bytes)?..)?;
+                let content = after.get(..length(content_bytes))?;
+                if name == owner && u32::from_le_bytes(its_kind) == kind {
+                    return Some(content);
+                }
+                rest = after.get(padded(content_bytes)?..)?;
+            }
+        })
+    }
+
+    /// `.go.buildinfo` stands at the start of a writable segment (debug/buildinfo).
+    fn has_go_build_information(&self) -> bool {
+        const MAGIC: &[u8] = b"\xff Go buildinf:";
+        const LOOKED_AT: u64 = 64 << 10;
+        let writable = |segment: &Segment| segment.kind == PT_LOAD && segment.flags & PF_W != 0;
+        let mut starts = self
+            .segments()
+            .filter(writable)
+            .filter_map(|segment| self.range(segment.offset, segment.file_bytes.min(LOOKED_AT)));
+        starts.any(|start| start.chunks(16).any(|chunk| chunk.starts_with(MAGIC)))
+    }
+
+    fn array<const N: usize>(&self, at: usize) -> Option<[u8; N]> {
+        self.bytes.get(at..)?.first_chunk().copied()
+    }
+
+    fn u16(&self, at: usize) -> Option<u16> {
+        self.array(at).map(u16::from_le_bytes)
+    }
+
+    fn u32(&self, at: usize) -> Option<u32> {
+        self.array(at).map(u32::from_le_bytes)
+    }
+
+    fn u64(&self, at: usize) -> Option<u64> {
+        self.array(at).map(u64::from_le_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn this_program_has_code_and_a_loader() {
+        let bytes = std::fs::read("/proc/self/exe").expect("readable");
+        let image = Image::parse(&bytes).expect("an ELF file");
+        let code: usize = image
+            .segments()
+            .filter(|segment| segment.kind == PT_LOAD && segment.flags & PF_X != 0)
+            .flat_map(|segment| image.parts(segment))
+            .map(|part| part.len())
+            .sum();
+        assert!(code > 10_000, "{code} bytes of code");
+        assert!(image.has_loader());
+        assert!(!image.is_go());
+    }
+
+    #[test]
+    fn a_text_is_no_elf_file() {
+        assert!(Image::parse(b"#!/bin/sh\n").is_none());
+        assert!(Image::parse(b"\x7fELF\x02\x01").is_none());
+    }
+
+    proptest! {
+        #[test]
+        fn changed_headers_never_panic(
+            changes in proptest::collection::vec((0_usize..1024, any::<u8>()), 1..40),
+        ) {
+            let mut bytes = std::fs::read("/proc/self/exe").expect("readable");
+            bytes.truncate(8192);
+            for (at, byte) in changes {
+                bytes[at] = byte;
+            }
+            if let Some(image) = Image::parse(&bytes) {
+                for segment in image.segments() {
+                    let _ = image.range(segment.offset, segment.file_bytes);
+                    let _ = image.parts(segment).count();
+                }
+                let _ = (image.build_id(), image.is_go(), image.headers_address());
+            }
+        }
+    }
+}

@@ -1,0 +1,476 @@
+//! The patch of each site, or the reason why a site cannot be patched.
+//!
+//! A patch is a jump of five bytes to a stub; `syscall` has two. So a patch also overwrites
+//! neighbours, which the stub executes in their place. There are three kinds, the best first:
+//!
+//! ```text
+//!             mov eax, 1   syscall   cmp rax, -4095   ret   int3 int3 int3 …
+//! Before      jmp stub     syscall   …                          the neighbours before it
+//! After       …            jmp stub  nop …                     it, and the neighbours after it
+//! Hop         …            jmp ────────────────▶ jmp stub      padding near it
+//! ```
+//!
+//! - After a patch *before* it, the program's own `syscall` is still there and still executes what
+//!   the handler passes on. Debuggers and profilers see the stacks that they know.
+//! - Otherwise `syscall` itself is overwritten, and the stub executes it.
+//!
+//! A patch must not overwrite a place that something else leads to. The sweep knows all branches.
+//! It does not know the targets of computed jumps (switch tables). So where a computed jump is
+//! near, a patch overwrites only one neighbour.
+
+use core::ops::Range;
+
+use crate::instruction::{Flow, Instruction, Map};
+use crate::movable::is_movable;
+use crate::sweep::Swept;
+
+/// The bytes of a jump to a stub.
+pub const JUMP_BYTES: usize = 5;
+/// The bytes of `syscall`.
+pub const SYSCALL_BYTES: usize = 2;
+/// The most bytes that a patch overwrites at one place.
+pub const PATCH_BYTES_MAX: usize = 24;
+
+/// How a site is patched. Positions are offsets in the code that was swept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Patch {
+    /// Where `syscall` is.
+    pub site: usize,
+    /// The bytes that are overwritten.
+    pub kind: Kind,
+}
+
+/// The bytes that a patch overwrites.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The instructions from here to `syscall`.
+    Before {
+        /// Where the first of them begins.
+        start: usize,
+    },
+    /// `syscall` and the instructions after it.
+    After {
+        /// Where the last byte that is moved ends.
+        moved_end: usize,
+        /// Where the last byte that is overwritten ends: more than `moved_end` when padding follows
+        /// a `ret`.
+        end: usize,
+    },
+    /// `syscall`, and padding within the reach of a short jump.
+    Hop {
+        /// Where the padding begins.
+        padding: usize,
+    },
+}
+
+/// Why a site is not patched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Obstacle {
+    /// It is the return from a signal handler: the kernel reads the frame at the stack pointer, and
+    /// debuggers know these very bytes.
+    SignalReturn,
+    /// The bytes around it do not look like a system call; it may be data.
+    Doubtful,
+    /// No neighbour can be moved, and no padding is near.
+    NoRoom,
+}
+
+impl core::fmt::Display for Obstacle {
+    fn fmt(&self, out: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        out.write_str(match self {
+            Obstacle::SignalReturn => "it returns from a signal handler",
+            Obstacle::Doubtful => "the bytes around it may be data",
+            Obstacle::NoRoom => "no neighbour can be moved and no padding is near",
+        })
+    }
+}
+
+impl Patch {
+    /// The places that are overwritten.
+    #[must_use]
+    pub fn places(&self) -> [Range<usize>; 2] {
+        let site = self.site;
+        match self.kind {
+            Kind::Before { start } => [start..site, site..site],
+            Kind::After { end, .. } => [site..end, site..site],
+            Kind::Hop { padding } => [site..site + SYSCALL_BYTES, padding..padding + JUMP_BYTES],
+        }
+    }
+
+    /// The instructions that the stub executes.
+    #[must_use]
+    pub fn moved(&self) -> Range<usize> {
+        let site = self.site;
+        match self.kind {
+            Kind::Before { start } => start..site,
+            Kind::After { moved_end, .. } => site + SYSCALL_BYTES..moved_end,
+            Kind::Hop { .. } => site..site,
+        }
+    }
+
+    fn overlaps(&self, place: &Range<usize>) -> bool {
+        let mut places = self.places().into_iter();
+        places.any(|mine| mine.start < place.end && place.start < mine.end)
+    }
+}
+
+/// Plans the patch of the system call at `site`. `planned` are the patches of the same code that
+/// were planned before.
+///
+/// # Errors
+///
+/// When the site cannot be patched.
+pub fn plan(swept: &Swept<'_>, site: usize, planned: &[Patch]) -> Result<Patch, Obstacle> {
+    let around = Around {
+        swept,
+        site,
+        planned,
+    };
+    if around.returns_from_signal() {
+        return Err(Obstacle::SignalReturn);
+    }
+    if !around.is_convincing() {
+        return Err(Obstacle::Doubtful);
+    }
+    let kind = around
+        .before()
+        .or_else(|| around.after())
+        .or_else(|| around.hop())
+        .ok_or(Obstacle::NoRoom)?;
+    Ok(Patch { site, kind })
+}
+
+struct Around<'a> {
+    swept: &'a Swept<'a>,
+    site: usize,
+    planned: &'a [Patch],
+}
+
+impl Around<'_> {
+    /// The neighbours before `syscall`, if enough of them can be moved.
+    fn before(&self) -> Option<Kind> {
+        // A branch to `syscall` itself would miss the patch.
+        if self.swept.is_target(self.site) {
+            return None;
+        }
+        let mut start = self.site;
+        for count in 1..=NEIGHBOURS_MAX {
+            let previous = self.swept.before(start)?;
+            if !is_movable(&self.swept.at(previous)?) || self.is_planned(&(previous..self.site)) {
+                return None;
+            }
+            start = previous;
+            if self.site - start >= JUMP_BYTES {
+                return (count == 1 || !self.is_near_computed_jump())
+                    .then_some(Kind::Before { start });
+            }
+            if self.swept.is_target(start) {
+                return None;
+            }
+        }
+        None
+    }
+
+    /// `syscall` and its neighbours after it, if enough of them can be moved.
+    fn after(&self) -> Option<Kind> {
+        let mut end = self.site + SYSCALL_BYTES;
+        let mut count = 0;
+        loop {
+            if self.swept.is_target(end) {
+                return None;
+            }
+            let next = self.swept.at(end)?;
+            let is_return = next.map == Map::One && next.opcode == 0xc3 && next.bytes() == 1;
+            if !is_return && !is_movable(&next) {
+                return None;
+            }
+            end += next.bytes();
+            count += 1;
+            let overwritten = if is_return {
+                self.with_padding(end)
+            } else {
+                end
+            };
+            if overwritten - self.site >= JUMP_BYTES {
+                let is_free = !self.is_planned(&(self.site..overwritten));
+                let is_safe = count == 1 || !self.is_near_computed_jump();
+                return (is_free && is_safe).then_some(Kind::After {
+                    moved_end: end,
+                    end: overwritten,
+                });
+            }
+            if is_return || count == NEIGHBOURS_MAX {
+                return None;
+            }
+        }
+    }
+
+    /// `end`, or as much later as padding after it makes room for a jump.
+    fn with_padding(&self, end: usize) -> usize {
+        let wanted = self.site + JUMP_BYTES;
+        let mut at = end;
+        while at < wanted && self.is_padding(at) && !self.swept.is_target(at) {
+            let Some(instruction) = self.swept.at(at) else {
+                return end;
+            };
+            at += instruction.bytes();
+        }
+        // A jump that ends inside a longer padding instruction leaves a rest that nothing reaches.
+        if at >= wanted { end.max(wanted) } else { end }
+    }
+
+    /// Padding within the reach of a short jump.
+    fn hop(&self) -> Option<Kind> {
+        let after = self.site + SYSCALL_BYTES;
+        let earliest = after.saturating_sub(128);
+        let latest = after + 127;
+        (earliest..=latest)
+            .find(|&padding| self.is_room(padding))
+            .map(|padding| Kind::Hop { padding })
+    }
+
+    /// True when at `padding` begins padding for a jump that nothing uses.
+    fn is_room(&self, padding: usize) -> bool {
+        let follows_end = || {
+            let start = self.swept.before(padding)?;
+            let instruction = self.swept.at(start)?;
+            // A row of `int3` is padding that ends nothing.
+            Some(instruction.flow.ends() && instruction.opcode != 0xcc)
+        };
+        if self.swept.at(padding).is_none() || follows_end() != Some(true) {
+            return false;
+        }
+        let mut at = padding;
+        while at < padding + JUMP_BYTES {
+            match self.swept.at(at) {
+                Some(instruction) if self.is_padding(at) => at += instruction.bytes(),
+                _ => return false,
+            }
+        }
+        let place = padding..padding + JUMP_BYTES;
+        !self.swept.has_target(padding..at) && !self.is_planned(&place)
+    }
+
+    /// True when the instruction at `at` is what compilers fill gaps with.
+    fn is_padding(&self, at: usize) -> bool {
+        let Some(instruction) = self.swept.at(at) else {
+            return false;
+        };
+        matches!(
+            (instruction.map, instruction.opcode),
+            (Map::One, 0xcc | 0x90) | (Map::Two, 0x1f)
+        ) && instruction.rex & 1 == 0
+    }
+
+    fn is_planned(&self, place: &Range<usize>) -> bool {
+        self.planned.iter().any(|patch| patch.overlaps(place))
+    }
+
+    /// `mov eax, 15` right before it.
+    fn returns_from_signal(&self) -> bool {
+        const RT_SIGRETURN: [u8; 4] = 15_u32.to_le_bytes();
+        let Some(start) = self.swept.before(self.site) else {
+            return false;
+        };
+        let code = &self.swept.code()[start..self.site];
+        matches!(code, [0xb8, number @ ..] | [0x48, 0xc7, 0xc0, number @ ..]
+            if number == RT_SIGRETURN)
+    }
+
+    /// True when the instructions before it load a system call's number or arguments, with no bytes
+    /// between them that are no instructions.
+    fn is_convincing(&self) -> bool {
+        let mut moves = 0;
+        let mut at = self.site;
+        for _ in 0..INSTRUCTIONS_THAT_CONVINCE {
+            let Some(previous) = self.swept.before(at) else {
+                return false;
+            };
+            let Some(instruction) = self.swept.at(previous) else {
+                return false;
+            };
+            if writes_rax(&instruction) {
+                return true;
+            }
+            // Go's wrapper gets the number in rax: it moves the arguments to their registers.
+            if instruction.map == Map::One && matches!(instruction.opcode, 0x89 | 0x8b) {
+                moves += 1;
+                if moves == MOVES_THAT_CONVINCE {
+                    return true;
+                }
+            }
+            at = previous;
+        }
+        false
+    }
+
+    /// True when a computed jump stands before it, near enough for the same function.
+    fn is_near_computed_jump(&self) -> bool {
+        let mut at = self.site;
+        while self.site - at < FUNCTION_BYTES {
+            let Some(previous) = self.swept.before(at) else {
+                return false;
+            };
+            let Some(instruction) = self.swept.at(previous) else {
+                return false;
+            };
+            // Jumps by a cell of a table of functions (PLT) are relative to themselves.
+            if instruction.flow == Flow::Computed && !instruction.is_relative_to_itself() {
+                return true;
+            }
+            at = previous;
+        }
+        false
+    }
+}
+
+/// True when an instruction puts a value into rax: `mov`, `lea`, `xor`, `pop`, `movsxd`, `movzx`.
+fn writes_rax(instruction: &Instruction) -> bool {
+    let modrm = instruction.modrm.unwrap_or(0);
+    let register_is_rax = modrm >> 3 & 7 == 0 && instruction.rex & 4 == 0;
+    let operand_is_rax = modrm & 0xc7 == 0xc0 && instruction.rex & 1 == 0;
+    match (instruction.map, instruction.opcode) {
+        (Map::One, 0xb8 | 0x58) => instruction.rex & 1 == 0,
+        (Map::One, 0x8b | 0x8d | 0x63 | 0x33 | 0x03) => register_is_rax,
+        (Map::One, 0xc7 | 0x89 | 0x31 | 0x83 | 0x01 | 0x29) => operand_is_rax,
+        (Map::One, 0x98) => true,
+        (Map::Two, 0xb6 | 0xb7 | 0x40..=0x4f) => register_is_rax,
+        _ => false,
+    }
+}
+
+const NEIGHBOURS_MAX: usize = 4;
+const INSTRUCTIONS_THAT_CONVINCE: usize = 24;
+const MOVES_THAT_CONVINCE: usize = 3;
+/// How far back a computed jump is looked for.
+const FUNCTION_BYTES: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sweep::{Bits, words};
+
+    /// Sweeps `code` and plans all its sites.
+    fn plans(code: &[u8]) -> Vec<Result<Patch, Obstacle>> {
+        let mut starts = vec![0; words(code.len())];
+        let mut targets = starts.clone();
+        let bits = Bits {
+            starts: &mut starts,
+            targets: &mut targets,
+        };
+        let mut swept = Swept::new(code, bits);
+        let mut sites = Vec::new();
+        swept.sweep(0..code.len(), |at| sites.push(at));
+        let mut planned = Vec::new();
+        let mut results = Vec::new();
+        for site in sites {
+            let result = plan(&swept, site, &planned);
+            planned.extend(result);
+            results.push(result);
+        }
+        results
+    }
+
+    #[test]
+    fn a_number_loaded_right_before_is_overwritten() {
+        // mov eax, 1; syscall; ret
+        let code = [0xb8, 1, 0, 0, 0, 0x0f, 0x05, 0xc3];
+        let kind = Kind::Before { start: 0 };
+        assert_eq!(plans(&code), [Ok(Patch { site: 5, kind })]);
+    }
+
+    #[test]
+    fn a_branch_between_the_neighbours_forbids_to_overwrite_them() {
+        // jz 7; mov eax, 1; 7: mov edi, eax; syscall; cmp rax, -4096; ret
+        let code = [
+            0x74, 5, 0xb8, 1, 0, 0, 0, 0x89, 0xc7, 0x0f, 0x05, 0x48, 0x3d, 0, 0xf0, 0xff, 0xff,
+            0xc3,
+        ];
+        let kind = Kind::After {
+            moved_end: 17,
+            end: 17,
+        };
+        assert_eq!(plans(&code), [Ok(Patch { site: 9, kind })]);
+    }
+
+    #[test]
+    fn a_branch_to_the_system_call_itself_forbids_a_patch_before_it() {
+        // xor eax, eax; jz 7; mov eax, 1 (5 bytes at 4); 9: syscall; neg rax; ret; nop
+        let code = [
+            0x31, 0xc0, 0x74, 5, 0xb8, 1, 0, 0, 0, 0x0f, 0x05, 0x48, 0xf7, 0xd8, 0xc3,
+        ];
+        let kind = Kind::After {
+            moved_end: 14,
+            end: 14,
+        };
+        assert_eq!(plans(&code), [Ok(Patch { site: 9, kind })]);
+    }
+
+    #[test]
+    fn padding_after_a_return_makes_room() {
+        // 0: mov eax, 1; jz 9; nop (2); 9: syscall; ret; int3 …
+        let code = [
+            0xb8, 1, 0, 0, 0, 0x74, 2, 0x66, 0x90, 0x0f, 0x05, 0xc3, 0xcc, 0xcc, 0xcc, 0xcc,
+        ];
+        let kind = Kind::After {
+            moved_end: 12,
+            end: 14,
+        };
+        assert_eq!(plans(&code), [Ok(Patch { site: 9, kind })]);
+    }
+
+    #[test]
+    fn a_short_hop_leads_to_padding() {
+        // mov eax, 1; jz 7; 7: syscall; jmp 0; int3 …
+        let code = [
+            0xb8, 1, 0, 0, 0, 0x74, 0, 0x0f, 0x05, 0xeb, 0xf5, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc,
+        ];
+        let kind = Kind::Hop { padding: 11 };
+        assert_eq!(plans(&code), [Ok(Patch { site: 7, kind })]);
+    }
+
+    #[test]
+    fn without_room_the_reason_is_told() {
+        let code = [0xb8, 1, 0, 0, 0, 0x74, 0, 0x0f, 0x05, 0xeb, 0xf5];
+        assert_eq!(plans(&code), [Err(Obstacle::NoRoom)]);
+    }
+
+    #[test]
+    fn the_return_from_a_signal_is_left_alone() {
+        let code = [0x48, 0xc7, 0xc0, 15, 0, 0, 0, 0x0f, 0x05, 0x0f, 0x0b];
+        assert_eq!(plans(&code), [Err(Obstacle::SignalReturn)]);
+    }
+
+    #[test]
+    fn bytes_that_load_no_number_are_doubtful() {
+        let code = [0xcc, 0xcc, 0xcc, 0xcc, 0x0f, 0x05, 0x90, 0x90, 0x90, 0x90];
+        assert_eq!(plans(&code), [Err(Obstacle::Doubtful)]);
+    }
+
+    #[test]
+    fn near_a_computed_jump_only_one_neighbour_is_moved() {
+        // jmp rax; mov eax, 1 (5); mov edi, edx (2); syscall; ret: the two neighbours would do.
+        let mut code = vec![0xff, 0xe0, 0xb8, 1, 0, 0, 0, 0x89, 0xd7, 0x0f, 0x05, 0xc3];
+        assert_eq!(plans(&code), [Err(Obstacle::NoRoom)]);
+        // nop; nop: without the jump they do.
+        (code[0], code[1]) = (0x90, 0x90);
+        let kind = Kind::Before { start: 2 };
+        assert_eq!(plans(&code), [Ok(Patch { site: 9, kind })]);
+    }
+
+    #[test]
+    fn two_patches_never_overlap() {
+        // mov eax, 1; jz 7; 7: syscall; mov edi, eax; mov eax, 2 (5); syscall; ret
+        let code = [
+            0xb8, 1, 0, 0, 0, 0x74, 0, 0x0f, 0x05, 0x89, 0xc7, 0x90, 0x0f, 0x05, 0x48, 0x89, 0xc7,
+            0xc3,
+        ];
+        let patches: Vec<Patch> = plans(&code).into_iter().flatten().collect();
+        for (n, one) in patches.iter().enumerate() {
+            for other in &patches[n + 1..] {
+                assert!(!other.places().iter().any(|place| one.overlaps(place)));
+            }
+        }
+        assert!(!patches.is_empty());
+    }
+}

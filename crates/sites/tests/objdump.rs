@@ -1,0 +1,197 @@
+//! The decoder and the plans, against objdump, over programs that compilers made.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use toehold_sites::elf::{Image, PF_X, PT_LOAD, Segment};
+use toehold_sites::plan::{Kind, Obstacle, Patch, plan};
+use toehold_sites::stub::{Addresses, STUB_BYTES_MAX, overwrites, stub};
+use toehold_sites::sweep::{Bits, Swept, words};
+
+/// The addresses of all instructions, by objdump, and whether each is a system call.
+fn objdump(program: &Path) -> BTreeMap<u64, bool> {
+    let mut command = Command::new("objdump");
+    command.args(["--disassemble", "--wide", "--no-show-raw-insn"]);
+    let output = command.arg(program).output().expect("objdump runs");
+    assert!(output.status.success(), "{}", program.display());
+    let text = String::from_utf8_lossy(&output.stdout);
+    let instruction = |line: &str| {
+        let (address, rest) = line.strip_prefix(' ')?.split_once(":\t")?;
+        let address = u64::from_str_radix(address.trim(), 16).ok()?;
+        Some((address, rest.trim() == "syscall"))
+    };
+    text.lines().filter_map(instruction).collect()
+}
+
+struct Found {
+    instructions: usize,
+    /// Instructions of objdump's that the sweep has not, or the reverse.
+    differences: Vec<u64>,
+    sites: Vec<Result<Patch, Obstacle>>,
+    /// Sites of objdump's that the sweep has not, or the reverse.
+    site_differences: Vec<u64>,
+}
+
+fn compare(program: &Path) -> Found {
+    let bytes = fs::read(program).expect("readable");
+    let image = Image::parse(&bytes).expect("an ELF file");
+    let expected = objdump(program);
+    let mut found = Found {
+        instructions: expected.len(),
+        differences: Vec::new(),
+        sites: Vec::new(),
+        site_differences: Vec::new(),
+    };
+    let is_code = |segment: &Segment| segment.kind == PT_LOAD && segment.flags & PF_X != 0;
+    for segment in image.segments().filter(is_code) {
+        let code = image
+            .range(segment.offset, segment.file_bytes)
+            .expect("whole");
+        let mut starts = vec![0; words(code.len())];
+        let mut targets = starts.clone();
+        let bits = Bits {
+            starts: &mut starts,
+            targets: &mut targets,
+        };
+        let mut swept = Swept::new(code, bits);
+        let mut sites = Vec::new();
+        for part in image.parts(segment) {
+            swept.sweep(part, |site| sites.push(site));
+        }
+        for at in 0..code.len() {
+            let address = segment.address + at as u64;
+            if swept.at(at).is_some() != expected.contains_key(&address) {
+                found.differences.push(address);
+            }
+            let is_site = sites.binary_search(&at).is_ok();
+            if is_site != (expected.get(&address) == Some(&true)) {
+                found.site_differences.push(address);
+            }
+        }
+        let mut planned = Vec::new();
+        for site in sites {
+            let result = plan(&swept, site, &planned);
+            planned.extend(result);
+            found.sites.push(result);
+        }
+        check_bytes(code, segment.address, &planned);
+    }
+    found
+}
+
+/// Every patch can be written, changes only what it says, and leaves whole instructions.
+fn check_bytes(code: &[u8], address: u64, planned: &[Patch]) {
+    for (n, patch) in planned.iter().enumerate() {
+        let addresses = Addresses {
+            code: address,
+            stub: address + (64 << 20) + n as u64 * 128,
+            table: address + (65 << 20),
+            entry: 0x7fff_0000_0000,
+        };
+        let mut bytes = [0; STUB_BYTES_MAX];
+        stub(patch, code, &addresses, &mut bytes).expect("within reach");
+        for overwrite in overwrites(patch, &addresses)
+            .expect("within reach")
+            .iter()
+            .flatten()
+        {
+            let range = overwrite.at..overwrite.at + overwrite.bytes().len();
+            assert!(patch.places().contains(&range), "{patch:?}");
+        }
+    }
+}
+
+/// Reports and checks: no difference in the instructions of compiled code, none in the sites.
+fn check(name: &str, program: &Path) -> Found {
+    let found = compare(program);
+    let count = |of: fn(&Kind) -> bool| {
+        let patches = found.sites.iter().flatten();
+        patches.filter(|patch| of(&patch.kind)).count()
+    };
+    println!(
+        "{name}: {} instructions, {} differences; {} sites: {} before, {} after, {} hops, {} not",
+        found.instructions,
+        found.differences.len(),
+        found.sites.len(),
+        count(|kind| matches!(kind, Kind::Before { .. })),
+        count(|kind| matches!(kind, Kind::After { .. })),
+        count(|kind| matches!(kind, Kind::Hop { .. })),
+        found.sites.iter().filter(|site| site.is_err()).count(),
+    );
+    assert!(found.instructions > 1000, "{name}: objdump shows code");
+    assert_eq!(found.site_differences, [], "{name}: sites");
+    found
+}
+
+fn unpatched(found: &Found) -> Vec<Obstacle> {
+    let errors = found.sites.iter().filter_map(|site| site.err());
+    errors
+        .filter(|obstacle| *obstacle != Obstacle::SignalReturn)
+        .collect()
+}
+
+fn compile(compiler: &str, directory: &Path) -> PathBuf {
+    let source = directory.join("program.c");
+    let program = directory.join(compiler);
+    let text = "#include <netdb.h>\n#include <stdio.h>\n\
+                int main(void) { return printf(\"%p\", gethostbyname(\"localhost\")) < 0; }\n";
+    fs::write(&source, text).expect("written");
+    let mut command = Command::new(compiler);
+    command.args(["-static", "-O2", "-w", "-Wl,--no-warnings", "-o"]);
+    let status = command.arg(&program).arg(&source).status();
+    assert!(status.expect("the compiler runs").success(), "{compiler}");
+    program
+}
+
+fn has(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path).any(|directory| directory.join(program).is_file());
+    if !found {
+        eprintln!("SKIPPED: {program} is not installed: scripts/deps.sh test");
+    }
+    found
+}
+
+#[test]
+fn in_a_static_program_of_glibc_the_sweep_agrees_with_objdump() {
+    let directory = tempfile::tempdir().expect("scratch");
+    if !has("objdump") || !has("cc") {
+        return;
+    }
+    let found = check("glibc", &compile("cc", directory.path()));
+    assert_eq!(found.differences, []);
+    assert!(found.sites.len() > 100);
+    assert!(unpatched(&found).len() <= 2, "{:?}", unpatched(&found));
+}
+
+#[test]
+fn in_a_static_program_of_musl_the_sweep_agrees_with_objdump() {
+    let directory = tempfile::tempdir().expect("scratch");
+    if !has("objdump") || !has("musl-gcc") {
+        return;
+    }
+    let found = check("musl", &compile("musl-gcc", directory.path()));
+    assert_eq!(found.differences, []);
+    assert!(found.sites.len() > 20);
+    assert!(unpatched(&found).len() <= 2, "{:?}", unpatched(&found));
+}
+
+#[test]
+fn in_a_program_of_go_every_site_but_the_return_from_a_signal_is_patched() {
+    if !has("objdump") || !has("go") {
+        return;
+    }
+    let output = Command::new("go")
+        .args(["env", "GOROOT"])
+        .output()
+        .expect("go runs");
+    let root = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    // A program that is there already: to compile one takes long.
+    let program = Path::new(&root).join("bin/gofmt");
+    let found = check("Go", &program);
+    assert_eq!(found.differences, []);
+    assert!(found.sites.len() > 20);
+    assert_eq!(unpatched(&found), []);
+}
