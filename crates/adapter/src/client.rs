@@ -2,6 +2,7 @@
 
 use crate::engine::settings::spell;
 use crate::listener::{peer_of, unix_socket};
+use crate::memfd;
 use crate::runtime_dir::{RuntimeDir, RuntimeDirError, user_id};
 use crate::wire::{self, Received};
 use rustix::io::Errno;
@@ -16,7 +17,6 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use toehold_channel::memfd;
 use toehold_channel::rendezvous::{Kind, Message, MessageError, NoCapture};
 use toehold_channel::table::LAYOUT_VERSION;
 

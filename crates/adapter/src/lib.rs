@@ -6,6 +6,7 @@
 //! - [`client`]: what the command line asks of it.
 //! - [`rules`]: what the operator wants of which connections.
 //! - [`runtime_dir`]: where it and its clients meet.
+//! - [`memfd`]: shared memory files with the types of `std`.
 //! - [`unserved`]: what programs' tables say where no adapter does.
 //! - [`wire`]: one message and its descriptors, each way.
 
@@ -16,6 +17,7 @@ pub mod engine;
 mod entropy;
 mod epoll;
 mod listener;
+pub mod memfd;
 mod pressure;
 mod proc;
 mod proof;

@@ -15,11 +15,11 @@
 
 use crate::diag::Diag;
 use crate::listener::cookie_of;
+use crate::memfd;
 use crate::registry::{Address, Tuple};
 use rustix::net::{SocketAddrAny, getpeername, getsockname};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
-use toehold_channel::memfd;
 use toehold_channel::rendezvous::mapped;
 use toehold_channel::table::Reason;
 

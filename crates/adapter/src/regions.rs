@@ -21,13 +21,13 @@ use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use crate::memfd;
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 use rustix::io::pwrite;
 use toehold_channel::layout::{
     CAPACITY_LOG2_MIN, CONTROL_BYTES, Control, PAIR_BYTES, PAIR_MAGIC, PairHeader, Publish,
     REGION_BYTES, REGION_MAGIC, RING_BYTES, SLAB_BYTES, SLAB_SLOTS, Side, place_in_slab, slab_of,
 };
-use toehold_channel::memfd;
 use toehold_channel::table::LAYOUT_VERSION;
 
 /// A descriptor that several messages may share until each is sent.

@@ -4,6 +4,7 @@
 //! Every word of a table is the client's to write at any time: what is read here is bounded before
 //! it is used, and nothing else depends on its being true.
 
+use crate::memfd::{self, MapError};
 use crate::registry::{End, TableId};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,7 +14,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
-use toehold_channel::memfd::{self, MapError};
 use toehold_channel::table::{
     COMMAND_DETACH, COMMAND_EVICT, COMMAND_NONE, COMMAND_PEER_GONE, COMMAND_YIELD, ENTRIES, Entry,
     EntryState, FAMILY_BIRTH, FAMILY_ORPHAN, FAMILY_PID, FLAG_ACCEPTED, PROGRAM_BYTES, Reason,

@@ -10,8 +10,8 @@ use std::sync::atomic::Ordering;
 use support::program::Program;
 use support::{Adapter, FakeLibrary, FakeTable, Scratch, connect};
 use toehold_adapter::client;
+use toehold_adapter::memfd;
 use toehold_adapter::wire::{self, Received};
-use toehold_channel::memfd;
 use toehold_channel::rendezvous::{Kind, MESSAGE_BYTES, Message, MessageError};
 use toehold_channel::table::{ENTRIES, ENTRIES_OFFSET, EntryState, Reason, TABLE_BYTES};
 

@@ -14,7 +14,7 @@
 //! The first five need nothing but `core`. The others make system calls, or speak of what needs
 //! them; the feature `host`, which is on unless it is refused, adds them.
 
-#![cfg_attr(not(any(feature = "host", loom, test)), no_std)]
+#![cfg_attr(not(any(loom, test)), no_std)]
 
 pub mod doorbell;
 pub mod express;

@@ -2,7 +2,7 @@
 //! the library reports to the adapter. The carrier's other end is the adapter and never silent, so
 //! the carrier's own timers tell nothing about the remote.
 
-use std::num::NonZeroU32;
+use core::num::NonZeroU32;
 
 use crate::rendezvous::{Kind, Message};
 

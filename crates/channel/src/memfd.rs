@@ -2,10 +2,13 @@
 //! mapped.
 
 use core::ops::Range;
+use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, Ordering};
-use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::ptr::NonNull;
+
+use toehold_freestanding::call;
+use toehold_freestanding::fd::{BorrowedFd, OwnedFd};
+use toehold_freestanding::memory;
+use toehold_freestanding::syscall::{Errno, checked};
 
 /// Seals every shared memfd carries: its length is fixed for ever and nobody can add or remove a
 /// seal.
@@ -15,7 +18,7 @@ pub const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SE
 ///
 /// # Errors
 /// When the kernel refuses: no descriptors, no memory, no memfd at all.
-pub fn create(name: &core::ffi::CStr, len: usize) -> io::Result<OwnedFd> {
+pub fn create(name: &core::ffi::CStr, len: usize) -> Result<OwnedFd, Errno> {
     create_with(name, len, SEALS)
 }
 
@@ -27,13 +30,11 @@ pub fn create(name: &core::ffi::CStr, len: usize) -> io::Result<OwnedFd> {
 pub fn create_for_readers(
     name: &core::ffi::CStr,
     len: usize,
-) -> io::Result<(OwnedFd, NonNull<u8>)> {
+) -> Result<(OwnedFd, NonNull<u8>), Errno> {
     let fd = create_with(name, len, SEALS & !libc::F_SEAL_SEAL)?;
     let base = map_whole(fd.as_raw_fd(), len, libc::PROT_READ | libc::PROT_WRITE)?;
     let last = libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_SEAL;
-    // SAFETY: plain system call on a descriptor that we own.
-    if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, last) } != 0 {
-        let error = io::Error::last_os_error();
+    if let Err(error) = add_seals(&fd, last) {
         // SAFETY: mapped above with this length and shown to nobody.
         unsafe { unmap(base, len) };
         return Err(error);
@@ -41,25 +42,22 @@ pub fn create_for_readers(
     Ok((fd, base))
 }
 
-fn create_with(name: &core::ffi::CStr, len: usize, seals: i32) -> io::Result<OwnedFd> {
+fn create_with(name: &core::ffi::CStr, len: usize, seals: i32) -> Result<OwnedFd, Errno> {
+    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
     // SAFETY: `name` is NUL-terminated; no other memory is involved.
-    let fd =
-        unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
+    let fd = checked(unsafe { call!(SYS_memfd_create, name.as_ptr(), flags) })?;
     // SAFETY: the descriptor was just made and belongs to nobody else.
-    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    // SAFETY: plain system calls on a descriptor that we own.
-    let failed = unsafe {
-        libc::ftruncate(fd.as_raw_fd(), len as libc::off_t) != 0
-            || libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals) != 0
-    };
-    if failed {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(fd)
-    }
+    let fd = unsafe { OwnedFd::from_raw_fd(fd as i32) };
+    // SAFETY: plain system call on a descriptor that we own.
+    checked(unsafe { call!(SYS_ftruncate, fd.as_raw_fd(), len) })?;
+    add_seals(&fd, seals)?;
+    Ok(fd)
+}
+
+fn add_seals(fd: &OwnedFd, seals: i32) -> Result<(), Errno> {
+    // SAFETY: plain system call on a descriptor that we own.
+    let result = unsafe { call!(SYS_fcntl, fd.as_raw_fd(), libc::F_ADD_SEALS, seals) };
+    checked(result).map(drop)
 }
 
 /// Number of the file behind a descriptor: no other memfd has it while this one is open or mapped
@@ -67,14 +65,20 @@ fn create_with(name: &core::ffi::CStr, len: usize, seals: i32) -> io::Result<Own
 ///
 /// # Errors
 /// When it is no descriptor.
-pub fn number(fd: BorrowedFd<'_>) -> io::Result<u64> {
+pub fn number(fd: BorrowedFd<'_>) -> Result<u64, Errno> {
+    status(fd).map(|status| status.st_ino)
+}
+
+/// `fstat(2)`.
+///
+/// # Errors
+/// When it is no descriptor.
+pub fn status(fd: BorrowedFd<'_>) -> Result<libc::stat, Errno> {
     // SAFETY: `stat` is plain data, for which zeroes are a value.
     let mut stat: libc::stat = unsafe { core::mem::zeroed() };
-    // SAFETY: `stat` is valid for writes of its size.
-    if unsafe { libc::fstat(fd.as_raw_fd(), &mut stat) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(stat.st_ino)
+    // SAFETY: `stat` is writable: on 64-bit machines libc's structure is the kernel's.
+    checked(unsafe { call!(SYS_fstat, fd.as_raw_fd(), &raw mut stat) })?;
+    Ok(stat)
 }
 
 /// Why a descriptor that came from elsewhere was not mapped.
@@ -85,7 +89,7 @@ pub enum MapError {
     /// Sealed, but not of the expected length.
     Length(u64),
     /// The kernel refused.
-    Os(io::Error),
+    Os(Errno),
 }
 
 /// Maps all of a sealed memfd of exactly `len` bytes, readable and writable. The mapping lives
@@ -120,24 +124,19 @@ fn map_with(fd: BorrowedFd<'_>, len: usize, protection: i32) -> Result<NonNull<u
 
 fn verify(fd: BorrowedFd<'_>, len: usize) -> Result<(), MapError> {
     // SAFETY: plain system call.
-    let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
+    let seals = unsafe { call!(SYS_fcntl, fd.as_raw_fd(), libc::F_GET_SEALS) } as i32;
     if seals < 0 || seals & SEALS != SEALS || seals & libc::F_SEAL_WRITE != 0 {
         return Err(MapError::NotSealed);
     }
-    // SAFETY: `stat` is plain data, for which zeroes are a value.
-    let mut stat: libc::stat = unsafe { core::mem::zeroed() };
-    // SAFETY: `stat` is valid for writes of its size.
-    if unsafe { libc::fstat(fd.as_raw_fd(), &mut stat) } != 0 {
-        return Err(MapError::Os(io::Error::last_os_error()));
-    }
-    if stat.st_size as u64 != len as u64 {
-        return Err(MapError::Length(stat.st_size as u64));
+    let bytes = status(fd).map_err(MapError::Os)?.st_size as u64;
+    if bytes != len as u64 {
+        return Err(MapError::Length(bytes));
     }
     Ok(())
 }
 
 /// Maps a file whose length is sealed.
-fn map_whole(fd: i32, len: usize, protection: i32) -> io::Result<NonNull<u8>> {
+fn map_whole(fd: i32, len: usize, protection: i32) -> Result<NonNull<u8>, Errno> {
     // SAFETY: a fresh mapping of our own.
     unsafe { map_at(core::ptr::null_mut(), fd, 0..len, protection) }
 }
@@ -151,7 +150,7 @@ unsafe fn map_at(
     fd: i32,
     part: Range<usize>,
     protection: i32,
-) -> io::Result<NonNull<u8>> {
+) -> Result<NonNull<u8>, Errno> {
     let from = (fd, part.start as libc::off_t);
     // SAFETY: the caller's promise; the file's length is fixed by its seals, so no page of it can
     // vanish.
@@ -178,7 +177,7 @@ unsafe fn place_mapping(
     protection: i32,
     flags: i32,
     (fd, offset): (i32, libc::off_t),
-) -> io::Result<NonNull<u8>> {
+) -> Result<NonNull<u8>, Errno> {
     let lazily = LOCKS_ON_FAULT.load(Ordering::Relaxed);
     let (at, first, fixed) = match (lazily, place.is_null()) {
         // Pages that cannot be accessed are not fetched (mm/gup.c), whatever is locked.
@@ -188,32 +187,25 @@ unsafe fn place_mapping(
     };
     let flags = flags | libc::MAP_NORESERVE | fixed;
     // SAFETY: a fresh mapping, or by the caller's promise one over what may be replaced.
-    let mut base = unsafe { libc::mmap(at.cast(), len, first, flags, fd, offset) };
-    if base == libc::MAP_FAILED {
-        return Err(io::Error::last_os_error());
-    }
+    let mut base = unsafe { memory::map(at, len, first, flags, fd, offset) }?;
     if lazily {
         // SAFETY: the mapping just made, which nobody knows yet; then by the caller's promise over
         // what may be replaced, in one step.
         unsafe {
-            libc::mlock2(base, len, libc::MLOCK_ONFAULT as _);
-            let mut is_placed = libc::mprotect(base, len, protection) == 0;
-            if is_placed && !place.is_null() {
+            call!(SYS_mlock2, base, len, libc::MLOCK_ONFAULT);
+            let mut placed = checked(call!(SYS_mprotect, base, len, protection)).map(drop);
+            if placed.is_ok() && !place.is_null() {
                 let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-                let moved = libc::mremap(base, len, len, flags, place.cast::<libc::c_void>());
-                is_placed = moved != libc::MAP_FAILED;
-                if is_placed {
-                    base = moved;
-                }
+                let moved = memory::remap(base, len, len, flags, place);
+                placed = moved.map(|moved| base = moved);
             }
-            if !is_placed {
-                let error = io::Error::last_os_error();
-                libc::munmap(base, len);
+            if let Err(error) = placed {
+                memory::unmap(base, len);
                 return Err(error);
             }
         }
     }
-    NonNull::new(base.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+    NonNull::new(base).ok_or(Errno(libc::ENOMEM))
 }
 
 /// As [`map`] of a file of exactly `len` bytes, but only `part` of it, in place of what [`replace`]
@@ -256,7 +248,7 @@ pub unsafe fn replace(base: NonNull<u8>, len: usize) -> bool {
 ///
 /// # Errors
 /// When there is no room.
-pub fn map_private(len: usize) -> io::Result<NonNull<u8>> {
+pub fn map_private(len: usize) -> Result<NonNull<u8>, Errno> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     // SAFETY: a fresh mapping of our own.
@@ -278,5 +270,5 @@ pub fn map_to_read(fd: BorrowedFd<'_>, len: usize) -> Result<NonNull<u8>, MapErr
 /// more.
 pub unsafe fn unmap(base: NonNull<u8>, len: usize) {
     // SAFETY: the caller's promise.
-    unsafe { libc::munmap(base.as_ptr().cast(), len) };
+    unsafe { memory::unmap(base.as_ptr(), len) };
 }

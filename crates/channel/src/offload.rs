@@ -370,7 +370,8 @@ impl RoutingPage {
             if looks < LOOKS_BEFORE_YIELDING {
                 core::hint::spin_loop();
             } else {
-                std::thread::yield_now();
+                // SAFETY: no arguments.
+                unsafe { toehold_freestanding::call!(SYS_sched_yield) };
             }
         }
         None
@@ -536,7 +537,6 @@ mod tests {
     use super::*;
     use crate::memfd;
     use crate::rendezvous::mapped;
-    use std::os::fd::AsFd;
 
     fn rule(v4: [u8; 4], bits: u32, port: u16, action: RuleAction) -> Rule {
         Rule {

@@ -101,7 +101,7 @@ impl fmt::Display for Obstacle {
             }
             Obstacle::ForeignLoader(path, loader) => write!(
                 out,
-                "{} uses the loader {loader}; the library is for glibc's",
+                "{} uses the loader {loader}; the library is for those of glibc and musl",
                 path.display()
             ),
             Obstacle::Sanitized(path, library) => write!(
@@ -147,7 +147,7 @@ fn inspect(path: &Path, depth: u32) -> Option<Obstacle> {
     };
     match header.loader(&file) {
         None => Some(Obstacle::Static(path.into())),
-        Some(loader) if loader.contains("ld-linux") => header
+        Some(loader) if KNOWN_LOADERS.iter().any(|known| loader.contains(known)) => header
             .library_that_must_be_first(&file)
             .map(|library| Obstacle::Sanitized(path.into(), library)),
         Some(loader) => Some(Obstacle::ForeignLoader(path.into(), loader)),
@@ -364,6 +364,9 @@ const HEADER_BYTES: usize = 56;
 /// Bytes of a dynamic section that are looked at; ordinary programs have 640.
 const DYNAMIC_BYTES_MAX: u64 = 8192;
 
+/// How the names of the dynamic linkers begin that load the library: glibc's and musl's.
+const KNOWN_LOADERS: [&str; 2] = ["ld-linux", "ld-musl-"];
+
 /// How the names of AddressSanitizer's run-time libraries begin: GCC's and Clang's.
 const FIRST_LIBRARIES: [&str; 2] = ["libasan.so", "libclang_rt.asan"];
 
@@ -428,6 +431,8 @@ mod tests {
     fn another_c_library_is_told() {
         let scratch = Scratch::new();
         let path = scratch.file("a", &elf(3, "/lib/ld-musl-x86_64.so.1"), 0o755);
+        assert_eq!(obstacle(&path), None);
+        let path = scratch.file("a", &elf(3, "/system/bin/linker64"), 0o755);
         assert!(matches!(obstacle(&path), Some(Obstacle::ForeignLoader(..))));
     }
 

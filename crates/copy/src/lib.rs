@@ -34,10 +34,8 @@ mod fault;
 mod ledger;
 mod nontemporal;
 mod operation;
-pub mod prefetch;
 mod residency;
 mod scope;
-mod shared;
 mod wait;
 
 #[cfg(feature = "std")]
@@ -73,7 +71,7 @@ pub use nontemporal::{CpuNt, NT_BYTES_MIN, copy_nontemporal};
 pub use operation::{Flags, Kind, Operation};
 pub use residency::{copy_by_residency, evict};
 pub use scope::{Scope, Ticket};
-pub use shared::{from_shared, to_shared};
+pub use toehold_freestanding::{from_shared, prefetch, to_shared};
 pub use wait::Waiting;
 
 #[cfg(feature = "std")]

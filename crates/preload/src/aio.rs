@@ -6,6 +6,7 @@ use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
 
 use libc::{sigval, ssize_t};
+use toehold_freestanding::{call, errno};
 use toehold_sockets::{api, real};
 
 /// The start of glibc's `struct aiocb` (rt/aio.h), whose size and fields are part of its ABI.
@@ -130,7 +131,7 @@ unsafe fn list(
         return kernel(requests);
     }
     // SAFETY: a plain allocation, freed below. A list of requests is no data path of ours.
-    let rest = unsafe { libc::calloc(len, size_of::<*mut Request>()) }.cast::<*mut Request>();
+    let rest = unsafe { real::calloc(len, size_of::<*mut Request>()) }.cast::<*mut Request>();
     if rest.is_null() {
         return -1;
     }
@@ -155,9 +156,9 @@ unsafe fn list(
     let mut result = kernel(rest);
     // SAFETY: allocated above; libc has copied what it keeps of it. errno is this thread's own.
     unsafe {
-        libc::free(rest.cast());
+        real::free(rest.cast());
         if result == 0 && failed && mode == LIO_WAIT {
-            *libc::__errno_location() = libc::EIO;
+            errno::set(libc::EIO);
             result = -1;
         }
     }
@@ -193,10 +194,11 @@ unsafe fn tell(event: &Event) {
                 info.si_signo = event.signal;
                 info.si_code = SI_ASYNCIO;
                 let fields = (&raw mut info).cast::<u8>();
-                fields.add(16).cast::<libc::pid_t>().write(libc::getpid());
-                fields.add(20).cast::<libc::uid_t>().write(libc::getuid());
+                let (process, user) = (call!(SYS_getpid), call!(SYS_getuid));
+                fields.add(16).cast::<libc::pid_t>().write(process as _);
+                fields.add(20).cast::<libc::uid_t>().write(user as _);
                 fields.add(24).cast::<sigval>().write(event.value);
-                let (pid, at) = (libc::getpid() as usize, (&raw const info) as usize);
+                let (pid, at) = (process as usize, (&raw const info) as usize);
                 let number = libc::SYS_rt_sigqueueinfo;
                 real::syscall(number, pid, event.signal as usize, at, 0, 0, 0);
             }
@@ -207,18 +209,18 @@ unsafe fn tell(event: &Event) {
             };
             // SAFETY: the thread owns the allocation, and frees it.
             unsafe {
-                let call = libc::malloc(size_of::<Call>()).cast::<Call>();
+                let call = real::malloc(size_of::<Call>()).cast::<Call>();
                 if call.is_null() {
                     return;
                 }
                 call.write(Call(function, event.value));
                 let mut thread = core::mem::zeroed();
                 let made =
-                    libc::pthread_create(&mut thread, event.attributes, run_call, call.cast());
+                    real::pthread_create(&mut thread, event.attributes, run_call, call.cast());
                 if made == 0 {
-                    libc::pthread_detach(thread);
+                    real::pthread_detach(thread);
                 } else {
-                    libc::free(call.cast());
+                    real::free(call.cast());
                 }
             }
         }
@@ -232,7 +234,7 @@ extern "C" fn run_call(call: *mut c_void) -> *mut c_void {
     // SAFETY: made by `tell` for this thread alone.
     unsafe {
         let Call(function, value) = call.cast::<Call>().read();
-        libc::free(call);
+        real::free(call);
         function(value);
     }
     null_mut()

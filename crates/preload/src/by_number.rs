@@ -23,6 +23,24 @@ unsafe extern "C" fn syscall(
     e: usize,
     f: usize,
 ) -> c_long {
+    // SAFETY: passed on with the caller's promises.
+    unsafe { call(number, a, b, c, d, e, f) }
+}
+
+/// A system call as [`syscall`] makes it: -1 with `errno` on an error.
+///
+/// # Safety
+/// As for the system call.
+#[allow(clippy::too_many_arguments)]
+pub(crate) unsafe fn call(
+    number: c_long,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> c_long {
     let fd = a as c_int;
     // SAFETY: every arm passes the arguments on, in the system call's order, with the caller's
     // promises.
@@ -158,6 +176,72 @@ unsafe extern "C" fn syscall(
             _ => real::syscall(number, a, b, c, d, e, f),
         }
     }
+}
+
+/// True for the calls that [`call`] does not simply pass on.
+pub(crate) fn is_of_interest(number: c_long) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    if matches!(
+        number,
+        libc::SYS_accept
+            | libc::SYS_dup2
+            | libc::SYS_poll
+            | libc::SYS_select
+            | libc::SYS_epoll_create
+            | libc::SYS_epoll_wait
+    ) {
+        return true;
+    }
+    matches!(
+        number,
+        libc::SYS_read
+            | libc::SYS_write
+            | libc::SYS_readv
+            | libc::SYS_writev
+            | libc::SYS_preadv2
+            | libc::SYS_pwritev2
+            | libc::SYS_recvfrom
+            | libc::SYS_sendto
+            | libc::SYS_recvmsg
+            | libc::SYS_sendmsg
+            | libc::SYS_recvmmsg
+            | libc::SYS_sendmmsg
+            | libc::SYS_connect
+            | libc::SYS_accept4
+            | libc::SYS_getsockname
+            | libc::SYS_getpeername
+            | libc::SYS_shutdown
+            | libc::SYS_close
+            | libc::SYS_close_range
+            | libc::SYS_dup
+            | libc::SYS_dup3
+            | libc::SYS_fcntl
+            | libc::SYS_ioctl
+            | libc::SYS_getsockopt
+            | libc::SYS_setsockopt
+            | libc::SYS_ppoll
+            | libc::SYS_pselect6
+            | libc::SYS_epoll_create1
+            | libc::SYS_epoll_ctl
+            | libc::SYS_epoll_pwait
+            | libc::SYS_epoll_pwait2
+            | libc::SYS_sendfile
+            | libc::SYS_splice
+            | libc::SYS_mlockall
+            | libc::SYS_munlockall
+            | libc::SYS_prctl
+            | libc::SYS_seccomp
+            | libc::SYS_bind
+            | libc::SYS_listen
+            | libc::SYS_unshare
+            | libc::SYS_setns
+            | libc::SYS_execve
+            | libc::SYS_execveat
+            | libc::SYS_io_submit
+            | libc::SYS_io_uring_setup
+            | libc::SYS_io_uring_enter
+            | libc::SYS_io_uring_register
+    )
 }
 
 /// The start of `struct iocb` (include/uapi/linux/aio_abi.h).

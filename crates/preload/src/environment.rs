@@ -2,6 +2,8 @@
 
 use core::ffi::c_char;
 
+use toehold_freestanding::memory;
+
 use crate::program::preloads_library;
 
 /// Names the descriptor of what the former program left (`toehold_sockets::take_over_from`).
@@ -30,22 +32,12 @@ impl Environment {
         }
         let pointers = (count + 2) * size_of::<*const c_char>();
         let len = pointers + VARIABLE_BYTES_MAX;
-        // SAFETY: a fresh anonymous mapping.
-        let base = unsafe {
-            libc::mmap(
-                core::ptr::null_mut(),
-                len,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
-        };
-        if base == libc::MAP_FAILED {
+        let base = memory::anonymous(len, false);
+        if base.is_null() {
             return None;
         }
         let mut longer = Environment {
-            base: base.cast(),
+            base,
             len,
             variables: 0,
         };
@@ -136,7 +128,7 @@ impl Environment {
 impl Drop for Environment {
     fn drop(&mut self) {
         // SAFETY: mapped by `copy` with this length; the exec that was given it has failed.
-        unsafe { libc::munmap(self.base.cast(), self.len) };
+        unsafe { memory::unmap(self.base, self.len) };
     }
 }
 

@@ -4,17 +4,14 @@
 use core::ffi::{c_int, c_void};
 
 use libc::{nfds_t, pollfd, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
-use toehold_sockets::api;
-
-unsafe extern "C" {
-    /// Reports a buffer overflow and aborts, as libc's own `_chk` functions do.
-    fn __chk_fail() -> !;
-}
+use toehold_sockets::{api, real};
 
 fn check(len: size_t, room: size_t) {
     if len > room {
-        // SAFETY: ends the process.
-        unsafe { __chk_fail() }
+        // SAFETY: reports a buffer overflow and ends the process, as libc's own `_chk` functions
+        // do.
+        unsafe { real::__chk_fail() };
+        crate::abort();
     }
 }
 

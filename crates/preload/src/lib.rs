@@ -16,88 +16,89 @@
 //! - `process`: exit and exec; fork is followed by `pthread_atfork` handlers.
 //! - `program`, `environment`: whether a program to be executed will have us in it, and what it is
 //!   told then.
+//! - `start`: the constructor, and the start in a program without a dynamic linker.
+//! - `door`: system calls by number, from programs that do not call libc.
+//! - `routines`: `memcpy` and the others that the compiler calls.
+//!
+//! The library needs nothing of any other: no library to be loaded with it, no symbol, no
+//! thread-local storage, no heap. It finds libc's functions in memory when it starts, and makes
+//! system calls where there is no libc.
+
+#![cfg_attr(all(panic = "abort", not(test)), no_std)]
 
 mod aio;
 mod aliases;
 mod by_number;
 mod calls;
 mod confinement;
+mod door;
 mod environment;
 mod fork;
 mod fortified;
 mod liburing;
 mod process;
 mod program;
+#[cfg_attr(
+    not(all(panic = "abort", not(test), target_arch = "x86_64")),
+    path = "routines/of_std.rs"
+)]
+mod routines;
 mod signals;
+mod start;
 mod stdio;
 
-use core::ffi::{CStr, c_char};
-
-use toehold_channel::table::WaitMode;
-
-/// Runs before `main`.
-#[used]
-#[unsafe(link_section = ".init_array")]
-static CONSTRUCTOR: extern "C" fn() = constructor;
-
-extern "C" fn constructor() {
-    let Some(path) = environment_variable(c"TOEHOLD_PATH") else {
-        return;
-    };
-    if !is_started_by(path) {
-        return;
-    }
-    let filters = environment_variable(c"TOEHOLD_FILTERS").and_then(number);
-    if !toehold_sockets::is_allowed(filters.unwrap_or(0)) {
-        return;
-    }
-    match path {
-        b"offload" => toehold_sockets::want_offload(),
-        b"auto" => toehold_sockets::want_offload_by_rule(),
-        _ => {}
-    }
-    let wait = match environment_variable(c"TOEHOLD_WAIT") {
-        Some(b"poll") => WaitMode::Poll,
-        Some(b"event") => WaitMode::Event,
-        _ => WaitMode::Adaptive,
-    };
-    let calls = environment_variable(c"TOEHOLD_PAIR_AFTER").and_then(number);
-    if let Some(calls) = calls {
-        toehold_sockets::set_calls_before_pairing(calls);
-    }
-    if let Some(directory) = environment_variable(c"TOEHOLD_RUNTIME_DIR") {
-        toehold_sockets::set_runtime_directory(directory);
-    }
-    toehold_sockets::start(wait);
-    process::follow_exit();
-    if let Some(handover) = environment_variable(environment::HANDOVER) {
-        if let Some(descriptor) = number(handover) {
-            toehold_sockets::take_over_from(descriptor);
-        }
-        // SAFETY: no other thread runs before `main`. The variable was meant for this process
-        // alone.
-        unsafe { libc::unsetenv(environment::HANDOVER.as_ptr()) };
-    }
-}
+use toehold_freestanding::call;
 
 /// True when this value of `TOEHOLD_PATH` has the library start.
 fn is_started_by(path: &[u8]) -> bool {
     matches!(path, b"auto" | b"direct" | b"offload")
 }
 
-/// A variable's value that is a number.
-fn number<T: core::str::FromStr>(value: &[u8]) -> Option<T> {
-    core::str::from_utf8(value).ok()?.parse().ok()
+/// Ends the process as `abort(3)` does.
+#[cold]
+fn abort() -> ! {
+    let signal = libc::SIGABRT;
+    let mask = 1u64 << (signal - 1);
+    // SAFETY: this process, this thread, and eight bytes of a signal mask.
+    unsafe {
+        let (process, thread) = (call!(SYS_getpid), call!(SYS_gettid));
+        call!(SYS_rt_sigprocmask, libc::SIG_UNBLOCK, &raw const mask, 0, 8);
+        call!(SYS_tgkill, process, thread, signal);
+        // The program handles the signal, and returned.
+        let standard = [0usize; 4];
+        call!(SYS_rt_sigaction, signal, &raw const standard, 0, 8);
+        call!(SYS_tgkill, process, thread, signal);
+        loop {
+            call!(SYS_exit_group, 127);
+        }
+    }
 }
 
-/// An environment variable's bytes.
-fn environment_variable(name: &CStr) -> Option<&'static [u8]> {
-    // SAFETY: `name` is NUL-terminated; no other thread changes the environment before `main`.
-    let value: *const c_char = unsafe { libc::getenv(name.as_ptr()) };
-    if value.is_null() {
-        return None;
+/// A broken invariant of ours ends the program: nothing may unwind through its frames.
+#[cfg(all(panic = "abort", not(test)))]
+#[panic_handler]
+fn panicked(panic: &core::panic::PanicInfo<'_>) -> ! {
+    let mut line = [b'0'; 10];
+    let mut parts: [&[u8]; 5] = [
+        b"libtoehold.so: internal error at ",
+        b"?",
+        b":",
+        b"?",
+        b"\n",
+    ];
+    if let Some(place) = panic.location() {
+        let (mut rest, mut at) = (place.line(), line.len());
+        while rest > 0 && at > 0 {
+            at -= 1;
+            line[at] = b'0' + (rest % 10) as u8;
+            rest /= 10;
+        }
+        parts[1] = place.file().as_bytes();
+        parts[3] = &line[at..];
     }
-    // SAFETY: environment strings are NUL-terminated and the constructor keeps no reference past
-    // its return.
-    Some(unsafe { CStr::from_ptr(value) }.to_bytes())
+    for part in parts {
+        // SAFETY: `part` is readable for its length.
+        unsafe { call!(SYS_write, 2, part.as_ptr(), part.len()) };
+    }
+    abort()
 }

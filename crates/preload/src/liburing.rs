@@ -17,10 +17,12 @@
 //! -ENOSYS says that the function is there and the kernel has no such call, which a program that
 //! asks must expect: liburing's functions return the kernel's errors as they are.
 
-use core::ffi::{CStr, c_int, c_uint, c_void};
-use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use core::ffi::{c_int, c_uint, c_void};
+use core::sync::atomic::{AtomicPtr, Ordering};
 
-use toehold_sockets::api;
+use toehold_freestanding::elf::Name;
+use toehold_freestanding::objects;
+use toehold_sockets::{api, real};
 
 /// A function of liburing's: pointers and integers go in, an `int` or nothing comes out.
 type Function = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> isize;
@@ -37,12 +39,8 @@ macro_rules! in_front {
             f: usize,
         ) -> isize {
             static NEXT: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
-            const NAME: &CStr =
-                match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
-                    Ok(name) => name,
-                    Err(_) => panic!("a name with a NUL"),
-                };
-            let Some(next) = find(&NEXT, NAME) else {
+            const NAME: Name = Name::of(concat!(stringify!($name), "\0"));
+            let Some(next) = find(&NEXT, &NAME) else {
                 return -(libc::ENOSYS as isize);
             };
             // SAFETY: liburing's function of that name, with the caller's arguments.
@@ -141,7 +139,7 @@ unsafe fn made(result: isize, ring: usize) -> isize {
 }
 
 /// liburing's own function `name`.
-fn find(next: &AtomicPtr<c_void>, name: &CStr) -> Option<Function> {
+fn find(next: &AtomicPtr<c_void>, name: &Name) -> Option<Function> {
     let mut found = next.load(Ordering::Relaxed);
     if found.is_null() {
         found = search(name);
@@ -155,70 +153,14 @@ fn find(next: &AtomicPtr<c_void>, name: &CStr) -> Option<Function> {
 /// The next definition; or, when the caller is a library that the program has loaded for itself
 /// (`dlopen`), the first one in any loaded object. The object stays loaded from then on.
 #[cold]
-fn search(name: &CStr) -> *mut c_void {
-    // SAFETY: `name` is NUL-terminated.
-    let next = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
-    if !next.is_null() {
-        return next;
-    }
-    let mut objects = Objects {
-        names: [core::ptr::null(); OBJECTS_MAX],
-        count: 0,
+fn search(name: &Name) -> *mut c_void {
+    let Some(found) = objects::next_in(name) else {
+        return core::ptr::null_mut();
     };
-    // SAFETY: `note` gets `objects`, which outlives the call.
-    unsafe { libc::dl_iterate_phdr(Some(note), (&raw mut objects).cast()) };
-    for &object in &objects.names[..objects.count] {
-        // SAFETY: names of loaded objects stay while these are loaded, and nothing is loaded here.
-        let found = unsafe {
-            let handle = libc::dlopen(object, libc::RTLD_LAZY | libc::RTLD_NOLOAD);
-            if handle.is_null() {
-                continue;
-            }
-            let found = libc::dlsym(handle, name.as_ptr());
-            if found.is_null() || is_ours(found) {
-                libc::dlclose(handle);
-                continue;
-            }
-            found
-        };
-        return found;
+    if !found.object.is_null() {
+        // SAFETY: the name of a loaded object; nothing is loaded here, a reference is taken. A
+        // process without `dlopen` unloads nothing.
+        unsafe { real::dlopen(found.object, libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
     }
-    core::ptr::null_mut()
-}
-
-const OBJECTS_MAX: usize = 512;
-
-/// The names of loaded objects.
-struct Objects {
-    names: [*const libc::c_char; OBJECTS_MAX],
-    count: usize,
-}
-
-unsafe extern "C" fn note(
-    info: *mut libc::dl_phdr_info,
-    _: libc::size_t,
-    objects: *mut c_void,
-) -> c_int {
-    // SAFETY: both are live; the name is a string or null.
-    unsafe {
-        let (name, objects) = ((*info).dlpi_name, &mut *objects.cast::<Objects>());
-        if !name.is_null() && *name != 0 && objects.count < OBJECTS_MAX {
-            objects.names[objects.count] = name;
-            objects.count += 1;
-        }
-    }
-    0
-}
-
-/// True when `function` is one of this library's.
-fn is_ours(function: *const c_void) -> bool {
-    static HERE: AtomicU32 = AtomicU32::new(0);
-    let base = |address: *const c_void| {
-        // SAFETY: `dladdr` fills the structure, or says that it knows nothing.
-        unsafe {
-            let mut info: libc::Dl_info = core::mem::zeroed();
-            (libc::dladdr(address, &mut info) != 0).then_some(info.dli_fbase)
-        }
-    };
-    base(function) == base((&raw const HERE).cast())
+    found.address
 }

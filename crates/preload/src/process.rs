@@ -17,13 +17,14 @@ pub(crate) fn follow_exit() {
     extern "C" fn at_exit() {
         ending();
     }
-    unsafe extern "C" {
-        fn at_quick_exit(handler: extern "C" fn()) -> c_int;
-    }
-    // SAFETY: the handler lives as long as the library, which is never unloaded.
+    let none = core::ptr::null_mut();
+    // SAFETY: the handler lives as long as the library, which is never unloaded: it names no object
+    // with whose end it would have to run.
     unsafe {
-        libc::atexit(at_exit);
-        at_quick_exit(at_exit);
+        real::__cxa_atexit(at_exit, none, none);
+        if real::__cxa_at_quick_exit(at_exit, none) < 0 {
+            real::at_quick_exit(at_exit);
+        }
     }
 }
 
@@ -280,16 +281,9 @@ unsafe extern "C" fn wordexp(words: *const c_char, result: *mut c_void, flags: c
     unsafe { real::wordexp(words, result, flags) }
 }
 
-unsafe extern "C" {
-    /// This process's environment, where libc keeps it.
-    static environ: *const *const c_char;
-}
-
 /// The environment that calls without one give to the new program.
 pub(crate) fn current_environment() -> *const *const c_char {
-    // SAFETY: libc's own variable; a program that changes it while it executes another races with
-    // itself.
-    unsafe { environ }
+    toehold_freestanding::environment::variables()
 }
 
 /// `execve(2)`.

@@ -1,11 +1,13 @@
 //! Whether a program that is about to be executed will have this library in it, too: it must be
-//! linked against the loader that loads us, keep its user's rights, and be given the environment
+//! linked against a loader that loads us, keep its user's rights, and be given the environment
 //! that names us.
 //!
 //! Runs between fork and exec, so it uses nothing but system calls and the stack.
 
 use core::ffi::{CStr, c_char, c_int};
 use core::mem::MaybeUninit;
+
+use toehold_freestanding::{call, environment};
 
 /// The program that is about to be executed.
 #[derive(Clone, Copy)]
@@ -51,8 +53,8 @@ pub(crate) unsafe fn forecast(target: Target, environment: *const *const c_char)
     }
 }
 
-/// True when a program would not start with us in `environment`: the loader of another C library
-/// (musl's) does as `LD_PRELOAD` says, and fails; AddressSanitizer wants to come first.
+/// True when a program would not start with us in `environment`: the loader of an unknown C library
+/// may do as `LD_PRELOAD` says, and fail; AddressSanitizer wants to come first.
 ///
 /// # Safety
 /// What `target` names and `environment` are as `execve(2)` wants them.
@@ -91,9 +93,9 @@ unsafe fn open(target: Target, path: &mut Buffer) -> Result<Opened, Forecast> {
                 return Ok(Opened::Borrowed(directory));
             }
             // SAFETY: as above.
-            let fd = unsafe { libc::openat(directory, path, OPEN_FLAGS) };
+            let fd = unsafe { call!(SYS_openat, directory, path, OPEN_FLAGS) };
             if fd >= 0 {
-                Ok(Opened::Owned(fd))
+                Ok(Opened::Owned(fd as c_int))
             } else {
                 Err(Forecast::Without)
             }
@@ -117,15 +119,8 @@ unsafe fn open(target: Target, path: &mut Buffer) -> Result<Opened, Forecast> {
 
 /// Finds a program as `execvp(3)` does: by this process's own `PATH`.
 fn search(name: &[u8], path: &mut Buffer) -> Result<Opened, Forecast> {
-    // SAFETY: the name is NUL-terminated; the result is read before anybody can change the
-    // environment.
-    let value = unsafe { libc::getenv(c"PATH".as_ptr()) };
-    let directories = if value.is_null() {
-        PATH_DEFAULT
-    } else {
-        // SAFETY: environment strings are NUL-terminated.
-        unsafe { CStr::from_ptr(value) }.to_bytes()
-    };
+    // SAFETY: the value is read before anybody can change the environment.
+    let directories = unsafe { environment::variable(c"PATH") }.unwrap_or(PATH_DEFAULT);
     for directory in directories.split(|&byte| byte == b':') {
         let directory = if directory.is_empty() {
             b"."
@@ -156,7 +151,7 @@ impl Drop for Opened {
     fn drop(&mut self) {
         if let Opened::Owned(fd) = self {
             // SAFETY: opened by `open`. A number of ours that no hook tracks.
-            unsafe { toehold_sockets::real::close(*fd) };
+            unsafe { call!(SYS_close, *fd) };
         }
     }
 }
@@ -167,14 +162,14 @@ impl Opened {
             return Err(Forecast::Fails);
         }
         // SAFETY: NUL-terminated by the caller's promise.
-        if unsafe { libc::access(path, libc::X_OK) } != 0 {
+        if unsafe { call!(SYS_faccessat, libc::AT_FDCWD, path, libc::X_OK) } != 0 {
             return Err(Forecast::Fails);
         }
         // SAFETY: as above.
-        match unsafe { libc::open(path, OPEN_FLAGS) } {
+        match unsafe { call!(SYS_openat, libc::AT_FDCWD, path, OPEN_FLAGS) } {
             // A program that may be executed but not read is one we know nothing of.
             ..0 => Err(Forecast::Without),
-            fd => Ok(Opened::Owned(fd)),
+            fd => Ok(Opened::Owned(fd as c_int)),
         }
     }
 
@@ -187,12 +182,8 @@ impl Opened {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> usize {
         // SAFETY: the buffer is writable for its length.
         let read = unsafe {
-            libc::pread(
-                self.fd(),
-                buffer.as_mut_ptr().cast(),
-                buffer.len(),
-                offset as libc::off_t,
-            )
+            let (at, len) = (buffer.as_mut_ptr(), buffer.len());
+            call!(SYS_pread64, self.fd(), at, len, offset)
         };
         read.max(0) as usize
     }
@@ -233,13 +224,13 @@ impl Opened {
     fn changes_rights(&self) -> bool {
         let mut stat = MaybeUninit::<libc::stat>::zeroed();
         // SAFETY: `stat` is writable for its size.
-        if unsafe { libc::fstat(self.fd(), stat.as_mut_ptr()) } != 0 {
+        if unsafe { call!(SYS_fstat, self.fd(), stat.as_mut_ptr()) } != 0 {
             return true;
         }
         // SAFETY: zeroes were a value already, and the kernel filled it in.
         let stat = unsafe { stat.assume_init() };
         // SAFETY: no preconditions.
-        let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
+        let (uid, gid) = unsafe { (call!(SYS_geteuid) as u32, call!(SYS_getegid) as u32) };
         let set_uid = stat.st_mode & libc::S_ISUID != 0 && stat.st_uid != uid;
         let set_gid = stat.st_mode & libc::S_ISGID != 0 && stat.st_gid != gid;
         // Root has every capability already, so file capabilities change nothing for it.
@@ -247,7 +238,7 @@ impl Opened {
             let name = c"security.capability".as_ptr();
             // SAFETY: the name is NUL-terminated; a null buffer of size zero asks for the length
             // only.
-            uid != 0 && unsafe { libc::fgetxattr(self.fd(), name, core::ptr::null_mut(), 0) } > 0
+            uid != 0 && unsafe { call!(SYS_fgetxattr, self.fd(), name, 0, 0) } > 0
         };
         set_uid || set_gid || grants()
     }
@@ -283,7 +274,8 @@ impl Opened {
                 let mut name = [0u8; 256];
                 let len = (number(&entry, 32, 8) as usize).min(name.len());
                 let len = self.read_at(&mut name[..len], number(&entry, 8, 8));
-                return if !contains(&name[..len], b"/ld-linux") {
+                let is_known = |loader| contains(&name[..len], loader);
+                return if !KNOWN_LOADERS.into_iter().any(is_known) {
                     Loader::Foreign
                 } else if self.must_be_first(table, step, entries.min(ENTRIES_MAX)) {
                     Loader::Strict
@@ -353,11 +345,11 @@ impl Opened {
 /// The loader of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Loader {
-    /// glibc's, which loads us.
+    /// glibc's or musl's, which loads us.
     Ours,
     /// Another C library's.
     Foreign,
-    /// glibc's, of a program that ends when any other library is loaded before one of its own.
+    /// One of these, of a program that ends when any other library is loaded before one of its own.
     Strict,
     /// Nobody, or nobody who would load us, or we cannot tell.
     Unknown,
@@ -367,7 +359,7 @@ enum Loader {
 /// identities differ.
 fn has_own_rights() -> bool {
     // SAFETY: no preconditions.
-    unsafe { libc::getuid() == libc::geteuid() && libc::getgid() == libc::getegid() }
+    unsafe { call!(SYS_getuid) == call!(SYS_geteuid) && call!(SYS_getgid) == call!(SYS_getegid) }
 }
 
 /// True when an environment has the loader load us, and us start.
@@ -401,7 +393,7 @@ fn is_library(path: &[u8]) -> bool {
     path.rsplit(|&byte| byte == b'/').next() == Some(LIBRARY)
         && buffer.set(&[path])
         // SAFETY: NUL-terminated by `set`.
-        && unsafe { libc::access(buffer.as_ptr(), libc::R_OK) } == 0
+        && unsafe { call!(SYS_faccessat, libc::AT_FDCWD, buffer.as_ptr(), libc::R_OK) } == 0
 }
 
 /// A NUL-terminated path on the stack.
@@ -449,6 +441,8 @@ fn contains(bytes: &[u8], wanted: &[u8]) -> bool {
         .any(|candidate| candidate == wanted)
 }
 
+/// How the names of the dynamic linkers begin that load this library: glibc's and musl's.
+const KNOWN_LOADERS: [&[u8]; 2] = [b"/ld-linux", b"/ld-musl-"];
 /// How the names of libraries begin that end a program unless they come first: AddressSanitizer of
 /// GCC and of Clang.
 const FIRST_LIBRARIES: [&[u8]; 2] = [b"libasan.so", b"libclang_rt.asan"];

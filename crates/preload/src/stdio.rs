@@ -5,24 +5,8 @@
 use core::ffi::{c_char, c_int, c_void};
 
 use libc::{FILE, size_t, ssize_t};
-use toehold_sockets::{api, real};
-
-/// glibc's `cookie_io_functions_t` (libio/bits/types/cookie_io_functions_t.h).
-#[repr(C)]
-struct CookieFunctions {
-    read: unsafe extern "C" fn(*mut c_void, *mut c_char, size_t) -> ssize_t,
-    write: unsafe extern "C" fn(*mut c_void, *const c_char, size_t) -> ssize_t,
-    seek: Option<unsafe extern "C" fn(*mut c_void, *mut i64, c_int) -> c_int>,
-    close: unsafe extern "C" fn(*mut c_void) -> c_int,
-}
-
-unsafe extern "C" {
-    fn fopencookie(
-        cookie: *mut c_void,
-        mode: *const c_char,
-        functions: CookieFunctions,
-    ) -> *mut FILE;
-}
+use toehold_sockets::api;
+use toehold_sockets::real::{self, CookieFunctions};
 
 /// Where glibc keeps a stream's descriptor (`struct _IO_FILE`, public since 1992, fixed by its
 /// ABI), so that `fileno` answers.
@@ -69,6 +53,13 @@ unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
         // SAFETY: passed on with the caller's promises.
         return unsafe { real::fdopen(fd, mode) };
     }
+    if !real::is_glibc() {
+        // Where another libc keeps the descriptor is not known: its stream reads and writes the
+        // carrier.
+        api::passing_on(fd);
+        // SAFETY: passed on with the caller's promises.
+        return unsafe { real::fdopen(fd, mode) };
+    }
     let functions = CookieFunctions {
         read: cookie_read,
         write: cookie_write,
@@ -76,7 +67,7 @@ unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
         close: cookie_close,
     };
     // SAFETY: `mode` is the caller's; the cookie is a number, not a pointer.
-    let stream = unsafe { fopencookie(fd as usize as *mut c_void, mode, functions) };
+    let stream = unsafe { real::fopencookie(fd as usize as *mut c_void, mode, functions) };
     if !stream.is_null() {
         // SAFETY: a stream of glibc's has this field at this place.
         unsafe {
@@ -104,7 +95,7 @@ unsafe extern "C" fn _IO_fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
 unsafe fn before_closing(stream: *mut FILE) {
     if !stream.is_null() {
         // SAFETY: the caller's promise.
-        api::stream_closes(unsafe { libc::fileno(stream) });
+        api::stream_closes(unsafe { real::fileno(stream) });
     }
 }
 
@@ -154,7 +145,7 @@ mod formatted {
     //! little assembly saves them as the ABI's `va_list` wants them and calls a Rust function with
     //! that list (System V AMD64 ABI, 3.5.7).
 
-    use super::{api, c_char, c_int, c_void, size_t};
+    use super::{api, c_char, c_int, c_void, real};
 
     /// The ABI's `va_list` element.
     #[derive(Clone, Copy)]
@@ -164,15 +155,6 @@ mod formatted {
         fp_offset: u32,
         overflow: *mut c_void,
         saved: *mut c_void,
-    }
-
-    unsafe extern "C" {
-        fn vsnprintf(
-            buffer: *mut c_char,
-            len: size_t,
-            format: *const c_char,
-            list: *mut VaList,
-        ) -> c_int;
     }
 
     /// Saves the argument registers on the stack (System V AMD64 ABI, figure 3.33), makes a
@@ -255,7 +237,10 @@ mod formatted {
         // again.
         let mut first = unsafe { *list };
         // SAFETY: the buffer is writable for its length; format and list are the caller's.
-        let len = unsafe { vsnprintf(small.as_mut_ptr(), small.len(), format, &mut first) };
+        let len = unsafe {
+            let list = (&raw mut first).cast();
+            real::vsnprintf(small.as_mut_ptr(), small.len(), format, list)
+        };
         if len < 0 {
             return len;
         }
@@ -265,17 +250,17 @@ mod formatted {
         }
         // SAFETY: a plain allocation, freed below. The program itself chose to format: this is no
         // data path of ours.
-        let large = unsafe { libc::malloc(len as usize + 1) };
+        let large = unsafe { real::malloc(len as usize + 1) };
         if large.is_null() {
             return -1;
         }
         // SAFETY: room for the whole text; the list is walked from its start.
         let result = unsafe {
-            vsnprintf(large.cast(), len as usize + 1, format, list);
+            real::vsnprintf(large.cast(), len as usize + 1, format, list.cast());
             write_all(fd, large, len as usize)
         };
         // SAFETY: allocated above.
-        unsafe { libc::free(large) };
+        unsafe { real::free(large) };
         result
     }
 

@@ -3,7 +3,7 @@
 
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use std::os::fd::{FromRawFd, OwnedFd};
+use toehold_freestanding::fd::OwnedFd;
 
 use toehold_channel::rendezvous::{Kind, MESSAGE_BYTES, Message, SOCKET_NAME};
 

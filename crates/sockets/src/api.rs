@@ -25,7 +25,7 @@ use toehold_channel::table::{Mode, Reason};
 
 use crate::connection::{self, Connection};
 use crate::descriptors::{Kind, is_noted, kind};
-use crate::{closing, errno, pairing, process, service, sys};
+use crate::{closing, errno, kept, pairing, process, service, sys};
 
 pub use self::bytes::{
     eventfd_read, eventfd_write, preadv2, pwritev2, read, readv, recv, recvfrom, recvmmsg, recvmsg,
@@ -76,6 +76,12 @@ pub fn stream_closes(fd: c_int) {
 /// through us.
 pub fn is_tracked(fd: c_int) -> bool {
     kind(fd) == Kind::Connection
+}
+
+/// True when the kernel alone answers calls that move the bytes of `fd`, or that wait for it as an
+/// epoll instance: nothing is known of it, so the program's own call does as well as one here.
+pub fn is_kernels(fd: c_int) -> bool {
+    kind(fd) == Kind::Foreign && !is_noted(fd) && !kept::has_any()
 }
 
 /// Lets the adapter's wishes reach a connection the program is not using; exported for tests.

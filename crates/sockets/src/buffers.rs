@@ -52,7 +52,7 @@ pub(crate) unsafe fn scatter(ring: *mut u8, stretches: Stretches, parts: &[iovec
         let mut source = ring.wrapping_add(offset);
         each_piece(parts, at, len, |target, piece| {
             // SAFETY: the caller's promise; `each_piece` stays within `len` and within each part.
-            unsafe { toehold_copy::from_shared(source, target, piece) };
+            unsafe { toehold_freestanding::from_shared(source, target, piece) };
             source = source.wrapping_add(piece);
         });
         at += len;
@@ -71,7 +71,7 @@ pub(crate) unsafe fn gather(ring: *mut u8, stretches: Stretches, parts: &[iovec]
         let mut target = ring.wrapping_add(offset);
         each_piece(parts, at, len, |source, piece| {
             // SAFETY: as for `scatter`.
-            unsafe { toehold_copy::to_shared(source, target, piece) };
+            unsafe { toehold_freestanding::to_shared(source, target, piece) };
             target = target.wrapping_add(piece);
         });
         at += len;

@@ -14,6 +14,8 @@
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
+use toehold_freestanding::memory;
+
 use crate::sys;
 
 /// At most `COUNT << LOG2` elements, of a type for which zeroes are a valid value.
@@ -72,7 +74,7 @@ impl<T, const LOG2: u32, const COUNT: usize> Chunks<T, LOG2, COUNT> {
             if placed.is_err() {
                 // Another thread was faster.
                 // SAFETY: mapped above with this length and shown to nobody.
-                unsafe { libc::munmap(mapped.cast(), Self::CHUNK_BYTES) };
+                unsafe { memory::unmap(mapped.cast(), Self::CHUNK_BYTES) };
             }
         }
         self.get(n)

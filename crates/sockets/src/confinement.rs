@@ -12,6 +12,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use libc::iovec;
 use toehold_channel::table::{EntryState, Mode, Reason};
+use toehold_freestanding::memory;
 
 use crate::connection::{self, Connection};
 use crate::descriptors::{self, Kind};
@@ -121,7 +122,7 @@ fn leave(connection: &Connection, reason: Reason) {
     };
     if all.len.load(Ordering::Relaxed) == 0 && all.error.load(Ordering::Relaxed) == 0 {
         // SAFETY: mapped by `read_all` with this length, and shown to nobody.
-        unsafe { libc::munmap(bytes.cast(), BYTES_OFFSET + BYTES_MAX) };
+        unsafe { memory::unmap(bytes.cast(), BYTES_OFFSET + BYTES_MAX) };
         return;
     }
     descriptors::for_each(0, u32::MAX, |fd, _| {

@@ -22,7 +22,7 @@
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fence};
 
-use crate::{process, real, sys};
+use crate::{errno, process, real, sys};
 
 /// The state of one thread.
 #[derive(Debug)]
@@ -58,31 +58,6 @@ static THREADS: [Thread; THREADS_MAX] = [const {
     }
 }; THREADS_MAX];
 
-/// This thread's address of its own control block.
-#[inline]
-pub(crate) fn thread_pointer() -> usize {
-    let thread: usize;
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: reads the thread pointer, which the ABI keeps at fs:0.
-    unsafe {
-        core::arch::asm!(
-            "mov {}, fs:0",
-            out(reg) thread,
-            options(nostack, readonly, pure, preserves_flags)
-        );
-    }
-    #[cfg(target_arch = "aarch64")]
-    // SAFETY: reads the thread pointer.
-    unsafe {
-        core::arch::asm!(
-            "mrs {}, tpidr_el0",
-            out(reg) thread,
-            options(nostack, nomem, preserves_flags)
-        );
-    }
-    thread
-}
-
 #[inline]
 fn places(pointer: usize) -> impl Iterator<Item = &'static Thread> {
     // Fibonacci hashing: control blocks lie whole pages apart.
@@ -93,7 +68,7 @@ fn places(pointer: usize) -> impl Iterator<Item = &'static Thread> {
 /// This thread's place, made if need be.
 #[inline]
 fn this_thread() -> Option<&'static Thread> {
-    let pointer = thread_pointer();
+    let pointer = errno::thread();
     let first = places(pointer).next()?;
     // Relaxed, here and below: a place is its thread's own, and handlers run on that thread.
     if first.pointer.load(Ordering::Relaxed) == pointer {

@@ -358,13 +358,5 @@ pub(crate) fn disown(fd: i32) {
 /// One more than the kernel gives out as a descriptor's number now. Those above it, from before a
 /// limit was lowered, live on.
 pub(crate) fn descriptor_limit() -> usize {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    // SAFETY: `limit` is writable.
-    match unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } {
-        0 => usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX),
-        _ => OWN_FD_MIN,
-    }
+    sys::limit(libc::RLIMIT_NOFILE).unwrap_or(OWN_FD_MIN)
 }

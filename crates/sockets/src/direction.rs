@@ -7,7 +7,7 @@ use toehold_channel::doorbell::{self, WakeWord};
 use toehold_channel::layout::SIDE_SEEN;
 use toehold_channel::sync::AtomicU64;
 use toehold_channel::table::{COMMAND_PEER_GONE, Mode};
-use toehold_copy::prefetch;
+use toehold_freestanding::prefetch;
 use toehold_stream::credit;
 use toehold_stream::end::{End, Incoming};
 

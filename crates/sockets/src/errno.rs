@@ -4,19 +4,7 @@
 /// kernel's again.
 pub(crate) const LEFT_CHANNEL: i32 = i32::MAX;
 
-/// Its value.
-#[inline]
-pub(crate) fn get() -> i32 {
-    // SAFETY: this thread's own errno.
-    unsafe { *libc::__errno_location() }
-}
-
-/// Sets it.
-#[inline]
-pub(crate) fn set(value: i32) {
-    // SAFETY: this thread's own errno.
-    unsafe { *libc::__errno_location() = value };
-}
+pub(crate) use toehold_freestanding::errno::{get, set, thread};
 
 /// Runs `work` and leaves errno as it was before.
 #[inline]

@@ -3,6 +3,8 @@
 
 use toehold_channel::memfd;
 use toehold_channel::table::TABLE_BYTES;
+use toehold_freestanding::call;
+use toehold_freestanding::fd::BorrowedFd;
 
 use crate::table::{self, Table};
 use crate::{descriptors, holders, lock, process};
@@ -18,7 +20,6 @@ pub(crate) fn table_or_new() -> Option<Table> {
     if let Some(table) = table::table() {
         return Some(table);
     }
-    use std::os::fd::{AsFd, IntoRawFd};
     let fd = memfd::create(c"toehold-table", TABLE_BYTES).ok()?;
     let header = table::map_header(fd.as_fd())?;
     let mut program = [0u8; 48];
@@ -32,7 +33,6 @@ pub(crate) fn table_or_new() -> Option<Table> {
 
 /// Goes on with the table of the program that had this process before; false when `fd` holds none.
 pub(crate) fn adopt_table(fd: i32) -> bool {
-    use std::os::fd::BorrowedFd;
     if fd < 0 || table::table().is_some() {
         return false;
     }
@@ -68,7 +68,7 @@ fn program_name(out: &mut [u8]) -> usize {
     // SAFETY: PR_GET_NAME writes at most 16 bytes with a NUL.
     let mut name = [0u8; 16];
     // SAFETY: `name` is writable for 16 bytes.
-    unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
+    unsafe { call!(SYS_prctl, libc::PR_GET_NAME, name.as_mut_ptr()) };
     let len = name.iter().position(|&b| b == 0).unwrap_or(16);
     out[..len].copy_from_slice(&name[..len]);
     len

@@ -60,9 +60,9 @@ pub(crate) unsafe fn send(
     // SAFETY: `len` is within the credit, so the stretches are ours to write; `bytes` by the
     // caller's promise.
     unsafe {
-        toehold_copy::to_shared(bytes, ring.wrapping_add(offset), first);
+        toehold_freestanding::to_shared(bytes, ring.wrapping_add(offset), first);
         if rest != 0 {
-            toehold_copy::to_shared(bytes.wrapping_add(first), ring, rest);
+            toehold_freestanding::to_shared(bytes.wrapping_add(first), ring, rest);
         }
     }
     sender.publish(len);
@@ -111,9 +111,9 @@ pub(crate) unsafe fn receive(
     // SAFETY: `available` checked that these bytes are inside the ring; `bytes` by the caller's
     // promise.
     unsafe {
-        toehold_copy::from_shared(ring.wrapping_add(offset), bytes, first);
+        toehold_freestanding::from_shared(ring.wrapping_add(offset), bytes, first);
         if rest != 0 {
-            toehold_copy::from_shared(ring, bytes.wrapping_add(first), rest);
+            toehold_freestanding::from_shared(ring, bytes.wrapping_add(first), rest);
         }
     }
     let crossed = receiver.consume(len, filled);

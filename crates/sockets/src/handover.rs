@@ -19,9 +19,9 @@
 //! The locks stay taken over the exec where nobody else of the family holds the connection: no
 //! thread of ours can then be in the middle of a change to what is handed on.
 
+use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
-use std::ptr::NonNull;
+use toehold_freestanding::fd::{BorrowedFd, OwnedFd};
 
 use toehold_channel::doorbell::WakeWord;
 use toehold_channel::layout::READY_BITS;
@@ -127,11 +127,7 @@ impl Handover {
     /// Maps the one behind `fd`, if that is one and meant for this process.
     fn open(fd: BorrowedFd<'_>) -> Option<Handover> {
         let mut capacity = 0;
-        // SAFETY: zeroes are a valid `stat`, which the kernel fills in.
-        let stat = unsafe {
-            let mut stat: libc::stat = core::mem::zeroed();
-            (libc::fstat(fd.as_raw_fd(), &mut stat) == 0).then_some(stat)
-        }?;
+        let stat = memfd::status(fd).ok()?;
         let rest = (stat.st_size as usize).checked_sub(size_of::<Header>())?;
         if rest.is_multiple_of(size_of::<Record>()) {
             capacity = rest / size_of::<Record>();

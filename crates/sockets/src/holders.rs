@@ -12,7 +12,7 @@ pub(crate) use toehold_stream::holders::{count_out, enter, name};
 use toehold_stream::sleepers::Family;
 
 use crate::table::{self, Table};
-use crate::{deferral, process, sys};
+use crate::{errno, process, sys};
 
 /// Place of this process in the family's list, or `NO_PLACE`.
 static PLACE: AtomicU32 = AtomicU32::new(NO_PLACE);
@@ -96,7 +96,7 @@ pub(crate) fn join(table: &Table, pid: u32) -> Option<u32> {
 
 /// A place for the child that this thread is about to have.
 pub(crate) fn expect_child(table: &Table) -> Option<u32> {
-    expect_child_of(table, deferral::thread_pointer())
+    expect_child_of(table, errno::thread())
 }
 
 fn expect_child_of(table: &Table, thread: usize) -> Option<u32> {
@@ -112,7 +112,7 @@ fn expect_child_of(table: &Table, thread: usize) -> Option<u32> {
 
 /// This thread has had a child.
 pub(crate) fn child_born(table: &Table, child: u32) {
-    child_born_to(table, child, deferral::thread_pointer());
+    child_born_to(table, child, errno::thread());
 }
 
 fn child_born_to(table: &Table, child: u32, thread: usize) {
@@ -123,7 +123,7 @@ fn child_born_to(table: &Table, child: u32, thread: usize) {
 
 /// This thread has had no child after all. False when it had found no place for one.
 pub(crate) fn child_unborn(table: &Table) -> bool {
-    let expected = Expected::take(deferral::thread_pointer());
+    let expected = Expected::take(errno::thread());
     if let Some((place, word)) = expected {
         table.child_unborn(place, word);
     }
@@ -132,7 +132,7 @@ pub(crate) fn child_unborn(table: &Table) -> bool {
 
 /// This process is a child: takes its place. False when its parent had found none.
 pub(crate) fn begin_as_child(table: &Table) -> bool {
-    let expected = Expected::take(deferral::thread_pointer());
+    let expected = Expected::take(errno::thread());
     for slot in &EXPECTED {
         slot.thread.store(0, Ordering::Relaxed);
     }
@@ -198,7 +198,6 @@ pub(crate) fn leave_family(pid: u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::{AsFd, IntoRawFd};
     use toehold_channel::memfd;
     use toehold_channel::table::{FAMILY_BIRTH, FAMILY_ORPHAN, TABLE_BYTES};
     use toehold_stream::holders::BIRTH_SECONDS_MAX;

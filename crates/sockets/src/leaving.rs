@@ -14,12 +14,13 @@
 //!
 //! A connection that nobody uses is served by [`crate::attention`].
 
+use core::ptr::NonNull;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering;
-use std::ptr::NonNull;
 
 use toehold_channel::layout::{CONTROL_BYTES, RING_BYTES};
 use toehold_channel::table::{COMMAND_YIELD, FLAG_ASKED, FLAG_ATTACHED, Mode};
+use toehold_freestanding::memory;
 use toehold_stream::end::{End, Incoming};
 use toehold_stream::leaving::Refusal;
 
@@ -216,7 +217,7 @@ fn empty(connection: &Connection, region: *mut u8) -> bool {
     // peer still looks at, stays. A hostile peer that uses them all the same finds zeroes.
     unsafe {
         let rings = region.add(CONTROL_BYTES);
-        libc::madvise(rings.cast(), 2 * RING_BYTES, libc::MADV_REMOVE);
+        memory::advise(rings, 2 * RING_BYTES, libc::MADV_REMOVE);
     }
     NonNull::new(region).is_some_and(|region| slabs::replace(connection, region))
 }

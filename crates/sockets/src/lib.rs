@@ -25,6 +25,7 @@
 //! It lives inside other people's programs: no heap on any path, no thread, no signal, errno
 //! untouched on success.
 
+#![cfg_attr(not(test), no_std)]
 #![allow(clippy::collapsible_if)]
 
 mod adapter;
@@ -95,3 +96,4 @@ pub use lifecycle::{after_fork_in_child, after_fork_in_parent, before_fork, endi
 pub use offload::liveness::say_what_is_set;
 pub use offload::routing::{want_offload, want_offload_by_rule};
 pub use pairing::set_calls_before_pairing;
+pub use process::is_started;

@@ -4,17 +4,31 @@ use toehold_channel::table::WaitMode;
 
 use crate::epoll::lifetime;
 use crate::{
-    adapter, connection, errno, family, holders, kernel_waits, locking, process, release, table,
-    uring,
+    adapter, connection, errno, family, holders, kernel_waits, locking, process, real, release,
+    table, uring,
 };
 
 /// Starts the library in this process. Called once, from the constructor, with one thread.
 pub fn start(wait: WaitMode) {
     lifetime::start();
     process::begin(wait);
-    // SAFETY: the handlers are functions without captured state that live as long as the library.
-    unsafe { libc::pthread_atfork(Some(before_fork), None, Some(after_fork_in_child)) };
+    follow_forks();
     process::enable();
+}
+
+/// Has libc tell of forks.
+fn follow_forks() {
+    let (before, child) = (
+        Some(before_fork as extern "C" fn()),
+        Some(after_fork_in_child as extern "C" fn()),
+    );
+    // SAFETY: the handlers are functions without captured state that live as long as the library,
+    // which is never unloaded: so it names no object.
+    unsafe {
+        if real::__register_atfork(before, None, child, core::ptr::null_mut()) < 0 {
+            real::pthread_atfork(before, None, child);
+        }
+    }
 }
 
 /// The process is about to end: the kernel will close what it holds. Descriptors stay known, for

@@ -17,7 +17,7 @@ use core::sync::atomic::Ordering;
 use toehold_channel::sync::AtomicU32;
 
 use crate::deferral::{self, Section};
-use crate::{process, sys};
+use crate::{errno, process, sys};
 
 /// Bits of the thread's fingerprint in an owner word; process numbers need at most 22.
 const THREAD_BITS: u32 = 10;
@@ -25,7 +25,7 @@ const THREAD_BITS: u32 = 10;
 /// This thread as an owner, never 0.
 #[inline]
 fn owner_word() -> u32 {
-    let thread = deferral::thread_pointer();
+    let thread = errno::thread();
     let fingerprint = (thread >> 6) as u32 ^ (thread >> 16) as u32;
     process::pid() << THREAD_BITS | fingerprint & ((1 << THREAD_BITS) - 1)
 }

@@ -1,9 +1,9 @@
 //! Messages from the adapter: offers of regions, and the engine's routing page. An offered region
 //! is mapped here and stored with its connection.
 
+use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
-use std::os::fd::{AsFd, OwnedFd};
-use std::ptr::NonNull;
+use toehold_freestanding::fd::OwnedFd;
 
 use toehold_channel::layout::READY_BITS;
 use toehold_channel::rendezvous::{Kind, Message, PAIR_ATTACHED};
@@ -55,7 +55,7 @@ pub(crate) fn handle_message(message: &Message, kind: Kind, descriptors: [Option
 /// close on return.
 pub(crate) fn take_offer(message: &Message, descriptors: [Option<OwnedFd>; 2]) {
     let (slab_fd, pair_fd) = attached(message, descriptors);
-    let slab_fd = slab_fd.as_ref().map(AsFd::as_fd);
+    let slab_fd = slab_fd.as_ref().map(OwnedFd::as_fd);
     let side = (message.side & 1) as usize;
     let slot = message.slot.min(READY_BITS as u32 - 1);
     // The memory first: later offers may refer to it even if this connection is gone by now.

@@ -5,10 +5,11 @@
 //! touched, and with a few channels that is a page or two for each side. A look-up is one addition,
 //! for each bit that a wait finds. `mlockall(2)` leaves them as they are ([`crate::locking`]).
 
+use core::ptr::NonNull;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
-use std::os::fd::BorrowedFd;
-use std::ptr::NonNull;
+use toehold_freestanding::fd::BorrowedFd;
+use toehold_freestanding::memory;
 
 use toehold_channel::layout::{
     PAIR_BYTES, PAIR_MAGIC, PairHeader, READY_BITMAPS, READY_BITMAPS_OFFSET, READY_BITS,
@@ -155,11 +156,9 @@ pub(crate) fn map_other_side(
 ) -> Option<&'static Pair> {
     let known = find_pair(id, 1 - side)?;
     // SAFETY: an old size of zero duplicates a shared mapping (mremap(2)); the known one stays.
-    let base = unsafe { libc::mremap(known.base.cast(), 0, PAIR_BYTES, libc::MREMAP_MAYMOVE) };
-    if base == libc::MAP_FAILED {
-        return None;
-    }
-    adopt_pair(id, side, NonNull::new(base.cast())?, forget)
+    let base =
+        unsafe { memory::remap(known.base, 0, PAIR_BYTES, libc::MREMAP_MAYMOVE, null_mut()) };
+    adopt_pair(id, side, NonNull::new(base.ok()?)?, forget)
 }
 
 fn adopt_pair(
@@ -219,7 +218,6 @@ fn adopt_pair(
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use std::os::fd::AsFd;
 
     use super::*;
 

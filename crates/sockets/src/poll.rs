@@ -16,6 +16,8 @@ use crate::epoll::nested;
 use crate::epoll::sleeping::Watch;
 use crate::offload::awaiting::{self, Answer};
 use crate::wait::{self, KERNEL_LOOK_NS};
+use toehold_freestanding::memory;
+
 use crate::{attention, deferral, doorbells, errno, lock, ready, real, settings, sys, waits};
 
 /// Descriptors handled without asking for memory.
@@ -135,7 +137,7 @@ impl Drop for Copy {
     fn drop(&mut self) {
         if !self.mapped.is_null() {
             // SAFETY: reserved by `new` with this length.
-            unsafe { libc::munmap(self.mapped.cast(), self.mapped_bytes()) };
+            unsafe { memory::unmap(self.mapped.cast(), self.mapped_bytes()) };
         }
     }
 }

@@ -43,7 +43,7 @@ pub(crate) fn forked() {
 
 /// True once the library serves this process.
 #[inline]
-pub(crate) fn is_started() -> bool {
+pub fn is_started() -> bool {
     ENABLED.load(Ordering::Relaxed)
 }
 

@@ -1,29 +1,96 @@
-//! The functions that the library's hooks replace: the next definition after the hook, found once
-//! with `dlsym(RTLD_NEXT)`. The hooks call these functions, and not the system calls, so that
-//! cancellation points and other preloaded libraries go on working.
+//! The functions that the library's hooks replace: the next definition after the hook, found in the
+//! objects that the dynamic linker has loaded ([`objects::next`]). The hooks call these functions,
+//! and not the system calls, so that cancellation points and other preloaded libraries go on
+//! working. Where there is no libc the system call of the same meaning is made instead.
 
-use core::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
-use core::sync::atomic::{AtomicPtr, Ordering};
+use core::ffi::{c_char, c_int, c_long, c_uint, c_void};
+use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use libc::{
     epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t, off_t, pollfd, sigset_t, size_t, sockaddr,
     socklen_t, ssize_t, timespec, timeval,
 };
+use toehold_freestanding::elf::Name;
+use toehold_freestanding::{errno, objects};
 
-fn resolve(slot: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
-    let known = slot.load(Ordering::Relaxed);
-    if !known.is_null() {
-        return known;
+/// A function of libc's, looked for once.
+struct Slot {
+    found: AtomicPtr<c_void>,
+    name: Name,
+}
+
+impl Slot {
+    const fn new(name: &'static str) -> Slot {
+        Slot {
+            found: AtomicPtr::new(core::ptr::null_mut()),
+            name: Name::of(name),
+        }
     }
-    // SAFETY: `name` is NUL-terminated.
-    let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
-    // Relaxed: every resolver finds the same address.
-    slot.store(found, Ordering::Relaxed);
-    found
+
+    #[inline]
+    fn get(&self) -> Option<*mut c_void> {
+        // Relaxed, here and below: every search finds the same address.
+        let found = self.found.load(Ordering::Relaxed);
+        if found.is_null() {
+            return self.find();
+        }
+        Some(found)
+    }
+
+    #[cold]
+    fn find(&self) -> Option<*mut c_void> {
+        let found = objects::next(&self.name);
+        self.found.store(found, Ordering::Relaxed);
+        (!found.is_null()).then_some(found)
+    }
+}
+
+/// Finds all of them, while the process has one thread: later a look-up might meet the dynamic
+/// linker at work.
+pub fn find_all() {
+    for slot in slots::ALL {
+        slot.find();
+    }
+    errno::find();
+    // Relaxed: there is one thread.
+    PADS_LENGTHS.store(has_libc() && !is_glibc(), Ordering::Relaxed);
+}
+
+/// Set where libc is musl. There the lengths in `msghdr` are 32 bits wide, with padding up to the
+/// kernel's 64 that programs leave as it is (sendmsg.c).
+static PADS_LENGTHS: AtomicBool = AtomicBool::new(false);
+
+/// A length in a program's `msghdr`.
+#[inline]
+pub(crate) fn length(length: usize) -> usize {
+    // Relaxed: set once, by the constructor.
+    if PADS_LENGTHS.load(Ordering::Relaxed) {
+        length as u32 as usize
+    } else {
+        length
+    }
+}
+
+/// True when that libc is glibc.
+pub fn is_glibc() -> bool {
+    slots::gnu_get_libc_version.get().is_some()
+}
+
+/// True when the process has a libc, and it is known where that keeps `errno`.
+pub fn has_libc() -> bool {
+    slots::read.get().is_some() && errno::is_libc_s()
 }
 
 macro_rules! real {
-    ($($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*) -> $ret:ty;)*) => {$(
+    ($($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*) -> $ret:ty
+        $(= ($number:expr)($($value:expr),*))?;)*) => {
+        #[allow(non_upper_case_globals)]
+        mod slots {
+            use super::Slot;
+            $(pub(super) static $name: Slot = Slot::new(concat!(stringify!($name), "\0"));)*
+            pub(super) static ALL: &[&Slot] = &[$(&$name),*];
+        }
+        $(
         $(#[$doc])*
         ///
         /// # Safety
@@ -31,22 +98,52 @@ macro_rules! real {
         #[inline]
         #[allow(clippy::missing_safety_doc)]
         pub unsafe fn $name($($arg: $type),*) -> $ret {
-            static SLOT: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
-            const NAME: &CStr = match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
-                Ok(name) => name,
-                Err(_) => panic!("a name with a NUL"),
+            let Some(found) = slots::$name.get() else {
+                $(
+                // SAFETY: the system call takes these arguments; the caller answers for them.
+                return unsafe { by_number($number, &[$($value as usize),*]) } as $ret;
+                )?
+                #[allow(unreachable_code, reason = "where there is a system call")]
+                {
+                    errno::set(libc::ENOSYS);
+                    return Failure::FAILURE;
+                }
             };
-            let found = resolve(&SLOT, NAME);
-            if found.is_null() {
-                // SAFETY: errno is this thread's own.
-                unsafe { *libc::__errno_location() = libc::ENOSYS };
-                return crate::real::Failure::FAILURE;
-            }
             // SAFETY: the symbol of this name has this signature; the caller answers for the
             // arguments.
             unsafe { core::mem::transmute::<*mut c_void, unsafe extern "C" fn($($type),*) -> $ret>(found)($($arg),*) }
         }
-    )*};
+        )*
+    };
+}
+
+/// The processor that this thread runs on, if libc can tell.
+#[inline]
+pub(crate) fn processor() -> Option<u32> {
+    let found = slots::sched_getcpu.get()?;
+    // SAFETY: libc's function of that name.
+    let function = unsafe { core::mem::transmute::<*mut c_void, extern "C" fn() -> c_int>(found) };
+    u32::try_from(function()).ok()
+}
+
+/// A system call, with its error in `errno`.
+///
+/// # Safety
+/// As for the system call.
+#[cold]
+unsafe fn by_number(number: c_long, arguments: &[usize]) -> isize {
+    let at = |n: usize| arguments.get(n).copied().unwrap_or(0);
+    // SAFETY: the caller's promise.
+    let result = unsafe {
+        toehold_freestanding::syscall::raw(number, at(0), at(1), at(2), at(3), at(4), at(5))
+    };
+    match result {
+        -4095..=-1 => {
+            errno::set(-result as i32);
+            -1
+        }
+        _ => result,
+    }
 }
 
 /// The result of a call that cannot be made at all.
@@ -74,23 +171,70 @@ impl Failure for () {
     const FAILURE: () = ();
 }
 
+/// `cookie_io_functions_t` (fopencookie(3)).
+#[repr(C)]
+pub struct CookieFunctions {
+    /// Reads.
+    pub read: unsafe extern "C" fn(*mut c_void, *mut c_char, size_t) -> ssize_t,
+    /// Writes.
+    pub write: unsafe extern "C" fn(*mut c_void, *const c_char, size_t) -> ssize_t,
+    /// Moves the position.
+    pub seek: Option<unsafe extern "C" fn(*mut c_void, *mut i64, c_int) -> c_int>,
+    /// Closes.
+    pub close: unsafe extern "C" fn(*mut c_void) -> c_int,
+}
+
+/// Calls that only some machines have.
+mod numbers {
+    #[cfg(target_arch = "x86_64")]
+    pub(super) use libc::{
+        SYS_accept, SYS_dup2, SYS_epoll_create, SYS_epoll_wait, SYS_poll, SYS_select,
+    };
+
+    /// On other machines: numbers that no call has.
+    #[cfg(not(target_arch = "x86_64"))]
+    mod none {
+        use core::ffi::c_long;
+
+        pub(in super::super) const SYS_accept: c_long = -1;
+        pub(in super::super) const SYS_dup2: c_long = -1;
+        pub(in super::super) const SYS_epoll_create: c_long = -1;
+        pub(in super::super) const SYS_epoll_wait: c_long = -1;
+        pub(in super::super) const SYS_poll: c_long = -1;
+        pub(in super::super) const SYS_select: c_long = -1;
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    pub(super) use none::*;
+}
+
+/// Bytes of a signal mask as the kernel takes it.
+const MASK_BYTES: usize = 8;
+
 real! {
     /// `read(2)`.
-    read(fd: c_int, buffer: *mut c_void, len: size_t) -> ssize_t;
+    read(fd: c_int, buffer: *mut c_void, len: size_t) -> ssize_t
+        = (libc::SYS_read)(fd, buffer, len);
     /// `write(2)`.
-    write(fd: c_int, buffer: *const c_void, len: size_t) -> ssize_t;
+    write(fd: c_int, buffer: *const c_void, len: size_t) -> ssize_t
+        = (libc::SYS_write)(fd, buffer, len);
     /// `readv(2)`.
-    readv(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t;
+    readv(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t
+        = (libc::SYS_readv)(fd, iov, count);
     /// `writev(2)`.
-    writev(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t;
+    writev(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t
+        = (libc::SYS_writev)(fd, iov, count);
     /// `preadv2(2)`.
-    preadv2(fd: c_int, iov: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t;
+    preadv2(fd: c_int, iov: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t
+        = (libc::SYS_preadv2)(fd, iov, count, offset, 0, flags);
     /// `pwritev2(2)`.
-    pwritev2(fd: c_int, iov: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t;
+    pwritev2(fd: c_int, iov: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t
+        = (libc::SYS_pwritev2)(fd, iov, count, offset, 0, flags);
     /// `recv(2)`.
-    recv(fd: c_int, buffer: *mut c_void, len: size_t, flags: c_int) -> ssize_t;
+    recv(fd: c_int, buffer: *mut c_void, len: size_t, flags: c_int) -> ssize_t
+        = (libc::SYS_recvfrom)(fd, buffer, len, flags, 0, 0);
     /// `send(2)`.
-    send(fd: c_int, buffer: *const c_void, len: size_t, flags: c_int) -> ssize_t;
+    send(fd: c_int, buffer: *const c_void, len: size_t, flags: c_int) -> ssize_t
+        = (libc::SYS_sendto)(fd, buffer, len, flags, 0, 0);
     /// `recvfrom(2)`.
     recvfrom(
         fd: c_int,
@@ -99,7 +243,8 @@ real! {
         flags: c_int,
         address: *mut sockaddr,
         address_len: *mut socklen_t
-    ) -> ssize_t;
+    ) -> ssize_t
+        = (libc::SYS_recvfrom)(fd, buffer, len, flags, address, address_len);
     /// `sendto(2)`.
     sendto(
         fd: c_int,
@@ -108,11 +253,14 @@ real! {
         flags: c_int,
         address: *const sockaddr,
         address_len: socklen_t
-    ) -> ssize_t;
+    ) -> ssize_t
+        = (libc::SYS_sendto)(fd, buffer, len, flags, address, address_len);
     /// `recvmsg(2)`.
-    recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t;
+    recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t
+        = (libc::SYS_recvmsg)(fd, message, flags);
     /// `sendmsg(2)`.
-    sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t;
+    sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t
+        = (libc::SYS_sendmsg)(fd, message, flags);
     /// `recvmmsg(2)`.
     recvmmsg(
         fd: c_int,
@@ -120,39 +268,56 @@ real! {
         count: c_uint,
         flags: c_int,
         timeout: *mut timespec
-    ) -> c_int;
+    ) -> c_int
+        = (libc::SYS_recvmmsg)(fd, messages, count, flags, timeout);
     /// `sendmmsg(2)`.
-    sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int;
+    sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int
+        = (libc::SYS_sendmmsg)(fd, messages, count, flags);
     /// `connect(2)`.
-    connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int;
+    connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int
+        = (libc::SYS_connect)(fd, address, len);
     /// `accept(2)`.
-    accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int;
+    accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int
+        = (numbers::SYS_accept)(fd, address, len);
     /// `accept4(2)`.
-    accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int;
+    accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int
+        = (libc::SYS_accept4)(fd, address, len, flags);
     /// `bind(2)`.
-    bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int;
+    bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int
+        = (libc::SYS_bind)(fd, address, len);
     /// `listen(2)`.
-    listen(fd: c_int, backlog: c_int) -> c_int;
+    listen(fd: c_int, backlog: c_int) -> c_int
+        = (libc::SYS_listen)(fd, backlog);
     /// `shutdown(2)`.
-    shutdown(fd: c_int, how: c_int) -> c_int;
+    shutdown(fd: c_int, how: c_int) -> c_int
+        = (libc::SYS_shutdown)(fd, how);
     /// `close(2)`.
-    close(fd: c_int) -> c_int;
+    close(fd: c_int) -> c_int
+        = (libc::SYS_close)(fd);
     /// `close_range(2)`.
-    close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int;
+    close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int
+        = (libc::SYS_close_range)(first, last, flags);
     /// `dup(2)`.
-    dup(fd: c_int) -> c_int;
+    dup(fd: c_int) -> c_int
+        = (libc::SYS_dup)(fd);
     /// `dup2(2)`.
-    dup2(from: c_int, to: c_int) -> c_int;
+    dup2(from: c_int, to: c_int) -> c_int
+        = (numbers::SYS_dup2)(from, to);
     /// `dup3(2)`.
-    dup3(from: c_int, to: c_int, flags: c_int) -> c_int;
+    dup3(from: c_int, to: c_int, flags: c_int) -> c_int
+        = (libc::SYS_dup3)(from, to, flags);
     /// `fcntl(2)`.
-    fcntl(fd: c_int, command: c_int, argument: usize) -> c_int;
+    fcntl(fd: c_int, command: c_int, argument: usize) -> c_int
+        = (libc::SYS_fcntl)(fd, command, argument);
     /// `ioctl(2)`.
-    ioctl(fd: c_int, request: libc::c_ulong, argument: usize) -> c_int;
+    ioctl(fd: c_int, request: libc::c_ulong, argument: usize) -> c_int
+        = (libc::SYS_ioctl)(fd, request, argument);
     /// `getsockname(2)`.
-    getsockname(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int;
+    getsockname(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int
+        = (libc::SYS_getsockname)(fd, address, len);
     /// `getpeername(2)`.
-    getpeername(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int;
+    getpeername(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int
+        = (libc::SYS_getpeername)(fd, address, len);
     /// `getsockopt(2)`.
     getsockopt(
         fd: c_int,
@@ -160,18 +325,22 @@ real! {
         name: c_int,
         value: *mut c_void,
         len: *mut socklen_t
-    ) -> c_int;
+    ) -> c_int
+        = (libc::SYS_getsockopt)(fd, level, name, value, len);
     /// `setsockopt(2)`.
-    setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int;
+    setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int
+        = (libc::SYS_setsockopt)(fd, level, name, value, len);
     /// `poll(2)`.
-    poll(fds: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> c_int;
+    poll(fds: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> c_int
+        = (numbers::SYS_poll)(fds, count, timeout_ms);
     /// `ppoll(2)`.
     ppoll(
         fds: *mut pollfd,
         count: nfds_t,
         timeout: *const timespec,
         mask: *const sigset_t
-    ) -> c_int;
+    ) -> c_int
+        = (libc::SYS_ppoll)(fds, count, timeout, mask, MASK_BYTES);
     /// `select(2)`.
     select(
         count: c_int,
@@ -179,7 +348,8 @@ real! {
         write: *mut fd_set,
         except: *mut fd_set,
         timeout: *mut timeval
-    ) -> c_int;
+    ) -> c_int
+        = (numbers::SYS_select)(count, read, write, except, timeout);
     /// `pselect(2)`.
     pselect(
         count: c_int,
@@ -188,15 +358,20 @@ real! {
         except: *mut fd_set,
         timeout: *const timespec,
         mask: *const sigset_t
-    ) -> c_int;
+    ) -> c_int
+        = (libc::SYS_pselect6)(count, read, write, except, timeout, &[mask as usize, MASK_BYTES] as *const usize);
     /// `epoll_create(2)`.
-    epoll_create(size: c_int) -> c_int;
+    epoll_create(size: c_int) -> c_int
+        = (numbers::SYS_epoll_create)(size);
     /// `epoll_create1(2)`.
-    epoll_create1(flags: c_int) -> c_int;
+    epoll_create1(flags: c_int) -> c_int
+        = (libc::SYS_epoll_create1)(flags);
     /// `epoll_ctl(2)`.
-    epoll_ctl(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int;
+    epoll_ctl(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int
+        = (libc::SYS_epoll_ctl)(epoll, operation, fd, event);
     /// `epoll_wait(2)`.
-    epoll_wait(epoll: c_int, events: *mut epoll_event, count: c_int, timeout_ms: c_int) -> c_int;
+    epoll_wait(epoll: c_int, events: *mut epoll_event, count: c_int, timeout_ms: c_int) -> c_int
+        = (numbers::SYS_epoll_wait)(epoll, events, count, timeout_ms);
     /// `epoll_pwait(2)`.
     epoll_pwait(
         epoll: c_int,
@@ -204,7 +379,8 @@ real! {
         count: c_int,
         timeout_ms: c_int,
         mask: *const sigset_t
-    ) -> c_int;
+    ) -> c_int
+        = (libc::SYS_epoll_pwait)(epoll, events, count, timeout_ms, mask, MASK_BYTES);
     /// `epoll_pwait2(2)`.
     epoll_pwait2(
         epoll: c_int,
@@ -212,9 +388,11 @@ real! {
         count: c_int,
         timeout: *const timespec,
         mask: *const sigset_t
-    ) -> c_int;
+    ) -> c_int
+        = (libc::SYS_epoll_pwait2)(epoll, events, count, timeout, mask, MASK_BYTES);
     /// `sendfile(2)`.
-    sendfile(out: c_int, input: c_int, offset: *mut off_t, count: size_t) -> ssize_t;
+    sendfile(out: c_int, input: c_int, offset: *mut off_t, count: size_t) -> ssize_t
+        = (libc::SYS_sendfile)(out, input, offset, count);
     /// `splice(2)`.
     splice(
         input: c_int,
@@ -223,15 +401,76 @@ real! {
         out_offset: *mut off_t,
         len: size_t,
         flags: c_uint
-    ) -> ssize_t;
+    ) -> ssize_t
+        = (libc::SYS_splice)(input, input_offset, out, out_offset, len, flags);
+    /// `sched_getcpu(3)`.
+    sched_getcpu() -> c_int;
+    /// `fileno(3)`.
+    fileno(stream: *mut libc::FILE) -> c_int;
+    /// `fopencookie(3)`.
+    fopencookie(
+        cookie: *mut c_void,
+        mode: *const c_char,
+        functions: CookieFunctions
+    ) -> *mut libc::FILE;
+    /// A function that only glibc has.
+    gnu_get_libc_version() -> *mut c_char;
+    /// `vsnprintf(3)`.
+    vsnprintf(buffer: *mut c_char, len: size_t, format: *const c_char, list: *mut c_void) -> c_int;
+    /// `malloc(3)`.
+    malloc(len: size_t) -> *mut c_void;
+    /// `calloc(3)`.
+    calloc(count: size_t, len: size_t) -> *mut c_void;
+    /// `free(3)`.
+    free(memory: *mut c_void) -> ();
+    /// `pthread_create(3)`.
+    pthread_create(
+        thread: *mut libc::pthread_t,
+        attributes: *const libc::pthread_attr_t,
+        start: extern "C" fn(*mut c_void) -> *mut c_void,
+        argument: *mut c_void
+    ) -> c_int;
+    /// `pthread_detach(3)`.
+    pthread_detach(thread: libc::pthread_t) -> c_int;
+    /// The end of glibc's `_chk` functions when a buffer is too small.
+    __chk_fail() -> ();
+    /// `atexit(3)`, as an object with a handle of its own calls it.
+    __cxa_atexit(
+        handler: extern "C" fn(),
+        argument: *mut c_void,
+        object: *mut c_void
+    ) -> c_int;
+    /// `at_quick_exit(3)`, by glibc's name.
+    __cxa_at_quick_exit(handler: extern "C" fn(), object: *mut c_void) -> c_int;
+    /// `at_quick_exit(3)`, by musl's name.
+    at_quick_exit(handler: extern "C" fn()) -> c_int;
+    /// `pthread_atfork(3)`, by glibc's name.
+    __register_atfork(
+        before: Option<extern "C" fn()>,
+        parent: Option<extern "C" fn()>,
+        child: Option<extern "C" fn()>,
+        object: *mut c_void
+    ) -> c_int;
+    /// `pthread_atfork(3)`, by musl's name.
+    pthread_atfork(
+        before: Option<extern "C" fn()>,
+        parent: Option<extern "C" fn()>,
+        child: Option<extern "C" fn()>
+    ) -> c_int;
+    /// `dlopen(3)`.
+    dlopen(path: *const c_char, flags: c_int) -> *mut c_void;
     /// `syscall(2)`.
-    syscall(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long;
+    syscall(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long
+        = (number)(a, b, c, d, e, f);
     /// `mlockall(2)`.
-    mlockall(flags: c_int) -> c_int;
+    mlockall(flags: c_int) -> c_int
+        = (libc::SYS_mlockall)(flags);
     /// `munlockall(2)`.
-    munlockall() -> c_int;
+    munlockall() -> c_int
+        = (libc::SYS_munlockall)();
     /// `prctl(2)`.
-    prctl(option: c_int, a: usize, b: usize, c: usize, d: usize) -> c_int;
+    prctl(option: c_int, a: usize, b: usize, c: usize, d: usize) -> c_int
+        = (libc::SYS_prctl)(option, a, b, c, d);
     /// `aio_read(3)`.
     aio_read(request: *mut c_void) -> c_int;
     /// `aio_write(3)`.
@@ -326,5 +565,6 @@ real! {
     /// `fexecve(3)`.
     fexecve(fd: c_int, argv: *const *const c_char, envp: *const *const c_char) -> c_int;
     /// `execve(2)`.
-    execve(path: *const c_char, argv: *const *const c_char, envp: *const *const c_char) -> c_int;
+    execve(path: *const c_char, argv: *const *const c_char, envp: *const *const c_char) -> c_int
+        = (libc::SYS_execve)(path, argv, envp);
 }

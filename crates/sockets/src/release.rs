@@ -1,9 +1,9 @@
 //! The end of a connection: at the last close, the library does for rings and channels what the
 //! kernel does for its own buffers.
 
+use core::ptr::NonNull;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering;
-use std::ptr::NonNull;
 
 use toehold_channel::doorbell::WakeWord;
 use toehold_channel::rendezvous::{Kind, Message};

@@ -15,10 +15,10 @@
 //! The adapter shows a slab once. Should it be unmapped here by the time of the next offer, we ask
 //! for it again. Callers of everything here hold the adapter's lock.
 
+use core::ptr::NonNull;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use std::os::fd::BorrowedFd;
-use std::ptr::NonNull;
+use toehold_freestanding::fd::BorrowedFd;
 
 use toehold_channel::layout::{
     Control, REGION_BYTES, REGION_MAGIC, SLAB_BYTES, SLAB_SLOTS, place_in_slab, slab_of,

@@ -2,60 +2,11 @@
 //! the library's hooks is called, there is no cancellation point, and `errno` does not change. Each
 //! returns the kernel's result, which is a negated errno when it is below zero.
 
-#![allow(clippy::too_many_arguments)]
+use toehold_freestanding::call;
+pub(crate) use toehold_freestanding::syscall::{answer, raw};
+use toehold_freestanding::{memory, vdso};
 
-/// The kernel's result: a number, or an errno.
-#[inline]
-pub(crate) fn answer(result: isize) -> Result<usize, i32> {
-    usize::try_from(result).map_err(|_| -result as i32)
-}
-
-/// A raw system call.
-///
-/// # Safety
-/// As for the system call `number` with these arguments.
-#[inline]
-pub(crate) unsafe fn raw(
-    number: libc::c_long,
-    a: usize,
-    b: usize,
-    c: usize,
-    d: usize,
-    e: usize,
-    f: usize,
-) -> isize {
-    let result: isize;
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: the Linux x86-64 system call convention; the caller answers for the arguments.
-    unsafe {
-        core::arch::asm!(
-            "syscall",
-            inlateout("rax") number as isize => result,
-            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
-            lateout("rcx") _, lateout("r11") _,
-            options(nostack)
-        );
-    }
-    #[cfg(target_arch = "aarch64")]
-    // SAFETY: the Linux AArch64 system call convention; the caller answers for the arguments.
-    unsafe {
-        core::arch::asm!(
-            "svc 0",
-            in("x8") number, inlateout("x0") a as isize => result,
-            in("x1") b, in("x2") c, in("x3") d, in("x4") e, in("x5") f,
-            options(nostack)
-        );
-    }
-    result
-}
-
-macro_rules! call {
-    ($number:ident $(, $arg:expr)*) => {{
-        let args: &[usize] = &[$($arg as usize),*];
-        let at = |i: usize| args.get(i).copied().unwrap_or(0);
-        raw(libc::$number, at(0), at(1), at(2), at(3), at(4), at(5))
-    }};
-}
+use crate::real;
 
 /// `recv(2)`.
 ///
@@ -429,21 +380,15 @@ pub(crate) fn random_u32() -> u32 {
 /// Nanoseconds on the monotonic clock.
 #[inline]
 pub(crate) fn now_ns() -> u64 {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: `time` is writable. `clock_gettime` is answered in user space (vDSO) and is not one
-    // of our hooks.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    let time = vdso::monotonic();
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 /// The processor this thread runs on.
 #[inline]
 pub(crate) fn processor() -> u32 {
-    // SAFETY: no arguments; answered in user space.
-    unsafe { libc::sched_getcpu() as u32 }
+    // glibc knows it from the thread's restartable-sequences area, which costs one load.
+    real::processor().unwrap_or_else(vdso::processor)
 }
 
 /// True for a stream socket of the internet that does not listen: the kind that can become a
@@ -490,48 +435,28 @@ pub(crate) fn sleep(ns: u64) {
 
 /// `len` zero bytes, pages on demand; null when there are none.
 pub(crate) fn map_memory(len: usize) -> *mut u8 {
-    // SAFETY: a fresh anonymous mapping.
-    let base = unsafe {
-        libc::mmap(
-            core::ptr::null_mut(),
-            len,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-            -1,
-            0,
-        )
-    };
-    if base == libc::MAP_FAILED {
-        core::ptr::null_mut()
-    } else {
-        base.cast()
-    }
+    memory::anonymous(len, false)
 }
 
 /// As [`map_memory`]; children share it.
 pub(crate) fn map_shared_memory(len: usize) -> *mut u8 {
-    let protection = libc::PROT_READ | libc::PROT_WRITE;
-    let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: a fresh anonymous mapping.
-    let base = unsafe { libc::mmap(core::ptr::null_mut(), len, protection, flags, -1, 0) };
-    if base == libc::MAP_FAILED {
-        core::ptr::null_mut()
-    } else {
-        base.cast()
-    }
+    memory::anonymous(len, true)
 }
 
-/// `RLIMIT_MEMLOCK`, in bytes.
-pub(crate) fn memory_lock_limit() -> usize {
+/// A limit of this process (getrlimit(2)).
+pub(crate) fn limit(kind: u32) -> Option<usize> {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,
     };
-    // SAFETY: `limit` is writable.
-    match unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) } {
-        0 => usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX),
-        _ => 0,
-    }
+    // SAFETY: `limit` is writable; nothing is set.
+    let result = unsafe { call!(SYS_prlimit64, 0, kind, 0, &raw mut limit) };
+    (result == 0).then(|| usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX))
+}
+
+/// `RLIMIT_MEMLOCK`, in bytes.
+pub(crate) fn memory_lock_limit() -> usize {
+    limit(libc::RLIMIT_MEMLOCK).unwrap_or(0)
 }
 
 /// True when this thread may lock memory beyond that limit (`CAP_IPC_LOCK`).

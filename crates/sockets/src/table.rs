@@ -4,10 +4,10 @@
 //! The file has room for all the connections that a family can have. Its mapping grows with those
 //! that there are ([`crate::chunks`]).
 
+use core::ptr::NonNull;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
-use std::os::fd::BorrowedFd;
-use std::ptr::NonNull;
+use toehold_freestanding::fd::BorrowedFd;
 
 use toehold_channel::memfd;
 use toehold_channel::table::{ENTRIES, ENTRIES_OFFSET, Entry, Header, TABLE_BYTES};

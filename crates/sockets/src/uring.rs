@@ -26,6 +26,7 @@ pub(crate) mod liburing;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering};
 
 use toehold_channel::table::Reason;
+use toehold_freestanding::memory;
 
 use crate::connection;
 use crate::descriptors::{self, Kind};
@@ -187,8 +188,8 @@ impl Ring {
         // SAFETY: both were mapped by `map` with these lengths, and are used under the lock only,
         // while `fd` is not 0.
         unsafe {
-            libc::munmap(self.queue.load(Ordering::Relaxed) as *mut _, queue_bytes);
-            libc::munmap(
+            memory::unmap(self.queue.load(Ordering::Relaxed) as *mut _, queue_bytes);
+            memory::unmap(
                 self.entries.load(Ordering::Relaxed) as *mut _,
                 entries_bytes,
             );
@@ -261,11 +262,8 @@ fn map(fd: i32, len: usize, offset: i64) -> Option<usize> {
     let (none, shared) = (core::ptr::null_mut(), libc::MAP_SHARED);
     // SAFETY: a new mapping of the program's own ring.
     unsafe {
-        let base = libc::mmap(none, len, libc::PROT_READ, shared, fd, offset);
-        if base == libc::MAP_FAILED {
-            return None;
-        }
-        libc::madvise(base, len, libc::MADV_DONTFORK);
+        let base = memory::map(none, len, libc::PROT_READ, shared, fd, offset).ok()?;
+        memory::advise(base, len, libc::MADV_DONTFORK);
         Some(base as usize)
     }
 }

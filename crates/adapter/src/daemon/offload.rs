@@ -7,8 +7,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 
+use crate::memfd;
 use toehold_channel::liveness::Liveness;
-use toehold_channel::memfd;
 use toehold_channel::rendezvous::{Kind, Message, NoCapture, unmapped};
 use toehold_tcp::{Duration, Keepalive};
 

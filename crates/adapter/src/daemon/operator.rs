@@ -4,6 +4,7 @@ use super::Daemon;
 use super::connection::Outgoing;
 use super::connections::Fault;
 use crate::engine::Engine;
+use crate::memfd;
 use crate::regions::SharedFd;
 use crate::registry::ClientId;
 use crate::rules::Rule;
@@ -14,7 +15,6 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
-use toehold_channel::memfd;
 use toehold_channel::rendezvous::{Kind, Message};
 use toehold_channel::table::Reason;
 

@@ -9,13 +9,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{Ordering, fence};
 
+use crate::memfd;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use toehold_channel::doorbell::WAKING;
 use toehold_channel::layout::{
     Control, PAIR_BYTES, PAIR_MAGIC, PairHeader, READY_BITMAPS, READY_BITMAPS_OFFSET, READY_BITS,
     READY_WORDS, REGION_MAGIC, ReadyBitmap, ReadyBitmaps, SLAB_BYTES, place_in_slab, slab_of,
 };
-use toehold_channel::memfd;
 use toehold_channel::rendezvous::{Kind, Message, PAIR_ATTACHED, SLAB_ATTACHED};
 use toehold_channel::table::{
     ENTRIES, Entry, EntryState, FLAG_ACCEPTED, LAYOUT_VERSION, TABLE_BYTES, Table, WaitMode,

@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use toehold_channel::memfd;
+use crate::memfd;
 use toehold_channel::offload::{ROUTING_PAGE_BYTES, RoutingPage};
 use toehold_tcp::Random;
 

@@ -81,7 +81,7 @@ use std::sync::mpsc::{self, SyncSender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use toehold_channel::memfd::MapError;
+use crate::memfd::MapError;
 use toehold_channel::preamble::ClientToken;
 use toehold_link::{PacketError, PortError, TapError, XdpError};
 use toehold_tcp::{Keepalive, Random, Share};

@@ -18,11 +18,11 @@ use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use toehold_adapter::daemon::{Daemon, Error, Options, Stopper};
+use toehold_adapter::memfd;
 use toehold_adapter::wire::{self, Received};
 use toehold_channel::layout::{
     Control, PAIR_BYTES, PAIR_MAGIC, REGION_MAGIC, SLAB_BYTES, place_in_slab, slab_of,
 };
-use toehold_channel::memfd;
 use toehold_channel::rendezvous::{Kind, Message, PAIR_ATTACHED, SLAB_ATTACHED};
 use toehold_channel::table::{
     Entry, EntryState, FLAG_ACCEPTED, FLAG_ASKED, TABLE_BYTES, Table, WaitMode,

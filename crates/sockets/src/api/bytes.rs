@@ -311,13 +311,13 @@ pub unsafe fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> isize {
         return unsafe { recvmsg_of_kernel(fd, message, flags) };
     };
     let header = unsafe { &mut *message };
-    let Some(list) = (unsafe { parts(header.msg_iov, header.msg_iovlen) }) else {
+    let Some(list) = (unsafe { parts(header.msg_iov, real::length(header.msg_iovlen)) }) else {
         return unsafe { real::recvmsg(fd, message, flags) };
     };
     let attached = c.local.attachment.has_region();
     let mut control = Control {
         buffer: header.msg_control,
-        len: header.msg_controllen,
+        len: real::length(header.msg_controllen),
         ..Control::none()
     };
     let kernel = || unsafe { real::recvmsg(fd, message, flags) };
@@ -333,7 +333,7 @@ pub unsafe fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> isize {
 unsafe fn recvmsg_of_kernel(fd: c_int, message: *mut msghdr, flags: c_int) -> isize {
     if kept::has_any()
         && let Some(header) = unsafe { message.as_mut() }
-        && let Some(list) = unsafe { parts(header.msg_iov, header.msg_iovlen) }
+        && let Some(list) = unsafe { parts(header.msg_iov, real::length(header.msg_iovlen)) }
         && let Some(result) = unsafe { kept::receive(fd, list, flags) }
     {
         (header.msg_namelen, header.msg_controllen, header.msg_flags) = (0, 0, 0);
@@ -353,7 +353,7 @@ pub unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> isize 
         return unsafe { real::sendmsg(fd, message, flags) };
     };
     let header = unsafe { &*message };
-    match unsafe { parts(header.msg_iov, header.msg_iovlen) } {
+    match unsafe { parts(header.msg_iov, real::length(header.msg_iovlen)) } {
         Some(list) => unsafe { transmit(&c, list, flags, || real::sendmsg(fd, message, flags)) },
         None => unsafe { real::sendmsg(fd, message, flags) },
     }
@@ -362,6 +362,10 @@ pub unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> isize 
 /// A tracked descriptor that is passed to another program leaves our hands: its connection goes to
 /// the host path.
 unsafe fn note_passed_descriptors(header: &msghdr) {
+    let header = &msghdr {
+        msg_controllen: real::length(header.msg_controllen),
+        ..*header
+    };
     if header.msg_control.is_null() || header.msg_controllen == 0 {
         return;
     }

@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 use libc::{EPOLLERR, EPOLLHUP, EPOLLRDHUP, epoll_event};
 use toehold_channel::doorbell::WAKING;
 use toehold_channel::layout::CAPACITY_LOG2_MIN;
-use toehold_copy::prefetch;
+use toehold_freestanding::prefetch;
 use toehold_stream::interest::Look;
 
 use crate::connection::Connection;

@@ -3,7 +3,8 @@
 
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use std::os::fd::{AsFd, OwnedFd};
+use toehold_freestanding::fd::OwnedFd;
+use toehold_freestanding::memory;
 
 use toehold_channel::memfd;
 use toehold_channel::offload::{Address, ROUTING_PAGE_BYTES, RoutingPage};
@@ -117,15 +118,10 @@ pub(crate) fn learn(message: &Message, descriptors: [Option<OwnedFd>; 2]) {
         // one from some word on, and checks nothing across words but addresses, which are for
         // telling only.
         let moved = unsafe {
-            libc::mremap(
-                fresh.as_ptr().cast(),
-                ROUTING_PAGE_BYTES,
-                ROUTING_PAGE_BYTES,
-                flags,
-                known.cast::<libc::c_void>(),
-            )
+            let len = ROUTING_PAGE_BYTES;
+            memory::remap(fresh.as_ptr(), len, len, flags, known)
         };
-        if moved == libc::MAP_FAILED {
+        if moved.is_err() {
             return;
         }
         known

@@ -2,10 +2,10 @@
 
 use std::os::fd::AsFd;
 
+use crate::memfd;
 use toehold_channel::layout::{
     CAPACITY_LOG2_MIN, CLOSED_ALL, CLOSED_CLEAN, EVICT, LEFT, REFUSE, REGION_BYTES,
 };
-use toehold_channel::memfd;
 
 use super::*;
 use toehold_stream::end::Incoming;

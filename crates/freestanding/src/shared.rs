@@ -111,8 +111,6 @@ fn opaque(pointer: *const u8) -> *const u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use alloc::vec;
-    use alloc::vec::Vec;
 
     #[test]
     fn pieces_are_a_whole() {

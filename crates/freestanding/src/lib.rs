@@ -1,0 +1,30 @@
+//! Parts of a system for the library inside a program, without a C library at link time.
+//!
+//! `libtoehold.so` must start in every program: with any glibc, with musl, or with no C library at
+//! all. So it names no symbol of another library, needs no thread-local storage and no heap. This
+//! crate has the parts that other code takes from libc or from `std`:
+//!
+//! - `syscall`: system calls, with the kernel's answer;
+//! - `fd`: descriptors that close themselves;
+//! - `memory`: mappings;
+//! - `from_shared`, `to_shared`, `prefetch`: copies of memory that others may be writing;
+//! - `objects`: the loaded objects, and the functions of the program's libc among them;
+//! - `elf`: symbol tables in memory;
+//! - `errno`: the program's `errno`, or a word of our own where there is no libc;
+//! - `vdso`: the clock and the processor number without entering the kernel;
+//! - `environment`: the program's environment variables.
+
+#![cfg_attr(not(test), no_std)]
+
+pub mod elf;
+pub mod environment;
+pub mod errno;
+pub mod fd;
+pub mod memory;
+pub mod objects;
+pub mod prefetch;
+mod shared;
+pub mod syscall;
+pub mod vdso;
+
+pub use shared::{from_shared, to_shared};

@@ -1,0 +1,348 @@
+//! The objects that the dynamic linker has loaded, and the functions that they define.
+//!
+//! The list is the one that debuggers read (`r_debug`, <link.h>). The auxiliary vector, which the
+//! kernel gives to every program, says where the program and its dynamic linker are; those say
+//! where the list is. A program without a dynamic linker has no list, and then there is nothing to
+//! find.
+//!
+//! The list is walked without the dynamic linker's lock. So it is walked while the process has one
+//! thread ([`crate::objects::next`] is called for everything from the library's constructor), and
+//! later only for names that were not there then.
+
+use core::ffi::{c_char, c_void};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use crate::call;
+use crate::elf::{self, Dynamic, Name, PT_DYNAMIC, ProgramHeader, Symbols};
+
+/// An entry of the list (`struct link_map`).
+#[repr(C)]
+struct LinkMap {
+    base: usize,
+    name: *const c_char,
+    dynamic: *const Dynamic,
+    next: *const LinkMap,
+    previous: *const LinkMap,
+}
+
+/// Values of the auxiliary vector (getauxval(3)); 0 for those that it does not have.
+struct Auxiliary {
+    is_known: AtomicBool,
+    headers: AtomicUsize,
+    header_count: AtomicUsize,
+    linker: AtomicUsize,
+    vdso: AtomicUsize,
+    is_secure: AtomicUsize,
+}
+
+static AUXILIARY: Auxiliary = Auxiliary {
+    is_known: AtomicBool::new(false),
+    headers: AtomicUsize::new(0),
+    header_count: AtomicUsize::new(0),
+    linker: AtomicUsize::new(0),
+    vdso: AtomicUsize::new(0),
+    is_secure: AtomicUsize::new(0),
+};
+
+const AT_NULL: usize = 0;
+const AT_PHDR: usize = 3;
+const AT_PHNUM: usize = 5;
+const AT_BASE: usize = 7;
+const AT_SECURE: usize = 23;
+const AT_SYSINFO_EHDR: usize = 33;
+
+/// An entry of the auxiliary vector.
+type Entry = [usize; 2];
+
+impl Auxiliary {
+    // Relaxed, in all of these: the values never change, and whoever reads none finds them again.
+    fn note(&self, [kind, value]: Entry) {
+        let place = match kind {
+            AT_PHDR => &self.headers,
+            AT_PHNUM => &self.header_count,
+            AT_BASE => &self.linker,
+            AT_SYSINFO_EHDR => &self.vdso,
+            AT_SECURE => &self.is_secure,
+            _ => return,
+        };
+        place.store(value, Ordering::Relaxed);
+    }
+
+    fn known(&self) -> &Auxiliary {
+        if !self.is_known.load(Ordering::Relaxed) {
+            self.read();
+        }
+        self
+    }
+
+    /// Reads it from the kernel, with calls that the dynamic linker has made before us.
+    #[cold]
+    fn read(&self) {
+        let path = c"/proc/self/auxv".as_ptr();
+        let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+        // SAFETY: a NUL-terminated path; a buffer of our own.
+        unsafe {
+            let file = call!(SYS_openat, libc::AT_FDCWD, path, flags);
+            if file >= 0 {
+                let mut entries = [[0usize; 2]; 64];
+                let bytes = size_of_val(&entries);
+                call!(SYS_read, file, entries.as_mut_ptr(), bytes);
+                call!(SYS_close, file);
+                let entries = entries.iter().take_while(|entry| entry[0] != AT_NULL);
+                entries.for_each(|&entry| self.note(entry));
+            }
+        }
+        self.is_known.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Takes the auxiliary vector from a constructor's arguments, when they are the program's argument
+/// count, arguments and environment: glibc passes these, musl passes nothing. True when they are.
+///
+/// # Safety
+/// When `argv` and `envp` stand to each other as the two do on a program's stack, they are those.
+pub unsafe fn learn(argc: i32, argv: *const *const c_char, envp: *const *const c_char) -> bool {
+    // Leftovers in three registers do not look like this.
+    let is_plausible = argc > 0
+        && !argv.is_null()
+        && (argv as usize).is_multiple_of(size_of::<usize>())
+        && envp as usize == argv as usize + (argc as usize + 1) * size_of::<usize>();
+    if !is_plausible {
+        return false;
+    }
+    // SAFETY: the caller's promise: the environment ends with a null pointer, and the auxiliary
+    // vector follows it.
+    unsafe {
+        let mut at = envp;
+        while !(*at).is_null() {
+            at = at.add(1);
+        }
+        learn_auxiliary(at.add(1).cast());
+    }
+    true
+}
+
+/// Takes the auxiliary vector at `at`, which ends with `AT_NULL`.
+///
+/// # Safety
+/// There is one.
+pub unsafe fn learn_auxiliary(at: *const [usize; 2]) {
+    let mut at = at;
+    // SAFETY: the caller's promise.
+    unsafe {
+        while (*at)[0] != AT_NULL {
+            AUXILIARY.note(*at);
+            at = at.add(1);
+        }
+    }
+    AUXILIARY.is_known.store(true, Ordering::Relaxed);
+}
+
+/// Where the kernel's vDSO is; 0 for nowhere.
+pub(crate) fn vdso() -> usize {
+    AUXILIARY.known().vdso.load(Ordering::Relaxed)
+}
+
+/// True when the kernel gave the program rights that its user has not (set-uid and its kin).
+pub fn is_secure() -> bool {
+    AUXILIARY.known().is_secure.load(Ordering::Relaxed) != 0
+}
+
+/// The first object of the list; null without a dynamic linker.
+fn first_object() -> *const LinkMap {
+    let auxiliary = AUXILIARY.known();
+    let headers = auxiliary.headers.load(Ordering::Relaxed) as *const ProgramHeader;
+    let count = auxiliary.header_count.load(Ordering::Relaxed);
+    let linker = auxiliary.linker.load(Ordering::Relaxed);
+    if headers.is_null() {
+        return core::ptr::null();
+    }
+    // SAFETY: the program's headers, by the kernel's word.
+    let headers = unsafe { core::slice::from_raw_parts(headers, count) };
+    // SAFETY: as above: the objects of this process.
+    let debug = unsafe { debug_of_program(headers).or_else(|| debug_of_linker(headers, linker)) };
+    // `r_version`, then `r_map`.
+    debug.map_or(core::ptr::null(), |debug| {
+        // SAFETY: the dynamic linker's `r_debug`.
+        unsafe { (debug as *const *const LinkMap).add(1).read() }
+    })
+}
+
+/// # Safety
+/// `headers` are those of the program.
+unsafe fn debug_of_program(headers: &[ProgramHeader]) -> Option<usize> {
+    const PT_PHDR: u32 = 6;
+    let of_kind = |kind| headers.iter().find(move |header| header.kind == kind);
+    let base = match of_kind(PT_PHDR) {
+        Some(itself) => (headers.as_ptr() as usize).wrapping_sub(itself.address),
+        None => 0,
+    };
+    let dynamic = base.wrapping_add(of_kind(PT_DYNAMIC)?.address);
+    // Without PT_PHDR the base is not known: only a program that was linked for fixed addresses has
+    // its dynamic section where the header says.
+    if base == 0 && dynamic < headers.as_ptr() as usize {
+        return None;
+    }
+    // SAFETY: the program's dynamic section.
+    unsafe { elf::debug_of(dynamic as *const Dynamic) }
+}
+
+/// The dynamic linker says it, too: when it was started as the program, the kernel knows only of
+/// it.
+///
+/// # Safety
+/// The process has these objects.
+unsafe fn debug_of_linker(headers: &[ProgramHeader], linker: usize) -> Option<usize> {
+    // glibc's variable, and musl's, which points to it.
+    const DEBUG: Name = Name::new(c"_r_debug");
+    const DEBUG_ADDRESS: Name = Name::new(c"_dl_debug_addr");
+    let header = match linker {
+        // The program headers follow the ELF header.
+        0 => (headers.as_ptr() as usize).checked_sub(64)?,
+        _ => linker,
+    };
+    // SAFETY: an ELF object.
+    unsafe {
+        if (header as *const [u8; 4]).read() != *b"\x7fELF" {
+            return None;
+        }
+        let symbols = Symbols::at_header(header as *const u8)?;
+        if let Some(debug) = symbols.find(&DEBUG) {
+            return Some(debug as usize);
+        }
+        symbols
+            .find(&DEBUG_ADDRESS)
+            .map(|address| address.cast::<usize>().read())
+            .filter(|&debug| debug != 0)
+    }
+}
+
+/// The dynamic section of the object that holds this code.
+fn own_dynamic() -> *const Dynamic {
+    let at: *const Dynamic;
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: an address, which the linker defines in each object that has a dynamic section.
+    unsafe {
+        core::arch::asm!(
+            ".weak _DYNAMIC",
+            ".hidden _DYNAMIC",
+            "lea {}, [rip + _DYNAMIC]",
+            out(reg) at,
+            options(nomem, nostack, preserves_flags)
+        );
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as above.
+    unsafe {
+        core::arch::asm!(
+            ".weak _DYNAMIC",
+            ".hidden _DYNAMIC",
+            "adrp {0}, _DYNAMIC",
+            "add {0}, {0}, :lo12:_DYNAMIC",
+            out(reg) at,
+            options(nomem, nostack, preserves_flags)
+        );
+    }
+    at
+}
+
+/// The objects from `first` on.
+fn objects_from(first: *const LinkMap) -> impl Iterator<Item = &'static LinkMap> {
+    /// More than a program has; a list that does not end is none.
+    const OBJECTS_MAX: usize = 4096;
+    // SAFETY: the dynamic linker's list, which ends with a null pointer.
+    let first = unsafe { first.as_ref() };
+    // SAFETY: as above.
+    core::iter::successors(first, |object| unsafe { object.next.as_ref() }).take(OBJECTS_MAX)
+}
+
+impl LinkMap {
+    fn find(&self, name: &Name) -> Option<Found> {
+        // SAFETY: loaded, by the dynamic linker's word.
+        let symbols = unsafe { Symbols::of(self.base, self.dynamic) }?;
+        symbols.find(name).map(|address| Found {
+            address,
+            object: self.name,
+        })
+    }
+}
+
+/// A symbol of a loaded object.
+#[derive(Clone, Copy, Debug)]
+pub struct Found {
+    /// Its address.
+    pub address: *mut c_void,
+    /// The object's path, or an empty string for the program itself.
+    pub object: *const c_char,
+}
+
+/// The definition that the dynamic linker would find after this object's (`RTLD_NEXT`); or, where
+/// the object was loaded after libc, any other object's.
+pub fn next_in(name: &Name) -> Option<Found> {
+    let first = first_object();
+    let own = own_dynamic();
+    let mut after = objects_from(first).skip_while(|object| object.dynamic != own);
+    after.next();
+    let found = after.find_map(|object| object.find(name));
+    found.or_else(|| others(first, own, name))
+}
+
+/// The address of [`next_in`]; null when there is none.
+pub fn next(name: &Name) -> *mut c_void {
+    next_in(name).map_or(core::ptr::null_mut(), |found| found.address)
+}
+
+/// The first definition in the list that is not this object's (`RTLD_DEFAULT`); null when there is
+/// none.
+pub fn first(name: &Name) -> *mut c_void {
+    let found = others(first_object(), own_dynamic(), name);
+    found.map_or(core::ptr::null_mut(), |found| found.address)
+}
+
+fn others(first: *const LinkMap, own: *const Dynamic, name: &Name) -> Option<Found> {
+    objects_from(first)
+        .filter(|object| object.dynamic != own)
+        .find_map(|object| object.find(name))
+}
+
+/// True when a dynamic linker has loaded objects into this process.
+pub fn has_list() -> bool {
+    !first_object().is_null()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn functions_of_libc_are_found_at_their_addresses() {
+        // The tests' program is linked to libc.
+        for (name, expected) in [
+            (Name::new(c"getpid"), libc::getpid as *const () as usize),
+            (Name::new(c"read"), libc::read as *const () as usize),
+            (
+                Name::new(c"__errno_location"),
+                libc::__errno_location as *const () as usize,
+            ),
+        ] {
+            assert_eq!(next(&name) as usize, expected, "{name:?}");
+            assert_eq!(first(&name) as usize, expected, "{name:?}");
+        }
+        assert!(next(&Name::new(c"toehold_no_such_function")).is_null());
+    }
+
+    #[test]
+    fn a_function_that_the_processor_chooses_is_the_chosen_one() {
+        let found = next(&Name::new(c"strlen"));
+        // SAFETY: `strlen` of libc, under the signature that it has.
+        let strlen: extern "C" fn(*const c_char) -> usize = unsafe { core::mem::transmute(found) };
+        assert_eq!(strlen(c"four".as_ptr()), 4);
+    }
+
+    #[test]
+    fn the_default_version_of_a_name_is_taken() {
+        // SAFETY: `dlsym` with names.
+        let expected = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"memcpy".as_ptr()) };
+        assert_eq!(next(&Name::new(c"memcpy")), expected);
+    }
+}

@@ -1,0 +1,292 @@
+//! The door by number: system calls of programs that do not call libc, from sites that somebody has
+//! patched to come here, or from a signal handler of his.
+//!
+//! The door is part of this object, and the object may have been put into the program without a
+//! dynamic linker. [`toehold_enter`], the object's ELF entry, then does what a dynamic linker would
+//! do: it adds the object's address where it is missing. After that
+//!
+//! ```text
+//!   toehold_call(number, arguments) ─► an answer           the program has it
+//!                                   ─► KERNEL              make the call as it was made
+//!                                   ─► KERNEL_THEN_TELL    make it, then in parent and child:
+//!                                      toehold_tell(number, arguments, answer)
+//! ```
+//!
+//! # The caller's part
+//!
+//! - *Registers.* These are C functions (System V AMD64 ABI). A system call keeps all registers but
+//!   rax, rcx and r11, so the caller saves rdi, rsi, rdx, r8, r9, r10, the flags, and xmm0 to
+//!   xmm15. No code here uses the upper halves of vector registers, x87 or MMX, as long as there is
+//!   no libc. In a process that has one, its `memcpy` may use them: the caller saves the whole
+//!   vector state there. Where the library was started by [`toehold_enter`], [`PLAIN_COPIES`] makes
+//!   it use none of libc's copies.
+//! - *Stack.* 64 KiB below the stack pointer, which is as the ABI wants it (16 bytes aligned before
+//!   the call). The stack must not move during the call. It may be the program's own (with 128
+//!   bytes left out for the red zone) or one of the caller's.
+//! - *Thread.* No thread-local storage and no FS or GS are used where there is no libc.
+//!   [`Settings::words`] gives each thread an `i32` of its own that stays where it is for the
+//!   thread's life; the thread is known by it. With libc in the process FS must be the thread's
+//!   pointer as libc has set it, and `words` is not asked.
+//! - *Signals.* A call may be interrupted by a signal whose handler comes here again, on another
+//!   piece of stack. Handlers that were installed by number are not deferred
+//!   ([`toehold_sockets::deferral`]). A handler must return; leaving by `longjmp` out of a call is
+//!   safe only where it is with libc.
+//! - *Blocking.* A call on descriptors that the library does not serve is [`KERNEL`], so it blocks
+//!   at its own site. A call on a connection blocks here, as long as the system call would; so do
+//!   `accept`, `connect`, `poll` and `select`.
+//! - *Forks.* `fork`, and `clone` without shared memory, are [`KERNEL_THEN_TELL`]. `vfork` and
+//!   `clone` with shared memory are [`KERNEL`]. `execve` returns only when it has failed.
+
+use core::ffi::{c_char, c_int, c_long};
+
+use toehold_freestanding::{environment as variables, errno, objects};
+use toehold_sockets::{after_fork_in_child, after_fork_in_parent, api, before_fork, ending, real};
+
+use crate::by_number;
+use crate::confinement::before_namespaces;
+use crate::start;
+
+/// The answer of [`toehold_call`]: the kernel's call, made as the program made it.
+const KERNEL: isize = isize::MIN;
+/// As [`KERNEL`]; after it [`toehold_tell`] wants to know the answer, in each process that has one.
+const KERNEL_THEN_TELL: isize = isize::MIN + 1;
+
+/// In [`Settings::flags`]: copies are made with general registers and xmm0 to xmm15 only, in a
+/// process with libc, too.
+const PLAIN_COPIES: u64 = 1;
+
+/// The facts that [`toehold_enter`] needs.
+#[repr(C)]
+struct Settings {
+    /// Bytes of this structure: `size_of::<Settings>()`.
+    bytes: u64,
+    /// [`PLAIN_COPIES`].
+    flags: u64,
+    /// The program's environment, as the kernel put it on the stack: the array ends with a null
+    /// pointer, and the auxiliary vector follows it.
+    environment: *const *const c_char,
+    /// Where a thread has its word, in a process without libc. It is called on the stack of the
+    /// call, and must not change more than a C function may.
+    words: Option<errno::Words>,
+}
+
+/// Starts the library in a process whose dynamic linker has not done so. One thread runs, and no
+/// call has been made through the door. The answer is 1 when the library serves the process, 0 when
+/// the environment does not ask for it or it may not, a negative number when `settings` is none.
+///
+/// # Safety
+/// All segments are mapped as the object's program headers say, and writable where they say so
+/// (`PT_GNU_RELRO` not yet applied). `settings` is valid.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn toehold_enter(settings: *const Settings) -> c_int {
+    // SAFETY: the caller's promise. Nothing before this needs a relocation.
+    unsafe { relocate() };
+    // SAFETY: the caller's promise.
+    let settings = match unsafe { settings.as_ref() } {
+        Some(settings) if settings.bytes as usize >= size_of::<Settings>() => settings,
+        _ => return -libc::EINVAL,
+    };
+    // SAFETY: as above.
+    unsafe {
+        if !settings.environment.is_null() {
+            let mut end = settings.environment;
+            while !(*end).is_null() {
+                end = end.add(1);
+            }
+            objects::learn_auxiliary(end.add(1).cast());
+            variables::learn(settings.environment);
+        }
+    }
+    real::find_all();
+    match (real::has_libc(), settings.words) {
+        (true, _) => {
+            if settings.flags & PLAIN_COPIES == 0 {
+                crate::routines::take_from_libc();
+            }
+        }
+        (false, Some(words)) => errno::use_words(words),
+        (false, None) => return -libc::EINVAL,
+    }
+    let before = errno::get();
+    let has_started = !objects::is_secure() && start::begin();
+    errno::set(before);
+    c_int::from(has_started)
+}
+
+/// A system call of the program: its answer as the kernel gives it, or [`KERNEL`] or
+/// [`KERNEL_THEN_TELL`]. It changes no `errno`.
+///
+/// # Safety
+/// As for the system call, and as the module says.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn toehold_call(number: c_long, arguments: &[usize; 6]) -> isize {
+    let &[a, b, c, d, e, f] = arguments;
+    if !toehold_sockets::is_started() {
+        return KERNEL;
+    }
+    match way_of(number, arguments) {
+        Way::Kernel => return KERNEL,
+        Way::Fork(flags) => {
+            before_namespaces(flags);
+            before_fork();
+            return KERNEL_THEN_TELL;
+        }
+        Way::Exit => {
+            ending();
+            return KERNEL;
+        }
+        Way::Here => {}
+    }
+    let before = errno::get();
+    // SAFETY: the caller's promise.
+    let result = unsafe { by_number::call(number, a, b, c, d, e, f) } as isize;
+    let error = errno::get();
+    errno::set(before);
+    if result == -1 {
+        return -(error as isize);
+    }
+    result
+}
+
+/// The answer of a call that was [`KERNEL_THEN_TELL`]: told once in the parent and, with 0, in the
+/// child, before either makes another call.
+///
+/// # Safety
+/// As for [`toehold_call`], with the arguments of that call.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn toehold_tell(_number: c_long, _arguments: &[usize; 6], answer: isize) {
+    match answer {
+        0 => after_fork_in_child(),
+        _ => after_fork_in_parent(answer as i64),
+    }
+}
+
+/// The one that makes a call.
+enum Way {
+    /// The program, and nobody need know.
+    Kernel,
+    /// The program. It makes a process, with these flags.
+    Fork(c_int),
+    /// The program. It ends the process.
+    Exit,
+    /// The library: it answers, or makes the call itself.
+    Here,
+}
+
+fn way_of(number: c_long, arguments: &[usize; 6]) -> Way {
+    let fd = arguments[0] as c_int;
+    let is_private = |flags: usize| flags & libc::CLONE_VM as usize == 0;
+    match number {
+        libc::SYS_read
+        | libc::SYS_write
+        | libc::SYS_readv
+        | libc::SYS_writev
+        | libc::SYS_preadv2
+        | libc::SYS_pwritev2
+        | libc::SYS_recvfrom
+        | libc::SYS_sendto
+        | libc::SYS_recvmsg
+        | libc::SYS_recvmmsg
+        | libc::SYS_sendmmsg
+        | libc::SYS_getsockopt
+        | libc::SYS_ioctl
+        | libc::SYS_epoll_pwait
+        | libc::SYS_epoll_pwait2
+            if api::is_kernels(fd) =>
+        {
+            Way::Kernel
+        }
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_epoll_wait if api::is_kernels(fd) => Way::Kernel,
+        libc::SYS_clone if is_private(arguments[0]) => Way::Fork(arguments[0] as c_int),
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_fork => Way::Fork(0),
+        libc::SYS_clone3 if arguments[0] != 0 => {
+            // SAFETY: the flags are the first word of the caller's arguments (clone3(2)).
+            match unsafe { *(arguments[0] as *const u64) } as usize {
+                flags if is_private(flags) => Way::Fork(flags as c_int),
+                _ => Way::Kernel,
+            }
+        }
+        libc::SYS_exit_group => Way::Exit,
+        _ if by_number::is_of_interest(number) => Way::Here,
+        _ => Way::Kernel,
+    }
+}
+
+/// Adds the object's address wherever its file has an address of its own, unless a dynamic linker
+/// has done it. It must not use what it relocates: no static with an address in it, no call that
+/// goes by a table.
+///
+/// # Safety
+/// As for [`toehold_enter`].
+#[cfg(target_arch = "x86_64")]
+unsafe fn relocate() {
+    const DT_RELA: usize = 7;
+    const DT_RELASZ: usize = 8;
+    const DT_SYMTAB: usize = 6;
+    const R_64: u32 = 1;
+    const R_GLOB_DAT: u32 = 6;
+    const R_JUMP_SLOT: u32 = 7;
+    const R_RELATIVE: u32 = 8;
+    let (base, mut dynamic, witness): (usize, *const [usize; 2], *const usize);
+    // SAFETY: addresses of this object, which the linker defines; the witness is a word that holds
+    // its own address once it is relocated.
+    unsafe {
+        core::arch::asm!(
+            ".weak _DYNAMIC",
+            ".hidden _DYNAMIC",
+            ".weak __ehdr_start",
+            ".hidden __ehdr_start",
+            ".pushsection .data.toehold_witness, \"aw\", @progbits",
+            ".balign 8",
+            "99: .quad 99b",
+            ".popsection",
+            "lea {}, [rip + __ehdr_start]",
+            "lea {}, [rip + _DYNAMIC]",
+            "lea {}, [rip + 99b]",
+            out(reg) base,
+            out(reg) dynamic,
+            out(reg) witness,
+            options(nomem, nostack, preserves_flags)
+        );
+    }
+    // SAFETY: the caller's promise: the object's own tables.
+    unsafe {
+        if witness.read_volatile() == witness as usize {
+            return;
+        }
+        let (mut table, mut bytes, mut symbols) = (0, 0, 0);
+        while (*dynamic)[0] != 0 {
+            match (*dynamic)[0] {
+                DT_RELA => table = (*dynamic)[1],
+                DT_RELASZ => bytes = (*dynamic)[1],
+                DT_SYMTAB => symbols = (*dynamic)[1],
+                _ => {}
+            }
+            dynamic = dynamic.add(1);
+        }
+        let mut at = base.wrapping_add(table) as *const [usize; 3];
+        let end = at.byte_add(bytes);
+        while at < end {
+            let [offset, info, addend] = at.read_volatile();
+            let place = base.wrapping_add(offset) as *mut usize;
+            match info as u32 {
+                R_RELATIVE => place.write_volatile(base.wrapping_add(addend)),
+                // A name of the object's own: it needs no other.
+                R_64 | R_GLOB_DAT | R_JUMP_SLOT => {
+                    let symbol = base + symbols + (info >> 32) * 24 + 8;
+                    let value = (symbol as *const usize).read_volatile();
+                    let addend = if info as u32 == R_64 { addend } else { 0 };
+                    place.write_volatile(base.wrapping_add(value).wrapping_add(addend));
+                }
+                _ => {}
+            }
+            at = at.add(1);
+        }
+    }
+}
+
+/// Other machines have no door yet: a dynamic linker has relocated the object.
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn relocate() {}

@@ -1,0 +1,85 @@
+//! The library's start: by the dynamic linker, before `main`, or by whoever has put it into a
+//! program without one.
+
+use core::ffi::{c_char, c_int};
+
+use toehold_channel::table::WaitMode;
+use toehold_freestanding::environment::{self as variables, variable};
+use toehold_freestanding::objects;
+use toehold_sockets::real;
+
+use crate::{environment, is_started_by, process};
+
+/// Runs before `main`. glibc passes the program's arguments and environment, musl passes nothing.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static CONSTRUCTOR: unsafe extern "C" fn(c_int, *const *const c_char, *const *const c_char) =
+    constructor;
+
+unsafe extern "C" fn constructor(
+    argc: c_int,
+    argv: *const *const c_char,
+    envp: *const *const c_char,
+) {
+    // SAFETY: when these look like a program's arguments, they are.
+    unsafe {
+        if objects::learn(argc, argv, envp) {
+            variables::learn(envp);
+        }
+    }
+    real::find_all();
+    crate::routines::take_from_libc();
+    if real::has_libc() && !objects::is_secure() {
+        begin();
+    }
+}
+
+/// Starts the library if the environment asks for it. True when it has started.
+pub(crate) fn begin() -> bool {
+    // SAFETY: no other thread runs, so nobody changes the environment; none of the values is used
+    // later.
+    let variable = |name| unsafe { variable(name) };
+    let Some(path) = variable(c"TOEHOLD_PATH") else {
+        return false;
+    };
+    if !is_started_by(path) {
+        return false;
+    }
+    let filters = variable(c"TOEHOLD_FILTERS").and_then(number);
+    if !toehold_sockets::is_allowed(filters.unwrap_or(0)) {
+        return false;
+    }
+    match path {
+        b"offload" => toehold_sockets::want_offload(),
+        b"auto" => toehold_sockets::want_offload_by_rule(),
+        _ => {}
+    }
+    let wait = match variable(c"TOEHOLD_WAIT") {
+        Some(b"poll") => WaitMode::Poll,
+        Some(b"event") => WaitMode::Event,
+        _ => WaitMode::Adaptive,
+    };
+    let calls = variable(c"TOEHOLD_PAIR_AFTER").and_then(number);
+    if let Some(calls) = calls {
+        toehold_sockets::set_calls_before_pairing(calls);
+    }
+    if let Some(directory) = variable(c"TOEHOLD_RUNTIME_DIR") {
+        toehold_sockets::set_runtime_directory(directory);
+    }
+    toehold_sockets::start(wait);
+    process::follow_exit();
+    if let Some(handover) = variable(environment::HANDOVER) {
+        if let Some(descriptor) = number(handover) {
+            toehold_sockets::take_over_from(descriptor);
+        }
+        // The variable was meant for this process alone.
+        // SAFETY: no other thread runs.
+        unsafe { variables::remove(environment::HANDOVER) };
+    }
+    true
+}
+
+/// A variable's value that is a number.
+fn number<T: core::str::FromStr>(value: &[u8]) -> Option<T> {
+    core::str::from_utf8(value).ok()?.parse().ok()
+}

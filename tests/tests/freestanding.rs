@@ -1,0 +1,112 @@
+//! The library stands alone: it needs no other library, and works beside any C library or none.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use toehold_e2e::process::{Running, TIME_LIMIT};
+use toehold_e2e::toehold::library;
+use toehold_e2e::{Path, Toehold, host};
+
+/// An object that a program must not start without would keep it from starting.
+#[test]
+fn it_needs_no_library_no_symbol_and_no_thread_local_storage() {
+    const PT_DYNAMIC: u64 = 2;
+    const PT_INTERP: u64 = 3;
+    const PT_TLS: u64 = 7;
+    const DT_NEEDED: u64 = 1;
+    const DT_SYMTAB: u64 = 6;
+    const DT_STRTAB: u64 = 5;
+    const DT_HASH: u64 = 4;
+    const DT_VERNEED: u64 = 0x6fff_fffe;
+    let bytes = std::fs::read(library()).expect("built");
+    let number = |at: u64, len: usize| {
+        let mut word = [0; 8];
+        word[..len].copy_from_slice(&bytes[at as usize..at as usize + len]);
+        u64::from_le_bytes(word)
+    };
+    let headers: Vec<u64> = (0..number(56, 2)).map(|n| number(32, 8) + n * 56).collect();
+    let of_kind = |kind| headers.iter().find(move |&&at| number(at, 4) == kind);
+    assert!(of_kind(PT_TLS).is_none(), "thread-local storage");
+    assert!(of_kind(PT_INTERP).is_none(), "an interpreter");
+    let dynamic = number(of_kind(PT_DYNAMIC).expect("a dynamic section") + 8, 8);
+    let tags = (0..).map(|n| (number(dynamic + n * 16, 8), number(dynamic + n * 16 + 8, 8)));
+    let tags: Vec<(u64, u64)> = tags.take_while(|(tag, _)| *tag != 0).collect();
+    let value = |wanted| {
+        tags.iter()
+            .find(|(tag, _)| *tag == wanted)
+            .map(|(_, at)| *at)
+    };
+    assert_eq!(value(DT_NEEDED), None, "a library that must be loaded");
+    assert_eq!(value(DT_VERNEED), None, "a version of another library");
+    // The first segment's addresses are places in the file.
+    let [symbols, strings, hash] =
+        [DT_SYMTAB, DT_STRTAB, DT_HASH].map(|tag| value(tag).expect("there"));
+    for index in 1..number(hash + 4, 4) {
+        let symbol = symbols + index * 24;
+        let name = &bytes[(strings + number(symbol, 4)) as usize..];
+        let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
+        let name = String::from_utf8_lossy(name).into_owned();
+        assert_ne!(number(symbol + 6, 2), 0, "{name} is another library's");
+        let is_hidden = ["mem", "bcmp", "strlen", "rust_", "_Unwind"];
+        assert!(
+            !is_hidden.iter().any(|start| name.starts_with(start)),
+            "{name} is exported"
+        );
+    }
+}
+
+const MATRIX: &str = include_str!("freestanding/matrix.c");
+const DOOR: &str = include_str!("freestanding/door.c");
+
+fn compile(toehold: &Toehold, compiler: &PathBuf, text: &str, options: &[&str]) -> PathBuf {
+    let (source, program) = (toehold.dir().join("p.c"), toehold.dir().join("p"));
+    std::fs::write(&source, text).expect("scratch");
+    let mut command = Command::new(compiler);
+    command.args(options).arg("-o").arg(&program).arg(&source);
+    assert!(
+        command.status().is_ok_and(|status| status.success()),
+        "{command:?}"
+    );
+    program
+}
+
+const ALL: &str = "start\nsockets shared\nthreads\nfork\ndlopen\nsignals\nexec\n";
+
+/// Says what a program that uses everything says, under Toehold.
+fn matrix_of(compiler: &str, options: &[&str]) -> Option<String> {
+    let [compiler] = host::require([compiler])?;
+    let toehold = Toehold::start();
+    let program = compile(&toehold, &compiler, MATRIX, options);
+    let command = toehold.command(Path::Direct, &program);
+    Some(Running::start(command, "matrix", toehold.dir()).success(TIME_LIMIT))
+}
+
+#[test]
+fn a_program_of_glibc_is_accelerated() {
+    if let Some(said) = matrix_of("cc", &["-pthread"]) {
+        assert_eq!(said, ALL);
+    }
+}
+
+#[test]
+fn a_program_of_musl_is_accelerated() {
+    if let Some(said) = matrix_of("musl-gcc", &["-pthread"]) {
+        assert_eq!(said, ALL);
+    }
+}
+
+/// The door by number, in a process that has neither a dynamic linker nor glibc.
+#[test]
+fn a_static_program_that_enters_by_number_is_accelerated() {
+    let Some([compiler]) = host::require(["musl-gcc"]) else {
+        return;
+    };
+    let toehold = Toehold::start();
+    let program = compile(&toehold, &compiler, DOOR, &["-static"]);
+    let mut command = Command::new(program);
+    command.arg(library()).env("TOEHOLD_PATH", "direct");
+    command.env("TOEHOLD_RUNTIME_DIR", toehold.runtime());
+    let said = Running::start(command, "door", toehold.dir()).success(TIME_LIMIT);
+    let expected = "entered: 1\nsockets shared\nfork\nanswered some: 1, passed some: 1\n";
+    assert_eq!(said, expected);
+}
