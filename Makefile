@@ -68,7 +68,7 @@ bench: ## the numbers of docs/benchmarks.md, about half an hour
 	cargo xtask bench
 
 .PHONY: bench-offload
-bench-offload: ## the numbers of docs/benchmarks/offload.md, about twenty minutes; needs root
+bench-offload: ## the numbers of docs/benchmarks/offload.md, about half an hour; needs root
 	@scripts/deps.sh rust demo bench
 	cargo build --release -p toehold -p toehold-preload
 	cargo xtask bench-offload

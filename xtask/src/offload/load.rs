@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tempfile::TempDir;
 use toehold_measure::procfs::HostTimes;
@@ -15,11 +16,13 @@ use super::{Case, Link, Work, output, wait_for};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Arm {
     Kernel,
+    /// The kernel once more: how far it differs from itself is the noise floor.
+    Again,
     Engine,
 }
 
 /// One run. CPU in seconds of one core for each unit of work: a gigabyte, or a request.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub(super) struct Sample {
     /// Gbit/s, or thousand requests a second.
     pub(super) rate: f64,
@@ -167,12 +170,12 @@ impl<'n> Scene<'n> {
     /// Seconds so far: of all cores, of the arm's server, of the adapter where the arm has it.
     fn cpu_now(&self, arm: Arm) -> Result<[f64; 3], String> {
         let server = match arm {
-            Arm::Kernel => self.servers.first(),
+            Arm::Kernel | Arm::Again => self.servers.first(),
             Arm::Engine => self.servers.last(),
         };
         let server = server.expect("started with the scene").cpu()?;
         let adapter = match arm {
-            Arm::Kernel => 0.0,
+            Arm::Kernel | Arm::Again => 0.0,
             Arm::Engine => self.adapter.cpu()?,
         };
         let all = HostTimes::now().map_err(|error| format!("/proc/stat: {error}"))?;
@@ -192,7 +195,7 @@ impl<'n> Scene<'n> {
                 near_serves,
             } => {
                 let (mut command, host, port) = match (near_serves, arm) {
-                    (true, Arm::Kernel) => {
+                    (true, Arm::Kernel | Arm::Again) => {
                         (self.network.far("redis-benchmark"), NEAR_KERNEL, "6391")
                     }
                     (true, Arm::Engine) => {
@@ -213,7 +216,7 @@ impl<'n> Scene<'n> {
 
     fn near_client(&self, arm: Arm, program: &str) -> (Command, &'static str) {
         match arm {
-            Arm::Kernel => (self.network.near(program), FAR_BY_KERNEL),
+            Arm::Kernel | Arm::Again => (self.network.near(program), FAR_BY_KERNEL),
             Arm::Engine => (self.run(program), FAR_BY_ENGINE),
         }
     }

@@ -8,18 +8,19 @@
 //!   near ── engine ── x0 ══ veth ══ x1 ── far    or by AF_XDP over a veth of its own
 //! ```
 //!
-//! Both arms of a row run in turns, in the same minutes, against the same kernel at the far end;
-//! ratios are of neighbours. CPU is that of every core, and of each program by the kernel's own
-//! account.
+//! The arms of a row run in turns, in the same minutes, against the same kernel at the far end; the
+//! kernel's runs twice, for the noise floor. Ratios are of neighbours. CPU is that of every core, and
+//! of each program by the kernel's own account.
 
 mod load;
 mod network;
 mod table;
 
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use self::load::{Arm, Sample, Scene};
 use self::network::Network;
@@ -99,7 +100,8 @@ Usage: cargo xtask bench-offload [--rounds N] [--json FILE] [--link tap|packet|x
 The offload path against kernel TCP between two network namespaces of its own: the kernels over a
 veth; the engine over a TAP device, over that veth by a packet socket, and over another veth by
 AF_XDP, or over one of them. Needs root, ip, ethtool, iperf3 and Redis (make deps). N rounds of each
-row, in turns; 5 by default.";
+row, in turns; 5 by default. FILE is written after each row; rows that it has already, of as many
+rounds, are kept.";
 
 /// Measures, prints the table, and writes the samples where asked. False when something could not
 /// be measured.
@@ -130,16 +132,9 @@ pub(crate) fn run(arguments: &[String]) -> bool {
     };
     let over = |case: Case| links.iter().map(move |&(_, link)| Case { link, ..case });
     let cases: Vec<Case> = cases.into_iter().flat_map(over).collect();
-    match measure(&cases, rounds) {
+    match measure(&cases, rounds, file.map(Path::new)) {
         Ok(rows) => {
             println!("\n{}", table::render(&rows));
-            if let Some(file) = file {
-                let report = json!({ "rounds": rounds, "rows": table::report(&rows) });
-                if let Err(error) = std::fs::write(file, format!("{report:#}\n")) {
-                    eprintln!("cannot write {file}: {error}");
-                    return false;
-                }
-            }
             true
         }
         Err(reason) => {
@@ -149,7 +144,7 @@ pub(crate) fn run(arguments: &[String]) -> bool {
     }
 }
 
-fn measure(cases: &[Case], rounds: u32) -> Result<Vec<Row>, String> {
+fn measure(cases: &[Case], rounds: u32, file: Option<&Path>) -> Result<Vec<Row>, String> {
     let toehold = target().join("release/toehold");
     if !toehold.is_file() {
         return Err(format!(
@@ -159,8 +154,15 @@ fn measure(cases: &[Case], rounds: u32) -> Result<Vec<Row>, String> {
     }
     let network = Network::new()?;
     let started = Instant::now();
+    let earlier = file.and_then(|file| std::fs::read_to_string(file).ok());
+    let earlier = earlier.and_then(|text| serde_json::from_str(&text).ok());
+    let earlier: Value = earlier.unwrap_or(Value::Null);
     let mut rows = Vec::new();
     for (number, &case) in cases.iter().enumerate() {
+        if let Some(row) = Row::kept(&earlier, case, rounds as usize) {
+            rows.push(row);
+            continue;
+        }
         let scene = Scene::set(&toehold, &network, case)?;
         println!("[{}/{}] {}", number + 1, cases.len(), table::title(case));
         let mut row = Row::new(case);
@@ -171,7 +173,8 @@ fn measure(cases: &[Case], rounds: u32) -> Result<Vec<Row>, String> {
         for round in 0..rounds {
             // The first arm of a round finds the last arm's memory in the caches. So the order
             // alternates.
-            let mut arms = [Arm::Kernel, Arm::Engine];
+            let mut arms = [Arm::Kernel, Arm::Engine, Arm::Again];
+            arms.rotate_left(round as usize % 3);
             if round % 2 == 1 {
                 arms.reverse();
             }
@@ -181,6 +184,11 @@ fn measure(cases: &[Case], rounds: u32) -> Result<Vec<Row>, String> {
             }
         }
         rows.push(row);
+        if let Some(file) = file {
+            let report = json!({ "rounds": rounds, "rows": table::report(&rows) });
+            std::fs::write(file, format!("{report:#}\n"))
+                .map_err(|error| format!("cannot write {}: {error}", file.display()))?;
+        }
     }
     println!(
         "{rounds} rounds each, {} s; congestion control of all kernels: {}.",

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use toehold_measure::stats::{self, Ratio};
 
@@ -11,34 +12,80 @@ use super::{Case, Link, Work};
 /// All samples of one comparison.
 pub(super) struct Row {
     case: Case,
+    samples: Samples,
+}
+
+/// The samples of each arm, by round.
+#[derive(Clone, Default, PartialEq, Debug, Serialize, Deserialize)]
+struct Samples {
     kernel: Vec<Sample>,
+    again: Vec<Sample>,
     engine: Vec<Sample>,
+}
+
+/// A row in the file of a run.
+#[derive(Serialize, Deserialize)]
+struct Kept {
+    name: String,
+    #[serde(flatten)]
+    samples: Samples,
 }
 
 impl Row {
     pub(super) fn new(case: Case) -> Row {
         Row {
             case,
-            kernel: Vec::new(),
-            engine: Vec::new(),
+            samples: Samples::default(),
         }
     }
 
     pub(super) fn add(&mut self, arm: Arm, sample: Sample) {
         match arm {
-            Arm::Kernel => self.kernel.push(sample),
-            Arm::Engine => self.engine.push(sample),
+            Arm::Kernel => self.samples.kernel.push(sample),
+            Arm::Again => self.samples.again.push(sample),
+            Arm::Engine => self.samples.engine.push(sample),
         }
+    }
+
+    /// The row of a case that an earlier run has measured in so many rounds.
+    pub(super) fn kept(report: &Value, case: Case, rounds: usize) -> Option<Row> {
+        let rows = report["rows"].as_array()?;
+        let found = rows.iter().find(|row| row["name"] == title(case))?;
+        let kept: Kept = serde_json::from_value(found.clone()).ok()?;
+        let Samples {
+            kernel,
+            again,
+            engine,
+        } = &kept.samples;
+        let is_whole = [kernel, again, engine]
+            .iter()
+            .all(|arm| arm.len() == rounds);
+        is_whole.then_some(Row {
+            case,
+            samples: kept.samples,
+        })
     }
 
     /// Engine over kernel of what `get` takes from a sample: the median of the rounds.
     fn ratio(&self, get: impl Fn(&Sample) -> f64) -> Option<Ratio> {
-        let rounds = self.kernel.iter().zip(&self.engine);
-        let rounds: Vec<(f64, f64)> = rounds
-            .map(|(kernel, engine)| (get(kernel), get(engine)))
-            .collect();
-        stats::ratio(&rounds)
+        ratio(&self.samples.kernel, &self.samples.engine, get)
     }
+
+    /// How far the kernel's rate differs from itself.
+    fn floor(&self) -> Option<f64> {
+        let ratio = ratio(&self.samples.kernel, &self.samples.again, |sample| {
+            sample.rate
+        });
+        ratio.map(|ratio| ratio.reach_from_one())
+    }
+}
+
+fn ratio(base: &[Sample], other: &[Sample], get: impl Fn(&Sample) -> f64) -> Option<Ratio> {
+    let rounds = base.iter().zip(other);
+    let rounds: Vec<(f64, f64)> = rounds
+        .map(|(base, other)| (get(base), get(other)))
+        .collect();
+    stats::ratio(&rounds)
 }
 
 pub(super) fn title(case: Case) -> String {
@@ -76,9 +123,9 @@ fn title_of_work(case: Case) -> String {
 /// (below six rounds: the least and the most).
 pub(super) fn render(rows: &[Row]) -> String {
     let mut out = String::from(
-        "| | kernel | engine | ratio | median latency | p99 | CPU of all cores, for each unit | \
-        work for a CPU second of the near end | the adapter alone |\n\
-         |---|---|---|---|---|---|---|---|---|\n",
+        "| | kernel | engine | ratio | noise floor | median latency | p99 | CPU of all cores, for \
+        each unit | work for a CPU second of the near end | the adapter alone |\n\
+         |---|---|---|---|---|---|---|---|---|---|\n",
     );
     for row in rows {
         let is_bulk = matches!(row.case.work, Work::Bulk { .. });
@@ -87,13 +134,18 @@ pub(super) fn render(rows: &[Row]) -> String {
             format!("{:.1} {unit}", median_of(samples, |sample| sample.rate))
         };
         let latency = |get: fn(&Sample) -> Option<f64>| {
-            if row.kernel.iter().all(|sample| get(sample).is_some()) {
+            if row
+                .samples
+                .kernel
+                .iter()
+                .all(|sample| get(sample).is_some())
+            {
                 spread(row.ratio(|sample| get(sample).unwrap_or(f64::NAN)))
             } else {
                 String::new()
             }
         };
-        let adapter = median_of(&row.engine, |sample| sample.cpu_adapter);
+        let adapter = median_of(&row.samples.engine, |sample| sample.cpu_adapter);
         let adapter = if is_bulk {
             format!("{adapter:.2} s/GB")
         } else {
@@ -101,11 +153,13 @@ pub(super) fn render(rows: &[Row]) -> String {
         };
         let _ = writeln!(
             out,
-            "| {} | {} | {} | {} | {} | {} | {} | {} | {adapter} |",
+            "| {} | {} | {} | {} | {} | {} | {} | {} | {} | {adapter} |",
             title(row.case),
-            rate(&row.kernel),
-            rate(&row.engine),
+            rate(&row.samples.kernel),
+            rate(&row.samples.engine),
             spread(row.ratio(|sample| sample.rate)),
+            row.floor()
+                .map_or(String::new(), |floor| format!("{:.0} %", floor * 100.0)),
             latency(|sample| sample.latency_p50),
             latency(|sample| sample.latency_p99),
             spread(row.ratio(|sample| sample.cpu_all)),
@@ -117,26 +171,11 @@ pub(super) fn render(rows: &[Row]) -> String {
 
 /// Every sample.
 pub(super) fn report(rows: &[Row]) -> Value {
-    let one = |sample: &Sample| {
-        json!({
-            "rate": sample.rate,
-            "latency_p50_us": sample.latency_p50,
-            "latency_p99_us": sample.latency_p99,
-            "cpu_all_s": sample.cpu_all,
-            "cpu_near_s": sample.cpu_near,
-            "cpu_adapter_s": sample.cpu_adapter,
-        })
-    };
-    let all = |samples: &[Sample]| samples.iter().map(one).collect::<Vec<Value>>();
-    rows.iter()
-        .map(|row| {
-            json!({
-                "name": title(row.case),
-                "kernel": all(&row.kernel),
-                "engine": all(&row.engine),
-            })
-        })
-        .collect()
+    let kept = rows.iter().map(|row| Kept {
+        name: title(row.case),
+        samples: row.samples.clone(),
+    });
+    json!(kept.collect::<Vec<Kept>>())
 }
 
 fn spread(ratio: Option<Ratio>) -> String {
@@ -177,13 +216,18 @@ mod tests {
         let mut row = Row::new(case);
         for (kernel, engine) in [(10.0, 20.0), (1.0, 3.0), (100.0, 100.0)] {
             row.add(Arm::Kernel, sample(kernel, 1.0));
+            row.add(Arm::Again, sample(kernel * 1.1, 1.0));
             row.add(Arm::Engine, sample(engine, 0.5));
         }
         let ratio = row.ratio(|sample| sample.rate).expect("rounds");
         assert_eq!((ratio.value, ratio.low, ratio.high), (2.0, 1.0, 3.0));
+        let kept = json!({ "rows": report(std::slice::from_ref(&row)) });
+        let again = Row::kept(&kept, case, 3).expect("all rounds are there");
+        assert_eq!(again.samples, row.samples);
+        assert!(Row::kept(&kept, case, 4).is_none());
         let text = render(&[row]);
         assert!(
-            text.contains("| 10.0 Gbit/s | 20.0 Gbit/s | 2.00x [1.00, 3.00] |"),
+            text.contains("| 10.0 Gbit/s | 20.0 Gbit/s | 2.00x [1.00, 3.00] | 10 % |"),
             "{text}"
         );
         assert!(
