@@ -91,14 +91,16 @@ pub fn run_plan(request: &RunRequest) -> Result<(), LabError> {
     };
     options.rounds = request.rounds.unwrap_or(options.rounds);
     let on_terminal = io::stderr().is_terminal();
-    let report = runner::run(plan.as_mut(), options, |done, all| {
+    let kept = request.out.as_ref();
+    let kept = kept.map(|folder| folder.join(format!("{}.kept.json", plan.name())));
+    let report = runner::run(plan.as_mut(), options, kept.as_deref(), |done, all| {
         if on_terminal {
             eprint!(
                 "\rround {done} of {all}{}",
                 if done == all { "\n" } else { "" }
             );
         }
-    });
+    })?;
     let json = serde_json::to_string_pretty(&report)
         .map_err(|error| LabError::new(format!("the report is not JSON: {error}")))?;
     let figures = plan.figures();
@@ -119,6 +121,10 @@ pub fn run_plan(request: &RunRequest) -> Result<(), LabError> {
                 folder.display()
             ))
         })?;
+    if let Some(kept) = kept {
+        // The report has all of it.
+        let _ = fs::remove_file(kept);
+    }
     eprintln!("the report with plots is {}", page.display());
     Ok(())
 }

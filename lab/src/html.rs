@@ -162,9 +162,9 @@ fn measured(report: &Report, figures: &[Figure]) -> String {
             row.group.to_owned(),
             row.series.clone(),
             number(row.x, is_bytes),
-            row.metric.to_owned(),
+            row.metric.clone(),
             number(row.median, false),
-            row.unit.to_owned(),
+            row.unit.clone(),
             format!("{:.1} %", row.spread * 100.0),
             row.samples.len().to_string(),
         ]

@@ -73,9 +73,9 @@ pub struct Row {
     /// Where on the group's axis.
     pub x: f64,
     /// The metric.
-    pub metric: &'static str,
+    pub metric: String,
     /// Its unit.
-    pub unit: &'static str,
+    pub unit: String,
     /// The median of the samples.
     pub median: f64,
     /// Half the distance of the quartiles, as a part of the median.

@@ -1,12 +1,17 @@
-//! Takes a plan's samples: every case once a round, in another order each round.
+//! Takes a plan's samples: every case once a round, in another order each round. After each round
+//! they can be kept in a file, from which a run that was cut short goes on.
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
 
+use serde::{Deserialize, Serialize};
 use toehold_measure::environment::Environment;
 use toehold_measure::rng::Rng;
 use toehold_measure::stats::Samples;
 
-use crate::plan::{Case, Plan};
+use crate::error::LabError;
+use crate::plan::{Case, Plan, Reading};
 use crate::published::published_of;
 use crate::report::{Report, Row};
 
@@ -42,46 +47,51 @@ impl Options {
     }
 }
 
-/// Runs a plan. `progress` is told after every round.
+/// Runs a plan; goes on from the file `kept`, if it is there and of such a run. `progress` is told
+/// after every round.
+///
+/// # Errors
+///
+/// One sentence: the file cannot be written.
 pub(crate) fn run(
     plan: &mut dyn Plan,
     options: Options,
+    kept: Option<&Path>,
     mut progress: impl FnMut(usize, usize),
-) -> Report {
+) -> Result<Report, LabError> {
     let rounds = options.rounds.max(1);
-    let environment = Environment::capture();
     let cases = plan.cases(options.quick);
-    let mut cells: BTreeMap<(usize, usize), Cell> = BTreeMap::new();
-    let mut failures: BTreeMap<usize, String> = BTreeMap::new();
-    let mut order: Vec<usize> = (0..cases.len()).collect();
-    let mut random = Rng::new(options.seed);
-    for round in 0..rounds {
-        random.shuffle(&mut order);
-        for &at in &order {
+    let mut state = kept
+        .and_then(|file| Progress::load(file, plan.name(), options))
+        .unwrap_or_else(|| Progress::new(plan.name(), options));
+    for round in state.rounds_done..rounds {
+        // Resumed rounds have the order that they would have had.
+        let mut order: Vec<usize> = (0..cases.len()).collect();
+        Rng::new(options.seed.wrapping_add(round as u64)).shuffle(&mut order);
+        for at in order {
             match plan.sample(&cases[at]) {
                 Ok(readings) => {
                     for (column, reading) in readings.into_iter().enumerate() {
-                        let cell = cells.entry((at, column)).or_insert(Cell {
-                            metric: reading.metric,
-                            unit: reading.unit,
-                            samples: Samples::default(),
-                        });
-                        assert_eq!(
-                            cell.metric, reading.metric,
-                            "a case's metrics keep their order"
-                        );
-                        cell.samples.set(round, Some(reading.value));
+                        state.add(round, (at, column), &reading);
                     }
                 }
                 Err(why) => {
-                    failures.entry(at).or_insert(why);
+                    state.failures.entry(at).or_insert(why);
                 }
             }
         }
+        state.rounds_done = round + 1;
+        if let Some(file) = kept {
+            state.save(file)?;
+        }
         progress(round + 1, rounds);
     }
+    Ok(report(plan, &cases, state))
+}
+
+fn report(plan: &dyn Plan, cases: &[Case], state: Progress) -> Report {
     let mut notes = plan.notes();
-    notes.extend(failures.iter().map(|(&at, why)| {
+    notes.extend(state.failures.iter().map(|(&at, why)| {
         let Case { group, series, x } = &cases[at];
         format!("{group}, {series}, {x}: {why}")
     }));
@@ -89,11 +99,12 @@ pub(crate) fn run(
         plan: plan.name(),
         about: plan.about(),
         schema: "toehold-lab/1",
-        environment,
-        rounds,
-        rows: cells
+        environment: state.environment,
+        rounds: state.rounds_done,
+        rows: state
+            .cells
             .into_iter()
-            .map(|((at, _), cell)| cell.into_row(&cases[at]))
+            .map(|cell| cell.into_row(cases))
             .collect(),
         claims: Vec::new(),
         published: plan.published_as().map(published_of).unwrap_or_default(),
@@ -108,14 +119,97 @@ pub(crate) fn run(
     report
 }
 
+/// A run as far as it is. It is the form of the kept file, too.
+#[derive(Serialize, Deserialize)]
+struct Progress {
+    schema: String,
+    plan: String,
+    quick: bool,
+    seed: u64,
+    environment: Environment,
+    rounds_done: usize,
+    cells: Vec<Cell>,
+    failures: BTreeMap<usize, String>,
+}
+
+impl Progress {
+    fn new(plan: &str, options: Options) -> Progress {
+        Progress {
+            schema: SCHEMA.to_owned(),
+            plan: plan.to_owned(),
+            quick: options.quick,
+            seed: options.seed,
+            environment: Environment::capture(),
+            rounds_done: 0,
+            cells: Vec::new(),
+            failures: BTreeMap::new(),
+        }
+    }
+
+    /// Nothing where the file is missing, or of another run.
+    fn load(file: &Path, plan: &str, options: Options) -> Option<Progress> {
+        let state: Progress = serde_json::from_str(&fs::read_to_string(file).ok()?).ok()?;
+        let is_one = state.schema == SCHEMA && state.plan == plan;
+        let is_alike = (state.quick, state.seed) == (options.quick, options.seed);
+        (is_one && is_alike).then_some(state)
+    }
+
+    /// Writes the file beside the old one, then over it: a full disk leaves the old one.
+    fn save(&self, file: &Path) -> Result<(), LabError> {
+        let write = || -> std::io::Result<()> {
+            if let Some(folder) = file.parent() {
+                fs::create_dir_all(folder)?;
+            }
+            let next = file.with_extension("next");
+            fs::write(&next, serde_json::to_vec(self)?)?;
+            fs::rename(next, file)
+        };
+        write().map_err(|error| {
+            LabError::new(format!(
+                "cannot keep the run in {}: {error}",
+                file.display()
+            ))
+        })
+    }
+
+    fn add(&mut self, round: usize, (case, column): (usize, usize), reading: &Reading) {
+        let place = |cell: &Cell| (cell.case, cell.column).cmp(&(case, column));
+        let at = match self.cells.binary_search_by(place) {
+            Ok(at) => at,
+            Err(at) => {
+                let cell = Cell {
+                    case,
+                    column,
+                    metric: reading.metric.to_owned(),
+                    unit: reading.unit.to_owned(),
+                    samples: Samples::default(),
+                };
+                self.cells.insert(at, cell);
+                at
+            }
+        };
+        let cell = &mut self.cells[at];
+        assert_eq!(
+            cell.metric, reading.metric,
+            "a case's metrics keep their order"
+        );
+        cell.samples.set(round, Some(reading.value));
+    }
+}
+
+/// The samples of one metric of a case.
+#[derive(Serialize, Deserialize)]
 struct Cell {
-    metric: &'static str,
-    unit: &'static str,
+    case: usize,
+    column: usize,
+    metric: String,
+    unit: String,
     samples: Samples,
 }
 
 impl Cell {
-    fn into_row(self, case: &Case) -> Row {
+    fn into_row(self, cases: &[Case]) -> Row {
+        let case = &cases[self.case];
         Row {
             group: case.group,
             series: case.series.clone(),
@@ -129,10 +223,13 @@ impl Cell {
     }
 }
 
+/// The form of a [`Progress`].
+const SCHEMA: &str = "toehold-lab-progress/1";
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{Figure, Reading};
+    use crate::plan::Figure;
 
     /// Counts its samples; its second case fails in the second round.
     struct Counting {
@@ -181,7 +278,7 @@ mod tests {
             rounds: 5,
             ..Options::default()
         };
-        let report = run(&mut plan, options, |_, _| ());
+        let report = run(&mut plan, options, None, |_, _| ()).expect("nothing is kept");
         assert_eq!(plan.taken.len(), 15);
         assert_eq!(report.median("all", "s2", "a", 2.0), Some(22.0));
         let failed = &report.rows[2];
@@ -200,9 +297,37 @@ mod tests {
                 rounds: 8,
                 ..Options::default()
             },
+            None,
             |_, _| (),
-        );
+        )
+        .expect("nothing is kept");
         let rounds: Vec<&[f64]> = plan.taken[6..].chunks(2).collect();
         assert!(rounds.iter().any(|round| round != &rounds[0]));
+    }
+
+    #[test]
+    fn a_run_that_was_cut_short_goes_on_from_its_file() {
+        let folder = tempfile::tempdir().expect("room");
+        let file = folder.path().join("kept.json");
+        let of = |rounds| Options {
+            rounds,
+            ..Options::default()
+        };
+        let mut plan = Counting { taken: Vec::new() };
+        run(&mut plan, of(2), Some(&file), |_, _| ()).expect("room");
+        // A second process: it has taken no sample.
+        let mut plan = Counting { taken: Vec::new() };
+        let report = run(&mut plan, of(5), Some(&file), |_, _| ()).expect("room");
+        assert_eq!((report.rounds, plan.taken.len()), (5, 9));
+        assert_eq!(report.rows[0].samples.len(), 5);
+        // A failure of the first process is told by the second one.
+        assert!(report.notes.contains(&"all, s1, 1: gone".to_owned()));
+        let other = Options { seed: 2, ..of(1) };
+        let mut plan = Counting { taken: Vec::new() };
+        run(&mut plan, other, Some(&file), |_, _| ()).expect("room");
+        assert_eq!(plan.taken.len(), 3, "the file is of another run");
+        fs::create_dir(file.with_extension("next")).expect("room");
+        let error = run(&mut plan, of(1), Some(&file), |_, _| ()).expect_err("no place");
+        assert!(error.sentence.contains("cannot keep"), "{error:?}");
     }
 }

@@ -70,7 +70,7 @@ fn table(report: &Report, figure: &Figure) -> String {
     let mut columns: Vec<(String, &str)> = Vec::new();
     let mut points: Vec<f64> = Vec::new();
     for row in &rows {
-        let column = (column_name(figure, row), row.unit);
+        let column = (column_name(figure, row), row.unit.as_str());
         if !columns.contains(&column) {
             columns.push(column);
         }

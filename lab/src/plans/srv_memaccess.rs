@@ -159,7 +159,8 @@ mod tests {
             rounds: 1,
             ..crate::Options::quick()
         };
-        let report = crate::runner::run(&mut SrvMemaccess, options, |_, _| ());
+        let report = crate::runner::run(&mut SrvMemaccess, options, None, |_, _| ())
+            .expect("nothing is kept");
         let memory = report.published.iter();
         let memory = memory.filter(|result| result.metric == "main memory time");
         let here: Vec<_> = memory.map(|result| result.here.clone()).collect();
