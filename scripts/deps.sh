@@ -34,9 +34,10 @@ suites=(apache2:apache2 cmake:cmake cc:gcc dpkg-source:dpkg-dev haproxy:haproxy 
 deb=(dh:debhelper dpkg-buildpackage:dpkg-dev lintian:lintian debootstrap:debootstrap)
 page=(chromium-headless-shell:chromium-headless-shell)
 bench=(valgrind:valgrind ip:iproute2 ethtool:ethtool tbench:dbench nuttcp:nuttcp iperf3:iperf3
-    sockperf:sockperf wrk:wrk)
-services=(redis-server nginx apache2 apache-htcacheclean memcached postgresql iperf3 ssh
-    beanstalkd caddy dovecot etcd haproxy hitch lighttpd mosquitto named
+    sockperf:sockperf wrk:wrk apache2:apache2 haproxy:haproxy gmond:ganglia-monitor
+    mpicc.mpich:libmpich-dev mpiexec.mpich:mpich)
+services=(redis-server nginx apache2 apache-htcacheclean memcached postgresql iperf3 ssh ganglia-monitor
+    gmetad beanstalkd caddy dovecot etcd haproxy hitch lighttpd mosquitto named
     php8.2-fpm rsync smbd nmbd squid stunnel4 varnish)
 # Services whose packages have other names.
 declare -A package_of=([nginx]=nginx-light [ssh]=openssh-server [apache-htcacheclean]=apache2

@@ -12,6 +12,7 @@
 
 mod command;
 mod error;
+pub mod files;
 pub mod generator;
 mod html;
 mod plan;

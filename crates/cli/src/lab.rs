@@ -1,14 +1,17 @@
 //! `toehold lab`: the experiments, and the generator behind them.
 
+mod applications;
+
 use std::io::Write;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use toehold_lab::generator::{self, Address, Arrivals, Load, Outcome, Pattern, Server};
-use toehold_lab::runs::{self, Form, PlanFile};
+use toehold_lab::runs::{self, Form, PlanFile, Series};
 use toehold_lab::{LabError, RunRequest, catalogue, list, run_plan};
 use toehold_measure::text::prefixed;
 
+use self::applications::{FilesArgs, FilterArgs, GuardArgs, HttpArgs, PollArgs, ViewArgs};
 use crate::failure::Failure;
 use crate::library;
 
@@ -41,6 +44,19 @@ enum LabCommand {
     Client(ClientArgs),
     /// Hand the bytes of a load over between two bare threads: the limit of this machine
     Limit(LimitArgs),
+    /// Ask a web server for files and say what was measured
+    Http(HttpArgs),
+    /// Make files for servers to serve; a seed decides sizes and bytes
+    Files(FilesArgs),
+    /// Ask many servers in turn, a connection for each, and say what was measured
+    Poll(PollArgs),
+    /// Serve as a filter of a stream of blocks until it is ended
+    Filter(FilterArgs),
+    /// Ask the last filter of a stream for regions and say what was measured
+    View(ViewArgs),
+    /// End the programs of a run that was killed; a run starts it
+    #[command(hide = true)]
+    Guard(GuardArgs),
 }
 
 #[derive(Args, Debug)]
@@ -265,13 +281,18 @@ pub(crate) fn run(args: &LabArgs) -> Result<(), Failure> {
             for plan in list() {
                 let minutes = plan.minutes.map(|minutes| format!("{minutes:.0} min"));
                 let minutes = minutes.unwrap_or_default();
-                text.push_str(&format!("{:<17} {minutes:>7}  {}\n", plan.name, plan.about));
+                text.push_str(&format!("{:<18} {minutes:>7}  {}\n", plan.name, plan.about));
             }
-            let seconds: f64 = runs::papers().iter().map(PlanFile::duration).sum();
-            text.push_str(&format!(
-                "paper             {:>3.0} min  all that repeat the papers, one after the other\n",
-                (seconds / 60.0).ceil()
-            ));
+            for series in Series::ALL {
+                let plans = series.plans();
+                let seconds: f64 = plans.iter().map(PlanFile::duration).sum();
+                text.push_str(&format!(
+                    "{:<18} {:>3.0} min  {} plans, one after the other\n",
+                    series.name(),
+                    (seconds / 60.0).ceil(),
+                    plans.len()
+                ));
+            }
             text.push_str("\nThe experiments of the papers, and the plans that repeat them:\n\n");
             for [id, figure, place] in catalogue() {
                 text.push_str(&format!("{id:<20} {figure:<22} {place}\n"));
@@ -321,6 +342,12 @@ pub(crate) fn run(args: &LabArgs) -> Result<(), Failure> {
             let outcome = outcome.map_err(Failure::new)?;
             show(&outcome, args.load.json)
         }
+        LabCommand::Http(args) => args.run(),
+        LabCommand::Files(args) => args.run(),
+        LabCommand::Poll(args) => args.run(),
+        LabCommand::Filter(args) => args.run(),
+        LabCommand::View(args) => args.run(),
+        LabCommand::Guard(args) => args.run(),
     }
 }
 
@@ -334,17 +361,19 @@ fn run_one(args: &RunArgs) -> Result<(), Failure> {
         }
         plan
     };
-    if args.plan == "paper" && args.dry_run {
-        print(&runs::describe_paper(adjust));
-        return Ok(());
-    }
-    if args.plan == "paper" {
+    if let Some(series) = Series::named(&args.plan) {
+        if args.dry_run {
+            print(&runs::describe_series(series, adjust));
+            return Ok(());
+        }
         if args.json || args.csv {
-            let why = "`paper` is many runs: toehold lab report DIR/PLAN prints one as JSON or CSV";
-            return Err(Failure::usage(why));
+            return Err(Failure::usage(format!(
+                "`{}` is many runs: toehold lab report DIR/PLAN prints one as JSON or CSV",
+                series.name()
+            )));
         }
         library::find().map_err(|error| Failure::new(error.to_string()))?;
-        return runs::paper(args.out.as_deref(), args.quick, adjust).map_err(failure);
+        return runs::run_series(series, args.out.as_deref(), args.quick, adjust).map_err(failure);
     }
     let Some(plan) = plan(&args.plan)? else {
         if args.dry_run {

@@ -191,6 +191,11 @@ impl Program {
         self.ended
     }
 
+    /// Its process number, which is that of its session, too.
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
     /// The program's living family.
     pub fn family(&self) -> Vec<Process> {
         procfs::family(&procfs::processes(), self.pid)

@@ -118,7 +118,7 @@ fn one_stream(
 }
 
 /// Thousands of connections need thousands of descriptors.
-fn raise_descriptor_limit() {
+pub(super) fn raise_descriptor_limit() {
     // SAFETY: zeros are a valid rlimit; both calls are given a complete one.
     unsafe {
         let mut limit: libc::rlimit = std::mem::zeroed();

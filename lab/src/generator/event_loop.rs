@@ -139,6 +139,16 @@ pub(super) fn epoll() -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// Watches for bytes to read; events carry `data`.
+pub(super) fn add(epoll: RawFd, fd: RawFd, data: u64) -> io::Result<()> {
+    let mut event = libc::epoll_event {
+        events: libc::EPOLLIN as u32,
+        u64: data,
+    };
+    // SAFETY: `event` is complete; the kernel only reads it.
+    check(unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, fd, &mut event) })
+}
+
 pub(super) fn control(
     epoll: RawFd,
     operation: libc::c_int,

@@ -9,9 +9,12 @@ pub mod bare;
 mod client;
 mod connect;
 mod event_loop;
+pub mod filters;
+pub mod http;
 mod latency;
 pub mod one_copy;
 mod ping_pong;
+pub mod poll;
 mod requests;
 mod server;
 mod session;
@@ -195,6 +198,21 @@ pub struct Outcome {
     pub cpu_all: Option<f64>,
     /// Of those, in soft interrupts.
     pub cpu_softirq: Option<f64>,
+    /// A digest of the responses, where the client knows them: the same bytes have the same digest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub digest: Option<String>,
+    /// CPU time of the programs of an application, which the lab adds.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tiers: Vec<TierCost>,
+}
+
+/// The CPU time of a tier of servers, or of the client.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct TierCost {
+    /// The tier's name.
+    pub name: String,
+    /// Cores that it kept busy, from the client's start to its end.
+    pub cores: f64,
 }
 
 /// The distribution of a latency, in nanoseconds.

@@ -80,15 +80,15 @@ pub(super) fn run(address: &Address, load: &Load) -> io::Result<Totals> {
 }
 
 /// When the next request is due.
-struct Due {
-    next: Instant,
+pub(super) struct Due {
+    pub(super) next: Instant,
     mean: f64,
     arrivals: Arrivals,
     random: Rng,
 }
 
 impl Due {
-    fn new(start: Instant, rate: f64, arrivals: Arrivals) -> Due {
+    pub(super) fn new(start: Instant, rate: f64, arrivals: Arrivals) -> Due {
         Due {
             next: start,
             mean: 1.0 / rate,
@@ -97,7 +97,7 @@ impl Due {
         }
     }
 
-    fn advance(&mut self) {
+    pub(super) fn advance(&mut self) {
         let distance = match self.arrivals {
             Arrivals::Constant => self.mean,
             Arrivals::Poisson => {

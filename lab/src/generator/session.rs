@@ -43,6 +43,8 @@ impl Totals {
             latency: self.latencies.and_then(|latencies| latencies.finish()),
             cpu_all: self.cpu.map(|(all, _)| all),
             cpu_softirq: self.cpu.map(|(_, softirq)| softirq),
+            digest: None,
+            tiers: Vec::new(),
         }
     }
 }

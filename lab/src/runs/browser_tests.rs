@@ -118,13 +118,17 @@ fn pages() -> Vec<(String, String, Option<String>)> {
         pages.push((name.to_owned(), page::html(&record), Some(record.csv())));
         records.push(record);
     }
-    pages.push(("index".to_owned(), paper::index(&records), None));
+    pages.push((
+        "index".to_owned(),
+        paper::index(Series::Paper, &records),
+        None,
+    ));
     for mut plan in plans::all() {
         let options = Options {
             rounds: 1,
             ..Options::quick()
         };
-        let report = runner::run(plan.as_mut(), options, |_, _| ());
+        let report = runner::run(plan.as_mut(), options, None, |_, _| ()).expect("nothing is kept");
         let page = html::render(&report, &plan.figures());
         pages.push((plan.name().to_owned(), page, Some(report.csv())));
     }

@@ -1,6 +1,8 @@
 //! Carries out a plan: a server and a client for each sample, arms next to each other, in an order
 //! that changes from round to round, with a checkpoint after each round.
 
+mod tiers;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,20 +13,23 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use tempfile::TempDir;
 use toehold_measure::cpus::{self, Pin, Placement};
 use toehold_measure::process::{self, Launch, Program};
-use toehold_measure::procfs::{self, HostTimes};
+use toehold_measure::procfs::HostTimes;
 use toehold_measure::ready::Ready;
 use toehold_measure::rng::Rng;
 use toehold_measure::syscalls::Tracepoint;
 
+use super::application::Staged;
 use super::arm::{Arm, ArmPath, Family, Wait};
 use super::crossings;
+use super::guard::Guard;
 use super::network::{self, Network};
-use super::plan_file::{OVERHEAD_SECONDS, PlanFile};
+use super::plan_file::{Block, OVERHEAD_SECONDS, PlanFile};
 use super::record::{Crossing, Missing, Record, Sample, again};
-use super::sockmap::{self, Sockmap};
+use super::scratch::{Scratch, clean_up_after_others};
+use super::sockmap::Sockmap;
+use super::summary::OTHER_BYTES;
 use super::tool::{Site, Tool};
 use crate::error::LabError;
 use crate::generator::{Arrivals, Load, Outcome, Pattern};
@@ -41,6 +46,7 @@ pub(crate) fn complete(record: &mut Record, folder: &Path) -> Result<(), LabErro
     clean_up_after_others();
     let mut scene = Scene::set(toehold, record)?;
     record.missing = scene.missing(&record.plan);
+    record.missing.extend(scene.prepare(&record.plan));
     for missing in &record.missing {
         eprintln!("\"{}\" is left out: {}", missing.arm, missing.why);
     }
@@ -110,10 +116,14 @@ struct Scene {
     one_copy: Option<String>,
     scratch: Scratch,
     placement: Placement,
+    /// Applications that cannot be here.
+    absent: Vec<String>,
     /// Counts that the next samples take.
     counting: Counting,
     /// System calls of the last client and of the last server.
     calls: Mutex<(Option<u64>, Option<u64>)>,
+    /// Ends the tiers of an application should this process be killed; the last to go.
+    guard: Mutex<Option<Guard>>,
 }
 
 /// Counts that a sample takes besides its work.
@@ -143,9 +153,17 @@ impl Scene {
             one_copy: None,
             scratch,
             placement,
+            absent: Vec::new(),
             counting: Counting::default(),
             calls: Mutex::default(),
+            guard: Mutex::default(),
         };
+        if !record.plan.applications.is_empty() {
+            scene.scratch.admit().map_err(LabError::new)?;
+            let guard = Guard::start(&scene.toehold, &scene.scratch.owner, scene.scratch.path());
+            let guard = guard.map_err(|error| LabError::new(format!("no guard: {error}")))?;
+            scene.guard = Mutex::new(Some(guard));
+        }
         let asks_for = |path| record.plan.arms.iter().any(|arm| arm.path == path);
         if asks_for(ArmPath::OneCopy) {
             scene.one_copy = scene.try_one_copy();
@@ -225,12 +243,9 @@ impl Scene {
         let mut stayed = BTreeSet::new();
         for block in &plan.blocks {
             let x = block.points()[0];
-            let ports = block.ports_at(x);
-            let arms = plan.arms.iter();
-            for arm in arms {
-                let load = block.load(x, arm, plan.seconds);
-                let tool = arm.program.or(block.program);
-                if !self.is_possible(arm, &load, ports, tool) {
+            for arm in &plan.arms {
+                let job = &Job::of(plan, block, x, arm);
+                if !self.is_possible(job) {
                     continue;
                 }
                 let before = self.redirected();
@@ -248,7 +263,7 @@ impl Scene {
                         moved
                     };
                     let watcher = is_watched.then(|| scope.spawn(watch));
-                    let outcome = scene.sample(arm, &load, ports, tool);
+                    let outcome = scene.sample(job);
                     done.store(true, Ordering::Relaxed);
                     let moved = watcher.map(|watcher| watcher.join().unwrap_or(0));
                     (outcome, moved)
@@ -275,14 +290,13 @@ impl Scene {
         let mut all = Vec::new();
         for (at, block) in plan.blocks.iter().enumerate() {
             let x = block.points()[0];
-            let ports = block.ports_at(x);
             for arm in &plan.arms {
-                let mut load = block.load(x, arm, COUNTED_SECONDS);
+                let mut job = Job::of(plan, block, x, arm);
+                job.load = block.load(x, arm, COUNTED_SECONDS);
                 // Nothing is thrown away, so that every call belongs to an operation.
-                load.warmup = 0.0;
-                let tool = arm.program.or(block.program);
-                if self.is_possible(arm, &load, ports, tool) {
-                    let counted = self.crossing(arm, &load, ports, tool);
+                job.load.warmup = 0.0;
+                if self.is_possible(&job) && job.application.is_none() {
+                    let counted = self.crossing(&job);
                     interrupted(record)?;
                     all.extend(counted.map(|crossing| Crossing {
                         block: at,
@@ -294,13 +308,8 @@ impl Scene {
         Ok(all)
     }
 
-    fn crossing(
-        &mut self,
-        arm: &Arm,
-        load: &Load,
-        ports: usize,
-        tool: Option<Tool>,
-    ) -> Option<Crossing> {
+    fn crossing(&mut self, job: &Job<'_>) -> Option<Crossing> {
+        let arm = job.arm;
         self.counting.tracepoint = Tracepoint::find().ok();
         let frames = || {
             let network = self.network.as_ref()?;
@@ -318,7 +327,7 @@ impl Scene {
                 }
                 seen
             });
-            let outcome = self.sample(arm, load, ports, tool);
+            let outcome = self.sample(job);
             done.store(true, Ordering::Relaxed);
             (outcome, watcher.join().unwrap_or(None))
         });
@@ -334,28 +343,22 @@ impl Scene {
             calls_server: calls.1,
             doorbells: doorbells.map(|(rung, moved)| rung as f64 / (moved as f64 / bytes)),
             frames,
-            misses: self.misses(arm, load, ports, tool),
+            misses: self.misses(job),
             ..Crossing::default()
         })
     }
 
     /// Misses of the client for each operation: what a longer run has more than a shorter one.
-    fn misses(
-        &mut self,
-        arm: &Arm,
-        load: &Load,
-        ports: usize,
-        tool: Option<Tool>,
-    ) -> Option<(f64, f64)> {
+    fn misses(&mut self, job: &Job<'_>) -> Option<(f64, f64)> {
         if !network::is_installed("valgrind") {
             return None;
         }
         let log = self.scratch.path().join("simulation");
         self.counting.simulation = Some(log.clone());
         let mut counted = [1.0, 3.0].into_iter().map(|times| {
-            let mut load = load.clone();
-            load.seconds *= times;
-            let outcome = self.sample(arm, &load, ports, tool).ok()?;
+            let mut job = job.clone();
+            job.load.seconds *= times;
+            let outcome = self.sample(&job).ok()?;
             let text = fs::read_to_string(&log).ok()?;
             Some((outcome.operations as f64, crossings::misses(&text)?))
         });
@@ -400,17 +403,15 @@ impl Scene {
             .map(|arm| (arm.clone(), arm.name.clone()))
             .collect();
         arms.push((plan.arms[0].clone(), again(plan)));
-        let mut samples = Vec::new();
+        let mut samples: Vec<Sample> = Vec::new();
         for (at, x) in points {
             random.shuffle(&mut arms);
             for (arm, name) in &arms {
-                let block = &plan.blocks[at];
-                let (load, ports) = (block.load(x, arm, plan.seconds), block.ports_at(x));
-                let tool = arm.program.or(block.program);
-                if !self.is_possible(arm, &load, ports, tool) {
+                let job = Job::of(plan, &plan.blocks[at], x, arm);
+                if !self.is_possible(&job) {
                     continue;
                 }
-                let taken = self.sample(arm, &load, ports, tool);
+                let taken = self.sample(&job);
                 interrupted(record)?;
                 self.check_network(record)?;
                 let (outcome, failure) = match taken {
@@ -427,7 +428,31 @@ impl Scene {
                 });
             }
         }
+        Scene::compare_bytes(record, &mut samples);
         Ok(samples)
+    }
+
+    /// Refuses samples whose responses are not those of the base.
+    fn compare_bytes(record: &Record, samples: &mut [Sample]) {
+        let base = &record.plan.arms[0].name;
+        let digest = |sample: &Sample| sample.outcome.as_ref()?.digest.clone();
+        let all = record.samples.iter().chain(samples.iter());
+        let of_base = all.filter(|sample| sample.arm == *base);
+        let known: Vec<(usize, f64, String)> = of_base
+            .filter_map(|sample| Some((sample.block, sample.x, digest(sample)?)))
+            .collect();
+        for sample in samples {
+            let place =
+                |other: &&(usize, f64, String)| (other.0, other.1) == (sample.block, sample.x);
+            let wanted = known.iter().find(place);
+            let (Some((.., wanted)), Some(found)) = (wanted, digest(sample)) else {
+                continue;
+            };
+            if *wanted != found {
+                sample.failure = Some(format!("{OTHER_BYTES}: digest {found}, not {wanted}"));
+                sample.outcome = None;
+            }
+        }
     }
 
     /// No later sample would succeed either.
@@ -441,13 +466,18 @@ impl Scene {
         }
     }
 
-    fn sample(
-        &self,
-        arm: &Arm,
-        load: &Load,
-        ports: usize,
-        tool: Option<Tool>,
-    ) -> Result<Outcome, String> {
+    fn sample(&self, job: &Job<'_>) -> Result<Outcome, String> {
+        if let Some(application) = &job.application {
+            return self.sample_of(application, job);
+        }
+        let Job {
+            arm,
+            load,
+            ports,
+            tool,
+            ..
+        } = job;
+        let (ports, tool) = (*ports, *tool);
         let load_words = load_words(load);
         if matches!(arm.path, ArmPath::Limit | ArmPath::OneCopy) {
             let mut words = self.words(&["lab", "limit", "--json"]);
@@ -468,29 +498,9 @@ impl Scene {
         };
         let mut ready = place.ready;
         let engine = wire.filter(|_| arm.path == ArmPath::Offload);
-        let runtime_dir = self.runtime_dir(engine.map(|(_, at)| at));
-        let under = |path: ArmPath| {
-            let path = match path {
-                ArmPath::Direct => "direct",
-                ArmPath::Offload => "offload",
-                _ => "host",
-            };
-            let wait = match arm.wait {
-                Wait::Adaptive => "adaptive",
-                Wait::Poll => "poll",
-                Wait::Event => "event",
-            };
-            let mut words = self.words(&["run", "--path", path, "--wait", wait, "--runtime-dir"]);
-            words.extend([runtime_dir.clone(), "--".to_owned()]);
-            words
-        };
-        let usual = if arm.path == ArmPath::Offload {
-            ArmPath::Host
-        } else {
-            arm.path
-        };
-        let mut server = under(arm.server_path.unwrap_or(usual));
-        let mut client = under(arm.path);
+        let engine = engine.map(|(_, at)| at);
+        let mut server = self.under(arm, server_path(arm), engine);
+        let mut client = self.under(arm, arm.path, engine);
         if let Some(log) = &self.counting.simulation {
             client.extend(SIMULATION.map(str::to_owned));
             client.push(format!("--log-file={}", log.display()));
@@ -538,6 +548,23 @@ impl Scene {
         }
         server.stop();
         Ok(outcome)
+    }
+
+    /// The words before those of a program, so that it runs on a path as an arm says.
+    fn under(&self, arm: &Arm, path: ArmPath, engine: Option<usize>) -> Vec<String> {
+        let path = match path {
+            ArmPath::Direct => "direct",
+            ArmPath::Offload => "offload",
+            _ => "host",
+        };
+        let wait = match arm.wait {
+            Wait::Adaptive => "adaptive",
+            Wait::Poll => "poll",
+            Wait::Event => "event",
+        };
+        let mut words = self.words(&["run", "--path", path, "--wait", wait, "--runtime-dir"]);
+        words.extend([self.runtime_dir(engine), "--".to_owned()]);
+        words
     }
 
     fn outcome(
@@ -641,7 +668,13 @@ impl Scene {
     /// Connections have no limit between bare threads; an engine has one port; one-copy hand-over
     /// has one stream; sockmap and one-copy hand-over may be missing; programs of others make the
     /// loads that they know, over TCP.
-    fn is_possible(&self, arm: &Arm, load: &Load, ports: usize, tool: Option<Tool>) -> bool {
+    fn is_possible(&self, job: &Job<'_>) -> bool {
+        let Job {
+            arm, load, tool, ..
+        } = job;
+        if let Some(application) = &job.application {
+            return self.can_run(application, arm);
+        }
         let pattern = load.pattern;
         let is_bare = matches!(arm.path, ArmPath::Limit | ArmPath::OneCopy);
         let is_apart = is_bare || arm.family == Family::Unix;
@@ -654,7 +687,7 @@ impl Scene {
                 is_known && load.streams == 1 && self.one_copy.is_none()
             }
             ArmPath::Limit => pattern != Pattern::Connect,
-            ArmPath::Offload => ports == 1,
+            ArmPath::Offload => job.ports == 1,
             ArmPath::Sockmap => matches!(self.sockmap, Some(Ok(_))),
             ArmPath::Host | ArmPath::Direct => true,
         }
@@ -694,6 +727,39 @@ impl Scene {
             .filter(|connection| connection["path"] == path)
             .cloned()
             .collect()
+    }
+}
+
+/// The path of an arm's server.
+fn server_path(arm: &Arm) -> ArmPath {
+    let usual = match arm.path {
+        ArmPath::Offload => ArmPath::Host,
+        path => path,
+    };
+    arm.server_path.unwrap_or(usual)
+}
+
+/// One sample: of which arm, under which load.
+#[derive(Clone)]
+struct Job<'a> {
+    arm: &'a Arm,
+    x: f64,
+    load: Load,
+    ports: usize,
+    tool: Option<Tool>,
+    application: Option<Staged<'a>>,
+}
+
+impl<'a> Job<'a> {
+    fn of(plan: &'a PlanFile, block: &'a Block, x: f64, arm: &'a Arm) -> Job<'a> {
+        Job {
+            arm,
+            x,
+            load: block.load(x, arm, plan.seconds),
+            ports: block.ports_at(x),
+            tool: arm.program.or(block.program),
+            application: plan.application_of(block),
+        }
     }
 }
 
@@ -776,71 +842,6 @@ fn kept(record: &Record) -> String {
     format!("{} of {rounds} rounds are kept", record.rounds_done)
 }
 
-/// A private directory, removed at the end. Its name tells whose it is, so that a later run can
-/// remove what a killed one left.
-struct Scratch {
-    directory: TempDir,
-    /// This process, as no other was or will be.
-    owner: String,
-}
-
-impl Scratch {
-    fn create() -> Result<Scratch, LabError> {
-        let me = std::process::id() as i32;
-        let start = start_of(me).unwrap_or(0);
-        let owner = format!("{me}-{start}");
-        let directory = tempfile::Builder::new()
-            .prefix(&format!("{SCRATCH}{owner}-"))
-            .tempdir()
-            .map_err(|error| {
-                LabError::new(format!("cannot create a temporary directory: {error}"))
-            })?;
-        Ok(Scratch { directory, owner })
-    }
-
-    fn path(&self) -> &Path {
-        self.directory.path()
-    }
-}
-
-/// Removes directories and namespaces of runs that were killed. Their programs have died with them.
-fn clean_up_after_others() {
-    network::clean_up_after_others(lives);
-    sockmap::clean_up_after_others(lives);
-    for entry in fs::read_dir(std::env::temp_dir())
-        .into_iter()
-        .flatten()
-        .flatten()
-    {
-        let name = entry.file_name();
-        let name = name.to_str().and_then(|name| name.strip_prefix(SCRATCH));
-        let owner = name.and_then(|name| name.rsplit_once('-'));
-        let owner = owner.map(|(owner, _)| owner);
-        let is_one = |owner: &&str| owner.split('-').all(|part| part.parse::<u64>().is_ok());
-        if owner.filter(is_one).is_some_and(|owner| !lives(owner)) {
-            let _ = fs::remove_dir_all(entry.path());
-        }
-    }
-}
-
-/// Whether a run still lives: a process of that number that began then.
-fn lives(owner: &str) -> bool {
-    let Some((pid, start)) = owner.split_once('-') else {
-        return false;
-    };
-    let now = pid.parse().ok().and_then(start_of);
-    now.is_some_and(|now| now.to_string() == start)
-}
-
-/// When a process began, in ticks since boot.
-fn start_of(pid: i32) -> Option<u64> {
-    let found = procfs::processes()
-        .into_iter()
-        .find(|process| process.pid == pid)?;
-    Some(found.start)
-}
-
-const SCRATCH: &str = "toehold-lab-";
 const ADAPTER_TIMEOUT: Duration = Duration::from_secs(10);
 const READY_TIMEOUT: Duration = Duration::from_secs(20);
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -855,17 +856,3 @@ const SIMULATION: [&str; 4] = [
     "--cachegrind-out-file=/dev/null",
 ];
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_a_killed_run_left_is_removed_and_a_living_one_s_is_not() {
-        let mine = Scratch::create().expect("room");
-        let left = std::env::temp_dir().join(format!("{SCRATCH}{}-1-a", std::process::id()));
-        fs::create_dir(&left).expect("room");
-        clean_up_after_others();
-        assert!(mine.path().is_dir() && !left.exists());
-    }
-}

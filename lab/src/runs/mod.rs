@@ -1,17 +1,21 @@
 //! Plans on sockets: files that say what to compare, runs on disk, and what they say.
 
+mod application;
 mod arm;
 mod beside;
 mod crossings;
 mod execution;
+mod guard;
 mod headline;
 mod network;
 mod page;
 mod paper;
 mod plan_file;
 mod record;
+mod scratch;
 mod sockmap;
 mod summary;
+mod tiers;
 mod tool;
 
 use std::fs;
@@ -22,7 +26,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use toehold_measure::environment::Environment;
 use toehold_measure::shell;
 
-pub use paper::{describe_paper, paper, papers};
+pub use guard::guard;
+pub use paper::{Series, describe_series, run_series};
 pub use plan_file::PlanFile;
 pub use record::Record;
 
@@ -183,7 +188,7 @@ macro_rules! plans {
     };
 }
 
-const PLANS: [(&str, &str); 16] = plans![
+const PLANS: [(&str, &str); 20] = plans![
     "quick.toml",
     "generators.toml",
     "bandwidth.toml",
@@ -200,6 +205,10 @@ const PLANS: [(&str, &str); 16] = plans![
     "ipoib-all.toml",
     "threshold.toml",
     "crossings.toml",
+    "data-centre.toml",
+    "cluster-monitor.toml",
+    "filter-streams.toml",
+    "mpi.toml",
 ];
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use super::headline::Headline;
 use super::plan_file::Block;
 use super::record::Record;
 use super::summary::{banners, conclusion, conclusions, notes, rows};
+use super::tiers;
 
 /// The run as a page.
 pub(crate) fn html(record: &Record) -> String {
@@ -55,6 +56,7 @@ pub(crate) fn html(record: &Record) -> String {
             page::table(&head, &rows(record, at, &others))
         );
     }
+    body.push_str(&tiers::table(record));
     body.push_str(&crossings::table(record));
     body.push_str(&beside::table(record));
     body.push_str("<h2>Notes</h2>\n");
@@ -119,9 +121,8 @@ fn lines(record: &Record, at: usize, block: &Block, metric: Headline) -> Option<
         })
         .collect();
     lines.extend(beside::lines(block, metric));
-    let factor = block.sweep.as_ref()?.factor;
     let x = Axis {
-        label: factor.label(),
+        label: block.sweep.as_ref()?.label(),
         is_logarithmic: block.points().iter().all(|&x| x > 0.0),
         is_bytes: true,
     };

@@ -1,4 +1,5 @@
-//! `toehold lab run paper`: every plan that repeats the literature, one after the other.
+//! `toehold lab run paper` and `paper-applications`: every plan that repeats the literature, one
+//! after the other. Plans of applications are long, and a series of their own.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -12,15 +13,61 @@ use super::{Form, PlanFile, fresh, known, resume, summary};
 use crate::command::{RunRequest, run_plan};
 use crate::error::LabError;
 
-/// The plans of `paper`: all that repeat an experiment.
-pub fn papers() -> Vec<PlanFile> {
-    let all = known().into_iter();
-    all.filter(|plan| !plan.published.is_empty()).collect()
+/// A series of plans.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Series {
+    /// Micro-experiments, by our own generator and within one process.
+    Paper,
+    /// Applications of real programs.
+    Applications,
 }
 
-/// The plans of `paper` in words, and how long they take.
-pub fn describe_paper(adjust: impl Fn(PlanFile) -> PlanFile) -> String {
-    let plans: Vec<PlanFile> = papers().into_iter().map(adjust).collect();
+impl Series {
+    /// Every series.
+    pub const ALL: [Series; 2] = [Series::Paper, Series::Applications];
+
+    /// The series of that name.
+    pub fn named(name: &str) -> Option<Series> {
+        Series::ALL.into_iter().find(|series| series.name() == name)
+    }
+
+    /// The name by which the user starts it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Series::Paper => "paper",
+            Series::Applications => "paper-applications",
+        }
+    }
+
+    fn title(self) -> &'static str {
+        match self {
+            Series::Paper => "The papers, on this machine",
+            Series::Applications => "The papers' applications, on this machine",
+        }
+    }
+
+    /// Its plans: all that repeat an experiment; all with applications.
+    pub fn plans(self) -> Vec<PlanFile> {
+        let all = known().into_iter();
+        all.filter(|plan| match self {
+            Series::Paper => plan.applications.is_empty() && !plan.published.is_empty(),
+            Series::Applications => !plan.applications.is_empty(),
+        })
+        .collect()
+    }
+
+    /// Experiments within one process: they are code, and have no rounds to resume.
+    fn within_a_process(self) -> &'static [&'static str] {
+        match self {
+            Series::Paper => &["ioat-copy", "srv-memaccess"],
+            Series::Applications => &[],
+        }
+    }
+}
+
+/// The plans of a series in words, and how long they take.
+pub fn describe_series(series: Series, adjust: impl Fn(PlanFile) -> PlanFile) -> String {
+    let plans: Vec<PlanFile> = series.plans().into_iter().map(adjust).collect();
     let mut text = String::new();
     for plan in &plans {
         let _ = writeln!(
@@ -31,7 +78,7 @@ pub fn describe_paper(adjust: impl Fn(PlanFile) -> PlanFile) -> String {
             plan.minutes()
         );
     }
-    for name in WITHIN_A_PROCESS {
+    for name in series.within_a_process() {
         let _ = writeln!(text, "{name:<17} within one process, not estimated");
     }
     let seconds: f64 = plans.iter().map(PlanFile::duration).sum();
@@ -43,28 +90,28 @@ pub fn describe_paper(adjust: impl Fn(PlanFile) -> PlanFile) -> String {
     text
 }
 
-/// Runs every plan of [`papers`], each into a folder of its own below `out`, and writes an index.
+/// Runs every plan of a series, each into a folder of its own below `out`, and writes an index.
 /// Plans that are finished there are left alone, and unfinished ones are resumed, so that the
 /// command can be repeated. A plan that cannot be run does not keep the others from it.
 ///
 /// # Errors
 ///
 /// One sentence: what could not be run, or that the run was interrupted.
-pub fn paper(
+pub fn run_series(
+    series: Series,
     out: Option<&Path>,
     is_hurried: bool,
     adjust: impl Fn(PlanFile) -> PlanFile,
 ) -> Result<(), LabError> {
     let folder = match out {
         Some(out) => out.to_owned(),
-        None => super::state_folder("paper")?,
+        None => super::state_folder(series.name())?,
     };
-    let plans: Vec<PlanFile> = papers().into_iter().map(adjust).collect();
+    let plans: Vec<PlanFile> = series.plans().into_iter().map(adjust).collect();
     let seconds: f64 = plans.iter().map(PlanFile::duration).sum();
     eprintln!(
-        "{} plans and {}, about {:.0} minutes, into {}",
-        plans.len(),
-        WITHIN_A_PROCESS.join(" and "),
+        "{} plans, about {:.0} minutes, into {}",
+        plans.len() + series.within_a_process().len(),
         (seconds / 60.0).ceil(),
         folder.display()
     );
@@ -83,14 +130,14 @@ pub fn paper(
         if let Ok(record) = Record::load(&own) {
             records.push(record);
         }
-        write_index(&folder, &records)?;
+        write_index(series, &folder, &records)?;
     }
-    for name in WITHIN_A_PROCESS {
+    for name in series.within_a_process() {
         if folder.join(format!("{name}.html")).exists() {
             continue;
         }
         run_plan(&RunRequest {
-            plan: name.to_owned(),
+            plan: (*name).to_owned(),
             json: false,
             out: Some(folder.clone()),
             quick: is_hurried,
@@ -117,18 +164,18 @@ fn one(plan: &PlanFile, folder: &Path) -> Result<(), LabError> {
     resume(folder, Form::Text)
 }
 
-fn write_index(folder: &Path, records: &[Record]) -> Result<(), LabError> {
+fn write_index(series: Series, folder: &Path, records: &[Record]) -> Result<(), LabError> {
     let page = folder.join("index.html");
     let write = || -> std::io::Result<()> {
         fs::create_dir_all(folder)?;
-        fs::write(&page, index(records))
+        fs::write(&page, index(series, records))
     };
     write().map_err(|error| LabError::new(format!("cannot write {}: {error}", page.display())))
 }
 
 /// The conclusions of all plans, with links to their pages.
-pub(super) fn index(records: &[Record]) -> String {
-    let mut body = String::from("<h1>The papers, on this machine</h1>\n");
+pub(super) fn index(series: Series, records: &[Record]) -> String {
+    let mut body = format!("<h1>{}</h1>\n", series.title());
     for record in records {
         let name = escape(&record.plan.name);
         let _ = writeln!(
@@ -140,11 +187,8 @@ pub(super) fn index(records: &[Record]) -> String {
             let _ = writeln!(body, "<p class=conclusion>{}</p>", escape(&sentence));
         }
     }
-    for name in WITHIN_A_PROCESS {
+    for name in series.within_a_process() {
         let _ = writeln!(body, "<h2><a href=\"{name}.html\">{name}</a></h2>");
     }
-    page::page("The papers, on this machine", &body)
+    page::page(series.title(), &body)
 }
-
-/// Experiments within one process: they are code, and have no rounds to resume.
-const WITHIN_A_PROCESS: [&str; 2] = ["ioat-copy", "srv-memaccess"];

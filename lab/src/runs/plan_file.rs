@@ -26,6 +26,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use super::application::{Application, Staged, Tier};
 use super::arm::{Arm, ArmPath, Link};
 use super::headline::Headline;
 use super::tool::Tool;
@@ -59,6 +60,12 @@ pub struct PlanFile {
     /// The work of each arm.
     #[serde(rename = "block")]
     pub blocks: Vec<Block>,
+    /// Applications of real programs that blocks ask for.
+    #[serde(default, rename = "application")]
+    pub applications: Vec<Application>,
+    /// Servers that these are made of.
+    #[serde(default, rename = "tier")]
+    pub tiers: Vec<Tier>,
     /// Whether system calls, doorbells, frames and simulated cache misses are counted, too.
     #[serde(default)]
     pub crossings: bool,
@@ -84,6 +91,8 @@ pub struct Block {
     pub response: Option<usize>,
     /// Another load generator, in place of our own.
     pub program: Option<Tool>,
+    /// The application that is measured, in place of our own generator.
+    pub application: Option<String>,
     /// Connections.
     #[serde(default = "streams")]
     pub streams: usize,
@@ -135,6 +144,15 @@ pub struct Sweep {
     pub factor: Factor,
     /// Its levels.
     pub values: Vec<f64>,
+    /// Its name on the axis, other than the factor's.
+    pub label: Option<String>,
+}
+
+impl Sweep {
+    /// Its name on an axis.
+    pub fn label(&self) -> &str {
+        self.label.as_deref().unwrap_or(self.factor.label())
+    }
 }
 
 /// Settings of a load that a sweep may change.
@@ -151,6 +169,10 @@ pub enum Factor {
     SocketBuffer,
     /// Requests in a second.
     Rate,
+    /// Bytes of a response.
+    Response,
+    /// A number of an application's own: the word `{x}` in its commands.
+    Level,
 }
 
 impl Factor {
@@ -162,12 +184,17 @@ impl Factor {
             Factor::Ports => "ports",
             Factor::SocketBuffer => "socket buffer, bytes",
             Factor::Rate => "requests/s",
+            Factor::Response => "response, bytes",
+            Factor::Level => "level",
         }
     }
 
     /// Whether its levels are lengths.
     pub fn is_bytes(self) -> bool {
-        matches!(self, Factor::Message | Factor::SocketBuffer)
+        matches!(
+            self,
+            Factor::Message | Factor::SocketBuffer | Factor::Response
+        )
     }
 }
 
@@ -225,10 +252,34 @@ impl PlanFile {
                 .and_then(|()| arm.program.map_or(Ok(()), |tool| self.check_seconds(tool)))
                 .map_err(|why| format!("\"{}\": {why}", arm.name))?;
         }
+        let of_applications = self.applications.iter().map(|one| &one.name);
+        let of_tiers = self.tiers.iter().map(|one| &one.name);
+        let names = [of_applications.collect(), of_tiers.collect()];
+        for names in names as [Vec<&String>; 2] {
+            for (at, name) in names.iter().enumerate() {
+                if names[..at].contains(name) {
+                    return Err(format!("two applications or tiers are called \"{name}\""));
+                }
+            }
+        }
+        for application in &self.applications {
+            Staged::new(application, &self.tiers)
+                .and_then(|staged| staged.check())
+                .map_err(|why| format!("application \"{}\": {why}", application.name))?;
+        }
         for block in &self.blocks {
             for beside in &block.published {
                 self.check_beside(block, beside)
                     .map_err(|why| format!("block \"{}\": {why}", block.title))?;
+            }
+            if let Some(name) = &block.application {
+                let is_there = self.application_of(block).is_some();
+                (is_there && block.program.is_none())
+                    .then_some(())
+                    .ok_or_else(|| match is_there {
+                        true => format!("block \"{}\": program or application", block.title),
+                        false => format!("there is no application \"{name}\""),
+                    })?;
             }
             if let Some(tool) = block.program {
                 self.check_program(tool)
@@ -265,6 +316,18 @@ impl PlanFile {
             ));
         }
         Ok(())
+    }
+
+    /// The application of a block.
+    pub(super) fn application_of(&self, block: &Block) -> Option<Staged<'_>> {
+        let name = block.application.as_deref()?;
+        self.staged().find(|one| one.application.name == name)
+    }
+
+    /// Every application with its tiers.
+    pub(super) fn staged(&self) -> impl Iterator<Item = Staged<'_>> {
+        let all = self.applications.iter();
+        all.filter_map(|application| Staged::new(application, &self.tiers).ok())
     }
 
     /// Every program of others that the plan needs.
@@ -333,7 +396,15 @@ impl PlanFile {
         } else {
             0.0
         };
-        self.samples() as f64 * (self.seconds + OVERHEAD_SECONDS) + counted
+        let starts: usize = self
+            .blocks
+            .iter()
+            .filter(|block| block.application.is_some())
+            .map(|block| block.points().len())
+            .sum();
+        let starts = (starts * (self.arms.len() + 1) * (self.rounds + self.warmup_rounds)) as f64;
+        let tiers = starts * TIERS_SECONDS;
+        self.samples() as f64 * (self.seconds + OVERHEAD_SECONDS) + counted + tiers
     }
 
     /// [`PlanFile::duration`] in whole minutes, rounded up.
@@ -362,10 +433,7 @@ impl PlanFile {
         }
         for block in &self.blocks {
             let points: Vec<String> = block.points().iter().map(f64::to_string).collect();
-            let factor = block
-                .sweep
-                .as_ref()
-                .map_or("one point", |sweep| sweep.factor.label());
+            let factor = block.sweep.as_ref().map_or("one point", Sweep::label);
             let _ = writeln!(
                 out,
                 "block  {:<20} {}; {}; {factor}: {}",
@@ -393,6 +461,12 @@ impl PlanFile {
     pub fn hurried(mut self) -> PlanFile {
         self.rounds = self.rounds.min(6);
         let least = self.tools().map(Tool::seconds_min).fold(0.25, f64::max);
+        // Operations of applications are long.
+        let least = if self.applications.is_empty() {
+            least
+        } else {
+            least.max(1.0)
+        };
         self.seconds = self.seconds.min(least);
         for sweep in self
             .blocks
@@ -424,7 +498,7 @@ impl Block {
     pub fn points(&self) -> Vec<f64> {
         match &self.sweep {
             Some(sweep) => sweep.values.clone(),
-            None => vec![self.message as f64],
+            None => vec![self.response.unwrap_or(self.message) as f64],
         }
     }
 
@@ -447,8 +521,9 @@ impl Block {
         match self.sweep.as_ref().map(|sweep| sweep.factor) {
             Some(Factor::Message) => load.message = x as usize,
             Some(Factor::Streams) => load.streams = x as usize,
-            // Below.
-            Some(Factor::Ports) => {}
+            Some(Factor::Response) => load.response = Some(x as usize),
+            // Below, and by the application.
+            Some(Factor::Ports | Factor::Level) => {}
             Some(Factor::SocketBuffer) => load.socket_buffer = Some(x as usize),
             Some(Factor::Rate) => load.rate = Some(x),
             None => {}
@@ -489,6 +564,9 @@ const ROUNDS_MAX: usize = 10_000;
 
 /// Seconds for counting the crossings of an arm: most of them are valgrind's.
 const COUNTING_SECONDS: f64 = 10.0;
+
+/// The time that the tiers of an application take to start and to end.
+const TIERS_SECONDS: f64 = 1.0;
 
 /// The time that a sample takes besides its measured seconds.
 pub(crate) const OVERHEAD_SECONDS: f64 = 0.6;

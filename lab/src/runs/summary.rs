@@ -7,11 +7,12 @@ use toehold_measure::stats::Ratio;
 use toehold_measure::text::{change, change_between, number, prefixed, than};
 use toehold_measure::verdict::Verdict;
 
-use super::arm::ArmPath;
+use super::arm::{Arm, ArmPath};
 use super::crossings;
 use super::headline::Headline;
 use super::plan_file::Block;
 use super::record::{Record, again};
+use super::tiers;
 
 /// One arm at one point, compared with the base.
 struct Cell {
@@ -155,6 +156,11 @@ pub(super) fn conclusion(record: &Record, at: usize, block: &Block, metric: Head
         .map(|one| one.arm)
         .collect();
     let Some(first) = standings.iter().find(is_better).or(standings.first()) else {
+        let stays = |arm: &Arm| stayed(record, block, &arm.name);
+        if plan.arms.iter().any(stays) {
+            return "every connection stayed on the kernel, so there is nothing to compare."
+                .to_owned();
+        }
         return format!("no other arm than \"{}\" was measured.", plan.arms[0].name);
     };
     let name = metric.label().split(',').next().unwrap_or("");
@@ -403,6 +409,7 @@ pub(crate) fn text(record: &Record) -> String {
             let _ = writeln!(out, "{}", line.trim_end());
         }
     }
+    out.push_str(&tiers::text(record));
     out.push_str(&crossings::text(record));
     out.push('\n');
     for note in notes(record) {
@@ -412,15 +419,19 @@ pub(crate) fn text(record: &Record) -> String {
 }
 
 pub(super) fn banners(record: &Record) -> Vec<String> {
-    let stayed = record.stayed.iter();
-    stayed
-        .map(|arm| {
-            format!(
-                "{arm}: no connection was seen to leave kernel TCP: it compares the \
-                 kernel with itself"
-            )
-        })
-        .collect()
+    let stayed = record.stayed.iter().map(|arm| {
+        format!(
+            "{arm}: no connection was seen to leave kernel TCP: it compares the kernel with itself"
+        )
+    });
+    let failures = record.samples.iter().filter_map(|sample| {
+        let why = sample.failure.as_ref()?;
+        let is_other = why.starts_with(OTHER_BYTES);
+        let title = &record.plan.blocks[sample.block].title;
+        is_other.then(|| format!("{title}, \"{}\": {why}", sample.arm))
+    });
+    // The first is enough: others say the same.
+    stayed.chain(failures.take(1)).collect()
 }
 
 /// Two runs of one plan beside each other. Their rounds were not interleaved: medians, no verdicts.
@@ -466,6 +477,9 @@ pub(crate) fn beside(a: &Record, b: &Record) -> String {
     );
     out
 }
+
+/// How the failure of a sample begins whose responses are not those of the kernel.
+pub(super) const OTHER_BYTES: &str = "the client received other bytes than on the kernel";
 
 /// More names than these make a list, and no sentence.
 const NAMES_MAX: usize = 3;

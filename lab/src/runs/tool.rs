@@ -137,20 +137,19 @@ impl Tool {
             Tool::Sockperf => read(parse::Tool::Sockperf, output, load),
             Tool::Wrk => read(parse::Tool::Wrk, output, load),
         };
-        let counted = counted.filter(|counted| counted.operations > 0.0)?;
-        Some(Outcome {
-            schema: SCHEMA.to_owned(),
-            load: load.clone(),
-            kind: self.name().to_owned(),
-            seconds: counted.seconds,
-            operations: counted.operations as u64,
-            bytes: counted.bytes as u64,
-            unanswered: 0,
-            latency: counted.latency,
-            cpu_all: cpu.map(|(all, _)| all),
-            cpu_softirq: cpu.map(|(_, softirq)| softirq),
-        })
+        counted?.outcome(self.name(), load, cpu)
     }
+}
+
+/// The numbers of a client of an application, in the form of our own generator's.
+pub(super) fn outcome_of(
+    name: &str,
+    reading: Reading,
+    load: &Load,
+    seconds: f64,
+    cpu: Option<(f64, f64)>,
+) -> Option<Outcome> {
+    counted(reading, load, seconds)?.outcome(name, load, cpu)
 }
 
 /// The counts of a client.
@@ -159,6 +158,25 @@ struct Counted {
     operations: f64,
     bytes: f64,
     latency: Option<Latency>,
+}
+
+impl Counted {
+    fn outcome(self, name: &str, load: &Load, cpu: Option<(f64, f64)>) -> Option<Outcome> {
+        (self.operations > 0.0).then(|| Outcome {
+            schema: SCHEMA.to_owned(),
+            load: load.clone(),
+            kind: name.to_owned(),
+            seconds: self.seconds,
+            operations: self.operations as u64,
+            bytes: self.bytes as u64,
+            unanswered: 0,
+            latency: self.latency,
+            cpu_all: cpu.map(|(all, _)| all),
+            cpu_softirq: cpu.map(|(_, softirq)| softirq),
+            digest: None,
+            tiers: Vec::new(),
+        })
+    }
 }
 
 fn seconds(load: &Load) -> f64 {
@@ -202,7 +220,10 @@ fn nuttcp(output: &str, load: &Load) -> Option<Counted> {
 }
 
 fn read(tool: parse::Tool, output: &str, load: &Load) -> Option<Counted> {
-    let Reading { metrics, work } = tool.read("", output).ok()?;
+    counted(tool.read("", output).ok()?, load, seconds(load))
+}
+
+fn counted(Reading { metrics, work }: Reading, load: &Load, seconds: f64) -> Option<Counted> {
     let value = |name: &str| {
         let metric = metrics.iter().find(|metric| metric.name == name);
         metric.map(|metric| metric.value)
@@ -230,7 +251,7 @@ fn read(tool: parse::Tool, output: &str, load: &Load) -> Option<Counted> {
         _ => Counted {
             seconds: match first.unit.as_str() {
                 "requests/s" => work.amount / first.value,
-                _ => seconds(load),
+                _ => seconds,
             },
             operations: work.amount,
             bytes: work.amount * 2.0 * message,

@@ -1,0 +1,151 @@
+//! A client that asks many servers in turn: it opens a connection to each, reads to the end, and
+//! closes. So a cluster monitor collects the states of its nodes.
+//!
+//! The servers' answers change with time. The digest of the outcome is that of the first answers,
+//! without the values of attributes that are known to change; every later answer has to end as the
+//! first one did.
+
+use std::io;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::http::Digest;
+use super::latency::Latencies;
+use super::requests::Due;
+use super::session::{self, Span, Totals};
+use super::socket::{Address, Stream};
+use super::{Load, Outcome, Pattern};
+
+/// The servers, and what is measured.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Polling {
+    /// The servers, in the order in which they are asked.
+    pub servers: Vec<Address>,
+    /// Attributes (`NAME="value"`) whose values change.
+    pub changing: Vec<String>,
+    /// The time, and the rate of an open loop: rounds of all servers in a second.
+    pub load: Load,
+}
+
+/// Asks all servers again and again; an operation is one round.
+///
+/// # Errors
+///
+/// A sentence: the load cannot be, a socket failed, or an answer was cut short.
+pub fn run(polling: &Polling) -> Result<Outcome, String> {
+    let mut load = polling.load.clone();
+    // A rate belongs to requests; here each is a round.
+    load.pattern = Pattern::Requests;
+    load.check()?;
+    let mut digest = Digest::default();
+    let mut ends = Vec::new();
+    let mut answer = Vec::new();
+    for server in &polling.servers {
+        read(server, &mut answer)?;
+        if answer.is_empty() {
+            return Err(format!("{server} said nothing"));
+        }
+        digest.add(&without(&answer, &polling.changing));
+        ends.push(answer[answer.len().saturating_sub(END_BYTES)..].to_vec());
+    }
+    load.response = Some(answer.len());
+    let mut outcome = measure(polling, &load, &ends)?.outcome(&load);
+    outcome.digest = Some(digest.text());
+    Ok(outcome)
+}
+
+fn measure(polling: &Polling, load: &Load, ends: &[Vec<u8>]) -> Result<Totals, String> {
+    let start = Instant::now();
+    let (begin, end) = session::measured(load, start);
+    let mut due = load.rate.map(|rate| Due::new(start, rate, load.arrivals));
+    let (mut span, mut bytes, mut latencies) = (None, 0, Latencies::new());
+    let mut answer = Vec::new();
+    loop {
+        let mut from = Instant::now();
+        if let Some(due) = &mut due {
+            thread::sleep(due.next.saturating_duration_since(from));
+            from = due.next;
+            due.advance();
+        }
+        if from >= end {
+            break;
+        }
+        if span.is_none() && from >= begin {
+            span = Some(Span::now());
+        }
+        let mut seen = 0;
+        for (server, wanted) in polling.servers.iter().zip(ends) {
+            read(server, &mut answer)?;
+            if !answer.ends_with(wanted) {
+                return Err(format!("an answer of {server} was cut short"));
+            }
+            seen += answer.len() as u64;
+        }
+        if from >= begin {
+            latencies.add(from.elapsed());
+            bytes += seen;
+        }
+    }
+    Ok(Totals {
+        seconds: begin.elapsed().as_secs_f64(),
+        operations: latencies.count(),
+        bytes,
+        unanswered: 0,
+        cpu: span.as_mut().and_then(Span::cpu),
+        latencies: Some(latencies),
+    })
+}
+
+fn read(server: &Address, answer: &mut Vec<u8>) -> Result<(), String> {
+    let mut all = || -> io::Result<()> {
+        answer.clear();
+        let stream = Stream::connect(server)?;
+        stream.set_timeout(Some(TIMEOUT))?;
+        loop {
+            let have = answer.len();
+            answer.resize(have + READ_BYTES, 0);
+            let count = stream.read(&mut answer[have..])?;
+            answer.truncate(have + count);
+            if count == 0 {
+                return Ok(());
+            }
+        }
+    };
+    all().map_err(|error| format!("{server}: {error}"))
+}
+
+/// An answer without the values of some attributes.
+fn without(answer: &[u8], names: &[String]) -> Vec<u8> {
+    let mut text = String::from_utf8_lossy(answer).into_owned();
+    for name in names {
+        let begin = format!(" {name}=\"");
+        let mut parts = text.split(&begin);
+        let mut kept = parts.next().unwrap_or("").to_owned();
+        for part in parts {
+            kept.push_str(&begin);
+            kept.push_str(part.find('"').map_or(part, |at| &part[at..]));
+        }
+        text = kept;
+    }
+    text.into_bytes()
+}
+
+const TIMEOUT: Duration = Duration::from_secs(10);
+const READ_BYTES: usize = 16 << 10;
+/// Bytes at the end of an answer that do not change.
+const END_BYTES: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_that_change_are_left_out() {
+        let names = ["TN".to_owned(), "LOCALTIME".to_owned()];
+        let answer = b"<M VAL=\"7\" TN=\"12\"/><M TN=\"3\" TNX=\"4\" LOCALTIME=\"5\">";
+        assert_eq!(
+            without(answer, &names),
+            b"<M VAL=\"7\" TN=\"\"/><M TN=\"\" TNX=\"4\" LOCALTIME=\"\">"
+        );
+    }
+}
