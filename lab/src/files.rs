@@ -22,8 +22,8 @@ pub fn of_sizes(folder: &Path, sizes: &[usize], seed: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes files `0`, `1` and so on, of sizes from `least` to `most`, in equal parts on a logarithmic
-/// scale. The popularity of a file and its size have nothing to do with each other.
+/// Writes files `0`, `1` and so on. Their sizes are from `least` to `most`, in equal parts on a
+/// logarithmic scale. The popularity of a file and its size have nothing to do with each other.
 ///
 /// # Errors
 ///

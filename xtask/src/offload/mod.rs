@@ -8,9 +8,9 @@
 //!   near ── engine ── x0 ══ veth ══ x1 ── far    or by AF_XDP over a veth of its own
 //! ```
 //!
-//! The arms of a row run in turns, in the same minutes, against the same kernel at the far end; the
-//! kernel's runs twice, for the noise floor. Ratios are of neighbours. CPU is that of every core, and
-//! of each program by the kernel's own account.
+//! The arms of a row run in turns, in the same minutes, against the same kernel at the far end. The
+//! kernel's runs twice, for the noise floor. Ratios are of neighbours. CPU is that of every core,
+//! and of each program by the kernel's own account.
 
 mod load;
 mod network;
