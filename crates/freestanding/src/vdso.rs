@@ -8,100 +8,90 @@ use crate::call;
 use crate::elf::{Name, Symbols};
 use crate::objects;
 
-/// A function that was looked for once. The address of this library's own `MISSING` says that there
-/// is none.
-struct Found {
-    place: AtomicPtr<c_void>,
-    name: Name,
+/// `clock_gettime(2)`.
+type Clock = extern "C" fn(i32, *mut libc::timespec) -> i32;
+/// `getcpu(2)`.
+type GetCpu = extern "C" fn(*mut u32, *mut u32, *mut c_void) -> i32;
+
+// Each leads first to a function that looks for the kernel's, then to that, or to the system call.
+static CLOCK: AtomicPtr<c_void> = AtomicPtr::new(first_clock as *const () as *mut c_void);
+static GETCPU: AtomicPtr<c_void> = AtomicPtr::new(first_getcpu as *const () as *mut c_void);
+
+/// The kernel's function of that name; null when there is none.
+fn find(name: &Name) -> *mut c_void {
+    let header = objects::vdso() as *const u8;
+    if header.is_null() {
+        return core::ptr::null_mut();
+    }
+    // SAFETY: the kernel's object.
+    let symbols = unsafe { Symbols::at_header(header) };
+    let found = symbols.and_then(|all| all.find(name));
+    found.unwrap_or(core::ptr::null_mut())
 }
 
-static MISSING: u8 = 0;
-
-impl Found {
-    const fn new(name: Name) -> Found {
-        Found {
-            place: AtomicPtr::new(core::ptr::null_mut()),
-            name,
-        }
+#[cold]
+extern "C" fn first_clock(clock: i32, time: *mut libc::timespec) -> i32 {
+    const NAME: Name = Name::new(if cfg!(target_arch = "aarch64") {
+        c"__kernel_clock_gettime"
+    } else {
+        c"__vdso_clock_gettime"
+    });
+    let mut found = find(&NAME);
+    if found.is_null() {
+        found = clock_by_call as *const () as *mut c_void;
     }
-
-    #[inline]
-    fn get(&self) -> Option<*mut c_void> {
-        // Relaxed: every search finds the same address.
-        let mut found = self.place.load(Ordering::Relaxed);
-        if found.is_null() {
-            found = self.search();
-        }
-        (found != missing()).then_some(found)
-    }
-
-    #[cold]
-    fn search(&self) -> *mut c_void {
-        let header = objects::vdso() as *const u8;
-        // SAFETY: the kernel's object, if there is one.
-        let symbols = (!header.is_null()).then(|| unsafe { Symbols::at_header(header) });
-        let found = symbols.flatten().and_then(|all| all.find(&self.name));
-        let found = found.unwrap_or(missing());
-        self.place.store(found, Ordering::Relaxed);
-        found
-    }
+    // Relaxed: every search finds the same address.
+    CLOCK.store(found, Ordering::Relaxed);
+    // SAFETY: a function of this type.
+    unsafe { core::mem::transmute::<*mut c_void, Clock>(found)(clock, time) }
 }
 
-fn missing() -> *mut c_void {
-    (&raw const MISSING).cast_mut().cast()
+extern "C" fn clock_by_call(clock: i32, time: *mut libc::timespec) -> i32 {
+    // SAFETY: the caller's time is writable.
+    unsafe { call!(SYS_clock_gettime, clock, time) as i32 }
+}
+
+#[cold]
+extern "C" fn first_getcpu(processor: *mut u32, node: *mut u32, cache: *mut c_void) -> i32 {
+    const NAME: Name = Name::new(c"__vdso_getcpu");
+    let mut found = find(&NAME);
+    if found.is_null() {
+        found = getcpu_by_call as *const () as *mut c_void;
+    }
+    // Relaxed: every search finds the same address.
+    GETCPU.store(found, Ordering::Relaxed);
+    // SAFETY: a function of this type.
+    unsafe { core::mem::transmute::<*mut c_void, GetCpu>(found)(processor, node, cache) }
+}
+
+extern "C" fn getcpu_by_call(processor: *mut u32, _node: *mut u32, _cache: *mut c_void) -> i32 {
+    // SAFETY: the caller's word is writable; the rest is not asked for.
+    unsafe { call!(SYS_getcpu, processor, 0, 0) as i32 }
 }
 
 /// `clock_gettime(2)` of the monotonic clock.
 #[inline]
 pub fn monotonic() -> libc::timespec {
-    static CLOCK: Found = Found::new(Name::new(if cfg!(target_arch = "aarch64") {
-        c"__kernel_clock_gettime"
-    } else {
-        c"__vdso_clock_gettime"
-    }));
     let mut time = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    let clock = libc::CLOCK_MONOTONIC;
-    let answer = CLOCK.get().map_or(-1, |function| {
-        // SAFETY: the kernel's function of that name has this signature.
-        unsafe {
-            core::mem::transmute::<*mut c_void, extern "C" fn(i32, *mut libc::timespec) -> i32>(
-                function,
-            )(clock, &mut time)
-        }
-    });
-    if answer != 0 {
-        // SAFETY: `time` is writable.
-        unsafe { call!(SYS_clock_gettime, clock, &raw mut time) };
-    }
+    let clock = CLOCK.load(Ordering::Relaxed);
+    // SAFETY: a function of this type.
+    unsafe { core::mem::transmute::<*mut c_void, Clock>(clock)(libc::CLOCK_MONOTONIC, &mut time) };
     time
 }
 
 /// `getcpu(2)`: the processor that this thread runs on.
 #[inline]
 pub fn processor() -> u32 {
-    static GETCPU: Found = Found::new(Name::new(c"__vdso_getcpu"));
-    let mut processor = 0u32;
-    let none = core::ptr::null_mut::<c_void>();
-    match GETCPU.get() {
-        Some(function) => {
-            type GetCpu = extern "C" fn(*mut u32, *mut u32, *mut c_void) -> i32;
-            // SAFETY: the kernel's function of that name has this signature.
-            unsafe {
-                core::mem::transmute::<*mut c_void, GetCpu>(function)(
-                    &mut processor,
-                    core::ptr::null_mut(),
-                    none,
-                )
-            };
-        }
-        // SAFETY: `processor` is writable; the rest is not asked for.
-        None => unsafe {
-            call!(SYS_getcpu, &raw mut processor, 0, 0);
-        },
-    }
+    let mut processor = 0;
+    let none = core::ptr::null_mut();
+    let getcpu = GETCPU.load(Ordering::Relaxed);
+    // SAFETY: a function of this type.
+    unsafe {
+        core::mem::transmute::<*mut c_void, GetCpu>(getcpu)(&mut processor, none, none.cast())
+    };
     processor
 }
 

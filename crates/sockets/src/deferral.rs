@@ -68,7 +68,11 @@ fn places(pointer: usize) -> impl Iterator<Item = &'static Thread> {
 /// This thread's place, made if need be.
 #[inline]
 fn this_thread() -> Option<&'static Thread> {
-    let pointer = errno::thread();
+    place_of(errno::thread())
+}
+
+#[inline(always)]
+fn place_of(pointer: usize) -> Option<&'static Thread> {
     let first = places(pointer).next()?;
     // Relaxed, here and below: a place is its thread's own, and handlers run on that thread.
     if first.pointer.load(Ordering::Relaxed) == pointer {
@@ -153,7 +157,13 @@ pub(crate) struct Section(Option<&'static Thread>);
 /// Begins a section.
 #[inline]
 pub(crate) fn enter() -> Section {
-    let thread = this_thread();
+    enter_as(errno::thread())
+}
+
+/// Begins a section of this thread, which is known by `pointer`.
+#[inline(always)]
+pub(crate) fn enter_as(pointer: usize) -> Section {
+    let thread = place_of(pointer);
     if let Some(thread) = thread {
         thread.enter();
     }

@@ -23,9 +23,12 @@ use crate::{errno, process, sys};
 const THREAD_BITS: u32 = 10;
 
 /// This thread as an owner, never 0.
-#[inline]
 fn owner_word() -> u32 {
-    let thread = errno::thread();
+    owner_word_of(errno::thread())
+}
+
+#[inline(always)]
+fn owner_word_of(thread: usize) -> u32 {
     let fingerprint = (thread >> 6) as u32 ^ (thread >> 16) as u32;
     process::pid() << THREAD_BITS | fingerprint & ((1 << THREAD_BITS) - 1)
 }
@@ -48,13 +51,19 @@ impl Drop for Held<'_> {
 }
 
 /// Takes `word` if nobody has it.
-#[inline]
+#[inline(always)]
 pub(crate) fn try_lock(word: &AtomicU32) -> Option<Held<'_>> {
+    let thread = errno::thread();
     // Before the lock is taken: a handler in between would find it held by its own thread.
-    let section = deferral::enter();
+    let section = deferral::enter_as(thread);
     if word
         // Acquire pairs with the store by [`UNLOCKED`] in `Held::drop`.
-        .compare_exchange(0, owner_word(), Ordering::Acquire, Ordering::Relaxed)
+        .compare_exchange(
+            0,
+            owner_word_of(thread),
+            Ordering::Acquire,
+            Ordering::Relaxed,
+        )
         .is_err()
     {
         return None;

@@ -13,7 +13,7 @@ use crate::{ahead, doorbells, lock, settings, sys};
 
 /// The `POLL*` bits that hold now, of those in `interest` (errors and hang-up always). Asking for
 /// `POLLOUT` without credit leaves a request for it with the peer.
-#[inline]
+#[inline(always)]
 pub(crate) fn events(connection: &Connection, end: &End<'_>, interest: i16) -> i16 {
     let entry = connection.entry;
     let mut ready = 0;
