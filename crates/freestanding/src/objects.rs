@@ -70,13 +70,21 @@ impl Auxiliary {
 
     fn known(&self) -> &Auxiliary {
         if !self.is_known.load(Ordering::Relaxed) {
-            self.read();
+            self.search();
         }
         self
     }
 
-    /// Reads it from the kernel, with calls that the dynamic linker has made before us.
     #[cold]
+    fn search(&self) {
+        match find_on_stack() {
+            // SAFETY: the kernel's vector, which ends with `AT_NULL`.
+            Some(found) => unsafe { learn_auxiliary(found) },
+            None => self.read(),
+        }
+    }
+
+    /// Reads it from the kernel, with calls that the dynamic linker has made before us.
     fn read(&self) {
         let path = c"/proc/self/auxv".as_ptr();
         let flags = libc::O_RDONLY | libc::O_CLOEXEC;
@@ -94,6 +102,52 @@ impl Auxiliary {
         }
         self.is_known.store(true, Ordering::Relaxed);
     }
+}
+
+/// Finds the auxiliary vector on the stack, above everything that the first thread has called: for
+/// a constructor that gets no arguments, in a system without `/proc`. `None` on any other stack.
+fn find_on_stack() -> Option<*const Entry> {
+    const AT_PHENT: usize = 4;
+    const PAGE_BYTES: usize = 4096;
+    const PAGES_MAX: usize = 512;
+    // Three of its entries stand side by side (create_elf_tables, fs/binfmt_elf.c).
+    const WORDS: usize = 6;
+    let is_vector = |words: [usize; WORDS]| {
+        let [kind, headers, next, bytes, last, count] = words;
+        (kind, next, last) == (AT_PHDR, AT_PHENT, AT_PHNUM)
+            && bytes == size_of::<ProgramHeader>()
+            && headers != 0
+            && (1..=256).contains(&count)
+    };
+    let here = 0usize;
+    let mut at = core::hint::black_box(&raw const here);
+    let first_page = at as usize / PAGE_BYTES;
+    let mut readable = first_page;
+    while at as usize / PAGE_BYTES - first_page < PAGES_MAX {
+        let end = at as usize + size_of::<[usize; WORDS]>() - 1;
+        if end / PAGE_BYTES > readable {
+            readable = end / PAGE_BYTES;
+            if !is_readable(readable * PAGE_BYTES) {
+                return None;
+            }
+        }
+        // SAFETY: all six words lie in pages that can be read: the stack's.
+        let words = unsafe { at.cast::<[usize; WORDS]>().read_volatile() };
+        if is_vector(words) {
+            return Some(at.cast());
+        }
+        at = at.wrapping_add(1);
+    }
+    None
+}
+
+/// True when the kernel can read eight bytes at `address`. It looks at the bytes before it refuses
+/// the rest of the call, which changes nothing (sigprocmask(2)).
+fn is_readable(address: usize) -> bool {
+    const NO_SUCH_CHANGE: usize = 99;
+    // SAFETY: a mask is read, if it can be, and not used.
+    let answer = unsafe { call!(SYS_rt_sigprocmask, NO_SUCH_CHANGE, address, 0, 8) };
+    answer == -(libc::EINVAL as isize)
 }
 
 /// Takes the auxiliary vector from a constructor's arguments, when they are the program's argument
@@ -313,6 +367,19 @@ pub fn has_list() -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn auxiliary_vector_is_on_the_first_thread_s_stack_and_on_no_other() {
+        // Tests run in threads; a stack of a thread ends before anything like it.
+        assert!(find_on_stack().is_none());
+    }
+
+    #[test]
+    fn memory_that_cannot_be_read_is_noticed() {
+        let here = 0u64;
+        assert!(is_readable(&raw const here as usize));
+        assert!(!is_readable(8));
+    }
 
     #[test]
     fn functions_of_libc_are_found_at_their_addresses() {

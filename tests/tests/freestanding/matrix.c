@@ -153,6 +153,6 @@ int main(int count, char **arguments)
         fail("signals");
     puts("signals");
 
-    execl("/proc/self/exe", arguments[0], "again", (char *)NULL);
+    execl(arguments[0], arguments[0], "again", (char *)NULL);
     fail("exec");
 }
