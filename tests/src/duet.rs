@@ -52,6 +52,11 @@ impl Sides {
         server: Path::Direct,
         client: Path::Direct,
     };
+    /// Both sides accelerated, on carriers that were used before.
+    pub const EXPRESS: Sides = Sides {
+        server: Path::Express,
+        client: Path::Express,
+    };
     /// Only the server accelerated.
     pub const SERVER_ONLY: Sides = Sides {
         server: Path::Direct,
@@ -65,7 +70,7 @@ impl Sides {
 
     /// Whether the connection between them can leave the kernel.
     pub fn pair_up(self) -> bool {
-        self == Sides::DIRECT
+        self == Sides::DIRECT || self == Sides::EXPRESS
     }
 }
 

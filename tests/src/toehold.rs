@@ -19,6 +19,8 @@ pub enum Path {
     Host,
     /// Under `toehold run --path direct`.
     Direct,
+    /// Under `toehold run --path direct --express always`.
+    Express,
     /// Under `toehold run --path offload`.
     Offload,
     /// Under `toehold run`, where rules decide.
@@ -207,7 +209,7 @@ impl Toehold {
     pub fn command(&self, path: Path, program: impl AsRef<OsStr>) -> Command {
         match path {
             Path::Host => self.as_user(program),
-            Path::Direct | Path::Offload | Path::Auto => {
+            Path::Direct | Path::Express | Path::Offload | Path::Auto => {
                 let word = match path {
                     Path::Offload => "offload",
                     Path::Auto => "auto",
@@ -218,6 +220,10 @@ impl Toehold {
                 command
                     .args(["run", "--path", word, "--runtime-dir"])
                     .arg(self.runtime());
+                if path == Path::Express {
+                    command.args(["--express", "always"]);
+                    command.env("E2E_EXPRESS", "yes");
+                }
                 if let Some(wait) = self.wait {
                     command.args(["--wait", wait]);
                 }

@@ -13,7 +13,7 @@ use toehold_channel::offload;
 use toehold_channel::preamble::PREAMBLE_BYTES;
 use toehold_channel::table::{
     COMMAND_DETACH, COMMAND_YIELD, ENTRIES, Entry, FLAG_ACCEPTED, FLAG_ASKED, FLAG_OFFLOAD,
-    LAYOUT_VERSION, Mode, Reason, WaitMode,
+    FLAG_PARKED, LAYOUT_VERSION, Mode, Reason, WaitMode,
 };
 use toehold_channel::untrusted::{Word32, Word64};
 
@@ -52,6 +52,8 @@ pub(crate) struct Connection {
     pub(crate) tx_path: &'static str,
     pub(crate) rx_path: &'static str,
     pub(crate) reason: Cow<'static, str>,
+    /// Connections of the program that its carrier has served before.
+    pub(crate) turns: u32,
     pub(crate) bytes_host_tx: u64,
     pub(crate) bytes_host_rx: u64,
     pub(crate) bytes_ring_tx: u64,
@@ -132,7 +134,7 @@ pub(crate) fn report(
             let process = processes
                 .entry((pid, id))
                 .or_insert_with(|| process(pid, uid, table));
-            let generation = entry.generation.load(Ordering::Relaxed);
+            let generation = entry.channel_generation.load(Ordering::Relaxed);
             let known = registry.end(id, index);
             let known = known.filter(|(end, _)| end.generation == generation);
             let offloaded = entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD != 0;
@@ -316,8 +318,11 @@ fn connection(
     let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
     let ring = |count: &Word64| count.load(Ordering::Relaxed).shown();
     let is_offloaded = word(&entry.flags) & FLAG_OFFLOAD != 0;
-    let tx_path = path_of(&entry.tx_mode, is_offloaded);
-    let rx_path = path_of(&entry.rx_mode, is_offloaded);
+    let is_parked = word(&entry.flags) & FLAG_PARKED != 0;
+    let [tx_path, rx_path] = [&entry.tx_mode, &entry.rx_mode].map(|mode| match is_parked {
+        true => PARKED,
+        false => path_of(mode, is_offloaded),
+    });
     let path = if tx_path == DIRECT { tx_path } else { rx_path };
     let calls = count(&entry.tx_calls).saturating_add(count(&entry.rx_calls));
     let doorbells = word(&entry.doorbells);
@@ -337,11 +342,13 @@ fn connection(
         path,
         tx_path,
         rx_path,
-        reason: Cow::Borrowed(if path == DIRECT || (is_offloaded && is_by_rings(entry)) {
-            ""
-        } else {
-            reason(entry).words()
-        }),
+        reason: match path {
+            PARKED => Cow::Owned(format!("has served {} connections", entry.turn() + 1)),
+            DIRECT => Cow::Borrowed(""),
+            _ if is_offloaded && is_by_rings(entry) => Cow::Borrowed(""),
+            _ => Cow::Borrowed(reason(entry).words()),
+        },
+        turns: entry.turn(),
         bytes_host_tx: count(&entry.tx_carrier).saturating_sub(asked + u64::from(doorbells)),
         bytes_host_rx: count(&entry.rx_carrier)
             .saturating_sub(answered + u64::from(doorbells_heard)),
@@ -411,3 +418,4 @@ fn true_addresses(entry: &Entry) -> (SocketAddr, SocketAddr) {
 const HOST: &str = "host";
 const DIRECT: &str = "direct";
 const OFFLOAD: &str = "offload";
+const PARKED: &str = "parked";

@@ -215,7 +215,7 @@ impl MappedTable {
         // Acquire pairs with the library's Release stores in `tracking::track`, here and below: the
         // entry is filled in.
         let is_current = entry.state.load(Ordering::Acquire) == EntryState::Live as u32
-            && entry.generation.load(Ordering::Acquire) == generation;
+            && entry.channel_generation.load(Ordering::Acquire) == generation;
         is_current.then_some(entry)
     }
 

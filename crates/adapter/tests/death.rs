@@ -78,7 +78,7 @@ fn the_partner_of_a_killed_process_is_told() {
 fn a_successor_in_the_same_entry_is_not_told() {
     let mut scene = Scene::with("waits");
     let entry = scene.server.table.entry(scene.accepted.entry);
-    entry.generation.fetch_add(1, Ordering::Relaxed);
+    entry.channel_generation.fetch_add(1, Ordering::Relaxed);
     kill(&mut scene.program);
     scene.assert_untold();
 }

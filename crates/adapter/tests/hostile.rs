@@ -363,7 +363,7 @@ fn a_table_that_changes_under_the_adapters_eyes_harms_nobody_else() {
                 let generation = hostile
                     .table
                     .entry(entry)
-                    .generation
+                    .channel_generation
                     .load(Ordering::Relaxed);
                 let (local_port, remote_port) = if entry % 2 == 0 { (1, 2) } else { (2, 1) };
                 let end = support::FakeEnd {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   region, one per connection                       pair, one per two processes
-//!   page 0   Control                                 page 0   PairHeader
+//!   page 0   Control                                 page 0   PairHeader │ AcceptQueue × 2
 //!              side 0: Line set │ side 1: Line set   bitmaps  side 0: ReadyBitmap × 8
 //!   page 1   ring 0 (side 0 writes)                           side 1: ReadyBitmap × 8
 //!    …       ring 1 (side 1 writes)                  each: sleep word, then one bit per channel
@@ -31,6 +31,7 @@
 //! Everything here is written by a hostile peer for all we know: load a word once, check it, use
 //! the copy.
 
+use crate::express::{AcceptQueue, Turns};
 use crate::sync::Ordering;
 use crate::untrusted::{Word32, Word64};
 
@@ -91,6 +92,8 @@ pub struct Control {
     _pad: u32,
     /// Each side's words.
     pub sides: [Side; 2],
+    /// Which connection of the program the carrier serves.
+    pub turns: Turns,
 }
 
 /// Words that one side writes and the other reads.
@@ -190,6 +193,9 @@ pub const CLOSED_ALL: u32 = 2;
 /// With [`CLOSED_ALL`]: nothing was left unread. A reset that follows all the same answers a
 /// doorbell that crossed with the close.
 pub const CLOSED_CLEAN: u32 = 4;
+/// With [`CLOSED_ALL`] and [`CLOSED_CLEAN`]: the side has ended a turn ([`crate::express`]), and
+/// the carrier goes on.
+pub const CLOSED_TURN: u32 = 8;
 
 /// Ready bitmaps on each side of a pair: epoll instances that can be served by bits.
 pub const READY_BITMAPS: usize = 8;
@@ -226,6 +232,8 @@ pub struct PairHeader {
     pub magic: Word64,
     /// [`crate::table::LAYOUT_VERSION`], by the adapter.
     pub version: Word32,
+    /// Connections that wait for `accept`, by accepting side.
+    pub queues: [AcceptQueue; 2],
 }
 
 /// The ready bitmaps of one side.
@@ -245,6 +253,7 @@ pub const PAIR_BYTES: usize =
 const _: () = {
     assert!(size_of::<Control>() <= CONTROL_BYTES);
     assert!(size_of::<Side>() == 512);
+    assert!(size_of::<PairHeader>() == READY_BITMAPS_OFFSET);
     assert!(size_of::<ReadyBitmap>() == 128 + READY_BITS / 8);
     assert!(CAPACITY_LOG2_MIN <= CAPACITY_LOG2_MAX && CAPACITY_LOG2_MIN >= 12);
     assert!(READY_BITS.is_multiple_of(SLAB_SLOTS as usize));

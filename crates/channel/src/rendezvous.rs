@@ -77,7 +77,7 @@ pub struct Message {
     /// Remote port, host byte order.
     pub remote_port: u16,
     /// `Offer`: which descriptors come with it, in this order: [`SLAB_ATTACHED`],
-    /// [`PAIR_ATTACHED`].
+    /// [`PAIR_ATTACHED`]; and [`SAME_USER`].
     pub attached: u32,
 }
 
@@ -85,6 +85,8 @@ pub struct Message {
 pub const SLAB_ATTACHED: u32 = 1;
 /// In `attached`: the pair's memory.
 pub const PAIR_ATTACHED: u32 = 2;
+/// In `attached`: both ends are of one user.
+pub const SAME_USER: u32 = 4;
 
 const _: () = assert!(size_of::<Message>() == 96);
 

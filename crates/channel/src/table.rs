@@ -30,7 +30,7 @@ use crate::untrusted::{Word32, Word64};
 pub const TABLE_MAGIC: u64 = u64::from_le_bytes(*b"TOEHOLDT");
 /// Changes whenever the meaning of any shared layout (table, region, ready bitmap, message)
 /// changes.
-pub const LAYOUT_VERSION: u32 = 9;
+pub const LAYOUT_VERSION: u32 = 10;
 /// Entries in a table: the most connections one fork family can have tracked at a time.
 pub const ENTRIES: usize = 65_536;
 /// Where the first entry begins.
@@ -89,8 +89,9 @@ pub struct Header {
 pub struct Entry {
     /// [`EntryState`] as a number. Allocation is a compare-exchange from `Free`.
     pub state: AtomicU32,
-    /// Counts the uses of this entry, so that a late message or descriptor cannot name its
-    /// successor.
+    /// Counts the uses of this entry, so that a late descriptor cannot name its successor. It grows
+    /// by one when a connection begins to be tracked, when its carrier is parked, and when a parked
+    /// carrier begins to serve the next connection ([`crate::express`]).
     pub generation: AtomicU32,
     /// Processes that hold a descriptor of it and have no bit in `held_by`.
     pub holders: AtomicU32,
@@ -147,8 +148,9 @@ pub struct Entry {
 
     /// Sending: the lock of this line, the owner's thread id or 0.
     pub tx_lock: AtomicU32,
-    /// Not used.
-    pub tx_unused: AtomicU32,
+    /// `generation` as it was when the carrier began to be tracked: the adapter knows the channel
+    /// by it.
+    pub channel_generation: AtomicU32,
     /// Stream bytes given to the carrier, doorbells included (the program's own are this less
     /// `doorbells`).
     pub tx_carrier: AtomicU64,
@@ -215,6 +217,15 @@ pub struct Entry {
 }
 
 impl Entry {
+    /// How many connections of the program its carrier has served before this one: between two of
+    /// them, `generation` grows by two.
+    #[inline]
+    pub fn turn(&self) -> u32 {
+        let generation = self.generation.load(Ordering::Relaxed);
+        let first = self.channel_generation.load(Ordering::Relaxed);
+        (generation.wrapping_sub(first) & ((1 << GENERATION_BITS) - 1)) / 2
+    }
+
     /// How many processes of the family hold a descriptor of it.
     #[inline]
     pub fn holder_count(&self, order: Ordering) -> u32 {
@@ -341,6 +352,11 @@ pub const FLAG_REFUSED: u32 = 1 << 10;
 /// Offloaded, and the program was told that its `connect` is under way: the next one says how it
 /// went.
 pub const FLAG_UNTOLD: u32 = 1 << 11;
+/// The carrier is parked: it serves no connection of the program at the moment.
+pub const FLAG_PARKED: u32 = 1 << 12;
+
+/// A generation has so many bits.
+pub const GENERATION_BITS: u32 = 30;
 
 /// No command.
 pub const COMMAND_NONE: u32 = 0;

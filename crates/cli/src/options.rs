@@ -31,6 +31,30 @@ impl PathChoice {
     }
 }
 
+/// Whether short connections may go by carriers that were used before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum ExpressChoice {
+    /// Each connection has a TCP connection of its own
+    Off,
+    /// TCP connections to programs on this host are used again
+    On,
+    /// As on, and every new connection is to become such a carrier: for tests
+    #[value(hide = true)]
+    Always,
+}
+
+impl ExpressChoice {
+    /// The word of the option and of `TOEHOLD_EXPRESS`.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            ExpressChoice::Off => "off",
+            ExpressChoice::On => "on",
+            ExpressChoice::Always => "always",
+        }
+    }
+}
+
 /// Which adapter a program uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum AdapterChoice {

@@ -12,6 +12,8 @@ use crate::library;
 pub(crate) const PRELOAD: &str = "LD_PRELOAD";
 /// The variable from which the library reads `--pair-after`.
 pub(crate) const PAIR_AFTER: &str = "TOEHOLD_PAIR_AFTER";
+/// The variable from which the library reads `--express`.
+pub(crate) const EXPRESS: &str = "TOEHOLD_EXPRESS";
 /// The variable from which the library reads the number of known filters for system calls.
 pub(crate) const FILTERS: &str = "TOEHOLD_FILTERS";
 
@@ -24,6 +26,7 @@ pub(crate) fn remove_acceleration(command: &mut Command) {
     command
         .env_remove("TOEHOLD_PATH")
         .env_remove("TOEHOLD_WAIT")
+        .env_remove(EXPRESS)
         .env_remove(FILTERS)
         .env_remove(PAIR_AFTER);
 }

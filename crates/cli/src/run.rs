@@ -20,8 +20,8 @@ use crate::adapter;
 use crate::failure::{Failure, STATUS_CANNOT_EXECUTE, STATUS_NOT_FOUND};
 use crate::library;
 use crate::meeting::Meeting;
-use crate::options::{AdapterChoice, PathChoice, WaitChoice};
-use crate::preload::{self, FILTERS, PAIR_AFTER, PRELOAD};
+use crate::options::{AdapterChoice, ExpressChoice, PathChoice, WaitChoice};
+use crate::preload::{self, EXPRESS, FILTERS, PAIR_AFTER, PRELOAD};
 use crate::program::{self, FindError};
 
 /// Options of `toehold run`.
@@ -35,6 +35,10 @@ pub(crate) struct RunArgs {
     /// How the program waits for bytes
     #[arg(long, value_enum, default_value = "adaptive")]
     wait: WaitChoice,
+
+    /// Use TCP connections again for short connections to programs on this host
+    #[arg(long, value_enum, default_value = "off")]
+    express: ExpressChoice,
 
     /// Pair a connection after so many calls that moved bytes: 1 for tests of short connections
     #[arg(long, value_name = "CALLS", hide = true)]
@@ -104,6 +108,7 @@ struct Acceleration {
     runtime_dir: PathBuf,
     path: PathChoice,
     wait: WaitChoice,
+    express: ExpressChoice,
     pair_after: Option<NonZeroU32>,
 }
 
@@ -164,6 +169,7 @@ fn acceleration(args: &RunArgs, program: &Path) -> Result<Option<Acceleration>, 
         runtime_dir: dir,
         path: args.path,
         wait: args.wait,
+        express: args.express,
         pair_after: args.pair_after,
     }))
 }
@@ -182,6 +188,10 @@ impl Acceleration {
             .env("TOEHOLD_RUNTIME_DIR", &self.runtime_dir)
             .env("TOEHOLD_PATH", self.path.word())
             .env("TOEHOLD_WAIT", self.wait.word());
+        match self.express {
+            ExpressChoice::Off => command.env_remove(EXPRESS),
+            choice => command.env(EXPRESS, choice.word()),
+        };
         match filters() {
             0 => command.env_remove(FILTERS),
             count => command.env(FILTERS, count.to_string()),
@@ -223,6 +233,7 @@ mod tests {
             runtime_dir: "/r".into(),
             path: PathChoice::Direct,
             wait: WaitChoice::Event,
+            express: ExpressChoice::On,
             pair_after: NonZeroU32::new(1),
         };
         let mut command = Command::new("true");
@@ -239,6 +250,7 @@ mod tests {
         );
         assert_eq!(get("TOEHOLD_PATH"), Some("direct".into()));
         assert_eq!(get("TOEHOLD_WAIT"), Some("event".into()));
+        assert_eq!(get("TOEHOLD_EXPRESS"), Some("on".into()));
         assert_eq!(get("TOEHOLD_PAIR_AFTER"), Some("1".into()));
         assert_eq!(get("TOEHOLD_RUNTIME_DIR"), Some("/r".into()));
     }

@@ -66,6 +66,7 @@ pub(crate) unsafe fn call(
             libc::SYS_sendmsg => api::sendmsg(fd, b as _, c as c_int) as c_long,
             libc::SYS_recvmmsg => api::recvmmsg(fd, b as _, c as c_uint, d as c_int, e as _).into(),
             libc::SYS_sendmmsg => api::sendmmsg(fd, b as _, c as c_uint, d as c_int).into(),
+            libc::SYS_socket => api::socket(fd, b as c_int, c as c_int).into(),
             libc::SYS_connect => api::connect(fd, b as _, c as libc::socklen_t).into(),
             #[cfg(target_arch = "x86_64")]
             libc::SYS_accept => api::accept(fd, b as _, c as _).into(),
@@ -206,6 +207,7 @@ pub(crate) fn is_of_interest(number: c_long) -> bool {
             | libc::SYS_sendmsg
             | libc::SYS_recvmmsg
             | libc::SYS_sendmmsg
+            | libc::SYS_socket
             | libc::SYS_connect
             | libc::SYS_accept4
             | libc::SYS_getsockname

@@ -59,6 +59,11 @@ pub(crate) fn begin() -> bool {
         Some(b"event") => WaitMode::Event,
         _ => WaitMode::Adaptive,
     };
+    match variable(c"TOEHOLD_EXPRESS") {
+        Some(b"on") => toehold_sockets::want_express(false),
+        Some(b"always") => toehold_sockets::want_express(true),
+        _ => {}
+    }
     let calls = variable(c"TOEHOLD_PAIR_AFTER").and_then(number);
     if let Some(calls) = calls {
         toehold_sockets::set_calls_before_pairing(calls);

@@ -32,7 +32,7 @@ pub use self::bytes::{
     send, sendfile, sendmmsg, sendmsg, sendto, splice, write, writev,
 };
 pub use self::connections::{
-    accept, accept4, bind, connect, getpeername, getsockname, listen, shutdown,
+    accept, accept4, bind, connect, getpeername, getsockname, listen, shutdown, socket,
 };
 pub use self::descriptors::{
     close, close_range, closefrom, dup, dup2, dup3, fcntl, getsockopt, ioctl, passing_on,

@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use toehold_channel::table::{COMMAND_DETACH, COMMAND_EVICT, COMMAND_YIELD, Mode};
 use toehold_stream::leaving::Refusal;
 
-use crate::{connection, errno, leaving, service, sys, table};
+use crate::{connection, errno, express, leaving, service, sys, table};
 
 /// `attention` as it was when last followed.
 static FOLLOWED: AtomicU32 = AtomicU32::new(0);
@@ -45,6 +45,7 @@ fn walk(attention: u32) {
 }
 
 fn look_at_all() {
+    express::look_after();
     connection::each_held(|index, entry, local| {
         if !local.attachment.has_region() {
             return;

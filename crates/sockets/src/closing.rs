@@ -4,25 +4,42 @@ use core::sync::atomic::Ordering;
 
 use crate::descriptors::{self, Kind, Noted};
 use crate::epoll::{early, lifetime, orphans};
+use crate::express::{listener, parking};
 use crate::offload::awaiting;
 use crate::orderings::LAST_OUT;
 use crate::{adapter, connection, release, table};
 
 /// `fd` is about to be closed, or another file is about to take its number.
 pub(crate) fn closing(fd: i32) {
+    end(fd, false);
+}
+
+/// As [`closing`], of a number that the program closes, alone: a carrier may be parked.
+pub(crate) fn closing_by_program(fd: i32) {
+    end(fd, true);
+}
+
+fn end(fd: i32, may_park: bool) {
     match descriptors::noted(fd) {
         Noted::Connection(index, generation) => {
             if let Some(connection) = connection::numbered(fd, index, generation) {
-                descriptors::forget(fd);
                 let last = connection.local.descriptors.load(Ordering::Relaxed) <= 1;
+                if may_park && last && parking::park(&connection) {
+                    return;
+                }
+                descriptors::forget(fd);
                 orphans::descriptor_closing(&connection, last);
                 if connection.local.descriptors.fetch_sub(1, LAST_OUT) == 1 {
                     awaiting::closing(&connection);
                     release::release(&connection);
+                    connection.local.express.close_number();
                 }
             }
         }
         Noted::Epoll(number) => {
+            if lifetime::is_last_descriptor(number) {
+                listener::instance_closing(number);
+            }
             descriptors::forget(fd);
             lifetime::closing(number, fd);
         }

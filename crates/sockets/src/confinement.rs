@@ -23,7 +23,7 @@ use crate::offload::liveness::say_what_is_set;
 use crate::offload::routing;
 use crate::orderings::STATE_TOLD;
 use crate::receive::receive;
-use crate::{adapter, errno, holders, process, real, service, sys, table};
+use crate::{adapter, errno, express, holders, process, real, service, sys, table};
 
 /// A peer that was in the middle of a send when it was refused finishes it within this time.
 const SETTLE_NS: u64 = 4_000_000;
@@ -90,6 +90,7 @@ pub(crate) fn leave_process(reason: Reason) -> bool {
         return false;
     }
     errno::keep(|| {
+        express::end();
         say_what_is_set();
         descriptors::for_each(0, u32::MAX, |fd, kind| {
             if kind == Kind::Connection

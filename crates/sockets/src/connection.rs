@@ -8,6 +8,7 @@ use toehold_stream::attachment::{self, Attachment};
 use toehold_stream::end::End;
 
 use crate::chunks::Chunks;
+use crate::express::words::Words;
 use crate::orderings::PINNED;
 use crate::pairs::Pair;
 use crate::{descriptors, holders, lock, sys, table, wait};
@@ -53,6 +54,8 @@ pub(crate) struct Local {
     pub(crate) carrier_seen_ns: AtomicU64,
     /// Whether the program has been seen waiting for it, see [`crate::waits`].
     pub(crate) waits: AtomicU32,
+    /// The carrier's part in [`crate::express`].
+    pub(crate) express: Words,
 }
 
 impl Local {
@@ -116,6 +119,7 @@ impl Connection {
     pub(crate) fn carrier(&self) -> Option<i32> {
         match descriptors::connection_at(self.fd) {
             Some(named) if named == (self.index, self.generation) => Some(self.fd),
+            None if self.local.express.high() == Some(self.fd) => Some(self.fd),
             // The number is forgotten before the last close.
             None if self.local.descriptors.load(Ordering::Relaxed) == 0 => Some(self.fd),
             _ => descriptors::descriptor_of_connection(self.index, self.generation),
@@ -134,6 +138,11 @@ impl Connection {
     pub(crate) fn is_current(&self) -> bool {
         // Acquire pairs with the Release store in `tracking::track`.
         self.entry.generation.load(Ordering::Acquire) == self.generation
+    }
+
+    /// Its generation as the adapter knows it.
+    pub(crate) fn channel_generation(&self) -> u32 {
+        self.entry.channel_generation.load(Ordering::Relaxed)
     }
 
     /// True when the program asked for non-blocking calls on it; known once there is a channel.

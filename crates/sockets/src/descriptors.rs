@@ -11,6 +11,8 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use toehold_channel::table::GENERATION_BITS;
+
 use crate::chunks::Chunks;
 use crate::{process, sys};
 
@@ -50,7 +52,7 @@ pub(crate) enum Kind {
 const KIND_SHIFT: u32 = 62;
 const GENERATION_SHIFT: u32 = 32;
 /// A generation has 30 bits here.
-pub(crate) const GENERATION_MASK: u64 = (1 << 30) - 1;
+pub(crate) const GENERATION_MASK: u64 = (1 << GENERATION_BITS) - 1;
 
 /// Everything noted of a descriptor, with the number that tells it from others of its kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -171,8 +173,12 @@ pub(crate) fn early_registrations(fd: i32) -> u32 {
 /// Replaces what [`early_registrations`] says. False when `fd` has come to stand for something
 /// else.
 pub(crate) fn set_early_registrations(fd: i32, was: u32, number: u32) -> bool {
+    let replaced = |word: u64| {
+        let is_it = word >> KIND_SHIFT == 0 && word as u32 == was;
+        is_it.then(|| word & !u64::from(u32::MAX) | u64::from(number))
+    };
     slot_to_note(fd).is_some_and(|slot| {
-        slot.compare_exchange(was.into(), number.into(), REPLACED, Ordering::Relaxed)
+        slot.fetch_update(REPLACED, Ordering::Relaxed, replaced)
             .is_ok()
     })
 }
@@ -256,6 +262,46 @@ pub(crate) fn note_duplicated(from: i32, to: i32) {
     }
 }
 
+/// A TCP socket that the program has made, of which everything is known that matters to a
+/// connection: the bits below.
+const FRESH: u64 = 1 << 35;
+/// Its calls do not block.
+pub(crate) const FRESH_NONBLOCK: u64 = 1 << 36;
+/// It is close-on-exec.
+pub(crate) const FRESH_CLOEXEC: u64 = 1 << 37;
+/// It is of IPv6.
+pub(crate) const FRESH_V6: u64 = 1 << 38;
+/// `TCP_NODELAY` is set.
+pub(crate) const FRESH_NODELAY: u64 = 1 << 39;
+/// It has an option or a name that a carrier in use has not.
+pub(crate) const FRESH_ODD: u64 = 1 << 40;
+
+/// Notes that `fd` is a TCP socket, made just now.
+pub(crate) fn note_fresh(fd: i32, bits: u64) {
+    note(fd, FRESH | bits);
+}
+
+/// Sets or clears a bit of a fresh socket's. Other descriptors have none.
+#[inline]
+pub(crate) fn change_fresh(fd: i32, bit: u64, is_set: bool) {
+    let Some(slot) = slot(fd) else { return };
+    if slot.load(Ordering::Relaxed) & FRESH == 0 {
+        return;
+    }
+    let changed = |word: u64| {
+        let is_fresh = word >> KIND_SHIFT == 0 && word & FRESH != 0;
+        is_fresh.then_some(if is_set { word | bit } else { word & !bit })
+    };
+    let _ = slot.fetch_update(REPLACED, Ordering::Relaxed, changed);
+}
+
+/// The bits of a fresh socket that can become any connection.
+pub(crate) fn fresh(fd: i32) -> Option<u64> {
+    let word = slot(fd)?.load(SEEN);
+    let is_plain = word & (LISTENER | UNSEEN | DUPLICATED | FRESH_ODD) == 0;
+    (word >> KIND_SHIFT == 0 && word & FRESH != 0 && is_plain).then_some(word)
+}
+
 /// True when something is known of `fd`, which is no connection: registrations, that it listens,
 /// that it has another number, or that it is waited for elsewhere.
 #[inline]
@@ -284,6 +330,15 @@ pub(crate) fn for_each(first: u32, last: u32, mut each: impl FnMut(i32, Kind)) {
 pub(crate) fn descriptor_of_connection(index: u32, generation: u32) -> Option<i32> {
     (0..=HIGHEST.load(Ordering::Relaxed) as i32)
         .find(|&fd| connection_at(fd) == Some((index, generation)))
+}
+
+/// Every descriptor of a connection.
+pub(crate) fn each_of_connection(index: u32, generation: u32, mut each: impl FnMut(i32)) {
+    for fd in 0..=HIGHEST.load(Ordering::Relaxed) as i32 {
+        if connection_at(fd) == Some((index, generation)) {
+            each(fd);
+        }
+    }
 }
 
 /// A descriptor of epoll instance `number`.

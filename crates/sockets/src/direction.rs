@@ -13,6 +13,7 @@ use toehold_stream::end::{End, Incoming};
 
 use crate::connection::{Connection, HINT_EOF, HINT_LOOK};
 use crate::epoll::news;
+use crate::express::turns;
 use crate::resets::fault_of_peer;
 use crate::{lock, overflow, pending, sleepers, sys};
 
@@ -145,6 +146,8 @@ pub(crate) fn want_credit(connection: &Connection, end: &End<'_>) -> Credit {
         Ok(credit::Credit::WillRing) if !ended && !end.both_wait() => {
             ask_for_doorbell(connection, end)
         }
+        // The next receive brings it back to the kernel.
+        Ok(_) if turns::is_unaccepted(connection, end) => Credit::WillRing,
         Ok(_) => {
             go_down(connection, end);
             Credit::WentDown
@@ -239,7 +242,7 @@ pub(crate) fn go_down_locked(connection: &Connection, end: &End<'_>) {
 /// A ring that overflows gives way to the carrier ([`overflow`]): true when it did. The caller
 /// holds the send lock.
 pub(crate) fn give_way(connection: &Connection, end: &End<'_>) -> bool {
-    let is_due = overflow::is_due(connection, end);
+    let is_due = overflow::is_due(connection, end) && !turns::is_unaccepted(connection, end);
     if is_due {
         go_down(connection, end);
     }

@@ -19,7 +19,7 @@
 //! - [`registration`]: what a program registered; [`instance`]: where; [`lists`] threads it;
 //! - [`kernels`]: what the kernel has of it; [`membership`]: who answers it; [`early`]: before
 //!   there is a connection; [`orphans`]: after its descriptor is closed; [`news`]: what no peer
-//!   marks;
+//!   marks; [`parked`]: of parked carriers;
 //! - [`harvest`]: events; [`kernel_events`]: those that the kernel has; [`sleeping`]; [`nested`]:
 //!   an instance from outside;
 //! - [`waiting`]: `epoll_wait`; [`control`](mod@control): `epoll_ctl`; [`lifetime`].
@@ -36,6 +36,7 @@ pub(crate) mod membership;
 pub(crate) mod nested;
 pub(crate) mod news;
 pub(crate) mod orphans;
+pub(crate) mod parked;
 mod registration;
 pub(crate) mod sleeping;
 pub(crate) mod waiting;

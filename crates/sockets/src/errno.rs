@@ -6,6 +6,10 @@ pub(crate) const LEFT_CHANNEL: i32 = i32::MAX;
 
 pub(crate) use toehold_freestanding::errno::{get, set, thread};
 
+/// Not an errno: nobody will accept the connection, which goes back to the kernel
+/// ([`crate::express`]).
+pub(crate) const GOES_BACK: i32 = i32::MAX - 1;
+
 /// Runs `work` and leaves errno as it was before.
 #[inline]
 pub(crate) fn keep<T>(work: impl FnOnce() -> T) -> T {

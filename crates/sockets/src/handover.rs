@@ -35,7 +35,8 @@ use crate::epoll::membership;
 use crate::lock::UNLOCKED;
 use crate::orderings::STATE_SEEN;
 use crate::{
-    adapter, family, holders, lock, offers, pairs, process, service, slabs, sleepers, sys, table,
+    adapter, express, family, holders, lock, offers, pairs, process, service, slabs, sleepers, sys,
+    table,
 };
 
 /// Connections of one process whose channels are handed on; further ones go back to their carriers.
@@ -203,6 +204,9 @@ pub fn before_exec(follows: bool) -> Departure {
         return Departure::IDLE;
     }
     let borrowed = process::borrowed_memory();
+    if !borrowed {
+        express::stop();
+    }
     // A `vfork` child closes what it likes, our descriptors included.
     let follows = follows && !is_closed(table::fd());
     if !borrowed {
@@ -622,7 +626,7 @@ impl Resumer {
         };
         let mut request = Message::new(Said::Resume);
         request.entry = connection.index;
-        request.generation = connection.generation;
+        request.generation = connection.channel_generation();
         // A process that was forked before it changed its user has to show what it asks for.
         if !adapter::send(adapter, &request, Some(connection.fd)) {
             return false;
@@ -631,7 +635,7 @@ impl Resumer {
             match adapter::try_receive(adapter) {
                 Some((answer, kind, descriptors)) => {
                     let is_ours = answer.entry == connection.index
-                        && answer.generation == connection.generation;
+                        && answer.generation == connection.channel_generation();
                     match (kind, descriptors) {
                         (Said::Offer, [Some(slab), Some(pair)]) if is_ours => {
                             record.slab_fd = slab.into_raw_fd();

@@ -13,6 +13,7 @@
 //!       ─► ahead, peek_offset          looking at bytes without taking them
 //!       ─► overflow                    when a ring is too small
 //!       ─► doorbells, pending          bytes on the carrier that are no data; errors
+//!       ─► express   carriers that serve one connection after another
 //!       ─► offload   connections that the adapter's TCP engine carries
 //!       ─► poll, epoll, ready          readiness
 //!       ─► wait, sleep, sleepers, arming     spin or sleep
@@ -44,6 +45,7 @@ mod direction;
 mod doorbells;
 mod epoll;
 mod errno;
+mod express;
 mod family;
 mod fast_path;
 mod handover;
@@ -89,6 +91,7 @@ mod waits;
 
 pub use adapter::set_runtime_directory;
 pub use confinement::{confine, is_allowed, is_confined, leave_to_namespaces};
+pub use express::want_express;
 pub use handover::{
     Departure, before_exec, before_spawn, exec_failed, holds_connections, take_over_from,
 };

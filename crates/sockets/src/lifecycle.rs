@@ -4,8 +4,8 @@ use toehold_channel::table::WaitMode;
 
 use crate::epoll::lifetime;
 use crate::{
-    adapter, connection, errno, family, holders, kernel_waits, locking, process, real, release,
-    table, uring,
+    adapter, connection, errno, express, family, holders, kernel_waits, locking, process, real,
+    release, table, uring,
 };
 
 /// Starts the library in this process. Called once, from the constructor, with one thread.
@@ -49,6 +49,7 @@ pub extern "C" fn before_fork() {
     if !process::is_started() {
         return;
     }
+    express::stop();
     process::before_fork();
     let place = table::table().and_then(|table| holders::expect_child(&table));
     connection::each_held(|_, entry, _| {
@@ -90,6 +91,7 @@ pub extern "C" fn after_fork_in_child() {
             connection::each_held(|_, entry, _| holders::name(entry, holders::place()));
         }
     }
+    express::forked();
     adapter::forked();
     kernel_waits::forked();
     uring::forked();

@@ -6,11 +6,12 @@ use core::sync::atomic::Ordering;
 use toehold_freestanding::fd::OwnedFd;
 
 use toehold_channel::layout::READY_BITS;
-use toehold_channel::rendezvous::{Kind, Message, PAIR_ATTACHED};
+use toehold_channel::rendezvous::{Kind, Message, PAIR_ATTACHED, SAME_USER, SLAB_ATTACHED};
 use toehold_channel::table::{EntryState, Reason};
 
 use crate::connection::{self, Connection};
 use crate::epoll::instance;
+use crate::express::books;
 use crate::offload::routing;
 use crate::orderings::STATE_SEEN;
 use crate::pairs::{Pair, find_pair, map_other_side, map_pair};
@@ -74,7 +75,7 @@ pub(crate) fn take_offer(message: &Message, descriptors: [Option<OwnedFd>; 2]) {
         return;
     };
     if entry.state.load(STATE_SEEN) != EntryState::Live as u32
-        || entry.generation.load(Ordering::Relaxed) != message.generation
+        || entry.channel_generation.load(Ordering::Relaxed) != message.generation
     {
         return;
     }
@@ -104,6 +105,8 @@ pub(crate) fn take_offer(message: &Message, descriptors: [Option<OwnedFd>; 2]) {
     if parked.is_none() {
         slabs::enter(local, slab);
     }
+    let is_one_user = message.attached & SAME_USER != 0;
+    local.express.note_user(is_one_user);
     pair.channels.fetch_add(1, Ordering::Relaxed);
     pair.slots_used.fetch_max(slot + 1, Ordering::Relaxed);
     entry.side.store(side as u32, Ordering::Relaxed);
@@ -119,7 +122,7 @@ fn attached(
     message: &Message,
     [first, second]: [Option<OwnedFd>; 2],
 ) -> (Option<OwnedFd>, Option<OwnedFd>) {
-    match message.attached {
+    match message.attached & (SLAB_ATTACHED | PAIR_ATTACHED) {
         PAIR_ATTACHED => (None, first),
         _ => (first, second),
     }
@@ -140,6 +143,7 @@ fn ask_again(message: &Message) {
 
 /// No channel uses the pair, which is about to be unmapped.
 pub(crate) fn forget_pair(pair: &Pair) {
+    books::forget_pair(pair);
     instance::forget_pair(pair);
     slabs::retire_all(pair);
 }

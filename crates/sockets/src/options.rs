@@ -8,6 +8,7 @@ use toehold_channel::layout::RING_BYTES;
 use toehold_channel::table::{FLAG_OFFLOAD, Mode, Reason};
 
 use crate::connection::Connection;
+use crate::express::turns;
 use crate::offload::{awaiting, endings};
 use crate::{ahead, errno, peek_offset, pending, resets, service, settings, sys};
 
@@ -85,7 +86,9 @@ pub(crate) fn get(connection: &Connection, level: i32, name: i32) -> Option<i32>
 /// `error` as it would be without doorbells.
 fn true_error(connection: &Connection, error: i32) -> i32 {
     let is_doorbells = error == libc::ECONNRESET
-        && (connection.inside()).is_some_and(|end| resets::was_closed_cleanly(connection, &end));
+        && (connection.inside()).is_some_and(|end| {
+            resets::was_closed_cleanly(connection, &end) || turns::is_unaccepted(connection, &end)
+        });
     if is_doorbells { 0 } else { error }
 }
 

@@ -155,6 +155,33 @@ pub(crate) fn consider(connection: &Connection) {
     }
 }
 
+/// Asks for a partner of a new connection, whatever is known of it. The adapter's socket.
+pub(crate) fn ask_at_once(connection: &Connection) -> Option<i32> {
+    let entry = connection.entry;
+    let flags = entry.flags.load(Ordering::Relaxed);
+    if flags & (NEVER_PAIRED | FLAG_CONNECTING | FLAG_OFFLOAD | FLAG_ASKED) != 0 {
+        return None;
+    }
+    let _held = adapter::lock();
+    let adapter = adapter::reach()?;
+    if namespace::is_wanted(connection) && !namespace::show(connection, adapter) {
+        return None;
+    }
+    let message = describe(connection).ok()?;
+    showing::begin(connection);
+    if !adapter::send(adapter, &message, Some(connection.fd)) {
+        adapter::lose(adapter);
+        return None;
+    }
+    let epoch = adapter::epoch();
+    connection.local.asked_epoch.store(epoch, Ordering::Relaxed);
+    entry.flags.fetch_or(FLAG_ASKED, Ordering::Relaxed);
+    entry
+        .reason
+        .store(Reason::NoPartner as u32, Ordering::Relaxed);
+    Some(adapter)
+}
+
 /// The request for a connection, or why it can never be paired. The descriptor goes with it: the
 /// adapter believes the socket, and nothing that we could say about it.
 fn describe(connection: &Connection) -> Result<Message, Reason> {
@@ -176,7 +203,7 @@ fn describe(connection: &Connection) -> Result<Message, Reason> {
     }
     let mut message = Message::new(Kind::Pair);
     message.entry = connection.index;
-    message.generation = connection.generation;
+    message.generation = connection.channel_generation();
     message.pid = process::pid();
     message.slot = process::forks();
     let is_parked = !connection.local.parked.load(Ordering::Relaxed).is_null();

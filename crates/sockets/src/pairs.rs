@@ -1,6 +1,6 @@
 //! Pairs of processes, whose ready bitmaps serve many channels.
 //!
-//! A pair maps 132 KB of ready bitmaps and 288 KB of places for what their bits stand for; the
+//! A pair maps 132 KB of ready bitmaps and 544 KB of places for what their bits stand for; the
 //! table of all pairs has 4096 places in 320 KB. They are address space: a page is there once it is
 //! touched, and with a few channels that is a page or two for each side. A look-up is one addition,
 //! for each bit that a wait finds. `mlockall(2)` leaves them as they are ([`crate::locking`]).
@@ -17,6 +17,7 @@ use toehold_channel::layout::{
 };
 use toehold_channel::memfd;
 use toehold_channel::table::LAYOUT_VERSION;
+use toehold_stream::express::{Popper, Pusher};
 
 /// Two processes and the ready bitmaps between them, as this process maps them. Kept for as long as
 /// a channel uses it.
@@ -35,10 +36,16 @@ pub(crate) struct Pair {
     pub(crate) registrations: *mut AtomicU32,
     /// Slab by number, see [`crate::slabs`]; behind the registrations.
     slabs: *mut AtomicU32,
+    /// Entry, plus one, of the parked carrier of a slot that we accepted; behind the slabs.
+    carriers: *mut AtomicU32,
+    /// Connections that we have queued for the peer to accept, ever.
+    pushed: AtomicU32,
+    /// Connections of the peer's that we have taken out of its queue, ever.
+    popped: AtomicU32,
 }
 
 /// Places for registrations, and for slabs.
-const PLACES: usize = READY_BITS + READY_BITS / SLAB_SLOTS as usize;
+const PLACES: usize = 2 * READY_BITS + READY_BITS / SLAB_SLOTS as usize;
 const PLACES_BYTES: usize = PLACES * size_of::<AtomicU32>();
 
 impl Pair {
@@ -78,6 +85,37 @@ impl Pair {
         }
         // SAFETY: the array has READY_BITS places and lives as long as the pair.
         Some(unsafe { &*self.registrations.add(slot as usize) })
+    }
+
+    fn header(&self) -> &PairHeader {
+        // SAFETY: `base` maps PAIR_BYTES while the pair is in use, and begins with the header; all
+        // atomics.
+        unsafe { &*self.base.cast::<PairHeader>() }
+    }
+
+    /// The queue of connections that we have made and the peer is to accept.
+    pub(crate) fn to_accept(&self) -> Pusher<'_> {
+        Pusher {
+            words: &self.header().queues[1 - self.side],
+            pushed: &self.pushed,
+        }
+    }
+
+    /// The queue of connections that the peer has made and we are to accept.
+    pub(crate) fn acceptable(&self) -> Popper<'_> {
+        Popper {
+            words: &self.header().queues[self.side],
+            popped: &self.popped,
+        }
+    }
+
+    /// The parked carrier of a slot.
+    pub(crate) fn carrier(&self, slot: u32) -> Option<&AtomicU32> {
+        if slot as usize >= READY_BITS {
+            return None;
+        }
+        // SAFETY: the array has READY_BITS places and lives as long as the pair.
+        Some(unsafe { &*self.carriers.add(slot as usize) })
     }
 
     /// Where the slab of that index is to be found.
@@ -211,6 +249,9 @@ fn adopt_pair(
             slots_used: AtomicU32::new(0),
             registrations,
             slabs: registrations.add(READY_BITS),
+            carriers: registrations.add(PLACES - READY_BITS),
+            pushed: AtomicU32::new(0),
+            popped: AtomicU32::new(0),
         });
         Some(&*pair)
     }

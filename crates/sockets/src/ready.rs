@@ -8,6 +8,7 @@ use toehold_stream::end::{End, Incoming};
 
 use crate::connection::{Connection, HINT_LOOK};
 use crate::direction::{Credit, want_credit};
+use crate::express::turns;
 use crate::resets::was_closed_cleanly;
 use crate::{ahead, doorbells, lock, settings, sys};
 
@@ -77,7 +78,9 @@ fn slow_incoming(connection: &Connection, end: &End<'_>) -> i16 {
         }
         Err(_) => return POLLIN | POLLERR | POLLHUP,
     }
-    if on_carrier || hinted {
+    // Of a turn that the peer has ended, the carrier tells nothing.
+    let is_over = hinted && !on_carrier && turns::is_over(connection, end);
+    if on_carrier || hinted && !is_over {
         let mut kernel = sys::poll_now(connection.fd, POLLIN | POLLRDHUP);
         if kernel & POLLERR != 0 && was_closed_cleanly(connection, end) {
             kernel = POLLIN | POLLRDHUP;
@@ -94,6 +97,13 @@ fn slow_incoming(connection: &Connection, end: &End<'_>) -> i16 {
         if kernel & (POLLHUP | POLLERR) != 0 {
             ready |= POLLIN;
         }
+    }
+    if ready & (POLLRDHUP | POLLHUP | POLLERR) != 0 && turns::is_unaccepted(connection, end) {
+        // Not the connection's end: the next receive brings it back to the kernel.
+        ready = POLLIN;
+    }
+    if is_over {
+        ready |= POLLIN | POLLRDHUP;
     }
     // tcp_epollin_ready: as many as a receive would wait for.
     let wanted = settings::low_water(connection);

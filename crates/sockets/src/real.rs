@@ -279,6 +279,9 @@ real! {
     /// `accept(2)`.
     accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int
         = (numbers::SYS_accept)(fd, address, len);
+    /// `socket(2)`.
+    socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int
+        = (libc::SYS_socket)(domain, kind, protocol);
     /// `accept4(2)`.
     accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int
         = (libc::SYS_accept4)(fd, address, len, flags);

@@ -12,6 +12,7 @@ use toehold_stream::end::End;
 use toehold_stream::next::{Carrier, Next};
 
 use crate::connection::{self, Connection, HINT_EOF, HINT_LOOK};
+use crate::express::{returning, turns};
 use crate::offload::liveness::say_what_is_set;
 use crate::offload::{awaiting, endings};
 use crate::receive::waiting::{arm_for_unknown_wait, wait_for_bytes};
@@ -108,6 +109,14 @@ pub(crate) unsafe fn receive_message(
         // SAFETY: the caller's promise.
         if let Some(result) = unsafe { receive_attached(connection, parts, control, flags) } {
             return result;
+        }
+        if !connection.is_current() {
+            // It is another in our books, at the same number.
+            let Some(now) = connection::at(connection.fd) else {
+                return errno::result(Err(libc::EBADF));
+            };
+            // SAFETY: the caller's promise.
+            return unsafe { receive_message(&now, parts, control, flags, kernel) };
         }
     }
 }
@@ -269,6 +278,12 @@ unsafe fn receive_by_steps(
                 continue;
             }
             Ok(Step::End) => return Ok(done),
+            Err(errno::GOES_BACK) => {
+                return Err(match returning::go(connection) {
+                    true => errno::LEFT_CHANNEL,
+                    false => libc::ECONNRESET,
+                });
+            }
             Err(error) if done > 0 => {
                 pending::keep_for_next_call(connection, error);
                 return Ok(done);
@@ -515,6 +530,18 @@ fn look_at_carrier(connection: &Connection, end: &End<'_>) -> Result<Option<Step
     if entry.rx_hints.load(Ordering::Relaxed) & HINT_EOF != 0 {
         return Ok(Some(Step::End));
     }
+    if turns::is_over(connection, end) {
+        // Bytes published before the end are visible now that we have seen the end.
+        if end.receiver().looks_filled() || end.records_pending() {
+            return Ok(None);
+        }
+        if entry.flags.load(Ordering::Relaxed) & FLAG_SHUT_RX == 0 {
+            entry
+                .rx_hints
+                .fetch_or(HINT_EOF | HINT_LOOK, Ordering::Relaxed);
+        }
+        return Ok(Some(Step::End));
+    }
     let drained = doorbells::drain(connection, end);
     let mut byte = 0u8;
     // SAFETY: `byte` is writable for one byte.
@@ -526,6 +553,11 @@ fn look_at_carrier(connection: &Connection, end: &End<'_>) -> Result<Option<Step
             libc::MSG_PEEK | libc::MSG_DONTWAIT,
         )
     };
+    if result == 0 || result < 0 && result != -(libc::EAGAIN as isize) {
+        if turns::is_unaccepted(connection, end) {
+            return Err(errno::GOES_BACK);
+        }
+    }
     // Bytes published before the end are visible now that we have seen the end.
     let more = end.receiver().looks_filled() || end.records_pending();
     match result {

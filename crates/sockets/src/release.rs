@@ -124,7 +124,7 @@ pub(crate) fn withdraw(connection: &Connection) {
     if let Some(adapter) = adapter::connected() {
         let mut message = Message::new(Kind::Withdraw);
         message.entry = connection.index;
-        message.generation = connection.generation;
+        message.generation = connection.channel_generation();
         message.pid = process::pid();
         if !adapter::send(adapter, &message, None) {
             adapter::lose(adapter);

@@ -8,15 +8,17 @@ use libc::iovec;
 use toehold_channel::table::{FLAG_CONNECTING, FLAG_OFFLOAD, FLAG_REFUSED, Mode, Reason};
 use toehold_stream::end::End;
 
-use crate::connection::Connection;
+use crate::connection::{self, Connection};
 use crate::direction::{self, Credit};
 use crate::epoll::news;
+use crate::express::{returning, turns};
 use crate::offload::liveness::say_what_is_set;
 use crate::offload::{awaiting, endings};
 use crate::resets::fault_of_peer;
 use crate::sleep::Deadline;
 use crate::{
-    buffers, doorbells, errno, leaving, lock, offers, pairing, pending, service, sys, waits,
+    buffers, doorbells, errno, leaving, lock, offers, overflow, pairing, pending, service, sys,
+    waits,
 };
 
 /// A message of this size that meets the end of a small ring goes on at once on the carrier, so
@@ -55,6 +57,14 @@ pub(crate) unsafe fn transmit(
         // SAFETY: the caller's promise.
         if let Some(result) = unsafe { transmit_attached(connection, parts, flags) } {
             return result;
+        }
+        if !connection.is_current() {
+            // It is another in our books, at the same number.
+            let Some(now) = connection::at(connection.fd) else {
+                return errno::result(Err(libc::EBADF));
+            };
+            // SAFETY: the caller's promise.
+            return unsafe { transmit(&now, parts, flags, kernel) };
         }
     }
 }
@@ -197,8 +207,16 @@ pub(crate) fn carry(
                 pending::keep_for_next_call(connection, error);
                 return Ok(done);
             }
+            Err(errno::GOES_BACK) => return go_back(connection),
             Err(error) => return Err(error),
             Ok(Turn::NoCredit) => {
+                if turns::is_unaccepted(connection, &end) && overflow::is_due(connection, &end) {
+                    // More than may wait for `accept` here. The kernel has room.
+                    let left = go_back(connection) == Err(errno::LEFT_CHANNEL);
+                    if left {
+                        return errno::unless_moved(done, errno::LEFT_CHANNEL);
+                    }
+                }
                 let Some(inside) = connection.inside() else {
                     continue;
                 };
@@ -242,6 +260,15 @@ pub(crate) fn carry(
             }
         }
     }
+}
+
+/// Nobody will accept the connection. No lock is held.
+#[cold]
+fn go_back(connection: &Connection) -> Result<usize, i32> {
+    Err(match returning::go(connection) {
+        true => errno::LEFT_CHANNEL,
+        false => libc::ECONNRESET,
+    })
 }
 
 /// Sends what can be sent now. The caller holds the send lock.
@@ -356,6 +383,11 @@ unsafe fn to_carrier(
             .entry
             .tx_carrier
             .fetch_add(result as u64, Ordering::Relaxed);
+        if turns::is_over(connection, end) {
+            // The peer's program has closed the connection: its kernel would have answered with a
+            // reset, and the next send meets that.
+            sys::shutdown(connection.carrier_or_number(), libc::SHUT_RDWR);
+        }
         return Ok(Turn::Sent(result as usize));
     }
     match -result as i32 {

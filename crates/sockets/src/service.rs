@@ -15,8 +15,9 @@ use toehold_stream::leaving::Refusal;
 
 use crate::connection::{self, Connection, HINT_EOF};
 use crate::epoll::membership;
+use crate::express::turns;
 use crate::resets::fault_of_peer;
-use crate::{direction, doorbells, leaving, lock, peek_offset, settings, sleepers, sys};
+use crate::{direction, doorbells, errno, leaving, lock, peek_offset, settings, sleepers, sys};
 
 /// Does what the operator, the adapter, the peer or the state of the connection ask of our
 /// direction: up, down, or nothing. The caller holds the send lock.
@@ -66,6 +67,9 @@ fn attend_slowly(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
             .reason
             .store(Reason::PeerGone as u32, Ordering::Relaxed),
         _ => {}
+    }
+    if !end.is_welcome() && turns::is_unaccepted(connection, end) {
+        return Err(errno::GOES_BACK);
     }
     // Its registrations can only be answered by the kernel.
     let held_down = end.tx_mode() != Mode::Ring && membership::holds_down(connection);

@@ -8,7 +8,7 @@ use crate::connection::Connection;
 use crate::{peek_offset, sys};
 
 /// The program set `TCP_NODELAY`.
-const USER_NODELAY: u32 = 1;
+pub(crate) const USER_NODELAY: u32 = 1;
 /// The program set `TCP_CORK`.
 const USER_CORK: u32 = 2;
 

@@ -223,6 +223,28 @@ pub(crate) fn fcntl(fd: i32, command: i32, argument: usize) -> isize {
     unsafe { call!(SYS_fcntl, fd, command, argument) }
 }
 
+/// `socket(2)`.
+pub(crate) fn socket(domain: i32, kind: i32, protocol: i32) -> Option<i32> {
+    // SAFETY: plain system call.
+    let fd = unsafe { call!(SYS_socket, domain, kind, protocol) };
+    (fd >= 0).then_some(fd as i32)
+}
+
+/// `connect(2)`.
+///
+/// # Safety
+/// `address` is readable for `len` bytes.
+pub(crate) unsafe fn connect(fd: i32, address: *const libc::sockaddr, len: usize) -> isize {
+    // SAFETY: the caller's promise.
+    unsafe { call!(SYS_connect, fd, address, len) }
+}
+
+/// `dup3(2)`.
+pub(crate) fn dup3(from: i32, to: i32, flags: i32) -> isize {
+    // SAFETY: plain system call.
+    unsafe { call!(SYS_dup3, from, to, flags) }
+}
+
 /// Moves a file's position; where it is then.
 pub(crate) fn seek_from_here(fd: i32, bytes: isize) -> isize {
     // SAFETY: moves a file position, no memory.

@@ -41,6 +41,9 @@ pub(crate) fn track(fd: i32, accepted: bool) {
     holders::begin(entry);
     entry.pid.store(process::pid(), Ordering::Relaxed);
     entry.fd.store(fd as u32, Ordering::Relaxed);
+    entry
+        .channel_generation
+        .store(generation, Ordering::Relaxed);
     // Release pairs with the Acquire load in `Connection::is_current`.
     entry.generation.store(generation, Ordering::Release);
     entry.state.store(EntryState::Live as u32, STATE_TOLD);
@@ -130,6 +133,7 @@ fn reset(entry: &Entry, local: &Local) {
     ] {
         word.store(0, Ordering::Relaxed);
     }
+    local.express.reset();
     local.spin.reset();
     local.carrier_seen_ns.store(0, Ordering::Relaxed);
     local.over_since_ns.store(0, Ordering::Relaxed);

@@ -20,7 +20,7 @@
 //! see. Waits that are made past libc and liburing's shared library are never seen: a program that
 //! waits in both ways for one connection sleeps beside its bytes.
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::connection::{Connection, Local};
 use crate::{errno, sys};
@@ -35,13 +35,23 @@ const SENT_WITHOUT_ANSWER: u64 = 64 << 10;
 /// How often, in calls that moved bytes, an unseen connection is asked for its mode.
 const CALLS_BETWEEN_QUESTIONS: u32 = 16;
 
+/// The program has been seen waiting for some connection.
+static ANY_SEEN: AtomicBool = AtomicBool::new(false);
+
 /// The program waits for it through us.
 #[inline]
 pub(crate) fn seen(local: &Local) {
     // Looked at first: waits are many, and the line is shared by threads.
     if local.waits.load(Ordering::Relaxed) & SEEN == 0 {
         local.waits.fetch_or(SEEN, Ordering::Relaxed);
+        ANY_SEEN.store(true, Ordering::Relaxed);
     }
+}
+
+/// True when the program has been seen waiting for a connection of its: it will wait for the next
+/// in the same way.
+pub(crate) fn have_been_seen() -> bool {
+    ANY_SEEN.load(Ordering::Relaxed)
 }
 
 /// A call on the host path came to `result`, with errno.

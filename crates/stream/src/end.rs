@@ -28,6 +28,8 @@ use toehold_channel::sync::{Ordering, fence};
 use toehold_channel::table::{Entry, Mode};
 use toehold_channel::untrusted::Untrusted;
 
+use crate::express;
+
 /// Places that two outstanding records can lead to.
 pub const AHEAD_MAX: usize = 4;
 
@@ -97,6 +99,12 @@ impl<'a> End<'a> {
     #[inline]
     pub fn theirs(&self) -> &'a Side {
         &self.control.sides[1 - self.side]
+    }
+
+    /// The carrier's turns, as this end sees them.
+    #[inline]
+    pub fn turns(&self) -> express::Carrier<'a> {
+        express::Carrier::new(&self.control.turns, self.side)
     }
 
     /// Memory of the ring that we write.

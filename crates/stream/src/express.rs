@@ -185,6 +185,15 @@ impl<'a> Carrier<'a> {
             .is(word(turn, Phase::Claimed))
     }
 
+    /// True when the peer has not accepted `turn`, which this end has claimed, and perhaps never
+    /// will: the bytes of this end are where it has put them.
+    pub fn is_unaccepted(&self, turn: Turn) -> bool {
+        let phase = self.words.phase.load(SIDE_SEEN);
+        // A turn that was accepted is retired only after the peer has ended it.
+        let is_refused = phase.is(word(turn, Phase::Retired)) && !self.is_ended_by_peer(turn);
+        turn != Turn::FIRST && (phase.is(word(turn, Phase::Claimed)) || is_refused)
+    }
+
     /// Either end: a connection that waits is not to be accepted any more. True when this end was
     /// the one to decide so; false when the other has accepted or given it up.
     pub fn give_up(&self, turn: Turn) -> bool {

@@ -21,8 +21,9 @@
 //! *Plain* and *Once* differ in what the kernel has: the program's data, or a tag of ours, because
 //! it tells once, and whoever answers next must know whether it has. *InBitmap* and *Polled* differ
 //! in how the library hears of news. *Parked* is removed for the program and still in the kernel
-//! with the library's events: programs that remove often add again. Of two threads that move one
-//! registration from one state, one succeeds ([`Interest::moves`]).
+//! with the library's events: programs that remove often add again. *Listener* is not drawn: its
+//! registration in the kernel stays the program's beside it, and it ends as it began, at *Gone*. Of
+//! two threads that move one registration from one state, one succeeds ([`Interest::moves`]).
 //!
 //! An answer has two halves. [`Interest::look`] runs without a lock, because it may make system
 //! calls. [`Interest::report`] runs under the instance's lock and decides what is told: a one-shot
@@ -76,11 +77,13 @@ pub enum State {
     Early = 6,
     /// The kernel, once, with the program's events and the library's tag.
     Once = 7,
+    /// The library, beside the kernel: a listener, for connections that come by parked carriers.
+    Listener = 8,
 }
 
 impl State {
     /// All of them.
-    pub const ALL: [State; 8] = [
+    pub const ALL: [State; 9] = [
         State::Gone,
         State::Plain,
         State::InBitmap,
@@ -89,6 +92,7 @@ impl State {
         State::Held,
         State::Early,
         State::Once,
+        State::Listener,
     ];
 
     #[inline]
@@ -101,6 +105,7 @@ impl State {
             5 => State::Held,
             6 => State::Early,
             7 => State::Once,
+            8 => State::Listener,
             _ => State::Gone,
         }
     }
@@ -114,7 +119,7 @@ impl State {
     /// True when the library answers.
     #[inline]
     pub fn is_ours(self) -> bool {
-        matches!(self, State::InBitmap | State::Polled)
+        matches!(self, State::InBitmap | State::Polled | State::Listener)
     }
 
     /// True when a registration goes on whose descriptor is closed. A registration belongs to the
@@ -128,11 +133,11 @@ impl State {
 
     /// True when the drawing has an arrow from here to `to`, or they are one.
     pub fn leads_to(self, to: State) -> bool {
-        use State::{Early, Gone, Held, InBitmap, Once, Parked, Plain, Polled};
+        use State::{Early, Gone, Held, InBitmap, Listener, Once, Parked, Plain, Polled};
         match (self, to) {
             (from, to) if from == to => true,
             (_, Gone) => true,
-            (Gone, Early | Plain | Once | Held) => true,
+            (Gone, Early | Plain | Once | Held | Listener) => true,
             (Early, Plain | Once) => true,
             (Plain | Once, Plain | Once | Held | InBitmap | Polled) => true,
             (Held, Plain | Once) => true,

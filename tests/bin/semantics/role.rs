@@ -120,6 +120,9 @@ impl Role {
 
     /// One connection, the usual way: this role's end.
     pub(crate) fn meet(&self) -> Fd {
+        if std::env::var_os("E2E_EXPRESS").is_some() {
+            return self.meet_by_carrier();
+        }
         if self.server() {
             let listener = self.listen(0);
             let fd = sys::accept(listener).fd();
@@ -127,6 +130,47 @@ impl Role {
             fd
         } else {
             self.connect(self.hear_port())
+        }
+    }
+
+    /// One connection by a carrier that has served another before: this role's end.
+    fn meet_by_carrier(&self) -> Fd {
+        if self.server() {
+            let listener = self.listen(libc::SOCK_NONBLOCK);
+            let epoll = sys::epoll_create();
+            let (add, readable) = (libc::EPOLL_CTL_ADD, libc::EPOLLIN);
+            sys::epoll_ctl(epoll, add, listener, readable, 1).value();
+            let accept = || {
+                sys::epoll_wait(epoll, 1, 20_000).0.value();
+                sys::accept(listener).fd()
+            };
+            for _ in 0..CARRIERS {
+                let before = accept();
+                sys::read(before, &mut [0; 8]);
+                sys::close(before).value();
+                self.tell(1);
+            }
+            let fd = accept();
+            self.hear();
+            sys::close(listener).value();
+            sys::close(epoll).value();
+            fd
+        } else {
+            let port = self.hear_port();
+            let mut names = Vec::new();
+            for _ in 0..CARRIERS {
+                let before = self.connect(port);
+                names.push(sys::name(before, false).expect("connected"));
+                sys::close(before).value();
+                self.hear();
+            }
+            let fd = self.connect(port);
+            let name = sys::name(fd, false).expect("connected");
+            if !names.contains(&name) {
+                println!("the carrier was not used again");
+            }
+            self.tell(1);
+            fd
         }
     }
 
@@ -178,6 +222,10 @@ impl std::ops::Deref for Pair {
         &self.role
     }
 }
+
+/// Connections that come before the one by a carrier: should a host be too busy to pair the first
+/// in time, another is.
+const CARRIERS: usize = 4;
 
 /// How much of each direction the warm-up fills, beyond any threshold for a bulk transfer.
 const BULK_BYTES: usize = 1 << 20;

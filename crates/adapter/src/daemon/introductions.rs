@@ -17,7 +17,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 use toehold_channel::layout::CAPACITY_LOG2_MAX;
-use toehold_channel::rendezvous::{Kind, Message, PAIR_ATTACHED, SLAB_ATTACHED};
+use toehold_channel::rendezvous::{Kind, Message, PAIR_ATTACHED, SAME_USER, SLAB_ATTACHED};
 use toehold_channel::table::{COMMAND_DETACH, Reason};
 
 impl Daemon {
@@ -242,9 +242,17 @@ impl Daemon {
         })?;
         self.show_to_captures_by_rule(ends);
         self.log.say("pair", || "introduced two programs".into());
+        let uids = matched.sides.each_ref().map(|side| {
+            let client: Option<&Connection> = self.clients.get(&side.client);
+            client.map(|client| client.uid)
+        });
+        let is_one_user = uids[0].is_some() && uids[0] == uids[1];
         for (side, introduction) in matched.sides.iter().enumerate() {
             let mut offer = offer_of(matched, side as u32, introduction, &memory);
             offer.message.pair = self.spoken(matched.pair);
+            if is_one_user {
+                offer.message.attached |= SAME_USER;
+            }
             if self.send(introduction.client, offer).is_err() {
                 self.drop_client(introduction.client, &Fault::Deaf);
             }

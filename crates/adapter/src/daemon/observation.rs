@@ -197,7 +197,7 @@ impl Daemon {
             return 0;
         };
         let changed = table.live().filter(|(index, entry)| {
-            let generation = entry.generation.load(Ordering::Relaxed);
+            let generation = entry.channel_generation.load(Ordering::Relaxed);
             let known = self.registry.end(id, *index);
             let known = known.filter(|(end, _)| end.generation == generation);
             // Bytes that the engine carries can be seen on its link. A connection that we do not

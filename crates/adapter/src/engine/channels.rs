@@ -149,8 +149,11 @@ impl Channels {
         let entry = self.table.entry(index);
         reset(entry);
         let generation = entry.generation.load(Ordering::Relaxed).wrapping_add(1);
+        entry.generation.store(generation, Ordering::Relaxed);
         // Release pairs with the Acquire load in `Table::current`.
-        entry.generation.store(generation, Ordering::Release);
+        entry
+            .channel_generation
+            .store(generation, Ordering::Release);
         let flags = if accepted { FLAG_ACCEPTED } else { 0 };
         entry.flags.store(flags, Ordering::Relaxed);
         entry.holders.store(1, Ordering::Relaxed);

@@ -150,6 +150,9 @@ impl FakeTable {
         let index = self.words().allocate(unused, |_| false).expect("room");
         let entry = self.entry(index);
         let generation = entry.generation.fetch_add(1, Ordering::Relaxed) + 1;
+        entry
+            .channel_generation
+            .store(generation, Ordering::Relaxed);
         let flags = FLAG_ASKED | if accepted { FLAG_ACCEPTED } else { 0 };
         entry.flags.store(flags, Ordering::Relaxed);
         entry.fd.store(fd, Ordering::Relaxed);

@@ -118,6 +118,7 @@ fn said(process: &Process, path: &str, reason: &str, members: &[&Connection]) ->
     };
     let how = match path {
         "direct" => "by shared memory",
+        "parked" => "not at all, until the next connection is made",
         "offload" => "by the adapter's engine",
         _ => "by the kernel",
     };

@@ -80,6 +80,8 @@ enum PathShown {
     Offload,
     /// Kernel TCP
     Host,
+    /// No connection at the moment: a carrier that waits for the next one
+    Parked,
 }
 
 impl PathShown {
@@ -89,6 +91,7 @@ impl PathShown {
             PathShown::Direct => "direct",
             PathShown::Offload => "offload",
             PathShown::Host => "host",
+            PathShown::Parked => "parked",
         }
     }
 }
@@ -107,10 +110,12 @@ enum SortKey {
 const COLUMNS: &str = "\
 Columns:
   path        how bytes travel: direct (shared memory), host (kernel TCP), offload (the adapter's
-              engine); sending/receiving where the two differ
+              engine), parked (a carrier that waits for its next connection: --express);
+              sending/receiving where the two differ
   rings       bytes through shared memory, both directions together
   kernel      bytes through the kernel, both directions together
-  why         the reason, for a connection on the host path
+  why         the reason, for a connection on the host path; how many connections a parked
+              carrier has served
 With --watch:
   rings/s, kernel/s   bytes in a second since the last look
 With --counters:

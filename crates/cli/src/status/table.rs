@@ -103,7 +103,7 @@ fn totals(processes: &[&Process]) -> String {
 /// `3 direct, 1 host`.
 fn by_path<'a>(connections: impl Iterator<Item = &'a Connection> + Clone) -> String {
     let of = |path: &str| connections.clone().filter(|one| one.path == path).count();
-    let counts = ["direct", "offload", "host"].map(|path| (of(path), path));
+    let counts = ["direct", "offload", "host", "parked"].map(|path| (of(path), path));
     let counts: Vec<String> = counts
         .iter()
         .filter(|(number, _)| *number > 0)

@@ -6,8 +6,9 @@ use core::sync::atomic::Ordering;
 use libc::{sockaddr, socklen_t};
 use toehold_channel::table::Reason;
 
-use crate::descriptors::{self, Kind};
+use crate::descriptors::{self, FRESH_NONBLOCK, FRESH_ODD, Kind};
 use crate::epoll::news;
+use crate::express::{self, accepting, books, claiming, listener, seeds};
 use crate::offload::active_open::{self, Opened};
 use crate::offload::names::{self, Side};
 use crate::offload::{addresses, bound, passive_open, routing};
@@ -34,6 +35,13 @@ pub unsafe fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_
             }
         }
     }
+    let mut fresh = None;
+    if express::is_on() && to.0 == address {
+        if let Some(result) = unsafe { claiming::connect(fd, address, len) } {
+            return result;
+        }
+        fresh = descriptors::fresh(fd);
+    }
     let result = unsafe { real::connect(fd, to.0, to.1) };
     let error = if result == 0 { 0 } else { errno::get() };
     if matches!(error, 0 | libc::EINPROGRESS | libc::EINTR) {
@@ -44,6 +52,9 @@ pub unsafe fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_
             } else {
                 c.entry.reason.store(reason as u32, Ordering::Relaxed);
             }
+        } else if let Some(bits) = fresh.filter(|_| error != libc::EINTR) {
+            let is_nonblocking = bits & FRESH_NONBLOCK != 0;
+            errno::keep(|| unsafe { seeds::connected(fd, address, len, is_nonblocking) });
         }
     }
     result
@@ -93,9 +104,16 @@ unsafe fn note_connect(fd: c_int, address: *const sockaddr, len: socklen_t, erro
 
 /// `accept(2)`.
 pub unsafe fn accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    if let Some(result) = unsafe { accept_by_express(fd, address, len, 0) } {
+        return result;
+    }
     let room = unsafe { room_in(address, len) };
-    let result = unsafe { real::accept(fd, address, len) };
+    let mut result = unsafe { real::accept(fd, address, len) };
+    if result < 0 && makes_room() {
+        result = unsafe { real::accept(fd, address, len) };
+    }
     unsafe { note_accept(result, address) };
+    seed(fd, result);
     unsafe { name_accepted(result, address, room, len) };
     result
 }
@@ -107,10 +125,61 @@ pub unsafe fn accept4(
     len: *mut socklen_t,
     flags: c_int,
 ) -> c_int {
+    if let Some(result) = unsafe { accept_by_express(fd, address, len, flags) } {
+        return result;
+    }
     let room = unsafe { room_in(address, len) };
-    let result = unsafe { real::accept4(fd, address, len, flags) };
+    let mut result = unsafe { real::accept4(fd, address, len, flags) };
+    if result < 0 && makes_room() {
+        result = unsafe { real::accept4(fd, address, len, flags) };
+    }
     unsafe { note_accept(result, address) };
+    seed(fd, result);
     unsafe { name_accepted(result, address, room, len) };
+    result
+}
+
+/// A connection that came by a parked carrier. `None`: the kernel is to be asked.
+unsafe fn accept_by_express(
+    fd: c_int,
+    address: *mut sockaddr,
+    len: *mut socklen_t,
+    flags: c_int,
+) -> Option<c_int> {
+    if !books::is_served(fd) {
+        return None;
+    }
+    let result = unsafe { accepting::accept(fd, address, len, flags) };
+    if result == Some(-1) && makes_room() {
+        return unsafe { accepting::accept(fd, address, len, flags) };
+    }
+    result
+}
+
+/// A call has failed. True when it was for want of descriptors, of which parked carriers had some.
+#[cold]
+fn makes_room() -> bool {
+    express::is_on()
+        && matches!(errno::get(), libc::EMFILE | libc::ENFILE)
+        && errno::keep(express::make_room)
+}
+
+/// The kernel has accepted `result` at the listener `fd`.
+fn seed(fd: c_int, result: c_int) {
+    if result >= 0 && books::is_served(fd) {
+        errno::keep(|| seeds::accepted(result));
+    }
+}
+
+/// `socket(2)`.
+pub unsafe fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    let mut result = unsafe { real::socket(domain, kind, protocol) };
+    if result < 0 && makes_room() {
+        result = unsafe { real::socket(domain, kind, protocol) };
+    }
+    if result >= 0 && express::is_on() {
+        errno::keep(|| claiming::made(result, domain, kind, protocol));
+    }
     result
 }
 
@@ -223,6 +292,7 @@ unsafe fn true_name(
 
 /// `bind(2)`.
 pub unsafe fn bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
+    descriptors::change_fresh(fd, FRESH_ODD, true);
     if routing::is_wanted() && process::is_started() && !process::borrowed_memory() {
         errno::keep(tracking::prepare);
         let alias = errno::keep(|| unsafe { bound::alias(fd, address, len) });
@@ -238,6 +308,7 @@ pub unsafe fn listen(fd: c_int, backlog: c_int) -> c_int {
     let result = unsafe { real::listen(fd, backlog) };
     if result == 0 {
         errno::keep(tracking::prepare);
+        errno::keep(|| listener::listening(fd, backlog));
         if routing::is_wanted() && process::is_started() && !process::borrowed_memory() {
             errno::keep(|| passive_open::listening(fd, backlog));
         }

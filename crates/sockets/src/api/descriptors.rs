@@ -7,7 +7,8 @@ use libc::socklen_t;
 use toehold_channel::table::{FLAG_INHERITED, FLAG_NONBLOCK, Reason};
 
 use crate::connection::{self, Connection};
-use crate::descriptors::{self, Kind};
+use crate::descriptors::{self, FRESH_CLOEXEC, FRESH_NODELAY, FRESH_NONBLOCK, FRESH_ODD, Kind};
+use crate::express::{books, listener};
 use crate::offload::{liveness, passive_open, routing};
 use crate::{closing, errno, kept, options, process, real, resets, service, sys, uring};
 
@@ -20,6 +21,9 @@ pub unsafe fn close(fd: c_int) -> c_int {
                 kept::closing(fd);
             }
             uring::closing(fd);
+            if listener::are_any() {
+                errno::keep(|| listener::closing(fd));
+            }
             if descriptors::is_noted(fd) && !process::borrowed_memory() {
                 if routing::is_wanted() && descriptors::is_listener(fd) {
                     return unsafe { close_listener(fd) };
@@ -36,7 +40,7 @@ pub unsafe fn close(fd: c_int) -> c_int {
         }
         Kind::Connection | Kind::Epoll => {
             if !process::borrowed_memory() {
-                errno::keep(|| closing::closing(fd));
+                errno::keep(|| closing::closing_by_program(fd));
             }
         }
     }
@@ -65,6 +69,9 @@ pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
         return unsafe { real::close_range(first, last, flags) };
     }
     uring::closing_range(first, last);
+    if listener::are_any() {
+        errno::keep(|| listener::closing_range(first, last));
+    }
     let mut from = first;
     let mut result = 0;
     descriptors::for_each(first, last, |fd, kind| match kind {
@@ -112,6 +119,9 @@ pub unsafe fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
 
 /// `to` is a duplicate of `from`, or no descriptor. Returns the result of the call.
 fn note_duplicate(from: c_int, to: c_int) -> c_int {
+    if to >= 0 && books::is_served(from) {
+        errno::keep(|| listener::used_otherwise(from));
+    }
     if kept::has_any() && to >= 0 && from != to {
         kept::closing(to);
         if !kept::duplicated(from, to) {
@@ -188,6 +198,9 @@ fn before_replacing(from: c_int, to: c_int) {
     }
     if from != to {
         uring::closing(to);
+        if listener::are_any() {
+            errno::keep(|| listener::closing(to));
+        }
     }
     if from == to || descriptors::kind(to) == Kind::Foreign || process::borrowed_memory() {
         return;
@@ -197,7 +210,7 @@ fn before_replacing(from: c_int, to: c_int) {
     }
     errno::keep(|| {
         closing::make_way(to);
-        closing::closing(to);
+        closing::closing_by_program(to);
     });
 }
 
@@ -207,6 +220,10 @@ pub unsafe fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
     if result >= 0 {
         match command {
             libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => return note_duplicate(fd, result),
+            libc::F_SETFD if descriptors::is_noted(fd) => {
+                let is_set = argument as c_int & libc::FD_CLOEXEC != 0;
+                descriptors::change_fresh(fd, FRESH_CLOEXEC, is_set);
+            }
             libc::F_SETFD if argument as c_int & libc::FD_CLOEXEC == 0 => {
                 if let Some(c) = connection::at(fd) {
                     c.entry.flags.fetch_or(FLAG_INHERITED, Ordering::Relaxed);
@@ -215,16 +232,33 @@ pub unsafe fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
             libc::F_SETFL => {
                 if let Some(c) = connection::at(fd) {
                     set_nonblocking(&c, argument as c_int & libc::O_NONBLOCK != 0);
+                    if argument as c_int & !(libc::O_NONBLOCK | libc::O_RDWR) != 0 {
+                        c.local.express.note_odd();
+                    }
                     if argument as c_int & libc::O_ASYNC != 0 {
                         // Nothing sends a signal for what comes to a ring.
                         errno::keep(|| service::retire(&c, Reason::Unsupported));
                     }
+                } else {
+                    note_mode(fd, argument as c_int);
                 }
             }
             _ => {}
         }
     }
     result
+}
+
+/// The program has set the mode of what is no connection.
+fn note_mode(fd: c_int, mode: c_int) {
+    let is_nonblocking = mode & libc::O_NONBLOCK != 0;
+    descriptors::change_fresh(fd, FRESH_NONBLOCK, is_nonblocking);
+    if mode & !(libc::O_NONBLOCK | libc::O_RDWR) != 0 {
+        descriptors::change_fresh(fd, FRESH_ODD, true);
+    }
+    if !is_nonblocking && books::is_served(fd) {
+        errno::keep(|| listener::used_otherwise(fd));
+    }
 }
 
 fn set_nonblocking(connection: &Connection, on: bool) {
@@ -245,7 +279,16 @@ fn set_nonblocking(connection: &Connection, on: bool) {
 /// together.
 pub unsafe fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
     let Some(c) = connection::at(fd) else {
-        return unsafe { real::ioctl(fd, request, argument) };
+        let result = unsafe { real::ioctl(fd, request, argument) };
+        if result == 0 && descriptors::is_noted(fd) && argument != 0 {
+            if request == libc::FIONBIO as c_ulong {
+                let is_on = unsafe { *(argument as *const c_int) } != 0;
+                note_mode(fd, if is_on { libc::O_NONBLOCK } else { 0 });
+            } else if request == libc::FIOASYNC as c_ulong {
+                descriptors::change_fresh(fd, FRESH_ODD, true);
+            }
+        }
+        return result;
     };
     if argument != 0 {
         if let Some(count) = options::queue_length(&c, request) {
@@ -305,6 +348,7 @@ pub unsafe fn setsockopt(
         }
         let result = unsafe { real::setsockopt(fd, level, name, value, len) };
         if result == 0 {
+            c.local.express.note_odd();
             errno::keep(|| {
                 liveness::option_set(&c, level, name);
                 if (level, name) == (libc::SOL_SOCKET, libc::SO_LINGER) {
@@ -314,5 +358,12 @@ pub unsafe fn setsockopt(
         }
         return result;
     }
-    unsafe { real::setsockopt(fd, level, name, value, len) }
+    let result = unsafe { real::setsockopt(fd, level, name, value, len) };
+    if result == 0 && descriptors::is_noted(fd) {
+        let is_delay = (level, name) == (libc::IPPROTO_TCP, libc::TCP_NODELAY) && len >= 4;
+        let is_set = !is_delay || unsafe { value.cast::<c_int>().read_unaligned() } != 0;
+        let bit = if is_delay { FRESH_NODELAY } else { FRESH_ODD };
+        descriptors::change_fresh(fd, bit, is_set);
+    }
+    result
 }

@@ -9,6 +9,7 @@ use crate::api::readiness::{limit_of_ms, nanoseconds};
 use crate::descriptors::{self, Kind};
 use crate::epoll::instance::Instance;
 use crate::epoll::{control, lifetime, waiting};
+use crate::express::listener;
 use crate::offload::liveness::say_what_is_set;
 use crate::{connection, errno, kept, process, real, service};
 
@@ -47,6 +48,11 @@ pub unsafe fn epoll_ctl(
         }
     }
     let result = unsafe { real::epoll_ctl(epfd, operation, fd, event) };
+    if result == 0 && listener::are_any() {
+        let number = descriptors::epoll_number(epfd).unwrap_or(u32::MAX);
+        let given = (!event.is_null()).then(|| unsafe { event.read_unaligned() });
+        errno::keep(|| listener::controlled(number, operation, fd, given.as_ref()));
+    }
     if result == 0 && kept::has_any() {
         let given = (!event.is_null()).then(|| unsafe { event.read_unaligned() });
         kept::control(epfd, operation, fd, given);

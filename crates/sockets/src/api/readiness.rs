@@ -4,10 +4,11 @@ use core::ffi::c_int;
 
 use libc::{fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 
+use crate::express::{books, listener};
 use crate::kernel_waits::KernelWait;
 use crate::offload::liveness::say_what_is_set;
 use crate::poll::Survey;
-use crate::{descriptors, kept, poll, process, real, sys};
+use crate::{descriptors, errno, kept, poll, process, real, sys};
 
 pub(super) fn nanoseconds(time: &timespec) -> u64 {
     time.tv_sec.max(0) as u64 * 1_000_000_000 + time.tv_nsec.max(0) as u64
@@ -34,7 +35,11 @@ unsafe fn pollfds<'a>(fds: *mut pollfd, count: nfds_t) -> &'a mut [pollfd] {
 #[inline]
 fn survey_of(fds: impl Iterator<Item = c_int>) -> Survey {
     if process::is_started() {
-        return poll::survey(fds);
+        return poll::survey(fds.inspect(|&fd| {
+            if books::is_served(fd) {
+                errno::keep(|| listener::used_otherwise(fd));
+            }
+        }));
     }
     Survey {
         concerns: false,

@@ -132,6 +132,32 @@ pub(crate) fn adopt(connection: &Connection, first: u32) {
     connection.local.registrations.store(first, LINKED);
 }
 
+/// Writes the registrations of an unconnected socket to `out`, as many as it takes, by instance,
+/// and forgets all: how many were written.
+pub(crate) fn take_all(fd: i32, out: &mut [(u32, epoll_event)]) -> usize {
+    let first = descriptors::early_registrations(fd);
+    if first == 0 {
+        return 0;
+    }
+    let mut count = 0;
+    let _held = EARLY_LOCK.lock();
+    let mut n = first;
+    while let Some(one) = registration(n) {
+        let next = one.next.load(Ordering::Relaxed);
+        if let Some(place) = out.get_mut(count) {
+            let event = epoll_event {
+                events: one.events(),
+                u64: one.data(),
+            };
+            *place = (one.epoll.load(Ordering::Relaxed), event);
+            count += 1;
+        }
+        free_registration(n);
+        n = next;
+    }
+    count
+}
+
 /// A socket that never became a connection is being closed.
 pub(crate) fn unconnected_closing(first: u32) {
     let _held = EARLY_LOCK.lock();

@@ -13,6 +13,7 @@ use crate::connection::Connection;
 use crate::epoll::instance::{BATCH, BOOKS, Epoll};
 use crate::epoll::kernels::kick;
 use crate::epoll::lists::{pop_ready, push_ready};
+use crate::epoll::parked::{listener_events, wake_one};
 use crate::epoll::registration::{EDGE, READINESS, Registration, peer_tail, registration};
 use crate::{ready, sys};
 
@@ -185,7 +186,10 @@ impl Epoll {
     #[inline(always)]
     fn look(&self, number: u32, processor: u32) -> Option<Look> {
         let one = registration(number)?;
-        one.look(|interest| Some(self.look_at(&one.behind()?, interest, processor)))
+        one.look(|interest| match one.behind() {
+            Some(connection) => Some(self.look_at(&connection, interest, processor)),
+            None => listener_events(one),
+        })
     }
 
     /// The event that `look` comes to, if nobody has told it and nothing has changed since. The
@@ -213,7 +217,9 @@ impl Epoll {
     pub(super) fn share(&self) {
         let left = self.ready_head.load(BOOKS);
         if left != 0 && self.sleepers.any() {
-            if let Some(one) = registration(left) {
+            if left == self.listener.load(Ordering::Relaxed) {
+                wake_one(self);
+            } else if let Some(one) = registration(left) {
                 kick(self.fd.load(Ordering::Relaxed) - 1, one.carrier(), left);
             }
         }

@@ -63,6 +63,8 @@ pub(super) struct Epoll {
     /// 1 when an ordinary member has been registered that the kernel tells of once: edge-triggered,
     /// or one-shot.
     pub(super) tells_once: AtomicU32,
+    /// The listener's registration ([`super::parked`]), 0 for none.
+    pub(super) listener: AtomicU32,
 }
 
 /// An instance as a call found it. While the call sleeps in the kernel, another thread may close
@@ -182,6 +184,12 @@ pub(super) static EPOLLS: Chunks<Epoll, 0, EPOLLS_MAX> = Chunks::new();
 #[inline]
 pub(super) fn epoll(number: u32) -> Option<&'static Epoll> {
     EPOLLS.get(number as usize)
+}
+
+/// A descriptor of instance `number`.
+pub(crate) fn descriptor(number: u32) -> Option<i32> {
+    let fd = epoll(number)?.fd.load(Ordering::Relaxed) - 1;
+    (fd >= 0).then_some(fd)
 }
 
 /// True when waits on this instance need us: it has accelerated members, or ready bitmaps by which

@@ -10,7 +10,9 @@ use crate::connection::{Connection, HINT_LOOK};
 use crate::epoll::instance::Epoll;
 use crate::epoll::lists::push_ready;
 use crate::epoll::membership::believe_kernel;
+use crate::epoll::parked::note_end;
 use crate::epoll::registration::{State, registration, untag};
+use crate::express::{self, books};
 use crate::offload::awaiting;
 use crate::{doorbells, errno};
 
@@ -51,6 +53,7 @@ impl Epoll {
                     .entry
                     .rx_hints
                     .fetch_or(HINT_LOOK, Ordering::Relaxed);
+                note_end(&connection);
             }
             connection.entry.wakeups.fetch_add(1, Ordering::Relaxed);
             if one.is_ours() {
@@ -63,6 +66,9 @@ impl Epoll {
             }
         }
         drop(held);
+        if books::has_ended() {
+            errno::keep(express::look_after);
+        }
         if strange != 0 {
             believe_kernel(strange);
         }

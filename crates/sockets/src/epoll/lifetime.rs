@@ -46,6 +46,7 @@ pub(crate) fn created(fd: i32) {
                 &epoll.pair_count,
                 &epoll.nested_count,
                 &epoll.tells_once,
+                &epoll.listener,
             ] {
                 word.store(0, Ordering::Relaxed);
             }
@@ -58,6 +59,11 @@ pub(crate) fn created(fd: i32) {
             return;
         }
     }
+}
+
+/// True when instance `number` has one descriptor left.
+pub(crate) fn is_last_descriptor(number: u32) -> bool {
+    epoll(number).is_some_and(|epoll| epoll.descriptors.load(Ordering::Relaxed) == 1)
 }
 
 /// One more descriptor refers to instance `number`.

@@ -305,7 +305,7 @@ pub(crate) fn give_to_kernel(connection: &Connection) {
     }
 }
 
-pub(super) fn set_resting_wake(connection: &Connection, word: WakeWord) {
+pub(crate) fn set_resting_wake(connection: &Connection, word: WakeWord) {
     let entry = connection.entry;
     let held = lock::lock(&entry.wake_lock);
     if held.is_none()
@@ -327,7 +327,12 @@ pub(super) fn set_resting_wake(connection: &Connection, word: WakeWord) {
 
 /// A ready bitmap for registration `n`, under the instance's lock: the one this instance has in the
 /// connection's pair, or a new one.
-fn give_bitmap(epoll: &Epoll, number: u32, connection: &Connection, n: u32) -> Option<WakeWord> {
+pub(super) fn give_bitmap(
+    epoll: &Epoll,
+    number: u32,
+    connection: &Connection,
+    n: u32,
+) -> Option<WakeWord> {
     let pointer = connection.local.pair.load(Ordering::Relaxed);
     // SAFETY: places of the pair table are never released.
     let pair = unsafe { pointer.as_ref() }?;

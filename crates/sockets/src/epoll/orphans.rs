@@ -38,10 +38,7 @@ pub(super) fn outlives_descriptor(
     let Some(duplicate) = descriptors::duplicate_for_us(connection.fd) else {
         return false;
     };
-    let before = one.duplicate.swap(duplicate + 1, Ordering::Relaxed);
-    if before != 0 {
-        descriptors::disown(before - 1);
-    }
+    one.set_duplicate(duplicate + 1, false);
     put_under(epoll, one, n, connection.fd);
     true
 }
@@ -61,7 +58,7 @@ pub(crate) fn moved(fd: i32, to: i32) {
 }
 
 /// Has the kernel know it by its duplicate, and no longer by `fd`.
-fn put_under(epoll: &Epoll, one: &Registration, n: u32, fd: i32) {
+pub(super) fn put_under(epoll: &Epoll, one: &Registration, n: u32, fd: i32) {
     let epoll_fd = epoll.fd.load(Ordering::Relaxed) - 1;
     sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_DEL, fd, 0, 0);
     let events = match one.state() {

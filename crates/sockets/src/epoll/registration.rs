@@ -53,6 +53,9 @@ pub(super) struct Registration {
     pub(super) polled_next: AtomicU32,
     /// [`process::forks`] when it was made.
     pub(super) forks: AtomicU32,
+    /// 1 when the duplicate is the carrier's own number ([`crate::express`]), and does not end with
+    /// the registration.
+    pub(super) is_borrowed: AtomicU32,
 }
 
 impl core::ops::Deref for Registration {
@@ -154,6 +157,15 @@ impl Registration {
     pub(super) fn is_ours(&self) -> bool {
         self.state().is_ours()
     }
+
+    /// From now on the kernel knows it by another number, given plus one; 0 for the program's own.
+    pub(super) fn set_duplicate(&self, duplicate: i32, is_borrowed: bool) {
+        let before = self.duplicate.swap(duplicate, Ordering::Relaxed);
+        let was_borrowed = self.is_borrowed.swap(is_borrowed.into(), Ordering::Relaxed);
+        if before != 0 && was_borrowed == 0 {
+            descriptors::disown(before - 1);
+        }
+    }
 }
 
 pub(super) fn allocate_registration() -> Option<u32> {
@@ -178,10 +190,7 @@ pub(super) fn free_registration(number: u32) {
     };
     // Relaxed: 0 leads to nothing.
     gone.connection.store(0, Ordering::Relaxed);
-    let duplicate = gone.duplicate.swap(0, Ordering::Relaxed);
-    if duplicate != 0 {
-        descriptors::disown(duplicate - 1);
-    }
+    gone.set_duplicate(0, false);
     gone.become_state(State::Gone);
     let _held = FREE_LOCK.lock();
     gone.next

@@ -11,7 +11,7 @@ use crate::epoll::nested::without_repeats;
 use crate::epoll::registration::untag;
 use crate::epoll::sleeping::Watch;
 use crate::wait::{self, KERNEL_LOOK_NS};
-use crate::{attention, deferral, errno, sys};
+use crate::{attention, deferral, errno, express, sys};
 
 /// While shared memory keeps us busy, the kernel's own members are asked this often.
 const KERNEL_MEMBERS_NS: u64 = 50_000;
@@ -55,7 +55,7 @@ pub(crate) fn wait(
                     found = epoll.harvest(generation, events, true);
                 }
                 if found > 0 {
-                    return found as i32;
+                    return once_each(epoll, events, found);
                 }
                 is_asked = first.is_some();
             }
@@ -115,7 +115,8 @@ pub(crate) fn wait(
         epoll.kernel_seen_ns.store(woken, Ordering::Relaxed);
         if kept > 0 {
             epoll.kernel_news_ns.store(woken, Ordering::Relaxed);
-            return (kept + epoll.sweep_and_harvest(generation, &mut events[kept..])) as i32;
+            let more = epoll.sweep_and_harvest(generation, &mut events[kept..]);
+            return once_each(epoll, events, kept + more);
         }
         if let Some(limit) = timeout_ns {
             if sys::now_ns() - started >= limit {
@@ -201,7 +202,15 @@ fn with_kernel_members(
     }
     match found + kept {
         0 => epoll.sweep_and_harvest(generation, events) as i32,
-        total => total as i32,
+        total => once_each(epoll, events, total),
+    }
+}
+
+/// The result of a wait to which the kernel and the library have both contributed.
+fn once_each(epoll: &Epoll, events: &mut [epoll_event], found: usize) -> i32 {
+    match epoll.listener.load(Ordering::Relaxed) {
+        0 => found as i32,
+        _ => epoll.without_second_listener(events, found) as i32,
     }
 }
 
@@ -219,12 +228,14 @@ fn sleep(
     // and with the fence in `show_to_sleepers`.
     fence(Ordering::SeqCst);
     let news = epoll.sweep() || epoll.has_nested_ready();
+    let left = express::limit(left);
     let result = match instance.is_open() {
         true => kernel(events, if news { Some(0) } else { left }),
         false => closed(),
     };
     watch.end();
     epoll.end_sleep(counted);
+    errno::keep(express::look_after);
     result
 }
 
@@ -283,6 +294,6 @@ pub(crate) fn after_kernel_wait(
     match kept + more {
         0 if instance.is_open() => None,
         0 => Some(closed()),
-        total => Some(total as i32),
+        total => Some(once_each(epoll, events, total)),
     }
 }

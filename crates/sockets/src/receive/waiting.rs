@@ -9,6 +9,7 @@ use toehold_channel::untrusted::Untrusted;
 use toehold_stream::end::{End, Incoming};
 
 use crate::connection::{Connection, HINT_LOOK};
+use crate::express::turns;
 use crate::looking::{self, Looked};
 use crate::sleep::{self, Deadline};
 use crate::{arming, attention, deferral, doorbells, errno, lock, pending, real, sleepers, sys};
@@ -95,7 +96,7 @@ pub(super) fn wait_for_bytes(
     let start = sys::now_ns();
     arming::arm(connection, end);
     local.attachment.sleepers.begin_reading();
-    let slept = !news() || only_closed_news(end);
+    let slept = !news() || only_closed_news(end) && !turns::is_over(connection, end);
     let result = if !slept {
         1
     } else if handlers.end_a_transfer() {

@@ -1,0 +1,116 @@
+//! *Express*: carriers that serve one connection of the program after another.
+//!
+//! ```text
+//!   connect ─► claiming ─► a parked carrier ─► the peer's queue ─► accepting ◄─ accept
+//!      │ none is parked                                               ▲
+//!      ▼                                                              │
+//!   the kernel ─► seeds: paired at once ─► … ─► close ─► parking ─► carriers: parked
+//!                                                          │
+//!                                 too old, too many, dead, fork, exec ─► retired
+//! ```
+//!
+//! - [`words`]: a carrier's own state; [`carriers`]: those that are parked, and their retirement;
+//! - [`parking`]: the last close of a turn; [`claiming`]: `connect`; [`accepting`]: `accept`;
+//! - [`listener`]: the one listener whose connections may come by carriers; [`books`]: what others
+//!   ask of it;
+//! - [`seeds`]: how a carrier begins; [`destinations`]: where it leads to;
+//! - [`turns`]: the questions that transfers ask; [`returning`] and [`again`]: a connection
+//!   that nobody accepted goes back to the kernel.
+//!
+//! One lock guards all that is parked. It is taken in `connect`, `accept` and `close` only, outside
+//! of all other locks. The protocols between the processes are `toehold_stream::express`, decided
+//! in `docs/decisions/0023-express.md`.
+
+pub(crate) mod accepting;
+mod again;
+pub(crate) mod books;
+mod carriers;
+pub(crate) mod claiming;
+mod destinations;
+pub(crate) mod listener;
+pub(crate) mod parking;
+pub(crate) mod returning;
+pub(crate) mod seeds;
+pub(crate) mod turns;
+pub(crate) mod words;
+
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use crate::{lock, process};
+
+/// The operator wants it.
+static WANTED: AtomicBool = AtomicBool::new(false);
+/// Held while anything that is parked, or the listener, changes.
+static LOCK: lock::Private = lock::Private::new();
+
+/// Has short connections go by carriers that were used before; with `always`, every connection is
+/// to become a carrier. Before `main`.
+pub fn want_express(always: bool) {
+    if always {
+        books::choose_all();
+    }
+    // Relaxed: set once, before `main`.
+    WANTED.store(true, Ordering::Relaxed);
+}
+
+/// True when short connections may go by parked carriers.
+#[inline]
+pub(crate) fn is_on() -> bool {
+    WANTED.load(Ordering::Relaxed)
+}
+
+/// As [`is_on`], for calls that change something: not in a `vfork` child.
+fn may_act() -> bool {
+    is_on() && process::is_started() && !process::borrowed_memory()
+}
+
+/// The process is about to do something that parked carriers must not see: a fork, an exec, a
+/// change of namespaces. Nothing is parked afterwards.
+pub(crate) fn stop() {
+    if !may_act() {
+        return;
+    }
+    let _held = LOCK.lock();
+    listener::stop();
+    carriers::retire_all();
+}
+
+/// Express is over in this process.
+pub(crate) fn end() {
+    stop();
+    WANTED.store(false, Ordering::Relaxed);
+}
+
+/// After fork: the parent has retired what was parked before.
+pub(crate) fn forked() {
+    LOCK.reset();
+}
+
+/// Gives up descriptors of which the program has none left: true when there were any.
+pub(crate) fn make_room() -> bool {
+    may_act() && {
+        let _held = LOCK.lock();
+        carriers::retire_all()
+    }
+}
+
+/// How long a sleep may last: until a parked carrier is to be retired.
+pub(crate) fn limit(left: Option<u64>) -> Option<u64> {
+    if !carriers::are_any() {
+        return left;
+    }
+    let due = carriers::next_retirement_ns();
+    match (left, due) {
+        (Some(left), Some(due)) => Some(left.min(due)),
+        (left, due) => left.or(due),
+    }
+}
+
+/// Retires what has been parked for too long, what has ended, and what the adapter wants back.
+pub(crate) fn look_after() {
+    if carriers::are_any() {
+        if let Some(_held) = LOCK.try_lock() {
+            carriers::look_after();
+        }
+    }
+}

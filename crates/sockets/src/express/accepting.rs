@@ -1,0 +1,148 @@
+//! `accept`: a connection that came by a parked carrier.
+
+use core::ffi::c_int;
+use core::sync::atomic::Ordering;
+
+use libc::{SOCK_CLOEXEC, SOCK_NONBLOCK, sockaddr, socklen_t};
+use toehold_channel::table::{FLAG_NONBLOCK, FLAG_PARKED};
+use toehold_stream::express::Queued;
+
+use super::carriers::{self, Role};
+use super::{LOCK, books, listener, may_act, parking, turns};
+use crate::connection::{self, Connection};
+use crate::descriptors::{self, Kind};
+use crate::epoll::parked;
+use crate::pairs::Pair;
+use crate::{closing, errno, process, sys};
+
+/// After so many connections from the queues the kernel is asked first.
+const BETWEEN_KERNELS: u32 = 16;
+static SINCE_KERNEL: core::sync::atomic::AtomicU32 = core::sync::atomic::AtomicU32::new(0);
+
+/// `accept4` on `fd`, if a connection waits that came by a carrier. `None`: the kernel is to be
+/// asked.
+///
+/// # Safety
+/// `address` and `len` are as `accept4(2)` wants them.
+pub(crate) unsafe fn accept(
+    fd: c_int,
+    address: *mut sockaddr,
+    len: *mut socklen_t,
+    flags: c_int,
+) -> Option<c_int> {
+    if !books::is_served(fd) || !may_act() || flags & !(SOCK_CLOEXEC | SOCK_NONBLOCK) != 0 {
+        return None;
+    }
+    let since = SINCE_KERNEL.load(Ordering::Relaxed);
+    if since >= BETWEEN_KERNELS {
+        SINCE_KERNEL.store(0, Ordering::Relaxed);
+        let waits = sys::poll_now(fd, libc::POLLIN) & libc::POLLIN != 0;
+        if waits {
+            return None;
+        }
+    }
+    let taken = errno::keep(take_next(flags))?;
+    match taken {
+        Ok(accepted) => {
+            SINCE_KERNEL.store(since.wrapping_add(1), Ordering::Relaxed);
+            if !address.is_null() && !len.is_null() {
+                // SAFETY: the caller's promise.
+                unsafe { tell_remote(accepted, address, len) };
+            }
+            Some(accepted)
+        }
+        Err(error) => {
+            errno::set(error);
+            Some(-1)
+        }
+    }
+}
+
+/// Writes the remote address of a connection, as much of it as there is room for.
+unsafe fn tell_remote(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) {
+    let Some(connection) = connection::at(fd) else {
+        return;
+    };
+    let words = &connection.local.express.remote;
+    let bytes = [0, 1, 2, 3].map(|n| words[n].load(Ordering::Relaxed));
+    let family = i32::from(bytes[0] as libc::sa_family_t);
+    let whole = match family {
+        libc::AF_INET => size_of::<libc::sockaddr_in>(),
+        _ => size_of::<libc::sockaddr_in6>(),
+    };
+    // SAFETY: the caller's promise; `bytes` has 32 of them.
+    unsafe {
+        let room = (len.read_unaligned() as usize).min(whole);
+        core::ptr::copy_nonoverlapping(bytes.as_ptr().cast::<u8>(), address.cast(), room);
+        len.write_unaligned(whole as socklen_t);
+    }
+}
+
+/// Takes the next connection that is still there.
+fn take_next(flags: c_int) -> impl FnOnce() -> Option<Result<c_int, i32>> {
+    move || {
+        let _held = LOCK.lock();
+        loop {
+            let (pair, queued) = listener::next()?;
+            if let Some(carrier) = claimed(pair, queued) {
+                if let Some(result) = give(pair, queued, &carrier, flags) {
+                    return Some(result);
+                }
+            }
+        }
+    }
+}
+
+/// The parked carrier that a queued connection speaks of.
+fn claimed(pair: &'static Pair, queued: Queued) -> Option<Connection> {
+    let index = pair.carrier(queued.slot)?.load(Ordering::Relaxed);
+    let carrier = carriers::carrier(index.checked_sub(1)?)?;
+    let turn = turns::turn_of(carrier.entry)?;
+    let is_it = carrier.entry.flags.load(Ordering::Relaxed) & FLAG_PARKED != 0
+        && turn.number().wrapping_add(1) == queued.turn.number();
+    is_it.then_some(carrier)
+}
+
+/// Gives the program the connection. `None` when it was withdrawn.
+fn give(
+    pair: &'static Pair,
+    queued: Queued,
+    carrier: &Connection,
+    flags: c_int,
+) -> Option<Result<c_int, i32>> {
+    let (entry, local) = (carrier.entry, carrier.local);
+    let command = match flags & SOCK_CLOEXEC {
+        0 => libc::F_DUPFD,
+        _ => libc::F_DUPFD_CLOEXEC,
+    };
+    let end = carrier.end()?;
+    let fd = sys::fcntl(carrier.fd, command, 0);
+    if fd < 0 {
+        listener::keep(pair, queued);
+        return Some(Err(-fd as i32));
+    }
+    let fd = fd as c_int;
+    if !end.turns().accept(queued.turn) || !descriptors::has_place(fd) {
+        sys::close(fd);
+        carriers::close(Role::Accepting, carrier);
+        return None;
+    }
+    let nonblock = flags & SOCK_NONBLOCK != 0;
+    if nonblock != (entry.flags.load(Ordering::Relaxed) & FLAG_NONBLOCK != 0) {
+        parking::set_nonblocking(carrier, nonblock);
+    }
+    carriers::leave(Role::Accepting, local);
+    if let Some(place) = pair.carrier(queued.slot) {
+        place.store(0, Ordering::Relaxed);
+    }
+    if descriptors::kind(fd) == Kind::Connection {
+        // Closed behind our back, and the number given out again.
+        closing::closing(fd);
+    }
+    let options = local.express.first_options.load(Ordering::Relaxed);
+    parking::begin_turn(carrier, fd, options);
+    entry.pid.store(process::pid(), Ordering::Relaxed);
+    descriptors::note_connection(fd, carrier.index, entry.generation.load(Ordering::Relaxed));
+    parked::serve(carrier, fd);
+    Some(Ok(fd))
+}

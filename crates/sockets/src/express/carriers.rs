@@ -1,0 +1,278 @@
+//! Parked carriers: what is kept of each, in which order they were parked, and their end.
+
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use toehold_channel::table::{Entry, FLAG_PARKED};
+use toehold_stream::end::End;
+
+use super::words::Words;
+use super::{again, books, turns};
+use crate::connection::{self, Connection, HINT_LOOK, Local};
+use crate::epoll::orphans;
+use crate::pairs::Pair;
+use crate::{descriptors, release, sys, table};
+
+/// The ends of parked carriers that we have.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Role {
+    /// We claim them.
+    Connecting = 0,
+    /// The peer claims them.
+    Accepting = 1,
+}
+
+/// Parked carriers in the order in which they were parked.
+struct List {
+    /// Entry, plus one.
+    head: AtomicU32,
+    tail: AtomicU32,
+    count: AtomicU32,
+}
+
+static LISTS: [List; 2] = [const {
+    List {
+        head: AtomicU32::new(0),
+        tail: AtomicU32::new(0),
+        count: AtomicU32::new(0),
+    }
+}; 2];
+
+/// A process has so many at most, in each role, however many numbers it may have.
+const PARKED_MAX: u32 = 256;
+/// One of so many of the process's numbers is a parked carrier's at most, in each role.
+const NUMBERS_SHARE: usize = 8;
+/// How many may be parked, by the limit on numbers as it was asked for last.
+static MOST: AtomicU32 = AtomicU32::new(0);
+static ASKED: AtomicU32 = AtomicU32::new(0);
+/// The limit is asked for so seldom.
+const BETWEEN_LIMITS: u32 = 256;
+/// A carrier is parked for so long at most: its other end may be gone, and a firewall's rules are
+/// to be asked again.
+const IDLE_NS: u64 = 2_000_000_000;
+/// No carrier gets older.
+const AGE_NS: u64 = 10_000_000_000;
+
+/// Why a carrier is retired.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Why {
+    /// It has been parked for long enough.
+    Idle,
+    /// Its other end is gone, or the adapter wants it back.
+    Ended,
+    /// All have to go.
+    All,
+}
+
+fn words(index: u32) -> Option<(&'static Entry, &'static Local)> {
+    Some((table::entry(index)?, connection::local(index)?))
+}
+
+fn list(role: Role) -> &'static List {
+    &LISTS[role as usize]
+}
+
+/// True when any carrier is parked.
+#[inline]
+pub(super) fn are_any() -> bool {
+    LISTS
+        .iter()
+        .any(|list| list.count.load(Ordering::Relaxed) != 0)
+}
+
+/// True when one more may be parked.
+pub(super) fn is_room(role: Role) -> bool {
+    let asked = ASKED.fetch_add(1, Ordering::Relaxed);
+    if asked.is_multiple_of(BETWEEN_LIMITS) {
+        let numbers = descriptors::descriptor_limit() / NUMBERS_SHARE;
+        let most = PARKED_MAX.min(u32::try_from(numbers).unwrap_or(PARKED_MAX));
+        MOST.store(most, Ordering::Relaxed);
+    }
+    list(role).count.load(Ordering::Relaxed) < MOST.load(Ordering::Relaxed)
+}
+
+/// True when a carrier is not too old for another turn.
+pub(super) fn is_young(words: &Words, now: u64) -> bool {
+    now.saturating_sub(words.made_ns.load(Ordering::Relaxed)) < AGE_NS
+}
+
+/// A carrier, by its own number.
+pub(super) fn carrier(index: u32) -> Option<Connection> {
+    let (entry, local) = words(index)?;
+    Some(Connection {
+        fd: local.express.high()?,
+        index,
+        generation: entry.generation.load(Ordering::Relaxed),
+        entry,
+        local,
+    })
+}
+
+/// Its pair of processes.
+pub(super) fn pair_of(local: &Local) -> Option<&'static Pair> {
+    // SAFETY: places of the pair table are never released, and a connection's pair stays mapped
+    // until its release.
+    unsafe { local.pair.load(Ordering::Relaxed).as_ref() }
+}
+
+/// Appends a carrier to its list.
+pub(super) fn enter(role: Role, connection: &Connection) {
+    let (list, words) = (list(role), &connection.local.express);
+    let number = connection.index + 1;
+    words.parked_ns.store(sys::now_ns(), Ordering::Relaxed);
+    let tail = list.tail.swap(number, Ordering::Relaxed);
+    words.previous.store(tail, Ordering::Relaxed);
+    words.next.store(0, Ordering::Relaxed);
+    match tail.checked_sub(1).and_then(connection::local) {
+        Some(before) => before.express.next.store(number, Ordering::Relaxed),
+        None => list.head.store(number, Ordering::Relaxed),
+    }
+    list.count.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Takes a carrier off its list.
+pub(super) fn leave(role: Role, local: &Local) {
+    let (list, words) = (list(role), &local.express);
+    let (next, previous) = (
+        words.next.swap(0, Ordering::Relaxed),
+        words.previous.swap(0, Ordering::Relaxed),
+    );
+    match previous.checked_sub(1).and_then(connection::local) {
+        Some(before) => before.express.next.store(next, Ordering::Relaxed),
+        None => list.head.store(next, Ordering::Relaxed),
+    }
+    match next.checked_sub(1).and_then(connection::local) {
+        Some(after) => after.express.previous.store(previous, Ordering::Relaxed),
+        None => list.tail.store(previous, Ordering::Relaxed),
+    }
+    list.count.fetch_sub(1, Ordering::Relaxed);
+}
+
+/// Calls `each` with every parked carrier of a role, the one first that has been parked longest,
+/// until it is false. `each` may take the carrier off the list.
+pub(super) fn each(role: Role, mut each: impl FnMut(u32, &'static Entry, &'static Local) -> bool) {
+    let mut number = list(role).head.load(Ordering::Relaxed);
+    while let Some((entry, local)) = number.checked_sub(1).and_then(words) {
+        let index = number - 1;
+        number = local.express.next.load(Ordering::Relaxed);
+        if !each(index, entry, local) {
+            return;
+        }
+    }
+}
+
+/// Retires what has been parked for too long, what has ended, and what the adapter wants back.
+pub(super) fn look_after() {
+    let now = sys::now_ns();
+    let has_ended = books::take_ended();
+    for role in [Role::Connecting, Role::Accepting] {
+        each(role, |index, entry, local| {
+            let since = local.express.parked_ns.load(Ordering::Relaxed);
+            let is_idle = now.saturating_sub(since) >= IDLE_NS;
+            let is_over = entry.rx_hints.load(Ordering::Relaxed) & HINT_LOOK != 0
+                || connection::commanded(entry);
+            if is_over {
+                retire_for(role, index, Why::Ended);
+            } else if is_idle {
+                retire_for(role, index, Why::Idle);
+            }
+            // Those behind it are younger.
+            is_idle || has_ended || is_over
+        });
+    }
+}
+
+/// When the next parked carrier is to be retired, in nanoseconds from now.
+pub(crate) fn next_retirement_ns() -> Option<u64> {
+    let heads = LISTS.iter().filter_map(|list| {
+        let head = list.head.load(Ordering::Relaxed).checked_sub(1)?;
+        let words = &connection::local(head)?.express;
+        Some(words.parked_ns.load(Ordering::Relaxed) + IDLE_NS)
+    });
+    heads.min().map(|due| due.saturating_sub(sys::now_ns()))
+}
+
+/// Retires the carriers that nobody has claimed, whatever the peer does. True when there was any.
+pub(super) fn retire_all() -> bool {
+    let had_any = are_any();
+    retire_role(Role::Connecting);
+    retire_role(Role::Accepting);
+    had_any
+}
+
+/// As [`retire_all`], of one role.
+pub(super) fn retire_role(role: Role) {
+    each(role, |index, _, _| {
+        retire_for(role, index, Why::All);
+        true
+    });
+}
+
+/// A parked carrier serves no further connection.
+pub(super) fn retire(role: Role, index: u32) {
+    retire_for(role, index, Why::Ended);
+}
+
+fn retire_for(role: Role, index: u32, why: Why) {
+    let Some(connection) = carrier(index) else {
+        return;
+    };
+    let (Some(end), Some(turn)) = (connection.end(), turns::turn_of(connection.entry)) else {
+        return close(role, &connection);
+    };
+    if role == Role::Connecting && why != Why::Idle && turns::is_unaccepted(&connection, &end) {
+        // The program has closed it already, and what it has sent is to arrive.
+        again::deliver(&connection);
+    }
+    if let Some(next) = end.turns().retire(turn) {
+        // The peer has claimed it.
+        let is_queued = || {
+            let slot = slot_of(connection.entry);
+            pair_of(connection.local).is_some_and(|pair| pair.acceptable().has(slot) == Ok(true))
+        };
+        if why == Why::Idle || why == Why::Ended && is_queued() {
+            // It will be accepted.
+            return;
+        }
+        end.turns().give_up(next);
+    }
+    close(role, &connection);
+}
+
+/// The peer has withdrawn the connection that it had claimed the carrier for.
+pub(super) fn close(role: Role, connection: &Connection) {
+    let (entry, local) = (connection.entry, connection.local);
+    leave(role, local);
+    forget_slot(entry, local);
+    entry.flags.fetch_and(!FLAG_PARKED, Ordering::Relaxed);
+    orphans::descriptor_closing(connection, true);
+    release::release(connection);
+    local.express.close_number();
+}
+
+/// The bits of the carrier's slot lead to nothing any more.
+fn forget_slot(entry: &Entry, local: &Local) {
+    let slot = slot_of(entry);
+    if let Some(pair) = pair_of(local) {
+        let words = [pair.carrier(slot), pair.registration(slot)];
+        for word in words.into_iter().flatten() {
+            word.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+/// A carrier's number in its pair of processes.
+pub(super) fn slot_of(entry: &Entry) -> u32 {
+    let slot = entry.slot.load(Ordering::Relaxed);
+    slot.capped(toehold_channel::layout::READY_BITS as u32 - 1)
+}
+
+/// True when neither ring has a byte, by our own cursors.
+pub(super) fn are_rings_empty(end: &End<'_>) -> bool {
+    let is_read = end.theirs().consume.head.load(Ordering::Relaxed)
+        == end.entry.tx_ring.load(Ordering::Relaxed);
+    let has_none = end
+        .receiver()
+        .available()
+        .is_ok_and(|filled| filled.len == 0);
+    is_read && has_none && !end.records_pending()
+}

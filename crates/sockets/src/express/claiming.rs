@@ -1,0 +1,219 @@
+//! `connect`: a parked carrier takes the place of the program's socket.
+
+use core::ffi::c_int;
+use core::sync::atomic::Ordering;
+
+use libc::{epoll_event, sockaddr, socklen_t};
+use toehold_channel::doorbell::WakeWord;
+use toehold_channel::layout::CAPACITY_LOG2_MIN;
+use toehold_channel::table::{Entry, FLAG_NONBLOCK};
+use toehold_stream::express::{Push, Queued, Turn};
+
+use super::carriers::{self, Role};
+use super::destinations::Destination;
+use super::{LOCK, may_act, parking, returning, turns};
+use crate::connection::{Connection, Local};
+use crate::descriptors::{self, FRESH_CLOEXEC, FRESH_NODELAY, FRESH_NONBLOCK, FRESH_V6};
+use crate::epoll::{early, membership, parked};
+use crate::{direction, doorbells, errno, lock, process, settings, sys, uring};
+
+/// `connect` on `fd`, if a carrier to that address is parked. `None`: the kernel is to connect.
+///
+/// # Safety
+/// `address` is readable for `len`.
+pub(crate) unsafe fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> Option<c_int> {
+    let fresh = descriptors::fresh(fd)?;
+    if !may_act() {
+        return None;
+    }
+    // SAFETY: the caller's promise.
+    let destination = unsafe { Destination::of(address, len) }?;
+    if destination.is_v6() != (fresh & FRESH_V6 != 0) {
+        return None;
+    }
+    errno::keep(|| claim(fd, fresh, destination))?;
+    if fresh & FRESH_NONBLOCK != 0 {
+        errno::set(libc::EINPROGRESS);
+        return Some(-1);
+    }
+    Some(0)
+}
+
+/// The program has made a socket.
+pub(crate) fn made(fd: c_int, domain: c_int, kind: c_int, protocol: c_int) {
+    const TYPE_MASK: c_int = 0xf;
+    let is_tcp = matches!(domain, libc::AF_INET | libc::AF_INET6)
+        && kind & TYPE_MASK == libc::SOCK_STREAM
+        && matches!(protocol, 0 | libc::IPPROTO_TCP);
+    if !is_tcp || !may_act() || descriptors::kind(fd) != descriptors::Kind::Foreign {
+        return;
+    }
+    let bit = |is_set, bit| if is_set { bit } else { 0 };
+    let bits = bit(kind & libc::SOCK_NONBLOCK != 0, FRESH_NONBLOCK)
+        | bit(kind & libc::SOCK_CLOEXEC != 0, FRESH_CLOEXEC)
+        | bit(domain == libc::AF_INET6, FRESH_V6);
+    descriptors::note_fresh(fd, bits);
+}
+
+/// Takes the carrier that has been parked longest of those that lead to an address.
+fn claim(fd: c_int, fresh: u64, destination: Destination) -> Option<()> {
+    let _held = LOCK.lock();
+    carriers::look_after();
+    let number = destination.number()?;
+    let now = sys::now_ns();
+    let mut claimed = None;
+    carriers::each(Role::Connecting, |index, entry, local| {
+        if local.express.destination.load(Ordering::Relaxed) != number {
+            return true;
+        }
+        match try_claim(index, entry, local, now) {
+            Claim::Taken(carrier, turn) => {
+                claimed = Some((carrier, turn));
+                false
+            }
+            Claim::NotParked | Claim::Full => true,
+            Claim::Dead => {
+                carriers::retire(Role::Connecting, index);
+                true
+            }
+        }
+    });
+    let (carrier, turn) = claimed?;
+    begin(fd, fresh, &carrier, turn)
+}
+
+enum Claim {
+    /// It is ours, for this turn; its rings are empty, and it waits in the peer's queue.
+    Taken(Connection, Turn),
+    /// The peer has not closed the last turn yet.
+    NotParked,
+    /// The peer's queue has no place.
+    Full,
+    /// It serves no further connection.
+    Dead,
+}
+
+fn try_claim(index: u32, entry: &'static Entry, local: &'static Local, now: u64) -> Claim {
+    let (Some(carrier), Some(pair)) = (carriers::carrier(index), carriers::pair_of(local)) else {
+        return Claim::Dead;
+    };
+    let (Some(end), Some(turn)) = (carrier.end(), turns::turn_of(entry)) else {
+        return Claim::Dead;
+    };
+    if !end.turns().is_parked(turn) {
+        return Claim::NotParked;
+    }
+    match pair.to_accept().room() {
+        Ok(0) => return Claim::Full,
+        Ok(_) => {}
+        Err(_) => return Claim::Dead,
+    }
+    if crate::connection::commanded(entry)
+        || !carriers::is_young(&local.express, now)
+        || !carriers::are_rings_empty(&end)
+        || !is_alive(&carrier)
+    {
+        return Claim::Dead;
+    }
+    match end.turns().try_claim(turn) {
+        Ok(turn) => Claim::Taken(carrier, turn),
+        Err(_) => Claim::Dead,
+    }
+}
+
+/// Takes doorbells off the carrier: true when it goes on after them.
+fn is_alive(carrier: &Connection) -> bool {
+    let Some(_held) = lock::try_lock(&carrier.entry.rx_lock) else {
+        return false;
+    };
+    loop {
+        match doorbells::take(carrier, u64::MAX) {
+            Ok(1..) => {}
+            Err(libc::EAGAIN) => return true,
+            _ => return false,
+        }
+    }
+}
+
+/// Registrations of a socket that is not connected yet, which are to be the carrier's.
+const EARLY_MAX: usize = 4;
+
+/// Puts a claimed carrier in the place of the program's socket. `None` when the peer does not
+/// listen any more.
+fn begin(fd: c_int, fresh: u64, carrier: &Connection, turn: Turn) -> Option<()> {
+    let (entry, local) = (carrier.entry, carrier.local);
+    let (end, pair) = (carrier.end()?, carriers::pair_of(local)?);
+    let give_up = || {
+        end.turns().give_up(turn);
+        carriers::close(Role::Connecting, carrier);
+        None
+    };
+    // Until `accept` we alone write these words.
+    for side in [end.ours(), end.theirs()] {
+        side.wake.closed.store(0, Ordering::Relaxed);
+    }
+    let began_at = entry.tx_ring.load(Ordering::Relaxed).shown();
+    local.express.began_at.store(began_at, Ordering::Relaxed);
+    let on_carrier = entry.tx_carrier.load(Ordering::Relaxed);
+    let doorbells = u64::from(entry.doorbells.load(Ordering::Relaxed));
+    let words = &local.express;
+    let data = on_carrier.wrapping_sub(doorbells);
+    words.carrier_began_at.store(data, Ordering::Relaxed);
+    // The ring is empty. All that the program sends before the peer accepts must stay there,
+    // should the connection go back to the kernel.
+    let small = CAPACITY_LOG2_MIN;
+    entry.tx_capacity_log2.store(small, Ordering::Relaxed);
+    (end.ours().publish.capacity_log2).store(small, Ordering::Relaxed);
+    let nonblock = fresh & FRESH_NONBLOCK != 0;
+    if nonblock != (entry.flags.load(Ordering::Relaxed) & FLAG_NONBLOCK != 0) {
+        parking::set_nonblocking(carrier, nonblock);
+    }
+    // Until we know better how this program waits, ring.
+    membership::set_resting_wake(carrier, WakeWord::None);
+    end.ours()
+        .wake
+        .wake
+        .store(WakeWord::Bell.to_word(), Ordering::Relaxed);
+    let slot = carriers::slot_of(entry);
+    match pair.to_accept().push(Queued { slot, turn }) {
+        Ok(Push::Queued) => {}
+        Ok(Push::ClosedMeanwhile)
+            if !end.turns().give_up(turn) && !end.turns().is_waiting(turn) =>
+        {
+            // Accepted just before, or refused: the carrier tells.
+        }
+        _ => return give_up(),
+    }
+    let (early, count) = take_early(fd);
+    let cloexec = match fresh & FRESH_CLOEXEC {
+        0 => 0,
+        _ => libc::O_CLOEXEC,
+    };
+    uring::closing(fd);
+    if sys::dup3(carrier.fd, fd, cloexec) < 0 {
+        return give_up();
+    }
+    carriers::leave(Role::Connecting, local);
+    let options = match fresh & FRESH_NODELAY {
+        0 => 0,
+        _ => settings::USER_NODELAY,
+    };
+    let connection = parking::begin_turn(carrier, fd, options);
+    entry.pid.store(process::pid(), Ordering::Relaxed);
+    descriptors::begin_connection(fd, connection.index, connection.generation);
+    parked::serve(&connection, fd);
+    for (number, event) in &early[..count] {
+        returning::register(*number, fd, event);
+    }
+    if let Some(_held) = lock::lock(&entry.tx_lock) {
+        let _ = direction::notify(&connection, &end);
+    }
+    Some(())
+}
+
+/// The registrations of the program's socket, which end with it.
+fn take_early(fd: c_int) -> ([(u32, epoll_event); EARLY_MAX], usize) {
+    let mut early = [(0, epoll_event { events: 0, u64: 0 }); EARLY_MAX];
+    let count = early::take_all(fd, &mut early);
+    (early, count)
+}

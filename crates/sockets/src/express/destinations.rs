@@ -1,0 +1,128 @@
+//! Where connections lead to: addresses, numbered.
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use libc::{sockaddr, sockaddr_in, sockaddr_in6, socklen_t};
+
+use crate::sys;
+
+/// Destinations of one process. Connections to others are the kernel's.
+const DESTINATIONS_MAX: usize = 64;
+
+/// An address as it is compared.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Destination([u64; 3]);
+
+static KNOWN: [[AtomicU64; 3]; DESTINATIONS_MAX] =
+    [const { [const { AtomicU64::new(0) }; 3] }; DESTINATIONS_MAX];
+static COUNT: AtomicU32 = AtomicU32::new(0);
+
+impl Destination {
+    /// The address of a `connect`.
+    ///
+    /// # Safety
+    /// `address` is readable for `len`.
+    pub(super) unsafe fn of(address: *const sockaddr, len: socklen_t) -> Option<Destination> {
+        if address.is_null() || (len as usize) < size_of::<libc::sa_family_t>() {
+            return None;
+        }
+        // SAFETY: long enough for the family, by the check above; for more, by those below.
+        unsafe {
+            let family = address.cast::<libc::sa_family_t>().read_unaligned();
+            match i32::from(family) {
+                libc::AF_INET if len as usize >= size_of::<sockaddr_in>() => {
+                    let address = address.cast::<sockaddr_in>().read_unaligned();
+                    let name = u64::from(address.sin_addr.s_addr);
+                    Some(Destination([first(family, address.sin_port, 0), name, 0]))
+                }
+                libc::AF_INET6 if len as usize >= size_of::<sockaddr_in6>() => {
+                    let address = address.cast::<sockaddr_in6>().read_unaligned();
+                    let name = u128::from_ne_bytes(address.sin6_addr.s6_addr);
+                    let scope = address.sin6_scope_id;
+                    (address.sin6_flowinfo == 0).then(|| {
+                        let first = first(family, address.sin6_port, scope);
+                        Destination([first, name as u64, (name >> 64) as u64])
+                    })
+                }
+                _ => None,
+            }
+        }
+    }
+
+    /// True for an address of IPv6.
+    pub(super) fn is_v6(self) -> bool {
+        self.0[0] >> 48 == libc::AF_INET6 as u64
+    }
+
+    fn is_at(self, place: usize) -> bool {
+        let known = KNOWN[place].iter().map(|word| word.load(Ordering::Relaxed));
+        known.eq(self.0)
+    }
+
+    /// Its number, counted from 1, if it is known. The caller holds the lock.
+    pub(super) fn number(self) -> Option<u32> {
+        let count = COUNT.load(Ordering::Relaxed) as usize;
+        let place = (0..count).find(|&place| self.is_at(place))?;
+        Some(place as u32 + 1)
+    }
+
+    /// As [`Destination::number`], of one that becomes known. `None` when there is no room.
+    pub(super) fn number_or_new(self) -> Option<u32> {
+        self.number().or_else(|| {
+            let count = COUNT.load(Ordering::Relaxed) as usize;
+            let place = KNOWN.get(count)?;
+            for (word, value) in place.iter().zip(self.0) {
+                word.store(value, Ordering::Relaxed);
+            }
+            COUNT.store(count as u32 + 1, Ordering::Relaxed);
+            Some(count as u32 + 1)
+        })
+    }
+}
+
+/// A socket that the kernel has connected to destination `number`: it does not block. `None` when
+/// that takes longer than `limit_ns`, or nobody listens there.
+pub(super) fn connect(number: u32, limit_ns: u64) -> Option<i32> {
+    let known = KNOWN.get(number.checked_sub(1)? as usize)?;
+    let [first, low, high] = [0, 1, 2].map(|n| known[n].load(Ordering::Relaxed));
+    let family = (first >> 48) as i32;
+    let port = (first >> 32) as u16;
+    // SAFETY: zeroes are valid addresses.
+    let (mut v4, mut v6): (sockaddr_in, sockaddr_in6) = unsafe { core::mem::zeroed() };
+    let (address, len) = match family {
+        libc::AF_INET => {
+            v4.sin_family = family as libc::sa_family_t;
+            v4.sin_port = port;
+            v4.sin_addr.s_addr = low as u32;
+            ((&raw const v4).cast::<sockaddr>(), size_of::<sockaddr_in>())
+        }
+        _ => {
+            v6.sin6_family = family as libc::sa_family_t;
+            v6.sin6_port = port;
+            v6.sin6_scope_id = first as u32;
+            v6.sin6_addr.s6_addr = (u128::from(high) << 64 | u128::from(low)).to_ne_bytes();
+            ((&raw const v6).cast(), size_of::<sockaddr_in6>())
+        }
+    };
+    let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    let fd = sys::socket(family, kind, 0)?;
+    // SAFETY: `address` is one of the two above.
+    let result = unsafe { sys::connect(fd, address, len) };
+    let is_connected = match -result as i32 {
+        0 => true,
+        libc::EINPROGRESS => {
+            sys::poll_for(fd, libc::POLLOUT, limit_ns) & libc::POLLOUT != 0
+                && sys::getsockopt::<i32>(fd, libc::SOL_SOCKET, libc::SO_ERROR) == Ok(0)
+        }
+        _ => false,
+    };
+    if !is_connected {
+        sys::close(fd);
+        return None;
+    }
+    Some(fd)
+}
+
+fn first(family: libc::sa_family_t, port: u16, scope: u32) -> u64 {
+    u64::from(family) << 48 | u64::from(port) << 32 | u64::from(scope)
+}

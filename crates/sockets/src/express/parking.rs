@@ -1,0 +1,188 @@
+//! The end of a turn: the program closes its last number of a connection, and the carrier stays.
+//!
+//! A turn that ends here was read to its end. Everything else that the kernel does at a close
+//! (bytes left unread, `SO_LINGER`, a half that was shut) is left to the kernel: such a carrier is
+//! closed with its connection.
+
+use core::sync::atomic::Ordering;
+
+use toehold_channel::doorbell::WakeWord;
+use toehold_channel::layout::{CLOSED_ALL, CLOSED_CLEAN, CLOSED_TURN, SIDE_SEEN, SIDE_TOLD};
+use toehold_channel::table::{
+    FLAG_ACCEPTED, FLAG_CONNECTING, FLAG_INHERITED, FLAG_NONBLOCK, FLAG_OFFLOAD, FLAG_PARKED,
+    FLAG_PINNED, FLAG_REFUSED, FLAG_SHUT_RX, FLAG_SHUT_TX, Mode,
+};
+use toehold_stream::end::End;
+
+use super::carriers::{self, Role};
+use super::{LOCK, is_on, listener, turns};
+use crate::connection::{self, Connection};
+use crate::descriptors::GENERATION_MASK;
+use crate::epoll::{membership, parked};
+use crate::{descriptors, direction, lock, release, sys};
+
+/// A connection of which any is set ends with its carrier.
+const NOT_PARKED: u32 = FLAG_PINNED
+    | FLAG_SHUT_TX
+    | FLAG_SHUT_RX
+    | FLAG_INHERITED
+    | FLAG_OFFLOAD
+    | FLAG_CONNECTING
+    | FLAG_REFUSED;
+
+/// The program closes its last number of `connection`. True when the carrier is parked: the
+/// connection has ended then, and all that is left to be done is to close the number.
+pub(crate) fn park(connection: &Connection) -> bool {
+    let words = &connection.local.express;
+    if words.may_park.load(Ordering::Relaxed) == 0
+        || words.is_odd.load(Ordering::Relaxed) != 0
+        || !is_on()
+    {
+        return false;
+    }
+    let _held = LOCK.lock();
+    carriers::look_after();
+    let flags = connection.entry.flags.load(Ordering::Relaxed);
+    let role = match flags & FLAG_ACCEPTED {
+        0 => Role::Connecting,
+        _ => Role::Accepting,
+    };
+    let instance = match role {
+        Role::Connecting => None,
+        Role::Accepting => match listener::instance() {
+            None => return false,
+            some => some,
+        },
+    };
+    if !carriers::is_room(role) || !carriers::is_young(words, sys::now_ns()) {
+        return false;
+    }
+    let Some(end) = connection.end() else {
+        return false;
+    };
+    if !is_fit(connection, &end) {
+        return false;
+    }
+    let Some(high) = words.give_number(connection.fd) else {
+        return false;
+    };
+    let Some(parked) = end_turn(connection, &end) else {
+        return false;
+    };
+    // From here on no descriptor and no thread reaches the connection.
+    descriptors::forget(connection.fd);
+    connection.local.descriptors.store(0, Ordering::Relaxed);
+    let is_registered = parked::put_away(&parked, high, instance);
+    if role == Role::Accepting && !(is_registered && listener::serve(&parked)) {
+        connection
+            .entry
+            .flags
+            .fetch_and(!FLAG_PARKED, Ordering::Relaxed);
+        crate::epoll::orphans::descriptor_closing(&parked, true);
+        release::release(&parked);
+        words.close_number();
+        return true;
+    }
+    if role == Role::Connecting {
+        membership::set_resting_wake(&parked, WakeWord::None);
+    }
+    let number = u32::try_from(high).unwrap_or(0);
+    parked.entry.fd.store(number, Ordering::Relaxed);
+    carriers::enter(role, &parked);
+    tell(&parked, &end);
+    true
+}
+
+/// True when nothing speaks against parking the carrier, as far as can be seen without a lock.
+fn is_fit(connection: &Connection, end: &End<'_>) -> bool {
+    let (entry, local) = (connection.entry, connection.local);
+    let is_over = turns::is_over(connection, end);
+    // Of a turn that the peer has ended, the carrier has told nothing.
+    let is_quiet = entry.rx_hints.load(Ordering::Relaxed) == 0 || is_over;
+    let wake = &end.theirs().wake;
+    entry.flags.load(Ordering::Relaxed) & NOT_PARKED == 0
+        && is_quiet
+        && !crate::pending::is_there(connection)
+        && !connection::commanded(entry)
+        && !connection.is_shared()
+        && !local.attachment.is_used()
+        && entry.rx_low_water.load(Ordering::Relaxed) <= 1
+        && entry.rx_peek.load(Ordering::Relaxed) == 0
+        && end.tx_mode() == Mode::Ring
+        && end.rx_mode() == Mode::Ring
+        && wake.refuse.load(Ordering::Relaxed).is(0)
+        && wake.abandoned.load(Ordering::Relaxed).is(0)
+        && (wake.closed.load(SIDE_SEEN).is(0) || is_over)
+        && end.all_acknowledged() == Ok(true)
+}
+
+/// The program's connection ends. `None` when another thread is at work on it, or bytes are left
+/// unread: then nothing has changed.
+fn end_turn(connection: &Connection, end: &End<'_>) -> Option<Connection> {
+    let entry = connection.entry;
+    let _rx = lock::try_lock(&entry.rx_lock)?;
+    let _tx = lock::try_lock(&entry.tx_lock)?;
+    let is_read = !end.records_pending()
+        && end
+            .receiver()
+            .available()
+            .is_ok_and(|filled| filled.len == 0);
+    if !is_read || !connection.is_current() || connection.local.attachment.is_used() {
+        return None;
+    }
+    entry.flags.fetch_or(FLAG_PARKED, Ordering::Relaxed);
+    entry.rx_hints.store(0, Ordering::Relaxed);
+    entry.rx_empty.store(0, Ordering::Relaxed);
+    Some(live_on(connection))
+}
+
+/// The next life of an entry: whoever looked its descriptor up before does not reach it.
+pub(super) fn live_on(connection: &Connection) -> Connection {
+    let entry = connection.entry;
+    let next = connection.generation.wrapping_add(1) & GENERATION_MASK as u32;
+    // Release pairs with the Acquire load in `Connection::is_current`.
+    entry.generation.store(next, Ordering::Release);
+    let connection = Connection {
+        generation: next,
+        ..*connection
+    };
+    parked::live_on(&connection);
+    connection
+}
+
+/// Tells the peer that the turn has ended. `parked` still has the program's number.
+fn tell(parked: &Connection, end: &End<'_>) {
+    let Some(turn) = turns::turn_of(parked.entry) else {
+        return;
+    };
+    let tx = lock::lock(&parked.entry.tx_lock);
+    let closed = CLOSED_ALL | CLOSED_CLEAN | CLOSED_TURN;
+    end.ours().wake.closed.store(closed, SIDE_TOLD);
+    end.turns().end(turn);
+    if tx.is_some() {
+        let _ = direction::notify(parked, end);
+    }
+}
+
+/// A parked carrier begins to serve the program's connection at `fd`.
+pub(super) fn begin_turn(carrier: &Connection, fd: i32, options: u32) -> Connection {
+    let (entry, local) = (carrier.entry, carrier.local);
+    entry.flags.fetch_and(!FLAG_PARKED, Ordering::Relaxed);
+    entry.reason.store(0, Ordering::Relaxed);
+    entry.tx_options.store(options, Ordering::Relaxed);
+    entry.fd.store(fd as u32, Ordering::Relaxed);
+    local.express.is_odd.store(0, Ordering::Relaxed);
+    local.descriptors.store(1, Ordering::Relaxed);
+    live_on(&Connection { fd, ..*carrier })
+}
+
+/// Sets whether calls on a carrier block, as the program will find it.
+pub(super) fn set_nonblocking(carrier: &Connection, on: bool) {
+    let mode = libc::O_RDWR | if on { libc::O_NONBLOCK } else { 0 };
+    sys::fcntl(carrier.fd, libc::F_SETFL, mode as usize);
+    let flags = &carrier.entry.flags;
+    match on {
+        true => flags.fetch_or(FLAG_NONBLOCK, Ordering::Relaxed),
+        false => flags.fetch_and(!FLAG_NONBLOCK, Ordering::Relaxed),
+    };
+}

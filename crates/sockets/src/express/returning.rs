@@ -1,0 +1,140 @@
+//! A connection that nobody has accepted goes back to the kernel.
+//!
+//! The process that was to accept it has closed its listener, is another program by now, or is
+//! dead. The kernel's queue belongs to all processes that share a listener, and would have given
+//! the connection to another of them. All that our program has sent is still in the ring: nobody
+//! has read it. So the library connects again, by the kernel, sends the bytes once more, and puts the
+//! new socket in the place of the carrier. Where nobody listens any more, the program meets the
+//! reset that it would have met.
+
+use core::sync::atomic::Ordering;
+
+use libc::epoll_event;
+use toehold_channel::table::{FLAG_NONBLOCK, FLAG_SHUT_TX};
+
+use super::{LOCK, again};
+use crate::connection::{self, Connection};
+use crate::epoll::{control, instance, orphans, parked};
+use crate::{closing, descriptors, release, settings, sys, tracking};
+
+/// Registrations that a connection takes along.
+const REGISTRATIONS_MAX: usize = 8;
+/// Numbers that it takes along.
+const NUMBERS_MAX: usize = 8;
+
+/// Options that the program may have set, which the new socket gets, too.
+const OPTIONS: [(i32, i32); 8] = [
+    (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPCNT),
+    (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT),
+    (libc::SOL_SOCKET, libc::SO_PRIORITY),
+    (libc::SOL_SOCKET, libc::SO_RCVLOWAT),
+    (libc::IPPROTO_IP, libc::IP_TOS),
+];
+
+/// Brings the connection back. False when that cannot be: it is reset. No lock of the connection's
+/// is held.
+#[cold]
+pub(crate) fn go(connection: &Connection) -> bool {
+    let _held = LOCK.lock();
+    if !connection.is_current() {
+        // Another thread has done it.
+        return connection::at(connection.fd).is_some();
+    }
+    let Some(end) = connection.end() else {
+        return true;
+    };
+    let Some(socket) = again::connect(connection, &end) else {
+        return false;
+    };
+    let sent = again::sent(connection, &end);
+    let mut numbers = [-1; NUMBERS_MAX];
+    let count = numbers_of(connection, &mut numbers);
+    let mut registrations = [(0, -1, epoll_event { events: 0, u64: 0 }); REGISTRATIONS_MAX];
+    let registered = parked::registered(connection, &mut registrations);
+    let flags = connection.entry.flags.load(Ordering::Relaxed);
+    take_along(connection, socket);
+    for &fd in &numbers[..count] {
+        descriptors::forget(fd);
+    }
+    orphans::descriptor_closing(connection, true);
+    connection.local.descriptors.store(0, Ordering::Relaxed);
+    release::release(connection);
+    connection.local.express.close_number();
+    for (n, &fd) in numbers[..count].iter().enumerate() {
+        let is_kept = sys::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC as isize == 0;
+        let cloexec = if is_kept { 0 } else { libc::O_CLOEXEC };
+        sys::dup3(socket, fd, cloexec);
+        match n {
+            0 => tracking::track(fd, false),
+            _ => closing::duplicate(numbers[0], fd),
+        }
+    }
+    sys::close(socket);
+    if let Some(now) = connection::at(numbers[0]) {
+        now.entry.tx_carrier.store(sent, Ordering::Relaxed);
+        let shut = flags & FLAG_SHUT_TX;
+        now.entry.flags.fetch_or(shut, Ordering::Relaxed);
+        for (number, fd, event) in &registrations[..registered] {
+            register(*number, *fd, event);
+        }
+    }
+    true
+}
+
+/// The program's numbers of a connection: how many.
+fn numbers_of(connection: &Connection, out: &mut [i32]) -> usize {
+    out[0] = connection.fd;
+    if connection.local.descriptors.load(Ordering::Relaxed) <= 1 {
+        return 1;
+    }
+    let mut count = 0;
+    descriptors::each_of_connection(connection.index, connection.generation, |fd| {
+        if let Some(place) = out.get_mut(count) {
+            *place = fd;
+            count += 1;
+        }
+    });
+    count
+}
+
+/// The new socket gets the mode and the options of the old one.
+fn take_along(connection: &Connection, socket: i32) {
+    let entry = connection.entry;
+    if entry.flags.load(Ordering::Relaxed) & FLAG_NONBLOCK == 0 {
+        sys::fcntl(socket, libc::F_SETFL, libc::O_RDWR as usize);
+    }
+    let options = entry.tx_options.load(Ordering::Relaxed);
+    if options & settings::USER_NODELAY != 0 {
+        sys::setsockopt_int(socket, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);
+    }
+    if connection.local.express.is_odd.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    for (level, name) in OPTIONS {
+        let value = |fd| sys::getsockopt::<i32>(fd, level, name).ok();
+        if let Some(value) = value(connection.fd).filter(|_| value(connection.fd) != value(socket))
+        {
+            sys::setsockopt_int(socket, level, name, value);
+        }
+    }
+    let linger = sys::getsockopt::<[i32; 2]>(connection.fd, libc::SOL_SOCKET, libc::SO_LINGER);
+    if let Ok(linger) = linger
+        && linger[0] != 0
+    {
+        sys::set_linger(socket, linger);
+    }
+}
+
+/// Registers the new connection as the program had registered it.
+pub(super) fn register(number: u32, fd: i32, event: &epoll_event) {
+    let Some(epoll_fd) = instance::descriptor(number) else {
+        return;
+    };
+    let add = libc::EPOLL_CTL_ADD;
+    if control::control(number, epoll_fd, add, fd, Some(*event)).is_none() {
+        sys::epoll_ctl(epoll_fd, add, fd, event.events, event.u64);
+    }
+}

@@ -1,0 +1,212 @@
+//! How a carrier begins: an ordinary connection whose ends pair it at once.
+//!
+//! Both ends choose the same connections without a word, by a hash of the client's port. The client
+//! asks for a partner in `connect`, the server in `accept`. Both wait a moment, until both have
+//! attached and both directions are rings, before the program's first byte: then the connection's
+//! end can be that of a turn.
+//!
+//! Both ends choose the same share of the ports, always. An end that has waited in vain pauses for
+//! a multiple of the time that it lost, so that the loss stays within a bound.
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use libc::{sockaddr, socklen_t};
+use toehold_channel::table::{Mode, Reason};
+
+use super::carriers::{self, Role};
+use super::destinations::Destination;
+use super::{LOCK, books, may_act};
+use crate::connection::{self, Connection};
+use crate::{direction, offers, pairing, resets, service, sys, waits};
+
+/// One in so many ports is chosen, as a power of two.
+const SHARE_LOG2: u32 = 4;
+/// After an end has waited in vain, it does not wait again for this many times as long, as a power
+/// of two: one more for each time in a row.
+const PAUSE_LOG2_MAX: u32 = 6;
+/// The client waits for the server to accept and to ask.
+const CONNECTING_NS: u64 = 3_000_000;
+/// The client has asked before the server accepts, or does not ask.
+const ACCEPTING_NS: u64 = 1_000_000;
+/// The client may be between its `connect` and its question.
+const REFUSED_NS: u64 = 150_000;
+/// One look at the adapter's word.
+const LOOK_NS: u64 = 30_000;
+
+/// How one role has fared.
+struct Share {
+    /// How often it has waited in vain, in a row.
+    failures: AtomicU32,
+    /// It does not wait before this time.
+    paused_until_ns: AtomicU64,
+}
+
+static SHARES: [Share; 2] = [const {
+    Share {
+        failures: AtomicU32::new(0),
+        paused_until_ns: AtomicU64::new(0),
+    }
+}; 2];
+
+impl Share {
+    /// True for a connection whose client has that port.
+    fn chooses(&self, port: u16) -> bool {
+        if books::are_all_chosen() {
+            return true;
+        }
+        // Knuth's multiplicative hash: neighbouring ports are far apart.
+        let hash = u32::from(port).wrapping_mul(0x9E37_79B1) >> 12;
+        hash & ((1 << SHARE_LOG2) - 1) == 0
+            && sys::now_ns() >= self.paused_until_ns.load(Ordering::Relaxed)
+    }
+
+    /// An end has waited, since `started_ns`.
+    fn note(&self, is_carrier: bool, started_ns: u64) {
+        if is_carrier {
+            self.failures.store(0, Ordering::Relaxed);
+            return;
+        }
+        let failures = self.failures.load(Ordering::Relaxed);
+        let failures = (failures + 1).min(PAUSE_LOG2_MAX);
+        self.failures.store(failures, Ordering::Relaxed);
+        let now = sys::now_ns();
+        let pause = now.saturating_sub(started_ns) << failures;
+        self.paused_until_ns.store(now + pause, Ordering::Relaxed);
+    }
+}
+
+/// The kernel has connected `fd`, which was fresh, to `address`.
+///
+/// # Safety
+/// `address` is readable for `len`.
+pub(crate) unsafe fn connected(
+    fd: i32,
+    address: *const sockaddr,
+    len: socklen_t,
+    is_nonblocking: bool,
+) {
+    // Nothing is known of how the program will wait for it, but how it has waited for others.
+    let is_seen = waits::have_been_seen() || books::are_all_chosen();
+    if !may_act() || is_nonblocking && !is_seen {
+        return;
+    }
+    // SAFETY: the caller's promise.
+    let Some(destination) = (unsafe { Destination::of(address, len) }) else {
+        return;
+    };
+    let (Some(connection), Ok(local)) = (connection::at(fd), sys::socket_address(fd, false)) else {
+        return;
+    };
+    let port = port_in(&local);
+    let share = &SHARES[Role::Connecting as usize];
+    if !share.chooses(port) || !carriers::is_room(Role::Connecting) {
+        return;
+    }
+    let number = {
+        let _held = LOCK.lock();
+        destination.number_or_new()
+    };
+    let Some(number) = number else { return };
+    let started = sys::now_ns();
+    let is_carrier = pair(&connection, CONNECTING_NS);
+    share.note(is_carrier, started);
+    if is_carrier {
+        let words = &connection.local.express;
+        words.destination.store(number, Ordering::Relaxed);
+        becomes_carrier(&connection);
+    }
+}
+
+/// `fd` was accepted from the kernel, at the listener.
+pub(crate) fn accepted(fd: i32) {
+    let share = &SHARES[Role::Accepting as usize];
+    if !may_act() || !carriers::is_room(Role::Accepting) {
+        return;
+    }
+    let (Some(connection), Ok(remote)) = (connection::at(fd), sys::socket_address(fd, true)) else {
+        return;
+    };
+    if !share.chooses(port_in(&remote)) {
+        return;
+    }
+    let started = sys::now_ns();
+    let is_carrier = pair(&connection, ACCEPTING_NS);
+    share.note(is_carrier, started);
+    if is_carrier {
+        let words = &connection.local.express;
+        let options = connection.entry.tx_options.load(Ordering::Relaxed);
+        words.first_options.store(options, Ordering::Relaxed);
+        // SAFETY: a `sockaddr_storage` is longer, aligned, and has no bytes without a value.
+        let bytes = unsafe { (&raw const remote).cast::<[u64; 4]>().read() };
+        for (word, bytes) in words.remote.iter().zip(bytes) {
+            word.store(bytes, Ordering::Relaxed);
+        }
+        becomes_carrier(&connection);
+    }
+}
+
+fn becomes_carrier(connection: &Connection) {
+    let words = &connection.local.express;
+    words.made_ns.store(sys::now_ns(), Ordering::Relaxed);
+    let may_park = words.is_of_one_user() && !resets::are_wanted(connection);
+    words.may_park.store(may_park.into(), Ordering::Relaxed);
+}
+
+/// The port of an address.
+fn port_in(address: &libc::sockaddr_storage) -> u16 {
+    // The port stands in the same place in both families.
+    // SAFETY: a `sockaddr_storage` holds a `sockaddr_in`.
+    let port = unsafe {
+        core::ptr::from_ref(address)
+            .cast::<libc::sockaddr_in>()
+            .read()
+    }
+    .sin_port;
+    u16::from_be(port)
+}
+
+/// Pairs a new connection at once: true when both its directions are rings.
+fn pair(connection: &Connection, limit_ns: u64) -> bool {
+    let started = sys::now_ns();
+    let passed = || sys::now_ns().saturating_sub(started);
+    let Some(adapter) = pairing::ask_at_once(connection) else {
+        return false;
+    };
+    while !connection.local.attachment.has_region() {
+        if offers::offer_waits(connection) || has_offer(connection) {
+            pairing::consider(connection);
+            if !connection.local.attachment.has_region() {
+                sys::yield_now();
+            }
+        } else {
+            let refusal = connection.entry.refusal.load(Ordering::Relaxed);
+            let is_server_s = limit_ns == ACCEPTING_NS;
+            if refusal != Reason::None as u32 && (is_server_s && passed() >= REFUSED_NS) {
+                return false;
+            }
+            sys::poll_for(adapter, libc::POLLIN, LOOK_NS);
+        }
+        if passed() >= limit_ns {
+            return false;
+        }
+    }
+    loop {
+        service::service(connection);
+        let Some(end) = connection.inside() else {
+            return false;
+        };
+        direction::advance_incoming(connection, &end);
+        let are_rings = end.tx_mode() == Mode::Ring && end.rx_mode() == Mode::Ring;
+        if are_rings && end.all_acknowledged() == Ok(true) {
+            return true;
+        }
+        if passed() >= limit_ns {
+            return false;
+        }
+        sys::yield_now();
+    }
+}
+
+fn has_offer(connection: &Connection) -> bool {
+    !connection.local.offered.load(Ordering::Relaxed).is_null()
+}

@@ -1,0 +1,103 @@
+//! A carrier's own state, beside its connection's words.
+
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+
+use crate::descriptors;
+
+/// A carrier's part in express. All zeroes: it was never parked, and never will be.
+#[derive(Default)]
+pub(crate) struct Words {
+    /// 1 when it may be parked: both ends chose it as a seed.
+    pub(super) may_park: AtomicU32,
+    /// 1 when both ends are of one user.
+    is_one_user: AtomicU32,
+    /// Its number above the program's, plus one; 0 before its first park.
+    high: AtomicI32,
+    /// Where it leads to, at the connecting end: a number of [`super::destinations`]; else 0.
+    pub(super) destination: AtomicU32,
+    /// 1 when the program has set an option in this turn that is not set back.
+    pub(super) is_odd: AtomicU32,
+    /// Options with which a turn begins, at the accepting end: those of the listener.
+    pub(super) first_options: AtomicU32,
+    /// Position of our ring where the turn began.
+    pub(super) began_at: AtomicU64,
+    /// Bytes of the program's on the carrier by then.
+    pub(super) carrier_began_at: AtomicU64,
+    /// When it became a carrier.
+    pub(super) made_ns: AtomicU64,
+    pub(super) parked_ns: AtomicU64,
+    /// The remote address, at the accepting end: a `sockaddr_in` or `sockaddr_in6`.
+    pub(super) remote: [AtomicU64; 4],
+    /// Neighbours in its list, each plus one.
+    pub(super) next: AtomicU32,
+    pub(super) previous: AtomicU32,
+}
+
+impl Words {
+    /// Another connection begins in this place.
+    pub(crate) fn reset(&self) {
+        for word in [
+            &self.may_park,
+            &self.destination,
+            &self.is_one_user,
+            &self.is_odd,
+            &self.first_options,
+            &self.next,
+            &self.previous,
+        ] {
+            word.store(0, Ordering::Relaxed);
+        }
+        self.high.store(0, Ordering::Relaxed);
+        for word in [
+            &self.began_at,
+            &self.carrier_began_at,
+            &self.made_ns,
+            &self.parked_ns,
+        ] {
+            word.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// The carrier's own number.
+    #[inline]
+    pub(crate) fn high(&self) -> Option<i32> {
+        let high = self.high.load(Ordering::Relaxed);
+        (high != 0).then_some(high - 1)
+    }
+
+    /// The adapter says whether both ends are of one user.
+    pub(crate) fn note_user(&self, is_one: bool) {
+        self.is_one_user.store(is_one.into(), Ordering::Relaxed);
+    }
+
+    /// True when a carrier may be used again between its two processes.
+    pub(super) fn is_of_one_user(&self) -> bool {
+        self.is_one_user.load(Ordering::Relaxed) != 0
+    }
+
+    /// The program has set an option that is not set back: this turn is the carrier's last.
+    pub(crate) fn note_odd(&self) {
+        if self.may_park.load(Ordering::Relaxed) != 0 {
+            self.is_odd.store(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The carrier gets a number of its own, a duplicate of `fd`, unless it has one.
+    pub(super) fn give_number(&self, fd: i32) -> Option<i32> {
+        if let Some(high) = self.high() {
+            return Some(high);
+        }
+        let high = descriptors::duplicate_for_us(fd)?;
+        self.high.store(high + 1, Ordering::Relaxed);
+        Some(high)
+    }
+
+    /// The connection ends, and with it the carrier's own number. Before the program's is closed,
+    /// or that would not end the connection.
+    pub(crate) fn close_number(&self) {
+        let high = self.high.swap(0, Ordering::Relaxed);
+        if high != 0 {
+            descriptors::disown(high - 1);
+        }
+    }
+}

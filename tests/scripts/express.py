@@ -1,0 +1,673 @@
+"""Short connections between two processes, in every way that they can begin and end.
+
+    express.py SCENARIO
+
+Says what a program sees. On the kernel and on carriers that are used again, the same must come out.
+The last line tells how many of the client's connections had a port that an earlier one had.
+"""
+
+import array
+import errno
+import os
+import resource
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+
+HOST = "127.0.0.1"
+WAIT_MAX = 20
+
+
+def say(*words):
+    print(*words, flush=True)
+
+
+class Steps:
+    """Keeps two processes in step."""
+
+    def __init__(self):
+        self.ours, self.theirs = socket.socketpair()
+
+    def swap(self):
+        self.ours, self.theirs = self.theirs, self.ours
+        return self
+
+    def tell(self, number=0):
+        self.ours.sendall(struct.pack("!I", number))
+
+    def hear(self):
+        self.ours.settimeout(WAIT_MAX)
+        return struct.unpack("!I", self.ours.recv(4, socket.MSG_WAITALL))[0]
+
+
+class Server:
+    """A listener in an instance of epoll."""
+
+    def __init__(self, listener=None, backlog=64):
+        if listener is None:
+            listener = socket.create_server((HOST, 0), backlog=backlog)
+        listener.setblocking(False)
+        self.listener = listener
+        self.port = listener.getsockname()[1]
+        self.epoll = None
+
+    def begin(self):
+        self.epoll = select.epoll()
+        self.epoll.register(self.listener.fileno(), select.EPOLLIN)
+        return self
+
+    def accept(self):
+        until = time.monotonic() + WAIT_MAX
+        while time.monotonic() < until:
+            self.epoll.poll(WAIT_MAX)
+            try:
+                one, name = self.listener.accept()
+            except BlockingIOError:
+                continue
+            assert one.getpeername() == name
+            assert one.getsockname()[1] == self.port
+            one.settimeout(WAIT_MAX)
+            return one
+        raise AssertionError("nobody came")
+
+    def warm(self, count=6):
+        """Serves connections, so that there are carriers."""
+        for _ in range(count):
+            one = self.accept()
+            one.sendall(read_all(one, 5))
+            assert one.recv(1) == b""
+            one.close()
+
+    def stop(self):
+        self.listener.close()
+        self.epoll.close()
+
+
+NAMES = []
+
+
+def connect(port):
+    one = socket.socket()
+    one.settimeout(WAIT_MAX)
+    one.setblocking(True)
+    one.connect((HOST, port))
+    assert one.getpeername() == (HOST, port)
+    assert one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
+    NAMES.append(one.getsockname())
+    return one
+
+
+def warm(port, count=6):
+    for _ in range(count):
+        one = connect(port)
+        one.sendall(b"hello")
+        assert read_all(one, 5) == b"hello"
+        one.close()
+        # Lets the server close, too.
+        time.sleep(0.01)
+
+
+def read_all(one, count):
+    got = b""
+    while len(got) < count:
+        more = one.recv(count - len(got))
+        if not more:
+            break
+        got += more
+    return got
+
+
+def outcome(call):
+    try:
+        return call()
+    except OSError as error:
+        return errno.errorcode.get(error.errno, error)
+
+
+def bytes_of(number, count):
+    return bytes((number + n) & 255 for n in range(min(count, 256))) * (count // 256 + 1)
+
+
+def play(serve, ask, server=None):
+    """Runs `serve` and `ask` in a process each."""
+    server = server or Server()
+    steps = Steps()
+    child = os.fork()
+    if child == 0:
+        server.begin()
+        serve(server, steps.swap())
+        sys.stdout.flush()
+        os._exit(0)
+    server.listener.close()
+    ask(server.port, steps)
+    _, status = os.waitpid(child, 0)
+    say("server", os.waitstatus_to_exitcode(status))
+    print("reused", len(NAMES) - len(set(NAMES)))
+
+
+# Many connections, one after another, and either end closes first.
+
+
+def many(count=300):
+    def serve(server, steps):
+        for number in range(count):
+            one = server.accept()
+            size = struct.unpack("!I", read_all(one, 4))[0]
+            data = read_all(one, size)
+            one.sendall(data)
+            if number % 2:
+                one.close()
+            else:
+                assert one.recv(1) == b""
+                one.close()
+            steps.tell()
+
+    def ask(port, steps):
+        for number in range(count):
+            one = connect(port)
+            size = number * 37 % 9000
+            data = bytes_of(number, size)[:size]
+            one.sendall(struct.pack("!I", size) + data)
+            assert read_all(one, size) == data, number
+            if number % 2:
+                assert one.recv(1) == b"", number
+            one.close()
+            steps.hear()
+        say("asked", count)
+
+    play(serve, ask)
+
+
+# Many at a time, by epoll at both ends: the client closes first, the server does, or both do.
+
+CLIENT_CLOSES, SERVER_CLOSES, BOTH_CLOSE = range(3)
+
+
+class Echo:
+    """One connection of the crowd's server."""
+
+    def __init__(self, one):
+        self.one, self.got, self.left = one, b"", b""
+
+    def whole(self):
+        return len(self.got) >= 8 and len(self.got) >= 8 + struct.unpack("!I", self.got[:4])[0]
+
+    def who_closes(self):
+        return struct.unpack("!I", self.got[4:8])[0] % 3
+
+
+def crowd(count=2000, width=32):
+    def serve(server, steps):
+        ones = {}
+        served = 0
+        while served < count:
+            for number, events in server.epoll.poll(WAIT_MAX):
+                if number == server.listener.fileno():
+                    try:
+                        one, _ = server.listener.accept()
+                    except BlockingIOError:
+                        continue
+                    one.setblocking(False)
+                    ones[one.fileno()] = Echo(one)
+                    server.epoll.register(one.fileno(), select.EPOLLIN)
+                    continue
+                echo = ones[number]
+                ends = False
+                if events & ~select.EPOLLOUT:
+                    more = outcome(lambda: echo.one.recv(65536))
+                    ends = more in (b"", "ECONNRESET", "EPIPE")
+                    if isinstance(more, bytes) and more:
+                        echo.got += more
+                        echo.left = echo.got if echo.whole() else b""
+                if echo.left and not ends:
+                    sent = outcome(lambda: echo.one.send(echo.left))
+                    echo.left = echo.left[sent:] if isinstance(sent, int) else echo.left
+                    if echo.left:
+                        server.epoll.modify(number, select.EPOLLIN | select.EPOLLOUT)
+                    else:
+                        server.epoll.modify(number, select.EPOLLIN)
+                        ends = echo.who_closes() != CLIENT_CLOSES
+                if ends:
+                    echo.one.close()
+                    del ones[number]
+                    served += 1
+
+    def ask(port, steps):
+        epoll = select.epoll()
+        ones = {}
+        begun = done = 0
+
+        def begin():
+            nonlocal begun
+            one = socket.socket()
+            one.setblocking(False)
+            assert one.connect_ex((HOST, port)) == errno.EINPROGRESS
+            size = [0, 1, 10, 500, 3000, 9000][begun % 6]
+            data = struct.pack("!II", size, begun) + bytes_of(begun, size)[:size]
+            ones[one.fileno()] = [one, data, data, b""]
+            epoll.register(one.fileno(), select.EPOLLIN | select.EPOLLOUT)
+            begun += 1
+
+        while done < count:
+            while begun < count and len(ones) < width:
+                begin()
+            ready = epoll.poll(WAIT_MAX)
+            assert ready, ("stuck", done)
+            for number, events in ready:
+                this = ones[number]
+                one, data, left, got = this
+                if events & select.EPOLLOUT and left:
+                    if left == data:
+                        assert one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
+                        NAMES.append(one.getsockname())
+                    this[2] = left[one.send(left) :]
+                    if not this[2]:
+                        epoll.modify(number, select.EPOLLIN)
+                elif events & ~select.EPOLLOUT:
+                    more = one.recv(65536)
+                    got += more
+                    this[3] = got
+                    assert data.startswith(got), "bytes"
+                    assert more or got == data, "an early end"
+                    who = struct.unpack("!I", data[4:8])[0] % 3
+                    if not more or got == data and who != SERVER_CLOSES:
+                        one.close()
+                        del ones[number]
+                        done += 1
+        say("asked", done)
+
+    play(serve, ask)
+
+
+# The ways to end.
+
+
+def endings():
+    def serve(server, steps):
+        server.warm()
+        # A reset on purpose.
+        one = server.accept()
+        read_all(one, 5)
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        one.close()
+        steps.tell()
+        server.warm()
+        # Bytes left unread.
+        one = server.accept()
+        steps.hear()
+        one.close()
+        steps.tell()
+        server.warm()
+        # Half a close of the client's.
+        one = server.accept()
+        say("server read", read_all(one, 100))
+        one.sendall(b"after your end")
+        one.close()
+        steps.hear()
+        server.warm()
+        # The client sends to a socket that is closed.
+        one = server.accept()
+        one.close()
+        steps.tell()
+        steps.hear()
+        server.warm()
+        # Closed before it is accepted.
+        one = server.accept()
+        say("server read", read_all(one, 100))
+        one.close()
+        server.warm()
+
+    def ask(port, steps):
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+        warm(port)
+        one = connect(port)
+        one.sendall(b"hello")
+        steps.hear()
+        time.sleep(0.05)
+        say("reset", outcome(lambda: one.recv(10)), outcome(lambda: one.recv(10)))
+        one.close()
+        warm(port)
+        one = connect(port)
+        one.sendall(b"left unread")
+        time.sleep(0.05)
+        steps.tell()
+        steps.hear()
+        time.sleep(0.05)
+        say("unread", outcome(lambda: one.recv(10)))
+        one.close()
+        warm(port)
+        one = connect(port)
+        one.sendall(b"to the end")
+        one.shutdown(socket.SHUT_WR)
+        say("half", read_all(one, 100))
+        one.close()
+        steps.tell()
+        warm(port)
+        one = connect(port)
+        steps.hear()
+        time.sleep(0.05)
+        say("closed", outcome(lambda: one.recv(10)))
+        say("closed", outcome(lambda: one.send(b"one")))
+        time.sleep(0.05)
+        say("closed", outcome(lambda: one.send(b"two")), outcome(lambda: one.recv(10)))
+        one.close()
+        steps.tell()
+        warm(port)
+        one = connect(port)
+        one.sendall(b"and gone")
+        one.close()
+        warm(port)
+
+    play(serve, ask)
+
+
+# A sleeper hears of the end.
+
+
+def sleepers():
+    def serve(server, steps):
+        server.warm()
+        for _ in range(3):
+            one = server.accept()
+            time.sleep(0.1)
+            one.close()
+            steps.hear()
+        server.warm()
+
+    def ask(port, steps):
+        warm(port)
+        one = connect(port)
+        say("recv", one.recv(10))
+        one.close()
+        steps.tell()
+        one = connect(port)
+        poll = select.poll()
+        poll.register(one, select.POLLIN | select.POLLRDHUP)
+        say("poll", [events for _, events in poll.poll(WAIT_MAX * 1000)])
+        one.close()
+        steps.tell()
+        one = connect(port)
+        epoll = select.epoll()
+        epoll.register(one, select.EPOLLIN | select.EPOLLET | select.EPOLLRDHUP)
+        say("epoll", [events for _, events in epoll.poll(WAIT_MAX)])
+        one.close()
+        steps.tell()
+        warm(port)
+
+    play(serve, ask)
+
+
+# Nobody listens any more.
+
+
+def refused():
+    def serve(server, steps):
+        server.warm()
+        # One waits when the listener closes.
+        steps.tell()
+        steps.hear()
+        server.stop()
+        steps.tell()
+        steps.hear()
+
+    def ask(port, steps):
+        warm(port)
+        steps.hear()
+        one = connect(port)
+        one.sendall(b"hello")
+        steps.tell()
+        steps.hear()
+        say("waited", outcome(lambda: one.recv(10)))
+        one.close()
+        say("refused", outcome(lambda: connect(port)))
+        steps.tell()
+
+    play(serve, ask)
+
+
+# Others have the listener, too: what one process has not accepted is another's.
+
+
+def workers(end):
+    def run():
+        server = Server()
+        first, second = Steps(), Steps()
+        children = []
+        for steps in (first, second):
+            child = os.fork()
+            if child == 0:
+                steps.swap()
+                steps.hear()
+                server.begin()
+                if steps is first:
+                    server.warm()
+                    steps.tell()
+                    steps.hear()
+                    if end == "closes":
+                        server.stop()
+                        steps.tell()
+                    signal.pause()
+                one = server.accept()
+                say("second read", read_all(one, 5))
+                one.sendall(b"world")
+                say("second read", one.recv(1))
+                one.close()
+                server.warm()
+                os._exit(0)
+            children.append(child)
+        server.listener.close()
+        first.tell()
+        warm(server.port)
+        first.hear()
+        one = connect(server.port)
+        one.sendall(b"hello")
+        if end == "dies":
+            os.kill(children[0], signal.SIGKILL)
+        else:
+            first.tell()
+            first.hear()
+        second.tell()
+        say("client read", read_all(one, 5))
+        one.close()
+        warm(server.port)
+        os.kill(children[0], signal.SIGKILL)
+        for child in children:
+            os.waitpid(child, 0)
+        print("reused", len(NAMES) - len(set(NAMES)))
+
+    return run
+
+
+# More than the server has accepted so far.
+
+
+def backlog():
+    count = 40
+
+    def serve(server, steps):
+        server.warm(12)
+        steps.tell()
+        steps.hear()
+        for _ in range(count):
+            one = server.accept()
+            one.sendall(read_all(one, 5))
+            one.close()
+
+    def ask(port, steps):
+        warm(port, 12)
+        steps.hear()
+        ones = [connect(port) for _ in range(count)]
+        for one in ones:
+            one.sendall(b"hello")
+        steps.tell()
+        say("all", all(read_all(one, 5) == b"hello" for one in ones))
+
+    play(serve, ask)
+
+
+# No numbers are left.
+
+
+def numbers():
+    def serve(server, steps):
+        server.warm(12)
+        steps.hear()
+
+    def ask(port, steps):
+        warm(port, 12)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        files = []
+        try:
+            while True:
+                files.append(socket.socket())
+        except OSError as error:
+            say("full", errno.errorcode[error.errno], len(files) > 40)
+        for file in files:
+            file.close()
+        steps.tell()
+
+    play(serve, ask)
+
+
+# The descriptor goes to others.
+
+
+def passing():
+    def serve(server, steps):
+        server.warm()
+        one = server.accept()
+        read_all(one, 5)
+        # To a program without the library.
+        child = os.fork()
+        if child == 0:
+            os.environ.pop("LD_PRELOAD", None)
+            os.dup2(one.fileno(), 1, inheritable=True)
+            os.execvp("echo", ["echo", "from another program"])
+        os.waitpid(child, 0)
+        one.close()
+        server.listener.close()
+        steps.hear()
+
+    def ask(port, steps):
+        warm(port)
+        one = connect(port)
+        one.sendall(b"hello")
+        say("read", read_all(one, 100))
+        one.close()
+        # By a control message, to a process that reads it.
+        steps.tell()
+
+    play(serve, ask)
+
+
+def rights():
+    def serve(server, steps):
+        server.warm()
+        one = server.accept()
+        say("server read", read_all(one, 5))
+        steps.tell()
+        say("server read", read_all(one, 5))
+        one.close()
+        steps.hear()
+
+    def ask(port, steps):
+        warm(port)
+        one = connect(port)
+        one.sendall(b"hello")
+        steps.hear()
+        ours, theirs = socket.socketpair()
+        child = os.fork()
+        if child == 0:
+            _, controls, _, _ = theirs.recvmsg(1, socket.CMSG_SPACE(4))
+            number = array.array("i", controls[0][2])[0]
+            os.write(number, b"world")
+            os._exit(0)
+        ours.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [one.fileno()]))])
+        one.close()
+        os.waitpid(child, 0)
+        steps.tell()
+
+    play(serve, ask)
+
+
+# A process dies.
+
+
+def client_dies():
+    def serve(server, steps):
+        server.warm()
+        steps.tell()
+        steps.hear()
+        time.sleep(0.1)
+        one = server.accept()
+        say("server read", read_all(one, 5))
+        say("server read", one.recv(1))
+        one.close()
+        steps.tell()
+        server.warm()
+
+    def ask(port, steps):
+        steps_of_death = Steps()
+        child = os.fork()
+        if child == 0:
+            warm(port)
+            steps.hear()
+            one = connect(port)
+            one.sendall(b"hello")
+            steps_of_death.swap().tell()
+            signal.pause()
+        steps_of_death.hear()
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        steps.tell()
+        steps.hear()
+        warm(port)
+
+    play(serve, ask)
+
+
+# The server forks while carriers are parked.
+
+
+def forks():
+    def serve(server, steps):
+        server.warm()
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+        steps.tell()
+        server.warm()
+
+    def ask(port, steps):
+        warm(port)
+        steps.hear()
+        warm(port)
+
+    play(serve, ask)
+
+
+SCENARIOS = {
+    "many": many,
+    "crowd": crowd,
+    "endings": endings,
+    "sleepers": sleepers,
+    "refused": refused,
+    "worker_closes": workers("closes"),
+    "worker_dies": workers("dies"),
+    "backlog": backlog,
+    "numbers": numbers,
+    "passing": passing,
+    "rights": rights,
+    "client_dies": client_dies,
+    "forks": forks,
+}
+
+if __name__ == "__main__":
+    if sys.argv[1] == "list":
+        print(*SCENARIOS)
+    else:
+        SCENARIOS[sys.argv[1]]()

@@ -1,0 +1,65 @@
+//! Carriers that serve one connection after another: a program sees on them what it sees on the
+//! kernel.
+
+use std::time::Duration;
+
+use toehold_e2e::toehold::Path;
+use toehold_e2e::{Running, Toehold, host};
+
+const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/express.py");
+const TIME_LIMIT: Duration = Duration::from_secs(60);
+
+/// The lines that a scenario says, and how many of its connections were on used carriers.
+fn play(toehold: &Toehold, path: Path, python: &std::path::Path, scenario: &str) -> (String, u32) {
+    let mut command = toehold.command(path, python);
+    command.args([SCRIPT, scenario]);
+    let mut running = Running::start(command, scenario, toehold.dir());
+    let status = running.wait(TIME_LIMIT);
+    let (said, complaints) = (running.stdout(), running.stderr());
+    assert!(
+        status.is_some_and(|status| status.success()),
+        "{scenario} on {path:?} ended with {status:?}:\n{said}{complaints}"
+    );
+    let reused = said.lines().find_map(|line| line.strip_prefix("reused "));
+    let lines = said.lines().filter(|line| !line.starts_with("reused "));
+    let said: Vec<&str> = lines.collect();
+    let reused = reused.expect("the last line").parse().expect("a number");
+    (said.join("\n"), reused)
+}
+
+/// Plays a scenario on the kernel and on used carriers, of which there have to be some.
+fn compare(scenario: &str) {
+    let Some(python) = host::python() else {
+        return;
+    };
+    let toehold = Toehold::start();
+    let (kernel, _) = play(&toehold, Path::Host, &python, scenario);
+    let (express, reused) = play(&toehold, Path::Express, &python, scenario);
+    assert_eq!(express, kernel, "{scenario}");
+    assert!(reused > 0, "{scenario}: no carrier was used again");
+}
+
+macro_rules! scenarios {
+    ($($scenario:ident: $claim:ident),* $(,)?) => {$(
+        #[test]
+        fn $claim() {
+            compare(stringify!($scenario));
+        }
+    )*};
+}
+
+scenarios! {
+    many: bytes_are_right_whoever_closes_first,
+    crowd: two_thousand_connections_thirty_two_at_a_time_are_right,
+    endings: every_way_to_end_is_the_kernels,
+    sleepers: a_sleeper_hears_of_the_end,
+    refused: a_listener_that_closes_refuses_and_resets_what_waits,
+    worker_closes: what_a_worker_has_not_accepted_is_another_workers,
+    worker_dies: what_a_dead_worker_had_not_accepted_is_another_workers,
+    backlog: more_than_were_accepted_wait,
+    numbers: a_process_without_numbers_gives_up_parked_carriers,
+    passing: a_used_carrier_goes_to_another_program,
+    rights: a_used_carrier_is_passed_by_a_control_message,
+    client_dies: what_a_dead_client_has_sent_is_accepted,
+    forks: a_fork_retires_parked_carriers,
+}
