@@ -477,6 +477,25 @@ fn the_window_opens_when_the_host_takes() {
     stage.expect(". 1:1(0) ack 2001 win 2000");
 }
 
+/// A link may put many segments together. Where the host has room for some of them, these are
+/// taken, and the remote hears at once which: it does not wait for its retransmission timeout.
+#[test]
+fn of_a_large_segment_as_much_is_taken_as_there_is_room_for() {
+    let mut stage = plain();
+    stage.accepted("", 60_000);
+    stage.rings.bytes_max = Some(2_500);
+    stage.remote("P. 1:5001(5000) ack 1");
+    stage.expect(". 1:1(0) ack 2001");
+    stage.remote("P. 2001:5001(3000) ack 1");
+    stage.expect(". 1:1(0) ack 2001");
+    stage.remote("P. 2001:3001(1000) ack 1");
+    stage.expect(". 1:1(0) ack 2001");
+    stage.rings.bytes_max = None;
+    stage.remote("P. 2001:5001(3000) ack 1");
+    stage.expect(". 1:1(0) ack 5001");
+    assert_eq!(stage.rings.received.len(), 5_000);
+}
+
 //= RFC 9293#3.10.7.4
 //= type=test
 //# 3) If the RST bit is set and the sequence number does not exactly match the next expected

@@ -165,12 +165,6 @@ impl Connection {
             && self.take_next_timestamp(now, timestamp)
     }
 
-    /// There was no place for the payload of such a segment: as the slow path has it, it is as good
-    /// as lost. Only of the window, which stays, it was the last to speak.
-    pub(crate) fn note_refusal(&mut self) {
-        self.snd_wl1 = self.rcv_nxt;
-    }
-
     /// So much payload of such a segment is in its place, which is progress.
     #[inline(always)]
     pub(crate) fn note_payload(&mut self, bytes: usize) {

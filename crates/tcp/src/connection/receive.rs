@@ -78,7 +78,7 @@ impl Connection {
         let end = seq + payload.len() as u64;
         // "Segments with higher beginning sequence numbers ... trim off any portions that lie
         // outside the window."
-        let kept = Span {
+        let mut kept = Span {
             start: seq.max(self.rcv_nxt),
             end: end.min(self.rcv_edge),
         };
@@ -102,10 +102,13 @@ impl Connection {
         let bytes = &payload[(kept.start - seq) as usize..(kept.end - seq) as usize];
         if kept.start == self.rcv_nxt {
             if memory.place(id, kept.start.byte(), bytes).is_err() {
-                cx.counters.host_had_no_room += 1;
-                return;
+                kept.end = kept.start + self.place_beginning(cx, bytes, kept.start, id, memory);
+                if kept.start == kept.end {
+                    return;
+                }
             }
-            cx.counters.bytes_received += bytes.len() as u64;
+            let kept_bytes = kept.end.after(kept.start);
+            cx.counters.bytes_received += kept_bytes;
             // Of a segment that repeats several parts the first is reported (RFC 2883 section 4.2).
             let is_reported = seq < self.rcv_nxt;
             self.rcv_nxt = kept.end;
@@ -116,11 +119,40 @@ impl Connection {
                 }
                 self.fill_gap(cx);
             } else {
-                self.acknowledge(cx, bytes.len());
+                self.acknowledge(cx, kept_bytes as usize);
             }
         } else {
             self.receive_early(cx, bytes, kept, id, memory);
         }
+    }
+
+    /// The host has no room for all of a segment. A link may have put it together from many, so the
+    /// beginning is taken as far as there is room; how many bytes that are. The remote hears at
+    /// once how far its data arrived: after silence it would wait for its retransmission timeout,
+    /// and after each one send a few segments only (Linux acknowledges as well, `tcp_data_queue`).
+    #[cold]
+    fn place_beginning(
+        &mut self,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+        start: Position,
+        id: ConnectionId,
+        memory: &mut dyn Memory,
+    ) -> u64 {
+        cx.counters.host_had_no_room += 1;
+        self.conditions.set(Conditions::ACK_NOW);
+        let segment_bytes = usize::from(self.mss);
+        if bytes.len() <= segment_bytes {
+            return 0;
+        }
+        let mut placed = 0;
+        for segment in bytes.chunks(segment_bytes) {
+            if memory.place(id, (start + placed).byte(), segment).is_err() {
+                break;
+            }
+            placed += segment.len() as u64;
+        }
+        placed
     }
 
     //= RFC 9293#3.10.7.4

@@ -390,7 +390,8 @@ impl Engine {
         let place = |id, offset| memory.place(id, offset, payload);
         match self.handle_payload(now, slot, h, payload_bytes, place) {
             Some(true) => true,
-            Some(false) => self.refuse_payload(slot),
+            // The slow path takes as much of it as there is room for.
+            Some(false) => false,
             None => {
                 let place = |id, offset| memory.place(id, offset, payload);
                 self.handle_mixed(now, slot, h, payload_bytes, place)
@@ -490,14 +491,6 @@ impl Engine {
         let queues = (&mut self.turns, &mut self.event_queue, &mut self.deadlines);
         settle_payload(connection, slot, acknowledge, queues);
         Some(true)
-    }
-
-    /// The host had no room: counts it and drops the segment.
-    #[cold]
-    fn refuse_payload(&mut self, slot: u32) -> bool {
-        self.counters.host_had_no_room += 1;
-        self.slots[slot as usize].note_refusal();
-        true
     }
 
     /// One that acknowledges something, too, or has another window.

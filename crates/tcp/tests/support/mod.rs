@@ -24,11 +24,16 @@ pub(crate) fn ethernet(last: u8) -> Medium {
 #[derive(Default)]
 pub(crate) struct Rings {
     pub(crate) received: Vec<u8>,
+    /// How much of the stream there is room for.
+    pub(crate) bytes_max: Option<usize>,
 }
 
 impl Memory for Rings {
     fn place(&mut self, _: ConnectionId, offset: u64, bytes: &[u8]) -> Result<(), NoRoom> {
         let end = offset as usize + bytes.len();
+        if self.bytes_max.is_some_and(|most| end > most) {
+            return Err(NoRoom);
+        }
         self.received.resize(self.received.len().max(end), 0);
         self.received[offset as usize..end].copy_from_slice(bytes);
         Ok(())
