@@ -9,14 +9,15 @@
 //! Without timestamps the remote's options do not survive: then no SACK and no scaling, but
 //! service.
 
-use super::super::connection::Offer;
+use super::super::connection::{MSS_MIN, Offer};
 use crate::flow::FlowKey;
 use crate::random::{Random, SipKey};
 use crate::time::Instant;
 use crate::wire::tcp::{Segment, SynOptions, Timestamps};
 
-/// MSS values a cookie can stand for.
-const MSS_TABLE: [u16; 8] = [216, 536, 1_024, 1_220, 1_360, 1_440, 1_460, 8_940];
+/// MSS values a cookie can stand for. The least is that of the smallest segment that is ever sent,
+/// with timestamps: a remote is not sent more than it takes.
+const MSS_TABLE: [u16; 8] = [MSS_MIN + 12, 536, 1_024, 1_220, 1_360, 1_440, 1_460, 8_940];
 /// A cookie is good in the period it was made in and the one after.
 const PERIOD_MICROS: u64 = 64_000_000;
 const LOW_BITS: u32 = 5;

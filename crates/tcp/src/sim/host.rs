@@ -134,6 +134,10 @@ pub(crate) struct Rings {
     pub(crate) early: BTreeMap<ConnectionId, Vec<(u64, Vec<u8>)>>,
     pub(crate) random: Option<Random>,
     pub(crate) no_room_per_million: u32,
+    /// Larger pieces find no room; `None`: there is room for all that the windows allow.
+    pub(crate) piece_bytes_max: Option<usize>,
+    /// How often, in a million arrivals, bytes ahead of gaps are discarded.
+    pub(crate) discards_per_million: u32,
 }
 
 impl Rings {
@@ -156,6 +160,9 @@ impl Memory for Rings {
         if let Some(random) = &mut self.random
             && random.chance(self.no_room_per_million)
         {
+            return Err(NoRoom);
+        }
+        if self.piece_bytes_max.is_some_and(|most| bytes.len() > most) {
             return Err(NoRoom);
         }
         let Some(program) = self.programs.get_mut(&id) else {
@@ -218,6 +225,7 @@ impl Host {
     /// Hands a frame to the engine as a link does that reads payload to where it is expected: right
     /// or wrong, it is written there.
     pub(super) fn take(&mut self, now: Instant, frame: &[u8], offload: ReceiveOffload) {
+        self.discard_sometimes();
         let Self { engine, rings, .. } = self;
         if let (Some(expected), Some((headers, payload))) =
             (engine.expected(), frame.split_first_chunk())
@@ -229,6 +237,24 @@ impl Host {
             }
         }
         engine.handle_frame(now, frame, offload, rings);
+    }
+
+    /// A host that is short of memory discards what it has reported by SACK (RFC 2018 section 8).
+    fn discard_sometimes(&mut self) {
+        let Rings {
+            programs,
+            random: Some(random),
+            discards_per_million,
+            ..
+        } = &mut self.rings
+        else {
+            return;
+        };
+        if *discards_per_million > 0 && random.chance(*discards_per_million) {
+            for &id in programs.keys() {
+                self.engine.discard_early(id).expect("its program has it");
+            }
+        }
     }
 
     pub(super) fn new(scenario: &Scenario, index: usize, seed: u64) -> Self {

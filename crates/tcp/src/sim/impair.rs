@@ -158,6 +158,12 @@ pub(super) fn shrink_window(packet: &mut [u8], random: &mut Random) {
     complete(packet, tcp_at);
 }
 
+/// Has a segment acknowledge something else.
+pub(super) fn set_acknowledgement(packet: &mut [u8], tcp_at: usize, ack: u32) {
+    packet[tcp_at + 8..tcp_at + 12].copy_from_slice(&ack.to_be_bytes());
+    complete(packet, tcp_at);
+}
+
 /// One bit, where a checksum protects it: an IPv6 header relies on the link for that.
 pub(super) fn flip_bit(packet: &mut [u8], random: &mut Random) {
     let first = if packet[0] >> 4 == 6 { 40 } else { 0 };

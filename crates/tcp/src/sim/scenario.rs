@@ -49,8 +49,24 @@ pub struct Scenario {
     pub(crate) reboots: Vec<(usize, Duration)>,
     /// When a host's link takes packets of another size, and which.
     pub(crate) mtu_changes: Vec<(usize, Duration, u16)>,
+    /// When a host's memory is short.
+    pub(crate) shortages: Vec<Shortage>,
+    /// Hosts that acknowledge what has not arrived.
+    pub(crate) optimists: Vec<usize>,
     /// The simulation stops here, done or not; `None`: it must finish by itself.
     pub(crate) stop_after: Option<Duration>,
+}
+
+/// A host without much memory, for a while.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shortage {
+    pub(crate) host: usize,
+    pub(crate) from: Duration,
+    pub(crate) until: Duration,
+    /// Larger pieces of payload find no room meanwhile.
+    pub(crate) piece_bytes_max: usize,
+    /// How often, in a million arrivals, the host discards what it has ahead of gaps.
+    pub(crate) discards_per_million: u32,
 }
 
 /// The properties of one host's engine.
@@ -110,6 +126,8 @@ impl Scenario {
             syns: 0,
             reboots: Vec::new(),
             mtu_changes: Vec::new(),
+            shortages: Vec::new(),
+            optimists: Vec::new(),
             stop_after: None,
         };
         if scenario.mtu == 576 {
@@ -146,6 +164,9 @@ impl Scenario {
         scenario.draw_user_timeouts();
         scenario.draw_simultaneous();
         scenario.draw_models();
+        scenario.draw_shortages();
+        scenario.draw_small_segments();
+        scenario.draw_optimists();
         for traits in &mut scenario.traits {
             if random.below(3) == 0 {
                 traits.frames_at_once = random.between(1, 8) as u32;
@@ -206,6 +227,53 @@ impl Scenario {
             if random.below(6) == 0 {
                 options.congestion = CongestionControl::Bbr;
             }
+        }
+    }
+
+    /// Draws the hosts that are short of memory for a while, from a generator of their own.
+    fn draw_shortages(&mut self) {
+        let mut random = Random::new(self.seed ^ 0x7031_4e40_5407_0001);
+        if random.below(5) != 0 {
+            return;
+        }
+        for host in 0..self.hosts {
+            let from = Duration::from_millis(random.below(4_000));
+            let shortage = Shortage {
+                host,
+                from,
+                until: from + Duration::from_millis(random.below(10_000)),
+                piece_bytes_max: random.below(4_000) as usize,
+                discards_per_million: random.below(200_000) as u32,
+            };
+            if random.below(2) == 0 {
+                self.shortages.push(shortage);
+            }
+        }
+    }
+
+    /// Draws the ends that take very small segments only, from a generator of their own.
+    fn draw_small_segments(&mut self) {
+        let mut random = Random::new(self.seed ^ 0x7031_5a11_0550_0001);
+        let ends = self
+            .transfers
+            .iter_mut()
+            .map(|transfer| &mut transfer.options);
+        for options in ends.chain([&mut self.server_options]) {
+            if random.below(16) == 0 {
+                // With less, the engine's smallest segment and its options do not fit.
+                options.mss_max = random.between(60, 300) as u16;
+            }
+        }
+    }
+
+    /// Draws the hosts that acknowledge what has not arrived, among other forgers. Nothing that is
+    /// lost on its way to them is sent again, so such a simulation has an end of its own.
+    fn draw_optimists(&mut self) {
+        let mut random = Random::new(self.seed ^ 0x7031_0971_3157_0001);
+        if self.is_hostile() && random.below(3) == 0 {
+            self.optimists
+                .push(random.below(self.hosts as u64) as usize);
+            self.stop_after = Some(Duration::from_secs(20));
         }
     }
 
@@ -270,6 +338,8 @@ impl Scenario {
             syns: 0,
             reboots: Vec::new(),
             mtu_changes: Vec::new(),
+            shortages: Vec::new(),
+            optimists: Vec::new(),
             stop_after: Some(duration),
         }
     }

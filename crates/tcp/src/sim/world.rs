@@ -71,6 +71,11 @@ enum Happening {
         host: usize,
         mtu: u16,
     },
+    /// A host's memory is short from now on, by one of the scenario's shortages, or is not any more.
+    Memory {
+        shortage: usize,
+        is_short: bool,
+    },
     Forgery,
     /// So many SYNs are to come.
     Flood {
@@ -106,6 +111,8 @@ pub struct World {
     report: Report,
     /// The packets forgeries are made of.
     seen: Vec<Vec<u8>>,
+    /// The end of what each side has sent, where somebody acknowledges more than it got.
+    sent_up_to: BTreeMap<(SocketAddr, SocketAddr), u32>,
     trace: bool,
 }
 
@@ -131,6 +138,7 @@ impl World {
                 ..Report::default()
             },
             seen: Vec::new(),
+            sent_up_to: BTreeMap::new(),
             trace,
             scenario,
         };
@@ -143,6 +151,11 @@ impl World {
         }
         for (host, at, mtu) in world.scenario.mtu_changes.clone() {
             world.push(Instant::ZERO + at, Happening::Mtu { host, mtu });
+        }
+        for (shortage, span) in world.scenario.shortages.clone().iter().enumerate() {
+            for (at, is_short) in [(span.from, true), (span.until, false)] {
+                world.push(Instant::ZERO + at, Happening::Memory { shortage, is_short });
+            }
         }
         if world.scenario.is_hostile() {
             world.push(Instant::ZERO, Happening::Forgery);
@@ -265,6 +278,15 @@ impl World {
                 }
                 self.hosts[host].engine.set_mtu(now, mtu);
                 self.serve(host);
+            }
+            Happening::Memory { shortage, is_short } => {
+                let shortage = self.scenario.shortages[shortage];
+                let rings = &mut self.hosts[shortage.host].rings;
+                rings.piece_bytes_max = is_short.then_some(shortage.piece_bytes_max);
+                rings.discards_per_million = match is_short {
+                    true => shortage.discards_per_million,
+                    false => 0,
+                };
             }
             Happening::Forgery => self.forge(),
             Happening::Flood { left } => self.flood(left),
@@ -472,10 +494,12 @@ impl World {
         let rings = &mut self.hosts[host].rings;
         rings.programs.insert(id, program);
         let no_room = core::mem::take(&mut rings.no_room_per_million);
+        let piece_bytes_max = rings.piece_bytes_max.take();
         for (offset, bytes) in rings.early.remove(&id).unwrap_or_default() {
             crate::Memory::place(rings, id, offset, &bytes).expect("the ring is empty");
         }
         rings.no_room_per_million = no_room;
+        rings.piece_bytes_max = piece_bytes_max;
     }
 
     fn closed(&mut self, host: usize, id: ConnectionId, reason: CloseReason) {
@@ -658,6 +682,7 @@ impl World {
         if self.scenario.is_hostile() && self.seen.len() < 1_000 {
             self.seen.push(packet.clone());
         }
+        let packet = self.acknowledge_more(host, packet);
         self.report.packets += 1;
         let Some(to) = host_of(&packet).filter(|&to| to < self.hosts.len()) else {
             return;

@@ -4,11 +4,15 @@
 use core::net::SocketAddr;
 
 use super::{Happening, World};
+use crate::sim::checker;
 use crate::sim::host::{Host, SERVER_PORT, address_of, framed, host_of};
-use crate::sim::impair::syn;
+use crate::sim::impair::{set_acknowledgement, syn};
 use crate::sim::link::Link;
 use crate::{Duration, ReceiveOffload};
 
+const SYN: u8 = 2;
+const RST: u8 = 4;
+const ACK: u8 = 16;
 /// Hosts that flood: none of those that there are.
 const STRANGERS: (u64, u64) = (100, 200);
 
@@ -67,6 +71,32 @@ impl World {
         }
         self.serve(to);
         self.push(next, Happening::Forgery);
+    }
+
+    /// An optimist's packet: it acknowledges more than has arrived, up to all that was sent (Savage
+    /// and others, "TCP congestion control with a misbehaving receiver").
+    pub(super) fn acknowledge_more(&mut self, host: usize, mut packet: Vec<u8>) -> Vec<u8> {
+        if self.scenario.optimists.is_empty() {
+            return packet;
+        }
+        let Some(read) = checker::parse(&packet) else {
+            return packet;
+        };
+        let (ends, tcp_at) = ((read.source, read.destination), read.tcp_at);
+        let (ack, flags) = (read.ack, read.flags);
+        let end = read.seq.wrapping_add(read.payload.len() as u32);
+        let known = self.sent_up_to.entry(ends).or_insert(end);
+        if end.wrapping_sub(*known) < 1 << 31 {
+            *known = end;
+        }
+        let sent = self.sent_up_to.get(&(ends.1, ends.0));
+        let missing = sent.map_or(0, |sent| sent.wrapping_sub(ack));
+        let is_plain = flags & (SYN | RST | ACK) == ACK;
+        if is_plain && self.scenario.optimists.contains(&host) && (1..1 << 31).contains(&missing) {
+            let more = self.random.below(u64::from(missing) + 1) as u32;
+            set_acknowledgement(&mut packet, tcp_at, ack.wrapping_add(more));
+        }
+        packet
     }
 
     /// Somebody who does not exist wants to connect.
