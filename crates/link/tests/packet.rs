@@ -1,12 +1,13 @@
 //! Packet sockets at both ends of a virtual Ethernet in a network namespace of its own.
 
+use std::net::{IpAddr, SocketAddr};
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use toehold_link::{PacketError, PacketOptions, PacketSocket, VnetHeader};
+use toehold_link::{Group, PacketError, PacketOptions, PacketSocket, VnetHeader};
 use toehold_network::Namespace;
-use toehold_tcp::{ChecksumWork, TransmitOffload};
+use toehold_tcp::{ChecksumWork, Random, Share, TransmitOffload};
 
 const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
 
@@ -269,32 +270,70 @@ fn frames_of_a_virtual_lan_are_not_the_interfaces() {
     });
 }
 
+/// A TCP segment from the remote at end 0 to the engines at end 1.
+fn segment(local: SocketAddr, remote: SocketAddr) -> Vec<u8> {
+    let ports = [remote.port(), local.port()].map(u16::to_be_bytes).concat();
+    let (ether_type, header) = match (local.ip(), remote.ip()) {
+        (IpAddr::V4(local), IpAddr::V4(remote)) => {
+            let mut header = vec![0x45, 0, 0, 60, 0, 0, 0, 0, 64, 6, 0, 0];
+            header.extend(remote.octets().iter().chain(&local.octets()));
+            (0x0800u16, header)
+        }
+        (IpAddr::V6(local), IpAddr::V6(remote)) => {
+            let mut header = vec![0x60, 0, 0, 0, 0, 40, 6, 64];
+            header.extend(remote.octets().iter().chain(&local.octets()));
+            (0x86dd, header)
+        }
+        _ => unreachable!("both ends have addresses of one version"),
+    };
+    let mut frame = [
+        &MACS[1][..],
+        &MACS[0],
+        &ether_type.to_be_bytes(),
+        &header,
+        &ports,
+    ]
+    .concat();
+    frame.resize(frame.len() + 36, 0);
+    frame
+}
+
+/// Each engine's socket gets the frames of that engine's connections, and no others.
 #[test]
-fn members_of_a_group_share_the_frames() {
+fn members_of_a_group_are_given_their_own_connections() {
     with_veth(|| {
         let from = open(0);
-        let member = || {
+        let shares = Share::among(3, &mut Random::new(5));
+        let member = |share: &Share| {
+            let group = Group {
+                number: 77,
+                spread: share.spread(),
+            };
             let options = PacketOptions {
                 mac: Some(MACS[1]),
-                group: Some(77),
+                group: Some(group),
             };
             PacketSocket::open("v1", options).expect("the interface is there")
         };
-        let mut members = [member(), member()];
-        for number in 0..100 {
-            assert!(send(&from, &frame(number, 100)));
+        let mut members: Vec<PacketSocket> = shares.iter().map(member).collect();
+        let mut counts = [0; 3];
+        for number in 0..300u16 {
+            let (local, remote) = match number % 2 {
+                0 => ("10.0.0.1", "10.9.8.7"),
+                _ => ("fd00::1", "fd12:3456:789a::7"),
+            };
+            let end = |ip: &str, port| SocketAddr::new(ip.parse().expect("an address"), port);
+            let (local, remote) = (end(local, 80), end(remote, 1_000 + number));
+            let owner = shares[0].owner(local, remote);
+            assert!(send(&from, &segment(local, remote)));
+            await_frame(&members[owner]);
+            members[owner].release();
+            counts[owner] += 1;
         }
-        let deadline = Instant::now() + Duration::from_secs(10);
-        let mut count = 0;
-        while count < 100 {
-            assert!(Instant::now() < deadline, "{count} of 100 have come");
-            for member in &mut members {
-                while member.peek().is_some() {
-                    member.release();
-                    count += 1;
-                }
-            }
-        }
-        assert_eq!(count, 100, "each comes to one of them");
+        assert!(members.iter().all(|member| member.peek().is_none()));
+        assert!(counts.iter().all(|count| *count > 60), "{counts:?}");
+        // What is no connection's comes to one of them.
+        assert!(send(&from, &frame(1, 100)));
+        await_frame(&members[0]);
     });
 }

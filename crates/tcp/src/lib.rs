@@ -51,7 +51,7 @@ pub use host::{
     NoRoom,
 };
 pub use random::Random;
-pub use share::Share;
+pub use share::{Share, Spread};
 pub use state::{CloseReason, Phase, State};
 pub use time::{Duration, Instant};
 pub use wire::Malformed;

@@ -3,6 +3,9 @@
 //! All threads use one keyed hash of both ends: so nobody has to be asked, a port is in use or in
 //! TIME-WAIT where its connection is, and a remote that does not know the key cannot load one
 //! engine more than the others.
+//!
+//! The hash takes 32 bits at a time, which a classic BPF program can do as well: so a link can give
+//! each engine its own frames ([`Spread`]).
 
 use core::fmt;
 use core::net::SocketAddr;
@@ -14,30 +17,108 @@ use crate::wire::ip::Address;
 /// One engine's share of all connections.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Share {
-    key: [u64; 2],
+    spread: Spread,
     index: u32,
-    /// Invariant: at least 1, and above `index`.
-    count: u32,
+}
+
+/// How connections are spread over engines, for those who spread frames.
+///
+/// The hash of a connection begins with [`Spread::start_v4`] or [`Spread::start_v6`]. [`Spread::mix`]
+/// takes in one word after the other: for IPv6 the first three words of the local address, and those
+/// of the remote one; then the last word of each, and the ports, the remote's in the upper half. For
+/// fragments, which do not all have ports, that word is 0. [`Spread::owner`] makes the engine's
+/// number of it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Spread {
+    /// The secret, with which the hash of an IPv6 connection begins.
+    pub start_v6: u32,
+    /// The same, after the six words that all IPv4 connections have in common.
+    pub start_v4: u32,
+    /// Secret, and odd: nothing is lost by multiplication.
+    pub factor: u32,
+    /// How many engines there are. Invariant: at least 1.
+    pub count: u32,
+}
+
+impl Spread {
+    /// Bits by which each step turns the upper half down.
+    pub const MIX_SHIFT: u32 = 15;
+    /// The last steps of the hash (MurmurHash3, fmix32): a shift, and what it is multiplied with.
+    pub const LAST_STEPS: [(u32, u32); 2] = [(16, 0x85eb_ca6b), (13, 0xc2b2_ae35)];
+    /// The last shift before the number is scaled: only the upper half is used.
+    pub const SCALE_SHIFT: u32 = 16;
+
+    const fn new(secret: u64, count: u32) -> Spread {
+        let spread = Spread {
+            start_v6: (secret >> 32) as u32,
+            start_v4: 0,
+            factor: secret as u32 | 1,
+            count,
+        };
+        let mut start_v4 = spread.start_v6;
+        let words = [0, 0, 0xffff, 0, 0, 0xffff];
+        let mut at = 0;
+        while at < words.len() {
+            start_v4 = spread.mix(start_v4, words[at]);
+            at += 1;
+        }
+        Spread { start_v4, ..spread }
+    }
+
+    /// Takes another word in.
+    #[inline]
+    #[must_use]
+    pub const fn mix(&self, hash: u32, word: u32) -> u32 {
+        let product = (hash ^ word).wrapping_mul(self.factor);
+        product ^ product >> Self::MIX_SHIFT
+    }
+
+    /// Which engine a hash stands for.
+    #[inline]
+    #[must_use]
+    pub fn owner(&self, hash: u32) -> usize {
+        let turned = Self::LAST_STEPS
+            .iter()
+            .fold(hash, |hash, &(shift, factor)| {
+                (hash ^ hash >> shift).wrapping_mul(factor)
+            });
+        let upper = turned >> Self::SCALE_SHIFT;
+        (upper.wrapping_mul(self.count) >> Self::SCALE_SHIFT) as usize
+    }
+}
+
+impl fmt::Debug for Spread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Spread(over {})", self.count)
+    }
 }
 
 impl Share {
     /// Everything: there is one engine.
     pub const WHOLE: Share = Share {
-        key: [0; 2],
+        spread: Spread::new(0, 1),
         index: 0,
-        count: 1,
     };
 
     /// The shares of `count` engines, which must be at least one.
     ///
     /// # Panics
-    /// When it is none.
+    /// When it is none, or more than 65,536.
     #[must_use]
     pub fn among(count: u32, random: &mut Random) -> Vec<Share> {
-        assert!(count > 0, "somebody has to do it");
-        let key = [random.bits(), random.bits()];
-        let one = |index| Share { key, index, count };
+        assert!(
+            (1..=1 << Spread::SCALE_SHIFT).contains(&count),
+            "{count} engines"
+        );
+        let spread = Spread::new(random.bits(), count);
+        let one = |index| Share { spread, index };
         (0..count).map(one).collect()
+    }
+
+    /// How connections are spread over the engines.
+    #[must_use]
+    pub const fn spread(&self) -> Spread {
+        self.spread
     }
 
     /// Which of the engines this is.
@@ -49,7 +130,7 @@ impl Share {
     /// How many there are.
     #[must_use]
     pub const fn count(&self) -> usize {
-        self.count as usize
+        self.spread.count as usize
     }
 
     /// The thread that owns a connection between these ends.
@@ -65,7 +146,7 @@ impl Share {
 
     #[inline]
     pub(crate) fn owner_of(&self, key: &FlowKey) -> usize {
-        let ports = u64::from(key.local_port) << 16 | u64::from(key.remote_port);
+        let ports = u32::from(key.remote_port) << 16 | u32::from(key.local_port);
         self.place(key.local, key.remote, ports)
     }
 
@@ -77,24 +158,31 @@ impl Share {
 
     #[inline]
     pub(crate) fn is_ours(&self, key: &FlowKey) -> bool {
-        self.count == 1 || self.owner_of(key) == self.index()
+        self.spread.count == 1 || self.owner_of(key) == self.index()
     }
 
     /// Not cryptographic: what could be learnt is how connections are spread.
     #[inline]
-    fn place(&self, local: Address, remote: Address, ports: u64) -> usize {
-        let first = fold(local.0[0] ^ self.key[0], local.0[1] ^ self.key[1]);
-        let turned = self.key[0].rotate_left(32);
-        let second = fold(remote.0[0] ^ first, remote.0[1] ^ turned);
-        let hash = fold(ports ^ second, self.key[1] | 1);
-        // The high half, scaled to the number of engines.
-        (((hash >> 32) * u64::from(self.count)) >> 32) as usize
+    fn place(&self, local: Address, remote: Address, ports: u32) -> usize {
+        let spread = &self.spread;
+        let start = match local.is_v4() && remote.is_v4() {
+            true => spread.start_v4,
+            false => [local, remote]
+                .into_iter()
+                .flat_map(|Address([high, low])| [high >> 32, high, low >> 32])
+                .fold(spread.start_v6, |hash, word| spread.mix(hash, word as u32)),
+        };
+        let last = [local.low(), remote.low(), ports];
+        let hash = last
+            .into_iter()
+            .fold(start, |hash, word| spread.mix(hash, word));
+        spread.owner(hash)
     }
 }
 
 impl fmt::Debug for Share {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Share({} of {})", self.index, self.count)
+        write!(f, "Share({} of {})", self.index, self.spread.count)
     }
 }
 

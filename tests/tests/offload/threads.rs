@@ -61,8 +61,13 @@ fn spread(threads: &str) {
         );
         assert_eq!(counts.iter().sum::<u64>(), stage.engine(key));
     }
-    // The kernel knows nothing of who is to have a connection before the first answer.
-    assert!(stage.engine("frames_passed_on") > 0);
+    let passed_on = stage.engine("frames_passed_on");
+    match Link::of_this_run() {
+        // Each thread's socket is given its own connections; ARP is for all.
+        Link::Packet => assert!(passed_on < 100, "{passed_on}"),
+        // The kernel knows nothing of who is to have a connection before the first answer.
+        Link::Tap | Link::Xdp => assert!(passed_on > 0),
+    }
     assert_eq!(stage.engine("frames_malformed"), 0);
     assert_none_is_lost_between_threads(&stage);
 }
@@ -96,7 +101,9 @@ fn connections_that_were_silent_go_on_wherever_the_kernel_sends_their_frames() {
     ok(near);
     ok(far);
     let after = stage.engine("frames_passed_on");
-    assert!(after > before, "{before} frames, and then {after}");
+    if Link::of_this_run() != Link::Packet {
+        assert!(after > before, "{before} frames, and then {after}");
+    }
     assert_none_is_lost_between_threads(&stage);
 }
 

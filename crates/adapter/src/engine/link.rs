@@ -6,9 +6,11 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
 
 use toehold_link::{
-    Changed, HostChanges, HostNeighbour, Interfaces, PacketOptions, PacketSocket, PortSteering,
-    PortTable, Tap, TapOptions, XdpOptions, XdpSocket, XdpSteering,
+    Changed, Group, HostChanges, HostNeighbour, Interfaces, PacketOptions, PacketSocket,
+    PortSteering, PortTable, Tap, TapOptions, XdpOptions, XdpSocket, XdpSteering,
 };
+
+use toehold_tcp::Spread;
 
 use super::Error;
 use super::device::Device;
@@ -24,6 +26,8 @@ const QUEUE_FRAMES: u32 = 8_192;
 #[derive(Clone, Debug)]
 struct Opener {
     settings: Settings,
+    /// How connections are spread over the threads.
+    spread: Spread,
     /// Which of the threads it is for: of AF_XDP, its receive queue.
     thread: usize,
     /// All threads' program on the interface.
@@ -49,11 +53,12 @@ pub(super) struct Link {
 
 impl Link {
     /// Attaches to the device, making it if need be, once for each thread.
-    pub(super) fn open_all(settings: &Settings) -> Result<Vec<Link>, Error> {
+    pub(super) fn open_all(settings: &Settings, spread: Spread) -> Result<Vec<Link>, Error> {
         let (steering, ports) = Default::default();
         let open = |thread| {
             let opener = Opener {
                 settings: settings.clone(),
+                spread,
                 thread,
                 steering: Arc::clone(&steering),
                 ports: Arc::clone(&ports),
@@ -218,7 +223,10 @@ impl Opener {
                 let options = PacketOptions {
                     mac: ports.is_none().then(|| tcp_config::mac(settings)),
                     // Another adapter's is another process.
-                    group: has_several.then_some(std::process::id() as u16),
+                    group: has_several.then_some(Group {
+                        number: std::process::id() as u16,
+                        spread: self.spread,
+                    }),
                 };
                 let socket = PacketSocket::open(name, options).map_err(Error::Packet)?;
                 Ok((Device::Packet(socket), ports))

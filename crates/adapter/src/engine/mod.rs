@@ -266,15 +266,16 @@ impl Engine {
         }
         complaints.extend(host::ports_in_use(&settings, |_, _| false));
         let settings = &settings;
-        let links = Link::open_all(settings)?;
+        let entropy = entropy::bits().map_err(os("get random numbers"))?;
+        let mut random = Random::from_entropy(entropy);
+        let shares = Share::among(count as u32, &mut random);
+        let links = Link::open_all(settings, shares[0].spread())?;
         let mtu = settings.mtu.or_else(|| links[0].mtu());
         let mtu = mtu.ok_or(Error::NoMtu)?;
         let inboxes = (0..count).map(|_| Inbox::new());
         let inboxes: Vec<Inbox> = inboxes
             .collect::<Result<_, _>>()
             .map_err(os("make an event"))?;
-        let entropy = entropy::bits().map_err(os("get random numbers"))?;
-        let mut random = Random::from_entropy(entropy);
         let doors = inboxes.iter().map(Inbox::door).collect();
         let (common, singles) = Common::new(settings, doors, &mut random)?;
         let mut engine = Engine {
@@ -285,7 +286,6 @@ impl Engine {
             complaints,
             clients: Vec::new(),
         };
-        let shares = Share::among(count as u32, &mut random);
         let mut arrivals = Some(singles.arrivals);
         for ((share, link), inbox) in shares.into_iter().zip(links).zip(inboxes) {
             let (channels, client) = Channels::new().map_err(os("make a table for the engine"))?;

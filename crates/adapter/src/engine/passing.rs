@@ -6,7 +6,8 @@
 //! a silence, and when a remote connects, the first frame may come to the wrong thread, which
 //! passes it on; the answer, written to the right queue, leads the following ones there. AF_XDP
 //! spreads by the interface's own hash: with two threads, every second connection's frames are
-//! passed on.
+//! passed on. Packet sockets are given their own connections (`PACKET_FANOUT_CBPF`): only ARP and
+//! what has unusual headers is passed on there.
 //!
 //! A thread that is kept from its core does not take its frames. When its inbox is full, the thread
 //! that has the next frame for it *stalls*: it keeps that frame and receives no more, until the
@@ -96,6 +97,23 @@ impl Takers<'_> {
             return self.handle(now, frame, offload);
         }
         self.sort(now, frame, offload, (Errand::Handle, Origin::Link));
+    }
+
+    /// Whether frames of the link may be handled together: none is another thread's, and nobody
+    /// wants to see what each of them does.
+    #[inline]
+    pub(super) fn take_together(&self) -> bool {
+        self.engine.config().share.count() == 1 && !self.captures().is_watched()
+    }
+
+    /// Frames that the link has given us at once. Only where [`Takers::take_together`].
+    #[inline]
+    pub(super) fn take_all<'f>(
+        &mut self,
+        now: Instant,
+        frames: impl Iterator<Item = (&'f [u8], ReceiveOffload)> + Clone,
+    ) {
+        self.engine.handle_frames(now, frames, self.streams);
     }
 
     /// A frame that another thread has given us.

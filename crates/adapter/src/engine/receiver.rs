@@ -17,7 +17,7 @@
 //! another buffer.
 
 use toehold_copy::Buffer;
-use toehold_link::{PacketSocket, Tap, VnetHeader, XdpSocket};
+use toehold_link::{FRAMES_TOGETHER_MAX, PacketSocket, Tap, VnetHeader, XdpSocket};
 use toehold_tcp::{Expected, FAST_PATH_HEADERS_BYTES, Instant, ReceiveOffload};
 
 use super::device::Device;
@@ -61,19 +61,29 @@ impl Default for FrameReceiver {
 }
 
 impl FrameReceiver {
-    /// Takes the link's next frame; false when there is none.
+    /// Takes the link's next frame, and those that wait behind it in memory, up to `most`; how many
+    /// those were.
     #[inline]
     pub(super) fn take(
         &mut self,
         device: &mut Device,
         now: Instant,
         takers: Takers<'_>,
-        may: May,
-    ) -> bool {
+        (may, most): (May, usize),
+    ) -> usize {
         match device {
-            Device::Tap(tap) => self.take_from_tap(tap, now, takers, may),
-            Device::Packet(socket) => self.take_from_socket(socket, now, takers, may),
-            Device::Xdp(socket) => take_from_memory(socket, now, takers),
+            Device::Tap(tap) => self.take_from_tap(tap, now, takers, may).into(),
+            Device::Packet(socket) => {
+                let count = match takers.take_together() {
+                    true => socket.waiting_whole(most),
+                    false => 0,
+                };
+                if count > 1 {
+                    return take_all_from_ring(socket, now, takers, count);
+                }
+                self.take_from_socket(socket, now, takers, may).into()
+            }
+            Device::Xdp(socket) => take_from_memory(socket, now, takers, most),
         }
     }
 
@@ -123,11 +133,7 @@ impl FrameReceiver {
         };
         let (header, length) = (arrival.header, arrival.length);
         let is_trusted = takers.engine.config().offload.transmit_checksum;
-        let offload = ReceiveOffload {
-            // Nobody can verify what was never computed.
-            checksum_verified: header.lacks_checksum()
-                || is_trusted && header.receive_offload().checksum_verified,
-        };
+        let offload = offload_of_socket(header, is_trusted);
         if length <= arrival.bytes.len() {
             takers.take(now, arrival.bytes, offload);
             socket.release();
@@ -221,19 +227,56 @@ impl FrameReceiver {
     }
 }
 
-/// Hands over a frame where it is, in memory that is ours until it is released.
-#[inline]
-fn take_from_memory(socket: &mut XdpSocket, now: Instant, mut takers: Takers<'_>) -> bool {
-    let Some((header, frame)) = socket.peek() else {
-        return false;
-    };
-    let offload = ReceiveOffload {
+/// Hands over frames where they are, in slots that are ours until they are released.
+fn take_all_from_ring(
+    socket: &mut PacketSocket,
+    now: Instant,
+    mut takers: Takers<'_>,
+    count: usize,
+) -> usize {
+    let is_trusted = takers.engine.config().offload.transmit_checksum;
+    let frames = socket.oldest(count).map(|arrival| {
+        let offload = offload_of_socket(arrival.header, is_trusted);
+        (arrival.bytes, offload)
+    });
+    takers.take_all(now, frames);
+    (0..count).for_each(|_| socket.release());
+    count
+}
+
+fn offload_of_socket(header: VnetHeader, is_trusted: bool) -> ReceiveOffload {
+    ReceiveOffload {
         // Nobody can verify what was never computed.
+        checksum_verified: header.lacks_checksum()
+            || is_trusted && header.receive_offload().checksum_verified,
+    }
+}
+
+/// Hands over frames where they are, in memory that is ours until it is released; how many.
+#[inline]
+fn take_from_memory(
+    socket: &mut XdpSocket,
+    now: Instant,
+    mut takers: Takers<'_>,
+    most: usize,
+) -> usize {
+    // Nobody can verify what was never computed.
+    let offload = |header: VnetHeader| ReceiveOffload {
         checksum_verified: header.lacks_checksum(),
     };
-    takers.take(now, frame, offload);
-    socket.release();
-    true
+    let Some((header, frame)) = socket.peek() else {
+        return 0;
+    };
+    if !takers.take_together() {
+        takers.take(now, frame, offload(header));
+        socket.release();
+        return 1;
+    }
+    let count = socket.waiting(most.min(FRAMES_TOGETHER_MAX));
+    let frames = socket.oldest(count);
+    takers.take_all(now, frames.map(|(header, frame)| (frame, offload(header))));
+    (0..count).for_each(|_| socket.release());
+    count
 }
 
 /// Whether a frame of that length was all payload that continued a stream.

@@ -397,7 +397,8 @@ impl Runner {
             self.splits_headers && self.receiver.is_run() && self.link.device.has_to_guess();
         let clients = is_guessing.then(|| self.common.clients.unchanging());
         let is_one = clients.as_ref().is_some_and(Unchanging::is_one);
-        for count in 0..self.batch {
+        let mut taken = 0;
+        while taken < self.batch {
             let now = self.now();
             let may = May {
                 place: self.splits_headers && !self.common.captures.is_watched(),
@@ -409,9 +410,12 @@ impl Runner {
                 common: &self.common,
                 passed_on: &mut self.passed_on,
             };
-            if !self.receiver.take(&mut self.link.device, now, takers, may) {
-                return count > 0;
+            let may = (may, self.batch - taken);
+            let count = (self.receiver).take(&mut self.link.device, now, takers, may);
+            if count == 0 {
+                return taken > 0;
             }
+            taken += count;
             if self.passed_on.is_stalled() {
                 // Frames that wait there are no news meanwhile.
                 self.poller.unwatch(self.link.device.as_fd());

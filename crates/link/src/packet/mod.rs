@@ -17,6 +17,7 @@
 //! interface's Ethernet address.
 
 mod ring;
+mod spread;
 
 use std::fmt;
 use std::io;
@@ -24,6 +25,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
+
+use toehold_tcp::Spread;
 
 use crate::interface::Interfaces;
 use crate::sys::{bind_packet_socket, packet_statistics, read_frame, set_option, write_frame};
@@ -40,9 +43,18 @@ pub struct PacketOptions {
     /// a [`PortSteering`](crate::PortSteering) on the interface says which segments are taken. They
     /// are IPv4.
     pub mac: Option<[u8; 6]>,
-    /// The interface's frames are spread over all sockets that say the same number here, connection
-    /// by connection (PACKET_FANOUT).
-    pub group: Option<u16>,
+    /// The interface's frames are spread over all sockets of the same group, connection by
+    /// connection (PACKET_FANOUT).
+    pub group: Option<Group>,
+}
+
+/// Sockets that share an interface's frames.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Group {
+    /// Its number: one for each process.
+    pub number: u16,
+    /// Which socket is given which connections: the first that joins is engine 0.
+    pub spread: Spread,
 }
 
 /// Why a packet socket cannot be had.
@@ -149,9 +161,13 @@ impl PacketSocket {
         if let Some(group) = options.group {
             // Groups are of a namespace and not of an interface; one that has gone leaves its group
             // for as long as a socket is left in it.
-            let group = group.wrapping_add((interface.index as u16).wrapping_mul(GROUP_STEP));
-            let way = libc::c_uint::from(group) | libc::PACKET_FANOUT_HASH << 16;
+            let step = (interface.index as u16).wrapping_mul(GROUP_STEP);
+            let number = group.number.wrapping_add(step);
+            let way = libc::c_uint::from(number) | libc::PACKET_FANOUT_CBPF << 16;
             set(libc::PACKET_FANOUT, way.cast_signed()).map_err(refused("to share its frames"))?;
+            let program = spread::program(&group.spread);
+            set_program(&socket, libc::SOL_PACKET, PACKET_FANOUT_DATA, program)
+                .map_err(refused("to give each its connections"))?;
         }
         Ok(PacketSocket {
             socket,
@@ -166,6 +182,27 @@ impl PacketSocket {
     #[inline]
     pub fn peek(&self) -> Option<Arrival<'_>> {
         self.ring.peek()
+    }
+
+    /// How many frames have come that are whole in their slots, one after the other: the oldest and
+    /// those behind it, up to `most` and [`FRAMES_TOGETHER_MAX`]. No system call.
+    #[inline]
+    #[must_use]
+    pub fn waiting_whole(&self, most: usize) -> usize {
+        let is_whole = |ahead: &usize| {
+            let arrival = self.ring.peek_at(*ahead);
+            arrival.is_some_and(|arrival| arrival.length <= arrival.bytes.len())
+        };
+        let all = 0..most.min(FRAMES_TOGETHER_MAX);
+        all.take_while(is_whole).count()
+    }
+
+    /// The oldest frames, so many as [`PacketSocket::waiting_whole`] has said. Each stays until it
+    /// is released.
+    #[inline]
+    pub fn oldest(&self, count: usize) -> impl Iterator<Item = Arrival<'_>> + Clone {
+        let all = 0..count.min(FRAMES_TOGETHER_MAX);
+        all.filter_map(|ahead| self.ring.peek_at(ahead))
     }
 
     /// Gives the oldest frame's slot back.
@@ -309,14 +346,27 @@ impl Interface {
     }
 }
 
-fn set_filter(socket: &OwnedFd, mut program: Vec<libc::sock_filter>) -> io::Result<()> {
+fn set_filter(socket: &OwnedFd, program: Vec<libc::sock_filter>) -> io::Result<()> {
+    set_program(socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, program)
+}
+
+fn set_program(
+    socket: &OwnedFd,
+    level: libc::c_int,
+    option: libc::c_int,
+    mut program: Vec<libc::sock_filter>,
+) -> io::Result<()> {
     let whole = libc::sock_fprog {
         len: program.len() as libc::c_ushort,
         filter: program.as_mut_ptr(),
     };
-    set_option(socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &whole)
+    set_option(socket, level, option, &whole)
 }
 
+/// Most frames looked at before the first is released.
+pub const FRAMES_TOGETHER_MAX: usize = 64;
+/// `linux/if_packet.h`; libc has no name for it.
+const PACKET_FANOUT_DATA: libc::c_int = 22;
 const WORD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
 const HALF: u32 = libc::BPF_LD | libc::BPF_H | libc::BPF_ABS;
 const BYTE: u32 = libc::BPF_LD | libc::BPF_B | libc::BPF_ABS;

@@ -62,14 +62,23 @@ impl Ring {
 
     #[inline]
     pub(super) fn peek(&self) -> Option<Arrival<'_>> {
+        self.peek_at(0)
+    }
+
+    /// The frame in the slot that is so many after the oldest; there are more slots than that.
+    #[inline]
+    pub(super) fn peek_at(&self, ahead: usize) -> Option<Arrival<'_>> {
+        debug_assert!(ahead < self.slots, "once around is the oldest again");
+        let at = self.next + ahead;
+        let at = if at < self.slots { at } else { at - self.slots };
         // Acquire pairs with `tpacket_rcv`, which fills the slot and then says so.
-        let status = self.status().load(Ordering::Acquire);
+        let status = self.status(at).load(Ordering::Acquire);
         if status & libc::TP_STATUS_USER == 0 {
             return None;
         }
         // SAFETY: a slot of the mapping, which the kernel does not write to until it is given back;
         // that takes `&mut self`.
-        let slot = unsafe { std::slice::from_raw_parts(self.slot(), self.slot_bytes) };
+        let slot = unsafe { std::slice::from_raw_parts(self.slot(at), self.slot_bytes) };
         let word = |at: usize| u32::from_ne_bytes(*slot[at..].first_chunk().expect("in a slot"));
         let (length, inside) = (word(LENGTH_AT), word(INSIDE_AT));
         let mac = u16::from_ne_bytes(*slot[MAC_AT..].first_chunk().expect("in a slot"));
@@ -85,7 +94,7 @@ impl Ring {
 
     #[inline]
     pub(super) fn release(&mut self) {
-        let status = self.status();
+        let status = self.status(self.next);
         assert!(
             status.load(Ordering::Relaxed) & libc::TP_STATUS_USER != 0,
             "a slot that is the kernel's already"
@@ -100,20 +109,21 @@ impl Ring {
         };
     }
 
-    fn status(&self) -> &AtomicU32 {
+    fn status(&self, at: usize) -> &AtomicU32 {
         // SAFETY: a slot begins with its status (`tpacket2_hdr`), aligned as slots are; it is only
         // used as an atomic.
-        unsafe { AtomicU32::from_ptr(self.slot().cast()) }
+        unsafe { AtomicU32::from_ptr(self.slot(at).cast()) }
     }
 
-    fn slot(&self) -> *mut u8 {
-        self.memory.base().wrapping_add(self.next * self.slot_bytes)
+    fn slot(&self, at: usize) -> *mut u8 {
+        self.memory.base().wrapping_add(at * self.slot_bytes)
     }
 }
 
 /// As much as some connections' windows. All of it is written before any of it again, so more is
 /// colder.
 const RING_BYTES: usize = 4 << 20;
+const _: () = assert!(RING_BYTES / SLOT_BYTES_MAX > super::FRAMES_TOGETHER_MAX);
 const BLOCK_BYTES: usize = 1 << 16;
 /// Frames of the usual MTU, and of the larger ones that are in use.
 const SLOT_BYTES_MIN: usize = 2_048;

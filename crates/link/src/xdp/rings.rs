@@ -227,6 +227,20 @@ impl<T: Copy> Consumer<T> {
         Some(unsafe { self.ring.entry(self.next).read() })
     }
 
+    /// How many entries are there, as far as was seen when the ring was last looked at.
+    #[inline]
+    pub(super) fn known(&self) -> u32 {
+        self.produced.wrapping_sub(self.next)
+    }
+
+    /// The entry that is so many after the next, one of those that [`Consumer::known`] counts.
+    #[inline]
+    pub(super) fn peek_at(&self, ahead: u32) -> Option<T> {
+        // SAFETY: the kernel has written this entry, and not got its place back.
+        (ahead < self.known())
+            .then(|| unsafe { self.ring.entry(self.next.wrapping_add(ahead)).read() })
+    }
+
     /// Takes the entry that was peeked at.
     #[inline]
     pub(super) fn advance(&mut self) {

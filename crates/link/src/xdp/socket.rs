@@ -144,6 +144,11 @@ impl XdpSocket {
             self.refill();
             return None;
         };
+        Some(self.frame(arrived))
+    }
+
+    #[inline]
+    fn frame(&self, arrived: XdpDesc) -> (VnetHeader, &[u8]) {
         // SAFETY: the kernel has given this chunk to us, and gets it back when it is released.
         let frame = unsafe { self.umem.slice(arrived.addr, arrived.len as usize) };
         // As behind a TAP: what a kernel of this machine has left out has not been damaged since.
@@ -152,7 +157,23 @@ impl XdpSocket {
         } else {
             VnetHeader::default()
         };
-        Some((header, frame))
+        (header, frame)
+    }
+
+    /// How many frames were there when [`XdpSocket::peek`] last looked, without those that were
+    /// released since; up to `most`. No system call.
+    #[inline]
+    #[must_use]
+    pub fn waiting(&self, most: usize) -> usize {
+        most.min(self.receive.known() as usize)
+    }
+
+    /// The oldest frames, so many as [`XdpSocket::waiting`] has said. Each stays until it is
+    /// released.
+    #[inline]
+    pub fn oldest(&self, count: usize) -> impl Iterator<Item = (VnetHeader, &[u8])> + Clone {
+        let all = 0..count as u32;
+        all.filter_map(|ahead| Some(self.frame(self.receive.peek_at(ahead)?)))
     }
 
     /// Gives the memory of the oldest frame back.
