@@ -8,6 +8,8 @@
 //!
 //! Each script runs in a network namespace of its own, where its `sysctl` commands hurt nobody.
 
+mod normal;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{Read, Seek};
@@ -17,6 +19,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use self::normal::Without;
 use crate::steps::Steps;
 use crate::{root, target};
 
@@ -64,6 +67,8 @@ struct Expectation {
     only: Option<&'static str>,
     /// The script sets another MTU for the device that there is not.
     mtu: Option<u16>,
+    /// Choices of Linux's that the script also asserts.
+    without: Without,
     reason: String,
 }
 
@@ -152,6 +157,7 @@ struct Job {
     key: String,
     version: &'static str,
     flags: String,
+    without: Without,
     expected: Option<Outcome>,
 }
 
@@ -175,7 +181,10 @@ fn jobs(
         if expectation.is_some_and(|expectation| expectation.outcome == Outcome::NotApplicable) {
             continue;
         }
+        let without = expectation.map(|expectation| expectation.without);
+        let without = without.unwrap_or_default();
         let segmentation = expectation.is_none_or(|expectation| expectation.segmentation);
+        let segmentation = segmentation && without.frames_of.is_none();
         let only = expectation.and_then(|expectation| expectation.only);
         let mtu = expectation.and_then(|expectation| expectation.mtu);
         let mtu = mtu.map_or(String::new(), |mtu| format!(",mtu={mtu}"));
@@ -188,13 +197,19 @@ fn jobs(
                 key: key.clone(),
                 version,
                 flags: format!(
-                    "{}{mtu}{more}",
+                    "{}{}{mtu}{more}",
                     if segmentation {
                         "segmentation"
                     } else {
                         "plain"
+                    },
+                    if without.frames_of.is_some() {
+                        ",no-push"
+                    } else {
+                        ""
                     }
                 ),
+                without,
                 expected: expectation.map(|expectation| expectation.outcome),
             });
         }
@@ -230,6 +245,7 @@ fn run_all(setup: &Setup, jobs: &[Job]) -> Vec<Done> {
 
 fn run_one(setup: &Setup, job: &Job) -> Result<(), String> {
     let library = target().join("release/libtoehold_packetdrill.so");
+    let (script, _rewritten) = script_of(job)?;
     let mut output = tempfile::tempfile().map_err(|error| error.to_string())?;
     let to_output = |file: &std::fs::File| file.try_clone().map_err(|error| error.to_string());
     let mut command = Command::new("unshare");
@@ -252,7 +268,7 @@ fn run_one(setup: &Setup, job: &Job) -> Result<(), String> {
         .arg(format!("--so_filename={}", library.display()))
         .arg(format!("--so_flags={}", job.flags))
         .arg(format!("--ip_version={}", job.version))
-        .arg(job.script.file_name().expect("a script has a name"))
+        .arg(script)
         .current_dir(job.script.parent().expect("a script has a folder"))
         .stdin(std::process::Stdio::null())
         .stdout(to_output(&output)?)
@@ -277,6 +293,21 @@ fn run_one(setup: &Setup, job: &Job) -> Result<(), String> {
         .collect();
     lines.drain(..lines.len().saturating_sub(4));
     Err(lines.join("\n    "))
+}
+
+/// The script that packetdrill is given: the file itself, or one that lives as long as the second
+/// value. Commands in it are relative to the folder of the original.
+fn script_of(job: &Job) -> Result<(PathBuf, Option<tempfile::NamedTempFile>), String> {
+    if job.without.is_nothing() {
+        let name = job.script.file_name().expect("a script has a name");
+        return Ok((name.into(), None));
+    }
+    let text = std::fs::read_to_string(&job.script).map_err(|error| error.to_string())?;
+    let file = tempfile::Builder::new().suffix(".pkt").tempfile();
+    let file = file.map_err(|error| error.to_string())?;
+    let written = std::fs::write(file.path(), normal::rewrite(&text, job.without));
+    written.map_err(|error| error.to_string())?;
+    Ok((file.path().to_owned(), Some(file)))
 }
 
 fn wait(child: &mut Child) -> bool {
@@ -396,6 +427,7 @@ fn parse(list: &str) -> Result<BTreeMap<String, Expectation>, String> {
             segmentation: true,
             only: None,
             mtu: None,
+            without: Without::default(),
             reason: reason.trim().to_owned(),
         };
         for option in how {
@@ -404,6 +436,9 @@ fn parse(list: &str) -> Result<BTreeMap<String, Expectation>, String> {
                 "v4" => expectation.only = Some("ipv4"),
                 "v6" => expectation.only = Some("ipv6"),
                 "mtu9000" => expectation.mtu = Some(9_000),
+                "frames1000" => expectation.without.frames_of = Some(1_000),
+                "frames974" => expectation.without.frames_of = Some(974),
+                "no-reordering" => expectation.without.reordering = true,
                 _ => return Err(format!("line {number}: {option} is no option")),
             }
         }

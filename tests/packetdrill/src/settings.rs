@@ -31,12 +31,14 @@ pub(crate) struct Settings {
     restart_after_idle: bool,
     tail_probes: bool,
     segmentation: bool,
+    /// The runner compares segments without PSH.
+    pub(crate) no_push: bool,
     mtu: u16,
 }
 
 impl Settings {
     /// Reads the settings of this network namespace. `flags` is what the runner passed in
-    /// `--so_flags`: words separated by commas, `segmentation` and `mtu=BYTES`.
+    /// `--so_flags`: words separated by commas, `segmentation`, `no-push` and `mtu=BYTES`.
     pub(crate) fn read(flags: &str) -> Self {
         Self::from_lookup(flags, &|name| {
             std::fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).ok()
@@ -73,6 +75,7 @@ impl Settings {
             restart_after_idle: value("tcp_slow_start_after_idle", 0, 1) != 0,
             tail_probes: value("tcp_early_retrans", 0, 3) != 0,
             segmentation: flags.split(',').any(|word| word == "segmentation"),
+            no_push: flags.split(',').any(|word| word == "no-push"),
             mtu: flags
                 .split(',')
                 .find_map(|word| word.strip_prefix("mtu=")?.parse().ok())

@@ -199,7 +199,11 @@ impl Stack {
         let mut frame = vec![0; FRAME_BYTES_MAX];
         let mut rings = std::mem::take(&mut self.rings);
         while let Some((length, _)) = self.engine().poll_frame(now, &mut rings, &mut frame) {
-            self.wire.push_back((now, frame[..length].to_vec()));
+            let mut packet = frame[..length].to_vec();
+            if self.settings().no_push {
+                clear_push(&mut packet);
+            }
+            self.wire.push_back((now, packet));
         }
         self.rings = rings;
     }
@@ -267,6 +271,26 @@ impl Stack {
             Descriptor::Epoll(_) => Err(libc::ENOTSOCK),
         }
     }
+}
+
+/// Takes the PSH bit off a packet, and corrects the checksum for it (RFC 1624).
+fn clear_push(packet: &mut [u8]) {
+    const PSH: u8 = 8;
+    let tcp_at = match packet.first().map(|first| first >> 4) {
+        Some(4) => usize::from(packet[0] & 15) * 4,
+        _ => 40,
+    };
+    let Some(tcp) = packet.get_mut(tcp_at..).filter(|tcp| tcp.len() >= 20) else {
+        return;
+    };
+    if tcp[13] & PSH == 0 {
+        return;
+    }
+    tcp[13] &= !PSH;
+    let checksum = u16::from_be_bytes([tcp[16], tcp[17]]);
+    // The sum of all words has lost so much, so its complement has it more.
+    let (sum, carry) = checksum.overflowing_add(PSH.into());
+    tcp[16..18].copy_from_slice(&(sum + u16::from(carry)).to_be_bytes());
 }
 
 /// Both directions of a connection, kept whole: scripts are short.
