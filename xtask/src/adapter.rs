@@ -23,13 +23,26 @@ impl Adapter {
     /// Starts one, and waits until it answers. `command` runs the program `toehold`, perhaps in
     /// another network, as `user`; what the adapter says goes to `log`.
     pub(crate) fn start(
+        command: Command,
+        toehold: &Path,
+        runtime: &Path,
+        user: Option<&'static str>,
+        log: Stdio,
+    ) -> Result<Adapter, String> {
+        Adapter::start_with(command, &[], toehold, runtime, user, log)
+    }
+
+    /// As [`Adapter::start`], with these options.
+    pub(crate) fn start_with(
         mut command: Command,
+        options: &[&str],
         toehold: &Path,
         runtime: &Path,
         user: Option<&'static str>,
         log: Stdio,
     ) -> Result<Adapter, String> {
         command.args(["adapter", "--runtime-dir"]).arg(runtime);
+        command.args(options);
         command
             .stdin(Stdio::null())
             .stdout(Stdio::null())

@@ -12,7 +12,7 @@
 //! - [`programs`]: the programs of others, four ways, for `docs/programs.md`.
 //! - [`suites`]: test suites of other projects, plain and accelerated, for `docs/suites.md`.
 //! - [`offload`]: the offload path against the kernel's, in namespaces of its own, for
-//!   `bench-offload`.
+//!   `bench-offload`, `bench-paths` and `bench-switches`.
 //! - [`skips`]: which tests may be skipped where everything must be tested.
 //! - [`tools`]: what the tests start is what `scripts/deps.sh` installs.
 //! - [`adapter`]: an adapter for the time of a measurement or of a suite.
@@ -67,6 +67,10 @@ Usage: cargo xtask COMMAND
                  callgrind (valgrind)
   bench-offload [--rounds N] [--json FILE] [--link tap|packet|xdp] [bulk|requests]
                  the offload path against kernel TCP between two namespaces (root)
+  bench-paths [--rounds N] [--seconds N] [--json FILE] [windows|shares]
+                 the engine beside the kernel over long paths, and against it at a bottleneck (root)
+  bench-switches [--rounds N] [--json FILE]
+                 bulk to the engine with each feature of the receive path alone, none, all (root)
   demo           the same programs in under three minutes
 
 Environment:
@@ -102,6 +106,8 @@ fn main() -> ExitCode {
         Some("bench") => demo::bench() && suite::bench() && instructions::run(None),
         Some("instructions") => instructions::run(argument),
         Some("bench-offload") => offload::run(&rest),
+        Some("bench-paths") => offload::paths::run(&rest),
+        Some("bench-switches") => offload::switches::run(&rest),
         Some("demo") => demo::demo(),
         Some("help" | "--help" | "-h") => {
             println!("{USAGE}");

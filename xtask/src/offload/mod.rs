@@ -14,8 +14,13 @@
 
 mod load;
 mod network;
+mod path;
+pub(crate) mod paths;
+pub(crate) mod switches;
 mod table;
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -196,6 +201,16 @@ fn measure(cases: &[Case], rounds: u32, file: Option<&Path>) -> Result<Vec<Row>,
         network::CONGESTION
     );
     Ok(rows)
+}
+
+/// A directory that nobody else may enter, as an adapter's has to be.
+fn private_directory() -> Result<tempfile::TempDir, String> {
+    let mut builder = tempfile::Builder::new();
+    let builder = builder
+        .prefix("toehold-")
+        .permissions(Permissions::from_mode(0o700));
+    let made = builder.tempdir();
+    made.map_err(|error| format!("no private directory: {error}"))
 }
 
 /// Runs a command to its end; its standard output.
