@@ -62,10 +62,11 @@ programs: ## the table of docs/programs.md: some forty programs, four ways each,
 	cargo xtask programs
 
 .PHONY: bench
-bench: ## the numbers of docs/benchmarks.md, about half an hour
-	@scripts/deps.sh rust demo bench
+bench: ## the numbers of docs/benchmarks.md, about three quarters of an hour
+	@scripts/deps.sh rust demo test bench
 	cargo build --release -p toehold -p toehold-preload
 	cargo xtask bench
+	$(RELEASE)/toehold lab run headline --out $(TARGET)/bench/headline-$$(date +%Y%m%d-%H%M%S)
 
 .PHONY: bench-offload
 bench-offload: ## the numbers of docs/benchmarks/offload.md, about half an hour; needs root

@@ -188,8 +188,9 @@ macro_rules! plans {
     };
 }
 
-const PLANS: [(&str, &str); 20] = plans![
+const PLANS: [(&str, &str); 21] = plans![
     "quick.toml",
+    "headline.toml",
     "generators.toml",
     "bandwidth.toml",
     "ports.toml",

@@ -51,7 +51,8 @@ impl Series {
         let all = known().into_iter();
         all.filter(|plan| match self {
             Series::Paper => plan.applications.is_empty() && !plan.published.is_empty(),
-            Series::Applications => !plan.applications.is_empty(),
+            // The headline's programs are nobody's experiment.
+            Series::Applications => !plan.applications.is_empty() && plan.name != "headline",
         })
         .collect()
     }
