@@ -141,6 +141,11 @@ impl Assembler {
         self.push(ALU64 | LSH, to, Register::R0, 0, bits);
     }
 
+    /// `to >>= bits`, zeroes coming in
+    pub fn shift_right(&mut self, to: Register, bits: i32) {
+        self.push(ALU64 | RSH, to, Register::R0, 0, bits);
+    }
+
     /// `to = *(from + offset)`
     pub fn load(&mut self, size: Size, to: Register, from: Register, offset: i16) {
         self.push(LDX | MEM | size as u8, to, from, offset, 0);
@@ -236,6 +241,7 @@ const MEM: u8 = 0x60;
 const ADD: u8 = 0x00;
 const AND: u8 = 0x50;
 const LSH: u8 = 0x60;
+const RSH: u8 = 0x70;
 const MOV: u8 = 0xb0;
 const END: u8 = 0xd0;
 const TO_BIG_ENDIAN: u8 = 0x08;
@@ -263,6 +269,7 @@ mod tests {
         a.add_register(Register::R7, Register::R4);
         a.and(Register::R4, 15);
         a.shift_left(Register::R4, 2);
+        a.shift_right(Register::R4, 3);
         a.swap_word(Register::R2);
         a.load(Size::Half, Register::R4, Register::R2, 12);
         a.store(Size::Word, Register::R10, -4, Register::R4);
@@ -277,6 +284,7 @@ mod tests {
             (0x0f, 0x47, 0, 0),
             (0x57, 0x04, 0, 15),
             (0x67, 0x04, 0, 2),
+            (0x77, 0x04, 0, 3),
             (0xdc, 0x02, 0, 32),
             (0x69, 0x24, 12, 0),
             (0x63, 0x4a, -4, 0),

@@ -1,13 +1,16 @@
-//! bpf(2): the few commands of it that our programs take, and an assembler for them. Structures
-//! are beginnings of `union bpf_attr` (`linux/bpf.h`): what is not there is zero.
+//! bpf(2): the few commands of it that our programs take, an assembler for them, and the places of
+//! fields in the kernel's structures. Structures here are beginnings of `union bpf_attr`
+//! (`linux/bpf.h`): what is not there is zero.
 
 mod assembler;
+mod btf;
 
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 pub use assembler::{Assembler, If, Instruction, Label, Register, Size};
+pub use btf::{Btf, BtfError, Field};
 
 /// A kind of map (`enum bpf_map_type`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,6 +37,10 @@ pub enum ProgramKind {
     SockOps,
     /// Judges what is sent by the sockets of a [`MapKind::SockHash`].
     SkMsg,
+    /// Is attached to nothing, and runs when it is told to ([`Program::run`], Linux 5.14). It may
+    /// read the kernel's memory. The helpers for that want a program under the GPL: programs of
+    /// this kind are under the GPL as well, at the choice of who gets them.
+    Syscall,
 }
 
 impl ProgramKind {
@@ -43,6 +50,22 @@ impl ProgramKind {
             ProgramKind::Ingress => 3,
             ProgramKind::SockOps => 13,
             ProgramKind::SkMsg => 16,
+            ProgramKind::Syscall => 31,
+        }
+    }
+
+    /// The kernel takes programs of the last kind only if they may sleep.
+    fn flags(self) -> u32 {
+        match self {
+            ProgramKind::Syscall => BPF_F_SLEEPABLE,
+            _ => 0,
+        }
+    }
+
+    fn license(self) -> &'static CStr {
+        match self {
+            ProgramKind::Syscall => c"Dual MIT/GPL",
+            _ => LICENSE,
         }
     }
 
@@ -52,6 +75,7 @@ impl ProgramKind {
             ProgramKind::Ingress => 46,
             ProgramKind::SockOps => 3,
             ProgramKind::SkMsg => 7,
+            ProgramKind::Syscall => 0,
         }
     }
 }
@@ -252,7 +276,7 @@ impl Program {
             kind: kind.number(),
             instruction_count: instructions.len() as u32,
             instructions: instructions.as_ptr() as u64,
-            license: LICENSE.as_ptr() as u64,
+            license: kind.license().as_ptr() as u64,
             log_level: u32::from(!log.is_empty()),
             log_bytes: log.len() as u32,
             log: if log.is_empty() {
@@ -261,7 +285,7 @@ impl Program {
                 log.as_mut_ptr() as u64
             },
             kernel_version: 0,
-            flags: 0,
+            flags: kind.flags(),
             name: short,
             interface: 0,
             attach_kind: kind.attach_number(),
@@ -322,37 +346,61 @@ impl Program {
         unsafe { bpf(BPF_PROG_ATTACH, &attributes) }.map(drop)
     }
 
+    /// Runs a program of [`ProgramKind::Syscall`] in this thread. It reads and changes `context`.
+    /// Returns its result.
+    ///
+    /// # Errors
+    /// The kernel's. A kernel before 5.19 wants `CAP_BPF` for it, where it keeps ordinary users
+    /// from loading programs.
+    pub fn run(&self, context: &mut [u8]) -> io::Result<u32> {
+        let mut attributes = Run {
+            program: self.file.as_raw_fd() as u32,
+            context_bytes: context.len() as u32,
+            context: context.as_mut_ptr() as u64,
+            ..Run::default()
+        };
+        let at = (&raw mut attributes).cast();
+        // SAFETY: the context is readable and writable for its length, and nothing else is named.
+        unsafe { bpf_raw(BPF_PROG_TEST_RUN, at, size_of::<Run>()) }?;
+        Ok(attributes.retval)
+    }
+
     /// The program's result for a frame, which comes from nowhere and goes nowhere.
     #[cfg(test)]
     pub(crate) fn try_out(&self, frame: &[u8]) -> io::Result<u32> {
-        #[repr(C)]
-        struct Attributes {
-            program: u32,
-            retval: u32,
-            frame_bytes: u32,
-            out_bytes: u32,
-            frame: u64,
-            out: u64,
-            repeat: u32,
-            nanoseconds: u32,
-        }
-        const BPF_PROG_TEST_RUN: libc::c_long = 10;
-        let mut attributes = Attributes {
+        let mut attributes = Run {
             program: self.file.as_raw_fd() as u32,
-            retval: 0,
             frame_bytes: frame.len() as u32,
-            out_bytes: 0,
             frame: frame.as_ptr() as u64,
-            out: 0,
             repeat: 1,
-            nanoseconds: 0,
+            ..Run::default()
         };
         let at = (&raw mut attributes).cast();
         // SAFETY: the frame is readable for its length; nothing is to be written but the
         // attributes.
-        unsafe { bpf_raw(BPF_PROG_TEST_RUN, at, size_of::<Attributes>()) }?;
+        unsafe { bpf_raw(BPF_PROG_TEST_RUN, at, size_of::<Run>()) }?;
         Ok(attributes.retval)
     }
+}
+
+/// The attributes of `BPF_PROG_TEST_RUN`, which Linux 6.1 also calls `BPF_PROG_RUN`.
+#[repr(C)]
+#[derive(Default)]
+struct Run {
+    program: u32,
+    retval: u32,
+    frame_bytes: u32,
+    out_bytes: u32,
+    frame: u64,
+    out: u64,
+    repeat: u32,
+    nanoseconds: u32,
+    context_bytes: u32,
+    context_out_bytes: u32,
+    context: u64,
+    context_out: u64,
+    flags: u32,
+    processor: u32,
 }
 
 /// # Safety
@@ -387,10 +435,14 @@ const BPF_MAP_UPDATE_ELEM: libc::c_long = 2;
 const BPF_MAP_DELETE_ELEM: libc::c_long = 3;
 const BPF_PROG_LOAD: libc::c_long = 5;
 const BPF_PROG_ATTACH: libc::c_long = 8;
+/// Of bpf(2): runs a program.
+pub const BPF_PROG_TEST_RUN: libc::c_long = 10;
 const BPF_LINK_CREATE: libc::c_long = 28;
 /// Of a map.
 const BPF_F_NO_PREALLOC: u32 = 1;
-/// No helper that is used asks for the GPL.
+/// Of a program: it may sleep.
+const BPF_F_SLEEPABLE: u32 = 1 << 4;
+/// No helper that these programs use asks for the GPL.
 const LICENSE: &CStr = c"Apache-2.0 OR MIT";
 /// NR_CPUS at its largest (`arch/x86/Kconfig`).
 const PROCESSORS_MAX: usize = 8192;
