@@ -20,6 +20,7 @@ mod offload;
 mod operator;
 mod poller;
 mod privileges;
+mod proving;
 mod rules;
 
 use crate::diag::Diag;
@@ -39,6 +40,7 @@ use log::Log;
 use manager::Manager;
 use observation::Observation;
 use poller::{Event, Poller, Source};
+use proving::Proving;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs::File;
@@ -67,6 +69,9 @@ pub struct Options {
     /// Whether it is the system adapter, which serves all users from a directory that all may
     /// enter.
     pub is_system: bool,
+    /// Whether connections between network namespaces, and past address translation, are paired
+    /// where the kernel's facts prove them. Only the system adapter can.
+    pub across_namespaces: bool,
     /// Time between two looks at every channel while regions are running out.
     pub sample_interval: Duration,
     /// Whether connections whose packets a capture would see go by the kernel while it lasts.
@@ -136,6 +141,7 @@ impl Options {
             regions_max: REGIONS_MAX_DEFAULT,
             policy: Policy::SameUser,
             is_system: false,
+            across_namespaces: true,
             sample_interval: SAMPLE_INTERVAL_DEFAULT,
             observability: Observability::Yield,
             engine: None,
@@ -241,10 +247,15 @@ pub fn run(options: Options) -> Result<(), Error> {
     };
     poller::give_up_privileges();
     poller::raise_descriptor_limit();
+    let mut proving = match is_system {
+        true => Proving::load(),
+        false => Proving::default(),
+    };
     if is_system {
         privileges::keep_needed().map_err(os("give up capabilities for"))?;
+        proving.check();
     }
-    let mut daemon = Daemon::bind(options)?;
+    let mut daemon = Daemon::bind_with(options, proving)?;
     daemon.catch_signals()?;
     if is_system {
         privileges::filter_calls().map_err(os("filter system calls for"))?;
@@ -270,6 +281,7 @@ pub struct Daemon {
     registry: Registry,
     /// Without it nothing can be proved, and nobody is introduced.
     diag: Option<Diag>,
+    proving: Proving,
     tables: Tables,
     regions: Regions,
     /// Added to the numbers of pairs, so that no other adapter's have them: programs outlive us
@@ -301,7 +313,15 @@ impl Daemon {
     /// # Errors
     /// When the runtime directory is refused, another adapter serves it, or the operating system
     /// does not let us.
-    pub fn bind(mut options: Options) -> Result<Daemon, Error> {
+    pub fn bind(options: Options) -> Result<Daemon, Error> {
+        let proving = match options.is_system {
+            true => Proving::load(),
+            false => Proving::default(),
+        };
+        Daemon::bind_with(options, proving)
+    }
+
+    fn bind_with(mut options: Options, proving: Proving) -> Result<Daemon, Error> {
         let dir = match options.is_system {
             true => RuntimeDir::open_or_create_system(&options.runtime_dir),
             false => RuntimeDir::open_or_create(&options.runtime_dir),
@@ -351,6 +371,11 @@ impl Daemon {
                 format!("cannot ask the kernel about sockets, so nothing is paired: {error}")
             });
         }
+        if let Some(why) = &proving.no_witness {
+            log.say("proof", || {
+                format!("connections are paired within one network namespace only: {why}")
+            });
+        }
         options.regions_max = options.regions_max.min(poller::regions_by_descriptors());
         let mut limits = Limits::with_regions(options.regions_max);
         if options.is_system {
@@ -366,6 +391,7 @@ impl Daemon {
             engine_clients: BTreeSet::new(),
             registry: Registry::new(limits, options.policy),
             diag: diag.ok(),
+            proving,
             tables: Tables::default(),
             regions: Regions::default(),
             pair_numbers,
@@ -460,6 +486,8 @@ impl Daemon {
         self.release_regions();
         self.regions.cool(Instant::now());
         self.introduce_held_back();
+        self.settle_doubts();
+        self.forget_unclaimed();
         self.relieve_pressure();
         self.observe();
     }
@@ -492,7 +520,9 @@ impl Daemon {
         let retry = (!self.throttled.is_empty()).then_some(THROTTLE_RETRY);
         let look = self.observation.due();
         let look = look.map(|due| due.saturating_duration_since(now));
-        [leave, sample, cool, retry, look]
+        let doubt = self.proving.due();
+        let doubt = doubt.map(|due| due.saturating_duration_since(now));
+        [leave, sample, cool, retry, look, doubt]
             .into_iter()
             .flatten()
             .min()

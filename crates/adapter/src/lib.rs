@@ -16,6 +16,7 @@ mod diag;
 pub mod engine;
 mod entropy;
 mod epoll;
+mod facts;
 mod listener;
 pub mod memfd;
 mod pressure;

@@ -140,6 +140,26 @@ pub(crate) fn network_namespace(pid: u32) -> Option<u64> {
     link.ok().map(|namespace| namespace.ino())
 }
 
+/// The number of a process in its own pid namespace: the last of `NSpid` in its status.
+pub(crate) fn own_number(pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let mut lines = status.lines();
+    let numbers = lines.find_map(|line| line.strip_prefix("NSpid:"))?;
+    numbers.split_ascii_whitespace().next_back()?.parse().ok()
+}
+
+/// Whether an interface of our network namespace is a device of hardware, as far as `/sys` shows.
+pub(crate) fn is_of_hardware(interface: u32) -> bool {
+    let entries = fs::read_dir("/sys/class/net").into_iter().flatten();
+    let mut folders = entries.flatten().map(|entry| entry.path());
+    let is_it = |folder: &std::path::PathBuf| {
+        let number = fs::read_to_string(folder.join("ifindex")).unwrap_or_default();
+        number.trim().parse() == Ok(interface)
+    };
+    let folder = folders.find(is_it);
+    folder.is_some_and(|folder| folder.join("device").exists())
+}
+
 /// Every process that we see.
 pub(crate) fn processes() -> impl Iterator<Item = u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();

@@ -9,11 +9,15 @@
 //!
 //! A socket that is bound to a device is not found: its addresses may be another network's.
 //!
+//! Between namespaces, and past address translation, addresses prove nothing. There the facts
+//! decide that the kernel shows to nobody ([`crate::facts`]), where the adapter can read them.
+//!
 //! The descriptor is closed before the answer: a reference that we kept would keep the connection
 //! alive when the program closes it. The cookie stays, by which the kernel knows the socket for as
 //! long as it exists, and no other socket after it.
 
 use crate::diag::Diag;
+use crate::facts::{Facts, Witness};
 use crate::listener::cookie_of;
 use crate::memfd;
 use crate::registry::{Address, Tuple};
@@ -30,6 +34,8 @@ pub(crate) struct Proved {
     pub(crate) tuple: Tuple,
     /// Its `SO_COOKIE`: no other socket ever has the same (sock_gen_cookie).
     pub(crate) cookie: u64,
+    /// Its facts, where there is a witness, which remembers the socket.
+    pub(crate) facts: Option<Facts>,
 }
 
 /// Examines a shown descriptor, and returns what it proves. `own` speaks of our namespace,
@@ -42,6 +48,7 @@ pub(crate) fn examine(
     shown: OwnedFd,
     own: &Diag,
     shown_diag: Option<&Diag>,
+    witness: Option<&Witness>,
 ) -> Result<Proved, Reason> {
     let socket = shown.as_fd();
     let option = |name| crate::listener::number_of(socket, name);
@@ -69,11 +76,21 @@ pub(crate) fn examine(
     };
     let cookie = cookie_of(socket, libc::SO_COOKIE).map_err(|_| Reason::Unsupported)?;
     let inode = memfd::number(socket).map_err(|_| Reason::Closing)?;
+    let facts = witness.and_then(|witness| witness.remember(socket, cookie));
     drop(shown);
     match diag.established(&tuple, cookie) {
-        Some(known) if known == inode && cookie != 0 => Ok(Proved { tuple, cookie }),
+        Some(known) if known == inode && cookie != 0 => Ok(Proved {
+            tuple,
+            cookie,
+            facts,
+        }),
         // Not established, or no longer.
-        _ => Err(Reason::Closing),
+        _ => {
+            if let Some(witness) = witness {
+                witness.forget(cookie);
+            }
+            Err(Reason::Closing)
+        }
     }
 }
 
@@ -96,7 +113,7 @@ mod tests {
 
     fn examine(shown: BorrowedFd<'_>, own: &Diag, other: Option<&Diag>) -> Result<Proved, Reason> {
         let copy = shown.try_clone_to_owned().expect("a descriptor");
-        examine_owned(copy, own, other)
+        examine_owned(copy, own, other, None)
     }
 
     fn connection(address: &str) -> (TcpListener, TcpStream, TcpStream) {

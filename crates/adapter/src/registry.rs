@@ -20,11 +20,17 @@
 //!   always on the same side, and the ready bitmaps of that side are its own; two processes that
 //!   connect to each other both ways are two pairs.
 //!
+//! - two ends that wait and are known to belong together name each other (`met`).
+//!
 //! The caller has seen the socket of an [`Ask`], so the ask is true at that moment. The caller
-//! looks again when two ends come together.  One socket is claimed once. An end whose table entry
+//! looks again when two ends come together. Ends meet by mirrored tuples, which name a connection
+//! within a namespace, unless their sequence numbers contradict that. Where tuples say nothing, the
+//! caller finds candidates by their numbers ([`Registry::candidates`]), proves one, and names it in
+//! the ask. One socket is claimed once. An end whose table entry
 //! has moved on is *stale*; the caller says which are, through a closure, because only shared
 //! memory knows.
 
+mod meeting;
 mod model;
 #[cfg(test)]
 mod tests;
@@ -46,11 +52,13 @@ pub struct Registry {
     users: BTreeMap<u32, UserUse>,
     ends: BTreeMap<EntryKey, Registered>,
     pending: BTreeMap<Tuple, EntryKey>,
+    /// Pending ends by their numbers, where those are known.
+    by_numbers: BTreeSet<(Numbers, EntryKey)>,
     /// Ends by the cookie of their socket, where they have one: a socket is claimed once.
     claims: BTreeMap<u64, EntryKey>,
-    /// Tuples whose mirror is pending too, and that are to be introduced when there is a region;
-    /// smaller tuple of each two.
-    held_back: BTreeSet<Tuple>,
+    /// Pending ends that have met another, and are to be introduced when there is a region; the
+    /// smaller of each two.
+    held_back: BTreeSet<EntryKey>,
     channels: BTreeMap<ChannelId, Channel>,
     pairs: BTreeMap<PairId, Pair>,
     pairs_by_clients: BTreeMap<[ClientId; 2], PairId>,
@@ -58,6 +66,8 @@ pub struct Registry {
     pair_next: u64,
     /// Channels and pairs that have ended since the caller last asked.
     ended: VecDeque<Ended>,
+    /// Cookies of sockets that nobody claims any more, since the caller last asked.
+    unclaimed: VecDeque<u64>,
 }
 
 /// Most ends one process can have registered: its table holds no more.
@@ -80,6 +90,7 @@ impl Registry {
             users: BTreeMap::new(),
             ends: BTreeMap::new(),
             pending: BTreeMap::new(),
+            by_numbers: BTreeSet::new(),
             claims: BTreeMap::new(),
             held_back: BTreeSet::new(),
             channels: BTreeMap::new(),
@@ -88,6 +99,7 @@ impl Registry {
             channel_next: 1,
             pair_next: 1,
             ended: VecDeque::new(),
+            unclaimed: VecDeque::new(),
         }
     }
 
@@ -152,7 +164,7 @@ impl Registry {
             // A connection has one owner per end; whoever asked last holds it now.
             self.forget(older);
         }
-        let mirror = self.pending.get(&ask.tuple.mirrored()).copied();
+        let mirror = self.partner_of(&ask);
         let mirror = mirror.filter(|&mirror| self.keep_if_current(mirror, is_current));
         if let Some(reason) = self.refusal(&ask, mirror) {
             return Outcome::Refused(reason);
@@ -160,7 +172,10 @@ impl Registry {
         self.insert_pending(key, &ask);
         match mirror {
             None => Outcome::Waiting(Reason::NoPartner),
-            Some(mirror) => self.introduce(mirror, key),
+            Some(mirror) => {
+                self.meet(mirror, key);
+                self.introduce(mirror, key)
+            }
         }
     }
 
@@ -262,9 +277,8 @@ impl Registry {
     /// region.
     pub fn poll_held_back(&mut self, is_current: &dyn Fn(End) -> bool) -> Option<Match> {
         while self.channels.len() < self.limits.regions_max {
-            let tuple = self.held_back.pop_first()?;
-            let both = [tuple, tuple.mirrored()].map(|tuple| self.pending.get(&tuple).copied());
-            let [Some(older), Some(younger)] = both else {
+            let older = self.held_back.pop_first()?;
+            let Some(younger) = self.ends[&older].met else {
                 continue;
             };
             let current = [older, younger].map(|key| self.keep_if_current(key, is_current));
@@ -285,9 +299,8 @@ impl Registry {
     /// Unless `matched` is the last answer of this registry.
     pub fn postpone(&mut self, matched: &Match) {
         self.hold(matched);
-        let End { table, entry, .. } = matched.sides[0].end;
-        let tuple = self.ends[&EntryKey { table, entry }].tuple;
-        self.held_back.insert(tuple.min(tuple.mirrored()));
+        let [one, other] = matched.sides.map(|side| side.end.key());
+        self.held_back.insert(one.min(other));
     }
 
     /// A channel must not be made: nobody was offered anything, and both ends wait until
@@ -307,11 +320,15 @@ impl Registry {
             let key = side.end.key();
             let registered = self.ends.get_mut(&key).expect("just matched");
             registered.state = RequestState::Pending(registered.tuple);
-            let tuple = registered.tuple;
+            let (tuple, numbers) = (registered.tuple, registered.numbers);
             self.pending.insert(tuple, key);
+            self.by_numbers
+                .extend(numbers.map(|numbers| (numbers, key)));
             self.client_mut(side.client).pending += 1;
             self.user_mut(side.client).pending += 1;
         }
+        let [one, other] = matched.sides.map(|side| side.end.key());
+        self.meet(one, other);
         let pair = self.pairs.get_mut(&matched.pair).expect("just matched");
         pair.slots.release(matched.slot);
         if matched.is_first_of_pair() {
@@ -322,11 +339,20 @@ impl Registry {
 
     /// Has every two ends that wait for each other introduced again.
     pub fn reconsider(&mut self) {
-        let both = |tuple: &&Tuple| {
-            **tuple < tuple.mirrored() && self.pending.contains_key(&tuple.mirrored())
-        };
-        let both: Vec<Tuple> = self.pending.keys().filter(both).copied().collect();
+        let met = |key: &EntryKey| self.ends[key].met.is_some_and(|other| *key < other);
+        let both = self.pending.values().copied().filter(met);
+        let both: Vec<EntryKey> = both.collect();
         self.held_back.extend(both);
+    }
+
+    /// A socket that nobody claims any more, since the last time.
+    pub fn poll_unclaimed(&mut self) -> Option<u64> {
+        self.unclaimed.pop_front()
+    }
+
+    /// Whether a socket is claimed.
+    pub fn is_claimed(&self, cookie: u64) -> bool {
+        self.claims.contains_key(&cookie)
     }
 
     /// Something that has ended since the last time.
@@ -360,12 +386,6 @@ impl Registry {
     pub fn owner(&self, end: End) -> Option<ClientId> {
         let registered = self.ends.get(&end.key())?;
         (registered.end == end).then_some(registered.client)
-    }
-
-    /// The end that waits under a tuple.
-    pub fn waiting(&self, tuple: Tuple) -> Option<End> {
-        let key = self.pending.get(&tuple)?;
-        Some(self.ends[key].end)
     }
 
     /// Another connected client of the same family.
@@ -439,8 +459,13 @@ impl Registry {
         if used.ends >= limits.ends_max || used.pending >= limits.pending_max {
             return Some(Reason::OverQuota);
         }
-        let mirror = &self.ends[&mirror?];
-        let uid = self.clients[&mirror.client].process.uid;
+        self.refusal_of_user(ask.client, mirror?)
+    }
+
+    /// Why a client's user may not be introduced to another end's.
+    fn refusal_of_user(&self, client: ClientId, other: EntryKey) -> Option<Reason> {
+        let own = self.clients[&client].process.uid;
+        let uid = self.clients[&self.ends[&other].client].process.uid;
         if self.policy == Policy::SameUser && uid != own {
             return Some(Reason::OtherUser);
         }
@@ -492,6 +517,8 @@ impl Registry {
             client: ask.client,
             tuple: ask.tuple,
             cookie: ask.cookie,
+            numbers: ask.numbers,
+            met: None,
             accepted: ask.accepted,
             forks: ask.forks,
             wants_slab: ask.wants_slab,
@@ -502,6 +529,8 @@ impl Registry {
             self.claims.insert(ask.cookie, key);
         }
         self.pending.insert(ask.tuple, key);
+        self.by_numbers
+            .extend(ask.numbers.map(|numbers| (numbers, key)));
         let client = self.client_mut(ask.client);
         client.entries.insert(key.entry);
         client.pending += 1;
@@ -512,9 +541,8 @@ impl Registry {
 
     /// Makes a channel of two pending ends.
     fn introduce(&mut self, older: EntryKey, younger: EntryKey) -> Outcome {
-        let tuple = self.ends[&younger].tuple;
         if self.channels.len() >= self.limits.regions_max {
-            self.held_back.insert(tuple.min(tuple.mirrored()));
+            self.held_back.insert(older.min(younger));
             return Outcome::Waiting(Reason::NoResources);
         }
         if !self.users_have_room([older, younger]) {
@@ -602,6 +630,9 @@ impl Registry {
         };
         if self.claims.get(&registered.cookie) == Some(&key) {
             self.claims.remove(&registered.cookie);
+            // Without numbers the caller remembers nothing of it.
+            let is_remembered = registered.numbers.is_some();
+            (self.unclaimed).extend(is_remembered.then_some(registered.cookie));
         }
         let client = self.client_mut(registered.client);
         client.entries.remove(&key.entry);
@@ -638,9 +669,12 @@ impl Registry {
         let RequestState::Pending(tuple) = registered.state else {
             return;
         };
-        let client = registered.client;
+        let (client, numbers) = (registered.client, registered.numbers);
+        self.part(key);
         self.pending.remove(&tuple);
-        self.held_back.remove(&tuple.min(tuple.mirrored()));
+        if let Some(numbers) = numbers {
+            self.by_numbers.remove(&(numbers, key));
+        }
         self.client_mut(client).pending -= 1;
         self.user_mut(client).pending -= 1;
     }

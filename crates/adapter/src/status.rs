@@ -28,6 +28,9 @@ pub(crate) struct Report {
     /// Why there is none, where the operator wanted one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) no_engine: Option<String>,
+    /// The system adapter's: whether it pairs connections between network namespaces, or why not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) across_namespaces: Option<String>,
 }
 
 /// One process of a family.
@@ -75,6 +78,8 @@ pub(crate) struct Connection {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Client {
     pub(crate) pid: u32,
+    /// Its number in its own pid namespace.
+    pub(crate) own_pid: u32,
     pub(crate) uid: u32,
     pub(crate) table: TableId,
 }
@@ -90,7 +95,9 @@ pub(crate) fn report(
 ) -> Report {
     let mut processes = BTreeMap::new();
     let mut families = BTreeMap::new();
+    let mut names = Names::default();
     for client in clients {
+        names.0.insert((client.table, client.own_pid), client.pid);
         families
             .entry(client.table)
             .or_insert((client.uid, client.pid));
@@ -110,7 +117,7 @@ pub(crate) fn report(
             continue;
         };
         // Its numbers mean something to us when one of them is what the kernel calls it.
-        let is_visible = table.members().any(|pid| pid == client);
+        let is_visible = table.members().any(|pid| names.of(id, pid) == client);
         // Its entries are the client's words, and each costs memory here and in the answer.
         let budget = budgets.entry(uid).or_insert(ENTRIES_PER_USER_MAX);
         let used = table.entries_used();
@@ -119,10 +126,12 @@ pub(crate) fn report(
         }
         *budget -= used;
         for (index, entry) in table.live() {
-            let mut pid = entry.pid.load(Ordering::Relaxed);
+            let mut pid = names.of(id, entry.pid.load(Ordering::Relaxed));
             if is_visible && !living.is(pid) {
                 let tuple = registry.end(id, index).map(|(_, tuple)| tuple.spoken());
-                match fate(table, entry, tuple, &mut living, &mut sockets) {
+                let mut family = table.members().map(|own| names.of(id, own));
+                let survivor = family.find(|&pid| living.is(pid));
+                match fate(survivor, entry, tuple, &mut sockets) {
                     Fate::With(survivor) => pid = survivor,
                     Fate::Unknown => continue,
                     Fate::Gone => {
@@ -168,6 +177,7 @@ pub(crate) fn report(
         channels_made: registry.channels_made(),
         engine,
         no_engine,
+        across_namespaces: None,
     }
 }
 
@@ -237,6 +247,36 @@ fn tell_of_other_ends(processes: &mut [Process], sockets: &mut Sockets) {
 
 const OTHER_END_ELSEWHERE: &str =
     "the other end is on another host or network namespace, or behind address translation";
+/// The words in place of these where neither namespaces nor translation matter.
+const OTHER_END_SILENT: &str =
+    "the other end is on another host, or in another network namespace and not under Toehold";
+
+impl Report {
+    /// Says whether the adapter pairs connections between network namespaces, or why not.
+    pub(crate) fn say_across(&mut self, refusal: Option<String>) {
+        if refusal.is_none() {
+            let processes = self.processes.iter_mut();
+            for one in processes.flat_map(|process| &mut process.connections) {
+                if one.reason == OTHER_END_ELSEWHERE {
+                    one.reason = OTHER_END_SILENT.into();
+                }
+            }
+        }
+        let words = refusal.map_or("yes".to_owned(), |why| format!("no: {why}"));
+        self.across_namespaces = Some(words);
+    }
+}
+
+/// The numbers of processes as we know them, by family and the number that each calls itself by:
+/// in a pid namespace these differ.
+#[derive(Debug, Default)]
+struct Names(BTreeMap<(TableId, u32), u32>);
+
+impl Names {
+    fn of(&self, table: TableId, own: u32) -> u32 {
+        self.0.get(&(table, own)).copied().unwrap_or(own)
+    }
+}
 
 /// Which processes run, each looked at once.
 #[derive(Debug, Default)]
@@ -280,13 +320,12 @@ enum Fate {
 /// The fate of a connection when the process that used it last is gone: it may have been killed, so
 /// that it could not say so.
 fn fate(
-    table: &MappedTable,
+    survivor: Option<u32>,
     entry: &Entry,
     tuple: Option<(SocketAddr, SocketAddr)>,
-    living: &mut Living,
     sockets: &mut Sockets,
 ) -> Fate {
-    let Some(survivor) = table.members().find(|&pid| living.is(pid)) else {
+    let Some(survivor) = survivor else {
         return Fate::Gone;
     };
     match tuple {

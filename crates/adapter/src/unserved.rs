@@ -34,7 +34,12 @@ pub fn status(runtime_dir: &Path, known: &BTreeSet<u32>) -> Option<String> {
             continue;
         };
         if let (Ok(table), Some(uid)) = (tables.open(file.into()), proc::user(pid)) {
-            clients.push(Client { pid, uid, table });
+            clients.push(Client {
+                pid,
+                own_pid: proc::own_number(pid).unwrap_or(pid),
+                uid,
+                table,
+            });
         }
     }
     if clients.is_empty() {

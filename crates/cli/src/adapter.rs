@@ -34,6 +34,16 @@ pub(crate) struct AdapterArgs {
     #[arg(long, conflicts_with_all = ["background", "detached", "link", "config", "idle_exit"])]
     system: bool,
 
+    /// Whether the system adapter pairs connections between network namespaces, and past address
+    /// translation, where the kernel proves them
+    #[arg(
+        long,
+        value_name = "all|own",
+        default_value = "all",
+        requires_if("own", "system")
+    )]
+    namespaces: NamespacesChoice,
+
     /// Return as soon as the adapter answers; it leaves when it is idle
     #[arg(long)]
     background: bool,
@@ -73,6 +83,15 @@ pub(crate) struct AdapterArgs {
     /// Be silent and leave when idle: how --background starts it
     #[arg(long, hide = true, conflicts_with = "background")]
     detached: bool,
+}
+
+/// `--namespaces`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum NamespacesChoice {
+    /// Also connections between network namespaces and past address translation
+    All,
+    /// Connections within one network namespace
+    Own,
 }
 
 /// `--observability`.
@@ -343,7 +362,10 @@ Examples:
   toehold adapter --system                     for all users of this host
 
 The system adapter keeps three capabilities and the system calls that it makes (seccomp). It has no
-TCP engine. One user may have a quarter of its clients and connections.
+TCP engine. One user may have a quarter of its clients and connections. It pairs connections between
+network namespaces (containers) and past address translation in the kernel, where it can load a
+program that compares what the kernel knows of two sockets (CAP_BPF and CAP_PERFMON at the start,
+Linux 6.1, CONFIG_DEBUG_INFO_BTF): `toehold status` says when it cannot.
 
 Rules keep connections on the kernel, or hide them from captures: toehold.conf(5). An adapter whose
 rules are wrong does not start. At SIGHUP it keeps those that it has.
@@ -397,6 +419,7 @@ pub(crate) fn run(args: &AdapterArgs) -> Result<(), Failure> {
     };
     options.regions_max = args.max_connections;
     options.observability = args.observability.into();
+    options.across_namespaces = args.namespaces == NamespacesChoice::All;
     options.engine = engine;
     options.engine_required = args.require_engine;
     options.rules = rules;

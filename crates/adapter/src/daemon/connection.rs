@@ -20,6 +20,8 @@ pub(super) struct Connection {
     /// Gone when the client is only waited for to end.
     socket: Option<OwnedFd>,
     pub(super) pid: u32,
+    /// Its number in its own pid namespace, by which its table's entries name it.
+    pub(super) own_pid: u32,
     /// The user that it was when it last said something.
     pub(super) uid: u32,
     /// The unit of the service manager that its process belongs to.
@@ -76,10 +78,12 @@ impl Connection {
     /// A client on a socket just accepted or, with a voucher, adopted.
     pub(super) fn new(socket: OwnedFd, vouched: Option<Voucher>) -> io::Result<Connection> {
         let peer = peer_of(socket.as_fd())?;
+        let pid = peer.pid as u32;
         Ok(Connection {
-            pid: peer.pid as u32,
+            pid,
+            own_pid: proc::own_number(pid).unwrap_or(pid),
             uid: peer.uid,
-            unit: proc::unit(peer.pid as u32),
+            unit: proc::unit(pid),
             vouched,
             pidfd: open_process(peer.pid)?,
             socket: Some(socket),
@@ -135,6 +139,7 @@ impl Connection {
     pub(super) fn follow(&mut self, pid: u32) -> io::Result<()> {
         self.pidfd = open_process(pid as libc::pid_t)?;
         self.pid = pid;
+        self.own_pid = proc::own_number(pid).unwrap_or(pid);
         Ok(())
     }
 

@@ -4,7 +4,7 @@ use super::connection::{Connection, Flushed, Outgoing, Voucher};
 use super::poller::Source;
 use super::{Daemon, spare_descriptor};
 use crate::proc::{self, Sockets};
-use crate::registry::{ClientId, End, Policy, Process};
+use crate::registry::{ClientId, End, Policy, Process, TableId};
 use crate::runtime_dir::user_id;
 use crate::tables::TableError;
 use crate::wire::{self, Received, Sender};
@@ -365,7 +365,7 @@ impl Daemon {
         let Some(connection) = self.clients.get_mut(&id) else {
             return;
         };
-        let pid = connection.pid;
+        let (pid, own_pid) = (connection.pid, connection.own_pid);
         let (tables, registry) = (&self.tables, &self.registry);
         let sockets = RefCell::new(Sockets::default());
         let is_gone = |end: End| {
@@ -381,7 +381,9 @@ impl Daemon {
                         0 => false,
                         // The count is the dead process's own, if it had no time to take itself
                         // off; or not.
-                        1 if entry.pid.load(Ordering::Relaxed) == pid => is_open().unwrap_or(false),
+                        1 if entry.pid.load(Ordering::Relaxed) == own_pid => {
+                            is_open().unwrap_or(false)
+                        }
                         _ => true,
                     }
                 });
@@ -425,8 +427,17 @@ impl Daemon {
         let connection = self.clients.get(&id)?;
         let table = connection.table?;
         let file = self.tables.file(table)?;
-        let mut members = self.tables.get(table)?.members();
+        let members = self.tables.get(table)?.members();
+        let mut members = members.map(|own| self.host_pid(table, own));
         members.find(|&pid| pid != connection.pid && proc::has_mapped(pid, file))
+    }
+
+    /// The number by which we know a process of a family that calls itself `own`: in its pid
+    /// namespace its number may be another.
+    pub(super) fn host_pid(&self, table: TableId, own: u32) -> u32 {
+        let mut clients = self.clients.values();
+        let known = clients.find(|it| it.own_pid == own && it.table == Some(table));
+        known.map_or(own, |client| client.pid)
     }
 
     pub(super) fn forget_client(&mut self, id: ClientId) {

@@ -4,6 +4,7 @@
 use super::Daemon;
 use super::connection::{Connection, Outgoing};
 use super::connections::Fault;
+use super::proving::Judgement;
 use crate::diag::Diag;
 use crate::proof::{self, Proved};
 use crate::regions::Memory;
@@ -46,10 +47,15 @@ impl Daemon {
         // with it.
         let is_engine = shown.is_none();
         let proved = match shown {
+            Some(shown) if !self.may_claim(id) => {
+                drop(shown);
+                Err(Reason::OverQuota)
+            }
             Some(shown) => self.prove(id, shown),
             None => Ok(Proved {
                 tuple: tuple_of(message, self.diag.as_ref().map_or(0, Diag::namespace)),
                 cookie: 0,
+                facts: None,
             }),
         };
         self.keep_room();
@@ -64,8 +70,11 @@ impl Daemon {
         let is_known = !self.options.rules.speak_of_captures();
         if !is_engine && is_known && self.is_captured(end, &proved.tuple) {
             self.tables.set_verdict(end, Reason::Captured);
+            self.forget_socket(proved.cookie);
             return Ok(());
         }
+        let uid = self.clients[&id].uid;
+        let partner = self.partner_by_facts(end, uid, &proved);
         let mapped = self.tables.get(table).expect("current above");
         let ask = Ask {
             client: id,
@@ -73,6 +82,8 @@ impl Daemon {
             generation: end.generation,
             tuple: proved.tuple,
             cookie: proved.cookie,
+            numbers: proved.facts.map(|facts| facts.numbers),
+            partner,
             accepted: mapped.is_accepted(end.entry),
             forks: message.slot,
             wants_slab: message.side == 1,
@@ -93,10 +104,11 @@ impl Daemon {
             Outcome::Waiting(reason) | Outcome::Refused(reason) => {
                 self.tables.set_verdict(end, reason);
                 // A reason that keeps two ends apart that know of each other is told to both.
-                let mirror = self.registry.waiting(ask.tuple.mirrored());
-                if let Some(mirror) = mirror.filter(|_| reason != Reason::Unsupported) {
-                    self.tables.set_verdict(mirror, reason);
+                let other = partner.or_else(|| self.registry.other_of(&ask));
+                if let Some(other) = other.filter(|_| reason != Reason::Unsupported) {
+                    self.tables.set_verdict(other, reason);
                 }
+                self.forget_socket(proved.cookie);
             }
             Outcome::Matched(matched) => drop(self.introduce(&matched)),
         }
@@ -130,7 +142,13 @@ impl Daemon {
             .clients
             .get(&id)
             .and_then(|client| client.diag.as_ref());
-        proof::examine(shown, own, shown_diag)
+        proof::examine(shown, own, shown_diag, self.proving.witness())
+    }
+
+    /// Whether the user of a client may make one claim more now.
+    fn may_claim(&mut self, id: ClientId) -> bool {
+        let uid = self.clients.get(&id).map(|client| client.uid);
+        uid.is_none_or(|uid| self.proving.may_claim(uid, 1, Instant::now()))
     }
 
     /// A client shows a namespace. Nobody else's claims are looked at with it.
@@ -191,6 +209,13 @@ impl Daemon {
         self.pair_numbers.wrapping_add(pair.0)
     }
 
+    /// The sides of a match whose sockets are established no more.
+    fn gone(&self, matched: &Match) -> Vec<Introduction> {
+        let sides = matched.sides.iter().copied();
+        let gone = sides.filter(|side| !self.is_established(side.client, side.end));
+        gone.collect()
+    }
+
     /// Introduces what had to wait for a region, as far as there are regions now.
     pub(super) fn introduce_held_back(&mut self) {
         loop {
@@ -204,11 +229,22 @@ impl Daemon {
 
     /// Makes a channel's memory and offers it to both ends. Without memory or descriptors for it
     /// both wait.
-    fn introduce(&mut self, matched: &Match) -> io::Result<()> {
-        let sides = matched.sides.iter();
-        let gone: Vec<_> = sides
-            .filter(|side| !self.is_established(side.client, side.end))
-            .collect();
+    pub(super) fn introduce(&mut self, matched: &Match) -> io::Result<()> {
+        let ends = matched.sides.each_ref().map(|side| side.end);
+        let mut gone = self.gone(matched);
+        let has_facts = self.proving.witness().is_some() && !self.is_engines(ends);
+        if gone.is_empty() && has_facts {
+            let judgement = self.judge(ends);
+            // The facts are of these two sockets if both are there still.
+            gone = self.gone(matched);
+            if gone.is_empty() && judgement == Judgement::Doubtful {
+                self.postpone_for_doubt(matched);
+                for end in ends {
+                    self.tables.set_verdict(end, Reason::NoPartner);
+                }
+                return Ok(());
+            }
+        }
         if !gone.is_empty() {
             self.registry.postpone(matched);
             for side in gone {
@@ -222,7 +258,6 @@ impl Daemon {
             }
             return Ok(());
         }
-        let ends = matched.sides.each_ref().map(|side| side.end);
         if self.rule_against(ends).is_some() {
             self.registry.hold(matched);
             for end in ends {
@@ -240,7 +275,7 @@ impl Daemon {
             let why = || format!("cannot make a region: {error}");
             self.log.say("memory", why);
         })?;
-        self.show_to_captures_by_rule(ends);
+        self.show_to_captures_by_both(ends);
         self.log.say("pair", || "introduced two programs".into());
         let uids = matched.sides.each_ref().map(|side| {
             let client: Option<&Connection> = self.clients.get(&side.client);

@@ -12,6 +12,7 @@
 
 use super::Daemon;
 use crate::diag::{Diag, Observers};
+use crate::proc;
 use crate::registry::{End, TableId, Tuple};
 use crate::rules::Observability;
 use crate::tables;
@@ -49,11 +50,27 @@ impl Observation {
         observers.is_some_and(|observers| observers.see(tuple))
     }
 
+    /// Whether the packets of a carrier that crosses between namespaces are seen: where this end
+    /// is, or in our own namespace, through which it may go.
+    fn sees_crossing(&self, tuple: &Tuple, own: Option<u64>) -> bool {
+        let places = [Some(tuple.netns), own];
+        let mut observers = places.iter().flatten();
+        observers.any(|place| {
+            let there = self.observers.get(place);
+            there.is_some_and(|observers| observers.see_crossing(tuple))
+        })
+    }
+
+    /// Whether any connection within a namespace is seen.
+    fn sees_any(&self) -> bool {
+        self.observers.values().any(Observers::see_any)
+    }
+
     /// Takes an answer. Whether other connections are to yield now.
     fn learn(&mut self, namespace: u64, observers: Observers) -> bool {
-        let before = match observers.see_any() {
-            true => self.observers.insert(namespace, observers.clone()),
-            false => self.observers.remove(&namespace),
+        let before = match observers.are_none() {
+            false => self.observers.insert(namespace, observers.clone()),
+            true => self.observers.remove(&namespace),
         };
         !before.unwrap_or_default().see_as(&observers)
     }
@@ -123,10 +140,13 @@ impl Daemon {
         if let Some(&(&last, _)) = turn.last() {
             observation.asked_last = last;
         }
-        let own = own.and_then(|own| Some((own.namespace(), own.observers()?)));
+        let is_virtual = |interface| !proc::is_of_hardware(interface);
+        let own = own.and_then(|own| Some((own.namespace(), own.observers(&is_virtual)?)));
         let others = turn.into_iter().filter_map(|(&namespace, diags)| {
             let mut diags = diags.iter().take(CLIENTS_PER_NAMESPACE);
-            Some((namespace, diags.find_map(|diag| diag.observers())?))
+            // Of devices elsewhere we know nothing.
+            let observers = diags.find_map(|diag| diag.observers(&|_| true));
+            Some((namespace, observers?))
         });
         own.into_iter().chain(others).collect()
     }
@@ -155,10 +175,13 @@ impl Daemon {
         self.tables.call_attention(table);
     }
 
-    /// Has the two ends of a channel that is being made go where captures leave them, where a rule
-    /// speaks of captures.
-    pub(super) fn show_to_captures_by_rule(&mut self, ends: [End; 2]) {
-        if !self.options.rules.speak_of_captures() || self.is_engines(ends) {
+    /// Has the two ends of a channel that is being made go where captures leave them, where that
+    /// depends on both: a rule speaks of captures, or the carrier crosses between namespaces.
+    pub(super) fn show_to_captures_by_both(&mut self, ends: [End; 2]) {
+        let by_rule = self.options.rules.speak_of_captures();
+        let crosses =
+            self.registry.translated(ends[0]).is_some() && self.is_interested_in_captures();
+        if !(by_rule || crosses) || self.is_engines(ends) {
             return;
         }
         self.look();
@@ -173,7 +196,17 @@ impl Daemon {
 
     /// Whether a known end goes by the kernel, because of a rule or of a capture.
     fn is_to_yield(&self, end: End, tuple: &Tuple) -> bool {
-        let is_seen = self.observation.sees(tuple);
+        let is_seen = match self.registry.translated(end) {
+            None => self.observation.sees(tuple),
+            // Both ends go together: what sees one's packets is enough.
+            Some(other) => {
+                let own = self.diag.as_ref().map(Diag::namespace);
+                let sees = |tuple: &Tuple| {
+                    self.observation.sees(tuple) || self.observation.sees_crossing(tuple, own)
+                };
+                sees(tuple) || sees(&other)
+            }
+        };
         let rules = &self.options.rules;
         if rules.is_empty() {
             return is_seen;
@@ -206,7 +239,7 @@ impl Daemon {
             let is_seen = match known {
                 _ if is_offloaded => false,
                 Some((end, tuple)) => self.is_to_yield(end, &tuple),
-                None => !self.observation.observers.is_empty(),
+                None => self.observation.sees_any(),
             };
             tables::yield_to_capture(entry, is_seen)
         });

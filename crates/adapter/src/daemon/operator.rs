@@ -22,17 +22,23 @@ impl Daemon {
     pub(super) fn handle_status(&mut self, id: ClientId) -> Result<(), Fault> {
         let engine = self.engine.as_ref().and_then(Engine::report);
         let engine = (engine, self.no_engine.clone());
+        let no_witness = self.proving.no_witness.clone();
         let processes = self.programs().filter(|client| client.is_open());
         let processes = processes.filter_map(|client| {
             let table = client.table?;
             Some(status::Client {
                 pid: client.pid,
+                own_pid: client.own_pid,
                 uid: client.uid,
                 table,
             })
         });
         let why = |end| Some(said(self.rule_of(end)?));
-        let report = status::report(processes, &self.tables, &self.registry, &why, engine);
+        let mut report = status::report(processes, &self.tables, &self.registry, &why, engine);
+        if self.options.is_system {
+            let is_off = !self.options.across_namespaces;
+            report.say_across(no_witness.or(is_off.then(|| "--namespaces own".to_owned())));
+        }
         let connections = report
             .processes
             .iter()
@@ -56,9 +62,9 @@ impl Daemon {
     ) -> Result<(), Fault> {
         let mut count = 0;
         let own = self.engine_tables();
-        for (_, table) in self.tables.iter().filter(|(id, _)| !own.contains(id)) {
+        for (id, table) in self.tables.iter().filter(|(id, _)| !own.contains(id)) {
             let matching = table.live().filter(|(_, entry)| {
-                let pid = entry.pid.load(Ordering::Relaxed);
+                let pid = self.host_pid(id, entry.pid.load(Ordering::Relaxed));
                 let fd = entry.fd.load(Ordering::Relaxed);
                 (message.pid == 0 || message.pid == pid)
                     && (message.side == u32::MAX || message.side == fd)

@@ -5,9 +5,11 @@
 //!
 //! The filter for system calls (seccomp(2)) is set when everything is open. It refuses with
 //! `EPERM` what is not listed. The adapter then starts no process, changes no user, traces nobody,
-//! makes no network connection, and opens, renames or removes no file but to read it.
+//! makes no network connection, and opens, renames or removes no file but to read it. It loads no
+//! program into the kernel; it runs the one that it has loaded before ([`crate::facts`]).
 
 use std::io;
+use toehold_link::bpf::BPF_PROG_TEST_RUN;
 
 /// The capabilities that it keeps, by their numbers in include/uapi/linux/capability.h:
 /// - `CAP_DAC_READ_SEARCH` and `CAP_SYS_PTRACE` (reading only, see the filter) for `/proc/PID/fd`
@@ -111,7 +113,8 @@ pub(super) fn filter_calls() -> io::Result<()> {
 ///   5  refuse
 ///   6  openat? then load its flags: to write? refuse, else allow
 ///  11  socket? then load its family: AF_UNIX? allow, else refuse
-///  16  each call of the list: is it that? allow
+///  16  bpf? then load its command: to run a program? allow, else refuse
+///  21  each call of the list: is it that? allow
 ///   …  refuse
 /// ```
 fn program() -> Vec<libc::sock_filter> {
@@ -133,6 +136,13 @@ fn program() -> Vec<libc::sock_filter> {
         answer(libc::SECCOMP_RET_ALLOW),
         answer(REFUSED),
     ];
+    program.extend([
+        jump(libc::BPF_JEQ, libc::SYS_bpf as u32, 0, 4),
+        load(argument_at(0)),
+        jump(libc::BPF_JEQ, BPF_PROG_TEST_RUN as u32, 0, 1),
+        answer(libc::SECCOMP_RET_ALLOW),
+        answer(REFUSED),
+    ]);
     for call in CALLS {
         program.push(jump(libc::BPF_JEQ, *call as u32, 0, 1));
         program.push(answer(libc::SECCOMP_RET_ALLOW));
@@ -299,7 +309,7 @@ mod tests {
 
     #[test]
     fn what_is_listed_is_allowed_and_nothing_else() {
-        let decided_by_arguments = [libc::SYS_openat, libc::SYS_socket];
+        let decided_by_arguments = [libc::SYS_openat, libc::SYS_socket, libc::SYS_bpf];
         let all = (0..1024u32).filter(|&number| !decided_by_arguments.contains(&number.into()));
         for number in all {
             let is_listed = CALLS.contains(&libc::c_long::from(number));
@@ -321,6 +331,15 @@ mod tests {
         ] {
             assert_eq!(answer_to(ARCHITECTURE, dangerous as u32, 0), REFUSED);
         }
+    }
+
+    #[test]
+    fn a_program_in_the_kernel_is_run_and_none_is_loaded() {
+        let bpf = |command: u32| answer_to(ARCHITECTURE, libc::SYS_bpf as u32, command);
+        for command in (0..64).filter(|&command| command != BPF_PROG_TEST_RUN as u32) {
+            assert_eq!(bpf(command), REFUSED, "{command}");
+        }
+        assert_eq!(bpf(BPF_PROG_TEST_RUN as u32), libc::SECCOMP_RET_ALLOW);
     }
 
     #[test]

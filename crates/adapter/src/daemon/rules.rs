@@ -74,11 +74,8 @@ impl Daemon {
 
     /// The end at the other side: in its channel, or waiting for this one.
     fn other_end(&self, end: End) -> Option<End> {
-        let waits = || {
-            let (tuple, _) = self.registry.claim(end)?;
-            self.registry.waiting(tuple.mirrored())
-        };
-        self.registry.partner(end).or_else(waits)
+        let partner = self.registry.partner(end);
+        partner.or_else(|| self.registry.met(end))
     }
 
     fn side(&self, end: End) -> Option<Side> {

@@ -1,8 +1,10 @@
 //! The packet sockets (packet(7)) of a network namespace, as far as they see packets of carriers.
 //!
-//! tcpdump and Wireshark read from such sockets. Both ends of an accelerated connection are on this
-//! host, so packets of its carrier pass the loopback device, whatever their addresses. A packet
-//! socket sees them when it is bound to that device or to none, and to their protocol or to all.
+//! tcpdump and Wireshark read from such sockets. Where both ends of an accelerated connection are
+//! in one namespace, packets of its carrier pass the loopback device, whatever their addresses. A
+//! packet socket sees them when it is bound to that device or to none, and to their protocol or to
+//! all. A carrier that crosses from one namespace to another passes other devices, of which the
+//! adapter knows only that they are virtual.
 
 use super::{ANSWERS_MAX, Diag, HEADER_BYTES, SOCK_DIAG_BY_FAMILY};
 use crate::entropy;
@@ -13,6 +15,9 @@ use crate::registry::Tuple;
 pub(crate) struct Observers {
     v4: bool,
     v6: bool,
+    /// Of carriers that cross to another namespace.
+    crossing_v4: bool,
+    crossing_v6: bool,
     /// The sockets, by inode, the first [`NAMED_MAX`].
     pub(crate) inodes: Vec<u64>,
 }
@@ -26,18 +31,36 @@ impl Observers {
         }
     }
 
-    /// Whether one sees anything at all.
+    /// Whether one sees the packets of a carrier that crosses to or from this namespace.
+    pub(crate) fn see_crossing(&self, tuple: &Tuple) -> bool {
+        match tuple.spoken().1.ip().to_canonical().is_ipv4() {
+            true => self.crossing_v4,
+            false => self.crossing_v6,
+        }
+    }
+
+    /// Whether one sees carriers that stay in this namespace.
     pub(crate) fn see_any(&self) -> bool {
         self.v4 || self.v6
     }
 
-    /// Whether both see the same carriers.
-    pub(crate) fn see_as(&self, other: &Observers) -> bool {
-        (self.v4, self.v6) == (other.v4, other.v6)
+    /// Whether there is nothing to know about.
+    pub(crate) fn are_none(&self) -> bool {
+        !(self.see_any() || self.crossing_v4 || self.crossing_v6)
     }
 
-    fn add(&mut self, socket: Socket) {
-        let is_bound_elsewhere = !matches!(socket.interface, 0 | LOOPBACK);
+    /// Whether both see the same carriers.
+    pub(crate) fn see_as(&self, other: &Observers) -> bool {
+        let seen = |it: &Observers| [it.v4, it.v6, it.crossing_v4, it.crossing_v6];
+        seen(self) == seen(other)
+    }
+
+    /// `is_virtual` says whether a carrier may pass an interface.
+    fn add(&mut self, socket: Socket, is_virtual: &dyn Fn(u32) -> bool) {
+        let is_of_all = socket.interface == 0;
+        let is_on_loopback = matches!(socket.interface, 0 | LOOPBACK);
+        let is_on_crossing =
+            is_of_all || socket.interface != LOOPBACK && is_virtual(socket.interface);
         // A socket of protocol 0 only sends; nor does one that libpcap has just made receive.
         let (v4, v6) = match socket.protocol {
             ALL => (true, true),
@@ -45,11 +68,13 @@ impl Observers {
             IPV6 => (false, true),
             _ => (false, false),
         };
-        if is_bound_elsewhere || !(v4 || v6) {
+        if !(is_on_loopback || is_on_crossing) || !(v4 || v6) {
             return;
         }
-        self.v4 |= v4;
-        self.v6 |= v6;
+        self.v4 |= v4 && is_on_loopback;
+        self.v6 |= v6 && is_on_loopback;
+        self.crossing_v4 |= v4 && is_on_crossing;
+        self.crossing_v6 |= v6 && is_on_crossing;
         if self.inodes.len() < NAMED_MAX {
             self.inodes.push(socket.inode.into());
         }
@@ -68,8 +93,8 @@ struct Socket {
 impl Diag {
     /// The observers of carriers' packets in this socket's namespace. `None` when the kernel does
     /// not say: it was built without `CONFIG_PACKET_DIAG`, or the client whose socket this is
-    /// disturbs.
-    pub(crate) fn observers(&self) -> Option<Observers> {
+    /// disturbs. `is_virtual` says whether an interface of this namespace is no device of hardware.
+    pub(crate) fn observers(&self, is_virtual: &dyn Fn(u32) -> bool) -> Option<Observers> {
         let number = entropy::bits().ok()?[0] as u32;
         self.ask(&request(number))?;
         let mut observers = Observers::default();
@@ -80,7 +105,7 @@ impl Diag {
             if !is_kernel {
                 continue;
             }
-            match read(reply, number, &mut observers) {
+            match read(reply, number, &mut observers, is_virtual) {
                 Answer::More => {}
                 Answer::End => return Some(observers),
                 Answer::Refused => return None,
@@ -90,6 +115,8 @@ impl Diag {
         Some(Observers {
             v4: true,
             v6: true,
+            crossing_v4: true,
+            crossing_v6: true,
             ..observers
         })
     }
@@ -102,7 +129,12 @@ enum Answer {
 }
 
 /// Reads the messages of one datagram that answer request `number`.
-fn read(mut reply: &[u8], number: u32, observers: &mut Observers) -> Answer {
+fn read(
+    mut reply: &[u8],
+    number: u32,
+    observers: &mut Observers,
+    is_virtual: &dyn Fn(u32) -> bool,
+) -> Answer {
     while let Some(header) = reply.get(..HEADER_BYTES) {
         let word = |at: usize| u32::from_ne_bytes(header[at..at + 4].try_into().expect("four"));
         let kind = u16::from_ne_bytes([header[4], header[5]]);
@@ -116,7 +148,7 @@ fn read(mut reply: &[u8], number: u32, observers: &mut Observers) -> Answer {
                 libc::NLMSG_ERROR => return Answer::Refused,
                 _ if kind == SOCK_DIAG_BY_FAMILY => {
                     if let Some(socket) = parse(body) {
-                        observers.add(socket);
+                        observers.add(socket, is_virtual);
                     }
                 }
                 _ => {}
@@ -200,14 +232,37 @@ mod tests {
         }
     }
 
-    fn seen(protocol: u16, interface: u32) -> [bool; 2] {
+    /// The device of hardware in these tests.
+    const ETHERNET: u32 = 2;
+
+    fn observers(protocol: u16, interface: u32) -> Observers {
         let mut observers = Observers::default();
-        observers.add(Socket {
+        let socket = Socket {
             protocol,
             interface,
             inode: 9,
-        });
+        };
+        observers.add(socket, &|interface| interface != ETHERNET);
+        observers
+    }
+
+    fn seen(protocol: u16, interface: u32) -> [bool; 2] {
+        let observers = observers(protocol, interface);
         ["127.0.0.1", "::1"].map(|ip| observers.see(&tuple(ip)))
+    }
+
+    #[test]
+    fn what_crosses_is_seen_on_virtual_devices() {
+        let seen = |protocol, interface| {
+            let observers = observers(protocol, interface);
+            ["10.0.0.1", "fd00::1"].map(|ip| observers.see_crossing(&tuple(ip)))
+        };
+        let bridge = 7;
+        assert_eq!(seen(ALL, 0), [true, true]);
+        assert_eq!(seen(IPV4, bridge), [true, false]);
+        assert_eq!(seen(ALL, LOOPBACK), [false, false]);
+        assert_eq!(seen(ALL, ETHERNET), [false, false], "a DHCP client");
+        assert!(observers(ALL, ETHERNET).are_none());
     }
 
     #[test]
@@ -241,13 +296,16 @@ mod tests {
         message[32..34].copy_from_slice(&28u16.to_ne_bytes());
         message[36] = 1;
         let mut observers = Observers::default();
-        assert!(matches!(read(&message, 76, &mut observers), Answer::More));
+        let more = |number, observers: &mut Observers| {
+            matches!(read(&message, number, observers, &|_| true), Answer::More)
+        };
+        assert!(more(76, &mut observers));
         assert_eq!(observers, Observers::default());
-        assert!(matches!(read(&message, 77, &mut observers), Answer::More));
+        assert!(more(77, &mut observers));
         assert_eq!(observers.inodes, [0x151b6]);
         assert!(observers.see(&tuple("127.0.0.1")));
         for cut in 0..message.len() {
-            read(&message[..cut], 77, &mut observers);
+            read(&message[..cut], 77, &mut observers, &|_| true);
         }
     }
 }

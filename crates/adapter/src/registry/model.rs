@@ -84,6 +84,35 @@ impl Tuple {
     }
 }
 
+/// The first sequence numbers of a connection, as one of its ends has them: the kernel knows them,
+/// and they stay what they are. The end that opened the connection counts its SYN as a byte sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Numbers {
+    /// The first that it sent.
+    pub sent: u32,
+    /// The first that it received.
+    pub received: u32,
+}
+
+impl Numbers {
+    /// Whether these and the other's can be of the two ends of one connection.
+    pub fn fit(&self, other: &Numbers) -> bool {
+        self.of_partner().contains(other)
+    }
+
+    /// What the other end can have: when it accepted, when it opened, when both opened at a time.
+    pub fn of_partner(&self) -> [Numbers; 3] {
+        let numbers = |sent, received| Numbers { sent, received };
+        let before = self.received.wrapping_sub(1);
+        let after = self.sent.wrapping_add(1);
+        [
+            numbers(self.received, after),
+            numbers(before, self.sent),
+            numbers(before, after),
+        ]
+    }
+}
+
 /// A process that said hello.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Process {
@@ -109,6 +138,10 @@ pub struct Ask {
     pub tuple: Tuple,
     /// The socket's cookie, or 0.
     pub cookie: u64,
+    /// Its sequence numbers, where the caller can read them.
+    pub numbers: Option<Numbers>,
+    /// An end that waits, and that the caller has proved to be the other one, whatever its tuple.
+    pub partner: Option<End>,
     /// Whether this end accepted the connection; it connected otherwise.
     pub accepted: bool,
     /// How often the process has forked.
@@ -303,6 +336,10 @@ pub(super) struct Registered {
     pub(super) client: ClientId,
     pub(super) tuple: Tuple,
     pub(super) cookie: u64,
+    pub(super) numbers: Option<Numbers>,
+    /// The other end, while both wait and are to be introduced when they can.
+    /// Invariant: that one names this one.
+    pub(super) met: Option<EntryKey>,
     pub(super) accepted: bool,
     pub(super) forks: u32,
     pub(super) wants_slab: bool,

@@ -52,9 +52,21 @@ impl Registry {
         for client in self.clients.values() {
             assert!(client.connected || !client.entries.is_empty());
         }
-        for tuple in &self.held_back {
-            assert!(self.pending.contains_key(tuple));
-            assert!(self.pending.contains_key(&tuple.mirrored()));
+        for (key, registered) in &self.ends {
+            let is_pending = matches!(registered.state, RequestState::Pending(_));
+            if let Some(other) = registered.met {
+                assert!(is_pending && other != *key);
+                assert_eq!(self.ends[&other].met, Some(*key));
+            }
+            if let Some(numbers) = registered.numbers {
+                assert_eq!(self.by_numbers.contains(&(numbers, *key)), is_pending);
+            }
+        }
+        for (numbers, key) in &self.by_numbers {
+            assert_eq!(self.ends[key].numbers, Some(*numbers));
+        }
+        for key in &self.held_back {
+            assert!(self.ends[key].met.is_some_and(|other| *key < other));
         }
         assert!(self.channels.len() <= self.limits.regions_max);
     }
@@ -91,6 +103,8 @@ fn ask(client: u64, entry: u32, local: u16, remote: u16) -> Ask {
             remote: address(remote),
         },
         cookie: 0,
+        numbers: None,
+        partner: None,
         accepted: local < 100,
         forks: 0,
         wants_slab: false,

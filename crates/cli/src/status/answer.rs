@@ -23,6 +23,10 @@ pub(crate) struct Status {
     /// Why there is none, where one was wanted.
     #[serde(default)]
     pub(crate) no_engine: Option<String>,
+    /// The system adapter's: whether it pairs connections between network namespaces: `yes`, or
+    /// `no` and the reason.
+    #[serde(default)]
+    pub(crate) across_namespaces: Option<String>,
 }
 
 /// The counts of the TCP engine.

@@ -58,6 +58,13 @@ pub(super) fn render(status: &Status, view: &View) -> String {
     if let Some(why) = &status.no_engine {
         let _ = writeln!(out, "no TCP engine: {why}");
     }
+    let refused = status.across_namespaces.as_ref();
+    if let Some(why) = refused.and_then(|words| words.strip_prefix("no: ")) {
+        let _ = writeln!(
+            out,
+            "connections between network namespaces stay on the kernel: {why}"
+        );
+    }
     if status.processes.is_empty() {
         out.push_str("no accelerated program is running; start one with: toehold run -- PROGRAM\n");
         return out;

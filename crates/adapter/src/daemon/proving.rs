@@ -1,0 +1,269 @@
+//! Proof between namespaces and past address translation: which of the ends that wait is the other
+//! end of a connection, by the facts that the kernel keeps ([`crate::facts`]).
+//!
+//! ```text
+//!   an end is shown ─► its numbers ─► ends that wait and whose numbers fit (one look-up)
+//!        each: read both sockets now ─┬─ numbers and hashes fit ─► the two are introduced
+//!                                     └─ numbers only ─► a doubt: read both again later
+//!   introduced ─► both still established? read both again ─► established still? ─► the channel
+//! ```
+//!
+//! The adapter holds no descriptor of the sockets. So each time it asks the kernel whether they are
+//! established (sock_diag(7)) before and after it has their facts read: what is read between two
+//! such answers is of these two sockets.
+//!
+//! Claims cost: each user may make [`CLAIMS_PER_SECOND`], and a doubt counts as many.
+
+use super::Daemon;
+use super::introductions::is_current;
+use crate::facts::{Verdict, Witness};
+use crate::proof::Proved;
+use crate::registry::{End, Match};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// The daemon's means of proof, and what is to be looked at again.
+#[derive(Debug, Default)]
+pub(super) struct Proving {
+    witness: Option<Witness>,
+    /// Why there is none, where there should be one.
+    pub(super) no_witness: Option<String>,
+    doubts: Vec<Doubt>,
+    /// Claims that each user may make, as of a moment.
+    budgets: BTreeMap<u32, (u32, Instant)>,
+}
+
+/// Two ends whose numbers fit, and whose hashes did not.
+#[derive(Clone, Copy, Debug)]
+struct Doubt {
+    ends: [End; 2],
+    tries: u32,
+    due: Instant,
+}
+
+/// What the facts say of two ends that are about to be introduced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Judgement {
+    /// Nothing against it.
+    Holds,
+    /// Not now.
+    Doubtful,
+}
+
+impl Proving {
+    /// Loads what the kernel has to load, while there are capabilities.
+    pub(super) fn load() -> Proving {
+        match Witness::load() {
+            Ok(witness) => Proving {
+                witness: Some(witness),
+                ..Proving::default()
+            },
+            Err(why) => Proving {
+                no_witness: Some(why),
+                ..Proving::default()
+            },
+        }
+    }
+
+    /// Looks whether that still serves without them.
+    pub(super) fn check(&mut self) {
+        let checked = self.witness.as_ref().map(Witness::check);
+        if let Some(Err(why)) = checked {
+            self.witness = None;
+            self.no_witness = Some(why);
+        }
+    }
+
+    pub(super) fn witness(&self) -> Option<&Witness> {
+        self.witness.as_ref()
+    }
+
+    /// When a doubt is to be looked at.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.doubts.iter().map(|doubt| doubt.due).min()
+    }
+
+    /// Whether a user may make `count` claims now.
+    pub(super) fn may_claim(&mut self, uid: u32, count: u32, now: Instant) -> bool {
+        if self.witness.is_none() {
+            return true;
+        }
+        if self.budgets.len() >= USERS_MAX {
+            // A user that has not claimed for a second has all its claims.
+            self.budgets
+                .retain(|_, (_, since)| now.duration_since(*since) < Duration::from_secs(1));
+        }
+        let (left, since) = self.budgets.entry(uid).or_insert((CLAIMS_PER_SECOND, now));
+        let grown = now.duration_since(*since).as_millis() * u128::from(CLAIMS_PER_SECOND) / 1000;
+        if grown > 0 {
+            let grown = u32::try_from(grown).unwrap_or(u32::MAX);
+            *left = left.saturating_add(grown).min(CLAIMS_PER_SECOND);
+            *since = now;
+        }
+        let is_allowed = *left >= count;
+        *left -= if is_allowed { count } else { 0 };
+        is_allowed
+    }
+
+    fn doubt(&mut self, ends: [End; 2], tries: u32, now: Instant) {
+        let is_known = self.doubts.iter().any(|doubt| doubt.ends == ends);
+        if is_known || tries >= TRIES_MAX || self.doubts.len() >= DOUBTS_MAX {
+            return;
+        }
+        self.doubts.push(Doubt {
+            ends,
+            tries,
+            due: now + DOUBT_WAIT * (1 << tries),
+        });
+    }
+}
+
+impl Daemon {
+    /// The end that waits and is proved to be the other one of the end that asks.
+    pub(super) fn partner_by_facts(&mut self, end: End, uid: u32, proved: &Proved) -> Option<End> {
+        let facts = proved.facts.filter(|_| self.options.across_namespaces)?;
+        let witness = self.proving.witness.as_ref()?;
+        let candidates = self.registry.candidates(&facts.numbers);
+        let current = is_current(&self.tables);
+        let mut doubtful = Vec::new();
+        let mut found = None;
+        for candidate in candidates.take(CANDIDATES_MAX).filter(|it| current(*it)) {
+            let Some((tuple, cookie)) = self.registry.claim(candidate) else {
+                continue;
+            };
+            // Those of mirrored addresses in one namespace are found by these.
+            if tuple == proved.tuple.mirrored() || cookie == proved.cookie {
+                continue;
+            }
+            match witness.facts(cookie).map(|its| facts.verdict(&its)) {
+                Some(Verdict::Proved) => {
+                    found = Some(candidate);
+                    break;
+                }
+                Some(Verdict::Doubtful) => doubtful.push(candidate),
+                Some(Verdict::Refuted) | None => {}
+            }
+        }
+        if found.is_none() {
+            let now = Instant::now();
+            for candidate in doubtful {
+                if self.proving.may_claim(uid, CLAIMS_PER_DOUBT, now) {
+                    self.proving.doubt([candidate, end], 0, now);
+                }
+            }
+        }
+        found
+    }
+
+    /// What the facts say now of two ends that have met. Where the kernel's list says that their
+    /// addresses are mirrored in one namespace, the hashes are not asked for: losses change them.
+    pub(super) fn judge(&self, ends: [End; 2]) -> Judgement {
+        let [Some((tuple, one)), Some((other_tuple, other))] =
+            ends.map(|end| self.registry.claim(end))
+        else {
+            return Judgement::Doubtful;
+        };
+        let is_mirrored = tuple == other_tuple.mirrored();
+        let verdict = self.proving.witness().and_then(|witness| {
+            let both = witness.facts(one).zip(witness.facts(other));
+            both.map(|(one, other)| one.verdict(&other))
+        });
+        match verdict {
+            Some(Verdict::Proved) => Judgement::Holds,
+            Some(Verdict::Doubtful) | None if is_mirrored => Judgement::Holds,
+            _ => Judgement::Doubtful,
+        }
+    }
+
+    /// Two ends were about to be introduced, and are not. Both wait.
+    pub(super) fn postpone_for_doubt(&mut self, matched: &Match) {
+        self.registry.hold(matched);
+        let ends = matched.sides.map(|side| side.end);
+        self.proving.doubt(ends, 0, Instant::now());
+    }
+
+    /// Looks at doubts again whose time has come.
+    pub(super) fn settle_doubts(&mut self) {
+        let now = Instant::now();
+        if self.proving.due().is_none_or(|due| now < due) {
+            return;
+        }
+        let all = std::mem::take(&mut self.proving.doubts);
+        let (due, later): (Vec<_>, Vec<_>) = all.into_iter().partition(|doubt| doubt.due <= now);
+        self.proving.doubts = later;
+        for Doubt { ends, tries, .. } in due {
+            let is_there = ends.iter().all(|end| self.tables.current(*end).is_some());
+            if !is_there {
+                continue;
+            }
+            match self.judge(ends) {
+                Judgement::Doubtful => self.proving.doubt(ends, tries + 1, now),
+                Judgement::Holds => {
+                    if let Some(matched) = self.registry.unite(ends) {
+                        drop(self.introduce(&matched));
+                    }
+                }
+            }
+        }
+    }
+
+    /// A socket that nobody claims is forgotten by the witness, too.
+    pub(super) fn forget_unclaimed(&mut self) {
+        while let Some(cookie) = self.registry.poll_unclaimed() {
+            self.forget_socket(cookie);
+        }
+    }
+
+    /// As above, for a socket whose claim was refused.
+    pub(super) fn forget_socket(&self, cookie: u64) {
+        let witness = self.proving.witness();
+        if let Some(witness) = witness.filter(|_| !self.registry.is_claimed(cookie)) {
+            witness.forget(cookie);
+        }
+    }
+}
+
+/// Ends of fitting numbers that are looked at for one claim. There is one, or there are none; more
+/// are connections that were opened in one tick of the kernel's clock.
+const CANDIDATES_MAX: usize = 8;
+/// Claims that one user may make in a second.
+const CLAIMS_PER_SECOND: u32 = 32_768;
+/// A doubt counts as so many: a socket with another's numbers is somebody's work.
+const CLAIMS_PER_DOUBT: u32 = CLAIMS_PER_SECOND / 64;
+/// Users whose claims are counted at a time.
+const USERS_MAX: usize = 1024;
+/// Doubts that are looked at again.
+const DOUBTS_MAX: usize = 1024;
+/// How often.
+const TRIES_MAX: u32 = 8;
+/// Before the first of these looks; then twice as long, and so on: 6 s in all.
+const DOUBT_WAIT: Duration = Duration::from_millis(25);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_has_so_many_claims_in_a_second() {
+        let Ok(witness) = Witness::load() else {
+            return println!("SKIPPED: no proof by the kernel's facts");
+        };
+        let mut proving = Proving {
+            witness: Some(witness),
+            ..Proving::default()
+        };
+        let start = Instant::now();
+        for _ in 0..CLAIMS_PER_SECOND {
+            assert!(proving.may_claim(1, 1, start));
+        }
+        assert!(!proving.may_claim(1, 1, start));
+        assert!(proving.may_claim(2, CLAIMS_PER_SECOND, start));
+        let later = start + Duration::from_millis(500);
+        assert!(proving.may_claim(1, CLAIMS_PER_SECOND / 2, later));
+        assert!(!proving.may_claim(1, 1, later));
+        for uid in 0..4 * USERS_MAX as u32 {
+            proving.may_claim(uid, 1, later + Duration::from_secs(u64::from(uid)));
+        }
+        assert!(proving.budgets.len() <= USERS_MAX);
+    }
+}

@@ -1,0 +1,167 @@
+//! What the kernel knows about a socket and tells nobody: by this two sockets are the ends of one
+//! connection, or not, whatever their addresses are.
+//!
+//! Addresses name a connection within one network namespace. Between two namespaces they may be
+//! translated, and any two namespaces may have the same ones. But a segment carries two things
+//! past all that: its sequence numbers and, within one host, the flow hash of its socket.
+//!
+//! ```text
+//!     socket A                                                            socket B
+//!     first sequence number sent      ──── SYN, SYN and ACK ───►   first number received
+//!     hash of what it sends           ──── with each segment ──►   hash of what it received
+//!          and in the other direction
+//! ```
+//!
+//! - The *numbers* are 32 random bits in each direction (RFC 6528), and never change. TCP adds up
+//!   what was acknowledged and received, so they follow at any time:
+//!   `sent = snd_una - bytes_acked`, `received = rcv_nxt - bytes_received`. The end that opened
+//!   counts its SYN as one byte. See [`Numbers::fit`].
+//! - The *hashes* are 32 random bits in each direction. A socket draws its own again when segments
+//!   are lost. They tell connections apart that were opened in one tick of the clock behind the
+//!   numbers, and a socket that was made to have another's numbers (`TCP_REPAIR`).
+//!
+//! The kernel shows a hash to nobody. So a small program of ours reads it, inside the kernel
+//! ([`program`]), where the kernel describes its own structures (BTF). It is attached to nothing.
+//! Loading it needs `CAP_BPF` and `CAP_PERFMON`; the adapter gives both up afterwards.
+//!
+//! The program reads while the socket is in use, without its lock. A pair of counters that has
+//! changed meanwhile is read again ([`READS_MAX`] times).
+
+mod program;
+
+use crate::registry::Numbers;
+use program::{Context, Operation, Status};
+use std::os::fd::{AsRawFd, BorrowedFd};
+use toehold_link::bpf::{Btf, Map, Program, ProgramKind};
+
+/// What identifies one end of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Facts {
+    pub(crate) numbers: Numbers,
+    /// The hash of what it sends.
+    tx_hash: u32,
+    /// The hash of what it has received last.
+    rx_hash: u32,
+}
+
+/// What the facts of two sockets say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// They are the two ends of one connection.
+    Proved,
+    /// Their numbers fit, their hashes do not: lost segments, or somebody else's socket.
+    Doubtful,
+    /// They are not.
+    Refuted,
+}
+
+impl Facts {
+    /// What these and the other socket's facts say.
+    pub(crate) fn verdict(&self, other: &Facts) -> Verdict {
+        if !self.numbers.fit(&other.numbers) {
+            return Verdict::Refuted;
+        }
+        let is_carried = |sent: u32, received: u32| sent != 0 && sent == received;
+        let both =
+            is_carried(self.tx_hash, other.rx_hash) && is_carried(other.tx_hash, self.rx_hash);
+        match both {
+            true => Verdict::Proved,
+            false => Verdict::Doubtful,
+        }
+    }
+}
+
+/// The program in the kernel, and the sockets that it remembers: by cookie, without keeping them
+/// open.
+#[derive(Debug)]
+pub(crate) struct Witness {
+    program: Program,
+}
+
+impl Witness {
+    /// Loads the program.
+    ///
+    /// # Errors
+    /// A sentence: why this kernel or this process has none.
+    pub(crate) fn load() -> Result<Witness, String> {
+        let btf = Btf::of_kernel().map_err(|error| error.to_string())?;
+        let places = program::Places::find(&btf)?;
+        let refused = |error: &std::io::Error| match error.raw_os_error() {
+            Some(libc::EPERM | libc::EACCES) => {
+                format!("loading a program needs CAP_BPF and CAP_PERFMON: {error}")
+            }
+            _ => format!("this kernel takes no such program (Linux 6.1 does): {error}"),
+        };
+        let sockets = Map::growing(8, 8, SOCKETS_MAX).map_err(|error| refused(&error))?;
+        let instructions = program::assemble(&places, sockets.as_raw_fd());
+        let loaded = Program::load(ProgramKind::Syscall, "toehold_proof", &instructions);
+        let program = loaded.map_err(|(error, said)| {
+            let last = said.lines().last().unwrap_or_default();
+            format!("{} {last}", refused(&error)).trim_end().to_owned()
+        })?;
+        // The program keeps the map. Nobody else is to reach it: it holds the kernel's addresses.
+        drop(sockets);
+        Ok(Witness { program })
+    }
+
+    /// Whether the program still runs, now that capabilities are gone.
+    ///
+    /// # Errors
+    /// A sentence.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let mut context = Context::new(Operation::Forget, 0, 0);
+        let ran = self.program.run(context.bytes_mut());
+        ran.map(drop).map_err(|error| {
+            format!("this kernel wants CAP_BPF for running a program, too (Linux 5.19): {error}")
+        })
+    }
+
+    /// The facts of a descriptor's socket, which is remembered by its cookie. `None` when it is not
+    /// a TCP socket in a state that has facts, or there is no room.
+    pub(crate) fn remember(&self, socket: BorrowedFd<'_>, cookie: u64) -> Option<Facts> {
+        self.read_steadily(Operation::Remember, socket.as_raw_fd() as u32, cookie)
+    }
+
+    /// The facts that a remembered socket has now. They count only while the caller knows by
+    /// another way that the socket exists: the memory of a closed one may be another's.
+    pub(crate) fn facts(&self, cookie: u64) -> Option<Facts> {
+        self.read_steadily(Operation::Read, 0, cookie)
+    }
+
+    /// Forgets a socket.
+    pub(crate) fn forget(&self, cookie: u64) {
+        let mut context = Context::new(Operation::Forget, 0, cookie);
+        // Unknown ones are forgotten already.
+        let _ = self.program.run(context.bytes_mut());
+    }
+
+    /// Reads until two looks in a row agree.
+    fn read_steadily(&self, operation: Operation, fd: u32, cookie: u64) -> Option<Facts> {
+        let mut before = None;
+        for _ in 0..READS_MAX {
+            let mut context = Context::new(operation, fd, cookie);
+            self.program.run(context.bytes_mut()).ok()?;
+            if context.status() != Status::Done || !context.is_plain() {
+                return None;
+            }
+            let now = context.counters().map(|(sent, received)| Facts {
+                numbers: Numbers { sent, received },
+                tx_hash: context.tx_hash(),
+                rx_hash: context.rx_hash(),
+            });
+            if now.is_some() && now == before {
+                return now;
+            }
+            before = now;
+        }
+        None
+    }
+}
+
+/// How often a socket is read while what is read changes.
+const READS_MAX: usize = 8;
+/// Sockets that are remembered at a time: of all users together.
+const SOCKETS_MAX: u32 = 1 << 18;
+
+#[cfg(test)]
+mod tests;

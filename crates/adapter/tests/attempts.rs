@@ -1,0 +1,450 @@
+//! Attempts to be taken for the other end of somebody's connection, at the system adapter: with
+//! equal addresses, equal sequence numbers, and connections opened at one moment. None succeeds, and
+//! the true ends are paired all the while.
+//!
+//! `TOEHOLD_SOAK=1000000 cargo test --release -p toehold-adapter --test attempts` makes a million.
+
+mod support;
+
+use std::io::Write as _;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::sync::Barrier;
+
+use support::{Adapter, FakeEnd, FakeLibrary, Scratch};
+use toehold_adapter::daemon::Options;
+use toehold_adapter::wire;
+use toehold_channel::rendezvous::{Kind, Message};
+use toehold_channel::table::Reason;
+use toehold_network::Namespace;
+
+/// Attempts of a usual run.
+const ATTEMPTS: u64 = 20_000;
+/// Users who attempt, and the connections of each.
+const USERS: u32 = 16;
+const CONNECTIONS_OF_USER: u16 = 32;
+/// Connections whose other end they want.
+const VICTIMS: u16 = 64;
+const USER_FIRST: u32 = 61_000;
+const SERVER: SocketAddr = SocketAddr::V4(std::net::SocketAddrV4::new(
+    Ipv4Addr::new(10, 9, 0, 1),
+    7000,
+));
+const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 2);
+const PORT_FIRST: u16 = 20_000;
+
+/// Two namespaces with a wire between them, and a server in one.
+struct Wired {
+    clients: Namespace,
+    servers: Namespace,
+    listener: TcpListener,
+    clients_diag: OwnedFd,
+    servers_diag: OwnedFd,
+}
+
+impl Wired {
+    fn new() -> Wired {
+        let place = || Namespace::new().expect("root makes namespaces");
+        let (clients, servers) = (place(), place());
+        clients.add_veth("v", &servers, "v", "").expect("a veth");
+        for (place, address) in [(&clients, "10.9.0.2/24"), (&servers, "10.9.0.1/24")] {
+            place.ip(&format!("addr add {address} dev v")).expect("ip");
+            place.ip("link set v up").expect("ip");
+        }
+        let listener = servers.within(|| TcpListener::bind(SERVER).expect("free"));
+        Wired {
+            listener,
+            clients_diag: clients.within(diag),
+            servers_diag: servers.within(diag),
+            clients,
+            servers,
+        }
+    }
+
+    /// The two ends of a connection with these very addresses.
+    fn connect(&self, port: u16) -> [OwnedFd; 2] {
+        let client = self.clients.within(|| connect_from(port));
+        self.accept(client)
+    }
+
+    fn accept(&self, client: OwnedFd) -> [OwnedFd; 2] {
+        let (server, _) = self.listener.accept().expect("accepted");
+        [client, server.into()]
+    }
+}
+
+/// A socket that asks the kernel about others of this thread's namespace.
+fn diag() -> OwnedFd {
+    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
+    // SAFETY: takes no pointers; the kernel made the descriptor for us.
+    unsafe {
+        let fd = libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_SOCK_DIAG);
+        assert!(fd >= 0, "{}", std::io::Error::last_os_error());
+        OwnedFd::from_raw_fd(fd)
+    }
+}
+
+fn set(socket: &OwnedFd, level: i32, option: i32, value: i32) {
+    let at = (&raw const value).cast();
+    // SAFETY: `value` is readable for four bytes.
+    let done = unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, at, 4) };
+    let error = std::io::Error::last_os_error();
+    assert_eq!(done, 0, "option {option}: {error}");
+}
+
+fn address(of: SocketAddr) -> libc::sockaddr_in {
+    let SocketAddr::V4(of) = of else {
+        panic!("IPv4")
+    };
+    // SAFETY: an address of zeroes is valid.
+    let mut address: libc::sockaddr_in = unsafe { std::mem::zeroed() };
+    address.sin_family = libc::AF_INET as libc::sa_family_t;
+    address.sin_port = of.port().to_be();
+    address.sin_addr.s_addr = u32::from(*of.ip()).to_be();
+    address
+}
+
+fn socket_from(local: SocketAddr) -> OwnedFd {
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
+    // SAFETY: takes no pointers; the kernel made the descriptor for us.
+    let socket = unsafe { OwnedFd::from_raw_fd(libc::socket(libc::AF_INET, kind, 0)) };
+    set(&socket, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1);
+    let local = address(local);
+    // SAFETY: `local` is valid for its length.
+    let bound = unsafe { libc::bind(socket.as_raw_fd(), (&raw const local).cast(), 16) };
+    assert_eq!(bound, 0, "bind: {}", std::io::Error::last_os_error());
+    socket
+}
+
+fn connect(socket: &OwnedFd, remote: SocketAddr) {
+    let remote = address(remote);
+    // SAFETY: `remote` is valid for its length.
+    let done = unsafe { libc::connect(socket.as_raw_fd(), (&raw const remote).cast(), 16) };
+    assert_eq!(done, 0, "connect: {}", std::io::Error::last_os_error());
+}
+
+fn connect_from(port: u16) -> OwnedFd {
+    let socket = socket_from(SocketAddr::from((CLIENT, port)));
+    connect(&socket, SERVER);
+    socket
+}
+
+/// `TCP_REPAIR` (include/uapi/linux/tcp.h): on, and off without a probe of the window.
+const REPAIR_ON: i32 = 1;
+const REPAIR_OFF: i32 = -1;
+const RECEIVE_QUEUE: i32 = 1;
+const SEND_QUEUE: i32 = 2;
+
+fn option<T: Default>(socket: &OwnedFd, option: i32) -> T {
+    let mut value = T::default();
+    let mut length = size_of::<T>() as libc::socklen_t;
+    let at = (&raw mut value).cast();
+    // SAFETY: `value` is writable for its length, and all bytes are values of plain numbers.
+    let done = unsafe {
+        let fd = socket.as_raw_fd();
+        libc::getsockopt(fd, libc::IPPROTO_TCP, option, at, &mut length)
+    };
+    let error = std::io::Error::last_os_error();
+    assert_eq!(done, 0, "option {option}: {error}");
+    value
+}
+
+/// The first numbers that a quiet socket has sent and received, as only root can learn them.
+fn numbers(socket: &OwnedFd) -> [u32; 2] {
+    // `tcpi_bytes_acked` and `tcpi_bytes_received`.
+    let info: [u64; 17] = option(socket, libc::TCP_INFO);
+    set(socket, libc::IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_ON);
+    let sequence = |queue| {
+        set(socket, libc::IPPROTO_TCP, libc::TCP_REPAIR_QUEUE, queue);
+        option::<u32>(socket, libc::TCP_QUEUE_SEQ)
+    };
+    let now = [sequence(SEND_QUEUE), sequence(RECEIVE_QUEUE)];
+    set(socket, libc::IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_OFF);
+    let counted = [info[15] as u32, info[16] as u32];
+    [0, 1].map(|n| now[n].wrapping_sub(counted[n]))
+}
+
+/// A socket that is established by nobody's handshake, with the server's addresses and numbers.
+fn forged(place: &Namespace, client_port: u16, [sent, received]: [u32; 2]) -> OwnedFd {
+    place.within(|| {
+        let socket = socket_from(SERVER);
+        set(&socket, libc::IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_ON);
+        for (queue, number) in [(SEND_QUEUE, sent), (RECEIVE_QUEUE, received)] {
+            set(&socket, libc::IPPROTO_TCP, libc::TCP_REPAIR_QUEUE, queue);
+            let number = number.cast_signed();
+            set(&socket, libc::IPPROTO_TCP, libc::TCP_QUEUE_SEQ, number);
+        }
+        connect(&socket, SocketAddr::from((CLIENT, client_port)));
+        set(&socket, libc::IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_OFF);
+        // Which that has taken away.
+        set(&socket, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1);
+        socket
+    })
+}
+
+/// Sets real and effective user of this thread alone; the saved one stays root's.
+fn become_user(uid: u32) {
+    // SAFETY: plain system call, of which the C library's would change all threads.
+    let done = unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, 0) };
+    assert_eq!(done, 0, "setresuid: {}", std::io::Error::last_os_error());
+}
+
+/// Does something as a user: what is sent meanwhile is sent in its name.
+fn as_user<T>(uid: u32, act: impl FnOnce() -> T) -> T {
+    become_user(uid);
+    let done = act();
+    become_user(0);
+    done
+}
+
+/// A library of a user, whose sockets are of the namespace that `diag` speaks of.
+fn library(scratch: &Scratch, uid: u32, diag: &OwnedFd) -> FakeLibrary {
+    as_user(uid, || {
+        let library = FakeLibrary::new(&scratch.path());
+        let shown = Message::new(Kind::Namespace);
+        wire::send(library.socket.as_fd(), &shown, &[diag.as_fd()]).expect("sent");
+        library
+    })
+}
+
+/// One who attempts: its sockets, and the ends that it claims by them.
+struct Adversary {
+    uid: u32,
+    library: FakeLibrary,
+    claims: Vec<(FakeEnd, OwnedFd)>,
+}
+
+impl Adversary {
+    /// Claims everything once more. How many claims were looked at: those past the user's quota
+    /// are not.
+    fn attempt(&self) -> u64 {
+        as_user(self.uid, || {
+            for (end, socket) in &self.claims {
+                self.library.ask_showing(*end, socket.as_fd());
+            }
+        });
+        let offers = as_user(self.uid, || self.library.settle());
+        assert!(offers.is_empty(), "user {} got {}", self.uid, offers.len());
+        let mut looked_at = 0;
+        for (end, _) in &self.claims {
+            let reason = self.library.refusal(*end);
+            let is_looked_at = reason == Reason::NoPartner as u32;
+            assert!(
+                is_looked_at || reason == Reason::OverQuota as u32,
+                "reason {reason}"
+            );
+            looked_at += u64::from(is_looked_at);
+        }
+        looked_at
+    }
+}
+
+/// A system adapter that can prove; `None`, said loudly, where there is none.
+fn start() -> Option<(Scratch, Adapter)> {
+    let skipped = |why: &str| drop(writeln!(std::io::stderr(), "SKIPPED: attempts: {why}"));
+    // SAFETY: cannot fail.
+    if unsafe { libc::geteuid() } != 0 {
+        skipped("the system adapter needs root");
+        return None;
+    }
+    let scratch = Scratch::new();
+    let parent = scratch.path().parent().expect("in a directory").to_owned();
+    std::fs::set_permissions(parent, PermissionsExt::from_mode(0o755)).expect("it is ours");
+    let options = Options {
+        foreground: false,
+        ..Options::system(scratch.path())
+    };
+    let adapter = Adapter::start_with(options);
+    let json = toehold_adapter::client::status(&scratch.path()).expect("root may ask");
+    let status: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    if status["across_namespaces"].as_str() != Some("yes") {
+        skipped(&format!("{}", status["across_namespaces"]));
+        return None;
+    }
+    Some((scratch, adapter))
+}
+
+fn attempts_wanted() -> u64 {
+    let soak = std::env::var("TOEHOLD_SOAK").ok();
+    soak.and_then(|text| text.parse().ok()).unwrap_or(ATTEMPTS)
+}
+
+#[test]
+fn nobody_is_taken_for_the_end_of_another_connection() {
+    let Some((scratch, _adapter)) = start() else {
+        return;
+    };
+    let (victims, twin) = (Wired::new(), Wired::new());
+    // Where nobody listens, anybody may have the server's port.
+    let Wired {
+        clients: _clients_of_forgers,
+        servers: forgery,
+        servers_diag: forgery_diag,
+        ..
+    } = Wired::new();
+    let clients = library(&scratch, USER_FIRST - 2, &victims.clients_diag);
+    let servers = library(&scratch, USER_FIRST - 1, &victims.servers_diag);
+    let ports = PORT_FIRST..PORT_FIRST + VICTIMS;
+    let pairs: Vec<[OwnedFd; 2]> = ports.map(|port| victims.connect(port)).collect();
+    let waiting: Vec<FakeEnd> = as_user(USER_FIRST - 2, || {
+        let ends = pairs.iter();
+        let ends = ends.map(|[client, _]| clients.pair_showing(false, client.as_fd()));
+        ends.collect()
+    });
+    assert!(as_user(USER_FIRST - 2, || clients.settle()).is_empty());
+
+    // Those with equal addresses. Their own other ends ask for nothing.
+    let mut others = Vec::new();
+    let adversaries = (0..USERS).map(|n| {
+        let uid = USER_FIRST + n;
+        let first = PORT_FIRST + n as u16 * CONNECTIONS_OF_USER;
+        let library = library(&scratch, uid, &twin.servers_diag);
+        let sockets = (first..first + CONNECTIONS_OF_USER).map(|port| twin.connect(port));
+        let mut claims = Vec::new();
+        for [client, server] in sockets {
+            claims.push((library.table.open(0, true), server));
+            others.push(client);
+        }
+        (uid, library, claims)
+    });
+    // Those with equal addresses and equal sequence numbers.
+    let forgers: Vec<_> = adversaries.collect();
+    let forgers = forgers.into_iter().chain((0..USERS).map(|n| {
+        let uid = USER_FIRST + USERS + n;
+        let library = library(&scratch, uid, &forgery_diag);
+        let port = PORT_FIRST + n as u16;
+        let [sent, received] = numbers(&pairs[usize::from(n as u16)][0]);
+        let like_server = [received, sent.wrapping_add(1)];
+        let claims = vec![(
+            library.table.open(0, true),
+            forged(&forgery, port, like_server),
+        )];
+        (uid, library, claims)
+    }));
+    let adversaries: Vec<Adversary> = forgers
+        .map(|(uid, library, claims)| Adversary {
+            uid,
+            library,
+            claims: claims
+                .into_iter()
+                .map(|((entry, generation), socket)| {
+                    let end = FakeEnd {
+                        entry,
+                        generation,
+                        local_port: 0,
+                        remote_port: 0,
+                    };
+                    (end, socket)
+                })
+                .collect(),
+        })
+        .collect();
+    let wanted = attempts_wanted();
+    let (mut attempts, mut forgeries_tried) = (0, 0);
+    while attempts < wanted {
+        for (n, adversary) in adversaries.iter().enumerate() {
+            let tried = adversary.attempt();
+            attempts += tried;
+            forgeries_tried += if n >= USERS as usize { tried } else { 0 };
+        }
+    }
+    assert!(as_user(USER_FIRST - 2, || clients.settle()).is_empty());
+    println!("{attempts} attempts, {forgeries_tried} of them with equal sequence numbers");
+
+    // The true ends come, each to its own.
+    for ([_, server], waiting) in pairs.iter().zip(&waiting) {
+        as_user(USER_FIRST - 1, || {
+            servers.pair_showing(true, server.as_fd())
+        });
+        let (one, other) = (servers.offer(), clients.offer());
+        let slots = [one.message.slot, other.message.slot];
+        assert_eq!(slots[0], slots[1]);
+        assert_eq!(one.message.pair, other.message.pair);
+        assert_eq!(other.message.entry, waiting.entry);
+    }
+    for adversary in &adversaries {
+        let offers = as_user(adversary.uid, || adversary.library.settle());
+        assert!(offers.is_empty());
+    }
+}
+
+/// Two connections with equal addresses, opened at one moment in two places: sometimes in one tick
+/// of the clock behind the sequence numbers.
+#[test]
+fn connections_opened_at_one_moment_are_told_apart() {
+    let Some((scratch, _adapter)) = start() else {
+        return;
+    };
+    let wired = [Wired::new(), Wired::new()];
+    let rounds = (attempts_wanted() / 50).clamp(100, 8_000);
+    let together = Barrier::new(2);
+    let libraries = wired.each_ref().map(|wired| {
+        let uid = USER_FIRST;
+        [
+            library(&scratch, uid, &wired.clients_diag),
+            library(&scratch, uid, &wired.servers_diag),
+        ]
+    });
+    let mut equal = 0;
+    for round in 0..rounds {
+        let port = PORT_FIRST + (round % 20_000) as u16;
+        let ends = std::thread::scope(|scope| {
+            let threads = wired.each_ref().map(|wired| {
+                let together = &together;
+                scope.spawn(move || {
+                    let client = wired.clients.within(|| {
+                        let socket = socket_from(SocketAddr::from((CLIENT, port)));
+                        together.wait();
+                        connect(&socket, SERVER);
+                        socket
+                    });
+                    wired.accept(client)
+                })
+            });
+            threads.map(|thread| thread.join().expect("connected"))
+        });
+        let both = ends.each_ref().map(|[client, _]| numbers(client));
+        equal += u64::from(both[0][0] == both[1][0]);
+        // Each client waits, and then each server asks: in turns which comes first.
+        let clients = [0, 1].map(|n| libraries[n][0].pair_showing(false, ends[n][0].as_fd()));
+        for n in [round as usize % 2, (round as usize + 1) % 2] {
+            let server = libraries[n][1].pair_showing(true, ends[n][1].as_fd());
+            let (one, other) = (libraries[n][1].offer(), libraries[n][0].offer());
+            assert_eq!(one.message.entry, server.entry);
+            assert_eq!(other.message.entry, clients[n].entry);
+            assert_eq!(one.message.slot, other.message.slot);
+            libraries[n][1].withdraw(server);
+            libraries[n][0].withdraw(clients[n]);
+            for (side, end) in [(1, server), (0, clients[n])] {
+                libraries[n][side].settle();
+                libraries[n][side].table.close(end.entry);
+            }
+        }
+        // Reset: the ports are free for the next ones.
+        for socket in ends.iter().flatten() {
+            let stream = TcpStream::from(socket.try_clone().expect("a descriptor"));
+            linger_not(&stream);
+        }
+    }
+    println!("{rounds} rounds, {equal} with equal numbers of the clients");
+}
+
+fn linger_not(stream: &TcpStream) {
+    let value = libc::linger {
+        l_onoff: 1,
+        l_linger: 0,
+    };
+    let length = size_of_val(&value) as libc::socklen_t;
+    let (level, option) = (libc::SOL_SOCKET, libc::SO_LINGER);
+    // SAFETY: `value` is readable for its length.
+    unsafe {
+        libc::setsockopt(
+            stream.as_raw_fd(),
+            level,
+            option,
+            (&raw const value).cast(),
+            length,
+        )
+    };
+}
