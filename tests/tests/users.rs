@@ -1,189 +1,15 @@
 //! The system adapter: programs of different users, each as its own user, and who may do what.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
-use tempfile::TempDir;
-use toehold_e2e::{Running, host, wait_until};
+use toehold_e2e::system::{CLIENT, SERVER, STRANGER, System};
+use toehold_e2e::{Running, wait_until};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_stream");
 const TIME_LIMIT: Duration = Duration::from_secs(30);
-/// Users that no system has: only their numbers count.
-const SERVER: u32 = 60_001;
-const CLIENT: u32 = 60_002;
-const STRANGER: u32 = 60_003;
-
-/// A system adapter in a directory of its own, and programs that any user may run.
-struct Host {
-    scratch: TempDir,
-    command: PathBuf,
-    library: PathBuf,
-    program: PathBuf,
-    adapter: Option<Running>,
-}
-
-impl Host {
-    /// `None`, said loudly, without the right to become other users.
-    fn start() -> Option<Host> {
-        // SAFETY: cannot fail.
-        if unsafe { libc::geteuid() } != 0 {
-            host::skipped("the system adapter needs root");
-            return None;
-        }
-        let scratch = tempfile::Builder::new().prefix("toehold-e2e-").tempdir();
-        let scratch = scratch.expect("the temporary directory is writable");
-        open_to_all(scratch.path());
-        let library = toehold_e2e::toehold::library();
-        let command = library.with_file_name("toehold");
-        let copied = |from: &Path| {
-            let to = scratch.path().join(from.file_name().expect("a file"));
-            std::fs::copy(from, &to).expect("the scratch directory is writable");
-            to
-        };
-        let mut host = Host {
-            command: copied(&command),
-            library: copied(&library),
-            program: copied(Path::new(PROGRAM)),
-            scratch,
-            adapter: None,
-        };
-        for user in [SERVER, CLIENT, STRANGER] {
-            let home = host.home(user);
-            std::fs::create_dir(&home).expect("scratch");
-            std::os::unix::fs::chown(&home, Some(user), Some(user)).expect("root may");
-        }
-        host.start_adapter();
-        Some(host)
-    }
-
-    fn start_adapter(&mut self) {
-        let mut command = Command::new(&self.command);
-        command.args(["adapter", "--system"]);
-        command.env("TOEHOLD_SYSTEM_DIR", self.system_dir());
-        let mut adapter = Running::start(command, "adapter", self.scratch.path());
-        let up = wait_until(TIME_LIMIT, || {
-            adapter.ended().is_some() || toehold_adapter::client::ping(&self.system_dir()).is_ok()
-        });
-        assert!(up && adapter.ended().is_none(), "{}", adapter.outputs());
-        self.adapter = Some(adapter);
-    }
-
-    fn adapter(&mut self) -> &mut Running {
-        self.adapter.as_mut().expect("started")
-    }
-
-    /// The adapter dies suddenly.
-    fn kill_adapter(&mut self) {
-        self.adapter().signal(libc::SIGKILL);
-        assert!(
-            self.adapter().wait(TIME_LIMIT).is_some(),
-            "SIGKILL does not kill"
-        );
-    }
-
-    fn system_dir(&self) -> PathBuf {
-        self.scratch.path().join("system")
-    }
-
-    fn home(&self, user: u32) -> PathBuf {
-        self.scratch.path().join(format!("home-{user}"))
-    }
-
-    /// A `toehold` subcommand as a user would type it.
-    fn toehold_as(&self, user: u32, words: &[&str]) -> Command {
-        let mut command = Command::new("setpriv");
-        let user = user.to_string();
-        command.args(["--reuid", &user, "--regid", &user, "--clear-groups", "--"]);
-        command.arg(&self.command).args(words);
-        let home = self.home(user.parse().expect("a number"));
-        command.current_dir(&home).env("HOME", &home);
-        // A session has a directory of its own there, which is not to be used.
-        command.env("XDG_RUNTIME_DIR", &home);
-        command.env_remove("TOEHOLD_RUNTIME_DIR");
-        command.env("TOEHOLD_LIB", &self.library);
-        command.env("TOEHOLD_SYSTEM_DIR", self.system_dir());
-        command
-    }
-
-    /// Everything that root is told.
-    fn status(&self) -> Value {
-        let mut command = Command::new(&self.command);
-        command.args(["status", "--json", "--adapter", "system"]);
-        command.env("TOEHOLD_SYSTEM_DIR", self.system_dir());
-        let output = command.stdin(Stdio::null()).output().expect("toehold runs");
-        serde_json::from_slice(&output.stdout).unwrap_or(Value::Null)
-    }
-
-    /// The connections of a process, by what root is told.
-    fn connections(&self, pid: u32) -> Vec<Value> {
-        let status = self.status();
-        let processes = status["processes"].as_array().cloned().unwrap_or_default();
-        let mut processes = processes.into_iter();
-        let its = processes.find(|process| process["pid"].as_u64() == Some(pid.into()));
-        its.map_or(Vec::new(), |process| {
-            let connections = process["connections"].as_array();
-            connections.cloned().unwrap_or_default()
-        })
-    }
-
-    fn is_direct(&self, pid: u32) -> bool {
-        let connections = self.connections(pid);
-        let is = |one: &Value, key: &str| one[key].as_str() == Some("direct");
-        let both = |one: &&Value| is(one, "tx_path") && is(one, "rx_path");
-        connections.iter().filter(both).count() == 1
-    }
-
-    /// A server and a client of two users, connected; each sends `bytes`, 0 for without end.
-    fn pair(&self, name: &str, bytes: u64) -> [Running; 2] {
-        self.pair_by(name, bytes, &["run", "--"])
-    }
-
-    /// As [`Host::pair`], with the client under `toehold` and these words.
-    fn pair_by(&self, name: &str, bytes: u64, clients: &[&str]) -> [Running; 2] {
-        let program = self.program.to_string_lossy().into_owned();
-        let start = |user: u32, role: &[&str]| {
-            let ledger = self.home(user).join(format!("{name}.ledger"));
-            let (ledger, bytes) = (ledger.to_string_lossy(), bytes.to_string());
-            let under = if user == CLIENT {
-                clients
-            } else {
-                &["run", "--"]
-            };
-            let program = [&*program];
-            let words = under.iter().chain(&program).chain(role).copied();
-            let words: Vec<&str> = words.chain(["7", &bytes, &ledger]).collect();
-            let command = self.toehold_as(user, &words);
-            Running::start(command, &format!("{name}.{user}"), self.scratch.path())
-        };
-        let mut server = start(SERVER, &["listen"]);
-        let mut port = None;
-        wait_until(TIME_LIMIT, || {
-            let words = server.stdout();
-            port = words
-                .strip_prefix("port ")
-                .and_then(|rest| rest.lines().next().map(String::from));
-            port.is_some() || server.ended().is_some()
-        });
-        let port = port.unwrap_or_else(|| panic!("no server\n{}", server.outputs()));
-        let client = start(CLIENT, &["connect", &port]);
-        [server, client]
-    }
-
-    fn assert_direct(&self, pair: &[Running; 2], context: &str) {
-        let direct = wait_until(TIME_LIMIT, || {
-            pair.iter().all(|end| self.is_direct(end.pid()))
-        });
-        let ends = pair.iter().map(Running::outputs).collect::<String>();
-        assert!(direct, "{context}: {}\n{ends}", self.status());
-    }
-}
-
-fn open_to_all(path: &Path) {
-    use std::os::unix::fs::PermissionsExt;
-    std::fs::set_permissions(path, PermissionsExt::from_mode(0o755)).expect("it is ours");
-}
 
 /// A line of `/proc/PID/status`.
 fn line_of_status(pid: u32, name: &str) -> String {
@@ -195,7 +21,7 @@ fn line_of_status(pid: u32, name: &str) -> String {
 
 #[test]
 fn two_users_exchange_bytes_through_shared_memory() {
-    let Some(mut host) = Host::start() else {
+    let Some(mut host) = System::start(Path::new(PROGRAM)) else {
         return;
     };
     let mut pair = host.pair("whole", 300_000_000);
@@ -222,7 +48,9 @@ fn two_users_exchange_bytes_through_shared_memory() {
 
 #[test]
 fn a_killed_end_is_noticed_by_the_other_user() {
-    let Some(host) = Host::start() else { return };
+    let Some(host) = System::start(Path::new(PROGRAM)) else {
+        return;
+    };
     for victim in 0..2 {
         let mut pair = host.pair(&format!("kill{victim}"), 0);
         host.assert_direct(&pair, "before the kill");
@@ -242,7 +70,7 @@ fn a_killed_end_is_noticed_by_the_other_user() {
 
 #[test]
 fn connections_outlive_the_system_adapter_and_new_ones_find_the_next() {
-    let Some(mut host) = Host::start() else {
+    let Some(mut host) = System::start(Path::new(PROGRAM)) else {
         return;
     };
     let mut old = host.pair("old", 0);
@@ -267,7 +95,9 @@ fn connections_outlive_the_system_adapter_and_new_ones_find_the_next() {
 
 #[test]
 fn a_stranger_learns_and_changes_nothing() {
-    let Some(host) = Host::start() else { return };
+    let Some(host) = System::start(Path::new(PROGRAM)) else {
+        return;
+    };
     let mut pair = host.pair("private", 0);
     host.assert_direct(&pair, "two users");
     let pid = pair[0].pid().to_string();
@@ -307,7 +137,7 @@ fn a_stranger_learns_and_changes_nothing() {
 }
 
 /// Why the server of a pair is on the kernel, by what root is told, once that is `words`.
-fn assert_reason(host: &Host, pair: &[Running; 2], words: &str) {
+fn assert_reason(host: &System, pair: &[Running; 2], words: &str) {
     let reasons = || {
         let connections = host.connections(pair[0].pid());
         let reason = |one: &Value| one["reason"].as_str().map(String::from);
@@ -321,7 +151,9 @@ fn assert_reason(host: &Host, pair: &[Running; 2], words: &str) {
 
 #[test]
 fn the_reason_names_another_adapter_only_where_there_is_one() {
-    let Some(host) = Host::start() else { return };
+    let Some(host) = System::start(Path::new(PROGRAM)) else {
+        return;
+    };
     let kernels = host.pair_by("plain", 0, &["run", "--path", "host", "--"]);
     assert_reason(&host, &kernels, "the other end is not under Toehold");
     let others = host.pair_by("other", 0, &["run", "--adapter", "user", "--"]);
@@ -333,7 +165,7 @@ fn the_reason_names_another_adapter_only_where_there_is_one() {
 /// Its adapter is dead, then another one that has not heard of it: `status` reads its table.
 #[test]
 fn live_channels_are_shown_without_the_adapter_that_made_them() {
-    let Some(mut host) = Host::start() else {
+    let Some(mut host) = System::start(Path::new(PROGRAM)) else {
         return;
     };
     let mut pair = host.pair("shown", 0);
@@ -366,7 +198,7 @@ fn live_channels_are_shown_without_the_adapter_that_made_them() {
 
 /// The adapter that `toehold run` has started for a user leaves when it is idle. Here it is told
 /// to.
-fn stop_adapter_of(host: &Host, user: u32) {
+fn stop_adapter_of(host: &System, user: u32) {
     let lock = std::fs::read_to_string(host.home(user).join("toehold/adapter.lock"));
     let pid: i32 = lock.expect("its adapter's").trim().parse().expect("a pid");
     // SAFETY: an adapter that this test has started.
@@ -376,11 +208,47 @@ fn stop_adapter_of(host: &Host, user: u32) {
 /// One `toehold run` says `--adapter user`: nobody pairs across two adapters.
 #[test]
 fn a_user_s_own_adapter_pairs_with_nobody_else() {
-    let Some(host) = Host::start() else { return };
-    let program = host.program.to_string_lossy().into_owned();
+    let Some(host) = System::start(Path::new(PROGRAM)) else {
+        return;
+    };
+    let program = host.program().to_string_lossy().into_owned();
     let words = ["run", "--adapter", "user", "--", &program, "--help"];
     let output = host.toehold_as(STRANGER, &words).output().expect("runs");
     let own = host.home(STRANGER).join("toehold/adapter.sock");
     assert!(own.exists(), "{}", String::from_utf8_lossy(&output.stderr));
     stop_adapter_of(&host, STRANGER);
+}
+
+/// As systemd's `PrivateTmp=`: the service has a `/tmp` of its own. The directory of the system
+/// adapter is elsewhere, so both meet all the same.
+#[test]
+fn a_service_with_a_tmp_of_its_own_is_paired() {
+    let Some(host) = System::start_in(Path::new("/var/lib"), Path::new(PROGRAM)) else {
+        return;
+    };
+    let ledger = |user: u32| {
+        host.home(user)
+            .join("ledger")
+            .to_string_lossy()
+            .into_owned()
+    };
+    let mut server = host.end("own", SERVER, None, &["listen", "7", "0", &ledger(SERVER)]);
+    let port = System::port_of(&mut server);
+    let program = host.program().to_string_lossy();
+    let words = ["run", "--", &*program, "connect", &port, "7", "0"];
+    let ledger = ledger(CLIENT);
+    let words: Vec<&str> = words.into_iter().chain([&*ledger]).collect();
+    let inner = host.toehold_as(CLIENT, &words);
+    let mut command = Command::new("unshare");
+    let script = "mount -t tmpfs none /tmp && exec \"$@\"";
+    command.args(["--mount", "sh", "-c", script, "sh"]);
+    command.arg(inner.get_program()).args(inner.get_args());
+    for (name, value) in inner.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    let client = Running::start(command, "private", host.scratch());
+    host.assert_in_memory(&[server, client], "with a /tmp of its own");
 }

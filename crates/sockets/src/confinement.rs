@@ -58,7 +58,9 @@ fn filters() -> u32 {
         let text = &line[..len];
         let digits = text.iter().filter(|byte| byte.is_ascii_digit());
         let number = digits.fold(0u32, |number, digit| {
-            number.saturating_mul(10) + u32::from(digit - b'0')
+            number
+                .saturating_mul(10)
+                .saturating_add(u32::from(digit - b'0'))
         });
         if text.starts_with(MODE) {
             mode = number;

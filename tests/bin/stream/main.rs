@@ -4,7 +4,8 @@
 //! `stream connect PORT SEED BYTES LEDGER [one-way]` is the other end. Each end sends `BYTES` bytes
 //! of its own stream (0: without end) and checks those of the other's; with `one-way` the listening
 //! end only receives, and the connecting end receives nothing until it has sent all. The calls,
-//! their sizes, their waiting and their pauses follow from the seed.
+//! their sizes, their waiting and their pauses follow from the seed. `serve ADDRESS` and `reach
+//! ADDRESS` do so elsewhere than on the loopback device.
 //!
 //! The ledger is a file of two counters, kept up to date in shared memory: what this end has sent
 //! and what it has received and checked. It outlives a killed process and so tells what its peer
@@ -16,6 +17,8 @@ mod ops;
 #[allow(dead_code, reason = "the semantics suite uses the rest")]
 mod sys;
 
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::IntoRawFd as _;
 use std::thread;
 use std::time::Duration;
 
@@ -47,6 +50,16 @@ fn main() {
             sys::listen(listener, 1).value();
             println!("port {}", sys::name(listener, false).expect("bound").2);
             (sys::accept(listener).fd(), rest, true)
+        }
+        ["serve", address, ref rest @ ..] => {
+            let listener = TcpListener::bind(address).expect("a free address");
+            println!("port {}", listener.local_addr().expect("bound").port());
+            let (stream, _) = listener.accept().expect("a connection");
+            (stream.into_raw_fd(), rest, true)
+        }
+        ["reach", address, ref rest @ ..] => {
+            let stream = TcpStream::connect(address).expect("somebody listens");
+            (stream.into_raw_fd(), rest, false)
         }
         ["connect", port, ref rest @ ..] => {
             let fd = sys::socket(libc::AF_INET, 0);
