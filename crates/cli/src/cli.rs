@@ -6,6 +6,7 @@ use crate::adapter::AdapterArgs;
 use crate::capture::CaptureArgs;
 use crate::compare::CompareArgs;
 use crate::completions::CompletionsArgs;
+use crate::container::ContainerArgs;
 use crate::detach::DetachArgs;
 use crate::doctor::DoctorArgs;
 use crate::lab::LabArgs;
@@ -52,6 +53,8 @@ pub(crate) enum Command {
     Disable(Units),
     /// Show the services that are enabled
     List(Tree),
+    /// Print what a container needs for accelerated connections
+    Container(ContainerArgs),
     /// Check the rules of toehold.conf, and show them in their order
     Rules(RulesArgs),
     /// Show what this host allows and what is missing

@@ -9,6 +9,7 @@ mod capture;
 mod cli;
 mod compare;
 mod completions;
+mod container;
 mod detach;
 mod doctor;
 mod failure;
@@ -35,6 +36,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(args).map(|never| match never {}),
         Command::Enable(args) => services::enable(&args),
         Command::Disable(args) => services::disable(&args),
+        Command::Container(args) => container::run(&args),
         Command::List(args) => services::list(&args),
         Command::Rules(args) => rules::run(&args),
         Command::Adapter(args) => adapter::run(&args),

@@ -71,6 +71,10 @@ pub(crate) fn begin() -> bool {
     if let Some(directory) = variable(c"TOEHOLD_RUNTIME_DIR") {
         toehold_sockets::set_runtime_directory(directory);
     }
+    let adapter = variable(c"TOEHOLD_ADAPTER_UID").and_then(number);
+    if let Some(user) = adapter {
+        toehold_sockets::trust_adapter_of(user);
+    }
     toehold_sockets::start(wait);
     process::follow_exit();
     if let Some(handover) = variable(environment::HANDOVER) {

@@ -20,6 +20,10 @@ static INHERITED: AtomicI32 = AtomicI32::new(-1);
 static EPOCH: AtomicU32 = AtomicU32::new(0);
 static RETRY_AT_NS: AtomicU64 = AtomicU64::new(0);
 static LOCK: lock::Private = lock::Private::new();
+/// A user that is trusted as an adapter's besides our own and root; none: [`NOBODY`].
+static TRUSTED: AtomicU32 = AtomicU32::new(NOBODY);
+/// No user has this number.
+const NOBODY: u32 = u32::MAX;
 /// Where the adapter listens, as `sockaddr_un` bytes; set once at start.
 static ADDRESS: AtomicPtr<libc::sockaddr_un> = AtomicPtr::new(null_mut());
 
@@ -36,6 +40,13 @@ pub(crate) fn try_lock() -> Option<lock::PrivateHeld<'static>> {
 /// Which connection to the adapter this is; what was asked over another one must be asked again.
 pub(crate) fn epoch() -> u32 {
     EPOCH.load(Ordering::Relaxed)
+}
+
+/// Has the library trust an adapter of this user, too. In a user namespace the adapter's user may
+/// have no number of its own, and the kernel names one that stands for all such users.
+pub fn trust_adapter_of(user: u32) {
+    // Relaxed: set once, before `main`.
+    TRUSTED.store(user, Ordering::Relaxed);
 }
 
 /// Tells the library where its adapter listens.
@@ -215,7 +226,7 @@ fn name_sender(fd: i32) -> bool {
     set >= 0
 }
 
-/// Only our own user's adapter, or root's, is told anything.
+/// Only our own user's adapter, root's, or that of [`trust_adapter_of`] is told anything.
 fn is_trusted(fd: i32) -> bool {
     #[derive(Clone, Copy, Default)]
     #[repr(C)]
@@ -226,8 +237,9 @@ fn is_trusted(fd: i32) -> bool {
     }
     // SAFETY: no arguments.
     let uid = unsafe { sys::raw(libc::SYS_geteuid, 0, 0, 0, 0, 0, 0) } as u32;
+    let trusted = TRUSTED.load(Ordering::Relaxed);
     sys::getsockopt::<Credentials>(fd, libc::SOL_SOCKET, libc::SO_PEERCRED)
-        .is_ok_and(|peer| peer.uid == 0 || peer.uid == uid)
+        .is_ok_and(|peer| peer.uid != NOBODY && [0, uid, trusted].contains(&peer.uid))
 }
 
 /// Room for two descriptors in a control message, and for who sent it.

@@ -89,7 +89,7 @@ mod uring;
 mod wait;
 mod waits;
 
-pub use adapter::set_runtime_directory;
+pub use adapter::{set_runtime_directory, trust_adapter_of};
 pub use confinement::{confine, is_allowed, is_confined, leave_to_namespaces};
 pub use express::want_express;
 pub use handover::{
