@@ -21,8 +21,8 @@ use toehold_network::Namespace;
 
 /// Attempts of a usual run.
 const ATTEMPTS: u64 = 20_000;
-/// Users who attempt, and the connections of each.
-const USERS: u32 = 16;
+/// Users who attempt, twice, and the connections of each. One process may have 32 clients.
+const USERS: u32 = 12;
 const CONNECTIONS_OF_USER: u16 = 32;
 /// Connections whose other end they want.
 const VICTIMS: u16 = 64;
