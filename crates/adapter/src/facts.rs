@@ -1,5 +1,5 @@
-//! What the kernel knows about a socket and tells nobody: by this two sockets are the ends of one
-//! connection, or not, whatever their addresses are.
+//! Facts about a socket that the kernel knows and shows to nobody: they say whether two sockets are
+//! the ends of one connection, whatever their addresses are.
 //!
 //! Addresses name a connection within one network namespace. Between two namespaces they may be
 //! translated, and any two namespaces may have the same ones. But a segment carries two things
@@ -34,7 +34,7 @@ use program::{Context, Operation, Status};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use toehold_link::bpf::{Btf, Map, Program, ProgramKind};
 
-/// What identifies one end of a connection.
+/// The facts that identify one end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Facts {
     pub(crate) numbers: Numbers,
@@ -44,7 +44,7 @@ pub(crate) struct Facts {
     rx_hash: u32,
 }
 
-/// What the facts of two sockets say.
+/// The verdict of the facts of two sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// They are the two ends of one connection.
@@ -56,7 +56,7 @@ pub(crate) enum Verdict {
 }
 
 impl Facts {
-    /// What these and the other socket's facts say.
+    /// The verdict of these and the other socket's facts.
     pub(crate) fn verdict(&self, other: &Facts) -> Verdict {
         if !self.numbers.fit(&other.numbers) {
             return Verdict::Refuted;

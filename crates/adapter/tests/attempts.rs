@@ -1,6 +1,6 @@
 //! Attempts to be taken for the other end of somebody's connection, at the system adapter: with
-//! equal addresses, equal sequence numbers, and connections opened at one moment. None succeeds, and
-//! the true ends are paired all the while.
+//! equal addresses, equal sequence numbers, and connections opened at one moment. None succeeds.
+//! The true ends are paired all the while.
 //!
 //! `TOEHOLD_SOAK=1000000 cargo test --release -p toehold-adapter --test attempts` makes a million.
 

@@ -21,7 +21,7 @@ use crate::preload::{FILTERS, PRELOAD};
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ContainerArgs {
-    /// What is to be printed
+    /// For whom it is printed
     #[arg(value_enum, value_name = "FORM")]
     form: Form,
 
@@ -44,7 +44,7 @@ pub(crate) struct ContainerArgs {
     user_namespace: bool,
 }
 
-/// What is printed.
+/// For whom it is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Form {
     /// Options of `podman run` and `podman create`
@@ -144,7 +144,7 @@ impl Content {
         Ok(words.join(" ") + "\n")
     }
 
-    /// A bundle's configuration with all this in it. What stands there from before is replaced.
+    /// A bundle's configuration with all this in it. Earlier lines of ours are replaced.
     fn in_bundle(&self, text: &str) -> Result<String, Failure> {
         let wrong = |what: &str| Failure::new(format!("standard input is no config.json: {what}"));
         let mut config: Value =

@@ -4,7 +4,6 @@
 use super::Daemon;
 use super::connection::{Connection, Outgoing};
 use super::connections::Fault;
-use super::proving::Judgement;
 use crate::diag::Diag;
 use crate::proof::{self, Proved};
 use crate::regions::Memory;
@@ -234,10 +233,10 @@ impl Daemon {
         let mut gone = self.gone(matched);
         let has_facts = self.proving.witness().is_some() && !self.is_engines(ends);
         if gone.is_empty() && has_facts {
-            let judgement = self.judge(ends);
+            let holds = self.holds_by_facts(ends);
             // The facts are of these two sockets if both are there still.
             gone = self.gone(matched);
-            if gone.is_empty() && judgement == Judgement::Doubtful {
+            if gone.is_empty() && !holds {
                 self.postpone_for_doubt(matched);
                 for end in ends {
                     self.tables.set_verdict(end, Reason::NoPartner);

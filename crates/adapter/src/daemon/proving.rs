@@ -41,15 +41,6 @@ struct Doubt {
     due: Instant,
 }
 
-/// What the facts say of two ends that are about to be introduced.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Judgement {
-    /// Nothing against it.
-    Holds,
-    /// Not now.
-    Doubtful,
-}
-
 impl Proving {
     /// Loads what the kernel has to load, while there are capabilities.
     pub(super) fn load() -> Proving {
@@ -155,13 +146,14 @@ impl Daemon {
         found
     }
 
-    /// What the facts say now of two ends that have met. Where the kernel's list says that their
-    /// addresses are mirrored in one namespace, the hashes are not asked for: losses change them.
-    pub(super) fn judge(&self, ends: [End; 2]) -> Judgement {
+    /// Whether the facts of two ends that have met say now that they belong together. Where the
+    /// kernel's list says that their addresses are mirrored in one namespace, the hashes are not
+    /// asked for: losses change them.
+    pub(super) fn holds_by_facts(&self, ends: [End; 2]) -> bool {
         let [Some((tuple, one)), Some((other_tuple, other))] =
             ends.map(|end| self.registry.claim(end))
         else {
-            return Judgement::Doubtful;
+            return false;
         };
         let is_mirrored = tuple == other_tuple.mirrored();
         let verdict = self.proving.witness().and_then(|witness| {
@@ -169,9 +161,9 @@ impl Daemon {
             both.map(|(one, other)| one.verdict(&other))
         });
         match verdict {
-            Some(Verdict::Proved) => Judgement::Holds,
-            Some(Verdict::Doubtful) | None if is_mirrored => Judgement::Holds,
-            _ => Judgement::Doubtful,
+            Some(Verdict::Proved) => true,
+            Some(Verdict::Doubtful) | None => is_mirrored,
+            Some(Verdict::Refuted) => false,
         }
     }
 
@@ -196,13 +188,10 @@ impl Daemon {
             if !is_there {
                 continue;
             }
-            match self.judge(ends) {
-                Judgement::Doubtful => self.proving.doubt(ends, tries + 1, now),
-                Judgement::Holds => {
-                    if let Some(matched) = self.registry.unite(ends) {
-                        drop(self.introduce(&matched));
-                    }
-                }
+            if !self.holds_by_facts(ends) {
+                self.proving.doubt(ends, tries + 1, now);
+            } else if let Some(matched) = self.registry.unite(ends) {
+                drop(self.introduce(&matched));
             }
         }
     }

@@ -13,7 +13,7 @@
 
 use toehold_link::bpf::{Assembler, Btf, If, Instruction, Label, Register, Size};
 
-/// What the program is to do.
+/// The program's task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(super) enum Operation {
@@ -22,7 +22,7 @@ pub(super) enum Operation {
     Forget = 3,
 }
 
-/// What became of it.
+/// The program's success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(super) enum Status {

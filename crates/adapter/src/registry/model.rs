@@ -100,7 +100,7 @@ impl Numbers {
         self.of_partner().contains(other)
     }
 
-    /// What the other end can have: when it accepted, when it opened, when both opened at a time.
+    /// The numbers of the other end: if it accepted, if it opened, if both opened at a time.
     pub fn of_partner(&self) -> [Numbers; 3] {
         let numbers = |sent, received| Numbers { sent, received };
         let before = self.received.wrapping_sub(1);

@@ -244,7 +244,7 @@ fn is_qualifier(kind: u32) -> bool {
     )
 }
 
-/// What follows the three words of a type; nothing for a kind that is not known.
+/// The bytes behind the three words of a type; nothing for a kind that is not known.
 fn extra_bytes(info: u32) -> Option<usize> {
     let each = |bytes| Some(members(info) * bytes);
     match kind(info) {
