@@ -115,7 +115,7 @@ all() {
 for release in "${releases[@]}"; do
     root_of "$release" || die "there is no $release at $mirror"
     runtime=$work/$release/run/matrix
-    mkdir -p -m 700 "$runtime"
+    mkdir -p "$runtime"
     chmod 700 "$runtime"
     "$target/toehold" adapter --runtime-dir "$runtime" >"$work/adapter.log" 2>&1 &
     adapter=$!
