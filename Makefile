@@ -74,6 +74,11 @@ bench-offload: ## the numbers of docs/benchmarks/offload.md, about half an hour;
 	cargo build --release -p toehold -p toehold-preload
 	cargo xtask bench-offload
 
+.PHONY: matrix
+matrix: ## the library in systems of several releases and C libraries; downloads them; root
+	cargo build --release -p toehold -p toehold-preload
+	scripts/matrix.sh $(TARGET)/matrix
+
 .PHONY: deps
 deps: ## install what the demonstration and the tests use (Debian)
 	@scripts/deps.sh rust demo test

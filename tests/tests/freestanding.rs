@@ -1,6 +1,6 @@
 //! The library stands alone: it needs no other library, and works beside any C library or none.
 
-use std::path::PathBuf;
+use std::path::{Path as FilePath, PathBuf};
 use std::process::Command;
 
 use toehold_e2e::process::{Running, TIME_LIMIT};
@@ -109,4 +109,49 @@ fn a_static_program_that_enters_by_number_is_accelerated() {
     let said = Running::start(command, "door", toehold.dir()).success(TIME_LIMIT);
     let expected = "entered: 1\nsockets shared\nfork\nanswered some: 1, passed some: 1\n";
     assert_eq!(said, expected);
+}
+
+/// What `toehold doctor --preload-check` says of a system, and whether it found harm.
+fn preload_check(toehold: &Toehold, place: &str) -> (String, bool) {
+    let mut command = toehold.asking(&["doctor", "--preload-check", place]);
+    let output = command
+        .env("TOEHOLD_LIB", library())
+        .output()
+        .expect("the command runs");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    (said, output.status.success())
+}
+
+#[test]
+fn systems_are_tried_before_the_library_is_preloaded_there() {
+    let Some([compiler]) = host::require(["musl-gcc"]) else {
+        return;
+    };
+    let toehold = Toehold::start();
+    let (said, is_harmless) = preload_check(&toehold, "/");
+    assert!(
+        is_harmless && said.contains("runs with the library as"),
+        "{said}"
+    );
+    let (said, is_harmless) = preload_check(&toehold, &std::process::id().to_string());
+    assert!(
+        is_harmless && said.contains("loads with the library as"),
+        "{said}"
+    );
+    // A system of musl, with nothing in it but its libc and one program.
+    let image = toehold.dir().join("image");
+    for directory in ["bin", "lib"] {
+        std::fs::create_dir_all(image.join(directory)).expect("scratch");
+    }
+    let nothing = "int main(void) { return 0; }\n";
+    let program = compile(&toehold, &compiler, nothing, &[]);
+    std::fs::copy(program, image.join("bin/true")).expect("scratch");
+    let libc = "lib/ld-musl-x86_64.so.1";
+    std::fs::copy(FilePath::new("/").join(libc), image.join(libc)).expect("musl is installed");
+    let (said, is_harmless) = preload_check(&toehold, &image.to_string_lossy());
+    assert!(
+        is_harmless && said.contains("runs with the library as"),
+        "{said}"
+    );
+    assert!(said.contains(libc), "{said}");
 }

@@ -1,6 +1,7 @@
 //! `toehold doctor`: what this host allows, what is missing, and what to do about it.
 
 mod checks;
+mod preload_check;
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -24,6 +25,11 @@ pub(crate) struct DoctorArgs {
     /// Show how fast this host copies memory too, and what the copy engine chooses
     #[arg(long)]
     copying: bool,
+
+    /// Only try whether the library can be preloaded into every program of a system: that of a
+    /// root directory (a container image), or that of a process
+    #[arg(long, value_name = "ROOT|PID", conflicts_with_all = ["json", "copying"])]
+    preload_check: Option<String>,
 
     /// Which adapter is asked
     #[arg(long, value_enum, default_value = "auto", value_name = "WHOSE")]
@@ -121,6 +127,9 @@ struct Report {
 
 /// Looks and prints.
 pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
+    if let Some(place) = &args.preload_check {
+        return preload_check::run(place);
+    }
     let meeting = Meeting::of(args.runtime_dir.as_deref(), args.adapter);
     let dir = meeting.dir();
     let checks = checks::all(dir);

@@ -119,6 +119,14 @@ pub(crate) fn obstacle(path: &Path) -> Option<Obstacle> {
     inspect(path, SCRIPT_DEPTH_MAX)
 }
 
+/// The dynamic linker that the program at `path` asks for.
+pub(crate) fn loader(path: &Path) -> Option<String> {
+    let file = File::open(path).ok()?;
+    let mut head = vec![0; HEAD_BYTES];
+    let length = file.read_at(&mut head, 0).ok()?;
+    ElfHeader::parse(&head[..length])?.loader(&file)
+}
+
 fn inspect(path: &Path, depth: u32) -> Option<Obstacle> {
     let file = File::open(path).ok()?;
     let mut head = Vec::with_capacity(HEAD_BYTES);
