@@ -1,4 +1,4 @@
-//! Programs of another C library, started by one under Toehold.
+//! Programs that the library does not fit, started by one under Toehold.
 
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use toehold_e2e::{Path, Toehold, host};
 
 const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
 
-/// musl's loader heeds `LD_PRELOAD`, too, and refuses to start a program with a library of glibc's.
+/// The loader of an unknown C library may heed `LD_PRELOAD`, and refuse to start a program with it.
 /// Here glibc's own loader stands in for it, under a name that is not its own; so the program
 /// starts in any case, and shows what it was given.
 #[test]
