@@ -233,6 +233,15 @@ impl Toehold {
         }
     }
 
+    /// A command that runs a static `program` on the direct path, with its system calls patched.
+    pub fn patched(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = self.as_user(&self.product.command);
+        command.env("TOEHOLD_LIB", &self.product.library);
+        command.args(["run", "--path", "direct", "--patch-calls", "--runtime-dir"]);
+        command.arg(self.runtime()).arg("--").arg(program);
+        command
+    }
+
     /// Runs a `toehold` subcommand against this adapter; its output, or `None` when it fails.
     pub fn ask(&self, arguments: &[&str]) -> Option<String> {
         let output = self.asking(arguments).stdin(Stdio::null()).output().ok()?;

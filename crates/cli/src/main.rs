@@ -18,6 +18,8 @@ mod library;
 mod man;
 mod meeting;
 mod options;
+#[cfg(target_arch = "x86_64")]
+mod patched;
 mod preload;
 mod program;
 mod rules;

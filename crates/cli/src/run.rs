@@ -21,6 +21,8 @@ use crate::failure::{Failure, STATUS_CANNOT_EXECUTE, STATUS_NOT_FOUND};
 use crate::library;
 use crate::meeting::Meeting;
 use crate::options::{AdapterChoice, ExpressChoice, PathChoice, WaitChoice};
+#[cfg(target_arch = "x86_64")]
+use crate::patched;
 use crate::preload::{self, EXPRESS, FILTERS, PAIR_AFTER, PRELOAD};
 use crate::program::{self, FindError};
 
@@ -53,6 +55,11 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     runtime_dir: Option<PathBuf>,
 
+    /// Patch the system calls of a static program (Go, musl): a trial, see docs/cli.md
+    #[cfg(target_arch = "x86_64")]
+    #[arg(long)]
+    patch_calls: bool,
+
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     #[arg(value_hint = clap::ValueHint::CommandWithArguments)]
@@ -83,7 +90,7 @@ pub(crate) fn run(args: RunArgs) -> Result<Infallible, Failure> {
     let mut command = Command::new(&path);
     command.arg0(name).args(&args.program[1..]);
     match acceleration(&args, &path) {
-        Ok(Some(acceleration)) => acceleration.apply(&mut command),
+        Ok(Some(acceleration)) => start_with(&acceleration, &mut command),
         Ok(None) => preload::remove_acceleration(&mut command),
         Err(sentence) => {
             warn(&format!("{sentence}; the program runs on kernel TCP"));
@@ -101,6 +108,18 @@ pub(crate) fn run(args: RunArgs) -> Result<Infallible, Failure> {
     ))
 }
 
+/// Prepares `command`, which is executed next.
+fn start_with(acceleration: &Acceleration, command: &mut Command) {
+    acceleration.apply(command);
+    #[cfg(target_arch = "x86_64")]
+    if acceleration.is_patched
+        && let Err(refusal) = patched::patch_next_program(&acceleration.library)
+    {
+        warn(&format!("{refusal}; the program runs on kernel TCP"));
+        preload::remove_acceleration(command);
+    }
+}
+
 /// The files and variables that a program needs to be accelerated.
 #[derive(Debug)]
 struct Acceleration {
@@ -110,6 +129,8 @@ struct Acceleration {
     wait: WaitChoice,
     express: ExpressChoice,
     pair_after: Option<NonZeroU32>,
+    /// The program has no dynamic linker: its system calls are patched.
+    is_patched: bool,
 }
 
 /// Prepares everything; `None` when none is wanted, a sentence when it cannot be had.
@@ -117,8 +138,12 @@ fn acceleration(args: &RunArgs, program: &Path) -> Result<Option<Acceleration>, 
     if args.path == PathChoice::Host {
         return Ok(None);
     }
-    if let Some(obstacle) = program::obstacle(program) {
-        return Err(obstacle.to_string());
+    let mut is_patched = false;
+    match program::obstacle(program) {
+        None => {}
+        #[cfg(target_arch = "x86_64")]
+        Some(program::Obstacle::Static(_)) if args.patch_calls => is_patched = true,
+        Some(obstacle) => return Err(obstacle.to_string()),
     }
     let library = library::find().map_err(|error| error.to_string())?;
     if !preload::can_stand_in_list(&library) {
@@ -171,6 +196,7 @@ fn acceleration(args: &RunArgs, program: &Path) -> Result<Option<Acceleration>, 
         wait: args.wait,
         express: args.express,
         pair_after: args.pair_after,
+        is_patched,
     }))
 }
 
@@ -235,6 +261,7 @@ mod tests {
             wait: WaitChoice::Event,
             express: ExpressChoice::On,
             pair_after: NonZeroU32::new(1),
+            is_patched: false,
         };
         let mut command = Command::new("true");
         acceleration.apply(&mut command);

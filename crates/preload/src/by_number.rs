@@ -180,7 +180,7 @@ pub(crate) unsafe fn call(
 }
 
 /// True for the calls that [`call`] does not simply pass on.
-pub(crate) fn is_of_interest(number: c_long) -> bool {
+pub(crate) const fn is_of_interest(number: c_long) -> bool {
     #[cfg(target_arch = "x86_64")]
     if matches!(
         number,

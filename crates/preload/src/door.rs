@@ -47,9 +47,9 @@ use crate::confinement::before_namespaces;
 use crate::start;
 
 /// The answer of [`toehold_call`]: the kernel's call, made as the program made it.
-const KERNEL: isize = isize::MIN;
+pub(crate) const KERNEL: isize = isize::MIN;
 /// As [`KERNEL`]; after it [`toehold_tell`] wants to know the answer, in each process that has one.
-const KERNEL_THEN_TELL: isize = isize::MIN + 1;
+pub(crate) const KERNEL_THEN_TELL: isize = isize::MIN + 1;
 
 /// In [`Settings::flags`]: copies are made with general registers and xmm0 to xmm15 only, in a
 /// process with libc, too.
@@ -119,7 +119,7 @@ unsafe extern "C" fn toehold_enter(settings: *const Settings) -> c_int {
 /// # Safety
 /// As for the system call, and as the module says.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn toehold_call(number: c_long, arguments: &[usize; 6]) -> isize {
+pub(crate) unsafe extern "C" fn toehold_call(number: c_long, arguments: &[usize; 6]) -> isize {
     let &[a, b, c, d, e, f] = arguments;
     if !toehold_sockets::is_started() {
         return KERNEL;
@@ -154,7 +154,11 @@ unsafe extern "C" fn toehold_call(number: c_long, arguments: &[usize; 6]) -> isi
 /// # Safety
 /// As for [`toehold_call`], with the arguments of that call.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn toehold_tell(_number: c_long, _arguments: &[usize; 6], answer: isize) {
+pub(crate) unsafe extern "C" fn toehold_tell(
+    _number: c_long,
+    _arguments: &[usize; 6],
+    answer: isize,
+) {
     match answer {
         0 => after_fork_in_child(),
         _ => after_fork_in_parent(answer as i64),

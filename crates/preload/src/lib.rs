@@ -12,6 +12,7 @@
 //! - `liburing`: requests that liburing hands over past `syscall(2)`.
 //! - `stdio`: `fdopen` and `dprintf`, whose reads and writes libc makes inside itself.
 //! - `signals`: handlers wait while their thread holds a lock of the library.
+//! - `patched`: programs that make their system calls themselves, patched by `toehold run`.
 //! - `confinement`: programs that allow themselves only some system calls.
 //! - `process`: exit and exec; fork is followed by `pthread_atfork` handlers.
 //! - `program`, `environment`: whether a program to be executed will have us in it, and what it is
@@ -36,6 +37,8 @@ mod environment;
 mod fork;
 mod fortified;
 mod liburing;
+#[cfg(target_arch = "x86_64")]
+mod patched;
 mod process;
 mod program;
 #[cfg_attr(

@@ -58,8 +58,8 @@ pub const PF_X: u32 = 1;
 /// `PF_W`.
 pub const PF_W: u32 = 2;
 const SHT_PROGBITS: u32 = 1;
-/// `SHT_DYNSYM`.
-pub const SHT_DYNSYM: u32 = 11;
+const SHT_DYNSYM: u32 = 11;
+const SYMBOL_BYTES: usize = 24;
 const SHF_EXECINSTR: u64 = 4;
 
 impl<'a> Image<'a> {
@@ -135,6 +135,22 @@ impl<'a> Image<'a> {
                 bytes: image.u64(at + 32)?,
                 link: image.u32(at + 40)?,
             })
+        })
+    }
+
+    /// The address of a symbol that the file offers to others, relative to where it is loaded.
+    #[must_use]
+    pub fn symbol(&self, name: &[u8]) -> Option<u64> {
+        let symbols = self.sections().find(|section| section.kind == SHT_DYNSYM)?;
+        let names = self.sections().nth(symbols.link as usize)?;
+        let names = self.range(names.offset, names.bytes)?;
+        let table = self.range(symbols.offset, symbols.bytes)?;
+        table.chunks_exact(SYMBOL_BYTES).find_map(|symbol| {
+            let (at, rest) = symbol.split_first_chunk::<4>()?;
+            let its_name = names.get(u32::from_le_bytes(*at) as usize..)?;
+            let its_name = its_name.split(|byte| *byte == 0).next()?;
+            let value = rest[4..].first_chunk::<8>()?;
+            (its_name == name).then(|| u64::from_le_bytes(*value))
         })
     }
 

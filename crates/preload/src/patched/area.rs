@@ -1,0 +1,162 @@
+//! Each thread's memory for calls from patched sites: a stack, and a few words below it.
+//!
+//! Go's stacks are small and move, so the library never uses them. The thread's area is found by
+//! GS, which no program for Linux uses on x86-64: the launcher sets it for the first thread, and
+//! each thread that a patched site makes gets an area before it begins. A thread that somebody else
+//! made has inherited its maker's GS. The area says by FS whose it is: such a thread is not served.
+//!
+//! ```text
+//! area  words  guard: never reached, see `lowest`  …stack…  end
+//!                                        ◀── frames, one for each nesting
+//! ```
+
+use core::arch::asm;
+use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+
+use super::frame::Frame;
+use super::raw;
+
+/// The words that the entry finds by GS. The offsets stand in [`super::entry`] and in the launcher.
+#[repr(C)]
+pub(crate) struct Area {
+    /// The end of the stack that is free.
+    pub(crate) stack: u64,
+    /// The FS of the thread that this area belongs to.
+    pub(crate) thread_pointer: u64,
+    /// No frame begins below this.
+    lowest: u64,
+    /// Where the area begins.
+    itself: u64,
+    /// The thread's number; [`UNUSED`] while it is not known.
+    thread: AtomicU64,
+    /// All areas are in one list.
+    next: AtomicPtr<Area>,
+    /// The thread's word for the door (`crate::door`).
+    word: i32,
+    /// A copy of its maker's frame, with which a thread begins.
+    pub(crate) first: Frame,
+}
+
+/// How large an area is. Only touched pages cost memory.
+pub(crate) const AREA_BYTES: usize = 512 << 10;
+/// The part of an area that one call may use.
+pub(crate) const STACK_BYTES: usize = 96 << 10;
+/// The words, and pages that are never touched, so that a call which uses too much meets the words
+/// of no other call.
+const RESERVED_BYTES: usize = 64 << 10;
+/// The number of a thread that has not begun.
+const UNUSED: u64 = u64::MAX;
+/// No thread: the area may be taken.
+const FREE: u64 = 0;
+
+/// Whoever finds an area in the list, or takes it, sees its words. Release pairs with Acquire in
+/// `take_used` ([`SEES`]).
+const PUBLISHES: Ordering = Ordering::Release;
+/// Acquire pairs with the Release of [`PUBLISHES`] in `take`, `give_back` and `claim`.
+const SEES: Ordering = Ordering::Acquire;
+
+const _: () = assert!(AREA_BYTES >= RESERVED_BYTES + 4 * STACK_BYTES);
+const _: () = assert!(size_of::<Area>() <= 4096);
+
+/// The list of all areas but the first thread's. Areas stay for good and are used again.
+static AREAS: AtomicPtr<Area> = AtomicPtr::new(core::ptr::null_mut());
+/// Where the last search began.
+static CURSOR: AtomicPtr<Area> = AtomicPtr::new(core::ptr::null_mut());
+/// How many areas a search asks the kernel about.
+const ASKED_MAX: usize = 4;
+
+/// The calling thread's area. Only for threads that have one: those in [`super::entry::private`].
+pub(crate) fn own() -> *mut Area {
+    let area: *mut Area;
+    // SAFETY: reads a register. The launcher has checked that processor and kernel allow it.
+    unsafe { asm!("rdgsbase {}", out(reg) area, options(nomem, nostack, preserves_flags)) };
+    area
+}
+
+/// The calling thread's word.
+///
+/// # Safety
+/// Only for threads that have an area.
+pub(crate) unsafe extern "C" fn word() -> *mut i32 {
+    // SAFETY: this thread's area.
+    unsafe { &raw mut (*own()).word }
+}
+
+/// An area for a thread that is about to be made; `None` without memory.
+pub(crate) fn take() -> Option<*mut Area> {
+    if let Some(area) = take_used() {
+        return Some(area);
+    }
+    let area = raw::map(AREA_BYTES)? as *mut Area;
+    // SAFETY: a fresh mapping, large enough.
+    unsafe {
+        (*area).thread = AtomicU64::new(UNUSED);
+        prepare(area);
+        let mut head = AREAS.load(Ordering::Relaxed); // The exchange below reads it again.
+        loop {
+            (*area).next.store(head, Ordering::Relaxed); // Published by the exchange.
+            match AREAS.compare_exchange(head, area, PUBLISHES, Ordering::Relaxed) {
+                Ok(_) => return Some(area),
+                Err(other) => head = other,
+            }
+        }
+    }
+}
+
+/// The area of a thread that has ended.
+fn take_used() -> Option<*mut Area> {
+    // The cursor is a hint.
+    let mut at = CURSOR.load(SEES);
+    for _ in 0..ASKED_MAX {
+        if at.is_null() {
+            at = AREAS.load(SEES);
+        }
+        if at.is_null() {
+            return None;
+        }
+        // SAFETY: areas are never unmapped.
+        let area = unsafe { &*at };
+        let next = area.next.load(SEES);
+        // Relaxed: a number that is out of date fails the exchange.
+        let thread = area.thread.load(Ordering::Relaxed);
+        if thread == FREE || thread != UNUSED && raw::is_gone(thread) {
+            // Where it fails, somebody else was first.
+            let taken = area
+                .thread
+                .compare_exchange(thread, UNUSED, SEES, Ordering::Relaxed);
+            if taken.is_ok() {
+                CURSOR.store(next, PUBLISHES);
+                // SAFETY: it was taken for us alone.
+                unsafe { prepare(at) };
+                return Some(at);
+            }
+        }
+        at = next;
+    }
+    CURSOR.store(at, PUBLISHES);
+    None
+}
+
+/// # Safety
+/// Nobody else uses the area.
+unsafe fn prepare(area: *mut Area) {
+    let begin = area as u64;
+    // SAFETY: the caller's promise.
+    unsafe {
+        (*area).stack = begin + AREA_BYTES as u64;
+        (*area).lowest = begin + RESERVED_BYTES as u64;
+        (*area).itself = begin;
+    }
+}
+
+/// Gives back an area that [`take`] returned and that no thread has begun with.
+pub(crate) fn give_back(area: *mut Area) {
+    // SAFETY: areas are never unmapped.
+    unsafe { (*area).thread.store(FREE, PUBLISHES) };
+}
+
+/// The calling thread is the one that its area belongs to from now on.
+pub(crate) fn claim() {
+    // SAFETY: the area of this thread.
+    unsafe { (*own()).thread.store(raw::thread(), PUBLISHES) };
+}

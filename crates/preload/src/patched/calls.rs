@@ -1,0 +1,260 @@
+//! Which calls come here, and what follows a new thread or process.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use toehold_sockets::before_spawn;
+
+use super::area;
+use super::frame::{COPIES_MEMORY, Child, Frame, SHARES_MEMORY, Verdict};
+use super::raw;
+use super::words;
+use crate::{by_number, door};
+
+/// How often each call came here, by its number.
+pub(crate) type Counts = [AtomicU64; COUNTS_LEN];
+/// Numbers from this on are not counted.
+pub(crate) const COUNTS_LEN: usize = 512;
+
+/// Read from outside.
+pub(crate) static COUNTS: Counts = [const { AtomicU64::new(0) }; COUNTS_LEN];
+
+/// The calls that come here; all others stay with the program. They make threads and processes, set
+/// a thread's pointer, end the process, or are of interest to the library.
+pub(crate) static WANTED: [u16; WANTED_COUNT] = {
+    let mut numbers = [0; WANTED_COUNT];
+    let (mut number, mut count) = (0, 0);
+    while number < COUNTS_LEN {
+        if is_wanted(number as i64) {
+            numbers[count] = number as u16;
+            count += 1;
+        }
+        number += 1;
+    }
+    numbers
+};
+
+const WANTED_COUNT: usize = {
+    let (mut number, mut count) = (0, 0);
+    while number < COUNTS_LEN {
+        count += is_wanted(number as i64) as usize;
+        number += 1;
+    }
+    count
+};
+
+const fn is_wanted(number: i64) -> bool {
+    by_number::is_of_interest(number)
+        || matches!(
+            number,
+            libc::SYS_clone
+                | libc::SYS_clone3
+                | libc::SYS_fork
+                | libc::SYS_vfork
+                | libc::SYS_arch_prctl
+                | libc::SYS_exit_group
+        )
+}
+
+/// A call from a patched site, on the stack of the thread's area.
+///
+/// # Safety
+/// Called by the entry only.
+pub(crate) unsafe extern "C" fn handle(frame: &mut Frame) -> Verdict {
+    count(frame.rax);
+    match frame.rax as i64 {
+        libc::SYS_arch_prctl => set_thread_pointer(frame),
+        // SAFETY: the program's own arguments.
+        number => match unsafe { Birth::of(number, &frame.arguments) } {
+            // SAFETY: the caller's promise.
+            None | Some(Birth::Process) => unsafe { ask(frame) },
+            Some(Birth::Strange) => Verdict::Pass,
+            Some(Birth::Guest) => make_here(frame, SHARES_MEMORY),
+            Some(Birth::Thread) => match area::take() {
+                // Without memory the thread will not be served.
+                None => Verdict::Pass,
+                Some(area) => {
+                    let verdict = make_here(frame, area as usize);
+                    // SAFETY: the area is nobody's yet; `frame` is whole. Volatile: a copy without
+                    // libc's memcpy.
+                    unsafe {
+                        let (from, to) = (&raw const *frame, &raw mut (*area).first);
+                        for word in 0..size_of::<Frame>() / 8 {
+                            let word_from = from.cast::<u64>().add(word);
+                            to.cast::<u64>().add(word).write_volatile(*word_from);
+                        }
+                    }
+                    verdict
+                }
+            },
+        },
+    }
+}
+
+/// A call from a patched site, on the program's own stack.
+///
+/// # Safety
+/// Called by the entry only.
+pub(crate) unsafe extern "C" fn handle_on_own(frame: &mut Frame) -> Verdict {
+    count(frame.rax);
+    let slot = words::slot();
+    // Relaxed, here and below: the thread and its child do not run at the same time.
+    let waiting = slot.waiting.load(Ordering::Relaxed);
+    if waiting != 0 {
+        if raw::thread() != waiting {
+            // A child that uses its parent's memory. It may have a stack of a few KiB (musl's
+            // `posix_spawn`), too small for the door.
+            return Verdict::Pass;
+        }
+        slot.waiting.store(0, Ordering::Relaxed); // As above: the child has gone.
+    }
+    // SAFETY: the program's own arguments.
+    match unsafe { Birth::of(frame.rax as i64, &frame.arguments) } {
+        // SAFETY: the caller's promise.
+        None | Some(Birth::Process) => unsafe { ask(frame) },
+        Some(Birth::Guest) => {
+            before_spawn();
+            slot.waiting.store(raw::thread(), Ordering::Relaxed); // As above.
+            Verdict::Pass
+        }
+        _ => Verdict::Pass,
+    }
+}
+
+/// Asks the door.
+///
+/// # Safety
+/// The call is the program's.
+unsafe fn ask(frame: &mut Frame) -> Verdict {
+    // SAFETY: the caller's promise; the entry has saved what the door may change.
+    match unsafe { door::toehold_call(frame.rax as i64, &frame.arguments) } {
+        door::KERNEL => Verdict::Pass,
+        door::KERNEL_THEN_TELL => make_here(frame, COPIES_MEMORY),
+        answer => {
+            frame.rax = answer;
+            Verdict::Answered
+        }
+    }
+}
+
+fn make_here(frame: &mut Frame, new: usize) -> Verdict {
+    frame.new = new;
+    Verdict::MakeHere
+}
+
+fn count(number: isize) {
+    if let Some(counter) = COUNTS.get(number as usize) {
+        counter.fetch_add(1, Ordering::Relaxed); // A statistic.
+    }
+}
+
+/// After [`Verdict::MakeHere`], where the call was made.
+///
+/// # Safety
+/// Called by the entry only.
+pub(crate) unsafe extern "C" fn after_in_parent(frame: &mut Frame) {
+    if frame.new == COPIES_MEMORY {
+        tell(frame, frame.rax);
+    } else if frame.rax < 0 && frame.new > COPIES_MEMORY {
+        // The thread was not made: its area is free.
+        area::give_back(frame.new as *mut _);
+    }
+}
+
+/// After [`Verdict::MakeHere`], in the process that was made, on its own stack.
+///
+/// # Safety
+/// Called by the entry only.
+pub(crate) unsafe extern "C" fn after_in_child_on_own(frame: &mut Frame) -> Child {
+    tell(frame, 0);
+    Child::HasFrame
+}
+
+/// After [`Verdict::MakeHere`], in the process that was made, on the stack of an area.
+///
+/// # Safety
+/// Called by the entry only.
+pub(crate) unsafe extern "C" fn after_in_child(frame: &mut Frame) -> Child {
+    if frame.new == COPIES_MEMORY {
+        // The thread has another number than the one it is a copy of.
+        area::claim();
+        tell(frame, 0);
+        Child::HasFrame
+    } else {
+        Child::BorrowsFrame
+    }
+}
+
+/// Tells the door the answer of the call that made a process with memory of its own.
+fn tell(frame: &Frame, answer: isize) {
+    // The number is gone where the answer stands; the door does not need it.
+    // SAFETY: the arguments are those of the call.
+    unsafe { door::toehold_tell(libc::SYS_clone, &frame.arguments, answer) };
+}
+
+/// The thread or process that a call makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Birth {
+    /// A process with memory of its own.
+    Process,
+    /// A process that uses its parent's memory while the parent waits.
+    Guest,
+    /// A thread, or a process that uses its maker's memory at the same time.
+    Thread,
+    /// A thread without a stack of its own.
+    Strange,
+}
+
+impl Birth {
+    /// # Safety
+    /// The arguments are as the call demands.
+    unsafe fn of(number: i64, arguments: &[usize; 6]) -> Option<Birth> {
+        let (flags, stack) = match number {
+            libc::SYS_fork => return Some(Birth::Process),
+            libc::SYS_vfork => return Some(Birth::Guest),
+            libc::SYS_clone => (arguments[0] as u64, arguments[1] as u64),
+            libc::SYS_clone3 => {
+                let fields = arguments[0] as *const u64;
+                if fields.is_null() || arguments[1] < 8 * CLONE_ARGS_WORDS {
+                    return None;
+                }
+                // SAFETY: `struct clone_args`, by the caller's promise (clone3(2)).
+                unsafe { (*fields, *fields.add(CLONE_ARGS_STACK)) }
+            }
+            _ => return None,
+        };
+        let (shares, waits) = (libc::CLONE_VM as u64, libc::CLONE_VFORK as u64);
+        Some(match (flags & shares != 0, flags & waits != 0) {
+            (false, _) => Birth::Process,
+            (true, true) => Birth::Guest,
+            (true, false) if stack != 0 => Birth::Thread,
+            (true, false) => Birth::Strange,
+        })
+    }
+}
+
+/// The words of the first version of `struct clone_args`, and which of them is the stack.
+const CLONE_ARGS_WORDS: usize = 8;
+const CLONE_ARGS_STACK: usize = 5;
+
+/// The thread sets the pointer by which its area knows it.
+fn set_thread_pointer(frame: &mut Frame) -> Verdict {
+    const ARCH_SET_GS: usize = 0x1001;
+    const ARCH_SET_FS: usize = 0x1002;
+    match frame.arguments[0] {
+        ARCH_SET_FS => {
+            // SAFETY: the program's own call.
+            frame.rax = unsafe { raw::call(libc::SYS_arch_prctl, frame.arguments) };
+            if frame.rax == 0 {
+                // SAFETY: this thread's area.
+                unsafe { (*area::own()).thread_pointer = frame.arguments[1] as u64 };
+            }
+            Verdict::Answered
+        }
+        // The area would be lost. Go has no use for GS.
+        ARCH_SET_GS => {
+            frame.rax = -(libc::EPERM as isize);
+            Verdict::Answered
+        }
+        _ => Verdict::Pass,
+    }
+}

@@ -1,0 +1,65 @@
+//! Each thread's word for the door, where threads have no area.
+//!
+//! Threads are known by FS, which is each thread's own once its C library has started. A table
+//! gives each value of FS a word. Values recur, because C libraries use the memory of ended threads
+//! again; so the table does not fill.
+
+use core::arch::asm;
+use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+
+/// One thread's words.
+pub(super) struct Slot {
+    /// FS plus 1, or 0 for none.
+    thread: AtomicU64,
+    word: AtomicI32,
+    /// The number of the thread, while a child of it may be using its memory and FS; or 0.
+    pub(super) waiting: AtomicU64,
+}
+
+const SLOTS: usize = 1 << 14;
+
+static TABLE: [Slot; SLOTS] = [const {
+    Slot {
+        thread: AtomicU64::new(0),
+        word: AtomicI32::new(0),
+        waiting: AtomicU64::new(0),
+    }
+}; SLOTS];
+
+/// The calling thread's word.
+///
+/// # Safety
+/// Called by the door only.
+pub(crate) unsafe extern "C" fn word() -> *mut i32 {
+    slot().word.as_ptr()
+}
+
+/// The calling thread's words.
+pub(super) fn slot() -> &'static Slot {
+    let pointer: u64;
+    // SAFETY: reads a register. The launcher has checked that processor and kernel allow it.
+    unsafe { asm!("rdfsbase {}", out(reg) pointer, options(nomem, nostack, preserves_flags)) };
+    let key = pointer + 1;
+    // Threads' control blocks lie on multiples of 64 bytes, and often of a page.
+    let mut at = (pointer >> 6 ^ pointer >> 12 ^ pointer >> 21) as usize % SLOTS;
+    for _ in 0..SLOTS {
+        let slot = &TABLE[at];
+        // Relaxed: only the thread itself has its value, and the word is its own.
+        match slot.thread.load(Ordering::Relaxed) {
+            found if found == key => return slot,
+            0 => {
+                let (none, relaxed) = (0, Ordering::Relaxed); // As above.
+                if slot
+                    .thread
+                    .compare_exchange(none, key, relaxed, relaxed)
+                    .is_ok()
+                {
+                    return slot;
+                }
+            }
+            _ => at = (at + 1) % SLOTS,
+        }
+    }
+    // More threads than slots: a word that is shared is better than none.
+    &TABLE[at]
+}

@@ -1,0 +1,106 @@
+// Goroutines, collections, preemption, profiling and children of a program that makes its system
+// calls itself. Prints what must be equal with and without patches, then waits for the end of its
+// standard input.
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+	"runtime/pprof"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+const length = 1500 * time.Millisecond
+
+// Calls f on a stack that has to grow.
+func deep(frames int, f func()) byte {
+	var room [256]byte
+	if frames == 0 {
+		f()
+		return 0
+	}
+	room[frames] = 1
+	return room[frames] + deep(frames-1, f)
+}
+
+func echo(listener net.Listener) {
+	for {
+		connection, err := listener.Accept()
+		if err != nil {
+			return
+		}
+		go io.Copy(connection, connection)
+	}
+}
+
+func main() {
+	stop := time.Now().Add(length)
+	var profile bytes.Buffer
+	var wrong, trips int64
+	var connections [32]net.Conn // open until the end
+	var group sync.WaitGroup
+	if err := pprof.StartCPUProfile(&profile); err != nil {
+		panic(err)
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		panic(err)
+	}
+	go echo(listener)
+	// The signal by which the runtime preempts goroutines.
+	go func() {
+		for time.Now().Before(stop) {
+			for n := 0; n < 20; n++ {
+				syscall.Kill(os.Getpid(), syscall.SIGURG)
+			}
+			time.Sleep(200 * time.Microsecond)
+		}
+	}()
+	for n := range connections {
+		group.Add(1)
+		go func(n int) {
+			defer group.Done()
+			connection, err := net.Dial("tcp", listener.Addr().String())
+			if err != nil {
+				atomic.AddInt64(&wrong, 1)
+				return
+			}
+			connections[n] = connection
+			for i := 0; time.Now().Before(stop); i++ {
+				deep(i%20, func() {
+					sent := []byte(fmt.Sprintf("%d %d %s", n, i, bytes.Repeat([]byte("x"), i%300)))
+					received := make([]byte, len(sent))
+					connection.Write(sent)
+					io.ReadFull(connection, received)
+					if !bytes.Equal(sent, received) {
+						atomic.AddInt64(&wrong, 1)
+					}
+					atomic.AddInt64(&trips, 1)
+				})
+			}
+		}(n)
+	}
+	for n := 0; n < 10; n++ {
+		out, err := exec.Command("/bin/echo", "child").Output()
+		if err != nil || string(out) != "child\n" {
+			atomic.AddInt64(&wrong, 1)
+		}
+	}
+	group.Wait()
+	pprof.StopCPUProfile()
+	var memory runtime.MemStats
+	runtime.ReadMemStats(&memory)
+	_, err = syscall.Write(1, nil)
+	fmt.Println(wrong, "wrong; some trips:", trips > 100, "collections:", memory.NumGC > 2,
+		"profile:", profile.Len() > 100, err)
+	io.Copy(io.Discard, os.Stdin)
+	runtime.KeepAlive(&connections)
+}

@@ -1,0 +1,179 @@
+//! Programs that make their system calls themselves, with these calls patched: they do what they do
+//! on the kernel, and their connections go through shared memory.
+
+#![cfg(target_arch = "x86_64")]
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+use toehold_e2e::toehold::Connection;
+use toehold_e2e::{Toehold, host};
+use toehold_sites::elf::Image;
+
+/// Compiles `source` of `tests/patched` by a command that gets the output and the source.
+fn compile(directory: &Path, compiler: &str, options: &[&str], source: &str) -> PathBuf {
+    let program = directory.join("program");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("patched")
+        .join(source);
+    let mut command = Command::new(compiler);
+    command.args(options).arg("-o").arg(&program).arg(source);
+    // A static program without libc.
+    command.env("CGO_ENABLED", "0");
+    let status = command.status().expect("the compiler runs");
+    assert!(status.success(), "{compiler}");
+    program
+}
+
+/// A program that has said its line and waits for the end of its input.
+struct Waiting {
+    child: Child,
+    output: BufReader<ChildStdout>,
+    line: String,
+}
+
+impl Waiting {
+    fn start(command: &mut Command) -> Waiting {
+        command.env("GOGC", "5").env_remove("GODEBUG");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.stderr(Stdio::piped()).spawn().expect("starts");
+        let mut output = BufReader::new(child.stdout.take().expect("piped"));
+        let mut line = String::new();
+        output.read_line(&mut line).expect("text");
+        Waiting {
+            child,
+            output,
+            line,
+        }
+    }
+
+    /// How often each system call went through the library; `None` when the library is not there.
+    fn counts(&self) -> Option<Vec<u64>> {
+        let process = self.child.id();
+        let maps = fs::read_to_string(format!("/proc/{process}/maps")).expect("it runs");
+        let line = maps.lines().find(|line| line.ends_with("libtoehold.so"))?;
+        let library = fs::read(&line[line.find('/')?..]).expect("readable");
+        let doors = Image::parse(&library)?.symbol(b"TOEHOLD_DOORS")?;
+        let base = u64::from_str_radix(line.split('-').next()?, 16).ok()?;
+        let memory = File::open(format!("/proc/{process}/mem")).expect("a child's memory");
+        let words = |at: u64, count: usize| {
+            let mut bytes = vec![0; count * 8];
+            memory.read_exact_at(&mut bytes, at).expect("mapped");
+            let words = bytes.chunks_exact(8);
+            words
+                .map(|word| u64::from_le_bytes(word.try_into().expect("eight")))
+                .collect::<Vec<_>>()
+        };
+        const COUNTS: u64 = 6;
+        Some(words(words(base + doors + COUNTS * 8, 1)[0], 512))
+    }
+
+    /// Lets it end; its line and everything it said besides.
+    fn end(mut self) -> (String, String) {
+        drop(self.child.stdin.take());
+        let mut rest = String::new();
+        let mut errors = String::new();
+        self.output.read_to_string(&mut rest).expect("text");
+        let mut stderr = self.child.stderr.take().expect("piped");
+        stderr.read_to_string(&mut errors).expect("text");
+        let status = self.child.wait().expect("a child");
+        assert!(status.success(), "{status}: {}{rest}{errors}", self.line);
+        (self.line, rest + &errors)
+    }
+}
+
+/// Runs `program` plain and patched, and compares. Returns how many of its connections were direct.
+fn check(program: &Path) -> usize {
+    let plain = Waiting::start(&mut Command::new(program)).end();
+    let toehold = Toehold::start();
+    let patched = Waiting::start(&mut toehold.patched(program));
+    let counts = patched.counts();
+    let connections = toehold.connections().into_iter();
+    let direct = connections.filter(Connection::is_direct).count();
+    let patched = patched.end();
+    assert_eq!(plain, patched);
+    let counts = counts.expect("the library is in the program");
+    let count = |number: libc::c_long| counts[number as usize];
+    assert!(count(libc::SYS_read) > 1000, "reads go through the library");
+    assert!(
+        count(libc::SYS_write) > 1000,
+        "writes go through the library"
+    );
+    let births = [libc::SYS_clone, libc::SYS_clone3].map(count);
+    assert!(births.iter().sum::<u64>() >= 4, "threads are made");
+    direct
+}
+
+#[test]
+fn a_static_program_of_glibc_does_the_same_when_patched() {
+    if host::require(["cc"]).is_none() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("scratch");
+    let options = ["-O2", "-w", "-static", "-pthread"];
+    check(&compile(directory.path(), "cc", &options, "threads.c"));
+}
+
+#[test]
+fn a_static_program_of_musl_does_the_same_when_patched() {
+    if host::require(["musl-gcc"]).is_none() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("scratch");
+    let options = ["-O2", "-w", "-static", "-pthread"];
+    check(&compile(
+        directory.path(),
+        "musl-gcc",
+        &options,
+        "threads.c",
+    ));
+}
+
+#[test]
+fn a_static_program_at_a_random_address_does_the_same_when_patched() {
+    if host::require(["cc"]).is_none() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("scratch");
+    let options = ["-O2", "-w", "-static-pie", "-pthread"];
+    check(&compile(directory.path(), "cc", &options, "threads.c"));
+}
+
+#[test]
+fn a_stripped_go_program_survives_collections_preemption_and_profiling_when_patched() {
+    if host::require(["go"]).is_none() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("scratch");
+    let options = ["build", "-ldflags", "-s -w"];
+    let direct = check(&compile(directory.path(), "go", &options, "storm.go"));
+    assert!(direct > 0, "connections go through shared memory");
+}
+
+#[test]
+fn a_library_that_cannot_be_mapped_leaves_the_program_alone_after_one_sentence() {
+    if host::require(["cc"]).is_none() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("scratch");
+    let options = ["-O2", "-w", "-static", "-pthread"];
+    let program = compile(directory.path(), "cc", &options, "threads.c");
+    let plain = Waiting::start(&mut Command::new(&program)).end();
+    let toehold = Toehold::start();
+    let mut command = toehold.patched(&program);
+    let patched = Waiting::start(command.env("TOEHOLD_LIB", "/etc/passwd"));
+    assert!(patched.counts().is_none());
+    let (line, said) = patched.end();
+    assert_eq!(line, plain.0);
+    // The dynamic linker of its children says what it thinks of that file, too.
+    let ours = said.lines().filter(|line| line.starts_with("toehold: "));
+    let ours: Vec<&str> = ours.collect();
+    assert_eq!(ours.len(), 1, "{said}");
+    assert!(
+        ours[0].contains("its system calls cannot be patched"),
+        "{said}"
+    );
+}
