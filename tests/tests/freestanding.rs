@@ -111,7 +111,7 @@ fn a_static_program_that_enters_by_number_is_accelerated() {
     assert_eq!(said, expected);
 }
 
-/// What `toehold doctor --preload-check` says of a system, and whether it found harm.
+/// The words of `toehold doctor --preload-check` about a system, and whether there is no harm.
 fn preload_check(toehold: &Toehold, place: &str) -> (String, bool) {
     let mut command = toehold.asking(&["doctor", "--preload-check", place]);
     let output = command
