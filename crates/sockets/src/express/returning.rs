@@ -2,10 +2,10 @@
 //!
 //! The process that was to accept it has closed its listener, is another program by now, or is
 //! dead. The kernel's queue belongs to all processes that share a listener, and would have given
-//! the connection to another of them. All that our program has sent is still in the ring: nobody
-//! has read it. So the library connects again, by the kernel, sends the bytes once more, and puts the
-//! new socket in the place of the carrier. Where nobody listens any more, the program meets the
-//! reset that it would have met.
+//! the connection to another of them. All that our program has sent is still in the ring, because
+//! nobody has read it. So the library connects again, by the kernel, sends the bytes once more, and
+//! puts the new socket in the place of the carrier. Where nobody listens any more, the program
+//! meets the reset that it would have met.
 
 use core::sync::atomic::Ordering;
 
