@@ -332,7 +332,7 @@ fn members_of_a_group_are_given_their_own_connections() {
         }
         assert!(members.iter().all(|member| member.peek().is_none()));
         assert!(counts.iter().all(|count| *count > 60), "{counts:?}");
-        // What is no connection's comes to one of them.
+        // A frame of no connection comes to one of them.
         assert!(send(&from, &frame(1, 100)));
         await_frame(&members[0]);
     });

@@ -23,16 +23,16 @@ pub struct Share {
 
 /// How connections are spread over engines, for those who spread frames.
 ///
-/// The hash of a connection begins with [`Spread::start_v4`] or [`Spread::start_v6`]. [`Spread::mix`]
-/// takes in one word after the other: for IPv6 the first three words of the local address, and those
-/// of the remote one; then the last word of each, and the ports, the remote's in the upper half. For
-/// fragments, which do not all have ports, that word is 0. [`Spread::owner`] makes the engine's
-/// number of it.
+/// The hash of a connection begins with [`Spread::start_v4`] or [`Spread::start_v6`].
+/// [`Spread::mix`] takes in one word after the other: for IPv6 the first three words of the local
+/// address, and those of the remote one; then the last word of each, and the ports, the remote's in
+/// the upper half. For fragments, which do not all have ports, that word is 0. [`Spread::owner`]
+/// makes the engine's number of it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Spread {
     /// The secret, with which the hash of an IPv6 connection begins.
     pub start_v6: u32,
-    /// The same, after the six words that all IPv4 connections have in common.
+    /// The hash after the six words that all IPv4 connections have in common.
     pub start_v4: u32,
     /// Secret, and odd: nothing is lost by multiplication.
     pub factor: u32,

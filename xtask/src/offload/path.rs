@@ -1,7 +1,7 @@
 //! A path of any length, rate and queue, in user space: not every kernel has netem.
 //!
 //! ```text
-//!   near ── v0 ══ TAP ──► queue ── rate ── delay ──► TAP ══ v1 ── far      and a twin for the way back
+//!   near ── v0 ══ TAP ──► queue ── rate ── delay ──► TAP ══ v1 ── far    and one for the way back
 //! ```
 //!
 //! A frame keeps its metadata: a large segment passes as one, and nobody computes a checksum that

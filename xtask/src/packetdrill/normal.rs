@@ -13,7 +13,7 @@
 pub(super) struct Without {
     /// Frames: outgoing data is compared segment by segment of so many bytes, without PSH.
     pub(super) frames_of: Option<u32>,
-    /// What the script asserts of `tcpi_reordering`.
+    /// Whether the script asserts something of `tcpi_reordering`.
     pub(super) reordering: bool,
 }
 

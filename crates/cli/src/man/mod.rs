@@ -45,8 +45,8 @@ fn write_all(dir: &Path, command_line: Command) -> io::Result<()> {
     fs::write(dir.join("toehold.conf.5"), rules_page::text())
 }
 
-/// A command and everything below it: `toehold lab` has commands of its own. What is hidden from
-/// users has no page.
+/// A command and everything below it: `toehold lab` has commands of its own. A command that is
+/// hidden from users has no page.
 fn family(command: &Command) -> Vec<&Command> {
     let below = command.get_subcommands().flat_map(family);
     let all = std::iter::once(command).chain(below);

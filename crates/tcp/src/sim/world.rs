@@ -71,7 +71,7 @@ enum Happening {
         host: usize,
         mtu: u16,
     },
-    /// A host's memory is short from now on, by one of the scenario's shortages, or is not any more.
+    /// A host's memory is short from now on, by one of the scenario's shortages, or no longer is.
     Memory {
         shortage: usize,
         is_short: bool,
