@@ -32,6 +32,9 @@ pub const MEET_V4: &str = "E2E_MEET_V4";
 /// As [`MEET_V4`].
 pub const MEET_V6: &str = "E2E_MEET_V6";
 
+/// Set for roles that meet on a Unix socket.
+pub const UNIX: &str = "E2E_UNIX";
+
 /// How each side of a connection is started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sides {
@@ -95,6 +98,20 @@ impl Duet {
     /// When the host cannot start the roles at all.
     pub fn play(toehold: &Toehold, sides: Sides, program: &str, case: &str) -> Duet {
         let roles = [sides.server, sides.client].map(|path| toehold.command(path, program));
+        let is_asked = sides.pair_up();
+        Duet::play_roles(toehold, roles, case, is_asked.then_some(is_direct))
+    }
+
+    /// As [`Duet::play`], by a Unix socket.
+    ///
+    /// # Panics
+    /// As [`Duet::play`].
+    pub fn play_on_unix(toehold: &Toehold, sides: Sides, program: &str, case: &str) -> Duet {
+        let roles = [sides.server, sides.client].map(|path| {
+            let mut command = toehold.command(path, program);
+            command.env(UNIX, "yes");
+            command
+        });
         let is_asked = sides.pair_up();
         Duet::play_roles(toehold, roles, case, is_asked.then_some(is_direct))
     }
@@ -320,6 +337,29 @@ pub const DIFFERENCES_OF_RINGS: &[Difference] = &[
     },
 ];
 
+/// Cases that are not played on Unix sockets, by a part of their names, and why.
+pub const ONLY_TCP: &[(&str, &str)] = &[
+    ("_ipv6", "a family of its own"),
+    (
+        "both_write_before_either",
+        "the kernel's buffers are too small for it, and it hangs there",
+    ),
+    (
+        "error_queue_is_empty",
+        "a Unix socket has no such queue, and the case hangs on the kernel",
+    ),
+    (
+        "shutdown_for_reading_reads_eof",
+        "a writer to that end gets EPIPE: `unix` has a case",
+    ),
+    (
+        "epoll_inside_an_epoll_inside_an_epoll",
+        "one role ends before the other has looked",
+    ),
+    ("child_in_another_pid_namespace", "it reads TCP_INFO"),
+    ("executed_program_goes_on_for_long", "it sets TCP_NODELAY"),
+];
+
 /// Cases whose connection may stay with the kernel although both sides are accelerated, and why.
 pub const MAY_STAY: &[(&str, &str)] = &[
     (
@@ -354,6 +394,7 @@ macro_rules! each_semantics_group {
             files: files_and_pipes_meet_sockets_as_on_the_kernel,
             stdio: stdio_reads_and_writes_as_on_the_kernel,
             many: many_connections_are_served_as_on_the_kernel,
+            unix: unix_sockets_do_as_on_the_kernel,
         }
     };
 }

@@ -359,12 +359,13 @@ impl Connection {
         path("path") && path("tx_path") && path("rx_path")
     }
 
-    /// Whether one of its addresses ends in this port.
+    /// Whether one of its addresses ends in this port, before the inode of a Unix socket.
     pub fn has_port(&self, port: u16) -> bool {
         let ends = |key: &str| {
-            self.value[key]
-                .as_str()
-                .is_some_and(|address| address.ends_with(&format!(":{port}")))
+            self.value[key].as_str().is_some_and(|address| {
+                let name = address.split('#').next().unwrap_or_default();
+                name.ends_with(&format!(":{port}"))
+            })
         };
         ends("local") || ends("remote")
     }

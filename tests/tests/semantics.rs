@@ -131,6 +131,67 @@ macro_rules! groups {
 
 toehold_e2e::each_semantics_group!(groups);
 
+/// Connections by Unix sockets, on which the kernel is the oracle as well.
+mod over_unix {
+    use super::PROGRAM;
+    use toehold_e2e::duet::{DIFFERENCES_OF_RINGS, MAY_STAY, ONLY_TCP, cases};
+    use toehold_e2e::{Duet, Sides, Toehold};
+
+    fn compare(groups: &[&str], sides: Sides) {
+        let toehold = Toehold::start();
+        let mut complaints = Vec::new();
+        let is_unix = |case: &String| !ONLY_TCP.iter().any(|(only, _)| case.contains(only));
+        let all = groups.iter().flat_map(|group| cases(PROGRAM, group));
+        for case in all.filter(is_unix) {
+            let play = |sides| Duet::play_on_unix(&toehold, sides, PROGRAM, &case);
+            let oracle = play(Sides::HOST);
+            if let Some(line) = oracle
+                .transcript
+                .iter()
+                .find(|line| line.contains("panicked"))
+            {
+                complaints.push(format!("{case} fails on the kernel: {line}"));
+            }
+            let duet = play(sides);
+            let known = |line: &String| {
+                let mut known = DIFFERENCES_OF_RINGS.iter();
+                known.any(|known| known.explains(&case, line))
+            };
+            let mut differences = duet.differences(&oracle);
+            differences.retain(|line| !known(line));
+            if !differences.is_empty() {
+                differences.truncate(12);
+                complaints.push(format!("{case}:\n      {}", differences.join("\n      ")));
+            }
+            let may_stay = MAY_STAY.iter().any(|(of, _)| *of == case);
+            if duet.upgraded < duet.asked && !may_stay {
+                complaints.push(format!("{case}: not upgraded"));
+            }
+        }
+        assert!(
+            complaints.is_empty(),
+            "{} complaints\n  {}",
+            complaints.len(),
+            complaints.join("\n  ")
+        );
+    }
+
+    #[test]
+    fn bytes_move_as_on_the_kernel() {
+        compare(&["transfer", "flags"], Sides::DIRECT);
+    }
+
+    #[test]
+    fn connections_end_as_on_the_kernel() {
+        compare(&["ending"], Sides::DIRECT);
+    }
+
+    #[test]
+    fn readiness_is_told_as_on_the_kernel() {
+        compare(&["readiness"], Sides::DIRECT);
+    }
+}
+
 /// The adapter holds a duplicate of a socket that it is shown. It is stopped here, and so holds the
 /// duplicate for ever.
 #[test]

@@ -1,6 +1,6 @@
-//! Questions to the kernel about one TCP socket, and about packet sockets: sock_diag(7).
+//! Questions to the kernel about one TCP or Unix socket, and about packet sockets: sock_diag(7).
 //!
-//! A question names both addresses and the socket's cookie, so there is one answer or none. Each
+//! A question names the socket's addresses and its cookie, so there is one answer or none. Each
 //! [`Diag`] speaks of one network namespace: the one that its socket was made in. The adapter has
 //! one of its own. A client whose connections are elsewhere shows one of there. The client may hold
 //! that socket, too, and ask on it, take answers away, or connect it to itself. So each question
@@ -8,6 +8,7 @@
 //! it comes from the kernel, with that number, and speaks of that cookie.
 
 mod packets;
+mod unix;
 
 pub(crate) use packets::Observers;
 
@@ -20,7 +21,7 @@ use rustix::net::{
     socket_with,
 };
 use std::io;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// A connection to the kernel's list of sockets.
@@ -70,9 +71,16 @@ impl Diag {
 
     /// The inode of the socket with these addresses and this cookie, if it is established now.
     pub(crate) fn established(&self, tuple: &Tuple, cookie: u64) -> Option<u64> {
+        if let (Address::Unix { inode }, Address::Unix { inode: peer }) =
+            (tuple.local, tuple.remote)
+        {
+            let known = self.unix_socket(inode, cookie)?;
+            return (known.peer == peer && peer != 0).then_some(inode.into());
+        }
+        let (local, remote) = tuple.spoken()?;
         let number = entropy::bits().ok()?[0] as u32;
         // The kernel answers before this returns (netlink_rcv_skb).
-        self.ask(&request(tuple, cookie, number))?;
+        self.ask(&request(local, remote, cookie, number))?;
         // A client that asks on the same socket finds its answers among ours.
         for _ in 0..ANSWERS_MAX {
             let mut reply = [0u8; REPLY_BYTES_MAX];
@@ -114,9 +122,8 @@ pub(crate) fn namespace_of(socket: BorrowedFd<'_>) -> Option<u64> {
 }
 
 /// `struct nlmsghdr` and `struct inet_diag_req_v2` (include/uapi/linux/inet_diag.h).
-fn request(tuple: &Tuple, cookie: u64, number: u32) -> [u8; REQUEST_BYTES] {
-    let (local, remote) = (plain(tuple.local), plain(tuple.remote));
-    let family = match (&local, &remote) {
+fn request(local: SocketAddr, remote: SocketAddr, cookie: u64, number: u32) -> [u8; REQUEST_BYTES] {
+    let family = match (local.ip(), remote.ip()) {
         (IpAddr::V4(_), IpAddr::V4(_)) => libc::AF_INET,
         _ => libc::AF_INET6,
     };
@@ -134,19 +141,15 @@ fn request(tuple: &Tuple, cookie: u64, number: u32) -> [u8; REQUEST_BYTES] {
     put(&[0; 4]);
     put(&[family as u8, libc::IPPROTO_TCP as u8, 0, 0]);
     put(&u32::MAX.to_ne_bytes());
-    put(&tuple.local.port.to_be_bytes());
-    put(&tuple.remote.port.to_be_bytes());
-    put(&spelled(local));
-    put(&spelled(remote));
+    put(&local.port().to_be_bytes());
+    put(&remote.port().to_be_bytes());
+    put(&spelled(local.ip()));
+    put(&spelled(remote.ip()));
     // No interface.
     put(&[0; 4]);
     put(&(cookie as u32).to_ne_bytes());
     put(&((cookie >> 32) as u32).to_ne_bytes());
     bytes
-}
-
-fn plain(address: Address) -> IpAddr {
-    IpAddr::V6(Ipv6Addr::from(address.ip)).to_canonical()
 }
 
 /// An address in sixteen bytes, an IPv4 address in the first four.

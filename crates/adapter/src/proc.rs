@@ -1,14 +1,17 @@
 //! Other processes, as `/proc` shows them.
 
+use crate::registry::{Address, Tuple};
 use crate::tables::FileKey;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::fs::MetadataExt;
 
-/// The TCP sockets of processes, found by descriptor.
+/// The TCP and Unix sockets of processes, found by descriptor.
 #[derive(Debug, Default)]
 pub(crate) struct Sockets {
+    /// Unix sockets by inode, with their names, by network namespace.
+    unix: BTreeMap<u64, HashMap<u32, String>>,
     /// By network namespace: the kernel takes a while to list many sockets, so each list is read
     /// once.
     lists: BTreeMap<u64, SocketList>,
@@ -29,18 +32,43 @@ impl Sockets {
     /// Local and remote address of a descriptor of a process, if it is a TCP socket and we may
     /// look.
     pub(crate) fn addresses(&mut self, pid: u32, fd: u32) -> Option<(SocketAddr, SocketAddr)> {
-        let target = fs::read_link(format!("/proc/{pid}/fd/{fd}")).ok()?;
-        let inode = target
-            .to_str()?
-            .strip_prefix("socket:[")?
-            .strip_suffix(']')?;
+        let inode = socket_inode(pid, fd)?;
         let namespace = network_namespace(pid)?;
         let list = self
             .lists
             .entry(namespace)
             .or_insert_with(|| socket_list(pid));
-        let listed = list.get(&inode.parse().ok()?)?;
+        let listed = list.get(&inode)?;
         Some(listed.addresses)
+    }
+
+    /// The name of a descriptor of a process, if it is a Unix socket and we may look.
+    pub(crate) fn unix_name(&mut self, pid: u32, fd: u32) -> Option<String> {
+        let inode = u32::try_from(socket_inode(pid, fd)?).ok()?;
+        let name = self.unix_list(pid)?.get(&inode)?;
+        Some(spell_unix(name, inode))
+    }
+
+    /// The names of both ends of a connection of a process.
+    pub(crate) fn spell(&mut self, pid: u32, tuple: Tuple) -> (String, String) {
+        let mut spell = |address| match address {
+            Address::Unix { inode } => {
+                let list = self.unix_list(pid);
+                let name = list.and_then(|list| list.get(&inode));
+                spell_unix(name.map_or("", String::as_str), inode)
+            }
+            Address::Internet { .. } => String::new(),
+        };
+        match tuple.spoken() {
+            Some((local, remote)) => (local.to_string(), remote.to_string()),
+            None => (spell(tuple.local), spell(tuple.remote)),
+        }
+    }
+
+    fn unix_list(&mut self, pid: u32) -> Option<&HashMap<u32, String>> {
+        let namespace = network_namespace(pid)?;
+        let list = self.unix.entry(namespace);
+        Some(list.or_insert_with(|| unix_list(pid)))
     }
 
     /// The socket at the other end of a connection, when it is in the network namespace of `pid`:
@@ -63,8 +91,14 @@ impl Sockets {
 
     /// Whether some process has the socket of these addresses open, in the network namespace of
     /// `pid`.
-    pub(crate) fn is_open(&mut self, pid: u32, local: SocketAddr, remote: SocketAddr) -> bool {
-        let Some(namespace) = network_namespace(pid) else {
+    pub(crate) fn is_open(&mut self, pid: u32, tuple: Tuple) -> bool {
+        if let Address::Unix { inode } = tuple.local {
+            return self
+                .unix_list(pid)
+                .is_some_and(|list| list.contains_key(&inode));
+        }
+        let (Some(namespace), Some((local, remote))) = (network_namespace(pid), tuple.spoken())
+        else {
             return false;
         };
         let list = self
@@ -84,6 +118,35 @@ fn socket_list(pid: u32) -> SocketList {
         list.extend(text.lines().skip(1).filter_map(parse_line));
     }
     list
+}
+
+/// The inode of a socket of a process, if we may look.
+fn socket_inode(pid: u32, fd: u32) -> Option<u64> {
+    let target = fs::read_link(format!("/proc/{pid}/fd/{fd}")).ok()?;
+    let inode = target.to_str()?.strip_prefix("socket:[")?;
+    inode.strip_suffix(']')?.parse().ok()
+}
+
+/// A Unix socket for a person: its name, which others may have too, and its inode.
+fn spell_unix(name: &str, inode: u32) -> String {
+    format!("{name}#{inode}")
+}
+
+/// The Unix sockets of a process's network namespace that are open, with their names.
+fn unix_list(pid: u32) -> HashMap<u32, String> {
+    let text = fs::read(format!("/proc/{pid}/net/unix")).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    text.lines().skip(1).filter_map(parse_unix_line).collect()
+}
+
+/// Inode and name of one line of `/proc/net/unix`: six fields, inode, and the name where there is
+/// one.
+fn parse_unix_line(line: &str) -> Option<(u32, String)> {
+    let mut fields = line.trim_start().splitn(7, ' ').skip(6);
+    let rest = fields.next()?.trim_start();
+    let (inode, name) = rest.split_once(' ').unwrap_or((rest, ""));
+    let inode = inode.parse().ok().filter(|inode| *inode != 0)?;
+    Some((inode, name.to_owned()))
 }
 
 /// Where TCP sockets listen in our network namespace.
@@ -264,6 +327,7 @@ mod tests {
     use super::*;
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::AsRawFd;
+    use std::os::unix::net::{UnixListener, UnixStream};
 
     #[test]
     fn the_innermost_unit_of_a_process_is_found() {
@@ -309,6 +373,59 @@ mod tests {
         }
     }
 
+    fn tuple(local: SocketAddr, remote: SocketAddr) -> Tuple {
+        let address = |of: SocketAddr| Address::Internet {
+            ip: match of.ip() {
+                IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+                IpAddr::V6(v6) => v6.octets(),
+            },
+            port: of.port(),
+        };
+        Tuple {
+            netns: 1,
+            local: address(local),
+            remote: address(remote),
+        }
+    }
+
+    #[test]
+    fn lines_of_unix_sockets_are_understood() {
+        let line = "0000000000000000: 00000003 00000000 00000000 0001 03 4711 /run/a b.sock";
+        let expected = Some((4711, "/run/a b.sock".to_owned()));
+        assert_eq!(parse_unix_line(line), expected);
+        let line = "0000000000000000: 00000003 00000000 00000000 0001 03  4712";
+        assert_eq!(parse_unix_line(line), Some((4712, String::new())));
+        let closed = "0000000000000000: 00000003 00000000 00000000 0001 03 0 /run/a";
+        for line in [closed, "", "0:", "0: 1 2 3 4 5", "0: 1 2 3 4 5 x"] {
+            assert_eq!(parse_unix_line(line), None, "{line}");
+        }
+    }
+
+    #[test]
+    fn own_unix_sockets_are_found_by_descriptor() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("socket");
+        let listener = UnixListener::bind(&path).expect("bound");
+        let client = UnixStream::connect(&path).expect("connected");
+        let (server, _) = listener.accept().expect("accepted");
+        let own_pid = std::process::id();
+        let inode = |fd: i32| socket_inode(own_pid, fd as u32).expect("a socket") as u32;
+        let [a, b] = [client.as_raw_fd(), server.as_raw_fd()].map(inode);
+        let tuple = Tuple {
+            netns: 1,
+            local: Address::Unix { inode: b },
+            remote: Address::Unix { inode: a },
+        };
+        let mut sockets = Sockets::default();
+        let named = format!("{}#{b}", path.display());
+        let fd = server.as_raw_fd() as u32;
+        assert_eq!(sockets.unix_name(own_pid, fd), Some(named.clone()));
+        assert_eq!(sockets.spell(own_pid, tuple), (named, format!("#{a}")));
+        assert!(sockets.is_open(own_pid, tuple));
+        drop(server);
+        assert!(!Sockets::default().is_open(own_pid, tuple));
+    }
+
     #[test]
     fn own_sockets_are_found_by_descriptor() {
         for address in ["127.0.0.1:0", "[::1]:0"] {
@@ -325,9 +442,10 @@ mod tests {
             assert_eq!(uid, crate::runtime_dir::user_id());
             let holders = holders(&BTreeSet::from([inode]));
             assert!(holders.contains_key(&inode), "{holders:?}");
-            assert!(sockets.is_open(own_pid, local, target));
+            let tuple = tuple(local, target);
+            assert!(sockets.is_open(own_pid, tuple));
             drop(stream);
-            assert!(!Sockets::default().is_open(own_pid, local, target));
+            assert!(!Sockets::default().is_open(own_pid, tuple));
         }
     }
 

@@ -18,12 +18,12 @@
 
 use crate::diag::Diag;
 use crate::facts::{Facts, Witness};
-use crate::listener::cookie_of;
+use crate::listener::{cookie_of, peer_of};
 use crate::memfd;
 use crate::registry::{Address, Tuple};
 use rustix::net::{SocketAddrAny, getpeername, getsockname};
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use toehold_channel::rendezvous::mapped;
 use toehold_channel::table::Reason;
 
@@ -36,6 +36,8 @@ pub(crate) struct Proved {
     pub(crate) cookie: u64,
     /// Its facts, where there is a witness, which remembers the socket.
     pub(crate) facts: Option<Facts>,
+    /// Of a Unix socket: the user of its peer (`SO_PEERCRED`).
+    pub(crate) peer_uid: Option<u32>,
 }
 
 /// Examines a shown descriptor, and returns what it proves. `own` speaks of our namespace,
@@ -52,6 +54,10 @@ pub(crate) fn examine(
 ) -> Result<Proved, Reason> {
     let socket = shown.as_fd();
     let option = |name| crate::listener::number_of(socket, name);
+    let is = |name, wanted| option(name).is_ok_and(|is| is == wanted);
+    if is(libc::SO_DOMAIN, libc::AF_UNIX) && is(libc::SO_TYPE, libc::SOCK_STREAM) {
+        return examine_unix(socket, own, shown_diag);
+    }
     let is_tcp = option(libc::SO_TYPE).is_ok_and(|kind| kind == libc::SOCK_STREAM)
         && option(libc::SO_PROTOCOL).is_ok_and(|protocol| protocol == libc::IPPROTO_TCP);
     if !is_tcp {
@@ -63,12 +69,7 @@ pub(crate) fn examine(
     let (Some(local), Some(remote)) = (address(local), remote.and_then(address)) else {
         return Err(Reason::NotTcp);
     };
-    let diag = match own.is_elsewhere(socket) {
-        false => own,
-        true => shown_diag
-            .filter(|diag| !diag.is_elsewhere(socket))
-            .ok_or(Reason::OtherNamespace)?,
-    };
+    let diag = speaking_of(socket, own, shown_diag)?;
     let tuple = Tuple {
         netns: diag.namespace(),
         local,
@@ -83,6 +84,7 @@ pub(crate) fn examine(
             tuple,
             cookie,
             facts,
+            peer_uid: None,
         }),
         // Not established, or no longer.
         _ => {
@@ -94,6 +96,52 @@ pub(crate) fn examine(
     }
 }
 
+/// Examines a Unix stream socket. Its peer is asked for while it is open: nothing else says who
+/// that is.
+fn examine_unix(
+    socket: BorrowedFd<'_>,
+    own: &Diag,
+    shown_diag: Option<&Diag>,
+) -> Result<Proved, Reason> {
+    if getpeername(socket).is_err() {
+        return Err(Reason::Closing);
+    }
+    let diag = speaking_of(socket, own, shown_diag)?;
+    let cookie = cookie_of(socket, libc::SO_COOKIE).map_err(|_| Reason::Unsupported)?;
+    let inode = memfd::number(socket).map_err(|_| Reason::Closing)?;
+    let inode = u32::try_from(inode).map_err(|_| Reason::Unsupported)?;
+    let credentials = peer_of(socket).map_err(|_| Reason::Closing)?;
+    let known = diag.unix_socket(inode, cookie).ok_or(Reason::NoProof)?;
+    if known.peer == 0 || cookie == 0 {
+        return Err(Reason::Closing);
+    }
+    let tuple = Tuple {
+        netns: diag.namespace(),
+        local: Address::Unix { inode },
+        remote: Address::Unix { inode: known.peer },
+    };
+    Ok(Proved {
+        tuple,
+        cookie,
+        facts: None,
+        peer_uid: Some(credentials.uid),
+    })
+}
+
+/// The one of two that speaks of a socket's namespace.
+fn speaking_of<'a>(
+    socket: BorrowedFd<'_>,
+    own: &'a Diag,
+    shown: Option<&'a Diag>,
+) -> Result<&'a Diag, Reason> {
+    match own.is_elsewhere(socket) {
+        false => Ok(own),
+        true => shown
+            .filter(|diag| !diag.is_elsewhere(socket))
+            .ok_or(Reason::OtherNamespace),
+    }
+}
+
 /// An address as the registry has it; nothing when it is neither IPv4 nor IPv6.
 fn address(any: SocketAddrAny) -> Option<Address> {
     let known = SocketAddr::try_from(any).ok()?;
@@ -102,14 +150,13 @@ fn address(any: SocketAddrAny) -> Option<Address> {
         IpAddr::V6(v6) => v6.octets(),
     };
     let port = known.port();
-    Some(Address { ip, port })
+    Some(Address::Internet { ip, port })
 }
 
 #[cfg(test)]
 mod tests {
     use super::{examine as examine_owned, *};
     use std::net::{Ipv6Addr, TcpListener, TcpStream, UdpSocket};
-    use std::os::fd::BorrowedFd;
 
     fn examine(shown: BorrowedFd<'_>, own: &Diag, other: Option<&Diag>) -> Result<Proved, Reason> {
         let copy = shown.try_clone_to_owned().expect("a descriptor");
@@ -149,7 +196,10 @@ mod tests {
         let udp = UdpSocket::bind("127.0.0.1:0").expect("bound");
         udp.connect("127.0.0.1:9").expect("connected");
         assert_eq!(refused(udp.as_fd()), Reason::NotTcp);
-        let (unix, _) = std::os::unix::net::UnixStream::pair().expect("pair");
+        let (unix, gone) = std::os::unix::net::UnixStream::pair().expect("pair");
+        drop(gone);
+        assert_eq!(refused(unix.as_fd()), Reason::Closing);
+        let (unix, _other) = std::os::unix::net::UnixDatagram::pair().expect("pair");
         assert_eq!(refused(unix.as_fd()), Reason::NotTcp);
         let file = tempfile::tempfile().expect("file");
         assert_eq!(refused(file.as_fd()), Reason::NotTcp);

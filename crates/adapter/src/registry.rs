@@ -5,7 +5,7 @@
 //!
 //! ```text
 //!   client   one process's socket to us; several of one fork family share a table
-//!   end      one end of a TCP connection: (table, entry, generation); the asking client owns it
+//!   end      one end of a connection: (table, entry, generation); the asking client owns it
 //!
 //!              ask                       mirror asks
 //!   (unknown) ─────► pending (by tuple) ─────────────► in a channel (pair, slot, side)
@@ -382,6 +382,20 @@ impl Registry {
         (registered.end == end).then_some((registered.tuple, registered.cookie))
     }
 
+    /// Whether one of two Unix sockets knows the other's user as that of its peer: inodes are used
+    /// again one day, users stay apart. `uid` is the user of a client. TCP sockets know no user,
+    /// and need none.
+    pub fn know_each_other(&self, ends: [End; 2], uid: impl Fn(ClientId) -> Option<u32>) -> bool {
+        let known = ends.map(|end| self.ends.get(&end.key()));
+        let [Some(one), Some(other)] = known else {
+            return false;
+        };
+        let knows = |end: &Registered, peer: &Registered| {
+            end.peer_uid.is_none() || end.peer_uid == uid(peer.client)
+        };
+        knows(one, other) || knows(other, one)
+    }
+
     /// The client in whose name an end is.
     pub fn owner(&self, end: End) -> Option<ClientId> {
         let registered = self.ends.get(&end.key())?;
@@ -519,6 +533,7 @@ impl Registry {
             cookie: ask.cookie,
             numbers: ask.numbers,
             met: None,
+            peer_uid: ask.peer_uid,
             accepted: ask.accepted,
             forks: ask.forks,
             wants_slab: ask.wants_slab,

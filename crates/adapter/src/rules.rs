@@ -7,6 +7,7 @@
 //!   # who and where                              what then
 //!   program redis-cli                            path auto
 //!   port 6379                                    path host
+//!   socket /run/php/*                            path host
 //!   user postgres  role accepts                  observability ignore
 //! ```
 //!
@@ -30,7 +31,7 @@ use std::sync::Arc;
 use toehold_channel::offload;
 
 pub use crate::engine::settings::SettingsError as RulesError;
-use crate::registry::Tuple;
+use crate::registry::{Address, Tuple};
 
 /// The rules of one or more files, in their order.
 #[derive(Clone, Debug, Default)]
@@ -48,6 +49,7 @@ pub struct Rule {
     unit: Option<Name>,
     address: Option<offload::Rule>,
     port: Option<(u16, u16)>,
+    socket: Option<Name>,
     accepts: Option<bool>,
     path: Option<PathWish>,
     observability: Option<Observability>,
@@ -98,6 +100,8 @@ pub(crate) struct Side {
     pub(crate) accepts: bool,
     /// The connection, seen from this end.
     pub(crate) tuple: Tuple,
+    /// The name of the Unix socket that was connected to.
+    pub(crate) socket: Option<String>,
 }
 
 /// Most rules of an adapter: each is compared with each new connection.
@@ -154,6 +158,11 @@ impl Rules {
             .map(|(_, observability)| observability)
     }
 
+    /// Whether a rule speaks of Unix sockets by their names.
+    pub(crate) fn speak_of_sockets(&self) -> bool {
+        self.rules.iter().any(|rule| rule.socket.is_some())
+    }
+
     /// Whether a rule speaks of captures.
     pub(crate) fn speak_of_captures(&self) -> bool {
         self.rules.iter().any(|rule| rule.observability.is_some())
@@ -176,6 +185,10 @@ impl Rule {
             true => end.tuple.local,
             false => end.tuple.remote,
         };
+        let (ip, port) = match server {
+            Address::Internet { ip, port } => (Some(ip), Some(port)),
+            Address::Unix { .. } => (None, None),
+        };
         let is = |name: &Option<Name>, text: Option<&str>| {
             name.as_ref()
                 .is_none_or(|name| text.is_some_and(|text| name.is(text)))
@@ -187,10 +200,11 @@ impl Rule {
             && self
                 .address
                 .as_ref()
-                .is_none_or(|network| network.matches(server.ip, 0))
+                .is_none_or(|network| ip.is_some_and(|ip| network.matches(ip, 0)))
             && self
                 .port
-                .is_none_or(|(first, last)| (first..=last).contains(&server.port))
+                .is_none_or(|(first, last)| port.is_some_and(|port| (first..=last).contains(&port)))
+            && is(&self.socket, end.socket.as_deref())
     }
 
     /// Where it stands, for a person.

@@ -2,7 +2,7 @@
 
 use crate::engine;
 use crate::proc::{self, Sockets};
-use crate::registry::{End, Registry, TableId};
+use crate::registry::{End, Registry, TableId, Tuple};
 use crate::tables::{MappedTable, Tables};
 use serde::Serialize;
 use std::borrow::Cow;
@@ -13,7 +13,7 @@ use toehold_channel::offload;
 use toehold_channel::preamble::PREAMBLE_BYTES;
 use toehold_channel::table::{
     COMMAND_DETACH, COMMAND_YIELD, ENTRIES, Entry, FLAG_ACCEPTED, FLAG_ASKED, FLAG_OFFLOAD,
-    FLAG_PARKED, LAYOUT_VERSION, Mode, Reason, WaitMode,
+    FLAG_PARKED, FLAG_UNIX, LAYOUT_VERSION, Mode, Reason, WaitMode,
 };
 use toehold_channel::untrusted::{Word32, Word64};
 
@@ -128,7 +128,7 @@ pub(crate) fn report(
         for (index, entry) in table.live() {
             let mut pid = names.of(id, entry.pid.load(Ordering::Relaxed));
             if is_visible && !living.is(pid) {
-                let tuple = registry.end(id, index).map(|(_, tuple)| tuple.spoken());
+                let tuple = registry.end(id, index).map(|(_, tuple)| tuple);
                 let mut family = table.members().map(|own| names.of(id, own));
                 let survivor = family.find(|&pid| living.is(pid));
                 match fate(survivor, entry, tuple, &mut sockets) {
@@ -147,13 +147,21 @@ pub(crate) fn report(
             let known = registry.end(id, index);
             let known = known.filter(|(end, _)| end.generation == generation);
             let offloaded = entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD != 0;
-            let known_ends = offloaded.then(|| true_addresses(entry));
-            let known_ends = known_ends.or_else(|| known.map(|(_, tuple)| tuple.spoken()));
+            let known_ends = offloaded.then(|| spell(true_addresses(entry)));
+            let known_ends =
+                known_ends.or_else(|| known.map(|(_, tuple)| sockets.spell(pid, tuple)));
             let addresses = known_ends.or_else(|| {
                 let fd = entry.fd.load(Ordering::Relaxed);
-                let is_member = members.has(pid, id, tables);
-                is_member.then(|| sockets.addresses(pid, fd)).flatten()
+                if !members.has(pid, id, tables) {
+                    return None;
+                }
+                match entry.flags.load(Ordering::Relaxed) & FLAG_UNIX {
+                    0 => sockets.addresses(pid, fd).map(spell),
+                    // The kernel's list does not tell the other end.
+                    _ => Some((sockets.unix_name(pid, fd)?, "#?".into())),
+                }
             });
+            let addresses = addresses.unwrap_or_default();
             let partner = known.and_then(|(end, _)| registry.partner(end));
             let partner = partner.and_then(|end| tables.current(end));
             // Each doorbell is one byte on the carrier that no program sent.
@@ -319,17 +327,12 @@ enum Fate {
 
 /// The fate of a connection when the process that used it last is gone: it may have been killed, so
 /// that it could not say so.
-fn fate(
-    survivor: Option<u32>,
-    entry: &Entry,
-    tuple: Option<(SocketAddr, SocketAddr)>,
-    sockets: &mut Sockets,
-) -> Fate {
+fn fate(survivor: Option<u32>, entry: &Entry, tuple: Option<Tuple>, sockets: &mut Sockets) -> Fate {
     let Some(survivor) = survivor else {
         return Fate::Gone;
     };
     match tuple {
-        Some((local, remote)) if sockets.is_open(survivor, local, remote) => Fate::With(survivor),
+        Some(tuple) if sockets.is_open(survivor, tuple) => Fate::With(survivor),
         Some(_) => Fate::Gone,
         None if entry.holder_count(Ordering::Relaxed) > 1 => Fate::With(survivor),
         None => Fate::Unknown,
@@ -350,7 +353,7 @@ fn process(pid: u32, uid: u32, table: &MappedTable) -> Process {
 
 fn connection(
     entry: &Entry,
-    addresses: Option<(SocketAddr, SocketAddr)>,
+    (local, remote): (String, String),
     doorbells_heard: u32,
 ) -> Connection {
     let word = |word: &AtomicU32| word.load(Ordering::Relaxed);
@@ -372,12 +375,10 @@ fn connection(
     } else {
         (0, 0)
     };
-    let (local, remote) = addresses.unzip();
-    let spell = |address: Option<SocketAddr>| address.map_or(String::new(), |a| a.to_string());
     Connection {
         fd: word(&entry.fd),
-        local: spell(local),
-        remote: spell(remote),
+        local,
+        remote,
         path,
         tx_path,
         rx_path,
@@ -442,6 +443,10 @@ fn path_of(mode: &Word32, is_offloaded: bool) -> &'static str {
         Some(Mode::Ring) => DIRECT,
         _ => HOST,
     }
+}
+
+fn spell((local, remote): (SocketAddr, SocketAddr)) -> (String, String) {
+    (local.to_string(), remote.to_string())
 }
 
 /// The addresses that an offloaded connection has for its program.

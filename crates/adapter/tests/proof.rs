@@ -182,7 +182,7 @@ fn addresses_that_are_only_said_claim_nothing() {
     let mut shown: Vec<(OwnedFd, Reason)> = vec![
         (unrelated.into(), Reason::NoPartner),
         (listener.into(), Reason::Closing),
-        (unix.into(), Reason::NotTcp),
+        (unix.into(), Reason::NoPartner),
         (syn_sent(), Reason::Closing),
         (dead.into(), Reason::Closing),
         (tempfile::tempfile().expect("file").into(), Reason::NotTcp),

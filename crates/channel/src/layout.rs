@@ -26,6 +26,7 @@
 //! | `head` | receiver | sender | `Release` / `Acquire` | `consume` |
 //! | `acknowledged` | receiver | sender | `Release` / `Acquire` | `consume` |
 //! | `attached`, `closed` | either side | the other | `Release` / `Acquire` | `state` |
+//! | `counted` | sender | receiver | `SeqCst` fences / `Acquire` | `wake` |
 //! | `wake`, `want_credit` | the side that sleeps | the side that rings | `SeqCst` fences | `wake` |
 //!
 //! Everything here is written by a hostile peer for all we know: load a word once, check it, use
@@ -177,6 +178,9 @@ pub struct Wake {
     /// Processor this side last waited on, plus one: spinning for a peer on one's own core is
     /// pointless.
     pub processor: Word32,
+    /// Of a Unix carrier: one more than the bytes that this side has given it, doorbells included;
+    /// 0 while a send may be under way.
+    pub counted: Word64,
 }
 
 /// In `attached`: the side's directions are on the carrier, it has carried out every record and

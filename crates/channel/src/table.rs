@@ -30,7 +30,7 @@ use crate::untrusted::{Word32, Word64};
 pub const TABLE_MAGIC: u64 = u64::from_le_bytes(*b"TOEHOLDT");
 /// Changes whenever the meaning of any shared layout (table, region, ready bitmap, message)
 /// changes.
-pub const LAYOUT_VERSION: u32 = 10;
+pub const LAYOUT_VERSION: u32 = 11;
 /// Entries in a table: the most connections one fork family can have tracked at a time.
 pub const ENTRIES: usize = 65_536;
 /// Where the first entry begins.
@@ -354,6 +354,13 @@ pub const FLAG_REFUSED: u32 = 1 << 10;
 pub const FLAG_UNTOLD: u32 = 1 << 11;
 /// The carrier is parked: it serves no connection of the program at the moment.
 pub const FLAG_PARKED: u32 = 1 << 12;
+/// The carrier is a Unix stream socket.
+pub const FLAG_UNIX: u32 = 1 << 13;
+/// Of a Unix carrier with a channel: the peer's count of the bytes that it sent has not been
+/// compared with ours yet, so its direction is not welcome in the ring.
+pub const FLAG_UNCOMPARED: u32 = 1 << 14;
+/// Of a Unix carrier: the program was told that the peer left bytes unread.
+pub const FLAG_RESET_TOLD: u32 = 1 << 15;
 
 /// A generation has so many bits.
 pub const GENERATION_BITS: u32 = 30;
@@ -390,7 +397,7 @@ pub enum Reason {
     Policy = 5,
     /// The other end belongs to another user.
     OtherUser = 6,
-    /// Not a TCP stream socket.
+    /// Neither a TCP nor a Unix stream socket.
     NotTcp = 7,
     /// Bytes moved that the library did not see: its counts disagree with the kernel's.
     CountsDisagree = 8,
@@ -446,13 +453,15 @@ pub enum Reason {
     OverQuota = 29,
     /// A packet capture is to see its bytes.
     Captured = 30,
+    /// The program sends descriptors or credentials on it, which only the kernel can do.
+    Descriptors = 31,
 }
 
 impl Reason {
     /// The reason behind a number, if it is one.
     pub fn from_word(word: u32) -> Option<Reason> {
         use Reason::*;
-        const ALL: [Reason; 31] = [
+        const ALL: [Reason; 32] = [
             None,
             FewBytes,
             NoAdapter,
@@ -484,6 +493,7 @@ impl Reason {
             Confined,
             OverQuota,
             Captured,
+            Descriptors,
         ];
         ALL.get(word as usize).copied()
     }
@@ -500,7 +510,7 @@ impl Reason {
             Reason::PartnerNotAttached => "waiting for the other end to attach",
             Reason::Policy => "a rule keeps it on the kernel",
             Reason::OtherUser => "the other end belongs to another user",
-            Reason::NotTcp => "not a TCP stream",
+            Reason::NotTcp => "neither a TCP nor a Unix stream",
             Reason::CountsDisagree => "bytes moved that the library did not see",
             Reason::Detached => "detached by the operator",
             Reason::PeerGone => "the other end's process is gone",
@@ -522,10 +532,13 @@ impl Reason {
             Reason::InCall => "a thread of the program is inside a call on it",
             Reason::Duplicated => "its descriptor was duplicated before it was connected",
             Reason::OtherNamespace => "its network namespace cannot be shown to the adapter",
-            Reason::NoProof => "this kernel cannot prove connections (CONFIG_INET_DIAG)",
+            Reason::NoProof => {
+                "this kernel cannot prove connections (CONFIG_INET_DIAG, CONFIG_UNIX_DIAG)"
+            }
             Reason::Confined => "the program has confined itself to some system calls",
             Reason::OverQuota => "one of the two users has as many as the system adapter allows",
             Reason::Captured => "a packet capture is to see it",
+            Reason::Descriptors => "the program sends descriptors or credentials on it",
         }
     }
 }

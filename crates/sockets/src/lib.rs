@@ -10,6 +10,7 @@
 //!       ─► fast_path                   short messages where nothing changes
 //!       ─► receive, send, transfer     bytes: carrier, ring, and the switches between
 //!       ─► direction, service          our direction: credit, doorbells, up and down
+//!       ─► carrier, unix             TCP and Unix sockets, and how they differ
 //!       ─► ahead, peek_offset          looking at bytes without taking them
 //!       ─► overflow                    when a ring is too small
 //!       ─► doorbells, pending          bytes on the carrier that are no data; errors
@@ -35,6 +36,7 @@ pub mod api;
 mod arming;
 mod attention;
 mod buffers;
+mod carrier;
 mod chunks;
 mod closing;
 mod confinement;
@@ -85,6 +87,7 @@ mod sys;
 mod table;
 mod tracking;
 mod transfer;
+mod unix;
 mod uring;
 mod wait;
 mod waits;

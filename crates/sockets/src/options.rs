@@ -7,10 +7,11 @@ use core::sync::atomic::Ordering;
 use toehold_channel::layout::RING_BYTES;
 use toehold_channel::table::{FLAG_OFFLOAD, Mode, Reason};
 
+use crate::carrier::Carrier;
 use crate::connection::Connection;
 use crate::express::turns;
 use crate::offload::{awaiting, endings};
-use crate::{ahead, errno, peek_offset, pending, resets, service, settings, sys};
+use crate::{ahead, errno, peek_offset, pending, resets, service, settings, sys, unix};
 
 /// The program sets an option, to `value` if that is an int; true when the kernel must not hear of
 /// it. An option that rings cannot express brings the connection back to its carrier first.
@@ -30,7 +31,7 @@ pub(crate) fn set(connection: &Connection, level: i32, name: i32, value: Option<
             errno::keep(|| service::quiesce(connection, Reason::Unsupported));
         }
         (level, name)
-            if settings::is_kernels(level, name)
+            if settings::is_kernels(connection, level, name)
                 && value.is_some_and(|value| settings::is_on(name, value)) =>
         {
             errno::keep(|| service::retire(connection, Reason::Unsupported));
@@ -65,9 +66,15 @@ pub(crate) fn get(connection: &Connection, level: i32, name: i32) -> Option<i32>
             })
             .or_else(|| errno::keep(|| endings::error_option(connection)))
             .or_else(|| {
-                connection.end()?;
+                let end = connection.end()?;
                 let error = sys::getsockopt(connection.fd, level, name).ok()?;
-                Some(true_error(connection, error))
+                let error = true_error(connection, error);
+                let unix = || unix::error_at_end(connection, &end);
+                Some(if error != 0 {
+                    error
+                } else {
+                    unix().unwrap_or(0)
+                })
             });
     }
     if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
@@ -89,7 +96,11 @@ fn true_error(connection: &Connection, error: i32) -> i32 {
         && (connection.inside()).is_some_and(|end| {
             resets::was_closed_cleanly(connection, &end) || turns::is_unaccepted(connection, &end)
         });
-    if is_doorbells { 0 } else { error }
+    match error {
+        _ if is_doorbells => 0,
+        libc::ECONNRESET => unix::told(connection),
+        error => error,
+    }
 }
 
 /// The connection's error, which is told now, as by `SO_ERROR`; 0 when there is none.
@@ -105,16 +116,18 @@ pub(crate) fn queue_length(connection: &Connection, request: c_ulong) -> Option<
         return ahead::waiting(connection);
     }
     let in_ring = connection.entry.tx_mode.load(Ordering::Relaxed) == Mode::Ring as u32;
-    (request == libc::TIOCOUTQ as c_ulong && in_ring).then(|| unacknowledged(connection))
+    (request == libc::TIOCOUTQ as c_ulong && in_ring).then(|| in_flight(connection))
 }
 
-/// The bytes in the ring that wait for an acknowledgement (tcp(7), `SIOCOUTQ`); the bytes that the
-/// kernel still counts are doorbells. The engine gives a remote's acknowledgements back as credit.
-/// Between two programs what is in the ring is with the peer, as what is in a receiver's buffer is:
-/// it was acknowledged when it came.
-fn unacknowledged(connection: &Connection) -> i32 {
+/// The bytes in the ring that the send queue would hold (`SIOCOUTQ`); those that the kernel still
+/// counts are doorbells. With TCP they wait for an acknowledgement (tcp(7)). The engine gives a
+/// remote's acknowledgements back as credit. Between two programs what is in the ring is with the
+/// peer, as what is in a receiver's buffer is: it was acknowledged when it came. A Unix socket's
+/// queue is what the peer has not read.
+fn in_flight(connection: &Connection) -> i32 {
     let entry = connection.entry;
-    if entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD == 0 {
+    let is_offloaded = entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD != 0;
+    if !is_offloaded && Carrier::of(connection) == Carrier::Tcp {
         return 0;
     }
     // Relaxed: a number for the program. A head beyond it is the engine's to be caught for, at the

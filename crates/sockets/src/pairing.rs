@@ -8,7 +8,7 @@
 //!
 //! The counts are verified with `TCP_INFO`: if a single byte went past our hooks, we would not know
 //! where in the stream we are, and the connection stays on the host path
-//! ([`Reason::CountsDisagree`]).
+//! ([`Reason::CountsDisagree`]). A Unix socket has no such counts: [`crate::unix`].
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -21,12 +21,13 @@ use toehold_channel::table::{
 };
 use toehold_stream::worth::{self, Worth};
 
+use crate::carrier::Carrier;
 use crate::connection::{self, Connection};
 use crate::epoll::membership;
 use crate::orderings::PINNED;
 use crate::{
     adapter, attention, errno, holders, lock, namespace, offers, process, resets, service,
-    settings, showing, sys, waits,
+    settings, showing, sys, unix, waits,
 };
 
 /// How often, in calls on the host path, a connection that waits for an offer looks whether the
@@ -188,10 +189,9 @@ fn describe(connection: &Connection) -> Result<Message, Reason> {
     let fd = connection.fd;
     let option = |name| sys::getsockopt::<i32>(fd, libc::SOL_SOCKET, name).unwrap_or(-1);
     let is_offloaded = connection.entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD != 0;
-    // Only TCP has the number of TCP: neither another family nor MPTCP has. A carrier to the engine
-    // was looked at when it became one.
-    if !is_offloaded && option(libc::SO_PROTOCOL) != libc::IPPROTO_TCP {
-        return Err(Reason::NotTcp);
+    // A carrier to the engine was looked at when it became one.
+    if !is_offloaded {
+        Carrier::at(fd).ok_or(Reason::NotTcp)?.note(fd);
     }
     let ulp = sys::getsockopt::<[u8; 16]>(fd, libc::IPPROTO_TCP, libc::TCP_ULP).unwrap_or_default();
     if ulp[0] != 0
@@ -250,7 +250,12 @@ fn attach(connection: &Connection) {
         entry.reason.store(Reason::InCall as u32, Ordering::Relaxed);
         return;
     }
-    match counts_agree(connection) {
+    let agree = match Carrier::of(connection) {
+        Carrier::Tcp => counts_agree(connection),
+        // The peer's word is needed: `unix::compare`.
+        Carrier::Unix => Some(true),
+    };
+    match agree {
         Some(true) => {}
         Some(false) => {
             local.attachment.take();
@@ -273,7 +278,13 @@ fn attach(connection: &Connection) {
     if let Some(end) = connection.end() {
         resets::publish(connection);
         // Until we know better how this program waits, ring.
-        end.attach(WakeWord::Bell);
+        match Carrier::of(connection) {
+            Carrier::Tcp => end.attach(WakeWord::Bell),
+            Carrier::Unix => {
+                end.attach_unwelcoming(WakeWord::Bell);
+                unix::begin_comparing(connection, &end);
+            }
+        }
     }
     drop(rx);
     drop(tx);
@@ -338,11 +349,16 @@ fn is_askable_again(connection: &Connection) -> bool {
     is_released(connection.entry) || namespace::is_wanted(connection)
 }
 
-/// Asked while an operator or a packet capture kept it on its carrier, which is over now: the
-/// adapter forgot the request with the refusal.
+/// Asked while an operator or a packet capture kept it on its carrier, which is over now, or while
+/// the other end of a Unix socket was not accepted yet: the adapter forgot the request with the
+/// refusal.
 #[inline]
 fn is_released(entry: &Entry) -> bool {
     let refusal = entry.refusal.load(Ordering::Relaxed);
+    if refusal == Reason::Closing as u32 && Carrier::in_entry(entry) == Carrier::Unix {
+        let calls = entry.carrier_calls.load(Ordering::Relaxed);
+        return calls.is_multiple_of(CALLS_BETWEEN_LOOKS);
+    }
     (refusal == Reason::Detached as u32 || refusal == Reason::Captured as u32)
         && !connection::commanded(entry)
 }

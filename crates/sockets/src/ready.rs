@@ -6,11 +6,12 @@ use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLPRI, POLLRDHUP};
 use toehold_channel::table::{FLAG_SHUT_RX, Mode};
 use toehold_stream::end::{End, Incoming};
 
+use crate::carrier::Carrier;
 use crate::connection::{Connection, HINT_LOOK};
 use crate::direction::{Credit, want_credit};
 use crate::express::turns;
 use crate::resets::was_closed_cleanly;
-use crate::{ahead, doorbells, lock, settings, sys};
+use crate::{ahead, doorbells, lock, settings, sys, unix};
 
 /// The `POLL*` bits that hold now, of those in `interest` (errors and hang-up always). Asking for
 /// `POLLOUT` without credit leaves a request for it with the peer.
@@ -83,7 +84,11 @@ fn slow_incoming(connection: &Connection, end: &End<'_>) -> i16 {
     if on_carrier || hinted && !is_over {
         let mut kernel = sys::poll_now(connection.fd, POLLIN | POLLRDHUP);
         if kernel & POLLERR != 0 && was_closed_cleanly(connection, end) {
-            kernel = POLLIN | POLLRDHUP;
+            // An end in order leaves a TCP socket half open, and a Unix socket not.
+            kernel = match Carrier::of(connection) {
+                Carrier::Tcp => POLLIN | POLLRDHUP,
+                Carrier::Unix => kernel & !POLLERR,
+            };
         }
         if on_carrier {
             has_bytes = kernel & POLLIN != 0;
@@ -94,6 +99,9 @@ fn slow_incoming(connection: &Connection, end: &End<'_>) -> i16 {
             ready |= POLLIN | POLLRDHUP;
         }
         ready |= kernel & (POLLHUP | POLLERR);
+        if kernel & POLLRDHUP != 0 && unix::is_reset(connection, end) {
+            ready |= POLLERR;
+        }
         if kernel & (POLLHUP | POLLERR) != 0 {
             ready |= POLLIN;
         }
@@ -106,7 +114,10 @@ fn slow_incoming(connection: &Connection, end: &End<'_>) -> i16 {
         ready |= POLLIN | POLLRDHUP;
     }
     // tcp_epollin_ready: as many as a receive would wait for.
-    let wanted = settings::low_water(connection);
+    let wanted = match Carrier::of(connection).polls_low_water() {
+        true => settings::low_water(connection),
+        false => 1,
+    };
     if has_bytes
         && (wanted == 1 || ahead::count(connection, end).unwrap_or(u64::MAX) >= wanted as u64)
     {

@@ -11,6 +11,7 @@ use toehold_channel::table::{FLAG_CONNECTING, FLAG_REFUSED, FLAG_SHUT_RX, Mode, 
 use toehold_stream::end::End;
 use toehold_stream::next::{Carrier, Next};
 
+use crate::carrier::Carrier as Kind;
 use crate::connection::{self, Connection, HINT_EOF, HINT_LOOK};
 use crate::express::{returning, turns};
 use crate::offload::liveness::say_what_is_set;
@@ -19,7 +20,7 @@ use crate::receive::waiting::{arm_for_unknown_wait, wait_for_bytes};
 use crate::sleep::{Deadline, sleep_until};
 use crate::{
     ahead, buffers, direction, doorbells, errno, leaving, lock, offers, pairing, peek_offset,
-    pending, resets, service, settings, sleepers, sys, waits,
+    pending, resets, service, settings, sleepers, sys, unix, waits,
 };
 
 /// Without other signs, a receiver that finds its ring empty looks at the carrier this often.
@@ -89,6 +90,7 @@ pub(crate) unsafe fn receive_message(
     kernel: impl Fn() -> isize,
 ) -> isize {
     loop {
+        let flags = Kind::of(connection).receive_flags(flags);
         match begin_host_receive(connection, flags) {
             Err(error) => return errno::result(Err(error)),
             Ok(true) => {
@@ -271,11 +273,19 @@ unsafe fn receive_by_steps(
                     }
                 }
                 // Bytes behind a switch count like the bytes before it.
-                let goes_on = takes && (done < least || end.records_pending());
+                // A Unix socket's receive ends behind the message that brought descriptors.
+                let goes_on =
+                    takes && control.filled == 0 && (done < least || end.records_pending());
                 if done == total || !goes_on {
                     return Ok(done);
                 }
                 continue;
+            }
+            Ok(Step::End) if done == 0 => {
+                return match unix::error_at_end(connection, &end) {
+                    Some(error) => Err(error),
+                    None => Ok(0),
+                };
             }
             Ok(Step::End) => return Ok(done),
             Err(errno::GOES_BACK) => {
@@ -294,6 +304,7 @@ unsafe fn receive_by_steps(
                     .fetch_or(HINT_EOF | HINT_LOOK, Ordering::Relaxed);
                 return Ok(0);
             }
+            Err(libc::ECONNRESET) => return Err(unix::told(connection)),
             Err(error) => return Err(error),
             Ok(Step::Empty) if done >= least => return Ok(done),
             Ok(Step::Empty) => {}

@@ -10,6 +10,7 @@ use toehold_channel::rendezvous::{Kind, Message};
 use toehold_channel::table::{EntryState, FLAG_ASKED};
 use toehold_stream::end::{End, Incoming};
 
+use crate::carrier::Carrier;
 use crate::connection::{self, Connection, Local};
 use crate::orderings::{LAST_OUT, STATE_TOLD};
 use crate::{
@@ -94,7 +95,7 @@ fn end_channel(connection: &Connection, end: &End<'_>) {
         && sys::bytes_waiting(connection.fd) <= 0
         && !resets::are_wanted(connection);
     end.close(clean);
-    if unread == Some(true) {
+    if unread == Some(true) && Carrier::of(connection).has_linger() {
         // RFC 1122, 4.2.2.13: closing with received data pending sends a reset, "to show that data
         // was lost".
         sys::set_linger(connection.fd, [1, 0]);

@@ -6,6 +6,7 @@ use toehold_channel::ring::Fault;
 use toehold_channel::table::{FLAG_OFFLOAD, Reason};
 use toehold_stream::end::End;
 
+use crate::carrier::Carrier;
 use crate::connection::Connection;
 use crate::sys;
 
@@ -40,6 +41,9 @@ pub(crate) fn was_closed_cleanly(connection: &Connection, end: &End<'_>) -> bool
 
 /// True when the program wants its close to be a reset (`SO_LINGER` of no time).
 pub(crate) fn are_wanted(connection: &Connection) -> bool {
+    if !Carrier::of(connection).has_linger() {
+        return false;
+    }
     sys::getsockopt::<[i32; 2]>(connection.fd, libc::SOL_SOCKET, libc::SO_LINGER)
         .is_ok_and(|[on, seconds]| on != 0 && seconds == 0)
 }

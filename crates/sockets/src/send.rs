@@ -2,6 +2,7 @@
 
 mod waiting;
 
+use core::ffi::c_void;
 use core::sync::atomic::{Ordering, fence};
 
 use libc::iovec;
@@ -18,7 +19,7 @@ use crate::resets::fault_of_peer;
 use crate::sleep::Deadline;
 use crate::{
     buffers, doorbells, errno, leaving, lock, offers, overflow, pairing, pending, service, sys,
-    waits,
+    unix, waits,
 };
 
 /// A message of this size that meets the end of a small ring goes on at once on the carrier, so
@@ -35,6 +36,27 @@ pub(crate) const CHUNK_BYTES: usize = 32 << 10;
 pub(crate) unsafe fn transmit(
     connection: &Connection,
     parts: &[iovec],
+    flags: i32,
+    kernel: impl Fn() -> isize,
+) -> isize {
+    // SAFETY: the caller's promise.
+    unsafe { transmit_message(connection, parts, NO_CONTROL, flags, kernel) }
+}
+
+/// Control messages of a program's message: their address and length.
+pub(crate) type Control = (*mut c_void, usize);
+const NO_CONTROL: Control = (core::ptr::null_mut(), 0);
+
+/// As [`transmit`], with control messages, which go to the kernel with the first byte. The
+/// connection is pinned to its carrier.
+///
+/// # Safety
+/// `parts` and `control` are readable.
+#[inline]
+pub(crate) unsafe fn transmit_message(
+    connection: &Connection,
+    parts: &[iovec],
+    control: Control,
     flags: i32,
     kernel: impl Fn() -> isize,
 ) -> isize {
@@ -55,7 +77,7 @@ pub(crate) unsafe fn transmit(
             return endings::correct(connection, result, endings::send_error);
         }
         // SAFETY: the caller's promise.
-        if let Some(result) = unsafe { transmit_attached(connection, parts, flags) } {
+        if let Some(result) = unsafe { transmit_attached(connection, parts, control, flags) } {
             return result;
         }
         if !connection.is_current() {
@@ -64,7 +86,7 @@ pub(crate) unsafe fn transmit(
                 return errno::result(Err(libc::EBADF));
             };
             // SAFETY: the caller's promise.
-            return unsafe { transmit(&now, parts, flags, kernel) };
+            return unsafe { transmit_message(&now, parts, control, flags, kernel) };
         }
     }
 }
@@ -143,23 +165,30 @@ pub(crate) enum Turn {
 /// Sends by the channel. `None`: the connection has left it.
 ///
 /// # Safety
-/// `parts` are readable.
-unsafe fn transmit_attached(connection: &Connection, parts: &[iovec], flags: i32) -> Option<isize> {
+/// `parts` and `control` are readable.
+unsafe fn transmit_attached(
+    connection: &Connection,
+    parts: &[iovec],
+    control: Control,
+    flags: i32,
+) -> Option<isize> {
     // SAFETY: the caller's promise.
-    let result = unsafe { transmit_by_turns(connection, parts, flags) };
+    let result = unsafe { transmit_by_turns(connection, parts, control, flags) };
     leaving::after_transfer(connection, result, endings::send_error)
 }
 
 unsafe fn transmit_by_turns(
     connection: &Connection,
     parts: &[iovec],
+    control: Control,
     flags: i32,
 ) -> Result<usize, i32> {
     let total = buffers::total(parts).ok_or(libc::EINVAL)?;
     let waits = flags & libc::MSG_DONTWAIT == 0 && !connection.nonblocking();
     carry(connection, total, waits, |end, done| {
+        let control = if done == 0 { control } else { NO_CONTROL };
         // SAFETY: the caller's promise.
-        unsafe { turn(connection, end, parts, done, total - done, flags) }
+        unsafe { turn(connection, end, (parts, control), done, total - done, flags) }
     })
 }
 
@@ -275,7 +304,7 @@ fn go_back(connection: &Connection) -> Result<usize, i32> {
 unsafe fn turn(
     connection: &Connection,
     end: &End<'_>,
-    parts: &[iovec],
+    (parts, control): (&[iovec], Control),
     skip: usize,
     want: usize,
     flags: i32,
@@ -286,7 +315,7 @@ unsafe fn turn(
     begin_turn(connection, end, skip)?;
     if end.tx_mode() != Mode::Ring {
         // SAFETY: the caller's promise.
-        return unsafe { to_carrier(connection, end, parts, skip, want, flags) };
+        return unsafe { to_carrier(connection, end, (parts, control), skip, want, flags) };
     }
     let sender = end.sender();
     if want <= direction::SHORT_BYTES {
@@ -324,8 +353,9 @@ unsafe fn turn(
         return Ok(Turn::NoCredit);
     }
     if sent < want && want <= WHOLE_BYTES && direction::give_way(connection, end) {
+        let rest = (parts, NO_CONTROL);
         // SAFETY: the caller's promise.
-        match unsafe { to_carrier(connection, end, parts, skip + sent, want - sent, flags) } {
+        match unsafe { to_carrier(connection, end, rest, skip + sent, want - sent, flags) } {
             Ok(Turn::Sent(more)) => sent += more,
             Ok(_) => {}
             Err(error) => pending::keep_for_next_call(connection, error),
@@ -358,7 +388,7 @@ pub(crate) fn begin_turn(connection: &Connection, end: &End<'_>, done: usize) ->
 unsafe fn to_carrier(
     connection: &Connection,
     end: &End<'_>,
-    parts: &[iovec],
+    (parts, (control, control_len)): (&[iovec], Control),
     skip: usize,
     want: usize,
     flags: i32,
@@ -369,29 +399,28 @@ unsafe fn to_carrier(
     let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
     message.msg_iov = window.as_mut_ptr();
     message.msg_iovlen = count as _;
-    // SAFETY: the window names parts of the program's buffers. SIGPIPE comes from the kernel,
-    // unless the flags forbid it.
-    let result = unsafe {
-        sys::sendmsg(
-            connection.carrier_or_number(),
-            &message,
-            flags & !libc::MSG_ZEROCOPY | libc::MSG_DONTWAIT,
-        )
-    };
-    if result >= 0 {
-        connection
-            .entry
-            .tx_carrier
-            .fetch_add(result as u64, Ordering::Relaxed);
-        if turns::is_over(connection, end) {
-            // The peer's program has closed the connection: its kernel would have answered with a
-            // reset, and the next send meets that.
-            sys::shutdown(connection.carrier_or_number(), libc::SHUT_RDWR);
+    message.msg_control = control;
+    message.msg_controllen = control_len as _;
+    let flags = flags & !libc::MSG_ZEROCOPY | libc::MSG_DONTWAIT;
+    let sent = unix::counted(connection, end, || {
+        // SAFETY: the window names parts of the program's buffers, and so does `control`. SIGPIPE
+        // comes from the kernel, unless the flags forbid it.
+        let result = unsafe { sys::sendmsg(connection.carrier_or_number(), &message, flags) };
+        let sent = sys::answer(result);
+        let count = &connection.entry.tx_carrier;
+        count.fetch_add(sent.unwrap_or(0) as u64, Ordering::Relaxed);
+        sent
+    });
+    match sent {
+        Ok(sent) => {
+            if turns::is_over(connection, end) {
+                // The peer's program has closed the connection: its kernel would have answered with
+                // a reset, and the next send meets that.
+                sys::shutdown(connection.carrier_or_number(), libc::SHUT_RDWR);
+            }
+            Ok(Turn::Sent(sent))
         }
-        return Ok(Turn::Sent(result as usize));
-    }
-    match -result as i32 {
-        libc::EAGAIN => Ok(Turn::KernelFull),
-        error => Err(error),
+        Err(libc::EAGAIN) => Ok(Turn::KernelFull),
+        Err(error) => Err(error),
     }
 }

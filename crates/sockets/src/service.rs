@@ -8,7 +8,7 @@ use toehold_channel::layout::{SIDE_SEEN, SIDE_TOLD};
 use toehold_channel::ring::Fault;
 use toehold_channel::table::{
     COMMAND_DETACH, COMMAND_EVICT, COMMAND_PEER_GONE, COMMAND_YIELD, FLAG_CONNECTING, FLAG_PINNED,
-    FLAG_REFUSED, FLAG_SHUT_RX, FLAG_SHUT_TX, Mode, Reason,
+    FLAG_REFUSED, FLAG_SHUT_RX, FLAG_SHUT_TX, FLAG_UNCOMPARED, Mode, Reason,
 };
 use toehold_stream::end::{End, Incoming};
 use toehold_stream::leaving::Refusal;
@@ -17,7 +17,9 @@ use crate::connection::{self, Connection, HINT_EOF};
 use crate::epoll::membership;
 use crate::express::turns;
 use crate::resets::fault_of_peer;
-use crate::{direction, doorbells, errno, leaving, lock, peek_offset, settings, sleepers, sys};
+use crate::{
+    direction, doorbells, errno, leaving, lock, peek_offset, settings, sleepers, sys, unix,
+};
 
 /// Does what the operator, the adapter, the peer or the state of the connection ask of our
 /// direction: up, down, or nothing. The caller holds the send lock.
@@ -52,6 +54,10 @@ fn attend_slowly(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
     let flags = entry.flags.load(Ordering::Relaxed);
     // Acquire pairs with the adapter's Release store in `Tables::set_peer_gone`.
     let command = entry.command.load(Ordering::Acquire);
+    if flags & FLAG_UNCOMPARED != 0 {
+        unix::compare(connection, end);
+    }
+    let flags = entry.flags.load(Ordering::Relaxed);
     let pinned = flags & FLAG_PINNED != 0;
     match command {
         COMMAND_DETACH => entry
@@ -81,7 +87,9 @@ fn attend_slowly(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
     } else {
         Refusal::None
     });
+    // While our direction is on the carrier each call comes by here, and compares.
     let stay_down = pinned
+        || flags & FLAG_UNCOMPARED != 0
         || command != 0
         || held_down
         || flags & (FLAG_SHUT_TX | FLAG_SHUT_RX) != 0

@@ -4,6 +4,7 @@ use core::sync::atomic::Ordering;
 
 use toehold_channel::table::FLAG_ATTACHED;
 
+use crate::carrier::Carrier;
 use crate::connection::Connection;
 use crate::{peek_offset, sys};
 
@@ -15,6 +16,9 @@ const USER_CORK: u32 = 2;
 /// Before a carrier serves as doorbell: nothing may hold a single byte back. RFC 896's delay and
 /// corking go, the program's view is kept.
 pub(crate) fn prepare_carrier(connection: &Connection) {
+    if Carrier::of(connection) == Carrier::Unix {
+        return;
+    }
     let fd = connection.fd;
     let mut options = 0;
     if sys::getsockopt::<i32>(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY) == Ok(1) {
@@ -37,6 +41,9 @@ pub(crate) fn prepare_carrier(connection: &Connection) {
 pub(crate) fn restore_carrier(connection: &Connection) {
     restore_low_water(connection);
     peek_offset::restore(connection);
+    if Carrier::of(connection) == Carrier::Unix {
+        return;
+    }
     let options = connection.entry.tx_options.load(Ordering::Relaxed);
     for (name, bit) in [
         (libc::TCP_NODELAY, USER_NODELAY),
@@ -67,8 +74,16 @@ const OF_THE_KERNEL: [(i32, i32); 10] = [
     (libc::SOL_SOCKET, 65),
 ];
 
-pub(crate) fn is_kernels(level: i32, name: i32) -> bool {
+/// As [`OF_THE_KERNEL`], of Unix sockets: control messages that tell of a sender with its bytes
+/// (`SO_PASSCRED`, `SO_PASSSEC`, `SO_PASSPIDFD`), or of what is left to be read (`SO_INQ`). The
+/// last two numbers are those of include/uapi/asm-generic/socket.h.
+const OF_THE_KERNEL_UNIX: [i32; 4] = [libc::SO_PASSCRED, libc::SO_PASSSEC, 76, 84];
+
+pub(crate) fn is_kernels(connection: &Connection, level: i32, name: i32) -> bool {
     OF_THE_KERNEL.contains(&(level, name))
+        || level == libc::SOL_SOCKET
+            && Carrier::of(connection) == Carrier::Unix
+            && OF_THE_KERNEL_UNIX.contains(&name)
 }
 
 /// `SO_PEEK_OFF` is off when it is negative, any other option when it is 0.
@@ -86,7 +101,10 @@ pub(crate) fn needs_kernel(connection: &Connection) -> bool {
     let is_set = |&(level, name): &(i32, i32)| {
         sys::getsockopt::<i32>(fd, level, name).is_ok_and(|value| is_on(name, value))
     };
-    sys::is_signalling(fd) || OF_THE_KERNEL.iter().any(is_set)
+    let of_unix = || OF_THE_KERNEL_UNIX.map(|name| (libc::SOL_SOCKET, name));
+    sys::is_signalling(fd)
+        || OF_THE_KERNEL.iter().any(is_set)
+        || Carrier::of(connection) == Carrier::Unix && of_unix().iter().any(is_set)
 }
 
 /// The bytes that a receive waits for, and that make a connection readable (`SO_RCVLOWAT`).
@@ -122,6 +140,7 @@ pub(crate) fn restore_low_water(connection: &Connection) {
 
 pub(crate) fn bit_of(connection: &Connection, level: i32, name: i32) -> Option<u32> {
     if level != libc::IPPROTO_TCP
+        || Carrier::of(connection) == Carrier::Unix
         || connection.entry.flags.load(Ordering::Relaxed) & FLAG_ATTACHED == 0
     {
         return None;

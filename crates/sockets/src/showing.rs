@@ -19,6 +19,7 @@ use core::sync::atomic::Ordering;
 
 use toehold_channel::table::{FLAG_INHERITED, FLAG_PINNED, Reason};
 
+use crate::carrier::Carrier;
 use crate::connection::Connection;
 use crate::{kernel_waits, sys};
 
@@ -55,8 +56,13 @@ pub(crate) fn closing(connection: &Connection) {
     if is_elsewhere || is_used {
         return;
     }
+    if Carrier::of(connection) == Carrier::Unix && sys::bytes_waiting(fd) > 0 {
+        // The reset is for the kernel to make, when the adapter closes its duplicate.
+        return;
+    }
     let linger = sys::getsockopt::<[i32; 2]>(fd, libc::SOL_SOCKET, libc::SO_LINGER);
-    let resets = linger.is_ok_and(|[is_on, seconds]| is_on != 0 && seconds == 0);
+    let resets = Carrier::of(connection).has_linger()
+        && linger.is_ok_and(|[is_on, seconds]| is_on != 0 && seconds == 0);
     // RFC 1122, 4.2.2.13, as in `release::end_channel`.
     if resets || sys::bytes_waiting(fd) > 0 {
         sys::disconnect(fd);

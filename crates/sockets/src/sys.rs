@@ -186,13 +186,17 @@ pub(crate) fn set_linger(fd: i32, linger: [i32; 2]) -> isize {
 }
 
 /// Resets a connection and drops what was received of it (connect(2), `AF_UNSPEC`): the next call
-/// says `ECONNRESET`, those after it that there is no connection (tcp_disconnect).
+/// says `ECONNRESET`, those after it that there is no connection (tcp_disconnect). A Unix socket
+/// cannot be reset: both its directions end.
 pub(crate) fn disconnect(fd: i32) {
     // SAFETY: zeroes are a valid `sockaddr`, of the family `AF_UNSPEC`.
     let nobody: libc::sockaddr = unsafe { core::mem::zeroed() };
     let len = size_of::<libc::sockaddr>();
     // SAFETY: `nobody` is readable for its length.
-    unsafe { call!(SYS_connect, fd, &raw const nobody, len) };
+    let result = unsafe { call!(SYS_connect, fd, &raw const nobody, len) };
+    if result < 0 {
+        shutdown(fd, libc::SHUT_RDWR);
+    }
 }
 
 /// `shutdown(2)`.
@@ -413,12 +417,15 @@ pub(crate) fn processor() -> u32 {
     real::processor().unwrap_or_else(vdso::processor)
 }
 
-/// True for a stream socket of the internet that does not listen: the kind that can become a
-/// connection.
+/// The families whose stream sockets carry connections.
+const CARRIED: [i32; 3] = [libc::AF_INET, libc::AF_INET6, libc::AF_UNIX];
+
+/// True for a stream socket of the internet or a Unix stream socket that does not listen: the kind
+/// that can become a connection.
 pub(crate) fn may_connect(fd: i32) -> bool {
     let option = |name| getsockopt::<i32>(fd, libc::SOL_SOCKET, name);
     option(libc::SO_TYPE) == Ok(libc::SOCK_STREAM)
-        && matches!(option(libc::SO_DOMAIN), Ok(libc::AF_INET | libc::AF_INET6))
+        && option(libc::SO_DOMAIN).is_ok_and(|family| CARRIED.contains(&family))
         && option(libc::SO_ACCEPTCONN) == Ok(0)
 }
 

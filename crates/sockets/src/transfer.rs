@@ -7,6 +7,7 @@ use libc::{iovec, off_t};
 use toehold_channel::table::Mode;
 use toehold_stream::end::End;
 
+use crate::carrier::Carrier;
 use crate::connection::Connection;
 use crate::offload::endings;
 use crate::offload::liveness::say_what_is_set;
@@ -14,7 +15,7 @@ use crate::receive::receive;
 use crate::resets::fault_of_peer;
 use crate::send::{self, Turn, begin_host_send, finish_host_send, transmit};
 use crate::sleep::sleep_until;
-use crate::{direction, doorbells, errno, leaving, poll, real, sys};
+use crate::{direction, doorbells, errno, leaving, poll, real, sys, unix};
 
 /// Bytes moved per turn, through a buffer on the stack.
 const TURN_BYTES: usize = 64 << 10;
@@ -187,7 +188,7 @@ fn pipe_to_ring(
         send::begin_turn(connection, end, done)?;
         if end.tx_mode() != Mode::Ring {
             doorbells::tidy(connection, end);
-            return pipe_to_carrier(connection, pipe, len - done, flags);
+            return pipe_to_carrier(connection, end, pipe, len - done, flags);
         }
         let sender = end.sender();
         let want = (len - done).min(send::CHUNK_BYTES);
@@ -221,17 +222,20 @@ fn pipe_to_ring(
 /// lock.
 fn pipe_to_carrier(
     connection: &Connection,
+    end: &End<'_>,
     pipe: i32,
     len: usize,
     flags: u32,
 ) -> Result<Turn, i32> {
-    match sys::answer(sys::splice(pipe, connection.fd, len, flags)) {
+    let spliced = unix::counted(connection, end, || {
+        let spliced = sys::answer(sys::splice(pipe, connection.fd, len, flags));
+        let sent = &connection.entry.tx_carrier;
+        sent.fetch_add(spliced.unwrap_or(0) as u64, Ordering::Relaxed);
+        spliced
+    });
+    match spliced {
         Ok(0) => Ok(Turn::Dry),
-        Ok(bytes) => {
-            let sent = &connection.entry.tx_carrier;
-            sent.fetch_add(bytes as u64, Ordering::Relaxed);
-            Ok(Turn::Sent(bytes))
-        }
+        Ok(bytes) => Ok(Turn::Sent(bytes)),
         Err(libc::EAGAIN) if sys::bytes_waiting(pipe) > 0 => Ok(Turn::KernelFull),
         Err(libc::EAGAIN) => Ok(Turn::Dry),
         Err(error) => Err(error),
@@ -294,9 +298,13 @@ pub(crate) fn splice_out(
         iov_base: buffer.as_mut_ptr().cast(),
         iov_len: len.min(TURN_BYTES).min(room),
     };
-    // Whether this waits is up to the connection alone (net/ipv4/tcp.c, `tcp_splice_read`).
+    let waits = Carrier::of(connection).splice_flags(flags);
     // SAFETY: `part` names writable bytes of `buffer`.
-    let got = unsafe { receive(connection, &[part], 0, || kernel_recv(connection.fd, &part)) };
+    let got = unsafe {
+        receive(connection, &[part], waits, || {
+            kernel_recv(connection.fd, &part)
+        })
+    };
     let mut done = 0isize;
     while done < got {
         let base = buffer.as_ptr() as usize + done as usize;

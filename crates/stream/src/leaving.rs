@@ -59,11 +59,21 @@ impl End<'_> {
     /// Announces that we have the region and read by the peer's records, and how we want to hear of
     /// news. The peer may go up from now on.
     pub fn attach(&self, word: WakeWord) {
+        self.attach_unwelcoming(word);
+        self.welcome();
+    }
+
+    /// As [`End::attach`], but the peer may not go up yet.
+    pub fn attach_unwelcoming(&self, word: WakeWord) {
         // Relaxed: whoever sees `attached` sees the word.
         self.ours()
             .wake
             .wake
             .store(word.to_word(), Ordering::Relaxed);
+    }
+
+    /// The peer may go up from now on.
+    pub fn welcome(&self) {
         self.ours().wake.attached.store(1, SIDE_TOLD);
     }
 

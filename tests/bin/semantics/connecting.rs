@@ -104,7 +104,7 @@ fn refused_nonblocking(role: &Role) {
 /// A port that nobody listens on: bound, but not listening.
 fn unused_port(role: &Role) -> u16 {
     let fd = sys::socket(role.family, 0);
-    sys::bind(fd, sys::loopback(role.family, 0)).value();
+    sys::bind_anywhere(fd, role.family).value();
     sys::name(fd, false).expect("bound").2
 }
 

@@ -26,9 +26,11 @@ mod stdio;
 mod sys;
 mod threads;
 mod transfer;
+mod unix;
 mod uring;
 
 use role::{Pair, Role, Side};
+use toehold_e2e::duet::UNIX;
 
 /// A named case and what it needs to begin.
 #[derive(Clone, Copy, Debug)]
@@ -43,6 +45,8 @@ enum Body {
     Pair(fn(&Pair)),
     /// Begins with one warmed-up IPv6 connection.
     Pair6(fn(&Pair)),
+    /// Begins with one warmed-up connection of Unix sockets.
+    Unix(fn(&Pair)),
     /// Begins with nothing.
     Roles(fn(&Role)),
 }
@@ -62,6 +66,13 @@ impl Case {
         }
     }
 
+    const fn unix(name: &'static str, body: fn(&Pair)) -> Case {
+        Case {
+            name,
+            body: Body::Unix(body),
+        }
+    }
+
     const fn roles(name: &'static str, body: fn(&Role)) -> Case {
         Case {
             name,
@@ -72,9 +83,10 @@ impl Case {
     fn play(self, side: Side) {
         let role = |family| Role { side, family };
         match self.body {
-            Body::Pair(body) => body(&role(libc::AF_INET).pair()),
+            Body::Pair(body) => body(&role(family()).pair()),
             Body::Pair6(body) => body(&role(libc::AF_INET6).pair()),
-            Body::Roles(body) => body(&role(libc::AF_INET)),
+            Body::Unix(body) => body(&role(libc::AF_UNIX).pair()),
+            Body::Roles(body) => body(&role(family())),
         }
     }
 }
@@ -100,6 +112,7 @@ const GROUPS: &[(&str, &[Case])] = &[
     ("aliases", aliases::CASES),
     ("aliases", uring::CASES),
     ("many", many::CASES),
+    ("unix", unix::CASES),
 ];
 
 fn main() {
@@ -127,11 +140,19 @@ fn main() {
 fn play(name: &str, side: Side) {
     match name.strip_prefix("improvised:") {
         Some(seed) => {
-            let family = libc::AF_INET;
+            let family = family();
             let seed = seed.parse().expect("a seed is a number");
             improvised::play(&Role { side, family }.pair(), seed);
         }
         None => case(name).play(side),
+    }
+}
+
+/// The family of the connections, unless a case is about one of them.
+fn family() -> i32 {
+    match std::env::var_os(UNIX) {
+        None => libc::AF_INET,
+        Some(_) => libc::AF_UNIX,
     }
 }
 

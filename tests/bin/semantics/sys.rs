@@ -325,6 +325,39 @@ pub(crate) fn spelled(address: SocketAddr) -> (libc::sockaddr_storage, libc::soc
     )
 }
 
+/// Binds `fd` to a free place of a family where the roles can meet.
+pub(crate) fn bind_anywhere(fd: Fd, family: c_int) -> Ret {
+    if family != libc::AF_UNIX {
+        return bind(fd, meeting_place(family, 0));
+    }
+    let first = std::process::id() as u16;
+    let ports = (0..u16::MAX).map(|n| first.wrapping_add(n).max(1));
+    let mut results = ports.map(|port| {
+        let (address, len) = unix_name(port);
+        // SAFETY: `address` is live and `len` bytes of it are initialised.
+        ret(unsafe { libc::bind(fd, ptr::from_ref(&address).cast(), len) })
+    });
+    results
+        .find(|result| !result.is(libc::EADDRINUSE))
+        .expect("some name is free")
+}
+
+/// The abstract name of a Unix socket that stands for a port, and its length.
+pub(crate) fn unix_name(port: u16) -> (libc::sockaddr_un, libc::socklen_t) {
+    // SAFETY: an address of zeroes is valid.
+    let mut address: libc::sockaddr_un = unsafe { mem::zeroed() };
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    let name = format!("\0{UNIX_NAME}{port}");
+    for (place, byte) in address.sun_path.iter_mut().zip(name.bytes()) {
+        *place = byte as libc::c_char;
+    }
+    let len = mem::offset_of!(libc::sockaddr_un, sun_path) + name.len();
+    (address, len as libc::socklen_t)
+}
+
+/// Where the names of Unix sockets begin, before the port.
+const UNIX_NAME: &str = "toehold-e2e:";
+
 pub(crate) fn bind(fd: Fd, to: SocketAddr) -> Ret {
     let (address, len) = spelled(to);
     // SAFETY: `address` is live and `len` bytes of it are initialised.
@@ -332,6 +365,11 @@ pub(crate) fn bind(fd: Fd, to: SocketAddr) -> Ret {
 }
 
 pub(crate) fn connect(fd: Fd, family: c_int, port: u16) -> Ret {
+    if family == libc::AF_UNIX {
+        let (address, len) = unix_name(port);
+        // SAFETY: `address` is live and `len` bytes of it are initialised.
+        return ret(unsafe { libc::connect(fd, ptr::from_ref(&address).cast(), len) });
+    }
     let (address, len) = spelled(meeting_place(family, port));
     // SAFETY: `address` is live and `len` bytes of it are initialised.
     ret(unsafe { libc::connect(fd, ptr::from_ref(&address).cast(), len) })
@@ -376,6 +414,15 @@ pub(crate) fn name(fd: Fd, of_peer: bool) -> Result<(c_int, String, u16), Ret> {
     let result = ret(unsafe { call(fd, address, &mut len) });
     if result.0.is_err() {
         return Err(result);
+    }
+    if c_int::from(storage.ss_family) == libc::AF_UNIX {
+        // SAFETY: the family says which address the storage holds.
+        let path = unsafe { (*address.cast::<libc::sockaddr_un>()).sun_path };
+        let name = path[1..].iter().map(|byte| char::from(*byte as u8));
+        let name: String = name.take_while(|letter| *letter != '\0').collect();
+        let port = name.strip_prefix(UNIX_NAME);
+        let port = port.map_or(0, |port| port.parse().expect("a port"));
+        return Ok((libc::AF_UNIX, String::new(), port));
     }
     if c_int::from(storage.ss_family) == libc::AF_INET {
         // SAFETY: the family says which address the storage holds.

@@ -11,30 +11,42 @@ const USER: &str = "postgres";
 mod postgres_books_balance {
     use toehold_e2e::{Sides, Toehold};
 
-    use super::{USER, run};
+    use super::{By, USER, run};
 
     #[test]
     fn on_the_kernel() {
-        run(|| Toehold::absent_as(USER), Sides::HOST);
+        run(|| Toehold::absent_as(USER), Sides::HOST, By::Tcp);
     }
 
     #[test]
     fn on_rings() {
-        run(|| Toehold::start_as(USER), Sides::DIRECT);
+        run(|| Toehold::start_as(USER), Sides::DIRECT, By::Tcp);
+    }
+
+    #[test]
+    fn on_rings_by_its_unix_socket() {
+        run(|| Toehold::start_as(USER), Sides::DIRECT, By::Unix);
     }
 
     #[test]
     fn with_only_the_server_accelerated() {
-        run(|| Toehold::start_as(USER), Sides::SERVER_ONLY);
+        run(|| Toehold::start_as(USER), Sides::SERVER_ONLY, By::Tcp);
     }
 
     #[test]
     fn with_only_the_client_accelerated() {
-        run(|| Toehold::start_as(USER), Sides::CLIENT_ONLY);
+        run(|| Toehold::start_as(USER), Sides::CLIENT_ONLY, By::Tcp);
     }
 }
 
-fn run(start: impl FnOnce() -> Toehold, sides: Sides) {
+/// How clients reach the server.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum By {
+    Tcp,
+    Unix,
+}
+
+fn run(start: impl FnOnce() -> Toehold, sides: Sides, by: By) {
     if host::require(["initdb", "postgres", "psql", "pgbench", "setpriv"]).is_none() {
         return;
     }
@@ -43,7 +55,7 @@ fn run(start: impl FnOnce() -> Toehold, sides: Sides) {
         host::skipped("only root can become the user that PostgreSQL wants");
         return;
     }
-    postgres_books_balance(&start(), sides);
+    postgres_books_balance(&start(), sides, by);
 }
 
 fn path(name: &str) -> String {
@@ -53,7 +65,7 @@ fn path(name: &str) -> String {
         .into_owned()
 }
 
-fn postgres_books_balance(toehold: &Toehold, sides: Sides) {
+fn postgres_books_balance(toehold: &Toehold, sides: Sides, by: By) {
     let data = toehold.dir().join("data");
     let data = data.to_string_lossy();
     let mut command = toehold.command(toehold_e2e::Path::Host, path("initdb"));
@@ -61,21 +73,20 @@ fn postgres_books_balance(toehold: &Toehold, sides: Sides) {
     Running::start(command, "initdb", toehold.dir()).success(TIME_LIMIT);
     let port = host::free_port();
     let number = port.to_string();
+    let directory = toehold.dir().to_string_lossy();
+    let (address, sockets, host) = match by {
+        By::Tcp => ("127.0.0.1", "", "127.0.0.1"),
+        By::Unix => ("", &*directory, &*directory),
+    };
     let mut command = toehold.command(sides.server, path("postgres"));
     command.args([
-        "-D",
-        &data,
-        "-p",
-        &number,
-        "-h",
-        "127.0.0.1",
-        "-k",
-        "",
-        "-F",
+        "-D", &data, "-p", &number, "-h", address, "-k", sockets, "-F",
     ]);
     let mut server = Running::start(command, "postgres", toehold.dir());
-    await_port(&mut server, port);
-    let to = ["-h", "127.0.0.1", "-p", &number, "-U", USER];
+    if by == By::Tcp {
+        await_port(&mut server, port);
+    }
+    let to = ["-h", host, "-p", &number, "-U", USER];
     let run = |name: &str, program: &str, rest: &[&str]| {
         client(toehold, sides, name, &path(program), &[&to, rest].concat())
     };

@@ -11,7 +11,8 @@ use crate::{accelerated, await_port, claims, client};
 claims!(redis_keeps_every_value, redis_snapshots_under_load);
 
 struct Redis {
-    port: String,
+    /// How clients reach it: an option and its value.
+    to: [String; 2],
     _server: Running,
 }
 
@@ -31,7 +32,7 @@ fn start(toehold: &Toehold, sides: Sides) -> Redis {
     let mut server = Running::start(command, "redis-server", toehold.dir());
     await_port(&mut server, port);
     Redis {
-        port: port.to_string(),
+        to: ["-p".into(), port.to_string()],
         _server: server,
     }
 }
@@ -47,7 +48,7 @@ fn answers(
     let path = toehold.dir().join("commands");
     std::fs::write(&path, commands).expect("the scratch directory is writable");
     let mut command = toehold.command(sides.client, "redis-cli");
-    command.args(["-p", &redis.port]).args(extra);
+    command.args(&redis.to).args(extra);
     command.stdin(File::open(path).expect("just written"));
     Running::start_fed(command, "redis-cli", toehold.dir()).success(TIME_LIMIT)
 }
@@ -91,8 +92,8 @@ fn redis_keeps_every_value(toehold: &Toehold, sides: Sides) {
             "redis-benchmark",
             "redis-benchmark",
             &[
-                "-p",
-                &redis.port,
+                &redis.to[0],
+                &redis.to[1],
                 "-c",
                 "50",
                 "-n",
@@ -111,7 +112,7 @@ fn redis_keeps_every_value(toehold: &Toehold, sides: Sides) {
         sides,
         "llen",
         "redis-cli",
-        &["-p", &redis.port, "llen", "mylist"],
+        &[&redis.to[0], &redis.to[1], "llen", "mylist"],
     );
     // Each run pushes 50000, and as many again to prepare LRANGE.
     assert_eq!(
@@ -119,6 +120,45 @@ fn redis_keeps_every_value(toehold: &Toehold, sides: Sides) {
         0,
         "lost or doubled pushes"
     );
+}
+
+/// Clients come by the server's Unix socket.
+#[test]
+fn redis_keeps_every_value_that_comes_by_its_unix_socket() {
+    if host::require(["redis-server", "redis-cli", "redis-benchmark"]).is_none() {
+        return;
+    }
+    let (toehold, sides) = (Toehold::start(), Sides::DIRECT);
+    let socket = toehold.dir().join("redis.sock");
+    let by = socket.to_string_lossy();
+    let mut command = toehold.command(sides.server, "redis-server");
+    command.args(["--port", "0", "--save", "", "--unixsocket", &by, "--dir"]);
+    command.arg(toehold.dir());
+    let server = Running::start(command, "redis-server", toehold.dir());
+    assert!(wait_until(TIME_LIMIT, || socket.exists()));
+    let redis = Redis {
+        to: ["-s".into(), by.clone().into_owned()],
+        _server: server,
+    };
+    set_and_get(&toehold, sides, &redis, 5000);
+    let load = [
+        "-s",
+        &by,
+        "-c",
+        "50",
+        "-n",
+        "50000",
+        "-t",
+        "get,set,lpush",
+        "-q",
+    ];
+    let report = accelerated(&toehold, sides, || {
+        client(&toehold, sides, "benchmark", "redis-benchmark", &load)
+    });
+    assert!(!report.to_lowercase().contains("error"), "{report}");
+    let pushed = ["-s", &by, "llen", "mylist"];
+    let pushed = client(&toehold, sides, "llen", "redis-cli", &pushed);
+    assert_eq!(pushed.trim().parse::<u64>().unwrap_or(1) % 50_000, 0);
 }
 
 fn redis_snapshots_under_load(toehold: &Toehold, sides: Sides) {
@@ -129,8 +169,8 @@ fn redis_snapshots_under_load(toehold: &Toehold, sides: Sides) {
     set_and_get(toehold, sides, &redis, 5000);
     let mut command = toehold.command(sides.client, "redis-benchmark");
     command.args([
-        "-p",
-        &redis.port,
+        &redis.to[0],
+        &redis.to[1],
         "-c",
         "20",
         "-n",
@@ -148,7 +188,7 @@ fn redis_snapshots_under_load(toehold: &Toehold, sides: Sides) {
             sides,
             "bgsave",
             "redis-cli",
-            &["-p", &redis.port, "bgsave"],
+            &[&redis.to[0], &redis.to[1], "bgsave"],
         );
         assert!(started.contains("started"), "{started}");
         let mut info = String::new();
@@ -158,7 +198,7 @@ fn redis_snapshots_under_load(toehold: &Toehold, sides: Sides) {
                 sides,
                 "info",
                 "redis-cli",
-                &["-p", &redis.port, "info", "persistence"],
+                &[&redis.to[0], &redis.to[1], "info", "persistence"],
             );
             info.contains("rdb_bgsave_in_progress:0")
         });

@@ -374,8 +374,7 @@ impl Daemon {
                 .is_some_and(|(survivor, entry)| {
                     let is_open = || {
                         let (_, tuple) = registry.end(end.table, end.entry)?;
-                        let (local, remote) = tuple.spoken();
-                        Some(sockets.borrow_mut().is_open(survivor, local, remote))
+                        Some(sockets.borrow_mut().is_open(survivor, tuple))
                     };
                     match entry.holder_count(Ordering::Relaxed) {
                         0 => false,

@@ -55,6 +55,7 @@ impl Daemon {
                 tuple: tuple_of(message, self.diag.as_ref().map_or(0, Diag::namespace)),
                 cookie: 0,
                 facts: None,
+                peer_uid: None,
             }),
         };
         self.keep_room();
@@ -83,6 +84,7 @@ impl Daemon {
             cookie: proved.cookie,
             numbers: proved.facts.map(|facts| facts.numbers),
             partner,
+            peer_uid: proved.peer_uid,
             accepted: mapped.is_accepted(end.entry),
             forks: message.slot,
             wants_slab: message.side == 1,
@@ -166,10 +168,15 @@ impl Daemon {
         let Some((tuple, cookie)) = self.registry.claim(end) else {
             return false;
         };
+        let diag = self.diag_of(client, tuple.netns);
+        diag.is_some_and(|diag| diag.established(&tuple, cookie).is_some())
+    }
+
+    /// The [`Diag`] that speaks of a namespace: our own, or the one that a client has shown.
+    pub(super) fn diag_of(&self, client: ClientId, netns: u64) -> Option<&Diag> {
         let shown_diag = self.clients.get(&client).and_then(|it| it.diag.as_ref());
         let mut diags = self.diag.iter().chain(shown_diag);
-        let diag = diags.find(|diag| diag.namespace() == tuple.netns);
-        diag.is_some_and(|diag| diag.established(&tuple, cookie).is_some())
+        diags.find(|diag| diag.namespace() == netns)
     }
 
     /// Whether a client may speak for an end: the one in whose name it is, or another process of
@@ -257,10 +264,15 @@ impl Daemon {
             }
             return Ok(());
         }
-        if self.rule_against(ends).is_some() {
+        let uid = |id| self.clients.get(&id).map(|client: &Connection| client.uid);
+        let against = match self.registry.know_each_other(ends, uid) {
+            false => Some(Reason::OtherUser),
+            true => self.rule_against(ends).map(|_| Reason::Policy),
+        };
+        if let Some(reason) = against {
             self.registry.hold(matched);
             for end in ends {
-                self.tables.set_verdict(end, Reason::Policy);
+                self.tables.set_verdict(end, reason);
             }
             return Ok(());
         }
@@ -363,11 +375,11 @@ pub(super) fn is_current(tables: &Tables) -> impl Fn(End) -> bool + '_ {
 fn tuple_of(message: &Message, netns: u64) -> Tuple {
     Tuple {
         netns,
-        local: Address {
+        local: Address::Internet {
             ip: message.local,
             port: message.local_port,
         },
-        remote: Address {
+        remote: Address::Internet {
             ip: message.remote,
             port: message.remote_port,
         },

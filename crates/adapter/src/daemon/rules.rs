@@ -6,7 +6,7 @@
 //! their carriers, as during a packet capture.
 
 use super::{Daemon, ReloadRules};
-use crate::registry::{End, TableId};
+use crate::registry::{Address, End, TableId, Tuple};
 use crate::rules::{Rule, Side};
 
 impl Daemon {
@@ -78,6 +78,24 @@ impl Daemon {
         partner.or_else(|| self.registry.met(end))
     }
 
+    /// The name of the Unix socket that was connected to, where a rule asks for it: the name that
+    /// one of the two ends has.
+    fn socket_of(&self, end: End, tuple: Tuple) -> Option<String> {
+        if !self.options.rules.speak_of_sockets() {
+            return None;
+        }
+        let ends = [Some(end), self.other_end(end)].into_iter().flatten();
+        let mut names = ends.filter_map(|end| {
+            let (of_end, cookie) = self.registry.claim(end)?;
+            let Address::Unix { inode } = of_end.local else {
+                return None;
+            };
+            let diag = self.diag_of(self.registry.owner(end)?, tuple.netns)?;
+            Some(diag.unix_socket(inode, cookie)?.name)
+        });
+        names.find(|name| !name.is_empty())
+    }
+
     fn side(&self, end: End) -> Option<Side> {
         let (tuple, _) = self.registry.claim(end)?;
         let table = self.tables.get(end.table)?;
@@ -88,6 +106,7 @@ impl Daemon {
             unit: client.and_then(|client| client.unit.clone()),
             accepts: table.is_accepted(end.entry),
             tuple,
+            socket: self.socket_of(end, tuple),
         })
     }
 }

@@ -25,17 +25,20 @@ pub(crate) struct Observers {
 impl Observers {
     /// Whether one sees the packets of a carrier.
     pub(crate) fn see(&self, tuple: &Tuple) -> bool {
-        match tuple.spoken().1.ip().to_canonical().is_ipv4() {
-            true => self.v4,
-            false => self.v6,
+        match tuple.spoken() {
+            Some((_, remote)) if remote.is_ipv4() => self.v4,
+            Some(_) => self.v6,
+            // No packet carries the bytes of a Unix socket.
+            None => false,
         }
     }
 
     /// Whether one sees the packets of a carrier that crosses to or from this namespace.
     pub(crate) fn see_crossing(&self, tuple: &Tuple) -> bool {
-        match tuple.spoken().1.ip().to_canonical().is_ipv4() {
-            true => self.crossing_v4,
-            false => self.crossing_v6,
+        match tuple.spoken() {
+            Some((_, remote)) if remote.is_ipv4() => self.crossing_v4,
+            Some(_) => self.crossing_v6,
+            None => false,
         }
     }
 
@@ -224,7 +227,7 @@ mod tests {
             IpAddr::V4(v4) => mapped(v4.octets()),
             IpAddr::V6(v6) => v6.octets(),
         };
-        let address = Address { ip, port: 7 };
+        let address = Address::Internet { ip, port: 7 };
         Tuple {
             netns: 1,
             local: address,

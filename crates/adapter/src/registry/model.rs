@@ -24,7 +24,7 @@ pub struct ChannelId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PairId(pub u64);
 
-/// One end of a TCP connection: one use of one table entry.
+/// One end of a connection: one use of one table entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct End {
     /// The family's table.
@@ -44,16 +44,24 @@ impl End {
     }
 }
 
-/// An address and a port; IPv4 as IPv4-mapped IPv6.
+/// The address of one end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Address {
-    /// The address's bytes in network order.
-    pub ip: [u8; 16],
-    /// The port in host order.
-    pub port: u16,
+pub enum Address {
+    /// Of TCP: an address and a port; IPv4 as IPv4-mapped IPv6.
+    Internet {
+        /// The address's bytes in network order.
+        ip: [u8; 16],
+        /// The port in host order.
+        port: u16,
+    },
+    /// Of a Unix socket, whose name many have: its inode.
+    Unix {
+        /// The inode.
+        inode: u32,
+    },
 }
 
-/// The name of a TCP connection, seen from one end.
+/// The name of a connection, seen from one end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Tuple {
     /// The network namespace: the same addresses elsewhere are other hosts.
@@ -65,13 +73,16 @@ pub struct Tuple {
 }
 
 impl Tuple {
-    /// Local and remote address as a person writes them: IPv4 as IPv4.
-    pub fn spoken(self) -> (SocketAddr, SocketAddr) {
-        let spoken = |address: Address| {
-            let ip = IpAddr::V6(Ipv6Addr::from(address.ip)).to_canonical();
-            SocketAddr::new(ip, address.port)
+    /// Local and remote address of a TCP connection as a person writes them: IPv4 as IPv4.
+    pub fn spoken(self) -> Option<(SocketAddr, SocketAddr)> {
+        let spoken = |address: Address| match address {
+            Address::Internet { ip, port } => {
+                let ip = IpAddr::V6(Ipv6Addr::from(ip)).to_canonical();
+                Some(SocketAddr::new(ip, port))
+            }
+            Address::Unix { .. } => None,
         };
-        (spoken(self.local), spoken(self.remote))
+        Some((spoken(self.local)?, spoken(self.remote)?))
     }
 
     /// This connection seen from its other end.
@@ -142,6 +153,8 @@ pub struct Ask {
     pub numbers: Option<Numbers>,
     /// An end that waits, and that the caller has proved to be the other one, whatever its tuple.
     pub partner: Option<End>,
+    /// Of a Unix socket: the user at its other end, as it was when that connected or listened.
+    pub peer_uid: Option<u32>,
     /// Whether this end accepted the connection; it connected otherwise.
     pub accepted: bool,
     /// How often the process has forked.
@@ -340,6 +353,7 @@ pub(super) struct Registered {
     /// The other end, while both wait and are to be introduced when they can.
     /// Invariant: that one names this one.
     pub(super) met: Option<EntryKey>,
+    pub(super) peer_uid: Option<u32>,
     pub(super) accepted: bool,
     pub(super) forks: u32,
     pub(super) wants_slab: bool,

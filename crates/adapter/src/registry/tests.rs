@@ -92,7 +92,7 @@ fn process(pid: u64, table: u64) -> Process {
 }
 
 fn ask(client: u64, entry: u32, local: u16, remote: u16) -> Ask {
-    let address = |port| Address { ip: [1; 16], port };
+    let address = |port| Address::Internet { ip: [1; 16], port };
     Ask {
         client: ClientId(client),
         entry,
@@ -102,6 +102,7 @@ fn ask(client: u64, entry: u32, local: u16, remote: u16) -> Ask {
             local: address(local),
             remote: address(remote),
         },
+        peer_uid: None,
         cookie: 0,
         numbers: None,
         partner: None,

@@ -79,6 +79,7 @@ impl Rule {
                 self.address = Some(rule_of(ip, bits, 0, RuleAction::Host));
             }
             "port" => self.port = Some(ports(value)?),
+            "socket" => self.socket = Some(socket(value)?),
             "role" => {
                 self.accepts = Some(match value {
                     "accepts" => true,
@@ -143,6 +144,16 @@ fn unit(value: &str) -> Result<Name, String> {
         Some("service" | "scope") => Ok(name(value, usize::MAX)),
         Some(_) => Err(format!(
             "`{value}` has no programs: expected NAME.service or NAME.scope"
+        )),
+    }
+}
+
+/// A path, or an abstract name with `@` before it.
+fn socket(value: &str) -> Result<Name, String> {
+    match value.starts_with(['/', '@', '*']) {
+        true => Ok(name(value, usize::MAX)),
+        false => Err(format!(
+            "`{value}` is no name of a Unix socket: expected /PATH or @NAME"
         )),
     }
 }

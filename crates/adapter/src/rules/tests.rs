@@ -16,7 +16,7 @@ fn error(text: &str) -> String {
 
 /// The two ends of a connection of `client` with `server`, which listens on `port`.
 fn ends(client: &str, server: &str, port: u16) -> [Side; 2] {
-    let address = |port| Address {
+    let address = |port| Address::Internet {
         ip: mapped([127, 0, 0, 1]),
         port,
     };
@@ -31,6 +31,7 @@ fn ends(client: &str, server: &str, port: u16) -> [Side; 2] {
         unit: accepts.then(|| format!("{program}.service")),
         accepts,
         tuple,
+        socket: None,
     };
     [
         side(client, false, tuple),
@@ -58,6 +59,34 @@ fn the_first_rule_that_matches_one_end_decides() {
     assert_eq!(line("php", "nginx", 80), Some(5));
     assert_eq!(line("nginx", "gunicorn", 8000), Some(5));
     assert_eq!(line("php", "mysqld", 3306), None);
+}
+
+#[test]
+fn a_unix_socket_has_a_path_and_neither_address_nor_port() {
+    let rules = rules(
+        "port 1-65535 path host\n\
+         address ::/0 path host\n\
+         socket /run/php/* path host\n\
+         socket @bus path host\n\
+         socket * path auto\n\
+         program nginx path host\n",
+    );
+    let tcp = ends("nginx", "server", 80);
+    let ends = |socket: &str| {
+        tcp.clone().map(|side| Side {
+            tuple: Tuple {
+                netns: 1,
+                local: Address::Unix { inode: 1 },
+                remote: Address::Unix { inode: 2 },
+            },
+            socket: Some(socket.to_owned()),
+            ..side
+        })
+    };
+    assert_eq!(host_line(&rules, &ends("/run/php/fpm.sock")), Some(3));
+    assert_eq!(host_line(&rules, &ends("@bus")), Some(4));
+    assert_eq!(host_line(&rules, &ends("/run/phpx")), None);
+    assert_eq!(host_line(&rules, &tcp), Some(1));
 }
 
 /// A connection gets one answer, whichever end asks first.
@@ -163,6 +192,7 @@ fn an_error_names_the_line_the_cause_and_what_was_expected() {
             "expected NAME.service or NAME.scope",
         ),
         ("observability off", "expected yield or ignore"),
+        ("socket run/a path host", "expected /PATH or @NAME"),
     ] {
         let error = error(text);
         assert!(error.starts_with("toehold.conf, line "), "{error}");
@@ -176,6 +206,7 @@ fn every_word_is_taken_and_every_kind_of_word_is_needed() {
         let value = match known.word {
             "user" => "0",
             "address" => "::1",
+            "socket" => "/run/a",
             "port" => "1",
             "role" => "accepts",
             "path" => "auto",

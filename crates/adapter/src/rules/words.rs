@@ -14,7 +14,7 @@ pub struct Word {
 }
 
 /// All words, in the order of the manual.
-pub const WORDS: [Word; 8] = [
+pub const WORDS: [Word; 9] = [
     Word {
         word: "program",
         value: "NAME",
@@ -49,6 +49,14 @@ pub const WORDS: [Word; 8] = [
         is_setting: false,
         meaning: "The port that was connected to is this one, or one of these. It is the server's, \
             at both ends.",
+    },
+    Word {
+        word: "socket",
+        value: "/PATH|@NAME",
+        is_setting: false,
+        meaning: "The connection is one of Unix sockets, and the socket that was connected to has \
+            this path or, with @ before it, this abstract name: as its program has bound it. With \
+            * as its last letter it is the beginning of a name, and * alone is every Unix socket.",
     },
     Word {
         word: "role",

@@ -21,7 +21,7 @@ pub(crate) struct ExplainArgs {
     #[arg(value_name = "PROGRAM")]
     program: String,
 
-    /// An address of its connections, local or remote: IP, IP:PORT, :PORT
+    /// An address of its connections, local or remote: IP, IP:PORT, :PORT, or a Unix socket's path
     #[arg(value_name = "ADDRESS")]
     address: String,
 
@@ -39,6 +39,7 @@ const EXAMPLES: &str = "\
 Examples:
   toehold explain redis :6379
   toehold explain 4711 10.0.0.7
+  toehold explain psql /run/postgresql/.s.PGSQL.5432
 
 Exit status: 0 when all of these connections are accelerated, else 1.";
 
@@ -139,6 +140,11 @@ fn said(process: &Process, path: &str, reason: &str, members: &[&Connection]) ->
 /// Whether an address is one of a connection's.
 fn has(one: &Connection, address: &str) -> bool {
     [&one.local, &one.remote].into_iter().any(|end| {
+        // A Unix socket: its name, before its inode.
+        let named = end.rsplit_once('#').map(|(name, _)| name);
+        if let Some(name) = named.filter(|name| !name.is_empty()) {
+            return address == name;
+        }
         let Ok(end) = end.parse::<SocketAddr>() else {
             return false;
         };
@@ -229,13 +235,14 @@ mod tests {
     use super::*;
 
     fn status() -> Status {
-        let json = r#"{"processes": [{"pid": 7, "program": "redis-server", "connections": [
+        let json = r##"{"processes": [{"pid": 7, "program": "redis-server", "connections": [
             {"local": "127.0.0.1:6379", "remote": "127.0.0.1:50000", "path": "direct"},
             {"local": "127.0.0.1:6379", "remote": "127.0.0.1:50001", "path": "host",
              "reason": "a packet capture is to see it", "bytes_host_rx": 1234},
             {"local": "127.0.0.1:6379", "remote": "127.0.0.1:50002", "path": "host",
              "reason": "a packet capture is to see it"},
-            {"local": "[::1]:7", "remote": "", "path": "host"}]}]}"#;
+            {"local": "/run/redis/a.sock#12", "remote": "#13", "path": "direct"},
+            {"local": "[::1]:7", "remote": "", "path": "host"}]}]}"##;
         serde_json::from_str(json).expect("a status")
     }
 
@@ -250,6 +257,8 @@ mod tests {
         );
         assert!(text.contains("advice:  none: it returns when"), "{text}");
         assert!(text.lines().all(|line| line.len() <= 80), "{text}");
+        let (text, is_good) = explain(&status(), "redis", "/run/redis/a.sock");
+        assert!(is_good && text.contains("#12 - #13"), "{text}");
         let (text, is_good) = explain(&status(), "7", "127.0.0.1:50000");
         assert!(is_good && !text.contains("because"), "{text}");
     }

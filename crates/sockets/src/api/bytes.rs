@@ -7,11 +7,14 @@ use toehold_channel::table::Reason;
 
 use crate::api::readiness::nanoseconds;
 use crate::buffers::{self, part, parts};
+use crate::carrier::Carrier;
 use crate::connection::{self, Connection};
 use crate::offload::endings;
 use crate::receive::{Control, receive, receive_message};
-use crate::send::transmit;
-use crate::{errno, fast_path, kept, options, pending, process, real, service, sys, transfer};
+use crate::send::{transmit, transmit_message};
+use crate::{
+    errno, fast_path, kept, options, pending, process, real, service, sys, transfer, unix,
+};
 
 /// `read(2)`. Unlike `recv(2)` it never waits for, nor reports, anything when asked for no bytes.
 #[inline]
@@ -111,7 +114,7 @@ pub unsafe fn send(fd: c_int, buffer: *const c_void, len: usize, flags: c_int) -
 }
 
 /// `recvfrom(2)`. A connected TCP socket reports no source address: the length becomes 0, as the
-/// kernel does it.
+/// kernel does it. A Unix socket reports its peer's, if that has one.
 #[inline]
 pub unsafe fn recvfrom(
     fd: c_int,
@@ -128,6 +131,13 @@ pub unsafe fn recvfrom(
             })
         },
         Some(c) => {
+            // The kernel looks at no length without an address.
+            let has_source = !address.is_null() && !address_len.is_null();
+            let room = if has_source {
+                unsafe { *address_len }
+            } else {
+                0
+            };
             let result = match unsafe { fast_path::receive(&c, buffer.cast(), len, flags) } {
                 Some(done) => done,
                 None => unsafe {
@@ -136,16 +146,16 @@ pub unsafe fn recvfrom(
                     })
                 },
             };
-            if result >= 0 && !address.is_null() && !address_len.is_null() {
-                unsafe { *address_len = 0 };
+            if result >= 0 && has_source {
+                errno::keep(|| unsafe { unix::tell_source(&c, address, room, address_len) });
             }
             result
         }
     }
 }
 
-/// `sendto(2)`. On a connected stream the address is ignored; with `MSG_FASTOPEN` it connects,
-/// which is the kernel's business.
+/// `sendto(2)`. On a connected TCP stream the address is ignored; with `MSG_FASTOPEN` it connects,
+/// which is the kernel's business. A Unix socket refuses it.
 #[inline]
 pub unsafe fn sendto(
     fd: c_int,
@@ -157,6 +167,9 @@ pub unsafe fn sendto(
 ) -> isize {
     match connection::at(fd) {
         None => unsafe { real::sendto(fd, buffer, len, flags, address, address_len) },
+        Some(c) if !address.is_null() && Carrier::of(&c) == Carrier::Unix => unsafe {
+            real::sendto(fd, buffer, len, flags, address, address_len)
+        },
         Some(c) => match unsafe { fast_path::send(&c, buffer.cast(), len, flags) } {
             Some(done) => done,
             None => unsafe {
@@ -323,7 +336,8 @@ pub unsafe fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> isize {
     let kernel = || unsafe { real::recvmsg(fd, message, flags) };
     let result = unsafe { receive_message(&c, list, &mut control, flags, kernel) };
     if attached && result >= 0 && flags & libc::MSG_ERRQUEUE == 0 {
-        header.msg_namelen = 0;
+        let (name, room) = (header.msg_name.cast(), header.msg_namelen);
+        errno::keep(|| unsafe { unix::tell_source(&c, name, room, &mut header.msg_namelen) });
         header.msg_controllen = control.filled;
         header.msg_flags = control.flags;
     }
@@ -343,7 +357,7 @@ unsafe fn recvmsg_of_kernel(fd: c_int, message: *mut msghdr, flags: c_int) -> is
 }
 
 /// `sendmsg(2)`. Control messages other than none are the kernel's: the connection stays on, or
-/// returns to, the host path.
+/// returns to, the host path. Descriptors and credentials keep their place between the bytes.
 #[inline]
 pub unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> isize {
     if !message.is_null() {
@@ -353,29 +367,32 @@ pub unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> isize 
         return unsafe { real::sendmsg(fd, message, flags) };
     };
     let header = unsafe { &*message };
-    match unsafe { parts(header.msg_iov, real::length(header.msg_iovlen)) } {
-        Some(list) => unsafe { transmit(&c, list, flags, || real::sendmsg(fd, message, flags)) },
-        None => unsafe { real::sendmsg(fd, message, flags) },
+    let kernel = || unsafe { real::sendmsg(fd, message, flags) };
+    let has_name = !header.msg_name.is_null() && header.msg_namelen > 0;
+    if has_name && Carrier::of(&c) == Carrier::Unix {
+        // Refused, as by `sendto`.
+        return kernel();
+    }
+    let list = unsafe { parts(header.msg_iov, real::length(header.msg_iovlen)) };
+    match list {
+        Some(list) if unsafe { unix::has_rights(header) } => {
+            c.pin(Reason::Descriptors);
+            let control = (header.msg_control, real::length(header.msg_controllen));
+            unsafe { transmit_message(&c, list, control, flags, kernel) }
+        }
+        Some(list) => unsafe { transmit(&c, list, flags, kernel) },
+        None => kernel(),
     }
 }
 
 /// A tracked descriptor that is passed to another program leaves our hands: its connection goes to
 /// the host path.
 unsafe fn note_passed_descriptors(header: &msghdr) {
-    let header = &msghdr {
-        msg_controllen: real::length(header.msg_controllen),
-        ..*header
-    };
-    if header.msg_control.is_null() || header.msg_controllen == 0 {
-        return;
-    }
     // SAFETY: the caller of `sendmsg` promises a valid control buffer; the macros stay inside it.
     unsafe {
-        let mut at = libc::CMSG_FIRSTHDR(header);
-        while !at.is_null() {
+        unix::each_control(header, |at| {
             if (*at).cmsg_level == libc::SOL_SOCKET && (*at).cmsg_type == libc::SCM_RIGHTS {
-                let count =
-                    ((*at).cmsg_len as usize).saturating_sub(libc::CMSG_LEN(0) as usize) / 4;
+                let count = (*at).cmsg_len.saturating_sub(libc::CMSG_LEN(0) as usize) / 4;
                 for n in 0..count {
                     let fd = libc::CMSG_DATA(at).cast::<i32>().add(n).read_unaligned();
                     if let Some(passed) = connection::at(fd) {
@@ -383,8 +400,7 @@ unsafe fn note_passed_descriptors(header: &msghdr) {
                     }
                 }
             }
-            at = libc::CMSG_NXTHDR(header, at);
-        }
+        });
     }
 }
 

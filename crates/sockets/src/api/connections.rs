@@ -6,6 +6,7 @@ use core::sync::atomic::Ordering;
 use libc::{sockaddr, socklen_t};
 use toehold_channel::table::Reason;
 
+use crate::carrier::Carrier;
 use crate::descriptors::{self, FRESH_NONBLOCK, FRESH_ODD, Kind};
 use crate::epoll::news;
 use crate::express::{self, accepting, books, claiming, listener, seeds};
@@ -20,7 +21,10 @@ pub unsafe fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_
     let mut why = None;
     let mut to = (address, len);
     let beside;
-    if descriptors::kind(fd) == Kind::Connection && unsafe { disconnects(address, len) } {
+    if descriptors::kind(fd) == Kind::Connection
+        && unsafe { disconnects(address, len) }
+        && Carrier::at(fd) != Some(Carrier::Unix)
+    {
         errno::keep(|| let_go(fd));
         return unsafe { real::connect(fd, address, len) };
     }
@@ -87,10 +91,12 @@ unsafe fn note_connect(fd: c_int, address: *const sockaddr, len: socklen_t, erro
         return;
     }
     let family = unsafe { (*address).sa_family } as i32;
-    if !process::is_started()
-        || (family != libc::AF_INET && family != libc::AF_INET6)
-        || process::borrowed_memory()
-    {
+    let Some(carrier) = Carrier::of_family(family) else {
+        return;
+    };
+    // A Unix socket is connected at once, or not at all.
+    let has_failed = carrier == Carrier::Unix && error != 0;
+    if !process::is_started() || has_failed || process::borrowed_memory() {
         return;
     }
     // Only what makes a connection can still be at it: that saves asking.
@@ -99,6 +105,7 @@ unsafe fn note_connect(fd: c_int, address: *const sockaddr, len: socklen_t, erro
         || sys::getsockopt::<i32>(fd, libc::SOL_SOCKET, libc::SO_TYPE) == Ok(libc::SOCK_STREAM);
     if is_under_way || is_stream() {
         tracking::track(fd, false);
+        carrier.note(fd);
     }
 }
 
@@ -187,18 +194,24 @@ unsafe fn note_accept(fd: c_int, address: *mut sockaddr) {
     if fd < 0 || !process::is_started() {
         return;
     }
-    // Other families are found out, at no cost here, when pairing is considered.
+    // Where no address was asked for, the family is found out, at no cost here, when pairing is
+    // considered.
+    let mut carrier = Carrier::Tcp;
     if !address.is_null() {
         let family = unsafe { (*address).sa_family } as i32;
-        if family != libc::AF_INET && family != libc::AF_INET6 {
-            return;
+        match Carrier::of_family(family) {
+            Some(known) => carrier = known,
+            None => return,
         }
     }
     if descriptors::kind(fd) == Kind::Connection {
         // Closed behind our back, and the number given out again.
         closing::closing(fd);
     }
-    errno::keep(|| tracking::track(fd, true));
+    errno::keep(|| {
+        tracking::track(fd, true);
+        carrier.note(fd);
+    });
 }
 
 /// How much of an address a program wants, before the kernel overwrites it.

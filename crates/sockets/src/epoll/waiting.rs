@@ -182,7 +182,9 @@ fn with_kernel_members(
     kernel: &mut impl FnMut(&mut [epoll_event], Option<u64>) -> i32,
 ) -> i32 {
     let now = sys::now_ns();
-    let due = now - epoll.kernel_seen_ns.load(Ordering::Relaxed) >= KERNEL_MEMBERS_NS;
+    // Another thread may have looked since `now` was read.
+    let seen_ns = epoll.kernel_seen_ns.load(Ordering::Relaxed);
+    let due = now.saturating_sub(seen_ns) >= KERNEL_MEMBERS_NS;
     if found == events.len() || !(due || always) {
         return found as i32;
     }

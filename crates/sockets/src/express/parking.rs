@@ -16,6 +16,7 @@ use toehold_stream::end::End;
 
 use super::carriers::{self, Role};
 use super::{LOCK, is_on, listener, turns};
+use crate::carrier::Carrier;
 use crate::connection::{self, Connection};
 use crate::descriptors::GENERATION_MASK;
 use crate::epoll::{membership, parked};
@@ -100,7 +101,8 @@ fn is_fit(connection: &Connection, end: &End<'_>) -> bool {
     // Of a turn that the peer has ended, the carrier has told nothing.
     let is_quiet = entry.rx_hints.load(Ordering::Relaxed) == 0 || is_over;
     let wake = &end.theirs().wake;
-    entry.flags.load(Ordering::Relaxed) & NOT_PARKED == 0
+    Carrier::of(connection) == Carrier::Tcp
+        && entry.flags.load(Ordering::Relaxed) & NOT_PARKED == 0
         && is_quiet
         && !crate::pending::is_there(connection)
         && !connection::commanded(entry)

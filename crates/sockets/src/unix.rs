@@ -1,0 +1,199 @@
+//! Unix stream sockets as carriers.
+//!
+//! # The counts
+//!
+//! The kernel counts no bytes of a Unix socket. So each end compares what the *other* end has sent
+//! with what it has received itself (`docs/decisions/0027-unix-sockets.md`). A Unix socket has no
+//! wire: bytes that were sent are in the receiver's queue or were taken from it.
+//!
+//! ```text
+//!   sender                                  receiver, under its receive lock
+//!   counted := 0                            a := counted
+//!   fence                                   waiting := SIOCINQ
+//!   send(2), count the bytes                b := counted
+//!   counted := bytes sent + 1               a == b != 0: then a - 1 == bytes received + waiting,
+//!                                           or somebody moved bytes that we did not see
+//! ```
+//!
+//! No send is under way between two equal values that are not 0: `counted` only grows. An end says
+//! that it is attached when it has compared. Until then the peer's direction stays on the carrier.
+//!
+//! # The end
+//!
+//! An end that closes with bytes unread in its queue gives the peer `ECONNRESET`, once, behind all
+//! that it sent. Bytes unread in the ring are such bytes, of which the kernel knows nothing: so the
+//! peer tells its program.
+
+use core::sync::atomic::{Ordering, fence};
+
+use libc::{msghdr, sockaddr, socklen_t};
+use toehold_channel::layout::{CLOSED_ALL, SIDE_SEEN, SIDE_TOLD};
+use toehold_channel::table::{FLAG_RESET_TOLD, FLAG_SHUT_RX, FLAG_UNCOMPARED, Reason};
+use toehold_stream::end::End;
+
+use crate::carrier::Carrier;
+use crate::connection::Connection;
+use crate::offload::addresses;
+use crate::{lock, real, sys};
+
+/// The connection gets a channel: tells the peer our count. The caller holds both direction locks.
+pub(crate) fn begin_comparing(connection: &Connection, end: &End<'_>) {
+    let flags = &connection.entry.flags;
+    flags.fetch_or(FLAG_UNCOMPARED, Ordering::Relaxed);
+    tell_count(connection, end);
+}
+
+fn tell_count(connection: &Connection, end: &End<'_>) {
+    let sent = connection.entry.tx_carrier.load(Ordering::Relaxed);
+    // Release: whoever sees the count sees the bytes in its queue.
+    let counted = &end.ours().wake.counted;
+    counted.store(sent.wrapping_add(1), SIDE_TOLD);
+}
+
+/// A send on the carrier, which counts its bytes. The caller holds the send lock.
+#[inline]
+pub(crate) fn counted<T>(connection: &Connection, end: &End<'_>, send: impl FnOnce() -> T) -> T {
+    let is_compared = || end.theirs().wake.attached.load(SIDE_SEEN).is(1);
+    if Carrier::of(connection) == Carrier::Tcp || is_compared() {
+        return send();
+    }
+    end.ours().wake.counted.store(0, Ordering::Relaxed);
+    // Pairs with the kernel's lock of the queue in `compare`: whoever finds our bytes there sees 0
+    // in its second look, or the count that includes them.
+    fence(Ordering::SeqCst);
+    let result = send();
+    tell_count(connection, end);
+    result
+}
+
+/// Compares the peer's count with ours, if both are still to be compared and stand still. The
+/// caller holds the send lock.
+#[cold]
+pub(crate) fn compare(connection: &Connection, end: &End<'_>) {
+    let entry = connection.entry;
+    let Some(_held) = lock::try_lock(&entry.rx_lock) else {
+        return;
+    };
+    let theirs = &end.theirs().wake.counted;
+    let before = theirs.load(SIDE_SEEN);
+    let waiting = sys::bytes_waiting(connection.fd);
+    if before.is(0) || waiting < 0 {
+        return;
+    }
+    // Pairs with the fence in `counted`.
+    fence(Ordering::SeqCst);
+    if theirs.load(SIDE_SEEN) != before {
+        return;
+    }
+    let arrived = entry.rx_carrier.load(Ordering::Relaxed) + waiting as u64;
+    if !before.is(arrived.wrapping_add(1)) {
+        return connection.pin(Reason::CountsDisagree);
+    }
+    entry.flags.fetch_and(!FLAG_UNCOMPARED, Ordering::Relaxed);
+    end.welcome();
+}
+
+/// The error that comes behind the last byte, when there is one that the kernel does not know of.
+pub(crate) fn error_at_end(connection: &Connection, end: &End<'_>) -> Option<i32> {
+    is_reset(connection, end).then(|| told(connection))
+}
+
+/// The program is told `ECONNRESET`, which comes once.
+pub(crate) fn told(connection: &Connection) -> i32 {
+    let flags = &connection.entry.flags;
+    flags.fetch_or(FLAG_RESET_TOLD, Ordering::Relaxed);
+    libc::ECONNRESET
+}
+
+/// True when the peer has closed a Unix socket, or was killed, with bytes unread in its ring, and
+/// the program was not told.
+pub(crate) fn is_reset(connection: &Connection, end: &End<'_>) -> bool {
+    let entry = connection.entry;
+    if Carrier::of(connection) == Carrier::Tcp
+        || entry.flags.load(Ordering::Relaxed) & FLAG_RESET_TOLD != 0
+    {
+        return false;
+    }
+    let wake = &end.theirs().wake;
+    // The peer stores `head` before `closed`.
+    let closed = wake.closed.load(SIDE_SEEN);
+    let hung_up = || sys::poll_now(connection.fd, 0) & libc::POLLHUP != 0;
+    let is_passed_on = || !wake.abandoned.load(Ordering::Relaxed).is(0);
+    let is_shut_by_us = entry.flags.load(Ordering::Relaxed) & FLAG_SHUT_RX != 0;
+    // One that says nothing of its end was killed.
+    let is_killed = || closed.is(0) && !is_shut_by_us && !is_passed_on() && hung_up();
+    let has_closed = closed.has(CLOSED_ALL) || is_killed();
+    let head = end.theirs().consume.head.load(Ordering::Relaxed);
+    has_closed && head != entry.tx_ring.load(Ordering::Relaxed)
+}
+
+/// True for a message with descriptors or credentials. They keep their place between the bytes,
+/// which only the kernel can see to.
+///
+/// # Safety
+/// The message's control buffer is readable.
+pub(crate) unsafe fn has_rights(header: &msghdr) -> bool {
+    let mut has = false;
+    // SAFETY: the caller's promise.
+    unsafe {
+        each_control(header, |one| {
+            let kind = (*one).cmsg_type;
+            has |= (*one).cmsg_level == libc::SOL_SOCKET
+                && matches!(kind, libc::SCM_RIGHTS | libc::SCM_CREDENTIALS);
+        });
+    }
+    has
+}
+
+/// Calls `each` with every control message of a message.
+///
+/// # Safety
+/// The message's control buffer is readable.
+pub(crate) unsafe fn each_control(header: &msghdr, mut each: impl FnMut(*mut libc::cmsghdr)) {
+    let header = &msghdr {
+        msg_controllen: real::length(header.msg_controllen),
+        ..*header
+    };
+    if header.msg_control.is_null() || header.msg_controllen == 0 {
+        return;
+    }
+    // SAFETY: the caller's promise; the macros stay inside the buffer.
+    unsafe {
+        let mut at = libc::CMSG_FIRSTHDR(header);
+        while !at.is_null() {
+            each(at);
+            at = libc::CMSG_NXTHDR(header, at);
+        }
+    }
+}
+
+/// Gives a program that received bytes their source, as the kernel does it: a connected TCP socket
+/// has none, a Unix socket the name of its peer, if that has one.
+///
+/// # Safety
+/// `address` is writable for `room` bytes, `len` for itself.
+pub(crate) unsafe fn tell_source(
+    connection: &Connection,
+    address: *mut sockaddr,
+    room: socklen_t,
+    len: *mut socklen_t,
+) {
+    let is_unix = Carrier::of(connection) == Carrier::Unix;
+    let name = (is_unix && !address.is_null()).then(|| name_of_peer(connection.fd));
+    match name.flatten() {
+        // SAFETY: the caller's promise.
+        Some(name) => unsafe { addresses::write(name, address, room, len) },
+        // SAFETY: the caller's promise.
+        None => unsafe { len.write_unaligned(0) },
+    }
+}
+
+fn name_of_peer(fd: i32) -> Option<(libc::sockaddr_storage, socklen_t)> {
+    // SAFETY: zeroes are a valid `sockaddr_storage`.
+    let mut storage: libc::sockaddr_storage = unsafe { core::mem::zeroed() };
+    let mut len = size_of_val(&storage) as socklen_t;
+    // SAFETY: `storage` is writable for `len` bytes.
+    let result = unsafe { real::getpeername(fd, (&raw mut storage).cast(), &mut len) };
+    let has_name = len as usize > size_of::<libc::sa_family_t>();
+    (result == 0 && has_name).then_some((storage, len))
+}
