@@ -52,8 +52,8 @@ const USAGE: &str = "\
 Usage: cargo xtask bench-switches [--rounds N] [--json FILE]
 
 Bulk to the engine over a TAP device with each feature of the receive path alone, with none, and
-with all, for writes of 16 KB, 128 KB, 1 MB and 8 MB. Needs root, ip, ethtool and iperf3 (make deps). N
-rounds of one second each, 5 by default.";
+with all, for writes of 16 KB, 128 KB, 1 MB and 8 MB. Needs root, ip, ethtool and iperf3 (make
+deps). N rounds of one second each, 5 by default.";
 
 /// One run.
 #[derive(Clone, Copy, Debug)]
