@@ -104,7 +104,11 @@ fn refused_nonblocking(role: &Role) {
 /// A port that nobody listens on: bound, but not listening.
 fn unused_port(role: &Role) -> u16 {
     let fd = sys::socket(role.family, 0);
-    sys::bind_anywhere(fd, role.family).value();
+    match role.family {
+        libc::AF_UNIX => sys::bind_anywhere(fd, role.family).value(),
+        // Not where the roles meet: that may be an address of another host.
+        family => sys::bind(fd, sys::loopback(family, 0)).value(),
+    };
     sys::name(fd, false).expect("bound").2
 }
 
