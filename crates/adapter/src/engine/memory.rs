@@ -27,8 +27,6 @@ pub(super) struct Streams {
     pub(super) copying: Copying,
     slots: Vec<Option<Duplex>>,
     rings: Rings,
-    /// Connections whose receive ring could not become larger since this was last asked.
-    cramped: Vec<ConnectionId>,
 }
 
 #[derive(Debug)]
@@ -59,14 +57,7 @@ impl Streams {
             copying: Copying::default(),
             slots: Vec::new(),
             rings: Rings::new(budget_bytes),
-            cramped: Vec::new(),
         }
-    }
-
-    /// Connections whose receive ring could not become larger since this was last asked. Nothing
-    /// else says that they are to be looked at: their bytes were dropped.
-    pub(super) fn take_all_cramped(&mut self) -> Vec<ConnectionId> {
-        std::mem::take(&mut self.cramped)
     }
 
     /// Whether a connection's receive ring could not become larger since this was last asked.
@@ -344,9 +335,7 @@ impl Memory for Streams {
             match enlarge(&mut duplex.receiving, rings, held, wanted) {
                 Ok(ring) => store(ring, offset, bytes),
                 Err(Exhausted) => {
-                    if !std::mem::replace(&mut duplex.is_cramped, true) {
-                        self.cramped.push(id);
-                    }
+                    duplex.is_cramped = true;
                     return Err(NoRoom);
                 }
             }

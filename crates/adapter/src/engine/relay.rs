@@ -70,17 +70,10 @@ impl Flow {
             self.deliver_by_carrier(cx)?;
             self.try_up(cx)?;
         }
-        if self.closed.is_none() {
-            let has_taken = self.taken > before;
-            if has_taken {
-                // It fails only for a connection that has closed, of which an event is on its way.
-                let _ = cx.engine.take(self.id, self.taken);
-            }
-            if cx.streams.take_cramped(self.id) {
-                self.narrow_window(cx);
-            } else if has_taken {
-                self.bound_window(cx);
-            }
+        if self.taken > before && self.closed.is_none() {
+            // It fails only for a connection that has closed, of which an event is on its way.
+            let _ = cx.engine.take(self.id, self.taken);
+            self.bound_window(cx);
         }
         if self.remote_finished && self.is_delivered && !self.program_told {
             self.program_told = true;
@@ -91,8 +84,11 @@ impl Flow {
 
     /// Says how far the receive window may grow, where that changes.
     fn bound_window(&mut self, cx: &mut Around<'_>) {
+        if cx.streams.take_cramped(self.id) {
+            return self.narrow_window(cx);
+        }
         match self.window {
-            Window::First if self.taken >= PROOF_OF_READING_BYTES => self.end_first_window(cx),
+            Window::First if self.taken >= PROOF_OF_READING_BYTES => self.widen_window(cx),
             Window::Budget(bytes) => {
                 let larger = bytes << STEP_LOG2;
                 if cx.streams.rings().has_room_to_spare(larger) {
@@ -101,17 +97,6 @@ impl Flow {
             }
             Window::First | Window::Path => {}
         }
-    }
-
-    /// The program reads. Without a channel its window grows as far as the budget allows.
-    #[cold]
-    fn end_first_window(&mut self, cx: &mut Around<'_>) {
-        let is_up = cx.streams.endpoint(self.id).is_some_and(|end| end.is_up());
-        if is_up || cx.streams.rings().is_ample() {
-            return self.widen_window(cx);
-        }
-        let bytes = cx.streams.receiving_bytes(self.id).max(RING_BYTES_MIN);
-        self.follow_budget(cx, bytes);
     }
 
     /// A window that promises more than the budget has room for costs losses, and at the end of a

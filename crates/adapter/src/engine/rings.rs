@@ -269,11 +269,6 @@ impl Rings {
         self.used_bytes() > self.bytes_max / 8 * 7
     }
 
-    /// Whether a ring of so many bytes instead of a first one is given.
-    pub(super) fn has_room_for_larger(&self, bytes: usize) -> bool {
-        size_for(bytes).is_ok_and(|size| self.used_bytes() + bytes_of(size) <= self.bytes_max / 2)
-    }
-
     /// Whether larger rings have room again, and some of it to spare.
     pub(super) fn is_ample(&self) -> bool {
         self.has_room_to_spare(0)

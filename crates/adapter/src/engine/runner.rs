@@ -34,7 +34,6 @@ use super::ports::Ports;
 use super::receiver::{FrameReceiver, May};
 use super::relay::Around;
 use super::report::Report;
-use super::rings::RING_BYTES_MIN;
 use super::settings::Settings;
 use super::spinning::Spinning;
 use super::tcp_config::{
@@ -469,10 +468,6 @@ impl Runner {
 
     /// Goes on until neither the engine nor the programs' sockets have anything to say.
     fn settle(&mut self) {
-        for id in self.streams.take_all_cramped() {
-            // Its window is to become smaller.
-            let _ = self.flow(id);
-        }
         loop {
             while let Some(event) = self.engine.poll_event() {
                 self.handle_event(event);
@@ -514,19 +509,8 @@ impl Runner {
     /// The window of a new connection stays small until its program has shown that it reads.
     fn bound_window(&mut self, id: ConnectionId) {
         let now = self.now();
-        let most = self.first_window_bytes();
         // It fails only for a connection that is not there.
-        let _ = self.engine.bound_window(now, id, 0, most);
-    }
-
-    /// The window of a new connection. Where the budget has room for no larger ring than the first,
-    /// a larger window would only promise room that is not there.
-    fn first_window_bytes(&mut self) -> u32 {
-        let rings = self.streams.rings();
-        match rings.has_room_for_larger(RECEIVE_BYTES as usize) {
-            true => RECEIVE_BYTES,
-            false => RING_BYTES_MIN as u32,
-        }
+        let _ = self.engine.bound_window(now, id, 0, RECEIVE_BYTES);
     }
 
     fn handle_closed(&mut self, id: ConnectionId, reason: CloseReason) {

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 
 use toehold_channel::offload::{Address, Direction};
-use toehold_tcp::{ConnectError, ConnectionId, ListenerId, Options};
+use toehold_tcp::{ConnectError, ConnectionId, ListenerId};
 
 use super::Runner;
 use crate::engine::arrivals::{Arrivals, Wanted};
@@ -69,11 +69,9 @@ impl Runner {
             return refuse(libc::EADDRNOTAVAIL);
         };
         let now = self.now();
-        let options = Options {
-            receive_bytes: self.first_window_bytes(),
-            ..self.options
-        };
-        let opened = self.engine.connect(now, local, request.remote, options);
+        let opened = self
+            .engine
+            .connect(now, local, request.remote, self.options);
         let id = match opened {
             Ok(id) => id,
             Err(error) => {
