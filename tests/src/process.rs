@@ -13,6 +13,19 @@ use std::time::{Duration, Instant};
 /// Longer than any step of any test takes on a loaded two-core machine.
 pub const TIME_LIMIT: Duration = Duration::from_secs(60);
 
+/// Copies a program that is to be executed.
+///
+/// Another process writes the copy. If this one did, children that other threads start meanwhile
+/// would have it open for writing, and it could not be executed (`ETXTBSY`).
+///
+/// # Panics
+/// If there is no copy afterwards.
+pub fn copy_program(from: &Path, to: &Path) {
+    let copied = Command::new("cp").args([from, to]).status();
+    let copied = copied.is_ok_and(|status| status.success());
+    assert!(copied, "no copy at {}", to.display());
+}
+
 /// Asks `ready` again and again until it says yes or `time_limit` is over; says which.
 pub fn wait_until(time_limit: Duration, mut ready: impl FnMut() -> bool) -> bool {
     let start = Instant::now();

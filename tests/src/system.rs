@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use toehold_network::Namespace;
 
 use crate::host;
-use crate::process::{Running, wait_until};
+use crate::process::{Running, copy_program, wait_until};
 
 const TIME_LIMIT: Duration = Duration::from_secs(30);
 /// Users that no system has: only their numbers count.
@@ -59,7 +59,7 @@ impl System {
         let command = library.with_file_name("toehold");
         let copied = |from: &Path| {
             let to = scratch.path().join(from.file_name().expect("a file"));
-            std::fs::copy(from, &to).expect("the scratch directory is writable");
+            copy_program(from, &to);
             to
         };
         let mut host = System {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::process::{Running, wait_until};
+use crate::process::{Running, copy_program, wait_until};
 
 /// How a program under test is started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -381,7 +381,7 @@ impl Product {
     fn copied_to(&self, dir: &FilePath) -> Product {
         let copy = |from: &FilePath| {
             let to = dir.join(from.file_name().expect("a file has a name"));
-            std::fs::copy(from, &to).expect("the scratch directory is writable");
+            copy_program(from, &to);
             to
         };
         Product {

@@ -7,6 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use serde_json::Value;
+use toehold_e2e::process::copy_program;
 use toehold_e2e::system::{CLIENT, SERVER, System};
 use toehold_e2e::{Running, host, wait_until};
 use toehold_network::Namespace;
@@ -51,7 +52,7 @@ impl Podman {
         fs::write(scratch.join("containers.conf"), conf).expect("scratch");
         let open = std::os::unix::fs::PermissionsExt::from_mode(0o1777);
         fs::set_permissions(root.join("tmp"), open).expect("ours");
-        fs::copy(system.program(), root.join("stream")).expect("scratch");
+        copy_program(system.program(), &root.join("stream"));
         for file in [system.program(), system.library()] {
             for library in libraries(file) {
                 let there = root.join(library.strip_prefix("/").expect("absolute"));

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tempfile::TempDir;
+use toehold_e2e::process::copy_program;
 use toehold_e2e::{Crowd, Toehold, wait_until};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_crowd");
@@ -120,7 +121,7 @@ fn a_rule_about_a_port_keeps_its_connections_on_the_kernel_and_no_others() {
 fn a_rule_about_a_program_holds_from_its_first_connection_and_costs_no_channel() {
     let mut ruled = Ruled::start("program audited role accepts path host\n");
     let audited = ruled.scratch.path().join("audited");
-    std::fs::copy(PROGRAM, &audited).expect("scratch");
+    copy_program(PROGRAM.as_ref(), &audited);
     let mut quiet = ruled.crowd(&audited);
     let mut loud = ruled.crowd(PROGRAM.as_ref());
     assert!(ruled.are_direct(&mut loud), "{}", ruled.whereabouts());
