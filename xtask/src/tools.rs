@@ -9,13 +9,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// Programs of every Debian (packages marked essential), and those that started this program.
-const ALWAYS_THERE: [&str; 15] = [
+const ALWAYS_THERE: [&str; 16] = [
     "/bin/cat",
     "/bin/true",
     "apt-get",
     "bash",
     "cargo",
     "chown",
+    "cp",
     "env",
     "false",
     "md5sum",
