@@ -49,6 +49,19 @@ struct Part {
     name: String,
     counts: Counts,
     seconds: f64,
+    /// It told its counts. A program that dies does not.
+    has_ended: bool,
+}
+
+impl Part {
+    fn begun(name: String) -> Part {
+        Part {
+            name,
+            counts: Counts::default(),
+            seconds: 0.0,
+            has_ended: false,
+        }
+    }
 }
 
 /// Tests by their ends.
@@ -267,8 +280,12 @@ impl Seen {
         match (has_summary, success) {
             (false, true) => counts.passed = 1,
             (false, false) => counts.failed = 1,
-            // A process of the step died without a count: it must not look like a success.
-            (true, false) => counts.failed = counts.failed.max(1),
+            // A process of the step died without a count: it must not look like a success, nor
+            // hide behind the failure of a test.
+            (true, false) => {
+                let died = self.parts.iter().filter(|part| !part.has_ended).count();
+                counts.failed = (counts.failed + died as u64).max(1);
+            }
             (true, true) => {}
         }
         // The test runner knows no skips: such a test has passed for it.
@@ -283,25 +300,18 @@ impl Seen {
             .look_at(line, self.parts.len().saturating_sub(1));
         if let Some(program) = program_of(line) {
             self.test = None;
-            self.parts.push(Part {
-                name: program,
-                counts: Counts::default(),
-                seconds: 0.0,
-            });
+            self.parts.push(Part::begun(program));
         } else if let Some((counts, seconds)) = result_of(line) {
             self.test = None;
             // Some programs print such a line of themselves, without cargo.
             if self.parts.is_empty() {
-                self.parts.push(Part {
-                    name: String::new(),
-                    counts: Counts::default(),
-                    seconds: 0.0,
-                });
+                self.parts.push(Part::begun(String::new()));
             }
             let part = self.parts.last_mut().expect("just made sure");
             part.counts.passed += counts.passed;
             part.counts.failed += counts.failed;
             part.seconds += seconds;
+            part.has_ended = true;
         } else if let Some(skip) = Skip::ignored(line) {
             // The test runner does not count it as passed.
             self.ignored.push(skip);
@@ -441,6 +451,17 @@ mod tests {
         let seen = seen("test result: ok. 2 passed; 0 failed; 0 ignored");
         assert_eq!(seen.outcome(true), counts(2, 0, 0));
         assert_eq!(seen.outcome(false), counts(2, 1, 0));
+    }
+
+    #[test]
+    fn a_program_that_dies_does_not_hide_behind_a_failed_test() {
+        let seen = seen(
+            "     Running tests/a.rs (target/debug/deps/a-0a1b)\n\
+             test x ... FAILED\n\
+             \x20    Running tests/b.rs (target/debug/deps/b-0a1b)\n\
+             test result: FAILED. 1 passed; 1 failed; 0 ignored; finished in 9.00s",
+        );
+        assert_eq!(seen.outcome(false), counts(1, 2, 0));
     }
 
     #[test]
