@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Barrier;
 
-use support::{Adapter, FakeEnd, FakeLibrary, Scratch};
+use support::{Adapter, FakeEnd, FakeLibrary, Scratch, as_user};
 use toehold_adapter::daemon::Options;
 use toehold_adapter::wire;
 use toehold_channel::rendezvous::{Kind, Message};
@@ -177,25 +177,10 @@ fn forged(place: &Namespace, client_port: u16, [sent, received]: [u32; 2]) -> Ow
         }
         connect(&socket, SocketAddr::from((CLIENT, client_port)));
         set(&socket, libc::IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_OFF);
-        // Which that has taken away.
+        // Leaving the repair mode has taken the option away.
         set(&socket, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1);
         socket
     })
-}
-
-/// Sets real and effective user of this thread alone; the saved one stays root's.
-fn become_user(uid: u32) {
-    // SAFETY: plain system call, of which the C library's would change all threads.
-    let done = unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, 0) };
-    assert_eq!(done, 0, "setresuid: {}", std::io::Error::last_os_error());
-}
-
-/// Does something as a user: what is sent meanwhile is sent in its name.
-fn as_user<T>(uid: u32, act: impl FnOnce() -> T) -> T {
-    become_user(uid);
-    let done = act();
-    become_user(0);
-    done
 }
 
 /// A library of a user, whose sockets are of the namespace that `diag` speaks of.

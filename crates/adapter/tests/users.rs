@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use support::sockets::connection;
-use support::{Adapter, FakeLibrary, FakeTable, Scratch, try_connect};
+use support::{Adapter, FakeLibrary, FakeTable, Scratch, as_user, become_user, try_connect};
 use toehold_adapter::daemon::Options;
 use toehold_adapter::wire;
 use toehold_channel::rendezvous::{Kind, Message, mapped};
@@ -33,21 +33,6 @@ fn start() -> Option<(Scratch, Adapter)> {
         ..Options::system(scratch.path())
     };
     Some((scratch, Adapter::start_with(options)))
-}
-
-/// Sets real and effective user of this thread alone; the saved one stays root's.
-fn become_user(uid: u32) {
-    // SAFETY: plain system call, of which the C library's would change all threads.
-    let done = unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, 0) };
-    assert_eq!(done, 0, "setresuid: {}", std::io::Error::last_os_error());
-}
-
-/// Does something as a user: what is sent meanwhile is sent in its name.
-fn as_user<T>(uid: u32, act: impl FnOnce() -> T) -> T {
-    become_user(uid);
-    let done = act();
-    become_user(0);
-    done
 }
 
 /// A library of a user.

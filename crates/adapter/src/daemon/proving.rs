@@ -203,7 +203,7 @@ impl Daemon {
         }
     }
 
-    /// As above, for a socket whose claim was refused.
+    /// The witness forgets a socket that no claim is about, such as one whose claim was refused.
     pub(super) fn forget_socket(&self, cookie: u64) {
         let witness = self.proving.witness();
         if let Some(witness) = witness.filter(|_| !self.registry.is_claimed(cookie)) {

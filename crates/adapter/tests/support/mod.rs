@@ -489,3 +489,18 @@ pub(crate) fn try_connect(dir: &Path) -> io::Result<OwnedFd> {
         Ok(socket)
     }
 }
+
+/// Sets real and effective user of this thread alone; the saved one stays root's.
+pub(crate) fn become_user(uid: u32) {
+    // SAFETY: plain system call, of which the C library's would change all threads.
+    let done = unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, 0) };
+    assert_eq!(done, 0, "setresuid: {}", std::io::Error::last_os_error());
+}
+
+/// Does something as a user: what is sent meanwhile is sent in its name.
+pub(crate) fn as_user<T>(uid: u32, act: impl FnOnce() -> T) -> T {
+    become_user(uid);
+    let done = act();
+    become_user(0);
+    done
+}
