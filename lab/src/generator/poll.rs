@@ -6,13 +6,11 @@
 //! first one did.
 
 use std::io;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::http::Digest;
-use super::latency::Latencies;
-use super::requests::Due;
-use super::session::{self, Span, Totals};
+use super::requests;
+use super::session::Totals;
 use super::socket::{Address, Stream};
 use super::{Load, Outcome, Pattern};
 
@@ -55,24 +53,8 @@ pub fn run(polling: &Polling) -> Result<Outcome, String> {
 }
 
 fn measure(polling: &Polling, load: &Load, ends: &[Vec<u8>]) -> Result<Totals, String> {
-    let start = Instant::now();
-    let (begin, end) = session::measured(load, start);
-    let mut due = load.rate.map(|rate| Due::new(start, rate, load.arrivals));
-    let (mut span, mut bytes, mut latencies) = (None, 0, Latencies::new());
     let mut answer = Vec::new();
-    loop {
-        let mut from = Instant::now();
-        if let Some(due) = &mut due {
-            thread::sleep(due.next.saturating_duration_since(from));
-            from = due.next;
-            due.advance();
-        }
-        if from >= end {
-            break;
-        }
-        if span.is_none() && from >= begin {
-            span = Some(Span::now());
-        }
+    requests::one_by_one(load, || {
         let mut seen = 0;
         for (server, wanted) in polling.servers.iter().zip(ends) {
             read(server, &mut answer)?;
@@ -81,18 +63,7 @@ fn measure(polling: &Polling, load: &Load, ends: &[Vec<u8>]) -> Result<Totals, S
             }
             seen += answer.len() as u64;
         }
-        if from >= begin {
-            latencies.add(from.elapsed());
-            bytes += seen;
-        }
-    }
-    Ok(Totals {
-        seconds: begin.elapsed().as_secs_f64(),
-        operations: latencies.count(),
-        bytes,
-        unanswered: 0,
-        cpu: span.as_mut().and_then(Span::cpu),
-        latencies: Some(latencies),
+        Ok(seen)
     })
 }
 

@@ -8,6 +8,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use toehold_measure::rng::Rng;
@@ -76,6 +77,45 @@ pub(super) fn run(address: &Address, load: &Load) -> io::Result<Totals> {
         unanswered,
         latencies: Some(loop_.latencies),
         cpu,
+    })
+}
+
+/// Asks again and again, one request after the other, each when it is due where the load has a
+/// rate. `ask` returns the bytes of an answer. A latency counts from when its request was due.
+pub(super) fn one_by_one<E>(
+    load: &Load,
+    mut ask: impl FnMut() -> Result<u64, E>,
+) -> Result<Totals, E> {
+    let start = Instant::now();
+    let (begin, end) = session::measured(load, start);
+    let mut due = load.rate.map(|rate| Due::new(start, rate, load.arrivals));
+    let (mut span, mut bytes, mut latencies) = (None, 0, Latencies::new());
+    loop {
+        let mut from = Instant::now();
+        if let Some(due) = &mut due {
+            thread::sleep(due.next.saturating_duration_since(from));
+            from = due.next;
+            due.advance();
+        }
+        if from >= end {
+            break;
+        }
+        if span.is_none() && from >= begin {
+            span = Some(Span::now());
+        }
+        let seen = ask()?;
+        if from >= begin {
+            latencies.add(from.elapsed());
+            bytes += seen;
+        }
+    }
+    Ok(Totals {
+        seconds: begin.elapsed().as_secs_f64(),
+        operations: latencies.count(),
+        bytes,
+        unanswered: 0,
+        cpu: span.as_mut().and_then(Span::cpu),
+        latencies: Some(latencies),
     })
 }
 

@@ -1,15 +1,13 @@
 //! The viewer at the end of the filters: it asks for regions and measures until they are there.
 
 use std::io;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use toehold_measure::rng::Rng;
 
 use super::super::http::Digest;
-use super::super::latency::Latencies;
-use super::super::requests::Due;
-use super::super::session::{self, Span, Totals};
+use super::super::requests;
+use super::super::session::Totals;
 use super::super::socket::{Address, Stream};
 use super::super::{Load, Outcome, Pattern};
 use super::{Block, END, Kind, QUERY, Query, image, volume, wrong};
@@ -60,42 +58,14 @@ pub fn view(filter: &Address, view: &View) -> Result<Outcome, String> {
 
 fn measure(stream: &Stream, view: &View, load: &Load) -> io::Result<Totals> {
     let mut random = Rng::new(view.seed);
-    let start = Instant::now();
-    let (begin, end) = session::measured(load, start);
-    let mut due = load.rate.map(|rate| Due::new(start, rate, load.arrivals));
-    let (mut span, mut bytes, mut latencies) = (None, 0, Latencies::new());
-    loop {
-        let mut from = Instant::now();
-        if let Some(due) = &mut due {
-            thread::sleep(due.next.saturating_duration_since(from));
-            from = due.next;
-            due.advance();
-        }
-        if from >= end {
-            break;
-        }
-        if span.is_none() && from >= begin {
-            span = Some(Span::now());
-        }
+    requests::one_by_one(load, || {
         let is_part = (random.below(1 << 20) as f64) < view.partial * f64::from(1 << 20);
         let query = if is_part {
             part(view.kind, &mut random)
         } else {
             whole(view.kind)
         };
-        let seen = ask(stream, view.kind, query, |_| ())?;
-        if from >= begin {
-            latencies.add(from.elapsed());
-            bytes += seen as u64;
-        }
-    }
-    Ok(Totals {
-        seconds: begin.elapsed().as_secs_f64(),
-        operations: latencies.count(),
-        bytes,
-        unanswered: 0,
-        cpu: span.as_mut().and_then(Span::cpu),
-        latencies: Some(latencies),
+        ask(stream, view.kind, query, |_| ()).map(|seen| seen as u64)
     })
 }
 
@@ -177,6 +147,9 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 #[cfg(test)]
 mod tests {
     use super::super::{Filter, serve};
+    use std::thread;
+    use std::time::Instant;
+
     use super::*;
     use std::net::TcpListener;
 
