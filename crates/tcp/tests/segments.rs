@@ -993,6 +993,31 @@ fn an_outage_is_no_black_hole() {
     }
 }
 
+/// With one segment lost there is room for two small ones. The second waits: an acknowledgement of
+/// both would look like that of a full segment, and the black hole would be found never.
+#[test]
+fn a_small_segment_goes_alone_while_the_path_is_in_doubt() {
+    let (mut stage, id) = on_a_dark_path();
+    stage.engine.publish(id, 1_460).unwrap();
+    while stage.engine.counters().timeouts < 2 {
+        stage.wait(MILLISECOND);
+    }
+    stage.forget_sent();
+    wait_for_timeout(&mut stage, id);
+    stage.expect(". 1:731(730) ack 1");
+    stage.expect_nothing();
+    stage.remote(". 1:1(0) ack 731");
+    stage.expect("P. 731:1461(730) ack 1");
+    stage.remote(". 1:1(0) ack 1461");
+    stage.engine.publish(id, 2_920).unwrap();
+    stage.expect("P. 1461:2921(1460) ack 1");
+    wait_for_timeout(&mut stage, id);
+    stage.expect(". 1461:2191(730) ack 1");
+    stage.expect_nothing();
+    stage.remote(". 1:1(0) ack 2191");
+    assert_eq!(stage.engine.info(id).unwrap().mss, 730);
+}
+
 /// A connection over a path that has swallowed what was full, and carries 730 bytes since.
 fn after_a_black_hole() -> (Stage, toehold_tcp::ConnectionId) {
     let (mut stage, id) = on_a_dark_path();

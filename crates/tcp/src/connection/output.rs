@@ -190,7 +190,8 @@ impl Connection {
         //# A segment marked as lost by RACK-TLP MUST NOT be retransmitted until congestion control
         //# deems this appropriate.
         // RFC 6675 section 5 (C): "If cwnd - pipe >= 1 SMSS the sender SHOULD transmit".
-        if !is_forced && self.cwnd < self.in_flight() + mss.min(self.scoreboard.lost_bytes) {
+        let needed = self.in_flight() + mss.min(self.scoreboard.lost_bytes);
+        if !is_forced && (self.cwnd < needed || self.is_doubt_out()) {
             self.conditions.set(Conditions::CWND_LIMITED);
             return None;
         }

@@ -143,12 +143,23 @@ impl Connection {
             {
                 Doubt::SmallSentAgain(una, size)
             }
-            Doubt::SmallSent(end, size) => Doubt::SmallSent(end, smaller(size)),
-            Doubt::SmallSentAgain(..) => self.path.doubt,
+            Doubt::SmallSent(_, size) => Doubt::SmallSent(una, smaller(size)),
+            Doubt::SmallSentAgain(_, size) => Doubt::SmallSentAgain(una, size),
             // The earlier proof that small segments pass is too old.
             Doubt::None | Doubt::SmallPassed(..) if !is_due => Doubt::None,
             Doubt::None | Doubt::SmallPassed(..) => Doubt::SmallSent(una, smaller(self.path_mss)),
         };
+    }
+
+    /// Whether a small segment is out to prove something. Nothing follows it: with a second one,
+    /// the acknowledgement of both looks like that of a full segment.
+    pub(super) fn is_doubt_out(&self) -> bool {
+        match self.path.doubt {
+            Doubt::SmallSent(end, _) | Doubt::SmallSentAgain(end, _) => {
+                end.wrapping_sub(self.snd_una.0 as u32) as i32 > 0
+            }
+            Doubt::None | Doubt::SmallPassed(..) => false,
+        }
     }
 
     /// The largest payload to be sent again now: less than a segment while the path is in doubt.

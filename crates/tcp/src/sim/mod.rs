@@ -73,6 +73,14 @@ mod tests {
         }
     }
 
+    /// A path that swallows what is full, a window of one segment, and neither SACK nor timestamps:
+    /// the black hole is found, and not met again with each segment for eight hours.
+    #[test]
+    fn a_black_hole_is_found_with_one_segment_at_a_time() {
+        let report = run(1_008_407, false);
+        assert!(report.virtual_time < Duration::from_secs(3_600));
+    }
+
     /// Two long transfers over one bottleneck end up with similar shares (Jain's index).
     #[test]
     fn competing_flows_share_a_bottleneck() {
