@@ -1,4 +1,6 @@
 //! Stream sockets of both families behind one type.
+//!
+//! Calls go through libc, as those of the programs that people run: the library hooks them there.
 
 use std::io;
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
@@ -63,10 +65,22 @@ pub(super) enum Listener {
 
 impl Listener {
     pub(super) fn bind(address: &Address) -> io::Result<Listener> {
-        match address {
-            Address::Tcp(text) => Ok(Listener::Tcp(TcpListener::bind(text)?)),
-            Address::Ports(_) => Err(io::Error::other("a server listens on one address")),
-            Address::Unix(path) => Ok(Listener::Unix(UnixListener::bind(path)?, path.clone())),
+        let listener = match address {
+            Address::Tcp(text) => Listener::Tcp(TcpListener::bind(text)?),
+            Address::Ports(_) => return Err(io::Error::other("a server listens on one address")),
+            Address::Unix(path) => Listener::Unix(UnixListener::bind(path)?, path.clone()),
+        };
+        // std's backlog is 128. A client that opens thousands of connections fills it, and waits a
+        // second for each SYN that the kernel then drops.
+        // SAFETY: listen takes integers.
+        check(unsafe { libc::listen(listener.fd(), BACKLOG) })?;
+        Ok(listener)
+    }
+
+    fn fd(&self) -> RawFd {
+        match self {
+            Listener::Tcp(listener) => listener.as_raw_fd(),
+            Listener::Unix(listener, _) => listener.as_raw_fd(),
         }
     }
 
@@ -262,5 +276,8 @@ pub(super) fn check(result: libc::c_int) -> io::Result<()> {
 
 /// How many connections have taken one of several ports.
 static NEXT_PORT: AtomicUsize = AtomicUsize::new(0);
+
+/// Connections that may wait for `accept`; the kernel's own limit is `net.core.somaxconn`.
+const BACKLOG: libc::c_int = 65_535;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
