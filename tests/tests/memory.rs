@@ -1,4 +1,5 @@
-//! Regions are a budget: what channels cost, and that those which nobody uses are given back.
+//! Many connections. Regions are a budget: what channels cost, and that those which nobody uses are
+//! given back. Requests wait for an adapter that is busy.
 
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
@@ -137,5 +138,27 @@ fn detached_connections_give_their_regions_back_and_attach_again() {
         "{:?}",
         toehold.connections()
     );
+    crowd.end();
+}
+
+#[test]
+fn requests_of_many_connections_wait_for_an_adapter_that_is_stopped() {
+    /// More than a socket's buffer holds.
+    const MANY: usize = 900;
+    let mut toehold = Toehold::start();
+    toehold.adapter().signal(libc::SIGSTOP);
+    let arguments = [&*MANY.to_string(), "light"];
+    let mut crowd = Crowd::start(&toehold, PROGRAM, &arguments, TIME_LIMIT);
+    toehold.adapter().signal(libc::SIGCONT);
+    let all_direct = wait_until(TIME_LIMIT, || {
+        crowd.order("around 100");
+        direct(&toehold) == 2 * MANY
+    });
+    let log = toehold.adapter().stderr();
+    let others: Vec<_> = toehold.connections();
+    let others: Vec<_> = others.iter().filter(|one| !one.is_direct()).collect();
+    assert!(all_direct, "{others:?}\n{log}");
+    // A program that gave its adapter up would have to ask for all of them again.
+    assert!(!log.contains("is gone"), "{log}");
     crowd.end();
 }

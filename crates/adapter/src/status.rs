@@ -6,7 +6,7 @@ use crate::registry::{End, Registry, TableId, Tuple};
 use crate::tables::{MappedTable, Tables};
 use serde::Serialize;
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use toehold_channel::offload;
@@ -189,27 +189,36 @@ pub(crate) fn report(
     }
 }
 
-/// An end that waits for a partner may have one that is known here and has not asked, because
-/// something keeps it on the kernel.
+/// An end that waits for a partner may have one that is listed, too. Then what keeps that one, or
+/// what both wait for, is the reason.
 fn tell_of_silent_partners(processes: &mut [Process]) {
-    let known: BTreeSet<(String, String)> = processes
+    let listed: BTreeMap<(String, String), Cow<'static, str>> = processes
         .iter()
         .flat_map(|process| &process.connections)
-        .map(|one| (one.local.clone(), one.remote.clone()))
+        .map(|one| ((one.local.clone(), one.remote.clone()), one.reason.clone()))
         .collect();
     for one in processes
         .iter_mut()
         .flat_map(|process| &mut process.connections)
+        .filter(|one| one.reason == Reason::NoPartner.words())
     {
-        let is_known = || known.contains(&(one.remote.clone(), one.local.clone()));
-        if one.reason == Reason::NoPartner.words() && is_known() {
-            one.reason = PARTNER_IS_SILENT.into();
-        }
+        let Some(theirs) = listed.get(&(one.remote.clone(), one.local.clone())) else {
+            continue;
+        };
+        one.reason = if *theirs == Reason::NoPartner.words() {
+            BOTH_HAVE_ASKED.into()
+        } else if theirs.is_empty() || *theirs == Reason::PartnerNotAttached.words() {
+            OFFERED.into()
+        } else {
+            format!("the other end: {theirs}").into()
+        };
     }
 }
 
-/// Why a connection is on the host path whose other end is listed, too.
-const PARTNER_IS_SILENT: &str = "the other end has a reason of its own: see there";
+/// The adapter has not yet read what both ends sent, or is being asked by many at once.
+const BOTH_HAVE_ASKED: &str = "both ends have asked; the adapter has not answered yet";
+/// The other end has attached; this one has not come to its offer yet.
+const OFFERED: &str = "offered: it moves at the program's next call";
 
 /// Where this adapter does not know the other end, the kernel may: whose it is and, where we may
 /// look into that process, whether it is under Toehold.

@@ -2,7 +2,7 @@
 //! and never a wait.
 
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use toehold_freestanding::fd::OwnedFd;
 
 use toehold_channel::rendezvous::{Kind, MESSAGE_BYTES, Message, SOCKET_NAME};
@@ -19,6 +19,8 @@ static INHERITED: AtomicI32 = AtomicI32::new(-1);
 /// again.
 static EPOCH: AtomicU32 = AtomicU32::new(0);
 static RETRY_AT_NS: AtomicU64 = AtomicU64::new(0);
+/// The adapter has requests of this process left to read, as many as it may.
+static IS_CROWDED: AtomicBool = AtomicBool::new(false);
 static LOCK: lock::Private = lock::Private::new();
 /// A user that is trusted as an adapter's besides our own and root; none: [`NOBODY`].
 static TRUSTED: AtomicU32 = AtomicU32::new(NOBODY);
@@ -89,6 +91,7 @@ pub(crate) fn forked() {
     }
     EPOCH.fetch_add(1, Ordering::Relaxed);
     RETRY_AT_NS.store(0, Ordering::Relaxed);
+    IS_CROWDED.store(false, Ordering::Relaxed);
 }
 
 /// Our adapter connection got another number.
@@ -246,7 +249,60 @@ fn is_trusted(fd: i32) -> bool {
 #[repr(C, align(8))]
 struct ControlBuffer([u8; 64]);
 
+/// The outcome of a request.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Asked {
+    /// It is under way.
+    Sent,
+    /// The adapter has many to read already: to be asked later.
+    Later,
+    /// There is no adapter any more.
+    Lost,
+}
+
+/// Bytes of the kernel's that requests may occupy which the adapter has not read yet: a third of a
+/// socket's usual buffer (unix(7)). The rest is for messages that cannot come later.
+const REQUESTS_MAX: isize = 64 << 10;
+
+/// Shows the adapter a connection's socket. A thousand connections may ask at the same moment, and
+/// the adapter may be kept from its processor: then most of them ask later.
+pub(crate) fn ask(fd: i32, message: &Message, shown: i32) -> Asked {
+    // For a Unix socket: what its peer has not read, with the kernel's own bookkeeping.
+    if sys::bytes_unacknowledged(fd) > REQUESTS_MAX {
+        IS_CROWDED.store(true, Ordering::Relaxed);
+        return Asked::Later;
+    }
+    match -transmit(fd, message, Some(shown)) as i32 {
+        // ETOOMANYREFS: as many descriptors of this user are under way as its limit allows.
+        libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM | libc::ETOOMANYREFS => {
+            IS_CROWDED.store(true, Ordering::Relaxed);
+            Asked::Later
+        }
+        error if error > 0 => {
+            lose(fd);
+            Asked::Lost
+        }
+        _ => {
+            IS_CROWDED.store(false, Ordering::Relaxed);
+            Asked::Sent
+        }
+    }
+}
+
+/// Whether the last request had to be put off.
+pub(crate) fn is_crowded() -> bool {
+    // Relaxed: a hint.
+    IS_CROWDED.load(Ordering::Relaxed)
+}
+
+/// Sends a message that cannot come later. On false the adapter is gone, or reads so little that it
+/// is to be given up.
 pub(crate) fn send(fd: i32, message: &Message, descriptor: Option<i32>) -> bool {
+    transmit(fd, message, descriptor) == MESSAGE_BYTES as isize
+}
+
+/// The bytes sent, or the negative error.
+fn transmit(fd: i32, message: &Message, descriptor: Option<i32>) -> isize {
     let mut iov = libc::iovec {
         iov_base: message.as_bytes().as_ptr().cast_mut().cast(),
         iov_len: MESSAGE_BYTES,
@@ -272,8 +328,7 @@ pub(crate) fn send(fd: i32, message: &Message, descriptor: Option<i32>) -> bool 
         }
     }
     // SAFETY: everything the header points to is alive here.
-    let sent = unsafe { sys::sendmsg(fd, &header, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
-    sent == MESSAGE_BYTES as isize
+    unsafe { sys::sendmsg(fd, &header, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) }
 }
 
 /// This process has nothing more to say.

@@ -21,6 +21,7 @@ use toehold_channel::table::{
 };
 use toehold_stream::worth::{self, Worth};
 
+use crate::adapter::Asked;
 use crate::carrier::Carrier;
 use crate::connection::{self, Connection};
 use crate::epoll::membership;
@@ -33,6 +34,9 @@ use crate::{
 /// How often, in calls on the host path, a connection that waits for an offer looks whether the
 /// adapter is still there.
 const CALLS_BETWEEN_LOOKS: u32 = 256;
+
+/// How often, in calls, a connection tries to ask while the adapter has too many requests to read.
+const CALLS_BETWEEN_TRIES: u32 = 16;
 
 /// The number given to [`set_calls_before_pairing`]; 0 stands for the number of [`Worth`].
 static CALLS_TOLD: AtomicU32 = AtomicU32::new(0);
@@ -67,6 +71,7 @@ pub(crate) fn after_host_call(connection: &Connection, moved: u64) {
     if offered
         || (!asked
             && worth(flags).is_reached(calls, moved)
+            && (!adapter::is_crowded() || calls.is_multiple_of(CALLS_BETWEEN_TRIES))
             && waits::may_be_seen(connection.local, calls))
         || (asked && (calls.is_multiple_of(CALLS_BETWEEN_LOOKS) || is_askable_again(connection)))
     {
@@ -129,17 +134,9 @@ pub(crate) fn consider(connection: &Connection) {
     if asks {
         match describe(connection) {
             Ok(message) => {
-                // A refusal is answered with this: without a new one it is not asked again.
-                showing::begin(connection);
-                if !adapter::send(adapter, &message, Some(connection.fd)) {
-                    adapter::lose(adapter);
+                if !ask(connection, adapter, &message) {
                     return;
                 }
-                connection.local.asked_epoch.store(epoch, Ordering::Relaxed);
-                entry.flags.fetch_or(FLAG_ASKED, Ordering::Relaxed);
-                entry
-                    .reason
-                    .store(Reason::NoPartner as u32, Ordering::Relaxed);
             }
             Err(reason) => {
                 connection.pin(reason);
@@ -169,18 +166,32 @@ pub(crate) fn ask_at_once(connection: &Connection) -> Option<i32> {
         return None;
     }
     let message = describe(connection).ok()?;
-    showing::begin(connection);
-    if !adapter::send(adapter, &message, Some(connection.fd)) {
-        adapter::lose(adapter);
-        return None;
+    ask(connection, adapter, &message).then_some(adapter)
+}
+
+/// Sends the request for a connection; false when that failed, or is to be tried again.
+fn ask(connection: &Connection, adapter: i32, message: &Message) -> bool {
+    let (entry, local) = (connection.entry, connection.local);
+    // A refusal is answered with this: without a new one it is not asked again.
+    let before = showing::begin(connection);
+    match adapter::ask(adapter, message, connection.fd) {
+        Asked::Sent => {
+            (local.asked_epoch).store(adapter::epoch(), Ordering::Relaxed);
+            entry.flags.fetch_or(FLAG_ASKED, Ordering::Relaxed);
+            entry
+                .reason
+                .store(Reason::NoPartner as u32, Ordering::Relaxed);
+            true
+        }
+        Asked::Later => {
+            showing::take_back(connection, before);
+            entry
+                .reason
+                .store(Reason::NoAdapter as u32, Ordering::Relaxed);
+            false
+        }
+        Asked::Lost => false,
     }
-    let epoch = adapter::epoch();
-    connection.local.asked_epoch.store(epoch, Ordering::Relaxed);
-    entry.flags.fetch_or(FLAG_ASKED, Ordering::Relaxed);
-    entry
-        .reason
-        .store(Reason::NoPartner as u32, Ordering::Relaxed);
-    Some(adapter)
 }
 
 /// The request for a connection, or why it can never be paired. The descriptor goes with it: the

@@ -23,13 +23,32 @@ use crate::carrier::Carrier;
 use crate::connection::Connection;
 use crate::{kernel_waits, sys};
 
+/// The words that [`begin`] overwrites, for [`take_back`].
+pub(crate) struct Before {
+    refusal: u32,
+    shown_at: u32,
+}
+
 /// The adapter is about to be shown the socket.
-pub(crate) fn begin(connection: &Connection) {
+pub(crate) fn begin(connection: &Connection) -> Before {
     let entry = connection.entry;
+    let shown_at = &connection.local.shown_at;
+    let before = Before {
+        refusal: entry.refusal.load(Ordering::Relaxed),
+        shown_at: shown_at.load(Ordering::Relaxed),
+    };
     // The refusal stored before was the answer to another request.
     entry.refusal.store(Reason::None as u32, Ordering::Relaxed);
     let offers = entry.offer.load(Ordering::Relaxed);
-    (connection.local.shown_at).store(offers.wrapping_add(1).max(1), Ordering::Relaxed);
+    shown_at.store(offers.wrapping_add(1).max(1), Ordering::Relaxed);
+    before
+}
+
+/// It was not shown after all.
+pub(crate) fn take_back(connection: &Connection, before: Before) {
+    let (refusal, shown_at) = (&connection.entry.refusal, &connection.local.shown_at);
+    refusal.store(before.refusal, Ordering::Relaxed);
+    shown_at.store(before.shown_at, Ordering::Relaxed);
 }
 
 /// True while the adapter may have a duplicate of the socket, or the message with it be under way.

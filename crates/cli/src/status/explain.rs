@@ -221,8 +221,8 @@ const ADVICE: [(&str, &str); 16] = [
         "none: its filter for system calls could end it",
     ),
     (
-        "a reason of its own",
-        "toehold explain, with the program at the other end",
+        "both ends have asked",
+        "none: the adapter is busy, or it waits for a processor",
     ),
     (
         "cannot prove connections",
