@@ -54,9 +54,8 @@ impl Arm {
     /// Refuses settings that do not go together.
     pub(super) fn check(&self) -> Result<(), String> {
         let is_local = self.link == Link::Loopback;
-        let is_for_tcp = matches!(self.path, ArmPath::Direct | ArmPath::Sockmap);
-        if is_for_tcp && self.family == Family::Unix {
-            return Err("the paths direct and sockmap are for TCP".to_owned());
+        if self.path == ArmPath::Sockmap && self.family == Family::Unix {
+            return Err("the path sockmap is for TCP".to_owned());
         }
         let fits = match self.path {
             ArmPath::Host => matches!(self.link, Link::Loopback | Link::Veth),
