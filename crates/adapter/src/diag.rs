@@ -79,14 +79,25 @@ impl Diag {
         }
         let (local, remote) = tuple.spoken()?;
         let number = entropy::bits().ok()?[0] as u32;
+        let request = request(local, remote, cookie, number);
+        self.answer(&request, number, |reply| parse(reply, cookie))
+    }
+
+    /// Asks for one socket, and reads the answer.
+    fn answer<T>(
+        &self,
+        request: &[u8],
+        number: u32,
+        read: impl FnOnce(&[u8]) -> Option<T>,
+    ) -> Option<T> {
         // The kernel answers before this returns (netlink_rcv_skb).
-        self.ask(&request(local, remote, cookie, number))?;
+        self.ask(request)?;
         // A client that asks on the same socket finds its answers among ours.
         for _ in 0..ANSWERS_MAX {
             let mut reply = [0u8; REPLY_BYTES_MAX];
             let (reply, is_kernel) = self.hear(&mut reply)?;
             if is_kernel && reply.get(8..12) == Some(&number.to_ne_bytes()) {
-                return parse(reply, cookie);
+                return read(reply);
             }
         }
         None
@@ -127,28 +138,38 @@ fn request(local: SocketAddr, remote: SocketAddr, cookie: u64, number: u32) -> [
         (IpAddr::V4(_), IpAddr::V4(_)) => libc::AF_INET,
         _ => libc::AF_INET6,
     };
-    let mut bytes = [0; REQUEST_BYTES];
+    let fields: [&[u8]; 9] = [
+        &[family as u8, libc::IPPROTO_TCP as u8, 0, 0],
+        &u32::MAX.to_ne_bytes(),
+        &local.port().to_be_bytes(),
+        &remote.port().to_be_bytes(),
+        &spelled(local.ip()),
+        &spelled(remote.ip()),
+        // No interface.
+        &[0; 4],
+        &(cookie as u32).to_ne_bytes(),
+        &((cookie >> 32) as u32).to_ne_bytes(),
+    ];
+    question(number, libc::NLM_F_REQUEST, &fields)
+}
+
+/// A request of sock_diag(7) of `BYTES` bytes: `struct nlmsghdr`, and the fields behind it.
+fn question<const BYTES: usize>(number: u32, flags: i32, fields: &[&[u8]]) -> [u8; BYTES] {
+    let header: [&[u8]; 5] = [
+        &(BYTES as u32).to_ne_bytes(),
+        &SOCK_DIAG_BY_FAMILY.to_ne_bytes(),
+        &(flags as u16).to_ne_bytes(),
+        &number.to_ne_bytes(),
+        // The port of who asks, which the kernel knows.
+        &[0; 4],
+    ];
+    let mut bytes = [0; BYTES];
     let mut at = 0;
-    let mut put = |field: &[u8]| {
+    for field in header.iter().chain(fields) {
         bytes[at..at + field.len()].copy_from_slice(field);
         at += field.len();
-    };
-    put(&(REQUEST_BYTES as u32).to_ne_bytes());
-    put(&SOCK_DIAG_BY_FAMILY.to_ne_bytes());
-    put(&(libc::NLM_F_REQUEST as u16).to_ne_bytes());
-    put(&number.to_ne_bytes());
-    // The port of who asks, which the kernel knows.
-    put(&[0; 4]);
-    put(&[family as u8, libc::IPPROTO_TCP as u8, 0, 0]);
-    put(&u32::MAX.to_ne_bytes());
-    put(&local.port().to_be_bytes());
-    put(&remote.port().to_be_bytes());
-    put(&spelled(local.ip()));
-    put(&spelled(remote.ip()));
-    // No interface.
-    put(&[0; 4]);
-    put(&(cookie as u32).to_ne_bytes());
-    put(&((cookie >> 32) as u32).to_ne_bytes());
+    }
+    debug_assert_eq!(at, BYTES);
     bytes
 }
 

@@ -6,7 +6,7 @@
 //! all. A carrier that crosses from one namespace to another passes other devices, of which the
 //! adapter knows only that they are virtual.
 
-use super::{ANSWERS_MAX, Diag, HEADER_BYTES, SOCK_DIAG_BY_FAMILY};
+use super::{ANSWERS_MAX, Diag, HEADER_BYTES, SOCK_DIAG_BY_FAMILY, question};
 use crate::entropy;
 use crate::registry::Tuple;
 
@@ -186,16 +186,16 @@ fn parse(body: &[u8]) -> Option<Socket> {
 
 /// `struct nlmsghdr` and `struct packet_diag_req`.
 fn request(number: u32) -> [u8; REQUEST_BYTES] {
-    let mut bytes = [0; REQUEST_BYTES];
-    let flags = (libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16;
-    bytes[..4].copy_from_slice(&(REQUEST_BYTES as u32).to_ne_bytes());
-    bytes[4..6].copy_from_slice(&SOCK_DIAG_BY_FAMILY.to_ne_bytes());
-    bytes[6..8].copy_from_slice(&flags.to_ne_bytes());
-    bytes[8..12].copy_from_slice(&number.to_ne_bytes());
-    bytes[HEADER_BYTES] = libc::AF_PACKET as u8;
-    // `pdiag_show`, behind the padding, the inode: which attributes the answers have.
-    bytes[HEADER_BYTES + 8..HEADER_BYTES + 12].copy_from_slice(&PACKET_SHOW_INFO.to_ne_bytes());
-    bytes
+    let fields: [&[u8]; 4] = [
+        &[libc::AF_PACKET as u8, 0, 0, 0],
+        // No inode.
+        &[0; 4],
+        // `pdiag_show`: which attributes the answers have.
+        &PACKET_SHOW_INFO.to_ne_bytes(),
+        // No cookie.
+        &[0; 8],
+    ];
+    question(number, libc::NLM_F_REQUEST | libc::NLM_F_DUMP, &fields)
 }
 
 /// The loopback device has this index in every namespace (`LOOPBACK_IFINDEX`,

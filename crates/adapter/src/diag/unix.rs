@@ -3,7 +3,7 @@
 //! A question names the socket's inode and its cookie. The answer tells the inode of its peer. Two
 //! sockets that exist at one moment and name each other are the two ends of one connection.
 
-use super::{ANSWERS_MAX, Diag, HEADER_BYTES, REPLY_BYTES_MAX, SOCK_DIAG_BY_FAMILY};
+use super::{Diag, HEADER_BYTES, SOCK_DIAG_BY_FAMILY, question};
 use crate::entropy;
 
 /// A socket, as the kernel describes it.
@@ -20,38 +20,22 @@ impl Diag {
     /// The connected stream socket with this inode and cookie.
     pub(crate) fn unix_socket(&self, inode: u32, cookie: u64) -> Option<UnixSocket> {
         let number = entropy::bits().ok()?[0] as u32;
-        self.ask(&request(inode, cookie, number))?;
-        for _ in 0..ANSWERS_MAX {
-            let mut reply = [0u8; REPLY_BYTES_MAX];
-            let (reply, is_kernel) = self.hear(&mut reply)?;
-            if is_kernel && reply.get(8..12) == Some(&number.to_ne_bytes()) {
-                return parse(reply, inode, cookie);
-            }
-        }
-        None
+        let request = request(inode, cookie, number);
+        self.answer(&request, number, |reply| parse(reply, inode, cookie))
     }
 }
 
 /// `struct nlmsghdr` and `struct unix_diag_req`.
 fn request(inode: u32, cookie: u64, number: u32) -> [u8; REQUEST_BYTES] {
-    let mut bytes = [0; REQUEST_BYTES];
-    let mut at = 0;
-    let mut put = |field: &[u8]| {
-        bytes[at..at + field.len()].copy_from_slice(field);
-        at += field.len();
-    };
-    put(&(REQUEST_BYTES as u32).to_ne_bytes());
-    put(&SOCK_DIAG_BY_FAMILY.to_ne_bytes());
-    put(&(libc::NLM_F_REQUEST as u16).to_ne_bytes());
-    put(&number.to_ne_bytes());
-    put(&[0; 4]);
-    put(&[libc::AF_UNIX as u8, 0, 0, 0]);
-    put(&u32::MAX.to_ne_bytes());
-    put(&inode.to_ne_bytes());
-    put(&(UDIAG_SHOW_NAME | UDIAG_SHOW_PEER).to_ne_bytes());
-    put(&(cookie as u32).to_ne_bytes());
-    put(&((cookie >> 32) as u32).to_ne_bytes());
-    bytes
+    let fields: [&[u8]; 6] = [
+        &[libc::AF_UNIX as u8, 0, 0, 0],
+        &u32::MAX.to_ne_bytes(),
+        &inode.to_ne_bytes(),
+        &(UDIAG_SHOW_NAME | UDIAG_SHOW_PEER).to_ne_bytes(),
+        &(cookie as u32).to_ne_bytes(),
+        &((cookie >> 32) as u32).to_ne_bytes(),
+    ];
+    question(number, libc::NLM_F_REQUEST, &fields)
 }
 
 /// A `struct unix_diag_msg` of that socket, with its attributes.
