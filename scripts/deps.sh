@@ -18,7 +18,7 @@ test=("${demo[@]}" curl:curl ethtool:ethtool git:git go:golang-go initdb:postgre
     musl-gcc:musl-tools node:nodejs objdump:binutils pg_isready:postgresql pgbench:postgresql ping:iputils-ping
     pkg-config:pkg-config postgres:postgresql
     psql:postgresql python3:python3 redis-check-rdb:redis-tools setpriv:util-linux
-    shellcheck:shellcheck ssh:openssh-client ssh-keygen:openssh-client sshd:openssh-server
+    /bin/sh:dash shellcheck:shellcheck ssh:openssh-client ssh-keygen:openssh-client sshd:openssh-server
     haproxy:haproxy nft:nftables socat:socat ss:iproute2
     podman:podman crun:crun unshare:util-linux ldd:libc-bin
     systemctl:systemd systemd-analyze:systemd tclsh:tcl tcpdump:tcpdump tshark:tshark

@@ -36,6 +36,20 @@ impl Crowd {
         arguments: &[&str],
         time_limit: Duration,
     ) -> Crowd {
+        Crowd::start_limited(toehold, program, arguments, None, time_limit)
+    }
+
+    /// As [`Crowd::start`], with a limit for the client's descriptors (`ulimit -n`).
+    ///
+    /// # Panics
+    /// As [`Crowd::start`].
+    pub fn start_limited(
+        toehold: &Toehold,
+        program: &str,
+        arguments: &[&str],
+        descriptors: Option<usize>,
+        time_limit: Duration,
+    ) -> Crowd {
         // The output of each program is a file of its own, also where a test has two crowds.
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
         let mut command = toehold.command(Path::Direct, program);
@@ -44,7 +58,16 @@ impl Crowd {
         let listens = wait_until(time_limit, || server.stdout().ends_with('\n'));
         assert!(listens, "{}", server.outputs());
         let (orders, theirs) = UnixStream::pair().expect("a socket pair");
-        let mut command = toehold.command(Path::Direct, program);
+        let mut command = match descriptors {
+            None => toehold.command(Path::Direct, program),
+            Some(limit) => {
+                // The shell becomes the program (exec): its number stays.
+                let mut command = toehold.command(Path::Direct, "/bin/sh");
+                command.args(["-c", "ulimit -n $0; exec \"$@\""]);
+                command.args([&limit.to_string(), program]);
+                command
+            }
+        };
         command.args(["client", server.stdout().trim()]);
         command.args(arguments).stdin(OwnedFd::from(theirs));
         let client = Running::start_fed(command, &format!("client-{number}"), toehold.dir());

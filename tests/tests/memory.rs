@@ -1,9 +1,10 @@
 //! Many connections. Regions are a budget: what channels cost, and that those which nobody uses are
-//! given back. Requests wait for an adapter that is busy.
+//! given back. Requests wait for an adapter that is busy, and offers for room for descriptors.
 
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
+use toehold_e2e::toehold::Connection;
 use toehold_e2e::{Crowd, Toehold, wait_until};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_crowd");
@@ -161,4 +162,34 @@ fn requests_of_many_connections_wait_for_an_adapter_that_is_stopped() {
     // A program that gave its adapter up would have to ask for all of them again.
     assert!(!log.contains("is gone"), "{log}");
     crowd.end();
+}
+
+#[test]
+fn offers_wait_while_a_program_has_no_room_for_descriptors() {
+    const COUNT: usize = 40;
+    let toehold = Toehold::start();
+    let arguments = [&*COUNT.to_string(), "light"];
+    let crowd = Crowd::start(&toehold, PROGRAM, &arguments, TIME_LIMIT);
+    let open = std::fs::read_dir(format!("/proc/{}/fd", crowd.client.pid()));
+    let open = open.expect("it runs").count();
+    crowd.end();
+    // An offer of a new pair of programs brings two descriptors.
+    for spare in 0..3 {
+        let limit = Some(open + spare);
+        let mut crowd = Crowd::start_limited(&toehold, PROGRAM, &arguments, limit, TIME_LIMIT);
+        // Each connection comes back to its offer after 4,096 calls, and has its own reason.
+        let told = wait_until(TIME_LIMIT, || {
+            crowd.order("around 20");
+            let connections = toehold.connections();
+            let is_settled = |one: &&Connection| {
+                let reason = one.value["reason"].as_str().unwrap_or_default();
+                one.is_direct() || reason.contains("no memory or descriptors")
+            };
+            let of_client = |one: &&Connection| one.pid == u64::from(crowd.client.pid());
+            let settled = connections.iter().filter(of_client).filter(is_settled);
+            settled.count() == COUNT
+        });
+        assert!(told, "spare {spare}: {:?}", toehold.connections());
+        crowd.end();
+    }
 }

@@ -200,17 +200,21 @@ fn tell_of_silent_partners(processes: &mut [Process]) {
     for one in processes
         .iter_mut()
         .flat_map(|process| &mut process.connections)
-        .filter(|one| one.reason == Reason::NoPartner.words())
     {
+        let has_asked = one.reason == Reason::NoPartner.words();
+        if !has_asked && one.reason != Reason::PartnerNotAttached.words() {
+            continue;
+        }
         let Some(theirs) = listed.get(&(one.remote.clone(), one.local.clone())) else {
             continue;
         };
-        one.reason = if *theirs == Reason::NoPartner.words() {
-            BOTH_HAVE_ASKED.into()
-        } else if theirs.is_empty() || *theirs == Reason::PartnerNotAttached.words() {
-            OFFERED.into()
-        } else {
-            format!("the other end: {theirs}").into()
+        let waits = [Reason::NoPartner, Reason::PartnerNotAttached, Reason::None];
+        let waits = waits.map(Reason::words).contains(&&**theirs);
+        one.reason = match (has_asked, waits) {
+            (_, false) => format!("the other end: {theirs}").into(),
+            (true, _) if *theirs == Reason::NoPartner.words() => BOTH_HAVE_ASKED.into(),
+            (true, _) => OFFERED.into(),
+            (false, _) => continue,
         };
     }
 }

@@ -353,7 +353,14 @@ pub(crate) fn lose(fd: i32) {
 }
 
 /// A message and the descriptors beside it.
-pub(crate) type Received = (Message, Kind, [Option<OwnedFd>; 2]);
+pub(crate) type Received = (Message, Kind, Attached);
+
+/// The descriptors beside a message.
+pub(crate) struct Attached {
+    pub(crate) files: [Option<OwnedFd>; 2],
+    /// The kernel has dropped some, because this process has no numbers left.
+    pub(crate) is_cut: bool,
+}
 
 /// The next message that has arrived, if there is one; what is no message of ours is passed over.
 /// The caller holds the lock.
@@ -385,9 +392,12 @@ pub(crate) fn try_receive(adapter: i32) -> Option<Received> {
             }
             return None;
         }
-        let descriptors = descriptors_in(&header);
+        let attached = Attached {
+            files: descriptors_in(&header),
+            is_cut: header.msg_flags & libc::MSG_CTRUNC != 0,
+        };
         if let Ok((message, kind)) = Message::parse(&bytes[..got as usize]) {
-            return Some((message, kind, descriptors));
+            return Some((message, kind, attached));
         }
     }
 }

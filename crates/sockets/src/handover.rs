@@ -633,11 +633,15 @@ impl Resumer {
         }
         loop {
             match adapter::try_receive(adapter) {
-                Some((answer, kind, descriptors)) => {
+                Some((answer, kind, attached)) => {
                     let is_ours = answer.entry == connection.index
                         && answer.generation == connection.channel_generation();
-                    match (kind, descriptors) {
-                        (Said::Offer, [Some(slab), Some(pair)]) if is_ours => {
+                    if !is_ours {
+                        offers::handle_message(&answer, kind, attached);
+                        continue;
+                    }
+                    match (kind, attached.files) {
+                        (Said::Offer, [Some(slab), Some(pair)]) => {
                             record.slab_fd = slab.into_raw_fd();
                             record.pair_fd = pair.into_raw_fd();
                             record.slot = answer.slot;
@@ -645,8 +649,7 @@ impl Resumer {
                             record.pair = answer.pair;
                             return true;
                         }
-                        (Said::Offer | Said::Answer, _) if is_ours => return false,
-                        (Said::Offer, descriptors) => offers::take_offer(&answer, descriptors),
+                        (Said::Offer | Said::Answer, _) => return false,
                         _ => {}
                     }
                 }

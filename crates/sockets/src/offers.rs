@@ -7,8 +7,9 @@ use toehold_freestanding::fd::OwnedFd;
 
 use toehold_channel::layout::READY_BITS;
 use toehold_channel::rendezvous::{Kind, Message, PAIR_ATTACHED, SAME_USER, SLAB_ATTACHED};
-use toehold_channel::table::{EntryState, Reason};
+use toehold_channel::table::{Entry, EntryState, Reason};
 
+use crate::adapter::Attached;
 use crate::connection::{self, Connection};
 use crate::epoll::instance;
 use crate::express::books;
@@ -34,7 +35,7 @@ pub(crate) fn receive_offers(adapter: i32, connection: &Connection) {
     let waited = offer_waits(connection);
     for _ in 0..OFFERS_MAX {
         match adapter::try_receive(adapter) {
-            Some((message, kind, descriptors)) => handle_message(&message, kind, descriptors),
+            Some((message, kind, attached)) => handle_message(&message, kind, attached),
             None => return,
         }
         if waited && !offer_waits(connection) {
@@ -44,18 +45,20 @@ pub(crate) fn receive_offers(adapter: i32, connection: &Connection) {
 }
 
 /// Does what a message from the adapter is for. The caller holds the adapter's lock.
-pub(crate) fn handle_message(message: &Message, kind: Kind, descriptors: [Option<OwnedFd>; 2]) {
+pub(crate) fn handle_message(message: &Message, kind: Kind, attached: Attached) {
     match kind {
-        Kind::Offer => take_offer(message, descriptors),
-        Kind::Engine => routing::learn(message, descriptors),
+        Kind::Offer => take_offer(message, attached),
+        Kind::Answer => give_up(message),
+        Kind::Engine => routing::learn(message, attached.files),
         _ => {}
     }
 }
 
 /// Finds or maps what was offered and leaves it with the connection for [`attach`]. Descriptors
 /// close on return.
-pub(crate) fn take_offer(message: &Message, descriptors: [Option<OwnedFd>; 2]) {
-    let (slab_fd, pair_fd) = attached(message, descriptors);
+fn take_offer(message: &Message, attached: Attached) {
+    let is_cut = attached.is_cut;
+    let (slab_fd, pair_fd) = files_of(message, attached.files);
     let slab_fd = slab_fd.as_ref().map(OwnedFd::as_fd);
     let side = (message.side & 1) as usize;
     let slot = message.slot.min(READY_BITS as u32 - 1);
@@ -82,8 +85,11 @@ pub(crate) fn take_offer(message: &Message, descriptors: [Option<OwnedFd>; 2]) {
     let parked = NonNull::new(local.parked.load(Ordering::Relaxed));
     let is_short = found.is_none() || (parked.is_some() && slab_fd.is_none());
     if is_short && (slab_fd.is_none() || pair_fd.is_none()) {
+        if is_cut {
+            return put_off(entry);
+        }
         // Given up here for want of use; the answer is this offer once more, all of it.
-        return ask_again(message);
+        return ask_again(message.entry, message.generation);
     }
     entry.offers_taken.fetch_add(1, Ordering::Relaxed);
     if local.descriptors.load(Ordering::Relaxed) == 0
@@ -118,7 +124,7 @@ pub(crate) fn take_offer(message: &Message, descriptors: [Option<OwnedFd>; 2]) {
 }
 
 /// The slab and the pair that come with an offer.
-fn attached(
+fn files_of(
     message: &Message,
     [first, second]: [Option<OwnedFd>; 2],
 ) -> (Option<OwnedFd>, Option<OwnedFd>) {
@@ -128,14 +134,52 @@ fn attached(
     }
 }
 
+/// This process has no numbers for an offer's descriptors. The connection goes on with its carrier;
+/// [`retry`] comes back to the offer.
+fn put_off(entry: &Entry) {
+    entry.offers_taken.fetch_add(1, Ordering::Relaxed);
+    let why = Reason::NoResources as u32;
+    entry.refusal.store(why, Ordering::Relaxed);
+    entry.reason.store(why, Ordering::Relaxed);
+}
+
+/// Comes back to an offer that was put off. The caller holds the adapter's lock.
+pub(crate) fn retry(connection: &Connection) {
+    let entry = connection.entry;
+    (entry.refusal).store(Reason::None as u32, Ordering::Relaxed);
+    entry.offers_taken.fetch_sub(1, Ordering::Relaxed);
+    ask_again(connection.index, connection.channel_generation());
+}
+
+/// Whether the connection has an offer that was put off.
+#[inline]
+pub(crate) fn is_put_off(entry: &Entry) -> bool {
+    // The adapter refuses with this reason, too, but never after an offer.
+    entry.refusal.load(Ordering::Relaxed) == Reason::NoResources as u32
+        && entry.offers_taken.load(Ordering::Relaxed) != 0
+}
+
+/// There is no channel for a connection that waits for its offer once more: it waits no longer.
+fn give_up(message: &Message) {
+    let Some(entry) = table::table().and_then(|table| table.entry(message.entry)) else {
+        return;
+    };
+    if entry.state.load(STATE_SEEN) == EntryState::Live as u32
+        && entry.channel_generation.load(Ordering::Relaxed) == message.generation
+    {
+        let offers = entry.offer.load(Ordering::Relaxed);
+        entry.offers_taken.store(offers, Ordering::Relaxed);
+    }
+}
+
 /// Asks for an offer once more.
-fn ask_again(message: &Message) {
+fn ask_again(entry: u32, generation: u32) {
     let Some(adapter) = adapter::connected() else {
         return;
     };
     let mut again = Message::new(Kind::Resume);
-    again.entry = message.entry;
-    again.generation = message.generation;
+    again.entry = entry;
+    again.generation = generation;
     if !adapter::send(adapter, &again, None) {
         adapter::lose(adapter);
     }

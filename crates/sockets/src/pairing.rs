@@ -35,6 +35,10 @@ use crate::{
 /// adapter is still there.
 const CALLS_BETWEEN_LOOKS: u32 = 256;
 
+/// How often, in calls, a connection comes back to an offer for whose descriptors there was no
+/// room. A multiple of the number above.
+const CALLS_BETWEEN_RETRIES: u32 = 4096;
+
 /// How often, in calls, a connection tries to ask while the adapter has too many requests to read.
 const CALLS_BETWEEN_TRIES: u32 = 16;
 
@@ -71,7 +75,6 @@ pub(crate) fn after_host_call(connection: &Connection, moved: u64) {
     if offered
         || (!asked
             && worth(flags).is_reached(calls, moved)
-            && (!adapter::is_crowded() || calls.is_multiple_of(CALLS_BETWEEN_TRIES))
             && waits::may_be_seen(connection.local, calls))
         || (asked && (calls.is_multiple_of(CALLS_BETWEEN_LOOKS) || is_askable_again(connection)))
     {
@@ -111,6 +114,11 @@ pub(crate) fn consider(connection: &Connection) {
             .store(Reason::UnseenWaits as u32, Ordering::Relaxed);
         return;
     }
+    let calls = entry.carrier_calls.load(Ordering::Relaxed);
+    let has_asked = entry.flags.load(Ordering::Relaxed) & FLAG_ASKED != 0;
+    if !has_asked && adapter::is_crowded() && !calls.is_multiple_of(CALLS_BETWEEN_TRIES) {
+        return;
+    }
     let Some(_held) = adapter::try_lock() else {
         return;
     };
@@ -143,6 +151,9 @@ pub(crate) fn consider(connection: &Connection) {
                 return;
             }
         }
+    }
+    if !asks && calls.is_multiple_of(CALLS_BETWEEN_RETRIES) && offers::is_put_off(entry) {
+        offers::retry(connection);
     }
     // An answer to what was just asked takes a while.
     if !asks || offers::offer_waits(connection) {

@@ -46,8 +46,8 @@ pub(super) fn say_and_wait(adapter: i32, message: &Message, reply: Kind, limit_n
     }
     let start = sys::now_ns();
     loop {
-        while let Some((message, kind, descriptors)) = adapter::try_receive(adapter) {
-            offers::handle_message(&message, kind, descriptors);
+        while let Some((message, kind, attached)) = adapter::try_receive(adapter) {
+            offers::handle_message(&message, kind, attached);
             if kind == reply {
                 return;
             }
