@@ -10,11 +10,13 @@
 //! Startup ends when the bandwidth grows no more, Drain when the queue is empty. After 5 s without
 //! a shorter round trip comes ProbeRtt, for 200 ms, and then Cruise.
 //!
-//! Two deviations. A round with much loss lowers the bound on what is in flight in every state, and
-//! not only while the flow probes: beside Reno and CUBIC, whose queue makes the round trip look
-//! longer, it left them a tenth otherwise. And the delivery rate is measured once a round trip,
-//! over all of it, and not for each segment: a record in flight needs no more memory, and nobody
-//! but a connection with this algorithm pays for it.
+//! Three deviations. A round with much loss lowers the bound on what is in flight in every state,
+//! and not only while the flow probes: beside Reno and CUBIC, whose queue makes the round trip look
+//! longer, it left them a tenth otherwise. Where losses go on though the flow gives way, a
+//! competitor takes no notice of loss, as BBR's first version does. Giving way would leave it
+//! everything, so the flow keeps to its bandwidth and its round trip. And the delivery rate is
+//! measured once a round trip, over all of it, and not for each segment: a record in flight needs
+//! no more memory, and nobody but a connection with this algorithm pays for it.
 
 use crate::position::Position;
 use crate::time::{Duration, Instant};
@@ -31,6 +33,10 @@ const PROBE_RTT_WINDOW: u64 = 50;
 const PACING_MARGIN: u64 = 99;
 /// Section 5.5.10.2: a round with a larger part of lost bytes was too much. One part in so many.
 const LOSS_PARTS: u64 = 50;
+/// Rounds within which much is lost again, and how often in a row, when giving way is in vain.
+/// CUBIC and Reno need more rounds to fill a queue again; BBR's first version tries every eighth.
+const VAIN_ROUNDS: u64 = 16;
+const VAIN_LOSSES: u8 = 3;
 /// Section 2.7, BBRBeta and BBRHeadroom, in hundredths.
 const BETA: u64 = 70;
 const KEPT_OF_HEADROOM: u64 = 85;
@@ -70,6 +76,9 @@ pub(crate) struct Bbr {
     is_limited_by_program: bool,
     /// Rounds since the last probe.
     rounds: u64,
+    /// Rounds since much was lost, and how often that came soon after the time before.
+    rounds_without_loss: u64,
+    vain_losses: u8,
     /// The largest rates of the cycle before this one, and of this one.
     rates: [u64; 2],
     /// Short-term bounds after loss.
@@ -122,6 +131,8 @@ impl Bbr {
             round_lost: 0,
             is_limited_by_program: false,
             rounds: 0,
+            rounds_without_loss: 0,
+            vain_losses: 0,
             rates: [0; 2],
             rate_low: None,
             in_flight_low: None,
@@ -210,10 +221,19 @@ impl Bbr {
 
     /// Sections 5.5.10.2 and 5.5.10.3.
     fn answer_losses(&mut self, step: &Step, rate: u64, delivered_bytes: u64) {
+        self.rounds_without_loss += 1;
         if self.round_lost == 0 {
             return;
         }
         let is_much = self.round_lost * LOSS_PARTS > delivered_bytes + self.round_lost;
+        if self.is_full && self.is_in_vain(is_much) {
+            self.rate_low = None;
+            self.in_flight_low = None;
+            if is_much && self.state == State::Up {
+                self.begin_down(step);
+            }
+            return;
+        }
         match self.state {
             State::Startup if is_much => {
                 self.is_full = true;
@@ -238,6 +258,18 @@ impl Bbr {
                 self.in_flight_low = Some(delivered_bytes.max(before * BETA / 100));
             }
         }
+    }
+
+    /// Whether losses go on though this flow gives way, after a round with losses.
+    fn is_in_vain(&mut self, is_much: bool) -> bool {
+        if is_much {
+            self.vain_losses = match self.rounds_without_loss {
+                0..=VAIN_ROUNDS => self.vain_losses.saturating_add(1),
+                _ => 0,
+            };
+            self.rounds_without_loss = 0;
+        }
+        self.vain_losses >= VAIN_LOSSES
     }
 
     fn change_state(&mut self, step: &Step) {

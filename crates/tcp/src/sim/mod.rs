@@ -12,11 +12,13 @@ pub mod checker;
 mod host;
 mod impair;
 mod link;
+mod rival;
 mod role;
 mod scenario;
 mod world;
 
 pub use link::Impairments;
+pub use rival::Kind as RivalKind;
 pub use role::Role;
 pub use scenario::Scenario;
 pub use world::{Report, World};
@@ -129,6 +131,36 @@ mod tests {
             let [bbr, others] = shares(seed, Bbr, other);
             let is_fair = bbr >= 0.4 && others >= least;
             assert!(is_fair, "{bbr:.2} against {other:?} {others:.2}");
+        }
+    }
+
+    /// The part of a bottleneck with a buffer of one bandwidth-delay product that a transfer gets
+    /// beside a sender that is not the engine's.
+    fn share_beside(seed: u64, congestion: CongestionControl, rival: RivalKind) -> f64 {
+        let scenario = Scenario::bottleneck(seed, congestion, 1, Duration::from_secs(60));
+        let scenario = scenario.beside(rival);
+        let report = World::new(scenario, false).run();
+        let (bytes, others) = (report.bytes_by_flow[0] as f64, report.rival_bytes[0] as f64);
+        // 20 Mbit/s for a minute is 150 MB.
+        assert!(bytes + others > 110e6, "{bytes} and {others} bytes");
+        bytes / (bytes + others)
+    }
+
+    /// A sender that takes no notice of loss gets no more than three fifths beside BBR, and the
+    /// senders that give way for loss keep their part beside it.
+    #[test]
+    fn bbr_shares_a_bottleneck_with_the_senders_of_others() {
+        for rival in [RivalKind::BbrOne, RivalKind::Cubic, RivalKind::Reno] {
+            let share = share_beside(0, CongestionControl::Bbr, rival);
+            assert!((0.4..0.7).contains(&share), "{share:.2} beside {rival:?}");
+        }
+    }
+
+    #[test]
+    fn cubic_shares_a_bottleneck_with_the_senders_of_others() {
+        for rival in [RivalKind::Cubic, RivalKind::Reno] {
+            let share = share_beside(0, CongestionControl::Cubic, rival);
+            assert!((0.4..0.6).contains(&share), "{share:.2} beside {rival:?}");
         }
     }
 

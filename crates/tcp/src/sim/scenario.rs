@@ -1,6 +1,7 @@
 //! The scenario of a seed: hosts, links, transfers and impairments.
 
 use super::link::Impairments;
+use super::rival::Kind;
 use super::role::Role;
 use crate::{CongestionControl, Duration, Keepalive, Options, Random};
 
@@ -53,6 +54,8 @@ pub struct Scenario {
     pub(crate) shortages: Vec<Shortage>,
     /// Hosts that acknowledge what has not arrived.
     pub(crate) optimists: Vec<usize>,
+    /// Senders that compete for the first host's way out.
+    pub(crate) rivals: Vec<Kind>,
     /// The simulation stops here, done or not; `None`: it must finish by itself.
     pub(crate) stop_after: Option<Duration>,
 }
@@ -128,6 +131,7 @@ impl Scenario {
             mtu_changes: Vec::new(),
             shortages: Vec::new(),
             optimists: Vec::new(),
+            rivals: Vec::new(),
             stop_after: None,
         };
         if scenario.mtu == 576 {
@@ -340,8 +344,16 @@ impl Scenario {
             mtu_changes: Vec::new(),
             shortages: Vec::new(),
             optimists: Vec::new(),
+            rivals: Vec::new(),
             stop_after: Some(duration),
         }
+    }
+
+    /// With another sender on the way out of host 0, from the beginning on.
+    #[must_use]
+    pub fn beside(mut self, rival: Kind) -> Self {
+        self.rivals.push(rival);
+        self
     }
 
     /// One transfer from host 0 to host 1 on a LAN of 100 Mbit/s that is out from one moment to

@@ -1,5 +1,6 @@
 //! The event loop: whatever happens next, happens now.
 
+mod competition;
 mod hostile;
 
 use core::cmp::Reverse;
@@ -10,6 +11,7 @@ use super::checker::{self, Checker};
 use super::host::{Host, LINK_BYTES, Program, SERVER_PORT, address_of, framed, host_of};
 use super::impair::{cut, flip_bit, fragments, mark_congestion, shrink_window, too_big};
 use super::link::Fate;
+use super::rival::Rival;
 use super::scenario::Scenario;
 use crate::{CloseReason, ConnectionId, Duration, Event, Instant, Random, ReceiveOffload};
 
@@ -48,6 +50,8 @@ pub struct Report {
     pub cookies: (u64, u64),
     /// Payload received, by transfer.
     pub bytes_by_flow: Vec<u64>,
+    /// Bytes of the rivals that have arrived.
+    pub rival_bytes: Vec<u64>,
 }
 
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -81,6 +85,15 @@ enum Happening {
     Flood {
         left: u32,
     },
+    /// A rival may send.
+    Rival {
+        rival: usize,
+    },
+    /// A rival learns that a packet has arrived.
+    Answer {
+        rival: usize,
+        number: u64,
+    },
 }
 
 /// The state of a transfer.
@@ -109,6 +122,7 @@ pub struct World {
     flows: BTreeMap<(SocketAddr, SocketAddr), usize>,
     checker: Checker,
     report: Report,
+    rivals: Vec<Rival>,
     /// The packets forgeries are made of.
     seen: Vec<Vec<u8>>,
     /// The end of what each side has sent, where somebody acknowledges more than it got.
@@ -137,6 +151,7 @@ impl World {
                 bytes_by_flow: vec![0; scenario.transfers.len()],
                 ..Report::default()
             },
+            rivals: Vec::new(),
             seen: Vec::new(),
             sent_up_to: BTreeMap::new(),
             trace,
@@ -160,6 +175,7 @@ impl World {
         if world.scenario.is_hostile() {
             world.push(Instant::ZERO, Happening::Forgery);
         }
+        world.bring_rivals();
         if world.scenario.syns > 0 {
             let left = world.scenario.syns;
             world.push(Instant::ZERO, Happening::Flood { left });
@@ -214,6 +230,8 @@ impl World {
             self.report.bytes += program.taken;
             self.report.bytes_by_flow[program.flow] += program.taken;
         }
+        let rivals = self.rivals.iter().map(Rival::delivered_bytes);
+        self.report.rival_bytes = rivals.collect();
         self.report.virtual_time = self.now.since(Instant::ZERO);
         for host in &self.hosts {
             let counters = host.engine.counters();
@@ -290,6 +308,8 @@ impl World {
             }
             Happening::Forgery => self.forge(),
             Happening::Flood { left } => self.flood(left),
+            Happening::Rival { rival } => self.wake_rival(rival),
+            Happening::Answer { rival, number } => self.answer_rival(rival, number),
         }
     }
 

@@ -1,0 +1,216 @@
+//! BBR's first version. The names are those of `tcp_bbr.c`, spelled out.
+
+use std::collections::VecDeque;
+
+use super::{INITIAL_WINDOW, Step};
+use crate::{Duration, Instant};
+
+const HIGH_GAIN: f64 = 2.885;
+const PROBE_GAINS: [f64; 8] = [1.25, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0];
+const WINDOW_GAIN: f64 = 2.0;
+const PACING_MARGIN: f64 = 0.99;
+const RATE_ROUNDS: u64 = 10;
+const MIN_RTT_LASTS: Duration = Duration::from_secs(10);
+const PROBE_RTT_TIME: Duration = Duration::from_millis(200);
+const WINDOW_MIN: f64 = 4.0;
+/// The allowance for segmentation by the link.
+const QUANTA: f64 = 3.0;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Mode {
+    Startup,
+    Drain,
+    ProbeBandwidth,
+    ProbeRtt,
+}
+
+#[derive(Debug)]
+pub(super) struct Bbr {
+    pub(super) window: f64,
+    mode: Mode,
+    round: u64,
+    /// The rates of the last rounds, with their rounds.
+    rates: VecDeque<(u64, f64)>,
+    min_rtt: Option<Duration>,
+    min_rtt_at: Instant,
+    full_rate: f64,
+    full_rounds: u8,
+    cycle: usize,
+    cycle_at: Instant,
+    probe_rtt_ends_at: Option<Instant>,
+    prior_window: f64,
+    was_recovering: bool,
+    /// In the first round of a recovery, what leaves is what has arrived.
+    conserves: bool,
+}
+
+impl Bbr {
+    pub(super) fn new(now: Instant) -> Self {
+        Self {
+            window: INITIAL_WINDOW,
+            mode: Mode::Startup,
+            round: 0,
+            rates: VecDeque::new(),
+            min_rtt: None,
+            min_rtt_at: now,
+            full_rate: 0.0,
+            full_rounds: 0,
+            cycle: 2,
+            cycle_at: now,
+            probe_rtt_ends_at: None,
+            prior_window: 0.0,
+            was_recovering: false,
+            conserves: false,
+        }
+    }
+
+    /// Packets a second; `None` before anything was measured.
+    pub(super) fn pacing_rate(&self) -> Option<f64> {
+        let gain = match self.mode {
+            Mode::Startup => HIGH_GAIN,
+            Mode::Drain => 1.0 / HIGH_GAIN,
+            Mode::ProbeBandwidth => PROBE_GAINS[self.cycle],
+            Mode::ProbeRtt => 1.0,
+        };
+        let rate = self.rate();
+        (rate > 0.0).then_some(rate * gain * PACING_MARGIN)
+    }
+
+    pub(super) fn step(&mut self, step: &Step) {
+        if step.is_round {
+            self.round += 1;
+            self.conserves = false;
+        }
+        let is_old = |&(round, _): &(u64, f64)| round + RATE_ROUNDS <= self.round;
+        while self.rates.front().is_some_and(is_old) {
+            self.rates.pop_front();
+        }
+        while self
+            .rates
+            .back()
+            .is_some_and(|&(_, rate)| rate <= step.rate)
+        {
+            self.rates.pop_back();
+        }
+        self.rates.push_back((self.round, step.rate));
+        self.go_round(step);
+        self.leave_startup(step);
+        self.probe_round_trip(step);
+        self.set_window(step);
+    }
+
+    fn go_round(&mut self, step: &Step) {
+        if self.mode != Mode::ProbeBandwidth {
+            return;
+        }
+        let is_long = step.now.since(self.cycle_at) > self.min_rtt.unwrap_or_default();
+        let gain = PROBE_GAINS[self.cycle];
+        let in_flight = step.in_flight as f64;
+        let is_over = if gain > 1.0 {
+            is_long && (step.lost > 0 || in_flight >= self.product(gain))
+        } else {
+            is_long || gain < 1.0 && in_flight <= self.product(1.0)
+        };
+        if is_over {
+            self.cycle = (self.cycle + 1) % PROBE_GAINS.len();
+            self.cycle_at = step.now;
+        }
+    }
+
+    fn leave_startup(&mut self, step: &Step) {
+        if self.mode == Mode::Startup && step.is_round {
+            if self.rate() >= self.full_rate * 1.25 {
+                self.full_rate = self.rate();
+                self.full_rounds = 0;
+            } else {
+                self.full_rounds += 1;
+                if self.is_full() {
+                    self.mode = Mode::Drain;
+                }
+            }
+        }
+        if self.mode == Mode::Drain && step.in_flight as f64 <= self.product(1.0) {
+            self.begin_probing(step.now);
+        }
+    }
+
+    fn probe_round_trip(&mut self, step: &Step) {
+        let is_over = step.now.since(self.min_rtt_at) > MIN_RTT_LASTS;
+        if is_over || self.min_rtt.is_none_or(|least| step.round_trip <= least) {
+            self.min_rtt = Some(step.round_trip);
+            self.min_rtt_at = step.now;
+        }
+        if is_over && self.mode != Mode::ProbeRtt {
+            self.mode = Mode::ProbeRtt;
+            self.prior_window = self.window;
+            self.probe_rtt_ends_at = None;
+        }
+        if self.mode != Mode::ProbeRtt {
+            return;
+        }
+        match self.probe_rtt_ends_at {
+            None if step.in_flight as f64 <= WINDOW_MIN => {
+                self.probe_rtt_ends_at = Some(step.now + PROBE_RTT_TIME);
+            }
+            Some(at) if step.now >= at && step.is_round => {
+                self.min_rtt_at = step.now;
+                self.window = self.window.max(self.prior_window);
+                if self.is_full() {
+                    self.begin_probing(step.now);
+                } else {
+                    self.mode = Mode::Startup;
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn begin_probing(&mut self, now: Instant) {
+        self.mode = Mode::ProbeBandwidth;
+        self.cycle = 2 + (self.round % 6) as usize;
+        self.cycle_at = now;
+    }
+
+    fn set_window(&mut self, step: &Step) {
+        let in_flight = step.in_flight as f64;
+        self.window = (self.window - step.lost as f64).max(1.0);
+        if step.is_recovering && !self.was_recovering {
+            self.prior_window = self.window + step.lost as f64;
+            self.conserves = true;
+            self.window = in_flight + 1.0;
+        } else if !step.is_recovering && self.was_recovering {
+            self.window = self.window.max(self.prior_window);
+            self.conserves = false;
+        }
+        self.was_recovering = step.is_recovering;
+        if self.conserves {
+            self.window = self.window.max(in_flight + 1.0);
+        } else {
+            let target = self.product(WINDOW_GAIN) + QUANTA;
+            if self.is_full() {
+                self.window = (self.window + 1.0).min(target);
+            } else if self.window < target {
+                self.window += 1.0;
+            }
+        }
+        self.window = self.window.max(WINDOW_MIN);
+        if self.mode == Mode::ProbeRtt {
+            self.window = WINDOW_MIN;
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.full_rounds >= 3
+    }
+
+    fn rate(&self) -> f64 {
+        self.rates.front().map_or(0.0, |&(_, rate)| rate)
+    }
+
+    fn product(&self, gain: f64) -> f64 {
+        let Some(min_rtt) = self.min_rtt else {
+            return INITIAL_WINDOW;
+        };
+        self.rate() * min_rtt.as_secs_f64() * gain
+    }
+}
