@@ -77,6 +77,7 @@ int main(void)
 {
     struct sigaction action = {.sa_handler = tick, .sa_flags = SA_RESTART};
     struct itimerval often = {{0, 500}, {0, 500}}, never = {{0, 0}, {0, 0}};
+    struct itimerval seldom = {{0, 50000}, {0, 50000}};
     pthread_t threads[8];
     long counts[8], sum = 0;
     char byte;
@@ -88,6 +89,8 @@ int main(void)
         pthread_join(threads[n], 0);
         sum += counts[n];
     }
+    /* A signal that comes before each fork has ended would keep it from ever ending. */
+    setitimer(ITIMER_REAL, &seldom, 0);
     for (int n = 0; n < 10; n++)
         have_children();
     setitimer(ITIMER_REAL, &never, 0);
