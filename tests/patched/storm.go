@@ -41,6 +41,48 @@ func echo(listener net.Listener) {
 	}
 }
 
+// Counts the answers to bad pointers that are not the kernel's, on a connection that answers what it
+// is sent.
+func badPointers(connection *net.TCPConn) (wrong int64) {
+	refuses := func(call, pointer, length uintptr) {
+		raw, err := connection.SyscallConn()
+		if err != nil {
+			panic(err)
+		}
+		raw.Control(func(descriptor uintptr) {
+			if _, _, err := syscall.Syscall(call, descriptor, pointer, length); err != syscall.EFAULT {
+				wrong++
+			}
+		})
+	}
+	connection.Write([]byte("still there"))
+	received := make([]byte, 11)
+	io.ReadFull(connection, received[:1]) // and the rest has come, too
+	for n := 0; n < 100; n++ {
+		for _, length := range []uintptr{1, 10, 100, 1000, 10000} {
+			refuses(syscall.SYS_WRITE, 8, length)
+			refuses(syscall.SYS_READ, 8, length)
+			refuses(syscall.SYS_WRITEV, 8, 1)
+			refuses(syscall.SYS_READV, 8, 1)
+		}
+		// A fault of the program's own is its panic.
+		func() {
+			defer func() {
+				if recover() == nil {
+					wrong++
+				}
+			}()
+			var nowhere *int
+			*nowhere = n
+		}()
+	}
+	io.ReadFull(connection, received[1:])
+	if string(received) != "still there" {
+		wrong++
+	}
+	return wrong
+}
+
 func main() {
 	stop := time.Now().Add(length)
 	var profile bytes.Buffer
@@ -95,6 +137,7 @@ func main() {
 		}
 	}
 	group.Wait()
+	atomic.AddInt64(&wrong, badPointers(connections[0].(*net.TCPConn)))
 	pprof.StopCPUProfile()
 	var memory runtime.MemStats
 	runtime.ReadMemStats(&memory)

@@ -381,6 +381,7 @@ macro_rules! each_semantics_group {
             connecting: connections_come_about_as_on_the_kernel,
             transfer: every_call_moves_bytes_as_on_the_kernel,
             flags: every_flag_means_what_it_means_on_the_kernel,
+            faults: bad_pointers_are_refused_as_by_the_kernel,
             aliases: second_names_of_calls_do_as_the_first,
             blocking: calls_wait_as_long_as_on_the_kernel,
             interrupts: signals_interrupt_as_on_the_kernel,

@@ -6,6 +6,7 @@
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::FileExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
@@ -151,6 +152,91 @@ fn a_stripped_go_program_survives_collections_preemption_and_profiling_when_patc
     let options = ["build", "-ldflags", "-s -w"];
     let direct = check(&compile(directory.path(), "go", &options, "storm.go"));
     assert!(direct > 0, "connections go through shared memory");
+}
+
+#[test]
+fn a_static_program_confines_itself_and_gives_bad_pointers_when_patched() {
+    if host::require(["cc", "musl-gcc"]).is_none() {
+        return;
+    }
+    for compiler in ["cc", "musl-gcc"] {
+        let directory = tempfile::tempdir().expect("scratch");
+        let options = ["-O2", "-w", "-static"];
+        let program = compile(directory.path(), compiler, &options, "confined.c");
+        let plain = Waiting::start(&mut Command::new(&program)).end();
+        let toehold = Toehold::start();
+        let patched = Waiting::start(&mut toehold.patched(&program));
+        let counts = patched.counts().expect("the library is in the program");
+        assert!(counts[libc::SYS_read as usize] > 5000, "{compiler}");
+        assert_eq!(plain, patched.end(), "{compiler}");
+    }
+}
+
+/// Has `command` run under a filter that answers `EPERM` to ptrace(2), as a container's may.
+fn without_ptrace(command: &mut Command) -> &mut Command {
+    const LOAD_NUMBER: libc::sock_filter = libc::sock_filter {
+        code: (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16,
+        jt: 0,
+        jf: 0,
+        k: 0,
+    };
+    let is_ptrace = libc::sock_filter {
+        code: (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16,
+        jt: 0,
+        jf: 1,
+        k: libc::SYS_ptrace as u32,
+    };
+    let answer = |k| libc::sock_filter {
+        code: (libc::BPF_RET | libc::BPF_K) as u16,
+        jt: 0,
+        jf: 0,
+        k,
+    };
+    let mut filter = [
+        LOAD_NUMBER,
+        is_ptrace,
+        answer(libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+        answer(libc::SECCOMP_RET_ALLOW),
+    ];
+    let install = move || {
+        let program = libc::sock_fprog {
+            len: filter.len() as u16,
+            filter: filter.as_mut_ptr(),
+        };
+        // SAFETY: the filter is live.
+        let result = unsafe {
+            libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+            libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program)
+        };
+        match result {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        }
+    };
+    // SAFETY: two system calls between fork and exec.
+    unsafe { command.pre_exec(install) }
+}
+
+#[test]
+fn a_program_that_may_not_be_traced_runs_on_the_kernel_after_one_sentence() {
+    if host::require(["cc"]).is_none() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("scratch");
+    let options = ["-O2", "-w", "-static", "-pthread"];
+    let program = compile(directory.path(), "cc", &options, "threads.c");
+    let plain = Waiting::start(&mut Command::new(&program)).end();
+    let toehold = Toehold::start();
+    let mut command = toehold.patched(&program);
+    let patched = Waiting::start(without_ptrace(&mut command));
+    assert!(patched.counts().is_none());
+    let (line, said) = patched.end();
+    assert_eq!(line, plain.0);
+    assert!(
+        said.contains("the kernel does not let it be traced"),
+        "{said}"
+    );
+    assert_eq!(said.lines().count(), 1, "{said}");
 }
 
 #[test]

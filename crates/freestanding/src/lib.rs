@@ -8,6 +8,7 @@
 //! - `fd`: descriptors that close themselves;
 //! - `memory`: mappings;
 //! - `from_shared`, `to_shared`, `prefetch`: copies of memory that others may be writing;
+//! - `guarded`: such copies from and to buffers of the program, which may be bad;
 //! - `objects`: the loaded objects, and the functions of the program's libc among them;
 //! - `elf`: symbol tables in memory;
 //! - `errno`: the program's `errno`, or a word of our own where there is no libc;
@@ -20,6 +21,7 @@ pub mod elf;
 pub mod environment;
 pub mod errno;
 pub mod fd;
+pub mod guarded;
 pub mod memory;
 pub mod objects;
 pub mod prefetch;

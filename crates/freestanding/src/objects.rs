@@ -143,7 +143,7 @@ fn find_on_stack() -> Option<*const Entry> {
 
 /// True when the kernel can read eight bytes at `address`. It looks at the bytes before it refuses
 /// the rest of the call, which changes nothing (sigprocmask(2)).
-fn is_readable(address: usize) -> bool {
+pub(crate) fn is_readable(address: usize) -> bool {
     const NO_SUCH_CHANGE: usize = 99;
     // SAFETY: a mask is read, if it can be, and not used.
     let answer = unsafe { call!(SYS_rt_sigprocmask, NO_SUCH_CHANGE, address, 0, 8) };

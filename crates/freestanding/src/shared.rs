@@ -62,7 +62,7 @@ unsafe fn copy(source: *const u8, target: *mut u8, len: usize) {
 }
 
 #[inline(always)]
-fn is_just_ahead(source: *const u8, target: *mut u8) -> bool {
+pub(crate) fn is_just_ahead(source: *const u8, target: *mut u8) -> bool {
     let ahead = (target as usize).wrapping_sub(source as usize) % PAGE_BYTES;
     (1..AHEAD_BYTES).contains(&ahead)
 }
@@ -80,7 +80,7 @@ unsafe fn copy_in_pieces(source: *const u8, target: *mut u8, len: usize) {
 }
 
 /// Where glibc does not use `rep movsb` yet.
-const PIECE_BYTES: usize = 2048;
+pub(crate) const PIECE_BYTES: usize = 2048;
 
 const PAGE_BYTES: usize = 4096;
 

@@ -3,7 +3,8 @@
 
 use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong};
 
-use toehold_sockets::{api, ending, real};
+use toehold_freestanding::errno;
+use toehold_sockets::{api, ending, faults, real};
 
 use crate::confinement::{before_joining, before_namespaces, before_prctl, before_seccomp};
 use crate::fork::forked;
@@ -170,6 +171,17 @@ pub(crate) unsafe fn call(
             libc::SYS_io_uring_register => {
                 api::io_uring_register(fd, b as c_uint, c as _, d as c_uint)
             }
+            libc::SYS_rt_sigaction => {
+                if !faults::is_concerned(fd) {
+                    return real::syscall(number, a, b, c, d, e, f);
+                }
+                let answer = faults::sigaction_by_number(fd, b as _, c as _, d);
+                if answer < 0 {
+                    errno::set(-answer as i32);
+                    return -1;
+                }
+                answer as c_long
+            }
             libc::SYS_exit_group => {
                 ending();
                 real::syscall(number, a, b, c, d, e, f)
@@ -243,6 +255,7 @@ pub(crate) const fn is_of_interest(number: c_long) -> bool {
             | libc::SYS_io_uring_setup
             | libc::SYS_io_uring_enter
             | libc::SYS_io_uring_register
+            | libc::SYS_rt_sigaction
     )
 }
 

@@ -40,7 +40,9 @@
 use core::ffi::{c_char, c_int, c_long};
 
 use toehold_freestanding::{environment as variables, errno, objects};
-use toehold_sockets::{after_fork_in_child, after_fork_in_parent, api, before_fork, ending, real};
+use toehold_sockets::{
+    after_fork_in_child, after_fork_in_parent, api, before_fork, ending, faults, real,
+};
 
 use crate::by_number;
 use crate::confinement::before_namespaces;
@@ -202,6 +204,7 @@ fn way_of(number: c_long, arguments: &[usize; 6]) -> Way {
         }
         #[cfg(target_arch = "x86_64")]
         libc::SYS_epoll_wait if api::is_kernels(fd) => Way::Kernel,
+        libc::SYS_rt_sigaction if !faults::is_concerned(fd) => Way::Kernel,
         libc::SYS_clone if is_private(arguments[0]) => Way::Fork(arguments[0] as c_int),
         #[cfg(target_arch = "x86_64")]
         libc::SYS_fork => Way::Fork(0),

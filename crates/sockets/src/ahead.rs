@@ -10,7 +10,7 @@ use toehold_stream::end::{AHEAD_MAX, End, Incoming};
 
 use crate::connection::Connection;
 use crate::resets::fault_of_peer;
-use crate::{buffers, lock, sys};
+use crate::{buffers, errno, lock, sys};
 
 /// Bytes of the carrier that can be passed over for those behind them: twice what two switches in a
 /// row leave there in practice.
@@ -111,7 +111,11 @@ pub(crate) unsafe fn peek(
                 let stretches = end.receiver().peek(in_ring + over, len, filled);
                 // SAFETY: `ahead` checked that these bytes are inside the ring; `parts` by the
                 // caller's promise.
-                unsafe { buffers::scatter(end.ring_in(), stretches, parts, skip + done) };
+                let copied =
+                    unsafe { buffers::scatter(end.ring_in(), stretches, parts, skip + done) };
+                if copied.is_err() {
+                    return errno::unless_moved(done, libc::EFAULT);
+                }
                 in_ring += filled.len;
                 done += len;
             }

@@ -4,6 +4,9 @@ use core::ffi::c_void;
 
 use libc::iovec;
 use toehold_channel::ring::Stretches;
+use toehold_freestanding::guarded::{self, Fault};
+
+use crate::faults;
 
 /// Most parts a call may name (`UIO_MAXIOV`).
 pub(crate) const PARTS_MAX: usize = 1024;
@@ -23,59 +26,80 @@ fn each_piece(
     parts: &[iovec],
     mut skip: usize,
     mut len: usize,
-    mut each: impl FnMut(*mut u8, usize),
-) {
+    mut each: impl FnMut(*mut u8, usize) -> Result<(), Fault>,
+) -> Result<(), Fault> {
     for part in parts {
         if len == 0 {
-            return;
+            return Ok(());
         }
         if skip >= part.iov_len {
             skip -= part.iov_len;
             continue;
         }
         let piece = (part.iov_len - skip).min(len);
-        each(part.iov_base.cast::<u8>().wrapping_add(skip), piece);
+        each(part.iov_base.cast::<u8>().wrapping_add(skip), piece)?;
         len -= piece;
         skip = 0;
     }
+    Ok(())
 }
 
 /// Copies ring bytes into the program's buffers, from its byte `skip` on.
 ///
+/// # Errors
+/// When a buffer cannot be written. Some bytes may have been.
+///
 /// # Safety
-/// `ring` maps the stretches; `parts` are writable, at least `skip` plus the stretches' length in
-/// total.
+/// `ring` maps the stretches; `parts` name at least `skip` plus the stretches' length in total, and
+/// nobody else uses these bytes.
 #[inline]
-pub(crate) unsafe fn scatter(ring: *mut u8, stretches: Stretches, parts: &[iovec], skip: usize) {
+pub(crate) unsafe fn scatter(
+    ring: *mut u8,
+    stretches: Stretches,
+    parts: &[iovec],
+    skip: usize,
+) -> Result<(), Fault> {
     let mut at = skip;
     for (offset, len) in stretches {
         let mut source = ring.wrapping_add(offset);
         each_piece(parts, at, len, |target, piece| {
             // SAFETY: the caller's promise; `each_piece` stays within `len` and within each part.
-            unsafe { toehold_freestanding::from_shared(source, target, piece) };
+            unsafe { guarded::try_from_shared(source, target, piece) }?;
             source = source.wrapping_add(piece);
-        });
+            Ok(())
+        })?;
         at += len;
     }
+    Ok(())
 }
 
 /// Copies the program's bytes, from `skip` on, into ring memory.
 ///
+/// # Errors
+/// When a buffer cannot be read. Some bytes may be in the ring.
+///
 /// # Safety
-/// `ring` maps the stretches; `parts` are readable, at least `skip` plus the stretches' length in
-/// total.
+/// `ring` maps the stretches; `parts` name at least `skip` plus the stretches' length in total, and
+/// nobody writes these bytes.
 #[inline]
-pub(crate) unsafe fn gather(ring: *mut u8, stretches: Stretches, parts: &[iovec], skip: usize) {
+pub(crate) unsafe fn gather(
+    ring: *mut u8,
+    stretches: Stretches,
+    parts: &[iovec],
+    skip: usize,
+) -> Result<(), Fault> {
     let mut at = skip;
     for (offset, len) in stretches {
         let mut target = ring.wrapping_add(offset);
         each_piece(parts, at, len, |source, piece| {
             // SAFETY: as for `scatter`.
-            unsafe { toehold_freestanding::to_shared(source, target, piece) };
+            unsafe { guarded::try_to_shared(source, target, piece) }?;
             target = target.wrapping_add(piece);
-        });
+            Ok(())
+        })?;
         at += len;
     }
+    Ok(())
 }
 
 /// Up to 16 parts that name bytes `skip..skip + len` of `parts`, for a kernel call; returns them
@@ -86,7 +110,7 @@ pub(crate) fn window(parts: &[iovec], skip: usize, len: usize) -> ([iovec; 16], 
         iov_len: 0,
     }; 16];
     let mut count = 0;
-    each_piece(parts, skip, len, |base, len| {
+    let whole = each_piece(parts, skip, len, |base, len| {
         if let Some(place) = out.get_mut(count) {
             *place = iovec {
                 iov_base: base.cast(),
@@ -94,7 +118,9 @@ pub(crate) fn window(parts: &[iovec], skip: usize, len: usize) -> ([iovec; 16], 
             };
             count += 1;
         }
+        Ok(())
     });
+    debug_assert!(whole.is_ok());
     (out, count)
 }
 
@@ -110,13 +136,14 @@ pub(crate) fn part(base: *const c_void, len: usize) -> iovec {
 /// The parts an array names, or nothing when the kernel would refuse them.
 ///
 /// # Safety
-/// `iov` is null or has `count` readable elements.
+/// Nobody changes `count` elements at `iov`. The array may be bad once there is a connection;
+/// before that nobody looks into it.
 #[inline]
 pub(crate) unsafe fn parts<'a>(iov: *const iovec, count: usize) -> Option<&'a [iovec]> {
     if count == 0 {
         return Some(&[]);
     }
-    if iov.is_null() || count > PARTS_MAX {
+    if iov.is_null() || count > PARTS_MAX || !faults::can_read(iov, count) {
         return None;
     }
     // SAFETY: the caller's promise.

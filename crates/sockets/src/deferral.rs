@@ -13,7 +13,8 @@
 //!         ─► unlock ─► leave: restore the mask ─► handler
 //! ```
 //!
-//! Not deferred: faults (`SIGSEGV` and its kin), which belong to the instruction that caused them;
+//! Not deferred: faults (`SIGSEGV` and its kin), which belong to the instruction that caused them
+//! ([`crate::faults`]);
 //! handlers that the kernel removes when they run (`SA_RESETHAND`); handlers installed by number.
 //!
 //! A section never sleeps. Its thread is known by its thread pointer, in a table of fixed size: no
@@ -22,7 +23,7 @@
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fence};
 
-use crate::{errno, process, real, sys};
+use crate::{errno, faults, process, real, sys};
 
 /// The state of one thread.
 #[derive(Debug)]
@@ -298,7 +299,7 @@ pub unsafe fn sigaction(
 ) -> c_int {
     if !concerns(signal) {
         // SAFETY: the caller's promise, here and below.
-        return unsafe { real::sigaction(signal, new, old) };
+        return unsafe { faults::sigaction(signal, new, old) };
     }
     let place = &HANDLERS[signal as usize];
     // Relaxed: only the word itself is used.
@@ -357,7 +358,7 @@ pub unsafe fn signal(
 ) -> usize {
     if !concerns(signal) {
         // SAFETY: the caller's promise, here and below.
-        return unsafe { call(signal, handler) };
+        return unsafe { faults::signal(signal, handler, call) };
     }
     // Relaxed: only the word itself is used.
     let before = HANDLERS[signal as usize].load(Ordering::Relaxed);

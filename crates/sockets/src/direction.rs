@@ -61,11 +61,11 @@ pub(crate) fn count_call(calls: &AtomicU64) {
 }
 
 /// The lines that a short message will write are in the reader's cache: asks for all of them at
-/// once, before the first is needed. Longer ones hide the transfers behind their copy.
+/// once, before the first is needed. Its bytes begin at `offset` in the ring. Longer ones hide the
+/// transfers behind their copy.
 #[inline(always)]
-pub(crate) fn fetch_lines(connection: &Connection, end: &End<'_>) {
+pub(crate) fn fetch_lines(connection: &Connection, end: &End<'_>, offset: usize) {
     prefetch::for_write(&raw const end.ours().publish.tail);
-    let (offset, _) = end.sender().reserve(1)[0];
     prefetch::for_write(end.ring_out().wrapping_add(offset).cast_const());
     if let Ok(WakeWord::Bitmap { bitmap, bit }) =
         WakeWord::from_untrusted(end.theirs().wake.wake.load(Ordering::Relaxed))

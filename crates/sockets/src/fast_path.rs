@@ -9,6 +9,7 @@
 use core::sync::atomic::Ordering;
 
 use toehold_channel::table::Mode;
+use toehold_freestanding::guarded;
 use toehold_stream::end::End;
 
 use crate::connection::{self, Connection};
@@ -22,10 +23,12 @@ const SEND_FLAGS: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_MORE
 /// Flags of a receive that change nothing where there are bytes.
 const RECEIVE_FLAGS: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_CMSG_CLOEXEC;
 
+const _: () = assert!(SHORT_BYTES <= guarded::SHORT_BYTES);
+
 /// Sends all of a short message. `None`: nothing was sent.
 ///
 /// # Safety
-/// `bytes` is readable for `len`.
+/// Nobody writes `len` bytes at `bytes`.
 #[inline]
 pub(crate) unsafe fn send(
     connection: &Connection,
@@ -54,16 +57,22 @@ pub(crate) unsafe fn send(
     {
         return None;
     }
-    fetch_lines(connection, &end);
     let [(offset, first), (_, rest)] = sender.reserve(len);
+    fetch_lines(connection, &end, offset);
     let ring = end.ring_out();
     // SAFETY: `len` is within the credit, so the stretches are ours to write; `bytes` by the
     // caller's promise.
-    unsafe {
-        toehold_freestanding::to_shared(bytes, ring.wrapping_add(offset), first);
-        if rest != 0 {
-            toehold_freestanding::to_shared(bytes.wrapping_add(first), ring, rest);
-        }
+    let copied = unsafe {
+        guarded::try_to_shared_short(bytes, ring.wrapping_add(offset), first).and_then(|()| {
+            match rest {
+                0 => Ok(()),
+                _ => guarded::try_to_shared_short(bytes.wrapping_add(first), ring, rest),
+            }
+        })
+    };
+    if copied.is_err() {
+        drop(held);
+        return Some(bad_pointer());
     }
     sender.publish(len);
     direction::count_call(&entry.tx_calls);
@@ -78,7 +87,7 @@ pub(crate) unsafe fn send(
 /// Receives what is there of a short message. `None`: nothing was taken.
 ///
 /// # Safety
-/// `bytes` is writable for `len`.
+/// `len` bytes at `bytes` are this call's.
 #[inline]
 pub(crate) unsafe fn receive(
     connection: &Connection,
@@ -110,11 +119,17 @@ pub(crate) unsafe fn receive(
     let ring = end.ring_in();
     // SAFETY: `available` checked that these bytes are inside the ring; `bytes` by the caller's
     // promise.
-    unsafe {
-        toehold_freestanding::from_shared(ring.wrapping_add(offset), bytes, first);
-        if rest != 0 {
-            toehold_freestanding::from_shared(ring, bytes.wrapping_add(first), rest);
-        }
+    let copied = unsafe {
+        guarded::try_from_shared_short(ring.wrapping_add(offset), bytes, first).and_then(|()| {
+            match rest {
+                0 => Ok(()),
+                _ => guarded::try_from_shared_short(ring, bytes.wrapping_add(first), rest),
+            }
+        })
+    };
+    if copied.is_err() {
+        drop(held);
+        return Some(bad_pointer());
     }
     let crossed = receiver.consume(len, filled);
     direction::count_call(&entry.rx_calls);
@@ -130,6 +145,12 @@ pub(crate) unsafe fn receive(
 #[inline(always)]
 fn simple_end(connection: &Connection) -> Option<End<'static>> {
     connection.end().filter(|_| connection.is_current())
+}
+
+/// Nothing was published or taken.
+#[cold]
+fn bad_pointer() -> isize {
+    errno::result(Err(libc::EFAULT))
 }
 
 /// The peer's words were wrong, and the channel has ended.

@@ -35,8 +35,8 @@ use crate::epoll::membership;
 use crate::lock::UNLOCKED;
 use crate::orderings::STATE_SEEN;
 use crate::{
-    adapter, express, family, holders, lock, offers, pairs, process, service, slabs, sleepers, sys,
-    table,
+    adapter, express, family, faults, holders, lock, offers, pairs, process, service, slabs,
+    sleepers, sys, table,
 };
 
 /// Connections of one process whose channels are handed on; further ones go back to their carriers.
@@ -349,6 +349,7 @@ pub fn take_over_from(handover_fd: i32) {
     };
     sys::close(handover_fd);
     let table_fd = handover.header().table_fd;
+    faults::arm();
     let known = process::is_started() && family::adopt_table(table_fd);
     for record in handover.records() {
         let taken = known && take_over(record);

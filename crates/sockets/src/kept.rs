@@ -12,6 +12,7 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use libc::{epoll_event, iovec, pollfd};
+use toehold_freestanding::guarded;
 
 use crate::errno;
 
@@ -187,7 +188,9 @@ pub(crate) unsafe fn receive(fd: i32, parts: &[iovec], flags: i32) -> Option<isi
                 let (from, to) = (bytes.wrapping_add(at), part.iov_base.cast::<u8>());
                 // SAFETY: inside the mapping, as `taken` and `len` are; the part by the caller's
                 // promise.
-                unsafe { core::ptr::copy_nonoverlapping(from, to, count) };
+                if unsafe { guarded::try_from_shared(from, to, count) }.is_err() {
+                    return Some(errno::result(Err(libc::EFAULT)));
+                }
             }
             (at, left, done) = (at + count, left - count, done + count);
         }

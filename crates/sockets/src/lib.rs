@@ -50,6 +50,7 @@ mod errno;
 mod express;
 mod family;
 mod fast_path;
+pub mod faults;
 mod handover;
 mod holders;
 mod kept;

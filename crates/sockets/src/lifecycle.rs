@@ -4,8 +4,8 @@ use toehold_channel::table::WaitMode;
 
 use crate::epoll::lifetime;
 use crate::{
-    adapter, connection, errno, express, family, holders, kernel_waits, locking, process, real,
-    release, table, uring,
+    adapter, connection, errno, express, family, faults, holders, kernel_waits, locking, process,
+    real, release, table, uring,
 };
 
 /// Starts the library in this process. Called once, from the constructor, with one thread.
@@ -77,6 +77,7 @@ pub extern "C" fn after_fork_in_child() {
         return;
     }
     process::forked();
+    faults::forked();
     family::forked();
     // The threads that slept or worked on a connection stayed with the parent, on connections that
     // have ended, too.

@@ -294,6 +294,8 @@ unsafe fn receive_by_steps(
                     false => libc::ECONNRESET,
                 });
             }
+            // A bad pointer is the call's own error.
+            Err(libc::EFAULT) if done > 0 => return Ok(done),
             Err(error) if done > 0 => {
                 pending::keep_for_next_call(connection, error);
                 return Ok(done);
@@ -381,7 +383,8 @@ unsafe fn step(
                 if flags & libc::MSG_TRUNC == 0 {
                     // SAFETY: `next` checked that these bytes are inside the ring; `parts` by the
                     // caller's promise.
-                    unsafe { buffers::scatter(end.ring_in(), stretches, parts, skip) };
+                    unsafe { buffers::scatter(end.ring_in(), stretches, parts, skip) }
+                        .map_err(|_| libc::EFAULT)?;
                 }
                 let mut crossed = false;
                 if flags & libc::MSG_PEEK == 0 {

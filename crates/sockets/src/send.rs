@@ -154,6 +154,8 @@ pub(crate) fn finish_host_send(connection: &Connection, result: isize) {
 pub(crate) enum Turn {
     /// Bytes moved.
     Sent(usize),
+    /// Bytes moved, and the next buffer is bad.
+    Faulted(usize),
     /// The ring is full.
     NoCredit,
     /// The kernel's buffer is full.
@@ -232,6 +234,9 @@ pub(crate) fn carry(
                 }
                 continue;
             }
+            Ok(Turn::Faulted(moved)) => return Ok(done + moved),
+            // A bad pointer is the call's own error.
+            Err(libc::EFAULT) if done > 0 => return Ok(done),
             Err(error) if done > 0 => {
                 pending::keep_for_next_call(connection, error);
                 return Ok(done);
@@ -319,7 +324,8 @@ unsafe fn turn(
     }
     let sender = end.sender();
     if want <= direction::SHORT_BYTES {
-        direction::fetch_lines(connection, end);
+        let (offset, _) = sender.reserve(1)[0];
+        direction::fetch_lines(connection, end, offset);
     }
     let mut sent = 0;
     while sent < want {
@@ -334,7 +340,16 @@ unsafe fn turn(
         let stretches = sender.reserve(len);
         // SAFETY: `len` is within the credit, so the stretches are ours to write; `parts` by the
         // caller's promise.
-        unsafe { buffers::gather(end.ring_out(), stretches, parts, skip + sent) };
+        let copied = unsafe { buffers::gather(end.ring_out(), stretches, parts, skip + sent) };
+        if copied.is_err() {
+            if sent == 0 {
+                return Err(libc::EFAULT);
+            }
+            // Of the earlier parts only the first was told.
+            sender.publish(0);
+            direction::notify(connection, end)?;
+            return Ok(Turn::Faulted(sent));
+        }
         sent += len;
         if sent < want && credit as usize > len {
             sender.publish_part(len);
@@ -358,6 +373,7 @@ unsafe fn turn(
         match unsafe { to_carrier(connection, end, rest, skip + sent, want - sent, flags) } {
             Ok(Turn::Sent(more)) => sent += more,
             Ok(_) => {}
+            Err(libc::EFAULT) => return Ok(Turn::Faulted(sent)),
             Err(error) => pending::keep_for_next_call(connection, error),
         }
     }

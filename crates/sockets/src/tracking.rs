@@ -9,13 +9,14 @@ use crate::connection::{self, Local};
 use crate::descriptors::{self, GENERATION_MASK, Noted};
 use crate::epoll::early;
 use crate::orderings::STATE_TOLD;
-use crate::{adapter, family, holders, process, sys};
+use crate::{adapter, family, faults, holders, process, sys};
 
 /// Begins to track the new connection at `fd`. On any shortage it simply stays unknown to us.
 pub(crate) fn track(fd: i32, accepted: bool) {
     if !descriptors::has_place(fd) {
         return;
     }
+    faults::arm();
     let Some(table) = family::table_or_new() else {
         return;
     };

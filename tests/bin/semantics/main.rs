@@ -13,6 +13,7 @@ mod descriptors;
 mod ending;
 mod epoll;
 mod exec;
+mod faults;
 mod files;
 mod flags;
 mod improvised;
@@ -96,6 +97,7 @@ const GROUPS: &[(&str, &[Case])] = &[
     ("connecting", connecting::CASES),
     ("transfer", transfer::CASES),
     ("flags", flags::CASES),
+    ("faults", faults::CASES),
     ("blocking", blocking::CASES),
     ("interrupts", interrupts::CASES),
     ("ending", ending::CASES),

@@ -13,7 +13,7 @@ use crate::offload::endings;
 use crate::receive::{Control, receive, receive_message};
 use crate::send::{transmit, transmit_message};
 use crate::{
-    errno, fast_path, kept, options, pending, process, real, service, sys, transfer, unix,
+    errno, fast_path, faults, kept, options, pending, process, real, service, sys, transfer, unix,
 };
 
 /// `read(2)`. Unlike `recv(2)` it never waits for, nor reports, anything when asked for no bytes.
@@ -133,6 +133,9 @@ pub unsafe fn recvfrom(
         Some(c) => {
             // The kernel looks at no length without an address.
             let has_source = !address.is_null() && !address_len.is_null();
+            if has_source && !faults::can_read(address_len, 1) {
+                return bad_pointer();
+            }
             let room = if has_source {
                 unsafe { *address_len }
             } else {
@@ -320,7 +323,8 @@ pub unsafe fn eventfd_write(fd: c_int, value: u64) -> c_int {
 /// `recvmsg(2)`.
 #[inline]
 pub unsafe fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> isize {
-    let Some(c) = connection::at(fd).filter(|_| !message.is_null()) else {
+    let c = connection::at(fd).filter(|_| !message.is_null());
+    let Some(c) = c.filter(|_| faults::can_read(message, 1)) else {
         return unsafe { recvmsg_of_kernel(fd, message, flags) };
     };
     let header = unsafe { &mut *message };
@@ -346,6 +350,7 @@ pub unsafe fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> isize {
 
 unsafe fn recvmsg_of_kernel(fd: c_int, message: *mut msghdr, flags: c_int) -> isize {
     if kept::has_any()
+        && faults::can_read(message, 1)
         && let Some(header) = unsafe { message.as_mut() }
         && let Some(list) = unsafe { parts(header.msg_iov, real::length(header.msg_iovlen)) }
         && let Some(result) = unsafe { kept::receive(fd, list, flags) }
@@ -360,10 +365,12 @@ unsafe fn recvmsg_of_kernel(fd: c_int, message: *mut msghdr, flags: c_int) -> is
 /// returns to, the host path. Descriptors and credentials keep their place between the bytes.
 #[inline]
 pub unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> isize {
-    if !message.is_null() {
-        unsafe { note_passed_descriptors(&*message) };
+    // Before there are connections none can be passed.
+    if !faults::are_armed() || message.is_null() || !can_read_message(message) {
+        return unsafe { real::sendmsg(fd, message, flags) };
     }
-    let Some(c) = connection::at(fd).filter(|_| !message.is_null()) else {
+    unsafe { note_passed_descriptors(&*message) };
+    let Some(c) = connection::at(fd) else {
         return unsafe { real::sendmsg(fd, message, flags) };
     };
     let header = unsafe { &*message };
@@ -383,6 +390,23 @@ pub unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> isize 
         Some(list) => unsafe { transmit(&c, list, flags, kernel) },
         None => kernel(),
     }
+}
+
+/// True when the kernel would find no bad pointer in a message, its parts left out.
+fn can_read_message(message: *const msghdr) -> bool {
+    if !faults::can_read(message, 1) {
+        return false;
+    }
+    // SAFETY: it was just looked at.
+    let header = unsafe { &*message };
+    let control = header.msg_control.cast::<u8>();
+    control.is_null() || faults::can_read(control, real::length(header.msg_controllen))
+}
+
+/// The program's pointer is bad, and nothing was done.
+#[cold]
+fn bad_pointer() -> isize {
+    errno::result(Err(libc::EFAULT))
 }
 
 /// A tracked descriptor that is passed to another program leaves our hands: its connection goes to
@@ -416,6 +440,9 @@ pub unsafe fn recvmmsg(
     let Some(connection) = connection else {
         return unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
     };
+    if !timeout.is_null() && !faults::can_read(timeout, 1) {
+        return bad_pointer() as c_int;
+    }
     let is_time = |time: &timespec| time.tv_sec >= 0 && (0..1_000_000_000).contains(&time.tv_nsec);
     if !timeout.is_null() && !is_time(unsafe { &*timeout }) {
         return errno::result(Err(libc::EINVAL)) as c_int;
@@ -433,7 +460,12 @@ pub unsafe fn recvmmsg(
     let mut flags = flags;
     let mut done = 0;
     while done < count {
-        let one = unsafe { &mut *messages.add(done as usize) };
+        let one = messages.wrapping_add(done as usize);
+        if !faults::can_read(one, 1) {
+            errno::set(libc::EFAULT);
+            break;
+        }
+        let one = unsafe { &mut *one };
         let result = unsafe { recvmsg(fd, &mut one.msg_hdr, flags & !libc::MSG_WAITFORONE) };
         if result < 0 && done > 0 && connection.end().is_some() {
             pending::keep_for_next_call(&connection, errno::get());
@@ -467,16 +499,24 @@ const MESSAGES_MAX: c_uint = 1024;
 /// `sendmmsg(2)`.
 pub unsafe fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
     if connection::at(fd).is_none() || messages.is_null() {
-        if process::is_started() && !messages.is_null() {
+        if process::is_started() && faults::are_armed() && !messages.is_null() {
             for n in 0..count.min(MESSAGES_MAX) {
-                unsafe { note_passed_descriptors(&(*messages.add(n as usize)).msg_hdr) };
+                let one = unsafe { &raw const (*messages.wrapping_add(n as usize)).msg_hdr };
+                if can_read_message(one) {
+                    unsafe { note_passed_descriptors(&*one) };
+                }
             }
         }
         return unsafe { real::sendmmsg(fd, messages, count, flags) };
     }
     let mut done = 0;
     while done < count {
-        let one = unsafe { &mut *messages.add(done as usize) };
+        let one = messages.wrapping_add(done as usize);
+        if !faults::can_read(one, 1) {
+            errno::set(libc::EFAULT);
+            break;
+        }
+        let one = unsafe { &mut *one };
         let result = unsafe { sendmsg(fd, &one.msg_hdr, flags) };
         if result < 0 {
             break;

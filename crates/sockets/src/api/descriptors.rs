@@ -5,12 +5,13 @@ use core::sync::atomic::Ordering;
 
 use libc::socklen_t;
 use toehold_channel::table::{FLAG_INHERITED, FLAG_NONBLOCK, Reason};
+use toehold_freestanding::guarded;
 
 use crate::connection::{self, Connection};
 use crate::descriptors::{self, FRESH_CLOEXEC, FRESH_NODELAY, FRESH_NONBLOCK, FRESH_ODD, Kind};
 use crate::express::{books, listener};
 use crate::offload::{liveness, passive_open, routing};
-use crate::{closing, errno, kept, options, process, real, resets, service, sys, uring};
+use crate::{closing, errno, faults, kept, options, process, real, resets, service, sys, uring};
 
 /// `close(2)`.
 #[inline]
@@ -292,8 +293,12 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
     };
     if argument != 0 {
         if let Some(count) = options::queue_length(&c, request) {
-            unsafe { *(argument as *mut c_int) = count };
-            return 0;
+            let whole = size_of::<c_int>();
+            // SAFETY: `count` is readable, and the target is this call's.
+            let written = unsafe {
+                guarded::try_from_shared((&raw const count).cast(), argument as *mut u8, whole)
+            };
+            return errno::result(written.map(|()| 0).map_err(|_| libc::EFAULT)) as c_int;
         }
     }
     let result = unsafe { real::ioctl(fd, request, argument) };
@@ -316,7 +321,10 @@ pub unsafe fn getsockopt(
     len: *mut socklen_t,
 ) -> c_int {
     if let Some(c) = connection::at(fd) {
-        if !value.is_null() && !len.is_null() && unsafe { *len } >= 4 {
+        let is_there = !value.is_null() && !len.is_null();
+        let is_there =
+            is_there && faults::can_read(len, 1) && faults::can_read(value.cast::<u8>(), 4);
+        if is_there && unsafe { *len } >= 4 {
             if let Some(answer) = options::get(&c, level, name) {
                 unsafe {
                     value.cast::<c_int>().write_unaligned(answer);
@@ -338,7 +346,8 @@ pub unsafe fn setsockopt(
     len: socklen_t,
 ) -> c_int {
     if let Some(c) = connection::at(fd) {
-        let number = if !value.is_null() && len >= 4 {
+        let is_there = !value.is_null() && faults::can_read(value.cast::<c_int>(), 1);
+        let number = if is_there && len >= 4 {
             Some(unsafe { value.cast::<c_int>().read_unaligned() })
         } else {
             None

@@ -4,6 +4,7 @@ use core::ffi::c_int;
 
 use libc::{epoll_event, sigset_t, timespec};
 use toehold_channel::table::{Reason, WaitMode};
+use toehold_freestanding::guarded;
 
 use crate::api::readiness::{limit_of_ms, nanoseconds};
 use crate::descriptors::{self, Kind};
@@ -11,7 +12,7 @@ use crate::epoll::instance::Instance;
 use crate::epoll::{control, lifetime, waiting};
 use crate::express::listener;
 use crate::offload::liveness::say_what_is_set;
-use crate::{connection, errno, kept, process, real, service};
+use crate::{connection, errno, faults, kept, process, real, service};
 
 /// `epoll_create(2)`.
 pub unsafe fn epoll_create(size: c_int) -> c_int {
@@ -42,7 +43,8 @@ pub unsafe fn epoll_ctl(
     event: *mut epoll_event,
 ) -> c_int {
     if let Some(number) = descriptors::epoll_number(epfd) {
-        let given = (!event.is_null()).then(|| unsafe { event.read_unaligned() });
+        let is_there = !event.is_null() && faults::is_there(event);
+        let given = is_there.then(|| unsafe { event.read_unaligned() });
         if let Some(answer) = errno::keep(|| control::control(number, epfd, operation, fd, given)) {
             return errno::result(answer.map(|()| 0)) as c_int;
         }
@@ -50,11 +52,13 @@ pub unsafe fn epoll_ctl(
     let result = unsafe { real::epoll_ctl(epfd, operation, fd, event) };
     if result == 0 && listener::are_any() {
         let number = descriptors::epoll_number(epfd).unwrap_or(u32::MAX);
-        let given = (!event.is_null()).then(|| unsafe { event.read_unaligned() });
+        let is_there = !event.is_null() && faults::is_there(event);
+        let given = is_there.then(|| unsafe { event.read_unaligned() });
         errno::keep(|| listener::controlled(number, operation, fd, given.as_ref()));
     }
     if result == 0 && kept::has_any() {
-        let given = (!event.is_null()).then(|| unsafe { event.read_unaligned() });
+        let is_there = !event.is_null() && faults::is_there(event);
+        let given = is_there.then(|| unsafe { event.read_unaligned() });
         kept::control(epfd, operation, fd, given);
     }
     if result == 0
@@ -76,6 +80,10 @@ unsafe fn wait_on(
     limit: Option<u64>,
     mask: *const sigset_t,
 ) -> c_int {
+    // There is an instance, so bad pointers are answered.
+    if guarded::look(events as usize).is_err() {
+        return errno::result(Err(libc::EFAULT)) as c_int;
+    }
     // SAFETY: the caller of the C function promises `count` writable elements.
     let list = unsafe { core::slice::from_raw_parts_mut(events, count as usize) };
     waiting::wait(instance, list, limit, |buffer, limit| {

@@ -8,7 +8,7 @@ use crate::express::{books, listener};
 use crate::kernel_waits::KernelWait;
 use crate::offload::liveness::say_what_is_set;
 use crate::poll::Survey;
-use crate::{descriptors, errno, kept, poll, process, real, sys};
+use crate::{descriptors, errno, faults, kept, poll, process, real, sys};
 
 pub(super) fn nanoseconds(time: &timespec) -> u64 {
     time.tv_sec.max(0) as u64 * 1_000_000_000 + time.tv_nsec.max(0) as u64
@@ -25,7 +25,10 @@ unsafe fn pollfds<'a>(fds: *mut pollfd, count: nfds_t) -> &'a mut [pollfd] {
     // (fs/select.c, `do_sys_poll`). Only a long list is worth the question: a negative count is
     // the longest.
     let is_long = count > nfds_t::from(libc::FD_SETSIZE as u32);
-    if fds.is_null() || is_long && count > descriptors::descriptor_limit() as nfds_t {
+    let is_too_long = is_long && count > descriptors::descriptor_limit() as nfds_t;
+    // Before there are connections the call is the kernel's; a bad pointer always is.
+    let is_kernels = !faults::are_armed() || fds.is_null() || is_too_long;
+    if is_kernels || !faults::can_read(fds, count as usize) {
         return &mut [];
     }
     // SAFETY: the caller of the C function promises `count` elements.
@@ -115,8 +118,16 @@ fn kept_or(
     found.max(0) + added as c_int
 }
 
-fn survey_of_sets(count: c_int, sets: &[poll::Set; 3]) -> Survey {
+fn survey_of_sets(count: c_int, sets: &[poll::Set; 3], pointers: [*mut fd_set; 3]) -> Survey {
     say_what_is_set();
+    let bytes = (count.clamp(0, descriptors::descriptor_limit() as c_int) as usize).div_ceil(8);
+    let is_bad = |set: &*mut fd_set| !set.is_null() && !faults::can_read(set.cast::<u8>(), bytes);
+    if !faults::are_armed() || pointers.iter().any(is_bad) {
+        return Survey {
+            concerns: false,
+            has_connection: false,
+        };
+    }
     survey_of(members(count, sets))
 }
 
@@ -134,7 +145,7 @@ pub unsafe fn select(
     timeout: *mut timeval,
 ) -> c_int {
     let sets = unsafe { [read, write, except].map(|set| poll::Set::new(set)) };
-    let survey = survey_of_sets(count, &sets);
+    let survey = survey_of_sets(count, &sets, [read, write, except]);
     if !survey.concerns {
         let kernel = |time: *mut timeval| unsafe { real::select(count, read, write, except, time) };
         let mut now = timeval {
@@ -170,7 +181,7 @@ pub unsafe fn pselect(
     mask: *const sigset_t,
 ) -> c_int {
     let sets = unsafe { [read, write, except].map(|set| poll::Set::new(set)) };
-    let survey = survey_of_sets(count, &sets);
+    let survey = survey_of_sets(count, &sets, [read, write, except]);
     if !survey.concerns {
         let kernel = |time: *const timespec| unsafe {
             real::pselect(count, read, write, except, time, mask)

@@ -13,7 +13,7 @@ use crate::epoll::registration::{
     FREE_LOCK, NEXT_UNUSED, State, TAG, free_registration, registration, unlink,
 };
 use crate::orderings::LAST_OUT;
-use crate::{descriptors, process, sys};
+use crate::{descriptors, faults, process, sys};
 
 /// Once, at start.
 pub(crate) fn start() {
@@ -25,6 +25,7 @@ pub(crate) fn created(fd: i32) {
     if !process::is_started() {
         return;
     }
+    faults::arm();
     for number in 0..EPOLLS_MAX {
         // Numbers are given out from the lowest: those below one that is mapped are mapped.
         let Some(epoll) = EPOLLS.get_or_map(number) else {
