@@ -79,6 +79,13 @@ prepare = ["{toehold} lab files {data} --count 20 --most 16K"]
 client = { command = """{toehold} lab http 127.0.0.1:{front} --files 20 --zipf 0.9 --streams 4 \
     --seconds {seconds} --json""" }
 [[application]]
+name = "browsers"
+tiers = ["web"]
+unpinned = true
+client = { command = """{toehold} lab http 127.0.0.1:{front} --mix {data}/mix --think 0.005 \
+    --streams 4 --seconds {seconds} --json""" }
+data = { mix = "3 20 /\n1 1 /1\n" }
+[[application]]
 name = "nowhere"
 needs = ["toehold-no-such-program:no-package"]
 client = { command = "toehold-no-such-program" }
@@ -87,6 +94,11 @@ title = "site"
 metric = "rate"
 pattern = "requests"
 application = "site"
+[[block]]
+title = "browsers"
+metric = "rate"
+pattern = "requests"
+application = "browsers"
 [[block]]
 title = "nowhere"
 metric = "rate"
@@ -136,8 +148,8 @@ fn record_of(run: &Run) -> Value {
 fn tiers_give_the_same_bytes_on_both_paths_and_what_cannot_be_had_is_left_out() {
     let record = record_of(&Run::new(&format!("{ARMS}{FILTERS}{WEB}")));
     let samples = record["samples"].as_array().expect("samples");
-    // Two blocks, two arms and the base again.
-    assert_eq!(samples.len(), 2 * 3);
+    // Three blocks, two arms and the base again.
+    assert_eq!(samples.len(), 3 * 3);
     for sample in samples {
         assert!(sample["failure"].is_null(), "{sample}");
         let outcome = &sample["outcome"];
@@ -154,7 +166,8 @@ fn tiers_give_the_same_bytes_on_both_paths_and_what_cannot_be_had_is_left_out() 
             .collect();
         let wanted: &[&str] = match sample["block"].as_u64() {
             Some(0) => &["client", "read", "clip", "zoom"],
-            _ => &["client", "web", "proxy"],
+            Some(1) => &["client", "web", "proxy"],
+            _ => &["client", "web"],
         };
         assert_eq!(names, wanted);
     }

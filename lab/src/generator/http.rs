@@ -10,7 +10,8 @@
 //! Supported: `GET` of HTTP/1.1, responses with status 200 and a length. Not supported: chunked
 //! responses, pipelining, TLS.
 
-use std::collections::VecDeque;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -32,6 +33,11 @@ pub struct Requests {
     /// The exponent of Zipf's law, by which path `n` is asked for in proportion to `1 / n^alpha`;
     /// zero asks for all alike.
     pub alpha: f64,
+    /// The part of the requests that each path has, in place of Zipf's law; empty without one.
+    pub weights: Vec<f64>,
+    /// The mean of the pause between a response and the next request of its connection, in a closed
+    /// loop: an emulated browser thinks. Pauses are exponential, ten times the mean at most.
+    pub think: f64,
     /// Decides the order of the requests.
     pub seed: u64,
     /// Connections, their time, and the rate of an open loop.
@@ -46,6 +52,19 @@ pub struct Requests {
 pub fn run(address: &Address, requests: &Requests) -> Result<Outcome, String> {
     if requests.paths.is_empty() || !requests.alpha.is_finite() {
         return Err("a client asks for one path at least, by a finite alpha".to_owned());
+    }
+    let is_weight = |weight: &f64| weight.is_finite() && *weight >= 0.0;
+    let count = requests.weights.len();
+    let is_mix =
+        requests.weights.iter().all(is_weight) && requests.weights.iter().sum::<f64>() > 0.0;
+    if count > 0 && (count != requests.paths.len() || !is_mix) {
+        return Err("a mix has one weight for each path, and one above zero".to_owned());
+    }
+    if !(0.0..=THINK_MAX).contains(&requests.think) {
+        return Err(format!("a browser thinks for 0 to {THINK_MAX} seconds"));
+    }
+    if requests.think > 0.0 && requests.load.rate.is_some() {
+        return Err("browsers that think are a closed loop, without a rate".to_owned());
     }
     let mut load = requests.load.clone();
     load.pattern = super::Pattern::Requests;
@@ -194,9 +213,12 @@ struct Choice {
 }
 
 impl Choice {
-    fn new(paths: usize, alpha: f64, seed: u64) -> Choice {
+    fn zipf(paths: usize, alpha: f64, seed: u64) -> Choice {
+        Choice::mix((1..=paths).map(|rank| (rank as f64).powf(-alpha)), seed)
+    }
+
+    fn mix(weights: impl Iterator<Item = f64>, seed: u64) -> Choice {
         let mut sum = 0.0;
-        let weights = (1..=paths).map(|rank| (rank as f64).powf(-alpha));
         let sums = weights.map(|weight| {
             sum += weight;
             sum
@@ -209,9 +231,19 @@ impl Choice {
 
     fn next(&mut self) -> usize {
         let last = self.sums.len() - 1;
-        let part = self.random.below(1 << 53) as f64 / (1u64 << 53) as f64;
-        let wanted = part * self.sums[last];
+        let wanted = self.part() * self.sums[last];
         self.sums.partition_point(|sum| *sum <= wanted).min(last)
+    }
+
+    /// An exponential pause.
+    fn pause(&mut self, mean: f64) -> Duration {
+        let times = -(1.0 - self.part()).ln();
+        Duration::from_secs_f64(mean * times.min(PAUSE_TIMES_MAX))
+    }
+
+    /// A number from 0 to below 1.
+    fn part(&mut self) -> f64 {
+        self.random.below(1 << 53) as f64 / (1u64 << 53) as f64
     }
 }
 
@@ -299,6 +331,9 @@ struct Client<'a> {
     idle: Vec<usize>,
     /// Requests that are due and wait for a connection.
     waiting: VecDeque<Instant>,
+    /// When browsers that think will ask again.
+    thinking: BinaryHeap<Reverse<Instant>>,
+    think: f64,
     is_closed: bool,
     begin: Instant,
     end: Instant,
@@ -313,7 +348,11 @@ impl<'a> Client<'a> {
         requests: &Requests,
         sources: Vec<Source>,
     ) -> io::Result<Client<'a>> {
-        let choice = Choice::new(sources.len(), requests.alpha, requests.seed);
+        let choice = if requests.weights.is_empty() {
+            Choice::zipf(sources.len(), requests.alpha, requests.seed)
+        } else {
+            Choice::mix(requests.weights.iter().copied(), requests.seed)
+        };
         let now = Instant::now();
         let mut client = Client {
             address,
@@ -323,6 +362,8 @@ impl<'a> Client<'a> {
             connections: Vec::new(),
             idle: Vec::new(),
             waiting: VecDeque::new(),
+            thinking: BinaryHeap::new(),
+            think: requests.think,
             is_closed: requests.load.rate.is_none(),
             begin: now,
             end: now,
@@ -349,7 +390,9 @@ impl<'a> Client<'a> {
         (self.begin, self.end) = session::measured(load, start);
         let mut due = load.rate.map(|rate| Due::new(start, rate, load.arrivals));
         if self.is_closed {
-            self.waiting = std::iter::repeat_n(start, load.streams).collect();
+            for _ in 0..load.streams {
+                self.ask_after(start);
+            }
         }
         let (mut span, mut cpu) = (None, None);
         loop {
@@ -360,6 +403,10 @@ impl<'a> Client<'a> {
             while let Some(next) = due.as_mut().filter(|due| due.next <= now.min(self.end)) {
                 self.waiting.push_back(next.next);
                 next.advance();
+            }
+            while let Some(Reverse(due)) = self.thinking.peek().filter(|next| next.0 <= now) {
+                self.waiting.push_back(*due);
+                self.thinking.pop();
             }
             self.start_waiting()?;
             if now >= self.end {
@@ -376,7 +423,8 @@ impl<'a> Client<'a> {
                     self.end + GRACE
                 }
             });
-            self.receive(next)?;
+            let thought = self.thinking.peek().map_or(next, |thinks| thinks.0);
+            self.receive(next.min(thought))?;
         }
         let unanswered = if self.is_closed {
             0
@@ -391,6 +439,16 @@ impl<'a> Client<'a> {
             latencies: Some(self.latencies),
             cpu,
         })
+    }
+
+    /// The next request of a connection in a closed loop: at once, or after thinking.
+    fn ask_after(&mut self, now: Instant) {
+        if self.think > 0.0 {
+            let due = now + self.choice.pause(self.think);
+            self.thinking.push(Reverse(due));
+        } else {
+            self.waiting.push_back(now);
+        }
     }
 
     fn outstanding(&self) -> u64 {
@@ -461,7 +519,7 @@ impl<'a> Client<'a> {
             let closes = connection.closes;
             self.idle.push(at);
             if self.is_closed {
-                self.waiting.push_back(now);
+                self.ask_after(now);
             }
             if closes {
                 return self.replace(at);
@@ -494,6 +552,10 @@ const HEAD_BYTES_MAX: usize = 16 << 10;
 const FETCH_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long late responses of an open loop are waited for.
 const GRACE: Duration = Duration::from_secs(1);
+/// Longest mean of a pause, in seconds.
+const THINK_MAX: f64 = 3600.0;
+/// Longest pause, as a multiple of the mean.
+const PAUSE_TIMES_MAX: f64 = 10.0;
 
 #[cfg(test)]
 mod tests {
@@ -502,7 +564,7 @@ mod tests {
     #[test]
     fn zipf_s_law_is_kept_and_zero_asks_for_all_alike() {
         let count = |alpha: f64| {
-            let mut choice = Choice::new(10, alpha, 1);
+            let mut choice = Choice::zipf(10, alpha, 1);
             let mut counts = [0u32; 10];
             for _ in 0..20_000 {
                 counts[choice.next()] += 1;
@@ -513,6 +575,20 @@ mod tests {
         let zipf = count(1.0);
         assert!((6500..7200).contains(&zipf[0]) && (600..780).contains(&zipf[9]));
         assert!(count(0.0).iter().all(|count| (1800..2200).contains(count)));
+    }
+
+    #[test]
+    fn a_mix_has_its_parts_and_pauses_their_mean() {
+        let mut choice = Choice::mix([3.0, 0.0, 1.0].into_iter(), 1);
+        let mut counts = [0u32; 3];
+        for _ in 0..20_000 {
+            counts[choice.next()] += 1;
+        }
+        assert!((14_600..15_400).contains(&counts[0]) && counts[1] == 0);
+        let pauses: Vec<Duration> = (0..20_000).map(|_| choice.pause(0.5)).collect();
+        let mean = pauses.iter().sum::<Duration>().as_secs_f64() / 20_000.0;
+        assert!((0.48..0.52).contains(&mean), "{mean}");
+        assert!(pauses.iter().all(|pause| pause.as_secs_f64() <= 5.0));
     }
 
     #[test]

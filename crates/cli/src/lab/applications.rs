@@ -1,6 +1,6 @@
 //! Commands of `toehold lab` that applications of plans are made of.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use toehold_lab::generator::{Address, Arrivals, Load, Pattern, filters, http, poll};
@@ -23,6 +23,16 @@ pub(super) struct HttpArgs {
     /// Ask for files 0 to N - 1 below the path, as `toehold lab files --count N` makes them
     #[arg(long, value_name = "N")]
     files: Option<usize>,
+
+    /// Ask for what this file says, a line WEIGHT COUNT PATH for each kind of request: PATH with a
+    /// number from 0 to COUNT - 1 behind it
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    #[arg(conflicts_with_all = ["path", "files", "zipf"])]
+    mix: Option<PathBuf>,
+
+    /// Each connection is a browser that thinks before its next request: the mean, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
+    think: f64,
 
     /// Ask by Zipf's law with this exponent; 0 asks for all alike
     #[arg(long, value_name = "ALPHA", default_value_t = 0.0)]
@@ -85,9 +95,15 @@ impl HttpArgs {
                 .collect(),
             None => vec![self.path.clone()],
         };
+        let (weights, paths) = match &self.mix {
+            Some(file) => mix_of(file)?,
+            None => (Vec::new(), paths),
+        };
         let requests = http::Requests {
             paths,
             alpha: self.zipf,
+            weights,
+            think: self.think,
             seed: self.seed,
             load: self.span.load(self.streams)?,
         };
@@ -95,6 +111,39 @@ impl HttpArgs {
         show(&outcome, self.span.json)
     }
 }
+
+/// The weights and paths of a mix: a kind of request shares its weight among its paths.
+fn mix_of(file: &Path) -> Result<(Vec<f64>, Vec<String>), Failure> {
+    let place = file.display();
+    let text = std::fs::read_to_string(file)
+        .map_err(|error| Failure::new(format!("cannot read {place}: {error}")))?;
+    let mut mix = (Vec::new(), Vec::new());
+    for (at, line) in text.lines().enumerate() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let parsed = match words[..] {
+            [] => continue,
+            [weight, count, path] => weight.parse().ok().zip(count.parse().ok()).zip(Some(path)),
+            _ => None,
+        };
+        let is_kind = |(_, count): &(f64, usize)| (1..=MIX_PATHS_MAX).contains(count);
+        let Some((kind, path)) = parsed.filter(|(kind, _)| is_kind(kind)) else {
+            let line = at + 1;
+            let form = "WEIGHT COUNT PATH";
+            return Err(Failure::usage(format!(
+                "{place}, line {line} is not {form}"
+            )));
+        };
+        let (weight, count) = kind;
+        for number in 0..count {
+            mix.0.push(weight / count as f64);
+            mix.1.push(format!("{path}{number}"));
+        }
+    }
+    Ok(mix)
+}
+
+/// Most paths of a kind of request.
+const MIX_PATHS_MAX: usize = 10_000;
 
 /// Options of `toehold lab files`.
 #[derive(Args, Debug)]
