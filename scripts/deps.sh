@@ -37,7 +37,7 @@ deb=(dh:debhelper dpkg-buildpackage:dpkg-dev lintian:lintian debootstrap:deboots
 page=(chromium-headless-shell:chromium-headless-shell)
 bench=(valgrind:valgrind ip:iproute2 ethtool:ethtool tbench:dbench nuttcp:nuttcp iperf3:iperf3
     sockperf:sockperf wrk:wrk apache2:apache2 haproxy:haproxy gmond:ganglia-monitor
-    mpicc.mpich:libmpich-dev mpiexec.mpich:mpich)
+    gmetad:gmetad mpicc.mpich:libmpich-dev mpiexec.mpich:mpich)
 services=(redis-server nginx apache2 apache-htcacheclean memcached postgresql iperf3 ssh ganglia-monitor
     gmetad beanstalkd caddy dovecot etcd haproxy hitch lighttpd mosquitto named
     php8.2-fpm rsync smbd nmbd squid stunnel4 varnish)
