@@ -86,7 +86,8 @@ pub struct Client {
     pub command: String,
     /// Its command on arms of AF_UNIX; without one, such arms have no samples.
     pub unix: Option<String>,
-    /// The tool whose output it prints; our own generator's document unless told.
+    /// The tool whose output it prints; our own generator's document unless told. A line that
+    /// begins with `digest ` has a digest of the bytes that the client received.
     pub output: Option<String>,
 }
 

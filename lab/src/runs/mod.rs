@@ -188,7 +188,7 @@ macro_rules! plans {
     };
 }
 
-const PLANS: [(&str, &str); 21] = plans![
+const PLANS: [(&str, &str); 24] = plans![
     "quick.toml",
     "headline.toml",
     "generators.toml",
@@ -210,6 +210,9 @@ const PLANS: [(&str, &str); 21] = plans![
     "cluster-monitor.toml",
     "filter-streams.toml",
     "mpi.toml",
+    "parallel-fs.toml",
+    "web-shop.toml",
+    "web-server.toml",
 ];
 
 #[cfg(test)]

@@ -208,8 +208,13 @@ impl Scene {
             Some(name) => {
                 let tool = parse::Tool::of(name).ok_or("its output is unknown")?;
                 let reading: Reading = tool.read(command, &said).map_err(|why| why.to_string())?;
-                tool::outcome_of(tool.name(), reading, &job.load, elapsed, cpu)
-                    .ok_or("the client's output has no throughput")?
+                let outcome = tool::outcome_of(tool.name(), reading, &job.load, elapsed, cpu);
+                let mut outcome = outcome.ok_or("the client's output has no throughput")?;
+                outcome.digest = said
+                    .lines()
+                    .find_map(|line| line.strip_prefix(DIGEST))
+                    .map(str::to_owned);
+                outcome
             }
         };
         if outcome.operations == 0 {
@@ -315,6 +320,8 @@ fn write(file: &Path, text: &str) -> Result<(), String> {
     fs::write(file, text).map_err(|error| format!("cannot write {}: {error}", file.display()))
 }
 
+/// Before the digest of what a client received, where a tool of others prints its numbers.
+const DIGEST: &str = "digest ";
 /// The folder of a sample's settings.
 const FOLDER: &str = "application";
 const PREPARE_TIMEOUT: Duration = Duration::from_secs(120);
