@@ -201,6 +201,24 @@ mod tests {
     }
 
     #[test]
+    fn the_documentation_has_a_row_for_every_experiment() {
+        let page = include_str!("../../docs/lab.md");
+        let rows: Vec<&str> = page.lines().filter(|line| line.starts_with("| ")).collect();
+        for [id, _, place] in catalogue() {
+            let begin = format!("| {id} | ");
+            let mut own = rows.iter().filter(|row| row.starts_with(&begin));
+            let row = own.next().unwrap_or_else(|| panic!("{id} has no row"));
+            assert!(own.next().is_none(), "{id} has two rows");
+            if elsewhere().iter().all(|(other, _)| *other != id) {
+                let names: Vec<String> =
+                    place.split(", ").map(|name| format!("`{name}`")).collect();
+                let wanted = format!("{begin}{} | ", names.join(", "));
+                assert!(row.starts_with(&wanted), "{id} is in {place}");
+            }
+        }
+    }
+
+    #[test]
     fn sizes_have_units() {
         assert_eq!(bytes("64"), Some(64));
         assert_eq!(bytes("4K"), Some(4096));
