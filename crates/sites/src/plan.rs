@@ -20,7 +20,7 @@
 
 use core::ops::Range;
 
-use crate::instruction::{Flow, Instruction, Map, decode};
+use crate::instruction::{Flow, Instruction, Map};
 use crate::movable::is_movable;
 use crate::sweep::Swept;
 
@@ -106,47 +106,6 @@ impl Patch {
             Kind::After { moved_end, .. } => site + SYSCALL_BYTES..moved_end,
             Kind::Hop { .. } => site..site,
         }
-    }
-
-    /// True when the patch, which was planned before, can be one of this code: the system call is
-    /// there, and what is overwritten can be moved. Branches are not looked at. `others` are
-    /// patches of the same code.
-    #[must_use]
-    pub fn fits(&self, code: &[u8], others: &[Patch]) -> bool {
-        let after = self.site.saturating_add(SYSCALL_BYTES);
-        if code.get(self.site..after) != Some(&[0x0f, 0x05]) {
-            return false;
-        }
-        let room = match self.kind {
-            Kind::Before { start } => start..self.site,
-            Kind::After { moved_end, end } if moved_end <= end => self.site..end,
-            Kind::After { .. } => return false,
-            Kind::Hop { padding } => padding..padding.saturating_add(JUMP_BYTES),
-        };
-        let is_near = match self.kind {
-            Kind::Hop { padding } => (after.saturating_sub(128)..=after + 127).contains(&padding),
-            _ => true,
-        };
-        let is_room = (JUMP_BYTES..=PATCH_BYTES_MAX).contains(&room.len());
-        if !is_near || !is_room || room.end > code.len() {
-            return false;
-        }
-        let moved = self.moved();
-        let mut at = moved.start;
-        while at < moved.end {
-            let Some(instruction) = decode(&code[at..]) else {
-                return false;
-            };
-            at += instruction.bytes();
-            let is_last_return = code[at - 1] == 0xc3 && instruction.bytes() == 1;
-            let is_end = is_last_return && at == moved.end;
-            if !is_end && !is_movable(&instruction) {
-                return false;
-            }
-        }
-        let places = self.places();
-        let overlaps = |other: &Patch| places.iter().any(|place| other.overlaps(place));
-        at == moved.end && !others.iter().any(overlaps)
     }
 
     fn overlaps(&self, place: &Range<usize>) -> bool {

@@ -12,7 +12,6 @@
 //! process of its own user, and only until the program's first instruction. When anything is in the
 //! way the helper undoes nothing, because it patches last: the program runs on the kernel.
 
-mod cache;
 mod mapping;
 mod patching;
 mod tracee;

@@ -11,7 +11,6 @@ use toehold_sites::stub::{Addresses, Overwrite, STUB_BYTES_MAX, TABLE_BYTES, ove
 use toehold_sites::sweep::{Bits, Swept, words};
 
 use super::Refusal;
-use super::cache::Place;
 use super::mapping::{self, Mapped};
 use super::tracee::Tracee;
 
@@ -39,7 +38,10 @@ fn prepare(tracee: &mut Tracee, library: &Path) -> Result<(), Refusal> {
         headers.ok_or_else(|| failed(io::Error::other("its program headers are not in memory")))?;
     let base = in_memory.wrapping_sub(in_file);
 
-    let codes = codes(&image, &file);
+    let codes: Vec<Code<'_>> = image
+        .segments()
+        .filter_map(|segment| Code::of(&image, segment))
+        .collect();
     let sites: usize = codes.iter().map(|code| code.patches.len()).sum();
     if sites == 0 {
         return Err(Refusal::NoSites);
@@ -99,59 +101,33 @@ struct Code<'a> {
     patches: Vec<Patch>,
 }
 
-/// All code of the program in `file`, with the patches as they were kept, or planned now and kept.
-fn codes<'a>(image: &Image<'a>, file: &File) -> Vec<Code<'a>> {
-    let is_code = |segment: &Segment| segment.kind == PT_LOAD && segment.flags & PF_X != 0;
-    let segments: Vec<(Segment, &[u8])> = image
-        .segments()
-        .filter(is_code)
-        .filter_map(|segment| {
-            let bytes = image.range(segment.offset, segment.file_bytes)?;
-            Some((segment, bytes))
-        })
-        .collect();
-    let bytes: Vec<&[u8]> = segments.iter().map(|(_, bytes)| *bytes).collect();
-    let place = Place::of(file);
-    let kept = place.as_ref().and_then(|place| place.find(&bytes));
-    let is_kept = kept.is_some();
-    let patches = kept.unwrap_or_else(|| {
-        let planned = segments
-            .iter()
-            .map(|&(segment, bytes)| patches(image, segment, bytes));
-        planned.collect()
-    });
-    if let Some(place) = place.filter(|_| !is_kept) {
-        let patches: Vec<&[Patch]> = patches.iter().map(Vec::as_slice).collect();
-        place.keep(&patches);
-    }
-    let codes = segments.iter().zip(patches);
-    codes
-        .map(|(&(segment, bytes), patches)| Code {
+impl<'a> Code<'a> {
+    fn of(image: &Image<'a>, segment: Segment) -> Option<Code<'a>> {
+        if segment.kind != PT_LOAD || segment.flags & PF_X == 0 {
+            return None;
+        }
+        let bytes = image.range(segment.offset, segment.file_bytes)?;
+        let mut starts = vec![0; words(bytes.len())];
+        let mut targets = vec![0; words(bytes.len())];
+        let bits = Bits {
+            starts: &mut starts,
+            targets: &mut targets,
+        };
+        let mut swept = Swept::new(bytes, bits);
+        let mut sites = Vec::new();
+        for part in image.parts(segment) {
+            swept.sweep(part, |site| sites.push(site));
+        }
+        let mut patches = Vec::new();
+        for site in sites {
+            patches.extend(plan(&swept, site, &patches));
+        }
+        Some(Code {
             address: segment.address,
             bytes,
             patches,
         })
-        .collect()
-}
-
-/// Sweeps a segment of code and plans its patches.
-fn patches(image: &Image<'_>, segment: Segment, bytes: &[u8]) -> Vec<Patch> {
-    let mut starts = vec![0; words(bytes.len())];
-    let mut targets = vec![0; words(bytes.len())];
-    let bits = Bits {
-        starts: &mut starts,
-        targets: &mut targets,
-    };
-    let mut swept = Swept::new(bytes, bits);
-    let mut sites = Vec::new();
-    for part in image.parts(segment) {
-        swept.sweep(part, |site| sites.push(site));
     }
-    let mut patches = Vec::new();
-    for site in sites {
-        patches.extend(plan(&swept, site, &patches));
-    }
-    patches
 }
 
 /// Writes the table and the stubs at `place`; returns what is to be written over the code, and
