@@ -122,12 +122,16 @@ static void confine(void)
 
 int main(void)
 {
-    char byte, line[] = "all is well\n";
+    char byte, unread[6], line[] = "all is well\n";
     meet();
     talk(5000);
     give_bad_pointers();
     talk(1000);
+    if (write(ends[0], "unread", 6) != 6)
+        abort();
     confine();
+    if (read(ends[1], unread, 6) != 6 || memcmp(unread, "unread", 6))
+        abort();
     talk(1000);
     if (write(1, line, strlen(line)) < 0)
         abort();

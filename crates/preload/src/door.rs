@@ -123,7 +123,7 @@ unsafe extern "C" fn toehold_enter(settings: *const Settings) -> c_int {
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn toehold_call(number: c_long, arguments: &[usize; 6]) -> isize {
     let &[a, b, c, d, e, f] = arguments;
-    if !toehold_sockets::is_started() {
+    if !toehold_sockets::is_started() && !api::has_kept_bytes() {
         return KERNEL;
     }
     match way_of(number, arguments) {

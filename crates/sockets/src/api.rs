@@ -84,6 +84,13 @@ pub fn is_kernels(fd: c_int) -> bool {
     kind(fd) == Kind::Foreign && !is_noted(fd) && !kept::has_any()
 }
 
+/// True when bytes were received for the program that it has not read, though the library serves it
+/// no more.
+#[must_use]
+pub fn has_kept_bytes() -> bool {
+    kept::has_any()
+}
+
 /// Lets the adapter's wishes reach a connection the program is not using; exported for tests.
 pub fn service(fd: c_int) {
     if let Some(c) = connection::at(fd) {
