@@ -28,6 +28,8 @@ const PAUSE_NS: u64 = 20_000;
 const CROWDED_NS: u64 = 3_000;
 /// However much of it others used, a spin ends after this long beyond its budget.
 const GIVEN_NS_MAX: u64 = 500_000;
+/// So many sleeps in a row that the kernel's own news ended lower the level by one.
+const KERNEL_NEWS: u32 = 8;
 /// Looks per reading of the clock.
 const LOOKS: u32 = 8;
 
@@ -50,6 +52,8 @@ pub struct History {
     level: AtomicU32,
     /// 1 when others recently wanted this processor.
     crowded: AtomicU32,
+    /// Sleeps in a row that the kernel's own news ended.
+    by_kernel: AtomicU32,
 }
 
 impl History {
@@ -57,6 +61,7 @@ impl History {
     pub fn reset(&self) {
         self.level.store(LEVEL_FRESH, Ordering::Relaxed);
         self.crowded.store(0, Ordering::Relaxed);
+        self.by_kernel.store(0, Ordering::Relaxed);
     }
 
     /// How long to look now, in nanoseconds; [`ENDLESS_NS`] in poll mode.
@@ -75,6 +80,22 @@ impl History {
         let level = self.level();
         if level + 1 < BUDGET_NS.len() {
             self.level.store(level as u32 + 1, Ordering::Relaxed);
+        }
+        if self.by_kernel.load(Ordering::Relaxed) != 0 {
+            self.by_kernel.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// A sleep ended for what no look at shared memory would have found: news of the kernel's own.
+    /// However short it was, looking would not have paid. One such sleep says little, because a
+    /// place may wait for both in turns: [`KERNEL_NEWS`] of them in a row lower the level.
+    pub fn slept_for_kernel(&self) {
+        let by_kernel = self.by_kernel.load(Ordering::Relaxed) + 1;
+        self.by_kernel
+            .store(by_kernel % KERNEL_NEWS, Ordering::Relaxed);
+        let level = self.level() as u32;
+        if by_kernel >= KERNEL_NEWS && level > 0 {
+            self.level.store(level - 1, Ordering::Relaxed);
         }
     }
 
@@ -212,6 +233,34 @@ mod tests {
 
     fn budget(history: &History) -> u64 {
         history.budget_ns(WaitMode::Adaptive)
+    }
+
+    #[test]
+    fn short_sleeps_that_the_kernel_ends_stop_the_looking() {
+        let history = History::default();
+        history.reset();
+        let before = history.level();
+        for _ in 0..KERNEL_NEWS - 1 {
+            history.slept_for_kernel();
+        }
+        assert_eq!(history.level(), before);
+        for _ in 0..KERNEL_NEWS * before as u32 {
+            history.slept_for_kernel();
+        }
+        assert_eq!(history.budget_ns(WaitMode::Adaptive), 0);
+        history.slept_for_kernel();
+        assert_eq!(history.level(), 0);
+    }
+
+    #[test]
+    fn a_place_that_waits_for_both_in_turns_goes_on_looking() {
+        let history = History::default();
+        history.reset();
+        for _ in 0..100 {
+            history.slept_for_kernel();
+            history.slept(1_000);
+        }
+        assert_eq!(history.level(), BUDGET_NS.len() - 1);
     }
 
     #[test]

@@ -104,8 +104,8 @@ pub(crate) fn wait(
         }
         attention::follow();
         let n = sleep(instance, events, left, &mut kernel);
-        epoll.spin.slept(sys::now_ns() - now);
         if n < 0 {
+            epoll.spin.slept(sys::now_ns() - now);
             // Connections marked meanwhile are on the list, and this thread has other work.
             errno::keep(|| epoll.share());
             return n;
@@ -113,6 +113,10 @@ pub(crate) fn wait(
         let kept = epoll.sort_kernel_events(&mut events[..n as usize]);
         let woken = sys::now_ns();
         epoll.kernel_seen_ns.store(woken, Ordering::Relaxed);
+        match kept {
+            0 => epoll.spin.slept(woken - now),
+            _ => epoll.spin.slept_for_kernel(),
+        }
         if kept > 0 {
             epoll.kernel_news_ns.store(woken, Ordering::Relaxed);
             let more = epoll.sweep_and_harvest(generation, &mut events[kept..]);
@@ -230,14 +234,21 @@ fn sleep(
     // and with the fence in `show_to_sleepers`.
     fence(Ordering::SeqCst);
     let news = epoll.sweep() || epoll.has_nested_ready();
-    let left = express::limit(left);
+    let is_express = express::is_on();
+    let left = if is_express {
+        express::limit(left)
+    } else {
+        left
+    };
     let result = match instance.is_open() {
         true => kernel(events, if news { Some(0) } else { left }),
         false => closed(),
     };
     watch.end();
     epoll.end_sleep(counted);
-    errno::keep(express::look_after);
+    if is_express {
+        errno::keep(express::look_after);
+    }
     result
 }
 
