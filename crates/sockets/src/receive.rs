@@ -89,6 +89,8 @@ pub(crate) unsafe fn receive_message(
     flags: i32,
     kernel: impl Fn() -> isize,
 ) -> isize {
+    let mut now;
+    let mut connection = connection;
     loop {
         let flags = Kind::of(connection).receive_flags(flags);
         match begin_host_receive(connection, flags) {
@@ -113,12 +115,12 @@ pub(crate) unsafe fn receive_message(
             return result;
         }
         if !connection.is_current() {
-            // It is another in our books, at the same number.
-            let Some(now) = connection::at(connection.fd) else {
+            // It is another in our books, at the same number: as in `send::transmit_message`.
+            let Some(another) = connection::at(connection.fd) else {
                 return errno::result(Err(libc::EBADF));
             };
-            // SAFETY: the caller's promise.
-            return unsafe { receive_message(&now, parts, control, flags, kernel) };
+            now = another;
+            connection = &now;
         }
     }
 }

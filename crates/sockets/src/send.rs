@@ -60,6 +60,8 @@ pub(crate) unsafe fn transmit_message(
     flags: i32,
     kernel: impl Fn() -> isize,
 ) -> isize {
+    let mut now;
+    let mut connection = connection;
     loop {
         let state = connection.entry.flags.load(Ordering::Relaxed);
         if state & (FLAG_CONNECTING | FLAG_REFUSED | FLAG_OFFLOAD) != 0 {
@@ -81,12 +83,13 @@ pub(crate) unsafe fn transmit_message(
             return result;
         }
         if !connection.is_current() {
-            // It is another in our books, at the same number.
-            let Some(now) = connection::at(connection.fd) else {
+            // It is another in our books, at the same number. A loop, because a function that calls
+            // itself is not inlined, and every call on the host path would pay for that.
+            let Some(another) = connection::at(connection.fd) else {
                 return errno::result(Err(libc::EBADF));
             };
-            // SAFETY: the caller's promise.
-            return unsafe { transmit_message(&now, parts, control, flags, kernel) };
+            now = another;
+            connection = &now;
         }
     }
 }
