@@ -650,6 +650,48 @@ def forks():
     play(serve, ask)
 
 
+# A listener that leaves its instance and comes back: nginx does so with every 16th connection when
+# its workers share the listener (EPOLLEXCLUSIVE). No event belongs to the removal.
+
+
+def returns():
+    def serve(server, steps):
+        server.warm()
+        server.epoll.unregister(server.listener.fileno())
+        events = select.EPOLLIN | select.EPOLLEXCLUSIVE
+        server.epoll.register(server.listener.fileno(), events)
+        steps.tell()
+        server.warm(2)
+
+    def ask(port, steps):
+        warm(port)
+        steps.hear()
+        before = set(NAMES)
+        warm(port, 2)
+        # Counted are the connections after the return alone.
+        NAMES[:] = list(before) + NAMES[-2:]
+
+    play(serve, ask)
+
+
+# For a look at the counts: both processes stay until they are killed.
+
+
+def counted():
+    def serve(server, steps):
+        server.warm(20)
+        steps.tell()
+        time.sleep(WAIT_MAX)
+
+    def ask(port, steps):
+        warm(port, 20)
+        steps.hear()
+        say("played")
+        time.sleep(WAIT_MAX)
+
+    play(serve, ask)
+
+
 SCENARIOS = {
     "many": many,
     "crowd": crowd,
@@ -664,6 +706,8 @@ SCENARIOS = {
     "rights": rights,
     "client_dies": client_dies,
     "forks": forks,
+    "returns": returns,
+    "counted": counted,
 }
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use toehold_e2e::toehold::Path;
-use toehold_e2e::{Running, Toehold, host};
+use toehold_e2e::{Running, Toehold, host, wait_until};
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/express.py");
 const TIME_LIMIT: Duration = Duration::from_secs(60);
@@ -62,4 +62,32 @@ scenarios! {
     rights: a_used_carrier_is_passed_by_a_control_message,
     client_dies: what_a_dead_client_has_sent_is_accepted,
     forks: a_fork_retires_parked_carriers,
+    returns: a_listener_that_returns_to_its_instance_is_served,
+}
+
+/// The operator sees how many connections came by used carriers, and why others did not.
+#[test]
+fn status_counts_connections_on_used_carriers() {
+    let Some(python) = host::python() else {
+        return;
+    };
+    let toehold = Toehold::start();
+    let mut command = toehold.command(Path::Express, &python);
+    command.args([SCRIPT, "counted"]);
+    let running = Running::start(command, "counted", toehold.dir());
+    let up = wait_until(TIME_LIMIT, || running.stdout().contains("played"));
+    assert!(up, "{}", running.outputs());
+    let status = toehold.status();
+    let of = |name: &str| {
+        let processes = status["processes"].as_array().expect("a list");
+        let counts = processes.iter().map(|it| it["express"][name].as_u64());
+        counts.map(Option::unwrap_or_default).sum::<u64>()
+    };
+    assert!(of("connected") > 0, "{status}");
+    assert_eq!(of("accepted"), of("connected"), "{status}");
+    assert!(of("seeds_made") > 0, "{status}");
+    assert!(
+        of("connected") + of("none_parked") + of("peer_busy") >= 20,
+        "{status}"
+    );
 }

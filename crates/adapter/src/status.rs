@@ -6,7 +6,7 @@ use crate::registry::{End, Registry, TableId, Tuple};
 use crate::tables::{MappedTable, Tables};
 use serde::Serialize;
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use toehold_channel::offload;
@@ -42,6 +42,9 @@ pub(crate) struct Process {
     pub(crate) library_version: String,
     pub(crate) wait: &'static str,
     pub(crate) connections: Vec<Connection>,
+    /// The counts of the whole family's short connections, told with one process of it.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) express: BTreeMap<&'static str, u64>,
 }
 
 /// One connection: the momentary values of its table entry.
@@ -174,6 +177,7 @@ pub(crate) fn report(
             process.connections.push(connection);
         }
     }
+    count_express(&mut processes, tables);
     let mut processes: Vec<Process> = processes.into_values().collect();
     for process in &mut processes {
         process.connections.sort_by_key(|connection| connection.fd);
@@ -186,6 +190,16 @@ pub(crate) fn report(
         engine,
         no_engine,
         across_namespaces: None,
+    }
+}
+
+/// Tells the counts of each family with the first of its processes.
+fn count_express(processes: &mut BTreeMap<(u32, TableId), Process>, tables: &Tables) {
+    let mut told = BTreeSet::new();
+    for (&(_, id), process) in processes {
+        if let Some(table) = tables.get(id).filter(|_| told.insert(id)) {
+            process.express = table.header().express.named().collect();
+        }
     }
 }
 
@@ -361,6 +375,7 @@ fn process(pid: u32, uid: u32, table: &MappedTable) -> Process {
         library_version: format!("layout {LAYOUT_VERSION}"),
         wait: WaitMode::from_word(wait).map_or("unknown", WaitMode::name),
         connections: Vec::new(),
+        express: BTreeMap::new(),
     }
 }
 

@@ -18,6 +18,10 @@
 //! All of it is written by a hostile peer for all we know, as everything in
 //! [`layout`](crate::layout).
 
+mod counts;
+
+pub use counts::{Counts, Event};
+
 use crate::untrusted::{Word32, Word64};
 
 /// Connections that one process can have waiting for one other to accept them.

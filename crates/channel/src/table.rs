@@ -30,7 +30,7 @@ use crate::untrusted::{Word32, Word64};
 pub const TABLE_MAGIC: u64 = u64::from_le_bytes(*b"TOEHOLDT");
 /// Changes whenever the meaning of any shared layout (table, region, ready bitmap, message)
 /// changes.
-pub const LAYOUT_VERSION: u32 = 11;
+pub const LAYOUT_VERSION: u32 = 12;
 /// Entries in a table: the most connections one fork family can have tracked at a time.
 pub const ENTRIES: usize = 65_536;
 /// Where the first entry begins.
@@ -81,6 +81,8 @@ pub struct Header {
     /// Processes of the family, 0 for a free place. A dead one may stand here until its place is
     /// needed. With [`FAMILY_BIRTH`] it is of a member that is being born.
     pub family: [AtomicU32; FAMILY_MAX],
+    /// How its connections fare with express.
+    pub express: crate::express::Counts,
 }
 
 /// One tracked connection.

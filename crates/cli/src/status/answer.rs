@@ -91,6 +91,8 @@ pub(crate) struct Process {
     pub(super) program: String,
     pub(super) uid: u32,
     pub(super) wait: String,
+    /// How the short connections of its family fare.
+    pub(super) express: super::express::Counts,
     /// Its connections.
     pub(crate) connections: Vec<Connection>,
 }

@@ -117,9 +117,14 @@ fn render(status: &Status, is_up: bool) -> String {
     let mut reasons = Series::new();
     let mut bytes = Series::new();
     let mut events = Series::new();
+    let mut express = Series::new();
     for process in &status.processes {
         let program = || ("program", process.program.clone());
         *processes.entry(vec![program()]).or_default() += 1;
+        for (event, count) in &process.express {
+            let labels = vec![program(), ("event", event.clone())];
+            *express.entry(labels).or_default() += count;
+        }
         for one in &process.connections {
             let path = ("path", one.path.clone());
             *connections.entry(vec![program(), path]).or_default() += 1;
@@ -151,6 +156,8 @@ fn render(status: &Status, is_up: bool) -> String {
     );
     gauge("bytes", "Bytes of the open connections.", &bytes);
     gauge("events", "What happened on the open connections.", &events);
+    let help = "How short connections fare, for each program.";
+    metric(&mut out, "express_total", "counter", help, &express);
     let made = Series::from([(Vec::new(), status.channels_made)]);
     let help = "Connections that the adapter has given shared memory.";
     metric(&mut out, "channels_made_total", "counter", help, &made);
@@ -218,7 +225,7 @@ mod tests {
 
     fn status() -> Status {
         let json = r#"{"channels_made": 3, "processes": [{"pid": 7, "program": "a \"b\"",
-            "connections": [
+            "express": {"connected": 12}, "connections": [
                 {"path": "direct", "bytes_ring_tx": 5, "doorbells_rung": 2},
                 {"path": "direct", "bytes_ring_tx": 6},
                 {"path": "host", "reason": "policy", "bytes_host_rx": 9}]}]}"#;
@@ -235,6 +242,7 @@ mod tests {
             r#"toehold_reasons{program="a \"b\"",reason="policy"} 1"#,
             r#"toehold_bytes{program="a \"b\"",by="rings",direction="sent"} 11"#,
             r#"toehold_events{program="a \"b\"",event="doorbell_rung"} 2"#,
+            r#"toehold_express_total{program="a \"b\"",event="connected"} 12"#,
             "toehold_channels_made_total 3",
         ] {
             assert!(text.lines().any(|it| it == line), "{line}\n{text}");

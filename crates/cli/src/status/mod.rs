@@ -4,6 +4,7 @@ mod answer;
 mod count;
 mod engine;
 pub(crate) mod explain;
+mod express;
 pub(crate) mod metrics;
 mod table;
 
@@ -125,6 +126,7 @@ With --counters:
   woken       times the program was woken
   spins       waits that ended without sleeping, of those that tried
   saved       system calls avoided
+  and below the program's name, why its connections did not come by used carriers (--express)
 
 Without an adapter the tables of its programs are shown, as far as this user may read them.
 Exit status: 0, or 1 when no adapter answers.";

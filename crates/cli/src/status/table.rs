@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::SortKey;
 use super::answer::{Connection, Process, Status};
 use super::count::count;
-use super::engine;
+use super::{engine, express};
 
 /// The part of an answer that is shown, and its form.
 pub(super) struct View<'a> {
@@ -137,6 +137,7 @@ fn of_process(process: &Process, view: &View) -> String {
         process.wait,
         by_path(connected)
     );
+    out.push_str(&express::lines(&process.express, view.counters));
     let mut shown: Vec<&Connection> = process
         .connections
         .iter()

@@ -4,6 +4,7 @@ use core::ffi::c_int;
 use core::sync::atomic::Ordering;
 
 use libc::{SOCK_CLOEXEC, SOCK_NONBLOCK, sockaddr, socklen_t};
+use toehold_channel::express::Event;
 use toehold_channel::table::{FLAG_NONBLOCK, FLAG_PARKED};
 use toehold_stream::express::Queued;
 
@@ -33,9 +34,10 @@ pub(crate) unsafe fn accept(
     if !books::is_served(fd) || !may_act() || flags & !(SOCK_CLOEXEC | SOCK_NONBLOCK) != 0 {
         return None;
     }
-    let since = SINCE_KERNEL.load(Ordering::Relaxed);
+    let mut since = SINCE_KERNEL.load(Ordering::Relaxed);
     if since >= BETWEEN_KERNELS {
-        SINCE_KERNEL.store(0, Ordering::Relaxed);
+        since = 0;
+        SINCE_KERNEL.store(since, Ordering::Relaxed);
         let waits = sys::poll_now(fd, libc::POLLIN) & libc::POLLIN != 0;
         if waits {
             return None;
@@ -144,5 +146,6 @@ fn give(
     entry.pid.store(process::pid(), Ordering::Relaxed);
     descriptors::note_connection(fd, carrier.index, entry.generation.load(Ordering::Relaxed));
     parked::serve(carrier, fd);
+    books::count(Event::Accepted);
     Some(Ok(fd))
 }

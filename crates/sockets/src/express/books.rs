@@ -6,7 +6,10 @@
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
+use toehold_channel::express::Event;
+
 use crate::pairs::Pair;
+use crate::table;
 
 /// The one that parked carriers serve, plus one; 0 for none.
 pub(super) static FD: AtomicI32 = AtomicI32::new(0);
@@ -110,4 +113,24 @@ pub(super) fn choose_all() {
 /// True when [`choose_all`] was called.
 pub(super) fn are_all_chosen() -> bool {
     ALL.load(Ordering::Relaxed)
+}
+
+/// Counts for the operator.
+pub(super) fn count(event: Event) {
+    count_more(event, 1);
+}
+
+/// As [`count`], so many at once.
+pub(super) fn count_more(event: Event, count: u64) {
+    if let Some(table) = table::table() {
+        table.header().express.add(event, count);
+    }
+}
+
+/// True when `is_so`; otherwise counts why not.
+pub(super) fn holds(is_so: bool, otherwise: Event) -> bool {
+    if !is_so {
+        count(otherwise);
+    }
+    is_so
 }

@@ -2,6 +2,7 @@
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
+use toehold_channel::express::Event;
 use toehold_channel::table::{Entry, FLAG_PARKED};
 use toehold_stream::end::End;
 
@@ -171,6 +172,7 @@ pub(super) fn look_after() {
             let is_over = entry.rx_hints.load(Ordering::Relaxed) & HINT_LOOK != 0
                 || connection::commanded(entry);
             if is_over {
+                books::count(Event::PeerEnded);
                 retire_for(role, index, Why::Ended);
             } else if is_idle {
                 retire_for(role, index, Why::Idle);
@@ -234,6 +236,11 @@ fn retire_for(role: Role, index: u32, why: Why) {
             return;
         }
         end.turns().give_up(next);
+    }
+    match why {
+        Why::Idle => books::count(Event::Idle),
+        Why::Ended => {}
+        Why::All => books::count(Event::Retired),
     }
     close(role, &connection);
 }

@@ -5,13 +5,14 @@ use core::sync::atomic::Ordering;
 
 use libc::{epoll_event, sockaddr, socklen_t};
 use toehold_channel::doorbell::WakeWord;
+use toehold_channel::express::Event;
 use toehold_channel::layout::CAPACITY_LOG2_MIN;
 use toehold_channel::table::{Entry, FLAG_NONBLOCK};
 use toehold_stream::express::{Push, Queued, Turn};
 
 use super::carriers::{self, Role};
 use super::destinations::Destination;
-use super::{LOCK, may_act, parking, returning, turns};
+use super::{LOCK, books, may_act, parking, returning, turns};
 use crate::connection::{Connection, Local};
 use crate::descriptors::{self, FRESH_CLOEXEC, FRESH_NODELAY, FRESH_NONBLOCK, FRESH_V6};
 use crate::epoll::{early, membership, parked};
@@ -59,7 +60,11 @@ pub(crate) fn made(fd: c_int, domain: c_int, kind: c_int, protocol: c_int) {
 fn claim(fd: c_int, fresh: u64, destination: Destination) -> Option<()> {
     let _held = LOCK.lock();
     carriers::look_after();
-    let number = destination.number()?;
+    let mut why_not = Event::NoneParked;
+    let Some(number) = destination.number() else {
+        books::count(why_not);
+        return None;
+    };
     let now = sys::now_ns();
     let mut claimed = None;
     carriers::each(Role::Connecting, |index, entry, local| {
@@ -71,13 +76,23 @@ fn claim(fd: c_int, fresh: u64, destination: Destination) -> Option<()> {
                 claimed = Some((carrier, turn));
                 false
             }
-            Claim::NotParked | Claim::Full => true,
+            Claim::NotParked => {
+                why_not = Event::PeerBusy;
+                true
+            }
+            Claim::Full => {
+                why_not = Event::QueueFull;
+                true
+            }
             Claim::Dead => {
                 carriers::retire(Role::Connecting, index);
                 true
             }
         }
     });
+    if claimed.is_none() {
+        books::count(why_not);
+    }
     let (carrier, turn) = claimed?;
     begin(fd, fresh, &carrier, turn)
 }
@@ -108,11 +123,11 @@ fn try_claim(index: u32, entry: &'static Entry, local: &'static Local, now: u64)
         Ok(_) => {}
         Err(_) => return Claim::Dead,
     }
-    if crate::connection::commanded(entry)
-        || !carriers::is_young(&local.express, now)
-        || !carriers::are_rings_empty(&end)
-        || !is_alive(&carrier)
-    {
+    let is_fit = books::holds(!crate::connection::commanded(entry), Event::OnKernel)
+        && books::holds(carriers::is_young(&local.express, now), Event::TooOld)
+        && books::holds(carriers::are_rings_empty(&end), Event::Unread)
+        && books::holds(is_alive(&carrier), Event::PeerEnded);
+    if !is_fit {
         return Claim::Dead;
     }
     match end.turns().try_claim(turn) {
@@ -208,6 +223,7 @@ fn begin(fd: c_int, fresh: u64, carrier: &Connection, turn: Turn) -> Option<()> 
     if let Some(_held) = lock::lock(&entry.tx_lock) {
         let _ = direction::notify(&connection, &end);
     }
+    books::count(Event::Connected);
     Some(())
 }
 

@@ -71,6 +71,8 @@ pub(crate) fn controlled(number: u32, operation: i32, fd: i32, event: Option<&ep
     let registration = REGISTRATION.load(Ordering::Relaxed);
     let nothing = epoll_event { events: 0, u64: 0 };
     match (operation, event) {
+        // The kernel looks at no event here, whatever the program passes.
+        (libc::EPOLL_CTL_DEL, _) if is_served(fd) => parked::change(registration, &nothing),
         (_, Some(event)) if is_served(fd) => {
             let is_here = INSTANCE.load(Ordering::Relaxed) == number;
             match is_here && is_answerable(event) {
@@ -78,7 +80,6 @@ pub(crate) fn controlled(number: u32, operation: i32, fd: i32, event: Option<&ep
                 false => give_up(),
             }
         }
-        (libc::EPOLL_CTL_DEL, _) if is_served(fd) => parked::change(registration, &nothing),
         (libc::EPOLL_CTL_ADD, Some(event))
             if FD.load(Ordering::Relaxed) == 0
                 && !IS_OVER.load(Ordering::Relaxed)

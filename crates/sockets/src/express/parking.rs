@@ -7,6 +7,7 @@
 use core::sync::atomic::Ordering;
 
 use toehold_channel::doorbell::WakeWord;
+use toehold_channel::express::Event;
 use toehold_channel::layout::{CLOSED_ALL, CLOSED_CLEAN, CLOSED_TURN, SIDE_SEEN, SIDE_TOLD};
 use toehold_channel::table::{
     FLAG_ACCEPTED, FLAG_CONNECTING, FLAG_INHERITED, FLAG_NONBLOCK, FLAG_OFFLOAD, FLAG_PARKED,
@@ -15,7 +16,7 @@ use toehold_channel::table::{
 use toehold_stream::end::End;
 
 use super::carriers::{self, Role};
-use super::{LOCK, is_on, listener, turns};
+use super::{LOCK, books, is_on, listener, turns};
 use crate::carrier::Carrier;
 use crate::connection::{self, Connection};
 use crate::descriptors::GENERATION_MASK;
@@ -35,9 +36,12 @@ const NOT_PARKED: u32 = FLAG_PINNED
 /// connection has ended then, and all that is left to be done is to close the number.
 pub(crate) fn park(connection: &Connection) -> bool {
     let words = &connection.local.express;
-    if words.may_park.load(Ordering::Relaxed) == 0
-        || words.is_odd.load(Ordering::Relaxed) != 0
-        || !is_on()
+    if !is_on()
+        || !books::holds(
+            words.may_park.load(Ordering::Relaxed) != 0,
+            Event::NotPaired,
+        )
+        || !books::holds(words.is_odd.load(Ordering::Relaxed) == 0, Event::OddOption)
     {
         return false;
     }
@@ -50,12 +54,14 @@ pub(crate) fn park(connection: &Connection) -> bool {
     };
     let instance = match role {
         Role::Connecting => None,
-        Role::Accepting => match listener::instance() {
-            None => return false,
-            some => some,
-        },
+        Role::Accepting => listener::instance(),
     };
-    if !carriers::is_room(role) || !carriers::is_young(words, sys::now_ns()) {
+    if !books::holds(
+        role == Role::Connecting || instance.is_some(),
+        Event::NoListener,
+    ) || !books::holds(carriers::is_room(role), Event::NoRoom)
+        || !books::holds(carriers::is_young(words, sys::now_ns()), Event::TooOld)
+    {
         return false;
     }
     let Some(end) = connection.end() else {
@@ -68,6 +74,7 @@ pub(crate) fn park(connection: &Connection) -> bool {
         return false;
     };
     let Some(parked) = end_turn(connection, &end) else {
+        books::count(Event::InUse);
         return false;
     };
     // From here on no descriptor and no thread reaches the connection.
@@ -101,21 +108,25 @@ fn is_fit(connection: &Connection, end: &End<'_>) -> bool {
     // Of a turn that the peer has ended, the carrier has told nothing.
     let is_quiet = entry.rx_hints.load(Ordering::Relaxed) == 0 || is_over;
     let wake = &end.theirs().wake;
-    Carrier::of(connection) == Carrier::Tcp
+    let is_ours_alone = Carrier::of(connection) == Carrier::Tcp
         && entry.flags.load(Ordering::Relaxed) & NOT_PARKED == 0
-        && is_quiet
-        && !crate::pending::is_there(connection)
-        && !connection::commanded(entry)
         && !connection.is_shared()
-        && !local.attachment.is_used()
+        && !local.attachment.is_used();
+    let has_nothing_left = is_quiet
+        && !crate::pending::is_there(connection)
         && entry.rx_low_water.load(Ordering::Relaxed) <= 1
-        && entry.rx_peek.load(Ordering::Relaxed) == 0
+        && entry.rx_peek.load(Ordering::Relaxed) == 0;
+    let is_in_rings = !connection::commanded(entry)
         && end.tx_mode() == Mode::Ring
         && end.rx_mode() == Mode::Ring
-        && wake.refuse.load(Ordering::Relaxed).is(0)
+        && end.all_acknowledged() == Ok(true);
+    let is_open = wake.refuse.load(Ordering::Relaxed).is(0)
         && wake.abandoned.load(Ordering::Relaxed).is(0)
-        && (wake.closed.load(SIDE_SEEN).is(0) || is_over)
-        && end.all_acknowledged() == Ok(true)
+        && (wake.closed.load(SIDE_SEEN).is(0) || is_over);
+    books::holds(is_ours_alone, Event::InUse)
+        && books::holds(has_nothing_left, Event::Unread)
+        && books::holds(is_in_rings, Event::OnKernel)
+        && books::holds(is_open, Event::PeerEnded)
 }
 
 /// The program's connection ends. `None` when another thread is at work on it, or bytes are left

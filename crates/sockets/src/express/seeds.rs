@@ -5,12 +5,16 @@
 //! attached and both directions are rings, before the program's first byte: then the connection's
 //! end can be that of a turn.
 //!
-//! Both ends choose the same share of the ports, always. An end that has waited in vain pauses for
-//! a multiple of the time that it lost, so that the loss stays within a bound.
+//! An end that has made a carrier chooses every port, as long as no carrier is parked. After each
+//! wait in vain it chooses half as many. The ports of a smaller choice are among those of a larger
+//! one, so both ends always choose some of the same ports. (With a pause after each failure they
+//! came apart: each end was in its pause while the other waited.) The time that an end waits is
+//! limited, too: a short burst, and a small share of all time.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use libc::{sockaddr, socklen_t};
+use toehold_channel::express::Event;
 use toehold_channel::table::{Mode, Reason};
 
 use super::carriers::{self, Role};
@@ -19,36 +23,50 @@ use super::{LOCK, books, may_act};
 use crate::connection::{self, Connection};
 use crate::{direction, offers, pairing, resets, service, sys, waits};
 
-/// One in so many ports is chosen, as a power of two.
-const SHARE_LOG2: u32 = 4;
-/// After an end has waited in vain, it does not wait again for this many times as long, as a power
-/// of two: one more for each time in a row.
-const PAUSE_LOG2_MAX: u32 = 6;
-/// The client waits for the server to accept and to ask.
+/// An end chooses one in so many ports at first, as a power of two.
+const LEVEL_FIRST: u32 = 4;
+/// As [`LEVEL_FIRST`], after many waits in vain.
+const LEVEL_MAX: u32 = 10;
+/// The client waits for the server to accept and to ask. Known is a server that has done so before:
+/// connections of ours may wait in its queue before this one.
 const CONNECTING_NS: u64 = 3_000_000;
+const CONNECTING_KNOWN_NS: u64 = 12_000_000;
 /// The client has asked before the server accepts, or does not ask.
 const ACCEPTING_NS: u64 = 1_000_000;
+const ACCEPTING_KNOWN_NS: u64 = 6_000_000;
 /// The client may be between its `connect` and its question.
 const REFUSED_NS: u64 = 150_000;
+/// All waits of an end together last so long at most, and this share of the time that passes
+/// besides, as a power of two.
+const BURST_NS: u64 = 150_000_000;
+const TIME_SHARE_LOG2: u32 = 6;
 /// One look at the adapter's word.
 const LOOK_NS: u64 = 30_000;
 
 /// How one role has fared.
 struct Share {
-    /// How often it has waited in vain, in a row.
-    failures: AtomicU32,
-    /// It does not wait before this time.
-    paused_until_ns: AtomicU64,
+    /// One in so many ports is chosen, as a power of two, plus one; 0 before the first choice.
+    level: AtomicU32,
+    /// Time that was spent on waits, less the share of the time that passed meanwhile.
+    spent_ns: AtomicU64,
+    /// When that was reckoned.
+    reckoned_ns: AtomicU64,
 }
 
 static SHARES: [Share; 2] = [const {
     Share {
-        failures: AtomicU32::new(0),
-        paused_until_ns: AtomicU64::new(0),
+        level: AtomicU32::new(0),
+        spent_ns: AtomicU64::new(0),
+        reckoned_ns: AtomicU64::new(0),
     }
 }; 2];
 
 impl Share {
+    fn level(&self) -> u32 {
+        let level = self.level.load(Ordering::Relaxed);
+        level.checked_sub(1).unwrap_or(LEVEL_FIRST)
+    }
+
     /// True for a connection whose client has that port.
     fn chooses(&self, port: u16) -> bool {
         if books::are_all_chosen() {
@@ -56,22 +74,38 @@ impl Share {
         }
         // Knuth's multiplicative hash: neighbouring ports are far apart.
         let hash = u32::from(port).wrapping_mul(0x9E37_79B1) >> 12;
-        hash & ((1 << SHARE_LOG2) - 1) == 0
-            && sys::now_ns() >= self.paused_until_ns.load(Ordering::Relaxed)
+        hash & ((1 << self.level()) - 1) == 0 && self.has_time(sys::now_ns())
     }
 
-    /// An end has waited, since `started_ns`.
+    /// True while the time for waits is not used up.
+    fn has_time(&self, now: u64) -> bool {
+        let passed = now.saturating_sub(self.reckoned_ns.swap(now, Ordering::Relaxed));
+        let spent = self.spent_ns.load(Ordering::Relaxed);
+        let spent = spent.saturating_sub(passed >> TIME_SHARE_LOG2);
+        self.spent_ns.store(spent, Ordering::Relaxed);
+        spent < BURST_NS
+    }
+
+    /// An end has waited since `started_ns`.
     fn note(&self, is_carrier: bool, started_ns: u64) {
-        if is_carrier {
-            self.failures.store(0, Ordering::Relaxed);
-            return;
+        let waited = sys::now_ns().saturating_sub(started_ns);
+        self.spent_ns.fetch_add(waited, Ordering::Relaxed);
+        books::count(Event::SeedsTried);
+        books::count_more(Event::SeedsMade, is_carrier.into());
+        books::count_more(Event::SeedMicroseconds, waited / 1000);
+        let level = match is_carrier {
+            true => 0,
+            false => (self.level() + 1).min(LEVEL_MAX),
+        };
+        self.level.store(level + 1, Ordering::Relaxed);
+    }
+
+    /// How long an end waits: the usual time, or that for a peer that has become one before.
+    fn limit_ns(&self, usual: u64, known: u64) -> u64 {
+        match self.level() {
+            0 => known,
+            _ => usual,
         }
-        let failures = self.failures.load(Ordering::Relaxed);
-        let failures = (failures + 1).min(PAUSE_LOG2_MAX);
-        self.failures.store(failures, Ordering::Relaxed);
-        let now = sys::now_ns();
-        let pause = now.saturating_sub(started_ns) << failures;
-        self.paused_until_ns.store(now + pause, Ordering::Relaxed);
     }
 }
 
@@ -108,7 +142,11 @@ pub(crate) unsafe fn connected(
     };
     let Some(number) = number else { return };
     let started = sys::now_ns();
-    let is_carrier = pair(&connection, CONNECTING_NS);
+    let is_carrier = pair(
+        &connection,
+        share.limit_ns(CONNECTING_NS, CONNECTING_KNOWN_NS),
+        None,
+    );
     share.note(is_carrier, started);
     if is_carrier {
         let words = &connection.local.express;
@@ -130,7 +168,11 @@ pub(crate) fn accepted(fd: i32) {
         return;
     }
     let started = sys::now_ns();
-    let is_carrier = pair(&connection, ACCEPTING_NS);
+    let is_carrier = pair(
+        &connection,
+        share.limit_ns(ACCEPTING_NS, ACCEPTING_KNOWN_NS),
+        Some(REFUSED_NS),
+    );
     share.note(is_carrier, started);
     if is_carrier {
         let words = &connection.local.express;
@@ -165,9 +207,9 @@ fn port_in(address: &libc::sockaddr_storage) -> u16 {
     u16::from_be(port)
 }
 
-/// Pairs a new connection at once: true when both its directions are rings.
-fn pair(connection: &Connection, limit_ns: u64) -> bool {
-    let is_server_s = limit_ns == ACCEPTING_NS;
+/// Pairs a new connection at once: true when both its directions are rings. It waits no longer than
+/// `limit_ns` or, when the adapter knows of no question of the other end's, than `refused_ns`.
+fn pair(connection: &Connection, limit_ns: u64, refused_ns: Option<u64>) -> bool {
     // A test that wants every connection on a carrier waits for a busy host.
     let patience = if books::are_all_chosen() { 100 } else { 1 };
     let limit_ns = patience * limit_ns;
@@ -184,8 +226,8 @@ fn pair(connection: &Connection, limit_ns: u64) -> bool {
             }
         } else {
             let refusal = connection.entry.refusal.load(Ordering::Relaxed);
-            if refusal != Reason::None as u32 && (is_server_s && passed() >= patience * REFUSED_NS)
-            {
+            let is_alone = |limit: u64| passed() >= patience * limit;
+            if refusal != Reason::None as u32 && refused_ns.is_some_and(is_alone) {
                 return false;
             }
             sys::poll_for(adapter, libc::POLLIN, LOOK_NS);
