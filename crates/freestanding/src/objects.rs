@@ -77,30 +77,39 @@ impl Auxiliary {
 
     #[cold]
     fn search(&self) {
-        match find_on_stack() {
-            // SAFETY: the kernel's vector, which ends with `AT_NULL`.
-            Some(found) => unsafe { learn_auxiliary(found) },
-            None => self.read(),
+        if self.read() {
+            return;
         }
+        if let Some(found) = find_on_stack() {
+            // SAFETY: the kernel's vector, which ends with `AT_NULL`.
+            unsafe { learn_auxiliary(found) }
+        }
+        self.is_known.store(true, Ordering::Relaxed);
     }
 
-    /// Reads it from the kernel, with calls that the dynamic linker has made before us.
-    fn read(&self) {
+    /// Reads it from the kernel, with calls that the dynamic linker has made before us. False where
+    /// there is no `/proc`, or no descriptor left.
+    fn read(&self) -> bool {
         let path = c"/proc/self/auxv".as_ptr();
         let flags = libc::O_RDONLY | libc::O_CLOEXEC;
         // SAFETY: a NUL-terminated path; a buffer of our own.
         unsafe {
             let file = call!(SYS_openat, libc::AT_FDCWD, path, flags);
-            if file >= 0 {
-                let mut entries = [[0usize; 2]; 64];
-                let bytes = size_of_val(&entries);
-                call!(SYS_read, file, entries.as_mut_ptr(), bytes);
-                call!(SYS_close, file);
-                let entries = entries.iter().take_while(|entry| entry[0] != AT_NULL);
-                entries.for_each(|&entry| self.note(entry));
+            if file < 0 {
+                return false;
+            }
+            let mut entries = [[0usize; 2]; 64];
+            let bytes = size_of_val(&entries);
+            let got = call!(SYS_read, file, entries.as_mut_ptr(), bytes);
+            call!(SYS_close, file);
+            let entries = entries.iter().take_while(|entry| entry[0] != AT_NULL);
+            entries.for_each(|&entry| self.note(entry));
+            if got <= 0 {
+                return false;
             }
         }
         self.is_known.store(true, Ordering::Relaxed);
+        true
     }
 }
 
