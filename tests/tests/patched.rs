@@ -217,21 +217,28 @@ fn without_ptrace(command: &mut Command) -> &mut Command {
     unsafe { command.pre_exec(install) }
 }
 
-#[test]
-fn a_program_that_may_not_be_traced_runs_on_the_kernel_after_one_sentence() {
-    if host::require(["cc"]).is_none() {
-        return;
-    }
+/// Runs a program that cannot be patched, because of `hinder`, and compares it with a plain run.
+/// What was said about it; nothing where there is no compiler.
+fn said_of_unpatched(hinder: impl FnOnce(&mut Command) -> &mut Command) -> Option<String> {
+    host::require(["cc"])?;
     let directory = tempfile::tempdir().expect("scratch");
     let options = ["-O2", "-w", "-static", "-pthread"];
     let program = compile(directory.path(), "cc", &options, "threads.c");
     let plain = Waiting::start(&mut Command::new(&program)).end();
     let toehold = Toehold::start();
     let mut command = toehold.patched(&program);
-    let patched = Waiting::start(without_ptrace(&mut command));
+    let patched = Waiting::start(hinder(&mut command));
     assert!(patched.counts().is_none());
     let (line, said) = patched.end();
     assert_eq!(line, plain.0);
+    Some(said)
+}
+
+#[test]
+fn a_program_that_may_not_be_traced_runs_on_the_kernel_after_one_sentence() {
+    let Some(said) = said_of_unpatched(without_ptrace) else {
+        return;
+    };
     assert!(
         said.contains("the kernel does not let it be traced"),
         "{said}"
@@ -241,19 +248,9 @@ fn a_program_that_may_not_be_traced_runs_on_the_kernel_after_one_sentence() {
 
 #[test]
 fn a_library_that_cannot_be_mapped_leaves_the_program_alone_after_one_sentence() {
-    if host::require(["cc"]).is_none() {
+    let Some(said) = said_of_unpatched(|command| command.env("TOEHOLD_LIB", "/etc/passwd")) else {
         return;
-    }
-    let directory = tempfile::tempdir().expect("scratch");
-    let options = ["-O2", "-w", "-static", "-pthread"];
-    let program = compile(directory.path(), "cc", &options, "threads.c");
-    let plain = Waiting::start(&mut Command::new(&program)).end();
-    let toehold = Toehold::start();
-    let mut command = toehold.patched(&program);
-    let patched = Waiting::start(command.env("TOEHOLD_LIB", "/etc/passwd"));
-    assert!(patched.counts().is_none());
-    let (line, said) = patched.end();
-    assert_eq!(line, plain.0);
+    };
     // The dynamic linker of its children says what it thinks of that file, too.
     let ours = said.lines().filter(|line| line.starts_with("toehold: "));
     let ours: Vec<&str> = ours.collect();
