@@ -218,7 +218,7 @@ fn without_ptrace(command: &mut Command) -> &mut Command {
 }
 
 /// Runs a program that cannot be patched, because of `hinder`, and compares it with a plain run.
-/// What was said about it; nothing where there is no compiler.
+/// Returns the words on its standard error, or nothing where there is no compiler.
 fn said_of_unpatched(hinder: impl FnOnce(&mut Command) -> &mut Command) -> Option<String> {
     host::require(["cc"])?;
     let directory = tempfile::tempdir().expect("scratch");
