@@ -41,6 +41,12 @@ pub(crate) fn result(result: Result<usize, i32>) -> isize {
     }
 }
 
+/// As [`result`], for a bad pointer of the program's: nothing was done.
+#[cold]
+pub(crate) fn bad_pointer() -> isize {
+    result(Err(libc::EFAULT))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

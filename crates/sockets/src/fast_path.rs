@@ -72,7 +72,7 @@ pub(crate) unsafe fn send(
     };
     if copied.is_err() {
         drop(held);
-        return Some(bad_pointer());
+        return Some(errno::bad_pointer());
     }
     sender.publish(len);
     direction::count_call(&entry.tx_calls);
@@ -129,7 +129,7 @@ pub(crate) unsafe fn receive(
     };
     if copied.is_err() {
         drop(held);
-        return Some(bad_pointer());
+        return Some(errno::bad_pointer());
     }
     let crossed = receiver.consume(len, filled);
     direction::count_call(&entry.rx_calls);
@@ -145,12 +145,6 @@ pub(crate) unsafe fn receive(
 #[inline(always)]
 fn simple_end(connection: &Connection) -> Option<End<'static>> {
     connection.end().filter(|_| connection.is_current())
-}
-
-/// Nothing was published or taken.
-#[cold]
-fn bad_pointer() -> isize {
-    errno::result(Err(libc::EFAULT))
 }
 
 /// The peer's words were wrong, and the channel has ended.

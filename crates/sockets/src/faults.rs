@@ -189,10 +189,7 @@ pub(crate) fn forked() {
 
 impl Wanted {
     fn note(&self, action: &impl Action) {
-        self.flags.store(action.flags(), Ordering::Relaxed);
-        // Release pairs with the Acquire load in `decide`: what the program prepared for its
-        // handler is there.
-        self.handler.store(action.handler(), Ordering::Release);
+        self.put((action.handler(), action.flags()));
     }
 
     /// The handler and flags. The caller holds the lock.
@@ -202,10 +199,11 @@ impl Wanted {
         (self.handler.load(relaxed), self.flags.load(relaxed))
     }
 
-    fn put((handler, flags): (usize, u64), this: &Wanted) {
-        this.flags.store(flags, Ordering::Relaxed);
-        // Release pairs with the Acquire load in `decide`.
-        this.handler.store(handler, Ordering::Release);
+    fn put(&self, (handler, flags): (usize, u64)) {
+        self.flags.store(flags, Ordering::Relaxed);
+        // Release pairs with the Acquire load in `decide`: what the program prepared for its
+        // handler is there.
+        self.handler.store(handler, Ordering::Release);
     }
 }
 
@@ -303,7 +301,7 @@ unsafe fn exchange<A: Action>(
             wanted.note(&action);
             let result = install(&in_front(action), old);
             if result != 0 {
-                Wanted::put(before, wanted);
+                wanted.put(before);
             }
             result
         }
@@ -459,7 +457,7 @@ mod front {
         let Some(wanted) = wanted(signal) else {
             return 0;
         };
-        // Acquire pairs with the Release store in `Wanted::note`.
+        // Acquire pairs with the Release store in `Wanted::put`.
         let handler = wanted.handler.load(Ordering::Acquire);
         // Relaxed: a mark beside the handler.
         let flags = wanted.flags.load(Ordering::Relaxed);

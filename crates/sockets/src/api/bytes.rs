@@ -134,7 +134,7 @@ pub unsafe fn recvfrom(
             // The kernel looks at no length without an address.
             let has_source = !address.is_null() && !address_len.is_null();
             if has_source && !faults::can_read(address_len, 1) {
-                return bad_pointer();
+                return errno::bad_pointer();
             }
             let room = if has_source {
                 unsafe { *address_len }
@@ -403,12 +403,6 @@ fn can_read_message(message: *const msghdr) -> bool {
     control.is_null() || faults::can_read(control, real::length(header.msg_controllen))
 }
 
-/// The program's pointer is bad, and nothing was done.
-#[cold]
-fn bad_pointer() -> isize {
-    errno::result(Err(libc::EFAULT))
-}
-
 /// A tracked descriptor that is passed to another program leaves our hands: its connection goes to
 /// the host path.
 unsafe fn note_passed_descriptors(header: &msghdr) {
@@ -441,7 +435,7 @@ pub unsafe fn recvmmsg(
         return unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
     };
     if !timeout.is_null() && !faults::can_read(timeout, 1) {
-        return bad_pointer() as c_int;
+        return errno::bad_pointer() as c_int;
     }
     let is_time = |time: &timespec| time.tv_sec >= 0 && (0..1_000_000_000).contains(&time.tv_nsec);
     if !timeout.is_null() && !is_time(unsafe { &*timeout }) {

@@ -14,6 +14,17 @@ use crate::express::listener;
 use crate::offload::liveness::say_what_is_set;
 use crate::{connection, errno, faults, kept, process, real, service};
 
+/// The program's event, where there is one that can be read.
+///
+/// # Safety
+/// Nobody writes it meanwhile.
+#[inline]
+unsafe fn event_at(event: *const epoll_event) -> Option<epoll_event> {
+    let is_there = !event.is_null() && faults::is_there(event);
+    // SAFETY: it was looked at; the caller's promise.
+    is_there.then(|| unsafe { event.read_unaligned() })
+}
+
 /// `epoll_create(2)`.
 pub unsafe fn epoll_create(size: c_int) -> c_int {
     let fd = unsafe { real::epoll_create(size) };
@@ -43,8 +54,7 @@ pub unsafe fn epoll_ctl(
     event: *mut epoll_event,
 ) -> c_int {
     if let Some(number) = descriptors::epoll_number(epfd) {
-        let is_there = !event.is_null() && faults::is_there(event);
-        let given = is_there.then(|| unsafe { event.read_unaligned() });
+        let given = unsafe { event_at(event) };
         if let Some(answer) = errno::keep(|| control::control(number, epfd, operation, fd, given)) {
             return errno::result(answer.map(|()| 0)) as c_int;
         }
@@ -52,13 +62,11 @@ pub unsafe fn epoll_ctl(
     let result = unsafe { real::epoll_ctl(epfd, operation, fd, event) };
     if result == 0 && listener::are_any() {
         let number = descriptors::epoll_number(epfd).unwrap_or(u32::MAX);
-        let is_there = !event.is_null() && faults::is_there(event);
-        let given = is_there.then(|| unsafe { event.read_unaligned() });
+        let given = unsafe { event_at(event) };
         errno::keep(|| listener::controlled(number, operation, fd, given.as_ref()));
     }
     if result == 0 && kept::has_any() {
-        let is_there = !event.is_null() && faults::is_there(event);
-        let given = is_there.then(|| unsafe { event.read_unaligned() });
+        let given = unsafe { event_at(event) };
         kept::control(epfd, operation, fd, given);
     }
     if result == 0
@@ -82,7 +90,7 @@ unsafe fn wait_on(
 ) -> c_int {
     // There is an instance, so bad pointers are answered.
     if guarded::look(events as usize).is_err() {
-        return errno::result(Err(libc::EFAULT)) as c_int;
+        return errno::bad_pointer() as c_int;
     }
     // SAFETY: the caller of the C function promises `count` writable elements.
     let list = unsafe { core::slice::from_raw_parts_mut(events, count as usize) };
