@@ -99,6 +99,16 @@ mod tests {
     }
 
     #[test]
+    fn settings_of_the_engine_in_the_lab_are_the_adapter_s_options() {
+        let command = Cli::command();
+        let adapter = command.find_subcommand("adapter").expect("there");
+        for name in toehold_lab::runs::ENGINE_SETTINGS {
+            let is_it = |argument: &clap::Arg| argument.get_long() == Some(name);
+            assert!(adapter.get_arguments().any(is_it), "{name}");
+        }
+    }
+
+    #[test]
     fn a_program_s_own_options_are_its_own() {
         let words = [
             "toehold", "run", "--path", "direct", "--", "prog", "--path", "host", "-v",

@@ -1,5 +1,6 @@
 //! An arm of a plan: a set of settings, and which of them go together.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
@@ -38,6 +39,9 @@ pub struct Arm {
     pub lso: Option<bool>,
     /// Whether the link joins segments for the receiver (GRO). It does unless told.
     pub lro: Option<bool>,
+    /// Settings of the engine, by the names that toehold-engine(5) has for them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub engine: BTreeMap<String, String>,
     /// The arm that it is compared with, where that is not the base.
     pub against: Option<String>,
     /// A negative control: it must not differ from the arm it is compared with.
@@ -90,6 +94,16 @@ impl Arm {
         if self.link == Link::Xdp && is_switched {
             return Err("an xdp link neither cuts nor joins segments".to_owned());
         }
+        if !self.engine.is_empty() && self.path != ArmPath::Offload {
+            return Err("settings of the engine belong to the path offload".to_owned());
+        }
+        let is_known = |name: &&String| ENGINE_SETTINGS.contains(&name.as_str());
+        if let Some(name) = self.engine.keys().find(|name| !is_known(name)) {
+            let known = ENGINE_SETTINGS.join(", ");
+            return Err(format!(
+                "`{name}` is no setting of the engine here: {known}"
+            ));
+        }
         match self.mtu {
             Some(mtu) if !MTUS.contains(&mtu) => Err(format!(
                 "an MTU is a number from {} to {}",
@@ -119,6 +133,9 @@ impl Arm {
             if let Some(is_on) = state {
                 let _ = write!(out, ", {name} {}", if is_on { "on" } else { "off" });
             }
+        }
+        for (name, value) in &self.engine {
+            let _ = write!(out, ", {name} {value}");
         }
         if let Some(base) = &self.against {
             let _ = write!(out, ", against {base}");
@@ -186,6 +203,25 @@ pub enum Link {
     Xdp,
 }
 
+/// The settings of the engine that an arm may have. Those of the link are settings of the arm's
+/// own, and a run decides about addresses and rules.
+pub const ENGINE_SETTINGS: [&str; 14] = [
+    "batch",
+    "coalesce",
+    "congestion",
+    "copy-engine",
+    "copybreak",
+    "ecn",
+    "initial-window",
+    "keepalive",
+    "memory",
+    "pacing",
+    "quota",
+    "split-headers",
+    "threads",
+    "window",
+];
+
 /// From what IPv4 asks of every link (RFC 791, 3.1) to what a virtual interface takes.
 const MTUS: std::ops::RangeInclusive<u32> = 576..=65_535;
 
@@ -217,6 +253,14 @@ mod tests {
             (
                 "path = \"offload\"\nlink = \"xdp\"\nlso = false",
                 "neither cuts",
+            ),
+            (
+                "path = \"host\"\nengine = { coalesce = \"50\" }",
+                "belong to the path offload",
+            ),
+            (
+                "path = \"offload\"\nlink = \"tap\"\nengine = { lso = \"on\" }",
+                "`lso` is no setting",
             ),
             ("path = \"host\"\nagainst = \"y\"", "no other arm"),
             ("path = \"limit\"\nprogram = \"wrk\"", "over TCP"),

@@ -26,6 +26,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use toehold_measure::environment::Environment;
 use toehold_measure::shell;
 
+pub use arm::ENGINE_SETTINGS;
 pub use guard::guard;
 pub use paper::{Series, describe_series, run_series};
 pub use plan_file::PlanFile;

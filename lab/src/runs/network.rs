@@ -6,13 +6,14 @@
 //!   near: client ── engine ── n2p0 ══ veth ══ f2p0 ── kernel ── server :far   packet, xdp
 //! ```
 //!
-//! Each set of link settings of a plan (kind, MTU, offloads) is a link of its own, so that arms can
-//! take turns without changing anything. A link of kind veth has as many ports as the plan asks
-//! for, each a pair of virtual interfaces.
+//! Each set of settings of a plan (kind, MTU and offloads of the link, switches of the engine) is a
+//! link of its own, so that arms can take turns without changing anything. A link of kind veth has
+//! as many ports as the plan asks for, each a pair of virtual interfaces.
 //!
 //! The namespaces' names tell whose they are. They are removed at the end of the run, and those of
 //! a killed run by the next run.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 use std::thread;
@@ -23,7 +24,7 @@ use super::plan_file::{PORTS_MAX, PlanFile};
 use crate::error::LabError;
 
 /// Link settings: what has to differ for two arms to need two links.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Wire {
     link: Link,
     mtu: Option<u32>,
@@ -31,6 +32,8 @@ pub(super) struct Wire {
     lro: bool,
     /// Whether an engine is at the near end.
     is_engine: bool,
+    /// Its settings.
+    engine: BTreeMap<String, String>,
 }
 
 impl Wire {
@@ -41,6 +44,7 @@ impl Wire {
             lso: arm.lso.unwrap_or(true),
             lro: arm.lro.unwrap_or(true),
             is_engine: arm.path == ArmPath::Offload,
+            engine: arm.engine.clone(),
         })
     }
 }
@@ -100,7 +104,7 @@ impl Network {
 
     /// Makes the interfaces of a link. A TAP device is the adapter's to make.
     fn lay(&self, at: usize) -> Result<(), String> {
-        let wire = self.wires[at];
+        let wire = &self.wires[at];
         if wire.link == Link::Tap {
             return Ok(());
         }
@@ -123,13 +127,13 @@ impl Network {
     /// Gives the far end of a port its settings and its address.
     fn finish_port(&self, at: usize, port: usize) -> Result<(), String> {
         let far = far_device(at, port);
-        self.prepare(&self.far, &far, self.wires[at])?;
+        self.prepare(&self.far, &far, &self.wires[at])?;
         let address = format!("{}/24", far_address(at, port));
         ip(&["-n", &self.far, "addr", "add", &address, "dev", &far])?;
         Ok(())
     }
 
-    fn prepare(&self, namespace: &str, device: &str, wire: Wire) -> Result<(), String> {
+    fn prepare(&self, namespace: &str, device: &str, wire: &Wire) -> Result<(), String> {
         if let Some(mtu) = wire.mtu {
             let mtu = mtu.to_string();
             ip(&["-n", namespace, "link", "set", device, "mtu", &mtu])?;
@@ -161,7 +165,7 @@ impl Network {
 
     /// The adapter's options for the engine of a link.
     pub(super) fn engine_words(&self, at: usize) -> Vec<String> {
-        let wire = self.wires[at];
+        let wire = &self.wires[at];
         let link = match wire.link {
             Link::Tap => format!("tap:{}@{}", far_device(at, 0), self.far),
             Link::Packet => format!("packet:{}", near_device(at, 0)),
@@ -182,8 +186,12 @@ impl Network {
         // The kernel's own, so that the arms differ in the path alone.
         let setting = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control");
         let congestion = setting.unwrap_or_default().trim().to_owned();
-        if ENGINE_CONGESTION.contains(&congestion.as_str()) {
+        let is_chosen = wire.engine.contains_key("congestion");
+        if !is_chosen && ENGINE_CONGESTION.contains(&congestion.as_str()) {
             words.extend(["--congestion".to_owned(), congestion]);
+        }
+        for (name, value) in &wire.engine {
+            words.extend([format!("--{name}"), value.clone()]);
         }
         words
     }
