@@ -27,7 +27,7 @@ pub(super) fn read(command: &str, output: &str) -> Result<Reading, ParseError> {
             "requests per second",
         ));
     }
-    let work = requests_per_test(command) * tests.len() as f64;
+    let work = requests_per_test(command)? * tests.len() as f64;
     let mut metrics = Vec::new();
     for test in &tests {
         metrics.push(Metric::higher(
@@ -141,18 +141,14 @@ fn read_quiet(line: &str) -> Option<Test> {
     })
 }
 
-/// `-n`, which says how many requests each test makes; the tool's own default otherwise.
-fn requests_per_test(command: &str) -> f64 {
+/// `-n`, which says how many requests each test makes; the tool's own default without it.
+fn requests_per_test(command: &str) -> Result<f64, ParseError> {
     let mut words = command.split_whitespace();
-    while let Some(word) = words.next() {
-        if word == "-n" {
-            return words
-                .next()
-                .and_then(|count| count.parse().ok())
-                .unwrap_or(DEFAULT_REQUESTS);
-        }
+    if !words.any(|word| word == "-n") {
+        return Ok(DEFAULT_REQUESTS);
     }
-    DEFAULT_REQUESTS
+    let count = words.next().and_then(|count| count.parse().ok());
+    count.ok_or_else(|| ParseError("redis-benchmark was given no number behind -n".to_owned()))
 }
 
 const DEFAULT_REQUESTS: f64 = 100_000.0;
@@ -166,6 +162,15 @@ mod tests {
         metric
             .unwrap_or_else(|| panic!("{name} in {reading:?}"))
             .value
+    }
+
+    #[test]
+    fn a_count_that_is_no_number_is_no_default() {
+        let output = include_str!("../../tests/data/redis-plain.txt");
+        let refused = read("redis-benchmark -t get -n {x}", output).expect_err("refused");
+        assert!(refused.to_string().contains("behind -n"), "{refused}");
+        let reading = read("redis-benchmark -t get", output).expect("a report");
+        assert_eq!(reading.work.amount, 100_000.0);
     }
 
     #[test]

@@ -162,7 +162,8 @@ impl Scene {
         let command = app
             .client_of(job.arm.family)
             .ok_or("no client for this family")?;
-        let client = self.command(job.arm, job.arm.path, &words.replaced(command)?);
+        let command = words.replaced(command)?;
+        let client = self.command(job.arm, job.arm.path, &command);
         for member in members.iter_mut() {
             member.before = Snapshot::of(&member.program.family());
         }
@@ -207,7 +208,7 @@ impl Scene {
                 .map_err(|error| format!("the client's outcome cannot be read: {error}"))?,
             Some(name) => {
                 let tool = parse::Tool::of(name).ok_or("its output is unknown")?;
-                let reading: Reading = tool.read(command, &said).map_err(|why| why.to_string())?;
+                let reading: Reading = tool.read(&command, &said).map_err(|why| why.to_string())?;
                 let outcome = tool::outcome_of(tool.name(), reading, &job.load, elapsed, cpu);
                 let mut outcome = outcome.ok_or("the client's output has no throughput")?;
                 outcome.digest = said
