@@ -19,16 +19,7 @@ const ACCEPTED: &[Accepted] = &[
         test: "connection/http_reuse_safe.vtc",
         reason: UNSTEADY_REUSE,
     },
-    Accepted {
-        suite: "haproxy",
-        test: "http-messaging/h1_to_h1.vtc",
-        reason: SHOWN_AT_CLOSE,
-    },
 ];
-
-/// `docs/security.md`, "a slow close"; the numbers are in `docs/suites.md`.
-const SHOWN_AT_CLOSE: &str = "a connection that is closed while the adapter is being shown its \
-    socket ends when the adapter has let go of it: milliseconds later on a busy host";
 
 /// On a busy host 8 of 40 runs failed on the kernel and 14 under Toehold, at the same check.
 const UNSTEADY_REUSE: &str = "fails on the kernel, too, in one run of five: the second client \
