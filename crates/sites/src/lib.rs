@@ -8,6 +8,7 @@
 //! - [`instruction`]: how long an instruction is, and where it branches to.
 //! - [`movable`]: which instructions do the same at another address.
 //! - [`sweep`]: all instructions of a piece of code, in one pass from its start.
+//! - [`search`]: the instructions and branches around each system call, without a full sweep.
 //! - [`plan`]: the patch of each site, or the reason why a site cannot be patched.
 //! - [`stub`]: the bytes of patches and stubs.
 //! - [`elf`]: where the code of an ELF file is.
@@ -20,5 +21,6 @@ pub mod elf;
 pub mod instruction;
 pub mod movable;
 pub mod plan;
+pub mod search;
 pub mod stub;
 pub mod sweep;

@@ -20,7 +20,7 @@
 
 use core::ops::Range;
 
-use crate::instruction::{Flow, Instruction, Map};
+use crate::instruction::{Flow, INSTRUCTION_BYTES_MAX, Instruction, Map};
 use crate::movable::is_movable;
 use crate::sweep::Swept;
 
@@ -344,6 +344,17 @@ const INSTRUCTIONS_THAT_CONVINCE: usize = 24;
 const MOVES_THAT_CONVINCE: usize = 3;
 /// How far back a computed jump is looked for.
 const FUNCTION_BYTES: usize = 1024;
+
+/// How far before a site a plan looks at instructions.
+pub(crate) const PLAN_BYTES_BEFORE: usize = FUNCTION_BYTES + 2 * INSTRUCTION_BYTES_MAX;
+/// How far before and after a site a plan asks for targets of branches: the reach of a hop, and the
+/// padding there.
+pub(crate) const TARGET_BYTES: usize = 128 + JUMP_BYTES + INSTRUCTION_BYTES_MAX;
+/// How far after a site instructions must be known: those that short branches lead back from.
+pub(crate) const PLAN_BYTES_AFTER: usize = TARGET_BYTES + 128 + INSTRUCTION_BYTES_MAX;
+const _: () = assert!(PLAN_BYTES_BEFORE > TARGET_BYTES + 128);
+// All instructions that convince are looked at.
+const _: () = assert!(PLAN_BYTES_BEFORE > INSTRUCTIONS_THAT_CONVINCE * INSTRUCTION_BYTES_MAX);
 
 #[cfg(test)]
 mod tests {

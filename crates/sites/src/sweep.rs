@@ -48,10 +48,21 @@ impl<'a> Swept<'a> {
     }
 
     /// Sweeps a part of the code: a section. Calls `found` with the position of each system call.
-    pub fn sweep(&mut self, part: Range<usize>, mut found: impl FnMut(usize)) {
+    pub fn sweep(&mut self, part: Range<usize>, found: impl FnMut(usize)) {
         let end = part.end.min(self.code.len());
-        let mut at = part.start;
-        while at < end {
+        self.advance(part.start, end, end, found);
+    }
+
+    /// Sweeps from `at`, where an instruction begins, until one begins at or after `to`. Returns
+    /// where that one begins. The part that is swept ends at `end`.
+    pub(crate) fn advance(
+        &mut self,
+        mut at: usize,
+        to: usize,
+        end: usize,
+        mut found: impl FnMut(usize),
+    ) -> usize {
+        while at < to.min(end) {
             let Some(instruction) = decode(&self.code[at..end]) else {
                 at += 1;
                 continue;
@@ -59,16 +70,20 @@ impl<'a> Swept<'a> {
             set(self.bits.starts, at);
             let next = at + instruction.bytes();
             match instruction.flow {
-                Flow::Branch(offset) | Flow::Jump(offset) => {
-                    let target = next.wrapping_add_signed(offset as isize);
-                    if target < self.code.len() {
-                        set(self.bits.targets, target);
-                    }
-                }
+                Flow::Branch(offset) | Flow::Jump(offset) => self.note_branch(next, offset),
                 Flow::SystemCall => found(at),
                 _ => {}
             }
             at = next;
+        }
+        at
+    }
+
+    /// Notes that a branch leads to `offset` bytes after `next`.
+    pub(crate) fn note_branch(&mut self, next: usize, offset: i32) {
+        let target = next.wrapping_add_signed(offset as isize);
+        if target < self.code.len() {
+            set(self.bits.targets, target);
         }
     }
 
@@ -111,11 +126,11 @@ impl<'a> Swept<'a> {
     }
 }
 
-fn set(bits: &mut [u64], at: usize) {
+pub(crate) fn set(bits: &mut [u64], at: usize) {
     bits[at / 64] |= 1 << (at % 64);
 }
 
-fn is_set(bits: &[u64], at: usize) -> bool {
+pub(crate) fn is_set(bits: &[u64], at: usize) -> bool {
     bits[at / 64] >> (at % 64) & 1 != 0
 }
 

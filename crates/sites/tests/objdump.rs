@@ -34,6 +34,30 @@ struct Found {
     site_differences: Vec<u64>,
 }
 
+/// The plans of a segment's sites, without a full sweep.
+fn searched(image: &Image<'_>, segment: Segment, code: &[u8]) -> Vec<Result<Patch, Obstacle>> {
+    let mut starts = vec![0; words(code.len())];
+    let mut targets = starts.clone();
+    let bits = Bits {
+        starts: &mut starts,
+        targets: &mut targets,
+    };
+    let mut swept = Swept::new(code, bits);
+    let mut sites = Vec::new();
+    for part in image.parts(segment) {
+        swept.search(part, |site| sites.push(site));
+    }
+    swept.search_branches(&sites);
+    let mut planned = Vec::new();
+    let mut results = Vec::new();
+    for site in sites {
+        let result = plan(&swept, site, &planned);
+        planned.extend(result);
+        results.push(result);
+    }
+    results
+}
+
 fn compare(program: &Path) -> Found {
     let bytes = fs::read(program).expect("readable");
     let image = Image::parse(&bytes).expect("an ELF file");
@@ -71,11 +95,14 @@ fn compare(program: &Path) -> Found {
             }
         }
         let mut planned = Vec::new();
+        let mut results = Vec::new();
         for site in sites {
             let result = plan(&swept, site, &planned);
             planned.extend(result);
-            found.sites.push(result);
+            results.push(result);
         }
+        assert_eq!(results, searched(&image, segment, code));
+        found.sites.extend(results);
         check_bytes(code, segment.address, &planned);
     }
     found

@@ -3,13 +3,14 @@
 //! The kernel maps the library's file for the program. The library relocates itself when it is
 //! entered (`toehold_enter`).
 
-use std::fs;
+use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use toehold_sites::elf::{Image, PF_W, PF_X, PT_DYNAMIC, PT_LOAD, Segment};
 
+use super::file::FileBytes;
 use super::tracee::Tracee;
 
 /// The library, mapped.
@@ -39,8 +40,9 @@ const PAGE: u64 = 4096;
 
 /// Maps the library at `path` into the program.
 pub(crate) fn map(tracee: &mut Tracee, path: &Path) -> io::Result<Mapped> {
-    let bytes = fs::read(path)?;
-    let image = Image::parse(&bytes).ok_or_else(|| bad("it is no library for this processor"))?;
+    let bytes = FileBytes::map(&File::open(path)?)?;
+    let image =
+        Image::parse(bytes.bytes()).ok_or_else(|| bad("it is no library for this processor"))?;
     let loads: Vec<Segment> = image
         .segments()
         .filter(|segment| segment.kind == PT_LOAD)
@@ -64,24 +66,23 @@ pub(crate) fn map(tracee: &mut Tracee, path: &Path) -> io::Result<Mapped> {
     let reserve = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64;
     let nothing = libc::PROT_NONE as u64;
     let base = tracee.call(libc::SYS_mmap, [0, span, nothing, reserve, u64::MAX, 0])?;
-    let memory = relocated(&image, &loads, base)?;
     for segment in &loads {
         map_segment(tracee, file, base, segment)?;
     }
     tracee.call(libc::SYS_close, [file, 0, 0, 0, 0, 0])?;
-    let words = doors(&image, &loads, &memory)?;
-    let wanted = memory_at(&loads, &memory, words[3] - base, words[4] * 2)
+    let words = doors(&image, &loads)?;
+    let wanted = in_memory(&image, &loads, words[3], words[4] * 2)
         .ok_or_else(|| bad("its list of calls is not in it"))?
         .chunks_exact(2)
         .map(|two| u16::from_le_bytes([two[0], two[1]]))
         .collect();
     Ok(Mapped {
         doors: Doors {
-            private: words[1],
-            own: words[2],
+            private: base + words[1],
+            own: base + words[2],
             area_bytes: words[5],
-            words_private: words[7],
-            words_own: words[8],
+            words_private: base + words[7],
+            words_own: base + words[8],
             enter: base + image.entry(),
         },
         wanted,
@@ -134,17 +135,19 @@ fn map_segment(tracee: &mut Tracee, file: u64, base: u64, segment: &Segment) -> 
     Ok(())
 }
 
-/// The segments' bytes of the file, with the relocations that need no symbol: as the library will
-/// see them.
-fn relocated(image: &Image<'_>, loads: &[Segment], base: u64) -> io::Result<Vec<Vec<u8>>> {
+/// The words of [`DOORS`]. Addresses among them are relative to where the library is mapped: a
+/// relocation that needs no symbol has each of them.
+fn doors(image: &Image<'_>, loads: &[Segment]) -> io::Result<[u64; DOORS_WORDS]> {
     const DT_RELA: u64 = 7;
     const DT_RELASZ: u64 = 8;
     const DT_RELRSZ: u64 = 35;
     const R_X86_64_RELATIVE: u64 = 8;
-    let mut memory = Vec::new();
-    for segment in loads {
-        let bytes = image.range(segment.offset, segment.file_bytes);
-        memory.push(bytes.ok_or_else(|| bad("it is cut short"))?.to_vec());
+    let missing = || bad("it has no doors for patched programs");
+    let address = image.symbol(DOORS).ok_or_else(missing)?;
+    let bytes = in_memory(image, loads, address, DOORS_WORDS as u64 * 8).ok_or_else(missing)?;
+    let mut words: [u64; DOORS_WORDS] = std::array::from_fn(|n| word(bytes, n));
+    if words[0] != VERSION {
+        return Err(bad("it is of another version than this program"));
     }
     let dynamic = image.segments().find(|segment| segment.kind == PT_DYNAMIC);
     let dynamic = dynamic.and_then(|segment| image.range(segment.offset, segment.file_bytes));
@@ -157,52 +160,29 @@ fn relocated(image: &Image<'_>, loads: &[Segment], base: u64) -> io::Result<Vec<
         return Err(bad("its relocations are packed"));
     }
     let (at, bytes) = (value(DT_RELA).unwrap_or(0), value(DT_RELASZ).unwrap_or(0));
-    let table = memory_at(loads, &memory, at, bytes)
-        .ok_or_else(|| bad("its relocations are not in it"))?
-        .to_vec();
+    let table =
+        in_memory(image, loads, at, bytes).ok_or_else(|| bad("its relocations are not in it"))?;
     for entry in table.chunks_exact(24) {
-        if word(entry, 1) == R_X86_64_RELATIVE {
-            let value = base.wrapping_add(word(entry, 2));
-            let place =
-                place(loads, word(entry, 0), 8).ok_or_else(|| bad("a relocation is outside"))?;
-            memory[place.0][place.1..][..8].copy_from_slice(&value.to_le_bytes());
+        let within = word(entry, 0).wrapping_sub(address);
+        if within < DOORS_WORDS as u64 * 8 && word(entry, 1) == R_X86_64_RELATIVE {
+            words[within as usize / 8] = word(entry, 2);
         }
-    }
-    Ok(memory)
-}
-
-/// The words of [`DOORS`].
-fn doors(
-    image: &Image<'_>,
-    loads: &[Segment],
-    memory: &[Vec<u8>],
-) -> io::Result<[u64; DOORS_WORDS]> {
-    let missing = || bad("it has no doors for patched programs");
-    let address = image.symbol(DOORS).ok_or_else(missing)?;
-    let bytes = memory_at(loads, memory, address, DOORS_WORDS as u64 * 8).ok_or_else(missing)?;
-    let words = std::array::from_fn(|n| word(bytes, n));
-    if words[0] != VERSION {
-        return Err(bad("it is of another version than this program"));
     }
     Ok(words)
 }
 
-/// Which segment, and where in it, an address with `bytes` bytes of the file is.
-fn place(loads: &[Segment], address: u64, bytes: u64) -> Option<(usize, usize)> {
-    loads.iter().enumerate().find_map(|(n, segment)| {
-        let at = address.checked_sub(segment.address)?;
-        (at.checked_add(bytes)? <= segment.file_bytes).then_some((n, at as usize))
-    })
-}
-
-fn memory_at<'a>(
+/// The bytes of the file that are at an address when it is mapped.
+fn in_memory<'a>(
+    image: &Image<'a>,
     loads: &[Segment],
-    memory: &'a [Vec<u8>],
     address: u64,
     bytes: u64,
 ) -> Option<&'a [u8]> {
-    let (segment, at) = place(loads, address, bytes)?;
-    memory[segment].get(at..at + bytes as usize)
+    loads.iter().find_map(|segment| {
+        let at = address.checked_sub(segment.address)?;
+        let is_inside = at.checked_add(bytes)? <= segment.file_bytes;
+        is_inside.then(|| image.range(segment.offset + at, bytes))?
+    })
 }
 
 fn word(bytes: &[u8], n: usize) -> u64 {

@@ -12,6 +12,7 @@
 //! process of its own user, and only until the program's first instruction. When anything is in the
 //! way the helper undoes nothing, because it patches last: the program runs on the kernel.
 
+mod file;
 mod mapping;
 mod patching;
 mod tracee;

@@ -2,7 +2,6 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::AsRawFd;
 use std::path::Path;
 
 use toehold_sites::elf::{Image, PF_X, PT_LOAD, Segment};
@@ -11,6 +10,7 @@ use toehold_sites::stub::{Addresses, Overwrite, STUB_BYTES_MAX, TABLE_BYTES, ove
 use toehold_sites::sweep::{Bits, Swept, words};
 
 use super::Refusal;
+use super::file::{self, FileBytes};
 use super::mapping::{self, Mapped};
 use super::tracee::Tracee;
 
@@ -107,6 +107,7 @@ impl<'a> Code<'a> {
             return None;
         }
         let bytes = image.range(segment.offset, segment.file_bytes)?;
+        file::will_read(bytes);
         let mut starts = vec![0; words(bytes.len())];
         let mut targets = vec![0; words(bytes.len())];
         let bits = Bits {
@@ -116,8 +117,12 @@ impl<'a> Code<'a> {
         let mut swept = Swept::new(bytes, bits);
         let mut sites = Vec::new();
         for part in image.parts(segment) {
-            swept.sweep(part, |site| sites.push(site));
+            swept.search(part, |site| sites.push(site));
         }
+        // Sections of a strange file may overlap, or stand in any order.
+        sites.sort_unstable();
+        sites.dedup();
+        swept.search_branches(&sites);
         let mut patches = Vec::new();
         for site in sites {
             patches.extend(plan(&swept, site, &patches));
@@ -257,45 +262,5 @@ impl Auxiliary {
             let word = |n: usize| u64::from_le_bytes(entry[n..n + 8].try_into().expect("eight"));
             (word(0) == key).then(|| word(8))
         })
-    }
-}
-
-/// A file's bytes, mapped: large programs are not copied.
-struct FileBytes {
-    at: *mut libc::c_void,
-    len: usize,
-}
-
-impl FileBytes {
-    fn map(file: &File) -> io::Result<FileBytes> {
-        let len = file.metadata()?.len() as usize;
-        let (read, private) = (libc::PROT_READ, libc::MAP_PRIVATE);
-        // SAFETY: a fresh mapping.
-        let at = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                len,
-                read,
-                private,
-                file.as_raw_fd(),
-                0,
-            )
-        };
-        if at == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(FileBytes { at, len })
-    }
-
-    fn bytes(&self) -> &[u8] {
-        // SAFETY: mapped with this length. A program that is executed cannot be written (ETXTBSY).
-        unsafe { std::slice::from_raw_parts(self.at.cast(), self.len) }
-    }
-}
-
-impl Drop for FileBytes {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `map` with this length.
-        unsafe { libc::munmap(self.at, self.len) };
     }
 }

@@ -1,0 +1,408 @@
+//! The instructions and branches around each system call, without a full sweep.
+//!
+//! A plan looks at the neighbourhood of its site only. A sweep of all code costs 10 ns for each
+//! instruction, of which a large program has millions. The search finds what a sweep would find
+//! there, in three steps:
+//!
+//! 1. It looks for the bytes of `syscall`.
+//! 2. It decodes the code around them. Where instructions begin is not known in the midst of code.
+//!    But no instruction is longer than 15 bytes, so a full sweep comes by one of any 15 positions
+//!    in a row. The search decodes from all 15 until they meet: where they have met, the full sweep
+//!    comes by, too. Compiled code needs a few instructions for that.
+//! 3. It looks in all code for bytes that can be a branch to one of the neighbourhoods. Bytes that
+//!    look like a branch and are none make a patch impossible at worst.
+//!
+//! The first and the third step read all code. Their loops are written so that compilers make
+//! vector instructions of them.
+
+use core::array;
+use core::ops::Range;
+
+use crate::instruction::{INSTRUCTION_BYTES_MAX, decode};
+use crate::plan::{PLAN_BYTES_AFTER, PLAN_BYTES_BEFORE, SYSCALL_BYTES, TARGET_BYTES};
+use crate::sweep::Swept;
+
+/// How far before possible system calls the search begins in order to tell whether they are some.
+const GLANCE_BYTES: usize = 128;
+/// How far before a system call's neighbourhood the search begins.
+const MEETING_BYTES: usize = 512;
+
+impl Swept<'_> {
+    /// Finds the system calls in a part of the code: a section. Sweeps the neighbourhood of each,
+    /// and calls `found` with its position. [`Swept::search_branches`] must follow.
+    pub fn search(&mut self, part: Range<usize>, mut found: impl FnMut(usize)) {
+        let code = self.code();
+        let end = part.end.min(code.len());
+        // All that a plan needs is swept up to here, or there is no system call.
+        let mut swept_to = part.start;
+        let mut from = part.start;
+        while let Some(at) = next_syscall(&code[..end], from) {
+            from = at + SYSCALL_BYTES;
+            if at >= swept_to {
+                if !self.is_instruction(at, swept_to, end) {
+                    continue;
+                }
+                let begin = at.saturating_sub(PLAN_BYTES_BEFORE + MEETING_BYTES);
+                // Where the streams do not meet, all code since the last system call is swept.
+                let met = meet(code, begin, swept_to, at - at.min(PLAN_BYTES_BEFORE), end);
+                swept_to = met.unwrap_or(swept_to);
+            } else if self.at(at).is_none() {
+                continue;
+            }
+            swept_to = self.advance(swept_to, at + PLAN_BYTES_AFTER, end, |_| ());
+            found(at);
+        }
+    }
+
+    /// True when a sweep would find an instruction that begins at `at`. One begins at `earliest`.
+    fn is_instruction(&self, at: usize, earliest: usize, end: usize) -> bool {
+        let code = self.code();
+        let near = at.saturating_sub(GLANCE_BYTES);
+        let far = at.saturating_sub(PLAN_BYTES_BEFORE + MEETING_BYTES);
+        let met =
+            meet(code, near, earliest, at, end).or_else(|| meet(code, far, earliest, at, end));
+        let mut position = met.unwrap_or(earliest);
+        while position < at {
+            position = step(code, position, end);
+        }
+        position == at
+    }
+
+    /// Notes the branches that lead to the neighbourhoods of `sites`: all system calls of the code,
+    /// in order.
+    pub fn search_branches(&mut self, sites: &[usize]) {
+        let code = self.code();
+        let ranges = Ranges::around(sites, code.len());
+        let mut note = |at| self.note_branch(at + DISTANCE_BYTES, word(code, at).cast_signed());
+        match ranges.count {
+            0 => {}
+            1 => each_branch(code, &ranges.first::<1>(), &mut note),
+            2 => each_branch(code, &ranges.first::<2>(), &mut note),
+            3 => each_branch(code, &ranges.first::<3>(), &mut note),
+            _ => each_branch(code, &ranges.first::<4>(), &mut note),
+        }
+    }
+}
+
+/// The neighbourhoods that branches may lead to: a few ranges that cover them.
+struct Ranges {
+    ranges: [Range<usize>; RANGES_MAX],
+    count: usize,
+}
+
+impl Ranges {
+    fn around(sites: &[usize], length: usize) -> Ranges {
+        let mut ranges = Ranges {
+            ranges: [const { 0..0 }; RANGES_MAX],
+            count: 0,
+        };
+        for &site in sites {
+            let from = site.saturating_sub(TARGET_BYTES);
+            ranges.add(from..(site + TARGET_BYTES).min(length));
+        }
+        ranges
+    }
+
+    /// Adds a range that begins no earlier than all others.
+    fn add(&mut self, range: Range<usize>) {
+        if self.count == RANGES_MAX {
+            // The two that are closest become one: the new one and the last, or two others.
+            let gap = |n: usize| self.ranges[n + 1].start.saturating_sub(self.ranges[n].end);
+            let closest = (0..RANGES_MAX - 1).min_by_key(|&n| gap(n)).unwrap_or(0);
+            let closest_gap = gap(closest);
+            let last = &mut self.ranges[RANGES_MAX - 1];
+            if range.start.saturating_sub(last.end) <= closest_gap {
+                last.end = last.end.max(range.end);
+                return;
+            }
+            self.ranges[closest].end = self.ranges[closest + 1].end;
+            self.ranges[closest + 1..].rotate_left(1);
+            self.count -= 1;
+        }
+        self.ranges[self.count] = range;
+        self.count += 1;
+    }
+
+    fn first<const N: usize>(&self) -> [Range<usize>; N] {
+        array::from_fn(|n| self.ranges[n].clone())
+    }
+}
+
+/// Where the instruction after the one at `at` begins, to a sweep that comes by `at`.
+fn step(code: &[u8], at: usize, end: usize) -> usize {
+    at + decode(&code[at..end]).map_or(1, |instruction| instruction.bytes())
+}
+
+/// A position between `begin` and `limit` that a sweep from `earliest` comes by; `None` when that
+/// is not known. It is `earliest` itself if `begin` is no later.
+fn meet(code: &[u8], begin: usize, earliest: usize, limit: usize, end: usize) -> Option<usize> {
+    if begin <= earliest {
+        return Some(earliest);
+    }
+    let mut streams: [usize; INSTRUCTION_BYTES_MAX] = array::from_fn(|n| begin + n);
+    loop {
+        let lowest = streams.iter().copied().min()?;
+        if lowest > limit {
+            return None;
+        }
+        if streams.iter().all(|&stream| stream == lowest) {
+            return Some(lowest);
+        }
+        let next = step(code, lowest, end);
+        for stream in &mut streams {
+            if *stream == lowest {
+                *stream = next;
+            }
+        }
+    }
+}
+
+/// Where the bytes of `syscall` are next, from `from` on.
+fn next_syscall(code: &[u8], from: usize) -> Option<usize> {
+    const SYSCALL: [u8; SYSCALL_BYTES] = [0x0f, 0x05];
+    let is_here = |at: &usize| code[*at..].starts_with(&SYSCALL);
+    let mut at = from;
+    while let Some(bytes) = code.get(at..=at + CHUNK_BYTES) {
+        let bytes: &[u8; CHUNK_BYTES + 1] = bytes.try_into().expect("their length");
+        let mut differs = [true; CHUNK_BYTES];
+        for (n, differs) in differs.iter_mut().enumerate() {
+            *differs = (bytes[n] ^ SYSCALL[0]) | (bytes[n + 1] ^ SYSCALL[1]) != 0;
+        }
+        if differs != [true; CHUNK_BYTES] {
+            return (at..at + CHUNK_BYTES).find(is_here);
+        }
+        at += CHUNK_BYTES;
+    }
+    (at..code.len()).find(is_here)
+}
+
+/// Calls `found` with the place of the distance of everything that looks like a branch into one of
+/// the ranges.
+fn each_branch<const N: usize>(
+    code: &[u8],
+    ranges: &[Range<usize>; N],
+    found: &mut impl FnMut(usize),
+) {
+    // Differences of addresses are taken modulo 2^32, as branches take them; and comparisons have a
+    // sign, because vector instructions have no others.
+    let lowest: [u32; N] = array::from_fn(|n| (ranges[n].start as u32).wrapping_add(1 << 31));
+    let limits: [i32; N] = array::from_fn(|n| (ranges[n].len() as i32).wrapping_add(i32::MIN));
+    let leads_there = |at: u32, distance: u32| {
+        let target = at
+            .wrapping_add(DISTANCE_BYTES as u32)
+            .wrapping_add(distance);
+        let mut leads = 0;
+        for n in 0..N {
+            leads |= u32::from(target.wrapping_sub(lowest[n]).cast_signed() < limits[n]);
+        }
+        leads
+    };
+    let mut at = 0;
+    while let Some(bytes) = code.get(at..at + CHUNK_BYTES + DISTANCE_BYTES - 1) {
+        let mut leads = 0;
+        for phase in 0..DISTANCE_BYTES {
+            let (words, _) = bytes[phase..].as_chunks::<DISTANCE_BYTES>();
+            for (n, distance) in words[..CHUNK_BYTES / DISTANCE_BYTES].iter().enumerate() {
+                let position = (at + phase + n * DISTANCE_BYTES) as u32;
+                leads |= leads_there(position, u32::from_le_bytes(*distance));
+            }
+        }
+        if leads != 0 {
+            each_opcode(code, at, |at| {
+                if leads_there(at as u32, word(code, at)) != 0 {
+                    found(at);
+                }
+            });
+        }
+        at += CHUNK_BYTES;
+    }
+    for at in at..(code.len() + 1).saturating_sub(DISTANCE_BYTES) {
+        if is_branch(code, at) && leads_there(at as u32, word(code, at)) != 0 {
+            found(at);
+        }
+    }
+}
+
+/// Calls `found` with the place of each distance of a branch in the chunk at `chunk`.
+fn each_opcode(code: &[u8], chunk: usize, mut found: impl FnMut(usize)) {
+    const OPCODE_BYTES: usize = 2;
+    let before = chunk
+        .checked_sub(OPCODE_BYTES)
+        .and_then(|from| code.get(from..));
+    let Some(bytes) = before.and_then(|bytes| bytes.first_chunk::<{ CHUNK_BYTES + 1 }>()) else {
+        (chunk..chunk + CHUNK_BYTES)
+            .filter(|&at| is_branch(code, at))
+            .for_each(found);
+        return;
+    };
+    let mut is_branch = [0; CHUNK_BYTES];
+    for (n, is_branch) in is_branch.iter_mut().enumerate() {
+        let (first, second) = (bytes[n], bytes[n + 1]);
+        let one = u8::from(second & 0xfe == 0xe8);
+        let jcc = u8::from(first == 0x0f) & u8::from(second & 0xf0 == 0x80);
+        let xbegin = u8::from(first == 0xc7) & u8::from(second == 0xf8);
+        *is_branch = one | jcc | xbegin;
+    }
+    let (words, _) = is_branch.as_chunks::<8>();
+    for (n, word) in words.iter().enumerate() {
+        let mut rest = u64::from_le_bytes(*word);
+        while rest != 0 {
+            found(chunk + n * 8 + rest.trailing_zeros() as usize / 8);
+            rest &= rest - 1;
+        }
+    }
+}
+
+/// True when the bytes before `at` are the opcode of a branch with a distance of four bytes:
+/// `call`, `jmp`, `jcc`, `xbegin`.
+fn is_branch(code: &[u8], at: usize) -> bool {
+    matches!(
+        code[..at],
+        [.., 0xe8 | 0xe9] | [.., 0x0f, 0x80..=0x8f] | [.., 0xc7, 0xf8]
+    )
+}
+
+/// The four bytes at `at`, which are there.
+fn word(code: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(*code[at..].first_chunk().expect("four bytes"))
+}
+
+const DISTANCE_BYTES: usize = 4;
+/// How much the loops over all code take at a time.
+const CHUNK_BYTES: usize = 64;
+const RANGES_MAX: usize = 4;
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::plan::plan;
+    use crate::sweep::{Bits, words};
+
+    /// The plans of all sites, by a full sweep or by a search.
+    fn plans(code: &[u8], is_search: bool) -> Vec<String> {
+        let (mut starts, mut targets) = (vec![0; words(code.len())], vec![0; words(code.len())]);
+        let bits = Bits {
+            starts: &mut starts,
+            targets: &mut targets,
+        };
+        let mut swept = Swept::new(code, bits);
+        let mut sites = Vec::new();
+        if is_search {
+            swept.search(0..code.len(), |at| sites.push(at));
+            swept.search_branches(&sites);
+        } else {
+            swept.sweep(0..code.len(), |at| {
+                // A system call with a prefix is none that compilers make.
+                if code[at] == 0x0f {
+                    sites.push(at);
+                }
+            });
+        }
+        let mut planned = Vec::new();
+        sites
+            .iter()
+            .map(|&site| {
+                let result = plan(&swept, site, &planned);
+                planned.extend(result);
+                format!("{site} {result:?}")
+            })
+            .collect()
+    }
+
+    #[test]
+    fn the_bytes_of_system_calls_are_found_at_every_position() {
+        for length in 2..40 {
+            for at in 0..length - 1 {
+                let mut code = vec![0x0f; length];
+                code[at + 1] = 5;
+                assert_eq!(next_syscall(&code, 0), Some(at));
+                assert_eq!(next_syscall(&code, at + 1), None);
+            }
+        }
+    }
+
+    #[test]
+    fn branches_are_found_at_every_position() {
+        for opcode in [
+            &[0xe8][..],
+            &[0xe9],
+            &[0x0f, 0x80],
+            &[0x0f, 0x8f],
+            &[0xc7, 0xf8],
+        ] {
+            for before in 0..150 {
+                let mut code = vec![0x90; before];
+                code.extend_from_slice(opcode);
+                let at = code.len();
+                code.extend_from_slice(&7_i32.to_le_bytes());
+                code.resize(400, 0x90);
+                let mut all = Vec::new();
+                let ranges = [at + 11..at + 12, 1000..1001];
+                each_branch(&code, &ranges, &mut |at| all.push(at));
+                assert_eq!(all, [at], "{opcode:x?}");
+                let ranges = [at + 12..at + 400, 1000..1001];
+                each_branch(&code, &ranges, &mut |_| panic!("elsewhere"));
+            }
+        }
+    }
+
+    #[test]
+    fn ranges_cover_all_neighbourhoods_and_leave_out_the_largest_gaps() {
+        let sites: Vec<usize> = [0, 500, 10_000, 50_000, 50_400, 90_000, 90_001, 95_000].into();
+        let ranges = Ranges::around(&sites, 95_010);
+        let found = &ranges.ranges[..ranges.count];
+        for &site in &sites {
+            assert!(found.iter().any(|range| range.contains(&site)), "{site}");
+        }
+        let total: usize = found.iter().map(|range| range.len()).sum();
+        assert!(total < 8000, "{found:?}");
+        assert_eq!(Ranges::around(&[], 9).count, 0);
+    }
+
+    #[test]
+    fn a_distant_branch_between_the_neighbours_is_known() {
+        // jmp 8200; … 8195: mov eax, 1; mov edi, eax; syscall
+        let mut code = vec![0x90; 9000];
+        code[..5].copy_from_slice(&[0xe9, 0x03, 0x20, 0, 0]);
+        code[8195..8204].copy_from_slice(&[0xb8, 1, 0, 0, 0, 0x89, 0xc7, 0x0f, 0x05]);
+        assert!(plans(&code, true)[0].contains("After"));
+        assert_eq!(plans(&code, true), plans(&code, false));
+        code[..5].fill(0x90);
+        assert!(plans(&code, true)[0].contains("Before"));
+        assert_eq!(plans(&code, true), plans(&code, false));
+    }
+
+    #[test]
+    fn the_search_ends_where_bytes_are_no_instructions() {
+        let mut code = vec![0x06; 5000];
+        code[4000..4007].copy_from_slice(&[0xb8, 1, 0, 0, 0, 0x0f, 0x05]);
+        assert_eq!(plans(&code, true), plans(&code, false));
+    }
+
+    proptest! {
+        // Bytes of which many begin instructions that compilers make.
+        #[test]
+        fn a_search_finds_what_a_sweep_finds(
+            bytes in prop::collection::vec(
+                prop_oneof![
+                    any::<u8>().prop_map(|byte| vec![byte]),
+                    Just(vec![0x0f, 0x05]),
+                    Just(vec![0xb8, 1, 0, 0, 0, 0x0f, 0x05]),
+                    Just(vec![0x48, 0x89, 0xc7]),
+                    Just(vec![0x48, 0x3d, 0x01, 0xf0, 0xff, 0xff]),
+                    Just(vec![0xc3, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc]),
+                    Just(vec![0x90; 200]),
+                ],
+                0..600,
+            ),
+        ) {
+            let code: Vec<u8> = bytes.concat();
+            let (searched, swept) = (plans(&code, true), plans(&code, false));
+            let site = |text: &String| text.split(' ').next().map(str::to_owned);
+            let sites = |texts: &[String]| texts.iter().map(site).collect::<Vec<_>>();
+            prop_assert_eq!(sites(&searched), sites(&swept));
+        }
+    }
+}
