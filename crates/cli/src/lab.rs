@@ -257,6 +257,10 @@ struct LoadArgs {
     #[arg(long, value_enum, default_value = "constant")]
     arrivals: ArrivalsChoice,
 
+    /// Requests that each connection makes first, before the warm-up
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    prior: usize,
+
     /// Print the outcome as JSON, with the whole histogram
     #[arg(long)]
     json: bool,
@@ -458,6 +462,7 @@ impl LoadArgs {
                 ArrivalsChoice::Constant => Arrivals::Constant,
                 ArrivalsChoice::Poisson => Arrivals::Poisson,
             },
+            prior: self.prior,
         };
         load.check().map_err(Failure::usage)?;
         Ok(load)

@@ -48,6 +48,16 @@ impl HostTimes {
     }
 }
 
+/// Bytes of the host's memory that programs could still get (`MemAvailable` of proc_meminfo(5)).
+pub fn memory_available() -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kilobytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kilobytes << 10)
+}
+
 impl Sub for HostTimes {
     type Output = HostTimes;
 

@@ -438,6 +438,7 @@ impl<'a> Client<'a> {
             unanswered,
             latencies: Some(self.latencies),
             cpu,
+            memory: None,
         })
     }
 

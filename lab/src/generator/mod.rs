@@ -104,6 +104,9 @@ pub struct Load {
     pub rate: Option<f64>,
     /// When they are due.
     pub arrivals: Arrivals,
+    /// Requests that each connection makes before the warm-up: then it has been in use.
+    #[serde(default)]
+    pub prior: usize,
 }
 
 impl Default for Load {
@@ -121,6 +124,7 @@ impl Default for Load {
             socket_buffer: None,
             rate: None,
             arrivals: Arrivals::Constant,
+            prior: 0,
         }
     }
 }
@@ -157,6 +161,12 @@ impl Load {
             return Err(format!(
                 "a load lasts up to {SECONDS_MAX} seconds, and more than none"
             ));
+        }
+        if self.prior > 0 {
+            within("the number of prior requests", self.prior, PRIOR_MAX)?;
+            if self.pattern != Pattern::Requests {
+                return Err("prior requests belong to the pattern requests".to_owned());
+            }
         }
         match self.rate {
             Some(rate) if !(rate > 0.0 && rate <= RATE_MAX) => {
@@ -198,6 +208,10 @@ pub struct Outcome {
     pub cpu_all: Option<f64>,
     /// Of those, in soft interrupts.
     pub cpu_softirq: Option<f64>,
+    /// Bytes of the host's memory in use at the end, with every connection open, beyond those in
+    /// use before the first one was opened. Of the pattern requests alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<i64>,
     /// A digest of the responses, where the client knows them: the same bytes have the same digest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<String>,
@@ -238,6 +252,7 @@ pub const SCHEMA: &str = "toehold-generator/1";
 const STREAMS_MAX: usize = 20_000;
 const SECONDS_MAX: f64 = 3600.0;
 const RATE_MAX: f64 = 1e8;
+const PRIOR_MAX: usize = 10_000;
 
 #[cfg(test)]
 mod tests;

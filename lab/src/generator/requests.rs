@@ -11,6 +11,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use toehold_measure::procfs;
 use toehold_measure::rng::Rng;
 
 use super::event_loop::{self, EVENTS};
@@ -26,7 +27,9 @@ use super::{Arrivals, Load, session};
 ///
 /// Returns the error of a socket.
 pub(super) fn run(address: &Address, load: &Load) -> io::Result<Totals> {
+    let before = procfs::memory_available();
     let mut loop_ = Loop::open(address, load)?;
+    loop_.make_prior_requests(load)?;
     let mut span = None;
     let start = Instant::now();
     (loop_.begin, loop_.end) = session::measured(load, start);
@@ -64,6 +67,7 @@ pub(super) fn run(address: &Address, load: &Load) -> io::Result<Totals> {
             .map_or(loop_.end, |due| due.next.min(loop_.end + GRACE));
         loop_.receive(next, load.polling)?;
     }
+    let memory = before.zip(procfs::memory_available());
     let unanswered = if load.rate.is_some() {
         loop_.outstanding()
     } else {
@@ -77,6 +81,7 @@ pub(super) fn run(address: &Address, load: &Load) -> io::Result<Totals> {
         unanswered,
         latencies: Some(loop_.latencies),
         cpu,
+        memory: memory.map(|(before, after)| before.cast_signed() - after.cast_signed()),
     })
 }
 
@@ -116,6 +121,7 @@ pub(super) fn one_by_one<E>(
         unanswered: 0,
         cpu: span.as_mut().and_then(Span::cpu),
         latencies: Some(latencies),
+        memory: None,
     })
 }
 
@@ -219,6 +225,25 @@ impl Loop {
         })
     }
 
+    /// Each connection makes the load's prior requests; none of them is measured.
+    fn make_prior_requests(&mut self, load: &Load) -> io::Result<()> {
+        let give_up = Instant::now() + PRIOR_TIMEOUT;
+        for _ in 0..load.prior {
+            let now = Instant::now();
+            for at in 0..self.connections.len() {
+                self.send(at, now)?;
+            }
+            while self.outstanding() > 0 {
+                if Instant::now() > give_up {
+                    let sentence = "prior requests were not answered in time";
+                    return Err(io::Error::new(io::ErrorKind::TimedOut, sentence));
+                }
+                self.receive(give_up, load.polling)?;
+            }
+        }
+        Ok(())
+    }
+
     fn outstanding(&self) -> u64 {
         self.connections
             .iter()
@@ -317,4 +342,6 @@ impl Loop {
 
 /// How long an open loop waits for its last responses.
 const GRACE: Duration = Duration::from_secs(1);
+/// For prior requests: the kernel answers 20,000 in a second.
+const PRIOR_TIMEOUT: Duration = Duration::from_secs(25);
 const SCRATCH_BYTES: usize = 64 << 10;

@@ -22,6 +22,8 @@ pub(super) struct Totals {
     pub(super) latencies: Option<Latencies>,
     /// Of all cores, and of soft interrupts.
     pub(super) cpu: Option<(f64, f64)>,
+    /// Bytes.
+    pub(super) memory: Option<i64>,
 }
 
 impl Totals {
@@ -43,6 +45,7 @@ impl Totals {
             latency: self.latencies.and_then(|latencies| latencies.finish()),
             cpu_all: self.cpu.map(|(all, _)| all),
             cpu_softirq: self.cpu.map(|(_, softirq)| softirq),
+            memory: self.memory,
             digest: None,
             tiers: Vec::new(),
         }

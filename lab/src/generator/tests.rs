@@ -89,10 +89,13 @@ fn an_open_loop_counts_what_was_due() {
             arrivals,
             streams: 4,
             seconds: 0.2,
+            // They are not among the counted ones.
+            prior: 5,
             ..load(Pattern::Requests)
         };
         let outcome = run(&address, &load).expect("completes");
         assert_eq!(outcome.kind, "open loop");
+        assert!(outcome.memory.is_some());
         let due = outcome.operations + outcome.unanswered;
         let expected = match arrivals {
             Arrivals::Constant => 399..=401,

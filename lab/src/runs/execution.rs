@@ -808,6 +808,9 @@ fn load_words(load: &Load) -> Vec<String> {
     if let Some(bytes) = load.socket_buffer {
         put("socket-buffer", bytes.to_string());
     }
+    if load.prior > 0 {
+        put("prior", load.prior.to_string());
+    }
     if let Some(rate) = load.rate {
         put("rate", rate.to_string());
     }

@@ -23,11 +23,13 @@ pub enum Headline {
     CpuPerOperation,
     /// CPU time of all cores for each gigabyte.
     CpuPerGigabyte,
+    /// The host's memory that its connections have brought into use, for each of them.
+    MemoryPerConnection,
 }
 
 impl Headline {
     /// Every metric.
-    pub const ALL: [Headline; 7] = [
+    pub const ALL: [Headline; 8] = [
         Headline::LatencyP50,
         Headline::LatencyP99,
         Headline::LatencyP999,
@@ -35,6 +37,7 @@ impl Headline {
         Headline::Rate,
         Headline::CpuPerOperation,
         Headline::CpuPerGigabyte,
+        Headline::MemoryPerConnection,
     ];
 
     /// Its name and unit.
@@ -47,6 +50,7 @@ impl Headline {
             Headline::Rate => "operations/s",
             Headline::CpuPerOperation => "CPU of all cores, us/operation",
             Headline::CpuPerGigabyte => "CPU of all cores, s/GB",
+            Headline::MemoryPerConnection => "memory of the host, KB/connection",
         }
     }
 
@@ -69,7 +73,15 @@ impl Headline {
             Headline::Rate => outcome.operations as f64 / outcome.seconds,
             Headline::CpuPerOperation => outcome.cpu_all? * 1e6 / outcome.operations as f64,
             Headline::CpuPerGigabyte => outcome.cpu_all? * 1e9 / outcome.bytes as f64,
+            // A few connections are lost among the pages that come and go by themselves.
+            Headline::MemoryPerConnection if outcome.load.streams < COUNTABLE => return None,
+            Headline::MemoryPerConnection => {
+                outcome.memory? as f64 / 1024.0 / outcome.load.streams as f64
+            }
         };
         value.is_finite().then_some(value)
     }
 }
+
+/// From how many connections on their memory is told: 10 KB of each are a megabyte together.
+const COUNTABLE: usize = 100;

@@ -189,7 +189,7 @@ macro_rules! plans {
     };
 }
 
-const PLANS: [(&str, &str); 24] = plans![
+const PLANS: [(&str, &str); 25] = plans![
     "quick.toml",
     "headline.toml",
     "generators.toml",
@@ -207,6 +207,7 @@ const PLANS: [(&str, &str); 24] = plans![
     "ipoib-all.toml",
     "threshold.toml",
     "crossings.toml",
+    "scale.toml",
     "data-centre.toml",
     "cluster-monitor.toml",
     "filter-streams.toml",

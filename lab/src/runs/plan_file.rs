@@ -110,6 +110,9 @@ pub struct Block {
     /// When they are due.
     #[serde(default)]
     pub arrivals: Arrivals,
+    /// Requests that each connection makes before the warm-up.
+    #[serde(default)]
+    pub prior: usize,
     /// The factor that changes; none is one point.
     pub sweep: Option<Sweep>,
     /// Published numbers that belong to this load.
@@ -517,6 +520,7 @@ impl Block {
             socket_buffer: arm.socket_buffer,
             rate: self.rate,
             arrivals: self.arrivals,
+            prior: self.prior,
         };
         match self.sweep.as_ref().map(|sweep| sweep.factor) {
             Some(Factor::Message) => load.message = x as usize,

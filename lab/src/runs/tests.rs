@@ -74,6 +74,7 @@ fn outcome(load: Load, nanos: u64) -> Outcome {
         }),
         cpu_all: Some(1.0),
         cpu_softirq: Some(0.1),
+        memory: None,
         digest: None,
         tiers: Vec::new(),
         load,

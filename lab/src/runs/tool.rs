@@ -173,6 +173,7 @@ impl Counted {
             latency: self.latency,
             cpu_all: cpu.map(|(all, _)| all),
             cpu_softirq: cpu.map(|(_, softirq)| softirq),
+            memory: None,
             digest: None,
             tiers: Vec::new(),
         })
