@@ -89,20 +89,37 @@ impl Flow {
         }
         match self.window {
             Window::First if self.taken >= PROOF_OF_READING_BYTES => self.widen_window(cx),
-            Window::Budget(bytes) => {
-                let larger = bytes << STEP_LOG2;
-                if cx.streams.rings().has_room_to_spare(larger) {
-                    self.follow_budget(cx, larger);
-                }
-            }
+            Window::Budget(bytes) => self.leave_budget(cx, bytes << STEP_LOG2),
             Window::First | Window::Path => {}
         }
     }
 
+    /// A window that the budget has bounded becomes larger, if it may.
+    #[cold]
+    fn leave_budget(&mut self, cx: &mut Around<'_>, larger: usize) {
+        if self.is_up(cx) {
+            self.widen_window(cx);
+        } else if cx.streams.rings().has_room_to_spare(larger) {
+            self.follow_budget(cx, larger);
+        }
+    }
+
+    /// Whether the remote's stream goes to the program's ring. That takes none of our memory, and
+    /// the window must not be smaller than the ring: the program tells that it has read once it
+    /// crosses half of the ring, so that a window below that would stay closed for ever.
+    fn is_up(&self, cx: &mut Around<'_>) -> bool {
+        let endpoint = cx.streams.endpoint(self.id);
+        endpoint.is_some_and(|endpoint| endpoint.is_up())
+    }
+
     /// A window that promises more than the budget has room for costs losses, and at the end of a
-    /// flight a timeout each: the window gets as small as the ring is.
+    /// flight a timeout each: the window gets as small as the ring is. A stream that has moved to
+    /// a channel since then keeps the channel's window.
     #[cold]
     fn narrow_window(&mut self, cx: &mut Around<'_>) {
+        if self.is_up(cx) {
+            return;
+        }
         let bytes = cx.streams.receiving_bytes(self.id).max(RING_BYTES_MIN);
         if self.window.is_of_reader() {
             return self.follow_budget(cx, bytes);

@@ -338,6 +338,14 @@ impl Bench {
         bytes
     }
 
+    /// The bytes that the program finds on its carrier now.
+    fn read_carrier(&mut self) -> Vec<u8> {
+        let mut bytes = vec![0; MUCH];
+        let len = self.program.read(&mut bytes).unwrap_or(0);
+        bytes.truncate(len);
+        bytes
+    }
+
     /// Has the program write it all while all goes on.
     fn write(&mut self, bytes: &[u8]) {
         let mut at = 0;

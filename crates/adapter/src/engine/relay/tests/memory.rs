@@ -102,4 +102,35 @@ fn reader_without_a_larger_ring_loses_few_segments() {
     assert!(bench.receive_limit() > RECEIVE_BYTES);
 }
 
+/// A program tells that it has read once it crosses half of its ring. A window below that would be
+/// used up first, and nobody would open it again.
+#[test]
+fn window_of_a_channel_does_not_follow_the_budget() {
+    for much_before in [0, tcp_config::PROOF_OF_READING_BYTES] {
+        let mut bench = Bench::new();
+        // Half of it is for larger rings, and the next size takes 64 KiB.
+        bench.streams.rings().set_budget(100 << 10);
+        if much_before > 0 {
+            bench.stream(SHORT_PATH, much_before);
+        }
+        // A flight that is larger than the ring. The stream moves as soon as that is delivered.
+        bench.remote_says(MUCH as u64);
+        bench.exchange();
+        assert!(bench.engine.counters().host_had_no_room > 0);
+        let program = bench.with_new_channel();
+        let mut got = bench.read_carrier();
+        while got.len() < MUCH - much_before as usize {
+            assert_eq!(bench.pass(Duration::from_secs(10)), Next::Wait);
+            let endpoint = bench.streams.endpoint(bench.flow.id).expect("there");
+            let half = endpoint.window_bytes() / 2;
+            let unread = bench.flow.received - bench.flow.taken;
+            let is_end = bench.flow.received == MUCH as u64;
+            assert!(is_end || unread >= half, "{unread} bytes, half is {half}");
+            got.extend(program.read(MUCH, bench.flow.carrier_sent));
+            bench.streams.rings().set_budget(1 << 30);
+        }
+        assert!(got == pattern_from(much_before, MUCH - much_before as usize));
+    }
+}
+
 const SHORT_PATH: Duration = Duration::from_micros(200);
