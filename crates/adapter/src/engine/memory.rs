@@ -328,6 +328,9 @@ impl Memory for Streams {
             let wanted = (end - duplex.taken) as usize;
             let asker = if duplex.is_stuck {
                 Asker::Stuck
+            } else if offset > duplex.taken {
+                // A ring is taken for the first byte that waits: all before it is taken.
+                Asker::Early
             } else {
                 Asker::Flowing
             };

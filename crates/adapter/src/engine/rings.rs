@@ -7,11 +7,17 @@
 //! Shares of the budget:
 //!
 //! ```text
-//!   0 ........ 1/2 ............ 7/8 ...... 1
+//!   0 ........ 1/2 ............ 7/8 .. 15/16 .. 1
 //!   larger rings                               connections with much keep out nobody who begins
 //!   first rings, carrier full                  programs that do not read keep out nobody who does
-//!   first rings, new connections
+//!   first rings, bytes ahead of a gap          nor do remotes that leave gaps
+//!   state of new connections                   connections that do nothing stop no other
+//!   first rings, bytes in order, carrier free
 //! ```
+//!
+//! Bytes of the last kind are on the carrier, and their ring is free again, at the end of the turn
+//! in which they arrive. A remote whose next byte in order was dropped would wait for longer each
+//! time that it tries.
 //!
 //! A full carrier holds bytes in the kernel. They count against those connections that are in the
 //! same state, and against no other.
@@ -111,8 +117,10 @@ pub(super) struct Rings {
 /// The connection that asks for a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Asker {
-    /// A connection whose carrier takes bytes, or may.
+    /// A connection whose carrier takes bytes, or may, and whose next byte has arrived.
     Flowing,
+    /// One whose bytes have arrived ahead of a gap.
+    Early,
     /// One whose carrier is full: its program does not read.
     Stuck,
 }
@@ -139,7 +147,7 @@ impl Rings {
 
     /// Whether the budget has room for the state of another connection.
     pub(super) fn has_room_for_connection(&mut self) -> bool {
-        let has_room = self.used_bytes() + CONNECTION_BYTES <= self.bytes_max;
+        let has_room = self.used_bytes() + CONNECTION_BYTES <= self.bytes_max / 16 * 15;
         self.note(has_room);
         has_room
     }
@@ -161,6 +169,7 @@ impl Rings {
     pub(super) fn take(&mut self, asker: Asker) -> Result<Ring, Exhausted> {
         let (kernel_bytes, bytes_max) = match asker {
             Asker::Flowing => (0, self.bytes_max),
+            Asker::Early => (0, self.bytes_max / 8 * 7),
             Asker::Stuck => (self.carrier_bytes(), self.bytes_max / 8 * 7),
         };
         // Some rings are for those that are stuck, however many there are.
@@ -415,6 +424,29 @@ mod tests {
             rings.count_full_carrier(false);
         }
         assert_eq!((rings.carrier_bytes(), rings.connections), (0, 0));
+    }
+
+    /// Neither connections that do nothing nor gaps, whichever come first.
+    #[test]
+    fn a_connection_that_flows_finds_room_whatever_others_hold() {
+        for gaps_first in [true, false] {
+            let mut rings = Rings::new(8 << 20);
+            let mut taken = Vec::new();
+            for is_gaps_turn in [gaps_first, !gaps_first] {
+                if is_gaps_turn {
+                    taken.extend(std::iter::from_fn(|| rings.take(Asker::Early).ok()));
+                } else {
+                    while rings.has_room_for_connection() {
+                        rings.count_connection(true);
+                    }
+                }
+            }
+            assert!(rings.connections > 0 && gaps_first != taken.is_empty());
+            for _ in 0..(8 << 20) / 16 / RING_BYTES_MIN {
+                taken.push(rings.take(Asker::Flowing).expect("kept for it"));
+            }
+            assert!(rings.used_bytes() <= 8 << 20);
+        }
     }
 
     #[test]
