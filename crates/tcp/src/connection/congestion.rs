@@ -41,6 +41,14 @@ pub(crate) struct Congestion {
     more: More,
 }
 
+/// The window and all that decides how it grows, before a reduction that may prove a mistake.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Prior {
+    pub(crate) cwnd: u32,
+    ssthresh: u32,
+    cubic: Cubic,
+}
+
 /// State that only some algorithms need.
 #[derive(Clone, Debug)]
 enum More {
@@ -53,6 +61,8 @@ enum More {
 #[derive(Clone, Copy, Debug)]
 struct Cubic {
     w_max: f64,
+    /// The window when ssthresh was last set for congestion; with fast convergence W_max is less.
+    cwnd_prior: f64,
     w_est: f64,
     k: f64,
     /// When the current congestion avoidance stage began; later by as much as the window was not
@@ -108,6 +118,7 @@ impl Congestion {
             hystart: HyStart::default(),
             cubic: Cubic {
                 w_max: 0.0,
+                cwnd_prior: 0.0,
                 w_est: 0.0,
                 k: 0.0,
                 epoch_start: Instant::NEVER,
@@ -216,6 +227,29 @@ impl Congestion {
         self.credit_bytes = 0.0;
     }
 
+    /// The values that [`Congestion::restore`] needs, should the reduction to come be a mistake.
+    pub(crate) fn prior(&self, cwnd: u32) -> Prior {
+        Prior {
+            cwnd,
+            ssthresh: self.ssthresh,
+            cubic: self.cubic,
+        }
+    }
+
+    /// A reduction was a mistake; `cwnd` is the window now. The window to go on with.
+    pub(crate) fn restore(&mut self, prior: &Prior, cwnd: u32) -> u32 {
+        self.ssthresh = prior.ssthresh;
+        //= RFC 9438#4.9.2
+        //# In rare cases, when the detection happens long after a spurious fast retransmit event
+        //# and the current _cwnd_ is already higher than _cwnd_prior_, CUBIC SHOULD continue to use
+        //# the current and the most recent values of these variables.
+        if cwnd <= prior.cwnd {
+            // Section 4.9.2 names W_max, K, t_epoch and W_est, beside the window and ssthresh.
+            self.cubic = prior.cubic;
+        }
+        cwnd.max(prior.cwnd)
+    }
+
     /// DCTCP's estimate of the fraction of marked bytes, renewed once a window.
     pub(crate) fn count_marks(
         &mut self,
@@ -296,8 +330,13 @@ impl Cubic {
         self.stepped_at = progress.now;
         let t = progress.now.since(self.epoch_start).as_secs_f64();
         let w_cubic = |t: f64| CUBIC_C * (t - self.k).powi(3) + self.w_max;
-        // Section 4.3: what Reno would have by now; alpha as in figure 4, 1 once above W_max.
-        let alpha = if self.w_est < self.w_max {
+        //= RFC 9438#4.3
+        //# Once _W_est_ has grown to reach the _cwnd_ at the time of most recently setting
+        //# _ssthresh_ -- that is, _W_est_ >= _cwnd_prior_ -- the sender SHOULD set α__cubic_ to 1
+        //# to ensure that it can achieve the same congestion window increment rate as Reno, which
+        //# uses AIMD(1, 0.5).
+        // Section 4.3: what Reno would have by now; before that, alpha as in figure 4.
+        let alpha = if self.w_est < self.cwnd_prior {
             3.0 * (1.0 - CUBIC_BETA) / (1.0 + CUBIC_BETA)
         } else {
             1.0
@@ -323,6 +362,7 @@ impl Cubic {
     //# mechanism SHOULD be implemented.
     /// RFC 9438 sections 4.6 and 4.7 (fast convergence).
     fn reduce(&mut self, window: f64) {
+        self.cwnd_prior = window;
         self.w_max = if window < self.w_max {
             window * (1.0 + CUBIC_BETA) / 2.0
         } else {
@@ -407,6 +447,77 @@ mod tests {
             }
         }
         assert!((980 * MSS..=1_020 * MSS).contains(&cwnd), "{cwnd}");
+    }
+
+    /// RFC 9438 section 4.9.2: growth goes on as if nothing had happened; and after a new reduction
+    /// towards the old maximum, not towards one that fast convergence has lowered by mistake.
+    #[test]
+    fn cubic_goes_on_where_it_was_after_a_mistake() {
+        let grown = |has_mistake: bool| {
+            let mut congestion = Congestion::new(CongestionControl::Cubic, Instant::ZERO, 1);
+            congestion.reduce(1_000 * MSS, 1_000 * MSS, MSS, false);
+            let mut cwnd = congestion.ssthresh;
+            for round in 0..60 {
+                if has_mistake && round == 30 {
+                    let prior = congestion.prior(cwnd);
+                    congestion.reduce(cwnd, cwnd, MSS, false);
+                    congestion.end_epoch();
+                    cwnd = congestion.restore(&prior, MSS);
+                }
+                for _ in 0..cwnd / (2 * MSS) {
+                    cwnd = congestion.grow(cwnd, ack(round * 100, 2 * MSS));
+                }
+            }
+            cwnd
+        };
+        // A part of a byte is not kept.
+        assert!(grown(true).abs_diff(grown(false)) <= MSS / 100);
+    }
+
+    #[test]
+    fn a_mistake_that_is_noticed_late_changes_nothing_that_was_learned_since() {
+        //= RFC 9438#4.9.2
+        //= type=test
+        //# In rare cases, when the detection happens long after a spurious fast retransmit event
+        //# and the current _cwnd_ is already higher than _cwnd_prior_, CUBIC SHOULD continue to use
+        //# the current and the most recent values of these variables.
+        let mut congestion = Congestion::new(CongestionControl::Cubic, Instant::ZERO, 1);
+        let prior = congestion.prior(10 * MSS);
+        congestion.reduce(10 * MSS, 10 * MSS, MSS, false);
+        congestion.reduce(40 * MSS, 40 * MSS, MSS, false);
+        let w_max = congestion.cubic.w_max;
+        assert_eq!(congestion.restore(&prior, 20 * MSS), 20 * MSS);
+        assert_eq!(congestion.cubic.w_max, w_max);
+        assert_eq!(congestion.ssthresh, u32::MAX);
+    }
+
+    //= RFC 9438#4.3
+    //= type=test
+    //# Once _W_est_ has grown to reach the _cwnd_ at the time of most recently setting _ssthresh_
+    //# -- that is, _W_est_ >= _cwnd_prior_ -- the sender SHOULD set α__cubic_ to 1 to ensure that
+    //# it can achieve the same congestion window increment rate as Reno, which uses AIMD(1, 0.5).
+    #[test]
+    fn cubic_is_as_slow_as_reno_up_to_the_window_before() {
+        let mut congestion = Congestion::new(CongestionControl::Cubic, Instant::ZERO, 1);
+        // The second reduction lowers W_max below the window it began at.
+        congestion.reduce(20 * MSS, 20 * MSS, MSS, false);
+        congestion.reduce(19 * MSS, 19 * MSS, MSS, false);
+        let mut cwnd = congestion.ssthresh;
+        let mut rounds_of_segment = 0;
+        // Round trips of 1 ms: time gives CUBIC's own curve nothing.
+        for round in 0..60 {
+            let before = cwnd;
+            for _ in 0..cwnd / MSS {
+                cwnd = congestion.grow(cwnd, ack(round, MSS));
+            }
+            let is_beyond = before > 19 * MSS + MSS / 2;
+            let step = f64::from(cwnd - before) / f64::from(MSS);
+            let expected = if is_beyond { 0.9..1.1 } else { 0.4..0.6 };
+            let is_turn = before.abs_diff(19 * MSS) <= MSS / 2;
+            assert!(is_turn || expected.contains(&step), "{before} {step}");
+            rounds_of_segment += u32::from(is_beyond);
+        }
+        assert!(rounds_of_segment > 0);
     }
 
     #[test]

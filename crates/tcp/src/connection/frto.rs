@@ -91,8 +91,8 @@ impl Connection {
         // timeout", cumulatively or, in section 3.1, selectively.
         let is_original = |end: Position| end <= self.recovery.point;
         if ack.delivered.lowest_original.is_some_and(is_original) {
-            if let Some(prior) = self.recovery.prior {
-                self.undo_recovery(cx, prior);
+            if let Some(prior) = self.recovery.prior.take() {
+                self.undo_recovery(cx, &prior);
             }
             return;
         }

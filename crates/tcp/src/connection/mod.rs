@@ -546,7 +546,8 @@ impl Connection {
 
     /// Bytes of memory this connection holds.
     pub(crate) fn memory_bytes(&self) -> usize {
-        size_of::<Self>() + self.scoreboard.heap_bytes()
+        let prior = self.recovery.prior.as_deref().map_or(0, size_of_val);
+        size_of::<Self>() + self.scoreboard.heap_bytes() + prior
     }
 }
 

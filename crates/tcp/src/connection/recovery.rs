@@ -11,7 +11,7 @@
 
 use super::acknowledge::Acknowledgement;
 use super::bbr::Step;
-use super::congestion::Progress;
+use super::congestion::{Prior, Progress};
 use super::frto::Suspicion;
 use super::sent::{Delivered, Sent};
 use super::{Conditions, Connection, Context};
@@ -26,7 +26,7 @@ const DUPLICATE_THRESHOLD: u32 = 3;
 const REORDER_PERSIST_RECOVERIES: u8 = 16;
 
 /// The state of a recovery.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Recovery {
     /// RecoveryPoint (RFC 6675): it ends when this is acknowledged.
     pub(crate) point: Position,
@@ -42,8 +42,8 @@ pub(crate) struct Recovery {
     flight_at_entry: u32,
     /// The acknowledgement at hand has shown another loss.
     pub(super) lost_more: bool,
-    /// The window and ssthresh before the loss, restored if the retransmissions prove spurious.
-    pub(super) prior: Option<(u32, u32)>,
+    /// Congestion control before the loss, restored if the retransmissions prove spurious.
+    pub(super) prior: Option<Box<Prior>>,
     /// TSval of the first retransmission (RFC 3522).
     pub(crate) first_retransmission: Option<u32>,
     /// The end of what was retransmitted last.
@@ -223,7 +223,7 @@ impl Connection {
     pub(super) fn enter_recovery(&mut self, cx: &mut Context<'_>, is_mark: bool) {
         cx.counters.recoveries += 1;
         let in_flight = (self.snd_nxt - self.snd_una) as u32;
-        self.recovery.prior = Some((self.cwnd, self.congestion.ssthresh));
+        self.recovery.prior = Some(Box::new(self.congestion.prior(self.cwnd)));
         self.recovery.first_retransmission = None;
         self.congestion
             .reduce(self.cwnd, in_flight, u32::from(self.mss), is_mark);
@@ -258,7 +258,7 @@ impl Connection {
         let mss = u32::from(self.mss);
         if self.phase != Phase::Loss || self.snd_una >= self.recovery.point {
             if self.phase == Phase::Open {
-                self.recovery.prior = Some((self.cwnd, self.congestion.ssthresh));
+                self.recovery.prior = Some(Box::new(self.congestion.prior(self.cwnd)));
             }
             // RFC 5681 section 3.1: ssthresh once for one loss, not for each of its timeouts.
             let in_flight = (self.snd_nxt - self.snd_una) as u32;
@@ -435,22 +435,23 @@ impl Connection {
     /// RFC 3522 (Eifel): an acknowledgement that echoes a time before the first retransmission was
     /// for the original; RFC 4015 section 3.2: restore what was reduced.
     pub(super) fn undo_if_spurious(&mut self, cx: &mut Context<'_>, echo: u32) {
-        let (Some(prior), Some(first)) = (self.recovery.prior, self.recovery.first_retransmission)
-        else {
+        let Some(first) = self.recovery.first_retransmission else {
             return;
         };
-        if (echo.wrapping_sub(first) as i32) < 0 {
-            self.undo_recovery(cx, prior);
+        if (echo.wrapping_sub(first) as i32) < 0
+            && let Some(prior) = self.recovery.prior.take()
+        {
+            self.undo_recovery(cx, &prior);
         }
     }
 
-    /// RFC 4015 section 3.2: nothing was lost; the window and ssthresh get their former values.
-    pub(super) fn undo_recovery(&mut self, cx: &mut Context<'_>, (cwnd, ssthresh): (u32, u32)) {
+    /// RFC 4015 section 3.2 and RFC 9438 section 4.9: nothing was lost; congestion control gets its
+    /// former values.
+    pub(super) fn undo_recovery(&mut self, cx: &mut Context<'_>, prior: &Prior) {
         cx.counters.recoveries_undone += 1;
         self.scoreboard.forgive();
         self.leave_recovery();
-        self.congestion.ssthresh = ssthresh;
-        self.cwnd = self.cwnd.max(cwnd);
+        self.cwnd = self.congestion.restore(prior, self.cwnd);
         self.conditions.set(Conditions::WINDOW_MOVED);
         self.rack.reordering_seen = true;
         self.rtt.forget_backoff();
