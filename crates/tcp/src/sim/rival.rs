@@ -15,6 +15,8 @@ mod cubic;
 
 /// A full packet of a path of 1500 bytes.
 pub(crate) const PACKET_BYTES: usize = 1_500;
+/// Its payload, beside headers with a timestamp.
+const PAYLOAD_BYTES: usize = PACKET_BYTES - 52;
 /// Packets that may overtake one before it is taken for lost.
 const REORDERING: u64 = 3;
 /// With no answer for so long everything in flight is lost.
@@ -78,6 +80,8 @@ pub(crate) struct Rival {
     is_recovering: bool,
     pace_at: Instant,
     wake_at: Instant,
+    /// A packet that has arrived, and whose answer waits for the next one.
+    pub(crate) unanswered: Option<u64>,
 }
 
 impl Rival {
@@ -98,11 +102,12 @@ impl Rival {
             is_recovering: false,
             pace_at: now,
             wake_at: now,
+            unanswered: None,
         }
     }
 
     pub(crate) fn delivered_bytes(&self) -> u64 {
-        self.delivered * PACKET_BYTES as u64
+        self.delivered * PAYLOAD_BYTES as u64
     }
 
     /// The number of a packet that leaves now, if one may.

@@ -349,6 +349,15 @@ impl Scenario {
         }
     }
 
+    /// Frames to host 1 take longer by up to so much, each by its own. Without that, senders whose
+    /// segments leave at regular times lose always or never (phase effects: Floyd and Jacobson,
+    /// 1992).
+    #[must_use]
+    pub fn with_jitter(mut self, jitter: Duration) -> Self {
+        self.impairments[0].jitter = jitter;
+        self
+    }
+
     /// With another sender on the way out of host 0, from the beginning on.
     #[must_use]
     pub fn beside(mut self, rival: Kind) -> Self {

@@ -1,9 +1,12 @@
 //! Rivals compete with the engine of the first host for its way out.
 
 use super::{Happening, World};
-use crate::Instant;
 use crate::sim::link::Fate;
 use crate::sim::rival::{PACKET_BYTES, Rival};
+use crate::{Duration, Instant};
+
+/// How long an answer waits for a second packet.
+const ANSWER_DELAY: Duration = Duration::from_millis(40);
 
 impl World {
     /// Lets the rivals of the scenario begin, with the first transfer.
@@ -24,6 +27,24 @@ impl World {
         self.let_rival_send(rival);
     }
 
+    /// The receiver answers every second packet at once, and one alone after a while, as receivers
+    /// of TCP do (RFC 5681 section 4.2): so each answer lets two packets go.
+    fn answer_later(&mut self, rival: usize, number: u64, at: Instant) {
+        match self.rivals[rival].unanswered.take() {
+            Some(earlier) => {
+                for number in [earlier, number] {
+                    self.push(at, Happening::Answer { rival, number });
+                }
+            }
+            None => {
+                self.rivals[rival].unanswered = Some(number);
+                // Should the next one be answered before, this does nothing.
+                let number = Happening::Answer { rival, number };
+                self.push(at + ANSWER_DELAY, number);
+            }
+        }
+    }
+
     fn let_rival_send(&mut self, rival: usize) {
         while let Some(number) = self.rivals[rival].send(self.now) {
             let link = &mut self.hosts[0].way_out;
@@ -31,8 +52,7 @@ impl World {
             if let Fate::Arrives { at, .. } = fate {
                 // The way back is never busy.
                 let back = self.hosts[1].way_out.impairments.delay;
-                let at = at[0] + back;
-                self.push(at, Happening::Answer { rival, number });
+                self.answer_later(rival, number, at[0] + back);
             }
         }
         if let Some(at) = self.rivals[rival].next_wake(self.now) {
