@@ -246,15 +246,19 @@ impl Ground {
         results
     }
 
-    /// Keeps what a program wrote for people: `target/suites/output/SUITE/WAY/PROGRAM`.
-    fn keep(&self, program: &Program, way: Way, output: &Path) {
+    /// Keeps what a program wrote for people: `target/suites/output/SUITE/WAY/PROGRAM`. That of its
+    /// last failure has `.failed` behind it, because a program that fails is run again.
+    fn keep(&self, program: &Program, way: Way, output: &Path, succeeded: bool) {
         let way = format!("{way:?}").to_lowercase();
         if fs::metadata(output).is_ok_and(|metadata| metadata.len() > KEPT_BYTES_MAX) {
             return;
         }
         let dir = source::cache().join("output").join(self.suite).join(way);
-        let kept = fs::create_dir_all(&dir)
-            .and_then(|()| fs::copy(output, dir.join(program.name.replace('/', "."))));
+        let mut name = program.name.replace('/', ".");
+        if !succeeded {
+            name.push_str(".failed");
+        }
+        let kept = fs::create_dir_all(&dir).and_then(|()| fs::copy(output, dir.join(name)));
         if let Err(error) = kept {
             eprintln!("{}: {error}", dir.display());
         }
@@ -270,7 +274,8 @@ impl Ground {
         for _ in 0..STARTS_MAX {
             let status = self.run_once(program, way, &journal, &output);
             let said = String::from_utf8_lossy(&fs::read(&output).unwrap_or_default()).into_owned();
-            self.keep(program, way, &output);
+            let succeeded = status.is_some_and(|status| status.success());
+            self.keep(program, way, &output, succeeded);
             match program.reading {
                 Reading::Whole(judge) => {
                     let outcome = match status {
