@@ -1,8 +1,8 @@
 //! The instructions and branches around each system call, without a full sweep.
 //!
-//! A plan looks at the neighbourhood of its site only. A sweep of all code costs 10 ns for each
-//! instruction, of which a large program has millions. The search finds what a sweep would find
-//! there, in three steps:
+//! A plan looks at the neighbourhood of its site only. A sweep of all code costs 6 ns for each
+//! byte, of which a large program has millions. The search finds what a sweep would find there, in
+//! three steps:
 //!
 //! 1. It looks for the bytes of `syscall`.
 //! 2. It decodes the code around them. Where instructions begin is not known in the midst of code.
