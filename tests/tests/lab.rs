@@ -13,6 +13,8 @@ const PLAN: &str = "name = \"offload\"\nabout = \"A test.\"\nrounds = 1\nseconds
     [[arm]]\nname = \"tap, small\"\npath = \"offload\"\nlink = \"tap\"\nmtu = 2044\nlso = false\n\
     lro = false\nagainst = \"tap\"\n\
     [[arm]]\nname = \"packet\"\npath = \"offload\"\nlink = \"packet\"\n\
+    [[arm]]\nname = \"packet, copied\"\npath = \"offload\"\nlink = \"packet\"\n\
+    engine = { split-headers = \"off\", copy-engine = \"worker\" }\nagainst = \"packet\"\n\
     [[arm]]\nname = \"xdp\"\npath = \"offload\"\nlink = \"xdp\"\n\
     [[block]]\ntitle = \"both\"\nmetric = \"throughput\"\npattern = \"both\"\nmessage = 16384\n";
 
@@ -24,22 +26,30 @@ fn arms_of_the_lab_run_over_each_kind_of_link() {
     }
     let toehold = Toehold::start();
     let folder = tempfile::tempdir().expect("room");
-    let plan = folder.path().join("offload.toml");
-    fs::write(&plan, PLAN).expect("room");
-    let run = folder.path().join("run");
-    let mut command = Command::new(toehold.asking(&[]).get_program());
-    command.args(["lab", "run", "--json", "--out"]);
-    command.arg(&run).arg(&plan).env("TOEHOLD_LIB", library());
-    let output = command.output().expect("toehold runs");
+    let run = |name: &str, text: &str| {
+        let plan = folder.path().join(name).with_extension("toml");
+        fs::write(&plan, text).expect("room");
+        let mut command = Command::new(toehold.asking(&[]).get_program());
+        command.args(["lab", "run", "--json", "--out"]);
+        command.arg(folder.path().join(name)).arg(&plan);
+        command.env("TOEHOLD_LIB", library());
+        command.output().expect("toehold runs")
+    };
+    let output = run("offload", PLAN);
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{error}");
     let record: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let samples = record["samples"].as_array().expect("samples");
-    assert_eq!(samples.len(), 6);
+    assert_eq!(samples.len(), 7);
     for sample in samples {
         assert!(sample["failure"].is_null(), "{sample}");
         assert!(sample["outcome"]["bytes"].as_u64() > Some(0), "{sample}");
     }
     // Each was seen on the path that it is about.
     assert_eq!(record["stayed"], serde_json::json!([]));
+    // A wrong setting is the adapter's to refuse, in its own words.
+    let output = run("wrong", &PLAN.replace("\"worker\"", "\"fax\""));
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.contains("`fax`"), "{error}");
 }

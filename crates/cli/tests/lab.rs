@@ -282,42 +282,6 @@ fn arms_with_links_run_between_namespaces_of_their_own() {
 }
 
 #[test]
-fn arms_may_differ_in_settings_of_the_engine() {
-    if !is_root() {
-        return;
-    }
-    let with = |value: &str| {
-        let arm = |name: &str, engine: &str| {
-            format!(
-                "[[arm]]\nname = \"{name}\"\npath = \"offload\"\nlink = \"packet\"\n\
-                 engine = {{ {engine} }}\n"
-            )
-        };
-        let copied = format!("split-headers = \"off\", copy-engine = \"{value}\"");
-        let arms = arm("split", "split-headers = \"on\"") + &arm("copied", &copied);
-        LINKED
-            .replace("[[block]]", &(arms + "[[block]]"))
-            .replace("\"to-server\"", "\"to-client\"")
-    };
-    let (folder, plan, run) = with_plan(&with("worker"));
-    let output = lab(&["run", &plan, "--out", &run, "--json"]);
-    assert!(output.status.success(), "{}", error_of(&output));
-    let record: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    let samples = record["samples"].as_array().expect("samples");
-    for arm in ["split", "copied"] {
-        let own = samples.iter().filter(|sample| sample["arm"] == arm);
-        let received = |sample: &Value| sample["outcome"]["bytes"].as_u64() > Some(0);
-        // An engine has one port.
-        assert_eq!(own.filter(|sample| received(sample)).count(), 2, "{arm}");
-    }
-    // A wrong value is the adapter's to refuse, in its own words.
-    let wrong = folder.file("wrong.toml", &with("fax"));
-    let output = lab(&["run", &wrong, "--out", &folder.path("wrong")]);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(error_of(&output).contains("`fax`"), "{}", error_of(&output));
-}
-
-#[test]
 fn namespaces_of_a_killed_run_are_removed_by_the_next() {
     if !is_root() {
         return;
