@@ -17,6 +17,10 @@
 
 #![cfg_attr(not(test), no_std)]
 
+// As the tests beside the crate name it, whose helpers the tests within it use.
+#[cfg(test)]
+extern crate self as toehold_sites;
+
 pub mod elf;
 pub mod instruction;
 pub mod movable;
@@ -24,3 +28,7 @@ pub mod plan;
 pub mod search;
 pub mod stub;
 pub mod sweep;
+
+#[cfg(test)]
+#[path = "../tests/support/mod.rs"]
+mod support;

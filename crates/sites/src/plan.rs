@@ -359,27 +359,15 @@ const _: () = assert!(PLAN_BYTES_BEFORE > INSTRUCTIONS_THAT_CONVINCE * INSTRUCTI
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sweep::{Bits, words};
+    use crate::support;
 
     /// Sweeps `code` and plans all its sites.
     fn plans(code: &[u8]) -> Vec<Result<Patch, Obstacle>> {
-        let mut starts = vec![0; words(code.len())];
-        let mut targets = starts.clone();
-        let bits = Bits {
-            starts: &mut starts,
-            targets: &mut targets,
-        };
-        let mut swept = Swept::new(code, bits);
-        let mut sites = Vec::new();
-        swept.sweep(0..code.len(), |at| sites.push(at));
-        let mut planned = Vec::new();
-        let mut results = Vec::new();
-        for site in sites {
-            let result = plan(&swept, site, &planned);
-            planned.extend(result);
-            results.push(result);
-        }
-        results
+        support::with_code(code, |swept| {
+            let mut sites = Vec::new();
+            swept.sweep(0..code.len(), |at| sites.push(at));
+            support::plans(swept, &sites)
+        })
     }
 
     #[test]

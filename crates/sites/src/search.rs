@@ -44,7 +44,13 @@ impl Swept<'_> {
                 }
                 let begin = at.saturating_sub(PLAN_BYTES_BEFORE + MEETING_BYTES);
                 // Where the streams do not meet, all code since the last system call is swept.
-                let met = meet(code, begin, swept_to, at - at.min(PLAN_BYTES_BEFORE), end);
+                let met = meet(
+                    code,
+                    begin,
+                    swept_to,
+                    at.saturating_sub(PLAN_BYTES_BEFORE),
+                    end,
+                );
                 swept_to = met.unwrap_or(swept_to);
             } else if self.at(at).is_none() {
                 continue;
@@ -277,38 +283,28 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::plan::plan;
-    use crate::sweep::{Bits, words};
+    use crate::support;
 
     /// The plans of all sites, by a full sweep or by a search.
     fn plans(code: &[u8], is_search: bool) -> Vec<String> {
-        let (mut starts, mut targets) = (vec![0; words(code.len())], vec![0; words(code.len())]);
-        let bits = Bits {
-            starts: &mut starts,
-            targets: &mut targets,
-        };
-        let mut swept = Swept::new(code, bits);
-        let mut sites = Vec::new();
-        if is_search {
-            swept.search(0..code.len(), |at| sites.push(at));
-            swept.search_branches(&sites);
-        } else {
-            swept.sweep(0..code.len(), |at| {
-                // A system call with a prefix is none that compilers make.
-                if code[at] == 0x0f {
-                    sites.push(at);
-                }
-            });
-        }
-        let mut planned = Vec::new();
-        sites
-            .iter()
-            .map(|&site| {
-                let result = plan(&swept, site, &planned);
-                planned.extend(result);
-                format!("{site} {result:?}")
-            })
-            .collect()
+        support::with_code(code, |swept| {
+            let mut sites = Vec::new();
+            if is_search {
+                swept.search(0..code.len(), |at| sites.push(at));
+                swept.search_branches(&sites);
+            } else {
+                swept.sweep(0..code.len(), |at| {
+                    // A system call with a prefix is none that compilers make.
+                    if code[at] == 0x0f {
+                        sites.push(at);
+                    }
+                });
+            }
+            let results = support::plans(swept, &sites).into_iter();
+            let both = sites.iter().zip(results);
+            both.map(|(site, result)| format!("{site} {result:?}"))
+                .collect()
+        })
     }
 
     #[test]

@@ -126,11 +126,11 @@ impl<'a> Swept<'a> {
     }
 }
 
-pub(crate) fn set(bits: &mut [u64], at: usize) {
+fn set(bits: &mut [u64], at: usize) {
     bits[at / 64] |= 1 << (at % 64);
 }
 
-pub(crate) fn is_set(bits: &[u64], at: usize) -> bool {
+fn is_set(bits: &[u64], at: usize) -> bool {
     bits[at / 64] >> (at % 64) & 1 != 0
 }
 

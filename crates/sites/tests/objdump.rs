@@ -1,14 +1,15 @@
 //! The decoder and the plans, against objdump, over programs that compilers made.
 
+mod support;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use toehold_sites::elf::{Image, PF_X, PT_LOAD, Segment};
-use toehold_sites::plan::{Kind, Obstacle, Patch, plan};
+use toehold_sites::plan::{Kind, Obstacle, Patch};
 use toehold_sites::stub::{Addresses, STUB_BYTES_MAX, overwrites, stub};
-use toehold_sites::sweep::{Bits, Swept, words};
 
 /// The addresses of all instructions, by objdump, and whether each is a system call.
 fn objdump(program: &Path) -> BTreeMap<u64, bool> {
@@ -36,26 +37,14 @@ struct Found {
 
 /// The plans of a segment's sites, without a full sweep.
 fn searched(image: &Image<'_>, segment: Segment, code: &[u8]) -> Vec<Result<Patch, Obstacle>> {
-    let mut starts = vec![0; words(code.len())];
-    let mut targets = starts.clone();
-    let bits = Bits {
-        starts: &mut starts,
-        targets: &mut targets,
-    };
-    let mut swept = Swept::new(code, bits);
-    let mut sites = Vec::new();
-    for part in image.parts(segment) {
-        swept.search(part, |site| sites.push(site));
-    }
-    swept.search_branches(&sites);
-    let mut planned = Vec::new();
-    let mut results = Vec::new();
-    for site in sites {
-        let result = plan(&swept, site, &planned);
-        planned.extend(result);
-        results.push(result);
-    }
-    results
+    support::with_code(code, |swept| {
+        let mut sites = Vec::new();
+        for part in image.parts(segment) {
+            swept.search(part, |site| sites.push(site));
+        }
+        swept.search_branches(&sites);
+        support::plans(swept, &sites)
+    })
 }
 
 fn compare(program: &Path) -> Found {
@@ -73,37 +62,27 @@ fn compare(program: &Path) -> Found {
         let code = image
             .range(segment.offset, segment.file_bytes)
             .expect("whole");
-        let mut starts = vec![0; words(code.len())];
-        let mut targets = starts.clone();
-        let bits = Bits {
-            starts: &mut starts,
-            targets: &mut targets,
-        };
-        let mut swept = Swept::new(code, bits);
-        let mut sites = Vec::new();
-        for part in image.parts(segment) {
-            swept.sweep(part, |site| sites.push(site));
-        }
-        for at in 0..code.len() {
-            let address = segment.address + at as u64;
-            if swept.at(at).is_some() != expected.contains_key(&address) {
-                found.differences.push(address);
+        let results = support::with_code(code, |swept| {
+            let mut sites = Vec::new();
+            for part in image.parts(segment) {
+                swept.sweep(part, |site| sites.push(site));
             }
-            let is_site = sites.binary_search(&at).is_ok();
-            if is_site != (expected.get(&address) == Some(&true)) {
-                found.site_differences.push(address);
+            for at in 0..code.len() {
+                let address = segment.address + at as u64;
+                if swept.at(at).is_some() != expected.contains_key(&address) {
+                    found.differences.push(address);
+                }
+                let is_site = sites.binary_search(&at).is_ok();
+                if is_site != (expected.get(&address) == Some(&true)) {
+                    found.site_differences.push(address);
+                }
             }
-        }
-        let mut planned = Vec::new();
-        let mut results = Vec::new();
-        for site in sites {
-            let result = plan(&swept, site, &planned);
-            planned.extend(result);
-            results.push(result);
-        }
+            support::plans(swept, &sites)
+        });
         assert_eq!(results, searched(&image, segment, code));
-        found.sites.extend(results);
+        let planned: Vec<Patch> = results.iter().flatten().copied().collect();
         check_bytes(code, segment.address, &planned);
+        found.sites.extend(results);
     }
     found
 }

@@ -1,0 +1,26 @@
+//! Code that is swept or searched, and the plans of its sites; for the crate's own tests, too.
+
+use toehold_sites::plan::{Obstacle, Patch, plan};
+use toehold_sites::sweep::{Bits, Swept, words};
+
+/// Lets `look` see `code`, of which nothing is swept yet; returns its answer.
+pub(crate) fn with_code<T>(code: &[u8], look: impl FnOnce(&mut Swept<'_>) -> T) -> T {
+    let mut starts = vec![0; words(code.len())];
+    let mut targets = starts.clone();
+    let bits = Bits {
+        starts: &mut starts,
+        targets: &mut targets,
+    };
+    look(&mut Swept::new(code, bits))
+}
+
+/// The plans of `sites`, each made beside those before it.
+pub(crate) fn plans(swept: &Swept<'_>, sites: &[usize]) -> Vec<Result<Patch, Obstacle>> {
+    let mut planned = Vec::new();
+    let one = |site: &usize| {
+        let result = plan(swept, *site, &planned);
+        planned.extend(result);
+        result
+    };
+    sites.iter().map(one).collect()
+}
