@@ -158,9 +158,13 @@ mod tests {
     /// that give way for loss.
     #[test]
     fn bbr_shares_a_bottleneck_with_the_senders_of_others() {
-        for rival in [RivalKind::BbrOne, RivalKind::Cubic, RivalKind::Reno] {
+        for (most, rival) in [
+            (0.7, RivalKind::BbrOne),
+            (0.7, RivalKind::Cubic),
+            (0.8, RivalKind::Reno),
+        ] {
             let share = mean_share_beside(2, CongestionControl::Bbr, rival);
-            assert!((0.4..0.8).contains(&share), "{share:.2} beside {rival:?}");
+            assert!((0.4..most).contains(&share), "{share:.2} beside {rival:?}");
         }
     }
 
