@@ -32,7 +32,8 @@ impl FileBytes {
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: mapped with this length. A program that is executed cannot be written (ETXTBSY).
+        // SAFETY: mapped with this length. A program that is executed cannot be written (ETXTBSY);
+        // the library can, but an installation puts another file in its place.
         unsafe { std::slice::from_raw_parts(self.at.cast(), self.len) }
     }
 }
