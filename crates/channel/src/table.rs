@@ -237,6 +237,26 @@ impl Entry {
             .map(|word| word.load(order).count_ones());
         marked.fold(self.holders.load(order), u32::saturating_add)
     }
+
+    /// Whether more than one process of the family holds a descriptor of it: [`Self::holder_count`]
+    /// without counting.
+    #[inline]
+    pub fn has_several_holders(&self, order: Ordering) -> bool {
+        let mut any = match self.holders.load(order) {
+            0 => false,
+            1 => true,
+            _ => return true,
+        };
+        for word in &self.held_by {
+            let bits = word.load(order);
+            // A bit besides the lowest one, or one in another word.
+            if bits & bits.wrapping_sub(1) != 0 || any && bits != 0 {
+                return true;
+            }
+            any |= bits != 0;
+        }
+        false
+    }
 }
 
 #[cfg(not(loom))]

@@ -178,7 +178,7 @@ pub(crate) fn leave(entry: &Entry) -> bool {
 /// True when another process of the family, alive, may hold the connection.
 #[inline]
 pub(crate) fn are_others(entry: &Entry) -> bool {
-    entry.holder_count(Ordering::Relaxed) > 1
+    entry.has_several_holders(Ordering::Relaxed)
         && table::table().is_some_and(|table| table.are_others(entry))
 }
 

@@ -184,6 +184,11 @@ pub(crate) struct PrivateHeld<'a> {
     _section: Section,
 }
 
+/// As [`PrivateHeld`], of a lock that was taken while the thread held another one.
+pub(crate) struct PrivateHeldWithin<'a> {
+    lock: &'a Private,
+}
+
 impl Private {
     /// An open lock. All zeroes is one, too.
     pub(crate) const fn new() -> Private {
@@ -206,18 +211,36 @@ impl Private {
     #[inline]
     pub(crate) fn try_lock(&self) -> Option<PrivateHeld<'_>> {
         let section = deferral::enter();
-        if self
-            .0
-            // Acquire pairs with the Release store in `PrivateHeld::drop`.
-            .compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed)
-            .is_err()
-        {
-            return None;
-        }
-        Some(PrivateHeld {
+        // Made only then: an owner that is dropped opens the lock.
+        self.take().then(|| PrivateHeld {
             lock: self,
             _section: section,
         })
+    }
+
+    /// Takes it while this thread holds `outer`, which keeps signal handlers out already.
+    #[inline]
+    pub(crate) fn lock_within<'a>(&'a self, _outer: &'a PrivateHeld<'_>) -> PrivateHeldWithin<'a> {
+        let mut wait = Wait::default();
+        while !self.take() {
+            wait.turn();
+        }
+        PrivateHeldWithin { lock: self }
+    }
+
+    #[inline(always)]
+    fn take(&self) -> bool {
+        // Acquire pairs with the Release store in `Private::open`.
+        let taken = self
+            .0
+            .compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed);
+        taken.is_ok()
+    }
+
+    #[inline(always)]
+    fn open(&self) {
+        // Release pairs with the Acquire in `Private::take`.
+        self.0.store(0, Ordering::Release);
     }
 
     /// True when somebody has it at this moment.
@@ -235,8 +258,14 @@ impl Private {
 impl Drop for PrivateHeld<'_> {
     #[inline]
     fn drop(&mut self) {
-        // Release pairs with the Acquire in `Private::try_lock`.
-        self.lock.0.store(0, Ordering::Release);
+        self.lock.open();
+    }
+}
+
+impl Drop for PrivateHeldWithin<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.lock.open();
     }
 }
 

@@ -188,7 +188,7 @@ pub trait Members: Family {
     /// True when another process of the family, alive, may hold the connection.
     fn are_others(&self, entry: &Entry) -> bool {
         // Relaxed: whoever has forked, or was, sees the bit that its fork set.
-        entry.holder_count(Ordering::Relaxed) > 1 && self.is_held_elsewhere(entry, true)
+        entry.has_several_holders(Ordering::Relaxed) && self.is_held_elsewhere(entry, true)
     }
 
     /// True when another process of the family, alive, holds the connection. Those that leave just

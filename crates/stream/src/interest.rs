@@ -215,12 +215,10 @@ impl Interest {
     /// From now on `to` answers. The caller holds the instance's lock, or has shown the
     /// registration to nobody.
     pub fn become_state(&self, to: State) {
-        let from = self.state.swap(to as u32, Ordering::Relaxed);
-        debug_assert!(
-            State::of(from).leads_to(to),
-            "{:?} to {to:?}",
-            State::of(from)
-        );
+        let from = self.state();
+        debug_assert!(from.leads_to(to), "{from:?} to {to:?}");
+        // A program that parks it at this moment was quicker.
+        self.state.store(to as u32, Ordering::Relaxed);
     }
 
     /// One step from a state to another; false when it was in a third. Of two threads that try at

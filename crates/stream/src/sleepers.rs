@@ -153,6 +153,6 @@ impl<'a, F: Family> FamilySleepers<'a, F> {
 
     /// True when several processes may hold the connection.
     fn is_shared(&self) -> bool {
-        self.entry.holder_count(Ordering::Relaxed) > 1
+        self.entry.has_several_holders(Ordering::Relaxed)
     }
 }

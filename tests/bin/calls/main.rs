@@ -1,7 +1,8 @@
 //! Makes the same calls on one connection over and over, for callgrind to count their instructions.
 //!
-//! `calls ROUNDS upgraded|kernel`: a connection to itself; each round sends 64 bytes into one end,
-//! waits for the other end with `epoll_wait`, receives, and waits once more without any news. With
+//! `calls ROUNDS upgraded|kernel [again]`: a connection to itself; each round sends 64 bytes into
+//! one end, waits for the other end with `epoll_wait`, receives, and waits once more without any
+//! news. With `again` it then removes the end from the epoll instance and adds it again. With
 //! `upgraded` the rounds begin when the connection has left the kernel, and there is an error when
 //! it does not. With `kernel` it asks for time stamps, with which no connection leaves the kernel.
 
@@ -20,10 +21,11 @@ fn main() -> ExitCode {
     let mut words = std::env::args().skip(1);
     let rounds = words.next().and_then(|word| word.parse::<u32>().ok());
     let (Some(rounds), Some(path)) = (rounds, words.next()) else {
-        eprintln!("usage: calls ROUNDS upgraded|kernel");
+        eprintln!("usage: calls ROUNDS upgraded|kernel [again]");
         return ExitCode::from(2);
     };
     let mut ends = Ends::connect().expect("a connection over loopback");
+    ends.adds_again = words.next().is_some_and(|word| word == "again");
     let started = Instant::now();
     if path == "kernel" {
         ends.stay_on_kernel();
@@ -47,6 +49,7 @@ struct Ends {
     sending: TcpStream,
     receiving: TcpStream,
     epoll: i32,
+    adds_again: bool,
 }
 
 impl Ends {
@@ -57,21 +60,27 @@ impl Ends {
         sending.set_nodelay(true)?;
         // SAFETY: no pointers.
         let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        let ends = Ends {
+            sending,
+            receiving,
+            epoll,
+            adds_again: false,
+        };
+        ends.control(libc::EPOLL_CTL_ADD);
+        Ok(ends)
+    }
+
+    fn control(&self, operation: i32) {
         let mut event = libc::epoll_event {
             events: libc::EPOLLIN as u32,
             u64: 0,
         };
         // SAFETY: `event` is valid.
-        let added = unsafe {
-            let fd = receiving.as_raw_fd();
-            libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, fd, &mut event)
+        let done = unsafe {
+            let fd = self.receiving.as_raw_fd();
+            libc::epoll_ctl(self.epoll, operation, fd, &mut event)
         };
-        assert_eq!(added, 0, "{}", std::io::Error::last_os_error());
-        Ok(Ends {
-            sending,
-            receiving,
-            epoll,
-        })
+        assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
     }
 
     fn stay_on_kernel(&self) {
@@ -93,6 +102,10 @@ impl Ends {
         assert_eq!(self.wait(1000), 1);
         self.receiving.read_exact(&mut bytes).expect("received");
         assert_eq!(self.wait(0), 0);
+        if self.adds_again {
+            self.control(libc::EPOLL_CTL_DEL);
+            self.control(libc::EPOLL_CTL_ADD);
+        }
     }
 
     fn wait(&self, milliseconds: i32) -> i32 {

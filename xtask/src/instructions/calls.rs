@@ -10,13 +10,14 @@ use super::{build, counted, release};
 use crate::adapter::Adapter;
 
 /// The functions that are counted, and what stands in the table for them.
-const CALLS: [(&str, &str); 3] = [
+const CALLS: [(&str, &str); 4] = [
     ("send", "`send` of 64 bytes"),
     ("recv", "`recv` of 64 bytes"),
     (
         "epoll_wait",
         "`epoll_wait` twice: one event, then none at once",
     ),
+    ("epoll_ctl", "`epoll_ctl` twice: remove, then add again"),
 ];
 const ROUNDS_FEW: u64 = 2_000;
 const ROUNDS_MANY: u64 = 22_000;
@@ -104,5 +105,8 @@ fn instructions(function: &str, way: Way, runtime: &Path, rounds: u64) -> Result
         } else {
             "kernel"
         });
+    if function == "epoll_ctl" {
+        command.arg("again");
+    }
     counted(&mut command)
 }

@@ -14,8 +14,8 @@ use crate::epoll::lists::push_ready;
 use crate::epoll::membership::{answered, become_ours, leave, take_members_from_kernel};
 use crate::epoll::nested::control_nested;
 use crate::epoll::registration::{
-    ANSWER_EVENTS, CARRIER_EVENTS, LINKED, State, TAG, allocate_registration, armed, find,
-    free_registration, registration, tag, untag,
+    ANSWER_EVENTS, CARRIER_EVENTS, LINKED, Registration, State, TAG, allocate_registration, armed,
+    find, free_registration, registration, tag, untag,
 };
 use crate::offload::awaiting;
 use crate::{closing, sys, waits};
@@ -36,17 +36,22 @@ pub(crate) fn control(
             // stay the kernel's.
             TAG.store(0, Ordering::Relaxed);
         }
-        if connection::at(fd).is_none_or(|connection| connection.end().is_none()) {
-            epoll.note_ordinary(event.events);
-        }
     }
-    match descriptors::kind(fd) {
-        Kind::Epoll => return control_nested(epoll, epoll_fd, operation, fd, event),
-        Kind::Connection => {}
-        Kind::Foreign => return control_early(number, epoll_fd, operation, fd, event),
-        Kind::Own => return None,
+    let connection = connection::at(fd);
+    if let (Some(event), libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD) = (event, operation)
+        && connection
+            .as_ref()
+            .is_none_or(|connection| !connection.local.attachment.has_region())
+    {
+        epoll.note_ordinary(event.events);
     }
-    let connection = connection::at(fd)?;
+    let Some(connection) = connection else {
+        return match descriptors::kind(fd) {
+            Kind::Epoll => control_nested(epoll, epoll_fd, operation, fd, event),
+            Kind::Foreign => control_early(number, epoll_fd, operation, fd, event),
+            Kind::Connection | Kind::Own => None,
+        };
+    };
     let mut known = find(&connection, number, fd);
     if known.is_none() && operation != libc::EPOLL_CTL_ADD {
         // Another thread may have put it into the kernel and not yet into the books, and we have
@@ -55,9 +60,19 @@ pub(crate) fn control(
         known = find(&connection, number, fd);
     }
     match operation {
-        libc::EPOLL_CTL_ADD => add(&connection, number, epoll_fd, known, event?),
+        libc::EPOLL_CTL_ADD => {
+            let event = event?;
+            if let Some((n, one)) = known
+                && one.state() == State::Parked
+                && take_back(epoll, number, &connection, (n, one), &event)
+            {
+                show(epoll, &connection, one, n);
+                return Some(Ok(()));
+            }
+            add(&connection, number, epoll_fd, event)
+        }
         libc::EPOLL_CTL_MOD => {
-            let one = registration(known?)?;
+            let (n, one) = known?;
             if one.state() == State::Parked {
                 return Some(Err(libc::ENOENT));
             }
@@ -70,7 +85,7 @@ pub(crate) fn control(
             if one.is_kernels() {
                 let _members = connection.local.membership.lock();
                 if one.is_kernels() {
-                    return Some(modify_kernels(epoll, epoll_fd, known?, &event));
+                    return Some(modify_kernels(epoll, epoll_fd, n, &event));
                 }
             }
             if !one.is_ours() {
@@ -85,13 +100,13 @@ pub(crate) fn control(
                 let _held = epoll.lock.lock();
                 one.set(armed(event.events), event.u64);
                 one.rearm();
-                push_ready(epoll, known?);
+                push_ready(epoll, n);
             }
-            show(epoll, known?);
+            show(epoll, &connection, one, n);
             Some(Ok(()))
         }
         libc::EPOLL_CTL_DEL => {
-            let one = registration(known?)?;
+            let (_, one) = known?;
             if one.moves(State::InBitmap, State::Parked) {
                 epoll.ours.fetch_sub(1, Ordering::Relaxed);
                 return Some(Ok(()));
@@ -100,7 +115,7 @@ pub(crate) fn control(
                 return Some(Err(libc::ENOENT));
             }
             let _members = connection.local.membership.lock();
-            let n = find(&connection, number, fd)?;
+            let (n, _) = find(&connection, number, fd)?;
             let carrier = one.carrier();
             let is_orphan = carrier != fd;
             if is_orphan {
@@ -117,20 +132,13 @@ pub(super) fn add(
     connection: &Connection,
     number: u32,
     epoll_fd: i32,
-    known: Option<u32>,
     event: epoll_event,
 ) -> Option<Result<(), i32>> {
     let epoll = epoll(number)?;
-    if let Some(one) = known.and_then(registration) {
-        if one.state() == State::Parked && take_back(epoll, number, connection, known?, &event) {
-            show(epoll, known?);
-            return Some(Ok(()));
-        }
-    }
     let members = connection.local.membership.lock();
-    if let Some(n) = find(connection, number, connection.fd) {
+    if let Some((_, one)) = find(connection, number, connection.fd) {
         let fd = connection.fd;
-        if registration(n).is_some_and(|one| one.carrier() != fd) {
+        if one.carrier() != fd {
             // The number was closed, its registration went to a duplicate in the kernel, and now
             // the number is the same file's again: the kernel would have kept the registration.
             return Some(Err(libc::EEXIST));
@@ -220,14 +228,11 @@ fn take_back(
     epoll: &Epoll,
     number: u32,
     connection: &Connection,
-    n: u32,
+    (n, one): (u32, &Registration),
     event: &epoll_event,
 ) -> bool {
-    let Some(one) = registration(n) else {
-        return false;
-    };
-    let _members = connection.local.membership.lock();
-    let _held = epoll.lock.lock();
+    let members = connection.local.membership.lock();
+    let _held = epoll.lock.lock_within(&members);
     if one.state() != State::Parked {
         return false;
     }
@@ -241,19 +246,13 @@ fn take_back(
 
 /// A member's interest changed, and it is on the ready list: wakes a thread that sleeps already.
 /// Not to be called with the lock held.
-fn show(epoll: &Epoll, number: u32) {
-    let Some(one) = registration(number) else {
-        return;
-    };
+fn show(epoll: &Epoll, connection: &Connection, one: &Registration, n: u32) {
     let wants_room = one.events() & EPOLLOUT as u32 != 0;
-    let on_carrier = |connection: Connection| {
-        let end = connection.end();
-        end.is_some_and(|end| end.tx_mode() != Mode::Ring)
-    };
-    if wants_room && one.behind().is_some_and(on_carrier) {
+    let end = wants_room.then(|| connection.end()).flatten();
+    if end.is_some_and(|end| end.tx_mode() != Mode::Ring) {
         // The room is the kernel's, and so are the news of it.
-        kick(epoll.fd.load(Ordering::Relaxed) - 1, one.carrier(), number);
+        kick(epoll.fd.load(Ordering::Relaxed) - 1, one.carrier(), n);
     } else {
-        epoll.show_to_sleepers(number, one.carrier());
+        epoll.show_to_sleepers(n, one.carrier());
     }
 }

@@ -16,9 +16,11 @@ pub(super) fn push_ready(epoll: &Epoll, number: u32) {
     if !one.is_ours() || one.epoll.load(Ordering::Relaxed) != epoll.number.load(Ordering::Relaxed) {
         return;
     }
-    if one.on_ready.swap(1, Ordering::Relaxed) != 0 {
+    // Written under the lock alone, or before anybody knows the registration.
+    if one.on_ready.load(Ordering::Relaxed) != 0 {
         return;
     }
+    one.on_ready.store(1, Ordering::Relaxed);
     one.ready_next.store(0, Ordering::Relaxed);
     match registration(epoll.ready_tail.load(Ordering::Relaxed)) {
         Some(tail) => tail.ready_next.store(number, Ordering::Relaxed),
@@ -43,9 +45,10 @@ pub(super) fn remove_ready(epoll: &Epoll, number: u32) {
     let Some(gone) = registration(number) else {
         return;
     };
-    if gone.on_ready.swap(0, Ordering::Relaxed) == 0 {
+    if gone.on_ready.load(Ordering::Relaxed) == 0 {
         return;
     }
+    gone.on_ready.store(0, Ordering::Relaxed);
     let mut before = 0u32;
     let mut at = epoll.ready_head.load(Ordering::Relaxed);
     while let Some(one) = registration(at) {

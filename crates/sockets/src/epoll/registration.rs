@@ -75,6 +75,7 @@ pub(super) static NEXT_UNUSED: AtomicU32 = AtomicU32::new(1);
 /// Upper half of our tags; a program whose own data begins with it keeps the kernel's epoll.
 pub(super) static TAG: AtomicU32 = AtomicU32::new(0);
 
+#[inline]
 pub(super) fn registration(number: u32) -> Option<&'static Registration> {
     if number == 0 {
         return None;
@@ -198,11 +199,17 @@ pub(super) fn free_registration(number: u32) {
     FREE_HEAD.store(number, Ordering::Relaxed);
 }
 
-pub(super) fn find(connection: &Connection, number: u32, fd: i32) -> Option<u32> {
+/// The registration of a connection's descriptor with instance `number`, and its own number.
+#[inline]
+pub(super) fn find(
+    connection: &Connection,
+    number: u32,
+    fd: i32,
+) -> Option<(u32, &'static Registration)> {
     let mut n = connection.local.registrations.load(FOLLOWED);
     while let Some(one) = registration(n) {
         if one.epoll.load(Ordering::Relaxed) == number && one.fd.load(Ordering::Relaxed) == fd {
-            return Some(n);
+            return Some((n, one));
         }
         n = one.next.load(Ordering::Relaxed);
     }
