@@ -220,6 +220,11 @@ struct EngineArgs {
     #[arg(long, value_name = "SECONDS")]
     keepalive: Option<String>,
 
+    /// Settings of new connections to these destinations alone: window, congestion, ecn, pacing,
+    /// initial-window, keepalive; may be repeated, and come before those of the file
+    #[arg(long, value_name = "CIDR[:PORT] SETTING VALUE...")]
+    to: Vec<String>,
+
     /// Engine threads, each with its share of the link's frames; a TAP device needs `multi_queue`
     /// if it was made before (1)
     #[arg(long, value_name = "N")]
@@ -235,8 +240,8 @@ struct EngineArgs {
 
     /// All of this in a file, one setting to a line: link, address, share, gateway, mtu, without,
     /// lso, lro, checksum, split-headers, copy-engine, copybreak, coalesce, batch, quota, memory,
-    /// window, congestion, ecn, pacing, initial-window, keepalive,
-    /// threads, offload, host, direct; SIGHUP has it read again
+    /// window, congestion, ecn, pacing, initial-window, keepalive, to, threads, offload, host,
+    /// direct; SIGHUP has it read again
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
@@ -250,6 +255,9 @@ impl EngineArgs {
         }
         for offload in &self.offload {
             draft.set("offload", offload)?;
+        }
+        for to in &self.to {
+            draft.set("to", to)?;
         }
         if let Some(file) = &self.config {
             draft.read(file)?;
@@ -324,6 +332,7 @@ impl EngineArgs {
             ("--address", &self.address),
             ("--share", &self.share),
             ("--gateway", &self.gateway),
+            ("--to", &self.to),
             ("--offload", &self.offload),
             ("--no-offload", &self.no_offload),
         ];

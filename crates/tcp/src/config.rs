@@ -101,6 +101,8 @@ pub struct Options {
     pub receive_bytes_max: u32,
     /// The largest MSS to offer and to use (TCP_MAXSEG), where the path allows more.
     pub mss_max: u16,
+    /// The initial congestion window, in segments (RFC 6928). At least one is sent.
+    pub initial_window_segments: u8,
 }
 
 impl Options {
@@ -125,6 +127,7 @@ impl Default for Options {
             receive_bytes: 64 * 1024,
             receive_bytes_max: 4 * 1024 * 1024,
             mss_max: u16::MAX,
+            initial_window_segments: 10,
         }
     }
 }
@@ -174,8 +177,6 @@ pub struct Config {
     /// Retransmissions of data, and probes of a window, before the connection is given up (R2 of
     /// RFC 9293 section 3.8.3), where no user timeout decides.
     pub retries_max: u8,
-    /// The initial congestion window, in segments (RFC 6928).
-    pub initial_window_segments: u8,
     /// Offer timestamps (RFC 7323).
     pub timestamps: bool,
     /// Offer selective acknowledgements (RFC 2018).
@@ -227,7 +228,6 @@ impl Config {
             //= RFC 9293#3.8.3
             //# The value of R2 SHOULD correspond to at least 100 seconds (SHLD-11).
             retries_max: 15,
-            initial_window_segments: 10,
             timestamps: true,
             sack: true,
             window_scaling: true,

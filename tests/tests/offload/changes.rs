@@ -86,6 +86,71 @@ fn address_that_comes_is_served_and_one_that_goes_ends_its_connections() {
     drop(everywhere);
 }
 
+/// Holds a connection from one side, and says with which congestion control the engine has it.
+fn held_with(all: &Changing, is_near: bool, port: &str) -> (Running, String) {
+    let host = if is_near { FAR } else { NEAR };
+    let roles = if is_near { Stage::near } else { Stage::far };
+    let flows = || {
+        let status = all.stage.toehold.status();
+        let flows = status["engine"]["flows"].as_array().cloned();
+        flows.unwrap_or_default()
+    };
+    let before = flows().len();
+    let holder = roles(&all.stage, port, &["held", host, port, "ECONNRESET"]);
+    await_word(&holder, "holding");
+    assert!(wait_until(TIME_LIMIT, || flows().len() > before));
+    // The last one in this port's name is the new one.
+    let end = if is_near { "remote" } else { "local" };
+    let is_of_port = |flow: &serde_json::Value| {
+        let address = flow[end].as_str().unwrap_or_default();
+        address.ends_with(&format!(":{port}"))
+    };
+    let control = flows()
+        .into_iter()
+        .rfind(is_of_port)
+        .expect("a flow of this port");
+    let control = control["congestion"].as_str().unwrap_or_default();
+    (holder, control.to_owned())
+}
+
+#[test]
+fn connections_behave_as_the_lines_for_their_destinations_say() {
+    let Some(mut all) = Changing::set(
+        "address 10.84.0.2/24\ncongestion reno\n\
+        to 10.84.0.1:7422 congestion dctcp window 4\nto 10.84.0.2:7424 congestion bbr\n",
+    ) else {
+        return;
+    };
+    let _far = ["7421", "7422"].map(|port| {
+        let role = format!("far-server-{port}");
+        listening(all.stage.far(&role, &["echo_server", port]))
+    });
+    let _near = ["7423", "7424"].map(|port| all.stage.near_server(&["echo_server", port]));
+    let mut held = Vec::new();
+    for (is_near, port, control) in [
+        (true, "7421", "reno"),
+        (true, "7422", "dctcp"),
+        (false, "7423", "reno"),
+        (false, "7424", "bbr"),
+    ] {
+        let (holder, has) = held_with(&all, is_near, port);
+        assert_eq!(has, control, "{port}");
+        held.push(holder);
+    }
+    held.clear();
+    // Listeners that are there follow, as the connections that are made do.
+    all.change("address 10.84.0.2/24\ncongestion cubic\nto 10.84.0.2:7424 congestion reno\n");
+    for (is_near, port, control) in [
+        (true, "7422", "cubic"),
+        (false, "7423", "cubic"),
+        (false, "7424", "reno"),
+    ] {
+        let (holder, has) = held_with(&all, is_near, port);
+        assert_eq!(has, control, "{port}");
+        held.push(holder);
+    }
+}
+
 #[test]
 fn connection_that_is_being_made_from_an_address_that_goes_is_refused() {
     let Some(mut all) = Changing::set("address 10.84.0.2/24\n") else {

@@ -59,6 +59,8 @@ pub(super) struct Flow {
     pub(super) received: u64,
     pub(super) taken: u64,
     pub(super) window: Window,
+    /// The largest one without a channel.
+    pub(super) window_bytes_max: u32,
     /// All that has arrived is where the program finds it, even should we be gone.
     pub(super) is_delivered: bool,
     pub(super) remote_finished: bool,
@@ -105,6 +107,7 @@ impl Flow {
         serial: u32,
         stage: Stage,
         carrier: TcpStream,
+        window_bytes_max: u32,
     ) -> Flow {
         Flow {
             id,
@@ -119,6 +122,7 @@ impl Flow {
             received: 0,
             taken: 0,
             window: Window::First,
+            window_bytes_max,
             is_delivered: true,
             remote_finished: false,
             program_finished: false,

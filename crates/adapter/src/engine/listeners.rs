@@ -9,11 +9,12 @@ use std::collections::btree_map::Entry;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
-use toehold_tcp::{Engine, ListenerId, Options};
+use toehold_tcp::{Engine, ListenerId};
 
 use super::Holder;
 use super::clients::Clients;
-use super::settings::Share;
+use super::settings::{ByDestination, Share};
+use super::tcp_config;
 use crate::registry::ClientId;
 
 /// A request to listen.
@@ -52,7 +53,7 @@ impl Known {
         engine: &mut Engine,
         ours: &Own,
         shares: &[Share],
-        options: Options,
+        connections: &ByDestination,
     ) {
         let wanted = self.wanted;
         let serves = |own: &(IpAddr, IpAddr)| {
@@ -71,11 +72,16 @@ impl Known {
         let backlog = wanted.backlog.clamp(1, BACKLOG_MAX);
         let port = wanted.local.port();
         for &(ip, _) in ours.iter().filter(|own| serves(own)) {
-            if let Entry::Vacant(place) = self.listeners.entry(ip)
-                && let Ok(id) = engine.listen(SocketAddr::new(ip, port), backlog, options)
-            {
-                place.insert(id);
-                by_id.insert(id, wanted.local);
+            let local = SocketAddr::new(ip, port);
+            let options = tcp_config::options(&connections.of(local));
+            match self.listeners.entry(ip) {
+                Entry::Occupied(listener) => engine.set_listener_options(*listener.get(), options),
+                Entry::Vacant(place) => {
+                    if let Ok(id) = engine.listen(local, backlog, options) {
+                        place.insert(id);
+                        by_id.insert(id, wanted.local);
+                    }
+                }
             }
         }
     }
@@ -118,7 +124,7 @@ impl Listeners {
         engine: &mut Engine,
         ours: &Own,
         wanted: Listening,
-        options: Options,
+        connections: &ByDestination,
     ) {
         if self.by_address.contains_key(&wanted.local) || !takes_part(&wanted, ours) {
             return;
@@ -134,14 +140,14 @@ impl Listeners {
             listeners: BTreeMap::new(),
         };
         self.clients.listens(wanted.holder.client);
-        known.follow(&mut self.by_id, engine, ours, &self.shares, options);
+        known.follow(&mut self.by_id, engine, ours, &self.shares, connections);
         self.by_address.insert(wanted.local, known);
     }
 
     /// Listens on those addresses that the programs' listeners stand for now, and on no others.
-    pub(super) fn follow(&mut self, engine: &mut Engine, ours: &Own, options: Options) {
+    pub(super) fn follow(&mut self, engine: &mut Engine, ours: &Own, connections: &ByDestination) {
         for known in self.by_address.values_mut() {
-            known.follow(&mut self.by_id, engine, ours, &self.shares, options);
+            known.follow(&mut self.by_id, engine, ours, &self.shares, connections);
         }
     }
 
@@ -283,11 +289,15 @@ mod tests {
         let (mut engine, mut listeners) = (engine(), Listeners::new(Arc::default()));
         let wanted = wanted(local, is_v6_only);
         let port = wanted.local.port();
-        listeners.add(&mut engine, &own(), wanted, Options::default());
+        listeners.add(&mut engine, &own(), wanted, &ByDestination::default());
         let id = listeners.by_id.keys().next()?;
         let target = listeners.target(*id).expect("it has one").address;
         let taken = [V4, V6].map(|own| {
-            let again = engine.listen(SocketAddr::new(ip(own), port), 1, Options::default());
+            let again = engine.listen(
+                SocketAddr::new(ip(own), port),
+                1,
+                toehold_tcp::Options::default(),
+            );
             again.is_err()
         });
         Some((target.to_string(), taken))
@@ -323,14 +333,18 @@ mod tests {
                 &mut engine,
                 &own(),
                 wanted(local, false),
-                Options::default(),
+                &ByDestination::default(),
             );
         }
         assert_eq!(listeners.len(), 2, "one at a place");
         let left: SocketAddr = "0.0.0.0:81".parse().expect("address");
         listeners.retain_living(&mut engine, |address| address == left);
         assert_eq!((listeners.len(), listeners.by_id.len()), (1, 1));
-        let free = engine.listen(SocketAddr::new(ip(V4), 80), 1, Options::default());
+        let free = engine.listen(
+            SocketAddr::new(ip(V4), 80),
+            1,
+            toehold_tcp::Options::default(),
+        );
         assert!(free.is_ok(), "the engine stopped listening, too");
     }
 
@@ -340,7 +354,7 @@ mod tests {
         let mut add = |listeners: &mut Listeners, client, port: usize| {
             let mut wanted = wanted(&format!("0.0.0.0:{port}"), false);
             wanted.holder.client = ClientId(client);
-            listeners.add(&mut engine, &own(), wanted, Options::default());
+            listeners.add(&mut engine, &own(), wanted, &ByDestination::default());
         };
         for port in 1..=LISTENERS_OF_ONE_MAX + 10 {
             add(&mut listeners, 1, port);

@@ -30,8 +30,6 @@ pub(super) struct Around<'a> {
     pub(super) channels: &'a mut Channels,
     /// The relay's network namespace.
     pub(super) netns: u64,
-    /// The largest window of a connection without a channel.
-    pub(super) window_bytes_max: u32,
 }
 
 /// The program is gone, or wrote nonsense: its connection ends.
@@ -135,7 +133,7 @@ impl Flow {
             return self.widen_window(cx);
         }
         self.window = Window::Budget(bytes);
-        let most = (bytes as u32).min(cx.window_bytes_max);
+        let most = (bytes as u32).min(self.window_bytes_max);
         // It fails only for a connection that has closed, of which an event is on its way.
         let _ = cx.engine.bound_window(cx.now, self.id, 0, most);
     }
@@ -156,7 +154,7 @@ impl Flow {
                 }
                 endpoint.window_bytes() as u32
             }
-            None => tcp_config::window_bytes(&info, cx.window_bytes_max),
+            None => tcp_config::window_bytes(&info, self.window_bytes_max),
         };
         let _ = cx.engine.bound_window(cx.now, self.id, 0, most);
     }
@@ -410,7 +408,7 @@ impl Flow {
             return false;
         };
         let wanted = 2 * info.congestion_window as usize;
-        let most = tcp_config::window_bytes(&info, cx.window_bytes_max);
+        let most = tcp_config::window_bytes(&info, self.window_bytes_max);
         let bytes_max = wanted.min(most as usize);
         let held = (self.acknowledged, self.published);
         cx.streams.grow_to_send(self.id, held, bytes_max)

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant as Clock};
 
 use pruning::Pruning;
 use shared::Shared;
-use toehold_tcp::{CloseReason, ConnectionId, Engine, Event, Instant, Options, Random, Share};
+use toehold_tcp::{CloseReason, ConnectionId, Engine, Event, Instant, Random, Share};
 
 use super::Error;
 use super::advance::Next;
@@ -34,11 +34,9 @@ use super::ports::Ports;
 use super::receiver::{FrameReceiver, May};
 use super::relay::Around;
 use super::report::Report;
-use super::settings::Settings;
+use super::settings::{ByDestination, Settings};
 use super::spinning::Spinning;
-use super::tcp_config::{
-    LARGE_SEGMENT_BYTES, RECEIVE_BYTES, config, first_and_largest_log2, options,
-};
+use super::tcp_config::{LARGE_SEGMENT_BYTES, RECEIVE_BYTES, config, first_and_largest_log2};
 use super::transmitter::FrameTransmitter;
 use crate::entropy;
 use crate::epoll::EVENTS_PER_TURN;
@@ -81,7 +79,7 @@ pub(super) struct Runner {
     /// Most connections of one program, or in the name of one listener's.
     quota: usize,
     /// How connections behave that begin from now on.
-    options: Options,
+    connections: ByDestination,
     listeners: Listeners,
     /// When to look whether all listeners are there, and the earliest time for it after the last
     /// time.
@@ -149,7 +147,7 @@ impl Runner {
             batch: settings.batch,
             splits_headers: settings.split_headers,
             quota: settings.quota,
-            options: options(settings),
+            connections: settings.connections.clone(),
             listeners: Listeners::new(common.clients.clone()),
             common,
             passed_on: PassedOn::new(inbox.door()),
@@ -552,7 +550,6 @@ impl Runner {
             streams: &mut self.streams,
             channels: &mut self.channels,
             netns: self.common.netns,
-            window_bytes_max: self.options.receive_bytes_max,
         };
         match flow.advance(&mut around) {
             Next::Wait => {

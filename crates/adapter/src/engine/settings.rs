@@ -28,12 +28,14 @@
 //!   pacing   off                 data in bursts over long paths, too
 //!   initial-window 10            segments of the first burst
 //!   keepalive 60                 probe remotes that are silent for so many seconds
+//!   to 10.85.0.0/16 congestion bbr window 64    for connections there, the last six otherwise
 //!   threads  2                   engine threads, each with a queue of the device
 //!   offload  10.84.0.0/24:6379   connections there are the engine's, whoever makes them
 //!   host     10.84.0.9           connections there are the kernel's, always
 //!   direct   10.84.0.8           connections there use the kernel or shared memory
 //! ```
 
+mod connection;
 mod copy_engine;
 mod share;
 pub mod words;
@@ -52,6 +54,8 @@ use toehold_channel::offload::{OWN_MAX, RULES_MAX, Rule, RuleAction};
 use toehold_channel::rendezvous::mapped;
 use toehold_tcp::{CongestionControl, Route};
 
+pub use self::connection::{ByDestination, ConnectionSettings};
+use self::connection::{DestinationLine, Named};
 pub use self::copy_engine::CopyEngine;
 pub use self::share::Share;
 use super::rings::RING_BYTES_MAX;
@@ -93,19 +97,8 @@ pub struct Settings {
     pub quota: usize,
     /// Most memory of the engine's own for bytes in flight, of all connections together.
     pub memory_bytes: usize,
-    /// Most bytes that one connection may have in flight, each way.
-    pub window_bytes: u32,
-    /// How the congestion window of a new connection follows the network.
-    pub congestion: CongestionControl,
-    /// Whether new connections ask for explicit congestion notification.
-    pub ecn: bool,
-    /// Whether new connections spread data over the round trip.
-    pub pacing: bool,
-    /// The initial congestion window, in segments.
-    pub initial_window: u8,
-    /// How long a remote may be silent before it is probed, where the program has not said so
-    /// itself; `None`: for ever.
-    pub keepalive: Option<toehold_tcp::Duration>,
+    /// How new connections behave.
+    pub connections: ByDestination,
     /// Threads of the engine, each with its share of the device's frames.
     pub threads: usize,
     /// Rules before those that follow from the addresses and gateways.
@@ -204,12 +197,8 @@ pub struct Draft {
     batch: Option<usize>,
     quota: Option<usize>,
     memory_mb: Option<usize>,
-    window_mb: Option<u32>,
-    congestion: Option<CongestionControl>,
-    ecn: Option<bool>,
-    pacing: Option<bool>,
-    initial_window: Option<u8>,
-    keepalive_seconds: Option<u64>,
+    usual: Named,
+    destinations: Vec<DestinationLine>,
     threads: Option<usize>,
     rules: Vec<Rule>,
 }
@@ -255,24 +244,7 @@ impl Draft {
                 let what = "number of megabytes";
                 self.memory_mb = Some(number(value, what, MEMORY_MB_MIN..=MEMORY_MB_MAX)?);
             }
-            "window" => {
-                let what = "number of megabytes";
-                self.window_mb = Some(number(value, what, 1..=WINDOW_MB_MAX)?);
-            }
-            "congestion" => self.congestion = Some(congestion(value)?),
-            "ecn" => self.ecn = Some(switch(value)?),
-            "pacing" => self.pacing = Some(switch(value)?),
-            "initial-window" => {
-                let what = "number of segments";
-                self.initial_window = Some(number(value, what, 1..=INITIAL_WINDOW_MAX)?);
-            }
-            "keepalive" => {
-                let what = "number of seconds";
-                self.keepalive_seconds = Some(match value {
-                    "off" => 0,
-                    _ => number(value, what, 1..=KEEPALIVE_SECONDS_MAX)?,
-                });
-            }
+            "to" => self.destinations.push(value.parse()?),
             "threads" => {
                 let what = "number of engine threads";
                 self.threads = Some(number(value, what, 1..=THREADS_MAX)?);
@@ -280,6 +252,7 @@ impl Draft {
             "offload" => self.rules.push(rule(value, RuleAction::Offload)?),
             "host" => self.rules.push(rule(value, RuleAction::Host)?),
             "direct" => self.rules.push(rule(value, RuleAction::Direct)?),
+            _ if self.usual.set(word, value)? => {}
             _ => {
                 return Err(format!("`{word}` is no setting: {}", words::list()));
             }
@@ -296,16 +269,21 @@ impl Draft {
             fs::read_to_string(file).map_err(|error| SettingsError::File(file.into(), error))?;
         let mut lines_of = BTreeMap::new();
         for (index, line) in text.lines().enumerate() {
-            let words = line.split('#').next().unwrap_or_default();
-            let mut words = words.split_ascii_whitespace();
-            let Some(word) = words.next() else { continue };
+            let text = line.split('#').next().unwrap_or_default().trim();
+            let (word, value) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
+            if word.is_empty() {
+                continue;
+            }
             let earlier = lines_of.insert(word, index + 1);
-            let set = match (words.next(), words.next(), earlier) {
-                (Some(_), None, Some(line)) if words::is_single(word) => Err(format!(
+            let values = value.split_ascii_whitespace().count();
+            let set = match earlier {
+                _ if values != 1 && !words::takes_many(word) => {
+                    Err(format!("`{word}` takes one value"))
+                }
+                Some(line) if words::is_single(word) => Err(format!(
                     "`{word}` is set already, on line {line}: keep one of the two"
                 )),
-                (Some(value), None, _) => self.try_set(word, value),
-                _ => Err(format!("`{word}` takes one value")),
+                _ => self.try_set(word, value.trim()),
             };
             set.map_err(|cause| SettingsError::Line {
                 file: file.into(),
@@ -388,12 +366,7 @@ impl Draft {
             batch: self.batch.unwrap_or(BATCH_DEFAULT),
             quota: self.quota.unwrap_or(QUOTA_DEFAULT),
             memory_bytes: self.memory_mb.unwrap_or(MEMORY_MB_DEFAULT) << 20,
-            window_bytes: self.window_mb.unwrap_or(WINDOW_MB_DEFAULT) << 20,
-            congestion: self.congestion.unwrap_or_default(),
-            ecn: self.ecn.unwrap_or(false),
-            pacing: self.pacing.unwrap_or(true),
-            initial_window: self.initial_window.unwrap_or(INITIAL_WINDOW_DEFAULT),
-            keepalive: keepalive(self.keepalive_seconds),
+            connections: ByDestination::new(self.usual, self.destinations),
             threads: self.threads.unwrap_or(1),
             rules: self.rules,
         };
@@ -482,14 +455,7 @@ impl Settings {
             "memory" => {
                 self.memory_bytes = draft.memory_mb.unwrap_or(MEMORY_MB_DEFAULT) << 20;
             }
-            "window" => self.window_bytes = draft.window_mb.unwrap_or(WINDOW_MB_DEFAULT) << 20,
-            "congestion" => self.congestion = draft.congestion.unwrap_or_default(),
-            "ecn" => self.ecn = draft.ecn.unwrap_or_default(),
-            "pacing" => self.pacing = draft.pacing.unwrap_or(true),
-            "initial-window" => {
-                self.initial_window = draft.initial_window.unwrap_or(INITIAL_WINDOW_DEFAULT);
-            }
-            "keepalive" => self.keepalive = keepalive(draft.keepalive_seconds),
+            _ if words::is_of_connections(word) => self.connections.change(draft.usual),
             _ => {
                 return fixed(format!(
                     "`{word}` cannot be changed while the adapter runs: {}",
@@ -597,12 +563,6 @@ pub(super) fn name_of(control: CongestionControl) -> &'static str {
     found.map_or("unknown", |(name, _)| name)
 }
 
-/// Zero is never.
-fn keepalive(seconds: Option<u64>) -> Option<toehold_tcp::Duration> {
-    let seconds = seconds.filter(|seconds| *seconds > 0);
-    seconds.map(toehold_tcp::Duration::from_secs)
-}
-
 fn switch(value: &str) -> Result<bool, String> {
     match value {
         "on" => Ok(true),
@@ -702,20 +662,14 @@ const QUOTA_DEFAULT: usize = 32_768;
 const MEMORY_MB_MIN: usize = 64;
 const MEMORY_MB_MAX: usize = 1 << 20;
 const MEMORY_MB_DEFAULT: usize = 1_024;
-/// RFC 6928; beyond, the first burst alone may fill the queue of a bottleneck.
-const INITIAL_WINDOW_DEFAULT: u8 = 10;
-const INITIAL_WINDOW_MAX: u8 = 64;
-/// As on Linux (`TCP_KEEPIDLE`).
-const KEEPALIVE_SECONDS_MAX: u64 = 32_767;
-/// Enough for 1.3 Gbit/s at a round trip of 100 ms; and as much as a ring holds.
-const WINDOW_MB_DEFAULT: u32 = 16;
-const WINDOW_MB_MAX: u32 = (RING_BYTES_MAX >> 20) as u32;
 const QUOTA_MAX: usize = 1 << 20;
 /// Each is a client of the adapter, which serves no more than 32 of one process.
 const THREADS_MAX: usize = 16;
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+
     use super::*;
 
     pub(super) fn draft(settings: &[(&str, &str)]) -> Draft {
@@ -748,13 +702,14 @@ mod tests {
             (Duration::from_micros(50), 8)
         );
         assert_eq!((settings.quota, settings.threads), (5, 2));
-        let options = crate::engine::tcp_config::options(&settings);
+        let anywhere = SocketAddr::from(([10, 84, 0, 7], 80));
+        let options = crate::engine::tcp_config::options(&settings.connections.of(anywhere));
         assert_eq!(options.congestion, CongestionControl::NewReno);
         assert_eq!((options.ecn, options.pacing), (true, false));
         let idle = options.keepalive.map(|keepalive| keepalive.idle);
         assert_eq!(idle, Some(toehold_tcp::Duration::from_secs(60)));
         assert_eq!(options.receive_bytes_max, 32 << 20);
-        assert_eq!(settings.initial_window, 4);
+        assert_eq!(options.initial_window_segments, 4);
         assert_eq!(settings.rules.len(), 2);
         assert_eq!(settings.rules[0].port, 80);
         let action = |ip: &str, port| {
@@ -855,6 +810,7 @@ mod tests {
                 "without" => "lso",
                 "threads" => "2",
                 "mtu" => "1500",
+                "to" => "10.0.0.1 ecn on",
                 _ => "10.0.0.1",
             };
             let error = before.clone().change(word.word, value);

@@ -8,7 +8,7 @@ use toehold_tcp::{
 };
 
 use super::endpoint::{FIRST_WINDOW_LOG2, LONG_WINDOW_LOG2, WINDOW_LOG2};
-use super::settings::{Settings, spell};
+use super::settings::{ConnectionSettings, Settings, spell};
 
 /// The largest segment we leave to the link: an IP packet has 16 bits for its length.
 pub(super) const LARGE_SEGMENT_BYTES: u32 = 64_000;
@@ -69,7 +69,6 @@ pub(super) fn config(settings: &Settings, mac: [u8; 6], mtu: u16, share: Share) 
     let engines = share.count() as u32;
     Config {
         share,
-        initial_window_segments: settings.initial_window,
         // The host's limits, not an engine's.
         challenges_per_second_max: config.challenges_per_second_max / engines,
         refusals_per_second_max: config.refusals_per_second_max / engines,
@@ -86,7 +85,7 @@ pub(super) fn config(settings: &Settings, mac: [u8; 6], mtu: u16, share: Share) 
 
 /// How relayed connections behave. Small segments go out at once: the program's own socket has
 /// Nagle's rule, if the program wants it.
-pub(super) fn options(settings: &Settings) -> Options {
+pub(super) fn options(settings: &ConnectionSettings) -> Options {
     Options {
         nodelay: true,
         receive_bytes: RECEIVE_BYTES,
@@ -94,6 +93,7 @@ pub(super) fn options(settings: &Settings) -> Options {
         congestion: settings.congestion,
         ecn: settings.ecn,
         pacing: settings.pacing,
+        initial_window_segments: settings.initial_window,
         keepalive: settings.keepalive.map(|idle| Keepalive {
             idle,
             // Linux has these values (`tcp_keepalive_intvl`, `tcp_keepalive_probes`).

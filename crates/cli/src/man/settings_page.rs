@@ -43,7 +43,8 @@ pub(super) fn text() -> String {
     roff.render()
 }
 
-const DESCRIPTION: &str = "Each line is a word and its value. The rest of a line after # is a \
+const DESCRIPTION: &str = "Each line is a word and its value; to takes a destination, settings \
+    and their values. The rest of a line after # is a \
     comment. A wrong line is named with its number and its cause, and nothing of the file is \
     taken. Options of the command line are taken beside the file. Where a word may stand once, the \
     option wins.";
@@ -56,8 +57,8 @@ const RULES: &str = "The first rule that matches a destination decides: those of
 const SIGNALS: &str = "On SIGHUP the adapter reads the file again. Addresses, shared \
     ones, gateways, rules, mtu, lso, lro, checksum, split-headers, copy-engine, copybreak, \
     coalesce, batch, quota and memory can change while it runs, and for new connections window, \
-    congestion, ecn, pacing, initial-window and keepalive. Connections of an address that is \
-    gone are reset. Another link or another number of threads need another adapter. toehold \
+    congestion, ecn, pacing, initial-window, keepalive and to. Connections of an address that \
+    is gone are reset. Another link or another number of threads need another adapter. toehold \
     adapter --set changes one setting of an adapter that runs, until the file is read again.";
 
 const EXAMPLE: &str = "\
@@ -65,7 +66,8 @@ link     packet:eth0
 address  10.84.0.2/24
 gateway  10.84.0.1
 host     10.84.0.9             # always by the kernel
-offload  10.84.0.0/24:6379     # Redis, whoever connects";
+offload  10.84.0.0/24:6379     # Redis, whoever connects
+to       10.85.0.0/16 congestion bbr window 64   # far away";
 
 #[cfg(test)]
 mod tests {

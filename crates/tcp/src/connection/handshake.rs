@@ -167,7 +167,7 @@ impl Connection {
         let window_max = options.receive_bytes_max.min(connection.window_max());
         connection.rcv_limit = options.receive_bytes.min(window_max);
         connection.update_mss();
-        connection.cwnd = connection.initial_window(open.config);
+        connection.cwnd = connection.initial_window();
         connection
     }
 
@@ -358,7 +358,7 @@ impl Connection {
         self.cwnd = if was_retransmitted {
             u32::from(self.mss)
         } else {
-            self.initial_window(cx.config)
+            self.initial_window()
         };
         self.conditions.set(Conditions::QUICK_ACK);
         self.conditions

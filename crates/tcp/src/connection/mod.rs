@@ -486,7 +486,7 @@ impl Connection {
     }
 
     /// Checks everything that must hold between two steps. The simulator calls it after each.
-    pub(crate) fn assert_invariants(&self, config: &Config) {
+    pub(crate) fn assert_invariants(&self) {
         assert!(self.snd_una <= self.snd_nxt, "snd_una beyond snd_nxt");
         assert!(
             self.snd_nxt <= self.snd_end + u64::from(self.conditions.has(Conditions::FIN_SENT)),
@@ -510,7 +510,7 @@ impl Connection {
             assert!(
                 is_opening
                     || self.conditions.has(Conditions::WINDOW_MOVED)
-                    || self.cwnd <= self.initial_window(config),
+                    || self.cwnd <= self.initial_window(),
                 "idleness would not be noticed: a window of {} in {:?}",
                 self.cwnd,
                 self.phase

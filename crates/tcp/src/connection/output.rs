@@ -3,7 +3,7 @@
 //! retransmissions, a tail loss probe, new data, a probe, an acknowledgement.
 
 use super::{Conditions, Connection, Context, LossTimer, News, Prediction};
-use crate::config::{Config, Options};
+use crate::config::Options;
 use crate::position::Position;
 use crate::state::State;
 use crate::time::Duration;
@@ -518,9 +518,9 @@ impl Connection {
     }
 
     /// RFC 6928 section 2: ten segments, bounded by 14600 bytes or two segments.
-    pub(super) fn initial_window(&self, config: &Config) -> u32 {
+    pub(super) fn initial_window(&self) -> u32 {
         let mss = u32::from(self.mss);
-        let segments = u32::from(config.initial_window_segments.max(1));
+        let segments = u32::from(self.options.initial_window_segments.max(1));
         (segments * mss).min((segments * 1_460).max(2 * mss))
     }
 }

@@ -504,7 +504,7 @@ impl Connection {
         let idle = now.since(self.sent_at);
         let is_modelled = self.conditions.has(Conditions::MODELLED);
         if config.restart_after_idle && !is_modelled && idle > self.rtt.timeout(config) {
-            self.cwnd = self.cwnd.min(self.initial_window(config));
+            self.cwnd = self.cwnd.min(self.initial_window());
             self.congestion.end_epoch();
             self.conditions.clear(Conditions::WINDOW_MOVED);
         }

@@ -321,11 +321,6 @@ impl Engine {
         self.config.offload = offload;
     }
 
-    /// The initial congestion window of connections that begin from now on, in segments (RFC 6928).
-    pub fn set_initial_window(&mut self, segments: u8) {
-        self.config.initial_window_segments = segments;
-    }
-
     /// Bounds the receive window: it is at least `least` bytes from now on, and grows to no more
     /// than `most`, as far as the remote's options allow. A window once offered stays offered.
     ///

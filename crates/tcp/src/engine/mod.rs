@@ -553,7 +553,7 @@ impl Engine {
         );
         for connection in &self.slots {
             if !connection.conditions.has(Conditions::FREE) {
-                connection.assert_invariants(&self.config);
+                connection.assert_invariants();
             }
         }
         self.assert_run();

@@ -435,7 +435,6 @@ fn draw_traits(random: &mut Random) -> Traits {
 fn draw_options(random: &mut Random) -> Options {
     let receive_bytes = [4_096, 16_384, 65_536, 262_144][random.below(4) as usize];
     Options {
-        mss_max: u16::MAX,
         congestion: [
             CongestionControl::NewReno,
             CongestionControl::Cubic,
@@ -453,6 +452,7 @@ fn draw_options(random: &mut Random) -> Options {
         user_timeout: None,
         receive_bytes,
         receive_bytes_max: receive_bytes * [1, 4, 16][random.below(3) as usize],
+        ..Options::default()
     }
 }
 

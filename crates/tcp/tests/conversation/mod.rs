@@ -164,6 +164,7 @@ pub(crate) fn converse(program: &[u8]) -> Counters {
         receive_bytes: 8_192,
         receive_bytes_max: 65_536,
         mss_max: if more & 128 != 0 { 100 } else { u16::MAX },
+        ..Options::default()
     };
     let mut engine = Engine::new(config, Random::new(1));
     let listener = engine

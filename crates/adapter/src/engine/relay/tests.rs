@@ -131,7 +131,7 @@ impl Bench {
             streams: Streams::new(1 << 30),
             channels,
             _daemon: daemon,
-            flow: Flow::new(id, HOLDER, 1, Stage::Open, carrier),
+            flow: Flow::new(id, HOLDER, 1, Stage::Open, carrier, 16 << 20),
             program,
             remote,
             rings: Rings::default(),
@@ -273,7 +273,6 @@ impl Bench {
             streams: &mut self.streams,
             channels: &mut self.channels,
             netns: 0,
-            window_bytes_max: 16 << 20,
         };
         self.flow.advance(&mut around)
     }

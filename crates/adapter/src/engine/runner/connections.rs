@@ -14,6 +14,7 @@ use crate::engine::flow::{Flow, Stage};
 use crate::engine::listeners::{Own, Target};
 use crate::engine::poller::{SERIAL_MASK, Source};
 use crate::engine::settings::spell;
+use crate::engine::tcp_config::options;
 use crate::engine::{Command, Given, Holder, Request, sys};
 use crate::registry::ClientId;
 
@@ -69,9 +70,8 @@ impl Runner {
             return refuse(libc::EADDRNOTAVAIL);
         };
         let now = self.now();
-        let opened = self
-            .engine
-            .connect(now, local, request.remote, self.options);
+        let options = options(&self.connections.of(request.remote));
+        let opened = self.engine.connect(now, local, request.remote, options);
         let id = match opened {
             Ok(id) => id,
             Err(error) => {
@@ -181,7 +181,13 @@ impl Runner {
         if self.flows.len() <= slot {
             self.flows.resize_with(slot + 1, || None);
         }
-        self.flows[slot] = Some(Flow::new(id, holder, serial, stage, carrier));
+        let window_bytes_max = self.engine.info(id).map_or(0, |info| {
+            let is_ours = stage == Stage::Connecting;
+            let destination = if is_ours { info.remote } else { info.local };
+            self.connections.of(destination).window_bytes
+        });
+        let flow = Flow::new(id, holder, serial, stage, carrier, window_bytes_max);
+        self.flows[slot] = Some(flow);
         self.streams.rings().count_connection(true);
         if stage == Stage::Joining {
             self.bound_window(id);

@@ -14,7 +14,7 @@ use crate::engine::report::{
     FLOWS_REPORTED_MAX, FlowReport, Report, Switches, malformed_by_reason,
 };
 use crate::engine::settings::{self, Settings};
-use crate::engine::tcp_config::{offload, options, routes};
+use crate::engine::tcp_config::{offload, routes};
 use crate::engine::{Command, ForAll, Listening, Manner};
 use crate::proc;
 
@@ -71,7 +71,8 @@ impl Runner {
 
     fn listen(&mut self, wanted: &ForAll<Listening>) {
         let (engine, ours) = (&mut self.engine, &self.own);
-        self.listeners.add(engine, ours, wanted.order, self.options);
+        let connections = &self.connections;
+        self.listeners.add(engine, ours, wanted.order, connections);
         self.settle_shared_ports();
         if wanted.is_followed_by_all() {
             self.channels.say_listening(wanted.order.holder.client);
@@ -101,8 +102,7 @@ impl Runner {
             // Frames that cannot be steered here go to the kernel, which drops them.
             self.report.frames_lost += 1;
         }
-        self.options = options(settings);
-        self.engine.set_initial_window(settings.initial_window);
+        self.connections = settings.connections.clone();
         self.follow_addresses(settings);
         if change.is_followed_by_all() {
             let (rules, own) = (settings.all_rules(), shown(&self.own));
@@ -141,7 +141,7 @@ impl Runner {
         let before = std::mem::replace(&mut self.own, self.loopback_aliases.for_all(settings));
         self.listeners.set_shares(&settings.shares);
         self.listeners
-            .follow(&mut self.engine, &self.own, self.options);
+            .follow(&mut self.engine, &self.own, &self.connections);
         for (ip, _) in before {
             if !self.own.iter().any(|(own, _)| *own == ip) {
                 self.engine.remove_address(ip);

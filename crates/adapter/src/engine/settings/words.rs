@@ -11,17 +11,20 @@ pub struct Word {
     pub repeats: bool,
     /// Whether `toehold adapter --set` changes it while the adapter runs.
     pub changes: bool,
+    /// Whether it is a setting of connections, which a line that begins with `to` may have.
+    pub is_of_connections: bool,
     /// The setting's meaning, its default, and its bounds.
     pub meaning: &'static str,
 }
 
 /// All words, in the order of the manual.
-pub const WORDS: [Word; 26] = [
+pub const WORDS: [Word; 27] = [
     Word {
         word: "link",
         value: "KIND:NAME[@NETNS]",
         repeats: false,
         changes: false,
+        is_of_connections: false,
         meaning: "The device on which frames travel. tap:NAME is a TAP device, which is created if \
             there is none. packet:INTERFACE and xdp:INTERFACE are a packet socket and AF_XDP on an \
             interface that exists. @NETNS is its network namespace: a name that ip-netns(8) lists, \
@@ -32,6 +35,7 @@ pub const WORDS: [Word; 26] = [
         value: "ADDRESS/BITS",
         repeats: true,
         changes: false,
+        is_of_connections: false,
         meaning: "An address of the engine's own, with the length of the link's prefix. It must be \
             free on the network.",
     },
@@ -40,6 +44,7 @@ pub const WORDS: [Word; 26] = [
         value: "ADDRESS[:PORTS]",
         repeats: true,
         changes: false,
+        is_of_connections: false,
         meaning: "An address of the host on the link's interface, instead of addresses of the \
             engine's own. Ports where programs listen through the engine are the engine's; all \
             else stays with the kernel. PORTS bounds them: 80,8000-8099. An IPv6 address with \
@@ -50,6 +55,7 @@ pub const WORDS: [Word; 26] = [
         value: "ADDRESS",
         repeats: true,
         changes: false,
+        is_of_connections: false,
         meaning: "The router for destinations that are not on the link: one for IPv4, one for \
             IPv6.",
     },
@@ -58,6 +64,7 @@ pub const WORDS: [Word; 26] = [
         value: "BYTES",
         repeats: false,
         changes: false,
+        is_of_connections: false,
         meaning: "The largest IP packet. Default: the device's own, followed when it changes.",
     },
     Word {
@@ -65,6 +72,7 @@ pub const WORDS: [Word; 26] = [
         value: "lso|lro|checksum",
         repeats: true,
         changes: false,
+        is_of_connections: false,
         meaning: "Work that the kernel at the other side of the link does not do for the engine: \
             to cut large segments, to join small ones, to complete checksums. Without checksum \
             there is neither of the other two.",
@@ -74,6 +82,7 @@ pub const WORDS: [Word; 26] = [
         value: "on|off",
         repeats: false,
         changes: true,
+        is_of_connections: false,
         meaning: "The link cuts large segments for the engine. Default on, where the link can.",
     },
     Word {
@@ -81,6 +90,7 @@ pub const WORDS: [Word; 26] = [
         value: "on|off",
         repeats: false,
         changes: true,
+        is_of_connections: false,
         meaning: "The link joins small segments for the engine. Default on, where the link can. A \
             packet link does as its interface does (ethtool -K).",
     },
@@ -89,6 +99,7 @@ pub const WORDS: [Word; 26] = [
         value: "on|off",
         repeats: false,
         changes: true,
+        is_of_connections: false,
         meaning: "The link completes checksums, and verifies them. Default on, where the link can. \
             Without it there is neither lso nor lro.",
     },
@@ -97,6 +108,7 @@ pub const WORDS: [Word; 26] = [
         value: "on|off",
         repeats: false,
         changes: true,
+        is_of_connections: false,
         meaning: "Whether payload of large frames is received straight into the program's ring, \
             apart from the headers: always on a packet link, on a TAP device while a stream runs. \
             Without it payload goes by a buffer and is copied. Default on.",
@@ -106,6 +118,7 @@ pub const WORDS: [Word; 26] = [
         value: "off|worker|dsa|dmadev",
         repeats: false,
         changes: true,
+        is_of_connections: false,
         meaning: "Who copies payload that was received into a buffer: the engine's thread itself \
             (off), a thread of its own, Intel's Data Streaming Accelerator, or a DMA device by \
             way of DPDK. The engine takes the next frames meanwhile. Default off.",
@@ -115,6 +128,7 @@ pub const WORDS: [Word; 26] = [
         value: "BYTES|auto",
         repeats: false,
         changes: true,
+        is_of_connections: false,
         meaning: "The copy engine gets payload of so many bytes and more. 1 to 65536; auto is the \
             value that `toehold doctor --copying` shows, and never where the copy engine does not \
             pay. Default auto.",
@@ -124,6 +138,7 @@ pub const WORDS: [Word; 26] = [
         value: "MICROSECONDS",
         repeats: false,
         changes: true,
+        is_of_connections: false,
         meaning: "How long the engine waits after a wake-up for more work: fewer wake-ups, later \
             answers. 0 to 10000; default 0.",
     },
@@ -132,6 +147,7 @@ pub const WORDS: [Word; 26] = [
         value: "FRAMES",
         repeats: false,
         changes: true,
+        is_of_connections: false,
         meaning: "Most frames that are received in a row before programs have their turn. 1 to \
             65536; default 256.",
     },
@@ -140,6 +156,7 @@ pub const WORDS: [Word; 26] = [
         value: "CONNECTIONS",
         repeats: false,
         changes: true,
+        is_of_connections: false,
         meaning: "Most connections of one program through the engine at a time, including those to \
             its listeners. 1 to 1048576; default 32768.",
     },
@@ -148,6 +165,7 @@ pub const WORDS: [Word; 26] = [
         value: "MEGABYTES",
         repeats: false,
         changes: true,
+        is_of_connections: false,
         meaning: "Most memory of the engine's own for bytes in flight, of all connections \
             together. 64 to 1048576; default 1024.",
     },
@@ -156,6 +174,7 @@ pub const WORDS: [Word; 26] = [
         value: "MEGABYTES",
         repeats: false,
         changes: true,
+        is_of_connections: true,
         meaning: "Most bytes of one connection in flight, each way. Windows begin with 64 KiB and \
             grow up to this where the round trip is long, as far as the memory allows. 1 to 64; \
             default 16.",
@@ -165,6 +184,7 @@ pub const WORDS: [Word; 26] = [
         value: "cubic|reno|dctcp|bbr",
         repeats: false,
         changes: true,
+        is_of_connections: true,
         meaning: "The congestion control of new connections. dctcp is for networks whose switches \
             mark as it expects. bbr models the path and is always paced. Default cubic.",
     },
@@ -173,6 +193,7 @@ pub const WORDS: [Word; 26] = [
         value: "on|off",
         repeats: false,
         changes: true,
+        is_of_connections: true,
         meaning: "Whether new connections ask for explicit congestion notification. Default off.",
     },
     Word {
@@ -180,6 +201,7 @@ pub const WORDS: [Word; 26] = [
         value: "on|off",
         repeats: false,
         changes: true,
+        is_of_connections: true,
         meaning: "Whether new connections spread their data over the round trip, where it takes 4 \
             ms or more. Default on.",
     },
@@ -188,6 +210,7 @@ pub const WORDS: [Word; 26] = [
         value: "SEGMENTS",
         repeats: false,
         changes: true,
+        is_of_connections: true,
         meaning: "Segments that a new connection sends before the first answer. 1 to 64; default \
             10.",
     },
@@ -196,14 +219,27 @@ pub const WORDS: [Word; 26] = [
         value: "SECONDS|off",
         repeats: false,
         changes: true,
+        is_of_connections: true,
         meaning: "How long a remote may be silent before it is probed, where the program does not \
             set SO_KEEPALIVE itself: 9 probes, 75 seconds apart. 1 to 32767; default off.",
+    },
+    Word {
+        word: "to",
+        value: "CIDR[:PORT] SETTING VALUE...",
+        repeats: true,
+        changes: false,
+        is_of_connections: false,
+        meaning: "Settings of new connections to these destinations, in place of those of all: \
+            window, congestion, ecn, pacing, initial-window, keepalive. A connection that a remote \
+            makes is one to the engine's own address and port. Of each setting, the first line \
+            that matches and names it decides.",
     },
     Word {
         word: "threads",
         value: "N",
         repeats: false,
         changes: false,
+        is_of_connections: false,
         meaning: "Engine threads, each with a queue of the device. 1 to 16; default 1.",
     },
     Word {
@@ -211,6 +247,7 @@ pub const WORDS: [Word; 26] = [
         value: "CIDR[:PORT]",
         repeats: true,
         changes: false,
+        is_of_connections: false,
         meaning: "Connections to these destinations are the engine's, whoever makes them. An IPv6 \
             prefix with a port stands in brackets.",
     },
@@ -219,6 +256,7 @@ pub const WORDS: [Word; 26] = [
         value: "CIDR[:PORT]",
         repeats: true,
         changes: false,
+        is_of_connections: false,
         meaning: "Connections to these destinations do not use the engine: shared memory on this \
             host, otherwise the kernel.",
     },
@@ -227,6 +265,7 @@ pub const WORDS: [Word; 26] = [
         value: "CIDR[:PORT]",
         repeats: true,
         changes: false,
+        is_of_connections: false,
         meaning: "Connections to these destinations always use the kernel.",
     },
 ];
@@ -240,6 +279,24 @@ pub(super) fn list() -> String {
 pub(super) fn changeable() -> String {
     let words = WORDS.iter().filter(|one| one.changes);
     words.map(|one| one.word).collect::<Vec<_>>().join(", ")
+}
+
+/// Settings of connections, for a sentence.
+pub(super) fn of_connections() -> String {
+    let words = WORDS.iter().filter(|one| one.is_of_connections);
+    words.map(|one| one.word).collect::<Vec<_>>().join(", ")
+}
+
+/// Whether a word is a setting of connections.
+pub(super) fn is_of_connections(word: &str) -> bool {
+    WORDS
+        .iter()
+        .any(|one| one.word == word && one.is_of_connections)
+}
+
+/// Whether more than one value follows a word.
+pub(super) fn takes_many(word: &str) -> bool {
+    word == "to"
 }
 
 /// Whether a word may stand on one line only.

@@ -1,0 +1,254 @@
+//! How connections behave: all of them, and those to some destinations.
+
+use std::net::SocketAddr;
+
+use toehold_channel::offload::{Rule, RuleAction};
+use toehold_tcp::{CongestionControl, Duration};
+
+use super::{RING_BYTES_MAX, congestion, number, rule, spell, switch, words};
+
+/// How one connection behaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectionSettings {
+    /// How the congestion window follows the network.
+    pub congestion: CongestionControl,
+    /// Whether it asks for explicit congestion notification.
+    pub ecn: bool,
+    /// Whether it spreads data over the round trip.
+    pub pacing: bool,
+    /// The initial congestion window, in segments.
+    pub initial_window: u8,
+    /// Most bytes in flight, each way.
+    pub window_bytes: u32,
+    /// How long the remote may be silent before it is probed, where the program has not said so
+    /// itself; `None`: for ever.
+    pub keepalive: Option<Duration>,
+}
+
+impl Default for ConnectionSettings {
+    fn default() -> ConnectionSettings {
+        ConnectionSettings {
+            congestion: CongestionControl::default(),
+            ecn: false,
+            pacing: true,
+            initial_window: INITIAL_WINDOW_DEFAULT,
+            window_bytes: WINDOW_MB_DEFAULT << 20,
+            keepalive: None,
+        }
+    }
+}
+
+/// How connections behave, by what they were made to: a remote's address and port, or the engine's
+/// own where a remote made them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ByDestination {
+    /// Where no line says otherwise.
+    usual: ConnectionSettings,
+    /// Of each setting, the first line that matches and names it decides.
+    lines: Vec<DestinationLine>,
+}
+
+/// A line of the file that begins with `to`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct DestinationLine {
+    /// Its action says nothing.
+    destination: Rule,
+    named: Named,
+}
+
+/// The settings that somebody named.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Named {
+    congestion: Option<CongestionControl>,
+    ecn: Option<bool>,
+    pacing: Option<bool>,
+    initial_window: Option<u8>,
+    window_bytes: Option<u32>,
+    keepalive: Option<Option<Duration>>,
+}
+
+impl ByDestination {
+    pub(super) fn new(usual: Named, lines: Vec<DestinationLine>) -> ByDestination {
+        ByDestination {
+            usual: usual.over(ConnectionSettings::default()),
+            lines,
+        }
+    }
+
+    /// Changes what is named, where no line says otherwise.
+    pub(super) fn change(&mut self, named: Named) {
+        self.usual = named.over(self.usual);
+    }
+
+    /// How a connection to this destination behaves.
+    pub fn of(&self, destination: SocketAddr) -> ConnectionSettings {
+        let (ip, port) = (spell(destination.ip()), destination.port());
+        let matching = self.lines.iter().rev();
+        let matching = matching.filter(|line| line.destination.matches(ip, port));
+        matching.fold(self.usual, |others, line| line.named.over(others))
+    }
+}
+
+impl Named {
+    /// Takes a setting. False: the word is none of a connection's.
+    pub(super) fn set(&mut self, word: &str, value: &str) -> Result<bool, String> {
+        match word {
+            "congestion" => self.congestion = Some(congestion(value)?),
+            "ecn" => self.ecn = Some(switch(value)?),
+            "pacing" => self.pacing = Some(switch(value)?),
+            "initial-window" => {
+                let what = "number of segments";
+                self.initial_window = Some(number(value, what, 1..=INITIAL_WINDOW_MAX)?);
+            }
+            "window" => {
+                let what = "number of megabytes";
+                self.window_bytes = Some(number(value, what, 1..=WINDOW_MB_MAX)? << 20);
+            }
+            "keepalive" => {
+                let what = "number of seconds";
+                self.keepalive = Some(match value {
+                    "off" => None,
+                    _ => Some(Duration::from_secs(number(
+                        value,
+                        what,
+                        1..=KEEPALIVE_SECONDS_MAX,
+                    )?)),
+                });
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// The settings that are named here, and those of `others` for the rest.
+    fn over(self, others: ConnectionSettings) -> ConnectionSettings {
+        ConnectionSettings {
+            congestion: self.congestion.unwrap_or(others.congestion),
+            ecn: self.ecn.unwrap_or(others.ecn),
+            pacing: self.pacing.unwrap_or(others.pacing),
+            initial_window: self.initial_window.unwrap_or(others.initial_window),
+            window_bytes: self.window_bytes.unwrap_or(others.window_bytes),
+            keepalive: self.keepalive.unwrap_or(others.keepalive),
+        }
+    }
+}
+
+impl std::str::FromStr for DestinationLine {
+    type Err = String;
+
+    /// `CIDR[:PORT] SETTING VALUE [SETTING VALUE ...]`
+    fn from_str(text: &str) -> Result<DestinationLine, String> {
+        let mut given = text.split_ascii_whitespace();
+        let destination = given
+            .next()
+            .ok_or("`to` takes a destination and settings")?;
+        let mut line = DestinationLine {
+            destination: rule(destination, RuleAction::Offload)?,
+            named: Named::default(),
+        };
+        let mut earlier = Vec::new();
+        while let Some(word) = given.next() {
+            let value = given.next().ok_or(format!("`{word}` has no value"))?;
+            if earlier.contains(&word) {
+                return Err(format!("`{word}` stands twice: keep one of the two"));
+            }
+            earlier.push(word);
+            if !line.named.set(word, value)? {
+                return Err(format!(
+                    "`{word}` is no setting of a connection: {}",
+                    words::of_connections()
+                ));
+            }
+        }
+        if earlier.is_empty() {
+            return Err(format!(
+                "`{destination}` has no setting: {}",
+                words::of_connections()
+            ));
+        }
+        Ok(line)
+    }
+}
+
+/// RFC 6928; beyond, the first burst alone may fill the queue of a bottleneck.
+const INITIAL_WINDOW_DEFAULT: u8 = 10;
+const INITIAL_WINDOW_MAX: u8 = 64;
+/// As on Linux (`TCP_KEEPIDLE`).
+const KEEPALIVE_SECONDS_MAX: u64 = 32_767;
+/// Enough for 1.3 Gbit/s at a round trip of 100 ms; and as much as a ring holds.
+const WINDOW_MB_DEFAULT: u32 = 16;
+const WINDOW_MB_MAX: u32 = (RING_BYTES_MAX >> 20) as u32;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(texts: &[&str]) -> ByDestination {
+        let lines = texts.iter().map(|text| text.parse().expect("understood"));
+        ByDestination::new(Named::default(), lines.collect())
+    }
+
+    fn of(settings: &ByDestination, destination: &str) -> ConnectionSettings {
+        settings.of(destination.parse().expect("an address"))
+    }
+
+    #[test]
+    fn the_first_line_that_names_a_setting_decides() {
+        let settings = lines(&[
+            "10.84.0.7:80 congestion bbr",
+            "10.84.0.0/24 congestion reno ecn on window 4",
+            "[fd84::/64]:443 pacing off initial-window 4 keepalive 60",
+        ]);
+        let usual = ConnectionSettings::default();
+        assert_eq!(of(&settings, "10.85.0.1:80"), usual);
+        let near = of(&settings, "10.84.0.9:80");
+        let reno = ConnectionSettings {
+            congestion: CongestionControl::NewReno,
+            ecn: true,
+            window_bytes: 4 << 20,
+            ..usual
+        };
+        assert_eq!(near, reno);
+        let both = of(&settings, "10.84.0.7:80");
+        let congestion = CongestionControl::Bbr;
+        assert_eq!(both, ConnectionSettings { congestion, ..reno });
+        assert_eq!(of(&settings, "10.84.0.7:81"), reno);
+        let six = of(&settings, "[fd84::9]:443");
+        assert_eq!((six.pacing, six.initial_window), (false, 4));
+        assert_eq!(six.keepalive, Some(Duration::from_secs(60)));
+        assert_eq!(of(&settings, "[fd84::9]:80"), usual);
+    }
+
+    #[test]
+    fn a_change_leaves_lines_as_they_are() {
+        let mut settings = lines(&["10.84.0.7 ecn off keepalive off"]);
+        for (word, value) in [("ecn", "on"), ("keepalive", "60"), ("window", "8")] {
+            let mut named = Named::default();
+            assert_eq!(named.set(word, value), Ok(true));
+            settings.change(named);
+        }
+        let usual = of(&settings, "10.84.0.8:1");
+        assert!(usual.ecn && usual.keepalive.is_some());
+        let line = of(&settings, "10.84.0.7:1");
+        assert!(!line.ecn && line.keepalive.is_none());
+        assert_eq!(line.window_bytes, 8 << 20);
+    }
+
+    #[test]
+    fn a_wrong_line_has_its_cause() {
+        for (text, cause) in [
+            ("", "takes a destination and settings"),
+            ("10.84.0.7", "`10.84.0.7` has no setting: window, "),
+            ("10.84.0.7 ecn", "`ecn` has no value"),
+            ("10.84.0.7 ecn on ecn off", "`ecn` stands twice"),
+            ("10.84.0.7 mtu 1500", "`mtu` is no setting of a connection"),
+            ("10.84.0.7:0 ecn on", "`0` is no port"),
+            ("10.84.0.7 window 65", "no number of megabytes (1 to 64)"),
+            ("10.84.0.7 keepalive 0", "no number of seconds (1 to 32767)"),
+            ("redis ecn on", "`redis` is no address"),
+        ] {
+            let error = text.parse::<DestinationLine>().expect_err("wrong");
+            assert!(error.contains(cause), "{error}");
+        }
+    }
+}
