@@ -179,12 +179,13 @@ pub(crate) struct Private(AtomicU32);
 
 /// A held [`Private`] lock.
 pub(crate) struct PrivateHeld<'a> {
-    lock: &'a Private,
+    // Opened before the section ends: fields are dropped in their order.
+    _lock: PrivateHeldWithin<'a>,
     /// As of [`Held`].
     _section: Section,
 }
 
-/// As [`PrivateHeld`], of a lock that was taken while the thread held another one.
+/// A held [`Private`] lock that was taken while the thread held another one.
 pub(crate) struct PrivateHeldWithin<'a> {
     lock: &'a Private,
 }
@@ -211,9 +212,8 @@ impl Private {
     #[inline]
     pub(crate) fn try_lock(&self) -> Option<PrivateHeld<'_>> {
         let section = deferral::enter();
-        // Made only then: an owner that is dropped opens the lock.
-        self.take().then(|| PrivateHeld {
-            lock: self,
+        self.take().map(|lock| PrivateHeld {
+            _lock: lock,
             _section: section,
         })
     }
@@ -222,25 +222,22 @@ impl Private {
     #[inline]
     pub(crate) fn lock_within<'a>(&'a self, _outer: &'a PrivateHeld<'_>) -> PrivateHeldWithin<'a> {
         let mut wait = Wait::default();
-        while !self.take() {
+        loop {
+            if let Some(held) = self.take() {
+                return held;
+            }
             wait.turn();
         }
-        PrivateHeldWithin { lock: self }
     }
 
     #[inline(always)]
-    fn take(&self) -> bool {
-        // Acquire pairs with the Release store in `Private::open`.
+    fn take(&self) -> Option<PrivateHeldWithin<'_>> {
+        // Acquire pairs with the Release store in `PrivateHeldWithin::drop`.
         let taken = self
             .0
             .compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed);
-        taken.is_ok()
-    }
-
-    #[inline(always)]
-    fn open(&self) {
-        // Release pairs with the Acquire in `Private::take`.
-        self.0.store(0, Ordering::Release);
+        // Made only when taken: dropping one opens the lock.
+        taken.ok().map(|_| PrivateHeldWithin { lock: self })
     }
 
     /// True when somebody has it at this moment.
@@ -255,17 +252,11 @@ impl Private {
     }
 }
 
-impl Drop for PrivateHeld<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        self.lock.open();
-    }
-}
-
 impl Drop for PrivateHeldWithin<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.lock.open();
+        // Release pairs with the Acquire in `Private::take`.
+        self.lock.0.store(0, Ordering::Release);
     }
 }
 

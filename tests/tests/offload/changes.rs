@@ -113,6 +113,17 @@ fn held_with(all: &Changing, is_near: bool, port: &str) -> (Running, String) {
     (holder, control.to_owned())
 }
 
+/// Holds one connection after the other, from the near side or the far one, to these ports; each
+/// has to have its congestion control.
+fn hold_all(all: &Changing, wanted: &[(bool, &str, &str)]) -> Vec<Running> {
+    let hold = |&(is_near, port, control): &(bool, &str, &str)| {
+        let (holder, has) = held_with(all, is_near, port);
+        assert_eq!(has, control, "{port}");
+        holder
+    };
+    wanted.iter().map(hold).collect()
+}
+
 #[test]
 fn connections_behave_as_the_lines_for_their_destinations_say() {
     let Some(mut all) = Changing::set(
@@ -126,29 +137,21 @@ fn connections_behave_as_the_lines_for_their_destinations_say() {
         listening(all.stage.far(&role, &["echo_server", port]))
     });
     let _near = ["7423", "7424"].map(|port| all.stage.near_server(&["echo_server", port]));
-    let mut held = Vec::new();
-    for (is_near, port, control) in [
+    let to_all = [
         (true, "7421", "reno"),
         (true, "7422", "dctcp"),
         (false, "7423", "reno"),
         (false, "7424", "bbr"),
-    ] {
-        let (holder, has) = held_with(&all, is_near, port);
-        assert_eq!(has, control, "{port}");
-        held.push(holder);
-    }
-    held.clear();
+    ];
+    drop(hold_all(&all, &to_all));
     // Listeners that are there follow, as the connections that are made do.
     all.change("address 10.84.0.2/24\ncongestion cubic\nto 10.84.0.2:7424 congestion reno\n");
-    for (is_near, port, control) in [
+    let after = [
         (true, "7422", "cubic"),
         (false, "7423", "cubic"),
         (false, "7424", "reno"),
-    ] {
-        let (holder, has) = held_with(&all, is_near, port);
-        assert_eq!(has, control, "{port}");
-        held.push(holder);
-    }
+    ];
+    drop(hold_all(&all, &after));
 }
 
 #[test]

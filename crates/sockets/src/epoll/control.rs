@@ -30,20 +30,17 @@ pub(crate) fn control(
     event: Option<epoll_event>,
 ) -> Option<Result<(), i32>> {
     let epoll = epoll(number)?;
+    let connection = connection::at(fd);
     if let (Some(event), libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD) = (event, operation) {
         if untag(event.u64).is_some() {
             // One in four thousand million: this program's data looks like our tags. Its epolls
             // stay the kernel's.
             TAG.store(0, Ordering::Relaxed);
         }
-    }
-    let connection = connection::at(fd);
-    if let (Some(event), libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD) = (event, operation)
-        && connection
-            .as_ref()
-            .is_none_or(|connection| !connection.local.attachment.has_region())
-    {
-        epoll.note_ordinary(event.events);
+        let attachment = connection.as_ref().map(|one| &one.local.attachment);
+        if !attachment.is_some_and(|attachment| attachment.has_region()) {
+            epoll.note_ordinary(event.events);
+        }
     }
     let Some(connection) = connection else {
         return match descriptors::kind(fd) {
@@ -128,7 +125,7 @@ pub(crate) fn control(
     }
 }
 
-pub(super) fn add(
+fn add(
     connection: &Connection,
     number: u32,
     epoll_fd: i32,

@@ -277,13 +277,16 @@ pub(super) fn list() -> String {
 
 /// Those that can be changed while the adapter runs, for a sentence.
 pub(super) fn changeable() -> String {
-    let words = WORDS.iter().filter(|one| one.changes);
-    words.map(|one| one.word).collect::<Vec<_>>().join(", ")
+    those(|one| one.changes)
 }
 
 /// Settings of connections, for a sentence.
 pub(super) fn of_connections() -> String {
-    let words = WORDS.iter().filter(|one| one.is_of_connections);
+    those(|one| one.is_of_connections)
+}
+
+fn those(are_meant: impl Fn(&&Word) -> bool) -> String {
+    let words = WORDS.iter().filter(are_meant);
     words.map(|one| one.word).collect::<Vec<_>>().join(", ")
 }
 
