@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! segments receive|send|request [--flows N] [--segments N] [--burst N]
-//!     [--large] [--checksum] [--driver]
+//!     [--large] [--v6] [--checksum] [--driver]
 //! ```
 //!
 //! - `receive`: full segments in order, round robin over the flows; acknowledgements are polled and
@@ -11,6 +11,8 @@
 //!   every second. With `--large` the link cuts segments (LSO): a burst is one frame, and one
 //!   acknowledgement.
 //! - `request`: 64 bytes in, 64 bytes out; a segment is one of each.
+//!
+//! `--v6` has IPv6 in place of IPv4, and an MTU that is 20 bytes larger.
 //!
 //! `--driver` makes no call of the engine: what the measurement itself costs.
 //!
@@ -23,12 +25,16 @@ use std::time::Instant as Clock;
 
 use toehold_tcp::{
     ChecksumSum, Config, ConnectionId, Engine, Event, HEADER_BUFFER_BYTES, Instant,
-    InterfaceAddress, MacAddress, Medium, Memory, NoRoom, Offload, Options, Random, ReceiveOffload,
+    InterfaceAddress, ListenerId, MacAddress, Medium, Memory, NoRoom, Offload, Random,
+    ReceiveOffload,
 };
 
 const PAYLOAD_BYTES: usize = 1_448;
 const REQUEST_BYTES: usize = 64;
-const HEADER_BYTES: usize = 14 + 20 + 32;
+/// A TCP header with timestamps.
+const TCP_BYTES: usize = 32;
+/// Where it begins, over IPv4 and IPv6.
+const TCP_AT: [usize; 2] = [14 + 20, 14 + 40];
 const OURS: MacAddress = MacAddress([2, 0, 0, 0, 0, 1]);
 const THEIRS: [u8; 6] = [2, 0, 0, 0, 0, 2];
 const ACK: u8 = 0x10;
@@ -57,7 +63,7 @@ struct Flow {
     id: ConnectionId,
     /// The headers of its frames; the payload of all flows is one buffer, as a receive ring that
     /// stays in the cache would be.
-    headers: [u8; HEADER_BYTES],
+    headers: [u8; TCP_AT[1] + TCP_BYTES],
     seq: u32,
     /// Our bytes, acknowledged up to here.
     ack: u32,
@@ -72,6 +78,7 @@ struct Bench {
     /// Frames that the link delivers together, and how many of them are filled.
     frames: Vec<Vec<u8>>,
     filled: usize,
+    tcp_at: usize,
     is_driver_only: bool,
     /// Segments that the host publishes at a time.
     burst: u64,
@@ -80,133 +87,188 @@ struct Bench {
     now: u64,
 }
 
-/// A frame from the remote of flow `index`.
-fn frame(index: usize, flags: u8, seq: u32, ack: u32, payload_bytes: usize, now: u64) -> Vec<u8> {
-    let mut frame = vec![0; HEADER_BYTES + payload_bytes];
-    frame[..6].copy_from_slice(&OURS.0);
-    frame[6..12].copy_from_slice(&THEIRS);
-    frame[12..14].copy_from_slice(&[8, 0]);
-    let total = (frame.len() - 14) as u16;
-    frame[14] = 0x45;
-    frame[16..18].copy_from_slice(&total.to_be_bytes());
-    frame[20] = 0x40;
-    frame[22..24].copy_from_slice(&[64, 6]);
+/// The headers of Ethernet and IP from the remote of flow `index`, before so many bytes of TCP.
+fn headers(tcp_at: usize, index: usize, tcp_bytes: usize) -> Vec<u8> {
     let host = (index / 20_000) as u8 + 2;
-    frame[26..30].copy_from_slice(&[10, 0, 0, host]);
-    frame[30..34].copy_from_slice(&[10, 0, 0, 1]);
-    let checksum = ChecksumSum::ZERO.bytes(&frame[14..34]).checksum();
-    frame[24..26].copy_from_slice(&checksum);
-    frame[34..36].copy_from_slice(&(10_000 + (index % 20_000) as u16).to_be_bytes());
-    frame[36..38].copy_from_slice(&80u16.to_be_bytes());
-    frame[46] = 0x80;
-    frame[48..50].copy_from_slice(&u16::MAX.to_be_bytes());
-    frame[54..58].copy_from_slice(&[1, 1, 8, 10]);
-    if flags & SYN != 0 {
-        // MSS and window scale need room: a SYN has its own, longer, options.
-        frame.splice(66..66, [2, 4, 5, 0xb4, 3, 3, 7, 4, 2, 1, 1, 1]);
-        frame[16..18].copy_from_slice(&(total + 12).to_be_bytes());
-        frame[24..26].fill(0);
+    let mut frame = [&OURS.0[..], &THEIRS].concat();
+    if tcp_at == TCP_AT[1] {
+        frame.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
+        frame.extend((tcp_bytes as u16).to_be_bytes());
+        frame.extend([6, 64]);
+        for last in [host, 1] {
+            frame.extend(ipv6(last));
+        }
+    } else {
+        frame.extend([8, 0, 0x45, 0]);
+        frame.extend((20 + tcp_bytes as u16).to_be_bytes());
+        frame.extend([0, 0, 0x40, 0, 64, 6, 0, 0, 10, 0, 0, host, 10, 0, 0, 1]);
         let checksum = ChecksumSum::ZERO.bytes(&frame[14..34]).checksum();
         frame[24..26].copy_from_slice(&checksum);
-        frame[46] = 0xb0;
     }
-    patch(&mut frame, flags, seq, ack, now);
+    frame
+}
+
+/// fd00::LAST.
+const fn ipv6(last: u8) -> [u8; 16] {
+    [0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, last]
+}
+
+/// The remote's numbers of a segment, and when it was made.
+#[derive(Clone, Copy)]
+struct Numbers {
+    flags: u8,
+    seq: u32,
+    ack: u32,
+    now: u64,
+}
+
+/// A frame from the remote of flow `index`.
+fn frame(tcp_at: usize, index: usize, numbers: Numbers, payload_bytes: usize) -> Vec<u8> {
+    // MSS and window scale need room: a SYN has its own, longer, options.
+    let more: &[u8] = match numbers.flags & SYN {
+        0 => &[],
+        _ => &[2, 4, 5, 0xb4, 3, 3, 7, 4, 2, 1, 1, 1],
+    };
+    let tcp_bytes = TCP_BYTES + more.len();
+    let mut frame = headers(tcp_at, index, tcp_bytes + payload_bytes);
+    frame.extend((10_000 + (index % 20_000) as u16).to_be_bytes());
+    frame.extend([0, 80, 0, 0, 0, 0, 0, 0, 0, 0, (tcp_bytes as u8 / 4) << 4, 0]);
+    frame.extend([0xff, 0xff, 0, 0, 0, 0, 1, 1, 8, 10, 0, 0, 0, 0, 0, 0, 0, 0]);
+    frame.extend(more);
+    frame.resize(frame.len() + payload_bytes, 0);
+    patch(&mut frame[tcp_at..], numbers);
     frame
 }
 
 /// Changes what differs between two segments of a flow.
-fn patch(frame: &mut [u8], flags: u8, seq: u32, ack: u32, now: u64) {
-    frame[38..42].copy_from_slice(&seq.to_be_bytes());
-    frame[42..46].copy_from_slice(&ack.to_be_bytes());
-    frame[47] = flags;
-    frame[58..62].copy_from_slice(&((now / 1_000) as u32).to_be_bytes());
+fn patch(tcp: &mut [u8], numbers: Numbers) {
+    tcp[4..8].copy_from_slice(&numbers.seq.to_be_bytes());
+    tcp[8..12].copy_from_slice(&numbers.ack.to_be_bytes());
+    tcp[13] = numbers.flags;
+    tcp[24..28].copy_from_slice(&((numbers.now / 1_000) as u32).to_be_bytes());
 }
 
 /// Makes the TCP checksum right.
-fn complete(frame: &mut [u8]) {
-    frame[50..52].fill(0);
-    let length = (frame.len() - 34) as u16;
-    let pseudo = ChecksumSum::ZERO.bytes(&frame[26..34]).word(6).word(length);
-    let checksum = pseudo.bytes(&frame[34..]).checksum();
-    frame[50..52].copy_from_slice(&checksum);
+fn complete(frame: &mut [u8], tcp_at: usize) {
+    let addresses = if tcp_at == TCP_AT[1] { 22..54 } else { 26..34 };
+    frame[tcp_at + 16..tcp_at + 18].fill(0);
+    let length = (frame.len() - tcp_at) as u16;
+    let pseudo = ChecksumSum::ZERO.bytes(&frame[addresses]).word(6);
+    let checksum = pseudo.word(length).bytes(&frame[tcp_at..]).checksum();
+    frame[tcp_at + 16..tcp_at + 18].copy_from_slice(&checksum);
+}
+
+/// What is measured.
+#[derive(Clone, Copy)]
+struct Options {
+    flows: usize,
+    payload_bytes: usize,
+    burst: u64,
+    is_v6: bool,
+    is_large: bool,
+    has_checksum: bool,
+    is_driver_only: bool,
 }
 
 impl Bench {
-    fn new(flows: usize, payload_bytes: usize, checksum: bool, is_large: bool) -> Self {
-        let address = InterfaceAddress {
-            address: [10, 0, 0, 1].into(),
-            prefix_bits: 24,
+    fn new(options: Options) -> Self {
+        let Options {
+            flows,
+            payload_bytes,
+            ..
+        } = options;
+        let tcp_at = TCP_AT[usize::from(options.is_v6)];
+        let address = if options.is_v6 {
+            InterfaceAddress {
+                address: ipv6(1).into(),
+                prefix_bits: 64,
+            }
+        } else {
+            InterfaceAddress {
+                address: [10, 0, 0, 1].into(),
+                prefix_bits: 24,
+            }
         };
         let medium = Medium::Ethernet {
             mac: OURS,
             resolve: true,
         };
-        let mut config = Config::new(medium, 1_500, address);
+        let mtu = (tcp_at - 14 + TCP_BYTES + PAYLOAD_BYTES) as u16;
+        let mut config = Config::new(medium, mtu, address);
         config.connections_max = flows;
         config.half_open_max = flows + 1;
         config.offload = Offload {
             transmit_checksum: true,
-            segmentation_bytes_max: if is_large { 64_000 } else { 0 },
+            segmentation_bytes_max: if options.is_large { 64_000 } else { 0 },
         };
         let mut engine = Engine::new(config, Random::new(1));
         let listener = engine
-            .listen(([0, 0, 0, 0], 80).into(), flows, Options::default())
+            .listen((address.address, 80).into(), flows, Default::default())
             .expect("the engine is new");
         let mut bench = Self {
             engine,
             memory: Nowhere { placed_bytes: 0 },
             flows: Vec::with_capacity(flows),
             header: vec![0; HEADER_BUFFER_BYTES],
-            frames: vec![vec![0; HEADER_BYTES + payload_bytes]; BATCH as usize],
+            frames: vec![vec![0; tcp_at + TCP_BYTES + payload_bytes]; BATCH as usize],
             filled: 0,
-            is_driver_only: false,
-            burst: 2,
-            is_large,
+            tcp_at,
+            is_driver_only: options.is_driver_only,
+            burst: options.burst,
+            is_large: options.is_large,
             offload: ReceiveOffload {
-                checksum_verified: !checksum,
+                checksum_verified: !options.has_checksum,
             },
             now: 1_000_000,
         };
-        let trusted = ReceiveOffload {
-            checksum_verified: true,
-        };
         for index in 0..flows {
-            let now = Instant::from_micros(bench.now);
-            let syn = frame(index, SYN, 999, 0, 0, bench.now);
-            bench
-                .engine
-                .handle_frame(now, &syn, trusted, &mut bench.memory);
-            bench
-                .engine
-                .poll_transmit(now, &mut bench.header)
-                .expect("a SYN-ACK");
-            let isn = u32::from_be_bytes(bench.header[38..42].try_into().expect("four bytes"));
-            let ack = frame(index, ACK, 1_000, isn.wrapping_add(1), 0, bench.now);
-            bench
-                .engine
-                .handle_frame(now, &ack, trusted, &mut bench.memory);
-            let id = bench
-                .engine
-                .accept(listener)
-                .expect("the handshake is over");
-            let frame = frame(
-                index,
-                ACK,
-                1_000,
-                isn.wrapping_add(1),
-                payload_bytes,
-                bench.now,
-            );
-            bench.flows.push(Flow {
-                id,
-                headers: *frame.first_chunk().expect("longer than its headers"),
-                seq: 1_000,
-                ack: isn.wrapping_add(1),
-                published: 0,
-            });
+            bench.open(index, listener, payload_bytes);
         }
         while bench.engine.poll_event().is_some() {}
         bench
+    }
+
+    /// The remote opens flow `index`.
+    fn open(&mut self, index: usize, listener: ListenerId, payload_bytes: usize) {
+        let trusted = ReceiveOffload {
+            checksum_verified: true,
+        };
+        let now = Instant::from_micros(self.now);
+        let mut numbers = Numbers {
+            flags: SYN,
+            seq: 999,
+            ack: 0,
+            now: self.now,
+        };
+        let syn = frame(self.tcp_at, index, numbers, 0);
+        self.engine
+            .handle_frame(now, &syn, trusted, &mut self.memory);
+        self.engine
+            .poll_transmit(now, &mut self.header)
+            .expect("a SYN-ACK");
+        let seq = &self.header[self.tcp_at + 4..];
+        let isn = u32::from_be_bytes(*seq.first_chunk().expect("four bytes"));
+        numbers = Numbers {
+            flags: ACK,
+            seq: 1_000,
+            ack: isn.wrapping_add(1),
+            now: self.now,
+        };
+        let ack = frame(self.tcp_at, index, numbers, 0);
+        self.engine
+            .handle_frame(now, &ack, trusted, &mut self.memory);
+        let accepted = self.engine.accept(listener);
+        let next = frame(self.tcp_at, index, numbers, payload_bytes);
+        let mut headers = [0; TCP_AT[1] + TCP_BYTES];
+        let length = self.tcp_at + TCP_BYTES;
+        headers[..length].copy_from_slice(&next[..length]);
+        self.flows.push(Flow {
+            id: accepted.expect("the handshake is over"),
+            headers,
+            seq: 1_000,
+            ack: isn.wrapping_add(1),
+            published: 0,
+        });
     }
 
     /// Lets the host take what arrived.
@@ -244,10 +306,17 @@ impl Bench {
         let flow = &mut self.flows[index];
         let frame = &mut self.frames[self.filled];
         self.filled += 1;
-        frame[..HEADER_BYTES].copy_from_slice(&flow.headers);
-        patch(frame, ACK, flow.seq, flow.ack, self.now);
+        let length = self.tcp_at + TCP_BYTES;
+        frame[..length].copy_from_slice(&flow.headers[..length]);
+        let numbers = Numbers {
+            flags: ACK,
+            seq: flow.seq,
+            ack: flow.ack,
+            now: self.now,
+        };
+        patch(&mut frame[self.tcp_at..], numbers);
         if checksum {
-            complete(frame);
+            complete(frame, self.tcp_at);
         }
         flow.seq = flow.seq.wrapping_add(advance as u32);
     }
@@ -398,12 +467,9 @@ fn main() {
         at.and_then(|at| arguments.get(at + 1)?.parse().ok())
             .unwrap_or(default)
     };
+    let has = |name: &str| arguments.iter().any(|argument| argument == name);
     let mode = arguments.first().map_or("", String::as_str);
-    let checksum = arguments.iter().any(|argument| argument == "--checksum");
-    let (flows, segments) = (
-        value("--flows", 1) as usize,
-        value("--segments", 10_000_000),
-    );
+    let segments = value("--segments", 10_000_000);
     let payload_bytes = match mode {
         "receive" => PAYLOAD_BYTES,
         "request" => REQUEST_BYTES,
@@ -411,20 +477,32 @@ fn main() {
         _ => {
             eprintln!(
                 "usage: segments receive|send|request [--flows N] [--segments N] [--burst N] \
-                [--large] [--checksum] [--driver]"
+                [--large] [--v6] [--checksum] [--driver]"
             );
             std::process::exit(2);
         }
     };
-    let is_large = arguments.iter().any(|argument| argument == "--large");
+    let options = Options {
+        flows: value("--flows", 1) as usize,
+        payload_bytes,
+        burst: value("--burst", 2),
+        is_v6: has("--v6"),
+        is_large: has("--large"),
+        has_checksum: has("--checksum"),
+        is_driver_only: has("--driver"),
+    };
+    let Options {
+        flows,
+        is_large,
+        has_checksum: checksum,
+        ..
+    } = options;
     if is_large && flows > 1 {
         // The remote acknowledges all that was polled at once, which it could not tell apart.
         eprintln!("--large is for one flow");
         std::process::exit(2);
     }
-    let mut bench = Bench::new(flows, payload_bytes, checksum, is_large);
-    bench.burst = value("--burst", 2);
-    bench.is_driver_only = arguments.iter().any(|argument| argument == "--driver");
+    let mut bench = Bench::new(options);
     let began = Clock::now();
     match mode {
         "receive" => bench.receive(segments, checksum),

@@ -5,10 +5,10 @@
 #[allow(dead_code, reason = "each of the tests uses some of it")]
 mod support;
 
-use support::{Segment, ethernet, on_link};
+use support::{Family, Segment, ethernet, on_link};
 use toehold_tcp::{
-    Config, ConnectionId, Engine, Event, HEADER_BUFFER_BYTES, Instant, ListenerId, Memory, NoRoom,
-    Options, Random, ReceiveOffload,
+    Config, ConnectionId, Engine, Event, HEADER_BUFFER_BYTES, Instant, Memory, NoRoom, Options,
+    Random, ReceiveOffload,
 };
 
 const SYN: u8 = 2;
@@ -41,7 +41,6 @@ impl Memory for Placed {
 /// An engine and what it does.
 struct Side {
     engine: Engine,
-    listener: ListenerId,
     placed: Placed,
 }
 
@@ -56,15 +55,15 @@ struct Said {
 impl Side {
     fn new() -> Self {
         let mut config = Config::new(ethernet(1), 1_500, on_link("10.0.0.1"));
+        config.addresses.push(on_link(Family::V6.ours()));
         config.connections_max = FLOWS + 8;
         config.half_open_max = FLOWS;
         let mut engine = Engine::new(config, Random::new(3));
-        let listener = engine
-            .listen(([0, 0, 0, 0], 80).into(), FLOWS, Options::default())
+        engine
+            .listen(Family::V6.anywhere(), FLOWS, Options::default())
             .expect("the engine is new");
         Self {
             engine,
-            listener,
             placed: Placed::default(),
         }
     }
@@ -79,7 +78,7 @@ impl Side {
         while let Some(event) = self.engine.poll_event() {
             said.events.push(event);
             match event {
-                Event::Acceptable(_) => while self.engine.accept(self.listener).is_some() {},
+                Event::Acceptable(listener) => while self.engine.accept(listener).is_some() {},
                 Event::Progress {
                     connection,
                     received,
@@ -99,6 +98,15 @@ impl Side {
     }
 }
 
+/// Every fourth remote has IPv6.
+fn family_of(port: u16) -> Family {
+    if port.is_multiple_of(4) {
+        Family::V6
+    } else {
+        Family::V4
+    }
+}
+
 /// A remote's end.
 #[derive(Clone, Copy, Default)]
 struct Flow {
@@ -114,6 +122,7 @@ impl Flow {
             _ => &[2, 4, 5, 0xb4, 3, 3, 0, 4, 2, 1, 1, 1],
         };
         Segment {
+            family: family_of(port),
             port,
             seq: self.seq,
             ack: self.isn.wrapping_add(1),
@@ -222,13 +231,13 @@ fn an_acknowledgement_alone_is_not_payload_in_its_place() {
     let mut flow = [Flow {
         is_open: true,
         ..Flow::default()
-    }];
-    let port = 10_000;
+    }; 2];
+    let port = 10_001;
     let step = |side: &mut Side, flow: &mut [Flow], flags, payload: &[u8]| {
-        let frame = flow[0].frame(port, flags, payload, now);
+        let frame = flow[1].frame(port, flags, payload, now);
         side.engine
             .handle_frame(now, &frame, VERIFIED, &mut side.placed);
-        flow[0].seq += payload.len() as u32 + u32::from(flags & SYN != 0);
+        flow[1].seq += payload.len() as u32 + u32::from(flags & SYN != 0);
         for frame in side.say(now).frames {
             learn(flow, &frame);
         }
@@ -238,7 +247,7 @@ fn an_acknowledgement_alone_is_not_payload_in_its_place() {
     step(&mut side, &mut flow, ACK, &[1; 100]);
     let expected = side.engine.expected().expect("the last one's next byte");
     let mut place = |payload: &[u8]| {
-        let frame = flow[0].frame(port, ACK, payload, now);
+        let frame = flow[1].frame(port, ACK, payload, now);
         let headers = frame.first_chunk().expect("whole headers");
         side.engine
             .handle_placed(now, headers, payload.len(), VERIFIED, expected)
@@ -249,9 +258,15 @@ fn an_acknowledgement_alone_is_not_payload_in_its_place() {
 
 /// A SYN-ACK tells a remote where our numbers begin.
 fn learn(flows: &mut [Flow], frame: &[u8]) {
-    if frame[47] & SYN != 0 {
-        let port = u16::from_be_bytes([frame[36], frame[37]]);
-        let isn = frame[38..42].try_into().expect("four bytes");
+    let family = if frame[12] == 8 {
+        Family::V4
+    } else {
+        Family::V6
+    };
+    let tcp = &frame[family.tcp_at()..];
+    if tcp[13] & SYN != 0 {
+        let port = u16::from_be_bytes([tcp[2], tcp[3]]);
+        let isn = *tcp[4..].first_chunk().expect("four bytes");
         flows[usize::from(port) - 10_000].isn = u32::from_be_bytes(isn);
     }
 }

@@ -4,10 +4,10 @@
 #[allow(dead_code, reason = "each of the tests uses some of it")]
 mod support;
 
-use support::{Segment, ethernet, on_link};
+use support::{Family, Segment, ethernet, on_link};
 use toehold_tcp::{
-    ChecksumSum, Config, ConnectionId, Engine, Event, HEADER_BUFFER_BYTES, Instant, Memory, NoRoom,
-    Options, Random, ReceiveOffload,
+    Config, ConnectionId, Engine, Event, HEADER_BUFFER_BYTES, Instant, Memory, NoRoom, Options,
+    Random, ReceiveOffload,
 };
 
 const SYN: u8 = 2;
@@ -47,10 +47,10 @@ struct Side {
 }
 
 impl Side {
-    fn new(checksum_verified: bool) -> Self {
+    fn new(family: Family, checksum_verified: bool) -> Self {
         Self {
             engine: Engine::new(
-                Config::new(ethernet(1), 1_500, on_link("10.0.0.1")),
+                Config::new(ethernet(1), family.mtu(), on_link(family.ours())),
                 Random::new(4),
             ),
             id: None,
@@ -83,6 +83,7 @@ impl Side {
 /// The remote's end.
 #[derive(Clone, Copy, Default)]
 struct Remote {
+    family: Family,
     isn: u32,
     seq: u32,
     ack: u32,
@@ -93,6 +94,7 @@ struct Remote {
 impl Remote {
     fn frame(&self, flags: u8, options: &[u8], payload: &[u8]) -> Vec<u8> {
         let mut frame = Segment {
+            family: self.family,
             port: 10_000,
             seq: self.seq,
             ack: self.isn.wrapping_add(self.ack),
@@ -103,10 +105,9 @@ impl Remote {
             payload,
         }
         .frame();
-        let tcp = &frame[34..];
-        let pseudo = ChecksumSum::ZERO.bytes(&frame[26..34]).word(6);
-        let sum = pseudo.word(tcp.len() as u16).bytes(tcp).checksum();
-        frame[50..52].copy_from_slice(&sum);
+        let at = self.family.tcp_at() + 16;
+        let sum = self.family.tcp_sum(&frame).checksum();
+        frame[at..at + 2].copy_from_slice(&sum);
         frame
     }
 
@@ -145,8 +146,9 @@ impl Remote {
 }
 
 /// Opens the connection on both sides.
-fn open(sides: &mut [Side; 2], now: Instant) -> Remote {
+fn open(family: Family, sides: &mut [Side; 2], now: Instant) -> Remote {
     let mut remote = Remote {
+        family,
         seq: 1_000,
         window: 60_000,
         clock: 77,
@@ -157,11 +159,12 @@ fn open(sides: &mut [Side; 2], now: Instant) -> Remote {
     for side in &mut *sides {
         let listener = side
             .engine
-            .listen(([0, 0, 0, 0], 80).into(), 1, Options::default())
+            .listen(family.anywhere(), 1, Options::default())
             .expect("the engine is new");
         side.take(now, &syn);
         let answer = side.frames(now).remove(0);
-        let isn = u32::from_be_bytes(answer[38..42].try_into().expect("four bytes"));
+        let seq_at = family.tcp_at() + 4;
+        let isn = u32::from_be_bytes(*answer[seq_at..].first_chunk().expect("four bytes"));
         remote.isn = isn.wrapping_add(1);
         side.take(now, &remote.frame(ACK, &[], &[]));
         side.id = side.engine.accept(listener);
@@ -172,12 +175,21 @@ fn open(sides: &mut [Side; 2], now: Instant) -> Remote {
 
 #[test]
 fn the_fast_path_equals_the_slow_path() {
+    fast_path_equals_slow_path(Family::V4);
+}
+
+#[test]
+fn the_fast_path_of_ipv6_equals_the_slow_path() {
+    fast_path_equals_slow_path(Family::V6);
+}
+
+fn fast_path_equals_slow_path(family: Family) {
     let mut random = Random::new(21);
     let mut fast_paths = 0;
     for _ in 0..60 {
-        let mut sides = [Side::new(true), Side::new(false)];
+        let mut sides = [true, false].map(|verified| Side::new(family, verified));
         let mut now = Instant::from_micros(1_000_000);
-        let mut remote = open(&mut sides, now);
+        let mut remote = open(family, &mut sides, now);
         let (mut published, mut taken, mut in_flight) = (0, 0, 0);
         for step in 0..400 {
             now += toehold_tcp::Duration::from_micros(random.below(3_000));
@@ -236,18 +248,42 @@ fn the_fast_path_equals_the_slow_path() {
 /// No flow has these ends, and where nobody was heard they must not be taken for the last one's.
 #[test]
 fn a_segment_from_nowhere_to_nowhere_is_nobodys() {
-    let mut side = Side::new(true);
-    let now = Instant::from_micros(1_000_000);
-    for payload in [&[][..], &[1; 100]] {
-        let mut frame = Remote::default().frame(ACK, &[], payload);
-        frame[26..38].fill(0);
-        side.take(now, &frame);
-        side.engine.handle_frames(
-            now,
-            [(&frame[..], side.offload)].into_iter(),
-            &mut side.placed,
-        );
+    for (family, ends) in [(Family::V4, 26..38), (Family::V6, 22..58)] {
+        let mut side = Side::new(family, true);
+        let now = Instant::from_micros(1_000_000);
+        let remote = Remote {
+            family,
+            ..Remote::default()
+        };
+        for payload in [&[][..], &[1; 100]] {
+            let mut frame = remote.frame(ACK, &[], payload);
+            frame[ends.clone()].fill(0);
+            side.take(now, &frame);
+            let frames = [(&frame[..], side.offload)];
+            side.engine
+                .handle_frames(now, frames.into_iter(), &mut side.placed);
+        }
+        assert_eq!(side.frames(now).len(), 0);
+        assert_eq!(side.engine.connection_count(), 0);
     }
-    assert_eq!(side.frames(now).len(), 0);
-    assert_eq!(side.engine.connection_count(), 0);
+}
+
+/// RFC 4291 section 2.5.5.2's mapped addresses stand for IPv4 ones within a host; in an IPv6 packet
+/// they are nobody's, whatever IPv4 connection has the addresses that they map.
+#[test]
+fn mapped_addresses_in_ipv6_are_no_way_into_a_connection_of_ipv4() {
+    let mut sides = [true, false].map(|verified| Side::new(Family::V4, verified));
+    let now = Instant::from_micros(1_000_000);
+    let mut remote = open(Family::V4, &mut sides, now);
+    remote.family = Family::V6;
+    let mut frame = remote.frame(ACK, &[], b"from elsewhere");
+    for (at, last) in [(22, 2), (38, 1)] {
+        frame[at..at + 16].fill(0);
+        frame[at + 10..at + 16].copy_from_slice(&[0xff, 0xff, 10, 0, 0, last]);
+    }
+    let [side, _] = &mut sides;
+    side.take(now, &frame);
+    assert_eq!(side.placed, Placed::default());
+    let info = side.id.and_then(|id| side.engine.info(id));
+    assert_eq!(info.map(|info| info.received), Some(0));
 }

@@ -4,15 +4,14 @@
 #[allow(dead_code, reason = "each of the tests uses some of it")]
 mod support;
 
-use support::{ethernet, on_link};
+use support::{Family, Segment, ethernet, on_link};
 use toehold_tcp::sim::checker;
 use toehold_tcp::{
-    ChecksumSum, Config, ConnectionId, Duration, Engine, Event, Instant, MacAddress, Memory,
-    NoRoom, Options, Random, ReceiveOffload,
+    ChecksumSum, Config, ConnectionId, Duration, Engine, Event, Instant, Memory, NoRoom, Options,
+    Random, ReceiveOffload,
 };
 
-const OURS: MacAddress = MacAddress([2, 0, 0, 0, 0, 1]);
-const THEIRS: [u8; 6] = [2, 0, 0, 0, 0, 2];
+const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 const MSS: u64 = 1_448;
 const SYN: u8 = 2;
 const RST: u8 = 4;
@@ -56,16 +55,17 @@ struct Stage {
     id: Option<ConnectionId>,
     now: Instant,
     isn: u32,
+    family: Family,
 }
 
 impl Stage {
-    fn new() -> Self {
+    fn new(family: Family) -> Self {
         let mut engine = Engine::new(
-            Config::new(ethernet(1), 1_500, on_link("10.0.0.1")),
+            Config::new(ethernet(1), family.mtu(), on_link(family.ours())),
             Random::new(9),
         );
         let listener = engine
-            .listen(([0, 0, 0, 0], 80).into(), 1, Options::default())
+            .listen(family.anywhere(), 1, Options::default())
             .expect("the engine is new");
         let now = Instant::from_micros(1_000_000);
         let mut stage = Self {
@@ -73,11 +73,13 @@ impl Stage {
             id: None,
             now,
             isn: 0,
+            family,
         };
         stage.remote(SYN, 0, 65_535, &[2, 4, 5, 0xb4, 3, 3, 0, 4, 2, 1, 1, 1]);
         let mut frame = [0; 2_048];
         stage.poll_raw(&mut frame).expect("a SYN-ACK");
-        stage.isn = u32::from_be_bytes(frame[38..42].try_into().expect("four bytes"));
+        let seq_at = family.tcp_at() + 4;
+        stage.isn = u32::from_be_bytes(*frame[seq_at..].first_chunk().expect("four bytes"));
         stage.now += Duration::from_millis(100);
         stage.acknowledge(0, 65_535);
         assert_eq!(stage.engine.poll_event(), Some(Event::Acceptable(listener)));
@@ -87,22 +89,18 @@ impl Stage {
 
     /// A segment without payload from the remote, who has `taken` so many of our bytes.
     fn remote(&mut self, flags: u8, taken: u64, window: u16, options: &[u8]) {
-        let mut frame = [&OURS.0[..], &THEIRS, &[8, 0, 0x45, 0]].concat();
-        let tcp_bytes = 32 + options.len();
-        frame.extend((20 + tcp_bytes as u16).to_be_bytes());
-        frame.extend([0, 0, 0x40, 0, 64, 6, 0, 0, 10, 0, 0, 2, 10, 0, 0, 1]);
-        let sum = ChecksumSum::ZERO.bytes(&frame[14..34]).checksum();
-        frame[24..26].copy_from_slice(&sum);
-        frame.extend([0x10, 0xe1, 0, 80]);
-        let seq = 1_000 + u32::from(flags & SYN == 0);
-        frame.extend(seq.to_be_bytes());
-        frame.extend(self.isn.wrapping_add(1 + taken as u32).to_be_bytes());
-        frame.extend([(tcp_bytes as u8 / 4) << 4, flags]);
-        frame.extend(window.to_be_bytes());
-        frame.extend([0, 0, 0, 0, 1, 1, 8, 10]);
-        frame.extend((self.now.as_micros() as u32 / 1_000).to_be_bytes());
-        frame.extend([0; 4]);
-        frame.extend(options);
+        let frame = Segment {
+            family: self.family,
+            port: 4_321,
+            seq: 1_000 + u32::from(flags & SYN == 0),
+            ack: self.isn.wrapping_add(1 + taken as u32),
+            flags,
+            window,
+            clock: self.now.as_micros() as u32 / 1_000,
+            options,
+            payload: &[],
+        }
+        .frame();
         let verified = ReceiveOffload {
             checksum_verified: true,
         };
@@ -125,10 +123,11 @@ impl Stage {
         let mut frame = [0; 2_048];
         let length = self.poll_raw(&mut frame)?;
         let packet = &frame[14..length];
-        let pseudo = ChecksumSum::ZERO.bytes(&packet[12..20]).word(6);
-        let tcp = pseudo.word(packet.len() as u16 - 20).bytes(&packet[20..]);
-        assert!(ChecksumSum::ZERO.bytes(&packet[..20]).is_intact());
-        assert!(tcp.is_intact(), "the TCP checksum");
+        assert!(self.family != Family::V4 || ChecksumSum::ZERO.bytes(&packet[..20]).is_intact());
+        assert!(
+            self.family.tcp_sum(&frame[..length]).is_intact(),
+            "the TCP checksum"
+        );
         let read = checker::parse(packet).expect("the engine sends TCP");
         let from = u64::from(read.seq.wrapping_sub(self.isn).wrapping_sub(1));
         for (&byte, at) in read.payload.iter().zip(from..) {
@@ -161,110 +160,122 @@ impl Stage {
 /// nothing.
 #[test]
 fn a_run_is_a_row_of_full_segments_and_its_tail() {
-    let mut stage = Stage::new();
-    stage.publish(5 * MSS + 10);
-    for index in 0..5 {
-        assert_eq!(stage.poll(), Some(full(index)));
-        assert_eq!(stage.sent(), (index + 1) * MSS, "only what was polled");
+    for family in FAMILIES {
+        let mut stage = Stage::new(family);
+        stage.publish(5 * MSS + 10);
+        for index in 0..5 {
+            assert_eq!(stage.poll(), Some(full(index)));
+            assert_eq!(stage.sent(), (index + 1) * MSS, "only what was polled");
+        }
+        let tail = Sent {
+            from: 5 * MSS,
+            bytes: 10,
+            flags: ACK | PSH,
+        };
+        assert_eq!(stage.poll(), Some(tail));
+        assert_eq!(stage.poll(), None);
+        stage.publish(8 * MSS + 10);
+        stage.now += Duration::from_millis(1);
+        stage.acknowledge(5 * MSS + 10, 65_535);
+        let flags: Vec<u8> = (0..3)
+            .map_while(|_| stage.poll())
+            .map(|s| s.flags)
+            .collect();
+        assert_eq!(flags, [ACK, ACK, ACK | PSH]);
+        assert_eq!(stage.engine.counters().segments_sent, 1 + 6 + 3);
+        assert_eq!(stage.engine.counters().bytes_sent, 8 * MSS + 10);
     }
-    let tail = Sent {
-        from: 5 * MSS,
-        bytes: 10,
-        flags: ACK | PSH,
-    };
-    assert_eq!(stage.poll(), Some(tail));
-    assert_eq!(stage.poll(), None);
-    stage.publish(8 * MSS + 10);
-    stage.now += Duration::from_millis(1);
-    stage.acknowledge(5 * MSS + 10, 65_535);
-    let flags: Vec<u8> = (0..3)
-        .map_while(|_| stage.poll())
-        .map(|s| s.flags)
-        .collect();
-    assert_eq!(flags, [ACK, ACK, ACK | PSH]);
-    assert_eq!(stage.engine.counters().segments_sent, 1 + 6 + 3);
-    assert_eq!(stage.engine.counters().bytes_sent, 8 * MSS + 10);
 }
 
 /// RFC 9293 section 3.8.6: a remote that takes its window back gets no more than it offers now.
 #[test]
 fn a_window_that_shrinks_ends_the_run() {
-    let mut stage = Stage::new();
-    stage.publish(9 * MSS);
-    assert_eq!(stage.poll(), Some(full(0)));
-    assert_eq!(stage.poll(), Some(full(1)));
-    stage.acknowledge(MSS, 2 * MSS as u16);
-    assert_eq!(stage.poll(), Some(full(2)));
-    assert_eq!(stage.poll(), None);
-    stage.acknowledge(3 * MSS, 65_535);
-    assert_eq!(stage.poll(), Some(full(3)));
+    for family in FAMILIES {
+        let mut stage = Stage::new(family);
+        stage.publish(9 * MSS);
+        assert_eq!(stage.poll(), Some(full(0)));
+        assert_eq!(stage.poll(), Some(full(1)));
+        stage.acknowledge(MSS, 2 * MSS as u16);
+        assert_eq!(stage.poll(), Some(full(2)));
+        assert_eq!(stage.poll(), None);
+        stage.acknowledge(3 * MSS, 65_535);
+        assert_eq!(stage.poll(), Some(full(3)));
+    }
 }
 
 #[test]
 fn a_reset_ends_the_run() {
-    let mut stage = Stage::new();
-    stage.publish(9 * MSS);
-    assert_eq!(stage.poll(), Some(full(0)));
-    stage.remote(RST | ACK, 0, 0, &[]);
-    assert_eq!(stage.poll(), None);
+    for family in FAMILIES {
+        let mut stage = Stage::new(family);
+        stage.publish(9 * MSS);
+        assert_eq!(stage.poll(), Some(full(0)));
+        stage.remote(RST | ACK, 0, 0, &[]);
+        assert_eq!(stage.poll(), None);
+    }
 }
 
 /// A call of the host within a run shows in the next segment, or at the end.
 #[test]
 fn calls_end_the_run() {
-    let mut stage = Stage::new();
-    stage.publish(3 * MSS);
-    assert_eq!(stage.poll(), Some(full(0)));
-    stage.publish(4 * MSS);
-    assert_eq!(stage.poll(), Some(full(1)));
-    stage
-        .engine
-        .finish(stage.now, stage.id())
-        .expect("it exists");
-    assert_eq!(stage.poll(), Some(full(2)));
-    let last = stage.poll().expect("the last segment");
-    assert_eq!((last.from, last.flags & PSH), (3 * MSS, PSH));
-    assert_eq!(stage.poll(), None);
+    for family in FAMILIES {
+        let mut stage = Stage::new(family);
+        stage.publish(3 * MSS);
+        assert_eq!(stage.poll(), Some(full(0)));
+        stage.publish(4 * MSS);
+        assert_eq!(stage.poll(), Some(full(1)));
+        stage
+            .engine
+            .finish(stage.now, stage.id())
+            .expect("it exists");
+        assert_eq!(stage.poll(), Some(full(2)));
+        let last = stage.poll().expect("the last segment");
+        assert_eq!((last.from, last.flags & PSH), (3 * MSS, PSH));
+        assert_eq!(stage.poll(), None);
 
-    let mut stage = Stage::new();
-    stage.publish(9 * MSS);
-    assert_eq!(stage.poll(), Some(full(0)));
-    stage
-        .engine
-        .abort(stage.now, stage.id())
-        .expect("it exists");
-    let reset = stage.poll().expect("a reset");
-    assert_eq!((reset.bytes, reset.flags), (0, RST | ACK));
-    assert_eq!(stage.poll(), None);
+        let mut stage = Stage::new(family);
+        stage.publish(9 * MSS);
+        assert_eq!(stage.poll(), Some(full(0)));
+        stage
+            .engine
+            .abort(stage.now, stage.id())
+            .expect("it exists");
+        let reset = stage.poll().expect("a reset");
+        assert_eq!((reset.bytes, reset.flags), (0, RST | ACK));
+        assert_eq!(stage.poll(), None);
+    }
 }
 
 /// A segment that is polled later has left later: its round trip is measured from then.
 #[test]
 fn time_that_passes_ends_the_run() {
-    let mut stage = Stage::new();
-    stage.publish(4 * MSS);
-    assert_eq!(stage.poll(), Some(full(0)));
-    let began = stage.now;
-    stage.now += Duration::from_millis(30);
-    let later = stage
-        .engine
-        .poll_frame(stage.now, &mut Counting, &mut [0; 2_048]);
-    assert!(later.is_some());
-    stage.now = began + Duration::from_millis(40);
-    stage.acknowledge(MSS, 65_535);
-    stage.acknowledge(2 * MSS, 65_535);
-    let info = stage.engine.info(stage.id()).expect("it exists");
-    assert_eq!(info.round_trip_minimum, Duration::from_millis(10));
+    for family in FAMILIES {
+        let mut stage = Stage::new(family);
+        stage.publish(4 * MSS);
+        assert_eq!(stage.poll(), Some(full(0)));
+        let began = stage.now;
+        stage.now += Duration::from_millis(30);
+        let later = stage
+            .engine
+            .poll_frame(stage.now, &mut Counting, &mut [0; 2_048]);
+        assert!(later.is_some());
+        stage.now = began + Duration::from_millis(40);
+        stage.acknowledge(MSS, 65_535);
+        stage.acknowledge(2 * MSS, 65_535);
+        let info = stage.engine.info(stage.id()).expect("it exists");
+        assert_eq!(info.round_trip_minimum, Duration::from_millis(10));
+    }
 }
 
 #[test]
 fn a_path_that_narrows_ends_the_run() {
-    let mut stage = Stage::new();
-    stage.publish(9 * MSS);
-    assert_eq!(stage.poll(), Some(full(0)));
-    stage.engine.set_mtu(stage.now, 1_000);
-    let rest: Vec<u64> = core::iter::from_fn(|| stage.poll())
-        .map(|sent| sent.bytes)
-        .collect();
-    assert!(!rest.is_empty() && rest.iter().all(|&bytes| bytes <= 948));
+    for family in FAMILIES {
+        let mut stage = Stage::new(family);
+        stage.publish(9 * MSS);
+        assert_eq!(stage.poll(), Some(full(0)));
+        stage.engine.set_mtu(stage.now, family.mtu() - 200);
+        let rest: Vec<u64> = core::iter::from_fn(|| stage.poll())
+            .map(|sent| sent.bytes)
+            .collect();
+        assert!(!rest.is_empty() && rest.iter().all(|&bytes| bytes <= MSS - 200));
+    }
 }

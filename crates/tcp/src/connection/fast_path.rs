@@ -4,7 +4,7 @@
 
 use super::congestion::Progress;
 use super::sent::InOrder;
-use super::{Conditions, Connection, Context, LossTimer, News, OtherWay};
+use super::{Conditions, Connection, Context, Layout, LossTimer, News, OtherWay};
 use crate::config::Config;
 use crate::position::Position;
 use crate::state::{Phase, State};
@@ -35,10 +35,10 @@ pub(crate) enum Progressed {
 }
 
 impl Connection {
-    /// Whether the next segment may take the fast path.
+    /// Whether the next segment may take the fast path, with headers of this layout.
     #[inline(always)]
-    pub(crate) fn may_send_fast(&self) -> bool {
-        self.template.is_fast_path
+    pub(crate) fn may_send_fast(&self, layout: Layout) -> bool {
+        self.template.layout == layout
             && self.is_untroubled()
             && !self.conditions.has(Conditions::TRANSMIT_SLOW_PATH)
             && self.scoreboard.is_plain()

@@ -43,7 +43,7 @@ pub(crate) use input::Response;
 pub(crate) use output::{Plan, PlanKind};
 pub(crate) use prediction::{OtherWay, Prediction};
 pub(crate) use receive::Acknowledge;
-pub(crate) use template::{TCP_AT, Template};
+pub(crate) use template::{Layout, TCP_AT_V4, TCP_AT_V6, Template};
 pub(crate) use timer::LossTimer;
 
 use crate::config::{Config, Options};
@@ -362,11 +362,11 @@ pub(crate) struct Connection {
     pub(crate) duplicate: Span,
     /// Where the remote's FIN stands, if it came before its turn.
     pub(crate) fin_at: Option<Position>,
+    pub(crate) path: path::PathSearch,
     /// The remote's MSS option, or what stands for it.
     pub(crate) remote_mss: u16,
     /// Payload without options that the path takes, from the route's or the path's MTU.
     pub(crate) path_mss: u16,
-    pub(crate) path: path::PathSearch,
     /// Acknowledgements still to be sent at once.
     pub(crate) quick_acks: u8,
     /// Once it has ended, or is in TIME-WAIT; before, what was said with `no_way_at`.

@@ -5,10 +5,11 @@
 //! |macs.. |45..|length|id|DF.|ttl|csum|src |dst |ports |seq |ack |80fl|window|csum|nn8a |TSv |TSe |
 //! ```
 //!
-//! On the fast path, which the drawing shows, they are kept as they left last: between two segments
-//! of a burst only the sequence number changes. The identification is zero: RFC 6864 section 4.1,
-//! "originating sources MAY set the IPv4 ID field of atomic datagrams to any value", and as all are
-//! alike a receiver's link may put them together.
+//! On the fast path, which the drawing shows for IPv4, they are kept as they left last: between two
+//! segments of a burst only the sequence number changes. Over IPv6 the TCP header begins 20 bytes
+//! later, and the packet's length, without its own header, stands at 18. The identification of IPv4
+//! is zero: RFC 6864 section 4.1, "originating sources MAY set the IPv4 ID field of atomic datagrams
+//! to any value", and as all are alike a receiver's link may put them together.
 
 use super::{Conditions, Connection};
 use crate::flow::FlowKey;
@@ -18,11 +19,30 @@ use crate::wire::tcp::{self, Flags, Timestamps};
 use crate::wire::{ip, put_u16, put_u32, put_u64};
 
 const IP_AT: usize = 14;
-/// Where the TCP header of a segment of the fast path begins.
-pub(crate) const TCP_AT: usize = IP_AT + ip::V4_HEADER_BYTES;
+/// Where the TCP header of a segment of the fast path begins, over Ethernet and IPv4.
+pub(crate) const TCP_AT_V4: usize = IP_AT + ip::V4_HEADER_BYTES;
+/// As [`TCP_AT_V4`], over IPv6.
+pub(crate) const TCP_AT_V6: usize = IP_AT + ip::V6_HEADER_BYTES;
 /// The data offset, the reserved bits and the flags of a segment on the fast path.
-const OFFSET_AND_ACK: u64 =
-    (((Template::FAST_PATH_BYTES - TCP_AT) / 4) << 12) as u64 | Flags::ACK.0 as u64;
+const OFFSET_AND_ACK: u64 = ((Template::TCP_BYTES / 4) << 12) as u64 | Flags::ACK.0 as u64;
+
+/// Where the acknowledgement stands in a TCP header, with the offset, the flags and the window
+/// behind it.
+const ACK_AT: usize = 8;
+/// Where the timestamps of a segment of the fast path stand in its TCP header.
+const VALUE_AT: usize = 24;
+
+/// Which headers a template has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub(crate) enum Layout {
+    /// Those of the link and of IP at most.
+    WithoutTcp,
+    /// Those of the fast path: Ethernet, IPv4, and TCP with timestamps.
+    V4,
+    /// As [`Layout::V4`], with IPv6.
+    V6,
+}
 
 /// The bytes a segment's headers begin with; lengths, numbers and checksums are patched in.
 #[derive(Clone, Copy, Debug)]
@@ -32,22 +52,19 @@ pub(crate) struct Template {
     pub(crate) link_bytes: u8,
     pub(crate) ip_bytes: u8,
     pub(crate) is_ready: bool,
-    /// It is Ethernet, IPv4 and TCP with timestamps, in full: see [`Template::FAST_PATH_BYTES`].
-    pub(crate) is_fast_path: bool,
+    pub(crate) layout: Layout,
     /// Of how much payload lengths and checksums tell.
     payload_bytes: u16,
     /// The sums of the IP header without its length, and of the pseudo-header without the length.
     ip_short: u16,
-    pseudo_short: u16,
-    /// The pseudo-header's sum without the length.
-    pub(crate) pseudo: Sum,
+    pub(crate) pseudo_short: u16,
 }
 
 impl Template {
-    /// Ethernet and IPv6, or Ethernet, IPv4 and TCP with timestamps.
-    pub(crate) const BYTES_MAX: usize = 66;
-    /// The length of the headers that nearly all segments have.
-    pub(crate) const FAST_PATH_BYTES: usize = 14 + 20 + 20 + 12;
+    /// The TCP header that nearly all segments have, with timestamps.
+    pub(crate) const TCP_BYTES: usize = tcp::HEADER_BYTES + tcp::TIMESTAMPS_BYTES;
+    /// Ethernet, IPv6 and TCP with timestamps.
+    pub(crate) const BYTES_MAX: usize = TCP_AT_V6 + Self::TCP_BYTES;
 
     pub(crate) const fn empty() -> Self {
         Self {
@@ -55,22 +72,34 @@ impl Template {
             link_bytes: 0,
             ip_bytes: 0,
             is_ready: false,
-            is_fast_path: false,
+            layout: Layout::WithoutTcp,
             payload_bytes: 0,
             ip_short: 0,
             pseudo_short: 0,
-            pseudo: Sum::ZERO,
         }
     }
 
     /// The headers are written anew before the next segment.
     pub(crate) fn forget(&mut self) {
         self.is_ready = false;
-        self.is_fast_path = false;
+        self.layout = Layout::WithoutTcp;
     }
 
-    /// Adds the TCP header and its option to those of Ethernet and IPv4.
+    /// Where the TCP header begins, on the fast path.
+    const fn tcp_at(&self) -> usize {
+        match self.layout {
+            Layout::V6 => TCP_AT_V6,
+            Layout::V4 | Layout::WithoutTcp => TCP_AT_V4,
+        }
+    }
+
+    /// Adds the TCP header and its option to those of Ethernet and IP.
     pub(crate) fn complete(&mut self, key: &FlowKey) {
+        self.layout = if key.remote.is_v4() {
+            Layout::V4
+        } else {
+            Layout::V6
+        };
         let header = tcp::Header {
             source_port: key.local_port,
             destination_port: key.remote_port,
@@ -79,14 +108,16 @@ impl Template {
             flags: Flags::ACK,
             window: 0,
         };
-        header.write(&mut self.bytes[TCP_AT..], tcp::TIMESTAMPS_BYTES);
+        let tcp_at = self.tcp_at();
+        let tcp = &mut self.bytes[tcp_at..][..Self::TCP_BYTES];
+        header.write(tcp, tcp::TIMESTAMPS_BYTES);
         let zero = Timestamps { value: 0, echo: 0 };
-        self.bytes[TCP_AT + tcp::HEADER_BYTES..].copy_from_slice(&tcp::timestamps_bytes(zero));
-        put_u16(&mut self.bytes, IP_AT + 2, 0);
-        put_u16(&mut self.bytes, IP_AT + 10, 0);
-        self.ip_short = Sum::ZERO.bytes(&self.bytes[IP_AT..TCP_AT]).short();
-        self.pseudo_short = self.pseudo.short();
-        self.is_fast_path = true;
+        tcp[tcp::HEADER_BYTES..].copy_from_slice(&tcp::timestamps_bytes(zero));
+        if self.layout == Layout::V4 {
+            put_u16(&mut self.bytes, IP_AT + 2, 0);
+            put_u16(&mut self.bytes, IP_AT + 10, 0);
+            self.ip_short = Sum::ZERO.bytes(&self.bytes[IP_AT..TCP_AT_V4]).short();
+        }
         self.tell_length(0);
     }
 
@@ -106,13 +137,17 @@ impl Template {
 
     #[inline(never)]
     fn tell_length(&mut self, payload_bytes: u32) {
-        let ip_bytes = ((Self::FAST_PATH_BYTES - IP_AT) as u32 + payload_bytes) as u16;
-        let tcp_bytes = ((Self::FAST_PATH_BYTES - TCP_AT) as u32 + payload_bytes) as u16;
-        put_u16(&mut self.bytes, IP_AT + 2, ip_bytes);
-        let checksum = !Sum::join_words(self.ip_short, ip_bytes, 0);
-        self.bytes[IP_AT + 10..IP_AT + 12].copy_from_slice(&checksum.to_ne_bytes());
+        let tcp_bytes = (Self::TCP_BYTES as u32 + payload_bytes) as u16;
+        if self.layout == Layout::V6 {
+            put_u16(&mut self.bytes, IP_AT + 4, tcp_bytes);
+        } else {
+            let ip_bytes = ip::V4_HEADER_BYTES as u16 + tcp_bytes;
+            put_u16(&mut self.bytes, IP_AT + 2, ip_bytes);
+            let checksum = !Sum::join_words(self.ip_short, ip_bytes, 0);
+            self.bytes[IP_AT + 10..IP_AT + 12].copy_from_slice(&checksum.to_ne_bytes());
+        }
         let partial = Sum::join_words(self.pseudo_short, tcp_bytes, 0);
-        let at = TCP_AT + tcp::CHECKSUM_AT;
+        let at = self.tcp_at() + tcp::CHECKSUM_AT;
         self.bytes[at..at + 2].copy_from_slice(&partial.to_ne_bytes());
         self.payload_bytes = payload_bytes as u16;
     }
@@ -122,45 +157,51 @@ impl Connection {
     /// Writes the headers of a fast-path segment without flags but ACK, and keeps what a segment
     /// that follows at once has in common with it. Takes the acknowledgement to be sent.
     #[inline(always)]
-    pub(crate) fn write_fast_path_headers(
+    pub(crate) fn write_fast_path_headers<const TCP_AT: usize>(
         &mut self,
         now: Instant,
         payload_bytes: u32,
-        h: &mut [u8; Template::FAST_PATH_BYTES],
+        h: &mut [u8; Template::BYTES_MAX],
     ) {
         let timestamps = u64::from(self.timestamp(now)) << 32 | u64::from(self.ts_recent);
-        let template = &mut self.template;
-        template.fit(payload_bytes);
-        *h = template.bytes;
-        put_u64(h, 58, timestamps);
-        put_u64(&mut template.bytes, 58, timestamps);
+        self.template.fit(payload_bytes);
+        self.copy_headers::<TCP_AT>(h);
+        put_u64(h, TCP_AT + VALUE_AT, timestamps);
+        put_u64(&mut self.template.bytes, TCP_AT + VALUE_AT, timestamps);
         if !self.is_told {
             let word = self.tell(now);
-            put_u64(h, 42, word);
-            put_u64(&mut self.template.bytes, 42, word);
+            put_u64(h, TCP_AT + ACK_AT, word);
+            put_u64(&mut self.template.bytes, TCP_AT + ACK_AT, word);
             self.is_told = true;
         }
+    }
+
+    /// The kept headers, as they left last.
+    #[inline(always)]
+    pub(crate) fn copy_headers<const TCP_AT: usize>(&self, h: &mut [u8; Template::BYTES_MAX]) {
+        let length = TCP_AT + Template::TCP_BYTES;
+        h[..length].copy_from_slice(&self.template.bytes[..length]);
     }
 
     /// Writes the headers of a bare acknowledgement that is due, when the kept headers have no room
     /// for payload. Nothing follows at once, so nothing is kept. The conditions that it was due and
     /// had its turn are the caller's to clear.
     #[inline(always)]
-    pub(crate) fn write_fast_path_acknowledgement(
+    pub(crate) fn write_fast_path_acknowledgement<const TCP_AT: usize>(
         &mut self,
         now: Instant,
-        h: &mut [u8; Template::FAST_PATH_BYTES],
+        h: &mut [u8; Template::BYTES_MAX],
     ) {
         debug_assert!(self.template.fits(0));
-        *h = self.template.bytes;
+        self.copy_headers::<TCP_AT>(h);
         self.is_told = false;
         self.note_told();
         let window = self.advertise(now);
         put_u32(h, TCP_AT + 4, self.snd_nxt.wire(self.snd_first));
-        put_u32(h, TCP_AT + 8, self.rcv_nxt.wire(self.rcv_first));
+        put_u32(h, TCP_AT + ACK_AT, self.rcv_nxt.wire(self.rcv_first));
         put_u16(h, TCP_AT + 14, window);
-        put_u32(h, 58, self.timestamp(now));
-        put_u32(h, 62, self.ts_recent);
+        put_u32(h, TCP_AT + VALUE_AT, self.timestamp(now));
+        put_u32(h, TCP_AT + VALUE_AT + 4, self.ts_recent);
     }
 
     /// The acknowledgement, the flags and the window to be sent now.
@@ -177,8 +218,9 @@ impl Connection {
         let window = self.window_from(&mut edge);
         let acknowledgement = u64::from(self.rcv_nxt.wire(self.rcv_first));
         let word = acknowledgement << 32 | OFFSET_AND_ACK << 16 | u64::from(window);
+        let said_at = self.template.tcp_at() + ACK_AT;
         edge == before
-            && self.template.bytes[42..50] == word.to_be_bytes()
+            && self.template.bytes[said_at..said_at + 8] == word.to_be_bytes()
             && !self.conditions.has(Conditions::ACK_NOW)
             && !self.ack_deadline.is_armed()
             && self.last_ack_sent == self.rcv_nxt

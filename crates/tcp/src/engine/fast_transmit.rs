@@ -1,6 +1,7 @@
 //! The fast path out: data in order and plain acknowledgements of connections without trouble, over
-//! Ethernet and IPv4 with timestamps. Everything else goes by way of [`Engine::transmit_from`].
-//! `connection/template.rs` makes their headers.
+//! Ethernet and IP with timestamps. Everything else goes by way of [`Engine::transmit_from`].
+//! `connection/template.rs` makes their headers. IPv4 and IPv6 have code of their own, made from
+//! one source: `TCP_AT` is where the TCP header begins.
 //!
 //! Full segments that may leave at once are a *run*: planned together, with one look at windows and
 //! timers, and written with one set of numbers. Still each of them counts as sent only when it is
@@ -8,7 +9,7 @@
 
 use super::transmit::{ChecksumWork, Payload, Transmit, TransmitOffload};
 use super::{Engine, HEADER_BUFFER_BYTES};
-use crate::connection::{Conditions, TCP_AT, Template};
+use crate::connection::{Conditions, Layout, TCP_AT_V4, TCP_AT_V6, Template};
 use crate::host::ConnectionId;
 use crate::position::Position;
 use crate::state::State;
@@ -17,14 +18,13 @@ use crate::wire::checksum::Sum;
 use crate::wire::put_u32;
 use crate::wire::tcp::{CHECKSUM_AT, FLAGS_AT, Flags};
 
-const HEADER_BYTES: usize = Template::FAST_PATH_BYTES;
-
 /// The segments that may follow the one sent last at once. Whatever happens between two polls (a
 /// segment, a call, a timer, other headers) ends it: then the next one is planned anew.
 #[derive(Debug)]
 pub(super) struct Run {
-    /// How many bytes may follow, in segments of `payload_bytes`.
-    left_bytes: u32,
+    /// How many bytes may follow, in segments of `payload_bytes`: over IPv4, and over IPv6. One of
+    /// both is zero.
+    left_bytes: [u32; 2],
     /// Never zero.
     payload_bytes: u32,
     slot: u32,
@@ -36,7 +36,7 @@ pub(super) struct Run {
 impl Run {
     pub(super) const fn none() -> Self {
         Self {
-            left_bytes: 0,
+            left_bytes: [0; 2],
             payload_bytes: u32::MAX,
             slot: 0,
             generation: 0,
@@ -47,20 +47,25 @@ impl Run {
     /// The next segment has to be planned.
     #[inline]
     pub(super) fn end(&mut self) {
-        self.left_bytes = 0;
+        self.left_bytes = [0; 2];
     }
 
     /// Whether another segment may follow at this moment.
     #[inline]
-    pub(super) fn goes_on(&self, now: Instant) -> bool {
-        self.left_bytes >= self.payload_bytes && self.now == now
+    pub(super) fn goes_on<const TCP_AT: usize>(&self, now: Instant) -> bool {
+        self.left_bytes[family::<TCP_AT>()] >= self.payload_bytes && self.now == now
     }
+}
+
+/// The index of a family of addresses.
+const fn family<const TCP_AT: usize>() -> usize {
+    (TCP_AT == TCP_AT_V6) as usize
 }
 
 /// A frame of the fast path whose headers are written.
 #[inline(always)]
-fn fast_path_frame<const IS_SUMMED_BY_LINK: bool>(
-    h: &mut [u8; HEADER_BYTES],
+fn fast_path_frame<const IS_SUMMED_BY_LINK: bool, const TCP_AT: usize>(
+    h: &mut [u8; Template::BYTES_MAX],
     payload: Option<Payload>,
     segment_bytes: u16,
 ) -> Transmit {
@@ -71,23 +76,24 @@ fn fast_path_frame<const IS_SUMMED_BY_LINK: bool>(
         }
     } else if payload.is_some() {
         ChecksumWork::Payload {
-            sum: sum_fast_path_headers(h),
+            sum: sum_fast_path_headers::<TCP_AT>(h),
             at: (TCP_AT + CHECKSUM_AT) as u16,
         }
     } else {
         let at = TCP_AT + CHECKSUM_AT;
-        let sum = sum_fast_path_headers(h);
+        let sum = sum_fast_path_headers::<TCP_AT>(h);
         h[at..at + 2].copy_from_slice(&sum.checksum());
         ChecksumWork::Done
     };
+    let header_bytes = TCP_AT + Template::TCP_BYTES;
     Transmit {
-        header_bytes: HEADER_BYTES,
+        header_bytes,
         payload,
         offload: TransmitOffload {
             checksum,
             segment_bytes,
-            header_bytes: HEADER_BYTES as u16,
-            is_v6: false,
+            header_bytes: header_bytes as u16,
+            is_v6: TCP_AT == TCP_AT_V6,
             has_cwr: false,
         },
     }
@@ -108,15 +114,15 @@ fn payload(slot: u32, generation: u32, seq: Position, bytes: u32) -> Option<Payl
 
 /// For a link that sums up nothing.
 #[inline(never)]
-fn sum_fast_path_headers(h: &[u8; HEADER_BYTES]) -> Sum {
-    Sum::ZERO.bytes(&h[TCP_AT..])
+fn sum_fast_path_headers<const TCP_AT: usize>(h: &[u8; Template::BYTES_MAX]) -> Sum {
+    Sum::ZERO.bytes(&h[TCP_AT..TCP_AT + Template::TCP_BYTES])
 }
 
 impl Engine {
     /// The next segment of the connection whose turn it is, where [`Connection::may_send_fast`]
     /// is true and there is data.
     #[inline(always)]
-    fn send_fast<const IS_SUMMED_BY_LINK: bool>(
+    fn send_fast<const IS_SUMMED_BY_LINK: bool, const TCP_AT: usize>(
         &mut self,
         now: Instant,
         slot: u32,
@@ -132,11 +138,13 @@ impl Engine {
             self.deadlines.ask_by(slot, connection.loss_deadline);
         }
         let h = out.first_chunk_mut().expect("the buffer is longer");
-        connection.write_fast_path_headers(now, bytes, h);
+        connection.write_fast_path_headers::<TCP_AT>(now, bytes, h);
         put_u32(h, TCP_AT + 4, plan.seq.wire(connection.snd_first));
         let generation = connection.generation;
+        let mut left_bytes = [0; 2];
+        left_bytes[family::<TCP_AT>()] = plan.left_bytes;
         self.run = Run {
-            left_bytes: plan.left_bytes,
+            left_bytes,
             payload_bytes: bytes,
             slot,
             generation,
@@ -155,13 +163,13 @@ impl Engine {
         let payload = payload(slot, generation, plan.seq, bytes);
         if plan.is_large {
             h[FLAGS_AT + TCP_AT] |= Flags::PSH.0;
-            return Some(fast_path_frame::<IS_SUMMED_BY_LINK>(
+            return Some(fast_path_frame::<IS_SUMMED_BY_LINK, TCP_AT>(
                 h,
                 payload,
                 connection.mss,
             ));
         }
-        Some(fast_path_frame::<IS_SUMMED_BY_LINK>(h, payload, 0))
+        Some(fast_path_frame::<IS_SUMMED_BY_LINK, TCP_AT>(h, payload, 0))
     }
 
     /// The next frame of the connection whose turn it is, where nothing has a turn before it: an
@@ -175,12 +183,45 @@ impl Engine {
         slot: u32,
         out: &mut [u8; HEADER_BUFFER_BYTES],
     ) -> Option<Transmit> {
-        let connection = &mut self.slots[slot as usize];
-        if !connection.may_send_fast() {
-            return self.transmit_slowly(now, out);
+        if self.slots[slot as usize].may_send_fast(Layout::V4) {
+            self.transmit_fast::<IS_SUMMED_BY_LINK, TCP_AT_V4>(now, slot, out)
+        } else {
+            self.transmit_next_v6::<IS_SUMMED_BY_LINK>(now, slot, out)
         }
+    }
+
+    /// As [`Self::transmit_next`], where the fast path over IPv4 is out of the question.
+    #[inline(never)]
+    fn transmit_next_v6<const IS_SUMMED_BY_LINK: bool>(
+        &mut self,
+        now: Instant,
+        slot: u32,
+        out: &mut [u8; HEADER_BUFFER_BYTES],
+    ) -> Option<Transmit> {
+        if self.run.goes_on::<TCP_AT_V6>(now) {
+            let transmit = self.continue_run::<IS_SUMMED_BY_LINK, TCP_AT_V6>(out);
+            if transmit.is_some() {
+                return transmit;
+            }
+        }
+        if self.slots[slot as usize].may_send_fast(Layout::V6) {
+            self.transmit_fast::<IS_SUMMED_BY_LINK, TCP_AT_V6>(now, slot, out)
+        } else {
+            self.transmit_slowly(now, out)
+        }
+    }
+
+    /// The next frame where [`Connection::may_send_fast`] is true.
+    #[inline(always)]
+    fn transmit_fast<const IS_SUMMED_BY_LINK: bool, const TCP_AT: usize>(
+        &mut self,
+        now: Instant,
+        slot: u32,
+        out: &mut [u8; HEADER_BUFFER_BYTES],
+    ) -> Option<Transmit> {
+        let connection = &mut self.slots[slot as usize];
         if connection.snd_nxt < connection.snd_end {
-            return self.send_fast::<IS_SUMMED_BY_LINK>(now, slot, out);
+            return self.send_fast::<IS_SUMMED_BY_LINK, TCP_AT>(now, slot, out);
         }
         if !connection.conditions.has(Conditions::ACK_NOW) {
             return self.transmit_slowly(now, out);
@@ -191,11 +232,11 @@ impl Engine {
         let h = out.first_chunk_mut().expect("the buffer is longer");
         let is_over = Conditions::ACK_NOW | Conditions::QUEUED;
         connection.conditions.clear(is_over);
-        connection.write_fast_path_acknowledgement(now, h);
+        connection.write_fast_path_acknowledgement::<TCP_AT>(now, h);
         self.run.end();
         self.turns.finish();
         self.fast_paths.sent += 1;
-        Some(fast_path_frame::<IS_SUMMED_BY_LINK>(h, None, 0))
+        Some(fast_path_frame::<IS_SUMMED_BY_LINK, TCP_AT>(h, None, 0))
     }
 
     /// Sends an acknowledgement when the kept headers had payload behind them.
@@ -212,24 +253,24 @@ impl Engine {
 
     /// The next segment of the run.
     #[inline(always)]
-    pub(super) fn continue_run<const IS_SUMMED_BY_LINK: bool>(
+    pub(super) fn continue_run<const IS_SUMMED_BY_LINK: bool, const TCP_AT: usize>(
         &mut self,
         out: &mut [u8; HEADER_BUFFER_BYTES],
     ) -> Option<Transmit> {
         if self.turns.is_last_in_a_row() {
-            self.end_turn::<IS_SUMMED_BY_LINK>(out)
+            self.end_turn::<IS_SUMMED_BY_LINK, TCP_AT>(out)
         } else {
-            self.send_another::<IS_SUMMED_BY_LINK>(out)
+            self.send_another::<IS_SUMMED_BY_LINK, TCP_AT>(out)
         }
     }
 
     /// The last segment before it is another's turn.
     #[inline(never)]
-    fn end_turn<const IS_SUMMED_BY_LINK: bool>(
+    fn end_turn<const IS_SUMMED_BY_LINK: bool, const TCP_AT: usize>(
         &mut self,
         out: &mut [u8; HEADER_BUFFER_BYTES],
     ) -> Option<Transmit> {
-        let transmit = self.send_another::<IS_SUMMED_BY_LINK>(out);
+        let transmit = self.send_another::<IS_SUMMED_BY_LINK, TCP_AT>(out);
         let connection = &self.slots[self.run.slot as usize];
         if transmit.is_some() && connection.conditions.has(Conditions::QUEUED) {
             self.turns.give_way();
@@ -239,7 +280,7 @@ impl Engine {
     }
 
     #[inline(never)]
-    fn send_another<const IS_SUMMED_BY_LINK: bool>(
+    fn send_another<const IS_SUMMED_BY_LINK: bool, const TCP_AT: usize>(
         &mut self,
         out: &mut [u8; HEADER_BUFFER_BYTES],
     ) -> Option<Transmit> {
@@ -250,9 +291,9 @@ impl Engine {
             run.end();
             return None;
         };
-        run.left_bytes -= bytes;
+        run.left_bytes[family::<TCP_AT>()] -= bytes;
         let h = out.first_chunk_mut().expect("the buffer is longer");
-        *h = connection.template.bytes;
+        connection.copy_headers::<TCP_AT>(h);
         put_u32(h, TCP_AT + 4, seq.wire(connection.snd_first));
         self.fast_paths.sent += 1;
         self.counters.bytes_sent += u64::from(bytes);
@@ -265,17 +306,18 @@ impl Engine {
         } else {
             self.turns.count();
         }
-        Some(fast_path_frame::<IS_SUMMED_BY_LINK>(h, payload, 0))
+        Some(fast_path_frame::<IS_SUMMED_BY_LINK, TCP_AT>(h, payload, 0))
     }
 
     /// Checks that what may follow may indeed be sent, by a connection whose turn it is.
     pub(super) fn assert_run(&self) {
         let run = &self.run;
-        if run.left_bytes < run.payload_bytes {
+        let left_bytes = run.left_bytes[0].max(run.left_bytes[1]);
+        if left_bytes < run.payload_bytes {
             return;
         }
         let connection = &self.slots[run.slot as usize];
-        let bytes = u64::from(run.left_bytes);
+        let bytes = u64::from(left_bytes);
         assert_eq!(self.turns.current(), Some(run.slot), "a run out of turn");
         assert_eq!(connection.generation, run.generation, "another's run");
         assert_eq!(run.payload_bytes, u32::from(connection.mss), "not full");
@@ -285,8 +327,10 @@ impl Engine {
                 && bytes + (connection.snd_nxt - connection.snd_una) <= u64::from(connection.cwnd),
             "a run beyond what was published or a window"
         );
+        let layouts = [Layout::V4, Layout::V6];
+        let layout = layouts[usize::from(run.left_bytes[1] > 0)];
         assert!(
-            connection.state == State::Established && connection.template.is_fast_path,
+            connection.state == State::Established && connection.template.layout == layout,
             "a run of a connection that is not on the fast path"
         );
     }

@@ -60,20 +60,25 @@ use limiter::Limiter;
 use line::Line;
 use listeners::Listeners;
 use neighbours::Neighbours;
-use table::{Ends, FlowTable};
+use table::{Ends, EndsV6, FlowTable};
 use turns::Turns;
 
 /// The flow of the last frame on the fast path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct LastFlow {
-    ends: Ends,
+struct LastFlow<E> {
+    ends: E,
     slot: u32,
 }
 
 /// No slot has this number, so that nobody finds anything there.
-const NO_FLOW: LastFlow = LastFlow {
+const NO_SLOT: u32 = u32::MAX;
+const NO_FLOW: LastFlow<Ends> = LastFlow {
     ends: Ends::NOBODY,
-    slot: u32::MAX,
+    slot: NO_SLOT,
+};
+const NO_FLOW_V6: LastFlow<EndsV6> = LastFlow {
+    ends: EndsV6::NOBODY,
+    slot: NO_SLOT,
 };
 /// Stands for the listeners among slots; none has this number.
 const LISTENERS: u32 = u32::MAX;
@@ -116,7 +121,8 @@ pub struct Engine {
     hand: usize,
     flows: FlowTable,
     /// The flow of the last frame on the fast path: frames come in trains.
-    last_flow: LastFlow,
+    last_flow: LastFlow<Ends>,
+    last_flow_v6: LastFlow<EndsV6>,
     listeners: Listeners,
     deadlines: Deadlines,
     turns: Turns,
@@ -193,6 +199,7 @@ impl Engine {
             hand: 0,
             flows: FlowTable::new(&mut random),
             last_flow: NO_FLOW,
+            last_flow_v6: NO_FLOW_V6,
             listeners: Listeners::default(),
             deadlines: Deadlines::default(),
             turns: Turns::new(),
@@ -408,6 +415,7 @@ impl Engine {
                 let tag = self.flows.tag(&connection.key);
                 self.flows.remove(tag, slot);
                 self.last_flow = NO_FLOW;
+                self.last_flow_v6 = NO_FLOW_V6;
             }
             self.free_if_over(slot);
         }

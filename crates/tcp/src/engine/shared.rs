@@ -31,6 +31,8 @@ pub enum Whose {
 
 /// Ethernet, IPv4 without options, and the ports.
 const FAST_PATH_ENDS_BYTES: usize = 38;
+/// Ethernet, IPv6 without extensions, and the ports.
+const FAST_PATH_ENDS_BYTES_V6: usize = 58;
 
 impl Engine {
     /// The owner of a frame. The frame is checked no further than that takes.
@@ -50,12 +52,32 @@ impl Engine {
             && h[14] == 0x45
             && u16_at(h, 20) & 0x3fff == 0
             && h[23] == ip::PROTOCOL_TCP;
+        if !is_fast_path {
+            return self.fast_path_owner_v6(frame);
+        }
+        Some(self.config.share.owner_of(&FlowKey {
+            local: Address::v4(u32_at(h, 30)),
+            remote: Address::v4(u32_at(h, 26)),
+            local_port: u16_at(h, 36),
+            remote_port: u16_at(h, 34),
+        }))
+    }
+
+    /// As [`Self::fast_path_owner`], over IPv6.
+    fn fast_path_owner_v6(&self, frame: &[u8]) -> Option<usize> {
+        let h = frame.first_chunk::<FAST_PATH_ENDS_BYTES_V6>()?;
+        let remote = Address::v6_at(h, 22);
+        let is_fast_path = matches!(self.config.medium, Medium::Ethernet { .. })
+            && u16_at(h, 12) == ethernet::TYPE_IPV6
+            && h[14] >> 4 == 6
+            && h[20] == ip::PROTOCOL_TCP
+            && !remote.is_v4();
         is_fast_path.then(|| {
             self.config.share.owner_of(&FlowKey {
-                local: Address::v4(u32_at(h, 30)),
-                remote: Address::v4(u32_at(h, 26)),
-                local_port: u16_at(h, 36),
-                remote_port: u16_at(h, 34),
+                local: Address::v6_at(h, 38),
+                remote,
+                local_port: u16_at(h, 56),
+                remote_port: u16_at(h, 54),
             })
         })
     }

@@ -8,6 +8,7 @@
 use crate::flow::FlowKey;
 use crate::random::Random;
 use crate::share::fold;
+use crate::wire::ip::Address;
 
 /// Marks an empty entry; no slot has this number.
 const EMPTY: u32 = u32::MAX;
@@ -40,6 +41,44 @@ impl Ends {
         Self {
             local_and_ports: u64::from_ne_bytes(local_and_ports),
             remote: u32::from_ne_bytes(remote),
+        }
+    }
+}
+
+/// The ends of an IPv6 flow as they stand in the headers of a frame from the remote: both addresses,
+/// its port and ours.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct EndsV6 {
+    ports: u32,
+    addresses: [u64; 4],
+}
+
+impl EndsV6 {
+    pub(crate) const BYTES: usize = 36;
+    /// No flow has these.
+    pub(crate) const NOBODY: Self = Self {
+        ports: 0,
+        addresses: [0; 4],
+    };
+
+    #[inline(always)]
+    pub(crate) fn of(bytes: &[u8; Self::BYTES]) -> Self {
+        let word = |at: usize| *bytes[at..].first_chunk().expect("within its bytes");
+        Self {
+            ports: u32::from_ne_bytes(*bytes.last_chunk().expect("within its bytes")),
+            addresses: [0, 8, 16, 24].map(|at| u64::from_ne_bytes(word(at))),
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn key(&self) -> FlowKey {
+        let [remote_high, remote_low, local_high, local_low] = self.addresses.map(u64::from_be);
+        let ports = u32::from_be(self.ports);
+        FlowKey {
+            local: Address([local_high, local_low]),
+            remote: Address([remote_high, remote_low]),
+            local_port: ports as u16,
+            remote_port: (ports >> 16) as u16,
         }
     }
 }
@@ -257,7 +296,6 @@ fn empty_entries(length: usize) -> Box<[Entry]> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::ip::Address;
 
     /// Neighbouring addresses and ports; every third flow is IPv6.
     fn key(number: u32) -> FlowKey {

@@ -6,7 +6,9 @@
 
 use super::Engine;
 use crate::config::Medium;
-use crate::connection::{Conditions, Connection, Context, Plan, PlanKind};
+use crate::connection::{
+    Conditions, Connection, Context, Layout, Plan, PlanKind, TCP_AT_V4, TCP_AT_V6,
+};
 use crate::flow::FlowKey;
 use crate::host::{ConnectionId, Memory};
 use crate::position::Position;
@@ -103,11 +105,11 @@ impl Engine {
         let out: &mut [u8; HEADER_BUFFER_BYTES] = header
             .first_chunk_mut()
             .expect("header buffer shorter than promised");
-        if self.run.goes_on(now) {
+        if self.run.goes_on::<TCP_AT_V4>(now) {
             let transmit = if self.config.offload.transmit_checksum {
-                self.continue_run::<true>(out)
+                self.continue_run::<true, TCP_AT_V4>(out)
             } else {
-                self.continue_run::<false>(out)
+                self.continue_run::<false, TCP_AT_V4>(out)
             };
             if transmit.is_some() {
                 return transmit;
@@ -195,9 +197,8 @@ impl Engine {
         let connection = &self.slots[slot as usize];
         // A template from the handshake is written anew: options were not agreed upon.
         let is_early = connection.state == State::Established
-            && !connection.template.is_fast_path
+            && connection.template.layout == Layout::WithoutTcp
             && connection.conditions.has(Conditions::TIMESTAMPS)
-            && connection.key.remote.is_v4()
             && connection.template.link_bytes > 0;
         if !connection.template.is_ready || is_early {
             match self.prepare_template(now, slot) {
@@ -329,14 +330,15 @@ impl Engine {
             protocol: ip::PROTOCOL_TCP,
         };
         header.write(&mut template.bytes[link_bytes..], 0, self.config.hop_limit);
-        template.is_fast_path = false;
+        template.layout = Layout::WithoutTcp;
         template.link_bytes = link_bytes as u8;
         template.ip_bytes = ip::header_bytes(is_v4) as u8;
-        template.pseudo = ip::pseudo_header(key.local, key.remote, ip::PROTOCOL_TCP, 0);
+        let pseudo = ip::pseudo_header(key.local, key.remote, ip::PROTOCOL_TCP, 0);
+        template.pseudo_short = pseudo.short();
         template.is_ready = true;
         let connection = &mut self.slots[slot as usize];
         let has_timestamps = connection.conditions.has(Conditions::TIMESTAMPS);
-        if link_bytes > 0 && is_v4 && has_timestamps && connection.state == State::Established {
+        if link_bytes > 0 && has_timestamps && connection.state == State::Established {
             connection.template.complete(key);
             connection.is_told = false;
         }
@@ -457,7 +459,7 @@ fn write_segment(
     let out: &mut [u8; HEADER_BUFFER_BYTES] = out
         .first_chunk_mut()
         .expect("poll_transmit has checked the length");
-    out[..crate::connection::Template::BYTES_MAX].copy_from_slice(&template.bytes);
+    out[..TCP_AT_V6].copy_from_slice(&template.bytes[..TCP_AT_V6]);
 
     let options_bytes = write_options(
         connection,
@@ -494,7 +496,8 @@ fn write_segment(
     .write(&mut out[tcp_at..], options_bytes);
 
     let at = tcp_at + tcp::CHECKSUM_AT;
-    let pseudo = pseudo_with_length(template.pseudo, header_bytes + payload_bytes);
+    let pseudo = Sum::of_short(template.pseudo_short);
+    let pseudo = pseudo_with_length(pseudo, header_bytes + payload_bytes);
     //= RFC 9293#3.1
     //# The sender MUST generate it (MUST-2)
     let checksum = if config.offload.transmit_checksum {

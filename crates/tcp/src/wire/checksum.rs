@@ -56,6 +56,12 @@ impl Sum {
         self.folded()
     }
 
+    /// The sum that [`Self::short`] has made short.
+    #[must_use]
+    pub(crate) const fn of_short(short: u16) -> Self {
+        Self(short as u64)
+    }
+
     /// A short sum and a few numbers that stand in the data in network byte order, in 16 bits.
     #[inline]
     #[must_use]
