@@ -12,6 +12,9 @@ fn main() {
         "-Wl,-Bsymbolic",
         // Hooks stay in use until the process ends.
         "-Wl,-z,nodelete",
+        // Functions that every program runs, with sockets or without (`.text.startup`), lie
+        // together: the kernel maps the file in blocks of 64 KB, and the others stay out of memory.
+        "-Wl,-z,keep-text-section-prefix",
         // For linkers that know only one of the two.
         "-Wl,--hash-style=both",
         // Where it is entered by who has mapped it into a program without a dynamic linker.

@@ -150,6 +150,7 @@ impl Symbols {
     ///
     /// # Safety
     /// The object is mapped and stays so.
+    #[unsafe(link_section = ".text.startup")]
     pub unsafe fn of(base: usize, dynamic: *const Dynamic) -> Option<Symbols> {
         if dynamic.is_null() {
             return None;
@@ -208,6 +209,7 @@ impl Symbols {
     }
 
     /// The address of a symbol: of its default version, or of any when it has none.
+    #[unsafe(link_section = ".text.startup")]
     pub fn find(&self, name: &Name) -> Option<*mut c_void> {
         let found = match self.gnu.is_null() {
             // SAFETY: the tables of a mapped object, by the promise to `of`.

@@ -41,6 +41,7 @@ pub fn variables() -> Variables {
 ///
 /// # Safety
 /// Nobody changes the environment while the value is used.
+#[unsafe(link_section = ".text.startup")]
 pub unsafe fn variable(name: &CStr) -> Option<&'static [u8]> {
     let mut at = variables();
     if at.is_null() {

@@ -71,6 +71,7 @@ pub unsafe fn protect(base: *mut u8, len: usize, protection: i32) -> bool {
 }
 
 /// `len` zero bytes, pages on demand; null when there are none. Children share them with `shared`.
+#[unsafe(link_section = ".text.startup")]
 pub fn anonymous(len: usize, shared: bool) -> *mut u8 {
     let kind = if shared {
         libc::MAP_SHARED

@@ -164,6 +164,7 @@ pub(crate) fn is_readable(address: usize) -> bool {
 ///
 /// # Safety
 /// When `argv` and `envp` stand to each other as the two do on a program's stack, they are those.
+#[unsafe(link_section = ".text.startup")]
 pub unsafe fn learn(argc: i32, argv: *const *const c_char, envp: *const *const c_char) -> bool {
     // Leftovers in three registers do not look like this.
     let is_plausible = argc > 0
@@ -212,6 +213,7 @@ pub fn is_secure() -> bool {
 }
 
 /// The first object of the list; null without a dynamic linker.
+#[unsafe(link_section = ".text.startup")]
 fn first_object() -> *const LinkMap {
     let auxiliary = AUXILIARY.known();
     let headers = auxiliary.headers.load(Ordering::Relaxed) as *const ProgramHeader;
@@ -341,6 +343,7 @@ pub struct Found {
 
 /// The definition that the dynamic linker would find after this object's (`RTLD_NEXT`); or, where
 /// the object was loaded after libc, any other object's.
+#[unsafe(link_section = ".text.startup")]
 pub fn next_in(name: &Name) -> Option<Found> {
     let first = first_object();
     let own = own_dynamic();

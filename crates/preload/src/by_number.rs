@@ -15,6 +15,7 @@ use crate::program::Target;
 /// fixed ones would, and reading more of them than were passed only reads what happens to stand
 /// there.
 #[unsafe(no_mangle)]
+#[unsafe(link_section = ".text.startup")]
 unsafe extern "C" fn syscall(
     number: c_long,
     a: usize,

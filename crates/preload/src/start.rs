@@ -16,6 +16,7 @@ use crate::{environment, is_started_by, process};
 static CONSTRUCTOR: unsafe extern "C" fn(c_int, *const *const c_char, *const *const c_char) =
     constructor;
 
+#[unsafe(link_section = ".text.startup")]
 unsafe extern "C" fn constructor(
     argc: c_int,
     argv: *const *const c_char,
@@ -35,6 +36,7 @@ unsafe extern "C" fn constructor(
 }
 
 /// Starts the library if the environment asks for it. True when it has started.
+#[unsafe(link_section = ".text.startup")]
 pub(crate) fn begin() -> bool {
     // SAFETY: no other thread runs, so nobody changes the environment; none of the values is used
     // later.

@@ -52,6 +52,7 @@ pub fn trust_adapter_of(user: u32) {
 }
 
 /// Tells the library where its adapter listens.
+#[unsafe(link_section = ".text.startup")]
 pub fn set_runtime_directory(directory: &[u8]) {
     let base = sys::map_memory(size_of::<libc::sockaddr_un>()).cast::<libc::sockaddr_un>();
     if base.is_null() {

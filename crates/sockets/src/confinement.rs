@@ -37,6 +37,7 @@ pub fn is_confined() -> bool {
 
 /// True when no filter binds this process but those under which `toehold run` was started, `known`
 /// in number: the adapter, which that command starts, makes the same calls as we.
+#[unsafe(link_section = ".text.startup")]
 pub fn is_allowed(known: u32) -> bool {
     filters() <= known
 }

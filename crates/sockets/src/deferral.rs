@@ -292,6 +292,7 @@ fn concerns(signal: c_int) -> bool {
 ///
 /// # Safety
 /// As for the C function.
+#[unsafe(link_section = ".text.startup")]
 pub unsafe fn sigaction(
     signal: c_int,
     new: *const libc::sigaction,

@@ -9,6 +9,7 @@ use crate::{
 };
 
 /// Starts the library in this process. Called once, from the constructor, with one thread.
+#[unsafe(link_section = ".text.startup")]
 pub fn start(wait: WaitMode) {
     lifetime::start();
     process::begin(wait);
@@ -33,6 +34,7 @@ fn follow_forks() {
 
 /// The process is about to end: the kernel will close what it holds. Descriptors stay known, for
 /// threads that still run.
+#[unsafe(link_section = ".text.startup")]
 pub fn ending() {
     if !process::is_started() || process::borrowed_memory() {
         return;

@@ -47,6 +47,7 @@ impl Slot {
 
 /// Finds all of them, while the process has one thread: later a look-up might meet the dynamic
 /// linker at work.
+#[unsafe(link_section = ".text.startup")]
 pub fn find_all() {
     for slot in slots::ALL {
         slot.find();

@@ -216,6 +216,7 @@ fn before_replacing(from: c_int, to: c_int) {
 }
 
 /// `fcntl(2)`.
+#[unsafe(link_section = ".text.startup")]
 pub unsafe fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
     let result = unsafe { real::fcntl(fd, command, argument) };
     if result >= 0 {
