@@ -10,7 +10,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
-use toehold_e2e::toehold::Connection;
+use toehold_e2e::toehold::{Connection, Path as OnPath};
 use toehold_e2e::{Toehold, host};
 use toehold_sites::elf::Image;
 
@@ -259,4 +259,43 @@ fn a_library_that_cannot_be_mapped_leaves_the_program_alone_after_one_sentence()
         ours[0].contains("its system calls cannot be patched"),
         "{said}"
     );
+}
+
+#[test]
+fn status_says_why_programs_are_without_the_library() {
+    if host::require(["cc"]).is_none() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("scratch");
+    let options = ["-O2", "-w", "-static", "-pthread"];
+    let program = compile(directory.path(), "cc", &options, "threads.c");
+    let toehold = Toehold::start();
+    let by_run = Waiting::start(&mut toehold.command(OnPath::Direct, &program));
+    // Its parent has the library, and it has not.
+    let mut shell = toehold.command(OnPath::Direct, "sh");
+    shell.args(["-c", "\"$0\"; exit"]).arg(&program);
+    let by_shell = Waiting::start(&mut shell);
+    let status = toehold.status();
+    let bare = status["without_library"].as_array().expect("a list");
+    assert_eq!(bare.len(), 2, "{status}");
+    for one in bare {
+        assert_eq!(one["program"], "program");
+        let reason = one["reason"].as_str().expect("text");
+        let is_by_run = one["pid"] == by_run.child.id();
+        let begin = ["it is statically linked", "toehold run has said: /"];
+        assert!(
+            reason.starts_with(begin[usize::from(is_by_run)]),
+            "{reason}"
+        );
+        assert_eq!(reason.contains("--patch-calls"), !is_by_run, "{reason}");
+    }
+    let text = toehold.ask(&["status"]).expect("an adapter");
+    assert_eq!(
+        text.matches(": on kernel TCP, without the library\n")
+            .count(),
+        2
+    );
+    by_run.end();
+    by_shell.end();
+    assert_eq!(toehold.status()["without_library"], serde_json::json!([]));
 }

@@ -259,6 +259,12 @@ pub(crate) fn holders(inodes: &BTreeSet<u64>) -> BTreeMap<u64, u32> {
     found
 }
 
+/// The kernel's name for a process's program (its first 15 bytes).
+pub(crate) fn name(pid: u32) -> Option<String> {
+    let name = fs::read(format!("/proc/{pid}/comm")).ok()?;
+    Some(String::from_utf8_lossy(name.trim_ascii_end()).into_owned())
+}
+
 /// The user of a process.
 pub(crate) fn user(pid: u32) -> Option<u32> {
     let process = fs::metadata(format!("/proc/{pid}"));
@@ -269,6 +275,16 @@ pub(crate) fn user(pid: u32) -> Option<u32> {
 pub(crate) fn is_under_toehold(pid: u32) -> bool {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
     maps.lines().any(|line| line.contains(TABLE_NAME))
+}
+
+/// Whether a process has the library; `None` when we may not look, or it has no memory any more.
+pub(crate) fn has_library(pid: u32) -> Option<bool> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
+    if maps.is_empty() {
+        return None;
+    }
+    let is_ours = |line: &str| line.contains("/libtoehold.so") || line.contains(TABLE_NAME);
+    Some(maps.lines().any(is_ours))
 }
 
 /// How `/proc` calls a family's table.

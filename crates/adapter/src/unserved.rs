@@ -1,15 +1,15 @@
-//! Programs that no adapter knows, read from their own tables: the adapter died, or it answers only
-//! root.
+//! Programs that no adapter knows, found in `/proc` by a user who may look into them.
 //!
-//! A program keeps its table as a descriptor. A user who may look into the program finds the table
-//! in `/proc`, and reads there what the adapter would read.
+//! Some have the library, and their adapter died or answers only root: a program keeps its table as
+//! a descriptor, from which the user reads what the adapter would read. Others were started to have
+//! the library, and run without it.
 
 use crate::proc;
 use crate::registry::{Limits, Policy, Registry};
 use crate::status::{self, Client};
 use crate::tables::Tables;
 use std::collections::BTreeSet;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, OpenOptions};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -21,7 +21,7 @@ pub fn status(runtime_dir: &Path, known: &BTreeSet<u32>) -> Option<String> {
     let mut tables = Tables::default();
     let mut clients = Vec::new();
     for pid in proc::processes().filter(|pid| !known.contains(pid)) {
-        if !meets_in(pid, runtime_dir) {
+        if !Environment::of(pid).meets_in(runtime_dir) {
             continue;
         }
         let mut descriptors = proc::descriptors(pid);
@@ -56,12 +56,69 @@ pub fn status(runtime_dir: &Path, known: &BTreeSet<u32>) -> Option<String> {
     serde_json::to_string(&report).ok()
 }
 
-/// Whether the environment of a program names a runtime directory.
-fn meets_in(pid: u32, runtime_dir: &Path) -> bool {
-    let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-    let mut variables = environment.split(|&byte| byte == 0);
-    variables.any(|variable| {
-        let value = variable.strip_prefix(b"TOEHOLD_RUNTIME_DIR=");
-        value.is_some_and(|value| OsStr::from_bytes(value) == runtime_dir)
-    })
+/// A program that runs without the library, though it, or the program that started it, was started
+/// to have it.
+#[derive(Debug)]
+pub struct Bare {
+    /// Its process id, as we see it.
+    pub pid: u32,
+    /// Its process id, as it sees it.
+    pub own_pid: u32,
+    /// Its user.
+    pub uid: u32,
+    /// The kernel's name for it.
+    pub program: String,
+    /// Its variable [`REFUSED`], where it has one.
+    pub refused: Option<String>,
+    /// The libraries that its loader is to load first.
+    pub preload: Option<OsString>,
+}
+
+/// The variable by which `toehold run` tells why it left a program without the library: the process
+/// id of that program, a colon, and a sentence. Children inherit it.
+pub const REFUSED: &str = "TOEHOLD_REFUSED";
+
+/// The programs without the library that were started to meet an adapter in a directory, as far as
+/// we may look.
+pub fn bare(runtime_dir: &Path) -> Vec<Bare> {
+    let found = proc::processes().filter_map(|pid| {
+        let environment = Environment::of(pid);
+        let is_meant = environment.get("TOEHOLD_PATH").or(environment.get(REFUSED));
+        if is_meant.is_none() || !environment.meets_in(runtime_dir) || proc::has_library(pid)? {
+            return None;
+        }
+        let refused = environment.get(REFUSED);
+        Some(Bare {
+            pid,
+            own_pid: proc::own_number(pid).unwrap_or(pid),
+            uid: proc::user(pid)?,
+            program: proc::name(pid)?,
+            refused: refused.map(|value| value.to_string_lossy().into_owned()),
+            preload: environment.get("LD_PRELOAD").map(OsStr::to_owned),
+        })
+    });
+    found.collect()
+}
+
+/// The environment that a program was started with.
+struct Environment(Vec<u8>);
+
+impl Environment {
+    /// Empty for a program that we may not look into.
+    fn of(pid: u32) -> Environment {
+        Environment(fs::read(format!("/proc/{pid}/environ")).unwrap_or_default())
+    }
+
+    fn get(&self, name: &str) -> Option<&OsStr> {
+        let mut variables = self.0.split(|&byte| byte == 0);
+        variables.find_map(|variable| {
+            let value = variable.strip_prefix(name.as_bytes())?.strip_prefix(b"=")?;
+            Some(OsStr::from_bytes(value))
+        })
+    }
+
+    fn meets_in(&self, runtime_dir: &Path) -> bool {
+        let value = self.get("TOEHOLD_RUNTIME_DIR");
+        value.is_some_and(|value| value == runtime_dir)
+    }
 }

@@ -6,6 +6,8 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 use std::process::Command;
 
+use toehold_adapter::unserved::REFUSED;
+
 use crate::library;
 
 /// The loader's list of libraries to load first.
@@ -16,6 +18,11 @@ pub(crate) const PAIR_AFTER: &str = "TOEHOLD_PAIR_AFTER";
 pub(crate) const EXPRESS: &str = "TOEHOLD_EXPRESS";
 /// The variable from which the library reads the number of known filters for system calls.
 pub(crate) const FILTERS: &str = "TOEHOLD_FILTERS";
+
+/// Whether the loader is to load our library.
+pub(crate) fn has_library(preload: Option<&OsStr>) -> bool {
+    preload.is_some_and(|preload| entries(preload).any(is_ours))
+}
 
 /// Undoes what an outer `toehold run` has put into the environment.
 pub(crate) fn remove_acceleration(command: &mut Command) {
@@ -28,7 +35,8 @@ pub(crate) fn remove_acceleration(command: &mut Command) {
         .env_remove("TOEHOLD_WAIT")
         .env_remove(EXPRESS)
         .env_remove(FILTERS)
-        .env_remove(PAIR_AFTER);
+        .env_remove(PAIR_AFTER)
+        .env_remove(REFUSED);
 }
 
 /// Whether a path can stand in the list. Spaces and colons separate paths there, `$` begins a token
@@ -42,14 +50,18 @@ pub(crate) fn can_stand_in_list(path: &Path) -> bool {
 
 /// The preloaded libraries that are not ours; `None` when there are none.
 pub(crate) fn without_library(preload: Option<&OsStr>) -> Option<OsString> {
-    let is_ours =
-        |path: &[u8]| path.rsplit(|byte| *byte == b'/').next() == Some(library::NAME.as_bytes());
-    let others: Vec<&[u8]> = preload?
-        .as_bytes()
-        .split(|byte| matches!(byte, b':' | b' '))
-        .filter(|path| !path.is_empty() && !is_ours(path))
-        .collect();
+    let others: Vec<&[u8]> = entries(preload?).filter(|path| !is_ours(path)).collect();
     (!others.is_empty()).then(|| OsString::from_vec(others.join(&b':')))
+}
+
+/// The libraries of such a list.
+fn entries(preload: &OsStr) -> impl Iterator<Item = &[u8]> {
+    let entries = preload.as_bytes().split(|byte| matches!(byte, b':' | b' '));
+    entries.filter(|path| !path.is_empty())
+}
+
+fn is_ours(path: &[u8]) -> bool {
+    path.rsplit(|byte| *byte == b'/').next() == Some(library::NAME.as_bytes())
 }
 
 #[cfg(test)]
@@ -69,5 +81,7 @@ mod tests {
             Some("/a/libtoehold.so.bak".into())
         );
         assert_eq!(without_library(None), None);
+        assert!(has_library(Some(OsStr::new("c.so /a/libtoehold.so"))));
+        assert!(!has_library(Some(OsStr::new("c.so:"))) && !has_library(None));
     }
 }

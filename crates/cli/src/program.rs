@@ -76,40 +76,40 @@ pub(crate) enum Obstacle {
     Sanitized(PathBuf, String),
 }
 
+impl Obstacle {
+    fn path(&self) -> &Path {
+        match self {
+            Obstacle::Static(path)
+            | Obstacle::Privileged(path)
+            | Obstacle::ForeignMachine(path)
+            | Obstacle::ForeignLoader(path, _)
+            | Obstacle::Sanitized(path, _) => path,
+        }
+    }
+
+    /// A sentence without its subject, the program.
+    pub(crate) fn predicate(&self) -> String {
+        match self {
+            Obstacle::Static(_) => "is statically linked, so no library can be preloaded".into(),
+            Obstacle::Privileged(_) => {
+                "runs with another user's rights (set-uid, set-gid or capabilities), so the loader \
+                 ignores preloaded libraries"
+                    .into()
+            }
+            Obstacle::ForeignMachine(_) => "is a program for another processor or word size".into(),
+            Obstacle::ForeignLoader(_, loader) => {
+                format!("uses the loader {loader}; the library is for those of glibc and musl")
+            }
+            Obstacle::Sanitized(_, library) => {
+                format!("is linked with {library}, which must come before any preloaded library")
+            }
+        }
+    }
+}
+
 impl fmt::Display for Obstacle {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Obstacle::Static(path) => {
-                write!(
-                    out,
-                    "{} is statically linked, so no library can be preloaded",
-                    path.display()
-                )
-            }
-            Obstacle::Privileged(path) => write!(
-                out,
-                "{} runs with another user's rights (set-uid, set-gid or capabilities), so the \
-                 loader ignores preloaded libraries",
-                path.display()
-            ),
-            Obstacle::ForeignMachine(path) => {
-                write!(
-                    out,
-                    "{} is a program for another processor or word size",
-                    path.display()
-                )
-            }
-            Obstacle::ForeignLoader(path, loader) => write!(
-                out,
-                "{} uses the loader {loader}; the library is for those of glibc and musl",
-                path.display()
-            ),
-            Obstacle::Sanitized(path, library) => write!(
-                out,
-                "{} is linked with {library}, which must come before any preloaded library",
-                path.display()
-            ),
-        }
+        write!(out, "{} {}", self.path().display(), self.predicate())
     }
 }
 

@@ -15,6 +15,7 @@ use std::process::Command;
 use clap::Args;
 use toehold_adapter::client::{self, ClientError};
 use toehold_adapter::runtime_dir::RuntimeDir;
+use toehold_adapter::unserved::REFUSED;
 
 use crate::adapter;
 use crate::failure::{Failure, STATUS_CANNOT_EXECUTE, STATUS_NOT_FOUND};
@@ -78,6 +79,9 @@ has been idle for a while.
 
 Exit status: the program's own; 127 when it was not found, 126 when it cannot be executed.";
 
+/// The variable that tells where programs meet the adapter.
+const RUNTIME_DIR: &str = "TOEHOLD_RUNTIME_DIR";
+
 /// Replaces this process by the program.
 pub(crate) fn run(args: RunArgs) -> Result<Infallible, Failure> {
     let name = &args.program[0];
@@ -93,8 +97,9 @@ pub(crate) fn run(args: RunArgs) -> Result<Infallible, Failure> {
         Ok(Some(acceleration)) => start_with(&acceleration, &mut command),
         Ok(None) => preload::remove_acceleration(&mut command),
         Err(sentence) => {
-            warn(&format!("{sentence}; the program runs on kernel TCP"));
-            preload::remove_acceleration(&mut command);
+            refuse(&sentence, &mut command);
+            let meeting = Meeting::of(args.runtime_dir.as_deref(), args.adapter);
+            command.env(RUNTIME_DIR, meeting.dir());
         }
     }
     let error = command.exec();
@@ -115,9 +120,16 @@ fn start_with(acceleration: &Acceleration, command: &mut Command) {
     if acceleration.is_patched
         && let Err(refusal) = patched::patch_next_program(&acceleration.library)
     {
-        warn(&format!("{refusal}; the program runs on kernel TCP"));
-        preload::remove_acceleration(command);
+        refuse(&refusal.to_string(), command);
     }
+}
+
+/// Leaves the program on the kernel, and says why: now, and later to `toehold status`.
+fn refuse(sentence: &str, command: &mut Command) {
+    warn(&format!("{sentence}; the program runs on kernel TCP"));
+    preload::remove_acceleration(command);
+    // The program has our process id.
+    command.env(REFUSED, format!("{}:{sentence}", std::process::id()));
 }
 
 /// The files and variables that a program needs to be accelerated.
@@ -211,7 +223,8 @@ impl Acceleration {
         }
         command
             .env(PRELOAD, preload)
-            .env("TOEHOLD_RUNTIME_DIR", &self.runtime_dir)
+            .env(RUNTIME_DIR, &self.runtime_dir)
+            .env_remove(REFUSED)
             .env("TOEHOLD_PATH", self.path.word())
             .env("TOEHOLD_WAIT", self.wait.word());
         match self.express {
@@ -279,6 +292,6 @@ mod tests {
         assert_eq!(get("TOEHOLD_WAIT"), Some("event".into()));
         assert_eq!(get("TOEHOLD_EXPRESS"), Some("on".into()));
         assert_eq!(get("TOEHOLD_PAIR_AFTER"), Some("1".into()));
-        assert_eq!(get("TOEHOLD_RUNTIME_DIR"), Some("/r".into()));
+        assert_eq!(get(RUNTIME_DIR), Some("/r".into()));
     }
 }

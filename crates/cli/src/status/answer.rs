@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use toehold_adapter::client;
 
 use crate::failure::Failure;
@@ -27,6 +27,20 @@ pub(crate) struct Status {
     /// `no` and the reason.
     #[serde(default)]
     pub(crate) across_namespaces: Option<String>,
+    /// Programs without the library.
+    #[serde(default)]
+    pub(super) without_library: Vec<Bare>,
+}
+
+/// A program that was started to have the library, and runs without it.
+#[derive(Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub(super) struct Bare {
+    pub(super) pid: u32,
+    pub(super) program: String,
+    pub(super) uid: u32,
+    /// Why: a sentence.
+    pub(super) reason: String,
 }
 
 /// The counts of the TCP engine.

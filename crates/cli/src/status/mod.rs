@@ -1,6 +1,7 @@
 //! `toehold status`: am I accelerated, and if not, why not?
 
 mod answer;
+mod bare;
 mod count;
 mod engine;
 pub(crate) mod explain;
@@ -191,6 +192,13 @@ fn view<'a>(args: &'a StatusArgs, since: Option<(Duration, &'a Earlier)>) -> Vie
 /// The adapter's answer, joined by the tables of programs that it does not know: it may have been
 /// started after them. Without an adapter only the latter, and the failure to end with.
 fn report(dir: &Path) -> Result<(Value, Option<Failure>), Failure> {
+    let (mut report, missing) = report_of_served(dir)?;
+    report["without_library"] = serde_json::to_value(bare::find(dir)).unwrap_or_default();
+    Ok((report, missing))
+}
+
+/// As [`report`], of programs with the library.
+fn report_of_served(dir: &Path) -> Result<(Value, Option<Failure>), Failure> {
     let answer = client::status(dir);
     let (mut report, missing) = match answer {
         Ok(json) => (answer::parse(&json)?, None),
@@ -244,7 +252,11 @@ fn understood(report: Value) -> Result<Status, Failure> {
 /// A report as it is, or the part about one process.
 fn json(mut report: Value, pid: Option<u32>) -> String {
     if let Some(pid) = pid {
-        processes(&mut report).retain(|process| process["pid"].as_u64() == Some(pid.into()));
+        for list in ["processes", "without_library"] {
+            if let Some(list) = report[list].as_array_mut() {
+                list.retain(|process| process["pid"].as_u64() == Some(pid.into()));
+            }
+        }
         return format!("{report:#}\n");
     }
     format!("{report}\n")

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::SortKey;
 use super::answer::{Connection, Process, Status};
 use super::count::count;
-use super::{engine, express};
+use super::{bare, engine, express};
 
 /// The part of an answer that is shown, and its form.
 pub(super) struct View<'a> {
@@ -65,24 +65,22 @@ pub(super) fn render(status: &Status, view: &View) -> String {
             "connections between network namespaces stay on the kernel: {why}"
         );
     }
+    let is_meant = |pid: u32, program: &str| {
+        view.pid.is_none_or(|one| pid == one)
+            && view.program.is_none_or(|name| program.contains(name))
+    };
+    let is_shown = |process: &&Process| is_meant(process.pid, &process.program);
+    let processes: Vec<&Process> = status.processes.iter().filter(is_shown).collect();
+    let bare = status.without_library.iter();
+    let bare = bare::lines(bare.filter(|one| is_meant(one.pid, &one.program)));
     if status.processes.is_empty() {
         out.push_str("no accelerated program is running; start one with: toehold run -- PROGRAM\n");
-        return out;
-    }
-    let is_shown = |process: &&Process| {
-        view.pid.is_none_or(|pid| process.pid == pid)
-            && view
-                .program
-                .is_none_or(|name| process.program.contains(name))
-    };
-    let processes: Vec<&Process> = status.processes.iter().filter(is_shown).collect();
-    if processes.is_empty() {
+    } else if processes.is_empty() && bare.is_empty() {
         let all = status.processes.len();
         let _ = writeln!(
             out,
             "none of the {all} accelerated processes is meant by these options"
         );
-        return out;
     }
     if processes.len() > 1 {
         out.push_str(&totals(&processes));
@@ -90,6 +88,7 @@ pub(super) fn render(status: &Status, view: &View) -> String {
     for process in processes {
         out.push_str(&of_process(process, view));
     }
+    out.push_str(&bare);
     out
 }
 

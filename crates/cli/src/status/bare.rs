@@ -1,0 +1,81 @@
+//! Programs that were started to have the library, and run without it: which, and why.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use toehold_adapter::unserved;
+
+use super::answer::Bare;
+use crate::preload;
+use crate::program::{self, Obstacle};
+
+/// The programs without the library that meet their adapter in a directory.
+pub(super) fn find(runtime_dir: &Path) -> Vec<Bare> {
+    let mut found: Vec<Bare> = unserved::bare(runtime_dir)
+        .into_iter()
+        .map(|one| Bare {
+            pid: one.pid,
+            uid: one.uid,
+            reason: reason(&one),
+            program: one.program,
+        })
+        .collect();
+    found.sort_by_key(|one| one.pid);
+    found
+}
+
+fn reason(one: &unserved::Bare) -> String {
+    if let Some(sentence) = said(one) {
+        return format!("toehold run has said: {sentence}");
+    }
+    let executable = Path::new("/proc").join(one.pid.to_string()).join("exe");
+    match program::obstacle(&executable) {
+        Some(obstacle @ Obstacle::Static(_)) if cfg!(target_arch = "x86_64") => format!(
+            "it {}; toehold run --patch-calls may serve it, where that starts it",
+            obstacle.predicate()
+        ),
+        Some(obstacle) => format!("it {}", obstacle.predicate()),
+        None if !preload::has_library(one.preload.as_deref()) => {
+            "LD_PRELOAD does not name the library in its environment".into()
+        }
+        None => "LD_PRELOAD names the library, and its loader did not load it".into(),
+    }
+}
+
+/// The sentence of the `toehold run` that has become this program.
+fn said(one: &unserved::Bare) -> Option<&str> {
+    let (pid, sentence) = one.refused.as_deref()?.split_once(':')?;
+    (pid.parse() == Ok(one.own_pid)).then_some(sentence)
+}
+
+/// Two lines for each.
+pub(super) fn lines<'a>(programs: impl Iterator<Item = &'a Bare>) -> String {
+    programs.fold(String::new(), |mut out, one| {
+        let _ = writeln!(
+            out,
+            "{}, pid {}, user {}: on kernel TCP, without the library\n  {}",
+            one.program, one.pid, one.uid, one.reason
+        );
+        out
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sentence_is_about_the_process_that_it_names() {
+        let of = |refused: &str| unserved::Bare {
+            pid: 70,
+            own_pid: 7,
+            uid: 0,
+            program: "x".into(),
+            refused: Some(refused.into()),
+            preload: None,
+        };
+        assert_eq!(said(&of("7:because: so")), Some("because: so"));
+        assert_eq!(said(&of("70:because")), None);
+        assert_eq!(said(&of("because")), None);
+    }
+}
