@@ -22,6 +22,7 @@ test=("${demo[@]}" curl:curl ethtool:ethtool git:git go:golang-go initdb:postgre
     haproxy:haproxy nft:nftables socat:socat ss:iproute2
     podman:podman crun:crun unshare:util-linux ldd:libc-bin
     systemctl:systemd systemd-analyze:systemd tclsh:tcl tcpdump:tcpdump tshark:tshark
+    tbench:dbench nuttcp:nuttcp
     /usr/include/linux/idxd.h:linux-libc-dev
     /usr/lib/x86_64-linux-gnu/liburing.so.2:liburing2)
 suites=(apache2:apache2 cmake:cmake cc:gcc dpkg-source:dpkg-dev haproxy:haproxy make:make

@@ -1,7 +1,8 @@
-//! Arms of the lab on the offload path: the engine over each kind of link.
+//! The lab with what it starts: the engine over each kind of link, and other people's generators.
 
+use std::collections::BTreeSet;
 use std::fs;
-use std::process::Command;
+use std::process::{Command, Output};
 
 use serde_json::Value;
 use toehold_e2e::host;
@@ -18,38 +19,91 @@ const PLAN: &str = "name = \"offload\"\nabout = \"A test.\"\nrounds = 1\nseconds
     [[arm]]\nname = \"xdp\"\npath = \"offload\"\nlink = \"xdp\"\n\
     [[block]]\ntitle = \"both\"\nmetric = \"throughput\"\npattern = \"both\"\nmessage = 16384\n";
 
+/// Each generator beside our own, in the pattern that it has.
+const GENERATORS: &str = "name = \"generators\"\nabout = \"A test.\"\nrounds = 1\nseconds = 1.0\n\
+    [[arm]]\nname = \"toehold lab\"\npath = \"host\"\n\
+    [[arm]]\nname = \"nuttcp\"\npath = \"host\"\nprogram = \"nuttcp\"\n\
+    [[arm]]\nname = \"iperf3\"\npath = \"host\"\nprogram = \"iperf3\"\n\
+    [[arm]]\nname = \"sockperf\"\npath = \"host\"\nprogram = \"sockperf\"\n\
+    [[arm]]\nname = \"wrk\"\npath = \"host\"\nprogram = \"wrk\"\n\
+    [[block]]\ntitle = \"one way\"\nmetric = \"throughput\"\npattern = \"to-server\"\n\
+    message = 131072\n\
+    [[block]]\ntitle = \"there and back\"\nmetric = \"latency-p50\"\npattern = \"ping-pong\"\n\
+    message = 64\n\
+    [[block]]\ntitle = \"requests\"\nmetric = \"rate\"\npattern = \"requests\"\n\
+    message = 64\nstreams = 4\n";
+
+/// A program that makes the load of every arm.
+const TBENCH: &str = "name = \"tbench\"\nabout = \"A test.\"\nrounds = 1\nseconds = 2.0\n\
+    [[arm]]\nname = \"kernel\"\npath = \"host\"\n\
+    [[arm]]\nname = \"direct\"\npath = \"direct\"\n\
+    [[block]]\ntitle = \"2 clients\"\nmetric = \"throughput\"\npattern = \"requests\"\n\
+    program = \"tbench\"\nstreams = 2\n";
+
+struct Lab {
+    toehold: Toehold,
+    folder: tempfile::TempDir,
+}
+
+impl Lab {
+    fn new() -> Self {
+        Self {
+            toehold: Toehold::start(),
+            folder: tempfile::tempdir().expect("room"),
+        }
+    }
+
+    /// Carries out a plan.
+    fn run(&self, name: &str, text: &str) -> Output {
+        let plan = self.folder.path().join(name).with_extension("toml");
+        fs::write(&plan, text).expect("room");
+        let mut command = Command::new(self.toehold.asking(&[]).get_program());
+        command.args(["lab", "run", "--json", "--out"]);
+        command.arg(self.folder.path().join(name)).arg(&plan);
+        command.env("TOEHOLD_LIB", library());
+        command.output().expect("toehold runs")
+    }
+
+    /// The record of a run in which every sample moved bytes.
+    fn record(&self, name: &str, text: &str) -> Value {
+        let output = self.run(name, text);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{error}");
+        let record: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        for sample in record["samples"].as_array().expect("samples") {
+            assert!(sample["failure"].is_null(), "{sample}");
+            assert!(sample["outcome"]["bytes"].as_u64() > Some(0), "{sample}");
+        }
+        record
+    }
+}
+
 #[test]
 fn arms_of_the_lab_run_over_each_kind_of_link() {
     // SAFETY: the call takes nothing and always succeeds.
     if unsafe { libc::geteuid() } != 0 {
         return host::skipped("network namespaces need root");
     }
-    let toehold = Toehold::start();
-    let folder = tempfile::tempdir().expect("room");
-    let run = |name: &str, text: &str| {
-        let plan = folder.path().join(name).with_extension("toml");
-        fs::write(&plan, text).expect("room");
-        let mut command = Command::new(toehold.asking(&[]).get_program());
-        command.args(["lab", "run", "--json", "--out"]);
-        command.arg(folder.path().join(name)).arg(&plan);
-        command.env("TOEHOLD_LIB", library());
-        command.output().expect("toehold runs")
-    };
-    let output = run("offload", PLAN);
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{error}");
-    let record: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    let samples = record["samples"].as_array().expect("samples");
-    assert_eq!(samples.len(), 7);
-    for sample in samples {
-        assert!(sample["failure"].is_null(), "{sample}");
-        assert!(sample["outcome"]["bytes"].as_u64() > Some(0), "{sample}");
-    }
+    let lab = Lab::new();
+    let record = lab.record("offload", PLAN);
+    assert_eq!(record["samples"].as_array().map(Vec::len), Some(7));
     // Each was seen on the path that it is about.
     assert_eq!(record["stayed"], serde_json::json!([]));
     // A wrong setting is the adapter's to refuse, in its own words.
-    let output = run("wrong", &PLAN.replace("\"worker\"", "\"fax\""));
+    let output = lab.run("wrong", &PLAN.replace("\"worker\"", "\"fax\""));
     let error = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{error}");
     assert!(error.contains("`fax`"), "{error}");
+}
+
+#[test]
+fn every_generator_that_a_plan_can_name_measures() {
+    let lab = Lab::new();
+    for (plan, text, arms) in [("generators", GENERATORS, 5), ("tbench", TBENCH, 2)] {
+        let record = lab.record(plan, text);
+        let samples = record["samples"].as_array().expect("samples");
+        let arms_of = samples.iter().filter_map(|sample| sample["arm"].as_str());
+        let measured = arms_of.collect::<BTreeSet<_>>();
+        assert!(measured.len() >= arms, "{measured:?}");
+    }
 }

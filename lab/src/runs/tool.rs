@@ -80,7 +80,8 @@ impl Tool {
     pub(super) fn server(self, load: &Load, site: &Site<'_>) -> io::Result<Vec<String>> {
         let [port, _] = site.ports.map(|port| port.to_string());
         let words = match self {
-            Tool::Tbench => format!("tbench_srv -b {HOST}"),
+            // Debian's takes no address: it listens on all.
+            Tool::Tbench => "tbench_srv".to_owned(),
             Tool::Nuttcp => format!("nuttcp -4 -S --nofork -P {port}"),
             Tool::Iperf3 => format!("iperf3 -4 -s -p {port}"),
             Tool::Sockperf => format!("sockperf server --tcp -i {HOST} -p {port}"),
