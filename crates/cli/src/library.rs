@@ -3,6 +3,8 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use crate::program;
+
 /// Its file name.
 pub(crate) const NAME: &str = "libtoehold.so";
 
@@ -10,8 +12,8 @@ pub(crate) const NAME: &str = "libtoehold.so";
 ///
 /// # Errors
 ///
-/// When it is in none of these places; the error names them.
-pub(crate) fn find() -> Result<PathBuf, NotFound> {
+/// When it is in none of these places; the error names them. When the file there cannot be loaded.
+pub(crate) fn find() -> Result<PathBuf, FindError> {
     let program = std::env::current_exe().ok();
     find_among(candidates(
         std::env::var_os("TOEHOLD_LIB").map(PathBuf::from),
@@ -19,34 +21,54 @@ pub(crate) fn find() -> Result<PathBuf, NotFound> {
     ))
 }
 
-/// No library in any of these places.
+/// Why there is no library.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct NotFound {
-    tried: Vec<PathBuf>,
+pub(crate) enum FindError {
+    /// None in any of these places.
+    NotFound {
+        /// The places.
+        tried: Vec<PathBuf>,
+    },
+    /// A file that is empty, cut short, or for another machine.
+    Broken {
+        /// Where it is.
+        path: PathBuf,
+    },
 }
 
-impl fmt::Display for NotFound {
+impl fmt::Display for FindError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let places: Vec<String> = self
-            .tried
-            .iter()
-            .map(|path| path.display().to_string())
-            .collect();
-        write!(
-            out,
-            "{NAME} was not found (tried {}); set TOEHOLD_LIB to its path",
-            places.join(", ")
-        )
+        match self {
+            FindError::NotFound { tried } => {
+                let places: Vec<String> = tried
+                    .iter()
+                    .map(|path| path.display().to_string())
+                    .collect();
+                write!(
+                    out,
+                    "{NAME} was not found (tried {}); set TOEHOLD_LIB to its path",
+                    places.join(", ")
+                )
+            }
+            FindError::Broken { path } => write!(
+                out,
+                "{} is empty, cut short, or no library for this machine; install it again",
+                path.display()
+            ),
+        }
     }
 }
 
-impl std::error::Error for NotFound {}
+impl std::error::Error for FindError {}
 
-fn find_among(candidates: Vec<PathBuf>) -> Result<PathBuf, NotFound> {
+fn find_among(candidates: Vec<PathBuf>) -> Result<PathBuf, FindError> {
     match candidates.iter().find(|path| path.is_file()) {
+        Some(path) if !program::is_whole_library(path) => {
+            Err(FindError::Broken { path: path.clone() })
+        }
         // The loader resolves a relative path anew in every child, so make it absolute.
         Some(path) => Ok(std::path::absolute(path).unwrap_or_else(|_| path.clone())),
-        None => Err(NotFound { tried: candidates }),
+        None => Err(FindError::NotFound { tried: candidates }),
     }
 }
 
@@ -97,5 +119,25 @@ mod tests {
         let error = find_among(places).expect_err("not there");
         assert!(error.to_string().contains("/nowhere/x.so"));
         assert!(!error.to_string().contains("/usr/lib"));
+    }
+
+    #[test]
+    fn a_library_that_is_cut_short_is_said_to_be() {
+        let folder = tempfile::tempdir().expect("room");
+        let path = folder.path().join(NAME);
+        // This test is a position-independent program: to load it is as good as a library.
+        let whole = std::fs::read("/proc/self/exe").expect("a file");
+        let is_whole = |bytes: &[u8]| {
+            std::fs::write(&path, bytes).expect("room");
+            let found = find_among(vec![path.clone()]);
+            if let Err(error) = &found {
+                assert!(error.to_string().contains("cut short"), "{error}");
+            }
+            found.is_ok()
+        };
+        assert!(is_whole(&whole));
+        for length in [0, 4, 64, 4_000, 40_000] {
+            assert!(!is_whole(&whole[..length]), "{length} bytes");
+        }
     }
 }

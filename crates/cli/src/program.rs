@@ -127,6 +127,25 @@ pub(crate) fn loader(path: &Path) -> Option<String> {
     ElfHeader::parse(&head[..length])?.loader(&file)
 }
 
+/// Whether a file is a shared library for this machine, and has all that is to be loaded: a copy
+/// that a full disk has cut short has not.
+pub(crate) fn is_whole_library(path: &Path) -> bool {
+    let whole = || {
+        let file = File::open(path).ok()?;
+        let mut head = vec![0; HEAD_BYTES];
+        let length = file.read_at(&mut head, 0).ok()?;
+        let header = ElfHeader::parse(&head[..length])?;
+        let bytes = file.metadata().ok()?.len();
+        let mut ends = header
+            .segments(&file, PT_LOAD)
+            .filter_map(|segment| u64_at(&segment, 8)?.checked_add(u64_at(&segment, 32)?))
+            .peekable();
+        ends.peek()?;
+        Some(head.starts_with(b"\x7fELF") && ends.all(|end| end <= bytes))
+    };
+    whole() == Some(true)
+}
+
 fn inspect(path: &Path, depth: u32) -> Option<Obstacle> {
     let file = File::open(path).ok()?;
     let mut head = Vec::with_capacity(HEAD_BYTES);
@@ -289,7 +308,6 @@ impl ElfHeader {
     /// The run-time part of AddressSanitizer, if the program is linked with it: it ends a program
     /// in which any other library comes first.
     fn library_that_must_be_first(&self, file: &File) -> Option<String> {
-        const PT_LOAD: u32 = 1;
         const PT_DYNAMIC: u32 = 2;
         const DT_NEEDED: u64 = 1;
         const DT_STRTAB: u64 = 5;
@@ -350,6 +368,9 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
 fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
 }
+
+/// The kind of program headers whose parts of the file are mapped (elf(5)).
+const PT_LOAD: u32 = 1;
 
 /// This machine's number in ELF files (EM_X86_64, EM_AARCH64).
 const MACHINE: u16 = if cfg!(target_arch = "aarch64") {

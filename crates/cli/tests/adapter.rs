@@ -130,9 +130,9 @@ fn an_adapter_with_a_wrong_rule_does_not_start_and_programs_run_on_the_kernel() 
     let mut command = Command::new(env!("CARGO_BIN_EXE_toehold"));
     command.env_remove("LD_PRELOAD").env_remove("TOEHOLD_LIB");
     command.env("XDG_CONFIG_HOME", scratch.path());
-    // Any library that there is: the program makes no connection.
+    // Any ELF file: the program makes no connection.
     let library = scratch.path().join("libtoehold.so");
-    std::fs::write(&library, "").expect("scratch");
+    std::fs::copy(env!("CARGO_BIN_EXE_toehold"), &library).expect("scratch");
     command.env("TOEHOLD_LIB", &library);
     command.args(["run", "--runtime-dir"]).arg(&runtime);
     let output = command.args(["--", "echo", "unharmed"]).output();

@@ -7,7 +7,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::thread;
+use std::time::Duration;
 
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -86,6 +88,22 @@ fn without_a_library_the_program_runs_after_one_sentence() {
 }
 
 #[test]
+fn a_library_that_is_cut_short_is_not_loaded() {
+    let empty = tempfile::NamedTempFile::new().expect("room");
+    let output = output(toehold().env("TOEHOLD_LIB", empty.path()).args([
+        "run",
+        "--",
+        "sh",
+        "-c",
+        "echo \"[$LD_PRELOAD]\"",
+    ]));
+    assert!(output.status.success());
+    assert_eq!(output.stdout, b"[]\n");
+    assert_one_sentence(&error_of(&output));
+    assert!(error_of(&output).contains("is empty, cut short, or no library"));
+}
+
+#[test]
 fn a_refused_runtime_directory_means_the_host_path() {
     let scratch = tempfile::tempdir().expect("scratch directory");
     let open = scratch.path().join("open");
@@ -95,9 +113,9 @@ fn a_refused_runtime_directory_means_the_host_path() {
     std::os::unix::fs::symlink("/tmp", &link).expect("link");
     for (dir, word) in [(&open, "chmod 700"), (&link, "symbolic link")] {
         let output = output(
-            // Any file serves as a library that must not be loaded.
+            // Any ELF file serves as a library that must not be loaded.
             toehold()
-                .env("TOEHOLD_LIB", "/etc/passwd")
+                .env("TOEHOLD_LIB", env!("CARGO_BIN_EXE_toehold"))
                 .args(["run", "--runtime-dir"])
                 .arg(dir)
                 .args(["--", "sh", "-c", "echo \"[$LD_PRELOAD]\""]),
@@ -196,7 +214,7 @@ fn an_adapter_of_another_version_means_the_host_path() {
     let adapter = another_version(&dir.join("adapter.sock"));
     let output = output(
         toehold()
-            .env("TOEHOLD_LIB", "/etc/passwd")
+            .env("TOEHOLD_LIB", env!("CARGO_BIN_EXE_toehold"))
             .args(["run", "--runtime-dir"])
             .arg(&dir)
             .args(["--", "sh", "-c", "echo \"[$LD_PRELOAD]\""]),
@@ -225,6 +243,8 @@ fn another_version(path: &Path) -> thread::JoinHandle<()> {
     let address = SocketAddrUnix::new(path).expect("a short path");
     net::bind(&listener, &address).expect("nobody is there");
     net::listen(&listener, 1).expect("it is bound");
+    let patience = Some(Duration::from_secs(60));
+    set_socket_timeout(&listener, Timeout::Recv, patience).expect("a socket");
     thread::spawn(move || {
         let mut client = File::from(net::accept(&listener).expect("somebody asks"));
         let mut message = [0u8; 256];
