@@ -2,6 +2,8 @@
 
 use std::fs;
 use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -43,6 +45,10 @@ pub struct Environment {
     pub clock: Option<String>,
     /// Load average of the last minute before the first round.
     pub load_before: Option<f64>,
+    /// Cores that others kept busy in the half second before the first round. The load average
+    /// remembers for a minute, the measurement before this one too.
+    #[serde(default)]
+    pub busy_before: Option<f64>,
     /// Part of the time since boot that the hypervisor gave to others.
     pub steal: Option<f64>,
     /// The cores this process was confined to, when it may not use all.
@@ -50,7 +56,7 @@ pub struct Environment {
 }
 
 impl Environment {
-    /// Looks around.
+    /// Looks around, for half a second.
     pub fn capture() -> Environment {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let unix_time = std::time::SystemTime::now()
@@ -81,6 +87,7 @@ impl Environment {
             clock: line("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
             load_before: line("/proc/loadavg")
                 .and_then(|load| load.split_whitespace().next()?.parse().ok()),
+            busy_before: busy(QUIET_LOOK),
             steal: HostTimes::now()
                 .ok()
                 .map(|times| times.steal / (times.busy() + times.idle + times.steal).max(1.0)),
@@ -124,6 +131,11 @@ impl Environment {
                     .map_or("unknown".to_owned(), |load| format!("{load:.2}")),
             ),
             (
+                "Busy before",
+                self.busy_before
+                    .map_or("unknown".to_owned(), |cores| format!("{cores:.2} cores")),
+            ),
+            (
                 "Stolen",
                 self.steal.map_or("unknown".to_owned(), |part| {
                     format!("{:.1} % of the time since boot", part * 100.0)
@@ -143,10 +155,14 @@ impl Environment {
     /// The properties of this host that make the numbers worse than they need to be.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
-        if let Some(load) = self.load_before.filter(|load| *load > LOAD_QUIET) {
+        let other_work = match (self.busy_before, self.load_before) {
+            (Some(cores), _) if cores > BUSY_QUIET => Some(format!("{cores:.1} cores were busy")),
+            (None, Some(load)) if load > LOAD_QUIET => Some(format!("load average {load}")),
+            _ => None,
+        };
+        if let Some(how_much) = other_work {
             warnings.push(format!(
-                "other work was running before the first round (load average {load}): expect \
-                wider intervals"
+                "other work was running before the first round ({how_much}): expect wider intervals"
             ));
         }
         if let Some(governor) = self
@@ -223,8 +239,21 @@ fn field<'a>(cpuinfo: &'a str, name: &str) -> Option<&'a str> {
     })
 }
 
+/// How long to watch for other work.
+const QUIET_LOOK: Duration = Duration::from_millis(500);
+/// Cores that may be busy on a quiet host.
+const BUSY_QUIET: f64 = 0.2;
 /// A load average beyond which a second program must have been busy.
 const LOAD_QUIET: f64 = 0.7;
+
+/// The cores that are busy for so long, while this program sleeps.
+fn busy(time: Duration) -> Option<f64> {
+    let before = HostTimes::now().ok()?;
+    let began = Instant::now();
+    thread::sleep(time);
+    let passed = HostTimes::now().ok()? - before;
+    Some(passed.busy() / began.elapsed().as_secs_f64())
+}
 
 #[cfg(test)]
 mod tests {
@@ -242,11 +271,17 @@ mod tests {
         let mut environment = Environment::capture();
         environment.congestion_control = "bbr".to_owned();
         environment.load_before = Some(3.0);
+        environment.busy_before = None;
         environment.governor = None;
         assert_eq!(environment.warnings().len(), 1);
+        environment.busy_before = Some(0.05);
+        assert!(environment.warnings().is_empty(), "work that has ended");
+        environment.load_before = Some(0.1);
+        environment.busy_before = Some(1.0);
+        assert_eq!(environment.warnings().len(), 1);
+        environment.busy_before = Some(0.0);
         assert!(environment.pacing().is_some());
         environment.congestion_control = "cubic".to_owned();
-        environment.load_before = Some(0.1);
         assert!(environment.warnings().is_empty() && environment.pacing().is_none());
     }
 
