@@ -204,8 +204,8 @@ struct EngineArgs {
     #[arg(long, value_name = "NAME")]
     congestion: Option<String>,
 
-    /// Explicit congestion notification for new connections: on or off (off)
-    #[arg(long, value_name = "on|off")]
+    /// Explicit congestion notification for new connections: on, accurate (RFC 9768) or off (off)
+    #[arg(long, value_name = "on|accurate|off")]
     ecn: Option<String>,
 
     /// Spread data over the round trip, where that takes 4 ms or more: on or off (on)

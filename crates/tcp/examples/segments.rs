@@ -158,7 +158,7 @@ fn complete(frame: &mut [u8], tcp_at: usize) {
     frame[tcp_at + 16..tcp_at + 18].copy_from_slice(&checksum);
 }
 
-/// What is measured.
+/// The load.
 #[derive(Clone, Copy)]
 struct Options {
     flows: usize,

@@ -1,6 +1,7 @@
 //! Decisions of an engine's owner: the link it stands on, and how its connections behave.
 
 use core::net::IpAddr;
+use core::num::NonZeroU8;
 
 use crate::share::Share;
 use crate::time::Duration;
@@ -65,6 +66,18 @@ pub enum CongestionControl {
     Bbr,
 }
 
+/// Explicit congestion notification: what a connection asks for, or what both ends have agreed on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum EcnMode {
+    /// None.
+    #[default]
+    Off,
+    /// RFC 3168: a receiver says that there was a mark, until the sender has answered.
+    Classic,
+    /// RFC 9768: a receiver counts the marks. With a remote that does not, as [`EcnMode::Classic`].
+    Accurate,
+}
+
 /// Keepalive probes (RFC 9293 section 3.8.4).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Keepalive {
@@ -75,7 +88,7 @@ pub struct Keepalive {
     /// Time between probes.
     pub interval: Duration,
     /// Unanswered probes after which the connection is given up.
-    pub probes_max: u8,
+    pub probes_max: NonZeroU8,
 }
 
 /// How one connection behaves. Listeners hand theirs to the connections they accept.
@@ -83,8 +96,8 @@ pub struct Keepalive {
 pub struct Options {
     /// The congestion control algorithm.
     pub congestion: CongestionControl,
-    /// Negotiate explicit congestion notification (RFC 3168).
-    pub ecn: bool,
+    /// Negotiate explicit congestion notification.
+    pub ecn: EcnMode,
     /// Spread data over the round trip instead of sending bursts, where the handshake took
     /// [`PACED_ROUND_TRIP_MIN`](Self::PACED_ROUND_TRIP_MIN) or more. On a shorter path the parts
     /// would be shorter than the timers' granularity.
@@ -114,7 +127,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             congestion: CongestionControl::default(),
-            ecn: false,
+            ecn: EcnMode::Off,
             pacing: false,
             nodelay: false,
             //= RFC 9293#3.8.4

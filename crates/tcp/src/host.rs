@@ -8,6 +8,7 @@
 
 use core::net::SocketAddr;
 
+use crate::config::EcnMode;
 use crate::state::{CloseReason, Phase};
 use crate::time::Duration;
 
@@ -169,7 +170,7 @@ pub struct ConnectionInfo {
     /// Selective acknowledgements were negotiated.
     pub selective: bool,
     /// Congestion notification was negotiated.
-    pub ecn: bool,
+    pub ecn: EcnMode,
     /// The congestion control algorithm.
     pub congestion: crate::config::CongestionControl,
     /// Data is spread over the round trip.

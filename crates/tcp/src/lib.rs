@@ -39,7 +39,8 @@ pub mod numbers {
 }
 
 pub use config::{
-    Config, CongestionControl, InterfaceAddress, Keepalive, Medium, Offload, Options, Route,
+    Config, CongestionControl, EcnMode, InterfaceAddress, Keepalive, Medium, Offload, Options,
+    Route,
 };
 pub use counters::Counters;
 pub use engine::{

@@ -6,7 +6,7 @@ mod script;
 mod support;
 
 use script::Stage;
-use toehold_tcp::{CongestionControl, Duration, Options};
+use toehold_tcp::{CongestionControl, Duration, EcnMode, Options};
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 
@@ -16,7 +16,7 @@ const MILLISECOND: Duration = Duration::from_millis(1);
 fn dctcp_echoes_each_mark_and_answers_in_proportion() {
     let mut stage = Stage::new(|config, options| {
         config.timestamps = false;
-        options.ecn = true;
+        options.ecn = EcnMode::Classic;
         options.congestion = CongestionControl::Dctcp;
     });
     stage.remote("SEW 0:0(0) win 65535 <mss 1000,sackOK>");
@@ -162,7 +162,7 @@ fn an_idle_connection_starts_slowly_again() {
 fn a_syn_is_repeated_without_congestion_notification() {
     let mut stage = Stage::new(|_, _| {});
     let options = Options {
-        ecn: true,
+        ecn: EcnMode::Classic,
         ..Options::default()
     };
     stage.connect(options);

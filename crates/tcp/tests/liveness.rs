@@ -104,7 +104,7 @@ fn user_timeout_overrides_the_number_of_keepalive_probes() {
     let keepalive = Keepalive {
         idle: Duration::from_secs(2),
         interval: Duration::from_secs(1),
-        probes_max: 3,
+        probes_max: 3.try_into().expect("not zero"),
     };
     let (mut stage, id) = impatient(Some(keepalive), 60_000);
     stage.wait(LIMIT - MILLISECOND);
@@ -119,7 +119,7 @@ fn probes_without_a_pause_end() {
     let keepalive = Keepalive {
         idle: Duration::ZERO,
         interval: Duration::ZERO,
-        probes_max: 3,
+        probes_max: 3.try_into().expect("not zero"),
     };
     let mut stage = Stage::new(|config, options| {
         config.timestamps = false;

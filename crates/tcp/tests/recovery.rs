@@ -6,7 +6,7 @@ mod script;
 mod support;
 
 use script::{Stage, plain};
-use toehold_tcp::{CloseReason, ConnectionId, Duration, Phase, State};
+use toehold_tcp::{CloseReason, ConnectionId, Duration, EcnMode, Phase, State};
 
 /// RFC 5681 section 3.2 counts duplicates without payload, and RFC 2018 section 4 wants each of
 /// them to carry blocks: data of our own does not go before what the remote has to know.
@@ -148,7 +148,7 @@ fn a_timeout_is_a_reduction_that_is_told() {
         config.timestamps = false;
         config.window_scaling = false;
         config.tail_probes = false;
-        options.ecn = true;
+        options.ecn = EcnMode::Classic;
     });
     stage.remote("SEW 0:0(0) win 65535 <mss 1000,sackOK>");
     stage.expect("S.E 0:0(0) ack 1");

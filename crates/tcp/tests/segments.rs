@@ -6,7 +6,7 @@ mod script;
 mod support;
 
 use script::{Stage, plain};
-use toehold_tcp::{CloseReason, Duration, Event, Keepalive, Options, State};
+use toehold_tcp::{CloseReason, Duration, EcnMode, Event, Keepalive, Options, State};
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 
@@ -668,7 +668,7 @@ fn a_syn_without_timestamps_finds_out_that_the_connection_is_half_open() {
 fn congestion_marks_are_echoed() {
     let mut stage = Stage::new(|config, options| {
         config.timestamps = false;
-        options.ecn = true;
+        options.ecn = EcnMode::Classic;
     });
     stage.remote("SEW 0:0(0) win 65535 <mss 1000,sackOK>");
     stage.expect("S.E 0:0(0) ack 1");
@@ -709,7 +709,7 @@ fn a_silent_remote_is_probed_and_given_up() {
         options.keepalive = Some(Keepalive {
             idle: Duration::from_secs(60),
             interval: Duration::from_secs(5),
-            probes_max: 2,
+            probes_max: 2.try_into().expect("not zero"),
         });
     });
     stage.accepted("", 10_000);
@@ -789,6 +789,31 @@ fn cookies_carry_a_flood() {
     let info = stage.engine.info(id).unwrap();
     assert_eq!((info.received, info.mss), (10, 536 - 12));
     assert_eq!(stage.engine.counters().cookies_accepted, 1);
+}
+
+/// RFC 3168 section 6.1.1: a SYN-ACK with ECE agrees to ECN. A cookie's does so as any other, and a
+/// connection that came by one uses ECN only then.
+#[test]
+fn a_cookie_remembers_what_its_syn_ack_has_said_of_ecn() {
+    use EcnMode::{Classic, Off};
+    for (ecn, options, answer, echo) in [
+        (Classic, ",TS", "S.E", ".E"),
+        (Classic, "", "S.", "."),
+        (Off, ",TS", "S.", "."),
+    ] {
+        let mut stage = Stage::new(|config, listener| {
+            config.half_open_max = 0;
+            listener.ecn = ecn;
+        });
+        stage.remote(&format!("SEW 0:0(0) win 65535 <mss 1000{options}>"));
+        stage.expect(&format!("{answer} 0:0(0) ack 1"));
+        let timestamps = if options.is_empty() { "" } else { " <TS>" };
+        stage.remote(&format!("P. 1:11(10) ack 1 win 100{timestamps} ce"));
+        stage.expect(&format!("{echo} 1:1(0) ack 11"));
+        let id = stage.engine.accept(stage.listener).unwrap();
+        let agreed = if echo == ".E" { Classic } else { Off };
+        assert_eq!(stage.engine.info(id).unwrap().ecn, agreed);
+    }
 }
 
 /// RFC 9293 section 3.6.1: the reset for data that nobody will read is one the remote believes: it

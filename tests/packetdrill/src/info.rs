@@ -1,8 +1,9 @@
 //! Socket options, and `TCP_INFO`.
 
 use std::ffi::c_int;
+use std::num::NonZeroU8;
 
-use toehold_tcp::{ConnectionInfo, Duration, Keepalive, Phase, State};
+use toehold_tcp::{ConnectionInfo, Duration, EcnMode, Keepalive, Phase, State};
 
 use crate::calls::Done;
 use crate::socket::{Role, Wishes};
@@ -20,7 +21,7 @@ impl Wishes {
         self.keepalive_times.unwrap_or(Keepalive {
             idle: Duration::from_secs(7_200),
             interval: Duration::from_secs(75),
-            probes_max: 9,
+            probes_max: const { NonZeroU8::new(9).expect("not zero") },
         })
     }
 }
@@ -65,7 +66,8 @@ impl Stack {
                 wishes.keepalive_times = Some(keepalive);
             }
             (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => {
-                keepalive.probes_max = unsigned.min(255) as u8;
+                let count = NonZeroU8::new(unsigned.min(255) as u8);
+                keepalive.probes_max = count.unwrap_or(NonZeroU8::MIN);
                 wishes.keepalive_times = Some(keepalive);
             }
             (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => {}
@@ -160,7 +162,7 @@ impl Stack {
             info.timestamps,
             info.selective,
             info.window_scales.is_some(),
-            info.ecn,
+            info.ecn != EcnMode::Off,
         ];
         let options = (0..)
             .zip(options)

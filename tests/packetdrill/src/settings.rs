@@ -2,7 +2,7 @@
 //! back.
 
 use toehold_tcp::{
-    Config, CongestionControl, Duration, InterfaceAddress, Medium, Offload, Options, Route,
+    Config, CongestionControl, Duration, EcnMode, InterfaceAddress, Medium, Offload, Options, Route,
 };
 
 /// The largest payload of one frame, where the runner asks for segmentation offload.
@@ -129,10 +129,11 @@ impl Settings {
     pub(crate) fn options(&self, is_active: bool) -> Options {
         Options {
             congestion: self.congestion,
-            ecn: match self.ecn {
-                0 => false,
-                2 => !is_active,
-                _ => true,
+            // Linux, `enum tcp_ecn_mode`.
+            ecn: match (self.ecn, is_active) {
+                (0, _) | (2 | 5, true) => EcnMode::Off,
+                (3, _) | (4 | 5, false) => EcnMode::Accurate,
+                _ => EcnMode::Classic,
             },
             receive_bytes: self.receive_bytes,
             receive_bytes_max: self.receive_bytes_max,
@@ -164,6 +165,10 @@ mod tests {
         let options = settings.options(true);
         assert_eq!(options.receive_bytes_max, 15_728_640);
         assert_eq!(options.congestion, CongestionControl::NewReno);
-        assert!(!options.ecn && settings.options(false).ecn);
+        let accepting = settings.options(false);
+        assert_eq!(
+            (options.ecn, accepting.ecn),
+            (EcnMode::Off, EcnMode::Classic)
+        );
     }
 }

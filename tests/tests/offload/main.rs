@@ -526,3 +526,57 @@ fn connections_behave_as_the_settings_say() {
         assert_eq!(flow["pacing"], true, "{flow}");
     }
 }
+
+/// RFC 9768 with the kernel as the remote, while every tenth packet is marked on its way.
+#[test]
+fn marks_are_counted_both_ways() {
+    let options = ["--ecn", "accurate"];
+    let Some(stage) = Stage::set(&options) else {
+        return;
+    };
+    if host::require(["nft"]).is_none() {
+        return;
+    }
+    let far = |script: &str| {
+        let mut command = stage.network.far("sh");
+        command.args(["-c", script]).output().expect("a shell")
+    };
+    // A kernel that has RFC 3168's feedback alone refuses the number.
+    let is_accurate = far("echo 3 > /proc/sys/net/ipv4/tcp_ecn").status.success();
+    if !is_accurate {
+        assert!(far("echo 1 > /proc/sys/net/ipv4/tcp_ecn").status.success());
+    }
+    let chain = |hook: &str| {
+        format!(
+            "chain {hook} {{ type filter hook {hook} priority 0; \
+             ip ecn ect0 numgen inc mod 10 0 ip ecn set ce; }}"
+        )
+    };
+    let chains = ["prerouting", "postrouting"].map(chain).join("\n");
+    let output = far(&format!(
+        "echo 'table inet marks {{\n{chains}\n}}' | nft -f -"
+    ));
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{error}");
+    let _far = stage.far_server(&["echo_server", "7992"]);
+    ok(stage.near("client", &["echo_client", FAR, "7992", "10000000"]));
+    let holder = stage.near("holder", &["all_held", FAR, "7992", "3", "ECONNRESET"]);
+    await_word(&holder, "holding");
+    let status = stage.toehold.status();
+    let flows = status["engine"]["flows"].as_array().expect("a list");
+    assert_eq!(flows.len(), 3, "{flows:?}");
+    for flow in flows {
+        assert_eq!(flow["ecn"], true, "{flow}");
+        assert_eq!(flow["accurate_ecn"], is_accurate, "{flow}");
+    }
+    // The engine has told the kernel of its marks.
+    let counts = far("cat /proc/net/netstat").stdout;
+    let counts = String::from_utf8_lossy(&counts);
+    let mut lines = counts.lines().filter(|line| line.starts_with("TcpExt:"));
+    let mut words = || lines.next().expect("two lines").split(' ');
+    let told = words()
+        .zip(words())
+        .find(|(name, _)| *name == "TCPDeliveredCE");
+    let told = told.and_then(|(_, count)| count.parse::<u64>().ok());
+    assert!(told > Some(100), "{told:?} marked segments were told");
+}

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Read;
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU8;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 
@@ -183,7 +184,7 @@ impl Daemon {
         let keepalive = liveness.keepalive.map(|keepalive| Keepalive {
             idle: seconds(keepalive.idle_seconds),
             interval: seconds(keepalive.interval_seconds),
-            probes_max: keepalive.probes_max,
+            probes_max: NonZeroU8::new(keepalive.probes_max).unwrap_or(NonZeroU8::MIN),
         });
         let user_timeout = liveness.user_timeout_ms;
         let user_timeout = user_timeout.map(|ms| Duration::from_millis(ms.get().into()));

@@ -128,6 +128,8 @@ pub(crate) struct FlowReport {
     pub(crate) remote: String,
     pub(crate) congestion: &'static str,
     pub(crate) ecn: bool,
+    /// The remote counts the marks.
+    pub(crate) accurate_ecn: bool,
     pub(crate) pacing: bool,
     pub(crate) round_trip_us: Option<u64>,
     /// In bytes, as the next two.

@@ -671,6 +671,7 @@ mod tests {
     use std::net::SocketAddr;
 
     use super::*;
+    use toehold_tcp::EcnMode;
 
     pub(super) fn draft(settings: &[(&str, &str)]) -> Draft {
         let mut draft = Draft::default();
@@ -705,7 +706,7 @@ mod tests {
         let anywhere = SocketAddr::from(([10, 84, 0, 7], 80));
         let options = crate::engine::tcp_config::options(&settings.connections.of(anywhere));
         assert_eq!(options.congestion, CongestionControl::NewReno);
-        assert_eq!((options.ecn, options.pacing), (true, false));
+        assert_eq!((options.ecn, options.pacing), (EcnMode::Classic, false));
         let idle = options.keepalive.map(|keepalive| keepalive.idle);
         assert_eq!(idle, Some(toehold_tcp::Duration::from_secs(60)));
         assert_eq!(options.receive_bytes_max, 32 << 20);
@@ -751,7 +752,7 @@ mod tests {
                 "congestion vegas",
                 "no congestion control: cubic, reno, dctcp, bbr",
             ),
-            ("ecn yes", "`yes` is neither on nor off"),
+            ("ecn yes", "`yes` is neither on, off nor accurate"),
             ("pacing 1", "`1` is neither on nor off"),
             ("initial-window 65", "no number of segments (1 to 64)"),
             (

@@ -2,6 +2,8 @@
 
 use std::net::IpAddr;
 
+use std::num::NonZeroU8;
+
 use toehold_tcp::{
     Config, ConnectionInfo, Duration, InterfaceAddress, Keepalive, MacAddress, Medium, Offload,
     Options, Route, Share,
@@ -98,7 +100,7 @@ pub(super) fn options(settings: &ConnectionSettings) -> Options {
             idle,
             // Linux has these values (`tcp_keepalive_intvl`, `tcp_keepalive_probes`).
             interval: Duration::from_secs(75),
-            probes_max: 9,
+            probes_max: const { NonZeroU8::new(9).expect("not zero") },
         }),
         ..Options::default()
     }

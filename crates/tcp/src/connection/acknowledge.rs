@@ -74,6 +74,7 @@ impl Connection {
         if self.conditions.has(Conditions::SACK) && !segment.options.is_empty() {
             self.take_sack_blocks(segment, ack, &mut report);
         }
+        let marked_bytes = self.hear_marks(segment, &report);
         if !had_flight {
             self.note_answer();
             self.settle_tail_probe(cx, &report);
@@ -82,7 +83,7 @@ impl Connection {
         }
         self.sample_round_trip(cx, segment, &report);
         if self.conditions.has(Conditions::ECN) {
-            self.answer_marks(cx, segment, &report);
+            self.answer_marks(cx, marked_bytes, &report);
         }
         if self.phase != Phase::Open
             && report.advanced_bytes > 0
@@ -254,19 +255,39 @@ impl Connection {
         cx.now.end_of_timestamp(age).unwrap_or(Instant::NEVER)
     }
 
+    /// How many of our bytes have come marked, as the remote tells. RFC 3168's feedback has no
+    /// numbers: it stands for all that it acknowledges.
+    fn hear_marks(&mut self, segment: &Segment<'_>, report: &Acknowledgement) -> u64 {
+        if !self.conditions.has(Conditions::ECN) || segment.flags.has(Flags::SYN) {
+            return 0;
+        }
+        let Some(accurate) = &mut self.accurate_ecn else {
+            let is_marked = segment.flags.has(Flags::ECE);
+            return if is_marked {
+                report.advanced_bytes.max(1)
+            } else {
+                0
+            };
+        };
+        let mss = u64::from(self.mss);
+        let delivered = report.delivered.bytes.div_ceil(mss) as u32;
+        let is_bare = segment.payload.is_empty() && !report.has_blocks;
+        let counters = segment.ecn_counters();
+        let marks = accurate.hear(segment.flags.ace(), counters, delivered, is_bare);
+        match (marks.packets, marks.bytes) {
+            (0, _) => 0,
+            (_, Some(bytes)) => bytes.into(),
+            (packets, None) => u64::from(packets) * mss,
+        }
+    }
+
     /// RFC 3168 section 6.1.2: "TCP should not react to congestion indications more than once every
     /// window of data".
-    fn answer_marks(
-        &mut self,
-        cx: &mut Context<'_>,
-        segment: &Segment<'_>,
-        report: &Acknowledgement,
-    ) {
-        let is_marked = segment.flags.has(Flags::ECE) && !segment.flags.has(Flags::SYN);
+    fn answer_marks(&mut self, cx: &mut Context<'_>, marked_bytes: u64, report: &Acknowledgement) {
         let (una, nxt) = (self.snd_una, self.snd_nxt);
         self.congestion
-            .count_marks(report.advanced_bytes, is_marked, una, nxt);
-        if is_marked && una >= self.recovery.marked_until && self.phase == Phase::Open {
+            .count_marks(report.advanced_bytes, marked_bytes, una, nxt);
+        if marked_bytes > 0 && una >= self.recovery.marked_until && self.phase == Phase::Open {
             self.enter_recovery(cx, true);
         }
     }

@@ -254,7 +254,7 @@ impl Congestion {
     pub(crate) fn count_marks(
         &mut self,
         acked_bytes: u64,
-        is_marked: bool,
+        marked_bytes: u64,
         una: Position,
         nxt: Position,
     ) {
@@ -262,7 +262,7 @@ impl Congestion {
             return;
         };
         dctcp.acked_bytes += acked_bytes;
-        dctcp.marked_bytes += if is_marked { acked_bytes } else { 0 };
+        dctcp.marked_bytes += marked_bytes.min(acked_bytes);
         if una > dctcp.window_end && dctcp.acked_bytes > 0 {
             let fraction = dctcp.marked_bytes as f64 / dctcp.acked_bytes as f64;
             dctcp.alpha = dctcp.alpha * (1.0 - DCTCP_GAIN) + DCTCP_GAIN * fraction;
@@ -568,7 +568,7 @@ mod tests {
         let mut congestion = Congestion::new(CongestionControl::Dctcp, Instant::ZERO, 1);
         for window in 1..200u64 {
             let una = Position::of_byte(window * 1_000);
-            congestion.count_marks(1_000, false, una, una);
+            congestion.count_marks(1_000, 0, una, una);
         }
         congestion.reduce(100 * MSS, 100 * MSS, MSS, true);
         assert!(congestion.ssthresh > 99 * MSS, "{}", congestion.ssthresh);

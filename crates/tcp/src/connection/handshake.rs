@@ -4,12 +4,13 @@
 use super::input::Response;
 use super::receive::{QUICK_ACKS, TUNE_ROUND};
 use super::recovery::{Rack, Recovery};
-use super::{Conditions, Connection, Context, LossTimer, News, Prediction, Template};
-use crate::config::{Config, CongestionControl, Options};
+use super::{AccurateEcn, Conditions, Connection, Context, LossTimer, News, Prediction, Template};
+use crate::config::{Config, CongestionControl, EcnMode, Options};
 use crate::flow::FlowKey;
 use crate::position::Position;
 use crate::state::{CloseReason, Phase, State};
 use crate::time::Instant;
+use crate::wire::ip::Ecn;
 use crate::wire::tcp::{Flags, Segment, SynOptions, WINDOW_SCALE_MAX};
 
 /// RFC 9293 section 3.7.1: without the option, 536 for IPv4 and 1220 for IPv6.
@@ -37,17 +38,21 @@ pub(crate) struct Offer {
     pub(crate) irs: u32,
     pub(crate) window: u16,
     pub(crate) syn: SynOptions,
-    pub(crate) ecn: bool,
+    /// The feedback that both ends know.
+    pub(crate) ecn: EcnMode,
+    /// How the packet came.
+    pub(crate) came: Ecn,
 }
 
 impl Offer {
-    pub(crate) fn of(segment: &Segment<'_>) -> Self {
+    /// The offer of a SYN that came so, to an end that would use `ecn`.
+    pub(crate) fn of(segment: &Segment<'_>, came: Ecn, ecn: EcnMode) -> Self {
         Self {
             irs: segment.seq,
             window: segment.window,
             syn: segment.syn_options(),
-            // RFC 3168 section 6.1.1: both ECE and CWR make an ECN-setup SYN.
-            ecn: segment.flags.has(Flags::ECE) && segment.flags.has(Flags::CWR),
+            ecn: ecn.by_syn(segment.flags),
+            came,
         }
     }
 }
@@ -146,6 +151,7 @@ impl Connection {
             quick_acks: QUICK_ACKS,
             answered_at: super::half_seconds(open.now).wrapping_sub(1),
             options,
+            accurate_ecn: None,
             stalled_since: open.now,
             stalled_at: Position::SYN.0 as u32 - 1,
             no_way_at: Position::SYN.0 as u32 - 1,
@@ -224,7 +230,13 @@ impl Connection {
             //# connection, it MUST NOT send SACK options on that connection.
             .put(Conditions::SACK, config.sack && syn.sack_permitted);
         self.conditions
-            .put(Conditions::ECN, self.options.ecn && offer.ecn);
+            .put(Conditions::ECN, offer.ecn != EcnMode::Off);
+        self.accurate_ecn = (offer.ecn == EcnMode::Accurate).then(|| {
+            Box::new(match self.state {
+                State::SynSent => AccurateEcn::of_client(offer.came),
+                _ => AccurateEcn::of_server(offer.came),
+            })
+        });
         match syn.timestamps {
             Some(timestamps) if config.timestamps => {
                 self.conditions.set(Conditions::TIMESTAMPS);
@@ -264,6 +276,7 @@ impl Connection {
         &mut self,
         cx: &mut Context<'_>,
         segment: &Segment<'_>,
+        came: Ecn,
     ) -> Response {
         let flags = segment.flags;
         let ack = Position::from_wire(segment.ack, self.snd_first, self.snd_una);
@@ -290,10 +303,9 @@ impl Connection {
         if !flags.has(Flags::SYN) {
             return Response::Done;
         }
-        let mut offer = Offer::of(segment);
+        let mut offer = Offer::of(segment, came, self.options.ecn);
         if has_ack {
-            // RFC 3168 section 6.1.1: a SYN-ACK agrees to ECN with ECE alone.
-            offer.ecn = flags.has(Flags::ECE) && !flags.has(Flags::CWR);
+            offer.ecn = self.options.ecn.by_syn_ack(flags);
         }
         self.negotiate(cx.config, cx.now, &offer);
         self.rcv_edge = self.rcv_nxt + u64::from(self.rcv_limit.min(u32::from(u16::MAX)));
@@ -308,6 +320,9 @@ impl Connection {
         } else {
             //= RFC 9293#3.5
             //# A TCP implementation MUST support simultaneous open attempts (MUST-10).
+            if let Some(accurate) = &mut self.accurate_ecn {
+                **accurate = AccurateEcn::of_server(came);
+            }
             // "Otherwise, enter SYN-RECEIVED, form a SYN,ACK segment and send it." Our SYN's
             // record becomes the SYN-ACK's.
             self.state = State::SynReceived;

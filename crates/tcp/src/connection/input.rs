@@ -44,7 +44,7 @@ impl Connection {
         }
         match self.state {
             State::Closed => Response::Refuse,
-            State::SynSent => self.handle_in_syn_sent(cx, segment),
+            State::SynSent => self.handle_in_syn_sent(cx, segment, ecn),
             _ => self.handle_synchronized(cx, segment, ecn, id, memory),
         }
     }

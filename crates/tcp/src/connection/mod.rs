@@ -15,6 +15,7 @@
 //! The first 128 bytes of [`Connection`] serve segments in order; the rest is for opening,
 //! closing and trouble.
 
+mod accurate_ecn;
 mod acknowledge;
 mod assembler;
 mod bbr;
@@ -37,6 +38,7 @@ mod timer;
 
 use core::ops::{BitAnd, BitOr, Not};
 
+pub(crate) use accurate_ecn::AccurateEcn;
 pub(crate) use fast_path::Progressed;
 pub(crate) use handshake::{Offer, OpenContext, window_scale};
 pub(crate) use input::Response;
@@ -374,6 +376,8 @@ pub(crate) struct Connection {
     /// In which half of a second an acknowledgement of the past was last answered.
     pub(crate) answered_at: u16,
     pub(crate) options: Options,
+    /// With that feedback (RFC 9768), where ECN was negotiated.
+    pub(crate) accurate_ecn: Option<Box<AccurateEcn>>,
     /// Since when nothing gets on, while `stalled_at` says that this is about now; the user timeout
     /// counts from there.
     pub(crate) stalled_since: Instant,
@@ -547,7 +551,8 @@ impl Connection {
     /// Bytes of memory this connection holds.
     pub(crate) fn memory_bytes(&self) -> usize {
         let prior = self.recovery.prior.as_deref().map_or(0, size_of_val);
-        size_of::<Self>() + self.scoreboard.heap_bytes() + prior
+        let accurate_ecn = self.accurate_ecn.as_deref().map_or(0, size_of_val);
+        size_of::<Self>() + self.scoreboard.heap_bytes() + prior + accurate_ecn
     }
 }
 

@@ -3,7 +3,7 @@
 //! retransmissions, a tail loss probe, new data, a probe, an acknowledgement.
 
 use super::{Conditions, Connection, Context, LossTimer, News, Prediction};
-use crate::config::Options;
+use crate::config::{EcnMode, Options};
 use crate::position::Position;
 use crate::state::State;
 use crate::time::Duration;
@@ -65,6 +65,15 @@ impl Connection {
         };
         cx.counters.segments_sent += 1;
         cx.counters.bytes_sent += u64::from(plan.payload_bytes);
+        if plan.kind == PlanKind::Plain
+            && !plan.flags.has(Flags::RST)
+            && let Some(accurate) = &mut self.accurate_ecn
+        {
+            let has_blocks = self.conditions.has(Conditions::OUT_OF_ORDER) || self.has_duplicate;
+            let is_bare = plan.payload_bytes == 0 && !has_blocks && !plan.flags.has(Flags::FIN);
+            plan.flags = plan.flags.without(Flags::ACE) | accurate.tell(is_bare);
+            plan.ecn_capable &= accurate.may_be_marked();
+        }
         self.is_told = false;
         self.prediction = Prediction::NONE;
         plan.window = if plan.kind == PlanKind::Syn {
@@ -101,16 +110,32 @@ impl Connection {
         self.conditions.clear(Conditions::FORCE_RETRANSMIT);
         self.arm_after_sending(cx.now, cx.config, 0);
         let flags = if self.state == State::SynReceived {
-            // RFC 3168 section 6.1.1: a SYN-ACK that agrees to ECN carries ECE alone.
-            let ecn = self.conditions.has(Conditions::ECN);
-            Flags::SYN | Flags::ACK | if ecn { Flags::ECE } else { Flags::default() }
-        } else if self.options.ecn && is_first {
-            // Section 6.1.1.1: without ECN after the first attempt, in case a box drops it.
-            Flags::SYN | Flags::ECE | Flags::CWR
+            Flags::SYN | Flags::ACK | self.ecn_of_syn_ack()
         } else {
-            Flags::SYN
+            Flags::SYN | self.ecn_of_syn(is_first)
         };
         Some(self.plan(PlanKind::Syn, Position::SYN, 0, flags))
+    }
+
+    /// The flags by which a SYN asks for ECN. Later attempts do without, in case a box on the path
+    /// drops it: RFC 3168 section 6.1.1.1 after the first, RFC 9768 section 3.1.4.1 after two.
+    fn ecn_of_syn(&self, is_first: bool) -> Flags {
+        match self.options.ecn {
+            EcnMode::Classic if is_first => Flags::ECE | Flags::CWR,
+            EcnMode::Accurate if self.retries < 2 => Flags::ACE,
+            _ => Flags::default(),
+        }
+    }
+
+    /// The flags by which a SYN-ACK agrees to ECN.
+    fn ecn_of_syn_ack(&self) -> Flags {
+        match &self.accurate_ecn {
+            // RFC 9768 section 3.1.4.2: after two attempts without, and the feedback stays.
+            Some(accurate) if self.retries < 2 => accurate.syn_ack_flags(),
+            // RFC 3168 section 6.1.1: ECE alone.
+            None if self.conditions.has(Conditions::ECN) => Flags::ECE,
+            _ => Flags::default(),
+        }
     }
 
     fn plan_reset(&mut self) -> Option<Plan> {
@@ -300,7 +325,11 @@ impl Connection {
             return Some(self.send_path_probe(cx, length));
         }
         let is_tail = usable == unsent;
-        let segment_max = if is_probe {
+        // Where a link cuts up a segment, only the first part keeps CWR; as a part of a number (RFC
+        // 9768) it has to stand on all.
+        let accurate = self.accurate_ecn.as_deref();
+        let has_cwr = accurate.is_some_and(|accurate| accurate.flags().has(Flags::CWR));
+        let segment_max = if is_probe || has_cwr {
             mss
         } else {
             u64::from(cx.config.offload.segmentation_bytes_max).max(mss) / mss * mss

@@ -18,8 +18,16 @@ use crate::wire::tcp::Flags;
 pub(crate) struct OtherWay(u64);
 
 /// All but PSH.
-const PUSHED_OR_NOT: u64 =
-    u64::from_ne_bytes([0xff, 0xff, 0xff, 0xff, 0xff, !Flags::PSH.0, 0xff, 0xff]);
+const PUSHED_OR_NOT: u64 = u64::from_ne_bytes([
+    0xff,
+    0xff,
+    0xff,
+    0xff,
+    0xff,
+    !Flags::PSH.0 as u8,
+    0xff,
+    0xff,
+]);
 
 impl OtherWay {
     /// Of the eight bytes from the acknowledgement number on.
@@ -36,7 +44,7 @@ impl OtherWay {
     /// Whether there is a timestamp's room in the header, and no flag says anything of interest.
     #[inline(always)]
     pub(crate) const fn has_fast_path_flags(self) -> bool {
-        self.offset_and_flags() == 0x8000 | Flags::ACK.0 as u16
+        self.offset_and_flags() == 0x8000 | Flags::ACK.0
     }
 
     const fn offset_and_flags(self) -> u16 {

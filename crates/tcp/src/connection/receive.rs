@@ -352,8 +352,8 @@ impl Connection {
 
     //= RFC 9293#3.8.2
     //# A TCP endpoint SHOULD implement ECN as described in RFC 3168 (SHLD-8).
-    /// RFC 3168 section 6.1.3, or RFC 8257 section 3.2 for DCTCP. Whether what came before is to be
-    /// acknowledged now, up to `last_ack_sent`.
+    /// RFC 9768, RFC 3168 section 6.1.3, or RFC 8257 section 3.2 for DCTCP. Whether the bytes that
+    /// came before are to be acknowledged now, up to `last_ack_sent`.
     pub(super) fn take_marks(
         &mut self,
         cx: &mut Context<'_>,
@@ -362,6 +362,14 @@ impl Connection {
     ) -> bool {
         let is_marked = ecn == Ecn::CongestionExperienced;
         cx.counters.marks_received += u64::from(is_marked);
+        let mss = usize::from(self.advertised_mss()).max(1);
+        if let Some(accurate) = &mut self.accurate_ecn {
+            let bytes = segment.payload.len();
+            if accurate.note_arrival(ecn, bytes, bytes.div_ceil(mss).max(1)) {
+                self.conditions.set(Conditions::ACK_NOW);
+            }
+            return false;
+        }
         if self.congestion.echoes_each_mark() {
             let is_turn = is_marked != self.conditions.has(Conditions::MARKED_LAST);
             return is_turn && !segment.payload.is_empty() && self.turn_marks();

@@ -245,7 +245,8 @@ impl Connection {
     /// and one a window is enough.
     fn tell_reduction(&mut self) {
         if self.conditions.has(Conditions::ECN) {
-            self.conditions.set(Conditions::SEND_CWR);
+            let is_classic = self.accurate_ecn.is_none();
+            self.conditions.put(Conditions::SEND_CWR, is_classic);
             self.recovery.marked_until = self.snd_nxt;
         }
     }

@@ -7,9 +7,9 @@
 //!
 //! On the fast path, which the drawing shows for IPv4, they are kept as they left last: between two
 //! segments of a burst only the sequence number changes. Over IPv6 the TCP header begins 20 bytes
-//! later, and the packet's length, without its own header, stands at 18. The identification of IPv4
-//! is zero: RFC 6864 section 4.1, "originating sources MAY set the IPv4 ID field of atomic datagrams
-//! to any value", and as all are alike a receiver's link may put them together.
+//! later, and the packet's length, without its own header, stands at 18. The identification of
+//! IPv4 is zero: RFC 6864 section 4.1, "originating sources MAY set the IPv4 ID field of atomic
+//! datagrams to any value", and as all are alike a receiver's link may put them together.
 
 use super::{Conditions, Connection};
 use crate::flow::FlowKey;

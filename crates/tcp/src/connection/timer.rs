@@ -245,7 +245,7 @@ impl Connection {
             //= RFC 9293#3.8.4
             //# Consequently, if a keep-alive mechanism is implemented it MUST NOT interpret failure
             //# to respond to any specific probe as a dead connection (MUST-29).
-            None => self.retries >= keepalive.probes_max,
+            None => self.retries >= keepalive.probes_max.get(),
         };
         if is_too_much {
             self.close_for_silence();

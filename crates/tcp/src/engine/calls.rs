@@ -4,7 +4,7 @@ use core::net::{IpAddr, SocketAddr};
 
 use super::Engine;
 use super::neighbours::Word;
-use crate::config::{InterfaceAddress, Keepalive, Medium, Offload, Options, Route};
+use crate::config::{EcnMode, InterfaceAddress, Keepalive, Medium, Offload, Options, Route};
 use crate::connection::{Conditions, Connection, Context, News};
 use crate::flow::FlowKey;
 use crate::host::{CallError, ConnectError, ConnectionId, ConnectionInfo, ListenError, ListenerId};
@@ -407,7 +407,11 @@ impl Engine {
             advertised_mss: connection.advertised_mss(),
             timestamps: connection.conditions.has(Conditions::TIMESTAMPS),
             selective: connection.conditions.has(Conditions::SACK),
-            ecn: connection.conditions.has(Conditions::ECN),
+            ecn: match connection.conditions.has(Conditions::ECN) {
+                false => EcnMode::Off,
+                true if connection.accurate_ecn.is_some() => EcnMode::Accurate,
+                true => EcnMode::Classic,
+            },
             congestion: connection.options.congestion,
             pacing: connection.conditions.has(Conditions::PACING),
             window_scales: connection

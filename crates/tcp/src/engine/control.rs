@@ -3,7 +3,7 @@
 use super::frames::ReplyTo;
 use super::neighbours::Word;
 use super::{CONTROL_FRAMES_MAX, Engine, HEADER_BUFFER_BYTES};
-use crate::config::{Medium, Options};
+use crate::config::{EcnMode, Medium, Options};
 use crate::connection::{Conditions, Connection, Context, Offer, window_scale};
 use crate::flow::FlowKey;
 use crate::state::{CloseReason, State};
@@ -385,6 +385,14 @@ impl Engine {
         let mut offer = *offer;
         offer.syn.timestamps = offer.syn.timestamps.filter(|_| self.config.timestamps);
         let has_timestamps = offer.syn.timestamps.is_some();
+        // RFC 3168 section 6.1.1: the connection may mark what it sends only if this SYN-ACK says
+        // so, and the cookie remembers that.
+        let is_agreed = has_timestamps && offer.ecn != EcnMode::Off;
+        offer.ecn = if is_agreed {
+            EcnMode::Classic // RFC 9768's counters would have to be remembered, too.
+        } else {
+            EcnMode::Off
+        };
         let (isn, bits) = self.secrets.cookies.make(now, key, &offer);
         let clock = super::cookie::stamp(now.timestamp_ticks(), bits);
         let scale = window_scale(&self.config, options.receive_bytes_max);
@@ -414,7 +422,11 @@ impl Engine {
             destination_port: key.remote_port,
             seq: isn,
             ack: offer.irs.wrapping_add(1),
-            flags: Flags::SYN | Flags::ACK,
+            flags: if is_agreed {
+                Flags::SYN | Flags::ACK | Flags::ECE
+            } else {
+                Flags::SYN | Flags::ACK
+            },
             window: options.receive_bytes.min(u32::from(u16::MAX)) as u16,
         };
         self.queue_segment(key.local, key.remote, &header, writer.as_bytes(), reply_to);

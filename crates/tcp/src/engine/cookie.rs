@@ -10,9 +10,11 @@
 //! service.
 
 use super::super::connection::{MSS_MIN, Offer};
+use crate::config::EcnMode;
 use crate::flow::FlowKey;
 use crate::random::{Random, SipKey};
 use crate::time::Instant;
+use crate::wire::ip::Ecn;
 use crate::wire::tcp::{Segment, SynOptions, Timestamps};
 
 /// MSS values a cookie can stand for. The least is that of the smallest segment that is ever sent,
@@ -89,7 +91,12 @@ impl Cookies {
                 irs,
                 window: 0,
                 syn,
-                ecn: bits & 32 != 0,
+                ecn: if bits & 32 != 0 {
+                    EcnMode::Classic
+                } else {
+                    EcnMode::Off
+                },
+                came: Ecn::NotCapable,
             },
         ))
     }
@@ -113,7 +120,7 @@ fn option_bits(offer: &Offer) -> u32 {
         return 0;
     }
     let shift = offer.syn.window_scale.map_or(NO_SCALE, u32::from);
-    shift | u32::from(offer.syn.sack_permitted) << 4 | u32::from(offer.ecn) << 5
+    shift | u32::from(offer.syn.sack_permitted) << 4 | u32::from(offer.ecn != EcnMode::Off) << 5
 }
 
 /// Replaces the low bits of a clock, without letting it run ahead.

@@ -77,7 +77,7 @@ fn fast_path_segment(h: &TcpHeader) -> Segment<'static> {
         destination_port: u16_at(h, 2),
         seq: u32_at(h, 4),
         ack: u32_at(h, 8),
-        flags: Flags(h[13]),
+        flags: Flags(h[13].into()),
         window: u16_at(h, 14),
         timestamps: Some(Timestamps {
             value: u32_at(h, 24),

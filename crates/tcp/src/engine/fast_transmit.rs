@@ -153,7 +153,7 @@ impl Engine {
         self.fast_paths.sent += 1;
         self.counters.bytes_sent += u64::from(bytes);
         if plan.is_end {
-            h[FLAGS_AT + TCP_AT] |= Flags::PSH.0;
+            h[FLAGS_AT + TCP_AT] |= Flags::PSH.0 as u8;
             connection.note_end_of_plain_data();
             connection.conditions.clear(Conditions::QUEUED);
             self.turns.finish();
@@ -162,7 +162,7 @@ impl Engine {
         }
         let payload = payload(slot, generation, plan.seq, bytes);
         if plan.is_large {
-            h[FLAGS_AT + TCP_AT] |= Flags::PSH.0;
+            h[FLAGS_AT + TCP_AT] |= Flags::PSH.0 as u8;
             return Some(fast_path_frame::<IS_SUMMED_BY_LINK, TCP_AT>(
                 h,
                 payload,
@@ -299,7 +299,7 @@ impl Engine {
         self.counters.bytes_sent += u64::from(bytes);
         let payload = payload(run.slot, run.generation, seq, bytes);
         if connection.snd_nxt == connection.snd_end {
-            h[FLAGS_AT + TCP_AT] |= Flags::PSH.0;
+            h[FLAGS_AT + TCP_AT] |= Flags::PSH.0 as u8;
             connection.note_end_of_plain_data();
             connection.conditions.clear(Conditions::QUEUED);
             self.turns.finish();

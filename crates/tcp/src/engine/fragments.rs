@@ -50,7 +50,7 @@ impl Partial {
             (true, true) => None,
             (true, false) => Some(Ecn::CongestionExperienced),
             (false, true) => Some(Ecn::NotCapable),
-            (false, false) => Some(Ecn::Capable),
+            (false, false) => Some(Ecn::Ect0),
         }
     }
 }
@@ -244,7 +244,7 @@ mod tests {
 
     #[test]
     fn a_mark_on_one_piece_is_one_on_the_whole() {
-        use Ecn::{Capable, CongestionExperienced as Marked, NotCapable};
+        use Ecn::{CongestionExperienced as Marked, Ect0 as Capable, NotCapable};
         for (marks, expected) in [
             ([Capable, Capable], Some(Capable)),
             ([NotCapable, NotCapable], Some(NotCapable)),

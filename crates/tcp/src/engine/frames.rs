@@ -239,7 +239,7 @@ impl Engine {
                     self.counters.time_wait_reused += 1;
                     old.close(crate::state::CloseReason::Finished);
                     self.settle(slot);
-                    self.open_passively(now, segment, &key, reply_to, Some(old_end));
+                    self.open_passively(now, packet, segment, &key, reply_to, Some(old_end));
                 }
             }
         }
@@ -285,13 +285,13 @@ impl Engine {
             .map(|(id, _)| id);
         match listener {
             Some(_) if flags.has(Flags::SYN) && !flags.has(Flags::ACK) => {
-                self.open_passively(now, segment, key, reply_to, None);
+                self.open_passively(now, packet, segment, key, reply_to, None);
                 Ok(())
             }
-            Some(listener)
+            Some(_)
                 if flags.has(Flags::ACK)
                     && !flags.has(Flags::SYN)
-                    && self.open_from_cookie(now, segment, key, listener, reply_to, memory) =>
+                    && self.open_from_cookie(now, packet.ecn, segment, key, reply_to, memory) =>
             {
                 Ok(())
             }
@@ -316,6 +316,7 @@ impl Engine {
     fn open_passively(
         &mut self,
         now: Instant,
+        packet: &Packet<'_>,
         segment: &Segment<'_>,
         key: &FlowKey,
         reply_to: ReplyTo,
@@ -330,7 +331,7 @@ impl Engine {
             return;
         }
         let options = listener.options;
-        let offer = Offer::of(segment);
+        let offer = Offer::of(segment, packet.ecn, options.ecn);
         let is_flooded = self.listeners.half_open() >= self.config.half_open_max;
         if is_flooded || !self.make_room() {
             self.send_cookie(now, key, &offer, options, reply_to);
@@ -358,9 +359,9 @@ impl Engine {
     fn open_from_cookie(
         &mut self,
         now: Instant,
+        came: Ecn,
         segment: &Segment<'_>,
         key: &FlowKey,
-        listener: ListenerId,
         reply_to: ReplyTo,
         memory: &mut dyn Memory,
     ) -> bool {
@@ -372,7 +373,7 @@ impl Engine {
         let Some((isn, offer)) = self.secrets.cookies.open(now, key, segment, clock) else {
             return false;
         };
-        let Some((_, found)) = self.listeners.find(key.local, key.local_port) else {
+        let Some((listener, found)) = self.listeners.find(key.local, key.local_port) else {
             return false;
         };
         if found.is_full() {
@@ -410,7 +411,7 @@ impl Engine {
             counters: &mut self.counters,
         };
         debug_assert_eq!(connection.state, State::Established);
-        connection.handle_segment(&mut cx, segment, ip::Ecn::NotCapable, id, memory);
+        connection.handle_segment(&mut cx, segment, came, id, memory);
         self.settle(slot);
         true
     }

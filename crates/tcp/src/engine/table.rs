@@ -45,8 +45,8 @@ impl Ends {
     }
 }
 
-/// The ends of an IPv6 flow as they stand in the headers of a frame from the remote: both addresses,
-/// its port and ours.
+/// The ends of an IPv6 flow as they stand in the headers of a frame from the remote: its address
+/// and ours, its port and ours.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct EndsV6 {
     ports: u32,

@@ -7,7 +7,7 @@
 use super::Engine;
 use crate::config::Medium;
 use crate::connection::{
-    Conditions, Connection, Context, Layout, Plan, PlanKind, TCP_AT_V4, TCP_AT_V6,
+    AccurateEcn, Conditions, Connection, Context, Layout, Plan, PlanKind, TCP_AT_V4, TCP_AT_V6,
 };
 use crate::flow::FlowKey;
 use crate::host::{ConnectionId, Memory};
@@ -471,7 +471,7 @@ fn write_segment(
     let header_bytes = tcp::HEADER_BYTES + options_bytes;
     let payload_bytes = plan.payload_bytes as usize;
     let ecn = if plan.ecn_capable {
-        Ecn::Capable
+        Ecn::Ect0
     } else {
         Ecn::NotCapable
     };
@@ -566,7 +566,13 @@ fn write_options(
     let has_blocks = plan.kind == PlanKind::Plain
         && connection.conditions.has(Conditions::SACK)
         && (connection.conditions.has(Conditions::OUT_OF_ORDER) || connection.has_duplicate);
-    if plan.kind == PlanKind::Plain && !has_blocks {
+    let counters = connection
+        .accurate_ecn
+        .as_deref()
+        .map(AccurateEcn::counters);
+    let is_empty = plan.payload_bytes == 0 && !plan.flags.has(Flags::RST);
+    let counters = counters.filter(|_| plan.kind == PlanKind::Plain && is_empty);
+    if plan.kind == PlanKind::Plain && !has_blocks && counters.is_none() {
         if !has_timestamps {
             return 0;
         }
@@ -582,8 +588,11 @@ fn write_options(
         if has_timestamps {
             writer.timestamps(timestamps);
         }
+        if let Some(counters) = counters {
+            writer.ecn_counters(counters);
+        }
         // A segment with data keeps its size: blocks go where there is room for them.
-        if plan.payload_bytes == 0 {
+        if plan.payload_bytes == 0 && has_blocks {
             let (blocks, count) = connection.sack_option();
             writer.sack(&blocks[..count]);
         }

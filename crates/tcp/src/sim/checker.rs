@@ -32,8 +32,10 @@ pub struct Packet<'a> {
     pub seq: u32,
     /// Acknowledgement number.
     pub ack: u32,
-    /// Control bits.
+    /// Control bits, without AE.
     pub flags: u8,
+    /// The bit AE of RFC 9768.
+    pub has_ae: bool,
     /// The window field.
     pub window: u16,
     /// Maximum segment size option.
@@ -44,6 +46,8 @@ pub struct Packet<'a> {
     pub timestamps: Option<(u32, u32)>,
     /// SACK blocks.
     pub sack: Vec<(u32, u32)>,
+    /// Counters of the AccECN option, as they stand there: first and second.
+    pub ecn_counters: Option<(u32, u32)>,
     /// Bytes of options.
     pub options_bytes: usize,
     /// Where in the packet the TCP header begins.
@@ -87,11 +91,13 @@ pub fn parse(packet: &[u8]) -> Option<Packet<'_>> {
         seq: u32_of(&tcp[4..]),
         ack: u32_of(&tcp[8..]),
         flags: tcp[13],
+        has_ae: tcp[12] & 1 != 0,
         window: u16_at(14),
         mss: None,
         scale: None,
         timestamps: None,
         sack: Vec::new(),
+        ecn_counters: None,
         options_bytes: options.len(),
         tcp_at,
         payload: &tcp[data_at..],
@@ -113,6 +119,10 @@ pub fn parse(packet: &[u8]) -> Option<Packet<'_>> {
                     .chunks(8)
                     .map(|b| (u32_of(b), u32_of(&b[4..])))
                     .collect();
+            }
+            (172, [a, b, c, d, e, f, ..]) => {
+                let counter = |high, middle, low| u32::from_be_bytes([0, high, middle, low]);
+                read.ecn_counters = Some((counter(*a, *b, *c), counter(*d, *e, *f)));
             }
             (8, both) => read.timestamps = Some((u32_of(both), u32_of(&both[4..]))),
             _ => {}

@@ -3,7 +3,9 @@
 use super::link::Impairments;
 use super::rival::Kind;
 use super::role::Role;
-use crate::{CongestionControl, Duration, Keepalive, Options, Random};
+use core::num::NonZeroU8;
+
+use crate::{CongestionControl, Duration, EcnMode, Keepalive, Options, Random};
 
 /// One connection to be made.
 #[derive(Clone, Debug)]
@@ -432,6 +434,9 @@ fn draw_traits(random: &mut Random) -> Traits {
     }
 }
 
+/// Unanswered keepalive probes (TCP_KEEPCNT's default on Linux).
+const PROBES_MAX: NonZeroU8 = NonZeroU8::new(9).expect("not zero");
+
 fn draw_options(random: &mut Random) -> Options {
     let receive_bytes = [4_096, 16_384, 65_536, 262_144][random.below(4) as usize];
     Options {
@@ -441,13 +446,18 @@ fn draw_options(random: &mut Random) -> Options {
             CongestionControl::Cubic,
             CongestionControl::Dctcp,
         ][random.below(4) as usize],
-        ecn: random.below(2) == 0,
+        // Which kind needs no draw of its own: so seeds keep their scenarios.
+        ecn: match (random.below(2), receive_bytes) {
+            (0, ..=16_384) => EcnMode::Classic,
+            (0, _) => EcnMode::Accurate,
+            _ => EcnMode::Off,
+        },
         pacing: random.below(4) == 0,
         nodelay: random.below(2) == 0,
         keepalive: (random.below(4) == 0).then(|| Keepalive {
             idle: Duration::from_secs(random.between(1, 60)),
             interval: Duration::from_secs(random.between(1, 10)),
-            probes_max: 9,
+            probes_max: PROBES_MAX,
         }),
         user_timeout: None,
         receive_bytes,

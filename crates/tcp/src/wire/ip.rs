@@ -116,7 +116,10 @@ impl fmt::Debug for Address {
 pub(crate) enum Ecn {
     #[default]
     NotCapable,
-    Capable,
+    /// ECT(0).
+    Ect0,
+    /// ECT(1).
+    Ect1,
     CongestionExperienced,
 }
 
@@ -126,7 +129,8 @@ impl Ecn {
         match traffic_class & 3 {
             0 => Self::NotCapable,
             3 => Self::CongestionExperienced,
-            _ => Self::Capable,
+            1 => Self::Ect1,
+            _ => Self::Ect0,
         }
     }
 
@@ -134,7 +138,8 @@ impl Ecn {
     const fn bits(self) -> u8 {
         match self {
             Self::NotCapable => 0,
-            Self::Capable => 2,
+            Self::Ect0 => 2,
+            Self::Ect1 => 1,
             Self::CongestionExperienced => 3,
         }
     }
@@ -403,7 +408,12 @@ mod tests {
     fn a_header_is_intact_with_every_length_and_mark() {
         let mut bytes = packet("10.0.0.1", "255.254.253.252", b"");
         for payload_bytes in 0..=usize::from(u16::MAX) - V4_HEADER_BYTES {
-            for ecn in [Ecn::NotCapable, Ecn::Capable, Ecn::CongestionExperienced] {
+            for ecn in [
+                Ecn::NotCapable,
+                Ecn::Ect0,
+                Ecn::Ect1,
+                Ecn::CongestionExperienced,
+            ] {
                 patch(&mut bytes, true, payload_bytes, ecn);
                 assert!(Sum::ZERO.bytes(&bytes).is_intact(), "{payload_bytes}");
             }

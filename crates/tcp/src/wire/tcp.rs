@@ -26,13 +26,15 @@ const OPTION_WINDOW_SCALE: u8 = 3;
 const OPTION_SACK_PERMITTED: u8 = 4;
 const OPTION_SACK: u8 = 5;
 const OPTION_TIMESTAMPS: u8 = 8;
+/// RFC 9768 section 3.2.3: AccECN0 and AccECN1, which differ in the order of their counters.
+const OPTION_ACCURATE_ECN: [u8; 2] = [172, 174];
 
 /// RFC 7323 section 2.3: "the maximum scale exponent is limited to 14".
 pub(crate) const WINDOW_SCALE_MAX: u8 = 14;
 
 /// A set of control bits.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Flags(pub(crate) u8);
+pub(crate) struct Flags(pub(crate) u16);
 
 impl Flags {
     pub(crate) const FIN: Self = Self(0x01);
@@ -42,10 +44,37 @@ impl Flags {
     pub(crate) const ACK: Self = Self(0x10);
     pub(crate) const ECE: Self = Self(0x40);
     pub(crate) const CWR: Self = Self(0x80);
+    /// RFC 9768.
+    pub(crate) const AE: Self = Self(0x100);
+    /// All flags of congestion: the ACE field of RFC 9768.
+    pub(crate) const ACE: Self = Self(Self::AE.0 | Self::CWR.0 | Self::ECE.0);
 
     #[inline]
     pub(crate) const fn has(self, other: Self) -> bool {
         self.0 & other.0 != 0
+    }
+
+    #[inline]
+    pub(crate) const fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+
+    /// The three flags of congestion as a number.
+    #[inline]
+    pub(crate) const fn ace(self) -> u8 {
+        ((self.0 & Self::ACE.0) >> 6) as u8
+    }
+
+    /// The flags of congestion that stand for a number below 8.
+    #[inline]
+    pub(crate) const fn of_ace(ace: u8) -> Self {
+        Self((ace as u16) << 6 & Self::ACE.0)
+    }
+
+    /// The flags in the thirteenth and fourteenth byte of a header.
+    #[inline]
+    pub(crate) const fn of(header: &[u8; HEADER_BYTES]) -> Self {
+        Self((header[12] as u16 & 1) << 8 | header[FLAGS_AT] as u16)
     }
 }
 
@@ -57,9 +86,9 @@ impl BitOr for Flags {
 }
 
 impl fmt::Debug for Flags {
-    /// The letters of tcpdump: `S`, `F`, `R`, `P`, `.`, `U`, `E`, `W`.
+    /// The letters of tcpdump: `S`, `F`, `R`, `P`, `.`, `U`, `E`, `W`, `e`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (bit, letter) in "FSRP.UEW".chars().enumerate() {
+        for (bit, letter) in "FSRP.UEWe".chars().enumerate() {
             if self.0 & (1 << bit) != 0 {
                 write!(f, "{letter}")?;
             }
@@ -108,7 +137,7 @@ impl<'a> Segment<'a> {
             destination_port: u16_at(header, 2),
             seq: u32_at(header, 4),
             ack: u32_at(header, 8),
-            flags: Flags(header[13]),
+            flags: Flags::of(header),
             //= RFC 9293#3.1
             //# The window size MUST be treated as an unsigned number, or else large window sizes
             //# will appear like negative windows and TCP will not work (MUST-1).
@@ -169,6 +198,25 @@ impl<'a> Segment<'a> {
             .unwrap_or_default()
             .chunks_exact(8)
             .map(|block| (u32_at(block, 0), u32_at(block, 4)))
+    }
+
+    /// The counters of the AccECN option (RFC 9768 section 3.2.3), if it has that of marked bytes.
+    pub(crate) fn ecn_counters(&self) -> Option<EcnCounters> {
+        let mut options = OptionIter(self.options).filter_map(Result::ok);
+        let (order, body) = options.find_map(|(kind, body)| {
+            let order = OPTION_ACCURATE_ECN.iter().position(|&one| one == kind)?;
+            Some((order, body))
+        })?;
+        let counter = |at: usize| {
+            let bytes = body.get(3 * at..3 * at + 3)?;
+            Some(u32::from_be_bytes([0, bytes[0], bytes[1], bytes[2]]))
+        };
+        let outer = [counter(0), counter(2)];
+        Some(EcnCounters {
+            ect0: outer[order].unwrap_or(0),
+            ce: counter(1)?,
+            ect1: outer[1 - order].unwrap_or(0),
+        })
     }
 
     //= RFC 7323#2.2
@@ -248,6 +296,14 @@ pub(crate) struct SynOptions {
     pub(crate) timestamps: Option<Timestamps>,
 }
 
+/// The counters of the AccECN option: bytes of payload, modulo 2^24, by how their packets came.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct EcnCounters {
+    pub(crate) ect0: u32,
+    pub(crate) ce: u32,
+    pub(crate) ect1: u32,
+}
+
 /// The fixed part of a header to be written.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Header {
@@ -270,8 +326,8 @@ impl Header {
         put_u16(out, 2, self.destination_port);
         put_u32(out, 4, self.seq);
         put_u32(out, 8, self.ack);
-        out[12] = (((HEADER_BYTES + options_bytes) / 4) as u8) << 4;
-        out[13] = self.flags.0;
+        out[12] = (((HEADER_BYTES + options_bytes) / 4) as u8) << 4 | (self.flags.0 >> 8) as u8;
+        out[FLAGS_AT] = self.flags.0 as u8;
         put_u16(out, 14, self.window);
         put_u32(out, 16, 0); // Checksum and urgent pointer.
     }
@@ -322,6 +378,18 @@ impl OptionWriter {
 
     pub(crate) fn timestamps(&mut self, timestamps: Timestamps) {
         self.push(&timestamps_bytes(timestamps));
+    }
+
+    /// Adds the counters of the AccECN option; that of ECT(1) only where something came so.
+    pub(crate) fn ecn_counters(&mut self, counters: EcnCounters) {
+        let EcnCounters { ect0, ce, ect1 } = counters;
+        let all = [ect0, ce, ect1];
+        let count = if ect1 == 1 { 2 } else { 3 };
+        self.push(&[OPTION_ACCURATE_ECN[0], 2 + 3 * count as u8]);
+        for counter in &all[..count] {
+            self.push(&counter.to_be_bytes()[1..]);
+        }
+        self.length = self.length.next_multiple_of(4);
     }
 
     /// Adds as many of `blocks` as there is room for (RFC 2018 section 3).
@@ -387,6 +455,34 @@ mod tests {
         bytes.extend_from_slice(options);
         bytes.extend_from_slice(payload);
         bytes
+    }
+
+    #[test]
+    fn counters_of_marks_survive_a_round_trip_in_both_orders() {
+        for ect1 in [1, 70_000] {
+            let counters = EcnCounters {
+                ect0: 0xfe_dcba,
+                ce: 0x12_3456,
+                ect1,
+            };
+            let mut writer = OptionWriter::new();
+            writer.timestamps(Timestamps { value: 1, echo: 2 });
+            writer.ecn_counters(counters);
+            writer.sack(&[(1, 2), (3, 4), (5, 6)]);
+            let bytes = segment_with(writer.as_bytes(), b"");
+            let segment = Segment::parse(&bytes).unwrap();
+            let expected = EcnCounters {
+                ect1: if ect1 == 1 { 0 } else { ect1 },
+                ..counters
+            };
+            assert_eq!(segment.ecn_counters(), Some(expected));
+            assert_eq!(segment.sack_blocks().count(), if ect1 == 1 { 2 } else { 1 });
+            let bytes = segment_with(&[174, 8, 0, 0, 9, 0, 1, 0], b"");
+            let other_order = Segment::parse(&bytes).unwrap().ecn_counters().unwrap();
+            assert_eq!((other_order.ect1, other_order.ce), (9, 256));
+        }
+        let bytes = segment_with(&[172, 5, 0, 0, 9, 1, 1, 1], b"");
+        assert_eq!(Segment::parse(&bytes).unwrap().ecn_counters(), None);
     }
 
     //= RFC 9293#3.1

@@ -8,9 +8,9 @@
 //! drained, and the engine has said nothing that a receiver would have to take for nonsense.
 
 use toehold_tcp::{
-    ChecksumSum, Config, CongestionControl, ConnectionId, Counters, Duration, Engine, Event,
-    Instant, InterfaceAddress, Keepalive, ListenerId, MacAddress, Medium, Memory, NoRoom, Offload,
-    Options, Random, ReceiveOffload,
+    ChecksumSum, Config, CongestionControl, ConnectionId, Counters, Duration, EcnMode, Engine,
+    Event, Instant, InterfaceAddress, Keepalive, ListenerId, MacAddress, Medium, Memory, NoRoom,
+    Offload, Options, Random, ReceiveOffload,
 };
 
 const OURS: [u8; 4] = [10, 0, 0, 1];
@@ -152,13 +152,17 @@ pub(crate) fn converse(program: &[u8]) -> Counters {
             CongestionControl::NewReno,
             CongestionControl::Dctcp,
         ][usize::from(more % 3)],
-        ecn: more & 4 != 0,
+        ecn: match more & 4 {
+            0 => EcnMode::Off,
+            _ if more & 8 != 0 => EcnMode::Accurate,
+            _ => EcnMode::Classic,
+        },
         pacing: more & 8 != 0,
         nodelay: more & 16 != 0,
         keepalive: (more & 32 != 0).then_some(Keepalive {
             idle: Duration::from_secs(1),
             interval: Duration::from_secs(1),
-            probes_max: 3,
+            probes_max: 3.try_into().expect("not zero"),
         }),
         user_timeout: (more & 64 != 0).then_some(Duration::from_secs(5)),
         receive_bytes: 8_192,

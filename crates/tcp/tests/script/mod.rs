@@ -174,11 +174,17 @@ impl Stage {
                         options.extend(self.isn.wrapping_add(edge as u32).to_be_bytes());
                     }
                 }
+                "ecn" => {
+                    options.extend([172, 8]);
+                    for &counter in value {
+                        options.extend(&(counter as u32).to_be_bytes()[1..]);
+                    }
+                }
                 other => panic!("unknown option {other}"),
             }
         }
-        tcp.push((5 + options.len() as u8 / 4) << 4);
-        tcp.push(line.flags);
+        tcp.push((5 + options.len() as u8 / 4) << 4 | (line.flags >> 8) as u8);
+        tcp.push(line.flags as u8);
         tcp.extend_from_slice(&(line.window.unwrap_or(65_535) as u16).to_be_bytes());
         tcp.extend_from_slice(&[0; 4]);
         tcp.extend_from_slice(&options);
@@ -240,7 +246,8 @@ impl Stage {
         let got = self.describe(&packet);
         let seq = packet.seq.wrapping_sub(self.isn);
         assert_eq!(
-            packet.flags, line.flags,
+            flags_of(&packet),
+            line.flags,
             "flags: expected {script}, got {got}"
         );
         // A reset that answers a segment takes its numbers from that.
@@ -288,12 +295,23 @@ impl Stage {
                         .collect();
                     assert_eq!(&edges, value, "SACK: expected {script}, got {got}");
                 }
+                "ecn" => {
+                    let counters = packet.ecn_counters.map(|(a, b)| [a, b].map(i64::from));
+                    assert_eq!(counters.as_ref().map(|c| &c[..]), Some(&value[..]), "{got}");
+                }
                 other => panic!("unknown option {other}"),
             }
         }
         if let Some((value, _)) = packet.timestamps {
             self.engine_clock = value;
         }
+    }
+
+    /// The two bits of ECN in the engine's next packet (RFC 3168 section 5).
+    #[track_caller]
+    pub(crate) fn next_ecn(&mut self) -> u8 {
+        self.drain();
+        self.sent.pop_front().expect("a packet")[1] & 3
     }
 
     /// The engine has nothing to say.
@@ -338,10 +356,10 @@ impl Stage {
     }
 
     fn describe(&self, packet: &Packet<'_>) -> String {
-        let letters: String = "FSRP.UEW"
+        let letters: String = LETTERS
             .chars()
             .enumerate()
-            .filter(|(bit, _)| packet.flags & 1 << bit != 0)
+            .filter(|(bit, _)| flags_of(packet) & 1 << bit != 0)
             .map(|(_, letter)| letter)
             .collect();
         format!(
@@ -355,9 +373,16 @@ impl Stage {
     }
 }
 
+/// The letters of control bits, as tcpdump has them.
+const LETTERS: &str = "FSRP.UEWe";
+
+fn flags_of(packet: &Packet<'_>) -> u16 {
+    u16::from(packet.flags) | u16::from(packet.has_ae) << 8
+}
+
 /// One line of a script.
 struct Line {
-    flags: u8,
+    flags: u16,
     is_marked: bool,
     seq: i64,
     length: i64,
@@ -378,8 +403,8 @@ impl Line {
         let flags = letters
             .chars()
             .filter(|&letter| letter != '-')
-            .map(|letter| 1 << "FSRP.UEW".find(letter).expect("a flag"))
-            .fold(0, |flags, bit: u8| flags | bit);
+            .map(|letter| 1 << LETTERS.find(letter).expect("a flag"))
+            .fold(0, |flags, bit: u16| flags | bit);
         let numbers = words.next().expect("sequence numbers");
         let (seq, rest) = numbers.split_once(':').expect("SEQ:END(LENGTH)");
         let (_, length) = rest

@@ -3,7 +3,7 @@
 
 use std::time::Instant as Clock;
 
-use toehold_tcp::{InterfaceAddress, MacAddress};
+use toehold_tcp::{EcnMode, InterfaceAddress, MacAddress};
 
 use super::Runner;
 use crate::engine::arrivals::Arrivals;
@@ -181,7 +181,8 @@ impl Runner {
                 local: info.local.to_string(),
                 remote: info.remote.to_string(),
                 congestion: settings::name_of(info.congestion),
-                ecn: info.ecn,
+                ecn: info.ecn != EcnMode::Off,
+                accurate_ecn: info.ecn == EcnMode::Accurate,
                 pacing: info.pacing,
                 round_trip_us: info.round_trip.map(|time| time.as_micros()),
                 congestion_window: info.congestion_window,

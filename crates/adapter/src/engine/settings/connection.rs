@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use toehold_channel::offload::{Rule, RuleAction};
-use toehold_tcp::{CongestionControl, Duration};
+use toehold_tcp::{CongestionControl, Duration, EcnMode};
 
 use super::{RING_BYTES_MAX, congestion, number, rule, spell, switch, words};
 
@@ -12,8 +12,8 @@ use super::{RING_BYTES_MAX, congestion, number, rule, spell, switch, words};
 pub struct ConnectionSettings {
     /// How the congestion window follows the network.
     pub congestion: CongestionControl,
-    /// Whether it asks for explicit congestion notification.
-    pub ecn: bool,
+    /// The explicit congestion notification that it asks for.
+    pub ecn: EcnMode,
     /// Whether it spreads data over the round trip.
     pub pacing: bool,
     /// The initial congestion window, in segments.
@@ -29,7 +29,7 @@ impl Default for ConnectionSettings {
     fn default() -> ConnectionSettings {
         ConnectionSettings {
             congestion: CongestionControl::default(),
-            ecn: false,
+            ecn: EcnMode::Off,
             pacing: true,
             initial_window: INITIAL_WINDOW_DEFAULT,
             window_bytes: WINDOW_MB_DEFAULT << 20,
@@ -60,11 +60,20 @@ pub(super) struct DestinationLine {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Named {
     congestion: Option<CongestionControl>,
-    ecn: Option<bool>,
+    ecn: Option<EcnMode>,
     pacing: Option<bool>,
     initial_window: Option<u8>,
     window_bytes: Option<u32>,
     keepalive: Option<Option<Duration>>,
+}
+
+fn ecn(value: &str) -> Result<EcnMode, String> {
+    match value {
+        "off" => Ok(EcnMode::Off),
+        "on" => Ok(EcnMode::Classic),
+        "accurate" => Ok(EcnMode::Accurate),
+        _ => Err(format!("`{value}` is neither on, off nor accurate")),
+    }
 }
 
 impl ByDestination {
@@ -94,7 +103,7 @@ impl Named {
     pub(super) fn set(&mut self, word: &str, value: &str) -> Result<bool, String> {
         match word {
             "congestion" => self.congestion = Some(congestion(value)?),
-            "ecn" => self.ecn = Some(switch(value)?),
+            "ecn" => self.ecn = Some(ecn(value)?),
             "pacing" => self.pacing = Some(switch(value)?),
             "initial-window" => {
                 let what = "number of segments";
@@ -204,7 +213,7 @@ mod tests {
         let near = of(&settings, "10.84.0.9:80");
         let reno = ConnectionSettings {
             congestion: CongestionControl::NewReno,
-            ecn: true,
+            ecn: EcnMode::Classic,
             window_bytes: 4 << 20,
             ..usual
         };
@@ -228,9 +237,9 @@ mod tests {
             settings.change(named);
         }
         let usual = of(&settings, "10.84.0.8:1");
-        assert!(usual.ecn && usual.keepalive.is_some());
+        assert!(usual.ecn == EcnMode::Classic && usual.keepalive.is_some());
         let line = of(&settings, "10.84.0.7:1");
-        assert!(!line.ecn && line.keepalive.is_none());
+        assert!(line.ecn == EcnMode::Off && line.keepalive.is_none());
         assert_eq!(line.window_bytes, 8 << 20);
     }
 

@@ -190,11 +190,13 @@ pub const WORDS: [Word; 27] = [
     },
     Word {
         word: "ecn",
-        value: "on|off",
+        value: "on|accurate|off",
         repeats: false,
         changes: true,
         is_of_connections: true,
-        meaning: "Whether new connections ask for explicit congestion notification. Default off.",
+        meaning: "Whether new connections ask for explicit congestion notification: on for that of \
+            RFC 3168, accurate for receivers that count the marks (RFC 9768; on with a remote that \
+            does not). Default off.",
     },
     Word {
         word: "pacing",

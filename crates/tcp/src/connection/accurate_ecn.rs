@@ -1,0 +1,324 @@
+//! More accurate ECN feedback (RFC 9768). RFC 3168's receiver says once a round trip that there was
+//! a mark; this one says how many packets were marked, and how many bytes.
+//!
+//! ```text
+//!   header   AE CWR ECE   the number of marked packets, modulo 8 (the ACE field)
+//!   option   172 | 8 | bytes that came as ECT(0) | bytes that came marked     24 bits each
+//! ```
+//!
+//! In the handshake the three bits mean something else: a SYN has all of them, and its answers tell
+//! how the network has delivered the packet before.
+
+use crate::config::EcnMode;
+use crate::wire::ip::Ecn;
+use crate::wire::tcp::{EcnCounters, Flags};
+
+/// Both ends count packets from 5 on (section 3.2.1): a path that clears the bits shows.
+const PACKETS_AT_FIRST: u8 = 5;
+/// So many marked packets are told at once (section 3.2.2.5.1: 2, and 6 at most).
+const UNTOLD_MAX: u8 = 2;
+/// The ACE field's numbers.
+const ACE_NUMBERS: u32 = 8;
+/// A counter of the option has 24 bits.
+const COUNTER_MASK: u32 = 0xff_ffff;
+
+/// The feedback that two ends use, of what `ours` would.
+impl EcnMode {
+    /// Table 2 of section 3.1.2, and section 3.1.3 for combinations that nobody sends yet: the
+    /// answer to a SYN with these flags.
+    pub(super) fn by_syn(self, flags: Flags) -> EcnMode {
+        match (self, flags.ace()) {
+            (EcnMode::Off, _) | (_, 0b000) => EcnMode::Off,
+            // RFC 3168 section 6.1.1: both ECE and CWR make an ECN-setup SYN.
+            (_, 0b011) | (EcnMode::Classic, 0b111) => EcnMode::Classic,
+            (EcnMode::Classic, _) => EcnMode::Off,
+            (EcnMode::Accurate, _) => EcnMode::Accurate,
+        }
+    }
+
+    /// As [`Self::by_syn`], of a SYN-ACK.
+    pub(super) fn by_syn_ack(self, flags: Flags) -> EcnMode {
+        match (self, flags.ace()) {
+            (EcnMode::Off, _) | (_, 0b000 | 0b111) => EcnMode::Off,
+            // RFC 3168 section 6.1.1: a SYN-ACK agrees with ECE alone.
+            (_, 0b001 | 0b101) => EcnMode::Classic,
+            (EcnMode::Classic, _) => EcnMode::Off,
+            (EcnMode::Accurate, _) => EcnMode::Accurate,
+        }
+    }
+}
+
+/// The handshake's encoding of how a packet came (table 2, and table 3 of section 3.2.2.1).
+fn reflection(came: Ecn) -> Flags {
+    Flags::of_ace(match came {
+        Ecn::NotCapable => 0b010,
+        Ecn::Ect1 => 0b011,
+        Ecn::Ect0 => 0b100,
+        Ecn::CongestionExperienced => 0b110,
+    })
+}
+
+/// The marks on our packets that an acknowledgement tells of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Marks {
+    pub(super) packets: u32,
+    /// Where the remote's option says so.
+    pub(super) bytes: Option<u32>,
+}
+
+/// The counters of a connection with this feedback.
+#[derive(Debug)]
+pub(crate) struct AccurateEcn {
+    /// r.cep: marked packets that came, modulo 256.
+    came_packets: u8,
+    /// As many were told.
+    told_packets: u8,
+    /// r.e0b, r.ceb and r.e1b.
+    came_bytes: EcnCounters,
+    /// The last packet with payload came marked.
+    was_marked: bool,
+    /// How the remote's SYN or SYN-ACK came.
+    handshake_came: Ecn,
+    /// Our next acknowledgement answers a SYN-ACK.
+    owes_reflection: bool,
+    /// s.cep: the remote has told of so many marked packets, modulo 8.
+    heard_packets: u8,
+    /// s.ceb: and of so many marked bytes, modulo 2^24.
+    heard_bytes: u32,
+    /// The remote's first acknowledgement may tell how our SYN-ACK came.
+    awaits_reflection: bool,
+    /// The path delivers the three bits as they are: only then packets may be marked.
+    is_clear: bool,
+}
+
+impl AccurateEcn {
+    /// For the end whose SYN came so.
+    pub(super) fn of_server(syn_came: Ecn) -> Self {
+        Self {
+            came_packets: PACKETS_AT_FIRST,
+            told_packets: PACKETS_AT_FIRST,
+            // Section 3.2.1: ECT counters begin at 1, so that a path that clears them shows.
+            came_bytes: EcnCounters {
+                ect0: 1,
+                ce: 0,
+                ect1: 1,
+            },
+            was_marked: false,
+            handshake_came: syn_came,
+            owes_reflection: false,
+            heard_packets: PACKETS_AT_FIRST,
+            heard_bytes: 0,
+            awaits_reflection: true,
+            is_clear: true,
+        }
+    }
+
+    /// For the end that has sent the SYN, and whose SYN-ACK came so.
+    pub(super) fn of_client(syn_ack_came: Ecn) -> Self {
+        let is_marked = syn_ack_came == Ecn::CongestionExperienced;
+        let came_packets = PACKETS_AT_FIRST + u8::from(is_marked);
+        Self {
+            came_packets,
+            told_packets: came_packets,
+            owes_reflection: true,
+            awaits_reflection: false,
+            ..Self::of_server(syn_ack_came)
+        }
+    }
+
+    /// Whether data may leave as ECN-capable.
+    pub(super) fn may_be_marked(&self) -> bool {
+        self.is_clear
+    }
+
+    /// The three bits of a SYN-ACK.
+    pub(super) fn syn_ack_flags(&self) -> Flags {
+        reflection(self.handshake_came)
+    }
+
+    /// The three bits of the next segment.
+    pub(super) fn flags(&self) -> Flags {
+        Flags::of_ace(self.came_packets % ACE_NUMBERS as u8)
+    }
+
+    /// The three bits of a segment that leaves now: `is_bare` with neither payload nor SACK blocks.
+    pub(super) fn tell(&mut self, is_bare: bool) -> Flags {
+        self.told_packets = self.came_packets;
+        // Section 3.2.2.1: "the only exception to the rule that the ACE field carries [...] r.cep".
+        match core::mem::replace(&mut self.owes_reflection, false) && is_bare {
+            true => reflection(self.handshake_came),
+            false => self.flags(),
+        }
+    }
+
+    /// The counters of the option.
+    pub(crate) fn counters(&self) -> EcnCounters {
+        self.came_bytes
+    }
+
+    /// An acceptable segment has come, as `packets` packets where a link has put them together.
+    /// Whether it is to be acknowledged at once (section 3.2.2.5.1).
+    pub(super) fn note_arrival(&mut self, came: Ecn, payload_bytes: usize, packets: usize) -> bool {
+        let is_marked = came == Ecn::CongestionExperienced;
+        if is_marked {
+            self.came_packets = self.came_packets.wrapping_add(packets as u8);
+        }
+        let count = match came {
+            Ecn::NotCapable => None,
+            Ecn::Ect0 => Some(&mut self.came_bytes.ect0),
+            Ecn::Ect1 => Some(&mut self.came_bytes.ect1),
+            Ecn::CongestionExperienced => Some(&mut self.came_bytes.ce),
+        };
+        if let Some(count) = count {
+            *count = count.wrapping_add(payload_bytes as u32) & COUNTER_MASK;
+        }
+        if payload_bytes == 0 {
+            return false;
+        }
+        let turns = is_marked && !self.was_marked;
+        self.was_marked = is_marked;
+        turns || self.came_packets.wrapping_sub(self.told_packets) >= UNTOLD_MAX
+    }
+
+    /// An acknowledgement that is not older than others says this, after which `delivered` more of
+    /// our packets have arrived. It is bare when it has neither payload nor SACK blocks.
+    pub(super) fn hear(
+        &mut self,
+        ace: u8,
+        counters: Option<EcnCounters>,
+        delivered: u32,
+        is_bare: bool,
+    ) -> Marks {
+        if core::mem::replace(&mut self.awaits_reflection, false) {
+            // Section 3.2.2.3: zero is no value of a counter that begins at 5, nor of a reflection:
+            // the path clears the bits.
+            self.is_clear = ace != 0b000;
+            if is_bare {
+                self.heard_packets = PACKETS_AT_FIRST + u8::from(ace == 0b110);
+                return Marks::default();
+            }
+        }
+        if !self.is_clear {
+            return Marks::default();
+        }
+        let delta = u32::from(ace.wrapping_sub(self.heard_packets)) % ACE_NUMBERS;
+        self.heard_packets = ace;
+        let bytes = counters.map(|counters| {
+            let more = counters.ce.wrapping_sub(self.heard_bytes) & COUNTER_MASK;
+            // The upper half stands for less: an option that another has overtaken.
+            let more = if more > COUNTER_MASK / 2 { 0 } else { more };
+            self.heard_bytes = (self.heard_bytes + more) & COUNTER_MASK;
+            more
+        });
+        let packets = match bytes {
+            // Marks on packets without payload say nothing of our data.
+            Some(0) => 0,
+            Some(_) => delta.max(1),
+            None => likely(delta, delivered),
+        };
+        Marks { packets, bytes }
+    }
+}
+
+/// The likely number of marked packets where the field may have wrapped around: the largest that it
+/// can stand for (section 3.2.2.5.2). Where it has not changed at all, none: links put segments
+/// together, and then an acknowledgement for eight packets and more is an ordinary one.
+fn likely(delta: u32, delivered: u32) -> u32 {
+    if delta == 0 || delivered < ACE_NUMBERS {
+        return delta;
+    }
+    delivered - (delivered - delta) % ACE_NUMBERS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Table 2 of section 3.1.2, line by line, and section 3.1.3.
+    #[test]
+    fn both_ends_agree_as_the_table_says() {
+        use EcnMode::{Accurate, Classic, Off};
+        let syn = |mode: EcnMode| -> Vec<EcnMode> {
+            (0..8).map(|ace| mode.by_syn(Flags::of_ace(ace))).collect()
+        };
+        let expected: Vec<EcnMode> = vec![
+            Off, Accurate, Accurate, Classic, Accurate, Accurate, Accurate, Accurate,
+        ];
+        assert_eq!(expected, syn(Accurate));
+        let expected: Vec<EcnMode> = vec![Off, Off, Off, Classic, Off, Off, Off, Classic];
+        assert_eq!(expected, syn(Classic));
+        let answer = |mode: EcnMode| {
+            let answers = (0..8).map(|ace| mode.by_syn_ack(Flags::of_ace(ace)));
+            answers.collect::<Vec<EcnMode>>()
+        };
+        let expected = [
+            Off, Classic, Accurate, Accurate, Accurate, Classic, Accurate, Off,
+        ];
+        assert_eq!(answer(Accurate), expected);
+        assert_eq!(
+            answer(Classic),
+            [Off, Classic, Off, Off, Off, Classic, Off, Off]
+        );
+        assert!(answer(Off).iter().all(|&mode| mode == Off));
+    }
+
+    #[test]
+    fn the_first_mark_and_every_second_one_are_told_at_once() {
+        let mut ours = AccurateEcn::of_server(Ecn::NotCapable);
+        let came = [
+            (Ecn::Ect0, false),
+            (Ecn::CongestionExperienced, true),
+            (Ecn::CongestionExperienced, false),
+            (Ecn::CongestionExperienced, true),
+            (Ecn::Ect0, false),
+        ];
+        for (ecn, at_once) in came {
+            assert_eq!(ours.note_arrival(ecn, 1_000, 1), at_once);
+            if at_once {
+                ours.tell(true);
+            }
+        }
+        assert_eq!(ours.flags(), Flags::of_ace((5 + 3) % 8));
+        let counters = ours.counters();
+        assert_eq!(
+            (counters.ect0, counters.ce, counters.ect1),
+            (2_001, 3_000, 1)
+        );
+        assert!(!ours.note_arrival(Ecn::CongestionExperienced, 0, 1));
+    }
+
+    #[test]
+    fn the_option_tells_apart_what_the_field_cannot() {
+        let mut ours = AccurateEcn::of_client(Ecn::NotCapable);
+        let counters = |ce| {
+            Some(EcnCounters {
+                ce,
+                ..EcnCounters::default()
+            })
+        };
+        let marks = |packets, bytes| Marks { packets, bytes };
+        assert_eq!(ours.hear(7, None, 2, true), marks(2, None));
+        // Ten of twelve, where the field has 2.
+        assert_eq!(ours.hear(1, None, 12, true), marks(10, None));
+        assert_eq!(ours.hear(1, None, 44, true), marks(0, None));
+        assert_eq!(
+            ours.hear(1, counters(11_584), 44, true),
+            marks(1, Some(11_584))
+        );
+        // An older option is no news, and neither is a mark on a bare acknowledgement.
+        assert_eq!(ours.hear(1, counters(100), 1, true), marks(0, Some(0)));
+        assert_eq!(ours.hear(2, counters(11_584), 1, true), marks(0, Some(0)));
+    }
+
+    #[test]
+    fn a_path_that_clears_the_bits_is_sent_nothing_that_can_be_marked() {
+        let mut ours = AccurateEcn::of_server(Ecn::NotCapable);
+        assert!(ours.may_be_marked());
+        assert_eq!(ours.hear(0, None, 0, true), Marks::default());
+        assert!(!ours.may_be_marked());
+        let mut ours = AccurateEcn::of_server(Ecn::NotCapable);
+        assert_eq!(ours.hear(0b110, None, 0, true), Marks::default());
+        assert!(ours.may_be_marked());
+        assert_eq!(ours.hear(7, None, 1, true).packets, 1);
+    }
+}

@@ -1,0 +1,206 @@
+//! More accurate ECN feedback (RFC 9768): what it is agreed upon with, what is told, and what is
+//! made of it. `e`, `W` and `E` are the three bits of the ACE field, from the highest.
+
+#[allow(dead_code, reason = "each of the tests uses some of it")]
+mod script;
+#[allow(dead_code, reason = "each of the tests uses some of it")]
+mod support;
+
+use script::Stage;
+use toehold_tcp::{CongestionControl, ConnectionId, Duration, EcnMode, Options, Phase};
+
+fn accurate() -> Stage {
+    Stage::new(|config, options| {
+        config.timestamps = false;
+        options.ecn = EcnMode::Accurate;
+    })
+}
+
+fn asking() -> Options {
+    Options {
+        ecn: EcnMode::Accurate,
+        ..Options::default()
+    }
+}
+
+/// A connection that a remote has opened, and through which so many bytes may be sent.
+fn accepted(congestion: CongestionControl, bytes: u64) -> (Stage, ConnectionId) {
+    let mut stage = Stage::new(|config, options| {
+        config.timestamps = false;
+        options.ecn = EcnMode::Accurate;
+        options.congestion = congestion;
+        options.initial_window_segments = 40;
+    });
+    stage.remote("SEWe 0:0(0) win 65535 <mss 1000,sackOK>");
+    stage.expect("S.W 0:0(0) ack 1");
+    stage.remote(".W 1:1(0) ack 1");
+    let id = stage.engine.accept(stage.listener).unwrap();
+    stage.engine.publish(id, bytes).unwrap();
+    (stage, id)
+}
+
+/// Section 3.1.2: each end tells how the other's packet came: not capable of ECN, or marked.
+#[test]
+fn a_passive_open_reflects_how_the_syn_came() {
+    let mut stage = accurate();
+    stage.remote("SEWe 0:0(0) win 65535 <mss 1000,sackOK>");
+    stage.expect("S.W 0:0(0) ack 1");
+    let mut stage = accurate();
+    stage.remote("SEWe 0:0(0) win 65535 <mss 1000,sackOK> ce");
+    stage.expect("S.We 0:0(0) ack 1");
+    // RFC 3168's SYN has RFC 3168's answer.
+    let mut stage = accurate();
+    stage.remote("SEW 0:0(0) win 65535 <mss 1000,sackOK>");
+    stage.expect("S.E 0:0(0) ack 1");
+}
+
+#[test]
+fn an_active_open_reflects_how_the_syn_ack_came() {
+    for (mark, reflection) in [("", ".W"), (" ce", ".We")] {
+        let mut stage = accurate();
+        let id = stage.connect(asking());
+        stage.expect("SEWe 0:0(0)");
+        stage.remote(&format!(
+            "S.W 0:0(0) ack 1 win 10000 <mss 1000,sackOK>{mark}"
+        ));
+        stage.expect(&format!("{reflection} 1:1(0) ack 1"));
+        assert_eq!(stage.engine.info(id).unwrap().ecn, EcnMode::Accurate);
+        // From then on the number of marked packets: 5, or 6 with that one.
+        stage.engine.publish(id, 100).unwrap();
+        let counted = if mark.is_empty() { "P.Ee" } else { "P.We" };
+        stage.expect(&format!("{counted} 1:101(100) ack 1"));
+    }
+}
+
+/// Table 2: a server that knows RFC 3168 alone answers with ECE, and one without ECN with nothing.
+#[test]
+fn an_active_open_takes_what_the_remote_has() {
+    for (answer, agreed) in [
+        ("S.E", EcnMode::Classic),
+        ("S.", EcnMode::Off),
+        ("S.EWe", EcnMode::Off),
+    ] {
+        let mut stage = accurate();
+        let id = stage.connect(asking());
+        stage.expect("SEWe 0:0(0)");
+        stage.remote(&format!(
+            "{answer} 0:0(0) ack 1 win 10000 <mss 1000,sackOK>"
+        ));
+        stage.expect(". 1:1(0) ack 1");
+        assert_eq!(stage.engine.info(id).unwrap().ecn, agreed);
+    }
+}
+
+/// Section 3.1.4.1: a box that drops such SYNs costs two attempts.
+#[test]
+fn a_third_syn_asks_for_nothing() {
+    let mut stage = accurate();
+    stage.connect(asking());
+    for flags in ["SEWe", "SEWe", "S"] {
+        stage.expect(&format!("{flags} 0:0(0)"));
+        stage.wait(Duration::from_secs(8));
+    }
+}
+
+/// Section 3.2.2.5.1: the first marked packet is told at once, and then every second.
+#[test]
+fn marks_are_counted() {
+    let (mut stage, _) = accepted(CongestionControl::Cubic, 0);
+    let mut end = 1;
+    // The next hundred bytes.
+    let mut data = |stage: &mut Stage, mark: &str| {
+        stage.remote(&format!("P.Ee {end}:{}(100) ack 1{mark}", end + 100));
+        end += 100;
+        end
+    };
+    // A remote in slow start has an acknowledgement for each segment.
+    for _ in 0..20 {
+        data(&mut stage, "");
+    }
+    stage.wait(Duration::from_millis(600));
+    stage.forget_sent();
+    let end = data(&mut stage, " ce");
+    stage.expect(&format!(".We 1:1(0) ack {end} <ecn 1 100>"));
+    data(&mut stage, " ce");
+    stage.expect_nothing();
+    let end = data(&mut stage, " ce");
+    // 8 is 0 in three bits.
+    stage.expect(&format!(". 1:1(0) ack {end} <ecn 1 300>"));
+    // An acknowledgement of RFC 3168 would go on with ECE; this one says the same number again.
+    let end = data(&mut stage, "");
+    stage.wait(Duration::from_millis(600));
+    stage.expect(&format!(". 1:1(0) ack {end} <ecn 1 300>"));
+}
+
+/// RFC 3168 section 6.1.2: the answer to marks is one a window. CWR has another meaning here.
+#[test]
+fn marks_reduce_the_window_once_a_round_trip() {
+    let (mut stage, id) = accepted(CongestionControl::Cubic, 30_000);
+    for from in 0..30u64 {
+        let push = if from == 29 { "P" } else { "" };
+        stage.expect(&format!(
+            "{push}.Ee {}:{}(1000) ack 1",
+            from * 1_000 + 1,
+            from * 1_000 + 1_001
+        ));
+    }
+    let window = |stage: &Stage| stage.engine.info(id).unwrap().congestion_window;
+    let before = window(&stage);
+    stage.remote(".Ee 1:1(0) ack 2001 <ecn 2001 0>");
+    assert_eq!(stage.engine.info(id).unwrap().phase, Phase::Open);
+    stage.remote(".We 1:1(0) ack 4001 <ecn 3001 1000>");
+    assert_eq!(stage.engine.info(id).unwrap().phase, Phase::Recovery);
+    stage.remote(". 1:1(0) ack 6001 <ecn 3001 3000>");
+    stage.remote(". 1:1(0) ack 30001 <ecn 27001 3000>");
+    assert_eq!(stage.engine.info(id).unwrap().phase, Phase::Open);
+    let after = window(&stage);
+    assert!(
+        after < before && after > before / 2,
+        "one reduction by a third: {before}, {after}"
+    );
+    stage.engine.publish(id, 31_000).unwrap();
+    stage.expect("P.Ee 30001:31001(1000) ack 1");
+}
+
+/// RFC 8257 section 3.3, with the marked bytes in place of all that is acknowledged.
+#[test]
+fn dctcp_takes_the_marked_bytes_as_they_are_told() {
+    let reduced = |marked: u32| {
+        let (mut stage, id) = accepted(CongestionControl::Dctcp, 30_000);
+        stage.forget_sent();
+        // alpha begins at 1: a window without marks makes it 15/16, each time.
+        let mut acked = 0;
+        for _ in 0..40 {
+            acked += 30_000;
+            stage.wait(Duration::from_millis(50));
+            stage.remote(&format!(
+                ".Ee 1:1(0) ack {} <ecn {} 0>",
+                acked + 1,
+                acked + 1
+            ));
+            stage.engine.publish(id, acked + 30_000).unwrap();
+            stage.forget_sent();
+        }
+        let before = stage.engine.info(id).unwrap().congestion_window;
+        let ack = acked + 15_001;
+        stage.remote(&format!(".We 1:1(0) ack {ack} <ecn {acked} {marked}>"));
+        let after = stage.engine.info(id).unwrap().congestion_window;
+        (f64::from(before) - f64::from(after)) / f64::from(before)
+    };
+    let (few, many) = (reduced(1_000), reduced(15_000));
+    assert!(few < 0.1 && few <= many, "{few}, {many}");
+}
+
+/// Section 3.2.2.3: a path that clears the bits would hide every mark.
+#[test]
+fn data_is_not_capable_behind_a_path_that_clears_the_bits() {
+    let mut stage = accurate();
+    stage.remote("SEWe 0:0(0) win 65535 <mss 1000,sackOK>");
+    stage.expect("S.W 0:0(0) ack 1");
+    stage.remote(". 1:1(0) ack 1");
+    let id = stage.engine.accept(stage.listener).unwrap();
+    stage.engine.publish(id, 100).unwrap();
+    assert_eq!(stage.next_ecn(), 0);
+    let (mut stage, _) = accepted(CongestionControl::Cubic, 100);
+    assert_eq!(stage.next_ecn(), 2);
+}
