@@ -85,8 +85,10 @@ pub(crate) struct AccurateEcn {
     heard_packets: u8,
     /// s.ceb: and of so many marked bytes, modulo 2^24.
     heard_bytes: u32,
+    /// Nothing was heard since the handshake's first two packets.
+    is_first: bool,
     /// The remote's first acknowledgement may tell how our SYN-ACK came.
-    awaits_reflection: bool,
+    may_reflect: bool,
     /// The path delivers the three bits as they are: only then packets may be marked.
     is_clear: bool,
 }
@@ -108,7 +110,8 @@ impl AccurateEcn {
             owes_reflection: false,
             heard_packets: PACKETS_AT_FIRST,
             heard_bytes: 0,
-            awaits_reflection: true,
+            is_first: true,
+            may_reflect: true,
             is_clear: true,
         }
     }
@@ -121,7 +124,7 @@ impl AccurateEcn {
             came_packets,
             told_packets: came_packets,
             owes_reflection: true,
-            awaits_reflection: false,
+            may_reflect: false,
             ..Self::of_server(syn_ack_came)
         }
     }
@@ -189,11 +192,11 @@ impl AccurateEcn {
         delivered: u32,
         is_bare: bool,
     ) -> Marks {
-        if core::mem::replace(&mut self.awaits_reflection, false) {
+        if core::mem::replace(&mut self.is_first, false) {
             // Section 3.2.2.3: zero is no value of a counter that begins at 5, nor of a reflection:
             // the path clears the bits.
             self.is_clear = ace != 0b000;
-            if is_bare {
+            if self.may_reflect && is_bare {
                 self.heard_packets = PACKETS_AT_FIRST + u8::from(ace == 0b110);
                 return Marks::default();
             }
@@ -315,6 +318,9 @@ mod tests {
         let mut ours = AccurateEcn::of_server(Ecn::NotCapable);
         assert!(ours.may_be_marked());
         assert_eq!(ours.hear(0, None, 0, true), Marks::default());
+        assert!(!ours.may_be_marked());
+        let mut ours = AccurateEcn::of_client(Ecn::NotCapable);
+        assert_eq!(ours.hear(0, None, 1, false), Marks::default());
         assert!(!ours.may_be_marked());
         let mut ours = AccurateEcn::of_server(Ecn::NotCapable);
         assert_eq!(ours.hear(0b110, None, 0, true), Marks::default());
