@@ -50,6 +50,15 @@ impl Stage {
         })
     }
 
+    /// As [`Stage::set_over`], where the link has this MTU from the beginning.
+    pub(crate) fn set_with_mtu(link: Link, mtu: &str, options: &[&str]) -> Option<Stage> {
+        let python = host::python()?;
+        Stage::with(python, Network::with(link)?, |network| {
+            assert!(network.set_mtu(mtu));
+            network.start(options)
+        })
+    }
+
     fn with(
         python: PathBuf,
         network: Network,

@@ -21,6 +21,24 @@ fn has_program(stage: &Stage) -> bool {
     String::from_utf8_lossy(&shown.stdout).contains("prog/xdp")
 }
 
+/// Such frames lie in several pieces of the link's memory.
+#[test]
+fn frames_of_a_jumbo_mtu_pass_both_ways() {
+    let Some(stage) = Stage::set_with_mtu(Link::Xdp, "9000", &[]) else {
+        return;
+    };
+    assert_eq!(stage.engine("mtu"), 9_000);
+    let _far = stage.far_server(&["echo_server", "7821"]);
+    let _near = stage.near_server(&["echo_server", "7822"]);
+    let clients = [
+        stage.near("near", &["echo_client", FAR, "7821", "30000000"]),
+        stage.far("far", &["echo_client", NEAR, "7822", "30000000"]),
+    ];
+    clients.into_iter().for_each(|client| drop(ok(client)));
+    assert_eq!(stage.engine("frames_malformed"), 0);
+    assert_eq!(stage.engine("frames_lost"), 0);
+}
+
 #[test]
 fn engine_and_kernel_share_an_interface_and_its_ethernet_address() {
     let Some(stage) = Stage::set_over(Link::Xdp, &[]) else {

@@ -30,6 +30,9 @@ pub enum MapKind {
 pub enum ProgramKind {
     /// Judges the frames of an interface.
     Xdp,
+    /// As [`ProgramKind::Xdp`], also frames that lie in several pieces (Linux 5.18). The program
+    /// sees the first.
+    XdpInPieces,
     /// Judges the frames of an interface where packet sockets of all protocols have seen them, and
     /// nobody else has (TCX, Linux 6.6).
     Ingress,
@@ -46,7 +49,7 @@ pub enum ProgramKind {
 impl ProgramKind {
     fn number(self) -> u32 {
         match self {
-            ProgramKind::Xdp => 6,
+            ProgramKind::Xdp | ProgramKind::XdpInPieces => 6,
             ProgramKind::Ingress => 3,
             ProgramKind::SockOps => 13,
             ProgramKind::SkMsg => 16,
@@ -54,10 +57,11 @@ impl ProgramKind {
         }
     }
 
-    /// The kernel takes programs of the last kind only if they may sleep.
+    /// The kernel takes programs of the kind `Syscall` only if they may sleep.
     fn flags(self) -> u32 {
         match self {
             ProgramKind::Syscall => BPF_F_SLEEPABLE,
+            ProgramKind::XdpInPieces => BPF_F_XDP_HAS_FRAGS,
             _ => 0,
         }
     }
@@ -71,7 +75,7 @@ impl ProgramKind {
 
     fn attach_number(self) -> u32 {
         match self {
-            ProgramKind::Xdp => 37,
+            ProgramKind::Xdp | ProgramKind::XdpInPieces => 37,
             ProgramKind::Ingress => 46,
             ProgramKind::SockOps => 3,
             ProgramKind::SkMsg => 7,
@@ -442,6 +446,7 @@ const BPF_LINK_CREATE: libc::c_long = 28;
 const BPF_F_NO_PREALLOC: u32 = 1;
 /// Of a program: it may sleep.
 const BPF_F_SLEEPABLE: u32 = 1 << 4;
+const BPF_F_XDP_HAS_FRAGS: u32 = 1 << 5;
 /// No helper that these programs use asks for the GPL.
 const LICENSE: &CStr = c"Apache-2.0 OR MIT";
 /// NR_CPUS at its largest (`arch/x86/Kconfig`).

@@ -54,8 +54,8 @@ impl fmt::Display for XdpError {
             Self::Medium(name) => write!(f, "the interface {name} carries no Ethernet"),
             Self::Mtu(name, mtu) => write!(
                 f,
-                "the MTU of {name} is {mtu}, and AF_XDP has room for {MTU_MAX} (a veth for about \
-                3500): ip link set {name} mtu 3000"
+                "the MTU of {name} is {mtu}, and AF_XDP has room for {MTU_IN_PIECES_MAX}, or with \
+                Linux before 6.6 for {MTU_MAX} (a veth for about 3500): ip link set {name} mtu 3000"
             ),
             Self::DriverMtu(name) => write!(
                 f,
@@ -121,3 +121,5 @@ const NEEDED: [(u32, &str); 3] = [(12, "CAP_NET_ADMIN"), (13, "CAP_NET_RAW"), (3
 /// A page, less what the kernel keeps before each frame (XDP_PACKET_HEADROOM), Ethernet's header
 /// and a VLAN's.
 pub(super) const MTU_MAX: u32 = 4096 - 256 - 14 - 4;
+/// Frames in sixteen pieces; the kernel takes seventeen (MAX_SKB_FRAGS).
+pub(super) const MTU_IN_PIECES_MAX: u32 = 16 * (4096 - 256) - 14 - 4;

@@ -19,12 +19,14 @@
 //! - [`XdpSocket`]: `umem` is its memory, `rings` what it shares with the kernel.
 //! - `interface`: what the interface tells of itself.
 //!
-//! Deliberately absent: frames in several pieces (XDP_USE_SG), memory shared by several sockets,
-//! busy polling (SO_PREFER_BUSY_POLL).
+//! - `pieces`: frames that are longer than a chunk of that memory (XDP_USE_SG, Linux 6.6).
+//!
+//! Deliberately absent: memory shared by several sockets, busy polling (SO_PREFER_BUSY_POLL).
 
 mod error;
 mod interface;
 mod partial;
+mod pieces;
 pub(crate) mod program;
 mod rings;
 mod socket;

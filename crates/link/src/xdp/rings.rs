@@ -233,6 +233,12 @@ impl<T: Copy> Consumer<T> {
         self.produced.wrapping_sub(self.next)
     }
 
+    /// Looks whether there are more entries than [`Consumer::known`] counts. The kernel gets no
+    /// places back.
+    pub(super) fn look(&mut self) {
+        self.produced = self.ring.producer().load(SEEN);
+    }
+
     /// The entry that is so many after the next, one of those that [`Consumer::known`] counts.
     #[inline]
     pub(super) fn peek_at(&self, ahead: u32) -> Option<T> {

@@ -12,9 +12,11 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socket_with, sockopt,
 };
 
+use super::error::MTU_IN_PIECES_MAX;
 use super::error::XdpError;
 use super::interface::take;
 use super::partial::lacks_checksum;
+use super::pieces::{FRAME_BYTES_MAX, Pieces, is_last};
 use super::rings::{self, Consumer, Producer};
 use super::steering::{XdpMode, XdpSteering};
 use super::umem::Umem;
@@ -64,6 +66,8 @@ pub struct XdpSocket {
     /// Chunks for frames of ours.
     free: Vec<u64>,
     is_zero_copy: bool,
+    /// Where frames may be longer than a chunk.
+    pieces: Option<Pieces>,
     /// Losses that were already reported.
     lost_before: u64,
     /// The kernel of this machine may have left checksums out.
@@ -111,7 +115,7 @@ impl XdpSocket {
         let receive = Consumer::new(&socket, rings::RECEIVE, receive_frames).map_err(&ring)?;
         let transmit = Producer::new(&socket, rings::TRANSMIT, send_frames).map_err(&ring)?;
         enlarge_send_buffer(&socket, umem.bytes());
-        take(|| bind(&socket, interface.index, queue, steering.mode()))
+        take(|| bind(&socket, queue, &steering))
             .map_err(setup("bind an AF_XDP socket to the receive queue"))?;
         let is_zero_copy = is_zero_copy(&socket).map_err(setup("ask for zero copy"))?;
         let mut addresses = umem.addresses();
@@ -123,6 +127,7 @@ impl XdpSocket {
             seen: addresses.by_ref().take(receive_frames as usize).collect(),
             free: addresses.rev().collect(),
             is_zero_copy,
+            pieces: steering.in_pieces().then(Pieces::new),
             lost_before: 0,
             may_lack_checksums: interface.is_veth || steering.mode() == XdpMode::Generic,
             umem,
@@ -144,13 +149,30 @@ impl XdpSocket {
             self.refill();
             return None;
         };
-        Some(self.frame(arrived))
+        if !is_last(arrived) {
+            self.put_together()?;
+        }
+        self.oldest(1).next()
+    }
+
+    /// Puts the oldest frame together, which is in several pieces.
+    #[cold]
+    fn put_together(&mut self) -> Option<()> {
+        let pieces = self.pieces.as_mut()?;
+        let is_whole =
+            pieces.arrived().is_some() || pieces.put_together(&mut self.receive, &self.umem);
+        is_whole.then_some(())
     }
 
     #[inline]
     fn frame(&self, arrived: XdpDesc) -> (VnetHeader, &[u8]) {
         // SAFETY: the kernel has given this chunk to us, and gets it back when it is released.
         let frame = unsafe { self.umem.slice(arrived.addr, arrived.len as usize) };
+        self.with_header(frame)
+    }
+
+    #[inline]
+    fn with_header<'a>(&self, frame: &'a [u8]) -> (VnetHeader, &'a [u8]) {
         // As behind a TAP: what a kernel of this machine has left out has not been damaged since.
         let header = if self.may_lack_checksums && lacks_checksum(frame) {
             VnetHeader::UNFINISHED
@@ -161,11 +183,20 @@ impl XdpSocket {
     }
 
     /// How many frames were there when [`XdpSocket::peek`] last looked, without those that were
-    /// released since; up to `most`. No system call.
+    /// released since; up to `most`. A frame that is longer than a chunk waits alone. No system
+    /// call.
     #[inline]
     #[must_use]
     pub fn waiting(&self, most: usize) -> usize {
-        most.min(self.receive.known() as usize)
+        let most = most.min(self.receive.known() as usize);
+        match &self.pieces {
+            None => most,
+            Some(pieces) if pieces.arrived().is_some() => most.min(1),
+            Some(_) => {
+                let known = (0..most as u32).map_while(|ahead| self.receive.peek_at(ahead));
+                known.take_while(|&piece| is_last(piece)).count()
+            }
+        }
     }
 
     /// The oldest frames, so many as [`XdpSocket::waiting`] has said. Each stays until it is
@@ -173,7 +204,11 @@ impl XdpSocket {
     #[inline]
     pub fn oldest(&self, count: usize) -> impl Iterator<Item = (VnetHeader, &[u8])> + Clone {
         let all = 0..count as u32;
-        all.filter_map(|ahead| Some(self.frame(self.receive.peek_at(ahead)?)))
+        let long = self.pieces.as_ref().and_then(Pieces::arrived);
+        all.filter_map(move |ahead| match long {
+            Some(frame) => Some(self.with_header(frame)),
+            None => Some(self.frame(self.receive.peek_at(ahead)?)),
+        })
     }
 
     /// Gives the memory of the oldest frame back.
@@ -182,9 +217,12 @@ impl XdpSocket {
     /// When there is none.
     #[inline]
     pub fn release(&mut self) {
-        let arrived = self.receive.pop().expect("there is a frame to release");
         let chunk_bytes = self.umem.chunk_bytes() as u64;
-        self.seen.push(arrived.addr / chunk_bytes * chunk_bytes);
+        let count = self.pieces.as_mut().map_or(1, Pieces::take_count);
+        for _ in 0..count {
+            let arrived = self.receive.pop().expect("there is a frame to release");
+            self.seen.push(arrived.addr / chunk_bytes * chunk_bytes);
+        }
         if self.seen.len() >= REFILL_FRAMES {
             self.refill();
         }
@@ -194,16 +232,27 @@ impl XdpSocket {
     /// way.
     #[inline]
     pub fn room(&mut self) -> Option<&mut [u8]> {
-        if self.free.is_empty() {
+        let chunk_bytes = self.umem.chunk_bytes();
+        let needed = match self.pieces {
+            None => 1,
+            Some(_) => FRAME_BYTES_MAX.div_ceil(chunk_bytes),
+        };
+        if self.free.len() < needed {
             self.reclaim();
         }
-        if self.free.is_empty() {
+        if self.free.len() < needed {
             self.flush();
             self.reclaim();
         }
+        if self.free.len() < needed {
+            return None;
+        }
+        if let Some(pieces) = &mut self.pieces {
+            return Some(pieces.room());
+        }
         let &address = self.free.last()?;
         // SAFETY: this chunk is among those that are ours.
-        Some(unsafe { self.umem.slice_mut(address, self.umem.chunk_bytes()) })
+        Some(unsafe { self.umem.slice_mut(address, chunk_bytes) })
     }
 
     /// The frame of this length in [`XdpSocket::room`] is to be sent, at the next
@@ -212,15 +261,34 @@ impl XdpSocket {
     /// # Panics
     /// When there is no room, or less.
     pub fn publish(&mut self, length: usize) {
-        assert!(length <= self.umem.chunk_bytes(), "a frame that had room");
-        let address = self.free.pop().expect("the room that was given out");
-        // The ring has a place for every chunk of ours.
-        let is_put = self.transmit.push(XdpDesc {
-            addr: address,
-            len: length as u32,
-            options: XdpDescOptions::empty(),
-        });
-        assert!(is_put, "there are as many places as frames of ours");
+        let chunk_bytes = self.umem.chunk_bytes();
+        let mut put = |length, options| {
+            let address = self.free.pop().expect("the room that was given out");
+            // The ring has a place for every chunk of ours.
+            let is_put = self.transmit.push(XdpDesc {
+                addr: address,
+                len: length as u32,
+                options,
+            });
+            assert!(is_put, "there are as many places as frames of ours");
+            address
+        };
+        let Some(pieces) = &self.pieces else {
+            assert!(length <= chunk_bytes, "a frame that had room");
+            put(length, XdpDescOptions::empty());
+            return;
+        };
+        for (part, is_last) in pieces.parts(length, chunk_bytes) {
+            let options = match is_last {
+                true => XdpDescOptions::empty(),
+                false => XdpDescOptions::XDP_PKT_CONTD,
+            };
+            let address = put(part.len(), options);
+            // SAFETY: this chunk was among those that are ours, and the kernel looks at it after
+            // the next flush.
+            let chunk = unsafe { self.umem.slice_mut(address, part.len()) };
+            chunk.copy_from_slice(part);
+        }
     }
 
     /// Has the kernel send what was published; true when it has taken all. The rest goes with the
@@ -285,6 +353,9 @@ impl XdpSocket {
     /// The largest MTU that there is room for, until it is opened anew.
     #[must_use]
     pub const fn mtu_max(&self) -> u16 {
+        if self.pieces.is_some() {
+            return MTU_IN_PIECES_MAX as u16;
+        }
         (self.umem.chunk_bytes() as u32 - PACKET_HEADROOM - ETHERNET_AND_VLAN_BYTES) as u16
     }
 
@@ -339,15 +410,24 @@ fn enlarge_send_buffer(socket: &OwnedFd, bytes: usize) {
     let _ = sockopt::set_socket_send_buffer_size_force(socket, bytes);
 }
 
-fn bind(socket: &OwnedFd, interface: u32, queue: u32, mode: XdpMode) -> io::Result<()> {
-    let copy = match mode {
-        // Zero copy where the driver has it.
-        XdpMode::Native => SocketAddrXdpFlags::empty(),
-        XdpMode::Generic => SocketAddrXdpFlags::XDP_COPY,
+fn bind(socket: &OwnedFd, queue: u32, steering: &XdpSteering) -> io::Result<()> {
+    let mut flags = SocketAddrXdpFlags::XDP_USE_NEED_WAKEUP;
+    let in_pieces = steering.in_pieces();
+    flags.set(SocketAddrXdpFlags::XDP_USE_SG, in_pieces);
+    let bind = |copy| {
+        let address = SocketAddrXdp::new(flags | copy, steering.interface().index, queue);
+        rustix::net::bind(socket, &address)
     };
-    let flags = SocketAddrXdpFlags::XDP_USE_NEED_WAKEUP | copy;
-    let address = SocketAddrXdp::new(flags, interface, queue);
-    Ok(rustix::net::bind(socket, &address)?)
+    let copied = SocketAddrXdpFlags::XDP_COPY;
+    let bound = match steering.mode() {
+        // Zero copy where the driver has it, and of frames in pieces where it has that.
+        XdpMode::Native => match bind(SocketAddrXdpFlags::empty()) {
+            Err(Errno::OPNOTSUPP) if in_pieces => bind(copied),
+            bound => bound,
+        },
+        XdpMode::Generic => bind(copied),
+    };
+    Ok(bound?)
 }
 
 fn is_zero_copy(socket: &OwnedFd) -> io::Result<bool> {

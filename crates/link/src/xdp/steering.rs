@@ -8,10 +8,10 @@ use std::sync::Mutex;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
-use super::error::{MTU_MAX, XdpError};
+use super::error::{MTU_IN_PIECES_MAX, MTU_MAX, XdpError};
 use super::interface::{Interface, take};
 use super::program::{ADDRESS_BYTES, Maps, steering};
-use crate::bpf::{Map, MapKind, Program, ProgramKind};
+use crate::bpf::{Instruction, Map, MapKind, Program, ProgramKind};
 use crate::ports::PortTable;
 use crate::ports::program::{Way, steering as steering_by_ports};
 use crate::sys::set_option;
@@ -47,6 +47,8 @@ impl XdpMode {
 pub struct XdpSteering {
     interface: Interface,
     mode: XdpMode,
+    /// Frames may lie in several pieces.
+    in_pieces: bool,
     targets: Targets,
     sockets: Map,
     drops: Map,
@@ -89,7 +91,7 @@ impl XdpSteering {
 
     fn attach_with(name: &str, queues: u32, targets: Targets) -> Result<Self, XdpError> {
         let interface = Interface::find(name)?;
-        if interface.mtu > MTU_MAX {
+        if interface.mtu > MTU_IN_PIECES_MAX {
             return Err(XdpError::Mtu(name.to_owned(), interface.mtu));
         }
         if interface.receive_queues != queues {
@@ -118,16 +120,25 @@ impl XdpSteering {
                 steering_by_ports(ports.as_raw_fd(), way)
             }
         };
-        let program = Program::load(ProgramKind::Xdp, "toehold_steer", &program);
-        let program = program.map_err(|(error, said)| match said.is_empty() {
-            true => XdpError::of("load the steering program", name, error),
-            false => XdpError::Verifier(error, said),
-        })?;
         let groups = group_socket().map_err(setup("open a packet socket for groups"))?;
-        let (attached, mode) = attach(&program, &interface)?;
+        let attach = |in_pieces| {
+            let program = load(&program, &interface, in_pieces)?;
+            attach(&program, &interface)
+        };
+        let mut in_pieces = interface.mtu > MTU_MAX;
+        let attached = match attach(in_pieces) {
+            // The other end of a veth may have a larger MTU.
+            Err(XdpError::DriverMtu(_)) if !in_pieces => {
+                in_pieces = true;
+                attach(in_pieces)
+            }
+            attached => attached,
+        };
+        let (attached, mode) = attached?;
         Ok(Self {
             interface,
             mode,
+            in_pieces,
             targets,
             sockets,
             drops,
@@ -202,6 +213,11 @@ impl XdpSteering {
         Interface::find(&self.interface.name).is_ok_and(|now| now.index == self.interface.index)
     }
 
+    /// Whether frames may lie in several pieces.
+    pub(super) const fn in_pieces(&self) -> bool {
+        self.in_pieces
+    }
+
     pub(super) const fn interface(&self) -> &Interface {
         &self.interface
     }
@@ -228,6 +244,28 @@ impl XdpSteering {
         };
         set_option(&self.groups, libc::SOL_PACKET, option, &membership)
     }
+}
+
+fn load(
+    program: &[Instruction],
+    interface: &Interface,
+    in_pieces: bool,
+) -> Result<Program, XdpError> {
+    let kind = if in_pieces {
+        ProgramKind::XdpInPieces
+    } else {
+        ProgramKind::Xdp
+    };
+    let name = &interface.name;
+    let loaded = Program::load(kind, "toehold_steer", program);
+    loaded.map_err(|(error, said)| match said.is_empty() {
+        // A kernel that does not know the kind.
+        true if in_pieces && error.kind() == io::ErrorKind::InvalidInput => {
+            XdpError::Mtu(name.clone(), interface.mtu)
+        }
+        true => XdpError::of("load the steering program", name, error),
+        false => XdpError::Verifier(error, said),
+    })
 }
 
 /// Attaches in the driver, or else after it.

@@ -143,19 +143,45 @@ fn frames_of_a_jumbo_mtu_pass() {
     let Some(network) = Network::new() else {
         return;
     };
-    network.near_ip("link set near0 mtu 3400");
-    network.far_ip("link set far0 mtu 3400");
-    let mut socket = attach(&network, "near0");
-    let wire = network.far_wire();
-    for number in 0..200 {
-        let sent = frame(OURS_V4, number, 3414);
-        wire.send(&sent);
-        assert!(next(&mut socket).1 == sent, "frame {number}");
-        let sent = frame([10, 84, 0, 1], number, 3414);
-        send(&mut socket, &sent);
-        assert!(socket.flush());
-        let got = wire.receive(|frame| frame.len() == 3414);
-        assert!(got.expect("a frame") == sent, "frame {number}");
+    for mtu in [3_400, 9_000, 30_000] {
+        network.near_ip(&format!("link set near0 mtu {mtu}"));
+        network.far_ip(&format!("link set far0 mtu {mtu}"));
+        let mut socket = attach(&network, "near0");
+        let wire = network.far_wire();
+        let frame_bytes_max = mtu + 14;
+        // The kernel's pieces have this length.
+        let whole_pieces = frame_bytes_max / 3_840 * 3_840;
+        let lengths = (0..200).map(|number| match number % 4 {
+            0 => frame_bytes_max,
+            1 => whole_pieces.max(60),
+            2 => 100,
+            _ => 60 + number * 997 % (mtu - 46),
+        });
+        for (number, length) in (0..).zip(lengths) {
+            let sent = frame(OURS_V4, number, length);
+            wire.send(&sent);
+            assert!(next(&mut socket).1 == sent, "frame {number} of {length}");
+            let sent = frame([10, 84, 0, 1], number, length);
+            send(&mut socket, &sent);
+            assert!(socket.flush());
+            let got = wire.receive(|frame| frame.len() == length);
+            assert!(got.expect("a frame") == sent, "frame {number} of {length}");
+        }
+        // Long ones and short ones that wait together.
+        let sent: Vec<Vec<u8>> = (0..30)
+            .map(|number| frame(OURS_V4, number, 60 + number as usize * 499 % (mtu - 46)))
+            .collect();
+        sent.iter().for_each(|frame| wire.send(frame));
+        let mut taken = Vec::new();
+        let came = wait_until(|| {
+            if socket.peek().is_some() {
+                let count = socket.waiting(8);
+                taken.extend(socket.oldest(count).map(|(_, frame)| frame.to_vec()));
+                (0..count).for_each(|_| socket.release());
+            }
+            taken.len() == sent.len()
+        });
+        assert!(came && taken == sent, "{} of {}", taken.len(), sent.len());
     }
 }
 
