@@ -54,15 +54,38 @@ pub(super) fn lines<'a>(programs: impl Iterator<Item = &'a Bare>) -> String {
         let _ = writeln!(
             out,
             "{}, pid {}, user {}: on kernel TCP, without the library\n  {}",
-            one.program, one.pid, one.uid, one.reason
+            printable(&one.program),
+            one.pid,
+            one.uid,
+            printable(&one.reason)
         );
         out
     })
 }
 
+/// Without what a terminal might obey: names, and sentences in an environment, are another user's.
+fn printable(text: &str) -> String {
+    text.chars().filter(|one| !one.is_control()).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn another_users_words_do_not_command_the_terminal() {
+        let one = Bare {
+            pid: 7,
+            program: "\x1b[2Jx".into(),
+            uid: 0,
+            reason: "because\nof\x07".into(),
+        };
+        let text = lines([one].iter());
+        assert!(
+            text.lines().count() == 2 && !text.contains(['\x1b', '\x07']),
+            "{text:?}"
+        );
+    }
 
     #[test]
     fn a_sentence_is_about_the_process_that_it_names() {
