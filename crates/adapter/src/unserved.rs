@@ -20,10 +20,7 @@ use std::path::Path;
 pub fn status(runtime_dir: &Path, known: &BTreeSet<u32>) -> Option<String> {
     let mut tables = Tables::default();
     let mut clients = Vec::new();
-    for pid in proc::processes().filter(|pid| !known.contains(pid)) {
-        if !Environment::of(pid).meets_in(runtime_dir) {
-            continue;
-        }
+    for (pid, _) in meeting_in(runtime_dir).filter(|(pid, _)| !known.contains(pid)) {
         let mut descriptors = proc::descriptors(pid);
         let table = descriptors.find(|(_, target)| target.starts_with(proc::TABLE_NAME));
         let Some((number, _)) = table else {
@@ -81,10 +78,9 @@ pub const REFUSED: &str = "TOEHOLD_REFUSED";
 /// The programs without the library that were started to meet an adapter in a directory, as far as
 /// we may look.
 pub fn bare(runtime_dir: &Path) -> Vec<Bare> {
-    let found = proc::processes().filter_map(|pid| {
-        let environment = Environment::of(pid);
+    let found = meeting_in(runtime_dir).filter_map(|(pid, environment)| {
         let is_meant = environment.get("TOEHOLD_PATH").or(environment.get(REFUSED));
-        if is_meant.is_none() || !environment.meets_in(runtime_dir) || proc::has_library(pid)? {
+        if is_meant.is_none() || proc::has_library(pid)? {
             return None;
         }
         let refused = environment.get(REFUSED);
@@ -98,6 +94,15 @@ pub fn bare(runtime_dir: &Path) -> Vec<Bare> {
         })
     });
     found.collect()
+}
+
+/// The processes whose environment names a runtime directory.
+fn meeting_in(runtime_dir: &Path) -> impl Iterator<Item = (u32, Environment)> {
+    let all = proc::processes().map(|pid| (pid, Environment::of(pid)));
+    all.filter(move |(_, environment)| {
+        let value = environment.get("TOEHOLD_RUNTIME_DIR");
+        value.is_some_and(|value| value == runtime_dir)
+    })
 }
 
 /// The environment that a program was started with.
@@ -115,10 +120,5 @@ impl Environment {
             let value = variable.strip_prefix(name.as_bytes())?.strip_prefix(b"=")?;
             Some(OsStr::from_bytes(value))
         })
-    }
-
-    fn meets_in(&self, runtime_dir: &Path) -> bool {
-        let value = self.get("TOEHOLD_RUNTIME_DIR");
-        value.is_some_and(|value| value == runtime_dir)
     }
 }

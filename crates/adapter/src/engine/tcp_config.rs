@@ -1,7 +1,6 @@
 //! Turns the operator's settings into the configuration of the TCP crate.
 
 use std::net::IpAddr;
-
 use std::num::NonZeroU8;
 
 use toehold_tcp::{

@@ -12,8 +12,7 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socket_with, sockopt,
 };
 
-use super::error::MTU_IN_PIECES_MAX;
-use super::error::XdpError;
+use super::error::{MTU_IN_PIECES_MAX, XdpError};
 use super::interface::take;
 use super::partial::lacks_checksum;
 use super::pieces::{FRAME_BYTES_MAX, Pieces, is_last};

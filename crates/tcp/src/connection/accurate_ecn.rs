@@ -22,7 +22,6 @@ const ACE_NUMBERS: u32 = 8;
 /// A counter of the option has 24 bits.
 const COUNTER_MASK: u32 = 0xff_ffff;
 
-/// The feedback that two ends use, of what `ours` would.
 impl EcnMode {
     /// Table 2 of section 3.1.2, and section 3.1.3 for combinations that nobody sends yet: the
     /// answer to a SYN with these flags.

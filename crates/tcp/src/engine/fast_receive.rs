@@ -15,8 +15,9 @@ use super::line::Line;
 use super::table::{Ends, EndsV6};
 use super::turns::Turns;
 use super::{Engine, LastFlow, NO_SLOT, announce_progress};
-use crate::connection::{Acknowledge, Conditions, Connection, Context, OtherWay, Progressed};
-use crate::connection::{TCP_AT_V6, Template};
+use crate::connection::{
+    Acknowledge, Conditions, Connection, Context, OtherWay, Progressed, TCP_AT_V6, Template,
+};
 use crate::host::{ConnectionId, Memory, NoRoom};
 use crate::position::Position;
 use crate::state::State;
@@ -42,9 +43,6 @@ pub const FAST_PATH_HEADERS_BYTES: usize = 66;
 
 /// As [`FAST_PATH_HEADERS_BYTES`], with IPv6.
 const V6_HEADERS_BYTES: usize = TCP_AT_V6 + Template::TCP_BYTES;
-
-/// Where the addresses and ports of such an IPv6 frame begin.
-const V6_ENDS_AT: usize = 22;
 
 /// The TCP header of the fast path.
 ///
@@ -520,8 +518,7 @@ impl Engine {
 
     /// The connection of such a frame.
     fn find_fast_v6(&mut self, h: &[u8; V6_HEADERS_BYTES]) -> Option<u32> {
-        let bytes = h[V6_ENDS_AT..].first_chunk();
-        let ends = EndsV6::of(bytes.expect("the header is longer"));
+        let ends = EndsV6::of(h.first_chunk().expect("the header is longer"));
         if ends == self.last_flow_v6.ends {
             return Some(self.last_flow_v6.slot);
         }

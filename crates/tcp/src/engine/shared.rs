@@ -9,6 +9,7 @@
 
 use super::Engine;
 use super::control::quoted_flow;
+use super::table::EndsV6;
 use crate::config::Medium;
 use crate::flow::FlowKey;
 use crate::time::Instant;
@@ -31,8 +32,6 @@ pub enum Whose {
 
 /// Ethernet, IPv4 without options, and the ports.
 const FAST_PATH_ENDS_BYTES: usize = 38;
-/// Ethernet, IPv6 without extensions, and the ports.
-const FAST_PATH_ENDS_BYTES_V6: usize = 58;
 
 impl Engine {
     /// The owner of a frame. The frame is checked no further than that takes.
@@ -65,21 +64,14 @@ impl Engine {
 
     /// As [`Self::fast_path_owner`], over IPv6.
     fn fast_path_owner_v6(&self, frame: &[u8]) -> Option<usize> {
-        let h = frame.first_chunk::<FAST_PATH_ENDS_BYTES_V6>()?;
-        let remote = Address::v6_at(h, 22);
+        let h = frame.first_chunk()?;
+        let key = EndsV6::of(h).key();
         let is_fast_path = matches!(self.config.medium, Medium::Ethernet { .. })
             && u16_at(h, 12) == ethernet::TYPE_IPV6
             && h[14] >> 4 == 6
             && h[20] == ip::PROTOCOL_TCP
-            && !remote.is_v4();
-        is_fast_path.then(|| {
-            self.config.share.owner_of(&FlowKey {
-                local: Address::v6_at(h, 38),
-                remote,
-                local_port: u16_at(h, 56),
-                remote_port: u16_at(h, 54),
-            })
-        })
+            && !key.remote.is_v4();
+        is_fast_path.then(|| self.config.share.owner_of(&key))
     }
 
     #[cold]

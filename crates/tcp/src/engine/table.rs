@@ -54,19 +54,21 @@ pub(crate) struct EndsV6 {
 }
 
 impl EndsV6 {
-    pub(crate) const BYTES: usize = 36;
+    /// Ethernet, IPv6 without extensions, and the ports.
+    pub(crate) const HEADERS_BYTES: usize = 58;
     /// No flow has these.
     pub(crate) const NOBODY: Self = Self {
         ports: 0,
         addresses: [0; 4],
     };
 
+    /// Of a frame that begins so.
     #[inline(always)]
-    pub(crate) fn of(bytes: &[u8; Self::BYTES]) -> Self {
-        let word = |at: usize| *bytes[at..].first_chunk().expect("within its bytes");
+    pub(crate) fn of(h: &[u8; Self::HEADERS_BYTES]) -> Self {
+        let word = |at: usize| *h[at..].first_chunk().expect("the header is longer");
         Self {
-            ports: u32::from_ne_bytes(*bytes.last_chunk().expect("within its bytes")),
-            addresses: [0, 8, 16, 24].map(|at| u64::from_ne_bytes(word(at))),
+            ports: u32::from_ne_bytes(*h.last_chunk().expect("the header is longer")),
+            addresses: [22, 30, 38, 46].map(|at| u64::from_ne_bytes(word(at))),
         }
     }
 

@@ -46,8 +46,7 @@ impl Address {
         self.0[1] as u32
     }
 
-    /// Reads an IPv6 address. The caller has checked the length.
-    pub(crate) fn v6_at(bytes: &[u8], at: usize) -> Self {
+    fn v6_at(bytes: &[u8], at: usize) -> Self {
         let word = |at| u64::from(u32_at(bytes, at)) << 32 | u64::from(u32_at(bytes, at + 4));
         Self([word(at), word(at + 8)])
     }
