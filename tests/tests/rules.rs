@@ -1,5 +1,6 @@
 //! `toehold.conf`: a rule keeps some connections on the kernel, `toehold status` says which rule,
-//! all others are accelerated, and connections follow when the rules change.
+//! all others are accelerated, and connections follow when the rules change. Another rule has
+//! programs wait in another way.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -78,6 +79,28 @@ impl Ruled {
         })
     }
 
+    /// Whether both programs of a crowd come to wait in a mode, by the rule on a line: they say so,
+    /// and the client's blocking receives sleep or spin accordingly.
+    fn waits(&self, crowd: &mut Crowd, mode: &str, line: Option<usize>) -> bool {
+        let rule = line.map(|line| format!("{}, line {line}", self.file().display()));
+        wait_until(TIME_LIMIT, || {
+            let before = self.toehold.status();
+            crowd.order("around 1");
+            let after = self.toehold.status();
+            let processes = after["processes"].as_array().expect("a list");
+            let are_told = processes
+                .iter()
+                .all(|one| one["wait"] == mode && one["wait_rule"].as_str() == rule.as_deref());
+            let grown = |key: &str| sum(&after, key) - sum(&before, key);
+            are_told
+                && match mode {
+                    "poll" => grown("wakeups") == 0,
+                    "event" => grown("wakeups") > 0 && grown("spins_failed") == 0,
+                    _ => true,
+                }
+        })
+    }
+
     fn whereabouts(&self) -> String {
         let all = self.toehold.connections();
         let all = all.iter().map(|one| {
@@ -87,6 +110,15 @@ impl Ruled {
         });
         all.collect::<Vec<_>>().join("\n")
     }
+}
+
+/// A counter of all connections together.
+fn sum(status: &serde_json::Value, key: &str) -> u64 {
+    let processes = status["processes"].as_array().expect("a list").iter();
+    let connections = processes.flat_map(|one| one["connections"].as_array().expect("a list"));
+    connections
+        .map(|one| one[key].as_u64().expect("a count"))
+        .sum()
 }
 
 #[test]
@@ -134,4 +166,21 @@ fn a_rule_about_a_program_holds_from_its_first_connection_and_costs_no_channel()
     assert!(ruled.are_direct(&mut quiet), "{}", ruled.whereabouts());
     quiet.end();
     loud.end();
+}
+
+#[test]
+fn a_rule_about_waiting_holds_for_programs_that_run() {
+    let mut ruled = Ruled::start("program another wait event\n");
+    let mut crowd = ruled.crowd(PROGRAM.as_ref());
+    assert!(ruled.are_direct(&mut crowd), "{}", ruled.whereabouts());
+    assert!(ruled.waits(&mut crowd, "adaptive", None));
+    ruled.change("program crowd wait poll\n");
+    let never_sleeps = ruled.waits(&mut crowd, "poll", Some(1));
+    assert!(never_sleeps, "{}", ruled.toehold.status());
+    ruled.change("# for all\nwait event\nprogram crowd wait poll\n");
+    let never_spins = ruled.waits(&mut crowd, "event", Some(2));
+    assert!(never_spins, "{}", ruled.toehold.status());
+    ruled.change("");
+    assert!(ruled.waits(&mut crowd, "adaptive", None));
+    crowd.end();
 }

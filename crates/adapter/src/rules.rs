@@ -9,11 +9,16 @@
 //!   port 6379                                    path host
 //!   socket /run/php/*                            path host
 //!   user postgres  role accepts                  observability ignore
+//!   unit redis-server                            wait event
 //! ```
 //!
 //! A rule matches a connection when all its conditions hold for one of the two ends. A rule without
 //! a condition matches every connection. For each setting, the first rule decides that matches and
-//! has this setting. Without such a rule the setting is the adapter's own.
+//! has this setting. Without such a rule the setting is the adapter's own, or the program's.
+//!
+//! Some settings are about programs and not about connections. A rule that has one has no condition
+//! about connections. It matches a family of processes when all its conditions hold for one of
+//! them.
 //!
 //! The adapter reads the rules and applies them, because it knows both ends of a connection by
 //! proof. The library reads no file. A program's name is the program's own word: rules direct
@@ -29,6 +34,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use toehold_channel::offload;
+use toehold_channel::table::WaitMode;
 
 pub use crate::engine::settings::SettingsError as RulesError;
 use crate::registry::{Address, Tuple};
@@ -53,6 +59,7 @@ pub struct Rule {
     accepts: Option<bool>,
     path: Option<PathWish>,
     observability: Option<Observability>,
+    wait: Option<WaitMode>,
 }
 
 /// Where a rule stands.
@@ -87,15 +94,22 @@ struct Name {
     is_prefix: bool,
 }
 
-/// One end of a connection, as rules see it.
+/// A program, as rules see it.
 #[derive(Clone, Debug)]
-pub(crate) struct Side {
-    /// The program's name.
-    pub(crate) program: String,
+pub(crate) struct Program {
+    /// Its name.
+    pub(crate) name: String,
     /// Its user, where the adapter knows it.
     pub(crate) uid: Option<u32>,
     /// The unit of the service manager that it belongs to.
     pub(crate) unit: Option<String>,
+}
+
+/// One end of a connection, as rules see it.
+#[derive(Clone, Debug)]
+pub(crate) struct Side {
+    /// The program there.
+    pub(crate) program: Program,
     /// Whether it accepted the connection.
     pub(crate) accepts: bool,
     /// The connection, seen from this end.
@@ -163,9 +177,23 @@ impl Rules {
         self.rules.iter().any(|rule| rule.socket.is_some())
     }
 
+    /// Whether a rule speaks of the way in which programs wait.
+    pub(crate) fn speak_of_waiting(&self) -> bool {
+        self.rules.iter().any(|rule| rule.wait.is_some())
+    }
+
     /// Whether a rule speaks of captures.
     pub(crate) fn speak_of_captures(&self) -> bool {
         self.rules.iter().any(|rule| rule.observability.is_some())
+    }
+
+    /// How a family of processes waits, where a rule says so.
+    pub(crate) fn wait(&self, family: &[Program]) -> Option<(&Rule, WaitMode)> {
+        self.rules.iter().find_map(|rule| {
+            let mode = rule.wait?;
+            let matches = family.iter().any(|one| rule.matches_program(one));
+            matches.then_some((rule, mode))
+        })
     }
 
     fn first<T>(&self, ends: &[Side], setting: fn(&Rule) -> Option<T>) -> Option<(&Rule, T)> {
@@ -189,13 +217,7 @@ impl Rule {
             Address::Internet { ip, port } => (Some(ip), Some(port)),
             Address::Unix { .. } => (None, None),
         };
-        let is = |name: &Option<Name>, text: Option<&str>| {
-            name.as_ref()
-                .is_none_or(|name| text.is_some_and(|text| name.is(text)))
-        };
-        is(&self.program, Some(&end.program))
-            && is(&self.unit, end.unit.as_deref())
-            && self.user.is_none_or(|user| end.uid == Some(user))
+        self.matches_program(&end.program)
             && self.accepts.is_none_or(|accepts| end.accepts == accepts)
             && self
                 .address
@@ -204,7 +226,13 @@ impl Rule {
             && self
                 .port
                 .is_none_or(|(first, last)| port.is_some_and(|port| (first..=last).contains(&port)))
-            && is(&self.socket, end.socket.as_deref())
+            && Name::fits(&self.socket, end.socket.as_deref())
+    }
+
+    fn matches_program(&self, program: &Program) -> bool {
+        Name::fits(&self.program, Some(&program.name))
+            && Name::fits(&self.unit, program.unit.as_deref())
+            && self.user.is_none_or(|user| program.uid == Some(user))
     }
 
     /// Where it stands, for a person.
@@ -221,6 +249,12 @@ impl fmt::Display for Rule {
 }
 
 impl Name {
+    /// Whether a condition about a name holds: without one it does.
+    fn fits(condition: &Option<Name>, text: Option<&str>) -> bool {
+        let Some(name) = condition else { return true };
+        text.is_some_and(|text| name.is(text))
+    }
+
     fn is(&self, text: &str) -> bool {
         match self.is_prefix {
             true => text.starts_with(&self.text),

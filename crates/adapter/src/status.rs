@@ -41,6 +41,9 @@ pub(crate) struct Process {
     pub(crate) uid: u32,
     pub(crate) library_version: String,
     pub(crate) wait: &'static str,
+    /// The rule that has it wait in this way.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) wait_rule: Option<String>,
     pub(crate) connections: Vec<Connection>,
     /// The counts of the whole family's short connections, told with one process of it.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -87,13 +90,21 @@ pub(crate) struct Client {
     pub(crate) table: TableId,
 }
 
+/// The operator's rules, in words.
+pub(crate) struct RulesSaid<'a> {
+    /// Why a rule keeps an end on the kernel.
+    pub(crate) against: &'a dyn Fn(End) -> Option<String>,
+    /// The rule that has a family wait as it does.
+    pub(crate) wait: &'a dyn Fn(TableId) -> Option<String>,
+}
+
 /// Collects the report. A process is listed when it said hello, or when it was the last to use a
 /// connection of such a process's family. Entries of members that were killed are freed on the way.
 pub(crate) fn report(
     clients: impl Iterator<Item = Client>,
     tables: &Tables,
     registry: &Registry,
-    rule: &dyn Fn(End) -> Option<String>,
+    rules: &RulesSaid,
     (engine, no_engine): (Option<engine::Report>, Option<String>),
 ) -> Report {
     let mut processes = BTreeMap::new();
@@ -171,13 +182,16 @@ pub(crate) fn report(
             let doorbells = partner.map_or(0, |entry| entry.doorbells.load(Ordering::Relaxed));
             let mut connection = connection(entry, addresses, doorbells);
             let by_rule = known.filter(|_| connection.path == HOST);
-            if let Some(by_rule) = by_rule.and_then(|(end, _)| rule(end)) {
+            if let Some(by_rule) = by_rule.and_then(|(end, _)| (rules.against)(end)) {
                 connection.reason = by_rule.into();
             }
             process.connections.push(connection);
         }
     }
     count_express(&mut processes, tables);
+    for (&(_, id), process) in &mut processes {
+        process.wait_rule = (rules.wait)(id);
+    }
     let mut processes: Vec<Process> = processes.into_values().collect();
     for process in &mut processes {
         process.connections.sort_by_key(|connection| connection.fd);
@@ -367,13 +381,13 @@ fn fate(survivor: Option<u32>, entry: &Entry, tuple: Option<Tuple>, sockets: &mu
 }
 
 fn process(pid: u32, uid: u32, table: &MappedTable) -> Process {
-    let wait = table.header().wait_mode.load(Ordering::Relaxed);
     Process {
         pid,
         program: table.program(),
         uid,
         library_version: format!("layout {LAYOUT_VERSION}"),
-        wait: WaitMode::from_word(wait).map_or("unknown", WaitMode::name),
+        wait_rule: None,
+        wait: table.wait_mode().map_or("unknown", WaitMode::name),
         connections: Vec::new(),
         express: BTreeMap::new(),
     }

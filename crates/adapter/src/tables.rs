@@ -13,11 +13,11 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::ptr::NonNull;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 use toehold_channel::table::{
     COMMAND_DETACH, COMMAND_EVICT, COMMAND_NONE, COMMAND_PEER_GONE, COMMAND_YIELD, ENTRIES, Entry,
     EntryState, FAMILY_BIRTH, FAMILY_ORPHAN, FAMILY_PID, FLAG_ACCEPTED, PROGRAM_BYTES, Reason,
-    TABLE_BYTES, Table,
+    TABLE_BYTES, Table, WaitMode,
 };
 
 /// The mapped tables.
@@ -274,6 +274,22 @@ impl MappedTable {
         let name: Vec<u8> = bytes.take(PROGRAM_BYTES).take_while(|&b| b != 0).collect();
         let name = String::from_utf8_lossy(&name);
         name.chars().filter(|c| !c.is_control()).collect()
+    }
+
+    /// Tells the family how to wait because of a rule. Without a rule each of its processes waits
+    /// as it was told when it started.
+    pub(crate) fn set_wait_by_rule(&self, mode: Option<WaitMode>) {
+        // Relaxed: the Release of `Tables::call_attention` comes after it.
+        let word = &self.header().wait_by_rule;
+        word.store(WaitMode::ruled(mode), Ordering::Relaxed);
+    }
+
+    /// How the family waits, as its words say: by a rule, else as it was told at its start.
+    pub(crate) fn wait_mode(&self) -> Option<WaitMode> {
+        let load = |word: &AtomicU32| word.load(Ordering::Relaxed);
+        let header = self.header();
+        let told = WaitMode::from_word(load(&header.wait_mode));
+        WaitMode::from_ruled(load(&header.wait_by_rule)).or(told)
     }
 
     /// The first page.

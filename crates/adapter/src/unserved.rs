@@ -47,7 +47,10 @@ pub fn status(runtime_dir: &Path, known: &BTreeSet<u32>) -> Option<String> {
         clients.into_iter(),
         &tables,
         &registry,
-        &|_| None,
+        &status::RulesSaid {
+            against: &|_| None,
+            wait: &|_| None,
+        },
         (None, None),
     );
     serde_json::to_string(&report).ok()

@@ -4,7 +4,7 @@
 //! `MAP_SHARED`, inherited by fork and shown to the adapter, never to a peer. The library keeps
 //! counts, cursors and locks here, because a descriptor shared over fork has one stream position,
 //! not two. The adapter reads it to answer `toehold status` and writes three words of an entry:
-//! `command`, `offer` and `refusal`.
+//! `command`, `offer` and `refusal`; and of the header `attention` and `wait_by_rule`.
 //!
 //! ```text
 //!   page 0     Header
@@ -30,7 +30,7 @@ use crate::untrusted::{Word32, Word64};
 pub const TABLE_MAGIC: u64 = u64::from_le_bytes(*b"TOEHOLDT");
 /// Changes whenever the meaning of any shared layout (table, region, ready bitmap, message)
 /// changes.
-pub const LAYOUT_VERSION: u32 = 12;
+pub const LAYOUT_VERSION: u32 = 13;
 /// Entries in a table: the most connections one fork family can have tracked at a time.
 pub const ENTRIES: usize = 65_536;
 /// Where the first entry begins.
@@ -83,6 +83,9 @@ pub struct Header {
     pub family: [AtomicU32; FAMILY_MAX],
     /// How its connections fare with express.
     pub express: crate::express::Counts,
+    /// By the adapter: how its programs wait because of a rule of the operator's, as
+    /// [`WaitMode::ruled`] has it. It comes before `wait_mode`.
+    pub wait_by_rule: AtomicU32,
 }
 
 /// One tracked connection.
@@ -326,14 +329,22 @@ pub enum WaitMode {
 }
 
 impl WaitMode {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [WaitMode; 3] = [WaitMode::Adaptive, WaitMode::Poll, WaitMode::Event];
+
     /// The mode behind a number, if it is one.
     pub fn from_word(word: u32) -> Option<WaitMode> {
-        match word {
-            0 => Some(WaitMode::Adaptive),
-            1 => Some(WaitMode::Poll),
-            2 => Some(WaitMode::Event),
-            _ => None,
-        }
+        WaitMode::ALL.get(word as usize).copied()
+    }
+
+    /// A rule's mode as a word of [`Header::wait_by_rule`]. 0 stands for no rule.
+    pub fn ruled(mode: Option<WaitMode>) -> u32 {
+        mode.map_or(0, |mode| mode as u32 + 1)
+    }
+
+    /// The mode of a rule behind a word of [`Header::wait_by_rule`], if there is one.
+    pub fn from_ruled(word: u32) -> Option<WaitMode> {
+        WaitMode::from_word(word.checked_sub(1)?)
     }
 
     /// As `--wait` spells it.

@@ -1,14 +1,17 @@
-//! Requests of the adapter about connections that no call uses at the moment.
+//! Requests of the adapter about connections that no call uses at the moment, and about the way in
+//! which the process waits.
 //!
-//! The table's `attention` says that some entry has a request. The process serves the request when
+//! The table's `attention` says that there is a request. The process serves the request when
 //! it uses another connection, or before it sleeps ([`follow`]).
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use toehold_channel::table::{COMMAND_DETACH, COMMAND_EVICT, COMMAND_YIELD, Mode};
+use toehold_channel::table::{
+    COMMAND_DETACH, COMMAND_EVICT, COMMAND_YIELD, Header, Mode, WaitMode,
+};
 use toehold_stream::leaving::Refusal;
 
-use crate::{connection, errno, express, leaving, service, sys, table};
+use crate::{connection, errno, express, leaving, process, service, sys, table};
 
 /// `attention` as it was when last followed.
 static FOLLOWED: AtomicU32 = AtomicU32::new(0);
@@ -27,18 +30,20 @@ pub(crate) fn follow() {
     // Acquire pairs with the adapter's Release in `Tables::call_attention`.
     let attention = table.header().attention.load(Ordering::Acquire);
     if attention != FOLLOWED.load(Ordering::Relaxed) || UNFINISHED.load(Ordering::Relaxed) {
-        walk(attention);
+        walk(table.header(), attention);
     }
 }
 
 #[cold]
-fn walk(attention: u32) {
+fn walk(header: &Header, attention: u32) {
     let now = sys::now_ns();
     if attention == FOLLOWED.swap(attention, Ordering::Relaxed)
         && now < LOOK_AT_NS.load(Ordering::Relaxed)
     {
         return;
     }
+    let rule = header.wait_by_rule.load(Ordering::Relaxed);
+    process::follow_wait_rule(WaitMode::from_ruled(rule));
     LOOK_AT_NS.store(now + LOOK_INTERVAL_NS, Ordering::Relaxed);
     UNFINISHED.store(false, Ordering::Relaxed);
     errno::keep(look_at_all);

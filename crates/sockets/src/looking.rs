@@ -8,7 +8,7 @@ use toehold_stream::spin::ENDLESS_NS;
 use crate::connection::Connection;
 use crate::deferral::Handlers;
 use crate::sleep::timed_out;
-use crate::{sys, wait};
+use crate::{attention, sys, wait};
 
 /// How looking ended.
 pub(crate) enum Looked {
@@ -21,8 +21,8 @@ pub(crate) enum Looked {
 }
 
 /// Calls `look` for as long as that has recently paid. In poll mode that is for ever: until the
-/// kernel shows one of `events` on the carrier, a handler ends the call, or the socket's time-out
-/// `option` has passed.
+/// kernel shows one of `events` on the carrier, a handler ends the call, the socket's time-out
+/// `option` has passed, or a rule of the operator's ends the mode.
 ///
 /// # Errors
 /// `EINTR` and `EAGAIN`, as the kernel's call would.
@@ -52,6 +52,10 @@ pub(crate) fn before_sleep(
             return Err(libc::EINTR);
         }
         if budget_ns != ENDLESS_NS {
+            break Looked::Nothing;
+        }
+        attention::follow();
+        if wait::budget_ns(&local.spin) != ENDLESS_NS {
             break Looked::Nothing;
         }
         let seen = sys::poll_now(connection.fd, events);

@@ -254,6 +254,7 @@ pub(crate) fn poll(
                     return -1;
                 }
                 if endless {
+                    attention::follow();
                     let more = merge(fds, copy.slice(), &mut kernel);
                     if more != 0 {
                         return more;

@@ -9,14 +9,25 @@ use crate::sys;
 /// Set once, when the library is started for this process.
 static ENABLED: AtomicBool = AtomicBool::new(false);
 static PID: AtomicU32 = AtomicU32::new(0);
+/// How it was told to wait when it started.
+static WAIT_TOLD: AtomicU32 = AtomicU32::new(0);
+/// How it waits: as it was told, or as a rule of the operator's says.
 static WAIT: AtomicU32 = AtomicU32::new(0);
 /// How often this process, and those that it descends from, have forked.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
 /// Notes which process this is, and how it waits.
 pub(crate) fn begin(wait: WaitMode) {
+    WAIT_TOLD.store(wait as u32, Ordering::Relaxed);
     WAIT.store(wait as u32, Ordering::Relaxed);
     PID.store(sys::getpid(), Ordering::Relaxed);
+}
+
+/// Waits as a rule of the operator's says, or without one as it was told when it started.
+pub(crate) fn follow_wait_rule(rule: Option<WaitMode>) {
+    let told = WAIT_TOLD.load(Ordering::Relaxed);
+    // Relaxed: each wait reads it once, and nothing else depends on it.
+    WAIT.store(rule.map_or(told, |mode| mode as u32), Ordering::Relaxed);
 }
 
 /// From now on the library serves this process.

@@ -293,6 +293,7 @@ impl Daemon {
         };
         self.registry.join(id, process);
         self.sweep_departed(table);
+        self.tell_wait(table);
         self.show_to_captures(table);
         let pid = process.pid;
         self.log.say("hello", || format!("process {pid} is here"));

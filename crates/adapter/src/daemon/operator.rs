@@ -33,8 +33,11 @@ impl Daemon {
                 table,
             })
         });
-        let why = |end| Some(said(self.rule_of(end)?));
-        let mut report = status::report(processes, &self.tables, &self.registry, &why, engine);
+        let rules = status::RulesSaid {
+            against: &|end| Some(said(self.rule_of(end)?)),
+            wait: &|table| Some(self.wait_rule(table)?.0.origin()),
+        };
+        let mut report = status::report(processes, &self.tables, &self.registry, &rules, engine);
         if self.options.is_system {
             let is_off = !self.options.across_namespaces;
             report.say_across(no_witness.or(is_off.then(|| "--namespaces own".to_owned())));

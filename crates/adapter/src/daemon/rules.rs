@@ -5,9 +5,12 @@
 //! ends without a partner do, and cost no region. Channels that exist when the rules change go by
 //! their carriers, as during a packet capture.
 
+use super::connection::Connection;
 use super::{Daemon, ReloadRules};
 use crate::registry::{Address, End, TableId, Tuple};
-use crate::rules::{Rule, Side};
+use crate::rules::{Program, Rule, Side};
+use crate::tables::MappedTable;
+use toehold_channel::table::WaitMode;
 
 impl Daemon {
     /// Reads the rules again and has all connections follow. With rules that are wrong all stays as
@@ -36,8 +39,28 @@ impl Daemon {
         let tables: Vec<TableId> = tables.filter(|id| !own.contains(id)).collect();
         for id in tables {
             self.yield_table(id);
+            self.tell_wait(id);
             self.tables.call_attention(id);
         }
+    }
+
+    /// Tells a family how to wait, where a rule says so. The caller calls its attention.
+    pub(super) fn tell_wait(&self, id: TableId) {
+        if let Some(table) = self.tables.get(id) {
+            table.set_wait_by_rule(self.wait_rule(id).map(|(_, mode)| mode));
+        }
+    }
+
+    /// How a family waits by a rule, and which rule it is.
+    pub(super) fn wait_rule(&self, id: TableId) -> Option<(&Rule, WaitMode)> {
+        let rules = &self.options.rules;
+        if !rules.speak_of_waiting() {
+            return None;
+        }
+        let table = self.tables.get(id)?;
+        let members = self.clients.values().filter(|it| it.table == Some(id));
+        let family: Vec<Program> = members.map(|it| program(table, Some(it))).collect();
+        rules.wait(&family)
     }
 
     /// The rule that keeps two ends on the kernel.
@@ -101,12 +124,19 @@ impl Daemon {
         let table = self.tables.get(end.table)?;
         let client = self.clients.get(&self.registry.owner(end)?);
         Some(Side {
-            program: table.program(),
-            uid: client.map(|client| client.uid),
-            unit: client.and_then(|client| client.unit.clone()),
+            program: program(table, client),
             accepts: table.is_accepted(end.entry),
             tuple,
             socket: self.socket_of(end, tuple),
         })
+    }
+}
+
+/// A program as rules see it: the name that its family's table has, and the process itself.
+fn program(table: &MappedTable, client: Option<&Connection>) -> Program {
+    Program {
+        name: table.program(),
+        uid: client.map(|client| client.uid),
+        unit: client.and_then(|client| client.unit.clone()),
     }
 }

@@ -4,7 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use toehold_channel::offload::RuleAction;
+use toehold_channel::table::WaitMode;
 
+use super::words::{Subject, Word};
 use super::{Name, Observability, Origin, PathWish, Rule, RulesError, words};
 use crate::engine::settings::{prefix, rule_of};
 
@@ -42,12 +44,12 @@ fn rule(line: &str) -> Result<Rule, String> {
                 words::list()
             ));
         };
-        if seen.contains(&word) {
+        if seen.iter().any(|one: &&Word| one.word == word) {
             return Err(format!(
                 "`{word}` stands twice in the rule: write one rule for each"
             ));
         }
-        seen.push(word);
+        seen.push(known);
         let value = line
             .next()
             .ok_or_else(|| format!("`{word}` has no value: expected {word} {}", known.value))?;
@@ -57,13 +59,32 @@ fn rule(line: &str) -> Result<Rule, String> {
         }
         rule.text.push_str(&format!("{word} {value}"));
     }
-    if rule.path.is_none() && rule.observability.is_none() {
+    check(&seen)?;
+    Ok(rule)
+}
+
+/// Whether the words of a rule go together.
+fn check(words: &[&Word]) -> Result<(), String> {
+    if words.iter().all(|word| !word.is_setting) {
         return Err(format!(
             "the rule has conditions and no setting: expected one of {}",
             words::settings()
         ));
     }
-    Ok(rule)
+    let find = |is_setting, subject| {
+        let mut words = words.iter();
+        words.find(|word| word.is_setting == is_setting && word.subject == subject)
+    };
+    let of_program = find(true, Subject::Program);
+    match of_program.zip(find(false, Subject::Connection)) {
+        None => Ok(()),
+        Some((setting, condition)) => Err(format!(
+            "`{}` is about programs and `{}` about connections: expected no condition but {}",
+            setting.word,
+            condition.word,
+            words::conditions_of_programs()
+        )),
+    }
 }
 
 impl Rule {
@@ -112,6 +133,12 @@ impl Rule {
                         ));
                     }
                 });
+            }
+            "wait" => {
+                let mode = WaitMode::ALL.into_iter().find(|mode| mode.name() == value);
+                let wrong =
+                    || format!("`{value}` is no way to wait: expected adaptive, poll or event");
+                self.wait = Some(mode.ok_or_else(wrong)?);
             }
             _ => unreachable!("`{word}` is a word without a meaning"),
         }

@@ -25,10 +25,12 @@ fn ends(client: &str, server: &str, port: u16) -> [Side; 2] {
         local: address(40_000),
         remote: address(port),
     };
-    let side = |program: &str, accepts, tuple| Side {
-        program: program.to_owned(),
-        uid: Some(if accepts { 0 } else { 1000 }),
-        unit: accepts.then(|| format!("{program}.service")),
+    let side = |name: &str, accepts, tuple| Side {
+        program: Program {
+            name: name.to_owned(),
+            uid: Some(if accepts { 0 } else { 1000 }),
+            unit: accepts.then(|| format!("{name}.service")),
+        },
         accepts,
         tuple,
         socket: None,
@@ -192,6 +194,12 @@ fn an_error_names_the_line_the_cause_and_what_was_expected() {
             "expected NAME.service or NAME.scope",
         ),
         ("observability off", "expected yield or ignore"),
+        ("wait long", "expected adaptive, poll or event"),
+        (
+            "program a port 80 wait event",
+            "`wait` is about programs and `port` about connections: expected no condition but \
+             program, user, unit",
+        ),
         ("socket run/a path host", "expected /PATH or @NAME"),
     ] {
         let error = error(text);
@@ -210,6 +218,7 @@ fn every_word_is_taken_and_every_kind_of_word_is_needed() {
             "port" => "1",
             "role" => "accepts",
             "path" => "auto",
+            "wait" => "event",
             "observability" => "yield",
             _ => "name",
         };
@@ -218,7 +227,37 @@ fn every_word_is_taken_and_every_kind_of_word_is_needed() {
             false => format!("{} {value} path host", known.word),
         };
         assert_eq!(rules(&text).iter().next().expect("one").to_string(), text);
+        // A setting about programs goes with a condition about programs, and no other.
+        if !known.is_setting {
+            let text = format!("{} {value} wait event", known.word);
+            let read = parse::rules(&text, Path::new("toehold.conf"));
+            let is_about_programs = known.subject == words::Subject::Program;
+            assert_eq!(read.is_ok(), is_about_programs, "{text}");
+        }
     }
+}
+
+#[test]
+fn a_family_waits_as_the_first_rule_says_that_matches_one_of_it() {
+    let rules = rules(
+        "program other wait poll\n\
+         user 33 wait event\n\
+         unit nginx wait poll\n",
+    );
+    let program = |name: &str, uid| Program {
+        name: name.to_owned(),
+        uid: Some(uid),
+        unit: Some(format!("{name}.service")),
+    };
+    let wait = |family: &[Program]| {
+        let found = rules.wait(family);
+        found.map(|(rule, mode)| (rule.origin.line, mode))
+    };
+    let family = [program("nginx", 0), program("nginx", 33)];
+    assert_eq!(wait(&family), Some((2, WaitMode::Event)));
+    assert_eq!(wait(&family[..1]), Some((3, WaitMode::Poll)));
+    assert_eq!(wait(&[program("redis", 1)]), None);
+    assert_eq!(wait(&[]), None);
 }
 
 #[test]

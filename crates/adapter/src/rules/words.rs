@@ -1,5 +1,14 @@
 //! The words of a rule, with what they mean: for error messages and the manual.
 
+/// The thing that a word of a rule is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// A program: a family of processes.
+    Program,
+    /// A connection.
+    Connection,
+}
+
 /// One word of a rule.
 #[derive(Clone, Copy, Debug)]
 pub struct Word {
@@ -9,16 +18,20 @@ pub struct Word {
     pub value: &'static str,
     /// Whether it is a setting. Otherwise it is a condition.
     pub is_setting: bool,
+    /// The thing it is about. A rule with a setting about programs has conditions about programs
+    /// only.
+    pub subject: Subject,
     /// The meaning, and the default of a setting.
     pub meaning: &'static str,
 }
 
 /// All words, in the order of the manual.
-pub const WORDS: [Word; 9] = [
+pub const WORDS: [Word; 10] = [
     Word {
         word: "program",
         value: "NAME",
         is_setting: false,
+        subject: Subject::Program,
         meaning: "The program at one end has this name, as toehold status shows it: the first 15 \
             bytes of the name of its file. With * as its last letter NAME is the beginning of a \
             name.",
@@ -27,12 +40,14 @@ pub const WORDS: [Word; 9] = [
         word: "user",
         value: "NAME|NUMBER",
         is_setting: false,
+        subject: Subject::Program,
         meaning: "The program at one end runs as this user. A name has to be in /etc/passwd.",
     },
     Word {
         word: "unit",
         value: "NAME",
         is_setting: false,
+        subject: Subject::Program,
         meaning: "The program at one end belongs to this unit of systemd: a service, whose ending \
             .service may be left out, or a scope. With * as its last letter NAME is the beginning \
             of a name.",
@@ -41,12 +56,14 @@ pub const WORDS: [Word; 9] = [
         word: "address",
         value: "ADDRESS[/BITS]",
         is_setting: false,
+        subject: Subject::Connection,
         meaning: "The address that was connected to is this one, or one of this network.",
     },
     Word {
         word: "port",
         value: "PORT|FIRST-LAST",
         is_setting: false,
+        subject: Subject::Connection,
         meaning: "The port that was connected to is this one, or one of these. It is the server's, \
             at both ends.",
     },
@@ -54,6 +71,7 @@ pub const WORDS: [Word; 9] = [
         word: "socket",
         value: "/PATH|@NAME",
         is_setting: false,
+        subject: Subject::Connection,
         meaning: "The connection is one of Unix sockets, and the socket that was connected to has \
             this path or, with @ before it, this abstract name: as its program has bound it. With \
             * as its last letter it is the beginning of a name, and * alone is every Unix socket.",
@@ -62,6 +80,7 @@ pub const WORDS: [Word; 9] = [
         word: "role",
         value: "connects|accepts",
         is_setting: false,
+        subject: Subject::Connection,
         meaning: "The end that the other conditions speak of has made the connection, or has \
             accepted it.",
     },
@@ -69,6 +88,7 @@ pub const WORDS: [Word; 9] = [
         word: "path",
         value: "auto|host",
         is_setting: true,
+        subject: Subject::Connection,
         meaning: "auto: shared memory, when both programs have the library. host: the kernel, \
             always. Default auto. A connection through the TCP engine is not concerned: the rules \
             of toehold-engine(5) are about those.",
@@ -77,9 +97,21 @@ pub const WORDS: [Word; 9] = [
         word: "observability",
         value: "yield|ignore",
         is_setting: true,
+        subject: Subject::Connection,
         meaning: "yield: the connection goes by the kernel while a packet capture would see it. \
             ignore: it stays in shared memory, and captures miss it. Default: the adapter's option \
             --observability.",
+    },
+    Word {
+        word: "wait",
+        value: "adaptive|poll|event",
+        is_setting: true,
+        subject: Subject::Program,
+        meaning: "How the program waits for bytes, in place of the option --wait that it was \
+            started with. adaptive: it spins while spinning has recently paid, and sleeps \
+            otherwise. poll: it never sleeps. event: it never spins. Processes that have forked \
+            from each other, a server and its workers, wait in one way: the rule matches when its \
+            conditions hold for one of them.",
     },
 ];
 
@@ -90,6 +122,13 @@ pub(super) fn find(word: &str) -> Option<&'static Word> {
 /// All words, for a sentence.
 pub(super) fn list() -> String {
     WORDS.map(|known| known.word).join(", ")
+}
+
+/// Those that are conditions about programs, for a sentence.
+pub(super) fn conditions_of_programs() -> String {
+    let is_one = |known: &&Word| !known.is_setting && known.subject == Subject::Program;
+    let words = WORDS.iter().filter(is_one).map(|known| known.word);
+    words.collect::<Vec<_>>().join(", ")
 }
 
 /// Those that are settings, for a sentence.

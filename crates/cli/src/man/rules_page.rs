@@ -67,13 +67,15 @@ fn paragraphs(roff: &mut Roff, paragraphs: &[&str]) {
     }
 }
 
-const DESCRIPTION: [&str; 3] = [
+const DESCRIPTION: [&str; 4] = [
     "Each line is a rule: words with one value each, conditions and settings in any order. The \
     rest of a line after # is a comment.",
     "A rule matches a connection when all its conditions hold for one of the two ends. A rule \
     without a condition matches every connection. For each setting, the first rule decides that \
     matches the connection and has this setting. Rules are asked when both ends are known: a \
     connection whose other end is not under Toehold is on the kernel in any case.",
+    "A rule with wait is about programs, not about connections. Its conditions are program, user \
+    and unit. It holds for programs that run already, from their next wait on.",
     "The adapter applies the rules. Programs have to trust it, but it need not trust them: a \
     program can give itself another name. Rules direct traffic, they confine nobody.",
 ];
@@ -102,7 +104,9 @@ const EXAMPLE: &str = "\
 program psql         path auto
 port 5432            path host
 # a monitoring program captures all the time
-unit redis-server    observability ignore";
+unit redis-server    observability ignore
+# backups run beside everything else, and never spin
+user backup          wait event";
 
 #[cfg(test)]
 mod tests {

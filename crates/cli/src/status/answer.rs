@@ -105,6 +105,8 @@ pub(crate) struct Process {
     pub(super) program: String,
     pub(super) uid: u32,
     pub(super) wait: String,
+    /// The rule that has it wait in this way.
+    pub(super) wait_rule: Option<String>,
     /// How the short connections of its family fare.
     pub(super) express: super::express::Counts,
     /// Its connections.

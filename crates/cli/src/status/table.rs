@@ -136,6 +136,9 @@ fn of_process(process: &Process, view: &View) -> String {
         process.wait,
         by_path(connected)
     );
+    if let Some(rule) = &process.wait_rule {
+        let _ = writeln!(out, "  waits so by a rule: {rule}");
+    }
     out.push_str(&express::lines(&process.express, view.counters));
     let mut shown: Vec<&Connection> = process
         .connections

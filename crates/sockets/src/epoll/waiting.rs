@@ -92,6 +92,7 @@ pub(crate) fn wait(
                 return -1;
             }
             if endless {
+                attention::follow();
                 let n = kernel(events, Some(0));
                 if n != 0 {
                     let kept = epoll.sort_kernel_events(&mut events[..n.max(0) as usize]);
