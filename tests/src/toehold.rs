@@ -162,8 +162,23 @@ impl Toehold {
     /// # Panics
     /// As [`Toehold::start_adapter`].
     pub fn start_adapter_with(&mut self, options: &[&str]) {
+        let command = self.as_user(&self.product.command);
+        self.start_adapter_by(command, options);
+    }
+
+    /// As [`Toehold::start_adapter`], in place of one that runs, with so many descriptors at most.
+    ///
+    /// # Panics
+    /// As [`Toehold::start_adapter`].
+    pub fn start_adapter_with_descriptors(&mut self, most: u32) {
+        let mut command = self.as_user("sh");
+        let limit = format!("ulimit -n {most} && exec \"$0\" \"$@\"");
+        command.args(["-c", &limit]).arg(&self.product.command);
+        self.start_adapter_by(command, &[]);
+    }
+
+    fn start_adapter_by(&mut self, mut command: Command, options: &[&str]) {
         self.adapter = None;
-        let mut command = self.as_user(&self.product.command);
         command
             .arg("adapter")
             .args(options)

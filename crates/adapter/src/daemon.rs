@@ -23,6 +23,7 @@ mod privileges;
 mod proving;
 mod rules;
 
+use crate::descriptors;
 use crate::diag::Diag;
 use crate::engine::Engine;
 use crate::engine::settings::Settings;
@@ -61,7 +62,8 @@ pub struct Options {
     pub foreground: bool,
     /// Leave after this long without a client; never when `None`.
     pub idle_exit: Option<Duration>,
-    /// Most channels at a time; fewer when three quarters of the descriptors we may have are fewer.
+    /// Most channels at a time; fewer when three quarters of the descriptors we may have are fewer,
+    /// or with an engine one quarter of them.
     /// Each has a region, of which only the pages in use cost memory, and a descriptor of it.
     pub regions_max: usize,
     /// The processes that may be introduced to each other.
@@ -246,7 +248,7 @@ pub fn run(options: Options) -> Result<(), Error> {
         }
     };
     poller::give_up_privileges();
-    poller::raise_descriptor_limit();
+    descriptors::raise_limit();
     let mut proving = match is_system {
         true => Proving::load(),
         false => Proving::default(),
@@ -376,7 +378,8 @@ impl Daemon {
                 format!("connections are paired within one network namespace only: {why}")
             });
         }
-        options.regions_max = options.regions_max.min(poller::regions_by_descriptors());
+        let regions_max = descriptors::regions_max(engine.is_some());
+        options.regions_max = options.regions_max.min(regions_max);
         let mut limits = Limits::with_regions(options.regions_max);
         if options.is_system {
             limits.user = UserLimits::of_system(options.regions_max);

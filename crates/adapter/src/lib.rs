@@ -12,6 +12,7 @@
 
 pub mod client;
 pub mod daemon;
+mod descriptors;
 mod diag;
 pub mod engine;
 mod entropy;

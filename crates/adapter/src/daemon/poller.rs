@@ -4,7 +4,6 @@ use crate::epoll::Epoll;
 use crate::listener::owned;
 use crate::registry::ClientId;
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::process::{Resource, getrlimit, setrlimit};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -159,20 +158,6 @@ impl Poller {
 pub(super) fn give_up_privileges() {
     // It cannot fail on a kernel that has it, and one without has no better.
     let _ = rustix::thread::set_no_new_privs(true);
-}
-
-/// Takes all the descriptors we may have: each client needs two, each channel one, each pair one.
-pub(super) fn raise_descriptor_limit() {
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    // With fewer descriptors we serve fewer clients, and say so when it comes to that.
-    let _ = setrlimit(Resource::Nofile, limit);
-}
-
-/// How many channels the descriptors we may have allow for; clients and pairs need some as well.
-pub(super) fn regions_by_descriptors() -> usize {
-    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    usize::try_from(limit - limit / 4).unwrap_or(usize::MAX)
 }
 
 fn token_of(source: Source) -> u64 {

@@ -1,5 +1,8 @@
 //! How many connections and listeners each program has in the engine, on all engine threads
 //! together.
+//!
+//! Each connection has a carrier, which is a descriptor of the process. So the number of all
+//! connections is bounded, and a program may have three quarters of what the others leave.
 
 use std::collections::BTreeMap;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -13,63 +16,91 @@ struct Holding {
     listeners: usize,
 }
 
-/// Programs with a connection or a listener.
 #[derive(Debug, Default)]
-pub(super) struct Clients(RwLock<BTreeMap<ClientId, Holding>>);
+struct Programs {
+    by_id: BTreeMap<ClientId, Holding>,
+    /// Of all of them.
+    flows: usize,
+}
+
+/// Programs with a connection or a listener.
+#[derive(Debug)]
+pub(super) struct Clients {
+    programs: RwLock<Programs>,
+    flows_max: usize,
+}
 
 /// The programs, none of which comes or goes meanwhile.
-pub(super) struct Unchanging<'a>(RwLockReadGuard<'a, BTreeMap<ClientId, Holding>>);
+pub(super) struct Unchanging<'a>(RwLockReadGuard<'a, Programs>);
 
 impl Unchanging<'_> {
     /// Whether there is one program that all frames are for.
     pub(super) fn is_one(&self) -> bool {
-        self.0.len() == 1
+        self.0.by_id.len() == 1
     }
 }
 
 impl Clients {
-    /// Counts another connection; false when the program is at its quota.
+    /// No programs yet; at most so many connections of all of them.
+    pub(super) fn new(flows_max: usize) -> Clients {
+        Clients {
+            programs: RwLock::default(),
+            flows_max,
+        }
+    }
+
+    /// Counts another connection; false when the program is at its quota, or has its part of all
+    /// connections.
     pub(super) fn admit(&self, client: ClientId, quota: usize) -> bool {
-        let mut clients = self.write();
-        let flows = &mut clients.entry(client).or_default().flows;
-        let is_admitted = *flows < quota;
+        let mut programs = self.write();
+        let all = programs.flows;
+        let flows = &mut programs.by_id.entry(client).or_default().flows;
+        let left_by_others = self.flows_max.saturating_sub(all - *flows);
+        let is_admitted = *flows < quota.min(left_by_others.saturating_mul(3).div_ceil(4));
         *flows += usize::from(is_admitted);
+        programs.flows += usize::from(is_admitted);
         is_admitted
     }
 
     /// A connection that was admitted is over.
     pub(super) fn dismiss(&self, client: ClientId) {
-        self.change(client, |holding| holding.flows -= 1);
+        let mut programs = self.write();
+        programs.flows -= 1;
+        programs.change(client, |holding| holding.flows -= 1);
     }
 
     /// One of the threads listens in the name of a program; before anybody can connect.
     pub(super) fn listens(&self, client: ClientId) {
-        self.write().entry(client).or_default().listeners += 1;
+        self.write().by_id.entry(client).or_default().listeners += 1;
     }
 
     /// One of the threads does no longer.
     pub(super) fn stops_listening(&self, client: ClientId) {
-        self.change(client, |holding| holding.listeners -= 1);
+        self.write()
+            .change(client, |holding| holding.listeners -= 1);
     }
 
     /// Keeps them as they are.
     pub(super) fn unchanging(&self) -> Unchanging<'_> {
-        Unchanging(self.0.read().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    fn change(&self, client: ClientId, change: impl FnOnce(&mut Holding)) {
-        let mut clients = self.write();
-        if let Some(holding) = clients.get_mut(&client) {
-            change(holding);
-            if holding.flows + holding.listeners == 0 {
-                clients.remove(&client);
-            }
-        }
+        Unchanging(self.programs.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Counts are whole between two steps of a thread that panicked, too.
-    fn write(&self) -> RwLockWriteGuard<'_, BTreeMap<ClientId, Holding>> {
-        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    fn write(&self) -> RwLockWriteGuard<'_, Programs> {
+        self.programs
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Programs {
+    fn change(&mut self, client: ClientId, change: impl FnOnce(&mut Holding)) {
+        if let Some(holding) = self.by_id.get_mut(&client) {
+            change(holding);
+            if holding.flows + holding.listeners == 0 {
+                self.by_id.remove(&client);
+            }
+        }
     }
 }
 
@@ -78,10 +109,11 @@ mod tests {
     use super::*;
 
     const QUOTA: usize = 10_000;
+    const MANY: usize = 100 * QUOTA;
 
     #[test]
     fn quotas_are_of_programs_and_not_of_threads() {
-        let clients = Clients::default();
+        let clients = Clients::new(MANY);
         let admitted = std::thread::scope(|scope| {
             let threads = [0, 1].map(|_| {
                 let many = || (0..QUOTA).filter(|_| clients.admit(ClientId(1), QUOTA));
@@ -96,8 +128,24 @@ mod tests {
     }
 
     #[test]
+    fn however_many_connections_a_program_has_others_may_have_some() {
+        let clients = Clients::new(100);
+        let admitted = [1, 2, 3].map(|id| {
+            let all = std::iter::repeat_with(|| clients.admit(ClientId(id), QUOTA));
+            all.take_while(|is_admitted| *is_admitted).count()
+        });
+        assert_eq!(admitted, [75, 19, 5]);
+        assert!(!clients.admit(ClientId(1), QUOTA));
+        // Connections that end make room.
+        for _ in 0..75 {
+            clients.dismiss(ClientId(1));
+        }
+        assert!(clients.admit(ClientId(3), QUOTA));
+    }
+
+    #[test]
     fn frames_are_for_one_while_nobody_else_has_anything() {
-        let clients = Clients::default();
+        let clients = Clients::new(MANY);
         assert!(!clients.unchanging().is_one());
         assert!(clients.admit(ClientId(1), QUOTA));
         clients.listens(ClientId(1));
@@ -108,6 +156,6 @@ mod tests {
         clients.dismiss(ClientId(1));
         assert!(clients.unchanging().is_one());
         clients.stops_listening(ClientId(1));
-        assert!(clients.0.read().expect("no panic").is_empty());
+        assert!(clients.unchanging().0.by_id.is_empty());
     }
 }

@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use crate::memfd;
+use crate::{descriptors, memfd};
 use toehold_channel::offload::{ROUTING_PAGE_BYTES, RoutingPage};
 use toehold_tcp::Random;
 
@@ -73,7 +73,7 @@ impl Common {
             relay_source,
             relay_port: relay.port(),
             captures: Captures::default(),
-            clients: Arc::default(),
+            clients: Arc::new(Clients::new(descriptors::carriers_max())),
             tokens,
             doors,
         };

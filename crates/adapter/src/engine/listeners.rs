@@ -286,7 +286,7 @@ mod tests {
     /// Where carriers go, and which of the engine's addresses are listened on, as taken ones cannot
     /// be had twice.
     fn served(local: &str, is_v6_only: bool) -> Option<(String, [bool; 2])> {
-        let (mut engine, mut listeners) = (engine(), Listeners::new(Arc::default()));
+        let (mut engine, mut listeners) = (engine(), Listeners::new(Arc::new(Clients::new(1))));
         let wanted = wanted(local, is_v6_only);
         let port = wanted.local.port();
         listeners.add(&mut engine, &own(), wanted, &ByDestination::default());
@@ -327,7 +327,7 @@ mod tests {
 
     #[test]
     fn listeners_go_with_their_programs() {
-        let (mut engine, mut listeners) = (engine(), Listeners::new(Arc::default()));
+        let (mut engine, mut listeners) = (engine(), Listeners::new(Arc::new(Clients::new(1))));
         for local in ["0.0.0.0:80", "0.0.0.0:81", "0.0.0.0:80"] {
             listeners.add(
                 &mut engine,
@@ -350,7 +350,7 @@ mod tests {
 
     #[test]
     fn listeners_of_one_program_are_bounded_and_leave_room_for_others() {
-        let (mut engine, mut listeners) = (engine(), Listeners::new(Arc::default()));
+        let (mut engine, mut listeners) = (engine(), Listeners::new(Arc::new(Clients::new(1))));
         let mut add = |listeners: &mut Listeners, client, port: usize| {
             let mut wanted = wanted(&format!("0.0.0.0:{port}"), false);
             wanted.holder.client = ClientId(client);

@@ -15,7 +15,7 @@ use toehold_tcp::{ConnectionId, Expected, Memory, NoRoom};
 
 use super::copying::Copying;
 use super::endpoint::{Endpoint, Part, Room};
-use super::rings::{Asker, Exhausted, RING_BYTES_MIN, Ring, Rings};
+use super::rings::{Asker, Exhausted, Program, RING_BYTES_MIN, Ring, Rings};
 
 /// Stretches a payload can lie in: two in each of two rings.
 pub(super) const PARTS_MAX: usize = 4;
@@ -33,6 +33,8 @@ pub(super) struct Streams {
 struct Duplex {
     /// Slots are used again.
     owner: ConnectionId,
+    /// Its rings count against the share of this program.
+    program: Program,
     sending: Option<Ring>,
     receiving: Option<Ring>,
     /// Bytes of the receiving stream that the program, or its socket, has.
@@ -71,6 +73,20 @@ impl Streams {
     /// The rings of our own, and their budget.
     pub(super) fn rings(&mut self) -> &mut Rings {
         &mut self.rings
+    }
+
+    /// A program has a connection from now on.
+    pub(super) fn belongs_to(&mut self, id: ConnectionId, program: Program) {
+        let duplex = Self::duplex(&mut self.slots, id);
+        for ring in [&mut duplex.sending, &mut duplex.receiving] {
+            ring.iter_mut()
+                .for_each(|ring| self.rings.count_for(ring, program));
+        }
+        if duplex.is_stuck {
+            self.rings.count_full_carrier(duplex.program, false);
+            self.rings.count_full_carrier(program, true);
+        }
+        duplex.program = program;
     }
 
     /// The channel beside a connection's carrier, if there is one.
@@ -114,7 +130,8 @@ impl Streams {
     ) -> [&mut [u8]; 2] {
         let duplex = Self::duplex(&mut self.slots, id);
         // Programs are no remotes, and `quota` bounds how many rings they have.
-        let first_ring = || self.rings.take_anyway(RING_BYTES_MIN);
+        let program = duplex.program;
+        let first_ring = || self.rings.take_anyway(RING_BYTES_MIN, program);
         let ring = duplex.sending.get_or_insert_with(first_ring);
         let free = (ring.len() as u64 - (end - acknowledged)).min(limit) as usize;
         let at = place_of(ring, end);
@@ -135,15 +152,15 @@ impl Streams {
         let bytes = duplex.sending.as_ref().map_or(0, |ring| ring.len());
         let held = acknowledged..end;
         bytes < bytes_max && {
-            let rings = (&mut self.rings, Asker::Flowing);
+            let rings = (&mut self.rings, Asker::Flowing, duplex.program);
             enlarge(&mut duplex.sending, rings, held, bytes + 1).is_ok()
         }
     }
 
     /// The remote has acknowledged all that we have of the sending stream.
     pub(super) fn sent_all(&mut self, id: ConnectionId) {
-        let is_short = self.rings.is_short();
         let duplex = Self::duplex(&mut self.slots, id);
+        let is_short = self.rings.is_short(duplex.program);
         if is_short && let Some(ring) = duplex.sending.take() {
             self.rings.put(ring);
         }
@@ -197,7 +214,7 @@ impl Streams {
         }
         // A channel's bytes are in its own ring. An empty ring serves others where they are few.
         let is_up = (duplex.endpoint.as_ref()).is_some_and(Endpoint::is_up);
-        if is_up || taken >= duplex.placed && self.rings.is_short() {
+        if is_up || taken >= duplex.placed && self.rings.is_short(duplex.program) {
             duplex
                 .receiving
                 .take()
@@ -211,7 +228,7 @@ impl Streams {
         let duplex = Self::duplex(&mut self.slots, id);
         if duplex.is_stuck != is_stuck {
             duplex.is_stuck = is_stuck;
-            self.rings.count_full_carrier(is_stuck);
+            self.rings.count_full_carrier(duplex.program, is_stuck);
         }
     }
 
@@ -234,7 +251,7 @@ impl Streams {
         let held = duplex.taken..received.max(duplex.taken);
         let bytes = (held.end - held.start) as usize;
         if bytes > 0 {
-            let mut rest = self.rings.take_anyway(bytes);
+            let mut rest = self.rings.take_anyway(bytes, duplex.program);
             copy(&ring, &mut rest, held);
             duplex.receiving = Some(rest);
         }
@@ -265,7 +282,7 @@ impl Streams {
         old.into_iter().for_each(|ring| self.rings.put(ring));
         let ring = duplex
             .receiving
-            .get_or_insert_with(|| self.rings.take_anyway(bytes));
+            .get_or_insert_with(|| self.rings.take_anyway(bytes, duplex.program));
         endpoint.placed(published, duplex.placed, |at, bytes| store(ring, at, bytes));
     }
 
@@ -277,7 +294,7 @@ impl Streams {
         };
         if let Some(duplex) = place.take_if(|duplex| duplex.owner == id) {
             if duplex.is_stuck {
-                self.rings.count_full_carrier(false);
+                self.rings.count_full_carrier(duplex.program, false);
             }
             let rings = [duplex.sending, duplex.receiving];
             rings
@@ -298,6 +315,7 @@ impl Streams {
         }
         place.get_or_insert(Duplex {
             owner: id,
+            program: None,
             sending: None,
             receiving: None,
             taken: 0,
@@ -334,7 +352,7 @@ impl Memory for Streams {
             } else {
                 Asker::Flowing
             };
-            let rings = (&mut self.rings, asker);
+            let rings = (&mut self.rings, asker, duplex.program);
             match enlarge(&mut duplex.receiving, rings, held, wanted) {
                 Ok(ring) => store(ring, offset, bytes),
                 Err(Exhausted) => {
@@ -363,15 +381,15 @@ impl Memory for Streams {
 /// A connection's ring, of at least `bytes`; the stretch `held` of its stream stays in it.
 fn enlarge<'a>(
     place: &'a mut Option<Ring>,
-    (rings, asker): (&mut Rings, Asker),
+    (rings, asker, program): (&mut Rings, Asker, Program),
     held: Range<u64>,
     bytes: usize,
 ) -> Result<&'a mut Ring, Exhausted> {
     if place.as_ref().is_none_or(|ring| ring.len() < bytes) {
         let mut larger = if bytes <= RING_BYTES_MIN {
-            rings.take(asker)?
+            rings.take(asker, program)?
         } else {
-            rings.take_larger(bytes)?
+            rings.take_larger(bytes, program)?
         };
         if let Some(ring) = place.take() {
             copy(&ring, &mut larger, held);

@@ -97,7 +97,7 @@ impl Flow {
     fn leave_budget(&mut self, cx: &mut Around<'_>, larger: usize) {
         if self.is_up(cx) {
             self.widen_window(cx);
-        } else if cx.streams.rings().has_room_to_spare(larger) {
+        } else if (cx.streams.rings()).has_room_to_spare(larger, Some(self.holder.client)) {
             self.follow_budget(cx, larger);
         }
     }

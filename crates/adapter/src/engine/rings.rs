@@ -4,7 +4,10 @@
 //! A connection begins with a small ring and gets a larger one when it needs it, as long as the
 //! budget allows. The budget counts whole rings, touched or not: remotes decide where in a ring
 //! bytes come to lie, and one byte occupies a page. It also counts the state of every connection.
-//! Shares of the budget:
+//!
+//! Each program has a share: three quarters of what the others leave. So a program that is alone
+//! may take most of the budget, and however much it takes, another program finds a share of its
+//! own. The parts of a share:
 //!
 //! ```text
 //!   0 ........ 1/2 ............ 7/8 .. 15/16 .. 1
@@ -19,14 +22,17 @@
 //! in which they arrive. A remote whose next byte in order was dropped would wait for longer each
 //! time that it tries.
 //!
-//! A full carrier holds bytes in the kernel. They count against those connections that are in the
-//! same state, and against no other.
+//! A full carrier holds bytes in the kernel. They count against those connections of its program
+//! that are in the same state, and against no other.
 //!
 //! They are mapped, not allocated: an allocator that gives out a large piece of memory again clears
 //! all of it first, and then all of its pages are there.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
+
+use crate::registry::ClientId;
 
 /// Bytes of a connection's first ring, each way.
 pub(super) const RING_BYTES_MIN: usize = 1 << LOG2_MIN;
@@ -41,16 +47,23 @@ pub(super) const CONNECTION_BYTES: usize = 4 << 10;
 /// The memory of the kernel for a full carrier: bytes that were not sent (`TCP_NOTSENT_LOWAT`), and
 /// the receive buffer of a program that has not read yet.
 const FULL_CARRIER_BYTES: usize = 128 << 10;
+/// The part of what other programs leave of the budget that a program may hold.
+const SHARE_OF: (usize, usize) = (3, 4);
 /// Bytes that are mapped in one go, but at least some rings.
 const SLAB_BYTES: usize = 4 << 20;
 const SLAB_RINGS_MIN: usize = 4;
 /// Bytes of rings that keep their pages for the next connections.
 const WARM_BYTES_MAX: usize = 64 << 20;
 
+/// A program with connections; `None` where nobody has taken a connection in yet.
+pub(super) type Program = Option<ClientId>;
+
 /// A ring's memory; zeroes, or what a connection before left there.
 #[derive(Debug)]
 pub(super) struct Ring {
     base: NonNull<u8>,
+    /// The ring counts against the share of this program.
+    program: Program,
     /// Which of [`SIZES`].
     size: usize,
 }
@@ -95,23 +108,43 @@ impl Drop for Ring {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Exhausted;
 
+/// The memory and carriers of one program's connections.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+struct Holding {
+    /// Bytes of rings.
+    ring_bytes: usize,
+    /// Connections, each with [`CONNECTION_BYTES`] of state.
+    connections: usize,
+    /// Connections whose carrier is full, each with [`FULL_CARRIER_BYTES`] in the kernel.
+    full_carriers: usize,
+}
+
+impl Holding {
+    /// Bytes that count against the budget.
+    fn used_bytes(&self) -> usize {
+        self.ring_bytes + self.connections * CONNECTION_BYTES
+    }
+
+    fn carrier_bytes(&self) -> usize {
+        self.full_carriers * FULL_CARRIER_BYTES
+    }
+}
+
 /// Rings that no connection has, and the budget for those that connections have.
 #[derive(Debug)]
 pub(super) struct Rings {
     warm: [Vec<Ring>; SIZES],
     cold: [Vec<Ring>; SIZES],
     warm_bytes: usize,
-    /// Bytes of rings that connections have.
-    held_bytes: usize,
-    /// Connections, each with [`CONNECTION_BYTES`] of state.
-    connections: usize,
-    /// Connections whose carrier is full, each with [`FULL_CARRIER_BYTES`] in the kernel.
-    full_carriers: usize,
+    /// Programs that hold something.
+    held: BTreeMap<Program, Holding>,
+    /// The sum of `held`.
+    all: Holding,
     bytes_max: usize,
     /// How often the budget had no room.
     refused: u64,
-    /// The budget had no room since it was last asked about that.
-    is_wanting: bool,
+    /// Programs whose share had no room since this was last asked.
+    wanting: BTreeSet<Program>,
 }
 
 /// The connection that asks for a ring.
@@ -131,12 +164,11 @@ impl Rings {
             warm: Default::default(),
             cold: Default::default(),
             warm_bytes: 0,
-            held_bytes: 0,
-            connections: 0,
-            full_carriers: 0,
+            held: BTreeMap::new(),
+            all: Holding::default(),
             bytes_max,
             refused: 0,
-            is_wanting: false,
+            wanting: BTreeSet::new(),
         }
     }
 
@@ -145,67 +177,114 @@ impl Rings {
         self.bytes_max = bytes_max;
     }
 
-    /// Whether the budget has room for the state of another connection.
-    pub(super) fn has_room_for_connection(&mut self) -> bool {
-        let has_room = self.used_bytes() + CONNECTION_BYTES <= self.bytes_max / 16 * 15;
-        self.note(has_room);
+    /// Whether a program's share has room for the state of another connection.
+    pub(super) fn has_room_for_connection(&mut self, program: Program) -> bool {
+        let has_room = self.has_room(program, CONNECTION_BYTES, self.share(program) / 16 * 15);
+        self.note(program, has_room);
         has_room
     }
 
-    /// Another connection is there, or one is gone.
-    pub(super) fn count_connection(&mut self, is_there: bool) {
-        count(&mut self.connections, is_there);
+    /// Another connection of a program's is there, or one is gone.
+    pub(super) fn count_connection(&mut self, program: Program, is_there: bool) {
+        self.change(program, |holding| {
+            count(&mut holding.connections, is_there);
+        });
     }
 
-    /// Another carrier is full, or one is not any more.
-    pub(super) fn count_full_carrier(&mut self, is_full: bool) {
-        count(&mut self.full_carriers, is_full);
+    /// Another carrier of a program's is full, or one is not any more.
+    pub(super) fn count_full_carrier(&mut self, program: Program, is_full: bool) {
+        self.change(program, |holding| {
+            count(&mut holding.full_carriers, is_full);
+        });
     }
 
     /// A connection's first ring.
     ///
     /// # Errors
     /// [`Exhausted`].
-    pub(super) fn take(&mut self, asker: Asker) -> Result<Ring, Exhausted> {
-        let (kernel_bytes, bytes_max) = match asker {
-            Asker::Flowing => (0, self.bytes_max),
-            Asker::Early => (0, self.bytes_max / 8 * 7),
-            Asker::Stuck => (self.carrier_bytes(), self.bytes_max / 8 * 7),
+    pub(super) fn take(&mut self, asker: Asker, program: Program) -> Result<Ring, Exhausted> {
+        let share = self.share(program);
+        let bytes_max = match asker {
+            Asker::Flowing => share,
+            Asker::Early => share / 8 * 7,
+            // Some rings are for those that are stuck, however many there are.
+            Asker::Stuck => share / 8 * 7 - self.held_by(program).carrier_bytes().min(share / 2),
         };
-        // Some rings are for those that are stuck, however many there are.
-        let kernel_bytes = kernel_bytes.min(self.bytes_max / 2);
-        self.take_within(0, bytes_max - kernel_bytes)
+        self.take_within(0, program, bytes_max)
     }
 
     /// A ring of at least `bytes` instead of one that a connection has.
     ///
     /// # Errors
     /// [`Exhausted`]; also where no ring is so large.
-    pub(super) fn take_larger(&mut self, bytes: usize) -> Result<Ring, Exhausted> {
-        self.take_within(size_for(bytes)?, self.bytes_max / 2)
+    pub(super) fn take_larger(
+        &mut self,
+        bytes: usize,
+        program: Program,
+    ) -> Result<Ring, Exhausted> {
+        self.take_within(size_for(bytes)?, program, self.share(program) / 2)
     }
 
     /// A ring of at least `bytes`, for what is there already; at most [`RING_BYTES_MAX`].
-    pub(super) fn take_anyway(&mut self, bytes: usize) -> Ring {
-        self.give(size_for(bytes).unwrap_or(SIZES - 1))
+    pub(super) fn take_anyway(&mut self, bytes: usize, program: Program) -> Ring {
+        self.give(size_for(bytes).unwrap_or(SIZES - 1), program)
     }
 
-    fn take_within(&mut self, size: usize, bytes_max: usize) -> Result<Ring, Exhausted> {
-        let has_room = self.used_bytes() + bytes_of(size) <= bytes_max;
-        self.note(has_room);
-        has_room.then(|| self.give(size)).ok_or(Exhausted)
+    fn take_within(
+        &mut self,
+        size: usize,
+        program: Program,
+        bytes_max: usize,
+    ) -> Result<Ring, Exhausted> {
+        let has_room = self.has_room(program, bytes_of(size), bytes_max);
+        self.note(program, has_room);
+        has_room.then(|| self.give(size, program)).ok_or(Exhausted)
     }
 
-    fn note(&mut self, has_room: bool) {
-        self.refused += u64::from(!has_room);
-        self.is_wanting |= !has_room;
+    fn note(&mut self, program: Program, has_room: bool) {
+        if !has_room {
+            self.refused += 1;
+            self.wanting.insert(program);
+        }
     }
 
-    fn give(&mut self, size: usize) -> Ring {
-        self.held_bytes += bytes_of(size);
-        let ring = self.ready(size);
+    /// A program's share, with the bytes that it holds: a part of all that the others leave.
+    fn share(&self, program: Program) -> usize {
+        let others = self.used_bytes() - self.held_by(program).used_bytes();
+        self.bytes_max.saturating_sub(others) / SHARE_OF.1 * SHARE_OF.0
+    }
+
+    fn has_room(&self, program: Program, bytes: usize, bytes_max: usize) -> bool {
+        self.held_by(program).used_bytes() + bytes <= bytes_max
+    }
+
+    fn held_by(&self, program: Program) -> Holding {
+        self.held.get(&program).copied().unwrap_or_default()
+    }
+
+    fn change(&mut self, program: Program, change: impl Fn(&mut Holding)) {
+        let holding = self.held.entry(program).or_default();
+        change(holding);
+        if *holding == Holding::default() {
+            self.held.remove(&program);
+        }
+        change(&mut self.all);
+    }
+
+    fn give(&mut self, size: usize, program: Program) -> Ring {
+        self.change(program, |holding| holding.ring_bytes += bytes_of(size));
+        let mut ring = self.ready(size);
+        ring.program = program;
         while self.used_bytes() + self.warm_bytes > self.bytes_max && self.cool_one() {}
         ring
+    }
+
+    /// A program takes in the connection that has a ring.
+    pub(super) fn count_for(&mut self, ring: &mut Ring, program: Program) {
+        let bytes = ring.len();
+        self.change(ring.program, |holding| holding.ring_bytes -= bytes);
+        self.change(program, |holding| holding.ring_bytes += bytes);
+        ring.program = program;
     }
 
     /// Gives the pages of a warm ring back; false without one.
@@ -233,7 +312,7 @@ impl Rings {
     /// A connection is done with a ring.
     pub(super) fn put(&mut self, mut ring: Ring) {
         let (size, bytes) = (ring.size, ring.len());
-        self.held_bytes -= bytes;
+        self.change(ring.program, |holding| holding.ring_bytes -= bytes);
         if self.warm_bytes + bytes <= WARM_BYTES_MAX.min(self.bytes_max / 4) {
             self.warm_bytes += bytes;
             return self.warm[size].push(ring);
@@ -245,17 +324,17 @@ impl Rings {
     /// Bytes of rings that connections have.
     #[cfg(test)]
     pub(super) fn held_bytes(&self) -> usize {
-        self.held_bytes
+        self.all.ring_bytes
     }
 
     /// Bytes that count against the budget: rings and connections.
     pub(super) fn used_bytes(&self) -> usize {
-        self.held_bytes + self.connections * CONNECTION_BYTES
+        self.all.used_bytes()
     }
 
     /// Bytes that full carriers hold in the kernel.
     pub(super) fn carrier_bytes(&self) -> usize {
-        self.full_carriers * FULL_CARRIER_BYTES
+        self.all.carrier_bytes()
     }
 
     /// How often the budget had no room.
@@ -263,29 +342,35 @@ impl Rings {
         self.refused
     }
 
-    /// Whether the budget had no room since this was last asked.
-    pub(super) fn was_wanting(&mut self) -> bool {
-        std::mem::take(&mut self.is_wanting)
+    /// Programs whose share had no room since this was last asked.
+    #[inline]
+    pub(super) fn take_wanting(&mut self) -> BTreeSet<Program> {
+        std::mem::take(&mut self.wanting)
     }
 
-    /// Whether so much is in use that rings are refused, or soon will be.
-    pub(super) fn is_short(&self) -> bool {
-        self.used_bytes() > self.bytes_max / 4
+    /// Whether a program holds so much that rings are refused, or soon will be.
+    pub(super) fn is_short(&self, program: Program) -> bool {
+        !self.has_room(program, 0, self.share(program) / 4)
     }
 
-    /// Whether more than seven eighths of the budget are in use: new connections are next.
-    pub(super) fn is_scarce(&self) -> bool {
-        self.used_bytes() > self.bytes_max / 8 * 7
+    /// Whether a program holds more than seven eighths of its share: new connections are next.
+    pub(super) fn is_scarce(&self, program: Program) -> bool {
+        !self.has_room(program, 0, self.share(program) / 8 * 7)
     }
 
-    /// Whether larger rings have room again, and some of it to spare.
-    pub(super) fn is_ample(&self) -> bool {
-        self.has_room_to_spare(0)
+    /// Whether a program's larger rings have room again, and some of it to spare.
+    pub(super) fn is_ample(&self, program: Program) -> bool {
+        self.has_room_to_spare(0, program)
     }
 
     /// Whether there is room for a larger ring of so many bytes, and some of it to spare.
-    pub(super) fn has_room_to_spare(&self, bytes: usize) -> bool {
-        self.used_bytes() + bytes <= self.bytes_max / 8 * 3
+    pub(super) fn has_room_to_spare(&self, bytes: usize, program: Program) -> bool {
+        self.has_room(program, bytes, self.share(program) / 8 * 3)
+    }
+
+    /// Whether a program holds as much as another one, or more.
+    pub(super) fn holds_as_much(&self, program: Program, other: Program) -> bool {
+        self.held_by(program).used_bytes() >= self.held_by(other).used_bytes()
     }
 
     fn map(&mut self, size: usize) {
@@ -307,6 +392,7 @@ impl Rings {
         let ring = |at: usize| Ring {
             // SAFETY: inside the mapping.
             base: unsafe { base.add(at * bytes) },
+            program: None,
             size,
         };
         self.cold[size].extend((0..count).rev().map(ring));
@@ -347,14 +433,18 @@ mod tests {
         present.iter().filter(|byte| **byte & 1 != 0).count()
     }
 
+    const ONE: Program = Some(ClientId(1));
+    const OTHER: Program = Some(ClientId(2));
     const PLENTY: usize = 1 << 30;
     const LARGE: usize = 1 << 20;
+    /// A budget of which one program may hold 8 MiB.
+    const OF_8_MB: usize = (8 << 20) / SHARE_OF.0 * SHARE_OF.1 + SHARE_OF.1;
     const WARM_MAX: usize = WARM_BYTES_MAX / LARGE;
 
     #[test]
     fn a_ring_has_the_pages_that_were_touched() {
         let mut rings = Rings::new(PLENTY);
-        let take = |rings: &mut Rings| rings.take_larger(LARGE).expect("within the budget");
+        let take = |rings: &mut Rings| rings.take_larger(LARGE, ONE).expect("within the budget");
         let mut taken: Vec<Ring> = (0..2 * WARM_MAX).map(|_| take(&mut rings)).collect();
         for ring in &mut taken {
             ring[0] = 1;
@@ -375,7 +465,7 @@ mod tests {
     fn no_two_connections_have_the_same_memory() {
         let mut rings = Rings::new(PLENTY);
         let mut taken: Vec<Ring> = (0..40)
-            .map(|number| rings.take_larger(RING_BYTES_MIN << (number % 5 * 2)))
+            .map(|number| rings.take_larger(RING_BYTES_MIN << (number % 5 * 2), ONE))
             .collect::<Result<_, _>>()
             .expect("within the budget");
         for (number, ring) in taken.iter_mut().enumerate() {
@@ -388,62 +478,64 @@ mod tests {
 
     #[test]
     fn the_budget_bounds_what_connections_have_and_keeps_room_for_new_ones() {
-        let mut rings = Rings::new(8 << 20);
-        let large: Vec<Ring> = std::iter::from_fn(|| rings.take_larger(LARGE).ok()).collect();
+        let mut rings = Rings::new(OF_8_MB);
+        let large: Vec<Ring> = std::iter::from_fn(|| rings.take_larger(LARGE, ONE).ok()).collect();
         assert_eq!((large.len(), rings.held_bytes()), (4, 4 << 20));
-        let first: Vec<Ring> = std::iter::from_fn(|| rings.take(Asker::Flowing).ok()).collect();
+        let first: Vec<Ring> =
+            std::iter::from_fn(|| rings.take(Asker::Flowing, ONE).ok()).collect();
         assert_eq!(rings.held_bytes(), 8 << 20);
         assert_eq!(first.len(), (4 << 20) / RING_BYTES_MIN);
         assert_eq!(rings.refused(), 2);
-        assert!(rings.was_wanting() && !rings.was_wanting());
+        assert_eq!(rings.take_wanting(), BTreeSet::from([ONE]));
+        assert!(rings.take_wanting().is_empty());
         large
             .into_iter()
             .chain(first)
             .for_each(|ring| rings.put(ring));
         assert_eq!(rings.held_bytes(), 0);
-        rings.set_budget(2 * RING_BYTES_MAX);
-        assert!(rings.take_larger(RING_BYTES_MAX).is_ok());
-        assert!(rings.take_larger(RING_BYTES_MAX + 1).is_err());
+        rings.set_budget(2 * RING_BYTES_MAX / 3 * 4 + 4);
+        assert!(rings.take_larger(RING_BYTES_MAX, ONE).is_ok());
+        assert!(rings.take_larger(RING_BYTES_MAX + 1, ONE).is_err());
     }
 
     #[test]
     fn programs_that_do_not_read_leave_room_for_those_that_do() {
-        let mut rings = Rings::new(8 << 20);
+        let mut rings = Rings::new(OF_8_MB);
         let mut taken = Vec::new();
-        while let Ok(ring) = rings.take(Asker::Stuck) {
+        while let Ok(ring) = rings.take(Asker::Stuck, ONE) {
             taken.push(ring);
-            rings.count_connection(true);
-            rings.count_full_carrier(true);
+            rings.count_connection(ONE, true);
+            rings.count_full_carrier(ONE, true);
         }
         assert!(rings.held_bytes() > 0 && rings.used_bytes() <= (8 << 20) / 8 * 7);
-        assert!(rings.has_room_for_connection());
-        assert!(rings.take(Asker::Flowing).is_ok());
+        assert!(rings.has_room_for_connection(ONE));
+        assert!(rings.take(Asker::Flowing, ONE).is_ok());
         for ring in taken {
             rings.put(ring);
-            rings.count_connection(false);
-            rings.count_full_carrier(false);
+            rings.count_connection(ONE, false);
+            rings.count_full_carrier(ONE, false);
         }
-        assert_eq!((rings.carrier_bytes(), rings.connections), (0, 0));
+        assert_eq!((rings.carrier_bytes(), rings.all.connections), (0, 0));
     }
 
     /// Neither connections that do nothing nor gaps, whichever come first.
     #[test]
     fn a_connection_that_flows_finds_room_whatever_others_hold() {
         for gaps_first in [true, false] {
-            let mut rings = Rings::new(8 << 20);
+            let mut rings = Rings::new(OF_8_MB);
             let mut taken = Vec::new();
             for is_gaps_turn in [gaps_first, !gaps_first] {
                 if is_gaps_turn {
-                    taken.extend(std::iter::from_fn(|| rings.take(Asker::Early).ok()));
+                    taken.extend(std::iter::from_fn(|| rings.take(Asker::Early, ONE).ok()));
                 } else {
-                    while rings.has_room_for_connection() {
-                        rings.count_connection(true);
+                    while rings.has_room_for_connection(ONE) {
+                        rings.count_connection(ONE, true);
                     }
                 }
             }
-            assert!(rings.connections > 0 && gaps_first != taken.is_empty());
+            assert!(rings.all.connections > 0 && gaps_first != taken.is_empty());
             for _ in 0..(8 << 20) / 16 / RING_BYTES_MIN {
-                taken.push(rings.take(Asker::Flowing).expect("kept for it"));
+                taken.push(rings.take(Asker::Flowing, ONE).expect("kept for it"));
             }
             assert!(rings.used_bytes() <= 8 << 20);
         }
@@ -451,11 +543,67 @@ mod tests {
 
     #[test]
     fn warm_rings_are_within_the_budget() {
-        let mut rings = Rings::new(8 << 20);
-        let warm: Vec<Ring> = std::iter::from_fn(|| rings.take_larger(LARGE).ok()).collect();
+        let mut rings = Rings::new(OF_8_MB);
+        let warm: Vec<Ring> = std::iter::from_fn(|| rings.take_larger(LARGE, ONE).ok()).collect();
         warm.into_iter().for_each(|ring| rings.put(ring));
         assert_eq!(rings.warm_bytes, 2 << 20);
-        while rings.take(Asker::Flowing).is_ok() {}
-        assert_eq!(rings.warm_bytes, 0);
+        for program in [ONE, OTHER] {
+            while rings.take(Asker::Flowing, program).is_ok() {}
+        }
+        assert!(rings.warm_bytes < 2 << 20);
+        assert!(rings.used_bytes() + rings.warm_bytes <= OF_8_MB);
+    }
+
+    /// All that a program can hold: connections whose programs do not read, gaps, and the rest.
+    fn take_all(rings: &mut Rings, program: Program) -> Vec<Ring> {
+        let mut taken = Vec::new();
+        while let Ok(ring) = rings.take(Asker::Stuck, program) {
+            taken.push(ring);
+            rings.count_full_carrier(program, true);
+        }
+        taken.extend(std::iter::from_fn(|| {
+            rings.take(Asker::Early, program).ok()
+        }));
+        while rings.has_room_for_connection(program) {
+            rings.count_connection(program, true);
+        }
+        taken.extend(std::iter::from_fn(|| {
+            rings.take(Asker::Flowing, program).ok()
+        }));
+        taken
+    }
+
+    #[test]
+    fn however_much_a_program_takes_others_have_a_share() {
+        let bytes_max = 64 << 20;
+        let mut rings = Rings::new(bytes_max);
+        for id in 1..=4 {
+            let program = Some(ClientId(id));
+            let left = bytes_max - rings.used_bytes();
+            let larger = rings.take_larger(left / 16, program).expect("a share");
+            rings.put(larger);
+            let kinds = [Asker::Stuck, Asker::Early, Asker::Flowing];
+            for asker in kinds {
+                let ring = rings.take(asker, program).expect("a share");
+                rings.put(ring);
+            }
+            assert!(rings.has_room_for_connection(program) && rings.is_ample(program));
+            let taken = take_all(&mut rings, program);
+            let held = rings.held_by(program).used_bytes();
+            assert!(held > left / 2 && held <= left / 4 * 3, "{held} of {left}");
+            assert!(rings.is_scarce(program) && !taken.is_empty());
+        }
+        assert!(rings.used_bytes() <= bytes_max);
+    }
+
+    #[test]
+    fn a_ring_counts_for_the_program_that_takes_its_connection_in() {
+        let mut rings = Rings::new(OF_8_MB);
+        let mut ring = rings.take(Asker::Flowing, None).expect("plenty");
+        rings.count_for(&mut ring, ONE);
+        assert_eq!(rings.held_by(None), Holding::default());
+        assert_eq!(rings.held_by(ONE).ring_bytes, RING_BYTES_MIN);
+        rings.put(ring);
+        assert!(rings.held.is_empty() && rings.all == Holding::default());
     }
 }

@@ -156,10 +156,10 @@ impl Runner {
             .set_ends(direction, port, other, ends);
     }
 
-    /// Counts another connection of a program's; false when it is at its quota, or the budget for
+    /// Counts another connection of a program's; false when it is at its quota, or its share of the
     /// memory has no room.
     fn admit(&mut self, client: ClientId) -> bool {
-        if !self.streams.rings().has_room_for_connection() {
+        if !self.streams.rings().has_room_for_connection(Some(client)) {
             return false;
         }
         let is_admitted = self.common.clients.admit(client, self.quota);
@@ -188,7 +188,9 @@ impl Runner {
         });
         let flow = Flow::new(id, holder, serial, stage, carrier, window_bytes_max);
         self.flows[slot] = Some(flow);
-        self.streams.rings().count_connection(true);
+        let program = Some(holder.client);
+        self.streams.belongs_to(id, program);
+        self.streams.rings().count_connection(program, true);
         if stage == Stage::Joining {
             self.bound_window(id);
         }
@@ -210,8 +212,9 @@ impl Runner {
         let now = self.now();
         let _ = self.engine.release(now, flow.id);
         self.streams.forget(flow.id);
-        self.streams.rings().count_connection(false);
-        self.common.clients.dismiss(flow.holder.client);
+        let client = flow.holder.client;
+        self.streams.rings().count_connection(Some(client), false);
+        self.common.clients.dismiss(client);
     }
 }
 

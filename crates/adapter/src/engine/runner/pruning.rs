@@ -6,11 +6,14 @@
 //! 8). Linux does the same (`tcp_prune_ofo_queue`).
 //!
 //! Rings with little in them go first. All others follow only when new connections would find no
-//! room. Bytes in order are acknowledged and stay.
+//! room. Bytes in order are acknowledged and stay. No program loses early bytes to one that holds
+//! more than it does.
 
+use std::collections::BTreeSet;
 use std::time::Instant as Clock;
 
 use super::Runner;
+use crate::engine::rings::{Program, Rings};
 
 /// A ring with less than this part of it filled by early bytes is wasted.
 const FILLED_PART_MIN: u64 = 4;
@@ -36,40 +39,47 @@ enum Which {
 }
 
 impl Runner {
-    /// Makes room where the budget had none.
+    /// Makes room for programs whose share had none.
     pub(super) fn prune(&mut self) {
-        if self.streams.rings().was_wanting() {
-            self.find_early();
+        let programs = self.streams.rings().take_wanting();
+        if !programs.is_empty() {
+            self.find_early(programs);
         }
     }
 
     #[cold]
-    fn find_early(&mut self) {
+    fn find_early(&mut self, programs: BTreeSet<Program>) {
         let began = Clock::now();
         if self.pruning.not_before.is_some_and(|at| began < at) {
             return;
         }
-        self.prune_until(Which::Wasteful, |runner| runner.streams.rings().is_ample());
-        self.prune_until(Which::All, |runner| !runner.streams.rings().is_scarce());
+        for program in programs {
+            self.prune_until(program, Which::Wasteful, |rings| rings.is_ample(program));
+            self.prune_until(program, Which::All, |rings| !rings.is_scarce(program));
+        }
         self.pruning.not_before = Some(Clock::now() + began.elapsed() * TIME_PARTS);
     }
 
-    fn prune_until(&mut self, which: Which, is_enough: impl Fn(&mut Runner) -> bool) {
+    fn prune_until(&mut self, program: Program, which: Which, is_enough: impl Fn(&Rings) -> bool) {
         let count = self.flows.len();
         for _ in 0..count {
-            if is_enough(self) {
+            if is_enough(self.streams.rings()) {
                 return;
             }
             let slot = self.pruning.next % count;
             self.pruning.next = slot + 1;
-            self.prune_one(slot, which);
+            self.prune_one(slot, program, which);
         }
     }
 
-    fn prune_one(&mut self, slot: usize, which: Which) {
-        let Some(id) = self.flows[slot].as_ref().map(|flow| flow.id) else {
+    fn prune_one(&mut self, slot: usize, program: Program, which: Which) {
+        let Some(flow) = self.flows[slot].as_ref() else {
             return;
         };
+        let (id, holder) = (flow.id, Some(flow.holder.client));
+        if !self.streams.rings().holds_as_much(holder, program) {
+            return;
+        }
         let early_bytes = self.engine.early_bytes(id);
         let ring_bytes = self.streams.receiving_bytes(id) as u64;
         let is_wasteful = early_bytes * FILLED_PART_MIN < ring_bytes;
