@@ -207,6 +207,33 @@ fn tcpdump_sees_every_byte_and_status_says_why_it_is_slower() {
     }
 }
 
+/// Programs that ask for nothing tell the new adapter of themselves, because it asks them to.
+#[test]
+fn a_capture_sees_connections_that_an_earlier_adapter_has_introduced() {
+    let Some(mut observed) = Observed::start(&[]) else {
+        return;
+    };
+    observed.toehold.adapter().signal(libc::SIGKILL);
+    observed.toehold.adapter().wait(TIME_LIMIT);
+    observed.toehold.start_adapter();
+    let socket = PacketSocket::open(&observed.namespace);
+    let all_are = |observed: &mut Observed, is_captured: bool| {
+        wait_until(TIME_LIMIT, || {
+            observed.crowd.order("around 20");
+            let connections = observed.toehold.connections();
+            let are_so = connections.iter().filter(|one| match is_captured {
+                true => !one.is_direct() && one.value["reason"] == CAPTURED,
+                false => one.is_direct(),
+            });
+            are_so.count() == 2 * observed.count
+        })
+    };
+    assert!(all_are(&mut observed, true), "{}", observed.whereabouts());
+    drop(socket);
+    assert!(all_are(&mut observed, false), "{}", observed.whereabouts());
+    observed.crowd.end();
+}
+
 #[test]
 fn connections_that_are_made_during_a_capture_are_seen_from_the_start() {
     let Some(mut observed) = Observed::start(&[]) else {

@@ -36,6 +36,7 @@ use crate::registry::{ClientId, Limits, Policy, Registry, UserLimits};
 use crate::rules::{Observability, Rules};
 use crate::runtime_dir::{RuntimeDir, RuntimeDirError};
 use crate::tables::Tables;
+use crate::unserved;
 use connection::Connection;
 use log::Log;
 use manager::Manager;
@@ -259,6 +260,7 @@ pub fn run(options: Options) -> Result<(), Error> {
     }
     let mut daemon = Daemon::bind_with(options, proving)?;
     daemon.catch_signals()?;
+    daemon.hail();
     if is_system {
         privileges::filter_calls().map_err(os("filter system calls for"))?;
     }
@@ -451,6 +453,15 @@ impl Daemon {
         let served = self.serve_clients();
         manager.stopping();
         served
+    }
+
+    /// Asks programs that an earlier adapter has served to come to this one.
+    fn hail(&mut self) {
+        let count = unserved::hail(&self.options.runtime_dir, self.options.is_system);
+        if count > 0 {
+            let text = || format!("{count} families of programs met an adapter here before");
+            self.log.say("hail", text);
+        }
     }
 
     fn serve_clients(&mut self) -> Result<(), Error> {

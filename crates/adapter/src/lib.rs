@@ -8,6 +8,7 @@
 //! - [`runtime_dir`]: where it and its clients meet.
 //! - [`memfd`]: shared memory files with the types of `std`.
 //! - [`unserved`]: what programs' tables say where no adapter does.
+//! - [`services`]: which processes of systemd's services have the library.
 //! - [`wire`]: one message and its descriptors, each way.
 
 pub mod client;
@@ -21,14 +22,18 @@ mod facts;
 mod listener;
 pub mod memfd;
 mod pressure;
+mod printable;
 mod proc;
 mod proof;
 mod regions;
 pub mod registry;
 pub mod rules;
 pub mod runtime_dir;
+pub mod services;
 mod slots;
 mod status;
 mod tables;
 pub mod unserved;
 pub mod wire;
+
+pub use printable::printable;

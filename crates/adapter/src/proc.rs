@@ -3,8 +3,10 @@
 use crate::registry::{Address, Tuple};
 use crate::tables::FileKey;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ffi::OsStr;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 
 /// The TCP and Unix sockets of processes, found by descriptor.
@@ -223,6 +225,25 @@ pub(crate) fn is_of_hardware(interface: u32) -> bool {
     folder.is_some_and(|folder| folder.join("device").exists())
 }
 
+/// The environment that a program was started with.
+#[derive(Debug)]
+pub(crate) struct Environment(Vec<u8>);
+
+impl Environment {
+    /// Empty for a program that we may not look into.
+    pub(crate) fn of(pid: u32) -> Environment {
+        Environment(fs::read(format!("/proc/{pid}/environ")).unwrap_or_default())
+    }
+
+    pub(crate) fn get(&self, name: &str) -> Option<&OsStr> {
+        let mut variables = self.0.split(|&byte| byte == 0);
+        variables.find_map(|variable| {
+            let value = variable.strip_prefix(name.as_bytes())?.strip_prefix(b"=")?;
+            Some(OsStr::from_bytes(value))
+        })
+    }
+}
+
 /// Every process that we see.
 pub(crate) fn processes() -> impl Iterator<Item = u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -271,29 +292,47 @@ pub(crate) fn user(pid: u32) -> Option<u32> {
     process.ok().map(|process| process.uid())
 }
 
-/// Whether a process has the table of a family mapped, of whatever adapter.
-pub(crate) fn is_under_toehold(pid: u32) -> bool {
-    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
-    maps.lines().any(|line| line.contains(TABLE_NAME))
-}
+/// The mappings of a process.
+#[derive(Debug)]
+pub(crate) struct Mappings(String);
 
-/// Whether a process has the library; `None` when we may not look, or it has no memory any more.
-pub(crate) fn has_library(pid: u32) -> Option<bool> {
-    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
-    if maps.is_empty() {
-        return None;
+impl Mappings {
+    /// `None` when we may not look, or the process has no memory any more.
+    pub(crate) fn of(pid: u32) -> Option<Mappings> {
+        let maps = fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
+        (!maps.is_empty()).then_some(Mappings(maps))
     }
-    let is_ours = |line: &str| line.contains("/libtoehold.so") || line.contains(TABLE_NAME);
-    Some(maps.lines().any(is_ours))
+
+    /// Whether the process has the table of a family, of whatever adapter.
+    pub(crate) fn have_table(&self) -> bool {
+        self.0.contains(TABLE_NAME)
+    }
+
+    /// Whether the process has the library.
+    pub(crate) fn have_library(&self) -> bool {
+        self.0.contains("/libtoehold.so") || self.have_table()
+    }
+
+    /// Whether a file is among them.
+    pub(crate) fn have(&self, file: FileKey) -> bool {
+        let mut lines = self.0.lines();
+        lines.any(|line| parse_mapping(line) == Some(file))
+    }
 }
 
 /// How `/proc` calls a family's table.
-pub(crate) const TABLE_NAME: &str = "/memfd:toehold-table";
+const TABLE_NAME: &str = "/memfd:toehold-table";
+
+/// The number of a family's table among the descriptors of a process.
+pub(crate) fn table_descriptor(pid: u32) -> Option<u32> {
+    let mut all = descriptors(pid);
+    let table = all.find(|(_, target)| target.starts_with(TABLE_NAME));
+    table.map(|(number, _)| number)
+}
 
 /// Whether a process has a file mapped.
 pub(crate) fn has_mapped(pid: u32, file: FileKey) -> bool {
-    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
-    maps.lines().any(|line| parse_mapping(line) == Some(file))
+    Mappings::of(pid).is_some_and(|mappings| mappings.have(file))
 }
 
 /// The file of one line of `/proc/PID/maps`: `from-to access offset major:minor inode path`.

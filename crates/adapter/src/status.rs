@@ -271,6 +271,12 @@ fn tell_of_other_ends(processes: &mut [Process], sockets: &mut Sockets) {
     }
     let inodes = waiting.iter().filter_map(|(_, other)| other.map(|it| it.0));
     let holders = proc::holders(&inodes.collect());
+    // Many of them may be one process's.
+    let programs: BTreeSet<u32> = holders.values().copied().collect();
+    let under_toehold: BTreeSet<u32> = programs
+        .into_iter()
+        .filter(|&pid| proc::Mappings::of(pid).is_some_and(|mappings| mappings.have_table()))
+        .collect();
     for (reason, other) in waiting {
         let Some((inode, uid)) = other else {
             *reason = OTHER_END_ELSEWHERE.into();
@@ -283,7 +289,7 @@ fn tell_of_other_ends(processes: &mut [Process], sockets: &mut Sockets) {
             .into();
             continue;
         };
-        *reason = match proc::is_under_toehold(holder) {
+        *reason = match under_toehold.contains(&holder) {
             false => "the other end is not under Toehold".into(),
             true => format!(
                 "the other end is under Toehold, but with another adapter (user {})",

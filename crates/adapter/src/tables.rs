@@ -5,15 +5,19 @@
 //! it is used, and nothing else depends on its being true.
 
 use crate::memfd::{self, MapError};
+use crate::printable::printable;
 use crate::registry::{End, TableId};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
+use toehold_channel::rendezvous::meeting_of;
 use toehold_channel::table::{
     COMMAND_DETACH, COMMAND_EVICT, COMMAND_NONE, COMMAND_PEER_GONE, COMMAND_YIELD, ENTRIES, Entry,
     EntryState, FAMILY_BIRTH, FAMILY_ORPHAN, FAMILY_PID, FLAG_ACCEPTED, PROGRAM_BYTES, Reason,
@@ -272,8 +276,7 @@ impl MappedTable {
         let words = self.header().program.iter();
         let bytes = words.flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes());
         let name: Vec<u8> = bytes.take(PROGRAM_BYTES).take_while(|&b| b != 0).collect();
-        let name = String::from_utf8_lossy(&name);
-        name.chars().filter(|c| !c.is_control()).collect()
+        printable(&String::from_utf8_lossy(&name))
     }
 
     /// Tells the family how to wait because of a rule. Without a rule each of its processes waits
@@ -290,6 +293,12 @@ impl MappedTable {
         let header = self.header();
         let told = WaitMode::from_word(load(&header.wait_mode));
         WaitMode::from_ruled(load(&header.wait_by_rule)).or(told)
+    }
+
+    /// Whether the family says that it meets its adapter in a directory.
+    pub(crate) fn meets_in(&self, runtime_dir: &Path) -> bool {
+        let meeting = self.header().meeting.load(Ordering::Relaxed);
+        meeting == meeting_of(runtime_dir.as_os_str().as_bytes())
     }
 
     /// The first page.

@@ -2,58 +2,128 @@
 //!
 //! Some have the library, and their adapter died or answers only root: a program keeps its table as
 //! a descriptor, from which the user reads what the adapter would read. Others were started to have
-//! the library, and run without it.
+//! the library, and run without it. An adapter that has taken the place of one that died finds the
+//! former, and asks them to come ([`hail`]).
 
-use crate::proc;
-use crate::registry::{Limits, Policy, Registry};
+use crate::proc::{self, Environment, Mappings};
+use crate::registry::{Limits, Policy, Registry, TableId};
 use crate::status::{self, Client};
 use crate::tables::Tables;
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, OpenOptions};
-use std::os::unix::ffi::OsStrExt;
+use std::fs::OpenOptions;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// The connections of programs that meet their adapter in a directory, as far as we may look, in
-/// the form of [`crate::client::status`]; without the processes that are `known` already. `None`
-/// when there is no such program.
-pub fn status(runtime_dir: &Path, known: &BTreeSet<u32>) -> Option<String> {
+/// The programs that meet their adapter in a directory, as far as we may look.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// The connections of those with the library, in the form of [`crate::client::status`]. `None`
+    /// when there is no such program.
+    pub status: Option<String>,
+    /// Those without the library.
+    pub bare: Vec<Bare>,
+}
+
+/// Looks once through all processes but those that are `known` already.
+pub fn find(runtime_dir: &Path, known: &BTreeSet<u32>) -> Found {
     let mut tables = Tables::default();
     let mut clients = Vec::new();
-    for (pid, _) in meeting_in(runtime_dir).filter(|(pid, _)| !known.contains(pid)) {
-        let mut descriptors = proc::descriptors(pid);
-        let table = descriptors.find(|(_, target)| target.starts_with(proc::TABLE_NAME));
-        let Some((number, _)) = table else {
+    let mut bare = Vec::new();
+    for pid in proc::processes().filter(|pid| !known.contains(pid)) {
+        let environment = Environment::of(pid);
+        let said = environment.get("TOEHOLD_RUNTIME_DIR");
+        if said.is_some_and(|said| said != runtime_dir) {
+            continue;
+        }
+        let Some(mappings) = Mappings::of(pid) else {
             continue;
         };
-        let path = format!("/proc/{pid}/fd/{number}");
-        let Ok(file) = OpenOptions::new().read(true).write(true).open(path) else {
-            continue;
-        };
-        if let (Ok(table), Some(uid)) = (tables.open(file.into()), proc::user(pid)) {
-            clients.push(Client {
-                pid,
-                own_pid: proc::own_number(pid).unwrap_or(pid),
-                uid,
-                table,
-            });
+        if mappings.have_table() {
+            let table = proc::table_descriptor(pid).and_then(|number| opened(pid, number));
+            let table = table.and_then(|file| tables.open(file).ok());
+            let meets = |table: TableId| {
+                // A program may have written over its environment.
+                let mapped = tables.get(table);
+                said.is_some() || mapped.is_some_and(|mapped| mapped.meets_in(runtime_dir))
+            };
+            let table = table.filter(|&table| meets(table));
+            if let (Some(table), Some(uid)) = (table, proc::user(pid)) {
+                clients.push(Client {
+                    pid,
+                    own_pid: proc::own_number(pid).unwrap_or(pid),
+                    uid,
+                    table,
+                });
+            }
+        } else if said.is_some() && !mappings.have_library() {
+            bare.extend(Bare::of(pid, &environment));
         }
     }
-    if clients.is_empty() {
-        return None;
+    let status = (!clients.is_empty()).then(|| report(clients, &tables));
+    Found {
+        status: status.flatten(),
+        bare,
     }
+}
+
+fn report(clients: Vec<Client>, tables: &Tables) -> Option<String> {
     let registry = Registry::new(Limits::with_regions(0), Policy::default());
-    let report = status::report(
-        clients.into_iter(),
-        &tables,
-        &registry,
-        &status::RulesSaid {
-            against: &|_| None,
-            wait: &|_| None,
-        },
-        (None, None),
-    );
+    let rules = status::RulesSaid {
+        against: &|_| None,
+        wait: &|_| None,
+    };
+    let clients = clients.into_iter();
+    let report = status::report(clients, tables, &registry, &rules, (None, None));
     serde_json::to_string(&report).ok()
+}
+
+/// A descriptor of a process, opened anew.
+fn opened(pid: u32, number: u32) -> Option<OwnedFd> {
+    // Should it be another file by now, opening must not wait for anybody.
+    let mut options = OpenOptions::new();
+    options.read(true).write(true);
+    options.custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY);
+    let file = options.open(format!("/proc/{pid}/fd/{number}"));
+    file.ok().map(OwnedFd::from)
+}
+
+/// A descriptor of a process, shared with it. No file is opened, which could wait for its owner.
+fn shared(pid: u32, number: u32) -> Option<OwnedFd> {
+    let pid = Pid::from_raw(pid.try_into().ok()?)?;
+    let process = pidfd_open(pid, PidfdFlags::empty()).ok()?;
+    let number = number.try_into().ok()?;
+    pidfd_getfd(&process, number, PidfdGetfdFlags::empty()).ok()
+}
+
+/// Asks programs that met an earlier adapter in a directory to come to the one that listens there
+/// now: they do so at their next calls. How many families there are. One that we may not look into
+/// comes when one of its connections asks for a channel.
+pub fn hail(runtime_dir: &Path, is_system: bool) -> usize {
+    let mut tables = Tables::default();
+    let mut hailed = BTreeSet::new();
+    for pid in proc::processes() {
+        if !Mappings::of(pid).is_some_and(|mappings| mappings.have_table()) {
+            continue;
+        }
+        let Some(number) = proc::table_descriptor(pid) else {
+            continue;
+        };
+        let file = shared(pid, number).or_else(|| match is_system {
+            true => None,
+            false => opened(pid, number),
+        });
+        let Some(table) = file.and_then(|file| tables.open(file).ok()) else {
+            continue;
+        };
+        let meets = tables.get(table).is_some_and(|it| it.meets_in(runtime_dir));
+        if meets && hailed.insert(table) {
+            tables.call_attention(table);
+        }
+    }
+    hailed.len()
 }
 
 /// A program that runs without the library, though it, or the program that started it, was started
@@ -78,15 +148,10 @@ pub struct Bare {
 /// id of that program, a colon, and a sentence. Children inherit it.
 pub const REFUSED: &str = "TOEHOLD_REFUSED";
 
-/// The programs without the library that were started to meet an adapter in a directory, as far as
-/// we may look.
-pub fn bare(runtime_dir: &Path) -> Vec<Bare> {
-    let found = meeting_in(runtime_dir).filter_map(|(pid, environment)| {
-        let is_meant = environment.get("TOEHOLD_PATH").or(environment.get(REFUSED));
-        if is_meant.is_none() || proc::has_library(pid)? {
-            return None;
-        }
+impl Bare {
+    fn of(pid: u32, environment: &Environment) -> Option<Bare> {
         let refused = environment.get(REFUSED);
+        environment.get("TOEHOLD_PATH").or(refused)?;
         Some(Bare {
             pid,
             own_pid: proc::own_number(pid).unwrap_or(pid),
@@ -95,33 +160,47 @@ pub fn bare(runtime_dir: &Path) -> Vec<Bare> {
             refused: refused.map(|value| value.to_string_lossy().into_owned()),
             preload: environment.get("LD_PRELOAD").map(OsStr::to_owned),
         })
-    });
-    found.collect()
-}
-
-/// The processes whose environment names a runtime directory.
-fn meeting_in(runtime_dir: &Path) -> impl Iterator<Item = (u32, Environment)> {
-    let all = proc::processes().map(|pid| (pid, Environment::of(pid)));
-    all.filter(move |(_, environment)| {
-        let value = environment.get("TOEHOLD_RUNTIME_DIR");
-        value.is_some_and(|value| value == runtime_dir)
-    })
-}
-
-/// The environment that a program was started with.
-struct Environment(Vec<u8>);
-
-impl Environment {
-    /// Empty for a program that we may not look into.
-    fn of(pid: u32) -> Environment {
-        Environment(fs::read(format!("/proc/{pid}/environ")).unwrap_or_default())
     }
+}
 
-    fn get(&self, name: &str) -> Option<&OsStr> {
-        let mut variables = self.0.split(|&byte| byte == 0);
-        variables.find_map(|variable| {
-            let value = variable.strip_prefix(name.as_bytes())?.strip_prefix(b"=")?;
-            Some(OsStr::from_bytes(value))
-        })
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memfd;
+    use std::os::fd::AsFd;
+    use std::os::unix::ffi::OsStrExt;
+    use std::sync::atomic::Ordering;
+    use toehold_channel::rendezvous::meeting_of;
+    use toehold_channel::table::{TABLE_BYTES, Table, WaitMode};
+
+    /// The environment of this process names no directory: as in a program that has written its
+    /// title over it.
+    #[test]
+    fn a_program_is_found_by_the_meeting_in_its_table() {
+        let runtime_dir = Path::new("/nowhere/toehold");
+        let file = memfd::create(c"toehold-table", TABLE_BYTES).expect("memfd");
+        let base = memfd::map(file.as_fd(), TABLE_BYTES).expect("mapped");
+        // SAFETY: a mapping of the whole table, which this test never ends.
+        let table = unsafe { Table::at(base.as_ptr()) };
+        table.initialise(std::process::id(), WaitMode::Event, b"titled");
+        let header = table.header();
+        let meeting = meeting_of(runtime_dir.as_os_str().as_bytes());
+        header.meeting.store(meeting, Ordering::Relaxed);
+        let found = find(runtime_dir, &BTreeSet::new());
+        let status = found.status.expect("one program");
+        assert!(status.contains("\"program\":\"titled\""), "{status}");
+        let own = BTreeSet::from([std::process::id()]);
+        assert!(find(runtime_dir, &own).status.is_none());
+        assert!(
+            find(Path::new("/nowhere"), &BTreeSet::new())
+                .status
+                .is_none()
+        );
+
+        let before = header.attention.load(Ordering::Relaxed);
+        assert_eq!(hail(Path::new("/nowhere"), false), 0);
+        assert_eq!(header.attention.load(Ordering::Relaxed), before);
+        assert_eq!(hail(runtime_dir, false), 1);
+        assert_ne!(header.attention.load(Ordering::Relaxed), before);
     }
 }

@@ -176,6 +176,19 @@ pub enum MessageError {
     Kind(u32),
 }
 
+/// Which directory a family meets its adapter in, as a number: FNV-1a of the path's bytes. 0 stands
+/// for no directory.
+pub fn meeting_of(directory: &[u8]) -> u64 {
+    /// Fowler, Noll and Vo's numbers for 64 bits (RFC 9923).
+    const BASIS: u64 = 0xcbf2_9ce4_8422_2325;
+    const PRIME: u64 = 0x0000_0100_0000_01b3;
+    let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(PRIME);
+    match directory {
+        [] => 0,
+        directory => directory.iter().fold(BASIS, step),
+    }
+}
+
 impl Message {
     /// A message of `kind`, everything else zero.
     pub fn new(kind: Kind) -> Message {

@@ -86,6 +86,9 @@ pub struct Header {
     /// By the adapter: how its programs wait because of a rule of the operator's, as
     /// [`WaitMode::ruled`] has it. It comes before `wait_mode`.
     pub wait_by_rule: AtomicU32,
+    /// Where it meets its adapter ([`crate::rendezvous::meeting_of`]). An adapter that takes the
+    /// place of another finds the family by it.
+    pub meeting: AtomicU64,
 }
 
 /// One tracked connection.

@@ -74,7 +74,7 @@ impl FromStr for Target {
 
 /// Tells the adapter.
 pub(crate) fn run(args: &DetachArgs) -> Result<(), Failure> {
-    let meeting = Meeting::of(args.runtime_dir.as_deref(), args.adapter);
+    let meeting = Meeting::to_look_at(args.runtime_dir.as_deref(), args.adapter);
     let dir = meeting.dir();
     let Target { pid, fd } = args.target;
     let (told_count, verb) = if args.undo {

@@ -130,7 +130,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
     if let Some(place) = &args.preload_check {
         return preload_check::run(place);
     }
-    let meeting = Meeting::of(args.runtime_dir.as_deref(), args.adapter);
+    let meeting = Meeting::to_look_at(args.runtime_dir.as_deref(), args.adapter);
     let dir = meeting.dir();
     let checks = checks::all(dir);
     let report = Report {

@@ -45,6 +45,21 @@ impl Meeting {
         }
     }
 
+    /// As [`Meeting::of`], for a command that looks and starts nothing. Where no adapter answers
+    /// and this user never had one, the system adapter is meant: it may have ended a moment ago.
+    pub(crate) fn to_look_at(named: Option<&Path>, choice: AdapterChoice) -> Meeting {
+        match (Meeting::of(named, choice), choice) {
+            (Meeting::User(own), AdapterChoice::Auto) if named.is_none() => {
+                let system = runtime_dir::system_path();
+                match !own.exists() && system.exists() {
+                    true => Meeting::System(system),
+                    false => Meeting::User(own),
+                }
+            }
+            (meeting, _) => meeting,
+        }
+    }
+
     /// The directory.
     pub(crate) fn dir(&self) -> &Path {
         match self {

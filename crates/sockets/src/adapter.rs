@@ -73,6 +73,61 @@ pub fn set_runtime_directory(directory: &[u8]) {
     ADDRESS.store(base, Ordering::Release);
 }
 
+/// The directory of [`set_runtime_directory`]; empty without one.
+pub(crate) fn runtime_directory() -> &'static [u8] {
+    // Acquire pairs with the Release store in `set_runtime_directory`.
+    let address = ADDRESS.load(Ordering::Acquire);
+    if address.is_null() {
+        return &[];
+    }
+    // SAFETY: reserved for a `sockaddr_un`, written before it was shown, and never released.
+    let path = unsafe { &(*address).sun_path };
+    // SAFETY: as many bytes of another signedness.
+    let path = unsafe { core::slice::from_raw_parts(path.as_ptr().cast::<u8>(), path.len()) };
+    let length = path
+        .iter()
+        .position(|&byte| byte == 0)
+        .unwrap_or(path.len());
+    // A slash and the socket's name stand behind it.
+    &path[..length.saturating_sub(1 + SOCKET_NAME.len())]
+}
+
+/// The adapter calls for attention: it may be one that has taken the place of another, to which
+/// this process has said hello. False when that could not be looked into now.
+pub(crate) fn follow_successor() -> bool {
+    if EPOCH.load(Ordering::Relaxed) == 0 {
+        return true;
+    }
+    let Some(_held) = try_lock() else {
+        return false;
+    };
+    if let Some(adapter) = connected().filter(|&adapter| has_hung_up(adapter)) {
+        lose(adapter);
+        RETRY_AT_NS.store(0, Ordering::Relaxed);
+    }
+    reach();
+    true
+}
+
+/// Whether the other end of a socket is closed, and all that it sent was read.
+fn has_hung_up(fd: i32) -> bool {
+    let mut byte = 0u8;
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    // SAFETY: `byte` is writable for its length.
+    let got = unsafe {
+        sys::raw(
+            libc::SYS_recvfrom,
+            fd as usize,
+            &raw mut byte as usize,
+            1,
+            flags as usize,
+            0,
+            0,
+        )
+    };
+    got == 0 || got == -(libc::ECONNRESET as isize)
+}
+
 /// After fork: the parent's adapter connection is not ours. Over it come the regions of connections
 /// that the parent has later, so we give it up at once, before this process changes its user or
 /// listens to anybody, for one of our own. No allocation, no lock.

@@ -1,5 +1,6 @@
 //! Requests of the adapter about connections that no call uses at the moment, and about the way in
-//! which the process waits.
+//! which the process waits. An adapter that has taken the place of another asks to be told of the
+//! process.
 //!
 //! The table's `attention` says that there is a request. The process serves the request when
 //! it uses another connection, or before it sleeps ([`follow`]).
@@ -11,7 +12,7 @@ use toehold_channel::table::{
 };
 use toehold_stream::leaving::Refusal;
 
-use crate::{connection, errno, express, leaving, process, service, sys, table};
+use crate::{adapter, connection, errno, express, leaving, process, service, sys, table};
 
 /// `attention` as it was when last followed.
 static FOLLOWED: AtomicU32 = AtomicU32::new(0);
@@ -45,7 +46,8 @@ fn walk(header: &Header, attention: u32) {
     let rule = header.wait_by_rule.load(Ordering::Relaxed);
     process::follow_wait_rule(WaitMode::from_ruled(rule));
     LOOK_AT_NS.store(now + LOOK_INTERVAL_NS, Ordering::Relaxed);
-    UNFINISHED.store(false, Ordering::Relaxed);
+    let has_looked = errno::keep(adapter::follow_successor);
+    UNFINISHED.store(!has_looked, Ordering::Relaxed);
     errno::keep(look_at_all);
 }
 

@@ -1,13 +1,16 @@
 //! How a process gets its family's table: it makes one, or it takes over the table of the program
 //! that ran in this process before.
 
+use core::sync::atomic::Ordering;
+
 use toehold_channel::memfd;
+use toehold_channel::rendezvous::meeting_of;
 use toehold_channel::table::TABLE_BYTES;
 use toehold_freestanding::call;
 use toehold_freestanding::fd::BorrowedFd;
 
 use crate::table::{self, Table};
-use crate::{descriptors, holders, lock, process};
+use crate::{adapter, descriptors, holders, lock, process};
 
 static TABLE_LOCK: lock::Private = lock::Private::new();
 
@@ -25,6 +28,9 @@ pub(crate) fn table_or_new() -> Option<Table> {
     let mut program = [0u8; 48];
     let len = program_name(&mut program);
     header.initialise(process::pid(), process::wait_mode(), &program[..len]);
+    let meeting = meeting_of(adapter::runtime_directory());
+    // Relaxed: a later adapter reads it, through the file.
+    header.meeting.store(meeting, Ordering::Relaxed);
     let table = table::open(header, descriptors::own(fd.into_raw_fd()));
     holders::join_self(&table);
     table.publish();

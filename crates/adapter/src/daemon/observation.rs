@@ -19,7 +19,8 @@ use crate::tables;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use toehold_channel::table::FLAG_OFFLOAD;
+use toehold_channel::table::{Entry, FLAG_OFFLOAD, Mode};
+use toehold_channel::untrusted::Word32;
 
 /// The daemon's knowledge of packet captures.
 #[derive(Debug, Default)]
@@ -31,6 +32,8 @@ pub(super) struct Observation {
     due: Option<Instant>,
     /// The last namespace of a client's that was asked about: many are asked about in turns.
     asked_last: u64,
+    /// There may be connections in rings that an adapter before us has introduced.
+    is_successor: bool,
 }
 
 impl Observation {
@@ -79,7 +82,11 @@ impl Observation {
 impl Daemon {
     /// Looks for captures, when it is time to, and has connections follow.
     pub(super) fn observe(&mut self) {
-        let is_wanted = self.registry.channel_count() > 0 || !self.observation.observers.is_empty();
+        let has_own = self.registry.channel_count() > 0 || !self.observation.observers.is_empty();
+        if !has_own && self.observation.is_successor {
+            self.observation.is_successor = self.has_strangers();
+        }
+        let is_wanted = has_own || self.observation.is_successor;
         if !self.is_interested_in_captures() || !is_wanted {
             self.observation.due = None;
             return;
@@ -168,9 +175,34 @@ impl Daemon {
         });
     }
 
+    /// Whether there is a connection in a ring that we have not introduced.
+    fn has_strangers(&self) -> bool {
+        let own = self.engine_tables();
+        let tables = self.tables.iter().filter(|(id, _)| !own.contains(id));
+        tables.into_iter().any(|(id, table)| {
+            let mut live = table.live();
+            live.any(|(index, entry)| {
+                let is_offloaded = entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD != 0;
+                let modes = [&entry.tx_mode, &entry.rx_mode];
+                let is_up = |mode: &Word32| mode.load(Ordering::Relaxed).is(Mode::Ring as u32);
+                !is_offloaded
+                    && modes.into_iter().any(is_up)
+                    && self.known(id, index, entry).is_none()
+            })
+        })
+    }
+
+    /// The end that we know of a table's entry.
+    fn known(&self, id: TableId, index: u32, entry: &Entry) -> Option<(End, Tuple)> {
+        let generation = entry.channel_generation.load(Ordering::Relaxed);
+        let known = self.registry.end(id, index);
+        known.filter(|(end, _)| end.generation == generation)
+    }
+
     /// Has the connections of one client go where captures leave them: an adapter before us may
-    /// have left commands.
+    /// have left commands, and connections.
     pub(super) fn show_to_captures(&mut self, table: TableId) {
+        self.observation.is_successor = true;
         self.yield_table(table);
         self.tables.call_attention(table);
     }
@@ -230,9 +262,7 @@ impl Daemon {
             return 0;
         };
         let changed = table.live().filter(|(index, entry)| {
-            let generation = entry.channel_generation.load(Ordering::Relaxed);
-            let known = self.registry.end(id, *index);
-            let known = known.filter(|(end, _)| end.generation == generation);
+            let known = self.known(id, *index, entry);
             // Bytes that the engine carries can be seen on its link. A connection that we do not
             // know may have a channel of an adapter before us.
             let is_offloaded = entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD != 0;

@@ -3,15 +3,15 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use toehold_adapter::unserved;
+use toehold_adapter::{printable, unserved};
 
 use super::answer::Bare;
 use crate::preload;
 use crate::program::{self, Obstacle};
 
-/// The programs without the library that meet their adapter in a directory.
-pub(super) fn find(runtime_dir: &Path) -> Vec<Bare> {
-    let mut found: Vec<Bare> = unserved::bare(runtime_dir)
+/// Programs without the library, each with its reason.
+pub(super) fn explained(found: Vec<unserved::Bare>) -> Vec<Bare> {
+    let mut found: Vec<Bare> = found
         .into_iter()
         .map(|one| Bare {
             pid: one.pid,
@@ -61,11 +61,6 @@ pub(super) fn lines<'a>(programs: impl Iterator<Item = &'a Bare>) -> String {
         );
         out
     })
-}
-
-/// Without what a terminal might obey: names, and sentences in an environment, are another user's.
-fn printable(text: &str) -> String {
-    text.chars().filter(|one| !one.is_control()).collect()
 }
 
 #[cfg(test)]

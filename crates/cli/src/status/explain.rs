@@ -45,7 +45,7 @@ Exit status: 0 when all of these connections are accelerated, else 1.";
 
 /// Asks and explains.
 pub(crate) fn run(args: &ExplainArgs) -> Result<(), Failure> {
-    let meeting = Meeting::of(args.runtime_dir.as_deref(), args.adapter);
+    let meeting = Meeting::to_look_at(args.runtime_dir.as_deref(), args.adapter);
     let (report, missing) = report(meeting.dir())?;
     let status = understood(report)?;
     let (text, is_good) = explain(&status, &args.program, &args.address);

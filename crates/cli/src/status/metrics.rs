@@ -50,7 +50,7 @@ connection ends. `toehold_up` is 0 when no adapter answers.";
 
 /// Prints, or answers.
 pub(crate) fn run(args: &MetricsArgs) -> Result<(), Failure> {
-    let meeting = Meeting::of(args.runtime_dir.as_deref(), args.adapter);
+    let meeting = Meeting::to_look_at(args.runtime_dir.as_deref(), args.adapter);
     let text = || text(meeting.dir());
     match &args.socket {
         None => print(&text()?).map(drop),

@@ -134,7 +134,7 @@ Exit status: 0, or 1 when no adapter answers.";
 
 /// Asks and prints.
 pub(crate) fn run(args: &StatusArgs) -> Result<(), Failure> {
-    let meeting = Meeting::of(args.runtime_dir.as_deref(), args.adapter);
+    let meeting = Meeting::to_look_at(args.runtime_dir.as_deref(), args.adapter);
     let dir = meeting.dir();
     if args.json {
         let (report, missing) = report(dir)?;
@@ -192,13 +192,6 @@ fn view<'a>(args: &'a StatusArgs, since: Option<(Duration, &'a Earlier)>) -> Vie
 /// The adapter's answer, joined by the tables of programs that it does not know: it may have been
 /// started after them. Without an adapter only the latter, and the failure to end with.
 fn report(dir: &Path) -> Result<(Value, Option<Failure>), Failure> {
-    let (mut report, missing) = report_of_served(dir)?;
-    report["without_library"] = serde_json::to_value(bare::find(dir)).unwrap_or_default();
-    Ok((report, missing))
-}
-
-/// As [`report`], of programs with the library.
-fn report_of_served(dir: &Path) -> Result<(Value, Option<Failure>), Failure> {
     let answer = client::status(dir);
     let (mut report, missing) = match answer {
         Ok(json) => (answer::parse(&json)?, None),
@@ -212,17 +205,21 @@ fn report_of_served(dir: &Path) -> Result<(Value, Option<Failure>), Failure> {
             if !is_told_nothing && !is_gone {
                 return Err(failure);
             }
-            let Some(json) = unserved::status(dir, &BTreeSet::new()) else {
+            let found = unserved::find(dir, &BTreeSet::new());
+            let Some(json) = found.status else {
                 return Err(failure);
             };
-            return Ok((answer::parse(&json)?, is_gone.then_some(failure)));
+            let mut report: Value = answer::parse(&json)?;
+            tell_bare(&mut report, found.bare);
+            return Ok((report, is_gone.then_some(failure)));
         }
     };
     let known = processes(&mut report)
         .iter()
         .filter_map(|process| process["pid"].as_u64()?.try_into().ok())
         .collect();
-    if let Some(json) = unserved::status(dir, &known) {
+    let found = unserved::find(dir, &known);
+    if let Some(json) = found.status {
         let mut others: Value = answer::parse(&json)?;
         let others = std::mem::take(processes(&mut others)).into_iter();
         let is_new = |process: &Value| {
@@ -231,7 +228,14 @@ fn report_of_served(dir: &Path) -> Result<(Value, Option<Failure>), Failure> {
         };
         processes(&mut report).extend(others.filter(is_new));
     }
+    tell_bare(&mut report, found.bare);
     Ok((report, missing))
+}
+
+/// Adds the programs without the library.
+fn tell_bare(report: &mut Value, found: Vec<unserved::Bare>) {
+    let explained = bare::explained(found);
+    report["without_library"] = serde_json::to_value(explained).unwrap_or_default();
 }
 
 /// The list of processes in a report, made if need be.

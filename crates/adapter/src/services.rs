@@ -1,0 +1,31 @@
+//! Which processes of systemd's services have the library.
+
+use crate::proc::{self, Environment, Mappings};
+use std::collections::BTreeMap;
+
+/// A process of a service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Process {
+    /// Its process id.
+    pub pid: u32,
+    /// Whether it has the library.
+    pub has_library: bool,
+    /// Whether the environment that it was started with names libraries to load first. A program
+    /// may have written over it since.
+    pub has_preload: bool,
+}
+
+/// The processes that we may look into, by the service manager's unit.
+pub fn processes_by_unit() -> BTreeMap<String, Vec<Process>> {
+    let mut units: BTreeMap<String, Vec<Process>> = BTreeMap::new();
+    for pid in proc::processes() {
+        if let Some((unit, mappings)) = proc::unit(pid).zip(Mappings::of(pid)) {
+            units.entry(unit).or_default().push(Process {
+                pid,
+                has_library: mappings.have_library(),
+                has_preload: Environment::of(pid).get("LD_PRELOAD").is_some(),
+            });
+        }
+    }
+    units
+}
