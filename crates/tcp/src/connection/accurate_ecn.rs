@@ -57,12 +57,19 @@ fn reflection(came: Ecn) -> Flags {
     })
 }
 
-/// The marks on our packets that an acknowledgement tells of.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Marks {
-    pub(super) packets: u32,
-    /// Where the remote's option says so.
-    pub(super) bytes: Option<u32>,
+/// The part of an acknowledgement that tells of marks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Feedback {
+    /// The three bits.
+    pub(super) ace: u8,
+    /// The option, where there is one.
+    pub(super) counters: Option<EcnCounters>,
+    /// So many more of our packets have arrived.
+    pub(super) delivered: u32,
+    /// It has neither payload nor SACK blocks.
+    pub(super) is_bare: bool,
+    /// The bytes of a marked packet where no option says.
+    pub(super) mss: u32,
 }
 
 /// The counters of a connection with this feedback.
@@ -84,6 +91,8 @@ pub(crate) struct AccurateEcn {
     heard_packets: u8,
     /// s.ceb: and of so many marked bytes, modulo 2^24.
     heard_bytes: u32,
+    /// Marked bytes by the field alone since the last option, which will tell of them again.
+    assumed_bytes: u32,
     /// Nothing was heard since the handshake's first two packets.
     is_first: bool,
     /// The remote's first acknowledgement may tell how our SYN-ACK came.
@@ -109,6 +118,7 @@ impl AccurateEcn {
             owes_reflection: false,
             heard_packets: PACKETS_AT_FIRST,
             heard_bytes: 0,
+            assumed_bytes: 0,
             is_first: true,
             may_reflect: true,
             is_clear: true,
@@ -182,43 +192,37 @@ impl AccurateEcn {
         turns || self.came_packets.wrapping_sub(self.told_packets) >= UNTOLD_MAX
     }
 
-    /// An acknowledgement that is not older than others says this, after which `delivered` more of
-    /// our packets have arrived. It is bare when it has neither payload nor SACK blocks.
-    pub(super) fn hear(
-        &mut self,
-        ace: u8,
-        counters: Option<EcnCounters>,
-        delivered: u32,
-        is_bare: bool,
-    ) -> Marks {
+    /// How many of our bytes have come marked, after an acknowledgement that is not older than
+    /// others.
+    pub(super) fn hear(&mut self, feedback: Feedback) -> u32 {
+        let ace = feedback.ace;
         if core::mem::replace(&mut self.is_first, false) {
             // Section 3.2.2.3: zero is no value of a counter that begins at 5, nor of a reflection:
             // the path clears the bits.
             self.is_clear = ace != 0b000;
-            if self.may_reflect && is_bare {
+            if self.may_reflect && feedback.is_bare {
                 self.heard_packets = PACKETS_AT_FIRST + u8::from(ace == 0b110);
-                return Marks::default();
+                return 0;
             }
         }
         if !self.is_clear {
-            return Marks::default();
+            return 0;
         }
         let delta = u32::from(ace.wrapping_sub(self.heard_packets)) % ACE_NUMBERS;
         self.heard_packets = ace;
-        let bytes = counters.map(|counters| {
-            let more = counters.ce.wrapping_sub(self.heard_bytes) & COUNTER_MASK;
-            // The upper half stands for less: an option that another has overtaken.
-            let more = if more > COUNTER_MASK / 2 { 0 } else { more };
-            self.heard_bytes = (self.heard_bytes + more) & COUNTER_MASK;
-            more
-        });
-        let packets = match bytes {
-            // Marks on packets without payload say nothing of our data.
-            Some(0) => 0,
-            Some(_) => delta.max(1),
-            None => likely(delta, delivered),
+        let Some(counters) = feedback.counters else {
+            let bytes = likely(delta, feedback.delivered).saturating_mul(feedback.mss);
+            self.assumed_bytes = self.assumed_bytes.saturating_add(bytes);
+            return bytes;
         };
-        Marks { packets, bytes }
+        // Packets without payload are in no counter: their marks say nothing of our data.
+        let more = counters.ce.wrapping_sub(self.heard_bytes) & COUNTER_MASK;
+        if more > COUNTER_MASK / 2 {
+            // The upper half stands for less: an option that another has overtaken.
+            return 0;
+        }
+        self.heard_bytes = counters.ce;
+        more.saturating_sub(core::mem::take(&mut self.assumed_bytes))
     }
 }
 
@@ -289,41 +293,66 @@ mod tests {
         assert!(!ours.note_arrival(Ecn::CongestionExperienced, 0, 1));
     }
 
+    const MSS: u32 = 1_000;
+
+    fn heard(ours: &mut AccurateEcn, ace: u8, ce: Option<u32>, delivered: u32) -> u32 {
+        let counters = ce.map(|ce| EcnCounters {
+            ce,
+            ..EcnCounters::default()
+        });
+        ours.hear(Feedback {
+            ace,
+            counters,
+            delivered,
+            is_bare: true,
+            mss: MSS,
+        })
+    }
+
     #[test]
     fn the_option_tells_apart_what_the_field_cannot() {
         let mut ours = AccurateEcn::of_client(Ecn::NotCapable);
-        let counters = |ce| {
-            Some(EcnCounters {
-                ce,
-                ..EcnCounters::default()
-            })
-        };
-        let marks = |packets, bytes| Marks { packets, bytes };
-        assert_eq!(ours.hear(7, None, 2, true), marks(2, None));
+        assert_eq!(heard(&mut ours, 7, None, 2), 2 * MSS);
         // Ten of twelve, where the field has 2.
-        assert_eq!(ours.hear(1, None, 12, true), marks(10, None));
-        assert_eq!(ours.hear(1, None, 44, true), marks(0, None));
-        assert_eq!(
-            ours.hear(1, counters(11_584), 44, true),
-            marks(1, Some(11_584))
-        );
+        assert_eq!(heard(&mut ours, 1, None, 12), 10 * MSS);
+        assert_eq!(heard(&mut ours, 1, None, 44), 0);
+        assert_eq!(heard(&mut ours, 1, Some(20_000), 44), 8_000);
         // An older option is no news, and neither is a mark on a bare acknowledgement.
-        assert_eq!(ours.hear(1, counters(100), 1, true), marks(0, Some(0)));
-        assert_eq!(ours.hear(2, counters(11_584), 1, true), marks(0, Some(0)));
+        assert_eq!(heard(&mut ours, 1, Some(100), 1), 0);
+        assert_eq!(heard(&mut ours, 2, Some(20_000), 1), 0);
+        assert_eq!(heard(&mut ours, 3, Some(21_000), 1), MSS);
+    }
+
+    /// Data tells by the field, and the acknowledgement behind it by the option.
+    #[test]
+    fn a_mark_that_is_told_twice_counts_once() {
+        let mut ours = AccurateEcn::of_client(Ecn::NotCapable);
+        for packet in 1..=20 {
+            let ace = (5 + packet as u8) % 8;
+            assert_eq!(heard(&mut ours, ace, None, 1), MSS);
+            assert_eq!(heard(&mut ours, ace, Some(packet * MSS), 0), 0);
+        }
+        // The packets were larger than was assumed.
+        assert_eq!(heard(&mut ours, 2, None, 1), MSS);
+        assert_eq!(heard(&mut ours, 2, Some(21_400), 0), 400);
+        // Or smaller: later marks are not set off against that.
+        assert_eq!(heard(&mut ours, 3, None, 1), MSS);
+        assert_eq!(heard(&mut ours, 3, Some(21_500), 0), 0);
+        assert_eq!(heard(&mut ours, 4, Some(22_500), 1), MSS);
     }
 
     #[test]
     fn a_path_that_clears_the_bits_is_sent_nothing_that_can_be_marked() {
         let mut ours = AccurateEcn::of_server(Ecn::NotCapable);
         assert!(ours.may_be_marked());
-        assert_eq!(ours.hear(0, None, 0, true), Marks::default());
+        assert_eq!(heard(&mut ours, 0, None, 0), 0);
         assert!(!ours.may_be_marked());
         let mut ours = AccurateEcn::of_client(Ecn::NotCapable);
-        assert_eq!(ours.hear(0, None, 1, false), Marks::default());
+        assert_eq!(heard(&mut ours, 0, None, 1), 0);
         assert!(!ours.may_be_marked());
         let mut ours = AccurateEcn::of_server(Ecn::NotCapable);
-        assert_eq!(ours.hear(0b110, None, 0, true), Marks::default());
+        assert_eq!(heard(&mut ours, 0b110, None, 0), 0);
         assert!(ours.may_be_marked());
-        assert_eq!(ours.hear(7, None, 1, true).packets, 1);
+        assert_eq!(heard(&mut ours, 7, None, 1), MSS);
     }
 }

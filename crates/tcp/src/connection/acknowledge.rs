@@ -1,6 +1,7 @@
 //! The sender's half of an arriving segment: RFC 9293 section 3.10.7.4, fifth step, and what SACK
 //! (RFC 2018, RFC 6675, RFC 2883), ECN (RFC 3168) and the timers make of it.
 
+use super::accurate_ecn::Feedback;
 use super::sent::Delivered;
 use super::{Conditions, Connection, Context, LossTimer, News};
 use crate::position::{Position, Span};
@@ -269,16 +270,15 @@ impl Connection {
                 0
             };
         };
-        let mss = u64::from(self.mss);
-        let delivered = report.delivered.bytes.div_ceil(mss) as u32;
-        let is_bare = segment.payload.is_empty() && !report.has_blocks;
-        let counters = segment.ecn_counters();
-        let marks = accurate.hear(segment.flags.ace(), counters, delivered, is_bare);
-        match (marks.packets, marks.bytes) {
-            (0, _) => 0,
-            (_, Some(bytes)) => bytes.into(),
-            (packets, None) => u64::from(packets) * mss,
-        }
+        let mss = u32::from(self.mss);
+        let marked_bytes = accurate.hear(Feedback {
+            ace: segment.flags.ace(),
+            counters: segment.ecn_counters(),
+            delivered: report.delivered.bytes.div_ceil(mss.into()) as u32,
+            is_bare: segment.payload.is_empty() && !report.has_blocks,
+            mss,
+        });
+        marked_bytes.into()
     }
 
     /// RFC 3168 section 6.1.2: "TCP should not react to congestion indications more than once every
