@@ -6,6 +6,7 @@ mod capture;
 mod changes;
 mod hostile;
 mod interface;
+mod kills;
 mod packet;
 mod policy;
 mod programs;

@@ -1,8 +1,6 @@
 //! One interface with one address, which the near kernel and the engine share.
 
 use std::fs;
-use std::thread::sleep;
-use std::time::Duration;
 
 use toehold_e2e::load::Pattern;
 use toehold_e2e::network::{FAR, FAR_V6, NEAR, NEAR_V6};
@@ -12,7 +10,7 @@ use toehold_e2e::{Link, Nginx, Path, host, wait_until};
 use crate::stage::{SCRIPT, Stage, await_word, listening, ok};
 
 /// A server of the near kernel's, which knows nothing of Toehold.
-fn kernel_server(stage: &Stage, role: &str, port: &str) -> Running {
+pub(crate) fn kernel_server(stage: &Stage, role: &str, port: &str) -> Running {
     let mut command = stage.network.near(&stage.python);
     command.args([SCRIPT, role, port]);
     listening(Running::start(
@@ -96,53 +94,6 @@ fn engine_and_kernel_serve_at_one_ipv6_address() {
         assert!(ok(client).contains(&format!("local {FAR_V6}")));
     }
     assert_eq!(stage.engine("connections_accepted"), 1);
-}
-
-/// Kills of the adapter under load. The kernel's connections are not touched, and the kernel resets
-/// the engine's. A connection to the engine's port that is made meanwhile is the kernel's, and
-/// stays the kernel's.
-fn only_the_engines_connections_end_with_it(link: Link) {
-    let Some(mut stage) = Stage::set_sharing(link, &["--share", &format!("{NEAR}:7921-7999")])
-    else {
-        return;
-    };
-    let _kernel = kernel_server(&stage, "echo_server", "7920");
-    let load = stage.far("load", &["steady", NEAR, "7920"]);
-    await_word(&load, "holding");
-    for round in 0..KILLS {
-        let port = (7921 + round % 70).to_string();
-        let server = stage.near_server(&["echo_server", &port]);
-        let over_engine = stage.far("load", &["many_until_reset", NEAR, &port]);
-        await_word(&over_engine, "holding");
-        assert_eq!(stage.engine("connections_accepted"), 10);
-        stage.toehold.adapter().signal(libc::SIGKILL);
-        ok(over_engine);
-        // The program listens still, on the kernel.
-        let mut kept = stage.far("kept", &["steady", NEAR, &port]);
-        await_word(&kept, "holding");
-        stage.toehold.start_adapter();
-        sleep(Duration::from_millis(50));
-        assert!(kept.ended().is_none(), "{}", kept.outputs());
-        kept.signal(libc::SIGUSR1);
-        ok(kept);
-        drop(server);
-    }
-    load.signal(libc::SIGUSR1);
-    ok(load);
-    assert_eq!(stage.engine("connections_accepted"), 0);
-}
-
-/// Each takes about two seconds.
-const KILLS: usize = 10;
-
-#[test]
-fn only_the_engines_connections_end_with_it_over_a_packet_link() {
-    only_the_engines_connections_end_with_it(Link::Packet);
-}
-
-#[test]
-fn only_the_engines_connections_end_with_it_over_an_xdp_link() {
-    only_the_engines_connections_end_with_it(Link::Xdp);
 }
 
 #[test]

@@ -1,0 +1,130 @@
+//! Kills of the adapter, where the near kernel and the engine share one address.
+//!
+//! A thousand of them: `TOEHOLD_SOAK=1000 cargo xtask e2e outlive_every_kill`, about half an hour for
+//! each link.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use toehold_e2e::load::Random;
+use toehold_e2e::network::NEAR;
+use toehold_e2e::process::{Running, TIME_LIMIT};
+use toehold_e2e::{Link, Nginx, host, wait_until};
+
+use crate::shared::kernel_server;
+use crate::stage::{Stage, await_word, ok};
+
+/// Each takes about two seconds.
+const KILLS_MIN: u64 = 4;
+/// A kill comes at any moment of so many milliseconds of load.
+const LOAD_MS_MAX: u64 = 300;
+
+/// Kills of the adapter under load. The kernel's connections are not touched, and the kernel resets
+/// the engine's. A connection to the engine's port that is made meanwhile is the kernel's, and
+/// stays the kernel's.
+fn only_the_engines_connections_end_with_it(link: Link) {
+    let Some(mut stage) = Stage::set_sharing(link, &["--share", &format!("{NEAR}:7921-7999")])
+    else {
+        return;
+    };
+    let _kernel = kernel_server(&stage, "echo_server", "7920");
+    let load = stage.far("load", &["steady", NEAR, "7920"]);
+    await_word(&load, "holding");
+    for round in 0..KILLS_MIN {
+        let port = (7921 + round % 70).to_string();
+        let server = stage.near_server(&["echo_server", &port]);
+        let over_engine = stage.far("load", &["many_until_reset", NEAR, &port]);
+        await_word(&over_engine, "holding");
+        assert_eq!(stage.engine("connections_accepted"), 10);
+        stage.toehold.adapter().signal(libc::SIGKILL);
+        ok(over_engine);
+        // The program listens still, on the kernel.
+        let mut kept = stage.far("kept", &["steady", NEAR, &port]);
+        await_word(&kept, "holding");
+        stage.toehold.start_adapter();
+        sleep(Duration::from_millis(50));
+        assert!(kept.ended().is_none(), "{}", kept.outputs());
+        kept.signal(libc::SIGUSR1);
+        ok(kept);
+        drop(server);
+    }
+    load.signal(libc::SIGUSR1);
+    ok(load);
+    assert_eq!(stage.engine("connections_accepted"), 0);
+}
+
+#[test]
+fn only_the_engines_connections_end_with_it_over_a_packet_link() {
+    only_the_engines_connections_end_with_it(Link::Packet);
+}
+
+#[test]
+fn only_the_engines_connections_end_with_it_over_an_xdp_link() {
+    only_the_engines_connections_end_with_it(Link::Xdp);
+}
+
+/// nginx on the kernel and Redis on the engine, at one address and both under load.
+fn kernels_connections_outlive_every_kill(link: Link) {
+    let programs = ["redis-server", "redis-benchmark", "nginx", "wrk"];
+    let Some([redis, benchmark, nginx, wrk]) = host::require(programs) else {
+        return;
+    };
+    let Some(mut stage) = Stage::set_sharing(link, &["--share", &format!("{NEAR}:8200-8999")])
+    else {
+        return;
+    };
+    let dir = stage.toehold.dir().to_owned();
+    let _nginx = Nginx::start(stage.network.near(&nginx), &dir, NEAR, 8100, &[1_000]);
+    let _echo = kernel_server(&stage, "echo_server", "8101");
+    let stream = stage.far("stream", &["steady", NEAR, "8101"]);
+    await_word(&stream, "holding");
+    let redis = redis.to_string_lossy();
+    let mut random = Random::new(host::seed());
+    for round in 0..host::rounds(KILLS_MIN) {
+        let port = (8200 + round % 800).to_string();
+        let mut server = stage.offloaded(&redis, &["--save", "", "--protected-mode", "no"]);
+        server.args(["--bind", "0.0.0.0", "--port", &port]);
+        let server = Running::start(server, "redis", &dir);
+        stage.await_listeners(1);
+        let ask = |requests: &str| {
+            let mut command = stage.network.far(&benchmark);
+            command.args(["-h", NEAR, "-p", &port, "-t", "get", "-c", "10", "-q"]);
+            command.args(["-n", requests]);
+            Running::start(command, "benchmark", &dir)
+        };
+        let mut over_engine = ask("1000000000");
+        let mut load = stage.network.far(&wrk);
+        load.args(["-t1", "-c10", "-d1s", &format!("http://{NEAR}:8100/1000")]);
+        let load = Running::start(load, "wrk", &dir);
+        let is_loaded = wait_until(TIME_LIMIT, || stage.engine("connections_accepted") >= 10);
+        assert!(is_loaded, "round {round}: {}", over_engine.outputs());
+        sleep(Duration::from_millis(random.below(LOAD_MS_MAX)));
+        let ended = over_engine.ended();
+        assert!(ended.is_none(), "round {round}: {}", over_engine.outputs());
+        stage.toehold.adapter().signal(libc::SIGKILL);
+        // Nobody tells a client whose request was acknowledged before: it may wait for its answer.
+        let ended = over_engine.wait(Duration::from_secs(1));
+        let is_reset = over_engine.stderr().contains("Connection reset by peer");
+        assert!(ended.is_none() || is_reset, "{}", over_engine.outputs());
+        drop(over_engine);
+        // Redis listens still, on the kernel.
+        ask("1000").success(TIME_LIMIT);
+        let report = load.success(TIME_LIMIT);
+        let is_clean = report.contains("Requests/sec") && !report.contains("Socket errors");
+        assert!(is_clean, "round {round}: {report}");
+        drop(server);
+        stage.toehold.start_adapter();
+    }
+    stream.signal(libc::SIGUSR1);
+    ok(stream);
+}
+
+#[test]
+fn kernels_connections_outlive_every_kill_over_a_packet_link() {
+    kernels_connections_outlive_every_kill(Link::Packet);
+}
+
+#[test]
+fn kernels_connections_outlive_every_kill_over_an_xdp_link() {
+    kernels_connections_outlive_every_kill(Link::Xdp);
+}
