@@ -44,8 +44,8 @@ pub use config::{
 };
 pub use counters::Counters;
 pub use engine::{
-    ChecksumWork, Engine, Expected, FAST_PATH_HEADERS_BYTES, HEADER_BUFFER_BYTES, Payload,
-    ReceiveOffload, Transmit, TransmitOffload, Whose,
+    ChecksumWork, Engine, Expected, HEADER_BUFFER_BYTES, Headers, Payload, ReceiveOffload,
+    Transmit, TransmitOffload, Whose,
 };
 pub use host::{
     CallError, ConnectError, ConnectionId, ConnectionInfo, Event, ListenError, ListenerId, Memory,

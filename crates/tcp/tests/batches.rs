@@ -7,8 +7,8 @@ mod support;
 
 use support::{Family, Segment, ethernet, on_link};
 use toehold_tcp::{
-    Config, ConnectionId, Engine, Event, HEADER_BUFFER_BYTES, Instant, Memory, NoRoom, Options,
-    Random, ReceiveOffload,
+    Config, ConnectionId, Engine, Event, HEADER_BUFFER_BYTES, Headers, Instant, Memory, NoRoom,
+    Options, Random, ReceiveOffload,
 };
 
 const SYN: u8 = 2;
@@ -226,34 +226,41 @@ fn together_is_as_one_after_the_other() {
 /// to.
 #[test]
 fn an_acknowledgement_alone_is_not_payload_in_its_place() {
-    let mut side = Side::new();
-    let now = Instant::from_micros(1_000_000);
-    let mut flow = [Flow {
-        is_open: true,
-        ..Flow::default()
-    }; 2];
-    let port = 10_001;
-    let step = |side: &mut Side, flow: &mut [Flow], flags, payload: &[u8]| {
-        let frame = flow[1].frame(port, flags, payload, now);
-        side.engine
-            .handle_frame(now, &frame, VERIFIED, &mut side.placed);
-        flow[1].seq += payload.len() as u32 + u32::from(flags & SYN != 0);
-        for frame in side.say(now).frames {
-            learn(flow, &frame);
-        }
-    };
-    step(&mut side, &mut flow, SYN, &[]);
-    step(&mut side, &mut flow, ACK, &[]);
-    step(&mut side, &mut flow, ACK, &[1; 100]);
-    let expected = side.engine.expected().expect("the last one's next byte");
-    let mut place = |payload: &[u8]| {
-        let frame = flow[1].frame(port, ACK, payload, now);
-        let headers = frame.first_chunk().expect("whole headers");
-        side.engine
-            .handle_placed(now, headers, payload.len(), VERIFIED, expected)
-    };
-    assert!(!place(&[]));
-    assert!(place(&[2; 100]));
+    for (port, headers) in [(10_000, Headers::V6), (10_001, Headers::V4)] {
+        let mut side = Side::new();
+        let now = Instant::from_micros(1_000_000);
+        let mut flows = [Flow {
+            is_open: true,
+            ..Flow::default()
+        }; 2];
+        let index = usize::from(port - 10_000);
+        let step = |side: &mut Side, flows: &mut [Flow], flags, payload: &[u8]| {
+            let frame = flows[index].frame(port, flags, payload, now);
+            side.engine
+                .handle_frame(now, &frame, VERIFIED, &mut side.placed);
+            flows[index].seq += payload.len() as u32 + u32::from(flags & SYN != 0);
+            for frame in side.say(now).frames {
+                learn(flows, &frame);
+            }
+        };
+        step(&mut side, &mut flows, SYN, &[]);
+        step(&mut side, &mut flows, ACK, &[]);
+        step(&mut side, &mut flows, ACK, &[1; 100]);
+        let expected = side.engine.expected(headers);
+        let expected = expected.expect("the last one's next byte");
+        let frame = |payload: &[u8]| flows[index].frame(port, ACK, payload, now);
+        let mut place = |payload: &[u8]| {
+            let frame = frame(payload);
+            assert_eq!(Headers::of(&frame), Some(headers));
+            let there = side.engine.place_of(&frame, frame.len(), VERIFIED);
+            assert_eq!(there, Some(expected));
+            let headers = &frame[..headers.bytes()];
+            side.engine
+                .handle_placed(now, headers, payload.len(), VERIFIED, expected)
+        };
+        assert!(!place(&[]));
+        assert!(place(&[2; 100]));
+    }
 }
 
 /// A SYN-ACK tells a remote where our numbers begin.

@@ -1,7 +1,7 @@
 //! Kills of the adapter, where the near kernel and the engine share one address.
 //!
-//! A thousand of them: `TOEHOLD_SOAK=1000 cargo xtask e2e outlive_every_kill`, about half an hour for
-//! each link.
+//! A thousand of them take half an hour for each link:
+//! `TOEHOLD_SOAK=1000 cargo xtask e2e outlive_every_kill`.
 
 use std::thread::sleep;
 use std::time::Duration;

@@ -21,7 +21,7 @@ mod xdp;
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use toehold_e2e::network::{FAR, NEAR};
+use toehold_e2e::network::{FAR, FAR_V6, NEAR};
 use toehold_e2e::process::{Running, TIME_LIMIT};
 use toehold_e2e::{Link, Network, Path, Toehold, host, wait_until};
 
@@ -65,6 +65,18 @@ fn payload_of_a_lone_stream_is_read_to_where_it_belongs() {
     let _near = stage.near_server(&["echo_server", "7002"]);
     ok(stage.near("client", &["echo_client", FAR, "7001", "20000000"]));
     assert_eq!(stage.engine("payloads_in_place"), in_place);
+}
+
+#[test]
+fn payload_over_ipv6_is_read_to_where_it_belongs() {
+    for link in [Link::Tap, Link::Packet] {
+        let Some(stage) = Stage::set_over(link, &["--threads", "1"]) else {
+            return;
+        };
+        let _far = stage.far_server(&["echo_server", "7003", FAR_V6]);
+        ok(stage.near("client", &["echo_client", FAR_V6, "7003", "100000000"]));
+        assert!(stage.engine("payloads_in_place") > 0, "{link:?}");
+    }
 }
 
 /// One setting of the adapter that runs; what it said against it.

@@ -18,7 +18,7 @@
 
 use toehold_copy::Buffer;
 use toehold_link::{FRAMES_TOGETHER_MAX, PacketSocket, Tap, VnetHeader, XdpSocket};
-use toehold_tcp::{Expected, FAST_PATH_HEADERS_BYTES, Instant, ReceiveOffload};
+use toehold_tcp::{Expected, Headers, Instant, ReceiveOffload};
 
 use super::device::Device;
 use super::endpoint::Room;
@@ -44,8 +44,9 @@ pub(super) struct May {
 pub(super) struct FrameReceiver {
     /// A frame behind its metadata.
     buffer: Buffer,
-    /// Large frames of late that continued a stream.
+    /// Large frames of late that continued a stream, and the headers that they had.
     run: u32,
+    headers: Headers,
     /// Payloads read to where they belong.
     placed: u64,
 }
@@ -55,6 +56,7 @@ impl Default for FrameReceiver {
         FrameReceiver {
             buffer: Buffer::new(VnetHeader::BYTES + FRAME_BYTES_MAX).expect("memory for a frame"),
             run: 0,
+            headers: Headers::default(),
             placed: 0,
         }
     }
@@ -88,13 +90,13 @@ impl FrameReceiver {
     }
 
     fn take_from_tap(&mut self, tap: &Tap, now: Instant, mut takers: Takers<'_>, may: May) -> bool {
-        let expected = takers.engine.expected();
+        let expected = takers.engine.expected(self.headers);
         let guess = expected.filter(|_| may.place && may.guess && self.is_run());
         let room = guess.and_then(|expected| Some((expected, takers.streams.room(expected)?)));
         let received = match room {
             None => tap.receive_behind_header(&mut self.buffer),
             Some((_, room)) => {
-                let parts = self.parts(room);
+                let parts = self.parts(self.headers, room);
                 // SAFETY: the buffer is ours; a ring's room is mapped and ours to write. No
                 // reference to either lives.
                 unsafe { tap.receive_raw(&parts) }
@@ -114,8 +116,7 @@ impl FrameReceiver {
             return true;
         }
         if length >= FRAME_BYTES_WORTH {
-            let continues = continues(expected, length, takers.engine.expected());
-            self.run = if continues { self.run + 1 } else { 0 };
+            self.note_large(length, &takers, expected);
         }
         true
     }
@@ -144,15 +145,14 @@ impl FrameReceiver {
             socket.release();
             return true;
         }
-        let expected = arrival.bytes.first_chunk().filter(|_| may.place);
-        let expected = expected.and_then(|headers| {
-            let payload_bytes = length.checked_sub(FAST_PATH_HEADERS_BYTES)?;
-            takers.engine.place_of(headers, payload_bytes, offload)
-        });
+        let expected = may
+            .place
+            .then(|| takers.engine.place_of(arrival.bytes, length, offload))
+            .flatten();
         let room = expected.and_then(|expected| Some((expected, takers.streams.room(expected)?)));
         let parts = match room {
-            None => self.parts([(std::ptr::null_mut(), 0); 2]),
-            Some((_, room)) => self.parts(room),
+            None => self.parts(Headers::V4, [(std::ptr::null_mut(), 0); 2]),
+            Some((expected, room)) => self.parts(expected.headers, room),
         };
         // SAFETY: the buffer is ours; a ring's room is mapped and ours to write. No reference to
         // either lives.
@@ -171,17 +171,19 @@ impl FrameReceiver {
         (length, offload): (usize, ReceiveOffload),
         room: Option<(Expected, [Room; 2])>,
     ) -> bool {
-        if let Some((expected, room)) = room.filter(|_| length > FAST_PATH_HEADERS_BYTES) {
-            let payload_bytes = length - FAST_PATH_HEADERS_BYTES;
+        let is_longer = |(expected, _): &(Expected, _)| length > expected.headers.bytes();
+        if let Some((expected, room)) = room.filter(is_longer) {
+            let headers_bytes = expected.headers.bytes();
+            let payload_bytes = length - headers_bytes;
             let fits = payload_bytes <= room[0].1 + room[1].1;
-            let headers = self.frame().first_chunk().expect("longer than headers");
+            let headers = &self.buffer[VnetHeader::BYTES..][..headers_bytes];
             let engine = &mut takers.engine;
             if fits && engine.handle_placed(now, headers, payload_bytes, offload, expected) {
                 takers.streams.note_placed(expected, payload_bytes);
                 self.placed += 1;
                 return true;
             }
-            self.put_together(room, length);
+            self.put_together(expected.headers, room, length);
         }
         takers.streams.copying.offer_buffer();
         let frame = &self.buffer[VnetHeader::BYTES..][..length];
@@ -206,17 +208,29 @@ impl FrameReceiver {
         &mut self.buffer[VnetHeader::BYTES..]
     }
 
+    /// A large frame is in the buffer, which no guess has put elsewhere: did it continue the stream
+    /// whose next byte was `expected`?
+    fn note_large(&mut self, length: usize, takers: &Takers<'_>, expected: Option<Expected>) {
+        let Some(headers) = Headers::of(self.frame()) else {
+            return self.run = 0;
+        };
+        let after = takers.engine.expected(headers);
+        let continues = headers == self.headers && continues(expected, length, after);
+        self.run = if continues { self.run + 1 } else { 0 };
+        self.headers = headers;
+    }
+
     /// Where the next frame is read to: its headers, its payload, and what is more than expected.
-    fn parts(&mut self, [first, second]: [Room; 2]) -> [Room; 4] {
-        let (headers, rest) = self.frame().split_at_mut(FAST_PATH_HEADERS_BYTES);
+    fn parts(&mut self, headers: Headers, [first, second]: [Room; 2]) -> [Room; 4] {
+        let (headers, rest) = self.frame().split_at_mut(headers.bytes());
         let whole = |part: &mut [u8]| (part.as_mut_ptr(), part.len());
         [whole(headers), first, second, whole(rest)]
     }
 
     /// Gets a frame's payload back from where it was not meant to be, in front of what found no
     /// room there.
-    fn put_together(&mut self, room: [Room; 2], length: usize) {
-        let payload = &mut self.frame()[FAST_PATH_HEADERS_BYTES..length];
+    fn put_together(&mut self, headers: Headers, room: [Room; 2], length: usize) {
+        let payload = &mut self.frame()[headers.bytes()..length];
         let inside = payload.len().min(room[0].1 + room[1].1);
         payload.copy_within(..payload.len() - inside, inside);
         let (first, second) = payload[..inside].split_at_mut(inside.min(room[0].1));
@@ -281,16 +295,16 @@ fn take_from_memory(
 
 /// Whether a frame of that length was all payload that continued a stream.
 fn continues(before: Option<Expected>, length: usize, after: Option<Expected>) -> bool {
-    let payload_bytes = (length - FAST_PATH_HEADERS_BYTES) as u64;
     match (before, after) {
         (Some(before), Some(after)) => {
+            let payload_bytes = (length - after.headers.bytes()) as u64;
             before.connection == after.connection && before.offset + payload_bytes == after.offset
         }
         _ => false,
     }
 }
 
-const _: () = assert!(FRAME_BYTES_WORTH > FAST_PATH_HEADERS_BYTES);
+const _: () = assert!(FRAME_BYTES_WORTH > Headers::V6.bytes());
 
 #[cfg(test)]
 mod tests {
@@ -312,13 +326,17 @@ mod tests {
         let mut receiver = FrameReceiver::default();
         let frame: Vec<u8> = (0..30_000u32).map(|at| (at % 251) as u8).collect();
         let mut ring = vec![0u8; 1 << 16];
+        let lengths = [87, 200, 900, 5_000, 29_999, 30_000];
         for (first, second) in [(0, 0), (1, 0), (5_000, 0), (100, 700), (20_000, 40_000)] {
-            for length in [FAST_PATH_HEADERS_BYTES + 1, 200, 900, 5_000, 29_999, 30_000] {
-                let base = ring.as_mut_ptr();
-                let room = [(base, first), (base.wrapping_add(first), second)];
-                let parts = receiver.parts(room);
+            let base = ring.as_mut_ptr();
+            let room = [(base, first), (base.wrapping_add(first), second)];
+            for (headers, length) in lengths
+                .map(|length| [(Headers::V4, length), (Headers::V6, length)])
+                .concat()
+            {
+                let parts = receiver.parts(headers, room);
                 scatter(&frame[..length], &parts);
-                receiver.put_together(room, length);
+                receiver.put_together(headers, room, length);
                 let is_whole = receiver.frame()[..length] == frame[..length];
                 assert!(is_whole, "{length} bytes, room for {first} and {second}");
             }

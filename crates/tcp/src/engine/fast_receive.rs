@@ -39,10 +39,44 @@ pub struct ReceiveOffload {
 }
 
 /// Ethernet, IPv4 and TCP headers with a timestamp as the only option.
-pub const FAST_PATH_HEADERS_BYTES: usize = 66;
-
-/// As [`FAST_PATH_HEADERS_BYTES`], with IPv6.
+const V4_HEADERS_BYTES: usize = 66;
+/// As [`V4_HEADERS_BYTES`], with IPv6.
 const V6_HEADERS_BYTES: usize = TCP_AT_V6 + Template::TCP_BYTES;
+
+/// The headers of a frame that may take the fast path: Ethernet, IP, and TCP with a timestamp as
+/// the only option.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Headers {
+    /// IPv4 without options.
+    #[default]
+    V4,
+    /// IPv6 without extension headers.
+    V6,
+}
+
+impl Headers {
+    /// Those that a frame has if it has either of them, by its Ethernet type; nothing else of it is
+    /// looked at.
+    #[inline]
+    #[must_use]
+    pub fn of(frame: &[u8]) -> Option<Headers> {
+        match frame.get(12..14)? {
+            [0x08, 0x00] => Some(Headers::V4),
+            [0x86, 0xdd] => Some(Headers::V6),
+            _ => None,
+        }
+    }
+
+    /// How many bytes they are.
+    #[inline]
+    #[must_use]
+    pub const fn bytes(self) -> usize {
+        match self {
+            Headers::V4 => V4_HEADERS_BYTES,
+            Headers::V6 => V6_HEADERS_BYTES,
+        }
+    }
+}
 
 /// The TCP header of the fast path.
 ///
@@ -54,7 +88,7 @@ type TcpHeader = [u8; Template::TCP_BYTES];
 
 /// The TCP header of a frame with the layout of the fast path.
 #[inline(always)]
-fn tcp_of(h: &[u8; FAST_PATH_HEADERS_BYTES]) -> &TcpHeader {
+fn tcp_of(h: &[u8; V4_HEADERS_BYTES]) -> &TcpHeader {
     h.last_chunk().expect("the headers are longer")
 }
 
@@ -65,6 +99,8 @@ pub struct Expected {
     pub connection: ConnectionId,
     /// The next byte of it.
     pub offset: u64,
+    /// The headers of its frames.
+    pub headers: Headers,
 }
 
 /// The segment with such a header, without its payload.
@@ -94,13 +130,19 @@ fn other_way(h: &TcpHeader) -> OtherWay {
 
 /// How much payload a frame with the layout of the fast path says that it has, over IPv4.
 #[inline(always)]
-fn v4_payload_bytes(h: &[u8; FAST_PATH_HEADERS_BYTES]) -> usize {
-    usize::from(u16_at(h, 16)).wrapping_sub(FAST_PATH_HEADERS_BYTES - ethernet::HEADER_BYTES)
+fn v4_payload_bytes(h: &[u8; V4_HEADERS_BYTES]) -> usize {
+    usize::from(u16_at(h, 16)).wrapping_sub(V4_HEADERS_BYTES - ethernet::HEADER_BYTES)
+}
+
+/// As [`v4_payload_bytes`], over IPv6.
+#[inline(always)]
+fn v6_payload_bytes(h: &[u8; V6_HEADERS_BYTES]) -> usize {
+    usize::from(u16_at(h, 18)).wrapping_sub(Template::TCP_BYTES)
 }
 
 /// The ends of a frame with the layout of the fast path, over IPv4.
 #[inline(always)]
-fn fast_path_ends(h: &[u8; FAST_PATH_HEADERS_BYTES]) -> Ends {
+fn fast_path_ends(h: &[u8; V4_HEADERS_BYTES]) -> Ends {
     Ends {
         local_and_ports: u64::from_ne_bytes(*h[30..].first_chunk().expect("the header is longer")),
         remote: u32::from_ne_bytes(*h[26..].first_chunk().expect("the header is longer")),
@@ -277,13 +319,16 @@ impl Engine {
         self.fast_paths.received += frames;
     }
 
-    /// Where the payload of the next frame belongs, should it continue what the last one brought.
-    /// Memory that takes it there straight from the link spares a copy: see
+    /// Where the payload of the next frame belongs, should it continue what the last one with such
+    /// headers brought. Memory that takes it there straight from the link spares a copy: see
     /// [`Self::handle_placed`].
     #[inline]
     #[must_use]
-    pub fn expected(&self) -> Option<Expected> {
-        let slot = self.last_flow.slot;
+    pub fn expected(&self, headers: Headers) -> Option<Expected> {
+        let slot = match headers {
+            Headers::V4 => self.last_flow.slot,
+            Headers::V6 => self.last_flow_v6.slot,
+        };
         let connection = self.slots.get(slot as usize)?;
         // Ahead of a gap stand bytes that must not be written over.
         let is_plain = connection.state == State::Established
@@ -291,53 +336,52 @@ impl Engine {
         is_plain.then(|| Expected {
             connection: connection.id(slot),
             offset: connection.rcv_nxt.byte(),
+            headers,
         })
     }
 
-    /// Where the payload belongs of a frame with these headers and `payload_bytes` bytes of it, if
-    /// it is the next of an established connection. For links that show headers first: no guess as
+    /// Where the payload belongs of a frame that begins so and has `frame_bytes` in all, if it is
+    /// the next of an established connection. For links that show headers first: no guess as
     /// [`Self::expected`] is, but said before all has been verified.
     #[inline]
     pub fn place_of(
         &mut self,
-        headers: &[u8; FAST_PATH_HEADERS_BYTES],
-        payload_bytes: usize,
+        beginning: &[u8],
+        frame_bytes: usize,
         offload: ReceiveOffload,
     ) -> Option<Expected> {
-        if !self.has_fast_path_payload(headers, payload_bytes, offload) {
-            return None;
-        }
-        self.find_fast(headers)?;
-        let expected = self.expected()?;
-        let connection = self.slots.get(expected.connection.index())?;
-        let is_next = u32_at(headers, 38) == connection.rcv_nxt.wire(connection.rcv_first);
+        let layout = Headers::of(beginning)?;
+        let headers = beginning.get(..layout.bytes())?;
+        let payload_bytes = frame_bytes.checked_sub(layout.bytes())?;
+        let (slot, tcp) = self.find_placed(headers, payload_bytes, offload)?;
+        let expected = self.expected(layout)?;
+        let connection = self.slots.get(slot as usize)?;
+        let is_next = u32_at(tcp, 4) == connection.rcv_nxt.wire(connection.rcv_first);
         is_next.then_some(expected)
     }
 
-    /// [`Self::handle_frame`] for a frame whose `payload_bytes` bytes of payload the host has read
-    /// to where [`Self::expected`] said. Does nothing and returns false unless they belong there:
-    /// then the host puts the frame together and calls [`Self::handle_frame`].
+    /// [`Self::handle_frame`] for a frame with these headers. The host has read its `payload_bytes`
+    /// bytes of payload to where [`Self::expected`] said. Does nothing and returns false unless
+    /// they belong there: then the host puts the frame together and calls [`Self::handle_frame`].
     #[inline]
     pub fn handle_placed(
         &mut self,
         now: Instant,
-        headers: &[u8; FAST_PATH_HEADERS_BYTES],
+        headers: &[u8],
         payload_bytes: usize,
         offload: ReceiveOffload,
         expected: Expected,
     ) -> bool {
-        let is_fast_path = self.has_fast_path_payload(headers, payload_bytes, offload);
-        let Some(slot) = is_fast_path.then(|| self.find_fast(headers)).flatten() else {
+        let Some((slot, tcp)) = self.find_placed(headers, payload_bytes, offload) else {
             return false;
         };
         let place = |connection, offset| {
-            if (Expected { connection, offset }) == expected {
+            if (connection, offset) == (expected.connection, expected.offset) {
                 Ok(())
             } else {
                 Err(NoRoom)
             }
         };
-        let tcp = tcp_of(headers);
         let is_done = self
             .handle_payload(now, slot, tcp, payload_bytes, place)
             .unwrap_or_else(|| self.handle_mixed(now, slot, tcp, payload_bytes, place));
@@ -345,6 +389,29 @@ impl Engine {
             self.note_predicted(1);
         }
         is_done
+    }
+
+    /// The connection of headers that are apart from their payload, and their TCP header.
+    #[inline]
+    fn find_placed<'a>(
+        &mut self,
+        headers: &'a [u8],
+        payload_bytes: usize,
+        offload: ReceiveOffload,
+    ) -> Option<(u32, &'a TcpHeader)> {
+        let tcp: &TcpHeader = headers.last_chunk()?;
+        if !other_way(tcp).has_fast_path_flags() {
+            return None;
+        }
+        let slot = if let Ok(h) = headers.try_into() {
+            let is_whole = self.is_fast_path(h, offload) && v4_payload_bytes(h) == payload_bytes;
+            is_whole.then(|| self.find_fast(h)).flatten()
+        } else {
+            let h = headers.try_into().ok()?;
+            let is_whole = self.is_fast_path_v6(h, offload) && v6_payload_bytes(h) == payload_bytes;
+            is_whole.then(|| self.find_fast_v6(h)).flatten()
+        };
+        Some((slot?, tcp))
     }
 
     /// The layout that nearly all frames of a busy connection have, read in one piece: Ethernet,
@@ -402,8 +469,7 @@ impl Engine {
             return false;
         };
         let tcp = h.last_chunk().expect("the headers are longer");
-        let payload_bytes = usize::from(u16_at(h, 18)).wrapping_sub(Template::TCP_BYTES);
-        self.handle_fast(now, slot, tcp, payload_bytes, rest, memory)
+        self.handle_fast(now, slot, tcp, v6_payload_bytes(h), rest, memory)
     }
 
     /// Handles a frame of the fast path whose slot was found before, over IPv4. Then there are so
@@ -477,23 +543,9 @@ impl Engine {
         true
     }
 
-    /// Whether the headers have that layout, and say that so much payload follows.
-    #[inline]
-    fn has_fast_path_payload(
-        &self,
-        h: &[u8; FAST_PATH_HEADERS_BYTES],
-        payload_bytes: usize,
-        offload: ReceiveOffload,
-    ) -> bool {
-        let length = FAST_PATH_HEADERS_BYTES - ethernet::HEADER_BYTES + payload_bytes;
-        self.is_fast_path(h, offload)
-            && other_way(tcp_of(h)).has_fast_path_flags()
-            && usize::from(u16_at(h, 16)) == length
-    }
-
     /// Whether the headers have that layout; offset and flags are for others to look at.
     #[inline(always)]
-    fn is_fast_path(&self, h: &[u8; FAST_PATH_HEADERS_BYTES], offload: ReceiveOffload) -> bool {
+    fn is_fast_path(&self, h: &[u8; V4_HEADERS_BYTES], offload: ReceiveOffload) -> bool {
         let first: &[u8; 8] = h.first_chunk().expect("the header is longer");
         offload.checksum_verified
             && u64::from_le_bytes(*first) << 16 == self.own_mac
@@ -533,7 +585,7 @@ impl Engine {
 
     /// The connection of such a frame. Frames of one connection come in trains.
     #[inline(always)]
-    fn find_fast(&mut self, h: &[u8; FAST_PATH_HEADERS_BYTES]) -> Option<u32> {
+    fn find_fast(&mut self, h: &[u8; V4_HEADERS_BYTES]) -> Option<u32> {
         let ends = fast_path_ends(h);
         if ends == self.last_flow.ends {
             return Some(self.last_flow.slot);

@@ -32,7 +32,7 @@ mod table;
 mod transmit;
 mod turns;
 
-pub use fast_receive::{Expected, FAST_PATH_HEADERS_BYTES, ReceiveOffload};
+pub use fast_receive::{Expected, Headers, ReceiveOffload};
 pub use shared::Whose;
 pub use transmit::{ChecksumWork, HEADER_BUFFER_BYTES, Payload, Transmit, TransmitOffload};
 

@@ -7,8 +7,8 @@ use super::link::Link;
 use super::role::Role;
 use super::scenario::Scenario;
 use crate::{
-    Config, ConnectionId, Engine, Expected, Instant, InterfaceAddress, ListenerId, MacAddress,
-    Medium, Memory, NoRoom, Offload, Random, ReceiveOffload,
+    Config, ConnectionId, Engine, Expected, Headers, Instant, InterfaceAddress, ListenerId,
+    MacAddress, Medium, Memory, NoRoom, Offload, Random, ReceiveOffload,
 };
 
 /// Where servers listen.
@@ -227,9 +227,13 @@ impl Host {
     pub(super) fn take(&mut self, now: Instant, frame: &[u8], offload: ReceiveOffload) {
         self.discard_sometimes();
         let Self { engine, rings, .. } = self;
-        if let (Some(expected), Some((headers, payload))) =
-            (engine.expected(), frame.split_first_chunk())
-        {
+        let layout = Headers::of(frame);
+        let expected = layout.and_then(|headers| engine.expected(headers));
+        let split = expected.and_then(|expected| {
+            let parts = frame.split_at_checked(expected.headers.bytes())?;
+            Some((expected, parts))
+        });
+        if let Some((expected, (headers, payload))) = split {
             let is_placed = rings.write_early(expected, payload)
                 && engine.handle_placed(now, headers, payload.len(), offload, expected);
             if is_placed {
