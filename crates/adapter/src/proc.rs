@@ -8,6 +8,7 @@ use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
+use std::time::{Duration, SystemTime};
 
 /// The TCP and Unix sockets of processes, found by descriptor.
 #[derive(Debug, Default)]
@@ -177,6 +178,24 @@ pub(crate) fn is_running(pid: u32) -> bool {
         .next()
         .and_then(|rest| rest.trim().chars().next());
     state.is_some_and(|state| !matches!(state, 'Z' | 'X' | 'x'))
+}
+
+/// When a process was started, to a hundredth of a second.
+pub(crate) fn started(pid: u32) -> Option<SystemTime> {
+    /// Of the field `starttime`, counted from the state (proc(5)).
+    const STARTTIME: usize = 19;
+    /// Of a second, on every processor that we run on (`USER_HZ`).
+    const TICKS: u64 = 100;
+    let since_boot = |text: &str| -> Option<Duration> {
+        let mut fields = text.rsplit(')').next()?.split_ascii_whitespace();
+        let ticks: u64 = fields.nth(STARTTIME)?.parse().ok()?;
+        Some(Duration::from_millis(ticks * 1000 / TICKS))
+    };
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let uptime = fs::read_to_string("/proc/uptime").ok()?;
+    let uptime: f64 = uptime.split_ascii_whitespace().next()?.parse().ok()?;
+    let boot = SystemTime::now().checked_sub(Duration::try_from_secs_f64(uptime).ok()?)?;
+    boot.checked_add(since_boot(&stat)?)
 }
 
 /// The unit of the service manager that a process belongs to, if we may look.
@@ -541,6 +560,21 @@ mod tests {
         child.wait().expect("our child");
         assert!(!is_running(pid));
         assert!(!is_running(0));
+    }
+
+    #[test]
+    fn a_process_was_started_before_now_and_after_its_parent() {
+        let before = SystemTime::now();
+        let mut child = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .expect("sleep");
+        let started = started(child.id()).expect("it runs");
+        // Both clocks are read, and the kernel's counts hundredths.
+        let slack = Duration::from_millis(100);
+        assert!(started + slack >= before && started <= SystemTime::now() + slack);
+        child.kill().expect("our child");
+        child.wait().expect("our child");
     }
 
     #[test]

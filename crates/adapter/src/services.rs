@@ -2,6 +2,7 @@
 
 use crate::proc::{self, Environment, Mappings};
 use std::collections::BTreeMap;
+use std::time::SystemTime;
 
 /// A process of a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,6 +14,8 @@ pub struct Process {
     /// Whether the environment that it was started with names libraries to load first. A program
     /// may have written over it since.
     pub has_preload: bool,
+    /// When it was started, to a hundredth of a second.
+    pub started: Option<SystemTime>,
 }
 
 /// The processes that we may look into, by the service manager's unit.
@@ -24,6 +27,7 @@ pub fn processes_by_unit() -> BTreeMap<String, Vec<Process>> {
                 pid,
                 has_library: mappings.have_library(),
                 has_preload: Environment::of(pid).get("LD_PRELOAD").is_some(),
+                started: proc::started(pid),
             });
         }
     }

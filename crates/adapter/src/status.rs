@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use toehold_channel::offload;
 use toehold_channel::preamble::PREAMBLE_BYTES;
 use toehold_channel::table::{
-    COMMAND_DETACH, COMMAND_YIELD, ENTRIES, Entry, FLAG_ACCEPTED, FLAG_ASKED, FLAG_OFFLOAD,
-    FLAG_PARKED, FLAG_UNIX, LAYOUT_VERSION, Mode, Reason, WaitMode,
+    COMMAND_DETACH, COMMAND_YIELD, ENTRIES, Entry, FLAG_ACCEPTED, FLAG_ASKED, FLAG_ATTACHED,
+    FLAG_OFFLOAD, FLAG_PARKED, FLAG_UNIX, LAYOUT_VERSION, Mode, Reason, WaitMode,
 };
 use toehold_channel::untrusted::{Word32, Word64};
 
@@ -434,6 +434,7 @@ fn connection(
             PARKED => Cow::Owned(format!("has served {} connections", entry.turn() + 1)),
             DIRECT => Cow::Borrowed(""),
             _ if is_offloaded && is_by_rings(entry) => Cow::Borrowed(""),
+            _ if is_released(entry) => Cow::Borrowed(RELEASED),
             _ => Cow::Borrowed(reason(entry).words()),
         },
         turns: entry.turn(),
@@ -477,6 +478,17 @@ fn reason(entry: &Entry) -> Reason {
         Some(refusal) => refusal,
     }
 }
+
+/// Whether a capture or the operator kept a connection on its carrier, and does so no more. Its
+/// program has not used it since.
+fn is_released(entry: &Entry) -> bool {
+    let command = entry.command.load(Ordering::Relaxed);
+    let is_attached = entry.flags.load(Ordering::Relaxed) & FLAG_ATTACHED != 0;
+    let was_kept = matches!(reason(entry), Reason::Captured | Reason::Detached);
+    is_attached && was_kept && !matches!(command, COMMAND_YIELD | COMMAND_DETACH)
+}
+
+const RELEASED: &str = "kept on the kernel until now; it moves when the program next uses it";
 
 /// Whether both directions are on rings.
 fn is_by_rings(entry: &Entry) -> bool {

@@ -2,6 +2,7 @@
 
 mod checks;
 mod preload_check;
+mod system;
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -25,6 +26,10 @@ pub(crate) struct DoctorArgs {
     /// Show how fast this host copies memory too, and what the copy engine chooses
     #[arg(long)]
     copying: bool,
+
+    /// Look at the system adapter too, and at the services that toehold enable has enabled
+    #[arg(long, conflicts_with_all = ["preload_check", "adapter", "runtime_dir"])]
+    system: bool,
 
     /// Only try whether the library can be preloaded into every program of a system: that of a
     /// root directory (a container image), or that of a process
@@ -82,6 +87,8 @@ pub(crate) enum NeededFor {
     Direct,
     /// The adapter's own TCP engine.
     Offload,
+    /// Services of different users, by the system adapter.
+    Services,
     /// Measuring.
     Compare,
 }
@@ -130,14 +137,24 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
     if let Some(place) = &args.preload_check {
         return preload_check::run(place);
     }
-    let meeting = Meeting::to_look_at(args.runtime_dir.as_deref(), args.adapter);
+    let adapter = if args.system {
+        AdapterChoice::System
+    } else {
+        args.adapter
+    };
+    let meeting = Meeting::to_look_at(args.runtime_dir.as_deref(), adapter);
     let dir = meeting.dir();
-    let checks = checks::all(dir);
+    let mut checks = checks::all(dir);
+    if args.system {
+        checks.extend(system::all(dir));
+    }
+    // Measuring takes a while, and keeps its result in the user's cache.
+    let copy_calibration = (args.copying || args.json).then(toehold_copy::calibration_report);
     let report = Report {
         toehold: env!("CARGO_PKG_VERSION"),
         verdict: Conclusion::of(&checks),
         checks,
-        copy_calibration: toehold_copy::calibration_report(),
+        copy_calibration: copy_calibration.unwrap_or_default(),
     };
     let text = if args.json {
         serde_json::to_string_pretty(&report)
@@ -232,11 +249,15 @@ fn render(checks: &[Check]) -> String {
         .unwrap_or(0);
     for (part, title) in [
         (NeededFor::Direct, "Programs on this host (direct path)"),
+        (NeededFor::Services, "Services (system adapter)"),
         (NeededFor::Offload, "Programs on other hosts (offload path)"),
         (NeededFor::Compare, "Measuring (toehold compare)"),
     ] {
-        let _ = writeln!(out, "{title}");
-        for check in checks.iter().filter(|check| check.needed_for == part) {
+        let of_part = || checks.iter().filter(|check| check.needed_for == part);
+        if of_part().next().is_some() {
+            let _ = writeln!(out, "{title}");
+        }
+        for check in of_part() {
             let state = match check.state {
                 State::Ok => "ok",
                 State::Warn => "warn",

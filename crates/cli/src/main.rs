@@ -26,6 +26,7 @@ mod rules;
 mod run;
 mod services;
 mod status;
+mod users;
 
 use std::process::ExitCode;
 

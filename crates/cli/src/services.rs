@@ -6,15 +6,17 @@
 //! library that it cannot load, and the library stays out of a service whose filters it does not
 //! know. So a service starts in any case.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::SystemTime;
 
 use clap::Args;
 use toehold_adapter::runtime_dir;
+use toehold_adapter::services::{self, Process};
 
 use crate::failure::Failure;
 use crate::library;
@@ -134,6 +136,36 @@ pub(crate) fn disable(args: &Units) -> Result<(), Failure> {
 
 /// Shows the services that are enabled, and whether they run with the library.
 pub(crate) fn list(args: &Tree) -> Result<(), Failure> {
+    let states = states(args);
+    let width = states.iter().map(|one| one.name.len()).max().unwrap_or(0);
+    let mut out = io::stdout().lock();
+    for one in &states {
+        // Whoever reads no further is content.
+        let _ = writeln!(out, "{:width$}  {}", one.name, one.sentence);
+    }
+    if states.is_empty() {
+        let _ = writeln!(out, "no service is enabled: toehold enable UNIT");
+    }
+    Ok(())
+}
+
+/// An enabled service.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) name: String,
+    /// Whether it is accelerated or will be: a sentence.
+    pub(crate) sentence: String,
+    /// Whether the operator has something to do about it.
+    pub(crate) is_wanting: bool,
+}
+
+/// The services of the system that runs.
+pub(crate) fn of_this_system() -> Vec<State> {
+    states(&Tree { root: "/".into() })
+}
+
+/// The services that are enabled in a tree.
+fn states(args: &Tree) -> Vec<State> {
     let base = args.root.join(WRITTEN);
     let mut names = BTreeSet::new();
     for entry in fs::read_dir(&base).into_iter().flatten().flatten() {
@@ -144,42 +176,52 @@ pub(crate) fn list(args: &Tree) -> Result<(), Failure> {
             names.insert(unit.to_owned());
         }
     }
-    let width = names.iter().map(String::len).max().unwrap_or(0);
-    let mut out = io::stdout().lock();
-    for name in &names {
-        let state = match Unit::find(args, name) {
-            Err(_) => "there is no such service any more".to_owned(),
+    let running = match args.is_elsewhere() {
+        true => BTreeMap::new(),
+        false => services::processes_by_unit(),
+    };
+    let state = |name: String| {
+        let (sentence, is_wanting) = match Unit::find(args, &name) {
+            Err(_) => ("there is no such service any more".to_owned(), true),
             Ok(unit) => match unit.obstacle(args) {
-                Some(obstacle) => format!("on kernel TCP: {obstacle}"),
-                None => running(args, name).to_owned(),
+                Some(obstacle) => (format!("on kernel TCP: {obstacle}"), true),
+                None if args.is_elsewhere() => ("enabled".to_owned(), false),
+                None => {
+                    let processes = running.get(&name).map_or(&[][..], Vec::as_slice);
+                    let (sentence, is_wanting) = of_processes(processes, unit.written());
+                    (sentence.to_owned(), is_wanting)
+                }
             },
         };
-        // Whoever reads no further is content.
-        let _ = writeln!(out, "{name:width$}  {state}");
-    }
-    if names.is_empty() {
-        let _ = writeln!(out, "no service is enabled: toehold enable UNIT");
-    }
-    Ok(())
+        State {
+            name,
+            sentence,
+            is_wanting,
+        }
+    };
+    names.into_iter().map(state).collect()
 }
 
-/// Whether a service's processes have the library.
-fn running(tree: &Tree, name: &str) -> &'static str {
-    let procs = Path::new("/sys/fs/cgroup/system.slice")
-        .join(name)
-        .join("cgroup.procs");
-    let procs = fs::read_to_string(procs).unwrap_or_default();
-    let pids: Vec<&str> = procs.lines().collect();
-    if tree.is_elsewhere() || pids.is_empty() {
-        return "enabled";
-    }
-    let has_library = |pid: &&str| {
-        let maps = fs::read_to_string(format!("/proc/{pid}/maps"));
-        maps.is_ok_and(|maps| maps.contains(library::NAME))
-    };
-    match pids.iter().any(has_library) {
-        true => "enabled; runs with the library",
-        false => "enabled; runs without the library until it is restarted",
+/// Whether a service's processes have the library, and whether the operator has something to do.
+/// `written` is when our file was.
+fn of_processes(processes: &[Process], written: Option<SystemTime>) -> (&'static str, bool) {
+    let is_older = |one: &Process| one.started.zip(written).is_none_or(|(a, b)| a < b);
+    if processes.is_empty() {
+        ("enabled; does not run", false)
+    } else if processes.iter().any(|one| one.has_library) {
+        ("enabled; runs with the library", false)
+    } else if processes.iter().all(is_older) {
+        (
+            "enabled; runs without the library until it is restarted",
+            true,
+        )
+    } else if processes.iter().any(|one| one.has_preload) {
+        ("enabled; its loader did not load the library", true)
+    } else {
+        (
+            "enabled; runs without the library: its programs get another environment",
+            true,
+        )
     }
 }
 
@@ -257,11 +299,37 @@ impl Unit {
         values
     }
 
+    /// When our file was written.
+    fn written(&self) -> Option<SystemTime> {
+        fs::metadata(&self.file).ok()?.modified().ok()
+    }
+
     /// Why it will not be accelerated.
     fn obstacle(&self, tree: &Tree) -> Option<Obstacle> {
         for command in self.values("ExecStart") {
-            let first = command.split_ascii_whitespace().next().unwrap_or_default();
+            let mut arguments = command.split_ascii_whitespace();
+            let first = arguments.next().unwrap_or_default();
             let path = Path::new(first.trim_start_matches(['@', '-', ':', '+', '!', '|']));
+            let is_oneshot = self.values("Type").last() == Some(&"oneshot");
+            if is_oneshot && path.file_name().is_some_and(|name| name == "true") {
+                let (stem, _) = self.name.split_once('.').unwrap_or((&self.name, ""));
+                return Some(Obstacle {
+                    sentence: format!(
+                        "it runs {} and no server; systemctl list-units '{stem}@*' shows whether \
+                         it stands for others",
+                        path.display()
+                    ),
+                    is_passed_over: false,
+                });
+            }
+            if path.file_name().is_some_and(|name| name == PG_CTLCLUSTER)
+                && let Some(sentence) = self.of_cluster(tree)
+            {
+                return Some(Obstacle {
+                    sentence,
+                    is_passed_over: true,
+                });
+            }
             if let Some(obstacle) = program::obstacle(&tree.path(path)) {
                 return Some(Obstacle {
                     sentence: obstacle.to_string(),
@@ -290,6 +358,24 @@ impl Unit {
             return passed_over("RestrictAddressFamilies= keeps it from reaching the adapter");
         }
         None
+    }
+
+    /// Debian's `pg_ctlcluster` starts PostgreSQL with the environment that a file has, and with
+    /// nothing of its own. Why the server is not accelerated, and what helps.
+    fn of_cluster(&self, tree: &Tree) -> Option<String> {
+        let (_, instance) = self.name.strip_suffix(".service")?.split_once('@')?;
+        let (version, cluster) = instance.split_once('-')?;
+        let file = format!("/etc/postgresql/{version}/{cluster}/environment");
+        let text = fs::read_to_string(tree.path(Path::new(&file))).unwrap_or_default();
+        let mut lines = text.lines().map(str::trim_start);
+        if lines.any(|line| line.starts_with(PRELOAD) && line.contains(library::NAME)) {
+            return None;
+        }
+        Some(format!(
+            "{PG_CTLCLUSTER} starts its server with the environment in {file}; add the variables \
+             of {} there, as NAME = 'VALUE'",
+            self.file.display()
+        ))
     }
 
     /// The content of our file.
@@ -440,6 +526,8 @@ fn warn(sentence: &str) {
     eprintln!("toehold: {sentence}");
 }
 
+/// Debian's program that starts a cluster of PostgreSQL.
+const PG_CTLCLUSTER: &str = "pg_ctlcluster";
 /// Our file's name in a drop-in directory.
 const DROP_IN: &str = "50-toehold.conf";
 /// Where the operator's files are.
@@ -496,6 +584,54 @@ mod tests {
         assert!(!written.contains(FILTERS), "{written}");
         assert_eq!(obstacle(&format!("{text}SystemCallFilter=\n")), None);
         assert_eq!(obstacle("[Unit]\nSystemCallFilter=@clock\n"), None);
+    }
+
+    #[test]
+    fn a_unit_that_only_stands_for_others_is_told() {
+        let text = "[Service]\nType=oneshot\nExecStart=/bin/true\n";
+        assert!(obstacle(text).is_some_and(|it| it.contains("'x@*'")));
+    }
+
+    #[test]
+    fn a_cluster_of_postgresql_needs_the_variables_in_its_own_file() {
+        let root = tempfile::tempdir().expect("a directory");
+        let directory = root.path().join("etc/postgresql/15/main");
+        fs::create_dir_all(&directory).expect("made");
+        let tree = Tree {
+            root: root.path().into(),
+        };
+        let unit = Unit {
+            name: "postgresql@15-main.service".into(),
+            ..unit(
+                "[Service]\nExecStart=-/usr/bin/pg_ctlcluster --skip-systemctl-redirect %i start\n",
+            )
+        };
+        let sentence = unit.of_cluster(&tree).expect("an obstacle");
+        assert!(
+            sentence.contains("/etc/postgresql/15/main/environment"),
+            "{sentence}"
+        );
+        let line = "LD_PRELOAD = '/usr/lib/toehold/libtoehold.so'\n";
+        fs::write(directory.join("environment"), line).expect("written");
+        assert_eq!(unit.of_cluster(&tree), None);
+    }
+
+    #[test]
+    fn a_service_that_was_started_since_and_has_no_library_has_lost_its_environment() {
+        let now = SystemTime::now();
+        let process = |has_library, has_preload, seconds| Process {
+            pid: 1,
+            has_library,
+            has_preload,
+            started: Some(now + std::time::Duration::from_secs(seconds)),
+        };
+        let written = Some(now + std::time::Duration::from_secs(5));
+        let said = |processes: &[Process]| of_processes(processes, written).0;
+        assert!(said(&[]).contains("does not run"));
+        assert!(said(&[process(false, false, 9), process(true, true, 9)]).contains("with the"));
+        assert!(said(&[process(false, false, 1)]).contains("until it is restarted"));
+        assert!(said(&[process(false, false, 9)]).contains("another environment"));
+        assert!(said(&[process(false, true, 9)]).contains("loader"));
     }
 
     #[test]

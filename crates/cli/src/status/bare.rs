@@ -8,6 +8,7 @@ use toehold_adapter::{printable, unserved};
 use super::answer::Bare;
 use crate::preload;
 use crate::program::{self, Obstacle};
+use crate::users;
 
 /// Programs without the library, each with its reason.
 pub(super) fn explained(found: Vec<unserved::Bare>) -> Vec<Bare> {
@@ -56,7 +57,7 @@ pub(super) fn lines<'a>(programs: impl Iterator<Item = &'a Bare>) -> String {
             "{}, pid {}, user {}: on kernel TCP, without the library\n  {}",
             printable(&one.program),
             one.pid,
-            one.uid,
+            users::name(one.uid),
             printable(&one.reason)
         );
         out

@@ -8,6 +8,7 @@ use super::SortKey;
 use super::answer::{Connection, Process, Status};
 use super::count::count;
 use super::{bare, engine, express};
+use crate::users;
 
 /// The part of an answer that is shown, and its form.
 pub(super) struct View<'a> {
@@ -132,7 +133,7 @@ fn of_process(process: &Process, view: &View) -> String {
     let mut out = format!(
         "{program}, pid {}, user {}, wait {}: {}\n",
         process.pid,
-        process.uid,
+        users::name(process.uid),
         process.wait,
         by_path(connected)
     );
@@ -308,7 +309,7 @@ mod tests {
     use super::super::answer::parse;
     use super::*;
 
-    const ANSWER: &str = r#"{"processes":[{"pid":7,"program":"redis-server","uid":5,
+    const ANSWER: &str = r#"{"processes":[{"pid":7,"program":"redis-server","uid":4294967290,
         "wait":"adaptive","a_later_version_s_field":1,"connections":[
         {"fd":9,"local":"127.0.0.1:6379","remote":"127.0.0.1:40000","path":"direct",
          "tx_path":"direct","rx_path":"host","reason":"","bytes_ring_tx":1500000,
@@ -316,7 +317,7 @@ mod tests {
         {"fd":10,"local":"127.0.0.1:6379","remote":"127.0.0.1:40001","path":"host",
          "reason":"no partner"},
         {"fd":11,"path":"host","reason":"too little traffic so far"}]},
-        {"pid":8,"program":"nginx","uid":5,"wait":"event","connections":[]}]}"#;
+        {"pid":8,"program":"nginx","uid":4294967290,"wait":"event","connections":[]}]}"#;
 
     fn view() -> View<'static> {
         View {
@@ -341,12 +342,12 @@ mod tests {
             shown(&view()),
             "\
 2 processes: 1 direct, 1 host; 1.50MB through rings, 12B through the kernel
-redis-server, pid 7, user 5, wait adaptive: 1 direct, 1 host
+redis-server, pid 7, user 4294967290, wait adaptive: 1 direct, 1 host
   fd  local           remote           path         rings  kernel  why
   9   127.0.0.1:6379  127.0.0.1:40000  direct/host  1.50M  12
   10  127.0.0.1:6379  127.0.0.1:40001  host         0      0       no partner
   and 1 socket without another end: --all
-nginx, pid 8, user 5, wait event: no connections
+nginx, pid 8, user 4294967290, wait event: no connections
 "
         );
     }
