@@ -189,7 +189,7 @@ macro_rules! plans {
     };
 }
 
-const PLANS: [(&str, &str); 25] = plans![
+const PLANS: [(&str, &str); 26] = plans![
     "quick.toml",
     "headline.toml",
     "generators.toml",
@@ -208,6 +208,7 @@ const PLANS: [(&str, &str); 25] = plans![
     "threshold.toml",
     "crossings.toml",
     "scale.toml",
+    "sidecar.toml",
     "data-centre.toml",
     "cluster-monitor.toml",
     "filter-streams.toml",

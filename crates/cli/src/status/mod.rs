@@ -222,11 +222,18 @@ fn report(dir: &Path) -> Result<(Value, Option<Failure>), Failure> {
     if let Some(json) = found.status {
         let mut others: Value = answer::parse(&json)?;
         let others = std::mem::take(processes(&mut others)).into_iter();
+        // The adapter knows a member of their family that has connections, if one has.
+        let has_connections = |process: &Value| {
+            let connections = process["connections"].as_array();
+            connections.is_some_and(|all| !all.is_empty())
+        };
         let is_new = |process: &Value| {
             let pid = process["pid"].as_u64().and_then(|pid| pid.try_into().ok());
             pid.is_none_or(|pid| !known.contains(&pid))
         };
-        processes(&mut report).extend(others.filter(is_new));
+        let all = processes(&mut report);
+        all.extend(others.filter(|one| is_new(one) && has_connections(one)));
+        all.sort_by_key(|process| process["pid"].as_u64());
     }
     tell_bare(&mut report, found.bare);
     Ok((report, missing))
