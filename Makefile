@@ -48,6 +48,10 @@ check: ## formatting, lints, scripts, links in the documents
 sim: ## the TCP engine in the deterministic simulator
 	cargo xtask sim
 
+.PHONY: nightly
+nightly: ## a million seeds of the simulator, other ones each day; about four hours on two cores
+	cargo xtask sim nightly
+
 .PHONY: interoperability
 interoperability: ## the TCP engine against this kernel's: all of a matrix, in a minute
 	cargo xtask interoperability

@@ -49,7 +49,9 @@ Usage: cargo xtask COMMAND
   loom           model checking of the lock-free protocols
   sanitize       copy, channel, stream and sockets under the address sanitizer, and copy under the
                  thread sanitizer (a nightly toolchain)
-  sim [SEED]     the TCP engine in the simulator; with SEED, that one in detail
+  sim [SEED|nightly]
+                 the TCP engine in the simulator; with SEED, that one in detail; nightly: a million
+                 seeds on all cores, other ones each day (three and a half hours on two cores)
   interoperability [FILTER]
                  the TCP engine against this kernel's, in every cell of a matrix
   e2e [FILTER]   real programs, the kernel as the oracle

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::steps::Steps;
 use crate::{circles, links, orderings, packetdrill, rfc, root, target, text, tools};
@@ -182,11 +183,24 @@ const HOST: &str = if cfg!(target_arch = "aarch64") {
     "x86_64-unknown-linux-gnu"
 };
 
-/// The simulator: its fixed set of seeds, or one in detail.
+/// Seeds of a night. Each day has others.
+const NIGHTLY_SEEDS: u64 = 1_000_000;
+
+/// The simulator: its fixed set of seeds, those of a night, or one in detail.
 pub(crate) fn sim(seed: Option<&str>) -> bool {
     let mut steps = Steps::default();
     match seed {
         None => add_sim(&mut steps),
+        Some("nightly") => {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH);
+            let day = now.map_or(0, |now| now.as_secs() / 86_400);
+            let cores = std::thread::available_parallelism().map_or(1, usize::from);
+            let mut command = simulator();
+            command.args(["--first", &(day * NIGHTLY_SEEDS).to_string()]);
+            command.args(["--seeds", &NIGHTLY_SEEDS.to_string()]);
+            command.args(["--jobs", &cores.to_string()]);
+            steps.run("simulator, nightly", &mut command);
+        }
         Some(seed) => steps.run("simulator", simulator().args(["--seed", seed, "--trace"])),
     }
     steps.conclude()
