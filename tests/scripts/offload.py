@@ -16,6 +16,9 @@ import termios
 import threading
 import time
 
+# Whoever does nothing for so many seconds, or is not ready by then, is ended by SIGALRM.
+SILENCE_MAX = 90
+
 
 def pattern(count, seed):
     """`count` bytes that repeat nowhere near."""
@@ -58,6 +61,7 @@ def echo_server(port, host="0.0.0.0"):
         with conn:
             while True:
                 data = conn.recv(1 << 16)
+                signal.alarm(SILENCE_MAX)
                 if not data:
                     conn.shutdown(socket.SHUT_WR)
                     return
@@ -443,6 +447,7 @@ def steady(host, port):
                 assert got == block[len(block) - left:][:len(got)] and got, "others, or an end"
                 left -= len(got)
             blocks += 1
+            signal.alarm(SILENCE_MAX)
         print("blocks", blocks)
 
 
@@ -812,6 +817,6 @@ def forking_server(port, count):
 
 
 if __name__ == "__main__":
-    signal.alarm(90)
+    signal.alarm(SILENCE_MAX)
     globals()[sys.argv[1]](*sys.argv[2:])
     print("ok", flush=True)
