@@ -39,9 +39,10 @@ impl EcnMode {
     pub(super) fn by_syn_ack(self, flags: Flags) -> EcnMode {
         match (self, flags.ace()) {
             (EcnMode::Off, _) | (_, 0b000 | 0b111) => EcnMode::Off,
-            // RFC 3168 section 6.1.1: a SYN-ACK agrees with ECE alone.
-            (_, 0b001 | 0b101) => EcnMode::Classic,
+            // RFC 3168 section 6.1.1: a SYN-ACK agrees with ECE alone; the third bit was not known.
+            (_, 0b001) | (EcnMode::Classic, 0b101) => EcnMode::Classic,
             (EcnMode::Classic, _) => EcnMode::Off,
+            // Section 3.1.3: the combination 101 is reserved, and stands for a server that has it.
             (EcnMode::Accurate, _) => EcnMode::Accurate,
         }
     }
@@ -258,7 +259,7 @@ mod tests {
             answers.collect::<Vec<EcnMode>>()
         };
         let expected = [
-            Off, Classic, Accurate, Accurate, Accurate, Classic, Accurate, Off,
+            Off, Classic, Accurate, Accurate, Accurate, Accurate, Accurate, Off,
         ];
         assert_eq!(answer(Accurate), expected);
         assert_eq!(
