@@ -1,4 +1,4 @@
-# what: Go: Caddy with hey, etcd: system calls without libc
+# what: Go, with cgo as Debian builds it: Caddy with hey, etcd
 # needs: caddy:caddy hey:hey etcd:etcd-server etcdctl:etcd-client curl:curl
 
 prepare() {

@@ -1,4 +1,4 @@
-# what: uwsgi: WSGI, a connection for each request
+# what: uwsgi: WSGI, a connection for each request, and connections kept
 # needs: uwsgi:uwsgi-core /usr/lib/uwsgi/plugins/python3_plugin.so:uwsgi-plugin-python3 curl:curl
 
 prepare() {
@@ -6,9 +6,17 @@ prepare() {
 }
 
 server() {
-    exec uwsgi --plugin python3 --http-socket "127.0.0.1:$PORT" --wsgi-file app.py --need-app --die-on-term --disable-logging
+    local options=(--plugin python3 --wsgi-file app.py --need-app --die-on-term --disable-logging)
+    uwsgi "${options[@]}" --http-socket "127.0.0.1:$PORT" &
+    uwsgi "${options[@]}" --http11-socket "127.0.0.1:$PORT2" &
+    wait
+}
+
+ready() {
+    await "$PORT2"
 }
 
 client() {
     fetch "http://127.0.0.1:$PORT"
+    fetch "http://127.0.0.1:$PORT2"
 }

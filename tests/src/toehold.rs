@@ -12,6 +12,9 @@ use tempfile::TempDir;
 
 use crate::process::{Running, copy_program, wait_until};
 
+/// The option of an adapter that serves all users.
+const SYSTEM: &str = "--system";
+
 /// How a program under test is started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Path {
@@ -95,6 +98,18 @@ impl Toehold {
             wait: Some(wait),
             ..Toehold::start()
         }
+    }
+
+    /// As [`Toehold::start`], for programs that become other users: the adapter serves them all.
+    ///
+    /// # Panics
+    /// As [`Toehold::start`], or when we are not root.
+    pub fn start_for_all_users() -> Toehold {
+        let mut toehold = Toehold::absent();
+        toehold.product = product().copied_to(toehold.scratch.path());
+        toehold.use_adapter_arguments(&[SYSTEM]);
+        toehold.start_adapter();
+        toehold
     }
 
     /// As [`Toehold::absent`], with every program run as `user`.
@@ -232,9 +247,13 @@ impl Toehold {
                 };
                 let mut command = self.as_user(&self.product.command);
                 command.env("TOEHOLD_LIB", &self.product.library);
-                command
-                    .args(["run", "--path", word, "--runtime-dir"])
-                    .arg(self.runtime());
+                command.args(["run", "--path", word]);
+                if self.adapter_arguments.iter().any(|it| it == SYSTEM) {
+                    command.args(["--adapter", "system"]);
+                    command.env("TOEHOLD_SYSTEM_DIR", self.runtime());
+                } else {
+                    command.arg("--runtime-dir").arg(self.runtime());
+                }
                 if path == Path::Express {
                     command.args(["--express", "always"]);
                     command.env("E2E_EXPRESS", "yes");
@@ -255,6 +274,11 @@ impl Toehold {
         command.args(["run", "--path", "direct", "--patch-calls", "--runtime-dir"]);
         command.arg(self.runtime()).arg("--").arg(program);
         command
+    }
+
+    /// The `toehold` command and its library, for scripts that start programs themselves.
+    pub fn files(&self) -> (&FilePath, &FilePath) {
+        (&self.product.command, &self.product.library)
     }
 
     /// Runs a `toehold` subcommand against this adapter; its output, or `None` when it fails.

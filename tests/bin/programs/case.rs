@@ -1,5 +1,6 @@
 //! One case: a shell script that says what it needs and how its stages are run.
 
+use std::env;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -16,7 +17,17 @@ pub(crate) struct Case {
     pub(crate) what: String,
     /// The user who runs it: root, or one that a package makes. Without one, whoever we are.
     pub(crate) user: Option<String>,
+    /// Its programs become other users, so the adapter is one for all users.
+    pub(crate) becomes_others: bool,
     needs: Vec<Need>,
+    builds: Vec<Build>,
+}
+
+/// A program that `scripts/go-programs.sh` builds, and of what.
+#[derive(Debug)]
+struct Build {
+    name: String,
+    source: String,
 }
 
 /// A program, or a file, and the Debian package that has it.
@@ -52,7 +63,9 @@ impl Case {
             name: stem(&file),
             what: word("what").ok_or_else(|| lacks("what"))?,
             user: word("user"),
+            becomes_others: word("adapter").as_deref() == Some("system"),
             needs: needs.split_whitespace().map(Need::parse).collect(),
+            builds: word("go").iter().flat_map(|go| Build::all(go)).collect(),
             file,
         })
     }
@@ -65,12 +78,18 @@ impl Case {
                 "{program} is not installed (Debian package {package})"
             ));
         }
+        let is_built = |build: &&Build| built().join(&build.name).exists();
+        if let Some(Build { name, .. }) = self.builds.iter().find(|build| !is_built(build)) {
+            return Some(format!(
+                "{name} is not built (scripts/go-programs.sh target/programs)"
+            ));
+        }
         // SAFETY: takes nothing, cannot fail.
         let is_root = unsafe { libc::geteuid() == 0 };
         (self.user.is_some() && !is_root).then(|| "has to be begun by root".to_owned())
     }
 
-    /// The packages and their versions.
+    /// The programs that were built, the packages, and their versions.
     pub(crate) fn versions(&self) -> Vec<String> {
         let mut packages: Vec<&str> = self
             .needs
@@ -78,14 +97,41 @@ impl Case {
             .map(|need| need.package.as_str())
             .collect();
         packages.dedup();
-        packages
-            .into_iter()
-            .map(|package| match version(package) {
-                Some(version) => format!("{package} {version}"),
-                None => format!("{package} (not Debian's)"),
-            })
-            .collect()
+        let of_package = |package: &str| match version(package) {
+            Some(version) => format!("{package} {version}"),
+            None => format!("{package} (not Debian's)"),
+        };
+        let built = self.builds.iter().map(Build::version);
+        built.chain(packages.into_iter().map(of_package)).collect()
     }
+}
+
+impl Build {
+    /// `NAME=SOURCE` for each.
+    fn all(words: &str) -> Vec<Build> {
+        let parts = words
+            .split_whitespace()
+            .filter_map(|word| word.split_once('='));
+        let build = |(name, source): (&str, &str)| Build {
+            name: name.to_owned(),
+            source: source.to_owned(),
+        };
+        parts.map(build).collect()
+    }
+
+    fn version(&self) -> String {
+        match self.source.split_once("@v") {
+            Some((_, version)) => format!("{} {version}", self.name),
+            None => format!("{} of this project", self.name),
+        }
+    }
+}
+
+/// The folder of the programs that were built.
+pub(crate) fn built() -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let target = env::var_os("CARGO_TARGET_DIR").map_or(root.join("target"), PathBuf::from);
+    target.join("programs/bin")
 }
 
 impl Need {
@@ -143,12 +189,21 @@ mod tests {
     }
 
     #[test]
+    fn a_program_that_is_built_is_told_with_the_version_of_its_module() {
+        let builds = Build::all("one=example.org/one/cmd/one@v1.2.3 two=two.go");
+        let versions: Vec<String> = builds.iter().map(Build::version).collect();
+        assert_eq!(versions, ["one 1.2.3", "two of this project"]);
+    }
+
+    #[test]
     fn a_missing_program_is_named_with_its_package() {
         let case = Case {
             name: "none".to_owned(),
             file: PathBuf::new(),
             what: String::new(),
             user: None,
+            becomes_others: false,
+            builds: Vec::new(),
             needs: vec![Need::parse("sh:dash"), Need::parse("toehold-no-such:none")],
         };
         let obstacle = case.obstacle().expect("it cannot run");

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use toehold_e2e::process::{Running, TIME_LIMIT, ending};
 use toehold_e2e::{Path, Sides, Toehold, wait_until};
 
-use crate::case::Case;
+use crate::case::{self, Case};
 
 /// Ports that a case may use: `PORT`, `PORT2`, ...
 const PORTS: usize = 4;
@@ -119,15 +119,20 @@ fn toehold(case: &Case, sides: Sides) -> Toehold {
         Some(user) if sides == Sides::HOST => Toehold::absent_as(user),
         Some(user) => Toehold::start_as(user),
         None if sides == Sides::HOST => Toehold::absent(),
+        None if case.becomes_others => Toehold::start_for_all_users(),
         None => Toehold::start(),
     }
 }
 
 /// Where a stage works, and what it is told.
 fn settle(command: &mut Command, toehold: &Toehold, ports: &[u16]) {
+    let (program, library) = toehold.files();
     command
         .current_dir(toehold.dir())
-        .env("HOME", toehold.dir());
+        .env("HOME", toehold.dir())
+        .env("BUILT", case::built())
+        .env("TOEHOLD", program)
+        .env("TOEHOLD_LIB", library);
     for (at, port) in ports.iter().enumerate() {
         let name = match at {
             0 => "PORT".to_owned(),
