@@ -16,7 +16,18 @@ use toehold_sites::elf::Image;
 
 /// Compiles `source` of `tests/patched` by a command that gets the output and the source.
 fn compile(directory: &Path, compiler: &str, options: &[&str], source: &str) -> PathBuf {
-    let program = directory.join("program");
+    compile_as("program", directory, compiler, options, source)
+}
+
+/// [`compile`], with another name than `program`.
+fn compile_as(
+    name: &str,
+    directory: &Path,
+    compiler: &str,
+    options: &[&str],
+    source: &str,
+) -> PathBuf {
+    let program = directory.join(name);
     let source = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("patched")
         .join(source);
@@ -281,7 +292,7 @@ fn status_says_why_programs_are_without_the_library() {
         assert_eq!(one["program"], "program");
         let reason = one["reason"].as_str().expect("text");
         let is_by_run = one["pid"] == by_run.child.id();
-        let begin = ["it is statically linked", "toehold run has said: /"];
+        let begin = ["it is statically linked", "said at its start: /"];
         assert!(
             reason.starts_with(begin[usize::from(is_by_run)]),
             "{reason}"
@@ -297,4 +308,128 @@ fn status_says_why_programs_are_without_the_library() {
     by_run.end();
     by_shell.end();
     assert_eq!(toehold.status()["without_library"], serde_json::json!([]));
+}
+
+/// A static program, a script for it, a copy of it, and a file with a program's header only, which
+/// cannot be executed.
+fn executables(directory: &Path) -> [PathBuf; 4] {
+    let says = compile_as("says", directory, "cc", &["-O2", "-static"], "says.c");
+    let [script, copy, header] = ["script", "copy", "header"].map(|name| directory.join(name));
+    fs::copy(&says, &copy).expect("copied");
+    fs::copy(&says, &header).expect("copied");
+    let mut bytes = fs::read(&says).expect("readable");
+    bytes.truncate(64);
+    bytes[56..58].fill(0);
+    fs::write(&header, bytes).expect("written");
+    fs::copy(&says, &script).expect("copied");
+    fs::write(&script, format!("#!{} x\n", says.display())).expect("written");
+    [says, script, copy, header]
+}
+
+/// A program that executes others does so plain and accelerated; the static ones that it executes
+/// have the library.
+fn check_children(parent: &Path, executables: &[PathBuf; 4]) {
+    let run = |mut command: Command| {
+        let output = command.args(executables).output().expect("runs");
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{}: {errors}", output.status);
+        String::from_utf8_lossy(&output.stdout).into_owned() + &errors
+    };
+    let plain = run(Command::new(parent));
+    let patched = run(Toehold::start().patched(parent));
+    assert!(plain.matches("patched 0 traced 0").count() >= 8, "{plain}");
+    assert_eq!(
+        plain.replace("patched 0 traced 0", "patched 1 traced 0"),
+        patched
+    );
+}
+
+#[test]
+fn static_programs_that_are_executed_are_patched_however_that_is_done() {
+    if host::require(["cc", "musl-gcc"]).is_none() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("scratch");
+    let executables = executables(directory.path());
+    let (compile, source) = (compile_as, "executes.c");
+    for (compiler, options) in [
+        ("cc", &["-O2", "-w"][..]),
+        ("cc", &["-O2", "-w", "-static"]),
+        ("musl-gcc", &["-O2", "-w", "-static"]),
+    ] {
+        let parent = compile("executes", directory.path(), compiler, options, source);
+        check_children(&parent, &executables);
+    }
+}
+
+#[test]
+fn programs_that_a_go_program_executes_are_patched() {
+    if host::require(["cc", "go"]).is_none() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("scratch");
+    let executables = executables(directory.path());
+    let parent = compile(directory.path(), "go", &["build"], "executes.go");
+    check_children(&parent, &executables);
+}
+
+#[test]
+fn a_program_under_a_debugger_or_in_another_namespace_is_not_patched() {
+    if host::require(["cc", "strace", "unshare"]).is_none() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("scratch");
+    let [says, ..] = executables(directory.path());
+    let toehold = Toehold::start();
+    let mut command = toehold.patched("sh");
+    // The first children of a namespace are its init: a helper there would be a stranger.
+    let line = "strace -o /dev/null \"$0\"; unshare -U -r -p \"$0\"; \"$0\"";
+    let output = command.args(["-c", line]).arg(says).output().expect("runs");
+    let said = String::from_utf8_lossy(&output.stdout);
+    let words = said.lines().filter_map(|line| line.split_once(" desc"));
+    let wanted = [
+        "patched 0 traced 1",
+        "patched 0 traced 0",
+        "patched 1 traced 0",
+    ];
+    assert!(words.map(|(words, _)| words).eq(wanted), "{output:?}");
+}
+
+#[test]
+fn a_dynamic_linker_that_is_run_by_hand_is_not_patched() {
+    const LINKER: &str = "/lib64/ld-linux-x86-64.so.2";
+    let toehold = Toehold::start();
+    let mut command = toehold.patched(LINKER);
+    // It preloads the library itself.
+    let read = ["/bin/grep", "-c", "libtoehold.so", "/proc/self/maps"];
+    let output = command.args(read).output().expect("runs");
+    assert_eq!(output.stderr, b"");
+    let mappings = String::from_utf8_lossy(&output.stdout);
+    let plain = toehold
+        .command(OnPath::Direct, read[0])
+        .args(&read[1..])
+        .output()
+        .expect("runs");
+    assert_eq!(mappings, String::from_utf8_lossy(&plain.stdout));
+}
+
+#[test]
+fn status_says_why_a_child_is_not_patched() {
+    if host::require(["cc", "strace"]).is_none() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("scratch");
+    let [says, ..] = executables(directory.path());
+    let toehold = Toehold::start();
+    let mut shell = toehold.patched("strace");
+    let waiting = Waiting::start(shell.args(["-o", "/dev/null"]).arg(&says).arg("wait"));
+    let status = toehold.status();
+    let bare = status["without_library"].as_array().expect("a list");
+    assert_eq!(bare.len(), 1, "{status}");
+    let reason = bare[0]["reason"].as_str().expect("text");
+    assert!(
+        reason.contains("the kernel does not let it be traced"),
+        "{reason}"
+    );
+    waiting.end();
 }

@@ -140,13 +140,20 @@ pub struct Bare {
     pub program: String,
     /// Its variable [`REFUSED`], where it has one.
     pub refused: Option<String>,
+    /// It was to be patched if it has no loader ([`PATCH_CALLS`]).
+    pub is_to_be_patched: bool,
     /// The libraries that its loader is to load first.
     pub preload: Option<OsString>,
 }
 
-/// The variable by which `toehold run` tells why it left a program without the library: the process
-/// id of that program, a colon, and a sentence. Children inherit it.
+/// The variable by which `toehold run`, or the library in the program before, tells why a program
+/// is without the library: the process id of that program, a colon, and a sentence. Children
+/// inherit it.
 pub const REFUSED: &str = "TOEHOLD_REFUSED";
+
+/// The variable that names the command which patches programs without a loader, where it is to
+/// patch children.
+pub const PATCH_CALLS: &str = "TOEHOLD_PATCH_CALLS";
 
 impl Bare {
     fn of(pid: u32, environment: &Environment) -> Option<Bare> {
@@ -158,6 +165,7 @@ impl Bare {
             uid: proc::user(pid)?,
             program: proc::name(pid)?,
             refused: refused.map(|value| value.to_string_lossy().into_owned()),
+            is_to_be_patched: environment.get(PATCH_CALLS).is_some(),
             preload: environment.get("LD_PRELOAD").map(OsStr::to_owned),
         })
     }

@@ -6,7 +6,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 use std::process::Command;
 
-use toehold_adapter::unserved::REFUSED;
+use toehold_adapter::unserved::{PATCH_CALLS, REFUSED};
 
 use crate::library;
 
@@ -18,7 +18,6 @@ pub(crate) const PAIR_AFTER: &str = "TOEHOLD_PAIR_AFTER";
 pub(crate) const EXPRESS: &str = "TOEHOLD_EXPRESS";
 /// The variable from which the library reads the number of known filters for system calls.
 pub(crate) const FILTERS: &str = "TOEHOLD_FILTERS";
-
 /// Whether the loader is to load our library.
 pub(crate) fn has_library(preload: Option<&OsStr>) -> bool {
     preload.is_some_and(|preload| entries(preload).any(is_ours))
@@ -35,6 +34,7 @@ pub(crate) fn remove_acceleration(command: &mut Command) {
         .env_remove("TOEHOLD_WAIT")
         .env_remove(EXPRESS)
         .env_remove(FILTERS)
+        .env_remove(PATCH_CALLS)
         .env_remove(PAIR_AFTER)
         .env_remove(REFUSED);
 }

@@ -15,7 +15,7 @@ use std::process::Command;
 use clap::Args;
 use toehold_adapter::client::{self, ClientError};
 use toehold_adapter::runtime_dir::RuntimeDir;
-use toehold_adapter::unserved::REFUSED;
+use toehold_adapter::unserved::{PATCH_CALLS, REFUSED};
 
 use crate::adapter;
 use crate::failure::{Failure, STATUS_CANNOT_EXECUTE, STATUS_NOT_FOUND};
@@ -143,6 +143,8 @@ struct Acceleration {
     pair_after: Option<NonZeroU32>,
     /// The program has no dynamic linker: its system calls are patched.
     is_patched: bool,
+    /// This program, where it patches those that the program executes.
+    patches_children: Option<PathBuf>,
 }
 
 /// Prepares everything; `None` when none is wanted, a sentence when it cannot be had.
@@ -209,7 +211,17 @@ fn acceleration(args: &RunArgs, program: &Path) -> Result<Option<Acceleration>, 
         express: args.express,
         pair_after: args.pair_after,
         is_patched,
+        patches_children: patches_children(args),
     }))
+}
+
+/// The path of this program, if it is to patch programs that the program executes.
+fn patches_children(args: &RunArgs) -> Option<PathBuf> {
+    #[cfg(target_arch = "x86_64")]
+    let is_wanted = args.patch_calls;
+    #[cfg(not(target_arch = "x86_64"))]
+    let is_wanted = false;
+    is_wanted.then(env::current_exe)?.ok()
 }
 
 impl Acceleration {
@@ -230,6 +242,10 @@ impl Acceleration {
         match self.express {
             ExpressChoice::Off => command.env_remove(EXPRESS),
             choice => command.env(EXPRESS, choice.word()),
+        };
+        match &self.patches_children {
+            Some(path) => command.env(PATCH_CALLS, path),
+            None => command.env_remove(PATCH_CALLS),
         };
         match filters() {
             0 => command.env_remove(FILTERS),
@@ -275,6 +291,7 @@ mod tests {
             express: ExpressChoice::On,
             pair_after: NonZeroU32::new(1),
             is_patched: false,
+            patches_children: Some("/x/toehold".into()),
         };
         let mut command = Command::new("true");
         acceleration.apply(&mut command);
@@ -292,6 +309,7 @@ mod tests {
         assert_eq!(get("TOEHOLD_WAIT"), Some("event".into()));
         assert_eq!(get("TOEHOLD_EXPRESS"), Some("on".into()));
         assert_eq!(get("TOEHOLD_PAIR_AFTER"), Some("1".into()));
+        assert_eq!(get("TOEHOLD_PATCH_CALLS"), Some("/x/toehold".into()));
         assert_eq!(get(RUNTIME_DIR), Some("/r".into()));
     }
 }

@@ -2,7 +2,7 @@
 
 use core::ffi::c_char;
 
-use toehold_freestanding::memory;
+use toehold_freestanding::{call, memory};
 
 use crate::program::preloads_library;
 
@@ -48,7 +48,8 @@ impl Environment {
             // SAFETY: variables are NUL-terminated strings.
             let bytes = unsafe { core::ffi::CStr::from_ptr(variable) }.to_bytes();
             let name = bytes.split(|&byte| byte == b'=').next();
-            if name != Some(HANDOVER.to_bytes()) {
+            let is_ours = name == Some(HANDOVER.to_bytes()) || bytes.starts_with(REFUSED);
+            if !is_ours {
                 longer.push(variable);
             }
         }
@@ -85,22 +86,20 @@ impl Environment {
 
     /// The copy, with the number of a hand-over's descriptor in it.
     pub(crate) fn with_handover(&mut self, descriptor: i32) -> *const *const c_char {
-        let name = HANDOVER.to_bytes();
-        let digits = {
-            let mut digits = [0u8; 10];
-            let mut rest = descriptor.max(0) as u32;
-            let mut at = digits.len();
-            loop {
-                at -= 1;
-                digits[at] = b'0' + (rest % 10) as u8;
-                rest /= 10;
-                if rest == 0 || at == 0 {
-                    break;
-                }
-            }
-            (digits, at)
-        };
-        let text = name.iter().chain(b"=").chain(&digits.0[digits.1..]);
+        let digits = Digits::of(descriptor.max(0) as u32);
+        self.with([HANDOVER.to_bytes(), b"=", digits.text(), b""])
+    }
+
+    /// The copy, which tells why this process's next program runs without the library.
+    pub(crate) fn with_refusal(&mut self, reason: &core::ffi::CStr) -> *const *const c_char {
+        // SAFETY: no memory is involved.
+        let digits = Digits::of(unsafe { call!(SYS_getpid) } as u32);
+        self.with([REFUSED, digits.text(), b":", reason.to_bytes()])
+    }
+
+    /// The copy, with a variable of these parts.
+    fn with(&mut self, parts: [&[u8]; 4]) -> *const *const c_char {
+        let text = parts.into_iter().flatten();
         // SAFETY: the last VARIABLE_BYTES_MAX bytes of the mapping are for this; it was zeroed, so
         // the text ends with NUL.
         let variable = unsafe { self.base.add(self.len - VARIABLE_BYTES_MAX) };
@@ -132,6 +131,33 @@ impl Drop for Environment {
     }
 }
 
-/// Room for the variable: name, `=`, ten digits, NUL.
-const VARIABLE_BYTES_MAX: usize = 32;
+/// A number in decimal digits.
+struct Digits {
+    digits: [u8; 10],
+    at: usize,
+}
+
+impl Digits {
+    fn of(mut rest: u32) -> Digits {
+        let mut digits = [0u8; 10];
+        let mut at = digits.len();
+        loop {
+            at -= 1;
+            digits[at] = b'0' + (rest % 10) as u8;
+            rest /= 10;
+            if rest == 0 || at == 0 {
+                return Digits { digits, at };
+            }
+        }
+    }
+
+    fn text(&self) -> &[u8] {
+        &self.digits[self.at..]
+    }
+}
+
+/// Tells `toehold status` why a program runs without the library (`toehold_adapter::unserved`).
+const REFUSED: &[u8] = b"TOEHOLD_REFUSED=";
+/// Room for the variable: name, number, and a sentence; NUL.
+const VARIABLE_BYTES_MAX: usize = 256;
 const _: () = assert!(HANDOVER.to_bytes().len() + 12 <= VARIABLE_BYTES_MAX);

@@ -17,6 +17,7 @@
 //! - `process`: exit and exec; fork is followed by `pthread_atfork` handlers.
 //! - `program`, `environment`: whether a program to be executed will have us in it, and what it is
 //!   told then.
+//! - `following`: programs to be executed that have no loader are patched by a helper.
 //! - `start`: the constructor, and the start in a program without a dynamic linker.
 //! - `door`: system calls by number, from programs that do not call libc.
 //! - `routines`: `memcpy` and the others that the compiler calls.
@@ -34,6 +35,7 @@ mod calls;
 mod confinement;
 mod door;
 mod environment;
+mod following;
 mod fork;
 mod fortified;
 mod liburing;

@@ -9,6 +9,7 @@ use toehold_sockets::{
 
 use crate::confinement::before_namespaces;
 use crate::environment::Environment;
+use crate::following::{Event, Followed, follow};
 use crate::fork::forked;
 use crate::program::{Forecast, Target, breaks_on_library, forecast};
 
@@ -129,11 +130,42 @@ unsafe extern "C" fn posix_spawn_file_actions_adddup2(
 pub(crate) unsafe fn execute(
     target: Target,
     environment: *const *const c_char,
-    call: impl FnOnce(*const *const c_char) -> c_int,
+    call: impl Fn(*const *const c_char) -> c_int,
 ) -> c_int {
     // SAFETY: the caller's promise.
     let shorter = unsafe { environment_it_bears(target, environment) };
     let environment = shorter.as_ref().map_or(environment, Environment::as_ptr);
+    // SAFETY: the caller's promise, here and below.
+    match unsafe { follow(target, environment, Event::Exec) } {
+        // SAFETY: as above.
+        Followed::NotWanted => unsafe { depart(target, environment, call) },
+        Followed::By(helper) => {
+            // SAFETY: as above.
+            unsafe { depart(target, environment, &call) };
+            helper.dismiss();
+            // Some security modules refuse programs that are traced: this answer is the true one.
+            // SAFETY: as above.
+            unsafe { depart(target, environment, call) }
+        }
+        Followed::Refused(reason) => {
+            // SAFETY: as above.
+            let mut longer = unsafe { Environment::copy(environment) };
+            let told = longer.as_mut().map(|longer| longer.with_refusal(reason));
+            // SAFETY: as above.
+            unsafe { depart(target, told.unwrap_or(environment), call) }
+        }
+    }
+}
+
+/// Lets go of what the program holds, and becomes another one by `call`.
+///
+/// # Safety
+/// As [`execute`].
+unsafe fn depart(
+    target: Target,
+    environment: *const *const c_char,
+    call: impl Fn(*const *const c_char) -> c_int,
+) -> c_int {
     if !holds_connections() {
         return call(environment);
     }
@@ -198,7 +230,26 @@ macro_rules! spawns {
                 let shorter = environment_it_bears($target(program), envp);
                 let envp = shorter.as_ref().map_or(envp, Environment::as_ptr);
                 before_spawn();
-                real::$name(pid, program, actions, attributes, argv, envp)
+                let spawn = || real::$name(pid, program, actions, attributes, argv, envp);
+                // In another directory the name may be another program's.
+                let is_sure = actions.is_null() || is_absolute(program);
+                let followed = match is_sure {
+                    true => follow($target(program), envp, Event::Spawn),
+                    false => Followed::NotWanted,
+                };
+                match (spawn(), followed) {
+                    (libc::EPERM | libc::EACCES, Followed::By(helper)) => {
+                        helper.dismiss();
+                        // As for `execute`.
+                        spawn()
+                    }
+                    (0, _) => 0,
+                    (error, Followed::By(helper)) => {
+                        helper.dismiss();
+                        error
+                    }
+                    (error, _) => error,
+                }
             }
         }
     )*};
@@ -209,6 +260,19 @@ spawns! {
     posix_spawn by Target::Path;
     /// `posix_spawnp(3)`.
     posix_spawnp by Target::Name;
+}
+
+/// True for a path that begins at the root, and for a name that is searched for in `PATH`.
+///
+/// # Safety
+/// It ends with NUL, if it is not null.
+unsafe fn is_absolute(program: *const c_char) -> bool {
+    if program.is_null() {
+        return false;
+    }
+    // SAFETY: the caller's promise.
+    let program = unsafe { core::ffi::CStr::from_ptr(program) }.to_bytes();
+    program.starts_with(b"/") || !program.contains(&b'/')
 }
 
 /// `forkpty(3)`: libc puts a terminal at the child's standard descriptors without calling us.

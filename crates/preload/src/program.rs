@@ -9,6 +9,9 @@ use core::mem::MaybeUninit;
 
 use toehold_freestanding::{call, environment};
 
+/// The variable that names `toehold`, where it is to patch the program's children.
+const LAUNCHER: &[u8] = b"TOEHOLD_PATCH_CALLS=";
+
 /// The program that is about to be executed.
 #[derive(Clone, Copy)]
 pub(crate) enum Target {
@@ -76,11 +79,48 @@ pub(crate) unsafe fn breaks_on_library(target: Target, environment: *const *cons
 
 /// True when an environment variable lists this library to be preloaded.
 pub(crate) fn preloads_library(variable: &[u8]) -> bool {
-    let list = variable.strip_prefix(b"LD_PRELOAD=");
-    list.is_some_and(|list| {
-        list.split(|byte| matches!(byte, b':' | b' '))
-            .any(is_library)
-    })
+    preload_list(variable).is_some_and(|mut list| list.any(is_library))
+}
+
+/// The paths in the variable that lists libraries to be loaded first; `None` for other variables.
+fn preload_list(variable: &[u8]) -> Option<impl Iterator<Item = &[u8]>> {
+    let list = variable.strip_prefix(b"LD_PRELOAD=")?;
+    Some(list.split(|byte| matches!(byte, b':' | b' ')))
+}
+
+/// The launcher that patches programs without a loader, where `target` is one and `environment`
+/// asks for it; and the library to be mapped, in `library`. The launcher's name is part of
+/// `environment`.
+///
+/// # Safety
+/// What `target` names and `environment` are as `execve(2)` wants them.
+pub(crate) unsafe fn launcher(
+    target: Target,
+    environment: *const *const c_char,
+    library: &mut Buffer,
+) -> Option<*const c_char> {
+    let mut launcher = None;
+    // SAFETY: the caller's promise, here and below.
+    for variable in unsafe { variables(environment) } {
+        let bytes = variable.to_bytes();
+        if let Some(path) = bytes.strip_prefix(LAUNCHER) {
+            // SAFETY: within the variable, which ends with NUL.
+            let at = unsafe { variable.as_ptr().add(LAUNCHER.len()) };
+            launcher = (!path.is_empty()).then_some(at);
+        } else if let Some(mut list) = preload_list(bytes) {
+            let ours = list.find(|path| is_library(path))?;
+            library.set(&[ours]).then_some(())?;
+        }
+    }
+    let launcher = launcher?;
+    // SAFETY: as above.
+    if !unsafe { names_library(environment) } || !has_own_rights() {
+        return None;
+    }
+    let mut path = Buffer::new();
+    // SAFETY: as above.
+    let opened = unsafe { open(target, &mut path) }.ok()?;
+    (opened.loader(SCRIPT_DEPTH_MAX) == Loader::None).then_some(launcher)
 }
 
 unsafe fn open(target: Target, path: &mut Buffer) -> Result<Opened, Forecast> {
@@ -284,7 +324,7 @@ impl Opened {
                 };
             }
         }
-        Loader::Unknown
+        Loader::None
     }
 
     /// True for a program that is linked with a library which ends it unless that library comes
@@ -351,7 +391,9 @@ enum Loader {
     Foreign,
     /// One of these, of a program that ends when any other library is loaded before one of its own.
     Strict,
-    /// Nobody, or nobody who would load us, or we cannot tell.
+    /// No loader: a static program, or a loader itself.
+    None,
+    /// One that would not load us, or we cannot tell.
     Unknown,
 }
 
@@ -364,27 +406,36 @@ fn has_own_rights() -> bool {
 
 /// True when an environment has the loader load us, and us start.
 unsafe fn names_library(environment: *const *const c_char) -> bool {
-    if environment.is_null() {
-        return false;
-    }
     let (mut preloaded, mut wanted) = (false, false);
-    let mut at = environment;
-    loop {
-        // SAFETY: the array ends with a null pointer, by the caller's promise.
-        let variable = unsafe { *at };
-        if variable.is_null() {
-            return preloaded && wanted;
-        }
-        // SAFETY: NUL-terminated by the caller's promise.
-        let variable = unsafe { CStr::from_ptr(variable) }.to_bytes();
+    // SAFETY: the caller's promise.
+    for variable in unsafe { variables(environment) } {
+        let variable = variable.to_bytes();
         if variable.starts_with(b"LD_PRELOAD=") {
             preloaded = preloads_library(variable);
         } else if let Some(path) = variable.strip_prefix(b"TOEHOLD_PATH=") {
             wanted = crate::is_started_by(path);
         }
-        // SAFETY: not past the null pointer, which was not here.
-        at = unsafe { at.add(1) };
     }
+    preloaded && wanted
+}
+
+/// The variables of an environment.
+///
+/// # Safety
+/// It is as `execve(2)` wants it, for as long as the variables are used.
+unsafe fn variables<'a>(mut at: *const *const c_char) -> impl Iterator<Item = &'a CStr> {
+    core::iter::from_fn(move || {
+        // SAFETY: an array of NUL-terminated strings that ends with a null pointer, by the caller's
+        // promise.
+        unsafe {
+            if at.is_null() || (*at).is_null() {
+                return None;
+            }
+            let variable = CStr::from_ptr(*at);
+            at = at.add(1);
+            Some(variable)
+        }
+    })
 }
 
 /// True for a path of this library's name at which there is a file.
@@ -397,10 +448,10 @@ fn is_library(path: &[u8]) -> bool {
 }
 
 /// A NUL-terminated path on the stack.
-struct Buffer([u8; libc::PATH_MAX as usize]);
+pub(crate) struct Buffer([u8; libc::PATH_MAX as usize]);
 
 impl Buffer {
-    fn new() -> Buffer {
+    pub(crate) fn new() -> Buffer {
         Buffer([0; libc::PATH_MAX as usize])
     }
 
@@ -418,7 +469,7 @@ impl Buffer {
         true
     }
 
-    fn as_ptr(&self) -> *const c_char {
+    pub(crate) fn as_ptr(&self) -> *const c_char {
         self.0.as_ptr().cast()
     }
 }

@@ -98,6 +98,29 @@ impl<'a> Image<'a> {
         })
     }
 
+    /// True for a program that runs without a dynamic linker, and is none itself.
+    #[must_use]
+    pub fn stands_alone(&self) -> bool {
+        const SHARED: u16 = 3;
+        const DT_FLAGS_1: u64 = 0x6fff_fffb;
+        const DF_1_PIE: u64 = 0x0800_0000;
+        let find = |kind| self.segments().find(|segment| segment.kind == kind);
+        if find(PT_INTERP).is_some() {
+            return false;
+        }
+        if self.u16(16) != Some(SHARED) {
+            return true;
+        }
+        // Linkers mark a program that may be loaded anywhere. Dynamic linkers are libraries.
+        let dynamic = find(PT_DYNAMIC).and_then(|one| self.range(one.offset, one.file_bytes));
+        let mut entries = dynamic.unwrap_or(&[]).chunks_exact(16);
+        entries.any(|entry| {
+            let (tag, value) = entry.split_at(8);
+            let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap_or_default());
+            number(tag) == DT_FLAGS_1 && number(value) & DF_1_PIE != 0
+        })
+    }
+
     /// Its segments.
     pub fn segments(&self) -> impl Iterator<Item = Segment> + use<'a> {
         let image = *self;

@@ -11,8 +11,11 @@
 //! The program keeps its process number and its parent. The helper needs no privilege: it traces a
 //! process of its own user, and only until the program's first instruction. When anything is in the
 //! way the helper undoes nothing, because it patches last: the program runs on the kernel.
+//!
+//! Programs that the program executes are patched in this way, too ([`following`]).
 
 mod file;
+pub(crate) mod following;
 mod mapping;
 mod patching;
 mod tracee;
@@ -22,9 +25,9 @@ use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use rustix::process::{getpid, getppid, setsid};
+use rustix::process::{getpid, getppid};
 
-use tracee::Tracee;
+use following::Watch;
 
 /// Why a program runs without the library.
 #[derive(Debug)]
@@ -39,6 +42,8 @@ pub(crate) enum Refusal {
     NoSites,
     /// The library has looked at the program and keeps out of it.
     NotWanted,
+    /// It has a dynamic linker, or is one.
+    NotAlone,
 }
 
 impl fmt::Display for Refusal {
@@ -58,6 +63,9 @@ impl fmt::Display for Refusal {
                 "its system calls are not patched, because the library does not serve it; a \
                  filter for system calls may be the reason",
             ),
+            Refusal::NotAlone => out.write_str(
+                "its system calls are not patched, because it has a dynamic linker, or is one",
+            ),
             Refusal::NoSites => out.write_str(
                 "its system calls cannot be patched: there are none, or none that can be patched \
                  safely",
@@ -65,6 +73,9 @@ impl fmt::Display for Refusal {
         }
     }
 }
+
+/// Why a program that runs was not patched, as far as its file and the kernel tell.
+pub(crate) use patching::obstacle;
 
 /// Has a helper patch this process's next program. Returns when the helper is ready: exec must
 /// follow.
@@ -112,31 +123,28 @@ fn converse(helper: &mut UnixStream) -> io::Result<()> {
 
 /// Traces `target` until it has become another program, and patches that.
 fn helper(target: libc::pid_t, library: &Path, mut parent: UnixStream) -> i32 {
-    // A signal of the terminal must not end the helper while the program is stopped.
-    let _ = setsid();
     let seized = (|| {
         parent.write_all(&getpid().as_raw_nonzero().get().to_ne_bytes())?;
         parent.read_exact(&mut [0])?;
-        Tracee::seize(target)
+        Watch::begin(target, false)
     })();
     let answer = match &seized {
-        Ok(()) => 0,
+        Ok(_) => 0,
         Err(error) => error.raw_os_error().unwrap_or(libc::EPERM) as u8,
     };
     if parent.write_all(&[answer]).is_err() || answer != 0 {
         return 1;
     }
     drop(parent);
-    let result = match Tracee::at_exec(target) {
-        Ok(None) => return 0,
-        Ok(Some(tracee)) => patching::enter(tracee, library),
-        Err(error) => Err(Refusal::Failed(error)),
-    };
-    if let Err(refusal) = result {
-        eprintln!("toehold: {refusal}; the program runs on kernel TCP");
-        return 1;
+    let Ok(watch) = seized else { return 1 };
+    match watch.patch(library, None) {
+        // A dynamic linker that is run by hand preloads the library itself.
+        Ok(()) | Err(Refusal::NotAlone) => 0,
+        Err(refusal) => {
+            eprintln!("toehold: {refusal}; the program runs on kernel TCP");
+            1
+        }
     }
-    0
 }
 
 /// `None` in the child. This process must have one thread.

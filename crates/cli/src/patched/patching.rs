@@ -26,26 +26,9 @@ fn prepare(tracee: &mut Tracee, library: &Path) -> Result<(), Refusal> {
     let process = tracee.process();
     let file = File::open(format!("/proc/{process}/exe")).map_err(failed)?;
     let program = FileBytes::map(&file).map_err(failed)?;
-    let image = Image::parse(program.bytes())
-        .ok_or_else(|| failed(io::Error::other("it is no program for this processor")))?;
-    let auxiliary = Auxiliary::of(process).map_err(failed)?;
+    let Plan { image, base, codes } = Plan::of(&program, process)?;
     let is_private = image.is_go();
-    if auxiliary.value(AT_HWCAP2).unwrap_or(0) & HWCAP2_FSGSBASE == 0 {
-        return Err(Refusal::NoGs);
-    }
-    let headers = image.headers_address().zip(auxiliary.value(libc::AT_PHDR));
-    let (in_file, in_memory) =
-        headers.ok_or_else(|| failed(io::Error::other("its program headers are not in memory")))?;
-    let base = in_memory.wrapping_sub(in_file);
-
-    let codes: Vec<Code<'_>> = image
-        .segments()
-        .filter_map(|segment| Code::of(&image, segment))
-        .collect();
     let sites: usize = codes.iter().map(|code| code.patches.len()).sum();
-    if sites == 0 {
-        return Err(Refusal::NoSites);
-    }
     let mapped = mapping::map(tracee, library).map_err(failed)?;
     let bytes = (TABLE_BYTES + sites * STUB_BYTES_MAX).next_multiple_of(4096) as u64;
     let span = span(&image, base);
@@ -70,6 +53,52 @@ fn prepare(tracee: &mut Tracee, library: &Path) -> Result<(), Refusal> {
         tracee.write(address, overwrite.bytes()).map_err(failed)?;
     }
     Ok(())
+}
+
+/// Why the program of a process cannot be patched, if its file or the kernel tells.
+pub(crate) fn obstacle(process: libc::pid_t) -> Option<Refusal> {
+    let file = File::open(format!("/proc/{process}/exe")).ok()?;
+    let program = FileBytes::map(&file).ok()?;
+    Plan::of(&program, process).err()
+}
+
+/// The patches of a program.
+struct Plan<'a> {
+    image: Image<'a>,
+    /// The distance of its addresses from those in its file.
+    base: u64,
+    /// Its code. At least one site can be patched.
+    codes: Vec<Code<'a>>,
+}
+
+impl<'a> Plan<'a> {
+    fn of(program: &'a FileBytes, process: libc::pid_t) -> Result<Plan<'a>, Refusal> {
+        let failed = |why| Refusal::Failed(io::Error::other(why));
+        let image = Image::parse(program.bytes())
+            .ok_or_else(|| failed("it is no program for this processor"))?;
+        if !image.stands_alone() {
+            return Err(Refusal::NotAlone);
+        }
+        let auxiliary = Auxiliary::of(process).map_err(Refusal::Failed)?;
+        if auxiliary.value(AT_HWCAP2).unwrap_or(0) & HWCAP2_FSGSBASE == 0 {
+            return Err(Refusal::NoGs);
+        }
+        let headers = image.headers_address().zip(auxiliary.value(libc::AT_PHDR));
+        let (in_file, in_memory) =
+            headers.ok_or_else(|| failed("its program headers are not in memory"))?;
+        let codes: Vec<Code<'_>> = image
+            .segments()
+            .filter_map(|segment| Code::of(&image, segment))
+            .collect();
+        if codes.iter().all(|code| code.patches.is_empty()) {
+            return Err(Refusal::NoSites);
+        }
+        Ok(Plan {
+            image,
+            base: in_memory.wrapping_sub(in_file),
+            codes,
+        })
+    }
 }
 
 /// Starts the library; false when it will not serve this program.

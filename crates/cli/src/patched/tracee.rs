@@ -25,30 +25,8 @@ const CALL: [u8; 4] = [0xcc, 0x0f, 0x05, 0xcc];
 const SYSCALL: u64 = 1;
 
 impl Tracee {
-    /// Begins to trace `process`, whose next exec will stop it.
-    pub(crate) fn seize(process: pid_t) -> io::Result<()> {
-        request(
-            libc::PTRACE_SEIZE,
-            process,
-            0,
-            libc::PTRACE_O_TRACEEXEC as usize,
-        )
-        .map(drop)
-    }
-
-    /// Waits for the exec of `process`. `None` when it ended before.
-    pub(crate) fn at_exec(process: pid_t) -> io::Result<Option<Tracee>> {
-        loop {
-            let Some(stop) = wait(process)? else {
-                return Ok(None);
-            };
-            match stop {
-                Stop::Exec => break,
-                Stop::Group => request(libc::PTRACE_LISTEN, process, 0, 0)?,
-                Stop::Trap => request(libc::PTRACE_CONT, process, 0, 0)?,
-                Stop::Signal(signal) => request(libc::PTRACE_CONT, process, 0, signal as usize)?,
-            };
-        }
+    /// `process`, which has just executed another program: the event has stopped it.
+    pub(crate) fn at_exec(process: pid_t) -> io::Result<Tracee> {
         let memory = File::options()
             .read(true)
             .write(true)
@@ -64,7 +42,7 @@ impl Tracee {
         tracee.memory.read_exact_at(&mut tracee.first_bytes, at)?;
         tracee.memory.write_all_at(&CALL, at)?;
         tracee.run_to_breakpoint()?;
-        Ok(Some(tracee))
+        Ok(tracee)
     }
 
     /// Its number.
@@ -170,38 +148,95 @@ impl Tracee {
     }
 }
 
+/// Begins to trace a thread, whose next exec will stop it. `with_children`: a process that it makes
+/// stops it, too, and is traced from its beginning.
+pub(crate) fn seize(thread: pid_t, with_children: bool) -> io::Result<()> {
+    let births = libc::PTRACE_O_TRACEFORK | libc::PTRACE_O_TRACEVFORK | libc::PTRACE_O_TRACECLONE;
+    let options = libc::PTRACE_O_TRACEEXEC | if with_children { births } else { 0 };
+    request(libc::PTRACE_SEIZE, thread, 0, options as usize).map(drop)
+}
+
+/// A stopped process goes on, traced.
+pub(crate) fn go_on(process: pid_t, stop: Stop) -> io::Result<()> {
+    match stop {
+        Stop::Group => request(libc::PTRACE_LISTEN, process, 0, 0),
+        stop => request(libc::PTRACE_CONT, process, 0, stop.signal() as usize),
+    }
+    .map(drop)
+}
+
+/// A stopped process goes on, and is traced no more.
+pub(crate) fn let_go(process: pid_t, stop: Stop) -> io::Result<()> {
+    request(libc::PTRACE_DETACH, process, 0, stop.signal() as usize).map(drop)
+}
+
+/// A traced process that runs will stop soon.
+pub(crate) fn interrupt(process: pid_t) -> io::Result<()> {
+    request(libc::PTRACE_INTERRUPT, process, 0, 0).map(drop)
+}
+
 /// Why a tracee has stopped.
-enum Stop {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stop {
+    /// It has executed another program.
     Exec,
+    /// It has made a process.
+    Birth,
+    /// With its whole process, by a signal.
     Group,
+    /// It was interrupted, or has begun.
     Trap,
+    /// A signal is to be delivered.
     Signal(c_int),
+}
+
+impl Stop {
+    /// The signal to go on with.
+    fn signal(self) -> c_int {
+        match self {
+            Stop::Signal(signal) => signal,
+            _ => 0,
+        }
+    }
 }
 
 /// Waits until `process` stops; `None` when it has ended.
 fn wait(process: pid_t) -> io::Result<Option<Stop>> {
+    Ok(next(process, 0)?.and_then(|(_, stop)| stop))
+}
+
+/// The process that has stopped or ended, of the traced ones or of one: its number, and its stop
+/// unless it has ended. `None` when `flags` says not to wait, and there is none.
+pub(crate) fn next(process: pid_t, flags: c_int) -> io::Result<Option<(pid_t, Option<Stop>)>> {
     let mut status = 0;
-    loop {
+    let waited = loop {
         // SAFETY: writes the status only.
-        let waited = unsafe { libc::waitpid(process, &raw mut status, libc::__WALL) };
-        if waited == process {
-            break;
+        let waited = unsafe { libc::waitpid(process, &raw mut status, libc::__WALL | flags) };
+        if waited >= 0 {
+            break waited;
         }
         let error = io::Error::last_os_error();
         if error.raw_os_error() != Some(libc::EINTR) {
             return Err(error);
         }
-    }
-    if !libc::WIFSTOPPED(status) {
+    };
+    if waited == 0 {
         return Ok(None);
     }
+    if !libc::WIFSTOPPED(status) {
+        return Ok(Some((waited, None)));
+    }
     let signal = libc::WSTOPSIG(status);
-    Ok(Some(match status >> 16 {
+    let stop = match status >> 16 {
         libc::PTRACE_EVENT_EXEC => Stop::Exec,
+        libc::PTRACE_EVENT_FORK | libc::PTRACE_EVENT_VFORK | libc::PTRACE_EVENT_CLONE => {
+            Stop::Birth
+        }
         libc::PTRACE_EVENT_STOP if signal == libc::SIGTRAP => Stop::Trap,
         libc::PTRACE_EVENT_STOP => Stop::Group,
         _ => Stop::Signal(signal),
-    }))
+    };
+    Ok(Some((waited, Some(stop))))
 }
 
 fn registers(process: pid_t) -> io::Result<user_regs_struct> {

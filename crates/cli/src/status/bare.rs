@@ -6,6 +6,8 @@ use std::path::Path;
 use toehold_adapter::{printable, unserved};
 
 use super::answer::Bare;
+#[cfg(target_arch = "x86_64")]
+use crate::patched;
 use crate::preload;
 use crate::program::{self, Obstacle};
 use crate::users;
@@ -27,12 +29,13 @@ pub(super) fn explained(found: Vec<unserved::Bare>) -> Vec<Bare> {
 
 fn reason(one: &unserved::Bare) -> String {
     if let Some(sentence) = said(one) {
-        return format!("toehold run has said: {sentence}");
+        return format!("said at its start: {sentence}");
     }
     let executable = Path::new("/proc").join(one.pid.to_string()).join("exe");
     match program::obstacle(&executable) {
+        Some(Obstacle::Static(_)) if one.is_to_be_patched => unpatched(one.pid),
         Some(obstacle @ Obstacle::Static(_)) if cfg!(target_arch = "x86_64") => format!(
-            "it {}; toehold run --patch-calls may serve it, where that starts it",
+            "it {}; toehold run --patch-calls serves such programs",
             obstacle.predicate()
         ),
         Some(obstacle) => format!("it {}", obstacle.predicate()),
@@ -43,7 +46,25 @@ fn reason(one: &unserved::Bare) -> String {
     }
 }
 
-/// The sentence of the `toehold run` that has become this program.
+/// Why a program without a loader is not patched, though it was to be.
+#[cfg(target_arch = "x86_64")]
+fn unpatched(pid: u32) -> String {
+    match patched::obstacle(pid as libc::pid_t) {
+        Some(refusal) => refusal.to_string(),
+        None => "its system calls are not patched: when it was started nobody could trace it, or \
+                 the library kept out of it; a debugger, a limit, or a filter for system calls may \
+                 be the reason"
+            .into(),
+    }
+}
+
+/// Other processors have no patches.
+#[cfg(not(target_arch = "x86_64"))]
+fn unpatched(_: u32) -> String {
+    "system calls are not patched on this processor".into()
+}
+
+/// The sentence of the `toehold run`, or of the program, that has become this program.
 fn said(one: &unserved::Bare) -> Option<&str> {
     let (pid, sentence) = one.refused.as_deref()?.split_once(':')?;
     (pid.parse() == Ok(one.own_pid)).then_some(sentence)
@@ -91,6 +112,7 @@ mod tests {
             uid: 0,
             program: "x".into(),
             refused: Some(refused.into()),
+            is_to_be_patched: false,
             preload: None,
         };
         assert_eq!(said(&of("7:because: so")), Some("because: so"));

@@ -1,5 +1,6 @@
 //! Which calls come here, and what follows a new thread or process.
 
+use core::ffi::c_void;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use toehold_sockets::before_spawn;
@@ -103,7 +104,10 @@ pub(crate) unsafe extern "C" fn handle_on_own(frame: &mut Frame) -> Verdict {
         if raw::thread() != waiting {
             // A child that uses its parent's memory. It may have a stack of a few KiB (musl's
             // `posix_spawn`), too small for the door.
-            return Verdict::Pass;
+            return match frame.rax as i64 {
+                libc::SYS_execve | libc::SYS_execveat => ask_elsewhere(frame),
+                _ => Verdict::Pass,
+            };
         }
         slot.waiting.store(0, Ordering::Relaxed); // As above: the child has gone.
     }
@@ -135,6 +139,28 @@ unsafe fn ask(frame: &mut Frame) -> Verdict {
         }
     }
 }
+
+/// [`ask`], on a stack that is mapped for this call. The program that is executed unmaps it.
+fn ask_elsewhere(frame: &mut Frame) -> Verdict {
+    unsafe extern "C" fn ask_there(frame: *mut c_void) -> u32 {
+        // SAFETY: the frame below, which waits.
+        unsafe { ask(&mut *frame.cast()) as u32 }
+    }
+    const BYTES: usize = area::STACK_BYTES;
+    let Some(stack) = raw::map(BYTES) else {
+        return Verdict::Pass;
+    };
+    // SAFETY: a stack of nobody's; the frame is on another one.
+    let verdict = unsafe { raw::on_stack(stack + BYTES, ask_there, (&raw mut *frame).cast()) };
+    // SAFETY: mapped above, and left.
+    unsafe { raw::call(libc::SYS_munmap, [stack, BYTES, 0, 0, 0, 0]) };
+    match verdict {
+        ANSWERED => Verdict::Answered,
+        _ => Verdict::Pass,
+    }
+}
+
+const ANSWERED: u32 = Verdict::Answered as u32;
 
 fn make_here(frame: &mut Frame, new: usize) -> Verdict {
     frame.new = new;

@@ -1,6 +1,7 @@
 //! System calls past everybody: no errno, no libc.
 
 use core::arch::asm;
+use core::ffi::c_void;
 
 /// Makes a system call. The answer is the kernel's: from -4095 to -1 it is an error.
 ///
@@ -22,6 +23,34 @@ pub(crate) unsafe fn call(number: i64, arguments: [usize; 6]) -> isize {
             lateout("rcx") _,
             lateout("r11") _,
             options(nostack),
+        );
+    }
+    answer
+}
+
+/// Calls `function` on the stack that ends at `stack`.
+///
+/// # Safety
+/// The stack is nobody's, and large enough. It ends at a multiple of 16.
+pub(crate) unsafe fn on_stack(
+    stack: usize,
+    function: unsafe extern "C" fn(*mut c_void) -> u32,
+    argument: *mut c_void,
+) -> u32 {
+    let answer: u32;
+    // SAFETY: the caller's promise; the function keeps r12, where the stack pointer is meanwhile.
+    unsafe {
+        asm!(
+            "mov r12, rsp",
+            "mov rsp, {stack}",
+            "call {function}",
+            "mov rsp, r12",
+            stack = in(reg) stack,
+            function = in(reg) function,
+            in("rdi") argument,
+            lateout("eax") answer,
+            out("r12") _,
+            clobber_abi("C"),
         );
     }
     answer
