@@ -1,6 +1,6 @@
 //! `toehold.conf`: a rule keeps some connections on the kernel, `toehold status` says which rule,
-//! all others are accelerated, and connections follow when the rules change. Another rule has
-//! programs wait in another way.
+//! all others are accelerated, and connections follow when the rules change. Other rules bound
+//! how many are in memory, or have programs wait in another way.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -76,6 +76,23 @@ impl Ruled {
                 is_host && one.value["reason"] == *reason
             });
             ruled.count() == 2 * COUNT
+        })
+    }
+
+    /// Whether so many of a crowd's connections come to be in memory, and the others say that the
+    /// first rule allows no more.
+    fn are_bounded(&self, crowd: &mut Crowd, most: usize) -> bool {
+        let reason = format!(
+            "as many connections are in memory as a rule allows: {}, line 1",
+            self.file().display()
+        );
+        wait_until(TIME_LIMIT, || {
+            crowd.order("around 50");
+            let all = self.toehold.connections();
+            let (direct, others): (Vec<_>, Vec<_>) = all.iter().partition(|one| one.is_direct());
+            direct.len() == 2 * most
+                && others.len() == 2 * (COUNT - most)
+                && others.iter().all(|one| one.value["reason"] == *reason)
         })
     }
 
@@ -166,6 +183,20 @@ fn a_rule_about_a_program_holds_from_its_first_connection_and_costs_no_channel()
     assert!(ruled.are_direct(&mut quiet), "{}", ruled.whereabouts());
     quiet.end();
     loud.end();
+}
+
+#[test]
+fn a_rule_bounds_how_many_connections_are_in_memory() {
+    let mut ruled = Ruled::start("program crowd max-connections 3\n");
+    let mut crowd = ruled.crowd(PROGRAM.as_ref());
+    for most in [3, 8, 2] {
+        ruled.change(&format!("program crowd max-connections {most}\n"));
+        let bounded = ruled.are_bounded(&mut crowd, most);
+        assert!(bounded, "{most}: {}", ruled.whereabouts());
+    }
+    ruled.change("");
+    assert!(ruled.are_direct(&mut crowd), "{}", ruled.whereabouts());
+    crowd.end();
 }
 
 #[test]

@@ -9,6 +9,7 @@
 //! child may still hold it, and the connections with it), and the process itself has ended (a
 //! program may have closed a descriptor that it did not know to be ours).
 
+mod budgets;
 mod connection;
 mod connections;
 mod family;
@@ -37,6 +38,7 @@ use crate::rules::{Observability, Rules};
 use crate::runtime_dir::{RuntimeDir, RuntimeDirError};
 use crate::tables::Tables;
 use crate::unserved;
+use budgets::Budgets;
 use connection::Connection;
 use log::Log;
 use manager::Manager;
@@ -299,6 +301,7 @@ pub struct Daemon {
     throttled: BTreeSet<ClientId>,
     pressure: Pressure,
     observation: Observation,
+    budgets: Budgets,
     idle_since: Instant,
     /// Earliest next look at how active the channels are.
     sample_due: Option<Instant>,
@@ -406,6 +409,7 @@ impl Daemon {
             throttled: BTreeSet::new(),
             pressure: Pressure::default(),
             observation: Observation::default(),
+            budgets: Budgets::default(),
             idle_since: Instant::now(),
             sample_due: None,
             sample_next: None,
@@ -498,6 +502,7 @@ impl Daemon {
             self.flush(id);
         }
         self.release_regions();
+        self.follow_budgets();
         self.regions.cool(Instant::now());
         self.introduce_held_back();
         self.settle_doubts();
@@ -536,7 +541,9 @@ impl Daemon {
         let look = look.map(|due| due.saturating_duration_since(now));
         let doubt = self.proving.due();
         let doubt = doubt.map(|due| due.saturating_duration_since(now));
-        [leave, sample, cool, retry, look, doubt]
+        let budget = self.budgets.due();
+        let budget = budget.map(|due| due.saturating_duration_since(now));
+        [leave, sample, cool, retry, look, doubt, budget]
             .into_iter()
             .flatten()
             .min()

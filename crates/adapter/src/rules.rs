@@ -59,6 +59,7 @@ pub struct Rule {
     accepts: Option<bool>,
     path: Option<PathWish>,
     observability: Option<Observability>,
+    connections_max: Option<usize>,
     wait: Option<WaitMode>,
 }
 
@@ -170,6 +171,25 @@ impl Rules {
     pub(crate) fn observability(&self, ends: &[Side]) -> Option<Observability> {
         self.first(ends, |rule| rule.observability)
             .map(|(_, observability)| observability)
+    }
+
+    /// The rule that bounds how many connections are in memory, for one with these ends: its place
+    /// among the rules, and the number.
+    pub(crate) fn budget(&self, ends: &[Side]) -> Option<(usize, usize)> {
+        let (rule, most) = self.first(ends, |rule| rule.connections_max)?;
+        let place = self.rules.iter().position(|one| std::ptr::eq(one, rule))?;
+        Some((place, most))
+    }
+
+    /// The rule at a place.
+    pub(crate) fn at(&self, place: usize) -> Option<&Rule> {
+        self.rules.get(place)
+    }
+
+    /// Whether a rule bounds how many connections are in memory.
+    pub(crate) fn speak_of_budgets(&self) -> bool {
+        let mut rules = self.rules.iter();
+        rules.any(|rule| rule.connections_max.is_some())
     }
 
     /// Whether a rule speaks of Unix sockets by their names.

@@ -491,13 +491,15 @@ pub enum Reason {
     Captured = 30,
     /// The program sends descriptors or credentials on it, which only the kernel can do.
     Descriptors = 31,
+    /// As many connections are in memory as a rule of the operator's allows.
+    OverBudget = 32,
 }
 
 impl Reason {
     /// The reason behind a number, if it is one.
     pub fn from_word(word: u32) -> Option<Reason> {
         use Reason::*;
-        const ALL: [Reason; 32] = [
+        const ALL: [Reason; 33] = [
             None,
             FewBytes,
             NoAdapter,
@@ -530,6 +532,7 @@ impl Reason {
             OverQuota,
             Captured,
             Descriptors,
+            OverBudget,
         ];
         ALL.get(word as usize).copied()
     }
@@ -575,6 +578,7 @@ impl Reason {
             Reason::OverQuota => "one of the two users has as many as the system adapter allows",
             Reason::Captured => "a packet capture is to see it",
             Reason::Descriptors => "the program sends descriptors or credentials on it",
+            Reason::OverBudget => "as many connections are in memory as a rule allows",
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::diag::Diag;
 use crate::proof::{self, Proved};
 use crate::regions::Memory;
 use crate::registry::{
-    Address, Ask, ChannelId, ClientId, End, Introduction, Match, Outcome, PairId, Tuple,
+    Address, Ask, ChannelId, ClientId, End, Ended, Introduction, Match, Outcome, PairId, Tuple,
 };
 use crate::tables::Tables;
 use std::collections::BTreeMap;
@@ -206,6 +206,9 @@ impl Daemon {
     pub(super) fn release_regions(&mut self) {
         let now = Instant::now();
         while let Some(ended) = self.registry.poll_ended() {
+            if let Ended::Channel(channel) = ended {
+                self.budgets.forget(channel);
+            }
             self.regions.close(ended, now);
         }
     }
@@ -267,7 +270,8 @@ impl Daemon {
         let uid = |id| self.clients.get(&id).map(|client: &Connection| client.uid);
         let against = match self.registry.know_each_other(ends, uid) {
             false => Some(Reason::OtherUser),
-            true => self.rule_against(ends).map(|_| Reason::Policy),
+            true if self.rule_against(ends).is_some() => Some(Reason::Policy),
+            true => (!self.has_budget(ends)).then_some(Reason::OverBudget),
         };
         if let Some(reason) = against {
             self.registry.hold(matched);
@@ -286,6 +290,7 @@ impl Daemon {
             let why = || format!("cannot make a region: {error}");
             self.log.say("memory", why);
         })?;
+        self.count_in_budget(matched.channel, ends);
         self.show_to_captures_by_both(ends);
         self.log.say("pair", || "introduced two programs".into());
         let uids = matched.sides.each_ref().map(|side| {

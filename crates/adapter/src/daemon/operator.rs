@@ -34,7 +34,10 @@ impl Daemon {
             })
         });
         let rules = status::RulesSaid {
-            against: &|end| Some(said(self.rule_of(end)?)),
+            against: &|end| {
+                let by_rule = self.rule_of(end).map(said);
+                by_rule.or_else(|| self.said_of_budget(end))
+            },
             wait: &|table| Some(self.wait_rule(table)?.0.origin()),
         };
         let mut report = status::report(processes, &self.tables, &self.registry, &rules, engine);

@@ -34,6 +34,7 @@ impl Daemon {
 
     fn follow_rules(&mut self) {
         self.registry.reconsider();
+        self.recount_budgets();
         let own = self.engine_tables();
         let tables = self.tables.iter().map(|(id, _)| id);
         let tables: Vec<TableId> = tables.filter(|id| !own.contains(id)).collect();
@@ -69,8 +70,12 @@ impl Daemon {
         if rules.is_empty() || self.is_engines(ends) {
             return None;
         }
-        let ends: Vec<Side> = ends.iter().filter_map(|&end| self.side(end)).collect();
-        rules.against(&ends)
+        rules.against(&self.sides(ends))
+    }
+
+    /// Two ends, as rules see them.
+    pub(super) fn sides(&self, ends: [End; 2]) -> Vec<Side> {
+        ends.iter().filter_map(|&end| self.side(end)).collect()
     }
 
     /// The rule that keeps the connection of an end on the kernel. Without its other end nothing is

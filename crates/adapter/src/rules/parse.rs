@@ -134,6 +134,12 @@ impl Rule {
                     }
                 });
             }
+            "max-connections" => {
+                let number = value.parse().ok().filter(|most| *most <= CONNECTIONS_MAX);
+                let wrong =
+                    || format!("`{value}` is no number of connections: expected 0 to 1048576");
+                self.connections_max = Some(number.ok_or_else(wrong)?);
+            }
             "wait" => {
                 let mode = WaitMode::ALL.into_iter().find(|mode| mode.name() == value);
                 let wrong =
@@ -215,6 +221,8 @@ fn ports(value: &str) -> Result<(u16, u16), String> {
     }
 }
 
+/// More than any adapter has.
+const CONNECTIONS_MAX: usize = 1 << 20;
 /// The kernel knows the first bytes of a program's name (`TASK_COMM_LEN`, less the NUL).
 const COMM_BYTES: usize = 15;
 const PASSWD: &str = "/etc/passwd";

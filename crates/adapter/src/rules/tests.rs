@@ -112,6 +112,20 @@ fn each_setting_has_a_first_rule_of_its_own() {
 }
 
 #[test]
+fn a_budget_is_that_of_the_first_rule_that_has_one() {
+    let rules = rules(
+        "port 80 path auto\n\
+         user 7 max-connections 1\n\
+         port 80 max-connections 2\n\
+         max-connections 3\n",
+    );
+    assert_eq!(rules.budget(&ends("wrk", "nginx", 80)), Some((2, 2)));
+    assert_eq!(rules.budget(&ends("wrk", "nginx", 81)), Some((3, 3)));
+    let line = rules.at(2).expect("the third").origin.line;
+    assert_eq!(line, 3);
+}
+
+#[test]
 fn conditions_hold_together_for_one_end() {
     let matches = |text: &str| host_line(&rules(text), &ends("psql", "postgres", 5432)).is_some();
     for text in [
@@ -195,6 +209,7 @@ fn an_error_names_the_line_the_cause_and_what_was_expected() {
         ),
         ("observability off", "expected yield or ignore"),
         ("wait long", "expected adaptive, poll or event"),
+        ("max-connections -1", "expected 0 to 1048576"),
         (
             "program a port 80 wait event",
             "`wait` is about programs and `port` about connections: expected no condition but \
@@ -219,6 +234,7 @@ fn every_word_is_taken_and_every_kind_of_word_is_needed() {
             "role" => "accepts",
             "path" => "auto",
             "wait" => "event",
+            "max-connections" => "5",
             "observability" => "yield",
             _ => "name",
         };

@@ -26,7 +26,7 @@ pub struct Word {
 }
 
 /// All words, in the order of the manual.
-pub const WORDS: [Word; 10] = [
+pub const WORDS: [Word; 11] = [
     Word {
         word: "program",
         value: "NAME",
@@ -101,6 +101,15 @@ pub const WORDS: [Word; 10] = [
         meaning: "yield: the connection goes by the kernel while a packet capture would see it. \
             ignore: it stays in shared memory, and captures miss it. Default: the adapter's option \
             --observability.",
+    },
+    Word {
+        word: "max-connections",
+        value: "NUMBER",
+        is_setting: true,
+        subject: Subject::Connection,
+        meaning: "At most so many of the connections for which this rule decides are in shared \
+            memory at a time, 0 to 1048576. The others stay on the kernel until one of those \
+            ends. Default: the adapter's option --max-connections bounds all together.",
     },
     Word {
         word: "wait",
