@@ -44,7 +44,6 @@ pub(crate) fn before_sleep(
     let mut since_ns = 0;
     let looked = loop {
         if wait::spin(&local.spin, slice_ns, processor, &mut look) {
-            local.spin.paid();
             entry.spins_paid.fetch_add(1, Ordering::Relaxed);
             return Ok(Looked::Found);
         }

@@ -246,7 +246,6 @@ pub(crate) fn poll(
                     fds.iter()
                         .any(|one| one.fd >= 0 && looks_ready(one.fd, one.events))
                 }) {
-                    local.spin.paid();
                     continue;
                 }
                 if handlers.end_a_wait() {

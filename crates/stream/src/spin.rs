@@ -1,17 +1,21 @@
 //! When to look at shared memory again, and when to sleep in the kernel.
 //!
 //! A wake-up from the kernel costs 3 to 50 us; looking costs a core. So each place that waits keeps
-//! a short history. Its level rises when looking found something, or when a sleep was so short that
-//! looking would have. A long sleep lowers it. At level 0 a place does not look at all, so an idle
-//! program costs nothing.
+//! a short history. Its level rises when looking found something; a look in vain or a long sleep
+//! lowers it. At level 0 a place does not look at all, so an idle program costs nothing. It tries
+//! again when sleeps were so short that looking might have paid: after the first of them, or after
+//! more and more where the tries were in vain.
 //!
 //! ```text
-//!   look, pause ... look, pause     PAUSE_NS long, unless others want this processor
+//!   look, pause ... look, pause     a moment, then one yield: does anybody want this processor?
+//!   look, pause ... look, pause     nobody: PAUSE_NS long
 //!   look, yield ... look, yield     until the budget is used up
 //! ```
 //!
 //! On a crowded processor, or when the peer runs on this very one, [`spin`] gives the processor
-//! away from the beginning. Time that others used then does not count against the budget.
+//! away from the beginning. Time that others used then does not count against the budget, but each
+//! turn of theirs costs us two switches. A look that cost more than a sleep was in vain, whatever
+//! it found: the scheduler runs a sleeper that is woken before a spinner that has used its time.
 
 use toehold_channel::sync::{AtomicU32, Ordering, spin_hint};
 use toehold_channel::table::WaitMode;
@@ -20,16 +24,32 @@ use toehold_channel::table::WaitMode;
 const BUDGET_NS: [u64; 5] = [0, 4_000, 12_000, 30_000, 60_000];
 /// The level of a place without a history.
 const LEVEL_FRESH: u32 = 3;
-/// A sleep shorter than this would have been better spent looking.
+/// A sleep shorter than this would have been better spent looking, where others do not want the
+/// processor.
 const SHORT_SLEEP_NS: u64 = 120_000;
+/// After this long one yield asks whether others want the processor.
+const ASK_NS: u64 = 2_000;
 /// Pause this long before giving the processor away between looks.
 const PAUSE_NS: u64 = 20_000;
-/// A yield that took longer than this let somebody else run.
-const CROWDED_NS: u64 = 3_000;
+/// A yield that took longer than this let somebody else run. It is also what such a turn costs us:
+/// two switches, and caches that others have used meanwhile.
+const TURN_NS: u64 = 3_000;
+/// A yield that took longer than this let somebody run who does not wait for us. The scheduler
+/// would have woken a sleeper earlier.
+const HOGGED_NS: u64 = 1_000_000;
+/// What a sleep costs, on both sides: the calls, the doorbell, the wake-up of an awake processor,
+/// caches. With 7 us, two programs on one processor (Redis, 50 connections) lost a third.
+const SLEEP_NS: u64 = 16_000;
 /// However much of it others used, a spin ends after this long beyond its budget.
 const GIVEN_NS_MAX: u64 = 500_000;
 /// So many sleeps in a row that the kernel's own news ended lower the level by one.
 const KERNEL_NEWS: u32 = 8;
+/// The level at which a place looks again after short sleeps.
+const LEVEL_TRIED: u32 = BUDGET_NS.len() as u32 - 1;
+/// In place of a count of short sleeps: the place has just looked in vain.
+const LOOKED: u32 = u32::MAX;
+/// The most short sleeps that a place waits for before it looks again.
+const PATIENCE_MAX: u32 = 64;
 /// Looks per reading of the clock.
 const LOOKS: u32 = 8;
 
@@ -54,14 +74,20 @@ pub struct History {
     crowded: AtomicU32,
     /// Sleeps in a row that the kernel's own news ended.
     by_kernel: AtomicU32,
+    /// Short sleeps in a row without a look before, or [`LOOKED`].
+    short: AtomicU32,
+    /// So many short sleeps make it look again, from 1 on: twice as many after each spin in vain,
+    /// half as many after one that paid.
+    patience: AtomicU32,
 }
 
 impl History {
     /// Forgets what was.
     pub fn reset(&self) {
         self.level.store(LEVEL_FRESH, Ordering::Relaxed);
-        self.crowded.store(0, Ordering::Relaxed);
-        self.by_kernel.store(0, Ordering::Relaxed);
+        for count in [&self.crowded, &self.by_kernel, &self.short, &self.patience] {
+            count.store(0, Ordering::Relaxed);
+        }
     }
 
     /// How long to look now, in nanoseconds; [`ENDLESS_NS`] in poll mode.
@@ -74,9 +100,9 @@ impl History {
         }
     }
 
-    /// Looking found something.
+    /// Looking found something, for less than a sleep costs.
     #[inline]
-    pub fn paid(&self) {
+    fn paid(&self) {
         let level = self.level();
         if level + 1 < BUDGET_NS.len() {
             self.level.store(level as u32 + 1, Ordering::Relaxed);
@@ -84,6 +110,24 @@ impl History {
         if self.by_kernel.load(Ordering::Relaxed) != 0 {
             self.by_kernel.store(0, Ordering::Relaxed);
         }
+        let patience = self.patience.load(Ordering::Relaxed);
+        if patience != 0 {
+            self.patience.store(patience / 2, Ordering::Relaxed);
+        }
+    }
+
+    /// Looking found nothing, or cost more than a sleep.
+    fn lost(&self) {
+        let patience = self.patience.load(Ordering::Relaxed);
+        let more = (patience * 2).clamp(1, PATIENCE_MAX);
+        self.patience.store(more, Ordering::Relaxed);
+        self.short.store(LOOKED, Ordering::Relaxed);
+        self.lower();
+    }
+
+    fn lower(&self) {
+        let level = self.level() as u32;
+        self.level.store(level.saturating_sub(1), Ordering::Relaxed);
     }
 
     /// A sleep ended for what no look at shared memory would have found: news of the kernel's own.
@@ -93,20 +137,25 @@ impl History {
         let by_kernel = self.by_kernel.load(Ordering::Relaxed) + 1;
         self.by_kernel
             .store(by_kernel % KERNEL_NEWS, Ordering::Relaxed);
-        let level = self.level() as u32;
-        if by_kernel >= KERNEL_NEWS && level > 0 {
-            self.level.store(level - 1, Ordering::Relaxed);
+        if by_kernel >= KERNEL_NEWS {
+            self.lower();
         }
     }
 
-    /// A sleep ended after `slept_ns`.
+    /// A sleep ended after `slept_ns`, with the looks before it.
     pub fn slept(&self, slept_ns: u64) {
-        let level = self.level();
-        if slept_ns < SHORT_SLEEP_NS {
-            self.paid();
-        } else if level > 0 {
-            self.level.store(level as u32 - 1, Ordering::Relaxed);
+        let short = self.short.load(Ordering::Relaxed);
+        let mut more = 0;
+        if short == LOOKED {
+            // The looks have had their say.
+        } else if slept_ns >= SHORT_SLEEP_NS {
+            self.lower();
+        } else if short >= self.patience.load(Ordering::Relaxed) {
+            self.level.store(LEVEL_TRIED, Ordering::Relaxed);
+        } else {
+            more = short + 1;
         }
+        self.short.store(more, Ordering::Relaxed);
     }
 
     #[inline]
@@ -116,7 +165,8 @@ impl History {
 }
 
 /// Calls `look` until it finds something or `budget_ns` is used up; true when it found something.
-/// `is_shared` tells, when the first looks found nothing, whether the peer needs this processor.
+/// The history learns how it went. `is_shared` tells, when the first looks found nothing, whether
+/// the peer needs this processor.
 #[inline]
 pub fn spin(
     history: &History,
@@ -130,6 +180,7 @@ pub fn spin(
     }
     // Before the first look at the clock: most of what comes soon comes now.
     if look_repeatedly(&mut look) {
+        history.paid();
         return true;
     }
     let gives_away = is_shared() || history.crowded.load(Ordering::Relaxed) != 0;
@@ -150,38 +201,91 @@ pub fn spin_giving_away(
 fn spin_by_clock(
     history: &History,
     budget_ns: u64,
-    mut gives_away: bool,
+    gives_away: bool,
     processor: &impl Processor,
     mut look: impl FnMut() -> bool,
 ) -> bool {
-    let start = processor.now_ns();
-    let mut now = start;
-    let mut given = 0;
+    let mut turns = Turns::new(processor);
+    let mut is_asked = false;
     loop {
-        if gives_away {
-            processor.give_away();
-            let after = processor.now_ns();
-            let crowded = after - now > CROWDED_NS;
-            history.crowded.store(crowded.into(), Ordering::Relaxed);
-            if crowded {
-                // Others put that time to use: it was not spent by us.
-                given += after - now;
-            }
-            now = after;
-            if look() {
-                return true;
-            }
+        let spent_ns = turns.now_ns - turns.start_ns;
+        let asks = !is_asked && spent_ns >= ASK_NS.min(budget_ns);
+        let found = if gives_away || turns.were_taken || asks || spent_ns > PAUSE_NS {
+            is_asked = true;
+            turns.give_away(history, processor);
+            look()
         } else {
-            if look_repeatedly(&mut look) {
-                return true;
-            }
-            now = processor.now_ns();
+            let found = look_repeatedly(&mut look);
+            turns.now_ns = processor.now_ns();
+            found
+        };
+        if found || turns.are_over(budget_ns, is_asked) {
+            turns.conclude(history, found);
+            return found;
         }
-        let spent = now - start;
-        if spent - given >= budget_ns || spent >= budget_ns.saturating_add(GIVEN_NS_MAX) {
-            return false;
+    }
+}
+
+/// One spin: the time, and what others had of it.
+struct Turns {
+    start_ns: u64,
+    now_ns: u64,
+    /// How much of the time others used, less what their turns cost us.
+    given_ns: u64,
+    /// The longest yield, in nanoseconds.
+    longest_ns: u64,
+    /// Others have run.
+    were_taken: bool,
+}
+
+impl Turns {
+    fn new(processor: &impl Processor) -> Turns {
+        let now_ns = processor.now_ns();
+        Turns {
+            start_ns: now_ns,
+            now_ns,
+            given_ns: 0,
+            longest_ns: 0,
+            were_taken: false,
         }
-        gives_away = gives_away || spent > PAUSE_NS;
+    }
+
+    fn give_away(&mut self, history: &History, processor: &impl Processor) {
+        processor.give_away();
+        let after_ns = processor.now_ns();
+        let turn_ns = after_ns - self.now_ns;
+        self.now_ns = after_ns;
+        if turn_ns > TURN_NS {
+            self.given_ns += turn_ns - TURN_NS;
+            self.longest_ns = self.longest_ns.max(turn_ns);
+            self.were_taken = true;
+            history.crowded.store(1, Ordering::Relaxed);
+        } else if history.crowded.load(Ordering::Relaxed) != 0 {
+            history.crowded.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// What the spin cost us, in nanoseconds.
+    fn cost_ns(&self) -> u64 {
+        self.now_ns - self.start_ns - self.given_ns
+    }
+
+    fn are_over(&self, budget_ns: u64, is_asked: bool) -> bool {
+        let spent_ns = self.now_ns - self.start_ns;
+        // A spin too short for a question ends with one.
+        is_asked && self.cost_ns() >= budget_ns
+            || spent_ns >= budget_ns.saturating_add(GIVEN_NS_MAX)
+    }
+
+    fn conclude(&self, history: &History, found: bool) {
+        if self.longest_ns > HOGGED_NS {
+            history.patience.store(PATIENCE_MAX, Ordering::Relaxed);
+            history.level.store(0, Ordering::Relaxed);
+        } else if found && !(self.were_taken && self.cost_ns() > SLEEP_NS) {
+            history.paid();
+        } else {
+            history.lost();
+        }
     }
 }
 
@@ -235,6 +339,12 @@ mod tests {
         history.budget_ns(WaitMode::Adaptive)
     }
 
+    /// A spin in vain.
+    fn spin_in_vain(history: &History) {
+        let clock = Clock::new(0);
+        assert!(!spin(history, 4_000, || false, &clock, || false));
+    }
+
     #[test]
     fn short_sleeps_that_the_kernel_ends_stop_the_looking() {
         let history = History::default();
@@ -278,15 +388,85 @@ mod tests {
     }
 
     #[test]
-    fn a_short_sleep_raises_the_budget_and_a_long_one_lowers_it() {
+    fn a_short_sleep_is_reason_to_look_and_a_long_one_to_look_less() {
         let history = History::default();
-        for expected in BUDGET_NS {
-            assert_eq!(budget(&history), expected);
-            history.slept(SHORT_SLEEP_NS - 1);
-        }
+        history.slept(SHORT_SLEEP_NS - 1);
         assert_eq!(budget(&history), BUDGET_NS[BUDGET_NS.len() - 1]);
         history.slept(SHORT_SLEEP_NS);
         assert_eq!(budget(&history), BUDGET_NS[BUDGET_NS.len() - 2]);
+    }
+
+    #[test]
+    fn looks_in_vain_become_rare_although_the_sleeps_are_short() {
+        let history = History::default();
+        let mut looks = 0;
+        for _ in 0..10_000 {
+            if budget(&history) > 0 {
+                looks += 1;
+                spin_in_vain(&history);
+            }
+            history.slept(SHORT_SLEEP_NS - 1);
+        }
+        // A try is one look at each level.
+        assert!(
+            looks < 10_000 / PATIENCE_MAX * BUDGET_NS.len() as u32,
+            "{looks}"
+        );
+        assert!(looks > 100, "{looks}: it goes on trying");
+    }
+
+    #[test]
+    fn looks_that_pay_again_are_made_each_time() {
+        let history = History::default();
+        history.reset();
+        for _ in 0..100 {
+            spin_in_vain(&history);
+        }
+        assert_eq!(budget(&history), 0);
+        for _ in 0..=PATIENCE_MAX + 1 {
+            history.slept(SHORT_SLEEP_NS - 1);
+        }
+        for _ in 0..100 {
+            assert!(budget(&history) > 0);
+            let clock = Clock::new(0);
+            assert!(spin(&history, budget(&history), || false, &clock, || true));
+        }
+        // One in vain among them changes little.
+        spin_in_vain(&history);
+        assert!(budget(&history) > 0);
+    }
+
+    #[test]
+    fn looks_that_cost_more_than_a_sleep_are_in_vain() {
+        let find_after = |history: &History, yields: u32, turn_ns: u64| {
+            let clock = Clock::new(turn_ns);
+            let found = spin(
+                history,
+                60_000,
+                || true,
+                &clock,
+                || clock.yields.get() >= yields,
+            );
+            assert!(found);
+        };
+        for (yields, turn_ns, pays) in [
+            (1, TURN_NS * 2, true),
+            (2, TURN_NS * 20, true),
+            (6, TURN_NS * 2, false),
+            // Yields that let nobody run cost nobody anything.
+            (20, 500, true),
+            // Somebody who does not wait for us had a whole slice.
+            (1, HOGGED_NS * 2, false),
+        ] {
+            let history = History::default();
+            history.reset();
+            find_after(&history, yields, turn_ns);
+            assert_eq!(
+                history.level() as u32 > LEVEL_FRESH,
+                pays,
+                "{yields} yields of {turn_ns} ns"
+            );
+        }
     }
 
     #[test]
@@ -321,7 +501,7 @@ mod tests {
     fn time_that_others_used_does_not_count_up_to_a_bound() {
         let clock = Clock::new(100_000);
         let history = History::default();
-        assert!(!spin_giving_away(&history, 4_000, &clock, || false));
+        assert!(!spin_giving_away(&history, 60_000, &clock, || false));
         assert_eq!(clock.yields.get(), 6, "five are within the bound");
         // The next spin of this place gives way at once.
         let clock = Clock::new(100_000);
@@ -337,6 +517,7 @@ mod tests {
             },
         );
         assert_eq!(looks, LOOKS + clock.yields.get());
+        assert_eq!(clock.yields.get(), 2, "each turn of others has its price");
     }
 
     #[test]

@@ -17,11 +17,7 @@ impl Spinning {
     /// something.
     pub(super) fn look(&mut self, look: impl FnMut() -> bool) -> bool {
         let budget_ns = self.0.budget_ns(WaitMode::Adaptive);
-        let found = spin_giving_away(&self.0, budget_ns, &Since(Instant::now()), look);
-        if found {
-            self.0.paid();
-        }
-        found
+        spin_giving_away(&self.0, budget_ns, &Since(Instant::now()), look)
     }
 
     /// A sleep is over.

@@ -83,7 +83,6 @@ pub(crate) fn wait(
         if slice > 0 {
             let processor = epoll.last_peer_processor.load(Ordering::Relaxed);
             if wait::spin(&epoll.spin, slice, processor, || epoll.sweep()) {
-                epoll.spin.paid();
                 continue;
             }
             if handlers.end_a_wait() {
