@@ -37,7 +37,7 @@ const TURN_NS: u64 = 3_000;
 /// A yield that took longer than this let somebody run who does not wait for us. The scheduler
 /// would have woken a sleeper earlier.
 const HOGGED_NS: u64 = 1_000_000;
-/// What a sleep costs, on both sides: the calls, the doorbell, the wake-up of an awake processor,
+/// The cost of a sleep on both sides: the calls, the doorbell, the wake-up of an awake processor,
 /// caches. With 7 us, two programs on one processor (Redis, 50 connections) lost a third.
 const SLEEP_NS: u64 = 16_000;
 /// However much of it others used, a spin ends after this long beyond its budget.
@@ -265,7 +265,7 @@ impl Turns {
         }
     }
 
-    /// What the spin cost us, in nanoseconds.
+    /// The spin's cost to us, in nanoseconds.
     fn cost_ns(&self) -> u64 {
         self.now_ns - self.start_ns - self.given_ns
     }
