@@ -8,6 +8,8 @@ mod support;
 use script::{Stage, plain};
 use toehold_tcp::{CloseReason, ConnectionId, Duration, EcnMode, Phase, State};
 
+const MILLISECOND: Duration = Duration::from_millis(1);
+
 /// RFC 5681 section 3.2 counts duplicates without payload, and RFC 2018 section 4 wants each of
 /// them to carry blocks: data of our own does not go before what the remote has to know.
 #[test]
@@ -246,4 +248,247 @@ fn what_was_reported_and_dropped_is_sent_again() {
     stage.expect("P. 4001:5001(1000) ack 1");
     stage.remote(". 1:1(0) ack 5001 win 60000");
     assert_eq!(stage.engine.info(id).unwrap().acknowledged, 5_000);
+}
+
+//= RFC 8985#9.3
+//= type=test
+//# A segment marked as lost by RACK-TLP MUST NOT be retransmitted until congestion control
+//# deems this appropriate.
+//= RFC 8985#9.2
+//= type=test
+//# Therefore, the algorithm [RFC6675] MUST NOT be used with RACK-TLP; instead, a modified
+//# recovery algorithm that carefully addresses such a case is needed.
+/// RFC 8985 section 6.2 and RFC 6937: a loss is repaired within a round trip.
+#[test]
+fn a_hole_is_retransmitted_when_rack_is_sure() {
+    let mut stage = plain();
+    let id = stage.accepted(",sackOK", 60_000);
+    stage.engine.publish(id, 5_000).unwrap();
+    for segment in 0..5 {
+        let (from, to) = (segment * 1_000 + 1, segment * 1_000 + 1_001);
+        let flags = if segment == 4 { "P." } else { "." };
+        stage.expect(&format!("{flags} {from}:{to}(1000) ack 1"));
+    }
+    stage.wait(Duration::from_millis(100));
+    stage.remote(". 1:1(0) ack 1 win 60000 <sack 1001:2001>");
+    stage.remote(". 1:1(0) ack 1 win 60000 <sack 1001:3001>");
+    stage.expect_nothing();
+    // The third segment beyond the hole: no reordering was ever seen, so it is lost.
+    stage.remote(". 1:1(0) ack 1 win 60000 <sack 1001:4001>");
+    stage.expect(". 1:1001(1000) ack 1");
+    stage.remote(". 1:1(0) ack 5001 win 60000");
+    stage.expect_nothing();
+    assert_eq!(stage.engine.counters().recoveries, 1);
+}
+
+//= RFC 8985#7.3
+//= type=test
+//# When the PTO timer expires, the sender MUST check whether both of the following conditions
+//# are met before sending a loss probe:
+//= RFC 8985#7.3
+//= type=test
+//# If such an unsent segment is not available, then the sender SHOULD retransmit the
+//# highest-sequence segment sent so far and set TLP.is_retrans to true.
+/// RFC 8985 section 7: two round trips after the last segment, it is sent again.
+#[test]
+fn a_lost_tail_is_probed() {
+    let mut stage = plain();
+    let id = stage.accepted(",sackOK", 60_000);
+    stage.engine.publish(id, 1_000).unwrap();
+    stage.expect("P. 1:1001(1000) ack 1");
+    stage.wait(Duration::from_millis(100));
+    stage.remote(". 1:1(0) ack 1001 win 60000");
+    stage.engine.publish(id, 4_000).unwrap();
+    stage.expect(". 1001:2001(1000) ack 1");
+    stage.expect(". 2001:3001(1000) ack 1");
+    stage.expect("P. 3001:4001(1000) ack 1");
+    stage.wait(Duration::from_millis(60));
+    stage.remote(". 1:1(0) ack 2001 win 60000");
+    let round_trip = stage.engine.info(id).unwrap().round_trip.unwrap();
+    stage.wait(round_trip * 2 - MILLISECOND);
+    stage.expect_nothing();
+    stage.wait(MILLISECOND + MILLISECOND);
+    stage.expect("P. 3001:4001(1000) ack 1");
+    assert_eq!(stage.engine.counters().tail_probes, 1);
+}
+
+/// RFC 6582 section 3.2: without SACK, three duplicates, and partial acknowledgements.
+#[test]
+fn new_reno_repairs_without_sack() {
+    let mut stage = plain();
+    let id = stage.accepted("", 60_000);
+    stage.engine.publish(id, 8_000).unwrap();
+    for segment in 0..8 {
+        let (from, to) = (segment * 1_000 + 1, segment * 1_000 + 1_001);
+        let flags = if segment == 7 { "P." } else { "." };
+        stage.expect(&format!("{flags} {from}:{to}(1000) ack 1"));
+    }
+    stage.remote(". 1:1(0) ack 1 win 60000");
+    stage.remote(". 1:1(0) ack 1 win 60000");
+    stage.expect_nothing();
+    stage.remote(". 1:1(0) ack 1 win 60000");
+    stage.expect(". 1:1001(1000) ack 1");
+    stage.remote(". 1:1(0) ack 3001 win 60000");
+    stage.expect(". 3001:4001(1000) ack 1");
+    stage.remote(". 1:1(0) ack 8001 win 60000");
+    stage.expect_nothing();
+}
+
+/// Ten segments that nobody answers until the first of them is sent again.
+fn after_a_timeout(syn_options: &str) -> Stage {
+    let mut stage = Stage::new(|config, options| {
+        config.timestamps = false;
+        config.window_scaling = false;
+        config.tail_probes = false;
+        options.nodelay = true;
+    });
+    let id = stage.accepted(syn_options, 60_000);
+    stage.engine.publish(id, 30_000).unwrap();
+    for segment in 0..10 {
+        let (from, to) = (segment * 1_000 + 1, segment * 1_000 + 1_001);
+        stage.expect(&format!(". {from}:{to}(1000) ack 1"));
+    }
+    let timeout = stage.engine.info(id).unwrap().timeout;
+    stage.wait(timeout);
+    stage.expect(". 1:1001(1000) ack 1");
+    assert_eq!(stage.engine.counters().timeouts, 1);
+    stage.expect_nothing();
+    stage
+}
+
+/// RFC 5682 section 2.1: the flight was late, not lost. Nothing but its first segment is sent
+/// again.
+#[test]
+fn a_spurious_timeout_is_undone_without_timestamps() {
+    for syn_options in ["", ",sackOK"] {
+        let mut stage = after_a_timeout(syn_options);
+        stage.remote(". 1:1(0) ack 2001 win 60000");
+        stage.expect(". 10001:11001(1000) ack 1");
+        stage.expect(". 11001:12001(1000) ack 1");
+        stage.expect_nothing();
+        stage.remote(". 1:1(0) ack 4001 win 60000");
+        assert_eq!(stage.engine.counters().recoveries_undone, 1);
+        stage.expect(". 12001:13001(1000) ack 1");
+        stage.expect(". 13001:14001(1000) ack 1");
+        stage.expect_nothing();
+        stage.remote(". 1:1(0) ack 14001 win 60000");
+        assert_eq!(stage.engine.counters().retransmissions, 1);
+    }
+}
+
+/// RFC 5682 section 3.1 step 3b: a block that reports one of the flight tells as well.
+#[test]
+fn a_spurious_timeout_is_undone_by_a_block() {
+    let mut stage = after_a_timeout(",sackOK");
+    stage.remote(". 1:1(0) ack 1001 win 60000");
+    stage.expect(". 10001:11001(1000) ack 1");
+    stage.expect(". 11001:12001(1000) ack 1");
+    stage.remote(". 1:1(0) ack 1001 win 60000 <sack 2001:3001>");
+    assert_eq!(stage.engine.counters().recoveries_undone, 1);
+}
+
+/// RFC 5682 section 2.1 step 3a, and section 3.1: only what was sent afterwards arrives.
+#[test]
+fn a_timeout_that_was_right_goes_on_after_two_new_segments() {
+    for (syn_options, blocks) in [("", ""), (",sackOK", " <sack 10001:11001>")] {
+        let mut stage = after_a_timeout(syn_options);
+        stage.remote(". 1:1(0) ack 1001 win 60000");
+        stage.expect(". 10001:11001(1000) ack 1");
+        stage.expect(". 11001:12001(1000) ack 1");
+        stage.expect_nothing();
+        stage.remote(&format!(". 1:1(0) ack 1001 win 60000{blocks}"));
+        stage.expect(". 1001:2001(1000) ack 1");
+        assert_eq!(stage.engine.counters().recoveries_undone, 0);
+    }
+}
+
+/// RFC 5682 section 2.1 step 2a: an acknowledgement of everything, or of nothing, tells nothing.
+#[test]
+fn a_timeout_is_believed_when_nothing_can_be_tried() {
+    let mut stage = after_a_timeout("");
+    stage.remote(". 1:1(0) ack 1 win 60000");
+    stage.remote(". 1:1(0) ack 1001 win 60000");
+    stage.expect(". 1001:2001(1000) ack 1");
+    // The window has no room for new data.
+    let mut stage = after_a_timeout(",sackOK");
+    stage.remote(". 1:1(0) ack 1001 win 9000");
+    stage.expect(". 1001:2001(1000) ack 1");
+}
+
+//= RFC 8985#7.2
+//= type=test
+//# The sender SHOULD start or restart a loss probe PTO timer after transmitting new data
+//# (that was not itself a loss probe) or upon receiving an ACK that cumulatively acknowledges
+//# new data unless it is already in fast recovery, RTO recovery, or segments have been SACKed
+//# (i.e., RACK.segs_sacked is not zero).
+/// RFC 8985 section 7.2: new data puts the tail loss probe off.
+#[test]
+fn new_data_restarts_the_probe_timer() {
+    let mut stage = plain();
+    let id = stage.accepted(",sackOK", 10_000);
+    for end in [1_000, 2_000, 3_000] {
+        stage.engine.publish(id, end).unwrap();
+        stage.forget_sent();
+        // Two round trips, and what the remote may delay an acknowledgement of one segment by.
+        stage.wait(Duration::from_millis(190));
+        stage.expect_nothing();
+    }
+    stage.wait(Duration::from_millis(20));
+    stage.expect("P. 2001:3001(1000) ack 1");
+}
+
+//= RFC 9438#4.6
+//= type=test
+//# Implementations that use _cwnd_ MUST use other measures to prevent _cwnd_ from growing
+//# when the volume of bytes in flight is smaller than _cwnd_.
+/// RFC 7661's concern: a window that was never filled does not grow beyond twice what was used.
+#[test]
+fn slow_start_ends_at_twice_the_flight() {
+    let mut stage = plain();
+    let id = stage.accepted(",sackOK", 60_000);
+    stage.engine.publish(id, 9_000).unwrap();
+    stage.forget_sent();
+    for ack in [2_001, 4_001, 6_001, 8_001, 9_001] {
+        stage.remote(&format!(". 1:1(0) ack {ack} win 60000"));
+    }
+    assert_eq!(stage.engine.info(id).unwrap().congestion_window, 18_000);
+}
+
+/// RFC 5681 section 3.1: the acknowledgement that ends the recovery of a timeout counts like any
+/// other.
+#[test]
+fn slow_start_goes_on_with_the_acknowledgement_that_ends_it() {
+    let mut stage = plain();
+    let id = stage.accepted("", 60_000);
+    stage.engine.publish(id, 1_000).unwrap();
+    stage.expect("P. 1:1001(1000) ack 1");
+    stage.wait(Duration::from_secs(1));
+    stage.forget_sent();
+    stage.remote(". 1:1(0) ack 1001 win 60000");
+    assert_eq!(stage.engine.info(id).unwrap().congestion_window, 2_000);
+}
+
+/// RFC 6937: when nothing but a timer says that everything is lost, one segment goes at first.
+#[test]
+fn a_recovery_that_a_timer_begins_sends_one_segment() {
+    let mut stage = plain();
+    let id = stage.accepted(",sackOK", 60_000);
+    stage.engine.publish(id, 10_000).unwrap();
+    stage.forget_sent();
+    stage.wait(Duration::from_millis(100));
+    stage.remote(". 1:1(0) ack 1 win 60000 <sack 7001:8001>");
+    stage.expect_nothing();
+    stage.wait(Duration::from_millis(30));
+    stage.expect(". 1:1001(1000) ack 1");
+    stage.expect_nothing();
+    // Each arrival releases as many bytes: PRR counts the duplicate once, by its block.
+    stage.remote(". 1:1(0) ack 1 win 60000 <sack 3001:4001:7001:8001>");
+    stage.expect(". 1001:2001(1000) ack 1");
+    stage.expect_nothing();
+    // An acknowledgement that was overtaken still brings its blocks.
+    stage.remote(". 1:1(0) ack 1001 win 60000 <sack 3001:4001:7001:8001>");
+    stage.forget_sent();
+    let before = stage.engine.info(id).unwrap().sacked;
+    stage.remote(". 1:1(0) ack 1 win 60000 <sack 4001:5001:7001:8001>");
+    assert_eq!(stage.engine.info(id).unwrap().sacked, before + 1_000);
 }

@@ -1,0 +1,203 @@
+//! Paths that carry small segments and no large ones: how the engine finds out, and that an outage
+//! is none.
+
+#[allow(dead_code, reason = "each of the tests uses some of it")]
+mod script;
+#[allow(dead_code, reason = "each of the tests uses some of it")]
+mod support;
+
+use script::{Stage, plain};
+use toehold_tcp::{ConnectionId, Duration};
+
+const MILLISECOND: Duration = Duration::from_millis(1);
+
+fn on_a_dark_path() -> (Stage, ConnectionId) {
+    let mut stage = plain();
+    stage.remote("S 0:0(0) win 65535 <mss 1460,sackOK>");
+    stage.expect("S. 0:0(0) ack 1");
+    stage.wait(Duration::from_millis(10));
+    stage.remote(". 1:1(0) ack 1");
+    let id = stage
+        .engine
+        .accept(stage.listener)
+        .expect("it is established");
+    (stage, id)
+}
+
+/// Two full segments of which nothing is heard through three timeouts, so that the first has gone
+/// again in a small segment.
+fn in_doubt(stage: &mut Stage, id: ConnectionId) {
+    stage.engine.publish(id, 2_920).unwrap();
+    stage.expect(". 1:1461(1460) ack 1");
+    stage.expect("P. 1461:2921(1460) ack 1");
+    while stage.engine.counters().timeouts < 2 {
+        stage.wait(MILLISECOND);
+    }
+    stage.forget_sent();
+    wait_for_timeout(stage, id);
+    stage.expect(". 1:731(730) ack 1");
+    stage.expect_nothing();
+}
+
+/// RFC 4821 section 7.7: where even that is too large it gets smaller.
+#[test]
+fn a_small_segment_gets_smaller_until_one_passes() {
+    let (mut stage, id) = on_a_dark_path();
+    in_doubt(&mut stage, id);
+    for _ in 0..2 {
+        wait_for_timeout(&mut stage, id);
+        stage.expect(". 1:513(512) ack 1");
+    }
+    stage.remote(". 1:1(0) ack 513");
+    stage.forget_sent();
+    wait_for_timeout(&mut stage, id);
+    stage.expect(". 513:731(218) ack 1");
+    stage.remote(". 1:1(0) ack 1461");
+    stage.forget_sent();
+    stage.remote(". 1:1(0) ack 2921");
+    assert_eq!(stage.engine.info(id).unwrap().mss, 1_460);
+}
+
+fn wait_for_timeout(stage: &mut Stage, id: ConnectionId) {
+    let before = stage.engine.counters().timeouts;
+    while stage.engine.counters().timeouts == before {
+        stage.wait(MILLISECOND);
+    }
+    assert!(stage.engine.info(id).unwrap().retries > 0);
+}
+
+/// RFC 4821 section 7.7: an outage stops segments of every size. Segments after the outage are as
+/// large as before.
+#[test]
+fn an_outage_is_no_black_hole() {
+    for stamps in ["", ",TS"] {
+        let mut stage = Stage::new(|_, options| options.nodelay = true);
+        stage.remote(&format!("S 0:0(0) win 65535 <mss 1460,sackOK{stamps}>"));
+        stage.expect("S. 0:0(0) ack 1");
+        stage.wait(Duration::from_millis(1));
+        let stamps = stamps.trim_start_matches(',');
+        stage.remote(&format!(". 1:1(0) ack 1 <{stamps}>"));
+        let id = stage.engine.accept(stage.listener).expect("established");
+        let mss = u64::from(stage.engine.info(id).unwrap().mss);
+        stage.engine.publish(id, 100 * mss).unwrap();
+        stage.forget_sent();
+        // 2.5 s without an answer.
+        stage.wait(Duration::from_millis(2_500));
+        assert!(stage.engine.info(id).unwrap().retries >= 3);
+        stage.wait(Duration::from_millis(800));
+        stage.forget_sent();
+        let small = if stamps.is_empty() { 512 } else { 500 };
+        stage.remote(&format!(". 1:1(0) ack {} <{stamps}>", 1 + small));
+        for _ in 0..20 {
+            stage.forget_sent();
+            let sent = stage.engine.info(id).unwrap().sent;
+            let ack = (1 + 10 * mss).max(sent + 1);
+            stage.remote(&format!(". 1:1(0) ack {ack} <{stamps}>"));
+            let info = stage.engine.info(id).unwrap();
+            assert_eq!(u64::from(info.mss), mss, "{info:?}");
+        }
+        assert_eq!(stage.engine.info(id).unwrap().acknowledged, 100 * mss);
+        assert_eq!(stage.engine.counters().mtu_reductions, 0);
+        // A later outage, of segments that arrive at last, is none either.
+        stage.engine.publish(id, 102 * mss).unwrap();
+        stage.wait(Duration::from_secs(8));
+        stage.forget_sent();
+        let (start, end) = (1 + 100 * mss, 1 + 102 * mss);
+        stage.remote(&format!(". 1:1(0) ack {} <{stamps}>", start + small));
+        stage.remote(&format!(". 1:1(0) ack {end} <{stamps}>"));
+        assert_eq!(stage.engine.counters().mtu_reductions, 0);
+    }
+}
+
+/// With one segment lost there is room for two small ones. The second waits: an acknowledgement of
+/// both would look like that of a full segment, and the black hole would be found never.
+#[test]
+fn a_small_segment_goes_alone_while_the_path_is_in_doubt() {
+    let (mut stage, id) = on_a_dark_path();
+    stage.engine.publish(id, 1_460).unwrap();
+    while stage.engine.counters().timeouts < 2 {
+        stage.wait(MILLISECOND);
+    }
+    stage.forget_sent();
+    wait_for_timeout(&mut stage, id);
+    stage.expect(". 1:731(730) ack 1");
+    stage.expect_nothing();
+    stage.remote(". 1:1(0) ack 731");
+    stage.expect("P. 731:1461(730) ack 1");
+    stage.remote(". 1:1(0) ack 1461");
+    stage.engine.publish(id, 2_920).unwrap();
+    stage.expect("P. 1461:2921(1460) ack 1");
+    wait_for_timeout(&mut stage, id);
+    stage.expect(". 1461:2191(730) ack 1");
+    stage.expect_nothing();
+    stage.remote(". 1:1(0) ack 2191");
+    assert_eq!(stage.engine.info(id).unwrap().mss, 730);
+}
+
+/// A connection over a path that has swallowed what was full, and carries 730 bytes since.
+fn after_a_black_hole() -> (Stage, ConnectionId) {
+    let (mut stage, id) = on_a_dark_path();
+    in_doubt(&mut stage, id);
+    // A small segment passes. A large one does not, and the next small one does.
+    stage.remote(". 1:1(0) ack 731");
+    stage.expect(". 731:1461(730) ack 1");
+    stage.expect("P. 1461:2921(1460) ack 1");
+    stage.remote(". 1:1(0) ack 1461");
+    assert_eq!(stage.engine.info(id).unwrap().mss, 1_460);
+    wait_for_timeout(&mut stage, id);
+    stage.expect(". 1461:2191(730) ack 1");
+    stage.remote(". 1:1(0) ack 2191");
+    assert_eq!(stage.engine.info(id).unwrap().mss, 730);
+    stage.expect("P. 2191:2921(730) ack 1");
+    stage.remote(". 1:1(0) ack 2921");
+    // The window has to grow before a probe is worth its risk.
+    let mut end = 2_920;
+    for _ in 0..8 {
+        end += 10 * 730;
+        stage.engine.publish(id, end).unwrap();
+        for _ in 0..20 {
+            stage.forget_sent();
+            let sent = stage.engine.info(id).unwrap().sent;
+            stage.remote(&format!(". 1:1(0) ack {}", sent + 1));
+        }
+    }
+    stage.wait(Duration::from_secs(30));
+    stage.forget_sent();
+    (stage, id)
+}
+
+/// RFC 4821 section 7: what was a black hole may have been an outage.
+#[test]
+fn a_path_that_recovered_is_used_in_full_again() {
+    let (mut stage, id) = after_a_black_hole();
+    let end = stage.engine.info(id).unwrap().sent;
+    stage.engine.publish(id, end + 1_460).unwrap();
+    let (start, after) = (end + 1, end + 1_461);
+    stage.expect(&format!(". {start}:{after}(1460) ack 1"));
+    stage.expect_nothing();
+    stage.remote(&format!(". 1:1(0) ack {after}"));
+    assert_eq!(stage.engine.info(id).unwrap().mss, 1_460);
+    assert_eq!(stage.engine.counters().mtu_probes, 1);
+}
+
+/// RFC 4821 section 7.6.2: a probe that is lost alone says nothing about congestion.
+#[test]
+fn a_probe_that_is_lost_costs_its_retransmission_and_no_more() {
+    let (mut stage, id) = after_a_black_hole();
+    let end = stage.engine.info(id).unwrap().sent;
+    stage.engine.publish(id, end + 1_460 + 5 * 730).unwrap();
+    let (start, after) = (end + 1, end + 1_461);
+    stage.expect(&format!(". {start}:{after}(1460) ack 1"));
+    stage.forget_sent();
+    let before = stage.engine.info(id).unwrap();
+    let last = after + 5 * 730;
+    stage.remote(&format!(". 1:1(0) ack {start} <sack {after}:{last}>"));
+    stage.expect(&format!(". {start}:{}(730) ack 1", start + 730));
+    stage.expect(&format!(". {}:{after}(730) ack 1", start + 730));
+    stage.remote(&format!(". 1:1(0) ack {last}"));
+    let info = stage.engine.info(id).unwrap();
+    assert_eq!(info.mss, 730);
+    let (cwnd, was) = (info.congestion_window, before.congestion_window);
+    assert!(cwnd >= was, "{cwnd} after {was}");
+    assert_eq!(stage.engine.counters().recoveries, 0);
+}
