@@ -51,8 +51,10 @@ impl Series {
         let all = known().into_iter();
         all.filter(|plan| match self {
             Series::Paper => plan.applications.is_empty() && !plan.published.is_empty(),
-            // The headline's programs are nobody's experiment.
-            Series::Applications => !plan.applications.is_empty() && plan.name != "headline",
+            // The programs of these are nobody's experiment.
+            Series::Applications => {
+                !plan.applications.is_empty() && !["headline", "sidecar"].contains(&&*plan.name)
+            }
         })
         .collect()
     }

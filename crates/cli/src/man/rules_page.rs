@@ -117,7 +117,7 @@ mod tests {
         let text = text();
         for one in WORDS {
             assert!(
-                text.contains(&format!("\\fB{}\\fR", one.word)),
+                text.contains(&format!("\\fB{}\\fR", one.word.replace('-', "\\-"))),
                 "{}",
                 one.word
             );
