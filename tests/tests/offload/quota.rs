@@ -44,8 +44,9 @@ fn remotes_of_a_program_at_its_quota_are_reset_until_there_is_room() {
     assert!(stage.engine("over_quota") >= 3);
 }
 
-/// Each connection takes a descriptor of the adapter. Half of them are for connections, a program
-/// has three quarters of what others leave, and the adapter answers its programs with the rest.
+/// Each connection takes a descriptor of the adapter. Seven tenths of them are for connections, a
+/// program has three quarters of what others leave, and the adapter answers its programs with the
+/// rest.
 #[test]
 fn program_with_many_connections_leaves_descriptors_to_others() {
     let Some(mut stage) = Stage::set_over(Link::Packet, &["--threads", "1"]) else {
@@ -53,13 +54,13 @@ fn program_with_many_connections_leaves_descriptors_to_others() {
     };
     stage.toehold.start_adapter_with_descriptors(400);
     let _far = stage.far_server(&["echo_server", "7604"]);
-    let mut full = stage.near("full", &["at_quota", FAR, "7604", "150"]);
+    let mut full = stage.near("full", &["at_quota", FAR, "7604", "210"]);
     let is_full = wait_until(TIME_LIMIT, || {
         full.ended().is_some() || full.stdout().contains("full")
     });
     assert!(is_full && full.ended().is_none(), "{}", full.outputs());
-    let other = stage.near("other", &["at_quota", FAR, "7604", "38"]);
-    let is_full = wait_until(TIME_LIMIT, || stage.engine("connections") == 188);
+    let other = stage.near("other", &["at_quota", FAR, "7604", "53"]);
+    let is_full = wait_until(TIME_LIMIT, || stage.engine("connections") == 263);
     assert!(is_full, "{}", other.outputs());
     ok(stage.near("third", &["echo_client", FAR, "7604", "300000"]));
 }

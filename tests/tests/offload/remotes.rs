@@ -1,9 +1,8 @@
 //! Remotes that mean no good: the adapter keeps its budget for memory, and others go on.
 //!
 //! The whole attack is `TOEHOLD_SOAK=32000 cargo xtask e2e remotes`, with the budget that an
-//! adapter has by default. Each connection takes a descriptor of the adapter, and half of its
-//! descriptors are for connections: where `ulimit -Hn` is below 90,000, remotes past that are
-//! reset.
+//! adapter has by default. Each connection takes a descriptor of the adapter, and one program's
+//! connections have half of them: where `ulimit -Hn` is below 65,000, remotes past that are reset.
 
 use toehold_e2e::network::{FAR, NEAR};
 use toehold_e2e::process::{Running, TIME_LIMIT};
