@@ -18,6 +18,7 @@ pub(crate) const PAIR_AFTER: &str = "TOEHOLD_PAIR_AFTER";
 pub(crate) const EXPRESS: &str = "TOEHOLD_EXPRESS";
 /// The variable from which the library reads the number of known filters for system calls.
 pub(crate) const FILTERS: &str = "TOEHOLD_FILTERS";
+
 /// Whether the loader is to load our library.
 pub(crate) fn has_library(preload: Option<&OsStr>) -> bool {
     preload.is_some_and(|preload| entries(preload).any(is_ours))

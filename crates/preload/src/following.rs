@@ -50,6 +50,10 @@ pub(crate) enum Followed {
     Refused(&'static core::ffi::CStr),
 }
 
+/// There is no helper, or one that does not answer.
+const NOT_STARTED: Followed =
+    Followed::Refused(c"its system calls cannot be patched: toehold could not be started for that");
+
 /// A helper that traces this thread.
 #[derive(Debug)]
 pub(crate) struct Helper {
@@ -86,9 +90,7 @@ pub(crate) unsafe fn follow(
     let followed =
         Helper::start(launcher, library.as_ptr()).map(|helper| helper.converse(thread, event));
     drop(mask);
-    followed.unwrap_or(Followed::Refused(
-        c"its system calls cannot be patched: toehold could not be started for that",
-    ))
+    followed.unwrap_or(NOT_STARTED)
 }
 
 /// True when a helper will be in this process's PID namespace. In another one it would trace a
@@ -166,18 +168,15 @@ impl Helper {
     }
 
     fn converse(self, thread: c_int, event: Event) -> Followed {
-        let no_answer = Followed::Refused(
-            c"its system calls cannot be patched: toehold could not be started for that",
-        );
         let Some(number) = self.receive() else {
-            return no_answer;
+            return NOT_STARTED;
         };
         let request = [thread, event as c_int];
         let mut is_named = false;
         loop {
             self.send((&raw const request).cast(), size_of_val(&request));
             match self.receive() {
-                None => return no_answer,
+                None => return NOT_STARTED,
                 Some(0) => return Followed::By(self),
                 Some(libc::EPERM) if !is_named => {
                     // Yama lets only ancestors trace, and one whom the process names. Not before:

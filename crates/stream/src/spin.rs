@@ -211,7 +211,7 @@ fn spin_by_clock(
     loop {
         let spent_ns = turns.now_ns - turns.start_ns;
         let asks = !is_asked && spent_ns >= ASK_NS.min(budget_ns);
-        let found = if gives_away || turns.were_taken || asks || spent_ns > PAUSE_NS {
+        let found = if gives_away || turns.were_taken() || asks || spent_ns > PAUSE_NS {
             is_asked = true;
             turns.give_away(history, processor);
             look()
@@ -233,10 +233,8 @@ struct Turns {
     now_ns: u64,
     /// How much of the time others used, less what their turns cost us.
     given_ns: u64,
-    /// The longest yield, in nanoseconds.
+    /// The longest turn of others, in nanoseconds; 0 when nobody has run.
     longest_ns: u64,
-    /// Others have run.
-    were_taken: bool,
 }
 
 impl Turns {
@@ -247,8 +245,12 @@ impl Turns {
             now_ns,
             given_ns: 0,
             longest_ns: 0,
-            were_taken: false,
         }
+    }
+
+    /// Others have run.
+    fn were_taken(&self) -> bool {
+        self.longest_ns != 0
     }
 
     fn give_away(&mut self, history: &History, processor: &impl Processor) {
@@ -259,7 +261,6 @@ impl Turns {
         if turn_ns > TURN_NS {
             self.given_ns += turn_ns - TURN_NS;
             self.longest_ns = self.longest_ns.max(turn_ns);
-            self.were_taken = true;
             history.crowded.store(1, Ordering::Relaxed);
         } else if history.crowded.load(Ordering::Relaxed) != 0 {
             history.crowded.store(0, Ordering::Relaxed);
@@ -282,7 +283,7 @@ impl Turns {
         if self.longest_ns > HOGGED_NS {
             history.patience.store(PATIENCE_MAX, Ordering::Relaxed);
             history.level.store(0, Ordering::Relaxed);
-        } else if found && !(self.were_taken && self.cost_ns() > SLEEP_NS) {
+        } else if found && !(self.were_taken() && self.cost_ns() > SLEEP_NS) {
             history.paid();
         } else {
             history.lost();
