@@ -6,8 +6,8 @@ prepare() {
 }
 
 server() {
-    XDG_DATA_HOME=$HERE XDG_CONFIG_HOME=$HERE caddy file-server --root "$FILES" --listen "127.0.0.1:$PORT" 2>caddy.log &
-    etcd --data-dir etcd --listen-client-urls "http://127.0.0.1:$PORT2" --advertise-client-urls "http://127.0.0.1:$PORT2" \
+    XDG_DATA_HOME=$HERE XDG_CONFIG_HOME=$HERE patched caddy file-server --root "$FILES" --listen "127.0.0.1:$PORT" 2>caddy.log &
+    patched etcd --data-dir etcd --listen-client-urls "http://127.0.0.1:$PORT2" --advertise-client-urls "http://127.0.0.1:$PORT2" \
         --listen-peer-urls "http://127.0.0.1:$PORT3" --initial-advertise-peer-urls "http://127.0.0.1:$PORT3" \
         --initial-cluster "default=http://127.0.0.1:$PORT3" 2>etcd.log &
     wait
@@ -22,8 +22,8 @@ ready() {
 client() {
     export ETCDCTL_API=3
     fetch "http://127.0.0.1:$PORT"
-    hey -n 5000 -c 10 "http://127.0.0.1:$PORT/1000" | grep -E '\[200\]'
+    patched hey -n 5000 -c 10 "http://127.0.0.1:$PORT/1000" | grep -E '\[200\]'
     local key
-    for key in 1 2 3; do etcdctl --endpoints="127.0.0.1:$PORT2" put "key$key" "$key"; done
-    etcdctl --endpoints="127.0.0.1:$PORT2" get --prefix key
+    for key in 1 2 3; do patched etcdctl --endpoints="127.0.0.1:$PORT2" put "key$key" "$key"; done
+    patched etcdctl --endpoints="127.0.0.1:$PORT2" get --prefix key
 }

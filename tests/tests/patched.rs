@@ -33,8 +33,6 @@ fn compile_as(
         .join(source);
     let mut command = Command::new(compiler);
     command.args(options).arg("-o").arg(&program).arg(source);
-    // A static program without libc.
-    command.env("CGO_ENABLED", "0");
     let status = command.status().expect("the compiler runs");
     assert!(status.success(), "{compiler}");
     program
@@ -160,9 +158,76 @@ fn a_stripped_go_program_survives_collections_preemption_and_profiling_when_patc
         return;
     }
     let directory = tempfile::tempdir().expect("scratch");
-    let options = ["build", "-ldflags", "-s -w"];
-    let direct = check(&compile(directory.path(), "go", &options, "storm.go"));
+    let options = ["CGO_ENABLED=0", "go", "build", "-ldflags", "-s -w"];
+    let direct = check(&compile(directory.path(), "env", &options, "storm.go"));
     assert!(direct > 0, "connections go through shared memory");
+}
+
+#[test]
+fn a_go_program_that_may_be_loaded_anywhere_does_the_same_when_patched() {
+    if host::require(["go"]).is_none() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("scratch");
+    let options = ["CGO_ENABLED=0", "go", "build", "-buildmode=pie"];
+    let direct = check(&compile(directory.path(), "env", &options, "storm.go"));
+    assert!(direct > 0, "connections go through shared memory");
+}
+
+/// A program whose connections Go and C use in turns.
+fn shared(directory: &Path, options: &[&str]) -> PathBuf {
+    let options = [&["CGO_ENABLED=1", "go", "build"], options].concat();
+    compile(directory, "env", &options, "shared.go")
+}
+
+#[test]
+fn go_and_c_use_the_same_connections_of_a_patched_program() {
+    if host::require(["cc", "go"]).is_none() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("scratch");
+    for options in [
+        &[][..],
+        &["-buildmode=pie"],
+        &["-ldflags=-linkmode=external -s"],
+    ] {
+        let direct = check(&shared(directory.path(), options));
+        assert!(
+            direct > 0,
+            "connections go through shared memory: {options:?}"
+        );
+    }
+}
+
+#[test]
+fn the_race_detector_finds_nothing_in_a_patched_program() {
+    if host::require(["cc", "go"]).is_none() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("scratch");
+    let direct = check(&shared(directory.path(), &["-race"]));
+    assert!(direct > 0, "connections go through shared memory");
+}
+
+#[test]
+fn a_dynamic_go_program_is_patched_when_another_program_executes_it() {
+    if host::require(["cc", "go", "strace"]).is_none() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("scratch");
+    let program = shared(directory.path(), &[]);
+    let plain = Waiting::start(&mut Command::new(&program)).end();
+    let toehold = Toehold::start();
+    // No tracing is needed for it, so a debugger is not in the way.
+    let mut shell = toehold.patched("sh");
+    shell.args([
+        "-c",
+        "strace -f -o /dev/null \"$0\"; exec \"$0\" </dev/null",
+    ]);
+    let traced = Waiting::start(shell.arg(&program));
+    let connections = toehold.connections().into_iter();
+    assert!(connections.filter(Connection::is_direct).count() > 0);
+    assert_eq!(traced.end(), (plain.0.clone(), plain.0));
 }
 
 #[test]
@@ -369,8 +434,15 @@ fn programs_that_a_go_program_executes_are_patched() {
     }
     let directory = tempfile::tempdir().expect("scratch");
     let executables = executables(directory.path());
-    let parent = compile(directory.path(), "go", &["build"], "executes.go");
-    check_children(&parent, &executables);
+    for options in [
+        &["CGO_ENABLED=0"][..],
+        &["CGO_ENABLED=0", "GOFLAGS=-buildmode=pie"],
+        &["CGO_ENABLED=1", "GOFLAGS=-ldflags=-linkmode=external"],
+    ] {
+        let options = [options, &["go", "build"]].concat();
+        let parent = compile(directory.path(), "env", &options, "executes.go");
+        check_children(&parent, &executables);
+    }
 }
 
 #[test]

@@ -33,6 +33,7 @@ struct Auxiliary {
     linker: AtomicUsize,
     vdso: AtomicUsize,
     is_secure: AtomicUsize,
+    abilities: AtomicUsize,
 }
 
 static AUXILIARY: Auxiliary = Auxiliary {
@@ -42,6 +43,7 @@ static AUXILIARY: Auxiliary = Auxiliary {
     linker: AtomicUsize::new(0),
     vdso: AtomicUsize::new(0),
     is_secure: AtomicUsize::new(0),
+    abilities: AtomicUsize::new(0),
 };
 
 const AT_NULL: usize = 0;
@@ -49,6 +51,7 @@ const AT_PHDR: usize = 3;
 const AT_PHNUM: usize = 5;
 const AT_BASE: usize = 7;
 const AT_SECURE: usize = 23;
+const AT_HWCAP2: usize = 26;
 const AT_SYSINFO_EHDR: usize = 33;
 
 /// An entry of the auxiliary vector.
@@ -63,6 +66,7 @@ impl Auxiliary {
             AT_BASE => &self.linker,
             AT_SYSINFO_EHDR => &self.vdso,
             AT_SECURE => &self.is_secure,
+            AT_HWCAP2 => &self.abilities,
             _ => return,
         };
         place.store(value, Ordering::Relaxed);
@@ -212,19 +216,44 @@ pub fn is_secure() -> bool {
     AUXILIARY.known().is_secure.load(Ordering::Relaxed) != 0
 }
 
-/// The first object of the list; null without a dynamic linker.
+/// The kernel's word for what the processor lets programs do (`AT_HWCAP2`).
+pub fn abilities() -> usize {
+    AUXILIARY.known().abilities.load(Ordering::Relaxed)
+}
+
+/// The headers of the program; none where the kernel did not say where they are.
 #[unsafe(link_section = ".text.startup")]
-fn first_object() -> *const LinkMap {
+pub fn program_headers() -> &'static [ProgramHeader] {
     let auxiliary = AUXILIARY.known();
     let headers = auxiliary.headers.load(Ordering::Relaxed) as *const ProgramHeader;
     let count = auxiliary.header_count.load(Ordering::Relaxed);
-    let linker = auxiliary.linker.load(Ordering::Relaxed);
     if headers.is_null() {
-        return core::ptr::null();
+        return &[];
     }
     // SAFETY: the program's headers, by the kernel's word.
-    let headers = unsafe { core::slice::from_raw_parts(headers, count) };
-    // SAFETY: as above: the objects of this process.
+    unsafe { core::slice::from_raw_parts(headers, count) }
+}
+
+/// The distance of the program's addresses from those in its headers.
+#[unsafe(link_section = ".text.startup")]
+pub fn program_base() -> usize {
+    const PT_PHDR: u32 = 6;
+    let headers = program_headers();
+    let mut itself = headers.iter().filter(|header| header.kind == PT_PHDR);
+    itself.next().map_or(0, |itself| {
+        (headers.as_ptr() as usize).wrapping_sub(itself.address)
+    })
+}
+
+/// The first object of the list; null without a dynamic linker.
+#[unsafe(link_section = ".text.startup")]
+fn first_object() -> *const LinkMap {
+    let linker = AUXILIARY.known().linker.load(Ordering::Relaxed);
+    let headers = program_headers();
+    if headers.is_empty() {
+        return core::ptr::null();
+    }
+    // SAFETY: the objects of this process.
     let debug = unsafe { debug_of_program(headers).or_else(|| debug_of_linker(headers, linker)) };
     // `r_version`, then `r_map`.
     debug.map_or(core::ptr::null(), |debug| {
@@ -236,13 +265,9 @@ fn first_object() -> *const LinkMap {
 /// # Safety
 /// `headers` are those of the program.
 unsafe fn debug_of_program(headers: &[ProgramHeader]) -> Option<usize> {
-    const PT_PHDR: u32 = 6;
-    let of_kind = |kind| headers.iter().find(move |header| header.kind == kind);
-    let base = match of_kind(PT_PHDR) {
-        Some(itself) => (headers.as_ptr() as usize).wrapping_sub(itself.address),
-        None => 0,
-    };
-    let dynamic = base.wrapping_add(of_kind(PT_DYNAMIC)?.address);
+    let base = program_base();
+    let dynamic = headers.iter().find(|header| header.kind == PT_DYNAMIC)?;
+    let dynamic = base.wrapping_add(dynamic.address);
     // Without PT_PHDR the base is not known: only a program that was linked for fixed addresses has
     // its dynamic section where the header says.
     if base == 0 && dynamic < headers.as_ptr() as usize {

@@ -12,13 +12,16 @@
 //! - `liburing`: requests that liburing hands over past `syscall(2)`.
 //! - `stdio`: `fdopen` and `dprintf`, whose reads and writes libc makes inside itself.
 //! - `signals`: handlers wait while their thread holds a lock of the library.
-//! - `patched`: programs that make their system calls themselves, patched by `toehold run`.
+//! - `patched`: programs that make their system calls themselves, patched by `toehold run`; dynamic
+//!   ones of Go are patched by the library.
 //! - `confinement`: programs that allow themselves only some system calls.
 //! - `process`: exit and exec; fork is followed by `pthread_atfork` handlers.
 //! - `program`, `environment`: whether a program to be executed will have us in it, and what it is
 //!   told then.
 //! - `following`: programs to be executed that have no loader are patched by a helper.
-//! - `start`: the constructor, and the start in a program without a dynamic linker.
+//! - `constructor`: what happens before `main`.
+//! - `start`: the start that the environment asks for, there and in a program without a dynamic
+//!   linker.
 //! - `door`: system calls by number, from programs that do not call libc.
 //! - `routines`: `memcpy` and the others that the compiler calls.
 //!
@@ -33,6 +36,7 @@ mod aliases;
 mod by_number;
 mod calls;
 mod confinement;
+mod constructor;
 mod door;
 mod environment;
 mod following;

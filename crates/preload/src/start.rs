@@ -1,39 +1,10 @@
-//! The library's start: by the dynamic linker, before `main`, or by whoever has put it into a
-//! program without one.
-
-use core::ffi::{c_char, c_int};
+//! The library's start, as the environment asks for it: by its constructor, or by whoever has put
+//! it into a program without a dynamic linker.
 
 use toehold_channel::table::WaitMode;
 use toehold_freestanding::environment::{self as variables, variable};
-use toehold_freestanding::objects;
-use toehold_sockets::real;
 
 use crate::{environment, is_started_by, process};
-
-/// Runs before `main`. glibc passes the program's arguments and environment, musl passes nothing.
-#[used]
-#[unsafe(link_section = ".init_array")]
-static CONSTRUCTOR: unsafe extern "C" fn(c_int, *const *const c_char, *const *const c_char) =
-    constructor;
-
-#[unsafe(link_section = ".text.startup")]
-unsafe extern "C" fn constructor(
-    argc: c_int,
-    argv: *const *const c_char,
-    envp: *const *const c_char,
-) {
-    // SAFETY: when these look like a program's arguments, they are.
-    unsafe {
-        if objects::learn(argc, argv, envp) {
-            variables::learn(envp);
-        }
-    }
-    real::find_all();
-    crate::routines::take_from_libc();
-    if real::has_libc() && !objects::is_secure() {
-        begin();
-    }
-}
 
 /// Starts the library if the environment asks for it. True when it has started.
 #[unsafe(link_section = ".text.startup")]

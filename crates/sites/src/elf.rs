@@ -208,8 +208,10 @@ impl<'a> Image<'a> {
     /// True when Go's linker made it.
     #[must_use]
     pub fn is_go(&self) -> bool {
-        // NT_GO_BUILD_ID (cmd/link/internal/ld/elf.go); external linking keeps it.
-        self.note(b"Go\0\0", 4).is_some() || self.has_go_build_information()
+        self.segments().any(|segment| {
+            let bytes = self.range(segment.offset, segment.file_bytes);
+            bytes.is_some_and(|bytes| shows_go(segment.kind, segment.flags, bytes))
+        })
     }
 
     /// The identity of this build: GNU's build id, or Go's.
@@ -222,34 +224,7 @@ impl<'a> Image<'a> {
     fn note(&self, owner: &[u8], kind: u32) -> Option<&'a [u8]> {
         let notes = self.segments().filter(|segment| segment.kind == PT_NOTE);
         let mut contents = notes.filter_map(|notes| self.range(notes.offset, notes.file_bytes));
-        contents.find_map(|mut rest| {
-            loop {
-                let (&name_bytes, after) = rest.split_first_chunk::<4>()?;
-                let (&content_bytes, after) = after.split_first_chunk::<4>()?;
-                let (&its_kind, after) = after.split_first_chunk::<4>()?;
-                let length = |bytes: [u8; 4]| u32::from_le_bytes(bytes) as usize;
-                let padded = |bytes: [u8; 4]| length(bytes).checked_next_multiple_of(4);
-                let name = after.get(..length(name_bytes))?;
-                let after = after.get(padded(name_bytes)?..)?;
-                let content = after.get(..length(content_bytes))?;
-                if name == owner && u32::from_le_bytes(its_kind) == kind {
-                    return Some(content);
-                }
-                rest = after.get(padded(content_bytes)?..)?;
-            }
-        })
-    }
-
-    /// `.go.buildinfo` stands at the start of a writable segment (debug/buildinfo).
-    fn has_go_build_information(&self) -> bool {
-        const MAGIC: &[u8] = b"\xff Go buildinf:";
-        const LOOKED_AT: u64 = 64 << 10;
-        let writable = |segment: &Segment| segment.kind == PT_LOAD && segment.flags & PF_W != 0;
-        let mut starts = self
-            .segments()
-            .filter(writable)
-            .filter_map(|segment| self.range(segment.offset, segment.file_bytes.min(LOOKED_AT)));
-        starts.any(|start| start.chunks(16).any(|chunk| chunk.starts_with(MAGIC)))
+        contents.find_map(|content| note(content, owner, kind))
     }
 
     fn array<const N: usize>(&self, at: usize) -> Option<[u8; N]> {
@@ -266,6 +241,42 @@ impl<'a> Image<'a> {
 
     fn u64(&self, at: usize) -> Option<u64> {
         self.array(at).map(u64::from_le_bytes)
+    }
+}
+
+/// True when the bytes of a segment, in a file or in memory, show that Go's linker made the
+/// program.
+#[must_use]
+pub fn shows_go(kind: u32, flags: u32, bytes: &[u8]) -> bool {
+    // `.go.buildinfo` stands at the start of a writable segment (debug/buildinfo).
+    const MAGIC: &[u8] = b"\xff Go buildinf:";
+    const LOOKED_AT: usize = 64 << 10;
+    match kind {
+        // NT_GO_BUILD_ID (cmd/link/internal/ld/elf.go); external linking keeps it.
+        PT_NOTE => note(bytes, b"Go\0\0", 4).is_some(),
+        PT_LOAD if flags & PF_W != 0 => {
+            let mut chunks = bytes[..bytes.len().min(LOOKED_AT)].chunks(16);
+            chunks.any(|chunk| chunk.starts_with(MAGIC))
+        }
+        _ => false,
+    }
+}
+
+/// The content of a note among others.
+fn note<'a>(mut rest: &'a [u8], owner: &[u8], kind: u32) -> Option<&'a [u8]> {
+    loop {
+        let (&name_bytes, after) = rest.split_first_chunk::<4>()?;
+        let (&content_bytes, after) = after.split_first_chunk::<4>()?;
+        let (&its_kind, after) = after.split_first_chunk::<4>()?;
+        let length = |bytes: [u8; 4]| u32::from_le_bytes(bytes) as usize;
+        let padded = |bytes: [u8; 4]| length(bytes).checked_next_multiple_of(4);
+        let name = after.get(..length(name_bytes))?;
+        let after = after.get(padded(name_bytes)?..)?;
+        let content = after.get(..length(content_bytes))?;
+        if name == owner && u32::from_le_bytes(its_kind) == kind {
+            return Some(content);
+        }
+        rest = after.get(padded(content_bytes)?..)?;
     }
 }
 

@@ -11,7 +11,9 @@
 //! ```
 
 use core::arch::asm;
-use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+use toehold_sockets::real;
 
 use super::frame::Frame;
 use super::raw;
@@ -64,6 +66,15 @@ static AREAS: AtomicPtr<Area> = AtomicPtr::new(core::ptr::null_mut());
 static CURSOR: AtomicPtr<Area> = AtomicPtr::new(core::ptr::null_mut());
 /// How many areas a search asks the kernel about.
 const ASKED_MAX: usize = 4;
+
+/// Areas for threads that libc has made. Such a thread takes one at its first call from a patched
+/// site, by instructions that need no stack ([`super::entry::beside_libc`]).
+pub(super) static SPARES: [AtomicPtr<Area>; SPARES_COUNT] =
+    [const { AtomicPtr::new(core::ptr::null_mut()) }; SPARES_COUNT];
+/// The entry has an instruction for each.
+pub(super) const SPARES_COUNT: usize = 8;
+/// Not 0 when there is no memory for areas, or none is wanted.
+pub(super) static HAS_NO_SPARES: AtomicU32 = AtomicU32::new(1);
 
 /// The calling thread's area. Only for threads that have one: those in [`super::entry::private`].
 pub(crate) fn own() -> *mut Area {
@@ -159,4 +170,91 @@ pub(crate) fn give_back(area: *mut Area) {
 pub(crate) fn claim() {
     // SAFETY: the area of this thread.
     unsafe { (*own()).thread.store(raw::thread(), PUBLISHES) };
+}
+
+/// Gives the calling thread an area: the first thread of a program that the library patches from
+/// within. False without memory.
+pub(super) fn begin() -> bool {
+    let Some(area) = take() else { return false };
+    // SAFETY: nobody else knows the area. Processor and kernel allow the instructions: that was
+    // checked.
+    unsafe {
+        let pointer: u64;
+        asm!("rdfsbase {}", out(reg) pointer, options(nomem, nostack, preserves_flags));
+        (*area).thread_pointer = pointer;
+        asm!("wrgsbase {}", in(reg) area, options(nostack, preserves_flags));
+    }
+    claim();
+    true
+}
+
+/// From here on threads of libc's find spare areas.
+pub(super) fn have_spares() {
+    // Relaxed, here and below: the word guards no other memory.
+    HAS_NO_SPARES.store(0, Ordering::Relaxed);
+    fill_spares();
+}
+
+/// Puts an area wherever a thread has taken one.
+fn fill_spares() {
+    for spare in &SPARES {
+        if !spare.load(Ordering::Relaxed).is_null() {
+            continue;
+        }
+        let Some(area) = take() else {
+            return HAS_NO_SPARES.store(1, Ordering::Relaxed);
+        };
+        let none = core::ptr::null_mut();
+        // The entry's `xchg` sees what `take` has written.
+        if spare
+            .compare_exchange(none, area, PUBLISHES, Ordering::Relaxed)
+            .is_err()
+        {
+            give_back(area);
+        }
+    }
+}
+
+/// The calling thread has perhaps just taken a spare area.
+pub(super) fn settle() {
+    // SAFETY: the area of this thread. Relaxed: its own word.
+    let is_new = unsafe { (*own()).thread.load(Ordering::Relaxed) == UNUSED };
+    if is_new {
+        claim();
+        fill_spares();
+    }
+}
+
+/// Has libc tell of its forks.
+pub(super) fn follow_forks() {
+    // SAFETY: the handler has no state, and lives as long as the library: for ever.
+    unsafe {
+        let child = Some(forked as extern "C" fn());
+        if real::__register_atfork(None, None, child, core::ptr::null_mut()) < 0 {
+            real::pthread_atfork(None, None, child);
+        }
+    }
+}
+
+/// The process is a copy of another one: its thread has another number. Threads that were about to
+/// fill the spare areas are not in it.
+pub(super) extern "C" fn forked() {
+    let (area, pointer): (*const Area, u64);
+    // SAFETY: reads registers, as in `own`.
+    unsafe {
+        asm!(
+            "rdgsbase {}",
+            "rdfsbase {}",
+            out(reg) area,
+            out(reg) pointer,
+            options(nomem, nostack, preserves_flags)
+        );
+    }
+    // SAFETY: GS leads to an area or nowhere, and areas are never unmapped.
+    if unsafe { area.as_ref() }.is_some_and(|area| area.thread_pointer == pointer) {
+        claim();
+    }
+    if HAS_NO_SPARES.load(Ordering::Relaxed) == 0 {
+        fill_spares();
+    }
 }

@@ -91,6 +91,25 @@ pub(crate) unsafe extern "C" fn handle(frame: &mut Frame) -> Verdict {
     }
 }
 
+/// A call from a patched site, on the stack of the thread's area, in a process that has libc: the
+/// threads are libc's. One that the program makes by itself has none of libc's memory for threads,
+/// so it is not served.
+///
+/// # Safety
+/// Called by the entry only.
+pub(crate) unsafe extern "C" fn handle_beside_libc(frame: &mut Frame) -> Verdict {
+    area::settle();
+    let number = frame.rax as i64;
+    // SAFETY: the program's own arguments.
+    let is_thread = unsafe { Birth::of(number, &frame.arguments) } == Some(Birth::Thread);
+    if is_thread || number == libc::SYS_arch_prctl && frame.arguments[0] == ARCH_SET_FS {
+        count(frame.rax);
+        return Verdict::Pass;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { handle(frame) }
+}
+
 /// A call from a patched site, on the program's own stack.
 ///
 /// # Safety
@@ -201,8 +220,7 @@ pub(crate) unsafe extern "C" fn after_in_child_on_own(frame: &mut Frame) -> Chil
 /// Called by the entry only.
 pub(crate) unsafe extern "C" fn after_in_child(frame: &mut Frame) -> Child {
     if frame.new == COPIES_MEMORY {
-        // The thread has another number than the one it is a copy of.
-        area::claim();
+        area::forked();
         tell(frame, 0);
         Child::HasFrame
     } else {
@@ -262,10 +280,12 @@ impl Birth {
 const CLONE_ARGS_WORDS: usize = 8;
 const CLONE_ARGS_STACK: usize = 5;
 
+/// An operation of `arch_prctl(2)`.
+const ARCH_SET_FS: usize = 0x1002;
+
 /// The thread sets the pointer by which its area knows it.
 fn set_thread_pointer(frame: &mut Frame) -> Verdict {
     const ARCH_SET_GS: usize = 0x1001;
-    const ARCH_SET_FS: usize = 0x1002;
     match frame.arguments[0] {
         ARCH_SET_FS => {
             // SAFETY: the program's own call.

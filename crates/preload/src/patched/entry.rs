@@ -7,7 +7,8 @@
 //!
 //! [`private`] uses the stack in the thread's [`Area`]: for Go. A signal that arrives there runs
 //! its handler on the stack for signals, as Go's runtime demands of all handlers (`SA_ONSTACK`);
-//! calls from that handler use the next part of the area.
+//! calls from that handler use the next part of the area. [`beside_libc`] is the same for programs
+//! whose threads libc makes: Go with cgo.
 //!
 //! [`own`] uses the program's stack, as a preloaded library does: handlers may run there, and may
 //! leave by `longjmp`.
@@ -18,8 +19,11 @@
 use core::arch::naked_asm;
 use core::mem::offset_of;
 
-use super::area::{Area, STACK_BYTES};
-use super::calls::{after_in_child, after_in_child_on_own, after_in_parent, handle, handle_on_own};
+use super::area::{Area, HAS_NO_SPARES, SPARES, SPARES_COUNT, STACK_BYTES};
+use super::calls::{
+    after_in_child, after_in_child_on_own, after_in_parent, handle, handle_beside_libc,
+    handle_on_own,
+};
 
 use super::frame::{Child, Frame, Stub, Verdict};
 
@@ -228,110 +232,177 @@ macro_rules! make_here {
     };
 }
 
-/// Where stubs of a program enter whose stacks are small and move.
+/// An entry that uses the stack in the thread's area. First come the instructions that find out
+/// whether GS leads to an area, then those for a thread that has none of its own.
+macro_rules! enter_area {
+    ([$($first:tt)*] [$($foreign:tt)*] $handle:ident $($operands:tt)*) => {
+        naked_asm!(
+            keep_flags!(),
+            $($first)*
+            // A thread that has inherited the area of its maker, or a stack that is ours already.
+            "rdfsbase rax",
+            "cmp rax, gs:[{AREA_FS}]",
+            "jne 12f",
+            "cmp rsp, gs:[{AREA_LOWEST} + 8]",
+            "jb 3f",
+            "mov rax, gs:[{AREA_LOWEST} + 8]",
+            "add rax, {AREA_BYTES}",
+            "cmp rsp, rax",
+            "jbe 2f",
+            "3:",
+            // One instruction takes the part: a signal's handler takes and leaves another one.
+            "sub qword ptr gs:[{AREA_STACK}], {STACK_BYTES}",
+            "mov rax, gs:[{AREA_STACK}]",
+            "cmp rax, gs:[{AREA_LOWEST}]",
+            "jb 9f",
+            "add rax, {STACK_BYTES} - {FRAME}",
+            "mov [rax + {STACK}], rsp",
+            "mov rsp, rax",
+            save_and_handle!(),
+            "test eax, eax",
+            "jz 3f",
+            "cmp eax, 1",
+            "je 4f",
+            make_here!(),
+            // Answered.
+            "4:",
+            restore!("rsp"),
+            "mov rax, [rsp + {RAX}]",
+            "lea r11, [rsp + {FRAME}]",
+            "mov rsp, [rsp + {STACK}]",
+            "mov gs:[{AREA_STACK}], r11",
+            "jmp [rcx + {DONE}]",
+            // Passed on.
+            "3:",
+            restore!("rsp"),
+            "mov rax, [rsp + {RAX}]",
+            "lea r11, [rsp + {FRAME}]",
+            "mov rsp, [rsp + {STACK}]",
+            "mov gs:[{AREA_STACK}], r11",
+            "jmp [rcx + {PASS}]",
+            // A child on its parent's frame, which stays taken.
+            "8:",
+            restore!("rsp"),
+            "mov rax, [rsp + {RAX}]",
+            "mov rsp, [rsp + {STACK}]",
+            "jmp [rcx + {DONE}]",
+            // A child with a stack of its own. If it has an area, that is a thread of this process.
+            "7:",
+            "mov rcx, [rbx + {NEW}]",
+            "jrcxz 5f",
+            "cmp rcx, 1",
+            "je 6f",
+            "wrgsbase rcx",
+            "rdfsbase rcx",
+            "mov gs:[{AREA_FS}], rcx",
+            "mov eax, {GETTID}",
+            "syscall",
+            "mov gs:[{AREA_LOWEST} + 16], rax",
+            "5:",
+            restore!("rbx"),
+            "mov rbx, [rbx + {RBX}]",
+            "mov eax, 0",
+            "jmp [rcx + {DONE}]",
+            // A process with a stack and memory of its own: on as after any fork.
+            "6:",
+            "mov [rbx + {STACK}], rsp",
+            "mov rsp, rbx",
+            "jmp 22b",
+            // Too many signals inside one another.
+            "9:",
+            "add qword ptr gs:[{AREA_STACK}], {STACK_BYTES}",
+            "2:",
+            pass_by!(),
+            // Another one's area.
+            "12:",
+            $($foreign)*,
+            handle = sym $handle,
+            after_in_child = sym after_in_child,
+            after_in_parent = sym after_in_parent,
+            FRAME = const FRAME,
+            RBX = const RBX,
+            RAX = const RAX,
+            FLAGS = const FLAGS,
+            STUB = const STUB,
+            STACK = const STACK,
+            NEW = const NEW,
+            SSE = const SSE,
+            PASS = const PASS,
+            DONE = const DONE,
+            AREA_STACK = const AREA_STACK,
+            AREA_FS = const AREA_FS,
+            AREA_LOWEST = const AREA_LOWEST,
+            AREA_FIRST = const AREA_FIRST,
+            AREA_BYTES = const super::area::AREA_BYTES,
+            STACK_BYTES = const STACK_BYTES,
+            GETTID = const libc::SYS_gettid,
+            $($operands)*
+        )
+    };
+}
+
+/// Where stubs of a program without libc enter whose stacks are small and move.
 ///
 /// # Safety
 /// Only stubs jump here.
 #[unsafe(naked)]
 pub(crate) unsafe extern "C" fn private() {
-    naked_asm!(
-        keep_flags!(),
-        // A thread that has inherited the area of its maker, or a stack that is ours already.
-        "rdfsbase rax",
-        "cmp rax, gs:[{AREA_FS}]",
-        "jne 2f",
-        "cmp rsp, gs:[{AREA_LOWEST} + 8]",
-        "jb 3f",
-        "mov rax, gs:[{AREA_LOWEST} + 8]",
-        "add rax, {AREA_BYTES}",
-        "cmp rsp, rax",
-        "jbe 2f",
-        "3:",
-        // One instruction takes the part: a signal's handler takes and leaves another one.
-        "sub qword ptr gs:[{AREA_STACK}], {STACK_BYTES}",
-        "mov rax, gs:[{AREA_STACK}]",
-        "cmp rax, gs:[{AREA_LOWEST}]",
-        "jb 9f",
-        "add rax, {STACK_BYTES} - {FRAME}",
-        "mov [rax + {STACK}], rsp",
-        "mov rsp, rax",
-        save_and_handle!(),
-        "test eax, eax",
-        "jz 3f",
-        "cmp eax, 1",
-        "je 4f",
-        make_here!(),
-        // Answered.
-        "4:",
-        restore!("rsp"),
-        "mov rax, [rsp + {RAX}]",
-        "lea r11, [rsp + {FRAME}]",
-        "mov rsp, [rsp + {STACK}]",
-        "mov gs:[{AREA_STACK}], r11",
-        "jmp [rcx + {DONE}]",
-        // Passed on.
-        "3:",
-        restore!("rsp"),
-        "mov rax, [rsp + {RAX}]",
-        "lea r11, [rsp + {FRAME}]",
-        "mov rsp, [rsp + {STACK}]",
-        "mov gs:[{AREA_STACK}], r11",
-        "jmp [rcx + {PASS}]",
-        // A child on its parent's frame, which stays taken.
-        "8:",
-        restore!("rsp"),
-        "mov rax, [rsp + {RAX}]",
-        "mov rsp, [rsp + {STACK}]",
-        "jmp [rcx + {DONE}]",
-        // A child with a stack of its own. If it has an area, that is a thread of this process.
-        "7:",
-        "mov rcx, [rbx + {NEW}]",
-        "jrcxz 5f",
-        "cmp rcx, 1",
-        "je 6f",
-        "wrgsbase rcx",
-        "rdfsbase rcx",
-        "mov gs:[{AREA_FS}], rcx",
-        "mov eax, {GETTID}",
-        "syscall",
-        "mov gs:[{AREA_LOWEST} + 16], rax",
-        "5:",
-        restore!("rbx"),
-        "mov rbx, [rbx + {RBX}]",
-        "mov eax, 0",
-        "jmp [rcx + {DONE}]",
-        // A process with a stack and memory of its own: on as after any fork.
-        "6:",
-        "mov [rbx + {STACK}], rsp",
-        "mov rsp, rbx",
-        "jmp 22b",
-        // Too many signals inside one another.
-        "9:",
-        "add qword ptr gs:[{AREA_STACK}], {STACK_BYTES}",
-        "2:",
-        pass_by!(),
-        handle = sym handle,
-        after_in_child = sym after_in_child,
-        after_in_parent = sym after_in_parent,
-        FRAME = const FRAME,
-        RBX = const RBX,
-        RAX = const RAX,
-        FLAGS = const FLAGS,
-        STUB = const STUB,
-        STACK = const STACK,
-        NEW = const NEW,
-        SSE = const SSE,
-        PASS = const PASS,
-        DONE = const DONE,
-        AREA_STACK = const AREA_STACK,
-        AREA_FS = const AREA_FS,
-        AREA_LOWEST = const AREA_LOWEST,
-        AREA_FIRST = const AREA_FIRST,
-        AREA_BYTES = const super::area::AREA_BYTES,
-        STACK_BYTES = const STACK_BYTES,
-        GETTID = const libc::SYS_gettid,
+    enter_area!([] ["jmp 2b"] handle)
+}
+
+/// Takes the spare area at this distance, if it is there.
+macro_rules! take_spare {
+    ($($distance:literal)*) => {
+        concat!($(
+            "xor eax, eax
+             xchg rax, [rip + {SPARES} + ", $distance, "]
+             test rax, rax
+             jnz 14f
+             "
+        ),*)
+    };
+}
+
+/// Where stubs of such a program enter if libc makes its threads. A thread without an area takes a
+/// spare one: by rax alone, and without a stack.
+///
+/// # Safety
+/// Only stubs jump here.
+#[unsafe(naked)]
+pub(crate) unsafe extern "C" fn beside_libc() {
+    enter_area!(
+        [
+            "rdgsbase rax",
+            // A thread from before the first area.
+            "test rax, rax",
+            "jz 12f",
+            "11:",
+        ]
+        [
+            // libc's threads have the address of their control block at its beginning.
+            "rdfsbase rax",
+            "cmp rax, [rax]",
+            "jne 2b",
+            "13:",
+            take_spare!(0 8 16 24 32 40 48 56),
+            "cmp dword ptr [rip + {HAS_NO_SPARES}], 0",
+            "jne 2b",
+            // Whoever has taken them brings others at once.
+            "pause",
+            "jmp 13b",
+            "14:",
+            "wrgsbase rax",
+            "rdfsbase rax",
+            "mov gs:[{AREA_FS}], rax",
+            "jmp 11b"
+        ]
+        handle_beside_libc
+        SPARES = sym SPARES,
+        HAS_NO_SPARES = sym HAS_NO_SPARES,
     )
 }
+
+const _: () = assert!(SPARES_COUNT == 8);
 
 /// Where stubs of other programs enter.
 ///

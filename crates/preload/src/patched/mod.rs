@@ -1,11 +1,12 @@
 //! Patched programs: the doors through which a program enters the library that makes its system
 //! calls itself.
 //!
-//! `toehold run` maps the library into such a program when it starts, and leads the program's
-//! `syscall` instructions here (`toehold-sites` plans that). No dynamic linker has run then: code
-//! in this module uses no libc and no thread-local storage. The door (`crate::door`) answers the
-//! calls.
+//! `toehold run` maps the library into a static program when it starts, and leads the program's
+//! `syscall` instructions here (`toehold-sites` plans that). A Go program that has a dynamic linker
+//! is patched by the library's constructor. Code in this module uses no libc and no thread-local
+//! storage. The door (`crate::door`) answers the calls.
 //!
+//! - [`within`]: the constructor's part.
 //! - [`entry`]: from a stub to [`calls::handle`] and back, on a stack of the library's own.
 //! - [`frame`]: what the entry saves there.
 //! - [`area`]: each thread's memory for that.
@@ -18,6 +19,7 @@ pub(crate) mod calls;
 pub(crate) mod entry;
 pub(crate) mod frame;
 pub(crate) mod raw;
+pub(crate) mod within;
 pub(crate) mod words;
 
 use toehold_freestanding::errno::Words;

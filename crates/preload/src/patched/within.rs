@@ -1,0 +1,272 @@
+//! A program that has a dynamic linker and makes its system calls itself: Go with cgo, or Go that
+//! may be loaded anywhere (`-buildmode=pie`). The library's constructor patches it, before any code
+//! of Go runs. libc's calls and the patched ones meet the same descriptors.
+//!
+//! The patches are written through `/proc/self/mem`, as a debugger would: the program's code is at
+//! no time writable, and code of the program that runs in another thread is not disturbed. They
+//! come last. Whatever fails before leaves the program as it is without patches.
+//!
+//! Only Go programs are looked at. To read all code of every dynamic program would cost each of
+//! them milliseconds, and few others make calls past libc.
+
+use core::slice;
+
+use toehold_freestanding::elf::ProgramHeader;
+use toehold_freestanding::environment::variable;
+use toehold_freestanding::{call, errno, memory, objects};
+use toehold_sites::elf::{PF_X, PT_LOAD, shows_go};
+use toehold_sites::plan::{Patch, plan};
+use toehold_sites::stub::{Addresses, STUB_BYTES_MAX, TABLE_BYTES, overwrites, stub};
+use toehold_sites::sweep::{Bits, Swept, words};
+
+use super::{area, calls, entry};
+
+/// Programs have a few dozen sites.
+const SITES_MAX: usize = 4096;
+const PAGE_BYTES: usize = 4096;
+
+/// True for a Go program that `toehold run` was told to patch, where that is possible.
+#[unsafe(link_section = ".text.startup")]
+pub(crate) fn is_wanted() -> bool {
+    const HWCAP2_FSGSBASE: usize = 2;
+    // SAFETY: no other thread runs, so nobody changes the environment; the value is not used later.
+    let is_asked = unsafe { variable(c"TOEHOLD_PATCH_CALLS") }.is_some_and(|path| !path.is_empty());
+    is_asked && objects::abilities() & HWCAP2_FSGSBASE != 0 && is_go()
+}
+
+/// True when Go's linker made the program.
+fn is_go() -> bool {
+    let mut headers = objects::program_headers().iter();
+    headers.any(|header| shows_go(header.kind, header.flags, in_memory(header)))
+}
+
+/// The bytes of a segment that come from the file.
+fn in_memory(header: &ProgramHeader) -> &'static [u8] {
+    const PF_R: u32 = 4;
+    const PT_NOTE: u32 = 4;
+    let is_mapped = matches!(header.kind, PT_LOAD | PT_NOTE) && header.flags & PF_R != 0;
+    if !is_mapped {
+        return &[];
+    }
+    let at = objects::program_base().wrapping_add(header.address) as *const u8;
+    // SAFETY: the kernel has mapped it. The program's code and notes do not change; nor does its
+    // data while the constructor looks, because no code of Go has run.
+    unsafe { slice::from_raw_parts(at, header.file_bytes) }
+}
+
+/// The first thread gets an area, which has its word where there is no libc.
+pub(crate) fn prepare(has_libc: bool) -> bool {
+    let is_prepared = area::begin();
+    if is_prepared && !has_libc {
+        errno::use_words(area::word);
+    }
+    is_prepared
+}
+
+/// Patches the program. The library has started, and the first thread has an area. False when
+/// something is in the way.
+pub(crate) fn patch(has_libc: bool) -> bool {
+    let Some(patches) = Memory::<Patch>::of(SITES_MAX) else {
+        return false;
+    };
+    let codes = objects::program_headers()
+        .iter()
+        .filter(|header| header.kind == PT_LOAD && header.flags & PF_X != 0);
+    let mut is_patched = false;
+    for header in codes {
+        is_patched |= patch_code(in_memory(header), &patches, has_libc).is_some();
+    }
+    if is_patched && has_libc {
+        area::have_spares();
+        area::follow_forks();
+    }
+    is_patched
+}
+
+/// Patches a segment of code; `None` when nothing was changed.
+fn patch_code(code: &'static [u8], room: &Memory<Patch>, has_libc: bool) -> Option<()> {
+    let count = plan_all(code, room)?;
+    let bytes = (TABLE_BYTES + count * STUB_BYTES_MAX).next_multiple_of(PAGE_BYTES);
+    let place = Place::near(code, bytes)?;
+    // SAFETY: fresh memory of this length, which nobody else knows.
+    let (table, stubs) = unsafe { slice::from_raw_parts_mut(place.at as *mut u8, bytes) }
+        .split_at_mut_checked(TABLE_BYTES)?;
+    for &number in &calls::WANTED {
+        table[usize::from(number)] = 1;
+    }
+    let entry = if has_libc {
+        entry::beside_libc
+    } else {
+        entry::private
+    };
+    let patches = room.first(count);
+    let addresses = |n: usize| Addresses {
+        code: code.as_ptr() as u64,
+        stub: (place.at + TABLE_BYTES + n * STUB_BYTES_MAX) as u64,
+        table: place.at as u64,
+        entry: entry as *const () as u64,
+    };
+    for (n, patch) in patches.iter().enumerate() {
+        let into = stubs[n * STUB_BYTES_MAX..].first_chunk_mut()?;
+        stub(patch, code, &addresses(n), into).ok()?;
+        overwrites(patch, &addresses(n)).ok()?;
+    }
+    let protection = libc::PROT_READ | libc::PROT_EXEC;
+    // SAFETY: our own pages.
+    if !unsafe { memory::protect(place.at as *mut u8, bytes, protection) } {
+        return None;
+    }
+    let own = OwnMemory::open()?;
+    for (n, patch) in patches.iter().enumerate() {
+        for overwrite in overwrites(patch, &addresses(n)).ok()?.into_iter().flatten() {
+            let at = code.as_ptr() as usize + overwrite.at;
+            // The first one tells whether the kernel allows it.
+            if !own.write(at, overwrite.bytes()) && n == 0 {
+                return None;
+            }
+        }
+    }
+    core::mem::forget(place);
+    Some(())
+}
+
+/// Plans the patches of all sites, in `room`. Returns how many there are; `None` for none.
+fn plan_all(code: &[u8], room: &Memory<Patch>) -> Option<usize> {
+    let bits = Memory::<u64>::of(2 * words(code.len()))?;
+    let sites = Memory::<usize>::of(SITES_MAX)?;
+    // SAFETY: the memory lives as long as the sweep, and has no other user.
+    let (starts, targets) =
+        unsafe { slice::from_raw_parts_mut(bits.at, bits.count) }.split_at_mut(words(code.len()));
+    // SAFETY: only this advice. Where the kernel does not know it, the pages are read one by one.
+    unsafe {
+        let from = code.as_ptr() as usize & !(PAGE_BYTES - 1);
+        let bytes = code.as_ptr() as usize + code.len() - from;
+        memory::advise(from as *mut u8, bytes, libc::MADV_POPULATE_READ);
+    }
+    let mut swept = Swept::new(code, Bits { starts, targets });
+    let mut found = 0;
+    swept.search(0..code.len(), |site| {
+        if found < SITES_MAX {
+            // SAFETY: within the memory.
+            unsafe { sites.at.add(found).write(site) };
+        }
+        found += 1;
+    });
+    // A program of which only a part were patched would have two tables of descriptors.
+    if found == 0 || found > SITES_MAX {
+        return None;
+    }
+    swept.search_branches(sites.first(found));
+    let mut planned = 0;
+    for &site in sites.first(found) {
+        if let Ok(patch) = plan(&swept, site, room.first(planned)) {
+            // SAFETY: there are no more patches than sites.
+            unsafe { room.at.add(planned).write(patch) };
+            planned += 1;
+        }
+    }
+    (planned > 0).then_some(planned)
+}
+
+/// Zeros, and no more pages than are touched.
+struct Memory<T> {
+    at: *mut T,
+    count: usize,
+}
+
+impl<T: Copy> Memory<T> {
+    fn of(count: usize) -> Option<Memory<T>> {
+        let at: *mut T = memory::anonymous(count * size_of::<T>(), false).cast();
+        (!at.is_null()).then_some(Memory { at, count })
+    }
+
+    /// The first elements, all of which were written.
+    fn first(&self, count: usize) -> &[T] {
+        // SAFETY: the callers' care: they write one after another, and no slice is alive then.
+        unsafe { slice::from_raw_parts(self.at, count.min(self.count)) }
+    }
+}
+
+impl<T> Drop for Memory<T> {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `of`, and used no more.
+        unsafe { memory::unmap(self.at.cast(), self.count * size_of::<T>()) };
+    }
+}
+
+/// Memory within the reach of a jump from the program's code.
+struct Place {
+    at: usize,
+    bytes: usize,
+}
+
+impl Place {
+    /// Below the program if there is room, else so far above it that its heap can grow.
+    fn near(code: &[u8], bytes: usize) -> Option<Place> {
+        const DISTANCE: usize = 64 << 10;
+        const REACH: usize = (2 << 30) - (16 << 20);
+        let base = objects::program_base();
+        let loads = objects::program_headers()
+            .iter()
+            .filter(|header| header.kind == PT_LOAD)
+            .map(|header| {
+                let from = base.wrapping_add(header.address);
+                (from, from.wrapping_add(header.memory_bytes))
+            });
+        let (from, to) = loads.reduce(|(a, b), (c, d)| (a.min(c), b.max(d)))?;
+        let page = |address: usize| address & !(PAGE_BYTES - 1);
+        let below = from.checked_sub(bytes + DISTANCE).map(page);
+        let above = (1..=7).rev().map(|n| page(to + (n << 28)));
+        let (start, end) = (code.as_ptr() as usize, code.as_ptr() as usize + code.len());
+        below
+            .into_iter()
+            .chain(above)
+            .filter(|at| end.abs_diff(*at) < REACH && start.abs_diff(at + bytes) < REACH)
+            .find_map(|at| Place::exactly_at(at, bytes))
+    }
+
+    fn exactly_at(at: usize, bytes: usize) -> Option<Place> {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+        // SAFETY: it replaces nothing.
+        let mapped = unsafe { memory::map(at as *mut u8, bytes, protection, flags, -1, 0) }.ok()?;
+        let place = Place {
+            at: mapped as usize,
+            bytes,
+        };
+        (place.at == at).then_some(place)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `exactly_at`, and nothing leads there.
+        unsafe { memory::unmap(self.at as *mut u8, self.bytes) };
+    }
+}
+
+/// This process's memory, which can be written whatever its protection.
+struct OwnMemory(i32);
+
+impl OwnMemory {
+    fn open() -> Option<OwnMemory> {
+        let path = c"/proc/self/mem".as_ptr();
+        let flags = libc::O_RDWR | libc::O_CLOEXEC;
+        // SAFETY: a NUL-terminated path.
+        let file = unsafe { call!(SYS_openat, libc::AT_FDCWD, path, flags) };
+        (file >= 0).then_some(OwnMemory(file as i32))
+    }
+
+    fn write(&self, at: usize, bytes: &[u8]) -> bool {
+        // SAFETY: the bytes are readable. The caller knows what is at that address.
+        let written = unsafe { call!(SYS_pwrite64, self.0, bytes.as_ptr(), bytes.len(), at) };
+        written == bytes.len() as isize
+    }
+}
+
+impl Drop for OwnMemory {
+    fn drop(&mut self) {
+        // SAFETY: opened here.
+        unsafe { call!(SYS_close, self.0) };
+    }
+}
