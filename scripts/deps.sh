@@ -40,12 +40,14 @@ bench=(valgrind:valgrind ip:iproute2 ethtool:ethtool tbench:dbench nuttcp:nuttcp
     sockperf:sockperf wrk:wrk apache2:apache2 haproxy:haproxy gmond:ganglia-monitor
     gmetad:gmetad mpicc.mpich:libmpich-dev mpiexec.mpich:mpich
     glusterfsd:glusterfs-server glusterfs:glusterfs-client /usr/include/glusterfs/api/glfs.h:libglusterfs-dev
+    mfsmaster:moosefs-master mfschunkserver:moosefs-chunkserver mfsmount:moosefs-client fio:fio
     java:default-jre-headless javac:default-jdk-headless /usr/share/tomcat10/bin/bootstrap.jar:tomcat10
     mariadbd:mariadb-server mariadb-install-db:mariadb-server
     /usr/share/java/mariadb-java-client.jar:libmariadb-java
     nginx:nginx-light curl:curl openssl:openssl unshare:util-linux cc:gcc)
 services=(redis-server nginx apache2 apache-htcacheclean memcached postgresql iperf3 ssh ganglia-monitor
-    gmetad glusterd mariadb tomcat10 beanstalkd caddy dovecot etcd haproxy hitch lighttpd mosquitto named
+    gmetad glusterd moosefs-master moosefs-chunkserver mariadb tomcat10 beanstalkd caddy dovecot etcd
+    haproxy hitch lighttpd mosquitto named
     php8.2-fpm rsync smbd nmbd squid stunnel4 varnish)
 # Services whose packages have other names.
 declare -A package_of=([nginx]=nginx-light [ssh]=openssh-server [apache-htcacheclean]=apache2

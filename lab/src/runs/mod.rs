@@ -189,7 +189,7 @@ macro_rules! plans {
     };
 }
 
-const PLANS: [(&str, &str); 26] = plans![
+const PLANS: [(&str, &str); 27] = plans![
     "quick.toml",
     "headline.toml",
     "generators.toml",
@@ -214,6 +214,7 @@ const PLANS: [(&str, &str); 26] = plans![
     "filter-streams.toml",
     "mpi.toml",
     "parallel-fs.toml",
+    "moosefs.toml",
     "web-shop.toml",
     "web-server.toml",
 ];

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
+use serde::{Deserialize, Serialize};
 use toehold_measure::page::{self, escape};
 use toehold_measure::process;
 
@@ -13,12 +14,14 @@ use super::{Form, PlanFile, fresh, known, resume, summary};
 use crate::command::{RunRequest, run_plan};
 use crate::error::LabError;
 
-/// A series of plans.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// A series of plans: the key `series` of a plan names its.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Series {
     /// Micro-experiments, by our own generator and within one process.
+    #[serde(rename = "paper")]
     Paper,
     /// Applications of real programs.
+    #[serde(rename = "paper-applications")]
     Applications,
 }
 
@@ -46,17 +49,10 @@ impl Series {
         }
     }
 
-    /// Its plans: all that repeat an experiment; all with applications.
+    /// Its plans.
     pub fn plans(self) -> Vec<PlanFile> {
         let all = known().into_iter();
-        all.filter(|plan| match self {
-            Series::Paper => plan.applications.is_empty() && !plan.published.is_empty(),
-            // The programs of these are nobody's experiment.
-            Series::Applications => {
-                !plan.applications.is_empty() && !["headline", "sidecar"].contains(&&*plan.name)
-            }
-        })
-        .collect()
+        all.filter(|plan| plan.series == Some(self)).collect()
     }
 
     /// Experiments within one process: they are code, and have no rounds to resume.

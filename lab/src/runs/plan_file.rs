@@ -29,6 +29,7 @@ use serde::{Deserialize, Serialize};
 use super::application::{Application, Staged, Tier};
 use super::arm::{Arm, ArmPath, Link};
 use super::headline::Headline;
+use super::paper::Series;
 use super::tool::Tool;
 use crate::error::LabError;
 use crate::generator::{Arrivals, Load, Pattern};
@@ -42,6 +43,9 @@ pub struct PlanFile {
     pub name: String,
     /// One sentence: what it answers.
     pub about: String,
+    /// The series that it is a part of.
+    #[serde(default)]
+    pub series: Option<Series>,
     /// The experiments it repeats, as the published data names them.
     #[serde(default)]
     pub published: Vec<String>,

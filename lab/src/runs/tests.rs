@@ -105,8 +105,13 @@ fn every_plan_of_the_lab_can_be_read() {
     assert!(seconds < 300.0, "{seconds}");
     for series in Series::ALL {
         let seconds: f64 = series.plans().iter().map(PlanFile::duration).sum();
-        // The rest of two hours is for ioat-copy and what the estimate does not know.
-        assert!((60.0..6000.0).contains(&seconds), "{series:?}: {seconds}");
+        // The rest of two hours is for experiments within one process (ioat-copy), and for what the
+        // estimate does not know.
+        let rest = match series {
+            Series::Paper => 1200.0,
+            Series::Applications => 600.0,
+        };
+        assert!((60.0..7200.0 - rest).contains(&seconds), "{series:?}: {seconds}");
     }
 }
 
