@@ -62,62 +62,23 @@ pub(crate) fn track(fd: i32, accepted: bool) {
     adapter::say_hello_once();
 }
 
+/// Sets words of one owner to zero. A loop over an array of them takes three times as long.
+macro_rules! clear {
+    ($owner:ident: $($word:ident),+ $(,)?) => {
+        $($owner.$word.store(0, Ordering::Relaxed);)+
+    };
+}
+
 fn reset(entry: &Entry, local: &Local) {
-    for word in [
-        &entry.command,
-        &entry.offer,
-        &entry.refusal,
-        &entry.carrier_calls,
-        &entry.offers_taken,
-        &entry.rx_lock,
-        &entry.rx_low_water,
-        &entry.rx_hints,
-        &entry.rx_empty,
-        &entry.tx_lock,
-        &entry.tx_was_full,
-        &entry.tx_options,
-        &entry.upgrades,
-        &entry.downgrades,
-        &entry.doorbells,
-        &entry.doorbells_suppressed,
-        &entry.wakeups,
-        &entry.spins_paid,
-        &entry.spins_failed,
-        &entry.faults,
-        &entry.true_ports,
-        &entry.carrier_key,
-        &entry.wake_lock,
-        &entry.resting_pid,
-    ]
-    .into_iter()
-    .chain(&entry.asleep)
-    {
-        word.store(0, Ordering::Relaxed);
-    }
-    for word in [
-        &entry.rx_carrier,
-        &entry.rx_ring_before,
-        &entry.tx_ring_before,
-        &entry.rx_calls,
-        &entry.tx_carrier,
-        &entry.tx_calls,
-        &entry.rx_peek,
-    ] {
-        word.store(0, Ordering::Relaxed);
-    }
-    for word in [
-        &entry.side,
-        &entry.slot,
-        &entry.rx_mode,
-        &entry.rx_records,
-        &entry.tx_mode,
-        &entry.tx_records,
-        &entry.tx_capacity_log2,
-        &entry.resting_wake,
-    ] {
-        word.store(0, Ordering::Relaxed);
-    }
-    for word in [&entry.rx_ring, &entry.tx_ring, &entry.tx_head_seen] {
+    clear!(entry: command, offer, refusal, offers_taken, side, slot);
+    clear!(entry: carrier_calls, carrier_key, true_ports, faults, upgrades, downgrades);
+    clear!(entry: doorbells, doorbells_suppressed, wakeups, spins_paid, spins_failed);
+    clear!(entry: rx_mode, rx_lock, rx_low_water, rx_hints, rx_empty, rx_records, rx_calls);
+    clear!(entry: rx_carrier, rx_ring, rx_ring_before, rx_peek);
+    clear!(entry: tx_mode, tx_lock, tx_was_full, tx_options, tx_records, tx_capacity_log2);
+    clear!(entry: tx_calls, tx_carrier, tx_ring, tx_ring_before, tx_head_seen);
+    clear!(entry: wake_lock, resting_pid, resting_wake);
+    for word in &entry.asleep {
         word.store(0, Ordering::Relaxed);
     }
     // Threads stay counted: one may count itself in and out through a descriptor that named this
@@ -125,19 +86,10 @@ fn reset(entry: &Entry, local: &Local) {
     local.attachment.reset();
     local.pair.store(null_mut(), Ordering::Relaxed);
     local.offered.store(null_mut(), Ordering::Relaxed);
-    for word in [
-        &local.registrations,
-        &local.asked_epoch,
-        &local.shown_at,
-        &local.shown_epoch,
-        &local.waits,
-    ] {
-        word.store(0, Ordering::Relaxed);
-    }
+    clear!(local: registrations, asked_epoch, shown_at, shown_epoch, waits);
+    clear!(local: carrier_seen_ns, over_since_ns);
     local.express.reset();
     local.spin.reset();
-    local.carrier_seen_ns.store(0, Ordering::Relaxed);
-    local.over_since_ns.store(0, Ordering::Relaxed);
 }
 
 /// The program listens: it will have connections, perhaps in children that can no longer reach the

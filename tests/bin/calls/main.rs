@@ -1,14 +1,16 @@
-//! Makes the same calls on one connection over and over, for callgrind to count their instructions.
+//! Makes the same calls over and over, for callgrind to count their instructions.
 //!
 //! `calls ROUNDS upgraded|kernel [again]`: a connection to itself; each round sends 64 bytes into
 //! one end, waits for the other end with `epoll_wait`, receives, and waits once more without any
 //! news. With `again` it then removes the end from the epoll instance and adds it again. With
 //! `upgraded` the rounds begin when the connection has left the kernel, and there is an error when
 //! it does not. With `kernel` it asks for time stamps, with which no connection leaves the kernel.
+//!
+//! `calls ROUNDS short`: connections of one request each, which end before they could leave it.
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
-use std::os::fd::AsRawFd;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -21,9 +23,17 @@ fn main() -> ExitCode {
     let mut words = std::env::args().skip(1);
     let rounds = words.next().and_then(|word| word.parse::<u32>().ok());
     let (Some(rounds), Some(path)) = (rounds, words.next()) else {
-        eprintln!("usage: calls ROUNDS upgraded|kernel [again]");
+        eprintln!("usage: calls ROUNDS upgraded|kernel [again] | calls ROUNDS short");
         return ExitCode::from(2);
     };
+    if path == "short" {
+        let epoll = Epoll::new();
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a listener on loopback");
+        for _ in 0..rounds {
+            short_connection(&epoll, &listener);
+        }
+        return ExitCode::SUCCESS;
+    }
     let mut ends = Ends::connect().expect("a connection over loopback");
     ends.adds_again = words.next().is_some_and(|word| word == "again");
     let started = Instant::now();
@@ -48,7 +58,7 @@ fn main() -> ExitCode {
 struct Ends {
     sending: TcpStream,
     receiving: TcpStream,
-    epoll: i32,
+    epoll: Epoll,
     adds_again: bool,
 }
 
@@ -58,12 +68,10 @@ impl Ends {
         let sending = TcpStream::connect(listener.local_addr()?)?;
         let (receiving, _) = listener.accept()?;
         sending.set_nodelay(true)?;
-        // SAFETY: no pointers.
-        let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
         let ends = Ends {
             sending,
             receiving,
-            epoll,
+            epoll: Epoll::new(),
             adds_again: false,
         };
         ends.control(libc::EPOLL_CTL_ADD);
@@ -71,16 +79,8 @@ impl Ends {
     }
 
     fn control(&self, operation: i32) {
-        let mut event = libc::epoll_event {
-            events: libc::EPOLLIN as u32,
-            u64: 0,
-        };
-        // SAFETY: `event` is valid.
-        let done = unsafe {
-            let fd = self.receiving.as_raw_fd();
-            libc::epoll_ctl(self.epoll, operation, fd, &mut event)
-        };
-        assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
+        self.epoll
+            .control(operation, &self.receiving, libc::EPOLLIN);
     }
 
     fn stay_on_kernel(&self) {
@@ -92,28 +92,113 @@ impl Ends {
                 let size = size_of_val(&on) as libc::socklen_t;
                 libc::setsockopt(end.as_raw_fd(), level, name, (&raw const on).cast(), size)
             };
-            assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
+            check(set);
         }
     }
 
     fn round(&mut self) {
         let mut bytes = [7; BYTES];
         self.sending.write_all(&bytes).expect("sent");
-        assert_eq!(self.wait(1000), 1);
+        assert_eq!(self.epoll.wait(1000), 1);
         self.receiving.read_exact(&mut bytes).expect("received");
-        assert_eq!(self.wait(0), 0);
+        assert_eq!(self.epoll.wait(0), 0);
         if self.adds_again {
             self.control(libc::EPOLL_CTL_DEL);
             self.control(libc::EPOLL_CTL_ADD);
         }
     }
+}
+
+struct Epoll(OwnedFd);
+
+impl Epoll {
+    fn new() -> Epoll {
+        // SAFETY: no pointers, and the descriptor is new.
+        Epoll(unsafe { owned(libc::epoll_create1(libc::EPOLL_CLOEXEC)) })
+    }
+
+    fn control(&self, operation: i32, socket: &impl AsRawFd, events: i32) {
+        let mut event = libc::epoll_event {
+            events: events as u32,
+            u64: 0,
+        };
+        let (epoll, socket) = (self.0.as_raw_fd(), socket.as_raw_fd());
+        // SAFETY: `event` is valid.
+        check(unsafe { libc::epoll_ctl(epoll, operation, socket, &mut event) });
+    }
 
     fn wait(&self, milliseconds: i32) -> i32 {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; 8];
         let room = events.len() as i32;
+        let epoll = self.0.as_raw_fd();
         // SAFETY: `events` has `room` places.
-        unsafe { libc::epoll_wait(self.epoll, events.as_mut_ptr(), room, milliseconds) }
+        unsafe { libc::epoll_wait(epoll, events.as_mut_ptr(), room, milliseconds) }
     }
+}
+
+/// A connection of one request, in the calls of wrk and of nginx: both ends do not wait, and are
+/// registered with epoll.
+///
+/// Callgrind finds it by its name.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn short_connection(epoll: &Epoll, listener: &TcpListener) {
+    let mut bytes = [7; BYTES];
+    let client = connecting(listener.local_addr().expect("it is bound").port());
+    epoll.control(libc::EPOLL_CTL_ADD, &client, libc::EPOLLIN | libc::EPOLLOUT);
+    let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    let (any, none) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: the address is not asked for, and the descriptor is new.
+    let server = unsafe { owned(libc::accept4(listener.as_raw_fd(), any, none, flags)) };
+    let (mut client, mut server) = (TcpStream::from(client), TcpStream::from(server));
+    let edges = libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLET;
+    epoll.control(libc::EPOLL_CTL_ADD, &server, edges);
+    assert!(epoll.wait(0) > 0);
+    client.write_all(&bytes).expect("sent");
+    epoll.control(libc::EPOLL_CTL_MOD, &client, libc::EPOLLIN);
+    assert!(epoll.wait(0) > 0);
+    server.read_exact(&mut bytes).expect("received");
+    server.write_all(&bytes).expect("answered");
+    drop(server);
+    assert!(epoll.wait(0) > 0);
+    client.read_exact(&mut bytes).expect("answered");
+    assert_eq!(client.read(&mut bytes).expect("ended"), 0);
+}
+
+/// A socket that does not wait, connected over loopback.
+fn connecting(port: u16) -> OwnedFd {
+    let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: the descriptor is new.
+    let socket = unsafe { owned(libc::socket(libc::AF_INET, kind, 0)) };
+    let address = libc::sockaddr_in {
+        sin_family: libc::AF_INET as libc::sa_family_t,
+        sin_port: port.to_be(),
+        sin_addr: libc::in_addr {
+            s_addr: u32::from(Ipv4Addr::LOCALHOST).to_be(),
+        },
+        sin_zero: [0; 8],
+    };
+    // SAFETY: the address is valid for its size.
+    let connected = unsafe {
+        let size = size_of_val(&address) as libc::socklen_t;
+        libc::connect(socket.as_raw_fd(), (&raw const address).cast(), size)
+    };
+    let error = std::io::Error::last_os_error();
+    assert!(connected == 0 || error.raw_os_error() == Some(libc::EINPROGRESS));
+    socket
+}
+
+/// # Safety
+///
+/// `fd` is an error, or a new descriptor that nobody else has.
+unsafe fn owned(fd: i32) -> OwnedFd {
+    assert!(fd >= 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: as the caller says.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+fn check(result: i32) {
+    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
 }
 
 /// Whether memory of a channel is mapped here.

@@ -10,7 +10,7 @@ use super::{build, counted, release};
 use crate::adapter::Adapter;
 
 /// The functions that are counted, and what stands in the table for them.
-const CALLS: [(&str, &str); 4] = [
+const CALLS: [(&str, &str); 5] = [
     ("send", "`send` of 64 bytes"),
     ("recv", "`recv` of 64 bytes"),
     (
@@ -18,7 +18,12 @@ const CALLS: [(&str, &str); 4] = [
         "`epoll_wait` twice: one event, then none at once",
     ),
     ("epoll_ctl", "`epoll_ctl` twice: remove, then add again"),
+    (
+        SHORT_CONNECTION,
+        "a connection of one request, both ends: 17 calls",
+    ),
 ];
+const SHORT_CONNECTION: &str = "short_connection";
 const ROUNDS_FEW: u64 = 2_000;
 const ROUNDS_MANY: u64 = 22_000;
 
@@ -58,6 +63,10 @@ fn table() -> Result<String, String> {
     for (function, name) in CALLS {
         let mut row = format!("| {name} |");
         for way in [Way::Plain, Way::Kernel, Way::Upgraded] {
+            if function == SHORT_CONNECTION && way == Way::Upgraded {
+                row += " - |";
+                continue;
+            }
             row += &format!(" {} |", count(function, way, adapter.runtime())?);
         }
         table += &row;
@@ -100,13 +109,12 @@ fn instructions(function: &str, way: Way, runtime: &Path, rounds: u64) -> Result
         .arg(format!("--toggle-collect={function}"))
         .arg(release("calls"))
         .arg(rounds.to_string())
-        .arg(if way == Way::Upgraded {
-            "upgraded"
-        } else {
-            "kernel"
+        .args(match (function, way) {
+            (SHORT_CONNECTION, _) => &["short"][..],
+            ("epoll_ctl", Way::Upgraded) => &["upgraded", "again"],
+            ("epoll_ctl", _) => &["kernel", "again"],
+            (_, Way::Upgraded) => &["upgraded"],
+            (_, _) => &["kernel"],
         });
-    if function == "epoll_ctl" {
-        command.arg("again");
-    }
     counted(&mut command)
 }
