@@ -28,8 +28,8 @@ use toehold_measure::shell;
 
 pub use arm::ENGINE_SETTINGS;
 pub use guard::guard;
-pub use paper::{Series, describe_series, run_series};
-pub use plan_file::PlanFile;
+pub use paper::{describe_series, run_series};
+pub use plan_file::{PlanFile, Series};
 pub use record::Record;
 
 use crate::error::LabError;

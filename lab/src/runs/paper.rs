@@ -5,25 +5,14 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
-use serde::{Deserialize, Serialize};
 use toehold_measure::page::{self, escape};
 use toehold_measure::process;
 
+use super::plan_file::Series;
 use super::record::Record;
 use super::{Form, PlanFile, fresh, known, resume, summary};
 use crate::command::{RunRequest, run_plan};
 use crate::error::LabError;
-
-/// A series of plans: the key `series` of a plan names its.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum Series {
-    /// Micro-experiments, by our own generator and within one process.
-    #[serde(rename = "paper")]
-    Paper,
-    /// Applications of real programs.
-    #[serde(rename = "paper-applications")]
-    Applications,
-}
 
 impl Series {
     /// Every series.

@@ -29,7 +29,6 @@ use serde::{Deserialize, Serialize};
 use super::application::{Application, Staged, Tier};
 use super::arm::{Arm, ArmPath, Link};
 use super::headline::Headline;
-use super::paper::Series;
 use super::tool::Tool;
 use crate::error::LabError;
 use crate::generator::{Arrivals, Load, Pattern};
@@ -76,6 +75,17 @@ pub struct PlanFile {
     /// Sentences that stand in the report: what is missing here, and why.
     #[serde(default)]
     pub notes: Vec<String>,
+}
+
+/// A series of plans: the key `series` of a plan names its.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Series {
+    /// Micro-experiments, by our own generator and within one process.
+    #[serde(rename = "paper")]
+    Paper,
+    /// Applications of real programs.
+    #[serde(rename = "paper-applications")]
+    Applications,
 }
 
 /// A load, and the factor that changes from point to point.

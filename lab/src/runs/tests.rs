@@ -111,7 +111,10 @@ fn every_plan_of_the_lab_can_be_read() {
             Series::Paper => 1200.0,
             Series::Applications => 600.0,
         };
-        assert!((60.0..7200.0 - rest).contains(&seconds), "{series:?}: {seconds}");
+        assert!(
+            (60.0..7200.0 - rest).contains(&seconds),
+            "{series:?}: {seconds}"
+        );
     }
 }
 
