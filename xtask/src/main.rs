@@ -69,7 +69,7 @@ Usage: cargo xtask COMMAND
                  callgrind (valgrind)
   bench-offload [--rounds N] [--json FILE] [--link tap|packet|xdp] [bulk|requests]
                  the offload path against kernel TCP between two namespaces (root)
-  bench-paths [--rounds N] [--seconds N] [--json FILE] [windows|shares]
+  bench-paths [--rounds N] [--seconds N] [--json FILE] [--pair FIRST,SECOND] [windows|shares]
                  the engine beside the kernel over long paths, and against it at a bottleneck (root)
   bench-switches [--rounds N] [--json FILE]
                  bulk to the engine with each feature of the receive path alone, none, all (root)

@@ -44,33 +44,63 @@ const MEETINGS: [(&str, &str); 4] = [
 /// A server takes one test at a time, and its end has to travel.
 const PAUSE: Duration = Duration::from_secs(1);
 const USAGE: &str = "\
-Usage: cargo xtask bench-paths [--rounds N] [--seconds N] [--json FILE] [windows|shares]
+Usage: cargo xtask bench-paths [--rounds N] [--seconds N] [--json FILE] [--pair FIRST,SECOND]
+                               [windows|shares]
 
 windows: one stream over a path of 10, 40 and 100 ms, in both directions, by the near kernel and by
 the engine in turns. shares: two streams at once through a bottleneck of 100 Mbit/s with a queue of
 one bandwidth-delay product (40 ms): the engine's beside the kernel's, and two of the kernel's. The
 path is in user space. Needs root, ip, ethtool and iperf3 (make deps). N rounds, 3 by default;
-streams of N seconds: 6 for windows, 20 for shares.";
+streams of N seconds: 6 for windows, 20 for shares. --pair bbr,cubic: only the shares of the
+engine's BBR beside the kernel's CUBIC, and of the kernel's BBR there. One pair takes a little more
+than rounds x 2 x seconds. Each round is told on standard error when it is over.";
+
+/// One command line.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+struct Plan<'a> {
+    rounds: u32,
+    seconds: Option<u32>,
+    file: Option<&'a str>,
+    only: Option<&'a str>,
+    meetings: Vec<(&'a str, &'a str)>,
+}
+
+impl<'a> Plan<'a> {
+    /// `None`: something is not understood.
+    fn of(arguments: &'a [String]) -> Option<Self> {
+        let mut plan = Plan {
+            rounds: 3,
+            ..Plan::default()
+        };
+        let mut rest = arguments.iter().map(String::as_str);
+        while let Some(argument) = rest.next() {
+            let mut number = || rest.next()?.parse().ok().filter(|&number| number > 0);
+            match argument {
+                "--rounds" => plan.rounds = number()?,
+                "--seconds" => plan.seconds = Some(number()?),
+                "--json" => plan.file = Some(rest.next()?),
+                "--pair" => plan.meetings.push(rest.next()?.split_once(',')?),
+                "windows" | "shares" => plan.only = Some(argument),
+                _ => return None,
+            }
+        }
+        if plan.meetings.is_empty() {
+            plan.meetings.extend(MEETINGS);
+        } else if plan.only.replace("shares") == Some("windows") {
+            return None;
+        }
+        Some(plan)
+    }
+}
 
 /// Measures and prints the tables. False when something could not be measured.
 pub(crate) fn run(arguments: &[String]) -> bool {
-    let (mut rounds, mut seconds, mut file, mut only) = (3, None, None, None);
-    let mut rest = arguments.iter();
-    while let Some(argument) = rest.next() {
-        let mut number = || rest.next().and_then(|n| n.parse().ok()).unwrap_or(0);
-        match argument.as_str() {
-            "--rounds" => rounds = number(),
-            "--seconds" => seconds = Some(number()),
-            "--json" => file = rest.next(),
-            "windows" | "shares" => only = Some(argument.as_str()),
-            _ => rounds = 0,
-        }
-    }
-    if rounds == 0 || seconds == Some(0) {
+    let Some(plan) = Plan::of(arguments) else {
         eprintln!("{USAGE}");
         return false;
-    }
-    let measured = measure(rounds, seconds, only);
+    };
+    let file = plan.file;
+    let measured = measure(&plan);
     let written = measured.and_then(|report| match file {
         Some(file) => std::fs::write(file, format!("{report:#}\n"))
             .map_err(|error| format!("cannot write {file}: {error}")),
@@ -82,18 +112,18 @@ pub(crate) fn run(arguments: &[String]) -> bool {
     written.is_ok()
 }
 
-fn measure(rounds: u32, seconds: Option<u32>, only: Option<&str>) -> Result<Value, String> {
+fn measure(plan: &Plan) -> Result<Value, String> {
     let toehold = target().join("release/toehold");
     if !toehold.is_file() {
         let path = toehold.display();
         return Err(format!("{path} is not there; run make build"));
     }
     let mut report = json!({});
-    if only != Some("shares") {
-        report["windows"] = windows(&toehold, rounds, seconds.unwrap_or(6))?;
+    if plan.only != Some("shares") {
+        report["windows"] = windows(&toehold, plan.rounds, plan.seconds.unwrap_or(6))?;
     }
-    if only != Some("windows") {
-        report["shares"] = shares(&toehold, rounds, seconds.unwrap_or(20))?;
+    if plan.only != Some("windows") {
+        report["shares"] = shares(&toehold, plan)?;
     }
     Ok(report)
 }
@@ -149,7 +179,7 @@ fn windows(toehold: &FilePath, rounds: u32, seconds: u32) -> Result<Value, Strin
 }
 
 /// Two streams at once: the part of the bottleneck that the first one gets.
-fn shares(toehold: &FilePath, rounds: u32, seconds: u32) -> Result<Value, String> {
+fn shares(toehold: &FilePath, plan: &Plan) -> Result<Value, String> {
     println!("\n| first stream | second stream | both | share of the first |\n|---|---|---|---|");
     let bytes_per_second = BOTTLENECK_MBIT * 1e6 / 8.0;
     let queue_bytes = bytes_per_second * BOTTLENECK_ROUND_TRIP.as_secs_f64();
@@ -158,33 +188,26 @@ fn shares(toehold: &FilePath, rounds: u32, seconds: u32) -> Result<Value, String
         bottleneck: Some((bytes_per_second, queue_bytes)),
         large: false,
     };
+    let seconds = plan.seconds.unwrap_or(20);
     let mut all = Vec::new();
-    for by_engine in [true, false] {
-        for (first, second) in MEETINGS {
-            let scene = Scene::set(toehold, shape, first)?;
-            let mut samples = Vec::new();
-            for _ in 0..rounds {
-                let clients = [
-                    scene.client(by_engine, PORTS[0], seconds, first),
-                    scene.client(false, PORTS[1], seconds, second),
-                ];
-                let mut started = Vec::new();
-                for mut client in clients {
-                    client.stdin(Stdio::null()).stdout(Stdio::piped());
-                    started.push(client.spawn().map_err(|error| error.to_string())?);
-                }
-                let mut rates = Vec::new();
-                for client in started {
-                    let done = client.wait_with_output();
-                    let done = done.map_err(|error| error.to_string())?;
-                    rates.push(rate_of(&String::from_utf8_lossy(&done.stdout))?);
-                }
-                samples.push((rates[0], rates[1]));
-                std::thread::sleep(PAUSE);
+    for &(first, second) in &plan.meetings {
+        let scene = Scene::set(toehold, shape, first)?;
+        let arms = [true, false].map(|by_engine| if by_engine { "engine" } else { "kernel" });
+        let mut samples = arms.map(|_| Vec::new());
+        for round in 1..=plan.rounds {
+            for (of, samples) in arms.iter().zip(&mut samples) {
+                let sample = scene.meeting(*of == "engine", seconds, (first, second))?;
+                samples.push(sample);
+                eprintln!(
+                    "round {round} of {}: {of}, {first} {:.0} Mbit/s; kernel, {second} {:.0} \
+                     Mbit/s",
+                    plan.rounds, sample.0, sample.1
+                );
             }
+        }
+        for (of, samples) in arms.iter().zip(samples) {
             let sums: Vec<f64> = samples.iter().map(|(a, b)| a + b).collect();
             let parts: Vec<f64> = samples.iter().map(|(a, b)| 100.0 * a / (a + b)).collect();
-            let of = if by_engine { "engine" } else { "kernel" };
             let spread = stats::median_interval(&parts).ok_or("no round")?;
             println!(
                 "| {of}, {first} | kernel, {second} | {:.0} Mbit/s | {:.0} % [{:.0}, {:.0}] |",
@@ -253,6 +276,33 @@ impl Scene {
         Ok(scene)
     }
 
+    /// The rates of two streams at once: the first by the engine or by the kernel, the second by
+    /// the kernel.
+    fn meeting(
+        &self,
+        by_engine: bool,
+        seconds: u32,
+        (first, second): (&str, &str),
+    ) -> Result<(f64, f64), String> {
+        let clients = [
+            self.client(by_engine, PORTS[0], seconds, first),
+            self.client(false, PORTS[1], seconds, second),
+        ];
+        let mut started = Vec::new();
+        for mut client in clients {
+            client.stdin(Stdio::null()).stdout(Stdio::piped());
+            started.push(client.spawn().map_err(|error| error.to_string())?);
+        }
+        let mut rates = [0.0; 2];
+        for (client, rate) in started.into_iter().zip(&mut rates) {
+            let done = client.wait_with_output();
+            let done = done.map_err(|error| error.to_string())?;
+            *rate = rate_of(&String::from_utf8_lossy(&done.stdout))?;
+        }
+        std::thread::sleep(PAUSE);
+        Ok((rates[0], rates[1]))
+    }
+
     /// A client of the near end, by the engine or by the kernel. The congestion control is that of
     /// the kernels' sockets.
     fn client(&self, by_engine: bool, port: &str, seconds: u32, congestion: &str) -> Command {
@@ -303,4 +353,42 @@ fn rate_of(said: &str) -> Result<f64, String> {
     let rate = report["end"]["sum_received"]["bits_per_second"].as_f64();
     let rate = rate.filter(|rate| *rate > 0.0);
     Ok(rate.ok_or_else(|| format!("iperf3 moved nothing: {said}"))? / 1e6)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(line: &str) -> Vec<String> {
+        line.split_whitespace().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn a_pair_is_measured_alone() {
+        let line = words("--rounds 2 --pair bbr,cubic --json out");
+        let plan = Plan::of(&line).expect("it is understood");
+        assert_eq!(plan.meetings, [("bbr", "cubic")]);
+        assert_eq!(
+            (plan.only, plan.rounds, plan.file),
+            (Some("shares"), 2, Some("out"))
+        );
+        let plan = Plan::of(&[]).expect("nothing has to be said");
+        assert_eq!((plan.meetings, plan.only), (MEETINGS.to_vec(), None));
+    }
+
+    #[test]
+    fn nonsense_is_not_measured() {
+        for line in [
+            "--rounds 0",
+            "--rounds",
+            "--seconds x",
+            "--json",
+            "--pair bbr",
+            "--pair bbr,bbr windows",
+            "windows --pair bbr,bbr",
+            "both",
+        ] {
+            assert_eq!(Plan::of(&words(line)), None, "{line}");
+        }
+    }
 }
