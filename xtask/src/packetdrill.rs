@@ -26,6 +26,9 @@ use crate::{root, target};
 const EXPECTATIONS: &str = "tests/packetdrill/scripts.txt";
 /// Virtual time does not wait: a script that takes longer hangs.
 const SCRIPT_TIME_MAX: Duration = Duration::from_secs(60);
+/// A timer of a kernel with ticks of 10 ms ends up to two of them late: so much may a time differ
+/// where a script's line says so. packetdrill's own tolerance is 4 ms.
+const TICKS_US: u32 = 20_000;
 /// How each script is run. IPv6 headers are longer: with this MTU the MSS is the one scripts
 /// expect.
 const VERSIONS: [(&str, &str); 3] = [
@@ -67,6 +70,8 @@ struct Expectation {
     only: Option<&'static str>,
     /// The script sets another MTU for the device that there is not.
     mtu: Option<u16>,
+    /// The script's times are those of a kernel's timers, which end in whole ticks.
+    ticks: bool,
     /// Choices of Linux's that the script also asserts.
     without: Without,
     reason: String,
@@ -157,6 +162,7 @@ struct Job {
     key: String,
     version: &'static str,
     flags: String,
+    ticks: bool,
     without: Without,
     expected: Option<Outcome>,
 }
@@ -209,6 +215,7 @@ fn jobs(
                         ""
                     }
                 ),
+                ticks: expectation.is_some_and(|expectation| expectation.ticks),
                 without,
                 expected: expectation.map(|expectation| expectation.outcome),
             });
@@ -268,6 +275,7 @@ fn run_one(setup: &Setup, job: &Job) -> Result<(), String> {
         .arg(format!("--so_filename={}", library.display()))
         .arg(format!("--so_flags={}", job.flags))
         .arg(format!("--ip_version={}", job.version))
+        .args(job.ticks.then(|| format!("--tolerance_usecs={TICKS_US}")))
         .arg(script)
         .current_dir(job.script.parent().expect("a script has a folder"))
         .stdin(std::process::Stdio::null())
@@ -427,6 +435,7 @@ fn parse(list: &str) -> Result<BTreeMap<String, Expectation>, String> {
             segmentation: true,
             only: None,
             mtu: None,
+            ticks: false,
             without: Without::default(),
             reason: reason.trim().to_owned(),
         };
@@ -435,6 +444,7 @@ fn parse(list: &str) -> Result<BTreeMap<String, Expectation>, String> {
                 "plain" => expectation.segmentation = false,
                 "v4" => expectation.only = Some("ipv4"),
                 "v6" => expectation.only = Some("ipv6"),
+                "ticks" => expectation.ticks = true,
                 "mtu9000" => expectation.mtu = Some(9_000),
                 "frames1000" => expectation.without.frames_of = Some(1_000),
                 "frames974" => expectation.without.frames_of = Some(974),

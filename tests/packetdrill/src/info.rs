@@ -36,6 +36,8 @@ impl Stack {
         let mut keepalive = wishes.keepalive_or_default();
         match (level, name) {
             (libc::SOL_SOCKET, libc::SO_REUSEADDR | libc::SO_REUSEPORT) => {}
+            // A kernel may copy all the same, as this socket layer does.
+            (libc::SOL_SOCKET, libc::SO_ZEROCOPY) => {}
             (libc::SOL_SOCKET, libc::SO_SNDBUF) => {
                 let bytes = (2 * unsigned.min(settings_max)).max(SEND_BYTES_MIN);
                 wishes.send_bytes = Some(bytes);

@@ -302,8 +302,19 @@ unsafe fn receive(fd: c_int, parts: *const libc::iovec, count: usize, flags: c_i
         unsafe { std::slice::from_raw_parts(parts, count) }
     };
     let bytes: usize = parts.iter().map(|part| part.iov_len).sum();
-    let call = Call::Read { fd, bytes, flags };
+    let is_nowhere = |part: &libc::iovec| part.iov_base.is_null() && part.iov_len > 0;
+    let is_bad = flags & libc::MSG_TRUNC == 0 && parts.iter().any(is_nowhere);
+    // Bytes that cannot be delivered stay in the stream.
+    let looks = if is_bad { libc::MSG_PEEK } else { 0 };
+    let call = Call::Read {
+        fd,
+        bytes,
+        flags: flags | looks,
+    };
     let received = match shared().call(call, may_sleep(fd, flags)) {
+        Ok(Answer::Bytes(received)) if is_bad && !received.is_empty() => {
+            return fail(libc::EFAULT) as isize;
+        }
         Ok(Answer::Bytes(received)) => received,
         Ok(_) => return fail(libc::EINVAL) as isize,
         Err(errno) => return fail(errno) as isize,
