@@ -24,7 +24,7 @@ pub use capture::{Block, Capture, CaptureReader, Direction, Frame, Packet};
 pub use interface::Interfaces;
 pub use netlink::{Changed, HostChanges, HostNeighbour, HostRoute, HostTables};
 pub use packet::{Arrival, FRAMES_TOGETHER_MAX, Group, PacketError, PacketOptions, PacketSocket};
-pub use ports::{PortError, PortSteering, PortTable, PortUse};
+pub use ports::{PortError, PortSteering, PortTable, PortUse, SILENCE_MAX};
 pub use summary::{PacketSummary, TcpSummary};
 pub use sys::PARTS_MAX;
 pub use tap::{Tap, TapError, TapOptions};

@@ -63,6 +63,37 @@ fn only_the_engines_connections_end_with_it_over_an_xdp_link() {
     only_the_engines_connections_end_with_it(Link::Xdp);
 }
 
+/// A stopped adapter answers nobody, and a killed one may take long to end. A client that connects
+/// meanwhile must not hang: the program listens on the kernel, too.
+fn kernel_takes_new_connections_of_a_stopped_engine(link: Link) {
+    let Some(mut stage) = Stage::set_sharing(link, &["--share", &format!("{NEAR}:7921")]) else {
+        return;
+    };
+    let _server = stage.near_server(&["echo_server", "7921"]);
+    let over_engine = stage.far("load", &["steady", NEAR, "7921"]);
+    await_word(&over_engine, "holding");
+    stage.toehold.adapter().signal(libc::SIGSTOP);
+    let client = |stage: &Stage, name| stage.far(name, &["echo_client", NEAR, "7921", "1000000"]);
+    ok(client(&stage, "meanwhile"));
+    stage.toehold.adapter().signal(libc::SIGCONT);
+    // The engine's connection waited.
+    over_engine.signal(libc::SIGUSR1);
+    ok(over_engine);
+    assert_eq!(stage.engine("connections_accepted"), 1);
+    ok(client(&stage, "afterwards"));
+    assert_eq!(stage.engine("connections_accepted"), 2);
+}
+
+#[test]
+fn kernel_takes_new_connections_of_a_stopped_engine_over_a_packet_link() {
+    kernel_takes_new_connections_of_a_stopped_engine(Link::Packet);
+}
+
+#[test]
+fn kernel_takes_new_connections_of_a_stopped_engine_over_an_xdp_link() {
+    kernel_takes_new_connections_of_a_stopped_engine(Link::Xdp);
+}
+
 /// nginx on the kernel and Redis on the engine, at one address and both under load.
 fn kernels_connections_outlive_every_kill(link: Link) {
     let programs = ["redis-server", "redis-benchmark", "nginx", "wrk"];

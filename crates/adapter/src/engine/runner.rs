@@ -376,7 +376,7 @@ impl Runner {
         let silent = self.arrivals.as_ref().and_then(Arrivals::timeout);
         let look = self.look_at_listeners_due;
         let look = look.map(|due| due.saturating_duration_since(Clock::now()));
-        let ports = self.shared.look_due();
+        let ports = self.shared.due();
         let ports = ports.map(|due| due.saturating_duration_since(Clock::now()));
         let others = silent.into_iter().chain(look).chain(ports);
         engine.into_iter().chain(others).min()

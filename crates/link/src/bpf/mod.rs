@@ -17,6 +17,8 @@ pub use btf::{Btf, BtfError, Field};
 pub enum MapKind {
     /// Any key.
     Hash = 1,
+    /// By number, from 0 on; all are there from the beginning.
+    Array = 2,
     /// A value of each processor's own for each number.
     PerCpuArray = 6,
     /// Sockets of AF_XDP.

@@ -4,6 +4,11 @@
 //! there. All else of the address stays with the kernel: other ports, ARP, neighbour discovery,
 //! echoes. A [`PortTable`] says which ports; a program by which `program` decides looks there. It
 //! goes with the process, however that ends: then all of the address is the kernel's.
+//!
+//! A process that is stopped, or that ends slowly, holds the program still, and nobody would answer
+//! a request for a connection. So the engine's threads say every second that they are awake
+//! ([`PortTable::note_awake`]). Where one has not for [`SILENCE_MAX`], new connections are the
+//! kernel's.
 
 pub(crate) mod program;
 
@@ -11,12 +16,15 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Mutex;
+use std::time::Duration;
 
-use crate::bpf::{Map, Program, ProgramKind};
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::bpf::{Map, MapKind, Program, ProgramKind};
 use crate::interface::Interfaces;
-use program::{CONNECTED, KEY_BYTES, LISTENING, Way};
+use program::{CONNECTED, KEY_BYTES, LISTENING, Maps, Way};
 
 /// How a port of a shared address is used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -36,6 +44,10 @@ pub struct PortTable {
     map: Map,
     /// By port: what each thread says.
     current: Mutex<BTreeMap<End, BTreeMap<usize, u32>>>,
+    /// Until when requests for connections are the engine's: eight bytes of nanoseconds.
+    awake: Map,
+    /// By thread: until when it will have been silent for too long.
+    awake_until: Mutex<BTreeMap<usize, u64>>,
 }
 
 impl PortTable {
@@ -43,7 +55,31 @@ impl PortTable {
         Ok(Self {
             map: Map::growing(KEY_BYTES, 4, PORTS_MAX)?,
             current: Mutex::default(),
+            awake: Map::new(MapKind::Array, 4, 8, 1)?,
+            awake_until: Mutex::default(),
         })
+    }
+
+    /// The maps of the program that looks here.
+    pub(crate) fn maps(&self) -> Maps {
+        Maps {
+            ports: self.map.as_raw_fd(),
+            awake: self.awake.as_raw_fd(),
+        }
+    }
+
+    /// A thread is awake. Each that uses ports has to say so within [`SILENCE_MAX`], again and
+    /// again, or requests for connections go to the kernel.
+    ///
+    /// # Errors
+    /// Whatever bpf(2) says.
+    pub fn note_awake(&self, thread: usize) -> io::Result<()> {
+        let now = clock_gettime(ClockId::Monotonic);
+        let now = Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32);
+        let mut all = self.awake_until.lock().expect("nobody panics with it");
+        all.insert(thread, (now + SILENCE_MAX).as_nanos() as u64);
+        let earliest = all.values().min().copied().unwrap_or(0);
+        self.awake.insert(&[0; 4], &earliest.to_ne_bytes())
     }
 
     /// How a thread uses a port from here on; `None`: not any more. The port is the kernel's again
@@ -70,12 +106,6 @@ impl PortTable {
             _ if before == after => Ok(()),
             _ => self.map.insert(&key_of(end), &after.to_ne_bytes()),
         }
-    }
-}
-
-impl AsRawFd for PortTable {
-    fn as_raw_fd(&self) -> RawFd {
-        self.map.as_raw_fd()
     }
 }
 
@@ -167,7 +197,7 @@ impl PortSteering {
         let interface = interfaces.index(name);
         let interface = interface.map_err(|error| PortError::Interface(name.to_owned(), error))?;
         let ports = PortTable::new().map_err(setup("make a map of ports"))?;
-        let program = program::steering(ports.as_raw_fd(), Way::Ingress);
+        let program = program::steering(ports.maps(), Way::Ingress);
         let program = Program::load(ProgramKind::Ingress, "toehold_ports", &program);
         let program = program.map_err(|(error, said)| match said.is_empty() {
             true => PortError::of("load the program for shared addresses", error),
@@ -199,5 +229,8 @@ impl PortSteering {
     }
 }
 
+/// How long a thread may say nothing before new connections are the kernel's. A remote asks once a
+/// second, and hears within a few of them from whoever is there.
+pub const SILENCE_MAX: Duration = Duration::from_secs(3);
 /// Listeners of all programs on all addresses, and a range of ports on each.
 const PORTS_MAX: u32 = 1 << 20;

@@ -7,6 +7,9 @@
 //!    error about one)    └──────────────────────────┴──► the kernel, as everything else
 //! ```
 //!
+//! A request for a connection is the engine's only while the engine is awake: the kernel, where the
+//! program listens as well, answers it otherwise.
+//!
 //! The kernel's own table decides between two connections of one port: those that it made before
 //! the engine had the port stay the kernel's.
 //!
@@ -40,8 +43,17 @@ pub(crate) enum Way {
     },
 }
 
-/// The program, by the map of the engine's ports.
-pub(crate) fn steering(ports: i32, way: Way) -> Vec<Instruction> {
+/// The maps of a [`PortTable`](super::PortTable), by which the program decides.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Maps {
+    /// The engine's ports.
+    pub(super) ports: i32,
+    /// Until when requests for connections are the engine's, in nanoseconds of CLOCK_MONOTONIC.
+    pub(super) awake: i32,
+}
+
+/// The program.
+pub(crate) fn steering(maps: Maps, way: Way) -> Vec<Instruction> {
     let mut a = Assembler::new();
     let (pass, decide) = (a.label(), a.label());
     let (ipv4, ipv6) = (a.label(), a.label());
@@ -68,7 +80,7 @@ pub(crate) fn steering(ports: i32, way: Way) -> Vec<Instruction> {
     ends_of_ipv6(&mut a, takes_errors, pass, decide);
 
     a.place(decide);
-    leave_what_is_not_ours(&mut a, ports, pass);
+    leave_what_is_not_ours(&mut a, maps, pass);
     match way {
         Way::Ingress => {
             a.copy(Register::R1, Register::R6);
@@ -219,12 +231,12 @@ fn ends_of_ipv6(a: &mut Assembler, takes_errors: bool, pass: Label, decide: Labe
     a.jump(decide);
 }
 
-/// Leaves segments of other ports, requests for connections where the engine does not listen, and
-/// what belongs to a connection of the kernel's.
-fn leave_what_is_not_ours(a: &mut Assembler, ports: i32, pass: Label) {
+/// Leaves segments of other ports, requests for connections where the engine does not listen or
+/// sleeps, and what belongs to a connection of the kernel's.
+fn leave_what_is_not_ours(a: &mut Assembler, maps: Maps, pass: Label) {
     let (is_known, ours) = (a.label(), a.label());
     a.store_number(Size::Half, Register::R10, KEY + 18, 0);
-    a.load_map(Register::R1, ports);
+    a.load_map(Register::R1, maps.ports);
     a.copy(Register::R2, Register::R10);
     a.add(Register::R2, KEY.into());
     a.call(BPF_MAP_LOOKUP_ELEM);
@@ -234,6 +246,15 @@ fn leave_what_is_not_ours(a: &mut Assembler, ports: i32, pass: Label) {
     a.jump_if_word(Register::R8, If::NotEqual, SYN, is_known);
     a.and(Register::R1, LISTENING.cast_signed());
     a.jump_if_word(Register::R1, If::Equal, 0, pass);
+    a.store_number(Size::Word, Register::R10, KEY, 0);
+    a.load_map(Register::R1, maps.awake);
+    a.copy(Register::R2, Register::R10);
+    a.add(Register::R2, KEY.into());
+    a.call(BPF_MAP_LOOKUP_ELEM);
+    a.jump_if_null(Register::R0, pass);
+    a.load(Size::Double, Register::R7, Register::R0, 0);
+    a.call(BPF_KTIME_GET_NS);
+    a.jump_if(Register::R7, If::Less, Register::R0, pass);
     a.place(is_known);
     a.copy(Register::R1, Register::R6);
     a.copy(Register::R2, Register::R10);
@@ -289,6 +310,7 @@ const SOCKET_STATE: i16 = 72;
 
 /// `enum bpf_func_id`.
 const BPF_MAP_LOOKUP_ELEM: i32 = 1;
+const BPF_KTIME_GET_NS: i32 = 5;
 const BPF_SKB_CHANGE_TYPE: i32 = 32;
 const BPF_SKB_PULL_DATA: i32 = 39;
 const BPF_SK_RELEASE: i32 = 86;

@@ -117,7 +117,7 @@ impl XdpSteering {
                     sockets: sockets_fd,
                     drops: drops_fd,
                 };
-                steering_by_ports(ports.as_raw_fd(), way)
+                steering_by_ports(ports.maps(), way)
             }
         };
         let groups = group_socket().map_err(setup("open a packet socket for groups"))?;

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant as Clock};
 
-use toehold_link::{HostNeighbour, PortUse};
+use toehold_link::{HostNeighbour, PortUse, SILENCE_MAX};
 use toehold_tcp::MacAddress;
 
 use super::Runner;
@@ -22,16 +22,20 @@ pub(super) struct Shared {
     ports: BTreeMap<(IpAddr, u16), PortUse>,
     /// When to look whether connections are left where nobody listens any more.
     look_due: Option<Clock>,
+    /// When to say again that this thread is awake; `None`: it never has.
+    awake_due: Option<Clock>,
 }
 
 impl Shared {
     /// There is another table, of which nothing is known.
     pub(super) fn forget(&mut self) {
         self.ports.clear();
+        self.awake_due = None;
     }
 
-    pub(super) fn look_due(&self) -> Option<Clock> {
-        self.look_due
+    /// When the thread has to look at its ports, or to speak.
+    pub(super) fn due(&self) -> Option<Clock> {
+        self.look_due.into_iter().chain(self.awake_due).min()
     }
 }
 
@@ -39,6 +43,8 @@ impl Runner {
     /// Says which ports are the engine's: those where programs listen, and those that have
     /// connections still.
     pub(super) fn settle_shared_ports(&mut self) {
+        // Before the first request for a connection may come.
+        self.say_awake();
         let Some(table) = self.link.shares() else {
             return;
         };
@@ -69,7 +75,22 @@ impl Runner {
         self.shared.ports = wanted;
     }
 
+    /// Says, now and then, that requests for connections will be answered.
+    fn say_awake(&mut self) {
+        let Some(table) = self.link.shares() else {
+            return;
+        };
+        let now = Clock::now();
+        if self.shared.awake_due.is_none_or(|due| due <= now) {
+            let thread = self.engine.config().share.index();
+            // Unsaid, it has the kernel answer.
+            let _ = table.note_awake(thread);
+            self.shared.awake_due = Some(now + AWAKE_INTERVAL);
+        }
+    }
+
     pub(super) fn look_at_shared_ports(&mut self) {
+        self.say_awake();
         if self.shared.look_due.is_some_and(|due| due <= Clock::now()) {
             self.settle_shared_ports();
         }
@@ -140,6 +161,9 @@ impl Runner {
     }
 }
 
+/// How often a thread says that it is awake: it may be late by as much again.
+const AWAKE_INTERVAL: Duration = Duration::from_secs(1);
+const _: () = assert!(2 * AWAKE_INTERVAL.as_secs() < SILENCE_MAX.as_secs());
 /// How often to look at ports that only have connections left.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// Each is some system calls.

@@ -37,10 +37,11 @@ fn bench() -> Option<Bench> {
         set(LISTENS, PortUse::Listening);
         set(HAS_CONNECTIONS, PortUse::Connected);
     }
+    table.note_awake(0).expect("noted");
     let sockets = Map::new(MapKind::Xsk, 4, 4, 4).expect("a map of sockets");
     let drops = Map::new(MapKind::PerCpuArray, 4, 8, 1).expect("a map of counters");
     let load = |hook, way| {
-        let program = Program::load(hook, "toehold_test", &steering(table.as_raw_fd(), way));
+        let program = Program::load(hook, "toehold_test", &steering(table.maps(), way));
         program.expect("the verifier takes the program")
     };
     let way = Way::Xdp {
@@ -225,4 +226,20 @@ fn port_is_the_kernels_when_no_thread_uses_it_any_more() {
     table.set(1, end, None).expect("set");
     table.set(1, end, None).expect("set");
     assert_eq!(bench.taken(&v4(LISTENS, ACK)), (false, false));
+}
+
+#[test]
+fn requests_are_the_kernels_while_a_thread_is_silent() {
+    let Some(bench) = bench() else { return };
+    let requests = || [v4, v6].map(|one| bench.taken(&one(LISTENS, SYN_ALONE)));
+    assert_eq!(requests(), [(true, true); 2]);
+    std::thread::sleep(super::super::SILENCE_MAX);
+    // One that is awake does not speak for another.
+    bench._table.note_awake(1).expect("noted");
+    assert_eq!(requests(), [(false, false); 2]);
+    for one in [v4, v6] {
+        assert_eq!(bench.taken(&one(LISTENS, ACK)), (true, true));
+    }
+    bench._table.note_awake(0).expect("noted");
+    assert_eq!(requests(), [(true, true); 2]);
 }
