@@ -4,6 +4,9 @@
 //! Here such a frame is put together, and taken apart, by a copy each: whoever reads and writes
 //! frames sees them in one piece.
 
+use std::collections::VecDeque;
+use std::ops::Range;
+
 use rustix::net::xdp::{XdpDesc, XdpDescOptions};
 
 use super::error::MTU_IN_PIECES_MAX;
@@ -11,59 +14,112 @@ use super::rings::Consumer;
 use super::umem::Umem;
 
 /// Whether this is a frame's last piece.
-pub(super) fn is_last(piece: XdpDesc) -> bool {
+fn is_last(piece: XdpDesc) -> bool {
     !piece.options.contains(XdpDescOptions::XDP_PKT_CONTD)
 }
 
-/// Memory for two long frames.
+/// Frames that have come, and memory for those that are longer than a chunk.
 #[derive(Debug)]
 pub(super) struct Pieces {
-    /// The oldest frame that has come, if that is in several pieces.
-    arrived: Vec<u8>,
-    /// And how many these are; zero when it is not.
-    count: u32,
+    /// The oldest frames, as far as they were looked at.
+    arrived: VecDeque<Arrived>,
+    /// Those of them that were put together, one behind the other.
+    together: Vec<u8>,
     /// Room for a frame of ours.
     leaving: Box<[u8]>,
+}
+
+/// A frame that has come.
+#[derive(Debug)]
+struct Arrived {
+    /// How many entries of the ring it is.
+    pieces: u32,
+    place: Place,
+}
+
+#[derive(Debug)]
+enum Place {
+    /// It is one piece, and stays there.
+    Chunk(XdpDesc),
+    /// In the memory for long frames.
+    Together(Range<usize>),
 }
 
 impl Pieces {
     pub(super) fn new() -> Self {
         Self {
-            arrived: Vec::new(),
-            count: 0,
+            arrived: VecDeque::new(),
+            together: Vec::new(),
             leaving: vec![0; FRAME_BYTES_MAX].into(),
         }
     }
 
-    /// Puts the oldest frame together. False, and then nothing has happened, when its last piece is
-    /// not there yet.
-    pub(super) fn put_together(&mut self, ring: &mut Consumer<XdpDesc>, umem: &Umem) -> bool {
-        ring.look();
-        self.arrived.clear();
-        for ahead in 0.. {
-            let Some(piece) = ring.peek_at(ahead) else {
-                break;
-            };
-            // SAFETY: the kernel has given this chunk to us, and gets it back when the frame is
-            // released.
-            let bytes = unsafe { umem.slice(piece.addr, piece.len as usize) };
-            self.arrived.extend_from_slice(bytes);
-            if is_last(piece) {
-                self.count = ahead + 1;
-                return true;
+    /// Looks at the oldest frames, up to `most`, and puts the long ones together; how many are
+    /// known then. The last may be missing a piece still: it has its turn later.
+    pub(super) fn gather(
+        &mut self,
+        ring: &mut Consumer<XdpDesc>,
+        umem: &Umem,
+        most: usize,
+    ) -> usize {
+        if self.arrived.is_empty() {
+            self.together.clear();
+            if !self.gather_next(ring, umem, 0) {
+                // Perhaps the rest of it has come since.
+                ring.look();
+                self.gather_next(ring, umem, 0);
             }
         }
-        false
+        let mut behind = self.arrived.iter().map(|frame| frame.pieces).sum();
+        while (1..most).contains(&self.arrived.len())
+            && self.together.len() < TOGETHER_BYTES_MAX
+            && self.gather_next(ring, umem, behind)
+        {
+            behind += self.arrived.back().map_or(0, |frame| frame.pieces);
+        }
+        self.arrived.len().min(most)
     }
 
-    /// The frame that was put together last, until it is released.
-    pub(super) fn arrived(&self) -> Option<&[u8]> {
-        (self.count > 0).then_some(&self.arrived)
+    /// Looks at the frame that begins so many entries behind the oldest. False, and then nothing
+    /// has happened, when its last piece is not there yet.
+    fn gather_next(&mut self, ring: &Consumer<XdpDesc>, umem: &Umem, behind: u32) -> bool {
+        let pieces = || (behind..).map_while(|ahead| ring.peek_at(ahead));
+        let Some(others) = pieces().position(is_last) else {
+            return false;
+        };
+        let count = others as u32 + 1;
+        let place = match ring.peek_at(behind) {
+            Some(piece) if count == 1 => Place::Chunk(piece),
+            _ => {
+                let start = self.together.len();
+                for piece in pieces().take(count as usize) {
+                    // SAFETY: the kernel has given this chunk to us, and gets it back when the
+                    // frame is released.
+                    let bytes = unsafe { umem.slice(piece.addr, piece.len as usize) };
+                    self.together.extend_from_slice(bytes);
+                }
+                Place::Together(start..self.together.len())
+            }
+        };
+        self.arrived.push_back(Arrived {
+            pieces: count,
+            place,
+        });
+        true
     }
 
-    /// The oldest frame is released; in so many pieces it came.
-    pub(super) fn take_count(&mut self) -> u32 {
-        std::mem::take(&mut self.count).max(1)
+    /// One of the frames that [`Pieces::gather`] has looked at.
+    pub(super) fn frame<'a>(&'a self, ahead: usize, umem: &'a Umem) -> Option<&'a [u8]> {
+        Some(match &self.arrived.get(ahead)?.place {
+            Place::Together(range) => &self.together[range.clone()],
+            // SAFETY: the kernel has given this chunk to us, and gets it back when it is released.
+            Place::Chunk(piece) => unsafe { umem.slice(piece.addr, piece.len as usize) },
+        })
+    }
+
+    /// The oldest frame is released; so many pieces it came in. `None` when none was looked at.
+    pub(super) fn release(&mut self) -> Option<u32> {
+        self.arrived.pop_front().map(|frame| frame.pieces)
     }
 
     /// Room for a frame of ours.
@@ -85,3 +141,6 @@ impl Pieces {
 
 /// The longest frame, with its Ethernet header.
 pub(super) const FRAME_BYTES_MAX: usize = MTU_IN_PIECES_MAX as usize + 18;
+/// No further frame is put together where there is so much already: copies stay in the cache until
+/// they are read.
+const TOGETHER_BYTES_MAX: usize = 256 * 1024;

@@ -233,9 +233,10 @@ impl<T: Copy> Consumer<T> {
         self.produced.wrapping_sub(self.next)
     }
 
-    /// Looks whether there are more entries than [`Consumer::known`] counts. The kernel gets no
-    /// places back.
+    /// Looks whether there are more entries than [`Consumer::known`] counts. The kernel gets the
+    /// places of those back that were taken.
     pub(super) fn look(&mut self) {
+        self.ring.consumer().store(self.next, TOLD);
         self.produced = self.ring.producer().load(SEEN);
     }
 

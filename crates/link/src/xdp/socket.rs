@@ -15,7 +15,7 @@ use rustix::net::{
 use super::error::{MTU_IN_PIECES_MAX, XdpError};
 use super::interface::take;
 use super::partial::lacks_checksum;
-use super::pieces::{FRAME_BYTES_MAX, Pieces, is_last};
+use super::pieces::{FRAME_BYTES_MAX, Pieces};
 use super::rings::{self, Consumer, Producer};
 use super::steering::{XdpMode, XdpSteering};
 use super::umem::Umem;
@@ -144,23 +144,14 @@ impl XdpSocket {
     /// system call.
     #[inline]
     pub fn peek(&mut self) -> Option<(VnetHeader, &[u8])> {
-        let Some(arrived) = self.receive.peek() else {
+        if self.receive.peek().is_none() {
             self.refill();
             return None;
-        };
-        if !is_last(arrived) {
-            self.put_together()?;
+        }
+        if let Some(pieces) = &mut self.pieces {
+            pieces.gather(&mut self.receive, &self.umem, 1);
         }
         self.oldest(1).next()
-    }
-
-    /// Puts the oldest frame together, which is in several pieces.
-    #[cold]
-    fn put_together(&mut self) -> Option<()> {
-        let pieces = self.pieces.as_mut()?;
-        let is_whole =
-            pieces.arrived().is_some() || pieces.put_together(&mut self.receive, &self.umem);
-        is_whole.then_some(())
     }
 
     #[inline]
@@ -182,19 +173,14 @@ impl XdpSocket {
     }
 
     /// How many frames were there when [`XdpSocket::peek`] last looked, without those that were
-    /// released since; up to `most`. A frame that is longer than a chunk waits alone. No system
-    /// call.
+    /// released since; up to `most`. Of frames that are longer than a chunk they may be fewer. No
+    /// system call.
     #[inline]
     #[must_use]
-    pub fn waiting(&self, most: usize) -> usize {
-        let most = most.min(self.receive.known() as usize);
-        match &self.pieces {
-            None => most,
-            Some(pieces) if pieces.arrived().is_some() => most.min(1),
-            Some(_) => {
-                let known = (0..most as u32).map_while(|ahead| self.receive.peek_at(ahead));
-                known.take_while(|&piece| is_last(piece)).count()
-            }
+    pub fn waiting(&mut self, most: usize) -> usize {
+        match &mut self.pieces {
+            None => most.min(self.receive.known() as usize),
+            Some(pieces) => pieces.gather(&mut self.receive, &self.umem, most),
         }
     }
 
@@ -202,11 +188,9 @@ impl XdpSocket {
     /// released.
     #[inline]
     pub fn oldest(&self, count: usize) -> impl Iterator<Item = (VnetHeader, &[u8])> + Clone {
-        let all = 0..count as u32;
-        let long = self.pieces.as_ref().and_then(Pieces::arrived);
-        all.filter_map(move |ahead| match long {
-            Some(frame) => Some(self.with_header(frame)),
-            None => Some(self.frame(self.receive.peek_at(ahead)?)),
+        (0..count).filter_map(|ahead| match &self.pieces {
+            None => Some(self.frame(self.receive.peek_at(ahead as u32)?)),
+            Some(pieces) => Some(self.with_header(pieces.frame(ahead, &self.umem)?)),
         })
     }
 
@@ -217,7 +201,8 @@ impl XdpSocket {
     #[inline]
     pub fn release(&mut self) {
         let chunk_bytes = self.umem.chunk_bytes() as u64;
-        let count = self.pieces.as_mut().map_or(1, Pieces::take_count);
+        let pieces = self.pieces.as_mut().map_or(Some(1), Pieces::release);
+        let count = pieces.expect("there is a frame to release");
         for _ in 0..count {
             let arrived = self.receive.pop().expect("there is a frame to release");
             self.seen.push(arrived.addr / chunk_bytes * chunk_bytes);

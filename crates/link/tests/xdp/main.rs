@@ -182,6 +182,16 @@ fn frames_of_a_jumbo_mtu_pass() {
             taken.len() == sent.len()
         });
         assert!(came && taken == sent, "{} of {}", taken.len(), sent.len());
+        // Long ones are handed over with their batch.
+        let sent: Vec<Vec<u8>> = (0..6)
+            .map(|number| frame(OURS_V4, number, frame_bytes_max))
+            .collect();
+        sent.iter().for_each(|frame| wire.send(frame));
+        let came = wait_until(|| socket.peek().is_some() && socket.waiting(8) == sent.len());
+        let together: Vec<&[u8]> = socket.oldest(8).map(|(_, frame)| frame).collect();
+        assert!(came && together == sent, "{} of 6", together.len());
+        (0..sent.len()).for_each(|_| socket.release());
+        assert!(socket.peek().is_none());
     }
 }
 
