@@ -72,6 +72,26 @@ fn an_active_open_reflects_how_the_syn_ack_came() {
     }
 }
 
+/// Both ends tell twice how the other's packets came: in their SYN-ACKs, and behind them.
+#[test]
+fn a_simultaneous_open_reflects_how_syn_and_syn_ack_came() {
+    for (mark, reflection, counted) in [("", ".W", "P.Ee"), (" ce", ".We", "P.We")] {
+        let mut stage = accurate();
+        let id = stage.connect(asking());
+        stage.expect("SEWe 0:0(0)");
+        stage.remote("SEWe 0:0(0) win 10000 <mss 1000,sackOK>");
+        stage.expect("S.W 0:0(0) ack 1");
+        stage.remote(&format!(
+            "S.W 0:0(0) ack 1 win 10000 <mss 1000,sackOK>{mark}"
+        ));
+        stage.expect(&format!("{reflection} 1:1(0) ack 1"));
+        stage.remote(".W 1:1(0) ack 1");
+        assert_eq!(stage.engine.info(id).unwrap().ecn, EcnMode::Accurate);
+        stage.engine.publish(id, 100).unwrap();
+        stage.expect(&format!("{counted} 1:101(100) ack 1"));
+    }
+}
+
 /// Table 2: a server that knows RFC 3168 alone answers with ECE, and one without ECN with nothing.
 #[test]
 fn an_active_open_takes_what_the_remote_has() {

@@ -68,6 +68,9 @@ fn simultaneous_open() {
     assert_eq!(stage.engine.info(id).unwrap().state, State::SynReceived);
     stage.remote("S. 0:0(0) ack 1 win 10000");
     assert_eq!(stage.engine.info(id).unwrap().state, State::Established);
+    // The remote may not have our SYN-ACK: this acknowledges its SYN as well.
+    stage.expect(". 1:1(0) ack 1");
+    stage.expect_nothing();
 }
 
 //= RFC 7323#2.4

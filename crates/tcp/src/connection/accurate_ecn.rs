@@ -139,6 +139,14 @@ impl AccurateEcn {
         }
     }
 
+    /// The SYN-ACK of a remote that has opened the connection at the same time came so: our next
+    /// acknowledgement tells of it, as a client's does (section 3.2.2.1). A mark on it is counted
+    /// as on every segment.
+    pub(super) fn note_syn_ack(&mut self, came: Ecn) {
+        self.handshake_came = came;
+        self.owes_reflection = true;
+    }
+
     /// Whether data may leave as ECN-capable.
     pub(super) fn may_be_marked(&self) -> bool {
         self.is_clear

@@ -216,6 +216,7 @@ impl Connection {
             }
             if crosses {
                 self.take_window_of_syn(ack, segment.window);
+                self.answer_crossing_syn_ack(ecn);
             }
             self.handle_own_fin(cx);
         } else if self.conditions.has(Conditions::SACK) && !segment.options.is_empty() {
@@ -441,6 +442,17 @@ impl Connection {
             && seq == Position::SYN
             && segment.payload.is_empty()
             && segment.ack == self.snd_nxt.wire(self.snd_first)
+    }
+
+    /// A SYN-ACK whose SYN was known has a sequence number before the window, and "if an incoming
+    /// segment is not acceptable, an acknowledgment should be sent in reply" (RFC 9293 section
+    /// 3.10.7.4). Figure 8 does without. But a remote whose copy of our SYN-ACK was lost learns by
+    /// it, and not after a timeout, that its SYN has arrived.
+    fn answer_crossing_syn_ack(&mut self, came: Ecn) {
+        self.conditions.set(Conditions::ACK_NOW);
+        if let Some(accurate) = &mut self.accurate_ecn {
+            accurate.note_syn_ack(came);
+        }
     }
 
     //= RFC 9293#3.6.1
