@@ -27,7 +27,7 @@ demo: ## install load generators, build, and show the kernel against Toehold
 
 .PHONY: test
 test: ## everything that can be tested on this host; installs what that takes
-	@scripts/deps.sh rust demo test suites
+	@scripts/deps.sh rust demo test suites deb
 	cargo xtask test
 
 .PHONY: test-pages

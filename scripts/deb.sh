@@ -6,15 +6,15 @@
 # debhelper does the packaging: its maintainer scripts for services are Debian's own. The list of
 # files is that of `make install`. (cargo-deb would need that list a second time, and is one more
 # thing to build.) The version is the program's: nothing here repeats it. The maintainer is who
-# builds: DEBFULLNAME and DEBEMAIL, else what git knows.
+# builds: DEBFULLNAME and DEBEMAIL, else what git knows, else whose commit it is.
 set -euo pipefail
 
 source=$(cd "${BASH_SOURCE%/*}/.." && pwd)
 release=$(cd "$1" && pwd)
 version=$("$release/toehold" --version)
 version=${version##* }
-name=${DEBFULLNAME:-$(git -C "$source" config user.name)}
-email=${DEBEMAIL:-$(git -C "$source" config user.email)}
+name=${DEBFULLNAME:-$(git -C "$source" config user.name || git -C "$source" log -1 --format=%an)}
+email=${DEBEMAIL:-$(git -C "$source" config user.email || git -C "$source" log -1 --format=%ae)}
 
 # The commit's.
 time=$(git -C "$source" log -1 --format=%ct)

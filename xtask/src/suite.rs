@@ -54,6 +54,7 @@ pub(crate) fn test() -> bool {
     packetdrill::add(&mut steps);
     add_suites(&mut steps);
     add_e2e(&mut steps, None);
+    add_package(&mut steps);
     add_offload(&mut steps);
     steps.conclude()
 }
@@ -349,6 +350,20 @@ fn add_e2e(steps: &mut Steps, filter: Option<&str>) {
         command
     };
     steps.run_tests("end to end", command, &[]);
+}
+
+/// The Debian package of what the end-to-end tests have built, and what lintian says of it.
+fn add_package(steps: &mut Steps) {
+    if works(Command::new("lintian").arg("--version")) {
+        let mut command = Command::new("bash");
+        command.arg("scripts/deb.sh").arg(target().join("release"));
+        steps.run("package", &mut command);
+    } else {
+        steps.skip(
+            "package",
+            "lintian is not installed (make test installs it)",
+        );
+    }
 }
 
 /// Tests that wait for programs more than they compute, so more of them run than there are cores.

@@ -74,10 +74,10 @@ pub(crate) fn check(root: &Path) -> bool {
     complete
 }
 
-/// The programs of the groups `demo`, `test`, `page` and `suites` of deps.sh, each written
+/// The programs of the groups `demo`, `test`, `page`, `suites` and `deb` of deps.sh, each written
 /// `PROGRAM:PACKAGE`.
 fn installed(deps: &str) -> BTreeSet<&str> {
-    let groups = ["demo=(", "test=(", "page=(", "suites=("]
+    let groups = ["demo=(", "test=(", "page=(", "suites=(", "deb=("]
         .into_iter()
         .filter_map(|group| {
             let (_, rest) = deps.split_once(&format!("\n{group}"))?;
