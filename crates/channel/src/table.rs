@@ -30,7 +30,7 @@ use crate::untrusted::{Word32, Word64};
 pub const TABLE_MAGIC: u64 = u64::from_le_bytes(*b"TOEHOLDT");
 /// Changes whenever the meaning of any shared layout (table, region, ready bitmap, message)
 /// changes.
-pub const LAYOUT_VERSION: u32 = 13;
+pub const LAYOUT_VERSION: u32 = 14;
 /// Entries in a table: the most connections one fork family can have tracked at a time.
 pub const ENTRIES: usize = 65_536;
 /// Where the first entry begins.
@@ -89,6 +89,10 @@ pub struct Header {
     /// Where it meets its adapter ([`crate::rendezvous::meeting_of`]). An adapter that takes the
     /// place of another finds the family by it.
     pub meeting: AtomicU64,
+    /// Which connections become carriers of express, at the connecting and at the accepting end:
+    /// one in so many ports, as a power of two, plus one; 0 before the first choice. It is for the
+    /// whole family, because one client may meet any of several workers.
+    pub seed_levels: [Word32; 2],
 }
 
 /// One tracked connection.

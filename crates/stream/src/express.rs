@@ -259,18 +259,26 @@ pub struct Pusher<'a> {
 }
 
 impl Pusher<'_> {
-    /// How many more connections may be queued now; a hint.
+    /// How many connections wait now; a hint.
     ///
     /// # Errors
     /// [`Fault::Head`] when the peer took more than there were.
-    pub fn room(&self) -> Result<u32, Fault> {
+    #[inline]
+    pub fn waiting(&self) -> Result<u32, Fault> {
         let pushed = self.pushed.load(Ordering::Relaxed);
-        let places = self.words.places.load(SIDE_SEEN).capped(ENTRIES_MAX as u32);
         // Acquire pairs with the Release store in `Popper::pop`: the place may be written again.
         let head = self.words.head.load(Ordering::Acquire);
         let waiting = Untrusted::from(pushed).ahead_of(head, ENTRIES_MAX as u32);
-        let waiting = waiting.ok_or(Fault::Head)?;
-        Ok(places.saturating_sub(waiting))
+        waiting.ok_or(Fault::Head)
+    }
+
+    /// How many more connections may be queued now; a hint.
+    ///
+    /// # Errors
+    /// As for [`Pusher::waiting`].
+    pub fn room(&self) -> Result<u32, Fault> {
+        let places = self.words.places.load(SIDE_SEEN).capped(ENTRIES_MAX as u32);
+        Ok(places.saturating_sub(self.waiting()?))
     }
 
     /// Queues a connection.

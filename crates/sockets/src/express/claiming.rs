@@ -1,7 +1,8 @@
 //! `connect`: a parked carrier takes the place of the program's socket.
 
 use core::ffi::c_int;
-use core::sync::atomic::Ordering;
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::{epoll_event, sockaddr, socklen_t};
 use toehold_channel::doorbell::WakeWord;
@@ -16,6 +17,7 @@ use super::{LOCK, books, may_act, parking, returning, turns};
 use crate::connection::{Connection, Local};
 use crate::descriptors::{self, FRESH_CLOEXEC, FRESH_NODELAY, FRESH_NONBLOCK, FRESH_V6};
 use crate::epoll::{early, membership, parked};
+use crate::pairs::Pair;
 use crate::{direction, doorbells, errno, lock, process, settings, sys, uring};
 
 /// `connect` on `fd`, if a carrier to that address is parked. `None`: the kernel is to connect.
@@ -67,34 +69,74 @@ fn claim(fd: c_int, fresh: u64, destination: Destination) -> Option<()> {
     };
     let now = sys::now_ns();
     let mut claimed = None;
-    carriers::each(Role::Connecting, |index, entry, local| {
-        if local.express.destination.load(Ordering::Relaxed) != number {
-            return true;
-        }
-        match try_claim(index, entry, local, now) {
-            Claim::Taken(carrier, turn) => {
-                claimed = Some((carrier, turn));
-                false
+    let mut look = |pair: Option<*mut Pair>| {
+        carriers::each(Role::Connecting, |index, entry, local| {
+            let leads_to = local.express.destination.load(Ordering::Relaxed);
+            let is_wanted = |pair| local.pair.load(Ordering::Relaxed) == pair;
+            if leads_to != number || !pair.is_none_or(is_wanted) {
+                return true;
             }
-            Claim::NotParked => {
-                why_not = Event::PeerBusy;
-                true
+            match try_claim(index, entry, local, now) {
+                Claim::Taken(carrier, turn) => {
+                    claimed = Some((carrier, turn));
+                    return false;
+                }
+                Claim::NotParked => why_not = Event::PeerBusy,
+                Claim::Full => why_not = Event::QueueFull,
+                Claim::Dead => carriers::retire(Role::Connecting, index),
             }
-            Claim::Full => {
-                why_not = Event::QueueFull;
-                true
-            }
-            Claim::Dead => {
-                carriers::retire(Role::Connecting, index);
-                true
-            }
-        }
-    });
-    if claimed.is_none() {
+            true
+        });
+        claimed.is_some()
+    };
+    let pair = least_busy(number);
+    let is_claimed = look(pair) || pair.is_some() && look(None);
+    if !is_claimed {
         books::count(why_not);
     }
     let (carrier, turn) = claimed?;
+    LAST_PAIR.store(
+        carrier.local.pair.load(Ordering::Relaxed),
+        Ordering::Relaxed,
+    );
     begin(fd, fresh, &carrier, turn)
+}
+
+/// The pair of the last claim. It is only compared.
+static LAST_PAIR: AtomicPtr<Pair> = AtomicPtr::new(null_mut());
+/// A queue as short as this is emptied sooner than a sleeping worker would wake.
+const SHORT_QUEUE: u32 = 4;
+/// So many parked carriers are looked at.
+const LOOKED_AT_MAX: u32 = 16;
+
+/// Of several workers of a server, the pair with the one that is to be given the next connection:
+/// the last one while its queue is short, else the one whose queue is shortest. `None` where there
+/// is no choice. A worker that does not run keeps the connections that are in its queue.
+fn least_busy(number: u32) -> Option<*mut Pair> {
+    let last = LAST_PAIR.load(Ordering::Relaxed);
+    let (mut best, mut shortest, mut others) = (null_mut(), u32::MAX, false);
+    let mut looked_at = 0;
+    carriers::each(Role::Connecting, |_, _, local| {
+        looked_at += 1;
+        let place = local.pair.load(Ordering::Relaxed);
+        let leads_to = local.express.destination.load(Ordering::Relaxed);
+        if leads_to == number && place != best {
+            let waiting = carriers::pair_of(local).map(|pair| pair.to_accept().waiting());
+            let Some(Ok(waiting)) = waiting else {
+                return true;
+            };
+            if place == last && waiting <= SHORT_QUEUE {
+                (best, others) = (place, true);
+                return false;
+            }
+            others |= !best.is_null();
+            if waiting < shortest {
+                (best, shortest) = (place, waiting);
+            }
+        }
+        looked_at < LOOKED_AT_MAX
+    });
+    others.then_some(best)
 }
 
 enum Claim {

@@ -11,7 +11,7 @@
 //! came apart: each end was in its pause while the other waited.) The time that an end waits is
 //! limited, too: a short burst, and a small share of all time.
 
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use libc::{sockaddr, socklen_t};
 use toehold_channel::express::Event;
@@ -21,7 +21,7 @@ use super::carriers::{self, Role};
 use super::destinations::Destination;
 use super::{LOCK, books, may_act};
 use crate::connection::{self, Connection};
-use crate::{direction, offers, pairing, resets, service, sys, waits};
+use crate::{direction, offers, pairing, resets, service, sys, table, waits};
 
 /// An end chooses one in so many ports at first, as a power of two.
 const LEVEL_FIRST: u32 = 4;
@@ -30,41 +30,55 @@ const LEVEL_MAX: u32 = 10;
 /// The client waits for the server to accept and to ask. Known is a server that has done so before:
 /// connections of ours may wait in its queue before this one.
 const CONNECTING_NS: u64 = 3_000_000;
-const CONNECTING_KNOWN_NS: u64 = 12_000_000;
+const CONNECTING_KNOWN_NS: u64 = 4_000_000;
 /// The client has asked before the server accepts, or does not ask.
 const ACCEPTING_NS: u64 = 1_000_000;
-const ACCEPTING_KNOWN_NS: u64 = 6_000_000;
+const ACCEPTING_KNOWN_NS: u64 = 2_000_000;
 /// The client may be between its `connect` and its question.
 const REFUSED_NS: u64 = 150_000;
 /// All waits of an end together last so long at most, and this share of the time that passes
 /// besides, as a power of two.
-const BURST_NS: u64 = 150_000_000;
-const TIME_SHARE_LOG2: u32 = 6;
+const BURST_NS: u64 = 50_000_000;
+const TIME_SHARE_LOG2: u32 = 8;
 /// One look at the adapter's word.
 const LOOK_NS: u64 = 30_000;
 
-/// How one role has fared.
+/// How one role has fared in this process. The choice of ports is the family's
+/// (`Header::seed_levels`).
 struct Share {
-    /// One in so many ports is chosen, as a power of two, plus one; 0 before the first choice.
-    level: AtomicU32,
+    role: Role,
     /// Time that was spent on waits, less the share of the time that passed meanwhile.
     spent_ns: AtomicU64,
     /// When that was reckoned.
     reckoned_ns: AtomicU64,
 }
 
-static SHARES: [Share; 2] = [const {
-    Share {
-        level: AtomicU32::new(0),
-        spent_ns: AtomicU64::new(0),
-        reckoned_ns: AtomicU64::new(0),
-    }
-}; 2];
+static SHARES: [Share; 2] = [Share::of(Role::Connecting), Share::of(Role::Accepting)];
 
 impl Share {
+    const fn of(role: Role) -> Share {
+        Share {
+            role,
+            spent_ns: AtomicU64::new(0),
+            reckoned_ns: AtomicU64::new(0),
+        }
+    }
+
     fn level(&self) -> u32 {
-        let level = self.level.load(Ordering::Relaxed);
+        let levels = table::table().map(|table| &table.header().seed_levels);
+        let level = levels.map_or(0, |levels| {
+            let word = levels[self.role as usize].load(Ordering::Relaxed);
+            word.capped(LEVEL_MAX + 1)
+        });
         level.checked_sub(1).unwrap_or(LEVEL_FIRST)
+    }
+
+    fn set_level(&self, level: u32) {
+        if let Some(table) = table::table() {
+            let word = &table.header().seed_levels[self.role as usize];
+            // Relaxed, and a lost update does not matter: it is a guess.
+            word.store(level + 1, Ordering::Relaxed);
+        }
     }
 
     /// True for a connection whose client has that port.
@@ -97,7 +111,7 @@ impl Share {
             true => 0,
             false => (self.level() + 1).min(LEVEL_MAX),
         };
-        self.level.store(level + 1, Ordering::Relaxed);
+        self.set_level(level);
     }
 
     /// How long an end waits: the usual time, or that for a peer that has become one before.
