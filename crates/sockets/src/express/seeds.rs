@@ -8,8 +8,10 @@
 //! An end that has made a carrier chooses every port, as long as no carrier is parked. After each
 //! wait in vain it chooses half as many. The ports of a smaller choice are among those of a larger
 //! one, so both ends always choose some of the same ports. (With a pause after each failure they
-//! came apart: each end was in its pause while the other waited.) The time that an end waits is
-//! limited, too: a short burst, and a small share of all time.
+//! came apart: each end was in its pause while the other waited.) The choice is the family's: a
+//! client that has met one worker of a server chooses every port, and would wait in vain for
+//! another worker that still chose few. The time that a process waits is limited, too: a short
+//! burst, and a small share of all time.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
