@@ -692,6 +692,22 @@ def counted():
     play(serve, ask)
 
 
+# Rules come and go while connections are made.
+
+
+def ruled():
+    def serve(server, steps):
+        while True:
+            server.warm(1)
+
+    def ask(port, steps):
+        while True:
+            warm(port, 20)
+            say("asked")
+
+    play(serve, ask)
+
+
 SCENARIOS = {
     "many": many,
     "crowd": crowd,
@@ -708,6 +724,7 @@ SCENARIOS = {
     "forks": forks,
     "returns": returns,
     "counted": counted,
+    "ruled": ruled,
 }
 
 if __name__ == "__main__":

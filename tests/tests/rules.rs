@@ -7,9 +7,11 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 use toehold_e2e::process::copy_program;
-use toehold_e2e::{Crowd, Toehold, wait_until};
+use toehold_e2e::toehold::Path as Way;
+use toehold_e2e::{Crowd, Running, Toehold, host, wait_until};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_crowd");
+const EXPRESS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/express.py");
 const TIME_LIMIT: Duration = Duration::from_secs(120);
 const COUNT: usize = 10;
 
@@ -118,6 +120,14 @@ impl Ruled {
         })
     }
 
+    /// Connections that came by used carriers, of all programs.
+    fn connected(&self) -> u64 {
+        let status = self.toehold.status();
+        let processes = status["processes"].as_array().expect("a list");
+        let counts = processes.iter().map(|one| &one["express"]["connected"]);
+        counts.filter_map(serde_json::Value::as_u64).sum()
+    }
+
     fn whereabouts(&self) -> String {
         let all = self.toehold.connections();
         let all = all.iter().map(|one| {
@@ -197,6 +207,34 @@ fn a_rule_bounds_how_many_connections_are_in_memory() {
     ruled.change("");
     assert!(ruled.are_direct(&mut crowd), "{}", ruled.whereabouts());
     crowd.end();
+}
+
+#[test]
+fn a_rule_about_express_holds_without_the_option_and_ends_it() {
+    let Some(python) = host::python() else {
+        return;
+    };
+    let mut ruled = Ruled::start("program python* express on\n");
+    let mut command = ruled.toehold.command(Way::Direct, &python);
+    command.args([EXPRESS, "ruled"]);
+    let running = Running::start(command, "ruled", ruled.scratch.path());
+    let is_used = wait_until(TIME_LIMIT, || ruled.connected() > 0);
+    assert!(is_used, "{}\n{}", running.outputs(), ruled.toehold.status());
+    let status = ruled.toehold.status();
+    let line = format!("{}, line 1", ruled.file().display());
+    assert_eq!(status["processes"][0]["express_rule"], *line, "{status}");
+    ruled.change("program python* express off\n");
+    let asked = || running.stdout().lines().count();
+    let is_over = wait_until(TIME_LIMIT, || {
+        let (connected, begun) = (ruled.connected(), asked());
+        assert!(
+            wait_until(TIME_LIMIT, || asked() > begun + 2),
+            "{}",
+            running.outputs()
+        );
+        ruled.connected() == connected
+    });
+    assert!(is_over, "{}", ruled.toehold.status());
 }
 
 #[test]

@@ -10,6 +10,7 @@
 //!   socket /run/php/*                            path host
 //!   user postgres  role accepts                  observability ignore
 //!   unit redis-server                            wait event
+//!   program nginx                                express on
 //! ```
 //!
 //! A rule matches a connection when all its conditions hold for one of the two ends. A rule without
@@ -61,6 +62,7 @@ pub struct Rule {
     observability: Option<Observability>,
     connections_max: Option<usize>,
     wait: Option<WaitMode>,
+    express: Option<bool>,
 }
 
 /// Where a rule stands.
@@ -197,9 +199,10 @@ impl Rules {
         self.rules.iter().any(|rule| rule.socket.is_some())
     }
 
-    /// Whether a rule speaks of the way in which programs wait.
-    pub(crate) fn speak_of_waiting(&self) -> bool {
-        self.rules.iter().any(|rule| rule.wait.is_some())
+    /// Whether a rule has a setting of programs.
+    pub(crate) fn speak_of_programs(&self) -> bool {
+        let speaks = |rule: &Rule| rule.wait.is_some() || rule.express.is_some();
+        self.rules.iter().any(speaks)
     }
 
     /// Whether a rule speaks of captures.
@@ -209,10 +212,24 @@ impl Rules {
 
     /// How a family of processes waits, where a rule says so.
     pub(crate) fn wait(&self, family: &[Program]) -> Option<(&Rule, WaitMode)> {
+        self.of_family(family, |rule| rule.wait)
+    }
+
+    /// Whether short connections of a family of processes may use carriers again, where a rule
+    /// says so.
+    pub(crate) fn express(&self, family: &[Program]) -> Option<(&Rule, bool)> {
+        self.of_family(family, |rule| rule.express)
+    }
+
+    fn of_family<T>(
+        &self,
+        family: &[Program],
+        setting: fn(&Rule) -> Option<T>,
+    ) -> Option<(&Rule, T)> {
         self.rules.iter().find_map(|rule| {
-            let mode = rule.wait?;
+            let value = setting(rule)?;
             let matches = family.iter().any(|one| rule.matches_program(one));
-            matches.then_some((rule, mode))
+            matches.then_some((rule, value))
         })
     }
 

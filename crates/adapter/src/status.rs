@@ -44,6 +44,9 @@ pub(crate) struct Process {
     /// The rule that has it wait in this way.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) wait_rule: Option<String>,
+    /// The rule that says whether its short connections use carriers again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) express_rule: Option<String>,
     pub(crate) connections: Vec<Connection>,
     /// The counts of the whole family's short connections, told with one process of it.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -96,6 +99,8 @@ pub(crate) struct RulesSaid<'a> {
     pub(crate) against: &'a dyn Fn(End) -> Option<String>,
     /// The rule that has a family wait as it does.
     pub(crate) wait: &'a dyn Fn(TableId) -> Option<String>,
+    /// The rule that says whether short connections of a family use carriers again.
+    pub(crate) express: &'a dyn Fn(TableId) -> Option<String>,
 }
 
 /// Collects the report. A process is listed when it said hello, or when it was the last to use a
@@ -191,6 +196,7 @@ pub(crate) fn report(
     count_express(&mut processes, tables);
     for (&(_, id), process) in &mut processes {
         process.wait_rule = (rules.wait)(id);
+        process.express_rule = (rules.express)(id);
     }
     let mut processes: Vec<Process> = processes.into_values().collect();
     for process in &mut processes {
@@ -393,6 +399,7 @@ fn process(pid: u32, uid: u32, table: &MappedTable) -> Process {
         uid,
         library_version: format!("layout {LAYOUT_VERSION}"),
         wait_rule: None,
+        express_rule: None,
         wait: table.wait_mode().map_or("unknown", WaitMode::name),
         connections: Vec::new(),
         express: BTreeMap::new(),

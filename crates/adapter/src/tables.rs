@@ -17,6 +17,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
+use toehold_channel::express;
 use toehold_channel::rendezvous::meeting_of;
 use toehold_channel::table::{
     COMMAND_DETACH, COMMAND_EVICT, COMMAND_NONE, COMMAND_PEER_GONE, COMMAND_YIELD, ENTRIES, Entry,
@@ -285,6 +286,13 @@ impl MappedTable {
         // Relaxed: the Release of `Tables::call_attention` comes after it.
         let word = &self.header().wait_by_rule;
         word.store(WaitMode::ruled(mode), Ordering::Relaxed);
+    }
+
+    /// Tells the family what the rules say of its short connections.
+    pub(crate) fn set_express_by_rule(&self, setting: Option<bool>) {
+        // Relaxed: as in `set_wait_by_rule`.
+        let word = &self.header().express_by_rule;
+        word.store(express::Rule::of(setting) as u32, Ordering::Relaxed);
     }
 
     /// How the family waits, as its words say: by a rule, else as it was told at its start.

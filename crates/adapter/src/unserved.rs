@@ -74,6 +74,7 @@ fn report(clients: Vec<Client>, tables: &Tables) -> Option<String> {
     let rules = status::RulesSaid {
         against: &|_| None,
         wait: &|_| None,
+        express: &|_| None,
     };
     let clients = clients.into_iter();
     let report = status::report(clients, tables, &registry, &rules, (None, None));

@@ -24,6 +24,38 @@ pub use counts::{Counts, Event};
 
 use crate::untrusted::{Word32, Word64};
 
+/// The operator's rules about a family's short connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Rule {
+    /// The adapter has not looked yet.
+    Unknown = 0,
+    /// No rule speaks of the family: each of its programs does as its option says.
+    Silent = 1,
+    /// They may use carriers again.
+    On = 2,
+    /// They are the kernel's.
+    Off = 3,
+}
+
+impl Rule {
+    /// The rule that sets express so, if there is one.
+    pub fn of(setting: Option<bool>) -> Rule {
+        match setting {
+            None => Rule::Silent,
+            Some(true) => Rule::On,
+            Some(false) => Rule::Off,
+        }
+    }
+
+    /// The rule behind a word of the table's header.
+    pub fn from_word(word: u32) -> Rule {
+        let known = [Rule::Silent, Rule::On, Rule::Off];
+        let is_it = |rule: &Rule| *rule as u32 == word;
+        known.into_iter().find(is_it).unwrap_or(Rule::Unknown)
+    }
+}
+
 /// Connections that one process can have waiting for one other to accept them.
 pub const ENTRIES_MAX: usize = if cfg!(loom) { 2 } else { 128 };
 

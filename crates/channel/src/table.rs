@@ -4,7 +4,8 @@
 //! `MAP_SHARED`, inherited by fork and shown to the adapter, never to a peer. The library keeps
 //! counts, cursors and locks here, because a descriptor shared over fork has one stream position,
 //! not two. The adapter reads it to answer `toehold status` and writes three words of an entry:
-//! `command`, `offer` and `refusal`; and of the header `attention` and `wait_by_rule`.
+//! `command`, `offer` and `refusal`; and of the header `attention`, `wait_by_rule` and
+//! `express_by_rule`.
 //!
 //! ```text
 //!   page 0     Header
@@ -93,6 +94,9 @@ pub struct Header {
     /// one in so many ports, as a power of two, plus one; 0 before the first choice. It is for the
     /// whole family, because one client may meet any of several workers.
     pub seed_levels: [Word32; 2],
+    /// By the adapter: what the operator's rules say of express, a [`crate::express::Rule`] as a
+    /// number. It comes before the option that a program was started with.
+    pub express_by_rule: AtomicU32,
 }
 
 /// One tracked connection.

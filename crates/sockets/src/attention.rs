@@ -1,12 +1,13 @@
-//! Requests of the adapter about connections that no call uses at the moment, and about the way in
-//! which the process waits. An adapter that has taken the place of another asks to be told of the
-//! process.
+//! Requests of the adapter about connections that no call uses at the moment, about the way in
+//! which the process waits, and about express. An adapter that has taken the place of another asks
+//! to be told of the process.
 //!
 //! The table's `attention` says that there is a request. The process serves the request when
 //! it uses another connection, or before it sleeps ([`follow`]).
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
+use toehold_channel::express::Rule;
 use toehold_channel::table::{
     COMMAND_DETACH, COMMAND_EVICT, COMMAND_YIELD, Header, Mode, WaitMode,
 };
@@ -47,7 +48,9 @@ fn walk(header: &Header, attention: u32) {
     process::follow_wait_rule(WaitMode::from_ruled(rule));
     LOOK_AT_NS.store(now + LOOK_INTERVAL_NS, Ordering::Relaxed);
     let has_looked = errno::keep(adapter::follow_successor);
-    UNFINISHED.store(!has_looked, Ordering::Relaxed);
+    let rule = Rule::from_word(header.express_by_rule.load(Ordering::Relaxed));
+    let has_followed = errno::keep(|| express::follow_rule(rule));
+    UNFINISHED.store(!(has_looked && has_followed), Ordering::Relaxed);
     errno::keep(look_at_all);
 }
 

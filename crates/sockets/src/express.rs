@@ -34,12 +34,22 @@ pub(crate) mod seeds;
 pub(crate) mod turns;
 pub(crate) mod words;
 
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use crate::{lock, process};
+use toehold_channel::express::Rule;
 
-/// The operator wants it.
+use crate::{adapter, lock, process, sys, table, tracking};
+
+/// It is on: as the process was told, or as a rule of the operator's says.
 static WANTED: AtomicBool = AtomicBool::new(false);
+/// The process was told so when it started.
+static TOLD: AtomicBool = AtomicBool::new(false);
+/// It is off, whatever a rule says.
+static IS_OVER: AtomicBool = AtomicBool::new(false);
+/// This process has waited for the adapter to say what the rules say.
+static HAS_AWAITED_RULE: AtomicBool = AtomicBool::new(false);
+/// Connections that the program has made, by the kernel.
+static CONNECTS: AtomicU32 = AtomicU32::new(0);
 /// Held while anything that is parked, or the listener, changes.
 static LOCK: lock::Private = lock::Private::new();
 
@@ -50,6 +60,7 @@ pub fn want_express(always: bool) {
         books::choose_all();
     }
     // Relaxed: set once, before `main`.
+    TOLD.store(true, Ordering::Relaxed);
     WANTED.store(true, Ordering::Relaxed);
 }
 
@@ -77,8 +88,63 @@ pub(crate) fn stop() {
 
 /// Express is over in this process.
 pub(crate) fn end() {
+    IS_OVER.store(true, Ordering::Relaxed);
     stop();
     WANTED.store(false, Ordering::Relaxed);
+}
+
+/// Does as a rule of the operator's says, or without one as the process was told when it started.
+/// False when another thread is at work: to be called again.
+pub(crate) fn follow_rule(rule: Rule) -> bool {
+    let is_wanted = match rule {
+        Rule::On => true,
+        Rule::Off => false,
+        Rule::Silent | Rule::Unknown => TOLD.load(Ordering::Relaxed),
+    };
+    if is_wanted == is_on() || IS_OVER.load(Ordering::Relaxed) || process::borrowed_memory() {
+        return true;
+    }
+    let Some(_held) = LOCK.try_lock() else {
+        return false;
+    };
+    if !is_wanted {
+        // Nobody tells of listeners that are closed from here on.
+        listener::forget_all();
+        listener::stop();
+        carriers::retire_all();
+    }
+    WANTED.store(is_wanted, Ordering::Relaxed);
+    true
+}
+
+/// The program listens: its listener is served from the beginning or never, so the adapter's word
+/// is awaited here, for a moment and once.
+pub(crate) fn learn_rule() {
+    const AWAITED_NS: u64 = 20_000_000;
+    const LOOK_NS: u64 = 200_000;
+    if !process::is_started() || process::borrowed_memory() {
+        return;
+    }
+    let Some(table) = table::table() else { return };
+    let rule = || Rule::from_word(table.header().express_by_rule.load(Ordering::Relaxed));
+    let until = sys::now_ns() + AWAITED_NS;
+    let waits = !HAS_AWAITED_RULE.swap(true, Ordering::Relaxed);
+    while waits && rule() == Rule::Unknown && sys::now_ns() < until {
+        let hung_up = |adapter| sys::poll_for(adapter, 0, LOOK_NS) != 0;
+        if adapter::connected().is_none_or(hung_up) {
+            break;
+        }
+    }
+    follow_rule(rule());
+}
+
+/// The kernel has connected the program once more. A client of many short connections becomes known
+/// to the adapter, whose rules may speak of it.
+pub(crate) fn note_connect() {
+    const CONNECTS_MIN: u32 = 16;
+    if CONNECTS.fetch_add(1, Ordering::Relaxed) == CONNECTS_MIN {
+        tracking::prepare();
+    }
 }
 
 /// After fork: the parent has retired what was parked before.

@@ -293,7 +293,7 @@ impl Daemon {
         };
         self.registry.join(id, process);
         self.sweep_departed(table);
-        self.tell_wait(table);
+        self.tell_programs(table);
         self.show_to_captures(table);
         let pid = process.pid;
         self.log.say("hello", || format!("process {pid} is here"));

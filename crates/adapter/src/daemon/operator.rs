@@ -39,6 +39,7 @@ impl Daemon {
                 by_rule.or_else(|| self.said_of_budget(end))
             },
             wait: &|table| Some(self.wait_rule(table)?.0.origin()),
+            express: &|table| Some(self.express_rule(table)?.0.origin()),
         };
         let mut report = status::report(processes, &self.tables, &self.registry, &rules, engine);
         if self.options.is_system {

@@ -40,28 +40,37 @@ impl Daemon {
         let tables: Vec<TableId> = tables.filter(|id| !own.contains(id)).collect();
         for id in tables {
             self.yield_table(id);
-            self.tell_wait(id);
+            self.tell_programs(id);
             self.tables.call_attention(id);
         }
     }
 
-    /// Tells a family how to wait, where a rule says so. The caller calls its attention.
-    pub(super) fn tell_wait(&self, id: TableId) {
+    /// Tells a family what rules say of programs. The caller calls its attention.
+    pub(super) fn tell_programs(&self, id: TableId) {
         if let Some(table) = self.tables.get(id) {
             table.set_wait_by_rule(self.wait_rule(id).map(|(_, mode)| mode));
+            table.set_express_by_rule(self.express_rule(id).map(|(_, is_on)| is_on));
         }
     }
 
     /// How a family waits by a rule, and which rule it is.
     pub(super) fn wait_rule(&self, id: TableId) -> Option<(&Rule, WaitMode)> {
-        let rules = &self.options.rules;
-        if !rules.speak_of_waiting() {
-            return None;
-        }
-        let table = self.tables.get(id)?;
+        self.options.rules.wait(&self.family(id))
+    }
+
+    /// Whether a family uses express by a rule, and which rule it is.
+    pub(super) fn express_rule(&self, id: TableId) -> Option<(&Rule, bool)> {
+        self.options.rules.express(&self.family(id))
+    }
+
+    /// The processes of a family, where a rule asks for them.
+    fn family(&self, id: TableId) -> Vec<Program> {
+        let table = self.tables.get(id);
+        let Some(table) = table.filter(|_| self.options.rules.speak_of_programs()) else {
+            return Vec::new();
+        };
         let members = self.clients.values().filter(|it| it.table == Some(id));
-        let family: Vec<Program> = members.map(|it| program(table, Some(it))).collect();
-        rules.wait(&family)
+        members.map(|it| program(table, Some(it))).collect()
     }
 
     /// The rule that keeps two ends on the kernel.

@@ -146,6 +146,17 @@ impl Rule {
                     || format!("`{value}` is no way to wait: expected adaptive, poll or event");
                 self.wait = Some(mode.ok_or_else(wrong)?);
             }
+            "express" => {
+                self.express = Some(match value {
+                    "on" => true,
+                    "off" => false,
+                    _ => {
+                        return Err(format!(
+                            "`{value}` is no setting of express: expected on or off"
+                        ));
+                    }
+                });
+            }
             _ => unreachable!("`{word}` is a word without a meaning"),
         }
         Ok(())

@@ -209,6 +209,15 @@ fn an_error_names_the_line_the_cause_and_what_was_expected() {
         ),
         ("observability off", "expected yield or ignore"),
         ("wait long", "expected adaptive, poll or event"),
+        (
+            "program nginx express maybe",
+            "`maybe` is no setting of express: expected on or off",
+        ),
+        (
+            "role accepts express on",
+            "`express` is about programs and `role` about connections: expected no condition but \
+             program, user, unit",
+        ),
         ("max-connections -1", "expected 0 to 1048576"),
         (
             "program a port 80 wait event",
@@ -234,6 +243,7 @@ fn every_word_is_taken_and_every_kind_of_word_is_needed() {
             "role" => "accepts",
             "path" => "auto",
             "wait" => "event",
+            "express" => "on",
             "max-connections" => "5",
             "observability" => "yield",
             _ => "name",
@@ -274,6 +284,28 @@ fn a_family_waits_as_the_first_rule_says_that_matches_one_of_it() {
     assert_eq!(wait(&family[..1]), Some((3, WaitMode::Poll)));
     assert_eq!(wait(&[program("redis", 1)]), None);
     assert_eq!(wait(&[]), None);
+}
+
+#[test]
+fn a_family_uses_express_as_the_first_rule_says_that_matches_one_of_it() {
+    let rules = rules(
+        "program nginx wait event\n\
+         user 33 express off\n\
+         program nginx express on\n",
+    );
+    let program = |uid| Program {
+        name: "nginx".to_owned(),
+        uid: Some(uid),
+        unit: None,
+    };
+    let express = |family: &[Program]| {
+        let found = rules.express(family);
+        found.map(|(rule, is_on)| (rule.origin.line, is_on))
+    };
+    assert!(rules.speak_of_programs());
+    assert_eq!(express(&[program(0)]), Some((3, true)));
+    assert_eq!(express(&[program(0), program(33)]), Some((2, false)));
+    assert_eq!(express(&[]), None);
 }
 
 #[test]

@@ -26,7 +26,7 @@ pub struct Word {
 }
 
 /// All words, in the order of the manual.
-pub const WORDS: [Word; 11] = [
+pub const WORDS: [Word; 12] = [
     Word {
         word: "program",
         value: "NAME",
@@ -121,6 +121,16 @@ pub const WORDS: [Word; 11] = [
             otherwise. poll: it never sleeps. event: it never spins. Processes that have forked \
             from each other, a server and its workers, wait in one way: the rule matches when its \
             conditions hold for one of them.",
+    },
+    Word {
+        word: "express",
+        value: "on|off",
+        is_setting: true,
+        subject: Subject::Program,
+        meaning: "Whether short connections of the program use TCP connections again, in place of \
+            the option --express that it was started with. Both ends need it. A program that \
+            listens takes a rule with on from its next listen(2). Processes that have forked from \
+            each other have one setting, as with wait.",
     },
 ];
 

@@ -74,8 +74,10 @@ const DESCRIPTION: [&str; 4] = [
     without a condition matches every connection. For each setting, the first rule decides that \
     matches the connection and has this setting. Rules are asked when both ends are known: a \
     connection whose other end is not under Toehold is on the kernel in any case.",
-    "A rule with wait is about programs, not about connections. Its conditions are program, user \
-    and unit. It holds for programs that run already, from their next wait on.",
+    "A rule with wait or express is about programs, not about connections. Its conditions are \
+    program, user and unit. It holds for programs that run already: wait from their next wait on, \
+    express from the next call on an ordinary connection, or the next sleep. A program that \
+    listens takes express on from its next listen(2).",
     "The adapter applies the rules. Programs have to trust it, but it need not trust them: a \
     program can give itself another name. Rules direct traffic, they confine nobody.",
 ];
@@ -106,7 +108,10 @@ port 5432            path host
 # a monitoring program captures all the time
 unit redis-server    observability ignore
 # backups run beside everything else, and never spin
-user backup          wait event";
+user backup          wait event
+# short requests of the web server and its proxy use TCP connections again
+program nginx        express on
+program haproxy      express on";
 
 #[cfg(test)]
 mod tests {

@@ -107,6 +107,8 @@ pub(crate) struct Process {
     pub(super) wait: String,
     /// The rule that has it wait in this way.
     pub(super) wait_rule: Option<String>,
+    /// The rule that says whether its short connections use carriers again.
+    pub(super) express_rule: Option<String>,
     /// How the short connections of its family fare.
     pub(super) express: super::express::Counts,
     /// Its connections.

@@ -140,6 +140,9 @@ fn of_process(process: &Process, view: &View) -> String {
     if let Some(rule) = &process.wait_rule {
         let _ = writeln!(out, "  waits so by a rule: {rule}");
     }
+    if let Some(rule) = &process.express_rule {
+        let _ = writeln!(out, "  express by a rule: {rule}");
+    }
     out.push_str(&express::lines(&process.express, view.counters));
     let mut shown: Vec<&Connection> = process
         .connections

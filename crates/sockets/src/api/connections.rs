@@ -106,6 +106,7 @@ unsafe fn note_connect(fd: c_int, address: *const sockaddr, len: socklen_t, erro
     if is_under_way || is_stream() {
         tracking::track(fd, false);
         carrier.note(fd);
+        express::note_connect();
     }
 }
 
@@ -321,7 +322,10 @@ pub unsafe fn listen(fd: c_int, backlog: c_int) -> c_int {
     let result = unsafe { real::listen(fd, backlog) };
     if result == 0 {
         errno::keep(tracking::prepare);
-        errno::keep(|| listener::listening(fd, backlog));
+        errno::keep(|| {
+            express::learn_rule();
+            listener::listening(fd, backlog);
+        });
         if routing::is_wanted() && process::is_started() && !process::borrowed_memory() {
             errno::keep(|| passive_open::listening(fd, backlog));
         }

@@ -39,6 +39,9 @@ pub(crate) fn listening(fd: i32, backlog: i32) {
         return;
     }
     let _held = LOCK.lock();
+    if !super::is_on() {
+        return;
+    }
     let is_it = |known: &&(AtomicI32, AtomicU32)| known.0.load(Ordering::Relaxed) == fd + 1;
     let is_free = |known: &&(AtomicI32, AtomicU32)| known.0.load(Ordering::Relaxed) == 0;
     let place = KNOWN
@@ -68,6 +71,10 @@ pub(crate) fn controlled(number: u32, operation: i32, fd: i32, event: Option<&ep
         return;
     }
     let _held = LOCK.lock();
+    if !super::is_on() {
+        // A rule has ended it meanwhile.
+        return;
+    }
     let registration = REGISTRATION.load(Ordering::Relaxed);
     let nothing = epoll_event { events: 0, u64: 0 };
     match (operation, event) {
@@ -204,6 +211,13 @@ pub(crate) fn closing_range(first: u32, last: u32) {
         if u32::try_from(fd).is_ok_and(|fd| (first..=last).contains(&fd)) {
             closing(fd);
         }
+    }
+}
+
+/// No listener that the program has now is served later. The caller holds the lock.
+pub(super) fn forget_all() {
+    for (number, _) in &KNOWN {
+        number.store(0, Ordering::Relaxed);
     }
 }
 

@@ -46,6 +46,10 @@ pub(crate) fn park(connection: &Connection) -> bool {
         return false;
     }
     let _held = LOCK.lock();
+    if !is_on() {
+        // A rule has ended it meanwhile.
+        return false;
+    }
     carriers::look_after();
     let flags = connection.entry.flags.load(Ordering::Relaxed);
     let role = match flags & FLAG_ACCEPTED {
