@@ -20,6 +20,9 @@ pub struct Arm {
     /// How accelerated programs wait.
     #[serde(default)]
     pub wait: Wait,
+    /// Whether short connections of accelerated programs use carriers again.
+    #[serde(default)]
+    pub express: bool,
     /// The family of its sockets.
     #[serde(default)]
     pub family: Family,
@@ -74,6 +77,9 @@ impl Arm {
             }
             .to_owned());
         }
+        if self.express && self.path != ArmPath::Direct {
+            return Err("express is for the path direct".to_owned());
+        }
         if !is_local && (self.family == Family::Unix || self.server_path.is_some()) {
             return Err("an arm with a link is TCP, its server on the kernel".to_owned());
         }
@@ -122,6 +128,9 @@ impl Arm {
         }
         if self.is_accelerated() {
             out.push_str(&format!(", wait {:?}", self.wait).to_lowercase());
+        }
+        if self.express {
+            out.push_str(", express");
         }
         if self.link != Link::Loopback {
             out.push_str(&format!(", over {:?}", self.link).to_lowercase());

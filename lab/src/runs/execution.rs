@@ -562,8 +562,10 @@ impl Scene {
             Wait::Poll => "poll",
             Wait::Event => "event",
         };
-        let mut words = self.words(&["run", "--path", path, "--wait", wait, "--runtime-dir"]);
-        words.extend([self.runtime_dir(engine), "--".to_owned()]);
+        let express = if arm.express { "on" } else { "off" };
+        let mut words = self.words(&["run", "--path", path, "--wait", wait, "--express", express]);
+        words.extend(["--runtime-dir".to_owned(), self.runtime_dir(engine)]);
+        words.push("--".to_owned());
         words
     }
 

@@ -189,7 +189,7 @@ macro_rules! plans {
     };
 }
 
-const PLANS: [(&str, &str); 27] = plans![
+const PLANS: [(&str, &str); 28] = plans![
     "quick.toml",
     "headline.toml",
     "generators.toml",
@@ -209,6 +209,7 @@ const PLANS: [(&str, &str); 27] = plans![
     "crossings.toml",
     "scale.toml",
     "sidecar.toml",
+    "short-connections.toml",
     "data-centre.toml",
     "cluster-monitor.toml",
     "filter-streams.toml",
