@@ -170,11 +170,13 @@ fn next_syscall(code: &[u8], from: usize) -> Option<usize> {
     let mut at = from;
     while let Some(bytes) = code.get(at..=at + CHUNK_BYTES) {
         let bytes: &[u8; CHUNK_BYTES + 1] = bytes.try_into().expect("their length");
-        let mut differs = [true; CHUNK_BYTES];
-        for (n, differs) in differs.iter_mut().enumerate() {
-            *differs = (bytes[n] ^ SYSCALL[0]) | (bytes[n + 1] ^ SYSCALL[1]) != 0;
+        // One number for the chunk: a comparison of arrays would be a call of `memcmp`.
+        let mut is_in_chunk = 0;
+        for n in 0..CHUNK_BYTES {
+            let differs = (bytes[n] ^ SYSCALL[0]) | (bytes[n + 1] ^ SYSCALL[1]);
+            is_in_chunk |= u8::from(differs == 0);
         }
-        if differs != [true; CHUNK_BYTES] {
+        if is_in_chunk != 0 {
             return (at..at + CHUNK_BYTES).find(is_here);
         }
         at += CHUNK_BYTES;
