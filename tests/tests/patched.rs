@@ -199,6 +199,88 @@ fn go_and_c_use_the_same_connections_of_a_patched_program() {
     }
 }
 
+/// The oldest version of Go that can be had as a module, and the newest when this was written. The
+/// other tests use the one that is installed.
+const OTHER_VERSIONS: [&str; 2] = ["GOTOOLCHAIN=go1.21.0", "GOTOOLCHAIN=go1.27.0"];
+
+#[test]
+fn programs_of_other_versions_of_go_do_the_same_when_patched() {
+    if host::require(["cc", "go"]).is_none() {
+        return;
+    }
+    for version in OTHER_VERSIONS {
+        let mut asked = Command::new("env");
+        let output = asked.args([version, "go", "version"]).output();
+        if !output.is_ok_and(|output| output.status.success()) {
+            host::skipped(&format!("{version} cannot be had"));
+            continue;
+        }
+        for (cgo, mode, source) in [
+            ("CGO_ENABLED=0", "-buildmode=exe", "storm.go"),
+            ("CGO_ENABLED=0", "-buildmode=pie", "storm.go"),
+            ("CGO_ENABLED=1", "-buildmode=exe", "shared.go"),
+        ] {
+            let directory = tempfile::tempdir().expect("scratch");
+            let options = [version, cgo, "go", "build", mode];
+            let direct = check(&compile(directory.path(), "env", &options, source));
+            assert!(direct > 0, "{version} {cgo} {mode}");
+        }
+    }
+}
+
+#[test]
+fn debuggers_that_are_attached_to_a_patched_program_see_it_and_leave_it_as_it_is() {
+    if host::require(["cc", "gdb", "go", "strace"]).is_none() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("scratch");
+    let options = ["CGO_ENABLED=0", "go", "build"];
+    let static_go = compile(directory.path(), "env", &options, "storm.go");
+    let static_c = compile_as(
+        "threads",
+        directory.path(),
+        "cc",
+        &["-O2", "-w", "-static", "-pthread"],
+        "threads.c",
+    );
+    let dynamic = directory.path().join("dynamic");
+    fs::create_dir(&dynamic).expect("a directory");
+    for program in [static_go, static_c, shared(&dynamic, &[])] {
+        let plain = Waiting::start(&mut Command::new(&program)).end();
+        let toehold = Toehold::start();
+        // From its first moments, and when it waits.
+        let mut command = toehold.patched(&program);
+        command.env("GOGC", "5").env_remove("GODEBUG");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.stderr(Stdio::piped()).spawn().expect("starts");
+        let number = child.id().to_string();
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        let mut strace = Command::new("strace");
+        strace.args(["-q", "-f", "-o", "/dev/null", "-p", &number]);
+        let mut strace = strace.spawn().expect("strace runs");
+        std::thread::sleep(std::time::Duration::from_secs(1));
+        // SAFETY: a child of ours, which lets go of the program when it is interrupted.
+        unsafe { libc::kill(strace.id() as libc::pid_t, libc::SIGINT) };
+        strace.wait().expect("a child");
+        let mut output = BufReader::new(child.stdout.take().expect("piped"));
+        let mut line = String::new();
+        output.read_line(&mut line).expect("text");
+        let waiting = Waiting {
+            child,
+            output,
+            line,
+        };
+        assert!(waiting.counts().is_some(), "{program:?}");
+        let mut gdb = Command::new("gdb");
+        gdb.args(["-q", "-nx", "-batch", "-p", &number]);
+        gdb.args(["-ex", "thread apply all backtrace 3", "-ex", "detach"]);
+        let said = gdb.output().expect("gdb runs");
+        let said = String::from_utf8_lossy(&said.stdout).into_owned();
+        assert!(said.contains("#0 "), "{said}");
+        assert_eq!(plain, waiting.end(), "{program:?}");
+    }
+}
+
 #[test]
 fn the_race_detector_finds_nothing_in_a_patched_program() {
     if host::require(["cc", "go"]).is_none() {
