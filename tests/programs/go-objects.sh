@@ -13,17 +13,5 @@ server() {
 }
 
 client() {
-    local s3=(curl -sS --fail --noproxy '' --aws-sigv4 aws:amz:us-east-1:s3 --user user:secret
-        -H 'x-amz-content-sha256: UNSIGNED-PAYLOAD')
-    local bucket=http://127.0.0.1:$PORT/bucket size at
-    "${s3[@]}" -X PUT "$bucket"
-    for size in 0 1 1000 65536 1000000 12345678; do
-        local puts=() gets=()
-        for at in {1..30}; do
-            puts+=(-T "$FILES/$size" "$bucket/$size-$at")
-            gets+=("$bucket/$size-$at")
-        done
-        "${s3[@]}" "${puts[@]}"
-        "${s3[@]}" "${gets[@]}" | cksum
-    done
+    store_objects user secret
 }
