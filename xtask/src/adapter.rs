@@ -68,6 +68,11 @@ impl Adapter {
         &self.runtime
     }
 
+    /// Its process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// The answer of `toehold status --json`.
     pub(crate) fn status(&self) -> Option<Value> {
         // An adapter answers its own user.

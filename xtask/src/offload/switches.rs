@@ -4,10 +4,11 @@
 //! (`toehold adapter --set`), so all samples are of the same process, and each round has every
 //! combination once, in another order.
 
-use std::process::Stdio;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use serde_json::{Value, json};
-use toehold_measure::procfs::HostTimes;
 use toehold_measure::stats::{self, Ratio};
 
 use super::network::{FAR_BY_ENGINE, NEAR_ENGINE, Network};
@@ -25,12 +26,20 @@ const OFF: [&str; 5] = [
 ];
 /// A combination's name, and what is different from [`OFF`]. The first is the base of all ratios.
 /// LRO needs checksums left to the link.
-const COMBINATIONS: [(&str, &[&str]); 7] = [
+const COMBINATIONS: [(&str, &[&str]); 9] = [
     ("none", &[]),
     ("split-headers", &["split-headers=on"]),
     ("copy-engine=worker", &["copy-engine=worker"]),
     ("checksum", &["checksum=on"]),
     ("checksum, lro", &["checksum=on", "lro=on"]),
+    (
+        "checksum, lro, split-headers",
+        &["checksum=on", "lro=on", "split-headers=on"],
+    ),
+    (
+        "checksum, lro, copy-engine=worker",
+        &["checksum=on", "lro=on", "copy-engine=worker"],
+    ),
     ("coalesce=50", &["coalesce=50"]),
     (
         "all",
@@ -43,44 +52,75 @@ const COMBINATIONS: [(&str, &[&str]); 7] = [
         ],
     ),
 ];
-/// Bytes of one write: messages as the papers have them, small and large.
+/// Bytes of one message, as the papers have them, small and large.
 const SIZES: [&str; 4] = ["16K", "128K", "1M", "8M"];
 const COPYBREAK: &str = "4096";
 const PORT: &str = "5301";
 const SECONDS: &str = "1";
+/// Counts begin when they are asked for: the start of the adapter is none of them.
+const SIMULATOR: [&str; 4] = [
+    "valgrind",
+    "--tool=callgrind",
+    "--cache-sim=yes",
+    "--instr-atstart=no",
+];
 const USAGE: &str = "\
-Usage: cargo xtask bench-switches [--rounds N] [--json FILE]
+Usage: cargo xtask bench-switches [--rounds N] [--cache] [--json FILE]
 
 Bulk to the engine over a TAP device with each feature of the receive path alone, with none, and
-with all, for writes of 16 KB, 128 KB, 1 MB and 8 MB. Needs root, ip, ethtool and iperf3 (make
-deps). N rounds of one second each, 5 by default.";
+with all, for messages of 16 KB, 128 KB, 1 MB and 8 MB, of which the program reads every byte. Needs
+root, ip and ethtool (make deps). N rounds of one second each, 5 by default. With --cache, what the
+adapter misses in a simulated cache instead, by valgrind.";
 
 /// One run.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
+    bytes: f64,
     /// Gbit/s.
     rate: f64,
     /// Seconds of all cores for a gigabyte, helpers' included.
     cpu: f64,
 }
 
-/// Measures and prints the table. False when something could not be measured.
-pub(crate) fn run(arguments: &[String]) -> bool {
-    let (mut rounds, mut file) = (5usize, None);
+/// The arguments.
+#[derive(Debug)]
+struct Wish {
+    rounds: usize,
+    counts_misses: bool,
+    file: Option<String>,
+}
+
+fn parse(arguments: &[String]) -> Option<Wish> {
+    let mut wish = Wish {
+        rounds: 5,
+        counts_misses: false,
+        file: None,
+    };
     let mut rest = arguments.iter();
     while let Some(argument) = rest.next() {
         match argument.as_str() {
-            "--rounds" => rounds = rest.next().and_then(|n| n.parse().ok()).unwrap_or(0),
-            "--json" => file = rest.next(),
-            _ => rounds = 0,
+            "--rounds" => wish.rounds = rest.next()?.parse().ok().filter(|rounds| *rounds > 0)?,
+            "--json" => wish.file = Some(rest.next()?.clone()),
+            "--cache" => wish.counts_misses = true,
+            _ => return None,
         }
     }
-    if rounds == 0 {
+    Some(wish)
+}
+
+/// Measures and prints the table. False when something could not be measured.
+pub(crate) fn run(arguments: &[String]) -> bool {
+    let Some(wish) = parse(arguments) else {
         eprintln!("{USAGE}");
         return false;
-    }
-    let written = measure(rounds).and_then(|report| match file {
-        Some(file) => std::fs::write(file, format!("{report:#}\n"))
+    };
+    let report = if wish.counts_misses {
+        count_misses()
+    } else {
+        measure(wish.rounds)
+    };
+    let written = report.and_then(|report| match wish.file {
+        Some(file) => std::fs::write(&file, format!("{report:#}\n"))
             .map_err(|error| format!("cannot write {file}: {error}")),
         None => Ok(()),
     });
@@ -90,86 +130,193 @@ pub(crate) fn run(arguments: &[String]) -> bool {
     written.is_ok()
 }
 
-fn measure(rounds: usize) -> Result<Value, String> {
-    let toehold = target().join("release/toehold");
-    if !toehold.is_file() {
-        let path = toehold.display();
-        return Err(format!("{path} is not there; run make build"));
+/// An adapter over a TAP device, and the generator's server at the far end.
+struct Scene {
+    network: Network,
+    /// Ended before the network is taken away.
+    adapter: Adapter,
+    server: Child,
+    toehold: PathBuf,
+}
+
+impl Scene {
+    /// `simulator` is a command that the adapter runs under, or nothing.
+    fn new(runtime: &Path, simulator: &[&str]) -> Result<Scene, String> {
+        let toehold = target().join("release/toehold");
+        if !toehold.is_file() {
+            let path = toehold.display();
+            return Err(format!("{path} is not there; run make build"));
+        }
+        let network = Network::new()?;
+        let (link, address) = (network.link(Link::Tap), format!("{NEAR_ENGINE}/24"));
+        let options = ["--link", &link, "--address", &address];
+        let options = [&options[..], &["--copybreak", COPYBREAK]].concat();
+        let program = toehold.to_string_lossy();
+        let words = [simulator, &[&program]].concat();
+        let mut command = network.near(words[0]);
+        command.args(&words[1..]);
+        let log = Stdio::null();
+        let adapter = Adapter::start_with(command, &options, &toehold, runtime, None, log)?;
+        wait_for("the engine", || {
+            let status = adapter.status();
+            status.is_some_and(|status| status["engine"]["mtu"].is_u64())
+        })?;
+        network.bring_up(Link::Tap, true)?;
+        let mut server = network.far(&toehold.to_string_lossy());
+        server.args(["lab", "server", "--listen"]);
+        server.arg(format!("{FAR_BY_ENGINE}:{PORT}"));
+        let server = server.stdin(Stdio::null()).stdout(Stdio::null());
+        let server = server.stderr(Stdio::null()).spawn();
+        let server = server.map_err(|error| format!("the generator: {error}"))?;
+        std::thread::sleep(Duration::from_millis(300));
+        Ok(Scene {
+            network,
+            adapter,
+            server,
+            toehold,
+        })
     }
-    let network = Network::new()?;
-    let runtime = super::private_directory()?;
-    let (link, address) = (network.link(Link::Tap), format!("{NEAR_ENGINE}/24"));
-    let options = ["--link", &link, "--address", &address];
-    let options = [&options[..], &["--copybreak", COPYBREAK]].concat();
-    let program = network.near(&toehold.to_string_lossy());
-    let log = Stdio::null();
-    let adapter = Adapter::start_with(program, &options, &toehold, runtime.path(), None, log)?;
-    wait_for("the engine", || {
-        let status = adapter.status();
-        status.is_some_and(|status| status["engine"]["mtu"].is_u64())
-    })?;
-    network.bring_up(Link::Tap, true)?;
-    let mut server = network.far("iperf3");
-    server.args(["-s", "-p", PORT]).stdin(Stdio::null());
-    let server = server.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
-    let mut server = server.map_err(|error| format!("iperf3: {error}"))?;
-    std::thread::sleep(std::time::Duration::from_millis(300));
-    let set = |setting: &str| {
-        let mut command = std::process::Command::new(&toehold);
-        command
-            .args(["adapter", "--runtime-dir"])
-            .arg(runtime.path());
-        output(command.args(["--set", setting])).map(drop)
-    };
-    let sample = |size: &str| {
-        let mut client = network.near(&toehold.to_string_lossy());
+
+    /// Throws the switches of a combination.
+    fn set(&self, switches: &[&str]) -> Result<(), String> {
+        for setting in OFF.iter().chain(switches) {
+            let mut command = Command::new(&self.toehold);
+            command.args(["adapter", "--runtime-dir"]);
+            command.arg(self.adapter.runtime());
+            output(command.args(["--set", setting]))?;
+        }
+        Ok(())
+    }
+
+    /// One second of messages of `size` bytes.
+    fn sample(&self, size: &str) -> Result<Sample, String> {
+        let mut client = self.network.near(&self.toehold.to_string_lossy());
         client.args(["run", "--path", "offload", "--runtime-dir"]);
-        client.arg(runtime.path()).args(["--", "iperf3", "-c"]);
-        client.args([
-            FAR_BY_ENGINE,
-            "-p",
-            PORT,
-            "-t",
-            SECONDS,
-            "-l",
-            size,
-            "-R",
-            "-J",
-        ]);
-        sample_of(|| output(&mut client))
-    };
+        client.arg(self.adapter.runtime()).arg("--");
+        client.arg(&self.toehold);
+        client.args(["lab", "client", "--pattern", "to-client", "--touch"]);
+        client.args(["--message", size, "--seconds", SECONDS, "--json"]);
+        client.arg(format!("{FAR_BY_ENGINE}:{PORT}"));
+        sample_of(&output(&mut client)?)
+    }
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+        self.adapter.end();
+    }
+}
+
+fn measure(rounds: usize) -> Result<Value, String> {
+    let runtime = super::private_directory()?;
+    let scene = Scene::new(runtime.path(), &[])?;
     let mut samples = vec![vec![Vec::new(); COMBINATIONS.len()]; SIZES.len()];
-    let measured = (0..rounds).try_for_each(|round| {
+    for round in 0..rounds {
         for at in 0..COMBINATIONS.len() {
             // Each round begins with another combination.
             let at = (at + round) % COMBINATIONS.len();
-            for setting in OFF.iter().chain(COMBINATIONS[at].1) {
-                set(setting)?;
-            }
+            scene.set(COMBINATIONS[at].1)?;
             for (size, samples) in SIZES.iter().zip(&mut samples) {
-                samples[at].push(sample(size)?);
+                samples[at].push(scene.sample(size)?);
             }
         }
-        Ok(())
-    });
-    let _ = server.kill();
-    let _ = server.wait();
-    measured.map(|()| report(&samples))
+    }
+    Ok(report(&samples))
 }
 
-fn sample_of(load: impl FnOnce() -> Result<String, String>) -> Result<Sample, String> {
-    let busy = || HostTimes::now().map(|times| times.busy());
-    let before = busy().map_err(|error| format!("/proc/stat: {error}"))?;
-    let said = load()?;
-    let after = busy().map_err(|error| format!("/proc/stat: {error}"))?;
-    let said: Value = serde_json::from_str(&said).map_err(|error| error.to_string())?;
-    let sum = &said["end"]["sum_received"];
-    match (sum["bits_per_second"].as_f64(), sum["bytes"].as_f64()) {
-        (Some(rate), Some(bytes)) if bytes > 0.0 => Ok(Sample {
-            rate: rate / 1e9,
-            cpu: (after - before) / (bytes / 1e9),
+/// Prints what the adapter would miss in a simulated cache, for a megabyte that arrived.
+///
+/// The kernel's work is not in it: neither the `readv` that brings a frame, nor the far end.
+fn count_misses() -> Result<Value, String> {
+    let runtime = super::private_directory()?;
+    let outcome = format!(
+        "--callgrind-out-file={}",
+        runtime.path().join("out").display()
+    );
+    let scene = Scene::new(runtime.path(), &[&SIMULATOR[..], &[&outcome]].concat())?;
+    let pid = scene.adapter.pid().to_string();
+    let control = |what: &[&str]| {
+        let mut command = Command::new("callgrind_control");
+        output(command.args(what).arg(&pid)).map(drop)
+    };
+    control(&["-i", "on"])?;
+    println!("| message | switches | instructions, k/MB | D1 misses/MB | last level misses/MB |");
+    println!("|---|---|---|---|---|");
+    let (mut all, mut dumps) = (Vec::new(), 0);
+    for size in [SIZES[0], SIZES[2]] {
+        for (name, switches) in COMBINATIONS {
+            scene.set(switches)?;
+            control(&["-z"])?;
+            let megabytes = scene.sample(size)?.bytes / 1e6;
+            control(&["-d"])?;
+            dumps += 1;
+            let counts = Counts::read(&runtime.path().join(format!("out.{dumps}")))?;
+            let of = |count: u64| count as f64 / megabytes;
+            println!(
+                "| {size} | {name} | {:.0} | {:.0} | {:.1} |",
+                of(counts.instructions) / 1e3,
+                of(counts.first_level),
+                of(counts.last_level)
+            );
+            all.push(json!({
+                "message": size,
+                "switches": name,
+                "instructions_per_mb": of(counts.instructions),
+                "first_level_misses_per_mb": of(counts.first_level),
+                "last_level_misses_per_mb": of(counts.last_level),
+            }));
+        }
+    }
+    Ok(all.into())
+}
+
+/// The sums of one dump of callgrind.
+#[derive(Debug)]
+struct Counts {
+    instructions: u64,
+    /// Reads and writes of data that the first level did not have.
+    first_level: u64,
+    /// Those of them that the last level did not have, either.
+    last_level: u64,
+}
+
+impl Counts {
+    fn read(path: &Path) -> Result<Counts, String> {
+        let text = std::fs::read_to_string(path).map_err(|error| error.to_string())?;
+        let words = |key: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(key));
+            let line = line.ok_or(format!("a dump of callgrind without {key}"))?;
+            Ok::<Vec<&str>, String>(line.split_whitespace().collect())
+        };
+        let (events, totals) = (words("events:")?, words("totals:")?);
+        let sum = |wanted: &[&str]| {
+            let pairs = events.iter().zip(&totals);
+            let counted = pairs.filter(|(event, _)| wanted.contains(event));
+            counted
+                .filter_map(|(_, count)| count.parse::<u64>().ok())
+                .sum()
+        };
+        Ok(Counts {
+            instructions: sum(&["Ir"]),
+            first_level: sum(&["D1mr", "D1mw"]),
+            last_level: sum(&["DLmr", "DLmw"]),
+        })
+    }
+}
+
+/// The measured values in an answer of the generator.
+fn sample_of(said: &str) -> Result<Sample, String> {
+    let said: Value = serde_json::from_str(said).map_err(|error| error.to_string())?;
+    let (bytes, seconds) = (said["bytes"].as_f64(), said["seconds"].as_f64());
+    match (bytes, seconds, said["cpu_all"].as_f64()) {
+        (Some(bytes), Some(seconds), Some(cpu)) if bytes > 0.0 => Ok(Sample {
+            bytes,
+            rate: 8.0 * bytes / seconds / 1e9,
+            cpu: cpu / (bytes / 1e9),
         }),
-        _ => Err(format!("iperf3 moved nothing: {said}")),
+        _ => Err(format!("nothing was moved: {said}")),
     }
 }
 
@@ -201,7 +348,7 @@ fn report(samples: &[Vec<Vec<Sample>>]) -> Value {
                 .iter()
                 .map(|sample| json!({ "gbit": sample.rate, "cpu_s_per_gb": sample.cpu }))
                 .collect();
-            all.push(json!({ "write": size, "switches": name, "samples": samples }));
+            all.push(json!({ "message": size, "switches": name, "samples": samples }));
         }
     }
     all.into()
