@@ -7,7 +7,7 @@
 //! - it leaves no gap in sequence space, and stays inside the window the remote has offered
 //!   (RFC 9293 section 3.8.6);
 //! - it acknowledges nothing that was not sent, and never less than before, unless the connection
-//!   was reset and is born again of a SYN cookie;
+//!   was reset or given up and is born again of a SYN cookie;
 //! - the right edge of the window it offers never moves left (by more than scaling rounds off);
 //! - its timestamp is not older than one before (RFC 7323); its SACK blocks are of data sent.
 
@@ -182,8 +182,8 @@ struct Side {
     /// Several SYN cookies with different sequence numbers are about; which one counts is not to be
     /// seen from here.
     is_ambiguous: bool,
-    /// It has sent a reset, and remembers nothing.
-    has_reset: bool,
+    /// It has sent a reset, or has given up, and remembers nothing.
+    is_forgotten: bool,
 }
 
 impl Side {
@@ -233,7 +233,7 @@ impl Checker {
         let key = (packet.source, packet.destination);
         if packet.flags & RST != 0 {
             if let Some(side) = self.sides.get_mut(&key) {
-                side.has_reset = true;
+                side.is_forgotten = true;
             }
             return;
         }
@@ -346,6 +346,13 @@ impl Checker {
         }
     }
 
+    /// An end has given its connection up, without a word to the other.
+    pub(crate) fn given_up(&mut self, local: SocketAddr, remote: SocketAddr) {
+        if let Some(side) = self.sides.get_mut(&(local, remote)) {
+            side.is_forgotten = true;
+        }
+    }
+
     /// A packet has reached its destination intact.
     pub(crate) fn delivered(&mut self, bytes: &[u8]) {
         let Some(packet) = parse(bytes).filter(|packet| packet.flags & RST == 0) else {
@@ -364,7 +371,7 @@ impl Checker {
         let Some(receiver) = self.sides.get_mut(&(packet.destination, packet.source)) else {
             return;
         };
-        if receiver.has_reset && is_first && begins(receiver, packet.ack) {
+        if receiver.is_forgotten && is_first && begins(receiver, packet.ack) {
             receiver.begin_again();
         }
         let scales = scale.is_some() && receiver.scale.is_some();
@@ -387,11 +394,11 @@ impl Checker {
 
 impl Side {
     /// A late copy of the segment that brought a SYN cookie back brings it once more. Nobody
-    /// remembers that its connection was reset: it begins again, with the same sequence numbers. (A
-    /// cookie is good for two minutes, on Linux as well.) Data sent before stays sent.
+    /// remembers that its connection was reset or given up: it begins again, with the same sequence
+    /// numbers. (A cookie is good for two minutes, on Linux as well.) Data sent before stays sent.
     fn begin_again(&mut self) {
         (self.acked, self.edge, self.fin_at) = (0, 0, None);
-        self.has_reset = false;
+        self.is_forgotten = false;
     }
 
     /// The edge that the window field of a SYN permits the other side.

@@ -531,8 +531,13 @@ impl World {
         program.read(program.received, !self.scenario.is_hostile());
         self.report.bytes += program.received;
         self.report.bytes_by_flow[flow] += program.received;
-        self.hosts[host]
-            .engine
+        let engine = &mut self.hosts[host].engine;
+        if reason != CloseReason::Finished
+            && let Some(info) = engine.info(id)
+        {
+            self.checker.given_up(info.local, info.remote);
+        }
+        engine
             .release(now, id)
             .expect("a closed connection can be released");
         self.note_end(&program, reason == CloseReason::Finished);
