@@ -224,3 +224,25 @@ fn data_is_not_capable_behind_a_path_that_clears_the_bits() {
     let (mut stage, _) = accepted(CongestionControl::Cubic, 100);
     assert_eq!(stage.next_ecn(), 2);
 }
+
+/// Two blocks have room, with the option or without.
+#[test]
+fn blocks_go_before_counters() {
+    let mut stage = Stage::new(|_, options| options.ecn = EcnMode::Accurate);
+    stage.remote("SEWe 0:0(0) win 65535 <mss 1000,sackOK,TS>");
+    stage.expect("S.W 0:0(0) ack 1 <TS>");
+    stage.remote(".W 1:1(0) ack 1 <TS>");
+    stage.remote("P.Ee 1:101(100) ack 1 <TS> ect0");
+    stage.expect(".Ee 1:1(0) ack 101 <TS,ecn 101 0>");
+    stage.remote("P.Ee 201:301(100) ack 1 <TS> ect0");
+    stage.expect(".Ee 1:1(0) ack 101 <TS,ecn 201 0,sack 201:301>");
+    stage.remote("P.Ee 401:501(100) ack 1 <TS> ect0");
+    stage.expect(".Ee 1:1(0) ack 101 <TS,ecn 301 0,sack 401:501:201:301>");
+    // With ECT(1)'s counter the option is longer: it has to go.
+    stage.remote("P.Ee 601:701(100) ack 1 <TS> ect1");
+    stage.expect(".Ee 1:1(0) ack 101 <TS,sack 601:701:401:501:201:301>");
+    stage.remote("P.Ee 101:201(100) ack 1 <TS> ect1");
+    stage.expect(".Ee 1:1(0) ack 301 <TS,sack 601:701:401:501>");
+    stage.remote("P.Ee 301:401(100) ack 1 <TS> ect1");
+    stage.expect(".Ee 1:1(0) ack 501 <TS,ecn 301 0,sack 601:701>");
+}

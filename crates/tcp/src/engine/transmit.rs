@@ -588,14 +588,15 @@ fn write_options(
         if has_timestamps {
             writer.timestamps(timestamps);
         }
-        if let Some(counters) = counters {
-            writer.ecn_counters(counters);
-        }
         // A segment with data keeps its size: blocks go where there is room for them.
-        if plan.payload_bytes == 0 && has_blocks {
-            let (blocks, count) = connection.sack_option();
-            writer.sack(&blocks[..count]);
+        let (blocks, count) = match plan.payload_bytes == 0 && has_blocks {
+            true => connection.sack_option(),
+            false => Default::default(),
+        };
+        if let Some(counters) = counters {
+            writer.ecn_counters(counters, count);
         }
+        writer.sack(&blocks[..count]);
     }
     let bytes = writer.as_bytes();
     out[..bytes.len()].copy_from_slice(bytes);

@@ -380,16 +380,22 @@ impl OptionWriter {
         self.push(&timestamps_bytes(timestamps));
     }
 
-    /// Adds the counters of the AccECN option; that of ECT(1) only where something came so.
-    pub(crate) fn ecn_counters(&mut self, counters: EcnCounters) {
+    /// Adds the counters of the AccECN option; that of ECT(1) only where something came so. `blocks`
+    /// of SACK will follow: the option goes where it would leave no room for two of them.
+    pub(crate) fn ecn_counters(&mut self, counters: EcnCounters, blocks: usize) {
         let EcnCounters { ect0, ce, ect1 } = counters;
         let all = [ect0, ce, ect1];
         let count = if ect1 == 1 { 2 } else { 3 };
-        self.push(&[OPTION_ACCURATE_ECN[0], 2 + 3 * count as u8]);
+        let option_bytes = 2 + 3 * count;
+        let end = (self.length + option_bytes).next_multiple_of(4);
+        if end + sack_bytes(blocks.min(2)) > OPTIONS_BYTES_MAX {
+            return;
+        }
+        self.push(&[OPTION_ACCURATE_ECN[0], option_bytes as u8]);
         for counter in &all[..count] {
             self.push(&counter.to_be_bytes()[1..]);
         }
-        self.length = self.length.next_multiple_of(4);
+        self.length = end;
     }
 
     /// Adds as many of `blocks` as there is room for (RFC 2018 section 3).
@@ -413,6 +419,11 @@ impl OptionWriter {
     pub(crate) fn as_bytes(&self) -> &[u8] {
         &self.bytes[..self.length.next_multiple_of(4)]
     }
+}
+
+/// The bytes of the SACK option with so many blocks, and its two NOPs.
+const fn sack_bytes(blocks: usize) -> usize {
+    if blocks == 0 { 0 } else { 4 + 8 * blocks }
 }
 
 /// The option with its two NOPs in front.
@@ -467,7 +478,7 @@ mod tests {
             };
             let mut writer = OptionWriter::new();
             writer.timestamps(Timestamps { value: 1, echo: 2 });
-            writer.ecn_counters(counters);
+            writer.ecn_counters(counters, 0);
             writer.sack(&[(1, 2), (3, 4), (5, 6)]);
             let bytes = segment_with(writer.as_bytes(), b"");
             let segment = Segment::parse(&bytes).unwrap();

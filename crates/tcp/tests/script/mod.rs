@@ -190,7 +190,7 @@ impl Stage {
         tcp.extend_from_slice(&options);
         // Byte n of the remote's stream, which begins at position 1, is n.
         tcp.extend((0..line.length).map(|index| (line.seq + index - 1) as u8));
-        ip_packet(source, &tcp, line.is_marked)
+        ip_packet(source, &tcp, line.ecn)
     }
 
     /// A packet arrives that no script can say.
@@ -383,7 +383,8 @@ fn flags_of(packet: &Packet<'_>) -> u16 {
 /// One line of a script.
 struct Line {
     flags: u16,
-    is_marked: bool,
+    /// The two bits of ECN in the packet (RFC 3168 section 5).
+    ecn: u8,
     seq: i64,
     length: i64,
     ack: Option<i64>,
@@ -392,7 +393,7 @@ struct Line {
 }
 
 impl Line {
-    /// `FLAGS SEQ:END(LENGTH) [ack N] [win N] [<options>] [ce]`; `-` where no flag is set.
+    /// `FLAGS SEQ:END(LENGTH) [ack N] [win N] [<options>] [ect0|ect1|ce]`; `-` where no flag is set.
     fn read(script: &str) -> Self {
         let (head, options) = match script.split_once('<') {
             Some((head, options)) => (head, options.split_once('>').expect("an end of options").0),
@@ -413,7 +414,7 @@ impl Line {
             .expect("a length");
         let mut line = Self {
             flags,
-            is_marked: script.ends_with("ce"),
+            ecn: ecn_of(script),
             seq: seq.parse().expect("a number"),
             length: length.parse().expect("a number"),
             ack: None,
@@ -425,7 +426,7 @@ impl Line {
             match word {
                 "ack" => line.ack = Some(number()),
                 "win" => line.window = Some(number()),
-                "ce" => {}
+                "ect0" | "ect1" | "ce" => {}
                 other => panic!("unknown word {other}"),
             }
         }
@@ -441,11 +442,20 @@ impl Line {
     }
 }
 
-fn ip_packet(source: [u8; 4], tcp: &[u8], is_marked: bool) -> Vec<u8> {
+fn ecn_of(script: &str) -> u8 {
+    match script.rsplit(' ').next() {
+        Some("ect1") => 1,
+        Some("ect0") => 2,
+        Some("ce") => 3,
+        _ => 0,
+    }
+}
+
+fn ip_packet(source: [u8; 4], tcp: &[u8], ecn: u8) -> Vec<u8> {
     let mut packet = ip_header(source, LOCAL, 6, tcp.len());
     packet.extend_from_slice(tcp);
-    if is_marked {
-        packet[1] = 3;
+    if ecn != 0 {
+        packet[1] = ecn;
         packet[10..12].fill(0);
         let checksum = ChecksumSum::ZERO.bytes(&packet[..20]).checksum();
         packet[10..12].copy_from_slice(&checksum);
