@@ -246,3 +246,53 @@ fn blocks_go_before_counters() {
     stage.remote("P.Ee 301:401(100) ack 1 <TS> ect1");
     stage.expect(".Ee 1:1(0) ack 501 <TS,ecn 301 0,sack 601:701>");
 }
+
+/// Segments without payload are counted, and told of in threes, or in twos with data.
+#[test]
+fn marks_on_acknowledgements_are_told() {
+    let (mut stage, _) = accepted(CongestionControl::Cubic, 0);
+    for told in [".", ".EW"] {
+        for _ in 0..2 {
+            stage.remote(".Ee 1:1(0) ack 1 ce");
+            stage.expect_nothing();
+        }
+        stage.remote(".Ee 1:1(0) ack 1 ce");
+        stage.expect(&format!("{told} 1:1(0) ack 1 <ecn 1 0>"));
+    }
+    // The remote's slow start is over: acknowledgements are delayed.
+    for from in 0..20 {
+        stage.remote(&format!(
+            "P.Ee {}:{}(100) ack 1",
+            from * 100 + 1,
+            from * 100 + 101
+        ));
+    }
+    stage.wait(Duration::from_millis(600));
+    stage.forget_sent();
+    stage.remote("P.Ee 2001:2101(100) ack 1");
+    stage.remote(".Ee 2101:2101(0) ack 1 ce");
+    stage.expect_nothing();
+    stage.remote(".Ee 2101:2101(0) ack 1 ce");
+    stage.expect(".Ee 1:1(0) ack 2101 <ecn 1 0>");
+}
+
+/// The packet before counts, with payload or without.
+#[test]
+fn a_mark_after_an_unmarked_acknowledgement_is_told_at_once() {
+    let (mut stage, _) = accepted(CongestionControl::Cubic, 0);
+    for from in 0..20 {
+        stage.remote(&format!(
+            "P.Ee {}:{}(100) ack 1",
+            from * 100 + 1,
+            from * 100 + 101
+        ));
+    }
+    stage.wait(Duration::from_millis(600));
+    stage.forget_sent();
+    stage.remote("P.Ee 2001:2101(100) ack 1 ce");
+    stage.expect(".We 1:1(0) ack 2101 <ecn 1 100>");
+    stage.remote(".Ee 2101:2101(0) ack 1");
+    stage.expect_nothing();
+    stage.remote("P.Ee 2101:2201(100) ack 1 ce");
+    stage.expect(".EWe 1:1(0) ack 2201 <ecn 1 200>");
+}

@@ -15,8 +15,10 @@ use crate::wire::tcp::{EcnCounters, Flags};
 
 /// Both ends count packets from 5 on (section 3.2.1): a path that clears the bits shows.
 const PACKETS_AT_FIRST: u8 = 5;
-/// So many marked packets are told at once (section 3.2.2.5.1: 2, and 6 at most).
+/// So many marked packets are told at once where there is data to be acknowledged.
 const UNTOLD_MAX: u8 = 2;
+/// And where there is none, so that two ends do not answer each other's answers for ever.
+const UNTOLD_MAX_WITHOUT_DATA: u8 = 3;
 /// The ACE field's numbers.
 const ACE_NUMBERS: u32 = 8;
 /// A counter of the option has 24 bits.
@@ -82,7 +84,7 @@ pub(crate) struct AccurateEcn {
     told_packets: u8,
     /// r.e0b, r.ceb and r.e1b.
     came_bytes: EcnCounters,
-    /// The last packet with payload came marked.
+    /// The last packet came marked.
     was_marked: bool,
     /// How the remote's SYN or SYN-ACK came.
     handshake_came: Ecn,
@@ -178,8 +180,15 @@ impl AccurateEcn {
     }
 
     /// An acceptable segment has come, as `packets` packets where a link has put them together.
-    /// Whether it is to be acknowledged at once (section 3.2.2.5.1).
-    pub(super) fn note_arrival(&mut self, came: Ecn, payload_bytes: usize, packets: usize) -> bool {
+    /// Before it everything was acknowledged, or not. Whether it is to be acknowledged at once
+    /// (section 3.2.2.5.1).
+    pub(super) fn note_arrival(
+        &mut self,
+        came: Ecn,
+        payload_bytes: usize,
+        packets: usize,
+        is_acknowledged: bool,
+    ) -> bool {
         let is_marked = came == Ecn::CongestionExperienced;
         if is_marked {
             self.came_packets = self.came_packets.wrapping_add(packets as u8);
@@ -193,12 +202,14 @@ impl AccurateEcn {
         if let Some(count) = count {
             *count = count.wrapping_add(payload_bytes as u32) & COUNTER_MASK;
         }
-        if payload_bytes == 0 {
-            return false;
-        }
-        let turns = is_marked && !self.was_marked;
+        let has_payload = payload_bytes > 0;
+        let turns = has_payload && is_marked && !self.was_marked;
         self.was_marked = is_marked;
-        turns || self.came_packets.wrapping_sub(self.told_packets) >= UNTOLD_MAX
+        let untold_max = match has_payload || !is_acknowledged {
+            true => UNTOLD_MAX,
+            false => UNTOLD_MAX_WITHOUT_DATA,
+        };
+        turns || self.came_packets.wrapping_sub(self.told_packets) >= untold_max
     }
 
     /// How many of our bytes have come marked, after an acknowledgement that is not older than
@@ -288,7 +299,7 @@ mod tests {
             (Ecn::Ect0, false),
         ];
         for (ecn, at_once) in came {
-            assert_eq!(ours.note_arrival(ecn, 1_000, 1), at_once);
+            assert_eq!(ours.note_arrival(ecn, 1_000, 1, true), at_once);
             if at_once {
                 ours.tell(true);
             }
@@ -299,7 +310,11 @@ mod tests {
             (counters.ect0, counters.ce, counters.ect1),
             (2_001, 3_000, 1)
         );
-        assert!(!ours.note_arrival(Ecn::CongestionExperienced, 0, 1));
+        // Without payload only the number counts, and from three on.
+        for at_once in [false, false, true] {
+            let came = Ecn::CongestionExperienced;
+            assert_eq!(ours.note_arrival(came, 0, 1, true), at_once);
+        }
     }
 
     const MSS: u32 = 1_000;

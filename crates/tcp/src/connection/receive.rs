@@ -363,9 +363,12 @@ impl Connection {
         let is_marked = ecn == Ecn::CongestionExperienced;
         cx.counters.marks_received += u64::from(is_marked);
         let mss = usize::from(self.advertised_mss()).max(1);
+        let is_acknowledged =
+            self.last_ack_sent == self.rcv_nxt && !self.conditions.has(Conditions::OUT_OF_ORDER);
         if let Some(accurate) = &mut self.accurate_ecn {
             let bytes = segment.payload.len();
-            if accurate.note_arrival(ecn, bytes, bytes.div_ceil(mss).max(1)) {
+            let packets = bytes.div_ceil(mss).max(1);
+            if accurate.note_arrival(ecn, bytes, packets, is_acknowledged) {
                 self.conditions.set(Conditions::ACK_NOW);
             }
             return false;
