@@ -225,26 +225,135 @@ fn data_is_not_capable_behind_a_path_that_clears_the_bits() {
     assert_eq!(stage.next_ecn(), 2);
 }
 
-/// Two blocks have room, with the option or without.
+/// How the latest SYN came; and its mark is in no counter.
 #[test]
-fn blocks_go_before_counters() {
-    let mut stage = Stage::new(|_, options| options.ecn = EcnMode::Accurate);
-    stage.remote("SEWe 0:0(0) win 65535 <mss 1000,sackOK,TS>");
-    stage.expect("S.W 0:0(0) ack 1 <TS>");
-    stage.remote(".W 1:1(0) ack 1 <TS>");
-    stage.remote("P.Ee 1:101(100) ack 1 <TS> ect0");
-    stage.expect(".Ee 1:1(0) ack 101 <TS,ecn 101 0>");
-    stage.remote("P.Ee 201:301(100) ack 1 <TS> ect0");
-    stage.expect(".Ee 1:1(0) ack 101 <TS,ecn 201 0,sack 201:301>");
-    stage.remote("P.Ee 401:501(100) ack 1 <TS> ect0");
-    stage.expect(".Ee 1:1(0) ack 101 <TS,ecn 301 0,sack 401:501:201:301>");
-    // With ECT(1)'s counter the option is longer: it has to go.
-    stage.remote("P.Ee 601:701(100) ack 1 <TS> ect1");
-    stage.expect(".Ee 1:1(0) ack 101 <TS,sack 601:701:401:501:201:301>");
-    stage.remote("P.Ee 101:201(100) ack 1 <TS> ect1");
-    stage.expect(".Ee 1:1(0) ack 301 <TS,sack 601:701:401:501>");
-    stage.remote("P.Ee 301:401(100) ack 1 <TS> ect1");
-    stage.expect(".Ee 1:1(0) ack 501 <TS,ecn 301 0,sack 601:701>");
+fn a_repeated_syn_is_the_one_that_is_told_of() {
+    let mut stage = accurate();
+    stage.remote("SEWe 0:0(0) win 65535 <mss 1000,sackOK>");
+    stage.expect("S.W 0:0(0) ack 1");
+    for (came, told) in [("ect0", "S.e"), ("ect1", "S.EW"), ("ce", "S.We")] {
+        stage.remote(&format!("SEWe 0:0(0) win 65535 <mss 1000,sackOK> {came}"));
+        stage.expect(&format!("{told} 0:0(0) ack 1"));
+    }
+    stage.remote(".W 1:1(0) ack 1");
+    stage.remote("P.Ee 1:101(100) ack 1");
+    stage.expect(".Ee 1:1(0) ack 101");
+}
+
+/// A remote that asks for one feedback and then for the other cannot know which it has got.
+#[test]
+fn a_remote_that_asks_for_both_feedbacks_is_refused() {
+    for (first, then) in [("SEWe", "SEW"), ("SEW", "SEWe"), ("SEW", "SE")] {
+        let mut stage = accurate();
+        stage.remote(&format!("{first} 0:0(0) win 65535 <mss 1000,sackOK>"));
+        stage.forget_sent();
+        stage.remote(&format!("{then} 0:0(0) win 65535 <mss 1000,sackOK>"));
+        stage.expect_refusal(1);
+        stage.expect_nothing();
+        stage.remote(". 1:1(0) ack 1");
+        stage.expect("R 1:1(0)");
+    }
+    // An end that knows only one has no choice to regret.
+    let mut stage = Stage::new(|_, options| options.ecn = EcnMode::Classic);
+    for flags in ["SEW", "SEWe", "S"] {
+        stage.remote(&format!("{flags} 0:0(0) win 65535 <mss 1000,sackOK>"));
+        stage.expect("S.E 0:0(0) ack 1");
+    }
+}
+
+/// A remote that may have taken the other SYN-ACK has perhaps no counters.
+#[test]
+fn a_handshake_that_was_once_without_ecn_leaves_data_that_cannot_be_marked() {
+    let mut asked_twice = accurate();
+    asked_twice.remote("SEWe 0:0(0) win 65535 <mss 1000,sackOK>");
+    asked_twice.expect("S.W 0:0(0) ack 1");
+    asked_twice.remote("S 0:0(0) win 65535 <mss 1000,sackOK>");
+    asked_twice.expect("S.W 0:0(0) ack 1");
+    let mut answered_thrice = accurate();
+    answered_thrice.remote("SEWe 0:0(0) win 65535 <mss 1000,sackOK>");
+    for flags in ["S.W", "S.W", "S."] {
+        answered_thrice.expect(&format!("{flags} 0:0(0) ack 1"));
+        answered_thrice.wait(Duration::from_secs(3));
+    }
+    for mut stage in [asked_twice, answered_thrice] {
+        stage.forget_sent();
+        stage.remote(".W 1:1(0) ack 1");
+        let id = stage.engine.accept(stage.listener).unwrap();
+        stage.engine.publish(id, 100).unwrap();
+        assert_eq!(stage.next_ecn(), 0);
+        // Marks are told all the same, and answered.
+        stage.remote("P.Ee 1:101(100) ack 101 ce");
+        stage.expect(".We 101:101(0) ack 101 <ecn 1 100>");
+        stage.engine.publish(id, 1_100).unwrap();
+        assert_eq!(stage.next_ecn(), 0);
+        let threshold = |stage: &Stage| stage.engine.info(id).unwrap().slow_start_threshold;
+        assert_eq!(threshold(&stage), u32::MAX);
+        stage.remote(".We 101:101(0) ack 1101");
+        assert!(threshold(&stage) < u32::MAX);
+    }
+}
+
+/// The first acknowledgement was lost: the answer to each SYN-ACK tells how that one came. One mark
+/// is counted, and no more.
+#[test]
+fn a_repeated_syn_ack_is_reflected() {
+    let mut stage = accurate();
+    let id = stage.connect(asking());
+    stage.expect("SEWe 0:0(0)");
+    let answer = "S.W 0:0(0) ack 1 win 10000 <mss 1000,sackOK>";
+    stage.remote(answer);
+    stage.expect(".W 1:1(0) ack 1");
+    for (came, reflection) in [
+        ("ect1", ".EW"),
+        ("ce", ".We"),
+        ("ce", ".We"),
+        ("ect0", ".e"),
+    ] {
+        stage.wait(Duration::from_secs(1));
+        stage.remote(&format!("{answer} {came}"));
+        stage.expect(&format!("{reflection} 1:1(0) ack 1"));
+        // Not more often than a challenge; and an answer that is not given is not owed.
+        stage.remote(&format!("{answer} {came}"));
+        stage.expect_nothing();
+    }
+    // A server that has done without ECN since counts by the field.
+    stage.wait(Duration::from_secs(1));
+    stage.remote("S. 0:0(0) ack 1 win 10000 <mss 1000,sackOK>");
+    stage.expect(".We 1:1(0) ack 1");
+    stage.engine.publish(id, 100).unwrap();
+    stage.expect("P.We 1:101(100) ack 1");
+}
+
+/// Data that waits for the handshake does not take the place of the acknowledgement that tells how
+/// the SYN-ACK came.
+#[test]
+fn the_reflection_goes_before_data() {
+    let mut stage = accurate();
+    let id = stage.connect(asking());
+    stage.engine.publish(id, 100).unwrap();
+    stage.expect("SEWe 0:0(0)");
+    stage.remote("S.W 0:0(0) ack 1 win 10000 <mss 1000,sackOK> ce");
+    stage.expect(".We 1:1(0) ack 1");
+    stage.expect("P.We 1:101(100) ack 1");
+}
+
+/// A simultaneous open after two lost SYNs: the remote, that asks for ECN, is answered as by a
+/// server. Our third SYN asked for none, so no packet may be marked.
+#[test]
+fn a_late_simultaneous_open_has_the_same_syn_ack() {
+    let mut stage = accurate();
+    let id = stage.connect(asking());
+    for flags in ["SEWe", "SEWe", "S"] {
+        stage.expect(&format!("{flags} 0:0(0)"));
+        stage.wait(Duration::from_millis(2_500));
+    }
+    stage.forget_sent();
+    stage.remote("SEWe 0:0(0) win 10000 <mss 1000,sackOK>");
+    stage.expect("S.W 0:0(0) ack 1");
+    stage.remote(".W 1:1(0) ack 1");
+    assert_eq!(stage.engine.info(id).unwrap().ecn, EcnMode::Accurate);
+    stage.engine.publish(id, 100).unwrap();
+    assert_eq!(stage.next_ecn(), 0);
 }
 
 /// Segments without payload are counted, and told of in threes, or in twos with data.
@@ -295,4 +404,26 @@ fn a_mark_after_an_unmarked_acknowledgement_is_told_at_once() {
     stage.expect_nothing();
     stage.remote("P.Ee 2101:2201(100) ack 1 ce");
     stage.expect(".EWe 1:1(0) ack 2201 <ecn 1 200>");
+}
+
+/// Two blocks have room, with the option or without.
+#[test]
+fn blocks_go_before_counters() {
+    let mut stage = Stage::new(|_, options| options.ecn = EcnMode::Accurate);
+    stage.remote("SEWe 0:0(0) win 65535 <mss 1000,sackOK,TS>");
+    stage.expect("S.W 0:0(0) ack 1 <TS>");
+    stage.remote(".W 1:1(0) ack 1 <TS>");
+    stage.remote("P.Ee 1:101(100) ack 1 <TS> ect0");
+    stage.expect(".Ee 1:1(0) ack 101 <TS,ecn 101 0>");
+    stage.remote("P.Ee 201:301(100) ack 1 <TS> ect0");
+    stage.expect(".Ee 1:1(0) ack 101 <TS,ecn 201 0,sack 201:301>");
+    stage.remote("P.Ee 401:501(100) ack 1 <TS> ect0");
+    stage.expect(".Ee 1:1(0) ack 101 <TS,ecn 301 0,sack 401:501:201:301>");
+    // With ECT(1)'s counter the option is longer: it has to go.
+    stage.remote("P.Ee 601:701(100) ack 1 <TS> ect1");
+    stage.expect(".Ee 1:1(0) ack 101 <TS,sack 601:701:401:501:201:301>");
+    stage.remote("P.Ee 101:201(100) ack 1 <TS> ect1");
+    stage.expect(".Ee 1:1(0) ack 301 <TS,sack 601:701:401:501>");
+    stage.remote("P.Ee 301:401(100) ack 1 <TS> ect1");
+    stage.expect(".Ee 1:1(0) ack 501 <TS,ecn 301 0,sack 601:701>");
 }

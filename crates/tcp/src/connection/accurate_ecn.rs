@@ -19,6 +19,8 @@ const PACKETS_AT_FIRST: u8 = 5;
 const UNTOLD_MAX: u8 = 2;
 /// And where there is none, so that two ends do not answer each other's answers for ever.
 const UNTOLD_MAX_WITHOUT_DATA: u8 = 3;
+/// So many SYN-ACKs agree, of which nobody has heard; later ones do without.
+const ATTEMPTS: u8 = 2;
 /// The ACE field's numbers.
 const ACE_NUMBERS: u32 = 8;
 /// A counter of the option has 24 bits.
@@ -86,8 +88,12 @@ pub(crate) struct AccurateEcn {
     came_bytes: EcnCounters,
     /// The last packet came marked.
     was_marked: bool,
-    /// How the remote's SYN or SYN-ACK came.
+    /// How the remote's latest SYN or SYN-ACK came.
     handshake_came: Ecn,
+    /// A marked SYN-ACK is in `came_packets`, which counts one at most.
+    has_counted_syn_ack: bool,
+    /// Timeouts of our SYN before the remote's came: a SYN-ACK's attempts begin anew.
+    syn_retries: u8,
     /// Our next acknowledgement answers a SYN-ACK.
     owes_reflection: bool,
     /// s.cep: the remote has told of so many marked packets, modulo 8.
@@ -100,8 +106,11 @@ pub(crate) struct AccurateEcn {
     is_first: bool,
     /// The remote's first acknowledgement may tell how our SYN-ACK came.
     may_reflect: bool,
-    /// The path delivers the three bits as they are: only then packets may be marked.
+    /// The path delivers the three bits as they are: only then feedback is answered, and packets
+    /// may be marked.
     is_clear: bool,
+    /// Every SYN and SYN-ACK of the handshake had ECN: a client may be without if one had not.
+    is_agreed: bool,
 }
 
 impl AccurateEcn {
@@ -118,6 +127,8 @@ impl AccurateEcn {
             },
             was_marked: false,
             handshake_came: syn_came,
+            has_counted_syn_ack: false,
+            syn_retries: 0,
             owes_reflection: false,
             heard_packets: PACKETS_AT_FIRST,
             heard_bytes: 0,
@@ -125,6 +136,7 @@ impl AccurateEcn {
             is_first: true,
             may_reflect: true,
             is_clear: true,
+            is_agreed: true,
         }
     }
 
@@ -135,10 +147,28 @@ impl AccurateEcn {
         Self {
             came_packets,
             told_packets: came_packets,
+            has_counted_syn_ack: is_marked,
             owes_reflection: true,
             may_reflect: false,
             ..Self::of_server(syn_ack_came)
         }
+    }
+
+    /// For an end that has sent SYNs itself, so many after the first, when the remote's came
+    /// (simultaneous open).
+    pub(super) fn of_both(syn_came: Ecn, syn_retries: u8) -> Self {
+        Self {
+            syn_retries,
+            // The third SYN asks for nothing.
+            is_agreed: syn_retries < ATTEMPTS,
+            ..Self::of_server(syn_came)
+        }
+    }
+
+    /// The remote's SYN came once more: our answer tells of this one.
+    pub(super) fn note_repeated_syn(&mut self, flags: Flags, came: Ecn) {
+        self.handshake_came = came;
+        self.is_agreed &= flags.ace() != 0b000;
     }
 
     /// The SYN-ACK of a remote that has opened the connection at the same time came so: our next
@@ -146,17 +176,45 @@ impl AccurateEcn {
     /// as on every segment.
     pub(super) fn note_syn_ack(&mut self, came: Ecn) {
         self.handshake_came = came;
+        self.has_counted_syn_ack |= came == Ecn::CongestionExperienced;
         self.owes_reflection = true;
+    }
+
+    /// The remote's SYN-ACK came once more, and is acknowledged now.
+    pub(super) fn note_repeated_syn_ack(&mut self, came: Ecn) {
+        let is_marked = came == Ecn::CongestionExperienced;
+        if is_marked && !self.has_counted_syn_ack {
+            self.came_packets = self.came_packets.wrapping_add(1);
+        }
+        self.note_syn_ack(came);
     }
 
     /// Whether data may leave as ECN-capable.
     pub(super) fn may_be_marked(&self) -> bool {
-        self.is_clear
+        self.is_clear && self.is_agreed
     }
 
-    /// The three bits of a SYN-ACK.
-    pub(super) fn syn_ack_flags(&self) -> Flags {
-        reflection(self.handshake_came)
+    /// Whether the next acknowledgement has to be one without payload.
+    pub(super) fn owes_reflection(&self) -> bool {
+        self.owes_reflection
+    }
+
+    /// The three bits of a SYN-ACK that leaves now, after so many timeouts. Later ones do without,
+    /// in case a box on the path drops the others; our feedback stays.
+    pub(super) fn syn_ack_flags(&mut self, retries: u8) -> Flags {
+        if retries.saturating_sub(self.syn_retries) < ATTEMPTS {
+            return reflection(self.handshake_came);
+        }
+        self.is_agreed = false;
+        Flags::default()
+    }
+
+    /// The three bits of a SYN after so many timeouts.
+    pub(super) fn syn_flags(retries: u8) -> Flags {
+        match retries < ATTEMPTS {
+            true => Flags::ACE,
+            false => Flags::default(),
+        }
     }
 
     /// The three bits of the next segment.

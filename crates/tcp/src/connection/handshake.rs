@@ -321,7 +321,7 @@ impl Connection {
             //= RFC 9293#3.5
             //# A TCP implementation MUST support simultaneous open attempts (MUST-10).
             if let Some(accurate) = &mut self.accurate_ecn {
-                **accurate = AccurateEcn::of_server(came);
+                **accurate = AccurateEcn::of_both(came, self.retries);
             }
             // "Otherwise, enter SYN-RECEIVED, form a SYN,ACK segment and send it." Our SYN's
             // record becomes the SYN-ACK's.

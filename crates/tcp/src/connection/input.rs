@@ -2,6 +2,7 @@
 //! RFC 7323 (PAWS). Segments in order take the fast path at the top.
 
 use super::{Conditions, Connection, Context, News};
+use crate::config::EcnMode;
 use crate::host::{ConnectionId, Memory, NoRoom};
 use crate::position::Position;
 use crate::state::{CloseReason, Phase, State};
@@ -145,7 +146,7 @@ impl Connection {
         let crosses = self.crosses_our_syn(segment, seq);
         if !crosses {
             // First, check sequence number.
-            if let Some(response) = self.check_sequence(cx, segment, seq) {
+            if let Some(response) = self.check_sequence(cx, segment, ecn, seq) {
                 return response;
             }
             // Second, check the RST bit.
@@ -247,6 +248,7 @@ impl Connection {
         &mut self,
         cx: &mut Context<'_>,
         segment: &Segment<'_>,
+        came: Ecn,
         seq: Position,
     ) -> Option<Response> {
         let flags = segment.flags;
@@ -310,11 +312,12 @@ impl Connection {
             return Some(Response::Done);
         }
         if self.state == State::SynReceived && flags.has(Flags::SYN) && seq == Position::SYN {
-            // The remote repeats its SYN: our answer was lost.
-            self.scoreboard.mark_first_lost(1);
-            return Some(Response::Done);
+            return Some(self.answer_repeated_syn(flags, came));
         }
         if flags.has(Flags::SYN) {
+            if self.is_repeated_syn_ack(segment, seq) {
+                return Some(self.answer_repeated_syn_ack(cx, came));
+            }
             return Some(Response::Challenge);
         }
         // "If an incoming segment is not acceptable, an acknowledgment should be sent in reply."
@@ -453,6 +456,58 @@ impl Connection {
         if let Some(accurate) = &mut self.accurate_ecn {
             accurate.note_syn_ack(came);
         }
+    }
+
+    /// The remote repeats its SYN: our answer was lost.
+    #[cold]
+    fn answer_repeated_syn(&mut self, flags: Flags, came: Ecn) -> Response {
+        if !flags.has(Flags::ACK) {
+            if self.asks_for_another_feedback(flags) {
+                self.close(CloseReason::Refused);
+                return Response::Refuse;
+            }
+            if let Some(accurate) = &mut self.accurate_ecn {
+                accurate.note_repeated_syn(flags, came);
+            }
+        }
+        self.scoreboard.mark_first_lost(1);
+        Response::Done
+    }
+
+    /// Whether one SYN asks for RFC 3168's feedback, and another for that of RFC 9768.
+    fn asks_for_another_feedback(&self, flags: Flags) -> bool {
+        let is_accurate = self.accurate_ecn.is_some();
+        match self.options.ecn.by_syn(flags) {
+            EcnMode::Classic => is_accurate,
+            EcnMode::Accurate => !is_accurate && self.conditions.has(Conditions::ECN),
+            EcnMode::Off => false,
+        }
+    }
+
+    /// Whether the SYN-ACK that has opened this connection is there once more, of a remote that
+    /// counts marks: its copy of our acknowledgement was lost.
+    fn is_repeated_syn_ack(&self, segment: &Segment<'_>, seq: Position) -> bool {
+        self.accurate_ecn.is_some()
+            && !self.conditions.has(Conditions::PASSIVE)
+            && segment.flags.has(Flags::ACK)
+            && seq == Position::SYN
+            && segment.ack == self.snd_first
+            && self.options.ecn.by_syn_ack(segment.flags) == EcnMode::Accurate
+    }
+
+    /// The answer is the challenge of RFC 5961, and tells how this SYN-ACK came.
+    #[cold]
+    fn answer_repeated_syn_ack(&mut self, cx: &mut Context<'_>, came: Ecn) -> Response {
+        if !self.may_answer_again(cx.now) {
+            cx.counters.challenges_suppressed += 1;
+            return Response::Done;
+        }
+        cx.counters.challenges_sent += 1;
+        self.conditions.set(Conditions::ACK_NOW);
+        if let Some(accurate) = &mut self.accurate_ecn {
+            accurate.note_repeated_syn_ack(came);
+        }
+        Response::Done
     }
 
     //= RFC 9293#3.6.1

@@ -2,7 +2,7 @@
 //! engine turns it into bytes. In order of urgency: a reset, the handshake, news of a gap,
 //! retransmissions, a tail loss probe, new data, a probe, an acknowledgement.
 
-use super::{Conditions, Connection, Context, LossTimer, News, Prediction};
+use super::{AccurateEcn, Conditions, Connection, Context, LossTimer, News, Prediction};
 use crate::config::{EcnMode, Options};
 use crate::position::Position;
 use crate::state::State;
@@ -122,16 +122,15 @@ impl Connection {
     fn ecn_of_syn(&self, is_first: bool) -> Flags {
         match self.options.ecn {
             EcnMode::Classic if is_first => Flags::ECE | Flags::CWR,
-            EcnMode::Accurate if self.retries < 2 => Flags::ACE,
+            EcnMode::Accurate => AccurateEcn::syn_flags(self.retries),
             _ => Flags::default(),
         }
     }
 
     /// The flags by which a SYN-ACK agrees to ECN.
-    fn ecn_of_syn_ack(&self) -> Flags {
-        match &self.accurate_ecn {
-            // RFC 9768 section 3.1.4.2: after two attempts without, and the feedback stays.
-            Some(accurate) if self.retries < 2 => accurate.syn_ack_flags(),
+    fn ecn_of_syn_ack(&mut self) -> Flags {
+        match &mut self.accurate_ecn {
+            Some(accurate) => accurate.syn_ack_flags(self.retries),
             // RFC 3168 section 6.1.1: ECE alone.
             None if self.conditions.has(Conditions::ECN) => Flags::ECE,
             _ => Flags::default(),
@@ -189,10 +188,13 @@ impl Connection {
 
     /// Whether an acknowledgement is due that no data may stand in for: RFC 5681 section 2, a
     /// duplicate one "carries no data"; and only without payload there is room for blocks (RFC 2018
-    /// section 4, RFC 2883).
+    /// section 4, RFC 2883), and for how the SYN-ACK came (RFC 9768 section 3.2.2.1).
     fn has_more_to_tell(&self) -> bool {
+        let accurate = self.accurate_ecn.as_deref();
         self.conditions.has(Conditions::ACK_NOW)
-            && (self.conditions.has(Conditions::OUT_OF_ORDER) || self.has_duplicate)
+            && (self.conditions.has(Conditions::OUT_OF_ORDER)
+                || self.has_duplicate
+                || accurate.is_some_and(AccurateEcn::owes_reflection))
     }
 
     fn plan(&self, kind: PlanKind, seq: Position, payload_bytes: u32, flags: Flags) -> Plan {
