@@ -15,26 +15,68 @@ use crate::wire::tcp::{EcnCounters, Flags};
 
 /// Both ends count packets from 5 on (section 3.2.1): a path that clears the bits shows.
 const PACKETS_AT_FIRST: u8 = 5;
+//= RFC 9768#3.2.2.5.1
+//# If there is unacknowledged data at the receiver, 'n' SHOULD be 2.
 /// So many marked packets are told at once where there is data to be acknowledged.
 const UNTOLD_MAX: u8 = 2;
+//= RFC 9768#3.2.2.5.1
+//# If there is no unacknowledged data at the receiver, 'n' SHOULD be 3
+//= RFC 9768#3.2.2.5.1
+//# and MUST be no less than 3.
+//= RFC 9768#3.2.2.5.1
+//# In either case, 'n' MUST be no greater than 7.
 /// And where there is none, so that two ends do not answer each other's answers for ever.
 const UNTOLD_MAX_WITHOUT_DATA: u8 = 3;
+//= RFC 9768#3.1.4.1
+//# If the sender of an AccECN SYN (the TCP Client) times out before receiving the SYN/ACK, it
+//# SHOULD attempt to negotiate the use of AccECN at least one more time by continuing to set all
+//# three TCP ECN flags (AE,CWR,ECE) = (1,1,1) on the first retransmitted SYN (using the usual
+//# retransmission time-outs).
+//= RFC 9768#3.1.4.1
+//# If this first retransmission also fails to be acknowledged, in deployment scenarios where AccECN
+//# path traversal might be problematic, the TCP Client SHOULD send subsequent retransmissions of
+//# the SYN with the three TCP-ECN flags cleared (AE,CWR,ECE) = (0,0,0).
 /// So many SYN-ACKs agree, of which nobody has heard; later ones do without.
 const ATTEMPTS: u8 = 2;
 /// The ACE field's numbers.
 const ACE_NUMBERS: u32 = 8;
+//= RFC 9768#3.2.3.1
+//# Whenever the Data Receiver includes any of the counter fields (ECEB, EE0B, EE1B) in an AccECN
+//# Option, it MUST encode the 24 least significant bits of the current value of the associated
+//# counter into the field (respectively r.ceb, r.e0b, r.e1b).
 /// A counter of the option has 24 bits.
 const COUNTER_MASK: u32 = 0xff_ffff;
 
 impl EcnMode {
+    //= RFC 9768#3.1.5
+    //# MUST NOT use reception of packets with ECT set in the IP-ECN field as an implicit signal
+    //# that the peer is ECN-capable.
     /// Table 2 of section 3.1.2, and section 3.1.3 for combinations that nobody sends yet: the
     /// answer to a SYN with these flags.
     pub(super) fn by_syn(self, flags: Flags) -> EcnMode {
         match (self, flags.ace()) {
+            //= RFC 9768#3.1.2
+            //# When an AccECN-enabled TCP Server (B) receives a SYN with (AE,CWR,ECE) = (0,0,0) it
+            //# MUST set both its half connections into the Not ECN feedback mode, return a SYN/ACK
+            //# with (AE,CWR,ECE) = (0,0,0) as shown and continue with ECN disabled.
             (EcnMode::Off, _) | (_, 0b000) => EcnMode::Off,
+            //= RFC 9768#3.1.2
+            //# When an AccECN-enabled TCP Server (B) receives a SYN with (AE,CWR,ECE) = (0,1,1) it
+            //# MUST do one of the following:
+            //= RFC 9768#3.1.2
+            //# set both its half connections into the Classic ECN feedback mode and return a
+            //# SYN/ACK with (AE,CWR,ECE) = (0,0,1) as shown. Then it MUST comply with [RFC3168].
             // RFC 3168 section 6.1.1: both ECE and CWR make an ECN-setup SYN.
             (_, 0b011) | (EcnMode::Classic, 0b111) => EcnMode::Classic,
             (EcnMode::Classic, _) => EcnMode::Off,
+            //= RFC 9768#3.1.1
+            //# If a TCP Server (host B) that is AccECN-enabled receives a SYN with the above three
+            //# flags set, it MUST set both its half-connections into AccECN mode.
+            //= RFC 9768#3.1.3
+            //# If a TCP Server that implements AccECN receives a SYN with the three TCP header
+            //# flags (AE,CWR,ECE) set to any combination other than (0,0,0), (0,1,1), or (1,1,1)
+            //# and it does not have logic specific to such a combination, the Server MUST negotiate
+            //# the use of AccECN as if the three flags had been set to (1,1,1).
             (EcnMode::Accurate, _) => EcnMode::Accurate,
         }
     }
@@ -42,16 +84,40 @@ impl EcnMode {
     /// As [`Self::by_syn`], of a SYN-ACK.
     pub(super) fn by_syn_ack(self, flags: Flags) -> EcnMode {
         match (self, flags.ace()) {
+            //= RFC 9768#3.1.2
+            //# Such broken TCP Servers (B) cannot support ECN, so as soon as an AccECN-capable TCP
+            //# Client (A) receives such a broken SYN/ACK it MUST fall back to Not ECN mode for both
+            //# its half connections and continue with ECN disabled.
+            //= RFC 9768#3.1.2
+            //# Therefore, as soon as an AccECN-capable TCP Client (A) receives the SYN/ACK shown it
+            //# MUST set both its half connections into the feedback mode shown in the rightmost
+            //# column.
             (EcnMode::Off, _) | (_, 0b000 | 0b111) => EcnMode::Off,
             // RFC 3168 section 6.1.1: a SYN-ACK agrees with ECE alone; the third bit was not known.
             (_, 0b001) | (EcnMode::Classic, 0b101) => EcnMode::Classic,
             (EcnMode::Classic, _) => EcnMode::Off,
+            //= RFC 9768#3.1.1
+            //# Once a TCP Client (A) has sent the above SYN to declare that it supports AccECN, and
+            //# once it has received the above SYN/ACK segment that confirms that the TCP Server
+            //# supports AccECN, the TCP Client MUST set both its half-connections into AccECN mode.
+            //= RFC 9768#3.1.3
+            //# If a TCP Client has sent a SYN requesting AccECN feedback with (AE,CWR,ECE) =
+            //# (1,1,1) then receives a SYN/ACK with the currently reserved combination (AE,CWR,ECE)
+            //# = (1,0,1) but it does not have logic specific to such a combination, the Client MUST
+            //# enable AccECN mode as if the SYN/ACK confirmed that the Server supported AccECN and
+            //# as if it fed back that the IP-ECN field on the SYN had arrived unchanged.
             // Section 3.1.3: the combination 101 is reserved, and stands for a server that has it.
             (EcnMode::Accurate, _) => EcnMode::Accurate,
         }
     }
 }
 
+//= RFC 9768#3.1.1
+//# Then it MUST set the AE, CWR, and ECE TCP flags on the SYN/ACK to the combination in the top
+//# block of Table 2 that feeds back the IP-ECN field that arrived on the SYN.
+//= RFC 9768#3.1.3
+//# However, an AccECN Server implementation MUST NOT send a SYN/ACK with this combination
+//# (AE,CWR,ECE) = (1,0,1).
 /// The handshake's encoding of how a packet came (table 2, and table 3 of section 3.2.2.1).
 fn reflection(came: Ecn) -> Flags {
     Flags::of_ace(match came {
@@ -125,6 +191,9 @@ impl AccurateEcn {
                 ce: 0,
                 ect1: 1,
             },
+            //= RFC 9768#3.2.2.2
+            //# If a TCP Server in AccECN mode receives a CE mark in the IP-ECN field of a SYN
+            //# (SYN=1, ACK=0), it MUST NOT increment r.cep (it remains at its initial value of 5).
             was_marked: false,
             handshake_came: syn_came,
             has_counted_syn_ack: false,
@@ -140,6 +209,9 @@ impl AccurateEcn {
         }
     }
 
+    //= RFC 9768#3.2.2.3
+    //# However, the TCP Client MUST remain in the AccECN feedback mode and it MUST continue to feed
+    //# back any ECN markings on arriving packets (in its role as Data Receiver).
     /// For the end that has sent the SYN, and whose SYN-ACK came so.
     pub(super) fn of_client(syn_ack_came: Ecn) -> Self {
         let is_marked = syn_ack_came == Ecn::CongestionExperienced;
@@ -148,6 +220,10 @@ impl AccurateEcn {
             came_packets,
             told_packets: came_packets,
             has_counted_syn_ack: is_marked,
+            //= RFC 9768#3.2.2.2
+            //# If a TCP Client in AccECN mode receives CE feedback in the TCP flags of a SYN/ACK,
+            //# it MUST NOT increment s.cep (it remains at its initial value of 5), so that it stays
+            //# in step with r.cep on the Server.
             owes_reflection: true,
             may_reflect: false,
             ..Self::of_server(syn_ack_came)
@@ -165,6 +241,11 @@ impl AccurateEcn {
         }
     }
 
+    //= RFC 9768#3.1.5
+    //# MUST feed back the IP-ECN field on the latest valid SYN or acceptable SYN/ACK to arrive.
+    //= RFC 9768#3.2.2.2
+    //# If a TCP Server in AccECN mode receives a CE mark in the IP-ECN field of a SYN (SYN=1,
+    //# ACK=0), it MUST NOT increment r.cep (it remains at its initial value of 5).
     /// The remote's SYN came once more: our answer tells of this one.
     pub(super) fn note_repeated_syn(&mut self, flags: Flags, came: Ecn) {
         self.handshake_came = came;
@@ -183,12 +264,19 @@ impl AccurateEcn {
     /// The remote's SYN-ACK came once more, and is acknowledged now.
     pub(super) fn note_repeated_syn_ack(&mut self, came: Ecn) {
         let is_marked = came == Ecn::CongestionExperienced;
+        //= RFC 9768#3.2.2.2
+        //# If a TCP Client in AccECN mode receives a CE mark in the IP-ECN field of a SYN/ACK, it
+        //# MUST increment r.cep, but no more than once no matter how many CE-marked SYN/ACKs it
+        //# receives (i.e., incremented from 5 to 6, but no further).
         if is_marked && !self.has_counted_syn_ack {
             self.came_packets = self.came_packets.wrapping_add(1);
         }
         self.note_syn_ack(came);
     }
 
+    //= RFC 9768#3.1.5
+    //# MUST NOT set ECT on any packet for the rest of the connection if it has received or sent at
+    //# least one valid SYN or Acceptable SYN/ACK with (AE,CWR,ECE) = (0,0,0) during the handshake.
     /// Whether data may leave as ECN-capable.
     pub(super) fn may_be_marked(&self) -> bool {
         self.is_clear && self.is_agreed
@@ -199,6 +287,14 @@ impl AccurateEcn {
         self.owes_reflection
     }
 
+    //= RFC 9768#3.1.5
+    //# SHOULD acknowledge a valid SYN arriving with (AE,CWR,ECE) = (0,0,0) by emitting an AccECN
+    //# SYN/ACK (with the appropriate combination of TCP-ECN flags to feed back the IP-ECN field of
+    //# this latest SYN);
+    //= RFC 9768#3.2.3.2.2
+    //# If this retransmission times out, to expedite connection setup, the TCP Server SHOULD
+    //# retransmit the SYN/ACK with (AE,CWR,ECE) = (0,0,0) and no AccECN Option, but it remains in
+    //# AccECN feedback mode (per Section 3.1.5).
     /// The three bits of a SYN-ACK that leaves now, after so many timeouts. Later ones do without,
     /// in case a box on the path drops the others; our feedback stays.
     pub(super) fn syn_ack_flags(&mut self, retries: u8) -> Flags {
@@ -209,6 +305,13 @@ impl AccurateEcn {
         Flags::default()
     }
 
+    //= RFC 9768#3.1.1
+    //# During the TCP three-way handshake at the start of a connection, to request more Accurate
+    //# ECN feedback the TCP Client (host A) MUST set the TCP flags (AE,CWR,ECE) = (1,1,1) in the
+    //# initial SYN segment.
+    //= RFC 9768#3.1.3
+    //# However, an AccECN Client implementation MUST NOT send a SYN with any combination other than
+    //# the three listed.
     /// The three bits of a SYN after so many timeouts.
     pub(super) fn syn_flags(retries: u8) -> Flags {
         match retries < ATTEMPTS {
@@ -222,9 +325,25 @@ impl AccurateEcn {
         Flags::of_ace(self.came_packets % ACE_NUMBERS as u8)
     }
 
+    //= RFC 9768#3.2
+    //# Whenever a Data Receiver feeds back the value of any counter, it MUST report the most recent
+    //# value, no matter whether it is in a pure ACK, or an ACK piggybacked on a packet used by the
+    //# other half-connection, whether new payload data or a retransmission.
+    //= RFC 9768#3.2.2
+    //# On such a packet, a Data Receiver MUST encode the 3 least significant bits of its r.cep
+    //# counter into the ACE field that it feeds back to the Data Sender.
+    //= RFC 9768#3.2.2.2
+    //# Whenever the Data Receiver sends an ACK with SYN=0 (with or without data), unless the
+    //# handshake encoding in Section 3.2.2.1 applies, the Data Receiver MUST encode the least
+    //# significant 3 bits of its r.cep counter into the ACE field (see Appendix A.2).
     /// The three bits of a segment that leaves now: `is_bare` with neither payload nor SACK blocks.
     pub(super) fn tell(&mut self, is_bare: bool) -> Flags {
         self.told_packets = self.came_packets;
+        //= RFC 9768#3.2.2.1
+        //# A TCP Client (A) in AccECN mode MUST feed back which of the 4 possible values of the
+        //# IP-ECN field was on the SYN/ACK by writing it into the ACE field of a pure ACK with no
+        //# SACK blocks using the binary encoding in Table 3 (which is the same as that used on the
+        //# SYN/ACK in Table 2).
         // Section 3.2.2.1: "the only exception to the rule that the ACE field carries [...] r.cep".
         match core::mem::replace(&mut self.owes_reflection, false) && is_bare {
             true => reflection(self.handshake_came),
@@ -249,6 +368,11 @@ impl AccurateEcn {
     ) -> bool {
         let is_marked = came == Ecn::CongestionExperienced;
         if is_marked {
+            //= RFC 9768#3.2
+            //# The Data Receiver MUST increment the CE packet counter (r.cep), for every Acceptable
+            //# packet that it receives with the CE code point in the IP-ECN field, including
+            //# CE-marked control packets and retransmissions but excluding CE on SYN packets
+            //# (SYN=1; ACK=0).
             self.came_packets = self.came_packets.wrapping_add(packets as u8);
         }
         let count = match came {
@@ -258,11 +382,23 @@ impl AccurateEcn {
             Ecn::CongestionExperienced => Some(&mut self.came_bytes.ce),
         };
         if let Some(count) = count {
+            //= RFC 9768#3.2
+            //# A Data Receiver that supports sending of AccECN TCP Options MUST increment the
+            //# r.ceb, r.e0b or r.e1b byte counters by the number of TCP payload octets in
+            //# Acceptable packets marked with the CE, ECT(0) and ECT(1) codepoint in their IP-ECN
+            //# field, including any payload octets on control packets and retransmissions, but not
+            //# including any payload octets on SYN packets (SYN=1; ACK=0).
             *count = count.wrapping_add(payload_bytes as u32) & COUNTER_MASK;
         }
         let has_payload = payload_bytes > 0;
+        //= RFC 9768#3.2.2.5.1
+        //# An AccECN Data Receiver SHOULD emit an ACK whenever a data packet marked CE arrives
+        //# after the previous packet was not CE.
         let turns = has_payload && is_marked && !self.was_marked;
         self.was_marked = is_marked;
+        //= RFC 9768#3.2.2.5.1
+        //# An AccECN receiver of a packet MUST emit an ACK if 'n' CE marks have arrived since the
+        //# previous ACK.
         let untold_max = match has_payload || !is_acknowledged {
             true => UNTOLD_MAX,
             false => UNTOLD_MAX_WITHOUT_DATA,
@@ -270,29 +406,66 @@ impl AccurateEcn {
         turns || self.came_packets.wrapping_sub(self.told_packets) >= untold_max
     }
 
+    //= RFC 9768#3.2.2
+    //# With one exception (Section 3.2.2.1), a host with both of its half-connections in AccECN
+    //# mode MUST interpret the AE, CWR and ECE flags as the 3-bit ACE counter on a segment with the
+    //# SYN flag cleared (SYN=0).
     /// How many of our bytes have come marked, after an acknowledgement that is not older than
     /// others.
     pub(super) fn hear(&mut self, feedback: Feedback) -> u32 {
         let ace = feedback.ace;
         if core::mem::replace(&mut self.is_first, false) {
-            // Section 3.2.2.3: zero is no value of a counter that begins at 5, nor of a reflection:
+            //= RFC 9768#3.2.2.4
+            //# Note that the Data Sender MUST NOT test whether the arriving counter in the initial
+            //# ACE field has been initialized to a specific valid value - the above check solely
+            //# tests whether the ACE fields have been incorrectly zeroed.
+            //= RFC 9768#3.2.2.1
+            //# {Note 1}: If the Server is in AccECN mode and in SYN-RCVD state, and if it receives
+            //# a value of zero on a pure ACK with SYN=0 and no SACK blocks, for the rest of the
+            //# connection the Server MUST NOT set ECT on outgoing packets
+            // Section 3.2.2.4: zero is no value of a counter that begins at 5, nor of a reflection:
             // the path clears the bits.
             self.is_clear = ace != 0b000;
             if self.may_reflect && feedback.is_bare {
+                //= RFC 9768#3.2.2.1
+                //# When an AccECN Server in SYN-RCVD state receives a pure ACK with SYN=0 and no
+                //# SACK blocks, instead of treating the ACE field as a counter, it MUST infer the
+                //# meaning of each possible value of the ACE field from Table 4, which also shows
+                //# the value that an AccECN Server MUST set s.cep to as a result.
+                //= RFC 9768#3.2.2.2
+                //# If a TCP Server in AccECN mode and in SYN-RCVD state receives CE feedback in the
+                //# TCP flags of a pure ACK with no SACK blocks, it MUST increment s.cep (from 5 to
+                //# 6).
+                //= RFC 9768#3.2.2.3
+                //# However, the Server MUST remain in the AccECN feedback mode and it MUST continue
+                //# to feed back any ECN markings on arriving packets (in its role as Data
+                //# Receiver).
                 self.heard_packets = PACKETS_AT_FIRST + u8::from(ace == 0b110);
                 return 0;
             }
         }
+        //= RFC 9768#3.2.2.1
+        //# and MUST NOT respond to AccECN feedback.
+        //= RFC 9768#3.2.2.1
+        //# Nonetheless, as a Data Receiver it MUST NOT disable AccECN feedback.
         if !self.is_clear {
             return 0;
         }
         let delta = u32::from(ace.wrapping_sub(self.heard_packets)) % ACE_NUMBERS;
+        //= RFC 9768#3.2.3.2.5
+        //# An endpoint using AccECN feedback MUST always reconcile the information provided in the
+        //# ACE field with that in any AccECN Option, so that the state of the ACE-related packet
+        //# counter can be relied on if future feedback does not carry an AccECN Option.
         self.heard_packets = ace;
         let Some(counters) = feedback.counters else {
             let bytes = likely(delta, feedback.delivered).saturating_mul(feedback.mss);
             self.assumed_bytes = self.assumed_bytes.saturating_add(bytes);
             return bytes;
         };
+        //= RFC 9768#3.2.3.2.4
+        //# Note that the Data Sender MUST NOT test whether the arriving byte counters in an initial
+        //# AccECN Option have been initialized to specific valid values - the above checks solely
+        //# test whether these fields have been incorrectly zeroed.
         // Packets without payload are in no counter: their marks say nothing of our data.
         let more = counters.ce.wrapping_sub(self.heard_bytes) & COUNTER_MASK;
         if more > COUNTER_MASK / 2 {
@@ -304,6 +477,18 @@ impl AccurateEcn {
     }
 }
 
+//= RFC 9768#3.2.2.5.2
+//# If the Data Sender has not received AccECN TCP Options to give it more dependable information,
+//# and it detects that the ACE field could have cycled, it SHOULD deem whether it cycled by taking
+//# the safest likely case under the prevailing conditions.
+//= RFC 9768#3.2.2.5.2
+//# If the ACE counter on an ACK seems to imply that the minimum number of newly CE-marked packets
+//# is greater than the number of newly acknowledged packets, the Data Sender SHOULD consider the
+//# ACE counter to be correct (and its count of control packets to be incomplete), unless it can be
+//# sure that it is counting all control packets correctly.
+//= RFC 9768#3.2.3.2.3
+//# While a host is in this mode that assumes incoming AccECN Options are not available, it MUST
+//# adopt the conservative interpretation of the ACE field discussed in Section 3.2.2.5.
 /// The likely number of marked packets where the field may have wrapped around: the largest that it
 /// can stand for (section 3.2.2.5.2). Where it has not changed at all, none: links put segments
 /// together, and then an acknowledgement for eight packets and more is an ordinary one.
@@ -318,6 +503,19 @@ fn likely(delta: u32, delivered: u32) -> u32 {
 mod tests {
     use super::*;
 
+    //= RFC 9768#3.1.3
+    //= type=test
+    //# If a TCP Server that implements AccECN receives a SYN with the three TCP header flags
+    //# (AE,CWR,ECE) set to any combination other than (0,0,0), (0,1,1), or (1,1,1) and it does not
+    //# have logic specific to such a combination, the Server MUST negotiate the use of AccECN as if
+    //# the three flags had been set to (1,1,1).
+    //= RFC 9768#3.1.3
+    //= type=test
+    //# If a TCP Client has sent a SYN requesting AccECN feedback with (AE,CWR,ECE) = (1,1,1) then
+    //# receives a SYN/ACK with the currently reserved combination (AE,CWR,ECE) = (1,0,1) but it
+    //# does not have logic specific to such a combination, the Client MUST enable AccECN mode as if
+    //# the SYN/ACK confirmed that the Server supported AccECN and as if it fed back that the IP-ECN
+    //# field on the SYN had arrived unchanged.
     /// Table 2 of section 3.1.2, line by line, and section 3.1.3.
     #[test]
     fn both_ends_agree_as_the_table_says() {
@@ -391,6 +589,20 @@ mod tests {
         })
     }
 
+    //= RFC 9768#3.2.2.5.2
+    //= type=test
+    //# If the Data Sender has not received AccECN TCP Options to give it more dependable
+    //# information, and it detects that the ACE field could have cycled, it SHOULD deem whether it
+    //# cycled by taking the safest likely case under the prevailing conditions.
+    //= RFC 9768#3.2.3.2.3
+    //= type=test
+    //# While a host is in this mode that assumes incoming AccECN Options are not available, it MUST
+    //# adopt the conservative interpretation of the ACE field discussed in Section 3.2.2.5.
+    //= RFC 9768#3.2.3.2.4
+    //= type=test
+    //# Note that the Data Sender MUST NOT test whether the arriving byte counters in an initial
+    //# AccECN Option have been initialized to specific valid values - the above checks solely test
+    //# whether these fields have been incorrectly zeroed.
     #[test]
     fn the_option_tells_apart_what_the_field_cannot() {
         let mut ours = AccurateEcn::of_client(Ecn::NotCapable);
@@ -405,6 +617,11 @@ mod tests {
         assert_eq!(heard(&mut ours, 3, Some(21_000), 1), MSS);
     }
 
+    //= RFC 9768#3.2.3.2.5
+    //= type=test
+    //# An endpoint using AccECN feedback MUST always reconcile the information provided in the ACE
+    //# field with that in any AccECN Option, so that the state of the ACE-related packet counter
+    //# can be relied on if future feedback does not carry an AccECN Option.
     /// Data tells by the field, and the acknowledgement behind it by the option.
     #[test]
     fn a_mark_that_is_told_twice_counts_once() {
@@ -423,6 +640,21 @@ mod tests {
         assert_eq!(heard(&mut ours, 4, Some(22_500), 1), MSS);
     }
 
+    //= RFC 9768#3.2.2.1
+    //= type=test
+    //# When an AccECN Server in SYN-RCVD state receives a pure ACK with SYN=0 and no SACK blocks,
+    //# instead of treating the ACE field as a counter, it MUST infer the meaning of each possible
+    //# value of the ACE field from Table 4, which also shows the value that an AccECN Server MUST
+    //# set s.cep to as a result.
+    //= RFC 9768#3.2.2.2
+    //= type=test
+    //# If a TCP Server in AccECN mode and in SYN-RCVD state receives CE feedback in the TCP flags
+    //# of a pure ACK with no SACK blocks, it MUST increment s.cep (from 5 to 6).
+    //= RFC 9768#3.2.2.4
+    //= type=test
+    //# Note that the Data Sender MUST NOT test whether the arriving counter in the initial ACE
+    //# field has been initialized to a specific valid value - the above check solely tests whether
+    //# the ACE fields have been incorrectly zeroed.
     #[test]
     fn a_path_that_clears_the_bits_is_sent_nothing_that_can_be_marked() {
         let mut ours = AccurateEcn::of_server(Ecn::NotCapable);
@@ -432,9 +664,17 @@ mod tests {
         let mut ours = AccurateEcn::of_client(Ecn::NotCapable);
         assert_eq!(heard(&mut ours, 0, None, 1), 0);
         assert!(!ours.may_be_marked());
-        let mut ours = AccurateEcn::of_server(Ecn::NotCapable);
-        assert_eq!(heard(&mut ours, 0b110, None, 0), 0);
-        assert!(ours.may_be_marked());
-        assert_eq!(heard(&mut ours, 7, None, 1), MSS);
+        // Every other value is as good as the next, and only that of a mark is one.
+        for ace in 1..8 {
+            let mut ours = AccurateEcn::of_server(Ecn::NotCapable);
+            assert_eq!(heard(&mut ours, ace, None, 0), 0);
+            assert!(ours.may_be_marked());
+            let number = if ace == 0b110 { 6 } else { 5 };
+            assert_eq!(heard(&mut ours, number, None, 1), 0);
+            assert_eq!(heard(&mut ours, 7, None, 1), MSS * u32::from(7 - number));
+            let mut ours = AccurateEcn::of_client(Ecn::NotCapable);
+            heard(&mut ours, ace, None, 1);
+            assert!(ours.may_be_marked());
+        }
     }
 }

@@ -259,6 +259,16 @@ impl Connection {
     /// How many of our bytes have come marked, as the remote tells. RFC 3168's feedback has no
     /// numbers: it stands for all that it acknowledges.
     fn hear_marks(&mut self, segment: &Segment<'_>, report: &Acknowledgement) -> u64 {
+        //= RFC 9768#3.2.2
+        //# A host MUST NOT interpret the 3 flags as a 3-bit ACE field on any segment with SYN=1
+        //# (whether ACK is 0 or 1), or if AccECN negotiation is incomplete or has not succeeded.
+        //= RFC 9768#3.1.5
+        //# SHOULD ignore the TCP-ECN flags in SYNs or SYN/ACKs that are received after the
+        //# implementation reaches the Established state, in line with the general TCP approach
+        //# [RFC9293];
+        //= RFC 9768#3.2.3.2.1
+        //# If there is somehow an AccECN Option on a SYN, it MUST be ignored when forwarded or
+        //# received.
         if !self.conditions.has(Conditions::ECN) || segment.flags.has(Flags::SYN) {
             return 0;
         }

@@ -151,6 +151,9 @@ impl Connection {
             quick_acks: QUICK_ACKS,
             answered_at: super::half_seconds(open.now).wrapping_sub(1),
             options,
+            //= RFC 9768#3.1.1
+            //# The TCP Client MUST NOT enter AccECN mode (or any feedback mode) before it has
+            //# received the first SYN/ACK.
             accurate_ecn: None,
             stalled_since: open.now,
             stalled_at: Position::SYN.0 as u32 - 1,
@@ -230,6 +233,9 @@ impl Connection {
             //# connection, it MUST NOT send SACK options on that connection.
             .put(Conditions::SACK, config.sack && syn.sack_permitted);
         self.conditions
+            //= RFC 9768#3.1.2
+            //# If the TCP Client has set itself into Classic ECN feedback mode it MUST then comply
+            //# with [RFC3168].
             .put(Conditions::ECN, offer.ecn != EcnMode::Off);
         self.accurate_ecn = (offer.ecn == EcnMode::Accurate).then(|| {
             Box::new(match self.state {
@@ -320,6 +326,12 @@ impl Connection {
         } else {
             //= RFC 9293#3.5
             //# A TCP implementation MUST support simultaneous open attempts (MUST-10).
+            //= RFC 9768#3.1.2
+            //# Host A MUST then enter the same feedback mode as it would have entered had it been a
+            //# responding host and received the same SYN.
+            //= RFC 9768#3.1.2
+            //# Then host A MUST send the same SYN/ACK as it would have sent had it been a
+            //# responding host.
             if let Some(accurate) = &mut self.accurate_ecn {
                 **accurate = AccurateEcn::of_both(came, self.retries);
             }

@@ -458,6 +458,10 @@ impl Connection {
         }
     }
 
+    //= RFC 9768#3.1.5
+    //# MUST NOT switch into a different feedback mode from the one it first entered according to
+    //# Table 2, no matter whether it subsequently receives valid SYNs or Acceptable SYN/ACKs of
+    //# different types.
     /// The remote repeats its SYN: our answer was lost.
     #[cold]
     fn answer_repeated_syn(&mut self, flags: Flags, came: Ecn) -> Response {
@@ -474,6 +478,9 @@ impl Connection {
         Response::Done
     }
 
+    //= RFC 9768#3.1.5
+    //# MUST reset the connection with a RST packet, if it receives a 'Classic' ECN-setup SYN with
+    //# (AE,CWR,ECE) = (0,1,1) and a SYN requesting AccECN feedback during the same handshake;
     /// Whether one SYN asks for RFC 3168's feedback, and another for that of RFC 9768.
     fn asks_for_another_feedback(&self, flags: Flags) -> bool {
         let is_accurate = self.accurate_ecn.is_some();
@@ -495,6 +502,9 @@ impl Connection {
             && self.options.ecn.by_syn_ack(segment.flags) == EcnMode::Accurate
     }
 
+    //= RFC 9768#3.2.2.1
+    //# The TCP Client MUST also use the handshake encoding for the pure ACK of any retransmitted
+    //# SYN/ACK that confirms that the TCP Server supports AccECN.
     /// The answer is the challenge of RFC 5961, and tells how this SYN-ACK came.
     #[cold]
     fn answer_repeated_syn_ack(&mut self, cx: &mut Context<'_>, came: Ecn) -> Response {

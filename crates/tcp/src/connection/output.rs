@@ -66,12 +66,15 @@ impl Connection {
         cx.counters.segments_sent += 1;
         cx.counters.bytes_sent += u64::from(plan.payload_bytes);
         if plan.kind == PlanKind::Plain
-            && !plan.flags.has(Flags::RST)
+            && !plan.flags.has(Flags::RST) // Whoever takes it has no use for numbers.
             && let Some(accurate) = &mut self.accurate_ecn
         {
             let has_blocks = self.conditions.has(Conditions::OUT_OF_ORDER) || self.has_duplicate;
             let is_bare = plan.payload_bytes == 0 && !has_blocks && !plan.flags.has(Flags::FIN);
             plan.flags = plan.flags.without(Flags::ACE) | accurate.tell(is_bare);
+            //= RFC 9768#3.2.2.4
+            //# Note that a host in AccECN mode MUST continue to provide Accurate ECN feedback to
+            //# its peer, even if it is no longer sending ECT itself over the other half connection.
             plan.ecn_capable &= accurate.may_be_marked();
         }
         self.is_told = false;
@@ -104,6 +107,9 @@ impl Connection {
             self.scoreboard.push(Position::SYN, 1, cx.now);
             self.snd_nxt = Position::FIRST_BYTE;
         } else {
+            //= RFC 9768#3.1.4.1
+            //# Such a retransmitted SYN MUST use the same initial sequence number (ISN) as the
+            //# original SYN.
             self.scoreboard.retransmit_lost(1, cx.now)?;
             cx.counters.retransmissions += 1;
         }
@@ -117,6 +123,13 @@ impl Connection {
         Some(self.plan(PlanKind::Syn, Position::SYN, 0, flags))
     }
 
+    //= RFC 9768#3.1.5
+    //# MUST NOT send a 'Classic' ECN-setup SYN [RFC3168] with (AE,CWR,ECE) = (0,1,1) and a SYN with
+    //# (AE,CWR,ECE) = (1,1,1) requesting AccECN feedback within the same connection;
+    //= RFC 9768#3.1.5
+    //# If for any reason a host is not willing to provide ECN feedback on a particular TCP
+    //# connection, it SHOULD clear the AE, CWR and ECE flags in all SYN and/or SYN/ACK packets that
+    //# it sends.
     /// The flags by which a SYN asks for ECN. Later attempts do without, in case a box on the path
     /// drops it: RFC 3168 section 6.1.1.1 after the first, RFC 9768 section 3.1.4.1 after two.
     fn ecn_of_syn(&self, is_first: bool) -> Flags {
@@ -127,6 +140,15 @@ impl Connection {
         }
     }
 
+    //= RFC 9768#3.1.1
+    //# The TCP Server MUST NOT set one of these 4 combination of flags on the SYN/ACK unless the
+    //# preceding SYN requested support for AccECN as above.
+    //= RFC 9768#3.1.5
+    //# MUST NOT send a 'Classic' ECN-setup SYN/ACK [RFC3168] with (AE,CWR,ECE) = (0,0,1) and a
+    //# SYN/ACK agreeing to use AccECN feedback within the same connection;
+    //= RFC 9768#3.1.5
+    //# SHOULD respond to any subsequent valid SYN using a SYN/ACK with (AE,CWR,ECE) = (0,0,0), even
+    //# if the SYN is offering to negotiate Classic ECN or AccECN feedback mode;
     /// The flags by which a SYN-ACK agrees to ECN.
     fn ecn_of_syn_ack(&mut self) -> Flags {
         match &mut self.accurate_ecn {
@@ -186,6 +208,11 @@ impl Connection {
         None
     }
 
+    //= RFC 9768#3.2.2.1
+    //# If an AccECN TCP Client intends to acknowledge the SYN/ACK with a packet that does not
+    //# satisfy these conditions (e.g., it has data to include on the ACK), it SHOULD first send a
+    //# pure ACK that does satisfy these conditions (see Section 5.2), so that it can feed back
+    //# which of the four values of the IP-ECN field arrived on the SYN/ACK.
     /// Whether an acknowledgement is due that no data may stand in for: RFC 5681 section 2, a
     /// duplicate one "carries no data"; and only without payload there is room for blocks (RFC 2018
     /// section 4, RFC 2883), and for how the SYN-ACK came (RFC 9768 section 3.2.2.1).
@@ -421,6 +448,11 @@ impl Connection {
             };
         }
         let mut plan = self.plan(PlanKind::Plain, seq, length as u32, flags);
+        //= RFC 9768#3.1.5
+        //# MUST NOT set ECT if it is in Not ECN feedback mode.
+        //= RFC 9768#3.1.5
+        //# SHOULD set an ECT codepoint in the IP header of packets to indicate to the network that
+        //# the transport is capable and willing to participate in ECN for this packet;
         if self.conditions.has(Conditions::ECN) && length > 0 {
             plan.ecn_capable = true;
             if self.conditions.has(Conditions::SEND_CWR) {

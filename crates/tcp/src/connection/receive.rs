@@ -363,8 +363,16 @@ impl Connection {
         let is_marked = ecn == Ecn::CongestionExperienced;
         cx.counters.marks_received += u64::from(is_marked);
         let mss = usize::from(self.advertised_mss()).max(1);
+        // Data beyond a gap is not acknowledged, either. So an answer to segments without payload
+        // alone has no blocks.
         let is_acknowledged =
             self.last_ack_sent == self.rcv_nxt && !self.conditions.has(Conditions::OUT_OF_ORDER);
+        //= RFC 9768#3.1.5
+        //# MUST feed back the information in the IP-ECN field of incoming packets using Accurate
+        //# ECN feedback, as specified in Section 3.2.
+        //= RFC 9768#3.2.2.5.1
+        //# All that is necessary here is to require that these ACKs of ACKs MUST NOT contain any
+        //# SACK blocks (which would normally not happen anyway).
         if let Some(accurate) = &mut self.accurate_ecn {
             let bytes = segment.payload.len();
             let packets = bytes.div_ceil(mss).max(1);

@@ -241,6 +241,9 @@ impl Connection {
         }
     }
 
+    //= RFC 9768#3.1.5
+    //# MUST NOT set CWR to indicate that it has received and responded to indications of
+    //# congestion.
     /// RFC 3168 section 6.1.2: CWR on the first new data after a reduction, whatever the reason;
     /// and one a window is enough.
     fn tell_reduction(&mut self) {

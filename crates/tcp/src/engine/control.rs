@@ -389,7 +389,9 @@ impl Engine {
         // so, and the cookie remembers that.
         let is_agreed = has_timestamps && offer.ecn != EcnMode::Off;
         offer.ecn = if is_agreed {
-            EcnMode::Classic // RFC 9768's counters would have to be remembered, too.
+            // A deviation from RFC 9768 section 3.1.1: a remote that asks for its feedback gets RFC
+            // 3168's, as from a server without the other.
+            EcnMode::Classic
         } else {
             EcnMode::Off
         };

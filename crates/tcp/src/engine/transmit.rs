@@ -570,6 +570,16 @@ fn write_options(
         .accurate_ecn
         .as_deref()
         .map(AccurateEcn::counters);
+    //= RFC 9768#3.2.3.2.1
+    //# The TCP Client MUST NOT include an AccECN TCP Option on the SYN.
+    //= RFC 9768#3.2.3.2.1
+    //# A TCP Client that has successfully negotiated AccECN SHOULD include an AccECN Option in the
+    //# first ACK at the end of the three-way handshake.
+    //= RFC 9768#3.2.3.2.3
+    //# However, it cannot make any assumption about support of outgoing AccECN Options on the other
+    //# half connection, so it SHOULD continue to send AccECN Options itself (unless it has
+    //# established that sending AccECN Options is causing packets to be blocked as in Section
+    //# 3.2.3.2.2).
     let is_empty = plan.payload_bytes == 0 && !plan.flags.has(Flags::RST);
     let counters = counters.filter(|_| plan.kind == PlanKind::Plain && is_empty);
     if plan.kind == PlanKind::Plain && !has_blocks && counters.is_none() {
@@ -617,6 +627,9 @@ impl Connection {
             }
         };
         let mut said = None;
+        //= RFC 9768#3.1.1
+        //# If SACK is implemented with AccECN, Duplicate Selective Acknowledgement (D-SACK)
+        //# [RFC2883] MUST also be implemented.
         if self.has_duplicate {
             let duplicate = self.duplicate;
             put(duplicate.start, duplicate.end);

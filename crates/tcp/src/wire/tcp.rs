@@ -200,6 +200,13 @@ impl<'a> Segment<'a> {
             .map(|block| (u32_at(block, 0), u32_at(block, 4)))
     }
 
+    //= RFC 9768#3.2.3
+    //# All implementations of a Data Sender that read any AccECN Option MUST be able to read AccECN
+    //# Options of any of the above lengths.
+    //= RFC 9768#3.2.3
+    //# For forward compatibility, if the AccECN Option is of any other length, implementations MUST
+    //# use those whole 3-octet fields that fit within the length and ignore the remainder of the
+    //# option, treating it as padding.
     /// The counters of the AccECN option (RFC 9768 section 3.2.3), if it has that of marked bytes.
     pub(crate) fn ecn_counters(&self) -> Option<EcnCounters> {
         let mut options = OptionIter(self.options).filter_map(Result::ok);
@@ -380,14 +387,31 @@ impl OptionWriter {
         self.push(&timestamps_bytes(timestamps));
     }
 
-    /// Adds the counters of the AccECN option; that of ECT(1) only where something came so. `blocks`
-    /// of SACK will follow: the option goes where it would leave no room for two of them.
+    //= RFC 9768#3.2.3
+    //# When a Data Receiver sends an AccECN Option, it MUST set the Kind field to 172 if using
+    //# Order 0, or to 174 if using Order 1.
+    //= RFC 9768#3.2.3
+    //# The length field MUST indicate which fields are present as follows:
+    //= RFC 9768#3.2.3.3
+    //# Whenever possible, it SHOULD include a field for every byte counter that has changed at some
+    //# time during the connection (see examples later).
+    /// Adds the counters of the AccECN option; that of ECT(1) only where something came so. As many
+    /// as `blocks` of SACK will follow: the option is left out where two of them had no room then.
     pub(crate) fn ecn_counters(&mut self, counters: EcnCounters, blocks: usize) {
         let EcnCounters { ect0, ce, ect1 } = counters;
         let all = [ect0, ce, ect1];
         let count = if ect1 == 1 { 2 } else { 3 };
         let option_bytes = 2 + 3 * count;
         let end = (self.length + option_bytes).next_multiple_of(4);
+        //= RFC 9768#3.2.3.3
+        //# If SACK has been negotiated [RFC2018], and the smallest recommended AccECN Option would
+        //# leave insufficient space for two SACK blocks on a particular ACK, the Data Receiver MUST
+        //# give precedence to the SACK option (total 18 octets), because loss feedback is more
+        //# critical.
+        //= RFC 9768#3.2.3.3
+        //# If there is insufficient space to include an AccECN TCP option containing the counter(s)
+        //# that have changed since the previous AccECN TCP option, then the entire AccECN TCP
+        //# option MUST be omitted.
         if end + sack_bytes(blocks.min(2)) > OPTIONS_BYTES_MAX {
             return;
         }
@@ -468,6 +492,22 @@ mod tests {
         bytes
     }
 
+    //= RFC 9768#3.2.3
+    //= type=test
+    //# When a Data Receiver sends an AccECN Option, it MUST set the Kind field to 172 if using
+    //# Order 0, or to 174 if using Order 1.
+    //= RFC 9768#3.2.3
+    //= type=test
+    //# The length field MUST indicate which fields are present as follows:
+    //= RFC 9768#3.2.3
+    //= type=test
+    //# All implementations of a Data Sender that read any AccECN Option MUST be able to read AccECN
+    //# Options of any of the above lengths.
+    //= RFC 9768#3.2.3
+    //= type=test
+    //# For forward compatibility, if the AccECN Option is of any other length, implementations MUST
+    //# use those whole 3-octet fields that fit within the length and ignore the remainder of the
+    //# option, treating it as padding.
     #[test]
     fn counters_of_marks_survive_a_round_trip_in_both_orders() {
         for ect1 in [1, 70_000] {
@@ -492,8 +532,19 @@ mod tests {
             let other_order = Segment::parse(&bytes).unwrap().ecn_counters().unwrap();
             assert_eq!((other_order.ect1, other_order.ce), (9, 256));
         }
-        let bytes = segment_with(&[172, 5, 0, 0, 9, 1, 1, 1], b"");
-        assert_eq!(Segment::parse(&bytes).unwrap().ecn_counters(), None);
+        // Without the counter of marks there is none of the others, either.
+        for short in [[172, 5, 0, 0, 9, 1, 1, 1], [174, 2, 1, 1, 1, 1, 1, 1]] {
+            let bytes = segment_with(&short, b"");
+            assert_eq!(Segment::parse(&bytes).unwrap().ecn_counters(), None);
+        }
+        // Another length has the whole counters that fit.
+        let bytes = segment_with(&[172, 10, 0, 0, 9, 0, 1, 0, 7, 7, 1, 1], b"");
+        let part = Segment::parse(&bytes).unwrap().ecn_counters().unwrap();
+        assert_eq!((part.ect0, part.ce, part.ect1), (9, 256, 0));
+        let long = [172, 14, 0, 0, 9, 0, 1, 0, 0, 0, 7, 6, 6, 6, 1, 1];
+        let bytes = segment_with(&long, b"");
+        let all = Segment::parse(&bytes).unwrap().ecn_counters().unwrap();
+        assert_eq!((all.ect0, all.ce, all.ect1), (9, 256, 7));
     }
 
     //= RFC 9293#3.1

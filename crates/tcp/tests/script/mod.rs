@@ -310,8 +310,14 @@ impl Stage {
     /// The two bits of ECN in the engine's next packet (RFC 3168 section 5).
     #[track_caller]
     pub(crate) fn next_ecn(&mut self) -> u8 {
+        self.next_sent()[1] & 3
+    }
+
+    /// The engine's next packet as it is.
+    #[track_caller]
+    pub(crate) fn next_sent(&mut self) -> Vec<u8> {
         self.drain();
-        self.sent.pop_front().expect("a packet")[1] & 3
+        self.sent.pop_front().expect("a packet")
     }
 
     /// The engine has nothing to say.
@@ -393,7 +399,7 @@ struct Line {
 }
 
 impl Line {
-    /// `FLAGS SEQ:END(LENGTH) [ack N] [win N] [<options>] [ect0|ect1|ce]`; `-` where no flag is set.
+    /// `FLAGS SEQ:END(LENGTH) [ack N] [win N] [<options>] [ect0|ect1|ce]`; `-` without flags.
     fn read(script: &str) -> Self {
         let (head, options) = match script.split_once('<') {
             Some((head, options)) => (head, options.split_once('>').expect("an end of options").0),
