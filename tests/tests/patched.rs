@@ -28,11 +28,10 @@ fn compile_as(
     source: &str,
 ) -> PathBuf {
     let program = directory.join(name);
-    let source = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("patched")
-        .join(source);
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("patched");
     let mut command = Command::new(compiler);
-    command.args(options).arg("-o").arg(&program).arg(source);
+    command.args(options).arg("-o").arg(&program);
+    command.arg(sources.join(source));
     let status = command.status().expect("the compiler runs");
     assert!(status.success(), "{compiler}");
     program
@@ -330,19 +329,19 @@ fn a_static_program_confines_itself_and_gives_bad_pointers_when_patched() {
     }
 }
 
-/// Has `command` run under a filter that answers `EPERM` to ptrace(2), as a container's may.
-fn without_ptrace(command: &mut Command) -> &mut Command {
+/// Has `command` run under a filter that answers `EPERM` to a system call, as a container's may.
+fn without(number: libc::c_long, command: &mut Command) -> &mut Command {
     const LOAD_NUMBER: libc::sock_filter = libc::sock_filter {
         code: (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16,
         jt: 0,
         jf: 0,
         k: 0,
     };
-    let is_ptrace = libc::sock_filter {
+    let is_it = libc::sock_filter {
         code: (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16,
         jt: 0,
         jf: 1,
-        k: libc::SYS_ptrace as u32,
+        k: number as u32,
     };
     let answer = |k| libc::sock_filter {
         code: (libc::BPF_RET | libc::BPF_K) as u16,
@@ -352,7 +351,7 @@ fn without_ptrace(command: &mut Command) -> &mut Command {
     };
     let mut filter = [
         LOAD_NUMBER,
-        is_ptrace,
+        is_it,
         answer(libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
         answer(libc::SECCOMP_RET_ALLOW),
     ];
@@ -376,8 +375,11 @@ fn without_ptrace(command: &mut Command) -> &mut Command {
 }
 
 /// Runs a program that cannot be patched, because of `hinder`, and compares it with a plain run.
-/// Returns the words on its standard error, or nothing where there is no compiler.
-fn said_of_unpatched(hinder: impl FnOnce(&mut Command) -> &mut Command) -> Option<String> {
+/// Returns the words on its standard error and those of `status`, or nothing where there is no
+/// compiler.
+fn said_of_unpatched(
+    hinder: impl FnOnce(&mut Command) -> &mut Command,
+) -> Option<(String, String)> {
     host::require(["cc"])?;
     let directory = tempfile::tempdir().expect("scratch");
     let options = ["-O2", "-w", "-static", "-pthread"];
@@ -387,20 +389,28 @@ fn said_of_unpatched(hinder: impl FnOnce(&mut Command) -> &mut Command) -> Optio
     let mut command = toehold.patched(&program);
     let patched = Waiting::start(hinder(&mut command));
     assert!(patched.counts().is_none());
+    let status = toehold.status();
+    let bare = status["without_library"].as_array().expect("a list");
+    assert_eq!(bare.len(), 1, "{status}");
+    assert_eq!(bare[0]["pid"], patched.child.id());
+    let reason = bare[0]["reason"].as_str().expect("text").to_owned();
     let (line, said) = patched.end();
     assert_eq!(line, plain.0);
-    Some(said)
+    Some((said, reason))
 }
 
 #[test]
 fn a_program_that_may_not_be_traced_runs_on_the_kernel_after_one_sentence() {
-    let Some(said) = said_of_unpatched(without_ptrace) else {
+    let said = said_of_unpatched(|command| without(libc::SYS_ptrace, command));
+    let Some((said, reason)) = said else {
         return;
     };
-    assert!(
-        said.contains("the kernel does not let it be traced"),
-        "{said}"
-    );
+    for told in [&said, &reason] {
+        assert!(
+            told.contains("the kernel does not let it be traced"),
+            "{told}"
+        );
+    }
     assert_eq!(said.lines().count(), 1, "{said}");
 }
 
@@ -408,7 +418,7 @@ fn a_program_that_may_not_be_traced_runs_on_the_kernel_after_one_sentence() {
 fn a_library_that_cannot_be_mapped_leaves_the_program_alone_after_one_sentence() {
     // A library, and not ours.
     const OTHER: &str = "/lib/x86_64-linux-gnu/libm.so.6";
-    let Some(said) = said_of_unpatched(|command| command.env("TOEHOLD_LIB", OTHER)) else {
+    let Some((said, _)) = said_of_unpatched(|command| command.env("TOEHOLD_LIB", OTHER)) else {
         return;
     };
     assert_eq!(said.lines().count(), 1, "{said}");
@@ -416,6 +426,96 @@ fn a_library_that_cannot_be_mapped_leaves_the_program_alone_after_one_sentence()
         said.contains("its system calls cannot be patched"),
         "{said}"
     );
+}
+
+/// Has the kernel refuse to make memory executable that was not (PR_SET_MDWE).
+fn without_executable_memory(command: &mut Command) -> &mut Command {
+    const PR_SET_MDWE: libc::c_int = 65;
+    const REFUSE_EXEC_GAIN: libc::c_ulong = 1;
+    // SAFETY: one system call between fork and exec; no memory is involved.
+    unsafe {
+        command.pre_exec(
+            || match libc::prctl(PR_SET_MDWE, REFUSE_EXEC_GAIN, 0, 0, 0) {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            },
+        )
+    }
+}
+
+/// Why `status` says that the calls of a program with the library are not patched.
+fn said_by_status(toehold: &Toehold, program: &Waiting) -> String {
+    let status = toehold.status();
+    let bare = status["without_library"].as_array().expect("a list");
+    assert_eq!(bare.len(), 1, "{status}");
+    assert_eq!(bare[0]["pid"], program.child.id());
+    assert_eq!(bare[0]["has_library"], true);
+    let text = toehold.ask(&["status"]).expect("an adapter");
+    assert!(
+        text.contains(": system calls of its own on kernel TCP\n"),
+        "{text}"
+    );
+    bare[0]["reason"].as_str().expect("text").to_owned()
+}
+
+#[test]
+fn a_dynamic_go_program_that_cannot_be_patched_says_why_and_runs_on_the_kernel() {
+    if host::require(["cc", "go"]).is_none() {
+        return;
+    }
+    type Hinder = fn(&mut Command) -> &mut Command;
+    let directory = tempfile::tempdir().expect("scratch");
+    let pie = ["CGO_ENABLED=0", "go", "build", "-buildmode=pie"];
+    let pie = compile_as("pie", directory.path(), "env", &pie, "storm.go");
+    let cgo = shared(directory.path(), &[]);
+    let hinders: [(Hinder, &str); 2] = [
+        (
+            |command| without(libc::SYS_pwrite64, command),
+            "its code cannot be written by /proc/self/mem",
+        ),
+        (
+            without_executable_memory,
+            "it may not make memory executable",
+        ),
+    ];
+    for program in [pie, cgo] {
+        let plain = Waiting::start(&mut Command::new(&program)).end();
+        for (hinder, reason) in hinders {
+            let toehold = Toehold::start();
+            let mut command = toehold.patched(&program);
+            let patched = Waiting::start(hinder(&mut command));
+            let counts = patched.counts().expect("the library is in the program");
+            assert_eq!(counts.iter().sum::<u64>(), 0);
+            let told = said_by_status(&toehold, &patched);
+            assert!(told.contains(reason), "{told}");
+            let (line, said) = patched.end();
+            assert_eq!(line, plain.0);
+            assert!(said.contains(&format!("toehold: {told}; ")), "{said}");
+            assert_eq!(said.lines().count(), 1, "{said}");
+        }
+    }
+}
+
+#[test]
+fn a_dynamic_go_program_without_proc_runs_on_the_kernel_and_status_says_why() {
+    if host::require(["cc", "go", "unshare", "mount"]).is_none() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("scratch");
+    let program = shared(directory.path(), &[]);
+    let plain = Waiting::start(&mut Command::new(&program)).end();
+    let toehold = Toehold::start();
+    let mut command = toehold.patched("unshare");
+    command.args(["-U", "-r", "-m", "sh", "-c"]);
+    command.arg("mount -t tmpfs none /proc && exec \"$0\"");
+    let patched = Waiting::start(command.arg(&program));
+    let told = said_by_status(&toehold, &patched);
+    assert!(told.contains("/proc may be missing"), "{told}");
+    let (line, said) = patched.end();
+    assert_eq!(line, plain.0);
+    // It is the process that the user has started.
+    assert!(said.starts_with(&format!("toehold: {told}; ")), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
 }
 
 #[test]
@@ -575,15 +675,23 @@ fn status_says_why_a_child_is_not_patched() {
     let directory = tempfile::tempdir().expect("scratch");
     let [says, ..] = executables(directory.path());
     let toehold = Toehold::start();
-    let mut shell = toehold.patched("strace");
-    let waiting = Waiting::start(shell.args(["-o", "/dev/null"]).arg(&says).arg("wait"));
-    let status = toehold.status();
-    let bare = status["without_library"].as_array().expect("a list");
-    assert_eq!(bare.len(), 1, "{status}");
-    let reason = bare[0]["reason"].as_str().expect("text");
-    assert!(
-        reason.contains("the kernel does not let it be traced"),
-        "{reason}"
-    );
-    waiting.end();
+    let mut by_strace = toehold.patched("strace");
+    by_strace.args(["-o", "/dev/null"]).arg(&says).arg("wait");
+    let mut by_shell = toehold.patched("sh");
+    by_shell.args(["-c", "exec \"$0\" wait"]).arg(&says);
+    without(libc::SYS_ptrace, &mut by_shell);
+    for mut command in [by_strace, by_shell] {
+        let waiting = Waiting::start(&mut command);
+        let status = toehold.status();
+        let bare = status["without_library"].as_array().expect("a list");
+        assert_eq!(bare.len(), 1, "{status}");
+        let reason = bare[0]["reason"].as_str().expect("text");
+        assert!(
+            reason.contains("the kernel does not let it be traced"),
+            "{reason}"
+        );
+        assert!(waiting.line.starts_with("patched 0 "), "{}", waiting.line);
+        let (_, said) = waiting.end();
+        assert_eq!(said, "");
+    }
 }

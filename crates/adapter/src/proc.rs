@@ -332,6 +332,14 @@ impl Mappings {
         self.0.contains("/libtoehold.so") || self.have_table()
     }
 
+    /// Why the library in the process has not patched its system calls, where it says so: one
+    /// mapping has the reason as its name.
+    pub(crate) fn refusal(&self) -> Option<&str> {
+        let mut lines = self.0.lines();
+        let name = lines.find_map(|line| Some(line.split_once(REFUSAL_NAME)?.1))?;
+        Some(name.strip_suffix(" (deleted)").unwrap_or(name))
+    }
+
     /// Whether a file is among them.
     pub(crate) fn have(&self, file: FileKey) -> bool {
         let mut lines = self.0.lines();
@@ -341,6 +349,10 @@ impl Mappings {
 
 /// How `/proc` calls a family's table.
 const TABLE_NAME: &str = "/memfd:toehold-table";
+
+/// How the mapping's name begins that tells why a program is not patched
+/// (`toehold_preload::patched::refusal`).
+const REFUSAL_NAME: &str = "/memfd:toehold-unpatched:";
 
 /// The number of a family's table among the descriptors of a process.
 pub(crate) fn table_descriptor(pid: u32) -> Option<u32> {
@@ -402,6 +414,14 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::AsRawFd;
     use std::os::unix::net::{UnixListener, UnixStream};
+
+    #[test]
+    fn the_reason_why_a_program_is_not_patched_is_read_from_its_mappings() {
+        let of = |name: &str| Mappings(format!("1-2 r-xp 00000000 fd:01 7 /bin/true\n{name}\n"));
+        let named = of("3-4 ---p 00000000 00:01 9 /memfd:toehold-unpatched:it: is so (deleted)");
+        assert_eq!(named.refusal(), Some("it: is so"));
+        assert_eq!(of("5-6 rw-p 00000000 00:00 0").refusal(), None);
+    }
 
     #[test]
     fn the_innermost_unit_of_a_process_is_found() {

@@ -23,16 +23,17 @@ pub struct Found {
     /// The connections of those with the library, in the form of [`crate::client::status`]. `None`
     /// when there is no such program.
     pub status: Option<String>,
-    /// Those without the library.
+    /// Those without the library, and those that make system calls which it does not see.
     pub bare: Vec<Bare>,
 }
 
-/// Looks once through all processes but those that are `known` already.
+/// Looks once through all processes. Of those that are `known` already only the calls are told that
+/// the library does not see.
 pub fn find(runtime_dir: &Path, known: &BTreeSet<u32>) -> Found {
     let mut tables = Tables::default();
     let mut clients = Vec::new();
     let mut bare = Vec::new();
-    for pid in proc::processes().filter(|pid| !known.contains(pid)) {
+    for pid in proc::processes() {
         let environment = Environment::of(pid);
         let said = environment.get("TOEHOLD_RUNTIME_DIR");
         if said.is_some_and(|said| said != runtime_dir) {
@@ -41,6 +42,12 @@ pub fn find(runtime_dir: &Path, known: &BTreeSet<u32>) -> Found {
         let Some(mappings) = Mappings::of(pid) else {
             continue;
         };
+        if let (Some(_), Some(refusal)) = (said, mappings.refusal()) {
+            bare.extend(Bare::with_library(pid, refusal));
+        }
+        if known.contains(&pid) {
+            continue;
+        }
         if mappings.have_table() {
             let table = proc::table_descriptor(pid).and_then(|number| opened(pid, number));
             let table = table.and_then(|file| tables.open(file).ok());
@@ -127,8 +134,8 @@ pub fn hail(runtime_dir: &Path, is_system: bool) -> usize {
     hailed.len()
 }
 
-/// A program that runs without the library, though it, or the program that started it, was started
-/// to have it.
+/// A program that runs without the library, or whose system calls are not patched, though it, or
+/// the program that started it, was started to have that.
 #[derive(Debug)]
 pub struct Bare {
     /// Its process id, as we see it.
@@ -145,6 +152,8 @@ pub struct Bare {
     pub is_to_be_patched: bool,
     /// The libraries that its loader is to load first.
     pub preload: Option<OsString>,
+    /// It has the library, and makes system calls that the library does not see, for this reason.
+    pub unpatched: Option<String>,
 }
 
 /// The variable by which `toehold run`, or the library in the program before, tells why a program
@@ -155,6 +164,10 @@ pub const REFUSED: &str = "TOEHOLD_REFUSED";
 /// The variable that names the command which patches programs without a loader, where it is to
 /// patch children.
 pub const PATCH_CALLS: &str = "TOEHOLD_PATCH_CALLS";
+
+/// The variable by which `toehold run` says that it has become the program with this process id:
+/// the library in that program tells its user why it does not patch the program.
+pub const STARTED: &str = "TOEHOLD_STARTED";
 
 impl Bare {
     fn of(pid: u32, environment: &Environment) -> Option<Bare> {
@@ -168,6 +181,20 @@ impl Bare {
             refused: refused.map(|value| value.to_string_lossy().into_owned()),
             is_to_be_patched: environment.get(PATCH_CALLS).is_some(),
             preload: environment.get("LD_PRELOAD").map(OsStr::to_owned),
+            unpatched: None,
+        })
+    }
+
+    fn with_library(pid: u32, refusal: &str) -> Option<Bare> {
+        Some(Bare {
+            pid,
+            own_pid: proc::own_number(pid).unwrap_or(pid),
+            uid: proc::user(pid)?,
+            program: proc::name(pid)?,
+            refused: None,
+            is_to_be_patched: true,
+            preload: None,
+            unpatched: Some(refusal.to_owned()),
         })
     }
 }

@@ -6,7 +6,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 use std::process::Command;
 
-use toehold_adapter::unserved::{PATCH_CALLS, REFUSED};
+use toehold_adapter::unserved::{PATCH_CALLS, REFUSED, STARTED};
 
 use crate::library;
 
@@ -36,6 +36,7 @@ pub(crate) fn remove_acceleration(command: &mut Command) {
         .env_remove(EXPRESS)
         .env_remove(FILTERS)
         .env_remove(PATCH_CALLS)
+        .env_remove(STARTED)
         .env_remove(PAIR_AFTER)
         .env_remove(REFUSED);
 }

@@ -15,7 +15,7 @@ use std::process::Command;
 use clap::Args;
 use toehold_adapter::client::{self, ClientError};
 use toehold_adapter::runtime_dir::RuntimeDir;
-use toehold_adapter::unserved::{PATCH_CALLS, REFUSED};
+use toehold_adapter::unserved::{PATCH_CALLS, REFUSED, STARTED};
 
 use crate::adapter;
 use crate::failure::{Failure, STATUS_CANNOT_EXECUTE, STATUS_NOT_FOUND};
@@ -244,8 +244,11 @@ impl Acceleration {
             choice => command.env(EXPRESS, choice.word()),
         };
         match &self.patches_children {
-            Some(path) => command.env(PATCH_CALLS, path),
-            None => command.env_remove(PATCH_CALLS),
+            // The program has our process id.
+            Some(path) => command
+                .env(PATCH_CALLS, path)
+                .env(STARTED, std::process::id().to_string()),
+            None => command.env_remove(PATCH_CALLS).env_remove(STARTED),
         };
         match filters() {
             0 => command.env_remove(FILTERS),

@@ -6,8 +6,10 @@ use toehold_freestanding::{environment as variables, objects};
 use toehold_sockets::real;
 
 #[cfg(target_arch = "x86_64")]
-use crate::patched::within;
+use crate::patched::{refusal::Refusal, within};
 use crate::start::begin;
+#[cfg(target_arch = "x86_64")]
+use crate::start::is_asked_for;
 
 /// Runs before `main`. glibc passes the program's arguments and environment, musl passes nothing.
 #[used]
@@ -30,15 +32,29 @@ unsafe extern "C" fn constructor(
     real::find_all();
     let (has_libc, is_secure) = (real::has_libc(), objects::is_secure());
     #[cfg(target_arch = "x86_64")]
-    if !is_secure && within::is_wanted() && within::prepare(has_libc) {
-        // libc's copies use the upper halves of vector registers, which a patched call must keep.
-        if !(begin() && within::patch(has_libc)) {
-            crate::routines::take_from_libc();
-        }
-        return;
+    if !is_secure && within::is_wanted() {
+        return patch(has_libc);
     }
     crate::routines::take_from_libc();
     if has_libc && !is_secure {
         begin();
+    }
+}
+
+/// Starts the library in a Go program, and patches the program.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(link_section = ".text.startup")]
+fn patch(has_libc: bool) {
+    let prepared = within::prepare(has_libc);
+    let has_started = (has_libc || prepared.is_ok()) && begin();
+    let patched = prepared.and_then(|()| match has_started {
+        true => within::patch(has_libc),
+        false => Err(Refusal::NotServed),
+    });
+    // libc's copies use the upper halves of vector registers, which a patched call must keep.
+    let Err(refusal) = patched else { return };
+    crate::routines::take_from_libc();
+    if is_asked_for() {
+        refusal.tell();
     }
 }

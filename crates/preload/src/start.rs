@@ -6,6 +6,12 @@ use toehold_freestanding::environment::{self as variables, variable};
 
 use crate::{environment, is_started_by, process};
 
+/// True when the environment asks for the library.
+pub(crate) fn is_asked_for() -> bool {
+    // SAFETY: as in `begin`.
+    unsafe { variable(c"TOEHOLD_PATH") }.is_some_and(is_started_by)
+}
+
 /// Starts the library if the environment asks for it. True when it has started.
 #[unsafe(link_section = ".text.startup")]
 pub(crate) fn begin() -> bool {

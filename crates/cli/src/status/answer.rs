@@ -32,7 +32,8 @@ pub(crate) struct Status {
     pub(super) without_library: Vec<Bare>,
 }
 
-/// A program that was started to have the library, and runs without it.
+/// A program that was started to have the library and runs without it, or makes system calls that
+/// the library does not see.
 #[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub(super) struct Bare {
@@ -41,6 +42,8 @@ pub(super) struct Bare {
     pub(super) uid: u32,
     /// Why: a sentence.
     pub(super) reason: String,
+    /// It has the library, which does not see its own system calls.
+    pub(super) has_library: bool,
 }
 
 /// The counts of the TCP engine.

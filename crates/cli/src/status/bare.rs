@@ -1,4 +1,5 @@
-//! Programs that were started to have the library, and run without it: which, and why.
+//! Programs that were started to have the library and run without it, or whose system calls should
+//! have been patched: which, and why.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -20,6 +21,7 @@ pub(super) fn explained(found: Vec<unserved::Bare>) -> Vec<Bare> {
             pid: one.pid,
             uid: one.uid,
             reason: reason(&one),
+            has_library: one.unpatched.is_some(),
             program: one.program,
         })
         .collect();
@@ -28,6 +30,9 @@ pub(super) fn explained(found: Vec<unserved::Bare>) -> Vec<Bare> {
 }
 
 fn reason(one: &unserved::Bare) -> String {
+    if let Some(sentence) = &one.unpatched {
+        return sentence.clone();
+    }
     if let Some(sentence) = said(one) {
         return format!("said at its start: {sentence}");
     }
@@ -73,9 +78,14 @@ fn said(one: &unserved::Bare) -> Option<&str> {
 /// Two lines for each.
 pub(super) fn lines<'a>(programs: impl Iterator<Item = &'a Bare>) -> String {
     programs.fold(String::new(), |mut out, one| {
+        let state = if one.has_library {
+            "system calls of its own on kernel TCP"
+        } else {
+            "on kernel TCP, without the library"
+        };
         let _ = writeln!(
             out,
-            "{}, pid {}, user {}: on kernel TCP, without the library\n  {}",
+            "{}, pid {}, user {}: {state}\n  {}",
             printable(&one.program),
             one.pid,
             users::name(one.uid),
@@ -96,6 +106,7 @@ mod tests {
             program: "\x1b[2Jx".into(),
             uid: 0,
             reason: "because\nof\x07".into(),
+            has_library: false,
         };
         let text = lines([one].iter());
         assert!(
@@ -114,6 +125,7 @@ mod tests {
             refused: Some(refused.into()),
             is_to_be_patched: false,
             preload: None,
+            unpatched: None,
         };
         assert_eq!(said(&of("7:because: so")), Some("because: so"));
         assert_eq!(said(&of("70:because")), None);

@@ -12,6 +12,7 @@
 //! - [`area`]: each thread's memory for that.
 //! - [`calls`]: which calls come here, and what follows a new thread or process.
 //! - [`words`]: each thread's word, where threads have no area.
+//! - [`refusal`]: why the constructor has left a program as it is.
 //! - [`raw`]: system calls past everybody.
 
 pub(crate) mod area;
@@ -19,6 +20,7 @@ pub(crate) mod calls;
 pub(crate) mod entry;
 pub(crate) mod frame;
 pub(crate) mod raw;
+pub(crate) mod refusal;
 pub(crate) mod within;
 pub(crate) mod words;
 

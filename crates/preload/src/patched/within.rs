@@ -19,19 +19,19 @@ use toehold_sites::plan::{Patch, plan};
 use toehold_sites::stub::{Addresses, STUB_BYTES_MAX, TABLE_BYTES, overwrites, stub};
 use toehold_sites::sweep::{Bits, Swept, words};
 
+use super::refusal::Refusal;
 use super::{area, calls, entry};
 
 /// Programs have a few dozen sites.
 const SITES_MAX: usize = 4096;
 const PAGE_BYTES: usize = 4096;
 
-/// True for a Go program that `toehold run` was told to patch, where that is possible.
+/// True for a Go program whose calls `toehold run` wants patched.
 #[unsafe(link_section = ".text.startup")]
 pub(crate) fn is_wanted() -> bool {
-    const HWCAP2_FSGSBASE: usize = 2;
     // SAFETY: no other thread runs, so nobody changes the environment; the value is not used later.
     let is_asked = unsafe { variable(c"TOEHOLD_PATCH_CALLS") }.is_some_and(|path| !path.is_empty());
-    is_asked && objects::abilities() & HWCAP2_FSGSBASE != 0 && is_go()
+    is_asked && is_go()
 }
 
 /// True when Go's linker made the program.
@@ -55,42 +55,49 @@ fn in_memory(header: &ProgramHeader) -> &'static [u8] {
 }
 
 /// The first thread gets an area, which has its word where there is no libc.
-pub(crate) fn prepare(has_libc: bool) -> bool {
-    let is_prepared = area::begin();
-    if is_prepared && !has_libc {
+pub(crate) fn prepare(has_libc: bool) -> Result<(), Refusal> {
+    const HWCAP2_FSGSBASE: usize = 2;
+    if objects::abilities() & HWCAP2_FSGSBASE == 0 {
+        return Err(Refusal::NoGs);
+    }
+    if !area::begin() {
+        return Err(Refusal::NoMemory);
+    }
+    if !has_libc {
         errno::use_words(area::word);
     }
-    is_prepared
+    Ok(())
 }
 
-/// Patches the program. The library has started, and the first thread has an area. False when
-/// something is in the way.
-pub(crate) fn patch(has_libc: bool) -> bool {
-    let Some(patches) = Memory::<Patch>::of(SITES_MAX) else {
-        return false;
-    };
+/// Patches the program. The library has started, and the first thread has an area.
+pub(crate) fn patch(has_libc: bool) -> Result<(), Refusal> {
+    let patches = Memory::<Patch>::of(SITES_MAX).ok_or(Refusal::NoMemory)?;
     let codes = objects::program_headers()
         .iter()
         .filter(|header| header.kind == PT_LOAD && header.flags & PF_X != 0);
-    let mut is_patched = false;
+    let mut result = Err(Refusal::NoSites);
     for header in codes {
-        is_patched |= patch_code(in_memory(header), &patches, has_libc).is_some();
+        match patch_code(in_memory(header), &patches, has_libc) {
+            Ok(()) => result = Ok(()),
+            Err(Refusal::NoSites) => {}
+            Err(refusal) => result = result.or(Err(refusal)),
+        }
     }
-    if is_patched && has_libc {
+    if result.is_ok() && has_libc {
         area::have_spares();
         area::follow_forks();
     }
-    is_patched
+    result
 }
 
-/// Patches a segment of code; `None` when nothing was changed.
-fn patch_code(code: &'static [u8], room: &Memory<Patch>, has_libc: bool) -> Option<()> {
+/// Patches a segment of code, or changes nothing.
+fn patch_code(code: &'static [u8], room: &Memory<Patch>, has_libc: bool) -> Result<(), Refusal> {
     let count = plan_all(code, room)?;
     let bytes = (TABLE_BYTES + count * STUB_BYTES_MAX).next_multiple_of(PAGE_BYTES);
-    let place = Place::near(code, bytes)?;
+    let place = Place::near(code, bytes).ok_or(Refusal::NoRoom)?;
     // SAFETY: fresh memory of this length, which nobody else knows.
-    let (table, stubs) = unsafe { slice::from_raw_parts_mut(place.at as *mut u8, bytes) }
-        .split_at_mut_checked(TABLE_BYTES)?;
+    let (table, stubs) =
+        unsafe { slice::from_raw_parts_mut(place.at as *mut u8, bytes) }.split_at_mut(TABLE_BYTES);
     for &number in &calls::WANTED {
         table[usize::from(number)] = 1;
     }
@@ -107,33 +114,35 @@ fn patch_code(code: &'static [u8], room: &Memory<Patch>, has_libc: bool) -> Opti
         entry: entry as *const () as u64,
     };
     for (n, patch) in patches.iter().enumerate() {
-        let into = stubs[n * STUB_BYTES_MAX..].first_chunk_mut()?;
-        stub(patch, code, &addresses(n), into).ok()?;
-        overwrites(patch, &addresses(n)).ok()?;
+        let into = stubs[n * STUB_BYTES_MAX..].first_chunk_mut();
+        let into = into.ok_or(Refusal::NoRoom)?;
+        stub(patch, code, &addresses(n), into).map_err(|_| Refusal::NoRoom)?;
+        overwrites(patch, &addresses(n)).map_err(|_| Refusal::NoRoom)?;
     }
     let protection = libc::PROT_READ | libc::PROT_EXEC;
     // SAFETY: our own pages.
     if !unsafe { memory::protect(place.at as *mut u8, bytes, protection) } {
-        return None;
+        return Err(Refusal::NoExecutableMemory);
     }
-    let own = OwnMemory::open()?;
+    let own = OwnMemory::open().ok_or(Refusal::NoProc)?;
     for (n, patch) in patches.iter().enumerate() {
-        for overwrite in overwrites(patch, &addresses(n)).ok()?.into_iter().flatten() {
+        let overwritten = overwrites(patch, &addresses(n)).map_err(|_| Refusal::NoRoom)?;
+        for overwrite in overwritten.into_iter().flatten() {
             let at = code.as_ptr() as usize + overwrite.at;
             // The first one tells whether the kernel allows it.
             if !own.write(at, overwrite.bytes()) && n == 0 {
-                return None;
+                return Err(Refusal::NotWritable);
             }
         }
     }
     core::mem::forget(place);
-    Some(())
+    Ok(())
 }
 
-/// Plans the patches of all sites, in `room`. Returns how many there are; `None` for none.
-fn plan_all(code: &[u8], room: &Memory<Patch>) -> Option<usize> {
-    let bits = Memory::<u64>::of(2 * words(code.len()))?;
-    let sites = Memory::<usize>::of(SITES_MAX)?;
+/// Plans the patches of all sites, in `room`. Returns how many there are: at least one.
+fn plan_all(code: &[u8], room: &Memory<Patch>) -> Result<usize, Refusal> {
+    let bits = Memory::<u64>::of(2 * words(code.len())).ok_or(Refusal::NoMemory)?;
+    let sites = Memory::<usize>::of(SITES_MAX).ok_or(Refusal::NoMemory)?;
     // SAFETY: the memory lives as long as the sweep, and has no other user.
     let (starts, targets) =
         unsafe { slice::from_raw_parts_mut(bits.at, bits.count) }.split_at_mut(words(code.len()));
@@ -154,7 +163,7 @@ fn plan_all(code: &[u8], room: &Memory<Patch>) -> Option<usize> {
     });
     // A program of which only a part were patched would have two tables of descriptors.
     if found == 0 || found > SITES_MAX {
-        return None;
+        return Err(Refusal::NoSites);
     }
     swept.search_branches(sites.first(found));
     let mut planned = 0;
@@ -165,7 +174,10 @@ fn plan_all(code: &[u8], room: &Memory<Patch>) -> Option<usize> {
             planned += 1;
         }
     }
-    (planned > 0).then_some(planned)
+    match planned {
+        0 => Err(Refusal::NoSites),
+        planned => Ok(planned),
+    }
 }
 
 /// Zeros, and no more pages than are touched.

@@ -1,0 +1,146 @@
+//! Why the library's constructor has not patched a program: told on standard error where `toehold
+//! run` has become the program, and to `toehold status` in any case.
+//!
+//! `status` reads the mappings of programs. So the reason is the name of a mapping, which is never
+//! touched. It stays for as long as the program does, children that are forked have it, and a
+//! program that is executed has not: the reason is true of just these.
+
+use toehold_freestanding::environment::variable;
+use toehold_freestanding::{call, memory};
+
+/// The reason.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// Processor or kernel.
+    NoGs,
+    /// No memory.
+    NoMemory,
+    /// No site that can be patched.
+    NoSites,
+    /// The stubs would be too far away.
+    NoRoom,
+    /// Memory that was written must not be executed.
+    NoExecutableMemory,
+    /// The program's memory cannot be opened.
+    NoProc,
+    /// It cannot be written.
+    NotWritable,
+    /// The library has not started.
+    NotServed,
+}
+
+impl Refusal {
+    fn sentence(self) -> &'static str {
+        match self {
+            Refusal::NoGs => "this processor or kernel does not let programs set GS (FSGSBASE)",
+            Refusal::NoMemory => "there is no memory for it",
+            Refusal::NoSites => "there are none, or none that can be patched safely",
+            Refusal::NoRoom => "there is no room near its code",
+            Refusal::NoExecutableMemory => {
+                "it may not make memory executable; a security module may be the reason"
+            }
+            Refusal::NoProc => {
+                "/proc/self/mem cannot be opened; /proc may be missing, or a security module may \
+                 be the reason"
+            }
+            Refusal::NotWritable => {
+                "its code cannot be written by /proc/self/mem; a security module or a filter for \
+                 system calls may be the reason"
+            }
+            Refusal::NotServed => {
+                "the library does not serve it; a filter for system calls may be the reason"
+            }
+        }
+    }
+
+    /// Tells it.
+    pub(crate) fn tell(self) {
+        self.tell_status();
+        if is_run_by_user() {
+            let parts = ["toehold: ", BEGINNING, self.sentence(), END];
+            let line = Line::of(&parts);
+            // SAFETY: the line is readable for its length.
+            unsafe { call!(SYS_write, 2, line.bytes.as_ptr(), line.len) };
+        }
+    }
+
+    /// Maps a page of a file with that name, which is not touched.
+    fn tell_status(self) {
+        let name = Line::of(&[MAPPING, BEGINNING, self.sentence(), "\0"]);
+        // SAFETY: the name ends with NUL. A fresh mapping touches no memory of anybody.
+        unsafe {
+            let file = call!(SYS_memfd_create, name.bytes.as_ptr(), libc::MFD_CLOEXEC);
+            if file >= 0 {
+                let (nobody, nothing) = (core::ptr::null_mut(), libc::PROT_NONE);
+                let _ = memory::map(nobody, 1, nothing, libc::MAP_PRIVATE, file as i32, 0);
+                call!(SYS_close, file);
+            }
+        }
+    }
+}
+
+/// True where `toehold run` has become this program, and not another program that it has started.
+fn is_run_by_user() -> bool {
+    // SAFETY: no other thread runs, so nobody changes the environment; the value is not used later.
+    let number = unsafe { variable(c"TOEHOLD_STARTED") };
+    let number = number.and_then(|number| core::str::from_utf8(number).ok()?.parse().ok());
+    // SAFETY: no memory is involved.
+    number == Some(unsafe { call!(SYS_getpid) })
+}
+
+/// How the name of the mapping begins (`toehold_adapter::unserved` reads it).
+const MAPPING: &str = "toehold-unpatched:";
+const BEGINNING: &str = "its system calls cannot be patched: ";
+const END: &str = "; the connections that it makes by them run on kernel TCP\n";
+/// The kernel allows as many bytes for the name of such a file.
+const NAME_BYTES_MAX: usize = 249;
+
+/// A few words in a row.
+struct Line {
+    bytes: [u8; LINE_BYTES_MAX],
+    len: usize,
+}
+
+const LINE_BYTES_MAX: usize = 320;
+const _: () = assert!(LINE_BYTES_MAX > NAME_BYTES_MAX);
+
+impl Line {
+    fn of(parts: &[&str]) -> Line {
+        let mut line = Line {
+            bytes: [0; LINE_BYTES_MAX],
+            len: 0,
+        };
+        let bytes = parts.iter().flat_map(|part| part.bytes());
+        for (place, byte) in line.bytes.iter_mut().zip(bytes) {
+            *place = byte;
+            line.len += 1;
+        }
+        line
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_reason_fits_into_a_name() {
+        for refusal in [
+            Refusal::NoGs,
+            Refusal::NoMemory,
+            Refusal::NoSites,
+            Refusal::NoRoom,
+            Refusal::NoExecutableMemory,
+            Refusal::NoProc,
+            Refusal::NotWritable,
+            Refusal::NotServed,
+        ] {
+            let name = [MAPPING, BEGINNING, refusal.sentence()].concat();
+            assert!(
+                name.len() <= NAME_BYTES_MAX && !name.contains('\n'),
+                "{name}"
+            );
+            assert!(name.len() + END.len() < LINE_BYTES_MAX);
+        }
+    }
+}
