@@ -329,6 +329,31 @@ fn a_static_program_confines_itself_and_gives_bad_pointers_when_patched() {
     }
 }
 
+/// Runs static programs of both C libraries plain and patched, and compares. Their connections went
+/// through shared memory.
+fn check_static(source: &str) {
+    if host::require(["cc", "musl-gcc"]).is_none() {
+        return;
+    }
+    for compiler in ["musl-gcc", "cc"] {
+        let directory = tempfile::tempdir().expect("scratch");
+        let options = ["-O2", "-w", "-static", "-pthread"];
+        let program = compile(directory.path(), compiler, &options, source);
+        let plain = Waiting::start(&mut Command::new(&program)).end();
+        let toehold = Toehold::start();
+        let patched = Waiting::start(&mut toehold.patched(&program));
+        let status = toehold.status();
+        let made = status["channels_made"].as_u64().expect("a number");
+        assert!(made > 0, "{compiler}: connections go through shared memory");
+        assert_eq!(plain, patched.end(), "{compiler}");
+    }
+}
+
+#[test]
+fn a_child_of_vfork_gives_a_connection_to_another_program_under_another_number() {
+    check_static("vfork.c");
+}
+
 /// Has `command` run under a filter that answers `EPERM` to a system call, as a container's may.
 fn without(number: libc::c_long, command: &mut Command) -> &mut Command {
     const LOAD_NUMBER: libc::sock_filter = libc::sock_filter {

@@ -8,7 +8,7 @@ use toehold_sockets::before_spawn;
 use super::area;
 use super::frame::{COPIES_MEMORY, Child, Frame, SHARES_MEMORY, Verdict};
 use super::raw;
-use super::words;
+use super::words::{self, Slot};
 use crate::{by_number, door};
 
 /// How often each call came here, by its number.
@@ -123,12 +123,15 @@ pub(crate) unsafe extern "C" fn handle_on_own(frame: &mut Frame) -> Verdict {
         if raw::thread() != waiting {
             // A child that uses its parent's memory. It may have a stack of a few KiB (musl's
             // `posix_spawn`), too small for the door.
-            return match frame.rax as i64 {
-                libc::SYS_execve | libc::SYS_execveat => ask_elsewhere(frame),
-                _ => Verdict::Pass,
+            return match is_for_guests(frame.rax as i64) {
+                true => ask_elsewhere(frame, slot),
+                false => Verdict::Pass,
             };
         }
         slot.waiting.store(0, Ordering::Relaxed); // As above: the child has gone.
+        // The program that it has executed has no use for its stack.
+        let left = slot.stack_in_use.swap(0, Ordering::Relaxed);
+        give_back(slot, left);
     }
     // SAFETY: the program's own arguments.
     match unsafe { Birth::of(frame.rax as i64, &frame.arguments) } {
@@ -159,23 +162,64 @@ unsafe fn ask(frame: &mut Frame) -> Verdict {
     }
 }
 
-/// [`ask`], on a stack that is mapped for this call. The program that is executed unmaps it.
-fn ask_elsewhere(frame: &mut Frame) -> Verdict {
+/// The calls of a process without memory of its own that the door wants to know: those by which it
+/// moves bytes of connections, or gives descriptors to another program.
+fn is_for_guests(number: i64) -> bool {
+    matches!(
+        number,
+        libc::SYS_execve
+            | libc::SYS_execveat
+            | libc::SYS_dup
+            | libc::SYS_dup2
+            | libc::SYS_dup3
+            | libc::SYS_fcntl
+            | libc::SYS_read
+            | libc::SYS_write
+            | libc::SYS_readv
+            | libc::SYS_writev
+            | libc::SYS_recvfrom
+            | libc::SYS_sendto
+            | libc::SYS_recvmsg
+            | libc::SYS_sendmsg
+    )
+}
+
+/// [`ask`], on a stack that the thread's children have for it. A handler that interrupts such a call
+/// may make another one, on another stack.
+fn ask_elsewhere(frame: &mut Frame, slot: &Slot) -> Verdict {
     unsafe extern "C" fn ask_there(frame: *mut c_void) -> u32 {
         // SAFETY: the frame below, which waits.
         unsafe { ask(&mut *frame.cast()) as u32 }
     }
-    const BYTES: usize = area::STACK_BYTES;
-    let Some(stack) = raw::map(BYTES) else {
+    // Relaxed, here and below: parent and child do not run at the same time.
+    let stack = match slot.stack.swap(0, Ordering::Relaxed) {
+        0 => raw::map(area::STACK_BYTES),
+        stack => Some(stack),
+    };
+    let Some(stack) = stack else {
         return Verdict::Pass;
     };
+    let before = slot.stack_in_use.swap(stack, Ordering::Relaxed);
+    let end = stack + area::STACK_BYTES;
     // SAFETY: a stack of nobody's; the frame is on another one.
-    let verdict = unsafe { raw::on_stack(stack + BYTES, ask_there, (&raw mut *frame).cast()) };
-    // SAFETY: mapped above, and left.
-    unsafe { raw::call(libc::SYS_munmap, [stack, BYTES, 0, 0, 0, 0]) };
+    let verdict = unsafe { raw::on_stack(end, ask_there, (&raw mut *frame).cast()) };
+    slot.stack_in_use.store(before, Ordering::Relaxed);
+    give_back(slot, stack);
     match verdict {
         ANSWERED => Verdict::Answered,
         _ => Verdict::Pass,
+    }
+}
+
+/// A stack is free: the next call has it, or nobody.
+fn give_back(slot: &Slot, stack: usize) {
+    if stack == 0 {
+        return;
+    }
+    let other = slot.stack.swap(stack, Ordering::Relaxed); // As above.
+    if other != 0 {
+        // SAFETY: mapped by `ask_elsewhere`, and nobody's now.
+        unsafe { raw::call(libc::SYS_munmap, [other, area::STACK_BYTES, 0, 0, 0, 0]) };
     }
 }
 

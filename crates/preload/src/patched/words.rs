@@ -5,7 +5,7 @@
 //! again; so the table does not fill.
 
 use core::arch::asm;
-use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 
 /// One thread's words.
 pub(super) struct Slot {
@@ -14,6 +14,9 @@ pub(super) struct Slot {
     word: AtomicI32,
     /// The number of the thread, while a child of it may be using its memory and FS; or 0.
     pub(super) waiting: AtomicU64,
+    /// A stack for calls of such a child, or 0; and the one on which it makes a call, or 0.
+    pub(super) stack: AtomicUsize,
+    pub(super) stack_in_use: AtomicUsize,
 }
 
 const SLOTS: usize = 1 << 14;
@@ -23,6 +26,8 @@ static TABLE: [Slot; SLOTS] = [const {
         thread: AtomicU64::new(0),
         word: AtomicI32::new(0),
         waiting: AtomicU64::new(0),
+        stack: AtomicUsize::new(0),
+        stack_in_use: AtomicUsize::new(0),
     }
 }; SLOTS];
 
