@@ -354,6 +354,11 @@ fn a_child_of_vfork_gives_a_connection_to_another_program_under_another_number()
     check_static("vfork.c");
 }
 
+#[test]
+fn threads_that_wait_for_connections_are_cancelled() {
+    check_static("cancels.c");
+}
+
 /// Has `command` run under a filter that answers `EPERM` to a system call, as a container's may.
 fn without(number: libc::c_long, command: &mut Command) -> &mut Command {
     const LOAD_NUMBER: libc::sock_filter = libc::sock_filter {

@@ -5,6 +5,7 @@
 //! crate has the parts that other code takes from libc or from `std`:
 //!
 //! - `syscall`: system calls, with the kernel's answer;
+//! - `waits`: those that may wait, where the program cancels threads;
 //! - `fd`: descriptors that close themselves;
 //! - `memory`: mappings;
 //! - `from_shared`, `to_shared`, `prefetch`: copies of memory that others may be writing;
@@ -28,5 +29,6 @@ pub mod prefetch;
 mod shared;
 pub mod syscall;
 pub mod vdso;
+pub mod waits;
 
 pub use shared::{from_shared, to_shared};

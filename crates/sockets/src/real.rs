@@ -11,7 +11,7 @@ use libc::{
     socklen_t, ssize_t, timespec, timeval,
 };
 use toehold_freestanding::elf::Name;
-use toehold_freestanding::{errno, objects};
+use toehold_freestanding::{errno, objects, syscall, waits};
 
 /// A function of libc's, looked for once.
 struct Slot {
@@ -133,10 +133,14 @@ pub(crate) fn processor() -> Option<u32> {
 /// As for the system call.
 #[cold]
 unsafe fn by_number(number: c_long, arguments: &[usize]) -> isize {
-    let at = |n: usize| arguments.get(n).copied().unwrap_or(0);
+    let arguments: [usize; 6] = core::array::from_fn(|n| arguments.get(n).copied().unwrap_or(0));
+    let [a, b, c, d, e, f] = arguments;
     // SAFETY: the caller's promise.
     let result = unsafe {
-        toehold_freestanding::syscall::raw(number, at(0), at(1), at(2), at(3), at(4), at(5))
+        match may_wait(number, &arguments) {
+            true => waits::call(number, &arguments),
+            false => syscall::raw(number, a, b, c, d, e, f),
+        }
     };
     match result {
         -4095..=-1 => {
@@ -144,6 +148,33 @@ unsafe fn by_number(number: c_long, arguments: &[usize]) -> isize {
             -1
         }
         _ => result,
+    }
+}
+
+/// True for the calls that end when their thread is cancelled: where a C library has cancellation
+/// points, but for calls that are known not to wait.
+fn may_wait(number: c_long, arguments: &[usize; 6]) -> bool {
+    let waits = |flags: usize| flags as c_int & libc::MSG_DONTWAIT == 0;
+    match number {
+        libc::SYS_recvfrom | libc::SYS_sendto => waits(arguments[3]),
+        libc::SYS_recvmsg | libc::SYS_sendmsg => waits(arguments[2]),
+        libc::SYS_read
+        | libc::SYS_write
+        | libc::SYS_readv
+        | libc::SYS_writev
+        | libc::SYS_accept4
+        | libc::SYS_connect
+        | libc::SYS_ppoll
+        | libc::SYS_pselect6
+        | libc::SYS_epoll_pwait
+        | libc::SYS_epoll_pwait2 => true,
+        _ => [
+            numbers::SYS_accept,
+            numbers::SYS_poll,
+            numbers::SYS_select,
+            numbers::SYS_epoll_wait,
+        ]
+        .contains(&number),
     }
 }
 

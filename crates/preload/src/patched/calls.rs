@@ -6,6 +6,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use toehold_sockets::before_spawn;
 
 use super::area;
+use super::cancellation;
 use super::frame::{COPIES_MEMORY, Child, Frame, SHARES_MEMORY, Verdict};
 use super::raw;
 use super::words::{self, Slot};
@@ -117,21 +118,46 @@ pub(crate) unsafe extern "C" fn handle_beside_libc(frame: &mut Frame) -> Verdict
 pub(crate) unsafe extern "C" fn handle_on_own(frame: &mut Frame) -> Verdict {
     count(frame.rax);
     let slot = words::slot();
+    if let Some(verdict) = handle_as_guest(frame, slot) {
+        return verdict;
+    }
+    let before = cancellation::enter(slot, frame);
+    // SAFETY: the caller's promise.
+    let verdict = unsafe { handle_in_slot(frame, slot) };
+    cancellation::leave(slot, frame, before, verdict)
+}
+
+/// A call of a child that uses the memory of its parent, which waits. It may have a stack of a few
+/// KiB (musl's `posix_spawn`), too small for the door.
+fn handle_as_guest(frame: &mut Frame, slot: &Slot) -> Option<Verdict> {
     // Relaxed, here and below: the thread and its child do not run at the same time.
     let waiting = slot.waiting.load(Ordering::Relaxed);
-    if waiting != 0 {
-        if raw::thread() != waiting {
-            // A child that uses its parent's memory. It may have a stack of a few KiB (musl's
-            // `posix_spawn`), too small for the door.
-            return match is_for_guests(frame.rax as i64) {
-                true => ask_elsewhere(frame, slot),
-                false => Verdict::Pass,
-            };
+    if waiting == 0 {
+        return None;
+    }
+    if raw::thread() != waiting {
+        return Some(match is_for_guests(frame.rax as i64) {
+            true => ask_elsewhere(frame, slot),
+            false => Verdict::Pass,
+        });
+    }
+    slot.waiting.store(0, Ordering::Relaxed); // As above: the child has gone.
+    // The program that it has executed has no use for its stack.
+    let left = slot.stack_in_use.swap(0, Ordering::Relaxed);
+    give_back(slot, left);
+    None
+}
+
+/// [`handle_on_own`], of a thread with these words.
+///
+/// # Safety
+/// As there.
+unsafe fn handle_in_slot(frame: &mut Frame, slot: &Slot) -> Verdict {
+    if frame.rax as i64 == libc::SYS_rt_sigaction {
+        // SAFETY: the program's own arguments.
+        if let Some(verdict) = unsafe { cancellation::set_handler(frame) } {
+            return verdict;
         }
-        slot.waiting.store(0, Ordering::Relaxed); // As above: the child has gone.
-        // The program that it has executed has no use for its stack.
-        let left = slot.stack_in_use.swap(0, Ordering::Relaxed);
-        give_back(slot, left);
     }
     // SAFETY: the program's own arguments.
     match unsafe { Birth::of(frame.rax as i64, &frame.arguments) } {
@@ -139,7 +165,8 @@ pub(crate) unsafe extern "C" fn handle_on_own(frame: &mut Frame) -> Verdict {
         None | Some(Birth::Process) => unsafe { ask(frame) },
         Some(Birth::Guest) => {
             before_spawn();
-            slot.waiting.store(raw::thread(), Ordering::Relaxed); // As above.
+            // Relaxed: as in `handle_as_guest`.
+            slot.waiting.store(raw::thread(), Ordering::Relaxed);
             Verdict::Pass
         }
         _ => Verdict::Pass,
@@ -184,8 +211,8 @@ fn is_for_guests(number: i64) -> bool {
     )
 }
 
-/// [`ask`], on a stack that the thread's children have for it. A handler that interrupts such a call
-/// may make another one, on another stack.
+/// [`ask`], on a stack that the thread's children have for it. A handler that interrupts such a
+/// call may make another one, on another stack.
 fn ask_elsewhere(frame: &mut Frame, slot: &Slot) -> Verdict {
     unsafe extern "C" fn ask_there(frame: *mut c_void) -> u32 {
         // SAFETY: the frame below, which waits.

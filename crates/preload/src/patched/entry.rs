@@ -411,6 +411,10 @@ const _: () = assert!(SPARES_COUNT == 8);
 #[unsafe(naked)]
 pub(crate) unsafe extern "C" fn own() {
     naked_asm!(
+        // For `super::cancellation`.
+        ".globl toehold_own, toehold_own_passes, toehold_own_passes_on, toehold_own_passed",
+        ".hidden toehold_own, toehold_own_passes, toehold_own_passes_on, toehold_own_passed",
+        "toehold_own:",
         keep_flags!(),
         "mov rax, rsp",
         "sub rsp, {RED_ZONE} + {FRAME}",
@@ -429,10 +433,13 @@ pub(crate) unsafe extern "C" fn own() {
         "mov rsp, [rsp + {STACK}]",
         "jmp [rcx + {DONE}]",
         "3:",
+        "toehold_own_passes:",
         restore!("rsp"),
         "mov rax, [rsp + {RAX}]",
         "mov rsp, [rsp + {STACK}]",
+        "toehold_own_passes_on:",
         "jmp [rcx + {PASS}]",
+        "toehold_own_passed:",
         // A process with a stack and memory of its own: on as after any fork. Others are passed on.
         "7:",
         "mov [rbx + {STACK}], rsp",

@@ -11,12 +11,14 @@
 //! - [`frame`]: what the entry saves there.
 //! - [`area`]: each thread's memory for that.
 //! - [`calls`]: which calls come here, and what follows a new thread or process.
+//! - [`cancellation`]: threads that musl ends in the midst of a call.
 //! - [`words`]: each thread's word, where threads have no area.
 //! - [`refusal`]: why the constructor has left a program as it is.
 //! - [`raw`]: system calls past everybody.
 
 pub(crate) mod area;
 pub(crate) mod calls;
+mod cancellation;
 pub(crate) mod entry;
 pub(crate) mod frame;
 pub(crate) mod raw;

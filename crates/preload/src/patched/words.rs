@@ -5,7 +5,7 @@
 //! again; so the table does not fill.
 
 use core::arch::asm;
-use core::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// One thread's words.
 pub(super) struct Slot {
@@ -14,6 +14,8 @@ pub(super) struct Slot {
     word: AtomicI32,
     /// The number of the thread, while a child of it may be using its memory and FS; or 0.
     pub(super) waiting: AtomicU64,
+    /// Whether it was cancelled, and makes a call that ends by that (`super::cancellation`).
+    pub(super) state: AtomicU32,
     /// A stack for calls of such a child, or 0; and the one on which it makes a call, or 0.
     pub(super) stack: AtomicUsize,
     pub(super) stack_in_use: AtomicUsize,
@@ -26,6 +28,7 @@ static TABLE: [Slot; SLOTS] = [const {
         thread: AtomicU64::new(0),
         word: AtomicI32::new(0),
         waiting: AtomicU64::new(0),
+        state: AtomicU32::new(0),
         stack: AtomicUsize::new(0),
         stack_in_use: AtomicUsize::new(0),
     }

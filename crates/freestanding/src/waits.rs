@@ -1,0 +1,141 @@
+//! System calls that may wait, in a process where something else than the kernel ends them.
+//!
+//! A C library cancels a thread by a signal, whose handler looks at the interrupted instruction: in
+//! a call of the C library's own that may wait, the handler ends the call. In a program without a
+//! dynamic linker such a call is made by this library in the C library's place. So it has a place
+//! of the same kind: from the look at a word up to the `syscall` itself. A handler that finds the
+//! thread there changes the word, and has the thread go on at the end. A thread that comes later
+//! sees the word. None waits between the look and the call.
+
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+
+/// The value of a thread's word that ends calls which may wait.
+pub const ENDS: u32 = 7;
+
+/// How calls end.
+#[derive(Debug)]
+pub struct Ends {
+    /// Gives each thread its word.
+    pub word: fn() -> &'static AtomicU32,
+    /// A call of the calling thread has ended by its word: true to make the call again, false to
+    /// answer `EINTR`.
+    pub is_to_go_on: fn() -> bool,
+}
+
+/// An [`Ends`], or null.
+static ENDS_BY: AtomicPtr<Ends> = AtomicPtr::new(core::ptr::null_mut());
+
+/// From now on the calls of a thread end by its word.
+pub fn end_by(ends: &'static Ends) {
+    // Release pairs with Acquire in `call`.
+    ENDS_BY.store(core::ptr::from_ref(ends).cast_mut(), Ordering::Release);
+}
+
+/// A system call that may wait.
+///
+/// # Safety
+/// As for the system call.
+#[inline]
+pub unsafe fn call(number: libc::c_long, arguments: &[usize; 6]) -> isize {
+    // SAFETY: `end_by` has stored it: a static.
+    let ends = unsafe { ENDS_BY.load(Ordering::Acquire).as_ref() };
+    #[cfg(target_arch = "x86_64")]
+    if let Some(ends) = ends {
+        loop {
+            // SAFETY: the caller's promise; the word is live.
+            let answer = unsafe { call_unless((ends.word)().as_ptr(), number, arguments) };
+            match answer {
+                ENDED if (ends.is_to_go_on)() => {}
+                ENDED => return -(libc::EINTR as isize),
+                answer => return answer,
+            }
+        }
+    }
+    let _ = ends;
+    let &[a, b, c, d, e, f] = arguments;
+    // SAFETY: the caller's promise.
+    unsafe { crate::syscall::raw(number, a, b, c, d, e, f) }
+}
+
+/// True when a thread whose instruction pointer is `at` has looked at its word, or is about to, and
+/// has not been answered.
+#[cfg(target_arch = "x86_64")]
+#[must_use]
+pub fn is_waiting(at: usize) -> bool {
+    let (from, to) = (&raw const toehold_wait, &raw const toehold_wait_over);
+    (from as usize..to as usize).contains(&at)
+}
+
+/// No answer of the kernel's: the word has ended the call.
+#[cfg(target_arch = "x86_64")]
+const ENDED: isize = isize::MIN;
+
+/// Where such a thread goes on in order to end its call.
+#[cfg(target_arch = "x86_64")]
+#[must_use]
+pub fn end() -> usize {
+    (&raw const toehold_wait_ends) as usize
+}
+
+#[cfg(target_arch = "x86_64")]
+unsafe extern "C" {
+    static toehold_wait: u8;
+    static toehold_wait_over: u8;
+    static toehold_wait_ends: u8;
+}
+
+/// Makes a system call, or answers [`ENDED`] if the word is [`ENDS`].
+///
+/// # Safety
+/// As for the system call; the word is live.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(naked)]
+unsafe extern "C" fn call_unless(
+    word: *const u32,
+    number: libc::c_long,
+    arguments: *const [usize; 6],
+) -> isize {
+    core::arch::naked_asm!(
+        ".globl toehold_wait, toehold_wait_over, toehold_wait_ends",
+        ".hidden toehold_wait, toehold_wait_over, toehold_wait_ends",
+        "mov rax, rsi",
+        "mov rcx, rdi",
+        "mov r11, rdx",
+        "mov rdi, [r11]",
+        "mov rsi, [r11 + 8]",
+        "mov rdx, [r11 + 16]",
+        "mov r10, [r11 + 24]",
+        "mov r8, [r11 + 32]",
+        "mov r9, [r11 + 40]",
+        "toehold_wait:",
+        "cmp dword ptr [rcx], {ENDS}",
+        "je toehold_wait_ends",
+        "syscall",
+        "toehold_wait_over:",
+        "ret",
+        "toehold_wait_ends:",
+        "mov rax, {ENDED}",
+        "ret",
+        ENDS = const ENDS,
+        ENDED = const ENDED,
+    )
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_whose_word_says_so_does_not_wait() {
+        let word = AtomicU32::new(ENDS);
+        let arguments = [0, 0, usize::MAX, 0, 0, 0];
+        // SAFETY: poll(2) of nothing, without end; the word is live.
+        let answer = unsafe { call_unless(word.as_ptr(), libc::SYS_poll, &arguments) };
+        assert_eq!(answer, ENDED);
+        word.store(1, Ordering::Relaxed);
+        // SAFETY: the same without waiting.
+        let answer = unsafe { call_unless(word.as_ptr(), libc::SYS_poll, &[0; 6]) };
+        assert_eq!(answer, 0);
+        assert!(!is_waiting(end()) && is_waiting(&raw const toehold_wait as usize));
+    }
+}

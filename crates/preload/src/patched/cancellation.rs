@@ -1,0 +1,300 @@
+//! `pthread_cancel` in a static program.
+//!
+//! C libraries cancel a thread by a signal. Their handlers look at the thread, and rely on where it
+//! may be then. A thread in a call that came to the library is nowhere they know. So the library
+//! puts a handler of its own before theirs, at the program's first `pthread_cancel`.
+//!
+//! *musl* makes the calls that are cancellation points by one piece of code. Its handler looks at
+//! the interrupted instruction: in that piece of code, up to `syscall`, the thread ends there.
+//! Elsewhere the handler blocks the signal and sends it again, for the next such call. A thread
+//! that waits in the library would wait on, with the signal blocked.
+//!
+//! - *In a stub*, or on the way back to it, the call has not been made: musl's handler is shown the
+//!   program's own `syscall`.
+//! - *In a call of the library's* that may wait, the call ends, and the ones after it
+//!   ([`toehold_freestanding::waits`]). The program's call is answered `EINTR`, and then musl ends
+//!   the thread.
+//! - *Elsewhere in the library* the thread's word says it, for the waits that come.
+//!
+//! Only the sites that are cancellation points are concerned: they are known by their instructions.
+//!
+//! *glibc* unwinds the thread from within its handler, wherever the thread is in a call that is a
+//! cancellation point. Within the library it may hold a lock. There the signal waits for the
+//! library's next call that may wait, or for the end of the program's call, and is sent again.
+
+use core::ffi::{c_int, c_void};
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+use toehold_freestanding::waits::{self, Ends};
+
+use super::frame::{Frame, Stub, Verdict};
+use super::raw;
+use super::words::{self, Slot};
+
+/// The signal of musl (`pthread_impl.h`). glibc has it for something that interrupts nothing.
+const OF_MUSL: usize = 33;
+/// The signal of glibc (`internal-signals.h`).
+const OF_GLIBC: usize = 32;
+const MUSL_BIT: u64 = 1 << (OF_MUSL - 1);
+
+/// In a thread's word: it was cancelled. musl waits for its next cancellation point; glibc has not
+/// heard of it.
+const CANCELLED: u32 = 1;
+/// In a thread's word: its waits end when it is cancelled.
+const WAITS_END: u32 = 2;
+/// In a thread's word: it is in the library.
+const INSIDE: u32 = 4;
+const _: () = assert!(waits::ENDS == CANCELLED | WAITS_END | INSIDE);
+
+/// The program's handlers, of either signal.
+static HANDLERS: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+
+fn handler_of(signal: usize) -> &'static AtomicUsize {
+    &HANDLERS[usize::from(signal == OF_GLIBC)]
+}
+
+static ENDS: Ends = Ends {
+    word: || &words::slot().state,
+    is_to_go_on: hear_of_it,
+};
+
+/// `struct sigaction` of the kernel: handler, flags, restorer, mask.
+type Action = [usize; 4];
+
+/// `rt_sigaction(2)` is about to be called: the program's first `pthread_cancel` does so.
+///
+/// # Safety
+/// The call is the program's.
+pub(super) unsafe fn set_handler(frame: &mut Frame) -> Option<Verdict> {
+    let [signal, new, old, ..] = frame.arguments;
+    if !matches!(signal, OF_MUSL | OF_GLIBC) || new == 0 {
+        return None;
+    }
+    // SAFETY: the caller's promise (rt_sigaction(2)). Only C libraries have a use for this signal.
+    let mut action = unsafe { *(new as *const Action) };
+    if action[0] <= libc::SIG_IGN || action[1] as c_int & libc::SA_SIGINFO == 0 {
+        return None;
+    }
+    // Release pairs with Acquire in `call_handler`.
+    let before = handler_of(signal).swap(action[0], Ordering::Release);
+    action[0] = handle as *const () as usize;
+    let mut arguments = frame.arguments;
+    arguments[1] = (&raw const action) as usize;
+    // SAFETY: the program's call, with another handler that calls the program's.
+    frame.rax = unsafe { raw::call(libc::SYS_rt_sigaction, arguments) };
+    if frame.rax == 0 {
+        waits::end_by(&ENDS);
+        // SAFETY: the kernel has just written it.
+        if let Some(old) = unsafe { (old as *mut Action).as_mut() }
+            && old[0] == action[0]
+        {
+            old[0] = before;
+        }
+    }
+    Some(Verdict::Answered)
+}
+
+/// Calls the program's handler.
+///
+/// # Safety
+/// The arguments are the kernel's.
+unsafe fn call_handler(signal: c_int, info: *mut c_void, context: *mut libc::ucontext_t) {
+    type Handler = unsafe extern "C" fn(c_int, *mut c_void, *mut libc::ucontext_t);
+    // Acquire pairs with Release in `set_handler`.
+    let handler = handler_of(signal as usize).load(Ordering::Acquire);
+    // SAFETY: `set_handler` was given it.
+    unsafe { core::mem::transmute::<usize, Handler>(handler)(signal, info, context) };
+}
+
+unsafe extern "C" fn handle(signal: c_int, info: *mut c_void, context: *mut libc::ucontext_t) {
+    // SAFETY: the kernel's arguments.
+    unsafe {
+        match signal as usize {
+            OF_GLIBC => handle_of_glibc(signal, info, context),
+            _ => handle_of_musl(signal, info, context),
+        }
+    }
+}
+
+/// # Safety
+/// The arguments are the kernel's.
+unsafe fn handle_of_glibc(signal: c_int, info: *mut c_void, context: *mut libc::ucontext_t) {
+    // SAFETY: the kernel's context.
+    let at = unsafe { (*context).uc_mcontext.gregs[libc::REG_RIP as usize] };
+    let state = &words::slot().state;
+    // Relaxed, here and below: a thread's own word, and handlers run on that thread.
+    let word = state.load(Ordering::Relaxed);
+    if word & INSIDE != 0 && !waits::is_waiting(at as usize) {
+        return state.store(word | CANCELLED | WAITS_END, Ordering::Relaxed);
+    }
+    // The handler may unwind the thread: its memory is another thread's then.
+    state.store(0, Ordering::Relaxed);
+    // SAFETY: the caller's promise.
+    unsafe { call_handler(signal, info, context) };
+    state.store(word, Ordering::Relaxed);
+}
+
+/// A wait has ended, and the thread holds nothing: glibc hears of the cancellation, and may unwind
+/// the thread. musl waits for the answer of the program's call.
+fn hear_of_it() -> bool {
+    if handler_of(OF_GLIBC).load(Ordering::Relaxed) == 0 {
+        return false;
+    }
+    let state = &words::slot().state;
+    let word = state.swap(0, Ordering::Relaxed);
+    cancel_again();
+    state.store(word & !CANCELLED, Ordering::Relaxed);
+    true
+}
+
+/// Sends glibc's signal to this thread, as `pthread_cancel` has.
+fn cancel_again() {
+    // SAFETY: no memory is involved.
+    unsafe {
+        let process = raw::call(libc::SYS_getpid, [0; 6]) as usize;
+        let thread = raw::thread() as usize;
+        raw::call(libc::SYS_tgkill, [process, thread, OF_GLIBC, 0, 0, 0]);
+    }
+}
+
+/// # Safety
+/// The arguments are the kernel's.
+unsafe fn handle_of_musl(signal: c_int, info: *mut c_void, context: *mut libc::ucontext_t) {
+    // SAFETY: the kernel's context, whose mask begins with the 64 bits that the kernel uses.
+    unsafe {
+        let mask = (&raw mut (*context).uc_sigmask).cast::<u64>();
+        let registers = &raw mut (*context).uc_mcontext.gregs;
+        let [at, stack] = [libc::REG_RIP, libc::REG_RSP].map(|n| &raw mut (*registers)[n as usize]);
+        let (before, interrupted) = (*mask, (*at, *stack));
+        let rcx = (*registers)[libc::REG_RCX as usize];
+        if let Some(shown) = not_made(interrupted.0 as usize, interrupted.1 as u64, rcx as u64) {
+            (*at, *stack) = shown;
+        }
+        let shown = *at;
+        call_handler(signal, info, context);
+        if *at != shown {
+            return;
+        }
+        (*at, *stack) = interrupted;
+        if before & MUSL_BIT == 0 && *mask & MUSL_BIT != 0 {
+            let word = words::slot().state.fetch_or(CANCELLED, Ordering::Relaxed) | CANCELLED;
+            if word == waits::ENDS && waits::is_waiting(*at as usize) {
+                *at = waits::end() as i64;
+            }
+        }
+    }
+}
+
+/// The `syscall` of a cancellation point and its stack pointer, when a thread with these registers
+/// (rip, rsp and rcx) is on its way to it: in the stub or at the end of the entry.
+///
+/// # Safety
+/// They are the registers of a thread of this process that does not run.
+unsafe fn not_made(at: usize, stack: u64, rcx: u64) -> Option<(i64, i64)> {
+    use toehold_sites::stub::STUB_BYTES_MAX;
+    // Stubs begin at multiples of their size, so what is read lies in the page of the instruction.
+    let stub = (at & !(STUB_BYTES_MAX - 1)) as *const Stub;
+    // SAFETY: the caller's promise.
+    unsafe {
+        let is_stub = (*stub).entry == (&raw const toehold_own) as u64;
+        let (stub, stack) = match is_stub {
+            true => (stub, stack),
+            false => passing_on(at, stack, rcx)?,
+        };
+        is_point(stub).then(|| ((*stub).site as i64, stack as i64))
+    }
+}
+
+// Places in `super::entry::own`: its beginning, where it begins to pass a call on, where it has
+// left its frame, and where it has gone.
+unsafe extern "C" {
+    static toehold_own: u8;
+    static toehold_own_passes: u8;
+    static toehold_own_passes_on: u8;
+    static toehold_own_passed: u8;
+}
+
+/// The stub and the stack pointer of a call that the entry is passing on, when the registers rip,
+/// rsp and rcx of its thread are these. The call has not been made.
+///
+/// # Safety
+/// They are the registers of a thread of this process that does not run.
+unsafe fn passing_on(at: usize, stack: u64, rcx: u64) -> Option<(*const Stub, u64)> {
+    let (from, on) = (
+        &raw const toehold_own_passes,
+        &raw const toehold_own_passes_on,
+    );
+    let to = &raw const toehold_own_passed;
+    if (from as usize..on as usize).contains(&at) {
+        // SAFETY: the frame is at the stack pointer there.
+        let frame = unsafe { &*(stack as *const Frame) };
+        return Some((frame.stub, frame.stack));
+    }
+    (on as usize..to as usize)
+        .contains(&at)
+        .then_some((rcx as *const Stub, stack))
+}
+
+/// True when a stub belongs to musl's cancellation points: `mov [rsp + 8], r11; syscall; ret`.
+///
+/// # Safety
+/// It is a stub.
+unsafe fn is_point(stub: *const Stub) -> bool {
+    use toehold_sites::stub::STUB_CODE;
+    const BEFORE: [u8; 5] = [0x4c, 0x89, 0x5c, 0x24, 0x08];
+    // SAFETY: the caller's promise; the site is code of the program.
+    unsafe {
+        let moved = stub.cast::<u8>().add(STUB_CODE).cast::<[u8; 5]>();
+        (*stub).pass == (*stub).site && *moved == BEFORE && *((*stub).done as *const u8) == 0xc3
+    }
+}
+
+/// A call from a stub has come. Returns the word to restore when it goes.
+pub(super) fn enter(slot: &Slot, frame: &Frame) -> u32 {
+    let word = slot.state.load(Ordering::Relaxed);
+    // SAFETY: the entry's stub.
+    let is_point = unsafe { is_point(frame.stub) };
+    let mut now = word & CANCELLED | INSIDE;
+    if is_point {
+        now |= WAITS_END;
+        if word & CANCELLED != 0 && !is_pending() {
+            // The thread that was cancelled has ended, and this one has its memory.
+            now &= !CANCELLED;
+        }
+    }
+    slot.state.store(now, Ordering::Relaxed);
+    word & !CANCELLED
+}
+
+/// The call goes with `verdict`. A thread that musl has cancelled must not wait at the program's
+/// own `syscall`; one that glibc wants to cancel is out of the library.
+pub(super) fn leave(slot: &Slot, frame: &mut Frame, before: u32, verdict: Verdict) -> Verdict {
+    let word = slot.state.load(Ordering::Relaxed);
+    slot.state
+        .store(word & CANCELLED | before, Ordering::Relaxed);
+    if word & CANCELLED == 0 {
+        return verdict;
+    }
+    if handler_of(OF_GLIBC).load(Ordering::Relaxed) != 0 {
+        if before & INSIDE == 0 {
+            slot.state.store(0, Ordering::Relaxed);
+            cancel_again();
+        } else {
+            // A handler's call: the interrupted one goes on.
+            slot.state.fetch_or(WAITS_END, Ordering::Relaxed);
+        }
+    } else if word == waits::ENDS && verdict == Verdict::Pass {
+        frame.rax = -(libc::EINTR as isize);
+        return Verdict::Answered;
+    }
+    verdict
+}
+
+/// True when musl's signal is pending for this thread.
+fn is_pending() -> bool {
+    let mut pending = 0u64;
+    let at = (&raw mut pending) as usize;
+    // SAFETY: eight bytes are written.
+    unsafe { raw::call(libc::SYS_rt_sigpending, [at, 8, 0, 0, 0, 0]) };
+    pending & MUSL_BIT != 0
+}

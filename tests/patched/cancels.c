@@ -1,0 +1,141 @@
+/* Threads that are cancelled while they wait for connections, between their calls, and never.
+ * Prints what must be equal with and without patches, then waits for the end of its standard input.
+ */
+#define _GNU_SOURCE
+#include <netinet/in.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+static int ends[2], listener, cleaned;
+
+static void connect_both(void)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET};
+    socklen_t length = sizeof address;
+    listener = socket(AF_INET, SOCK_STREAM, 0);
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    ends[0] = socket(AF_INET, SOCK_STREAM, 0);
+    if (bind(listener, (struct sockaddr *)&address, length) || listen(listener, 1) ||
+        getsockname(listener, (struct sockaddr *)&address, &length) ||
+        connect(ends[0], (struct sockaddr *)&address, length))
+        abort();
+    ends[1] = accept(listener, 0, 0);
+}
+
+/* A call of a thread that ends. It is no cancellation point any more. */
+static void clean(void *nothing)
+{
+    char byte = 'c';
+    (void)nothing;
+    if (write(ends[1], &byte, 1) != 1)
+        abort();
+    cleaned++;
+}
+
+static void *wait_in(void *number)
+{
+    struct pollfd one = {ends[1], POLLIN, 0};
+    struct epoll_event event = {.events = EPOLLIN};
+    int instance;
+    char bytes[4096] = {0};
+    pthread_cleanup_push(clean, 0);
+    switch ((int)(long)number) {
+    case 0:
+        (void)!read(ends[1], bytes, 1);
+        break;
+    case 1:
+        recv(ends[1], bytes, sizeof bytes, 0);
+        break;
+    case 2:
+        poll(&one, 1, -1);
+        break;
+    case 3:
+        instance = epoll_create1(0);
+        epoll_ctl(instance, EPOLL_CTL_ADD, ends[1], &event);
+        epoll_wait(instance, &event, 1, -1);
+        break;
+    case 4:
+        accept(listener, 0, 0);
+        break;
+    case 5:
+        pause();
+        break;
+    default:
+        /* Its calls do not wait. */
+        for (;;) {
+            if (recv(ends[1], bytes, 1, MSG_DONTWAIT) > 0)
+                abort();
+        }
+    }
+    abort();
+    pthread_cleanup_pop(0);
+    return 0;
+}
+
+static void *wait_uncancelled(void *nothing)
+{
+    char byte = 0;
+    int before;
+    (void)nothing;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
+    if (read(ends[1], &byte, 1) != 1 || byte != 'u')
+        abort();
+    pthread_setcancelstate(before, 0);
+    pthread_testcancel();
+    abort();
+}
+
+static void end(pthread_t thread)
+{
+    void *result;
+    if (pthread_join(thread, &result) || result != PTHREAD_CANCELED)
+        abort();
+}
+
+int main(void)
+{
+    char byte;
+    pthread_t thread;
+    int rounds = 0;
+    connect_both();
+    for (int n = 0; n < 20000; n++) {
+        if (write(ends[0], "x", 1) != 1 || read(ends[1], &byte, 1) != 1 ||
+            write(ends[1], "y", 1) != 1 || read(ends[0], &byte, 1) != 1)
+            abort();
+        if (n % 1000 == 0)
+            usleep(1000);
+    }
+    for (int n = 0; n < 700; n++) {
+        if (pthread_create(&thread, 0, wait_in, (void *)(long)(n % 7)))
+            abort();
+        /* Before it waits, and when it does. */
+        if (n % 3)
+            usleep(n % 3 == 1 ? 2000 : n % 100);
+        if (pthread_cancel(thread))
+            abort();
+        end(thread);
+        if (cleaned > rounds && read(ends[0], &byte, 1) != 1)
+            abort();
+        rounds = cleaned;
+    }
+    for (int n = 0; n < 20; n++) {
+        if (pthread_create(&thread, 0, wait_uncancelled, 0))
+            abort();
+        usleep(1000);
+        pthread_cancel(thread);
+        usleep(1000);
+        if (write(ends[0], "u", 1) != 1)
+            abort();
+        end(thread);
+    }
+    printf("all were cancelled; %s cleaned\n", cleaned > 400 ? "most have" : "few have");
+    fflush(stdout);
+    while (read(0, &byte, 1) > 0)
+        ;
+    return 0;
+}
