@@ -103,7 +103,6 @@ import (
 	"runtime/pprof"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 	"unsafe"
 )
@@ -112,16 +111,6 @@ const length = 1500 * time.Millisecond
 
 var connections [16]*net.TCPConn // open until the end
 var turns [16]int
-
-func echo(listener net.Listener) {
-	for {
-		connection, err := listener.Accept()
-		if err != nil {
-			return
-		}
-		go io.Copy(connection, connection)
-	}
-}
 
 func descriptor(connection *net.TCPConn) (number C.int) {
 	raw, err := connection.SyscallConn()
@@ -157,27 +146,10 @@ func turn(number C.int) C.int {
 }
 
 func main() {
-	stop := time.Now().Add(length)
-	var profile bytes.Buffer
+	stop := closedAfter(length)
+	listener, profile := begin(stop)
 	var wrong, trips int64
 	var group sync.WaitGroup
-	if err := pprof.StartCPUProfile(&profile); err != nil {
-		panic(err)
-	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		panic(err)
-	}
-	go echo(listener)
-	// The signal by which the runtime preempts goroutines.
-	go func() {
-		for time.Now().Before(stop) {
-			for n := 0; n < 20; n++ {
-				syscall.Kill(os.Getpid(), syscall.SIGURG)
-			}
-			time.Sleep(200 * time.Microsecond)
-		}
-	}()
 	for n := range connections {
 		connection, err := net.Dial("tcp", listener.Addr().String())
 		if err != nil {
@@ -187,7 +159,7 @@ func main() {
 		group.Add(1)
 		go func(n int) {
 			defer group.Done()
-			for i := 0; time.Now().Before(stop); i++ {
+			for i := 0; !isOver(stop); i++ {
 				result := C.int(0)
 				if i%50 == 49 {
 					result = C.in_a_thread(C.int(n))

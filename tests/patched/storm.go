@@ -31,16 +31,6 @@ func deep(frames int, f func()) byte {
 	return room[frames] + deep(frames-1, f)
 }
 
-func echo(listener net.Listener) {
-	for {
-		connection, err := listener.Accept()
-		if err != nil {
-			return
-		}
-		go io.Copy(connection, connection)
-	}
-}
-
 // Counts the answers to bad pointers that are not the kernel's, on a connection that answers what it
 // is sent.
 func badPointers(connection *net.TCPConn) (wrong int64) {
@@ -84,28 +74,11 @@ func badPointers(connection *net.TCPConn) (wrong int64) {
 }
 
 func main() {
-	stop := time.Now().Add(length)
-	var profile bytes.Buffer
+	stop := closedAfter(length)
+	listener, profile := begin(stop)
 	var wrong, trips int64
 	var connections [32]net.Conn // open until the end
 	var group sync.WaitGroup
-	if err := pprof.StartCPUProfile(&profile); err != nil {
-		panic(err)
-	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		panic(err)
-	}
-	go echo(listener)
-	// The signal by which the runtime preempts goroutines.
-	go func() {
-		for time.Now().Before(stop) {
-			for n := 0; n < 20; n++ {
-				syscall.Kill(os.Getpid(), syscall.SIGURG)
-			}
-			time.Sleep(200 * time.Microsecond)
-		}
-	}()
 	for n := range connections {
 		group.Add(1)
 		go func(n int) {
@@ -116,7 +89,7 @@ func main() {
 				return
 			}
 			connections[n] = connection
-			for i := 0; time.Now().Before(stop); i++ {
+			for i := 0; !isOver(stop); i++ {
 				deep(i%20, func() {
 					sent := []byte(fmt.Sprintf("%d %d %s", n, i, bytes.Repeat([]byte("x"), i%300)))
 					received := make([]byte, len(sent))
@@ -141,7 +114,7 @@ func main() {
 	pprof.StopCPUProfile()
 	var memory runtime.MemStats
 	runtime.ReadMemStats(&memory)
-	_, err = syscall.Write(1, nil)
+	_, err := syscall.Write(1, nil)
 	fmt.Println(wrong, "wrong; some trips:", trips > 100, "collections:", memory.NumGC > 2,
 		"profile:", profile.Len() > 100, err)
 	io.Copy(io.Discard, os.Stdin)

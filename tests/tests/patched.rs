@@ -32,6 +32,9 @@ fn compile_as(
     let mut command = Command::new(compiler);
     command.args(options).arg("-o").arg(&program);
     command.arg(sources.join(source));
+    if ["many.go", "shared.go", "storm.go"].contains(&source) {
+        command.arg(sources.join("common.go"));
+    }
     let status = command.status().expect("the compiler runs");
     assert!(status.success(), "{compiler}");
     program
@@ -171,6 +174,29 @@ fn a_go_program_that_may_be_loaded_anywhere_does_the_same_when_patched() {
     let options = ["CGO_ENABLED=0", "go", "build", "-buildmode=pie"];
     let direct = check(&compile(directory.path(), "env", &options, "storm.go"));
     assert!(direct > 0, "connections go through shared memory");
+}
+
+/// The whole proof is `TOEHOLD_SOAK=100000000 cargo test -p toehold-e2e --release --test patched --
+/// millions_of_calls`: a hundred million.
+#[test]
+fn millions_of_calls_of_preempted_goroutines_have_the_kernels_answers() {
+    if host::require(["go"]).is_none() {
+        return;
+    }
+    let calls = host::rounds(2_000_000);
+    let directory = tempfile::tempdir().expect("scratch");
+    let options = ["CGO_ENABLED=0", "go", "build"];
+    let program = compile(directory.path(), "env", &options, "many.go");
+    let toehold = Toehold::start();
+    let mut command = toehold.patched(&program);
+    let patched = Waiting::start(command.env("CALLS", calls.to_string()));
+    let counts = patched.counts().expect("the library is in the program");
+    let counts = counts[libc::SYS_read as usize] + counts[libc::SYS_write as usize];
+    let connections = toehold.connections().into_iter();
+    assert!(connections.filter(Connection::is_direct).count() > 0);
+    let (line, rest) = patched.end();
+    assert_eq!(line, "0 wrong; all made: true profile: true\n", "{rest}");
+    assert!(counts >= calls, "{counts} calls went through the library");
 }
 
 /// A program whose connections Go and C use in turns.
