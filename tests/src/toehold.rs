@@ -267,12 +267,18 @@ impl Toehold {
         }
     }
 
-    /// A command that runs a static `program` on the direct path, with its system calls patched.
+    /// A command that runs a program that makes its system calls itself, with these calls patched.
     pub fn patched(&self, program: impl AsRef<OsStr>) -> Command {
+        self.command(Path::Direct, program)
+    }
+
+    /// A command that runs such a program as it is.
+    pub fn unpatched(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = self.as_user(&self.product.command);
         command.env("TOEHOLD_LIB", &self.product.library);
-        command.args(["run", "--path", "direct", "--patch-calls", "--runtime-dir"]);
-        command.arg(self.runtime()).arg("--").arg(program);
+        command.args(["run", "--path", "direct", "--patch-calls", "off"]);
+        command.arg("--runtime-dir").arg(self.runtime());
+        command.arg("--").arg(program);
         command
     }
 

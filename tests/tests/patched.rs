@@ -583,9 +583,9 @@ fn status_says_why_programs_are_without_the_library() {
     let options = ["-O2", "-w", "-static", "-pthread"];
     let program = compile(directory.path(), "cc", &options, "threads.c");
     let toehold = Toehold::start();
-    let by_run = Waiting::start(&mut toehold.command(OnPath::Direct, &program));
+    let by_run = Waiting::start(&mut toehold.unpatched(&program));
     // Its parent has the library, and it has not.
-    let mut shell = toehold.command(OnPath::Direct, "sh");
+    let mut shell = toehold.unpatched("sh");
     shell.args(["-c", "\"$0\"; exit"]).arg(&program);
     let by_shell = Waiting::start(&mut shell);
     let status = toehold.status();
@@ -703,6 +703,31 @@ fn a_program_under_a_debugger_or_in_another_namespace_is_not_patched() {
         "patched 1 traced 0",
     ];
     assert!(words.map(|(words, _)| words).eq(wanted), "{output:?}");
+}
+
+#[test]
+fn valgrind_is_not_patched_and_its_program_has_the_library_once() {
+    if host::require(["valgrind"]).is_none() {
+        return;
+    }
+    let toehold = Toehold::start();
+    let mappings = |mut command: Command| {
+        // The file is one that valgrind makes up for its program; the other is the kernel's.
+        let line = "grep -c libtoehold.so /proc/$$/maps /proc/self/maps";
+        command.args(["-q", "/bin/sh", "-c", line]);
+        let output = command.output().expect("runs");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let patched = mappings(toehold.patched("valgrind"));
+    let unpatched = mappings(toehold.unpatched("valgrind"));
+    let words = |text: &str| text.replace(|c: char| c.is_ascii_digit(), "");
+    assert_eq!(words(&patched), words(&unpatched));
+    let counts = |text: &str| -> Vec<String> {
+        let lines = text.lines().filter_map(|line| line.rsplit_once(':'));
+        lines.map(|(_, count)| count.to_owned()).collect()
+    };
+    assert!(!counts(&patched).is_empty());
+    assert_eq!(counts(&patched), counts(&unpatched));
 }
 
 #[test]

@@ -55,6 +55,16 @@ impl ExpressChoice {
     }
 }
 
+/// Whether the system calls of programs are patched that make them themselves.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PatchChoice {
+    /// When such a program starts
+    On,
+    /// They run on the kernel
+    Off,
+}
+
 /// Which adapter a program uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum AdapterChoice {

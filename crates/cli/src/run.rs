@@ -21,6 +21,8 @@ use crate::adapter;
 use crate::failure::{Failure, STATUS_CANNOT_EXECUTE, STATUS_NOT_FOUND};
 use crate::library;
 use crate::meeting::Meeting;
+#[cfg(target_arch = "x86_64")]
+use crate::options::PatchChoice;
 use crate::options::{AdapterChoice, ExpressChoice, PathChoice, WaitChoice};
 #[cfg(target_arch = "x86_64")]
 use crate::patched;
@@ -56,10 +58,10 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     runtime_dir: Option<PathBuf>,
 
-    /// Patch the system calls of a static program (Go, musl): a trial, see docs/cli.md
+    /// Whether the system calls of programs are patched that make them themselves: Go, static ones
     #[cfg(target_arch = "x86_64")]
-    #[arg(long)]
-    patch_calls: bool,
+    #[arg(long, value_enum, default_value = "on")]
+    patch_calls: PatchChoice,
 
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
@@ -72,6 +74,7 @@ Examples:
   toehold run -- redis-server
   toehold run --wait event -- nginx -g 'daemon off;'
   toehold run --path host -- curl http://localhost/      the same program, not accelerated
+  toehold run --patch-calls off -- caddy run             a program of Go, left as it is
 
 Child processes are accelerated too. Where a system adapter runs, programs of all users meet there.
 Elsewhere an adapter of this user's is started in the background when none runs; it leaves when it
@@ -156,7 +159,9 @@ fn acceleration(args: &RunArgs, program: &Path) -> Result<Option<Acceleration>, 
     match program::obstacle(program) {
         None => {}
         #[cfg(target_arch = "x86_64")]
-        Some(program::Obstacle::Static(_)) if args.patch_calls => is_patched = true,
+        Some(program::Obstacle::Static(_)) if args.patch_calls == PatchChoice::On => {
+            is_patched = true;
+        }
         Some(obstacle) => return Err(obstacle.to_string()),
     }
     let library = library::find().map_err(|error| error.to_string())?;
@@ -218,7 +223,7 @@ fn acceleration(args: &RunArgs, program: &Path) -> Result<Option<Acceleration>, 
 /// The path of this program, if it is to patch programs that the program executes.
 fn patches_children(args: &RunArgs) -> Option<PathBuf> {
     #[cfg(target_arch = "x86_64")]
-    let is_wanted = args.patch_calls;
+    let is_wanted = args.patch_calls == PatchChoice::On;
     #[cfg(not(target_arch = "x86_64"))]
     let is_wanted = false;
     is_wanted.then(env::current_exe)?.ok()

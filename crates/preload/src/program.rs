@@ -12,6 +12,10 @@ use toehold_freestanding::{call, environment};
 /// The variable that names `toehold`, where it is to patch the program's children.
 const LAUNCHER: &[u8] = b"TOEHOLD_PATCH_CALLS=";
 
+/// The variable that valgrind gives to its tools. These are static programs that run another
+/// program in their own process: that one has the library, and its system calls are made there.
+const VALGRIND: &[u8] = b"VALGRIND_LAUNCHER=";
+
 /// The program that is about to be executed.
 #[derive(Clone, Copy)]
 pub(crate) enum Target {
@@ -107,6 +111,8 @@ pub(crate) unsafe fn launcher(
             // SAFETY: within the variable, which ends with NUL.
             let at = unsafe { variable.as_ptr().add(LAUNCHER.len()) };
             launcher = (!path.is_empty()).then_some(at);
+        } else if bytes.starts_with(VALGRIND) {
+            return None;
         } else if let Some(mut list) = preload_list(bytes) {
             let ours = list.find(|path| is_library(path))?;
             library.set(&[ours]).then_some(())?;

@@ -40,7 +40,8 @@ fn reason(one: &unserved::Bare) -> String {
     match program::obstacle(&executable) {
         Some(Obstacle::Static(_)) if one.is_to_be_patched => unpatched(one.pid),
         Some(obstacle @ Obstacle::Static(_)) if cfg!(target_arch = "x86_64") => format!(
-            "it {}; toehold run --patch-calls serves such programs",
+            "it {}; toehold run patches the system calls of such programs, unless told \
+             --patch-calls off",
             obstacle.predicate()
         ),
         Some(obstacle) => format!("it {}", obstacle.predicate()),
