@@ -74,6 +74,8 @@ pub(crate) struct Bbr {
     round_delivered: u64,
     round_began: Instant,
     round_end: Position,
+    /// Nothing was in flight when it began: where it ends is known at its first acknowledgement.
+    round_has_no_end: bool,
     round_lost: u64,
     /// The program had nothing to send for a while: the round's rate is no limit of the path.
     is_limited_by_program: bool,
@@ -131,6 +133,7 @@ impl Bbr {
             round_delivered: 0,
             round_began: now,
             round_end: Position::FIRST_BYTE,
+            round_has_no_end: false,
             round_lost: 0,
             is_limited_by_program: false,
             rounds: 0,
@@ -159,6 +162,16 @@ impl Bbr {
         self.round_lost += bytes;
     }
 
+    /// Data leaves while nothing is in flight. Until now the flow waited, for its own pace, for the
+    /// program or for the receiver. With that time in the round a flow whose window leaves in one
+    /// burst would measure a little less than its pace, and pace by that: without an end.
+    pub(crate) fn note_restart(&mut self, now: Instant) {
+        if self.round_end > Position::FIRST_BYTE {
+            self.round_began = now;
+            self.round_has_no_end = true;
+        }
+    }
+
     /// Bytes a second at which data leaves; `None` before anything was measured.
     pub(crate) fn pacing_rate(&self) -> Option<u64> {
         let rate = self.rate();
@@ -170,6 +183,9 @@ impl Bbr {
         self.delivered += step.delivered_bytes;
         self.is_limited_by_program |= step.has_sent_all;
         self.note_round_trip(&step);
+        if core::mem::take(&mut self.round_has_no_end) {
+            self.round_end = step.nxt;
+        }
         if step.una >= self.round_end {
             self.end_round(&step);
         }
@@ -189,7 +205,10 @@ impl Bbr {
 
     fn end_round(&mut self, step: &Step) {
         let bytes = self.delivered - self.round_delivered;
-        let micros = step.now.since(self.round_began).as_micros();
+        // All of it was in flight at one time. Where nothing has left since the round began, its
+        // acknowledgements may come at once.
+        let least = self.min_rtt.unwrap_or_default();
+        let micros = step.now.since(self.round_began).max(least).as_micros();
         let is_measured = self.round_end > Position::FIRST_BYTE && micros > 0;
         if is_measured {
             let rate = bytes * 1_000_000 / micros;
@@ -374,6 +393,7 @@ impl Bbr {
         self.rate_low = None;
         self.in_flight_low = None;
         self.round_end = step.nxt;
+        self.round_has_no_end = false;
         self.round_delivered = self.delivered;
         self.round_began = step.now;
         self.round_lost = 0;
@@ -442,5 +462,87 @@ impl Bbr {
             State::Up => UP_PACING,
             State::Cruise | State::Refill | State::ProbeRtt => 100,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MSS: u64 = 1_000;
+    const ROUND_TRIP: Duration = Duration::from_millis(10);
+
+    /// A flow that sends its window at once, waits as its pace has it, and sends again.
+    struct Flow {
+        model: Bbr,
+        now: Instant,
+        at: Position,
+        cwnd: u64,
+    }
+
+    impl Flow {
+        fn acknowledge(&mut self, delivered: u64, in_flight: u64) {
+            let una = self.at + delivered;
+            let step = Step {
+                now: self.now,
+                una,
+                nxt: una + in_flight,
+                delivered_bytes: delivered,
+                in_flight,
+                rtt: Some(ROUND_TRIP),
+                mss: MSS,
+                cwnd: self.cwnd,
+                has_sent_all: false,
+            };
+            self.cwnd = self.model.follow(step);
+            self.at = una;
+        }
+
+        /// Four segments a round trip are 400,000 bytes a second, in each cycle.
+        fn is_measured_as_it_is(&self) -> bool {
+            let mut rates = self.model.rates.iter();
+            rates.all(|rate| (200_000..=400_000).contains(rate))
+        }
+
+        /// A burst of four segments, which two acknowledgements at one time answer.
+        fn burst(&mut self) {
+            self.model.note_restart(self.now);
+            self.now += ROUND_TRIP;
+            self.acknowledge(MSS, 3 * MSS);
+            self.acknowledge(3 * MSS, 0);
+        }
+    }
+
+    fn flow() -> Flow {
+        let now = Instant::from_micros(1_000_000);
+        let mut flow = Flow {
+            model: Bbr::new(now, 1),
+            now,
+            at: Position::FIRST_BYTE,
+            cwnd: 10 * MSS,
+        };
+        flow.acknowledge(MSS, 4 * MSS);
+        flow
+    }
+
+    #[test]
+    fn waiting_for_the_pace_is_no_part_of_a_round() {
+        let mut flow = flow();
+        for _ in 0..1_000 {
+            flow.burst();
+            let rate = flow.model.pacing_rate().expect("it was measured");
+            flow.now += Duration::from_micros(4 * MSS * 1_000_000 / rate);
+        }
+        assert!(flow.is_measured_as_it_is(), "{:?}", flow.model.rates);
+    }
+
+    #[test]
+    fn waiting_for_the_program_is_no_part_of_a_round() {
+        let mut flow = flow();
+        for _ in 0..100 {
+            flow.burst();
+            flow.now += Duration::from_secs(1);
+        }
+        assert!(flow.is_measured_as_it_is(), "{:?}", flow.model.rates);
     }
 }

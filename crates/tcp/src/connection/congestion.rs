@@ -281,6 +281,13 @@ impl Congestion {
         Some(u32::try_from(model.follow(step)).unwrap_or(u32::MAX))
     }
 
+    /// Data leaves while nothing is in flight.
+    pub(crate) fn note_restart(&mut self, now: Instant) {
+        if let More::Bbr(model) = &mut self.more {
+            model.note_restart(now);
+        }
+    }
+
     /// So many bytes were deduced to be lost.
     pub(crate) fn note_lost(&mut self, bytes: u32) {
         if let More::Bbr(model) = &mut self.more {

@@ -493,9 +493,14 @@ impl Connection {
     }
 
     /// RFC 5681 section 4.1: a connection that was idle for an RTO starts slowly again. One whose
-    /// window has never been its limit does so anyway.
+    /// window has never been its limit does so anyway. A model of the path learns that nothing was
+    /// in flight.
     #[inline(always)]
     pub(super) fn restart_after_idle(&mut self, now: Instant, config: &Config) {
+        if self.conditions.has(Conditions::MODELLED) {
+            self.congestion.note_restart(now);
+            return;
+        }
         // No timeout is shorter.
         let has_moved = self.conditions.has(Conditions::WINDOW_MOVED);
         if has_moved && now.after(self.sent_at) > config.rto_min {
@@ -506,8 +511,7 @@ impl Connection {
     #[inline(never)]
     fn restart_if_idle(&mut self, now: Instant, config: &Config) {
         let idle = now.since(self.sent_at);
-        let is_modelled = self.conditions.has(Conditions::MODELLED);
-        if config.restart_after_idle && !is_modelled && idle > self.rtt.timeout(config) {
+        if config.restart_after_idle && idle > self.rtt.timeout(config) {
             self.cwnd = self.cwnd.min(self.initial_window());
             self.congestion.end_epoch();
             self.conditions.clear(Conditions::WINDOW_MOVED);

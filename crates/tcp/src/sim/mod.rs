@@ -75,6 +75,13 @@ mod tests {
         }
     }
 
+    /// A flow by BBR whose window leaves in one burst measured its own pace, and came down to a
+    /// byte a second.
+    #[test]
+    fn a_flow_does_not_take_its_pace_for_the_paths() {
+        assert!(run(50_044_414, false).bytes > 0);
+    }
+
     /// A path that swallows what is full, a window of one segment, and neither SACK nor timestamps:
     /// the black hole is found, and not met again with each segment for eight hours.
     #[test]
