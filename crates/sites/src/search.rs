@@ -80,13 +80,7 @@ impl Swept<'_> {
         let code = self.code();
         let ranges = Ranges::around(sites, code.len());
         let mut note = |at| self.note_branch(at + DISTANCE_BYTES, word(code, at).cast_signed());
-        match ranges.count {
-            0 => {}
-            1 => each_branch(code, &ranges.first::<1>(), &mut note),
-            2 => each_branch(code, &ranges.first::<2>(), &mut note),
-            3 => each_branch(code, &ranges.first::<3>(), &mut note),
-            _ => each_branch(code, &ranges.first::<4>(), &mut note),
-        }
+        each_branch(code, &ranges.ranges[..ranges.count], &mut note);
     }
 }
 
@@ -127,10 +121,6 @@ impl Ranges {
         }
         self.ranges[self.count] = range;
         self.count += 1;
-    }
-
-    fn first<const N: usize>(&self) -> [Range<usize>; N] {
-        array::from_fn(|n| self.ranges[n].clone())
     }
 }
 
@@ -186,47 +176,86 @@ fn next_syscall(code: &[u8], from: usize) -> Option<usize> {
 
 /// Calls `found` with the place of the distance of everything that looks like a branch into one of
 /// the ranges.
-fn each_branch<const N: usize>(
+fn each_branch(code: &[u8], ranges: &[Range<usize>], found: &mut impl FnMut(usize)) {
+    let mut exactly = |at: usize| {
+        // Differences of addresses are taken modulo 2^32, as branches take them.
+        let target = (at + DISTANCE_BYTES) as u32;
+        let target = target.wrapping_add(word(code, at));
+        let is_inside =
+            |range: &Range<usize>| target.wrapping_sub(range.start as u32) < range.len() as u32;
+        if ranges.iter().any(is_inside) {
+            found(at);
+        }
+    };
+    let first = |n: usize| ranges[n].clone();
+    let done = match ranges.len() {
+        0 => return,
+        1 => each_chunk(code, &array::from_fn::<_, 1, _>(first), &mut exactly),
+        2 => each_chunk(code, &array::from_fn::<_, 2, _>(first), &mut exactly),
+        3 => each_chunk(code, &array::from_fn::<_, 3, _>(first), &mut exactly),
+        _ => each_chunk(
+            code,
+            &array::from_fn::<_, RANGES_MAX, _>(first),
+            &mut exactly,
+        ),
+    };
+    (done..(code.len() + 1).saturating_sub(DISTANCE_BYTES))
+        .filter(|&at| is_branch(code, at))
+        .for_each(exactly);
+}
+
+/// Calls `found` with the place of the distance of everything that looks like a branch and may lead
+/// into one of the ranges. Returns where the code begins that is too short for a chunk.
+///
+/// It compares the two bytes in the middle of each distance. They tell a target but for 256 bytes
+/// and for where in its block the branch is; and vector instructions compare twice as many of them
+/// as whole distances.
+fn each_chunk<const N: usize>(
     code: &[u8],
     ranges: &[Range<usize>; N],
     found: &mut impl FnMut(usize),
-) {
-    // Differences of addresses are taken modulo 2^32, as branches take them; and comparisons have a
-    // sign, because vector instructions have no others.
-    let lowest: [u32; N] = array::from_fn(|n| (ranges[n].start as u32).wrapping_add(1 << 31));
-    let limits: [i32; N] = array::from_fn(|n| (ranges[n].len() as i32).wrapping_add(i32::MIN));
-    let leads_there = |at: u32, distance: u32| {
-        let target = at
-            .wrapping_add(DISTANCE_BYTES as u32)
-            .wrapping_add(distance);
-        let mut leads = 0;
-        for n in 0..N {
-            leads |= u32::from(target.wrapping_sub(lowest[n]).cast_signed() < limits[n]);
-        }
-        leads
-    };
+) -> usize {
     let mut at = 0;
-    while let Some(bytes) = code.get(at..at + CHUNK_BYTES + DISTANCE_BYTES - 1) {
-        let mut leads = 0;
-        for phase in 0..DISTANCE_BYTES {
-            let (words, _) = bytes[phase..].as_chunks::<DISTANCE_BYTES>();
-            for (n, distance) in words[..CHUNK_BYTES / DISTANCE_BYTES].iter().enumerate() {
-                let position = (at + phase + n * DISTANCE_BYTES) as u32;
-                leads |= leads_there(position, u32::from_le_bytes(*distance));
-            }
-        }
-        if leads != 0 {
-            each_opcode(code, at, |at| {
-                if leads_there(at as u32, word(code, at)) != 0 {
-                    found(at);
+    loop {
+        // The distances from anywhere in the block into a range: the lowest and the highest.
+        let block = at;
+        let ends: [(usize, usize); N] = array::from_fn(|n| {
+            let lowest = ranges[n]
+                .start
+                .wrapping_sub(block + BLOCK_BYTES + DISTANCE_BYTES);
+            let highest = ranges[n].end.wrapping_sub(block + DISTANCE_BYTES);
+            (lowest >> MIDDLE_SHIFT, highest >> MIDDLE_SHIFT)
+        });
+        // Comparisons have a sign, because vector instructions have no others.
+        let lowest: [u16; N] = array::from_fn(|n| (ends[n].0 as u16).wrapping_add(1 << 15));
+        let last: [i16; N] = array::from_fn(|n| {
+            let last = ends[n].1.wrapping_sub(ends[n].0) & (usize::MAX >> MIDDLE_SHIFT);
+            // Two bytes have no more values: in a range as long as that everything is inside.
+            let last = last.min(u16::MAX.into()) as u16;
+            last.wrapping_add(1 << 15).cast_signed()
+        });
+        while at < block + BLOCK_BYTES {
+            let Some(bytes) = code.get(at..at + CHUNK_BYTES + DISTANCE_BYTES - 1) else {
+                return at;
+            };
+            // One number for each pair of bytes: the compiler puts eight of them into a register.
+            let mut are_outside = [u16::MAX; CHUNK_BYTES / 2];
+            for phase in 0..2 {
+                let (middles, _) = bytes[1 + phase..].as_chunks::<2>();
+                let middles: [u16; CHUNK_BYTES / 2] =
+                    array::from_fn(|at| u16::from_le_bytes(middles[at]));
+                for n in 0..N {
+                    for (middle, are_outside) in middles.iter().zip(&mut are_outside) {
+                        let middle = middle.wrapping_sub(lowest[n]);
+                        let is_outside = middle.cast_signed() > last[n];
+                        *are_outside &= if is_outside { u16::MAX } else { 0 };
+                    }
                 }
-            });
-        }
-        at += CHUNK_BYTES;
-    }
-    for at in at..(code.len() + 1).saturating_sub(DISTANCE_BYTES) {
-        if is_branch(code, at) && leads_there(at as u32, word(code, at)) != 0 {
-            found(at);
+            }
+            if are_outside.iter().fold(u16::MAX, |all, one| all & one) == 0 {
+                each_opcode(code, at, &mut *found);
+            }
+            at += CHUNK_BYTES;
         }
     }
 }
@@ -277,8 +306,12 @@ fn word(code: &[u8], at: usize) -> u32 {
 
 const DISTANCE_BYTES: usize = 4;
 /// How much the loops over all code take at a time.
-const CHUNK_BYTES: usize = 64;
+const CHUNK_BYTES: usize = 32;
 const RANGES_MAX: usize = 4;
+/// The lowest bit of the two middle bytes of a distance.
+const MIDDLE_SHIFT: u32 = 8;
+/// How much code has the middle bytes in common that are looked for.
+const BLOCK_BYTES: usize = 1024;
 
 #[cfg(test)]
 mod tests {
@@ -342,6 +375,60 @@ mod tests {
                 assert_eq!(all, [at], "{opcode:x?}");
                 let ranges = [at + 12..at + 400, 1000..1001];
                 each_branch(&code, &ranges, &mut |_| panic!("elsewhere"));
+            }
+        }
+    }
+
+    #[test]
+    fn branches_into_a_range_of_any_length_are_found() {
+        for distance in [
+            0,
+            0xff,
+            0x100,
+            0xfeff,
+            0xff_fe00,
+            0xff_ff00,
+            0x100_0000,
+            0x123_4567_i32,
+        ] {
+            for length in [0xff_0000, 0xff_ff00, 0x100_0000, 0x100_1000, 0x200_0000] {
+                let mut code = vec![0x90; 200];
+                code[100] = 0xe8;
+                code[101..105].copy_from_slice(&distance.to_le_bytes());
+                let (mut all, target) = (Vec::new(), 105 + distance as usize);
+                let range = target.saturating_sub(length - 1)..target + 1;
+                each_branch(&code, &[range], &mut |at| all.push(at));
+                assert_eq!(all, [101], "{distance:x} {length:x}");
+                let beyond = target + 1..target + length;
+                each_branch(&code, &[beyond], &mut |at| {
+                    assert_ne!(at, 101, "{distance:x} {length:x}");
+                });
+            }
+        }
+    }
+
+    #[test]
+    fn branches_between_blocks_are_found_with_every_carry() {
+        let mut code = vec![0x90; 400_000];
+        let places = [
+            0, 65_530, 65_531, 65_532, 65_536, 131_066, 131_067, 200_000, 399_990,
+        ];
+        let targets = [
+            0, 3, 65_535, 65_536, 65_537, 131_071, 262_143, 262_144, 399_999,
+        ];
+        for at in places {
+            for target in targets {
+                code[at] = 0xe8;
+                let distance = target as i32 - (at as i32 + 5);
+                code[at + 1..at + 5].copy_from_slice(&distance.to_le_bytes());
+                for others in [&[][..], &[100_000..100_001, 300_000..300_002]] {
+                    let range = target..target + 1;
+                    let ranges = [&[range][..], others].concat();
+                    let mut all = Vec::new();
+                    each_branch(&code, &ranges, &mut |at| all.push(at));
+                    assert_eq!(all, [at + 1], "{at} {target}");
+                }
+                code[at..at + 5].fill(0x90);
             }
         }
     }

@@ -22,10 +22,11 @@ mod tracee;
 
 use std::fmt;
 use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use rustix::process::{getpid, getppid};
+use rustix::process::getpid;
 
 use following::Watch;
 
@@ -81,27 +82,72 @@ pub(crate) use patching::obstacle;
 /// follow.
 pub(crate) fn patch_next_program(library: &Path) -> Result<(), Refusal> {
     let (mut ours, theirs) = UnixStream::pair().map_err(Refusal::NotTraced)?;
-    match fork().map_err(Refusal::NotTraced)? {
-        None => {
-            // The helper is a grandchild: the program has no child that it does not know.
-            let target = getppid().map_or(0, |parent| parent.as_raw_nonzero().get());
-            drop(ours);
-            let status = match fork() {
-                Ok(None) => helper(target, library, theirs),
-                Ok(Some(_)) => 0,
-                Err(_) => 1,
-            };
-            // SAFETY: ends this process; nothing of the parent's is to be flushed or run here.
-            unsafe { libc::_exit(status) }
-        }
-        Some(child) => {
-            drop(theirs);
-            let mut status = 0;
-            // SAFETY: writes the status only.
-            unsafe { libc::waitpid(child, &raw mut status, libc::__WALL) };
+    let mut start = Start {
+        target: getpid().as_raw_nonzero().get(),
+        library,
+        theirs: Some(theirs),
+        ours: ours.as_raw_fd(),
+    };
+    start_helper(&mut start).map_err(Refusal::NotTraced)?;
+    drop(start.theirs);
+    converse(&mut ours).map_err(Refusal::NotTraced)
+}
+
+/// For the helper.
+struct Start<'a> {
+    /// This process.
+    target: libc::pid_t,
+    library: &'a Path,
+    /// The helper's end of a socket.
+    theirs: Option<UnixStream>,
+    /// Our end.
+    ours: RawFd,
+}
+
+/// Starts the helper as a grandchild: the program has no child that it does not know. The process
+/// in between uses this one's memory while this one waits, so memory is copied once.
+fn start_helper(start: &mut Start<'_>) -> io::Result<()> {
+    extern "C" fn between(start: *mut libc::c_void) -> libc::c_int {
+        // SAFETY: as fork(2), but for a signal when the child ends, which nobody waits for.
+        match unsafe { libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0) } {
+            0 => {
+                // SAFETY: a copy of what the starter has.
+                let start = unsafe { &mut *start.cast::<Start<'_>>() };
+                // SAFETY: closes the starter's end, which nobody uses here.
+                unsafe { libc::close(start.ours) };
+                let status = match start.theirs.take() {
+                    Some(socket) => helper(start.target, start.library, socket),
+                    None => 1,
+                };
+                // SAFETY: ends this process; nothing of the starter's is to be flushed or run here.
+                unsafe { libc::_exit(status) }
+            }
+            child => libc::c_int::from(child < 0),
         }
     }
-    converse(&mut ours).map_err(Refusal::NotTraced)
+    const STACK_BYTES: usize = 1 << 20;
+    let (protection, private) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE);
+    let flags = private | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_STACK;
+    // SAFETY: a fresh mapping.
+    let stack = unsafe { libc::mmap(std::ptr::null_mut(), STACK_BYTES, protection, flags, -1, 0) };
+    if stack == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK;
+    let mut status = 0;
+    // SAFETY: the stack is the child's alone, and its end is a multiple of 16. This process has one
+    // thread, which waits until the child has ended. The mapping ends with the exec.
+    unsafe {
+        let top = stack.cast::<u8>().add(STACK_BYTES).cast();
+        let child = libc::clone(between, top, flags, (&raw mut *start).cast());
+        if child < 0 || libc::waitpid(child, &raw mut status, libc::__WALL) != child {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    match status {
+        0 => Ok(()),
+        _ => Err(io::Error::from_raw_os_error(libc::EAGAIN)),
+    }
 }
 
 /// Lets the helper trace this process, and waits until it does.
@@ -144,15 +190,5 @@ fn helper(target: libc::pid_t, library: &Path, mut parent: UnixStream) -> i32 {
             eprintln!("toehold: {refusal}; the program runs on kernel TCP");
             1
         }
-    }
-}
-
-/// `None` in the child. This process must have one thread.
-fn fork() -> io::Result<Option<libc::pid_t>> {
-    // SAFETY: the command has one thread, so no lock is held by another one.
-    match unsafe { libc::fork() } {
-        -1 => Err(io::Error::last_os_error()),
-        0 => Ok(None),
-        child => Ok(Some(child)),
     }
 }
