@@ -10,6 +10,7 @@
 //! |---|---|---|---|
 //! | `phase` | both sides, by compare-exchange | both | `AcqRel` / `Acquire` |
 //! | `ended` | its side | the other | `Release` / `Acquire` |
+//! | `seen` | its side | the other | `Relaxed`: it orders nothing |
 //! | `tail` | connecting side | accepting side | `Release` / `Acquire`, then a fence |
 //! | `entries` | connecting side | accepting side | `Relaxed`, carried by `tail` |
 //! | `head` | accepting side | connecting side | `Release` / `Acquire` |
@@ -70,12 +71,14 @@ pub struct Turns {
     pub sides: [Ended; 2],
 }
 
-/// The turns that one side has closed.
+/// The turns that one side has closed, and in which its program was seen waiting.
 #[derive(Default)]
 #[repr(C, align(128))]
 pub struct Ended {
     /// One more than the last turn that this side has closed in order; 0 for none.
     pub ended: Word32,
+    /// One more than the last turn in which this side's program was seen waiting; 0 for none.
+    pub seen: Word32,
 }
 
 /// Connections that wait to be accepted by one side of a pair, in the order in which they were

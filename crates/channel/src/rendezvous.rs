@@ -85,7 +85,8 @@ pub struct Message {
 pub const SLAB_ATTACHED: u32 = 1;
 /// In `attached`: the pair's memory.
 pub const PAIR_ATTACHED: u32 = 2;
-/// In `attached`: both ends are of one user.
+/// In `attached`: both ends are of one user, in one network namespace, and nothing translates
+/// addresses between them.
 pub const SAME_USER: u32 = 4;
 
 const _: () = assert!(size_of::<Message>() == 96);

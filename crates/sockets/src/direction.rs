@@ -143,7 +143,10 @@ pub(crate) fn want_credit(connection: &Connection, end: &End<'_>) -> Credit {
             stop_wanting(connection, end);
             Credit::Here
         }
-        Ok(credit::Credit::WillRing) if !ended && !end.both_wait() => {
+        // A program that waits past the library hears of room from the kernel alone.
+        Ok(credit::Credit::WillRing)
+            if !ended && !end.both_wait() && !turns::is_unseen(connection) =>
+        {
             ask_for_doorbell(connection, end)
         }
         // The next receive brings it back to the kernel.

@@ -15,7 +15,9 @@
 //!   ask of it;
 //! - [`seeds`]: how a carrier begins; [`destinations`]: where it leads to;
 //! - [`turns`]: the questions that transfers ask; [`returning`] and [`again`]: a connection
-//!   that nobody accepted goes back to the kernel.
+//!   that nobody accepted goes back to the kernel;
+//! - [`evidence`]: whether a program waits where the library sees it; [`unseen`] and [`watch`]: a
+//!   connection of a program that does not, after all.
 //!
 //! One lock guards all that is parked. It is taken in `connect`, `accept` and `close` only, outside
 //! of all other locks. The protocols between the processes are `toehold_stream::express`, decided
@@ -27,11 +29,14 @@ pub(crate) mod books;
 mod carriers;
 pub(crate) mod claiming;
 mod destinations;
+mod evidence;
 pub(crate) mod listener;
 pub(crate) mod parking;
 pub(crate) mod returning;
 pub(crate) mod seeds;
 pub(crate) mod turns;
+pub(crate) mod unseen;
+mod watch;
 pub(crate) mod words;
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -160,23 +165,32 @@ pub(crate) fn make_room() -> bool {
     }
 }
 
-/// How long a sleep may last: until a parked carrier is to be retired.
+/// How long a sleep may last: until a parked carrier is to be retired, or a turn looked at.
 pub(crate) fn limit(left: Option<u64>) -> Option<u64> {
-    if !carriers::are_any() {
-        return left;
-    }
-    let due = carriers::next_retirement_ns();
-    match (left, due) {
-        (Some(left), Some(due)) => Some(left.min(due)),
-        (left, due) => left.or(due),
-    }
+    let retirement = match carriers::are_any() {
+        true => carriers::next_retirement_ns(),
+        false => None,
+    };
+    let limits = [left, retirement, watch::limit_ns()];
+    limits.into_iter().flatten().min()
 }
 
-/// Retires what has been parked for too long, what has ended, and what the adapter wants back.
+/// As [`limit`], of a sleep on one connection: until a turn is to be looked at.
+pub(crate) fn look_limit_ns() -> Option<u64> {
+    watch::limit_ns()
+}
+
+/// Retires what has been parked for too long, what has ended, and what the adapter wants back;
+/// looks at turns when it is time to.
 pub(crate) fn look_after() {
-    if carriers::are_any() {
-        if let Some(_held) = LOCK.try_lock() {
-            carriers::look_after();
+    let is_due = watch::is_due();
+    if !is_due && !carriers::are_any() {
+        return;
+    }
+    if let Some(_held) = LOCK.try_lock() {
+        carriers::look_after();
+        if is_due {
+            watch::look();
         }
     }
 }

@@ -41,6 +41,7 @@ mod chunks;
 mod closing;
 mod confinement;
 mod connection;
+mod counts;
 pub mod deferral;
 mod descriptors;
 mod direction;

@@ -16,8 +16,8 @@ use toehold_channel::doorbell::WakeWord;
 use toehold_channel::layout::CAPACITY_LOG2_MIN;
 use toehold_channel::rendezvous::{Kind, Message};
 use toehold_channel::table::{
-    Entry, FLAG_ACCEPTED, FLAG_ASKED, FLAG_ATTACHED, FLAG_CONNECTING, FLAG_OFFLOAD, FLAG_PINNED,
-    FLAG_SHUT_RX, FLAG_SHUT_TX, Reason,
+    Entry, FLAG_ASKED, FLAG_ATTACHED, FLAG_CONNECTING, FLAG_OFFLOAD, FLAG_PINNED, FLAG_SHUT_RX,
+    FLAG_SHUT_TX, Reason,
 };
 use toehold_stream::worth::{self, Worth};
 
@@ -27,7 +27,7 @@ use crate::connection::{self, Connection};
 use crate::epoll::membership;
 use crate::orderings::PINNED;
 use crate::{
-    adapter, attention, errno, holders, lock, namespace, offers, process, resets, service,
+    adapter, attention, counts, errno, holders, lock, namespace, offers, process, resets, service,
     settings, showing, sys, unix, waits,
 };
 
@@ -273,7 +273,7 @@ fn attach(connection: &Connection) {
         return;
     }
     let agree = match Carrier::of(connection) {
-        Carrier::Tcp => counts_agree(connection),
+        Carrier::Tcp => counts::agree(connection),
         // The peer's word is needed: `unix::compare`.
         Carrier::Unix => Some(true),
     };
@@ -312,57 +312,6 @@ fn attach(connection: &Connection) {
     drop(tx);
     membership::take_from_kernel(connection);
     service::service(connection);
-}
-
-/// Compares our byte counts with the kernel's; `None` when bytes were on the move while we looked.
-fn counts_agree(connection: &Connection) -> Option<bool> {
-    /// The kernel's `struct tcp_info` up to `tcpi_bytes_received` (include/uapi/linux/tcp.h).
-    #[derive(Clone, Copy)]
-    #[repr(C)]
-    struct Info {
-        bytes: [u8; 136],
-    }
-    impl Default for Info {
-        fn default() -> Info {
-            Info { bytes: [0; 136] }
-        }
-    }
-    const BYTES_ACKED: usize = 120;
-    const BYTES_RECEIVED: usize = 128;
-    const STATE: usize = 0;
-    const TCP_ESTABLISHED: u8 = 1;
-    /// Looks before giving up until the next call.
-    const LOOKS_MAX: usize = 4;
-    let fd = connection.fd;
-    let word = |info: &Info, at: usize| {
-        let mut bytes = [0u8; 8];
-        bytes.copy_from_slice(&info.bytes[at..at + 8]);
-        u64::from_ne_bytes(bytes)
-    };
-    let read = || sys::getsockopt::<Info>(fd, libc::IPPROTO_TCP, libc::TCP_INFO).ok();
-    let entry = connection.entry;
-    for _ in 0..LOOKS_MAX {
-        let before = read()?;
-        let waiting = sys::bytes_waiting(fd);
-        let unacknowledged = sys::bytes_unacknowledged(fd);
-        let after = read()?;
-        if before.bytes[STATE] != TCP_ESTABLISHED {
-            return None;
-        }
-        let same = |at| word(&before, at) == word(&after, at);
-        if !same(BYTES_ACKED) || !same(BYTES_RECEIVED) || waiting < 0 || unacknowledged < 0 {
-            continue;
-        }
-        let received = word(&after, BYTES_RECEIVED);
-        // RFC 4898 counts in `tcpi_bytes_acked` what left the send queue; the SYN of an active open
-        // is counted as one.
-        let sent = word(&after, BYTES_ACKED) + unacknowledged as u64;
-        let ours_rx = entry.rx_carrier.load(Ordering::Relaxed);
-        let ours_tx = entry.tx_carrier.load(Ordering::Relaxed);
-        let syn = u64::from(entry.flags.load(Ordering::Relaxed) & FLAG_ACCEPTED == 0);
-        return Some(received == ours_rx + waiting as u64 && sent == ours_tx + syn);
-    }
-    None
 }
 
 /// Refused, and for a reason that may hold no longer.

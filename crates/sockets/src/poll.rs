@@ -18,7 +18,9 @@ use crate::offload::awaiting::{self, Answer};
 use crate::wait::{self, KERNEL_LOOK_NS};
 use toehold_freestanding::memory;
 
-use crate::{attention, deferral, doorbells, errno, lock, ready, real, settings, sys, waits};
+use crate::{
+    attention, deferral, doorbells, errno, express, lock, ready, real, settings, sys, waits,
+};
 
 /// Descriptors handled without asking for memory.
 const INLINE: usize = 64;
@@ -69,7 +71,7 @@ pub(crate) fn accelerated(fd: i32) -> bool {
     }
     match descriptors::kind(fd) {
         Kind::Connection => connection::at(fd).is_some_and(|c| {
-            waits::seen(c.local);
+            waits::seen(&c);
             c.local.attachment.has_region()
         }),
         // Even without accelerated members: it may get some while the program sleeps.
@@ -180,7 +182,7 @@ fn with_connection<T>(
     work: impl FnOnce(&Connection, &toehold_stream::end::End<'static>) -> T,
 ) -> Option<T> {
     let connection = connection::at(fd)?;
-    waits::seen(connection.local);
+    waits::seen(&connection);
     let end = connection.inside()?;
     Some(work(&connection, &end))
 }
@@ -413,10 +415,18 @@ fn sleep(
     let mut watch = Watch::new();
     arm_all(fds, copy, &mut watch);
     let early = look_at_all(fds);
+    let is_express = express::is_on();
+    let left = match is_express {
+        true => express::limit(left),
+        false => left,
+    };
     let result = kernel(copy.slice(), if early > 0 { Some(0) } else { left });
     let error = errno::get();
     disarm_all(copy);
     watch.end();
+    if is_express {
+        express::look_after();
+    }
     if result < 0 && early == 0 {
         errno::set(error);
         return result;

@@ -12,7 +12,7 @@ use toehold_stream::end::End;
 use crate::connection::{self, Connection};
 use crate::direction::{self, Credit};
 use crate::epoll::news;
-use crate::express::{returning, turns};
+use crate::express::{returning, turns, unseen};
 use crate::offload::liveness::say_what_is_set;
 use crate::offload::{awaiting, endings};
 use crate::resets::fault_of_peer;
@@ -231,6 +231,9 @@ pub(crate) fn carry(
         match turn {
             Ok(Turn::Dry) => return Ok(done),
             Ok(Turn::Sent(moved)) => {
+                if turns::is_unseen(connection) {
+                    unseen::sent(connection, &end);
+                }
                 done += moved;
                 if done >= total {
                     return Ok(done);

@@ -8,7 +8,7 @@ use toehold_channel::layout::{SIDE_SEEN, SIDE_TOLD};
 use toehold_channel::ring::Fault;
 use toehold_channel::table::{
     COMMAND_DETACH, COMMAND_EVICT, COMMAND_PEER_GONE, COMMAND_YIELD, FLAG_CONNECTING, FLAG_PINNED,
-    FLAG_REFUSED, FLAG_SHUT_RX, FLAG_SHUT_TX, FLAG_UNCOMPARED, Mode, Reason,
+    FLAG_REFUSED, FLAG_SHUT_RX, FLAG_SHUT_TX, FLAG_UNCOMPARED, FLAG_UNSEEN, Mode, Reason,
 };
 use toehold_stream::end::{End, Incoming};
 use toehold_stream::leaving::Refusal;
@@ -32,9 +32,9 @@ pub(crate) fn attend(connection: &Connection, end: &End<'_>) -> Result<(), i32> 
     }
 }
 
-/// Conditions that [`attend`] or a send on the carrier has to handle first. No connection with a
-/// region connects or is refused.
-const NOT_CONTENT: u32 = FLAG_PINNED | FLAG_SHUT_TX | FLAG_CONNECTING | FLAG_REFUSED;
+/// Conditions that [`attend`], a send on the carrier or the general code has to handle first. No
+/// connection with a region connects or is refused.
+const NOT_CONTENT: u32 = FLAG_PINNED | FLAG_SHUT_TX | FLAG_CONNECTING | FLAG_REFUSED | FLAG_UNSEEN;
 
 /// True when our direction is a ring, and nobody wants it elsewhere. The caller holds the send
 /// lock, and has loaded the receive hints.
@@ -93,6 +93,8 @@ fn attend_slowly(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
         || command != 0
         || held_down
         || flags & (FLAG_SHUT_TX | FLAG_SHUT_RX) != 0
+        // It came down for want of room, and the program may wait for that past the library.
+        || flags & FLAG_UNSEEN != 0 && end.tx_mode() != Mode::Ring
         || entry.rx_hints.load(Ordering::Relaxed) & HINT_EOF != 0
         || end.is_wanted_down();
     if end.tx_mode() == Mode::Ring {

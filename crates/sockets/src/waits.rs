@@ -16,13 +16,17 @@
 //!                        io_uring ([`crate::uring`]): pinned
 //! ```
 //!
+//! A carrier of [`crate::express`] is in a ring before anything is known of how the program waits
+//! for its connection. So each turn of a carrier begins as unseen.
+//!
 //! A connection that was seen goes back to the kernel when a request of io_uring uses it that we
 //! see. Waits that are made past libc and liburing's shared library are never seen: a program that
 //! waits in both ways for one connection sleeps beside its bytes.
 
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::Ordering;
 
 use crate::connection::{Connection, Local};
+use crate::express::turns;
 use crate::{errno, sys};
 
 /// Set in [`Local::waits`] once a wait was seen. Below it: non-blocking calls in a row that found
@@ -35,23 +39,26 @@ const SENT_WITHOUT_ANSWER: u64 = 64 << 10;
 /// How often, in calls that moved bytes, an unseen connection is asked for its mode.
 const CALLS_BETWEEN_QUESTIONS: u32 = 16;
 
-/// The program has been seen waiting for some connection.
-static ANY_SEEN: AtomicBool = AtomicBool::new(false);
-
 /// The program waits for it through us.
 #[inline]
-pub(crate) fn seen(local: &Local) {
+pub(crate) fn seen(connection: &Connection) {
     // Looked at first: waits are many, and the line is shared by threads.
-    if local.waits.load(Ordering::Relaxed) & SEEN == 0 {
-        local.waits.fetch_or(SEEN, Ordering::Relaxed);
-        ANY_SEEN.store(true, Ordering::Relaxed);
+    if !is_seen(connection.local) {
+        connection.local.waits.fetch_or(SEEN, Ordering::Relaxed);
+        turns::note_seen(connection);
     }
 }
 
-/// True when the program has been seen waiting for a connection of its: it will wait for the next
-/// in the same way.
-pub(crate) fn have_been_seen() -> bool {
-    ANY_SEEN.load(Ordering::Relaxed)
+/// True when [`seen`] was called.
+#[inline]
+pub(crate) fn is_seen(local: &Local) -> bool {
+    local.waits.load(Ordering::Relaxed) & SEEN != 0
+}
+
+/// The next connection of the program on the same carrier begins: of how the program waits for
+/// that one, nothing is known.
+pub(crate) fn begin_turn(local: &Local) {
+    local.waits.store(0, Ordering::Relaxed);
 }
 
 /// A call on the host path came to `result`, with errno.
@@ -95,7 +102,7 @@ pub(crate) fn are_seen(connection: &Connection) -> bool {
         || local.registrations.load(Ordering::Relaxed) != 0
         || is_waited_for_in_calls(connection);
     if are_seen {
-        seen(local);
+        seen(connection);
     }
     are_seen
 }

@@ -73,7 +73,7 @@ impl Turn {
         Turn::numbered(self.0 + 1)
     }
 
-    /// The word of an end that has closed this turn.
+    /// The word of an end that has closed this turn, or was seen in it.
     fn as_ended(self) -> u32 {
         self.0 + 1
     }
@@ -148,6 +148,19 @@ impl<'a> Carrier<'a> {
             .ended
             .load(SIDE_SEEN)
             .is(turn.as_ended())
+    }
+
+    /// This end's program waits for the connection of `turn` in a way that it is told of.
+    pub fn note_seen(&self, turn: Turn) {
+        let seen = &self.words.sides[self.side].seen;
+        // Relaxed: the peer rings a doorbell too many if it does not see this yet.
+        seen.store(turn.as_ended(), Ordering::Relaxed);
+    }
+
+    /// True when the peer's program was seen waiting in `turn`.
+    pub fn is_peer_seen(&self, turn: Turn) -> bool {
+        let seen = self.words.sides[1 - self.side].seen.load(Ordering::Relaxed);
+        seen.is(turn.as_ended())
     }
 
     /// True when both ends have closed `turn`.

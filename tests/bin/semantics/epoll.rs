@@ -93,6 +93,18 @@ pub(crate) const CASES: &[Case] = &[
         unseen::heavy,
     ),
     Case::roles(
+        "short_connections_of_a_server_that_waits_past_libc_at_times",
+        unseen::short_at_server,
+    ),
+    Case::roles(
+        "short_connections_of_a_client_that_waits_past_libc_at_times",
+        unseen::short_at_client,
+    ),
+    Case::roles(
+        "short_connections_of_two_programs_that_wait_past_libc_at_times",
+        unseen::short_at_both,
+    ),
+    Case::roles(
         "member_of_one_instance_among_many_hundreds",
         unseen::many_instances,
     ),

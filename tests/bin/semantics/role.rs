@@ -133,44 +133,47 @@ impl Role {
         }
     }
 
-    /// One connection by a carrier that has served another before: this role's end.
+    /// One connection by a carrier that has served another before: this role's end. Connections
+    /// are made until one is: on a busy host an end may be too late to pair the first.
     fn meet_by_carrier(&self) -> Fd {
         if self.server() {
             let listener = self.listen(libc::SOCK_NONBLOCK);
             let epoll = sys::epoll_create();
             let (add, readable) = (libc::EPOLL_CTL_ADD, libc::EPOLLIN);
             sys::epoll_ctl(epoll, add, listener, readable, 1).value();
-            let accept = || {
+            loop {
                 sys::epoll_wait(epoll, 1, 20_000).0.value();
-                sys::accept(listener).fd()
-            };
-            for _ in 0..CARRIERS {
-                let before = accept();
-                sys::read(before, &mut [0; 8]);
-                sys::close(before).value();
-                self.tell(1);
+                let fd = sys::accept(listener).fd();
+                if self.hear() == IS_IT {
+                    sys::close(listener).value();
+                    sys::close(epoll).value();
+                    return fd;
+                }
+                send_all(fd, b"next");
+                sys::read(fd, &mut [0; 8]);
+                sys::close(fd).value();
+                self.tell(0);
             }
-            let fd = accept();
-            self.hear();
-            sys::close(listener).value();
-            sys::close(epoll).value();
-            fd
         } else {
             let port = self.hear_port();
             let mut names = Vec::new();
-            for _ in 0..CARRIERS {
-                let before = self.connect(port);
-                names.push(sys::name(before, false).expect("connected"));
-                sys::close(before).value();
+            loop {
+                let fd = self.connect(port);
+                let name = sys::name(fd, false).expect("connected");
+                let is_used = names.contains(&name);
+                if is_used || names.len() == CARRIERS_MAX {
+                    if !is_used {
+                        println!("no carrier was used again");
+                    }
+                    self.tell(IS_IT);
+                    return fd;
+                }
+                names.push(name);
+                self.tell(0);
+                receive_all(fd, &mut [0; 4]);
+                sys::close(fd).value();
                 self.hear();
             }
-            let fd = self.connect(port);
-            let name = sys::name(fd, false).expect("connected");
-            if !names.contains(&name) {
-                println!("the carrier was not used again");
-            }
-            self.tell(1);
-            fd
         }
     }
 
@@ -223,9 +226,11 @@ impl std::ops::Deref for Pair {
     }
 }
 
-/// Connections that come before the one by a carrier: should a host be too busy to pair the first
-/// in time, another is.
-const CARRIERS: usize = 4;
+/// Connections that come before the one by a carrier, at most.
+const CARRIERS_MAX: usize = 64;
+
+/// Says that the connection is the one that the case wants.
+const IS_IT: u32 = 1;
 
 /// How much of each direction the warm-up fills, beyond any threshold for a bulk transfer.
 const BULK_BYTES: usize = 1 << 20;

@@ -44,11 +44,16 @@ pub enum Event {
     Idle = 17,
     /// A parked carrier was closed: a fork, an exec, the end of the listener, or no descriptors.
     Retired = 18,
+    /// A carrier was not parked: the program was not seen waiting for its connection.
+    Unseen = 19,
+    /// A doorbell was rung for bytes that a program had not been seen waiting for, and had not
+    /// read.
+    Rescued = 20,
 }
 
 impl Event {
     /// All of them, by number, as `toehold status --json` spells them.
-    pub const NAMES: [&'static str; 19] = [
+    pub const NAMES: [&'static str; 21] = [
         "connected",
         "accepted",
         "none_parked",
@@ -68,6 +73,8 @@ impl Event {
         "peer_ended",
         "idle",
         "retired",
+        "unseen",
+        "rescued",
     ];
 }
 
@@ -91,4 +98,4 @@ impl Counts {
     }
 }
 
-const _: () = assert!(Event::Retired as usize + 1 == Event::NAMES.len());
+const _: () = assert!(Event::Rescued as usize + 1 == Event::NAMES.len());

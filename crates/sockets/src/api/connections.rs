@@ -7,7 +7,7 @@ use libc::{sockaddr, socklen_t};
 use toehold_channel::table::Reason;
 
 use crate::carrier::Carrier;
-use crate::descriptors::{self, FRESH_NONBLOCK, FRESH_ODD, Kind};
+use crate::descriptors::{self, FRESH_ODD, Kind};
 use crate::epoll::news;
 use crate::express::{self, accepting, books, claiming, listener, seeds};
 use crate::offload::active_open::{self, Opened};
@@ -56,9 +56,8 @@ pub unsafe fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_
             } else {
                 c.entry.reason.store(reason as u32, Ordering::Relaxed);
             }
-        } else if let Some(bits) = fresh.filter(|_| error != libc::EINTR) {
-            let is_nonblocking = bits & FRESH_NONBLOCK != 0;
-            errno::keep(|| unsafe { seeds::connected(fd, address, len, is_nonblocking) });
+        } else if fresh.is_some() && error != libc::EINTR {
+            errno::keep(|| unsafe { seeds::connected(fd, address, len) });
         }
     }
     result

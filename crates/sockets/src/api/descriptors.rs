@@ -9,7 +9,7 @@ use toehold_freestanding::guarded;
 
 use crate::connection::{self, Connection};
 use crate::descriptors::{self, FRESH_CLOEXEC, FRESH_NODELAY, FRESH_NONBLOCK, FRESH_ODD, Kind};
-use crate::express::{books, listener};
+use crate::express::{books, listener, unseen};
 use crate::offload::{liveness, passive_open, routing};
 use crate::{closing, errno, faults, kept, options, process, real, resets, service, sys, uring};
 
@@ -264,17 +264,12 @@ fn note_mode(fd: c_int, mode: c_int) {
 }
 
 fn set_nonblocking(connection: &Connection, on: bool) {
-    if on {
-        connection
-            .entry
-            .flags
-            .fetch_or(FLAG_NONBLOCK, Ordering::Relaxed);
-    } else {
-        connection
-            .entry
-            .flags
-            .fetch_and(!FLAG_NONBLOCK, Ordering::Relaxed);
-    }
+    let flags = &connection.entry.flags;
+    match on {
+        true => flags.fetch_or(FLAG_NONBLOCK, Ordering::Relaxed),
+        false => flags.fetch_and(!FLAG_NONBLOCK, Ordering::Relaxed),
+    };
+    unseen::mode_was_set(connection);
 }
 
 /// `ioctl(2)`: `FIONBIO` is noted, the lengths of queues are answered from ring and carrier

@@ -159,7 +159,7 @@ fn add(
         };
     }
     let _members = members;
-    waits::seen(connection.local);
+    waits::seen(connection);
     let is_held = awaiting::is_connecting(connection) && TAG.load(Ordering::Relaxed) != 0;
     let n = allocate_registration();
     let is_attached = connection.local.attachment.has_region() && TAG.load(Ordering::Relaxed) != 0;
@@ -233,6 +233,7 @@ fn take_back(
     if one.state() != State::Parked {
         return false;
     }
+    waits::seen(connection);
     one.set(armed(event.events), event.u64);
     one.rearm();
     epoll.ours.fetch_add(1, BOOKS);

@@ -118,7 +118,7 @@ pub(crate) fn adopt(connection: &Connection, first: u32) {
     let _members = connection.local.membership.lock();
     let _held = EARLY_LOCK.lock();
     if first != 0 {
-        waits::seen(connection.local);
+        waits::seen(connection);
     }
     let mut n = first;
     while let Some(one) = registration(n) {

@@ -4,7 +4,7 @@
 use core::sync::atomic::Ordering;
 
 use libc::{EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLPRI, EPOLLRDHUP, epoll_event};
-use toehold_channel::table::Mode;
+use toehold_channel::table::{FLAG_PARKED, Mode};
 
 use crate::connection::{Connection, HINT_LOOK};
 use crate::epoll::instance::Epoll;
@@ -99,6 +99,11 @@ fn tidy_carriers(events: &[epoll_event]) {
         let Some(connection) = one.behind() else {
             continue;
         };
+        let is_parked = connection.entry.flags.load(Ordering::Relaxed) & FLAG_PARKED != 0;
+        if one.state() == State::Parked && !is_parked {
+            // It may have been rung for a thread that waits past the library.
+            continue;
+        }
         if let Some(end) = connection.inside() {
             doorbells::tidy(&connection, &end);
         }

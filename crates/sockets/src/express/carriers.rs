@@ -60,8 +60,17 @@ enum Why {
     Idle,
     /// Its other end is gone, or the adapter wants it back.
     Ended,
+    /// No further connection is to come by one; one that waits for `accept` is to be accepted.
+    Unproved,
     /// All have to go.
     All,
+}
+
+impl Why {
+    /// True when a connection that the peer has claimed the carrier for goes on.
+    fn spares_claimed(self) -> bool {
+        matches!(self, Why::Idle | Why::Unproved)
+    }
 }
 
 fn words(index: u32) -> Option<(&'static Entry, &'static Local)> {
@@ -209,6 +218,14 @@ pub(super) fn retire_role(role: Role) {
     });
 }
 
+/// Retires those of a role that nobody has claimed: the program does not wait as it has before.
+pub(super) fn retire_unclaimed(role: Role) {
+    each(role, |index, _, _| {
+        retire_for(role, index, Why::Unproved);
+        true
+    });
+}
+
 /// A parked carrier serves no further connection.
 pub(super) fn retire(role: Role, index: u32) {
     retire_for(role, index, Why::Ended);
@@ -221,7 +238,8 @@ fn retire_for(role: Role, index: u32, why: Why) {
     let (Some(end), Some(turn)) = (connection.end(), turns::turn_of(connection.entry)) else {
         return close(role, &connection);
     };
-    if role == Role::Connecting && why != Why::Idle && turns::is_unaccepted(&connection, &end) {
+    if role == Role::Connecting && !why.spares_claimed() && turns::is_unaccepted(&connection, &end)
+    {
         // The program has closed it already, and what it has sent is to arrive.
         again::deliver(&connection);
     }
@@ -231,7 +249,7 @@ fn retire_for(role: Role, index: u32, why: Why) {
             let slot = slot_of(connection.entry);
             pair_of(connection.local).is_some_and(|pair| pair.acceptable().has(slot) == Ok(true))
         };
-        if why == Why::Idle || why == Why::Ended && is_queued() {
+        if why.spares_claimed() || why == Why::Ended && is_queued() {
             // It will be accepted.
             return;
         }
@@ -240,7 +258,7 @@ fn retire_for(role: Role, index: u32, why: Why) {
     match why {
         Why::Idle => books::count(Event::Idle),
         Why::Ended => {}
-        Why::All => books::count(Event::Retired),
+        Why::Unproved | Why::All => books::count(Event::Retired),
     }
     close(role, &connection);
 }

@@ -7,7 +7,7 @@ use libc::{sockaddr, sockaddr_in, sockaddr_in6, socklen_t};
 use crate::sys;
 
 /// Destinations of one process. Connections to others are the kernel's.
-const DESTINATIONS_MAX: usize = 64;
+pub(super) const DESTINATIONS_MAX: usize = 64;
 
 /// An address as it is compared.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -52,6 +52,33 @@ impl Destination {
     /// True for an address of IPv6.
     pub(super) fn is_v6(self) -> bool {
         self.0[0] >> 48 == libc::AF_INET6 as u64
+    }
+
+    /// Of an address that the kernel has told.
+    pub(super) fn of_storage(address: &libc::sockaddr_storage) -> Option<Destination> {
+        let len = size_of::<libc::sockaddr_storage>() as socklen_t;
+        // SAFETY: readable for its length.
+        unsafe { Destination::of(core::ptr::from_ref(address).cast(), len) }
+    }
+
+    /// True when the address is one of this network namespace: a connection to it, or from it,
+    /// that has address `ours` at the other end, leads to a process here.
+    pub(super) fn is_here(self, ours: impl FnOnce() -> Option<Destination>) -> bool {
+        let [first, low, high] = self.0;
+        let (is_loopback, is_any) = match self.is_v6() {
+            false => ((low as u32).to_ne_bytes()[0] == 127, low == 0),
+            true => {
+                let name = (u128::from(high) << 64 | u128::from(low)).to_ne_bytes();
+                let name = core::net::Ipv6Addr::from(name);
+                let is_mapped = |v4: core::net::Ipv4Addr| v4.is_loopback();
+                let is_loopback = name.to_ipv4_mapped().is_some_and(is_mapped);
+                (is_loopback || name.is_loopback(), name.is_unspecified())
+            }
+        };
+        // Where both ends have one address, both are this host's.
+        let is_same =
+            |ours: Destination| ours.0[1..] == [low, high] && ours.0[0] >> 48 == first >> 48;
+        is_loopback || is_any || ours().is_some_and(is_same)
     }
 
     fn is_at(self, place: usize) -> bool {
@@ -125,4 +152,37 @@ pub(super) fn connect(number: u32, limit_ns: u64) -> Option<i32> {
 
 fn first(family: libc::sa_family_t, port: u16, scope: u32) -> u64 {
     u64::from(family) << 48 | u64::from(port) << 32 | u64::from(scope)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn v4(name: [u8; 4]) -> Destination {
+        let family = libc::AF_INET as libc::sa_family_t;
+        Destination([first(family, 80, 0), u32::from_ne_bytes(name).into(), 0])
+    }
+
+    fn v6(name: &str) -> Destination {
+        let name: core::net::Ipv6Addr = name.parse().expect("an address");
+        let name = u128::from_ne_bytes(name.octets());
+        let first = first(libc::AF_INET6 as libc::sa_family_t, 80, 0);
+        Destination([first, name as u64, (name >> 64) as u64])
+    }
+
+    #[test]
+    fn an_address_is_here_when_it_is_loopback_or_that_of_both_ends() {
+        let nothing = || None;
+        assert!(v4([127, 0, 0, 1]).is_here(nothing));
+        assert!(v4([0, 0, 0, 0]).is_here(nothing));
+        assert!(v6("::1").is_here(nothing));
+        assert!(v6("::").is_here(nothing));
+        assert!(v6("::ffff:127.0.0.2").is_here(nothing));
+        assert!(!v4([192, 0, 2, 1]).is_here(nothing));
+        assert!(v4([192, 0, 2, 1]).is_here(|| Some(v4([192, 0, 2, 1]))));
+        assert!(!v4([192, 0, 2, 1]).is_here(|| Some(v4([192, 0, 2, 127]))));
+        assert!(v6("2001:db8::1").is_here(|| Some(v6("2001:db8::1"))));
+        assert!(!v6("2001:db8::1").is_here(|| Some(v6("2001:db8::2"))));
+        assert!(!v6("::ffff:192.0.2.1").is_here(nothing));
+    }
 }

@@ -18,7 +18,7 @@ use super::books::{
     is_announced, is_served, pairs,
 };
 use super::carriers::{self, Role};
-use super::{LOCK, may_act};
+use super::{LOCK, evidence, may_act};
 use crate::connection::Connection;
 use crate::epoll::parked;
 use crate::pairs::Pair;
@@ -94,6 +94,7 @@ pub(crate) fn controlled(number: u32, operation: i32, fd: i32, event: Option<&ep
                 && sys::is_nonblocking(fd) =>
         {
             if let Some(registration) = parked::listen(number, fd, event) {
+                evidence::begin_listener();
                 REGISTRATION.store(registration, Ordering::Relaxed);
                 INSTANCE.store(number, Ordering::Relaxed);
                 BACKLOG.store(backlog, Ordering::Relaxed);

@@ -6,7 +6,7 @@
 
 use core::sync::atomic::Ordering;
 
-use toehold_channel::doorbell::WakeWord;
+use toehold_channel::doorbell::{WAKING, WakeWord};
 use toehold_channel::express::Event;
 use toehold_channel::layout::{CLOSED_ALL, CLOSED_CLEAN, CLOSED_TURN, SIDE_SEEN, SIDE_TOLD};
 use toehold_channel::table::{
@@ -16,12 +16,12 @@ use toehold_channel::table::{
 use toehold_stream::end::End;
 
 use super::carriers::{self, Role};
-use super::{LOCK, books, is_on, listener, turns};
+use super::{LOCK, books, evidence, is_on, listener, may_act, turns, watch};
 use crate::carrier::Carrier;
-use crate::connection::{self, Connection};
+use crate::connection::{self, Connection, HINT_EOF};
 use crate::descriptors::GENERATION_MASK;
 use crate::epoll::{membership, parked};
-use crate::{descriptors, direction, lock, release, sys};
+use crate::{descriptors, direction, lock, release, sys, waits};
 
 /// A connection of which any is set ends with its carrier.
 const NOT_PARKED: u32 = FLAG_PINNED
@@ -36,6 +36,9 @@ const NOT_PARKED: u32 = FLAG_PINNED
 /// connection has ended then, and all that is left to be done is to close the number.
 pub(crate) fn park(connection: &Connection) -> bool {
     let words = &connection.local.express;
+    if may_act() && !words.is_carrier() {
+        evidence::ordinary_ends(connection);
+    }
     if !is_on()
         || !books::holds(
             words.may_park.load(Ordering::Relaxed) != 0,
@@ -72,6 +75,14 @@ pub(crate) fn park(connection: &Connection) -> bool {
         return false;
     };
     if !is_fit(connection, &end) {
+        return false;
+    }
+    let is_seen = is_known(connection, &end);
+    if !is_seen {
+        evidence::turn_unseen(connection, role);
+    }
+    let may_go_on = is_seen && (evidence::suffices(connection) || books::are_all_chosen());
+    if !books::holds(may_go_on, Event::Unseen) {
         return false;
     }
     let Some(high) = words.give_number(connection.fd) else {
@@ -133,6 +144,19 @@ fn is_fit(connection: &Connection, end: &End<'_>) -> bool {
         && books::holds(is_open, Event::PeerEnded)
 }
 
+/// True when the program was seen waiting for the connection, or there was nothing to wait for: it
+/// will not miss the bytes of a connection that it handles in the same way.
+fn is_known(connection: &Connection, end: &End<'_>) -> bool {
+    let (entry, words) = (connection.entry, &connection.local.express);
+    let received = entry.rx_ring.load(Ordering::Relaxed).shown()
+        != words.rx_began_at.load(Ordering::Relaxed)
+        || entry.turn() == 0 && entry.rx_carrier.load(Ordering::Relaxed) != 0;
+    let came_to_end = entry.rx_hints.load(Ordering::Relaxed) & HINT_EOF != 0;
+    let has_waited_in_calls = !connection.nonblocking() && (received || came_to_end);
+    let had_nothing_to_wait_for = !received && !turns::is_over(connection, end);
+    waits::is_seen(connection.local) || has_waited_in_calls || had_nothing_to_wait_for
+}
+
 /// The program's connection ends. `None` when another thread is at work on it, or bytes are left
 /// unread: then nothing has changed.
 fn end_turn(connection: &Connection, end: &End<'_>) -> Option<Connection> {
@@ -173,11 +197,18 @@ fn tell(parked: &Connection, end: &End<'_>) {
         return;
     };
     let tx = lock::lock(&parked.entry.tx_lock);
+    let is_heard = end.turns().is_peer_seen(turn)
+        || end.turns().is_ended_by_peer(turn)
+        || (end.theirs().wake.wake.load(WAKING)).is(WakeWord::Bell.to_word());
     let closed = CLOSED_ALL | CLOSED_CLEAN | CLOSED_TURN;
     end.ours().wake.closed.store(closed, SIDE_TOLD);
     end.turns().end(turn);
     if tx.is_some() {
         let _ = direction::notify(parked, end);
+        if !is_heard {
+            // No FIN wakes a program that waits past the library.
+            direction::ring_if_open(parked, end);
+        }
     }
 }
 
@@ -189,6 +220,12 @@ pub(super) fn begin_turn(carrier: &Connection, fd: i32, options: u32) -> Connect
     entry.tx_options.store(options, Ordering::Relaxed);
     entry.fd.store(fd as u32, Ordering::Relaxed);
     local.express.is_odd.store(0, Ordering::Relaxed);
+    local.express.fruitless_at.store(0, Ordering::Relaxed);
+    let rx_began_at = entry.rx_ring.load(Ordering::Relaxed).shown();
+    (local.express.rx_began_at).store(rx_began_at, Ordering::Relaxed);
+    waits::begin_turn(local);
+    turns::note_unseen(entry);
+    watch::begin(carrier.index, local);
     local.descriptors.store(1, Ordering::Relaxed);
     live_on(&Connection { fd, ..*carrier })
 }

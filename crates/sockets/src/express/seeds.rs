@@ -12,6 +12,9 @@
 //! client that has met one worker of a server chooses every port, and would wait in vain for
 //! another worker that still chose few. The time that a process waits is limited, too: a short
 //! burst, and a small share of all time.
+//!
+//! Only where ordinary connections have shown that the program waits through the library
+//! ([`evidence`]).
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -21,7 +24,7 @@ use toehold_channel::table::{Mode, Reason};
 
 use super::carriers::{self, Role};
 use super::destinations::Destination;
-use super::{LOCK, books, may_act};
+use super::{LOCK, books, evidence, may_act, turns, watch};
 use crate::connection::{self, Connection};
 use crate::{direction, offers, pairing, resets, service, sys, table, waits};
 
@@ -102,18 +105,21 @@ impl Share {
         spent < BURST_NS
     }
 
-    /// An end has waited since `started_ns`.
-    fn note(&self, is_carrier: bool, started_ns: u64) {
+    /// An end has waited since `started_ns`. False when so many have waited in vain that there is
+    /// little hope.
+    fn note(&self, is_carrier: bool, started_ns: u64) -> bool {
         let waited = sys::now_ns().saturating_sub(started_ns);
         self.spent_ns.fetch_add(waited, Ordering::Relaxed);
         books::count(Event::SeedsTried);
         books::count_more(Event::SeedsMade, is_carrier.into());
         books::count_more(Event::SeedMicroseconds, waited / 1000);
+        let before = self.level();
         let level = match is_carrier {
             true => 0,
-            false => (self.level() + 1).min(LEVEL_MAX),
+            false => (before + 1).min(LEVEL_MAX),
         };
         self.set_level(level);
+        is_carrier || before < LEVEL_MAX
     }
 
     /// How long an end waits: the usual time, or that for a peer that has become one before.
@@ -131,44 +137,42 @@ impl Share {
 ///
 /// # Safety
 /// `address` is readable for `len`.
-pub(crate) unsafe fn connected(
-    fd: i32,
-    address: *const sockaddr,
-    len: socklen_t,
-    is_nonblocking: bool,
-) {
-    // Nothing is known of how the program will wait for it, but how it has waited for others.
-    let is_seen = waits::have_been_seen() || books::are_all_chosen();
-    if !may_act() || is_nonblocking && !is_seen {
+pub(crate) unsafe fn connected(fd: i32, address: *const sockaddr, len: socklen_t) {
+    if !may_act() {
         return;
     }
     // SAFETY: the caller's promise.
     let Some(destination) = (unsafe { Destination::of(address, len) }) else {
         return;
     };
-    let (Some(connection), Ok(local)) = (connection::at(fd), sys::socket_address(fd, false)) else {
+    let ours = || Destination::of_storage(&sys::socket_address(fd, false).ok()?);
+    let Some(connection) = connection::at(fd).filter(|_| destination.is_here(ours)) else {
         return;
     };
-    let port = port_in(&local);
-    let share = &SHARES[Role::Connecting as usize];
-    if !share.chooses(port) || !carriers::is_room(Role::Connecting) {
-        return;
-    }
     let number = {
         let _held = LOCK.lock();
         destination.number_or_new()
     };
     let Some(number) = number else { return };
+    let is_known = evidence::is_destination_known(&connection, number) || books::are_all_chosen();
+    if !is_known || !carriers::is_room(Role::Connecting) {
+        return;
+    }
+    let share = &SHARES[Role::Connecting as usize];
+    let local = sys::socket_address(fd, false);
+    if !local.is_ok_and(|local| share.chooses(port_in(&local))) {
+        return;
+    }
     let started = sys::now_ns();
     let is_carrier = pair(
         &connection,
         share.limit_ns(CONNECTING_NS, CONNECTING_KNOWN_NS),
         None,
     );
-    share.note(is_carrier, started);
+    if !share.note(is_carrier, started) {
+        evidence::seed_failed(&connection);
+    }
     if is_carrier {
-        let words = &connection.local.express;
-        words.destination.store(number, Ordering::Relaxed);
         becomes_carrier(&connection);
     }
 }
@@ -176,13 +180,19 @@ pub(crate) unsafe fn connected(
 /// `fd` was accepted from the kernel, at the listener.
 pub(crate) fn accepted(fd: i32) {
     let share = &SHARES[Role::Accepting as usize];
-    if !may_act() || !carriers::is_room(Role::Accepting) {
-        return;
-    }
-    let (Some(connection), Ok(remote)) = (connection::at(fd), sys::socket_address(fd, true)) else {
+    let Some(connection) = connection::at(fd).filter(|_| may_act()) else {
         return;
     };
-    if !share.chooses(port_in(&remote)) {
+    let is_known = evidence::is_listener_known(&connection) || books::are_all_chosen();
+    if !is_known || !carriers::is_room(Role::Accepting) {
+        return;
+    }
+    let Ok(remote) = sys::socket_address(fd, true) else {
+        return;
+    };
+    let ours = || Destination::of_storage(&sys::socket_address(fd, false).ok()?);
+    let is_here = Destination::of_storage(&remote).is_some_and(|remote| remote.is_here(ours));
+    if !is_here || !share.chooses(port_in(&remote)) {
         return;
     }
     let started = sys::now_ns();
@@ -191,7 +201,9 @@ pub(crate) fn accepted(fd: i32) {
         share.limit_ns(ACCEPTING_NS, ACCEPTING_KNOWN_NS),
         Some(REFUSED_NS),
     );
-    share.note(is_carrier, started);
+    if !share.note(is_carrier, started) {
+        evidence::seed_failed(&connection);
+    }
     if is_carrier {
         let words = &connection.local.express;
         let options = connection.entry.tx_options.load(Ordering::Relaxed);
@@ -210,6 +222,13 @@ fn becomes_carrier(connection: &Connection) {
     words.made_ns.store(sys::now_ns(), Ordering::Relaxed);
     let may_park = words.is_of_one_user() && !resets::are_wanted(connection);
     words.may_park.store(may_park.into(), Ordering::Relaxed);
+    if waits::is_seen(connection.local) {
+        turns::note_seen(connection);
+    } else {
+        turns::note_unseen(connection.entry);
+    }
+    let _held = LOCK.lock();
+    watch::begin(connection.index, connection.local);
 }
 
 /// The port of an address.

@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use toehold_channel::layout::{CLOSED_TURN, SIDE_SEEN};
-use toehold_channel::table::{Entry, FLAG_ACCEPTED};
+use toehold_channel::table::{Entry, FLAG_ACCEPTED, FLAG_NONBLOCK, FLAG_UNSEEN};
 use toehold_stream::end::End;
 use toehold_stream::express::Turn;
 
@@ -28,4 +28,38 @@ pub(crate) fn is_over(connection: &Connection, end: &End<'_>) -> bool {
 pub(crate) fn is_unaccepted(connection: &Connection, end: &End<'_>) -> bool {
     connection.entry.flags.load(Ordering::Relaxed) & FLAG_ACCEPTED == 0
         && turn_of(connection.entry).is_some_and(|turn| end.turns().is_unaccepted(turn))
+}
+
+/// The program was seen waiting for its connection: both ends are to know.
+#[cold]
+pub(crate) fn note_seen(connection: &Connection) {
+    let entry = connection.entry;
+    if entry.flags.load(Ordering::Relaxed) & FLAG_UNSEEN != 0 {
+        entry.flags.fetch_and(!FLAG_UNSEEN, Ordering::Relaxed);
+    }
+    if connection.local.express.is_carrier()
+        && let (Some(turn), Some(end)) = (turn_of(entry), connection.inside())
+    {
+        end.turns().note_seen(turn);
+    }
+}
+
+/// Nothing is known of how the program will wait. A program whose calls block will, as far as
+/// anybody can tell, wait in them.
+pub(crate) fn note_unseen(entry: &Entry) {
+    match entry.flags.load(Ordering::Relaxed) & FLAG_NONBLOCK {
+        0 => entry.flags.fetch_and(!FLAG_UNSEEN, Ordering::Relaxed),
+        _ => entry.flags.fetch_or(FLAG_UNSEEN, Ordering::Relaxed),
+    };
+}
+
+/// True when the program may wait past the library, and its calls do not block.
+#[inline]
+pub(crate) fn is_unseen(connection: &Connection) -> bool {
+    connection.entry.flags.load(Ordering::Relaxed) & FLAG_UNSEEN != 0
+}
+
+/// True when the peer's program has been seen waiting for the connection.
+pub(crate) fn is_peer_seen(connection: &Connection, end: &End<'_>) -> bool {
+    turn_of(connection.entry).is_some_and(|turn| end.turns().is_peer_seen(turn))
 }

@@ -9,11 +9,13 @@ use crate::descriptors;
 pub(crate) struct Words {
     /// 1 when it may be parked: both ends chose it as a seed.
     pub(super) may_park: AtomicU32,
-    /// 1 when both ends are of one user.
+    /// 1 when both ends are of one user, in one network namespace, with no translation of addresses
+    /// between them.
     is_one_user: AtomicU32,
     /// Its number above the program's, plus one; 0 before its first park.
     high: AtomicI32,
-    /// Where it leads to, at the connecting end: a number of [`super::destinations`]; else 0.
+    /// Where it leads to, at the connecting end: a number of [`super::destinations`]. At the
+    /// accepting end: a number of the listener that it came by ([`super::evidence`]). Or 0.
     pub(super) destination: AtomicU32,
     /// 1 when the program has set an option in this turn that is not set back.
     pub(super) is_odd: AtomicU32,
@@ -23,6 +25,13 @@ pub(crate) struct Words {
     pub(super) began_at: AtomicU64,
     /// Bytes of the program's on the carrier by then.
     pub(super) carrier_began_at: AtomicU64,
+    /// Position in the peer's ring where the turn began.
+    pub(super) rx_began_at: AtomicU64,
+    /// One more than the calls that had received bytes when one found nothing in this turn, and the
+    /// program had not been seen waiting; 0 before.
+    pub(super) fruitless_at: AtomicU64,
+    /// Bytes that the peer's program had not read when [`super::watch`] looked last, as a word.
+    pub(super) unread: AtomicU64,
     /// When it became a carrier.
     pub(super) made_ns: AtomicU64,
     pub(super) parked_ns: AtomicU64,
@@ -51,6 +60,9 @@ impl Words {
         for word in [
             &self.began_at,
             &self.carrier_began_at,
+            &self.rx_began_at,
+            &self.fruitless_at,
+            &self.unread,
             &self.made_ns,
             &self.parked_ns,
         ] {
@@ -65,6 +77,13 @@ impl Words {
         (high != 0).then_some(high - 1)
     }
 
+    /// True when the connection went to the rings because of express, before its program was seen
+    /// waiting.
+    #[inline]
+    pub(crate) fn is_carrier(&self) -> bool {
+        self.made_ns.load(Ordering::Relaxed) != 0
+    }
+
     /// The adapter says whether both ends are of one user.
     pub(crate) fn note_user(&self, is_one: bool) {
         self.is_one_user.store(is_one.into(), Ordering::Relaxed);
@@ -77,9 +96,14 @@ impl Words {
 
     /// The program has set an option that is not set back: this turn is the carrier's last.
     pub(crate) fn note_odd(&self) {
-        if self.may_park.load(Ordering::Relaxed) != 0 {
+        if self.is_carrier() {
             self.is_odd.store(1, Ordering::Relaxed);
         }
+    }
+
+    /// True when the program has set an option in this turn that is not set back.
+    pub(crate) fn has_odd_option(&self) -> bool {
+        self.is_odd.load(Ordering::Relaxed) != 0
     }
 
     /// The carrier gets a number of its own, a duplicate of `fd`, unless it has one.

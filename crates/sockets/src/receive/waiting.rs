@@ -4,15 +4,18 @@ use core::sync::atomic::Ordering;
 
 use toehold_channel::doorbell::WakeWord;
 use toehold_channel::sync::fence;
-use toehold_channel::table::Mode;
+use toehold_channel::table::{FLAG_ACCEPTED, Mode};
 use toehold_channel::untrusted::Untrusted;
 use toehold_stream::end::{End, Incoming};
 
 use crate::connection::{Connection, HINT_LOOK};
-use crate::express::turns;
+use crate::deferral::Handlers;
+use crate::express::{self, turns, unseen};
 use crate::looking::{self, Looked};
 use crate::sleep::{self, Deadline};
-use crate::{arming, attention, deferral, doorbells, errno, lock, pending, real, sleepers, sys};
+use crate::{
+    arming, attention, deferral, doorbells, errno, lock, pending, real, sleepers, sys, waits,
+};
 
 /// After this many fruitless non-blocking calls in a row the program is polling us: it needs no
 /// doorbell.
@@ -26,7 +29,9 @@ pub(super) fn arm_for_unknown_wait(connection: &Connection) -> bool {
     let entry = connection.entry;
     let empty = entry.rx_empty.load(Ordering::Relaxed).wrapping_add(1);
     entry.rx_empty.store(empty, Ordering::Relaxed);
-    if !sleepers::resting(connection).is(WakeWord::None.to_word()) || empty > EMPTY_CALLS_POLLING {
+    let is_unseen = !waits::is_seen(connection.local) && unseen::found_nothing(connection, empty);
+    let is_polling = empty > EMPTY_CALLS_POLLING && !is_unseen;
+    if !sleepers::resting(connection).is(WakeWord::None.to_word()) || is_polling {
         return false;
     }
     let Some(end) = connection.inside() else {
@@ -49,9 +54,13 @@ pub(super) fn arm_for_unknown_wait(connection: &Connection) -> bool {
     }
     // Pairs with the barrier in `Sender::publish`.
     fence(Ordering::SeqCst);
-    if rung {
+    if rung || is_unseen {
         // The doorbell that was asked for before has come, for what this program has read by now.
+        // One that nobody asked for may have come, too, and would keep the program from sleeping.
         doorbells::tidy(connection, &end);
+    }
+    if is_unseen && turns::is_over(connection, &end) {
+        return true;
     }
     if !end.records_pending() {
         return end.rx_mode() == Mode::Ring && end.receiver().looks_filled();
@@ -73,6 +82,7 @@ pub(super) fn wait_for_bytes(
     deadline: &mut Deadline,
 ) -> Result<(), i32> {
     let left_ns = deadline.left_after_first(connection.fd, libc::SO_RCVTIMEO)?;
+    waits::seen(connection);
     let (entry, local) = (connection.entry, connection.local);
     let handlers = deferral::handlers();
     let news = || {
@@ -96,6 +106,7 @@ pub(super) fn wait_for_bytes(
     let start = sys::now_ns();
     arming::arm(connection, end);
     local.attachment.sleepers.begin_reading();
+    let mut looks_again = false;
     let slept = !news() || only_closed_news(end) && !turns::is_over(connection, end);
     let result = if !slept {
         1
@@ -105,6 +116,20 @@ pub(super) fn wait_for_bytes(
     } else if left_ns != 0 {
         entry.wakeups.fetch_add(1, Ordering::Relaxed);
         sleep::sleep_for_news(connection.carrier_or_number(), left_ns)
+    } else if let Some(limit_ns) = express::look_limit_ns() {
+        entry.wakeups.fetch_add(1, Ordering::Relaxed);
+        match sleep_until_look(connection, limit_ns, handlers) {
+            // An end, and doorbells before it: the next look takes them, too.
+            Some(Ok(seen)) => isize::from(seen == libc::POLLIN),
+            Some(Err(error)) => {
+                errno::set(error);
+                -1
+            }
+            None => {
+                looks_again = true;
+                1
+            }
+        }
     } else {
         let mut bells = [0u8; BELLS_PEEKED];
         // SAFETY: `bells` is writable for its length. A real `recv`, so that time-outs, signals and
@@ -125,6 +150,10 @@ pub(super) fn wait_for_bytes(
     local.attachment.sleepers.end_reading();
     arming::disarm(connection, end);
     local.spin.slept(sys::now_ns() - start);
+    if looks_again {
+        errno::keep(express::look_after);
+        return Ok(());
+    }
     match (result, error) {
         (1.., _) => {
             if slept {
@@ -141,6 +170,34 @@ pub(super) fn wait_for_bytes(
             pending::keep(connection, error);
             Ok(())
         }
+    }
+}
+
+/// Sleeps until there is something on the carrier, or until a turn is to be looked at: `None` then.
+/// So ends a sleep, too, in which a signal came that would not end the program's call.
+fn sleep_until_look(
+    connection: &Connection,
+    limit_ns: u64,
+    handlers: Handlers,
+) -> Option<Result<i16, i32>> {
+    let words = &connection.local.express;
+    let is_accepted = connection.entry.flags.load(Ordering::Relaxed) & FLAG_ACCEPTED != 0;
+    // A socket that became a carrier, or whose place one has taken, had no options.
+    let has_none = words.is_carrier() && !words.has_odd_option() && !is_accepted;
+    let limit_ns = match has_none {
+        true => limit_ns,
+        false => match sleep::timeout_ns(connection.fd, libc::SO_RCVTIMEO) {
+            0 => limit_ns,
+            timeout_ns => limit_ns.min(timeout_ns),
+        },
+    };
+    let events = libc::POLLIN | libc::POLLRDHUP;
+    let fd = connection.carrier_or_number();
+    match errno::keep(|| sleep::sleep_until(fd, events, limit_ns)) {
+        Ok(None) => None,
+        Err(libc::EINTR) if !handlers.end_a_transfer() => None,
+        Ok(Some(seen)) => Some(Ok(seen)),
+        Err(error) => Some(Err(error)),
     }
 }
 

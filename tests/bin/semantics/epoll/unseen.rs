@@ -1,7 +1,7 @@
 //! Waits that a library in front of libc does not see.
 
 use super::{ADD, IN, OUT, arrival, seen};
-use crate::role::{Checksum, Role, receive_all, sample, send_all};
+use crate::role::{Checksum, Role, await_events, receive_all, sample, send_all};
 use crate::sys::{self, Fd};
 
 /// Long enough for any machine, and short enough that a lost wake-up is a line of the transcript.
@@ -181,4 +181,100 @@ pub(super) fn many_instances(role: &Role) {
     for epoll in epolls {
         sys::close(epoll).value();
     }
+}
+
+/// Short connections, one after another, all on sockets that do not block. The first ones are
+/// waited for by libc at both ends; of the others some are waited for past it, at either end or at
+/// both, as `is_past` says of a role and a connection's number.
+fn short(role: &Role, is_past: fn(bool, usize) -> bool) {
+    const SEEN_FIRST: usize = 30;
+    const CONNECTIONS: usize = 100;
+    let listener = role.server().then(|| role.listen(libc::SOCK_NONBLOCK));
+    let epoll = sys::epoll_create();
+    if let Some(listener) = listener {
+        sys::epoll_ctl(epoll, ADD, listener, IN, 1).value();
+    }
+    let port = if role.server() { 0 } else { role.hear_port() };
+    let mut answered = 0;
+    for number in 0..CONNECTIONS {
+        let waits = Waits {
+            is_past: number >= SEEN_FIRST && is_past(role.server(), number),
+        };
+        let fd = match listener {
+            Some(listener) => {
+                sys::epoll_wait(epoll, 1, TIME_LIMIT_MS as i32).0.value();
+                sys::accept4(listener, libc::SOCK_NONBLOCK).fd()
+            }
+            None => {
+                let fd = sys::socket(role.family, 0);
+                sys::connect(fd, role.family, port).value();
+                sys::set_nonblocking(fd, true);
+                fd
+            }
+        };
+        let is_well = match role.server() {
+            true => serve(fd, waits),
+            false => ask(fd, waits),
+        };
+        answered += usize::from(is_well);
+        sys::close(fd).value();
+    }
+    role.say("answered", answered);
+    role.step();
+}
+
+#[derive(Clone, Copy)]
+struct Waits {
+    is_past: bool,
+}
+
+impl Waits {
+    /// Receives what comes next, once it is there; `None` when nothing came in time.
+    fn receive(self, fd: Fd) -> Option<Vec<u8>> {
+        let mut bytes = [0; 16];
+        loop {
+            match self.is_past {
+                true => drop(wait(fd, libc::POLLIN)?),
+                false => await_events(fd, libc::POLLIN),
+            }
+            let result = sys::recv(fd, &mut bytes, 0);
+            if !result.is(libc::EAGAIN) {
+                return Some(bytes[..result.len()].to_vec());
+            }
+        }
+    }
+
+    fn hears(self, fd: Fd, wanted: &[u8]) -> bool {
+        self.receive(fd).is_some_and(|bytes| bytes == wanted)
+    }
+}
+
+fn serve(fd: Fd, waits: Waits) -> bool {
+    (0..2).all(|_| {
+        let is_well = waits.hears(fd, b"ping");
+        send_all(fd, b"pong");
+        is_well
+    }) && waits.hears(fd, b"")
+}
+
+fn ask(fd: Fd, waits: Waits) -> bool {
+    (0..2).all(|_| {
+        send_all(fd, b"ping");
+        waits.hears(fd, b"pong")
+    })
+}
+
+/// The server waits past libc for some.
+pub(super) fn short_at_server(role: &Role) {
+    short(role, |is_server, number| is_server && number % 3 == 1);
+}
+
+/// The client does.
+pub(super) fn short_at_client(role: &Role) {
+    short(role, |is_server, number| !is_server && number % 3 == 1);
+}
+
+/// Both do, for the same connections.
+pub(super) fn short_at_both(role: &Role) {
+    short(role, |_, number| number % 3 == 1);
 }

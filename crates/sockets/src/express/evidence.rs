@@ -1,0 +1,248 @@
+//! How a program waits for the connections of one listener, or to one destination, as its earlier
+//! ones have shown it.
+//!
+//! A seed is in a ring before its program can have been seen waiting for it, and so is every later
+//! connection on that carrier. A program that waits past the library would miss their bytes. But
+//! one part of a program handles all connections of a listener, or to a destination. So an end asks
+//! for a seed only when ordinary connections there have ended of which the program was seen
+//! waiting for each, and the library had counted as many bytes as the kernel.
+//!
+//! ```text
+//!   ordinary connections that were seen, in a row ─► suffices ─► seeds, carriers
+//!        ▲ twice as many as the last time               │ a turn ended unseen, or seeds
+//!        └──────────────────────────────────────────────┘ have failed for long
+//!   bytes went past the library, the program waited past it, or many were not seen ─► never
+//! ```
+
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use toehold_channel::table::FLAG_ACCEPTED;
+
+use super::carriers::{self, Role};
+use super::destinations::DESTINATIONS_MAX;
+use crate::connection::Connection;
+use crate::{counts, waits};
+
+/// Ordinary connections in a row that have to have been seen, the first time.
+const NEEDED_FIRST: u32 = 2;
+/// That number is doubled so often at most.
+const DOUBLINGS_MAX: u32 = 12;
+/// After so many connections that were not seen nothing is asked any more.
+const UNSEEN_MAX: u32 = 64;
+/// In [`Evidence`]: never.
+const NEVER: u32 = u32::MAX;
+const DOUBLINGS_SHIFT: u32 = 16;
+const SEEN_MASK: u32 = (1 << DOUBLINGS_SHIFT) - 1;
+
+const _: () = assert!(NEEDED_FIRST << DOUBLINGS_MAX <= SEEN_MASK);
+
+/// Counts of connections that have ended. Updates may be lost: they are hints, and each errs for
+/// one connection.
+pub(super) struct Evidence {
+    /// How often the number was doubled, above how many connections were seen in a row.
+    word: AtomicU32,
+    /// Connections that were not seen.
+    unseen: AtomicU32,
+}
+
+impl Evidence {
+    /// Nothing is known.
+    pub(super) const fn none() -> Evidence {
+        Evidence {
+            word: AtomicU32::new(0),
+            unseen: AtomicU32::new(0),
+        }
+    }
+
+    /// True when the next connection will be waited for in a way that the library sees.
+    pub(super) fn suffices(&self) -> bool {
+        let word = self.word.load(Ordering::Relaxed);
+        word != NEVER && word & SEEN_MASK >= needed(word)
+    }
+
+    fn is_open(&self) -> bool {
+        self.word.load(Ordering::Relaxed) != NEVER && !self.suffices()
+    }
+
+    /// An ordinary connection has ended.
+    fn add(&self, is_seen: bool) {
+        if !self.is_open() {
+            return;
+        }
+        let word = self.word.load(Ordering::Relaxed);
+        let next = match is_seen {
+            true => word + 1,
+            false if self.unseen.fetch_add(1, Ordering::Relaxed) >= UNSEEN_MAX => NEVER,
+            false => word & !SEEN_MASK,
+        };
+        self.word.store(next, Ordering::Relaxed);
+    }
+
+    /// Twice as many are needed from now on.
+    fn fail(&self) {
+        let word = self.word.load(Ordering::Relaxed);
+        if word != NEVER {
+            let doublings = (word >> DOUBLINGS_SHIFT) + 1;
+            let next = doublings.min(DOUBLINGS_MAX) << DOUBLINGS_SHIFT;
+            self.word.store(next, Ordering::Relaxed);
+        }
+    }
+
+    fn rule_out(&self) {
+        self.word.store(NEVER, Ordering::Relaxed);
+    }
+}
+
+fn needed(word: u32) -> u32 {
+    NEEDED_FIRST << (word >> DOUBLINGS_SHIFT)
+}
+
+/// Of the listener that carriers serve, and which listener of the process it is.
+static LISTENER: (Evidence, AtomicU32) = (Evidence::none(), AtomicU32::new(0));
+
+/// Of each destination, by number less one.
+static DESTINATIONS: [Evidence; DESTINATIONS_MAX] = [const { Evidence::none() }; DESTINATIONS_MAX];
+
+fn of_destination(number: u32) -> Option<&'static Evidence> {
+    DESTINATIONS.get(number.checked_sub(1)? as usize)
+}
+
+/// Another listener is served from now on.
+pub(super) fn begin_listener() {
+    LISTENER.0.word.store(0, Ordering::Relaxed);
+    LISTENER.0.unseen.store(0, Ordering::Relaxed);
+    LISTENER.1.fetch_add(1, Ordering::Relaxed);
+}
+
+/// A connection came by the listener that is served: seeds may follow.
+pub(super) fn is_listener_known(accepted: &Connection) -> bool {
+    let number = LISTENER.1.load(Ordering::Relaxed);
+    let words = &accepted.local.express;
+    words.destination.store(number, Ordering::Relaxed);
+    LISTENER.0.suffices()
+}
+
+/// A connection leads to destination `number`: seeds may follow.
+pub(super) fn is_destination_known(connected: &Connection, number: u32) -> bool {
+    let words = &connected.local.express;
+    words.destination.store(number, Ordering::Relaxed);
+    of_destination(number).is_some_and(Evidence::suffices)
+}
+
+fn of(connection: &Connection) -> Option<&'static Evidence> {
+    let number = connection.local.express.destination.load(Ordering::Relaxed);
+    match is_accepted(connection) {
+        true => {
+            (number != 0 && number == LISTENER.1.load(Ordering::Relaxed)).then_some(&LISTENER.0)
+        }
+        false => of_destination(number),
+    }
+}
+
+/// The program closes a connection that is no carrier.
+pub(super) fn ordinary_ends(connection: &Connection) {
+    let Some(evidence) = of(connection).filter(|evidence| evidence.is_open()) else {
+        return;
+    };
+    if !waits::are_seen(connection) {
+        return evidence.add(false);
+    }
+    // With a channel they were compared when it was attached, and doorbells came since.
+    let agree = match connection.local.attachment.has_region() {
+        true => Some(true),
+        false => counts::agree_at_end(connection),
+    };
+    match agree {
+        Some(true) => evidence.add(true),
+        Some(false) => evidence.rule_out(),
+        None => {}
+    }
+}
+
+/// True when what is known says that carriers may serve further connections.
+pub(super) fn suffices(connection: &Connection) -> bool {
+    of(connection).is_some_and(Evidence::suffices)
+}
+
+/// An end has waited in vain for the other, as it has before: it does not ask again soon.
+pub(super) fn seed_failed(connection: &Connection) {
+    if let Some(evidence) = of(connection) {
+        evidence.fail();
+    }
+}
+
+/// A turn of a carrier has ended in which the program was not seen waiting. The caller holds the
+/// lock of express.
+pub(super) fn turn_unseen(connection: &Connection, role: Role) {
+    if let Some(evidence) = of(connection) {
+        evidence.fail();
+    }
+    carriers::retire_unclaimed(role);
+}
+
+/// The program has waited for a carrier's connection past the library. The caller holds the lock of
+/// express.
+pub(super) fn waited_elsewhere(connection: &Connection) {
+    if let Some(evidence) = of(connection) {
+        evidence.rule_out();
+    }
+    carriers::retire_unclaimed(match is_accepted(connection) {
+        true => Role::Accepting,
+        false => Role::Connecting,
+    });
+}
+
+fn is_accepted(connection: &Connection) -> bool {
+    connection.entry.flags.load(Ordering::Relaxed) & FLAG_ACCEPTED != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn after(evidence: &Evidence, seen: u32) -> bool {
+        (0..seen).for_each(|_| evidence.add(true));
+        evidence.suffices()
+    }
+
+    #[test]
+    fn connections_that_were_seen_in_a_row_suffice() {
+        let evidence = Evidence::none();
+        assert!(!after(&evidence, NEEDED_FIRST - 1));
+        evidence.add(false);
+        assert!(!after(&evidence, NEEDED_FIRST - 1));
+        assert!(after(&evidence, 1));
+        evidence.add(false);
+        assert!(
+            evidence.suffices(),
+            "ordinary connections speak before it does only"
+        );
+    }
+
+    #[test]
+    fn each_unseen_turn_asks_for_twice_as_many() {
+        let evidence = Evidence::none();
+        for doublings in 0..2 * DOUBLINGS_MAX {
+            let needed = NEEDED_FIRST << doublings.min(DOUBLINGS_MAX);
+            assert!(!after(&evidence, needed - 1), "{doublings}");
+            assert!(after(&evidence, 1), "{doublings}");
+            evidence.fail();
+        }
+    }
+
+    #[test]
+    fn connections_that_are_never_seen_are_asked_about_no_more() {
+        let evidence = Evidence::none();
+        (0..=UNSEEN_MAX).for_each(|_| evidence.add(false));
+        assert!(!after(&evidence, SEEN_MASK));
+    }
+
+    #[test]
+    fn a_wait_past_the_library_is_for_good() {
+        let evidence = Evidence::none();
+        evidence.rule_out();
+        assert!(!after(&evidence, SEEN_MASK));
+        evidence.fail();
+        assert!(!after(&evidence, SEEN_MASK));
+    }
+}
