@@ -297,7 +297,10 @@ impl Daemon {
             let client: Option<&Connection> = self.clients.get(&side.client);
             client.map(|client| client.uid)
         });
-        let is_one_user = uids[0].is_some() && uids[0] == uids[1];
+        // A carrier that goes through address translation, or between namespaces, is one that rules
+        // of the kernel's have a say in, for each connection anew.
+        let is_plain = self.registry.translated(ends[0]).is_none();
+        let is_one_user = is_plain && uids[0].is_some() && uids[0] == uids[1];
         for (side, introduction) in matched.sides.iter().enumerate() {
             let mut offer = offer_of(matched, side as u32, introduction, &memory);
             offer.message.pair = self.spoken(matched.pair);
