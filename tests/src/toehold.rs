@@ -237,6 +237,16 @@ impl Toehold {
 
     /// A command that runs `program` on `path`.
     pub fn command(&self, path: Path, program: impl AsRef<OsStr>) -> Command {
+        self.command_with(path, &[], program)
+    }
+
+    /// As [`Toehold::command`], with `options` of `toehold run`.
+    pub fn command_with(
+        &self,
+        path: Path,
+        options: &[&str],
+        program: impl AsRef<OsStr>,
+    ) -> Command {
         match path {
             Path::Host => self.as_user(program),
             Path::Direct | Path::Express | Path::Offload | Path::Auto => {
@@ -261,7 +271,7 @@ impl Toehold {
                 if let Some(wait) = self.wait {
                     command.args(["--wait", wait]);
                 }
-                command.arg("--").arg(program);
+                command.args(options).arg("--").arg(program);
                 command
             }
         }

@@ -91,3 +91,36 @@ fn status_counts_connections_on_used_carriers() {
         "{status}"
     );
 }
+
+/// Plays connections without end until `until` holds of the counts of both programs.
+fn play_until(options: &[&str], until: impl Fn(&dyn Fn(&str) -> u64) -> bool) {
+    let Some(python) = host::python() else {
+        return;
+    };
+    let toehold = Toehold::start();
+    let mut command = toehold.command_with(Path::Direct, options, &python);
+    command.args([SCRIPT, "ruled"]);
+    let running = Running::start(command, "ruled", toehold.dir());
+    let held = wait_until(TIME_LIMIT, || {
+        let status = toehold.status();
+        let processes = status["processes"].as_array().cloned().unwrap_or_default();
+        let of = |name: &str| {
+            let counts = processes.iter().map(|it| it["express"][name].as_u64());
+            counts.map(Option::unwrap_or_default).sum::<u64>()
+        };
+        until(&of) && running.stdout().lines().count() > 3
+    });
+    assert!(held, "{}\n{}", running.outputs(), toehold.status());
+}
+
+#[test]
+fn carriers_are_used_again_without_any_option() {
+    play_until(&[], |of| of("connected") > 20 && of("accepted") > 20);
+}
+
+#[test]
+fn no_carrier_is_used_again_where_the_option_says_off() {
+    play_until(&["--express", "off"], |of| {
+        of("connected") == 0 && of("seeds_tried") == 0 && of("not_paired") == 0
+    });
+}

@@ -215,7 +215,8 @@ fn a_rule_about_express_holds_without_the_option_and_ends_it() {
         return;
     };
     let mut ruled = Ruled::start("program python* express on\n");
-    let mut command = ruled.toehold.command(Way::Direct, &python);
+    let without = ["--express", "off"];
+    let mut command = (ruled.toehold).command_with(Way::Direct, &without, &python);
     command.args([EXPRESS, "ruled"]);
     let running = Running::start(command, "ruled", ruled.scratch.path());
     let is_used = wait_until(TIME_LIMIT, || ruled.connected() > 0);

@@ -41,8 +41,8 @@ pub(crate) struct RunArgs {
     #[arg(long, value_enum, default_value = "adaptive")]
     wait: WaitChoice,
 
-    /// Use TCP connections again for short connections to programs on this host
-    #[arg(long, value_enum, default_value = "off")]
+    /// Whether short connections to programs on this host use TCP connections again
+    #[arg(long, value_enum, default_value = "on")]
     express: ExpressChoice,
 
     /// Pair a connection after so many calls that moved bytes: 1 for tests of short connections
@@ -243,11 +243,8 @@ impl Acceleration {
             .env(RUNTIME_DIR, &self.runtime_dir)
             .env_remove(REFUSED)
             .env("TOEHOLD_PATH", self.path.word())
-            .env("TOEHOLD_WAIT", self.wait.word());
-        match self.express {
-            ExpressChoice::Off => command.env_remove(EXPRESS),
-            choice => command.env(EXPRESS, choice.word()),
-        };
+            .env("TOEHOLD_WAIT", self.wait.word())
+            .env(EXPRESS, self.express.word());
         match &self.patches_children {
             // The program has our process id.
             Some(path) => command
@@ -296,7 +293,7 @@ mod tests {
             runtime_dir: "/r".into(),
             path: PathChoice::Direct,
             wait: WaitChoice::Event,
-            express: ExpressChoice::On,
+            express: ExpressChoice::Off,
             pair_after: NonZeroU32::new(1),
             is_patched: false,
             patches_children: Some("/x/toehold".into()),
@@ -315,7 +312,7 @@ mod tests {
         );
         assert_eq!(get("TOEHOLD_PATH"), Some("direct".into()));
         assert_eq!(get("TOEHOLD_WAIT"), Some("event".into()));
-        assert_eq!(get("TOEHOLD_EXPRESS"), Some("on".into()));
+        assert_eq!(get("TOEHOLD_EXPRESS"), Some("off".into()));
         assert_eq!(get("TOEHOLD_PAIR_AFTER"), Some("1".into()));
         assert_eq!(get("TOEHOLD_PATCH_CALLS"), Some("/x/toehold".into()));
         assert_eq!(get(RUNTIME_DIR), Some("/r".into()));

@@ -39,9 +39,9 @@ pub(crate) fn begin() -> bool {
         _ => WaitMode::Adaptive,
     };
     match variable(c"TOEHOLD_EXPRESS") {
-        Some(b"on") => toehold_sockets::want_express(false),
+        Some(b"off") => {}
         Some(b"always") => toehold_sockets::want_express(true),
-        _ => {}
+        _ => toehold_sockets::want_express(false),
     }
     let calls = variable(c"TOEHOLD_PAIR_AFTER").and_then(number);
     if let Some(calls) = calls {

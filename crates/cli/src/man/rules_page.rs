@@ -109,9 +109,8 @@ port 5432            path host
 unit redis-server    observability ignore
 # backups run beside everything else, and never spin
 user backup          wait event
-# short requests of the web server and its proxy use TCP connections again
-program nginx        express on
-program haproxy      express on";
+# a firewall counts the proxy's connections: each has a TCP connection of its own
+program haproxy      express off";
 
 #[cfg(test)]
 mod tests {
