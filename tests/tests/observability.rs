@@ -13,7 +13,7 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_crowd");
 const TIME_LIMIT: Duration = Duration::from_secs(120);
 /// How many connections the tests have; `TOEHOLD_CAPTURED` overrides it.
 const COUNT: usize = 100;
-const CAPTURED: &str = "a packet capture is to see it";
+const CAPTURED: &str = "a packet capture or a new firewall rule is to see it";
 
 /// A namespace of the test's own: a capture concerns everybody on a host.
 struct Observed {
@@ -321,6 +321,78 @@ fn the_operators_command_outlasts_a_capture_and_an_adapter_may_ignore_captures()
     observed.crowd.order("around 300");
     assert!(observed.all_are_direct(), "{}", observed.whereabouts());
     drop(socket);
+    observed.crowd.end();
+}
+
+/// Loads rules of nftables in a namespace.
+fn nft(place: &Namespace, rules: &str) {
+    let output = place.command("nft").arg(rules).output().expect("nft runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{rules}: {said}");
+}
+
+/// Only who has the privilege is told of rules; the adapter's user here has it in its namespace.
+#[test]
+fn a_new_firewall_rule_sees_every_message_and_without_it_all_are_fast_again() {
+    if host::require(["nft"]).is_none() {
+        return;
+    }
+    let Some(mut observed) = Observed::start(&[]) else {
+        return;
+    };
+    let port = observed.crowd.port();
+    let all_are = |observed: &mut Observed, is_kept: bool| {
+        wait_until(TIME_LIMIT, || {
+            observed.crowd.order("around 50");
+            let connections = observed.toehold.connections();
+            let mut kept = connections
+                .iter()
+                .map(|one| one.value["reason"] == CAPTURED);
+            kept.all(|one| one == is_kept)
+        })
+    };
+    let table = "add table inet watch; add chain inet watch input \
+        { type filter hook input priority 0; }; ";
+    // None of these would see them, or be missed.
+    for rule in [
+        "udp dport 53 counter".to_owned(),
+        "tcp dport 1 counter".to_owned(),
+        "iifname eth0 counter".to_owned(),
+        "ip saddr 10.0.0.0/8 drop".to_owned(),
+        format!("tcp dport {port} accept"),
+    ] {
+        nft(
+            &observed.namespace,
+            &format!("{table}add rule inet watch input {rule}"),
+        );
+        observed.crowd.order("around 100");
+        assert!(
+            all_are(&mut observed, false),
+            "{rule}: {}",
+            observed.whereabouts()
+        );
+        nft(&observed.namespace, "delete table inet watch");
+    }
+    let rules = format!("{table}add rule inet watch input tcp dport {port} counter");
+    nft(&observed.namespace, &rules);
+    assert!(all_are(&mut observed, true), "{}", observed.whereabouts());
+    let listed = || {
+        let mut command = observed.namespace.command("nft");
+        let output = command.args(["list", "table", "inet", "watch"]).output();
+        String::from_utf8(output.expect("nft runs").stdout).expect("text")
+    };
+    let packets = |text: &str| {
+        let mut words = text.split_whitespace();
+        words.find(|word| *word == "packets").expect("a counter");
+        let count = words.next().expect("a number");
+        count.parse::<u64>().expect("a number")
+    };
+    let before = packets(&listed());
+    observed.crowd.order("talk 7");
+    let counted = packets(&listed()) - before;
+    assert!(counted >= 100, "{counted} packets of 100 messages");
+    nft(&observed.namespace, "delete table inet watch");
+    assert!(observed.all_are_direct(), "{}", observed.whereabouts());
     observed.crowd.end();
 }
 

@@ -389,6 +389,16 @@ impl Daemon {
         if options.is_system {
             limits.user = UserLimits::of_system(options.regions_max);
         }
+        let observation = Observation::new(diag.as_ref().ok().map(Diag::namespace));
+        if let Some(rules) = observation.as_fd() {
+            poller
+                .watch(rules, Source::Firewall)
+                .map_err(|source| Error::Os {
+                    action: "watch firewall rules for",
+                    runtime_dir: options.runtime_dir.clone(),
+                    source,
+                })?;
+        }
         let mut daemon = Daemon {
             poller,
             listener,
@@ -408,7 +418,7 @@ impl Daemon {
             heard: BTreeMap::new(),
             throttled: BTreeSet::new(),
             pressure: Pressure::default(),
-            observation: Observation::default(),
+            observation,
             budgets: Budgets::default(),
             idle_since: Instant::now(),
             sample_due: None,
@@ -481,6 +491,7 @@ impl Daemon {
                         return Ok(());
                     }
                     Source::Reload => self.handle_reload(),
+                    Source::Firewall => self.handle_firewall(),
                     Source::Listener => self.handle_arrivals(),
                     Source::Client(id) => self.handle_client(id, event),
                     Source::Process(id) => self.handle_process_end(id),

@@ -19,6 +19,7 @@ pub mod engine;
 mod entropy;
 mod epoll;
 mod facts;
+mod firewall;
 mod listener;
 pub mod memfd;
 mod pressure;

@@ -498,7 +498,7 @@ pub enum Reason {
     /// Its user, or that of the other end, has all the connections that the system adapter allows
     /// one user.
     OverQuota = 29,
-    /// A packet capture is to see its bytes.
+    /// A packet capture, or a firewall rule that is new, is to see its bytes.
     Captured = 30,
     /// The program sends descriptors or credentials on it, which only the kernel can do.
     Descriptors = 31,
@@ -587,7 +587,7 @@ impl Reason {
             }
             Reason::Confined => "the program has confined itself to some system calls",
             Reason::OverQuota => "one of the two users has as many as the system adapter allows",
-            Reason::Captured => "a packet capture is to see it",
+            Reason::Captured => "a packet capture or a new firewall rule is to see it",
             Reason::Descriptors => "the program sends descriptors or credentials on it",
             Reason::OverBudget => "as many connections are in memory as a rule allows",
         }

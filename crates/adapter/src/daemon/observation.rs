@@ -1,5 +1,6 @@
 //! A packet capture sees what it would see without us: connections whose carriers' packets it would
-//! receive go by their carriers while it lasts.
+//! receive go by their carriers while it lasts. So does a firewall rule that was added while the
+//! adapter runs ([`Firewall`]).
 //!
 //! Nothing tells us when somebody opens a packet socket on all interfaces. So while there are
 //! channels, or connections that yield, the kernel is asked every [`LOOK_INTERVAL`] which packet
@@ -7,16 +8,20 @@
 //! for a channel is preceded by a look that is no older. When the answer changes, the commands in
 //! all tables follow ([`tables::yield_to_capture`]).
 //!
+//! Of rules the kernel tells, in our own network namespace, if we were allowed to listen.
+//!
 //! A client holds the socket that it has shown, and can disturb what we ask on it. Then the next
 //! client of that namespace is asked, and without any the last answer stands.
 
 use super::Daemon;
 use crate::diag::{Diag, Observers};
+use crate::firewall::Firewall;
 use crate::proc;
 use crate::registry::{End, TableId, Tuple};
 use crate::rules::Observability;
 use crate::tables;
 use std::collections::BTreeMap;
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use toehold_channel::table::{Entry, FLAG_OFFLOAD, Mode};
@@ -27,6 +32,10 @@ use toehold_channel::untrusted::Word32;
 pub(super) struct Observation {
     /// The observers, by network namespace; namespaces without one are left out.
     observers: BTreeMap<u64, Observers>,
+    /// The rules of our own namespace that are new; without `CAP_NET_ADMIN` nobody tells of them.
+    firewall: Option<Firewall>,
+    /// Our own namespace.
+    own: Option<u64>,
     looked: Option<Instant>,
     /// When to look again.
     due: Option<Instant>,
@@ -37,36 +46,69 @@ pub(super) struct Observation {
 }
 
 impl Observation {
+    /// Begins to listen for rules, in the namespace of number `own`.
+    pub(super) fn new(own: Option<u64>) -> Observation {
+        Observation {
+            // Most users may not listen.
+            firewall: Firewall::open().ok(),
+            own,
+            ..Observation::default()
+        }
+    }
+
+    /// Readable when the kernel tells of rules.
+    pub(super) fn as_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.firewall.as_ref().map(Firewall::as_fd)
+    }
+
     /// When to look again without an event.
     pub(super) fn due(&self) -> Option<Instant> {
         self.due
     }
 
-    /// Every packet socket that has connections yield, by inode.
-    pub(super) fn inodes(&self) -> impl Iterator<Item = u64> {
-        let all = self.observers.values();
-        all.flat_map(|observers| observers.inodes.iter().copied())
+    /// The captures and rules that look on, in words; `None` without any.
+    fn spectators(&self) -> Option<String> {
+        let captures = self.observers.values().any(|it| !it.inodes.is_empty());
+        let rules = self.firewall.as_ref().map_or(0, Firewall::count);
+        let rules = match rules {
+            0 => None,
+            1 => Some("a new firewall rule".to_owned()),
+            _ => Some(format!("{rules} new firewall rules")),
+        };
+        let capture = captures.then(|| "a packet capture".to_owned());
+        let all: Vec<String> = [capture, rules].into_iter().flatten().collect();
+        (!all.is_empty()).then(|| all.join(" and "))
     }
 
     fn sees(&self, tuple: &Tuple) -> bool {
         let observers = self.observers.get(&tuple.netns);
         observers.is_some_and(|observers| observers.see(tuple))
+            || self
+                .rules_at(tuple.netns)
+                .is_some_and(|rules| rules.sees(tuple))
     }
 
     /// Whether the packets of a carrier that crosses between namespaces are seen: where this end
     /// is, or in our own namespace, through which it may go.
-    fn sees_crossing(&self, tuple: &Tuple, own: Option<u64>) -> bool {
-        let places = [Some(tuple.netns), own];
-        let mut observers = places.iter().flatten();
-        observers.any(|place| {
-            let there = self.observers.get(place);
+    fn sees_crossing(&self, tuple: &Tuple) -> bool {
+        let places = [Some(tuple.netns), self.own];
+        places.into_iter().flatten().any(|place| {
+            let there = self.observers.get(&place);
+            let rules = self.rules_at(place);
             there.is_some_and(|observers| observers.see_crossing(tuple))
+                || rules.is_some_and(|rules| rules.sees_crossing(tuple))
         })
     }
 
     /// Whether any connection within a namespace is seen.
     fn sees_any(&self) -> bool {
-        self.observers.values().any(Observers::see_any)
+        let rules = self.firewall.as_ref().map_or(0, Firewall::count);
+        rules > 0 || self.observers.values().any(Observers::see_any)
+    }
+
+    fn rules_at(&self, namespace: u64) -> Option<&Firewall> {
+        let is_own = self.own == Some(namespace);
+        self.firewall.as_ref().filter(|_| is_own)
     }
 
     /// Takes an answer. Whether other connections are to yield now.
@@ -93,6 +135,15 @@ impl Daemon {
         }
         self.look();
         self.observation.due = self.observation.looked.map(|looked| looked + LOOK_INTERVAL);
+    }
+
+    /// Takes what the kernel tells of firewall rules, and has connections follow.
+    pub(super) fn handle_firewall(&mut self) {
+        let firewall = self.observation.firewall.as_mut();
+        let has_changed = firewall.is_some_and(Firewall::learn);
+        if has_changed && self.is_interested_in_captures() {
+            self.show_all_to_captures();
+        }
     }
 
     /// Whether a capture would see the carrier of an end that asks for a channel. Its command says
@@ -167,11 +218,14 @@ impl Daemon {
         for id in tables {
             self.tables.call_attention(id);
         }
-        let count = self.observation.inodes().count();
-        let kind = if count == 0 { "uncaptured" } else { "captured" };
-        self.log.say(kind, || match count {
-            0 => format!("no packet capture any more: {changed} connections return to memory"),
-            _ => format!("a packet capture looks on: {changed} connections go by the kernel"),
+        let spectators = self.observation.spectators();
+        let kind = match spectators {
+            None => "uncaptured",
+            Some(_) => "captured",
+        };
+        self.log.say(kind, || match spectators {
+            None => format!("nothing looks on any more: {changed} connections return to memory"),
+            Some(who) => format!("{who} looks on: {changed} connections go by the kernel"),
         });
     }
 
@@ -232,9 +286,8 @@ impl Daemon {
             None => self.observation.sees(tuple),
             // Both ends go together: what sees one's packets is enough.
             Some(other) => {
-                let own = self.diag.as_ref().map(Diag::namespace);
                 let sees = |tuple: &Tuple| {
-                    self.observation.sees(tuple) || self.observation.sees_crossing(tuple, own)
+                    self.observation.sees(tuple) || self.observation.sees_crossing(tuple)
                 };
                 sees(tuple) || sees(&other)
             }

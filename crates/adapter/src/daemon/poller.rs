@@ -31,6 +31,8 @@ pub(super) enum Source {
     Stop,
     /// A signal: the settings may have changed.
     Reload,
+    /// The kernel tells of firewall rules.
+    Firewall,
 }
 
 /// One event.
@@ -167,6 +169,7 @@ fn token_of(source: Source) -> u64 {
         Source::Listener => TAG_LISTENER,
         Source::Stop => TAG_STOP,
         Source::Reload => 1 << 2 | TAG_STOP,
+        Source::Firewall => 2 << 2 | TAG_STOP,
     }
 }
 
@@ -177,6 +180,7 @@ fn source_of(token: u64) -> Source {
         TAG_PROCESS => Source::Process(id),
         TAG_LISTENER => Source::Listener,
         _ if id.0 == 1 => Source::Reload,
+        _ if id.0 == 2 => Source::Firewall,
         _ => Source::Stop,
     }
 }

@@ -197,8 +197,8 @@ const ADVICE: [(&str, &str); 16] = [
         "let both use the system adapter: toehold adapter --system",
     ),
     (
-        "a packet capture",
-        "none: it returns when the capture ends (adapter --observability)",
+        "a packet capture or a new firewall rule",
+        "none: it returns when the capture ends or the rule is removed (adapter --observability)",
     ),
     (
         "detached by the operator",
@@ -238,9 +238,10 @@ mod tests {
         let json = r##"{"processes": [{"pid": 7, "program": "redis-server", "connections": [
             {"local": "127.0.0.1:6379", "remote": "127.0.0.1:50000", "path": "direct"},
             {"local": "127.0.0.1:6379", "remote": "127.0.0.1:50001", "path": "host",
-             "reason": "a packet capture is to see it", "bytes_host_rx": 1234},
+             "reason": "a packet capture or a new firewall rule is to see it",
+             "bytes_host_rx": 1234},
             {"local": "127.0.0.1:6379", "remote": "127.0.0.1:50002", "path": "host",
-             "reason": "a packet capture is to see it"},
+             "reason": "a packet capture or a new firewall rule is to see it"},
             {"local": "/run/redis/a.sock#12", "remote": "#13", "path": "direct"},
             {"local": "[::1]:7", "remote": "", "path": "host"}]}]}"##;
         serde_json::from_str(json).expect("a status")

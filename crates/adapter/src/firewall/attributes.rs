@@ -1,0 +1,28 @@
+//! Attributes of netlink messages (netlink(7)): a kind and a content, which may be attributes.
+
+/// The attributes of a message or of another attribute: their kinds and contents.
+pub(super) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    std::iter::from_fn(move || {
+        let head = bytes.get(..ATTRIBUTE_HEADER_BYTES)?;
+        let length = usize::from(u16::from_ne_bytes([head[0], head[1]]));
+        let kind = u16::from_ne_bytes([head[2], head[3]]) & KIND_MASK;
+        let content = bytes.get(ATTRIBUTE_HEADER_BYTES..length)?;
+        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some((kind, content))
+    })
+}
+
+pub(super) fn attribute(bytes: &[u8], wanted: u16) -> Option<&[u8]> {
+    let mut all = attributes(bytes);
+    all.find_map(|(kind, content)| (kind == wanted).then_some(content))
+}
+
+/// The number in an attribute; nftables has them in network order.
+pub(super) fn number(bytes: &[u8], wanted: u16) -> Option<u32> {
+    let content = attribute(bytes, wanted)?;
+    Some(u32::from_be_bytes(content.try_into().ok()?))
+}
+
+const ATTRIBUTE_HEADER_BYTES: usize = 4;
+/// Without `NLA_F_NESTED` and `NLA_F_NET_BYTEORDER`.
+const KIND_MASK: u16 = 0x3fff;
