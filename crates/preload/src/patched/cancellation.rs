@@ -251,38 +251,45 @@ unsafe fn is_point(stub: *const Stub) -> bool {
 
 /// A call from a stub has come. Returns the word to restore when it goes.
 pub(super) fn enter(slot: &Slot, frame: &Frame) -> u32 {
-    let word = slot.state.load(Ordering::Relaxed);
+    // Each step is one instruction, because a handler may change the word in between. Relaxed, here
+    // and below: a thread's own word, and handlers run on that thread.
     // SAFETY: the entry's stub.
-    let is_point = unsafe { is_point(frame.stub) };
-    let mut now = word & CANCELLED | INSIDE;
-    if is_point {
-        now |= WAITS_END;
-        if word & CANCELLED != 0 && !is_pending() {
-            // The thread that was cancelled has ended, and this one has its memory.
-            now &= !CANCELLED;
+    let word = if unsafe { is_point(frame.stub) } {
+        let word = slot.state.fetch_or(INSIDE | WAITS_END, Ordering::Relaxed);
+        if word & CANCELLED != 0 {
+            // Perhaps the thread that was cancelled has ended, and this one has its memory.
+            slot.state.fetch_and(!CANCELLED, Ordering::Relaxed);
+            if is_pending() {
+                slot.state.fetch_or(CANCELLED, Ordering::Relaxed);
+            }
         }
-    }
-    slot.state.store(now, Ordering::Relaxed);
+        word
+    } else {
+        // In this order: inside the library a handler of glibc's signal sets the latter.
+        slot.state.fetch_and(!WAITS_END, Ordering::Relaxed) & WAITS_END
+            | slot.state.fetch_or(INSIDE, Ordering::Relaxed)
+    };
     word & !CANCELLED
 }
 
 /// The call goes with `verdict`. A thread that musl has cancelled must not wait at the program's
 /// own `syscall`; one that glibc wants to cancel is out of the library.
 pub(super) fn leave(slot: &Slot, frame: &mut Frame, before: u32, verdict: Verdict) -> Verdict {
-    let word = slot.state.load(Ordering::Relaxed);
-    slot.state
-        .store(word & CANCELLED | before, Ordering::Relaxed);
+    let word = slot.state.fetch_and(CANCELLED | before, Ordering::Relaxed);
+    let is_outside = before & INSIDE == 0;
+    if !is_outside {
+        // A handler's call: the interrupted one goes on.
+        slot.state.fetch_or(before, Ordering::Relaxed);
+    }
     if word & CANCELLED == 0 {
         return verdict;
     }
-    if handler_of(OF_GLIBC).load(Ordering::Relaxed) != 0 {
-        if before & INSIDE == 0 {
-            slot.state.store(0, Ordering::Relaxed);
-            cancel_again();
-        } else {
-            // A handler's call: the interrupted one goes on.
-            slot.state.fetch_or(WAITS_END, Ordering::Relaxed);
-        }
+    let is_glibc = handler_of(OF_GLIBC).load(Ordering::Relaxed) != 0;
+    if is_glibc && is_outside {
+        slot.state.fetch_and(!CANCELLED, Ordering::Relaxed);
+        cancel_again();
+    } else if is_glibc {
+        slot.state.fetch_or(WAITS_END, Ordering::Relaxed);
     } else if word == waits::ENDS && verdict == Verdict::Pass {
         frame.rax = -(libc::EINTR as isize);
         return Verdict::Answered;
