@@ -459,6 +459,8 @@ impl Connection {
             .min(self.path_mss)
             .saturating_sub(options)
             .max(MSS_MIN);
+        // The window is offered in steps of a segment: a shorter one may be due now.
+        self.is_told = false;
     }
 
     /// Ends the connection.

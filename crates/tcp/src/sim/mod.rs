@@ -75,6 +75,12 @@ mod tests {
         }
     }
 
+    /// The path becomes narrower while the headers at hand are those of the last segment.
+    #[test]
+    fn a_narrower_path_is_no_reason_to_offer_an_old_window() {
+        assert!(run(60_056_723, false).bytes > 0);
+    }
+
     /// A flow by BBR whose window leaves in one burst measured its own pace, and came down to a
     /// byte a second.
     #[test]
