@@ -114,7 +114,9 @@ int main(void)
         if (pthread_create(&thread, 0, wait_in, (void *)(long)(n % 7)))
             abort();
         /* Before it waits, and when it does. */
-        if (n % 3)
+        if (n == 0)
+            usleep(200000); /* the first waits for certain */
+        else if (n % 3)
             usleep(n % 3 == 1 ? 2000 : n % 100);
         if (pthread_cancel(thread))
             abort();

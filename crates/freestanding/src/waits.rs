@@ -31,6 +31,14 @@ pub fn end_by(ends: &'static Ends) {
     ENDS_BY.store(core::ptr::from_ref(ends).cast_mut(), Ordering::Release);
 }
 
+/// True when [`end_by`] has been called.
+#[inline]
+#[must_use]
+pub fn is_ended() -> bool {
+    // Relaxed: it is called again at worst.
+    !ENDS_BY.load(Ordering::Relaxed).is_null()
+}
+
 /// A system call that may wait.
 ///
 /// # Safety

@@ -83,7 +83,6 @@ pub(super) unsafe fn set_handler(frame: &mut Frame) -> Option<Verdict> {
     // SAFETY: the program's call, with another handler that calls the program's.
     frame.rax = unsafe { raw::call(libc::SYS_rt_sigaction, arguments) };
     if frame.rax == 0 {
-        waits::end_by(&ENDS);
         // SAFETY: the kernel has just written it.
         if let Some(old) = unsafe { (old as *mut Action).as_mut() }
             && old[0] == action[0]
@@ -251,6 +250,10 @@ unsafe fn is_point(stub: *const Stub) -> bool {
 
 /// A call from a stub has come. Returns the word to restore when it goes.
 pub(super) fn enter(slot: &Slot, frame: &Frame) -> u32 {
+    // The first thread that is cancelled may wait since before that.
+    if !waits::is_ended() {
+        waits::end_by(&ENDS);
+    }
     // Each step is one instruction, because a handler may change the word in between. Relaxed, here
     // and below: a thread's own word, and handlers run on that thread.
     // SAFETY: the entry's stub.
