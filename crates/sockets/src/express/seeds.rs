@@ -169,11 +169,9 @@ pub(crate) unsafe fn connected(fd: i32, address: *const sockaddr, len: socklen_t
         share.limit_ns(CONNECTING_NS, CONNECTING_KNOWN_NS),
         None,
     );
-    if !share.note(is_carrier, started) {
+    let is_useful = is_carrier && becomes_carrier(&connection);
+    if !share.note(is_useful, started) {
         evidence::seed_failed(&connection);
-    }
-    if is_carrier {
-        becomes_carrier(&connection);
     }
 }
 
@@ -201,9 +199,6 @@ pub(crate) fn accepted(fd: i32) {
         share.limit_ns(ACCEPTING_NS, ACCEPTING_KNOWN_NS),
         Some(REFUSED_NS),
     );
-    if !share.note(is_carrier, started) {
-        evidence::seed_failed(&connection);
-    }
     if is_carrier {
         let words = &connection.local.express;
         let options = connection.entry.tx_options.load(Ordering::Relaxed);
@@ -213,11 +208,16 @@ pub(crate) fn accepted(fd: i32) {
         for (word, bytes) in words.remote.iter().zip(bytes) {
             word.store(bytes, Ordering::Relaxed);
         }
-        becomes_carrier(&connection);
+    }
+    let is_useful = is_carrier && becomes_carrier(&connection);
+    if !share.note(is_useful, started) {
+        evidence::seed_failed(&connection);
     }
 }
 
-fn becomes_carrier(connection: &Connection) {
+/// A connection was paired at once. False when it is its carrier's last all the same: another
+/// user's program is at the other end, or addresses are translated on the way.
+fn becomes_carrier(connection: &Connection) -> bool {
     let words = &connection.local.express;
     words.made_ns.store(sys::now_ns(), Ordering::Relaxed);
     let may_park = words.is_of_one_user() && !resets::are_wanted(connection);
@@ -229,6 +229,7 @@ fn becomes_carrier(connection: &Connection) {
     }
     let _held = LOCK.lock();
     watch::begin(connection.index, connection.local);
+    may_park
 }
 
 /// The port of an address.
