@@ -123,6 +123,11 @@ impl Role {
         if std::env::var_os("E2E_EXPRESS").is_some() {
             return self.meet_by_carrier();
         }
+        self.meet_by_kernel()
+    }
+
+    /// One connection by a TCP connection of its own: this role's end.
+    pub(crate) fn meet_by_kernel(&self) -> Fd {
         if self.server() {
             let listener = self.listen(0);
             let fd = sys::accept(listener).fd();
