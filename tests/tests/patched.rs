@@ -361,9 +361,14 @@ fn check_static(source: &str) {
     if host::require(["cc", "musl-gcc"]).is_none() {
         return;
     }
+    check_in_each(&["-static"], source);
+}
+
+/// Runs `source`, compiled with `options`, plain and with the library, and compares.
+fn check_in_each(options: &[&str], source: &str) {
     for compiler in ["musl-gcc", "cc"] {
         let directory = tempfile::tempdir().expect("scratch");
-        let options = ["-O2", "-w", "-static", "-pthread"];
+        let options = [&["-O2", "-w", "-pthread"], options].concat();
         let program = compile(directory.path(), compiler, &options, source);
         let plain = Waiting::start(&mut Command::new(&program)).end();
         let toehold = Toehold::start();
@@ -383,6 +388,13 @@ fn a_child_of_vfork_gives_a_connection_to_another_program_under_another_number()
 #[test]
 fn threads_that_wait_for_connections_are_cancelled() {
     check_static("cancels.c");
+}
+
+#[test]
+fn threads_of_a_dynamic_program_are_cancelled() {
+    if host::require(["cc", "musl-gcc"]).is_some() {
+        check_in_each(&[], "cancels.c");
+    }
 }
 
 /// Has `command` run under a filter that answers `EPERM` to a system call, as a container's may.

@@ -7,27 +7,28 @@ use libc::{fd_set, iovec, nfds_t, off_t, pollfd, size_t, sockaddr, socklen_t, ss
 use toehold_sockets::{api, deferral};
 
 use crate::fork::fork;
+use crate::points;
 use crate::process::clone;
 
 macro_rules! export {
-    ($($alias:ident is $name:path, ($($arg:ident: $type:ty),*) -> $ret:ty;)*) => {$(
+    ($begin:block $($alias:ident is $name:path, ($($arg:ident: $type:ty),*) -> $ret:ty;)*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $alias($($arg: $type),*) -> $ret {
+            $begin
             // SAFETY: the arguments are passed on with the caller's promises.
             unsafe { $name($($arg),*) }
         }
     )*};
 }
 
+// Cancellation points.
 export! {
+    { points::begin() }
     __read is api::read, (fd: c_int, buffer: *mut c_void, len: size_t) -> ssize_t;
     __write is api::write, (fd: c_int, buffer: *const c_void, len: size_t) -> ssize_t;
     __send is api::send, (fd: c_int, buffer: *const c_void, len: size_t, flags: c_int) -> ssize_t;
     __connect is api::connect, (fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int;
     __close is api::close, (fd: c_int) -> c_int;
-    __dup2 is api::dup2, (from: c_int, to: c_int) -> c_int;
-    __fcntl is api::fcntl, (fd: c_int, command: c_int, argument: usize) -> c_int;
-    fcntl64 is api::fcntl, (fd: c_int, command: c_int, argument: usize) -> c_int;
     __poll is api::poll, (fds: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> c_int;
     __select is api::select, (
         count: c_int,
@@ -36,12 +37,6 @@ export! {
         except: *mut fd_set,
         timeout: *mut timeval
     ) -> c_int;
-    sendfile64 is api::sendfile, (
-        out: c_int,
-        input: c_int,
-        offset: *mut off_t,
-        count: size_t
-    ) -> ssize_t;
     preadv64v2 is api::preadv2, (
         fd: c_int,
         iov: *const iovec,
@@ -55,6 +50,19 @@ export! {
         count: c_int,
         offset: off_t,
         flags: c_int
+    ) -> ssize_t;
+}
+
+export! {
+    {}
+    __dup2 is api::dup2, (from: c_int, to: c_int) -> c_int;
+    __fcntl is api::fcntl, (fd: c_int, command: c_int, argument: usize) -> c_int;
+    fcntl64 is api::fcntl, (fd: c_int, command: c_int, argument: usize) -> c_int;
+    sendfile64 is api::sendfile, (
+        out: c_int,
+        input: c_int,
+        offset: *mut off_t,
+        count: size_t
     ) -> ssize_t;
     __sigaction is deferral::sigaction, (
         signal: c_int,

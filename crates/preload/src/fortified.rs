@@ -6,6 +6,8 @@ use core::ffi::{c_int, c_void};
 use libc::{nfds_t, pollfd, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
 use toehold_sockets::{api, real};
 
+use crate::points;
+
 fn check(len: size_t, room: size_t) {
     if len > room {
         // SAFETY: reports a buffer overflow and ends the process, as libc's own `_chk` functions
@@ -22,6 +24,7 @@ unsafe extern "C" fn __read_chk(
     len: size_t,
     room: size_t,
 ) -> ssize_t {
+    points::begin();
     check(len, room);
     // SAFETY: passed on with the caller's promises, here and below.
     unsafe { api::read(fd, buffer, len) }
@@ -35,6 +38,7 @@ unsafe extern "C" fn __recv_chk(
     room: size_t,
     flags: c_int,
 ) -> ssize_t {
+    points::begin();
     check(len, room);
     // SAFETY: as above.
     unsafe { api::recv(fd, buffer, len, flags) }
@@ -50,6 +54,7 @@ unsafe extern "C" fn __recvfrom_chk(
     address: *mut sockaddr,
     address_len: *mut socklen_t,
 ) -> ssize_t {
+    points::begin();
     check(len, room);
     // SAFETY: as above.
     unsafe { api::recvfrom(fd, buffer, len, flags, address, address_len) }
@@ -62,6 +67,7 @@ unsafe extern "C" fn __poll_chk(
     timeout_ms: c_int,
     room: size_t,
 ) -> c_int {
+    points::begin();
     check(count as size_t * size_of::<pollfd>(), room);
     // SAFETY: as above.
     unsafe { api::poll(fds, count, timeout_ms) }
@@ -75,6 +81,7 @@ unsafe extern "C" fn __ppoll_chk(
     mask: *const sigset_t,
     room: size_t,
 ) -> c_int {
+    points::begin();
     check(count as size_t * size_of::<pollfd>(), room);
     // SAFETY: as above.
     unsafe { api::ppoll(fds, count, timeout, mask) }

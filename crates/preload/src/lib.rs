@@ -14,6 +14,7 @@
 //! - `signals`: handlers wait while their thread holds a lock of the library.
 //! - `patched`: programs that make their system calls themselves, patched by `toehold run`; dynamic
 //!   ones of Go are patched by the library.
+//! - `points`: `pthread_cancel(3)`, and calls that are cancellation points.
 //! - `confinement`: programs that allow themselves only some system calls.
 //! - `process`: exit and exec; fork is followed by `pthread_atfork` handlers.
 //! - `program`, `environment`: whether a program to be executed will have us in it, and what it is
@@ -45,6 +46,7 @@ mod fortified;
 mod liburing;
 #[cfg(target_arch = "x86_64")]
 mod patched;
+mod points;
 mod process;
 mod program;
 #[cfg_attr(

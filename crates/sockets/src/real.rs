@@ -467,6 +467,10 @@ real! {
     ) -> c_int;
     /// `pthread_detach(3)`.
     pthread_detach(thread: libc::pthread_t) -> c_int;
+    /// `pthread_cancel(3)`.
+    pthread_cancel(thread: libc::pthread_t) -> c_int;
+    /// `pthread_testcancel(3)`.
+    pthread_testcancel() -> ();
     /// The end of glibc's `_chk` functions when a buffer is too small.
     __chk_fail() -> ();
     /// `atexit(3)`, as an object with a handle of its own calls it.
