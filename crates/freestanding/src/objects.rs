@@ -385,6 +385,7 @@ pub fn next(name: &Name) -> *mut c_void {
 
 /// The first definition in the list that is not this object's (`RTLD_DEFAULT`); null when there is
 /// none.
+#[unsafe(link_section = ".text.startup")]
 pub fn first(name: &Name) -> *mut c_void {
     let found = others(first_object(), own_dynamic(), name);
     found.map_or(core::ptr::null_mut(), |found| found.address)

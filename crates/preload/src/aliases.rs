@@ -13,6 +13,7 @@ use crate::process::clone;
 macro_rules! export {
     ($begin:block $($alias:ident is $name:path, ($($arg:ident: $type:ty),*) -> $ret:ty;)*) => {$(
         #[unsafe(no_mangle)]
+        #[unsafe(link_section = ".text.startup")]
         unsafe extern "C" fn $alias($($arg: $type),*) -> $ret {
             $begin
             // SAFETY: the arguments are passed on with the caller's promises.

@@ -34,6 +34,7 @@ unsafe extern "C" fn syscall(
 /// # Safety
 /// As for the system call.
 #[allow(clippy::too_many_arguments)]
+#[unsafe(link_section = ".text.startup")]
 pub(crate) unsafe fn call(
     number: c_long,
     a: usize,

@@ -13,6 +13,7 @@ use crate::points;
 macro_rules! export {
     ($begin:block $($name:ident($($arg:ident: $type:ty),*) $(-> $ret:ty)?;)*) => {$(
         #[unsafe(no_mangle)]
+        #[unsafe(link_section = ".text.startup")]
         unsafe extern "C" fn $name($($arg: $type),*) $(-> $ret)? {
             $begin
             // SAFETY: the arguments are passed on with the caller's promises.

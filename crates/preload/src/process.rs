@@ -15,6 +15,7 @@ use crate::program::{Forecast, Target, breaks_on_library, forecast};
 
 /// Registers for the ordinary end of the program.
 pub(crate) fn follow_exit() {
+    #[unsafe(link_section = ".text.startup")]
     extern "C" fn at_exit() {
         ending();
     }

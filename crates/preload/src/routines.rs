@@ -28,7 +28,7 @@ toehold_\name:
     .popsection
     .endm
 
-    .pushsection .text.toehold_routines, "ax", @progbits
+    .pushsection .text.startup.toehold_routines, "ax", @progbits
     toehold_routine memcpy, toehold_plain_memcpy
     toehold_routine memmove, toehold_plain_memmove
     toehold_routine memset, toehold_plain_memset
@@ -172,6 +172,7 @@ macro_rules! pointers {
         }
 
         /// From here on libc's own are used, where it has them.
+        #[unsafe(link_section = ".text.startup")]
         pub(crate) fn take_from_libc() {
             $({
                 const NAME: Name = Name::of(concat!($name, "\0"));

@@ -7,6 +7,7 @@ use toehold_sockets::{deferral, real};
 
 /// `sigaction(2)`.
 #[unsafe(no_mangle)]
+#[unsafe(link_section = ".text.startup")]
 unsafe extern "C" fn sigaction(
     signal: c_int,
     new: *const libc::sigaction,

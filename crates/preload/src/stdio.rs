@@ -101,6 +101,7 @@ unsafe fn before_closing(stream: *mut FILE) {
 
 /// `fclose(3)`.
 #[unsafe(no_mangle)]
+#[unsafe(link_section = ".text.startup")]
 unsafe extern "C" fn fclose(stream: *mut FILE) -> c_int {
     // SAFETY: passed on with the caller's promises.
     unsafe {

@@ -245,8 +245,9 @@ impl<'a> Image<'a> {
 }
 
 /// True when the bytes of a segment, in a file or in memory, show that Go's linker made the
-/// program.
+/// program. Inline, so that it lies where its caller does.
 #[must_use]
+#[inline]
 pub fn shows_go(kind: u32, flags: u32, bytes: &[u8]) -> bool {
     // `.go.buildinfo` stands at the start of a writable segment (debug/buildinfo).
     const MAGIC: &[u8] = b"\xff Go buildinf:";

@@ -64,6 +64,7 @@ pub fn stdio_needs_us(fd: c_int) -> bool {
 
 /// libc is about to close `fd`, which a stream of its own has, inside itself: its number may be
 /// given out again. A stream that is served by our calls closes by them.
+#[unsafe(link_section = ".text.startup")]
 pub fn stream_closes(fd: c_int) {
     let has_channel = |c: Connection| c.local.attachment.has_region();
     let is_known = connection::at(fd).is_some() || is_noted(fd);

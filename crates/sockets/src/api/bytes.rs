@@ -18,6 +18,7 @@ use crate::{
 
 /// `read(2)`. Unlike `recv(2)` it never waits for, nor reports, anything when asked for no bytes.
 #[inline]
+#[unsafe(link_section = ".text.startup")]
 pub unsafe fn read(fd: c_int, buffer: *mut c_void, len: usize) -> isize {
     match connection::at(fd) {
         Some(c) if len > 0 => match unsafe { fast_path::receive(&c, buffer.cast(), len, 0) } {
@@ -75,6 +76,7 @@ unsafe fn kept_or(
 
 /// `write(2)`.
 #[inline]
+#[unsafe(link_section = ".text.startup")]
 pub unsafe fn write(fd: c_int, buffer: *const c_void, len: usize) -> isize {
     match connection::at(fd) {
         None => unsafe { real::write(fd, buffer, len) },

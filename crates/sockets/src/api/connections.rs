@@ -270,6 +270,7 @@ unsafe fn name_alias(
 }
 
 /// `getpeername(2)`.
+#[unsafe(link_section = ".text.startup")]
 pub unsafe fn getpeername(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
     match unsafe { true_name(fd, Side::Remote, address, len) } {
         Some(result) => result,
@@ -284,6 +285,7 @@ pub unsafe fn getpeername(fd: c_int, address: *mut sockaddr, len: *mut socklen_t
     }
 }
 
+#[unsafe(link_section = ".text.startup")]
 unsafe fn true_name(
     fd: c_int,
     side: Side,

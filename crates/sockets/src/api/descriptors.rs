@@ -15,6 +15,7 @@ use crate::{closing, errno, faults, kept, options, process, real, resets, servic
 
 /// `close(2)`.
 #[inline]
+#[unsafe(link_section = ".text.startup")]
 pub unsafe fn close(fd: c_int) -> c_int {
     match descriptors::kind(fd) {
         Kind::Foreign => {
@@ -274,6 +275,7 @@ fn set_nonblocking(connection: &Connection, on: bool) {
 
 /// `ioctl(2)`: `FIONBIO` is noted, the lengths of queues are answered from ring and carrier
 /// together.
+#[unsafe(link_section = ".text.startup")]
 pub unsafe fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
     let Some(c) = connection::at(fd) else {
         let result = unsafe { real::ioctl(fd, request, argument) };
