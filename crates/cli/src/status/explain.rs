@@ -198,7 +198,7 @@ const ADVICE: [(&str, &str); 16] = [
     ),
     (
         "a packet capture or a new firewall rule",
-        "none: it returns when the capture ends or the rule is removed (adapter --observability)",
+        "none: it returns when that is gone (adapter --observability)",
     ),
     (
         "detached by the operator",
