@@ -205,10 +205,7 @@ impl Bbr {
 
     fn end_round(&mut self, step: &Step) {
         let bytes = self.delivered - self.round_delivered;
-        // All of it was in flight at one time. Where nothing has left since the round began, its
-        // acknowledgements may come at once.
-        let least = self.min_rtt.unwrap_or_default();
-        let micros = step.now.since(self.round_began).max(least).as_micros();
+        let micros = step.now.since(self.round_began).as_micros();
         let is_measured = self.round_end > Position::FIRST_BYTE && micros > 0;
         if is_measured {
             let rate = bytes * 1_000_000 / micros;
