@@ -54,6 +54,7 @@ pub(crate) fn test() -> bool {
     packetdrill::add(&mut steps);
     add_suites(&mut steps);
     add_e2e(&mut steps, None);
+    add_everything_express(&mut steps);
     add_package(&mut steps);
     add_offload(&mut steps);
     steps.conclude()
@@ -350,6 +351,28 @@ fn add_e2e(steps: &mut Steps, filter: Option<&str>) {
         command
     };
     steps.run_tests("end to end", command, &[]);
+}
+
+/// The groups of the semantics suite once more, with every connection on a used carrier.
+fn add_everything_express(steps: &mut Steps) {
+    let command = || {
+        let mut command = end_to_end();
+        command.args(["--test", "semantics"]);
+        command.env("E2E_EVERYTHING_EXPRESS", "1");
+        command
+    };
+    // These play what has no such connections, or have been run.
+    let others = [
+        "one_accelerated_side",
+        "over_unix",
+        "improvised",
+        "suite_is_reproducible",
+        "connections_end_while",
+        "signals_interrupt_programs_that_poll",
+        "programs_in_another_namespace",
+    ];
+    let skips: Vec<&str> = others.iter().flat_map(|name| ["--skip", name]).collect();
+    steps.run_tests("everything express", command, &skips);
 }
 
 /// The Debian package of what the end-to-end tests have built, and what lintian says of it.
