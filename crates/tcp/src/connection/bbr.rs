@@ -74,8 +74,8 @@ pub(crate) struct Bbr {
     round_delivered: u64,
     round_began: Instant,
     round_end: Position,
-    /// Nothing was in flight when it began: where it ends is known at its first acknowledgement.
-    round_has_no_end: bool,
+    /// Nothing was in flight when it began.
+    round_began_idle: bool,
     round_lost: u64,
     /// The program had nothing to send for a while: the round's rate is no limit of the path.
     is_limited_by_program: bool,
@@ -133,7 +133,7 @@ impl Bbr {
             round_delivered: 0,
             round_began: now,
             round_end: Position::FIRST_BYTE,
-            round_has_no_end: false,
+            round_began_idle: false,
             round_lost: 0,
             is_limited_by_program: false,
             rounds: 0,
@@ -168,7 +168,7 @@ impl Bbr {
     pub(crate) fn note_restart(&mut self, now: Instant) {
         if self.round_end > Position::FIRST_BYTE {
             self.round_began = now;
-            self.round_has_no_end = true;
+            self.round_began_idle = true;
         }
     }
 
@@ -183,10 +183,11 @@ impl Bbr {
         self.delivered += step.delivered_bytes;
         self.is_limited_by_program |= step.has_sent_all;
         self.note_round_trip(&step);
-        if core::mem::take(&mut self.round_has_no_end) {
-            self.round_end = step.nxt;
-        }
-        if step.una >= self.round_end {
+        // Only a flight that is acknowledged as a whole tells of the path.
+        let is_part = core::mem::take(&mut self.round_began_idle) && step.una < step.nxt;
+        if is_part {
+            self.begin_round(&step);
+        } else if step.una >= self.round_end {
             self.end_round(&step);
         }
         self.change_state(&step);
@@ -215,6 +216,10 @@ impl Bbr {
             self.look_for_full_path();
             self.answer_losses(step, rate, bytes);
         }
+        self.begin_round(step);
+    }
+
+    fn begin_round(&mut self, step: &Step) {
         self.rounds += 1;
         self.round_delivered = self.delivered;
         self.round_began = step.now;
@@ -390,7 +395,7 @@ impl Bbr {
         self.rate_low = None;
         self.in_flight_low = None;
         self.round_end = step.nxt;
-        self.round_has_no_end = false;
+        self.round_began_idle = false;
         self.round_delivered = self.delivered;
         self.round_began = step.now;
         self.round_lost = 0;
@@ -501,12 +506,11 @@ mod tests {
             rates.all(|rate| (200_000..=400_000).contains(rate))
         }
 
-        /// A burst of four segments, which two acknowledgements at one time answer.
+        /// A burst of four segments, which one acknowledgement answers.
         fn burst(&mut self) {
             self.model.note_restart(self.now);
             self.now += ROUND_TRIP;
-            self.acknowledge(MSS, 3 * MSS);
-            self.acknowledge(3 * MSS, 0);
+            self.acknowledge(4 * MSS, 0);
         }
     }
 
