@@ -395,7 +395,6 @@ impl Bbr {
         self.rate_low = None;
         self.in_flight_low = None;
         self.round_end = step.nxt;
-        self.round_began_idle = false;
         self.round_delivered = self.delivered;
         self.round_began = step.now;
         self.round_lost = 0;
