@@ -11,7 +11,6 @@
 //! anybody could miss. Neither has one that takes the place of its like in one transaction: a
 //! firewall that loads its rules again changes nothing.
 
-mod attributes;
 mod message;
 mod rule;
 

@@ -11,6 +11,7 @@
 //! - [`services`]: which processes of systemd's services have the library.
 //! - [`wire`]: one message and its descriptors, each way.
 
+mod attributes;
 pub mod client;
 pub mod daemon;
 mod descriptors;

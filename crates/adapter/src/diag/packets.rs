@@ -7,6 +7,7 @@
 //! adapter knows only that they are virtual.
 
 use super::{ANSWERS_MAX, Diag, HEADER_BYTES, SOCK_DIAG_BY_FAMILY, question};
+use crate::attributes::attribute;
 use crate::entropy;
 use crate::registry::Tuple;
 
@@ -166,22 +167,14 @@ fn read(
 fn parse(body: &[u8]) -> Option<Socket> {
     let protocol = u16::from_ne_bytes(body.get(2..4)?.try_into().expect("two bytes"));
     let inode = u32::from_ne_bytes(body.get(4..8)?.try_into().expect("four bytes"));
-    let mut attributes = body.get(MESSAGE_BYTES..)?;
-    while let Some(head) = attributes.get(..4) {
-        let length = usize::from(u16::from_ne_bytes([head[0], head[1]]));
-        let kind = u16::from_ne_bytes([head[2], head[3]]);
-        if kind == PACKET_DIAG_INFO {
-            // `pdi_index` is the first word of `struct packet_diag_info`.
-            let interface = attributes.get(4..8)?.try_into().expect("four bytes");
-            return Some(Socket {
-                protocol,
-                interface: u32::from_ne_bytes(interface),
-                inode,
-            });
-        }
-        attributes = attributes.get(length.max(4).next_multiple_of(4)..)?;
-    }
-    None
+    let info = attribute(body.get(MESSAGE_BYTES..)?, PACKET_DIAG_INFO)?;
+    // `pdi_index` is the first word of `struct packet_diag_info`.
+    let interface = info.get(..4)?.try_into().expect("four bytes");
+    Some(Socket {
+        protocol,
+        interface: u32::from_ne_bytes(interface),
+        inode,
+    })
 }
 
 /// `struct nlmsghdr` and `struct packet_diag_req`.

@@ -1,8 +1,8 @@
 //! Messages of the kernel about changes of its rules (include/uapi/linux/netfilter/nf_tables.h).
 
 use super::Place;
-use super::attributes::attribute;
 use super::rule::Rule;
+use crate::attributes::attribute;
 
 /// A change of the kernel's rules.
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
-use super::attributes::{attribute, attributes, number};
+use crate::attributes::{attribute, attributes, number};
 
 /// A rule, as far as it concerns carriers.
 #[derive(Debug, Default)]

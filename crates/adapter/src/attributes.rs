@@ -1,7 +1,7 @@
 //! Attributes of netlink messages (netlink(7)): a kind and a content, which may be attributes.
 
 /// The attributes of a message or of another attribute: their kinds and contents.
-pub(super) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+pub(crate) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let head = bytes.get(..ATTRIBUTE_HEADER_BYTES)?;
         let length = usize::from(u16::from_ne_bytes([head[0], head[1]]));
@@ -12,13 +12,13 @@ pub(super) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])>
     })
 }
 
-pub(super) fn attribute(bytes: &[u8], wanted: u16) -> Option<&[u8]> {
+pub(crate) fn attribute(bytes: &[u8], wanted: u16) -> Option<&[u8]> {
     let mut all = attributes(bytes);
     all.find_map(|(kind, content)| (kind == wanted).then_some(content))
 }
 
 /// The number in an attribute; nftables has them in network order.
-pub(super) fn number(bytes: &[u8], wanted: u16) -> Option<u32> {
+pub(crate) fn number(bytes: &[u8], wanted: u16) -> Option<u32> {
     let content = attribute(bytes, wanted)?;
     Some(u32::from_be_bytes(content.try_into().ok()?))
 }
