@@ -14,7 +14,7 @@
 use core::net::{IpAddr, SocketAddr};
 use std::collections::BTreeMap;
 
-use super::host::stream_byte;
+use super::pattern;
 
 const FIN: u8 = 1;
 const SYN: u8 = 2;
@@ -132,13 +132,18 @@ pub fn parse(packet: &[u8]) -> Option<Packet<'_>> {
     Some(read)
 }
 
-/// The ones' complement sum of RFC 1071, in the plainest way.
+/// The ones' complement sum of RFC 1071, in a plain way: all words, then their carries.
 fn sum(bytes: &[u8], start: u32) -> u32 {
-    bytes.chunks(2).fold(start, |sum, pair| {
-        let word = u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0));
-        let sum = sum + word;
-        (sum & 0xffff) + (sum >> 16)
-    })
+    let (words, odd) = bytes.as_chunks();
+    let words = words
+        .iter()
+        .map(|&word| u64::from(u16::from_be_bytes(word)));
+    let odd = odd.first().map_or(0, |&byte| u64::from(byte) << 8);
+    let mut sum = u64::from(start) + words.sum::<u64>() + odd;
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    sum as u32
 }
 
 /// The sum of any bytes.
@@ -319,13 +324,11 @@ impl Checker {
             );
         }
         if let Some(&name) = self.names.get(&(packet.source, packet.destination)) {
-            for (index, &byte) in packet.payload.iter().enumerate() {
-                let offset = start + has_syn - 1 + index as u64;
-                assert_eq!(
-                    byte,
-                    stream_byte(name, offset),
-                    "byte {offset} of the stream is wrong"
-                );
+            let offset = start + has_syn - 1;
+            if let Some(at) = pattern::first_difference(name, offset, packet.payload) {
+                let (byte, offset) = (packet.payload[at], offset + at as u64);
+                let expected = pattern::byte(name, offset);
+                panic!("byte {offset} of the stream is {byte:#x}, not {expected:#x}");
             }
         }
         if let Some((value, _)) = packet.timestamps {

@@ -4,6 +4,7 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::collections::BTreeMap;
 
 use super::link::Link;
+use super::pattern;
 use super::role::Role;
 use super::scenario::Scenario;
 use crate::{
@@ -13,16 +14,6 @@ use crate::{
 
 /// Where servers listen.
 pub(super) const SERVER_PORT: u16 = 80;
-
-/// Byte `offset` of the stream called `name`.
-#[inline]
-pub(crate) fn stream_byte(name: u64, offset: u64) -> u8 {
-    let word = (offset >> 3)
-        .wrapping_add(name)
-        .wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let word = (word ^ word >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    ((word ^ word >> 32) >> ((offset & 7) * 8)) as u8
-}
 
 /// The bytes of a ring where nothing was placed.
 const POISON: u8 = 0xa5;
@@ -52,6 +43,28 @@ pub(crate) struct Program {
 
 /// The bytes of a ring; there is nothing to see in them.
 struct Ring(Vec<u8>);
+
+impl Ring {
+    fn bytes(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    /// The stretch of so many bytes from `offset` of the stream on: up to the ring's end, and from
+    /// its beginning.
+    fn parts(&mut self, offset: u64, bytes: usize) -> [&mut [u8]; 2] {
+        let at = (offset % self.bytes()) as usize;
+        let (before, after) = self.0.split_at_mut(at);
+        let first = bytes.min(after.len());
+        [&mut after[..first], &mut before[..bytes - first]]
+    }
+
+    fn write(&mut self, offset: u64, bytes: &[u8]) {
+        let [first, second] = self.parts(offset, bytes.len());
+        let (here, there) = bytes.split_at(first.len());
+        first.copy_from_slice(here);
+        second.copy_from_slice(there);
+    }
+}
 
 impl core::fmt::Debug for Ring {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
@@ -84,17 +97,20 @@ impl Program {
 
     /// Reads what is in the ring up to `upto`, and checks every byte.
     pub(crate) fn read(&mut self, upto: u64, checked: bool) {
-        let length = self.ring.0.len() as u64;
-        for offset in self.taken..upto {
-            let slot = &mut self.ring.0[(offset % length) as usize];
-            let expected = stream_byte(self.expects, offset);
-            assert!(
-                !checked || *slot == expected,
-                "byte {offset} of flow {} arrived as {:#x}, was sent as {expected:#x}",
-                self.flow,
-                *slot
-            );
-            *slot = POISON;
+        let mut offset = self.taken;
+        for part in self.ring.parts(self.taken, (upto - self.taken) as usize) {
+            let wrong = pattern::first_difference(self.expects, offset, part);
+            if let Some(at) = wrong.filter(|_| checked) {
+                let offset = offset + at as u64;
+                panic!(
+                    "byte {offset} of flow {} arrived as {:#x}, was sent as {:#x}",
+                    self.flow,
+                    part[at],
+                    pattern::byte(self.expects, offset)
+                );
+            }
+            part.fill(POISON);
+            offset += part.len() as u64;
         }
         self.taken = upto;
     }
@@ -146,12 +162,10 @@ impl Rings {
         let Some(program) = self.programs.get_mut(&expected.connection) else {
             return false;
         };
-        let length = program.ring.0.len() as u64;
-        let room = program.taken + length - expected.offset;
-        for (at, &byte) in (expected.offset..expected.offset + room).zip(bytes) {
-            program.ring.0[(at % length) as usize] = byte;
-        }
-        bytes.len() as u64 <= room
+        let room = (program.taken + program.ring.bytes() - expected.offset) as usize;
+        let fitting = &bytes[..bytes.len().min(room)];
+        program.ring.write(expected.offset, fitting);
+        bytes.len() <= room
     }
 }
 
@@ -178,15 +192,12 @@ impl Memory for Rings {
             offset >= program.received,
             "placed below what was announced"
         );
-        let length = program.ring.0.len() as u64;
         let end = offset + bytes.len() as u64;
         assert!(
-            end <= program.taken + length,
+            end <= program.taken + program.ring.bytes(),
             "placed beyond the window the ring allows"
         );
-        for (index, &byte) in bytes.iter().enumerate() {
-            program.ring.0[((offset + index as u64) % length) as usize] = byte;
-        }
+        program.ring.write(offset, bytes);
         Ok(())
     }
 
@@ -201,10 +212,7 @@ impl Memory for Rings {
             offset + target.len() as u64 <= program.published,
             "asked for too much"
         );
-        let sends = program.sends;
-        for (index, byte) in target.iter_mut().enumerate() {
-            *byte = stream_byte(sends, offset + index as u64);
-        }
+        pattern::fill(program.sends, offset, target);
     }
 }
 

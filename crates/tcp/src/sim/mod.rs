@@ -12,6 +12,7 @@ pub mod checker;
 mod host;
 mod impair;
 mod link;
+mod pattern;
 mod rival;
 mod role;
 mod scenario;

@@ -128,6 +128,8 @@ pub struct World {
     /// The end of what each side has sent, where somebody acknowledges more than it got.
     sent_up_to: BTreeMap<(SocketAddr, SocketAddr), u32>,
     trace: bool,
+    /// Where engines write their frames.
+    frame: Vec<u8>,
 }
 
 impl World {
@@ -155,6 +157,7 @@ impl World {
             seen: Vec::new(),
             sent_up_to: BTreeMap::new(),
             trace,
+            frame: vec![0; FRAME_BYTES_MAX],
             scenario,
         };
         for transfer in 0..world.scenario.transfers.len() {
@@ -669,7 +672,6 @@ impl World {
             return false;
         }
         let now = self.clock_of(host);
-        let mut frame = vec![0; FRAME_BYTES_MAX];
         let mut did = false;
         let mut left = self.scenario.traits[host].frames_at_once;
         loop {
@@ -682,7 +684,7 @@ impl World {
             }
             left = left.saturating_sub(1);
             let Host { engine, rings, .. } = &mut self.hosts[host];
-            let Some((length, offload)) = engine.poll_frame(now, rings, &mut frame) else {
+            let Some((length, offload)) = engine.poll_frame(now, rings, &mut self.frame) else {
                 return did;
             };
             did = true;
@@ -691,7 +693,7 @@ impl World {
             } else {
                 0
             };
-            for packet in cut(&frame[link_bytes..length], offload, link_bytes) {
+            for packet in cut(&self.frame[link_bytes..length], offload, link_bytes) {
                 self.send(host, packet);
             }
         }
