@@ -665,6 +665,7 @@ fn data_for_a_host_that_has_gone_is_refused_with_its_own_numbers() {
     stage.remote("P. 1:2(1) ack 1");
     stage.expect("R 1:1(0)");
     assert_eq!(stage.engine.connection_count(), 0);
+    assert_eq!(stage.engine.counters().resets_sent, 1);
 }
 
 /// RFC 7323 section 5.3 against RFC 9293's fifth check: what acknowledges the unsent says nothing.

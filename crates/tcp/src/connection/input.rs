@@ -230,7 +230,6 @@ impl Connection {
                 // Like Linux one with the segment's numbers: the remote may not have our FIN yet,
                 // and believes no reset beyond it.
                 self.close(CloseReason::Aborted);
-                cx.counters.resets_sent += 1;
                 return Response::Refuse;
             }
             self.receive(cx, segment, seq, id, memory);
