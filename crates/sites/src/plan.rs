@@ -306,21 +306,12 @@ impl Around<'_> {
 
     /// True when a computed jump stands before it, near enough for the same function.
     fn is_near_computed_jump(&self) -> bool {
-        let mut at = self.site;
-        while self.site - at < FUNCTION_BYTES {
-            let Some(previous) = self.swept.before(at) else {
-                return false;
-            };
-            let Some(instruction) = self.swept.at(previous) else {
-                return false;
-            };
-            // Jumps by a cell of a table of functions (PLT) are relative to themselves.
-            if instruction.flow == Flow::Computed && !instruction.is_relative_to_itself() {
-                return true;
-            }
-            at = previous;
-        }
-        false
+        let from = self.site.saturating_sub(FUNCTION_BYTES);
+        // Jumps by a cell of a table of functions (PLT) are relative to themselves.
+        let is_computed = |instruction: &Instruction| {
+            instruction.flow == Flow::Computed && !instruction.is_relative_to_itself()
+        };
+        self.swept.any_between(from, self.site, is_computed)
     }
 }
 
@@ -345,8 +336,8 @@ const MOVES_THAT_CONVINCE: usize = 3;
 /// How far back a computed jump is looked for.
 const FUNCTION_BYTES: usize = 1024;
 
-/// How far before a site a plan looks at instructions.
-pub(crate) const PLAN_BYTES_BEFORE: usize = FUNCTION_BYTES + 2 * INSTRUCTION_BYTES_MAX;
+/// How far before a site a plan looks at instructions that were swept.
+pub(crate) const PLAN_BYTES_BEFORE: usize = 400;
 /// How far before and after a site a plan asks for targets of branches: the reach of a hop, and the
 /// padding there.
 pub(crate) const TARGET_BYTES: usize = 128 + JUMP_BYTES + INSTRUCTION_BYTES_MAX;

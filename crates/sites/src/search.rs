@@ -18,14 +18,14 @@
 use core::array;
 use core::ops::Range;
 
-use crate::instruction::{INSTRUCTION_BYTES_MAX, decode};
+use crate::instruction::{INSTRUCTION_BYTES_MAX, Instruction, decode};
 use crate::plan::{PLAN_BYTES_AFTER, PLAN_BYTES_BEFORE, SYSCALL_BYTES, TARGET_BYTES};
 use crate::sweep::Swept;
 
-/// How far before possible system calls the search begins in order to tell whether they are some.
+/// How far before a position the search begins to decode in order to be in step there.
 const GLANCE_BYTES: usize = 128;
-/// How far before a system call's neighbourhood the search begins.
-const MEETING_BYTES: usize = 512;
+/// As [`GLANCE_BYTES`], where that was not enough.
+const MEETING_BYTES: usize = 1024;
 
 impl Swept<'_> {
     /// Finds the system calls in a part of the code: a section. Sweeps the neighbourhood of each,
@@ -42,16 +42,9 @@ impl Swept<'_> {
                 if !self.is_instruction(at, swept_to, end) {
                     continue;
                 }
-                let begin = at.saturating_sub(PLAN_BYTES_BEFORE + MEETING_BYTES);
+                let limit = at.saturating_sub(PLAN_BYTES_BEFORE);
                 // Where the streams do not meet, all code since the last system call is swept.
-                let met = meet(
-                    code,
-                    begin,
-                    swept_to,
-                    at.saturating_sub(PLAN_BYTES_BEFORE),
-                    end,
-                );
-                swept_to = met.unwrap_or(swept_to);
+                swept_to = meet_before(code, limit, swept_to, end).unwrap_or(swept_to);
             } else if self.at(at).is_none() {
                 continue;
             }
@@ -63,15 +56,33 @@ impl Swept<'_> {
     /// True when a sweep would find an instruction that begins at `at`. One begins at `earliest`.
     fn is_instruction(&self, at: usize, earliest: usize, end: usize) -> bool {
         let code = self.code();
-        let near = at.saturating_sub(GLANCE_BYTES);
-        let far = at.saturating_sub(PLAN_BYTES_BEFORE + MEETING_BYTES);
-        let met =
-            meet(code, near, earliest, at, end).or_else(|| meet(code, far, earliest, at, end));
-        let mut position = met.unwrap_or(earliest);
+        let mut position = meet_before(code, at, earliest, end).unwrap_or(earliest);
         while position < at {
             position = step(code, position, end);
         }
         position == at
+    }
+
+    /// True when `is_wanted` is true of an instruction that begins between `from` and `to`, swept
+    /// or not, or when the instructions there cannot be told.
+    pub(crate) fn any_between(
+        &self,
+        from: usize,
+        to: usize,
+        mut is_wanted: impl FnMut(&Instruction) -> bool,
+    ) -> bool {
+        let code = self.code();
+        let Some(mut at) = meet_before(code, from, 0, to) else {
+            return true;
+        };
+        while at < to {
+            let instruction = decode(&code[at..to]);
+            if at >= from && instruction.as_ref().is_some_and(&mut is_wanted) {
+                return true;
+            }
+            at += instruction.map_or(1, |instruction| instruction.bytes());
+        }
+        false
     }
 
     /// Notes the branches that lead to the neighbourhoods of `sites`: all system calls of the code,
@@ -79,8 +90,14 @@ impl Swept<'_> {
     pub fn search_branches(&mut self, sites: &[usize]) {
         let code = self.code();
         let ranges = Ranges::around(sites, code.len());
+        let ranges = &ranges.ranges[..ranges.count];
         let mut note = |at| self.note_branch(at + DISTANCE_BYTES, word(code, at).cast_signed());
-        each_branch(code, &ranges.ranges[..ranges.count], &mut note);
+        let bytes: usize = ranges.iter().map(ExactSizeIterator::len).sum();
+        if bytes > code.len() / RANGES_PART_MAX {
+            each_branch_anywhere(code, note);
+        } else {
+            each_branch(code, ranges, &mut note);
+        }
     }
 }
 
@@ -127,6 +144,13 @@ impl Ranges {
 /// Where the instruction after the one at `at` begins, to a sweep that comes by `at`.
 fn step(code: &[u8], at: usize, end: usize) -> usize {
     at + decode(&code[at..end]).map_or(1, |instruction| instruction.bytes())
+}
+
+/// As [`meet`], from some distance before `limit`: a short one if that will do.
+fn meet_before(code: &[u8], limit: usize, earliest: usize, end: usize) -> Option<usize> {
+    [GLANCE_BYTES, MEETING_BYTES]
+        .into_iter()
+        .find_map(|bytes| meet(code, limit.saturating_sub(bytes), earliest, limit, end))
 }
 
 /// A position between `begin` and `limit` that a sweep from `earliest` comes by; `None` when that
@@ -262,7 +286,6 @@ fn each_chunk<const N: usize>(
 
 /// Calls `found` with the place of each distance of a branch in the chunk at `chunk`.
 fn each_opcode(code: &[u8], chunk: usize, mut found: impl FnMut(usize)) {
-    const OPCODE_BYTES: usize = 2;
     let before = chunk
         .checked_sub(OPCODE_BYTES)
         .and_then(|from| code.get(from..));
@@ -272,6 +295,34 @@ fn each_opcode(code: &[u8], chunk: usize, mut found: impl FnMut(usize)) {
             .for_each(found);
         return;
     };
+    each_bit(opcodes(bytes).into(), |n| found(chunk + n));
+}
+
+/// Calls `found` with the place of the distance of everything that looks like a branch.
+fn each_branch_anywhere(code: &[u8], mut found: impl FnMut(usize)) {
+    const BYTES: usize = 2 * CHUNK_BYTES;
+    let mut at = OPCODE_BYTES;
+    // One number for two chunks: a loop of few rounds costs most at its end.
+    while let Some(bytes) = code[at - OPCODE_BYTES..].first_chunk::<{ BYTES + DISTANCE_BYTES }>() {
+        let low = bytes.first_chunk().map_or(0, opcodes);
+        let high = bytes[CHUNK_BYTES..].first_chunk().map_or(0, opcodes);
+        each_bit(u64::from(high) << CHUNK_BYTES | u64::from(low), |n| {
+            found(at + n)
+        });
+        at += BYTES;
+    }
+    let end = (code.len() + 1).saturating_sub(DISTANCE_BYTES);
+    (at.min(end)..end)
+        .filter(|&at| is_branch(code, at))
+        .for_each(found);
+}
+
+/// A bit for each place of a distance whose opcode is that of a branch. The first of these places
+/// is behind the first two bytes.
+fn opcodes(bytes: &[u8; CHUNK_BYTES + 1]) -> u32 {
+    // 0x80 times the byte's place in a word of eight, so that the highest byte of the product has
+    // the lowest bits of all.
+    const GATHER: u64 = 0x0102_0408_1020_4080;
     let mut is_branch = [0; CHUNK_BYTES];
     for (n, is_branch) in is_branch.iter_mut().enumerate() {
         let (first, second) = (bytes[n], bytes[n + 1]);
@@ -281,12 +332,17 @@ fn each_opcode(code: &[u8], chunk: usize, mut found: impl FnMut(usize)) {
         *is_branch = one | jcc | xbegin;
     }
     let (words, _) = is_branch.as_chunks::<8>();
-    for (n, word) in words.iter().enumerate() {
-        let mut rest = u64::from_le_bytes(*word);
-        while rest != 0 {
-            found(chunk + n * 8 + rest.trailing_zeros() as usize / 8);
-            rest &= rest - 1;
-        }
+    let bits = words.iter().enumerate().map(|(n, word)| {
+        let bits = u64::from_le_bytes(*word).wrapping_mul(GATHER) >> 56;
+        (bits as u32) << (8 * n)
+    });
+    bits.fold(0, |all, bits| all | bits)
+}
+
+fn each_bit(mut bits: u64, mut found: impl FnMut(usize)) {
+    while bits != 0 {
+        found(bits.trailing_zeros() as usize);
+        bits &= bits - 1;
     }
 }
 
@@ -305,9 +361,13 @@ fn word(code: &[u8], at: usize) -> u32 {
 }
 
 const DISTANCE_BYTES: usize = 4;
+const OPCODE_BYTES: usize = 2;
 /// How much the loops over all code take at a time.
 const CHUNK_BYTES: usize = 32;
 const RANGES_MAX: usize = 4;
+/// Where ranges are a larger part of the code than one of so many, most chunks have a branch into
+/// one of them, and all branches are found at once.
+const RANGES_PART_MAX: usize = 8;
 /// The lowest bit of the two middle bytes of a distance.
 const MIDDLE_SHIFT: u32 = 8;
 /// How much code has the middle bytes in common that are looked for.
