@@ -17,9 +17,6 @@ pub const ENDS: u32 = 7;
 pub struct Ends {
     /// Gives each thread its word.
     pub word: fn() -> &'static AtomicU32,
-    /// A call of the calling thread has ended by its word: true to make the call again, false to
-    /// answer `EINTR`.
-    pub is_to_go_on: fn() -> bool,
 }
 
 /// An [`Ends`], or null.
@@ -49,15 +46,12 @@ pub unsafe fn call(number: libc::c_long, arguments: &[usize; 6]) -> isize {
     let ends = unsafe { ENDS_BY.load(Ordering::Acquire).as_ref() };
     #[cfg(target_arch = "x86_64")]
     if let Some(ends) = ends {
-        loop {
-            // SAFETY: the caller's promise; the word is live.
-            let answer = unsafe { call_unless((ends.word)().as_ptr(), number, arguments) };
-            match answer {
-                ENDED if (ends.is_to_go_on)() => {}
-                ENDED => return -(libc::EINTR as isize),
-                answer => return answer,
-            }
-        }
+        // SAFETY: the caller's promise; the word is live.
+        let answer = unsafe { call_unless((ends.word)().as_ptr(), number, arguments) };
+        return match answer {
+            ENDED => -(libc::EINTR as isize),
+            answer => answer,
+        };
     }
     let _ = ends;
     let &[a, b, c, d, e, f] = arguments;

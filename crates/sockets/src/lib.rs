@@ -18,6 +18,7 @@
 //!       ─► offload   connections that the adapter's TCP engine carries
 //!       ─► poll, epoll, ready          readiness
 //!       ─► wait, sleep, sleepers, arming     spin or sleep
+//!       ─► cancellation                what a thread takes back that is cancelled in its sleep
 //!       ─► waits                       whether we see how the program waits
 //!       ─► pairing, offers, pairs, adapter, namespace    how a connection comes by its channel
 //!       ─► leaving, attention          how it gives it up again
@@ -36,6 +37,7 @@ pub mod api;
 mod arming;
 mod attention;
 mod buffers;
+mod cancellation;
 mod carrier;
 mod chunks;
 mod closing;

@@ -19,7 +19,8 @@ use crate::wait::{self, KERNEL_LOOK_NS};
 use toehold_freestanding::memory;
 
 use crate::{
-    attention, deferral, doorbells, errno, express, lock, ready, real, settings, sys, waits,
+    attention, cancellation, deferral, doorbells, errno, express, lock, ready, real, settings, sys,
+    waits,
 };
 
 /// Descriptors handled without asking for memory.
@@ -420,7 +421,18 @@ fn sleep(
         true => express::limit(left),
         false => left,
     };
-    let result = kernel(copy.slice(), if early > 0 { Some(0) } else { left });
+    let place: *mut Copy = copy;
+    let undo = || {
+        // SAFETY: the sleep is over, and nothing else uses the copy any more.
+        unsafe {
+            disarm_all(&mut *place);
+            watch.end();
+            place.drop_in_place();
+        }
+    };
+    let result = cancellation::sleeping(undo, || {
+        kernel(copy.slice(), if early > 0 { Some(0) } else { left })
+    });
     let error = errno::get();
     disarm_all(copy);
     watch.end();

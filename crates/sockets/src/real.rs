@@ -4,7 +4,7 @@
 //! working. Where there is no libc the system call of the same meaning is made instead.
 
 use core::ffi::{c_char, c_int, c_long, c_uint, c_void};
-use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, Ordering};
 
 use libc::{
     epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t, off_t, pollfd, sigset_t, size_t, sockaddr,
@@ -55,6 +55,7 @@ pub fn find_all() {
     errno::find();
     // Relaxed: there is one thread.
     PADS_LENGTHS.store(has_libc() && !is_glibc(), Ordering::Relaxed);
+    CANCELLING.store(find_cancelling() as u8, Ordering::Relaxed);
 }
 
 /// Set where libc is musl. There the lengths in `msghdr` are 32 bits wide, with padding up to the
@@ -75,6 +76,43 @@ pub(crate) fn length(length: usize) -> usize {
 /// True when that libc is glibc.
 pub fn is_glibc() -> bool {
     slots::gnu_get_libc_version.get().is_some()
+}
+
+/// How a thread is cancelled that sleeps in a function of libc's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Cancelling {
+    /// There is no libc, or none that is known.
+    Unknown,
+    /// glibc calls the functions of `_pthread_cleanup_push`.
+    Calls,
+    /// musl ends the sleep in a state of the thread.
+    Ends,
+}
+
+/// A [`Cancelling`].
+static CANCELLING: AtomicU8 = AtomicU8::new(Cancelling::Unknown as u8);
+
+/// How threads of this process are cancelled.
+#[inline]
+pub(crate) fn cancelling() -> Cancelling {
+    // Relaxed: set once, by the constructor.
+    match CANCELLING.load(Ordering::Relaxed) {
+        value if value == Cancelling::Calls as u8 => Cancelling::Calls,
+        value if value == Cancelling::Ends as u8 => Cancelling::Ends,
+        _ => Cancelling::Unknown,
+    }
+}
+
+fn find_cancelling() -> Cancelling {
+    let has = |slots: [&Slot; 2]| slots.iter().all(|slot| slot.get().is_some());
+    let calls = [&slots::_pthread_cleanup_push, &slots::_pthread_cleanup_pop];
+    let states = [&slots::pthread_setcancelstate, &slots::pthread_testcancel];
+    match has_libc() {
+        true if is_glibc() && has(calls) => Cancelling::Calls,
+        true if !is_glibc() && has(states) => Cancelling::Ends,
+        _ => Cancelling::Unknown,
+    }
 }
 
 /// True when the process has a libc, and it is known where that keeps `errno`.
@@ -471,6 +509,16 @@ real! {
     pthread_cancel(thread: libc::pthread_t) -> c_int;
     /// `pthread_testcancel(3)`.
     pthread_testcancel() -> ();
+    /// `pthread_setcancelstate(3)`.
+    pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+    /// The first half of `pthread_cleanup_push(3)`, as glibc and musl have it.
+    _pthread_cleanup_push(
+        buffer: *mut c_void,
+        function: unsafe extern "C" fn(*mut c_void),
+        argument: *mut c_void
+    ) -> ();
+    /// `pthread_cleanup_pop(3)`.
+    _pthread_cleanup_pop(buffer: *mut c_void, executes: c_int) -> ();
     /// The end of glibc's `_chk` functions when a buffer is too small.
     __chk_fail() -> ();
     /// `atexit(3)`, as an object with a handle of its own calls it.

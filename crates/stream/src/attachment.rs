@@ -128,6 +128,11 @@ impl Attachment {
         Some(region)
     }
 
+    /// A thread that was inside has ended there, and its guard is never dropped.
+    pub fn leave_for_ended(&self) {
+        self.users.fetch_sub(1, AGREED);
+    }
+
     /// True while a thread may be inside. A thread that goes to sleep is counted among the sleepers
     /// before it leaves the users, so the users are looked at first: between two looks the other
     /// way round it would be in neither count.

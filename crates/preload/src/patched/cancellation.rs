@@ -19,8 +19,9 @@
 //! Only the sites that are cancellation points are concerned: they are known by their instructions.
 //!
 //! *glibc* unwinds the thread from within its handler, wherever the thread is in a call that is a
-//! cancellation point. Within the library it may hold a lock. There the signal waits for the
-//! library's next call that may wait, or for the end of the program's call, and is sent again.
+//! cancellation point. Within the library it may hold a lock, or be counted among the sleepers of
+//! a connection. There the call that may wait ends, as with musl, and at the end of the program's
+//! call the signal is sent again.
 
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -38,7 +39,7 @@ const OF_GLIBC: usize = 32;
 const MUSL_BIT: u64 = 1 << (OF_MUSL - 1);
 
 /// In a thread's word: it was cancelled. musl waits for its next cancellation point; glibc has not
-/// heard of it.
+/// been told.
 const CANCELLED: u32 = 1;
 /// In a thread's word: its waits end when it is cancelled.
 const WAITS_END: u32 = 2;
@@ -55,7 +56,6 @@ fn handler_of(signal: usize) -> &'static AtomicUsize {
 
 static ENDS: Ends = Ends {
     word: || &words::slot().state,
-    is_to_go_on: hear_of_it,
 };
 
 /// `struct sigaction` of the kernel: handler, flags, restorer, mask.
@@ -118,12 +118,15 @@ unsafe extern "C" fn handle(signal: c_int, info: *mut c_void, context: *mut libc
 /// # Safety
 /// The arguments are the kernel's.
 unsafe fn handle_of_glibc(signal: c_int, info: *mut c_void, context: *mut libc::ucontext_t) {
-    // SAFETY: the kernel's context.
-    let at = unsafe { (*context).uc_mcontext.gregs[libc::REG_RIP as usize] };
     let state = &words::slot().state;
     // Relaxed, here and below: a thread's own word, and handlers run on that thread.
     let word = state.load(Ordering::Relaxed);
-    if word & INSIDE != 0 && !waits::is_waiting(at as usize) {
+    if word & INSIDE != 0 {
+        // SAFETY: the kernel's context.
+        let at = unsafe { &mut (*context).uc_mcontext.gregs[libc::REG_RIP as usize] };
+        if waits::is_waiting(*at as usize) {
+            *at = waits::end() as i64;
+        }
         return state.store(word | CANCELLED | WAITS_END, Ordering::Relaxed);
     }
     // The handler may unwind the thread: its memory is another thread's then.
@@ -131,19 +134,6 @@ unsafe fn handle_of_glibc(signal: c_int, info: *mut c_void, context: *mut libc::
     // SAFETY: the caller's promise.
     unsafe { call_handler(signal, info, context) };
     state.store(word, Ordering::Relaxed);
-}
-
-/// A wait has ended, and the thread holds nothing: glibc hears of the cancellation, and may unwind
-/// the thread. musl waits for the answer of the program's call.
-fn hear_of_it() -> bool {
-    if handler_of(OF_GLIBC).load(Ordering::Relaxed) == 0 {
-        return false;
-    }
-    let state = &words::slot().state;
-    let word = state.swap(0, Ordering::Relaxed);
-    cancel_again();
-    state.store(word & !CANCELLED, Ordering::Relaxed);
-    true
 }
 
 /// Sends glibc's signal to this thread, as `pthread_cancel` has.

@@ -12,7 +12,7 @@ use crate::epoll::instance::Instance;
 use crate::epoll::{control, lifetime, waiting};
 use crate::express::listener;
 use crate::offload::liveness::say_what_is_set;
-use crate::{connection, errno, faults, kept, process, real, service};
+use crate::{cancellation, connection, errno, faults, kept, process, real, service};
 
 /// The program's event, where there is one that can be read.
 ///
@@ -162,8 +162,8 @@ unsafe fn wait_in_kernel(
     let result = if is_look {
         kernel()
     } else {
-        let _wait = waiting::begin_kernel_wait(instance)?;
-        kernel()
+        let wait = waiting::begin_kernel_wait(instance)?;
+        cancellation::sleeping(|| wait.end(), kernel)
     };
     if result <= 0 {
         return Some(result);

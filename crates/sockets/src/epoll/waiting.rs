@@ -11,7 +11,7 @@ use crate::epoll::nested::without_repeats;
 use crate::epoll::registration::untag;
 use crate::epoll::sleeping::Watch;
 use crate::wait::{self, KERNEL_LOOK_NS};
-use crate::{attention, deferral, errno, express, sys};
+use crate::{attention, cancellation, deferral, errno, express, sys};
 
 /// While shared memory keeps us busy, the kernel's own members are asked this often.
 const KERNEL_MEMBERS_NS: u64 = 50_000;
@@ -240,12 +240,15 @@ fn sleep(
     } else {
         left
     };
-    let result = match instance.is_open() {
+    let end = || {
+        watch.end();
+        epoll.end_sleep(counted);
+    };
+    let result = cancellation::sleeping(end, || match instance.is_open() {
         true => kernel(events, if news { Some(0) } else { left }),
         false => closed(),
-    };
-    watch.end();
-    epoll.end_sleep(counted);
+    });
+    end();
     if is_express {
         errno::keep(express::look_after);
     }
@@ -267,10 +270,11 @@ pub(crate) fn begin_kernel_wait(instance: Instance) -> Option<KernelWait> {
 /// A sleep that [`begin_kernel_wait`] has counted, until it is dropped.
 pub(crate) struct KernelWait(&'static Epoll, Counted);
 
-impl Drop for KernelWait {
+impl KernelWait {
+    /// The sleep is over.
     #[inline]
-    fn drop(&mut self) {
-        let &mut KernelWait(epoll, counted) = self;
+    pub(crate) fn end(&self) {
+        let &KernelWait(epoll, counted) = self;
         if epoll.pair_count.load(Ordering::Relaxed) == 0 {
             // A ready bitmap that comes at this moment stays asleep: its peer rings once without
             // need.
@@ -278,6 +282,13 @@ impl Drop for KernelWait {
         } else {
             epoll.end_sleep(counted);
         }
+    }
+}
+
+impl Drop for KernelWait {
+    #[inline]
+    fn drop(&mut self) {
+        self.end();
     }
 }
 

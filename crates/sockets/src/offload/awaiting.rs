@@ -15,7 +15,7 @@ use crate::connection::{self, Connection};
 use crate::epoll::membership;
 use crate::offload::{addresses, endings, liveness, routing};
 use crate::orderings::{OFFLOAD_SEEN, OFFLOAD_TOLD};
-use crate::{errno, lock, pending, real, sleep, sys};
+use crate::{cancellation, errno, lock, pending, real, sleep, sys};
 
 /// Connections of this process that wait for the engine's answer: while there are none, nothing
 /// here costs more than a look at this.
@@ -202,8 +202,11 @@ pub(super) fn sleep(fd: i32) -> Result<(), i32> {
         // A real `recv`, so that signals restart it exactly when they would restart a connect.
         set_inline(fd, true);
         let mut byte = 0u8;
-        // SAFETY: one writable byte.
-        let result = unsafe { real::recv(fd, (&raw mut byte).cast(), 1, libc::MSG_PEEK) };
+        let result = cancellation::sleeping(
+            || set_inline(fd, false),
+            // SAFETY: one writable byte.
+            || unsafe { real::recv(fd, (&raw mut byte).cast(), 1, libc::MSG_PEEK) },
+        );
         let error = errno::get();
         set_inline(fd, false);
         return if result < 0 && error == libc::EINTR {

@@ -14,7 +14,8 @@ use crate::express::{self, turns, unseen};
 use crate::looking::{self, Looked};
 use crate::sleep::{self, Deadline};
 use crate::{
-    arming, attention, deferral, doorbells, errno, lock, pending, real, sleepers, sys, waits,
+    arming, attention, cancellation, deferral, doorbells, errno, lock, pending, real, sleepers,
+    sys, waits,
 };
 
 /// After this many fruitless non-blocking calls in a row the program is polling us: it needs no
@@ -22,6 +23,8 @@ use crate::{
 const EMPTY_CALLS_POLLING: u32 = 8;
 /// Doorbells a sleeper looks at, and takes off, in one go.
 const BELLS_PEEKED: usize = 64;
+/// The result of a sleep after which a turn is to be looked at.
+const LOOKS_AGAIN: isize = -2;
 
 /// A non-blocking call found nothing, and how the program will wait is unknown: ask for a doorbell.
 /// True when something arrived meanwhile.
@@ -106,51 +109,26 @@ pub(super) fn wait_for_bytes(
     let start = sys::now_ns();
     arming::arm(connection, end);
     local.attachment.sleepers.begin_reading();
-    let mut looks_again = false;
     let slept = !news() || only_closed_news(end) && !turns::is_over(connection, end);
     let result = if !slept {
         1
     } else if handlers.end_a_transfer() {
         errno::set(libc::EINTR);
         -1
-    } else if left_ns != 0 {
-        entry.wakeups.fetch_add(1, Ordering::Relaxed);
-        sleep::sleep_for_news(connection.carrier_or_number(), left_ns)
-    } else if let Some(limit_ns) = express::look_limit_ns() {
-        entry.wakeups.fetch_add(1, Ordering::Relaxed);
-        match sleep_until_look(connection, limit_ns, handlers) {
-            // An end, and doorbells before it: the next look takes them, too.
-            Some(Ok(seen)) => isize::from(seen == libc::POLLIN),
-            Some(Err(error)) => {
-                errno::set(error);
-                -1
-            }
-            None => {
-                looks_again = true;
-                1
-            }
-        }
     } else {
-        let mut bells = [0u8; BELLS_PEEKED];
-        // SAFETY: `bells` is writable for its length. A real `recv`, so that time-outs, signals and
-        // cancellation are the kernel's. A stale doorbell makes it return at once; then it is taken
-        // off like any other.
-        let result = unsafe {
-            real::recv(
-                connection.carrier_or_number(),
-                bells.as_mut_ptr().cast(),
-                bells.len(),
-                libc::MSG_PEEK,
-            )
+        let undo = || {
+            local.attachment.sleepers.end_reading();
+            arming::disarm(connection, end);
+            // The caller's guard.
+            local.attachment.leave_for_ended();
         };
-        entry.wakeups.fetch_add(1, Ordering::Relaxed);
-        result
+        cancellation::sleeping(undo, || sleep(connection, left_ns, handlers))
     };
     let error = if result < 0 { errno::get() } else { 0 };
     local.attachment.sleepers.end_reading();
     arming::disarm(connection, end);
     local.spin.slept(sys::now_ns() - start);
-    if looks_again {
+    if result == LOOKS_AGAIN {
         errno::keep(express::look_after);
         return Ok(());
     }
@@ -171,6 +149,42 @@ pub(super) fn wait_for_bytes(
             Ok(())
         }
     }
+}
+
+/// Sleeps until bytes are on the carrier (a number of them), it ended (0), a turn is to be looked
+/// at ([`LOOKS_AGAIN`]), or something went wrong (-1 and errno).
+fn sleep(connection: &Connection, left_ns: u64, handlers: Handlers) -> isize {
+    let entry = connection.entry;
+    if left_ns != 0 {
+        entry.wakeups.fetch_add(1, Ordering::Relaxed);
+        return sleep::sleep_for_news(connection.carrier_or_number(), left_ns);
+    }
+    if let Some(limit_ns) = express::look_limit_ns() {
+        entry.wakeups.fetch_add(1, Ordering::Relaxed);
+        return match sleep_until_look(connection, limit_ns, handlers) {
+            // An end, and doorbells before it: the next look takes them, too.
+            Some(Ok(seen)) => isize::from(seen == libc::POLLIN),
+            Some(Err(error)) => {
+                errno::set(error);
+                -1
+            }
+            None => LOOKS_AGAIN,
+        };
+    }
+    let mut bells = [0u8; BELLS_PEEKED];
+    // SAFETY: `bells` is writable for its length. A real `recv`, so that time-outs, signals and
+    // cancellation are the kernel's. A stale doorbell makes it return at once; then it is taken off
+    // like any other.
+    let result = unsafe {
+        real::recv(
+            connection.carrier_or_number(),
+            bells.as_mut_ptr().cast(),
+            bells.len(),
+            libc::MSG_PEEK,
+        )
+    };
+    entry.wakeups.fetch_add(1, Ordering::Relaxed);
+    result
 }
 
 /// Sleeps until there is something on the carrier, or until a turn is to be looked at: `None` then.

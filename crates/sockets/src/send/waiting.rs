@@ -9,7 +9,7 @@ use crate::connection::{Connection, HINT_LOOK};
 use crate::direction::{self, Credit};
 use crate::looking::{self, Looked};
 use crate::sleep::{Deadline, sleep_for_news, sleep_until, timeout_ns};
-use crate::{deferral, doorbells, errno, lock, pending, real, sys};
+use crate::{cancellation, deferral, doorbells, errno, lock, pending, real, sys};
 
 /// Blocks until there may be credit, or the direction went down.
 pub(super) fn wait_for_credit(
@@ -35,15 +35,18 @@ pub(super) fn wait_for_credit(
     let sleeps = matches!(asked, Credit::WillRing) && !full_no_more(end);
     let (mut result, mut error) = (1, 0);
     if sleeps {
-        result = sleep_for_doorbell(connection.carrier_or_number(), limit_ns);
+        let undo = || {
+            disarm_and_want_nothing(connection, end);
+            // The caller's guard.
+            local.attachment.leave_for_ended();
+        };
+        result = cancellation::sleeping(undo, || {
+            sleep_for_doorbell(connection.carrier_or_number(), limit_ns)
+        });
         error = if result < 0 { errno::get() } else { 0 };
         entry.wakeups.fetch_add(1, Ordering::Relaxed);
     }
-    disarm(connection, end);
-    // Without the lock a stale request stays, which costs the peer a look.
-    if let Some(_held) = lock::lock(&entry.tx_lock) {
-        direction::stop_wanting(connection, end);
-    }
+    disarm_and_want_nothing(connection, end);
     if !sleeps {
         doorbells::tidy(connection, end);
         return Ok(());
@@ -65,6 +68,15 @@ pub(super) fn wait_for_credit(
     }
     doorbells::take_seen(connection, end, result as usize);
     Ok(())
+}
+
+/// The sleep is over.
+fn disarm_and_want_nothing(connection: &Connection, end: &End<'_>) {
+    disarm(connection, end);
+    // Without the lock a stale request stays, which costs the peer a look.
+    if let Some(_held) = lock::lock(&connection.entry.tx_lock) {
+        direction::stop_wanting(connection, end);
+    }
 }
 
 /// True when the ring is known not to be full by our own cursors' account of the peer's word.
