@@ -96,11 +96,12 @@ pub(crate) fn run(args: RunArgs) -> Result<Infallible, Failure> {
     })?;
     let mut command = Command::new(&path);
     command.arg0(name).args(&args.program[1..]);
-    match acceleration(&args, &path) {
-        Ok(Some(acceleration)) => start_with(&acceleration, &mut command),
+    let mut acceleration = acceleration(&args, &path);
+    match &mut acceleration {
+        Ok(Some(acceleration)) => start_with(acceleration, &mut command),
         Ok(None) => preload::remove_acceleration(&mut command),
         Err(sentence) => {
-            refuse(&sentence, &mut command);
+            refuse(sentence, &mut command);
             let meeting = Meeting::of(args.runtime_dir.as_deref(), args.adapter);
             command.env(RUNTIME_DIR, meeting.dir());
         }
@@ -117,11 +118,11 @@ pub(crate) fn run(args: RunArgs) -> Result<Infallible, Failure> {
 }
 
 /// Prepares `command`, which is executed next.
-fn start_with(acceleration: &Acceleration, command: &mut Command) {
+fn start_with(acceleration: &mut Acceleration, command: &mut Command) {
     acceleration.apply(command);
     #[cfg(target_arch = "x86_64")]
-    if acceleration.is_patched
-        && let Err(refusal) = patched::patch_next_program(&acceleration.library)
+    if let Some(helper) = &mut acceleration.helper
+        && let Err(refusal) = helper.wait()
     {
         refuse(&refusal.to_string(), command);
     }
@@ -145,7 +146,8 @@ struct Acceleration {
     express: ExpressChoice,
     pair_after: Option<NonZeroU32>,
     /// The program has no dynamic linker: its system calls are patched.
-    is_patched: bool,
+    #[cfg(target_arch = "x86_64")]
+    helper: Option<patched::Helper>,
     /// This program, where it patches those that the program executes.
     patches_children: Option<PathBuf>,
 }
@@ -155,6 +157,7 @@ fn acceleration(args: &RunArgs, program: &Path) -> Result<Option<Acceleration>, 
     if args.path == PathChoice::Host {
         return Ok(None);
     }
+    #[cfg(target_arch = "x86_64")]
     let mut is_patched = false;
     match program::obstacle(program) {
         None => {}
@@ -171,6 +174,12 @@ fn acceleration(args: &RunArgs, program: &Path) -> Result<Option<Acceleration>, 
             library.display()
         ));
     }
+    // The helper looks at the program while this process does the rest.
+    #[cfg(target_arch = "x86_64")]
+    let helper = is_patched
+        .then(|| patched::Helper::start(&library, program))
+        .transpose()
+        .map_err(|refusal| refusal.to_string())?;
     let meeting = Meeting::of(args.runtime_dir.as_deref(), args.adapter);
     let dir = match &meeting {
         Meeting::System(dir) => dir.clone(),
@@ -215,7 +224,8 @@ fn acceleration(args: &RunArgs, program: &Path) -> Result<Option<Acceleration>, 
         wait: args.wait,
         express: args.express,
         pair_after: args.pair_after,
-        is_patched,
+        #[cfg(target_arch = "x86_64")]
+        helper,
         patches_children: patches_children(args),
     }))
 }
@@ -295,7 +305,8 @@ mod tests {
             wait: WaitChoice::Event,
             express: ExpressChoice::Off,
             pair_after: NonZeroU32::new(1),
-            is_patched: false,
+            #[cfg(target_arch = "x86_64")]
+            helper: None,
             patches_children: Some("/x/toehold".into()),
         };
         let mut command = Command::new("true");

@@ -5,7 +5,7 @@
 //! calling thread until the exec has happened, patches the new program, and ends.
 //!
 //! ```text
-//! this program                          helper: toehold follow-exec LIBRARY
+//! this program                          helper: toehold follow-exec LIBRARY PROGRAM
 //!   starts the helper  ───────────────▶
 //!                      ◀── its number ──
 //!   thread, event      ───────────────▶  traces the thread
@@ -73,9 +73,10 @@ pub(crate) unsafe fn follow(
         // These calls may not be allowed.
         return Followed::NotWanted;
     }
-    let mut library = program::Buffer::new();
+    let (mut library, mut path) = (program::Buffer::new(), program::Buffer::new());
     // SAFETY: the caller's promise.
-    let Some(launcher) = (unsafe { program::launcher(target, environment, &mut library) }) else {
+    let launcher = unsafe { program::launcher(target, environment, &mut library, &mut path) };
+    let Some(launcher) = launcher else {
         return Followed::NotWanted;
     };
     if !makes_processes_here() {
@@ -88,7 +89,7 @@ pub(crate) unsafe fn follow(
     let thread = unsafe { call!(SYS_gettid) } as c_int;
     let mask = Blocked::new();
     let followed =
-        Helper::start(launcher, library.as_ptr()).map(|helper| helper.converse(thread, event));
+        Helper::start(launcher, [&library, &path]).map(|helper| helper.converse(thread, event));
     drop(mask);
     followed.unwrap_or(NOT_STARTED)
 }
@@ -116,7 +117,8 @@ fn makes_processes_here() -> bool {
 }
 
 impl Helper {
-    fn start(launcher: *const c_char, library: *const c_char) -> Option<Helper> {
+    /// The helper is told the library's path and the program's.
+    fn start(launcher: *const c_char, paths: [&program::Buffer; 2]) -> Option<Helper> {
         const STACK_BYTES: usize = 32 << 10;
         let mut ends: [c_int; 2] = [-1; 2];
         let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
@@ -132,7 +134,8 @@ impl Helper {
             arguments: [
                 launcher,
                 c"follow-exec".as_ptr(),
-                library,
+                paths[0].as_ptr(),
+                paths[1].as_ptr(),
                 core::ptr::null(),
             ],
             socket: ends[1],
@@ -233,7 +236,7 @@ impl Drop for Helper {
 /// For the processes that lead to the helper.
 struct Start {
     launcher: *const c_char,
-    arguments: [*const c_char; 4],
+    arguments: [*const c_char; 5],
     /// The helper's end.
     socket: c_int,
     /// The end of the helper's stack, before it executes `toehold`.

@@ -93,8 +93,8 @@ fn preload_list(variable: &[u8]) -> Option<impl Iterator<Item = &[u8]>> {
 }
 
 /// The launcher that patches programs without a loader, where `target` is one and `environment`
-/// asks for it; and the library to be mapped, in `library`. The launcher's name is part of
-/// `environment`.
+/// asks for it; and the library to be mapped, in `library`, and the program's path, in `path`,
+/// which is empty where `target` is an open file. The launcher's name is part of `environment`.
 ///
 /// # Safety
 /// What `target` names and `environment` are as `execve(2)` wants them.
@@ -102,6 +102,7 @@ pub(crate) unsafe fn launcher(
     target: Target,
     environment: *const *const c_char,
     library: &mut Buffer,
+    path: &mut Buffer,
 ) -> Option<*const c_char> {
     let mut launcher = None;
     // SAFETY: the caller's promise, here and below.
@@ -123,9 +124,12 @@ pub(crate) unsafe fn launcher(
     if !unsafe { names_library(environment) } || !has_own_rights() {
         return None;
     }
-    let mut path = Buffer::new();
     // SAFETY: as above.
-    let opened = unsafe { open(target, &mut path) }.ok()?;
+    let opened = unsafe { open(target, path) }.ok()?;
+    if let (Target::Path(name) | Target::Name(name), true) = (target, path.is_empty()) {
+        // SAFETY: as above: it was opened.
+        path.set(&[unsafe { CStr::from_ptr(name) }.to_bytes()]);
+    }
     (opened.loader(SCRIPT_DEPTH_MAX) == Loader::None).then_some(launcher)
 }
 
@@ -477,6 +481,10 @@ impl Buffer {
 
     pub(crate) fn as_ptr(&self) -> *const c_char {
         self.0.as_ptr().cast()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0[0] == 0
     }
 }
 

@@ -1,10 +1,12 @@
 //! Files in this process's memory.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 
 /// A file's bytes, mapped: large programs are not copied.
+#[derive(Debug)]
 pub(crate) struct FileBytes {
     at: *mut libc::c_void,
     len: usize,
@@ -45,6 +47,31 @@ impl Drop for FileBytes {
     }
 }
 
+/// A file as it was at some time. A file with another content differs from it, unless it was
+/// changed within some milliseconds after that on a kernel that counts coarsely.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Version {
+    device: u64,
+    inode: u64,
+    bytes: u64,
+    /// Of its content, in seconds and nanoseconds.
+    modified: (i64, i64),
+    /// Of its content or of what the kernel knows of it, in the same units.
+    changed: (i64, i64),
+}
+
+impl Version {
+    pub(crate) fn of(metadata: &Metadata) -> Version {
+        Version {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            bytes: metadata.len(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        }
+    }
+}
+
 /// Bytes of a mapped file will be read from the first to the last. Their pages are mapped at once,
 /// which costs less than a fault for every few of them. Where the kernel is too old for that the
 /// faults happen.
@@ -54,4 +81,28 @@ pub(crate) fn will_read(bytes: &[u8]) {
     let length = bytes.as_ptr() as usize + bytes.len() - from;
     // SAFETY: changes no content of mapped memory; what is not mapped is refused.
     unsafe { libc::madvise(from as *mut libc::c_void, length, libc::MADV_POPULATE_READ) };
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, SystemTime};
+
+    use super::*;
+
+    #[test]
+    fn a_file_that_was_changed_is_another_version() {
+        let directory = tempfile::tempdir().expect("room");
+        let path = directory.path().join("program");
+        let version = || Version::of(&std::fs::metadata(&path).expect("a file"));
+        std::fs::write(&path, b"one").expect("room");
+        let first = version();
+        assert_eq!(first, version());
+        let file = File::options().write(true).open(&path).expect("a file");
+        let earlier = SystemTime::now() - Duration::from_secs(9);
+        file.set_modified(earlier).expect("ours");
+        assert_ne!(first, version());
+        std::fs::write(directory.path().join("other"), b"two").expect("room");
+        std::fs::rename(directory.path().join("other"), &path).expect("room");
+        assert_ne!(first.inode, version().inode);
+    }
 }

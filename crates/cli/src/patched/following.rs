@@ -1,5 +1,5 @@
-//! The helper of a program that executes another one: `toehold follow-exec LIBRARY`, started by the
-//! library (`toehold_preload::following` has the conversation).
+//! The helper of a program that executes another one: `toehold follow-exec LIBRARY PROGRAM`,
+//! started by the library (`toehold_preload::following` has the conversation).
 //!
 //! It traces one thread, until that thread has executed a program or has made a process that does.
 //! The new program is patched while the exec event stops it. Then the helper ends.
@@ -17,7 +17,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{getpid, setsid};
 
 use super::Refusal;
-use super::patching;
+use super::patching::{self, Ahead};
 use super::tracee::{self, Stop, Tracee};
 
 /// The word by which the library asks for a helper, and not a user.
@@ -30,16 +30,20 @@ pub(crate) fn asked() -> Option<ExitCode> {
         return None;
     }
     let library = arguments.next()?;
+    // Nothing where it is an open file.
+    let program = arguments.next().filter(|path| !path.is_empty());
     // SAFETY: the library has put its socket there; nobody else in this process uses it.
     let caller = unsafe { UnixStream::from_raw_fd(0) };
-    Some(match follow(caller, Path::new(&library)) {
-        Ok(()) => ExitCode::SUCCESS,
-        // There is nobody to tell: `toehold status` finds the reason by itself.
-        Err(_) => ExitCode::FAILURE,
-    })
+    Some(
+        match follow(caller, Path::new(&library), program.as_ref().map(Path::new)) {
+            Ok(()) => ExitCode::SUCCESS,
+            // There is nobody to tell: `toehold status` finds the reason by itself.
+            Err(_) => ExitCode::FAILURE,
+        },
+    )
 }
 
-fn follow(mut caller: UnixStream, library: &Path) -> io::Result<()> {
+fn follow(mut caller: UnixStream, library: &Path, program: Option<&Path>) -> io::Result<()> {
     caller.write_all(&getpid().as_raw_nonzero().get().to_ne_bytes())?;
     let watch = loop {
         let mut request = [0; 8];
@@ -53,7 +57,7 @@ fn follow(mut caller: UnixStream, library: &Path) -> io::Result<()> {
             break watch;
         }
     };
-    let _ = watch.patch(library, Some(caller));
+    let _ = watch.patch(library, program, caller);
     Ok(())
 }
 
@@ -89,14 +93,20 @@ impl Watch {
         Ok(Watch { thread, signals })
     }
 
-    /// Waits for the exec and patches the new program. The caller, if it is still there, may end
-    /// that before.
-    pub(crate) fn patch(self, library: &Path, caller: Option<UnixStream>) -> Result<(), Refusal> {
-        match self.at_exec(caller).map_err(Refusal::Failed)? {
+    /// Waits for the exec and patches the new program, which is `program` most likely. The caller
+    /// may end that before.
+    pub(crate) fn patch(
+        self,
+        library: &Path,
+        program: Option<&Path>,
+        caller: UnixStream,
+    ) -> Result<(), Refusal> {
+        let ahead = Ahead::of(library, program);
+        match self.at_exec(Some(caller)).map_err(Refusal::Failed)? {
             None => Ok(()),
             Some(process) => {
                 let tracee = Tracee::at_exec(process).map_err(Refusal::Failed)?;
-                patching::enter(tracee, library)
+                patching::enter(tracee, library, ahead)
             }
         }
     }

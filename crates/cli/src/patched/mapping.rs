@@ -3,22 +3,27 @@
 //! The kernel maps the library's file for the program. The library relocates itself when it is
 //! entered (`toehold_enter`).
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use toehold_sites::elf::{Image, PF_W, PF_X, PT_DYNAMIC, PT_LOAD, Segment};
 
-use super::file::FileBytes;
-use super::tracee::Tracee;
+use super::file::{FileBytes, Version};
+use super::tracee::{Call, Tracee};
 
-/// The library, mapped.
-pub(crate) struct Mapped {
-    /// The words that the library has for the launcher.
-    pub(crate) doors: Doors,
+/// The library's file: all that is to be known before it is mapped.
+#[derive(Debug)]
+pub(crate) struct Library {
+    path: PathBuf,
+    version: Version,
+    loads: Vec<Segment>,
+    /// The words that the library has for the launcher: `toehold_preload::patched::Doors`.
+    words: [u64; DOORS_WORDS],
     /// The numbers of the calls that it wants.
     pub(crate) wanted: Vec<u16>,
+    entry: u64,
 }
 
 /// `toehold_preload::patched::Doors`, with addresses in the program.
@@ -26,7 +31,6 @@ pub(crate) struct Mapped {
 pub(crate) struct Doors {
     pub(crate) private: u64,
     pub(crate) own: u64,
-    pub(crate) area_bytes: u64,
     pub(crate) words_private: u64,
     pub(crate) words_own: u64,
     /// `toehold_enter`.
@@ -38,58 +42,100 @@ const DOORS_WORDS: usize = 9;
 const VERSION: u64 = 1;
 const PAGE: u64 = 4096;
 
-/// Maps the library at `path` into the program.
-pub(crate) fn map(tracee: &mut Tracee, path: &Path) -> io::Result<Mapped> {
-    let bytes = FileBytes::map(&File::open(path)?)?;
-    let image =
-        Image::parse(bytes.bytes()).ok_or_else(|| bad("it is no library for this processor"))?;
-    let loads: Vec<Segment> = image
-        .segments()
-        .filter(|segment| segment.kind == PT_LOAD)
-        .collect();
-    let end = loads
-        .iter()
-        .map(|segment| segment.address + segment.memory_bytes)
-        .max();
-    let span = end
-        .ok_or_else(|| bad("it has no segments"))?
-        .next_multiple_of(PAGE);
-
-    // Below the stack pointer there is room for the path; nobody runs yet.
-    let mut name = path.as_os_str().as_bytes().to_vec();
-    name.push(0);
-    let at = (tracee.stack() - 512 - name.len() as u64) & !15;
-    tracee.write(at, &name)?;
-    let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
-    let open = [libc::AT_FDCWD as i64 as u64, at, flags, 0, 0, 0];
-    let file = tracee.call(libc::SYS_openat, open)?;
-    let reserve = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64;
-    let nothing = libc::PROT_NONE as u64;
-    let base = tracee.call(libc::SYS_mmap, [0, span, nothing, reserve, u64::MAX, 0])?;
-    for segment in &loads {
-        map_segment(tracee, file, base, segment)?;
+impl Library {
+    /// Reads the library at `path`.
+    pub(crate) fn read(path: &Path) -> io::Result<Library> {
+        let file = File::open(path)?;
+        let version = Version::of(&file.metadata()?);
+        let bytes = FileBytes::map(&file)?;
+        let image = Image::parse(bytes.bytes())
+            .ok_or_else(|| bad("it is no library for this processor"))?;
+        let loads: Vec<Segment> = image
+            .segments()
+            .filter(|segment| segment.kind == PT_LOAD)
+            .collect();
+        if loads.is_empty() {
+            return Err(bad("it has no segments"));
+        }
+        let words = doors(&image, &loads)?;
+        let wanted = in_memory(&image, &loads, words[3], words[4] * 2)
+            .ok_or_else(|| bad("its list of calls is not in it"))?
+            .chunks_exact(2)
+            .map(|two| u16::from_le_bytes([two[0], two[1]]))
+            .collect();
+        Ok(Library {
+            path: path.into(),
+            version,
+            loads,
+            words,
+            wanted,
+            entry: image.entry(),
+        })
     }
-    tracee.call(libc::SYS_close, [file, 0, 0, 0, 0, 0])?;
-    let words = doors(&image, &loads)?;
-    let wanted = in_memory(&image, &loads, words[3], words[4] * 2)
-        .ok_or_else(|| bad("its list of calls is not in it"))?
-        .chunks_exact(2)
-        .map(|two| u16::from_le_bytes([two[0], two[1]]))
-        .collect();
-    Ok(Mapped {
-        doors: Doors {
-            private: base + words[1],
-            own: base + words[2],
-            area_bytes: words[5],
-            words_private: base + words[7],
-            words_own: base + words[8],
-            enter: base + image.entry(),
-        },
-        wanted,
-    })
+
+    /// True while its file is as it was.
+    pub(crate) fn is_current(&self) -> bool {
+        fs::metadata(&self.path).is_ok_and(|now| Version::of(&now) == self.version)
+    }
+
+    /// The calls that map it. They want its path, which is written to the program's memory at `at`.
+    pub(crate) fn calls(&self, tracee: &Tracee, at: u64) -> io::Result<Vec<Call>> {
+        let mut name = self.path.as_os_str().as_bytes().to_vec();
+        name.push(0);
+        tracee.write(at, &name)?;
+        let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
+        let open = [libc::AT_FDCWD as i64 as u64, at, flags, 0, 0, 0];
+        let reserve = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64;
+        let ends = self
+            .loads
+            .iter()
+            .map(|segment| segment.address + segment.memory_bytes);
+        let span = ends.max().unwrap_or(0).next_multiple_of(PAGE);
+        let nothing = [0, span, libc::PROT_NONE as u64, reserve, u64::MAX, 0];
+        let mut calls = vec![
+            Call::new(libc::SYS_openat, open).with(Call::FILE),
+            Call::new(libc::SYS_mmap, nothing).with(Call::ADDRESS),
+        ];
+        for segment in &self.loads {
+            calls.extend(segment_calls(segment));
+        }
+        calls.push(Call::new(libc::SYS_close, [0; 6]).with(Call::ON_FILE));
+        Ok(calls)
+    }
+
+    /// It is mapped at `base`: the last page of each segment's bytes in the file goes on with bytes
+    /// of the next segment, where zeros belong.
+    pub(crate) fn clear_ends(&self, tracee: &Tracee, base: u64) -> io::Result<()> {
+        for segment in &self.loads {
+            let end = segment.address + segment.file_bytes;
+            let tail = end.next_multiple_of(PAGE) - end;
+            let has_zeros = segment.memory_bytes > segment.file_bytes;
+            if segment.flags & PF_W != 0 && has_zeros && tail > 0 {
+                tracee.write(base + end, &vec![0; tail as usize])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// How large a thread's area is.
+    pub(crate) fn area_bytes(&self) -> u64 {
+        self.words[5]
+    }
+
+    /// Its words, where it is mapped at `base`.
+    pub(crate) fn doors(&self, base: u64) -> Doors {
+        Doors {
+            private: base + self.words[1],
+            own: base + self.words[2],
+            words_private: base + self.words[7],
+            words_own: base + self.words[8],
+            enter: base + self.entry,
+        }
+    }
 }
 
-fn map_segment(tracee: &mut Tracee, file: u64, base: u64, segment: &Segment) -> io::Result<()> {
+/// The calls that map a segment.
+fn segment_calls(segment: &Segment) -> impl Iterator<Item = Call> {
     let start = segment.address & !(PAGE - 1);
     let shift = segment.address - start;
     let mut protection = libc::PROT_READ;
@@ -102,37 +148,16 @@ fn map_segment(tracee: &mut Tracee, file: u64, base: u64, segment: &Segment) -> 
     let (protection, fixed) = (protection as u64, libc::MAP_PRIVATE | libc::MAP_FIXED);
     let from_file = (segment.file_bytes + shift).next_multiple_of(PAGE);
     let offset = segment.offset - shift;
-    let arguments = [
-        base + start,
-        from_file,
-        protection,
-        fixed as u64,
-        file,
-        offset,
-    ];
-    tracee.call(libc::SYS_mmap, arguments)?;
+    let arguments = [start, from_file, protection, fixed as u64, 0, offset];
+    let file = Call::new(libc::SYS_mmap, arguments).with(Call::WITHIN | Call::OF_FILE);
     let in_memory = (segment.memory_bytes + shift).next_multiple_of(PAGE);
-    if in_memory > from_file {
+    let rest = (in_memory > from_file).then(|| {
         let flags = (fixed | libc::MAP_ANONYMOUS) as u64;
-        let rest = [
-            base + start + from_file,
-            in_memory - from_file,
-            protection,
-            flags,
-            u64::MAX,
-            0,
-        ];
-        tracee.call(libc::SYS_mmap, rest)?;
-    }
-    if segment.flags & PF_W != 0 {
-        // The last page of the file's bytes goes on with bytes of the next segment.
-        let tail = from_file - shift - segment.file_bytes;
-        if segment.memory_bytes > segment.file_bytes && tail > 0 {
-            let zeros = vec![0; tail as usize];
-            tracee.write(base + segment.address + segment.file_bytes, &zeros)?;
-        }
-    }
-    Ok(())
+        let (start, bytes) = (start + from_file, in_memory - from_file);
+        let arguments = [start, bytes, protection, flags, u64::MAX, 0];
+        Call::new(libc::SYS_mmap, arguments).with(Call::WITHIN)
+    });
+    [file].into_iter().chain(rest)
 }
 
 /// The words of [`DOORS`]. Addresses among them are relative to where the library is mapped: a

@@ -78,19 +78,54 @@ impl fmt::Display for Refusal {
 /// Why a program that runs was not patched, as far as its file and the kernel tell.
 pub(crate) use patching::obstacle;
 
-/// Has a helper patch this process's next program. Returns when the helper is ready: exec must
-/// follow.
-pub(crate) fn patch_next_program(library: &Path) -> Result<(), Refusal> {
-    let (mut ours, theirs) = UnixStream::pair().map_err(Refusal::NotTraced)?;
-    let mut start = Start {
-        target: getpid().as_raw_nonzero().get(),
-        library,
-        theirs: Some(theirs),
-        ours: ours.as_raw_fd(),
-    };
-    start_helper(&mut start).map_err(Refusal::NotTraced)?;
-    drop(start.theirs);
-    converse(&mut ours).map_err(Refusal::NotTraced)
+/// A process that traces this one and patches the program that this one executes.
+#[derive(Debug)]
+pub(crate) struct Helper {
+    socket: UnixStream,
+}
+
+impl Helper {
+    /// Starts it for this process, which is about to execute `program`.
+    pub(crate) fn start(library: &Path, program: &Path) -> Result<Helper, Refusal> {
+        let (ours, theirs) = UnixStream::pair().map_err(Refusal::NotTraced)?;
+        let mut start = Start {
+            target: getpid().as_raw_nonzero().get(),
+            library,
+            program,
+            theirs: Some(theirs),
+            ours: ours.as_raw_fd(),
+            helper: 0,
+        };
+        start_helper(&mut start).map_err(Refusal::NotTraced)?;
+        drop(start.theirs);
+        // Yama lets only ancestors trace, and whom the process names. Without Yama this fails.
+        // SAFETY: no memory is involved.
+        unsafe { libc::prctl(libc::PR_SET_PTRACER, start.helper as libc::c_ulong) };
+        let mut helper = Helper { socket: ours };
+        helper.socket.write_all(&[0]).map_err(Refusal::NotTraced)?;
+        Ok(helper)
+    }
+
+    /// Waits until it traces this process: exec may follow.
+    pub(crate) fn wait(&mut self) -> Result<(), Refusal> {
+        let mut error = [0];
+        let answer = self.socket.read_exact(&mut error);
+        answer.map_err(Refusal::NotTraced)?;
+        match error[0] {
+            0 => Ok(()),
+            error => Err(Refusal::NotTraced(io::Error::from_raw_os_error(
+                error.into(),
+            ))),
+        }
+    }
+}
+
+impl Drop for Helper {
+    /// The program is not executed, or not to be patched: nobody traces this process any more.
+    fn drop(&mut self) {
+        let _ = self.socket.write_all(&[0]);
+        let _ = self.socket.read_to_end(&mut Vec::new());
+    }
 }
 
 /// For the helper.
@@ -98,31 +133,37 @@ struct Start<'a> {
     /// This process.
     target: libc::pid_t,
     library: &'a Path,
+    program: &'a Path,
     /// The helper's end of a socket.
     theirs: Option<UnixStream>,
     /// Our end.
     ours: RawFd,
+    /// The helper's number, when it has been made.
+    helper: libc::pid_t,
 }
 
 /// Starts the helper as a grandchild: the program has no child that it does not know. The process
 /// in between uses this one's memory while this one waits, so memory is copied once.
 fn start_helper(start: &mut Start<'_>) -> io::Result<()> {
     extern "C" fn between(start: *mut libc::c_void) -> libc::c_int {
+        // SAFETY: the starter's, or in the helper a copy of it.
+        let start = unsafe { &mut *start.cast::<Start<'_>>() };
         // SAFETY: as fork(2), but for a signal when the child ends, which nobody waits for.
         match unsafe { libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0) } {
             0 => {
-                // SAFETY: a copy of what the starter has.
-                let start = unsafe { &mut *start.cast::<Start<'_>>() };
                 // SAFETY: closes the starter's end, which nobody uses here.
                 unsafe { libc::close(start.ours) };
                 let status = match start.theirs.take() {
-                    Some(socket) => helper(start.target, start.library, socket),
+                    Some(socket) => helper(start, socket),
                     None => 1,
                 };
                 // SAFETY: ends this process; nothing of the starter's is to be flushed or run here.
                 unsafe { libc::_exit(status) }
             }
-            child => libc::c_int::from(child < 0),
+            child => {
+                start.helper = child as libc::pid_t;
+                libc::c_int::from(child < 0)
+            }
         }
     }
     const STACK_BYTES: usize = 1 << 20;
@@ -150,40 +191,21 @@ fn start_helper(start: &mut Start<'_>) -> io::Result<()> {
     }
 }
 
-/// Lets the helper trace this process, and waits until it does.
-fn converse(helper: &mut UnixStream) -> io::Result<()> {
-    let mut number = [0; 4];
-    helper.read_exact(&mut number)?;
-    let number = i32::from_ne_bytes(number) as libc::c_ulong;
-    // Yama lets only ancestors trace, and whom the process names. Without Yama this fails.
-    // SAFETY: no memory is involved.
-    unsafe { libc::prctl(libc::PR_SET_PTRACER, number) };
-    helper.write_all(&[0])?;
-    let mut error = [0];
-    helper.read_exact(&mut error)?;
-    match error[0] {
-        0 => Ok(()),
-        error => Err(io::Error::from_raw_os_error(error.into())),
-    }
-}
-
-/// Traces `target` until it has become another program, and patches that.
-fn helper(target: libc::pid_t, library: &Path, mut parent: UnixStream) -> i32 {
+/// Traces the starter until it has become another program, and patches that.
+fn helper(start: &Start<'_>, mut starter: UnixStream) -> i32 {
     let seized = (|| {
-        parent.write_all(&getpid().as_raw_nonzero().get().to_ne_bytes())?;
-        parent.read_exact(&mut [0])?;
-        Watch::begin(target, false)
+        starter.read_exact(&mut [0])?;
+        Watch::begin(start.target, false)
     })();
     let answer = match &seized {
         Ok(_) => 0,
         Err(error) => error.raw_os_error().unwrap_or(libc::EPERM) as u8,
     };
-    if parent.write_all(&[answer]).is_err() || answer != 0 {
+    if starter.write_all(&[answer]).is_err() {
         return 1;
     }
-    drop(parent);
     let Ok(watch) = seized else { return 1 };
-    match watch.patch(library, None) {
+    match watch.patch(start.library, Some(start.program), starter) {
         // A dynamic linker that is run by hand preloads the library itself.
         Ok(()) | Err(Refusal::NotAlone) => 0,
         Err(refusal) => {

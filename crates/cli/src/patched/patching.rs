@@ -1,7 +1,7 @@
 //! Finds and patches the sites of a program that is stopped at its exec.
 
-use std::fs::{self, File};
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::Path;
 
 use toehold_sites::elf::{Image, PF_X, PT_LOAD, Segment};
@@ -10,128 +10,189 @@ use toehold_sites::stub::{Addresses, Overwrite, STUB_BYTES_MAX, TABLE_BYTES, ove
 use toehold_sites::sweep::{Bits, Swept, words};
 
 use super::Refusal;
-use super::file::{self, FileBytes};
-use super::mapping::{self, Mapped};
-use super::tracee::Tracee;
+use super::file::{self, FileBytes, Version};
+use super::mapping::Library;
+use super::tracee::{Call, Tracee};
+
+/// The part of the work that needs no stopped program. It is done while the kernel executes the
+/// program, on another processor if there is one.
+#[derive(Debug)]
+pub(crate) struct Ahead {
+    library: Option<Library>,
+    program: Option<Program>,
+}
+
+impl Ahead {
+    /// For the library, and for the program that is most likely to be executed.
+    pub(crate) fn of(library: &Path, program: Option<&Path>) -> Ahead {
+        let program = program.and_then(|path| File::open(path).ok());
+        Ahead {
+            library: Library::read(library).ok(),
+            program: program.and_then(|file| Program::of(&file).ok()),
+        }
+    }
+}
 
 /// Puts the library into the program and lets it go, patched or not.
-pub(crate) fn enter(mut tracee: Tracee, library: &Path) -> Result<(), Refusal> {
-    let result = prepare(&mut tracee, library);
+pub(crate) fn enter(mut tracee: Tracee, library: &Path, ahead: Ahead) -> Result<(), Refusal> {
+    let result = prepare(&mut tracee, library, ahead);
     tracee.release().map_err(Refusal::Failed)?;
     result
 }
 
-fn prepare(tracee: &mut Tracee, library: &Path) -> Result<(), Refusal> {
+fn prepare(tracee: &mut Tracee, library: &Path, ahead: Ahead) -> Result<(), Refusal> {
     let failed = Refusal::Failed;
     let process = tracee.process();
     let file = File::open(format!("/proc/{process}/exe")).map_err(failed)?;
-    let program = FileBytes::map(&file).map_err(failed)?;
-    let Plan { image, base, codes } = Plan::of(&program, process)?;
-    let is_private = image.is_go();
-    let sites: usize = codes.iter().map(|code| code.patches.len()).sum();
-    let mapped = mapping::map(tracee, library).map_err(failed)?;
-    let bytes = (TABLE_BYTES + sites * STUB_BYTES_MAX).next_multiple_of(4096) as u64;
-    let span = span(&image, base);
+    let version = Version::of(&file.metadata().map_err(failed)?);
+    let program = match ahead.program {
+        Some(program) if program.version == version => program,
+        _ => Program::of(&file)?,
+    };
+    let library = match ahead.library {
+        Some(library) if library.is_current() => library,
+        _ => Library::read(library).map_err(failed)?,
+    };
+    let base = program.base(process)?;
+    let bytes = (TABLE_BYTES + program.sites() * STUB_BYTES_MAX).next_multiple_of(4096) as u64;
+    let (from, to) = program.span;
+    let span = (base.wrapping_add(from), base.wrapping_add(to));
     let place = gap(process, span, bytes).map_err(failed)?;
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
-    let protection = libc::PROT_READ | libc::PROT_WRITE;
-    let arguments = [place, bytes, protection as u64, flags as u64, u64::MAX, 0];
-    tracee.call(libc::SYS_mmap, arguments).map_err(failed)?;
-    let writes = write_stubs(tracee, &codes, &mapped, is_private, base, place).map_err(failed)?;
-    let protection = libc::PROT_READ | libc::PROT_EXEC;
-    let arguments = [place, bytes, protection as u64, 0, 0, 0];
-    tracee.call(libc::SYS_mprotect, arguments).map_err(failed)?;
-    if is_private {
-        let area = first_area(tracee, mapped.doors.area_bytes).map_err(failed)?;
+
+    // Below the stack pointer there is room; nobody runs yet.
+    let at = (tracee.stack() - CALLS_BELOW) & !15;
+    let path_at = (tracee.stack() - PATH_BELOW) & !15;
+    // Before the library: the kernel might put that where the stubs are to be.
+    let mut calls = stub_calls(place, bytes).to_vec();
+    calls.extend(library.calls(tracee, path_at).map_err(failed)?);
+    if program.is_go {
+        calls.push(area_call(library.area_bytes()));
+    }
+    let answers = tracee.call_all(&calls, at).map_err(failed)?;
+    library
+        .clear_ends(tracee, answers.address)
+        .map_err(failed)?;
+    let doors = library.doors(answers.address);
+    let (entry, words) = if program.is_go {
+        let area = answers.area;
+        write_area(tracee, area, library.area_bytes()).map_err(failed)?;
         tracee.set_gs_base(area);
+        (doors.private, doors.words_private)
+    } else {
+        (doors.own, doors.words_own)
+    };
+    let stubs = Stubs {
+        base,
+        place,
+        entry,
+        wanted: &library.wanted,
+    };
+    let settings_at = at;
+    write_settings(tracee, settings_at, words).map_err(failed)?;
+    let (started, writes) = tracee
+        .call_function(doors.enter, settings_at, |tracee| {
+            stubs.write(tracee, &program)
+        })
+        .map_err(failed)?;
+    match started {
+        1 => {}
+        0 => return Err(Refusal::NotWanted),
+        error => return Err(failed(io::Error::from_raw_os_error(-error as i32))),
     }
-    if !start(tracee, &mapped, is_private).map_err(failed)? {
-        return Err(Refusal::NotWanted);
-    }
+    let writes = writes.map_err(failed)?;
+    tracee.end_calls().map_err(failed)?;
     // From here on the program is patched. The first write tells whether this kernel allows it.
-    for (address, overwrite) in writes {
-        tracee.write(address, overwrite.bytes()).map_err(failed)?;
+    for (address, bytes) in writes {
+        tracee.write(address, &bytes).map_err(failed)?;
     }
+    // This process ends soon; the program waits until then for nothing that is not for it.
+    std::mem::forget(program);
     Ok(())
 }
+
+/// Where lists are, below the stack pointer.
+const CALLS_BELOW: u64 = 2048;
+/// Where the library's path is.
+const PATH_BELOW: u64 = CALLS_BELOW + libc::PATH_MAX as u64;
 
 /// Why the program of a process cannot be patched, if its file or the kernel tells.
 pub(crate) fn obstacle(process: libc::pid_t) -> Option<Refusal> {
     let file = File::open(format!("/proc/{process}/exe")).ok()?;
-    let program = FileBytes::map(&file).ok()?;
-    Plan::of(&program, process).err()
+    let program = Program::of(&file);
+    program.and_then(|program| program.base(process)).err()
 }
 
-/// The patches of a program.
-struct Plan<'a> {
-    image: Image<'a>,
-    /// The distance of its addresses from those in its file.
-    base: u64,
+/// A program's file, with the patches of the program.
+#[derive(Debug)]
+struct Program {
+    version: Version,
+    bytes: FileBytes,
+    is_go: bool,
+    /// Where its program headers are, as the file says.
+    headers_address: u64,
+    /// Its addresses from the first to the last byte, as the file says.
+    span: (u64, u64),
     /// Its code. At least one site can be patched.
-    codes: Vec<Code<'a>>,
+    codes: Vec<Code>,
 }
 
-impl<'a> Plan<'a> {
-    fn of(program: &'a FileBytes, process: libc::pid_t) -> Result<Plan<'a>, Refusal> {
+impl Program {
+    fn of(file: &File) -> Result<Program, Refusal> {
         let failed = |why| Refusal::Failed(io::Error::other(why));
-        let image = Image::parse(program.bytes())
+        let version = Version::of(&file.metadata().map_err(Refusal::Failed)?);
+        let bytes = FileBytes::map(file).map_err(Refusal::Failed)?;
+        let image = Image::parse(bytes.bytes())
             .ok_or_else(|| failed("it is no program for this processor"))?;
         if !image.stands_alone() {
             return Err(Refusal::NotAlone);
         }
-        let auxiliary = Auxiliary::of(process).map_err(Refusal::Failed)?;
-        if auxiliary.value(AT_HWCAP2).unwrap_or(0) & HWCAP2_FSGSBASE == 0 {
-            return Err(Refusal::NoGs);
-        }
-        let headers = image.headers_address().zip(auxiliary.value(libc::AT_PHDR));
-        let (in_file, in_memory) =
-            headers.ok_or_else(|| failed("its program headers are not in memory"))?;
-        let codes: Vec<Code<'_>> = image
+        let headers_address = image
+            .headers_address()
+            .ok_or_else(|| failed("its program headers are not in memory"))?;
+        let codes: Vec<Code> = image
             .segments()
             .filter_map(|segment| Code::of(&image, segment))
             .collect();
         if codes.iter().all(|code| code.patches.is_empty()) {
             return Err(Refusal::NoSites);
         }
-        Ok(Plan {
-            image,
-            base: in_memory.wrapping_sub(in_file),
+        let (is_go, span) = (image.is_go(), span(&image));
+        Ok(Program {
+            version,
+            bytes,
+            is_go,
+            headers_address,
+            span,
             codes,
         })
     }
-}
 
-/// Starts the library; false when it will not serve this program.
-fn start(tracee: &mut Tracee, mapped: &Mapped, is_private: bool) -> io::Result<bool> {
-    let words = if is_private {
-        mapped.doors.words_private
-    } else {
-        mapped.doors.words_own
-    };
-    // `toehold_preload::door::Settings`: its size, flags, the environment, words.
-    let settings = [32, 0, tracee.environment()?, words];
-    let bytes: Vec<u8> = settings
-        .iter()
-        .flat_map(|word| word.to_le_bytes())
-        .collect();
-    let at = (tracee.stack() - 1024) & !15;
-    tracee.write(at, &bytes)?;
-    match tracee.call_function(mapped.doors.enter, at)? {
-        1 => Ok(true),
-        0 => Ok(false),
-        error => Err(io::Error::from_raw_os_error(-error as i32)),
+    /// The distance of the addresses of a process that runs it from those in its file.
+    fn base(&self, process: libc::pid_t) -> Result<u64, Refusal> {
+        let auxiliary = Auxiliary::of(process).map_err(Refusal::Failed)?;
+        if auxiliary.value(AT_HWCAP2).unwrap_or(0) & HWCAP2_FSGSBASE == 0 {
+            return Err(Refusal::NoGs);
+        }
+        let in_memory = auxiliary.value(libc::AT_PHDR).ok_or_else(|| {
+            Refusal::Failed(io::Error::other("its program headers are not in memory"))
+        })?;
+        Ok(in_memory.wrapping_sub(self.headers_address))
+    }
+
+    fn sites(&self) -> usize {
+        self.codes.iter().map(|code| code.patches.len()).sum()
     }
 }
 
 /// A segment of code with the patches of its sites.
-struct Code<'a> {
-    address: u64,
-    bytes: &'a [u8],
+#[derive(Debug)]
+struct Code {
+    segment: Segment,
     patches: Vec<Patch>,
 }
 
-impl<'a> Code<'a> {
-    fn of(image: &Image<'a>, segment: Segment) -> Option<Code<'a>> {
+impl Code {
+    fn of(image: &Image<'_>, segment: Segment) -> Option<Code> {
         if segment.kind != PT_LOAD || segment.flags & PF_X == 0 {
             return None;
         }
@@ -156,86 +217,142 @@ impl<'a> Code<'a> {
         for site in sites {
             patches.extend(plan(&swept, site, &patches));
         }
-        Some(Code {
-            address: segment.address,
-            bytes,
-            patches,
-        })
+        Some(Code { segment, patches })
+    }
+
+    /// Its bytes, in the file of its program.
+    fn bytes<'a>(&self, file: &'a FileBytes) -> &'a [u8] {
+        &file.bytes()[self.segment.offset as usize..][..self.segment.file_bytes as usize]
     }
 }
 
-/// Writes the table and the stubs at `place`; returns what is to be written over the code, and
-/// where.
-fn write_stubs(
-    tracee: &Tracee,
-    codes: &[Code<'_>],
-    mapped: &Mapped,
-    is_private: bool,
+/// Where stubs are and lead to.
+struct Stubs<'a> {
+    /// The distance of the program's addresses from those in its file.
     base: u64,
+    /// The table's address. The stubs follow it.
     place: u64,
-) -> io::Result<Vec<(u64, Overwrite)>> {
-    let out_of_reach = |_| io::Error::other("there is no room near its code");
-    let entry = if is_private {
-        mapped.doors.private
-    } else {
-        mapped.doors.own
-    };
-    let mut at = place + TABLE_BYTES as u64;
-    let mut stubs = Vec::new();
-    let mut writes = Vec::new();
-    for code in codes {
-        for patch in &code.patches {
-            let addresses = Addresses {
-                code: base.wrapping_add(code.address),
-                stub: at,
-                table: place,
-                entry,
-            };
-            let mut bytes = [0xcc; STUB_BYTES_MAX];
-            stub(patch, code.bytes, &addresses, &mut bytes).map_err(out_of_reach)?;
-            stubs.extend_from_slice(&bytes);
-            let overwritten = overwrites(patch, &addresses).map_err(out_of_reach)?;
-            for overwrite in overwritten.into_iter().flatten() {
-                writes.push((addresses.code + overwrite.at as u64, overwrite));
-            }
-            at += STUB_BYTES_MAX as u64;
-        }
-    }
-    tracee.write(place + TABLE_BYTES as u64, &stubs)?;
-    // Only the beginning of the table has other values than 0.
-    let highest = mapped
-        .wanted
-        .iter()
-        .max()
-        .map_or(0, |number| usize::from(*number) + 1);
-    let mut table = vec![0; highest];
-    for number in &mapped.wanted {
-        table[usize::from(*number)] = 1;
-    }
-    tracee.write(place, &table)?;
-    Ok(writes)
+    /// Where they enter the library.
+    entry: u64,
+    /// The numbers of the calls that the library wants.
+    wanted: &'a [u16],
 }
 
-/// The area of the first thread (`toehold_preload::patched::area::Area`).
-fn first_area(tracee: &mut Tracee, bytes: u64) -> io::Result<u64> {
-    const RESERVED_BYTES: u64 = 64 << 10;
+impl Stubs<'_> {
+    /// Writes the table and the stubs; returns the bytes that are to be written over the code, and
+    /// where.
+    fn write(&self, tracee: &Tracee, program: &Program) -> io::Result<Vec<(u64, Vec<u8>)>> {
+        let out_of_reach = |_| io::Error::other("there is no room near its code");
+        let mut at = self.place + TABLE_BYTES as u64;
+        let mut stubs = Vec::new();
+        let mut writes = Vec::new();
+        for code in &program.codes {
+            let code_bytes = code.bytes(&program.bytes);
+            let address = self.base.wrapping_add(code.segment.address);
+            let mut overwritten = Vec::new();
+            for patch in &code.patches {
+                let addresses = Addresses {
+                    code: address,
+                    stub: at,
+                    table: self.place,
+                    entry: self.entry,
+                };
+                let mut bytes = [0xcc; STUB_BYTES_MAX];
+                stub(patch, code_bytes, &addresses, &mut bytes).map_err(out_of_reach)?;
+                stubs.extend_from_slice(&bytes);
+                let both = overwrites(patch, &addresses).map_err(out_of_reach)?;
+                overwritten.extend(both.into_iter().flatten());
+                at += STUB_BYTES_MAX as u64;
+            }
+            writes.extend(by_page(code_bytes, address, overwritten));
+        }
+        tracee.write(self.place + TABLE_BYTES as u64, &stubs)?;
+        // Only the beginning of the table has other values than 0.
+        let highest = self.wanted.iter().max();
+        let mut table = vec![0; highest.map_or(0, |number| usize::from(*number) + 1)];
+        for number in self.wanted {
+            table[usize::from(*number)] = 1;
+        }
+        tracee.write(self.place, &table)?;
+        Ok(writes)
+    }
+}
+
+/// The bytes of code that is at `address`, from the first to the last that is overwritten in each
+/// page: one write for a page costs less than one for each patch.
+fn by_page(code: &[u8], address: u64, mut overwrites: Vec<Overwrite>) -> Vec<(u64, Vec<u8>)> {
+    overwrites.sort_unstable_by_key(|overwrite| overwrite.at);
+    let page = |at: usize| (address + at as u64) / 4096;
+    let pages = overwrites.chunk_by(|a, b| page(a.at) == page(b.at));
+    let write = |overwrites: &[Overwrite]| {
+        let end = |overwrite: &Overwrite| overwrite.at + overwrite.bytes().len();
+        let (from, to) = (overwrites[0].at, overwrites.iter().map(end).max());
+        let mut bytes = code[from..to.unwrap_or(from)].to_vec();
+        for overwrite in overwrites {
+            let new = overwrite.bytes();
+            bytes[overwrite.at - from..][..new.len()].copy_from_slice(new);
+        }
+        (address + from as u64, bytes)
+    };
+    pages.map(write).collect()
+}
+
+/// The calls that make room for stubs and their table at `place`.
+fn stub_calls(place: u64, bytes: u64) -> [Call; 2] {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+    let (writable, executable) = (libc::PROT_WRITE, libc::PROT_EXEC);
+    let protection = |other| (libc::PROT_READ | other) as u64;
+    let map = [
+        place,
+        bytes,
+        protection(writable),
+        flags as u64,
+        u64::MAX,
+        0,
+    ];
+    let protect = [place, bytes, protection(executable), 0, 0, 0];
+    [
+        Call::new(libc::SYS_mmap, map),
+        Call::new(libc::SYS_mprotect, protect),
+    ]
+}
+
+/// The call that makes the area of the first thread.
+fn area_call(bytes: u64) -> Call {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     let arguments = [0, bytes, protection as u64, flags as u64, u64::MAX, 0];
-    let area = tracee.call(libc::SYS_mmap, arguments)?;
+    Call::new(libc::SYS_mmap, arguments).with(Call::AREA)
+}
+
+/// The area of the first thread (`toehold_preload::patched::area::Area`).
+fn write_area(tracee: &Tracee, area: u64, bytes: u64) -> io::Result<()> {
+    const RESERVED_BYTES: u64 = 64 << 10;
     let thread = tracee.process() as u64;
     // The stack's end, FS, the lowest frame, itself, the thread.
-    let words = [area + bytes, 0, area + RESERVED_BYTES, area, thread];
+    write_words(
+        tracee,
+        area,
+        &[area + bytes, 0, area + RESERVED_BYTES, area, thread],
+    )
+}
+
+/// `toehold_preload::door::Settings`, with the words of the program's threads.
+fn write_settings(tracee: &Tracee, at: u64, words: u64) -> io::Result<()> {
+    // Its size, flags, the environment, words.
+    write_words(tracee, at, &[32, 0, tracee.environment()?, words])
+}
+
+fn write_words(tracee: &Tracee, at: u64, words: &[u64]) -> io::Result<()> {
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-    tracee.write(area, &bytes)?;
-    Ok(area)
+    tracee.write(at, &bytes)
 }
 
 /// The addresses from the first to the last byte of the program.
-fn span(image: &Image<'_>, base: u64) -> (u64, u64) {
+fn span(image: &Image<'_>) -> (u64, u64) {
     let loads = image.segments().filter(|segment| segment.kind == PT_LOAD);
     let ends = loads.map(|segment| {
-        let from = base.wrapping_add(segment.address);
+        let from = segment.address;
         (from, from.wrapping_add(segment.memory_bytes))
     });
     ends.reduce(|(a, b), (c, d)| (a.min(c), b.max(d)))
@@ -248,7 +365,8 @@ fn gap(process: libc::pid_t, (from, to): (u64, u64), bytes: u64) -> io::Result<u
     const LOWEST: u64 = 64 << 10;
     const DISTANCE: u64 = 64 << 10;
     const REACH: u64 = (2 << 30) - (16 << 20);
-    let maps = fs::read_to_string(format!("/proc/{process}/maps"))?;
+    let maps = read(process, "maps")?;
+    let maps = String::from_utf8_lossy(&maps);
     let used: Vec<(u64, u64)> = maps
         .lines()
         .filter_map(|line| {
@@ -275,6 +393,14 @@ fn gap(process: libc::pid_t, (from, to): (u64, u64), bytes: u64) -> io::Result<u
         .ok_or_else(|| io::Error::other("there is no room near its code"))
 }
 
+/// A file that the kernel makes while it is read: it has no length, and one large piece costs less
+/// than many small ones.
+fn read(process: libc::pid_t, name: &str) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(8192);
+    File::open(format!("/proc/{process}/{name}"))?.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
 const AT_HWCAP2: u64 = 26;
 const HWCAP2_FSGSBASE: u64 = 2;
 
@@ -283,7 +409,7 @@ struct Auxiliary(Vec<u8>);
 
 impl Auxiliary {
     fn of(process: libc::pid_t) -> io::Result<Auxiliary> {
-        fs::read(format!("/proc/{process}/auxv")).map(Auxiliary)
+        read(process, "auxv").map(Auxiliary)
     }
 
     fn value(&self, key: u64) -> Option<u64> {
@@ -291,5 +417,38 @@ impl Auxiliary {
             let word = |n: usize| u64::from_le_bytes(entry[n..n + 8].try_into().expect("eight"));
             (word(0) == key).then(|| word(8))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use toehold_sites::plan::Kind;
+
+    use super::*;
+
+    #[test]
+    fn the_patches_of_a_page_are_one_write_with_the_code_between_them() {
+        let code: Vec<u8> = (0..8192u32).map(|n| n as u8).collect();
+        let addresses = Addresses {
+            code: 0x40_0000,
+            stub: 0x30_0000,
+            table: 0x2f_0000,
+            entry: 0,
+        };
+        let patch = |start: usize| Patch {
+            site: start + 7,
+            kind: Kind::Before { start },
+        };
+        let all = [5000, 16, 100].map(|start| {
+            let [one, _] = overwrites(&patch(start), &addresses).expect("near");
+            one.expect("a jump")
+        });
+        let writes = by_page(&code, addresses.code, all.to_vec());
+        let places: Vec<(u64, usize)> = writes.iter().map(|(at, b)| (*at, b.len())).collect();
+        assert_eq!(places, [(0x40_0010, 91), (0x40_1388, 7)]);
+        let (_, bytes) = &writes[0];
+        assert_eq!(bytes[..7], *all[1].bytes());
+        assert_eq!(bytes[7..84], code[23..100]);
+        assert_eq!(bytes[84..], *all[2].bytes());
     }
 }

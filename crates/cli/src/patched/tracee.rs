@@ -12,17 +12,151 @@ pub(crate) struct Tracee {
     process: pid_t,
     memory: File,
     at_exec: user_regs_struct,
-    /// The bytes that the program executes first; the calls are made from there.
-    first_bytes: [u8; CALL.len()],
+    /// The page of the program's first instruction: the calls are made from its beginning.
+    page: u64,
+    /// The bytes that are there until it has made the calls.
+    bytes: Option<Vec<u8>>,
     /// Signals that arrived while it was stopped.
     signals: Vec<c_int>,
 }
 
-/// `int3; syscall; int3`: the kernel still writes the result of exec into rax after the first stop,
-/// so the program goes on to the first `int3` before any call is made.
-const CALL: [u8; 4] = [0xcc, 0x0f, 0x05, 0xcc];
-/// Where `syscall` is in it.
-const SYSCALL: u64 = 1;
+/// A system call to be made in the program's name.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Call {
+    /// Its number.
+    pub(crate) number: i64,
+    /// Its arguments.
+    pub(crate) arguments: [u64; 6],
+    /// How its arguments and its answer relate to those of other calls of the list: some of
+    /// [`Call::WITHIN`] and the others.
+    pub(crate) relations: u64,
+}
+
+impl Call {
+    /// The first argument counts from the address that is the answer of [`Call::ADDRESS`].
+    pub(crate) const WITHIN: u64 = 1;
+    /// The fifth argument is the answer of [`Call::FILE`].
+    pub(crate) const OF_FILE: u64 = 2;
+    /// The first argument is the answer of [`Call::FILE`].
+    pub(crate) const ON_FILE: u64 = 4;
+    /// The answer is an address that later calls use.
+    pub(crate) const ADDRESS: u64 = 8;
+    /// The answer is a descriptor that later calls use.
+    pub(crate) const FILE: u64 = 16;
+    /// The answer is another address.
+    pub(crate) const AREA: u64 = 32;
+
+    /// A call whose arguments are values.
+    pub(crate) fn new(number: i64, arguments: [u64; 6]) -> Call {
+        Call {
+            number,
+            arguments,
+            relations: 0,
+        }
+    }
+
+    /// With these relations to other calls.
+    pub(crate) fn with(self, relations: u64) -> Call {
+        Call { relations, ..self }
+    }
+
+    fn words(&self) -> [u64; 8] {
+        let [a, b, c, d, e, f] = self.arguments;
+        [self.number as u64, a, b, c, d, e, f, self.relations]
+    }
+}
+
+/// The answers of calls that later calls used.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Answers {
+    /// Of [`Call::ADDRESS`].
+    pub(crate) address: u64,
+    /// Of [`Call::AREA`].
+    pub(crate) area: u64,
+}
+
+// Makes the system calls of the list at rbx, one after the other, until one fails or the list ends
+// with a negative number. So the program stops once for all of them: a stop takes as long as many
+// system calls. rax may be anything at the beginning: the kernel writes the answer of the exec into
+// it after the first stop.
+core::arch::global_asm!(
+    ".pushsection .rodata.toehold_calls, \"a\", @progbits",
+    ".hidden toehold_calls",
+    ".globl toehold_calls",
+    ".hidden toehold_calls_done",
+    ".globl toehold_calls_done",
+    ".hidden toehold_calls_end",
+    ".globl toehold_calls_end",
+    "toehold_calls:",
+    "2:",
+    "mov rax, [rbx]",
+    "test rax, rax",
+    "js toehold_calls_done",
+    "mov rdi, [rbx + 8]",
+    "mov rsi, [rbx + 16]",
+    "mov rdx, [rbx + 24]",
+    "mov r10, [rbx + 32]",
+    "mov r8, [rbx + 40]",
+    "mov r9, [rbx + 48]",
+    "mov ebp, [rbx + 56]",
+    "test ebp, {within}",
+    "jz 3f",
+    "add rdi, r12",
+    "3:",
+    "test ebp, {of_file}",
+    "jz 3f",
+    "mov r8, r13",
+    "3:",
+    "test ebp, {on_file}",
+    "jz 3f",
+    "mov rdi, r13",
+    "3:",
+    "syscall",
+    "cmp rax, -4095",
+    "jae 4f",
+    "test ebp, {address}",
+    "cmovnz r12, rax",
+    "test ebp, {file}",
+    "cmovnz r13, rax",
+    "test ebp, {area}",
+    "cmovnz r14, rax",
+    "add rbx, 64",
+    "jmp 2b",
+    "4:",
+    "int3",
+    "toehold_calls_done:",
+    "int3",
+    "toehold_calls_end:",
+    ".popsection",
+    within = const Call::WITHIN,
+    of_file = const Call::OF_FILE,
+    on_file = const Call::ON_FILE,
+    address = const Call::ADDRESS,
+    file = const Call::FILE,
+    area = const Call::AREA,
+);
+
+unsafe extern "C" {
+    static toehold_calls: u8;
+    static toehold_calls_done: u8;
+    static toehold_calls_end: u8;
+}
+
+/// The code above, and where it stops when all is done.
+fn calls_code() -> (&'static [u8], u64) {
+    let (from, done, end) = (
+        &raw const toehold_calls,
+        &raw const toehold_calls_done,
+        &raw const toehold_calls_end,
+    );
+    // SAFETY: read-only bytes of this program, in this order.
+    unsafe {
+        let bytes = std::slice::from_raw_parts(from, end.offset_from_unsigned(from));
+        (bytes, done.offset_from_unsigned(from) as u64)
+    }
+}
+
+const PAGE: u64 = 4096;
 
 impl Tracee {
     /// `process`, which has just executed another program: the event has stopped it.
@@ -31,18 +165,19 @@ impl Tracee {
             .read(true)
             .write(true)
             .open(format!("/proc/{process}/mem"))?;
-        let mut tracee = Tracee {
+        // The kernel writes the answer of the exec into rax when the program goes on.
+        let at_exec = user_regs_struct {
+            rax: 0,
+            ..registers(process)?
+        };
+        Ok(Tracee {
             process,
             memory,
-            at_exec: registers(process)?,
-            first_bytes: [0; CALL.len()],
+            page: at_exec.rip & !(PAGE - 1),
+            at_exec,
+            bytes: None,
             signals: Vec::new(),
-        };
-        let at = tracee.at_exec.rip;
-        tracee.memory.read_exact_at(&mut tracee.first_bytes, at)?;
-        tracee.memory.write_all_at(&CALL, at)?;
-        tracee.run_to_breakpoint()?;
-        Ok(tracee)
+        })
     }
 
     /// Its number.
@@ -60,50 +195,68 @@ impl Tracee {
         self.memory.write_all_at(bytes, address)
     }
 
-    /// Makes a system call in its name.
-    pub(crate) fn call(&mut self, number: i64, arguments: [u64; 6]) -> io::Result<u64> {
+    /// Makes system calls in its name, until one fails. The list is written to `at`.
+    pub(crate) fn call_all(&mut self, calls: &[Call], at: u64) -> io::Result<Answers> {
+        let (code, done) = calls_code();
+        if self.bytes.is_none() {
+            let mut bytes = vec![0; code.len()];
+            self.memory.read_exact_at(&mut bytes, self.page)?;
+            self.bytes = Some(bytes);
+            self.memory.write_all_at(code, self.page)?;
+        }
+        let words = calls.iter().flat_map(Call::words).chain([u64::MAX]);
+        let list: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
+        self.memory.write_all_at(&list, at)?;
         let mut registers = self.at_exec;
         registers.orig_rax = u64::MAX;
-        registers.rip += SYSCALL;
-        registers.rax = number as u64;
-        [
-            registers.rdi,
-            registers.rsi,
-            registers.rdx,
-            registers.r10,
-            registers.r8,
-            registers.r9,
-        ] = arguments;
+        registers.rip = self.page;
+        registers.rbx = at;
         set_registers(self.process, &registers)?;
-        self.run_to_breakpoint()?;
-        let answer = self::registers(self.process)?.rax as i64;
-        if (-4095..0).contains(&answer) {
-            return Err(io::Error::from_raw_os_error(-answer as i32));
+        self.go_on()?;
+        self.stop()?;
+        let after = self::registers(self.process)?;
+        // After an `int3`.
+        if after.rip == self.page + done + 1 {
+            return Ok(Answers {
+                address: after.r12,
+                area: after.r14,
+            });
         }
-        Ok(answer as u64)
+        match after.rax as i64 {
+            error @ -4095..0 => Err(io::Error::from_raw_os_error(-error as i32)),
+            _ => Err(io::Error::other("the program has stopped somewhere else")),
+        }
     }
 
-    /// Calls a C function of its own, far below its stack pointer.
-    pub(crate) fn call_function(&mut self, function: u64, argument: u64) -> io::Result<i64> {
-        const BELOW: u64 = 4096;
+    /// Calls a C function of its own, far below its stack pointer. [`Tracee::call_all`] has been
+    /// called. It does `meanwhile` while the program runs.
+    pub(crate) fn call_function<T>(
+        &mut self,
+        function: u64,
+        argument: u64,
+        meanwhile: impl FnOnce(&Tracee) -> T,
+    ) -> io::Result<(i64, T)> {
+        const BELOW: u64 = 8192;
         let mut registers = self.at_exec;
         registers.orig_rax = u64::MAX;
         registers.rip = function;
         registers.rdi = argument;
         // As after a `call`: the return address lies on the stack, and leads to the last `int3`.
         registers.rsp = ((self.at_exec.rsp - BELOW) & !15) - 8;
-        let back = self.at_exec.rip + CALL.len() as u64 - 1;
+        let back = self.page + calls_code().1;
         self.memory
             .write_all_at(&back.to_le_bytes(), registers.rsp)?;
         set_registers(self.process, &registers)?;
-        self.run_to_breakpoint()?;
+        self.go_on()?;
+        let other = meanwhile(self);
+        self.stop()?;
         let after = self::registers(self.process)?;
         if after.rip != back + 1 {
             return Err(io::Error::other(
                 "the library has ended the call in an unknown way",
             ));
         }
-        Ok(after.rax as i32 as i64)
+        Ok((after.rax as i32 as i64, other))
     }
 
     /// From now on, calls and the program have this GS base.
@@ -119,23 +272,35 @@ impl Tracee {
         Ok(self.at_exec.rsp + 8 * (u64::from_le_bytes(count) + 2))
     }
 
-    /// Lets it run to the next `int3`.
-    fn run_to_breakpoint(&mut self) -> io::Result<()> {
+    /// Lets it run.
+    fn go_on(&self) -> io::Result<()> {
+        request(libc::PTRACE_CONT, self.process, 0, 0).map(drop)
+    }
+
+    /// Waits until it has come to an `int3`.
+    fn stop(&mut self) -> io::Result<()> {
         loop {
-            request(libc::PTRACE_CONT, self.process, 0, 0)?;
             match wait(self.process)? {
                 None => return Err(io::Error::other("the program has ended")),
                 Some(Stop::Signal(libc::SIGTRAP)) => return Ok(()),
                 Some(Stop::Signal(signal)) => self.signals.push(signal),
                 Some(_) => {}
             }
+            self.go_on()?;
+        }
+    }
+
+    /// No calls are made from here on: the program's code is whole again.
+    pub(crate) fn end_calls(&mut self) -> io::Result<()> {
+        match self.bytes.take() {
+            Some(bytes) => self.memory.write_all_at(&bytes, self.page),
+            None => Ok(()),
         }
     }
 
     /// The program goes on as if nobody had stopped it.
-    pub(crate) fn release(self) -> io::Result<()> {
-        self.memory
-            .write_all_at(&self.first_bytes, self.at_exec.rip)?;
+    pub(crate) fn release(mut self) -> io::Result<()> {
+        self.end_calls()?;
         let mut registers = self.at_exec;
         // No system call is to be restarted.
         registers.orig_rax = u64::MAX;
