@@ -138,7 +138,10 @@ impl Toehold {
             adapter_arguments: words(adapter_arguments),
             ..Toehold::absent()
         };
-        toehold.make_runtime();
+        // A system adapter makes its own, which all users may enter.
+        if !adapter_arguments.contains(&SYSTEM) {
+            toehold.make_runtime();
+        }
         toehold.start_adapter();
         toehold
     }

@@ -334,10 +334,20 @@ fn nft(place: &Namespace, rules: &str) {
 /// Only who has the privilege is told of rules; the adapter's user here has it in its namespace.
 #[test]
 fn a_new_firewall_rule_sees_every_message_and_without_it_all_are_fast_again() {
+    follow_a_new_firewall_rule(&[]);
+}
+
+/// It has given the privilege up by the time it serves.
+#[test]
+fn a_new_firewall_rule_is_seen_by_the_system_adapter_too() {
+    follow_a_new_firewall_rule(&["--system"]);
+}
+
+fn follow_a_new_firewall_rule(adapter_options: &[&str]) {
     if host::require(["nft"]).is_none() {
         return;
     }
-    let Some(mut observed) = Observed::start(&[]) else {
+    let Some(mut observed) = Observed::start(adapter_options) else {
         return;
     };
     let port = observed.crowd.port();

@@ -30,6 +30,7 @@ use crate::engine::Engine;
 use crate::engine::settings::Settings;
 use crate::entropy;
 use crate::epoll::EVENTS_PER_TURN;
+use crate::firewall::Firewall;
 use crate::listener::{Hidden, ListenError, Listener};
 use crate::pressure::Pressure;
 use crate::regions::Regions;
@@ -256,11 +257,13 @@ pub fn run(options: Options) -> Result<(), Error> {
         true => Proving::load(),
         false => Proving::default(),
     };
+    // It takes a capability that the system adapter gives up. Most users may not listen.
+    let firewall = Firewall::open().ok();
     if is_system {
         privileges::keep_needed().map_err(os("give up capabilities for"))?;
         proving.check();
     }
-    let mut daemon = Daemon::bind_with(options, proving)?;
+    let mut daemon = Daemon::bind_with(options, proving, firewall)?;
     daemon.catch_signals()?;
     daemon.hail();
     if is_system {
@@ -325,10 +328,14 @@ impl Daemon {
             true => Proving::load(),
             false => Proving::default(),
         };
-        Daemon::bind_with(options, proving)
+        Daemon::bind_with(options, proving, Firewall::open().ok())
     }
 
-    fn bind_with(mut options: Options, proving: Proving) -> Result<Daemon, Error> {
+    fn bind_with(
+        mut options: Options,
+        proving: Proving,
+        firewall: Option<Firewall>,
+    ) -> Result<Daemon, Error> {
         let dir = match options.is_system {
             true => RuntimeDir::open_or_create_system(&options.runtime_dir),
             false => RuntimeDir::open_or_create(&options.runtime_dir),
@@ -389,7 +396,7 @@ impl Daemon {
         if options.is_system {
             limits.user = UserLimits::of_system(options.regions_max);
         }
-        let observation = Observation::new(diag.as_ref().ok().map(Diag::namespace));
+        let observation = Observation::new(diag.as_ref().ok().map(Diag::namespace), firewall);
         if let Some(rules) = observation.as_fd() {
             poller
                 .watch(rules, Source::Firewall)

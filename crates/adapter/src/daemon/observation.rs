@@ -46,11 +46,10 @@ pub(super) struct Observation {
 }
 
 impl Observation {
-    /// Begins to listen for rules, in the namespace of number `own`.
-    pub(super) fn new(own: Option<u64>) -> Observation {
+    /// Hears of rules from `firewall`, of the namespace of number `own`.
+    pub(super) fn new(own: Option<u64>, firewall: Option<Firewall>) -> Observation {
         Observation {
-            // Most users may not listen.
-            firewall: Firewall::open().ok(),
+            firewall,
             own,
             ..Observation::default()
         }
