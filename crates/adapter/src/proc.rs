@@ -20,15 +20,40 @@ pub(crate) struct Sockets {
     lists: BTreeMap<u64, SocketList>,
 }
 
-/// Sockets by inode. Its order never shows.
-type SocketList = HashMap<u64, Listed>;
+/// The TCP sockets of a namespace. The order of its maps never shows.
+#[derive(Debug, Default)]
+struct SocketList {
+    by_inode: HashMap<u64, Listed>,
+    /// The inodes of those that a process has open.
+    by_addresses: HashMap<Ends, u64>,
+}
+
+/// Local and remote address.
+type Ends = (SocketAddr, SocketAddr);
 
 /// One socket of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Listed {
-    /// Local and remote address.
-    addresses: (SocketAddr, SocketAddr),
+    addresses: Ends,
     uid: u32,
+}
+
+impl SocketList {
+    fn of(pid: u32) -> SocketList {
+        let mut list = SocketList::default();
+        for name in ["tcp", "tcp6"] {
+            let text = fs::read_to_string(format!("/proc/{pid}/net/{name}")).unwrap_or_default();
+            for (inode, listed) in text.lines().skip(1).filter_map(parse_line) {
+                list.by_inode.insert(inode, listed);
+                // One that only the kernel still knows, to end the connection properly, has inode
+                // 0.
+                if inode != 0 {
+                    list.by_addresses.insert(listed.addresses, inode);
+                }
+            }
+        }
+        list
+    }
 }
 
 impl Sockets {
@@ -40,8 +65,8 @@ impl Sockets {
         let list = self
             .lists
             .entry(namespace)
-            .or_insert_with(|| socket_list(pid));
-        let listed = list.get(&inode)?;
+            .or_insert_with(|| SocketList::of(pid));
+        let listed = list.by_inode.get(&inode)?;
         Some(listed.addresses)
     }
 
@@ -86,10 +111,9 @@ impl Sockets {
         let list = self
             .lists
             .entry(namespace)
-            .or_insert_with(|| socket_list(pid));
-        let mut others = list.iter().filter(|&(&inode, _)| inode != 0);
-        let found = others.find(|(_, listed)| listed.addresses == (remote, local));
-        found.map(|(&inode, listed)| (inode, listed.uid))
+            .or_insert_with(|| SocketList::of(pid));
+        let inode = *list.by_addresses.get(&(remote, local))?;
+        Some((inode, list.by_inode.get(&inode)?.uid))
     }
 
     /// Whether some process has the socket of these addresses open, in the network namespace of
@@ -107,20 +131,9 @@ impl Sockets {
         let list = self
             .lists
             .entry(namespace)
-            .or_insert_with(|| socket_list(pid));
-        // One that only the kernel still knows, to end the connection properly, has inode 0.
-        list.iter()
-            .any(|(&inode, listed)| inode != 0 && listed.addresses == (local, remote))
+            .or_insert_with(|| SocketList::of(pid));
+        list.by_addresses.contains_key(&(local, remote))
     }
-}
-
-fn socket_list(pid: u32) -> SocketList {
-    let mut list = SocketList::new();
-    for name in ["tcp", "tcp6"] {
-        let text = fs::read_to_string(format!("/proc/{pid}/net/{name}")).unwrap_or_default();
-        list.extend(text.lines().skip(1).filter_map(parse_line));
-    }
-    list
 }
 
 /// The inode of a socket of a process, if we may look.
