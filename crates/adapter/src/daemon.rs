@@ -66,9 +66,10 @@ pub struct Options {
     pub foreground: bool,
     /// Leave after this long without a client; never when `None`.
     pub idle_exit: Option<Duration>,
-    /// Most channels at a time; fewer when three quarters of the descriptors we may have are fewer,
-    /// or with an engine one quarter of them.
-    /// Each has a region, of which only the pages in use cost memory, and a descriptor of it.
+    /// Most channels at a time. Each has a region, of which only the pages in use cost memory. They
+    /// are fewer when their descriptors would be more than three quarters of those that we may
+    /// have, or with an engine one quarter: one for each two programs, and one for each eight
+    /// channels of theirs.
     pub regions_max: usize,
     /// The processes that may be introduced to each other.
     pub policy: Policy,
@@ -332,7 +333,7 @@ impl Daemon {
     }
 
     fn bind_with(
-        mut options: Options,
+        options: Options,
         proving: Proving,
         firewall: Option<Firewall>,
     ) -> Result<Daemon, Error> {
@@ -390,11 +391,12 @@ impl Daemon {
                 format!("connections are paired within one network namespace only: {why}")
             });
         }
-        let regions_max = descriptors::regions_max(engine.is_some());
-        options.regions_max = options.regions_max.min(regions_max);
+        let descriptors_max = descriptors::memory_max(engine.is_some());
+        // A channel takes two of them when it is the only one of its pair.
+        let in_own_pairs = descriptors_max / 2;
         let mut limits = Limits::with_regions(options.regions_max);
         if options.is_system {
-            limits.user = UserLimits::of_system(options.regions_max);
+            limits.user = UserLimits::of_system(options.regions_max.min(in_own_pairs));
         }
         let observation = Observation::new(diag.as_ref().ok().map(Diag::namespace), firewall);
         if let Some(rules) = observation.as_fd() {
@@ -418,7 +420,7 @@ impl Daemon {
             diag: diag.ok(),
             proving,
             tables: Tables::default(),
-            regions: Regions::default(),
+            regions: Regions::new(descriptors_max),
             pair_numbers,
             clients: BTreeMap::new(),
             client_next: 1,

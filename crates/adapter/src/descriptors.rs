@@ -1,8 +1,8 @@
 //! How many descriptors the adapter may have, and for what.
 //!
-//! A client needs two, a pair of processes one, a channel at most one, and each connection of an
-//! engine one for its carrier. Channels and carriers come by the thousand, carriers also because
-//! remotes connect. Each kind has its part, so that the adapter still answers its programs.
+//! A client needs two, a pair of processes one, each eight of its channels one, and each connection
+//! of an engine one for its carrier. Channels and carriers come by the thousand, carriers also
+//! because remotes connect. Each kind has its part, so that the adapter still answers its programs.
 
 use rustix::process::{Resource, getrlimit, setrlimit};
 
@@ -14,8 +14,8 @@ pub(crate) fn raise_limit() {
     let _ = setrlimit(Resource::Nofile, limit);
 }
 
-/// How many channels they allow for.
-pub(crate) fn regions_max(has_engine: bool) -> usize {
+/// How many of them the memory of pairs and channels may take.
+pub(crate) fn memory_max(has_engine: bool) -> usize {
     let most = most();
     if has_engine {
         most / 4

@@ -41,8 +41,12 @@ pub(crate) const WARM_FOR: Duration = Duration::from_secs(1);
 const WARM_RING_BYTES: usize = 1 << CAPACITY_LOG2_MIN;
 
 /// The memory of every pair that the registry knows.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Regions {
+    /// Most descriptors that all of it may take: one for each pair, and one for each slab.
+    descriptors_max: usize,
+    /// Of all pairs.
+    slabs: usize,
     pairs: BTreeMap<PairId, PairMemory>,
     channels: BTreeMap<ChannelId, (PairId, u32)>,
     /// Since when.
@@ -80,6 +84,37 @@ pub(crate) struct Memory {
 }
 
 impl Regions {
+    /// Nothing yet, and so many descriptors at most.
+    pub(crate) fn new(descriptors_max: usize) -> Regions {
+        Regions {
+            descriptors_max,
+            slabs: 0,
+            pairs: BTreeMap::new(),
+            channels: BTreeMap::new(),
+            warm: BTreeMap::new(),
+            cool_due: None,
+        }
+    }
+
+    /// Whether there are descriptors for any new channel: of a new pair, which takes two.
+    pub(crate) fn has_room_for_any(&self) -> bool {
+        self.pairs.len() + self.slabs + 2 <= self.descriptors_max
+    }
+
+    /// Whether there are descriptors for a new channel. One in a slab that is there takes none.
+    pub(crate) fn has_room(&self, matched: &Match) -> bool {
+        let pair = self.pairs.get(&matched.pair);
+        let has_slab = |pair: &PairMemory| pair.slabs.contains_key(&slab_of(matched.slot));
+        let wanted = usize::from(pair.is_none()) + usize::from(!pair.is_some_and(has_slab));
+        wanted == 0 || self.pairs.len() + self.slabs + wanted <= self.descriptors_max
+    }
+
+    /// How many slabs there are, and how many there may be beside the pairs.
+    pub(crate) fn slabs(&self) -> [usize; 2] {
+        let most = self.descriptors_max.saturating_sub(self.pairs.len());
+        [self.slabs, most]
+    }
+
     /// Makes what a new channel needs, as far as its pair has not got it.
     pub(crate) fn create(&mut self, matched: &Match) -> io::Result<Memory> {
         let pair = match self.pairs.entry(matched.pair) {
@@ -89,7 +124,10 @@ impl Regions {
                 slabs: BTreeMap::new(),
             }),
         };
-        let slab = pair.slab(matched.slot, matched.forks)?;
+        let before = pair.slabs.len();
+        let slab = pair.slab(matched.slot, matched.forks);
+        self.slabs += pair.slabs.len() - before;
+        let slab = pair.slabs.get_mut(&slab?).expect("just made, or good");
         begin_region(&slab.file, matched.slot)?;
         slab.in_use += 1;
         let shown = std::mem::replace(&mut slab.shown, [true; 2]);
@@ -137,6 +175,7 @@ impl Regions {
                     return;
                 };
                 self.warm.retain(|&(pair, _), _| pair != id);
+                self.slabs -= pair.slabs.len();
                 for slab in pair.slabs.values() {
                     // A process that is still there has it mapped.
                     slab.give_back(0..SLAB_BYTES);
@@ -156,8 +195,20 @@ impl Regions {
             slab.trim(slot);
             self.warm.insert(place, now);
             self.cool_due.get_or_insert(now + WARM_FOR);
-        } else {
+        } else if slab.in_use > 0 {
             slab.clear(slot);
+        } else {
+            self.remove_slab(place);
+        }
+    }
+
+    /// Gives up the slab of a slot, in which no channel is. Whoever needs it again is shown
+    /// another. Others of its regions may be warm, which nobody would miss.
+    fn remove_slab(&mut self, (pair, slot): (PairId, u32)) {
+        let pair = self.pairs.get_mut(&pair);
+        if let Some(slab) = pair.and_then(|pair| pair.slabs.remove(&slab_of(slot))) {
+            slab.give_back(0..SLAB_BYTES);
+            self.slabs -= 1;
         }
     }
 
@@ -177,20 +228,12 @@ impl Regions {
         });
         self.cool_due = (!self.warm.is_empty()).then_some(now + WARM_FOR);
         for (id, slot) in cold {
-            let Some(pair) = self.pairs.get_mut(&id) else {
-                continue;
-            };
-            let Some(slab) = pair.slabs.get(&slab_of(slot)) else {
-                continue;
-            };
-            if slab.in_use > 0 {
-                slab.clear(slot);
-                continue;
+            let pair = self.pairs.get(&id);
+            match pair.and_then(|pair| pair.slabs.get(&slab_of(slot))) {
+                Some(slab) if slab.in_use > 0 => slab.clear(slot),
+                Some(_) => self.remove_slab((id, slot)),
+                None => {}
             }
-            // Whoever needs it again is shown another. Others of its regions may be warm for a
-            // moment longer, which nobody would miss.
-            slab.give_back(0..SLAB_BYTES);
-            pair.slabs.remove(&slab_of(slot));
         }
     }
 
@@ -201,9 +244,9 @@ impl Regions {
 }
 
 impl PairMemory {
-    /// The slab that a slot is in. Should that be one that a channel must not use, the registry has
-    /// seen to it that nobody else does.
-    fn slab(&mut self, slot: u32, forks: Forks) -> io::Result<&mut Slab> {
+    /// The number of the slab that a slot is in. Should that be one that a channel must not use,
+    /// the registry has seen to it that nobody else does, and it gets another slab.
+    fn slab(&mut self, slot: u32, forks: Forks) -> io::Result<u32> {
         let index = slab_of(slot);
         let is_good = |slab: &Slab| !slab.is_closed && slab.forks == forks;
         if !self.slabs.get(&index).is_some_and(is_good) {
@@ -218,7 +261,7 @@ impl PairMemory {
                 before.give_back(0..SLAB_BYTES);
             }
         }
-        Ok(self.slabs.get_mut(&index).expect("just made"))
+        Ok(index)
     }
 }
 

@@ -225,9 +225,10 @@ impl Daemon {
         gone.collect()
     }
 
-    /// Introduces what had to wait for a region, as far as there are regions now.
+    /// Introduces what had to wait for a region, as far as there are regions and
+    /// descriptors now.
     pub(super) fn introduce_held_back(&mut self) {
-        loop {
+        while self.regions.has_room_for_any() {
             let next = self.registry.poll_held_back(&is_current(&self.tables));
             let introduced = next.map(|matched| self.introduce(&matched));
             if !matches!(introduced, Some(Ok(()))) {
@@ -240,6 +241,18 @@ impl Daemon {
     /// both wait.
     pub(super) fn introduce(&mut self, matched: &Match) -> io::Result<()> {
         let ends = matched.sides.each_ref().map(|side| side.end);
+        // Its slot may be that of a channel which has ended in this turn.
+        self.release_regions();
+        if !self.regions.has_room(matched) {
+            self.registry.postpone(matched);
+            for end in ends {
+                self.tables.set_verdict(end, Reason::NoResources);
+            }
+            self.log.say("memory", || {
+                "no descriptors left for the memory of more programs".into()
+            });
+            return Err(io::Error::from_raw_os_error(libc::EMFILE));
+        }
         let mut gone = self.gone(matched);
         let has_facts = self.proving.witness().is_some() && !self.is_engines(ends);
         if gone.is_empty() && has_facts {
@@ -280,8 +293,6 @@ impl Daemon {
             }
             return Ok(());
         }
-        // Its slot may be that of a channel which has ended in this turn.
-        self.release_regions();
         let memory = self.regions.create(matched).inspect_err(|error| {
             self.registry.postpone(matched);
             for side in &matched.sides {
@@ -330,6 +341,8 @@ impl Daemon {
             self.shares_beyond_one = shares.map(|shares| shares - 1).sum();
         }
         let in_use = self.registry.channel_count() + self.shares_beyond_one;
+        // When slabs run out there is pressure, too.
+        let in_use = in_use.max(self.shares_of_slabs());
         if !self.pressure.is_on(in_use, self.options.regions_max) {
             self.sample_next = None;
             return;
@@ -353,6 +366,13 @@ impl Daemon {
             let text = || format!("taking back {} of the least active regions", chosen.len());
             self.log.say("pressure", text);
         }
+    }
+
+    /// The used part of the slabs that there may be, in shares.
+    fn shares_of_slabs(&self) -> usize {
+        let [used, most] = self.regions.slabs();
+        let shares = used as u128 * self.options.regions_max as u128 / most.max(1) as u128;
+        usize::try_from(shares).unwrap_or(usize::MAX)
     }
 }
 

@@ -70,7 +70,7 @@ fn pages(memory: &Memory) -> u64 {
 
 #[test]
 fn region_says_what_it_is_and_how_large_its_rings_are_each_time() {
-    let (mut regions, now) = (Regions::default(), Instant::now());
+    let (mut regions, now) = (Regions::new(usize::MAX), Instant::now());
     for channel in 0..2 {
         let memory = regions.create(&matched(channel, 3, NEVER)).expect("memory");
         let slab = Mapped::of(&memory);
@@ -94,7 +94,7 @@ fn region_says_what_it_is_and_how_large_its_rings_are_each_time() {
 
 #[test]
 fn slab_is_shown_once_and_its_slots_are_its_regions() {
-    let mut regions = Regions::default();
+    let mut regions = Regions::new(usize::MAX);
     let first = regions.create(&matched(1, 0, NEVER)).expect("memory");
     let second = regions.create(&matched(2, 1, NEVER)).expect("memory");
     let third = regions
@@ -111,7 +111,7 @@ fn slab_is_shown_once_and_its_slots_are_its_regions() {
 
 #[test]
 fn warm_region_keeps_its_first_pages_for_a_while() {
-    let (mut regions, now) = (Regions::default(), Instant::now());
+    let (mut regions, now) = (Regions::new(usize::MAX), Instant::now());
     let memory = regions.create(&matched(1, 0, NEVER)).expect("memory");
     // One more that stays, or the slab would go.
     regions.create(&matched(2, 1, NEVER)).expect("memory");
@@ -134,7 +134,7 @@ fn warm_region_keeps_its_first_pages_for_a_while() {
 
 #[test]
 fn slab_without_channels_is_given_up_and_so_is_all_of_a_pair() {
-    let (mut regions, now) = (Regions::default(), Instant::now());
+    let (mut regions, now) = (Regions::new(usize::MAX), Instant::now());
     let memory = regions.create(&matched(1, 0, NEVER)).expect("memory");
     regions.close(Ended::Channel(ChannelId(1)), now);
     regions.cool(now + WARM_FOR);
@@ -151,7 +151,7 @@ fn slab_without_channels_is_given_up_and_so_is_all_of_a_pair() {
 
 #[test]
 fn who_has_forked_gets_another_slab() {
-    let (mut regions, now) = (Regions::default(), Instant::now());
+    let (mut regions, now) = (Regions::new(usize::MAX), Instant::now());
     let before = regions.create(&matched(1, 0, NEVER)).expect("memory");
     regions.close(Ended::Channel(ChannelId(1)), now);
     let after = regions.create(&matched(2, 0, [0, 1])).expect("memory");
@@ -162,7 +162,7 @@ fn who_has_forked_gets_another_slab() {
 
 #[test]
 fn another_process_is_shown_nothing_but_the_channel_it_resumes() {
-    let (mut regions, now) = (Regions::default(), Instant::now());
+    let (mut regions, now) = (Regions::new(usize::MAX), Instant::now());
     regions.create(&matched(1, 0, NEVER)).expect("memory");
     let memory = regions.create(&matched(2, 1, NEVER)).expect("memory");
     Mapped::of(&memory).fill(0, 0, 8192);
@@ -186,4 +186,45 @@ fn a_pair_says_what_it_is() {
     assert_eq!(header.version.load(Ordering::Relaxed), LAYOUT_VERSION);
     // SAFETY: `header` is not used any more.
     unsafe { memfd::unmap(base, PAIR_BYTES) };
+}
+
+#[test]
+fn channels_of_a_slab_that_is_there_need_no_descriptor_and_others_wait_for_one() {
+    let (mut regions, now) = (Regions::new(3), Instant::now());
+    assert!(regions.has_room(&matched(1, 0, NEVER)));
+    let memory = regions.create(&matched(1, 0, NEVER)).expect("memory");
+    assert_eq!(regions.slabs(), [1, 2]);
+    let other_slab = matched(2, SLAB_SLOTS, NEVER);
+    assert!(regions.has_room(&other_slab));
+    regions.create(&other_slab).expect("memory");
+    assert!(regions.has_room(&matched(3, 1, NEVER)));
+    let third_slab = matched(3, 2 * SLAB_SLOTS, NEVER);
+    assert!(!regions.has_room(&third_slab));
+    // One that nobody may use any more is replaced.
+    assert!(regions.has_room(&matched(3, 1, [1, 0])));
+    drop(memory);
+    regions.close(Ended::Channel(ChannelId(1)), now);
+    assert!(!regions.has_room(&third_slab), "it is warm");
+    regions.cool(now + WARM_FOR);
+    assert!(regions.has_room(&third_slab));
+    assert!(!regions.has_room_for_any());
+    regions.close(Ended::Pair(third_slab.pair), now);
+    assert_eq!(regions.slabs(), [0, 3]);
+    assert!(regions.has_room_for_any());
+}
+
+#[test]
+fn slabs_of_more_channels_than_are_kept_warm_are_given_up_at_once() {
+    let (mut regions, now) = (Regions::new(usize::MAX), Instant::now());
+    let count = WARM_MAX as u32 + 3 * SLAB_SLOTS;
+    for slot in 0..count {
+        let matched = matched(u64::from(slot), slot, NEVER);
+        regions.create(&matched).expect("memory");
+    }
+    for slot in 0..count {
+        regions.close(Ended::Channel(ChannelId(slot.into())), now);
+    }
+    assert_eq!(regions.slabs()[0], WARM_MAX / SLAB_SLOTS as usize);
+    regions.cool(now + WARM_FOR);
+    assert_eq!(regions.slabs()[0], 0);
 }
