@@ -6,11 +6,17 @@
 //! which it keeps using, `around N` for N milliseconds with a message on each in turn. It ends when
 //! there are no more lines. Every byte is checked; each line is answered with one.
 //! `crowd client PORT COUNT light` only talks in short messages.
+//!
+//! `crowd member` is one of many processes that have connections with each other. It echoes as the
+//! server does, and follows its input at the same time: `join PORT COUNT` opens connections, `talk
+//! COUNT` sends so many messages on each in turn. Its input is a socket, on which it says its port
+//! and answers each line.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::io::{BufRead, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
 
 /// Short messages in one talk: enough for a connection to be worth pairing.
@@ -22,7 +28,12 @@ fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments[..] {
-        ["server"] => server(),
+        ["server"] => {
+            let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+            println!("{}", listener.local_addr().expect("bound").port());
+            server(&listener);
+        }
+        ["member"] => member(),
         ["client", port, count, ref manner @ ..] => client(
             port.parse().expect("a port"),
             count.parse().expect("a number"),
@@ -32,13 +43,42 @@ fn main() {
                 _ => panic!("{manner:?}?"),
             },
         ),
-        _ => panic!("usage: crowd server | client PORT COUNT [light]"),
+        _ => panic!("usage: crowd server | client PORT COUNT [light] | member"),
     }
 }
 
-fn server() {
+fn member() {
+    let orders = std::io::stdin();
+    let input = orders.as_fd().try_clone_to_owned();
+    let mut answers = File::from(input.expect("room for a descriptor"));
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    println!("{}", listener.local_addr().expect("bound").port());
+    let port = listener.local_addr().expect("bound").port();
+    writeln!(answers, "{port}").expect("somebody listens");
+    std::thread::spawn(move || server(&listener));
+    let mut streams = Vec::new();
+    for line in orders.lock().lines().map_while(Result::ok) {
+        let words: Vec<&str> = line.split(' ').collect();
+        match words[..] {
+            ["join", port, count] => {
+                let port: u16 = port.parse().expect("a port");
+                for _ in 0..count.parse().expect("a number") {
+                    streams.push(TcpStream::connect(("127.0.0.1", port)).expect("it listens"));
+                }
+            }
+            ["talk", messages] => {
+                let messages = messages.parse().expect("a number");
+                streams
+                    .iter_mut()
+                    .for_each(|stream| talk(stream, messages, 0));
+            }
+            _ => panic!("{line}?"),
+        }
+        writeln!(answers, "done").expect("somebody listens");
+    }
+}
+
+/// Echoes on every connection that comes.
+fn server(listener: &TcpListener) {
     // SAFETY: no memory is involved.
     let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
     let watch = |fd: i32| {
@@ -78,7 +118,7 @@ fn client(port: u16, count: usize, bulk_bytes: usize) {
     let mut streams: Vec<TcpStream> = (0..count)
         .map(|_| TcpStream::connect(("127.0.0.1", port)).expect("the server listens"))
         .collect();
-    let talk = |stream: &mut TcpStream| talk(stream, bulk_bytes);
+    let talk = |stream: &mut TcpStream| talk(stream, MESSAGES, bulk_bytes);
     streams.iter_mut().for_each(talk);
     println!("ready");
     for line in std::io::stdin().lock().lines().map_while(Result::ok) {
@@ -105,8 +145,8 @@ fn client(port: u16, count: usize, bulk_bytes: usize) {
     }
 }
 
-fn talk(stream: &mut TcpStream, bulk_bytes: usize) {
-    for n in 0..MESSAGES {
+fn talk(stream: &mut TcpStream, messages: usize, bulk_bytes: usize) {
+    for n in 0..messages {
         exchange(stream, format!("message {n}").as_bytes());
     }
     let bytes: Vec<u8> = (0..bulk_bytes).map(|n| (n % 251) as u8).collect();

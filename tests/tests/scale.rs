@@ -1,0 +1,333 @@
+//! Many processes, each with connections to several others: all are accelerated as far as the
+//! adapter's descriptors and regions reach, no byte is lost, and what it all costs.
+//!
+//! How many, is said by the environment, and the numbers go to standard error:
+//!
+//! ```text
+//! E2E_PROCESSES=1000 E2E_CONNECTIONS=100 E2E_PEERS=10 \
+//!     cargo test --release -p toehold-e2e --test scale -- --nocapture
+//! ```
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path as FilePath;
+use std::time::{Duration, Instant};
+
+use toehold_e2e::{Path, Running, Toehold};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_crowd");
+/// A talk of thousands of connections takes a while.
+const TIME_LIMIT: Duration = Duration::from_secs(600);
+
+/// Messages on each connection in a talk: enough for it to be worth pairing.
+const MESSAGES: usize = 40;
+/// Talks at most until every connection has come to its offer.
+const ROUNDS: usize = 6;
+
+/// One of the processes, and the line to it.
+struct Member {
+    running: Running,
+    line: BufReader<UnixStream>,
+    port: u16,
+}
+
+impl Member {
+    fn start(toehold: &Toehold, path: Path, number: usize) -> Member {
+        let (ours, theirs) = UnixStream::pair().expect("a socket pair");
+        ours.set_read_timeout(Some(TIME_LIMIT)).expect("a timeout");
+        let mut command = toehold.command(path, PROGRAM);
+        command.arg("member").stdin(OwnedFd::from(theirs));
+        let running = Running::start_fed(command, &format!("member-{number}"), toehold.dir());
+        Member {
+            running,
+            line: BufReader::new(ours),
+            port: 0,
+        }
+    }
+
+    fn order(&mut self, line: &str) {
+        writeln!(self.line.get_mut(), "{line}").expect("it reads");
+    }
+
+    fn answer(&mut self) -> String {
+        let mut line = String::new();
+        let read = self.line.read_line(&mut line);
+        assert!(line.ends_with('\n'), "{read:?}: {}", self.running.outputs());
+        line.trim().to_owned()
+    }
+}
+
+/// All of them.
+struct Population {
+    toehold: Toehold,
+    members: Vec<Member>,
+    /// Each process opens so many to each of its peers.
+    per_peer: usize,
+    peers: usize,
+}
+
+impl Population {
+    /// Starts `processes`, of which each has `connections` with `peers` others, half of them opened
+    /// by it.
+    fn start(toehold: Toehold, path: Path, [processes, connections, peers]: [usize; 3]) -> Self {
+        let per_peer = connections / 2 / peers;
+        assert!(per_peer > 0 && processes > peers, "other numbers");
+        let start = |number| Member::start(&toehold, path, number);
+        let mut members: Vec<Member> = (0..processes).map(start).collect();
+        for member in &mut members {
+            member.port = member.answer().parse().expect("a port");
+        }
+        let mut population = Population {
+            toehold,
+            members,
+            per_peer,
+            peers,
+        };
+        for step in 1..=peers {
+            let ports: Vec<u16> = population.members.iter().map(|it| it.port).collect();
+            population.order(|number| {
+                let port = ports[(number + step) % processes];
+                format!("join {port} {per_peer}")
+            });
+        }
+        population
+    }
+
+    fn order(&mut self, line: impl Fn(usize) -> String) {
+        for (number, member) in self.members.iter_mut().enumerate() {
+            member.order(&line(number));
+        }
+        for member in &mut self.members {
+            assert_eq!(member.answer(), "done");
+        }
+    }
+
+    /// Talks on all connections; how long that took.
+    fn talk(&mut self) -> Duration {
+        let begun = Instant::now();
+        self.order(|_| format!("talk {MESSAGES}"));
+        begun.elapsed()
+    }
+
+    /// Connections that the processes have opened.
+    fn opened(&self) -> usize {
+        self.members.len() * self.peers * self.per_peer
+    }
+
+    /// Ends of connections in shared memory.
+    fn direct(&self) -> usize {
+        let connections = self.toehold.connections();
+        connections.iter().filter(|one| one.is_direct()).count()
+    }
+
+    /// How many ends have each reason to be on the kernel.
+    fn reasons(&self) -> Vec<(String, usize)> {
+        let mut reasons = BTreeMap::new();
+        for one in self.toehold.connections() {
+            let reason = one.value["reason"].as_str().unwrap_or("?").to_owned();
+            let path = one.value["path"].as_str().unwrap_or("?").to_owned();
+            let reason = format!("{path}: {reason}");
+            *reasons.entry(reason).or_default() += 1;
+        }
+        reasons.into_iter().collect()
+    }
+
+    /// Prints the costs of all of it now.
+    fn report(&mut self, when: &str) {
+        let pids: Vec<u32> = self.members.iter().map(|it| it.running.pid()).collect();
+        let all: Vec<Cost> = pids.iter().map(|pid| Cost::of(*pid)).collect();
+        let adapter = Cost::of(self.toehold.adapter().pid());
+        let sum = |of: fn(&Cost) -> u64| all.iter().map(of).sum::<u64>();
+        let most = |of: fn(&Cost) -> u64| all.iter().map(of).max().unwrap_or(0);
+        eprintln!("{when}:");
+        eprintln!(
+            "  processes: {} MiB resident in proportion, {} MiB page tables; one at most: {} \
+             mappings, {} descriptors",
+            sum(|it| it.proportional) >> 10,
+            sum(|it| it.page_tables) >> 10,
+            most(|it| it.mappings),
+            most(|it| it.descriptors)
+        );
+        eprintln!(
+            "  adapter: {} MiB resident, {} KiB page tables, {} mappings, {} descriptors",
+            adapter.proportional >> 10,
+            adapter.page_tables,
+            adapter.mappings,
+            adapter.descriptors
+        );
+        eprintln!("  host: {} MiB available", available() >> 10);
+    }
+
+    /// Shares of one core that all processes and the adapter use while nobody talks.
+    fn idle(&mut self, time: Duration) -> [f64; 2] {
+        let adapter = self.toehold.adapter().pid();
+        let pids: Vec<u32> = self.members.iter().map(|it| it.running.pid()).collect();
+        let ticks = || {
+            let all = pids.iter().map(|pid| cpu_ticks(*pid)).sum::<u64>();
+            [all, cpu_ticks(adapter)]
+        };
+        let (before, begun) = (ticks(), Instant::now());
+        std::thread::sleep(time);
+        let (after, took) = (ticks(), begun.elapsed());
+        // SAFETY: no memory is involved.
+        let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as f64;
+        [0, 1].map(|which| {
+            let spent = (after[which] - before[which]) as f64 / per_second;
+            spent / took.as_secs_f64()
+        })
+    }
+
+    fn end(self) {
+        let Population {
+            members, toehold, ..
+        } = self;
+        for member in members {
+            drop(member.line);
+            member.running.success(TIME_LIMIT);
+        }
+        drop(toehold);
+    }
+}
+
+/// The costs of a process, in KiB and in numbers.
+struct Cost {
+    proportional: u64,
+    page_tables: u64,
+    mappings: u64,
+    descriptors: u64,
+}
+
+impl Cost {
+    fn of(pid: u32) -> Cost {
+        let proc = format!("/proc/{pid}");
+        let proc = FilePath::new(&proc);
+        let maps = std::fs::read_to_string(proc.join("maps")).unwrap_or_default();
+        let descriptors = std::fs::read_dir(proc.join("fd"));
+        Cost {
+            proportional: number_of(&proc.join("smaps_rollup"), "Pss:"),
+            page_tables: number_of(&proc.join("status"), "VmPTE:"),
+            mappings: maps.lines().count() as u64,
+            descriptors: descriptors.map_or(0, Iterator::count) as u64,
+        }
+    }
+}
+
+/// The number behind a name in a file of /proc.
+fn number_of(file: &FilePath, name: &str) -> u64 {
+    let text = std::fs::read_to_string(file).unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    let number = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
+    number.unwrap_or(0)
+}
+
+fn available() -> u64 {
+    number_of(FilePath::new("/proc/meminfo"), "MemAvailable:")
+}
+
+/// `utime` and `stime` of a process (proc_pid_stat(5)).
+fn cpu_ticks(pid: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let rest = stat.rsplit(") ").next().unwrap_or_default();
+    let fields = rest.split(' ').skip(11).take(2);
+    fields.filter_map(|field| field.parse::<u64>().ok()).sum()
+}
+
+fn wanted(name: &str, otherwise: usize) -> usize {
+    let value = std::env::var(name).ok();
+    value.map_or(otherwise, |value| value.parse().expect("a number"))
+}
+
+fn raise_descriptor_limit() {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: `limit` is live; what is set is what was got, with one number changed.
+    unsafe {
+        libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit);
+        limit.rlim_cur = limit.rlim_max;
+        libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
+    }
+}
+
+/// Talks until all connections are direct, or some cannot be; what came of it.
+fn settle(all: &mut Population) -> usize {
+    let mut direct = 0;
+    for round in 1..=ROUNDS {
+        let took = all.talk();
+        let asked = Instant::now();
+        direct = all.direct();
+        eprintln!(
+            "round {round}: {took:.1?}; {direct} of {} ends direct; status took {:.2?}",
+            2 * all.opened(),
+            asked.elapsed()
+        );
+        if direct == 2 * all.opened() {
+            break;
+        }
+    }
+    direct
+}
+
+#[test]
+fn many_processes_with_many_connections_are_accelerated() {
+    raise_descriptor_limit();
+    let numbers = [
+        wanted("E2E_PROCESSES", 24),
+        wanted("E2E_CONNECTIONS", 24),
+        wanted("E2E_PEERS", 3),
+    ];
+    let budget = wanted("E2E_BUDGET", 1_000_000);
+    let before = available();
+    let mut toehold = Toehold::start();
+    toehold.start_adapter_with(&["--max-connections", &budget.to_string()]);
+    let begun = Instant::now();
+    let mut all = Population::start(toehold, Path::Direct, numbers);
+    eprintln!(
+        "{} connections between {} processes, opened in {:.1?}; {} MiB available before",
+        all.opened(),
+        numbers[0],
+        begun.elapsed(),
+        before >> 10
+    );
+    let direct = settle(&mut all);
+    let [programs, adapter] = all.idle(Duration::from_secs(3));
+    eprintln!("idle: processes {programs:.3} cores, adapter {adapter:.3} cores");
+    let reasons = all.reasons();
+    all.report("after the talks");
+    let log = all.toehold.adapter().stderr();
+    let is_bounded = log.contains("no descriptors left") || budget < all.opened();
+    assert!(
+        direct == 2 * all.opened() || is_bounded,
+        "{reasons:#?}\n{log}"
+    );
+    eprintln!("{reasons:#?}");
+    all.end();
+}
+
+#[test]
+fn programs_beyond_the_adapters_descriptors_stay_on_the_kernel_and_say_why() {
+    const DESCRIPTORS: u32 = 160;
+    /// Each two programs with less than eight connections take two: one for the ready bitmaps, one
+    /// for a slab. Three quarters of the adapter's do not suffice for all.
+    const NEEDED: usize = 2 * PROCESSES * PEERS;
+    const PROCESSES: usize = 10;
+    const PEERS: usize = 8;
+    const _: () = assert!(NEEDED > DESCRIPTORS as usize * 3 / 4);
+    let mut toehold = Toehold::start();
+    toehold.start_adapter_with_descriptors(DESCRIPTORS);
+    let mut all = Population::start(toehold, Path::Direct, [PROCESSES, 4 * PEERS, PEERS]);
+    all.talk();
+    all.talk();
+    let reasons = all.reasons();
+    let has = |words: &str| reasons.iter().any(|(reason, _)| reason.contains(words));
+    assert!(
+        has("direct: ") && has("no memory or descriptors"),
+        "{reasons:?}"
+    );
+    let held = Cost::of(all.toehold.adapter().pid()).descriptors;
+    assert!(held < DESCRIPTORS.into(), "{held}");
+    all.end();
+}
