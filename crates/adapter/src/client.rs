@@ -48,7 +48,7 @@ pub enum ClientError {
         /// The adapter's version of the protocol.
         theirs: u32,
     },
-    /// No answer within [`ANSWER_TIMEOUT`].
+    /// No answer within [`ANSWER_TIMEOUT`], or no status within [`STATUS_TIMEOUT`].
     TimedOut,
     /// Whatever listens there does not answer like an adapter, or turned us away.
     NotAnAdapter(PathBuf),
@@ -92,8 +92,12 @@ impl fmt::Display for ClientError {
                 stop it and start this one"
             ),
             ClientError::TimedOut => {
-                let seconds = ANSWER_TIMEOUT.as_secs();
-                write!(out, "the adapter did not answer within {seconds} seconds")
+                let [seconds, status] = [ANSWER_TIMEOUT, STATUS_TIMEOUT].map(|it| it.as_secs());
+                write!(
+                    out,
+                    "the adapter did not answer within {seconds} seconds, or did not tell its \
+                     status within {status}"
+                )
             }
             ClientError::NotAnAdapter(path) => {
                 write!(
@@ -125,6 +129,9 @@ impl std::error::Error for ClientError {}
 
 /// How long to wait for an adapter.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long to wait for the status of an adapter that has answered: that of 100,000 connections on
+/// a busy host takes seconds.
+pub const STATUS_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest status accepted from an adapter: every entry of many tables.
 const STATUS_BYTES_MAX: u64 = 1 << 30;
 
@@ -143,6 +150,9 @@ pub fn ping(runtime_dir: &Path) -> Result<AdapterInfo, ClientError> {
 /// See [`ClientError`].
 pub fn status(runtime_dir: &Path) -> Result<String, ClientError> {
     let asker = Asker::connect(runtime_dir)?;
+    asker.ask(&Message::new(Kind::Ping))?;
+    set_socket_timeout(&asker.socket, Timeout::Recv, Some(STATUS_TIMEOUT))
+        .map_err(|error| os("wait for the adapter")(error.into()))?;
     let (mut answer, _) = asker.ask(&Message::new(Kind::Status))?;
     let file = answer.descriptors.pop().ok_or(ClientError::NoAnswer)?;
     let mut text = String::new();
