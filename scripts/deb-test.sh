@@ -28,17 +28,7 @@ files() {
         LC_ALL=C sort
 }
 
-if [ ! -e "$fresh/done" ]; then
-    # The mirror that this host itself uses.
-    # shellcheck disable=SC2016
-    mirror=$(apt-get indextargets --format '$(SITE)' 'Created-By: Packages' 'Codename: bookworm' |
-        head -n 1)
-    rm -rf "$fresh"
-    mkdir -p "$fresh"
-    debootstrap --variant=minbase bookworm "$fresh" "$mirror" >"$2/debootstrap.log" ||
-        { tail "$2/debootstrap.log" >&2; exit 1; }
-    touch "$fresh/done"
-fi
+"${BASH_SOURCE%/*}/root.sh" "$fresh"
 rm -rf "$root"
 cp -a "$fresh" "$root"
 cp "$package" "$root/root/toehold.deb"
