@@ -121,6 +121,11 @@ deb-test: ## the package in a fresh Debian 12: install, upgrade, remove, purge; 
 	@scripts/deps.sh deb
 	scripts/deb-test.sh $(RELEASE)/deb/*.deb $(RELEASE)/deb-test
 
+.PHONY: tour
+tour: ## the tour of docs/operations.md in a Debian 12 that is booted for it; root
+	@scripts/deps.sh rust demo test deb
+	cargo xtask tour
+
 .PHONY: tarball
 tarball: build ## the installed tree as an archive: it runs from wherever it is unpacked
 	scripts/tarball.sh $(RELEASE)

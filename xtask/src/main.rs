@@ -15,6 +15,7 @@
 //!   `bench-offload`, `bench-paths` and `bench-switches`.
 //! - [`skips`]: which tests may be skipped where everything must be tested.
 //! - [`tools`]: what the tests start is what `scripts/deps.sh` installs.
+//! - [`tour`]: the operator's tour of `docs/operations.md`, in a Debian that is booted for it.
 //! - [`adapter`]: an adapter for the time of a measurement or of a suite.
 //! - [`demo`]: real programs on both paths and one table, for `demo` and `bench`.
 
@@ -34,6 +35,7 @@ mod suite;
 mod suites;
 mod text;
 mod tools;
+mod tour;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -57,6 +59,8 @@ Usage: cargo xtask COMMAND
   e2e [FILTER]   real programs, the kernel as the oracle
   programs [--rounds N] [--json FILE] [--markdown FILE] [--list] [CASE...]
                  the programs of docs/programs.md: on the kernel, with both ends or one accelerated
+  tour [PACKAGE] the commands of docs/operations.md's tour in a Debian 12 that is booted for it, and
+                 their outputs; with this Debian package of Toehold, or one that it makes (root)
   fuzz [SECONDS] every fuzz target for some seconds (cargo-fuzz and a nightly toolchain)
   packetdrill [FILTER] [--binary PATH] [--scripts DIR]
                  packetdrill's scripts against the TCP engine, in virtual time
@@ -102,6 +106,7 @@ fn main() -> ExitCode {
         Some("interoperability") => suite::interoperability(argument),
         Some("e2e") => suite::e2e(argument),
         Some("fuzz") => suite::fuzz(argument),
+        Some("tour") => tour::run(&rest),
         Some("packetdrill") => packetdrill::run(&rest),
         Some("programs") => programs::run(&rest),
         Some("suites") => suites::run(&rest),

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::steps::Steps;
-use crate::{circles, links, orderings, packetdrill, rfc, root, target, text, tools};
+use crate::{circles, links, orderings, packetdrill, rfc, root, target, text, tools, tour};
 
 /// Seeds of the simulator in a full test; about half a minute on one core.
 const SIM_SEEDS: &str = "1000";
@@ -56,6 +56,7 @@ pub(crate) fn test() -> bool {
     add_e2e(&mut steps, None);
     add_everything_express(&mut steps);
     add_package(&mut steps);
+    add_tour(&mut steps);
     add_offload(&mut steps);
     steps.conclude()
 }
@@ -387,6 +388,14 @@ fn add_package(steps: &mut Steps) {
             "lintian is not installed (make test installs it)",
         );
     }
+}
+
+/// The operator's tour, with the package that has just been made.
+fn add_tour(steps: &mut Steps) {
+    let this = std::env::current_exe().expect("a running program has a path");
+    let mut command = Command::new(this);
+    command.arg("tour").args(tour::package());
+    steps.run("tour", &mut command);
 }
 
 /// Tests that wait for programs more than they compute, so more of them run than there are cores.
