@@ -12,6 +12,7 @@
 //! - [`crowd`]: two programs with many connections, and a line to one of them;
 //! - [`load`]: the byte streams that the soak and the crash tests check;
 //! - [`nginx`]: a web server with files of known contents;
+//! - [`podman`]: containers by podman, of root's or rootless;
 //! - [`system`]: a system adapter, and programs of different users under it;
 //! - [`network`]: two network namespaces with an adapter's link between them;
 //! - [`host`]: free ports, installed programs, and skips that nobody can overlook.
@@ -23,6 +24,7 @@ pub mod host;
 pub mod load;
 pub mod network;
 pub mod nginx;
+pub mod podman;
 pub mod process;
 pub mod system;
 pub mod toehold;
@@ -32,6 +34,7 @@ pub use crowd::Crowd;
 pub use duet::{Duet, Sides};
 pub use network::{Link, Network};
 pub use nginx::Nginx;
+pub use podman::Podman;
 pub use process::{Running, wait_until};
 pub use system::System;
 pub use toehold::{Path, Toehold};

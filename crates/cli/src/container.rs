@@ -38,8 +38,8 @@ pub(crate) struct ContainerArgs {
     #[arg(long, value_enum, default_value = "adaptive")]
     wait: WaitChoice,
 
-    /// The container has a user namespace in which the adapter's user has no number: a rootless
-    /// container under the system adapter, or one with --userns
+    /// The container has a user namespace in which the adapter's user has no number, for example
+    /// one with --userns. Implied for podman of an ordinary user (rootless) and the system adapter
     #[arg(long)]
     user_namespace: bool,
 }
@@ -92,7 +92,12 @@ pub(crate) fn run(args: &ContainerArgs) -> Result<(), Failure> {
     let meeting = Meeting::of(args.runtime_dir.as_deref(), args.adapter);
     let directory = std::path::absolute(meeting.dir());
     let directory = directory.map_err(|error| Failure::new(error.to_string()))?;
-    let content = Content::new(library, directory, args.wait, args.user_namespace);
+    // Podman of an ordinary user is rootless: root has no number in its containers.
+    let is_rootless = args.form == Form::Podman
+        && matches!(meeting, Meeting::System(_))
+        && !rustix::process::geteuid().is_root();
+    let is_unmapped = args.user_namespace || is_rootless;
+    let content = Content::new(library, directory, args.wait, is_unmapped);
     let text = match args.form {
         Form::Podman => content.options(|host, there| {
             format!("--mount=type=bind,source={host},target={there},ro=true")
