@@ -629,6 +629,39 @@ fn cookies_carry_a_flood() {
     assert_eq!(stage.engine.counters().cookies_accepted, 1);
 }
 
+/// A SYN that was answered with a cookie comes again when there is room for it. Whoever heard the
+/// first answer ends that handshake, and not the second.
+#[test]
+fn a_cookie_is_good_although_its_syn_came_again() {
+    let mut stage = Stage::new(|config, _| config.half_open_max = 1);
+    stage.come_from(4_000);
+    stage.remote("S 0:0(0) win 65535 <mss 1000>");
+    stage.expect("S. 0:0(0) ack 1");
+    stage.come_from(4_321);
+    stage.remote("S 0:0(0) win 65535 <mss 1000>");
+    stage.expect("S. 0:0(0) ack 1");
+    assert_eq!(stage.engine.counters().cookies_sent, 1);
+    stage.come_from(4_000);
+    stage.remote("R 1:1(0)");
+    stage.come_from(4_321);
+    stage.remote("S 0:0(0) win 65535 <mss 1000>");
+    assert_eq!(stage.engine.connection_count(), 1);
+    // With numbers of its own, which the remote takes for nothing.
+    stage.forget_sent();
+    stage.remote("P. 1:11(10) ack 1 win 100");
+    stage.expect(". 1:1(0) ack 11");
+    stage.expect_nothing();
+    let id = stage.engine.accept(stage.listener).expect("established");
+    assert_eq!(stage.engine.info(id).unwrap().received, 10);
+    assert_eq!(stage.engine.counters().cookies_accepted, 1);
+    assert_eq!(stage.engine.connection_count(), 1);
+    // There is room for the next.
+    stage.come_from(4_000);
+    stage.remote("S 0:0(0) win 65535 <mss 1000>");
+    assert_eq!(stage.engine.counters().cookies_sent, 1);
+    assert_eq!(stage.engine.connection_count(), 2);
+}
+
 /// RFC 3168 section 6.1.1: a SYN-ACK with ECE agrees to ECN. A cookie's does so as any other, and a
 /// connection that came by one uses ECN only then.
 #[test]

@@ -177,7 +177,15 @@ impl Engine {
         };
         let was_half_open = connection.conditions.has(Conditions::HALF_OPEN);
         let response = connection.handle_segment(&mut cx, &segment, packet.ecn, id, memory);
-        if was_half_open && connection.state == State::Established {
+        let is_learnt = was_half_open && connection.state == State::Established;
+        if was_half_open
+            && response == Response::Refuse
+            && self.gives_way_to_cookie(now, slot, &segment)
+            && self.open_from_cookie(now, packet.ecn, &segment, &key, reply_to, memory)
+        {
+            return Ok(());
+        }
+        if is_learnt {
             self.learn_from(key.remote, reply_to);
         }
         if response != Response::Done {
@@ -412,6 +420,29 @@ impl Engine {
         };
         debug_assert_eq!(connection.state, State::Established);
         connection.handle_segment(&mut cx, segment, came, id, memory);
+        self.settle(slot);
+        true
+    }
+
+    /// Whether a segment that a handshake has no use for ends an earlier one, which only its cookie
+    /// remembers: the SYN came again when there was room for a half-open connection. That one gives
+    /// way then. Like Linux, whose listener looks at what a request refuses (tcp_v4_rcv,
+    /// tcp_check_req).
+    #[cold]
+    fn gives_way_to_cookie(&mut self, now: Instant, slot: u32, segment: &Segment<'_>) -> bool {
+        let connection = &self.slots[slot as usize];
+        let (state, key) = (connection.state, connection.key);
+        let ends_handshake = segment.flags.has(Flags::ACK) && !segment.flags.has(Flags::SYN);
+        if state != State::SynReceived || !ends_handshake || !self.awaits_cookies(now) {
+            return false;
+        }
+        let offset = self.timestamp_offset(&key);
+        let clock = |echo: u32| echo.wrapping_sub(offset);
+        let cookies = &self.secrets.cookies;
+        if cookies.open(now, &key, segment, clock).is_none() {
+            return false;
+        }
+        self.slots[slot as usize].close(crate::state::CloseReason::Reset);
         self.settle(slot);
         true
     }
