@@ -134,6 +134,34 @@ fn a_small_segment_goes_alone_while_the_path_is_in_doubt() {
     assert_eq!(stage.engine.info(id).unwrap().mss, 730);
 }
 
+/// Small segments that arrive together are not a full one: the end of a flight that is less than a
+/// full segment, and the rest of one that was sent in parts.
+#[test]
+fn small_segments_that_are_acknowledged_together_are_no_full_one() {
+    let (mut stage, id) = on_a_dark_path();
+    stage.engine.publish(id, 1_460).unwrap();
+    stage.expect("P. 1:1461(1460) ack 1");
+    stage.wait(MILLISECOND);
+    stage.engine.publish(id, 2_600).unwrap();
+    stage.expect("P. 1461:2601(1140) ack 1");
+    while stage.engine.counters().timeouts < 2 {
+        stage.wait(MILLISECOND);
+    }
+    stage.forget_sent();
+    wait_for_timeout(&mut stage, id);
+    stage.expect(". 1:731(730) ack 1");
+    stage.remote(". 1:1(0) ack 731");
+    // The rest of the first passes in parts; the second came long ago.
+    stage.forget_sent();
+    stage.remote(". 1:1(0) ack 2601");
+    stage.engine.publish(id, 4_060).unwrap();
+    stage.expect("P. 2601:4061(1460) ack 1");
+    wait_for_timeout(&mut stage, id);
+    stage.expect(". 2601:3331(730) ack 1");
+    stage.remote(". 1:1(0) ack 3331");
+    assert_eq!(stage.engine.info(id).unwrap().mss, 730);
+}
+
 /// A connection over a path that has swallowed what was full, and carries 730 bytes since.
 fn after_a_black_hole() -> (Stage, ConnectionId) {
     let (mut stage, id) = on_a_dark_path();

@@ -42,12 +42,13 @@ impl Connection {
         if ack > self.snd_una {
             report.advanced_bytes = ack - self.snd_una;
             let answered = self.answered_by(cx, segment);
+            let is_full = self.is_full_segment_acknowledged(ack);
             self.scoreboard
                 .acknowledge(ack, answered, &mut report.delivered);
             self.snd_una = ack;
             self.retries = 0;
             self.news.0 |= News::PROGRESS;
-            self.settle_path_probe(cx, ack);
+            self.settle_path_probe(cx, ack, is_full);
         } else {
             self.forget_no_way();
             report.is_repeated =
@@ -143,12 +144,13 @@ impl Connection {
             advanced_bytes: ack - self.snd_una,
             ..Default::default()
         };
+        let is_full = self.is_full_segment_acknowledged(ack);
         self.scoreboard
             .acknowledge(ack, Instant::NEVER, &mut report.delivered);
         self.snd_una = ack;
         self.retries = 0;
         self.news.0 |= News::PROGRESS;
-        self.settle_path_probe(cx, ack);
+        self.settle_path_probe(cx, ack, is_full);
         if let Some(sent_at) = report.delivered.oldest_sent_at {
             self.rtt.sample(cx.now, cx.now.since(sent_at));
         }

@@ -24,6 +24,9 @@ const DOUBT_AFTER: Duration = Duration::from_secs(30);
 const BLACK_HOLE_RETRIES: u8 = 3;
 const BLACK_HOLE_MSS: u16 = 1_024;
 const BLACK_HOLE_MSS_MIN: u16 = 512;
+/// So many full segments' worth of bytes may arrive in smaller ones until the proof that small ones
+/// pass is too old.
+const PROOF_SEGMENTS_MAX: u32 = 16;
 /// RFC 4821 section 7.5: the search is over when it could win no more than this.
 const GAIN_BYTES_MIN: u16 = 32;
 /// RFC 4821 section 7.3: so many probes' worth of window, or a loss would cost a timeout.
@@ -63,7 +66,7 @@ enum Doubt {
     /// The lost bytes are sent again in a segment of this size; the second number is where that
     /// segment ends, once it has left.
     SmallSent(u32, u16),
-    /// The small segment has arrived. Everything before this has, and no full segment since.
+    /// The small segment has arrived, and everything before this. No full segment has since.
     SmallPassed(u32, u16),
     /// A large segment has met a timeout since, and a small one is on its way again.
     SmallSentAgain(u32, u16),
@@ -137,9 +140,8 @@ impl Connection {
         let una = self.snd_una.0 as u32;
         let is_due = self.retries >= BLACK_HOLE_RETRIES;
         self.path.doubt = match self.path.doubt {
-            Doubt::SmallPassed(before, size)
-                if una.wrapping_sub(before) < u32::from(self.mss)
-                    && self.scoreboard.oldest_bytes() > self.payload_of(size) =>
+            Doubt::SmallPassed(_, size)
+                if self.scoreboard.oldest_bytes() > self.payload_of(size) =>
             {
                 Doubt::SmallSentAgain(una, size)
             }
@@ -175,15 +177,25 @@ impl Connection {
         small
     }
 
-    /// Everything before `una` has arrived: what does that say of the path?
+    /// Whether a full segment is among those that `ack` acknowledges, of a path in doubt. To be
+    /// asked while they are on the scoreboard.
+    #[inline]
+    pub(super) fn is_full_segment_acknowledged(&self, ack: Position) -> bool {
+        !matches!(self.path.doubt, Doubt::None)
+            && self.scoreboard.has_record_of(u32::from(self.mss), ack)
+    }
+
+    /// Everything before `una` has arrived, by a full segment or smaller ones: what does that say
+    /// of the path?
     #[cold]
-    fn settle_doubt(&mut self, cx: &mut Context<'_>, una: Position) {
+    fn settle_doubt(&mut self, cx: &mut Context<'_>, una: Position, is_full: bool) {
         let una = una.0 as u32;
         let is_beyond = |end: u32| una.wrapping_sub(end) as i32 > 0;
+        let too_old = PROOF_SEGMENTS_MAX * u32::from(self.mss);
         self.path.doubt = match self.path.doubt {
             Doubt::SmallSent(end, size) if !is_beyond(end) => Doubt::SmallPassed(una, size),
-            Doubt::SmallPassed(before, size) if una.wrapping_sub(before) < u32::from(self.mss) => {
-                Doubt::SmallPassed(una, size)
+            Doubt::SmallPassed(before, size) if !is_full && una.wrapping_sub(before) < too_old => {
+                Doubt::SmallPassed(before, size)
             }
             Doubt::SmallSentAgain(end, size) if !is_beyond(end) => {
                 if size < self.path_mss {
@@ -245,9 +257,10 @@ impl Connection {
         self.path.probe = Some((span, self.candidate()));
     }
 
-    /// Everything before `una` has arrived: perhaps the probe has.
+    /// Everything before `una` has arrived: perhaps the probe has. `is_full`: a full segment was
+    /// among what has.
     #[inline]
-    pub(super) fn settle_path_probe(&mut self, cx: &mut Context<'_>, una: Position) {
+    pub(super) fn settle_path_probe(&mut self, cx: &mut Context<'_>, una: Position, is_full: bool) {
         if let Some((span, size)) = self.path.probe
             && una >= span.end
         {
@@ -257,7 +270,7 @@ impl Connection {
             self.go_on_searching(cx.now);
         }
         if !matches!(self.path.doubt, Doubt::None) {
-            self.settle_doubt(cx, una);
+            self.settle_doubt(cx, una, is_full);
         }
     }
 

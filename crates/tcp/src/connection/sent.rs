@@ -750,6 +750,12 @@ impl Scoreboard {
         self.iter().next().map_or(0, |record| record.length)
     }
 
+    /// Whether a record of so many bytes or more ends at `end` or before.
+    pub(crate) fn has_record_of(&self, bytes: u32, end: Position) -> bool {
+        let mut records = self.iter().take_while(|record| record.end() <= end);
+        records.any(|record| record.length >= bytes)
+    }
+
     /// Bytes sent again that nobody has acknowledged or that were lost once more.
     pub(crate) fn retransmitted_bytes(&self) -> u32 {
         let out = self.iter().filter(|record| record.is_out(true));
