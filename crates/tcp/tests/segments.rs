@@ -629,6 +629,30 @@ fn cookies_carry_a_flood() {
     assert_eq!(stage.engine.counters().cookies_accepted, 1);
 }
 
+/// RFC 6298 section 3: what was sent once, arrived, and waited for a retransmission says no more of
+/// the round trip than the retransmission does.
+#[test]
+fn what_waited_for_a_retransmission_measures_no_round_trip() {
+    let mut stage = plain();
+    let id = stage.accepted("", 10_000);
+    let publish = |stage: &mut Stage, end: u64| {
+        stage.engine.publish(id, end).unwrap();
+        stage.expect(&format!("P. {}:{}(1000) ack 1", end - 999, end + 1));
+        stage.wait(Duration::from_millis(10));
+    };
+    publish(&mut stage, 1_000);
+    stage.remote(". 1:1(0) ack 1001 win 10000");
+    let before = stage.engine.info(id).unwrap();
+    publish(&mut stage, 2_000);
+    publish(&mut stage, 3_000);
+    stage.wait(Duration::from_secs(3));
+    stage.forget_sent();
+    stage.remote(". 1:1(0) ack 3001 win 10000");
+    let after = stage.engine.info(id).unwrap();
+    assert_eq!(after.acknowledged, 3_000);
+    assert_eq!(after.round_trip, before.round_trip);
+}
+
 /// A SYN that was answered with a cookie comes again when there is room for it. Whoever heard the
 /// first answer ends that handshake, and not the second.
 #[test]

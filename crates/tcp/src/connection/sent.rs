@@ -95,7 +95,9 @@ pub(crate) struct Delivered {
     pub(crate) bytes: u64,
     /// Of these, the selectively acknowledged ones.
     pub(crate) sacked_bytes: u64,
-    /// When the oldest record that was sent only once left.
+    /// When the oldest record that was sent only once left. `None`, too, when the acknowledgement
+    /// number covers one that was sent again: the others may have arrived long before, and waited
+    /// for it (Linux, `tcp_clean_rtx_queue`: `FLAG_RETRANS_DATA_ACKED`).
     pub(crate) oldest_sent_at: Option<Instant>,
     /// The record that was sent last among them.
     pub(crate) newest: Option<Sent>,
@@ -362,6 +364,7 @@ impl Scoreboard {
         delivered: &mut Delivered,
     ) {
         self.gather();
+        let mut has_repair = false;
         while let Some(front) = self.earlier.front_mut() {
             if front.start >= una {
                 break;
@@ -382,6 +385,7 @@ impl Scoreboard {
                 if covered.flags & LOST != 0 {
                     self.lost_bytes -= covered.length;
                 }
+                has_repair |= covered.is_retransmitted();
                 // The echo is of what arrived where the acknowledgement stood before (RFC 7323
                 // section 4.3), and of nothing beyond.
                 if covered.is_retransmitted() && covered.sent_at > answered {
@@ -395,6 +399,9 @@ impl Scoreboard {
                 break;
             }
             self.earlier.pop_front();
+        }
+        if has_repair {
+            delivered.oldest_sent_at = None;
         }
         self.forget_repaired(una);
         self.shrink_if_empty();

@@ -100,6 +100,13 @@ mod tests {
         }
     }
 
+    /// A narrow and lossy path, and neither SACK nor timestamps: what waited at the receiver for a
+    /// retransmission is no measure of the round trip, or the timeout stays at two minutes.
+    #[test]
+    fn what_waited_for_a_retransmission_measures_no_round_trip() {
+        assert!(run(80_373_309, false).virtual_time < Duration::from_secs(7_200));
+    }
+
     /// A SYN that was answered with a cookie came again when there was room for a half-open
     /// connection, which refused the end of the handshake.
     #[test]
