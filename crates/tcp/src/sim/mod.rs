@@ -107,6 +107,13 @@ mod tests {
         assert!(run(80_373_309, false).virtual_time < Duration::from_secs(7_200));
     }
 
+    /// A remote whose answers were lost is given up by keepalive probes, although no program waits
+    /// for it any more. The remote may wait for ever then.
+    #[test]
+    fn whoever_was_let_go_may_be_given_up_by_keepalive() {
+        assert!(run(80_483_148, false).bytes > 0);
+    }
+
     /// A SYN that was answered with a cookie came again when there was room for a half-open
     /// connection, which refused the end of the handshake.
     #[test]

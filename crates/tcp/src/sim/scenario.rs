@@ -410,10 +410,11 @@ impl Scenario {
     }
 
     /// Whether one end of a transfer does not wait for ever for what it has sent to be
-    /// acknowledged.
+    /// acknowledged, or for a remote that says nothing.
     pub(crate) fn is_impatient(&self, transfer: usize) -> bool {
         let ends = [self.transfers[transfer].options, self.server_options];
-        ends.iter().any(|options| options.user_timeout.is_some())
+        ends.iter()
+            .any(|options| options.user_timeout.is_some() || options.keepalive.is_some())
     }
 
     /// Whether forged frames may end connections or damage streams: then only the engine's own

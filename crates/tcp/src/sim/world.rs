@@ -545,10 +545,7 @@ impl World {
             .expect("a closed connection can be released");
         self.note_end(&program, reason == CloseReason::Finished);
         let progress = &mut self.progress[flow];
-        let transfer = &self.scenario.transfers[flow];
-        let has_keepalive = transfer.options.keepalive.is_some()
-            || self.scenario.server_options.keepalive.is_some();
-        let may_be_given_up = has_keepalive || self.scenario.is_impatient(flow);
+        let may_be_given_up = self.scenario.is_impatient(flow);
         let may_fail = progress.excused
             || self.scenario.is_hostile()
             || program.aborted
