@@ -195,6 +195,10 @@ enum PatternChoice {
     Requests,
     /// Connections that carry one byte each way
     Connect,
+    /// Connections that carry nothing: the client opens and closes each
+    Empty,
+    /// So many new clients at once, each timed from its connect to its first answer
+    Newcomers,
 }
 
 /// When the requests of an open loop are due.
@@ -447,6 +451,8 @@ impl LoadArgs {
                 PatternChoice::Both => Pattern::Both,
                 PatternChoice::Requests => Pattern::Requests,
                 PatternChoice::Connect => Pattern::Connect,
+                PatternChoice::Empty => Pattern::Empty,
+                PatternChoice::Newcomers => Pattern::Newcomers,
             },
             message: self.message,
             response: self.response,

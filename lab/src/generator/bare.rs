@@ -28,7 +28,9 @@ pub fn run(load: &Load) -> Result<Outcome, String> {
     let totals = match load.pattern {
         Pattern::PingPong | Pattern::Requests => ping_pong(load, other),
         Pattern::ToServer | Pattern::ToClient | Pattern::Both => stream(load, other),
-        Pattern::Connect => return Err("connections have no limit between bare threads".to_owned()),
+        Pattern::Connect | Pattern::Empty | Pattern::Newcomers => {
+            return Err("connections have no limit between bare threads".to_owned());
+        }
     };
     let totals = totals.map_err(|error| format!("no memory for the limit: {error}"))?;
     Ok(totals.outcome(load))

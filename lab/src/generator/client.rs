@@ -10,7 +10,7 @@ use super::session::{Span, Totals, header, joined, open, seconds};
 use super::socket::{Address, Stream};
 use super::streams;
 use super::wire::{Header, Job};
-use super::{Load, Outcome, Pattern, connect, ping_pong, requests};
+use super::{Load, Outcome, Pattern, connect, newcomers, ping_pong, requests};
 
 /// Runs a load.
 ///
@@ -23,7 +23,8 @@ pub fn run(address: &Address, load: &Load) -> Result<Outcome, String> {
     let totals = match load.pattern {
         Pattern::PingPong => ping_pong::run(address, load),
         Pattern::Requests => requests::run(address, load),
-        Pattern::Connect => connect::run(address, load),
+        Pattern::Connect | Pattern::Empty => connect::run(address, load),
+        Pattern::Newcomers => newcomers::run(address, load),
         Pattern::ToServer | Pattern::ToClient | Pattern::Both => stream(address, load),
     };
     let totals =

@@ -1,4 +1,4 @@
-//! Connections that are opened, carry a byte each way and end.
+//! Connections that are opened, carry a byte each way or none at all, and end.
 
 use std::io;
 use std::thread;
@@ -6,9 +6,9 @@ use std::time::Instant;
 
 use super::latency::Latencies;
 use super::session::{Span, Totals, seconds};
-use super::socket::Address;
+use super::socket::{Address, Stream};
 use super::wire::{Header, Job};
-use super::{Load, session};
+use super::{Load, Pattern, session};
 
 /// Runs the pattern.
 ///
@@ -31,7 +31,11 @@ pub(super) fn run(address: &Address, load: &Load) -> io::Result<Totals> {
         Ok(Totals {
             seconds: load.seconds,
             operations: latencies.count(),
-            bytes: 2 * latencies.count(),
+            bytes: if load.pattern == Pattern::Empty {
+                0
+            } else {
+                2 * latencies.count()
+            },
             latencies: Some(latencies),
             cpu,
             ..Totals::default()
@@ -45,11 +49,11 @@ fn one(address: &Address, header: &Header, load: &Load) -> io::Result<Latencies>
     let (begin, end) = session::measured(load, start);
     let mut before = start;
     while before < end {
-        let stream = session::open(address, header)?;
-        if !stream.read_all(&mut [0; 1])? {
-            return Err(io::ErrorKind::UnexpectedEof.into());
+        if load.pattern == Pattern::Empty {
+            empty(address)?;
+        } else {
+            with_a_byte(address, header)?;
         }
-        drop(stream);
         let now = Instant::now();
         if before >= begin {
             latencies.add(now - before);
@@ -57,4 +61,17 @@ fn one(address: &Address, header: &Header, load: &Load) -> io::Result<Latencies>
         before = now;
     }
     Ok(latencies)
+}
+
+fn with_a_byte(address: &Address, header: &Header) -> io::Result<()> {
+    let stream = session::open(address, header)?;
+    if !stream.read_all(&mut [0; 1])? {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    Ok(())
+}
+
+/// The client asks for nothing and waits for nothing: the server accepts what it finds.
+fn empty(address: &Address) -> io::Result<()> {
+    Stream::connect(address).map(drop)
 }

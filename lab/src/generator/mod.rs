@@ -12,6 +12,7 @@ mod event_loop;
 pub mod filters;
 pub mod http;
 mod latency;
+mod newcomers;
 pub mod one_copy;
 mod ping_pong;
 pub mod poll;
@@ -46,18 +47,31 @@ pub enum Pattern {
     Requests,
     /// A connection, one byte there, one byte back, the end; one after the other in each stream.
     Connect,
+    /// A connection without a byte, which the client opens and closes; one after the other in each
+    /// stream.
+    Empty,
+    /// So many new clients at once, by one thread: each connects and asks. When all have their
+    /// first answer, all leave, and as many new ones come.
+    Newcomers,
 }
 
 impl Pattern {
     /// Every pattern with its name on the command line.
-    pub const ALL: [(&'static str, Pattern); 6] = [
+    pub const ALL: [(&'static str, Pattern); 8] = [
         ("ping-pong", Pattern::PingPong),
         ("to-server", Pattern::ToServer),
         ("to-client", Pattern::ToClient),
         ("both", Pattern::Both),
         ("requests", Pattern::Requests),
         ("connect", Pattern::Connect),
+        ("empty", Pattern::Empty),
+        ("newcomers", Pattern::Newcomers),
     ];
+
+    /// Whether its connections end before they could move, and each counts for itself.
+    pub fn is_short(self) -> bool {
+        matches!(self, Pattern::Connect | Pattern::Empty | Pattern::Newcomers)
+    }
 
     /// Its name.
     pub fn name(self) -> &'static str {

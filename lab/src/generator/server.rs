@@ -1,11 +1,12 @@
 //! The server: does with each connection what its header says.
 
 use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::event_loop::EventLoop;
+use super::event_loop::{self, EventLoop};
 use super::socket::{Address, Listener, Stream};
 use super::streams;
 use super::wire::{self, HEADER_BYTES, Header, Job};
@@ -43,13 +44,30 @@ impl Server {
     /// A sentence, when the listener fails.
     pub fn serve(self) -> Result<(), String> {
         let event_loop = EventLoop::start().map_err(|error| format!("no event loop: {error}"))?;
+        let waiting = self
+            .watch()
+            .map_err(|error| format!("cannot wait for connections: {error}"))?;
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 1];
         loop {
             match self.listener.accept() {
                 Ok(stream) => begin(stream, &event_loop),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    event_loop::wait(waiting.as_raw_fd(), &mut events, -1)
+                        .map_err(|error| format!("cannot wait for connections: {error}"))?;
+                }
                 Err(error) if is_passing(&error) => thread::sleep(PAUSE),
                 Err(error) => return Err(format!("cannot accept connections: {error}")),
             }
         }
+    }
+
+    /// Waits for connections as servers do, most of which have a non-blocking listener in an epoll
+    /// instance.
+    fn watch(&self) -> io::Result<OwnedFd> {
+        self.listener.set_nonblocking()?;
+        let epoll = event_loop::epoll()?;
+        event_loop::add(epoll.as_raw_fd(), self.listener.fd(), 0)?;
+        Ok(epoll)
     }
 }
 
@@ -89,17 +107,20 @@ fn begin(stream: Stream, event_loop: &Arc<EventLoop>) {
 }
 
 fn header_of(stream: &Stream) -> Option<Header> {
-    stream.set_timeout(Some(HEADER_TIMEOUT)).ok()?;
+    let give_up = Instant::now() + HEADER_TIMEOUT;
     let mut bytes = [0; HEADER_BYTES];
     let mut done = 0;
     while done < bytes.len() {
-        match stream.read(&mut bytes[done..]) {
-            Ok(0) | Err(_) => return None,
+        match stream.read_now(&mut bytes[done..]) {
+            Ok(0) => return None,
             Ok(count) => done += count,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                stream.wait_for_bytes(give_up).ok()?;
+            }
+            Err(_) => return None,
         }
     }
     let header = Header::decode(&bytes)?;
-    stream.set_timeout(None).ok()?;
     if header.socket_buffer > 0 {
         stream.set_buffers(header.socket_buffer).ok()?;
     }

@@ -31,7 +31,7 @@ impl Totals {
         let kind = match load.pattern {
             Pattern::Requests if load.rate.is_some() => "open loop",
             Pattern::Requests | Pattern::PingPong => "closed loop",
-            Pattern::Connect => "connections",
+            Pattern::Connect | Pattern::Empty | Pattern::Newcomers => "connections",
             Pattern::ToServer | Pattern::ToClient | Pattern::Both => "stream",
         };
         Outcome {
@@ -86,7 +86,7 @@ pub(super) fn header(load: &Load, job: Job) -> Header {
         polling: load.polling,
         touch: load.touch,
         sendfile: load.sendfile,
-        shared: load.pattern == Pattern::Requests,
+        shared: matches!(load.pattern, Pattern::Requests | Pattern::Newcomers),
         message: load.message,
         response: load.response_bytes(),
         socket_buffer: load.socket_buffer.unwrap_or(0),

@@ -9,7 +9,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Where a server is: `HOST:PORT`, several of them with commas between, or `unix:PATH`.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -77,7 +77,7 @@ impl Listener {
         Ok(listener)
     }
 
-    fn fd(&self) -> RawFd {
+    pub(super) fn fd(&self) -> RawFd {
         match self {
             Listener::Tcp(listener) => listener.as_raw_fd(),
             Listener::Unix(listener, _) => listener.as_raw_fd(),
@@ -88,6 +88,13 @@ impl Listener {
         match self {
             Listener::Tcp(listener) => Ok(Address::Tcp(listener.local_addr()?.to_string())),
             Listener::Unix(_, path) => Ok(Address::Unix(path.clone())),
+        }
+    }
+
+    pub(super) fn set_nonblocking(&self) -> io::Result<()> {
+        match self {
+            Listener::Tcp(listener) => listener.set_nonblocking(true),
+            Listener::Unix(listener, _) => listener.set_nonblocking(true),
         }
     }
 
@@ -186,6 +193,36 @@ impl Stream {
         // SAFETY: `into` is writable for its length.
         let count = unsafe { libc::recv(self.fd(), into.as_mut_ptr().cast(), into.len(), 0) };
         usize::try_from(count).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// Some bytes that are there; it never waits.
+    pub(super) fn read_now(&self, into: &mut [u8]) -> io::Result<usize> {
+        // SAFETY: `into` is writable.
+        let count = unsafe {
+            libc::recv(
+                self.fd(),
+                into.as_mut_ptr().cast(),
+                into.len(),
+                libc::MSG_DONTWAIT,
+            )
+        };
+        usize::try_from(count).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// Waits for bytes, or the stream's end, until then.
+    pub(super) fn wait_for_bytes(&self, until: Instant) -> io::Result<()> {
+        let left = until.saturating_duration_since(Instant::now());
+        let mut wanted = libc::pollfd {
+            fd: self.fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: `wanted` is one complete element.
+        match unsafe { libc::poll(&mut wanted, 1, left.as_millis() as libc::c_int) } {
+            0 => Err(io::ErrorKind::TimedOut.into()),
+            -1 => again(io::Error::last_os_error()),
+            _ => Ok(()),
+        }
     }
 
     /// Sends some of the bytes.

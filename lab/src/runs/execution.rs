@@ -274,7 +274,7 @@ impl Scene {
                     return Err(LabError::new(format!("warm-up of {place}: {why}")));
                 }
                 // Connections of that pattern end before they could move.
-                let is_short = block.pattern == Pattern::Connect;
+                let is_short = block.pattern.is_short();
                 let is_past_tcp = arm.path != ArmPath::Sockmap || self.redirected() > before;
                 if (moved == Some(0) && !is_short) || !is_past_tcp {
                     stayed.insert(format!("{} ({})", arm.name, block.title));
@@ -688,7 +688,7 @@ impl Scene {
                 let is_known = matches!(pattern, Pattern::PingPong | Pattern::ToServer);
                 is_known && load.streams == 1 && self.one_copy.is_none()
             }
-            ArmPath::Limit => pattern != Pattern::Connect,
+            ArmPath::Limit => !pattern.is_short(),
             ArmPath::Offload => job.ports == 1,
             ArmPath::Sockmap => matches!(self.sockmap, Some(Ok(_))),
             ArmPath::Host | ArmPath::Direct => true,

@@ -189,7 +189,7 @@ macro_rules! plans {
     };
 }
 
-const PLANS: [(&str, &str); 28] = plans![
+const PLANS: [(&str, &str); 29] = plans![
     "quick.toml",
     "headline.toml",
     "generators.toml",
@@ -210,6 +210,7 @@ const PLANS: [(&str, &str); 28] = plans![
     "scale.toml",
     "sidecar.toml",
     "short-connections.toml",
+    "new-connections.toml",
     "data-centre.toml",
     "cluster-monitor.toml",
     "filter-streams.toml",
