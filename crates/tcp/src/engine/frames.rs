@@ -373,12 +373,7 @@ impl Engine {
         reply_to: ReplyTo,
         memory: &mut dyn Memory,
     ) -> bool {
-        if !self.awaits_cookies(now) {
-            return false;
-        }
-        let offset = self.timestamp_offset(key);
-        let clock = |echo: u32| echo.wrapping_sub(offset);
-        let Some((isn, offer)) = self.secrets.cookies.open(now, key, segment, clock) else {
+        let Some((isn, offer)) = self.cookie_in(now, segment, key) else {
             return false;
         };
         let Some((listener, found)) = self.listeners.find(key.local, key.local_port) else {
@@ -433,18 +428,30 @@ impl Engine {
         let connection = &self.slots[slot as usize];
         let (state, key) = (connection.state, connection.key);
         let ends_handshake = segment.flags.has(Flags::ACK) && !segment.flags.has(Flags::SYN);
-        if state != State::SynReceived || !ends_handshake || !self.awaits_cookies(now) {
-            return false;
-        }
-        let offset = self.timestamp_offset(&key);
-        let clock = |echo: u32| echo.wrapping_sub(offset);
-        let cookies = &self.secrets.cookies;
-        if cookies.open(now, &key, segment, clock).is_none() {
+        let gives_way = state == State::SynReceived
+            && ends_handshake
+            && self.cookie_in(now, segment, &key).is_some();
+        if !gives_way {
             return false;
         }
         self.slots[slot as usize].close(crate::state::CloseReason::Reset);
         self.settle(slot);
         true
+    }
+
+    /// The initial sequence number and the offer that a valid cookie in a segment stands for.
+    fn cookie_in(
+        &self,
+        now: Instant,
+        segment: &Segment<'_>,
+        key: &FlowKey,
+    ) -> Option<(u32, Offer)> {
+        if !self.awaits_cookies(now) {
+            return None;
+        }
+        let offset = self.timestamp_offset(key);
+        let clock = |echo: u32| echo.wrapping_sub(offset);
+        self.secrets.cookies.open(now, key, segment, clock)
     }
 
     fn awaits_cookies(&self, now: Instant) -> bool {
