@@ -190,22 +190,17 @@ impl Stream {
 
     /// Some bytes; 0 at the end.
     pub(super) fn read(&self, into: &mut [u8]) -> io::Result<usize> {
-        // SAFETY: `into` is writable for its length.
-        let count = unsafe { libc::recv(self.fd(), into.as_mut_ptr().cast(), into.len(), 0) };
-        usize::try_from(count).map_err(|_| io::Error::last_os_error())
+        self.receive(into, 0)
     }
 
     /// Some bytes that are there; it never waits.
     pub(super) fn read_now(&self, into: &mut [u8]) -> io::Result<usize> {
-        // SAFETY: `into` is writable.
-        let count = unsafe {
-            libc::recv(
-                self.fd(),
-                into.as_mut_ptr().cast(),
-                into.len(),
-                libc::MSG_DONTWAIT,
-            )
-        };
+        self.receive(into, libc::MSG_DONTWAIT)
+    }
+
+    fn receive(&self, into: &mut [u8], flags: libc::c_int) -> io::Result<usize> {
+        // SAFETY: `into` is writable for its length.
+        let count = unsafe { libc::recv(self.fd(), into.as_mut_ptr().cast(), into.len(), flags) };
         usize::try_from(count).map_err(|_| io::Error::last_os_error())
     }
 
