@@ -20,7 +20,7 @@
 
 use core::ops::Range;
 
-use crate::instruction::{Flow, INSTRUCTION_BYTES_MAX, Instruction, Map};
+use crate::instruction::{Flow, INSTRUCTION_BYTES_MAX, Instruction, Map, decode};
 use crate::movable::is_movable;
 use crate::sweep::Swept;
 
@@ -30,6 +30,10 @@ pub const JUMP_BYTES: usize = 5;
 pub const SYSCALL_BYTES: usize = 2;
 /// The most bytes that a patch overwrites at one place.
 pub const PATCH_BYTES_MAX: usize = 24;
+/// `syscall`.
+const SYSCALL: &[u8] = &[0x0f, 0x05];
+/// The opcode of a near `ret`, which is one byte.
+const RET: u8 = 0xc3;
 
 /// How a site is patched. Positions are offsets in the code that was swept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,6 +112,47 @@ impl Patch {
         }
     }
 
+    /// True when `code` has what the patch relies on: a system call at the site, and around it
+    /// instructions that may be moved, or padding. For a patch that was planned earlier. Branches
+    /// are not looked for: only a plan knows that none leads into the places.
+    #[must_use]
+    pub fn fits(&self, code: &[u8]) -> bool {
+        let site = self.site;
+        let is_site = |at: usize| code.get(at..).is_some_and(|rest| rest.starts_with(SYSCALL));
+        if !is_site(site) {
+            return false;
+        }
+        let after = site + SYSCALL_BYTES;
+        let is_size = |bytes: usize| (JUMP_BYTES..=PATCH_BYTES_MAX).contains(&bytes);
+        match self.kind {
+            Kind::Before { start } => {
+                start < site
+                    && is_size(site - start)
+                    && run_end(code, start, site, is_movable) == Some(site)
+            }
+            Kind::After { moved_end, end } => {
+                if moved_end <= after || end < moved_end || !is_size(end - site) {
+                    return false;
+                }
+                if run_end(code, after, moved_end, is_movable) == Some(moved_end) {
+                    return end == moved_end;
+                }
+                // The last of them is a `ret`, which padding may follow.
+                let last = moved_end - 1;
+                let returns = code.get(last).is_some_and(|byte| *byte == RET);
+                returns
+                    && run_end(code, after, last, is_movable) == Some(last)
+                    && run_end(code, moved_end, end, is_filler).is_some()
+            }
+            Kind::Hop { padding } => {
+                let is_near = i8::try_from(padding as i128 - after as i128).is_ok();
+                is_near
+                    && (after <= padding || padding + JUMP_BYTES <= site)
+                    && run_end(code, padding, padding + JUMP_BYTES, is_filler).is_some()
+            }
+        }
+    }
+
     fn overlaps(&self, place: &Range<usize>) -> bool {
         let mut places = self.places().into_iter();
         places.any(|mine| mine.start < place.end && place.start < mine.end)
@@ -180,7 +225,7 @@ impl Around<'_> {
                 return None;
             }
             let next = self.swept.at(end)?;
-            let is_return = next.map == Map::One && next.opcode == 0xc3 && next.bytes() == 1;
+            let is_return = next.map == Map::One && next.opcode == RET && next.bytes() == 1;
             if !is_return && !is_movable(&next) {
                 return None;
             }
@@ -253,13 +298,7 @@ impl Around<'_> {
 
     /// True when the instruction at `at` is what compilers fill gaps with.
     fn is_padding(&self, at: usize) -> bool {
-        let Some(instruction) = self.swept.at(at) else {
-            return false;
-        };
-        matches!(
-            (instruction.map, instruction.opcode),
-            (Map::One, 0xcc | 0x90) | (Map::Two, 0x1f)
-        ) && instruction.rex & 1 == 0
+        self.swept.at(at).is_some_and(|one| is_filler(&one))
     }
 
     fn is_planned(&self, place: &Range<usize>) -> bool {
@@ -313,6 +352,31 @@ impl Around<'_> {
         };
         self.swept.any_between(from, self.site, is_computed)
     }
+}
+
+/// Where the instructions end that begin at `from`: at `to`, or after it. `None` unless all of them
+/// are such as `is_such` says.
+fn run_end(
+    code: &[u8],
+    from: usize,
+    to: usize,
+    is_such: fn(&Instruction) -> bool,
+) -> Option<usize> {
+    let mut at = from;
+    while at < to {
+        let instruction = decode(code.get(at..)?)?;
+        at += is_such(&instruction).then(|| instruction.bytes())?;
+    }
+    // Padding must be there to its end.
+    (at <= code.len()).then_some(at)
+}
+
+/// True for what compilers fill gaps with.
+fn is_filler(instruction: &Instruction) -> bool {
+    matches!(
+        (instruction.map, instruction.opcode),
+        (Map::One, 0xcc | 0x90) | (Map::Two, 0x1f)
+    ) && instruction.rex & 1 == 0
 }
 
 /// True when an instruction puts a value into rax: `mov`, `lea`, `xor`, `pop`, `movsxd`, `movzx`.
@@ -446,6 +510,62 @@ mod tests {
         (code[0], code[1]) = (0x90, 0x90);
         let kind = Kind::Before { start: 2 };
         assert_eq!(plans(&code), [Ok(Patch { site: 9, kind })]);
+    }
+
+    #[test]
+    fn a_patch_fits_its_own_code_and_no_other() {
+        // mov eax, 1; syscall; ret; int3 …: each kind of patch, and each byte that it relies on.
+        let before = [0xb8, 1, 0, 0, 0, 0x0f, 0x05, 0xc3];
+        let after = [0x0f, 0x05, 0x89, 0xc7, 0xc3, 0x90, 0x90];
+        let hop = [0x0f, 0x05, 0xeb, 0xf5, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc];
+        let patch = |site, kind| Patch { site, kind };
+        let (moved_end, end) = (5, 5);
+        let cases = [
+            (
+                &before[..],
+                patch(5, Kind::Before { start: 0 }),
+                vec![0, 5, 6],
+            ),
+            (
+                &after,
+                patch(0, Kind::After { moved_end, end }),
+                vec![0, 1, 2, 4],
+            ),
+            (&hop, patch(0, Kind::Hop { padding: 4 }), vec![0, 1, 4, 8]),
+        ];
+        for (code, patch, relied_on) in cases {
+            assert!(patch.fits(code), "{patch:?}");
+            assert!(!patch.fits(&code[..patch.places()[0].end - 1]), "{patch:?}");
+            for at in relied_on {
+                let mut other = code.to_vec();
+                // `hlt` is no instruction that is moved, no padding and no part of a system call.
+                other[at] = 0xf4;
+                assert!(!patch.fits(&other), "{patch:?} {at}");
+            }
+        }
+        let ends = [
+            (2, 5),
+            (5, 4),
+            (5, 6),
+            (6, 6),
+            (5, usize::MAX),
+            (usize::MAX, usize::MAX),
+        ];
+        for (moved_end, end) in ends {
+            let kind = Kind::After { moved_end, end };
+            assert_eq!(
+                patch(0, kind).fits(&after),
+                (moved_end, end) == (5, 6),
+                "{kind:?}"
+            );
+        }
+        for padding in [0, 1, 2, 3, 5, 200, usize::MAX] {
+            assert!(!patch(0, Kind::Hop { padding }).fits(&hop), "{padding}");
+        }
+        for site in [1, 8, 9, usize::MAX] {
+            assert!(!patch(site, Kind::Before { start: 0 }).fits(&before));
+        }
+        assert!(!patch(5, Kind::Before { start: 9 }).fits(&before));
     }
 
     #[test]

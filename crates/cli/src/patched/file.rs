@@ -4,6 +4,7 @@ use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
+use std::time::Duration;
 
 /// A file's bytes, mapped: large programs are not copied.
 #[derive(Debug)]
@@ -70,7 +71,46 @@ impl Version {
             changed: (metadata.ctime(), metadata.ctime_nsec()),
         }
     }
+
+    /// True when the file was changed long enough before `now`, the time since 1970, that another
+    /// change makes another version. File systems count by up to two seconds.
+    pub(crate) fn is_settled(self, now: Duration) -> bool {
+        let (seconds, _) = self.changed;
+        u64::try_from(seconds).is_ok_and(|at| at + SETTLING_SECONDS < now.as_secs())
+    }
+
+    /// All of it, to be compared with another.
+    pub(crate) fn words(self) -> [u64; 7] {
+        let (modified, changed) = (self.modified, self.changed);
+        let times = [modified.0, modified.1, changed.0, changed.1].map(i64::cast_unsigned);
+        let [a, b, c, d] = times;
+        [self.device, self.inode, self.bytes, a, b, c, d]
+    }
+
+    /// All of it that tells the file from another one that is installed in its place. The rest
+    /// changes when the file gets a name more (link(2)).
+    pub(crate) fn installed(self) -> [u64; 5] {
+        let [device, inode, bytes, seconds, nanoseconds, ..] = self.words();
+        [device, inode, bytes, seconds, nanoseconds]
+    }
+
+    /// A number that all versions of a file have in common, and few other files.
+    pub(crate) fn mixed(self) -> u64 {
+        const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
+        let mixed = (self.device.rotate_left(32) ^ self.inode).wrapping_mul(ODD);
+        mixed >> 32
+    }
+
+    /// The version of the file after a change.
+    #[cfg(test)]
+    pub(crate) fn with_another_change(mut self) -> Version {
+        self.modified.1 ^= 1;
+        self.changed.1 ^= 1;
+        self
+    }
 }
+
+const SETTLING_SECONDS: u64 = 3;
 
 /// Bytes of a mapped file will be read from the first to the last. Their pages are mapped at once,
 /// which costs less than a fault for every few of them. Where the kernel is too old for that the
@@ -85,7 +125,7 @@ pub(crate) fn will_read(bytes: &[u8]) {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, SystemTime};
+    use std::time::SystemTime;
 
     use super::*;
 

@@ -18,6 +18,7 @@ mod file;
 pub(crate) mod following;
 mod mapping;
 mod patching;
+mod plans;
 mod tracee;
 
 use std::fmt;

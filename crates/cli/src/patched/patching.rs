@@ -12,6 +12,7 @@ use toehold_sites::sweep::{Bits, Swept, words};
 use super::Refusal;
 use super::file::{self, FileBytes, Version};
 use super::mapping::Library;
+use super::plans::Plans;
 use super::tracee::{Call, Tracee};
 
 /// The part of the work that needs no stopped program. It is done while the kernel executes the
@@ -28,7 +29,7 @@ impl Ahead {
         let program = program.and_then(|path| File::open(path).ok());
         Ahead {
             library: Library::read(library).ok(),
-            program: program.and_then(|file| Program::of(&file).ok()),
+            program: program.and_then(|file| Program::of(&file, Plans::of_user().ok()).ok()),
         }
     }
 }
@@ -37,17 +38,22 @@ impl Ahead {
 pub(crate) fn enter(mut tracee: Tracee, library: &Path, ahead: Ahead) -> Result<(), Refusal> {
     let result = prepare(&mut tracee, library, ahead);
     tracee.release().map_err(Refusal::Failed)?;
-    result
+    let program = result?;
+    program.keep_plan();
+    // This process ends soon.
+    std::mem::forget(program);
+    Ok(())
 }
 
-fn prepare(tracee: &mut Tracee, library: &Path, ahead: Ahead) -> Result<(), Refusal> {
+/// Puts the library into the program and patches it.
+fn prepare(tracee: &mut Tracee, library: &Path, ahead: Ahead) -> Result<Program, Refusal> {
     let failed = Refusal::Failed;
     let process = tracee.process();
     let file = File::open(format!("/proc/{process}/exe")).map_err(failed)?;
     let version = Version::of(&file.metadata().map_err(failed)?);
     let program = match ahead.program {
         Some(program) if program.version == version => program,
-        _ => Program::of(&file)?,
+        _ => Program::of(&file, Plans::of_user().ok())?,
     };
     let library = match ahead.library {
         Some(library) if library.is_current() => library,
@@ -105,9 +111,7 @@ fn prepare(tracee: &mut Tracee, library: &Path, ahead: Ahead) -> Result<(), Refu
     for (address, bytes) in writes {
         tracee.write(address, &bytes).map_err(failed)?;
     }
-    // This process ends soon; the program waits until then for nothing that is not for it.
-    std::mem::forget(program);
-    Ok(())
+    Ok(program)
 }
 
 /// Where lists are, below the stack pointer.
@@ -118,7 +122,7 @@ const PATH_BELOW: u64 = CALLS_BELOW + libc::PATH_MAX as u64;
 /// Why the program of a process cannot be patched, if its file or the kernel tells.
 pub(crate) fn obstacle(process: libc::pid_t) -> Option<Refusal> {
     let file = File::open(format!("/proc/{process}/exe")).ok()?;
-    let program = Program::of(&file);
+    let program = Program::of(&file, None);
     program.and_then(|program| program.base(process)).err()
 }
 
@@ -134,10 +138,13 @@ struct Program {
     span: (u64, u64),
     /// Its code. At least one site can be patched.
     codes: Vec<Code>,
+    /// Where the patches are kept for the next start, unless they are from there.
+    plans: Option<Plans>,
 }
 
 impl Program {
-    fn of(file: &File) -> Result<Program, Refusal> {
+    /// With the patches of `plans`, or with those of a search.
+    fn of(file: &File, mut plans: Option<Plans>) -> Result<Program, Refusal> {
         let failed = |why| Refusal::Failed(io::Error::other(why));
         let version = Version::of(&file.metadata().map_err(Refusal::Failed)?);
         let bytes = FileBytes::map(file).map_err(Refusal::Failed)?;
@@ -149,10 +156,18 @@ impl Program {
         let headers_address = image
             .headers_address()
             .ok_or_else(|| failed("its program headers are not in memory"))?;
-        let codes: Vec<Code> = image
-            .segments()
-            .filter_map(|segment| Code::of(&image, segment))
-            .collect();
+        let known = plans
+            .as_ref()
+            .and_then(|plans| Code::known(&image, plans, version));
+        let codes = match known {
+            Some(codes) => {
+                plans = None;
+                codes
+            }
+            None => code_segments(&image)
+                .map(|(segment, bytes)| Code::of(&image, segment, bytes))
+                .collect(),
+        };
         if codes.iter().all(|code| code.patches.is_empty()) {
             return Err(Refusal::NoSites);
         }
@@ -164,7 +179,19 @@ impl Program {
             headers_address,
             span,
             codes,
+            plans,
         })
+    }
+
+    /// Keeps the plan for the next start, if it is new. The program runs meanwhile, and its start
+    /// does not depend on it.
+    fn keep_plan(&self) {
+        let Some(plans) = &self.plans else { return };
+        // A program under a limit for files (RLIMIT_FSIZE) must not end its helper by a signal.
+        // SAFETY: this process has no handlers.
+        unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+        let patches: Vec<&[Patch]> = self.codes.iter().map(|code| &code.patches[..]).collect();
+        let _ = plans.keep(self.version, &patches);
     }
 
     /// The distance of the addresses of a process that runs it from those in its file.
@@ -191,12 +218,29 @@ struct Code {
     patches: Vec<Patch>,
 }
 
-impl Code {
-    fn of(image: &Image<'_>, segment: Segment) -> Option<Code> {
-        if segment.kind != PT_LOAD || segment.flags & PF_X == 0 {
-            return None;
-        }
+/// The segments of a file that hold code, with their bytes.
+fn code_segments<'a>(image: &Image<'a>) -> impl Iterator<Item = (Segment, &'a [u8])> {
+    let is_code = |segment: &Segment| segment.kind == PT_LOAD && segment.flags & PF_X != 0;
+    let segments = image.segments().filter(is_code);
+    let image = *image;
+    segments.filter_map(move |segment| {
         let bytes = image.range(segment.offset, segment.file_bytes)?;
+        Some((segment, bytes))
+    })
+}
+
+impl Code {
+    /// All of a program, with the patches of an earlier start.
+    fn known(image: &Image<'_>, plans: &Plans, version: Version) -> Option<Vec<Code>> {
+        let (segments, bytes): (Vec<_>, Vec<_>) = code_segments(image).unzip();
+        let all = plans.find(version, &bytes).ok()?;
+        let codes = segments.into_iter().zip(all);
+        let code = |(segment, patches)| Code { segment, patches };
+        Some(codes.map(code).collect())
+    }
+
+    /// A segment, with the patches that a search finds.
+    fn of(image: &Image<'_>, segment: Segment, bytes: &[u8]) -> Code {
         file::will_read(bytes);
         let mut starts = vec![0; words(bytes.len())];
         let mut targets = vec![0; words(bytes.len())];
@@ -217,7 +261,7 @@ impl Code {
         for site in sites {
             patches.extend(plan(&swept, site, &patches));
         }
-        Some(Code { segment, patches })
+        Code { segment, patches }
     }
 
     /// Its bytes, in the file of its program.

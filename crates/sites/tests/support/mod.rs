@@ -19,6 +19,7 @@ pub(crate) fn plans(swept: &Swept<'_>, sites: &[usize]) -> Vec<Result<Patch, Obs
     let mut planned = Vec::new();
     let one = |site: &usize| {
         let result = plan(swept, *site, &planned);
+        assert!(result.is_err() || result.is_ok_and(|patch| patch.fits(swept.code())));
         planned.extend(result);
         result
     };

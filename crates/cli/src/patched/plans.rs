@@ -1,0 +1,431 @@
+//! Plans that were made before: the patches of a program, for its next start.
+//!
+//! A directory of this user's holds them: `toehold-plans` in the user's runtime directory, or
+//! `/tmp/toehold-plans-UID`. It has a fixed number of entries, each a file. The program's device
+//! and inode choose the entry, and an entry for another program is overwritten. So the directory
+//! cannot grow, and nothing has to be looked through.
+//!
+//! ```text
+//! magic │ planner │ program │ a count for each segment of code │ patches, four numbers each │ sum
+//! ```
+//!
+//! - *Planner* and *program* tell this program's file and the other's from all others, and the
+//!   other's from what it was before ([`Version`]). A build id would not do, because edited and
+//!   stripped copies of a program keep it.
+//! - A file that was changed a moment ago may change again without another version. It is not kept.
+//! - Whoever can write entries could have wrong bytes overwritten. So the directory and the entry
+//!   must belong to this user, and nobody else may enter or read them. They are opened without
+//!   following links, and everything is done relative to the directory that was checked.
+//! - An entry may be torn, because it is written under its own name: the sum tells. The patches of
+//!   a whole entry are compared with the program's code ([`Patch::fits`]), and no two may overlap.
+//!
+//! Whatever is in the way, the plan is made again. Nothing is said about it.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rustix::fs::{AtFlags, Mode, OFlags, mkdirat, openat, unlinkat};
+use rustix::process::geteuid;
+use toehold_sites::plan::{Kind, Patch};
+
+use super::file::Version;
+
+/// The directory, open and checked.
+#[derive(Debug)]
+pub(crate) struct Plans {
+    directory: File,
+    planner: Version,
+}
+
+impl Plans {
+    /// Those of this user.
+    pub(crate) fn of_user() -> io::Result<Plans> {
+        Plans::open(&path())
+    }
+
+    /// Those in the directory at `path`, which is made if it is missing.
+    fn open(path: &Path) -> io::Result<Plans> {
+        match mkdirat(rustix::fs::CWD, path, Mode::RWXU) {
+            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY;
+        let directory = File::from(openat(rustix::fs::CWD, path, flags, Mode::empty())?);
+        check_private(&directory.metadata()?)?;
+        let planner = Version::of(&fs::metadata("/proc/self/exe")?);
+        Ok(Plans { directory, planner })
+    }
+
+    /// The patches of each of the `codes` of a program: its segments of code, from its file.
+    pub(crate) fn find(&self, program: Version, codes: &[&[u8]]) -> io::Result<Vec<Vec<Patch>>> {
+        // Nothing waits where somebody has put a pipe.
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let name = name(program);
+        let file = File::from(openat(&self.directory, &*name, flags, Mode::empty())?);
+        let metadata = file.metadata()?;
+        check_private(&metadata)?;
+        if !metadata.is_file() || metadata.len() > ENTRY_BYTES_MAX as u64 {
+            return Err(bad());
+        }
+        let mut bytes = Vec::with_capacity(metadata.len() as usize + 1);
+        file.take(ENTRY_BYTES_MAX as u64).read_to_end(&mut bytes)?;
+        self.parse(program, codes, &bytes).ok_or_else(bad)
+    }
+
+    /// `None` unless the entry is whole, and for this program.
+    fn parse(&self, program: Version, codes: &[&[u8]], bytes: &[u8]) -> Option<Vec<Vec<Patch>>> {
+        let (content, sum) = bytes.split_last_chunk::<8>()?;
+        if *sum != self::sum(content).to_le_bytes() {
+            return None;
+        }
+        let mut rest = content.strip_prefix(&*self.head(program))?;
+        let mut word = || -> Option<u32> {
+            let (word, after) = rest.split_first_chunk::<4>()?;
+            rest = after;
+            Some(u32::from_le_bytes(*word))
+        };
+        if word()? as usize != codes.len() {
+            return None;
+        }
+        let counts: Vec<u32> = codes.iter().map(|_| word()).collect::<Option<_>>()?;
+        let mut all = Vec::new();
+        for (code, count) in codes.iter().zip(counts) {
+            let words = || Some([word()?, word()?, word()?, word()?]);
+            let words = std::iter::repeat_with(words).take(count as usize);
+            let patches: Vec<Patch> = words.map(|words| patch(words?)).collect::<Option<_>>()?;
+            if !are_apart(&patches) || !patches.iter().all(|patch| patch.fits(code)) {
+                return None;
+            }
+            all.push(patches);
+        }
+        rest.is_empty().then_some(all)
+    }
+
+    /// Keeps the patches of each segment of a program's code.
+    pub(crate) fn keep(&self, program: Version, patches: &[&[Patch]]) -> io::Result<()> {
+        self.keep_at(SystemTime::now(), program, patches)
+    }
+
+    fn keep_at(&self, now: SystemTime, program: Version, patches: &[&[Patch]]) -> io::Result<()> {
+        let now = now.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+        if !program.is_settled(now) {
+            return Err(io::Error::other("the program's file has just been changed"));
+        }
+        let mut bytes = self.head(program);
+        let mut put = |word: usize| -> io::Result<()> {
+            let word = u32::try_from(word).map_err(io::Error::other)?;
+            bytes.extend_from_slice(&word.to_le_bytes());
+            Ok(())
+        };
+        put(patches.len())?;
+        patches.iter().try_for_each(|patches| put(patches.len()))?;
+        for patch in patches.iter().copied().flatten() {
+            words(patch).into_iter().try_for_each(&mut put)?;
+        }
+        bytes.extend_from_slice(&sum(&bytes).to_le_bytes());
+        if bytes.len() > ENTRY_BYTES_MAX {
+            return Err(io::Error::other("the program has too many system calls"));
+        }
+        let name = name(program);
+        // Whatever has the name, a link too: it is replaced, never written to.
+        let _ = unlinkat(&self.directory, &*name, AtFlags::empty());
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let mode = Mode::RUSR | Mode::WUSR;
+        let mut file = File::from(openat(&self.directory, &*name, flags, mode)?);
+        file.write_all(&bytes).inspect_err(|_| {
+            let _ = unlinkat(&self.directory, &*name, AtFlags::empty());
+        })
+    }
+
+    fn head(&self, program: Version) -> Vec<u8> {
+        let words = [MAGIC].into_iter().chain(self.planner.installed());
+        let words = words.chain(program.words());
+        words.flat_map(u64::to_le_bytes).collect()
+    }
+}
+
+/// Where this user's plans are. Helpers that the library starts have no environment.
+fn path() -> PathBuf {
+    let user = geteuid().as_raw();
+    let named = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let usual = || Some(PathBuf::from(format!("/run/user/{user}"))).filter(|path| path.is_dir());
+    match named.filter(|path| path.is_absolute()).or_else(usual) {
+        Some(runtime) => runtime.join("toehold-plans"),
+        None => format!("/tmp/toehold-plans-{user}").into(),
+    }
+}
+
+/// The entry of a program.
+fn name(program: Version) -> String {
+    format!("{:02x}", program.mixed() % ENTRIES)
+}
+
+/// Refuses what belongs to another user, and what others may use.
+fn check_private(metadata: &fs::Metadata) -> io::Result<()> {
+    use std::os::unix::fs::MetadataExt;
+    let is_private = metadata.uid() == geteuid().as_raw() && metadata.mode() & 0o077 == 0;
+    is_private.then_some(()).ok_or_else(bad)
+}
+
+/// True when no two patches overwrite the same byte.
+fn are_apart(patches: &[Patch]) -> bool {
+    let places = patches.iter().flat_map(Patch::places);
+    let mut places: Vec<Range<usize>> = places.filter(|place| !place.is_empty()).collect();
+    places.sort_unstable_by_key(|place| place.start);
+    places.windows(2).all(|two| two[0].end <= two[1].start)
+}
+
+/// A patch as four numbers: its kind, its site, and what the kind has.
+fn words(patch: &Patch) -> [usize; 4] {
+    match patch.kind {
+        Kind::Before { start } => [0, patch.site, start, 0],
+        Kind::After { moved_end, end } => [1, patch.site, moved_end, end],
+        Kind::Hop { padding } => [2, patch.site, padding, 0],
+    }
+}
+
+fn patch(words: [u32; 4]) -> Option<Patch> {
+    let [kind, site, a, b] = words.map(|word| word as usize);
+    let kind = match kind {
+        0 => Kind::Before { start: a },
+        1 => Kind::After {
+            moved_end: a,
+            end: b,
+        },
+        2 => Kind::Hop { padding: a },
+        _ => return None,
+    };
+    Some(Patch { site, kind })
+}
+
+/// Against torn entries, not against forged ones (FNV-1a).
+fn sum(bytes: &[u8]) -> u64 {
+    let mix = |sum: u64, byte: &u8| (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, mix)
+}
+
+fn bad() -> io::Error {
+    io::ErrorKind::InvalidData.into()
+}
+
+/// `TOEPLAN1`.
+const MAGIC: u64 = u64::from_le_bytes(*b"TOEPLAN1");
+const ENTRIES: u64 = 64;
+/// An entry has room for 8000 system calls. The directory has at most 8 MiB.
+const ENTRY_BYTES_MAX: usize = 128 << 10;
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, chown, symlink};
+
+    use super::*;
+
+    // mov eax, 1; syscall; ret, twice; and no system call.
+    const CODE: &[u8] = &[
+        0xb8, 1, 0, 0, 0, 0x0f, 5, 0xc3, 0xb8, 1, 0, 0, 0, 0x0f, 5, 0xc3,
+    ];
+    const CODES: [&[u8]; 2] = [CODE, &[0xc3]];
+
+    fn planned() -> [Vec<Patch>; 2] {
+        let at = |start| Patch {
+            site: start + 5,
+            kind: Kind::Before { start },
+        };
+        [vec![at(0), at(8)], Vec::new()]
+    }
+
+    struct Bench {
+        scratch: tempfile::TempDir,
+        plans: Plans,
+        program: Version,
+    }
+
+    impl Bench {
+        fn new() -> Bench {
+            let scratch = tempfile::tempdir().expect("room");
+            let plans = Plans::open(&scratch.path().join("plans")).expect("a directory");
+            let file = scratch.path().join("program");
+            fs::write(&file, CODE).expect("room");
+            let program = Version::of(&fs::metadata(&file).expect("a file"));
+            Bench {
+                scratch,
+                plans,
+                program,
+            }
+        }
+
+        fn directory(&self) -> PathBuf {
+            self.scratch.path().join("plans")
+        }
+
+        fn entry(&self) -> PathBuf {
+            self.directory().join(name(self.program))
+        }
+
+        fn keep(&self) -> io::Result<()> {
+            let planned = planned();
+            let later = SystemTime::now() + Duration::from_secs(60);
+            let patches = planned.each_ref().map(|patches| &patches[..]);
+            self.plans.keep_at(later, self.program, &patches)
+        }
+
+        fn find(&self) -> Option<Vec<Vec<Patch>>> {
+            self.plans.find(self.program, &CODES).ok()
+        }
+    }
+
+    #[test]
+    fn a_plan_is_found_again_and_its_entry_is_private() {
+        let bench = Bench::new();
+        assert_eq!(bench.find(), None);
+        bench.keep().expect("room");
+        assert_eq!(bench.find().as_deref(), Some(&planned()[..]));
+        let mode = |path| fs::metadata(path).expect("there").permissions().mode() & 0o777;
+        assert_eq!(
+            (mode(bench.directory()), mode(bench.entry())),
+            (0o700, 0o600)
+        );
+        // Again: the entry is replaced.
+        bench.keep().expect("room");
+        assert_eq!(fs::read_dir(bench.directory()).expect("ours").count(), 1);
+    }
+
+    #[test]
+    fn the_plan_of_a_changed_program_or_of_another_toehold_is_not_used() {
+        let mut bench = Bench::new();
+        bench.keep().expect("room");
+        let (program, planner) = (bench.program, bench.plans.planner);
+        bench.program = program.with_another_change();
+        assert_eq!(name(program), name(bench.program));
+        assert_eq!(bench.find(), None);
+        bench.program = program;
+        bench.plans.planner = planner.with_another_change();
+        assert_eq!(bench.find(), None);
+        bench.plans.planner = planner;
+        assert!(bench.find().is_some());
+    }
+
+    #[test]
+    fn the_plan_of_a_program_that_has_just_been_changed_is_not_kept() {
+        let bench = Bench::new();
+        let kept = bench.plans.keep(bench.program, &[]);
+        assert!(kept.is_err());
+        // From a time before the change: a clock that was set back.
+        let kept = bench.plans.keep_at(UNIX_EPOCH, bench.program, &[]);
+        assert!(kept.is_err());
+        assert!(!bench.entry().exists());
+    }
+
+    #[test]
+    fn an_entry_that_is_torn_or_has_a_wrong_byte_is_refused() {
+        let bench = Bench::new();
+        bench.keep().expect("room");
+        let whole = fs::read(bench.entry()).expect("ours");
+        for length in 0..whole.len() {
+            fs::write(bench.entry(), &whole[..length]).expect("room");
+            assert_eq!(bench.find(), None, "{length}");
+        }
+        for at in 0..whole.len() {
+            let mut wrong = whole.clone();
+            wrong[at] ^= 0x11;
+            fs::write(bench.entry(), &wrong).expect("room");
+            assert_eq!(bench.find(), None, "{at}");
+        }
+        fs::write(bench.entry(), vec![0; ENTRY_BYTES_MAX + 1]).expect("room");
+        assert_eq!(bench.find(), None);
+        bench.keep().expect("room");
+        assert!(bench.find().is_some());
+    }
+
+    #[test]
+    fn a_forged_entry_overwrites_nothing_but_whole_instructions_at_system_calls() {
+        let bench = Bench::new();
+        let forged = |patches: &[Patch]| {
+            let later = SystemTime::now() + Duration::from_secs(60);
+            let kept = bench.plans.keep_at(later, bench.program, &[patches, &[]]);
+            kept.expect("room");
+            bench.find().is_some()
+        };
+        let [good, _] = planned();
+        assert!(forged(&good));
+        let before = |site, start| Patch {
+            site,
+            kind: Kind::Before { start },
+        };
+        for wrong in [
+            before(5, 8),
+            before(13, 7),
+            before(14, 8),
+            before(u32::MAX as usize, 0),
+        ] {
+            assert!(!forged(&[wrong]), "{wrong:?}");
+        }
+        assert!(!forged(&[good[0], good[0]]));
+        // As many patches as a number can say.
+        let mut bytes = fs::read(bench.entry()).expect("ours");
+        let head = bench.plans.head(bench.program).len();
+        bytes[head + 4..][..4].fill(0xff);
+        bytes.truncate(bytes.len() - 8);
+        bytes.extend(sum(&bytes).to_le_bytes());
+        fs::write(bench.entry(), &bytes).expect("room");
+        assert_eq!(bench.find(), None);
+    }
+
+    #[test]
+    fn links_pipes_and_entries_of_others_are_refused_and_replaced() {
+        let bench = Bench::new();
+        bench.keep().expect("room");
+        let elsewhere = bench.scratch.path().join("elsewhere");
+        fs::rename(bench.entry(), &elsewhere).expect("ours");
+        symlink(&elsewhere, bench.entry()).expect("room");
+        assert_eq!(bench.find(), None);
+        bench.keep().expect("room");
+        assert!(!bench.entry().is_symlink() && bench.find().is_some());
+        fs::remove_file(bench.entry()).expect("ours");
+        let mode = Mode::RUSR | Mode::WUSR;
+        rustix::fs::mkfifoat(&bench.plans.directory, name(bench.program), mode).expect("room");
+        assert_eq!(bench.find(), None);
+        bench.keep().expect("room");
+        for mode in [0o640, 0o602] {
+            fs::set_permissions(bench.entry(), fs::Permissions::from_mode(mode)).expect("ours");
+            assert_eq!(bench.find(), None, "{mode:o}");
+        }
+        if geteuid().is_root() {
+            bench.keep().expect("room");
+            chown(bench.entry(), Some(65_534), None).expect("root");
+            assert_eq!(bench.find(), None);
+        }
+    }
+
+    #[test]
+    fn a_directory_that_is_a_link_or_not_private_or_of_another_user_is_refused() {
+        let bench = Bench::new();
+        let directory = bench.directory();
+        let link = bench.scratch.path().join("link");
+        symlink(&directory, &link).expect("room");
+        assert!(Plans::open(&link).is_err());
+        assert!(Plans::open(&bench.scratch.path().join("program")).is_err());
+        assert!(Plans::open(&bench.scratch.path().join("no/plans")).is_err());
+        fs::set_permissions(&directory, fs::Permissions::from_mode(0o750)).expect("ours");
+        assert!(Plans::open(&directory).is_err());
+        fs::set_permissions(&directory, fs::Permissions::from_mode(0o700)).expect("ours");
+        assert!(Plans::open(&directory).is_ok());
+        if geteuid().is_root() {
+            chown(&directory, Some(65_534), None).expect("root");
+            assert!(Plans::open(&directory).is_err());
+        }
+    }
+
+    #[test]
+    fn a_directory_that_takes_no_entries_keeps_none() {
+        let bench = Bench::new();
+        bench.keep().expect("room");
+        // Nobody can make a file in a directory that is gone, whatever rights they have.
+        fs::remove_dir_all(bench.directory()).expect("ours");
+        assert!(bench.keep().is_err());
+        assert_eq!(bench.find(), None);
+    }
+}
