@@ -582,6 +582,37 @@ fn a_library_that_cannot_be_mapped_leaves_the_program_alone_after_one_sentence()
     );
 }
 
+#[test]
+fn a_library_that_is_mapped_in_part_is_taken_back() {
+    if host::require(["cc", "unshare", "mount"]).is_none() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("scratch");
+    let program = compile(
+        directory.path(),
+        "cc",
+        &["-O2", "-w", "-static"],
+        "started.c",
+    );
+    let plain = Command::new(&program).output().expect("it runs");
+    let toehold = Toehold::start();
+    let (_, library) = toehold.files();
+    // From here the library can be opened and read, and its code cannot be mapped.
+    let script = "mount -t tmpfs -o noexec none \"$1\" && cp \"$2\" \"$1/libtoehold.so\" &&
+        export TOEHOLD_LIB=\"$1/libtoehold.so\" && shift 2 && exec \"$@\"";
+    let mount = directory.path().join("noexec");
+    fs::create_dir(&mount).expect("room");
+    let run = toehold.patched(&program);
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", script, "sh"]);
+    command.arg(mount).arg(library).arg(run.get_program());
+    let output = command.args(run.get_args()).output().expect("it runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("Operation not permitted"), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert_eq!(output.stdout, plain.stdout);
+}
+
 /// Has the kernel refuse to make memory executable that was not (PR_SET_MDWE).
 fn without_executable_memory(command: &mut Command) -> &mut Command {
     const PR_SET_MDWE: libc::c_int = 65;

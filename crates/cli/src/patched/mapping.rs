@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use toehold_sites::elf::{Image, PF_W, PF_X, PT_DYNAMIC, PT_LOAD, Segment};
 
 use super::file::{FileBytes, Version};
-use super::tracee::{Call, Tracee};
+use super::tracee::{Answers, Call, Tracee};
 
 /// The library's file: all that is to be known before it is mapped.
 #[derive(Debug)]
@@ -86,12 +86,7 @@ impl Library {
         let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
         let open = [libc::AT_FDCWD as i64 as u64, at, flags, 0, 0, 0];
         let reserve = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64;
-        let ends = self
-            .loads
-            .iter()
-            .map(|segment| segment.address + segment.memory_bytes);
-        let span = ends.max().unwrap_or(0).next_multiple_of(PAGE);
-        let nothing = [0, span, libc::PROT_NONE as u64, reserve, u64::MAX, 0];
+        let nothing = [0, self.span(), libc::PROT_NONE as u64, reserve, u64::MAX, 0];
         let mut calls = vec![
             Call::new(libc::SYS_openat, open).with(Call::FILE),
             Call::new(libc::SYS_mmap, nothing).with(Call::ADDRESS),
@@ -101,6 +96,27 @@ impl Library {
         }
         calls.push(Call::new(libc::SYS_close, [0; 6]).with(Call::ON_FILE));
         Ok(calls)
+    }
+
+    /// The calls that take back what [`Library::calls`] has made: memory at `address`, and an open
+    /// `file`. Each may be [`Answers::NONE`].
+    pub(crate) fn undo(&self, address: u64, file: u64) -> Vec<Call> {
+        let is_made = |answer: &u64| *answer != Answers::NONE;
+        let unmap = |at| Call::new(libc::SYS_munmap, [at, self.span(), 0, 0, 0, 0]);
+        let close = |file| Call::new(libc::SYS_close, [file, 0, 0, 0, 0, 0]);
+        let memory = Some(address).filter(is_made).map(unmap);
+        // Last: it fails where the file was closed in time.
+        let file = Some(file).filter(is_made).map(close);
+        memory.into_iter().chain(file).collect()
+    }
+
+    /// How much memory it takes.
+    fn span(&self) -> u64 {
+        let ends = self
+            .loads
+            .iter()
+            .map(|segment| segment.address + segment.memory_bytes);
+        ends.max().unwrap_or(0).next_multiple_of(PAGE)
     }
 
     /// It is mapped at `base`: the last page of each segment's bytes in the file goes on with bytes

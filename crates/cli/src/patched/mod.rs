@@ -9,8 +9,8 @@
 //! ```
 //!
 //! The program keeps its process number and its parent. The helper needs no privilege: it traces a
-//! process of its own user, and only until the program's first instruction. When anything is in the
-//! way the helper undoes nothing, because it patches last: the program runs on the kernel.
+//! process of its own user, and only until the program's first instruction. It patches last. When
+//! anything is in the way before that, the program runs on the kernel as it is.
 //!
 //! Programs that the program executes are patched in this way, too ([`following`]).
 
@@ -46,6 +46,10 @@ pub(crate) enum Refusal {
     NotWanted,
     /// It has a dynamic linker, or is one.
     NotAlone,
+    /// It has ended before it could be patched.
+    Ended,
+    /// It could not be let go as it was, and has been ended.
+    Lost(io::Error),
 }
 
 impl fmt::Display for Refusal {
@@ -67,6 +71,11 @@ impl fmt::Display for Refusal {
             ),
             Refusal::NotAlone => out.write_str(
                 "its system calls are not patched, because it has a dynamic linker, or is one",
+            ),
+            Refusal::Ended => out.write_str("it has ended before it was patched"),
+            Refusal::Lost(error) => write!(
+                out,
+                "it has been ended, because its first instructions could not be restored ({error})"
             ),
             Refusal::NoSites => out.write_str(
                 "its system calls cannot be patched: there are none, or none that can be patched \
@@ -208,7 +217,11 @@ fn helper(start: &Start<'_>, mut starter: UnixStream) -> i32 {
     let Ok(watch) = seized else { return 1 };
     match watch.patch(start.library, Some(start.program), starter) {
         // A dynamic linker that is run by hand preloads the library itself.
-        Ok(()) | Err(Refusal::NotAlone) => 0,
+        Ok(()) | Err(Refusal::NotAlone | Refusal::Ended) => 0,
+        Err(refusal @ Refusal::Lost(_)) => {
+            eprintln!("toehold: {refusal}");
+            1
+        }
         Err(refusal) => {
             eprintln!("toehold: {refusal}; the program runs on kernel TCP");
             1

@@ -37,7 +37,10 @@ impl Ahead {
 /// Puts the library into the program and lets it go, patched or not.
 pub(crate) fn enter(mut tracee: Tracee, library: &Path, ahead: Ahead) -> Result<(), Refusal> {
     let result = prepare(&mut tracee, library, ahead);
-    tracee.release().map_err(Refusal::Failed)?;
+    if tracee.has_ended() {
+        return Err(Refusal::Ended);
+    }
+    tracee.release().map_err(Refusal::Lost)?;
     let program = result?;
     program.keep_plan();
     // This process ends soon.
@@ -75,6 +78,16 @@ fn prepare(tracee: &mut Tracee, library: &Path, ahead: Ahead) -> Result<Program,
         calls.push(area_call(library.area_bytes()));
     }
     let answers = tracee.call_all(&calls, at).map_err(failed)?;
+    if let Err(error) = answers.outcome {
+        // The program has its memory and its descriptors back, as far as the kernel lets it.
+        let mut undo = Vec::new();
+        if answers.made > 0 {
+            undo.push(Call::new(libc::SYS_munmap, [place, bytes, 0, 0, 0, 0]));
+        }
+        undo.extend(library.undo(answers.address, answers.file));
+        tracee.call_all(&undo, at).map_err(failed)?;
+        return Err(failed(error));
+    }
     library
         .clear_ends(tracee, answers.address)
         .map_err(failed)?;
@@ -108,10 +121,38 @@ fn prepare(tracee: &mut Tracee, library: &Path, ahead: Ahead) -> Result<Program,
     let writes = writes.map_err(failed)?;
     tracee.end_calls().map_err(failed)?;
     // From here on the program is patched. The first write tells whether this kernel allows it.
-    for (address, bytes) in writes {
-        tracee.write(address, &bytes).map_err(failed)?;
-    }
+    write_all_or_none(&writes, |address, bytes| tracee.write(address, bytes))?;
     Ok(program)
+}
+
+/// Bytes of the program's code.
+#[derive(Debug)]
+struct Rewrite {
+    /// Where they are in the program.
+    address: u64,
+    /// As they are in the file.
+    code: Vec<u8>,
+    /// With the patches.
+    patched: Vec<u8>,
+}
+
+/// Writes the patches. A program of which some sites are patched would show the library some of its
+/// calls, so all are taken back when one cannot be written.
+fn write_all_or_none(
+    all: &[Rewrite],
+    mut write: impl FnMut(u64, &[u8]) -> io::Result<()>,
+) -> Result<(), Refusal> {
+    for (n, one) in all.iter().enumerate() {
+        if let Err(error) = write(one.address, &one.patched) {
+            // Of this one perhaps nothing was written, and nothing can be.
+            let _ = write(one.address, &one.code);
+            for before in &all[..n] {
+                write(before.address, &before.code).map_err(Refusal::Failed)?;
+            }
+            return Err(Refusal::Failed(error));
+        }
+    }
+    Ok(())
 }
 
 /// Where lists are, below the stack pointer.
@@ -285,7 +326,7 @@ struct Stubs<'a> {
 impl Stubs<'_> {
     /// Writes the table and the stubs; returns the bytes that are to be written over the code, and
     /// where.
-    fn write(&self, tracee: &Tracee, program: &Program) -> io::Result<Vec<(u64, Vec<u8>)>> {
+    fn write(&self, tracee: &Tracee, program: &Program) -> io::Result<Vec<Rewrite>> {
         let out_of_reach = |_| io::Error::other("there is no room near its code");
         let mut at = self.place + TABLE_BYTES as u64;
         let mut stubs = Vec::new();
@@ -324,19 +365,24 @@ impl Stubs<'_> {
 
 /// The bytes of code that is at `address`, from the first to the last that is overwritten in each
 /// page: one write for a page costs less than one for each patch.
-fn by_page(code: &[u8], address: u64, mut overwrites: Vec<Overwrite>) -> Vec<(u64, Vec<u8>)> {
+fn by_page(code: &[u8], address: u64, mut overwrites: Vec<Overwrite>) -> Vec<Rewrite> {
     overwrites.sort_unstable_by_key(|overwrite| overwrite.at);
     let page = |at: usize| (address + at as u64) / 4096;
     let pages = overwrites.chunk_by(|a, b| page(a.at) == page(b.at));
     let write = |overwrites: &[Overwrite]| {
         let end = |overwrite: &Overwrite| overwrite.at + overwrite.bytes().len();
         let (from, to) = (overwrites[0].at, overwrites.iter().map(end).max());
-        let mut bytes = code[from..to.unwrap_or(from)].to_vec();
+        let code = code[from..to.unwrap_or(from)].to_vec();
+        let mut patched = code.clone();
         for overwrite in overwrites {
             let new = overwrite.bytes();
-            bytes[overwrite.at - from..][..new.len()].copy_from_slice(new);
+            patched[overwrite.at - from..][..new.len()].copy_from_slice(new);
         }
-        (address + from as u64, bytes)
+        Rewrite {
+            address: address + from as u64,
+            code,
+            patched,
+        }
     };
     pages.map(write).collect()
 }
@@ -488,11 +534,35 @@ mod tests {
             one.expect("a jump")
         });
         let writes = by_page(&code, addresses.code, all.to_vec());
-        let places: Vec<(u64, usize)> = writes.iter().map(|(at, b)| (*at, b.len())).collect();
+        let place = |one: &Rewrite| (one.address, one.patched.len());
+        let places: Vec<(u64, usize)> = writes.iter().map(place).collect();
         assert_eq!(places, [(0x40_0010, 91), (0x40_1388, 7)]);
-        let (_, bytes) = &writes[0];
+        assert_eq!(writes[0].code, code[16..107]);
+        let bytes = &writes[0].patched;
         assert_eq!(bytes[..7], *all[1].bytes());
         assert_eq!(bytes[7..84], code[23..100]);
         assert_eq!(bytes[84..], *all[2].bytes());
+    }
+
+    #[test]
+    fn a_program_is_patched_as_a_whole_or_not_at_all() {
+        let rewrite = |address| Rewrite {
+            address,
+            code: vec![1],
+            patched: vec![2],
+        };
+        let all = [0, 1, 2].map(rewrite);
+        for refused in 0..=3 {
+            let mut memory = [1; 3];
+            let result = write_all_or_none(&all, |address, bytes| {
+                if address == refused {
+                    return Err(io::Error::other("no memory"));
+                }
+                memory[address as usize] = bytes[0];
+                Ok(())
+            });
+            assert_eq!(result.is_ok(), refused == 3);
+            assert_eq!(memory, [if refused == 3 { 2 } else { 1 }; 3]);
+        }
     }
 }

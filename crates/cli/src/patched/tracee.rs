@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 
 use libc::{c_int, c_void, pid_t, user_regs_struct};
 
-/// A stopped child of ours, or this process's own parent.
+/// The process that a helper traces.
 pub(crate) struct Tracee {
     process: pid_t,
     memory: File,
@@ -18,6 +18,8 @@ pub(crate) struct Tracee {
     bytes: Option<Vec<u8>>,
     /// Signals that arrived while it was stopped.
     signals: Vec<c_int>,
+    /// It has ended, and its number may be another process's.
+    has_ended: bool,
 }
 
 /// A system call to be made in the program's name.
@@ -66,13 +68,24 @@ impl Call {
     }
 }
 
-/// The answers of calls that later calls used.
-#[derive(Clone, Copy, Debug)]
+/// The answers to a list of calls.
+#[derive(Debug)]
 pub(crate) struct Answers {
-    /// Of [`Call::ADDRESS`].
+    /// The answer of [`Call::ADDRESS`], or [`Answers::NONE`].
     pub(crate) address: u64,
-    /// Of [`Call::AREA`].
+    /// The answer of [`Call::FILE`], or [`Answers::NONE`].
+    pub(crate) file: u64,
+    /// The answer of [`Call::AREA`], or [`Answers::NONE`].
     pub(crate) area: u64,
+    /// How many calls have succeeded: all, or those before the one that failed.
+    pub(crate) made: usize,
+    /// How the last one ended.
+    pub(crate) outcome: io::Result<()>,
+}
+
+impl Answers {
+    /// There was no such call, or it has not succeeded.
+    pub(crate) const NONE: u64 = u64::MAX;
 }
 
 // Makes the system calls of the list at rbx, one after the other, until one fails or the list ends
@@ -120,7 +133,7 @@ core::arch::global_asm!(
     "cmovnz r13, rax",
     "test ebp, {area}",
     "cmovnz r14, rax",
-    "add rbx, 64",
+    "add rbx, {call_bytes}",
     "jmp 2b",
     "4:",
     "int3",
@@ -128,6 +141,7 @@ core::arch::global_asm!(
     "int3",
     "toehold_calls_end:",
     ".popsection",
+    call_bytes = const CALL_BYTES,
     within = const Call::WITHIN,
     of_file = const Call::OF_FILE,
     on_file = const Call::ON_FILE,
@@ -157,6 +171,8 @@ fn calls_code() -> (&'static [u8], u64) {
 }
 
 const PAGE: u64 = 4096;
+/// The size of a call in a list.
+const CALL_BYTES: usize = size_of::<[u64; 8]>();
 
 impl Tracee {
     /// `process`, which has just executed another program: the event has stopped it.
@@ -177,6 +193,7 @@ impl Tracee {
             at_exec,
             bytes: None,
             signals: Vec::new(),
+            has_ended: false,
         })
     }
 
@@ -195,6 +212,11 @@ impl Tracee {
         self.memory.write_all_at(bytes, address)
     }
 
+    /// True when it has ended while it was traced.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.has_ended
+    }
+
     /// Makes system calls in its name, until one fails. The list is written to `at`.
     pub(crate) fn call_all(&mut self, calls: &[Call], at: u64) -> io::Result<Answers> {
         let (code, done) = calls_code();
@@ -211,21 +233,26 @@ impl Tracee {
         registers.orig_rax = u64::MAX;
         registers.rip = self.page;
         registers.rbx = at;
+        (registers.r12, registers.r13, registers.r14) =
+            (Answers::NONE, Answers::NONE, Answers::NONE);
         set_registers(self.process, &registers)?;
         self.go_on()?;
         self.stop()?;
         let after = self::registers(self.process)?;
         // After an `int3`.
-        if after.rip == self.page + done + 1 {
-            return Ok(Answers {
-                address: after.r12,
-                area: after.r14,
-            });
-        }
-        match after.rax as i64 {
+        let is_done = after.rip == self.page + done + 1;
+        let outcome = match after.rax as i64 {
+            _ if is_done => Ok(()),
             error @ -4095..0 => Err(io::Error::from_raw_os_error(-error as i32)),
-            _ => Err(io::Error::other("the program has stopped somewhere else")),
-        }
+            _ => return Err(io::Error::other("the program has stopped somewhere else")),
+        };
+        Ok(Answers {
+            address: after.r12,
+            file: after.r13,
+            area: after.r14,
+            made: (after.rbx - at) as usize / CALL_BYTES,
+            outcome,
+        })
     }
 
     /// Calls a C function of its own, far below its stack pointer. [`Tracee::call_all`] has been
@@ -281,13 +308,31 @@ impl Tracee {
     fn stop(&mut self) -> io::Result<()> {
         loop {
             match wait(self.process)? {
-                None => return Err(io::Error::other("the program has ended")),
+                None => {
+                    self.has_ended = true;
+                    return Err(io::Error::other("it has ended"));
+                }
                 Some(Stop::Signal(libc::SIGTRAP)) => return Ok(()),
+                // It would fail at the same instruction again.
+                Some(Stop::Signal(signal)) if self.is_fault()? => {
+                    let what = format!("the library has failed in it, by signal {signal}");
+                    return Err(io::Error::other(what));
+                }
                 Some(Stop::Signal(signal)) => self.signals.push(signal),
                 Some(_) => {}
             }
             self.go_on()?;
         }
+    }
+
+    /// True when an instruction is the reason of the signal that has stopped it, and no process.
+    fn is_fault(&self) -> io::Result<bool> {
+        // SAFETY: all-zero is a valid value of this structure of integers.
+        let mut information: libc::siginfo_t = unsafe { std::mem::zeroed() };
+        let into = (&raw mut information) as usize;
+        request(libc::PTRACE_GETSIGINFO, self.process, 0, into)?;
+        let faults = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE];
+        Ok(information.si_code > 0 && faults.contains(&information.si_signo))
     }
 
     /// No calls are made from here on: the program's code is whole again.
@@ -298,18 +343,35 @@ impl Tracee {
         }
     }
 
-    /// The program goes on as if nobody had stopped it.
+    /// The program goes on as if nobody had stopped it. One that cannot be made whole is ended: it
+    /// would execute instructions that are not its own.
+    ///
+    /// # Errors
+    ///
+    /// When it was ended, or is traced until this process ends.
     pub(crate) fn release(mut self) -> io::Result<()> {
-        self.end_calls()?;
-        let mut registers = self.at_exec;
-        // No system call is to be restarted.
-        registers.orig_rax = u64::MAX;
-        set_registers(self.process, &registers)?;
+        if self.has_ended {
+            return Ok(());
+        }
+        if let Err(error) = self.make_whole() {
+            // SAFETY: no memory is involved. Its number is its own until this process has waited.
+            unsafe { libc::kill(self.process, libc::SIGKILL) };
+            return Err(error);
+        }
         for signal in &self.signals {
             // SAFETY: no memory is involved.
             unsafe { libc::kill(self.process, *signal) };
         }
         request(libc::PTRACE_DETACH, self.process, 0, 0).map(drop)
+    }
+
+    /// Its code and registers are those of its first instruction.
+    fn make_whole(&mut self) -> io::Result<()> {
+        self.end_calls()?;
+        let mut registers = self.at_exec;
+        // No system call is to be restarted.
+        registers.orig_rax = u64::MAX;
+        set_registers(self.process, &registers)
     }
 }
 
@@ -424,5 +486,115 @@ fn request(what: libc::c_uint, process: pid_t, address: usize, data: usize) -> i
     match answer {
         -1 => Err(io::Error::last_os_error()),
         answer => Ok(answer),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    /// A child that has just executed `true`.
+    fn stopped() -> Tracee {
+        let (reader, mut writer) = io::pipe().expect("descriptors");
+        let arguments = [c"/bin/true".as_ptr(), std::ptr::null()];
+        // SAFETY: the child makes system calls only.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let mut byte = 0u8;
+            // SAFETY: one byte is written; the arguments end with a null pointer.
+            unsafe {
+                libc::read(
+                    std::os::fd::AsRawFd::as_raw_fd(&reader),
+                    (&raw mut byte).cast(),
+                    1,
+                );
+                libc::execv(arguments[0], arguments.as_ptr());
+                libc::_exit(9);
+            }
+        }
+        seize(child, false).expect("a child can be traced");
+        writer.write_all(&[0]).expect("a pipe");
+        assert_eq!(wait(child).expect("a child"), Some(Stop::Exec));
+        Tracee::at_exec(child).expect("stopped")
+    }
+
+    /// Lets it go; its status, as waitpid(2) has it.
+    fn ended(tracee: Tracee) -> c_int {
+        let process = tracee.process();
+        tracee.release().expect("it runs");
+        let mut status = 0;
+        // SAFETY: writes the status only.
+        let waited = unsafe { libc::waitpid(process, &raw mut status, 0) };
+        assert_eq!(waited, process);
+        status
+    }
+
+    fn list_at(tracee: &Tracee) -> u64 {
+        (tracee.stack() - 2048) & !15
+    }
+
+    fn anonymous() -> Call {
+        let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
+        let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
+        Call::new(libc::SYS_mmap, [0, 4096, protection, flags, u64::MAX, 0])
+    }
+
+    #[test]
+    fn a_call_that_fails_tells_which_were_made_before() {
+        let mut tracee = stopped();
+        let calls = [
+            anonymous().with(Call::AREA),
+            Call::new(libc::SYS_close, [u64::MAX, 0, 0, 0, 0, 0]),
+            anonymous().with(Call::ADDRESS),
+        ];
+        let at = list_at(&tracee);
+        let answers = tracee.call_all(&calls, at).expect("they are made");
+        assert_eq!(answers.made, 1);
+        let error = answers.outcome.expect_err("no such descriptor");
+        assert_eq!(error.raw_os_error(), Some(libc::EBADF));
+        assert_ne!(answers.area, Answers::NONE);
+        assert_eq!(
+            (answers.address, answers.file),
+            (Answers::NONE, Answers::NONE)
+        );
+        let answers = tracee.call_all(&calls[..1], at).expect("they are made");
+        assert!(answers.outcome.is_ok() && answers.made == 1);
+        assert_eq!(ended(tracee), 0);
+    }
+
+    #[test]
+    fn a_function_that_fails_ends_its_call_and_the_program_goes_on() {
+        let mut tracee = stopped();
+        let at = list_at(&tracee);
+        tracee.call_all(&[], at).expect("none");
+        let called = tracee.call_function(16, 0, |_| ());
+        let error = called.expect_err("no function is there");
+        assert!(error.to_string().contains("by signal 11"), "{error}");
+        assert_eq!(ended(tracee), 0);
+    }
+
+    #[test]
+    fn a_signal_of_another_process_is_delivered_when_the_program_goes_on() {
+        let mut tracee = stopped();
+        // SAFETY: no memory is involved.
+        unsafe { libc::kill(tracee.process(), libc::SIGSEGV) };
+        let at = list_at(&tracee);
+        let answers = tracee.call_all(&[anonymous()], at).expect("it is made");
+        assert!(answers.outcome.is_ok());
+        assert_eq!(ended(tracee) & 0x7f, libc::SIGSEGV);
+    }
+
+    #[test]
+    fn a_program_that_is_killed_while_it_is_stopped_is_let_go() {
+        let mut tracee = stopped();
+        // SAFETY: no memory is involved.
+        unsafe { libc::kill(tracee.process(), libc::SIGKILL) };
+        let at = list_at(&tracee);
+        tracee
+            .call_all(&[anonymous()], at)
+            .expect_err("it has ended");
+        let _ = tracee.release();
     }
 }
