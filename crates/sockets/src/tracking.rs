@@ -20,7 +20,9 @@ pub(crate) fn track(fd: i32, accepted: bool) {
     let Some(table) = family::table_or_new() else {
         return;
     };
-    let Some(index) = table.allocate(fd as u32, |pid| !sys::process_exists(pid)) else {
+    // Entries of parked carriers are on the way, each of which would take two system calls.
+    let is_gone = |pid| pid != process::pid() && !sys::process_exists(pid);
+    let Some(index) = table.allocate(fd as u32, is_gone) else {
         return;
     };
     let Some((entry, local)) = connection::meet(index) else {
