@@ -2,7 +2,7 @@
 
 use core::ffi::c_int;
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 use libc::{epoll_event, sockaddr, socklen_t};
 use toehold_channel::doorbell::WakeWord;
@@ -68,7 +68,7 @@ fn claim(fd: c_int, fresh: u64, destination: Destination) -> Option<()> {
         return None;
     };
     let now = sys::now_ns();
-    let mut claimed = None;
+    let (mut claimed, mut busy) = (None, 0);
     let mut look = |pair: Option<*mut Pair>| {
         carriers::each(Role::Connecting, |index, entry, local| {
             let leads_to = local.express.destination.load(Ordering::Relaxed);
@@ -81,7 +81,11 @@ fn claim(fd: c_int, fresh: u64, destination: Destination) -> Option<()> {
                     claimed = Some((carrier, turn));
                     return false;
                 }
-                Claim::NotParked => why_not = Event::PeerBusy,
+                Claim::NotParked => {
+                    why_not = Event::PeerBusy;
+                    busy += 1;
+                    return busy != BUSY_MAX || may_look_on(now);
+                }
                 Claim::Full => why_not = Event::QueueFull,
                 Claim::Dead => carriers::retire(Role::Connecting, index),
             }
@@ -108,6 +112,21 @@ static LAST_PAIR: AtomicPtr<Pair> = AtomicPtr::new(null_mut());
 const SHORT_QUEUE: u32 = 4;
 /// So many parked carriers are looked at.
 const LOOKED_AT_MAX: u32 = 16;
+/// After so many whose last connections the peer has not closed yet, the others are looked at only
+/// now and then: they were parked later, so the peer has probably not closed those either.
+const BUSY_MAX: u32 = 16;
+const BETWEEN_LOOKS_NS: u64 = 200_000;
+static LOOKED_ON_NS: AtomicU64 = AtomicU64::new(0);
+
+/// True when it is time to look at carriers behind [`BUSY_MAX`] of which none could be claimed.
+fn may_look_on(now: u64) -> bool {
+    let before = LOOKED_ON_NS.load(Ordering::Relaxed);
+    let may = now.saturating_sub(before) >= BETWEEN_LOOKS_NS;
+    if may {
+        LOOKED_ON_NS.store(now, Ordering::Relaxed);
+    }
+    may
+}
 
 /// Of several workers of a server, the pair with the one that is to be given the next connection:
 /// the last one while its queue is short, else the one whose queue is shortest. `None` where there
