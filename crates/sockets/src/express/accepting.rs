@@ -1,7 +1,7 @@
 //! `accept`: a connection that came by a parked carrier.
 
 use core::ffi::c_int;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use libc::{SOCK_CLOEXEC, SOCK_NONBLOCK, sockaddr, socklen_t};
 use toehold_channel::express::Event;
@@ -16,9 +16,12 @@ use crate::epoll::parked;
 use crate::pairs::Pair;
 use crate::{closing, errno, process, sys};
 
-/// After so many connections from the queues the kernel is asked first.
+/// After so many connections from the queues the kernel is asked first, if it had none the last
+/// time. If it had one, it is asked after each: others wait there, and the queues are filled
+/// faster.
 const BETWEEN_KERNELS: u32 = 16;
-static SINCE_KERNEL: core::sync::atomic::AtomicU32 = core::sync::atomic::AtomicU32::new(0);
+static BETWEEN: AtomicU32 = AtomicU32::new(BETWEEN_KERNELS);
+static SINCE_KERNEL: AtomicU32 = AtomicU32::new(0);
 
 /// `accept4` on `fd`, if a connection waits that came by a carrier. `None`: the kernel is to be
 /// asked.
@@ -35,10 +38,12 @@ pub(crate) unsafe fn accept(
         return None;
     }
     let mut since = SINCE_KERNEL.load(Ordering::Relaxed);
-    if since >= BETWEEN_KERNELS {
+    if since >= BETWEEN.load(Ordering::Relaxed) {
         since = 0;
         SINCE_KERNEL.store(since, Ordering::Relaxed);
         let waits = sys::poll_now(fd, libc::POLLIN) & libc::POLLIN != 0;
+        let between = if waits { 1 } else { BETWEEN_KERNELS };
+        BETWEEN.store(between, Ordering::Relaxed);
         if waits {
             return None;
         }
