@@ -9,10 +9,14 @@
 //!
 //! ```text
 //!   ordinary connections that were seen, in a row ─► suffices ─► seeds, carriers
-//!        ▲ twice as many as the last time               │ a turn ended unseen, or seeds
-//!        └──────────────────────────────────────────────┘ have failed for long
+//!        ▲ twice as many as the last time               │ a turn ended unseen
+//!        └──────────────────────────────────────────────┘
 //!   bytes went past the library, the program waited past it, or many were not seen ─► never
 //! ```
+//!
+//! A connection on which nothing came says nothing: there was nothing to wait for. Seeds that wait
+//! in vain again and again speak of the other end, so they delay the next seed and no more:
+//! carriers that are parked go on.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -43,6 +47,9 @@ pub(super) struct Evidence {
     word: AtomicU32,
     /// Connections that were not seen.
     unseen: AtomicU32,
+    /// How often seeds have waited in vain again and again, above how many connections are to pass
+    /// before the next seed.
+    pause: AtomicU32,
 }
 
 impl Evidence {
@@ -51,6 +58,7 @@ impl Evidence {
         Evidence {
             word: AtomicU32::new(0),
             unseen: AtomicU32::new(0),
+            pause: AtomicU32::new(0),
         }
     }
 
@@ -58,6 +66,23 @@ impl Evidence {
     pub(super) fn suffices(&self) -> bool {
         let word = self.word.load(Ordering::Relaxed);
         word != NEVER && word & SEEN_MASK >= needed(word)
+    }
+
+    /// An ordinary connection has begun: true when it may be a seed.
+    fn may_ask(&self) -> bool {
+        let pause = self.pause.load(Ordering::Relaxed);
+        if pause & SEEN_MASK != 0 {
+            self.pause.store(pause - 1, Ordering::Relaxed);
+            return false;
+        }
+        self.suffices()
+    }
+
+    /// Seeds wait in vain: fewer are asked for. The evidence of the program's waits holds.
+    fn pause(&self) {
+        let doublings = (self.pause.load(Ordering::Relaxed) >> DOUBLINGS_SHIFT) + 1;
+        let next = doublings.min(DOUBLINGS_MAX) << DOUBLINGS_SHIFT;
+        self.pause.store(next | needed(next), Ordering::Relaxed);
     }
 
     fn is_open(&self) -> bool {
@@ -111,6 +136,7 @@ fn of_destination(number: u32) -> Option<&'static Evidence> {
 pub(super) fn begin_listener() {
     LISTENER.0.word.store(0, Ordering::Relaxed);
     LISTENER.0.unseen.store(0, Ordering::Relaxed);
+    LISTENER.0.pause.store(0, Ordering::Relaxed);
     LISTENER.1.fetch_add(1, Ordering::Relaxed);
 }
 
@@ -119,14 +145,14 @@ pub(super) fn is_listener_known(accepted: &Connection) -> bool {
     let number = LISTENER.1.load(Ordering::Relaxed);
     let words = &accepted.local.express;
     words.destination.store(number, Ordering::Relaxed);
-    LISTENER.0.suffices()
+    LISTENER.0.may_ask()
 }
 
 /// A connection leads to destination `number`: seeds may follow.
 pub(super) fn is_destination_known(connected: &Connection, number: u32) -> bool {
     let words = &connected.local.express;
     words.destination.store(number, Ordering::Relaxed);
-    of_destination(number).is_some_and(Evidence::suffices)
+    of_destination(number).is_some_and(Evidence::may_ask)
 }
 
 fn of(connection: &Connection) -> Option<&'static Evidence> {
@@ -145,7 +171,12 @@ pub(super) fn ordinary_ends(connection: &Connection) {
         return;
     };
     if !waits::are_seen(connection) {
-        return evidence.add(false);
+        // Nothing came for which the program could have waited, not past the library either.
+        let is_empty = connection.entry.rx_carrier.load(Ordering::Relaxed) == 0;
+        if !is_empty || counts::agree_at_end(connection) != Some(true) {
+            evidence.add(false);
+        }
+        return;
     }
     // With a channel they were compared when it was attached, and doorbells came since.
     let agree = match connection.local.attachment.has_region() {
@@ -167,7 +198,7 @@ pub(super) fn suffices(connection: &Connection) -> bool {
 /// An end has waited in vain for the other, as it has before: it does not ask again soon.
 pub(super) fn seed_failed(connection: &Connection) {
     if let Some(evidence) = of(connection) {
-        evidence.fail();
+        evidence.pause();
     }
 }
 
@@ -235,6 +266,20 @@ mod tests {
         let evidence = Evidence::none();
         (0..=UNSEEN_MAX).for_each(|_| evidence.add(false));
         assert!(!after(&evidence, SEEN_MASK));
+    }
+
+    #[test]
+    fn seeds_in_vain_delay_the_next_one_and_leave_carriers_alone() {
+        let evidence = Evidence::none();
+        assert!(after(&evidence, NEEDED_FIRST) && evidence.may_ask());
+        for doublings in 1..2 * DOUBLINGS_MAX {
+            evidence.pause();
+            assert!(evidence.suffices(), "carriers may be parked");
+            for _ in 0..NEEDED_FIRST << doublings.min(DOUBLINGS_MAX) {
+                assert!(!evidence.may_ask());
+            }
+            assert!(evidence.may_ask());
+        }
     }
 
     #[test]
