@@ -124,3 +124,35 @@ fn no_carrier_is_used_again_where_the_option_says_off() {
         of("connected") == 0 && of("seeds_tried") == 0 && of("not_paired") == 0
     });
 }
+
+/// Of a crowd few would find a carrier, and each seed would keep those behind it waiting.
+#[test]
+fn a_thousand_clients_at_once_wait_for_no_seed() {
+    let toehold = Toehold::start();
+    let program = toehold.asking(&[]).get_program().to_owned();
+    let address = format!("127.0.0.1:{}", host::free_port());
+    let mut command = toehold.command(Path::Direct, &program);
+    command.args(["lab", "server", "--listen", &address]);
+    let server = Running::start(command, "server", toehold.dir());
+    let listens = wait_until(TIME_LIMIT, || server.stderr().contains("listening"));
+    assert!(listens, "{}", server.outputs());
+    let mut command = toehold.command(Path::Direct, &program);
+    command.args(["lab", "client", &address, "--seconds", "60"]);
+    command.args(["--pattern", "newcomers", "--streams", "1000"]);
+    let client = Running::start(command, "client", toehold.dir());
+    let mut counts = (0, 0);
+    let crowds = wait_until(TIME_LIMIT, || {
+        let status = toehold.status();
+        let processes = status["processes"].as_array().cloned().unwrap_or_default();
+        let of = |name: &str| {
+            let counts = processes.iter().map(|it| it["express"][name].as_u64());
+            counts.map(Option::unwrap_or_default).sum::<u64>()
+        };
+        counts = (of("not_paired"), of("seeds_tried"));
+        counts.0 >= 6000
+    });
+    assert!(crowds, "{}{}", server.outputs(), client.outputs());
+    // A host that stands still for seconds between two crowds may make a few.
+    let (ordinary, seeds) = counts;
+    assert!(seeds * 100 < ordinary, "{seeds} seeds, {ordinary} ends");
+}

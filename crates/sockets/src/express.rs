@@ -13,7 +13,8 @@
 //! - [`parking`]: the last close of a turn; [`claiming`]: `connect`; [`accepting`]: `accept`;
 //! - [`listener`]: the one listener whose connections may come by carriers; [`books`]: what others
 //!   ask of it;
-//! - [`seeds`]: how a carrier begins; [`destinations`]: where it leads to;
+//! - [`seeds`]: how a carrier begins; [`crowd`]: when none is to begin; [`destinations`]: where it
+//!   leads to;
 //! - [`turns`]: the questions that transfers ask; [`returning`] and [`again`]: a connection
 //!   that nobody accepted goes back to the kernel;
 //! - [`evidence`]: whether a program waits where the library sees it; [`unseen`] and [`watch`]: a
@@ -28,6 +29,7 @@ mod again;
 pub(crate) mod books;
 mod carriers;
 pub(crate) mod claiming;
+mod crowd;
 mod destinations;
 mod evidence;
 pub(crate) mod listener;

@@ -39,7 +39,7 @@ static LISTS: [List; 2] = [const {
 }; 2];
 
 /// A process has so many at most, in each role, however many numbers it may have.
-const PARKED_MAX: u32 = 256;
+pub(super) const PARKED_MAX: u32 = 256;
 /// One of so many of the process's numbers is a parked carrier's at most, in each role.
 const NUMBERS_SHARE: usize = 8;
 /// How many may be parked, by the limit on numbers as it was asked for last.

@@ -16,7 +16,7 @@ use toehold_channel::table::{
 use toehold_stream::end::End;
 
 use super::carriers::{self, Role};
-use super::{LOCK, books, evidence, is_on, listener, may_act, turns, watch};
+use super::{LOCK, books, evidence, is_on, listener, may_act, seeds, turns, watch};
 use crate::carrier::Carrier;
 use crate::connection::{self, Connection, HINT_EOF};
 use crate::descriptors::GENERATION_MASK;
@@ -36,8 +36,16 @@ const NOT_PARKED: u32 = FLAG_PINNED
 /// connection has ended then, and all that is left to be done is to close the number.
 pub(crate) fn park(connection: &Connection) -> bool {
     let words = &connection.local.express;
-    if may_act() && !words.is_carrier() {
-        evidence::ordinary_ends(connection);
+    let flags = connection.entry.flags.load(Ordering::Relaxed);
+    let role = match flags & FLAG_ACCEPTED {
+        0 => Role::Connecting,
+        _ => Role::Accepting,
+    };
+    if may_act() {
+        seeds::connection_ends(role);
+        if !words.is_carrier() {
+            evidence::ordinary_ends(connection);
+        }
     }
     if !is_on()
         || !books::holds(
@@ -54,11 +62,6 @@ pub(crate) fn park(connection: &Connection) -> bool {
         return false;
     }
     carriers::look_after();
-    let flags = connection.entry.flags.load(Ordering::Relaxed);
-    let role = match flags & FLAG_ACCEPTED {
-        0 => Role::Connecting,
-        _ => Role::Accepting,
-    };
     let instance = match role {
         Role::Connecting => None,
         Role::Accepting => listener::instance(),

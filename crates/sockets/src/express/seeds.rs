@@ -5,24 +5,28 @@
 //! attached and both directions are rings, before the program's first byte: then the connection's
 //! end can be that of a turn.
 //!
-//! An end that has made a carrier chooses every port, as long as no carrier is parked. After each
-//! wait in vain it chooses half as many. The ports of a smaller choice are among those of a larger
-//! one, so both ends always choose some of the same ports. (With a pause after each failure they
-//! came apart: each end was in its pause while the other waited.) The choice is the family's: a
-//! client that has met one worker of a server chooses every port, and would wait in vain for
-//! another worker that still chose few. The time that a process waits is limited, too: a short
-//! burst, and a small share of all time.
+//! With each carrier that it has made an end chooses twice as many ports, as long as no carrier is
+//! parked. After each wait in vain it chooses half as many. (When one carrier made it choose every
+//! port, a server waited in vain for the connections that were in its queue by then, whose client
+//! had chosen few. Then it chose hardly any, while the client had begun to choose every port.) The
+//! ports of a smaller choice are among those of a larger one, so both ends always choose some of
+//! the same ports. (With a pause after each failure they came apart: each end was in its pause
+//! while the other waited.) The choice is the family's: a client that has met one worker of a
+//! server would wait in vain for another worker that still chose few. The time that a process waits
+//! is limited, too: a short burst, and a small share of all time. One thread of a client waits at a
+//! time, and none in a [`crowd`](super::crowd).
 //!
 //! Only where ordinary connections have shown that the program waits through the library
 //! ([`evidence`]).
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use libc::{sockaddr, socklen_t};
 use toehold_channel::express::Event;
 use toehold_channel::table::{Mode, Reason};
 
 use super::carriers::{self, Role};
+use super::crowd::Crowd;
 use super::destinations::Destination;
 use super::{LOCK, books, evidence, may_act, turns, watch};
 use crate::connection::{self, Connection};
@@ -41,12 +45,24 @@ const ACCEPTING_NS: u64 = 1_000_000;
 const ACCEPTING_KNOWN_NS: u64 = 2_000_000;
 /// The client may be between its `connect` and its question.
 const REFUSED_NS: u64 = 150_000;
+/// So many connections of clients that still chose fewer ports may be in a server's queue.
+const QUEUED_MAX: u32 = 8;
 /// All waits of an end together last so long at most, and this share of the time that passes
 /// besides, as a power of two.
 const BURST_NS: u64 = 50_000_000;
 const TIME_SHARE_LOG2: u32 = 8;
 /// One look at the adapter's word.
 const LOOK_NS: u64 = 30_000;
+/// So many looks at the other end's progress follow each other without a sleep.
+const YIELDS_MAX: u32 = 8;
+
+/// The choice of an end after a wait at `level`.
+fn next_level(level: u32, is_carrier: bool) -> u32 {
+    match is_carrier {
+        true => level.saturating_sub(1).min(LEVEL_FIRST),
+        false => (level + 1).min(LEVEL_MAX),
+    }
+}
 
 /// How one role has fared in this process. The choice of ports is the family's
 /// (`Header::seed_levels`).
@@ -56,6 +72,11 @@ struct Share {
     spent_ns: AtomicU64,
     /// When that was reckoned.
     reckoned_ns: AtomicU64,
+    crowd: Crowd,
+    /// Until then a thread waits at most, at the connecting end; 0 for none.
+    waits_until_ns: AtomicU64,
+    /// So many waits in vain say nothing, after a carrier was made: at the accepting end.
+    queued: AtomicU32,
 }
 
 static SHARES: [Share; 2] = [Share::of(Role::Connecting), Share::of(Role::Accepting)];
@@ -66,6 +87,9 @@ impl Share {
             role,
             spent_ns: AtomicU64::new(0),
             reckoned_ns: AtomicU64::new(0),
+            crowd: Crowd::none(),
+            waits_until_ns: AtomicU64::new(0),
+            queued: AtomicU32::new(0),
         }
     }
 
@@ -96,6 +120,13 @@ impl Share {
         hash & ((1 << self.level()) - 1) == 0 && self.has_time(sys::now_ns())
     }
 
+    /// A connection has begun. True when it may be a seed, if its program is known to wait through
+    /// the library.
+    fn may_ask(&self, is_known: bool) -> bool {
+        let is_of_crowd = self.crowd.is_joined(sys::now_ns);
+        is_known && !is_of_crowd || books::are_all_chosen()
+    }
+
     /// True while the time for waits is not used up.
     fn has_time(&self, now: u64) -> bool {
         let passed = now.saturating_sub(self.reckoned_ns.swap(now, Ordering::Relaxed));
@@ -115,11 +146,38 @@ impl Share {
         books::count_more(Event::SeedMicroseconds, waited / 1000);
         let before = self.level();
         let level = match is_carrier {
-            true => 0,
-            false => (before + 1).min(LEVEL_MAX),
+            false if self.was_queued_before() => before,
+            _ => next_level(before, is_carrier),
         };
+        if is_carrier && self.role == Role::Accepting {
+            self.queued.store(QUEUED_MAX, Ordering::Relaxed);
+        }
         self.set_level(level);
         is_carrier || before < LEVEL_MAX
+    }
+
+    /// A wait was in vain. True when its connection may have been in the queue when the last
+    /// carrier was made, so that its client still chose fewer ports.
+    fn was_queued_before(&self) -> bool {
+        let queued = self.queued.load(Ordering::Relaxed);
+        self.queued
+            .store(queued.saturating_sub(1), Ordering::Relaxed);
+        queued != 0
+    }
+
+    /// True when no other thread of this process waits: this one may, until then. A server accepts
+    /// one connection after the other. So of several that wait the last ones would give up before
+    /// their turn, and the server would wait in vain for each of them.
+    fn waits_alone(&self, now: u64, limit_ns: u64) -> bool {
+        let until = self.waits_until_ns.load(Ordering::Relaxed);
+        let word = &self.waits_until_ns;
+        // Relaxed: nothing else is guarded by it. A child of a fork finds it free in time.
+        let (told, seen) = (Ordering::Relaxed, Ordering::Relaxed);
+        let is_ours = now >= until
+            && word
+                .compare_exchange(until, now + limit_ns, told, seen)
+                .is_ok();
+        is_ours || books::are_all_chosen()
     }
 
     /// How long an end waits: the usual time, or that for a peer that has become one before.
@@ -131,6 +189,11 @@ impl Share {
             _ => usual,
         }
     }
+}
+
+/// A connection of that role ends.
+pub(super) fn connection_ends(role: Role) {
+    SHARES[role as usize].crowd.is_left();
 }
 
 /// The kernel has connected `fd`, which was fresh, to `address`.
@@ -154,21 +217,22 @@ pub(crate) unsafe fn connected(fd: i32, address: *const sockaddr, len: socklen_t
         destination.number_or_new()
     };
     let Some(number) = number else { return };
-    let is_known = evidence::is_destination_known(&connection, number) || books::are_all_chosen();
-    if !is_known || !carriers::is_room(Role::Connecting) {
+    let share = &SHARES[Role::Connecting as usize];
+    let is_known = evidence::is_destination_known(&connection, number);
+    if !share.may_ask(is_known) || !carriers::is_room(Role::Connecting) {
         return;
     }
-    let share = &SHARES[Role::Connecting as usize];
     let local = sys::socket_address(fd, false);
     if !local.is_ok_and(|local| share.chooses(port_in(&local))) {
         return;
     }
     let started = sys::now_ns();
-    let is_carrier = pair(
-        &connection,
-        share.limit_ns(CONNECTING_NS, CONNECTING_KNOWN_NS),
-        None,
-    );
+    let limit_ns = share.limit_ns(CONNECTING_NS, CONNECTING_KNOWN_NS);
+    if !share.waits_alone(started, limit_ns) {
+        return;
+    }
+    let is_carrier = pair(&connection, limit_ns, None);
+    share.waits_until_ns.store(0, Ordering::Relaxed);
     let is_useful = is_carrier && becomes_carrier(&connection);
     if !share.note(is_useful, started) {
         evidence::seed_failed(&connection);
@@ -181,8 +245,8 @@ pub(crate) fn accepted(fd: i32) {
     let Some(connection) = connection::at(fd).filter(|_| may_act()) else {
         return;
     };
-    let is_known = evidence::is_listener_known(&connection) || books::are_all_chosen();
-    if !is_known || !carriers::is_room(Role::Accepting) {
+    let is_known = evidence::is_listener_known(&connection);
+    if !share.may_ask(is_known) || !carriers::is_room(Role::Accepting) {
         return;
     }
     let Ok(remote) = sys::socket_address(fd, true) else {
@@ -191,6 +255,10 @@ pub(crate) fn accepted(fd: i32) {
     let ours = || Destination::of_storage(&sys::socket_address(fd, false).ok()?);
     let is_here = Destination::of_storage(&remote).is_some_and(|remote| remote.is_here(ours));
     if !is_here || !share.chooses(port_in(&remote)) {
+        return;
+    }
+    if sys::poll_now(fd, libc::POLLRDHUP) != 0 {
+        // The client has closed it, and waits no longer.
         return;
     }
     let started = sys::now_ns();
@@ -256,11 +324,12 @@ fn pair(connection: &Connection, limit_ns: u64, refused_ns: Option<u64>) -> bool
     let Some(adapter) = pairing::ask_at_once(connection) else {
         return false;
     };
+    let mut looks = 0;
     while !connection.local.attachment.has_region() {
         if offers::offer_waits(connection) || has_offer(connection) {
             pairing::consider(connection);
             if !connection.local.attachment.has_region() {
-                sys::yield_now();
+                give_way(adapter, &mut looks);
             }
         } else {
             let refusal = connection.entry.refusal.load(Ordering::Relaxed);
@@ -268,17 +337,24 @@ fn pair(connection: &Connection, limit_ns: u64, refused_ns: Option<u64>) -> bool
             if refusal != Reason::None as u32 && refused_ns.is_some_and(is_alone) {
                 return false;
             }
-            sys::poll_for(adapter, libc::POLLIN, LOOK_NS);
+            let has_come = sys::poll_for(adapter, libc::POLLIN, LOOK_NS) != 0;
+            if has_come && !offers::offer_waits(connection) {
+                // For a connection of another thread, which has to run to take it.
+                give_way(adapter, &mut looks);
+            }
         }
         if passed() >= limit_ns {
             return false;
         }
     }
     loop {
-        service::service(connection);
         let Some(end) = connection.inside() else {
             return false;
         };
+        // An end that has been in rings may have closed already: ours is to stay in them.
+        if !turns::is_over(connection, &end) {
+            service::service(connection);
+        }
         direction::advance_incoming(connection, &end);
         let are_rings = end.tx_mode() == Mode::Ring && end.rx_mode() == Mode::Ring;
         if are_rings && end.all_acknowledged() == Ok(true) {
@@ -287,10 +363,53 @@ fn pair(connection: &Connection, limit_ns: u64, refused_ns: Option<u64>) -> bool
         if passed() >= limit_ns {
             return false;
         }
+        give_way(adapter, &mut looks);
+    }
+}
+
+/// Between two looks: first another thread may run, then this one sleeps. The kernel may find that
+/// a thread that yields is the one to run all the same, for a whole time slice, and keep the
+/// adapter or the other end waiting for this processor.
+fn give_way(adapter: i32, looks: &mut u32) {
+    *looks += 1;
+    if *looks <= YIELDS_MAX {
         sys::yield_now();
+    } else {
+        sys::poll_for(adapter, 0, LOOK_NS);
     }
 }
 
 fn has_offer(connection: &Connection) -> bool {
     !connection.local.offered.load(Ordering::Relaxed).is_null()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_carrier_doubles_the_choice_and_each_wait_in_vain_halves_it() {
+        assert_eq!(next_level(LEVEL_FIRST, true), LEVEL_FIRST - 1);
+        assert_eq!(next_level(0, true), 0);
+        assert_eq!(next_level(LEVEL_MAX, true), LEVEL_FIRST);
+        assert_eq!(next_level(LEVEL_FIRST, false), LEVEL_FIRST + 1);
+        assert_eq!(next_level(LEVEL_MAX, false), LEVEL_MAX);
+    }
+
+    #[test]
+    fn one_thread_waits_at_a_time_and_one_that_was_killed_is_waited_for_no_longer() {
+        let share = Share::of(Role::Connecting);
+        assert!(share.waits_alone(1, 10));
+        assert!(!share.waits_alone(2, 10));
+        assert!(share.waits_alone(11, 10));
+    }
+
+    #[test]
+    fn after_a_carrier_some_waits_in_vain_say_nothing() {
+        let share = Share::of(Role::Accepting);
+        assert!(!share.was_queued_before());
+        share.queued.store(QUEUED_MAX, Ordering::Relaxed);
+        assert!((0..QUEUED_MAX).all(|_| share.was_queued_before()));
+        assert!(!share.was_queued_before());
+    }
 }
