@@ -1,5 +1,6 @@
 """Ends of TCP connections for the offload tests, in plain Python: each role checks what it sees and says `ok`."""
 
+import ctypes
 import errno
 import fcntl
 import hashlib
@@ -315,6 +316,25 @@ def connect_error(host, port, name):
         raise AssertionError("connected")
     except OSError as error:
         assert error.errno == getattr(errno, name), error
+
+
+def cancelled_connect(host, port):
+    """A thread ends in a connect that nobody answers: its socket is what it was before."""
+    libc = ctypes.CDLL(None)
+    sock = socket.socket()
+    inline = lambda: sock.getsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE)
+    address = struct.pack("=H", socket.AF_INET) + struct.pack("!H4s8x", int(port), socket.inet_aton(host))
+    thread = threading.Thread(target=libc.connect, args=(sock.fileno(), address, len(address)), daemon=True)
+    assert inline() == 0
+    thread.start()
+    # So it waits for news of its carrier. A connect on the kernel never sets this.
+    until(lambda: inline() == 1)
+    assert libc.pthread_cancel(ctypes.c_ulong(thread.ident)) == 0
+    until(lambda: not os.path.exists(f"/proc/self/task/{thread.native_id}"))
+    assert inline() == 0, "the option is left"
+    # Nobody may wait for a thread of Python's that libc has ended.
+    print("ok", flush=True)
+    os._exit(0)
 
 
 def nonblocking(host, port):

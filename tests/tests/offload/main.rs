@@ -253,6 +253,12 @@ fn connection_is_not_there_before_the_remote_has_answered() {
 }
 
 #[test]
+fn thread_that_is_cancelled_in_a_connect_leaves_its_socket_as_it_was() {
+    let Some(stage) = Stage::set(&[]) else { return };
+    ok(stage.near("cancelled", &["cancelled_connect", "10.84.0.79", "9"]));
+}
+
+#[test]
 fn busy_connections_get_channels_and_give_them_back() {
     let Some(stage) = Stage::set(&[]) else { return };
     let _far = stage.far_server(&["echo_server", "7017"]);
