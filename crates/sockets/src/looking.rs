@@ -3,12 +3,12 @@
 use core::sync::atomic::Ordering;
 
 use toehold_stream::end::End;
-use toehold_stream::spin::ENDLESS_NS;
 
 use crate::connection::Connection;
 use crate::deferral::Handlers;
 use crate::sleep::timed_out;
-use crate::{attention, sys, wait};
+use crate::wait::{self, ENDLESS_NS};
+use crate::{attention, sys};
 
 /// How looking ended.
 pub(crate) enum Looked {
@@ -36,10 +36,7 @@ pub(crate) fn before_sleep(
     let (entry, local) = (connection.entry, connection.local);
     let processor = end.exchange_processors(sys::processor() + 1);
     let budget_ns = wait::budget_ns(&local.spin);
-    let slice_ns = match budget_ns {
-        ENDLESS_NS => wait::KERNEL_LOOK_NS,
-        budget_ns => budget_ns,
-    };
+    let slice_ns = wait::slice_ns(budget_ns);
     // When the first slice of poll mode ended; 0 before.
     let mut since_ns = 0;
     let looked = loop {

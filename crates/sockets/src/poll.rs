@@ -15,7 +15,7 @@ use crate::descriptors::{self, Kind};
 use crate::epoll::nested;
 use crate::epoll::sleeping::Watch;
 use crate::offload::awaiting::{self, Answer};
-use crate::wait::{self, KERNEL_LOOK_NS};
+use crate::wait::{self, ENDLESS_NS};
 use toehold_freestanding::memory;
 
 use crate::{
@@ -241,9 +241,8 @@ pub(crate) fn poll(
         let left = timeout_ns.map(|limit| limit.saturating_sub(now - started));
         if let Some(local) = history {
             let budget = wait::budget_ns(&local.spin);
-            let endless = budget == u64::MAX;
-            let slice = if endless { KERNEL_LOOK_NS } else { budget };
-            let slice = slice.min(left.unwrap_or(u64::MAX));
+            let endless = budget == ENDLESS_NS;
+            let slice = wait::slice_ns(budget).min(left.unwrap_or(u64::MAX));
             if slice > 0 {
                 if wait::spin(&local.spin, slice, peer_processor(fds), || {
                     fds.iter()

@@ -10,7 +10,7 @@ use crate::epoll::instance::{Counted, Epoll, Instance};
 use crate::epoll::nested::without_repeats;
 use crate::epoll::registration::untag;
 use crate::epoll::sleeping::Watch;
-use crate::wait::{self, KERNEL_LOOK_NS};
+use crate::wait::{self, ENDLESS_NS};
 use crate::{attention, cancellation, deferral, errno, express, sys};
 
 /// While shared memory keeps us busy, the kernel's own members are asked this often.
@@ -77,9 +77,8 @@ pub(crate) fn wait(
         }
         let left = timeout_ns.map(|limit| limit.saturating_sub(now - started));
         let budget = wait::budget_ns(&epoll.spin);
-        let endless = budget == u64::MAX;
-        let slice = if endless { KERNEL_LOOK_NS } else { budget };
-        let slice = slice.min(left.unwrap_or(u64::MAX));
+        let endless = budget == ENDLESS_NS;
+        let slice = wait::slice_ns(budget).min(left.unwrap_or(u64::MAX));
         if slice > 0 {
             let processor = epoll.last_peer_processor.load(Ordering::Relaxed);
             if wait::spin(&epoll.spin, slice, processor, || epoll.sweep()) {
