@@ -13,7 +13,7 @@ use super::Refusal;
 use super::file::{self, FileBytes, Version};
 use super::mapping::Library;
 use super::plans::Plans;
-use super::tracee::{Call, Tracee};
+use super::tracee::{CALL_BYTES, Call, Tracee};
 
 /// The part of the work that needs no stopped program. It is done while the kernel executes the
 /// program, on another processor if there is one.
@@ -76,6 +76,11 @@ fn prepare(tracee: &mut Tracee, library: &Path, ahead: Ahead) -> Result<Program,
     calls.extend(library.calls(tracee, path_at).map_err(failed)?);
     if program.is_go {
         calls.push(area_call(library.area_bytes()));
+    }
+    if calls.len() > CALLS_MAX {
+        return Err(failed(io::Error::other(
+            "the library has too many segments",
+        )));
     }
     let answers = tracee.call_all(&calls, at).map_err(failed)?;
     if let Err(error) = answers.outcome {
@@ -157,6 +162,8 @@ fn write_all_or_none(
 
 /// Where lists are, below the stack pointer.
 const CALLS_BELOW: u64 = 2048;
+/// As many calls as there is room for, with the mark of the list's end.
+const CALLS_MAX: usize = CALLS_BELOW as usize / CALL_BYTES - 1;
 /// Where the library's path is.
 const PATH_BELOW: u64 = CALLS_BELOW + libc::PATH_MAX as u64;
 

@@ -172,7 +172,7 @@ fn calls_code() -> (&'static [u8], u64) {
 
 const PAGE: u64 = 4096;
 /// The size of a call in a list.
-const CALL_BYTES: usize = size_of::<[u64; 8]>();
+pub(crate) const CALL_BYTES: usize = size_of::<[u64; 8]>();
 
 impl Tracee {
     /// `process`, which has just executed another program: the event has stopped it.
