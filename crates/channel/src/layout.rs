@@ -23,6 +23,7 @@
 //! | `capacity_log2` | sender, ring empty only | receiver | `Relaxed`, carried by `tail` | `publish` |
 //! | `records`, `record[]` | sender | receiver | `Release` / `Acquire` | `switch` |
 //! | `going_down` | sender | receiver's sender half | `SeqCst` fences | `switch` |
+//! | `resend` | both | both | compare-exchange, `AcqRel` | `switch` |
 //! | `head` | receiver | sender | `Release` / `Acquire` | `consume` |
 //! | `acknowledged` | receiver | sender | `Release` / `Acquire` | `consume` |
 //! | `attached`, `closed` | either side | the other | `Release` / `Acquire` | `state` |
@@ -139,6 +140,10 @@ pub struct Switch {
     pub records: Word32,
     /// Set while the sender is about to publish a downgrade.
     pub going_down: Word32,
+    /// Decides about bytes that are unread when the sender comes down. The receiver wants them by
+    /// the carrier ([`RESEND_ASKED`]), or the sender came down before it was asked and leaves them
+    /// in the ring ([`RESEND_TOO_LATE`]). 0 until one of the two has written; the first counts.
+    pub resend: Word32,
     /// The records; `n` stands at `n % RECORD_SLOTS`.
     pub record: [Record; RECORD_SLOTS],
 }
@@ -170,8 +175,8 @@ pub struct Wake {
     /// there ([`REFUSE`]), and to give the channel up at once ([`EVICT`]).
     pub refuse: Word32,
     /// This side has stopped reading its ring for good: its descriptor went to a program that knows
-    /// nothing of rings. Bytes still in the ring then are lost, and the sender, who can see that,
-    /// must end the connection.
+    /// nothing of rings. Bytes that are in the ring all the same, and are not asked for again by
+    /// [`Switch::resend`], are lost. The sender, who can see that, must end the connection.
     pub abandoned: Word32,
     /// 1 while this side's end is to be a reset (`SO_LINGER` of no time).
     pub resets: Word32,
@@ -183,6 +188,10 @@ pub struct Wake {
     pub counted: Word64,
 }
 
+/// In [`Switch::resend`]: what is unread when the sender comes down is to go by the carrier.
+pub const RESEND_ASKED: u32 = 1;
+/// In [`Switch::resend`]: the sender is down, and what is unread stays in the ring.
+pub const RESEND_TOO_LATE: u32 = 2;
 /// In `attached`: the side's directions are on the carrier, it has carried out every record and
 /// will publish none again.
 pub const LEFT: u32 = 2;

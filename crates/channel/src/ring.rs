@@ -147,8 +147,11 @@ impl Sender<'_> {
     }
 
     /// Capacity in force, as a power of two.
+    ///
+    /// # Errors
+    /// [`Fault::Table`].
     #[inline]
-    fn capacity(&self) -> Result<u32, Fault> {
+    pub fn capacity(&self) -> Result<u32, Fault> {
         let log2 = self.capacity_log2.load(Ordering::Relaxed);
         log2.within(CAPACITY_LOG2_MIN..=CAPACITY_LOG2_MAX)
             .ok_or(Fault::Table)

@@ -31,7 +31,7 @@ use crate::untrusted::{Word32, Word64};
 pub const TABLE_MAGIC: u64 = u64::from_le_bytes(*b"TOEHOLDT");
 /// Changes whenever the meaning of any shared layout (table, region, ready bitmap, message)
 /// changes.
-pub const LAYOUT_VERSION: u32 = 15;
+pub const LAYOUT_VERSION: u32 = 16;
 /// Entries in a table: the most connections one fork family can have tracked at a time.
 pub const ENTRIES: usize = 65_536;
 /// Where the first entry begins.
@@ -312,6 +312,9 @@ pub enum Mode {
     /// Receiving only: the ring is drained, the doorbells before the next data byte are being
     /// skipped.
     Skip = 2,
+    /// Receiving only: what is unread in the ring will come by the carrier, once the sender is
+    /// there. Until then nothing is to be received.
+    Resend = 3,
 }
 
 impl Mode {
@@ -322,6 +325,7 @@ impl Mode {
             0 => Some(Mode::Carrier),
             1 => Some(Mode::Ring),
             2 => Some(Mode::Skip),
+            3 => Some(Mode::Resend),
             _ => None,
         }
     }

@@ -15,7 +15,7 @@ use crate::connection::{Connection, HINT_EOF, HINT_LOOK};
 use crate::epoll::news;
 use crate::express::turns;
 use crate::resets::fault_of_peer;
-use crate::{lock, overflow, pending, sleepers, sys};
+use crate::{lock, overflow, pending, resend, sleepers, sys};
 
 /// Longer messages hide the cost of the general code, and of cache misses, behind their copy.
 pub(crate) const SHORT_BYTES: usize = 512;
@@ -83,12 +83,17 @@ pub(crate) fn fetch_lines(connection: &Connection, end: &End<'_>, offset: usize)
 /// reset, or be told the error, that is for what the program sends next.
 #[cold]
 pub(crate) fn ring_if_open(connection: &Connection, end: &End<'_>) {
+    if is_open(connection, end) {
+        ring(connection);
+    }
+}
+
+/// True when the peer has ended neither its direction nor the carrier, as far as can be seen.
+pub(crate) fn is_open(connection: &Connection, end: &End<'_>) -> bool {
     let ended = libc::POLLRDHUP | libc::POLLERR | libc::POLLHUP;
     let closed = !end.theirs().wake.closed.load(SIDE_SEEN).is(0);
     let is_open = |fd| sys::poll_now(fd, libc::POLLRDHUP) & ended == 0;
-    if !closed && connection.carrier().is_some_and(is_open) {
-        ring(connection);
-    }
+    !closed && connection.carrier().is_some_and(is_open)
 }
 
 /// One byte on the carrier. The caller holds the send lock, the direction is in ring mode.
@@ -222,15 +227,30 @@ pub(crate) fn go_down(connection: &Connection, end: &End<'_>) {
     // A dead peer sleeps no more, and its kernel would answer a doorbell with a reset that drops
     // what it has not delivered yet.
     let peer_is_gone = connection.entry.command.load(Ordering::Relaxed) == COMMAND_PEER_GONE;
-    end.go_down(|peer_sleeps| {
+    let unread = end.go_down(|peer_sleeps| {
         if peer_sleeps && !peer_is_gone {
             ring_if_open(connection, end);
         }
     });
+    if let Some(unread) = unread {
+        resend::send(connection, end, unread);
+    }
     stop_wanting(connection, end);
     if connection.local.registrations.load(Ordering::Relaxed) != 0 {
         // Whoever waits for room in an epoll instance hears of it from the kernel now.
         news::watch_kernel_writable(connection);
+    }
+}
+
+/// Our direction is about to end in its ring: it leaves it first if the peer, which waits by the
+/// kernel, has asked for what it has not read. The caller holds the send lock.
+pub(crate) fn settle(connection: &Connection, end: &End<'_>) {
+    if end.tx_mode() != Mode::Ring {
+        return;
+    }
+    if let Some(unread) = end.settle_resend() {
+        go_down(connection, end);
+        resend::send(connection, end, unread);
     }
 }
 

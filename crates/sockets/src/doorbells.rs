@@ -102,5 +102,5 @@ pub(crate) fn take_seen(connection: &Connection, end: &End<'_>, seen: usize) {
 /// True when everything that was on the carrier before this look is a doorbell: a downgrade is
 /// published before the data that follows it.
 fn is_ringing(end: &End<'_>) -> bool {
-    end.rx_mode() == Mode::Ring && !end.records_pending()
+    matches!(end.rx_mode(), Mode::Ring | Mode::Resend) && !end.records_pending()
 }

@@ -79,6 +79,7 @@ mod ready;
 pub mod real;
 mod receive;
 mod release;
+mod resend;
 mod resets;
 mod send;
 mod service;

@@ -297,8 +297,7 @@ fn looks_ready(fd: i32, interest: i16) -> bool {
                 if settings::low_water(connection) > 1 {
                     return look(fd, interest).unwrap_or(0) != 0;
                 }
-                end.receiver().looks_filled()
-                    && end.rx_mode() != toehold_channel::table::Mode::Carrier
+                end.reads_ring() && end.receiver().looks_filled()
                     || end.records_pending()
                     || connection.entry.rx_hints.load(Ordering::Relaxed) != 0
             })

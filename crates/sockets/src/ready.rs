@@ -11,7 +11,7 @@ use crate::connection::{Connection, HINT_LOOK};
 use crate::direction::{Credit, want_credit};
 use crate::express::turns;
 use crate::resets::was_closed_cleanly;
-use crate::{ahead, doorbells, lock, settings, sys, unix};
+use crate::{ahead, doorbells, lock, service, settings, sys, unix};
 
 /// The `POLL*` bits that hold now, of those in `interest` (errors and hang-up always). Asking for
 /// `POLLOUT` without credit leaves a request for it with the peer.
@@ -24,7 +24,7 @@ pub(crate) fn events(connection: &Connection, end: &End<'_>, interest: i16) -> i
         && entry.rx_hints.load(Ordering::Relaxed) == 0
         && entry.rx_low_water.load(Ordering::Relaxed) <= 1
         && entry.flags.load(Ordering::Relaxed) & FLAG_SHUT_RX == 0
-        && end.theirs().wake.closed.load(Ordering::Relaxed).is(0);
+        && end.is_welcome();
     if plain {
         if end.receiver().looks_filled() {
             ready |= POLLIN;
@@ -60,6 +60,7 @@ fn outgoing(connection: &Connection, end: &End<'_>) -> i16 {
 fn slow_incoming(connection: &Connection, end: &End<'_>) -> i16 {
     let entry = connection.entry;
     let mut ready = 0;
+    service::resend_if_asked(connection, end);
     let Some(_held) = lock::lock(&entry.rx_lock) else {
         // Readiness that is not there costs the program a call. Readiness that is kept from it may
         // cost it its wake-up.

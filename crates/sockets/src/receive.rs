@@ -317,6 +317,7 @@ unsafe fn receive_by_steps(
             if done > 0 {
                 return Ok(done);
             }
+            service::resend_if_asked(connection, &end);
             if arm_for_unknown_wait(connection) {
                 continue;
             }

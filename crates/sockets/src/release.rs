@@ -7,7 +7,7 @@ use core::sync::atomic::Ordering;
 
 use toehold_channel::doorbell::WakeWord;
 use toehold_channel::rendezvous::{Kind, Message};
-use toehold_channel::table::{EntryState, FLAG_ASKED};
+use toehold_channel::table::{EntryState, FLAG_ASKED, Mode};
 use toehold_stream::end::{End, Incoming};
 
 use crate::carrier::Carrier;
@@ -90,6 +90,9 @@ fn end_channel(connection: &Connection, end: &End<'_>) {
     // nobody else at the last close, and a peer that finds it too early is not told that the end is
     // clean.
     let tx = lock::lock(&connection.entry.tx_lock);
+    if tx.is_some() {
+        direction::settle(connection, end);
+    }
     let clean = unread == Some(false)
         && tx.is_some()
         && sys::bytes_waiting(connection.fd) <= 0
@@ -110,6 +113,10 @@ fn leaves_unread(connection: &Connection, end: &End<'_>) -> bool {
     loop {
         match end.incoming() {
             Ok(Incoming::Ring(filled)) if filled.len > 0 => return true,
+            // They were to come once more, and have not.
+            Ok(Incoming::Ring(_)) if end.rx_mode() == Mode::Resend => {
+                return end.receiver().looks_filled();
+            }
             Ok(Incoming::Ring(_)) => {
                 doorbells::discard(connection, end);
                 return false;

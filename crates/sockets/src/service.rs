@@ -1,7 +1,7 @@
 //! Where a connection's directions are wanted (up, down, or down for good): by the operator, the
 //! adapter, the peer, or a use of the descriptor that rings cannot serve.
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{Ordering, fence};
 
 use toehold_channel::doorbell::WakeWord;
 use toehold_channel::layout::{SIDE_SEEN, SIDE_TOLD};
@@ -101,6 +101,7 @@ fn attend_slowly(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
         if stay_down {
             // The peer stores `head` before `abandoned`.
             let lost = !end.theirs().wake.abandoned.load(SIDE_SEEN).is(0)
+                && !end.is_asked_to_resend()
                 && end.theirs().consume.head.load(Ordering::Relaxed)
                     != entry.tx_ring.load(Ordering::Relaxed);
             if lost {
@@ -203,9 +204,10 @@ pub(crate) fn lend_for(connection: &Connection, reason: Reason) {
 
 /// The descriptor is about to serve somebody who knows nothing of rings (another program, a kernel
 /// feature): brings both directions to where the kernel alone is right, and keeps them there. Our
-/// own goes down at once. The peer is asked to bring its down before it sends again; what it
-/// published before that is waited for, and must be read by us: if the program leaves bytes unread,
-/// they cannot follow the descriptor, and the connection is reset rather than continued with a gap.
+/// own goes down at once. The peer is asked to bring its down, and to send on the carrier what is
+/// unread in the ring ([`ask_to_resend`]). If it came down before, that is too late: then unread
+/// bytes cannot follow the descriptor, and the connection is reset rather than continued with a
+/// gap.
 pub(crate) fn quiesce(connection: &Connection, reason: Reason) {
     /// A peer that was in the middle of a send when it was asked finishes it within this time,
     /// unless it is kept from running.
@@ -213,6 +215,8 @@ pub(crate) fn quiesce(connection: &Connection, reason: Reason) {
     let Some(end) = connection.inside() else {
         return connection.pin(reason);
     };
+    connection.pin(reason);
+    ask_to_resend(connection, &end);
     if !leave_ring(connection, reason) {
         return;
     }
@@ -233,7 +237,9 @@ pub(crate) fn quiesce(connection: &Connection, reason: Reason) {
             doorbells::discard(connection, &end);
             unread = match end.incoming() {
                 Ok(Incoming::Ring(filled)) => filled.len > 0,
-                Ok(Incoming::Carrier { .. }) => return,
+                Ok(Incoming::Carrier { limit: u64::MAX }) => return,
+                // Behind bytes of the carrier that nobody has read, the peer is in its ring.
+                Ok(Incoming::Carrier { .. }) => end.receiver().looks_filled(),
                 Ok(Incoming::Skip { bytes }) => {
                     doorbells::skip(connection, bytes);
                     false
@@ -250,6 +256,45 @@ pub(crate) fn quiesce(connection: &Connection, reason: Reason) {
     if unread {
         // With what has come on the carrier since: it is behind what is lost.
         sys::disconnect(connection.fd);
+    }
+}
+
+/// Asks the peer to send by the carrier what is unread in its ring, and everything after it
+/// ([`toehold_stream::resend`]), and rings: it brings its direction down in the call of the library
+/// that it is in, or comes to next. Where that cannot be, what is unread stays where it is. No lock
+/// is held.
+///
+/// A peer that is killed before sends nothing. The doorbell is unread then, so its kernel resets
+/// the connection: bytes are missing, and whoever reads is told.
+fn ask_to_resend(connection: &Connection, end: &End<'_>) {
+    if end.tx_mode() != Mode::Ring || !direction::is_open(connection, end) {
+        // Nobody could be rung, or nobody is there.
+        return;
+    }
+    let is_asked = lock::lock(&connection.entry.rx_lock).is_some_and(|_held| end.ask_to_resend());
+    let Some(_held) = lock::lock(&connection.entry.tx_lock).filter(|_| is_asked) else {
+        return;
+    };
+    end.refuse(Refusal::Paused);
+    // Pairs with the fence in `arming::arm`: a peer that goes to sleep sees the word, or is rung.
+    fence(Ordering::SeqCst);
+    if end.tx_mode() == Mode::Ring {
+        // A fault has ended the connection by now.
+        let _ = direction::notify(connection, end);
+        // One that is awake, too.
+        direction::ring_if_open(connection, end);
+    }
+}
+
+/// Brings our direction down if the peer, which waits by the kernel, has asked for what it has not
+/// read. Called where a program looks for events, without any lock of the connection's.
+pub(crate) fn resend_if_asked(connection: &Connection, end: &End<'_>) {
+    if !end.is_asked_to_resend() {
+        return;
+    }
+    // Whoever has the lock is in a send, which follows at its beginning: here and at the next look.
+    if let Some(_held) = lock::try_lock(&connection.entry.tx_lock) {
+        let _ = attend(connection, end);
     }
 }
 

@@ -18,6 +18,8 @@
 //! 4. On its way down a sender announces it (`going_down`), fences, and rings a peer that sleeps
 //!    for credit, before it publishes the record. The peer sets `want_credit`, fences, then looks
 //!    at `going_down`.
+//! 5. Unread bytes stay in the ring when the sender goes down, unless the receiver has asked for
+//!    them before ([`crate::resend`]).
 
 use toehold_channel::layout::{
     CONTROL_BYTES, Control, LEFT, RECORD_SLOTS, RECORDS_OUTSTANDING_MAX, RING_BYTES, SIDE_SEEN,
@@ -59,6 +61,13 @@ pub enum Incoming {
         /// Doorbell bytes to discard.
         bytes: u64,
     },
+}
+
+/// Bytes of our ring that the peer has not read and wants by the carrier: [`End::unread`].
+#[derive(Clone, Copy, Debug)]
+pub struct Unread {
+    /// Where they begin.
+    pub(crate) head: Untrusted<u64>,
 }
 
 impl<'a> End<'a> {
@@ -156,6 +165,12 @@ impl<'a> End<'a> {
         mode.parsed(Mode::from_word).unwrap_or(Mode::Carrier)
     }
 
+    /// True while our next received byte may come from the ring.
+    #[inline]
+    pub fn reads_ring(&self) -> bool {
+        matches!(self.rx_mode(), Mode::Ring | Mode::Skip)
+    }
+
     /// True when the peer has published records that we have not carried out. Needs no lock.
     #[inline]
     pub fn records_pending(&self) -> bool {
@@ -221,6 +236,13 @@ impl<'a> End<'a> {
                     }
                     entry.rx_mode.store(Mode::Skip as u32, Ordering::Relaxed);
                 }
+                Mode::Resend => {
+                    let filled = self.receiver().available()?;
+                    if pending == 0 {
+                        return Ok(Incoming::Ring(Filled { len: 0, ..filled }));
+                    }
+                    self.skip_resent(at_ring, filled)?;
+                }
                 Mode::Skip => {
                     if pending == 0 || at_carrier < carrier {
                         return Err(Fault::Record);
@@ -260,6 +282,7 @@ impl<'a> End<'a> {
                 *place = match mode {
                     Mode::Carrier => Some(Incoming::Carrier { limit: u64::MAX }),
                     Mode::Ring => Some(Incoming::Ring(filled)),
+                    Mode::Resend => Some(Incoming::Ring(Filled { len: 0, ..filled })),
                     Mode::Skip => return Err(Fault::Record),
                 };
                 return Ok(ahead);
@@ -272,12 +295,14 @@ impl<'a> End<'a> {
             }
             let bytes = at_carrier.beyond(carrier).unwrap_or(0);
             let len = at_ring.ahead_of(ring, filled.len).ok_or(Fault::Record)?;
-            if mode != Mode::Ring && len > 0 {
+            let is_in_ring = matches!(mode, Mode::Ring | Mode::Resend);
+            if !is_in_ring && len > 0 {
                 return Err(Fault::Record);
             }
-            if mode == Mode::Ring {
-                *place = Some(Incoming::Ring(Filled { len, ..filled }));
+            if is_in_ring {
                 filled.len -= len;
+                let len = if mode == Mode::Ring { len } else { 0 };
+                *place = Some(Incoming::Ring(Filled { len, ..filled }));
                 (ring, mode) = (at_ring, Mode::Skip);
                 continue;
             }
@@ -348,6 +373,7 @@ impl<'a> End<'a> {
         self.entry
             .tx_mode
             .store(Mode::Ring as u32, Ordering::Relaxed);
+        self.begin_resend();
         self.publish_record();
         self.entry.upgrades.fetch_add(1, Ordering::Relaxed);
         Ok(true)
@@ -357,9 +383,12 @@ impl<'a> End<'a> {
     /// between, while a doorbell is still one, with true when the peer sleeps for credit and must
     /// be rung now; `tx_carrier` is exact when it returns. A direction that is on the carrier stays
     /// there. Callers hold the send lock.
-    pub fn go_down(&self, ring: impl FnOnce(bool)) {
+    ///
+    /// Returns what the peer wants once more, if it has asked: that goes first.
+    #[must_use = "what is returned is sent on the carrier before anything else"]
+    pub fn go_down(&self, ring: impl FnOnce(bool)) -> Option<Unread> {
         if self.tx_mode() != Mode::Ring {
-            return;
+            return None;
         }
         self.ours().switch.going_down.store(1, Ordering::Relaxed);
         // Pairs with the fence in `peer_can_ring`.
@@ -368,11 +397,14 @@ impl<'a> End<'a> {
         self.entry
             .tx_mode
             .store(Mode::Carrier as u32, Ordering::Relaxed);
+        // Before the record, with which the receiver gives all of it back.
+        let unread = self.settle_resend();
         self.publish_record();
         // Release pairs with the Acquire load in `peer_can_ring`: whoever sees that we are no
         // longer on the way sees the record.
         self.ours().switch.going_down.store(0, Ordering::Release);
         self.entry.downgrades.fetch_add(1, Ordering::Relaxed);
+        unread
     }
 
     /// Says on which processor we wait, and finds out where the peer does: one more than the

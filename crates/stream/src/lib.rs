@@ -13,6 +13,7 @@
 //! - [`next`]: what a receiver does next: data, doorbells, the end of the stream.
 //! - [`credit`]: what a sender without credit does next.
 //! - [`leaving`]: who wants a channel no more, and how both ends leave it.
+//! - [`resend`]: unread bytes that come once more by the carrier.
 //! - [`ending`]: how a connection has ended whose carrier reports a reset.
 //! - [`worth`]: which connections are worth a channel.
 //! - [`sleepers`]: who of a family sleeps, and whom a doorbell is still to wake.
@@ -29,6 +30,7 @@ pub mod holders;
 pub mod interest;
 pub mod leaving;
 pub mod next;
+pub mod resend;
 pub mod sleepers;
 pub mod spin;
 pub mod worth;

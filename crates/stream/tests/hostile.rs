@@ -106,8 +106,9 @@ fn a_region_rewritten_while_we_work_costs_at_most_a_fault() {
             }
             6 => victim.try_up().map(|_| 0),
             _ if victim.end().tx_mode() == Mode::Ring => {
-                victim.end().go_down(|_| {});
-                Ok(0)
+                let unread = victim.end().go_down(|_| {});
+                let again = unread.map(|unread| victim.end().unread(unread)).transpose();
+                again.map(|_| 0)
             }
             _ => Ok(0),
         };
@@ -191,8 +192,11 @@ fn operate(victim: &Party, random: &mut Random, bytes: &[u8]) -> Result<(), Faul
         4..=5 => drop(victim.try_receive(len, random.below(4) == 0)?),
         6 => drop(victim.try_up()?),
         7 if end.tx_mode() == Mode::Ring => {
-            end.go_down(|_| {});
+            if let Some(unread) = end.go_down(|_| {}) {
+                end.unread(unread)?;
+            }
         }
+        8 => drop(end.ask_to_resend()),
         _ => drop(end.peer_can_ring()),
     }
     Ok(())

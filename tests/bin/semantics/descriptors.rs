@@ -32,9 +32,17 @@ pub(crate) const CASES: &[Case] = &[
         passing,
     ),
     Case::pair(
-        "connection_as_standard_input_and_output_of_a_program",
-        as_stdio,
+        "descriptor_passed_to_another_process_keeps_unread_bytes",
+        passing_unread,
     ),
+    Case::pair(
+        "connection_as_standard_input_and_output_of_a_program",
+        |pair| as_stdio(pair, false),
+    ),
+    Case::pair("unread_bytes_are_standard_input_of_a_program", |pair| {
+        as_stdio(pair, true)
+    }),
+    Case::pair("unread_bytes_of_a_file_of_libc", as_file),
     Case::pair("connection_under_a_high_number", high_number),
     Case::roles("numbers_are_the_programs_where_there_are_few", few_numbers),
     Case::roles("limit_lowered_below_open_descriptors", limit_lowered),
@@ -258,6 +266,31 @@ fn passing(pair: &Pair) {
     let mut bytes = [0; 13];
     receive_all(pair.fd, &mut bytes);
     pair.say("the first received", shown(&bytes));
+    pass_on(pair);
+}
+
+/// As [`passing`], when the second message has arrived before.
+fn passing_unread(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, b"to the first to the second");
+        pair.step();
+        pair.step();
+        let mut reply = [0; 5];
+        receive_all(pair.fd, &mut reply);
+        pair.say("reply", shown(&reply));
+        pair.say("then", drain(pair.fd));
+        return;
+    }
+    pair.step();
+    let mut bytes = [0; 13];
+    receive_all(pair.fd, &mut bytes);
+    pair.say("the first received", shown(&bytes));
+    pair.arrived(pair.fd, 13);
+    pass_on(pair);
+}
+
+/// Gives the connection to another process, which receives the second message and replies.
+fn pass_on(pair: &Pair) {
     let (ours, theirs) = socket_pair();
     let child = sys::fork();
     if child == 0 {
@@ -349,9 +382,14 @@ pub(crate) fn receive_descriptor(over: Fd) -> Fd {
     }
 }
 
-fn as_stdio(pair: &Pair) {
+/// With the client's first bytes unread before the program begins, or on their way.
+fn as_stdio(pair: &Pair, arrives_before: bool) {
     use std::os::fd::{FromRawFd, OwnedFd};
     if pair.server() {
+        if arrives_before {
+            pair.step();
+            pair.arrived(pair.fd, 10);
+        }
         // SAFETY: the copies are fresh and owned by nobody else.
         let own = |fd| unsafe { OwnedFd::from_raw_fd(sys::dup(fd).fd()) };
         let mut command = Command::new("/bin/cat");
@@ -363,12 +401,47 @@ fn as_stdio(pair: &Pair) {
     } else {
         let bytes = sample(100_000);
         send_all(pair.fd, &bytes[..10]);
+        if arrives_before {
+            pair.step();
+        }
         let mut echo = [0; 10];
         receive_all(pair.fd, &mut echo);
         pair.say("first echo right", echo == bytes[..10]);
         send_all(pair.fd, &bytes[10..]);
         sys::shutdown(pair.fd, libc::SHUT_WR).value();
         pair.say("echo", drain(pair.fd));
+    }
+}
+
+/// libc reads standard input past everybody.
+fn as_file(pair: &Pair) {
+    if !pair.server() {
+        send_all(pair.fd, b"a line\n");
+        pair.step();
+        pair.step();
+        send_all(pair.fd, b"another\n");
+        pair.say("reply", drain(pair.fd));
+        return;
+    }
+    pair.step();
+    pair.arrived(pair.fd, 7);
+    pair.say("dup2", sys::dup2(pair.fd, 0).fd());
+    pair.step();
+    for _ in 0..2 {
+        let mut line = [0_u8; 32];
+        // SAFETY: `line` has room for what `fgets` may store; the stream is closed by the end of
+        // the program.
+        let got = unsafe {
+            let input = libc::fdopen(0, c"r".as_ptr());
+            libc::setvbuf(input, std::ptr::null_mut(), libc::_IONBF, 0);
+            libc::fgets(line.as_mut_ptr().cast(), line.len() as i32, input)
+        };
+        assert!(!got.is_null());
+        let len = line.iter().position(|byte| *byte == 0).unwrap_or(0);
+        pair.say("line", shown(&line[..len]));
+    }
+    for fd in [0, pair.fd] {
+        sys::close(fd).value();
     }
 }
 

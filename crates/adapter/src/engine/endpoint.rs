@@ -189,13 +189,23 @@ impl Endpoint {
 
     /// Moves our direction back to the carrier. `ring` is called in between: with true when the
     /// program has to be rung while it still can be. It returns how many bytes the carrier has had.
-    pub(super) fn go_down(&self, ring: impl FnOnce(bool) -> u64) {
-        self.end().go_down(|must_ring| {
+    ///
+    /// From which stream offset on the program needs the carrier: where the ring ends, or what it
+    /// has read up to, if it has asked for the rest once more.
+    ///
+    /// # Errors
+    /// [`Fault::Head`].
+    pub(super) fn go_down(&self, ring: impl FnOnce(bool) -> u64) -> Result<u64, Fault> {
+        let published = self.published_out();
+        let unread = self.end().go_down(|must_ring| {
             let carrier_bytes = ring(must_ring);
             self.entry
                 .tx_carrier
                 .store(carrier_bytes, Ordering::Relaxed);
         });
+        let again = unread.map(|unread| self.end().unread(unread)).transpose()?;
+        let bytes = again.map_or(0, |[(_, one), (_, other)]| one + other);
+        Ok(published - bytes as u64)
     }
 
     /// Where so many bytes of the remote's stream go; `None` when there is no room for all.

@@ -264,26 +264,22 @@ impl Streams {
         duplex.is_some_and(|duplex| duplex.owner == id && duplex.placed > received)
     }
 
-    /// The receiving stream leaves the channel at `published`: what was placed behind that, ahead
-    /// of gaps too, comes to our ring.
-    pub(super) fn fetch_unpublished(&mut self, id: ConnectionId, published: u64) {
+    /// The receiving stream leaves the channel at `offset`: what was placed behind that, ahead of
+    /// gaps too, comes to our ring.
+    pub(super) fn fetch_from(&mut self, id: ConnectionId, offset: u64) {
         self.copying.finish(id);
         let duplex = Self::duplex(&mut self.slots, id);
-        duplex.taken = published;
-        let Some(endpoint) = duplex
-            .endpoint
-            .as_ref()
-            .filter(|_| duplex.placed > published)
-        else {
+        duplex.taken = offset;
+        let Some(endpoint) = duplex.endpoint.as_ref().filter(|_| duplex.placed > offset) else {
             return;
         };
-        let bytes = (duplex.placed - published) as usize;
+        let bytes = (duplex.placed - offset) as usize;
         let old = duplex.receiving.take_if(|ring| ring.len() < bytes);
         old.into_iter().for_each(|ring| self.rings.put(ring));
         let ring = duplex
             .receiving
             .get_or_insert_with(|| self.rings.take_anyway(bytes, duplex.program));
-        endpoint.placed(published, duplex.placed, |at, bytes| store(ring, at, bytes));
+        endpoint.placed(offset, duplex.placed, |at, bytes| store(ring, at, bytes));
     }
 
     /// The connection is over.

@@ -235,26 +235,26 @@ impl Flow {
         Ok(())
     }
 
-    /// Moves the remote's stream back to the carrier: all that is not published yet. A program that
-    /// wants the kernel alone may look at its ring no more.
+    /// Moves the remote's stream back to the carrier: all that is not published yet, and what the
+    /// program asks for once more. A program that wants the kernel alone may look at its ring no
+    /// more.
     fn go_down(&mut self, cx: &mut Around<'_>) -> Result<(), Gone> {
         let Some(endpoint) = cx.streams.endpoint(self.id) else {
             return Ok(());
         };
-        let published = endpoint.published_out();
-        endpoint.go_down(|must_ring| {
+        let needed_from = endpoint.go_down(|must_ring| {
             if must_ring && !self.program_told {
                 self.carrier_sent += ring(&mut self.carrier);
             }
             self.carrier_sent
-        });
+        })?;
         // Bytes that the program has not read yet are in memory of its own: our window is about
         // those still to come.
-        self.taken = published;
-        cx.streams.fetch_unpublished(self.id, published);
+        self.taken = needed_from;
+        cx.streams.fetch_from(self.id, needed_from);
         // Copies that were under way are over.
         self.received = self.arrived;
-        if self.received > published {
+        if self.received > needed_from {
             self.is_delivered = false;
             self.is_unfinished = true;
         }

@@ -139,6 +139,7 @@ fn is_fit(connection: &Connection, end: &End<'_>) -> bool {
         && end.rx_mode() == Mode::Ring
         && end.all_acknowledged() == Ok(true);
     let is_open = wake.refuse.load(Ordering::Relaxed).is(0)
+        && !end.is_asked_to_resend()
         && wake.abandoned.load(Ordering::Relaxed).is(0)
         && (wake.closed.load(SIDE_SEEN).is(0) || is_over);
     books::holds(is_ours_alone, Event::InUse)

@@ -90,8 +90,7 @@ pub(super) fn wait_for_bytes(
     let handlers = deferral::handlers();
     let news = || {
         // Relaxed: the look after the wait loads it again.
-        (end.rx_mode() != Mode::Carrier
-            && end.theirs().publish.tail.load(Ordering::Relaxed) != seen)
+        (end.reads_ring() && end.theirs().publish.tail.load(Ordering::Relaxed) != seen)
             || end.records_pending()
             || !end.theirs().wake.closed.load(Ordering::Relaxed).is(0)
     };
@@ -218,5 +217,5 @@ fn sleep_until_look(
 /// True when the only news is that the peer has closed: then the carrier's end is on its way and
 /// sleeping on it is right.
 fn only_closed_news(end: &End<'_>) -> bool {
-    !(end.records_pending() || end.rx_mode() != Mode::Carrier && end.receiver().looks_filled())
+    !(end.records_pending() || end.reads_ring() && end.receiver().looks_filled())
 }

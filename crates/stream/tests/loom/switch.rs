@@ -158,3 +158,43 @@ fn what_a_process_published_before_it_died_is_received() {
         thread.join().unwrap();
     });
 }
+
+#[test]
+fn bytes_that_a_reader_left_in_the_ring_come_by_the_carrier() {
+    explore(3, || {
+        let [sender, receiver] = connect_upgraded(8);
+        assert_eq!(sender.try_send(&bytes_at(0, 1)), Ok(1));
+        let thread = loom::thread::spawn(move || {
+            sender.try_send(&bytes_at(1, 1)).unwrap();
+            sender.go_down();
+            sender.try_send(&bytes_at(2, 1)).unwrap();
+        });
+        if receiver.ask_to_resend() {
+            assert_eq!(receiver.end().rx_mode(), Mode::Resend);
+        }
+        receive_until(&receiver, 3);
+        thread.join().unwrap();
+        assert_eq!(receiver.end().rx_mode(), Mode::Carrier);
+    });
+}
+
+#[test]
+fn a_stream_whose_reader_asked_can_go_up_again() {
+    explore(2, || {
+        let [sender, receiver] = connect_upgraded(8);
+        assert_eq!(sender.try_send(&bytes_at(0, 2)), Ok(2));
+        let thread = loom::thread::spawn(move || {
+            sender.go_down();
+            // The ring is full until the receiver has seen the record.
+            if sender.try_up().unwrap() {
+                assert_eq!(sender.try_send(&bytes_at(2, 1)), Ok(1));
+                sender.go_down();
+            } else {
+                sender.try_send(&bytes_at(2, 1)).unwrap();
+            }
+        });
+        receiver.ask_to_resend();
+        receive_until(&receiver, 3);
+        thread.join().unwrap();
+    });
+}

@@ -243,6 +243,12 @@ impl Party {
         Ok(end.tx_mode() == Mode::Carrier && end.try_up()?)
     }
 
+    /// Asks for what is unread in the ring by the carrier.
+    pub(crate) fn ask_to_resend(&self) -> bool {
+        let _held = self.connection.receiving[self.side].lock().unwrap();
+        self.end().ask_to_resend()
+    }
+
     /// Moves our direction back to the carrier.
     pub(crate) fn go_down(&self) {
         let _held = self.connection.sending[self.side].lock().unwrap();
@@ -275,12 +281,21 @@ impl Party {
     }
 
     fn go_down_held(&self, end: &End<'_>) {
-        end.go_down(|peer_sleeps| {
+        let unread = end.go_down(|peer_sleeps| {
             if peer_sleeps {
                 self.ring(end);
             }
         });
         let entry = end.entry;
+        if let Some(unread) = unread {
+            let bytes = self
+                .connection
+                .memory
+                .read(self.side, end.unread(unread).unwrap());
+            self.carrier_out().send_anyway(&bytes);
+            let count = bytes.len() as u64;
+            entry.tx_carrier.fetch_add(count, Ordering::Relaxed);
+        }
         let acknowledged = end.theirs().consume.acknowledged.own();
         let outstanding = entry.tx_records.own() - acknowledged;
         assert!(outstanding <= RECORDS_OUTSTANDING_MAX);
@@ -344,8 +359,7 @@ impl Party {
     fn wait_for_bytes(&self) {
         let end = self.end();
         self.arm(&end);
-        let news = end.rx_mode() != Mode::Carrier && end.receiver().looks_filled()
-            || end.records_pending();
+        let news = end.reads_ring() && end.receiver().looks_filled() || end.records_pending();
         if !news {
             self.carrier_in().wait_for_byte();
         }

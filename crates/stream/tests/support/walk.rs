@@ -90,7 +90,9 @@ fn call(parties: &[Party; 2], choice: u64, bitmap: &ReadyBitmap) -> Result<(), F
         9 => drop(victim.try_receive(len, true)?),
         10 => drop(victim.try_up()?),
         11 if end.tx_mode() == Mode::Ring => {
-            end.go_down(|_| {});
+            if let Some(unread) = end.go_down(|_| {}) {
+                end.unread(unread)?;
+            }
         }
         11 => {}
         12 => {
@@ -100,7 +102,8 @@ fn call(parties: &[Party; 2], choice: u64, bitmap: &ReadyBitmap) -> Result<(), F
         13 => drop(must_ring(&end.theirs().wake, |index| {
             (index < 4).then_some(bitmap)
         })?),
-        14 => drop(end.peer_can_ring()),
+        14 if len.is_multiple_of(2) => drop(end.peer_can_ring()),
+        14 => drop(end.ask_to_resend()),
         _ => drop(peer.carrier_out().send(&vec![0; len.min(CARRIER_BYTES)])),
     }
     Ok(())

@@ -53,7 +53,7 @@ impl Program {
 
     /// Moves it back, and has not rung in between.
     pub(in crate::engine) fn go_down(&self) {
-        self.end().go_down(|_| {});
+        assert!(self.end().go_down(|_| {}).is_none());
     }
 
     /// Publishes what there is credit for; how much that was.
@@ -237,14 +237,45 @@ fn up_waits_for_a_program_that_is_there_and_willing() {
 }
 
 #[test]
+fn stream_comes_back_from_where_the_program_has_read_if_it_asks() {
+    let (endpoint, program) = up(0, 0);
+    assert!(endpoint.place(0, b"read, unread"));
+    endpoint.publish(12);
+    assert_eq!(program.read(6, 0), b"read, ");
+    assert!(program.end().ask_to_resend());
+    assert_eq!(program.read(6, 0), b"", "no more from the ring");
+    assert_eq!(endpoint.go_down(|_| 0), Ok(6));
+    assert!(matches!(
+        program.end().incoming(),
+        Ok(Incoming::Carrier { limit: u64::MAX })
+    ));
+}
+
+#[test]
+fn program_that_says_nonsense_about_its_reading_gets_nothing_again() {
+    for head in [5_u64.wrapping_neg(), 5, 13] {
+        let (endpoint, program) = up(0, 0);
+        assert!(endpoint.place(0, b"read, unread"));
+        endpoint.publish(12);
+        assert_eq!(program.read(6, 0), b"read, ");
+        assert_eq!(endpoint.consumed(), Ok(6));
+        assert!(program.end().ask_to_resend());
+        let word = &program.end().ours().consume.head;
+        word.store(head, Ordering::Relaxed);
+        assert_eq!(endpoint.go_down(|_| 0), Err(Fault::Head));
+    }
+}
+
+#[test]
 fn stream_changes_its_way_at_the_right_byte_and_back() {
     let (mut endpoint, program) = up(0, 0);
     assert!(endpoint.place(0, b"ring"));
     endpoint.publish(4);
-    endpoint.go_down(|must_ring| {
+    let needed_from = endpoint.go_down(|must_ring| {
         assert!(!must_ring, "nobody waits for credit");
         0
     });
+    assert_eq!(needed_from, Ok(endpoint.published_out()));
     assert!(!endpoint.is_up());
     assert_eq!(
         endpoint.try_up(11, 7),
@@ -275,10 +306,11 @@ fn down_rings_a_program_that_waits_for_credit() {
     let want = &program.end().ours().wake.want_credit;
     want.store(1, Ordering::SeqCst);
     let mut rings = false;
-    endpoint.go_down(|must_ring| {
+    let needed_from = endpoint.go_down(|must_ring| {
         rings = must_ring;
         0
     });
+    assert!(needed_from.is_ok());
     assert!(rings);
 }
 
@@ -390,7 +422,7 @@ fn words_without_sense_are_faults() {
     assert_eq!(endpoint.next(0, 0, Carrier::Unseen), Err(Fault::Record));
     ours.consume.acknowledged.store(9, Ordering::Release);
     assert_eq!(endpoint.leave(), Ok(false), "while a direction is a ring");
-    endpoint.go_down(|_| 0);
+    endpoint.go_down(|_| 0).unwrap();
     assert_eq!(endpoint.try_up(0, 0), Err(Fault::Record));
 }
 
@@ -412,7 +444,7 @@ fn channel_is_left_when_both_ends_are_back_on_the_carrier() {
     assert_eq!(endpoint.leave(), Ok(false));
     let refuse = &program.end().theirs().wake.refuse;
     assert_eq!(refuse.load(Ordering::SeqCst), EVICT, "the program knows");
-    endpoint.go_down(|_| 0);
+    endpoint.go_down(|_| 0).unwrap();
     assert_eq!(
         endpoint.leave(),
         Ok(false),
@@ -447,7 +479,7 @@ fn close_is_clean_when_all_was_read_and_nothing_has_come_since() {
     );
     assert_eq!(program.read(4, 0), b"read");
     assert!(endpoint.is_reset_by_doorbell(0, false));
-    endpoint.go_down(|_| 5);
+    endpoint.go_down(|_| 5).unwrap();
     assert!(endpoint.is_reset_by_doorbell(5, false));
     assert!(
         !endpoint.is_reset_by_doorbell(6, false),

@@ -1,5 +1,7 @@
 //! Bytes that go by the rings of a channel, and the way back to the carrier.
 
+use toehold_stream::leaving::Refusal;
+
 use super::*;
 
 #[test]
@@ -79,6 +81,29 @@ fn remote_without_window_scaling_goes_on_when_the_program_has_read() {
         assert!(got.len() > before, "the window does not stay closed");
     }
     assert!(got == pattern(MUCH));
+}
+
+/// Its descriptor goes to a program that knows nothing of rings, which is to read on where the
+/// first one stopped.
+#[test]
+fn bytes_that_a_program_leaves_in_its_ring_come_by_the_carrier() {
+    let mut bench = Bench::new();
+    let program = bench.with_channel();
+    bench.remote_says(1_000);
+    assert_eq!(bench.turn(), Next::Wait);
+    assert!(program.read(400, bench.flow.carrier_sent) == pattern(400));
+    assert!(program.end().ask_to_resend());
+    program.end().refuse(Refusal::Paused);
+    assert_eq!(bench.turn(), Next::Wait);
+    bench.remote_says(1_500);
+    assert_eq!(bench.turn(), Next::Wait);
+    let mut buffer = [0; 2_000];
+    let mut got: Vec<u8> = Vec::new();
+    while let Ok(count) = bench.program.read(&mut buffer) {
+        got.extend(&buffer[..count]);
+    }
+    assert!(got == pattern_from(400, 1_100));
+    assert_eq!(bench.flow.taken, 1_500);
 }
 
 /// The rings of a channel hold 4 MB: a connection that needs more is served by its carrier.
