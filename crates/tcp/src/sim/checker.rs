@@ -361,8 +361,8 @@ impl Checker {
         let Some(packet) = parse(bytes).filter(|packet| packet.flags & RST == 0) else {
             return;
         };
-        let scale = match self.sides.get(&(packet.source, packet.destination)) {
-            Some(sender) => sender.scale,
+        let (scale, other_fin_at) = match self.sides.get(&(packet.source, packet.destination)) {
+            Some(sender) => (sender.scale, sender.fin_at),
             None => return,
         };
         let begins = |side: &Side, at: u32| side.isn.is_some_and(|isn| isn.wrapping_add(1) == at);
@@ -389,6 +389,10 @@ impl Checker {
         {
             let edge = ack + (u64::from(packet.window) << shift);
             receiver.may_send_to = receiver.may_send_to.max(edge);
+            let is_finished = receiver.fin_at.is_some_and(|fin_at| ack > fin_at);
+            let has_heard = other_fin_at.is_some_and(|fin_at| receiver.acked > fin_at);
+            // RFC 9293, 3.10.7.4: the end that finished last forgets the connection at once.
+            receiver.is_forgotten |= is_finished && has_heard;
         } else if packet.flags & SYN != 0 {
             receiver.may_send_to = receiver.may_send_to.max(1 + u64::from(packet.window));
         }
@@ -397,8 +401,9 @@ impl Checker {
 
 impl Side {
     /// A late copy of the segment that brought a SYN cookie back brings it once more. Nobody
-    /// remembers that its connection was reset or given up: it begins again, with the same sequence
-    /// numbers. (A cookie is good for two minutes, on Linux as well.) Data sent before stays sent.
+    /// remembers that its connection was reset, given up or ended: it begins again, with the same
+    /// sequence numbers. (A cookie is good for two minutes, on Linux as well.) Data sent before
+    /// stays sent.
     fn begin_again(&mut self) {
         (self.acked, self.edge, self.fin_at) = (0, 0, None);
         self.is_forgotten = false;
