@@ -206,6 +206,27 @@ fn a_window_that_was_taken_back_may_stay_closed_for_ever() {
     assert_eq!(stage.engine.info(id).unwrap().acknowledged, 3_000);
 }
 
+/// A remote whose window has closed takes no segment beyond its edge. An acknowledgement that told
+/// of SND.NXT would not be heard, and a remote whose own data waits for it would never read again:
+/// neither end would go on.
+#[test]
+fn an_acknowledgement_stands_within_a_window_that_was_taken_back() {
+    let mut stage = plain();
+    let id = stage.accepted(",sackOK", 60_000);
+    stage.engine.publish(id, 3_000).unwrap();
+    stage.forget_sent();
+    stage.remote(". 1:1001(1000) ack 1 win 0");
+    stage.expect(". 1:1(0) ack 1001");
+    // It never hears that, and sends once more.
+    stage.remote(". 1:1001(1000) ack 1 win 0");
+    stage.expect(". 1:1(0) ack 1001 <sack 1:1001>");
+    // A part of what is in flight is left.
+    stage.remote(". 1001:2001(1000) ack 1 win 1500");
+    stage.expect(". 1501:1501(0) ack 2001");
+    stage.remote(". 2001:3001(1000) ack 3001 win 1500");
+    stage.expect(". 3001:3001(0) ack 3001");
+}
+
 /// And without answers it does not.
 #[test]
 fn a_window_that_was_taken_back_in_silence_ends_the_connection() {

@@ -164,12 +164,13 @@ impl Connection {
             return None;
         }
         self.conditions.clear(Conditions::RESET_DUE);
-        Some(self.plan(PlanKind::Plain, self.snd_nxt, 0, Flags::RST | Flags::ACK))
+        let seq = self.acceptable_seq();
+        Some(self.plan(PlanKind::Plain, seq, 0, Flags::RST | Flags::ACK))
     }
 
     fn plan_synchronized(&mut self, cx: &mut Context<'_>) -> Option<Plan> {
         if self.has_more_to_tell() {
-            return Some(self.plan(PlanKind::Plain, self.snd_nxt, 0, self.echo_flags()));
+            return Some(self.plan(PlanKind::Plain, self.acceptable_seq(), 0, self.echo_flags()));
         }
         if self.scoreboard.lost_bytes > 0
             && !self.is_trying_new_data()
@@ -203,7 +204,7 @@ impl Connection {
             return Some(self.plan(PlanKind::Plain, seq, 0, self.echo_flags()));
         }
         if self.conditions.has(Conditions::ACK_NOW) {
-            return Some(self.plan(PlanKind::Plain, self.snd_nxt, 0, self.echo_flags()));
+            return Some(self.plan(PlanKind::Plain, self.acceptable_seq(), 0, self.echo_flags()));
         }
         None
     }
@@ -524,6 +525,19 @@ impl Connection {
     #[inline]
     pub(super) fn is_fin_due(&self) -> bool {
         self.conditions.has(Conditions::FIN_WANTED) && !self.conditions.has(Conditions::FIN_SENT)
+    }
+
+    /// The sequence number of a segment without data: SND.NXT, or the window's edge where the
+    /// remote has taken back what is in flight. A remote whose window has closed takes nothing
+    /// beyond the edge, not even what is acknowledged there (RFC 9293 section 3.10.7.4, first
+    /// step). With full windows both ways neither end would hear of the other again. As on Linux
+    /// (tcp_acceptable_seq); an edge that only the scale has rounded down is no reason.
+    #[inline]
+    pub(crate) fn acceptable_seq(&self) -> Position {
+        if self.snd_nxt - self.snd_edge < 1 << self.snd_wscale {
+            return self.snd_nxt;
+        }
+        self.snd_edge.max(self.snd_una)
     }
 
     /// Whether there is something to send and it is the remote's window that keeps it here.

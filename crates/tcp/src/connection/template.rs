@@ -197,7 +197,7 @@ impl Connection {
         self.is_told = false;
         self.note_told();
         let window = self.advertise(now);
-        put_u32(h, TCP_AT + 4, self.snd_nxt.wire(self.snd_first));
+        put_u32(h, TCP_AT + 4, self.acceptable_seq().wire(self.snd_first));
         put_u32(h, TCP_AT + ACK_AT, self.rcv_nxt.wire(self.rcv_first));
         put_u16(h, TCP_AT + 14, window);
         put_u32(h, TCP_AT + VALUE_AT, self.timestamp(now));

@@ -349,7 +349,7 @@ impl Engine {
         let header = tcp::Header {
             source_port: key.local_port,
             destination_port: key.remote_port,
-            seq: connection.snd_nxt.wire(connection.snd_first),
+            seq: connection.acceptable_seq().wire(connection.snd_first),
             ack: end.wire(connection.rcv_first),
             flags,
             window: window.min(u64::from(u16::MAX)) as u16,
