@@ -2,7 +2,6 @@
 
 use core::sync::atomic::Ordering;
 
-use libc::iovec;
 use toehold_stream::end::{End, Unread};
 
 use crate::connection::Connection;
@@ -32,18 +31,10 @@ pub(crate) fn send(connection: &Connection, end: &End<'_>, unread: Unread) {
 fn send_all(connection: &Connection, end: &End<'_>, from: *mut u8, len: usize) -> bool {
     let mut done = 0;
     while done < len {
-        let mut part = iovec {
-            iov_base: from.wrapping_add(done).cast(),
-            iov_len: len - done,
-        };
-        // SAFETY: zeroes are a valid `msghdr`.
-        let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
-        message.msg_iov = &raw mut part;
-        message.msg_iovlen = 1;
-        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         let sent = unix::counted(connection, end, || {
-            // SAFETY: the part is inside our ring, by `End::unread`; the kernel copies it.
-            let result = unsafe { sys::sendmsg(connection.carrier_or_number(), &message, flags) };
+            let (fd, from) = (connection.carrier_or_number(), from.wrapping_add(done));
+            // SAFETY: inside our ring, by `End::unread`.
+            let result = unsafe { sys::send_shared_now(fd, from, len - done) };
             let count = &connection.entry.tx_carrier;
             count.fetch_add(result.max(0) as u64, Ordering::Relaxed);
             result

@@ -212,10 +212,10 @@ pub(crate) fn quiesce(connection: &Connection, reason: Reason) {
     /// A peer that was in the middle of a send when it was asked finishes it within this time,
     /// unless it is kept from running.
     const SETTLE_NS: u64 = 2_000_000;
-    let Some(end) = connection.inside() else {
-        return connection.pin(reason);
-    };
     connection.pin(reason);
+    let Some(end) = connection.inside() else {
+        return;
+    };
     ask_to_resend(connection, &end);
     if !leave_ring(connection, reason) {
         return;

@@ -37,9 +37,18 @@ pub(crate) unsafe fn sendmsg(fd: i32, message: *const libc::msghdr, flags: i32) 
 
 /// Sends `bytes` without waiting and without a signal.
 pub(crate) fn send_now(fd: i32, bytes: &[u8]) -> isize {
-    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     // SAFETY: `bytes` is readable for its length.
-    unsafe { call!(SYS_sendto, fd, bytes.as_ptr(), bytes.len(), flags, 0, 0) }
+    unsafe { send_shared_now(fd, bytes.as_ptr(), bytes.len()) }
+}
+
+/// As [`send_now`], of memory that others may write.
+///
+/// # Safety
+/// `len` bytes at `from` are readable.
+pub(crate) unsafe fn send_shared_now(fd: i32, from: *const u8, len: usize) -> isize {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: the caller's promise.
+    unsafe { call!(SYS_sendto, fd, from, len, flags, 0, 0) }
 }
 
 /// `close(2)`.

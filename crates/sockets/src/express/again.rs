@@ -3,6 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use toehold_channel::layout::CAPACITY_LOG2_MAX;
+use toehold_channel::ring::stretches;
 use toehold_channel::table::{FLAG_SHUT_TX, Mode};
 use toehold_stream::end::End;
 
@@ -65,27 +66,18 @@ pub(super) fn connect(connection: &Connection, end: &End<'_>) -> Option<i32> {
 
 /// Sends what is in our ring.
 fn send_again(connection: &Connection, end: &End<'_>, socket: i32) -> bool {
-    const CHUNK: usize = 4096;
     let began_at = connection.local.express.began_at.load(Ordering::Relaxed);
     let log2 = connection.entry.tx_capacity_log2.load(Ordering::Relaxed);
-    let capacity = 1 << log2.capped(CAPACITY_LOG2_MAX);
-    let mut left = sent(connection, end) as usize;
-    let mut at = began_at;
-    let mut chunk = [0u8; CHUNK];
-    if left > capacity {
+    let bytes = sent(connection, end) as usize;
+    if bytes > 1 << log2.capped(CAPACITY_LOG2_MAX) {
         return false;
     }
-    while left > 0 {
-        let offset = at as usize & (capacity - 1);
-        let len = left.min(CHUNK).min(capacity - offset);
-        // SAFETY: `offset + len` is inside our ring, by the line above; nobody but us writes there.
-        unsafe {
-            let from = end.ring_out().wrapping_add(offset).cast_const();
-            toehold_freestanding::from_shared(from, chunk.as_mut_ptr(), len);
-        }
+    for (offset, len) in stretches(began_at, bytes, log2) {
         let mut done = 0;
         while done < len {
-            match sys::send_now(socket, &chunk[done..len]) {
+            let from = end.ring_out().wrapping_add(offset + done);
+            // SAFETY: a stretch lies inside our ring.
+            match unsafe { sys::send_shared_now(socket, from, len - done) } {
                 sent @ 1.. => done += sent as usize,
                 error if error == -(libc::EAGAIN as isize) => {
                     if sys::poll_for(socket, libc::POLLOUT, LIMIT_NS) & libc::POLLOUT == 0 {
@@ -95,7 +87,6 @@ fn send_again(connection: &Connection, end: &End<'_>, socket: i32) -> bool {
                 _ => return false,
             }
         }
-        (at, left) = (at + len as u64, left - len);
     }
     true
 }
