@@ -769,8 +769,9 @@ impl Scoreboard {
         out.map(|record| record.length).sum()
     }
 
-    /// Checks that the sums are the sums and that there are no gaps.
-    pub(crate) fn assert_invariants(&self, una: Position, nxt: Position) {
+    /// Checks that the sums are the sums and that there are no gaps, and returns how many records
+    /// there are.
+    pub(crate) fn assert_invariants(&self, una: Position, nxt: Position) -> usize {
         let (mut sacked, mut lost, mut at) = (0, 0, una);
         let none = Repairs::default();
         let repairs = self.repairs.as_deref().unwrap_or(&none);
@@ -830,6 +831,7 @@ impl Scoreboard {
             (self.sacked_bytes, self.lost_bytes),
             "sums disagree"
         );
+        self.iter().count()
     }
 
     /// Bytes of memory held beside the connection itself.

@@ -544,11 +544,23 @@ impl Engine {
             .then_some(id.index)
     }
 
-    /// Checks what must hold between two steps, for every connection.
+    /// Checks what must hold between two steps, for every connection, and returns how many records
+    /// the scoreboards have: most of the time goes to them.
     ///
     /// # Panics
     /// When it does not: that is a fault of the engine, never of a remote's.
-    pub fn assert_invariants(&self) {
+    pub fn assert_invariants(&self) -> usize {
+        self.assert_brief_invariants();
+        let in_use = |connection: &&Connection| !connection.conditions.has(Conditions::FREE);
+        let connections = self.slots.iter().filter(in_use);
+        connections.map(Connection::assert_scoreboard).sum()
+    }
+
+    /// Checks what [`Engine::assert_invariants`] does, but leaves the scoreboards out.
+    ///
+    /// # Panics
+    /// As that does.
+    pub fn assert_brief_invariants(&self) {
         let in_table = self
             .slots
             .iter()

@@ -227,6 +227,9 @@ pub(super) struct Host {
     pub(super) wake_at: Instant,
     /// When its link takes frames again.
     pub(super) link_ready_at: Instant,
+    /// Records in its scoreboards when they were checked last, and steps since then.
+    pub(super) records: usize,
+    pub(super) steps_in_brief: usize,
 }
 
 impl Host {
@@ -323,6 +326,8 @@ impl Host {
             listener,
             wake_at: Instant::NEVER,
             link_ready_at: Instant::ZERO,
+            records: 0,
+            steps_in_brief: 0,
         }
     }
 
