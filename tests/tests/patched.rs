@@ -569,6 +569,30 @@ fn a_program_that_may_not_be_traced_runs_on_the_kernel_after_one_sentence() {
 }
 
 #[test]
+fn a_program_that_the_kernel_does_not_execute_is_a_failure_after_one_sentence() {
+    if host::require(["cc"]).is_none() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("scratch");
+    let options = ["-O2", "-w", "-static", "-pthread"];
+    let program = compile(directory.path(), "cc", &options, "threads.c");
+    let toehold = Toehold::start();
+    // Nobody executes a file that is being written.
+    let writer = File::options().append(true).open(&program);
+    let writer = writer.expect("ours");
+    // The helper is at work meanwhile.
+    for _ in 0..50 {
+        let output = toehold.patched(&program).output().expect("toehold runs");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(126), "{output:?}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+        assert!(said.contains("Text file busy"), "{said}");
+    }
+    drop(writer);
+    Waiting::start(&mut toehold.patched(&program)).end();
+}
+
+#[test]
 fn a_library_that_cannot_be_mapped_leaves_the_program_alone_after_one_sentence() {
     // A library, and not ours.
     const OTHER: &str = "/lib/x86_64-linux-gnu/libm.so.6";

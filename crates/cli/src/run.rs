@@ -96,12 +96,20 @@ pub(crate) fn run(args: RunArgs) -> Result<Infallible, Failure> {
     })?;
     let mut command = Command::new(&path);
     command.arg0(name).args(&args.program[1..]);
-    let mut acceleration = acceleration(&args, &path);
-    match &mut acceleration {
-        Ok(Some(acceleration)) => start_with(acceleration, &mut command),
+    match acceleration(&args, &path) {
+        Ok(Some(acceleration)) => {
+            acceleration.apply(&mut command);
+            #[cfg(target_arch = "x86_64")]
+            if acceleration.is_patched
+                && let Some(refusal) =
+                    patched::exec(&acceleration.library, &path, &args.program, &command)
+            {
+                refuse(&refusal.to_string(), &mut command);
+            }
+        }
         Ok(None) => preload::remove_acceleration(&mut command),
         Err(sentence) => {
-            refuse(sentence, &mut command);
+            refuse(&sentence, &mut command);
             let meeting = Meeting::of(args.runtime_dir.as_deref(), args.adapter);
             command.env(RUNTIME_DIR, meeting.dir());
         }
@@ -115,17 +123,6 @@ pub(crate) fn run(args: RunArgs) -> Result<Infallible, Failure> {
         format!("cannot execute {}: {error}", path.display()),
         status,
     ))
-}
-
-/// Prepares `command`, which is executed next.
-fn start_with(acceleration: &mut Acceleration, command: &mut Command) {
-    acceleration.apply(command);
-    #[cfg(target_arch = "x86_64")]
-    if let Some(helper) = &mut acceleration.helper
-        && let Err(refusal) = helper.wait()
-    {
-        refuse(&refusal.to_string(), command);
-    }
 }
 
 /// Leaves the program on the kernel, and says why: now, and later to `toehold status`.
@@ -147,7 +144,7 @@ struct Acceleration {
     pair_after: Option<NonZeroU32>,
     /// The program has no dynamic linker: its system calls are patched.
     #[cfg(target_arch = "x86_64")]
-    helper: Option<patched::Helper>,
+    is_patched: bool,
     /// This program, where it patches those that the program executes.
     patches_children: Option<PathBuf>,
 }
@@ -174,12 +171,6 @@ fn acceleration(args: &RunArgs, program: &Path) -> Result<Option<Acceleration>, 
             library.display()
         ));
     }
-    // The helper looks at the program while this process does the rest.
-    #[cfg(target_arch = "x86_64")]
-    let helper = is_patched
-        .then(|| patched::Helper::start(&library, program))
-        .transpose()
-        .map_err(|refusal| refusal.to_string())?;
     let meeting = Meeting::of(args.runtime_dir.as_deref(), args.adapter);
     let dir = match &meeting {
         Meeting::System(dir) => dir.clone(),
@@ -225,7 +216,7 @@ fn acceleration(args: &RunArgs, program: &Path) -> Result<Option<Acceleration>, 
         express: args.express,
         pair_after: args.pair_after,
         #[cfg(target_arch = "x86_64")]
-        helper,
+        is_patched,
         patches_children: patches_children(args),
     }))
 }
@@ -306,7 +297,7 @@ mod tests {
             express: ExpressChoice::Off,
             pair_after: NonZeroU32::new(1),
             #[cfg(target_arch = "x86_64")]
-            helper: None,
+            is_patched: false,
             patches_children: Some("/x/toehold".into()),
         };
         let mut command = Command::new("true");

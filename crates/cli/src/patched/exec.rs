@@ -1,0 +1,292 @@
+//! Executes a program that the helper patches.
+//!
+//! The helper uses this process's memory, and has it alone once the program runs. A copy, as
+//! fork(2) makes, takes longer than the helper's work: it is to be made, each page that either of
+//! them writes is copied after all, and before the program begins the kernel has to end this
+//! process's memory. So there are rules from the helper's start to the exec:
+//!
+//! - This process makes system calls only. It allocates and frees nothing and leaves `errno` alone.
+//!   All that it needs has been made before.
+//! - When there is no exec, it waits until the helper has ended, and goes on after that.
+
+use std::arch::asm;
+use std::env;
+use std::ffi::{CString, OsStr, OsString, c_char};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd, RawFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use libc::{c_int, c_void, pid_t};
+use rustix::io::{Errno, read, write};
+use rustix::process::{PTracer, Pid, getpid, set_ptracer};
+
+use super::Refusal;
+use super::following::Watch;
+
+/// Replaces this process by a program that is patched. This process has one thread. Of `command`,
+/// the changes of the environment count. `None` when the kernel does not execute the program.
+pub(crate) fn exec(
+    library: &Path,
+    program: &Path,
+    arguments: &[OsString],
+    command: &Command,
+) -> Option<Refusal> {
+    let image = match Image::new(program, arguments, command) {
+        Ok(image) => image,
+        Err(error) => return Some(Refusal::Failed(error)),
+    };
+    with_helper(library, program, || image.exec())
+        .err()
+        .map(Refusal::NotTraced)
+}
+
+/// A program with its arguments and its environment, as the kernel wants them.
+#[derive(Debug)]
+struct Image {
+    path: CString,
+    arguments: Strings,
+    environment: Strings,
+}
+
+impl Image {
+    fn new(program: &Path, arguments: &[OsString], command: &Command) -> io::Result<Image> {
+        let changes = || command.get_envs();
+        let is_changed = |name: &OsStr| changes().any(|(changed, _)| changed == name);
+        let kept = env::vars_os().filter(|(name, _)| !is_changed(name));
+        let set = changes().filter_map(|(name, value)| Some((name.into(), value?.into())));
+        let variables = kept
+            .chain(set)
+            .map(|(mut variable, value): (OsString, OsString)| {
+                variable.push("=");
+                variable.push(value);
+                variable
+            });
+        Ok(Image {
+            path: CString::new(program.as_os_str().as_bytes())?,
+            arguments: Strings::new(arguments.iter().cloned())?,
+            environment: Strings::new(variables)?,
+        })
+    }
+
+    /// Returns when the kernel does not execute it.
+    fn exec(&self) {
+        // Rust's start has had the signal ignored, which programs would inherit.
+        // SAFETY: the actions that Rust knows.
+        unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+        // SAFETY: strings that end with a null byte, in arrays that end with a null pointer. libc's
+        // function would write `errno`.
+        unsafe {
+            asm!(
+                "syscall",
+                inlateout("rax") libc::SYS_execve => _,
+                in("rdi") self.path.as_ptr(),
+                in("rsi") self.arguments.pointers.as_ptr(),
+                in("rdx") self.environment.pointers.as_ptr(),
+                lateout("rcx") _,
+                lateout("r11") _,
+                options(nostack),
+            );
+        }
+        // SAFETY: as above.
+        unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+    }
+}
+
+/// Strings, and an array of pointers to them that ends with a null pointer.
+#[derive(Debug)]
+struct Strings {
+    #[cfg_attr(not(test), expect(dead_code, reason = "the pointers lead there"))]
+    strings: Vec<CString>,
+    pointers: Vec<*const c_char>,
+}
+
+impl Strings {
+    fn new(all: impl Iterator<Item = OsString>) -> io::Result<Strings> {
+        let strings = all.map(|one| CString::new(one.into_vec()));
+        let strings = strings.collect::<Result<Vec<_>, _>>()?;
+        let pointers = strings.iter().map(|one| one.as_ptr());
+        let pointers = pointers.chain([std::ptr::null()]).collect();
+        Ok(Strings { strings, pointers })
+    }
+}
+
+/// For the helper, and for the process that makes it.
+struct Start<'a> {
+    /// The process that is to be traced.
+    target: pid_t,
+    library: &'a Path,
+    program: &'a Path,
+    /// The helper's end of the conversation, and the other.
+    theirs: RawFd,
+    ours: RawFd,
+    /// The end of the helper's stack.
+    stack: *mut c_void,
+    /// The helper's number, when it has been made.
+    helper: AtomicI32,
+}
+
+/// Makes the helper, and calls `execute` when it traces this process. Returns when there is no
+/// helper any more.
+fn with_helper(library: &Path, program: &Path, execute: impl FnOnce()) -> io::Result<()> {
+    let (ours, theirs) = UnixStream::pair()?;
+    let (first, second) = stacks()?;
+    let start = Start {
+        target: getpid().as_raw_nonzero().get(),
+        library,
+        program,
+        theirs: theirs.as_raw_fd(),
+        ours: ours.as_raw_fd(),
+        stack: second,
+        helper: AtomicI32::new(0),
+    };
+    let between = make_helper(&start, first)?;
+    // From here on, system calls only.
+    drop(theirs);
+    let mut outcome = answer(&ours);
+    if outcome == Err(Errno::PERM)
+        && let Some(helper) = Pid::from_raw(start.helper.load(Ordering::Relaxed))
+        && set_ptracer(PTracer::ProcessID(helper)).is_ok()
+    {
+        // Yama lets only ancestors trace, and whom the process names. Without Yama naming fails.
+        outcome = write(&ours, &[AGAIN]).and_then(|_| answer(&ours));
+    }
+    // SAFETY: a child of ours, which has ended or is about to.
+    unsafe { libc::waitpid(between, std::ptr::null_mut(), libc::__WALL) };
+    if outcome.is_ok() {
+        execute();
+    }
+    let _ = write(&ours, &[END]);
+    while let Ok(1..) = read(&ours, &mut [0; 8]) {}
+    Ok(outcome?)
+}
+
+/// The starter has named the helper to the kernel: it may try once more.
+const AGAIN: u8 = 1;
+/// There is no exec.
+const END: u8 = 0;
+
+/// Waits for the helper's answer: it traces this process, or cannot.
+fn answer(socket: &UnixStream) -> Result<(), Errno> {
+    let mut answer = [0];
+    match (read(socket, &mut answer)?, answer) {
+        (1, [0]) => Ok(()),
+        (1, [error]) => Err(Errno::from_raw_os_error(error.into())),
+        // It has not been made, or has been killed.
+        _ => Err(Errno::AGAIN),
+    }
+}
+
+/// The ends of two stacks: a small one and the helper's. They stay mapped as long as this process's
+/// memory.
+fn stacks() -> io::Result<(*mut c_void, *mut c_void)> {
+    const FIRST_BYTES: usize = 1 << 16;
+    const BYTES: usize = FIRST_BYTES + (1 << 20);
+    let (protection, private) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE);
+    let flags = private | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_STACK;
+    // SAFETY: a fresh mapping.
+    let stacks = unsafe { libc::mmap(std::ptr::null_mut(), BYTES, protection, flags, -1, 0) };
+    if stacks == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: within the mapping, and at its end.
+    unsafe { Ok((stacks.byte_add(FIRST_BYTES), stacks.byte_add(BYTES))) }
+}
+
+/// Makes the helper as a grandchild, so that the program has no child that it does not know.
+/// Returns the number of the process in between, which uses the stack that ends at `stack`.
+fn make_helper(start: &Start<'_>, stack: *mut c_void) -> io::Result<pid_t> {
+    extern "C" fn between(start: *mut c_void) -> c_int {
+        let given = start.cast::<Start<'_>>();
+        let flags = libc::CLONE_VM | libc::CLONE_PARENT_SETTID;
+        // SAFETY: the starter's. The stack is the helper's alone. The kernel writes the number
+        // before the helper runs. No signal says that it has ended, because nobody waits for it.
+        unsafe {
+            let number = (*given).helper.as_ptr();
+            let child = libc::clone(helper, (*given).stack, flags, start, number);
+            c_int::from(child < 0)
+        }
+    }
+    let start: *const Start<'_> = start;
+    // SAFETY: the stack is the child's alone, and its end is a multiple of 16.
+    let between = unsafe { libc::clone(between, stack, libc::CLONE_VM, start.cast_mut().cast()) };
+    match between {
+        ..0 => Err(io::Error::last_os_error()),
+        _ => Ok(between),
+    }
+}
+
+extern "C" fn helper(start: *mut c_void) -> c_int {
+    // SAFETY: the starter's, which leaves it alone until the helper has ended. Descriptors are the
+    // helper's own, and nobody else there uses these.
+    let (start, starter) = unsafe {
+        let start = &*start.cast::<Start<'_>>();
+        libc::close(start.ours);
+        (start, UnixStream::from_raw_fd(start.theirs))
+    };
+    // When a process ends, its use of memory ends before its descriptors are closed. So the starter
+    // knows that this memory is its own again.
+    let last = starter.try_clone();
+    let status = help(start, starter);
+    std::mem::forget(last);
+    // SAFETY: ends this process; nothing of the starter's is to be flushed or run here.
+    unsafe { libc::_exit(status) }
+}
+
+/// Traces the starter until it has become another program, and patches that.
+fn help(start: &Start<'_>, mut starter: UnixStream) -> c_int {
+    let watch = loop {
+        let begun = Watch::begin(start.target, false);
+        let error = begun.as_ref().err();
+        let error = error.map_or(0, |error| error.raw_os_error().unwrap_or(libc::EPERM));
+        if starter.write_all(&[error as u8]).is_err() {
+            return 1;
+        }
+        if let Ok(watch) = begun {
+            break watch;
+        }
+        let mut word = [END];
+        if starter.read_exact(&mut word).is_err() || word != [AGAIN] {
+            return 1;
+        }
+    };
+    match watch.patch(start.library, Some(start.program), starter) {
+        // A dynamic linker that is run by hand preloads the library itself.
+        Ok(()) | Err(Refusal::NotAlone | Refusal::Ended) => 0,
+        Err(refusal @ Refusal::Lost(_)) => {
+            eprintln!("toehold: {refusal}");
+            1
+        }
+        Err(refusal) => {
+            eprintln!("toehold: {refusal}; the program runs on kernel TCP");
+            1
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn environment_is_this_one_with_the_changes_of_the_command() {
+        let mut command = Command::new("x");
+        command.env("TOEHOLD_TEST", "a=b").env_remove("PATH");
+        let image = Image::new(Path::new("/x"), &["y".into()], &command).expect("no null bytes");
+        let variables = image.environment.strings;
+        let named = |name: &str| {
+            let mut all = variables.iter().map(|one| one.to_str().expect("text"));
+            all.find(|one| one.starts_with(name))
+        };
+        assert_eq!(named("TOEHOLD_TEST="), Some("TOEHOLD_TEST=a=b"));
+        assert_eq!(named("PATH="), None);
+        // Cargo sets it for its tests.
+        let manifest = env!("CARGO_MANIFEST_DIR");
+        let kept = format!("CARGO_MANIFEST_DIR={manifest}");
+        assert_eq!(named("CARGO_MANIFEST_DIR="), Some(&*kept));
+        assert_eq!(image.environment.pointers.len(), variables.len() + 1);
+    }
+}
