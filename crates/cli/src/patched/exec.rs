@@ -273,7 +273,7 @@ mod tests {
 
     #[test]
     fn environment_is_this_one_with_the_changes_of_the_command() {
-        let mut command = Command::new("x");
+        let mut command = Command::new("true");
         command.env("TOEHOLD_TEST", "a=b").env_remove("PATH");
         let image = Image::new(Path::new("/x"), &["y".into()], &command).expect("no null bytes");
         let variables = image.environment.strings;

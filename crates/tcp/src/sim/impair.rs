@@ -164,6 +164,12 @@ pub(super) fn set_acknowledgement(packet: &mut [u8], tcp_at: usize, ack: u32) {
     complete(packet, tcp_at);
 }
 
+/// Has a segment offer another window.
+pub(super) fn set_window(packet: &mut [u8], tcp_at: usize, window: u16) {
+    packet[tcp_at + 14..tcp_at + 16].copy_from_slice(&window.to_be_bytes());
+    complete(packet, tcp_at);
+}
+
 /// One bit, where a checksum protects it: an IPv6 header relies on the link for that.
 pub(super) fn flip_bit(packet: &mut [u8], random: &mut Random) {
     let first = if packet[0] >> 4 == 6 { 40 } else { 0 };

@@ -122,6 +122,13 @@ mod tests {
         assert!(run(80_078_462, false).bytes > 0);
     }
 
+    /// A remote takes back window that is in use, until its own bytes are acknowledged. With
+    /// acknowledgements beyond the window's edge both ends gave up.
+    #[test]
+    fn a_remote_that_takes_its_window_back_is_acknowledged() {
+        assert!(run(20_029, false).bytes > 0);
+    }
+
     /// Two long transfers over one bottleneck end up with similar shares (Jain's index).
     #[test]
     fn competing_flows_share_a_bottleneck() {

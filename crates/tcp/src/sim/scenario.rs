@@ -54,6 +54,8 @@ pub struct Scenario {
     pub(crate) mtu_changes: Vec<(usize, Duration, u16)>,
     /// When a host's memory is short.
     pub(crate) shortages: Vec<Shortage>,
+    /// Ends of transfers that take their window back.
+    pub(crate) withdrawals: Vec<Withdrawal>,
     /// Hosts that acknowledge what has not arrived.
     pub(crate) optimists: Vec<usize>,
     /// Senders that compete for the first host's way out.
@@ -72,6 +74,15 @@ pub(crate) struct Shortage {
     pub(crate) piece_bytes_max: usize,
     /// How often, in a million arrivals, the host discards what it has ahead of gaps.
     pub(crate) discards_per_million: u32,
+}
+
+/// The end of a transfer that takes its window back after so many bytes, until all that it sends is
+/// acknowledged.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Withdrawal {
+    pub(crate) transfer: usize,
+    pub(crate) is_client: bool,
+    pub(crate) after_bytes: u64,
 }
 
 /// The properties of one host's engine.
@@ -132,6 +143,7 @@ impl Scenario {
             reboots: Vec::new(),
             mtu_changes: Vec::new(),
             shortages: Vec::new(),
+            withdrawals: Vec::new(),
             optimists: Vec::new(),
             rivals: Vec::new(),
             stop_after: None,
@@ -173,6 +185,7 @@ impl Scenario {
         scenario.draw_shortages();
         scenario.draw_small_segments();
         scenario.draw_optimists();
+        scenario.draw_withdrawals();
         for traits in &mut scenario.traits {
             if random.below(3) == 0 {
                 traits.frames_at_once = random.between(1, 8) as u32;
@@ -283,6 +296,26 @@ impl Scenario {
         }
     }
 
+    /// Draws the ends that take their window back, from a generator of their own: at most one of
+    /// each transfer, because of two neither would ever read.
+    fn draw_withdrawals(&mut self) {
+        let mut random = Random::new(self.seed ^ 0x7031_171d_4a30_0001);
+        if self.is_hostile() || random.below(4) != 0 {
+            return;
+        }
+        for transfer in 0..self.transfers.len() {
+            let bits = random.between(1, 20);
+            let withdrawal = Withdrawal {
+                transfer,
+                is_client: random.below(2) == 0,
+                after_bytes: random.below(1 << bits),
+            };
+            if random.below(2) == 0 {
+                self.withdrawals.push(withdrawal);
+            }
+        }
+    }
+
     /// Draws the pairs that connect to each other at the same time, from a generator of their own.
     fn draw_simultaneous(&mut self) {
         let mut random = Random::new(self.seed ^ 0x7031_51a0_17a0_0001);
@@ -345,6 +378,7 @@ impl Scenario {
             reboots: Vec::new(),
             mtu_changes: Vec::new(),
             shortages: Vec::new(),
+            withdrawals: Vec::new(),
             optimists: Vec::new(),
             rivals: Vec::new(),
             stop_after: Some(duration),

@@ -2,6 +2,7 @@
 
 mod competition;
 mod hostile;
+mod withdrawal;
 
 use core::cmp::Reverse;
 use core::net::SocketAddr;
@@ -14,6 +15,7 @@ use super::link::Fate;
 use super::rival::Rival;
 use super::scenario::Scenario;
 use crate::{CloseReason, ConnectionId, Duration, Event, Instant, Random, ReceiveOffload};
+use withdrawal::Withdrawal;
 
 /// From here on, both ends of a transfer that is opened from both sides have the same port.
 const SIMULTANEOUS_PORTS: u16 = 10_000;
@@ -129,6 +131,8 @@ pub struct World {
     seen: Vec<Vec<u8>>,
     /// The end of what each side has sent, where somebody acknowledges more than it got.
     sent_up_to: BTreeMap<(SocketAddr, SocketAddr), u32>,
+    /// The ends that take their window back, with the ends of their connections: theirs first.
+    withdrawals: BTreeMap<(SocketAddr, SocketAddr), Withdrawal>,
     trace: bool,
     /// Where engines write their frames.
     frame: Vec<u8>,
@@ -158,6 +162,7 @@ impl World {
             rivals: Vec::new(),
             seen: Vec::new(),
             sent_up_to: BTreeMap::new(),
+            withdrawals: BTreeMap::new(),
             trace,
             frame: vec![0; FRAME_BYTES_MAX],
             scenario,
@@ -268,6 +273,10 @@ impl World {
                 packet,
                 intact,
             } => {
+                if intact && !self.is_taken(&packet) {
+                    self.report.impaired += 1;
+                    return;
+                }
                 let share = self.scenario.fragmented_per_million;
                 if intact && share > 0 && self.random.chance(share) {
                     self.arrive_in_pieces(host, &packet);
@@ -417,6 +426,9 @@ impl World {
             self.checker.name(remote, local, program.expects);
         }
         rings.programs.insert(id, program);
+        if is_client {
+            self.note_withdrawal(index, local, remote);
+        }
     }
 
     /// Runs a host until it has nothing more to do at this moment.
@@ -726,6 +738,7 @@ impl World {
             self.seen.push(packet.clone());
         }
         let packet = self.acknowledge_more(host, packet);
+        let packet = self.withdraw(packet);
         self.report.packets += 1;
         let Some(to) = host_of(&packet).filter(|&to| to < self.hosts.len()) else {
             return;
