@@ -227,6 +227,24 @@ fn an_acknowledgement_stands_within_a_window_that_was_taken_back() {
     stage.expect(". 3001:3001(0) ack 3001");
 }
 
+/// A FIN in flight reaches one beyond the edge of a window that has closed, which is less than the
+/// scale rounds off; but a window of zero is not rounded.
+#[test]
+fn an_acknowledgement_stands_before_a_fin_that_has_no_room_any_more() {
+    let mut stage = Stage::new(|config, _| config.timestamps = false);
+    let id = stage.accepted(",sackOK,ws 7", 600);
+    stage.engine.finish(stage.now, id).unwrap();
+    stage.wait(Duration::ZERO);
+    stage.forget_sent();
+    stage.remote(". 1:1001(1000) ack 1 win 0");
+    stage.expect(". 1:1(0) ack 1001");
+    stage.remote(". 1:1001(1000) ack 1 win 0");
+    stage.expect(". 1:1(0) ack 1001 <sack 1:1001>");
+    // Room, but less than the scale can tell.
+    stage.remote(". 1001:2001(1000) ack 2 win 0");
+    stage.expect(". 2:2(0) ack 2001");
+}
+
 /// And without answers it does not.
 #[test]
 fn a_window_that_was_taken_back_in_silence_ends_the_connection() {

@@ -531,10 +531,14 @@ impl Connection {
     /// remote has taken back what is in flight. A remote whose window has closed takes nothing
     /// beyond the edge, not even what is acknowledged there (RFC 9293 section 3.10.7.4, first
     /// step). With full windows both ways neither end would hear of the other again. As on Linux
-    /// (tcp_acceptable_seq); an edge that only the scale has rounded down is no reason.
+    /// (tcp_acceptable_seq), an edge that only the scale has rounded down is no reason; but, other
+    /// than there, a window of zero is: nothing of it was lost by rounding, and a FIN in flight
+    /// reaches just one beyond it.
     #[inline]
     pub(crate) fn acceptable_seq(&self) -> Position {
-        if self.snd_nxt - self.snd_edge < 1 << self.snd_wscale {
+        let beyond = self.snd_nxt - self.snd_edge;
+        let is_rounding = beyond < 1 << self.snd_wscale && self.snd_edge > self.snd_una;
+        if beyond == 0 || is_rounding {
             return self.snd_nxt;
         }
         self.snd_edge.max(self.snd_una)

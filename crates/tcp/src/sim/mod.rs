@@ -126,7 +126,10 @@ mod tests {
     /// acknowledgements beyond the window's edge both ends gave up.
     #[test]
     fn a_remote_that_takes_its_window_back_is_acknowledged() {
-        assert!(run(20_029, false).bytes > 0);
+        // In the second, what has no room any more is a FIN.
+        for seed in [20_029, 84_334_543] {
+            assert!(run(seed, false).bytes > 0, "{seed}");
+        }
     }
 
     /// Two long transfers over one bottleneck end up with similar shares (Jain's index).

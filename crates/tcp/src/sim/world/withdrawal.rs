@@ -28,6 +28,8 @@ pub(super) struct Withdrawal {
     other_first: u32,
     /// The last acknowledgement number that it has sent.
     acknowledged: u32,
+    /// Whether the other end had closed its window, the last time that it was heard.
+    is_other_closed: bool,
     phase: Phase,
 }
 
@@ -48,6 +50,7 @@ impl Withdrawal {
             own_first: 0,
             other_first: 0,
             acknowledged: 0,
+            is_other_closed: false,
             phase: Phase::Before,
         }
     }
@@ -69,7 +72,10 @@ impl Withdrawal {
         }
         self.acknowledged = segment.ack;
         let taken = u64::from(segment.ack.wrapping_sub(self.other_first));
-        if self.phase == Phase::Before && taken >= self.after_bytes {
+        // The other end would open a closed window by a segment at this window's edge, and one has
+        // been heard that stood further right: so this end would take it for an old one (RFC 9293
+        // section 3.10.7.4, SND.WL1), as Linux does, and neither would go on.
+        if self.phase == Phase::Before && taken >= self.after_bytes && !self.is_other_closed {
             self.phase = Phase::Withdrawn;
         }
         self.phase == Phase::Withdrawn
@@ -86,6 +92,7 @@ impl Withdrawal {
         if self.phase == Phase::Withdrawn && is_beyond {
             return false;
         }
+        self.is_other_closed = segment.window == 0;
         let own = segment.ack.wrapping_sub(self.own_first);
         if u64::from(own) >= self.own_bytes && own < 1 << 31 {
             self.phase = Phase::After;
@@ -97,6 +104,9 @@ impl Withdrawal {
 impl World {
     /// The client of a transfer has an address: one of its ends may take its window back.
     pub(super) fn note_withdrawal(&mut self, index: usize, client: SocketAddr, server: SocketAddr) {
+        // An earlier transfer's may have had the same addresses.
+        self.withdrawals.remove(&(client, server));
+        self.withdrawals.remove(&(server, client));
         let transfer = &self.scenario.transfers[index];
         let all = &self.scenario.withdrawals;
         for one in all.iter().filter(|one| one.transfer == index) {
