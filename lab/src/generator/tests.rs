@@ -106,6 +106,20 @@ fn an_open_loop_counts_what_was_due() {
     }
 }
 
+/// Ports in TIME_WAIT would make each `connect` slow.
+#[test]
+fn new_clients_do_not_use_up_the_ports() {
+    let address = server("127.0.0.1:0");
+    let load = Load {
+        streams: 50,
+        seconds: 0.2,
+        ..load(Pattern::Newcomers)
+    };
+    let outcome = run(&address, &load).expect("completes");
+    let most = outcome.seconds * 10_000.0 + load.streams as f64;
+    assert!(outcome.operations as f64 <= most, "{outcome:?}");
+}
+
 #[test]
 fn a_histogram_is_kept_whole() {
     let address = server("127.0.0.1:0");
