@@ -45,7 +45,8 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use toehold_channel::express::Rule;
 
-use crate::{adapter, lock, process, sys, table, tracking};
+use crate::mutex::Mutex;
+use crate::{adapter, process, sys, table, tracking};
 
 /// It is on: as the process was told, or as a rule of the operator's says.
 static WANTED: AtomicBool = AtomicBool::new(false);
@@ -58,7 +59,7 @@ static HAS_AWAITED_RULE: AtomicBool = AtomicBool::new(false);
 /// Connections that the program has made, by the kernel.
 static CONNECTS: AtomicU32 = AtomicU32::new(0);
 /// Held while anything that is parked, or the listener, changes.
-static LOCK: lock::Private = lock::Private::new();
+static LOCK: Mutex = Mutex::new();
 
 /// Has short connections go by carriers that were used before; with `always`, every connection is
 /// to become a carrier. Before `main`.
@@ -77,8 +78,8 @@ pub(crate) fn is_on() -> bool {
     WANTED.load(Ordering::Relaxed)
 }
 
-/// As [`is_on`], for calls that change something: not in a `vfork` child.
-fn may_act() -> bool {
+/// As [`is_on`], for calls that change something: not in a `vfork` child. It asks the kernel.
+pub(crate) fn may_act() -> bool {
     is_on() && process::is_started() && !process::borrowed_memory()
 }
 

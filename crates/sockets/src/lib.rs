@@ -63,6 +63,7 @@ mod lifecycle;
 mod lock;
 mod locking;
 mod looking;
+mod mutex;
 mod namespace;
 mod offers;
 mod offload;

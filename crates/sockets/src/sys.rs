@@ -2,6 +2,8 @@
 //! the library's hooks is called, there is no cancellation point, and `errno` does not change. Each
 //! returns the kernel's result, which is a negated errno when it is below zero.
 
+use core::sync::atomic::AtomicU32;
+
 use toehold_freestanding::call;
 pub(crate) use toehold_freestanding::syscall::{answer, raw};
 use toehold_freestanding::{memory, vdso};
@@ -469,6 +471,20 @@ pub(crate) fn sleep(ns: u64) {
     let clock = libc::CLOCK_MONOTONIC;
     // SAFETY: `time` is readable; the rest is not asked for.
     unsafe { call!(SYS_clock_nanosleep, clock, 0, &raw const time, 0) };
+}
+
+/// Sleeps while `word` has that value, until it is woken (futex(2)); a signal may end it early.
+pub(crate) fn sleep_while(word: &AtomicU32, value: u32) {
+    let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: `word` is a live, aligned word of this process; no time-out.
+    unsafe { call!(SYS_futex, core::ptr::from_ref(word), operation, value, 0) };
+}
+
+/// Wakes one of those that sleep on `word`.
+pub(crate) fn wake_one(word: &AtomicU32) {
+    let operation = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: the kernel takes the address as a name only.
+    unsafe { call!(SYS_futex, core::ptr::from_ref(word), operation, 1) };
 }
 
 /// `len` zero bytes, pages on demand; null when there are none.
