@@ -41,15 +41,19 @@ pub unsafe fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_
     }
     let mut fresh = None;
     if express::is_on() && to.0 == address {
-        if let Some(result) = unsafe { claiming::connect(fd, address, len) } {
+        // Asked once in this call: the answer costs a system call.
+        fresh = descriptors::fresh(fd).filter(|_| express::may_act());
+        if let Some(fresh) = fresh
+            && let Some(result) = unsafe { claiming::connect(fd, fresh, address, len) }
+        {
             return result;
         }
-        fresh = descriptors::fresh(fd);
     }
     let result = unsafe { real::connect(fd, to.0, to.1) };
     let error = if result == 0 { 0 } else { errno::get() };
     if matches!(error, 0 | libc::EINPROGRESS | libc::EINTR) {
-        errno::keep(|| unsafe { note_connect(fd, address, len, error) });
+        let is_ours = fresh.is_some();
+        errno::keep(|| unsafe { note_connect(fd, address, len, error, is_ours) });
         if let (Some(c), Some(reason)) = (connection::at(fd), why) {
             if reason == Reason::Policy {
                 c.pin(reason);
@@ -81,8 +85,15 @@ fn let_go(fd: c_int) {
     sys::set_linger(fd, before.unwrap_or_default());
 }
 
-/// `connect` on `fd` was answered with `error`, or 0.
-unsafe fn note_connect(fd: c_int, address: *const sockaddr, len: socklen_t, error: i32) {
+/// `connect` on `fd` was answered with `error`, or 0. With `is_ours` the caller knows that memory
+/// is not borrowed.
+unsafe fn note_connect(
+    fd: c_int,
+    address: *const sockaddr,
+    len: socklen_t,
+    error: i32,
+    is_ours: bool,
+) {
     if address.is_null()
         || (len as usize) < size_of::<libc::sa_family_t>()
         || descriptors::kind(fd) != Kind::Foreign
@@ -95,7 +106,7 @@ unsafe fn note_connect(fd: c_int, address: *const sockaddr, len: socklen_t, erro
     };
     // A Unix socket is connected at once, or not at all.
     let has_failed = carrier == Carrier::Unix && error != 0;
-    if !process::is_started() || has_failed || process::borrowed_memory() {
+    if !process::is_started() || has_failed || !is_ours && process::borrowed_memory() {
         return;
     }
     // Only what makes a connection can still be at it: that saves asking.

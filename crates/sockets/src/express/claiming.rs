@@ -20,21 +20,28 @@ use crate::epoll::{early, membership, parked};
 use crate::pairs::Pair;
 use crate::{direction, doorbells, errno, lock, process, settings, sys, uring};
 
-/// `connect` on `fd`, if a carrier to that address is parked. `None`: the kernel is to connect.
+/// `connect` on `fd`, which is `fresh`, if a carrier to that address is parked. `None`: the kernel
+/// is to connect. The caller has asked whether this process may act.
 ///
 /// # Safety
 /// `address` is readable for `len`.
-pub(crate) unsafe fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> Option<c_int> {
-    let fresh = descriptors::fresh(fd)?;
-    if !may_act() {
-        return None;
-    }
+pub(crate) unsafe fn connect(
+    fd: c_int,
+    fresh: u64,
+    address: *const sockaddr,
+    len: socklen_t,
+) -> Option<c_int> {
     // SAFETY: the caller's promise.
     let destination = unsafe { Destination::of(address, len) }?;
     if destination.is_v6() != (fresh & FRESH_V6 != 0) {
         return None;
     }
-    errno::keep(|| claim(fd, fresh, destination))?;
+    errno::keep(|| {
+        let connection = claim(fd, fresh, destination)?;
+        // Without the lock: it may wake the peer, which may take this processor.
+        tell(&connection);
+        Some(())
+    })?;
     if fresh & FRESH_NONBLOCK != 0 {
         errno::set(libc::EINPROGRESS);
         return Some(-1);
@@ -59,7 +66,7 @@ pub(crate) fn made(fd: c_int, domain: c_int, kind: c_int, protocol: c_int) {
 }
 
 /// Takes the carrier that has been parked longest of those that lead to an address.
-fn claim(fd: c_int, fresh: u64, destination: Destination) -> Option<()> {
+fn claim(fd: c_int, fresh: u64, destination: Destination) -> Option<Connection> {
     let _held = LOCK.lock();
     carriers::look_after();
     let mut why_not = Event::NoneParked;
@@ -216,7 +223,7 @@ const EARLY_MAX: usize = 4;
 
 /// Puts a claimed carrier in the place of the program's socket. `None` when the peer does not
 /// listen any more.
-fn begin(fd: c_int, fresh: u64, carrier: &Connection, turn: Turn) -> Option<()> {
+fn begin(fd: c_int, fresh: u64, carrier: &Connection, turn: Turn) -> Option<Connection> {
     let (entry, local) = (carrier.entry, carrier.local);
     let (end, pair) = (carrier.end()?, carriers::pair_of(local)?);
     let give_up = || {
@@ -281,11 +288,17 @@ fn begin(fd: c_int, fresh: u64, carrier: &Connection, turn: Turn) -> Option<()> 
     for (number, event) in &early[..count] {
         returning::register(*number, fd, event);
     }
-    if let Some(_held) = lock::lock(&entry.tx_lock) {
-        let _ = direction::notify(&connection, &end);
-    }
     books::count(Event::Connected);
-    Some(())
+    Some(connection)
+}
+
+/// The peer is to look into its queue.
+fn tell(connection: &Connection) {
+    if let Some(end) = connection.inside()
+        && let Some(_held) = lock::lock(&connection.entry.tx_lock)
+    {
+        let _ = direction::notify(connection, &end);
+    }
 }
 
 /// The registrations of the program's socket, which end with it.

@@ -16,7 +16,7 @@ use toehold_channel::table::{
 use toehold_stream::end::End;
 
 use super::carriers::{self, Role};
-use super::{LOCK, books, evidence, is_on, listener, may_act, seeds, turns, watch};
+use super::{LOCK, books, evidence, is_on, listener, seeds, turns, watch};
 use crate::carrier::Carrier;
 use crate::connection::{self, Connection, HINT_EOF};
 use crate::descriptors::GENERATION_MASK;
@@ -33,7 +33,8 @@ const NOT_PARKED: u32 = FLAG_PINNED
     | FLAG_REFUSED;
 
 /// The program closes its last number of `connection`. True when the carrier is parked: the
-/// connection has ended then, and all that is left to be done is to close the number.
+/// connection has ended then, and all that is left to be done is to close the number. The caller
+/// has asked whether memory is borrowed.
 pub(crate) fn park(connection: &Connection) -> bool {
     let words = &connection.local.express;
     let flags = connection.entry.flags.load(Ordering::Relaxed);
@@ -41,7 +42,7 @@ pub(crate) fn park(connection: &Connection) -> bool {
         0 => Role::Connecting,
         _ => Role::Accepting,
     };
-    if may_act() {
+    if is_on() {
         seeds::connection_ends(role);
         if !words.is_carrier() {
             evidence::ordinary_ends(connection);
@@ -201,13 +202,14 @@ fn tell(parked: &Connection, end: &End<'_>) {
         return;
     };
     let tx = lock::lock(&parked.entry.tx_lock);
+    let is_last = end.turns().is_ended_by_peer(turn);
     let is_heard = end.turns().is_peer_seen(turn)
-        || end.turns().is_ended_by_peer(turn)
         || (end.theirs().wake.wake.load(WAKING)).is(WakeWord::Bell.to_word());
     let closed = CLOSED_ALL | CLOSED_CLEAN | CLOSED_TURN;
     end.ours().wake.closed.store(closed, SIDE_TOLD);
     end.turns().end(turn);
-    if tx.is_some() {
+    // A peer that has closed it waits for nothing on it: the bits of its end lead to its listener.
+    if tx.is_some() && !is_last {
         let _ = direction::notify(parked, end);
         if !is_heard {
             // No FIN wakes a program that waits past the library.

@@ -28,7 +28,7 @@ use toehold_channel::table::{Mode, Reason};
 use super::carriers::{self, Role};
 use super::crowd::Crowd;
 use super::destinations::Destination;
-use super::{LOCK, books, evidence, may_act, turns, watch};
+use super::{LOCK, books, evidence, is_on, may_act, turns, watch};
 use crate::connection::{self, Connection};
 use crate::{direction, offers, pairing, resets, service, sys, table, waits};
 
@@ -196,14 +196,12 @@ pub(super) fn connection_ends(role: Role) {
     SHARES[role as usize].crowd.is_left();
 }
 
-/// The kernel has connected `fd`, which was fresh, to `address`.
+/// The kernel has connected `fd`, which was fresh, to `address`. The caller has asked whether this
+/// process may act.
 ///
 /// # Safety
 /// `address` is readable for `len`.
 pub(crate) unsafe fn connected(fd: i32, address: *const sockaddr, len: socklen_t) {
-    if !may_act() {
-        return;
-    }
     // SAFETY: the caller's promise.
     let Some(destination) = (unsafe { Destination::of(address, len) }) else {
         return;
@@ -242,11 +240,11 @@ pub(crate) unsafe fn connected(fd: i32, address: *const sockaddr, len: socklen_t
 /// `fd` was accepted from the kernel, at the listener.
 pub(crate) fn accepted(fd: i32) {
     let share = &SHARES[Role::Accepting as usize];
-    let Some(connection) = connection::at(fd).filter(|_| may_act()) else {
+    let Some(connection) = connection::at(fd).filter(|_| is_on()) else {
         return;
     };
     let is_known = evidence::is_listener_known(&connection);
-    if !share.may_ask(is_known) || !carriers::is_room(Role::Accepting) {
+    if !share.may_ask(is_known) || !carriers::is_room(Role::Accepting) || !may_act() {
         return;
     }
     let Ok(remote) = sys::socket_address(fd, true) else {
