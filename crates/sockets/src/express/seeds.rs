@@ -51,6 +51,10 @@ const QUEUED_MAX: u32 = 8;
 /// besides, as a power of two.
 const BURST_NS: u64 = 50_000_000;
 const TIME_SHARE_LOG2: u32 = 8;
+/// Of a wait that made a carrier so much counts, as a power of two: the connections that follow on
+/// it make good for the rest. Without that a client of 16 threads uses up its time before it has
+/// carriers for all of them, when the host is busy.
+const CARRIER_SHARE_LOG2: u32 = 2;
 /// One look at the adapter's word.
 const LOOK_NS: u64 = 30_000;
 /// So many looks at the other end's progress follow each other without a sleep.
@@ -61,6 +65,14 @@ fn next_level(level: u32, is_carrier: bool) -> u32 {
     match is_carrier {
         true => level.saturating_sub(1).min(LEVEL_FIRST),
         false => (level + 1).min(LEVEL_MAX),
+    }
+}
+
+/// So much of an end's time for waits is used up by one.
+fn counted_ns(waited_ns: u64, is_carrier: bool) -> u64 {
+    match is_carrier {
+        true => waited_ns >> CARRIER_SHARE_LOG2,
+        false => waited_ns,
     }
 }
 
@@ -140,7 +152,8 @@ impl Share {
     /// little hope.
     fn note(&self, is_carrier: bool, started_ns: u64) -> bool {
         let waited = sys::now_ns().saturating_sub(started_ns);
-        self.spent_ns.fetch_add(waited, Ordering::Relaxed);
+        let counted = counted_ns(waited, is_carrier);
+        self.spent_ns.fetch_add(counted, Ordering::Relaxed);
         books::count(Event::SeedsTried);
         books::count_more(Event::SeedsMade, is_carrier.into());
         books::count_more(Event::SeedMicroseconds, waited / 1000);
@@ -392,6 +405,14 @@ mod tests {
         assert_eq!(next_level(LEVEL_MAX, true), LEVEL_FIRST);
         assert_eq!(next_level(LEVEL_FIRST, false), LEVEL_FIRST + 1);
         assert_eq!(next_level(LEVEL_MAX, false), LEVEL_MAX);
+    }
+
+    /// On a noisy host a seed took 2.4 ms, and 20 of 23 became carriers.
+    #[test]
+    fn time_is_left_when_sixteen_threads_have_their_carriers() {
+        let made = 20 * counted_ns(2_400_000, true);
+        assert!(made + 3 * counted_ns(CONNECTING_KNOWN_NS, false) < BURST_NS);
+        assert!(13 * counted_ns(CONNECTING_KNOWN_NS, false) > BURST_NS);
     }
 
     #[test]
