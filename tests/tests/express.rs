@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use serde_json::Value;
 use toehold_e2e::toehold::Path;
 use toehold_e2e::{Running, Toehold, host, wait_until};
 
@@ -78,11 +79,7 @@ fn status_counts_connections_on_used_carriers() {
     let up = wait_until(TIME_LIMIT, || running.stdout().contains("played"));
     assert!(up, "{}", running.outputs());
     let status = toehold.status();
-    let of = |name: &str| {
-        let processes = status["processes"].as_array().expect("a list");
-        let counts = processes.iter().map(|it| it["express"][name].as_u64());
-        counts.map(Option::unwrap_or_default).sum::<u64>()
-    };
+    let of = |name: &str| counted(&status, name);
     assert!(of("connected") > 0, "{status}");
     assert_eq!(of("accepted"), of("connected"), "{status}");
     assert!(of("seeds_made") > 0, "{status}");
@@ -90,6 +87,15 @@ fn status_counts_connections_on_used_carriers() {
         of("connected") + of("none_parked") + of("peer_busy") >= 20,
         "{status}"
     );
+}
+
+/// The sum of a count of all processes.
+fn counted(status: &Value, name: &str) -> u64 {
+    let processes = status["processes"].as_array();
+    let counts = processes.into_iter().flatten();
+    counts
+        .filter_map(|process| process["express"][name].as_u64())
+        .sum()
 }
 
 /// Plays connections without end until `until` holds of the counts of both programs.
@@ -103,14 +109,32 @@ fn play_until(options: &[&str], until: impl Fn(&dyn Fn(&str) -> u64) -> bool) {
     let running = Running::start(command, "ruled", toehold.dir());
     let held = wait_until(TIME_LIMIT, || {
         let status = toehold.status();
-        let processes = status["processes"].as_array().cloned().unwrap_or_default();
-        let of = |name: &str| {
-            let counts = processes.iter().map(|it| it["express"][name].as_u64());
-            counts.map(Option::unwrap_or_default).sum::<u64>()
-        };
-        until(&of) && running.stdout().lines().count() > 3
+        until(&|name| counted(&status, name)) && running.stdout().lines().count() > 3
     });
     assert!(held, "{}\n{}", running.outputs(), toehold.status());
+}
+
+/// Has the lab's generator play `load` between two programs until `until` holds of the counts of
+/// both.
+fn load_until(load: &[&str], mut until: impl FnMut(&dyn Fn(&str) -> u64) -> bool) {
+    let toehold = Toehold::start();
+    let program = toehold.asking(&[]).get_program().to_owned();
+    let address = format!("127.0.0.1:{}", host::free_port());
+    let start = |name: &str, arguments: &[&str]| {
+        let mut command = toehold.command(Path::Direct, &program);
+        command.args(["lab", name]).args(arguments);
+        Running::start(command, name, toehold.dir())
+    };
+    let server = start("server", &["--listen", &address]);
+    let listens = wait_until(TIME_LIMIT, || server.stderr().contains("listening"));
+    assert!(listens, "{}", server.outputs());
+    let client = start("client", &[&[&address, "--seconds", "60"], load].concat());
+    let held = wait_until(TIME_LIMIT, || {
+        let status = toehold.status();
+        until(&|name| counted(&status, name))
+    });
+    let outputs = server.outputs() + &client.outputs();
+    assert!(held, "{outputs}\n{}", toehold.status());
 }
 
 #[test]
@@ -128,31 +152,30 @@ fn no_carrier_is_used_again_where_the_option_says_off() {
 /// Of a crowd few would find a carrier, and each seed would keep those behind it waiting.
 #[test]
 fn a_thousand_clients_at_once_wait_for_no_seed() {
-    let toehold = Toehold::start();
-    let program = toehold.asking(&[]).get_program().to_owned();
-    let address = format!("127.0.0.1:{}", host::free_port());
-    let mut command = toehold.command(Path::Direct, &program);
-    command.args(["lab", "server", "--listen", &address]);
-    let server = Running::start(command, "server", toehold.dir());
-    let listens = wait_until(TIME_LIMIT, || server.stderr().contains("listening"));
-    assert!(listens, "{}", server.outputs());
-    let mut command = toehold.command(Path::Direct, &program);
-    command.args(["lab", "client", &address, "--seconds", "60"]);
-    command.args(["--pattern", "newcomers", "--streams", "1000"]);
-    let client = Running::start(command, "client", toehold.dir());
-    let mut counts = (0, 0);
-    let crowds = wait_until(TIME_LIMIT, || {
-        let status = toehold.status();
-        let processes = status["processes"].as_array().cloned().unwrap_or_default();
-        let of = |name: &str| {
-            let counts = processes.iter().map(|it| it["express"][name].as_u64());
-            counts.map(Option::unwrap_or_default).sum::<u64>()
-        };
-        counts = (of("not_paired"), of("seeds_tried"));
-        counts.0 >= 6000
+    let (mut ordinary, mut seeds) = (0, 0);
+    load_until(&["--pattern", "newcomers", "--streams", "1000"], |of| {
+        (ordinary, seeds) = (of("not_paired"), of("seeds_tried"));
+        ordinary >= 6000
     });
-    assert!(crowds, "{}{}", server.outputs(), client.outputs());
     // A host that stands still for seconds between two crowds may make a few.
-    let (ordinary, seeds) = counts;
     assert!(seeds * 100 < ordinary, "{seeds} seeds, {ordinary} ends");
+}
+
+/// One of them waits for a seed at a time, and the server accepts one connection after the other.
+/// On a busy host few seeds become carriers, but those serve.
+#[test]
+fn carriers_serve_a_client_of_sixteen_threads() {
+    load_until(&["--pattern", "connect", "--streams", "16"], |of| {
+        of("seeds_made") > 0 && of("connected") >= 2000 && of("accepted") >= 2000
+    });
+}
+
+/// The client has closed each before the server sees that it came, and the kernel's queue has
+/// others at the same time.
+#[test]
+fn empty_connections_take_turns_with_the_kernels() {
+    load_until(&["--pattern", "empty"], |of| {
+        let by_kernel = of("none_parked") + of("peer_busy") + of("queue_full");
+        of("connected") >= 5000 && of("accepted") >= 5000 && by_kernel > 0
+    });
 }
