@@ -533,15 +533,16 @@ impl Connection {
     /// step). With full windows both ways neither end would hear of the other again. As on Linux
     /// (tcp_acceptable_seq), an edge that only the scale has rounded down is no reason; but, other
     /// than there, a window of zero is: nothing of it was lost by rounding, and a FIN in flight
-    /// reaches just one beyond it.
+    /// reaches just one beyond it. Until our SYN is acknowledged no window is known.
     #[inline]
     pub(crate) fn acceptable_seq(&self) -> Position {
         let beyond = self.snd_nxt - self.snd_edge;
+        let edge = self.snd_edge.max(self.snd_una);
         let is_rounding = beyond < 1 << self.snd_wscale && self.snd_edge > self.snd_una;
-        if beyond == 0 || is_rounding {
+        if beyond == 0 || is_rounding || edge < Position::FIRST_BYTE {
             return self.snd_nxt;
         }
-        self.snd_edge.max(self.snd_una)
+        edge
     }
 
     /// Whether there is something to send and it is the remote's window that keeps it here.

@@ -323,8 +323,10 @@ impl Checker {
                 "a segment larger than the MSS of {mss}"
             );
         }
-        if let Some(&name) = self.names.get(&(packet.source, packet.destination)) {
-            let offset = start + has_syn - 1;
+        // A probe of a window that closed before the first byte stands at the SYN's number.
+        let offset = (start + has_syn).checked_sub(1);
+        let name = self.names.get(&(packet.source, packet.destination));
+        if let (Some(&name), Some(offset)) = (name, offset) {
             if let Some(at) = pattern::first_difference(name, offset, packet.payload) {
                 let (byte, offset) = (packet.payload[at], offset + at as u64);
                 let expected = pattern::byte(name, offset);
