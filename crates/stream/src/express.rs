@@ -189,6 +189,12 @@ impl<'a> Carrier<'a> {
         self.changes((turn, Phase::Claimed), (turn, Phase::InUse))
     }
 
+    /// True when the connecting end has taken the carrier for the turn after `turn`, and nobody has
+    /// accepted that yet.
+    pub fn is_next_waiting(&self, turn: Turn) -> bool {
+        turn.next().is_some_and(|next| self.is_waiting(next))
+    }
+
     /// True when the peer has not accepted `turn`, which this end has claimed: a carrier that ends
     /// now was refused.
     pub fn is_waiting(&self, turn: Turn) -> bool {

@@ -12,7 +12,7 @@ use crate::epoll::lists::push_ready;
 use crate::epoll::membership::believe_kernel;
 use crate::epoll::parked::note_end;
 use crate::epoll::registration::{State, registration, untag};
-use crate::express::{self, books};
+use crate::express::{self, books, turns};
 use crate::offload::awaiting;
 use crate::{doorbells, errno};
 
@@ -104,9 +104,14 @@ fn tidy_carriers(events: &[epoll_event]) {
             // It may have been rung for a thread that waits past the library.
             continue;
         }
-        if let Some(end) = connection.inside() {
-            doorbells::tidy(&connection, &end);
+        let Some(end) = connection.inside() else {
+            continue;
+        };
+        if is_parked && turns::awaits_accept(&connection, &end) {
+            // It may have been rung for one that will, once it has accepted the connection.
+            continue;
         }
+        doorbells::tidy(&connection, &end);
     }
 }
 

@@ -30,6 +30,11 @@ pub(crate) fn is_unaccepted(connection: &Connection, end: &End<'_>) -> bool {
         && turn_of(connection.entry).is_some_and(|turn| end.turns().is_unaccepted(turn))
 }
 
+/// True when a connection on our parked carrier waits for the program's `accept`.
+pub(crate) fn awaits_accept(carrier: &Connection, end: &End<'_>) -> bool {
+    turn_of(carrier.entry).is_some_and(|turn| end.turns().is_next_waiting(turn))
+}
+
 /// The program was seen waiting for its connection: both ends are to know.
 #[cold]
 pub(crate) fn note_seen(connection: &Connection) {
