@@ -326,12 +326,12 @@ impl Checker {
         // A probe of a window that closed before the first byte stands at the SYN's number.
         let offset = (start + has_syn).checked_sub(1);
         let name = self.names.get(&(packet.source, packet.destination));
-        if let (Some(&name), Some(offset)) = (name, offset) {
-            if let Some(at) = pattern::first_difference(name, offset, packet.payload) {
-                let (byte, offset) = (packet.payload[at], offset + at as u64);
-                let expected = pattern::byte(name, offset);
-                panic!("byte {offset} of the stream is {byte:#x}, not {expected:#x}");
-            }
+        if let (Some(&name), Some(offset)) = (name, offset)
+            && let Some(at) = pattern::first_difference(name, offset, packet.payload)
+        {
+            let (byte, offset) = (packet.payload[at], offset + at as u64);
+            let expected = pattern::byte(name, offset);
+            panic!("byte {offset} of the stream is {byte:#x}, not {expected:#x}");
         }
         if let Some((value, _)) = packet.timestamps {
             let older = has_syn == 0

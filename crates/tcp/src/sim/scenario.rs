@@ -297,10 +297,12 @@ impl Scenario {
     }
 
     /// Draws the ends that take their window back, from a generator of their own: at most one of
-    /// each transfer, because of two neither would ever read.
+    /// each transfer, because of two neither would ever read. And where a link makes windows
+    /// smaller, both ends would stand at edges that the other does not know of.
     fn draw_withdrawals(&mut self) {
         let mut random = Random::new(self.seed ^ 0x7031_171d_4a30_0001);
-        if self.is_hostile() || random.below(4) != 0 {
+        let is_shrinking = |link: &Impairments| link.shrink_per_million > 0;
+        if self.is_hostile() || random.below(4) != 0 || self.impairments.iter().any(is_shrinking) {
             return;
         }
         for transfer in 0..self.transfers.len() {
@@ -308,7 +310,8 @@ impl Scenario {
             let withdrawal = Withdrawal {
                 transfer,
                 is_client: random.below(2) == 0,
-                after_bytes: random.below(1 << bits),
+                // Not in the handshake, of which a window says nothing.
+                after_bytes: 1 + random.below(1 << bits),
             };
             if random.below(2) == 0 {
                 self.withdrawals.push(withdrawal);
