@@ -64,6 +64,7 @@ packetdrill: ## packetdrill's scripts against the engine; needs PACKETDRILL= and
 programs: ## the table of docs/programs.md: some fifty programs, four ways each, about half an hour; installs them
 	@scripts/deps.sh rust programs
 	scripts/go-programs.sh $(TARGET)/programs
+	scripts/rust-programs.sh $(TARGET)/programs
 	cargo xtask programs
 
 .PHONY: bench

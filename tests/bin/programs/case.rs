@@ -23,12 +23,19 @@ pub(crate) struct Case {
     builds: Vec<Build>,
 }
 
-/// A program that `scripts/go-programs.sh` builds, and of what.
+/// A program that a script builds, and of what.
 #[derive(Debug)]
 struct Build {
     name: String,
     source: String,
+    script: &'static str,
 }
+
+/// The key in a case's head, and the script that builds what stands there.
+const BUILDERS: [(&str, &str); 2] = [
+    ("go", "scripts/go-programs.sh"),
+    ("rust", "scripts/rust-programs.sh"),
+];
 
 /// A program, or a file, and the Debian package that has it.
 #[derive(Debug)]
@@ -65,7 +72,11 @@ impl Case {
             user: word("user"),
             becomes_others: word("adapter").as_deref() == Some("system"),
             needs: needs.split_whitespace().map(Need::parse).collect(),
-            builds: word("go").iter().flat_map(|go| Build::all(go)).collect(),
+            builds: BUILDERS
+                .into_iter()
+                .filter_map(|(key, script)| Some(Build::all(&word(key)?, script)))
+                .flatten()
+                .collect(),
             file,
         })
     }
@@ -79,10 +90,9 @@ impl Case {
             ));
         }
         let is_built = |build: &&Build| built().join(&build.name).exists();
-        if let Some(Build { name, .. }) = self.builds.iter().find(|build| !is_built(build)) {
-            return Some(format!(
-                "{name} is not built (scripts/go-programs.sh target/programs)"
-            ));
+        if let Some(Build { name, script, .. }) = self.builds.iter().find(|build| !is_built(build))
+        {
+            return Some(format!("{name} is not built ({script} target/programs)"));
         }
         // SAFETY: takes nothing, cannot fail.
         let is_root = unsafe { libc::geteuid() == 0 };
@@ -108,13 +118,14 @@ impl Case {
 
 impl Build {
     /// `NAME=SOURCE` for each.
-    fn all(words: &str) -> Vec<Build> {
+    fn all(words: &str, script: &'static str) -> Vec<Build> {
         let parts = words
             .split_whitespace()
             .filter_map(|word| word.split_once('='));
         let build = |(name, source): (&str, &str)| Build {
             name: name.to_owned(),
             source: source.to_owned(),
+            script,
         };
         parts.map(build).collect()
     }
@@ -190,7 +201,8 @@ mod tests {
 
     #[test]
     fn a_program_that_is_built_is_told_with_the_version_of_its_module() {
-        let builds = Build::all("one=example.org/one/cmd/one@v1.2.3 two=two.go");
+        let words = "one=example.org/one/cmd/one@v1.2.3 two=two.go";
+        let builds = Build::all(words, "scripts/go-programs.sh");
         let versions: Vec<String> = builds.iter().map(Build::version).collect();
         assert_eq!(versions, ["one 1.2.3", "two of this project"]);
     }
