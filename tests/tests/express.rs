@@ -161,15 +161,6 @@ fn a_thousand_clients_at_once_wait_for_no_seed() {
     assert!(seeds * 100 < ordinary, "{seeds} seeds, {ordinary} ends");
 }
 
-/// One of them waits for a seed at a time, and the server accepts one connection after the other.
-/// On a busy host few seeds become carriers, but those serve.
-#[test]
-fn carriers_serve_a_client_of_sixteen_threads() {
-    load_until(&["--pattern", "connect", "--streams", "16"], |of| {
-        of("seeds_made") > 0 && of("connected") >= 2000 && of("accepted") >= 2000
-    });
-}
-
 /// The client has closed each before the server sees that it came, and the kernel's queue has
 /// others at the same time.
 #[test]
