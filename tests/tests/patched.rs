@@ -419,6 +419,12 @@ fn check_cancelled(options: &[&str]) {
     });
 }
 
+/// A static program of glibc with threads, compiled.
+fn compile_static_threads(directory: &Path) -> PathBuf {
+    let options = ["-O2", "-w", "-static", "-pthread"];
+    compile(directory, "cc", &options, "threads.c")
+}
+
 /// Has `command` run under a filter that answers `EPERM` to a system call, as a container's may.
 fn without(number: libc::c_long, command: &mut Command) -> &mut Command {
     const LOAD_NUMBER: libc::sock_filter = libc::sock_filter {
@@ -472,8 +478,7 @@ fn said_of_unpatched(
 ) -> Option<(String, String)> {
     host::require(["cc"])?;
     let directory = tempfile::tempdir().expect("scratch");
-    let options = ["-O2", "-w", "-static", "-pthread"];
-    let program = compile(directory.path(), "cc", &options, "threads.c");
+    let program = compile_static_threads(directory.path());
     let plain = Waiting::start(&mut Command::new(&program)).end();
     let toehold = Toehold::start();
     let mut command = toehold.patched(&program);
@@ -495,8 +500,7 @@ fn the_next_start_of_a_program_uses_the_plan_of_the_last() {
         return;
     }
     let directory = tempfile::tempdir().expect("scratch");
-    let options = ["-O2", "-w", "-static", "-pthread"];
-    let program = compile(directory.path(), "cc", &options, "threads.c");
+    let program = compile_static_threads(directory.path());
     // No plan is kept of a file that was changed less than three seconds ago.
     std::thread::sleep(Duration::from_secs(5));
     let toehold = Toehold::start();
@@ -574,8 +578,7 @@ fn a_program_that_the_kernel_does_not_execute_is_a_failure_after_one_sentence() 
         return;
     }
     let directory = tempfile::tempdir().expect("scratch");
-    let options = ["-O2", "-w", "-static", "-pthread"];
-    let program = compile(directory.path(), "cc", &options, "threads.c");
+    let program = compile_static_threads(directory.path());
     let toehold = Toehold::start();
     // Nobody executes a file that is being written.
     let writer = File::options().append(true).open(&program);
@@ -733,8 +736,7 @@ fn status_says_why_programs_are_without_the_library() {
         return;
     }
     let directory = tempfile::tempdir().expect("scratch");
-    let options = ["-O2", "-w", "-static", "-pthread"];
-    let program = compile(directory.path(), "cc", &options, "threads.c");
+    let program = compile_static_threads(directory.path());
     let toehold = Toehold::start();
     let by_run = Waiting::start(&mut toehold.unpatched(&program));
     // Its parent has the library, and it has not.

@@ -16,10 +16,10 @@ use std::collections::BTreeMap;
 
 use super::pattern;
 
-const FIN: u8 = 1;
-const SYN: u8 = 2;
-const RST: u8 = 4;
-const ACK: u8 = 16;
+pub(super) const FIN: u8 = 1;
+pub(super) const SYN: u8 = 2;
+pub(super) const RST: u8 = 4;
+pub(super) const ACK: u8 = 16;
 
 /// A segment, read without the engine's help.
 #[derive(Clone, Debug)]

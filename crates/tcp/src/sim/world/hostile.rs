@@ -4,15 +4,12 @@
 use core::net::SocketAddr;
 
 use super::{Happening, World};
-use crate::sim::checker;
+use crate::sim::checker::{self, ACK, RST, SYN};
 use crate::sim::host::{Host, SERVER_PORT, address_of, framed, host_of};
 use crate::sim::impair::{set_acknowledgement, syn};
 use crate::sim::link::Link;
 use crate::{Duration, ReceiveOffload};
 
-const SYN: u8 = 2;
-const RST: u8 = 4;
-const ACK: u8 = 16;
 /// Hosts that flood: none of those that there are.
 const STRANGERS: (u64, u64) = (100, 200);
 

@@ -8,13 +8,8 @@
 use core::net::SocketAddr;
 
 use super::World;
-use crate::sim::checker::{Packet, parse};
+use crate::sim::checker::{ACK, FIN, Packet, RST, SYN, parse};
 use crate::sim::impair::set_window;
-
-const FIN: u8 = 1;
-const SYN: u8 = 2;
-const RST: u8 = 4;
-const ACK: u8 = 16;
 
 /// The end of a connection that takes its window back.
 #[derive(Clone, Copy, Debug)]
