@@ -40,6 +40,16 @@ const TBENCH: &str = "name = \"tbench\"\nabout = \"A test.\"\nrounds = 1\nsecond
     [[block]]\ntitle = \"2 clients\"\nmetric = \"throughput\"\npattern = \"requests\"\n\
     program = \"tbench\"\nstreams = 2\n";
 
+/// Connections beyond the descriptors of one process, some of them idle.
+const CONNECTIONS: &str = "name = \"connections\"\nabout = \"A test.\"\nrounds = 1\nseconds = 0.2\n\
+    processes = true\nmax-connections = 1000\n\
+    [[arm]]\nname = \"kernel\"\npath = \"host\"\n\
+    [[arm]]\nname = \"direct\"\npath = \"direct\"\n\
+    [[block]]\ntitle = \"active\"\nmetric = \"rate\"\npattern = \"requests\"\nprior = 60\n\
+    sweep = { factor = \"streams\", values = [1, 300, 5000] }\n\
+    [[block]]\ntitle = \"idle\"\nmetric = \"rate\"\npattern = \"requests\"\nprior = 60\n\
+    active = 4\nsweep = { factor = \"streams\", values = [1, 300] }\n";
+
 struct Lab {
     toehold: Toehold,
     folder: tempfile::TempDir,
@@ -55,9 +65,14 @@ impl Lab {
 
     /// Carries out a plan.
     fn run(&self, name: &str, text: &str) -> Output {
+        let command = Command::new(self.toehold.asking(&[]).get_program());
+        self.run_by(command, name, text)
+    }
+
+    /// Carries out a plan by a command that ends with the program.
+    fn run_by(&self, mut command: Command, name: &str, text: &str) -> Output {
         let plan = self.folder.path().join(name).with_extension("toml");
         fs::write(&plan, text).expect("room");
-        let mut command = Command::new(self.toehold.asking(&[]).get_program());
         command.args(["lab", "run", "--json", "--out"]);
         command.arg(self.folder.path().join(name)).arg(&plan);
         command.env("TOEHOLD_LIB", library());
@@ -105,5 +120,45 @@ fn every_generator_that_a_plan_can_name_measures() {
         let arms_of = samples.iter().filter_map(|sample| sample["arm"].as_str());
         let measured = arms_of.collect::<BTreeSet<_>>();
         assert!(measured.len() >= arms, "{measured:?}");
+    }
+}
+
+#[test]
+fn connections_are_counted_and_those_beyond_the_descriptors_are_told() {
+    const DESCRIPTORS: usize = 264;
+    let lab = Lab::new();
+    let mut command = Command::new("sh");
+    let limit = format!("ulimit -n {DESCRIPTORS} && exec \"$0\" \"$@\"");
+    command.args(["-c", &limit]);
+    command.arg(lab.toehold.asking(&[]).get_program());
+    let output = lab.run_by(command, "connections", CONNECTIONS);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{error}");
+    let record: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let missing = &record["missing"][0];
+    assert_eq!(missing["arm"], "active, 5000", "{missing}");
+    let why = missing["why"].as_str().expect("a sentence");
+    assert!(
+        why.contains("1314 descriptors") && why.contains("264"),
+        "{why}"
+    );
+    let samples = record["samples"].as_array().expect("samples");
+    assert_eq!(samples.len(), 4 * 3);
+    for sample in samples {
+        assert!(sample["failure"].is_null(), "{sample}");
+        let outcome = &sample["outcome"];
+        assert!(outcome["operations"].as_u64() > Some(0), "{sample}");
+        let streams = sample["x"].as_f64().expect("a number");
+        let standing = &outcome["standing"];
+        let clients = if streams > 200.0 { 2 } else { 1 };
+        assert_eq!(standing["clients"], clients, "{sample}");
+        let is_direct = sample["arm"] == "direct";
+        let direct = standing["direct"].as_f64().expect("a number");
+        assert_eq!(direct, if is_direct { streams } else { 0.0 }, "{sample}");
+        let tiers = outcome["tiers"].as_array().expect("processes");
+        assert_eq!(tiers.len(), if is_direct { 3 } else { 2 }, "{sample}");
+        for tier in tiers {
+            assert!(tier["memory"]["resident"].as_u64() > Some(0), "{sample}");
+        }
     }
 }

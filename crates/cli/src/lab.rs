@@ -6,7 +6,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use toehold_lab::generator::{self, Address, Arrivals, Load, Outcome, Pattern, Server};
+use toehold_lab::generator::{self, Address, Arrivals, Gate, Load, Outcome, Pattern, Server};
 use toehold_lab::runs::{self, Form, PlanFile, Series};
 use toehold_lab::{LabError, RunRequest, catalogue, list, run_plan};
 use toehold_measure::text::prefixed;
@@ -154,14 +154,14 @@ struct CompareArgs {
 
 #[derive(Args, Debug)]
 struct ServerArgs {
-    /// Where to listen: HOST:PORT, or unix:PATH
+    /// Where to listen: HOST:PORT, several with commas between, or unix:PATH
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:5400")]
     listen: Address,
 }
 
 #[derive(Args, Debug)]
 struct ClientArgs {
-    /// Where the server listens: HOST:PORT, or unix:PATH
+    /// Where the server listens: HOST:PORT, several with commas between, or unix:PATH
     #[arg(value_name = "ADDRESS", default_value = "127.0.0.1:5400")]
     to: Address,
 
@@ -264,6 +264,15 @@ struct LoadArgs {
     /// Requests that each connection makes first, before the warm-up
     #[arg(long, value_name = "N", default_value_t = 0)]
     prior: usize,
+
+    /// Connections that make requests after that; all when not given. The others stay open and idle
+    #[arg(long, value_name = "N")]
+    active: Option<usize>,
+
+    /// Wait before the warm-up, and again before the connections are closed: connect to this Unix
+    /// socket, and go on when it closes the connection
+    #[arg(long, value_name = "PATH", value_hint = clap::ValueHint::FilePath)]
+    gate: Option<PathBuf>,
 
     /// Print the outcome as JSON, with the whole histogram
     #[arg(long)]
@@ -469,6 +478,8 @@ impl LoadArgs {
                 ArrivalsChoice::Poisson => Arrivals::Poisson,
             },
             prior: self.prior,
+            active: self.active,
+            gate: self.gate.clone().map(Gate),
         };
         load.check().map_err(Failure::usage)?;
         Ok(load)

@@ -10,7 +10,7 @@ use std::io;
 use std::ops::Sub;
 use std::sync::OnceLock;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Time of all cores together since boot, in seconds, and the context switches among them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -56,6 +56,40 @@ pub fn memory_available() -> Option<u64> {
         .find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let kilobytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(kilobytes << 10)
+}
+
+/// Bytes in the buffers of all TCP sockets of this network namespace (`/proc/net/sockstat`).
+pub fn socket_buffers() -> Option<u64> {
+    let pages = parse_sockstat(&fs::read_to_string("/proc/net/sockstat").ok()?)?;
+    // SAFETY: `sysconf` has no preconditions.
+    let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    Some(pages * u64::try_from(page_bytes).ok()?)
+}
+
+/// The memory of a process, or of several together, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessMemory {
+    /// Resident pages. A page that several processes map counts in each.
+    pub resident: u64,
+    /// Resident pages. A page that several processes map counts in each by its part.
+    pub proportional: u64,
+    /// Page tables.
+    pub page_tables: u64,
+}
+
+impl ProcessMemory {
+    /// The memory of the members of `family`; `None` when the kernel tells of none.
+    pub fn of(family: &[Process]) -> Option<ProcessMemory> {
+        let each = family.iter().filter_map(|process| {
+            let read = |name| fs::read_to_string(format!("/proc/{}/{name}", process.pid)).ok();
+            parse_memory(&read("smaps_rollup")?, &read("status")?)
+        });
+        each.reduce(|one, other| ProcessMemory {
+            resident: one.resident + other.resident,
+            proportional: one.proportional + other.proportional,
+            page_tables: one.page_tables + other.page_tables,
+        })
+    }
 }
 
 impl Sub for HostTimes {
@@ -285,6 +319,26 @@ pub(crate) fn parse_process(text: &str) -> Option<Process> {
     })
 }
 
+/// The pages of the line of TCP.
+fn parse_sockstat(text: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix("TCP:"))?;
+    let mut words = line.split_whitespace().skip_while(|word| *word != "mem");
+    words.nth(1)?.parse().ok()
+}
+
+fn parse_memory(rollup: &str, status: &str) -> Option<ProcessMemory> {
+    let bytes = |text: &str, name: &str| -> Option<u64> {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        let kilobytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+        Some(kilobytes << 10)
+    };
+    Some(ProcessMemory {
+        resident: bytes(rollup, "Rss:")?,
+        proportional: bytes(rollup, "Pss:")?,
+        page_tables: bytes(status, "VmPTE:")?,
+    })
+}
+
 fn parse_switches(status: &str) -> Option<(f64, f64)> {
     let count = |label: &str| -> Option<f64> {
         status
@@ -340,6 +394,21 @@ mod tests {
         );
         assert_eq!(times.context_switches, 12345.0);
         assert_eq!(times.busy(), (300.0 + 300.0 + 600.0 + 700.0) * tick);
+    }
+
+    #[test]
+    fn memory_is_read_in_kilobytes_and_in_pages() {
+        let rollup = "55d8-7ffd ---p 00000000 00:00 0 [rollup]\nRss:  2048 kB\nPss:  1024 kB\n\
+            Pss_Dirty:  7 kB\n";
+        let status = "VmRSS:\t    2048 kB\nVmPTE:\t      64 kB\n";
+        let memory = parse_memory(rollup, status).expect("three numbers");
+        let kilobytes = [memory.resident, memory.proportional, memory.page_tables];
+        assert_eq!(kilobytes.map(|bytes| bytes >> 10), [2048, 1024, 64]);
+        assert_eq!(parse_memory(rollup, ""), None);
+        let sockstat = "sockets: used 16\nTCP: inuse 2 orphan 0 tw 2 alloc 2 mem 12\n\
+            UDP: inuse 0 mem 5\n";
+        assert_eq!(parse_sockstat(sockstat), Some(12));
+        assert_eq!(parse_sockstat("UDP: inuse 0 mem 5"), None);
     }
 
     #[test]

@@ -19,7 +19,15 @@ use super::{Load, Outcome, Pattern, connect, newcomers, ping_pong, requests};
 /// A sentence: the load cannot be, or a socket failed.
 pub fn run(address: &Address, load: &Load) -> Result<Outcome, String> {
     load.check()?;
-    raise_descriptor_limit();
+    let limit = raise_descriptor_limit();
+    let needed = load.streams + DESCRIPTORS_SPARE;
+    if load.pattern == Pattern::Requests && needed > limit {
+        return Err(format!(
+            "{} connections need {needed} descriptors, and this process may have {limit} \
+             (ulimit -Hn)",
+            load.streams
+        ));
+    }
     let totals = match load.pattern {
         Pattern::PingPong => ping_pong::run(address, load),
         Pattern::Requests => requests::run(address, load),
@@ -118,14 +126,19 @@ fn one_stream(
     Ok(sent)
 }
 
-/// Thousands of connections need thousands of descriptors.
-pub(super) fn raise_descriptor_limit() {
-    // SAFETY: zeros are a valid rlimit; both calls are given a complete one.
+/// Thousands of connections need thousands of descriptors. Returns how many there may be.
+pub(crate) fn raise_descriptor_limit() -> usize {
+    // SAFETY: zeros are a valid rlimit; the calls are given a complete one.
     unsafe {
         let mut limit: libc::rlimit = std::mem::zeroed();
         if libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0 {
             limit.rlim_cur = limit.rlim_max;
             libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
+            libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit);
         }
+        usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX)
     }
 }
+
+/// Descriptors of a client or a server besides its connections: its own, and those of the library.
+pub(crate) const DESCRIPTORS_SPARE: usize = 64;

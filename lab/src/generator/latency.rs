@@ -23,6 +23,13 @@ impl Latencies {
         self.0.add(&others.0).expect("of the same bounds");
     }
 
+    /// Takes back what [`Latencies::finish`] gave.
+    pub(super) fn join_finished(&mut self, latency: &Latency) {
+        for (nanos, count) in &latency.histogram {
+            self.0.saturating_record_n(*nanos, *count);
+        }
+    }
+
     pub(super) fn count(&self) -> u64 {
         self.0.len()
     }

@@ -10,6 +10,7 @@ mod client;
 mod connect;
 mod event_loop;
 pub mod filters;
+mod gate;
 pub mod http;
 mod latency;
 mod newcomers;
@@ -24,8 +25,12 @@ mod streams;
 mod wire;
 
 use serde::{Deserialize, Serialize};
+use toehold_measure::procfs::ProcessMemory;
 
 pub use client::run;
+pub(crate) use client::{DESCRIPTORS_SPARE, raise_descriptor_limit};
+pub use gate::Gate;
+pub(crate) use requests::PRIOR_TIMEOUT;
 pub use server::Server;
 pub use socket::Address;
 
@@ -121,6 +126,13 @@ pub struct Load {
     /// Requests that each connection makes before the warm-up: then it has been in use.
     #[serde(default)]
     pub prior: usize,
+    /// How many of the connections make requests after that; all when not given. The others stay
+    /// open and idle.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub active: Option<usize>,
+    /// Where the client waits before its warm-up, and again before it closes its connections.
+    #[serde(skip)]
+    pub gate: Option<Gate>,
 }
 
 impl Default for Load {
@@ -139,6 +151,8 @@ impl Default for Load {
             rate: None,
             arrivals: Arrivals::Constant,
             prior: 0,
+            active: None,
+            gate: None,
         }
     }
 }
@@ -181,6 +195,12 @@ impl Load {
             if self.pattern != Pattern::Requests {
                 return Err("prior requests belong to the pattern requests".to_owned());
             }
+        }
+        if let Some(active) = self.active {
+            within("the number of active connections", active, self.streams)?;
+        }
+        if self.pattern != Pattern::Requests && (self.active.is_some() || self.gate.is_some()) {
+            return Err("active connections and a gate belong to the pattern requests".to_owned());
         }
         match self.rate {
             Some(rate) if !(rate > 0.0 && rate <= RATE_MAX) => {
@@ -229,18 +249,61 @@ pub struct Outcome {
     /// A digest of the responses, where the client knows them: the same bytes have the same digest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<String>,
-    /// CPU time of the programs of an application, which the lab adds.
+    /// Costs of the programs of an application, or of client, server and adapter, which the lab
+    /// adds.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tiers: Vec<TierCost>,
+    /// Connections at the end of the load, which the lab adds where a plan asks for processes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub standing: Option<Standing>,
 }
 
-/// The CPU time of a tier of servers, or of the client.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+impl Outcome {
+    /// The outcome of clients that were measured at the same time; each has a part of `load`.
+    pub(crate) fn of_all(clients: &[Outcome], load: &Load) -> Option<Outcome> {
+        let (first, rest) = clients.split_first()?;
+        let mut all = first.clone();
+        all.load = load.clone();
+        if rest.is_empty() {
+            return Some(all);
+        }
+        let mut latencies = latency::Latencies::new();
+        for latency in clients.iter().filter_map(|one| one.latency.as_ref()) {
+            latencies.join_finished(latency);
+        }
+        all.latency = latencies.finish();
+        // CPU times are those of the whole host, so the first one's are everybody's.
+        for one in rest {
+            all.operations += one.operations;
+            all.bytes += one.bytes;
+            all.unanswered += one.unanswered;
+        }
+        Some(all)
+    }
+}
+
+/// The costs of a tier of servers, of the client, or of the adapter.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct TierCost {
     /// The tier's name.
     pub name: String,
-    /// Cores that it kept busy, from the client's start to its end.
+    /// Cores that it kept busy: an application's from the client's start to its end, others while
+    /// it was measured.
     pub cores: f64,
+    /// Its memory at the end of the load, where it was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<ProcessMemory>,
+}
+
+/// Open connections at the end of a load.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Standing {
+    /// Clients; there are as many servers.
+    pub clients: usize,
+    /// Connections both of whose ends are in shared memory.
+    pub direct: usize,
+    /// Bytes in the buffers of the kernel's TCP sockets.
+    pub socket_buffers: Option<u64>,
 }
 
 /// The distribution of a latency, in nanoseconds.
@@ -263,7 +326,7 @@ pub struct Latency {
 /// The form of an [`Outcome`].
 pub const SCHEMA: &str = "toehold-generator/1";
 
-const STREAMS_MAX: usize = 20_000;
+const STREAMS_MAX: usize = 100_000;
 const SECONDS_MAX: f64 = 3600.0;
 const RATE_MAX: f64 = 1e8;
 const PRIOR_MAX: usize = 10_000;

@@ -19,7 +19,7 @@ use super::latency::Latencies;
 use super::session::{Span, Totals};
 use super::socket::{Address, Stream};
 use super::wire::{self, Job};
-use super::{Arrivals, Load, session};
+use super::{Arrivals, Gate, Load, session};
 
 /// Runs the pattern.
 ///
@@ -30,13 +30,14 @@ pub(super) fn run(address: &Address, load: &Load) -> io::Result<Totals> {
     let before = procfs::memory_available();
     let mut loop_ = Loop::open(address, load)?;
     loop_.make_prior_requests(load)?;
+    pass(load)?;
     let mut span = None;
     let start = Instant::now();
     (loop_.begin, loop_.end) = session::measured(load, start);
     let mut cpu = None;
     let mut due = load.rate.map(|rate| Due::new(start, rate, load.arrivals));
     if due.is_none() {
-        for at in 0..loop_.connections.len() {
+        for at in 0..loop_.active {
             loop_.send(at, start)?;
         }
     }
@@ -49,7 +50,7 @@ pub(super) fn run(address: &Address, load: &Load) -> io::Result<Totals> {
         // what was due meanwhile.
         if let Some(due) = &mut due {
             while due.next <= now && due.next < loop_.end {
-                let at = loop_.turn % loop_.connections.len();
+                let at = loop_.turn % loop_.active;
                 loop_.turn += 1;
                 loop_.send(at, due.next)?;
                 due.advance();
@@ -68,6 +69,7 @@ pub(super) fn run(address: &Address, load: &Load) -> io::Result<Totals> {
         loop_.receive(next, load.polling)?;
     }
     let memory = before.zip(procfs::memory_available());
+    pass(load)?;
     let unanswered = if load.rate.is_some() {
         loop_.outstanding()
     } else {
@@ -83,6 +85,11 @@ pub(super) fn run(address: &Address, load: &Load) -> io::Result<Totals> {
         cpu,
         memory: memory.map(|(before, after)| before.cast_signed() - after.cast_signed()),
     })
+}
+
+/// Waits at the load's gate, if it has one.
+fn pass(load: &Load) -> io::Result<()> {
+    load.gate.as_ref().map_or(Ok(()), Gate::pass)
 }
 
 /// Asks again and again, one request after the other, each when it is due where the load has a
@@ -170,6 +177,8 @@ struct Connection {
 struct Loop {
     epoll: OwnedFd,
     connections: Vec<Connection>,
+    /// So many of them, the first ones, are active after their prior requests.
+    active: usize,
     /// Connections by descriptor.
     places: Vec<usize>,
     request: Vec<u8>,
@@ -212,6 +221,7 @@ impl Loop {
         Ok(Loop {
             epoll,
             connections,
+            active: load.active.unwrap_or(load.streams),
             places,
             request,
             scratch: vec![0; SCRATCH_BYTES.max(load.response_bytes())],
@@ -225,10 +235,16 @@ impl Loop {
         })
     }
 
-    /// Each connection makes the load's prior requests; none of them is measured.
+    /// Each connection makes the load's prior requests; none of them is measured. Between them are
+    /// two pauses, in which channels that the first half has asked for are made and offered. So the
+    /// rest finds them.
     fn make_prior_requests(&mut self, load: &Load) -> io::Result<()> {
         let give_up = Instant::now() + PRIOR_TIMEOUT;
-        for _ in 0..load.prior {
+        let pause = PRIOR_PAUSE * u32::try_from(load.streams).unwrap_or(u32::MAX);
+        for made in 0..load.prior {
+            if made == load.prior / 2 || made == load.prior * 3 / 4 {
+                thread::sleep(pause);
+            }
             let now = Instant::now();
             for at in 0..self.connections.len() {
                 self.send(at, now)?;
@@ -326,7 +342,10 @@ impl Loop {
             let Some(due) = connection.due.pop_front() else {
                 return Err(io::Error::other("a response without a request"));
             };
-            if due >= self.begin && due < self.end {
+            // A closed loop counts responses, so that those that are on their way when it begins
+            // stand for those that still are when it ends.
+            let counts_from = if self.is_closed { now } else { due };
+            if counts_from >= self.begin && counts_from < self.end {
                 self.latencies.add(now.saturating_duration_since(due));
             }
             done += 1;
@@ -342,6 +361,8 @@ impl Loop {
 
 /// How long an open loop waits for its last responses.
 const GRACE: Duration = Duration::from_secs(1);
-/// For prior requests: the kernel answers 20,000 in a second.
-const PRIOR_TIMEOUT: Duration = Duration::from_secs(25);
+/// For prior requests: the kernel answers 20,000 in a second and more.
+pub(crate) const PRIOR_TIMEOUT: Duration = Duration::from_secs(90);
+/// For each connection. The adapter makes a channel in a third of it.
+const PRIOR_PAUSE: Duration = Duration::from_micros(100);
 const SCRATCH_BYTES: usize = 64 << 10;

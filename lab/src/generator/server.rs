@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::client::raise_descriptor_limit;
 use super::event_loop::{self, EventLoop};
 use super::socket::{Address, Listener, Stream};
 use super::streams;
@@ -13,7 +14,8 @@ use super::wire::{self, HEADER_BYTES, Header, Job};
 
 /// A listening server.
 pub struct Server {
-    listener: Listener,
+    /// One for each of its addresses.
+    listeners: Vec<Listener>,
 }
 
 impl Server {
@@ -23,18 +25,26 @@ impl Server {
     ///
     /// A sentence, when the address cannot be had.
     pub fn bind(address: &Address) -> Result<Server, String> {
-        let listener = Listener::bind(address)
-            .map_err(|error| format!("cannot listen on {address}: {error}"))?;
-        Ok(Server { listener })
+        raise_descriptor_limit();
+        let each = match address {
+            Address::Ports(all) => all.iter().cloned().map(Address::Tcp).collect(),
+            one => vec![one.clone()],
+        };
+        let listeners = each.iter().map(|one| {
+            Listener::bind(one).map_err(|error| format!("cannot listen on {one}: {error}"))
+        });
+        Ok(Server {
+            listeners: listeners.collect::<Result<_, _>>()?,
+        })
     }
 
-    /// Where it listens.
+    /// Where it listens; of several addresses the first.
     ///
     /// # Errors
     ///
     /// When the kernel does not say.
     pub fn address(&self) -> io::Result<Address> {
-        self.listener.address()
+        self.listeners[0].address()
     }
 
     /// Serves until the process ends.
@@ -48,12 +58,14 @@ impl Server {
             .watch()
             .map_err(|error| format!("cannot wait for connections: {error}"))?;
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; 1];
+        let mut at = 0;
         loop {
-            match self.listener.accept() {
+            match self.listeners[at].accept() {
                 Ok(stream) => begin(stream, &event_loop),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     event_loop::wait(waiting.as_raw_fd(), &mut events, -1)
                         .map_err(|error| format!("cannot wait for connections: {error}"))?;
+                    at = events[0].u64 as usize;
                 }
                 Err(error) if is_passing(&error) => thread::sleep(PAUSE),
                 Err(error) => return Err(format!("cannot accept connections: {error}")),
@@ -64,9 +76,11 @@ impl Server {
     /// Waits for connections as servers do, most of which have a non-blocking listener in an epoll
     /// instance.
     fn watch(&self) -> io::Result<OwnedFd> {
-        self.listener.set_nonblocking()?;
         let epoll = event_loop::epoll()?;
-        event_loop::add(epoll.as_raw_fd(), self.listener.fd(), 0)?;
+        for (at, listener) in self.listeners.iter().enumerate() {
+            listener.set_nonblocking()?;
+            event_loop::add(epoll.as_raw_fd(), listener.fd(), at as u64)?;
+        }
         Ok(epoll)
     }
 }

@@ -48,6 +48,7 @@ impl Totals {
             memory: self.memory,
             digest: None,
             tiers: Vec::new(),
+            standing: None,
         }
     }
 }

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 pub enum Address {
     /// TCP.
     Tcp(String),
-    /// Several ports of a machine: connections take them in turns.
+    /// Several ports: connections take them in turns, and a server listens on all.
     Ports(Vec<String>),
     /// AF_UNIX.
     Unix(PathBuf),
@@ -67,7 +67,7 @@ impl Listener {
     pub(super) fn bind(address: &Address) -> io::Result<Listener> {
         let listener = match address {
             Address::Tcp(text) => Listener::Tcp(TcpListener::bind(text)?),
-            Address::Ports(_) => return Err(io::Error::other("a server listens on one address")),
+            Address::Ports(_) => return Err(io::Error::other("a listener has one address")),
             Address::Unix(path) => Listener::Unix(UnixListener::bind(path)?, path.clone()),
         };
         // std's backlog is 128. A client that opens thousands of connections fills it, and waits a

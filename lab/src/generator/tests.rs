@@ -106,6 +106,88 @@ fn an_open_loop_counts_what_was_due() {
     }
 }
 
+#[test]
+fn connections_that_are_not_active_make_no_request() {
+    let address = server("127.0.0.1:0");
+    let load = Load {
+        active: Some(2),
+        streams: 8,
+        rate: Some(1000.0),
+        ..load(Pattern::Requests)
+    };
+    assert!(run(&address, &load).expect("completes").operations > 0);
+    let refused = |load: &Load| load.check().expect_err("refused");
+    let many = Load {
+        active: Some(9),
+        ..load.clone()
+    };
+    assert!(refused(&many).contains("active connections is a number from 1 to 8"));
+    let other = Load {
+        pattern: Pattern::PingPong,
+        rate: None,
+        ..load
+    };
+    assert!(refused(&other).contains("requests"));
+}
+
+#[test]
+fn a_server_with_several_addresses_serves_on_all() {
+    let held: Vec<std::net::TcpListener> = (0..2)
+        .map(|_| std::net::TcpListener::bind("127.0.0.1:0").expect("a port"))
+        .collect();
+    let ports = held.iter().map(|one| one.local_addr().expect("bound"));
+    let all: Vec<String> = ports.map(|one| one.to_string()).collect();
+    drop(held);
+    let address: Address = all.join(",").parse().expect("two addresses");
+    let server = Server::bind(&address).expect("listens");
+    std::thread::spawn(move || server.serve());
+    for one in all {
+        let one = one.parse().expect("an address");
+        assert!(run(&one, &load(Pattern::PingPong)).is_ok(), "{one}");
+    }
+    let load = Load {
+        streams: 4,
+        ..load(Pattern::Requests)
+    };
+    assert!(run(&address, &load).is_ok());
+}
+
+#[test]
+fn a_client_at_the_gate_goes_on_when_it_is_let_through() {
+    let folder = tempfile::tempdir().expect("room");
+    let path = folder.path().join("gate");
+    let gate = std::os::unix::net::UnixListener::bind(&path).expect("listens");
+    let address = server("127.0.0.1:0");
+    let load = Load {
+        gate: Some(Gate(path)),
+        ..load(Pattern::Requests)
+    };
+    let client = std::thread::spawn(move || run(&address, &load));
+    for _ in 0..2 {
+        let (waiting, _) = gate.accept().expect("a client");
+        assert!(!client.is_finished());
+        drop(waiting);
+    }
+    assert!(client.join().expect("no panic").is_ok());
+}
+
+#[test]
+fn clients_that_were_measured_together_have_one_outcome() {
+    let address = server("127.0.0.1:0");
+    let load = load(Pattern::PingPong);
+    let one = with_operations(load.clone(), |load| run(&address, load)).expect("completes");
+    let all = Load { streams: 2, ..load };
+    let both = Outcome::of_all(&[one.clone(), one.clone()], &all).expect("one");
+    assert_eq!(
+        (both.operations, both.bytes),
+        (2 * one.operations, 2 * one.bytes)
+    );
+    assert_eq!((both.cpu_all, both.load), (one.cpu_all, all.clone()));
+    let (both, one) = (both.latency.expect("some"), one.latency.expect("some"));
+    assert_eq!((both.p50, both.p99, both.max), (one.p50, one.p99, one.max));
+    assert_eq!(Outcome::of_all(&[], &all), None);
+}
+
 /// Ports in TIME_WAIT would make each `connect` slow.
 #[test]
 fn new_clients_do_not_use_up_the_ports() {

@@ -1,6 +1,7 @@
 //! Carries out a plan: a server and a client for each sample, arms next to each other, in an order
 //! that changes from round to round, with a checkpoint after each round.
 
+mod processes;
 mod tiers;
 
 use std::collections::BTreeSet;
@@ -32,7 +33,7 @@ use super::sockmap::Sockmap;
 use super::summary::OTHER_BYTES;
 use super::tool::{Site, Tool};
 use crate::error::LabError;
-use crate::generator::{Arrivals, Load, Outcome, Pattern};
+use crate::generator::{Arrivals, Load, Outcome, PRIOR_TIMEOUT, Pattern, raise_descriptor_limit};
 
 /// Carries out what is missing of a run. Finished rounds are kept whatever happens.
 ///
@@ -118,6 +119,8 @@ struct Scene {
     placement: Placement,
     /// Applications that cannot be here.
     absent: Vec<String>,
+    /// Descriptors that a process may have.
+    descriptors: usize,
     /// Counts that the next samples take.
     counting: Counting,
     /// System calls of the last client and of the last server.
@@ -154,6 +157,7 @@ impl Scene {
             scratch,
             placement,
             absent: Vec::new(),
+            descriptors: raise_descriptor_limit(),
             counting: Counting::default(),
             calls: Mutex::default(),
             guard: Mutex::default(),
@@ -168,20 +172,30 @@ impl Scene {
         if asks_for(ArmPath::OneCopy) {
             scene.one_copy = scene.try_one_copy();
         }
+        let budget = record.plan.max_connections;
         if asks_for(ArmPath::Direct) {
-            scene.start_adapter(None)?;
+            scene.start_adapter(None, budget)?;
         }
         let engines = scene.network.as_ref().map(Network::engines);
         for engine in engines.into_iter().flatten() {
-            scene.start_adapter(Some(engine))?;
+            scene.start_adapter(Some(engine), budget)?;
         }
         Ok(scene)
     }
 
-    /// The arms that cannot be here, and why.
+    /// The arms and the points that cannot be here, and why.
     fn missing(&self, plan: &PlanFile) -> Vec<Missing> {
+        let points = plan.blocks.iter().flat_map(|block| {
+            let of_base = |x| Job::of(plan, block, x, &plan.arms[0]);
+            let refused = move |x| Some((x, of_base(x).beyond_descriptors(self.descriptors)?));
+            let refused = block.points().into_iter().filter_map(refused);
+            refused.map(|(x, why)| Missing {
+                arm: format!("{}, {x}", block.title),
+                why,
+            })
+        });
         let arms = plan.arms.iter();
-        arms.filter_map(|arm| {
+        let arms = arms.filter_map(|arm| {
             let why = match arm.path {
                 ArmPath::Sockmap => self.sockmap.as_ref()?.as_ref().err()?.clone(),
                 ArmPath::OneCopy => self.one_copy.clone()?,
@@ -189,8 +203,8 @@ impl Scene {
             };
             let arm = arm.name.clone();
             Some(Missing { arm, why })
-        })
-        .collect()
+        });
+        arms.chain(points).collect()
     }
 
     /// Why this machine has no one-copy hand-over; nothing where it has.
@@ -206,9 +220,16 @@ impl Scene {
     }
 
     /// The adapter of the direct path, or that with the engine of a link.
-    fn start_adapter(&mut self, engine: Option<usize>) -> Result<(), LabError> {
+    fn start_adapter(
+        &mut self,
+        engine: Option<usize>,
+        budget: Option<usize>,
+    ) -> Result<(), LabError> {
         let runtime_dir = self.runtime_dir(engine);
         let mut words = self.words(&["adapter", "--runtime-dir", &runtime_dir]);
+        if let Some(most) = budget {
+            words.extend(["--max-connections".to_owned(), most.to_string()]);
+        }
         if let (Some(at), Some(network)) = (engine, &self.network) {
             words.splice(0..0, network.near());
             words.extend(network.engine_words(at));
@@ -470,6 +491,9 @@ impl Scene {
         if let Some(application) = &job.application {
             return self.sample_of(application, job);
         }
+        if job.has_processes {
+            return self.sample_with_processes(job);
+        }
         let Job {
             arm,
             load,
@@ -578,7 +602,10 @@ impl Scene {
     ) -> Result<Outcome, String> {
         let before = HostTimes::now().ok();
         let mut client = self.start("client", words, cores)?;
-        let limit = Duration::from_secs_f64(load.seconds + load.warmup) + CLIENT_TIMEOUT;
+        let mut limit = Duration::from_secs_f64(load.seconds + load.warmup) + CLIENT_TIMEOUT;
+        if load.prior > 0 {
+            limit += PRIOR_TIMEOUT;
+        }
         let Some(ended) = client.wait_until(Instant::now() + limit) else {
             return Err("the client did not end in time".to_owned());
         };
@@ -677,6 +704,9 @@ impl Scene {
         if let Some(application) = &job.application {
             return self.can_run(application, arm);
         }
+        if job.beyond_descriptors(self.descriptors).is_some() {
+            return false;
+        }
         let pattern = load.pattern;
         let is_bare = matches!(arm.path, ArmPath::Limit | ArmPath::OneCopy);
         let is_apart = is_bare || arm.family == Family::Unix;
@@ -750,6 +780,8 @@ struct Job<'a> {
     ports: usize,
     tool: Option<Tool>,
     application: Option<Staged<'a>>,
+    /// Whether the costs of each process are told.
+    has_processes: bool,
 }
 
 impl<'a> Job<'a> {
@@ -761,6 +793,7 @@ impl<'a> Job<'a> {
             ports: block.ports_at(x),
             tool: arm.program.or(block.program),
             application: plan.application_of(block),
+            has_processes: plan.processes,
         }
     }
 }
@@ -812,6 +845,12 @@ fn load_words(load: &Load) -> Vec<String> {
     }
     if load.prior > 0 {
         put("prior", load.prior.to_string());
+    }
+    if let Some(active) = load.active {
+        put("active", active.to_string());
+    }
+    if let Some(gate) = &load.gate {
+        put("gate", gate.0.to_string_lossy().into_owned());
     }
     if let Some(rate) = load.rate {
         put("rate", rate.to_string());

@@ -25,11 +25,13 @@ pub enum Headline {
     CpuPerGigabyte,
     /// The host's memory that its connections have brought into use, for each of them.
     MemoryPerConnection,
+    /// Memory of client, server and adapter, with their page tables.
+    MemoryOfProcesses,
 }
 
 impl Headline {
     /// Every metric.
-    pub const ALL: [Headline; 8] = [
+    pub const ALL: [Headline; 9] = [
         Headline::LatencyP50,
         Headline::LatencyP99,
         Headline::LatencyP999,
@@ -38,6 +40,7 @@ impl Headline {
         Headline::CpuPerOperation,
         Headline::CpuPerGigabyte,
         Headline::MemoryPerConnection,
+        Headline::MemoryOfProcesses,
     ];
 
     /// Its name and unit.
@@ -51,6 +54,7 @@ impl Headline {
             Headline::CpuPerOperation => "CPU of all cores, us/operation",
             Headline::CpuPerGigabyte => "CPU of all cores, s/GB",
             Headline::MemoryPerConnection => "memory of the host, KB/connection",
+            Headline::MemoryOfProcesses => "memory of all processes, MB",
         }
     }
 
@@ -77,6 +81,14 @@ impl Headline {
             Headline::MemoryPerConnection if outcome.load.streams < COUNTABLE => return None,
             Headline::MemoryPerConnection => {
                 outcome.memory? as f64 / 1024.0 / outcome.load.streams as f64
+            }
+            Headline::MemoryOfProcesses => {
+                let tiers = outcome.tiers.iter();
+                let each: Option<Vec<u64>> = tiers
+                    .map(|tier| Some(tier.memory?.proportional + tier.memory?.page_tables))
+                    .collect();
+                let sum: u64 = each.filter(|each| !each.is_empty())?.iter().sum();
+                sum as f64 / f64::from(1 << 20)
             }
         };
         value.is_finite().then_some(value)

@@ -207,7 +207,7 @@ const PLANS: [(&str, &str); 29] = plans![
     "ipoib-all.toml",
     "threshold.toml",
     "crossings.toml",
-    "scale.toml",
+    "connections.toml",
     "sidecar.toml",
     "short-connections.toml",
     "new-connections.toml",

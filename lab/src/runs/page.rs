@@ -121,10 +121,11 @@ fn lines(record: &Record, at: usize, block: &Block, metric: Headline) -> Option<
         })
         .collect();
     lines.extend(beside::lines(block, metric));
+    let sweep = block.sweep.as_ref()?;
     let x = Axis {
-        label: block.sweep.as_ref()?.label(),
+        label: sweep.label(),
         is_logarithmic: block.points().iter().all(|&x| x > 0.0),
-        is_bytes: true,
+        is_bytes: sweep.factor.is_bytes(),
     };
     let y = Axis {
         label: metric.label(),

@@ -27,7 +27,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::application::{Application, Staged, Tier};
-use super::arm::{Arm, ArmPath, Link};
+use super::arm::{Arm, ArmPath, Family, Link};
 use super::headline::Headline;
 use super::tool::Tool;
 use crate::error::LabError;
@@ -72,6 +72,13 @@ pub struct PlanFile {
     /// Whether system calls, doorbells, frames and simulated cache misses are counted, too.
     #[serde(default)]
     pub crossings: bool,
+    /// Whether the costs of each process, and the connections in shared memory, are told, too.
+    #[serde(default)]
+    pub processes: bool,
+    /// Most connections in shared memory (`toehold adapter --max-connections`), where that is not
+    /// the adapter's own number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_connections: Option<usize>,
     /// Sentences that stand in the report: what is missing here, and why.
     #[serde(default)]
     pub notes: Vec<String>,
@@ -127,6 +134,8 @@ pub struct Block {
     /// Requests that each connection makes before the warm-up.
     #[serde(default)]
     pub prior: usize,
+    /// Connections that make requests after that, at most; the others stay open and idle.
+    pub active: Option<usize>,
     /// The factor that changes; none is one point.
     pub sweep: Option<Sweep>,
     /// Published numbers that belong to this load.
@@ -197,7 +206,7 @@ impl Factor {
     pub fn label(self) -> &'static str {
         match self {
             Factor::Message => "message, bytes",
-            Factor::Streams => "streams",
+            Factor::Streams => "connections",
             Factor::Ports => "ports",
             Factor::SocketBuffer => "socket buffer, bytes",
             Factor::Rate => "requests/s",
@@ -302,6 +311,13 @@ impl PlanFile {
                 self.check_program(tool)
                     .map_err(|why| format!("block \"{}\": {why}", block.title))?;
             }
+            if self.processes && !self.has_processes(block) {
+                return Err(format!(
+                    "block \"{}\": costs of processes are those of the pattern requests, over TCP \
+                     on loopback by the paths host and direct",
+                    block.title
+                ));
+            }
             let most = PORTS_MAX;
             for x in block.points() {
                 if !(1..=most).contains(&block.ports_at(x)) {
@@ -315,6 +331,20 @@ impl PlanFile {
             }
         }
         Ok(())
+    }
+
+    /// Whether the costs of each process can be told of a block.
+    fn has_processes(&self, block: &Block) -> bool {
+        let is_plain = |arm: &Arm| {
+            matches!(arm.path, ArmPath::Host | ArmPath::Direct)
+                && arm.link == Link::Loopback
+                && arm.family == Family::Tcp
+                && arm.program.is_none()
+        };
+        block.pattern == Pattern::Requests
+            && block.program.is_none()
+            && block.application.is_none()
+            && self.arms.iter().all(is_plain)
     }
 
     fn check_program(&self, tool: Tool) -> Result<(), String> {
@@ -535,6 +565,8 @@ impl Block {
             rate: self.rate,
             arrivals: self.arrivals,
             prior: self.prior,
+            active: None,
+            gate: None,
         };
         match self.sweep.as_ref().map(|sweep| sweep.factor) {
             Some(Factor::Message) => load.message = x as usize,
@@ -547,6 +579,7 @@ impl Block {
             None => {}
         }
         load.streams *= self.ports_at(x).max(1);
+        load.active = self.active.map(|active| active.min(load.streams));
         load
     }
 }

@@ -218,6 +218,7 @@ pub(crate) fn notes(record: &Record) -> Vec<String> {
     for missing in &record.missing {
         notes.push(format!("\"{}\" was left out: {}", missing.arm, missing.why));
     }
+    notes.extend(clients(record));
     notes.extend(controls(record));
     let tested: usize = plan
         .blocks
@@ -258,6 +259,30 @@ pub(crate) fn notes(record: &Record) -> Vec<String> {
          is not measured"
             .to_owned(),
     );
+    notes
+}
+
+/// The points whose connections several clients share.
+fn clients(record: &Record) -> Vec<String> {
+    let mut notes: Vec<String> = Vec::new();
+    for sample in &record.samples {
+        let standing = sample.outcome.as_ref();
+        let standing = standing.and_then(|outcome| outcome.standing.as_ref());
+        let Some(standing) = standing.filter(|standing| standing.clients > 1) else {
+            continue;
+        };
+        let block = &record.plan.blocks[sample.block];
+        let note = format!(
+            "{} at {}: {} clients with a server each, because a process may not have more \
+             descriptors (ulimit -Hn)",
+            block.title,
+            point(block, sample.x),
+            standing.clients
+        );
+        if !notes.contains(&note) {
+            notes.push(note);
+        }
+    }
     notes
 }
 

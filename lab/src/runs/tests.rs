@@ -2,7 +2,9 @@
 
 use super::record::{SCHEMA, Sample};
 use super::*;
-use crate::generator::{Latency, Load, Outcome};
+use toehold_measure::procfs::ProcessMemory;
+
+use crate::generator::{Latency, Load, Outcome, Standing, TierCost};
 
 const PLAN: &str = "name = \"a\"\nabout = \"About <it>.\"\nrounds = 6\n\
     published = [\"TOE-HOTSPOT\"]\n\
@@ -77,6 +79,7 @@ fn outcome(load: Load, nanos: u64) -> Outcome {
         memory: None,
         digest: None,
         tiers: Vec::new(),
+        standing: None,
         load,
     }
 }
@@ -184,6 +187,80 @@ fn crossings_are_counted_for_each_operation() {
     let line = "small, direct: system calls, client 4.01, system calls, server -, doorbells 0.5,";
     assert!(text.contains(line), "{text}");
     assert!(page::html(&record).contains("Crossings, for each operation"));
+}
+
+#[test]
+fn costs_of_processes_stand_beside_connections_in_shared_memory() {
+    let text = "name = \"a\"\nabout = \"b\"\nprocesses = true\n\
+        [[arm]]\nname = \"kernel\"\npath = \"host\"\n\
+        [[arm]]\nname = \"direct\"\npath = \"direct\"\n\
+        [[block]]\ntitle = \"t\"\nmetric = \"rate\"\npattern = \"requests\"\nactive = 2\n\
+        sweep = { factor = \"streams\", values = [1, 50000] }\n";
+    let plan = PlanFile::parse(text, "p").expect("valid");
+    let active = |x| plan.blocks[0].load(x, &plan.arms[0], 1.0).active;
+    assert_eq!([1.0, 50_000.0].map(active), [Some(1), Some(2)]);
+    let mut record = made_up(plan, usual);
+    for sample in &mut record.samples {
+        let outcome = sample.outcome.as_mut().expect("made up");
+        let names = match sample.arm.as_str() {
+            "direct" => &["client", "server", "adapter"][..],
+            _ => &["client", "server"],
+        };
+        let tiers = names.iter().map(|name| TierCost {
+            name: (*name).to_owned(),
+            cores: 0.5,
+            memory: Some(ProcessMemory {
+                resident: 4 << 20,
+                proportional: 3 << 20,
+                page_tables: 1 << 20,
+            }),
+        });
+        outcome.tiers = tiers.collect();
+        outcome.standing = Some(Standing {
+            clients: if sample.x > 1.0 { 3 } else { 1 },
+            direct: 28_672,
+            socket_buffers: Some(2 << 20),
+        });
+    }
+    let text = summary::text(&record);
+    let each = "0.50 cores, 0.512 us, 3.000 + 1.000 MB";
+    let line = format!(
+        "  at 50000, direct: client {each}; server {each}; adapter {each}; in shared memory 28672; \
+         socket buffers 2.000 MB\n"
+    );
+    assert!(text.contains(&line), "{text}");
+    assert!(
+        text.contains("note: t at 50000: 3 clients with a server each"),
+        "{text}"
+    );
+    let page = page::html(&record);
+    assert!(page.contains("CPU and memory of each process"));
+    let memory = record.samples(0, 1.0, "direct", headline::Headline::MemoryOfProcesses);
+    assert_eq!(memory.median(), 12.0);
+}
+
+#[test]
+fn costs_of_processes_are_those_of_requests_on_loopback() {
+    let refused = |settings: [&str; 2]| {
+        let [arm, pattern] = settings;
+        let text = format!(
+            "name = \"a\"\nabout = \"b\"\nprocesses = true\n[[arm]]\nname = \"kernel\"\n{arm}\n\
+             [[block]]\ntitle = \"t\"\nmetric = \"rate\"\npattern = \"{pattern}\"\n"
+        );
+        PlanFile::parse(&text, "p")
+            .map(|_| ())
+            .map_err(|error| error.sentence)
+    };
+    assert_eq!(refused(["path = \"host\"", "requests"]), Ok(()));
+    for settings in [
+        ["path = \"host\"", "ping-pong"],
+        ["path = \"sockmap\"", "requests"],
+        ["path = \"host\"\nlink = \"veth\"", "requests"],
+        ["path = \"host\"\nfamily = \"unix\"", "requests"],
+    ] {
+        let why = refused(settings).expect_err("refused");
+        assert!(why.contains("costs of processes are those"), "{why}");
+    }
 }
 
 #[test]

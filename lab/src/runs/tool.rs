@@ -177,6 +177,7 @@ impl Counted {
             memory: None,
             digest: None,
             tiers: Vec::new(),
+            standing: None,
         })
     }
 }

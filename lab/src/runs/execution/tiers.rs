@@ -186,6 +186,7 @@ impl Scene {
         let mut tiers = vec![TierCost {
             name: "client".to_owned(),
             cores: ended.usage.cpu() / elapsed,
+            memory: None,
         }];
         for member in members.iter_mut() {
             if let Some(end) = member.program.poll() {
@@ -199,6 +200,7 @@ impl Scene {
                 None => tiers.push(TierCost {
                     name: member.tier.name.clone(),
                     cores,
+                    memory: None,
                 }),
             }
         }
