@@ -34,7 +34,7 @@ pub(crate) struct Report {
 }
 
 /// One process of a family.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub(crate) struct Process {
     pub(crate) pid: u32,
     pub(crate) program: String,
@@ -54,8 +54,11 @@ pub(crate) struct Process {
 }
 
 /// One connection: the momentary values of its table entry.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub(crate) struct Connection {
+    /// Its network namespace, if it has asked for a partner.
+    #[serde(skip)]
+    netns: Option<u64>,
     pub(crate) fd: u32,
     /// Empty when the process cannot be looked into.
     pub(crate) local: String,
@@ -101,6 +104,8 @@ pub(crate) struct RulesSaid<'a> {
     pub(crate) wait: &'a dyn Fn(TableId) -> Option<String>,
     /// The rule that says whether short connections of a family use carriers again.
     pub(crate) express: &'a dyn Fn(TableId) -> Option<String>,
+    /// Whether ends in different network namespaces can be partners.
+    pub(crate) are_namespaces_paired: bool,
 }
 
 /// Collects the report. A process is listed when it said hello, or when it was the last to use a
@@ -186,6 +191,7 @@ pub(crate) fn report(
             // Each doorbell is one byte on the carrier that no program sent.
             let doorbells = partner.map_or(0, |entry| entry.doorbells.load(Ordering::Relaxed));
             let mut connection = connection(entry, addresses, doorbells);
+            connection.netns = known.map(|(_, tuple)| tuple.netns);
             let by_rule = known.filter(|_| connection.path == HOST);
             if let Some(by_rule) = by_rule.and_then(|(end, _)| (rules.against)(end)) {
                 connection.reason = by_rule.into();
@@ -202,8 +208,9 @@ pub(crate) fn report(
     for process in &mut processes {
         process.connections.sort_by_key(|connection| connection.fd);
     }
-    tell_of_silent_partners(&mut processes);
-    tell_of_other_ends(&mut processes, &mut sockets);
+    let listed = Listed::new(&processes, rules.are_namespaces_paired);
+    tell_of_silent_partners(&mut processes, &listed);
+    tell_of_other_ends(&mut processes, &listed, &mut sockets);
     Report {
         processes,
         channels_made: registry.channels_made(),
@@ -223,14 +230,56 @@ fn count_express(processes: &mut BTreeMap<(u32, TableId), Process>, tables: &Tab
     }
 }
 
+/// Why each listed end is where it is, by its own and the other address.
+struct Listed {
+    ends: BTreeMap<(String, String), Vec<ListedEnd>>,
+    are_namespaces_paired: bool,
+}
+
+/// The network namespace of an end, if it has asked for a partner, and its reason.
+type ListedEnd = (Option<u64>, Cow<'static, str>);
+
+impl Listed {
+    fn new(processes: &[Process], are_namespaces_paired: bool) -> Listed {
+        let mut ends: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        for one in processes.iter().flat_map(|process| &process.connections) {
+            let addresses = (one.local.clone(), one.remote.clone());
+            let end = (one.netns, one.reason.clone());
+            ends.entry(addresses).or_default().push(end);
+        }
+        Listed {
+            ends,
+            are_namespaces_paired,
+        }
+    }
+
+    /// Ends that have the other addresses, each with whether it can be the partner.
+    fn mirrored(&self, one: &Connection) -> impl Iterator<Item = (bool, &Cow<'static, str>)> {
+        let addresses = (one.remote.clone(), one.local.clone());
+        let netns = one.netns;
+        let ends = self.ends.get(&addresses).into_iter().flatten();
+        ends.map(move |(other, reason)| {
+            let is_known = netns.is_some() && other.is_some();
+            let is_apart = is_known && netns != *other && !self.are_namespaces_paired;
+            (!is_apart, reason)
+        })
+    }
+
+    /// Why the partner of an end is where it is.
+    fn of_partner(&self, one: &Connection) -> Option<&Cow<'static, str>> {
+        let mut partners = self.mirrored(one).filter(|(can_be, _)| *can_be);
+        Some(partners.next()?.1)
+    }
+
+    /// Whether an end that would be the partner is in another network namespace.
+    fn is_apart(&self, one: &Connection) -> bool {
+        self.mirrored(one).any(|(can_be, _)| !can_be)
+    }
+}
+
 /// An end that waits for a partner may have one that is listed, too. Then what keeps that one, or
 /// what both wait for, is the reason.
-fn tell_of_silent_partners(processes: &mut [Process]) {
-    let listed: BTreeMap<(String, String), Cow<'static, str>> = processes
-        .iter()
-        .flat_map(|process| &process.connections)
-        .map(|one| ((one.local.clone(), one.remote.clone()), one.reason.clone()))
-        .collect();
+fn tell_of_silent_partners(processes: &mut [Process], listed: &Listed) {
     for one in processes
         .iter_mut()
         .flat_map(|process| &mut process.connections)
@@ -239,14 +288,14 @@ fn tell_of_silent_partners(processes: &mut [Process]) {
         if !has_asked && one.reason != Reason::PartnerNotAttached.words() {
             continue;
         }
-        let Some(theirs) = listed.get(&(one.remote.clone(), one.local.clone())) else {
+        let Some(theirs) = listed.of_partner(one) else {
             continue;
         };
         let waits = [Reason::NoPartner, Reason::PartnerNotAttached, Reason::None];
-        let waits = waits.map(Reason::words).contains(&&**theirs);
+        let waits = waits.map(Reason::words).contains(&theirs.as_ref());
         one.reason = match (has_asked, waits) {
             (_, false) => format!("the other end: {theirs}").into(),
-            (true, _) if *theirs == Reason::NoPartner.words() => BOTH_HAVE_ASKED.into(),
+            (true, _) if theirs == Reason::NoPartner.words() => BOTH_HAVE_ASKED.into(),
             (true, _) => OFFERED.into(),
             (false, _) => continue,
         };
@@ -260,7 +309,7 @@ const OFFERED: &str = "offered: it moves at the program's next call";
 
 /// Where this adapter does not know the other end, the kernel may: whose it is and, where we may
 /// look into that process, whether it is under Toehold.
-fn tell_of_other_ends(processes: &mut [Process], sockets: &mut Sockets) {
+fn tell_of_other_ends(processes: &mut [Process], listed: &Listed, sockets: &mut Sockets) {
     let mut waiting = Vec::new();
     for process in processes {
         let pid = process.pid;
@@ -271,6 +320,10 @@ fn tell_of_other_ends(processes: &mut [Process], sockets: &mut Sockets) {
             let addresses = one.local.parse().ok().zip(one.remote.parse().ok());
             if let Some((local, remote)) = addresses {
                 let other = sockets.other_end(pid, local, remote);
+                if other.is_none() && listed.is_apart(one) {
+                    one.reason = OTHER_END_APART.into();
+                    continue;
+                }
                 waiting.push((&mut one.reason, other));
             }
         }
@@ -306,6 +359,8 @@ fn tell_of_other_ends(processes: &mut [Process], sockets: &mut Sockets) {
     }
 }
 
+const OTHER_END_APART: &str =
+    "the other end has asked in another network namespace, and this adapter pairs within one";
 const OTHER_END_ELSEWHERE: &str =
     "the other end is on another host or network namespace, or behind address translation";
 /// The words in place of these where neither namespaces nor translation matter.
@@ -431,6 +486,7 @@ fn connection(
         (0, 0)
     };
     Connection {
+        netns: None,
         fd: word(&entry.fd),
         local,
         remote,
@@ -530,3 +586,52 @@ const HOST: &str = "host";
 const DIRECT: &str = "direct";
 const OFFLOAD: &str = "offload";
 const PARKED: &str = "parked";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two ends of one connection, each in a namespace, that have asked for each other.
+    fn ends(namespaces: [u64; 2]) -> Vec<Process> {
+        let addresses = ["10.0.0.1:80".to_owned(), "10.0.0.2:5000".to_owned()];
+        let end = |at: usize| Process {
+            // No process has this number, so nothing is read of it.
+            pid: u32::MAX,
+            connections: vec![Connection {
+                netns: Some(namespaces[at]),
+                local: addresses[at].clone(),
+                remote: addresses[1 - at].clone(),
+                reason: Reason::NoPartner.words().into(),
+                ..Connection::default()
+            }],
+            ..Process::default()
+        };
+        vec![end(0), end(1)]
+    }
+
+    fn reasons(mut processes: Vec<Process>, are_namespaces_paired: bool) -> Vec<String> {
+        let listed = Listed::new(&processes, are_namespaces_paired);
+        tell_of_silent_partners(&mut processes, &listed);
+        tell_of_other_ends(&mut processes, &listed, &mut Sockets::default());
+        let connections = processes.iter().flat_map(|process| &process.connections);
+        connections.map(|one| one.reason.to_string()).collect()
+    }
+
+    #[test]
+    fn ends_in_two_namespaces_wait_for_each_other_only_where_namespaces_are_paired() {
+        assert_eq!(reasons(ends([7, 7]), false), [BOTH_HAVE_ASKED; 2]);
+        assert_eq!(reasons(ends([7, 8]), true), [BOTH_HAVE_ASKED; 2]);
+        assert_eq!(reasons(ends([7, 8]), false), [OTHER_END_APART; 2]);
+    }
+
+    #[test]
+    fn an_end_that_has_not_asked_may_be_anywhere() {
+        let mut processes = ends([7, 8]);
+        let other = &mut processes[1].connections[0];
+        (other.netns, other.reason) = (None, "as it is".into());
+        assert_eq!(
+            reasons(processes, false),
+            ["the other end: as it is", "as it is"]
+        );
+    }
+}

@@ -82,6 +82,7 @@ fn report(clients: Vec<Client>, tables: &Tables) -> Option<String> {
         against: &|_| None,
         wait: &|_| None,
         express: &|_| None,
+        are_namespaces_paired: false,
     };
     let clients = clients.into_iter();
     let report = status::report(clients, tables, &registry, &rules, (None, None));

@@ -23,6 +23,8 @@ impl Daemon {
         let engine = self.engine.as_ref().and_then(Engine::report);
         let engine = (engine, self.no_engine.clone());
         let no_witness = self.proving.no_witness.clone();
+        let is_off = !self.options.across_namespaces;
+        let refusal = no_witness.or(is_off.then(|| "--namespaces own".to_owned()));
         let processes = self.programs().filter(|client| client.is_open());
         let processes = processes.filter_map(|client| {
             let table = client.table?;
@@ -40,11 +42,11 @@ impl Daemon {
             },
             wait: &|table| Some(self.wait_rule(table)?.0.origin()),
             express: &|table| Some(self.express_rule(table)?.0.origin()),
+            are_namespaces_paired: self.options.is_system && refusal.is_none(),
         };
         let mut report = status::report(processes, &self.tables, &self.registry, &rules, engine);
         if self.options.is_system {
-            let is_off = !self.options.across_namespaces;
-            report.say_across(no_witness.or(is_off.then(|| "--namespaces own".to_owned())));
+            report.say_across(refusal);
         }
         let connections = report
             .processes

@@ -163,7 +163,7 @@ fn advice(reason: &str) -> Option<&'static str> {
         .map(|(_, advice)| *advice)
 }
 
-const ADVICE: [(&str, &str); 16] = [
+const ADVICE: [(&str, &str); 17] = [
     (
         "a rule keeps it",
         "change the rule, then: systemctl reload toehold-adapter",
@@ -183,6 +183,10 @@ const ADVICE: [(&str, &str); 16] = [
     (
         "is not under Toehold",
         "start the other program with: toehold run, or: toehold enable UNIT",
+    ),
+    (
+        "this adapter pairs within one",
+        "let both use the system adapter: toehold adapter --system, without --namespaces own",
     ),
     (
         "on another host",
