@@ -198,14 +198,6 @@ impl System {
         })
     }
 
-    /// Whether a process has one connection whose both directions are in shared memory.
-    pub fn is_direct(&self, pid: u32) -> bool {
-        let connections = self.connections(pid);
-        let is = |one: &Value, key: &str| one[key].as_str() == Some("direct");
-        let both = |one: &&Value| is(one, "tx_path") && is(one, "rx_path");
-        connections.iter().filter(both).count() == 1
-    }
-
     /// A server and a client of two users, connected; each sends `bytes`, 0 for without end.
     ///
     /// # Panics
@@ -298,18 +290,6 @@ impl System {
         let adapter = self.adapter.as_ref().map(Running::outputs);
         let adapter = adapter.unwrap_or_default();
         assert!(moves, "{context}: {}\n{ends}\n{adapter}", self.status());
-    }
-
-    /// Sees both ends of a pair go by shared memory.
-    ///
-    /// # Panics
-    /// When they do not in time.
-    pub fn assert_direct(&self, pair: &[Running; 2], context: &str) {
-        let direct = wait_until(TIME_LIMIT, || {
-            pair.iter().all(|end| self.is_direct(end.pid()))
-        });
-        let ends = pair.iter().map(Running::outputs).collect::<String>();
-        assert!(direct, "{context}: {}\n{ends}", self.status());
     }
 }
 

@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use serde_json::Value;
 use toehold_e2e::system::{CLIENT, SERVER, STRANGER, System};
-use toehold_e2e::{Running, wait_until};
+use toehold_e2e::{Running, host, wait_until};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_stream");
 const TIME_LIMIT: Duration = Duration::from_secs(30);
+/// Debian's own: another one before it in `PATH` may be root's alone.
+const PYTHON: &str = "/usr/bin/python3";
 
 /// A line of `/proc/PID/status`.
 fn line_of_status(pid: u32, name: &str) -> String {
@@ -25,7 +27,7 @@ fn two_users_exchange_bytes_through_shared_memory() {
         return;
     };
     let mut pair = host.pair("whole", 300_000_000);
-    host.assert_direct(&pair, "two users");
+    host.assert_in_memory(&pair, "two users");
     for (end, user) in pair.iter().zip([SERVER, CLIENT]) {
         assert!(line_of_status(end.pid(), "Uid:").starts_with(&user.to_string()));
     }
@@ -53,7 +55,7 @@ fn a_killed_end_is_noticed_by_the_other_user() {
     };
     for victim in 0..2 {
         let mut pair = host.pair(&format!("kill{victim}"), 0);
-        host.assert_direct(&pair, "before the kill");
+        host.assert_in_memory(&pair, "before the kill");
         pair[victim].signal(libc::SIGKILL);
         assert!(
             pair[victim].wait(TIME_LIMIT).is_some(),
@@ -74,7 +76,7 @@ fn connections_outlive_the_system_adapter_and_new_ones_find_the_next() {
         return;
     };
     let mut old = host.pair("old", 0);
-    host.assert_direct(&old, "before the adapter's death");
+    host.assert_in_memory(&old, "before the adapter's death");
     host.kill_adapter();
     // Without an adapter two users' connection is the kernel's, and complete.
     let mut between = host.pair("between", 30_000_000);
@@ -87,7 +89,7 @@ fn connections_outlive_the_system_adapter_and_new_ones_find_the_next() {
     }
     host.start_adapter();
     let new = host.pair("new", 0);
-    host.assert_direct(&new, "after the restart");
+    host.assert_in_memory(&new, "after the restart");
     for end in &mut old {
         assert!(end.ended().is_none(), "{}", end.outputs());
     }
@@ -99,7 +101,7 @@ fn a_stranger_learns_and_changes_nothing() {
         return;
     };
     let mut pair = host.pair("private", 0);
-    host.assert_direct(&pair, "two users");
+    host.assert_in_memory(&pair, "two users");
     let pid = pair[0].pid().to_string();
     for words in [
         &["status", "--json", "--adapter", "system"][..],
@@ -130,7 +132,7 @@ fn a_stranger_learns_and_changes_nothing() {
         assert!(!command.status().expect("runs").success(), "{script}");
     }
     assert!(dir.join("adapter.sock").exists());
-    host.assert_direct(&pair, "after the stranger");
+    host.assert_in_memory(&pair, "after the stranger");
     for end in &mut pair {
         assert!(end.ended().is_none(), "{}", end.outputs());
     }
@@ -169,9 +171,9 @@ fn live_channels_are_shown_without_the_adapter_that_made_them() {
         return;
     };
     let mut pair = host.pair("shown", 0);
-    host.assert_direct(&pair, "before the adapter's death");
+    host.assert_in_memory(&pair, "before the adapter's death");
     host.kill_adapter();
-    host.assert_direct(&pair, "without an adapter");
+    host.assert_in_memory(&pair, "without an adapter");
     // A user is shown its own.
     let words = ["status", "--json", "--adapter", "system"];
     let output = host.toehold_as(SERVER, &words).output().expect("runs");
@@ -190,10 +192,82 @@ fn live_channels_are_shown_without_the_adapter_that_made_them() {
         "{words}"
     );
     host.start_adapter();
-    host.assert_direct(&pair, "with the next adapter");
+    host.assert_in_memory(&pair, "with the next adapter");
     for end in &mut pair {
         assert!(end.ended().is_none(), "{}", end.outputs());
     }
+}
+
+/// The sum of a count of express, of all processes.
+fn express_count(host: &System, name: &str) -> u64 {
+    let status = host.status();
+    let processes = status["processes"].as_array();
+    let counts = processes.into_iter().flatten();
+    counts
+        .filter_map(|process| process["express"][name].as_u64())
+        .sum()
+}
+
+#[test]
+fn short_connections_of_two_users_go_by_used_carriers() {
+    let Some(host) = System::start(Path::new(PROGRAM)) else {
+        return;
+    };
+    let address = format!("127.0.0.1:{}", host::free_port());
+    let command = host.command().to_string_lossy().into_owned();
+    let start = |user: u32, words: &[&str]| {
+        let words = [&["run", "--", &command, "lab"], words].concat();
+        let command = host.toehold_as(user, &words);
+        Running::start(command, words[4], host.scratch())
+    };
+    let server = start(SERVER, &["server", "--listen", &address]);
+    let listens = wait_until(TIME_LIMIT, || server.stderr().contains("listening"));
+    assert!(listens, "{}", server.outputs());
+    let load = [
+        "client",
+        &address,
+        "--seconds",
+        "60",
+        "--pattern",
+        "connect",
+    ];
+    let client = start(CLIENT, &load);
+    let held = wait_until(TIME_LIMIT, || {
+        let of = |name| express_count(&host, name);
+        of("connected") >= 1000 && of("accepted") >= 1000
+    });
+    let outputs = server.outputs() + &client.outputs();
+    assert!(held, "{outputs}\n{}", host.status());
+}
+
+/// A carrier leads to the process that had the listener's address when it was made. That is
+/// another user's, so it is used only while the listener is the one that it was.
+#[test]
+fn a_carrier_does_not_lead_to_who_has_lost_the_listener_s_address() {
+    let Some(host) = System::start(Path::new(PROGRAM)) else {
+        return;
+    };
+    let script = host.scratch().join("squatter.py");
+    std::fs::write(&script, include_str!("../scripts/squatter.py")).expect("scratch");
+    let script = script.to_string_lossy().into_owned();
+    let start = |user: u32, path: &str, words: &[&str]| {
+        let all = [&["run", "--path", path, "--", PYTHON, &script], words].concat();
+        Running::start(host.toehold_as(user, &all), words[0], host.scratch())
+    };
+    let mut squatter = start(STRANGER, "direct", &["squat"]);
+    let port = System::port_of(&mut squatter);
+    let client = start(CLIENT, "direct", &["ask", &port]);
+    let is_warm = wait_until(TIME_LIMIT, || express_count(&host, "connected") >= 100);
+    let outputs = squatter.outputs() + &client.outputs();
+    assert!(is_warm, "{outputs}\n{}", host.status());
+    squatter.signal(libc::SIGUSR1);
+    let closed = wait_until(TIME_LIMIT, || squatter.stdout().contains("closed"));
+    assert!(closed, "{}", squatter.outputs());
+    let owner = start(SERVER, "host", &["own", &port]);
+    let listens = wait_until(TIME_LIMIT, || owner.stdout().contains("listens"));
+    assert!(listens, "{}", owner.outputs());
+    client.signal(libc::SIGUSR1);
+    assert_eq!(client.success(TIME_LIMIT).trim(), "owner=100");
 }
 
 /// The adapter that `toehold run` has started for a user leaves when it is idle. Here it is told

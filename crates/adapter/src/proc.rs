@@ -137,7 +137,7 @@ impl Sockets {
 }
 
 /// The inode of a socket of a process, if we may look.
-fn socket_inode(pid: u32, fd: u32) -> Option<u64> {
+pub(crate) fn socket_inode(pid: u32, fd: u32) -> Option<u64> {
     let target = fs::read_link(format!("/proc/{pid}/fd/{fd}")).ok()?;
     let inode = target.to_str()?.strip_prefix("socket:[")?;
     inode.strip_suffix(']')?.parse().ok()

@@ -396,6 +396,11 @@ impl Registry {
         knows(one, other) || knows(other, one)
     }
 
+    /// The inode of the socket that an end was accepted at, as far as it is known; or 0.
+    pub fn listener(&self, end: End) -> u64 {
+        self.ends.get(&end.key()).map_or(0, |known| known.listener)
+    }
+
     /// The client in whose name an end is.
     pub fn owner(&self, end: End) -> Option<ClientId> {
         let registered = self.ends.get(&end.key())?;
@@ -535,6 +540,7 @@ impl Registry {
             met: None,
             peer_uid: ask.peer_uid,
             accepted: ask.accepted,
+            listener: ask.listener,
             forks: ask.forks,
             wants_slab: ask.wants_slab,
             state: RequestState::Pending(ask.tuple),

@@ -8,6 +8,7 @@ mod support;
 use std::io::Read;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 use support::sockets::connection;
@@ -196,7 +197,7 @@ fn addresses_that_are_only_said_claim_nothing() {
         let forged = Message {
             entry,
             generation,
-            netns: 1,
+            listener: 4,
             local: mapped([127, 0, 0, 1]),
             remote: mapped([127, 0, 0, 1]),
             local_port: port_of(local),
@@ -219,6 +220,40 @@ fn addresses_that_are_only_said_claim_nothing() {
     attacker.pair_showing(false, client.as_fd());
     attacker.offer();
     honest.offer();
+}
+
+#[test]
+fn a_listener_is_told_that_its_process_has() {
+    let scratch = Scratch::new();
+    let _adapter = Adapter::start(&scratch.path());
+    let server_s = FakeLibrary::new(&scratch.path());
+    let client_s = FakeLibrary::new(&scratch.path());
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("bound");
+    let file = tempfile::tempfile().expect("file");
+    let inode = std::fs::File::from(listener.try_clone().map(OwnedFd::from).expect("ours"));
+    let inode = inode.metadata().expect("ours").ino();
+    let spelled = |fd: i32| fd as u64 + 1;
+    for (named, told) in [
+        (spelled(listener.as_raw_fd()), inode),
+        (0, 0),
+        (spelled(file.as_raw_fd()), 0),
+        (spelled(i32::MAX), 0),
+        (u64::MAX, 0),
+    ] {
+        let (client, server) = connection();
+        let (entry, generation) = server_s.table.open(0, true);
+        let ask = Message {
+            entry,
+            generation,
+            listener: named,
+            ..Message::new(Kind::Pair)
+        };
+        wire::send(server_s.socket.as_fd(), &ask, &[server.as_fd()]).expect("sent");
+        client_s.pair_showing(false, client.as_fd());
+        for library in [&client_s, &server_s] {
+            assert_eq!(library.offer().message.listener, told, "{named}");
+        }
+    }
 }
 
 #[test]

@@ -63,8 +63,11 @@ pub struct Message {
     /// first offer that names it, a slab's with the first channel in it. `Engine`, from the
     /// adapter: first half of the client token ([`crate::preamble`]).
     pub pair: u64,
-    /// Not used.
-    pub netns: u64,
+    /// `Pair`, of a connection that may become a carrier ([`crate::express`]): the descriptor at
+    /// which it was accepted, plus one. `Offer`, where nothing translates addresses: the inode of
+    /// that socket, as the adapter has found it among the descriptors of the process that has
+    /// accepted. Or 0.
+    pub listener: u64,
     /// `Engine`, from the adapter: second half of the client token.
     pub cookie: u64,
     /// `Listen`, `Liveness`, and `Pair` of an engine's thread: local address; IPv4 as an
@@ -86,7 +89,7 @@ pub const SLAB_ATTACHED: u32 = 1;
 /// In `attached`: the pair's memory.
 pub const PAIR_ATTACHED: u32 = 2;
 /// In `attached`: both ends are of one user, in one network namespace, and nothing translates
-/// addresses between them.
+/// addresses between them. For ends of two users see [`Message::listener`].
 pub const SAME_USER: u32 = 4;
 
 const _: () = assert!(size_of::<Message>() == 96);

@@ -14,7 +14,7 @@
 //! - [`listener`]: the one listener whose connections may come by carriers; [`books`]: what others
 //!   ask of it;
 //! - [`seeds`]: how a carrier begins; [`crowd`]: when none is to begin; [`destinations`]: where it
-//!   leads to;
+//!   leads to; [`listening`]: who listens there;
 //! - [`turns`]: the questions that transfers ask; [`returning`] and [`again`]: a connection
 //!   that nobody accepted goes back to the kernel;
 //! - [`evidence`]: whether a program waits where the library sees it; [`unseen`] and [`watch`]: a
@@ -33,6 +33,7 @@ mod crowd;
 mod destinations;
 mod evidence;
 pub(crate) mod listener;
+mod listening;
 pub(crate) mod parking;
 pub(crate) mod returning;
 pub(crate) mod seeds;

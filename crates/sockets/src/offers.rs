@@ -112,7 +112,7 @@ fn take_offer(message: &Message, attached: Attached) {
         slabs::enter(local, slab);
     }
     let is_one_user = message.attached & SAME_USER != 0;
-    local.express.note_user(is_one_user);
+    local.express.note_peer(is_one_user, message.listener);
     pair.channels.fetch_add(1, Ordering::Relaxed);
     pair.slots_used.fetch_max(slot + 1, Ordering::Relaxed);
     entry.side.store(side as u32, Ordering::Relaxed);

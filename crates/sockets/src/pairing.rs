@@ -164,8 +164,9 @@ pub(crate) fn consider(connection: &Connection) {
     }
 }
 
-/// Asks for a partner of a new connection, whatever is known of it. The adapter's socket.
-pub(crate) fn ask_at_once(connection: &Connection) -> Option<i32> {
+/// Asks for a partner of a new connection, whatever is known of it: one that was accepted at
+/// `listener`, or that has connected. The adapter's socket.
+pub(crate) fn ask_at_once(connection: &Connection, listener: Option<i32>) -> Option<i32> {
     let entry = connection.entry;
     let flags = entry.flags.load(Ordering::Relaxed);
     if flags & (NEVER_PAIRED | FLAG_CONNECTING | FLAG_OFFLOAD | FLAG_ASKED) != 0 {
@@ -176,7 +177,8 @@ pub(crate) fn ask_at_once(connection: &Connection) -> Option<i32> {
     if namespace::is_wanted(connection) && !namespace::show(connection, adapter) {
         return None;
     }
-    let message = describe(connection).ok()?;
+    let mut message = describe(connection).ok()?;
+    message.listener = listener.map_or(0, |listener| listener as u64 + 1);
     ask(connection, adapter, &message).then_some(adapter)
 }
 

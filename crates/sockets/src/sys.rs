@@ -344,6 +344,42 @@ pub(crate) fn open_diag() -> Option<i32> {
     i32::try_from(fd).ok().filter(|&fd| fd >= 0)
 }
 
+/// Asks the kernel one question about sockets of this thread's network namespace: the length of the
+/// answer, which comes before the question's call returns (netlink_rcv_skb). It never waits.
+pub(crate) fn ask_diag(question: &[u8], answer: &mut [u8]) -> Option<usize> {
+    let diag = open_diag()?;
+    // SAFETY: readable for its length; without an address it goes to the kernel.
+    unsafe {
+        call!(
+            SYS_sendto,
+            diag,
+            question.as_ptr(),
+            question.len(),
+            libc::MSG_DONTWAIT,
+            0,
+            0
+        )
+    };
+    // SAFETY: zeroes are a valid `sockaddr_nl`.
+    let mut sender: libc::sockaddr_nl = unsafe { core::mem::zeroed() };
+    let mut sender_len = size_of::<libc::sockaddr_nl>() as libc::socklen_t;
+    // SAFETY: all three are writable for their lengths.
+    let len = unsafe {
+        call!(
+            SYS_recvfrom,
+            diag,
+            answer.as_mut_ptr(),
+            answer.len(),
+            libc::MSG_DONTWAIT,
+            &raw mut sender,
+            &raw mut sender_len
+        )
+    };
+    close(diag);
+    let is_kernel = sender.nl_pid == 0;
+    usize::try_from(len).ok().filter(|_| is_kernel)
+}
+
 /// True when calls on `fd` do not block.
 pub(crate) fn is_nonblocking(fd: i32) -> bool {
     fcntl(fd, libc::F_GETFL, 0) as i32 & libc::O_NONBLOCK != 0

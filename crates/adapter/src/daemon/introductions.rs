@@ -5,6 +5,7 @@ use super::Daemon;
 use super::connection::{Connection, Outgoing};
 use super::connections::Fault;
 use crate::diag::Diag;
+use crate::proc;
 use crate::proof::{self, Proved};
 use crate::regions::Memory;
 use crate::registry::{
@@ -73,6 +74,7 @@ impl Daemon {
             self.forget_socket(proved.cookie);
             return Ok(());
         }
+        let listener = self.listener_of(id, message);
         let uid = self.clients[&id].uid;
         let partner = self.partner_by_facts(end, uid, &proved);
         let mapped = self.tables.get(table).expect("current above");
@@ -86,6 +88,7 @@ impl Daemon {
             partner,
             peer_uid: proved.peer_uid,
             accepted: mapped.is_accepted(end.entry),
+            listener,
             forks: message.slot,
             wants_slab: message.side == 1,
         };
@@ -144,6 +147,17 @@ impl Daemon {
             .get(&id)
             .and_then(|client| client.diag.as_ref());
         proof::examine(shown, own, shown_diag, self.proving.witness())
+    }
+
+    /// The inode of the socket that a connection was accepted at, if the client's process has it.
+    /// Whoever has that socket may accept what comes there.
+    fn listener_of(&self, id: ClientId, message: &Message) -> u64 {
+        let client = &self.clients[&id];
+        let inode = u32::try_from(message.listener)
+            .ok()
+            .and_then(|number| proc::socket_inode(client.pid, number.checked_sub(1)?));
+        // Afterwards: while the process lives, its number is no other's.
+        inode.filter(|_| !client.process_has_ended()).unwrap_or(0)
     }
 
     /// Whether the user of a client may make one claim more now.
@@ -312,12 +326,16 @@ impl Daemon {
         // of the kernel's have a say in, for each connection anew.
         let is_plain = self.registry.translated(ends[0]).is_none();
         let is_one_user = is_plain && uids[0].is_some() && uids[0] == uids[1];
+        // One end has accepted the connection.
+        let listener = ends.iter().map(|&end| self.registry.listener(end)).max();
+        let listener = listener.filter(|_| is_plain).unwrap_or(0);
         for (side, introduction) in matched.sides.iter().enumerate() {
             let mut offer = offer_of(matched, side as u32, introduction, &memory);
             offer.message.pair = self.spoken(matched.pair);
             if is_one_user {
                 offer.message.attached |= SAME_USER;
             }
+            offer.message.listener = listener;
             if self.send(introduction.client, offer).is_err() {
                 self.drop_client(introduction.client, &Fault::Deaf);
             }

@@ -133,7 +133,6 @@ impl Channels {
     pub(super) fn ask(
         &mut self,
         flow: u32,
-        netns: u64,
         (local, remote): (SocketAddr, SocketAddr),
         accepted: bool,
     ) -> Option<u32> {
@@ -171,7 +170,6 @@ impl Channels {
             entry: index,
             generation,
             pid: std::process::id(),
-            netns,
             local: spell(local.ip()),
             local_port: local.port(),
             remote: spell(remote.ip()),

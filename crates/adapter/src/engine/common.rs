@@ -22,8 +22,6 @@ use super::tokens::Tokens;
 pub(super) struct Common {
     /// The link's name, as the operator would spell it.
     pub(super) link: String,
-    /// The relay's network namespace.
-    pub(super) netns: u64,
     /// Whoever makes a carrier says whose it is; rules and addresses change when the last thread
     /// follows.
     pub(super) routing_page: RoutingPage,
@@ -62,13 +60,11 @@ impl Common {
         let (file, base) = made.map_err(os("make what clients are shown"))?;
         // SAFETY: mapped for that length, writable, and kept for as long as the process lives.
         let routing_page = unsafe { RoutingPage::at(base.as_ptr()) };
-        let netns = arrivals.namespace();
         let own = LoopbackAliases::next_to(relay_source).for_all(settings);
         routing_page.publish(&settings.all_rules(), &shown(&own));
-        routing_page.initialise(netns, relay.port(), relay_source.octets());
+        routing_page.initialise(arrivals.namespace(), relay.port(), relay_source.octets());
         let common = Common {
             link: settings.device.to_string(),
-            netns,
             routing_page,
             relay_source,
             relay_port: relay.port(),

@@ -28,8 +28,6 @@ pub(super) struct Around<'a> {
     pub(super) engine: &'a mut Engine,
     pub(super) streams: &'a mut Streams,
     pub(super) channels: &'a mut Channels,
-    /// The relay's network namespace.
-    pub(super) netns: u64,
 }
 
 /// The program is gone, or wrote nonsense: its connection ends.
@@ -498,7 +496,7 @@ impl Flow {
             if let (Ok(local), Ok(remote)) = (self.carrier.local_addr(), self.carrier.peer_addr()) {
                 let flow = self.id.index() as u32;
                 let ends = (local, remote);
-                self.entry = cx.channels.ask(flow, cx.netns, ends, self.is_active);
+                self.entry = cx.channels.ask(flow, ends, self.is_active);
             }
         }
         let endpoint = cx

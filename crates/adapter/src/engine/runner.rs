@@ -549,7 +549,6 @@ impl Runner {
             engine: &mut self.engine,
             streams: &mut self.streams,
             channels: &mut self.channels,
-            netns: self.common.netns,
         };
         match flow.advance(&mut around) {
             Next::Wait => {

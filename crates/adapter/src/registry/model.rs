@@ -157,6 +157,8 @@ pub struct Ask {
     pub peer_uid: Option<u32>,
     /// Whether this end accepted the connection; it connected otherwise.
     pub accepted: bool,
+    /// The inode of the socket that it was accepted at, which its process has; or 0.
+    pub listener: u64,
     /// How often the process has forked.
     pub forks: u32,
     /// Whether it needs the slab's descriptor even if it was given that before.
@@ -355,6 +357,7 @@ pub(super) struct Registered {
     pub(super) met: Option<EntryKey>,
     pub(super) peer_uid: Option<u32>,
     pub(super) accepted: bool,
+    pub(super) listener: u64,
     pub(super) forks: u32,
     pub(super) wants_slab: bool,
     pub(super) state: RequestState,

@@ -103,6 +103,7 @@ fn ask(client: u64, entry: u32, local: u16, remote: u16) -> Ask {
             remote: address(remote),
         },
         peer_uid: None,
+        listener: 0,
         cookie: 0,
         numbers: None,
         partner: None,

@@ -49,11 +49,14 @@ pub enum Event {
     /// A doorbell was rung for bytes that a program had not been seen waiting for, and had not
     /// read.
     Rescued = 20,
+    /// `connect` did not use a carrier: another socket listens there than that of the peer, which
+    /// is another user's program.
+    OtherListener = 21,
 }
 
 impl Event {
     /// All of them, by number, as `toehold status --json` spells them.
-    pub const NAMES: [&'static str; 21] = [
+    pub const NAMES: [&'static str; 22] = [
         "connected",
         "accepted",
         "none_parked",
@@ -75,6 +78,7 @@ impl Event {
         "retired",
         "unseen",
         "rescued",
+        "other_listener",
     ];
 }
 
@@ -98,4 +102,4 @@ impl Counts {
     }
 }
 
-const _: () = assert!(Event::Rescued as usize + 1 == Event::NAMES.len());
+const _: () = assert!(Event::OtherListener as usize + 1 == Event::NAMES.len());

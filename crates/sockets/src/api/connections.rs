@@ -185,7 +185,7 @@ fn makes_room() -> bool {
 /// The kernel has accepted `result` at the listener `fd`.
 fn seed(fd: c_int, result: c_int) {
     if result >= 0 && books::is_served(fd) {
-        errno::keep(|| seeds::accepted(result));
+        errno::keep(|| seeds::accepted(result, fd));
     }
 }
 

@@ -85,18 +85,16 @@ unsafe fn tell_remote(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) {
     }
 }
 
-/// Takes the next connection that is still there.
+/// Takes the next connection that is still there. A peer that queues more without end, of which none
+/// is there, has the kernel asked instead.
 fn take_next(flags: c_int) -> impl FnOnce() -> Option<Result<c_int, i32>> {
     move || {
         let _held = LOCK.lock();
-        loop {
-            let (pair, queued) = listener::next()?;
-            if let Some(carrier) = claimed(pair, queued) {
-                if let Some(result) = give(pair, queued, &carrier, flags) {
-                    return Some(result);
-                }
-            }
-        }
+        let mut waiting = (0..books::WAITING_MAX).map_while(|_| listener::next());
+        waiting.find_map(|(pair, queued)| {
+            let carrier = claimed(pair, queued)?;
+            give(pair, queued, &carrier, flags)
+        })
     }
 }
 

@@ -6,7 +6,7 @@
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
-use toehold_channel::express::Event;
+use toehold_channel::express::{ENTRIES_MAX, Event};
 
 use crate::pairs::Pair;
 use crate::table;
@@ -23,6 +23,8 @@ pub(super) static IS_OVER: AtomicBool = AtomicBool::new(false);
 
 /// Peer processes that can have connections waiting at a time.
 pub(super) const PAIRS_MAX: usize = 64;
+/// Connections that all of them together can have waiting at a time.
+pub(super) const WAITING_MAX: usize = PAIRS_MAX * ENTRIES_MAX;
 pub(super) static PAIRS: [AtomicPtr<Pair>; PAIRS_MAX] =
     [const { AtomicPtr::new(null_mut()) }; PAIRS_MAX];
 pub(super) static COUNT: AtomicU32 = AtomicU32::new(0);

@@ -13,7 +13,7 @@ use toehold_stream::express::{Push, Queued, Turn};
 
 use super::carriers::{self, Role};
 use super::destinations::Destination;
-use super::{LOCK, books, may_act, parking, returning, turns};
+use super::{LOCK, books, listening, may_act, parking, returning, turns};
 use crate::connection::{Connection, Local};
 use crate::descriptors::{self, FRESH_CLOEXEC, FRESH_NODELAY, FRESH_NONBLOCK, FRESH_V6};
 use crate::epoll::{early, membership, parked};
@@ -194,7 +194,8 @@ fn try_claim(index: u32, entry: &'static Entry, local: &'static Local, now: u64)
     let is_fit = books::holds(!crate::connection::commanded(entry), Event::OnKernel)
         && books::holds(carriers::is_young(&local.express, now), Event::TooOld)
         && books::holds(carriers::are_rings_empty(&end), Event::Unread)
-        && books::holds(is_alive(&carrier), Event::PeerEnded);
+        && books::holds(is_alive(&carrier), Event::PeerEnded)
+        && books::holds(is_its_listener(&carrier, now), Event::OtherListener);
     if !is_fit {
         return Claim::Dead;
     }
@@ -204,18 +205,27 @@ fn try_claim(index: u32, entry: &'static Entry, local: &'static Local, now: u64)
     }
 }
 
-/// Takes doorbells off the carrier: true when it goes on after them.
+/// True when the carrier leads to whom the kernel would connect us to. A program of our own user is
+/// believed when it says that it listens. Another user's may have had its listener's address for a
+/// moment, and go on to say so: the socket that the adapter has found there has to listen still.
+fn is_its_listener(carrier: &Connection, now: u64) -> bool {
+    let words = &carrier.local.express;
+    let number = words.destination.load(Ordering::Relaxed);
+    words.is_of_one_user()
+        || words
+            .listener()
+            .is_some_and(|its| listening::inode_at(number, now) == Some(its))
+}
+
+/// Takes doorbells off the carrier: true when it goes on after them. A peer that rings without end
+/// has no carrier.
 fn is_alive(carrier: &Connection) -> bool {
+    const TAKES_MAX: usize = 64;
     let Some(_held) = lock::try_lock(&carrier.entry.rx_lock) else {
         return false;
     };
-    loop {
-        match doorbells::take(carrier, u64::MAX) {
-            Ok(1..) => {}
-            Err(libc::EAGAIN) => return true,
-            _ => return false,
-        }
-    }
+    let mut takes = (0..TAKES_MAX).map(|_| doorbells::take(carrier, u64::MAX));
+    takes.find(|taken| !matches!(taken, Ok(1..))) == Some(Err(libc::EAGAIN))
 }
 
 /// Registrations of a socket that is not connected yet, which are to be the carrier's.

@@ -49,9 +49,47 @@ impl Destination {
         }
     }
 
+    /// `AF_INET` or `AF_INET6`.
+    pub(super) fn family(self) -> i32 {
+        (self.0[0] >> 48) as i32
+    }
+
     /// True for an address of IPv6.
     pub(super) fn is_v6(self) -> bool {
-        self.0[0] >> 48 == libc::AF_INET6 as u64
+        self.family() == libc::AF_INET6
+    }
+
+    /// The port, in host order.
+    pub(super) fn port(self) -> u16 {
+        u16::from_be((self.0[0] >> 32) as u16)
+    }
+
+    /// The address, of IPv4 in the first four bytes.
+    pub(super) fn ip(self) -> [u8; 16] {
+        (u128::from(self.0[2]) << 64 | u128::from(self.0[1])).to_ne_bytes()
+    }
+
+    /// The destination of that number.
+    pub(super) fn numbered(number: u32) -> Option<Destination> {
+        let known = KNOWN.get(number.checked_sub(1)? as usize)?;
+        let words = [0, 1, 2].map(|n| known[n].load(Ordering::Relaxed));
+        Some(Destination(words))
+    }
+
+    #[cfg(test)]
+    pub(super) fn of_address(address: core::net::SocketAddr) -> Destination {
+        let port = address.port().to_be();
+        match address.ip() {
+            core::net::IpAddr::V4(ip) => {
+                let first = first(libc::AF_INET as libc::sa_family_t, port, 0);
+                Destination([first, u32::from_ne_bytes(ip.octets()).into(), 0])
+            }
+            core::net::IpAddr::V6(ip) => {
+                let ip = u128::from_ne_bytes(ip.octets());
+                let first = first(libc::AF_INET6 as libc::sa_family_t, port, 0);
+                Destination([first, ip as u64, (ip >> 64) as u64])
+            }
+        }
     }
 
     /// Of an address that the kernel has told.
@@ -68,8 +106,7 @@ impl Destination {
         let (is_loopback, is_any) = match self.is_v6() {
             false => ((low as u32).to_ne_bytes()[0] == 127, low == 0),
             true => {
-                let name = (u128::from(high) << 64 | u128::from(low)).to_ne_bytes();
-                let name = core::net::Ipv6Addr::from(name);
+                let name = core::net::Ipv6Addr::from(self.ip());
                 let is_mapped = |v4: core::net::Ipv4Addr| v4.is_loopback();
                 let is_loopback = name.to_ipv4_mapped().is_some_and(is_mapped);
                 (is_loopback || name.is_loopback(), name.is_unspecified())
@@ -110,24 +147,22 @@ impl Destination {
 /// A socket that the kernel has connected to destination `number`: it does not block. `None` when
 /// that takes longer than `limit_ns`, or nobody listens there.
 pub(super) fn connect(number: u32, limit_ns: u64) -> Option<i32> {
-    let known = KNOWN.get(number.checked_sub(1)? as usize)?;
-    let [first, low, high] = [0, 1, 2].map(|n| known[n].load(Ordering::Relaxed));
-    let family = (first >> 48) as i32;
-    let port = (first >> 32) as u16;
+    let destination = Destination::numbered(number)?;
+    let (family, port, ip) = (destination.family(), destination.port(), destination.ip());
     // SAFETY: zeroes are valid addresses.
     let (mut v4, mut v6): (sockaddr_in, sockaddr_in6) = unsafe { core::mem::zeroed() };
     let (address, len) = match family {
         libc::AF_INET => {
             v4.sin_family = family as libc::sa_family_t;
-            v4.sin_port = port;
-            v4.sin_addr.s_addr = low as u32;
+            v4.sin_port = port.to_be();
+            v4.sin_addr.s_addr = destination.0[1] as u32;
             ((&raw const v4).cast::<sockaddr>(), size_of::<sockaddr_in>())
         }
         _ => {
             v6.sin6_family = family as libc::sa_family_t;
-            v6.sin6_port = port;
-            v6.sin6_scope_id = first as u32;
-            v6.sin6_addr.s6_addr = (u128::from(high) << 64 | u128::from(low)).to_ne_bytes();
+            v6.sin6_port = port.to_be();
+            v6.sin6_scope_id = destination.0[0] as u32;
+            v6.sin6_addr.s6_addr = ip;
             ((&raw const v6).cast(), size_of::<sockaddr_in6>())
         }
     };
@@ -159,15 +194,12 @@ mod tests {
     use super::*;
 
     fn v4(name: [u8; 4]) -> Destination {
-        let family = libc::AF_INET as libc::sa_family_t;
-        Destination([first(family, 80, 0), u32::from_ne_bytes(name).into(), 0])
+        Destination::of_address((name, 80).into())
     }
 
     fn v6(name: &str) -> Destination {
         let name: core::net::Ipv6Addr = name.parse().expect("an address");
-        let name = u128::from_ne_bytes(name.octets());
-        let first = first(libc::AF_INET6 as libc::sa_family_t, 80, 0);
-        Destination([first, name as u64, (name >> 64) as u64])
+        Destination::of_address((name, 80).into())
     }
 
     #[test]

@@ -268,7 +268,9 @@ pub(super) fn stop() {
     }
     // A claim from here on finds no place.
     carriers::retire_role(Role::Accepting);
-    while next().is_some() {}
+    // A peer that queues all the same withdraws it, or has it lost.
+    let waiting = (0..books::WAITING_MAX).map_while(|_| next());
+    waiting.for_each(drop);
     COUNT.store(0, Ordering::Relaxed);
     parked::unlisten(REGISTRATION.swap(0, Ordering::Relaxed));
 }

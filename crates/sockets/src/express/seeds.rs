@@ -242,7 +242,7 @@ pub(crate) unsafe fn connected(fd: i32, address: *const sockaddr, len: socklen_t
     if !share.waits_alone(started, limit_ns) {
         return;
     }
-    let is_carrier = pair(&connection, limit_ns, None);
+    let is_carrier = pair(&connection, Asking::Connected, limit_ns);
     share.waits_until_ns.store(0, Ordering::Relaxed);
     let is_useful = is_carrier && becomes_carrier(&connection);
     if !share.note(is_useful, started) {
@@ -250,8 +250,8 @@ pub(crate) unsafe fn connected(fd: i32, address: *const sockaddr, len: socklen_t
     }
 }
 
-/// `fd` was accepted from the kernel, at the listener.
-pub(crate) fn accepted(fd: i32) {
+/// `fd` was accepted from the kernel, at `listener`.
+pub(crate) fn accepted(fd: i32, listener: i32) {
     let share = &SHARES[Role::Accepting as usize];
     let Some(connection) = connection::at(fd).filter(|_| is_on()) else {
         return;
@@ -275,8 +275,8 @@ pub(crate) fn accepted(fd: i32) {
     let started = sys::now_ns();
     let is_carrier = pair(
         &connection,
+        Asking::AcceptedAt(listener),
         share.limit_ns(ACCEPTING_NS, ACCEPTING_KNOWN_NS),
-        Some(REFUSED_NS),
     );
     if is_carrier {
         let words = &connection.local.express;
@@ -294,12 +294,14 @@ pub(crate) fn accepted(fd: i32) {
     }
 }
 
-/// A connection was paired at once. False when it is its carrier's last all the same: another
-/// user's program is at the other end, or addresses are translated on the way.
+/// A connection was paired at once. False when it is its carrier's last all the same: addresses are
+/// translated on the way, or another user's program has accepted it, and nobody knows at which
+/// socket.
 fn becomes_carrier(connection: &Connection) -> bool {
     let words = &connection.local.express;
     words.made_ns.store(sys::now_ns(), Ordering::Relaxed);
-    let may_park = words.is_of_one_user() && !resets::are_wanted(connection);
+    let is_proved = words.is_of_one_user() || words.listener().is_some();
+    let may_park = is_proved && !resets::are_wanted(connection);
     words.may_park.store(may_park.into(), Ordering::Relaxed);
     if waits::is_seen(connection.local) {
         turns::note_seen(connection);
@@ -324,15 +326,37 @@ fn port_in(address: &libc::sockaddr_storage) -> u16 {
     u16::from_be(port)
 }
 
+/// The end that asks for a partner.
+#[derive(Clone, Copy)]
+enum Asking {
+    Connected,
+    /// At this listener.
+    AcceptedAt(i32),
+}
+
+impl Asking {
+    fn listener(self) -> Option<i32> {
+        match self {
+            Asking::Connected => None,
+            Asking::AcceptedAt(listener) => Some(listener),
+        }
+    }
+
+    /// How long it waits when the adapter knows of no question of the other end's.
+    fn refused_ns(self) -> Option<u64> {
+        self.listener().map(|_| REFUSED_NS)
+    }
+}
+
 /// Pairs a new connection at once: true when both its directions are rings. It waits no longer than
-/// `limit_ns` or, when the adapter knows of no question of the other end's, than `refused_ns`.
-fn pair(connection: &Connection, limit_ns: u64, refused_ns: Option<u64>) -> bool {
+/// `limit_ns`.
+fn pair(connection: &Connection, asking: Asking, limit_ns: u64) -> bool {
     // A test that wants every connection on a carrier waits for a busy host.
     let patience = if books::are_all_chosen() { 100 } else { 1 };
     let limit_ns = patience * limit_ns;
     let started = sys::now_ns();
     let passed = || sys::now_ns().saturating_sub(started);
-    let Some(adapter) = pairing::ask_at_once(connection) else {
+    let Some(adapter) = pairing::ask_at_once(connection, asking.listener()) else {
         return false;
     };
     let mut looks = 0;
@@ -345,7 +369,7 @@ fn pair(connection: &Connection, limit_ns: u64, refused_ns: Option<u64>) -> bool
         } else {
             let refusal = connection.entry.refusal.load(Ordering::Relaxed);
             let is_alone = |limit: u64| passed() >= patience * limit;
-            if refusal != Reason::None as u32 && refused_ns.is_some_and(is_alone) {
+            if refusal != Reason::None as u32 && asking.refused_ns().is_some_and(is_alone) {
                 return false;
             }
             let has_come = sys::poll_for(adapter, libc::POLLIN, LOOK_NS) != 0;

@@ -12,6 +12,9 @@ pub(crate) struct Words {
     /// 1 when both ends are of one user, in one network namespace, with no translation of addresses
     /// between them.
     is_one_user: AtomicU32,
+    /// The inode of the socket at which another user's program has accepted the connection, in our
+    /// network namespace; or 0.
+    listener: AtomicU64,
     /// Its number above the program's, plus one; 0 before its first park.
     high: AtomicI32,
     /// Where it leads to, at the connecting end: a number of [`super::destinations`]. At the
@@ -58,6 +61,7 @@ impl Words {
         }
         self.high.store(0, Ordering::Relaxed);
         for word in [
+            &self.listener,
             &self.began_at,
             &self.carrier_began_at,
             &self.rx_began_at,
@@ -84,14 +88,24 @@ impl Words {
         self.made_ns.load(Ordering::Relaxed) != 0
     }
 
-    /// The adapter says whether both ends are of one user.
-    pub(crate) fn note_user(&self, is_one: bool) {
-        self.is_one_user.store(is_one.into(), Ordering::Relaxed);
+    /// The adapter says whether both ends are of one user, and which socket listens for the other
+    /// one.
+    pub(crate) fn note_peer(&self, is_one_user: bool, listener: u64) {
+        self.is_one_user
+            .store(is_one_user.into(), Ordering::Relaxed);
+        self.listener.store(listener, Ordering::Relaxed);
     }
 
-    /// True when a carrier may be used again between its two processes.
+    /// True when both ends are of one user, and nothing is between them.
     pub(super) fn is_of_one_user(&self) -> bool {
         self.is_one_user.load(Ordering::Relaxed) != 0
+    }
+
+    /// The inode of the socket that listens for another user's program, if the adapter has found
+    /// it there.
+    pub(super) fn listener(&self) -> Option<u64> {
+        let inode = self.listener.load(Ordering::Relaxed);
+        (inode != 0).then_some(inode)
     }
 
     /// The program has set an option that is not set back: this turn is the carrier's last.

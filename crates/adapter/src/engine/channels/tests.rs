@@ -9,8 +9,6 @@ use toehold_channel::layout::{REGION_BYTES, SLAB_SLOTS};
 
 use crate::regions::{begin_region, create_pair, create_slab};
 
-const NETNS: u64 = 7;
-
 struct Bench {
     channels: Channels,
     daemon: OwnedFd,
@@ -44,7 +42,7 @@ impl Bench {
     /// Asks for a channel beside the carrier of a port; the request.
     fn ask(&mut self, port: u16) -> Message {
         let end = |port| SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port);
-        let index = self.channels.ask(0, NETNS, (end(80), end(port)), true);
+        let index = self.channels.ask(0, (end(80), end(port)), true);
         let (message, kind) = self.heard().expect("a request");
         assert_eq!((kind, Some(message.entry)), (Kind::Pair, index));
         message
@@ -124,10 +122,7 @@ impl Made {
 fn entry_is_used_again_under_another_generation() {
     let mut bench = Bench::new();
     let first = bench.ask(1_000);
-    assert_eq!(
-        (first.netns, first.local_port, first.remote_port),
-        (NETNS, 80, 1_000)
-    );
+    assert_eq!((first.local_port, first.remote_port), (80, 1_000));
     assert_eq!(bench.state(first.entry), EntryState::Live as u32);
     let other = bench.ask(1_001);
     assert_ne!(other.entry, first.entry);
@@ -146,12 +141,12 @@ fn daemon_that_does_not_listen_costs_no_entry() {
     let mut bench = Bench::new();
     let end = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 80);
     let mut asked = 0;
-    while bench.channels.ask(0, NETNS, (end, end), false).is_some() {
+    while bench.channels.ask(0, (end, end), false).is_some() {
         asked += 1;
         assert!(asked < 100_000, "the socket is never full");
     }
     assert_eq!(bench.channels.free.len(), 1);
-    assert!(bench.channels.ask(0, NETNS, (end, end), false).is_none());
+    assert!(bench.channels.ask(0, (end, end), false).is_none());
     assert_eq!(bench.channels.used as usize, asked + 1);
 }
 

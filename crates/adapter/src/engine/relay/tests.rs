@@ -272,7 +272,6 @@ impl Bench {
             engine: &mut self.engine,
             streams: &mut self.streams,
             channels: &mut self.channels,
-            netns: 0,
         };
         self.flow.advance(&mut around)
     }

@@ -1,0 +1,177 @@
+//! The socket that listens at a destination, by the kernel's account (sock_diag(7)).
+
+use core::net::{Ipv4Addr, Ipv6Addr};
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use super::destinations::{DESTINATIONS_MAX, Destination};
+use crate::sys;
+
+/// By destination: the inode of the socket that listens there, or 0, and when that was asked.
+static ANSWERS: [(AtomicU64, AtomicU64); DESTINATIONS_MAX] =
+    [const { (AtomicU64::new(0), AtomicU64::new(0)) }; DESTINATIONS_MAX];
+/// A question costs 8 us. Whoever listens next waits for its first connection no longer than this.
+const BETWEEN_QUESTIONS_NS: u64 = 1_000_000;
+
+/// `SOCK_DIAG_BY_FAMILY` (include/uapi/linux/sock_diag.h).
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+/// `TCP_LISTEN` (include/net/tcp_states.h).
+const TCP_LISTEN: u8 = 10;
+/// Of each network namespace (drivers/net/loopback.c).
+const LOOPBACK_INTERFACE: u32 = 1;
+/// `struct nlmsghdr` and `struct inet_diag_req_v2` (include/uapi/linux/inet_diag.h).
+const QUESTION_BYTES: usize = 16 + 56;
+/// Room for `struct nlmsghdr`, `struct inet_diag_msg` and what the kernel adds.
+const ANSWER_BYTES_MAX: usize = 512;
+/// In an answer: `idiag_state` and `idiag_inode`.
+const STATE_AT: usize = 16 + 1;
+const INODE_AT: usize = 16 + 68;
+
+/// The inode of the socket that listens at destination `number`, as the kernel had it a moment ago.
+/// The caller holds the lock.
+pub(super) fn inode_at(number: u32, now: u64) -> Option<u64> {
+    let destination = Destination::numbered(number)?;
+    let (inode, asked_ns) = ANSWERS.get(number.checked_sub(1)? as usize)?;
+    if now.saturating_sub(asked_ns.load(Ordering::Relaxed)) >= BETWEEN_QUESTIONS_NS {
+        inode.store(ask(destination).unwrap_or(0), Ordering::Relaxed);
+        asked_ns.store(now, Ordering::Relaxed);
+    }
+    let inode = inode.load(Ordering::Relaxed);
+    (inode != 0).then_some(inode)
+}
+
+fn ask(destination: Destination) -> Option<u64> {
+    let mut answer = [0; ANSWER_BYTES_MAX];
+    let len = sys::ask_diag(&question(destination), &mut answer)?;
+    inode_in(answer.get(..len)?)
+}
+
+/// Which socket is to have a SYN from this host to the destination (inet_diag_find_one_icsk).
+fn question(destination: Destination) -> [u8; QUESTION_BYTES] {
+    let (to, from) = addresses(destination);
+    let fields: [&[u8]; 13] = [
+        &(QUESTION_BYTES as u32).to_ne_bytes(),
+        &SOCK_DIAG_BY_FAMILY.to_ne_bytes(),
+        &(libc::NLM_F_REQUEST as u16).to_ne_bytes(),
+        // The number of the question, and the port of who asks, which the kernel knows.
+        &[0; 8],
+        &[destination.family() as u8, libc::IPPROTO_TCP as u8, 0, 0],
+        // Sockets in any state.
+        &u32::MAX.to_ne_bytes(),
+        &destination.port().to_be_bytes(),
+        // No connection comes from port 0, so none is found.
+        &[0; 2],
+        &to,
+        &from,
+        &LOOPBACK_INTERFACE.to_ne_bytes(),
+        // With any cookie.
+        &u32::MAX.to_ne_bytes(),
+        &u32::MAX.to_ne_bytes(),
+    ];
+    let mut question = [0; QUESTION_BYTES];
+    let mut at = 0;
+    for field in fields {
+        question[at..at + field.len()].copy_from_slice(field);
+        at += field.len();
+    }
+    question
+}
+
+/// Where a SYN goes to, and an address of the same kind where it may come from; IPv4 in the first
+/// four bytes.
+fn addresses(destination: Destination) -> ([u8; 16], [u8; 16]) {
+    let to = destination.ip();
+    let mut from = [0; 16];
+    match (destination.is_v6(), Ipv6Addr::from(to).to_ipv4_mapped()) {
+        (false, _) => from[..4].copy_from_slice(&Ipv4Addr::LOCALHOST.octets()),
+        (true, Some(_)) => from = Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets(),
+        (true, None) => from = Ipv6Addr::LOCALHOST.octets(),
+    }
+    // The kernel connects to the loopback address instead (connect(2)).
+    let is_any = to == [0; 16];
+    (if is_any { from } else { to }, from)
+}
+
+/// The inode in a `struct inet_diag_msg` about a socket that listens.
+fn inode_in(answer: &[u8]) -> Option<u64> {
+    let is_answer = answer.get(4..6)? == SOCK_DIAG_BY_FAMILY.to_ne_bytes();
+    let listens = *answer.get(STATE_AT)? == TCP_LISTEN;
+    let inode = answer.get(INODE_AT..INODE_AT + 4)?;
+    let inode = u32::from_ne_bytes(inode.try_into().ok()?);
+    (is_answer && listens).then_some(inode.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{SocketAddr, TcpListener, TcpStream};
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    fn destination(address: &str, port: u16) -> Destination {
+        let ip = address.parse().expect("an address");
+        Destination::of_address(SocketAddr::new(ip, port))
+    }
+
+    fn inode_of(socket: &impl AsRawFd) -> u64 {
+        let link = std::fs::read_link(format!("/proc/self/fd/{}", socket.as_raw_fd()));
+        let link = link.expect("open").to_string_lossy().into_owned();
+        let inode = link.strip_prefix("socket:[").expect("a socket");
+        inode.trim_end_matches(']').parse().expect("a number")
+    }
+
+    #[test]
+    fn the_socket_is_that_which_a_connection_would_meet() {
+        for (listens, connects) in [
+            ("127.0.0.1", "127.0.0.1"),
+            ("0.0.0.0", "127.0.0.1"),
+            ("0.0.0.0", "127.0.0.9"),
+            ("0.0.0.0", "0.0.0.0"),
+            ("::", "::1"),
+            ("::", "::"),
+            ("::", "127.0.0.1"),
+            ("::", "::ffff:127.0.0.1"),
+            ("127.0.0.1", "::ffff:127.0.0.1"),
+        ] {
+            let context = format!("{listens} {connects}");
+            let ip: std::net::IpAddr = listens.parse().expect("an address");
+            let Ok(listener) = TcpListener::bind(SocketAddr::new(ip, 0)) else {
+                continue; // A host without IPv6.
+            };
+            let port = listener.local_addr().expect("bound").port();
+            // A connection of that address is not what is asked for.
+            let name = SocketAddr::new(connects.parse().expect("an address"), port);
+            let _connection = TcpStream::connect(name).expect(&context);
+            let there = destination(connects, port);
+            assert_eq!(ask(there), Some(inode_of(&listener)), "{context}");
+            drop(listener);
+            assert_eq!(ask(there), None, "{context}");
+        }
+    }
+
+    #[test]
+    fn a_listener_of_another_address_is_not_meant() {
+        let elsewhere = TcpListener::bind("127.0.0.2:0").expect("a port");
+        let port = elsewhere.local_addr().expect("bound").port();
+        assert_eq!(ask(destination("127.0.0.1", port)), None);
+        let here = TcpListener::bind(("127.0.0.1", port)).expect("free");
+        assert_eq!(ask(destination("127.0.0.1", port)), Some(inode_of(&here)));
+    }
+
+    #[test]
+    fn answers_that_are_none_name_no_socket() {
+        let mut answer = [0u8; INODE_AT + 4];
+        answer[4..6].copy_from_slice(&SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+        answer[STATE_AT] = TCP_LISTEN;
+        answer[INODE_AT..].copy_from_slice(&7u32.to_ne_bytes());
+        assert_eq!(inode_in(&answer), Some(7));
+        for len in 0..answer.len() {
+            assert_eq!(inode_in(&answer[..len]), None, "{len} bytes");
+        }
+        let mut established = answer;
+        established[STATE_AT] = 1;
+        assert_eq!(inode_in(&established), None);
+        let mut error = answer;
+        error[4..6].copy_from_slice(&(libc::NLMSG_ERROR as u16).to_ne_bytes());
+        assert_eq!(inode_in(&error), None);
+    }
+}
