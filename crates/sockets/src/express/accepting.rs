@@ -85,8 +85,8 @@ unsafe fn tell_remote(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) {
     }
 }
 
-/// Takes the next connection that is still there. A peer that queues more without end, of which none
-/// is there, has the kernel asked instead.
+/// Takes the next connection that is still there. When a peer queues more without end, and none is
+/// there, the kernel is asked instead.
 fn take_next(flags: c_int) -> impl FnOnce() -> Option<Result<c_int, i32>> {
     move || {
         let _held = LOCK.lock();
