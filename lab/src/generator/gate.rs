@@ -24,4 +24,4 @@ impl Gate {
 }
 
 /// Other clients may still open their connections.
-const TIMEOUT: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(300);

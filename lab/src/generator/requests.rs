@@ -362,7 +362,7 @@ impl Loop {
 /// How long an open loop waits for its last responses.
 const GRACE: Duration = Duration::from_secs(1);
 /// For prior requests: the kernel answers 20,000 in a second and more.
-pub(crate) const PRIOR_TIMEOUT: Duration = Duration::from_secs(90);
+pub(crate) const PRIOR_TIMEOUT: Duration = Duration::from_secs(240);
 /// For each connection. The adapter makes a channel in a third of it.
 const PRIOR_PAUSE: Duration = Duration::from_micros(100);
 const SCRATCH_BYTES: usize = 64 << 10;
