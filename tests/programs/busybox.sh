@@ -7,7 +7,8 @@ prepare() {
 
 server() {
     patched busybox httpd -f -p "127.0.0.1:$PORT" -h "$FILES" &
-    patched busybox nc -l -p "$PORT2" <"$FILES/1000000" >/dev/null &
+    # More than the kernel's buffers hold, and a while in which the connection can be seen.
+    { cat "$FILES/12345678" && sleep 1; } | patched busybox nc -l -p "$PORT2" >/dev/null &
     wait
 }
 
