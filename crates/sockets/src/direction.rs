@@ -245,12 +245,8 @@ pub(crate) fn go_down(connection: &Connection, end: &End<'_>) {
 /// Our direction is about to end in its ring: it leaves it first if the peer, which waits by the
 /// kernel, has asked for what it has not read. The caller holds the send lock.
 pub(crate) fn settle(connection: &Connection, end: &End<'_>) {
-    if end.tx_mode() != Mode::Ring {
-        return;
-    }
-    if let Some(unread) = end.settle_resend() {
+    if end.tx_mode() == Mode::Ring && !end.forbid_resend() {
         go_down(connection, end);
-        resend::send(connection, end, unread);
     }
 }
 

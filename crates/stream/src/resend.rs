@@ -16,7 +16,7 @@
 //!
 //! One word decides, so both ends know which of them was first. A sender that came down unasked may
 //! have bytes on the carrier already, behind those in the ring: then it is too late. So it is for
-//! one that has closed.
+//! one that has closed: it forbids to ask, by the same word, or goes down because it was asked.
 
 use toehold_channel::layout::{RESEND_ASKED, RESEND_TOO_LATE};
 use toehold_channel::ring::{Fault, Filled, Stretches, stretches};
@@ -60,9 +60,23 @@ impl End<'_> {
         self.ours().switch.resend.store(0, Ordering::Relaxed);
     }
 
-    /// Our direction is about to leave the ring, or to end in it: what the peer has asked for. From
-    /// now on it is too late to ask.
-    pub fn settle_resend(&self) -> Option<Unread> {
+    /// Our direction is about to end in its ring: from now on it is too late to ask. False when the
+    /// peer has asked already: then it has to go down first. Callers hold the send lock.
+    pub fn forbid_resend(&self) -> bool {
+        // Relaxed: a peer that finds this word learns nothing else by it, and what a peer published
+        // that was faster is read when the direction goes down.
+        let forbidden = self.ours().switch.resend.compare_exchange(
+            0,
+            RESEND_TOO_LATE,
+            Ordering::Relaxed,
+            Ordering::Relaxed,
+        );
+        !forbidden.is_err_and(|before| before.is(RESEND_ASKED))
+    }
+
+    /// Our direction is about to leave the ring: what the peer has asked for. From now on it is too
+    /// late to ask.
+    pub(crate) fn settle_resend(&self) -> Option<Unread> {
         let resend = &self.ours().switch.resend;
         // Acquire pairs with the Release in `ask_to_resend`.
         let before = resend.swap(RESEND_TOO_LATE, Ordering::AcqRel);

@@ -179,6 +179,23 @@ fn bytes_that_a_reader_left_in_the_ring_come_by_the_carrier() {
 }
 
 #[test]
+fn a_direction_that_ends_in_its_ring_is_read_there_or_came_by_the_carrier() {
+    explore(3, || {
+        let [sender, receiver] = connect_upgraded(8);
+        assert_eq!(sender.try_send(&bytes_at(0, 1)), Ok(1));
+        let thread = loom::thread::spawn(move || {
+            sender.try_send(&bytes_at(1, 1)).unwrap();
+            sender.close();
+            sender.end().tx_mode()
+        });
+        let asked = receiver.ask_to_resend();
+        assert_eq!(receive_to_end(&receiver), 2);
+        let expected = if asked { Mode::Carrier } else { Mode::Ring };
+        assert_eq!(thread.join().unwrap(), expected);
+    });
+}
+
+#[test]
 fn a_stream_whose_reader_asked_can_go_up_again() {
     explore(2, || {
         let [sender, receiver] = connect_upgraded(8);

@@ -261,6 +261,18 @@ impl Party {
         self.carrier_out().end();
     }
 
+    /// Ends our direction where it is: in its ring, unless the peer wants what it has not read by
+    /// the carrier.
+    #[cfg(loom)]
+    pub(crate) fn close(&self) {
+        let _held = self.connection.sending[self.side].lock().unwrap();
+        let end = self.end();
+        if end.tx_mode() == Mode::Ring && !end.forbid_resend() {
+            self.go_down_held(&end);
+        }
+        self.carrier_out().end();
+    }
+
     /// Leaves the channel, if both directions are on the carrier and both ends know.
     pub(crate) fn try_leave(&self) -> Result<bool, Fault> {
         let _receiving = self.connection.receiving[self.side].lock().unwrap();
