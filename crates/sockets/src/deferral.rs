@@ -17,8 +17,8 @@
 //! ([`crate::faults`]);
 //! handlers that the kernel removes when they run (`SA_RESETHAND`); handlers installed by number.
 //!
-//! A section never sleeps. Its thread is known by its thread pointer, in a table of fixed size: no
-//! thread-local storage, no heap.
+//! A section never sleeps, but for a lock of another thread's ([`crate::mutex`]). Its thread is
+//! known by its thread pointer, in a table of fixed size: no thread-local storage, no heap.
 
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fence};
@@ -399,4 +399,19 @@ pub unsafe fn siginterrupt(signal: c_int, interrupts: c_int) -> c_int {
         };
     }
     result
+}
+
+/// Stands before `handler` as before one that a program has installed, in a test's process.
+#[cfg(test)]
+pub(crate) fn stand_before(signal: c_int, handler: extern "C" fn(c_int)) {
+    // Release pairs with the Acquire load in `handle`.
+    HANDLERS[signal as usize].store(handler as usize as u64, Ordering::Release);
+    // SAFETY: zeroes are a valid action, and it is live.
+    let result = unsafe {
+        let mut action: libc::sigaction = core::mem::zeroed();
+        action.sa_sigaction = address();
+        action.sa_flags = libc::SA_SIGINFO;
+        libc::sigaction(signal, &action, core::ptr::null_mut())
+    };
+    assert_eq!(result, 0);
 }

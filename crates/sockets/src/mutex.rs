@@ -7,30 +7,26 @@
 //! sleeps on a futex. The locks of [`crate::lock`] are opened by a store, which is cheaper, and
 //! held for some instructions or a copy.
 //!
-//! ```text
-//!   waits                                   opens
-//!   AWAITED by an exchange; was it OPEN?    OPEN by an exchange; was it AWAITED?
-//!   no: sleeps while it is AWAITED          yes: wakes one
-//! ```
+//! The word and why no wake-up is lost: [`toehold_stream::mutex`].
 //!
-//! No wake-up is lost: the kernel looks at the word and goes to sleep in one step, and a word that
-//! was AWAITED when it was opened wakes. Whoever takes it after a sleep leaves AWAITED there,
-//! because others may sleep; that costs one call in vain at most.
+//! *Signals.* No handler of the program runs while its thread holds the lock ([`deferral`]), or
+//! sleeps for it. One that ran between the wake-up and the next look might jump out, or take long:
+//! the wake-up would be lost for the others that sleep. So this is the one section that sleeps. A
+//! signal that comes meanwhile is late by the time that the others hold the lock.
+//!
+//! *Fork.* A process forks with whatever its other threads hold. The child has only one thread,
+//! which is not the holder and finds nobody asleep: it opens the lock ([`Mutex::reset`]).
 
-use core::sync::atomic::{AtomicU32, Ordering};
+use toehold_stream::mutex::{AWAITED, MutexWord};
 
 use crate::deferral::{self, Section};
 use crate::sys;
 
-const OPEN: u32 = 0;
-const HELD: u32 = 1;
-/// Held, and somebody may sleep.
-const AWAITED: u32 = 2;
 /// Looks before a sleep: most holders are about to let go.
 const SPINS: u32 = 200;
 
 /// The lock. All zeroes is an open one.
-pub(crate) struct Mutex(AtomicU32);
+pub(crate) struct Mutex(MutexWord);
 
 /// A held [`Mutex`].
 pub(crate) struct MutexHeld<'a> {
@@ -42,7 +38,7 @@ pub(crate) struct MutexHeld<'a> {
 impl Mutex {
     /// An open lock.
     pub(crate) const fn new() -> Mutex {
-        Mutex(AtomicU32::new(OPEN))
+        Mutex(MutexWord::open())
     }
 
     /// Takes it.
@@ -58,60 +54,52 @@ impl Mutex {
     #[inline]
     pub(crate) fn try_lock(&self) -> Option<MutexHeld<'_>> {
         let section = deferral::enter();
-        // Acquire pairs with the Release in `MutexHeld::drop`.
-        self.0
-            .compare_exchange(OPEN, HELD, Ordering::Acquire, Ordering::Relaxed)
-            .ok()
-            .map(|_| MutexHeld {
-                lock: self,
-                _section: section,
-            })
+        self.0.try_take().then(|| MutexHeld {
+            lock: self,
+            _section: section,
+        })
     }
 
     #[cold]
     fn lock_contended(&self) -> MutexHeld<'_> {
         for _ in 0..SPINS {
             core::hint::spin_loop();
-            if self.0.load(Ordering::Relaxed) == OPEN {
+            if self.0.looks_open() {
                 if let Some(held) = self.try_lock() {
                     return held;
                 }
             }
         }
-        loop {
-            let section = deferral::enter();
-            // Acquire pairs with the Release in `MutexHeld::drop`.
-            if self.0.swap(AWAITED, Ordering::Acquire) == OPEN {
-                return MutexHeld {
-                    lock: self,
-                    _section: section,
-                };
-            }
-            // A handler of a signal may run while this thread sleeps.
-            drop(section);
-            sys::sleep_while(&self.0, AWAITED);
+        // One for all sleeps until the lock is ours: see *Signals*.
+        let section = deferral::enter();
+        while !self.0.take_or_await() {
+            sys::sleep_while(self.0.word(), AWAITED);
+        }
+        MutexHeld {
+            lock: self,
+            _section: section,
         }
     }
 
     /// Opens it whoever had it: after fork the child's only thread is not the holder.
     pub(crate) fn reset(&self) {
-        // Relaxed: there is no other thread.
-        self.0.store(OPEN, Ordering::Relaxed);
+        self.0.reset();
     }
 }
 
 impl Drop for MutexHeld<'_> {
     #[inline]
     fn drop(&mut self) {
-        // Release pairs with the Acquire in `Mutex::try_lock` and `Mutex::lock_contended`.
-        if self.lock.0.swap(OPEN, Ordering::Release) == AWAITED {
-            sys::wake_one(&self.lock.0);
+        if self.lock.0.release() {
+            sys::wake_one(self.lock.0.word());
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use core::ffi::c_int;
+    use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
     use std::sync::mpsc;
     use std::thread;
 
@@ -148,6 +136,51 @@ mod tests {
             drop(held);
         });
         assert!(lock.try_lock().is_some());
+    }
+
+    /// Whether a thread of this process blocks a signal, from proc(5).
+    fn blocks(thread: i32, signal: c_int) -> bool {
+        let path = format!("/proc/self/task/{thread}/status");
+        let text = std::fs::read_to_string(path).expect("a thread of ours");
+        let mask = text.lines().find_map(|line| line.strip_prefix("SigBlk:"));
+        let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+        mask.expect("it has a mask") & 1 << (signal - 1) != 0
+    }
+
+    #[test]
+    fn a_handler_runs_when_its_thread_sleeps_no_more_for_the_lock() {
+        static RAN: AtomicBool = AtomicBool::new(false);
+        extern "C" fn handler(_: c_int) {
+            RAN.store(true, Ordering::Relaxed);
+        }
+        deferral::stand_before(libc::SIGUSR1, handler);
+        let lock = Mutex::new();
+        let held = lock.lock();
+        let (tell, told) = mpsc::channel();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                // SAFETY: no arguments.
+                tell.send(unsafe { libc::gettid() })
+                    .expect("the test waits");
+                drop(lock.lock());
+            });
+            let waiter = told.recv().expect("it tells");
+            let sleeps = || sleeps_in(waiter) == Some(libc::SYS_futex);
+            while !sleeps() {
+                thread::yield_now();
+            }
+            // SAFETY: no pointers.
+            unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), waiter, libc::SIGUSR1) };
+            // The signal has come when it was let in, or is put off.
+            let is_put_off = || blocks(waiter, libc::SIGUSR1) && sleeps();
+            while !(RAN.load(Ordering::Relaxed) || is_put_off()) {
+                thread::yield_now();
+            }
+            let ran_in_sleep = RAN.load(Ordering::Relaxed);
+            drop(held);
+            assert!(!ran_in_sleep);
+        });
+        assert!(RAN.load(Ordering::Relaxed));
     }
 
     #[test]

@@ -16,6 +16,7 @@
 //! - [`resend`]: unread bytes that come once more by the carrier.
 //! - [`ending`]: how a connection has ended whose carrier reports a reset.
 //! - [`worth`]: which connections are worth a channel.
+//! - [`mutex`]: a lock whose waiters sleep.
 //! - [`sleepers`]: who of a family sleeps, and whom a doorbell is still to wake.
 //! - [`spin`]: when to look again, and when to sleep.
 
@@ -29,6 +30,7 @@ pub mod express;
 pub mod holders;
 pub mod interest;
 pub mod leaving;
+pub mod mutex;
 pub mod next;
 pub mod resend;
 pub mod sleepers;

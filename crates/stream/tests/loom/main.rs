@@ -13,6 +13,7 @@ mod express;
 mod holders;
 mod interest;
 mod leaving;
+mod mutex;
 mod ring;
 mod sleepers;
 #[path = "../support/mod.rs"]
