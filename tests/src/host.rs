@@ -20,6 +20,20 @@ pub fn free_port() -> u16 {
         .port()
 }
 
+/// Lets this process, and those that it starts, have as many descriptors as the host allows.
+pub fn raise_descriptor_limit() {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: `limit` is live; what is set is what was got, with one number changed.
+    unsafe {
+        libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit);
+        limit.rlim_cur = limit.rlim_max;
+        libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
+    }
+}
+
 /// Where an installed program is, if it is installed.
 ///
 /// Looks beyond `PATH` in the directories that Debian keeps servers in.

@@ -3,7 +3,7 @@
 //! A test ends by assertion or by panic; either way every process it started is gone afterwards.
 //! Each [`Running`] leads its own process group, so that workers and forked children go with it.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::Read;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -205,6 +205,43 @@ impl Drop for Running {
 /// As [`Running::success`].
 pub fn output(command: Command, name: &str, dir: &Path) -> String {
     Running::start(command, name, dir).success(TIME_LIMIT)
+}
+
+/// The costs of a process; zeroes when it has ended.
+#[derive(Clone, Copy, Debug)]
+pub struct Cost {
+    /// KiB of memory; of pages that several processes have, each has its share.
+    pub proportional: u64,
+    /// KiB of page tables.
+    pub page_tables: u64,
+    /// How many.
+    pub mappings: u64,
+    /// How many are open.
+    pub descriptors: u64,
+}
+
+impl Cost {
+    /// That of this process, from proc(5).
+    pub fn of(pid: u32) -> Cost {
+        let proc = format!("/proc/{pid}");
+        let proc = Path::new(&proc);
+        let maps = fs::read_to_string(proc.join("maps")).unwrap_or_default();
+        let descriptors = fs::read_dir(proc.join("fd"));
+        Cost {
+            proportional: number_of(&proc.join("smaps_rollup"), "Pss:"),
+            page_tables: number_of(&proc.join("status"), "VmPTE:"),
+            mappings: maps.lines().count() as u64,
+            descriptors: descriptors.map_or(0, Iterator::count) as u64,
+        }
+    }
+}
+
+/// The number behind a name in a file of /proc.
+fn number_of(file: &Path, name: &str) -> u64 {
+    let text = fs::read_to_string(file).unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    let number = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
+    number.unwrap_or(0)
 }
 
 /// Says in words how a process ended.

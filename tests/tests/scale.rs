@@ -12,10 +12,11 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::Path as FilePath;
 use std::time::{Duration, Instant};
 
-use toehold_e2e::{Path, Running, Toehold};
+use toehold_e2e::process::Cost;
+use toehold_e2e::{Path, Running, Toehold, host};
+use toehold_measure::procfs::{self, Snapshot};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_crowd");
 /// A talk of thousands of connections takes a while.
@@ -157,26 +158,26 @@ impl Population {
             adapter.mappings,
             adapter.descriptors
         );
-        eprintln!("  host: {} MiB available", available() >> 10);
+        eprintln!("  host: {} MiB available", available_mib());
     }
 
     /// Shares of one core that all processes and the adapter use while nobody talks.
     fn idle(&mut self, time: Duration) -> [f64; 2] {
         let adapter = self.toehold.adapter().pid();
         let pids: Vec<u32> = self.members.iter().map(|it| it.running.pid()).collect();
-        let ticks = || {
-            let all = pids.iter().map(|pid| cpu_ticks(*pid)).sum::<u64>();
-            [all, cpu_ticks(adapter)]
+        let spent = || {
+            let all = procfs::processes();
+            let of = |these: &[u32]| {
+                let is_one = |one: &procfs::Process| these.contains(&(one.pid as u32));
+                let found: Vec<_> = all.iter().copied().filter(is_one).collect();
+                Snapshot::of(&found)
+            };
+            [of(&pids), of(&[adapter])]
         };
-        let (before, begun) = (ticks(), Instant::now());
+        let (before, begun) = (spent(), Instant::now());
         std::thread::sleep(time);
-        let (after, took) = (ticks(), begun.elapsed());
-        // SAFETY: no memory is involved.
-        let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as f64;
-        [0, 1].map(|which| {
-            let spent = (after[which] - before[which]) as f64 / per_second;
-            spent / took.as_secs_f64()
-        })
+        let (after, took) = (spent(), begun.elapsed());
+        [0, 1].map(|which| after[which].since(&before[which]).cpu() / took.as_secs_f64())
     }
 
     fn end(self) {
@@ -191,65 +192,13 @@ impl Population {
     }
 }
 
-/// The costs of a process, in KiB and in numbers.
-struct Cost {
-    proportional: u64,
-    page_tables: u64,
-    mappings: u64,
-    descriptors: u64,
-}
-
-impl Cost {
-    fn of(pid: u32) -> Cost {
-        let proc = format!("/proc/{pid}");
-        let proc = FilePath::new(&proc);
-        let maps = std::fs::read_to_string(proc.join("maps")).unwrap_or_default();
-        let descriptors = std::fs::read_dir(proc.join("fd"));
-        Cost {
-            proportional: number_of(&proc.join("smaps_rollup"), "Pss:"),
-            page_tables: number_of(&proc.join("status"), "VmPTE:"),
-            mappings: maps.lines().count() as u64,
-            descriptors: descriptors.map_or(0, Iterator::count) as u64,
-        }
-    }
-}
-
-/// The number behind a name in a file of /proc.
-fn number_of(file: &FilePath, name: &str) -> u64 {
-    let text = std::fs::read_to_string(file).unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix(name));
-    let number = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
-    number.unwrap_or(0)
-}
-
-fn available() -> u64 {
-    number_of(FilePath::new("/proc/meminfo"), "MemAvailable:")
-}
-
-/// `utime` and `stime` of a process (proc_pid_stat(5)).
-fn cpu_ticks(pid: u32) -> u64 {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let rest = stat.rsplit(") ").next().unwrap_or_default();
-    let fields = rest.split(' ').skip(11).take(2);
-    fields.filter_map(|field| field.parse::<u64>().ok()).sum()
+fn available_mib() -> u64 {
+    procfs::memory_available().unwrap_or(0) >> 20
 }
 
 fn wanted(name: &str, otherwise: usize) -> usize {
     let value = std::env::var(name).ok();
     value.map_or(otherwise, |value| value.parse().expect("a number"))
-}
-
-fn raise_descriptor_limit() {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    // SAFETY: `limit` is live; what is set is what was got, with one number changed.
-    unsafe {
-        libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit);
-        limit.rlim_cur = limit.rlim_max;
-        libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
-    }
 }
 
 /// Talks until all connections are direct, or some cannot be; what came of it.
@@ -273,14 +222,14 @@ fn settle(all: &mut Population) -> usize {
 
 #[test]
 fn many_processes_with_many_connections_are_accelerated() {
-    raise_descriptor_limit();
+    host::raise_descriptor_limit();
     let numbers = [
         wanted("E2E_PROCESSES", 24),
         wanted("E2E_CONNECTIONS", 24),
         wanted("E2E_PEERS", 3),
     ];
     let budget = wanted("E2E_BUDGET", 1_000_000);
-    let before = available();
+    let before = available_mib();
     let mut toehold = Toehold::start();
     toehold.start_adapter_with(&["--max-connections", &budget.to_string()]);
     let begun = Instant::now();
@@ -290,7 +239,7 @@ fn many_processes_with_many_connections_are_accelerated() {
         all.opened(),
         numbers[0],
         begun.elapsed(),
-        before >> 10
+        before
     );
     let direct = settle(&mut all);
     let [programs, adapter] = all.idle(Duration::from_secs(3));
