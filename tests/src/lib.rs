@@ -12,6 +12,7 @@
 //! - [`crowd`]: two programs with many connections, and a line to one of them;
 //! - [`load`]: the byte streams that the soak and the crash tests check;
 //! - [`nginx`]: a web server with files of known contents;
+//! - [`patched`]: programs that make their system calls themselves, compiled and started;
 //! - [`podman`]: containers by podman, of root's or rootless;
 //! - [`system`]: a system adapter, and programs of different users under it;
 //! - [`network`]: two network namespaces with an adapter's link between them;
@@ -24,6 +25,7 @@ pub mod host;
 pub mod load;
 pub mod network;
 pub mod nginx;
+pub mod patched;
 pub mod podman;
 pub mod process;
 pub mod system;

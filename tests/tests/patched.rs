@@ -4,99 +4,13 @@
 #![cfg(target_arch = "x86_64")]
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Read};
-use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
-use std::time::Duration;
+use std::process::Command;
 
+use toehold_e2e::patched::{Waiting, compile, compile_as, compile_static_threads};
 use toehold_e2e::toehold::{Connection, Path as OnPath};
 use toehold_e2e::{Toehold, host};
-use toehold_sites::elf::Image;
-
-/// Compiles `source` of `tests/patched` by a command that gets the output and the source.
-fn compile(directory: &Path, compiler: &str, options: &[&str], source: &str) -> PathBuf {
-    compile_as("program", directory, compiler, options, source)
-}
-
-/// [`compile`], with another name than `program`.
-fn compile_as(
-    name: &str,
-    directory: &Path,
-    compiler: &str,
-    options: &[&str],
-    source: &str,
-) -> PathBuf {
-    let program = directory.join(name);
-    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("patched");
-    let mut command = Command::new(compiler);
-    command.args(options).arg("-o").arg(&program);
-    command.arg(sources.join(source));
-    if ["many.go", "shared.go", "storm.go"].contains(&source) {
-        command.arg(sources.join("common.go"));
-    }
-    let status = command.status().expect("the compiler runs");
-    assert!(status.success(), "{compiler}");
-    program
-}
-
-/// A program that has said its line and waits for the end of its input.
-struct Waiting {
-    child: Child,
-    output: BufReader<ChildStdout>,
-    line: String,
-}
-
-impl Waiting {
-    fn start(command: &mut Command) -> Waiting {
-        command.env("GOGC", "5").env_remove("GODEBUG");
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = command.stderr(Stdio::piped()).spawn().expect("starts");
-        let mut output = BufReader::new(child.stdout.take().expect("piped"));
-        let mut line = String::new();
-        output.read_line(&mut line).expect("text");
-        Waiting {
-            child,
-            output,
-            line,
-        }
-    }
-
-    /// How often each system call went through the library; `None` when the library is not there.
-    fn counts(&self) -> Option<Vec<u64>> {
-        let process = self.child.id();
-        let maps = fs::read_to_string(format!("/proc/{process}/maps")).expect("it runs");
-        let line = maps.lines().find(|line| line.ends_with("libtoehold.so"))?;
-        let library = fs::read(&line[line.find('/')?..]).expect("readable");
-        let doors = Image::parse(&library)?.symbol(b"TOEHOLD_DOORS")?;
-        let base = u64::from_str_radix(line.split('-').next()?, 16).ok()?;
-        let memory = File::open(format!("/proc/{process}/mem")).expect("a child's memory");
-        let words = |at: u64, count: usize| {
-            let mut bytes = vec![0; count * 8];
-            memory.read_exact_at(&mut bytes, at).expect("mapped");
-            let words = bytes.chunks_exact(8);
-            words
-                .map(|word| u64::from_le_bytes(word.try_into().expect("eight")))
-                .collect::<Vec<_>>()
-        };
-        const COUNTS: u64 = 6;
-        Some(words(words(base + doors + COUNTS * 8, 1)[0], 512))
-    }
-
-    /// Lets it end; its line and everything it said besides.
-    fn end(mut self) -> (String, String) {
-        drop(self.child.stdin.take());
-        let mut rest = String::new();
-        let mut errors = String::new();
-        self.output.read_to_string(&mut rest).expect("text");
-        let mut stderr = self.child.stderr.take().expect("piped");
-        stderr.read_to_string(&mut errors).expect("text");
-        let status = self.child.wait().expect("a child");
-        assert!(status.success(), "{status}: {}{rest}{errors}", self.line);
-        (self.line, rest + &errors)
-    }
-}
 
 /// Runs `program` plain and patched, and compares. Returns how many of its connections were direct.
 fn check(program: &Path) -> usize {
@@ -275,10 +189,7 @@ fn debuggers_that_are_attached_to_a_patched_program_see_it_and_leave_it_as_it_is
         let plain = Waiting::start(&mut Command::new(&program)).end();
         let toehold = Toehold::start();
         // From its first moments, and when it waits.
-        let mut command = toehold.patched(&program);
-        command.env("GOGC", "5").env_remove("GODEBUG");
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = command.stderr(Stdio::piped()).spawn().expect("starts");
+        let child = Waiting::begin(&mut toehold.patched(&program));
         let number = child.id().to_string();
         std::thread::sleep(std::time::Duration::from_millis(300));
         let mut strace = Command::new("strace");
@@ -288,14 +199,7 @@ fn debuggers_that_are_attached_to_a_patched_program_see_it_and_leave_it_as_it_is
         // SAFETY: a child of ours, which lets go of the program when it is interrupted.
         unsafe { libc::kill(strace.id() as libc::pid_t, libc::SIGINT) };
         strace.wait().expect("a child");
-        let mut output = BufReader::new(child.stdout.take().expect("piped"));
-        let mut line = String::new();
-        output.read_line(&mut line).expect("text");
-        let waiting = Waiting {
-            child,
-            output,
-            line,
-        };
+        let waiting = Waiting::of(child);
         assert!(waiting.counts().is_some(), "{program:?}");
         let mut gdb = Command::new("gdb");
         gdb.args(["-q", "-nx", "-batch", "-p", &number]);
@@ -419,12 +323,6 @@ fn check_cancelled(options: &[&str]) {
     });
 }
 
-/// A static program of glibc with threads, compiled.
-fn compile_static_threads(directory: &Path) -> PathBuf {
-    let options = ["-O2", "-w", "-static", "-pthread"];
-    compile(directory, "cc", &options, "threads.c")
-}
-
 /// Has `command` run under a filter that answers `EPERM` to a system call, as a container's may.
 fn without(number: libc::c_long, command: &mut Command) -> &mut Command {
     const LOAD_NUMBER: libc::sock_filter = libc::sock_filter {
@@ -487,74 +385,11 @@ fn said_of_unpatched(
     let status = toehold.status();
     let bare = status["without_library"].as_array().expect("a list");
     assert_eq!(bare.len(), 1, "{status}");
-    assert_eq!(bare[0]["pid"], patched.child.id());
+    assert_eq!(bare[0]["pid"], patched.pid());
     let reason = bare[0]["reason"].as_str().expect("text").to_owned();
     let (line, said) = patched.end();
     assert_eq!(line, plain.0);
     Some((said, reason))
-}
-
-#[test]
-fn the_next_start_of_a_program_uses_the_plan_of_the_last() {
-    if host::require(["cc"]).is_none() {
-        return;
-    }
-    let directory = tempfile::tempdir().expect("scratch");
-    let program = compile_static_threads(directory.path());
-    // No plan is kept of a file that was changed less than three seconds ago.
-    std::thread::sleep(Duration::from_secs(5));
-    let toehold = Toehold::start();
-    let plans = directory.path().join("toehold-plans");
-    // The helper has the program's standard error. It has ended when nothing can be said there.
-    let start = |hinder: fn(&mut Command) -> &mut Command, runtime: &Path| {
-        let mut command = toehold.patched(&program);
-        hinder(command.env("XDG_RUNTIME_DIR", runtime));
-        let waiting = Waiting::start(&mut command);
-        assert!(waiting.counts().is_some(), "the program is patched");
-        let (_, said) = waiting.end();
-        assert_eq!(said, "");
-    };
-    let entry = || {
-        let mut entries = fs::read_dir(&plans).expect("made by the first start");
-        let path = entries.next()?.expect("an entry").path();
-        assert!(entries.next().is_none());
-        let inode = fs::metadata(&path).expect("an entry").ino();
-        Some((fs::read(&path).expect("readable"), inode, path))
-    };
-    start(|command| command, directory.path());
-    let first = entry().expect("the plan was kept");
-    start(|command| command, directory.path());
-    assert!(entry().is_some_and(|now| now == first), "the plan was used");
-    let (whole, _, path) = first;
-    let mut torn = whole.clone();
-    torn.truncate(whole.len() / 2);
-    fs::write(&path, &torn).expect("room");
-    start(|command| command, directory.path());
-    assert!(
-        entry().is_some_and(|(bytes, ..)| bytes == whole),
-        "it is whole again"
-    );
-    // As on a full disk: a file that the helper makes has no room for a byte.
-    fs::remove_file(&path).expect("ours");
-    start(without_room, directory.path());
-    assert!(entry().is_none());
-    // Nobody can make a directory here.
-    start(|command| command, Path::new("/proc"));
-}
-
-/// Has every write to a file fail that would make it longer (RLIMIT_FSIZE).
-fn without_room(command: &mut Command) -> &mut Command {
-    let limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    // SAFETY: one system call between fork and exec.
-    unsafe {
-        command.pre_exec(move || match libc::setrlimit(libc::RLIMIT_FSIZE, &limit) {
-            0 => Ok(()),
-            _ => Err(std::io::Error::last_os_error()),
-        })
-    }
 }
 
 #[test]
@@ -660,7 +495,7 @@ fn said_by_status(toehold: &Toehold, program: &Waiting) -> String {
     let status = toehold.status();
     let bare = status["without_library"].as_array().expect("a list");
     assert_eq!(bare.len(), 1, "{status}");
-    assert_eq!(bare[0]["pid"], program.child.id());
+    assert_eq!(bare[0]["pid"], program.pid());
     assert_eq!(bare[0]["has_library"], true);
     let text = toehold.ask(&["status"]).expect("an adapter");
     assert!(
@@ -749,7 +584,7 @@ fn status_says_why_programs_are_without_the_library() {
     for one in bare {
         assert_eq!(one["program"], "program");
         let reason = one["reason"].as_str().expect("text");
-        let is_by_run = one["pid"] == by_run.child.id();
+        let is_by_run = one["pid"] == by_run.pid();
         let begin = ["it is statically linked", "said at its start: /"];
         assert!(
             reason.starts_with(begin[usize::from(is_by_run)]),
@@ -926,7 +761,8 @@ fn status_says_why_a_child_is_not_patched() {
             reason.contains("the kernel does not let it be traced"),
             "{reason}"
         );
-        assert!(waiting.line.starts_with("patched 0 "), "{}", waiting.line);
+        let line = waiting.line();
+        assert!(line.starts_with("patched 0 "), "{line}");
         let (_, said) = waiting.end();
         assert_eq!(said, "");
     }
