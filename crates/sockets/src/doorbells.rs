@@ -12,6 +12,7 @@ use toehold_channel::table::Mode;
 use toehold_stream::end::End;
 
 use crate::connection::Connection;
+use crate::epoll::news;
 use crate::{lock, pending, sleepers, sys};
 
 /// Doorbells taken in one call.
@@ -53,7 +54,7 @@ pub(crate) fn drain(connection: &Connection, end: &End<'_>) -> bool {
         if waiting <= 0 || !is_ringing(end) {
             return any;
         }
-        if sleepers::need_doorbell(connection) {
+        if are_needed(connection) {
             return true;
         }
         let taken = skip(connection, waiting as u64);
@@ -62,6 +63,11 @@ pub(crate) fn drain(connection: &Connection, end: &End<'_>) -> bool {
             return any;
         }
     }
+}
+
+/// True when somebody may have yet to be woken by a doorbell on the carrier.
+pub(crate) fn are_needed(connection: &Connection) -> bool {
+    sleepers::need_doorbell(connection) || news::awaits_doorbell(connection)
 }
 
 /// Takes every one off the carrier, whoever sleeps: the connection is being closed, or has ended.
@@ -94,7 +100,7 @@ pub(crate) fn take_seen(connection: &Connection, end: &End<'_>, seen: usize) {
         // They stay for the next receive.
         return;
     };
-    if is_ringing(end) && !sleepers::need_doorbell(connection) {
+    if is_ringing(end) && !are_needed(connection) {
         skip(connection, seen as u64);
     }
 }

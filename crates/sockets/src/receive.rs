@@ -20,7 +20,7 @@ use crate::receive::waiting::{arm_for_unknown_wait, wait_for_bytes};
 use crate::sleep::{Deadline, sleep_until};
 use crate::{
     ahead, buffers, direction, doorbells, errno, leaving, lock, offers, pairing, peek_offset,
-    pending, resets, service, settings, sleepers, sys, unix, waits,
+    pending, resets, service, settings, sys, unix, waits,
 };
 
 /// Without other signs, a receiver that finds its ring empty looks at the carrier this often.
@@ -591,7 +591,7 @@ fn look_at_carrier(connection: &Connection, end: &End<'_>) -> Result<Option<Step
             }
             Ok(Some(Step::End))
         }
-        1.. if more || (drained && !sleepers::need_doorbell(connection)) => Ok(None),
+        1.. if more || (drained && !doorbells::are_needed(connection)) => Ok(None),
         1.. if sys::poll_now(connection.fd, libc::POLLRDHUP) != 0 => {
             // The end stands behind doorbells that are kept for other sleepers. It wakes them all
             // by itself.

@@ -88,6 +88,14 @@ pub(crate) const CASES: &[Case] = &[
         "news_on_several_connections_wakes_several_threads",
         sharing::news_for_each,
     ),
+    Case::pair(
+        "sleeper_is_woken_although_another_thread_has_read_before_it",
+        sharing::read_before_a_sleeper,
+    ),
+    Case::pair(
+        "sleeper_is_woken_although_another_thread_was_told_before_it",
+        sharing::told_before_a_sleeper,
+    ),
     Case::roles(
         "heavy_traffic_of_a_program_that_waits_past_libc",
         unseen::heavy,

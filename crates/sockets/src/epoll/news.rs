@@ -53,3 +53,26 @@ pub(crate) fn nudge(connection: &Connection) {
         }
     }
 }
+
+/// True when a thread of this process sleeps on the instance that has `connection` on a ready
+/// bitmap, and a notifier has taken the bitmap's sleep word: a doorbell on the carrier may be the
+/// one that the kernel has yet to show that thread. Without it the thread would sleep on, and no
+/// peer would ring for it again.
+pub(crate) fn awaits_doorbell(connection: &Connection) -> bool {
+    let own = sleepers::own_resting(connection);
+    let Ok(WakeWord::Bitmap { bitmap: index, .. }) = WakeWord::from_untrusted(own) else {
+        return false;
+    };
+    // SAFETY: places of the pair table are never released.
+    let pair = unsafe { connection.local.pair.load(Ordering::Relaxed).as_ref() };
+    let Some((pair, bitmap)) = pair.and_then(|pair| Some((pair, pair.ours(index)?))) else {
+        return false;
+    };
+    let user = pair.epolls.get(index as usize);
+    let number = user.map_or(0, |user| user.load(Ordering::Relaxed));
+    bitmap.sleeping.load(WAKING).is(0)
+        && number
+            .checked_sub(1)
+            .and_then(epoll)
+            .is_some_and(|epoll| epoll.sleepers.any())
+}

@@ -38,6 +38,25 @@ impl Epoll {
         }
     }
 
+    /// A thread that only looked has taken from the kernel what was to wake one that sleeps, whose
+    /// notifier has taken the sleep words: they are set again, and what was marked in between is on
+    /// the ready list. The caller shares it.
+    pub(super) fn sleep_on(&self) {
+        if !self.sleepers.any() {
+            return;
+        }
+        {
+            let _held = self.lock.lock();
+            if !self.sleepers.any() {
+                return;
+            }
+            self.set_sleeping(1);
+        }
+        // As in `end_sleep`. Pairs with the notifier's exchange in `doorbell::mark`.
+        fence(Ordering::SeqCst);
+        self.sweep();
+    }
+
     /// Sets or clears the sleep words of all ready bitmaps. The caller holds the lock.
     fn set_sleeping(&self, sleeping: u32) {
         for place in 0..self.pair_count.load(Ordering::Relaxed) as usize {

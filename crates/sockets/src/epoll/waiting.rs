@@ -93,8 +93,9 @@ pub(crate) fn wait(
                 attention::follow();
                 let n = kernel(events, Some(0));
                 if n != 0 {
-                    let kept = epoll.sort_kernel_events(&mut events[..n.max(0) as usize]);
+                    let kept = sort_looked(epoll, &mut events[..n.max(0) as usize]);
                     if n < 0 || kept > 0 {
+                        errno::keep(|| epoll.share());
                         return if n < 0 { n } else { kept as i32 };
                     }
                 }
@@ -166,7 +167,7 @@ fn ask_kernel_first(
     let now = sys::now_ns();
     let places = events.len() / 2;
     let n = usize::try_from(kernel(&mut events[..places], Some(0))).ok()?;
-    let kept = epoll.sort_kernel_events(&mut events[..n]);
+    let kept = sort_looked(epoll, &mut events[..n]);
     epoll.kernel_seen_ns.store(now, Ordering::Relaxed);
     if kept > 0 {
         epoll.kernel_news_ns.store(now, Ordering::Relaxed);
@@ -196,7 +197,7 @@ fn with_kernel_members(
     if n <= 0 {
         return if found > 0 { found as i32 } else { n };
     }
-    let mut kept = epoll.sort_kernel_events(&mut events[found..found + n as usize]);
+    let mut kept = sort_looked(epoll, &mut events[found..found + n as usize]);
     if found > 0 && epoll.nested_count.load(Ordering::Relaxed) != 0 {
         kept = without_repeats(events, found, kept);
     }
@@ -207,8 +208,21 @@ fn with_kernel_members(
     }
     match found + kept {
         0 => epoll.sweep_and_harvest(generation, events) as i32,
-        total => once_each(epoll, events, total),
+        total => {
+            epoll.share();
+            once_each(epoll, events, total)
+        }
     }
+}
+
+/// [`Epoll::sort_kernel_events`] of a look that does not wait. Another thread may sleep that was to
+/// be woken by these events.
+fn sort_looked(epoll: &Epoll, events: &mut [epoll_event]) -> usize {
+    let kept = epoll.sort_kernel_events(events);
+    if kept < events.len() {
+        epoll.sleep_on();
+    }
+    kept
 }
 
 /// The result of a wait to which the kernel and the library have both contributed.

@@ -1,9 +1,9 @@
 //! Several threads that wait in one instance.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::{ADD, ET, IN, MOD};
 use crate::role::{Pair, Role, receive_all, send_all};
@@ -233,4 +233,92 @@ pub(super) fn closed_and_replaced_under_a_sleeper(pair: &Pair) {
         }
     }
     pair.step();
+}
+
+/// One thread sleeps on the instance. Another reads what was to wake it, before it has run.
+pub(super) fn read_before_a_sleeper(pair: &Pair) {
+    /// Enough for the library to look at what is on the carrier, too.
+    const LOOKS: usize = 5000;
+    before_a_sleeper(pair, |_| {
+        while sys::recv(pair.fd, &mut [0], 0).is(libc::EAGAIN) {}
+        for _ in 0..LOOKS {
+            sys::recv(pair.fd, &mut [0], 0);
+        }
+    });
+}
+
+/// One thread sleeps on the instance. Another is told what was to wake it, in a call that does not
+/// wait.
+pub(super) fn told_before_a_sleeper(pair: &Pair) {
+    before_a_sleeper(pair, |epoll| {
+        while sys::epoll_wait(epoll, 1, 0).1.is_empty() {}
+        sys::recv(pair.fd, &mut [0], 0);
+    });
+}
+
+/// A message comes while a thread sleeps on the instance, and `take` takes it before that thread
+/// has run. The next message wakes the sleeper all the same.
+fn before_a_sleeper(pair: &Pair, take: impl Fn(Fd)) {
+    const ROUNDS: usize = 50;
+    if pair.server() {
+        for _ in 0..2 * ROUNDS {
+            pair.step();
+            send_all(pair.fd, b"!");
+        }
+        pair.step();
+        return;
+    }
+    let fd = pair.fd;
+    sys::set_nonblocking(fd, true);
+    let epoll = sys::epoll_create();
+    sys::epoll_ctl(epoll, ADD, fd, IN | ET, 1).value();
+    let read = Arc::new(AtomicUsize::new(0));
+    stay_on_this_processor();
+    let sleeper = read.clone();
+    thread::spawn(move || {
+        give_way();
+        loop {
+            sys::epoll_wait(epoll, 1, -1);
+            let has_read = !sys::recv(fd, &mut [0], 0).is(libc::EAGAIN);
+            sleeper.fetch_add(usize::from(has_read), Ordering::SeqCst);
+        }
+    });
+    let mut served = 0;
+    for round in 0..ROUNDS {
+        // The sleeper goes to sleep.
+        thread::sleep(Duration::from_millis(3));
+        pair.step();
+        take(epoll);
+        thread::sleep(Duration::from_millis(3));
+        pair.step();
+        let begun = Instant::now();
+        while read.load(Ordering::SeqCst) == round && begun.elapsed() < TIME_LIMIT {
+            thread::sleep(Duration::from_micros(100));
+        }
+        if read.load(Ordering::SeqCst) == round {
+            break;
+        }
+        served += 1;
+    }
+    pair.say("woken", served);
+    pair.step();
+}
+
+/// Has this thread, and those that it starts, use the processor on which it is.
+fn stay_on_this_processor() {
+    // SAFETY: zeroes are a valid set, and it is live.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(libc::sched_getcpu() as usize, &mut set);
+        libc::sched_setaffinity(0, size_of_val(&set), &set);
+    }
+}
+
+/// Has this thread run when no other wants its processor.
+fn give_way() {
+    // SAFETY: zeroes are valid parameters, and live.
+    unsafe {
+        let parameters: libc::sched_param = std::mem::zeroed();
+        libc::sched_setscheduler(0, libc::SCHED_IDLE, &parameters);
+    }
 }
