@@ -8,6 +8,7 @@ The last line tells how many of the client's connections had a port that an earl
 
 import array
 import errno
+import fcntl
 import os
 import resource
 import select
@@ -692,6 +693,123 @@ def counted():
     play(serve, ask)
 
 
+# Sockets in whose place a carrier came are given out again: each is as new.
+
+SO_COOKIE = 57
+
+
+def cookie(one):
+    return one.getsockopt(socket.SOL_SOCKET, SO_COOKIE, 8)
+
+
+def looks(one):
+    poll = select.poll()
+    poll.register(one, select.POLLIN | select.POLLOUT | select.POLLRDHUP)
+    options = [
+        (socket.SOL_SOCKET, socket.SO_ERROR),
+        (socket.SOL_SOCKET, socket.SO_TYPE),
+        (socket.SOL_SOCKET, socket.SO_PROTOCOL),
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE),
+        (socket.SOL_SOCKET, socket.SO_REUSEADDR),
+        (socket.SOL_SOCKET, socket.SO_SNDBUF),
+        (socket.SOL_SOCKET, socket.SO_RCVBUF),
+        (socket.IPPROTO_TCP, socket.TCP_NODELAY),
+        (socket.IPPROTO_TCP, socket.TCP_INFO),
+    ]
+    return (
+        one.getsockname(),
+        [outcome(one.getpeername)],
+        [one.getsockopt(*option) for option in options],
+        [fcntl.fcntl(one, command) for command in (fcntl.F_GETFL, fcntl.F_GETFD, fcntl.F_GETOWN)],
+        [event for _, event in poll.poll(0)],
+    )
+
+
+def leave(_):
+    pass
+
+
+def register(one):
+    # Until the end of the process.
+    EPOLLS.append(select.epoll())
+    EPOLLS[-1].register(one.fileno(), select.EPOLLIN)
+
+
+def register_and_remove(one):
+    register(one)
+    EPOLLS.pop().unregister(one.fileno())
+
+
+EPOLLS = []
+TREATMENTS = [
+    leave,
+    lambda one: one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    lambda one: one.setblocking(False),
+    lambda one: one.set_inheritable(True),
+    lambda one: one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    lambda one: fcntl.fcntl(one, fcntl.F_SETOWN, os.getpid()),
+    lambda one: outcome(lambda: one.connect((HOST, 1))),
+    register_and_remove,
+    register,
+]
+
+
+def begun(one, port):
+    one.settimeout(WAIT_MAX)
+    one.setblocking(True)
+    one.connect((HOST, port))
+    one.sendall(b"hello")
+    assert read_all(one, 5) == b"hello"
+    NAMES.append(one.getsockname())
+    one.close()
+    time.sleep(0.001)
+
+
+def spares(rounds=20, count=10):
+    per_round = len(TREATMENTS) + 1
+
+    def serve(server, steps):
+        server.warm(count + rounds * per_round + 2 * count + 1)
+        steps.tell()
+
+    def ask(port, steps):
+        warm(port, count)
+        seen, again, cookies = set(), 0, set()
+        for _ in range(rounds):
+            for treat in [*TREATMENTS, leave]:
+                one = socket.socket()
+                seen.add(repr(looks(one)))
+                again += cookie(one) in cookies
+                cookies.add(cookie(one))
+                treat(one)
+                begun(one, port)
+        say("as new", *sorted(seen))
+        # A child has this one, too: it is the one to speak.
+        one = socket.socket()
+        shared = cookie(one)
+        told = Steps()
+        child = os.fork()
+        if child == 0:
+            told.swap().hear()
+            one.settimeout(WAIT_MAX)
+            one.sendall(b"hello")
+            os._exit(int(read_all(one, 5) != b"hello"))
+        warm(port, count)
+        one.connect((HOST, port))
+        told.tell()
+        say("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        one.close()
+        for _ in range(count):
+            one = socket.socket()
+            assert cookie(one) != shared
+            begun(one, port)
+        steps.hear()
+        if "E2E_EXPRESS" in os.environ:
+            assert again > rounds, f"{again} sockets came again"
+
+    play(serve, ask)
+
+
 # Rules come and go while connections are made.
 
 
@@ -723,6 +841,7 @@ SCENARIOS = {
     "client_dies": client_dies,
     "forks": forks,
     "returns": returns,
+    "spares": spares,
     "counted": counted,
     "ruled": ruled,
 }

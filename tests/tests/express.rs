@@ -64,6 +64,7 @@ scenarios! {
     client_dies: what_a_dead_client_has_sent_is_accepted,
     forks: a_fork_retires_parked_carriers,
     returns: a_listener_that_returns_to_its_instance_is_served,
+    spares: a_socket_that_is_given_out_again_is_as_new,
 }
 
 /// The operator sees how many connections came by used carriers, and why others did not.

@@ -276,9 +276,20 @@ pub(crate) const FRESH_NODELAY: u64 = 1 << 39;
 /// It has an option or a name that a carrier in use has not.
 pub(crate) const FRESH_ODD: u64 = 1 << 40;
 
-/// Notes that `fd` is a TCP socket, made just now.
-pub(crate) fn note_fresh(fd: i32, bits: u64) {
-    note(fd, FRESH | bits);
+/// When a fresh socket was made: an epoch of `express::spares`, so many bits of it.
+pub(crate) const EPOCH_BITS: u32 = 16;
+pub(crate) const EPOCH_MASK: u64 = (1 << EPOCH_BITS) - 1;
+const EPOCH_SHIFT: u32 = 41;
+const _: () = assert!(EPOCH_SHIFT + EPOCH_BITS <= KIND_SHIFT);
+
+/// Notes that `fd` is a TCP socket as new, made in that epoch.
+pub(crate) fn note_fresh(fd: i32, bits: u64, epoch: u64) {
+    note(fd, FRESH | bits | (epoch & EPOCH_MASK) << EPOCH_SHIFT);
+}
+
+/// The epoch in the bits of a fresh socket.
+pub(crate) fn epoch_of(fresh: u64) -> u64 {
+    fresh >> EPOCH_SHIFT & EPOCH_MASK
 }
 
 /// Sets or clears a bit of a fresh socket's. Other descriptors have none.
@@ -293,6 +304,31 @@ pub(crate) fn change_fresh(fd: i32, bit: u64, is_set: bool) {
         is_fresh.then_some(if is_set { word | bit } else { word & !bit })
     };
     let _ = slot.fetch_update(REPLACED, Ordering::Relaxed, changed);
+}
+
+/// Those that are about to have this process's descriptors, too.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ToWhom {
+    /// A child of a fork: all of them.
+    Child,
+    /// A program that a child executes: those that are not close-on-exec.
+    Program,
+}
+
+/// Every fresh socket has a number in another process from now on. It is as one that was
+/// duplicated: bytes could pass by a number that we do not know.
+pub(crate) fn share_fresh(whom: ToWhom) {
+    for fd in 0..=HIGHEST.load(Ordering::Relaxed) as i32 {
+        let Some(slot) = slot(fd) else { continue };
+        let shared = |word: u64| {
+            let is_passed = whom == ToWhom::Child || word & FRESH_CLOEXEC == 0;
+            let is_it = word >> KIND_SHIFT == 0 && word & FRESH != 0 && is_passed;
+            is_it.then_some(word | DUPLICATED)
+        };
+        if shared(slot.load(Ordering::Relaxed)).is_some() {
+            let _ = slot.fetch_update(REPLACED, Ordering::Relaxed, shared);
+        }
+    }
 }
 
 /// The bits of a fresh socket that can become any connection.
@@ -383,7 +419,17 @@ fn out_of_the_way(fd: i32) -> Option<i32> {
 
 /// A duplicate of `fd` that is ours.
 pub(crate) fn duplicate_for_us(fd: i32) -> Option<i32> {
-    let ours = out_of_the_way(fd)?;
+    duplicate_for_us_near(fd, 0)
+}
+
+/// As [`duplicate_for_us`], at a number of ours that was given up, or just above, if it is not 0.
+pub(crate) fn duplicate_for_us_near(fd: i32, near: i32) -> Option<i32> {
+    let again = match near {
+        1.. => i32::try_from(sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, near as usize)).ok(),
+        _ => None,
+    };
+    let ours = again.filter(|&number| number >= 0);
+    let ours = ours.or_else(|| out_of_the_way(fd))?;
     note(ours, 3 << KIND_SHIFT);
     (kind(ours) == Kind::Own).then_some(ours)
 }

@@ -11,6 +11,7 @@
 //!
 //! - [`words`]: a carrier's own state; [`carriers`]: those that are parked, and their retirement;
 //! - [`parking`]: the last close of a turn; [`claiming`]: `connect`; [`accepting`]: `accept`;
+//!   [`spares`]: the sockets that `connect` has replaced, for `socket`;
 //! - [`listener`]: the one listener whose connections may come by carriers; [`books`]: what others
 //!   ask of it;
 //! - [`seeds`]: how a carrier begins; [`crowd`]: when none is to begin; [`destinations`]: where it
@@ -37,6 +38,7 @@ mod listening;
 pub(crate) mod parking;
 pub(crate) mod returning;
 pub(crate) mod seeds;
+pub(crate) mod spares;
 pub(crate) mod turns;
 pub(crate) mod unseen;
 mod watch;
@@ -93,6 +95,7 @@ pub(crate) fn stop() {
     let _held = LOCK.lock();
     listener::stop();
     carriers::retire_all();
+    spares::end_epoch();
 }
 
 /// Express is over in this process.
@@ -121,6 +124,7 @@ pub(crate) fn follow_rule(rule: Rule) -> bool {
         listener::forget_all();
         listener::stop();
         carriers::retire_all();
+        spares::end_epoch();
     }
     WANTED.store(is_wanted, Ordering::Relaxed);
     true
@@ -165,7 +169,7 @@ pub(crate) fn forked() {
 pub(crate) fn make_room() -> bool {
     may_act() && {
         let _held = LOCK.lock();
-        carriers::retire_all()
+        carriers::retire_all() | spares::close_all()
     }
 }
 
@@ -175,7 +179,7 @@ pub(crate) fn limit(left: Option<u64>) -> Option<u64> {
         true => carriers::next_retirement_ns(),
         false => None,
     };
-    let limits = [left, retirement, watch::limit_ns()];
+    let limits = [left, retirement, spares::due_in_ns(), watch::limit_ns()];
     limits.into_iter().flatten().min()
 }
 
@@ -188,11 +192,12 @@ pub(crate) fn look_limit_ns() -> Option<u64> {
 /// looks at turns when it is time to.
 pub(crate) fn look_after() {
     let is_due = watch::is_due();
-    if !is_due && !carriers::are_any() {
+    if !is_due && !carriers::are_any() && !spares::are_any() {
         return;
     }
     if let Some(_held) = LOCK.try_lock() {
         carriers::look_after();
+        spares::look_after(sys::now_ns());
         if is_due {
             watch::look();
         }

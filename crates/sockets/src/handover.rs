@@ -30,7 +30,7 @@ use toehold_channel::rendezvous::{Kind as Said, Message};
 use toehold_channel::table::{Entry, EntryState, FLAG_INHERITED, FLAG_PINNED, Reason};
 
 use crate::connection::{self, Connection};
-use crate::descriptors::{self, Kind};
+use crate::descriptors::{self, Kind, ToWhom};
 use crate::epoll::membership;
 use crate::lock::UNLOCKED;
 use crate::orderings::STATE_SEEN;
@@ -204,8 +204,9 @@ pub fn before_exec(follows: bool) -> Departure {
         return Departure::IDLE;
     }
     let borrowed = process::borrowed_memory();
-    if !borrowed {
-        express::stop();
+    match borrowed {
+        false => express::stop(),
+        true => descriptors::share_fresh(ToWhom::Program),
     }
     // A `vfork` child closes what it likes, our descriptors included.
     let follows = follows && !is_closed(table::fd());
@@ -284,6 +285,7 @@ pub fn before_exec(follows: bool) -> Departure {
 
 /// A child is about to execute a program, without our seeing it: what stays open there is lent.
 pub fn before_spawn() {
+    descriptors::share_fresh(ToWhom::Program);
     if !process::is_started() || table::table().is_none() {
         return;
     }

@@ -2,6 +2,7 @@
 
 use toehold_channel::table::WaitMode;
 
+use crate::descriptors::{self, ToWhom};
 use crate::epoll::lifetime;
 use crate::{
     adapter, connection, errno, express, family, faults, holders, kernel_waits, locking, process,
@@ -52,6 +53,7 @@ pub extern "C" fn before_fork() {
         return;
     }
     express::stop();
+    descriptors::share_fresh(ToWhom::Child);
     process::before_fork();
     let place = table::table().and_then(|table| holders::expect_child(&table));
     connection::each_held(|_, entry, _| {

@@ -396,6 +396,12 @@ pub(crate) fn getpid() -> u32 {
     unsafe { call!(SYS_getpid) as u32 }
 }
 
+/// The effective user of this thread (geteuid(2)).
+pub(crate) fn effective_user() -> u32 {
+    // SAFETY: no arguments.
+    unsafe { call!(SYS_geteuid) as u32 }
+}
+
 /// True when process `pid` runs: a child of ours that has ended and waits to be reaped does not.
 pub(crate) fn process_exists(pid: u32) -> bool {
     // SAFETY: signal 0 only asks.

@@ -9,6 +9,7 @@ use crate::api::readiness::nanoseconds;
 use crate::buffers::{self, part, parts};
 use crate::carrier::Carrier;
 use crate::connection::{self, Connection};
+use crate::descriptors::{self, FRESH_ODD};
 use crate::offload::endings;
 use crate::receive::{Control, receive, receive_message};
 use crate::send::{transmit, transmit_message};
@@ -417,6 +418,9 @@ unsafe fn note_passed_descriptors(header: &msghdr) {
                     let fd = libc::CMSG_DATA(at).cast::<i32>().add(n).read_unaligned();
                     if let Some(passed) = connection::at(fd) {
                         errno::keep(|| service::quiesce(&passed, Reason::Passed));
+                    } else {
+                        // Another process has it, too.
+                        descriptors::change_fresh(fd, FRESH_ODD, true);
                     }
                 }
             }

@@ -9,7 +9,7 @@ use toehold_channel::table::Reason;
 use crate::carrier::Carrier;
 use crate::descriptors::{self, FRESH_ODD, Kind};
 use crate::epoll::news;
-use crate::express::{self, accepting, books, claiming, listener, seeds};
+use crate::express::{self, accepting, books, claiming, listener, seeds, spares};
 use crate::offload::active_open::{self, Opened};
 use crate::offload::names::{self, Side};
 use crate::offload::{addresses, bound, passive_open, routing};
@@ -51,6 +51,10 @@ pub unsafe fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_
     }
     let result = unsafe { real::connect(fd, to.0, to.1) };
     let error = if result == 0 { 0 } else { errno::get() };
+    if error != 0 {
+        // It is not as new any more (tcp_done in net/ipv4/tcp.c).
+        descriptors::change_fresh(fd, FRESH_ODD, true);
+    }
     if matches!(error, 0 | libc::EINPROGRESS | libc::EINTR) {
         let is_ours = fresh.is_some();
         errno::keep(|| unsafe { note_connect(fd, address, len, error, is_ours) });
@@ -191,6 +195,9 @@ fn seed(fd: c_int, result: c_int) {
 
 /// `socket(2)`.
 pub unsafe fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    if let Some(kept) = spares::socket(domain, kind, protocol) {
+        return kept;
+    }
     let mut result = unsafe { real::socket(domain, kind, protocol) };
     if result < 0 && makes_room() {
         result = unsafe { real::socket(domain, kind, protocol) };
@@ -351,6 +358,9 @@ pub unsafe fn shutdown(fd: c_int, how: c_int) -> c_int {
         if (libc::SHUT_RD..=libc::SHUT_RDWR).contains(&how) {
             errno::keep(|| shutting(&c, how));
         }
+    } else {
+        // The kernel shuts one that is not connected, too (inet_shutdown in net/ipv4/af_inet.c).
+        descriptors::change_fresh(fd, FRESH_ODD, true);
     }
     let result = unsafe { real::shutdown(fd, how) };
     if let Some(c) = connection::at(fd) {

@@ -246,11 +246,20 @@ pub unsafe fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
                     note_mode(fd, argument as c_int);
                 }
             }
-            _ => {}
+            libc::F_GETFD | libc::F_GETFL | F_GETOWN => {}
+            // The owner for signals, among others.
+            _ => descriptors::change_fresh(fd, FRESH_ODD, true),
         }
     }
     result
 }
+
+/// `fcntl(2)` (include/uapi/asm-generic/fcntl.h).
+const F_GETOWN: c_int = 9;
+/// Requests of ioctl(2) that set whom the kernel sends signals
+/// (include/uapi/asm-generic/sockios.h).
+const FIOSETOWN: c_ulong = 0x8901;
+const SIOCSPGRP: c_ulong = 0x8902;
 
 /// The program has set the mode of what is no connection.
 fn note_mode(fd: c_int, mode: c_int) {
@@ -283,7 +292,7 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
             if request == libc::FIONBIO as c_ulong {
                 let is_on = unsafe { *(argument as *const c_int) } != 0;
                 note_mode(fd, if is_on { libc::O_NONBLOCK } else { 0 });
-            } else if request == libc::FIOASYNC as c_ulong {
+            } else if [libc::FIOASYNC as c_ulong, FIOSETOWN, SIOCSPGRP].contains(&request) {
                 descriptors::change_fresh(fd, FRESH_ODD, true);
             }
         }

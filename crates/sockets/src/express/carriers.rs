@@ -89,6 +89,11 @@ pub(super) fn are_any() -> bool {
         .any(|list| list.count.load(Ordering::Relaxed) != 0)
 }
 
+/// How many carriers may be parked in a role, as was found last.
+pub(super) fn most() -> u32 {
+    MOST.load(Ordering::Relaxed)
+}
+
 /// True when one more may be parked.
 pub(super) fn is_room(role: Role) -> bool {
     let asked = ASKED.fetch_add(1, Ordering::Relaxed);

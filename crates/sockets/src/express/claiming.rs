@@ -13,7 +13,7 @@ use toehold_stream::express::{Push, Queued, Turn};
 
 use super::carriers::{self, Role};
 use super::destinations::Destination;
-use super::{LOCK, books, listening, may_act, parking, returning, turns};
+use super::{LOCK, books, listening, may_act, parking, returning, spares, turns};
 use crate::connection::{Connection, Local};
 use crate::descriptors::{self, FRESH_CLOEXEC, FRESH_NODELAY, FRESH_NONBLOCK, FRESH_V6};
 use crate::epoll::{early, membership, parked};
@@ -62,7 +62,7 @@ pub(crate) fn made(fd: c_int, domain: c_int, kind: c_int, protocol: c_int) {
     let bits = bit(kind & libc::SOCK_NONBLOCK != 0, FRESH_NONBLOCK)
         | bit(kind & libc::SOCK_CLOEXEC != 0, FRESH_CLOEXEC)
         | bit(domain == libc::AF_INET6, FRESH_V6);
-    descriptors::note_fresh(fd, bits);
+    descriptors::note_fresh(fd, bits, spares::epoch());
 }
 
 /// Takes the carrier that has been parked longest of those that lead to an address.
@@ -110,7 +110,7 @@ fn claim(fd: c_int, fresh: u64, destination: Destination) -> Option<Connection> 
         carrier.local.pair.load(Ordering::Relaxed),
         Ordering::Relaxed,
     );
-    begin(fd, fresh, &carrier, turn)
+    begin(fd, fresh, &carrier, turn, now)
 }
 
 /// The pair of the last claim. It is only compared.
@@ -233,7 +233,7 @@ const EARLY_MAX: usize = 4;
 
 /// Puts a claimed carrier in the place of the program's socket. `None` when the peer does not
 /// listen any more.
-fn begin(fd: c_int, fresh: u64, carrier: &Connection, turn: Turn) -> Option<Connection> {
+fn begin(fd: c_int, fresh: u64, carrier: &Connection, turn: Turn, now: u64) -> Option<Connection> {
     let (entry, local) = (carrier.entry, carrier.local);
     let (end, pair) = (carrier.end()?, carriers::pair_of(local)?);
     let give_up = || {
@@ -283,8 +283,18 @@ fn begin(fd: c_int, fresh: u64, carrier: &Connection, turn: Turn) -> Option<Conn
         _ => libc::O_CLOEXEC,
     };
     uring::closing(fd);
+    let spare = match count {
+        0 => spares::hold(fd, fresh, now),
+        _ => None,
+    };
     if sys::dup3(carrier.fd, fd, cloexec) < 0 {
+        if let Some(spare) = spare {
+            spare.close();
+        }
         return give_up();
+    }
+    if let Some(spare) = spare {
+        spare.keep(fresh);
     }
     carriers::leave(Role::Connecting, local);
     let options = match fresh & FRESH_NODELAY {
