@@ -1,8 +1,8 @@
-# what: nbdkit with qemu-img and nbdcopy: 12 MB images
+# what: nbdkit with qemu-img and nbdcopy: 64 MB images
 # needs: nbdkit:nbdkit qemu-img:qemu-utils nbdcopy:libnbd-bin
 
 prepare() {
-    payload image 12582912
+    payload image 67108864
 }
 
 server() {

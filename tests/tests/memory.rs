@@ -151,6 +151,12 @@ fn requests_of_many_connections_wait_for_an_adapter_that_is_stopped() {
     let arguments = [&*MANY.to_string(), "light"];
     let mut crowd = Crowd::start(&toehold, PROGRAM, &arguments, TIME_LIMIT);
     toehold.adapter().signal(libc::SIGCONT);
+    let connections = toehold.connections();
+    let mut reasons = connections
+        .iter()
+        .filter_map(|one| one.value["reason"].as_str());
+    let is_told = reasons.any(|reason| reason.starts_with("the adapter was busy"));
+    assert!(is_told, "{connections:?}");
     let all_direct = wait_until(TIME_LIMIT, || {
         crowd.order("around 100");
         direct(&toehold) == 2 * MANY

@@ -508,13 +508,16 @@ pub enum Reason {
     Descriptors = 31,
     /// As many connections are in memory as a rule of the operator's allows.
     OverBudget = 32,
+    /// The adapter has as many requests to answer as may wait. It is asked again when the
+    /// connection is used.
+    Crowded = 33,
 }
 
 impl Reason {
     /// The reason behind a number, if it is one.
     pub fn from_word(word: u32) -> Option<Reason> {
         use Reason::*;
-        const ALL: [Reason; 33] = [
+        const ALL: [Reason; 34] = [
             None,
             FewBytes,
             NoAdapter,
@@ -548,6 +551,7 @@ impl Reason {
             Captured,
             Descriptors,
             OverBudget,
+            Crowded,
         ];
         ALL.get(word as usize).copied()
     }
@@ -594,6 +598,7 @@ impl Reason {
             Reason::Captured => "a packet capture or a new firewall rule is to see it",
             Reason::Descriptors => "the program sends descriptors or credentials on it",
             Reason::OverBudget => "as many connections are in memory as a rule allows",
+            Reason::Crowded => "the adapter was busy; it is asked again when this is used",
         }
     }
 }

@@ -200,7 +200,7 @@ fn ask(connection: &Connection, adapter: i32, message: &Message) -> bool {
             showing::take_back(connection, before);
             entry
                 .reason
-                .store(Reason::NoAdapter as u32, Ordering::Relaxed);
+                .store(Reason::Crowded as u32, Ordering::Relaxed);
             false
         }
         Asked::Lost => false,

@@ -163,7 +163,7 @@ fn advice(reason: &str) -> Option<&'static str> {
         .map(|(_, advice)| *advice)
 }
 
-const ADVICE: [(&str, &str); 17] = [
+const ADVICE: [(&str, &str); 18] = [
     (
         "a rule keeps it",
         "change the rule, then: systemctl reload toehold-adapter",
@@ -195,6 +195,10 @@ const ADVICE: [(&str, &str); 17] = [
     (
         "the adapter does not answer",
         "start one: toehold adapter, or: systemctl start toehold-adapter",
+    ),
+    (
+        "the adapter was busy",
+        "none: it is asked again with the connection's next calls",
     ),
     (
         "belongs to another user",

@@ -239,8 +239,8 @@ pub(super) fn closed_and_replaced_under_a_sleeper(pair: &Pair) {
 pub(super) fn read_before_a_sleeper(pair: &Pair) {
     /// Enough for the library to look at what is on the carrier, too.
     const LOOKS: usize = 5000;
-    before_a_sleeper(pair, |_| {
-        while sys::recv(pair.fd, &mut [0], 0).is(libc::EAGAIN) {}
+    before_a_sleeper(pair, |_, is_taken| {
+        while sys::recv(pair.fd, &mut [0], 0).is(libc::EAGAIN) && !is_taken() {}
         for _ in 0..LOOKS {
             sys::recv(pair.fd, &mut [0], 0);
         }
@@ -250,15 +250,15 @@ pub(super) fn read_before_a_sleeper(pair: &Pair) {
 /// One thread sleeps on the instance. Another is told what was to wake it, in a call that does not
 /// wait.
 pub(super) fn told_before_a_sleeper(pair: &Pair) {
-    before_a_sleeper(pair, |epoll| {
-        while sys::epoll_wait(epoll, 1, 0).1.is_empty() {}
+    before_a_sleeper(pair, |epoll, is_taken| {
+        while sys::epoll_wait(epoll, 1, 0).1.is_empty() && !is_taken() {}
         sys::recv(pair.fd, &mut [0], 0);
     });
 }
 
 /// A message comes while a thread sleeps on the instance, and `take` takes it before that thread
-/// has run. The next message wakes the sleeper all the same.
-fn before_a_sleeper(pair: &Pair, take: impl Fn(Fd)) {
+/// has run, unless that thread was first. The next message wakes the sleeper all the same.
+fn before_a_sleeper(pair: &Pair, take: impl Fn(Fd, &dyn Fn() -> bool)) {
     const ROUNDS: usize = 50;
     if pair.server() {
         for _ in 0..2 * ROUNDS {
@@ -284,18 +284,28 @@ fn before_a_sleeper(pair: &Pair, take: impl Fn(Fd)) {
         }
     });
     let mut served = 0;
-    for round in 0..ROUNDS {
+    for _ in 0..ROUNDS {
         // The sleeper goes to sleep.
         thread::sleep(Duration::from_millis(3));
+        let before = read.load(Ordering::SeqCst);
         pair.step();
-        take(epoll);
+        let told = Instant::now();
+        take(epoll, &|| {
+            if told.elapsed() > Duration::from_millis(10) {
+                // The sleeper was first, and has to run to say so.
+                thread::sleep(Duration::from_millis(1));
+            }
+            read.load(Ordering::SeqCst) != before
+        });
         thread::sleep(Duration::from_millis(3));
+        let before = read.load(Ordering::SeqCst);
         pair.step();
+        let is_woken = || read.load(Ordering::SeqCst) != before;
         let begun = Instant::now();
-        while read.load(Ordering::SeqCst) == round && begun.elapsed() < TIME_LIMIT {
+        while !is_woken() && begun.elapsed() < TIME_LIMIT {
             thread::sleep(Duration::from_micros(100));
         }
-        if read.load(Ordering::SeqCst) == round {
+        if !is_woken() {
             break;
         }
         served += 1;
