@@ -481,6 +481,15 @@ pub fn library() -> PathBuf {
     product().library.clone()
 }
 
+/// The sum of a count of short connections over all processes of a status.
+pub fn express_count(status: &Value, name: &str) -> u64 {
+    let processes = status["processes"].as_array();
+    let counts = processes.into_iter().flatten();
+    counts
+        .filter_map(|process| process["express"][name].as_u64())
+        .sum()
+}
+
 /// The directory of the running profile: programs run from there, and tests from `deps` in it.
 fn target_dir() -> PathBuf {
     let program = std::env::current_exe().expect("a running program has a path");

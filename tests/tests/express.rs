@@ -3,8 +3,7 @@
 
 use std::time::Duration;
 
-use serde_json::Value;
-use toehold_e2e::toehold::Path;
+use toehold_e2e::toehold::{Path, express_count};
 use toehold_e2e::{Running, Toehold, host, wait_until};
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/express.py");
@@ -80,7 +79,7 @@ fn status_counts_connections_on_used_carriers() {
     let up = wait_until(TIME_LIMIT, || running.stdout().contains("played"));
     assert!(up, "{}", running.outputs());
     let status = toehold.status();
-    let of = |name: &str| counted(&status, name);
+    let of = |name: &str| express_count(&status, name);
     assert!(of("connected") > 0, "{status}");
     assert_eq!(of("accepted"), of("connected"), "{status}");
     assert!(of("seeds_made") > 0, "{status}");
@@ -88,15 +87,6 @@ fn status_counts_connections_on_used_carriers() {
         of("connected") + of("none_parked") + of("peer_busy") >= 20,
         "{status}"
     );
-}
-
-/// The sum of a count of all processes.
-fn counted(status: &Value, name: &str) -> u64 {
-    let processes = status["processes"].as_array();
-    let counts = processes.into_iter().flatten();
-    counts
-        .filter_map(|process| process["express"][name].as_u64())
-        .sum()
 }
 
 /// Plays connections without end until `until` holds of the counts of both programs.
@@ -110,7 +100,7 @@ fn play_until(options: &[&str], until: impl Fn(&dyn Fn(&str) -> u64) -> bool) {
     let running = Running::start(command, "ruled", toehold.dir());
     let held = wait_until(TIME_LIMIT, || {
         let status = toehold.status();
-        until(&|name| counted(&status, name)) && running.stdout().lines().count() > 3
+        until(&|name| express_count(&status, name)) && running.stdout().lines().count() > 3
     });
     assert!(held, "{}\n{}", running.outputs(), toehold.status());
 }
@@ -132,7 +122,7 @@ fn load_until(load: &[&str], mut until: impl FnMut(&dyn Fn(&str) -> u64) -> bool
     let client = start("client", &[&[&address, "--seconds", "60"], load].concat());
     let held = wait_until(TIME_LIMIT, || {
         let status = toehold.status();
-        until(&|name| counted(&status, name))
+        until(&|name| express_count(&status, name))
     });
     let outputs = server.outputs() + &client.outputs();
     assert!(held, "{outputs}\n{}", toehold.status());

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use toehold_e2e::system::{CLIENT, SERVER, STRANGER, System};
-use toehold_e2e::{Running, host, wait_until};
+use toehold_e2e::{Running, host, toehold, wait_until};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_stream");
 const TIME_LIMIT: Duration = Duration::from_secs(30);
@@ -198,16 +198,11 @@ fn live_channels_are_shown_without_the_adapter_that_made_them() {
     }
 }
 
-/// The sum of a count of express, of all processes. The adapter answers seldom: while it reads the
-/// lists of sockets, with all that have ended, it introduces nobody.
+/// A count of express, by what root is told. The adapter is asked seldom: while it reads the lists
+/// of sockets, with all that have ended, it introduces nobody.
 fn express_count(host: &System, name: &str) -> u64 {
     std::thread::sleep(Duration::from_millis(500));
-    let status = host.status();
-    let processes = status["processes"].as_array();
-    let counts = processes.into_iter().flatten();
-    counts
-        .filter_map(|process| process["express"][name].as_u64())
-        .sum()
+    toehold::express_count(&host.status(), name)
 }
 
 #[test]

@@ -282,6 +282,21 @@ pub(crate) const EPOCH_MASK: u64 = (1 << EPOCH_BITS) - 1;
 const EPOCH_SHIFT: u32 = 41;
 const _: () = assert!(EPOCH_SHIFT + EPOCH_BITS <= KIND_SHIFT);
 
+/// The bits of a socket that is made by `socket` with these. `None` for one of another kind than
+/// TCP.
+pub(crate) fn fresh_bits(domain: i32, kind: i32, protocol: i32) -> Option<u64> {
+    const FLAGS: i32 = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    let is_tcp = matches!(domain, libc::AF_INET | libc::AF_INET6)
+        && kind & !FLAGS == libc::SOCK_STREAM
+        && matches!(protocol, 0 | libc::IPPROTO_TCP);
+    let bit = |is_set, bit| if is_set { bit } else { 0 };
+    is_tcp.then_some(
+        bit(kind & libc::SOCK_NONBLOCK != 0, FRESH_NONBLOCK)
+            | bit(kind & libc::SOCK_CLOEXEC != 0, FRESH_CLOEXEC)
+            | bit(domain == libc::AF_INET6, FRESH_V6),
+    )
+}
+
 /// Notes that `fd` is a TCP socket as new, made in that epoch.
 pub(crate) fn note_fresh(fd: i32, bits: u64, epoch: u64) {
     note(fd, FRESH | bits | (epoch & EPOCH_MASK) << EPOCH_SHIFT);

@@ -51,17 +51,12 @@ pub(crate) unsafe fn connect(
 
 /// The program has made a socket.
 pub(crate) fn made(fd: c_int, domain: c_int, kind: c_int, protocol: c_int) {
-    const TYPE_MASK: c_int = 0xf;
-    let is_tcp = matches!(domain, libc::AF_INET | libc::AF_INET6)
-        && kind & TYPE_MASK == libc::SOCK_STREAM
-        && matches!(protocol, 0 | libc::IPPROTO_TCP);
-    if !is_tcp || !may_act() || descriptors::kind(fd) != descriptors::Kind::Foreign {
+    let Some(bits) = descriptors::fresh_bits(domain, kind, protocol) else {
+        return;
+    };
+    if !may_act() || descriptors::kind(fd) != descriptors::Kind::Foreign {
         return;
     }
-    let bit = |is_set, bit| if is_set { bit } else { 0 };
-    let bits = bit(kind & libc::SOCK_NONBLOCK != 0, FRESH_NONBLOCK)
-        | bit(kind & libc::SOCK_CLOEXEC != 0, FRESH_CLOEXEC)
-        | bit(domain == libc::AF_INET6, FRESH_V6);
     descriptors::note_fresh(fd, bits, spares::epoch());
 }
 

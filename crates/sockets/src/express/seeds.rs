@@ -242,7 +242,7 @@ pub(crate) unsafe fn connected(fd: i32, address: *const sockaddr, len: socklen_t
     if !share.waits_alone(started, limit_ns) {
         return;
     }
-    let is_carrier = pair(&connection, Asking::Connected, limit_ns);
+    let is_carrier = pair(&connection, None, limit_ns);
     share.waits_until_ns.store(0, Ordering::Relaxed);
     let is_useful = is_carrier && becomes_carrier(&connection);
     if !share.note(is_useful, started) {
@@ -275,7 +275,7 @@ pub(crate) fn accepted(fd: i32, listener: i32) {
     let started = sys::now_ns();
     let is_carrier = pair(
         &connection,
-        Asking::AcceptedAt(listener),
+        Some(listener),
         share.limit_ns(ACCEPTING_NS, ACCEPTING_KNOWN_NS),
     );
     if is_carrier {
@@ -326,37 +326,16 @@ fn port_in(address: &libc::sockaddr_storage) -> u16 {
     u16::from_be(port)
 }
 
-/// The end that asks for a partner.
-#[derive(Clone, Copy)]
-enum Asking {
-    Connected,
-    /// At this listener.
-    AcceptedAt(i32),
-}
-
-impl Asking {
-    fn listener(self) -> Option<i32> {
-        match self {
-            Asking::Connected => None,
-            Asking::AcceptedAt(listener) => Some(listener),
-        }
-    }
-
-    /// How long it waits when the adapter knows of no question of the other end's.
-    fn refused_ns(self) -> Option<u64> {
-        self.listener().map(|_| REFUSED_NS)
-    }
-}
-
-/// Pairs a new connection at once: true when both its directions are rings. It waits no longer than
-/// `limit_ns`.
-fn pair(connection: &Connection, asking: Asking, limit_ns: u64) -> bool {
+/// Pairs a new connection at once, one that was accepted at `listener` or has connected: true when
+/// both its directions are rings. It waits no longer than `limit_ns`; the accepting end no longer
+/// than [`REFUSED_NS`] when the adapter knows of no question of the client's.
+fn pair(connection: &Connection, listener: Option<i32>, limit_ns: u64) -> bool {
     // A test that wants every connection on a carrier waits for a busy host.
     let patience = if books::are_all_chosen() { 100 } else { 1 };
     let limit_ns = patience * limit_ns;
     let started = sys::now_ns();
     let passed = || sys::now_ns().saturating_sub(started);
-    let Some(adapter) = pairing::ask_at_once(connection, asking.listener()) else {
+    let Some(adapter) = pairing::ask_at_once(connection, listener) else {
         return false;
     };
     let mut looks = 0;
@@ -368,8 +347,8 @@ fn pair(connection: &Connection, asking: Asking, limit_ns: u64) -> bool {
             }
         } else {
             let refusal = connection.entry.refusal.load(Ordering::Relaxed);
-            let is_alone = |limit: u64| passed() >= patience * limit;
-            if refusal != Reason::None as u32 && asking.refused_ns().is_some_and(is_alone) {
+            let is_alone = |_| passed() >= patience * REFUSED_NS;
+            if refusal != Reason::None as u32 && listener.is_some_and(is_alone) {
                 return false;
             }
             let has_come = sys::poll_for(adapter, libc::POLLIN, LOOK_NS) != 0;

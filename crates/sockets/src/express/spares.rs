@@ -213,26 +213,23 @@ fn take_kept(is_v6: bool) -> Option<Spare> {
 
 /// `socket`, if one is kept that is as a new one. `None`: the kernel is to make one.
 pub(crate) fn socket(domain: c_int, kind: c_int, protocol: c_int) -> Option<c_int> {
-    const FLAGS: c_int = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-    let is_tcp = matches!(domain, libc::AF_INET | libc::AF_INET6)
-        && kind & !FLAGS == libc::SOCK_STREAM
-        && matches!(protocol, 0 | libc::IPPROTO_TCP);
-    if !is_tcp || !are_any() || !may_act() {
+    let bits = descriptors::fresh_bits(domain, kind, protocol).filter(|_| are_any())?;
+    if !may_act() {
         return None;
     }
     errno::keep(|| {
-        let spare = take_kept(domain == libc::AF_INET6)?;
+        let spare = take_kept(bits & FRESH_V6 != 0)?;
         let is_current =
             is_of_epoch(spare.epoch) && is_users() && descriptors::kind(spare.fd) == Kind::Own;
-        let number = is_current.then(|| give(spare, kind));
+        let number = is_current.then(|| give(spare, bits));
         spare.close();
         number?
     })
 }
 
 /// The lowest free number, as the kernel would choose it, for a socket that was kept.
-fn give(spare: Spare, kind: c_int) -> Option<c_int> {
-    let command = match kind & libc::SOCK_CLOEXEC {
+fn give(spare: Spare, bits: u64) -> Option<c_int> {
+    let command = match bits & FRESH_CLOEXEC {
         0 => libc::F_DUPFD,
         _ => libc::F_DUPFD_CLOEXEC,
     };
@@ -246,16 +243,12 @@ fn give(spare: Spare, kind: c_int) -> Option<c_int> {
         sys::close(fd);
         return None;
     }
-    let nonblock = kind & libc::SOCK_NONBLOCK != 0;
+    let nonblock = bits & FRESH_NONBLOCK != 0;
     if nonblock != spare.nonblock {
         let mode = libc::O_RDWR | if nonblock { libc::O_NONBLOCK } else { 0 };
         sys::fcntl(fd, libc::F_SETFL, mode as usize);
     }
     if descriptors::kind(fd) == Kind::Foreign {
-        let bit = |is_set, bit| if is_set { bit } else { 0 };
-        let bits = bit(nonblock, FRESH_NONBLOCK)
-            | bit(kind & libc::SOCK_CLOEXEC != 0, FRESH_CLOEXEC)
-            | bit(spare.is_v6, FRESH_V6);
         descriptors::note_fresh(fd, bits, spare.epoch);
     }
     Some(fd)
