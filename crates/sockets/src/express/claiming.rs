@@ -289,7 +289,7 @@ fn begin(fd: c_int, fresh: u64, carrier: &Connection, turn: Turn, now: u64) -> O
         return give_up();
     }
     if let Some(spare) = spare {
-        spare.keep(fresh);
+        spare.keep();
     }
     carriers::leave(Role::Connecting, local);
     let options = match fresh & FRESH_NODELAY {

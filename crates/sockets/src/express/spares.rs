@@ -36,68 +36,54 @@ static KEPT_AT_NS: AtomicU64 = AtomicU64::new(0);
 /// The number of the last one.
 static LAST_FD: AtomicI32 = AtomicI32::new(0);
 
-/// A socket that is kept.
+/// A socket that is kept: its bits as a fresh one, above one more than its number, which is ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Spare {
-    /// Its number, one of ours.
-    fd: i32,
-    is_v6: bool,
-    /// Its calls do not block.
-    nonblock: bool,
-    /// Of its making: [`descriptors::epoch_of`].
-    epoch: u64,
-}
+pub(super) struct Spare(u64);
 
-const FD_BITS: u32 = 20;
-const V6_BIT: u32 = FD_BITS;
-const NONBLOCK_BIT: u32 = V6_BIT + 1;
-const EPOCH_SHIFT: u32 = NONBLOCK_BIT + 1;
+const NUMBER_MASK: u64 = u32::MAX as u64;
 
 impl Spare {
-    fn to_word(self) -> Option<u64> {
-        let number = u64::try_from(self.fd).ok()? + 1;
-        (number < 1 << FD_BITS).then_some(
-            number
-                | u64::from(self.is_v6) << V6_BIT
-                | u64::from(self.nonblock) << NONBLOCK_BIT
-                | self.epoch << EPOCH_SHIFT,
-        )
+    fn of(fd: i32, fresh: u64) -> Spare {
+        Spare(fresh & !NUMBER_MASK | u64::from(fd as u32 + 1))
     }
 
     fn from_word(word: u64) -> Option<Spare> {
-        let number = (word & ((1 << FD_BITS) - 1)) as i32;
-        (number != 0).then_some(Spare {
-            fd: number - 1,
-            is_v6: word >> V6_BIT & 1 != 0,
-            nonblock: word >> NONBLOCK_BIT & 1 != 0,
-            epoch: word >> EPOCH_SHIFT & descriptors::EPOCH_MASK,
-        })
+        (word != 0).then_some(Spare(word))
+    }
+
+    fn fd(self) -> i32 {
+        (self.0 as u32 - 1) as i32
+    }
+
+    fn has(self, bit: u64) -> bool {
+        self.0 & bit != 0
+    }
+
+    fn epoch(self) -> u64 {
+        descriptors::epoch_of(self.0)
     }
 
     /// It is not kept: the program has it, or nobody.
     pub(super) fn close(self) {
-        if descriptors::kind(self.fd) == Kind::Own {
-            descriptors::disown(self.fd);
+        if descriptors::kind(self.fd()) == Kind::Own {
+            descriptors::disown(self.fd());
         }
     }
 
     /// Nobody else has it any more: the next `socket` may.
-    pub(super) fn keep(self, fresh: u64) {
-        if fresh & FRESH_NODELAY != 0 {
-            sys::setsockopt_int(self.fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 0);
+    pub(super) fn keep(self) {
+        if self.has(FRESH_NODELAY) {
+            sys::setsockopt_int(self.fd(), libc::IPPROTO_TCP, libc::TCP_NODELAY, 0);
         }
         KEPT_AT_NS.store(sys::now_ns(), Ordering::Relaxed);
-        let Some(word) = self.to_word() else {
-            return self.close();
-        };
         // Release pairs with the Acquire exchange in `take_kept`: all that was done to the socket.
         let (told, seen) = (Ordering::Release, Ordering::Relaxed);
         let is_kept = KEPT
             .iter()
-            .any(|place| place.compare_exchange(0, word, told, seen).is_ok());
+            .any(|place| place.compare_exchange(0, self.0, told, seen).is_ok());
         if !is_kept {
             self.close();
-        } else if !is_of_epoch(self.epoch) {
+        } else if !is_of_epoch(self.epoch()) {
             // It has ended meanwhile, and who ended it may not have seen this one.
             close_all();
         }
@@ -135,12 +121,7 @@ pub(super) fn hold(fd: i32, fresh: u64, now: u64) -> Option<Spare> {
     let near = LAST_FD.load(Ordering::Relaxed);
     let held = descriptors::duplicate_for_us_near(fd, near)?;
     LAST_FD.store(held, Ordering::Relaxed);
-    Some(Spare {
-        fd: held,
-        is_v6: fresh & FRESH_V6 != 0,
-        nonblock: fresh & FRESH_NONBLOCK != 0,
-        epoch: descriptors::epoch_of(fresh),
-    })
+    Some(Spare::of(held, fresh))
 }
 
 /// A new epoch, if the last one has lasted for long.
@@ -203,7 +184,7 @@ pub(super) fn due_in_ns() -> Option<u64> {
 fn take_kept(is_v6: bool) -> Option<Spare> {
     KEPT.iter().find_map(|place| {
         let word = place.load(Ordering::Relaxed);
-        let spare = Spare::from_word(word).filter(|spare| spare.is_v6 == is_v6)?;
+        let spare = Spare::from_word(word).filter(|spare| spare.has(FRESH_V6) == is_v6)?;
         // Acquire pairs with the Release exchange in `keep`.
         let (seen, told) = (Ordering::Acquire, Ordering::Relaxed);
         let is_ours = place.compare_exchange(word, 0, seen, told).is_ok();
@@ -220,7 +201,7 @@ pub(crate) fn socket(domain: c_int, kind: c_int, protocol: c_int) -> Option<c_in
     errno::keep(|| {
         let spare = take_kept(bits & FRESH_V6 != 0)?;
         let is_current =
-            is_of_epoch(spare.epoch) && is_users() && descriptors::kind(spare.fd) == Kind::Own;
+            is_of_epoch(spare.epoch()) && is_users() && descriptors::kind(spare.fd()) == Kind::Own;
         let number = is_current.then(|| give(spare, bits));
         spare.close();
         number?
@@ -233,23 +214,23 @@ fn give(spare: Spare, bits: u64) -> Option<c_int> {
         0 => libc::F_DUPFD,
         _ => libc::F_DUPFD_CLOEXEC,
     };
-    let fd = i32::try_from(sys::fcntl(spare.fd, command, 0)).ok()?;
+    let fd = i32::try_from(sys::fcntl(spare.fd(), command, 0)).ok()?;
     if fd < 0 {
         return None;
     }
     if !is_unconnected(fd) {
         // Our number was closed behind our back, and is the program's.
-        descriptors::forget(spare.fd);
+        descriptors::forget(spare.fd());
         sys::close(fd);
         return None;
     }
     let nonblock = bits & FRESH_NONBLOCK != 0;
-    if nonblock != spare.nonblock {
+    if nonblock != spare.has(FRESH_NONBLOCK) {
         let mode = libc::O_RDWR | if nonblock { libc::O_NONBLOCK } else { 0 };
         sys::fcntl(fd, libc::F_SETFL, mode as usize);
     }
     if descriptors::kind(fd) == Kind::Foreign {
-        descriptors::note_fresh(fd, bits, spare.epoch);
+        descriptors::note_fresh(fd, bits, spare.epoch());
     }
     Some(fd)
 }
@@ -260,36 +241,17 @@ mod tests {
 
     #[test]
     fn a_word_says_all_of_a_spare() {
-        for spare in [
-            Spare {
-                fd: 0,
-                is_v6: false,
-                nonblock: false,
-                epoch: 0,
-            },
-            Spare {
-                fd: (1 << FD_BITS) - 2,
-                is_v6: true,
-                nonblock: false,
-                epoch: descriptors::EPOCH_MASK,
-            },
-            Spare {
-                fd: 1021,
-                is_v6: false,
-                nonblock: true,
-                epoch: 7,
-            },
-        ] {
-            let word = spare.to_word().expect("small enough");
-            assert_eq!(Spare::from_word(word), Some(spare));
+        for fd in [0, 1021, i32::MAX - 1] {
+            for bits in [0, FRESH_V6, FRESH_NONBLOCK, FRESH_V6 | FRESH_NONBLOCK] {
+                let spare = Spare::of(fd, bits);
+                assert_eq!(Spare::from_word(spare.0), Some(spare));
+                assert_eq!(spare.fd(), fd);
+                assert_eq!(spare.has(FRESH_V6), bits & FRESH_V6 != 0);
+                assert_eq!(spare.has(FRESH_NONBLOCK), bits & FRESH_NONBLOCK != 0);
+                assert_eq!(spare.epoch(), 0);
+            }
         }
-        let too_high = Spare {
-            fd: (1 << FD_BITS) - 1,
-            is_v6: false,
-            nonblock: false,
-            epoch: 0,
-        };
-        assert_eq!(too_high.to_word(), None);
+        assert_eq!(Spare::of(0, u64::MAX).epoch(), descriptors::EPOCH_MASK);
         assert_eq!(Spare::from_word(0), None);
     }
 }
