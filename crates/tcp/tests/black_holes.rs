@@ -134,6 +134,26 @@ fn a_small_segment_goes_alone_while_the_path_is_in_doubt() {
     assert_eq!(stage.engine.info(id).unwrap().mss, 730);
 }
 
+/// That small segments pass is still known when one of them is lost: nothing of its loss is due to
+/// its size.
+#[test]
+fn a_small_segment_that_is_lost_disproves_nothing() {
+    let (mut stage, id) = on_a_dark_path();
+    in_doubt(&mut stage, id);
+    stage.remote(". 1:1(0) ack 731");
+    stage.expect(". 731:1461(730) ack 1");
+    stage.forget_sent();
+    wait_for_timeout(&mut stage, id);
+    stage.expect(". 731:1461(730) ack 1");
+    stage.remote(". 1:1(0) ack 1461");
+    stage.expect("P. 1461:2921(1460) ack 1");
+    stage.forget_sent();
+    wait_for_timeout(&mut stage, id);
+    stage.expect(". 1461:2191(730) ack 1");
+    stage.remote(". 1:1(0) ack 2191");
+    assert_eq!(stage.engine.info(id).unwrap().mss, 730);
+}
+
 /// Small segments that arrive together are not a full one: the end of a flight that is less than a
 /// full segment, and the rest of one that was sent in parts.
 #[test]

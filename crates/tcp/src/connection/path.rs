@@ -147,8 +147,9 @@ impl Connection {
             }
             Doubt::SmallSent(_, size) => Doubt::SmallSent(una, smaller(size)),
             Doubt::SmallSentAgain(_, size) => Doubt::SmallSentAgain(una, size),
-            // The earlier proof that small segments pass is too old.
-            Doubt::None | Doubt::SmallPassed(..) if !is_due => Doubt::None,
+            // The loss of another small segment disproves nothing.
+            passed @ Doubt::SmallPassed(..) if !is_due => passed,
+            Doubt::None if !is_due => Doubt::None,
             Doubt::None | Doubt::SmallPassed(..) => Doubt::SmallSent(una, smaller(self.path_mss)),
         };
     }
