@@ -227,6 +227,52 @@ fn an_acknowledgement_stands_within_a_window_that_was_taken_back() {
     stage.expect(". 3001:3001(0) ack 3001");
 }
 
+/// Of what is lost only the first segment goes again beyond a window that was taken back: it stands
+/// for a probe. The remote takes none of the others, and does not hear what they acknowledge.
+#[test]
+fn nothing_but_a_probe_is_sent_again_beyond_a_window_that_was_taken_back() {
+    let mut stage = plain();
+    let id = stage.accepted(",sackOK", 60_000);
+    stage.engine.publish(id, 10_000).unwrap();
+    stage.forget_sent();
+    stage.wait(Duration::from_millis(100));
+    stage.remote(". 1:1(0) ack 1 win 0 <sack 7001:8001>");
+    stage.wait(Duration::from_millis(30));
+    stage.expect(". 1:1001(1000) ack 1");
+    for lost in 3..6 {
+        let (start, end) = (1_000 * lost + 1, 1_000 * lost + 1_001);
+        stage.remote(&format!(
+            ". 1:1(0) ack 1 win 0 <sack {start}:{end}:7001:8001>"
+        ));
+        stage.expect_nothing();
+    }
+    stage.remote(". 1:1001(1000) ack 1 win 0 <sack 3001:6001:7001:8001>");
+    stage.expect(". 1:1(0) ack 1001");
+    // A part of what is lost has room.
+    stage.remote(". 1001:1001(0) ack 1 win 1500 <sack 3001:6001:7001:8001>");
+    stage.expect(". 1001:1501(500) ack 1001");
+    stage.expect_nothing();
+    stage.remote(". 1001:1001(0) ack 1501 win 60000 <sack 3001:6001:7001:8001>");
+    stage.expect(". 1501:2501(1000) ack 1001");
+    stage.expect(". 2501:3001(500) ack 1001");
+}
+
+/// The probe of a tail whose window was taken back waits, too.
+#[test]
+fn a_tail_is_not_probed_beyond_a_window_that_was_taken_back() {
+    let mut stage = plain();
+    let id = stage.accepted(",sackOK", 60_000);
+    stage.engine.publish(id, 3_000).unwrap();
+    stage.forget_sent();
+    stage.remote(". 1:1(0) ack 1 win 0");
+    while stage.engine.counters().timeouts == 0 {
+        stage.expect_nothing();
+        stage.wait(Duration::from_millis(1));
+    }
+    stage.expect(". 1:1001(1000) ack 1");
+    stage.expect_nothing();
+}
+
 /// A FIN in flight reaches one beyond the edge of a window that has closed, which is less than the
 /// scale rounds off; but a window of zero is not rounded.
 #[test]

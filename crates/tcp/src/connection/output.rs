@@ -110,7 +110,7 @@ impl Connection {
             //= RFC 9768#3.1.4.1
             //# Such a retransmitted SYN MUST use the same initial sequence number (ISN) as the
             //# original SYN.
-            self.scoreboard.retransmit_lost(1, cx.now)?;
+            self.scoreboard.retransmit_lost(1, self.snd_edge, cx.now)?;
             cx.counters.retransmissions += 1;
         }
         self.conditions.clear(Conditions::FORCE_RETRANSMIT);
@@ -250,9 +250,11 @@ impl Connection {
             self.conditions.set(Conditions::CWND_LIMITED);
             return None;
         }
-        self.conditions.clear(Conditions::FORCE_RETRANSMIT);
         let bytes_max = self.retransmission_bytes_max();
-        let span = self.scoreboard.retransmit_lost(bytes_max, cx.now)?;
+        let span = self
+            .scoreboard
+            .retransmit_lost(bytes_max, self.snd_edge, cx.now)?;
+        self.conditions.clear(Conditions::FORCE_RETRANSMIT);
         Some(self.plan_again(cx, span))
     }
 
@@ -304,9 +306,9 @@ impl Connection {
         let plan = match new {
             Some(plan) => plan,
             None => {
-                let span = self
-                    .scoreboard
-                    .retransmit_last(u32::from(self.mss), cx.now)?;
+                let span =
+                    self.scoreboard
+                        .retransmit_last(u32::from(self.mss), self.snd_edge, cx.now)?;
                 self.plan_again(cx, span)
             }
         };

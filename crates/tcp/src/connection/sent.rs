@@ -677,32 +677,68 @@ impl Scoreboard {
         };
     }
 
-    /// Takes the first lost record for retransmission, cut to at most `mss`.
-    pub(crate) fn retransmit_lost(&mut self, mss: u32, now: Instant) -> Option<Span> {
+    /// Takes the first lost record for retransmission, cut to at most `mss`, if the window lets it
+    /// go, which ends at `edge`.
+    pub(crate) fn retransmit_lost(
+        &mut self,
+        mss: u32,
+        edge: Position,
+        now: Instant,
+    ) -> Option<Span> {
         if self.lost_bytes == 0 {
             return None;
         }
         self.gather();
-        while let Some(start) = repairs(&mut self.repairs).lost.pop_first() {
+        while let Some(&start) = repairs(&mut self.repairs).lost.first() {
             self.count_steps(1);
             let index = self.index_of(start);
             let record = self.earlier.get(index);
-            if record.is_some_and(|record| record.flags & LOST != 0) {
-                self.lost_bytes -= self.retransmit(index, mss, now);
+            let is_lost = record.is_some_and(|record| record.flags & LOST != 0);
+            let bytes_max = if is_lost {
+                self.bytes_within(index, mss, edge)?
+            } else {
+                0
+            };
+            repairs(&mut self.repairs).lost.pop_first();
+            if is_lost {
+                self.lost_bytes -= self.retransmit(index, bytes_max, now);
                 return Some(self.span(index));
             }
         }
         unreachable!("a lost record stands among those that are lost");
     }
 
-    /// Takes the last record for a tail loss probe, cut to at most `mss`.
-    pub(crate) fn retransmit_last(&mut self, mss: u32, now: Instant) -> Option<Span> {
+    //= RFC 9293#3.8.6
+    //# The sender MAY also retransmit old data beyond SND.UNA+SND.WND (MAY-7)
+    /// How many of at most `mss` bytes of the record at `index` may be sent again into a window
+    /// that ends at `edge`. A remote that has taken its window back takes nothing of what ends
+    /// beyond, with all that such a segment acknowledges. As on Linux (`__tcp_retransmit_skb`), of
+    /// a window that takes nothing the first segment is the probe.
+    fn bytes_within(&self, index: usize, mss: u32, edge: Position) -> Option<u32> {
+        let window = edge - self.earlier[index].start;
+        match window {
+            0 if index > 0 => None,
+            // Cut too often, records are too many to be walked through.
+            1.. if window < u64::from(mss) && self.may_split() => Some(window as u32),
+            _ => Some(mss),
+        }
+    }
+
+    /// Takes the last record for a tail loss probe, cut to at most `mss`, if it begins within the
+    /// window, which ends at `edge`, or is the only one.
+    pub(crate) fn retransmit_last(
+        &mut self,
+        mss: u32,
+        edge: Position,
+        now: Instant,
+    ) -> Option<Span> {
         let mut index = self.gather().len().checked_sub(1)?;
         let last = self.earlier[index];
         if last.length > mss {
             self.split(index, last.end_minus(mss));
             index += 1;
         }
+        self.bytes_within(index, mss, edge)?;
         let was_lost = self.earlier[index].flags & LOST != 0;
         let length = self.retransmit(index, mss, now);
         if was_lost {

@@ -8,6 +8,8 @@ fn span(start: u64, end: u64) -> Span {
 }
 
 const SEGMENT: u64 = 1_000;
+/// Of a window that everything has room in.
+const EDGE: Position = Position::of_byte(1 << 40);
 
 /// So many segments, each sent a microsecond after the last.
 fn paced(count: u64) -> Scoreboard {
@@ -32,7 +34,7 @@ fn steps_of(records: &mut Scoreboard, blocks: &[Span], now: Instant) -> usize {
         records.detect_losses(newest.sent_at, newest.end(), reordering_window, now);
     }
     for _ in 0..2 {
-        records.retransmit_lost(SEGMENT as u32, now);
+        records.retransmit_lost(SEGMENT as u32, EDGE, now);
     }
     records.steps - before
 }
@@ -94,7 +96,7 @@ fn what_was_sent_again_is_judged_in_the_order_of_time() {
     records.sack(span(99 * SEGMENT, 100 * SEGMENT), &mut delivered);
     records.detect_losses(at(99), end(99), reordering_window, at(1_000));
     for number in 0..99 {
-        let again = records.retransmit_lost(SEGMENT as u32, at(1_000 + number));
+        let again = records.retransmit_lost(SEGMENT as u32, EDGE, at(1_000 + number));
         assert_eq!(again.map(|span| span.end), Some(end(number)));
     }
     assert_eq!(records.lost_bytes, 0);
