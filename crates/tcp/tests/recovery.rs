@@ -206,6 +206,27 @@ fn a_window_that_was_taken_back_may_stay_closed_for_ever() {
     assert_eq!(stage.engine.info(id).unwrap().acknowledged, 3_000);
 }
 
+/// Data is an answer, too: a remote that goes on sending lives, whether or not it says anything of
+/// what is sent again into its closed window.
+#[test]
+fn a_remote_that_sends_while_its_window_is_closed_is_not_given_up() {
+    for stamps in ["", ",TS"] {
+        let mut stage = Stage::new(|_, _| ());
+        let id = stage.accepted(&format!(",sackOK{stamps}"), 60_000);
+        let stamps = stamps.trim_start_matches(',');
+        stage.engine.publish(id, 3_000).unwrap();
+        stage.remote(&format!(". 1:1(0) ack 1 win 0 <{stamps}>"));
+        for number in 0..40 {
+            stage.wait(Duration::from_secs(121));
+            stage.forget_sent();
+            let (start, end) = (1 + 100 * number, 101 + 100 * number);
+            stage.remote(&format!(". {start}:{end}(100) ack 1 win 0 <{stamps}>"));
+        }
+        assert_eq!(stage.engine.info(id).unwrap().state, State::Established);
+        assert_eq!(stage.engine.info(id).unwrap().received, 4_000);
+    }
+}
+
 /// A remote whose window has closed takes no segment beyond its edge. An acknowledgement that told
 /// of SND.NXT would not be heard, and a remote whose own data waits for it would never read again:
 /// neither end would go on.

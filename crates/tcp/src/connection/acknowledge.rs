@@ -110,6 +110,12 @@ impl Connection {
     //= RFC 9293#3.8.6.1
     //# As long as the receiving TCP peer continues to send acknowledgments in response to the
     //# probe segments, the sending TCP peer MUST allow the connection to stay open (MUST-37).
+    /// Whether any segment of the remote counts, as an answer to what probes its closed window.
+    #[inline]
+    pub(super) fn is_probing(&self) -> bool {
+        self.retries > 0 && self.snd_edge == self.snd_una
+    }
+
     /// An answer to a probe: the remote lives. Where no program waits for it any more it has to
     /// take something, too (RFC 6429 section 3; Linux, tcp_probe_timer), or whoever keeps its
     /// window closed holds our memory for ever.

@@ -89,7 +89,7 @@ impl Connection {
             if ack > self.snd_nxt || !is_plain {
                 return false;
             }
-        } else if payload_bytes == 0 || ack < self.snd_una {
+        } else if payload_bytes == 0 || ack < self.snd_una || self.is_probing() {
             return false;
         }
         let end = self.rcv_nxt + payload_bytes as u64;
