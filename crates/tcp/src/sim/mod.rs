@@ -132,6 +132,21 @@ mod tests {
         }
     }
 
+    /// A black hole on the path of a remote that takes its window back: what it sends shows that it
+    /// lives. And nothing goes again beyond the window, where its acknowledgement is lost, too.
+    #[test]
+    fn a_remote_that_has_taken_its_window_back_lives() {
+        for seed in [86_211_604, 86_608_308] {
+            assert!(run(seed, false).bytes > 0, "{seed}");
+        }
+    }
+
+    /// All of a client's segments were lost until the cookie of its handshake was too old.
+    #[test]
+    fn a_handshake_may_come_too_late() {
+        assert!(run(86_159_478, false).bytes > 0);
+    }
+
     /// Two long transfers over one bottleneck end up with similar shares (Jain's index).
     #[test]
     fn competing_flows_share_a_bottleneck() {

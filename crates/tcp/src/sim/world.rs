@@ -21,6 +21,9 @@ use withdrawal::Withdrawal;
 const SIMULTANEOUS_PORTS: u16 = 10_000;
 /// No simulation takes longer, however bad its links, unless something is stuck.
 const VIRTUAL_TIME_MAX: Duration = Duration::from_secs(8 * 3_600);
+/// Whoever needs longer for its handshake may be refused: a SYN cookie is good for a minute at
+/// least.
+const HANDSHAKE_MAX: Duration = Duration::from_secs(60);
 /// How long a link is busy that does not take all frames at once.
 const LINK_PAUSE: Duration = Duration::from_micros(100);
 const FRAME_BYTES_MAX: usize = 70_000;
@@ -577,9 +580,16 @@ impl World {
         self.note_end(&program, reason == CloseReason::Finished);
         let progress = &mut self.progress[flow];
         let may_be_given_up = self.scenario.is_impatient(flow);
+        // Nothing of it came in time: the server has given the handshake up, or its cookie is over.
+        let is_too_late = !progress.server_seen
+            && reason == CloseReason::Reset
+            && progress
+                .started_at
+                .is_some_and(|at| self.now.since(at) > HANDSHAKE_MAX);
         let may_fail = progress.excused
             || self.scenario.is_hostile()
             || program.aborted
+            || is_too_late
             || (!program.is_connected && reason != CloseReason::Finished)
             // Its last acknowledgement was lost so often that the remote's TIME-WAIT is over: the
             // FIN, sent once more, meets nobody (RFC 9293 section 3.6.1 accepts that).
