@@ -708,10 +708,8 @@ impl Scoreboard {
         unreachable!("a lost record stands among those that are lost");
     }
 
-    //= RFC 9293#3.8.6
-    //# The sender MAY also retransmit old data beyond SND.UNA+SND.WND (MAY-7)
     /// How many of at most `mss` bytes of the record at `index` may be sent again into a window
-    /// that ends at `edge`. A remote that has taken its window back takes nothing of what ends
+    /// that ends at `edge` (RFC 9293 section 3.8.6, MAY-7, would allow them all). A remote that has taken its window back takes nothing of what ends
     /// beyond, with all that such a segment acknowledges. As on Linux (`__tcp_retransmit_skb`), of
     /// a window that takes nothing the first segment is the probe.
     fn bytes_within(&self, index: usize, mss: u32, edge: Position) -> Option<u32> {
