@@ -709,9 +709,10 @@ impl Scoreboard {
     }
 
     /// How many of at most `mss` bytes of the record at `index` may be sent again into a window
-    /// that ends at `edge` (RFC 9293 section 3.8.6, MAY-7, would allow them all). A remote that has taken its window back takes nothing of what ends
-    /// beyond, with all that such a segment acknowledges. As on Linux (`__tcp_retransmit_skb`), of
-    /// a window that takes nothing the first segment is the probe.
+    /// that ends at `edge`. RFC 9293 section 3.8.6 would allow all of them (MAY-7). But a remote
+    /// that has taken its window back takes nothing of what ends beyond, with all that such a
+    /// segment acknowledges. As on Linux (`__tcp_retransmit_skb`), of a window that takes nothing
+    /// the first segment is the probe.
     fn bytes_within(&self, index: usize, mss: u32, edge: Position) -> Option<u32> {
         let window = edge - self.earlier[index].start;
         match window {
