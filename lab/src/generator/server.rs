@@ -63,9 +63,11 @@ impl Server {
             match self.listeners[at].accept() {
                 Ok(stream) => begin(stream, &event_loop),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    event_loop::wait(waiting.as_raw_fd(), &mut events, -1)
+                    let count = event_loop::wait(waiting.as_raw_fd(), &mut events, -1)
                         .map_err(|error| format!("cannot wait for connections: {error}"))?;
-                    at = events[0].u64 as usize;
+                    if count > 0 {
+                        at = events[0].u64 as usize;
+                    }
                 }
                 Err(error) if is_passing(&error) => thread::sleep(PAUSE),
                 Err(error) => return Err(format!("cannot accept connections: {error}")),
