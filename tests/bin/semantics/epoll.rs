@@ -6,6 +6,7 @@ mod moving;
 mod outside;
 mod sharing;
 mod unseen;
+mod untold;
 
 use crate::Case;
 use crate::role::{Pair, Role, await_events, drain, fill, receive_all, send_all, shown};
@@ -26,6 +27,10 @@ pub(crate) const CASES: &[Case] = &[
     Case::roles(
         "oneshot_that_has_told_is_silent_while_the_connection_moves",
         oneshot_moves,
+    ),
+    Case::roles(
+        "events_that_are_not_told_leave_no_trace",
+        untold::leaves_no_trace,
     ),
     Case::pair("exclusive_waiters_miss_nothing", exclusive),
     Case::pair("nested_epoll_is_readable_when_its_inside_is", nested),

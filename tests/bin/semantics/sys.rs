@@ -707,10 +707,19 @@ pub(crate) fn epoll_ctl(epoll: Fd, operation: c_int, fd: Fd, events: c_int, data
 /// The result of an epoll_wait: (data, events) in ascending order of data.
 pub(crate) fn epoll_wait(epoll: Fd, max: usize, timeout_ms: c_int) -> (Ret, Vec<(u64, u32)>) {
     let mut events = vec![libc::epoll_event { events: 0, u64: 0 }; max];
-    let max = c_int::try_from(max).expect("few");
+    epoll_wait_in(epoll, &mut events, timeout_ms)
+}
+
+/// As [`epoll_wait`], with an array of the caller's.
+pub(crate) fn epoll_wait_in(
+    epoll: Fd,
+    events: &mut [libc::epoll_event],
+    timeout_ms: c_int,
+) -> (Ret, Vec<(u64, u32)>) {
+    let max = c_int::try_from(events.len()).expect("few");
     // SAFETY: `events` has room for `max` events.
     let result = ret(unsafe { libc::epoll_wait(epoll, events.as_mut_ptr(), max, timeout_ms) });
-    (result, sorted(&events, result))
+    (result, sorted(events, result))
 }
 
 /// epoll_pwait with a signal mask, or epoll_pwait2 with its finer time-out when `ns` is given.

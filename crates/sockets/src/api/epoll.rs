@@ -9,7 +9,8 @@ use toehold_freestanding::guarded;
 use crate::api::readiness::{limit_of_ms, nanoseconds};
 use crate::descriptors::{self, Kind};
 use crate::epoll::instance::Instance;
-use crate::epoll::{control, lifetime, waiting};
+use crate::epoll::waiting::{self, Before};
+use crate::epoll::{control, lifetime};
 use crate::express::listener;
 use crate::offload::liveness::say_what_is_set;
 use crate::{cancellation, connection, errno, faults, kept, process, real, service};
@@ -101,6 +102,7 @@ unsafe fn wait_on(
         let ms = limit.map_or(-1, |ns| {
             ns.div_ceil(1_000_000).min(c_int::MAX as u64) as c_int
         });
+        let answer = buffer.as_mut_ptr().cast();
         // SAFETY: the buffer is valid; the mask is the program's own.
         unsafe {
             if ms == 0 && !mask.is_null() && process::wait_mode() == WaitMode::Poll {
@@ -115,9 +117,9 @@ unsafe fn wait_on(
                 }
             }
             if mask.is_null() {
-                real::epoll_wait(epfd, buffer.as_mut_ptr(), len, ms)
+                real::epoll_wait(epfd, answer, len, ms)
             } else {
-                real::epoll_pwait(epfd, buffer.as_mut_ptr(), len, ms, mask)
+                real::epoll_pwait(epfd, answer, len, ms, mask)
             }
         }
     })
@@ -159,9 +161,11 @@ unsafe fn wait_in_kernel(
     let Some(instance) = known else {
         return Some(kernel());
     };
+    let mut before = Before::none();
     let result = if is_look {
         kernel()
     } else {
+        before = Before::of(events, count as usize);
         let wait = waiting::begin_kernel_wait(instance)?;
         cancellation::sleeping(|| wait.end(), kernel)
     };
@@ -170,7 +174,7 @@ unsafe fn wait_in_kernel(
     }
     // SAFETY: the caller of the C function promises `count` writable elements.
     let list = unsafe { core::slice::from_raw_parts_mut(events, count as usize) };
-    waiting::after_kernel_wait(instance, list, result as usize)
+    waiting::after_kernel_wait(instance, list, result as usize, &before)
 }
 
 /// `epoll_wait(2)`.

@@ -1,12 +1,14 @@
 //! `epoll_wait`.
 
+use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering;
 
 use libc::epoll_event;
 use toehold_channel::sync::fence;
+use toehold_freestanding::guarded;
 
 use crate::epoll::harvest::Batch;
-use crate::epoll::instance::{Counted, Epoll, Instance};
+use crate::epoll::instance::{BATCH, Counted, Epoll, Instance};
 use crate::epoll::nested::without_repeats;
 use crate::epoll::registration::untag;
 use crate::epoll::sleeping::Watch;
@@ -18,9 +20,40 @@ const KERNEL_MEMBERS_NS: u64 = 50_000;
 /// Ordinary members with news this recently come before the rings: see [`kernel_comes_first`].
 const KERNEL_FIRST_NS: u64 = 10_000_000;
 
+/// Room for the kernel's answer to one call.
+pub(crate) type Room = [MaybeUninit<epoll_event>];
+
+/// The kernel's last answer, in memory of the library's own. Events of ours are among it, and the
+/// program's buffer stays as it was beyond the events that a call returns, as after the kernel's
+/// call: a program may look there after an EINTR.
+struct Said {
+    events: [MaybeUninit<epoll_event>; BATCH],
+}
+
+impl Said {
+    fn new() -> Said {
+        Said {
+            events: [const { MaybeUninit::uninit() }; BATCH],
+        }
+    }
+
+    /// Where the kernel puts as many events as the program has `places` for, and never more than
+    /// there is room.
+    fn room(&mut self, places: usize) -> &mut Room {
+        &mut self.events[..places.min(BATCH)]
+    }
+
+    /// The first `n`, which the kernel has written.
+    fn first(&mut self, n: usize) -> &mut [epoll_event] {
+        let written = &mut self.events[..n];
+        // SAFETY: the caller's word; an event and its place in memory look the same.
+        unsafe { &mut *(written as *mut Room as *mut [epoll_event]) }
+    }
+}
+
 /// `epoll_wait` on an instance with accelerated members. `kernel` waits on the kernel's side: it
-/// gets the buffer and the time-out in nanoseconds (`None`: no limit) and returns what `epoll_wait`
-/// does.
+/// gets room for events and the time-out in nanoseconds (`None`: no limit) and returns what
+/// `epoll_wait` does.
 ///
 /// When another thread closes the instance, the call ends with EBADF. (The kernel's call would go
 /// on sleeping, on an instance that nobody can change any more.)
@@ -28,12 +61,13 @@ pub(crate) fn wait(
     instance: Instance,
     events: &mut [epoll_event],
     timeout_ns: Option<u64>,
-    mut kernel: impl FnMut(&mut [epoll_event], Option<u64>) -> i32,
+    mut kernel: impl FnMut(&mut Room, Option<u64>) -> i32,
 ) -> i32 {
     let Instance {
         epoll, generation, ..
     } = instance;
     let is_look = timeout_ns == Some(0);
+    let mut said = Said::new();
     let mut before = None;
     let mut started = 0u64;
     loop {
@@ -47,7 +81,7 @@ pub(crate) fn wait(
         } else {
             let mut batch = Batch::new(generation);
             if epoll.sweep_and_take(&mut batch, events.len() - events.len() / 2) {
-                let first = ask_kernel_first(epoll, events, &mut kernel);
+                let first = ask_kernel_first(epoll, events, &mut said, &mut kernel);
                 let kept = first.unwrap_or(0);
                 found = kept + epoll.tell(&batch, &mut events[kept..], true);
                 if found == 0 && epoll.ready_head.load(Ordering::Relaxed) != 0 {
@@ -67,7 +101,7 @@ pub(crate) fn wait(
             return found as i32;
         }
         if found > 0 || is_look {
-            return with_kernel_members(instance, events, found, is_look, &mut kernel);
+            return with_kernel_members(instance, events, found, is_look, &mut said, &mut kernel);
         }
         // Handlers that ran before are as if they had come before the call.
         let handlers = *before.get_or_insert_with(deferral::handlers);
@@ -91,9 +125,9 @@ pub(crate) fn wait(
             }
             if endless {
                 attention::follow();
-                let n = kernel(events, Some(0));
+                let n = kernel(said.room(events.len()), Some(0));
                 if n != 0 {
-                    let kept = sort_looked(epoll, &mut events[..n.max(0) as usize]);
+                    let kept = sort_looked(epoll, said.first(n.max(0) as usize), events);
                     if n < 0 || kept > 0 {
                         errno::keep(|| epoll.share());
                         return if n < 0 { n } else { kept as i32 };
@@ -103,14 +137,14 @@ pub(crate) fn wait(
             }
         }
         attention::follow();
-        let n = sleep(instance, events, left, &mut kernel);
+        let n = sleep(instance, said.room(events.len()), left, &mut kernel);
         if n < 0 {
             epoll.spin.slept(sys::now_ns() - now);
             // Connections marked meanwhile are on the list, and this thread has other work.
             errno::keep(|| epoll.share());
             return n;
         }
-        let kept = epoll.sort_kernel_events(&mut events[..n as usize]);
+        let kept = sort(epoll, said.first(n as usize), events);
         let woken = sys::now_ns();
         epoll.kernel_seen_ns.store(woken, Ordering::Relaxed);
         match kept {
@@ -162,12 +196,13 @@ fn kernel_comes_first(epoll: &Epoll, places: usize, always: bool) -> bool {
 fn ask_kernel_first(
     epoll: &Epoll,
     events: &mut [epoll_event],
-    kernel: &mut impl FnMut(&mut [epoll_event], Option<u64>) -> i32,
+    said: &mut Said,
+    kernel: &mut impl FnMut(&mut Room, Option<u64>) -> i32,
 ) -> Option<usize> {
     let now = sys::now_ns();
     let places = events.len() / 2;
-    let n = usize::try_from(kernel(&mut events[..places], Some(0))).ok()?;
-    let kept = sort_looked(epoll, &mut events[..n]);
+    let n = usize::try_from(kernel(said.room(places), Some(0))).ok()?;
+    let kept = sort_looked(epoll, said.first(n), events);
     epoll.kernel_seen_ns.store(now, Ordering::Relaxed);
     if kept > 0 {
         epoll.kernel_news_ns.store(now, Ordering::Relaxed);
@@ -183,7 +218,8 @@ fn with_kernel_members(
     events: &mut [epoll_event],
     found: usize,
     always: bool,
-    kernel: &mut impl FnMut(&mut [epoll_event], Option<u64>) -> i32,
+    said: &mut Said,
+    kernel: &mut impl FnMut(&mut Room, Option<u64>) -> i32,
 ) -> i32 {
     let now = sys::now_ns();
     // Another thread may have looked since `now` was read.
@@ -193,11 +229,11 @@ fn with_kernel_members(
         return found as i32;
     }
     epoll.kernel_seen_ns.store(now, Ordering::Relaxed);
-    let n = kernel(&mut events[found..], Some(0));
+    let n = kernel(said.room(events.len() - found), Some(0));
     if n <= 0 {
         return if found > 0 { found as i32 } else { n };
     }
-    let mut kept = sort_looked(epoll, &mut events[found..found + n as usize]);
+    let mut kept = sort_looked(epoll, said.first(n as usize), &mut events[found..]);
     if found > 0 && epoll.nested_count.load(Ordering::Relaxed) != 0 {
         kept = without_repeats(events, found, kept);
     }
@@ -215,11 +251,18 @@ fn with_kernel_members(
     }
 }
 
-/// [`Epoll::sort_kernel_events`] of a look that does not wait. Another thread may sleep that was to
-/// be woken by these events.
-fn sort_looked(epoll: &Epoll, events: &mut [epoll_event]) -> usize {
-    let kept = epoll.sort_kernel_events(events);
-    if kept < events.len() {
+/// Sorts out what the kernel said, and tells the program of its own. Returns how many these are.
+fn sort(epoll: &Epoll, said: &mut [epoll_event], events: &mut [epoll_event]) -> usize {
+    let kept = epoll.sort_kernel_events(said);
+    events[..kept].copy_from_slice(&said[..kept]);
+    kept
+}
+
+/// [`sort`] after a look that does not wait. Another thread may sleep that was to be woken by these
+/// events.
+fn sort_looked(epoll: &Epoll, said: &mut [epoll_event], events: &mut [epoll_event]) -> usize {
+    let kept = sort(epoll, said, events);
+    if kept < said.len() {
         epoll.sleep_on();
     }
     kept
@@ -235,9 +278,9 @@ fn once_each(epoll: &Epoll, events: &mut [epoll_event], found: usize) -> i32 {
 
 fn sleep(
     instance: Instance,
-    events: &mut [epoll_event],
+    room: &mut Room,
     left: Option<u64>,
-    kernel: &mut impl FnMut(&mut [epoll_event], Option<u64>) -> i32,
+    kernel: &mut impl FnMut(&mut Room, Option<u64>) -> i32,
 ) -> i32 {
     let epoll = instance.epoll;
     let mut watch = Watch::new();
@@ -258,7 +301,7 @@ fn sleep(
         epoll.end_sleep(counted);
     };
     let result = cancellation::sleeping(end, || match instance.is_open() {
-        true => kernel(events, if news { Some(0) } else { left }),
+        true => kernel(room, if news { Some(0) } else { left }),
         false => closed(),
     });
     end();
@@ -305,12 +348,57 @@ impl Drop for KernelWait {
     }
 }
 
+/// The first places of a program's buffer before the kernel writes there, of whose events some may
+/// turn out to be ours. More than these rarely are.
+pub(crate) struct Before {
+    events: [MaybeUninit<epoll_event>; PLACES_KEPT],
+    count: usize,
+}
+
+/// Connections that become ours during one sleep of the kernel's, as good as always.
+const PLACES_KEPT: usize = 8;
+
+impl Before {
+    /// Of the `count` places at `events`, which may be bad.
+    #[inline]
+    pub(crate) fn of(events: *const epoll_event, count: usize) -> Before {
+        let mut before = Before::none();
+        let count = count.min(PLACES_KEPT);
+        let bytes = count * size_of::<epoll_event>();
+        let target = before.events.as_mut_ptr().cast();
+        // SAFETY: there is room for as many.
+        if unsafe { guarded::try_to_shared_short(events.cast(), target, bytes) }.is_ok() {
+            before.count = count;
+        }
+        before
+    }
+
+    /// Nothing is known.
+    #[inline]
+    pub(crate) const fn none() -> Before {
+        Before {
+            events: [const { MaybeUninit::uninit() }; PLACES_KEPT],
+            count: 0,
+        }
+    }
+
+    /// Puts back what stood in the places from `from` to `to`.
+    fn restore(&self, events: &mut [epoll_event], from: usize, to: usize) {
+        let places = from..to.min(self.count).max(from);
+        for (event, before) in events[places.clone()].iter_mut().zip(&self.events[places]) {
+            // SAFETY: the first `count` were written.
+            *event = unsafe { before.assume_init() };
+        }
+    }
+}
+
 /// The kernel's own call returned `events` on an instance that got accelerated members while it
 /// slept: takes ours out and looks at them. `None`: nothing is left, wait again.
 pub(crate) fn after_kernel_wait(
     instance: Instance,
     events: &mut [epoll_event],
     returned: usize,
+    before: &Before,
 ) -> Option<i32> {
     // A registration of ours is in the kernel before it is in our books.
     let is_tagged = |event: &epoll_event| untag(event.u64).is_some();
@@ -328,6 +416,7 @@ pub(crate) fn after_kernel_wait(
         true => epoll.sweep_and_harvest(generation, &mut events[kept..]),
         false => 0,
     };
+    before.restore(events, kept + more, returned);
     match kept + more {
         0 if instance.is_open() => None,
         0 => Some(closed()),
