@@ -1,4 +1,4 @@
-//! Questions to the kernel about one TCP or Unix socket, and about packet sockets: sock_diag(7).
+//! Questions to the kernel about TCP, Unix and packet sockets: sock_diag(7).
 //!
 //! A question names the socket's addresses and its cookie, so there is one answer or none. Each
 //! [`Diag`] speaks of one network namespace: the one that its socket was made in. The adapter has
@@ -8,6 +8,7 @@
 //! it comes from the kernel, with that number, and speaks of that cookie.
 
 mod packets;
+mod tcp;
 mod unix;
 
 pub(crate) use packets::Observers;
@@ -103,6 +104,36 @@ impl Diag {
         None
     }
 
+    /// Asks for many sockets, in at most so many datagrams, and gives what the kernel says of each
+    /// to `each`.
+    fn list(
+        &self,
+        request: &[u8],
+        number: u32,
+        datagrams_max: usize,
+        mut each: impl FnMut(&[u8]),
+    ) -> Listed {
+        if self.ask(request).is_none() {
+            return Listed::Nothing;
+        }
+        let mut buffer = vec![0; DUMP_BYTES_MAX];
+        for _ in 0..datagrams_max {
+            // The kernel goes on with its answer as we take it (netlink_recvmsg).
+            let Some((reply, is_kernel)) = self.hear(&mut buffer) else {
+                return Listed::Nothing;
+            };
+            if !is_kernel {
+                continue;
+            }
+            match read(reply, number, &mut each) {
+                Answer::More => {}
+                Answer::End => return Listed::All,
+                Answer::Refused => return Listed::Nothing,
+            }
+        }
+        Listed::Part
+    }
+
     /// Sends a request to the kernel.
     fn ask(&self, request: &[u8]) -> Option<()> {
         let sent = sendto(&self.socket, request, SendFlags::DONTWAIT, &kernel());
@@ -117,6 +148,43 @@ impl Diag {
         let is_kernel = sender.is_some_and(|sender| sender.pid() == KERNEL_PORT);
         Some((buffer.get(..count)?, is_kernel))
     }
+}
+
+/// How far the list of many sockets has come.
+enum Listed {
+    All,
+    /// There are more.
+    Part,
+    /// The kernel refuses, or a client disturbs whose socket this is.
+    Nothing,
+}
+
+enum Answer {
+    More,
+    End,
+    Refused,
+}
+
+/// Reads the messages of one datagram that answer request `number`.
+fn read(mut reply: &[u8], number: u32, each: &mut impl FnMut(&[u8])) -> Answer {
+    while let Some(header) = reply.get(..HEADER_BYTES) {
+        let word = |at: usize| u32::from_ne_bytes(header[at..at + 4].try_into().expect("four"));
+        let kind = u16::from_ne_bytes([header[4], header[5]]);
+        let length = word(0) as usize;
+        let Some(body) = reply.get(HEADER_BYTES..length) else {
+            return Answer::More;
+        };
+        if word(8) == number {
+            match i32::from(kind) {
+                libc::NLMSG_DONE => return Answer::End,
+                libc::NLMSG_ERROR => return Answer::Refused,
+                _ if kind == SOCK_DIAG_BY_FAMILY => each(body),
+                _ => {}
+            }
+        }
+        reply = reply.get(length.next_multiple_of(4)..).unwrap_or_default();
+    }
+    Answer::More
 }
 
 /// The kernel's address.
@@ -140,6 +208,7 @@ fn request(local: SocketAddr, remote: SocketAddr, cookie: u64, number: u32) -> [
     };
     let fields: [&[u8]; 9] = [
         &[family as u8, libc::IPPROTO_TCP as u8, 0, 0],
+        // Every state.
         &u32::MAX.to_ne_bytes(),
         &local.port().to_be_bytes(),
         &remote.port().to_be_bytes(),
@@ -209,6 +278,8 @@ const UNKNOWN_NAMESPACE: u64 = 0;
 const INODE_AT: usize = 68;
 /// An answer with the attributes that come unasked for is far shorter.
 const REPLY_BYTES_MAX: usize = 4096;
+/// The kernel fills datagrams of a list up to this length (netlink_dump).
+const DUMP_BYTES_MAX: usize = 32_768;
 /// include/uapi/linux/sock_diag.h.
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 /// include/net/tcp_states.h.

@@ -1,5 +1,6 @@
 //! Other processes, as `/proc` shows them.
 
+use crate::diag::Diag;
 use crate::registry::{Address, Tuple};
 use crate::tables::FileKey;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -39,18 +40,34 @@ struct Listed {
 }
 
 impl SocketList {
+    /// The sockets of a process's namespace. In ours the kernel is asked for those that matter.
     fn of(pid: u32) -> SocketList {
+        let is_ours = network_namespace(pid) == network_namespace(std::process::id());
+        let diag = Diag::open().ok().filter(|_| is_ours);
+        match diag.and_then(|diag| diag.tcp_sockets()) {
+            Some(found) => SocketList::gather(found.iter().map(|one| {
+                let addresses = (one.local, one.remote);
+                let uid = one.uid;
+                (one.inode.into(), Listed { addresses, uid })
+            })),
+            None => SocketList::read(pid),
+        }
+    }
+
+    /// As `/proc` shows them.
+    fn read(pid: u32) -> SocketList {
+        let text = ["tcp", "tcp6"]
+            .map(|name| fs::read_to_string(format!("/proc/{pid}/net/{name}")).unwrap_or_default());
+        let lines = text.iter().flat_map(|text| text.lines().skip(1));
+        SocketList::gather(lines.filter_map(parse_line))
+    }
+
+    fn gather(sockets: impl Iterator<Item = (u64, Listed)>) -> SocketList {
         let mut list = SocketList::default();
-        for name in ["tcp", "tcp6"] {
-            let text = fs::read_to_string(format!("/proc/{pid}/net/{name}")).unwrap_or_default();
-            for (inode, listed) in text.lines().skip(1).filter_map(parse_line) {
-                list.by_inode.insert(inode, listed);
-                // One that only the kernel still knows, to end the connection properly, has inode
-                // 0.
-                if inode != 0 {
-                    list.by_addresses.insert(listed.addresses, inode);
-                }
-            }
+        // One that only the kernel still knows, to end the connection properly, has inode 0.
+        for (inode, listed) in sockets.filter(|(inode, _)| *inode != 0) {
+            list.by_inode.insert(inode, listed);
+            list.by_addresses.insert(listed.addresses, inode);
         }
         list
     }

@@ -6,7 +6,7 @@
 //! all. A carrier that crosses from one namespace to another passes other devices, of which the
 //! adapter knows only that they are virtual.
 
-use super::{ANSWERS_MAX, Diag, HEADER_BYTES, SOCK_DIAG_BY_FAMILY, question};
+use super::{ANSWERS_MAX, Diag, HEADER_BYTES, Listed, question};
 use crate::attributes::attribute;
 use crate::entropy;
 use crate::registry::Tuple;
@@ -100,67 +100,25 @@ impl Diag {
     /// disturbs. `is_virtual` says whether an interface of this namespace is no device of hardware.
     pub(crate) fn observers(&self, is_virtual: &dyn Fn(u32) -> bool) -> Option<Observers> {
         let number = entropy::bits().ok()?[0] as u32;
-        self.ask(&request(number))?;
         let mut observers = Observers::default();
-        for _ in 0..ANSWERS_MAX {
-            let mut reply = [0u8; REPLY_BYTES_MAX];
-            // The kernel goes on with its answer as we take it (netlink_recvmsg).
-            let (reply, is_kernel) = self.hear(&mut reply)?;
-            if !is_kernel {
-                continue;
+        let listed = self.list(&request(number), number, ANSWERS_MAX, |body| {
+            if let Some(socket) = parse(body) {
+                observers.add(socket, is_virtual);
             }
-            match read(reply, number, &mut observers, is_virtual) {
-                Answer::More => {}
-                Answer::End => return Some(observers),
-                Answer::Refused => return None,
-            }
+        });
+        match listed {
+            Listed::All => Some(observers),
+            Listed::Nothing => None,
+            // More than anybody needs: some of them will be captures.
+            Listed::Part => Some(Observers {
+                v4: true,
+                v6: true,
+                crossing_v4: true,
+                crossing_v6: true,
+                ..observers
+            }),
         }
-        // More than anybody needs: some of them will be captures.
-        Some(Observers {
-            v4: true,
-            v6: true,
-            crossing_v4: true,
-            crossing_v6: true,
-            ..observers
-        })
     }
-}
-
-enum Answer {
-    More,
-    End,
-    Refused,
-}
-
-/// Reads the messages of one datagram that answer request `number`.
-fn read(
-    mut reply: &[u8],
-    number: u32,
-    observers: &mut Observers,
-    is_virtual: &dyn Fn(u32) -> bool,
-) -> Answer {
-    while let Some(header) = reply.get(..HEADER_BYTES) {
-        let word = |at: usize| u32::from_ne_bytes(header[at..at + 4].try_into().expect("four"));
-        let kind = u16::from_ne_bytes([header[4], header[5]]);
-        let length = word(0) as usize;
-        let Some(body) = reply.get(HEADER_BYTES..length) else {
-            return Answer::More;
-        };
-        if word(8) == number {
-            match i32::from(kind) {
-                libc::NLMSG_DONE => return Answer::End,
-                libc::NLMSG_ERROR => return Answer::Refused,
-                _ if kind == SOCK_DIAG_BY_FAMILY => {
-                    if let Some(socket) = parse(body) {
-                        observers.add(socket, is_virtual);
-                    }
-                }
-                _ => {}
-            }
-        }
-        reply = reply.get(length.next_multiple_of(4)..).unwrap_or_default();
-    }
-    Answer::More
 }
 
 /// `struct packet_diag_msg` (include/uapi/linux/packet_diag.h) and its attributes.
@@ -205,11 +163,10 @@ const REQUEST_BYTES: usize = HEADER_BYTES + 20;
 const MESSAGE_BYTES: usize = 16;
 const PACKET_DIAG_INFO: u16 = 0;
 const PACKET_SHOW_INFO: u32 = 1;
-/// The kernel fills datagrams of this length (netlink_dump).
-const REPLY_BYTES_MAX: usize = 16_384;
 
 #[cfg(test)]
 mod tests {
+    use super::super::{Answer, SOCK_DIAG_BY_FAMILY, read};
     use super::*;
     use crate::registry::Address;
     use std::net::IpAddr;
@@ -293,7 +250,12 @@ mod tests {
         message[36] = 1;
         let mut observers = Observers::default();
         let more = |number, observers: &mut Observers| {
-            matches!(read(&message, number, observers, &|_| true), Answer::More)
+            let mut add = |body: &[u8]| {
+                if let Some(socket) = parse(body) {
+                    observers.add(socket, &|_| true);
+                }
+            };
+            matches!(read(&message, number, &mut add), Answer::More)
         };
         assert!(more(76, &mut observers));
         assert_eq!(observers, Observers::default());
@@ -301,7 +263,7 @@ mod tests {
         assert_eq!(observers.inodes, [0x151b6]);
         assert!(observers.see(&tuple("127.0.0.1")));
         for cut in 0..message.len() {
-            read(&message[..cut], 77, &mut observers, &|_| true);
+            read(&message[..cut], 77, &mut |body| _ = parse(body));
         }
     }
 }
