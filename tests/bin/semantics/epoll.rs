@@ -101,6 +101,10 @@ pub(crate) const CASES: &[Case] = &[
         "sleeper_is_woken_although_another_thread_was_told_before_it",
         sharing::told_before_a_sleeper,
     ),
+    Case::pair(
+        "sleeper_is_woken_although_another_thread_was_told_at_once_before_it",
+        sharing::told_at_once_before_a_sleeper,
+    ),
     Case::roles(
         "heavy_traffic_of_a_program_that_waits_past_libc",
         unseen::heavy,

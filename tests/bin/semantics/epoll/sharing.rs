@@ -239,7 +239,7 @@ pub(super) fn closed_and_replaced_under_a_sleeper(pair: &Pair) {
 pub(super) fn read_before_a_sleeper(pair: &Pair) {
     /// Enough for the library to look at what is on the carrier, too.
     const LOOKS: usize = 5000;
-    before_a_sleeper(pair, |_, is_taken| {
+    before_a_sleeper(pair, ROUNDS, |_, is_taken| {
         while sys::recv(pair.fd, &mut [0], 0).is(libc::EAGAIN) && !is_taken() {}
         for _ in 0..LOOKS {
             sys::recv(pair.fd, &mut [0], 0);
@@ -247,21 +247,40 @@ pub(super) fn read_before_a_sleeper(pair: &Pair) {
     });
 }
 
-/// One thread sleeps on the instance. Another is told what was to wake it, in a call that does not
-/// wait.
+/// One thread sleeps on the instance. Another looks all the time, and is told what was to wake it.
 pub(super) fn told_before_a_sleeper(pair: &Pair) {
-    before_a_sleeper(pair, |epoll, is_taken| {
+    /// The message seldom comes between the two places where a look finds it.
+    const ROUNDS: usize = 200;
+    before_a_sleeper(pair, ROUNDS, |epoll, is_taken| {
         while sys::epoll_wait(epoll, 1, 0).1.is_empty() && !is_taken() {}
         sys::recv(pair.fd, &mut [0], 0);
     });
 }
 
+/// One thread sleeps on the instance. Another asks when the message has come, and is told without
+/// having to wait.
+pub(super) fn told_at_once_before_a_sleeper(pair: &Pair) {
+    /// In most rounds the message has come by then, with all that is to wake the sleeper.
+    const BEFORE_THE_WAIT: Duration = Duration::from_millis(1);
+    before_a_sleeper(pair, ROUNDS, |epoll, is_taken| {
+        let begun = Instant::now();
+        while begun.elapsed() < BEFORE_THE_WAIT {
+            std::hint::spin_loop();
+        }
+        // With two places for events there is one left for what the kernel has.
+        while sys::epoll_wait(epoll, 2, 5).1.is_empty() && !is_taken() {}
+        sys::recv(pair.fd, &mut [0], 0);
+    });
+}
+
+/// Messages that a thread takes before the sleeper has run.
+const ROUNDS: usize = 50;
+
 /// A message comes while a thread sleeps on the instance, and `take` takes it before that thread
 /// has run, unless that thread was first. The next message wakes the sleeper all the same.
-fn before_a_sleeper(pair: &Pair, take: impl Fn(Fd, &dyn Fn() -> bool)) {
-    const ROUNDS: usize = 50;
+fn before_a_sleeper(pair: &Pair, rounds: usize, take: impl Fn(Fd, &dyn Fn() -> bool)) {
     if pair.server() {
-        for _ in 0..2 * ROUNDS {
+        for _ in 0..2 * rounds {
             pair.step();
             send_all(pair.fd, b"!");
         }
@@ -284,7 +303,7 @@ fn before_a_sleeper(pair: &Pair, take: impl Fn(Fd, &dyn Fn() -> bool)) {
         }
     });
     let mut served = 0;
-    for _ in 0..ROUNDS {
+    for _ in 0..rounds {
         // The sleeper goes to sleep.
         thread::sleep(Duration::from_millis(3));
         let before = read.load(Ordering::SeqCst);
