@@ -598,3 +598,144 @@ fn a_recovery_that_a_timer_begins_sends_one_segment() {
     stage.remote(". 1:1(0) ack 1 win 60000 <sack 4001:5001:7001:8001>");
     assert_eq!(stage.engine.info(id).unwrap().sacked, before + 1_000);
 }
+
+/// A connection whose only round trip so far took so long.
+fn at_distance(round_trip: Duration, syn_options: &str) -> (Stage, ConnectionId) {
+    let mut stage = plain();
+    stage.remote(&format!("S 0:0(0) win 65535 <mss 1000{syn_options}>"));
+    stage.expect("S. 0:0(0) ack 1");
+    stage.wait(round_trip);
+    stage.remote(". 1:1(0) ack 1 win 60000");
+    let id = stage.engine.accept(stage.listener).unwrap();
+    (stage, id)
+}
+
+#[test]
+fn reordering_is_waited_for_no_longer_than_a_round_trip() {
+    let (mut stage, id) = at_distance(Duration::from_millis(100), ",sackOK");
+    // Each report of a duplicate widens the window by a quarter of the round trip.
+    let mut sent = 0;
+    for _ in 0..20 {
+        stage.engine.publish(id, sent + 1_000).unwrap();
+        stage.forget_sent();
+        stage.wait(Duration::from_millis(100));
+        let (from, to) = (sent + 1, sent + 1_001);
+        stage.remote(&format!(". 1:1(0) ack {to} win 60000 <sack {from}:{to}>"));
+        sent += 1_000;
+    }
+    stage.engine.publish(id, sent + 2_000).unwrap();
+    stage.forget_sent();
+    stage.wait(Duration::from_millis(100));
+    let (lost, next, end) = (sent + 1, sent + 1_001, sent + 2_001);
+    stage.remote(&format!(
+        ". 1:1(0) ack {lost} win 60000 <sack {next}:{end}>"
+    ));
+    //= RFC 8985#3.3.2
+    //= type=test
+    //# The RACK reordering window MUST be bounded, and this bound SHOULD be SRTT.
+    stage.wait(Duration::from_millis(99));
+    stage.expect_nothing();
+    stage.wait(MILLISECOND + MILLISECOND);
+    stage.expect(&format!(". {lost}:{next}(1000) ack 1"));
+    let counters = stage.engine.counters();
+    assert_eq!((counters.timeouts, counters.tail_probes), (0, 0));
+}
+
+//= RFC 8985#4
+//= type=test
+//# The connection MUST use selective acknowledgment (SACK) options [RFC2018], and the sender MUST
+//# keep SACK scoreboard information on a per-connection basis ("SACK scoreboard" has the same
+//# meaning here as in [RFC6675], Section 3).
+#[test]
+fn probes_and_the_order_of_time_are_for_connections_with_blocks() {
+    for (options, probes) in [("", 0), (",sackOK", 1)] {
+        let (mut stage, id) = at_distance(Duration::from_millis(100), options);
+        stage.engine.publish(id, 4_000).unwrap();
+        stage.forget_sent();
+        stage.wait(stage.engine.info(id).unwrap().timeout - MILLISECOND);
+        let counters = stage.engine.counters();
+        assert_eq!(
+            (counters.tail_probes, counters.timeouts),
+            (probes, 0),
+            "{options}"
+        );
+    }
+    // Two connections with the same remote: each has a scoreboard of its own.
+    let (mut stage, first) = at_distance(Duration::from_millis(100), ",sackOK");
+    stage.engine.publish(first, 3_000).unwrap();
+    stage.forget_sent();
+    stage.remote(". 1:1(0) ack 1 win 60000 <sack 1001:2001>");
+    stage.forget_sent();
+    stage.come_from(4_322);
+    stage.remote("S 0:0(0) win 65535 <mss 1000,sackOK>");
+    stage.expect("S. 0:0(0) ack 1");
+    stage.remote(". 1:1(0) ack 1 win 60000");
+    let second = stage.engine.accept(stage.listener).unwrap();
+    stage.engine.publish(second, 4_000).unwrap();
+    stage.forget_sent();
+    stage.remote(". 1:1(0) ack 1 win 60000 <sack 1001:3001>");
+    let sacked = [first, second].map(|id| stage.engine.info(id).unwrap().sacked);
+    assert_eq!(sacked, [1_000, 2_000]);
+}
+
+#[test]
+fn segments_of_a_short_path_are_told_apart_by_their_times() {
+    let micros = Duration::from_micros;
+    let (mut stage, id) = at_distance(micros(400), ",sackOK");
+    stage.engine.publish(id, 1_000).unwrap();
+    stage.expect("P. 1:1001(1000) ack 1");
+    stage.wait(micros(50));
+    stage.engine.publish(id, 2_000).unwrap();
+    stage.expect("P. 1001:2001(1000) ack 1");
+    stage.wait(micros(10));
+    stage.engine.publish(id, 3_000).unwrap();
+    stage.expect("P. 2001:3001(1000) ack 1");
+    stage.wait(micros(390));
+    stage.remote(". 1:1(0) ack 1 win 60000 <sack 1001:2001>");
+    //= RFC 8985#4
+    //= type=test
+    //# For each data segment sent, the sender MUST store its most recent transmission time with a
+    //# timestamp whose granularity is finer than 1/4 of the minimum RTT of the connection.
+    // The first is lost a round trip and a quarter after it was sent, which is 500 us.
+    stage.wait(micros(49));
+    stage.expect_nothing();
+    stage.wait(micros(1));
+    stage.expect(". 1:1001(1000) ack 1");
+    // From now on its time is that of the retransmission, which is later than the third's.
+    stage.wait(micros(10));
+    stage.remote(". 1:1(0) ack 1 win 60000 <sack 1001:3001>");
+    stage.wait(micros(380));
+    stage.expect_nothing();
+    let counters = stage.engine.counters();
+    assert_eq!((counters.timeouts, counters.tail_probes), (0, 0));
+}
+
+#[test]
+fn a_probe_has_a_time_of_its_own() {
+    //= RFC 8985#7.3
+    //= type=test
+    //# The sender MUST follow the RACK transmission procedures in the "Upon Transmitting a Data
+    //# Segment" section upon sending either a retransmission or a new data loss probe.
+    let (mut stage, id) = after_a_tail_probe();
+    stage.wait(Duration::from_millis(100));
+    // A segment that was sent before the probe by more than a quarter of a round trip is lost.
+    stage.remote(". 1:1(0) ack 1001 win 60000 <sack 3001:4001>");
+    stage.expect(". 1001:2001(1000) ack 1");
+    let info = stage.engine.info(id).unwrap();
+    assert_eq!((info.retransmitted, info.lost), (1_000, 1_000));
+}
+
+#[test]
+fn a_timeout_follows_a_probe() {
+    //= RFC 8985#7.3
+    //= type=test
+    //# After attempting to send a loss probe, regardless of whether a loss probe was sent, the
+    //# sender MUST re-arm the RTO timer, not the PTO timer, if the FlightSize is not zero.
+    let (mut stage, id) = after_a_tail_probe();
+    stage.wait(stage.engine.info(id).unwrap().timeout - MILLISECOND);
+    stage.expect_nothing();
+    stage.wait(MILLISECOND + MILLISECOND);
+    stage.expect(". 1001:2001(1000) ack 1");
+    let counters = stage.engine.counters();
+    assert_eq!((counters.tail_probes, counters.timeouts), (1, 1));
+}

@@ -527,3 +527,138 @@ fn source_quenches_are_ignored() {
     assert_eq!(after.state, State::Established);
     assert_eq!(stage.engine.counters().malformed_total(), malformed);
 }
+
+#[test]
+fn a_window_that_was_once_told_is_honored() {
+    // Windows in units of 128 bytes.
+    let mut stage = Stage::new(|config, options| {
+        config.timestamps = false;
+        options.receive_bytes = 12_800;
+        options.receive_bytes_max = 4 << 20;
+    });
+    let id = stage.accepted(",sackOK,ws 0", 10_000);
+    stage.engine.bound_window(stage.now, id, 0, 12_800).unwrap();
+    stage.remote("P. 1:2(1) ack 1");
+    stage.expect(". 1:1(0) ack 2 win 99");
+    // By this acknowledgement the window ends at 2 + 99 * 128 = 12674, by the SYN-ACK at 12801.
+    //= RFC 7323#2.4
+    //= type=test
+    //# 1) The receiver MUST honor, as in window, any segment that would have been in window for
+    //# any <ACK> sent by the receiver.
+    stage.remote("P. 12701:12801(100) ack 1");
+    stage.expect(". 1:1(0) ack 2 <sack 12701:12801>");
+}
+
+/// The kinds of the options in a segment of IPv4.
+fn option_kinds(packet: &[u8]) -> Vec<u8> {
+    let header_end = 20 + usize::from(packet[32] >> 4) * 4;
+    let mut rest = &packet[40..header_end];
+    let mut kinds = Vec::new();
+    while let Some(&kind) = rest.first().filter(|&&kind| kind != 0) {
+        let length = if kind == 1 { 1 } else { rest[1].into() };
+        kinds.push(kind);
+        rest = &rest[length..];
+    }
+    kinds
+}
+
+#[test]
+fn selective_acknowledgements_are_agreed_upon_by_syns_alone() {
+    //= RFC 2018#2
+    //= type=test
+    //# It MUST NOT be sent on non-SYN segments.
+    const SACK_PERMITTED: u8 = 4;
+    let mut stage = Stage::new(|_, _| {});
+    stage.remote("S 0:0(0) win 65535 <mss 1012,sackOK,TS>");
+    let permits = |stage: &mut Stage| option_kinds(&stage.next_sent()).contains(&SACK_PERMITTED);
+    assert!(permits(&mut stage));
+    // The SYN-ACK again, for its number.
+    stage.wait(Duration::from_secs(1));
+    stage.expect("S. 0:0(0) ack 1");
+    stage.remote(". 1:1(0) ack 1 win 60000 <TS>");
+    let id = stage.engine.accept(stage.listener).unwrap();
+    // An acknowledgement, one with blocks, data, a retransmission, and the end.
+    stage.remote("P. 1:11(10) ack 1 <TS>");
+    assert!(!permits(&mut stage));
+    stage.remote("P. 21:31(10) ack 1 <TS>");
+    assert!(!permits(&mut stage));
+    stage.engine.publish(id, 100).unwrap();
+    assert!(!permits(&mut stage));
+    stage.wait(Duration::from_secs(4));
+    assert!(!permits(&mut stage));
+    stage.forget_sent();
+    stage.engine.finish(stage.now, id).unwrap();
+    assert!(!permits(&mut stage));
+    stage.forget_sent();
+    stage.engine.abort(stage.now, id).unwrap();
+    assert!(!permits(&mut stage));
+}
+
+#[test]
+fn blocks_tell_of_nothing_that_was_discarded() {
+    //= RFC 2018#8
+    //= type=test
+    //# Except for the newest segment, all SACK blocks MUST NOT report any old data which is no
+    //# longer actually held by the receiver.
+    let mut stage = plain();
+    let id = stage.accepted(",sackOK", 10_000);
+    stage.remote("P. 101:201(100) ack 1");
+    stage.expect(". 1:1(0) ack 1 <sack 101:201>");
+    stage.remote("P. 301:401(100) ack 1");
+    stage.expect(". 1:1(0) ack 1 <sack 301:401:101:201>");
+    stage.engine.discard_early(id).unwrap();
+    stage.remote("P. 501:601(100) ack 1");
+    stage.expect(". 1:1(0) ack 1 <sack 501:601>");
+    stage.remote("P. 1:101(100) ack 1");
+    stage.expect(". 1:1(0) ack 101 <sack 501:601>");
+    // And once more without anything that waits.
+    stage.engine.discard_early(id).unwrap();
+    stage.remote("P. 101:201(100) ack 1");
+    stage.expect(". 1:1(0) ack 201 <sack>");
+}
+
+#[test]
+fn a_connection_keeps_its_local_address() {
+    let other = on_link("10.0.0.7");
+    let mut stage = plain();
+    stage.engine.add_address(other);
+    let listener = stage
+        .engine
+        .listen((other.address, 80).into(), 16, Options::default());
+    let listener = listener.unwrap();
+    // For a connection of its own the engine takes the first address.
+    let id = stage.connect(Options::default());
+    let chosen = stage.engine.info(id).unwrap().local.ip();
+    assert_eq!(chosen, IpAddr::from([10, 0, 0, 1]));
+    stage.forget_sent();
+    stage.engine.abort(stage.now, id).unwrap();
+    stage.forget_sent();
+    stage.aim(80);
+    let remote = |stage: &mut Stage, script| {
+        let mut packet = stage.packet(script, [10, 0, 0, 2]);
+        packet[16..20].copy_from_slice(&[10, 0, 0, 7]);
+        take(stage, &packet);
+    };
+    //= RFC 9293#3.9.1.1
+    //= type=test
+    //# At all other times, a previous segment has either been sent or received on this
+    //# connection, and TCP implementations MUST use the same local address that was used in those
+    //# previous segments (MUST-45).
+    let source = |stage: &mut Stage| stage.next_sent()[12..16].to_vec();
+    remote(&mut stage, "S 0:0(0) win 65535 <mss 1000>");
+    assert_eq!(source(&mut stage), [10, 0, 0, 7]);
+    // Its retransmission, for its number.
+    stage.wait(Duration::from_secs(1));
+    stage.expect("S. 0:0(0) ack 1");
+    remote(&mut stage, ". 1:1(0) ack 1 win 10000");
+    let id = stage.engine.accept(listener).unwrap();
+    stage.engine.publish(id, 500).unwrap();
+    assert_eq!(source(&mut stage), [10, 0, 0, 7]);
+    stage.wait(Duration::from_secs(4));
+    assert_eq!(source(&mut stage), [10, 0, 0, 7]);
+    stage.forget_sent();
+    remote(&mut stage, "P. 1:11(10) ack 501 win 10000");
+    assert_eq!(source(&mut stage), [10, 0, 0, 7]);
+    stage.engine.abort(stage.now, id).unwrap();
+    assert_eq!(source(&mut stage), [10, 0, 0, 7]);
+}

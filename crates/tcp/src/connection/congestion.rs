@@ -456,6 +456,36 @@ mod tests {
         assert!((980 * MSS..=1_020 * MSS).contains(&cwnd), "{cwnd}");
     }
 
+    //= RFC 9438#4.5
+    //= type=test
+    //# In this region, _cwnd_ MUST be incremented by
+    /// The convex region: beyond the old maximum the window follows C * (t - K)^3 + W_max.
+    #[test]
+    fn cubic_grows_ever_faster_beyond_the_old_maximum() {
+        let mut congestion = Congestion::new(CongestionControl::Cubic, Instant::ZERO, 1);
+        let peak = 1_000 * MSS;
+        congestion.reduce(peak, peak, MSS, false);
+        let mut cwnd = congestion.ssthresh;
+        // Another K = 9.08 s brings what is missing at the beginning: 300 segments.
+        let mut at = Vec::new();
+        for round in 0..=181 {
+            for _ in 0..cwnd / (2 * MSS) {
+                cwnd = congestion.grow(cwnd, ack(round * 100, 2 * MSS));
+            }
+            at.push(cwnd / MSS);
+        }
+        for round in [121, 151, 181] {
+            let seconds = round as f64 / 10.0 - 750f64.cbrt();
+            let expected = 1_000.0 + CUBIC_C * seconds.powi(3);
+            let error = f64::from(at[round]) / expected - 1.0;
+            assert!(
+                error.abs() < 0.02,
+                "{} at {round}, not {expected}",
+                at[round]
+            );
+        }
+    }
+
     /// RFC 9438 section 4.9.2: growth goes on as if nothing had happened; and after a new reduction
     /// towards the old maximum, not towards one that fast convergence has lowered by mistake.
     #[test]
