@@ -152,6 +152,36 @@ mod tests {
         }
     }
 
+    /// The number of the first byte, and the position behind it where the numbers turn over for the
+    /// second time: its number is 0.
+    const TURN: (u32, Position) = (0x9e37_79b9, Position((2 << 32) - 0x9e37_79b9));
+
+    /// The 2^32 distances that a number on the wire can tell, each of them.
+    fn distances() -> impl Iterator<Item = i64> {
+        i64::from(i32::MIN)..1 << 31
+    }
+
+    #[test]
+    fn each_number_is_found_at_its_distance() {
+        let (first, near) = TURN;
+        let mut wrong = 0;
+        for distance in distances() {
+            let found = Position::from_wire(distance as u32, first, near);
+            wrong |= found.0 ^ near.0.wrapping_add(distance);
+        }
+        assert_eq!(wrong, 0);
+    }
+
+    #[test]
+    fn each_distance_has_its_number() {
+        let (first, near) = TURN;
+        let mut wrong = 0;
+        for distance in distances() {
+            wrong |= Position(near.0.wrapping_add(distance)).wire(first) ^ distance as u32;
+        }
+        assert_eq!(wrong, 0);
+    }
+
     #[test]
     fn positions_compare_as_numbers_do_within_half_of_them() {
         // Serial arithmetic (RFC 1982) on the numbers, which the positions replace.
