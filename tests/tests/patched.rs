@@ -307,6 +307,14 @@ fn threads_of_a_dynamic_program_are_cancelled() {
     check_cancelled(&[]);
 }
 
+#[test]
+fn threads_of_a_dynamic_program_are_cancelled_at_any_moment() {
+    if host::require(["cc", "musl-gcc"]).is_none() {
+        return;
+    }
+    check_in_each(&[], "asynchronous.c");
+}
+
 /// Threads of a program are cancelled that is compiled with `options`. None of them is counted as a
 /// sleeper after that: its peer would ring in vain.
 fn check_cancelled(options: &[&str]) {

@@ -11,20 +11,32 @@ use crate::points;
 use crate::process::clone;
 
 macro_rules! export {
-    ($begin:block $($alias:ident is $name:path, ($($arg:ident: $type:ty),*) -> $ret:ty;)*) => {$(
+    ($is_asked:ident, $ask:ident:
+     $($alias:ident is $name:path, ($($arg:ident: $type:ty),*) -> $ret:ty;)*) => {$(
         #[unsafe(no_mangle)]
         #[unsafe(link_section = ".text.startup")]
         unsafe extern "C" fn $alias($($arg: $type),*) -> $ret {
-            $begin
-            // SAFETY: the arguments are passed on with the caller's promises.
-            unsafe { $name($($arg),*) }
+            // Apart, so that other calls save no registers.
+            #[cold]
+            #[inline(never)]
+            unsafe extern "C" fn asked($($arg: $type),*) -> $ret {
+                let _deferred = points::$ask();
+                // SAFETY: the arguments are passed on with the caller's promises.
+                unsafe { $name($($arg),*) }
+            }
+            match points::$is_asked() {
+                // SAFETY: as above.
+                true => unsafe { asked($($arg),*) },
+                // SAFETY: as above.
+                false => unsafe { $name($($arg),*) },
+            }
         }
     )*};
 }
 
 // Cancellation points.
 export! {
-    { points::begin() }
+    is_asked, ask:
     __read is api::read, (fd: c_int, buffer: *mut c_void, len: size_t) -> ssize_t;
     __write is api::write, (fd: c_int, buffer: *const c_void, len: size_t) -> ssize_t;
     __send is api::send, (fd: c_int, buffer: *const c_void, len: size_t, flags: c_int) -> ssize_t;
@@ -55,7 +67,7 @@ export! {
 }
 
 export! {
-    {}
+    is_deferred, defer:
     __dup2 is api::dup2, (from: c_int, to: c_int) -> c_int;
     __fcntl is api::fcntl, (fd: c_int, command: c_int, argument: usize) -> c_int;
     fcntl64 is api::fcntl, (fd: c_int, command: c_int, argument: usize) -> c_int;

@@ -11,20 +11,31 @@ use toehold_sockets::api;
 use crate::points;
 
 macro_rules! export {
-    ($begin:block $($name:ident($($arg:ident: $type:ty),*) $(-> $ret:ty)?;)*) => {$(
+    ($is_asked:ident, $ask:ident: $($name:ident($($arg:ident: $type:ty),*) $(-> $ret:ty)?;)*) => {$(
         #[unsafe(no_mangle)]
         #[unsafe(link_section = ".text.startup")]
         unsafe extern "C" fn $name($($arg: $type),*) $(-> $ret)? {
-            $begin
-            // SAFETY: the arguments are passed on with the caller's promises.
-            unsafe { api::$name($($arg),*) }
+            // Apart, so that other calls save no registers.
+            #[cold]
+            #[inline(never)]
+            unsafe extern "C" fn asked($($arg: $type),*) $(-> $ret)? {
+                let _deferred = points::$ask();
+                // SAFETY: the arguments are passed on with the caller's promises.
+                unsafe { api::$name($($arg),*) }
+            }
+            match points::$is_asked() {
+                // SAFETY: as above.
+                true => unsafe { asked($($arg),*) },
+                // SAFETY: as above.
+                false => unsafe { api::$name($($arg),*) },
+            }
         }
     )*};
 }
 
 // Cancellation points.
 export! {
-    { points::begin() }
+    is_asked, ask:
     read(fd: c_int, buffer: *mut c_void, len: size_t) -> ssize_t;
     write(fd: c_int, buffer: *const c_void, len: size_t) -> ssize_t;
     readv(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t;
@@ -54,7 +65,7 @@ export! {
 }
 
 export! {
-    {}
+    is_deferred, defer:
     socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;
     bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int;
     listen(fd: c_int, backlog: c_int) -> c_int;

@@ -24,7 +24,7 @@ unsafe extern "C" fn __read_chk(
     len: size_t,
     room: size_t,
 ) -> ssize_t {
-    points::begin();
+    let _deferred = points::is_asked().then(points::ask);
     check(len, room);
     // SAFETY: passed on with the caller's promises, here and below.
     unsafe { api::read(fd, buffer, len) }
@@ -38,7 +38,7 @@ unsafe extern "C" fn __recv_chk(
     room: size_t,
     flags: c_int,
 ) -> ssize_t {
-    points::begin();
+    let _deferred = points::is_asked().then(points::ask);
     check(len, room);
     // SAFETY: as above.
     unsafe { api::recv(fd, buffer, len, flags) }
@@ -54,7 +54,7 @@ unsafe extern "C" fn __recvfrom_chk(
     address: *mut sockaddr,
     address_len: *mut socklen_t,
 ) -> ssize_t {
-    points::begin();
+    let _deferred = points::is_asked().then(points::ask);
     check(len, room);
     // SAFETY: as above.
     unsafe { api::recvfrom(fd, buffer, len, flags, address, address_len) }
@@ -67,7 +67,7 @@ unsafe extern "C" fn __poll_chk(
     timeout_ms: c_int,
     room: size_t,
 ) -> c_int {
-    points::begin();
+    let _deferred = points::is_asked().then(points::ask);
     check(count as size_t * size_of::<pollfd>(), room);
     // SAFETY: as above.
     unsafe { api::poll(fds, count, timeout_ms) }
@@ -81,7 +81,7 @@ unsafe extern "C" fn __ppoll_chk(
     mask: *const sigset_t,
     room: size_t,
 ) -> c_int {
-    points::begin();
+    let _deferred = points::is_asked().then(points::ask);
     check(count as size_t * size_of::<pollfd>(), room);
     // SAFETY: as above.
     unsafe { api::ppoll(fds, count, timeout, mask) }

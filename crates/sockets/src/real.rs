@@ -511,6 +511,8 @@ real! {
     pthread_testcancel() -> ();
     /// `pthread_setcancelstate(3)`.
     pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+    /// `pthread_setcanceltype(3)`.
+    pthread_setcanceltype(kind: c_int, before: *mut c_int) -> c_int;
     /// The first half of `pthread_cleanup_push(3)`, as glibc and musl have it.
     _pthread_cleanup_push(
         buffer: *mut c_void,
