@@ -5,7 +5,9 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use toehold_link::{Group, PacketError, PacketOptions, PacketSocket, VnetHeader};
+use toehold_link::{
+    Group, PacketError, PacketOptions, PacketSocket, PortError, PortSteering, VnetHeader,
+};
 use toehold_network::Namespace;
 use toehold_tcp::{ChecksumWork, Random, Share, TransmitOffload};
 
@@ -335,5 +337,18 @@ fn members_of_a_group_are_given_their_own_connections() {
         // A frame of no connection comes to one of them.
         assert!(send(&from, &frame(1, 100)));
         await_frame(&members[0]);
+    });
+}
+
+/// A packet link needs CAP_NET_RAW alone; one that shares an address needs more.
+#[test]
+fn capabilities_for_a_shared_address_are_named() {
+    with_veth(|| {
+        toehold_network::keep_net_raw_alone();
+        open(0);
+        let error = PortSteering::attach("v0").expect_err("it is refused");
+        assert!(matches!(error, PortError::Privilege), "{error}");
+        let said = error.to_string();
+        assert!(said.contains("CAP_BPF and CAP_NET_ADMIN"), "{said}");
     });
 }

@@ -202,6 +202,23 @@ fn enter(namespace: &File) -> rustix::io::Result<()> {
     move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))
 }
 
+/// Takes all capabilities but CAP_NET_RAW from the calling thread.
+///
+/// # Panics
+/// When the kernel refuses that.
+pub fn keep_net_raw_alone() {
+    // `struct __user_cap_header_struct`: version 3, and the calling thread. Two of `struct
+    // __user_cap_data_struct`: effective, permitted, inheritable.
+    let header: [u32; 2] = [0x2008_0522, 0];
+    let sets: [[u32; 3]; 2] = [[1 << CAP_NET_RAW, 1 << CAP_NET_RAW, 0], [0; 3]];
+    // SAFETY: header and both sets are readable.
+    let set = unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), sets.as_ptr()) };
+    assert_eq!(set, 0, "everybody may give up capabilities");
+}
+
+/// `linux/capability.h`.
+const CAP_NET_RAW: u32 = 13;
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -66,29 +66,13 @@ fn a_veth_whose_other_end_has_more_queues_is_refused() {
     assert!(matches!(error, XdpError::PeerQueues(_)), "{error}");
 }
 
-/// `struct __user_cap_header_struct`, `struct __user_cap_data_struct`: capset(2) is for the calling
-/// thread alone.
-#[repr(C)]
-struct CapabilityHeader {
-    version: u32,
-    thread: i32,
-}
-
 #[test]
 fn missing_capabilities_are_named() {
     let Some(network) = Network::new() else {
         return;
     };
     let error = network.near(|| {
-        let header = CapabilityHeader {
-            version: 0x2008_0522,
-            thread: 0,
-        };
-        // Only CAP_NET_RAW (13) is left.
-        let sets: [[u32; 3]; 2] = [[1 << 13, 1 << 13, 0], [0; 3]];
-        // SAFETY: header and both sets are readable.
-        let set = unsafe { libc::syscall(libc::SYS_capset, &raw const header, sets.as_ptr()) };
-        assert_eq!(set, 0, "root may give up what it has");
+        toehold_network::keep_net_raw_alone();
         XdpSteering::attach("near0", 1).expect_err("it is refused")
     });
     let said = error.to_string();
