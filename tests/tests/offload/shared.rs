@@ -181,3 +181,62 @@ fn what_cannot_be_shared_is_said_and_the_rest_goes_on() {
     );
     ok(held);
 }
+
+#[test]
+fn what_cannot_be_shared_is_said_when_the_file_is_read_again() {
+    let Some(mut stage) = Stage::set_sharing(Link::Packet, &["--share", NEAR]) else {
+        return;
+    };
+    let _kernel = kernel_server(&stage, "echo_server", "7941");
+    let file = stage.toehold.dir().join("engine.conf");
+    let good = format!("share {NEAR}:7942\n");
+    fs::write(&file, &good).expect("scratch");
+    let name = file.to_string_lossy().into_owned();
+    stage
+        .toehold
+        .use_adapter_arguments(&["--link", "packet:v0", "--config", &name]);
+    stage.toehold.start_adapter();
+    let complaints = |stage: &Stage| {
+        let said = stage.toehold.status()["engine"]["complaints"].clone();
+        said.as_array().map_or(0, Vec::len)
+    };
+    assert_eq!(complaints(&stage), 0);
+    let _near = stage.near_server(&["echo_server", "7942"]);
+    let mut held = stage.far("held", &["held", NEAR, "7942", "ECONNRESET"]);
+    await_word(&held, "holding");
+    let read_again = |stage: &mut Stage, settings: &str| {
+        let before = stage.engine("reconfigured");
+        fs::write(&file, settings).expect("scratch");
+        stage.toehold.adapter().signal(libc::SIGHUP);
+        let is_followed = wait_until(TIME_LIMIT, || stage.engine("reconfigured") > before);
+        assert!(is_followed, "{}", stage.toehold.adapter().outputs());
+    };
+    read_again(
+        &mut stage,
+        &format!("share 10.84.0.9\nshare {NEAR}:7941-7942\n"),
+    );
+    let parts = [
+        "line 1: `10.84.0.9` cannot be shared, because v0 does not have it: it has 10.84.0.2",
+        "line 2: port 7941 of 10.84.0.2 is in use: the kernel serves it until",
+    ];
+    let is_said = || {
+        let said = stage.toehold.adapter().stderr();
+        parts.iter().all(|part| said.contains(part))
+    };
+    assert!(
+        wait_until(TIME_LIMIT, is_said),
+        "{}",
+        stage.toehold.adapter().outputs()
+    );
+    // The port that a program has through the engine is in use, and no reason to complain.
+    assert_eq!(complaints(&stage), 2);
+    for port in ["7941", "7942"] {
+        ok(stage.far(port, &["echo_client", NEAR, port, "100000"]));
+    }
+    assert_eq!(stage.engine("connections_accepted"), 2);
+    read_again(&mut stage, &good);
+    assert_eq!(complaints(&stage), 0);
+    // The connection from before has not noticed.
+    assert!(wait_until(TIME_LIMIT, || stage.engine("connections") == 1));
+    assert!(held.ended().is_none(), "{}", held.outputs());
+}
