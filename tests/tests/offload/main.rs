@@ -544,6 +544,14 @@ fn connections_behave_as_the_settings_say() {
         assert_eq!(flow["congestion"], "bbr", "{flow}");
         assert_eq!(flow["pacing"], true, "{flow}");
     }
+    // The two commands tell it as text, too.
+    let explained = stage.toehold.ask(&["explain", "python", ":7991"]);
+    let explained = explained.expect("all of them are accelerated");
+    assert!(explained.contains("\n  bbr, "), "{explained}");
+    assert!(explained.contains("paced; round trip "), "{explained}");
+    let status = stage.toehold.ask(&["status", "--counters"]);
+    let status = status.expect("an adapter");
+    assert_eq!(status.matches("\n        bbr, ").count(), 3, "{status}");
 }
 
 /// RFC 9768 with the kernel as the remote, while every tenth packet is marked on its way.

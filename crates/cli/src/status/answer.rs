@@ -74,7 +74,25 @@ pub(crate) struct Engine {
     pub(super) switches: Option<Switches>,
     pub(super) payloads_in_place: u64,
     pub(super) payloads_by_engine: u64,
+    pub(super) flows: Vec<Flow>,
     pub(super) threads: Vec<Engine>,
+}
+
+/// How one connection of the engine's behaves.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Flow {
+    pub(super) local: String,
+    pub(super) remote: String,
+    pub(super) congestion: String,
+    pub(super) ecn: bool,
+    pub(super) accurate_ecn: bool,
+    pub(super) pacing: bool,
+    /// `None` before the first measurement.
+    pub(super) round_trip_us: Option<u64>,
+    pub(super) congestion_window: u64,
+    pub(super) receive_window: u64,
+    pub(super) in_flight: u64,
 }
 
 /// The work that the link and the copy engine do for the engine.
@@ -202,6 +220,11 @@ impl Connection {
 }
 
 impl Status {
+    /// The connections that the engine reports.
+    pub(super) fn flows(&self) -> &[Flow] {
+        self.engine.as_ref().map_or(&[], |engine| &engine.flows)
+    }
+
     /// Asks the adapter of a runtime directory; `None` when there is no usable answer.
     pub(crate) fn ask(runtime_dir: &Path) -> Option<Status> {
         serde_json::from_str(&client::status(runtime_dir).ok()?).ok()

@@ -6,9 +6,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::answer::{Connection, Process, Status};
+use super::answer::{Connection, Flow, Process, Status};
 use super::count::count;
-use super::{print, report, understood};
+use super::{flow, print, report, understood};
 use crate::failure::Failure;
 use crate::meeting::Meeting;
 use crate::options::AdapterChoice;
@@ -90,7 +90,11 @@ fn explain(status: &Status, program: &str, address: &str) -> (String, bool) {
         }
         for (path, reason, members) in groups {
             is_good &= path != "host";
-            let _ = writeln!(text, "{}", said(process, path, reason, &members));
+            let _ = writeln!(
+                text,
+                "{}",
+                said(process, path, reason, &members, status.flows())
+            );
         }
     }
     if count_found == 0 {
@@ -105,7 +109,13 @@ fn explain(status: &Status, program: &str, address: &str) -> (String, bool) {
 }
 
 /// Some connections of one process that are alike.
-fn said(process: &Process, path: &str, reason: &str, members: &[&Connection]) -> String {
+fn said(
+    process: &Process,
+    path: &str,
+    reason: &str,
+    members: &[&Connection],
+    flows: &[Flow],
+) -> String {
     let first = members[0];
     let rings: u64 = members.iter().map(|one| one.by_rings()).sum();
     let kernel: u64 = members.iter().map(|one| one.by_kernel()).sum();
@@ -128,6 +138,17 @@ fn said(process: &Process, path: &str, reason: &str, members: &[&Connection]) ->
         count(rings),
         count(kernel)
     );
+    if let Some((one, flow)) = members
+        .iter()
+        .find_map(|one| Some((one, flow::of(one, flows)?)))
+    {
+        if members.len() > 1 {
+            let _ = writeln!(text, "  one of them, {} - {}:", one.local, one.remote);
+        }
+        for line in flow::lines(flow) {
+            let _ = writeln!(text, "  {line}");
+        }
+    }
     if !reason.is_empty() {
         let _ = writeln!(text, "  because: {reason}");
     }
@@ -270,6 +291,31 @@ mod tests {
         assert!(is_good && text.contains("#12 - #13"), "{text}");
         let (text, is_good) = explain(&status(), "7", "127.0.0.1:50000");
         assert!(is_good && !text.contains("because"), "{text}");
+    }
+
+    #[test]
+    fn settings_of_the_engine_are_shown() {
+        let json = r#"{"processes": [{"pid": 7, "program": "nginx", "connections": [
+            {"local": "10.84.0.2:80", "remote": "10.84.0.1:50000", "path": "offload"},
+            {"local": "10.84.0.2:80", "remote": "10.84.0.1:50001", "path": "offload"},
+            {"local": "127.0.0.1:80", "remote": "127.0.0.1:50001", "path": "direct"}]}],
+            "engine": {"flows": [{"local": "10.84.0.2:80", "remote": "10.84.0.1:50001",
+            "congestion": "bbr", "pacing": true, "round_trip_us": 250, "receive_window": 65536,
+            "congestion_window": 14480, "in_flight": 0}]}}"#;
+        let status = serde_json::from_str(json).expect("a status");
+        let (text, is_good) = explain(&status, "nginx", "10.84.0.1:50001");
+        let lines = [
+            "  bbr, no ECN, paced; round trip 250us",
+            "  windows: congestion 14.5kB (0B in flight), receive 65.5kB",
+        ]
+        .join("\n");
+        assert!(is_good && text.contains(&lines), "{text}");
+        // Two that are alike, of which the engine reports one.
+        let (text, _) = explain(&status, "nginx", "10.84.0.2");
+        let which = "  one of them, 10.84.0.2:80 - 10.84.0.1:50001:";
+        assert!(text.contains(&format!("{which}\n{lines}")), "{text}");
+        let (text, _) = explain(&status, "nginx", "127.0.0.1");
+        assert!(!text.contains("windows"), "{text}");
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod count;
 mod engine;
 pub(crate) mod explain;
 mod express;
+mod flow;
 pub(crate) mod metrics;
 mod table;
 
@@ -127,7 +128,8 @@ With --counters:
   woken       times the program was woken
   spins       waits that ended without sleeping, of those that tried
   saved       system calls avoided
-  and below the program's name, why its connections did not come by used carriers (--express)
+  below the program's name, why its connections did not come by used carriers (--express), and
+  below an offloaded connection how it behaves: congestion control, round trip and windows
 
 Without an adapter the tables of its programs are shown, as far as this user may read them.
 Exit status: 0, or 1 when no adapter answers.";

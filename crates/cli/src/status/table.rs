@@ -5,9 +5,9 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use super::SortKey;
-use super::answer::{Connection, Process, Status};
+use super::answer::{Connection, Flow, Process, Status};
 use super::count::count;
-use super::{bare, engine, express};
+use super::{bare, engine, express, flow};
 use crate::users;
 
 /// The part of an answer that is shown, and its form.
@@ -87,7 +87,7 @@ pub(super) fn render(status: &Status, view: &View) -> String {
         out.push_str(&totals(&processes));
     }
     for process in processes {
-        out.push_str(&of_process(process, view));
+        out.push_str(&of_process(process, status.flows(), view));
     }
     out.push_str(&bare);
     out
@@ -123,7 +123,7 @@ fn by_path<'a>(connections: impl Iterator<Item = &'a Connection> + Clone) -> Str
     }
 }
 
-fn of_process(process: &Process, view: &View) -> String {
+fn of_process(process: &Process, flows: &[Flow], view: &View) -> String {
     let connected = process.connections.iter().filter(|one| one.is_connected());
     let program = if process.program.is_empty() {
         "?"
@@ -166,7 +166,7 @@ fn of_process(process: &Process, view: &View) -> String {
         SortKey::Bytes => shown.sort_by_key(most_first),
         SortKey::Remote => shown.sort_by(|one, other| one.remote.cmp(&other.remote)),
     }
-    out.push_str(&rows(process, &shown, view));
+    out.push_str(&rows(process, &shown, flows, view));
     if !left_out.is_empty() {
         let paths = by_path(left_out.iter().copied());
         let _ = writeln!(out, "  and {paths} that carried fewer bytes: --all");
@@ -186,8 +186,9 @@ fn of_process(process: &Process, view: &View) -> String {
 }
 
 /// A line for each connection. The reason stands at its end, or below it where the line would be
-/// longer than a terminal is wide.
-fn rows(process: &Process, connections: &[&Connection], view: &View) -> String {
+/// longer than a terminal is wide. With counters, two lines below a connection of the engine's tell
+/// how it behaves.
+fn rows(process: &Process, connections: &[&Connection], flows: &[Flow], view: &View) -> String {
     if connections.is_empty() {
         return String::new();
     }
@@ -217,6 +218,10 @@ fn rows(process: &Process, connections: &[&Connection], view: &View) -> String {
             _ if width + 2 + why.len() <= COLUMNS_OF_A_TERMINAL => writeln!(out, "{line}  {why}"),
             _ => writeln!(out, "{}\n        {why}", line.trim_end()),
         };
+        let flow = flow::of(one, flows).filter(|_| view.counters);
+        for line in flow.into_iter().flat_map(flow::lines) {
+            let _ = writeln!(out, "        {line}");
+        }
     }
     out
 }
@@ -395,6 +400,27 @@ nginx, pid 8, user 4294967290, wait event: no connections
             .expect("the row");
         let cells: Vec<&str> = row.split_ascii_whitespace().collect();
         assert_eq!(cells[6..], ["1", "0", "3", "4.00k", "0", "0/0", "0"]);
+    }
+
+    #[test]
+    fn behaviour_of_the_engine_s_connections_stands_below_with_the_counters() {
+        let answer = r#"{"processes":[{"pid":7,"program":"nginx","uid":4294967290,"connections":[
+            {"fd":9,"local":"10.84.0.2:80","remote":"10.84.0.1:40000","path":"offload"}]}],
+            "engine":{"flows":[{"local":"10.84.0.2:80","remote":"10.84.0.1:40000",
+            "congestion":"cubic","round_trip_us":118,"congestion_window":14480,
+            "receive_window":65536,"in_flight":1448}]}}"#;
+        let status = parse(answer).expect("an answer");
+        let lines = "
+        cubic, no ECN, not paced; round trip 118us
+        windows: congestion 14.5kB (1.45kB in flight), receive 65.5kB
+";
+        assert!(!render(&status, &view()).contains("windows"));
+        let counters = View {
+            counters: true,
+            ..view()
+        };
+        let text = render(&status, &counters);
+        assert!(text.ends_with(lines), "{text}");
     }
 
     #[test]
