@@ -482,6 +482,56 @@ def workers(end):
     return run
 
 
+# Two processes with a listener each, of one group: what is left of it has all connections.
+
+
+def group():
+    def serve(server, steps):
+        server.begin().epoll.register(steps.ours.fileno(), select.EPOLLIN)
+        while True:
+            for fd, _ in server.epoll.poll(WAIT_MAX):
+                if fd == steps.ours.fileno():
+                    steps.hear()
+                    server.stop()
+                    steps.tell()
+                    signal.pause()
+                try:
+                    one, _ = server.listener.accept()
+                except BlockingIOError:
+                    continue
+                one.settimeout(WAIT_MAX)
+                one.sendall(read_all(one, 5))
+                assert one.recv(1) == b""
+                one.close()
+
+    def member(port):
+        return Server(socket.create_server((HOST, port), reuse_port=True))
+
+    first = member(0)
+    servers = (first, member(first.port))
+    steps = (Steps(), Steps())
+    children = []
+    for own, other, its in (servers + steps[:1], servers[::-1] + steps[1:]):
+        child = os.fork()
+        if child == 0:
+            other.listener.close()
+            serve(own, its.swap())
+        children.append(child)
+    for server in servers:
+        server.listener.close()
+    warm(first.port, 40)
+    say("of two")
+    steps[0].tell()
+    steps[0].hear()
+    warm(first.port, 40)
+    say("of one")
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    say("of none", outcome(lambda: connect(first.port)))
+    print("reused", len(NAMES) - len(set(NAMES)))
+
+
 # More than the server has accepted so far.
 
 
@@ -834,6 +884,7 @@ SCENARIOS = {
     "refused": refused,
     "worker_closes": workers("closes"),
     "worker_dies": workers("dies"),
+    "group": group,
     "backlog": backlog,
     "numbers": numbers,
     "passing": passing,

@@ -10,6 +10,7 @@
 //! - [`duet`]: one case of the semantics suite: two roles, one transcript;
 //! - [`checked`]: two ends of a checked connection, and what they owe each other;
 //! - [`crowd`]: two programs with many connections, and a line to one of them;
+//! - [`generator`]: the lab's load between two programs;
 //! - [`load`]: the byte streams that the soak and the crash tests check;
 //! - [`nginx`]: a web server with files of known contents;
 //! - [`patched`]: programs that make their system calls themselves, compiled and started;
@@ -21,6 +22,7 @@
 pub mod checked;
 pub mod crowd;
 pub mod duet;
+pub mod generator;
 pub mod host;
 pub mod load;
 pub mod network;
@@ -34,6 +36,7 @@ pub mod toehold;
 pub use checked::Checked;
 pub use crowd::Crowd;
 pub use duet::{Duet, Sides};
+pub use generator::Generator;
 pub use network::{Link, Network};
 pub use nginx::Nginx;
 pub use podman::Podman;

@@ -319,6 +319,11 @@ impl Toehold {
         command
     }
 
+    /// The program `toehold` itself.
+    pub fn program(&self) -> &OsStr {
+        self.product.command.as_ref()
+    }
+
     /// Everything that `toehold status` knows now.
     pub fn status(&self) -> Value {
         let text = self.ask(&["status", "--json"]);

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use toehold_e2e::toehold::{Path, express_count};
-use toehold_e2e::{Running, Toehold, host, wait_until};
+use toehold_e2e::{Generator, Running, Toehold, host, wait_until};
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/express.py");
 const TIME_LIMIT: Duration = Duration::from_secs(60);
@@ -56,6 +56,7 @@ scenarios! {
     refused: a_listener_that_closes_refuses_and_resets_what_waits,
     worker_closes: what_a_worker_has_not_accepted_is_another_workers,
     worker_dies: what_a_dead_worker_had_not_accepted_is_another_workers,
+    group: a_listener_of_a_group_has_what_another_had,
     backlog: more_than_were_accepted_wait,
     numbers: a_process_without_numbers_gives_up_parked_carriers,
     passing: a_used_carrier_goes_to_another_program,
@@ -109,23 +110,12 @@ fn play_until(options: &[&str], until: impl Fn(&dyn Fn(&str) -> u64) -> bool) {
 /// both.
 fn load_until(load: &[&str], mut until: impl FnMut(&dyn Fn(&str) -> u64) -> bool) {
     let toehold = Toehold::start();
-    let program = toehold.asking(&[]).get_program().to_owned();
-    let address = format!("127.0.0.1:{}", host::free_port());
-    let start = |name: &str, arguments: &[&str]| {
-        let mut command = toehold.command(Path::Direct, &program);
-        command.args(["lab", name]).args(arguments);
-        Running::start(command, name, toehold.dir())
-    };
-    let server = start("server", &["--listen", &address]);
-    let listens = wait_until(TIME_LIMIT, || server.stderr().contains("listening"));
-    assert!(listens, "{}", server.outputs());
-    let client = start("client", &[&[&address, "--seconds", "60"], load].concat());
+    let load = Generator::start(&toehold, load);
     let held = wait_until(TIME_LIMIT, || {
         let status = toehold.status();
         until(&|name| express_count(&status, name))
     });
-    let outputs = server.outputs() + &client.outputs();
-    assert!(held, "{outputs}\n{}", toehold.status());
+    assert!(held, "{}\n{}", load.outputs(), toehold.status());
 }
 
 #[test]

@@ -6,7 +6,8 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use toehold_e2e::{Crowd, Running, Toehold, host, wait_until};
+use toehold_e2e::toehold::express_count;
+use toehold_e2e::{Crowd, Generator, Running, Toehold, host, wait_until};
 use toehold_network::Namespace;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_crowd");
@@ -91,8 +92,35 @@ impl PacketSocket {
     /// When each port that talks to `server` was first seen to do so within `time`. A doorbell is
     /// one byte; the messages are longer.
     fn watch(&self, server: u16, time: Duration) -> BTreeMap<u16, Duration> {
-        let begun = Instant::now();
         let mut seen = BTreeMap::new();
+        self.read(time, |frame, after| {
+            if let Some((ports, payload)) = tcp(frame)
+                && ports.contains(&server)
+                && payload > 1
+            {
+                let other = if ports[0] == server {
+                    ports[1]
+                } else {
+                    ports[0]
+                };
+                seen.entry(other).or_insert(after);
+            }
+        });
+        seen
+    }
+
+    /// How many frames with TCP there are to and from `port` within `time`.
+    fn count(&self, port: u16, time: Duration) -> usize {
+        let mut count = 0;
+        self.read(time, |frame, _| {
+            count += usize::from(tcp(frame).is_some_and(|(ports, _)| ports.contains(&port)));
+        });
+        count
+    }
+
+    /// Gives what comes within `time` to `each`, with how much of it had passed.
+    fn read(&self, time: Duration, mut each: impl FnMut(&[u8], Duration)) {
+        let begun = Instant::now();
         let mut frame = [0u8; 256];
         while begun.elapsed() < time {
             // SAFETY: `frame` is writable for its length.
@@ -103,19 +131,10 @@ impl PacketSocket {
             };
             if length < 0 {
                 std::thread::sleep(Duration::from_micros(200));
-            } else if let Some((ports, payload)) = tcp(&frame)
-                && ports.contains(&server)
-                && payload > 1
-            {
-                let other = if ports[0] == server {
-                    ports[1]
-                } else {
-                    ports[0]
-                };
-                seen.entry(other).or_insert_with(|| begun.elapsed());
+            } else {
+                each(&frame, begun.elapsed());
             }
         }
-        seen
     }
 }
 
@@ -331,6 +350,21 @@ fn nft(place: &Namespace, rules: &str) {
     assert!(output.status.success(), "{rules}: {said}");
 }
 
+/// A table of its own for rules.
+const WATCH: &str = "add table inet watch; add chain inet watch input \
+    { type filter hook input priority 0; }; ";
+
+/// The packets that its rule has counted.
+fn counted(place: &Namespace) -> u64 {
+    let mut command = place.command("nft");
+    let output = command.args(["list", "table", "inet", "watch"]).output();
+    let text = String::from_utf8(output.expect("nft runs").stdout).expect("text");
+    let mut words = text.split_whitespace();
+    words.find(|word| *word == "packets").expect("a counter");
+    let count = words.next().expect("a number");
+    count.parse().expect("a number")
+}
+
 /// Only who has the privilege is told of rules; the adapter's user here has it in its namespace.
 #[test]
 fn a_new_firewall_rule_sees_every_message_and_without_it_all_are_fast_again() {
@@ -361,8 +395,6 @@ fn follow_a_new_firewall_rule(adapter_options: &[&str]) {
             kept.all(|one| one == is_kept)
         })
     };
-    let table = "add table inet watch; add chain inet watch input \
-        { type filter hook input priority 0; }; ";
     // None of these would see them, or be missed.
     for rule in [
         "udp dport 53 counter".to_owned(),
@@ -373,7 +405,7 @@ fn follow_a_new_firewall_rule(adapter_options: &[&str]) {
     ] {
         nft(
             &observed.namespace,
-            &format!("{table}add rule inet watch input {rule}"),
+            &format!("{WATCH}add rule inet watch input {rule}"),
         );
         observed.crowd.order("around 100");
         assert!(
@@ -383,27 +415,69 @@ fn follow_a_new_firewall_rule(adapter_options: &[&str]) {
         );
         nft(&observed.namespace, "delete table inet watch");
     }
-    let rules = format!("{table}add rule inet watch input tcp dport {port} counter");
+    let rules = format!("{WATCH}add rule inet watch input tcp dport {port} counter");
     nft(&observed.namespace, &rules);
     assert!(all_are(&mut observed, true), "{}", observed.whereabouts());
-    let listed = || {
-        let mut command = observed.namespace.command("nft");
-        let output = command.args(["list", "table", "inet", "watch"]).output();
-        String::from_utf8(output.expect("nft runs").stdout).expect("text")
-    };
-    let packets = |text: &str| {
-        let mut words = text.split_whitespace();
-        words.find(|word| *word == "packets").expect("a counter");
-        let count = words.next().expect("a number");
-        count.parse::<u64>().expect("a number")
-    };
-    let before = packets(&listed());
+    let before = counted(&observed.namespace);
     observed.crowd.order("talk 7");
-    let counted = packets(&listed()) - before;
+    let counted = counted(&observed.namespace) - before;
     assert!(counted >= 100, "{counted} packets of 100 messages");
     nft(&observed.namespace, "delete table inet watch");
     assert!(observed.all_are_direct(), "{}", observed.whereabouts());
     observed.crowd.end();
+}
+
+/// Of carriers that wait for the next connection nobody sees anything, either.
+#[test]
+fn short_connections_are_the_kernels_while_a_capture_or_a_new_rule_sees_them() {
+    if host::require(["nft"]).is_none() {
+        return;
+    }
+    let namespace = match Namespace::new() {
+        Ok(namespace) => namespace,
+        Err(error) => return host::skipped(&error.to_string()),
+    };
+    let starter = namespace.starter();
+    let toehold = Toehold::start_in(&starter.each_ref().map(String::as_str), &[]);
+    let load = Generator::start(&toehold, &["--pattern", "connect"]);
+    let connected = || express_count(&toehold.status(), "connected");
+    let come = |are_express: bool| {
+        let held = wait_until(TIME_LIMIT, || {
+            let before = connected();
+            std::thread::sleep(Duration::from_millis(300));
+            (connected() > before) == are_express
+        });
+        assert!(
+            held,
+            "{are_express}: {}\n{}",
+            load.outputs(),
+            toehold.status()
+        );
+    };
+    // A connection of the kernel has seven segments at least; one on a carrier at most a doorbell.
+    const SEEN: usize = 200;
+    come(true);
+    let socket = PacketSocket::open(&namespace);
+    come(false);
+    let before = connected();
+    let seen = socket.count(load.port(), Duration::from_millis(500));
+    assert_eq!(connected(), before, "{}", toehold.status());
+    assert!(seen >= SEEN, "{seen} segments");
+    drop(socket);
+    come(true);
+    let rule = format!(
+        "add rule inet watch input tcp dport {} counter",
+        load.port()
+    );
+    nft(&namespace, &format!("{WATCH}{rule}"));
+    come(false);
+    let counted = counted(&namespace);
+    let seen = wait_until(TIME_LIMIT, || {
+        self::counted(&namespace) > counted + SEEN as u64
+    });
+    assert!(seen, "{}", toehold.status());
+    nft(&namespace, "delete table inet watch");
+    come(true);
 }
 
 #[test]
