@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::thread::{self, JoinHandle};
 
 use toehold_sites::elf::Image;
 
@@ -46,6 +47,8 @@ pub struct Waiting {
     child: Child,
     output: BufReader<ChildStdout>,
     line: String,
+    /// Reads its standard error: one that fails may write more than fits into a pipe.
+    errors: JoinHandle<String>,
 }
 
 impl Waiting {
@@ -73,12 +76,19 @@ impl Waiting {
     /// When it says no text.
     pub fn of(mut child: Child) -> Waiting {
         let mut output = BufReader::new(child.stdout.take().expect("piped"));
+        let mut stderr = child.stderr.take().expect("piped");
+        let errors = thread::spawn(move || {
+            let mut errors = String::new();
+            stderr.read_to_string(&mut errors).expect("text");
+            errors
+        });
         let mut line = String::new();
         output.read_line(&mut line).expect("text");
         Waiting {
             child,
             output,
             line,
+            errors,
         }
     }
 
@@ -123,10 +133,8 @@ impl Waiting {
     pub fn end(mut self) -> (String, String) {
         drop(self.child.stdin.take());
         let mut rest = String::new();
-        let mut errors = String::new();
         self.output.read_to_string(&mut rest).expect("text");
-        let mut stderr = self.child.stderr.take().expect("piped");
-        stderr.read_to_string(&mut errors).expect("text");
+        let errors = self.errors.join().expect("read");
         let status = self.child.wait().expect("a child");
         assert!(status.success(), "{status}: {}{rest}{errors}", self.line);
         (self.line, rest + &errors)

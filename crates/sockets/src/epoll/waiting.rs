@@ -384,7 +384,9 @@ impl Before {
 
     /// Puts back what stood in the places from `from` to `to`.
     fn restore(&self, events: &mut [epoll_event], from: usize, to: usize) {
-        let places = from..to.min(self.count).max(from);
+        // Events beyond those that were kept stay what they are.
+        let to = to.min(self.count);
+        let places = from.min(to)..to;
         for (event, before) in events[places.clone()].iter_mut().zip(&self.events[places]) {
             // SAFETY: the first `count` were written.
             *event = unsafe { before.assume_init() };
@@ -421,5 +423,38 @@ pub(crate) fn after_kernel_wait(
         0 if instance.is_open() => None,
         0 => Some(closed()),
         total => Some(once_each(epoll, events, total)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OF_ANOTHER: u64 = 1 << 40;
+
+    /// The data of twelve places, of which the kernel wrote the first `returned`, and the program
+    /// is told of `told`.
+    fn restored(told: usize, returned: usize) -> Vec<u64> {
+        let event = |u64| epoll_event { events: 0, u64 };
+        let mut events: Vec<epoll_event> = (0..12).map(event).collect();
+        let before = Before::of(events.as_ptr(), events.len());
+        for at in &mut events[..returned] {
+            *at = event(OF_ANOTHER);
+        }
+        before.restore(&mut events, told, returned);
+        events.iter().map(|event| event.u64).collect()
+    }
+
+    #[test]
+    fn places_that_were_kept_are_as_before_and_others_are_left_alone() {
+        for returned in 0..=12 {
+            for told in 0..=returned {
+                for (at, data) in restored(told, returned).into_iter().enumerate() {
+                    let is_changed = at < returned && (at < told || at >= PLACES_KEPT);
+                    let expected = if is_changed { OF_ANOTHER } else { at as u64 };
+                    assert_eq!(data, expected, "{told} of {returned}: {at}");
+                }
+            }
+        }
     }
 }
