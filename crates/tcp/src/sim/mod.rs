@@ -141,6 +141,12 @@ mod tests {
         }
     }
 
+    /// A host has started anew and connects from the same port; a segment from before comes late.
+    #[test]
+    fn a_late_segment_of_an_earlier_connection_is_reported() {
+        assert!(run(87_144_775, false).bytes > 0);
+    }
+
     /// All of a client's segments were lost until the cookie of its handshake was too old.
     #[test]
     fn a_handshake_may_come_too_late() {
