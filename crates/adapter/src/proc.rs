@@ -43,7 +43,7 @@ impl SocketList {
     /// The sockets of a process's namespace. In ours the kernel is asked for those that matter.
     fn of(pid: u32) -> SocketList {
         let is_ours = network_namespace(pid) == network_namespace(std::process::id());
-        let diag = Diag::open().ok().filter(|_| is_ours);
+        let diag = is_ours.then(Diag::open).and_then(Result::ok);
         match diag.and_then(|diag| diag.tcp_sockets()) {
             Some(found) => SocketList::gather(found.iter().map(|one| {
                 let addresses = (one.local, one.remote);

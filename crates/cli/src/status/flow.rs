@@ -6,8 +6,11 @@ use super::count::count;
 /// The engine's own report of an offloaded connection. The engine reports some of its connections:
 /// 256 for each thread.
 pub(super) fn of<'a>(one: &Connection, flows: &'a [Flow]) -> Option<&'a Flow> {
+    if one.path != "offload" {
+        return None;
+    }
     let mut flows = flows.iter();
-    flows.find(|flow| one.path == "offload" && flow.local == one.local && flow.remote == one.remote)
+    flows.find(|flow| flow.local == one.local && flow.remote == one.remote)
 }
 
 /// Congestion control and round trip; the windows.

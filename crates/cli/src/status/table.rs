@@ -218,7 +218,7 @@ fn rows(process: &Process, connections: &[&Connection], flows: &[Flow], view: &V
             _ if width + 2 + why.len() <= COLUMNS_OF_A_TERMINAL => writeln!(out, "{line}  {why}"),
             _ => writeln!(out, "{}\n        {why}", line.trim_end()),
         };
-        let flow = flow::of(one, flows).filter(|_| view.counters);
+        let flow = view.counters.then(|| flow::of(one, flows)).flatten();
         for line in flow.into_iter().flat_map(flow::lines) {
             let _ = writeln!(out, "        {line}");
         }

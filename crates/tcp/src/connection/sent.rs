@@ -694,16 +694,14 @@ impl Scoreboard {
             let index = self.index_of(start);
             let record = self.earlier.get(index);
             let is_lost = record.is_some_and(|record| record.flags & LOST != 0);
-            let bytes_max = if is_lost {
-                self.bytes_within(index, mss, edge)?
-            } else {
-                0
-            };
-            repairs(&mut self.repairs).lost.pop_first();
-            if is_lost {
-                self.lost_bytes -= self.retransmit(index, bytes_max, now);
-                return Some(self.span(index));
+            if !is_lost {
+                repairs(&mut self.repairs).lost.pop_first();
+                continue;
             }
+            let bytes_max = self.bytes_within(index, mss, edge)?;
+            repairs(&mut self.repairs).lost.pop_first();
+            self.lost_bytes -= self.retransmit(index, bytes_max, now);
+            return Some(self.span(index));
         }
         unreachable!("a lost record stands among those that are lost");
     }
