@@ -2,15 +2,17 @@
 //! paired where the kernel's facts prove them, and nowhere else.
 
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use toehold_e2e::system::{CLIENT, SERVER, System};
-use toehold_e2e::{Running, host, wait_until};
+use toehold_e2e::{Running, host, toehold, wait_until};
 use toehold_network::Namespace;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_stream");
 const TIME_LIMIT: Duration = Duration::from_secs(30);
+/// Debian's own: another one before it in `PATH` may be root's alone.
+const PYTHON: &str = "/usr/bin/python3";
 
 /// A system adapter that can prove connections; `None`, said loudly, where there can be none.
 fn start() -> Option<System> {
@@ -205,6 +207,79 @@ fn a_redirected_connection_of_one_namespace_is_paired() {
         finish(&mut pair(&system, name, server, client, ("7", "50000000")));
         let made = system.status()["channels_made"].as_u64();
         assert_eq!(made, Some(n as u64 + 1), "{name}");
+    }
+}
+
+/// A proxy at `address` behind a redirection, and its client; on the kernel alone if `path` says
+/// so. The client goes on while the files that it is given do not exist.
+fn redirected(
+    system: &System,
+    place: &Namespace,
+    path: &str,
+    address: &str,
+    files: &[PathBuf; 2],
+) -> [Running; 2] {
+    let script = system.scratch().join("redirected.py");
+    std::fs::write(&script, include_str!("../scripts/redirected.py")).expect("scratch");
+    let script = script.to_string_lossy();
+    let start = |user: u32, words: &[&str]| {
+        let all = [&["run", "--path", path, "--", PYTHON, &*script], words].concat();
+        let mut command = system.toehold_as(user, &all);
+        place.hold(&mut command);
+        let name = format!("{}-{path}", words[0]);
+        Running::start(command, &name, system.scratch())
+    };
+    let mut proxy = start(SERVER, &["proxy", address]);
+    let listens = || proxy.stdout().contains("listens") || proxy.ended().is_some();
+    let up = wait_until(TIME_LIMIT, listens);
+    assert!(up && proxy.ended().is_none(), "{}", proxy.outputs());
+    let [long, short] = files.each_ref().map(|file| file.to_string_lossy());
+    let client = start(CLIENT, &["client", address, &long, &short]);
+    [proxy, client]
+}
+
+/// `SO_ORIGINAL_DST`, by which a transparent proxy finds the address that its client meant: the
+/// kernel's answer, at `accept`, in shared memory, and for connections that use carriers again.
+#[test]
+fn a_proxy_is_told_where_a_redirected_connection_was_meant_to_go() {
+    let Some(system) = start() else { return };
+    for (family, address) in [("ip", "127.0.0.1"), ("ip6", "::1")] {
+        let place = namespace();
+        nft(
+            &place,
+            &format!(
+                "add table {family} n
+                 add chain {family} n out {{ type nat hook output priority -100; }}
+                 add rule {family} n out tcp dport {{ 8000, 8001 }} redirect to :7001"
+            ),
+        );
+        let files = ["long", "short"].map(|name| system.scratch().join(format!("{name}-{family}")));
+        let end = |n: usize| std::fs::write(&files[n], "").expect("scratch");
+        let accelerated = {
+            let [proxy, client] = redirected(&system, &place, "auto", address, &files);
+            let ends = [&proxy, &client];
+            let outputs = || ends.map(Running::outputs).concat() + &system.status().to_string();
+            let moved = wait_until(TIME_LIMIT, || {
+                ends.iter().all(|end| system.in_memory(end.pid()) == 3)
+            });
+            assert!(moved, "{}", outputs());
+            end(0);
+            let are_used = wait_until(TIME_LIMIT, || {
+                // As in `users`: seldom.
+                std::thread::sleep(Duration::from_millis(500));
+                let status = system.status();
+                let of = |name| toehold::express_count(&status, name);
+                of("connected") > 20 && of("accepted") > 20
+            });
+            assert!(are_used, "{}", outputs());
+            end(1);
+            client.success(TIME_LIMIT)
+        };
+        let [_proxy, client] = redirected(&system, &place, "host", address, &files);
+        let on_the_kernel = client.success(TIME_LIMIT);
+        let meant = format!("short {address} 8001 is told {address} 8001");
+        assert!(on_the_kernel.contains(&meant), "{on_the_kernel}");
+        assert_eq!(accelerated, on_the_kernel);
     }
 }
 
