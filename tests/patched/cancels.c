@@ -2,32 +2,16 @@
  * Prints what must be equal with and without patches, then waits for the end of its standard input.
  */
 #define _GNU_SOURCE
-#include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <sys/epoll.h>
-#include <sys/socket.h>
-#include <unistd.h>
+
+#include "both.h"
 
 #define SLEEPS 4000
 
-static int ends[2], listener, cleaned;
-
-static void connect_both(void)
-{
-    struct sockaddr_in address = {.sin_family = AF_INET};
-    socklen_t length = sizeof address;
-    listener = socket(AF_INET, SOCK_STREAM, 0);
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    ends[0] = socket(AF_INET, SOCK_STREAM, 0);
-    if (bind(listener, (struct sockaddr *)&address, length) || listen(listener, 1) ||
-        getsockname(listener, (struct sockaddr *)&address, &length) ||
-        connect(ends[0], (struct sockaddr *)&address, length))
-        abort();
-    ends[1] = accept(listener, 0, 0);
-}
+static int cleaned;
 
 /* A call of a thread that ends. It is no cancellation point any more. */
 static void clean(void *nothing)
@@ -105,13 +89,7 @@ int main(void)
     pthread_t thread;
     int rounds = 0;
     connect_both();
-    for (int n = 0; n < 20000; n++) {
-        if (write(ends[0], "x", 1) != 1 || read(ends[1], &byte, 1) != 1 ||
-            write(ends[1], "y", 1) != 1 || read(ends[0], &byte, 1) != 1)
-            abort();
-        if (n % 1000 == 0)
-            usleep(1000);
-    }
+    warm_up();
     for (int n = 0; n < 700; n++) {
         if (pthread_create(&thread, 0, wait_in, (void *)(long)(n % 7)))
             abort();
