@@ -22,7 +22,7 @@ test=("${demo[@]}" curl:curl ethtool:ethtool git:git go:golang-go initdb:postgre
     gdb:gdb haproxy:haproxy nft:nftables socat:socat ss:iproute2 strace:strace
     podman:podman newuidmap:uidmap slirp4netns:slirp4netns mknod:coreutils crun:crun unshare:util-linux mount:mount ldd:libc-bin
     systemctl:systemd systemd-analyze:systemd tclsh:tcl tcpdump:tcpdump tshark:tshark
-    tbench:dbench nuttcp:nuttcp
+    tbench:dbench nuttcp:nuttcp qemu-aarch64:qemu-user qemu-x86_64:qemu-user
     /usr/include/linux/idxd.h:linux-libc-dev
     /usr/lib/x86_64-linux-gnu/liburing.so.2:liburing2)
 suites=(apache2:apache2 cmake:cmake cc:gcc dpkg-source:dpkg-dev haproxy:haproxy make:make

@@ -37,6 +37,10 @@ unsafe extern "C" fn constructor(
     }
     crate::routines::take_from_libc();
     if has_libc && !is_secure {
+        #[cfg(target_arch = "x86_64")]
+        if is_asked_for() && within::is_emulator() {
+            return Refusal::Guarded.tell();
+        }
         begin();
     }
 }

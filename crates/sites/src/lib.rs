@@ -10,6 +10,7 @@
 //! - [`sweep`]: all instructions of a piece of code, in one pass from its start.
 //! - [`search`]: the instructions and branches around each system call, without a full sweep.
 //! - [`plan`]: the patch of each site, or the reason why a site cannot be patched.
+//! - [`guarded`]: system calls that a signal handler of the program's undoes.
 //! - [`stub`]: the bytes of patches and stubs.
 //! - [`elf`]: where the code of an ELF file is.
 //!
@@ -22,6 +23,7 @@
 extern crate self as toehold_sites;
 
 pub mod elf;
+pub mod guarded;
 pub mod instruction;
 pub mod movable;
 pub mod plan;

@@ -36,6 +36,8 @@ pub(crate) enum Refusal {
     NoGs,
     /// None of its sites can be patched.
     NoSites,
+    /// A signal handler of its own undoes system calls.
+    Guarded,
     /// The library has looked at the program and keeps out of it.
     NotWanted,
     /// It has a dynamic linker, or is one.
@@ -58,6 +60,10 @@ impl fmt::Display for Refusal {
             Refusal::NoGs => out.write_str(
                 "its system calls cannot be patched, because this processor or kernel does not \
                  let programs set GS (FSGSBASE)",
+            ),
+            Refusal::Guarded => out.write_str(
+                "its system calls are not patched, because its signal handlers look whether they \
+                 interrupt one, as those of emulators do (qemu-user)",
             ),
             Refusal::NotWanted => out.write_str(
                 "its system calls are not patched, because the library does not serve it; a \

@@ -5,6 +5,7 @@ use std::io::{self, Read};
 use std::path::Path;
 
 use toehold_sites::elf::{Image, PF_X, PT_LOAD, Segment};
+use toehold_sites::guarded::is_guarded;
 use toehold_sites::plan::{Patch, plan};
 use toehold_sites::stub::{Addresses, Overwrite, STUB_BYTES_MAX, TABLE_BYTES, overwrites, stub};
 use toehold_sites::sweep::{Bits, Swept, words};
@@ -214,7 +215,7 @@ impl Program {
             }
             None => code_segments(&image)
                 .map(|(segment, bytes)| Code::of(&image, segment, bytes))
-                .collect(),
+                .collect::<Result<_, _>>()?,
         };
         if codes.iter().all(|code| code.patches.is_empty()) {
             return Err(Refusal::NoSites);
@@ -288,7 +289,7 @@ impl Code {
     }
 
     /// A segment, with the patches that a search finds.
-    fn of(image: &Image<'_>, segment: Segment, bytes: &[u8]) -> Code {
+    fn of(image: &Image<'_>, segment: Segment, bytes: &[u8]) -> Result<Code, Refusal> {
         file::will_read(bytes);
         let mut starts = vec![0; words(bytes.len())];
         let mut targets = vec![0; words(bytes.len())];
@@ -304,12 +305,15 @@ impl Code {
         // Sections of a strange file may overlap, or stand in any order.
         sites.sort_unstable();
         sites.dedup();
+        if sites.iter().any(|site| is_guarded(bytes, *site)) {
+            return Err(Refusal::Guarded);
+        }
         swept.search_branches(&sites);
         let mut patches = Vec::new();
         for site in sites {
             patches.extend(plan(&swept, site, &patches));
         }
-        Code { segment, patches }
+        Ok(Code { segment, patches })
     }
 
     /// Its bytes, in the file of its program.

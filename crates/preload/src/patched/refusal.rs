@@ -25,6 +25,8 @@ pub(crate) enum Refusal {
     NoProc,
     /// It cannot be written.
     NotWritable,
+    /// A signal handler of its own undoes system calls.
+    Guarded,
     /// The library has not started.
     NotServed,
 }
@@ -46,6 +48,10 @@ impl Refusal {
             Refusal::NotWritable => {
                 "its code cannot be written by /proc/self/mem; a security module or a filter for \
                  system calls may be the reason"
+            }
+            Refusal::Guarded => {
+                "its signal handlers look whether they interrupt one, as those of emulators do \
+                 (qemu-user)"
             }
             Refusal::NotServed => {
                 "the library does not serve it; a filter for system calls may be the reason"
@@ -133,6 +139,7 @@ mod tests {
             Refusal::NoExecutableMemory,
             Refusal::NoProc,
             Refusal::NotWritable,
+            Refusal::Guarded,
             Refusal::NotServed,
         ] {
             let name = [MAPPING, BEGINNING, refusal.sentence()].concat();

@@ -15,6 +15,7 @@ use toehold_freestanding::elf::ProgramHeader;
 use toehold_freestanding::environment::variable;
 use toehold_freestanding::{call, errno, memory, objects};
 use toehold_sites::elf::{PF_X, PT_LOAD, shows_go};
+use toehold_sites::guarded::has_guarded;
 use toehold_sites::plan::{Patch, plan};
 use toehold_sites::stub::{Addresses, STUB_BYTES_MAX, TABLE_BYTES, overwrites, stub};
 use toehold_sites::sweep::{Bits, Swept, words};
@@ -38,6 +39,25 @@ pub(crate) fn is_wanted() -> bool {
 fn is_go() -> bool {
     let mut headers = objects::program_headers().iter();
     headers.any(|header| shows_go(header.kind, header.flags, in_memory(header)))
+}
+
+/// True for an emulator that runs another program in this process (qemu-user). Its calls for that
+/// program are its own instructions, which must stay as they are ([`toehold_sites::guarded`]); the
+/// library would see the rest, and the other program may have the library, too. Its name is looked
+/// at first: all code of a program is too much to be read for each one.
+#[unsafe(link_section = ".text.startup")]
+pub(crate) fn is_emulator() -> bool {
+    let mut path = [0; libc::PATH_MAX as usize];
+    let (at, room) = (path.as_mut_ptr(), path.len());
+    // SAFETY: the name ends with NUL, and the buffer is writable for its length.
+    let bytes = unsafe { call!(SYS_readlink, c"/proc/self/exe".as_ptr(), at, room) };
+    let path = &path[..bytes.max(0) as usize];
+    let name = path.rsplit(|byte| *byte == b'/').next();
+    let mut codes = objects::program_headers()
+        .iter()
+        .filter(|header| header.flags & PF_X != 0);
+    name.is_some_and(|name| name.starts_with(b"qemu-"))
+        && codes.any(|header| has_guarded(in_memory(header)))
 }
 
 /// The bytes of a segment that come from the file.
