@@ -1,6 +1,10 @@
 # what: PHP-FPM behind nginx: FastCGI over TCP, kept connections
 # needs: php-fpm8.2:php8.2-fpm nginx:nginx-light curl:curl ab:apache2-utils
 
+# Where PHP-FPM listens, and how nginx says so. php-unix.sh has others.
+LISTENS=127.0.0.1:$PORT2
+REACHES=$LISTENS
+
 prepare() {
     cat >index.php <<'END'
 <?php
@@ -13,12 +17,12 @@ daemonize = no
 error_log = $HERE/fpm.log
 [www]
 $([ -z "$AS_ROOT" ] || printf 'user = root\ngroup = root\n')
-listen = 127.0.0.1:$PORT2
+listen = $LISTENS
 pm = static
 pm.max_children = 3
 END
     nginx_config 1 <<END
-    upstream php { server 127.0.0.1:$PORT2; keepalive 3; }
+    upstream php { server $REACHES; keepalive 3; }
     server {
         listen 127.0.0.1:$PORT;
         location / {
@@ -39,7 +43,10 @@ server() {
 }
 
 ready() {
-    await "$PORT2"
+    case $LISTENS in
+    /*) until [ -S "$LISTENS" ]; do sleep 0.02; done ;;
+    *) await "$PORT2" ;;
+    esac
 }
 
 client() {
