@@ -107,6 +107,17 @@ def echo_client(host, port, count):
     print("local", sock.getsockname()[0])
 
 
+def marked_client(host, port):
+    """Connects with a mark, which the kernel's routes may ask for."""
+    with socket.socket() as sock:
+        sock.settimeout(30)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, 7)
+        sock.connect((host, int(port)))
+        sock.sendall(b"marked")
+        sock.shutdown(socket.SHUT_WR)
+        assert read_all(sock) == b"marked"
+
+
 def urgent_client(host, port):
     """Sends an urgent byte among others: it must be where it was sent."""
     # Before what is waited for can be seen from outside.

@@ -103,6 +103,18 @@ impl Network {
         veth.is_ok() && self.use_queues("1") && self.near_ip(&["link", "set", "v0", "up"])
     }
 
+    /// Makes another veth between the namespaces, with names for its near and its far end, and an
+    /// address for each.
+    pub fn join_again(&self, near: [&str; 2], far: [&str; 2]) -> bool {
+        let veth = self.near.add_veth(near[0], &self.far, far[0], "");
+        let ip = |end: [&str; 2], ip: &dyn Fn(&[&str]) -> bool| {
+            ip(&["addr", "add", end[1], "dev", end[0]]) && ip(&["link", "set", end[0], "up"])
+        };
+        veth.is_ok()
+            && ip(near, &|arguments| self.near_ip(arguments))
+            && ip(far, &|arguments| self.far_ip(arguments))
+    }
+
     /// Has the veth use so many of its queues each way.
     fn use_queues(&self, count: &str) -> bool {
         // XDP wants an end that receives by no fewer queues than the other sends by.

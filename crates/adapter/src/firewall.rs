@@ -13,6 +13,7 @@
 
 mod message;
 mod rule;
+mod translation;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -24,6 +25,7 @@ use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recvf
 
 use self::message::Change;
 use self::rule::Rule;
+pub(crate) use self::translation::Translation;
 use crate::registry::Tuple;
 
 /// The rules that are new.

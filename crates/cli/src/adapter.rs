@@ -144,6 +144,11 @@ struct EngineArgs {
     #[arg(long, value_name = "ADDRESS[:PORTS]")]
     share: Vec<String>,
 
+    /// Ports of shared addresses from which connections of programs go out (none: these stay with
+    /// the kernel); those of the kernel's own range are reserved there
+    #[arg(long, value_name = "FIRST-LAST")]
+    outgoing: Option<String>,
+
     /// Where the engine sends what is not on the link; one for each family
     #[arg(long, value_name = "ADDRESS")]
     gateway: Vec<String>,
@@ -239,10 +244,10 @@ struct EngineArgs {
     #[arg(long, value_name = "CIDR[:PORT]")]
     no_offload: Vec<String>,
 
-    /// All of this in a file, one setting to a line: link, address, share, gateway, mtu, without,
-    /// lso, lro, checksum, split-headers, copy-engine, copybreak, coalesce, batch, quota, memory,
-    /// window, congestion, ecn, pacing, initial-window, keepalive, to, threads, offload, host,
-    /// direct; SIGHUP has it read again
+    /// All of this in a file, one setting to a line: link, address, share, outgoing, gateway, mtu,
+    /// without, lso, lro, checksum, split-headers, copy-engine, copybreak, coalesce, batch, quota,
+    /// memory, window, congestion, ecn, pacing, initial-window, keepalive, to, threads, offload,
+    /// host, direct; SIGHUP has it read again
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
@@ -265,6 +270,7 @@ impl EngineArgs {
         }
         let single = [
             ("link", &self.link),
+            ("outgoing", &self.outgoing),
             ("mtu", &self.mtu),
             ("split-headers", &self.split_headers),
             ("copy-engine", &self.copy_engine),
@@ -315,6 +321,7 @@ impl EngineArgs {
         };
         let lists = [
             ("--link", self.link.as_slice()),
+            ("--outgoing", self.outgoing.as_slice()),
             ("--mtu", self.mtu.as_slice()),
             ("--split-headers", self.split_headers.as_slice()),
             ("--copy-engine", self.copy_engine.as_slice()),
@@ -367,6 +374,7 @@ Examples:
   toehold adapter --background --idle-exit 600
   toehold adapter --link packet:eth0 --address 10.84.0.2/24 --gateway 10.84.0.1
   toehold adapter --link packet:eth0 --share 192.0.2.7:80,443
+  toehold adapter --link packet:eth0 --share 192.0.2.7 --outgoing 61000-65535
   toehold adapter --link tap:toe0 --address 10.84.0.2/24
   toehold adapter --set copy-engine=worker     of the adapter that runs
   toehold adapter --system                     for all users of this host
@@ -383,9 +391,10 @@ rules are wrong does not start. At SIGHUP it keeps those that it has.
 With a link the adapter has a TCP engine: programs under `toehold run --path offload` connect
 through it, and listen on its addresses, which must be free ones of the network. A packet link
 stands beside the kernel on its interface; it needs CAP_NET_RAW. With --share the engine serves
-ports of the host's own address; that needs CAP_BPF and CAP_NET_ADMIN, too. A TAP device is made
-when there is none; that needs CAP_NET_ADMIN. With --config, SIGHUP changes addresses, gateways,
-rules and the MTU; connections of an address that is gone are reset.";
+ports of the host's own address, and with --outgoing connections go out from it; that needs CAP_BPF
+and CAP_NET_ADMIN, too. A TAP device is made when there is none; that needs CAP_NET_ADMIN. With
+--config, SIGHUP changes addresses, gateways, rules and the MTU; connections of an address that is
+gone are reset.";
 
 /// Runs or starts the adapter.
 pub(crate) fn run(args: &AdapterArgs) -> Result<(), Failure> {

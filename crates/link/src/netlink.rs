@@ -43,6 +43,17 @@ pub struct HostNeighbour {
     pub interface: u32,
 }
 
+/// The way of packets to a destination, as the kernel would send them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HostWay {
+    /// The interface's number.
+    pub interface: u32,
+    /// The address that they come from, where the socket has none.
+    pub source: IpAddr,
+    /// The destination is this host itself.
+    pub is_local: bool,
+}
+
 /// The kernel's tables in the network namespace that this was made in.
 #[derive(Debug)]
 pub struct HostTables(OwnedFd);
@@ -107,6 +118,45 @@ impl HostTables {
             Some(())
         })?;
         Ok(all)
+    }
+
+    /// The way to a destination, by all of the kernel's rules for packets without a mark; `None`
+    /// where there is none.
+    ///
+    /// # Errors
+    /// As for [`HostTables::addresses`].
+    pub fn way_to(&self, destination: IpAddr) -> io::Result<Option<HostWay>> {
+        let (family, bytes) = match destination {
+            IpAddr::V4(v4) => (AF_INET, v4.octets().to_vec()),
+            IpAddr::V6(v6) => (AF_INET6, v6.octets().to_vec()),
+        };
+        // `struct rtmsg`, as for `routes`.
+        let mut body = vec![family, bytes.len() as u8 * 8];
+        body.extend([0; 10]);
+        body.extend((4 + bytes.len() as u16).to_ne_bytes());
+        body.extend(libc::RTA_DST.to_ne_bytes());
+        body.extend(bytes);
+        let mut found = None;
+        // With an acknowledgement the answer has an end.
+        let flags = libc::NLM_F_REQUEST | libc::NLM_F_ACK;
+        self.ask(libc::RTM_GETROUTE, flags, &body)?;
+        let answered = self.answers(|message| {
+            let [family, _, _, _, _, _, _, kind, ..] = message.fixed::<12>()?;
+            found = Some(HostWay {
+                interface: number_of(message.attribute(libc::RTA_OIF)?)?,
+                source: ip_of(family, message.attribute(libc::RTA_PREFSRC)?)?,
+                is_local: kind == libc::RTN_LOCAL,
+            });
+            Some(())
+        });
+        match answered.map_err(|error| error.raw_os_error()) {
+            Ok(()) => Ok(found),
+            // No route, or one that forbids it.
+            Err(Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::EACCES | libc::EINVAL)) => {
+                Ok(None)
+            }
+            Err(error) => Err(io::Error::from_raw_os_error(error.unwrap_or(libc::EIO))),
+        }
     }
 
     /// An interface's neighbours, as far as the kernel knows where they are.
@@ -362,6 +412,24 @@ mod tests {
         assert!(addresses.contains(&("127.0.0.1".parse().expect("address"), 8)));
         tables.neighbours(interface).expect("an answer");
         tables.routes().expect("an answer");
+    }
+
+    #[test]
+    fn way_to_this_host_is_local_and_nothing_leads_to_nowhere() {
+        let tables = HostTables::here().expect("a socket");
+        let interface = crate::Interfaces::here().and_then(|all| all.index("lo"));
+        for own in ["127.0.0.1", "::1"] {
+            let own: IpAddr = own.parse().expect("address");
+            let expected = HostWay {
+                interface: interface.as_ref().copied().expect("loopback"),
+                source: own,
+                is_local: true,
+            };
+            assert_eq!(tables.way_to(own).expect("an answer"), Some(expected));
+        }
+        let nowhere = "::".parse().expect("address");
+        let way = tables.way_to(nowhere).expect("an answer");
+        assert!(way.is_none_or(|way| way.is_local), "{way:?}");
     }
 
     #[test]

@@ -96,6 +96,207 @@ fn engine_and_kernel_serve_at_one_ipv6_address() {
     assert_eq!(stage.engine("connections_accepted"), 1);
 }
 
+/// The port that a program's connection comes from, as a far server sees it.
+fn port_seen(stage: &Stage, on: Path, port: &str) -> u16 {
+    let server = stage.far_server(&["names_server", port]);
+    ok(stage.near_on(on, "names", &["names_client", FAR, port]));
+    let said = ok(server);
+    let peer = said.split_whitespace().nth(3).map(str::parse);
+    peer.expect("a port").unwrap_or_else(|_| panic!("{said}"))
+}
+
+/// The near kernel's ports that it gives to nobody.
+fn reserved(stage: &Stage) -> String {
+    let read = "print(open('/proc/sys/net/ipv4/ip_local_reserved_ports').read())";
+    let mut command = stage.network.near(&stage.python);
+    let said = command.args(["-c", read]).output().expect("it runs").stdout;
+    String::from_utf8_lossy(&said).trim().to_owned()
+}
+
+/// Connections of programs go out from ports of the range, those of the kernel from others, and
+/// there are servers of both.
+fn programs_connect(link: Link) {
+    let options = ["--share", NEAR, "--outgoing", "40000-40199"];
+    let Some(stage) = Stage::set_sharing(link, &options) else {
+        return;
+    };
+    assert_eq!(reserved(&stage), "40000-40199");
+    let range = 40_000..=40_199;
+    assert!(range.contains(&port_seen(&stage, Path::Offload, "7950")));
+    assert!(!range.contains(&port_seen(&stage, Path::Host, "7951")));
+    assert_eq!(stage.engine("connections_opened"), 1);
+    let _far = stage.far_server(&["echo_server", "7952"]);
+    let _near = stage.near_server(&["echo_server", "7953"]);
+    let _kernel = kernel_server(&stage, "echo_server", "7954");
+    let talk = ["echo_client", FAR, "7952", "20000000"];
+    let clients = [
+        stage.near("engine", &talk),
+        stage.near_on(Path::Host, "kernel", &talk),
+        stage.near("many", &["many", FAR, "7952", "150"]),
+        stage.near_on(Path::Host, "many-kernel", &["many", FAR, "7952", "150"]),
+        stage.far("in", &["echo_client", NEAR, "7953", "20000000"]),
+        stage.far("in-kernel", &["echo_client", NEAR, "7954", "20000000"]),
+        // A connection within the host is the kernel's, or shared memory.
+        stage.near("within", &["echo_client", NEAR, "7953", "1000000"]),
+        stage.near("loopback", &["echo_client", "127.0.0.1", "7954", "1000000"]),
+    ];
+    for client in clients {
+        ok(client);
+    }
+    assert_eq!(stage.engine("connections_opened"), 152);
+    ok(stage.near("refused", &["expect_error", FAR, "9", "ECONNREFUSED"]));
+    assert!(stage.engine("connections_opened") > 152);
+    assert_eq!(stage.engine("frames_malformed"), 0);
+    assert_eq!(stage.engine("ports_not_set"), 0);
+}
+
+#[test]
+fn connections_go_out_from_a_range_of_the_hosts_ports_over_a_packet_link() {
+    programs_connect(Link::Packet);
+}
+
+#[test]
+fn connections_go_out_from_a_range_of_the_hosts_ports_over_an_xdp_link() {
+    programs_connect(Link::Xdp);
+}
+
+#[test]
+fn connections_go_out_from_a_range_of_ports_of_the_hosts_ipv6_address() {
+    let options = ["--share", NEAR_V6, "--outgoing", "61000-61099"];
+    let Some(stage) = Stage::set_sharing(Link::Xdp, &options) else {
+        return;
+    };
+    // The kernel gives no such port out.
+    assert_eq!(reserved(&stage), "");
+    let _far = ["::", "0.0.0.0"].map(|at| stage.far_server(&["echo_server", "7955", at]));
+    for remote in [FAR_V6, FAR] {
+        ok(stage.near(remote, &["echo_client", remote, "7955", "1000000"]));
+    }
+    // No IPv4 address is shared.
+    assert_eq!(stage.engine("connections_opened"), 1);
+}
+
+#[test]
+fn connections_that_go_out_end_with_the_adapter_and_a_new_one_makes_new_ones() {
+    let options = ["--share", NEAR, "--outgoing", "40400-40419"];
+    let Some(mut stage) = Stage::set_sharing(Link::Packet, &options) else {
+        return;
+    };
+    let _far = stage.far_server(&["echo_server", "7961"]);
+    let held = stage.near("held", &["held", FAR, "7961", "ECONNRESET"]);
+    let kernel = stage.near_on(Path::Host, "kernel", &["steady", FAR, "7961"]);
+    for program in [&held, &kernel] {
+        await_word(program, "holding");
+    }
+    stage.toehold.adapter().signal(libc::SIGKILL);
+    ok(held);
+    ok(stage.near("without", &["echo_client", FAR, "7961", "100000"]));
+    stage.toehold.start_adapter();
+    // Reserved by the adapter that was killed.
+    assert_eq!(reserved(&stage), "40400-40419");
+    ok(stage.near("with", &["echo_client", FAR, "7961", "100000"]));
+    assert_eq!(stage.engine("connections_opened"), 1);
+    kernel.signal(libc::SIGUSR1);
+    ok(kernel);
+}
+
+#[test]
+fn connections_that_cannot_go_out_from_the_range_are_the_kernels() {
+    let options = ["--share", NEAR, "--outgoing", "40200-40203"];
+    let Some(stage) = Stage::set_sharing(Link::Packet, &options) else {
+        return;
+    };
+    let _far = stage.far_server(&["echo_server", "7956"]);
+    // More than there are ports.
+    ok(stage.near("many", &["many", FAR, "7956", "20"]));
+    assert_eq!(stage.engine("connections_opened"), 4);
+    // A port of the program's own choice is the kernel's.
+    let _other = stage.far_server(&["echo_server", "7957"]);
+    let own = ["one_port", FAR, "7956", "7957", NEAR, NEAR, "7959"];
+    ok(stage.near("own-port", &own));
+    ok(stage.near("marked", &["marked_client", FAR, "7956"]));
+    // By another interface.
+    let ends = [["w0", "10.85.0.2/24"], ["w1", "10.85.0.1/24"]];
+    assert!(stage.network.join_again(ends[0], ends[1]));
+    let elsewhere = ["echo_client", "10.85.0.1", "7956", "100000"];
+    assert!(ok(stage.near("elsewhere", &elsewhere)).contains("local 10.85.0.2"));
+    assert_eq!(stage.engine("connections_opened"), 4);
+}
+
+#[test]
+fn port_that_a_kernels_socket_has_is_left_to_it() {
+    let Some(mut stage) = Stage::set_sharing(Link::Packet, &["--share", NEAR]) else {
+        return;
+    };
+    let _far = stage.far_server(&["echo_server", "7958"]);
+    let _kernel = kernel_server(&stage, "echo_server", "40301");
+    let options = [
+        "--link",
+        "packet:v0",
+        "--share",
+        NEAR,
+        "--outgoing",
+        "40300-40301",
+    ];
+    stage.toehold.use_adapter_arguments(&options);
+    stage.toehold.start_adapter();
+    ok(stage.near("many", &["many", FAR, "7958", "10"]));
+    assert_eq!(stage.engine("connections_opened"), 1);
+    ok(stage.far("in", &["echo_client", NEAR, "40301", "100000"]));
+    // One that is held entirely is said.
+    let options = [
+        "--link",
+        "packet:v0",
+        "--share",
+        NEAR,
+        "--outgoing",
+        "40301",
+    ];
+    stage.toehold.use_adapter_arguments(&options);
+    stage.toehold.start_adapter();
+    let said = stage.toehold.adapter().stderr();
+    assert!(
+        said.contains("all ports of outgoing 40301 are in use"),
+        "{said}"
+    );
+    ok(stage.near("kernel", &["echo_client", FAR, "7958", "100000"]));
+    assert_eq!(stage.engine("connections_opened"), 0);
+}
+
+#[test]
+fn connections_stay_with_the_kernel_while_it_gives_its_ports_to_others() {
+    let Some([nft]) = host::require(["nft"]) else {
+        return;
+    };
+    let options = ["--share", NEAR, "--outgoing", "61000-61099"];
+    let Some(stage) = Stage::set_sharing(Link::Packet, &options) else {
+        return;
+    };
+    let _far = stage.far_server(&["echo_server", "7959"]);
+    let rule = |text: &str| {
+        let done = stage.network.near(&nft).arg(text).status();
+        assert!(done.is_ok_and(|status| status.success()), "{text}");
+    };
+    let goes_out = || stage.toehold.status()["engine"]["shared"][0]["goes_out"] == true;
+    let mut held = stage.near("held", &["held", FAR, "7959", "ECONNRESET"]);
+    await_word(&held, "holding");
+    assert!(goes_out());
+    rule("add table ip t");
+    rule("add chain ip t c { type nat hook postrouting priority 100; }");
+    rule("add rule ip t c ip saddr 10.99.0.0/16 masquerade");
+    assert!(wait_until(TIME_LIMIT, || !goes_out()));
+    ok(stage.near("kernel", &["echo_client", FAR, "7959", "100000"]));
+    assert_eq!(stage.engine("connections_opened"), 1);
+    let said = stage.toehold.ask(&["status"]).expect("an answer");
+    assert!(said.contains("stay with the kernel"), "{said}");
+    assert!(held.ended().is_none(), "{}", held.outputs());
+    rule("flush chain ip t c");
+    assert!(wait_until(TIME_LIMIT, goes_out));
+    ok(stage.near("engine", &["echo_client", FAR, "7959", "100000"]));
+    assert_eq!(stage.engine("connections_opened"), 2);
+    assert!(held.ended().is_none(), "{}", held.outputs());
+}
+
 #[test]
 fn nginx_serves_at_the_hosts_own_address() {
     let share = format!("{NEAR}:8091");

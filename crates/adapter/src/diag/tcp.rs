@@ -5,6 +5,7 @@
 
 use super::{Diag, HEADER_BYTES, INODE_AT, Listed, REQUEST_BYTES, question};
 use crate::entropy;
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// A TCP socket, as the kernel describes it.
@@ -22,25 +23,43 @@ impl Diag {
     /// the kernel does not say.
     pub(crate) fn tcp_sockets(&self) -> Option<Vec<TcpSocket>> {
         let mut found = Vec::new();
+        self.each_tcp_socket(!(1 << TCP_TIME_WAIT), |socket| found.push(socket))?;
+        Some(found)
+    }
+
+    /// The local ports of all TCP sockets of this socket's namespace, in any state. `None`: the
+    /// kernel does not say.
+    pub(crate) fn tcp_ports(&self) -> Option<BTreeSet<u16>> {
+        let mut found = BTreeSet::new();
+        self.each_tcp_socket(u32::MAX, |socket| {
+            found.insert(socket.local.port());
+        })?;
+        Some(found)
+    }
+
+    /// Calls `each` with the TCP sockets in some states, a bit for each.
+    fn each_tcp_socket(&self, states: u32, mut each: impl FnMut(TcpSocket)) -> Option<()> {
         for family in [libc::AF_INET, libc::AF_INET6] {
             let number = entropy::bits().ok()?[0] as u32;
-            let request = request(family as u8, number);
+            let request = request(family as u8, states, number);
             let listed = self.list(&request, number, usize::MAX, |body| {
-                found.extend(parse(body))
+                if let Some(socket) = parse(body) {
+                    each(socket);
+                }
             });
             if !matches!(listed, Listed::All) {
                 return None;
             }
         }
-        Some(found)
+        Some(())
     }
 }
 
 /// `struct nlmsghdr` and `struct inet_diag_req_v2` (include/uapi/linux/inet_diag.h).
-fn request(family: u8, number: u32) -> [u8; REQUEST_BYTES] {
+fn request(family: u8, states: u32, number: u32) -> [u8; REQUEST_BYTES] {
     let fields: [&[u8]; 3] = [
         &[family, libc::IPPROTO_TCP as u8, 0, 0],
-        &(!(1u32 << TCP_TIME_WAIT)).to_ne_bytes(),
+        &states.to_ne_bytes(),
         // Any addresses.
         &[0; 48],
     ];
@@ -114,6 +133,8 @@ mod tests {
             drop(server);
             drop(client);
             assert_eq!(ends(), [(target, anybody)]);
+            let held = diag.tcp_ports().expect("the kernel says");
+            assert!(held.contains(&target.port()) && !held.contains(&0));
         }
     }
 }

@@ -15,6 +15,7 @@ use super::captures::Captures;
 use super::clients::Clients;
 use super::inbox::Door;
 use super::loopback_aliases::{LoopbackAliases, shown};
+use super::outgoing::OutgoingPorts;
 use super::settings::Settings;
 use super::tokens::Tokens;
 
@@ -30,6 +31,8 @@ pub(super) struct Common {
     pub(super) captures: Captures,
     pub(super) clients: Arc<Clients>,
     pub(super) tokens: Arc<Tokens>,
+    /// The ports of shared addresses that connections of programs go out from.
+    pub(super) outgoing: Option<OutgoingPorts>,
     /// The threads, by their index.
     pub(super) doors: Vec<Arc<Door>>,
 }
@@ -46,6 +49,7 @@ impl Common {
     /// See [`Error`].
     pub(super) fn new(
         settings: &Settings,
+        outgoing: Option<OutgoingPorts>,
         doors: Vec<Arc<Door>>,
         random: &mut Random,
     ) -> Result<(Common, Singles), Error> {
@@ -71,6 +75,7 @@ impl Common {
             captures: Captures::default(),
             clients: Arc::new(Clients::new(descriptors::carriers_max())),
             tokens,
+            outgoing,
             doors,
         };
         let singles = Singles {

@@ -6,8 +6,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
 
 use toehold_link::{
-    Changed, Group, HostChanges, HostNeighbour, Interfaces, PacketOptions, PacketSocket,
-    PortSteering, PortTable, Tap, TapOptions, XdpOptions, XdpSocket, XdpSteering,
+    Changed, Group, HostChanges, HostNeighbour, HostTables, HostWay, Interfaces, PacketOptions,
+    PacketSocket, PortSteering, PortTable, Tap, TapOptions, XdpOptions, XdpSocket, XdpSteering,
 };
 
 use toehold_tcp::Spread;
@@ -15,8 +15,10 @@ use toehold_tcp::Spread;
 use super::Error;
 use super::device::Device;
 use super::host::{self, Resolved};
+use super::outgoing::OutgoingPorts;
 use super::settings::{DeviceKind, Settings};
 use super::tcp_config;
+use crate::firewall::Translation;
 
 /// A frame of each of some thousand connections may come at once; the kernel's own 1,000 would lose
 /// some.
@@ -49,6 +51,25 @@ pub(super) struct Link {
     ports: Option<Arc<PortSteering>>,
     /// Readable when some link of that namespace has changed (rtnetlink(7)).
     changes: HostChanges,
+    /// Where connections of programs go out from a shared address.
+    outgoing: Option<Outgoing>,
+}
+
+/// The kernel's say about connections that go out from an address of its own.
+#[derive(Debug)]
+struct Outgoing {
+    tables: HostTables,
+    translation: Translation,
+}
+
+impl Outgoing {
+    fn here() -> Result<Outgoing, Error> {
+        let os = |action| move |error| Error::Os(action, error);
+        Ok(Outgoing {
+            tables: HostTables::here().map_err(os("ask the kernel for routes"))?,
+            translation: Translation::here().map_err(os("read the kernel's firewall rules"))?,
+        })
+    }
 }
 
 impl Link {
@@ -78,6 +99,9 @@ impl Link {
             interfaces: Interfaces::here().map_err(os)?,
             ports,
             changes: HostChanges::here(!opener.settings.shares.is_empty()).map_err(os)?,
+            outgoing: (opener.settings.outgoing.is_some())
+                .then(Outgoing::here)
+                .transpose()?,
         };
         if let Device::Tap(tap) = &link.device
             && !tap.is_persistent().map_err(os)?
@@ -121,10 +145,8 @@ impl Link {
     /// Looks whether the interface is still there. One that has come in its place under its name is
     /// opened: true when there is another device to watch.
     pub(super) fn follow(&mut self) -> bool {
-        let interface = match &self.device {
-            Device::Tap(_) => return false,
-            Device::Packet(socket) => socket.interface(),
-            Device::Xdp(socket) => socket.steering().interface_index(),
+        let Some(interface) = self.interface() else {
+            return false;
         };
         let index = self.interfaces.index(self.name()).ok();
         if index == Some(interface) {
@@ -137,6 +159,15 @@ impl Link {
         };
         (self.device, self.ports) = (device, ports);
         true
+    }
+
+    /// The number of the interface that the device is on; a TAP device is one.
+    fn interface(&self) -> Option<u32> {
+        match &self.device {
+            Device::Tap(_) => None,
+            Device::Packet(socket) => Some(socket.interface()),
+            Device::Xdp(socket) => Some(socket.steering().interface_index()),
+        }
     }
 
     /// Whether the link joins small segments, as far as that was asked for here.
@@ -190,6 +221,59 @@ impl Link {
         }
         // Without an answer the engine goes on with those that it knows.
         host::there(device, || host::neighbours(device)).unwrap_or_default()
+    }
+
+    /// Takes the ports from the kernel that connections of programs are to go out from, if there
+    /// are such.
+    ///
+    /// # Errors
+    /// A sentence for the operator; then these connections stay with the kernel.
+    pub(super) fn take_outgoing(settings: &Settings) -> Result<Option<OutgoingPorts>, String> {
+        let Some(range) = &settings.outgoing else {
+            return Ok(None);
+        };
+        let taken = host::there(&settings.device, || Ok(OutgoingPorts::take(range)));
+        let taken = taken.map_err(|error| error.to_string())?;
+        taken.map(Some)
+    }
+
+    /// Whether connections of programs may go out from ports of a shared address: not where the
+    /// kernel gives such ports to connections of others.
+    pub(super) fn may_go_out(&self) -> bool {
+        let outgoing = self.outgoing.as_ref();
+        outgoing.is_some_and(|outgoing| !outgoing.translation.is_there())
+    }
+
+    /// Readable when [`Link::may_go_out`] may have changed.
+    pub(super) fn rule_changes(&self) -> Option<BorrowedFd<'_>> {
+        self.outgoing.as_ref()?.translation.changes()
+    }
+
+    /// Looks at the kernel's rules again; true when [`Link::may_go_out`] has changed.
+    pub(super) fn follow_rules(&mut self) -> bool {
+        let before = self.may_go_out();
+        if let Some(outgoing) = &mut self.outgoing {
+            let device = &self.opener.settings.device;
+            let follow = || {
+                outgoing.translation.follow();
+                Ok(())
+            };
+            // Where the namespace cannot be entered there is nothing to be known: all stays.
+            let _ = host::there(device, follow);
+        }
+        before != self.may_go_out()
+    }
+
+    /// The address from which the kernel would send to a remote by this interface; `None` where it
+    /// would send by another one, or to itself.
+    pub(super) fn source_for(&self, remote: IpAddr) -> Option<IpAddr> {
+        let way = self.outgoing.as_ref()?.tables.way_to(remote).ok()??;
+        let HostWay {
+            interface,
+            source,
+            is_local,
+        } = way;
+        (!is_local && Some(interface) == self.interface()).then_some(source)
     }
 
     /// Has the kernel find a neighbour.

@@ -26,6 +26,7 @@
 //! - `flow`, `relay`: one connection and its bytes. `memory`, `endpoint`: where the bytes are.
 //!   `channels`: channels and ready bitmaps.
 //! - `receiver`, `transmitter`: frames from and to the link.
+//! - `outgoing`: the ports of the host's own addresses that connections go out from.
 //! - `listeners`: programs that listen. `loopback_aliases`: loopback addresses that stand for ours.
 //!   `tcp_config`: the TCP's configuration from the settings.
 //! - `arrivals`: programs at the relay; `silent`: those that have not sent their preamble;
@@ -53,6 +54,7 @@ mod link;
 mod listeners;
 mod loopback_aliases;
 mod memory;
+mod outgoing;
 mod passing;
 mod poller;
 mod ports;
@@ -258,12 +260,17 @@ impl Engine {
         let count = settings.threads;
         let os = |action| move |error| Error::Os(action, error);
         let Resolved {
-            settings,
+            mut settings,
             mut complaints,
         } = Link::resolve(settings)?;
         if settings.addresses.is_empty() {
             return Err(Error::NothingToShare(complaints));
         }
+        let outgoing = Link::take_outgoing(&settings).unwrap_or_else(|complaint| {
+            complaints.push(complaint);
+            settings.outgoing = None;
+            None
+        });
         complaints.extend(host::ports_in_use(&settings, |_, _| false));
         let settings = &settings;
         let entropy = entropy::bits().map_err(os("get random numbers"))?;
@@ -277,7 +284,7 @@ impl Engine {
             .collect::<Result<_, _>>()
             .map_err(os("make an event"))?;
         let doors = inboxes.iter().map(Inbox::door).collect();
-        let (common, singles) = Common::new(settings, doors, &mut random)?;
+        let (common, singles) = Common::new(settings, outgoing, doors, &mut random)?;
         let mut engine = Engine {
             threads: Vec::new(),
             common: Arc::new(common),
@@ -375,9 +382,16 @@ impl Engine {
         if before.shares.is_empty() != after.shares.is_empty() {
             return refused("shared addresses in place of its own need another adapter");
         }
-        let resolved = Link::resolve(&calibrated(settings)?).map_err(|error| error.to_string())?;
+        if before.outgoing != after.outgoing {
+            return refused("other ports to go out from need another adapter");
+        }
+        let mut resolved =
+            Link::resolve(&calibrated(settings)?).map_err(|error| error.to_string())?;
         if resolved.settings.addresses.is_empty() {
             return Err(resolved.complaints.join("; "));
+        }
+        if self.common.outgoing.is_none() {
+            resolved.settings.outgoing = None;
         }
         self.complaints = resolved.complaints;
         let shared = self.report().map_or(Vec::new(), |report| report.shared);

@@ -260,7 +260,7 @@ mod tests {
             });
             let all: Vec<Thread> = all.collect();
             let doors = all.iter().map(|thread| thread.inbox.door()).collect();
-            let (common, _) = Common::new(&settings, doors, &mut random).expect("loopback");
+            let (common, _) = Common::new(&settings, None, doors, &mut random).expect("loopback");
             Threads { common, all }
         }
 

@@ -1,4 +1,5 @@
-//! Ports of carriers: chosen here, because the kernel's own choice becomes slow.
+//! Ports that the kernel gives out; and those of carriers, which are chosen here, because the
+//! kernel's own choice becomes slow.
 //!
 //! bind(2) chooses a port that nobody has, not even in TIME-WAIT, and it looks for one in order
 //! (`inet_csk_find_open_port`): with some thousands of them in use it looks at all of these, each
@@ -7,48 +8,66 @@
 use std::fs;
 use std::ops::RangeInclusive;
 
-/// The ports that this network namespace has for connections, in turns.
+/// The ports that a network namespace has for connections.
 #[derive(Debug)]
-pub(super) struct Ports {
+pub(super) struct LocalPorts {
     range: RangeInclusive<u16>,
     /// Those that the operator wants left alone.
     reserved: Vec<RangeInclusive<u16>>,
+}
+
+impl LocalPorts {
+    /// Those of this thread's network namespace.
+    pub(super) fn here() -> LocalPorts {
+        let setting = |name| fs::read_to_string(format!("/proc/sys/net/ipv4/{name}"));
+        let range = setting("ip_local_port_range").ok();
+        let range = range.and_then(|text| range_of(text.split_whitespace()));
+        let reserved = setting("ip_local_reserved_ports").unwrap_or_default();
+        // Without a range none is tried.
+        LocalPorts::new(range.unwrap_or(RangeInclusive::new(1, 0)), &reserved)
+    }
+
+    fn new(range: RangeInclusive<u16>, reserved: &str) -> LocalPorts {
+        let reserved = reserved.trim().split(',');
+        let reserved = reserved.filter_map(|part| range_of(part.split('-')));
+        LocalPorts {
+            reserved: reserved.collect(),
+            range,
+        }
+    }
+
+    /// Whether the kernel may give a port out.
+    pub(super) fn may_give(&self, port: u16) -> bool {
+        let is_reserved = || self.reserved.iter().any(|range| range.contains(&port));
+        self.range.contains(&port) && !is_reserved()
+    }
+}
+
+/// The ports that this network namespace has for connections, in turns.
+#[derive(Debug)]
+pub(super) struct Ports {
+    local: LocalPorts,
     next: u16,
 }
 
 impl Ports {
     /// The kernel's settings, beginning anywhere.
     pub(super) fn beginning_at(random: u64) -> Ports {
-        let setting = |name| fs::read_to_string(format!("/proc/sys/net/ipv4/{name}"));
-        let range = setting("ip_local_port_range").ok();
-        let range = range.and_then(|text| range_of(text.split_whitespace()));
-        let reserved = setting("ip_local_reserved_ports").unwrap_or_default();
-        // Without a range none is tried.
-        Ports::new(
-            range.unwrap_or(RangeInclusive::new(1, 0)),
-            &reserved,
-            random,
-        )
+        Ports::new(LocalPorts::here(), random)
     }
 
-    fn new(range: RangeInclusive<u16>, reserved: &str, random: u64) -> Ports {
-        let count = range.len().max(1) as u64;
-        let next = *range.start() + (random % count) as u16;
-        let reserved = reserved.trim().split(',');
-        let reserved = reserved.filter_map(|part| range_of(part.split('-')));
-        Ports {
-            reserved: reserved.collect(),
-            range,
-            next,
-        }
+    fn new(local: LocalPorts, random: u64) -> Ports {
+        let count = local.range.len().max(1) as u64;
+        let next = *local.range.start() + (random % count) as u16;
+        Ports { local, next }
     }
 
     /// The port that was given out longest ago, whoever has it now; `None` when there is none that
     /// may be.
     pub(super) fn give(&mut self) -> Option<u16> {
-        for _ in 0..self.range.len() {
+        for _ in 0..self.local.range.len() {
             let port = self.step();
-            if !self.reserved.iter().any(|range| range.contains(&port)) {
+            if self.local.may_give(port) {
                 return Some(port);
             }
         }
@@ -57,13 +76,21 @@ impl Ports {
 
     fn step(&mut self) -> u16 {
         let port = self.next;
-        let is_last = port == *self.range.end();
+        let is_last = port == *self.local.range.end();
         self.next = if is_last {
-            *self.range.start()
+            *self.local.range.start()
         } else {
             port + 1
         };
         port
+    }
+}
+
+/// A range of ports, as the kernel and people write it.
+pub(super) fn in_words(range: &RangeInclusive<u16>) -> String {
+    match (range.start(), range.end()) {
+        (first, last) if first == last => first.to_string(),
+        (first, last) => format!("{first}-{last}"),
     }
 }
 
@@ -78,13 +105,17 @@ fn range_of<'a>(mut words: impl Iterator<Item = &'a str>) -> Option<RangeInclusi
 mod tests {
     use super::*;
 
+    fn turns(range: RangeInclusive<u16>, reserved: &str, random: u64) -> Ports {
+        Ports::new(LocalPorts::new(range, reserved), random)
+    }
+
     fn given(ports: &mut Ports, count: usize) -> Vec<u16> {
         (0..count).map_while(|_| ports.give()).collect()
     }
 
     #[test]
     fn each_port_has_its_turn() {
-        let mut ports = Ports::new(65_530..=65_535, "", 4);
+        let mut ports = turns(65_530..=65_535, "", 4);
         assert_eq!(
             given(&mut ports, 8),
             [
@@ -95,9 +126,9 @@ mod tests {
 
     #[test]
     fn reserved_ports_are_left_alone() {
-        let mut ports = Ports::new(10..=19, "1,11,13-15,19-30\n", 0);
+        let mut ports = turns(10..=19, "1,11,13-15,19-30\n", 0);
         assert_eq!(given(&mut ports, 6), [10, 12, 16, 17, 18, 10]);
-        let mut none = Ports::new(10..=19, "1-100", 0);
+        let mut none = turns(10..=19, "1-100", 0);
         assert_eq!(none.give(), None);
     }
 
@@ -110,7 +141,7 @@ mod tests {
         for nonsense in ["", "x", "5 4", "1 70000"] {
             assert_eq!(range_of(nonsense.split_whitespace()), None, "{nonsense}");
         }
-        let mut none = Ports::new(RangeInclusive::new(1, 0), "", 7);
+        let mut none = turns(RangeInclusive::new(1, 0), "", 7);
         assert_eq!(none.give(), None);
     }
 }

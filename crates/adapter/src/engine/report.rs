@@ -116,6 +116,11 @@ pub(crate) struct SharedReport {
     pub(crate) ports: String,
     /// Ports that are the engine's now.
     pub(crate) in_use: Vec<u16>,
+    /// Ports that connections of programs go out from, as the settings have them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) outgoing: Option<String>,
+    /// Whether they may now: not while the kernel gives ports of its own to connections of others.
+    pub(crate) goes_out: bool,
 }
 
 /// Connections that one thread reports; more would make the status long.
@@ -164,6 +169,7 @@ impl Report {
             mine.in_use.extend(&theirs.in_use);
             mine.in_use.sort_unstable();
             mine.in_use.dedup();
+            mine.goes_out &= theirs.goes_out;
         }
         Report {
             connections: self.connections + other.connections,

@@ -135,6 +135,10 @@ impl Runner {
                 Some(arrivals) => watch(arrivals.relay(), Source::Relay)
                     .and_then(|()| watch(arrivals.late(), Source::Late)),
                 None => Ok(()),
+            })
+            .and_then(|()| match link.rule_changes() {
+                Some(rules) => watch(rules, Source::LinkChange),
+                None => Ok(()),
             });
         watched.map_err(os("watch the link"))?;
         let mut runner = Runner {
@@ -181,6 +185,7 @@ impl Runner {
         };
         runner.listeners.set_shares(&settings.shares);
         runner.take_neighbours();
+        runner.settle_outgoing_ports();
         Ok(runner)
     }
 

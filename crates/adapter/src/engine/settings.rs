@@ -11,6 +11,7 @@
 //!   link     xdp:eth0            by AF_XDP; frames for other addresses stay with the kernel
 //!   address  10.84.0.2/24
 //!   share    192.0.2.7:80,443     instead of `address`: these ports of the host's own address
+//!   outgoing 61000-65535          connections of programs go out from these ports of it
 //!   gateway  10.84.0.1
 //!   mtu      9000
 //!   without  lso                 also: lro, checksum
@@ -70,6 +71,9 @@ pub struct Settings {
     /// The host's addresses that the engine shares with the kernel, which are then all that it has:
     /// `addresses` are these, with the prefix lengths that the kernel knows.
     pub shares: Vec<Share>,
+    /// Ports of shared addresses from which connections of programs go out; `None`: these are the
+    /// kernel's.
+    pub outgoing: Option<RangeInclusive<u16>>,
     /// The kernel's routes, where addresses are shared.
     pub(super) host_routes: Vec<Route>,
     /// Where everything beyond the link goes; at most one of each family.
@@ -187,6 +191,7 @@ pub struct Draft {
     device: Option<Device>,
     addresses: Vec<(IpAddr, u8)>,
     shares: Vec<Share>,
+    outgoing: Option<RangeInclusive<u16>>,
     gateways: Vec<IpAddr>,
     mtu: Option<u16>,
     without: Vec<String>,
@@ -217,6 +222,7 @@ impl Draft {
             "link" => self.device = Some(device(value)?),
             "address" => self.addresses.push(own_address(value)?),
             "share" => self.shares.push(value.parse()?),
+            "outgoing" => self.outgoing = Some(share::port_range(value)?),
             "gateway" => self.gateways.push(address(value)?),
             "mtu" => self.mtu = Some(number(value, "MTU", MTU_MIN..=u16::MAX)?),
             "without" => match value {
@@ -320,6 +326,10 @@ impl Draft {
         }
         if !self.shares.is_empty() {
             self.check_shares(device.kind)?;
+        } else if self.outgoing.is_some() {
+            return whole(
+                "`outgoing` names ports of an address that is the host's, too: share 192.0.2.7",
+            );
         }
         if self.addresses.len() > OWN_MAX {
             return whole("more addresses than an engine can have (16)");
@@ -359,6 +369,7 @@ impl Draft {
                 false => self.shares.iter().map(Share::alone).collect(),
             },
             shares: self.shares,
+            outgoing: self.outgoing,
             host_routes: Vec::new(),
             gateways: self.gateways,
             mtu: self.mtu,
@@ -388,14 +399,11 @@ impl Draft {
         if !self.gateways.is_empty() {
             return whole("with `share` the kernel's routes are used: leave `gateway` out");
         }
-        if self
-            .rules
-            .iter()
-            .any(|rule| rule.action == RuleAction::Offload)
-        {
+        let is_offload = |rule: &Rule| rule.action == RuleAction::Offload;
+        if self.outgoing.is_none() && self.rules.iter().any(is_offload) {
             return whole(
                 "with `share` connections of this host's programs are the kernel's: leave \
-                `offload` out",
+                `offload` out, or say from which ports they go: outgoing 61000-65535",
             );
         }
         if self.shares.len() > OWN_MAX {
@@ -474,7 +482,7 @@ impl Settings {
             |&(ip, bits): &(IpAddr, u8)| rule_of(ip, bits, 0, RuleAction::OffloadOnRequest);
         let beyond = |ip: &IpAddr| rule_of(*ip, 0, 0, RuleAction::OffloadOnRequest);
         let mut rules = self.rules.clone();
-        if !self.gateways.is_empty() {
+        if !self.gateways.is_empty() || self.outgoing.is_some() {
             // "Everything" is not what is this host's own.
             let own: [(IpAddr, u8); 4] = [
                 ([127, 0, 0, 0].into(), 8),
@@ -486,6 +494,17 @@ impl Settings {
         }
         if self.shares.is_empty() {
             rules.extend(self.addresses.iter().map(on_link));
+        } else if self.outgoing.is_some() {
+            // Frames to ourselves would not come back.
+            let own = |share: &Share| rule_of(share.ip, share.alone().1, 0, RuleAction::Direct);
+            rules.extend(self.shares.iter().map(own));
+            // The kernel knows which of these go by the link: it is asked for each connection.
+            for everywhere in [IpAddr::from([0; 4]), IpAddr::from([0; 16])] {
+                let is_of_family = |share: &Share| share.ip.is_ipv4() == everywhere.is_ipv4();
+                if self.shares.iter().any(is_of_family) {
+                    rules.push(beyond(&everywhere));
+                }
+            }
         }
         rules.extend(self.gateways.iter().map(beyond));
         rules
@@ -811,6 +830,7 @@ mod tests {
                 "without" => "lso",
                 "threads" => "2",
                 "mtu" => "1500",
+                "outgoing" => "61000-65535",
                 "to" => "10.0.0.1 ecn on",
                 _ => "10.0.0.1",
             };

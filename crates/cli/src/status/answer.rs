@@ -116,6 +116,8 @@ pub(crate) struct SharedAddress {
     pub(super) address: String,
     pub(super) ports: String,
     pub(super) in_use: Vec<u16>,
+    pub(super) outgoing: Option<String>,
+    pub(super) goes_out: bool,
 }
 
 /// One process.

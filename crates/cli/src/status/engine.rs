@@ -51,6 +51,19 @@ pub(super) fn lines(engine: &Engine) -> String {
             "  {} is the kernel's as well; ports of the engine's now: {in_use} (allowed: {})",
             shared.address, shared.ports
         );
+        match &shared.outgoing {
+            Some(ports) if shared.goes_out => {
+                let _ = writeln!(
+                    out,
+                    "  connections of programs go out from its ports {ports}"
+                );
+            }
+            Some(_) => out.push_str(
+                "  connections of programs stay with the kernel, because it gives connections of \
+                others ports of its own (masquerade, SNAT)\n",
+            ),
+            None => {}
+        }
     }
     for complaint in &engine.complaints {
         let _ = writeln!(out, "  {complaint}");

@@ -1,9 +1,10 @@
 //! Addresses that the engine shares with the kernel: which of their ports are the engine's.
 //!
 //! A port is the engine's while a program listens there through the engine, or has connections
-//! there. All else of the address stays with the kernel: other ports, ARP, neighbour discovery,
-//! echoes. A [`PortTable`] says which ports; a program by which `program` decides looks there. It
-//! goes with the process, however that ends: then all of the address is the kernel's.
+//! there, and when it is one of those that connections of programs go out from. All else of the
+//! address stays with the kernel: other ports, ARP, neighbour discovery, echoes. A [`PortTable`]
+//! says which ports; a program by which `program` decides looks there. It goes with the process,
+//! however that ends: then all of the address is the kernel's.
 //!
 //! A process that is stopped, or that ends slowly, holds the program still, and nobody would answer
 //! a request for a connection. So the engine's threads say every second that they are awake
@@ -12,7 +13,7 @@
 
 pub(crate) mod program;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
@@ -38,12 +39,21 @@ pub enum PortUse {
 /// A port of an address.
 type End = (IpAddr, u16);
 
+/// A thread, by its index, says that a port is the engine's.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Claim {
+    /// Programs listen there, or have connections.
+    Used(usize),
+    /// Connections of programs go out from there.
+    Outgoing(usize),
+}
+
 /// Which ports are the engine's. Several threads have it, each with ports of its own.
 #[derive(Debug)]
 pub struct PortTable {
     map: Map,
-    /// By port: what each thread says.
-    current: Mutex<BTreeMap<End, BTreeMap<usize, u32>>>,
+    /// By port: what is said of it.
+    current: Mutex<BTreeMap<End, BTreeMap<Claim, u32>>>,
     /// Until when requests for connections are the engine's: eight bytes of nanoseconds.
     awake: Map,
     /// By thread: until when it will have been silent for too long.
@@ -88,15 +98,58 @@ impl PortTable {
     /// # Errors
     /// Whatever bpf(2) says.
     pub fn set(&self, thread: usize, end: End, how: Option<PortUse>) -> io::Result<()> {
-        let mut current = self.current.lock().expect("nobody panics with it");
-        let threads = current.entry(end).or_default();
-        let before = all_of(threads);
-        match how {
-            Some(PortUse::Listening) => threads.insert(thread, LISTENING | CONNECTED),
-            Some(PortUse::Connected) => threads.insert(thread, CONNECTED),
-            None => threads.remove(&thread),
+        let bits = match how {
+            Some(PortUse::Listening) => LISTENING | CONNECTED,
+            Some(PortUse::Connected) => CONNECTED,
+            None => 0,
         };
-        let after = all_of(threads);
+        let mut current = self.current.lock().expect("nobody panics with it");
+        self.claim(&mut current, (end, Claim::Used(thread)), bits)
+    }
+
+    /// The ports that connections of a thread's programs go out from, from here on: these, and no
+    /// others. They are the engine's for everything but requests for connections.
+    ///
+    /// # Errors
+    /// Whatever bpf(2) says of the first that cannot be set; then the thread has none.
+    pub fn set_outgoing(&self, thread: usize, ends: &BTreeSet<End>) -> io::Result<()> {
+        let claim = Claim::Outgoing(thread);
+        let mut current = self.current.lock().expect("nobody panics with it");
+        let known: Vec<End> = (current.iter())
+            .filter(|(_, claims)| claims.contains_key(&claim))
+            .map(|(end, _)| *end)
+            .collect();
+        let set = ends.iter().try_for_each(|end| {
+            let is_known = known.binary_search(end).is_ok();
+            match is_known {
+                true => Ok(()),
+                false => self.claim(&mut current, (*end, claim), CONNECTED),
+            }
+        });
+        let stays = |end: &End| set.is_ok() && ends.contains(end);
+        let all = known.iter().chain(ends.iter().filter(|_| set.is_err()));
+        for end in all.filter(|end| !stays(end)) {
+            // A port that is left in the table has no connection: the engine answers with a reset,
+            // as the kernel would.
+            let _ = self.claim(&mut current, (*end, claim), 0);
+        }
+        set
+    }
+
+    /// Notes what somebody says of a port, and has the kernel know what all of them say.
+    fn claim(
+        &self,
+        current: &mut BTreeMap<End, BTreeMap<Claim, u32>>,
+        (end, claim): (End, Claim),
+        bits: u32,
+    ) -> io::Result<()> {
+        let claims = current.entry(end).or_default();
+        let before = all_of(claims);
+        match bits {
+            0 => claims.remove(&claim),
+            bits => claims.insert(claim, bits),
+        };
+        let after = all_of(claims);
         if after == 0 {
             current.remove(&end);
         }
@@ -109,8 +162,8 @@ impl PortTable {
     }
 }
 
-fn all_of(threads: &BTreeMap<usize, u32>) -> u32 {
-    threads.values().fold(0, |all, one| all | one)
+fn all_of(claims: &BTreeMap<Claim, u32>) -> u32 {
+    claims.values().fold(0, |all, one| all | one)
 }
 
 fn key_of((ip, port): End) -> [u8; KEY_BYTES] {

@@ -128,7 +128,9 @@ fn begin(fd: i32, remote: Address) -> Result<Connection, Opened> {
     let own_ip = bound.v4().and_then(|v4| routing_page.behind(v4));
     let is_any = bound.ip == [0; 16] || bound.v4() == Some([0; 4]) || own_ip.is_some();
     let is_beside = sys::namespace_of(fd).unwrap_or(0) == routing_page.netns();
-    if !is_any || !is_beside {
+    // A mark is for the kernel's routes and firewall.
+    let has_mark = option(libc::SO_MARK) != 0;
+    if !is_any || !is_beside || has_mark {
         return Err(kernel(Reason::NoRelay));
     }
     if let Some(alias) = routing_page.alias_of(remote.ip) {

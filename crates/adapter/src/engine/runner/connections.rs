@@ -55,13 +55,11 @@ impl Runner {
 
     /// Begins an active open.
     pub(super) fn open(&mut self, given: Given) {
+        if self.link.shares().is_some() {
+            return self.open_from_shared(given);
+        }
         let (request, carrier) = (given.request, &given.carrier);
         let refuse = |errno: libc::c_int| drop(sys::send_urgent(carrier, errno as u8));
-        if self.link.shares().is_some() {
-            // Ports of the host's address are the kernel's to give out. A carrier that ends without
-            // an answer has its program connect on the kernel.
-            return;
-        }
         if !self.admit(request.holder.client) {
             return refuse(OUT_OF_CONNECTIONS);
         }
@@ -82,11 +80,63 @@ impl Runner {
                 };
             }
         };
+        self.begin(id, given);
+    }
+
+    /// Begins an active open from an address that is the host's, too. The kernel can do as well:
+    /// a carrier that ends without an answer has its program connect there.
+    fn open_from_shared(&mut self, given: Given) {
+        let request = given.request;
+        let Some(source) = self.outgoing_source(&request) else {
+            return;
+        };
+        if !self.admit(request.holder.client) {
+            return;
+        }
+        match self.connect_from(source, request.remote) {
+            Ok(id) => self.begin(id, given),
+            Err(error) => {
+                self.common.clients.dismiss(request.holder.client);
+                if let Some((next, refusals)) = self.next_to_try(&given, None, error) {
+                    self.give_to(next, Given { refusals, ..given });
+                }
+            }
+        }
+    }
+
+    /// Connects from one of the ports that connections go out from.
+    fn connect_from(
+        &mut self,
+        source: IpAddr,
+        remote: SocketAddr,
+    ) -> Result<ConnectionId, ConnectError> {
+        let common = self.common.clone();
+        let outgoing = common.outgoing.as_ref().ok_or(ConnectError::NoPortLeft)?;
+        let options = options(&self.connections.of(remote));
+        let share = self.engine.config().share;
+        let now = self.now();
+        for port in outgoing.for_one(source, remote, self.serial.into()) {
+            let local = SocketAddr::new(source, port);
+            if share.owner(local, remote) != share.index() {
+                continue;
+            }
+            match self.engine.connect(now, Some(local), remote, options) {
+                Err(ConnectError::AddressInUse) => {}
+                opened => return opened,
+            }
+        }
+        Err(ConnectError::NoPortLeft)
+    }
+
+    /// Has the program know the ends of its connection, before the remote has answered.
+    fn begin(&mut self, id: ConnectionId, given: Given) {
+        let Given {
+            request, carrier, ..
+        } = given;
         if request.carrier.ip() == Ipv4Addr::LOCALHOST {
             let (port, relay) = (request.carrier.port(), self.common.relay_port);
             self.publish_ends(id, (Direction::Connected, port, relay));
         }
-        let carrier = given.carrier;
         self.insert(id, request.holder, Stage::Connecting, carrier);
     }
 

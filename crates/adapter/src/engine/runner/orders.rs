@@ -28,6 +28,7 @@ impl Runner {
             let mac = MacAddress(self.link.mac());
             self.engine.change_interface(mac);
             self.shared.forget();
+            self.settle_outgoing_ports();
             self.follow_host();
             if !self.passed_on.is_stalled() {
                 self.watch_link();
@@ -36,6 +37,7 @@ impl Runner {
         if changed.tables {
             self.follow_host();
         }
+        self.follow_rules();
         self.note_neighbours(&changed.neighbours);
         let Some(mtu) = self
             .link
@@ -148,6 +150,7 @@ impl Runner {
             }
         }
         self.settle_shared_ports();
+        self.settle_outgoing_ports();
     }
 
     /// Some listener may be gone: looks soon, but spends no more than an eighth of the time on it,

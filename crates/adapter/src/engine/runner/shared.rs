@@ -6,14 +6,16 @@
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant as Clock};
 
 use toehold_link::{HostNeighbour, PortUse, SILENCE_MAX};
 use toehold_tcp::MacAddress;
 
 use super::Runner;
+use crate::engine::Request;
 use crate::engine::link::Link;
+use crate::engine::ports::in_words;
 use crate::engine::report::SharedReport;
 
 /// The ports that this thread has announced.
@@ -24,6 +26,8 @@ pub(super) struct Shared {
     look_due: Option<Clock>,
     /// When to say again that this thread is awake; `None`: it never has.
     awake_due: Option<Clock>,
+    /// Connections of programs may go out.
+    goes_out: bool,
 }
 
 impl Shared {
@@ -86,7 +90,53 @@ impl Runner {
             // Unsaid, it has the kernel answer.
             let _ = table.note_awake(thread);
             self.shared.awake_due = Some(now + AWAKE_INTERVAL);
+            self.follow_rules();
         }
+    }
+
+    /// Says from which ports connections of programs go out: all that there are for it. Where the
+    /// kernel gives such ports to connections of others, those of connections that are there.
+    pub(super) fn settle_outgoing_ports(&mut self) {
+        let (Some(table), Some(outgoing)) = (self.link.shares(), &self.common.outgoing) else {
+            return;
+        };
+        let goes_out = self.link.may_go_out();
+        let ends: BTreeSet<(IpAddr, u16)> = if goes_out {
+            let own = self.own.iter().map(|(ip, _)| *ip);
+            own.flat_map(|ip| outgoing.all().map(move |port| (ip, port)))
+                .collect()
+        } else {
+            let flows = self.flows.iter().flatten();
+            let infos = flows.filter_map(|flow| self.engine.info(flow.id));
+            infos
+                .map(|info| (info.local.ip(), info.local.port()))
+                .filter(|(_, port)| outgoing.has(*port))
+                .collect()
+        };
+        let thread = self.engine.config().share.index();
+        let is_set = table.set_outgoing(thread, &ends).is_ok();
+        self.report.ports_not_set += u64::from(!is_set);
+        self.shared.goes_out = goes_out && is_set;
+    }
+
+    /// The kernel's rules may be other ones.
+    pub(super) fn follow_rules(&mut self) {
+        if self.link.follow_rules() {
+            self.settle_outgoing_ports();
+        }
+    }
+
+    /// The shared address that a connection to a remote is to go out from; `None` where it is the
+    /// kernel's.
+    pub(super) fn outgoing_source(&self, request: &Request) -> Option<IpAddr> {
+        // A port of the program's choice is one of the kernel's.
+        let is_free = request.local_port == 0 && request.carrier.ip() == Ipv4Addr::LOCALHOST;
+        if !is_free || !self.shared.goes_out {
+            return None;
+        }
+        let source = self.link.source_for(request.remote.ip())?;
+        let is_ours = self.own.iter().any(|(ip, _)| *ip == source);
+        is_ours.then_some(source)
     }
 
     pub(super) fn look_at_shared_ports(&mut self) {
@@ -153,6 +203,8 @@ impl Runner {
                 .filter(|(ip, _)| *ip == share.ip)
                 .map(|(_, port)| *port)
                 .collect(),
+            outgoing: settings.outgoing.as_ref().map(in_words),
+            goes_out: self.shared.goes_out,
         };
         shares
             .filter(|share| is_there(share.ip))

@@ -5,6 +5,7 @@ use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use super::address;
+use crate::engine::ports::in_words;
 
 /// An address of the host's, of which some ports are the engine's when programs listen there.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,11 +26,7 @@ impl Share {
 
     /// Its ports, as a person writes them.
     pub(in crate::engine) fn ports_in_words(&self) -> String {
-        let one = |range: &RangeInclusive<u16>| match (range.start(), range.end()) {
-            (first, last) if first == last => first.to_string(),
-            (first, last) => format!("{first}-{last}"),
-        };
-        let all: Vec<String> = self.ports.iter().map(one).collect();
+        let all: Vec<String> = self.ports.iter().map(in_words).collect();
         if all.is_empty() {
             return "all".to_owned();
         }
@@ -80,7 +77,7 @@ impl FromStr for Share {
 }
 
 /// `PORT` or `FIRST-LAST`.
-fn port_range(text: &str) -> Result<RangeInclusive<u16>, String> {
+pub(super) fn port_range(text: &str) -> Result<RangeInclusive<u16>, String> {
     let (first, last) = text.split_once('-').unwrap_or((text, text));
     let port = |text: &str| text.parse().ok().filter(|port| *port > 0);
     let range = port(first)
@@ -95,8 +92,32 @@ fn port_range(text: &str) -> Result<RangeInclusive<u16>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::settings::Draft;
     use crate::engine::settings::tests::draft;
+    use crate::engine::settings::{Draft, RuleAction, spell};
+
+    #[test]
+    fn connections_go_out_where_the_settings_name_ports_for_them() {
+        let settings = draft(&[
+            ("link", "xdp:eth0"),
+            ("share", "192.0.2.7:80"),
+            ("outgoing", "61000-65535"),
+            ("offload", "198.51.100.0/24"),
+        ]);
+        let settings = settings.finish().expect("whole").expect("there");
+        assert_eq!(settings.outgoing, Some(61_000..=65_535));
+        let rules = settings.all_rules();
+        let action = |ip: &str| {
+            let ip = spell(ip.parse().expect("address"));
+            let rule = rules.iter().find(|rule| rule.matches(ip, 1));
+            rule.map(|rule| rule.action)
+        };
+        assert_eq!(action("198.51.100.1"), Some(RuleAction::Offload));
+        assert_eq!(action("203.0.113.1"), Some(RuleAction::OffloadOnRequest));
+        for own in ["192.0.2.7", "127.0.0.1", "0.0.0.0"] {
+            assert_eq!(action(own), Some(RuleAction::Direct), "{own}");
+        }
+        assert_eq!(action("2001:db8::1"), None, "no address of that family");
+    }
 
     #[test]
     fn shared_addresses_have_their_ports_and_nothing_of_their_own() {
@@ -125,6 +146,10 @@ mod tests {
             let error = Draft::default().set("share", value).expect_err("wrong");
             assert!(error.to_string().contains(cause), "{error}");
         }
+        let error = Draft::default()
+            .set("outgoing", "61000-")
+            .expect_err("wrong");
+        assert!(error.to_string().contains("no range of ports"), "{error}");
         let packet = ("link", "packet:eth0");
         for (settings, cause) in [
             (&[packet, ("share", "2001:db8::7")][..], "only IPv4"),
@@ -146,7 +171,15 @@ mod tests {
             ),
             (
                 &[packet, ("share", "192.0.2.7"), ("offload", "0.0.0.0/0")],
-                "leave `offload` out",
+                "leave `offload` out, or say from which ports they go: outgoing 61000-65535",
+            ),
+            (
+                &[
+                    packet,
+                    ("address", "10.0.0.2/24"),
+                    ("outgoing", "61000-65535"),
+                ],
+                "that is the host's, too: share",
             ),
         ] {
             let error = draft(settings).finish().expect_err("not whole");

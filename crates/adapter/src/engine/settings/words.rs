@@ -18,7 +18,7 @@ pub struct Word {
 }
 
 /// All words, in the order of the manual.
-pub const WORDS: [Word; 27] = [
+pub const WORDS: [Word; 28] = [
     Word {
         word: "link",
         value: "KIND:NAME[@NETNS]",
@@ -49,6 +49,17 @@ pub const WORDS: [Word; 27] = [
             engine's own. Ports where programs listen through the engine are the engine's; all \
             else stays with the kernel. PORTS bounds them: 80,8000-8099. An IPv6 address with \
             ports stands in brackets, and needs an xdp link.",
+    },
+    Word {
+        word: "outgoing",
+        value: "FIRST-LAST",
+        repeats: false,
+        changes: false,
+        is_of_connections: false,
+        meaning: "Ports of shared addresses from which connections of programs go out, by --path \
+            offload or by an offload line. The kernel must not give them out itself: of its own \
+            range (net.ipv4.ip_local_port_range) they are reserved at the start, in \
+            net.ipv4.ip_local_reserved_ports. Default: such connections stay with the kernel.",
     },
     Word {
         word: "gateway",

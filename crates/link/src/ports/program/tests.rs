@@ -229,6 +229,29 @@ fn port_is_the_kernels_when_no_thread_uses_it_any_more() {
 }
 
 #[test]
+fn ports_to_go_out_from_are_the_engines_but_for_requests() {
+    let Some(bench) = bench() else { return };
+    let table = &bench._table;
+    let outgoing = |ports: &[u16]| {
+        let ends = ports.iter().map(|port| (OURS_V4.into(), *port)).collect();
+        table.set_outgoing(0, &ends).expect("set");
+    };
+    let answers = |ports: [u16; 3]| ports.map(|port| bench.taken(&v4(port, ACK)).0);
+    outgoing(&[61_001, 61_002, LISTENS]);
+    assert_eq!(answers([61_001, 61_002, 61_003]), [true, true, false]);
+    assert_eq!(bench.taken(&v4(61_001, SYN_ALONE)), (false, false));
+    // One that is used otherwise, too, stays what it is.
+    assert_eq!(bench.taken(&v4(LISTENS, SYN_ALONE)), (true, true));
+    outgoing(&[61_002, 61_003]);
+    assert_eq!(answers([61_001, 61_002, 61_003]), [false, true, true]);
+    assert_eq!(bench.taken(&v4(LISTENS, SYN_ALONE)), (true, true));
+    table.set(0, (OURS_V4.into(), 61_002), None).expect("set");
+    assert_eq!(answers([61_001, 61_002, 61_003]), [false, true, true]);
+    outgoing(&[]);
+    assert_eq!(answers([61_001, 61_002, 61_003]), [false; 3]);
+}
+
+#[test]
 fn requests_are_the_kernels_while_a_thread_is_silent() {
     let Some(bench) = bench() else { return };
     let requests = || [v4, v6].map(|one| bench.taken(&one(LISTENS, SYN_ALONE)));
