@@ -15,19 +15,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-/* Of linux/filter.h and linux/seccomp.h, which musl has not. */
-struct sock_filter {
-    unsigned short code;
-    unsigned char jt, jf;
-    unsigned k;
-};
-struct sock_fprog {
-    unsigned short length;
-    struct sock_filter *filter;
-};
-enum { LOAD_WORD = 0x20, JUMP_EQUAL = 0x15, ANSWER = 0x06 };
-#define KILL_PROCESS 0x80000000u
-#define ALLOWED 0x7fff0000u
+#include "filter.h"
 
 static int ends[2], handled;
 static char *page;
@@ -116,7 +104,7 @@ static void confine(void)
         {ANSWER, 0, 0, KILL_PROCESS},
     };
     struct sock_fprog program = {sizeof filter / sizeof *filter, filter};
-    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, 2, &program))
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program))
         abort();
 }
 

@@ -269,6 +269,14 @@ fn check_static(source: &str) {
     check_in_each(&["-static"], source);
 }
 
+/// As [`check_static`], with dynamic programs.
+fn check_dynamic(source: &str) {
+    if host::require(["cc", "musl-gcc"]).is_none() {
+        return;
+    }
+    check_in_each(&[], source);
+}
+
 /// Runs `source`, compiled with `options`, plain and with the library, and compares.
 fn check_in_each(options: &[&str], source: &str) {
     check_in_each_and(options, source, |_, _| ());
@@ -298,6 +306,45 @@ fn a_child_of_vfork_gives_a_connection_to_another_program_under_another_number()
 }
 
 #[test]
+fn restartable_sequences_are_restarted_in_patched_and_dynamic_programs() {
+    check_static("sections.c");
+    check_dynamic("sections.c");
+}
+
+#[test]
+fn clocks_are_read_through_the_vdso_in_patched_and_dynamic_programs() {
+    check_static("clocks.c");
+    check_dynamic("clocks.c");
+}
+
+#[test]
+fn a_patched_go_program_reads_clocks_through_the_vdso() {
+    if host::require(["go", "strace"]).is_none() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("scratch");
+    let options = ["CGO_ENABLED=0", "go", "build"];
+    let program = compile(directory.path(), "env", &options, "storm.go");
+    let calls = directory.path().join("calls");
+    let toehold = Toehold::start();
+    let child = Waiting::begin(&mut toehold.patched(&program));
+    let number = child.id().to_string();
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    let mut strace = Command::new("strace");
+    strace.args(["-q", "-f", "-e", "trace=clock_gettime,gettimeofday,write"]);
+    strace.args(["-p", &number, "-o"]).arg(&calls);
+    let mut strace = strace.spawn().expect("strace runs");
+    let waiting = Waiting::of(child);
+    assert!(waiting.counts().is_some());
+    waiting.end();
+    strace.wait().expect("a child");
+    let calls = fs::read_to_string(calls).expect("text");
+    // Its one line, and more where connections are on the kernel.
+    assert!(calls.contains("write(1, "), "{calls}");
+    assert!(!calls.contains("gettime"), "{calls}");
+}
+
+#[test]
 fn threads_that_wait_for_connections_are_cancelled() {
     check_cancelled(&["-static"]);
 }
@@ -309,10 +356,7 @@ fn threads_of_a_dynamic_program_are_cancelled() {
 
 #[test]
 fn threads_of_a_dynamic_program_are_cancelled_at_any_moment() {
-    if host::require(["cc", "musl-gcc"]).is_none() {
-        return;
-    }
-    check_in_each(&[], "asynchronous.c");
+    check_dynamic("asynchronous.c");
 }
 
 /// Threads of a program are cancelled that is compiled with `options`. None of them is counted as a
