@@ -747,6 +747,39 @@ fn a_program_under_a_debugger_or_in_another_namespace_is_not_patched() {
     assert!(words.map(|(words, _)| words).eq(wanted), "{output:?}");
 }
 
+/// A kernel without Yama knows no such name. So strace answers for it, and is in the helper's way.
+#[test]
+fn a_program_that_names_its_tracer_names_it_again_after_the_helper() {
+    if host::require(["cc", "strace"]).is_none() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("scratch");
+    let [says, ..] = executables(directory.path());
+    let program = compile_as("names", directory.path(), "cc", &["-O2"], "names.c");
+    let said = |command: &mut Command| {
+        let output = command.arg(&says).output().expect("runs");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let toehold = Toehold::start();
+    let plain = said(&mut Command::new(&program));
+    let patched = said(&mut toehold.patched(&program));
+    assert_eq!(plain.replace("patched 0", "patched 1"), patched);
+    let calls = directory.path().join("calls");
+    let mut strace = toehold.patched("strace");
+    strace.args(["-f", "-e", "trace=prctl", "-e", "inject=prctl:retval=0"]);
+    said(strace.arg("-o").arg(&calls).arg(&program));
+    let calls = fs::read_to_string(calls).expect("text");
+    let whom = |line: &str| {
+        let (_, rest) = line.split_once("prctl(PR_SET_PTRACER, ")?;
+        Some(rest.split_once(')')?.0.to_owned())
+    };
+    let named: Vec<String> = calls.lines().filter_map(whom).collect();
+    let [own, helper, again] = &named[..] else {
+        panic!("{calls}");
+    };
+    assert!(own == again && own != helper, "{calls}");
+}
+
 #[test]
 fn valgrind_is_not_patched_and_its_program_has_the_library_once() {
     if host::require(["valgrind"]).is_none() {

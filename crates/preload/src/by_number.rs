@@ -121,7 +121,7 @@ pub(crate) unsafe fn call(
             libc::SYS_mlockall => api::mlockall(fd).into(),
             libc::SYS_munlockall => api::munlockall().into(),
             libc::SYS_prctl => {
-                before_prctl(fd);
+                before_prctl(fd, b);
                 real::syscall(number, a, b, c, d, e, f)
             }
             libc::SYS_seccomp => {

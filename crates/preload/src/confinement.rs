@@ -5,18 +5,22 @@ use core::ffi::c_int;
 
 use toehold_sockets::{confine, leave_to_namespaces, real};
 
+use crate::tracer;
+
 /// `prctl(2)`. Variadic in C; the optional arguments travel where fixed ones would.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn prctl(option: c_int, a: usize, b: usize, c: usize, d: usize) -> c_int {
-    before_prctl(option);
+    before_prctl(option, a);
     // SAFETY: passed on with the caller's promises.
     unsafe { real::prctl(option, a, b, c, d) }
 }
 
 /// `prctl(2)` is about to be called.
-pub(crate) fn before_prctl(option: c_int) {
-    if option == libc::PR_SET_SECCOMP {
-        confine();
+pub(crate) fn before_prctl(option: c_int, value: usize) {
+    match option {
+        libc::PR_SET_SECCOMP => confine(),
+        libc::PR_SET_PTRACER => tracer::is_named(value),
+        _ => {}
     }
 }
 

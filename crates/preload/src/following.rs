@@ -28,6 +28,7 @@ use toehold_freestanding::{call, memory};
 use toehold_sockets::is_confined;
 
 use crate::program::{self, Target};
+use crate::tracer::Named;
 
 /// The event after which a program without a loader runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +54,12 @@ pub(crate) enum Followed {
 /// There is no helper, or one that does not answer.
 const NOT_STARTED: Followed =
     Followed::Refused(c"its system calls cannot be patched: toehold could not be started for that");
+
+/// The kernel does not allow it.
+const NOT_TRACED: Followed = Followed::Refused(
+    c"its system calls cannot be patched, because the kernel does not let \
+    it be traced; a debugger, Yama or a filter for system calls may be the reason",
+);
 
 /// A helper that traces this thread.
 #[derive(Debug)]
@@ -175,29 +182,25 @@ impl Helper {
             return NOT_STARTED;
         };
         let request = [thread, event as c_int];
-        let mut is_named = false;
-        loop {
+        let mut named = None;
+        let followed = loop {
             self.send((&raw const request).cast(), size_of_val(&request));
             match self.receive() {
-                None => return NOT_STARTED,
-                Some(0) => return Followed::By(self),
-                Some(libc::EPERM) if !is_named => {
-                    // Yama lets only ancestors trace, and one whom the process names. Not before:
-                    // the program may have named somebody itself.
-                    // SAFETY: no memory is involved.
-                    let answer = unsafe { call!(SYS_prctl, libc::PR_SET_PTRACER, number, 0, 0, 0) };
-                    if answer < 0 {
-                        break;
+                None => break NOT_STARTED,
+                Some(0) => break Followed::By(self),
+                // Yama lets only ancestors trace, and one whom the process names.
+                Some(libc::EPERM) if named.is_none() => {
+                    named = Named::begin(number as usize);
+                    if named.is_none() {
+                        break NOT_TRACED;
                     }
-                    is_named = true;
                 }
-                Some(_) => break,
+                Some(_) => break NOT_TRACED,
             }
-        }
-        Followed::Refused(
-            c"its system calls cannot be patched, because the kernel does not let \
-            it be traced; a debugger, Yama or a filter for system calls may be the reason",
-        )
+        };
+        // Yama asks when tracing begins, and lets a tracer do the rest.
+        drop(named);
+        followed
     }
 
     /// The exec has failed: nobody traces this thread any more when this returns.

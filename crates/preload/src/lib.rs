@@ -57,6 +57,7 @@ mod routines;
 mod signals;
 mod start;
 mod stdio;
+mod tracer;
 
 use toehold_freestanding::call;
 
