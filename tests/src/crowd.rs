@@ -1,6 +1,8 @@
-//! Two programs with many connections (`bin/crowd`), and a line to one of them.
+//! Two programs with many connections (`bin/crowd`), and a line to one of them; or a member of a
+//! larger crowd, and a line to it.
 
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
+use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -121,5 +123,62 @@ impl Crowd {
     pub fn end(self) {
         drop(self.orders);
         self.client.success(self.time_limit);
+    }
+}
+
+/// A process that has connections with others, and a line to it.
+#[derive(Debug)]
+pub struct Member {
+    /// The process.
+    pub running: Running,
+    line: BufReader<UnixStream>,
+}
+
+impl Member {
+    /// Starts member `number`; `program` is `bin/crowd`. Its first answer is its port.
+    ///
+    /// # Panics
+    /// When it does not start.
+    pub fn start(
+        toehold: &Toehold,
+        path: Path,
+        program: &str,
+        number: usize,
+        time_limit: Duration,
+    ) -> Member {
+        let (ours, theirs) = UnixStream::pair().expect("a socket pair");
+        ours.set_read_timeout(Some(time_limit)).expect("a timeout");
+        let mut command = toehold.command(path, program);
+        command.arg("member").stdin(OwnedFd::from(theirs));
+        let running = Running::start_fed(command, &format!("member-{number}"), toehold.dir());
+        Member {
+            running,
+            line: BufReader::new(ours),
+        }
+    }
+
+    /// Has it do something, for which it has an answer.
+    ///
+    /// # Panics
+    /// When it has ended.
+    pub fn order(&mut self, line: &str) {
+        writeln!(self.line.get_mut(), "{line}").expect("it reads");
+    }
+
+    /// Gives no more orders: it ends.
+    pub fn hang_up(&self) {
+        // One that has ended already needs nothing.
+        let _ = self.line.get_ref().shutdown(Shutdown::Both);
+    }
+
+    /// Waits for its next answer.
+    ///
+    /// # Panics
+    /// When there is none in time.
+    pub fn answer(&mut self) -> String {
+        let mut line = String::new();
+        let read = self.line.read_line(&mut line);
+        assert!(line.ends_with('\n'), "{read:?}: {}", self.running.outputs());
+        line.trim().to_owned()
     }
 }

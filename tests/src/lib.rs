@@ -8,6 +8,7 @@
 //! - [`toehold`]: finds the product, starts an adapter, runs programs on a chosen path;
 //! - [`process`]: child processes that cannot outlive their test, and waits that cannot last;
 //! - [`duet`]: one case of the semantics suite: two roles, one transcript;
+//! - [`activation`]: a service manager that has the adapter's socket;
 //! - [`checked`]: two ends of a checked connection, and what they owe each other;
 //! - [`crowd`]: two programs with many connections, and a line to one of them;
 //! - [`generator`]: the lab's load between two programs;
@@ -19,6 +20,7 @@
 //! - [`network`]: two network namespaces with an adapter's link between them;
 //! - [`host`]: free ports, installed programs, and skips that nobody can overlook.
 
+pub mod activation;
 pub mod checked;
 pub mod crowd;
 pub mod duet;
@@ -33,8 +35,9 @@ pub mod process;
 pub mod system;
 pub mod toehold;
 
+pub use activation::Activation;
 pub use checked::Checked;
-pub use crowd::Crowd;
+pub use crowd::{Crowd, Member};
 pub use duet::{Duet, Sides};
 pub use generator::Generator;
 pub use network::{Link, Network};

@@ -10,6 +10,7 @@ use std::time::Duration;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::activation::Activation;
 use crate::process::{Running, copy_program, wait_until};
 
 /// The option of an adapter that serves all users.
@@ -144,6 +145,20 @@ impl Toehold {
         }
         toehold.start_adapter();
         toehold
+    }
+
+    /// As [`Toehold::start`], with adapters that a service manager starts for whoever comes.
+    ///
+    /// # Panics
+    /// When the product does not build.
+    pub fn start_activated() -> (Toehold, Activation) {
+        let toehold = Toehold {
+            product: product().clone(),
+            ..Toehold::absent()
+        };
+        toehold.make_runtime();
+        let activation = Activation::start(&toehold.product.command, &toehold.runtime());
+        (toehold, activation)
     }
 
     fn start_for(user: Option<String>) -> Toehold {

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use toehold_e2e::load::Random;
-use toehold_e2e::{Checked, Sides, Toehold, host, wait_until};
+use toehold_e2e::{Checked, Member, Path, Sides, Toehold, host, wait_until};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_stream");
+const CROWD: &str = env!("CARGO_BIN_EXE_crowd");
 const TIME_LIMIT: Duration = Duration::from_secs(30);
 
 /// The victim of a round.
@@ -179,4 +180,90 @@ fn survivor_on_rings_sees_a_prefix_and_an_end_and_nothing_leaks() {
         "{:?}",
         toehold.connections()
     );
+}
+
+/// Two programs that run, of which one opens connections to the other.
+struct Two {
+    asking: Member,
+    _asked: Member,
+    join: String,
+}
+
+impl Two {
+    fn start(toehold: &Toehold) -> Two {
+        let start = |number| Member::start(toehold, Path::Direct, CROWD, number, TIME_LIMIT);
+        let [mut asking, mut asked] = [0, 1].map(start);
+        let [_, port] = [&mut asking, &mut asked].map(Member::answer);
+        Two {
+            asking,
+            _asked: asked,
+            join: format!("join {port} 1"),
+        }
+    }
+
+    fn does(&mut self, order: &str) {
+        self.asking.order(order);
+        assert_eq!(self.asking.answer(), "done");
+    }
+
+    fn open_connection(&mut self) {
+        let join = self.join.clone();
+        self.does(&join);
+    }
+
+    fn talk_until(&mut self, ready: impl Fn() -> bool) -> bool {
+        wait_until(TIME_LIMIT, || {
+            self.does("talk 100");
+            ready()
+        })
+    }
+
+    fn assert_in_memory(&mut self, toehold: &Toehold, connections: usize) {
+        let ends = || {
+            let all = toehold.connections();
+            all.iter().filter(|one| one.is_direct()).count()
+        };
+        let are = self.talk_until(|| ends() == 2 * connections);
+        assert!(are, "{}", toehold.status());
+    }
+}
+
+/// `toehold run` of any program starts the next adapter of this user, and programs that run come to
+/// it.
+#[test]
+fn a_killed_adapter_comes_back_with_the_next_run() {
+    let mut toehold = Toehold::start();
+    let mut two = Two::start(&toehold);
+    two.open_connection();
+    two.assert_in_memory(&toehold, 1);
+    toehold.adapter().signal(libc::SIGKILL);
+    let is_dead = toehold.adapter().wait(TIME_LIMIT).is_some();
+    assert!(is_dead, "SIGKILL does not kill");
+    two.open_connection();
+    two.does("talk 100");
+    let run = toehold.command(Path::Direct, "/bin/true").output();
+    let run = run.expect("it starts");
+    let said = String::from_utf8_lossy(&run.stderr);
+    assert!(run.status.success() && said.is_empty(), "{said}");
+    two.assert_in_memory(&toehold, 2);
+    let pid = std::fs::read_to_string(toehold.runtime().join("adapter.lock"));
+    let pid: i32 = pid.expect("it runs").trim().parse().expect("a number");
+    // SAFETY: takes numbers. It is the adapter that the test has had started.
+    unsafe { libc::kill(pid, libc::SIGTERM) };
+}
+
+/// A service manager has the adapter's socket. A program that runs, and has a new connection,
+/// brings the next adapter: no command is given meanwhile.
+#[test]
+fn a_killed_adapter_comes_back_for_a_program_that_runs() {
+    let (toehold, manager) = Toehold::start_activated();
+    let mut two = Two::start(&toehold);
+    two.open_connection();
+    two.assert_in_memory(&toehold, 1);
+    assert_eq!(manager.started(), 1);
+    manager.kill_adapter();
+    two.open_connection();
+    let is_back = two.talk_until(|| manager.started() == 2);
+    assert!(is_back, "nobody has asked for an adapter");
+    two.assert_in_memory(&toehold, 2);
 }

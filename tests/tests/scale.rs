@@ -9,13 +9,10 @@
 //! ```
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Write};
-use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use toehold_e2e::process::Cost;
-use toehold_e2e::{Path, Running, Toehold, host};
+use toehold_e2e::{Member, Path, Toehold, host};
 use toehold_measure::procfs::{self, Snapshot};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_crowd");
@@ -26,39 +23,6 @@ const TIME_LIMIT: Duration = Duration::from_secs(600);
 const MESSAGES: usize = 40;
 /// Talks at most until every connection has come to its offer.
 const ROUNDS: usize = 6;
-
-/// One of the processes, and the line to it.
-struct Member {
-    running: Running,
-    line: BufReader<UnixStream>,
-    port: u16,
-}
-
-impl Member {
-    fn start(toehold: &Toehold, path: Path, number: usize) -> Member {
-        let (ours, theirs) = UnixStream::pair().expect("a socket pair");
-        ours.set_read_timeout(Some(TIME_LIMIT)).expect("a timeout");
-        let mut command = toehold.command(path, PROGRAM);
-        command.arg("member").stdin(OwnedFd::from(theirs));
-        let running = Running::start_fed(command, &format!("member-{number}"), toehold.dir());
-        Member {
-            running,
-            line: BufReader::new(ours),
-            port: 0,
-        }
-    }
-
-    fn order(&mut self, line: &str) {
-        writeln!(self.line.get_mut(), "{line}").expect("it reads");
-    }
-
-    fn answer(&mut self) -> String {
-        let mut line = String::new();
-        let read = self.line.read_line(&mut line);
-        assert!(line.ends_with('\n'), "{read:?}: {}", self.running.outputs());
-        line.trim().to_owned()
-    }
-}
 
 /// All of them.
 struct Population {
@@ -75,11 +39,10 @@ impl Population {
     fn start(toehold: Toehold, path: Path, [processes, connections, peers]: [usize; 3]) -> Self {
         let per_peer = connections / 2 / peers;
         assert!(per_peer > 0 && processes > peers, "other numbers");
-        let start = |number| Member::start(&toehold, path, number);
+        let start = |number| Member::start(&toehold, path, PROGRAM, number, TIME_LIMIT);
         let mut members: Vec<Member> = (0..processes).map(start).collect();
-        for member in &mut members {
-            member.port = member.answer().parse().expect("a port");
-        }
+        let port = |member: &mut Member| member.answer().parse().expect("a port");
+        let ports: Vec<u16> = members.iter_mut().map(port).collect();
         let mut population = Population {
             toehold,
             members,
@@ -87,7 +50,6 @@ impl Population {
             peers,
         };
         for step in 1..=peers {
-            let ports: Vec<u16> = population.members.iter().map(|it| it.port).collect();
             population.order(|number| {
                 let port = ports[(number + step) % processes];
                 format!("join {port} {per_peer}")
@@ -185,7 +147,7 @@ impl Population {
             members, toehold, ..
         } = self;
         for member in members {
-            drop(member.line);
+            member.hang_up();
             member.running.success(TIME_LIMIT);
         }
         drop(toehold);

@@ -342,7 +342,13 @@ impl Daemon {
             false => RuntimeDir::open_or_create(&options.runtime_dir),
         };
         let dir = dir.map_err(Error::RuntimeDir)?;
-        let listener = Listener::bind(&dir).map_err(|error| match error {
+        let passed = Manager::of(options.foreground).listener();
+        let passed = passed.map_err(|source| Error::Os {
+            action: "use the service manager's socket in",
+            runtime_dir: options.runtime_dir.clone(),
+            source,
+        })?;
+        let listener = Listener::bind(&dir, passed).map_err(|error| match error {
             ListenError::AlreadyRunning(pid) => Error::AlreadyRunning {
                 runtime_dir: options.runtime_dir.clone(),
                 pid,

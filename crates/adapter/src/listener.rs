@@ -2,15 +2,21 @@
 //!
 //! The lock decides who is the adapter; the socket file only says where. So a socket whose adapter
 //! died is taken over without a guess, and one whose adapter lives never is.
+//!
+//! A service manager may have bound the socket, which it keeps: clients wait in its queue while no
+//! adapter runs, and the manager starts one for them (systemd.socket(5)). Then the adapter neither
+//! hides nor removes the socket file.
 
 use crate::runtime_dir::RuntimeDir;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// The listening socket, bound where clients look for it, and the lock that makes it ours.
@@ -18,6 +24,10 @@ use std::path::{Path, PathBuf};
 pub(crate) struct Listener {
     socket: OwnedFd,
     path: PathBuf,
+    /// The file there is this one, as long as nobody has put another in its place.
+    inode: u64,
+    /// A service manager has the socket, too.
+    is_passed: bool,
     /// Held as long as the listener is; the kernel drops it with the process however that ends.
     _lock: File,
 }
@@ -32,15 +42,25 @@ pub(crate) enum ListenError {
 }
 
 impl Listener {
-    /// Takes the directory and listens in it.
-    pub(crate) fn bind(dir: &RuntimeDir) -> Result<Listener, ListenError> {
+    /// Takes the directory and listens in it: on a socket of its own, or on the one that a service
+    /// manager has passed.
+    pub(crate) fn bind(dir: &RuntimeDir, passed: Option<OwnedFd>) -> Result<Listener, ListenError> {
         let lock = take_lock(&dir.path().join(LOCK_NAME))?;
         let path = dir.socket_path();
         let mode = if dir.is_system() { 0o666 } else { 0o600 };
-        let socket = listen(&path, mode).map_err(|error| ListenError::Os("listen on", error))?;
+        let is_passed = passed.is_some();
+        let socket = match passed {
+            Some(socket) => listen_on(socket, &path)
+                .map_err(|error| ListenError::Os("use the service manager's socket in", error)),
+            None => listen(&path, mode).map_err(|error| ListenError::Os("listen on", error)),
+        };
+        let socket = socket?;
+        let inode = inode_at(&path).map_err(|error| ListenError::Os("look into", error))?;
         Ok(Listener {
             socket,
             path,
+            inode,
+            is_passed,
             _lock: lock,
         })
     }
@@ -48,7 +68,13 @@ impl Listener {
     /// The next client, if one waits.
     pub(crate) fn accept(&self) -> io::Result<OwnedFd> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        Ok(rustix::net::accept_with(&self.socket, flags)?)
+        let client = rustix::net::accept_with(&self.socket, flags)?;
+        if self.is_passed {
+            // It may have come before we asked on the listening socket. The kernel adds the sender
+            // to messages for a socket that was not accepted yet (`unix_maybe_add_creds`).
+            crate::wire::ask_for_senders(client.as_fd())?;
+        }
+        Ok(client)
     }
 }
 
@@ -63,8 +89,11 @@ pub(crate) enum Hidden {
 
 impl Listener {
     /// Takes the socket from where clients look for it, so that leaving cuts nobody off who has
-    /// just come.
+    /// just come. At a service manager's socket they are the next adapter's clients.
     pub(crate) fn hide(&self) -> io::Result<Hidden> {
+        if !self.is_to_be_removed() {
+            return Ok(Hidden::Alone);
+        }
         let aside = self.path.with_extension("old");
         fs::rename(&self.path, &aside)?;
         match self.accept() {
@@ -78,6 +107,12 @@ impl Listener {
             }
         }
     }
+
+    /// True unless the socket file is a service manager's, which may also have put its own in the
+    /// place of ours.
+    fn is_to_be_removed(&self) -> bool {
+        !self.is_passed && inode_at(&self.path).is_ok_and(|inode| inode == self.inode)
+    }
 }
 
 impl AsFd for Listener {
@@ -88,10 +123,16 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // Nobody else can have taken its place: we still hold the lock. If it is gone already, all
-        // the better.
-        let _ = fs::remove_file(&self.path);
+        // No other adapter can have taken its place: we still hold the lock. If it is gone already,
+        // all the better.
+        if self.is_to_be_removed() {
+            let _ = fs::remove_file(&self.path);
+        }
     }
+}
+
+fn inode_at(path: &Path) -> io::Result<u64> {
+    Ok(fs::symlink_metadata(path)?.ino())
 }
 
 fn take_lock(path: &Path) -> Result<File, ListenError> {
@@ -135,6 +176,33 @@ fn listen(path: &Path, mode: u32) -> io::Result<OwnedFd> {
     crate::wire::ask_for_senders(socket.as_fd())?;
     rustix::net::listen(&socket, BACKLOG)?;
     fs::rename(&unready, path)?;
+    Ok(socket)
+}
+
+/// Listens on a socket that a service manager has bound; it must be the one that clients look for.
+fn listen_on(socket: OwnedFd, path: &Path) -> io::Result<OwnedFd> {
+    let wrong = || {
+        let expected = format!("expected ListenSequentialPacket={}", path.display());
+        io::Error::new(io::ErrorKind::InvalidInput, expected)
+    };
+    let is_packets = rustix::net::sockopt::socket_type(&socket)? == SocketType::SEQPACKET;
+    let name = SocketAddrUnix::try_from(rustix::net::getsockname(&socket)?).ok();
+    let name = name.as_ref().and_then(SocketAddrUnix::path_bytes);
+    let name = name.map(|bytes| Path::new(OsStr::from_bytes(bytes)));
+    let place = |path: &Path| {
+        Some((
+            path.parent()?.canonicalize().ok()?,
+            path.file_name()?.into(),
+        ))
+    };
+    let is_there = |name| place(name) == place(path) as Option<(PathBuf, OsString)>;
+    if !is_packets || !name.is_some_and(is_there) {
+        return Err(wrong());
+    }
+    rustix::io::ioctl_fionbio(&socket, true)?;
+    crate::wire::ask_for_senders(socket.as_fd())?;
+    // Again: with our backlog, and with us as the process that clients see (SO_PEERCRED).
+    rustix::net::listen(&socket, BACKLOG)?;
     Ok(socket)
 }
 
@@ -228,7 +296,7 @@ mod tests {
     fn who_comes_at_the_last_moment_is_not_cut_off() {
         let scratch = tempfile::tempdir().expect("scratch directory");
         let dir = RuntimeDir::open_or_create(&scratch.path().join("toehold")).expect("directory");
-        let listener = Listener::bind(&dir).expect("listener");
+        let listener = Listener::bind(&dir, None).expect("listener");
         let caller = unix_socket(SocketFlags::empty()).expect("socket");
         let address = SocketAddrUnix::new(dir.socket_path()).expect("address");
         rustix::net::connect(&caller, &address).expect("connected");
@@ -236,5 +304,36 @@ mod tests {
         assert!(dir.socket_path().exists());
         assert!(matches!(listener.hide(), Ok(Hidden::Alone)));
         assert!(!dir.socket_path().exists());
+    }
+
+    fn passed(dir: &RuntimeDir, name: &str) -> Result<Listener, ListenError> {
+        let socket = unix_socket(SocketFlags::empty()).expect("socket");
+        let address = SocketAddrUnix::new(dir.path().join(name)).expect("address");
+        rustix::net::bind(&socket, &address).expect("bound");
+        rustix::net::listen(&socket, 1).expect("it listens");
+        Listener::bind(dir, Some(socket))
+    }
+
+    #[test]
+    fn the_socket_of_a_service_manager_stays_where_it_is() {
+        let scratch = tempfile::tempdir().expect("scratch directory");
+        let dir = RuntimeDir::open_or_create(&scratch.path().join("toehold")).expect("directory");
+        let refused = passed(&dir, "another.sock").expect_err("clients look elsewhere");
+        let says = format!("{refused:?}");
+        assert!(says.contains("expected ListenSequentialPacket="), "{says}");
+        let name = dir.socket_path();
+        let name = name.file_name().expect("a name").to_string_lossy();
+        let listener = passed(&dir, &name).expect("listener");
+        assert!(matches!(listener.hide(), Ok(Hidden::Alone)));
+        drop(listener);
+        assert!(dir.socket_path().exists());
+        // systemd puts its socket in the place of one that is there.
+        fs::remove_file(dir.socket_path()).expect("it is there");
+        let own = Listener::bind(&dir, None).expect("listener");
+        fs::remove_file(dir.socket_path()).expect("it is there");
+        fs::write(dir.socket_path(), "").expect("scratch");
+        assert!(matches!(own.hide(), Ok(Hidden::Alone)));
+        drop(own);
+        assert!(dir.socket_path().exists());
     }
 }

@@ -1,10 +1,13 @@
-//! Messages to a service manager, by the protocol of sd_notify(3): when the adapter serves, which
-//! features it lacks, when it leaves.
+//! A service manager. It may have a listening socket for the adapter (sd_listen_fds(3)), and is
+//! told when the adapter serves, which features it lacks, when it leaves (sd_notify(3)).
 //!
-//! Only an adapter in the foreground speaks: one that `toehold run` has started inside a service
-//! inherits that service's socket and has nothing to say there.
+//! Only an adapter in the foreground deals with one: one that `toehold run` has started inside a
+//! service inherits that service's socket and has nothing to say there.
 
 use sd_notify::NotifyState;
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The socket of a service manager, if there is one to be told.
 #[derive(Clone, Copy, Debug)]
@@ -18,6 +21,23 @@ impl Manager {
         Manager {
             listens: foreground,
         }
+    }
+
+    /// The listening socket that it has for us, the first time that it is asked for.
+    pub(super) fn listener(self) -> io::Result<Option<OwnedFd>> {
+        static IS_TAKEN: AtomicBool = AtomicBool::new(false);
+        // Relaxed: nothing else is guarded by it.
+        if !self.listens || IS_TAKEN.swap(true, Ordering::Relaxed) {
+            return Ok(None);
+        }
+        let mut passed = sd_notify::listen_fds()?;
+        if passed.len() > 1 {
+            let why = "more than one socket";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        }
+        // SAFETY: the manager opened it for this process alone, by LISTEN_PID, and nobody else
+        // takes it.
+        Ok(passed.next().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
     /// The adapter serves programs; `lacks` is why it has no TCP engine although it was given one.
