@@ -108,6 +108,78 @@ mod tests {
         }
     }
 
+    /// The words behind `key` in the lines that begin with it.
+    fn values<'a>(text: &'a str, key: &'a str) -> Vec<&'a str> {
+        let lines = text.lines().map(|line| line.trim_start_matches([' ', '-']));
+        lines.filter_map(|line| line.strip_prefix(key)).collect()
+    }
+
+    /// The words behind `toehold` of a command of ours, which are valid.
+    fn ours(words: Vec<String>) -> Option<String> {
+        let rest = words
+            .split_first()
+            .filter(|it| it.0.ends_with("/toehold"))?;
+        let rest = rest.1.join(" ");
+        if let Err(error) = Cli::try_parse_from(words) {
+            panic!("{rest}: {error}");
+        }
+        Some(rest)
+    }
+
+    /// The words of a list in one line, as YAML has it.
+    fn list(text: &str) -> Vec<String> {
+        let inner = text
+            .trim()
+            .strip_prefix('[')
+            .and_then(|it| it.strip_suffix(']'));
+        let inner = inner.expect("a list in one line");
+        inner
+            .split(',')
+            .map(|word| word.trim().to_owned())
+            .collect()
+    }
+
+    #[test]
+    fn the_example_of_kubernetes_has_commands_that_are_accepted() {
+        let example = include_str!("../../../contrib/kubernetes/adapter.yaml");
+        assert!(
+            values(example, "args:").is_empty(),
+            "words in another place"
+        );
+        let commands = values(example, "command:").into_iter().map(list);
+        let commands: Vec<String> = commands.filter_map(ours).collect();
+        assert_eq!(
+            commands,
+            ["adapter --system", "status --adapter system --json"]
+        );
+        let unit = include_str!("../../../contrib/systemd/toehold-adapter.service");
+        let named = values(unit, "CapabilityBoundingSet=").join(" ");
+        let named: Vec<&str> = named
+            .split(' ')
+            .filter_map(|it| it.strip_prefix("CAP_"))
+            .collect();
+        let given = values(example, "add:").into_iter().flat_map(list);
+        assert_eq!(given.collect::<Vec<_>>(), named, "as the unit of systemd");
+    }
+
+    #[test]
+    fn units_of_systemd_have_commands_that_are_accepted() {
+        let started = |unit: &str| {
+            let command = values(unit, "ExecStart=")[0].split(' ');
+            ours(command.map(str::to_owned).collect()).expect("a command of ours")
+        };
+        let system = include_str!("../../../contrib/systemd/toehold-adapter.service");
+        assert_eq!(started(system), "adapter --system");
+        let service = include_str!("../../../contrib/systemd/user/toehold-adapter.service");
+        let socket = include_str!("../../../contrib/systemd/user/toehold-adapter.socket");
+        let listens = values(socket, "ListenSequentialPacket=")[0];
+        let directory = listens
+            .strip_suffix("/adapter.sock")
+            .expect("the adapter's socket");
+        let expected = format!("adapter --runtime-dir {directory} ");
+        assert!(started(service).starts_with(&expected), "{expected}");
+    }
+
     #[test]
     fn a_program_s_own_options_are_its_own() {
         let words = [
