@@ -68,3 +68,21 @@ fn routes_lead_where_they_say_now() {
     engine.set_routes(&[]);
     assert_eq!(beyond(&mut engine), Err(ConnectError::Unreachable));
 }
+
+#[test]
+fn port_of_a_connection_that_ended_has_to_wait_for_all_others() {
+    let mut config = Config::new(Medium::Ip, 1500, on_link("10.0.0.1"));
+    config.ephemeral_ports = (40_000, 40_999);
+    let mut engine = Engine::new(config, Random::new(1));
+    for remote in ["10.0.0.9", "10.0.0.8"] {
+        let mut ports = Vec::new();
+        for _ in 0..1_000 {
+            let id = connect(&mut engine, "10.0.0.1", remote).expect("opened");
+            ports.push(engine.info(id).expect("open").local.port());
+            engine.abort(Instant::ZERO, id).expect("open");
+            engine.release(Instant::ZERO, id).expect("closed");
+        }
+        ports.sort_unstable();
+        assert_eq!(ports, (40_000..=40_999).collect::<Vec<u16>>());
+    }
+}

@@ -55,16 +55,18 @@ impl OutgoingPorts {
         self.ports.binary_search(&port).is_ok()
     }
 
-    /// The ports to try for one more connection, in this order. RFC 6056, section 3.3.3: from a
-    /// place that depends on the destination, so that a port is not used again soon.
+    /// The ports to try for one more connection, in this order, after so many others. RFC 6056,
+    /// section 3.3.3: from a place that depends on the destination, and moves on with each
+    /// connection. So a port is not used again soon, and ports that wait for their time to end are
+    /// not looked at each time.
     pub(super) fn for_one(
         &self,
         source: IpAddr,
         remote: SocketAddr,
-        random: u64,
+        others: u32,
     ) -> impl Iterator<Item = u16> + '_ {
         let begin = self.secret.hash_one((source, remote));
-        let begin = begin.wrapping_add(random % STEPS) % self.ports.len() as u64;
+        let begin = begin.wrapping_add(others.into()) % self.ports.len() as u64;
         let (before, after) = self.ports.split_at(begin as usize);
         after.iter().chain(before).copied()
     }
@@ -92,8 +94,6 @@ fn reserve(range: &RangeInclusive<u16>) -> Result<(), String> {
 }
 
 const RESERVED: &str = "/proc/sys/net/ipv4/ip_local_reserved_ports";
-/// As the engine's own choice of ports.
-const STEPS: u64 = 8;
 
 #[cfg(test)]
 mod tests {
@@ -106,18 +106,18 @@ mod tests {
         let source = "192.0.2.7".parse().expect("address");
         let remote = |last: u8| SocketAddr::from(([198, 51, 100, last], 80));
         let order =
-            |last, random| -> Vec<u16> { ports.for_one(source, remote(last), random).collect() };
+            |last, others| -> Vec<u16> { ports.for_one(source, remote(last), others).collect() };
         let sorted = |mut order: Vec<u16>| {
             order.sort_unstable();
             order
         };
         let all: Vec<u16> = ports.all().collect();
         assert!(all.iter().all(|port| ports.has(*port)) && !ports.has(1_001));
-        assert_eq!(order(1, 3), order(1, 3 + STEPS));
+        assert_eq!(order(1, 3)[1..], order(1, 4)[..all.len() - 1]);
         let first: BTreeSet<u16> = (0..=255).map(|last| order(last, 0)[0]).collect();
         assert!(first.len() > 100, "{first:?}");
-        for random in 0..=STEPS {
-            assert_eq!(sorted(order(9, random)), all);
+        for others in [0, 1, 7_000, u32::MAX] {
+            assert_eq!(sorted(order(9, others)), all);
         }
     }
 }

@@ -145,16 +145,25 @@ impl Engine {
         })
     }
 
-    /// RFC 6056 section 3.3.3: from a place that depends on the destination, the first free port.
+    /// RFC 6056 section 3.3.4: from a place that depends on the destination, and moves on with each
+    /// connection, the first free port. A client of many short connections would otherwise look at
+    /// all ports that wait for their time to end, each time.
     fn ephemeral_port(&mut self, key: FlowKey) -> Option<u16> {
         let (first, last) = self.config.ephemeral_ports;
-        let count = u64::from(last.saturating_sub(first)) + 1;
-        let offset = super::hash_ends(self.secrets.ports, &key).wrapping_add(self.random.below(8));
-        (0..count)
-            .map(|step| first + (offset.wrapping_add(step) % count) as u16)
-            .map(|local_port| FlowKey { local_port, ..key })
-            .find(|key| self.config.share.is_ours(key) && self.find_flow(key).is_none())
-            .map(|key| key.local_port)
+        let count = u32::from(last.saturating_sub(first)) + 1;
+        let hash = super::hash_ends(self.secrets.ports, &key);
+        let place = (hash >> 32) as usize % super::PORT_PLACES;
+        let tried = self.ports_tried[place];
+        let offset = (hash as u32 % count) + u32::from(tried);
+        let port = |step: u32| first + ((offset + step) % count) as u16;
+        let is_free = |&step: &u32| {
+            let local_port = port(step);
+            let key = FlowKey { local_port, ..key };
+            self.config.share.is_ours(&key) && self.find_flow(&key).is_none()
+        };
+        let step = (0..count).find(is_free)?;
+        self.ports_tried[place] = ((u32::from(tried) + step + 1) % count) as u16;
+        Some(port(step))
     }
 
     pub(super) fn find_flow(&self, key: &FlowKey) -> Option<u32> {

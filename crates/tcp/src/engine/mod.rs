@@ -92,12 +92,18 @@ const CONTROL_FRAMES_MAX: usize = 1_024;
 /// The longest wait of an acknowledgement, whatever the configuration says.
 const DELAYED_ACK_MAX: Duration = Duration::from_millis(499);
 
+/// RFC 6056, section 3.3.4, which has 10 at least: destinations with one place are told apart by
+/// where they begin.
+const PORT_PLACES: usize = 256;
+
 /// A TCP/IP that does no I/O: frames and calls go in, frames and events are polled.
 #[derive(Debug)]
 pub struct Engine {
     config: Config,
     random: Random,
     secrets: Secrets,
+    /// How far connections have come in the ports of their destination, by its hash.
+    ports_tried: Box<[u16; PORT_PLACES]>,
     interface: Interface,
     neighbours: Neighbours,
     fragments: Fragments,
@@ -176,6 +182,7 @@ impl Engine {
         };
         Self {
             secrets,
+            ports_tried: Box::new([0; PORT_PLACES]),
             interface: Interface::new(&config),
             neighbours: Neighbours::new(matches!(
                 config.medium,

@@ -115,7 +115,7 @@ impl Runner {
         let options = options(&self.connections.of(remote));
         let share = self.engine.config().share;
         let now = self.now();
-        for port in outgoing.for_one(source, remote, self.serial.into()) {
+        for port in outgoing.for_one(source, remote, self.serial) {
             let local = SocketAddr::new(source, port);
             if share.owner(local, remote) != share.index() {
                 continue;
