@@ -48,7 +48,6 @@ struct Outcome {
 }
 
 /// The parts that stay while the arms take turns: servers and the adapter. They end when dropped.
-/// Ended when dropped.
 pub(super) struct Scene<'n> {
     network: &'n Network,
     toehold: PathBuf,
@@ -62,11 +61,47 @@ pub(super) struct Scene<'n> {
 /// A process of ours, ended when dropped.
 struct Program(Child);
 
+/// The load of a redis-benchmark.
+#[derive(Clone, Copy)]
+struct Redis {
+    clients: u32,
+    near_serves: bool,
+    /// Over one connection of each client; or each over one of its own.
+    keeps_connections: bool,
+    requests: u32,
+}
+
+impl Redis {
+    /// The load of a row, unless it is bulk.
+    fn of(work: Work) -> Option<Redis> {
+        match work {
+            Work::Bulk { .. } => None,
+            Work::Requests {
+                clients,
+                near_serves,
+            } => Some(Redis {
+                clients,
+                near_serves,
+                keeps_connections: true,
+                requests: requests_for(clients),
+            }),
+            Work::Connections { near_serves } => Some(Redis {
+                clients: 50,
+                near_serves,
+                keeps_connections: false,
+                requests: CONNECTIONS,
+            }),
+        }
+    }
+}
+
 const BULK_SECONDS: &str = "2";
 const BULK_PORT: &str = "5301";
 /// Long enough that what the clock of CPU time cannot tell does not matter.
 const REQUESTS: u32 = 150_000;
 const REQUESTS_OF_ONE: u32 = 40_000;
+/// The engine uses a port for a destination again after a minute.
+const CONNECTIONS: u32 = 5_000;
 /// Of each client, so that the set-up of its connection is not what is measured.
 const REQUESTS_EACH_MIN: u32 = 400;
 
@@ -106,20 +141,20 @@ impl<'n> Scene<'n> {
             command.args(["--daemonize", "no", "--port", port]);
             Program::start(&mut command)
         };
-        match self.case.work {
-            Work::Bulk { .. } => {
+        match Redis::of(self.case.work) {
+            None => {
                 let mut server = self.network.far("iperf3");
                 server.args(["-s", "-p", BULK_PORT]);
                 self.servers.push(Program::start(&mut server)?);
             }
-            Work::Requests { near_serves, .. } if near_serves => {
+            Some(load) if load.near_serves => {
                 let listeners = self.engine("listeners");
                 let kernel = redis(self.network.near("redis-server"), "6391")?;
                 let engine = redis(self.run("redis-server"), "6392")?;
                 self.servers = vec![kernel, engine];
                 wait_for("a listener", || self.engine("listeners") > listeners)?;
             }
-            Work::Requests { .. } => {
+            Some(_) => {
                 let server = redis(self.network.far("redis-server"), "6391")?;
                 self.servers.push(server);
             }
@@ -130,6 +165,7 @@ impl<'n> Scene<'n> {
 
     /// Runs the load once.
     pub(super) fn sample(&self, arm: Arm) -> Result<Sample, String> {
+        let load = Redis::of(self.case.work);
         let mut client = self.client(arm);
         let before = self.cpu_now(arm)?;
         let children = children_cpu();
@@ -140,18 +176,12 @@ impl<'n> Scene<'n> {
             units,
             rate,
             latencies,
-        } = match self.case.work {
-            Work::Bulk { .. } => bulk_of(&said)?,
-            Work::Requests { clients, .. } => requests_of(&said, requests_for(clients))?,
+        } = match load {
+            None => bulk_of(&said)?,
+            Some(load) => requests_of(&said, load.requests)?,
         };
         let [all, server, adapter] = [0, 1, 2].map(|at| (after[at] - before[at]) / units);
-        let client_is_near = !matches!(
-            self.case.work,
-            Work::Requests {
-                near_serves: true,
-                ..
-            }
-        );
+        let client_is_near = load.is_none_or(|load| !load.near_serves);
         let program = if client_is_near {
             client_cpu / units
         } else {
@@ -183,35 +213,28 @@ impl<'n> Scene<'n> {
     }
 
     fn client(&self, arm: Arm) -> Command {
-        match self.case.work {
-            Work::Bulk { to_near } => {
-                let (mut command, host) = self.near_client(arm, "iperf3");
-                command.args(["-c", host, "-p", BULK_PORT, "-t", BULK_SECONDS, "-J"]);
-                command.args(to_near.then_some("-R"));
-                command
+        let Some(load) = Redis::of(self.case.work) else {
+            let (mut command, host) = self.near_client(arm, "iperf3");
+            command.args(["-c", host, "-p", BULK_PORT, "-t", BULK_SECONDS, "-J"]);
+            let is_to_near = self.case.work == Work::Bulk { to_near: true };
+            command.args(is_to_near.then_some("-R"));
+            return command;
+        };
+        let (mut command, host, port) = match (load.near_serves, arm) {
+            (true, Arm::Kernel | Arm::Again) => {
+                (self.network.far("redis-benchmark"), NEAR_KERNEL, "6391")
             }
-            Work::Requests {
-                clients,
-                near_serves,
-            } => {
-                let (mut command, host, port) = match (near_serves, arm) {
-                    (true, Arm::Kernel | Arm::Again) => {
-                        (self.network.far("redis-benchmark"), NEAR_KERNEL, "6391")
-                    }
-                    (true, Arm::Engine) => {
-                        (self.network.far("redis-benchmark"), NEAR_ENGINE, "6392")
-                    }
-                    (false, arm) => {
-                        let (command, host) = self.near_client(arm, "redis-benchmark");
-                        (command, host, "6391")
-                    }
-                };
-                command.args(["-h", host, "-p", port, "-t", "get", "--csv"]);
-                command.args(["-c", &clients.to_string()]);
-                command.args(["-n", &requests_for(clients).to_string()]);
-                command
+            (true, Arm::Engine) => (self.network.far("redis-benchmark"), NEAR_ENGINE, "6392"),
+            (false, arm) => {
+                let (command, host) = self.near_client(arm, "redis-benchmark");
+                (command, host, "6391")
             }
-        }
+        };
+        command.args(["-h", host, "-p", port, "-t", "get", "--csv"]);
+        command.args(["-c", &load.clients.to_string()]);
+        command.args(["-n", &load.requests.to_string()]);
+        command.args(["-k", if load.keeps_connections { "1" } else { "0" }]);
+        command
     }
 
     fn near_client(&self, arm: Arm, program: &str) -> (Command, &'static str) {

@@ -40,6 +40,8 @@ pub(crate) enum Work {
     /// redis-benchmark GET of three bytes with so many clients; the server is the near one, or the
     /// far one.
     Requests { clients: u32, near_serves: bool },
+    /// As `Requests` with fifty clients, which make a connection for each.
+    Connections { near_serves: bool },
 }
 
 /// The kind of the engine's link.
@@ -79,6 +81,7 @@ const REQUESTS: [Case; 6] = [
     requests(50, false),
     requests(1000, false),
 ];
+const CONNECTIONS: [Case; 2] = [connections(true), connections(false)];
 
 const fn bulk(large: bool, to_near: bool) -> Case {
     Case {
@@ -99,8 +102,17 @@ const fn requests(clients: u32, near_serves: bool) -> Case {
     }
 }
 
+const fn connections(near_serves: bool) -> Case {
+    Case {
+        work: Work::Connections { near_serves },
+        large: true,
+        link: Link::Tap,
+    }
+}
+
 const USAGE: &str = "\
-Usage: cargo xtask bench-offload [--rounds N] [--json FILE] [--link tap|packet|xdp] [bulk|requests]
+Usage: cargo xtask bench-offload [--rounds N] [--json FILE] [--link tap|packet|xdp]
+                                 [bulk|requests|connections]
 
 The offload path against kernel TCP between two network namespaces of its own: the kernels over a
 veth; the engine over a TAP device, over that veth by a packet socket, and over another veth by
@@ -122,7 +134,7 @@ pub(crate) fn run(arguments: &[String]) -> bool {
                 let wanted = rest.next();
                 links.retain(|(name, _)| wanted.is_some_and(|wanted| wanted == name));
             }
-            "bulk" | "requests" => only = Some(argument.as_str()),
+            "bulk" | "requests" | "connections" => only = Some(argument.as_str()),
             _ => rounds = 0,
         }
     }
@@ -132,8 +144,9 @@ pub(crate) fn run(arguments: &[String]) -> bool {
     }
     let cases: Vec<Case> = match only {
         Some("bulk") => BULK.to_vec(),
-        Some(_) => REQUESTS.to_vec(),
-        None => BULK.iter().chain(&REQUESTS).copied().collect(),
+        Some("requests") => REQUESTS.to_vec(),
+        Some(_) => CONNECTIONS.to_vec(),
+        None => [&BULK[..], &REQUESTS, &CONNECTIONS].concat(),
     };
     let over = |case: Case| links.iter().map(move |&(_, link)| Case { link, ..case });
     let cases: Vec<Case> = cases.into_iter().flat_map(over).collect();

@@ -40,6 +40,13 @@ impl Network {
             let set = || std::fs::write("/proc/sys/net/ipv4/tcp_congestion_control", CONGESTION);
             let set = namespace.within(set);
             set.map_err(|error| format!("congestion control {CONGESTION}: {error}"))?;
+            // A client of short connections uses up the ports of a minute.
+            let set = || {
+                std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", "10000 65535")?;
+                std::fs::write("/proc/sys/net/ipv4/tcp_tw_reuse", "1")
+            };
+            let set = namespace.within(set);
+            set.map_err(|error| format!("ports of connections: {error}"))?;
         }
         Ok(network)
     }

@@ -116,6 +116,10 @@ fn title_of_work(case: Case) -> String {
             if clients == 1 { "" } else { "s" },
             if near_serves { "server" } else { "client" }
         ),
+        Work::Connections { near_serves } => format!(
+            "a connection for each Redis GET, 50 clients, {} near",
+            if near_serves { "server" } else { "client" }
+        ),
     }
 }
 
