@@ -355,6 +355,12 @@ fn threads_of_a_dynamic_program_are_cancelled() {
 }
 
 #[test]
+fn threads_that_wait_in_any_call_are_cancelled_as_on_the_kernel() {
+    check_static("blocked.c");
+    check_dynamic("blocked.c");
+}
+
+#[test]
 fn threads_of_a_dynamic_program_are_cancelled_at_any_moment() {
     check_dynamic("asynchronous.c");
 }
