@@ -36,7 +36,7 @@ suites=(apache2:apache2 cmake:cmake cc:gcc dpkg-source:dpkg-dev haproxy:haproxy 
     /usr/lib/python3.11/test/test_socket.py:libpython3.11-testsuite)
 deb=(dh:debhelper dpkg-buildpackage:dpkg-dev lintian:lintian debootstrap:debootstrap nsenter:util-linux)
 page=(chromium-headless-shell:chromium-headless-shell)
-bench=(valgrind:valgrind ip:iproute2 ethtool:ethtool tbench:dbench nuttcp:nuttcp iperf3:iperf3
+bench=(perf:linux-perf valgrind:valgrind ip:iproute2 ethtool:ethtool tbench:dbench nuttcp:nuttcp iperf3:iperf3
     sockperf:sockperf wrk:wrk apache2:apache2 haproxy:haproxy gmond:ganglia-monitor
     gmetad:gmetad mpicc.mpich:libmpich-dev mpiexec.mpich:mpich
     glusterfsd:glusterfs-server glusterfs:glusterfs-client /usr/include/glusterfs/api/glfs.h:libglusterfs-dev

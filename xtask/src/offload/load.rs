@@ -9,6 +9,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 use toehold_measure::procfs::HostTimes;
 
+use super::account::{self, Account, Ends};
 use super::network::{FAR_BY_ENGINE, FAR_BY_KERNEL, NEAR_ENGINE, NEAR_KERNEL, Network};
 use super::{Case, Link, Work, output, wait_for};
 
@@ -194,6 +195,44 @@ impl<'n> Scene<'n> {
             cpu_all: all,
             cpu_near: program + adapter,
             cpu_adapter: adapter,
+        })
+    }
+
+    /// Runs the load once more, while every processor is sampled. Seconds of the near end for each
+    /// unit, with receiving counted where it belongs.
+    pub(super) fn account(&self, arm: Arm) -> Result<Account, String> {
+        let load = Redis::of(self.case.work);
+        let near_serves = load.is_some_and(|load| load.near_serves);
+        let client = self.client(arm);
+        let perf = match near_serves {
+            true => self.network.far("perf"),
+            false => self.network.near("perf"),
+        };
+        let file = self.runtime.path().join("samples");
+        let said = account::sampled(perf, &client, &file)?;
+        let units = match load {
+            None => bulk_of(&said)?.units,
+            Some(load) => requests_of(&said, load.requests)?.units,
+        };
+        let servers: Vec<u32> = self.servers.iter().map(|server| server.0.id()).collect();
+        let adapter = self.adapter.0.id();
+        let (near, far) = match near_serves {
+            true => ([servers, vec![adapter]].concat(), Vec::new()),
+            false => (vec![adapter], servers),
+        };
+        let ends = Ends {
+            near: near.into_iter().collect(),
+            far: far.into_iter().collect(),
+            client: match load {
+                Some(_) => "redis-benchmark",
+                None => "iperf3",
+            },
+            client_is_near: !near_serves,
+        };
+        let account = account::read(&file, &ends, arm)?;
+        Ok(Account {
+            near: account.near / units,
+            unknown: account.unknown / units,
         })
     }
 

@@ -12,6 +12,7 @@
 //! kernel's runs twice, for the noise floor. Ratios are of neighbours. CPU is that of every core,
 //! and of each program by the kernel's own account.
 
+mod account;
 mod load;
 mod network;
 mod path;
@@ -116,7 +117,8 @@ Usage: cargo xtask bench-offload [--rounds N] [--json FILE] [--link tap|packet|x
 
 The offload path against kernel TCP between two network namespaces of its own: the kernels over a
 veth; the engine over a TAP device, over that veth by a packet socket, and over another veth by
-AF_XDP, or over one of them. Needs root, ip, ethtool, iperf3 and Redis (make deps). N rounds of each
+AF_XDP, or over one of them. Needs root, ip, ethtool, iperf3 and Redis (make deps). Where perf is
+installed, the CPU time of the near end is also counted with receiving where it belongs. N rounds of each
 row, in turns; 5 by default. FILE is written after each row; rows that it has already, of as many
 rounds, are kept.";
 
@@ -171,6 +173,10 @@ fn measure(cases: &[Case], rounds: u32, file: Option<&Path>) -> Result<Vec<Row>,
         ));
     }
     let network = Network::new()?;
+    let accounts = Command::new("perf").arg("--version").output().is_ok();
+    if !accounts {
+        println!("perf is not installed: receiving is counted where the kernel counts it, alone");
+    }
     let started = Instant::now();
     let earlier = file.and_then(|file| std::fs::read_to_string(file).ok());
     let earlier = earlier.and_then(|text| serde_json::from_str(&text).ok());
@@ -199,6 +205,11 @@ fn measure(cases: &[Case], rounds: u32, file: Option<&Path>) -> Result<Vec<Row>,
             for arm in arms {
                 let sample: Sample = scene.sample(arm)?;
                 row.add(arm, sample);
+            }
+        }
+        if accounts {
+            for arm in [Arm::Kernel, Arm::Engine] {
+                row.account(arm, scene.account(arm)?);
             }
         }
         rows.push(row);

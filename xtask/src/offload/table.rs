@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use toehold_measure::stats::{self, Ratio};
 
+use super::account::Account;
 use super::load::{Arm, Sample};
 use super::{Case, Link, Work};
 
@@ -21,6 +22,11 @@ struct Samples {
     kernel: Vec<Sample>,
     again: Vec<Sample>,
     engine: Vec<Sample>,
+    /// The near end's CPU time, with receiving counted where it belongs.
+    #[serde(default)]
+    kernel_account: Vec<Account>,
+    #[serde(default)]
+    engine_account: Vec<Account>,
 }
 
 /// A row in the file of a run.
@@ -47,6 +53,13 @@ impl Row {
         }
     }
 
+    pub(super) fn account(&mut self, arm: Arm, account: Account) {
+        match arm {
+            Arm::Kernel | Arm::Again => self.samples.kernel_account.push(account),
+            Arm::Engine => self.samples.engine_account.push(account),
+        }
+    }
+
     /// The row of a case that an earlier run has measured in so many rounds.
     pub(super) fn kept(report: &Value, case: Case, rounds: usize) -> Option<Row> {
         let rows = report["rows"].as_array()?;
@@ -56,6 +69,7 @@ impl Row {
             kernel,
             again,
             engine,
+            ..
         } = &kept.samples;
         let is_whole = [kernel, again, engine]
             .iter()
@@ -71,6 +85,22 @@ impl Row {
         ratio(&self.samples.kernel, &self.samples.engine, get)
     }
 
+    /// Work for a CPU second of the near end, engine over kernel, and the share of the near end's
+    /// time, of both, that may be either end's receiving.
+    fn fair(&self) -> String {
+        let (kernel, engine) = (&self.samples.kernel_account, &self.samples.engine_account);
+        let sum = |get: fn(&Account) -> f64| kernel.iter().chain(engine).map(get).sum::<f64>();
+        let unknown = sum(|account| account.unknown) / sum(|account| account.near);
+        let ratio = ratio(kernel, engine, |account| 1.0 / account.near);
+        ratio.map_or(String::new(), |ratio| {
+            let spread = spread(Some(ratio));
+            match unknown {
+                unknown if unknown < 0.01 => spread,
+                unknown => format!("{spread} ({:.0} % unknown)", unknown * 100.0),
+            }
+        })
+    }
+
     /// How far the kernel's rate differs from itself.
     fn floor(&self) -> Option<f64> {
         let ratio = ratio(&self.samples.kernel, &self.samples.again, |sample| {
@@ -80,7 +110,7 @@ impl Row {
     }
 }
 
-fn ratio(base: &[Sample], other: &[Sample], get: impl Fn(&Sample) -> f64) -> Option<Ratio> {
+fn ratio<T>(base: &[T], other: &[T], get: impl Fn(&T) -> f64) -> Option<Ratio> {
     let rounds = base.iter().zip(other);
     let rounds: Vec<(f64, f64)> = rounds
         .map(|(base, other)| (get(base), get(other)))
@@ -128,8 +158,9 @@ fn title_of_work(case: Case) -> String {
 pub(super) fn render(rows: &[Row]) -> String {
     let mut out = String::from(
         "| | kernel | engine | ratio | noise floor | median latency | p99 | CPU of all cores, for \
-        each unit | work for a CPU second of the near end | the adapter alone |\n\
-         |---|---|---|---|---|---|---|---|---|---|\n",
+        each unit | work for a CPU second of the near end | receiving where it belongs | the \
+        adapter alone |\n\
+         |---|---|---|---|---|---|---|---|---|---|---|\n",
     );
     for row in rows {
         let is_bulk = matches!(row.case.work, Work::Bulk { .. });
@@ -157,7 +188,7 @@ pub(super) fn render(rows: &[Row]) -> String {
         };
         let _ = writeln!(
             out,
-            "| {} | {} | {} | {} | {} | {} | {} | {} | {} | {adapter} |",
+            "| {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {adapter} |",
             title(row.case),
             rate(&row.samples.kernel),
             rate(&row.samples.engine),
@@ -168,6 +199,7 @@ pub(super) fn render(rows: &[Row]) -> String {
             latency(|sample| sample.latency_p99),
             spread(row.ratio(|sample| sample.cpu_all)),
             spread(row.ratio(|sample| 1.0 / sample.cpu_near)),
+            row.fair(),
         );
     }
     out
@@ -223,6 +255,9 @@ mod tests {
             row.add(Arm::Again, sample(kernel * 1.1, 1.0));
             row.add(Arm::Engine, sample(engine, 0.5));
         }
+        let account = |near, unknown| Account { near, unknown };
+        row.account(Arm::Kernel, account(4.0, 1.0));
+        row.account(Arm::Engine, account(1.0, 0.0));
         let ratio = row.ratio(|sample| sample.rate).expect("rounds");
         assert_eq!((ratio.value, ratio.low, ratio.high), (2.0, 1.0, 3.0));
         let kept = json!({ "rows": report(std::slice::from_ref(&row)) });
@@ -235,7 +270,7 @@ mod tests {
             "{text}"
         );
         assert!(
-            text.contains("| 2.00x [2.00, 2.00] | 0.12 s/GB |"),
+            text.contains("| 2.00x [2.00, 2.00] | 4.00x [4.00, 4.00] (20 % unknown) | 0.12 s/GB |"),
             "{text}"
         );
     }
