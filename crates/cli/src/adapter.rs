@@ -181,8 +181,13 @@ struct EngineArgs {
     #[arg(long)]
     no_lro: bool,
 
-    /// Compute and verify checksums here; without this neither --no-lso nor --no-lro is possible
-    /// (an xdp link has none of the three)
+    /// Who computes checksums, and who verifies those that arrive: on (the link), verify (the link,
+    /// the engine), trust (the link, nobody) or off (the engine, for both) (on)
+    #[arg(long, value_name = "on|verify|trust|off")]
+    checksum: Option<String>,
+
+    /// Compute and verify checksums here, as --checksum off; the link then neither cuts nor joins
+    /// segments (an xdp link does none of the three)
     #[arg(long)]
     no_checksum: bool,
 
@@ -272,6 +277,7 @@ impl EngineArgs {
             ("link", &self.link),
             ("outgoing", &self.outgoing),
             ("mtu", &self.mtu),
+            ("checksum", &self.checksum),
             ("split-headers", &self.split_headers),
             ("copy-engine", &self.copy_engine),
             ("copybreak", &self.copybreak),
@@ -323,6 +329,7 @@ impl EngineArgs {
             ("--link", self.link.as_slice()),
             ("--outgoing", self.outgoing.as_slice()),
             ("--mtu", self.mtu.as_slice()),
+            ("--checksum", self.checksum.as_slice()),
             ("--split-headers", self.split_headers.as_slice()),
             ("--copy-engine", self.copy_engine.as_slice()),
             ("--copybreak", self.copybreak.as_slice()),

@@ -130,7 +130,9 @@ fn switches_are_thrown_under_a_stream() {
         "lso=off",
         "copy-engine=off",
         "checksum=off",
+        "checksum=verify",
         "coalesce=100",
+        "checksum=trust",
         "checksum=on",
         "lso=on",
         "coalesce=0",
@@ -147,6 +149,11 @@ fn switches_are_thrown_under_a_stream() {
     let switches = &stage.toehold.status()["engine"]["switches"];
     assert!(switches["copy_engine"].is_string(), "{switches}");
     assert_eq!(stage.engine("resets_received"), 0);
+    for way in ["verify", "trust", "on"] {
+        assert_eq!(set(&stage, &format!("checksum={way}")), None);
+        let shown = stage.toehold.status();
+        assert_eq!(shown["engine"]["switches"]["checksum"], way);
+    }
     assert_eq!(set(&stage, "copy-engine=worker"), None);
     let shown = stage.toehold.status();
     assert_eq!(shown["engine"]["switches"]["copy_engine"], "worker");
@@ -159,6 +166,32 @@ fn switches_are_thrown_under_a_stream() {
     );
     let wrong = set(&stage, "lro").expect("no value");
     assert!(wrong.contains("no NAME=VALUE"), "{wrong}");
+}
+
+/// The far kernel computes checksums where its device does not.
+#[test]
+fn checksums_are_verified_here_or_by_nobody() {
+    for (link, way) in [
+        (Link::Packet, "verify"),
+        (Link::Packet, "trust"),
+        (Link::Xdp, "trust"),
+        (Link::Tap, "verify"),
+    ] {
+        let Some(stage) = Stage::set_over(link, &["--checksum", way]) else {
+            return;
+        };
+        if host::program("ethtool").is_none() {
+            return host::skipped("ethtool is not installed");
+        }
+        let mut ethtool = stage.network.far("ethtool");
+        let done = ethtool.args(["-K", "toe0", "tx", "off"]).output();
+        assert!(done.is_ok_and(|done| done.status.success()));
+        let _far = stage.far_server(&["echo_server", "7044"]);
+        ok(stage.near("client", &["echo_client", FAR, "7044", "5000000"]));
+        assert_eq!(stage.engine("frames_malformed"), 0);
+        let switches = &stage.toehold.status()["engine"]["switches"];
+        assert_eq!(switches["checksum"], way);
+    }
 }
 
 #[test]

@@ -137,7 +137,7 @@ impl Link {
         self.opener.settings = settings.clone();
         match &self.device {
             Device::Xdp(socket) => socket.steering().set_addresses(&addresses(settings)),
-            Device::Tap(tap) => tap.set_offload(settings.checksum, settings.lro),
+            Device::Tap(tap) => tap.set_offload(settings.checksum.is_by_link(), settings.lro),
             Device::Packet(_) => Ok(()),
         }
     }
@@ -293,7 +293,7 @@ impl Opener {
             DeviceKind::Tap => {
                 let options = TapOptions {
                     multi_queue: has_several,
-                    receive_checksum: settings.checksum,
+                    receive_checksum: settings.checksum.is_by_link(),
                     receive_large: settings.lro,
                 };
                 let tap = Tap::open(name, options).map_err(Error::Tap)?;

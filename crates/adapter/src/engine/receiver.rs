@@ -23,6 +23,7 @@ use toehold_tcp::{Expected, Headers, Instant, ReceiveOffload};
 use super::device::Device;
 use super::endpoint::Room;
 use super::passing::Takers;
+use super::settings::Checksum;
 
 /// The largest frame a link hands over, with LRO.
 const FRAME_BYTES_MAX: usize = 65_536 + 64;
@@ -49,6 +50,7 @@ pub(super) struct FrameReceiver {
     headers: Headers,
     /// Payloads read to where they belong.
     placed: u64,
+    checksum: Checksum,
 }
 
 impl Default for FrameReceiver {
@@ -58,11 +60,22 @@ impl Default for FrameReceiver {
             run: 0,
             headers: Headers::default(),
             placed: 0,
+            checksum: Checksum::default(),
         }
     }
 }
 
 impl FrameReceiver {
+    /// Who verifies checksums.
+    pub(super) fn checksum(&self) -> Checksum {
+        self.checksum
+    }
+
+    /// Who verifies checksums from here on.
+    pub(super) fn set_checksum(&mut self, checksum: Checksum) {
+        self.checksum = checksum;
+    }
+
     /// Takes the link's next frame, and those that wait behind it in memory, up to `most`; how many
     /// those were.
     #[inline]
@@ -81,11 +94,11 @@ impl FrameReceiver {
                     false => 0,
                 };
                 if count > 1 {
-                    return take_all_from_ring(socket, now, takers, count);
+                    return self.take_all_from_ring(socket, now, takers, count);
                 }
                 self.take_from_socket(socket, now, takers, may).into()
             }
-            Device::Xdp(socket) => take_from_memory(socket, now, takers, most),
+            Device::Xdp(socket) => self.take_from_memory(socket, now, takers, most),
         }
     }
 
@@ -106,12 +119,7 @@ impl FrameReceiver {
         let Ok(Some((length, header))) = received else {
             return false;
         };
-        let is_trusted = takers.engine.config().offload.transmit_checksum;
-        let offload = if is_trusted {
-            header.receive_offload()
-        } else {
-            ReceiveOffload::default()
-        };
+        let offload = self.checksum.believed(header);
         if self.hand_over(now, &mut takers, (length, offload), room) {
             return true;
         }
@@ -133,8 +141,7 @@ impl FrameReceiver {
             return false;
         };
         let (header, length) = (arrival.header, arrival.length);
-        let is_trusted = takers.engine.config().offload.transmit_checksum;
-        let offload = offload_of_socket(header, is_trusted);
+        let offload = self.checksum.believed(header);
         if length <= arrival.bytes.len() {
             takers.take(now, arrival.bytes, offload);
             socket.release();
@@ -239,58 +246,49 @@ impl FrameReceiver {
             unsafe { toehold_copy::from_shared(base, part.as_mut_ptr(), part.len()) };
         }
     }
-}
 
-/// Hands over frames where they are, in slots that are ours until they are released.
-fn take_all_from_ring(
-    socket: &mut PacketSocket,
-    now: Instant,
-    mut takers: Takers<'_>,
-    count: usize,
-) -> usize {
-    let is_trusted = takers.engine.config().offload.transmit_checksum;
-    let frames = socket.oldest(count).map(|arrival| {
-        let offload = offload_of_socket(arrival.header, is_trusted);
-        (arrival.bytes, offload)
-    });
-    takers.take_all(now, frames);
-    (0..count).for_each(|_| socket.release());
-    count
-}
-
-fn offload_of_socket(header: VnetHeader, is_trusted: bool) -> ReceiveOffload {
-    ReceiveOffload {
-        // Nobody can verify what was never computed.
-        checksum_verified: header.lacks_checksum()
-            || is_trusted && header.receive_offload().checksum_verified,
+    /// Hands over frames where they are, in slots that are ours until they are released.
+    fn take_all_from_ring(
+        &self,
+        socket: &mut PacketSocket,
+        now: Instant,
+        mut takers: Takers<'_>,
+        count: usize,
+    ) -> usize {
+        let checksum = self.checksum;
+        let frames = socket
+            .oldest(count)
+            .map(|arrival| (arrival.bytes, checksum.believed(arrival.header)));
+        takers.take_all(now, frames);
+        (0..count).for_each(|_| socket.release());
+        count
     }
-}
 
-/// Hands over frames where they are, in memory that is ours until it is released; how many.
-#[inline]
-fn take_from_memory(
-    socket: &mut XdpSocket,
-    now: Instant,
-    mut takers: Takers<'_>,
-    most: usize,
-) -> usize {
-    // Nobody can verify what was never computed.
-    let offload = |header: VnetHeader| ReceiveOffload {
-        checksum_verified: header.lacks_checksum(),
-    };
-    let Some((header, frame)) = socket.peek() else {
-        return 0;
-    };
-    if !takers.take_together() {
-        takers.take(now, frame, offload(header));
-        socket.release();
-        return 1;
+    /// Hands over frames where they are, in memory that is ours until it is released; how many.
+    #[inline]
+    fn take_from_memory(
+        &self,
+        socket: &mut XdpSocket,
+        now: Instant,
+        mut takers: Takers<'_>,
+        most: usize,
+    ) -> usize {
+        let checksum = self.checksum;
+        let Some((header, frame)) = socket.peek() else {
+            return 0;
+        };
+        if !takers.take_together() {
+            takers.take(now, frame, checksum.believed(header));
+            socket.release();
+            return 1;
+        }
+        let count = socket.waiting(most.min(FRAMES_TOGETHER_MAX));
+        let frames = socket.oldest(count);
+        let frames = frames.map(|(header, frame)| (frame, checksum.believed(header)));
+        takers.take_all(now, frames);
+        (0..count).for_each(|_| socket.release());
+        count
     }
-    let count = socket.waiting(most.min(FRAMES_TOGETHER_MAX));
-    let frames = socket.oldest(count);
-    takers.take_all(now, frames.map(|(header, frame)| (frame, offload(header))));
-    (0..count).for_each(|_| socket.release());
-    count
 }
 
 /// Whether a frame of that length was all payload that continued a stream.

@@ -99,7 +99,7 @@ pub(crate) struct Report {
 pub(crate) struct Switches {
     pub(crate) lso: bool,
     pub(crate) lro: bool,
-    pub(crate) checksum: bool,
+    pub(crate) checksum: &'static str,
     pub(crate) split_headers: bool,
     pub(crate) copy_engine: &'static str,
     /// `None` where the copy engine never pays, or there is none.

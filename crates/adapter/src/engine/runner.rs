@@ -184,6 +184,7 @@ impl Runner {
             shared: Shared::default(),
         };
         runner.listeners.set_shares(&settings.shares);
+        runner.receiver.set_checksum(settings.checksum);
         runner.take_neighbours();
         runner.settle_outgoing_ports();
         Ok(runner)

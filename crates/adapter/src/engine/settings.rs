@@ -15,7 +15,8 @@
 //!   gateway  10.84.0.1
 //!   mtu      9000
 //!   without  lso                 also: lro, checksum
-//!   lro      off                 the same, spelled as a switch; also lso, checksum
+//!   lro      off                 the same, spelled as a switch; also lso
+//!   checksum verify              of those that arrive, here; or trust, off
 //!   split-headers off            payload of large frames goes by a buffer of the adapter's
 //!   copy-engine worker           payload is copied by a thread of its own, or by a device
 //!   copybreak 16384              from so many bytes on
@@ -36,6 +37,7 @@
 //!   direct   10.84.0.8           connections there use the kernel or shared memory
 //! ```
 
+mod checksum;
 mod connection;
 mod copy_engine;
 mod share;
@@ -55,6 +57,7 @@ use toehold_channel::offload::{OWN_MAX, RULES_MAX, Rule, RuleAction};
 use toehold_channel::rendezvous::mapped;
 use toehold_tcp::{CongestionControl, Route};
 
+pub use self::checksum::Checksum;
 pub use self::connection::{ByDestination, ConnectionSettings};
 use self::connection::{DestinationLine, Named};
 pub use self::copy_engine::CopyEngine;
@@ -84,8 +87,8 @@ pub struct Settings {
     pub lso: bool,
     /// The kernel hands us segments uncut.
     pub lro: bool,
-    /// The kernel completes checksums, and leaves them out where both ends are on this machine.
-    pub checksum: bool,
+    /// Who computes and verifies checksums. An xdp link does neither, whatever this says.
+    pub checksum: Checksum,
     /// Payload of large frames is received straight into the program's ring, and headers apart.
     pub split_headers: bool,
     /// The copy engine for payload that does not arrive where it belongs.
@@ -196,6 +199,7 @@ pub struct Draft {
     mtu: Option<u16>,
     without: Vec<String>,
     switches: BTreeMap<&'static str, bool>,
+    checksum: Option<Checksum>,
     copy_engine: Option<CopyEngine>,
     copybreak: Option<Option<usize>>,
     coalesce_us: Option<u64>,
@@ -231,7 +235,7 @@ impl Draft {
             },
             "lso" => drop(self.switches.insert("lso", switch(value)?)),
             "lro" => drop(self.switches.insert("lro", switch(value)?)),
-            "checksum" => drop(self.switches.insert("checksum", switch(value)?)),
+            "checksum" => self.checksum = Some(value.parse()?),
             "split-headers" => drop(self.switches.insert("split-headers", switch(value)?)),
             "copy-engine" => self.copy_engine = Some(value.parse()?),
             "copybreak" => {
@@ -353,14 +357,19 @@ impl Draft {
         let is_without = |word: &str| self.without.iter().any(|without| without == word);
         let is_on = |word: &str| self.switches.get(word).copied();
         let has = |word: &str| helps && is_on(word).unwrap_or(true) && !is_without(word);
+        let checksum = match self.checksum.unwrap_or_default() {
+            Checksum::Trust if !helps => Checksum::Trust,
+            _ if !helps || is_without("checksum") => Checksum::Off,
+            checksum => checksum,
+        };
         if device.kind == DeviceKind::Packet && !has("lro") {
             return whole(NO_LRO);
         }
         let settings = Settings {
             device,
-            lso: has("lso") && has("checksum"),
-            lro: has("lro") && has("checksum"),
-            checksum: has("checksum"),
+            lso: has("lso") && checksum.is_by_link(),
+            lro: has("lro") && checksum.is_by_link(),
+            checksum,
             split_headers: is_on("split-headers").unwrap_or(true),
             copy_engine: self.copy_engine.unwrap_or_default(),
             copybreak: self.copybreak.flatten(),
@@ -438,19 +447,28 @@ impl Settings {
         let is_on = draft.switches.get(word).copied().unwrap_or(true);
         let fixed = |cause: String| Err(SettingsError::Value(cause));
         match word {
-            "lso" | "lro" | "checksum" if self.device.kind == DeviceKind::Xdp => {
+            "lso" | "lro" if self.device.kind == DeviceKind::Xdp => {
                 return fixed(format!("an xdp link has no {word}: frames are whole there"));
             }
             "lro" if self.device.kind == DeviceKind::Packet => return fixed(NO_LRO.into()),
-            "lso" | "lro" if is_on && !self.checksum => {
+            "lso" | "lro" if is_on && !self.checksum.is_by_link() => {
                 return fixed(format!("{word} needs checksum=on"));
             }
             "lso" => self.lso = is_on,
             "lro" => self.lro = is_on,
             "checksum" => {
-                self.checksum = is_on;
-                self.lso &= is_on;
-                self.lro &= is_on;
+                let checksum = draft.checksum.unwrap_or_default();
+                let is_whole = self.device.kind == DeviceKind::Xdp;
+                if is_whole && matches!(checksum, Checksum::On | Checksum::Verify) {
+                    return fixed(format!(
+                        "an xdp link has no checksum={}: frames are whole there, and the engine \
+                        verifies them (off), or nobody does (trust)",
+                        checksum.name()
+                    ));
+                }
+                self.checksum = checksum;
+                self.lso &= checksum.is_by_link();
+                self.lro &= checksum.is_by_link();
             }
             "split-headers" => self.split_headers = is_on,
             "copy-engine" => self.copy_engine = draft.copy_engine.unwrap_or_default(),
@@ -840,12 +858,25 @@ mod tests {
         }
         let mut after = before.clone();
         after.change("checksum", "off").expect("a switch");
-        assert!(!after.lso && !after.lro && !after.checksum);
+        assert!(!after.lso && !after.lro && !after.checksum.is_by_link());
+        for other in [Checksum::Trust, Checksum::Verify] {
+            let mut after = before.clone();
+            after.change("checksum", other.name()).expect("a way");
+            assert_eq!(after.checksum, other);
+            assert!(after.lso && after.lro);
+        }
+        let error = after.change("checksum", "maybe").expect_err("no way");
+        let ways = "`maybe` is no way with checksums: on, verify, trust, off";
+        assert!(error.to_string().contains(ways), "{error}");
         let error = after.change("lro", "on").expect_err("without checksums");
         assert!(error.to_string().contains("needs checksum=on"));
         let mut packet = settings("packet:eth0");
         assert!(packet.change("lro", "off").is_err() && packet.change("lso", "off").is_ok());
-        assert!(settings("xdp:eth0").change("checksum", "on").is_err());
+        let mut xdp = settings("xdp:eth0");
+        assert_eq!(xdp.checksum, Checksum::Off);
+        assert!(xdp.change("checksum", "on").is_err());
+        assert!(xdp.change("checksum", "trust").is_ok());
+        assert_eq!(xdp.checksum, Checksum::Trust);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use toehold_tcp::{
 };
 
 use super::endpoint::{FIRST_WINDOW_LOG2, LONG_WINDOW_LOG2, WINDOW_LOG2};
-use super::settings::{ConnectionSettings, Settings, spell};
+use super::settings::{ConnectionSettings, DeviceKind, Settings, spell};
 
 /// The largest segment we leave to the link: an IP packet has 16 bits for its length.
 pub(super) const LARGE_SEGMENT_BYTES: u32 = 64_000;
@@ -49,7 +49,8 @@ pub(super) fn mac(settings: &Settings) -> [u8; 6] {
 /// The work that the link does for the engine.
 pub(super) fn offload(settings: &Settings) -> Offload {
     Offload {
-        transmit_checksum: settings.checksum,
+        transmit_checksum: settings.checksum.is_by_link()
+            && settings.device.kind != DeviceKind::Xdp,
         segmentation_bytes_max: if settings.lso { LARGE_SEGMENT_BYTES } else { 0 },
     }
 }

@@ -101,7 +101,7 @@ pub(crate) struct Flow {
 pub(crate) struct Switches {
     pub(super) lso: bool,
     pub(super) lro: bool,
-    pub(super) checksum: bool,
+    pub(super) checksum: String,
     pub(super) split_headers: bool,
     pub(super) copy_engine: String,
     pub(super) copybreak: Option<u64>,

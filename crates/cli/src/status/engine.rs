@@ -115,7 +115,7 @@ fn switched(switches: &Switches) -> String {
         threads={}",
         switch(switches.lso),
         switch(switches.lro),
-        switch(switches.checksum),
+        switches.checksum,
         switch(switches.split_headers),
         switches.copy_engine,
         switches.coalesce_us,
@@ -134,7 +134,7 @@ mod tests {
             "addresses":["10.84.0.2"],"mtu":1500,
             "bytes_received":1500000,"frames_passed_on":12,"listeners_refused":3,
             "listeners_of_one_max":1024,"listeners_max":16384,
-            "switches":{"lso":true,"lro":false,"checksum":true,"split_headers":true,
+            "switches":{"lso":true,"lro":false,"checksum":"verify","split_headers":true,
             "copy_engine":"worker","copybreak":16384,"coalesce_us":0,"threads":2},
             "payloads_in_place":3,"payloads_by_engine":4,
             "threads":[{"connections":3},{"connections":4}]}"#;
@@ -145,7 +145,7 @@ mod tests {
             "{text}"
         );
         has(
-            "  lso=on, lro=off, checksum=on, split-headers=on, copy-engine=worker, \
+            "  lso=on, lro=off, checksum=verify, split-headers=on, copy-engine=worker, \
             copybreak=16384, coalesce=0, threads=2\n",
         );
         has("  3 payloads received in place, 4 copied by the copy engine\n");

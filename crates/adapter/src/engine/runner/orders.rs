@@ -113,6 +113,7 @@ impl Runner {
         self.report.reconfigured += 1;
         (self.coalesce, self.batch) = (settings.coalesce, settings.batch);
         self.splits_headers = settings.split_headers;
+        self.receiver.set_checksum(settings.checksum);
         let copybreak = settings.copybreak.unwrap_or(usize::MAX);
         self.streams.copying.set(settings.copy_engine, copybreak);
         self.engine.set_offload(offload(settings));
@@ -202,7 +203,7 @@ impl Runner {
         Switches {
             lso: offload.segmentation_bytes_max > 0,
             lro: self.link.joins(),
-            checksum: offload.transmit_checksum,
+            checksum: self.receiver.checksum().name(),
             split_headers: self.splits_headers,
             copy_engine,
             copybreak,

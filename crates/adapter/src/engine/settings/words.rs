@@ -107,12 +107,16 @@ pub const WORDS: [Word; 28] = [
     },
     Word {
         word: "checksum",
-        value: "on|off",
+        value: "on|verify|trust|off",
         repeats: false,
         changes: true,
         is_of_connections: false,
-        meaning: "The link completes checksums, and verifies them. Default on, where the link can. \
-            Without it there is neither lso nor lro.",
+        meaning: "Who computes checksums, and who verifies those that arrive. on: the link computes \
+            them, and is believed where it says that one is right; the engine verifies the others. \
+            verify: the engine verifies all that were ever computed. trust: nobody verifies any, \
+            so damage on the way is not seen. off: the engine computes and verifies them, and \
+            there is neither lso nor lro. Default on; off on an xdp link, where only trust differs \
+            from it.",
     },
     Word {
         word: "split-headers",
