@@ -29,7 +29,13 @@ const ALWAYS_THERE: [&str; 16] = [
 ];
 
 /// Started by none of the tests, but by commands for people at work.
-const NOT_FOR_TESTS: [&str; 4] = ["callgrind_control", "dpkg-query", "packetdrill", "valgrind"];
+const NOT_FOR_TESTS: [&str; 5] = [
+    "callgrind_control",
+    "dpkg-query",
+    "packetdrill",
+    "perf",
+    "valgrind",
+];
 
 /// Calls whose first string is the name of a program, and how far from the call it may stand.
 const CALLS: [&str; 8] = [

@@ -181,8 +181,8 @@ struct EngineArgs {
     #[arg(long)]
     no_lro: bool,
 
-    /// Who computes checksums, and who verifies those that arrive: on (the link), verify (the link,
-    /// the engine), trust (the link, nobody) or off (the engine, for both) (on)
+    /// The work with checksums: on (the link computes them and is believed), verify (the engine
+    /// verifies those that arrive), trust (nobody does) or off (the engine does both) (on)
     #[arg(long, value_name = "on|verify|trust|off")]
     checksum: Option<String>,
 

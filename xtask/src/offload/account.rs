@@ -5,10 +5,10 @@
 //! some of that. A sample of every processor's stack says whose work it was:
 //!
 //! ```text
-//!   a process of the far end, and the stack is in the kernel's receive path     the near end's
-//!   a near one, in the receive path of a frame that it sent by the link         the far end's
-//!   a near one, in that of a frame on loopback (carriers)                       the near end's
-//!   neither (ksoftirqd, an idle processor), in the receive path                 not known: nobody's
+//!   a process of the far end, and the stack is in the kernel's receive path   the near end's
+//!   a near one, in the receive path of a frame that it sent by the link       the far end's
+//!   a near one, in that of a frame on loopback (carriers)                     the near end's
+//!   neither (ksoftirqd, an idle processor), in the receive path               not known: nobody's
 //! ```
 
 use std::collections::BTreeSet;
@@ -17,13 +17,13 @@ use std::process::Command;
 
 use serde::{Deserialize, Serialize};
 
-use super::load::Arm;
 use super::output;
 
 /// Samples of every processor a second. A number that nothing else ticks by.
 const SAMPLES_PER_SECOND: &str = "997";
 
 /// The programs at both ends.
+#[derive(Clone)]
 pub(super) struct Ends<'a> {
     /// By their numbers: servers, the adapter.
     pub(super) near: BTreeSet<u32>,
@@ -31,6 +31,8 @@ pub(super) struct Ends<'a> {
     /// The client, which starts with the samples, by its name.
     pub(super) client: &'a str,
     pub(super) client_is_near: bool,
+    /// Near programs send on loopback, too: the engine's do, the kernel's do not.
+    pub(super) has_carriers: bool,
 }
 
 impl Ends<'_> {
@@ -68,16 +70,16 @@ pub(super) fn sampled(mut perf: Command, client: &Command, file: &Path) -> Resul
 }
 
 /// The account of what was sampled.
-pub(super) fn read(file: &Path, ends: &Ends<'_>, arm: Arm) -> Result<Account, String> {
+pub(super) fn read(file: &Path, ends: &Ends<'_>) -> Result<Account, String> {
     let mut script = Command::new("perf");
     script.args(["script", "--fields", "comm,pid,ip,sym", "--input"]);
     let said = output(script.arg(file))?;
     let rate: f64 = SAMPLES_PER_SECOND.parse().expect("a number");
-    Ok(account(&said, ends, arm, 1.0 / rate))
+    Ok(account(&said, ends, 1.0 / rate))
 }
 
 /// `seconds` for each sample.
-fn account(said: &str, ends: &Ends<'_>, arm: Arm, seconds: f64) -> Account {
+fn account(said: &str, ends: &Ends<'_>, seconds: f64) -> Account {
     let mut account = Account::default();
     for sample in said.split("\n\n") {
         let mut lines = sample.trim_start_matches('\n').lines();
@@ -91,8 +93,7 @@ fn account(said: &str, ends: &Ends<'_>, arm: Arm, seconds: f64) -> Account {
         let symbols: Vec<&str> = symbols.collect();
         let has = |wanted: &[&str]| symbols.iter().any(|symbol| wanted.contains(symbol));
         let receives = has(&RECEIVING);
-        // Of the kernel arm's programs everything goes by the link; the engine's frames alone do.
-        let by_link = arm != Arm::Engine || has(&SENDING);
+        let by_link = !ends.has_carriers || has(&SENDING);
         match (ends.is_near(pid, name.trim()), receives) {
             (Some(true), false) | (Some(false), true) => account.near += seconds,
             (Some(true), true) if !by_link => account.near += seconds,
@@ -129,11 +130,16 @@ mod tests {
 
     #[test]
     fn work_is_counted_where_it_belongs() {
-        let ends = Ends {
+        let engine = Ends {
             near: [10, 11].into(),
             far: [20].into(),
             client: "redis-benchmark",
             client_is_near: false,
+            has_carriers: true,
+        };
+        let kernel = Ends {
+            has_carriers: false,
+            ..engine.clone()
         };
         let sample = |who: &str, stack: &[&str]| {
             let stack = stack
@@ -142,7 +148,7 @@ mod tests {
             format!("{who} \n{}\n", stack.collect::<String>())
         };
         let backlog = "process_backlog";
-        for (who, stack, engine, kernel) in [
+        for (who, stack, of_engine, of_kernel) in [
             ("redis-server 10", &["epoll_wait"][..], 1.0, 1.0),
             ("engine 11", &[backlog, "packet_sendmsg"], 0.0, 0.0),
             ("engine 11", &[backlog, "tcp_sendmsg"], 1.0, 0.0),
@@ -153,18 +159,13 @@ mod tests {
             ("ksoftirqd/0 13", &["tpacket_rcv", backlog], 1.0, 1.0),
         ] {
             let said = sample(who, stack);
-            for (arm, expected) in [(Arm::Engine, engine), (Arm::Kernel, kernel)] {
-                let account = account(&said, &ends, arm, 1.0);
-                assert!((account.near - expected).abs() < 1e-9, "{said} {arm:?}");
+            for (ends, expected) in [(&engine, of_engine), (&kernel, of_kernel)] {
+                let account = account(&said, ends, 1.0);
+                assert!((account.near - expected).abs() < 1e-9, "{said}");
             }
         }
         let unknown = sample("ksoftirqd/0 13", &[backlog]);
-        let account = account(
-            &[unknown.clone(), unknown].concat(),
-            &ends,
-            Arm::Kernel,
-            1.0,
-        );
+        let account = account(&[unknown.clone(), unknown].concat(), &kernel, 1.0);
         assert!((account.unknown - 2.0).abs() < 1e-9 && account.near < 1e-9);
     }
 }

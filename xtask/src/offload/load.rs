@@ -228,8 +228,9 @@ impl<'n> Scene<'n> {
                 None => "iperf3",
             },
             client_is_near: !near_serves,
+            has_carriers: arm == Arm::Engine,
         };
-        let account = account::read(&file, &ends, arm)?;
+        let account = account::read(&file, &ends)?;
         Ok(Account {
             near: account.near / units,
             unknown: account.unknown / units,

@@ -118,9 +118,9 @@ Usage: cargo xtask bench-offload [--rounds N] [--json FILE] [--link tap|packet|x
 The offload path against kernel TCP between two network namespaces of its own: the kernels over a
 veth; the engine over a TAP device, over that veth by a packet socket, and over another veth by
 AF_XDP, or over one of them. Needs root, ip, ethtool, iperf3 and Redis (make deps). Where perf is
-installed, the CPU time of the near end is also counted with receiving where it belongs. N rounds of each
-row, in turns; 5 by default. FILE is written after each row; rows that it has already, of as many
-rounds, are kept.";
+installed, the CPU time of the near end is also counted with receiving where it belongs. N rounds of
+each row, in turns; 5 by default. FILE is written after each row; rows that it has already, of as
+many rounds, are kept.";
 
 /// Measures, prints the table, and writes the samples where asked. False when something could not
 /// be measured.

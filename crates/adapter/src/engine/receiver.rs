@@ -66,12 +66,12 @@ impl Default for FrameReceiver {
 }
 
 impl FrameReceiver {
-    /// Who verifies checksums.
+    /// How the work with checksums is divided.
     pub(super) fn checksum(&self) -> Checksum {
         self.checksum
     }
 
-    /// Who verifies checksums from here on.
+    /// The work with checksums is divided so from here on.
     pub(super) fn set_checksum(&mut self, checksum: Checksum) {
         self.checksum = checksum;
     }

@@ -87,7 +87,7 @@ pub struct Settings {
     pub lso: bool,
     /// The kernel hands us segments uncut.
     pub lro: bool,
-    /// Who computes and verifies checksums. An xdp link does neither, whatever this says.
+    /// The work with checksums. An xdp link does none of it, whatever this says.
     pub checksum: Checksum,
     /// Payload of large frames is received straight into the program's ring, and headers apart.
     pub split_headers: bool,

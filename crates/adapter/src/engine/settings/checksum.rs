@@ -1,4 +1,4 @@
-//! Who computes and verifies checksums of TCP.
+//! Checksums of TCP: whose work they are.
 
 use std::str::FromStr;
 
@@ -44,7 +44,7 @@ impl Checksum {
         self != Checksum::Off
     }
 
-    /// What a frame's header says, as far as it is believed. Nobody can verify what was never
+    /// A frame's header, as far as it is believed. Nobody can verify a checksum that was never
     /// computed.
     #[inline]
     pub(in crate::engine) fn believed(self, header: VnetHeader) -> ReceiveOffload {

@@ -111,12 +111,11 @@ pub const WORDS: [Word; 28] = [
         repeats: false,
         changes: true,
         is_of_connections: false,
-        meaning: "Who computes checksums, and who verifies those that arrive. on: the link computes \
-            them, and is believed where it says that one is right; the engine verifies the others. \
-            verify: the engine verifies all that were ever computed. trust: nobody verifies any, \
-            so damage on the way is not seen. off: the engine computes and verifies them, and \
-            there is neither lso nor lro. Default on; off on an xdp link, where only trust differs \
-            from it.",
+        meaning: "The work with checksums. on: the link computes them, and is believed where it \
+            says that one that arrived is right; the engine verifies the others. verify: the \
+            engine verifies all that were ever computed. trust: nobody verifies any, so damage on \
+            the way is not seen. off: the engine computes and verifies them, and there is neither \
+            lso nor lro. Default on; off on an xdp link, which has trust besides.",
     },
     Word {
         word: "split-headers",
