@@ -315,11 +315,13 @@ impl Opened {
             number(head, 54, 2),
             number(head, 56, 2),
         );
-        for index in 0..entries.min(ENTRIES_MAX) {
-            let mut entry = [0u8; ENTRY_BYTES];
-            if self.read_at(&mut entry, table.wrapping_add(index * step)) < ENTRY_BYTES {
+        let entries = entries.min(ENTRIES_MAX);
+        let mut headers = Window::of(self);
+        for index in 0..entries {
+            let at = table.wrapping_add(index * step);
+            let Some(entry) = headers.at::<ENTRY_BYTES>(at) else {
                 return Loader::Unknown;
-            }
+            };
             if number(&entry, 0, 4) == u64::from(PT_INTERP) {
                 let mut name = [0u8; 256];
                 let len = (number(&entry, 32, 8) as usize).min(name.len());
@@ -327,7 +329,7 @@ impl Opened {
                 let is_known = |loader| contains(&name[..len], loader);
                 return if !KNOWN_LOADERS.into_iter().any(is_known) {
                     Loader::Foreign
-                } else if self.must_be_first(table, step, entries.min(ENTRIES_MAX)) {
+                } else if must_be_first(&mut headers, table, step, entries) {
                     Loader::Strict
                 } else {
                     Loader::Ours
@@ -336,59 +338,95 @@ impl Opened {
         }
         Loader::None
     }
+}
 
-    /// True for a program that is linked with a library which ends it unless that library comes
-    /// first of all: the run-time part of AddressSanitizer.
-    fn must_be_first(&self, table: u64, step: u64, entries: u64) -> bool {
-        const PT_LOAD: u64 = 1;
-        const PT_DYNAMIC: u64 = 2;
-        const DT_NEEDED: u64 = 1;
-        const DT_STRTAB: u64 = 5;
-        const HEADER_BYTES: usize = 56;
-        /// Entries of the dynamic section that are looked at; ordinary programs have 40.
-        const DYNAMIC_MAX: u64 = 512;
-        let header = |index: u64| {
-            let mut header = [0u8; HEADER_BYTES];
-            let got = self.read_at(&mut header, table.wrapping_add(index * step));
-            (got == HEADER_BYTES).then_some(header)
-        };
-        // Offset, address and length in the file of each segment of a kind.
-        let segments = |kind| {
-            let of_kind = (0..entries).filter_map(header);
-            of_kind
-                .filter(move |header| number(header, 0, 4) == kind)
-                .map(|header| {
-                    let (offset, address) = (number(&header, 8, 8), number(&header, 16, 8));
-                    (offset, address, number(&header, 32, 8))
-                })
-        };
-        let Some((dynamic, _, len)) = segments(PT_DYNAMIC).next() else {
+/// True for a program that is linked with a library which ends it unless that library comes first
+/// of all: the run-time part of AddressSanitizer.
+fn must_be_first(headers: &mut Window<'_>, table: u64, step: u64, entries: u64) -> bool {
+    const PT_LOAD: u64 = 1;
+    const PT_DYNAMIC: u64 = 2;
+    const DT_NEEDED: u64 = 1;
+    const DT_STRTAB: u64 = 5;
+    const HEADER_BYTES: usize = 56;
+    /// Entries of the dynamic section that are looked at; ordinary programs have 40.
+    const DYNAMIC_MAX: u64 = 512;
+    let file = headers.file;
+    // Offset, address and length in the file of the first segment of a kind that will do.
+    let mut segment = |kind, will_do: &dyn Fn(u64, u64) -> bool| {
+        let of_kind = (0..entries).filter_map(|index| {
+            let header = headers.at::<HEADER_BYTES>(table.wrapping_add(index * step))?;
+            let [offset, address, len] = [8, 16, 32].map(|at| number(&header, at, 8));
+            let is_one = number(&header, 0, 4) == kind && will_do(address, len);
+            is_one.then_some((offset, address, len))
+        });
+        { of_kind }.next()
+    };
+    let Some((dynamic, _, len)) = segment(PT_DYNAMIC, &|_, _| true) else {
+        return false;
+    };
+    let mut entries = Window::of(file);
+    let mut tags = (0..(len / 16).min(DYNAMIC_MAX)).map_while(|index| {
+        let entry = entries.at::<16>(dynamic.wrapping_add(index * 16))?;
+        Some((number(&entry, 0, 8), number(&entry, 8, 8)))
+    });
+    let Some((_, strings)) = tags.find(|(tag, _)| *tag == DT_STRTAB) else {
+        return false;
+    };
+    let holds = |address: u64, len: u64| strings.checked_sub(address).is_some_and(|at| at < len);
+    let Some((offset, address, _)) = segment(PT_LOAD, &holds) else {
+        return false;
+    };
+    let strings = (strings - address).wrapping_add(offset);
+    let mut names = Window::of(file);
+    (0..(len / 16).min(DYNAMIC_MAX)).any(|index| {
+        let Some(entry) = entries.at::<16>(dynamic.wrapping_add(index * 16)) else {
             return false;
         };
-        let tags = |wanted| {
-            let all = (0..(len / 16).min(DYNAMIC_MAX)).map_while(|index| {
-                let mut entry = [0u8; 16];
-                let got = self.read_at(&mut entry, dynamic.wrapping_add(index * 16));
-                (got == entry.len()).then(|| (number(&entry, 0, 8), number(&entry, 8, 8)))
-            });
-            all.filter(move |(tag, _)| *tag == wanted)
-                .map(|(_, value)| value)
+        if number(&entry, 0, 8) != DT_NEEDED {
+            return false;
+        }
+        let name = names.some(strings.wrapping_add(number(&entry, 8, 8)), NAME_BYTES);
+        FIRST_LIBRARIES.iter().any(|first| name.starts_with(first))
+    })
+}
+
+/// A file, of which one piece at a time is read.
+struct Window<'a> {
+    file: &'a Opened,
+    begin: u64,
+    len: usize,
+    bytes: [u8; WINDOW_BYTES],
+}
+
+impl<'a> Window<'a> {
+    fn of(file: &'a Opened) -> Window<'a> {
+        let (begin, len, bytes) = (0, 0, [0; WINDOW_BYTES]);
+        Window {
+            file,
+            begin,
+            len,
+            bytes,
+        }
+    }
+
+    /// So many bytes from `offset` on, or as many as there are.
+    fn some(&mut self, offset: u64, count: usize) -> &[u8] {
+        let within = offset.checked_sub(self.begin);
+        let within = within.and_then(|at| usize::try_from(at).ok());
+        let from = match within.filter(|at| self.len.saturating_sub(*at) >= count) {
+            Some(from) => from,
+            None => {
+                self.begin = offset;
+                self.len = self.file.read_at(&mut self.bytes, offset);
+                0
+            }
         };
-        let strings = tags(DT_STRTAB).next().and_then(|strings| {
-            let holds = |&(_, address, len): &(u64, u64, u64)| {
-                strings.checked_sub(address).is_some_and(|at| at < len)
-            };
-            let (offset, address, _) = segments(PT_LOAD).find(holds)?;
-            Some((strings - address).wrapping_add(offset))
-        });
-        let Some(strings) = strings else { return false };
-        tags(DT_NEEDED).any(|name| {
-            let mut text = [0u8; 64];
-            let len = self.read_at(&mut text, strings.wrapping_add(name));
-            FIRST_LIBRARIES
-                .iter()
-                .any(|first| text[..len].starts_with(first))
-        })
+        &self.bytes[from..self.len.min(from + count)]
+    }
+
+    /// `N` bytes from `offset` on; `None` where the file has ended.
+    fn at<const N: usize>(&mut self, offset: u64) -> Option<[u8; N]> {
+        self.some(offset, N).first_chunk().copied()
     }
 }
 
@@ -511,6 +549,11 @@ const KNOWN_LOADERS: [&[u8]; 2] = [b"/ld-linux", b"/ld-musl-"];
 /// How the names of libraries begin that end a program unless they come first: AddressSanitizer of
 /// GCC and of Clang.
 const FIRST_LIBRARIES: [&[u8]; 2] = [b"libasan.so", b"libclang_rt.asan"];
+/// As much of a name as tells it.
+const NAME_BYTES: usize = 64;
+/// Holds the program headers of an ordinary program, or its dynamic section; there are three on the
+/// stack at a time.
+const WINDOW_BYTES: usize = 1024;
 /// The file name under which `toehold run` installs this library.
 const LIBRARY: &[u8] = b"libtoehold.so";
 const OPEN_FLAGS: c_int = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK;
