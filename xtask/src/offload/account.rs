@@ -105,13 +105,12 @@ fn account(said: &str, ends: &Ends<'_>, seconds: f64) -> Account {
     account
 }
 
-/// The kernel's functions on the way of a frame from a device to whoever receives it.
-const RECEIVING: [&str; 6] = [
-    "__netif_receive_skb_core.constprop.0",
-    "__netif_receive_skb_one_core",
-    "process_backlog",
-    "netif_receive_skb_internal",
+/// The kernel's functions in which all receiving is: the software interrupt, and past it, for a TAP
+/// device, both ways.
+const RECEIVING: [&str; 4] = [
+    "net_rx_action",
     "netif_receive_skb",
+    "__netif_receive_skb_one_core",
     "tun_net_xmit",
 ];
 /// Those by which the engine gives a frame to its link: packet(7), AF_XDP, TAP.
@@ -147,7 +146,7 @@ mod tests {
                 .map(|symbol| format!("\tffffffff81 {symbol}\n"));
             format!("{who} \n{}\n", stack.collect::<String>())
         };
-        let backlog = "process_backlog";
+        let backlog = "net_rx_action";
         for (who, stack, of_engine, of_kernel) in [
             ("redis-server 10", &["epoll_wait"][..], 1.0, 1.0),
             ("engine 11", &[backlog, "packet_sendmsg"], 0.0, 0.0),
