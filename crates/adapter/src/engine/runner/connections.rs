@@ -125,6 +125,7 @@ impl Runner {
                 opened => return opened,
             }
         }
+        self.note_exhausted(remote);
         Err(ConnectError::NoPortLeft)
     }
 

@@ -28,6 +28,8 @@ pub(super) struct Shared {
     awake_due: Option<Clock>,
     /// Connections of programs may go out.
     goes_out: bool,
+    /// Remotes towards which no port was left, and when to look again.
+    exhausted: BTreeMap<SocketAddr, Clock>,
 }
 
 impl Shared {
@@ -126,12 +128,30 @@ impl Runner {
         }
     }
 
+    /// No port is left towards a remote. A client of many short connections would have all of them
+    /// looked at for each.
+    pub(super) fn note_exhausted(&mut self, remote: SocketAddr) {
+        let now = Clock::now();
+        let exhausted = &mut self.shared.exhausted;
+        if exhausted.len() >= EXHAUSTED_MAX {
+            exhausted.retain(|_, until| *until > now);
+        }
+        if exhausted.len() < EXHAUSTED_MAX {
+            exhausted.insert(remote, now + LOOK_INTERVAL);
+        }
+    }
+
+    fn is_exhausted(&self, remote: SocketAddr) -> bool {
+        let until = self.shared.exhausted.get(&remote);
+        until.is_some_and(|until| *until > Clock::now())
+    }
+
     /// The shared address that a connection to a remote is to go out from; `None` where it is the
     /// kernel's.
     pub(super) fn outgoing_source(&self, request: &Request) -> Option<IpAddr> {
         // A port of the program's choice is one of the kernel's.
         let is_free = request.local_port == 0 && request.carrier.ip() == Ipv4Addr::LOCALHOST;
-        if !is_free || !self.shared.goes_out {
+        if !is_free || !self.shared.goes_out || self.is_exhausted(request.remote) {
             return None;
         }
         let source = self.link.source_for(request.remote.ip())?;
@@ -216,7 +236,9 @@ impl Runner {
 /// How often a thread says that it is awake: it may be late by as much again.
 const AWAKE_INTERVAL: Duration = Duration::from_secs(1);
 const _: () = assert!(2 * AWAKE_INTERVAL.as_secs() < SILENCE_MAX.as_secs());
-/// How often to look at ports that only have connections left.
+/// How often to look at ports that only have connections left, or that none was free of.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// Remotes that are remembered: more are looked at anew.
+const EXHAUSTED_MAX: usize = 1_024;
 /// Each is some system calls.
 const QUESTIONS_PER_TURN: usize = 16;
