@@ -98,6 +98,19 @@ impl Stage {
         command
     }
 
+    /// Has the far kernel compute checksums, and cut its segments, itself. False, said aloud, where
+    /// that cannot be.
+    pub(crate) fn far_computes_checksums(&self) -> bool {
+        if host::program("ethtool").is_none() {
+            host::skipped("ethtool is not installed");
+            return false;
+        }
+        let mut ethtool = self.network.far("ethtool");
+        let done = ethtool.args(["-K", "toe0", "tx", "off"]).output();
+        assert!(done.is_ok_and(|done| done.status.success()));
+        true
+    }
+
     /// A far server that says when it listens.
     pub(crate) fn far_server(&self, arguments: &[&str]) -> Running {
         listening(self.far("far-server", arguments))

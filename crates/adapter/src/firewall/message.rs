@@ -15,14 +15,17 @@ pub(super) enum Change {
 
 /// The changes that a datagram tells of.
 pub(super) fn changes(datagram: &[u8]) -> impl Iterator<Item = Change> + '_ {
-    let mut rest = datagram;
+    messages(datagram).filter_map(change)
+}
+
+/// The messages of a datagram, each with its whole header.
+pub(super) fn messages(mut rest: &[u8]) -> impl Iterator<Item = &[u8]> {
     std::iter::from_fn(move || {
         let length = u32_at(rest, 0)? as usize;
         let message = rest.get(..length).filter(|_| length >= HEADER_BYTES)?;
         rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
         Some(message)
     })
-    .filter_map(change)
 }
 
 fn change(message: &[u8]) -> Option<Change> {
@@ -55,11 +58,11 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
 }
 
 /// `struct nlmsghdr`.
-const HEADER_BYTES: usize = 16;
+pub(super) const HEADER_BYTES: usize = 16;
 /// `struct nfgenmsg`, whose first byte is the family.
-const FAMILY_BYTES: usize = 4;
+pub(super) const FAMILY_BYTES: usize = 4;
 /// `NFNL_SUBSYS_NFTABLES`.
-const NFTABLES: u8 = 10;
+pub(super) const NFTABLES: u8 = 10;
 /// `NFT_MSG_NEWRULE`, `NFT_MSG_DELRULE`, `NFT_MSG_NEWGEN`.
 const NEW_RULE: u8 = 6;
 const REMOVED_RULE: u8 = 8;
@@ -68,4 +71,4 @@ const NEW_GENERATION: u8 = 15;
 const RULE_TABLE: u16 = 1;
 const RULE_CHAIN: u16 = 2;
 const RULE_HANDLE: u16 = 3;
-const RULE_EXPRESSIONS: u16 = 4;
+pub(super) const RULE_EXPRESSIONS: u16 = 4;

@@ -14,6 +14,7 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, send, socket_with,
 };
 
+use super::message::{FAMILY_BYTES, HEADER_BYTES, NFTABLES, RULE_EXPRESSIONS, messages};
 use super::{DATAGRAM_BYTES_MAX, NFTABLES_GROUP, RECEIVE_BYTES};
 use crate::attributes::{attribute, attributes, number};
 
@@ -131,15 +132,6 @@ fn has_rule() -> io::Result<bool> {
     }
 }
 
-fn messages(mut rest: &[u8]) -> impl Iterator<Item = &[u8]> {
-    std::iter::from_fn(move || {
-        let length = u32::from_ne_bytes(rest.get(..4)?.try_into().ok()?) as usize;
-        let message = rest.get(..length).filter(|_| length >= HEADER_BYTES)?;
-        rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
-        Some(message)
-    })
-}
-
 /// Whether a rule gives connections another source.
 fn gives_source(rule: &[u8]) -> bool {
     let expressions = attribute(rule, RULE_EXPRESSIONS).unwrap_or_default();
@@ -172,14 +164,10 @@ fn has_table() -> bool {
 
 const TARGETS: [&[u8]; 3] = [b"MASQUERADE", b"SNAT", b"NETMAP"];
 
-/// `struct nlmsghdr`, and with `struct nfgenmsg`.
-const HEADER_BYTES: usize = 16;
-const QUESTION_BYTES: usize = 20;
-/// `NFT_MSG_GETRULE` and `NFNL_SUBSYS_NFTABLES`.
+const QUESTION_BYTES: usize = HEADER_BYTES + FAMILY_BYTES;
+/// `NFT_MSG_GETRULE`.
 const GET_RULE: u8 = 7;
-const NFTABLES: u8 = 10;
-/// `NFTA_RULE_EXPRESSIONS`, `NFTA_EXPR_NAME`, `NFTA_EXPR_DATA`.
-const RULE_EXPRESSIONS: u16 = 4;
+/// `NFTA_EXPR_NAME`, `NFTA_EXPR_DATA`.
 const EXPRESSION_NAME: u16 = 1;
 const EXPRESSION_DATA: u16 = 2;
 /// `NFTA_NAT_TYPE`, `NFT_NAT_SNAT`, `NFTA_TARGET_NAME`.
