@@ -28,12 +28,15 @@ struct Shared {
 }
 
 impl Activation {
-    /// Listens in this runtime directory for the adapters of this command.
+    /// Listens in this runtime directory for the adapters of this command. A socket that is there
+    /// goes, as systemd has it.
     ///
     /// # Panics
     /// When there is no socket to be had.
     pub fn start(toehold: &Path, runtime: &Path) -> Activation {
-        let socket = listen(&runtime.join("adapter.sock")).expect("a socket");
+        let path = runtime.join("adapter.sock");
+        let _ = std::fs::remove_file(&path);
+        let socket = listen(&path).expect("a socket");
         let shared = Arc::new(Shared::default());
         let (toehold, runtime): (PathBuf, PathBuf) = (toehold.into(), runtime.into());
         let manage = {

@@ -157,8 +157,16 @@ impl Toehold {
             ..Toehold::absent()
         };
         toehold.make_runtime();
-        let activation = Activation::start(&toehold.product.command, &toehold.runtime());
+        let activation = toehold.activate();
         (toehold, activation)
+    }
+
+    /// A service manager takes the place where programs look for the adapter, which may run.
+    ///
+    /// # Panics
+    /// When there is no socket to be had.
+    pub fn activate(&self) -> Activation {
+        Activation::start(&self.product.command, &self.runtime())
     }
 
     fn start_for(user: Option<String>) -> Toehold {

@@ -267,3 +267,22 @@ fn a_killed_adapter_comes_back_for_a_program_that_runs() {
     assert!(is_back, "nobody has asked for an adapter");
     two.assert_in_memory(&toehold, 2);
 }
+
+/// A service manager begins to listen in the place of an adapter that runs: that leaves, and its
+/// programs come to the manager's.
+#[test]
+fn an_adapter_gives_way_to_that_of_a_service_manager() {
+    let mut toehold = Toehold::start();
+    let mut two = Two::start(&toehold);
+    two.open_connection();
+    two.assert_in_memory(&toehold, 1);
+    let manager = toehold.activate();
+    two.open_connection();
+    let is_here = two.talk_until(|| manager.started() > 0);
+    assert!(is_here, "nobody has asked for an adapter");
+    two.assert_in_memory(&toehold, 2);
+    let left = toehold.adapter().wait(TIME_LIMIT);
+    let outputs = toehold.adapter().outputs();
+    assert!(left.is_some_and(|status| status.success()), "{outputs}");
+    assert_eq!(manager.started(), 1);
+}

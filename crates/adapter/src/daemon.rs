@@ -31,7 +31,7 @@ use crate::engine::settings::Settings;
 use crate::entropy;
 use crate::epoll::EVENTS_PER_TURN;
 use crate::firewall::Firewall;
-use crate::listener::{Hidden, ListenError, Listener};
+use crate::listener::{Hidden, ListenError, Listener, Watch};
 use crate::pressure::Pressure;
 use crate::regions::Regions;
 use crate::registry::{ClientId, Limits, Policy, Registry, UserLimits};
@@ -197,6 +197,8 @@ pub enum Error {
         runtime_dir: PathBuf,
         /// Its process id, when known.
         pid: Option<u32>,
+        /// It has not made room for a service manager's.
+        stays: bool,
     },
     /// The TCP engine does not start, and [`Options::engine_required`] asks for it.
     Engine(String),
@@ -216,13 +218,21 @@ impl fmt::Display for Error {
         match self {
             Error::RuntimeDir(error) => error.fmt(out),
             Error::Engine(why) => write!(out, "no TCP engine: {why}"),
-            Error::AlreadyRunning { runtime_dir, pid } => {
+            Error::AlreadyRunning {
+                runtime_dir,
+                pid,
+                stays,
+            } => {
                 write!(
                     out,
                     "an adapter is already running for {}",
                     runtime_dir.display()
                 )?;
-                pid.map_or(Ok(()), |pid| write!(out, ", pid {pid}"))
+                pid.map_or(Ok(()), |pid| write!(out, ", pid {pid}"))?;
+                match stays {
+                    true => out.write_str("; it does not leave (has it a TCP engine?): end it"),
+                    false => Ok(()),
+                }
             }
             Error::Os {
                 action,
@@ -278,7 +288,8 @@ pub fn run(options: Options) -> Result<(), Error> {
 pub struct Daemon {
     options: Options,
     poller: Poller,
-    listener: Listener,
+    /// Tells when a service manager may have put its socket in the place of ours.
+    watch: Option<Watch>,
     /// A descriptor to give up when there are no more, so that a client can still be turned away.
     spare: Option<File>,
     /// The place of the next descriptor that a client shows.
@@ -315,6 +326,8 @@ pub struct Daemon {
     weighed: Option<Instant>,
     shares_beyond_one: usize,
     log: Log,
+    /// Dropped last: the next adapter takes its lock, and then finds our clients without us.
+    listener: Listener,
 }
 
 impl Daemon {
@@ -348,10 +361,12 @@ impl Daemon {
             runtime_dir: options.runtime_dir.clone(),
             source,
         })?;
+        let stays = passed.is_some();
         let listener = Listener::bind(&dir, passed).map_err(|error| match error {
             ListenError::AlreadyRunning(pid) => Error::AlreadyRunning {
                 runtime_dir: options.runtime_dir.clone(),
                 pid,
+                stays,
             },
             ListenError::Os(action, source) => Error::Os {
                 action,
@@ -364,6 +379,16 @@ impl Daemon {
             runtime_dir: options.runtime_dir.clone(),
             source,
         })?;
+        // The system adapter's place is root's to give, and its calls are filtered.
+        let watch = listener.watch().filter(|_| !options.is_system);
+        if let Some(watch) = &watch {
+            let watched = poller.watch(watch.as_fd(), Source::Directory);
+            watched.map_err(|source| Error::Os {
+                action: "watch",
+                runtime_dir: options.runtime_dir.clone(),
+                source,
+            })?;
+        }
         let [pair_numbers, ..] = entropy::bits().map_err(|source| Error::Os {
             action: "get random numbers for",
             runtime_dir: options.runtime_dir.clone(),
@@ -416,7 +441,7 @@ impl Daemon {
         }
         let mut daemon = Daemon {
             poller,
-            listener,
+            watch,
             spare: spare_descriptor(),
             room: spare_descriptor(),
             engine,
@@ -441,6 +466,7 @@ impl Daemon {
             weighed: None,
             shares_beyond_one: 0,
             log,
+            listener,
             options,
         };
         daemon.admit_engine();
@@ -495,6 +521,10 @@ impl Daemon {
 
     fn serve_clients(&mut self) -> Result<(), Error> {
         let mut events = Vec::with_capacity(EVENTS_PER_TURN);
+        // It may have come before we watched.
+        if self.watch.is_some() && self.is_to_give_way() {
+            return Ok(());
+        }
         loop {
             let timeout = self.timeout();
             let waited = self.poller.wait(&mut events, timeout);
@@ -507,6 +537,8 @@ impl Daemon {
                     }
                     Source::Reload => self.handle_reload(),
                     Source::Firewall => self.handle_firewall(),
+                    Source::Directory if self.is_to_give_way() => return Ok(()),
+                    Source::Directory => {}
                     Source::Listener => self.handle_arrivals(),
                     Source::Client(id) => self.handle_client(id, event),
                     Source::Process(id) => self.handle_process_end(id),
@@ -583,6 +615,26 @@ impl Daemon {
     fn is_idle_for_long(&self) -> bool {
         let idle = self.options.idle_exit;
         idle.is_some_and(|idle| self.has_no_client() && self.idle_since.elapsed() >= idle)
+    }
+
+    /// Whether a service manager's adapter is to take our place, as its socket has done already. An
+    /// adapter with an engine stays: the engine's connections would end.
+    fn is_to_give_way(&mut self) -> bool {
+        if let Some(watch) = &self.watch {
+            watch.clear();
+        }
+        if !self.listener.is_displaced() {
+            return false;
+        }
+        let gives_way = self.engine.is_none();
+        self.log.say("place", || {
+            let does = match gives_way {
+                true => "leaving",
+                false => "the connections of the TCP engine go on, new programs do not come here",
+            };
+            format!("another socket has taken the place of ours: {does}")
+        });
+        gives_way
     }
 
     /// Whether nobody has come while we were about to leave; takes in who has.

@@ -5,10 +5,11 @@
 //!
 //! A service manager may have bound the socket, which it keeps: clients wait in its queue while no
 //! adapter runs, and the manager starts one for them (systemd.socket(5)). Then the adapter neither
-//! hides nor removes the socket file.
+//! hides nor removes the socket file. A manager puts its socket in the place of one that is there.
+//! The adapter of that one leaves, and the manager's waits for the lock meanwhile.
 
 use crate::runtime_dir::RuntimeDir;
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, flock, inotify};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::ffi::{OsStr, OsString};
@@ -18,6 +19,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// The listening socket, bound where clients look for it, and the lock that makes it ours.
 #[derive(Debug)]
@@ -45,7 +48,20 @@ impl Listener {
     /// Takes the directory and listens in it: on a socket of its own, or on the one that a service
     /// manager has passed.
     pub(crate) fn bind(dir: &RuntimeDir, passed: Option<OwnedFd>) -> Result<Listener, ListenError> {
-        let lock = take_lock(&dir.path().join(LOCK_NAME))?;
+        let deadline = Instant::now()
+            + if passed.is_some() {
+                LEAVE_TIME
+            } else {
+                Duration::ZERO
+            };
+        let lock = loop {
+            match take_lock(&dir.path().join(LOCK_NAME)) {
+                Err(ListenError::AlreadyRunning(_)) if Instant::now() < deadline => {
+                    thread::sleep(LOCK_RETRY);
+                }
+                taken => break taken?,
+            }
+        };
         let path = dir.socket_path();
         let mode = if dir.is_system() { 0o666 } else { 0o600 };
         let is_passed = passed.is_some();
@@ -108,10 +124,45 @@ impl Listener {
         }
     }
 
+    /// Tells when something comes to the directory, which may be a socket in the place of ours:
+    /// [`Listener::is_displaced`]. A service manager's socket is in nobody's place.
+    pub(crate) fn watch(&self) -> Option<Watch> {
+        let directory = self.path.parent().filter(|_| !self.is_passed)?;
+        let flags = inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK;
+        let watch = inotify::init(flags).ok()?;
+        let kinds = inotify::WatchFlags::CREATE | inotify::WatchFlags::MOVED_TO;
+        inotify::add_watch(&watch, directory, kinds).ok()?;
+        Some(Watch(watch))
+    }
+
+    /// Whether another socket has taken the place of ours, so that no new client finds us.
+    pub(crate) fn is_displaced(&self) -> bool {
+        inode_at(&self.path).is_ok_and(|inode| inode != self.inode)
+    }
+
     /// True unless the socket file is a service manager's, which may also have put its own in the
     /// place of ours.
     fn is_to_be_removed(&self) -> bool {
         !self.is_passed && inode_at(&self.path).is_ok_and(|inode| inode == self.inode)
+    }
+}
+
+/// Readable when something has come to the directory.
+#[derive(Debug)]
+pub(crate) struct Watch(OwnedFd);
+
+impl Watch {
+    /// Forgets the events that have come: the directory tells all that they would.
+    pub(crate) fn clear(&self) {
+        let mut events = [0u8; 4096];
+        // The descriptor does not block.
+        while rustix::io::read(&self.0, &mut events).is_ok_and(|count| count > 0) {}
+    }
+}
+
+impl AsFd for Watch {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 
@@ -285,6 +336,9 @@ pub(crate) fn check(result: libc::c_int) -> io::Result<()> {
 
 /// File that the adapter of a runtime directory keeps locked; holds its process id.
 const LOCK_NAME: &str = "adapter.lock";
+/// How long an adapter with a service manager's socket waits for one without to leave.
+const LEAVE_TIME: Duration = Duration::from_secs(2);
+const LOCK_RETRY: Duration = Duration::from_millis(5);
 /// Connections the kernel keeps for us while we are busy.
 const BACKLOG: i32 = 4096;
 
@@ -312,6 +366,38 @@ mod tests {
         rustix::net::bind(&socket, &address).expect("bound");
         rustix::net::listen(&socket, 1).expect("it listens");
         Listener::bind(dir, Some(socket))
+    }
+
+    #[test]
+    fn a_service_managers_socket_displaces_another_and_waits_for_its_lock() {
+        let scratch = tempfile::tempdir().expect("scratch directory");
+        let dir = RuntimeDir::open_or_create(&scratch.path().join("toehold")).expect("directory");
+        let own = Listener::bind(&dir, None).expect("listener");
+        let watch = own.watch().expect("a watch");
+        let is_told = |watch: &Watch| {
+            let is_told = rustix::io::ioctl_fionread(watch).expect("a number") > 0;
+            watch.clear();
+            is_told
+        };
+        assert!(!is_told(&watch) && !own.is_displaced());
+        fs::remove_file(dir.socket_path()).expect("it is there");
+        assert!(!own.is_displaced());
+        let name = dir.socket_path();
+        let name = name.file_name().expect("a name").to_string_lossy();
+        let refused = passed(&dir, &name).expect_err("the lock is held");
+        let pid = Some(std::process::id());
+        assert!(matches!(refused, ListenError::AlreadyRunning(it) if it == pid));
+        assert!(is_told(&watch) && own.is_displaced());
+        // It leaves while the other waits.
+        fs::remove_file(dir.socket_path()).expect("it is there");
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                thread::sleep(LOCK_RETRY);
+                drop(own);
+            });
+            let listener = passed(&dir, &name).expect("listener");
+            assert!(listener.watch().is_none() && !listener.is_displaced());
+        });
     }
 
     #[test]

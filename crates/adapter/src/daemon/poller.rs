@@ -33,6 +33,8 @@ pub(super) enum Source {
     Reload,
     /// The kernel tells of firewall rules.
     Firewall,
+    /// Something has come to the runtime directory.
+    Directory,
 }
 
 /// One event.
@@ -170,6 +172,7 @@ fn token_of(source: Source) -> u64 {
         Source::Stop => TAG_STOP,
         Source::Reload => 1 << 2 | TAG_STOP,
         Source::Firewall => 2 << 2 | TAG_STOP,
+        Source::Directory => 3 << 2 | TAG_STOP,
     }
 }
 
@@ -181,6 +184,7 @@ fn source_of(token: u64) -> Source {
         TAG_LISTENER => Source::Listener,
         _ if id.0 == 1 => Source::Reload,
         _ if id.0 == 2 => Source::Firewall,
+        _ if id.0 == 3 => Source::Directory,
         _ => Source::Stop,
     }
 }
