@@ -41,6 +41,7 @@ files >"$2/before"
 
 within dpkg -i /root/toehold.deb >"$2/install.log" 2>&1 || { cat "$2/install.log"; fail "not installed"; }
 for file in usr/bin/toehold usr/lib/toehold/libtoehold.so lib/systemd/system/toehold-adapter.service \
+    usr/lib/systemd/user/toehold-adapter.service usr/lib/systemd/user/toehold-adapter.socket \
     etc/toehold/toehold.conf usr/share/bash-completion/completions/toehold; do
     [ -e "$root/$file" ] || fail "/$file is missing"
 done
@@ -51,8 +52,12 @@ for page in man1/toehold.1 man1/toehold-run.1 man5/toehold.conf.5 man5/toehold-e
 done
 [ -L "$root/etc/systemd/system/multi-user.target.wants/toehold-adapter.service" ] ||
     fail "the adapter does not start at boot"
+[ -z "$(find "$root/etc/systemd/user" -name 'toehold*')" ] ||
+    fail "each user has an adapter of their own without a wish"
 grep -q '^ExecStart=/usr/bin/toehold ' "$root/lib/systemd/system/toehold-adapter.service" ||
     fail "the unit names another program"
+grep -q '^ExecStart=/usr/bin/toehold ' "$root/usr/lib/systemd/user/toehold-adapter.service" ||
+    fail "the unit of users names another program"
 [ "$(within toehold --version)" = "toehold $(dpkg-deb -f "$package" Version)" ] ||
     fail "another version than the package's"
 within toehold rules --system | grep -q 'no rules in /etc/toehold/toehold.conf' ||

@@ -40,11 +40,16 @@ END
 rm debian/copyright.head
 mkdir -p debian/source
 echo '3.0 (native)' >debian/source/format
-# The unit names the place where `make install` puts the program by default.
-sed 's|/usr/local/bin/|/usr/bin/|' "$source/contrib/systemd/toehold-adapter.service" \
+# The units name the place where `make install` puts the program by default.
+in_usr='s|/usr/local/bin/|/usr/bin/|'
+sed "$in_usr" "$source/contrib/systemd/toehold-adapter.service" \
     >debian/toehold.toehold-adapter.service
+mkdir user
+for unit in "$source"/contrib/systemd/user/*; do
+    sed "$in_usr" "$unit" >"user/${unit##*/}"
+done
 cp "$source/contrib/toehold.conf" .
-echo 'toehold.conf etc/toehold' >debian/toehold.install
+printf '%s\n' 'toehold.conf etc/toehold' 'user usr/lib/systemd' >debian/toehold.install
 # Where debhelper does not look for a changelog of its own.
 mkdir manual
 cp -r "$source/README.md" "$source/CHANGELOG.md" "$source/docs" manual
