@@ -317,6 +317,18 @@ fn a_child_of_vfork_gives_a_connection_to_another_program_under_another_number()
 }
 
 #[test]
+fn a_connection_that_is_standard_input_of_a_static_program_goes_through_shared_memory() {
+    if host::require(["cc", "musl-gcc"]).is_none() {
+        return;
+    }
+    check_in_each_and(&["-static"], "standard.c", |toehold, compiler| {
+        let all = toehold.connections();
+        let are_direct = all.iter().all(Connection::is_direct);
+        assert!(are_direct && all.len() == 2, "{compiler}: {all:?}");
+    });
+}
+
+#[test]
 fn restartable_sequences_are_restarted_in_patched_and_dynamic_programs() {
     check_static("sections.c");
     check_dynamic("sections.c");

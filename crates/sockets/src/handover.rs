@@ -237,8 +237,8 @@ pub fn before_exec(follows: bool) -> Departure {
             return;
         }
         if borrowed {
+            lend_to_program(connection);
             holders::count_out(entry, None);
-            service::lend(connection);
             return;
         }
         // Other connections that a forked child still has are leaks rather than gifts, as far as
@@ -285,15 +285,39 @@ pub fn before_exec(follows: bool) -> Departure {
 
 /// A child is about to execute a program, without our seeing it: what stays open there is lent.
 pub fn before_spawn() {
+    before_child(lend_to_program);
+}
+
+/// As [`before_spawn`], where the child's own calls come to us. Which connections are its standard
+/// streams is known when it executes the program: until then they stay in their rings, because a
+/// peer can be asked for unread bytes by a ring only.
+pub fn before_vfork() {
+    before_child(|connection| {
+        if !is_standard(connection) {
+            service::lend(connection);
+        }
+    });
+}
+
+fn before_child(each: impl Fn(&Connection)) {
     descriptors::share_fresh(ToWhom::Program);
     if !process::is_started() || table::table().is_none() {
         return;
     }
     each_survivor(|connection, is_first| {
         if is_first {
-            service::lend(connection);
+            each(connection);
         }
     });
+}
+
+/// A program that we do not serve gets the connection beside this one. Unread bytes of a standard
+/// stream are for that program.
+fn lend_to_program(connection: &Connection) {
+    match is_standard(connection) {
+        true => service::quiesce(connection, Reason::Passed),
+        false => service::lend(connection),
+    }
 }
 
 /// It did not become one.
@@ -478,8 +502,10 @@ fn create_handover() -> Option<(OwnedFd, Handover)> {
 /// Calls `each` with every connection's descriptors that stay open over an exec, and whether it is
 /// the connection's first.
 fn each_survivor(mut each: impl FnMut(&Connection, bool)) {
+    // A `vfork` child may have another file there.
+    let is_sure = !process::borrowed_memory();
     descriptors::for_each(0, u32::MAX, |fd, kind| {
-        if kind != Kind::Connection || closes_on_exec(fd) {
+        if kind != Kind::Connection || closes_on_exec(fd) || !(is_sure || is_socket(fd)) {
             return;
         }
         let Some(connection) = connection::at(fd) else {
@@ -505,11 +531,19 @@ fn closes_on_exec(fd: i32) -> bool {
     flags < 0 || flags as i32 & libc::FD_CLOEXEC != 0
 }
 
+fn is_socket(fd: i32) -> bool {
+    // SAFETY: open, by the callers' looks.
+    let status = memfd::status(unsafe { BorrowedFd::borrow_raw(fd) });
+    status.is_ok_and(|status| status.st_mode & libc::S_IFMT == libc::S_IFSOCK)
+}
+
 /// True when standard input, output or error is this connection: stdio inside libc reads and writes
 /// them past us.
 fn is_standard(connection: &Connection) -> bool {
+    let is_sure = !process::borrowed_memory();
     (0..3).any(|fd| {
         !closes_on_exec(fd)
+            && (is_sure || is_socket(fd))
             && connection::at(fd).is_some_and(|known| known.index == connection.index)
     })
 }

@@ -102,7 +102,8 @@ pub use adapter::{set_runtime_directory, trust_adapter_of};
 pub use confinement::{confine, is_allowed, is_confined, leave_to_namespaces};
 pub use express::want_express;
 pub use handover::{
-    Departure, before_exec, before_spawn, exec_failed, holds_connections, take_over_from,
+    Departure, before_exec, before_spawn, before_vfork, exec_failed, holds_connections,
+    take_over_from,
 };
 pub use lifecycle::{after_fork_in_child, after_fork_in_parent, before_fork, ending, start};
 pub use offload::liveness::say_what_is_set;

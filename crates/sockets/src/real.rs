@@ -115,6 +115,11 @@ fn find_cancelling() -> Cancelling {
     }
 }
 
+/// True when the process has a libc, whose stdio makes its system calls past the library.
+pub fn has_stdio() -> bool {
+    slots::read.get().is_some()
+}
+
 /// True when the process has a libc, and it is known where that keeps `errno`.
 pub fn has_libc() -> bool {
     slots::read.get().is_some() && errno::is_libc_s()

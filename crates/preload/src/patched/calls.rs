@@ -3,7 +3,7 @@
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use toehold_sockets::before_spawn;
+use toehold_sockets::before_vfork;
 
 use super::area;
 use super::cancellation;
@@ -164,7 +164,7 @@ unsafe fn handle_in_slot(frame: &mut Frame, slot: &Slot) -> Verdict {
         // SAFETY: the caller's promise.
         None | Some(Birth::Process) => unsafe { ask(frame) },
         Some(Birth::Guest) => {
-            before_spawn();
+            before_vfork();
             // Relaxed: as in `handle_as_guest`.
             slot.waiting.store(raw::thread(), Ordering::Relaxed);
             Verdict::Pass

@@ -149,7 +149,7 @@ fn track_duplicate(from: c_int, to: c_int) {
     errno::keep(|| {
         if !process::borrowed_memory() {
             closing::duplicate(from, to);
-            if to < 3 {
+            if to < 3 && real::has_stdio() {
                 becomes_standard(to);
             }
             if let (Some(c), Kind::Foreign) = (connection::at(from), descriptors::kind(to)) {
@@ -166,6 +166,8 @@ fn track_duplicate(from: c_int, to: c_int) {
 /// `to`, a standard stream's descriptor, is a duplicate now: `printf` and `fgets` read and write it
 /// inside libc, past us. So both directions have to be the carrier's, for good. Unread bytes in the
 /// ring cannot follow standard input; beside standard output it is read as before.
+///
+/// A static program's own stdio makes its calls at patched sites, like all of the program.
 fn becomes_standard(to: c_int) {
     let Some(c) = connection::at(to) else {
         return;
