@@ -121,11 +121,11 @@ pub(crate) unsafe fn call(
             libc::SYS_mlockall => api::mlockall(fd).into(),
             libc::SYS_munlockall => api::munlockall().into(),
             libc::SYS_prctl => {
-                before_prctl(fd, b);
+                before_prctl(fd, b, c);
                 real::syscall(number, a, b, c, d, e, f)
             }
             libc::SYS_seccomp => {
-                before_seccomp(a);
+                before_seccomp(a, b, c);
                 real::syscall(number, a, b, c, d, e, f)
             }
             libc::SYS_bind => api::bind(fd, b as _, c as libc::socklen_t).into(),

@@ -1,7 +1,11 @@
 //! The calls by which a program confines itself (seccomp(2)), or its children to another pid
 //! namespace: the library leaves before.
+//!
+//! Not every such call sets a filter. libseccomp asks what the kernel has by calls that must fail,
+//! when a program is loaded with it, or when it first uses it: container engines and systemd's own
+//! programs do so.
 
-use core::ffi::c_int;
+use core::ffi::{c_int, c_uint};
 
 use toehold_sockets::{confine, leave_to_namespaces, real};
 
@@ -10,26 +14,42 @@ use crate::tracer;
 /// `prctl(2)`. Variadic in C; the optional arguments travel where fixed ones would.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn prctl(option: c_int, a: usize, b: usize, c: usize, d: usize) -> c_int {
-    before_prctl(option, a);
+    before_prctl(option, a, b);
     // SAFETY: passed on with the caller's promises.
     unsafe { real::prctl(option, a, b, c, d) }
 }
 
 /// `prctl(2)` is about to be called.
-pub(crate) fn before_prctl(option: c_int, value: usize) {
+pub(crate) fn before_prctl(option: c_int, value: usize, filter: usize) {
     match option {
-        libc::PR_SET_SECCOMP => confine(),
+        libc::PR_SET_SECCOMP if prctl_confines(value, filter) => confine(),
         libc::PR_SET_PTRACER => tracer::is_named(value),
         _ => {}
     }
 }
 
 /// `seccomp(2)`, which has no function in libc, is about to be called.
-pub(crate) fn before_seccomp(operation: usize) {
-    const SET_MODE_STRICT: usize = 0;
-    const SET_MODE_FILTER: usize = 1;
-    if matches!(operation, SET_MODE_STRICT | SET_MODE_FILTER) {
+pub(crate) fn before_seccomp(operation: usize, flags: usize, filter: usize) {
+    if seccomp_confines(operation, flags, filter) {
         confine();
+    }
+}
+
+/// False for a filter at no address, for which the kernel answers `EFAULT`: nothing can be mapped
+/// there (`vm.mmap_min_addr`).
+fn prctl_confines(mode: usize, filter: usize) -> bool {
+    mode != libc::SECCOMP_MODE_FILTER as usize || filter != 0
+}
+
+/// False for a filter at no address, and for the strict mode with an argument, which it does not
+/// have (`EINVAL`).
+fn seccomp_confines(operation: usize, flags: usize, filter: usize) -> bool {
+    // The kernel takes 32 bits of both.
+    match (operation as c_uint, flags as c_uint) {
+        (libc::SECCOMP_SET_MODE_STRICT, 0) => filter == 0,
+        (libc::SECCOMP_SET_MODE_STRICT, _) => false,
+        (libc::SECCOMP_SET_MODE_FILTER, _) => filter != 0,
+        _ => false,
     }
 }
 
@@ -60,5 +80,29 @@ pub(crate) fn before_namespaces(flags: c_int) {
 pub(crate) fn before_joining(kind: c_int) {
     if kind == 0 || kind & libc::CLONE_NEWPID != 0 {
         leave_to_namespaces();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_question_about_filters_sets_none() {
+        const FILTER: usize = libc::SECCOMP_SET_MODE_FILTER as usize;
+        const STRICT: usize = libc::SECCOMP_SET_MODE_STRICT as usize;
+        assert!(seccomp_confines(STRICT, 0, 0));
+        assert!(seccomp_confines(FILTER, 1, 0x1000));
+        assert!(!seccomp_confines(STRICT, 1, 0));
+        assert!(!seccomp_confines(STRICT, 0, 0x1000));
+        assert!(!seccomp_confines(FILTER, 1, 0));
+        assert!(!seccomp_confines(
+            libc::SECCOMP_GET_ACTION_AVAIL as usize,
+            0,
+            0x1000
+        ));
+        assert!(prctl_confines(libc::SECCOMP_MODE_STRICT as usize, 0));
+        assert!(prctl_confines(libc::SECCOMP_MODE_FILTER as usize, 0x1000));
+        assert!(!prctl_confines(libc::SECCOMP_MODE_FILTER as usize, 0));
     }
 }
