@@ -36,6 +36,33 @@ static void *use(void *number)
     }
 }
 
+/* One that is not cancelled for now goes on with its call. */
+static void *stay(void *result)
+{
+    char byte;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, 0);
+    pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, 0);
+    *(long *)result = read(ends[1], &byte, 1);
+    pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, 0);
+    pthread_testcancel();
+    return 0;
+}
+
+static void check_staying(void)
+{
+    long count = 0;
+    pthread_t thread;
+    void *result;
+    if (pthread_create(&thread, 0, stay, &count))
+        abort();
+    usleep(2000);
+    pthread_cancel(thread);
+    usleep(2000);
+    if (write(ends[0], "w", 1) != 1 || pthread_join(thread, &result) ||
+        result != PTHREAD_CANCELED || count != 1)
+        abort();
+}
+
 int main(void)
 {
     char byte;
@@ -60,6 +87,8 @@ int main(void)
                 abort();
         } while (byte != 'v');
     }
+    for (int n = 0; n < 20; n++)
+        check_staying();
     printf("all were cancelled, and the connection is whole\n");
     fflush(stdout);
     while (read(0, &byte, 1) > 0)

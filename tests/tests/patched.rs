@@ -384,7 +384,8 @@ fn threads_that_wait_in_any_call_are_cancelled_as_on_the_kernel() {
 }
 
 #[test]
-fn threads_of_a_dynamic_program_are_cancelled_at_any_moment() {
+fn threads_are_cancelled_at_any_moment() {
+    check_static("asynchronous.c");
     check_dynamic("asynchronous.c");
 }
 

@@ -18,13 +18,19 @@
 //!
 //! Only the sites that are cancellation points are concerned: they are known by their instructions.
 //!
+//! A thread that may be cancelled at any moment (`PTHREAD_CANCEL_ASYNCHRONOUS`) ends in the
+//! handler, wherever it is. In the library it may hold a lock. So there its calls that may wait
+//! end, and at the end of the program's call the signal is sent again. Whether a thread is such a
+//! one stands beside the word by which musl asks it to end. A cancellation point comes with the
+//! address of that word.
+//!
 //! *glibc* unwinds the thread from within its handler, wherever the thread is in a call that is a
 //! cancellation point. Within the library it may hold a lock, or be counted among the sleepers of
 //! a connection. There the call that may wait ends, as with musl, and at the end of the program's
 //! call the signal is sent again.
 
 use core::ffi::{c_int, c_void};
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use toehold_freestanding::waits::{self, Ends};
 
@@ -46,6 +52,10 @@ const WAITS_END: u32 = 2;
 /// In a thread's word: it is in the library.
 const INSIDE: u32 = 4;
 const _: () = assert!(waits::ENDS == CANCELLED | WAITS_END | INSIDE);
+
+/// Where musl keeps the word by which a thread is asked to end (`cancel` of its `struct pthread`),
+/// counted from FS; 0 until a cancellation point has told.
+static CANCEL_AT: AtomicUsize = AtomicUsize::new(0);
 
 /// The program's handlers, of either signal.
 static HANDLERS: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
@@ -122,12 +132,8 @@ unsafe fn handle_of_glibc(signal: c_int, info: *mut c_void, context: *mut libc::
     // Relaxed, here and below: a thread's own word, and handlers run on that thread.
     let word = state.load(Ordering::Relaxed);
     if word & INSIDE != 0 {
-        // SAFETY: the kernel's context.
-        let at = unsafe { &mut (*context).uc_mcontext.gregs[libc::REG_RIP as usize] };
-        if waits::is_waiting(*at as usize) {
-            *at = waits::end() as i64;
-        }
-        return state.store(word | CANCELLED | WAITS_END, Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        return unsafe { defer(state, context) };
     }
     // The handler may unwind the thread: its memory is another thread's then.
     state.store(0, Ordering::Relaxed);
@@ -136,19 +142,69 @@ unsafe fn handle_of_glibc(signal: c_int, info: *mut c_void, context: *mut libc::
     state.store(word, Ordering::Relaxed);
 }
 
-/// Sends glibc's signal to this thread, as `pthread_cancel` has.
-fn cancel_again() {
+/// This thread is in the library, and ends when it has left it.
+///
+/// # Safety
+/// The context is the kernel's, and the word this thread's.
+unsafe fn defer(state: &AtomicU32, context: *mut libc::ucontext_t) {
+    // SAFETY: the caller's promise.
+    let at = unsafe { &mut (*context).uc_mcontext.gregs[libc::REG_RIP as usize] };
+    if waits::is_waiting(*at as usize) {
+        *at = waits::end() as i64;
+    }
+    // Relaxed: as in `handle_of_glibc`.
+    state.fetch_or(CANCELLED | WAITS_END, Ordering::Relaxed);
+}
+
+/// Sends a signal to this thread, as `pthread_cancel` has.
+fn cancel_again(signal: usize) {
     // SAFETY: no memory is involved.
     unsafe {
         let process = raw::call(libc::SYS_getpid, [0; 6]) as usize;
         let thread = raw::thread() as usize;
-        raw::call(libc::SYS_tgkill, [process, thread, OF_GLIBC, 0, 0, 0]);
+        raw::call(libc::SYS_tgkill, [process, thread, signal, 0, 0, 0]);
     }
+}
+
+/// A cancellation point of musl's has come: its word for this thread is where `frame` says.
+fn learn(frame: &Frame) {
+    // Relaxed: all threads find the same.
+    if CANCEL_AT.load(Ordering::Relaxed) == 0 {
+        // SAFETY: the code before the site has stored it there ([`is_point`]).
+        let word = unsafe { *(frame.stack as *const usize).add(1) };
+        CANCEL_AT.store(word.wrapping_sub(words::pointer()), Ordering::Relaxed);
+    }
+}
+
+/// True when musl would end this thread at any moment, and was asked to.
+fn ends_at_any_moment() -> bool {
+    const DISABLED: u8 = 1;
+    // Relaxed: as in `learn`.
+    let distance = CANCEL_AT.load(Ordering::Relaxed);
+    if distance == 0 {
+        return false;
+    }
+    let word = words::pointer().wrapping_add(distance);
+    // SAFETY: within this thread's `struct pthread`: `int cancel; unsigned char canceldisable,
+    // cancelasync`. Another thread may write the first: it is loaded once.
+    let (is_asked, [disabled, asynchronous]) = unsafe {
+        (
+            (*(word as *const AtomicU32)).load(Ordering::Relaxed),
+            ((word + 4) as *const [u8; 2]).read_volatile(),
+        )
+    };
+    is_asked != 0 && disabled != DISABLED && asynchronous == 1
 }
 
 /// # Safety
 /// The arguments are the kernel's.
 unsafe fn handle_of_musl(signal: c_int, info: *mut c_void, context: *mut libc::ucontext_t) {
+    let state = &words::slot().state;
+    // Relaxed: as in `handle_of_glibc`.
+    if state.load(Ordering::Relaxed) & INSIDE != 0 && ends_at_any_moment() {
+        // SAFETY: the caller's promise.
+        return unsafe { defer(state, context) };
+    }
     // SAFETY: the kernel's context, whose mask begins with the 64 bits that the kernel uses.
     unsafe {
         let mask = (&raw mut (*context).uc_sigmask).cast::<u64>();
@@ -166,7 +222,7 @@ unsafe fn handle_of_musl(signal: c_int, info: *mut c_void, context: *mut libc::u
         }
         (*at, *stack) = interrupted;
         if before & MUSL_BIT == 0 && *mask & MUSL_BIT != 0 {
-            let word = words::slot().state.fetch_or(CANCELLED, Ordering::Relaxed) | CANCELLED;
+            let word = state.fetch_or(CANCELLED, Ordering::Relaxed) | CANCELLED;
             if word == waits::ENDS && waits::is_waiting(*at as usize) {
                 *at = waits::end() as i64;
             }
@@ -248,6 +304,7 @@ pub(super) fn enter(slot: &Slot, frame: &Frame) -> u32 {
     // and below: a thread's own word, and handlers run on that thread.
     // SAFETY: the entry's stub.
     let word = if unsafe { is_point(frame.stub) } {
+        learn(frame);
         let word = slot.state.fetch_or(INSIDE | WAITS_END, Ordering::Relaxed);
         if word & CANCELLED != 0 {
             // Perhaps the thread that was cancelled has ended, and this one has its memory.
@@ -266,7 +323,7 @@ pub(super) fn enter(slot: &Slot, frame: &Frame) -> u32 {
 }
 
 /// The call goes with `verdict`. A thread that musl has cancelled must not wait at the program's
-/// own `syscall`; one that glibc wants to cancel is out of the library.
+/// own `syscall`; one that is to end in the handler is out of the library.
 pub(super) fn leave(slot: &Slot, frame: &mut Frame, before: u32, verdict: Verdict) -> Verdict {
     let word = slot.state.fetch_and(CANCELLED | before, Ordering::Relaxed);
     let is_outside = before & INSIDE == 0;
@@ -278,10 +335,11 @@ pub(super) fn leave(slot: &Slot, frame: &mut Frame, before: u32, verdict: Verdic
         return verdict;
     }
     let is_glibc = handler_of(OF_GLIBC).load(Ordering::Relaxed) != 0;
-    if is_glibc && is_outside {
+    let ends_here = is_glibc || ends_at_any_moment();
+    if ends_here && is_outside {
         slot.state.fetch_and(!CANCELLED, Ordering::Relaxed);
-        cancel_again();
-    } else if is_glibc {
+        cancel_again(if is_glibc { OF_GLIBC } else { OF_MUSL });
+    } else if ends_here {
         slot.state.fetch_or(WAITS_END, Ordering::Relaxed);
     } else if word == waits::ENDS && verdict == Verdict::Pass {
         frame.rax = -(libc::EINTR as isize);

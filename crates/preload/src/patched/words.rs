@@ -42,11 +42,17 @@ pub(crate) unsafe extern "C" fn word() -> *mut i32 {
     slot().word.as_ptr()
 }
 
-/// The calling thread's words.
-pub(super) fn slot() -> &'static Slot {
-    let pointer: u64;
+/// The calling thread's FS.
+pub(super) fn pointer() -> usize {
+    let pointer: usize;
     // SAFETY: reads a register. The launcher has checked that processor and kernel allow it.
     unsafe { asm!("rdfsbase {}", out(reg) pointer, options(nomem, nostack, preserves_flags)) };
+    pointer
+}
+
+/// The calling thread's words.
+pub(super) fn slot() -> &'static Slot {
+    let pointer = pointer() as u64;
     let key = pointer + 1;
     // Threads' control blocks lie on multiples of 64 bytes, and often of a page.
     let mut at = (pointer >> 6 ^ pointer >> 12 ^ pointer >> 21) as usize % SLOTS;
