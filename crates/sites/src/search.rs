@@ -12,8 +12,7 @@
 //! 3. It looks in all code for bytes that can be a branch to one of the neighbourhoods. Bytes that
 //!    look like a branch and are none make a patch impossible at worst.
 //!
-//! The first and the third step read all code. Their loops are written so that compilers make
-//! vector instructions of them.
+//! The first and the third step read all code, by vector instructions ([`wide`]).
 
 use core::array;
 use core::ops::Range;
@@ -184,13 +183,7 @@ fn next_syscall(code: &[u8], from: usize) -> Option<usize> {
     let mut at = from;
     while let Some(bytes) = code.get(at..=at + CHUNK_BYTES) {
         let bytes: &[u8; CHUNK_BYTES + 1] = bytes.try_into().expect("their length");
-        // One number for the chunk: a comparison of arrays would be a call of `memcmp`.
-        let mut is_in_chunk = 0;
-        for n in 0..CHUNK_BYTES {
-            let differs = (bytes[n] ^ SYSCALL[0]) | (bytes[n + 1] ^ SYSCALL[1]);
-            is_in_chunk |= u8::from(differs == 0);
-        }
-        if is_in_chunk != 0 {
+        if wide::has_pair(bytes, SYSCALL) {
             return (at..at + CHUNK_BYTES).find(is_here);
         }
         at += CHUNK_BYTES;
@@ -262,21 +255,8 @@ fn each_chunk<const N: usize>(
             let Some(bytes) = code.get(at..at + CHUNK_BYTES + DISTANCE_BYTES - 1) else {
                 return at;
             };
-            // One number for each pair of bytes: the compiler puts eight of them into a register.
-            let mut are_outside = [u16::MAX; CHUNK_BYTES / 2];
-            for phase in 0..2 {
-                let (middles, _) = bytes[1 + phase..].as_chunks::<2>();
-                let middles: [u16; CHUNK_BYTES / 2] =
-                    array::from_fn(|at| u16::from_le_bytes(middles[at]));
-                for n in 0..N {
-                    for (middle, are_outside) in middles.iter().zip(&mut are_outside) {
-                        let middle = middle.wrapping_sub(lowest[n]);
-                        let is_outside = middle.cast_signed() > last[n];
-                        *are_outside &= if is_outside { u16::MAX } else { 0 };
-                    }
-                }
-            }
-            if are_outside.iter().fold(u16::MAX, |all, one| all & one) == 0 {
+            let bytes = bytes.first_chunk().expect("their length");
+            if wide::has_middle_in(bytes, &lowest, &last) {
                 each_opcode(code, at, &mut *found);
             }
             at += CHUNK_BYTES;
@@ -372,6 +352,109 @@ const RANGES_PART_MAX: usize = 8;
 const MIDDLE_SHIFT: u32 = 8;
 /// How much code has the middle bytes in common that are looked for.
 const BLOCK_BYTES: usize = 1024;
+
+/// Comparisons of all bytes of a chunk at once. In Rust they are loops of which a compiler makes
+/// vector instructions, or not: in the preload library, which is optimised for size as well, it did
+/// not, and a search took eight times as long. So they are spelled out where there are any.
+#[cfg(target_arch = "x86_64")]
+mod wide {
+    use core::arch::x86_64::{
+        __m128i, _mm_and_si128, _mm_cmpeq_epi8, _mm_cmpgt_epi16, _mm_loadu_si128,
+        _mm_movemask_epi8, _mm_or_si128, _mm_set1_epi8, _mm_set1_epi16, _mm_setzero_si128,
+        _mm_sub_epi16,
+    };
+
+    use super::{CHUNK_BYTES, DISTANCE_BYTES};
+
+    const LANE_BYTES: usize = size_of::<__m128i>();
+    const LANES: usize = CHUNK_BYTES / LANE_BYTES;
+    /// [`_mm_movemask_epi8`] of all ones.
+    const ALL: i32 = 0xffff;
+
+    /// Whether these two bytes stand one after the other.
+    pub(super) fn has_pair(bytes: &[u8; CHUNK_BYTES + 1], pair: [u8; 2]) -> bool {
+        // SAFETY: every x86-64 processor has SSE2.
+        unsafe { compare_pairs(bytes, pair) }
+    }
+
+    /// Whether the middle bytes of a distance that begins in the chunk, less a range's `lowest`,
+    /// are at most its `last`.
+    pub(super) fn has_middle_in<const N: usize>(
+        bytes: &[u8; CHUNK_BYTES + DISTANCE_BYTES - 1],
+        lowest: &[u16; N],
+        last: &[i16; N],
+    ) -> bool {
+        // SAFETY: every x86-64 processor has SSE2.
+        unsafe { compare_middles(bytes, lowest, last) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "sse2")]
+    fn compare_pairs(bytes: &[u8; CHUNK_BYTES + 1], [first, second]: [u8; 2]) -> bool {
+        let first = _mm_set1_epi8(first.cast_signed());
+        let second = _mm_set1_epi8(second.cast_signed());
+        let mut any = _mm_setzero_si128();
+        for lane in 0..LANES {
+            let at = lane * LANE_BYTES;
+            let is_first = _mm_cmpeq_epi8(load(bytes, at), first);
+            let is_second = _mm_cmpeq_epi8(load(bytes, at + 1), second);
+            any = _mm_or_si128(any, _mm_and_si128(is_first, is_second));
+        }
+        _mm_movemask_epi8(any) != 0
+    }
+
+    #[inline]
+    #[target_feature(enable = "sse2")]
+    fn compare_middles<const N: usize>(
+        bytes: &[u8; CHUNK_BYTES + DISTANCE_BYTES - 1],
+        lowest: &[u16; N],
+        last: &[i16; N],
+    ) -> bool {
+        let mut are_outside = _mm_set1_epi8(-1);
+        for n in 0..N {
+            let lowest = _mm_set1_epi16(lowest[n].cast_signed());
+            let last = _mm_set1_epi16(last[n]);
+            for lane in 0..LANES {
+                for phase in 0..2 {
+                    let middles = load(bytes, 1 + lane * LANE_BYTES + phase);
+                    let is_outside = _mm_cmpgt_epi16(_mm_sub_epi16(middles, lowest), last);
+                    are_outside = _mm_and_si128(are_outside, is_outside);
+                }
+            }
+        }
+        _mm_movemask_epi8(are_outside) != ALL
+    }
+
+    #[inline]
+    #[target_feature(enable = "sse2")]
+    fn load(bytes: &[u8], at: usize) -> __m128i {
+        let lane: &[u8; LANE_BYTES] = bytes[at..].first_chunk().expect("a lane");
+        // SAFETY: as many bytes, at any address.
+        unsafe { _mm_loadu_si128(lane.as_ptr().cast()) }
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+mod wide {
+    use super::{CHUNK_BYTES, DISTANCE_BYTES};
+
+    pub(super) fn has_pair(bytes: &[u8; CHUNK_BYTES + 1], pair: [u8; 2]) -> bool {
+        bytes.windows(2).any(|two| two == pair)
+    }
+
+    pub(super) fn has_middle_in<const N: usize>(
+        bytes: &[u8; CHUNK_BYTES + DISTANCE_BYTES - 1],
+        lowest: &[u16; N],
+        last: &[i16; N],
+    ) -> bool {
+        let is_inside = |middle: u16| {
+            let mut ranges = lowest.iter().zip(last);
+            ranges.any(|(lowest, last)| middle.wrapping_sub(*lowest).cast_signed() <= *last)
+        };
+        let mut middles = bytes[1..].windows(2);
+        middles.any(|two| is_inside(u16::from_le_bytes([two[0], two[1]])))
+    }
+}
 
 #[cfg(test)]
 mod tests {
