@@ -254,6 +254,18 @@ fn a_dynamic_go_program_is_patched_when_another_program_executes_it() {
 }
 
 #[test]
+fn a_dynamic_program_of_rust_is_served_whose_calls_go_past_libc() {
+    let program = env!("CARGO_BIN_EXE_raw");
+    let plain = Waiting::start(&mut Command::new(program)).end();
+    let toehold = Toehold::start();
+    let patched = Waiting::start(&mut toehold.patched(program));
+    let connections = toehold.connections();
+    let direct = connections.iter().filter(|one| one.is_direct()).count();
+    assert_eq!(patched.end(), plain);
+    assert_eq!(direct, 2, "{connections:?}");
+}
+
+#[test]
 fn a_static_program_confines_itself_and_gives_bad_pointers_when_patched() {
     if host::require(["cc", "musl-gcc"]).is_none() {
         return;

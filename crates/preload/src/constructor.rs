@@ -6,7 +6,9 @@ use toehold_freestanding::{environment as variables, objects};
 use toehold_sockets::real;
 
 #[cfg(target_arch = "x86_64")]
-use crate::patched::{refusal::Refusal, within};
+use crate::patched::refusal::Refusal;
+#[cfg(target_arch = "x86_64")]
+use crate::patched::within::{self, Language};
 use crate::start::begin;
 #[cfg(target_arch = "x86_64")]
 use crate::start::is_asked_for;
@@ -32,8 +34,8 @@ unsafe extern "C" fn constructor(
     real::find_all();
     let (has_libc, is_secure) = (real::has_libc(), objects::is_secure());
     #[cfg(target_arch = "x86_64")]
-    if !is_secure && within::is_wanted() {
-        return patch(has_libc);
+    if !is_secure && let Some(language) = within::wanted() {
+        return patch(language, has_libc);
     }
     crate::routines::take_from_libc();
     if has_libc && !is_secure {
@@ -45,20 +47,22 @@ unsafe extern "C" fn constructor(
     }
 }
 
-/// Starts the library in a Go program, and patches the program.
+/// Starts the library in a program that may make system calls itself, and patches the program.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(link_section = ".text.startup")]
-fn patch(has_libc: bool) {
-    let prepared = within::prepare(has_libc);
+fn patch(language: Language, has_libc: bool) {
+    let prepared = within::prepare(language, has_libc);
     let has_started = (has_libc || prepared.is_ok()) && begin();
     let patched = prepared.and_then(|()| match has_started {
-        true => within::patch(has_libc),
+        true => within::patch(language, has_libc),
         false => Err(Refusal::NotServed),
     });
     // libc's copies use the upper halves of vector registers, which a patched call must keep.
     let Err(refusal) = patched else { return };
     crate::routines::take_from_libc();
-    if is_asked_for() {
+    // Most programs of Rust make all their calls by libc, and are served or not for their reasons.
+    let is_usual = matches!(refusal, Refusal::NoSites | Refusal::NotServed);
+    if is_asked_for() && !(is_usual && language == Language::Rust) {
         refusal.tell();
     }
 }

@@ -61,6 +61,10 @@ const SHT_PROGBITS: u32 = 1;
 const SHT_DYNSYM: u32 = 11;
 const SYMBOL_BYTES: usize = 24;
 const SHF_EXECINSTR: u64 = 4;
+/// `SHF_MERGE` and `SHF_STRINGS`: `.comment` is not loaded and has no other flag.
+const OF_COMMENT: u64 = 0x30;
+/// Compilers sign with a line each.
+const COMMENT_BYTES_MAX: u64 = 4096;
 
 impl<'a> Image<'a> {
     /// `None` unless `bytes` begin as a 64-bit ELF file for x86-64 does, a program or a library.
@@ -214,6 +218,21 @@ impl<'a> Image<'a> {
         })
     }
 
+    /// True when Rust's compiler made a part of it: it signs `.comment`, which `strip` leaves.
+    #[must_use]
+    pub fn is_rust(&self) -> bool {
+        const SIGNATURE: &[u8] = b"rustc version ";
+        let is_comment = |section: &Section| {
+            (section.kind, section.flags) == (SHT_PROGBITS, OF_COMMENT)
+                && section.bytes <= COMMENT_BYTES_MAX
+        };
+        self.sections().filter(is_comment).any(|section| {
+            let bytes = self.range(section.offset, section.bytes).unwrap_or(&[]);
+            let mut texts = bytes.split(|byte| *byte == 0);
+            texts.any(|text| text.starts_with(SIGNATURE))
+        })
+    }
+
     /// The identity of this build: GNU's build id, or Go's.
     #[must_use]
     pub fn build_id(&self) -> Option<&'a [u8]> {
@@ -299,7 +318,14 @@ mod tests {
             .sum();
         assert!(code > 10_000, "{code} bytes of code");
         assert!(image.has_loader());
-        assert!(!image.is_go());
+        assert!(!image.is_go() && image.is_rust());
+    }
+
+    #[test]
+    fn a_program_of_c_is_none_of_rust() {
+        let bytes = std::fs::read("/bin/sh").expect("readable");
+        let image = Image::parse(&bytes).expect("an ELF file");
+        assert!(!image.is_rust());
     }
 
     #[test]
@@ -323,7 +349,8 @@ mod tests {
                     let _ = image.range(segment.offset, segment.file_bytes);
                     let _ = image.parts(segment).count();
                 }
-                let _ = (image.build_id(), image.is_go(), image.headers_address());
+                let _ = (image.build_id(), image.headers_address());
+                let _ = (image.is_go(), image.is_rust());
             }
         }
     }

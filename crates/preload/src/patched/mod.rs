@@ -2,9 +2,9 @@
 //! calls itself.
 //!
 //! `toehold run` maps the library into a static program when it starts, and leads the program's
-//! `syscall` instructions here (`toehold-sites` plans that). A Go program that has a dynamic linker
-//! is patched by the library's constructor. Code in this module uses no libc and no thread-local
-//! storage. The door (`crate::door`) answers the calls.
+//! `syscall` instructions here (`toehold-sites` plans that). A program of Go or Rust that has a
+//! dynamic linker is patched by the library's constructor. Code in this module uses no libc and no
+//! thread-local storage. The door (`crate::door`) answers the calls.
 //!
 //! - [`within`]: the constructor's part.
 //! - [`entry`]: from a stub to [`calls::handle`] and back, on a stack of the library's own.

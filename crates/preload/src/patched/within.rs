@@ -1,20 +1,21 @@
-//! A program that has a dynamic linker and makes its system calls itself: Go with cgo, or Go that
-//! may be loaded anywhere (`-buildmode=pie`). The library's constructor patches it, before any code
-//! of Go runs. libc's calls and the patched ones meet the same descriptors.
+//! A program that has a dynamic linker and makes system calls itself: Go with cgo, Go that may be
+//! loaded anywhere (`-buildmode=pie`), and Rust (by rustix, for example). The library's constructor
+//! patches it, before any code of the program runs. libc's calls and the patched ones meet the same
+//! descriptors.
 //!
 //! The patches are written through `/proc/self/mem`, as a debugger would: the program's code is at
 //! no time writable, and code of the program that runs in another thread is not disturbed. They
 //! come last. Whatever fails before leaves the program as it is without patches.
 //!
-//! Only Go programs are looked at. To read all code of every dynamic program would cost each of
-//! them milliseconds, and few others make calls past libc.
+//! Only programs of these two languages are looked at. To read all code of every dynamic program
+//! would cost each of them milliseconds, and few others make calls past libc.
 
 use core::slice;
 
 use toehold_freestanding::elf::ProgramHeader;
 use toehold_freestanding::environment::variable;
 use toehold_freestanding::{call, errno, memory, objects};
-use toehold_sites::elf::{PF_X, PT_LOAD, shows_go};
+use toehold_sites::elf::{Image, PF_X, PT_LOAD, shows_go};
 use toehold_sites::guarded::has_guarded;
 use toehold_sites::plan::{Patch, plan};
 use toehold_sites::stub::{Addresses, STUB_BYTES_MAX, TABLE_BYTES, overwrites, stub};
@@ -26,13 +27,60 @@ use super::{area, calls, entry};
 /// Programs have a few dozen sites.
 const SITES_MAX: usize = 4096;
 const PAGE_BYTES: usize = 4096;
+/// The code of a Rust program that is searched: at half a nanosecond for each byte, some
+/// milliseconds. A Go program is searched in any case, because nothing else would serve it.
+const RUST_BYTES_MAX: usize = 16 << 20;
 
-/// True for a Go program whose calls `toehold run` wants patched.
+/// A language whose programs make system calls themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Language {
+    /// All of them; goroutines' stacks are small and move.
+    Go,
+    /// Some of them, beside libc, on stacks as libc's functions have them.
+    Rust,
+}
+
+/// The program's language, where `toehold run` wants such a program's calls patched.
 #[unsafe(link_section = ".text.startup")]
-pub(crate) fn is_wanted() -> bool {
+pub(crate) fn wanted() -> Option<Language> {
     // SAFETY: no other thread runs, so nobody changes the environment; the value is not used later.
     let is_asked = unsafe { variable(c"TOEHOLD_PATCH_CALLS") }.is_some_and(|path| !path.is_empty());
-    is_asked && is_go()
+    match is_asked {
+        true if is_go() => Some(Language::Go),
+        true if is_rust() => Some(Language::Rust),
+        _ => None,
+    }
+}
+
+/// True when Rust's compiler made the program or a part of it. Its file says so, in a part that is
+/// not loaded.
+#[unsafe(link_section = ".text.startup")]
+fn is_rust() -> bool {
+    let (path, flags) = (c"/proc/self/exe".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
+    // SAFETY: a NUL-terminated path, and a descriptor that is ours.
+    let (file, bytes) = unsafe {
+        let file = call!(SYS_openat, libc::AT_FDCWD, path, flags);
+        (file, call!(SYS_lseek, file, 0, libc::SEEK_END))
+    };
+    let nowhere = core::ptr::null_mut();
+    let (protection, private) = (libc::PROT_READ, libc::MAP_PRIVATE);
+    let length = bytes.max(0) as usize;
+    // SAFETY: a mapping of the kernel's choice; the descriptor is ours.
+    let mapped = unsafe {
+        let mapped = memory::map(nowhere, length, protection, private, file as i32, 0);
+        if file >= 0 {
+            call!(SYS_close, file);
+        }
+        mapped
+    };
+    let Ok(at) = mapped else { return false };
+    // SAFETY: mapped for so many bytes. The kernel keeps a file from being written while it is
+    // executed.
+    let image = Image::parse(unsafe { slice::from_raw_parts(at.cast_const(), length) });
+    let is_rust = image.is_some_and(|image| image.is_rust());
+    // SAFETY: mapped above, and used no more.
+    unsafe { memory::unmap(at, length) };
+    is_rust
 }
 
 /// True when Go's linker made the program.
@@ -74,10 +122,12 @@ fn in_memory(header: &ProgramHeader) -> &'static [u8] {
     unsafe { slice::from_raw_parts(at, header.file_bytes) }
 }
 
-/// The first thread gets an area, which has its word where there is no libc.
-pub(crate) fn prepare(has_libc: bool) -> Result<(), Refusal> {
-    const HWCAP2_FSGSBASE: usize = 2;
-    if objects::abilities() & HWCAP2_FSGSBASE == 0 {
+/// The first thread of a Go program gets an area, which has its word where there is no libc.
+pub(crate) fn prepare(language: Language, has_libc: bool) -> Result<(), Refusal> {
+    if language == Language::Rust {
+        return has_libc.then_some(()).ok_or(Refusal::NotServed);
+    }
+    if !tells_threads_apart() {
         return Err(Refusal::NoGs);
     }
     if !area::begin() {
@@ -89,30 +139,51 @@ pub(crate) fn prepare(has_libc: bool) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Patches the program. The library has started, and the first thread has an area.
-pub(crate) fn patch(has_libc: bool) -> Result<(), Refusal> {
+/// Whether the entries' instructions that read FS and GS are there.
+fn tells_threads_apart() -> bool {
+    const HWCAP2_FSGSBASE: usize = 2;
+    objects::abilities() & HWCAP2_FSGSBASE != 0
+}
+
+/// Patches the program. The library has started, and the first thread of Go has an area.
+pub(crate) fn patch(language: Language, has_libc: bool) -> Result<(), Refusal> {
+    let entry = match (language, has_libc) {
+        (Language::Rust, _) => entry::own,
+        (Language::Go, true) => entry::beside_libc,
+        (Language::Go, false) => entry::private,
+    };
     let patches = Memory::<Patch>::of(SITES_MAX).ok_or(Refusal::NoMemory)?;
     let codes = objects::program_headers()
         .iter()
         .filter(|header| header.kind == PT_LOAD && header.flags & PF_X != 0);
     let mut result = Err(Refusal::NoSites);
     for header in codes {
-        match patch_code(in_memory(header), &patches, has_libc) {
+        if language == Language::Rust && header.file_bytes > RUST_BYTES_MAX {
+            continue;
+        }
+        match patch_code(in_memory(header), &patches, entry) {
             Ok(()) => result = Ok(()),
             Err(Refusal::NoSites) => {}
             Err(refusal) => result = result.or(Err(refusal)),
         }
     }
-    if result.is_ok() && has_libc {
+    if result.is_ok() && language == Language::Go && has_libc {
         area::have_spares();
         area::follow_forks();
     }
     result
 }
 
-/// Patches a segment of code, or changes nothing.
-fn patch_code(code: &'static [u8], room: &Memory<Patch>, has_libc: bool) -> Result<(), Refusal> {
+/// Patches a segment of code, so that its calls come to `entry`, or changes nothing.
+fn patch_code(
+    code: &'static [u8],
+    room: &Memory<Patch>,
+    entry: unsafe extern "C" fn(),
+) -> Result<(), Refusal> {
     let count = plan_all(code, room)?;
+    if !tells_threads_apart() {
+        return Err(Refusal::NoGs);
+    }
     let bytes = (TABLE_BYTES + count * STUB_BYTES_MAX).next_multiple_of(PAGE_BYTES);
     let place = Place::near(code, bytes).ok_or(Refusal::NoRoom)?;
     // SAFETY: fresh memory of this length, which nobody else knows.
@@ -121,11 +192,6 @@ fn patch_code(code: &'static [u8], room: &Memory<Patch>, has_libc: bool) -> Resu
     for &number in &calls::WANTED {
         table[usize::from(number)] = 1;
     }
-    let entry = if has_libc {
-        entry::beside_libc
-    } else {
-        entry::private
-    };
     let patches = room.first(count);
     let addresses = |n: usize| Addresses {
         code: code.as_ptr() as u64,
