@@ -1,8 +1,10 @@
-//! The features of the receive path, each alone, none, and all: `cargo xtask bench-switches`.
+//! The features of the receive path, each alone, none, and all, and segmentation offload:
+//! `cargo xtask bench-switches`.
 //!
-//! One adapter over a TAP device receives bulk. Between two samples its switches are thrown
-//! (`toehold adapter --set`), so all samples are of the same process, and each round has every
-//! combination once, in another order.
+//! One adapter over a TAP device receives bulk, then sends it. Between two samples its switches are
+//! thrown (`toehold adapter --set`), so all samples are of the same process, and each round has
+//! every combination once, in another order. How many receive queues there are is settled at the
+//! adapter's start: each round has an adapter for each number.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -17,16 +19,19 @@ use crate::adapter::Adapter;
 use crate::target;
 
 /// Every switch that a combination is about, as it is where the combination does not say.
-const OFF: [&str; 5] = [
+const OFF: [&str; 6] = [
     "split-headers=off",
     "copy-engine=off",
     "lro=off",
+    "lso=off",
     "checksum=off",
     "coalesce=0",
 ];
-/// A combination's name, and what is different from [`OFF`]. The first is the base of all ratios.
+/// A combination's name, and what is different from [`OFF`]. The first of a table is the base of
+/// all its ratios.
+type Combination = (&'static str, &'static [&'static str]);
 /// LRO needs checksums left to the link.
-const COMBINATIONS: [(&str, &[&str]); 9] = [
+const RECEIVING: [Combination; 9] = [
     ("none", &[]),
     ("split-headers", &["split-headers=on"]),
     ("copy-engine=worker", &["copy-engine=worker"]),
@@ -52,6 +57,16 @@ const COMBINATIONS: [(&str, &[&str]); 9] = [
         ],
     ),
 ];
+/// LSO needs checksums left to the link, too.
+const SENDING: [Combination; 3] = [
+    ("none", &[]),
+    ("checksum", &["checksum=on"]),
+    ("checksum, lso", &["checksum=on", "lso=on"]),
+];
+/// Receive queues: a name, and the adapter's option.
+const QUEUES: [(&str, &str); 2] = [("1 queue", "1"), ("2 queues", "2")];
+/// Flows that are spread over them.
+const STREAMS: u32 = 4;
 /// Bytes of one message, as the papers have them, small and large.
 const SIZES: [&str; 4] = ["16K", "128K", "1M", "8M"];
 const COPYBREAK: &str = "4096";
@@ -68,9 +83,27 @@ const USAGE: &str = "\
 Usage: cargo xtask bench-switches [--rounds N] [--cache] [--json FILE]
 
 Bulk to the engine over a TAP device with each feature of the receive path alone, with none, and
-with all, for messages of 16 KB, 128 KB, 1 MB and 8 MB, of which the program reads every byte. Needs
-root, ip and ethtool (make deps). N rounds of one second each, 5 by default. With --cache, what the
-adapter misses in a simulated cache instead, by valgrind.";
+with all, for messages of 16 KB, 128 KB, 1 MB and 8 MB, of which the program reads every byte; bulk
+from the engine with and without segmentation offload; and four streams over one receive queue and
+over two. Needs root, ip and ethtool (make deps). N rounds of one second each, 5 by default. With
+--cache, what the adapter misses in a simulated cache instead, by valgrind.";
+
+/// Which way bulk goes, and over how many connections at a time.
+#[derive(Clone, Copy, Debug)]
+struct Load {
+    /// A pattern of the generator's.
+    pattern: &'static str,
+    streams: u32,
+}
+
+const TO_ENGINE: Load = Load {
+    pattern: "to-client",
+    streams: 1,
+};
+const FROM_ENGINE: Load = Load {
+    pattern: "to-server",
+    streams: 1,
+};
 
 /// One run.
 #[derive(Clone, Copy, Debug)]
@@ -140,8 +173,8 @@ struct Scene {
 }
 
 impl Scene {
-    /// `simulator` is a command that the adapter runs under, or nothing.
-    fn new(runtime: &Path, simulator: &[&str]) -> Result<Scene, String> {
+    /// `simulator` is a command that the adapter runs under, or nothing; `queues` is a number.
+    fn new(runtime: &Path, simulator: &[&str], queues: &str) -> Result<Scene, String> {
         let toehold = target().join("release/toehold");
         if !toehold.is_file() {
             let path = toehold.display();
@@ -150,7 +183,8 @@ impl Scene {
         let network = Network::new()?;
         let (link, address) = (network.link(Link::Tap), format!("{NEAR_ENGINE}/24"));
         let options = ["--link", &link, "--address", &address];
-        let options = [&options[..], &["--copybreak", COPYBREAK]].concat();
+        let more = ["--copybreak", COPYBREAK, "--threads", queues];
+        let options = [&options[..], &more].concat();
         let program = toehold.to_string_lossy();
         let words = [simulator, &[&program]].concat();
         let mut command = network.near(words[0]);
@@ -189,12 +223,13 @@ impl Scene {
     }
 
     /// One second of messages of `size` bytes.
-    fn sample(&self, size: &str) -> Result<Sample, String> {
+    fn sample(&self, load: Load, size: &str) -> Result<Sample, String> {
         let mut client = self.network.near(&self.toehold.to_string_lossy());
         client.args(["run", "--path", "offload", "--runtime-dir"]);
         client.arg(self.adapter.runtime()).arg("--");
         client.arg(&self.toehold);
-        client.args(["lab", "client", "--pattern", "to-client", "--touch"]);
+        client.args(["lab", "client", "--pattern", load.pattern, "--touch"]);
+        client.args(["--streams", &load.streams.to_string()]);
         client.args(["--message", size, "--seconds", SECONDS, "--json"]);
         client.arg(format!("{FAR_BY_ENGINE}:{PORT}"));
         sample_of(&output(&mut client)?)
@@ -211,19 +246,57 @@ impl Drop for Scene {
 
 fn measure(rounds: usize) -> Result<Value, String> {
     let runtime = super::private_directory()?;
-    let scene = Scene::new(runtime.path(), &[])?;
-    let mut samples = vec![vec![Vec::new(); COMBINATIONS.len()]; SIZES.len()];
+    let scene = Scene::new(runtime.path(), &[], "1")?;
+    let receiving = throw_switches(&scene, rounds, TO_ENGINE, &RECEIVING)?;
+    let sending = throw_switches(&scene, rounds, FROM_ENGINE, &SENDING)?;
+    drop(scene);
+    let queues = vary_queues(runtime.path(), rounds)?;
+    Ok(json!({
+        "receiving": report("To the engine", &RECEIVING.map(|(name, _)| name), &receiving),
+        "sending": report("From the engine", &SENDING.map(|(name, _)| name), &sending),
+        "queues": report("Four streams to the engine", &QUEUES.map(|(name, _)| name), &queues),
+    }))
+}
+
+/// Samples by size of messages and by combination.
+type Samples = Vec<Vec<Vec<Sample>>>;
+
+fn throw_switches(
+    scene: &Scene,
+    rounds: usize,
+    load: Load,
+    combinations: &[Combination],
+) -> Result<Samples, String> {
+    let mut samples = vec![vec![Vec::new(); combinations.len()]; SIZES.len()];
     for round in 0..rounds {
-        for at in 0..COMBINATIONS.len() {
+        for at in 0..combinations.len() {
             // Each round begins with another combination.
-            let at = (at + round) % COMBINATIONS.len();
-            scene.set(COMBINATIONS[at].1)?;
+            let at = (at + round) % combinations.len();
+            scene.set(combinations[at].1)?;
             for (size, samples) in SIZES.iter().zip(&mut samples) {
-                samples[at].push(scene.sample(size)?);
+                samples[at].push(scene.sample(load, size)?);
             }
         }
     }
-    Ok(report(&samples))
+    Ok(samples)
+}
+
+fn vary_queues(runtime: &Path, rounds: usize) -> Result<Samples, String> {
+    let load = Load {
+        streams: STREAMS,
+        ..TO_ENGINE
+    };
+    let mut samples = vec![vec![Vec::new(); QUEUES.len()]; SIZES.len()];
+    for round in 0..rounds {
+        for at in 0..QUEUES.len() {
+            let at = (at + round) % QUEUES.len();
+            let scene = Scene::new(runtime, &[], QUEUES[at].1)?;
+            for (size, samples) in SIZES.iter().zip(&mut samples) {
+                samples[at].push(scene.sample(load, size)?);
+            }
+        }
+    }
+    Ok(samples)
 }
 
 /// Prints what the adapter would miss in a simulated cache, for a megabyte that arrived.
@@ -235,7 +308,8 @@ fn count_misses() -> Result<Value, String> {
         "--callgrind-out-file={}",
         runtime.path().join("out").display()
     );
-    let scene = Scene::new(runtime.path(), &[&SIMULATOR[..], &[&outcome]].concat())?;
+    let simulator = [&SIMULATOR[..], &[&outcome]].concat();
+    let scene = Scene::new(runtime.path(), &simulator, "1")?;
     let pid = scene.adapter.pid().to_string();
     let control = |what: &[&str]| {
         let mut command = Command::new("callgrind_control");
@@ -245,11 +319,11 @@ fn count_misses() -> Result<Value, String> {
     println!("| message | switches | instructions, k/MB | D1 misses/MB | last level misses/MB |");
     println!("|---|---|---|---|---|");
     let (mut all, mut dumps) = (Vec::new(), 0);
-    for size in [SIZES[0], SIZES[2]] {
-        for (name, switches) in COMBINATIONS {
+    for size in SIZES {
+        for (name, switches) in RECEIVING {
             scene.set(switches)?;
             control(&["-z"])?;
-            let megabytes = scene.sample(size)?.bytes / 1e6;
+            let megabytes = scene.sample(TO_ENGINE, size)?.bytes / 1e6;
             control(&["-d"])?;
             dumps += 1;
             let counts = Counts::read(&runtime.path().join(format!("out.{dumps}")))?;
@@ -322,13 +396,15 @@ fn sample_of(said: &str) -> Result<Sample, String> {
 
 /// Prints one table for each size of messages. The relative benefit of a time b that became a is
 /// (b - a) / b, as the papers have it.
-fn report(samples: &[Vec<Vec<Sample>>]) -> Value {
+fn report(title: &str, names: &[&str], samples: &Samples) -> Value {
     let mut all = Vec::new();
     for (size, of_size) in SIZES.iter().zip(samples) {
-        println!("\n| {size} | Gbit/s | against none | CPU s/GB | relative benefit in CPU |");
+        let first = names[0];
+        println!("\n{title}:\n");
+        println!("| {size} | Gbit/s | against {first} | CPU s/GB | relative benefit in CPU |");
         println!("|---|---|---|---|---|");
         let base = &of_size[0];
-        for ((name, _), samples) in COMBINATIONS.iter().zip(of_size) {
+        for (name, samples) in names.iter().zip(of_size) {
             let ratio = |get: fn(&Sample) -> f64| {
                 let pairs = base.iter().zip(samples);
                 let pairs: Vec<(f64, f64)> = pairs.map(|(b, a)| (get(b), get(a))).collect();
