@@ -161,7 +161,7 @@ pub(crate) fn patch(language: Language, has_libc: bool) -> Result<(), Refusal> {
         if language == Language::Rust && header.file_bytes > RUST_BYTES_MAX {
             continue;
         }
-        match patch_code(in_memory(header), &patches, entry) {
+        match patch_code(in_memory(header), language, &patches, entry) {
             Ok(()) => result = Ok(()),
             Err(Refusal::NoSites) => {}
             Err(refusal) => result = result.or(Err(refusal)),
@@ -177,10 +177,11 @@ pub(crate) fn patch(language: Language, has_libc: bool) -> Result<(), Refusal> {
 /// Patches a segment of code, so that its calls come to `entry`, or changes nothing.
 fn patch_code(
     code: &'static [u8],
+    language: Language,
     room: &Memory<Patch>,
     entry: unsafe extern "C" fn(),
 ) -> Result<(), Refusal> {
-    let count = plan_all(code, room)?;
+    let count = plan_all(code, language, room)?;
     if !tells_threads_apart() {
         return Err(Refusal::NoGs);
     }
@@ -225,8 +226,45 @@ fn patch_code(
     Ok(())
 }
 
+/// Calls of programs with sockets. A program of Rust that makes none of these past libc needs no
+/// patches; the search for branches, which takes longest, is saved.
+const ABOUT_SOCKETS: [libc::c_long; 19] = [
+    libc::SYS_socket,
+    libc::SYS_socketpair,
+    libc::SYS_connect,
+    libc::SYS_bind,
+    libc::SYS_listen,
+    libc::SYS_accept,
+    libc::SYS_accept4,
+    libc::SYS_sendto,
+    libc::SYS_recvfrom,
+    libc::SYS_sendmsg,
+    libc::SYS_recvmsg,
+    libc::SYS_epoll_ctl,
+    libc::SYS_epoll_wait,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_pwait2,
+    libc::SYS_poll,
+    libc::SYS_ppoll,
+    libc::SYS_select,
+    libc::SYS_pselect6,
+];
+
+/// True when the code right before a site seems to load one of the numbers into eax: by `mov`, or
+/// by `push` and `pop` where it is optimised for size.
+fn shows_number(code: &[u8], site: usize, numbers: &[libc::c_long]) -> bool {
+    const LOOKED_AT: usize = 48;
+    let before = &code[site.saturating_sub(LOOKED_AT)..site];
+    let is_one = |number: u32| numbers.contains(&number.into());
+    (0..before.len()).any(|at| match before[at..] {
+        [0xb8, a, b, c, d, ..] => is_one(u32::from_le_bytes([a, b, c, d])),
+        [0x6a, n, 0x58, ..] => is_one(n.into()),
+        _ => false,
+    })
+}
+
 /// Plans the patches of all sites, in `room`. Returns how many there are: at least one.
-fn plan_all(code: &[u8], room: &Memory<Patch>) -> Result<usize, Refusal> {
+fn plan_all(code: &[u8], language: Language, room: &Memory<Patch>) -> Result<usize, Refusal> {
     let bits = Memory::<u64>::of(2 * words(code.len())).ok_or(Refusal::NoMemory)?;
     let sites = Memory::<usize>::of(SITES_MAX).ok_or(Refusal::NoMemory)?;
     // SAFETY: the memory lives as long as the sweep, and has no other user.
@@ -249,6 +287,10 @@ fn plan_all(code: &[u8], room: &Memory<Patch>) -> Result<usize, Refusal> {
     });
     // A program of which only a part were patched would have two tables of descriptors.
     if found == 0 || found > SITES_MAX {
+        return Err(Refusal::NoSites);
+    }
+    let is_about_sockets = |site: &usize| shows_number(code, *site, &ABOUT_SOCKETS);
+    if language == Language::Rust && !sites.first(found).iter().any(is_about_sockets) {
         return Err(Refusal::NoSites);
     }
     swept.search_branches(sites.first(found));
