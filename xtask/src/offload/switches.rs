@@ -6,6 +6,7 @@
 //! every combination once, in another order. How many receive queues there are is settled at the
 //! adapter's start: each round has an adapter for each number.
 
+use std::borrow::Borrow;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -267,18 +268,9 @@ fn throw_switches(
     load: Load,
     combinations: &[Combination],
 ) -> Result<Samples, String> {
-    let mut samples = vec![vec![Vec::new(); combinations.len()]; SIZES.len()];
-    for round in 0..rounds {
-        for at in 0..combinations.len() {
-            // Each round begins with another combination.
-            let at = (at + round) % combinations.len();
-            scene.set(combinations[at].1)?;
-            for (size, samples) in SIZES.iter().zip(&mut samples) {
-                samples[at].push(scene.sample(load, size)?);
-            }
-        }
-    }
-    Ok(samples)
+    take_turns(rounds, load, combinations.len(), |at| {
+        scene.set(combinations[at].1).map(|()| scene)
+    })
 }
 
 fn vary_queues(runtime: &Path, rounds: usize) -> Result<Samples, String> {
@@ -286,13 +278,26 @@ fn vary_queues(runtime: &Path, rounds: usize) -> Result<Samples, String> {
         streams: STREAMS,
         ..TO_ENGINE
     };
-    let mut samples = vec![vec![Vec::new(); QUEUES.len()]; SIZES.len()];
+    take_turns(rounds, load, QUEUES.len(), |at| {
+        Scene::new(runtime, &[], QUEUES[at].1)
+    })
+}
+
+/// Samples of all sizes from each of so many scenes, which `prepare` makes or changes.
+fn take_turns<S: Borrow<Scene>>(
+    rounds: usize,
+    load: Load,
+    count: usize,
+    prepare: impl Fn(usize) -> Result<S, String>,
+) -> Result<Samples, String> {
+    let mut samples = vec![vec![Vec::new(); count]; SIZES.len()];
     for round in 0..rounds {
-        for at in 0..QUEUES.len() {
-            let at = (at + round) % QUEUES.len();
-            let scene = Scene::new(runtime, &[], QUEUES[at].1)?;
+        for at in 0..count {
+            // Each round begins with another one.
+            let at = (at + round) % count;
+            let scene = prepare(at)?;
             for (size, samples) in SIZES.iter().zip(&mut samples) {
-                samples[at].push(scene.sample(load, size)?);
+                samples[at].push(scene.borrow().sample(load, size)?);
             }
         }
     }
