@@ -16,7 +16,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use toehold_sockets::real;
 
 use super::frame::Frame;
-use super::raw;
+use super::{raw, words};
 
 /// The words that the entry finds by GS. The offsets stand in [`super::entry`] and in the launcher.
 #[repr(C)]
@@ -76,7 +76,8 @@ pub(super) const SPARES_COUNT: usize = 8;
 /// Not 0 when there is no memory for areas, or none is wanted.
 pub(super) static HAS_NO_SPARES: AtomicU32 = AtomicU32::new(1);
 
-/// The calling thread's area. Only for threads that have one: those in [`super::entry::private`].
+/// The calling thread's area, for threads that have one: those in [`super::entry::private`]. GS of
+/// others leads nowhere, or to another thread's area.
 pub(crate) fn own() -> *mut Area {
     let area: *mut Area;
     // SAFETY: reads a register. The launcher has checked that processor and kernel allow it.
@@ -179,9 +180,7 @@ pub(super) fn begin() -> bool {
     // SAFETY: nobody else knows the area. Processor and kernel allow the instructions: that was
     // checked.
     unsafe {
-        let pointer: u64;
-        asm!("rdfsbase {}", out(reg) pointer, options(nomem, nostack, preserves_flags));
-        (*area).thread_pointer = pointer;
+        (*area).thread_pointer = words::pointer() as u64;
         asm!("wrgsbase {}", in(reg) area, options(nostack, preserves_flags));
     }
     claim();
@@ -239,17 +238,7 @@ pub(super) fn follow_forks() {
 /// The process is a copy of another one: its thread has another number. Threads that were about to
 /// fill the spare areas are not in it.
 pub(super) extern "C" fn forked() {
-    let (area, pointer): (*const Area, u64);
-    // SAFETY: reads registers, as in `own`.
-    unsafe {
-        asm!(
-            "rdgsbase {}",
-            "rdfsbase {}",
-            out(reg) area,
-            out(reg) pointer,
-            options(nomem, nostack, preserves_flags)
-        );
-    }
+    let (area, pointer) = (own().cast_const(), words::pointer() as u64);
     // SAFETY: GS leads to an area or nowhere, and areas are never unmapped.
     if unsafe { area.as_ref() }.is_some_and(|area| area.thread_pointer == pointer) {
         claim();
