@@ -172,10 +172,15 @@ impl Bbr {
         }
     }
 
-    /// Bytes a second at which data leaves; `None` before anything was measured.
-    pub(crate) fn pacing_rate(&self) -> Option<u64> {
-        let rate = self.rate();
-        (rate > 0).then(|| (rate * self.pacing_gain() / 100 * PACING_MARGIN / 100).max(1))
+    /// Bytes a second at which data leaves: `first_rate` to begin with. Until the path's bandwidth
+    /// is reached, no measured rate slows the flow down (section 5.6.2), as it may have an outage
+    /// in it.
+    pub(crate) fn pacing_rate(&self, first_rate: u64) -> u64 {
+        let rate = self.rate() * self.pacing_gain() / 100 * PACING_MARGIN / 100;
+        match self.is_full {
+            true => rate.max(1),
+            false => rate.max(first_rate),
+        }
     }
 
     /// The window after an acknowledgement.
@@ -183,11 +188,12 @@ impl Bbr {
         self.delivered += step.delivered_bytes;
         self.is_limited_by_program |= step.has_sent_all;
         self.note_round_trip(&step);
-        // Only a flight that is acknowledged as a whole tells of the path.
-        let is_part = core::mem::take(&mut self.round_began_idle) && step.una < step.nxt;
-        if is_part {
-            self.begin_round(&step);
-        } else if step.una >= self.round_end {
+        // A round that nothing preceded lasts until all of its flight is acknowledged. The first
+        // acknowledgement alone tells of one segment, and all may arrive at one time.
+        if core::mem::take(&mut self.round_began_idle) {
+            self.round_end = step.nxt;
+        }
+        if step.una >= self.round_end {
             self.end_round(&step);
         }
         self.change_state(&step);
@@ -530,10 +536,37 @@ mod tests {
         let mut flow = flow();
         for _ in 0..1_000 {
             flow.burst();
-            let rate = flow.model.pacing_rate().expect("it was measured");
+            let rate = flow.model.pacing_rate(0);
             flow.now += Duration::from_micros(4 * MSS * 1_000_000 / rate);
         }
         assert!(flow.is_measured_as_it_is(), "{:?}", flow.model.rates);
+    }
+
+    /// An engine stamps all that one turn receives with one time.
+    #[test]
+    fn a_burst_is_measured_though_its_acknowledgements_arrive_at_one_time() {
+        let mut flow = flow();
+        // An outage, in which each timeout was twice the one before.
+        flow.now += Duration::from_secs(120);
+        flow.acknowledge(4 * MSS, 0);
+        for _ in 0..10 {
+            flow.model.note_restart(flow.now);
+            flow.now += ROUND_TRIP;
+            for left in [3, 2, 1, 0] {
+                flow.acknowledge(MSS, left * MSS);
+            }
+            flow.now += Duration::from_secs(10);
+        }
+        assert!(flow.is_measured_as_it_is(), "{:?}", flow.model.rates);
+    }
+
+    #[test]
+    fn an_outage_at_first_slows_nothing_down() {
+        let mut flow = flow();
+        flow.now += Duration::from_secs(120);
+        flow.acknowledge(4 * MSS, 0);
+        assert!(flow.model.rate() < MSS);
+        assert_eq!(flow.model.pacing_rate(400_000), 400_000);
     }
 
     #[test]

@@ -23,7 +23,9 @@ pub(super) struct Withdrawal {
     other_first: u32,
     /// The last acknowledgement number that it has sent.
     acknowledged: u32,
-    /// Whether the other end had closed its window, the last time that it was heard.
+    /// The sequence and acknowledgement numbers that the other end's window came with.
+    window_from: Option<(u32, u32)>,
+    /// Whether the other end has closed its window, as far as this one has heard.
     is_other_closed: bool,
     phase: Phase,
 }
@@ -45,6 +47,7 @@ impl Withdrawal {
             own_first: 0,
             other_first: 0,
             acknowledged: 0,
+            window_from: None,
             is_other_closed: false,
             phase: Phase::Before,
         }
@@ -78,22 +81,42 @@ impl Withdrawal {
 
     /// The end is sent a segment. False when it does not take it.
     fn takes(&mut self, segment: &Packet<'_>) -> bool {
+        if segment.flags & SYN != 0 {
+            self.window_from = None;
+        }
         if segment.flags & (SYN | RST) != 0 {
             return true;
         }
         let fin = u32::from(segment.flags & FIN != 0);
         let end = segment.seq.wrapping_add(segment.payload.len() as u32 + fin);
-        let is_beyond = (end.wrapping_sub(self.acknowledged) as i32) > 0;
+        let is_beyond = is_after(end, self.acknowledged);
         if self.phase == Phase::Withdrawn && is_beyond {
             return false;
         }
-        self.is_other_closed = segment.window == 0;
+        self.hear_window(segment);
         let own = segment.ack.wrapping_sub(self.own_first);
         if u64::from(own) >= self.own_bytes && own < 1 << 31 {
             self.phase = Phase::After;
         }
         true
     }
+
+    /// A retransmission's window is an old one: it opens nothing that a later segment has closed.
+    fn hear_window(&mut self, segment: &Packet<'_>) {
+        let is_news = self.window_from.is_none_or(|(seq, ack)| {
+            is_after(segment.ack, ack)
+                || segment.ack == ack && (segment.seq == seq || is_after(segment.seq, seq))
+        });
+        if is_news {
+            self.window_from = Some((segment.seq, segment.ack));
+            self.is_other_closed = segment.window == 0;
+        }
+    }
+}
+
+/// Whether a number comes after another one, around the end of their space.
+fn is_after(number: u32, other: u32) -> bool {
+    (number.wrapping_sub(other) as i32) > 0
 }
 
 impl World {
