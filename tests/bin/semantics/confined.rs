@@ -1,7 +1,9 @@
 //! Programs that lock their memory, and programs that confine themselves to some system calls.
 
 use crate::Case;
-use crate::role::{Checksum, Pair, Role, receive_all, sample, send_all, shown};
+use crate::role::{
+    Checksum, Pair, Role, is_upgraded_where_expected, receive_all, sample, send_all, shown,
+};
 use crate::sys::{self, Fd};
 
 pub(crate) const CASES: &[Case] = &[
@@ -22,6 +24,7 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair("program_that_confines_itself_by_number_goes_on", |pair| {
         confines(pair, by_number);
     }),
+    Case::pair("questions_about_filters_set_none", asks_about_filters),
     Case::pair("child_that_confines_itself_goes_on", confined_child),
     Case::pair(
         "confined_program_closes_unread_bytes_in_a_range",
@@ -235,6 +238,50 @@ fn confines(pair: &Pair, how: Confine) {
     pair.say("close", sys::close(pair.fd));
     pair.step();
     sys::exit_now(0);
+}
+
+/// Asks what the kernel has, as libseccomp does, and for what it must refuse. A connection that is
+/// accelerated stays so.
+fn asks_about_filters(pair: &Pair) {
+    const NOTHING: *const libc::sock_fprog = std::ptr::null();
+    let answer = |result: libc::c_long| sys::ret(result as i32).to_string();
+    // SAFETY: the kernel reads one number, or finds nothing to read.
+    unsafe {
+        let prctl = |option, mode: u32| answer(libc::prctl(option, mode, NOTHING).into());
+        pair.say("mode", prctl(libc::PR_GET_SECCOMP, 0));
+        let filter = libc::SECCOMP_MODE_FILTER;
+        pair.say("no filter", prctl(libc::PR_SET_SECCOMP, filter));
+        let seccomp = |operation: u32, flags: u64, argument: *const u32| {
+            answer(libc::syscall(libc::SYS_seccomp, operation, flags, argument))
+        };
+        let is_there = libc::SECCOMP_GET_ACTION_AVAIL;
+        pair.say(
+            "kills",
+            seccomp(is_there, 0, &libc::SECCOMP_RET_KILL_PROCESS),
+        );
+        pair.say("unknown action", seccomp(is_there, 0, &0x1234_0000));
+        let filter = libc::SECCOMP_SET_MODE_FILTER;
+        for flags in [
+            0,
+            libc::SECCOMP_FILTER_FLAG_TSYNC,
+            libc::SECCOMP_FILTER_FLAG_LOG,
+            libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW,
+            libc::SECCOMP_FILTER_FLAG_NEW_LISTENER,
+        ] {
+            let seen = seccomp(filter, flags, NOTHING.cast());
+            pair.say(&format!("no filter, flags {flags:#x}"), seen);
+        }
+        let strict = libc::SECCOMP_SET_MODE_STRICT;
+        pair.say("strict with a flag", seccomp(strict, 1, NOTHING.cast()));
+        pair.say("strict of something", seccomp(strict, 0, &0));
+        pair.say("mode", prctl(libc::PR_GET_SECCOMP, 0));
+    }
+    for _ in 0..100 {
+        exchange(pair, pair.fd);
+    }
+    pair.step();
+    pair.say("still upgraded", is_upgraded_where_expected(pair.fd));
+    pair.step();
 }
 
 /// Unread bytes go with their descriptor, however that is closed.
