@@ -718,6 +718,17 @@ def held(host, port, name):
         assert error.errno == getattr(errno, name), error
 
 
+def held_until_told(host, port):
+    """Holds a connection, which must carry bytes and end well when SIGUSR1 comes."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    sock = socket.create_connection((host, int(port)), timeout=30)
+    sock.sendall(b"x")
+    assert sock.recv(1) == b"x"
+    print("holding", flush=True)
+    signal.sigwait({signal.SIGUSR1})
+    exchange_end(sock)
+
+
 def all_held(host, port, count, name):
     """Holds many connections, all of which must end with the error of this name."""
     socks = [socket.create_connection((host, int(port)), timeout=30) for _ in range(int(count))]

@@ -505,6 +505,34 @@ fn adapter_that_is_told_to_stop_resets_both_sides() {
     ok(seen);
 }
 
+/// A service manager puts its socket where programs look for an adapter that has an engine: that
+/// adapter stays, because its engine's connections would end with it.
+#[test]
+fn adapter_with_an_engine_stays_where_a_service_manager_takes_its_place() {
+    let Some(mut stage) = Stage::set(&[]) else {
+        return;
+    };
+    let _far = stage.far_server(&["echo_server", "7018"]);
+    let holder = stage.near("holder", &["held_until_told", FAR, "7018"]);
+    await_word(&holder, "holding");
+    let manager = stage.toehold.activate();
+    let adapter = stage.toehold.adapter();
+    let noticed = wait_until(TIME_LIMIT, || {
+        adapter.ended().is_some()
+            || adapter
+                .stderr()
+                .contains("another socket has taken the place")
+    });
+    let said = adapter.outputs();
+    assert!(noticed && said.contains("the TCP engine go on"), "{said}");
+    holder.signal(libc::SIGUSR1);
+    ok(holder);
+    assert!(adapter.ended().is_none(), "{}", adapter.outputs());
+    // The manager's adapter serves who comes once this one has ended.
+    adapter.stop();
+    assert!(stage.toehold.status().is_object() && manager.started() > 0);
+}
+
 #[test]
 fn link_that_goes_down_and_comes_back_loses_nothing() {
     let Some(stage) = Stage::set(&[]) else { return };
