@@ -48,28 +48,32 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<(), Failure> {
     let meeting = Meeting::to_look_at(args.runtime_dir.as_deref(), args.adapter);
     let (report, missing) = report(meeting.dir())?;
     let status = understood(report)?;
-    let (text, is_good) = explain(&status, &args.program, &args.address);
-    print(&text)?;
-    match (missing, is_good) {
+    let explained = explain(&status, &args.program, &args.address);
+    if let Ok((text, _)) = &explained {
+        print(text)?;
+    }
+    match (missing, explained) {
         (Some(missing), _) => Err(missing),
-        (None, true) => Ok(()),
-        (None, false) => Err(Failure::new("not all of it is accelerated")),
+        (None, Ok((_, true))) => Ok(()),
+        (None, Ok((_, false))) => Err(Failure::new("not all of it is accelerated")),
+        (None, Err(nothing)) => Err(Failure::new(nothing)),
     }
 }
 
 /// The explanation, and whether all is accelerated.
-fn explain(status: &Status, program: &str, address: &str) -> (String, bool) {
+///
+/// # Errors
+/// When there is nothing to explain.
+fn explain(status: &Status, program: &str, address: &str) -> Result<(String, bool), String> {
     let is_named = |process: &&Process| {
         process.program.contains(program) || process.pid.to_string() == program
     };
     let processes: Vec<&Process> = status.processes.iter().filter(is_named).collect();
     if processes.is_empty() {
-        let text = format!(
-            "No program named {program} runs with the library of this adapter. Start it with\n\
-             `toehold run`, or as a service: `toehold enable UNIT`. A program that cannot load\n\
-             the library was told so by `toehold run`.\n"
-        );
-        return (text, false);
+        return Err(format!(
+            "no program named {program} runs with the library of this adapter; start it with\n\
+             `toehold run`, or as a service: `toehold enable UNIT`"
+        ));
     }
     let mut text = String::new();
     let mut is_good = true;
@@ -99,13 +103,11 @@ fn explain(status: &Status, program: &str, address: &str) -> (String, bool) {
     }
     if count_found == 0 {
         let name = &processes[0].program;
-        let _ = writeln!(
-            text,
-            "{name} runs with the library and has no connection with {address} now."
-        );
-        is_good = false;
+        return Err(format!(
+            "{name} runs with the library and has no connection with {address} now"
+        ));
     }
-    (text, is_good)
+    Ok((text, is_good))
 }
 
 /// Some connections of one process that are alike.
@@ -276,6 +278,10 @@ mod tests {
         serde_json::from_str(json).expect("a status")
     }
 
+    fn explain(status: &Status, program: &str, address: &str) -> (String, bool) {
+        super::explain(status, program, address).expect("there are connections")
+    }
+
     #[test]
     fn connections_that_are_alike_are_explained_once() {
         let (text, is_good) = explain(&status(), "redis", ":6379");
@@ -320,9 +326,10 @@ mod tests {
 
     #[test]
     fn what_is_not_there_is_said() {
-        let (text, is_good) = explain(&status(), "nginx", "127.0.0.1");
-        assert!(text.contains("No program named nginx") && !is_good);
-        let (text, is_good) = explain(&status(), "redis", "10.0.0.1");
-        assert!(text.contains("no connection with 10.0.0.1") && !is_good);
+        let refused = |program, address| super::explain(&status(), program, address).expect_err("");
+        let text = refused("nginx", "127.0.0.1");
+        assert!(text.starts_with("no program named nginx"), "{text}");
+        let text = refused("redis", "10.0.0.1");
+        assert!(text.contains("no connection with 10.0.0.1"), "{text}");
     }
 }

@@ -30,6 +30,13 @@ pub(super) struct View<'a> {
     pub(super) since: Option<(Duration, &'a Earlier)>,
 }
 
+impl View<'_> {
+    /// Sockets without another end are shown when all are.
+    fn shows(&self, one: &Connection) -> bool {
+        self.all || one.is_connected()
+    }
+}
+
 /// Which connection: process, descriptor and both addresses. A descriptor's number alone is used
 /// again.
 type Key = (u32, i64, String, String);
@@ -70,17 +77,25 @@ pub(super) fn render(status: &Status, view: &View) -> String {
         view.pid.is_none_or(|one| pid == one)
             && view.program.is_none_or(|name| program.contains(name))
     };
-    let is_shown = |process: &&Process| is_meant(process.pid, &process.program);
+    let is_on_path = |process: &Process| {
+        let mut connections = process.connections.iter();
+        view.path
+            .is_none_or(|path| connections.any(|one| one.path == path && view.shows(one)))
+    };
+    let is_shown =
+        |process: &&Process| is_meant(process.pid, &process.program) && is_on_path(process);
     let processes: Vec<&Process> = status.processes.iter().filter(is_shown).collect();
     let bare = status.without_library.iter();
-    let bare = bare::lines(bare.filter(|one| is_meant(one.pid, &one.program)));
+    let is_kernel_meant = view.path.is_none_or(|path| path == "host");
+    let bare = bare.filter(|one| is_kernel_meant && is_meant(one.pid, &one.program));
+    let bare = bare::lines(bare);
     if status.processes.is_empty() {
         out.push_str("no accelerated program is running; start one with: toehold run -- PROGRAM\n");
     } else if processes.is_empty() && bare.is_empty() {
         let all = status.processes.len();
         let _ = writeln!(
             out,
-            "none of the {all} accelerated processes is meant by these options"
+            "these options leave nothing of the {all} programs that run with the library"
         );
     }
     if processes.len() > 1 {
@@ -150,9 +165,7 @@ fn of_process(process: &Process, flows: &[Flow], view: &View) -> String {
         .filter(|one| view.path.is_none_or(|path| one.path == path))
         .collect();
     let on_path = shown.len();
-    if !view.all {
-        shown.retain(|one| one.is_connected());
-    }
+    shown.retain(|one| view.shows(one));
     let unconnected = on_path - shown.len();
     let most_first =
         |one: &&Connection| std::cmp::Reverse(one.by_rings().saturating_add(one.by_kernel()));
@@ -385,7 +398,18 @@ nginx, pid 8, user 4294967290, wait event: no connections
             pid: Some(1),
             ..view()
         });
-        assert!(none.contains("none of the 2"), "{none}");
+        assert!(none.contains("nothing of the 2 programs"), "{none}");
+        // A program of which nothing is on the path is not there either.
+        let one = shown(&View {
+            path: Some("direct"),
+            ..view()
+        });
+        assert!(one.contains("40000") && !one.contains("nginx"), "{one}");
+        let none = shown(&View {
+            path: Some("offload"),
+            ..view()
+        });
+        assert!(none.starts_with("these options leave nothing"), "{none}");
     }
 
     #[test]
