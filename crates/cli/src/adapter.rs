@@ -318,6 +318,18 @@ impl EngineArgs {
         draft.finish()
     }
 
+    /// The failure of [`EngineArgs::settings`]: of the command line, or of the file.
+    fn refused(&self, error: &SettingsError) -> Failure {
+        let sentence = error.to_string();
+        match error {
+            SettingsError::Value(_) => Failure::usage(sentence),
+            SettingsError::Whole(_) if self.config.is_none() => Failure::usage(sentence),
+            SettingsError::Whole(_) | SettingsError::Line { .. } | SettingsError::File(..) => {
+                Failure::new(sentence)
+            }
+        }
+    }
+
     /// These options, as arguments for another process.
     fn arguments(&self) -> Vec<OsString> {
         let mut out = Vec::new();
@@ -419,10 +431,10 @@ pub(crate) fn run(args: &AdapterArgs) -> Result<(), Failure> {
         return Ok(());
     }
     let engine = args.engine.settings();
-    let engine = engine.map_err(|error| Failure::new(error.to_string()))?;
+    let engine = engine.map_err(|error| args.engine.refused(&error))?;
     if args.require_engine && engine.is_none() {
         let needs = "--require-engine needs an engine: give it one with --link or --config";
-        return Err(Failure::new(needs));
+        return Err(Failure::usage(needs));
     }
     // An adapter that would not do as the operator says is none: programs stay on the kernel.
     let read_rules = rules_of(args.rules.as_deref(), args.system);

@@ -97,8 +97,27 @@ fn an_engine_that_is_required_must_be_described() {
     let scratch = tempfile::tempdir().expect("a folder");
     let mut command = adapter(&scratch.path().join("runtime"));
     let output = command.arg("--require-engine").output().expect("it starts");
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(2));
     assert!(says(&output).contains("--link"), "{}", says(&output));
+}
+
+/// Of the command line, and not of a file.
+#[test]
+fn options_of_the_engine_that_cannot_be_are_a_wrong_command_line() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let file = scratch.path().join("engine.conf");
+    std::fs::write(&file, "congestion bbr\n").expect("scratch");
+    let file = file.to_str().expect("a name");
+    let refused = |arguments: &[&str], words: &str, code| {
+        let mut command = adapter(&scratch.path().join("runtime"));
+        let output = command.args(arguments).output().expect("it starts");
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}");
+        assert!(says(&output).contains(words), "{}", says(&output));
+    };
+    refused(&["--link", "eth0"], "`eth0` is no link", 2);
+    refused(&["--coalesce", "100000"], "(0 to 10000)", 2);
+    refused(&["--congestion", "bbr"], "an engine needs a link", 2);
+    refused(&["--config", file], "an engine needs a link", 1);
 }
 
 #[test]

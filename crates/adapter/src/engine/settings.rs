@@ -210,6 +210,8 @@ pub struct Draft {
     destinations: Vec<DestinationLine>,
     threads: Option<usize>,
     rules: Vec<Rule>,
+    /// A setting has come in, whichever.
+    is_begun: bool,
 }
 
 impl Draft {
@@ -222,6 +224,7 @@ impl Draft {
     }
 
     fn try_set(&mut self, word: &str, value: &str) -> Result<(), String> {
+        self.is_begun = true;
         match word {
             "link" => self.device = Some(device(value)?),
             "address" => self.addresses.push(own_address(value)?),
@@ -287,7 +290,7 @@ impl Draft {
             let earlier = lines_of.insert(word, index + 1);
             let values = value.split_ascii_whitespace().count();
             let set = match earlier {
-                _ if values != 1 && !words::takes_many(word) => {
+                _ if values != 1 && words::is_known(word) && !words::takes_many(word) => {
                     Err(format!("`{word}` takes one value"))
                 }
                 Some(line) if words::is_single(word) => Err(format!(
@@ -314,12 +317,11 @@ impl Draft {
     pub fn finish(self) -> Result<Option<Settings>, SettingsError> {
         let whole = |cause| Err(SettingsError::Whole(cause));
         let Some(device) = self.device.clone() else {
-            let is_empty = self.addresses.is_empty() && self.shares.is_empty();
-            let is_empty = is_empty && self.rules.is_empty();
-            return if is_empty && self.gateways.is_empty() && self.mtu.is_none() {
-                Ok(None)
-            } else {
-                whole("an engine needs a link: --link tap:NAME, packet:INTERFACE or xdp:INTERFACE")
+            return match self.is_begun {
+                false => Ok(None),
+                true => whole(
+                    "an engine needs a link: --link tap:NAME, packet:INTERFACE or xdp:INTERFACE",
+                ),
             };
         };
         if self.addresses.is_empty() && self.shares.is_empty() {
@@ -779,6 +781,7 @@ mod tests {
             ("link eth:toe0", "no link"),
             ("threads 2", "is set already, on line 1"),
             ("link", "takes one value"),
+            ("linc tap:a tap:b", "`linc` is no setting: link, "),
             ("route 10.0.0.0/8", "no setting"),
             ("mtu 60", "no MTU"),
             ("coalesce 10001", "no time"),
@@ -808,6 +811,24 @@ mod tests {
             let words = error.to_string();
             assert!(words.contains("line 2") && words.contains(cause), "{words}");
         }
+    }
+
+    #[test]
+    fn settings_without_a_link_are_refused() {
+        for (word, value) in [
+            ("address", "10.84.0.2/24"),
+            ("congestion", "bbr"),
+            ("threads", "2"),
+            ("quota", "5"),
+            ("to", "10.0.0.0/8 window 4"),
+            ("without", "lso"),
+        ] {
+            let mut draft = Draft::default();
+            draft.set(word, value).expect("a setting");
+            let error = draft.finish().expect_err("no link").to_string();
+            assert!(error.contains("an engine needs a link"), "{word}: {error}");
+        }
+        assert!(matches!(Draft::default().finish(), Ok(None)));
     }
 
     #[test]

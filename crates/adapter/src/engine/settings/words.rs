@@ -313,6 +313,11 @@ pub(super) fn is_of_connections(word: &str) -> bool {
         .any(|one| one.word == word && one.is_of_connections)
 }
 
+/// Whether a word is a setting.
+pub(super) fn is_known(word: &str) -> bool {
+    WORDS.iter().any(|one| one.word == word)
+}
+
 /// Whether more than one value follows a word.
 pub(super) fn takes_many(word: &str) -> bool {
     word == "to"
