@@ -12,6 +12,7 @@
 //! - [`plan`]: the patch of each site, or the reason why a site cannot be patched.
 //! - [`guarded`]: system calls that a signal handler of the program's undoes.
 //! - [`stub`]: the bytes of patches and stubs.
+//! - [`rewrite`]: the patches of a page, as one write.
 //! - [`elf`]: where the code of an ELF file is.
 //!
 //! The crate makes no system call. It needs no heap: callers lend the memory that a sweep needs.
@@ -27,6 +28,7 @@ pub mod guarded;
 pub mod instruction;
 pub mod movable;
 pub mod plan;
+pub mod rewrite;
 pub mod search;
 pub mod stub;
 pub mod sweep;

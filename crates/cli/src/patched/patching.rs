@@ -7,7 +7,8 @@ use std::path::Path;
 use toehold_sites::elf::{Image, PF_X, PT_LOAD, Segment};
 use toehold_sites::guarded::is_guarded;
 use toehold_sites::plan::{Patch, plan};
-use toehold_sites::stub::{Addresses, Overwrite, STUB_BYTES_MAX, TABLE_BYTES, overwrites, stub};
+use toehold_sites::rewrite::{self, by_page};
+use toehold_sites::stub::{Addresses, STUB_BYTES_MAX, TABLE_BYTES, overwrites, stub};
 use toehold_sites::sweep::{Bits, Swept, words};
 
 use super::Refusal;
@@ -360,7 +361,14 @@ impl Stubs<'_> {
                 overwritten.extend(both.into_iter().flatten());
                 at += STUB_BYTES_MAX as u64;
             }
-            writes.extend(by_page(code_bytes, address, overwritten));
+            writes.extend(by_page(&mut overwritten, address).map(|overwrites| {
+                let rewrite = rewrite::Rewrite::of(code_bytes, overwrites);
+                Rewrite {
+                    address: address + rewrite.place().start as u64,
+                    code: code_bytes[rewrite.place()].to_vec(),
+                    patched: rewrite.bytes().to_vec(),
+                }
+            }));
         }
         tracee.write(self.place + TABLE_BYTES as u64, &stubs)?;
         // Only the beginning of the table has other values than 0.
@@ -372,30 +380,6 @@ impl Stubs<'_> {
         tracee.write(self.place, &table)?;
         Ok(writes)
     }
-}
-
-/// The bytes of code that is at `address`, from the first to the last that is overwritten in each
-/// page: one write for a page costs less than one for each patch.
-fn by_page(code: &[u8], address: u64, mut overwrites: Vec<Overwrite>) -> Vec<Rewrite> {
-    overwrites.sort_unstable_by_key(|overwrite| overwrite.at);
-    let page = |at: usize| (address + at as u64) / 4096;
-    let pages = overwrites.chunk_by(|a, b| page(a.at) == page(b.at));
-    let write = |overwrites: &[Overwrite]| {
-        let end = |overwrite: &Overwrite| overwrite.at + overwrite.bytes().len();
-        let (from, to) = (overwrites[0].at, overwrites.iter().map(end).max());
-        let code = code[from..to.unwrap_or(from)].to_vec();
-        let mut patched = code.clone();
-        for overwrite in overwrites {
-            let new = overwrite.bytes();
-            patched[overwrite.at - from..][..new.len()].copy_from_slice(new);
-        }
-        Rewrite {
-            address: address + from as u64,
-            code,
-            patched,
-        }
-    };
-    pages.map(write).collect()
 }
 
 /// The calls that make room for stubs and their table at `place`.
@@ -523,37 +507,7 @@ impl Auxiliary {
 
 #[cfg(test)]
 mod tests {
-    use toehold_sites::plan::Kind;
-
     use super::*;
-
-    #[test]
-    fn the_patches_of_a_page_are_one_write_with_the_code_between_them() {
-        let code: Vec<u8> = (0..8192u32).map(|n| n as u8).collect();
-        let addresses = Addresses {
-            code: 0x40_0000,
-            stub: 0x30_0000,
-            table: 0x2f_0000,
-            entry: 0,
-        };
-        let patch = |start: usize| Patch {
-            site: start + 7,
-            kind: Kind::Before { start },
-        };
-        let all = [5000, 16, 100].map(|start| {
-            let [one, _] = overwrites(&patch(start), &addresses).expect("near");
-            one.expect("a jump")
-        });
-        let writes = by_page(&code, addresses.code, all.to_vec());
-        let place = |one: &Rewrite| (one.address, one.patched.len());
-        let places: Vec<(u64, usize)> = writes.iter().map(place).collect();
-        assert_eq!(places, [(0x40_0010, 91), (0x40_1388, 7)]);
-        assert_eq!(writes[0].code, code[16..107]);
-        let bytes = &writes[0].patched;
-        assert_eq!(bytes[..7], *all[1].bytes());
-        assert_eq!(bytes[7..84], code[23..100]);
-        assert_eq!(bytes[84..], *all[2].bytes());
-    }
 
     #[test]
     fn a_program_is_patched_as_a_whole_or_not_at_all() {

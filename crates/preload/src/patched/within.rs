@@ -18,7 +18,8 @@ use toehold_freestanding::{call, errno, memory, objects};
 use toehold_sites::elf::{Image, PF_X, PT_LOAD, shows_go};
 use toehold_sites::guarded::has_guarded;
 use toehold_sites::plan::{Patch, plan};
-use toehold_sites::stub::{Addresses, STUB_BYTES_MAX, TABLE_BYTES, overwrites, stub};
+use toehold_sites::rewrite::{Rewrite, by_page};
+use toehold_sites::stub::{Addresses, Overwrite, STUB_BYTES_MAX, TABLE_BYTES, overwrites, stub};
 use toehold_sites::sweep::{Bits, Swept, words};
 
 use super::refusal::Refusal;
@@ -200,11 +201,18 @@ fn patch_code(
         table: place.at as u64,
         entry: entry as *const () as u64,
     };
+    let changes = Memory::<Overwrite>::of(2 * count).ok_or(Refusal::NoMemory)?;
+    let mut changed = 0;
     for (n, patch) in patches.iter().enumerate() {
         let into = stubs[n * STUB_BYTES_MAX..].first_chunk_mut();
         let into = into.ok_or(Refusal::NoRoom)?;
         stub(patch, code, &addresses(n), into).map_err(|_| Refusal::NoRoom)?;
-        overwrites(patch, &addresses(n)).map_err(|_| Refusal::NoRoom)?;
+        let overwritten = overwrites(patch, &addresses(n)).map_err(|_| Refusal::NoRoom)?;
+        for overwrite in overwritten.into_iter().flatten() {
+            // SAFETY: a patch has two at most.
+            unsafe { changes.at.add(changed).write(overwrite) };
+            changed += 1;
+        }
     }
     let protection = libc::PROT_READ | libc::PROT_EXEC;
     // SAFETY: our own pages.
@@ -212,14 +220,14 @@ fn patch_code(
         return Err(Refusal::NoExecutableMemory);
     }
     let own = OwnMemory::open().ok_or(Refusal::NoProc)?;
-    for (n, patch) in patches.iter().enumerate() {
-        let overwritten = overwrites(patch, &addresses(n)).map_err(|_| Refusal::NoRoom)?;
-        for overwrite in overwritten.into_iter().flatten() {
-            let at = code.as_ptr() as usize + overwrite.at;
-            // The first one tells whether the kernel allows it.
-            if !own.write(at, overwrite.bytes()) && n == 0 {
-                return Err(Refusal::NotWritable);
-            }
+    // SAFETY: all of them were written, and nobody else uses them.
+    let changes = unsafe { slice::from_raw_parts_mut(changes.at, changed) };
+    for (n, overwrites) in by_page(changes, code.as_ptr() as u64).enumerate() {
+        let rewrite = Rewrite::of(code, overwrites);
+        let at = code.as_ptr() as usize + rewrite.place().start;
+        // The first one tells whether the kernel allows it.
+        if !own.write(at, rewrite.bytes()) && n == 0 {
+            return Err(Refusal::NotWritable);
         }
     }
     core::mem::forget(place);
