@@ -162,8 +162,8 @@ pub struct Bare {
 /// inherit it.
 pub const REFUSED: &str = "TOEHOLD_REFUSED";
 
-/// The variable that names the command which patches programs without a loader, where it is to
-/// patch children.
+/// The variable by which `toehold run` has the library patch programs that make their system calls
+/// themselves.
 pub const PATCH_CALLS: &str = "TOEHOLD_PATCH_CALLS";
 
 /// The variable by which `toehold run` says that it has become the program with this process id:

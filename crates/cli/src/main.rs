@@ -35,10 +35,6 @@ use clap::{CommandFactory, Parser};
 use crate::cli::{Cli, Command};
 
 fn main() -> ExitCode {
-    #[cfg(target_arch = "x86_64")]
-    if let Some(status) = patched::following::asked() {
-        return status;
-    }
     let result = match Cli::parse().command {
         Command::Run(args) => run::run(args).map(|never| match never {}),
         Command::Enable(args) => services::enable(&args),

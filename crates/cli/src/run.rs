@@ -146,7 +146,7 @@ struct Acceleration {
     #[cfg(target_arch = "x86_64")]
     is_patched: bool,
     /// This program, where it patches those that the program executes.
-    patches_children: Option<PathBuf>,
+    patches_children: bool,
 }
 
 /// Prepares everything; `None` when none is wanted, a sentence when it cannot be had.
@@ -217,17 +217,8 @@ fn acceleration(args: &RunArgs, program: &Path) -> Result<Option<Acceleration>, 
         pair_after: args.pair_after,
         #[cfg(target_arch = "x86_64")]
         is_patched,
-        patches_children: patches_children(args),
+        patches_children: cfg!(target_arch = "x86_64") && args.patch_calls == PatchChoice::On,
     }))
-}
-
-/// The path of this program, if it is to patch programs that the program executes.
-fn patches_children(args: &RunArgs) -> Option<PathBuf> {
-    #[cfg(target_arch = "x86_64")]
-    let is_wanted = args.patch_calls == PatchChoice::On;
-    #[cfg(not(target_arch = "x86_64"))]
-    let is_wanted = false;
-    is_wanted.then(env::current_exe)?.ok()
 }
 
 impl Acceleration {
@@ -246,12 +237,12 @@ impl Acceleration {
             .env("TOEHOLD_PATH", self.path.word())
             .env("TOEHOLD_WAIT", self.wait.word())
             .env(EXPRESS, self.express.word());
-        match &self.patches_children {
+        match self.patches_children {
             // The program has our process id.
-            Some(path) => command
-                .env(PATCH_CALLS, path)
+            true => command
+                .env(PATCH_CALLS, "on")
                 .env(STARTED, std::process::id().to_string()),
-            None => command.env_remove(PATCH_CALLS).env_remove(STARTED),
+            false => command.env_remove(PATCH_CALLS).env_remove(STARTED),
         };
         match filters() {
             0 => command.env_remove(FILTERS),
@@ -298,7 +289,7 @@ mod tests {
             pair_after: NonZeroU32::new(1),
             #[cfg(target_arch = "x86_64")]
             is_patched: false,
-            patches_children: Some("/x/toehold".into()),
+            patches_children: true,
         };
         let mut command = Command::new("true");
         acceleration.apply(&mut command);
@@ -316,7 +307,7 @@ mod tests {
         assert_eq!(get("TOEHOLD_WAIT"), Some("event".into()));
         assert_eq!(get("TOEHOLD_EXPRESS"), Some("off".into()));
         assert_eq!(get("TOEHOLD_PAIR_AFTER"), Some("1".into()));
-        assert_eq!(get("TOEHOLD_PATCH_CALLS"), Some("/x/toehold".into()));
+        assert_eq!(get("TOEHOLD_PATCH_CALLS"), Some("on".into()));
         assert_eq!(get(RUNTIME_DIR), Some("/r".into()));
     }
 }

@@ -1,12 +1,12 @@
 //! Programs without a dynamic linker that this one executes: a helper patches them.
 //!
-//! `toehold run` names itself in the environment (`TOEHOLD_PATCH_CALLS`). Before a program executes
-//! one that the library cannot be preloaded into, it starts `toehold` as a helper, which traces the
-//! calling thread until the exec has happened, patches the new program, and ends.
+//! Before a program executes one that the library cannot be preloaded into, it makes a process as
+//! a helper, which traces the calling thread until the exec has happened, patches the new program,
+//! and ends. The work is that of `toehold-patcher`.
 //!
 //! ```text
-//! this program                          helper: toehold follow-exec LIBRARY PROGRAM
-//!   starts the helper  ───────────────▶
+//! this program                          helper
+//!   makes the helper   ───────────────▶
 //!                      ◀── its number ──
 //!   thread, event      ───────────────▶  traces the thread
 //!                      ◀──── an errno ──
@@ -16,15 +16,21 @@
 //! ```
 //!
 //! The helper is nobody's child whom this program could wait for: the process between them has no
-//! signal for its end, and is waited for here. Nothing is written to the program's memory, and
-//! nothing stays open. Whatever goes wrong before the exec, the exec happens without the helper.
+//! signal for its end, and is waited for here. It uses this program's memory, which so stays until
+//! the helper has ended: to make a copy, or to execute a program, would take longer than its work.
+//! Of that memory it writes its arena alone, and it gives that back. It has no descriptor of the
+//! program's and runs none of its signal handlers. Whatever goes wrong before the exec, the exec
+//! happens without the helper.
 //!
-//! All of this is done by system calls and with a stack of its own, because a `vfork` child may be
+//! All of this is done by system calls and with stacks of its own, because a `vfork` child may be
 //! the caller.
 
-use core::ffi::{c_char, c_int, c_void};
+#[cfg(target_arch = "x86_64")]
+mod work;
 
-use toehold_freestanding::{call, memory};
+use core::ffi::{c_char, c_int};
+
+use toehold_freestanding::call;
 use toehold_sockets::is_confined;
 
 use crate::program::{self, Target};
@@ -53,7 +59,7 @@ pub(crate) enum Followed {
 
 /// There is no helper, or one that does not answer.
 const NOT_STARTED: Followed =
-    Followed::Refused(c"its system calls cannot be patched: toehold could not be started for that");
+    Followed::Refused(c"its system calls cannot be patched: no process could be made for that");
 
 /// The kernel does not allow it.
 const NOT_TRACED: Followed = Followed::Refused(
@@ -82,10 +88,11 @@ pub(crate) unsafe fn follow(
     }
     let (mut library, mut path) = (program::Buffer::new(), program::Buffer::new());
     // SAFETY: the caller's promise.
-    let launcher = unsafe { program::launcher(target, environment, &mut library, &mut path) };
-    let Some(launcher) = launcher else {
+    let is_wanted =
+        unsafe { program::is_to_be_patched(target, environment, &mut library, &mut path) };
+    if !is_wanted {
         return Followed::NotWanted;
-    };
+    }
     if !makes_processes_here() {
         return Followed::Refused(
             c"its system calls cannot be patched: its children would be \
@@ -95,8 +102,7 @@ pub(crate) unsafe fn follow(
     // SAFETY: no memory is involved.
     let thread = unsafe { call!(SYS_gettid) } as c_int;
     let mask = Blocked::new();
-    let followed =
-        Helper::start(launcher, [&library, &path]).map(|helper| helper.converse(thread, event));
+    let followed = Helper::start(&library, &path).map(|helper| helper.converse(thread, event));
     drop(mask);
     followed.unwrap_or(NOT_STARTED)
 }
@@ -125,8 +131,7 @@ fn makes_processes_here() -> bool {
 
 impl Helper {
     /// The helper is told the library's path and the program's.
-    fn start(launcher: *const c_char, paths: [&program::Buffer; 2]) -> Option<Helper> {
-        const STACK_BYTES: usize = 32 << 10;
+    fn start(library: &program::Buffer, path: &program::Buffer) -> Option<Helper> {
         let mut ends: [c_int; 2] = [-1; 2];
         let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
         // SAFETY: two descriptors are written.
@@ -135,32 +140,7 @@ impl Helper {
         }
         let helper = Helper { socket: ends[0] };
         helper.limit_waiting();
-        let stacks = memory::anonymous(2 * STACK_BYTES, false);
-        let start = Start {
-            launcher,
-            arguments: [
-                launcher,
-                c"follow-exec".as_ptr(),
-                paths[0].as_ptr(),
-                paths[1].as_ptr(),
-                core::ptr::null(),
-            ],
-            socket: ends[1],
-            stack: stacks.wrapping_add(STACK_BYTES),
-        };
-        if !stacks.is_null() {
-            let top = stacks.wrapping_add(2 * STACK_BYTES);
-            let argument = (&raw const start).cast();
-            // SAFETY: the stack is the child's alone; `start` lives until the child has ended. The
-            // child is one that only this thread can wait for (`__WALL`), and it has ended by then.
-            unsafe {
-                let child = beside(top, between, argument);
-                if child > 0 {
-                    call!(SYS_wait4, child, 0, libc::__WALL, 0);
-                }
-                memory::unmap(stacks, 2 * STACK_BYTES);
-            }
-        }
+        work::start(ends[1], library, path);
         // SAFETY: made above.
         unsafe { call!(SYS_close, ends[1]) };
         // Where nobody was started, the first read meets the end.
@@ -236,102 +216,12 @@ impl Drop for Helper {
     }
 }
 
-/// For the processes that lead to the helper.
-struct Start {
-    launcher: *const c_char,
-    arguments: [*const c_char; 5],
-    /// The helper's end.
-    socket: c_int,
-    /// The end of the helper's stack, before it executes `toehold`.
-    stack: *mut u8,
-}
-
-/// Stands between this process and the helper, so that the helper is no child of this one.
-unsafe extern "C" fn between(start: *const c_void) -> ! {
-    // SAFETY: the starter's argument, and a stack for one process.
-    unsafe {
-        beside(
-            (*start.cast::<Start>()).stack,
-            execute_launcher,
-            start.cast(),
-        );
-        end()
-    }
-}
-
-/// Becomes the helper: it has the socket as its standard input, and nothing else.
-unsafe extern "C" fn execute_launcher(start: *const c_void) -> ! {
-    let environment: [*const c_char; 1] = [core::ptr::null()];
-    // SAFETY: the starter's argument; descriptors are this process's own.
-    unsafe {
-        let start = &*start.cast::<Start>();
-        if start.socket == 0 {
-            call!(SYS_fcntl, 0, libc::F_SETFD, 0);
-        } else {
-            call!(SYS_dup3, start.socket, 0, 0);
-        }
-        call!(SYS_close_range, 1, u32::MAX, 0);
-        let (arguments, environment) = (start.arguments.as_ptr(), environment.as_ptr());
-        call!(SYS_execve, start.launcher, arguments, environment);
-        end()
-    }
-}
-
-fn end() -> ! {
-    loop {
-        // SAFETY: ends the process.
-        unsafe { call!(SYS_exit, 0) };
-    }
-}
-
-/// Runs `function` in a process that uses this one's memory, on a stack that ends at `stack`, and
-/// returns when that process has executed a program or ended: its number, or a negated errno. No
-/// signal tells of its end.
-///
-/// # Safety
-/// The stack is nobody's; `function` never returns, and uses no thread-local storage.
-#[cfg(target_arch = "x86_64")]
-unsafe fn beside(
-    stack: *mut u8,
-    function: unsafe extern "C" fn(*const c_void) -> !,
-    argument: *const c_void,
-) -> isize {
-    let answer: isize;
-    // SAFETY: the caller's promise. In the new process the stack pointer is `stack`, which is a
-    // multiple of 16.
-    unsafe {
-        core::arch::asm!(
-            "syscall",
-            "test rax, rax",
-            "jnz 2f",
-            "xor ebp, ebp",
-            "mov rdi, r12",
-            "call r13",
-            "ud2",
-            "2:",
-            inlateout("rax") libc::SYS_clone as isize => answer,
-            in("rdi") libc::CLONE_VM | libc::CLONE_VFORK,
-            in("rsi") stack,
-            in("rdx") 0,
-            in("r10") 0,
-            in("r8") 0,
-            in("r12") argument,
-            in("r13") function,
-            lateout("rcx") _,
-            lateout("r11") _,
-        );
-    }
-    answer
-}
-
 /// Other machines have no patches.
 #[cfg(not(target_arch = "x86_64"))]
-unsafe fn beside(
-    _: *mut u8,
-    _: unsafe extern "C" fn(*const c_void) -> !,
-    _: *const c_void,
-) -> isize {
-    -(libc::ENOSYS as isize)
+mod work {
+    use crate::program::Buffer;
+
+    pub(super) fn start(_: core::ffi::c_int, _: &Buffer, _: &Buffer) {}
 }
 
 /// While it lives no handler runs in this thread.

@@ -27,7 +27,8 @@
 //! - `routines`: `memcpy` and the others that the compiler calls.
 //!
 //! The library needs nothing of any other: no library to be loaded with it, no symbol, no
-//! thread-local storage, no heap. It finds libc's functions in memory when it starts, and makes
+//! thread-local storage. It has no heap either, but for the helpers of `following`, which have the
+//! kernel's memory. It finds libc's functions in memory when it starts, and makes
 //! system calls where there is no libc.
 
 #![cfg_attr(all(panic = "abort", not(test)), no_std)]
@@ -60,6 +61,11 @@ mod stdio;
 mod tracer;
 
 use toehold_freestanding::call;
+
+/// For helpers (`following`). Nothing else allocates.
+#[cfg(all(not(test), target_arch = "x86_64"))]
+#[global_allocator]
+static HEAP: toehold_patcher::heap::Heap = toehold_patcher::heap::Heap;
 
 /// True when this value of `TOEHOLD_PATH` has the library start.
 fn is_started_by(path: &[u8]) -> bool {

@@ -9,8 +9,8 @@ use core::mem::MaybeUninit;
 
 use toehold_freestanding::{call, environment};
 
-/// The variable that names `toehold`, where it is to patch the program's children.
-const LAUNCHER: &[u8] = b"TOEHOLD_PATCH_CALLS=";
+/// The variable that asks for patches in programs that make their system calls themselves.
+const PATCH_CALLS: &[u8] = b"TOEHOLD_PATCH_CALLS=";
 
 /// The variable that valgrind gives to its tools. These are static programs that run another
 /// program in their own process: that one has the library, and its system calls are made there.
@@ -92,45 +92,46 @@ fn preload_list(variable: &[u8]) -> Option<impl Iterator<Item = &[u8]>> {
     Some(list.split(|byte| matches!(byte, b':' | b' ')))
 }
 
-/// The launcher that patches programs without a loader, where `target` is one and `environment`
-/// asks for it; and the library to be mapped, in `library`, and the program's path, in `path`,
-/// which is empty where `target` is an open file. The launcher's name is part of `environment`.
+/// True when `target` has no loader and `environment` asks for its system calls to be patched. Then
+/// the library to be mapped is in `library`, and the program's path in `path`, which is empty where
+/// `target` is an open file.
 ///
 /// # Safety
 /// What `target` names and `environment` are as `execve(2)` wants them.
-pub(crate) unsafe fn launcher(
+pub(crate) unsafe fn is_to_be_patched(
     target: Target,
     environment: *const *const c_char,
     library: &mut Buffer,
     path: &mut Buffer,
-) -> Option<*const c_char> {
-    let mut launcher = None;
+) -> bool {
+    let mut is_asked = false;
     // SAFETY: the caller's promise, here and below.
     for variable in unsafe { variables(environment) } {
         let bytes = variable.to_bytes();
-        if let Some(path) = bytes.strip_prefix(LAUNCHER) {
-            // SAFETY: within the variable, which ends with NUL.
-            let at = unsafe { variable.as_ptr().add(LAUNCHER.len()) };
-            launcher = (!path.is_empty()).then_some(at);
+        if let Some(value) = bytes.strip_prefix(PATCH_CALLS) {
+            is_asked = !value.is_empty();
         } else if bytes.starts_with(VALGRIND) {
-            return None;
+            return false;
         } else if let Some(mut list) = preload_list(bytes) {
-            let ours = list.find(|path| is_library(path))?;
-            library.set(&[ours]).then_some(())?;
+            let ours = list.find(|path| is_library(path));
+            if !ours.is_some_and(|ours| library.set(&[ours])) {
+                return false;
+            }
         }
     }
-    let launcher = launcher?;
     // SAFETY: as above.
-    if !unsafe { names_library(environment) } || !has_own_rights() {
-        return None;
+    if !is_asked || !unsafe { names_library(environment) } || !has_own_rights() {
+        return false;
     }
     // SAFETY: as above.
-    let opened = unsafe { open(target, path) }.ok()?;
+    let Ok(opened) = (unsafe { open(target, path) }) else {
+        return false;
+    };
     if let (Target::Path(name) | Target::Name(name), true) = (target, path.is_empty()) {
         // SAFETY: as above: it was opened.
         path.set(&[unsafe { CStr::from_ptr(name) }.to_bytes()]);
     }
-    (opened.loader(SCRIPT_DEPTH_MAX) == Loader::None).then_some(launcher)
+    opened.loader(SCRIPT_DEPTH_MAX) == Loader::None
 }
 
 unsafe fn open(target: Target, path: &mut Buffer) -> Result<Opened, Forecast> {
@@ -496,6 +497,7 @@ fn is_library(path: &[u8]) -> bool {
 }
 
 /// A NUL-terminated path on the stack.
+#[derive(Clone)]
 pub(crate) struct Buffer([u8; libc::PATH_MAX as usize]);
 
 impl Buffer {
@@ -519,6 +521,11 @@ impl Buffer {
 
     pub(crate) fn as_ptr(&self) -> *const c_char {
         self.0.as_ptr().cast()
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn as_c_str(&self) -> &CStr {
+        CStr::from_bytes_until_nul(&self.0).unwrap_or(c"")
     }
 
     pub(crate) fn is_empty(&self) -> bool {

@@ -12,8 +12,8 @@
 use std::arch::asm;
 use std::env;
 use std::ffi::{CString, OsStr, OsString, c_char};
-use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, FromRawFd, RawFd};
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -23,9 +23,9 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use libc::{c_int, c_void, pid_t};
 use rustix::io::{Errno, read, write};
 use rustix::process::{PTracer, Pid, getpid, set_ptracer};
+use toehold_patcher::{Error, File, Refusal, Task, Watch};
 
-use super::Refusal;
-use super::following::Watch;
+use super::Sentence;
 
 /// Replaces this process by a program that is patched. This process has one thread. Of `command`,
 /// the changes of the environment count. `None` when the kernel does not execute the program.
@@ -34,14 +34,30 @@ pub(crate) fn exec(
     program: &Path,
     arguments: &[OsString],
     command: &Command,
-) -> Option<Refusal> {
+) -> Option<Sentence> {
     let image = match Image::new(program, arguments, command) {
         Ok(image) => image,
-        Err(error) => return Some(Refusal::Failed(error)),
+        Err(_) => return failed("an argument has a null byte"),
     };
-    with_helper(library, program, || image.exec())
-        .err()
-        .map(Refusal::NotTraced)
+    let Ok(library) = CString::new(library.as_os_str().as_bytes()) else {
+        return failed("the library's path has a null byte");
+    };
+    let runtime_directory = env::var_os("XDG_RUNTIME_DIR");
+    let runtime_directory = runtime_directory.and_then(|path| CString::new(path.into_vec()).ok());
+    let task = Task {
+        library: &library,
+        program: Some(&image.path),
+        runtime_directory: runtime_directory.as_deref(),
+    };
+    let result = with_helper(task, || image.exec());
+    result.err().map(|error| {
+        let number = error.raw_os_error().unwrap_or(libc::EPERM);
+        Sentence(Refusal::NotTraced(Error::Kernel(number)))
+    })
+}
+
+fn failed(why: &'static str) -> Option<Sentence> {
+    Some(Sentence(Refusal::Failed(Error::Failed(why))))
 }
 
 /// A program with its arguments and its environment, as the kernel wants them.
@@ -118,8 +134,7 @@ impl Strings {
 struct Start<'a> {
     /// The process that is to be traced.
     target: pid_t,
-    library: &'a Path,
-    program: &'a Path,
+    task: Task<'a>,
     /// The helper's end of the conversation, and the other.
     theirs: RawFd,
     ours: RawFd,
@@ -131,13 +146,12 @@ struct Start<'a> {
 
 /// Makes the helper, and calls `execute` when it traces this process. Returns when there is no
 /// helper any more.
-fn with_helper(library: &Path, program: &Path, execute: impl FnOnce()) -> io::Result<()> {
+fn with_helper(task: Task<'_>, execute: impl FnOnce()) -> io::Result<()> {
     let (ours, theirs) = UnixStream::pair()?;
     let (first, second) = stacks()?;
     let start = Start {
         target: getpid().as_raw_nonzero().get(),
-        library,
-        program,
+        task,
         theirs: theirs.as_raw_fd(),
         ours: ours.as_raw_fd(),
         stack: second,
@@ -225,42 +239,46 @@ extern "C" fn helper(start: *mut c_void) -> c_int {
     let (start, starter) = unsafe {
         let start = &*start.cast::<Start<'_>>();
         libc::close(start.ours);
-        (start, UnixStream::from_raw_fd(start.theirs))
+        (start, File::from_raw_fd(start.theirs))
     };
     // When a process ends, its use of memory ends before its descriptors are closed. So the starter
     // knows that this memory is its own again.
-    let last = starter.try_clone();
+    // SAFETY: no memory is involved. It is closed by the process's end.
+    unsafe { libc::dup(start.theirs) };
     let status = help(start, starter);
-    std::mem::forget(last);
     // SAFETY: ends this process; nothing of the starter's is to be flushed or run here.
     unsafe { libc::_exit(status) }
 }
 
 /// Traces the starter until it has become another program, and patches that.
-fn help(start: &Start<'_>, mut starter: UnixStream) -> c_int {
+fn help(start: &Start<'_>, starter: File) -> c_int {
     let watch = loop {
         let begun = Watch::begin(start.target, false);
-        let error = begun.as_ref().err();
-        let error = error.map_or(0, |error| error.raw_os_error().unwrap_or(libc::EPERM));
-        if starter.write_all(&[error as u8]).is_err() {
+        let error = match &begun {
+            Ok(_) => 0,
+            Err(Error::Kernel(number)) => *number,
+            Err(_) => libc::EPERM,
+        };
+        if starter.send(&[error as u8]).is_err() {
             return 1;
         }
         if let Ok(watch) = begun {
             break watch;
         }
         let mut word = [END];
-        if starter.read_exact(&mut word).is_err() || word != [AGAIN] {
+        if starter.receive(&mut word).is_err() || word != [AGAIN] {
             return 1;
         }
     };
-    match watch.patch(start.library, Some(start.program), starter) {
+    match watch.patch(&start.task, starter) {
         // A dynamic linker that is run by hand preloads the library itself.
         Ok(()) | Err(Refusal::NotAlone | Refusal::Ended) => 0,
         Err(refusal @ Refusal::Lost(_)) => {
-            eprintln!("toehold: {refusal}");
+            eprintln!("toehold: {}", Sentence(refusal));
             1
         }
         Err(refusal) => {
+            let refusal = Sentence(refusal);
             eprintln!("toehold: {refusal}; the program runs on kernel TCP");
             1
         }

@@ -8,55 +8,32 @@
 //!   the program  ◀── maps the library, writes stubs and patches, lets go, ends
 //! ```
 //!
-//! The program keeps its process number and its parent. The helper needs no privilege: it traces a
-//! process of its own user, and only until the program's first instruction. It patches last. When
-//! anything is in the way before that, the program runs on the kernel as it is.
-//!
-//! Programs that the program executes are patched in this way, too ([`following`]).
+//! The program keeps its process number and its parent. The helper's work is that of
+//! `toehold-patcher`, which the library does for programs that the program executes.
 
 mod exec;
-mod file;
-pub(crate) mod following;
-mod mapping;
-mod patching;
-mod plans;
-mod tracee;
 
 use std::fmt;
 use std::io;
 
-/// Why a program runs without the library.
-#[derive(Debug)]
-pub(crate) enum Refusal {
-    /// The kernel does not let it be traced.
-    NotTraced(io::Error),
-    /// Something went wrong while it was stopped.
-    Failed(io::Error),
-    /// This processor or kernel does not let programs use GS.
-    NoGs,
-    /// None of its sites can be patched.
-    NoSites,
-    /// A signal handler of its own undoes system calls.
-    Guarded,
-    /// The library has looked at the program and keeps out of it.
-    NotWanted,
-    /// It has a dynamic linker, or is one.
-    NotAlone,
-    /// It has ended before it could be patched.
-    Ended,
-    /// It could not be let go as it was, and has been ended.
-    Lost(io::Error),
-}
+use toehold_patcher::{Error, Refusal};
 
-impl fmt::Display for Refusal {
+/// Says why a program runs without the library.
+#[derive(Debug)]
+pub(crate) struct Sentence(Refusal);
+
+impl fmt::Display for Sentence {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
+        match &self.0 {
             Refusal::NotTraced(error) => write!(
                 out,
                 "its system calls cannot be patched, because the kernel does not let it be traced \
-                 ({error}); a debugger, Yama or a filter for system calls may be the reason"
+                 ({}); a debugger, Yama or a filter for system calls may be the reason",
+                cause(*error)
             ),
-            Refusal::Failed(error) => write!(out, "its system calls cannot be patched: {error}"),
+            Refusal::Failed(error) => {
+                write!(out, "its system calls cannot be patched: {}", cause(*error))
+            }
             Refusal::NoGs => out.write_str(
                 "its system calls cannot be patched, because this processor or kernel does not \
                  let programs set GS (FSGSBASE)",
@@ -75,7 +52,8 @@ impl fmt::Display for Refusal {
             Refusal::Ended => out.write_str("it has ended before it was patched"),
             Refusal::Lost(error) => write!(
                 out,
-                "it has been ended, because its first instructions could not be restored ({error})"
+                "it has been ended, because its first instructions could not be restored ({})",
+                cause(*error)
             ),
             Refusal::NoSites => out.write_str(
                 "its system calls cannot be patched: there are none, or none that can be patched \
@@ -85,6 +63,20 @@ impl fmt::Display for Refusal {
     }
 }
 
-pub(crate) use exec::exec;
+/// An error as others of this command are shown.
+fn cause(error: Error) -> io::Error {
+    match error {
+        Error::Kernel(number) => io::Error::from_raw_os_error(number),
+        Error::Failed(why) => io::Error::other(why),
+        Error::Signal(signal) => {
+            io::Error::other(format!("the library has failed in it, by signal {signal}"))
+        }
+    }
+}
+
 /// Why a program that runs was not patched, as far as its file and the kernel tell.
-pub(crate) use patching::obstacle;
+pub(crate) fn obstacle(process: libc::pid_t) -> Option<Sentence> {
+    toehold_patcher::obstacle(process).map(Sentence)
+}
+
+pub(crate) use exec::exec;

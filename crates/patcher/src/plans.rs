@@ -21,17 +21,15 @@
 //!
 //! Whatever is in the way, the plan is made again. Nothing is said about it.
 
-use std::fs::{self, File};
-use std::io::{self, Read, Write};
-use std::ops::Range;
-use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use alloc::vec::Vec;
+use core::ffi::CStr;
+use core::ops::Range;
 
-use rustix::fs::{AtFlags, Mode, OFlags, mkdirat, openat, unlinkat};
-use rustix::process::geteuid;
+use toehold_freestanding::call;
 use toehold_sites::plan::{Kind, Patch};
 
 use super::file::Version;
+use super::system::{self, Error, File, Result, checked, push_decimal};
 
 /// The directory, open and checked.
 #[derive(Debug)]
@@ -41,38 +39,56 @@ pub(crate) struct Plans {
 }
 
 impl Plans {
-    /// Those of this user.
-    pub(crate) fn of_user() -> io::Result<Plans> {
-        Plans::open(&path())
+    /// Those of this user, in the runtime directory that is `named` or in the usual one. Plans of
+    /// another `library` are not used: it is installed with the planner.
+    pub(crate) fn of_user(named: Option<&CStr>, library: &CStr) -> Result<Plans> {
+        let planner = Version::of(&system::status(libc::AT_FDCWD, library, 0)?);
+        Plans::open(&path(named), planner)
     }
 
-    /// Those in the directory at `path`, which is made if it is missing.
-    fn open(path: &Path) -> io::Result<Plans> {
-        match mkdirat(rustix::fs::CWD, path, Mode::RWXU) {
-            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
-            Err(error) => return Err(error.into()),
+    /// Those in the directory at `path`, which is made if it is missing. The path ends with a null
+    /// byte.
+    fn open(path: &[u8], planner: Version) -> Result<Plans> {
+        let path = CStr::from_bytes_with_nul(path).map_err(|_| bad())?;
+        // SAFETY: a path that ends with a null byte.
+        let made = unsafe { call!(SYS_mkdirat, libc::AT_FDCWD, path.as_ptr(), 0o700) };
+        match checked(made) {
+            Ok(_) | Err(Error::Kernel(libc::EEXIST)) => {}
+            Err(error) => return Err(error),
         }
-        let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY;
-        let directory = File::from(openat(rustix::fs::CWD, path, flags, Mode::empty())?);
-        check_private(&directory.metadata()?)?;
-        let planner = Version::of(&fs::metadata("/proc/self/exe")?);
+        let flags = libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_RDONLY;
+        let directory = File::open(path, flags)?;
+        check_private(&directory.status()?)?;
         Ok(Plans { directory, planner })
     }
 
     /// The patches of each of the `codes` of a program: its segments of code, from its file.
-    pub(crate) fn find(&self, program: Version, codes: &[&[u8]]) -> io::Result<Vec<Vec<Patch>>> {
+    pub(crate) fn find(&self, program: Version, codes: &[&[u8]]) -> Result<Vec<Vec<Patch>>> {
         // Nothing waits where somebody has put a pipe.
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let name = name(program);
-        let file = File::from(openat(&self.directory, &*name, flags, Mode::empty())?);
-        let metadata = file.metadata()?;
-        check_private(&metadata)?;
-        if !metadata.is_file() || metadata.len() > ENTRY_BYTES_MAX as u64 {
+        let flags = libc::O_RDONLY | libc::O_NOFOLLOW | libc::O_NONBLOCK;
+        let file = self.entry(program, flags)?;
+        let status = file.status()?;
+        check_private(&status)?;
+        let is_file = status.st_mode & libc::S_IFMT == libc::S_IFREG;
+        if !is_file || status.st_size as u64 > ENTRY_BYTES_MAX as u64 {
             return Err(bad());
         }
-        let mut bytes = Vec::with_capacity(metadata.len() as usize + 1);
-        file.take(ENTRY_BYTES_MAX as u64).read_to_end(&mut bytes)?;
+        let bytes = file.read_to_end(ENTRY_BYTES_MAX)?;
         self.parse(program, codes, &bytes).ok_or_else(bad)
+    }
+
+    /// Opens or makes the entry of a program.
+    fn entry(&self, program: Version, flags: i32) -> Result<File> {
+        let directory = self.directory.as_raw_fd();
+        File::open_at(directory, &Name::of(program), flags, 0o600)
+    }
+
+    /// The entry of a program is no more.
+    fn remove(&self, program: Version) {
+        let name = Name::of(program);
+        let directory = self.directory.as_raw_fd();
+        // SAFETY: a name that ends with a null byte.
+        unsafe { call!(SYS_unlinkat, directory, name.as_ptr(), 0) };
     }
 
     /// `None` unless the entry is whole, and for this program.
@@ -94,7 +110,7 @@ impl Plans {
         let mut all = Vec::new();
         for (code, count) in codes.iter().zip(counts) {
             let words = || Some([word()?, word()?, word()?, word()?]);
-            let words = std::iter::repeat_with(words).take(count as usize);
+            let words = core::iter::repeat_with(words).take(count as usize);
             let patches: Vec<Patch> = words.map(|words| patch(words?)).collect::<Option<_>>()?;
             if !are_apart(&patches) || !patches.iter().all(|patch| patch.fits(code)) {
                 return None;
@@ -104,19 +120,15 @@ impl Plans {
         rest.is_empty().then_some(all)
     }
 
-    /// Keeps the patches of each segment of a program's code.
-    pub(crate) fn keep(&self, program: Version, patches: &[&[Patch]]) -> io::Result<()> {
-        self.keep_at(SystemTime::now(), program, patches)
-    }
-
-    fn keep_at(&self, now: SystemTime, program: Version, patches: &[&[Patch]]) -> io::Result<()> {
-        let now = now.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+    /// Keeps the patches of each segment of a program's code. The time is `now`, in seconds since
+    /// 1970.
+    pub(crate) fn keep(&self, now: u64, program: Version, patches: &[&[Patch]]) -> Result<()> {
         if !program.is_settled(now) {
-            return Err(io::Error::other("the program's file has just been changed"));
+            return Err(Error::Failed("the program's file has just been changed"));
         }
         let mut bytes = self.head(program);
-        let mut put = |word: usize| -> io::Result<()> {
-            let word = u32::try_from(word).map_err(io::Error::other)?;
+        let mut put = |word: usize| -> Result<()> {
+            let word = u32::try_from(word).map_err(|_| bad())?;
             bytes.extend_from_slice(&word.to_le_bytes());
             Ok(())
         };
@@ -127,17 +139,12 @@ impl Plans {
         }
         bytes.extend_from_slice(&sum(&bytes).to_le_bytes());
         if bytes.len() > ENTRY_BYTES_MAX {
-            return Err(io::Error::other("the program has too many system calls"));
+            return Err(Error::Failed("the program has too many system calls"));
         }
-        let name = name(program);
         // Whatever has the name, a link too: it is replaced, never written to.
-        let _ = unlinkat(&self.directory, &*name, AtFlags::empty());
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let mode = Mode::RUSR | Mode::WUSR;
-        let mut file = File::from(openat(&self.directory, &*name, flags, mode)?);
-        file.write_all(&bytes).inspect_err(|_| {
-            let _ = unlinkat(&self.directory, &*name, AtFlags::empty());
-        })
+        self.remove(program);
+        let file = self.entry(program, libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL)?;
+        file.write_all(&bytes).inspect_err(|_| self.remove(program))
     }
 
     fn head(&self, program: Version) -> Vec<u8> {
@@ -147,26 +154,55 @@ impl Plans {
     }
 }
 
-/// Where this user's plans are. Helpers that the library starts have no environment.
-fn path() -> PathBuf {
-    let user = geteuid().as_raw();
-    let named = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-    let usual = || Some(PathBuf::from(format!("/run/user/{user}"))).filter(|path| path.is_dir());
-    match named.filter(|path| path.is_absolute()).or_else(usual) {
-        Some(runtime) => runtime.join("toehold-plans"),
-        None => format!("/tmp/toehold-plans-{user}").into(),
+/// Where this user's plans are; with a null byte. Helpers of the library know no environment.
+fn path(named: Option<&CStr>) -> Vec<u8> {
+    let mut usual = b"/run/user/".to_vec();
+    push_decimal(&mut usual, system::user());
+    usual.push(0);
+    let usual = CStr::from_bytes_with_nul(&usual).unwrap_or(c"");
+    let is_directory = |path: &&CStr| {
+        let status = system::status(libc::AT_FDCWD, path, 0);
+        status.is_ok_and(|status| status.st_mode & libc::S_IFMT == libc::S_IFDIR)
+    };
+    let named = named.filter(|path| path.to_bytes().starts_with(b"/"));
+    let mut path = Vec::new();
+    match named.or_else(|| Some(usual).filter(is_directory)) {
+        Some(runtime) => {
+            path.extend_from_slice(runtime.to_bytes());
+            path.extend_from_slice(b"/toehold-plans");
+        }
+        None => {
+            path.extend_from_slice(b"/tmp/toehold-plans-");
+            push_decimal(&mut path, system::user());
+        }
+    }
+    path.push(0);
+    path
+}
+
+/// The name of an entry.
+struct Name([u8; 3]);
+
+impl Name {
+    /// That of a program.
+    fn of(program: Version) -> Name {
+        let digit = |number: u64| b"0123456789abcdef"[number as usize % 16];
+        let number = program.mixed() % ENTRIES;
+        Name([digit(number / 16), digit(number), 0])
     }
 }
 
-/// The entry of a program.
-fn name(program: Version) -> String {
-    format!("{:02x}", program.mixed() % ENTRIES)
+impl core::ops::Deref for Name {
+    type Target = CStr;
+
+    fn deref(&self) -> &CStr {
+        CStr::from_bytes_with_nul(&self.0).unwrap_or(c"")
+    }
 }
 
 /// Refuses what belongs to another user, and what others may use.
-fn check_private(metadata: &fs::Metadata) -> io::Result<()> {
-    use std::os::unix::fs::MetadataExt;
-    let is_private = metadata.uid() == geteuid().as_raw() && metadata.mode() & 0o077 == 0;
+fn check_private(status: &libc::stat) -> Result<()> {
+    let is_private = status.st_uid == system::user() && status.st_mode & 0o077 == 0;
     is_private.then_some(()).ok_or_else(bad)
 }
 
@@ -207,8 +243,8 @@ fn sum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, mix)
 }
 
-fn bad() -> io::Error {
-    io::ErrorKind::InvalidData.into()
+fn bad() -> Error {
+    Error::Failed("there is no such plan")
 }
 
 /// `TOEPLAN1`.
@@ -219,7 +255,10 @@ const ENTRY_BYTES_MAX: usize = 128 << 10;
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::os::unix::ffi::OsStrExt;
     use std::os::unix::fs::{PermissionsExt, chown, symlink};
+    use std::path::{Path, PathBuf};
 
     use super::*;
 
@@ -237,6 +276,27 @@ mod tests {
         [vec![at(0), at(8)], Vec::new()]
     }
 
+    fn version(path: &Path) -> Version {
+        let mut path = path.as_os_str().as_bytes().to_vec();
+        path.push(0);
+        let path = CStr::from_bytes_with_nul(&path).expect("no null bytes");
+        Version::of(&system::status(libc::AT_FDCWD, path, 0).expect("a file"))
+    }
+
+    fn open(path: &Path) -> Result<Plans> {
+        let mut path = path.as_os_str().as_bytes().to_vec();
+        path.push(0);
+        Plans::open(&path, version(Path::new("/proc/self/exe")))
+    }
+
+    fn later() -> u64 {
+        system::seconds() + 60
+    }
+
+    fn name(program: Version) -> String {
+        Name::of(program).to_str().expect("digits").into()
+    }
+
     struct Bench {
         scratch: tempfile::TempDir,
         plans: Plans,
@@ -246,10 +306,10 @@ mod tests {
     impl Bench {
         fn new() -> Bench {
             let scratch = tempfile::tempdir().expect("room");
-            let plans = Plans::open(&scratch.path().join("plans")).expect("a directory");
+            let plans = open(&scratch.path().join("plans")).expect("a directory");
             let file = scratch.path().join("program");
             fs::write(&file, CODE).expect("room");
-            let program = Version::of(&fs::metadata(&file).expect("a file"));
+            let program = version(&file);
             Bench {
                 scratch,
                 plans,
@@ -265,11 +325,10 @@ mod tests {
             self.directory().join(name(self.program))
         }
 
-        fn keep(&self) -> io::Result<()> {
+        fn keep(&self) -> Result<()> {
             let planned = planned();
-            let later = SystemTime::now() + Duration::from_secs(60);
             let patches = planned.each_ref().map(|patches| &patches[..]);
-            self.plans.keep_at(later, self.program, &patches)
+            self.plans.keep(later(), self.program, &patches)
         }
 
         fn find(&self) -> Option<Vec<Vec<Patch>>> {
@@ -311,10 +370,10 @@ mod tests {
     #[test]
     fn the_plan_of_a_program_that_has_just_been_changed_is_not_kept() {
         let bench = Bench::new();
-        let kept = bench.plans.keep(bench.program, &[]);
+        let kept = bench.plans.keep(system::seconds(), bench.program, &[]);
         assert!(kept.is_err());
         // From a time before the change: a clock that was set back.
-        let kept = bench.plans.keep_at(UNIX_EPOCH, bench.program, &[]);
+        let kept = bench.plans.keep(0, bench.program, &[]);
         assert!(kept.is_err());
         assert!(!bench.entry().exists());
     }
@@ -344,8 +403,7 @@ mod tests {
     fn a_forged_entry_overwrites_nothing_but_whole_instructions_at_system_calls() {
         let bench = Bench::new();
         let forged = |patches: &[Patch]| {
-            let later = SystemTime::now() + Duration::from_secs(60);
-            let kept = bench.plans.keep_at(later, bench.program, &[patches, &[]]);
+            let kept = bench.plans.keep(later(), bench.program, &[patches, &[]]);
             kept.expect("room");
             bench.find().is_some()
         };
@@ -385,15 +443,17 @@ mod tests {
         bench.keep().expect("room");
         assert!(!bench.entry().is_symlink() && bench.find().is_some());
         fs::remove_file(bench.entry()).expect("ours");
-        let mode = Mode::RUSR | Mode::WUSR;
-        rustix::fs::mkfifoat(&bench.plans.directory, name(bench.program), mode).expect("room");
+        let directory = bench.plans.directory.as_raw_fd();
+        // SAFETY: a name that ends with a null byte.
+        let made = unsafe { libc::mkfifoat(directory, Name::of(bench.program).as_ptr(), 0o600) };
+        assert_eq!(made, 0);
         assert_eq!(bench.find(), None);
         bench.keep().expect("room");
         for mode in [0o640, 0o602] {
             fs::set_permissions(bench.entry(), fs::Permissions::from_mode(mode)).expect("ours");
             assert_eq!(bench.find(), None, "{mode:o}");
         }
-        if geteuid().is_root() {
+        if system::user() == 0 {
             bench.keep().expect("room");
             chown(bench.entry(), Some(65_534), None).expect("root");
             assert_eq!(bench.find(), None);
@@ -406,16 +466,16 @@ mod tests {
         let directory = bench.directory();
         let link = bench.scratch.path().join("link");
         symlink(&directory, &link).expect("room");
-        assert!(Plans::open(&link).is_err());
-        assert!(Plans::open(&bench.scratch.path().join("program")).is_err());
-        assert!(Plans::open(&bench.scratch.path().join("no/plans")).is_err());
+        assert!(open(&link).is_err());
+        assert!(open(&bench.scratch.path().join("program")).is_err());
+        assert!(open(&bench.scratch.path().join("no/plans")).is_err());
         fs::set_permissions(&directory, fs::Permissions::from_mode(0o750)).expect("ours");
-        assert!(Plans::open(&directory).is_err());
+        assert!(open(&directory).is_err());
         fs::set_permissions(&directory, fs::Permissions::from_mode(0o700)).expect("ours");
-        assert!(Plans::open(&directory).is_ok());
-        if geteuid().is_root() {
+        assert!(open(&directory).is_ok());
+        if system::user() == 0 {
             chown(&directory, Some(65_534), None).expect("root");
-            assert!(Plans::open(&directory).is_err());
+            assert!(open(&directory).is_err());
         }
     }
 

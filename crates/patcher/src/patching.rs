@@ -1,8 +1,8 @@
 //! Finds and patches the sites of a program that is stopped at its exec.
 
-use std::fs::File;
-use std::io::{self, Read};
-use std::path::Path;
+use alloc::vec;
+use alloc::vec::Vec;
+use core::ffi::CStr;
 
 use toehold_sites::elf::{Image, PF_X, PT_LOAD, Segment};
 use toehold_sites::guarded::is_guarded;
@@ -11,11 +11,12 @@ use toehold_sites::rewrite::{self, by_page};
 use toehold_sites::stub::{Addresses, STUB_BYTES_MAX, TABLE_BYTES, overwrites, stub};
 use toehold_sites::sweep::{Bits, Swept, words};
 
-use super::Refusal;
 use super::file::{self, FileBytes, Version};
 use super::mapping::Library;
 use super::plans::Plans;
+use super::system::{self, Error, File, Result};
 use super::tracee::{CALL_BYTES, Call, Tracee};
+use super::{Refusal, Task};
 
 /// The part of the work that needs no stopped program. It is done while the kernel executes the
 /// program, on another processor if there is one.
@@ -27,42 +28,45 @@ pub(crate) struct Ahead {
 
 impl Ahead {
     /// For the library, and for the program that is most likely to be executed.
-    pub(crate) fn of(library: &Path, program: Option<&Path>) -> Ahead {
-        let program = program.and_then(|path| File::open(path).ok());
+    pub(crate) fn of(task: &Task<'_>) -> Ahead {
+        let open = |path| File::open(path, libc::O_RDONLY | libc::O_NOCTTY | libc::O_NONBLOCK).ok();
+        let program = task.program.and_then(open);
         Ahead {
-            library: Library::read(library).ok(),
-            program: program.and_then(|file| Program::of(&file, Plans::of_user().ok()).ok()),
+            library: Library::read(task.library).ok(),
+            program: program.and_then(|file| Program::of(&file, plans(task)).ok()),
         }
     }
 }
 
+/// The plans of this user.
+fn plans(task: &Task<'_>) -> Option<Plans> {
+    Plans::of_user(task.runtime_directory, task.library).ok()
+}
+
 /// Puts the library into the program and lets it go, patched or not.
-pub(crate) fn enter(mut tracee: Tracee, library: &Path, ahead: Ahead) -> Result<(), Refusal> {
-    let result = prepare(&mut tracee, library, ahead);
+pub(crate) fn enter(mut tracee: Tracee, task: &Task<'_>, ahead: Ahead) -> Result<(), Refusal> {
+    let result = prepare(&mut tracee, task, ahead);
     if tracee.has_ended() {
         return Err(Refusal::Ended);
     }
     tracee.release().map_err(Refusal::Lost)?;
-    let program = result?;
-    program.keep_plan();
-    // This process ends soon.
-    std::mem::forget(program);
+    result?.keep_plan();
     Ok(())
 }
 
 /// Puts the library into the program and patches it.
-fn prepare(tracee: &mut Tracee, library: &Path, ahead: Ahead) -> Result<Program, Refusal> {
+fn prepare(tracee: &mut Tracee, task: &Task<'_>, ahead: Ahead) -> Result<Program, Refusal> {
     let failed = Refusal::Failed;
     let process = tracee.process();
-    let file = File::open(format!("/proc/{process}/exe")).map_err(failed)?;
-    let version = Version::of(&file.metadata().map_err(failed)?);
+    let file = File::of_process(process, c"exe", libc::O_RDONLY).map_err(failed)?;
+    let version = Version::of(&file.status().map_err(failed)?);
     let program = match ahead.program {
         Some(program) if program.version == version => program,
-        _ => Program::of(&file, Plans::of_user().ok())?,
+        _ => Program::of(&file, plans(task))?,
     };
     let library = match ahead.library {
         Some(library) if library.is_current() => library,
-        _ => Library::read(library).map_err(failed)?,
+        _ => Library::read(task.library).map_err(failed)?,
     };
     let base = program.base(process)?;
     let bytes = (TABLE_BYTES + program.sites() * STUB_BYTES_MAX).next_multiple_of(4096) as u64;
@@ -80,9 +84,7 @@ fn prepare(tracee: &mut Tracee, library: &Path, ahead: Ahead) -> Result<Program,
         calls.push(area_call(library.area_bytes()));
     }
     if calls.len() > CALLS_MAX {
-        return Err(failed(io::Error::other(
-            "the library has too many segments",
-        )));
+        return Err(failed(Error::Failed("the library has too many segments")));
     }
     let answers = tracee.call_all(&calls, at).map_err(failed)?;
     if let Err(error) = answers.outcome {
@@ -123,7 +125,7 @@ fn prepare(tracee: &mut Tracee, library: &Path, ahead: Ahead) -> Result<Program,
     match started {
         1 => {}
         0 => return Err(Refusal::NotWanted),
-        error => return Err(failed(io::Error::from_raw_os_error(-error as i32))),
+        error => return Err(failed(Error::Kernel(-error as i32))),
     }
     let writes = writes.map_err(failed)?;
     tracee.end_calls().map_err(failed)?;
@@ -147,7 +149,7 @@ struct Rewrite {
 /// calls, so all are taken back when one cannot be written.
 fn write_all_or_none(
     all: &[Rewrite],
-    mut write: impl FnMut(u64, &[u8]) -> io::Result<()>,
+    mut write: impl FnMut(u64, &[u8]) -> Result<()>,
 ) -> Result<(), Refusal> {
     for (n, one) in all.iter().enumerate() {
         if let Err(error) = write(one.address, &one.patched) {
@@ -170,8 +172,9 @@ const CALLS_MAX: usize = CALLS_BELOW as usize / CALL_BYTES - 1;
 const PATH_BELOW: u64 = CALLS_BELOW + libc::PATH_MAX as u64;
 
 /// Why the program of a process cannot be patched, if its file or the kernel tells.
-pub(crate) fn obstacle(process: libc::pid_t) -> Option<Refusal> {
-    let file = File::open(format!("/proc/{process}/exe")).ok()?;
+#[must_use]
+pub fn obstacle(process: libc::pid_t) -> Option<Refusal> {
+    let file = File::of_process(process, c"exe", libc::O_RDONLY).ok()?;
     let program = Program::of(&file, None);
     program.and_then(|program| program.base(process)).err()
 }
@@ -195,9 +198,9 @@ struct Program {
 impl Program {
     /// With the patches of `plans`, or with those of a search.
     fn of(file: &File, mut plans: Option<Plans>) -> Result<Program, Refusal> {
-        let failed = |why| Refusal::Failed(io::Error::other(why));
-        let version = Version::of(&file.metadata().map_err(Refusal::Failed)?);
-        let bytes = FileBytes::map(file).map_err(Refusal::Failed)?;
+        let failed = |why: &'static str| Refusal::Failed(Error::Failed(why));
+        let version = Version::of(&file.status().map_err(Refusal::Failed)?);
+        let bytes = FileBytes::map(file, version.bytes()).map_err(Refusal::Failed)?;
         let image = Image::parse(bytes.bytes())
             .ok_or_else(|| failed("it is no program for this processor"))?;
         if !image.stands_alone() {
@@ -238,10 +241,9 @@ impl Program {
     fn keep_plan(&self) {
         let Some(plans) = &self.plans else { return };
         // A program under a limit for files (RLIMIT_FSIZE) must not end its helper by a signal.
-        // SAFETY: this process has no handlers.
-        unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+        system::set_action(libc::SIGXFSZ, libc::SIG_IGN);
         let patches: Vec<&[Patch]> = self.codes.iter().map(|code| &code.patches[..]).collect();
-        let _ = plans.keep(self.version, &patches);
+        let _ = plans.keep(system::seconds(), self.version, &patches);
     }
 
     /// The distance of the addresses of a process that runs it from those in its file.
@@ -250,9 +252,11 @@ impl Program {
         if auxiliary.value(AT_HWCAP2).unwrap_or(0) & HWCAP2_FSGSBASE == 0 {
             return Err(Refusal::NoGs);
         }
-        let in_memory = auxiliary.value(libc::AT_PHDR).ok_or_else(|| {
-            Refusal::Failed(io::Error::other("its program headers are not in memory"))
-        })?;
+        let in_memory = auxiliary
+            .value(libc::AT_PHDR)
+            .ok_or(Refusal::Failed(Error::Failed(
+                "its program headers are not in memory",
+            )))?;
         Ok(in_memory.wrapping_sub(self.headers_address))
     }
 
@@ -338,8 +342,8 @@ struct Stubs<'a> {
 impl Stubs<'_> {
     /// Writes the table and the stubs; returns the bytes that are to be written over the code, and
     /// where.
-    fn write(&self, tracee: &Tracee, program: &Program) -> io::Result<Vec<Rewrite>> {
-        let out_of_reach = |_| io::Error::other("there is no room near its code");
+    fn write(&self, tracee: &Tracee, program: &Program) -> Result<Vec<Rewrite>> {
+        let out_of_reach = |_| Error::Failed("there is no room near its code");
         let mut at = self.place + TABLE_BYTES as u64;
         let mut stubs = Vec::new();
         let mut writes = Vec::new();
@@ -411,7 +415,7 @@ fn area_call(bytes: u64) -> Call {
 }
 
 /// The area of the first thread (`toehold_preload::patched::area::Area`).
-fn write_area(tracee: &Tracee, area: u64, bytes: u64) -> io::Result<()> {
+fn write_area(tracee: &Tracee, area: u64, bytes: u64) -> Result<()> {
     const RESERVED_BYTES: u64 = 64 << 10;
     let thread = tracee.process() as u64;
     // The stack's end, FS, the lowest frame, itself, the thread.
@@ -423,12 +427,12 @@ fn write_area(tracee: &Tracee, area: u64, bytes: u64) -> io::Result<()> {
 }
 
 /// `toehold_preload::door::Settings`, with the words of the program's threads.
-fn write_settings(tracee: &Tracee, at: u64, words: u64) -> io::Result<()> {
+fn write_settings(tracee: &Tracee, at: u64, words: u64) -> Result<()> {
     // Its size, flags, the environment, words.
     write_words(tracee, at, &[32, 0, tracee.environment()?, words])
 }
 
-fn write_words(tracee: &Tracee, at: u64, words: &[u64]) -> io::Result<()> {
+fn write_words(tracee: &Tracee, at: u64, words: &[u64]) -> Result<()> {
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     tracee.write(at, &bytes)
 }
@@ -446,21 +450,12 @@ fn span(image: &Image<'_>) -> (u64, u64) {
 
 /// A place for `bytes` within the reach of a jump: below the program if there is room, else as far
 /// above it that its heap can grow.
-fn gap(process: libc::pid_t, (from, to): (u64, u64), bytes: u64) -> io::Result<u64> {
+fn gap(process: libc::pid_t, (from, to): (u64, u64), bytes: u64) -> Result<u64> {
     const LOWEST: u64 = 64 << 10;
     const DISTANCE: u64 = 64 << 10;
     const REACH: u64 = (2 << 30) - (16 << 20);
-    let maps = read(process, "maps")?;
-    let maps = String::from_utf8_lossy(&maps);
-    let used: Vec<(u64, u64)> = maps
-        .lines()
-        .filter_map(|line| {
-            let (from, rest) = line.split_once('-')?;
-            let to = rest.split_once(' ')?.0;
-            let number = |text| u64::from_str_radix(text, 16).ok();
-            Some((number(from)?, number(to)?))
-        })
-        .collect();
+    let maps = read(process, c"maps")?;
+    let used: Vec<(u64, u64)> = maps.split(|byte| *byte == b'\n').filter_map(ends).collect();
     let is_free = |at: u64| {
         at >= LOWEST
             && used
@@ -475,15 +470,22 @@ fn gap(process: libc::pid_t, (from, to): (u64, u64), bytes: u64) -> io::Result<u
         .chain(above.rev())
         .filter(|at| to.abs_diff(*at) < REACH && from.abs_diff(at + bytes) < REACH)
         .find(|at| is_free(*at))
-        .ok_or_else(|| io::Error::other("there is no room near its code"))
+        .ok_or(Error::Failed("there is no room near its code"))
 }
 
-/// A file that the kernel makes while it is read: it has no length, and one large piece costs less
-/// than many small ones.
-fn read(process: libc::pid_t, name: &str) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::with_capacity(8192);
-    File::open(format!("/proc/{process}/{name}"))?.read_to_end(&mut bytes)?;
-    Ok(bytes)
+/// Where the mapping of a line of `maps` begins and ends.
+fn ends(line: &[u8]) -> Option<(u64, u64)> {
+    let mut words = line.split(|byte| matches!(byte, b'-' | b' '));
+    let mut number = || {
+        let digits = core::str::from_utf8(words.next()?).ok()?;
+        u64::from_str_radix(digits, 16).ok()
+    };
+    Some((number()?, number()?))
+}
+
+/// A file that the kernel makes while it is read: it has no length.
+fn read(process: libc::pid_t, name: &CStr) -> Result<Vec<u8>> {
+    File::of_process(process, name, libc::O_RDONLY)?.read_to_end(usize::MAX)
 }
 
 const AT_HWCAP2: u64 = 26;
@@ -493,8 +495,8 @@ const HWCAP2_FSGSBASE: u64 = 2;
 struct Auxiliary(Vec<u8>);
 
 impl Auxiliary {
-    fn of(process: libc::pid_t) -> io::Result<Auxiliary> {
-        read(process, "auxv").map(Auxiliary)
+    fn of(process: libc::pid_t) -> Result<Auxiliary> {
+        read(process, c"auxv").map(Auxiliary)
     }
 
     fn value(&self, key: u64) -> Option<u64> {
@@ -521,7 +523,7 @@ mod tests {
             let mut memory = [1; 3];
             let result = write_all_or_none(&all, |address, bytes| {
                 if address == refused {
-                    return Err(io::Error::other("no memory"));
+                    return Err(Error::Failed("no memory"));
                 }
                 memory[address as usize] = bytes[0];
                 Ok(())

@@ -1,50 +1,41 @@
 //! Files in this process's memory.
 
-use std::fs::{File, Metadata};
-use std::io;
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::MetadataExt;
-use std::time::Duration;
+use core::slice;
+
+use toehold_freestanding::memory;
+
+use super::system::{Error, File, Result};
 
 /// A file's bytes, mapped: large programs are not copied.
 #[derive(Debug)]
 pub(crate) struct FileBytes {
-    at: *mut libc::c_void,
+    at: *mut u8,
     len: usize,
 }
 
 impl FileBytes {
-    pub(crate) fn map(file: &File) -> io::Result<FileBytes> {
-        let len = file.metadata()?.len() as usize;
+    /// Maps `bytes` bytes of it.
+    pub(crate) fn map(file: &File, bytes: u64) -> Result<FileBytes> {
         let (read, private) = (libc::PROT_READ, libc::MAP_PRIVATE);
+        let len = bytes as usize;
+        let nowhere = core::ptr::null_mut();
         // SAFETY: a fresh mapping.
-        let at = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                len,
-                read,
-                private,
-                file.as_raw_fd(),
-                0,
-            )
-        };
-        if at == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
+        let at = unsafe { memory::map(nowhere, len, read, private, file.as_raw_fd(), 0) };
+        let at = at.map_err(|error| Error::Kernel(error.0))?;
         Ok(FileBytes { at, len })
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
         // SAFETY: mapped with this length. A program that is executed cannot be written (ETXTBSY);
         // the library can, but an installation puts another file in its place.
-        unsafe { std::slice::from_raw_parts(self.at.cast(), self.len) }
+        unsafe { slice::from_raw_parts(self.at.cast_const(), self.len) }
     }
 }
 
 impl Drop for FileBytes {
     fn drop(&mut self) {
         // SAFETY: mapped by `map` with this length.
-        unsafe { libc::munmap(self.at, self.len) };
+        unsafe { memory::unmap(self.at, self.len) };
     }
 }
 
@@ -62,21 +53,26 @@ pub(crate) struct Version {
 }
 
 impl Version {
-    pub(crate) fn of(metadata: &Metadata) -> Version {
+    pub(crate) fn of(status: &libc::stat) -> Version {
         Version {
-            device: metadata.dev(),
-            inode: metadata.ino(),
-            bytes: metadata.len(),
-            modified: (metadata.mtime(), metadata.mtime_nsec()),
-            changed: (metadata.ctime(), metadata.ctime_nsec()),
+            device: status.st_dev,
+            inode: status.st_ino,
+            bytes: status.st_size as u64,
+            modified: (status.st_mtime, status.st_mtime_nsec),
+            changed: (status.st_ctime, status.st_ctime_nsec),
         }
     }
 
-    /// True when the file was changed long enough before `now`, the time since 1970, that another
-    /// change makes another version. File systems count by up to two seconds.
-    pub(crate) fn is_settled(self, now: Duration) -> bool {
+    /// The file's length.
+    pub(crate) fn bytes(self) -> u64 {
+        self.bytes
+    }
+
+    /// True when the file was changed long enough before `now`, in seconds since 1970, that
+    /// another change makes another version. File systems count by up to two seconds.
+    pub(crate) fn is_settled(self, now: u64) -> bool {
         let (seconds, _) = self.changed;
-        u64::try_from(seconds).is_ok_and(|at| at + SETTLING_SECONDS < now.as_secs())
+        u64::try_from(seconds).is_ok_and(|at| at + SETTLING_SECONDS < now)
     }
 
     /// All of it, to be compared with another.
@@ -120,20 +116,27 @@ pub(crate) fn will_read(bytes: &[u8]) {
     let from = bytes.as_ptr() as usize & !(PAGE - 1);
     let length = bytes.as_ptr() as usize + bytes.len() - from;
     // SAFETY: changes no content of mapped memory; what is not mapped is refused.
-    unsafe { libc::madvise(from as *mut libc::c_void, length, libc::MADV_POPULATE_READ) };
+    unsafe { memory::advise(from as *mut u8, length, libc::MADV_POPULATE_READ) };
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::SystemTime;
+    use std::fs::File;
+    use std::os::fd::AsRawFd;
+    use std::time::{Duration, SystemTime};
 
-    use super::*;
+    use crate::file::Version;
+    use crate::system;
 
     #[test]
     fn a_file_that_was_changed_is_another_version() {
         let directory = tempfile::tempdir().expect("room");
         let path = directory.path().join("program");
-        let version = || Version::of(&std::fs::metadata(&path).expect("a file"));
+        let version = || {
+            let file = File::open(&path).expect("a file");
+            let status = system::status(file.as_raw_fd(), c"", libc::AT_EMPTY_PATH);
+            Version::of(&status.expect("open"))
+        };
         std::fs::write(&path, b"one").expect("room");
         let first = version();
         assert_eq!(first, version());

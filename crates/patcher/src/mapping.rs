@@ -3,20 +3,21 @@
 //! The kernel maps the library's file for the program. The library relocates itself when it is
 //! entered (`toehold_enter`).
 
-use std::fs::{self, File};
-use std::io;
-use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use alloc::ffi::CString;
+use alloc::vec;
+use alloc::vec::Vec;
+use core::ffi::CStr;
 
 use toehold_sites::elf::{Image, PF_W, PF_X, PT_DYNAMIC, PT_LOAD, Segment};
 
 use super::file::{FileBytes, Version};
+use super::system::{self, Error, File, Result};
 use super::tracee::{Answers, Call, Tracee};
 
 /// The library's file: all that is to be known before it is mapped.
 #[derive(Debug)]
 pub(crate) struct Library {
-    path: PathBuf,
+    path: CString,
     version: Version,
     loads: Vec<Segment>,
     /// The words that the library has for the launcher: `toehold_preload::patched::Doors`.
@@ -44,22 +45,23 @@ const PAGE: u64 = 4096;
 
 impl Library {
     /// Reads the library at `path`.
-    pub(crate) fn read(path: &Path) -> io::Result<Library> {
-        let file = File::open(path)?;
-        let version = Version::of(&file.metadata()?);
-        let bytes = FileBytes::map(&file)?;
-        let image = Image::parse(bytes.bytes())
-            .ok_or_else(|| bad("it is no library for this processor"))?;
+    pub(crate) fn read(path: &CStr) -> Result<Library> {
+        let file = File::open(path, libc::O_RDONLY)?;
+        let version = Version::of(&file.status()?);
+        let bytes = FileBytes::map(&file, version.bytes())?;
+        let image = Image::parse(bytes.bytes()).ok_or_else(|| {
+            bad("the library cannot be used: it is no library for this processor")
+        })?;
         let loads: Vec<Segment> = image
             .segments()
             .filter(|segment| segment.kind == PT_LOAD)
             .collect();
         if loads.is_empty() {
-            return Err(bad("it has no segments"));
+            return Err(bad("the library cannot be used: it has no segments"));
         }
         let words = doors(&image, &loads)?;
         let wanted = in_memory(&image, &loads, words[3], words[4] * 2)
-            .ok_or_else(|| bad("its list of calls is not in it"))?
+            .ok_or_else(|| bad("the library cannot be used: its list of calls is not in it"))?
             .chunks_exact(2)
             .map(|two| u16::from_le_bytes([two[0], two[1]]))
             .collect();
@@ -75,14 +77,13 @@ impl Library {
 
     /// True while its file is as it was.
     pub(crate) fn is_current(&self) -> bool {
-        fs::metadata(&self.path).is_ok_and(|now| Version::of(&now) == self.version)
+        let now = system::status(libc::AT_FDCWD, &self.path, 0);
+        now.is_ok_and(|now| Version::of(&now) == self.version)
     }
 
     /// The calls that map it. They want its path, which is written to the program's memory at `at`.
-    pub(crate) fn calls(&self, tracee: &Tracee, at: u64) -> io::Result<Vec<Call>> {
-        let mut name = self.path.as_os_str().as_bytes().to_vec();
-        name.push(0);
-        tracee.write(at, &name)?;
+    pub(crate) fn calls(&self, tracee: &Tracee, at: u64) -> Result<Vec<Call>> {
+        tracee.write(at, self.path.as_bytes_with_nul())?;
         let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
         let open = [libc::AT_FDCWD as i64 as u64, at, flags, 0, 0, 0];
         let reserve = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64;
@@ -121,7 +122,7 @@ impl Library {
 
     /// It is mapped at `base`: the last page of each segment's bytes in the file goes on with bytes
     /// of the next segment, where zeros belong.
-    pub(crate) fn clear_ends(&self, tracee: &Tracee, base: u64) -> io::Result<()> {
+    pub(crate) fn clear_ends(&self, tracee: &Tracee, base: u64) -> Result<()> {
         for segment in &self.loads {
             let end = segment.address + segment.file_bytes;
             let tail = end.next_multiple_of(PAGE) - end;
@@ -178,31 +179,36 @@ fn segment_calls(segment: &Segment) -> impl Iterator<Item = Call> {
 
 /// The words of [`DOORS`]. Addresses among them are relative to where the library is mapped: a
 /// relocation that needs no symbol has each of them.
-fn doors(image: &Image<'_>, loads: &[Segment]) -> io::Result<[u64; DOORS_WORDS]> {
+fn doors(image: &Image<'_>, loads: &[Segment]) -> Result<[u64; DOORS_WORDS]> {
     const DT_RELA: u64 = 7;
     const DT_RELASZ: u64 = 8;
     const DT_RELRSZ: u64 = 35;
     const R_X86_64_RELATIVE: u64 = 8;
-    let missing = || bad("it has no doors for patched programs");
+    let missing = || bad("the library cannot be used: it has no doors for patched programs");
     let address = image.symbol(DOORS).ok_or_else(missing)?;
     let bytes = in_memory(image, loads, address, DOORS_WORDS as u64 * 8).ok_or_else(missing)?;
-    let mut words: [u64; DOORS_WORDS] = std::array::from_fn(|n| word(bytes, n));
+    let mut words: [u64; DOORS_WORDS] = core::array::from_fn(|n| word(bytes, n));
     if words[0] != VERSION {
-        return Err(bad("it is of another version than this program"));
+        return Err(bad(
+            "the library cannot be used: it is of another version than this program",
+        ));
     }
     let dynamic = image.segments().find(|segment| segment.kind == PT_DYNAMIC);
     let dynamic = dynamic.and_then(|segment| image.range(segment.offset, segment.file_bytes));
-    let dynamic = dynamic.ok_or_else(|| bad("it has no dynamic section"))?;
+    let dynamic =
+        dynamic.ok_or_else(|| bad("the library cannot be used: it has no dynamic section"))?;
     let value = |tag: u64| {
         let mut entries = dynamic.chunks_exact(16);
         entries.find_map(|entry| (word(entry, 0) == tag).then(|| word(entry, 1)))
     };
     if value(DT_RELRSZ).is_some_and(|bytes| bytes != 0) {
-        return Err(bad("its relocations are packed"));
+        return Err(bad(
+            "the library cannot be used: its relocations are packed",
+        ));
     }
     let (at, bytes) = (value(DT_RELA).unwrap_or(0), value(DT_RELASZ).unwrap_or(0));
-    let table =
-        in_memory(image, loads, at, bytes).ok_or_else(|| bad("its relocations are not in it"))?;
+    let table = in_memory(image, loads, at, bytes)
+        .ok_or_else(|| bad("the library cannot be used: its relocations are not in it"))?;
     for entry in table.chunks_exact(24) {
         let within = word(entry, 0).wrapping_sub(address);
         if within < DOORS_WORDS as u64 * 8 && word(entry, 1) == R_X86_64_RELATIVE {
@@ -230,6 +236,6 @@ fn word(bytes: &[u8], n: usize) -> u64 {
     u64::from_le_bytes(bytes[n * 8..][..8].try_into().expect("eight bytes"))
 }
 
-fn bad(why: &str) -> io::Error {
-    io::Error::other(format!("the library cannot be used: {why}"))
+fn bad(why: &'static str) -> Error {
+    Error::Failed(why)
 }

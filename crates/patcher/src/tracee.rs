@@ -1,11 +1,13 @@
 //! A program that is stopped right after its exec: its registers, its memory, and system calls made
 //! in its name.
 
-use std::fs::File;
-use std::io;
-use std::os::unix::fs::FileExt;
+use alloc::vec;
+use alloc::vec::Vec;
 
-use libc::{c_int, c_void, pid_t, user_regs_struct};
+use libc::{c_int, pid_t, user_regs_struct};
+use toehold_freestanding::call;
+
+use super::system::{Error, File, Result, checked};
 
 /// The process that a helper traces.
 pub(crate) struct Tracee {
@@ -80,7 +82,7 @@ pub(crate) struct Answers {
     /// How many calls have succeeded: all, or those before the one that failed.
     pub(crate) made: usize,
     /// How the last one ended.
-    pub(crate) outcome: io::Result<()>,
+    pub(crate) outcome: Result<()>,
 }
 
 impl Answers {
@@ -165,7 +167,7 @@ fn calls_code() -> (&'static [u8], u64) {
     );
     // SAFETY: read-only bytes of this program, in this order.
     unsafe {
-        let bytes = std::slice::from_raw_parts(from, end.offset_from_unsigned(from));
+        let bytes = core::slice::from_raw_parts(from, end.offset_from_unsigned(from));
         (bytes, done.offset_from_unsigned(from) as u64)
     }
 }
@@ -176,11 +178,8 @@ pub(crate) const CALL_BYTES: usize = size_of::<[u64; 8]>();
 
 impl Tracee {
     /// `process`, which has just executed another program: the event has stopped it.
-    pub(crate) fn at_exec(process: pid_t) -> io::Result<Tracee> {
-        let memory = File::options()
-            .read(true)
-            .write(true)
-            .open(format!("/proc/{process}/mem"))?;
+    pub(crate) fn at_exec(process: pid_t) -> Result<Tracee> {
+        let memory = File::of_process(process, c"mem", libc::O_RDWR)?;
         // The kernel writes the answer of the exec into rax when the program goes on.
         let at_exec = user_regs_struct {
             rax: 0,
@@ -208,7 +207,7 @@ impl Tracee {
     }
 
     /// Writes its memory, whatever its protection.
-    pub(crate) fn write(&self, address: u64, bytes: &[u8]) -> io::Result<()> {
+    pub(crate) fn write(&self, address: u64, bytes: &[u8]) -> Result<()> {
         self.memory.write_all_at(bytes, address)
     }
 
@@ -218,7 +217,7 @@ impl Tracee {
     }
 
     /// Makes system calls in its name, until one fails. The list is written to `at`.
-    pub(crate) fn call_all(&mut self, calls: &[Call], at: u64) -> io::Result<Answers> {
+    pub(crate) fn call_all(&mut self, calls: &[Call], at: u64) -> Result<Answers> {
         let (code, done) = calls_code();
         if self.bytes.is_none() {
             let mut bytes = vec![0; code.len()];
@@ -243,8 +242,8 @@ impl Tracee {
         let is_done = after.rip == self.page + done + 1;
         let outcome = match after.rax as i64 {
             _ if is_done => Ok(()),
-            error @ -4095..0 => Err(io::Error::from_raw_os_error(-error as i32)),
-            _ => return Err(io::Error::other("the program has stopped somewhere else")),
+            error @ -4095..0 => Err(Error::Kernel(-error as i32)),
+            _ => return Err(Error::Failed("the program has stopped somewhere else")),
         };
         Ok(Answers {
             address: after.r12,
@@ -262,7 +261,7 @@ impl Tracee {
         function: u64,
         argument: u64,
         meanwhile: impl FnOnce(&Tracee) -> T,
-    ) -> io::Result<(i64, T)> {
+    ) -> Result<(i64, T)> {
         const BELOW: u64 = 8192;
         let mut registers = self.at_exec;
         registers.orig_rax = u64::MAX;
@@ -279,7 +278,7 @@ impl Tracee {
         self.stop()?;
         let after = self::registers(self.process)?;
         if after.rip != back + 1 {
-            return Err(io::Error::other(
+            return Err(Error::Failed(
                 "the library has ended the call in an unknown way",
             ));
         }
@@ -292,7 +291,7 @@ impl Tracee {
     }
 
     /// Its environment: an array of pointers that ends with a null pointer.
-    pub(crate) fn environment(&self) -> io::Result<u64> {
+    pub(crate) fn environment(&self) -> Result<u64> {
         let mut count = [0; 8];
         self.memory.read_exact_at(&mut count, self.at_exec.rsp)?;
         // After the number of arguments come these, and a null pointer.
@@ -300,23 +299,22 @@ impl Tracee {
     }
 
     /// Lets it run.
-    fn go_on(&self) -> io::Result<()> {
-        request(libc::PTRACE_CONT, self.process, 0, 0).map(drop)
+    fn go_on(&self) -> Result<()> {
+        request(libc::PTRACE_CONT, self.process, 0, 0)
     }
 
     /// Waits until it has come to an `int3`.
-    fn stop(&mut self) -> io::Result<()> {
+    fn stop(&mut self) -> Result<()> {
         loop {
             match wait(self.process)? {
                 None => {
                     self.has_ended = true;
-                    return Err(io::Error::other("it has ended"));
+                    return Err(Error::Failed("it has ended"));
                 }
                 Some(Stop::Signal(libc::SIGTRAP)) => return Ok(()),
                 // It would fail at the same instruction again.
                 Some(Stop::Signal(signal)) if self.is_fault()? => {
-                    let what = format!("the library has failed in it, by signal {signal}");
-                    return Err(io::Error::other(what));
+                    return Err(Error::Signal(signal));
                 }
                 Some(Stop::Signal(signal)) => self.signals.push(signal),
                 Some(_) => {}
@@ -326,9 +324,9 @@ impl Tracee {
     }
 
     /// True when an instruction is the reason of the signal that has stopped it, and no process.
-    fn is_fault(&self) -> io::Result<bool> {
+    fn is_fault(&self) -> Result<bool> {
         // SAFETY: all-zero is a valid value of this structure of integers.
-        let mut information: libc::siginfo_t = unsafe { std::mem::zeroed() };
+        let mut information: libc::siginfo_t = unsafe { core::mem::zeroed() };
         let into = (&raw mut information) as usize;
         request(libc::PTRACE_GETSIGINFO, self.process, 0, into)?;
         let faults = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE];
@@ -336,7 +334,7 @@ impl Tracee {
     }
 
     /// No calls are made from here on: the program's code is whole again.
-    pub(crate) fn end_calls(&mut self) -> io::Result<()> {
+    pub(crate) fn end_calls(&mut self) -> Result<()> {
         match self.bytes.take() {
             Some(bytes) => self.memory.write_all_at(&bytes, self.page),
             None => Ok(()),
@@ -349,24 +347,24 @@ impl Tracee {
     /// # Errors
     ///
     /// When it was ended, or is traced until this process ends.
-    pub(crate) fn release(mut self) -> io::Result<()> {
+    pub(crate) fn release(mut self) -> Result<()> {
         if self.has_ended {
             return Ok(());
         }
         if let Err(error) = self.make_whole() {
             // SAFETY: no memory is involved. Its number is its own until this process has waited.
-            unsafe { libc::kill(self.process, libc::SIGKILL) };
+            unsafe { call!(SYS_kill, self.process, libc::SIGKILL) };
             return Err(error);
         }
         for signal in &self.signals {
             // SAFETY: no memory is involved.
-            unsafe { libc::kill(self.process, *signal) };
+            unsafe { call!(SYS_kill, self.process, *signal) };
         }
-        request(libc::PTRACE_DETACH, self.process, 0, 0).map(drop)
+        request(libc::PTRACE_DETACH, self.process, 0, 0)
     }
 
     /// Its code and registers are those of its first instruction.
-    fn make_whole(&mut self) -> io::Result<()> {
+    fn make_whole(&mut self) -> Result<()> {
         self.end_calls()?;
         let mut registers = self.at_exec;
         // No system call is to be restarted.
@@ -377,29 +375,28 @@ impl Tracee {
 
 /// Begins to trace a thread, whose next exec will stop it. `with_children`: a process that it makes
 /// stops it, too, and is traced from its beginning.
-pub(crate) fn seize(thread: pid_t, with_children: bool) -> io::Result<()> {
+pub(crate) fn seize(thread: pid_t, with_children: bool) -> Result<()> {
     let births = libc::PTRACE_O_TRACEFORK | libc::PTRACE_O_TRACEVFORK | libc::PTRACE_O_TRACECLONE;
     let options = libc::PTRACE_O_TRACEEXEC | if with_children { births } else { 0 };
-    request(libc::PTRACE_SEIZE, thread, 0, options as usize).map(drop)
+    request(libc::PTRACE_SEIZE, thread, 0, options as usize)
 }
 
 /// A stopped process goes on, traced.
-pub(crate) fn go_on(process: pid_t, stop: Stop) -> io::Result<()> {
+pub(crate) fn go_on(process: pid_t, stop: Stop) -> Result<()> {
     match stop {
         Stop::Group => request(libc::PTRACE_LISTEN, process, 0, 0),
         stop => request(libc::PTRACE_CONT, process, 0, stop.signal() as usize),
     }
-    .map(drop)
 }
 
 /// A stopped process goes on, and is traced no more.
-pub(crate) fn let_go(process: pid_t, stop: Stop) -> io::Result<()> {
-    request(libc::PTRACE_DETACH, process, 0, stop.signal() as usize).map(drop)
+pub(crate) fn let_go(process: pid_t, stop: Stop) -> Result<()> {
+    request(libc::PTRACE_DETACH, process, 0, stop.signal() as usize)
 }
 
 /// A traced process that runs will stop soon.
-pub(crate) fn interrupt(process: pid_t) -> io::Result<()> {
-    request(libc::PTRACE_INTERRUPT, process, 0, 0).map(drop)
+pub(crate) fn interrupt(process: pid_t) -> Result<()> {
+    request(libc::PTRACE_INTERRUPT, process, 0, 0)
 }
 
 /// Why a tracee has stopped.
@@ -428,23 +425,20 @@ impl Stop {
 }
 
 /// Waits until `process` stops; `None` when it has ended.
-fn wait(process: pid_t) -> io::Result<Option<Stop>> {
+fn wait(process: pid_t) -> Result<Option<Stop>> {
     Ok(next(process, 0)?.and_then(|(_, stop)| stop))
 }
 
 /// The process that has stopped or ended, of the traced ones or of one: its number, and its stop
 /// unless it has ended. `None` when `flags` says not to wait, and there is none.
-pub(crate) fn next(process: pid_t, flags: c_int) -> io::Result<Option<(pid_t, Option<Stop>)>> {
-    let mut status = 0;
+pub(crate) fn next(process: pid_t, flags: c_int) -> Result<Option<(pid_t, Option<Stop>)>> {
+    let mut status: c_int = 0;
     let waited = loop {
+        let (into, flags) = (&raw mut status, libc::__WALL | flags);
         // SAFETY: writes the status only.
-        let waited = unsafe { libc::waitpid(process, &raw mut status, libc::__WALL | flags) };
-        if waited >= 0 {
-            break waited;
-        }
-        let error = io::Error::last_os_error();
-        if error.raw_os_error() != Some(libc::EINTR) {
-            return Err(error);
+        match checked(unsafe { call!(SYS_wait4, process, into, flags, 0) }) {
+            Err(Error::Kernel(libc::EINTR)) => {}
+            waited => break waited? as pid_t,
         }
     };
     if waited == 0 {
@@ -466,32 +460,27 @@ pub(crate) fn next(process: pid_t, flags: c_int) -> io::Result<Option<(pid_t, Op
     Ok(Some((waited, Some(stop))))
 }
 
-fn registers(process: pid_t) -> io::Result<user_regs_struct> {
+fn registers(process: pid_t) -> Result<user_regs_struct> {
     // SAFETY: all-zero is a valid value of this structure of integers.
-    let mut registers: user_regs_struct = unsafe { std::mem::zeroed() };
+    let mut registers: user_regs_struct = unsafe { core::mem::zeroed() };
     let into = (&raw mut registers) as usize;
     request(libc::PTRACE_GETREGS, process, 0, into)?;
     Ok(registers)
 }
 
-fn set_registers(process: pid_t, registers: &user_regs_struct) -> io::Result<()> {
+fn set_registers(process: pid_t, registers: &user_regs_struct) -> Result<()> {
     let from = (&raw const *registers) as usize;
-    request(libc::PTRACE_SETREGS, process, 0, from).map(drop)
+    request(libc::PTRACE_SETREGS, process, 0, from)
 }
 
-fn request(what: libc::c_uint, process: pid_t, address: usize, data: usize) -> io::Result<i64> {
+fn request(what: libc::c_uint, process: pid_t, address: usize, data: usize) -> Result<()> {
     // SAFETY: `data` is a number, or points to registers where the request wants them.
-    let answer =
-        unsafe { libc::ptrace(what, process, address as *mut c_void, data as *mut c_void) };
-    match answer {
-        -1 => Err(io::Error::last_os_error()),
-        answer => Ok(answer),
-    }
+    checked(unsafe { call!(SYS_ptrace, what, process, address, data) }).map(drop)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
+    use std::io::{self, Write};
 
     use super::*;
 
@@ -553,7 +542,7 @@ mod tests {
         let answers = tracee.call_all(&calls, at).expect("they are made");
         assert_eq!(answers.made, 1);
         let error = answers.outcome.expect_err("no such descriptor");
-        assert_eq!(error.raw_os_error(), Some(libc::EBADF));
+        assert_eq!(error, Error::Kernel(libc::EBADF));
         assert_ne!(answers.area, Answers::NONE);
         assert_eq!(
             (answers.address, answers.file),
@@ -571,7 +560,7 @@ mod tests {
         tracee.call_all(&[], at).expect("none");
         let called = tracee.call_function(16, 0, |_| ());
         let error = called.expect_err("no function is there");
-        assert!(error.to_string().contains("by signal 11"), "{error}");
+        assert_eq!(error, Error::Signal(libc::SIGSEGV));
         assert_eq!(ended(tracee), 0);
     }
 
