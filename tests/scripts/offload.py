@@ -4,6 +4,7 @@ import ctypes
 import errno
 import fcntl
 import hashlib
+import itertools
 import os
 import selectors
 import select
@@ -444,10 +445,11 @@ def many_until_reset(host, port):
         with socket.create_connection((host, int(port)), timeout=30) as sock:
             sock.settimeout(2)
             try:
-                while True:
+                for answers in itertools.count(1):
                     sock.sendall(b"ping" * 100)
                     answered(sock)
-                    started.release()
+                    if answers == 10:
+                        started.release()
             except (ConnectionResetError, BrokenPipeError):
                 resets.append(1)
 
@@ -455,7 +457,7 @@ def many_until_reset(host, port):
     threads = [threading.Thread(target=ask) for _ in range(10)]
     for thread in threads:
         thread.start()
-    for _ in range(100):
+    for _ in threads:
         started.acquire()
     print("holding", flush=True)
     for thread in threads:

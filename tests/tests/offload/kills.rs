@@ -1,15 +1,15 @@
 //! Kills of the adapter, where the near kernel and the engine share one address.
 //!
-//! A thousand of them take half an hour for each link:
-//! `TOEHOLD_SOAK=1000 cargo xtask e2e outlive_every_kill`.
+//! A thousand of them take half an hour for each link and test:
+//! `TOEHOLD_SOAK=1000 cargo xtask e2e every_kill`.
 
 use std::thread::sleep;
 use std::time::Duration;
 
 use toehold_e2e::load::Random;
-use toehold_e2e::network::NEAR;
+use toehold_e2e::network::{FAR, NEAR};
 use toehold_e2e::process::{Running, TIME_LIMIT};
-use toehold_e2e::{Link, Nginx, host, wait_until};
+use toehold_e2e::{Link, Nginx, Path, host, wait_until};
 
 use crate::shared::kernel_server;
 use crate::stage::{Stage, await_word, ok};
@@ -158,4 +158,55 @@ fn kernels_connections_outlive_every_kill_over_a_packet_link() {
 #[test]
 fn kernels_connections_outlive_every_kill_over_an_xdp_link() {
     kernels_connections_outlive_every_kill(Link::Xdp);
+}
+
+/// A client on the kernel and one on the engine, whose connections go out from few ports of the
+/// host's: a port comes again soon, while the remote may still hold the connection that a kill
+/// ended.
+fn connections_go_out_after_every_kill(link: Link) {
+    let Some([nginx, wrk]) = host::require(["nginx", "wrk"]) else {
+        return;
+    };
+    let options = ["--share", NEAR, "--outgoing", "40500-40524"];
+    let Some(mut stage) = Stage::set_sharing(link, &options) else {
+        return;
+    };
+    let dir = stage.toehold.dir().to_owned();
+    let _nginx = Nginx::start(stage.network.far(&nginx), &dir, FAR, 8102, &[1_000]);
+    let _far = stage.far_server(&["echo_server", "8103"]);
+    let mut random = Random::new(host::seed());
+    for round in 0..host::rounds(KILLS_MIN) {
+        let opened = stage.engine("connections_opened");
+        let over_engine = stage.near("load", &["many_until_reset", FAR, "8103"]);
+        await_word(&over_engine, "holding");
+        assert_eq!(
+            stage.engine("connections_opened"),
+            opened + 10,
+            "round {round}"
+        );
+        let mut load = stage.network.near(&wrk);
+        load.args(["-t1", "-c10", "-d1s", &format!("http://{FAR}:8102/1000")]);
+        let load = Running::start(load, "wrk", &dir);
+        sleep(Duration::from_millis(random.below(LOAD_MS_MAX)));
+        stage.toehold.adapter().signal(libc::SIGKILL);
+        ok(over_engine);
+        let talk = ["echo_client", FAR, "8103", "1000000"];
+        ok(stage.near_on(Path::Host, "meanwhile", &talk));
+        stage.toehold.start_adapter();
+        ok(stage.near("afterwards", &talk));
+        assert_eq!(stage.engine("connections_opened"), 1, "round {round}");
+        let report = load.success(TIME_LIMIT);
+        let is_clean = report.contains("Requests/sec") && !report.contains("Socket errors");
+        assert!(is_clean, "round {round}: {report}");
+    }
+}
+
+#[test]
+fn connections_go_out_after_every_kill_over_a_packet_link() {
+    connections_go_out_after_every_kill(Link::Packet);
+}
+
+#[test]
+fn connections_go_out_after_every_kill_over_an_xdp_link() {
+    connections_go_out_after_every_kill(Link::Xdp);
 }
