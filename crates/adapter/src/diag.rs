@@ -24,6 +24,9 @@ use rustix::net::{
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use toehold_freestanding::diag::{
+    HEADER_BYTES, SOCK_DIAG_BY_FAMILY, TCP_QUESTION_BYTES, TcpQuestion, question,
+};
 
 /// A connection to the kernel's list of sockets.
 #[derive(Debug)]
@@ -200,46 +203,27 @@ pub(crate) fn namespace_of(socket: BorrowedFd<'_>) -> Option<u64> {
     cookie_of(socket, libc::SO_NETNS_COOKIE).ok()
 }
 
-/// `struct nlmsghdr` and `struct inet_diag_req_v2` (include/uapi/linux/inet_diag.h).
-fn request(local: SocketAddr, remote: SocketAddr, cookie: u64, number: u32) -> [u8; REQUEST_BYTES] {
+fn request(
+    local: SocketAddr,
+    remote: SocketAddr,
+    cookie: u64,
+    number: u32,
+) -> [u8; TCP_QUESTION_BYTES] {
     let family = match (local.ip(), remote.ip()) {
         (IpAddr::V4(_), IpAddr::V4(_)) => libc::AF_INET,
         _ => libc::AF_INET6,
     };
-    let fields: [&[u8]; 9] = [
-        &[family as u8, libc::IPPROTO_TCP as u8, 0, 0],
+    let end = |name: SocketAddr| (spelled(name.ip()), name.port());
+    let question = TcpQuestion {
+        family,
         // Every state.
-        &u32::MAX.to_ne_bytes(),
-        &local.port().to_be_bytes(),
-        &remote.port().to_be_bytes(),
-        &spelled(local.ip()),
-        &spelled(remote.ip()),
-        // No interface.
-        &[0; 4],
-        &(cookie as u32).to_ne_bytes(),
-        &((cookie >> 32) as u32).to_ne_bytes(),
-    ];
-    question(number, libc::NLM_F_REQUEST, &fields)
-}
-
-/// A request of sock_diag(7) of `BYTES` bytes: `struct nlmsghdr`, and the fields behind it.
-fn question<const BYTES: usize>(number: u32, flags: i32, fields: &[&[u8]]) -> [u8; BYTES] {
-    let header: [&[u8]; 5] = [
-        &(BYTES as u32).to_ne_bytes(),
-        &SOCK_DIAG_BY_FAMILY.to_ne_bytes(),
-        &(flags as u16).to_ne_bytes(),
-        &number.to_ne_bytes(),
-        // The port of who asks, which the kernel knows.
-        &[0; 4],
-    ];
-    let mut bytes = [0; BYTES];
-    let mut at = 0;
-    for field in header.iter().chain(fields) {
-        bytes[at..at + field.len()].copy_from_slice(field);
-        at += field.len();
-    }
-    debug_assert_eq!(at, BYTES);
-    bytes
+        states: u32::MAX,
+        local: end(local),
+        remote: end(remote),
+        interface: 0,
+        cookie,
+    };
+    question.bytes(number, libc::NLM_F_REQUEST)
 }
 
 /// An address in sixteen bytes, an IPv4 address in the first four.
@@ -264,10 +248,6 @@ fn parse(reply: &[u8], cookie: u64) -> Option<u64> {
     (is_answer && is_established).then_some(inode.into())
 }
 
-/// `struct nlmsghdr`.
-const HEADER_BYTES: usize = 16;
-/// With `struct inet_diag_req_v2`.
-const REQUEST_BYTES: usize = HEADER_BYTES + 56;
 /// `idiag_cookie`, the last word of the `struct inet_diag_sockid` in it.
 const COOKIE_AT: usize = 44;
 /// Answers to others' questions that are passed over.
@@ -280,7 +260,5 @@ const INODE_AT: usize = 68;
 const REPLY_BYTES_MAX: usize = 4096;
 /// The kernel fills datagrams of a list up to this length (netlink_dump).
 const DUMP_BYTES_MAX: usize = 32_768;
-/// include/uapi/linux/sock_diag.h.
-const SOCK_DIAG_BY_FAMILY: u16 = 20;
 /// include/net/tcp_states.h.
 const TCP_ESTABLISHED: u8 = 1;

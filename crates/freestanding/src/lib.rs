@@ -14,10 +14,12 @@
 //! - `elf`: symbol tables in memory;
 //! - `errno`: the program's `errno`, or a word of our own where there is no libc;
 //! - `vdso`: the clock and the processor number without entering the kernel;
-//! - `environment`: the program's environment variables.
+//! - `environment`: the program's environment variables;
+//! - `diag`: questions about sockets, as the kernel reads them.
 
 #![cfg_attr(not(test), no_std)]
 
+pub mod diag;
 pub mod elf;
 pub mod environment;
 pub mod errno;

@@ -3,10 +3,11 @@
 //! `/proc/net/tcp` has a line for each socket in TIME-WAIT, too. A client of short connections
 //! leaves 28,000 of them, for which the kernel formats 4 MB each time it is asked.
 
-use super::{Diag, HEADER_BYTES, INODE_AT, Listed, REQUEST_BYTES, question};
+use super::{Diag, INODE_AT, Listed};
 use crate::entropy;
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use toehold_freestanding::diag::{TCP_QUESTION_BYTES, TcpQuestion};
 
 /// A TCP socket, as the kernel describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +42,7 @@ impl Diag {
     fn each_tcp_socket(&self, states: u32, mut each: impl FnMut(TcpSocket)) -> Option<()> {
         for family in [libc::AF_INET, libc::AF_INET6] {
             let number = entropy::bits().ok()?[0] as u32;
-            let request = request(family as u8, states, number);
+            let request = request(family, states, number);
             let listed = self.list(&request, number, usize::MAX, |body| {
                 if let Some(socket) = parse(body) {
                     each(socket);
@@ -55,15 +56,17 @@ impl Diag {
     }
 }
 
-/// `struct nlmsghdr` and `struct inet_diag_req_v2` (include/uapi/linux/inet_diag.h).
-fn request(family: u8, states: u32, number: u32) -> [u8; REQUEST_BYTES] {
-    let fields: [&[u8]; 3] = [
-        &[family, libc::IPPROTO_TCP as u8, 0, 0],
-        &states.to_ne_bytes(),
-        // Any addresses.
-        &[0; 48],
-    ];
-    question(number, libc::NLM_F_REQUEST | libc::NLM_F_DUMP, &fields)
+fn request(family: i32, states: u32, number: u32) -> [u8; TCP_QUESTION_BYTES] {
+    let any = ([0; 16], 0);
+    let question = TcpQuestion {
+        family,
+        states,
+        local: any,
+        remote: any,
+        interface: 0,
+        cookie: 0,
+    };
+    question.bytes(number, libc::NLM_F_REQUEST | libc::NLM_F_DUMP)
 }
 
 /// `struct inet_diag_msg`.
@@ -97,7 +100,6 @@ const REMOTE_IP_AT: usize = 24;
 const UID_AT: usize = 64;
 /// include/net/tcp_states.h.
 const TCP_TIME_WAIT: u32 = 6;
-const _: () = assert!(REQUEST_BYTES == HEADER_BYTES + 56);
 
 #[cfg(test)]
 mod tests {

@@ -3,6 +3,10 @@
 use core::net::{Ipv4Addr, Ipv6Addr};
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use toehold_freestanding::diag::{
+    ANY_COOKIE, SOCK_DIAG_BY_FAMILY, TCP_QUESTION_BYTES, TcpQuestion,
+};
+
 use super::destinations::{DESTINATIONS_MAX, Destination};
 use crate::sys;
 
@@ -12,14 +16,10 @@ static ANSWERS: [(AtomicU64, AtomicU64); DESTINATIONS_MAX] =
 /// A question costs 8 us. Whoever listens next waits for its first connection no longer than this.
 const BETWEEN_QUESTIONS_NS: u64 = 1_000_000;
 
-/// `SOCK_DIAG_BY_FAMILY` (include/uapi/linux/sock_diag.h).
-const SOCK_DIAG_BY_FAMILY: u16 = 20;
 /// `TCP_LISTEN` (include/net/tcp_states.h).
 const TCP_LISTEN: u8 = 10;
 /// Of each network namespace (drivers/net/loopback.c).
 const LOOPBACK_INTERFACE: u32 = 1;
-/// `struct nlmsghdr` and `struct inet_diag_req_v2` (include/uapi/linux/inet_diag.h).
-const QUESTION_BYTES: usize = 16 + 56;
 /// Room for `struct nlmsghdr`, `struct inet_diag_msg` and what the kernel adds.
 const ANSWER_BYTES_MAX: usize = 512;
 /// In an answer: `idiag_state` and `idiag_inode`.
@@ -46,34 +46,19 @@ fn ask(destination: Destination) -> Option<u64> {
 }
 
 /// Which socket is to have a SYN from this host to the destination (inet_diag_find_one_icsk).
-fn question(destination: Destination) -> [u8; QUESTION_BYTES] {
+fn question(destination: Destination) -> [u8; TCP_QUESTION_BYTES] {
     let (to, from) = addresses(destination);
-    let fields: [&[u8]; 13] = [
-        &(QUESTION_BYTES as u32).to_ne_bytes(),
-        &SOCK_DIAG_BY_FAMILY.to_ne_bytes(),
-        &(libc::NLM_F_REQUEST as u16).to_ne_bytes(),
-        // The number of the question, and the port of who asks, which the kernel knows.
-        &[0; 8],
-        &[destination.family() as u8, libc::IPPROTO_TCP as u8, 0, 0],
+    let question = TcpQuestion {
+        family: destination.family(),
         // Sockets in any state.
-        &u32::MAX.to_ne_bytes(),
-        &destination.port().to_be_bytes(),
+        states: u32::MAX,
+        local: (to, destination.port()),
         // No connection comes from port 0, so none is found.
-        &[0; 2],
-        &to,
-        &from,
-        &LOOPBACK_INTERFACE.to_ne_bytes(),
-        // With any cookie.
-        &u32::MAX.to_ne_bytes(),
-        &u32::MAX.to_ne_bytes(),
-    ];
-    let mut question = [0; QUESTION_BYTES];
-    let mut at = 0;
-    for field in fields {
-        question[at..at + field.len()].copy_from_slice(field);
-        at += field.len();
-    }
-    question
+        remote: (from, 0),
+        interface: LOOPBACK_INTERFACE,
+        cookie: ANY_COOKIE,
+    };
+    question.bytes(0, libc::NLM_F_REQUEST)
 }
 
 /// Where a SYN goes to, and an address of the same kind where it may come from; IPv4 in the first
