@@ -126,16 +126,11 @@ impl HostTables {
     /// # Errors
     /// As for [`HostTables::addresses`].
     pub fn way_to(&self, destination: IpAddr) -> io::Result<Option<HostWay>> {
-        let (family, bytes) = match destination {
-            IpAddr::V4(v4) => (AF_INET, v4.octets().to_vec()),
-            IpAddr::V6(v6) => (AF_INET6, v6.octets().to_vec()),
-        };
+        let (family, attribute) = address_attribute(libc::RTA_DST, destination);
         // `struct rtmsg`, as for `routes`.
-        let mut body = vec![family, bytes.len() as u8 * 8];
+        let mut body = vec![family, if destination.is_ipv4() { 32 } else { 128 }];
         body.extend([0; 10]);
-        body.extend((4 + bytes.len() as u16).to_ne_bytes());
-        body.extend(libc::RTA_DST.to_ne_bytes());
-        body.extend(bytes);
+        body.extend(attribute);
         let mut found = None;
         // With an acknowledgement the answer has an end.
         let flags = libc::NLM_F_REQUEST | libc::NLM_F_ACK;
@@ -178,17 +173,12 @@ impl HostTables {
     /// # Errors
     /// As for [`HostTables::addresses`].
     pub fn find(&self, interface: u32, neighbour: IpAddr) -> io::Result<()> {
-        let (family, bytes) = match neighbour {
-            IpAddr::V4(v4) => (AF_INET, v4.octets().to_vec()),
-            IpAddr::V6(v6) => (AF_INET6, v6.octets().to_vec()),
-        };
+        let (family, attribute) = address_attribute(libc::NDA_DST, neighbour);
         // `struct ndmsg`: family, padding, interface, state, flags, type.
         let mut body = vec![family, 0, 0, 0];
         body.extend(interface.to_ne_bytes());
         body.extend([0, 0, NTF_USE, 0]);
-        body.extend((4 + bytes.len() as u16).to_ne_bytes());
-        body.extend(libc::NDA_DST.to_ne_bytes());
-        body.extend(bytes);
+        body.extend(attribute);
         let flags = libc::NLM_F_REQUEST | libc::NLM_F_CREATE | libc::NLM_F_ACK;
         self.ask(libc::RTM_NEWNEIGH, flags, &body)?;
         self.answers(|_| Some(()))
@@ -368,6 +358,18 @@ fn messages(mut bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
             fixed_bytes,
         })
     })
+}
+
+/// An address as an attribute (`struct rtattr` and its bytes), and the family it is of.
+fn address_attribute(kind: u16, ip: IpAddr) -> (u8, Vec<u8>) {
+    let (family, bytes) = match ip {
+        IpAddr::V4(v4) => (AF_INET, v4.octets().to_vec()),
+        IpAddr::V6(v6) => (AF_INET6, v6.octets().to_vec()),
+    };
+    let mut attribute = (4 + bytes.len() as u16).to_ne_bytes().to_vec();
+    attribute.extend(kind.to_ne_bytes());
+    attribute.extend(bytes);
+    (family, attribute)
 }
 
 fn ip_of(family: u8, bytes: &[u8]) -> Option<IpAddr> {
