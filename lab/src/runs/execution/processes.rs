@@ -20,7 +20,8 @@ use toehold_measure::procfs::{self, Process, ProcessMemory, Snapshot};
 use toehold_measure::ready::Ready;
 
 use super::super::arm::Arm;
-use super::{CLIENT_TIMEOUT, Job, READY_TIMEOUT, Scene, load_words, server_path};
+use super::Scene;
+use super::sample::{CLIENT_TIMEOUT, Job, READY_TIMEOUT, load_words, server_path};
 use crate::generator::{
     DESCRIPTORS_SPARE, Gate, Load, Outcome, PRIOR_TIMEOUT, Pattern, Standing, TierCost,
 };

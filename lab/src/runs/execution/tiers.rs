@@ -21,7 +21,8 @@ use super::super::network::is_installed;
 use super::super::plan_file::PlanFile;
 use super::super::record::Missing;
 use super::super::tool;
-use super::{CLIENT_TIMEOUT, Job, READY_TIMEOUT, Scene, server_path};
+use super::Scene;
+use super::sample::{CLIENT_TIMEOUT, Job, READY_TIMEOUT, server_path};
 use crate::generator::{Outcome, TierCost};
 
 /// A running server of a tier.
