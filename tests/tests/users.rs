@@ -95,6 +95,21 @@ fn connections_outlive_the_system_adapter_and_new_ones_find_the_next() {
     }
 }
 
+/// Programs of one host must not meet in two places because the adapter of all was busy.
+#[test]
+fn programs_that_start_while_the_system_adapter_is_busy_meet_there_all_the_same() {
+    let Some(mut host) = System::start(Path::new(PROGRAM)) else {
+        return;
+    };
+    host.adapter().signal(libc::SIGSTOP);
+    let pair = host.pair("early", 0);
+    host.adapter().signal(libc::SIGCONT);
+    host.assert_in_memory(&pair, "after it goes on");
+    // The client began when the adapter went on.
+    let said = pair[0].stderr();
+    assert!(said.contains("did not answer within 2 seconds"), "{said}");
+}
+
 #[test]
 fn a_stranger_learns_and_changes_nothing() {
     let Some(host) = System::start(Path::new(PROGRAM)) else {

@@ -3,7 +3,7 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
-use toehold_adapter::client;
+use toehold_adapter::client::{self, ClientError};
 use toehold_adapter::runtime_dir;
 
 use crate::options::AdapterChoice;
@@ -22,7 +22,12 @@ impl Meeting {
     /// choice does.
     pub(crate) fn of(named: Option<&Path>, choice: AdapterChoice) -> Meeting {
         let system = runtime_dir::system_path();
-        let answers = || client::ping(&system).is_ok();
+        // One that is there and busy is met by others, too: a second adapter would part us from
+        // them for good.
+        let is_there = || {
+            let asked = client::ping(&system);
+            matches!(asked, Ok(_) | Err(ClientError::TimedOut))
+        };
         let in_environment = env::var_os("TOEHOLD_RUNTIME_DIR").map(PathBuf::from);
         let own = || match in_environment.as_deref() == Some(&*system) {
             // A program under the system adapter has that in its environment.
@@ -39,7 +44,7 @@ impl Meeting {
             (None, AdapterChoice::User) => Meeting::User(own()),
             (None, AdapterChoice::Auto) => match &in_environment {
                 Some(chosen) if *chosen != system => Meeting::User(own()),
-                _ if answers() => Meeting::System(system),
+                _ if is_there() => Meeting::System(system),
                 _ => Meeting::User(own()),
             },
         }
