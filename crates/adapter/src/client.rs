@@ -144,6 +144,15 @@ pub fn ping(runtime_dir: &Path) -> Result<AdapterInfo, ClientError> {
     Ok(adapter)
 }
 
+/// Whether the adapter has a TCP engine.
+///
+/// # Errors
+/// See [`ClientError`].
+pub fn has_engine(runtime_dir: &Path) -> Result<bool, ClientError> {
+    let (answer, _) = Asker::connect(runtime_dir)?.ask(&Message::new(Kind::Engine))?;
+    Ok(!answer.descriptors.is_empty())
+}
+
 /// Everything it knows of its clients and their connections, as JSON.
 ///
 /// # Errors
@@ -321,7 +330,7 @@ impl Asker {
             }
         };
         match received {
-            Received::Message(message, Kind::Answer, descriptors) => {
+            Received::Message(message, Kind::Answer | Kind::Engine, descriptors) => {
                 let info = AdapterInfo {
                     pid: self.peer.pid as u32,
                     layout_version: message.version,

@@ -208,6 +208,12 @@ fn acceleration(args: &RunArgs, program: &Path) -> Result<Option<Acceleration>, 
         }
         Err(error) => return Err(error.to_string()),
     }
+    if args.path == PathChoice::Offload && matches!(client::has_engine(&dir), Ok(false)) {
+        warn(
+            "the adapter has no TCP engine; connections to other hosts stay on kernel TCP: \
+             toehold adapter --link",
+        );
+    }
     Ok(Some(Acceleration {
         library,
         runtime_dir: dir,

@@ -50,6 +50,8 @@ pub(crate) fn cannot_be_had(link: &str, said: &str) {
     let mut server = listening(Running::start(command, "server", toehold.dir()));
     assert!(toehold.status()["engine"].is_null());
     assert!(server.ended().is_none());
+    let outputs = server.outputs();
+    assert!(outputs.contains("has no TCP engine"), "{outputs}");
     let outputs = toehold.adapter().outputs();
     assert!(outputs.contains(said), "{outputs}");
 }
