@@ -295,11 +295,11 @@ impl Congestion {
         }
     }
 
-    /// Bytes a second at which data leaves: `window_rate`, unless a model of the path knows better.
-    pub(crate) fn pacing_rate(&self, window_rate: u64) -> u64 {
+    /// Bytes a second at which data leaves, where a model of the path says so.
+    pub(crate) fn pacing_rate(&self) -> Option<u64> {
         match &self.more {
-            More::Bbr(model) => model.pacing_rate(window_rate),
-            _ => window_rate,
+            More::Bbr(model) => model.pacing_rate(),
+            _ => None,
         }
     }
 

@@ -578,9 +578,14 @@ impl Connection {
         } else {
             self.pace_at.max(cx.now)
         };
+        if let Some(rate) = self.congestion.pacing_rate() {
+            self.pace_at = from + Duration::from_micros(length * 1_000_000 / rate);
+            return;
+        }
         let Some(srtt) = self.rtt.smoothed() else {
             return;
         };
+        // A model of the path that has no rate yet gets one with the first acknowledgement.
         let is_modelled = self.conditions.has(Conditions::MODELLED);
         if srtt < Options::PACED_ROUND_TRIP_MIN && !is_modelled {
             // The handshake alone took long: a busy host, or a neighbour that had to be found.
@@ -592,14 +597,8 @@ impl Connection {
         } else {
             120
         };
-        let window = match is_modelled {
-            // A model of the path needs no rate but one to begin with.
-            true => self.cwnd.min(self.initial_window()),
-            false => self.cwnd,
-        };
-        let window_rate = u64::from(window) * percent * 10_000 / srtt.as_micros().max(1);
-        let rate = self.congestion.pacing_rate(window_rate).max(1);
-        self.pace_at = from + Duration::from_micros(length * 1_000_000 / rate);
+        let micros = srtt.as_micros() * length * 100 / (u64::from(self.cwnd.max(1)) * percent);
+        self.pace_at = from + Duration::from_micros(micros);
     }
 
     /// RFC 6928 section 2: ten segments, bounded by 14600 bytes or two segments.
