@@ -126,9 +126,11 @@ mod tests {
             let name = SocketAddr::new(connects.parse().expect("an address"), port);
             let _connection = TcpStream::connect(name).expect(&context);
             let there = destination(connects, port);
-            assert_eq!(ask(there), Some(inode_of(&listener)), "{context}");
+            let inode = Some(inode_of(&listener));
+            assert_eq!(ask(there), inode, "{context}");
             drop(listener);
-            assert_eq!(ask(there), None, "{context}");
+            // By now the port may be somebody else's.
+            assert_ne!(ask(there), inode, "{context}");
         }
     }
 
