@@ -4,8 +4,8 @@ use alloc::vec::Vec;
 use core::ffi::{CStr, c_int};
 use core::mem::MaybeUninit;
 
-use toehold_freestanding::call;
 use toehold_freestanding::fd::OwnedFd;
+use toehold_freestanding::{call, syscall};
 
 /// An error of this crate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,12 +18,23 @@ pub enum Error {
     Signal(c_int),
 }
 
+impl Error {
+    /// The errno(3) by which another process is told of it: `EPERM` for what has none.
+    #[must_use]
+    pub fn number(&self) -> c_int {
+        match self {
+            Error::Kernel(number) => *number,
+            Error::Failed(_) | Error::Signal(_) => libc::EPERM,
+        }
+    }
+}
+
 /// A value, or what went wrong.
 pub type Result<T, E = Error> = core::result::Result<T, E>;
 
 /// The kernel's answer to a system call.
 pub(crate) fn checked(answer: isize) -> Result<usize> {
-    usize::try_from(answer).map_err(|_| Error::Kernel(-answer as i32))
+    syscall::answer(answer).map_err(Error::Kernel)
 }
 
 /// An open file or socket.

@@ -254,11 +254,7 @@ extern "C" fn helper(start: *mut c_void) -> c_int {
 fn help(start: &Start<'_>, starter: File) -> c_int {
     let watch = loop {
         let begun = Watch::begin(start.target, false);
-        let error = match &begun {
-            Ok(_) => 0,
-            Err(Error::Kernel(number)) => *number,
-            Err(_) => libc::EPERM,
-        };
+        let error = begun.as_ref().err().map_or(0, Error::number);
         if starter.send(&[error as u8]).is_err() {
             return 1;
         }

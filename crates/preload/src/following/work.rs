@@ -105,11 +105,7 @@ fn follow(caller: File, start: &Start) -> Result<()> {
         caller.receive(&mut request)?;
         let number = |at: usize| c_int::from_ne_bytes(core::array::from_fn(|n| request[at + n]));
         let result = Watch::begin(number(0), number(4) == Event::Spawn as c_int);
-        let error = match result {
-            Ok(_) => 0,
-            Err(Error::Kernel(number)) => number,
-            Err(_) => libc::EPERM,
-        };
+        let error = result.as_ref().err().map_or(0, Error::number);
         caller.send(&error.to_ne_bytes())?;
         if let Ok(watch) = result {
             break watch;
