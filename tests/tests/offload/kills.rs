@@ -3,13 +3,15 @@
 //! A thousand of them take half an hour for each link and test:
 //! `TOEHOLD_SOAK=1000 cargo xtask e2e every_kill`.
 
+use std::path::Path;
+use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
 
 use toehold_e2e::load::Random;
 use toehold_e2e::network::{FAR, NEAR};
 use toehold_e2e::process::{Running, TIME_LIMIT};
-use toehold_e2e::{Link, Nginx, Path, host, wait_until};
+use toehold_e2e::{Link, Nginx, Path as Way, host, wait_until};
 
 use crate::shared::kernel_server;
 use crate::stage::{Stage, await_word, ok};
@@ -94,6 +96,19 @@ fn kernel_takes_new_connections_of_a_stopped_engine_over_an_xdp_link() {
     kernel_takes_new_connections_of_a_stopped_engine(Link::Xdp);
 }
 
+/// A second's load on a server of the kernel's.
+fn start_wrk(mut wrk: Command, server: &str, dir: &Path) -> Running {
+    wrk.args(["-t1", "-c10", "-d1s", &format!("http://{server}/1000")]);
+    Running::start(wrk, "wrk", dir)
+}
+
+/// The load ended, and none of its connections failed.
+fn assert_served(load: Running, round: u64) {
+    let report = load.success(TIME_LIMIT);
+    let is_clean = report.contains("Requests/sec") && !report.contains("Socket errors");
+    assert!(is_clean, "round {round}: {report}");
+}
+
 /// nginx on the kernel and Redis on the engine, at one address and both under load.
 fn kernels_connections_outlive_every_kill(link: Link) {
     let programs = ["redis-server", "redis-benchmark", "nginx", "wrk"];
@@ -124,9 +139,8 @@ fn kernels_connections_outlive_every_kill(link: Link) {
             Running::start(command, "benchmark", &dir)
         };
         let mut over_engine = ask("1000000000");
-        let mut load = stage.network.far(&wrk);
-        load.args(["-t1", "-c10", "-d1s", &format!("http://{NEAR}:8100/1000")]);
-        let load = Running::start(load, "wrk", &dir);
+        let load = stage.network.far(&wrk);
+        let load = start_wrk(load, &format!("{NEAR}:8100"), &dir);
         let is_loaded = wait_until(TIME_LIMIT, || stage.engine("connections_accepted") >= 10);
         assert!(is_loaded, "round {round}: {}", over_engine.outputs());
         sleep(Duration::from_millis(random.below(LOAD_MS_MAX)));
@@ -140,9 +154,7 @@ fn kernels_connections_outlive_every_kill(link: Link) {
         drop(over_engine);
         // Redis listens still, on the kernel.
         ask("1000").success(TIME_LIMIT);
-        let report = load.success(TIME_LIMIT);
-        let is_clean = report.contains("Requests/sec") && !report.contains("Socket errors");
-        assert!(is_clean, "round {round}: {report}");
+        assert_served(load, round);
         drop(server);
         stage.toehold.start_adapter();
     }
@@ -184,20 +196,17 @@ fn connections_go_out_after_every_kill(link: Link) {
             opened + 10,
             "round {round}"
         );
-        let mut load = stage.network.near(&wrk);
-        load.args(["-t1", "-c10", "-d1s", &format!("http://{FAR}:8102/1000")]);
-        let load = Running::start(load, "wrk", &dir);
+        let load = stage.network.near(&wrk);
+        let load = start_wrk(load, &format!("{FAR}:8102"), &dir);
         sleep(Duration::from_millis(random.below(LOAD_MS_MAX)));
         stage.toehold.adapter().signal(libc::SIGKILL);
         ok(over_engine);
         let talk = ["echo_client", FAR, "8103", "1000000"];
-        ok(stage.near_on(Path::Host, "meanwhile", &talk));
+        ok(stage.near_on(Way::Host, "meanwhile", &talk));
         stage.toehold.start_adapter();
         ok(stage.near("afterwards", &talk));
         assert_eq!(stage.engine("connections_opened"), 1, "round {round}");
-        let report = load.success(TIME_LIMIT);
-        let is_clean = report.contains("Requests/sec") && !report.contains("Socket errors");
-        assert!(is_clean, "round {round}: {report}");
+        assert_served(load, round);
     }
 }
 
