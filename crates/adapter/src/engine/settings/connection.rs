@@ -5,7 +5,10 @@ use std::net::SocketAddr;
 use toehold_channel::offload::{Rule, RuleAction};
 use toehold_tcp::{CongestionControl, Duration, EcnMode};
 
-use super::{RING_BYTES_MAX, congestion, number, rule, spell, switch, words};
+use super::rule::{rule, spell};
+use super::value::{congestion, number, switch};
+use super::words;
+use crate::engine::rings::RING_BYTES_MAX;
 
 /// How one connection behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-use super::address;
+use super::value::address;
 use crate::engine::ports::in_words;
 
 /// An address of the host's, of which some ports are the engine's when programs listen there.
@@ -92,7 +92,7 @@ pub(super) fn port_range(text: &str) -> Result<RangeInclusive<u16>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::settings::tests::draft;
+    use crate::engine::settings::draft::tests::draft;
     use crate::engine::settings::{Draft, RuleAction, spell};
 
     #[test]

@@ -1,0 +1,82 @@
+//! Prefixes of addresses, and rules about them.
+
+use std::net::IpAddr;
+
+use toehold_channel::offload::{Rule, RuleAction};
+use toehold_channel::rendezvous::mapped;
+
+use super::value::address;
+
+/// `ADDRESS/BITS`. An address alone would have nobody on its link.
+pub(super) fn own_address(value: &str) -> Result<(IpAddr, u8), String> {
+    if !value.contains('/') {
+        let ip = address(value)?;
+        let usual = if ip.is_ipv4() { 24 } else { 64 };
+        return Err(format!(
+            "`{value}` has no prefix length, which says who is on the link: {value}/{usual}, for \
+            example"
+        ));
+    }
+    prefix(value)
+}
+
+/// `ADDRESS/BITS`, or an address alone.
+pub(crate) fn prefix(value: &str) -> Result<(IpAddr, u8), String> {
+    let (ip, bits) = value.split_once('/').unwrap_or((value, ""));
+    let ip = address(ip)?;
+    let longest = if ip.is_ipv4() { 32 } else { 128 };
+    let bits = match bits {
+        "" => Some(longest),
+        bits => bits.parse().ok().filter(|bits| *bits <= longest),
+    };
+    let bits = bits.ok_or(format!(
+        "`{value}` has no prefix length from 0 to {longest}"
+    ))?;
+    Ok((ip, bits))
+}
+
+/// `PREFIX`, `PREFIX:PORT`, or `[PREFIX]:PORT` where the prefix is IPv6.
+pub(super) fn rule(value: &str, action: RuleAction) -> Result<Rule, String> {
+    let (network, port) = match value
+        .strip_prefix('[')
+        .and_then(|rest| rest.split_once(']'))
+    {
+        Some((network, rest)) => (network, rest.strip_prefix(':')),
+        None => match value.split_once(':') {
+            Some((network, port)) if !port.contains(':') => (network, Some(port)),
+            _ => (value, None),
+        },
+    };
+    let port = match port {
+        None => 0,
+        Some(text) => text
+            .parse()
+            .ok()
+            .filter(|port| *port > 0)
+            .ok_or(format!("`{text}` is no port"))?,
+    };
+    let (ip, bits) = prefix(network)?;
+    Ok(rule_of(ip, bits, port, action))
+}
+
+pub(crate) fn rule_of(ip: IpAddr, bits: u8, port: u16, action: RuleAction) -> Rule {
+    let bits = u32::from(bits);
+    Rule {
+        prefix: spell(ip),
+        prefix_bits: if ip.is_ipv4() {
+            96 + bits.min(32)
+        } else {
+            bits
+        },
+        port,
+        action,
+    }
+}
+
+/// An address as the library and the adapter spell it.
+pub(crate) fn spell(ip: IpAddr) -> [u8; 16] {
+    match ip {
+        IpAddr::V4(v4) => mapped(v4.octets()),
+        IpAddr::V6(v6) => v6.octets(),
+    }
+}
