@@ -75,7 +75,7 @@ impl Metric {
 /// How much the client got done in a round: the denominator of every cost.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Work {
-    /// How many units.
+    /// How many units. Invariant: above 0; an output without work is not read.
     pub amount: f64,
     /// One unit of work: "request", "GB", "message", "run".
     pub unit: &'static str,

@@ -17,7 +17,7 @@ use super::{Load, Outcome, Pattern, session, wire};
 ///
 /// # Errors
 ///
-/// A sentence: the pattern has no limit of this kind, or there is no memory.
+/// A sentence: the pattern has no limit of this kind, there is no memory, or nothing was measured.
 pub fn run(load: &Load) -> Result<Outcome, String> {
     load.check()?;
     // Two threads on one core would measure the scheduler.
@@ -33,7 +33,7 @@ pub fn run(load: &Load) -> Result<Outcome, String> {
         }
     };
     let totals = totals.map_err(|error| format!("no memory for the limit: {error}"))?;
-    Ok(totals.outcome(load))
+    totals.outcome(load)
 }
 
 /// Memory that both threads use, and the positions that say who may.

@@ -16,7 +16,7 @@ use super::{Load, Outcome, Pattern, connect, newcomers, ping_pong, requests};
 ///
 /// # Errors
 ///
-/// A sentence: the load cannot be, or a socket failed.
+/// A sentence: the load cannot be, a socket failed, or nothing was measured.
 pub fn run(address: &Address, load: &Load) -> Result<Outcome, String> {
     load.check()?;
     let limit = raise_descriptor_limit();
@@ -37,7 +37,7 @@ pub fn run(address: &Address, load: &Load) -> Result<Outcome, String> {
     };
     let totals =
         totals.map_err(|error| format!("{} to {address}: {error}", load.pattern.name()))?;
-    Ok(totals.outcome(load))
+    totals.outcome(load)
 }
 
 /// Streams in one or both directions. Bytes count from the end of the warm-up to the end of the

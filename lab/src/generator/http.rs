@@ -48,7 +48,7 @@ pub struct Requests {
 ///
 /// # Errors
 ///
-/// A sentence: the load cannot be, a socket failed, or a response is wrong.
+/// A sentence: the load cannot be, a socket failed, a response is wrong, or nothing was measured.
 pub fn run(address: &Address, requests: &Requests) -> Result<Outcome, String> {
     if requests.paths.is_empty() || !requests.alpha.is_finite() {
         return Err("a client asks for one path at least, by a finite alpha".to_owned());
@@ -82,7 +82,7 @@ pub fn run(address: &Address, requests: &Requests) -> Result<Outcome, String> {
     load.message = sources[0].request.len();
     load.response = Some(sources[0].body.len().max(1));
     let totals = Client::open(address, requests, sources).and_then(|client| client.run(&load));
-    let mut outcome = totals.map_err(failed)?.outcome(&load);
+    let mut outcome = totals.map_err(failed)?.outcome(&load)?;
     outcome.digest = Some(digest.text());
     Ok(outcome)
 }

@@ -31,7 +31,8 @@ use super::{Load, Outcome, Pattern, session, wire};
 ///
 /// # Errors
 ///
-/// A sentence: the pattern has no hand-over of this kind, or the system does not allow it.
+/// A sentence: the pattern has no hand-over of this kind, the system does not allow it, or nothing
+/// was measured.
 pub fn run(load: &Load) -> Result<Outcome, String> {
     load.check()?;
     if !matches!(load.pattern, Pattern::PingPong | Pattern::ToServer) || load.streams != 1 {
@@ -47,9 +48,10 @@ pub fn run(load: &Load) -> Result<Outcome, String> {
         Pattern::PingPong => ping_pong(load, cores[0]),
         _ => stream(load, cores[0]),
     };
-    totals.map(|totals| totals.outcome(load)).map_err(|error| {
+    let totals = totals.map_err(|error| {
         format!("one-copy hand-over (process_vm_readv) is not possible here: {error}")
-    })
+    })?;
+    totals.outcome(load)
 }
 
 /// Words that both processes see.

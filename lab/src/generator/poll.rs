@@ -30,7 +30,8 @@ pub struct Polling {
 ///
 /// # Errors
 ///
-/// A sentence: the load cannot be, a socket failed, or an answer was cut short.
+/// A sentence: the load cannot be, a socket failed, an answer was cut short, or nothing was
+/// measured.
 pub fn run(polling: &Polling) -> Result<Outcome, String> {
     let mut load = polling.load.clone();
     // A rate belongs to requests; here each is a round.
@@ -48,7 +49,7 @@ pub fn run(polling: &Polling) -> Result<Outcome, String> {
         ends.push(answer[answer.len().saturating_sub(END_BYTES)..].to_vec());
     }
     load.response = Some(answer.len());
-    let mut outcome = measure(polling, &load, &ends)?.outcome(&load);
+    let mut outcome = measure(polling, &load, &ends)?.outcome(&load)?;
     outcome.digest = Some(digest.text());
     Ok(outcome)
 }

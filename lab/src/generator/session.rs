@@ -27,14 +27,28 @@ pub(super) struct Totals {
 }
 
 impl Totals {
-    pub(super) fn outcome(self, load: &Load) -> Outcome {
+    /// The outcome of a load.
+    ///
+    /// # Errors
+    ///
+    /// A sentence: nothing was measured. On a busy host one operation may last from the warm-up to
+    /// past the end, and no rate follows from that. Requests of an open loop that were due and had
+    /// no response are a measurement.
+    pub(super) fn outcome(self, load: &Load) -> Result<Outcome, String> {
+        if self.operations == 0 && self.unanswered == 0 {
+            return Err(format!(
+                "nothing was measured: no operation was completed within {} s after {} s of \
+                 warm-up; measure for longer (--seconds), or on a host with less work",
+                load.seconds, load.warmup
+            ));
+        }
         let kind = match load.pattern {
             Pattern::Requests if load.rate.is_some() => "open loop",
             Pattern::Requests | Pattern::PingPong => "closed loop",
             Pattern::Connect | Pattern::Empty | Pattern::Newcomers => "connections",
             Pattern::ToServer | Pattern::ToClient | Pattern::Both => "stream",
         };
-        Outcome {
+        Ok(Outcome {
             schema: SCHEMA.to_owned(),
             load: load.clone(),
             kind: kind.to_owned(),
@@ -49,7 +63,7 @@ impl Totals {
             digest: None,
             tiers: Vec::new(),
             standing: None,
-        }
+        })
     }
 }
 

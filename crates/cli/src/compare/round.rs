@@ -200,8 +200,8 @@ impl Round {
     /// The work done: what the client reported, else one run.
     pub(crate) fn work(&self) -> Work {
         match &self.reading {
-            Some(reading) if reading.work.amount > 0.0 => reading.work.clone(),
-            _ => Work {
+            Some(reading) => reading.work.clone(),
+            None => Work {
                 amount: 1.0,
                 unit: "run",
             },

@@ -15,7 +15,7 @@ mod wrk;
 use std::fmt;
 use std::path::Path;
 
-use crate::metric::Reading;
+use crate::metric::{Metric, Reading};
 
 /// A load generator whose output is understood.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,8 +62,27 @@ impl Tool {
     ///
     /// # Errors
     ///
-    /// When the output does not hold the numbers this tool prints at its end.
+    /// When the output does not hold the numbers this tool prints at its end, or when it did no
+    /// work: some tools end well after that, and print zeros.
     pub fn read(self, command: &str, output: &str) -> Result<Reading, ParseError> {
+        let reading = self.read_numbers(command, output)?;
+        let first = reading.metrics.first();
+        let is_positive = |value: f64| value.is_finite() && value > 0.0;
+        // A tool that makes several tests has a rate of each.
+        let is_of_first = |metric: &&Metric| first.is_some_and(|first| first.unit == metric.unit);
+        let mut rates = reading.metrics.iter().filter(is_of_first);
+        let has_rates = first.is_some() && rates.all(|metric| is_positive(metric.value));
+        match has_rates && is_positive(reading.work.amount) {
+            true => Ok(reading),
+            false => Err(ParseError(format!(
+                "{} has measured nothing: by its output no {} was completed",
+                self.name(),
+                reading.work.unit
+            ))),
+        }
+    }
+
+    fn read_numbers(self, command: &str, output: &str) -> Result<Reading, ParseError> {
         match self {
             Tool::RedisBenchmark => redis_benchmark::read(command, output),
             Tool::Iperf3 => iperf3::read(output),
@@ -151,6 +170,32 @@ mod tests {
             ] {
                 assert!(tool.read(name, output).is_err(), "{name}: {output:?}");
             }
+        }
+    }
+
+    #[test]
+    fn a_tool_that_completed_nothing_is_an_error() {
+        let wrk = "  Latency     0.00us    0.00us   0.00us    -nan%\n  0 requests in 1.00s, 0.00B \
+            read\n  Socket errors: connect 0, read 0, write 0, timeout 10\n\
+            Requests/sec:      0.00\n";
+        let pgbench = "number of transactions actually processed: 0\ntps = 0.000000 (without \
+            initial connection time)\n";
+        let redis = "\"test\",\"rps\",\"avg_latency_ms\"\n\"SET\",\"90000.00\",\"0.2\"\n\
+            \"GET\",\"0.00\",\"0.000\"\n";
+        let ab = "Complete requests:      0\nRequests per second:    0.00 [#/sec] (mean)\n";
+        let sockperf = "sockperf: [Total Run] RunTime=1.000 sec; SentMessages=0; \
+            ReceivedMessages=0\n\
+            sockperf: Summary: Latency is 0.000 usec\n";
+        for (tool, output) in [
+            (Tool::Wrk, wrk),
+            (Tool::Pgbench, pgbench),
+            (Tool::RedisBenchmark, redis),
+            (Tool::Ab, ab),
+            (Tool::Sockperf, sockperf),
+        ] {
+            let error = tool.read(tool.name(), output).expect_err("no work");
+            let sentence = error.to_string();
+            assert!(sentence.contains("measured nothing"), "{sentence}");
         }
     }
 

@@ -30,7 +30,8 @@ pub struct View {
 ///
 /// # Errors
 ///
-/// A sentence: the load cannot be, a socket failed, or a response is not as it has to be.
+/// A sentence: the load cannot be, a socket failed, a response is not as it has to be, or nothing
+/// was measured.
 pub fn view(filter: &Address, view: &View) -> Result<Outcome, String> {
     let mut load = view.load.clone();
     // A rate belongs to requests; here each is an update.
@@ -39,7 +40,7 @@ pub fn view(filter: &Address, view: &View) -> Result<Outcome, String> {
     if !(0.0..=1.0).contains(&view.partial) {
         return Err("the part of partial updates is a number from 0 to 1".to_owned());
     }
-    let run = || -> io::Result<Outcome> {
+    let run = || -> io::Result<(Totals, Digest)> {
         let stream = Stream::connect(filter)?;
         stream.set_timeout(Some(TIMEOUT))?;
         // Everything, and a few parts: their bytes make the digest.
@@ -49,11 +50,12 @@ pub fn view(filter: &Address, view: &View) -> Result<Outcome, String> {
         for query in std::iter::once(whole(view.kind)).chain(parts) {
             ask(&stream, view.kind, query, |block| digest.add(&block.bytes))?;
         }
-        let mut outcome = measure(&stream, view, &load)?.outcome(&load);
-        outcome.digest = Some(digest.text());
-        Ok(outcome)
+        Ok((measure(&stream, view, &load)?, digest))
     };
-    run().map_err(|error| format!("{filter}: {error}"))
+    let (totals, digest) = run().map_err(|error| format!("{filter}: {error}"))?;
+    let mut outcome = totals.outcome(&load)?;
+    outcome.digest = Some(digest.text());
+    Ok(outcome)
 }
 
 fn measure(stream: &Stream, view: &View, load: &Load) -> io::Result<Totals> {
