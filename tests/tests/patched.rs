@@ -716,14 +716,23 @@ fn executables(directory: &Path) -> [PathBuf; 4] {
 /// A program that executes others does so plain and accelerated; the static ones that it executes
 /// have the library.
 fn check_children(parent: &Path, executables: &[PathBuf; 4]) {
+    check_children_behind(&[], parent, executables);
+}
+
+/// [`check_children`], where the program is executed by `words`.
+fn check_children_behind(words: &[&str], parent: &Path, executables: &[PathBuf; 4]) {
+    let [first, rest @ ..] = &[words, &[parent.to_str().expect("text")]].concat()[..] else {
+        unreachable!("there is a program");
+    };
     let run = |mut command: Command| {
-        let output = command.args(executables).output().expect("runs");
+        let output = command.args(rest).args(executables).output();
+        let output = output.expect("runs");
         let errors = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "{}: {errors}", output.status);
         String::from_utf8_lossy(&output.stdout).into_owned() + &errors
     };
-    let plain = run(Command::new(parent));
-    let patched = run(Toehold::start().patched(parent));
+    let plain = run(Command::new(first));
+    let patched = run(Toehold::start().patched(first));
     assert!(plain.matches("patched 0 traced 0").count() >= 8, "{plain}");
     assert_eq!(
         plain.replace("patched 0 traced 0", "patched 1 traced 0"),
@@ -749,9 +758,26 @@ fn static_programs_that_are_executed_are_patched_however_that_is_done() {
     }
 }
 
+/// Namespaces of its own for users, processes and mounts.
+const CONTAINER: [&str; 7] = ["unshare", "-U", "-r", "-m", "-p", "-f", "--mount-proc"];
+
+/// The first process of a container gets the orphans of all others, and may not wait for any.
+#[test]
+fn static_programs_that_a_containers_first_process_executes_leave_it_no_orphans() {
+    if host::require(["cc", "unshare"]).is_none() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("scratch");
+    let executables = executables(directory.path());
+    for options in [&["-O2", "-w"][..], &["-O2", "-w", "-static"]] {
+        let parent = compile_as("executes", directory.path(), "cc", options, "executes.c");
+        check_children_behind(&CONTAINER, &parent, &executables);
+    }
+}
+
 #[test]
 fn programs_that_a_go_program_executes_are_patched() {
-    if host::require(["cc", "go"]).is_none() {
+    if host::require(["cc", "go", "unshare"]).is_none() {
         return;
     }
     let directory = tempfile::tempdir().expect("scratch");
@@ -764,6 +790,7 @@ fn programs_that_a_go_program_executes_are_patched() {
         let options = [options, &["go", "build"]].concat();
         let parent = compile(directory.path(), "env", &options, "executes.go");
         check_children(&parent, &executables);
+        check_children_behind(&CONTAINER, &parent, &executables);
     }
 }
 

@@ -9,12 +9,15 @@
 //! arena: what the helper has taken ──▶        ◀── its stack
 //! ```
 //!
+//! An arena's address is a multiple of its size, so two that are in use at different times are at
+//! one address or apart. A child of fork(2) does not get it.
+//!
 //! The kernel maps large pieces, and those that do not belong to a helper.
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use toehold_freestanding::memory;
+use toehold_freestanding::{call, memory};
 
 /// Helpers of one process at a time that have arenas. Others have their memory from the kernel.
 const ARENAS_MAX: usize = 16;
@@ -25,9 +28,9 @@ const STACK_BYTES: usize = 256 << 10;
 const BYTES_MAX: usize = 64 << 10;
 const PAGE_BYTES: usize = 4096;
 
-/// The address of each arena in use, or 0. A child of fork(2) keeps those of helpers that ran
-/// meanwhile: they stay mapped there, so nothing else is at their addresses. Relaxed: only an
-/// arena's own thread finds it here, and it has put it here itself.
+/// The address of each arena in use, or 0. A child of fork(2) keeps the addresses of helpers that
+/// ran meanwhile, without their memory: a later arena has one of these addresses, or overlaps none.
+/// Relaxed: only an arena's own thread finds it here, and it has put it here itself.
 static ARENAS: [AtomicUsize; ARENAS_MAX] = [const { AtomicUsize::new(0) }; ARENAS_MAX];
 
 /// A helper's memory.
@@ -39,8 +42,22 @@ impl Arena {
     /// [`Arena::discard`].
     #[must_use]
     pub fn new() -> Option<Arena> {
-        let at = memory::anonymous(ARENA_BYTES, false);
-        (!at.is_null()).then_some(Arena(at))
+        let from = memory::anonymous(2 * ARENA_BYTES, false);
+        if from.is_null() {
+            return None;
+        }
+        let before = from.align_offset(ARENA_BYTES);
+        let at = from.wrapping_add(before);
+        // SAFETY: parts of the fresh mapping that nobody uses, before the arena and behind it.
+        unsafe {
+            if before > 0 {
+                memory::unmap(from, before);
+            }
+            memory::unmap(at.wrapping_add(ARENA_BYTES), ARENA_BYTES - before);
+            // A child that another thread makes meanwhile has no use for it.
+            call!(SYS_madvise, at, ARENA_BYTES, libc::MADV_DONTFORK);
+        }
+        Some(Arena(at))
     }
 
     /// The end of the helper's stack.
@@ -63,15 +80,14 @@ impl Arena {
 
     /// Gives it back, without a helper in it.
     pub fn discard(self) {
+        self.leave();
         // SAFETY: mapped by `new`, and used by nobody.
         unsafe { memory::unmap(self.0, ARENA_BYTES) };
     }
 
     /// Gives it back, and ends the calling process, which runs in it.
     pub fn end(self) -> ! {
-        for one in &ARENAS {
-            let _ = one.compare_exchange(self.0 as usize, 0, Relaxed, Relaxed);
-        }
+        self.leave();
         // SAFETY: without its stack the process makes two calls, and needs none for them. It has
         // no other thread.
         unsafe {
@@ -87,6 +103,13 @@ impl Arena {
                 in("rsi") ARENA_BYTES,
                 options(noreturn, nostack),
             );
+        }
+    }
+
+    /// It is not in use any more.
+    fn leave(self) {
+        for one in &ARENAS {
+            let _ = one.compare_exchange(self.0 as usize, 0, Relaxed, Relaxed);
         }
     }
 
@@ -185,9 +208,34 @@ mod tests {
                 Heap.dealloc(at, layout);
             }
         }
-        for one in &ARENAS {
-            let _ = one.compare_exchange(arena.0 as usize, 0, Relaxed, Relaxed);
-        }
         arena.discard();
+    }
+
+    #[test]
+    fn an_arena_is_at_a_multiple_of_its_size_and_no_child_gets_it() {
+        // Memory between them, so that they are not at multiples by chance.
+        for pages in [1, 3, 7] {
+            let between = memory::anonymous(pages * PAGE_BYTES, false);
+            let arena = Arena::new().expect("memory");
+            assert!((arena.0 as usize).is_multiple_of(ARENA_BYTES));
+            let smaps = std::fs::read_to_string("/proc/self/smaps").expect("text");
+            let mut is_of_arena = false;
+            let flags = smaps.lines().find_map(|line| {
+                let range = line
+                    .split(' ')
+                    .next()
+                    .and_then(|range| range.split_once('-'));
+                let number = |text| usize::from_str_radix(text, 16).ok();
+                if let Some((from, to)) = range.and_then(|(a, b)| number(a).zip(number(b))) {
+                    is_of_arena = (from..to).contains(&(arena.0 as usize));
+                }
+                line.strip_prefix("VmFlags:").filter(|_| is_of_arena)
+            });
+            let flags = flags.expect("mapped");
+            assert!(flags.split(' ').any(|flag| flag == "dc"), "{flags}");
+            arena.discard();
+            // SAFETY: mapped above.
+            unsafe { memory::unmap(between, pages * PAGE_BYTES) };
+        }
     }
 }

@@ -15,6 +15,7 @@
 //! - `patching`: finds the program's sites, and patches them.
 //! - `mapping`: the library in the program's memory.
 //! - `tracee`: the stopped program: its registers and its memory, and system calls in its name.
+//! - `parting`: the program's wait for a helper that is its child.
 //! - `plans`: the patches of earlier starts.
 //! - `file`: files as they were at some time.
 //! - `system`: files and errors without a C library.
@@ -33,6 +34,7 @@ mod file;
 pub mod heap;
 mod helper;
 mod mapping;
+mod parting;
 mod patching;
 mod plans;
 mod system;

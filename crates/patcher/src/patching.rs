@@ -13,6 +13,7 @@ use toehold_sites::sweep::{Bits, Swept, words};
 
 use super::file::{self, FileBytes, Version};
 use super::mapping::Library;
+use super::parting;
 use super::plans::Plans;
 use super::system::{self, Error, File, Result};
 use super::tracee::{CALL_BYTES, Call, Tracee};
@@ -69,7 +70,8 @@ fn prepare(tracee: &mut Tracee, task: &Task<'_>, ahead: Ahead) -> Result<Program
         _ => Library::read(task.library).map_err(failed)?,
     };
     let base = program.base(process)?;
-    let bytes = (TABLE_BYTES + program.sites() * STUB_BYTES_MAX).next_multiple_of(4096) as u64;
+    let stubs_bytes = TABLE_BYTES + program.sites() * STUB_BYTES_MAX;
+    let bytes = (stubs_bytes + parting::code().len()).next_multiple_of(4096) as u64;
     let (from, to) = program.span;
     let span = (base.wrapping_add(from), base.wrapping_add(to));
     let place = gap(process, span, bytes).map_err(failed)?;
@@ -131,6 +133,9 @@ fn prepare(tracee: &mut Tracee, task: &Task<'_>, ahead: Ahead) -> Result<Program
     tracee.end_calls().map_err(failed)?;
     // From here on the program is patched. The first write tells whether this kernel allows it.
     write_all_or_none(&writes, |address, bytes| tracee.write(address, bytes))?;
+    if let Some(helper) = parting::child_of(process) {
+        tracee.begin_with(place + stubs_bytes as u64, helper);
+    }
     Ok(program)
 }
 
@@ -374,6 +379,7 @@ impl Stubs<'_> {
                 }
             }));
         }
+        stubs.extend_from_slice(parting::code());
         tracee.write(self.place + TABLE_BYTES as u64, &stubs)?;
         // Only the beginning of the table has other values than 0.
         let highest = self.wanted.iter().max();

@@ -290,6 +290,13 @@ impl Tracee {
         self.at_exec.gs_base = base;
     }
 
+    /// The program begins with the code of [`super::parting`] at an address.
+    pub(crate) fn begin_with(&mut self, parting: u64, helper: pid_t) {
+        self.at_exec.r12 = helper as u64;
+        self.at_exec.r13 = self.at_exec.rip;
+        self.at_exec.rip = parting;
+    }
+
     /// Its environment: an array of pointers that ends with a null pointer.
     pub(crate) fn environment(&self) -> Result<u64> {
         let mut count = [0; 8];

@@ -15,12 +15,15 @@
 //!                      ◀────── a byte ──
 //! ```
 //!
-//! The helper is nobody's child whom this program could wait for: the process between them has no
-//! signal for its end, and is waited for here. It uses this program's memory, which so stays until
-//! the helper has ended: to make a copy, or to execute a program, would take longer than its work.
-//! Of that memory it writes its arena alone, and it gives that back. It has no descriptor of the
-//! program's and runs none of its signal handlers. Whatever goes wrong before the exec, the exec
-//! happens without the helper.
+//! The program does not meet the helper as a child. In the first PID namespace a process between
+//! them makes the helper, and the system's first process takes it over. In another one the first
+//! process may be any program, which would meet orphans that it does not know. There the helper is
+//! this process's child. No signal tells its end, and only `__WALL` waits for it. It is waited for
+//! here, or in the new program before its first instruction (`toehold-patcher`). The helper uses
+//! this program's memory, which so stays until the helper has ended: to make a copy, or to execute
+//! a program, would take longer than its work. Of that memory it writes its arena alone, and it
+//! gives that back. It has no descriptor of the program's and runs none of its signal handlers.
+//! Whatever goes wrong before the exec, the exec happens without the helper.
 //!
 //! All of this is done by system calls and with stacks of its own, because a `vfork` child may be
 //! the caller.
@@ -71,6 +74,8 @@ const NOT_TRACED: Followed = Followed::Refused(
 #[derive(Debug)]
 pub(crate) struct Helper {
     socket: c_int,
+    /// It is waited for when it is wanted no more.
+    child: Option<work::Child>,
 }
 
 /// Has a helper patch the program `target`, if it has no loader and `environment` asks for that.
@@ -93,23 +98,28 @@ pub(crate) unsafe fn follow(
     if !is_wanted {
         return Followed::NotWanted;
     }
-    if !makes_processes_here() {
+    let Some(namespace) = namespace_of_children() else {
         return Followed::Refused(
             c"its system calls cannot be patched: its children would be \
             in another PID namespace, or it has no /proc",
         );
-    }
+    };
     // SAFETY: no memory is involved.
     let thread = unsafe { call!(SYS_gettid) } as c_int;
     let mask = Blocked::new();
-    let followed = Helper::start(&library, &path).map(|helper| helper.converse(thread, event));
+    let is_ours = namespace != FIRST_NAMESPACE;
+    let followed = Helper::start(&library, &path, is_ours);
+    let followed = followed.map(|helper| helper.converse(thread, event));
     drop(mask);
     followed.unwrap_or(NOT_STARTED)
 }
 
-/// True when a helper will be in this process's PID namespace. In another one it would trace a
-/// stranger, and a namespace whose first process has ended makes no others.
-fn makes_processes_here() -> bool {
+/// The first PID namespace (`PROC_PID_INIT_INO`).
+const FIRST_NAMESPACE: u64 = 0xeffffffc;
+
+/// The PID namespace of this process, if a helper will be there, too. In another one it would trace
+/// a stranger, and a namespace whose first process has ended makes no others.
+fn namespace_of_children() -> Option<u64> {
     let number = |path: &core::ffi::CStr| {
         let mut stat = core::mem::MaybeUninit::<libc::stat>::zeroed();
         let directory = libc::AT_FDCWD;
@@ -126,21 +136,25 @@ fn makes_processes_here() -> bool {
         }
     };
     let own = number(c"/proc/self/ns/pid");
-    own.is_some() && own == number(c"/proc/self/ns/pid_for_children")
+    own.filter(|_| own == number(c"/proc/self/ns/pid_for_children"))
 }
 
 impl Helper {
-    /// The helper is told the library's path and the program's.
-    fn start(library: &program::Buffer, path: &program::Buffer) -> Option<Helper> {
+    /// The helper is told the library's path and the program's. Where `is_ours`, it is this
+    /// process's child.
+    fn start(library: &program::Buffer, path: &program::Buffer, is_ours: bool) -> Option<Helper> {
         let mut ends: [c_int; 2] = [-1; 2];
         let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
         // SAFETY: two descriptors are written.
         if unsafe { call!(SYS_socketpair, libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) } < 0 {
             return None;
         }
-        let helper = Helper { socket: ends[0] };
+        let mut helper = Helper {
+            socket: ends[0],
+            child: None,
+        };
         helper.limit_waiting();
-        work::start(ends[1], library, path);
+        helper.child = work::start(ends[1], library, path, is_ours);
         // SAFETY: made above.
         unsafe { call!(SYS_close, ends[1]) };
         // Where nobody was started, the first read meets the end.
@@ -157,16 +171,16 @@ impl Helper {
         unsafe { call!(SYS_setsockopt, self.socket, level, option, at, len) };
     }
 
-    fn converse(self, thread: c_int, event: Event) -> Followed {
+    fn converse(mut self, thread: c_int, event: Event) -> Followed {
         let Some(number) = self.receive() else {
-            return NOT_STARTED;
+            return self.without_answer();
         };
         let request = [thread, event as c_int];
         let mut named = None;
         let followed = loop {
             self.send((&raw const request).cast(), size_of_val(&request));
             match self.receive() {
-                None => break NOT_STARTED,
+                None => break self.without_answer(),
                 Some(0) => break Followed::By(self),
                 // Yama lets only ancestors trace, and one whom the process names.
                 Some(libc::EPERM) if named.is_none() => {
@@ -181,6 +195,14 @@ impl Helper {
         // Yama asks when tracing begins, and lets a tracer do the rest.
         drop(named);
         followed
+    }
+
+    /// It has ended, or it does not answer. To wait for it might take for ever.
+    fn without_answer(&mut self) -> Followed {
+        if let Some(child) = self.child.take() {
+            child.forget();
+        }
+        NOT_STARTED
     }
 
     /// The exec has failed: nobody traces this thread any more when this returns.
@@ -211,8 +233,11 @@ impl Helper {
 
 impl Drop for Helper {
     fn drop(&mut self) {
-        // SAFETY: ours.
+        // SAFETY: ours. A helper that was not sent away goes on until the new program runs.
         unsafe { call!(SYS_close, self.socket) };
+        if let Some(child) = self.child.take() {
+            child.wait();
+        }
     }
 }
 
@@ -221,7 +246,18 @@ impl Drop for Helper {
 mod work {
     use crate::program::Buffer;
 
-    pub(super) fn start(_: core::ffi::c_int, _: &Buffer, _: &Buffer) {}
+    #[derive(Debug)]
+    pub(super) enum Child {}
+
+    impl Child {
+        pub(super) fn forget(self) {}
+
+        pub(super) fn wait(self) {}
+    }
+
+    pub(super) fn start(_: core::ffi::c_int, _: &Buffer, _: &Buffer, _: bool) -> Option<Child> {
+        None
+    }
 }
 
 /// While it lives no handler runs in this thread.

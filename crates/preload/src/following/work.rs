@@ -28,11 +28,51 @@ struct Between {
     helper: AtomicIsize,
 }
 
-/// Makes the helper, which has `socket` for the conversation.
-pub(super) fn start(socket: c_int, library: &Buffer, program: &Buffer) {
-    const STACK_BYTES: usize = 16 << 10;
+/// A helper that is this process's child.
+#[derive(Debug)]
+pub(super) struct Child {
+    process: c_int,
+    arena: Arena,
+}
+
+impl Child {
+    /// Waits until it has ended. One that was killed has left its memory.
+    pub(super) fn wait(self) {
+        if self.status(0).is_some_and(|status| status != 0) {
+            self.arena.discard();
+        }
+    }
+
+    /// Waits for nothing: it may have ended, or never end.
+    pub(super) fn forget(self) {
+        self.status(libc::WNOHANG);
+    }
+
+    /// How it has ended; `None` when it has not, or when this program has waited for it elsewhere.
+    fn status(&self, flags: c_int) -> Option<c_int> {
+        let (mut status, flags): (c_int, _) = (0, libc::__WALL | flags);
+        loop {
+            let into = &raw mut status;
+            // SAFETY: the status is written.
+            match unsafe { call!(SYS_wait4, self.process, into, flags, 0) } as c_int {
+                ended if ended == self.process => return Some(status),
+                error if error == -libc::EINTR => {}
+                _ => return None,
+            }
+        }
+    }
+}
+
+/// Makes the helper, which has `socket` for the conversation. Where `is_ours`, it is this process's
+/// child, and given back.
+pub(super) fn start(
+    socket: c_int,
+    library: &Buffer,
+    program: &Buffer,
+    is_ours: bool,
+) -> Option<Child> {
     const START_BYTES: usize = size_of::<Start>().next_multiple_of(16);
-    let Some(arena) = Arena::new() else { return };
+    let arena = Arena::new()?;
     let start: *mut Start = arena.stack().wrapping_sub(START_BYTES).cast();
     // SAFETY: the end of fresh memory, which is a multiple of a page.
     unsafe {
@@ -43,6 +83,24 @@ pub(super) fn start(socket: c_int, library: &Buffer, program: &Buffer) {
             program: program.clone(),
         });
     }
+    let helper = match is_ours {
+        // SAFETY: below what the helper is told is its stack, and it has its own arguments.
+        true => unsafe { beside(0, start.cast(), help, start.cast()) },
+        false => as_orphan(start),
+    };
+    // The helper gives its memory back by itself, if there is one.
+    if helper <= 0 {
+        arena.discard();
+    }
+    (is_ours && helper > 0).then_some(Child {
+        process: helper as c_int,
+        arena,
+    })
+}
+
+/// Makes the helper so that it is no child of this process. Its number, or a number below 1.
+fn as_orphan(start: *mut Start) -> isize {
+    const STACK_BYTES: usize = 16 << 10;
     let between = Between {
         start,
         helper: AtomicIsize::new(0),
@@ -61,10 +119,7 @@ pub(super) fn start(socket: c_int, library: &Buffer, program: &Buffer) {
             memory::unmap(stack, STACK_BYTES);
         }
     }
-    // The helper gives its memory back by itself, if there is one.
-    if between.helper.load(Relaxed) <= 0 {
-        arena.discard();
-    }
+    between.helper.load(Relaxed)
 }
 
 /// Stands between this process and the helper, so that the helper is no child of this one.
@@ -159,4 +214,40 @@ unsafe fn beside(
         );
     }
     answer
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_helper_that_was_killed_has_its_memory_taken_from_it() {
+        let is_mapped = |arena: Arena| {
+            let (mut pages, last) = ([0u8; 1], arena.stack().wrapping_sub(4096));
+            // SAFETY: one byte for the one page that is asked for.
+            unsafe { call!(SYS_mincore, last, 4096, pages.as_mut_ptr()) == 0 }
+        };
+        let helper = |signal| {
+            let arena = Arena::new().expect("memory");
+            // SAFETY: between fork and exit the child makes system calls only.
+            let process = unsafe { libc::fork() };
+            if process == 0 {
+                // SAFETY: no memory is involved. Without a signal it ends as a helper does.
+                unsafe {
+                    call!(SYS_kill, call!(SYS_getpid), signal);
+                    libc::_exit(0);
+                }
+            }
+            (Child { process, arena }, arena)
+        };
+        let (child, arena) = helper(libc::SIGKILL);
+        assert!(is_mapped(arena));
+        child.wait();
+        assert!(!is_mapped(arena));
+        // One that has ended by itself has given its memory back, which may be somebody's again.
+        let (child, arena) = helper(0);
+        child.wait();
+        assert!(is_mapped(arena));
+        arena.discard();
+    }
 }
