@@ -402,6 +402,7 @@ fn follow_a_new_firewall_rule(adapter_options: &[&str]) {
         "iifname eth0 counter".to_owned(),
         "ip saddr 10.0.0.0/8 drop".to_owned(),
         format!("tcp dport {port} accept"),
+        format!("tcp dport {port} counter accept"),
     ] {
         nft(
             &observed.namespace,

@@ -7,9 +7,13 @@
 //! to log or to drop, would see no packet of a connection in shared memory.
 //!
 //! Of a rule we know the conditions that a carrier's addresses can be compared with. All others are
-//! taken as fulfilled. A rule that only accepts, or leads on to other rules, has no effect that
-//! anybody could miss. Neither has one that takes the place of its like in one transaction: a
-//! firewall that loads its rules again changes nothing.
+//! taken as fulfilled. These rules have no effect that anybody could miss:
+//!
+//! - one that only accepts, or leads on to other rules, even if it counts besides: with iptables
+//!   every rule counts, and container engines add such rules for each container;
+//! - one that translates addresses, because it sees the first packet of a connection only;
+//! - one that takes the place of its like in one transaction: a firewall that loads its rules again
+//!   changes nothing.
 
 mod message;
 mod rule;

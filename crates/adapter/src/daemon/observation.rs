@@ -68,15 +68,20 @@ impl Observation {
     /// The captures and rules that look on, in words; `None` without any.
     fn spectators(&self) -> Option<String> {
         let captures = self.observers.values().any(|it| !it.inodes.is_empty());
-        let rules = self.firewall.as_ref().map_or(0, Firewall::count);
-        let rules = match rules {
+        let count = self.firewall.as_ref().map_or(0, Firewall::count);
+        let rules = match count {
             0 => None,
             1 => Some("a new firewall rule".to_owned()),
-            _ => Some(format!("{rules} new firewall rules")),
+            _ => Some(format!("{count} new firewall rules")),
         };
         let capture = captures.then(|| "a packet capture".to_owned());
-        let all: Vec<String> = [capture, rules].into_iter().flatten().collect();
-        (!all.is_empty()).then(|| all.join(" and "))
+        match (capture, rules) {
+            (None, None) => None,
+            (Some(one), None) => Some(format!("{one} looks on")),
+            (None, Some(one)) if count == 1 => Some(format!("{one} looks on")),
+            (None, Some(many)) => Some(format!("{many} look on")),
+            (Some(capture), Some(rules)) => Some(format!("{capture} and {rules} look on")),
+        }
     }
 
     fn sees(&self, tuple: &Tuple) -> bool {
@@ -224,7 +229,7 @@ impl Daemon {
         };
         self.log.say(kind, || match spectators {
             None => format!("nothing looks on any more: {changed} connections return to memory"),
-            Some(who) => format!("{who} looks on: {changed} connections go by the kernel"),
+            Some(who) => format!("{who}: {changed} connections go by the kernel"),
         });
     }
 

@@ -10,7 +10,9 @@ use crate::attributes::{attribute, attributes, number};
 pub(super) struct Rule {
     /// All of it but its place and its counts: two rules with one text are alike.
     pub(super) text: Vec<u8>,
-    /// It does more than to accept a packet, or to look at it.
+    /// Somebody would miss its effect. It does more than to look at a packet, to accept it or to
+    /// lead to other rules. A rule that does one of these may count besides: iptables has each of
+    /// its rules count.
     pub(super) has_effect: bool,
     /// All have to hold.
     conditions: Vec<Condition>,
@@ -60,7 +62,9 @@ impl Rule {
             // ARP, a bridge, a device before its packets reach IP.
             _ => rule.conditions.push(Condition::Never),
         }
-        let mut registers = BTreeMap::new();
+        let (mut registers, mut leads, mut counts) = (BTreeMap::new(), false, false);
+        // A translation applies to the first packet of a connection, and decides for all others.
+        let mut is_of_first = is_iptables_nat(family, place[0]);
         for (_, expression) in attributes(expressions) {
             let name = attribute(expression, EXPRESSION_NAME).unwrap_or_default();
             let name = name.strip_suffix(&[0]).unwrap_or(name);
@@ -70,6 +74,9 @@ impl Rule {
                 rule.text.extend_from_slice(data);
             }
             rule.has_effect |= has_effect(name, data);
+            leads |= name == b"immediate" && is_led_on(data);
+            counts |= matches!(name, b"counter" | b"last");
+            is_of_first |= is_translation(name, data);
             match name {
                 b"meta" | b"payload" => load(name, data, &mut registers),
                 b"cmp" => rule.conditions.extend(compare(data, &registers)),
@@ -77,6 +84,7 @@ impl Rule {
                 _ => registers.clear(),
             }
         }
+        rule.has_effect = (rule.has_effect || counts && !leads) && !is_of_first;
         rule
     }
 
@@ -104,13 +112,40 @@ impl Rule {
     }
 }
 
+/// The table in which iptables has its translations. It has no other chains there.
+fn is_iptables_nat(family: u8, table: &[u8]) -> bool {
+    matches!(family, OF_IPV4 | OF_IPV6) && table.strip_suffix(&[0]).unwrap_or(table) == b"nat"
+}
+
+/// Whether an expression translates addresses. The kernel has such expressions only in chains that
+/// see the first packet of a connection.
+fn is_translation(name: &[u8], data: &[u8]) -> bool {
+    match name {
+        b"masq" | b"nat" | b"redir" => true,
+        b"target" => {
+            let target = attribute(data, TARGET_NAME).unwrap_or_default();
+            TRANSLATING.contains(&target.strip_suffix(&[0]).unwrap_or(target))
+        }
+        _ => false,
+    }
+}
+
+/// The verdict of an expression.
+fn verdict(data: &[u8]) -> Option<u32> {
+    let data = attribute(data, IMMEDIATE_DATA)?;
+    number(attribute(data, DATA_VERDICT)?, VERDICT_CODE)
+}
+
+/// Whether a packet is accepted, or goes on to other rules.
+fn is_led_on(data: &[u8]) -> bool {
+    verdict(data).is_some_and(|code| LEADING.contains(&code))
+}
+
 fn has_effect(name: &[u8], data: &[u8]) -> bool {
     match name {
-        b"immediate" => {
-            let data = attribute(data, IMMEDIATE_DATA).unwrap_or_default();
-            let verdict = attribute(data, DATA_VERDICT).unwrap_or_default();
-            number(verdict, VERDICT_CODE) == Some(VERDICT_DROP)
-        }
+        b"immediate" => verdict(data) == Some(VERDICT_DROP),
+        // The purpose of a counter follows from the rest of the rule.
+        b"counter" | b"last" => false,
         // These set instead of looking when they have a source.
         b"meta" => attribute(data, META_SOURCE).is_some(),
         b"payload" => attribute(data, PAYLOAD_SOURCE).is_some(),
@@ -262,3 +297,8 @@ const DATA_VALUE: u16 = 1;
 const DATA_VERDICT: u16 = 2;
 const VERDICT_CODE: u16 = 1;
 const VERDICT_DROP: u32 = 0;
+/// `NF_ACCEPT`, `NFT_JUMP`, `NFT_GOTO`, `NFT_RETURN`.
+const LEADING: [u32; 4] = [1, -3_i32 as u32, -4_i32 as u32, -5_i32 as u32];
+/// `NFTA_TARGET_NAME` (nf_tables_compat.h), and names of iptables'.
+const TARGET_NAME: u16 = 1;
+const TRANSLATING: [&[u8]; 5] = [b"DNAT", b"MASQUERADE", b"NETMAP", b"REDIRECT", b"SNAT"];

@@ -64,8 +64,12 @@ fn message(kind: u8, family: u8, body: &[u8]) -> Vec<u8> {
 }
 
 fn rule(kind: u8, family: u8, handle: u64, expressions: &[u8]) -> Vec<u8> {
+    rule_of(b"filter\0", kind, family, handle, expressions)
+}
+
+fn rule_of(table: &[u8], kind: u8, family: u8, handle: u64, expressions: &[u8]) -> Vec<u8> {
     let place = [
-        attribute(1, b"filter\0"),
+        attribute(1, table),
         attribute(2, b"input\0"),
         attribute(3, &handle.to_be_bytes()),
     ];
@@ -203,6 +207,40 @@ fn a_rule_that_only_accepts_is_missed_by_nobody() {
     assert!(sees(INET, &[expression("log", &[])], V4.0, V4.1));
     let mark = expression("meta", &[number(2, 3), number(3, 1)]);
     assert!(sees(INET, &[mark], V4.0, V4.1));
+}
+
+/// As podman and docker add them for each container, by iptables.
+#[test]
+fn rules_of_containers_are_missed_by_nobody() {
+    let (accept, jump) = (1, -3_i32 as u32);
+    let from = [payload(1, 12, 4), compare(0, &[127, 0, 0, 1])].concat();
+    let state = expression("ct", &[number(1, 1), number(2, 0)]);
+    let in_filter: [&[Vec<u8>]; 3] = [
+        &[from.clone(), counter(0), verdict(accept)],
+        &[from.clone(), state, counter(0), verdict(accept)],
+        &[from.clone(), counter(0), verdict(jump)],
+    ];
+    for rule in in_filter {
+        assert!(!sees(IPV4, rule, V4.0, V4.1));
+    }
+    let xt = |name: &[u8]| expression("target", &[attribute(1, name)]);
+    for translation in [expression("masq", &[]), xt(b"MASQUERADE\0"), xt(b"DNAT\0")] {
+        assert!(!sees(INET, &[counter(0), translation], V4.0, V4.1));
+    }
+    assert!(sees(IPV4, &[counter(0), xt(b"LOG\0")], V4.0, V4.1));
+    // A mark is set before a translation.
+    let mark = expression("meta", &[number(2, 3), number(3, 1)]);
+    for (table, family, is_seen) in [
+        (b"nat\0", IPV4, false),
+        (b"nat\0", IPV6, false),
+        (b"nat\0", INET, true),
+        (b"raw\0", IPV4, true),
+    ] {
+        let mut rules = Rules::default();
+        let rule = rule_of(table, 6, family, 1, &[mark.clone(), counter(0)].concat());
+        take(&mut rules, &[rule, end()]);
+        assert_eq!(rules.new.len(), usize::from(is_seen));
+    }
 }
 
 #[test]
