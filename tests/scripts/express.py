@@ -860,6 +860,53 @@ def spares(rounds=20, count=10):
     play(serve, ask)
 
 
+# Both ends set what Redis and Go set on each connection; each connection begins without it.
+
+KEEPALIVE = [
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 77),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 7),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+]
+
+
+def keepalive(count=60):
+    def begins_as(one):
+        return str([one.getsockopt(level, name) for level, name, _ in KEEPALIVE])
+
+    def set_all(one):
+        for option in KEEPALIVE:
+            one.setsockopt(*option)
+
+    def serve(server, steps):
+        seen = set()
+        for number in range(count):
+            one = server.accept()
+            seen.add(begins_as(one))
+            if number % 3 != 1:
+                set_all(one)
+            assert read_all(one, 5) == b"hello"
+            one.sendall(b"hello")
+            assert one.recv(1) == b""
+            one.close()
+        say("accepted ones begin as", *sorted(seen))
+
+    def ask(port, steps):
+        seen = set()
+        for number in range(count):
+            one = connect(port)
+            seen.add(begins_as(one))
+            if number % 3 != 2:
+                set_all(one)
+            one.sendall(b"hello")
+            assert read_all(one, 5) == b"hello"
+            one.close()
+            time.sleep(0.005)
+        say("connected ones begin as", *sorted(seen))
+
+    play(serve, ask)
+
+
 # Rules come and go while connections are made.
 
 
@@ -893,6 +940,7 @@ SCENARIOS = {
     "forks": forks,
     "returns": returns,
     "spares": spares,
+    "keepalive": keepalive,
     "counted": counted,
     "ruled": ruled,
 }

@@ -41,7 +41,7 @@ pub(crate) mod seeds;
 pub(crate) mod spares;
 pub(crate) mod turns;
 pub(crate) mod unseen;
-mod watch;
+pub(crate) mod watch;
 pub(crate) mod words;
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};

@@ -9,7 +9,7 @@ use toehold_freestanding::guarded;
 
 use crate::connection::{self, Connection};
 use crate::descriptors::{self, FRESH_CLOEXEC, FRESH_NODELAY, FRESH_NONBLOCK, FRESH_ODD, Kind};
-use crate::express::{books, listener, unseen};
+use crate::express::{books, listener, unseen, watch};
 use crate::offload::{liveness, passive_open, routing};
 use crate::{closing, errno, faults, kept, options, process, real, resets, service, sys, uring};
 
@@ -366,9 +366,11 @@ pub unsafe fn setsockopt(
         }
         let result = unsafe { real::setsockopt(fd, level, name, value, len) };
         if result == 0 {
-            c.local.express.note_odd();
+            c.local.express.note_option(level, name);
             errno::keep(|| {
-                liveness::option_set(&c, level, name);
+                if liveness::option_set(&c, level, name) {
+                    watch::say_liveness(&c);
+                }
                 if (level, name) == (libc::SOL_SOCKET, libc::SO_LINGER) {
                     resets::publish(&c);
                 }

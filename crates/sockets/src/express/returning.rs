@@ -110,7 +110,7 @@ fn take_along(connection: &Connection, socket: i32) {
     if options & settings::USER_NODELAY != 0 {
         sys::setsockopt_int(socket, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);
     }
-    if connection.local.express.is_odd.load(Ordering::Relaxed) == 0 {
+    if !connection.local.express.has_options() {
         return;
     }
     for (level, name) in OPTIONS {

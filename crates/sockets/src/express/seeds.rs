@@ -303,6 +303,9 @@ fn becomes_carrier(connection: &Connection) -> bool {
     let is_proved = words.is_of_one_user() || words.listener().is_some();
     let may_park = is_proved && !resets::are_wanted(connection);
     words.may_park.store(may_park.into(), Ordering::Relaxed);
+    if may_park {
+        words.note_first_keepalive(connection.fd);
+    }
     if waits::is_seen(connection.local) {
         turns::note_seen(connection);
     } else {

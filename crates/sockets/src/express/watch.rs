@@ -18,6 +18,7 @@ use toehold_stream::end::End;
 
 use super::{books, carriers, turns};
 use crate::connection::{self, Connection, Local};
+use crate::offload::liveness;
 use crate::{direction, lock, process, sys};
 
 /// Time between two looks, at first and at most.
@@ -97,6 +98,14 @@ pub(super) fn look() {
     BETWEEN_NS.store((2 * between).min(LOOK_LAST_NS), Ordering::Relaxed);
 }
 
+/// The adapter is to hear what keeps the connection alive, at the next look: most turns are over by
+/// then.
+pub(crate) fn say_liveness(connection: &Connection) {
+    let words = &connection.local.express;
+    words.is_unsaid.store(1, Ordering::Relaxed);
+    begin(connection.index, connection.local);
+}
+
 /// Looks at one. False when the turn needs no further look.
 fn is_to_be_watched(index: u32) -> bool {
     let Some((connection, local)) = carrier_of(index) else {
@@ -105,6 +114,11 @@ fn is_to_be_watched(index: u32) -> bool {
     let (Some(end), Some(turn)) = (connection.inside(), turns::turn_of(connection.entry)) else {
         return false;
     };
+    let is_unsaid = &local.express.is_unsaid;
+    if is_unsaid.load(Ordering::Relaxed) != 0 {
+        is_unsaid.store(0, Ordering::Relaxed);
+        liveness::say_of_turn(&connection);
+    }
     let turns = end.turns();
     if end.tx_mode() != Mode::Ring || turns.is_peer_seen(turn) || turns.is_ended_by_peer(turn) {
         return false;

@@ -2,7 +2,15 @@
 
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
-use crate::descriptors;
+use crate::{descriptors, sys};
+
+/// Options that programs set on each connection, and that are set back for the next turn.
+const KEEPALIVE: [(i32, i32); 4] = [
+    (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPCNT),
+];
 
 /// A carrier's part in express. All zeroes: it was never parked, and never will be.
 #[derive(Default)]
@@ -22,6 +30,14 @@ pub(crate) struct Words {
     pub(super) destination: AtomicU32,
     /// 1 when the program has set an option in this turn that is not set back.
     pub(super) is_odd: AtomicU32,
+    /// Options of [`KEEPALIVE`] that the program has set in this turn, as bits; and the values with
+    /// which a turn begins.
+    keepalive_set: AtomicU32,
+    keepalive_first: [AtomicI32; KEEPALIVE.len()],
+    /// 1 when a turn begins with options that keep a connection alive: those of the listener.
+    begins_kept: AtomicU32,
+    /// 1 when the adapter is to hear what keeps the connection of this turn alive.
+    pub(super) is_unsaid: AtomicU32,
     /// Options with which a turn begins, at the accepting end: those of the listener.
     pub(super) first_options: AtomicU32,
     /// Position of our ring where the turn began.
@@ -53,6 +69,8 @@ impl Words {
             &self.destination,
             &self.is_one_user,
             &self.is_odd,
+            &self.keepalive_set,
+            &self.is_unsaid,
             &self.first_options,
             &self.next,
             &self.previous,
@@ -106,6 +124,53 @@ impl Words {
     pub(super) fn listener(&self) -> Option<u64> {
         let inode = self.listener.load(Ordering::Relaxed);
         (inode != 0).then_some(inode)
+    }
+
+    /// The program has set an option: one that is set back, or this turn is the carrier's last.
+    pub(crate) fn note_option(&self, level: i32, name: i32) {
+        match KEEPALIVE.iter().position(|known| *known == (level, name)) {
+            Some(place) if self.is_carrier() => {
+                self.keepalive_set.fetch_or(1 << place, Ordering::Relaxed);
+            }
+            _ => self.note_odd(),
+        }
+    }
+
+    /// The connection at `fd` becomes a carrier: the program has set nothing on it yet.
+    pub(super) fn note_first_keepalive(&self, fd: i32) {
+        for ((level, name), first) in KEEPALIVE.into_iter().zip(&self.keepalive_first) {
+            let value = sys::getsockopt::<i32>(fd, level, name).unwrap_or(0);
+            first.store(value, Ordering::Relaxed);
+        }
+        let user_timeout = libc::TCP_USER_TIMEOUT;
+        let is_kept = self.keepalive_first[0].load(Ordering::Relaxed) != 0
+            || sys::getsockopt::<i32>(fd, libc::IPPROTO_TCP, user_timeout) != Ok(0);
+        self.begins_kept.store(is_kept.into(), Ordering::Relaxed);
+    }
+
+    /// True when a turn begins with options that keep a connection alive.
+    pub(crate) fn begins_kept(&self) -> bool {
+        self.begins_kept.load(Ordering::Relaxed) != 0
+    }
+
+    /// A turn begins on the carrier at `fd`: what the last one has set is set back.
+    pub(super) fn set_keepalive_back(&self, fd: i32) {
+        let set = match self.keepalive_set.load(Ordering::Relaxed) {
+            0 => return,
+            set => set,
+        };
+        self.keepalive_set.store(0, Ordering::Relaxed);
+        let all = KEEPALIVE.into_iter().zip(&self.keepalive_first).enumerate();
+        for (place, ((level, name), first)) in all {
+            if set & 1 << place != 0 {
+                sys::setsockopt_int(fd, level, name, first.load(Ordering::Relaxed));
+            }
+        }
+    }
+
+    /// True when the program has set an option in this turn that its socket did not begin with.
+    pub(super) fn has_options(&self) -> bool {
+        self.has_odd_option() || self.keepalive_set.load(Ordering::Relaxed) != 0
     }
 
     /// The program has set an option that is not set back: this turn is the carrier's last.

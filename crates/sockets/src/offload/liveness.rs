@@ -31,8 +31,17 @@ pub(super) fn begin(connection: &Connection) {
     }
 }
 
-/// The program has set an option.
-pub(crate) fn option_set(connection: &Connection, level: i32, name: i32) {
+/// Says what the program has set on a carrier's connection, some time into its turn.
+#[cold]
+pub(crate) fn say_of_turn(connection: &Connection) {
+    if connection.entry.flags.load(OFFLOAD_SEEN) & FLAG_OFFLOAD != 0 {
+        tell(connection, &liveness_of(connection.fd));
+    }
+}
+
+/// The program has set an option. True when the adapter is to hear of it some time into the turn of
+/// a carrier: most turns are over by then.
+pub(crate) fn option_set(connection: &Connection, level: i32, name: i32) -> bool {
     let is_ours = matches!(
         (level, name),
         (libc::SOL_SOCKET, libc::SO_KEEPALIVE)
@@ -47,11 +56,15 @@ pub(crate) fn option_set(connection: &Connection, level: i32, name: i32) {
     let flags = connection.entry.flags.load(OFFLOAD_SEEN);
     // One that waits for its answer says it when it is there.
     if !is_ours || flags & FLAG_OFFLOAD == 0 || flags & FLAG_CONNECTING != 0 {
-        return;
+        return false;
+    }
+    if connection.local.express.is_carrier() {
+        return true;
     }
     if connection.local.attachment.has_region() {
         // Its calls may all be served by rings, which do not come by here.
-        return tell(connection, &liveness_of(connection.fd));
+        tell(connection, &liveness_of(connection.fd));
+        return false;
     }
     let this = connection.fd.unsigned_abs() + 1;
     // Relaxed: a hint. The message says what the kernel knows at that moment.
@@ -59,6 +72,7 @@ pub(crate) fn option_set(connection: &Connection, level: i32, name: i32) {
     if other != this {
         say_of(other);
     }
+    false
 }
 
 /// Says what has been set, before a call that moves bytes, waits, or gives the process to another
