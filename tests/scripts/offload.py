@@ -860,6 +860,164 @@ def forking_server(port, count):
         os.wait()
 
 
+# How a short connection goes: what the client sends first, and who ends it how.
+SHORT_KINDS = (
+    "client_first",  # the client closes after the answer
+    "server_first",  # the server closes after the answer
+    "half_close",  # the client has finished before the server answers
+    "banner",  # the server speaks first
+    "large",  # the answer is larger than a ring
+    "large_request",
+    "client_resets",  # after the answer
+    "unread",  # the server closes without reading
+    "gone",  # the client has closed before the server reads
+    "silent",  # nothing is sent at all
+)
+SHORT_LARGE = 300_000
+
+
+class Short:
+    """A connection of `short_server`: a number and its kind come first, or nothing."""
+
+    def __init__(self, sock, peer):
+        self.sock, self.peer = sock, peer
+        self.request = bytearray()
+        self.answer = b""
+        self.kind = None
+        self.is_answered = False
+
+    def wanted(self):
+        return SHORT_LARGE if self.kind == "large_request" else 6
+
+    def step(self):
+        """False when it is over."""
+        try:
+            return self.try_step()
+        except BlockingIOError:
+            return True
+        except (ConnectionResetError, BrokenPipeError):
+            assert self.kind in (None, "client_resets", "gone", "unread"), self.kind
+            return False
+
+    def try_step(self):
+        while not self.is_answered:
+            data = self.sock.recv(1 << 16)
+            self.request += data
+            if self.kind is None and len(self.request) >= 6:
+                self.kind = SHORT_KINDS[self.request[0]]
+                if self.kind == "unread":
+                    return False
+            if self.kind is None and not data:
+                assert not self.request
+                return False
+            is_whole = self.kind is not None and len(self.request) >= self.wanted()
+            if self.kind in ("half_close", "gone"):
+                is_whole = not data
+            assert data or is_whole, (self.kind, len(self.request))
+            if is_whole:
+                self.respond()
+        while self.answer:
+            sent = self.sock.send(self.answer)
+            self.answer = self.answer[sent:]
+        if self.kind in ("client_first", "banner", "client_resets"):
+            assert self.sock.recv(1) == b""
+        return False
+
+    def respond(self):
+        self.is_answered = True
+        seed = struct.unpack("<xBI", self.request[:6])[1]
+        if self.kind == "large_request":
+            assert bytes(self.request[6:]) == pattern(SHORT_LARGE - 6, seed)
+        # Whoever has connected, by both calls that say so.
+        assert self.sock.getpeername() == self.peer
+        port = struct.pack("<H", self.peer[1])
+        count = SHORT_LARGE if self.kind == "large" else 40
+        self.answer = port + self.peer[0].encode() + pattern(count, seed)
+
+
+def short_server(port, banner="", workers="1"):
+    """Serves short connections of all kinds from one epoll instance, in each of its workers."""
+    sock = listener(int(port))
+    sock.setblocking(False)
+    for _ in range(int(workers) - 1):
+        if os.fork() == 0:
+            break
+    poll = select.epoll()
+    poll.register(sock, select.EPOLLIN)
+    conns = {}
+    while True:
+        for fd, _ in poll.poll():
+            signal.alarm(SILENCE_MAX)
+            if fd == sock.fileno():
+                try:
+                    conn, peer = sock.accept()
+                except BlockingIOError:
+                    continue
+                conn.setblocking(False)
+                if banner:
+                    conn.send(banner.encode())
+                conns[conn.fileno()] = Short(conn, peer)
+                poll.register(conn, select.EPOLLIN)
+                fd = conn.fileno()
+            short = conns.get(fd)
+            if short is None:
+                continue
+            if short.step():
+                wanted = select.EPOLLOUT if short.is_answered and short.answer else select.EPOLLIN
+                poll.modify(fd, wanted)
+            else:
+                del conns[fd]
+                poll.unregister(fd)
+                short.sock.close()
+
+
+def short_client(host, port, count, kinds="all", banner="", seed="1"):
+    """Makes short connections, one after the other, of these kinds in turns."""
+    names = SHORT_KINDS if kinds == "all" else kinds.split(",")
+    for number in range(int(count)):
+        signal.alarm(SILENCE_MAX)
+        one_short(host, int(port), names[number % len(names)], number + 1000 * int(seed), banner)
+
+
+def one_short(host, port, kind, seed, banner):
+    sock = socket.create_connection((host, port), timeout=30)
+    own = sock.getsockname()
+    if banner:
+        said = b""
+        while len(said) < len(banner):
+            said += sock.recv(len(banner) - len(said))
+        assert said == banner.encode(), said
+    if kind == "silent":
+        return sock.close()
+    request = struct.pack("<BBI", SHORT_KINDS.index(kind), 0, seed)
+    if kind == "large_request":
+        request += pattern(SHORT_LARGE - 6, seed)
+    try:
+        sock.sendall(request)
+        if kind == "half_close":
+            sock.shutdown(socket.SHUT_WR)
+        if kind == "gone":
+            return sock.close()
+        answer = b""
+        count = SHORT_LARGE if kind == "large" else 40
+        name = own[0].encode()
+        whole = 2 + len(name) + count
+        while len(answer) < whole:
+            part = sock.recv(1 << 16)
+            assert part or kind == "unread", (kind, seed, len(answer))
+            if not part:
+                return sock.close()
+            answer += part
+        assert answer == struct.pack("<H", own[1]) + name + pattern(count, seed), (kind, seed)
+        if kind in ("server_first", "half_close", "large", "large_request"):
+            assert sock.recv(1) == b""
+        if kind == "client_resets":
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    except ConnectionResetError:
+        assert kind == "unread", (kind, seed)
+    sock.close()
+
+
 if __name__ == "__main__":
     signal.alarm(SILENCE_MAX)
     globals()[sys.argv[1]](*sys.argv[2:])

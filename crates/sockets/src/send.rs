@@ -435,9 +435,10 @@ unsafe fn to_carrier(
     });
     match sent {
         Ok(sent) => {
-            if turns::is_over(connection, end) {
+            let flags = connection.entry.flags.load(Ordering::Relaxed);
+            if flags & FLAG_OFFLOAD == 0 && turns::is_over(connection, end) {
                 // The peer's program has closed the connection: its kernel would have answered with
-                // a reset, and the next send meets that.
+                // a reset, and the next send meets that. (An engine's remote has only finished.)
                 sys::shutdown(connection.carrier_or_number(), libc::SHUT_RDWR);
             }
             Ok(Turn::Sent(sent))

@@ -99,6 +99,19 @@ fn word(turn: Turn, phase: Phase) -> u32 {
 /// what the other does after it. Pairs with itself and with the loads by [`SIDE_SEEN`].
 const PHASE_CHANGED: Ordering = Ordering::AcqRel;
 
+/// True for a connection whose client has that port, when one in `2^level` is to be paired at once.
+/// Both ends ask this without a word between them. The ports of a higher level are among those of a
+/// lower one.
+pub fn is_chosen(port: u16, level: u32) -> bool {
+    // Knuth's multiplicative hash: neighbouring ports are far apart.
+    let hash = u32::from(port).wrapping_mul(0x9E37_79B1) >> 12;
+    hash & ((1 << level) - 1) == 0
+}
+
+/// Of connections that come from an engine, those are paired at once whose port is one of one in so
+/// many, as a power of two ([`is_chosen`]): the engine chooses the ports itself.
+pub const ENGINE_PORTS_LOG2: u32 = 6;
+
 /// One end's view of a carrier's turns.
 #[derive(Clone, Copy)]
 pub struct Carrier<'a> {

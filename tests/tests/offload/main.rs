@@ -15,6 +15,7 @@ mod remotes;
 mod semantics;
 mod servers;
 mod shared;
+mod short;
 mod stage;
 mod threads;
 mod xdp;

@@ -1,5 +1,7 @@
 //! One step of a connection: what its stage allows, and the work that follows.
 
+use std::time::Instant as Clock;
+
 use toehold_tcp::{CloseReason, State};
 
 use super::flow::{Flow, Stage};
@@ -19,6 +21,8 @@ pub(super) enum Next {
     /// The program is gone in order, and the remote has all it said: only the engine still waits
     /// for the remote's end, for a while.
     Departed,
+    /// Nobody accepted it on the carrier that it is on: it needs an ordinary one.
+    Refused,
 }
 
 impl Flow {
@@ -32,14 +36,75 @@ impl Flow {
             Stage::Joining if self.closed.is_some() => Next::RemoteGone,
             Stage::Joining if !self.writable => Next::Wait,
             Stage::Joining => match self.carrier.take_error() {
+                Ok(None) if self.serving.is_some() => {
+                    self.stage = Stage::Pairing;
+                    self.pair(cx)
+                }
                 Ok(None) => {
                     self.stage = Stage::Open;
                     self.relay(cx)
                 }
                 _ => Next::ProgramGone,
             },
+            Stage::Pairing => self.pair(cx),
+            Stage::Queued => self.queue(cx),
             Stage::Open => self.relay(cx),
         }
+    }
+
+    /// A seed: it is a carrier when both directions are rings, and a connection like any other when
+    /// that takes too long. Before its first byte both ends are to know, so none is on the carrier.
+    fn pair(&mut self, cx: &mut Around<'_>) -> Next {
+        let is_over = self.closed.is_some() || self.hung_up || self.failed;
+        let ends = self.serving.map(|serving| serving.pairing_ends());
+        let is_late = is_over || ends.is_none_or(|ends| Clock::now() >= ends);
+        let is_up = self.is_up(cx) || !is_late && self.goes_up_at_once(cx);
+        if is_up && !cx.streams.move_up(self.id) {
+            return Next::ProgramGone;
+        }
+        // The program's direction follows, and until it does nobody could say that there is room.
+        if is_up && self.collect(cx).is_err() {
+            return Next::ProgramGone;
+        }
+        let endpoint = cx.streams.endpoint(self.id);
+        let is_carrier = endpoint.is_some_and(|endpoint| endpoint.is_in_rings());
+        if !is_carrier && !is_late {
+            return Next::Wait;
+        }
+        if !is_carrier {
+            self.serving = None;
+        }
+        self.stage = Stage::Open;
+        self.relay(cx)
+    }
+
+    /// It waits for the program's `accept`. The remote's bytes go to the ring meanwhile, and stay
+    /// there.
+    fn queue(&mut self, cx: &mut Around<'_>) -> Next {
+        let (Some(serving), Some(endpoint)) = (self.serving, cx.streams.endpoint(self.id)) else {
+            return Next::ProgramGone;
+        };
+        let turns = endpoint.turns();
+        let is_wanted_back = self.hung_up || self.failed || endpoint.is_unwanted();
+        let is_reset = self.closed.is_some();
+        if is_wanted_back && !is_reset && turns.give_up(serving.turn) {
+            return Next::Refused;
+        }
+        if turns.is_waiting(serving.turn) {
+            if is_reset {
+                // In the kernel's queue it would be found by `accept`, reset.
+                return Next::RemoteGone;
+            }
+            return match self.deliver(cx) {
+                Ok(()) => Next::Wait,
+                Err(_) => Next::ProgramGone,
+            };
+        }
+        if turns.is_unaccepted(serving.turn) {
+            return Next::Refused;
+        }
+        self.stage = Stage::Open;
+        self.relay(cx)
     }
 
     fn has_nothing_to_read(&self) -> bool {
@@ -60,6 +125,9 @@ impl Flow {
                 || (self.closed.is_none() && self.collect(cx).is_err());
             if is_gone && !self.depart(cx, is_reset) {
                 return Next::ProgramGone;
+            }
+            if self.serving.is_some_and(|serving| serving.has_ended) {
+                self.depart_from_carrier(cx);
             }
         }
         if self.has_departed {

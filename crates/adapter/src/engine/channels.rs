@@ -7,7 +7,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use crate::memfd;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -16,10 +16,11 @@ use toehold_channel::layout::{
     Control, PAIR_BYTES, PAIR_MAGIC, PairHeader, READY_BITMAPS, READY_BITMAPS_OFFSET, READY_BITS,
     READY_WORDS, REGION_MAGIC, ReadyBitmap, ReadyBitmaps, SLAB_BYTES, place_in_slab, slab_of,
 };
-use toehold_channel::rendezvous::{Kind, Message, PAIR_ATTACHED, SLAB_ATTACHED};
+use toehold_channel::rendezvous::{Kind, Message, PAIR_ATTACHED, SAME_USER, SLAB_ATTACHED};
 use toehold_channel::table::{
     ENTRIES, Entry, EntryState, FLAG_ACCEPTED, LAYOUT_VERSION, TABLE_BYTES, Table, WaitMode,
 };
+use toehold_stream::express::Pusher;
 
 use super::endpoint::Endpoint;
 use super::settings::spell;
@@ -41,6 +42,8 @@ pub(super) struct Offer {
     pub(super) endpoint: Endpoint,
     pub(super) pair: u64,
     pub(super) slot: u32,
+    /// The program is of our user, with no translation of addresses on the way.
+    pub(super) is_of_our_user: bool,
 }
 
 #[derive(Debug)]
@@ -86,6 +89,8 @@ struct Pair {
     /// The engine's slot, plus one, by the channel's.
     flows: Vec<u32>,
     count: usize,
+    /// Connections put into the program's queue, ever.
+    queued: AtomicU32,
     /// Where the regions are, by slab, and the numbers of the slabs' files.
     slabs: Vec<Option<(NonNull<u8>, u64)>>,
 }
@@ -284,6 +289,7 @@ impl Channels {
             endpoint,
             pair: message.pair,
             slot,
+            is_of_our_user: has(SAME_USER),
         })
     }
 
@@ -303,6 +309,26 @@ impl Channels {
         }
         pair.flows[slot as usize] = flow + 1;
         pair.count += 1;
+    }
+
+    /// The channel at that place serves another of the engine's connections, or none for now.
+    pub(super) fn hand_over(&mut self, (pair, slot): (u64, u32), flow: Option<u32>) {
+        let place = self.pairs.get_mut(&pair);
+        let place = place.and_then(|pair| pair.flows.get_mut(slot as usize));
+        if let Some(place) = place {
+            *place = flow.map_or(0, |flow| flow + 1);
+        }
+    }
+
+    /// The queue of connections that wait for the program's `accept`.
+    pub(super) fn queue(&self, pair: u64) -> Option<Pusher<'_>> {
+        let pair = self.pairs.get(&pair)?;
+        // SAFETY: the mapping lives as long as the pair; page-aligned, all atomics.
+        let header = unsafe { &*pair.base.as_ptr().cast::<PairHeader>() };
+        Some(Pusher {
+            words: &header.queues[1 - pair.side],
+            pushed: &pair.queued,
+        })
     }
 
     /// One of the program's ready bitmaps.
@@ -358,6 +384,7 @@ impl Pair {
             side: side & 1,
             flows: Vec::new(),
             count: 0,
+            queued: AtomicU32::new(0),
             slabs: Vec::new(),
         };
         // SAFETY: mapped, page-aligned, all atomics.

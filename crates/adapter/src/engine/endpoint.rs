@@ -14,14 +14,16 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
-use toehold_channel::doorbell::{self, WakeWord};
+use toehold_channel::doorbell::{self, WAKING, WakeWord};
 use toehold_channel::layout::{
-    CAPACITY_LOG2_ENGINE, CAPACITY_LOG2_MAX, CAPACITY_LOG2_MIN, ReadyBitmap,
+    CAPACITY_LOG2_ENGINE, CAPACITY_LOG2_MAX, CAPACITY_LOG2_MIN, CLOSED_ALL, CLOSED_CLEAN,
+    CLOSED_TURN, ReadyBitmap, SIDE_SEEN, SIDE_TOLD,
 };
 use toehold_channel::ring::{Fault, stretches};
 use toehold_channel::table::{COMMAND_DETACH, COMMAND_EVICT, Entry, Mode};
 use toehold_stream::credit::Credit;
 use toehold_stream::end::End;
+use toehold_stream::express::{Carrier as Carrying, Turn};
 use toehold_stream::leaving::Refusal;
 use toehold_stream::next::{Carrier, Next};
 
@@ -57,9 +59,10 @@ pub(super) struct Endpoint {
     is_widened: bool,
     /// Up to which capacity the program's ring grows.
     sending_log2: u32,
-    /// Stream offset of ring position 0, while our direction is a ring.
+    /// Stream offset of ring position 0, while our direction is a ring. Below zero, so wrapping,
+    /// where the stream began when the ring had been in use already.
     base_out: u64,
-    /// Stream offset of ring position 0 in the program's direction.
+    /// As [`Endpoint::base_out`], of the program's direction.
     base_in: u64,
     /// Stream offset at which the program's direction became a ring.
     ring_begins: u64,
@@ -180,7 +183,7 @@ impl Endpoint {
             .store(carrier_bytes, Ordering::Relaxed);
         let is_up = self.end().try_up()?;
         if is_up {
-            self.base_out = next - self.entry.tx_ring.own();
+            self.base_out = next.wrapping_sub(self.entry.tx_ring.own());
             // All of it has been read: a switch waits until the one before is carried out.
             self.end().sender().credit_as_it_is()?;
         }
@@ -273,7 +276,8 @@ impl Endpoint {
         while at < to {
             let len = (to - at).min(buffer.len() as u64) as usize;
             let mut target = buffer.as_mut_ptr();
-            for (place, part) in stretches(at - self.base_out, len, self.window_log2) {
+            let position = at.wrapping_sub(self.base_out);
+            for (place, part) in stretches(position, len, self.window_log2) {
                 // SAFETY: inside the mapped ring; `buffer` has room for `len` bytes, which the
                 // stretches add up to.
                 unsafe {
@@ -288,7 +292,7 @@ impl Endpoint {
 
     /// Up to which stream offset the remote's stream is published.
     pub(super) fn published_out(&self) -> u64 {
-        self.base_out + self.entry.tx_ring.own()
+        self.base_out.wrapping_add(self.entry.tx_ring.own())
     }
 
     /// Publishes the remote's stream up to `received`. True when something was.
@@ -303,7 +307,7 @@ impl Endpoint {
     /// Up to which stream offset the program has read.
     pub(super) fn consumed(&self) -> Result<u64, Fault> {
         self.end().sender().credit_as_it_is()?;
-        Ok(self.base_out + self.entry.tx_head_seen.own())
+        Ok(self.base_out.wrapping_add(self.entry.tx_head_seen.own()))
     }
 
     /// Asks to hear when the program has read on, while it has `unread_min` bytes or more to read
@@ -337,7 +341,7 @@ impl Endpoint {
         };
         let next = self.end().next(seen, known)?;
         if was_on_carrier && self.end().rx_mode() != Mode::Carrier {
-            self.base_in = published - self.entry.rx_ring.own();
+            self.base_in = published.wrapping_sub(self.entry.rx_ring.own());
             self.ring_begins = published;
         }
         Ok(next)
@@ -346,7 +350,8 @@ impl Endpoint {
     /// The program's stream as far as it is published in the ring, which has `len` bytes that were
     /// not given back.
     pub(super) fn published(&self, len: u64) -> u64 {
-        self.base_in + self.entry.rx_ring.own() + len
+        let end = self.entry.rx_ring.own().wrapping_add(len);
+        self.base_in.wrapping_add(end)
     }
 
     /// Gives back what the remote has acknowledged; true when the program may be waiting for the
@@ -363,7 +368,7 @@ impl Endpoint {
         let filled = end.receiver().available()?;
         let head = self.entry.rx_ring.own();
         let done = acknowledged
-            .saturating_sub(self.base_in + head)
+            .saturating_sub(self.base_in.wrapping_add(head))
             .min(filled.len);
         let wants = end.is_asked_for_credit();
         let is_growing = filled.capacity_log2 < self.sending_log2 && wants;
@@ -384,7 +389,7 @@ impl Endpoint {
             _ => self.sending_log2,
         };
         let len = len.min(1 << capacity_log2);
-        let parts = stretches(offset - self.base_in, len, capacity_log2);
+        let parts = stretches(offset.wrapping_sub(self.base_in), len, capacity_log2);
         parts.map(|(at, len)| (self.end().ring_in().wrapping_add(at).cast_const(), len))
     }
 
@@ -432,6 +437,93 @@ impl Endpoint {
             .tx_carrier
             .store(carrier_bytes, Ordering::Relaxed);
         self.end().is_reset_by_doorbell(may_be_killed)
+    }
+
+    /// The carrier's turns.
+    pub(super) fn turns(&self) -> Carrying<'_> {
+        self.end().turns()
+    }
+
+    /// True when both directions are rings, nobody wants them elsewhere, and neither ring has a
+    /// byte: the carrier can serve another connection once both ends have closed this one.
+    pub(super) fn is_between_turns(&self) -> bool {
+        let end = self.end();
+        let wake = &end.theirs().wake;
+        let head = &end.theirs().consume.head;
+        let filled = end.receiver().available();
+        self.is_in_rings()
+            && self.entry.command.load(Ordering::Relaxed) == 0
+            && wake.abandoned.load(Ordering::Relaxed).is(0)
+            && head.load(Ordering::Relaxed).is(self.entry.tx_ring.own())
+            && matches!(filled, Ok(filled) if filled.len == 0)
+    }
+
+    /// True when both directions are rings, and nobody refuses that.
+    pub(super) fn is_in_rings(&self) -> bool {
+        let end = self.end();
+        self.is_up()
+            && end.rx_mode() == Mode::Ring
+            && end.refusal() == Refusal::None
+            && !end.records_pending()
+            && end.all_acknowledged() == Ok(true)
+    }
+
+    /// We hear of everything that the program does in a turn: it never has to ring for our sake.
+    pub(super) fn note_seen(&self, turn: Turn) {
+        self.turns().note_seen(turn);
+    }
+
+    /// Another connection begins on the carrier, which is claimed for it. Nobody but us writes the
+    /// words of either side until it is accepted.
+    pub(super) fn begin_turn(&mut self, turn: Turn, (window_log2, sending_log2): (u32, u32)) {
+        let end = self.end();
+        for side in [end.ours(), end.theirs()] {
+            side.wake.closed.store(0, Ordering::Relaxed);
+        }
+        self.note_seen(turn);
+        self.base_out = 0u64.wrapping_sub(self.entry.tx_ring.own());
+        self.base_in = 0u64.wrapping_sub(self.entry.rx_ring.own());
+        self.ring_begins = 0;
+        self.sending_log2 = sending_log2;
+        self.is_widened = false;
+        self.set_window(window_log2.clamp(FIRST_WINDOW_LOG2, LONG_WINDOW_LOG2));
+        self.wanted_log2 = self.window_log2;
+    }
+
+    /// The remote has finished in this turn, and all it sent is in the ring: the program meets the
+    /// end there, where otherwise the carrier's end would tell it. The caller notifies.
+    pub(super) fn end_turn(&self, turn: Turn) {
+        let closed = CLOSED_ALL | CLOSED_CLEAN | CLOSED_TURN;
+        self.end().ours().wake.closed.store(closed, SIDE_TOLD);
+        self.turns().end(turn);
+    }
+
+    /// The program has closed in this turn: whatever it has published is in the ring.
+    pub(super) fn is_turn_ended(&self, turn: Turn) -> bool {
+        self.turns().is_ended_by_peer(turn)
+    }
+
+    /// The program has closed by the turn's end, or is about to say so.
+    pub(super) fn is_turn_ending(&self) -> bool {
+        (self.end().theirs().wake.closed.load(SIDE_SEEN)).has(CLOSED_TURN)
+    }
+
+    /// True when the program sleeps, or may, and hears a doorbell.
+    pub(super) fn is_awaited(&self) -> bool {
+        let wake = &self.end().theirs().wake.wake;
+        wake.load(WAKING).is(WakeWord::Bell.to_word())
+    }
+
+    /// Bytes of ours, or the end of our turn, that the program has not taken: as a word that
+    /// changes when it takes some, 0 for none.
+    pub(super) fn untaken(&self, has_ended: bool) -> u64 {
+        let sent = self.entry.tx_ring.own();
+        let head = &self.end().theirs().consume.head;
+        let is_taken = head.load(Ordering::Relaxed).is(sent);
+        match (is_taken, has_ended) {
+            (true, false) => 0,
+            (_, has_ended) => (sent << 1 | u64::from(has_ended)) + 1,
+        }
     }
 
     /// The connection is over for us: a program that is awake should look.

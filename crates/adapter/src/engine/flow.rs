@@ -3,6 +3,8 @@
 //! ```text
 //!   Connecting   the program connected to the relay; the remote has not answered
 //!   Joining   a remote connected; the program's listener has not taken the carrier
+//!   Pairing   as Open, but the first byte waits for a channel: it is to be a carrier (`carriers`)
+//!   Queued    a remote connected; the program has not accepted it on the carrier that it is on
 //!   Open      bytes go both ways
 //! ```
 
@@ -13,6 +15,8 @@ use toehold_channel::offload::{CarrierKey, Direction};
 use toehold_channel::preamble::PREAMBLE_BYTES;
 use toehold_tcp::{CloseReason, ConnectionId, Instant};
 
+use super::carriers::{Carrier, Serving};
+use super::endpoint::Endpoint;
 use super::{Holder, sys};
 
 /// How far a connection is.
@@ -20,6 +24,8 @@ use super::{Holder, sys};
 pub(super) enum Stage {
     Connecting,
     Joining,
+    Pairing,
+    Queued,
     Open,
 }
 
@@ -96,6 +102,8 @@ pub(super) struct Flow {
     pub(super) is_unfinished: bool,
     /// The program has closed, and its carrier is gone; what it sent before is on its way.
     pub(super) has_departed: bool,
+    /// Its carrier may serve further connections.
+    pub(super) serving: Option<Serving>,
     /// It is in the list of connections to be looked at.
     pub(super) is_due: bool,
 }
@@ -149,8 +157,51 @@ impl Flow {
             place: None,
             is_unfinished: false,
             has_departed: false,
+            serving: None,
             is_due: false,
         }
+    }
+
+    /// A connection on a carrier that has served others.
+    pub(super) fn on_used(
+        id: ConnectionId,
+        holder: Holder,
+        carrier: Carrier,
+        window_bytes_max: u32,
+    ) -> (Flow, Endpoint) {
+        let (stage, serial) = (Stage::Queued, carrier.serial);
+        let flow = Flow::new(id, holder, serial, stage, carrier.socket, window_bytes_max);
+        let flow = Flow {
+            carrier_sent: carrier.sent,
+            carrier_got: carrier.got,
+            readable: carrier.readable,
+            writable: true,
+            entry: Some(carrier.entry),
+            place: Some(carrier.place),
+            serving: Some(carrier.serving),
+            ..flow
+        };
+        (flow, carrier.endpoint)
+    }
+
+    /// Begins anew, on an ordinary carrier: the program has had nothing of the connection.
+    pub(super) fn on_another(self, serial: u32, carrier: TcpStream) -> Flow {
+        let (id, holder, most) = (self.id, self.holder, self.window_bytes_max);
+        let flow = Flow::new(id, holder, serial, Stage::Joining, carrier, most);
+        Flow {
+            acknowledged: self.acknowledged,
+            arrived: self.arrived,
+            received: self.arrived,
+            remote_finished: self.remote_finished,
+            closed: self.closed,
+            is_delivered: false,
+            ..flow
+        }
+    }
+
+    /// True while it waits for a channel before its first byte.
+    pub(super) fn is_seed(&self) -> bool {
+        self.serving.is_some() && matches!(self.stage, Stage::Joining | Stage::Pairing)
     }
 
     /// The carrier's readiness has changed.

@@ -102,6 +102,32 @@ impl Streams {
         Self::duplex(&mut self.slots, id).endpoint = endpoint;
     }
 
+    /// Takes the channel away from beside a carrier, which goes on without the connection.
+    pub(super) fn take_endpoint(&mut self, id: ConnectionId) -> Option<Endpoint> {
+        self.copying.finish(id);
+        Self::duplex(&mut self.slots, id).endpoint.take()
+    }
+
+    /// The remote's stream has gone to the channel from its beginning: what was placed in our ring
+    /// before goes there too, bytes ahead of gaps as well. False where the channel has no room.
+    pub(super) fn move_up(&mut self, id: ConnectionId) -> bool {
+        let duplex = Self::duplex(&mut self.slots, id);
+        let (Some(ring), Some(endpoint)) = (&duplex.receiving, &duplex.endpoint) else {
+            return true;
+        };
+        let mut at = duplex.taken;
+        for part in stretches(ring, at, (duplex.placed - at) as usize) {
+            let Some(room) = endpoint.room_for(at, part.len()) else {
+                return false;
+            };
+            Endpoint::store(room, part);
+            at += part.len() as u64;
+        }
+        let ring = duplex.receiving.take();
+        ring.into_iter().for_each(|ring| self.rings.put(ring));
+        true
+    }
+
     /// Where a payload that continues a stream would go, if that is the program's ring.
     pub(super) fn room(&mut self, expected: Expected) -> Option<[Room; 2]> {
         let duplex = self.slots.get_mut(expected.connection.index())?.as_mut()?;

@@ -9,7 +9,7 @@
 //!   on it, where it is to lead and by whose leave. The answer is one urgent byte on the carrier.
 //! - *Passive*: the library says that the program listens; the engine listens on its addresses as
 //!   well, and for each connection it accepts a carrier is connected to the program's own listener.
-//!   Accept, backlog, epoll and fork are the kernel's.
+//!   Accept, backlog, epoll and fork are the kernel's. A carrier may serve further connections.
 //!
 //! Once a connection has seen some traffic the engine asks its own adapter, like any client, for a
 //! channel beside the carrier; program and engine are then peers as two programs are.
@@ -25,6 +25,7 @@
 //!   commands).
 //! - `flow`, `relay`: one connection and its bytes. `memory`, `endpoint`: where the bytes are.
 //!   `channels`: channels and ready bitmaps.
+//! - `carriers`: carriers that serve one connection after another.
 //! - `receiver`, `transmitter`: frames from and to the link.
 //! - `outgoing`: the ports of the host's own addresses that connections go out from.
 //! - `listeners`: programs that listen. `loopback_aliases`: loopback addresses that stand for ours.
@@ -41,6 +42,7 @@
 mod advance;
 mod arrivals;
 mod captures;
+mod carriers;
 mod channels;
 mod clients;
 mod common;

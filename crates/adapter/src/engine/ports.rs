@@ -62,12 +62,12 @@ impl Ports {
         Ports { local, next }
     }
 
-    /// The port that was given out longest ago, whoever has it now; `None` when there is none that
-    /// may be.
-    pub(super) fn give(&mut self) -> Option<u16> {
+    /// Of the ports that are `fit` the one that was given out longest ago, whoever has it now;
+    /// `None` when there is none that may be.
+    pub(super) fn give(&mut self, fit: impl Fn(u16) -> bool) -> Option<u16> {
         for _ in 0..self.local.range.len() {
             let port = self.step();
-            if self.local.may_give(port) {
+            if fit(port) && self.local.may_give(port) {
                 return Some(port);
             }
         }
@@ -110,7 +110,7 @@ mod tests {
     }
 
     fn given(ports: &mut Ports, count: usize) -> Vec<u16> {
-        (0..count).map_while(|_| ports.give()).collect()
+        (0..count).map_while(|_| ports.give(|_| true)).collect()
     }
 
     #[test]
@@ -129,7 +129,7 @@ mod tests {
         let mut ports = turns(10..=19, "1,11,13-15,19-30\n", 0);
         assert_eq!(given(&mut ports, 6), [10, 12, 16, 17, 18, 10]);
         let mut none = turns(10..=19, "1-100", 0);
-        assert_eq!(none.give(), None);
+        assert_eq!(none.give(|_| true), None);
     }
 
     #[test]
@@ -142,6 +142,6 @@ mod tests {
             assert_eq!(range_of(nonsense.split_whitespace()), None, "{nonsense}");
         }
         let mut none = turns(RangeInclusive::new(1, 0), "", 7);
-        assert_eq!(none.give(), None);
+        assert_eq!(none.give(|_| true), None);
     }
 }

@@ -6,12 +6,15 @@ use std::os::fd::AsFd;
 
 use toehold_channel::ring::Fault;
 use toehold_stream::credit::Credit;
+use toehold_stream::express::Turn;
 use toehold_stream::next::{Carrier, Next};
 use toehold_stream::worth;
 use toehold_tcp::{Engine, Instant};
 
+use super::carriers::Carrier as Used;
 use super::channels::Channels;
-use super::flow::{Flow, Window};
+use super::endpoint::Endpoint;
+use super::flow::{Flow, Stage, Window};
 use super::memory::Streams;
 use super::rings::{RING_BYTES_MAX, RING_BYTES_MIN, STEP_LOG2};
 use super::sys;
@@ -52,10 +55,15 @@ impl Flow {
         let before = self.taken;
         self.received = cx.streams.copying.copied(self.id, self.arrived);
         let stays_down = self.program_finished;
+        let turn = self.serving.map(|serving| serving.turn);
         let endpoint = cx.streams.endpoint(self.id);
         let (is_up, goes_down) = endpoint.map_or((false, false), |endpoint| {
             let is_up = endpoint.is_up();
-            (is_up, is_up && (stays_down || endpoint.is_unwanted()))
+            // A program that has closed by the turn's end wants nothing any more, and its carrier
+            // stays as it is.
+            let has_ended = turn.is_some() && endpoint.is_turn_ending();
+            let is_unwanted = stays_down || endpoint.is_unwanted();
+            (is_up, is_up && is_unwanted && !has_ended)
         });
         if goes_down {
             self.go_down(cx)?;
@@ -73,9 +81,76 @@ impl Flow {
         }
         if self.remote_finished && self.is_delivered && !self.program_told {
             self.program_told = true;
-            self.carrier.shutdown(Shutdown::Write)?;
+            if !self.end_turn(cx)? {
+                self.carrier.shutdown(Shutdown::Write)?;
+            }
         }
         Ok(())
+    }
+
+    /// Tells the program by the turn's end that the remote has finished; false where only the
+    /// carrier's end can tell it.
+    fn end_turn(&mut self, cx: &mut Around<'_>) -> Result<bool, Gone> {
+        let endpoint = cx.streams.endpoint(self.id);
+        let (Some(serving), Some(endpoint)) = (&mut self.serving, endpoint) else {
+            return Ok(false);
+        };
+        if !endpoint.is_in_rings() {
+            self.serving = None;
+            return Ok(false);
+        }
+        endpoint.end_turn(serving.turn);
+        serving.is_told = true;
+        let is_heard = endpoint.turns().is_peer_seen(serving.turn) || endpoint.is_awaited();
+        let is_queued = self.stage == Stage::Queued;
+        self.notify(cx)?;
+        if !is_heard && !is_queued {
+            // No end of the carrier wakes a program that waits past the library.
+            self.ring();
+        }
+        Ok(true)
+    }
+
+    /// Moves the remote's stream to the channel before its first byte: true when it is there.
+    pub(super) fn goes_up_at_once(&mut self, cx: &mut Around<'_>) -> bool {
+        let count = self.carrier_sent;
+        let endpoint = cx.streams.endpoint(self.id);
+        endpoint.is_some_and(|endpoint| {
+            let is_up = !endpoint.is_unwanted() && matches!(endpoint.try_up(0, count), Ok(true));
+            if is_up {
+                endpoint.note_seen(Turn::FIRST);
+                let window = endpoint.window_bytes() as u32;
+                // It fails only for a connection that has closed, of which an event is on its way.
+                let _ = cx.engine.bound_window(cx.now, self.id, window, window);
+            }
+            is_up
+        })
+    }
+
+    /// Rings for bytes that a turn's program has not taken, and was not seen waiting for, at the
+    /// second look that finds the same. False when there is nothing to look at any more.
+    pub(super) fn look_at_turn(&mut self, streams: &mut Streams) -> bool {
+        let endpoint = streams.endpoint(self.id);
+        let (Some(serving), Some(endpoint)) = (&mut self.serving, endpoint) else {
+            return false;
+        };
+        let turns = endpoint.turns();
+        if !endpoint.is_up() || turns.is_peer_seen(serving.turn) || serving.has_ended {
+            return false;
+        }
+        let untaken = match turns.is_waiting(serving.turn) {
+            // Nobody has it yet who could hear of anything.
+            true => 0,
+            false => endpoint.untaken(serving.is_told),
+        };
+        let is_same = untaken != 0 && untaken == serving.untaken;
+        let rings = is_same && !serving.is_rung;
+        serving.is_rung = is_same;
+        serving.untaken = untaken;
+        if rings {
+            self.ring();
+        }
+        true
     }
 
     /// Says how far the receive window may grow, where that changes.
@@ -103,7 +178,7 @@ impl Flow {
     /// Whether the remote's stream goes to the program's ring. That takes none of our memory, and
     /// the window must not be smaller than the ring: the program tells that it has read once it
     /// crosses half of the ring, so that a window below that would stay closed for ever.
-    fn is_up(&self, cx: &mut Around<'_>) -> bool {
+    pub(super) fn is_up(&self, cx: &mut Around<'_>) -> bool {
         let endpoint = cx.streams.endpoint(self.id);
         endpoint.is_some_and(|endpoint| endpoint.is_up())
     }
@@ -237,11 +312,12 @@ impl Flow {
     /// program asks for once more. A program that wants the kernel alone may look at its ring no
     /// more.
     fn go_down(&mut self, cx: &mut Around<'_>) -> Result<(), Gone> {
+        let is_open = self.serving.is_some_and(|serving| serving.is_told);
         let Some(endpoint) = cx.streams.endpoint(self.id) else {
             return Ok(());
         };
         let needed_from = endpoint.go_down(|must_ring| {
-            if must_ring && !self.program_told {
+            if must_ring && (!self.program_told || is_open) {
                 self.carrier_sent += ring(&mut self.carrier);
             }
             self.carrier_sent
@@ -270,7 +346,8 @@ impl Flow {
         }
         if self.program_finished && !was_finished {
             let _ = cx.engine.finish(cx.now, self.id);
-            if !self.remote_finished {
+            let has_closed = self.serving.is_some_and(|serving| serving.has_ended);
+            if !self.remote_finished && !has_closed {
                 // Whether it has closed or still listens, only the kernel knows; a remote may never
                 // finish.
                 let _ = sys::tell_when_gone(&self.carrier);
@@ -319,6 +396,47 @@ impl Flow {
         true
     }
 
+    /// The program has closed in order, and its carrier goes on without it: no end comes there.
+    pub(super) fn depart_from_carrier(&mut self, cx: &mut Around<'_>) {
+        let endpoint = cx.streams.endpoint(self.id);
+        if let Some(Ok(taken)) = endpoint.map(|endpoint| endpoint.consumed()) {
+            self.taken = taken.max(self.taken);
+            // It fails only for a connection that has closed, of which an event is on its way.
+            let _ = cx.engine.take(self.id, self.taken);
+        }
+        self.has_departed = true;
+    }
+
+    /// The channel beside the carrier of a connection that is over, if both can serve another one.
+    pub(super) fn free_channel(&self, streams: &mut Streams) -> Option<Endpoint> {
+        let is_sound = self.has_departed && !self.hung_up && !self.failed && !self.has_urgent;
+        let has_ended = self.serving.is_some_and(|serving| serving.has_ended);
+        let is_entered = self.entry.is_some() && self.place.is_some();
+        let endpoint = streams.endpoint(self.id)?;
+        let is_free = is_sound
+            && has_ended
+            && is_entered
+            && endpoint.give_back(self.published).is_ok()
+            && endpoint.is_between_turns();
+        is_free.then(|| streams.take_endpoint(self.id)).flatten()
+    }
+
+    /// The carrier goes on without the connection, with the channel that
+    /// [`Flow::free_channel`] gave.
+    pub(super) fn into_carrier(self, endpoint: Endpoint) -> Option<Used> {
+        Some(Used {
+            socket: self.carrier,
+            serial: self.serial,
+            endpoint,
+            entry: self.entry?,
+            place: self.place?,
+            serving: self.serving?,
+            readable: self.readable,
+            sent: self.carrier_sent,
+            got: self.carrier_got,
+        })
+    }
+
     pub(super) fn give_back(&mut self, cx: &mut Around<'_>) -> Result<(), Gone> {
         let acknowledged = self.acknowledged;
         if acknowledged == self.published {
@@ -340,8 +458,19 @@ impl Flow {
                 seen = Carrier::Empty;
             }
             let (published, got) = (self.published, self.carrier_got);
+            let turn = self.serving.map(|serving| serving.turn);
             let next = match cx.streams.endpoint(self.id) {
-                Some(endpoint) => endpoint.next(published, got, seen)?,
+                Some(endpoint) => {
+                    // Before the look at the ring: what was published before the end is seen.
+                    let has_ended = turn.is_some_and(|turn| endpoint.is_turn_ended(turn));
+                    match endpoint.next(published, got, seen)? {
+                        Next::Wait | Next::Look | Next::Doorbells { .. } if has_ended => {
+                            self.turn_ended();
+                            return Ok(());
+                        }
+                        next => next,
+                    }
+                }
                 None if self.readable => Next::Data { max: u64::MAX },
                 None => Next::Wait,
             };
@@ -398,6 +527,14 @@ impl Flow {
         Ok(())
     }
 
+    /// The program has closed in order, and its carrier goes on.
+    fn turn_ended(&mut self) {
+        self.program_finished = true;
+        if let Some(serving) = &mut self.serving {
+            serving.has_ended = true;
+        }
+    }
+
     /// Makes a full send ring larger where the remote would take more: false when not. As on Linux
     /// (`tcp_sndbuf_expand`), what is kept for the remote is up to twice the congestion window.
     #[cold]
@@ -452,8 +589,8 @@ impl Flow {
         }
     }
 
-    /// Makes the program notice news or room in a ring.
-    fn notify(&mut self, cx: &mut Around<'_>) -> Result<(), Gone> {
+    /// Makes the program notice news or room in a ring, or a connection in its queue.
+    pub(super) fn notify(&mut self, cx: &mut Around<'_>) -> Result<(), Gone> {
         let Some((pair, _)) = self.place else {
             return Ok(());
         };
@@ -474,7 +611,8 @@ impl Flow {
     }
 
     fn ring(&mut self) {
-        if !self.program_told {
+        let is_open = self.serving.is_some_and(|serving| serving.is_told);
+        if !self.program_told || is_open {
             self.carrier_sent += ring(&mut self.carrier);
         }
     }

@@ -50,6 +50,10 @@ pub(crate) struct Report {
     pub(crate) resets_received: u64,
     pub(crate) connections_opened: u64,
     pub(crate) connections_accepted: u64,
+    /// Of these, the ones that came to their program by a carrier of an earlier one.
+    pub(crate) connections_on_used_carriers: u64,
+    /// Carriers that wait for another connection.
+    pub(crate) carriers_parked: usize,
     /// Connections reset because their program was gone.
     pub(crate) programs_gone: u64,
     /// Carriers reset because they did not say, or not in time, what they are for, or by nobody's
@@ -193,6 +197,9 @@ impl Report {
             resets_received: self.resets_received + other.resets_received,
             connections_opened: self.connections_opened + other.connections_opened,
             connections_accepted: self.connections_accepted + other.connections_accepted,
+            connections_on_used_carriers: self.connections_on_used_carriers
+                + other.connections_on_used_carriers,
+            carriers_parked: self.carriers_parked + other.carriers_parked,
             programs_gone: self.programs_gone + other.programs_gone,
             carriers_refused: self.carriers_refused + other.carriers_refused,
             over_quota: self.over_quota + other.over_quota,

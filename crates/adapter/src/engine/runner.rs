@@ -5,6 +5,7 @@ mod connections;
 mod orders;
 mod pruning;
 mod shared;
+mod turns;
 
 use std::io;
 use std::net::IpAddr;
@@ -15,10 +16,12 @@ use std::time::{Duration, Instant as Clock};
 use pruning::Pruning;
 use shared::Shared;
 use toehold_tcp::{CloseReason, ConnectionId, Engine, Event, Instant, Random, Share};
+use turns::Turns;
 
 use super::Error;
 use super::advance::Next;
 use super::arrivals::Arrivals;
+use super::carriers::Carriers;
 use super::channels::Channels;
 use super::clients::Unchanging;
 use super::common::Common;
@@ -103,6 +106,10 @@ pub(super) struct Runner {
     passed_on: PassedOn,
     pruning: Pruning,
     shared: Shared,
+    carriers: Carriers,
+    /// Slots of connections that wait for a channel before their first byte.
+    pairing: Vec<u32>,
+    turns: Turns,
 }
 
 impl Runner {
@@ -182,6 +189,9 @@ impl Runner {
             looks_before_polling: 0,
             transmitter: FrameTransmitter::new(LARGE_SEGMENT_BYTES as usize),
             shared: Shared::default(),
+            carriers: Carriers::default(),
+            pairing: Vec::new(),
+            turns: Turns::default(),
         };
         runner.listeners.set_shares(&settings.shares);
         runner.receiver.set_checksum(settings.checksum);
@@ -225,6 +235,7 @@ impl Runner {
                     make_due(&mut self.due, flow, slot);
                 }
             }
+            self.look_at_seeds();
             if self.is_timer_due() {
                 let now = self.now();
                 self.engine.handle_timeout(now);
@@ -237,6 +248,7 @@ impl Runner {
             if let Some(arrivals) = &mut self.arrivals {
                 arrivals.forget_old(Clock::now());
             }
+            self.look_at_carriers();
             self.look_at_listeners();
             self.look_at_shared_ports();
             self.find_neighbours();
@@ -250,6 +262,7 @@ impl Runner {
         let mut result = self.look(events);
         let found = !matches!(result, Ok(false))
             || !self.later.is_empty()
+            || self.pause_for_seeds()
             || spinning.look(|| {
                 result = self.look(events);
                 !matches!(result, Ok(false))
@@ -337,7 +350,7 @@ impl Runner {
     fn take_offers(&mut self) {
         let now = self.now();
         let (flows, streams, due) = (&mut self.flows, &mut self.streams, &mut self.due);
-        let engine = &mut self.engine;
+        let (engine, carriers) = (&mut self.engine, &mut self.carriers);
         self.channels.offers(|channels, mut offer| {
             let slot = offer.flow;
             let flow = flows.get_mut(slot as usize).and_then(Option::as_mut);
@@ -355,6 +368,10 @@ impl Runner {
             }
             channels.enter(offer.pair, offer.slot, slot);
             flow.place = Some((offer.pair, offer.slot));
+            // Another user's program may have given the address up while the carrier is parked.
+            if let Some(serving) = flow.serving.take_if(|_| !offer.is_of_our_user) {
+                carriers.seed_ends(&serving, false);
+            }
             streams.set_endpoint(flow.id, Some(offer.endpoint));
             make_due(due, flow, slot);
         });
@@ -384,7 +401,10 @@ impl Runner {
         let look = look.map(|due| due.saturating_duration_since(Clock::now()));
         let ports = self.shared.due();
         let ports = ports.map(|due| due.saturating_duration_since(Clock::now()));
-        let others = silent.into_iter().chain(look).chain(ports);
+        let carriers = [self.carriers.look_due(), self.turns.due()];
+        let carriers = carriers.into_iter().flatten().min();
+        let carriers = carriers.map(|due| due.saturating_duration_since(Clock::now()));
+        let others = silent.into_iter().chain(look).chain(ports).chain(carriers);
         engine.into_iter().chain(others).min()
     }
 
@@ -466,6 +486,15 @@ impl Runner {
         let flow = self.flows.get_mut(slot as usize).and_then(Option::as_mut);
         if let Some(flow) = flow.filter(|flow| flow.serial == serial) {
             flow.note_carrier(bits);
+            return make_due(&mut self.due, flow, slot);
+        }
+        // Its carrier serves another connection by now, or none.
+        let Some(slot) = self.carriers.note(serial, bits, &mut self.channels) else {
+            return;
+        };
+        let flow = self.flows.get_mut(slot as usize).and_then(Option::as_mut);
+        if let Some(flow) = flow.filter(|flow| flow.serial == serial) {
+            flow.note_carrier(bits);
             make_due(&mut self.due, flow, slot);
         }
     }
@@ -481,6 +510,7 @@ impl Runner {
             }
             for slot in std::mem::take(&mut self.due) {
                 self.advance(slot);
+                self.look_at_seeds();
             }
         }
     }
@@ -556,15 +586,29 @@ impl Runner {
             streams: &mut self.streams,
             channels: &mut self.channels,
         };
-        match flow.advance(&mut around) {
+        let seed = flow.serving.filter(|_| flow.is_seed());
+        let next = flow.advance(&mut around);
+        if let Some(seed) = seed.filter(|_| !flow.is_seed()) {
+            let is_carrier = flow.serving.is_some();
+            self.carriers.seed_ends(&seed, is_carrier);
+            if is_carrier {
+                let (id, serial) = (flow.id, flow.serial);
+                self.carriers.serves(serial, slot);
+                self.turns.watch(id);
+            }
+        }
+        match next {
             Next::Wait => {
                 if std::mem::take(&mut flow.is_unfinished) {
                     self.later.push(slot);
                 }
                 return;
             }
-            Next::Over => flow.end_in_order(),
-            Next::RemoteGone | Next::Departed => {}
+            next @ (Next::Over | Next::Departed) => {
+                return self.remove_in_order(slot as usize, next);
+            }
+            Next::Refused => return self.join_again(slot as usize),
+            Next::RemoteGone => {}
             Next::ProgramGone => {
                 let (id, has_joined) = (flow.id, flow.stage != Stage::Joining);
                 // Its last bytes go before the reset.

@@ -31,10 +31,15 @@ pub(super) fn relay_listener() -> io::Result<TcpListener> {
     Ok(listener.into())
 }
 
-/// A socket bound to an address and one of `ports`, that will connect to a program's listener.
-pub(super) fn bound_socket(source: IpAddr, ports: &mut Ports) -> io::Result<TcpStream> {
+/// A socket bound to an address and one of `ports` that is `fit`, if one is free. It will connect
+/// to a program's listener.
+pub(super) fn bound_socket(
+    source: IpAddr,
+    ports: &mut Ports,
+    fit: impl Fn(u16) -> bool,
+) -> io::Result<TcpStream> {
     let socket = socket_for(&SocketAddr::new(source, 0))?;
-    let is_bound = bind_to_free(&socket, source, ports)?;
+    let is_bound = bind_to_free(&socket, source, ports, fit)?;
     // Only now: with it, a port of our choice would be ours although another carrier has it.
     // Programs that listen may have it with us.
     sockopt::set_socket_reuseaddr(&socket, true)?;
@@ -56,8 +61,13 @@ pub(super) fn prepare_carrier(socket: &impl AsFd) -> io::Result<()> {
 }
 
 /// False when none of the next few ports is free.
-fn bind_to_free(socket: &OwnedFd, source: IpAddr, ports: &mut Ports) -> io::Result<bool> {
-    for port in (0..PORTS_TRIED_MAX).map_while(|_| ports.give()) {
+fn bind_to_free(
+    socket: &OwnedFd,
+    source: IpAddr,
+    ports: &mut Ports,
+    fit: impl Fn(u16) -> bool,
+) -> io::Result<bool> {
+    for port in (0..PORTS_TRIED_MAX).map_while(|_| ports.give(&fit)) {
         match bind(socket, &SocketAddr::new(source, port)) {
             Ok(()) => return Ok(true),
             Err(Errno::ADDRINUSE) => {}
@@ -110,11 +120,23 @@ pub(super) fn send_urgent(socket: &TcpStream, byte: u8) -> io::Result<()> {
 
 /// True when the other end of a socket is gone.
 pub(super) fn has_hung_up(socket: &impl AsFd) -> bool {
-    let mut entry = [PollFd::new(socket, PollFlags::empty())];
+    polled(socket, PollFlags::empty()).intersects(PollFlags::HUP | PollFlags::ERR)
+}
+
+/// True when a socket has room to write: it is connected.
+pub(super) fn is_writable(socket: &impl AsFd) -> bool {
+    polled(socket, PollFlags::OUT).contains(PollFlags::OUT)
+}
+
+fn polled(socket: &impl AsFd, wanted: PollFlags) -> PollFlags {
+    let mut entry = [PollFd::new(socket, wanted)];
     let at_once = Timespec::default();
     let found = poll(&mut entry, Some(&at_once)).unwrap_or(0);
-    let ends = PollFlags::HUP | PollFlags::ERR;
-    found > 0 && entry[0].revents().intersects(ends)
+    if found > 0 {
+        entry[0].revents()
+    } else {
+        PollFlags::empty()
+    }
 }
 
 /// The network namespace of a socket; 0 where the kernel does not tell (before Linux 5.14).

@@ -74,6 +74,9 @@ pub(crate) struct Engine {
     pub(super) switches: Option<Switches>,
     pub(super) payloads_in_place: u64,
     pub(super) payloads_by_engine: u64,
+    pub(super) connections_accepted: u64,
+    pub(super) connections_on_used_carriers: u64,
+    pub(super) carriers_parked: usize,
     pub(super) flows: Vec<Flow>,
     pub(super) threads: Vec<Engine>,
 }

@@ -13,6 +13,8 @@ use super::{LOCK, books, listener, may_act, parking, turns};
 use crate::connection::{self, Connection};
 use crate::descriptors::{self, Kind};
 use crate::epoll::parked;
+use crate::offload::names::{self, Side};
+use crate::offload::{addresses, passive_open};
 use crate::pairs::Pair;
 use crate::{closing, errno, process, sys};
 
@@ -70,6 +72,10 @@ unsafe fn tell_remote(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) {
     let Some(connection) = connection::at(fd) else {
         return;
     };
+    if let Some(Ok(name)) = names::answer(&connection, Side::Remote) {
+        // SAFETY: the caller's promise.
+        return unsafe { addresses::write(name, address, len.read_unaligned(), len) };
+    }
     let words = &connection.local.express.remote;
     let bytes = [0, 1, 2, 3].map(|n| words[n].load(Ordering::Relaxed));
     let family = i32::from(bytes[0] as libc::sa_family_t);
@@ -127,7 +133,8 @@ fn give(
         return Some(Err(-fd as i32));
     }
     let fd = fd as c_int;
-    if !end.turns().accept(queued.turn) || !descriptors::has_place(fd) {
+    let is_known = passive_open::accepted_again(carrier);
+    if !is_known || !end.turns().accept(queued.turn) || !descriptors::has_place(fd) {
         sys::close(fd);
         carriers::close(Role::Accepting, carrier);
         return None;
@@ -149,6 +156,7 @@ fn give(
     entry.pid.store(process::pid(), Ordering::Relaxed);
     descriptors::note_connection(fd, carrier.index, entry.generation.load(Ordering::Relaxed));
     parked::serve(carrier, fd);
+    passive_open::say_liveness(&Connection { fd, ..*carrier });
     books::count(Event::Accepted);
     Some(Ok(fd))
 }

@@ -24,13 +24,8 @@ use crate::epoll::{membership, parked};
 use crate::{descriptors, direction, lock, release, sys, waits};
 
 /// A connection of which any is set ends with its carrier.
-const NOT_PARKED: u32 = FLAG_PINNED
-    | FLAG_SHUT_TX
-    | FLAG_SHUT_RX
-    | FLAG_INHERITED
-    | FLAG_OFFLOAD
-    | FLAG_CONNECTING
-    | FLAG_REFUSED;
+const NOT_PARKED: u32 =
+    FLAG_PINNED | FLAG_SHUT_TX | FLAG_SHUT_RX | FLAG_INHERITED | FLAG_CONNECTING | FLAG_REFUSED;
 
 /// The program closes its last number of `connection`. True when the carrier is parked: the
 /// connection has ended then, and all that is left to be done is to close the number. The caller
@@ -127,8 +122,12 @@ fn is_fit(connection: &Connection, end: &End<'_>) -> bool {
     // Of a turn that the peer has ended, the carrier has told nothing.
     let is_quiet = entry.rx_hints.load(Ordering::Relaxed) == 0 || is_over;
     let wake = &end.theirs().wake;
+    let flags = entry.flags.load(Ordering::Relaxed);
+    // A carrier to the engine's relay says in its first bytes where it is to lead.
+    let is_to_relay = flags & FLAG_OFFLOAD != 0 && flags & FLAG_ACCEPTED == 0;
     let is_ours_alone = Carrier::of(connection) == Carrier::Tcp
-        && entry.flags.load(Ordering::Relaxed) & NOT_PARKED == 0
+        && flags & NOT_PARKED == 0
+        && !is_to_relay
         && !connection.is_shared()
         && !local.attachment.is_used();
     let has_nothing_left = is_quiet
@@ -202,7 +201,9 @@ fn tell(parked: &Connection, end: &End<'_>) {
         return;
     };
     let tx = lock::lock(&parked.entry.tx_lock);
-    let is_last = end.turns().is_ended_by_peer(turn);
+    // An engine has said that its remote has finished, and waits for us to.
+    let is_to_engine = parked.entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD != 0;
+    let is_last = end.turns().is_ended_by_peer(turn) && !is_to_engine;
     let is_heard = end.turns().is_peer_seen(turn)
         || (end.theirs().wake.wake.load(WAKING)).is(WakeWord::Bell.to_word());
     let closed = CLOSED_ALL | CLOSED_CLEAN | CLOSED_TURN;

@@ -24,12 +24,14 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use libc::{sockaddr, socklen_t};
 use toehold_channel::express::Event;
 use toehold_channel::table::{Mode, Reason};
+use toehold_stream::express::{ENGINE_PORTS_LOG2, is_chosen};
 
 use super::carriers::{self, Role};
 use super::crowd::Crowd;
 use super::destinations::Destination;
 use super::{LOCK, books, evidence, is_on, may_act, turns, watch};
 use crate::connection::{self, Connection};
+use crate::offload::passive_open;
 use crate::{direction, offers, pairing, resets, service, sys, table, waits};
 
 /// An end chooses one in so many ports at first, as a power of two.
@@ -127,9 +129,7 @@ impl Share {
         if books::are_all_chosen() {
             return true;
         }
-        // Knuth's multiplicative hash: neighbouring ports are far apart.
-        let hash = u32::from(port).wrapping_mul(0x9E37_79B1) >> 12;
-        hash & ((1 << self.level()) - 1) == 0 && self.has_time(sys::now_ns())
+        is_chosen(port, self.level()) && self.has_time(sys::now_ns())
     }
 
     /// A connection has begun. True when it may be a seed, if its program is known to wait through
@@ -265,7 +265,12 @@ pub(crate) fn accepted(fd: i32, listener: i32) {
     };
     let ours = || Destination::of_storage(&sys::socket_address(fd, false).ok()?);
     let is_here = Destination::of_storage(&remote).is_some_and(|remote| remote.is_here(ours));
-    if !is_here || !share.chooses(port_in(&remote)) {
+    let port = port_in(&remote);
+    let is_chosen = match passive_open::comes_from_engine(&remote) {
+        true => is_chosen(port, ENGINE_PORTS_LOG2) && share.has_time(sys::now_ns()),
+        false => share.chooses(port),
+    };
+    if !is_here || !is_chosen {
         return;
     }
     if sys::poll_now(fd, libc::POLLRDHUP) != 0 {

@@ -16,7 +16,7 @@ pub(super) fn remote(fd: i32) -> Option<Address> {
     of_storage(&sys::socket_address(fd, true).ok()?)
 }
 
-fn of_storage(storage: &sockaddr_storage) -> Option<Address> {
+pub(super) fn of_storage(storage: &sockaddr_storage) -> Option<Address> {
     let len = size_of::<sockaddr_storage>() as socklen_t;
     // SAFETY: a whole `sockaddr_storage` is readable.
     unsafe { read(core::ptr::from_ref(storage).cast(), len) }

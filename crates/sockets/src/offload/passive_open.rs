@@ -8,8 +8,9 @@ use toehold_channel::table::{FLAG_OFFLOAD, Reason};
 
 use crate::connection::Connection;
 use crate::epoll::early;
+use crate::express::watch;
 use crate::offload::{addresses, endings, engine, liveness, routing};
-use crate::orderings::OFFLOAD_TOLD;
+use crate::orderings::{OFFLOAD_SEEN, OFFLOAD_TOLD};
 use crate::{adapter, descriptors, process, sys};
 
 /// How long each `listen` waits for the engine to do so as well; an adapter that is stopped costs
@@ -68,10 +69,46 @@ pub(crate) fn accepted(connection: &Connection) -> bool {
     let entry = connection.entry;
     store_true_ends(entry, true_local, true_remote);
     endings::note_carrier_key(connection, CarrierKey { direction, port });
-    entry
-        .reason
-        .store(Reason::Relayed as u32, Ordering::Relaxed);
+    if !connection.local.attachment.has_region() {
+        let relayed = Reason::Relayed as u32;
+        entry.reason.store(relayed, Ordering::Relaxed);
+    }
     entry.flags.fetch_or(FLAG_OFFLOAD, OFFLOAD_TOLD);
     liveness::begin(connection);
     true
+}
+
+/// True when a connection that was accepted leads to the engine, by its remote address.
+pub(crate) fn comes_from_engine(remote: &libc::sockaddr_storage) -> bool {
+    let source = routing::known_routing_page().map(|page| page.relay_source());
+    source.is_some() && addresses::of_storage(remote).and_then(|remote| remote.v4()) == source
+}
+
+/// A further connection is about to be accepted on a carrier. When that comes from the adapter,
+/// notes whose the connection is; false when the adapter does not say.
+pub(crate) fn accepted_again(carrier: &Connection) -> bool {
+    let entry = carrier.entry;
+    if entry.flags.load(OFFLOAD_SEEN) & FLAG_OFFLOAD == 0 {
+        return true;
+    }
+    let ends = || {
+        let key = CarrierKey::from_word(entry.carrier_key.load(Ordering::Relaxed))?;
+        let port = addresses::local(carrier.fd)?.port;
+        routing::known_routing_page()?.ends(key.direction, key.port, port)
+    };
+    match ends() {
+        Some((local, remote)) => {
+            store_true_ends(entry, local, remote);
+            true
+        }
+        None => false,
+    }
+}
+
+/// A further connection was accepted: says what the program has set for all of its listener's.
+pub(crate) fn say_liveness(connection: &Connection) {
+    let is_engine_s = connection.entry.flags.load(OFFLOAD_SEEN) & FLAG_OFFLOAD != 0;
+    if is_engine_s && connection.local.express.begins_kept() {
+        watch::say_liveness(connection);
+    }
 }

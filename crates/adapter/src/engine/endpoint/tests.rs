@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 
 use crate::memfd;
 use toehold_channel::layout::{
-    CAPACITY_LOG2_MIN, CLOSED_ALL, CLOSED_CLEAN, EVICT, LEFT, REFUSE, REGION_BYTES,
+    CAPACITY_LOG2_MIN, CLOSED_ALL, CLOSED_CLEAN, CLOSED_TURN, EVICT, LEFT, REFUSE, REGION_BYTES,
 };
 
 use super::*;
@@ -99,6 +99,14 @@ impl Program {
         closed.store(CLOSED_ALL | CLOSED_CLEAN, Ordering::SeqCst);
     }
 
+    /// Says that it has ended a turn, and that the carrier goes on.
+    pub(in crate::engine) fn end_turn(&self, turn: Turn) {
+        let closed = CLOSED_ALL | CLOSED_CLEAN | CLOSED_TURN;
+        let word = &self.end().ours().wake.closed;
+        word.store(closed, Ordering::SeqCst);
+        self.end().turns().end(turn);
+    }
+
     /// Says that it has left the channel.
     pub(in crate::engine) fn leave(&self) {
         let attached = &self.end().ours().wake.attached;
@@ -157,6 +165,58 @@ fn remote_s_stream_is_published_up_to_its_first_gap() {
     assert_eq!(endpoint.consumed(), Ok(1_000));
     assert_eq!(program.read(100, 500), b"helloworld");
     assert_eq!(endpoint.consumed(), Ok(1_010));
+}
+
+#[test]
+fn each_turn_s_streams_begin_anew_wherever_the_rings_are() {
+    let (mut endpoint, program) = up(1_000, 500);
+    program.go_up(0);
+    assert_eq!(endpoint.next(0, 0, Carrier::Empty), Ok(Next::Wait));
+    let mut turn = Turn::FIRST;
+    let mut next = 1_000;
+    for round in 0..3 {
+        let bytes = pattern(round, 40_000);
+        assert!(endpoint.place(next, &bytes) && endpoint.publish(next + 40_000));
+        assert!(!endpoint.is_between_turns(), "unread bytes");
+        assert!(program.read(50_000, 500) == bytes);
+        assert_eq!(endpoint.consumed(), Ok(next + 40_000));
+        let answer = pattern(round + 7, 1_000);
+        assert_eq!(program.write(&answer), 1_000);
+        let Ok(Next::Ring(filled)) = endpoint.next(0, 0, Carrier::Empty) else {
+            panic!("it has written");
+        };
+        assert_eq!(endpoint.published(filled.len), 1_000);
+        assert!(said(endpoint.sent(0, 1_000)) == answer);
+        assert!(!endpoint.is_turn_ended(turn));
+        program.end_turn(turn);
+        assert!(endpoint.is_turn_ending() && endpoint.is_turn_ended(turn));
+        assert!(!endpoint.is_between_turns(), "bytes not given back");
+        assert!(endpoint.give_back(1_000).is_ok() && endpoint.is_between_turns());
+        endpoint.end_turn(turn);
+        turn = endpoint.turns().try_claim(turn).expect("parked");
+        endpoint.begin_turn(turn, (FIRST_WINDOW_LOG2, WINDOW_LOG2));
+        assert!(!endpoint.is_turn_ending() && !endpoint.is_turn_ended(turn));
+        assert!(program.end().turns().accept(turn));
+        next = 0;
+    }
+}
+
+#[test]
+fn bytes_that_nobody_accepted_are_still_in_the_ring() {
+    let (mut endpoint, program) = up(0, 0);
+    program.go_up(0);
+    assert_eq!(endpoint.next(0, 0, Carrier::Empty), Ok(Next::Wait));
+    program.end_turn(Turn::FIRST);
+    endpoint.end_turn(Turn::FIRST);
+    let turn = endpoint.turns().try_claim(Turn::FIRST).expect("parked");
+    endpoint.begin_turn(turn, (FIRST_WINDOW_LOG2, WINDOW_LOG2));
+    assert!(endpoint.place(0, b"hello") && endpoint.publish(5));
+    assert!(endpoint.turns().is_waiting(turn));
+    assert!(program.end().turns().give_up(turn), "its listener closes");
+    assert!(endpoint.turns().is_unaccepted(turn));
+    let mut taken = Vec::new();
+    endpoint.placed(0, 5, |_, bytes| taken.extend_from_slice(bytes));
+    assert_eq!(taken, b"hello");
 }
 
 #[test]

@@ -26,6 +26,7 @@ mod copies;
 mod departure;
 mod ends;
 mod memory;
+mod turns;
 
 /// The remote's memory: what arrived, and a send stream whose byte n is `byte(n)`.
 #[derive(Default)]

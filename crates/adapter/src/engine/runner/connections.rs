@@ -4,17 +4,21 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::os::fd::AsFd;
+use std::time::Instant as Clock;
 
 use toehold_channel::offload::{Address, Direction};
 use toehold_tcp::{ConnectError, ConnectionId, ListenerId};
 
-use super::Runner;
+use super::{Runner, make_due};
+use crate::engine::advance::Next;
 use crate::engine::arrivals::{Arrivals, Wanted};
+use crate::engine::carriers::{Carriers, Serving};
 use crate::engine::flow::{Flow, Stage};
 use crate::engine::listeners::{Own, Target};
 use crate::engine::poller::{SERIAL_MASK, Source};
+use crate::engine::relay::Around;
 use crate::engine::settings::spell;
-use crate::engine::tcp_config::options;
+use crate::engine::tcp_config::{first_and_largest_log2, options};
 use crate::engine::{Command, Given, Holder, Request, sys};
 use crate::registry::ClientId;
 
@@ -159,6 +163,7 @@ impl Runner {
     pub(super) fn accept(&mut self, listener: ListenerId) {
         while let Some(id) = self.engine.accept(listener) {
             let joined = self.join(listener, id);
+            self.look_at_seeds();
             if joined.is_err() {
                 let now = self.now();
                 let _ = self.engine.abort(now, id);
@@ -175,19 +180,141 @@ impl Runner {
         if !self.admit(target.holder.client) {
             return Err(io::ErrorKind::QuotaExceeded.into());
         }
-        let begun = self.begin_carrier(target, id);
+        if self.join_used(target, id) {
+            return Ok(());
+        }
+        let is_seed = self.carriers.begins_seed(target.address);
+        let begun = self.begin_carrier(target, id, is_seed);
         if begun.is_err() {
             self.common.clients.dismiss(target.holder.client);
         }
-        begun.map(|carrier| self.insert(id, target.holder, Stage::Joining, carrier))
+        let carrier = begun?;
+        let port = carrier.local_addr().map_or(0, |local| local.port());
+        self.insert(id, target.holder, Stage::Joining, carrier);
+        if is_seed {
+            self.begin_seed(id, Serving::first(target, port, Clock::now()));
+        }
+        Ok(())
     }
 
-    fn begin_carrier(&mut self, target: Target, id: ConnectionId) -> io::Result<TcpStream> {
+    /// Begins a carrier that is to serve further connections: asks for its channel at once, as the
+    /// program does when it accepts it.
+    fn begin_seed(&mut self, id: ConnectionId, serving: Serving) {
+        let flow = self.flows.get_mut(id.index()).and_then(Option::as_mut);
+        let Some(flow) = flow.filter(|flow| flow.id == id) else {
+            return self.carriers.seed_ends(&serving, false);
+        };
+        let local = SocketAddr::new(self.common.relay_source.into(), serving.port);
+        let ends = (local, serving.target.address);
+        let slot = id.index() as u32;
+        flow.entry = self.channels.ask(slot, ends, false);
+        flow.serving = Some(serving);
+        // Over loopback the kernel has connected it by now, and no event needs to be awaited.
+        flow.writable |= sys::is_writable(&flow.carrier);
+        self.pairing.push(slot);
+    }
+
+    /// Puts a connection on a carrier that has served others; false without one.
+    fn join_used(&mut self, target: Target, id: ConnectionId) -> bool {
+        let (Some(info), SocketAddr::V4(_)) = (self.engine.info(id), target.address) else {
+            return false;
+        };
+        let logs = first_and_largest_log2(Some(info), false);
+        let now = Clock::now();
+        let (local, remote) = (spelled(info.local), spelled(info.remote));
+        let (page, listening_at) = (&self.common.routing_page, target.address.port());
+        let announce = |direction, port| {
+            page.set_ends(direction, port, listening_at, Some((local, remote)));
+        };
+        let channels = &mut self.channels;
+        let claimed = self
+            .carriers
+            .claim(target.address, logs, channels, now, announce);
+        let Some(carrier) = claimed else {
+            return false;
+        };
+        let (slot, serial, place) = (id.index(), carrier.serial, carrier.place);
+        let most = self.connections.of(info.local).window_bytes;
+        let (flow, endpoint) = Flow::on_used(id, target.holder, carrier, most);
+        let window = endpoint.window_bytes() as u32;
+        self.streams.set_endpoint(id, Some(endpoint));
+        self.channels.hand_over(place, Some(slot as u32));
+        self.carriers.serves(serial, slot as u32);
+        self.place(slot, flow);
+        let now = self.now();
+        // It fails only for a connection that is not there.
+        let _ = self.engine.bound_window(now, id, window, window);
+        // Less than a window has come by now, and the ring has room for all of it.
+        let is_moved = self.streams.move_up(id);
+        debug_assert!(is_moved);
+        self.watch_turn(id);
+        self.announce(slot);
+        true
+    }
+
+    /// Has the program look into its queue.
+    fn announce(&mut self, slot: usize) {
+        let now = self.now();
+        let Some(flow) = self.flows[slot].as_mut() else {
+            return;
+        };
+        let mut around = Around {
+            now,
+            engine: &mut self.engine,
+            streams: &mut self.streams,
+            channels: &mut self.channels,
+        };
+        // A fault of the program's is found at the next look.
+        let _ = flow.notify(&mut around);
+        make_due(&mut self.due, flow, slot as u32);
+    }
+
+    /// Nobody accepts a connection on the carrier that it is on: begins an ordinary one, and sends
+    /// there what the remote has sent so far.
+    pub(super) fn join_again(&mut self, slot: usize) {
+        let Some(mut flow) = self.flows[slot].take() else {
+            return;
+        };
+        self.streams.fetch_from(flow.id, 0);
+        self.carriers.forget(flow.serial);
+        if let Some(endpoint) = self.streams.endpoint(flow.id) {
+            endpoint.close();
+        }
+        flow.drop_channel(&mut self.streams, &mut self.channels);
+        let target = flow.serving.map(|serving| serving.target);
+        let begun = target.map(|target| self.begin_carrier(target, flow.id, false));
+        let id = flow.id;
+        self.serial = (self.serial + 1) & SERIAL_MASK;
+        let watched = begun.and_then(Result::ok).filter(|carrier| {
+            let source = Source::Flow(slot as u32, self.serial);
+            self.poller.watch_changes(carrier.as_fd(), source).is_ok()
+        });
+        match watched {
+            Some(carrier) => {
+                self.flows[slot] = Some(flow.on_another(self.serial, carrier));
+                self.bound_window(id);
+            }
+            None => {
+                let now = self.now();
+                let _ = self.engine.abort(now, id);
+                self.flows[slot] = Some(flow);
+                self.remove(slot);
+            }
+        }
+    }
+
+    fn begin_carrier(
+        &mut self,
+        target: Target,
+        id: ConnectionId,
+        is_seed: bool,
+    ) -> io::Result<TcpStream> {
         let (source, direction) = match target.address {
             SocketAddr::V4(_) => (self.common.relay_source.into(), Direction::Accepted),
             SocketAddr::V6(_) => (Ipv6Addr::LOCALHOST.into(), Direction::AcceptedV6),
         };
-        let carrier = sys::bound_socket(source, &mut self.ports)?;
+        let is_fit = |port| Carriers::is_port_for(port, is_seed);
+        let carrier = sys::bound_socket(source, &mut self.ports, is_fit)?;
         let port = carrier.local_addr()?.port();
         // Before the program can ask.
         self.publish_ends(id, (direction, port, target.address.port()));
@@ -196,10 +323,6 @@ impl Runner {
     }
 
     fn publish_ends(&self, id: ConnectionId, (direction, port, other): (Direction, u16, u16)) {
-        let spelled = |address: SocketAddr| Address {
-            ip: spell(address.ip()),
-            port: address.port(),
-        };
         let info = self.engine.info(id);
         let ends = info.map(|info| (spelled(info.local), spelled(info.remote)));
         self.common
@@ -229,28 +352,60 @@ impl Runner {
             self.streams.forget(id);
             return self.common.clients.dismiss(holder.client);
         }
-        if self.flows.len() <= slot {
-            self.flows.resize_with(slot + 1, || None);
-        }
         let window_bytes_max = self.engine.info(id).map_or(0, |info| {
             let is_ours = stage == Stage::Connecting;
             let destination = if is_ours { info.remote } else { info.local };
             self.connections.of(destination).window_bytes
         });
         let flow = Flow::new(id, holder, serial, stage, carrier, window_bytes_max);
-        self.flows[slot] = Some(flow);
-        let program = Some(holder.client);
-        self.streams.belongs_to(id, program);
-        self.streams.rings().count_connection(program, true);
+        self.place(slot, flow);
         if stage == Stage::Joining {
             self.bound_window(id);
         }
+    }
+
+    fn place(&mut self, slot: usize, flow: Flow) {
+        if self.flows.len() <= slot {
+            self.flows.resize_with(slot + 1, || None);
+        }
+        let (id, program) = (flow.id, Some(flow.holder.client));
+        self.flows[slot] = Some(flow);
+        self.streams.belongs_to(id, program);
+        self.streams.rings().count_connection(program, true);
+    }
+
+    /// A connection is over in order: its carrier serves another one, if it can.
+    pub(super) fn remove_in_order(&mut self, slot: usize, next: Next) {
+        let Some(flow) = self.flows[slot].as_ref() else {
+            return;
+        };
+        let Some(endpoint) = flow.free_channel(&mut self.streams) else {
+            if next == Next::Over {
+                flow.end_in_order();
+            }
+            return self.remove(slot);
+        };
+        let (id, client) = (flow.id, flow.holder.client);
+        let carrier = self.flows[slot]
+            .take()
+            .and_then(|flow| flow.into_carrier(endpoint));
+        if let Some(carrier) = carrier {
+            self.carriers
+                .park(carrier, &mut self.channels, Clock::now());
+        }
+        self.dismiss(id, client);
     }
 
     pub(super) fn remove(&mut self, slot: usize) {
         let Some(mut flow) = self.flows[slot].take() else {
             return;
         };
+        if let Some(serving) = flow.serving {
+            if flow.is_seed() {
+                self.carriers.seed_ends(&serving, false);
+            }
+            self.carriers.forget(flow.serial);
+        }
         if let Some(endpoint) = self.streams.endpoint(flow.id) {
             endpoint.close();
         }
@@ -260,12 +415,22 @@ impl Runner {
             let routing_page = &self.common.routing_page;
             routing_page.set_ends(direction, carrier.port(), 0, None);
         }
+        self.dismiss(flow.id, flow.holder.client);
+    }
+
+    fn dismiss(&mut self, id: ConnectionId, client: ClientId) {
         let now = self.now();
-        let _ = self.engine.release(now, flow.id);
-        self.streams.forget(flow.id);
-        let client = flow.holder.client;
+        let _ = self.engine.release(now, id);
+        self.streams.forget(id);
         self.streams.rings().count_connection(Some(client), false);
         self.common.clients.dismiss(client);
+    }
+}
+
+fn spelled(address: SocketAddr) -> Address {
+    Address {
+        ip: spell(address.ip()),
+        port: address.port(),
     }
 }
 

@@ -246,6 +246,8 @@ impl Runner {
             resets_received: counters.resets_received,
             connections_opened: counters.connections_opened,
             connections_accepted: counters.connections_accepted,
+            connections_on_used_carriers: self.carriers.reused(),
+            carriers_parked: self.carriers.parked(),
             memory_bytes: self.streams.rings().used_bytes(),
             memory_of_carriers_bytes: self.streams.rings().carrier_bytes(),
             memory_refused: self.streams.rings().refused(),

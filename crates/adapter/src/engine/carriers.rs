@@ -1,0 +1,399 @@
+//! Carriers that serve one connection after another: the engine's part of *express*.
+//!
+//! ```text
+//!   a remote connects ─► a carrier parked for that listener ─► claimed, queued for `accept`
+//!      │ none is parked                                            │ refused
+//!      ▼                                                           ▼
+//!   an ordinary carrier ◄──────────────────────────────────────────┘
+//!      │ now and then a *seed*: paired at once, its first bytes are held back meanwhile
+//!      ▼
+//!   both ends close in order ─► parked ─► too old, too many, its program gone ─► retired
+//! ```
+//!
+//! The engine is the connecting end as a program is (`docs/decisions/0023-express.md`): it claims,
+//! and the program's library accepts. There are three differences. A remote that finishes has not
+//! closed, so a program may still answer, by the carrier. The program's bytes stay in its ring
+//! until the remote has acknowledged them, so a carrier is parked when the remote has acknowledged
+//! the last one. And the engine chooses the port of a carrier itself, so both ends know of each
+//! connection whether it is a seed.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use toehold_channel::offload::Direction;
+use toehold_stream::express::{ENGINE_PORTS_LOG2, Push, Queued, Turn, is_chosen};
+
+use super::channels::Channels;
+use super::endpoint::Endpoint;
+use super::listeners::Target;
+use super::sys;
+
+/// A seed's first bytes are held back for so long at most: the program has to accept it, after all
+/// that are in its queue before, and to ask.
+const PAIRING_MAX: Duration = Duration::from_millis(10);
+/// Of a listener's connections so many at a time are held back so.
+const PAIRING_AT_ONCE_MAX: u32 = 4;
+/// Ordinary connections to a listener before its first seed, and most of them before a later one.
+const ORDINARY_FIRST: u32 = 2;
+const ORDINARY_MAX: u32 = 4_096;
+/// So many carriers are parked for one listener, and for all.
+const PARKED_OF_ONE_MAX: usize = 256;
+const PARKED_MAX: usize = 1_024;
+/// Listeners with carriers, or that may get some.
+const TARGETS_MAX: usize = 256;
+/// As in the library: a carrier is parked for so long, and no carrier gets older.
+const IDLE_MAX: Duration = Duration::from_secs(2);
+const AGE_MAX: Duration = Duration::from_secs(10);
+/// Parked carriers that are looked at for one connection.
+const LOOKED_AT_MAX: usize = 16;
+/// A program whose queue is as short as this empties it sooner than another would wake.
+const SHORT_QUEUE: u32 = 4;
+/// Time between two looks at turns whose program was not seen waiting.
+pub(super) const LOOK_FIRST: Duration = Duration::from_millis(20);
+pub(super) const LOOK_LAST: Duration = Duration::from_millis(80);
+
+/// A carrier that may serve further connections, and how far this one is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Serving {
+    pub(super) turn: Turn,
+    pub(super) target: Target,
+    /// When it became a carrier.
+    pub(super) made: Instant,
+    /// Where the routing page speaks of it.
+    pub(super) port: u16,
+    /// The program was told of the remote's end by the turn's, and the carrier is open.
+    pub(super) is_told: bool,
+    /// The program has closed, by the turn's end.
+    pub(super) has_ended: bool,
+    /// Bytes that its program had not taken at the last look ([`Endpoint::untaken`]), and whether
+    /// it was rung for them.
+    pub(super) untaken: u64,
+    pub(super) is_rung: bool,
+}
+
+impl Serving {
+    /// A carrier's first connection.
+    pub(super) fn first(target: Target, port: u16, now: Instant) -> Serving {
+        Serving {
+            turn: Turn::FIRST,
+            target,
+            made: now,
+            port,
+            is_told: false,
+            has_ended: false,
+            untaken: 0,
+            is_rung: false,
+        }
+    }
+
+    fn next(self, turn: Turn) -> Serving {
+        Serving {
+            turn,
+            made: self.made,
+            ..Serving::first(self.target, self.port, self.made)
+        }
+    }
+
+    /// When a seed is to be a connection like any other.
+    pub(super) fn pairing_ends(&self) -> Instant {
+        self.made + PAIRING_MAX
+    }
+}
+
+/// A carrier between two connections, and one that was claimed for the next.
+#[derive(Debug)]
+pub(super) struct Carrier {
+    pub(super) socket: TcpStream,
+    /// The number it is watched under, whichever connection it serves.
+    pub(super) serial: u32,
+    pub(super) endpoint: Endpoint,
+    pub(super) entry: u32,
+    pub(super) place: (u64, u32),
+    pub(super) serving: Serving,
+    /// There may be doorbells on it.
+    pub(super) readable: bool,
+    pub(super) sent: u64,
+    pub(super) got: u64,
+}
+
+#[derive(Debug)]
+struct Parked {
+    carrier: Carrier,
+    since: Instant,
+}
+
+/// The holder of a carrier that is watched under a number.
+#[derive(Clone, Copy, Debug)]
+enum Owner {
+    /// The connection at that slot.
+    Flow(u32),
+    /// It is parked for the listener there.
+    Listener(SocketAddr),
+}
+
+/// A listener's part: its parked carriers, and how its seeds have fared.
+#[derive(Debug, Default)]
+struct OfListener {
+    /// The one first that has been parked longest.
+    parked: VecDeque<Parked>,
+    /// The pair of processes that the last connection went to.
+    last_pair: u64,
+    /// Ordinary connections since the last seed, and how many of them the next one needs.
+    ordinary: u32,
+    needed: u32,
+    pairing: u32,
+}
+
+/// All carriers of a thread that may serve further connections.
+#[derive(Debug, Default)]
+pub(super) struct Carriers {
+    by_target: BTreeMap<SocketAddr, OfListener>,
+    owners: BTreeMap<u32, Owner>,
+    parked: usize,
+    look_due: Option<Instant>,
+    /// Connections that came to their program by a carrier of an earlier one.
+    reused: u64,
+}
+
+impl Carriers {
+    /// Whether a connection that finds no carrier parked is to be a seed. Otherwise it counts as an
+    /// ordinary one.
+    pub(super) fn begins_seed(&mut self, target: SocketAddr) -> bool {
+        // Of listeners that take IPv6 only, the routing page forgets each carrier's end.
+        if target.is_ipv6() {
+            return false;
+        }
+        let is_room = self.parked < PARKED_MAX;
+        let Some(of) = self.of_listener(target) else {
+            return false;
+        };
+        let is_room = is_room && of.parked.len() < PARKED_OF_ONE_MAX;
+        let is_full = of.pairing >= PAIRING_AT_ONCE_MAX || !is_room;
+        if is_full || of.ordinary < of.needed {
+            of.ordinary = of.ordinary.saturating_add(1);
+            return false;
+        }
+        of.pairing += 1;
+        of.ordinary = 0;
+        true
+    }
+
+    /// A seed is a carrier now, or is none.
+    pub(super) fn seed_ends(&mut self, serving: &Serving, is_carrier: bool) {
+        eprintln!(
+            "SEED {is_carrier} {:?} port {}",
+            serving.made.elapsed(),
+            serving.port
+        );
+        let Some(of) = self.of_listener(serving.target.address) else {
+            return;
+        };
+        of.pairing = of.pairing.saturating_sub(1);
+        of.needed = match is_carrier {
+            true => 0,
+            false => (2 * of.needed).clamp(ORDINARY_FIRST, ORDINARY_MAX),
+        };
+    }
+
+    fn of_listener(&mut self, target: SocketAddr) -> Option<&mut OfListener> {
+        if !self.by_target.contains_key(&target) {
+            if self.by_target.len() >= TARGETS_MAX {
+                self.by_target.retain(|_, of| !of.parked.is_empty());
+            }
+            if self.by_target.len() >= TARGETS_MAX {
+                return None;
+            }
+            let fresh = OfListener {
+                needed: ORDINARY_FIRST,
+                ..OfListener::default()
+            };
+            self.by_target.insert(target, fresh);
+        }
+        self.by_target.get_mut(&target)
+    }
+
+    /// Whether a carrier may have that port: of a seed, or of another connection.
+    pub(super) fn is_port_for(port: u16, is_seed: bool) -> bool {
+        match is_seed {
+            true => is_chosen(port, ENGINE_PORTS_LOG2),
+            false => !is_chosen(port, ENGINE_PORTS_LOG2),
+        }
+    }
+
+    /// Parks a carrier whose connection both ends have closed.
+    pub(super) fn park(&mut self, mut carrier: Carrier, channels: &mut Channels, now: Instant) {
+        let (serving, target) = (carrier.serving, carrier.serving.target.address);
+        if !serving.is_told {
+            carrier.endpoint.end_turn(serving.turn);
+        }
+        channels.hand_over(carrier.place, None);
+        carrier.serving.is_told = true;
+        let is_young = now.saturating_duration_since(serving.made) < AGE_MAX;
+        let is_room = self.parked < PARKED_MAX && is_young;
+        let of = self.of_listener(target).filter(|_| is_room);
+        let Some(of) = of.filter(|of| of.parked.len() < PARKED_OF_ONE_MAX) else {
+            self.owners.remove(&carrier.serial);
+            return retire(carrier, channels);
+        };
+        let serial = carrier.serial;
+        of.parked.push_back(Parked {
+            carrier,
+            since: now,
+        });
+        self.parked += 1;
+        self.owners.insert(serial, Owner::Listener(target));
+        self.look_due.get_or_insert(now + IDLE_MAX);
+    }
+
+    /// Takes a parked carrier for a connection to a listener, and puts it into the queue of those
+    /// that wait for its program's `accept`. Before that `announce` is called, with the port of the
+    /// carrier: the program may ask who has connected.
+    pub(super) fn claim(
+        &mut self,
+        target: SocketAddr,
+        logs: (u32, u32),
+        channels: &mut Channels,
+        now: Instant,
+        announce: impl FnOnce(Direction, u16),
+    ) -> Option<Carrier> {
+        let of = self.by_target.get_mut(&target)?;
+        let place = of.choose(channels, now)?;
+        let Parked { mut carrier, .. } = of.parked.remove(place)?;
+        self.parked -= 1;
+        self.owners.remove(&carrier.serial);
+        let endpoint = &mut carrier.endpoint;
+        let Ok(turn) = endpoint.turns().try_claim(carrier.serving.turn) else {
+            retire(carrier, channels);
+            return None;
+        };
+        carrier.serving = carrier.serving.next(turn);
+        endpoint.begin_turn(turn, logs);
+        announce(Direction::Accepted, carrier.serving.port);
+        let (pair, slot) = carrier.place;
+        let pushed = channels
+            .queue(pair)
+            .map(|queue| queue.push(Queued { slot, turn }));
+        let turns = endpoint.turns();
+        match pushed {
+            Some(Ok(Push::Queued)) => {}
+            // Accepted just before, or refused: the word tells.
+            Some(Ok(Push::ClosedMeanwhile)) if !turns.give_up(turn) => {}
+            _ => {
+                turns.give_up(turn);
+                retire(carrier, channels);
+                return None;
+            }
+        }
+        of.last_pair = pair;
+        self.reused += 1;
+        Some(carrier)
+    }
+
+    /// The connection at a slot has a carrier that is watched under another connection's number.
+    pub(super) fn serves(&mut self, serial: u32, slot: u32) {
+        self.owners.insert(serial, Owner::Flow(slot));
+    }
+
+    /// The carrier of that number serves nobody any more.
+    pub(super) fn forget(&mut self, serial: u32) {
+        self.owners.remove(&serial);
+    }
+
+    /// The connection that has the carrier of that number now, if its readiness, which has changed,
+    /// is a connection's business.
+    pub(super) fn note(&mut self, serial: u32, bits: u32, channels: &mut Channels) -> Option<u32> {
+        let target = match self.owners.get(&serial)? {
+            Owner::Flow(slot) => return Some(*slot),
+            Owner::Listener(target) => *target,
+        };
+        let of = self.by_target.get_mut(&target)?;
+        let is_it = |parked: &Parked| parked.carrier.serial == serial;
+        let place = of.parked.iter().position(is_it)?;
+        let ends = libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR | libc::EPOLLPRI;
+        if bits & ends as u32 == 0 {
+            of.parked[place].carrier.readable |= bits & libc::EPOLLIN as u32 != 0;
+            return None;
+        }
+        if let Some(parked) = of.parked.remove(place) {
+            self.parked -= 1;
+            self.owners.remove(&serial);
+            retire(parked.carrier, channels);
+        }
+        None
+    }
+
+    /// Retires what has been parked for too long.
+    pub(super) fn look(&mut self, channels: &mut Channels, now: Instant) {
+        if self.look_due.is_none_or(|due| now < due) {
+            return;
+        }
+        for of in self.by_target.values_mut() {
+            let is_idle = |parked: &Parked| now.saturating_duration_since(parked.since) >= IDLE_MAX;
+            while of.parked.front().is_some_and(is_idle) {
+                let Some(parked) = of.parked.pop_front() else {
+                    break;
+                };
+                self.parked -= 1;
+                self.owners.remove(&parked.carrier.serial);
+                retire(parked.carrier, channels);
+            }
+        }
+        let fronts = self.by_target.values().filter_map(|of| of.parked.front());
+        self.look_due = fronts.map(|parked| parked.since + IDLE_MAX).min();
+    }
+
+    /// When to look again.
+    pub(super) fn look_due(&self) -> Option<Instant> {
+        self.look_due
+    }
+
+    /// How many are parked now.
+    pub(super) fn parked(&self) -> usize {
+        self.parked
+    }
+
+    /// Connections that came to their program by a carrier of an earlier one.
+    pub(super) fn reused(&self) -> u64 {
+        self.reused
+    }
+}
+
+impl OfListener {
+    /// The place of the carrier to be claimed: of the program that the last connection went to
+    /// while its queue is short, else of the one whose queue is shortest.
+    fn choose(&self, channels: &Channels, now: Instant) -> Option<usize> {
+        let mut best = None;
+        for (place, parked) in self.parked.iter().enumerate().take(LOOKED_AT_MAX) {
+            let (carrier, endpoint) = (&parked.carrier, &parked.carrier.endpoint);
+            let queue = channels.queue(carrier.place.0);
+            let waiting = queue.and_then(|queue| {
+                let has_room = queue.room().is_ok_and(|room| room > 0);
+                has_room.then(|| queue.waiting().ok()).flatten()
+            });
+            let is_fit = endpoint.turns().is_parked(carrier.serving.turn)
+                && endpoint.is_between_turns()
+                && now.saturating_duration_since(carrier.serving.made) < AGE_MAX;
+            let Some(waiting) = waiting.filter(|_| is_fit) else {
+                continue;
+            };
+            if carrier.place.0 == self.last_pair && waiting <= SHORT_QUEUE {
+                return Some(place);
+            }
+            if best.is_none_or(|(_, shortest)| waiting < shortest) {
+                best = Some((place, waiting));
+            }
+        }
+        best.map(|(place, _)| place)
+    }
+}
+
+/// A carrier serves no further connection.
+pub(super) fn retire(carrier: Carrier, channels: &mut Channels) {
+    // A claimed one was given up by whoever had claimed it.
+    let _ = carrier.endpoint.turns().retire(carrier.serving.turn);
+    carrier.endpoint.close();
+    carrier.endpoint.refuse();
+    channels.withdraw(carrier.entry, Some(carrier.place));
+    let _ = sys::reset_when_closed(&carrier.socket, false);
+}

@@ -1,0 +1,128 @@
+//! Carriers that serve one connection after another: how a turn ends.
+
+use std::time::Instant as Clock;
+
+use toehold_stream::express::Turn;
+
+use super::*;
+use crate::engine::carriers::Serving;
+use crate::engine::listeners::Target;
+
+impl Bench {
+    /// A channel beside a carrier that may serve further connections.
+    fn with_turns(&mut self) -> Program {
+        let program = self.with_channel();
+        // It knows that we are in the ring before the first byte.
+        assert_eq!(program.read(1, self.flow.carrier_sent), b"");
+        (self.flow.entry, self.flow.place) = (Some(0), Some((0, 0)));
+        let target = Target {
+            holder: HOLDER,
+            address: ([127, 0, 0, 1], 80).into(),
+        };
+        let serving = Serving::first(target, 4_000, Clock::now());
+        self.flow.serving = Some(serving);
+        program
+    }
+
+    /// True when the carrier can serve another connection.
+    fn frees_carrier(self) -> bool {
+        let Bench {
+            flow, mut streams, ..
+        } = self;
+        let endpoint = flow.free_channel(&mut streams);
+        endpoint.is_some_and(|endpoint| flow.into_carrier(endpoint).is_some())
+    }
+
+    /// True while the program finds no end on its carrier.
+    fn carrier_is_open(&mut self) -> bool {
+        let read = self.program.read(&mut [0; 8]);
+        !matches!(read, Ok(0)) && read.is_ok_and(|count| count > 0)
+            || self.program.peek(&mut [0]).is_err()
+    }
+}
+
+#[test]
+fn carrier_is_free_when_the_program_has_closed_first() {
+    let mut bench = Bench::new();
+    let program = bench.with_turns();
+    bench.remote_says(100);
+    assert_eq!(bench.turn(), Next::Wait);
+    let got = bench.flow.carrier_sent;
+    assert_eq!(program.read(200, got), pattern(100));
+    program.write(b"answer");
+    program.end_turn(Turn::FIRST);
+    assert_eq!(bench.pass(Duration::from_secs(1)), Next::Departed);
+    assert_eq!(bench.rings.0, b"answer");
+    assert!(bench.remote_saw_end() && !bench.remote_saw_reset());
+    assert!(bench.carrier_is_open());
+    assert!(bench.frees_carrier());
+}
+
+#[test]
+fn carrier_is_free_when_the_remote_has_finished_first() {
+    let mut bench = Bench::new();
+    let program = bench.with_turns();
+    bench.remote_says(100);
+    bench.remote_finishes();
+    assert_eq!(bench.turn(), Next::Wait);
+    assert!(bench.carrier_is_open(), "the turn's end tells it");
+    assert!(program.end().turns().is_ended_by_peer(Turn::FIRST));
+    let got = bench.flow.carrier_sent;
+    assert_eq!(program.read(200, got), pattern(100));
+    program.write(b"answer");
+    program.end_turn(Turn::FIRST);
+    assert_eq!(bench.pass(Duration::from_secs(1)), Next::Over);
+    assert_eq!(bench.rings.0, b"answer");
+    assert!(bench.remote_saw_end() && !bench.remote_saw_reset());
+    assert!(bench.frees_carrier());
+}
+
+/// As the kernel does when a program closes with bytes unread.
+#[test]
+fn bytes_that_come_after_the_program_s_end_are_answered_with_a_reset() {
+    let mut bench = Bench::new();
+    let program = bench.with_turns();
+    program.end_turn(Turn::FIRST);
+    assert_eq!(bench.turn(), Next::Departed);
+    let mut bench = Bench::new();
+    let program = bench.with_turns();
+    bench.remote_says(100);
+    bench.exchange();
+    program.end_turn(Turn::FIRST);
+    assert_eq!(bench.turn(), Next::ProgramGone);
+    bench.abort();
+    assert!(bench.remote_saw_reset());
+    assert!(!bench.frees_carrier());
+}
+
+/// A remote that has finished still listens.
+#[test]
+fn program_answers_a_remote_that_has_finished_by_the_carrier() {
+    let mut bench = Bench::new();
+    let program = bench.with_turns();
+    bench.remote_finishes();
+    assert_eq!(bench.turn(), Next::Wait);
+    program.go_down();
+    bench.write(b"a late answer");
+    bench.program.shutdown(Shutdown::Write).expect("connected");
+    assert_eq!(bench.pass(Duration::from_secs(1)), Next::Over);
+    assert_eq!(bench.rings.0, b"a late answer");
+    assert!(bench.remote_saw_end() && !bench.remote_saw_reset());
+    assert!(!bench.frees_carrier(), "its last bytes went by the carrier");
+}
+
+/// It was not seen waiting, and finds nothing on its carrier: it is rung, once for the same bytes.
+#[test]
+fn program_that_waits_past_the_library_is_rung() {
+    let mut bench = Bench::new();
+    let program = bench.with_turns();
+    bench.remote_says(100);
+    assert_eq!(bench.turn(), Next::Wait);
+    let sent = bench.flow.carrier_sent;
+    for doorbells in [0, 1, 1] {
+        assert!(bench.flow.look_at_turn(&mut bench.streams));
+        assert_eq!(bench.flow.carrier_sent - sent, doorbells);
+    }
+    program.end().turns().note_seen(Turn::FIRST);
+    assert!(!bench.flow.look_at_turn(&mut bench.streams), "it hears");
+}

@@ -1,0 +1,121 @@
+//! Connections of one request, whose program is reached by carriers that have served others.
+
+use std::process::Command;
+
+use toehold_e2e::Path as Way;
+use toehold_e2e::network::NEAR;
+use toehold_e2e::process::{Running, TIME_LIMIT};
+use toehold_e2e::wait_until;
+
+use crate::stage::{Stage, ok};
+
+const REUSED: &str = "connections_on_used_carriers";
+
+impl Stage {
+    /// So many short connections from the far kernel.
+    fn short(&self, port: &str, count: &str, kinds: &str, banner: &str, seed: &str) -> Running {
+        let arguments = ["short_client", NEAR, port, count, kinds, banner, seed];
+        self.far("short-client", &arguments)
+    }
+
+    /// Short connections until so many more were on used carriers: a busy host makes fewer of them
+    /// in the same time.
+    fn short_until_reused(&self, port: &str, kinds: &str, banner: &str, least: u64) {
+        let before = self.engine(REUSED);
+        let enough = (1..=20u32).any(|seed| {
+            ok(self.short(port, "300", kinds, banner, &seed.to_string()));
+            self.engine(REUSED) - before >= least
+        });
+        assert!(enough, "{}", self.toehold.status());
+    }
+}
+
+/// Every way in which a connection can go, on the same carriers. Both ends check every byte, who
+/// has connected, and how it ends.
+#[test]
+fn short_connections_of_all_kinds_take_turns_on_carriers() {
+    let Some(stage) = Stage::set(&[]) else { return };
+    let _server = stage.near_server(&["short_server", "7960"]);
+    let clients = ["1", "2", "3"].map(|seed| stage.short("7960", "1000", "all", "", seed));
+    clients.into_iter().for_each(|client| drop(ok(client)));
+    assert!(stage.engine(REUSED) > 30);
+}
+
+/// Whichever end closes first.
+#[test]
+fn carriers_serve_many_connections_of_a_server() {
+    let Some(stage) = Stage::set(&[]) else { return };
+    let _server = stage.near_server(&["short_server", "7961"]);
+    for kind in ["client_first", "server_first"] {
+        stage.short_until_reused("7961", kind, "", 500);
+    }
+}
+
+/// The program speaks first: it has to hear of a connection on which nothing came.
+#[test]
+fn program_that_speaks_first_is_told_of_connections_on_used_carriers() {
+    let Some(stage) = Stage::set(&[]) else { return };
+    let _server = stage.near_server(&["short_server", "7962", "hello"]);
+    ok(stage.short(
+        "7962",
+        "500",
+        "client_first,server_first,silent",
+        "hello",
+        "1",
+    ));
+    assert!(stage.engine(REUSED) > 100);
+}
+
+/// Workers share a listener, and one is killed under load: what it had not accepted goes to the
+/// others.
+#[test]
+fn carriers_of_several_workers_are_used_and_end_with_them() {
+    let Some(stage) = Stage::set(&[]) else { return };
+    let server = stage.near_server(&["short_server", "7963", "", "3"]);
+    let kinds = "client_first,server_first";
+    stage.short_until_reused("7963", kinds, "", 100);
+    let workers = children_of(server.pid());
+    assert_eq!(workers.len(), 2);
+    for worker in workers {
+        // SAFETY: plain system call; a child of a program that we started.
+        unsafe { libc::kill(worker, libc::SIGKILL) };
+        ok(stage.short("7963", "200", kinds, "", "2"));
+    }
+}
+
+/// A listener that is closed takes its carriers with it; one that comes after it gets its own.
+#[test]
+fn carriers_end_with_their_listener() {
+    let Some(stage) = Stage::set(&[]) else { return };
+    for _ in 0..3 {
+        let server = stage.near_server(&["short_server", "7964"]);
+        stage.short_until_reused("7964", "client_first,server_first", "", 50);
+        drop(server);
+        let is_forgotten =
+            || stage.engine("listeners") == 0 && stage.engine("carriers_parked") == 0;
+        assert!(wait_until(TIME_LIMIT, is_forgotten));
+    }
+}
+
+/// `toehold run --express off` is heeded.
+#[test]
+fn no_carrier_of_the_engine_is_used_again_where_the_option_says_off() {
+    let Some(stage) = Stage::set(&[]) else { return };
+    let mut command: Command =
+        stage
+            .toehold
+            .command_with(Way::Offload, &["--express", "off"], &stage.python);
+    command.args([crate::stage::SCRIPT, "short_server", "7965"]);
+    let _server = crate::stage::listening(Running::start(command, "off", stage.toehold.dir()));
+    stage.await_listeners(1);
+    ok(stage.short("7965", "300", "client_first,server_first", "", "1"));
+    assert_eq!(stage.engine(REUSED), 0);
+}
+
+/// Processes that a program has forked.
+fn children_of(pid: u32) -> Vec<i32> {
+    let path = format!("/proc/{pid}/task/{pid}/children");
+    let children = std::fs::read_to_string(path).unwrap_or_default();
+    let children = children.split_whitespace();
+    children.filter_map(|child| child.parse().ok()).collect()
+}
