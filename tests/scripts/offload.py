@@ -935,13 +935,16 @@ class Short:
         self.answer = port + self.peer[0].encode() + pattern(count, seed)
 
 
-def short_server(port, banner="", workers="1"):
+def short_server(port, banner="", workers="1", user=""):
     """Serves short connections of all kinds from one epoll instance, in each of its workers."""
     sock = listener(int(port))
     sock.setblocking(False)
     for _ in range(int(workers) - 1):
         if os.fork() == 0:
             break
+    if user:
+        os.setgroups([])
+        os.setuid(int(user))
     poll = select.epoll()
     poll.register(sock, select.EPOLLIN)
     conns = {}

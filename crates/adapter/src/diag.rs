@@ -209,6 +209,17 @@ fn request(
     cookie: u64,
     number: u32,
 ) -> [u8; TCP_QUESTION_BYTES] {
+    request_by(local, remote, cookie, number, 0)
+}
+
+/// As [`request`], of packets that come by an interface.
+fn request_by(
+    local: SocketAddr,
+    remote: SocketAddr,
+    cookie: u64,
+    number: u32,
+    interface: u32,
+) -> [u8; TCP_QUESTION_BYTES] {
     let family = match (local.ip(), remote.ip()) {
         (IpAddr::V4(_), IpAddr::V4(_)) => libc::AF_INET,
         _ => libc::AF_INET6,
@@ -220,7 +231,7 @@ fn request(
         states: u32::MAX,
         local: end(local),
         remote: end(remote),
-        interface: 0,
+        interface,
         cookie,
     };
     question.bytes(number, libc::NLM_F_REQUEST)
@@ -238,14 +249,19 @@ fn spelled(ip: IpAddr) -> [u8; 16] {
 
 /// The inode in a `struct inet_diag_msg` of the established socket with that cookie.
 fn parse(reply: &[u8], cookie: u64) -> Option<u64> {
+    let inode = inode_of_one_in(reply, TCP_ESTABLISHED)?;
+    let its_cookie = reply.get(HEADER_BYTES + COOKIE_AT..)?.get(..8)?;
+    (its_cookie == cookie.to_ne_bytes()).then_some(inode)
+}
+
+/// The inode in a `struct inet_diag_msg` of a socket in that state.
+fn inode_of_one_in(reply: &[u8], state: u8) -> Option<u64> {
     let kind = reply.get(4..6)?;
     let body = reply.get(HEADER_BYTES..)?;
     let inode = body.get(INODE_AT..INODE_AT + 4)?;
-    let is_answer = kind == SOCK_DIAG_BY_FAMILY.to_ne_bytes();
-    let is_established = body.get(1) == Some(&TCP_ESTABLISHED)
-        && body.get(COOKIE_AT..COOKIE_AT + 8) == Some(&cookie.to_ne_bytes());
+    let is_answer = kind == SOCK_DIAG_BY_FAMILY.to_ne_bytes() && body.get(1) == Some(&state);
     let inode = u32::from_ne_bytes(inode.try_into().expect("four bytes"));
-    (is_answer && is_established).then_some(inode.into())
+    is_answer.then_some(inode.into())
 }
 
 /// `idiag_cookie`, the last word of the `struct inet_diag_sockid` in it.

@@ -2,12 +2,13 @@
 
 use std::process::Command;
 
+use serde_json::Value;
 use toehold_e2e::Path as Way;
 use toehold_e2e::network::NEAR;
 use toehold_e2e::process::{Running, TIME_LIMIT};
 use toehold_e2e::wait_until;
 
-use crate::stage::{Stage, ok};
+use crate::stage::{SCRIPT, Stage, listening, ok};
 
 const REUSED: &str = "connections_on_used_carriers";
 
@@ -97,6 +98,23 @@ fn carriers_end_with_their_listener() {
     }
 }
 
+/// Workers become another user than the adapter's, as nginx's do. A listener that comes after them,
+/// of a third user, gets its own connections.
+#[test]
+fn carriers_serve_programs_of_other_users_while_their_listener_is_there() {
+    let Some(stage) = Stage::set(&[]) else { return };
+    for user in ["65534", "1234"] {
+        let server = stage.near_server(&["short_server", "7966", "", "2", user]);
+        stage.short_until_reused("7966", "client_first,server_first", "", 100);
+        let status = stage.toehold.status();
+        let processes = status["processes"].as_array().expect("a list");
+        let is_its = |process: &Value| process["uid"].as_u64() == user.parse().ok();
+        assert!(processes.iter().any(is_its), "{status}");
+        drop(server);
+        assert!(wait_until(TIME_LIMIT, || stage.engine("listeners") == 0));
+    }
+}
+
 /// `toehold run --express off` is heeded.
 #[test]
 fn no_carrier_of_the_engine_is_used_again_where_the_option_says_off() {
@@ -105,8 +123,8 @@ fn no_carrier_of_the_engine_is_used_again_where_the_option_says_off() {
         stage
             .toehold
             .command_with(Way::Offload, &["--express", "off"], &stage.python);
-    command.args([crate::stage::SCRIPT, "short_server", "7965"]);
-    let _server = crate::stage::listening(Running::start(command, "off", stage.toehold.dir()));
+    command.args([SCRIPT, "short_server", "7965"]);
+    let _server = listening(Running::start(command, "off", stage.toehold.dir()));
     stage.await_listeners(1);
     ok(stage.short("7965", "300", "client_first,server_first", "", "1"));
     assert_eq!(stage.engine(REUSED), 0);

@@ -7,7 +7,7 @@ use super::{Diag, INODE_AT, Listed};
 use crate::entropy;
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use toehold_freestanding::diag::{TCP_QUESTION_BYTES, TcpQuestion};
+use toehold_freestanding::diag::{ANY_COOKIE, TCP_QUESTION_BYTES, TcpQuestion};
 
 /// A TCP socket, as the kernel describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +36,22 @@ impl Diag {
             found.insert(socket.local.port());
         })?;
         Some(found)
+    }
+
+    /// The inode of the socket that gets connections from this host's loopback to an address
+    /// (`inet_diag_find_one_icsk`, net/ipv4/inet_diag.c); `None` where nobody listens.
+    pub(crate) fn listening(&self, at: SocketAddr) -> Option<u64> {
+        let from = match at {
+            SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+            SocketAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+        };
+        let number = entropy::bits().ok()?[0] as u32;
+        // No connection comes from port 0, so none is found.
+        let from = SocketAddr::new(from, 0);
+        let request = super::request_by(at, from, ANY_COOKIE, number, LOOPBACK_INTERFACE);
+        self.answer(&request, number, |reply| {
+            super::inode_of_one_in(reply, TCP_LISTEN)
+        })
     }
 
     /// Calls `each` with the TCP sockets in some states, a bit for each.
@@ -100,11 +116,32 @@ const REMOTE_IP_AT: usize = 24;
 const UID_AT: usize = 64;
 /// include/net/tcp_states.h.
 const TCP_TIME_WAIT: u32 = 6;
+const TCP_LISTEN: u8 = 10;
+/// Of each network namespace (drivers/net/loopback.c).
+const LOOPBACK_INTERFACE: u32 = 1;
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::MetadataExt;
+
+    #[test]
+    fn one_who_listens_is_found_and_nobody_else() {
+        let diag = Diag::open().expect("a question");
+        for any in ["127.0.0.1:0", "0.0.0.0:0", "[::]:0"] {
+            let listener = TcpListener::bind(any).expect("bound");
+            let port = listener.local_addr().expect("an address").port();
+            let at = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port);
+            let file = std::fs::metadata(format!("/proc/self/fd/{}", listener.as_raw_fd()));
+            assert_eq!(diag.listening(at), Some(file.expect("open").ino()), "{any}");
+            let _client = TcpStream::connect(at).expect("connected");
+            let (_server, _) = listener.accept().expect("accepted");
+            drop(listener);
+            assert_eq!(diag.listening(at), None, "{any}: a connection only");
+        }
+    }
 
     #[test]
     fn sockets_are_listed_but_for_those_that_wait_for_their_time() {

@@ -24,10 +24,11 @@ use std::time::{Duration, Instant};
 use toehold_channel::offload::Direction;
 use toehold_stream::express::{ENGINE_PORTS_LOG2, Push, Queued, Turn, is_chosen};
 
-use super::channels::Channels;
+use super::channels::{Accepting, Channels};
 use super::endpoint::Endpoint;
 use super::listeners::Target;
 use super::sys;
+use crate::diag::Diag;
 
 /// A seed's first bytes are held back for so long at most: the program has to accept it, after all
 /// that are in its queue before, and to ask.
@@ -49,6 +50,8 @@ const AGE_MAX: Duration = Duration::from_secs(10);
 const LOOKED_AT_MAX: usize = 16;
 /// A program whose queue is as short as this empties it sooner than another would wake.
 const SHORT_QUEUE: u32 = 4;
+/// A question costs 8 us. Whoever listens next waits for its first connection no longer than this.
+const BETWEEN_QUESTIONS: Duration = Duration::from_millis(1);
 /// Time between two looks at turns whose program was not seen waiting.
 pub(super) const LOOK_FIRST: Duration = Duration::from_millis(20);
 pub(super) const LOOK_LAST: Duration = Duration::from_millis(80);
@@ -58,6 +61,9 @@ pub(super) const LOOK_LAST: Duration = Duration::from_millis(80);
 pub(super) struct Serving {
     pub(super) turn: Turn,
     pub(super) target: Target,
+    /// Another user's program may have given the address up while the carrier was parked. So its
+    /// listener has to be there still.
+    pub(super) accepting: Accepting,
     /// When it became a carrier.
     pub(super) made: Instant,
     /// Where the routing page speaks of it.
@@ -78,6 +84,7 @@ impl Serving {
         Serving {
             turn: Turn::FIRST,
             target,
+            accepting: Accepting::Unknown,
             made: now,
             port,
             is_told: false,
@@ -90,7 +97,7 @@ impl Serving {
     fn next(self, turn: Turn) -> Serving {
         Serving {
             turn,
-            made: self.made,
+            accepting: self.accepting,
             ..Serving::first(self.target, self.port, self.made)
         }
     }
@@ -143,6 +150,8 @@ struct OfListener {
     ordinary: u32,
     needed: u32,
     pairing: u32,
+    /// The inode of the socket that listens there, and when the kernel said so.
+    listening: Option<(Option<u64>, Instant)>,
 }
 
 /// All carriers of a thread that may serve further connections.
@@ -152,6 +161,7 @@ pub(super) struct Carriers {
     owners: BTreeMap<u32, Owner>,
     parked: usize,
     look_due: Option<Instant>,
+    diag: Option<Diag>,
     /// Connections that came to their program by a carrier of an earlier one.
     reused: u64,
 }
@@ -258,6 +268,7 @@ impl Carriers {
         announce: impl FnOnce(Direction, u16),
     ) -> Option<Carrier> {
         let of = self.by_target.get_mut(&target)?;
+        of.ask_who_listens(&mut self.diag, target, now);
         let place = of.choose(channels, now)?;
         let Parked { mut carrier, .. } = of.parked.remove(place)?;
         self.parked -= 1;
@@ -360,6 +371,22 @@ impl Carriers {
 }
 
 impl OfListener {
+    /// Has the kernel say who listens, where carriers of other users' programs are parked.
+    fn ask_who_listens(&mut self, diag: &mut Option<Diag>, target: SocketAddr, now: Instant) {
+        let mut parked = self.parked.iter();
+        let is_wanted = parked.any(|parked| parked.is_of_another_user());
+        let is_known =
+            |(_, asked): (_, Instant)| now.saturating_duration_since(asked) < BETWEEN_QUESTIONS;
+        if !is_wanted || self.listening.is_some_and(is_known) {
+            return;
+        }
+        if diag.is_none() {
+            *diag = Diag::open().ok();
+        }
+        let inode = diag.as_ref().and_then(|diag| diag.listening(target));
+        self.listening = Some((inode, now));
+    }
+
     /// The place of the carrier to be claimed: of the program that the last connection went to
     /// while its queue is short, else of the one whose queue is shortest.
     fn choose(&self, channels: &Channels, now: Instant) -> Option<usize> {
@@ -373,6 +400,7 @@ impl OfListener {
             });
             let is_fit = endpoint.turns().is_parked(carrier.serving.turn)
                 && endpoint.is_between_turns()
+                && self.still_listens(carrier.serving.accepting)
                 && now.saturating_duration_since(carrier.serving.made) < AGE_MAX;
             let Some(waiting) = waiting.filter(|_| is_fit) else {
                 continue;
@@ -385,6 +413,23 @@ impl OfListener {
             }
         }
         best.map(|(place, _)| place)
+    }
+
+    /// True when who has accepted a carrier's connections is who the kernel would connect us to.
+    fn still_listens(&self, accepting: Accepting) -> bool {
+        match accepting {
+            Accepting::OurUser => true,
+            Accepting::Listener(inode) => {
+                self.listening.and_then(|(listening, _)| listening) == Some(inode)
+            }
+            Accepting::Unknown => false,
+        }
+    }
+}
+
+impl Parked {
+    fn is_of_another_user(&self) -> bool {
+        self.carrier.serving.accepting != Accepting::OurUser
     }
 }
 

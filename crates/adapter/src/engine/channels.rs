@@ -42,8 +42,19 @@ pub(super) struct Offer {
     pub(super) endpoint: Endpoint,
     pub(super) pair: u64,
     pub(super) slot: u32,
-    /// The program is of our user, with no translation of addresses on the way.
-    pub(super) is_of_our_user: bool,
+    /// The program that may be asked to accept further connections on the carrier.
+    pub(super) accepting: Accepting,
+}
+
+/// The program that has accepted a connection, as the daemon found it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Accepting {
+    /// One of our user, which is believed when it says that it listens.
+    OurUser,
+    /// Another user's, which has the socket of this inode and accepted it there.
+    Listener(u64),
+    /// Another user's, and nobody knows where it has accepted it.
+    Unknown,
 }
 
 #[derive(Debug)]
@@ -289,7 +300,11 @@ impl Channels {
             endpoint,
             pair: message.pair,
             slot,
-            is_of_our_user: has(SAME_USER),
+            accepting: match message.listener {
+                _ if has(SAME_USER) => Accepting::OurUser,
+                0 => Accepting::Unknown,
+                inode => Accepting::Listener(inode),
+            },
         })
     }
 

@@ -22,7 +22,7 @@ use super::Error;
 use super::advance::Next;
 use super::arrivals::Arrivals;
 use super::carriers::Carriers;
-use super::channels::Channels;
+use super::channels::{Accepting, Channels};
 use super::clients::Unchanging;
 use super::common::Common;
 use super::flow::{Flow, Stage, errno_of, is_silence};
@@ -368,8 +368,11 @@ impl Runner {
             }
             channels.enter(offer.pair, offer.slot, slot);
             flow.place = Some((offer.pair, offer.slot));
-            // Another user's program may have given the address up while the carrier is parked.
-            if let Some(serving) = flow.serving.take_if(|_| !offer.is_of_our_user) {
+            if let Some(serving) = &mut flow.serving {
+                serving.accepting = offer.accepting;
+            }
+            let is_unknown = offer.accepting == Accepting::Unknown;
+            if let Some(serving) = flow.serving.take_if(|_| is_unknown) {
                 carriers.seed_ends(&serving, false);
             }
             streams.set_endpoint(flow.id, Some(offer.endpoint));
