@@ -11,6 +11,9 @@
 //! - [`services`]: which processes of systemd's services have the library.
 //! - [`wire`]: one message and its descriptors, each way.
 
+// The log alone speaks: it limits how often.
+#![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout))]
+
 mod attributes;
 pub mod client;
 pub mod daemon;

@@ -32,14 +32,14 @@ impl Log {
             return;
         }
         if let Some(line) = self.line(kind, Instant::now(), text) {
-            eprintln!("{line}");
+            write(&line);
         }
     }
 
     /// Answers the operator: nobody else can cause such a line.
     pub(super) fn answer(&self, text: &str) {
         if self.enabled {
-            eprintln!("toehold adapter: {text}");
+            write(&format!("toehold adapter: {text}"));
         }
     }
 
@@ -69,6 +69,12 @@ impl Log {
             more => format!("toehold adapter: {text} (and {more} more like it)"),
         })
     }
+}
+
+/// Writes a line for the operator: on standard error, as a service manager expects it.
+#[allow(clippy::print_stderr)]
+fn write(line: &str) {
+    eprintln!("{line}");
 }
 
 /// Shortest time between two lines of one kind.

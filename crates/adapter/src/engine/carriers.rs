@@ -191,11 +191,6 @@ impl Carriers {
 
     /// A seed is a carrier now, or is none.
     pub(super) fn seed_ends(&mut self, serving: &Serving, is_carrier: bool) {
-        eprintln!(
-            "SEED {is_carrier} {:?} port {}",
-            serving.made.elapsed(),
-            serving.port
-        );
         let Some(of) = self.of_listener(serving.target.address) else {
             return;
         };
