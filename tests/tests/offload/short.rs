@@ -1,15 +1,21 @@
 //! Connections of one request, whose program is reached by carriers that have served others.
 
 use std::process::Command;
+use std::thread::sleep;
+use std::time::Duration;
 
 use serde_json::Value;
-use toehold_e2e::Path as Way;
+use toehold_e2e::load::Random;
 use toehold_e2e::network::NEAR;
 use toehold_e2e::process::{Running, TIME_LIMIT};
-use toehold_e2e::wait_until;
+use toehold_e2e::{Path as Way, host, wait_until};
 
-use crate::stage::{SCRIPT, Stage, listening, ok};
+use crate::stage::{SCRIPT, Stage, await_word, listening, ok};
 
+/// Each takes about two seconds.
+const KILLS_MIN: u64 = 4;
+/// A kill comes at any moment of so many milliseconds of load.
+const LOAD_MS_MAX: u64 = 300;
 const REUSED: &str = "connections_on_used_carriers";
 
 impl Stage {
@@ -39,7 +45,7 @@ fn short_connections_of_all_kinds_take_turns_on_carriers() {
     let _server = stage.near_server(&["short_server", "7960"]);
     let clients = ["1", "2", "3"].map(|seed| stage.short("7960", "1000", "all", "", seed));
     clients.into_iter().for_each(|client| drop(ok(client)));
-    assert!(stage.engine(REUSED) > 30);
+    stage.short_until_reused("7960", "all", "", 20);
 }
 
 /// Whichever end closes first.
@@ -112,6 +118,37 @@ fn carriers_serve_programs_of_other_users_while_their_listener_is_there() {
         assert!(processes.iter().any(is_its), "{status}");
         drop(server);
         assert!(wait_until(TIME_LIMIT, || stage.engine("listeners") == 0));
+    }
+}
+
+/// The adapter is killed at any moment, with carriers parked, claimed and in use. Its connections
+/// are lost, and the program serves the kernel's as before.
+#[test]
+fn program_lives_on_when_the_adapter_is_killed_with_its_carriers() {
+    let Some(mut stage) = Stage::set(&[]) else {
+        return;
+    };
+    let kinds = "client_first,server_first,half_close,large";
+    let mut random = Random::new(host::seed());
+    for round in 0..host::rounds(KILLS_MIN) {
+        let port = (7970 + round % 20).to_string();
+        let mut server = stage.near_server(&["short_server", &port, "", "1", "", "lossy"]);
+        let clients = ["one", "other"].map(|name| {
+            let arguments = ["short_until_lost", NEAR, &port, kinds];
+            stage.far(name, &arguments)
+        });
+        clients
+            .iter()
+            .for_each(|client| await_word(client, "going"));
+        sleep(Duration::from_millis(random.below(LOAD_MS_MAX)));
+        stage.toehold.adapter().signal(libc::SIGKILL);
+        clients.into_iter().for_each(|client| drop(ok(client)));
+        assert!(server.ended().is_none(), "{}", server.outputs());
+        let talk = ["short_client", "127.0.0.1", &port, "40", kinds];
+        ok(stage.near_on(Way::Host, "kernel", &talk));
+        drop(server);
+        stage.toehold.start_adapter();
+        assert!(stage.network.bring_up(), "round {round}");
     }
 }
 
