@@ -29,15 +29,18 @@ use super::endpoint::Endpoint;
 use super::listeners::Target;
 use super::sys;
 use crate::diag::Diag;
+use crate::registry::ClientId;
 
 /// A seed's first bytes are held back for so long at most: the program has to accept it, after all
 /// that are in its queue before, and to ask.
 const PAIRING_MAX: Duration = Duration::from_millis(10);
 /// Of a listener's connections so many at a time are held back so.
 const PAIRING_AT_ONCE_MAX: u32 = 4;
-/// Ordinary connections to a listener before its first seed, and most of them before a later one.
+/// Ordinary connections to a listener before its first seed, and most of them before a later one. A
+/// program that has had no carrier by then gets none: its connections are no longer held back.
 const ORDINARY_FIRST: u32 = 2;
 const ORDINARY_MAX: u32 = 4_096;
+const NEVER: u32 = u32::MAX;
 /// So many carriers are parked for one listener, and for all.
 const PARKED_OF_ONE_MAX: usize = 256;
 const PARKED_MAX: usize = 1_024;
@@ -150,6 +153,9 @@ struct OfListener {
     ordinary: u32,
     needed: u32,
     pairing: u32,
+    /// The program that listens, and whether it has ever had a carrier.
+    client: Option<ClientId>,
+    has_had_one: bool,
     /// The inode of the socket that listens there, and when the kernel said so.
     listening: Option<(Option<u64>, Instant)>,
 }
@@ -169,15 +175,20 @@ pub(super) struct Carriers {
 impl Carriers {
     /// Whether a connection that finds no carrier parked is to be a seed. Otherwise it counts as an
     /// ordinary one.
-    pub(super) fn begins_seed(&mut self, target: SocketAddr) -> bool {
+    pub(super) fn begins_seed(&mut self, target: &Target) -> bool {
         // Of listeners that take IPv6 only, the routing page forgets each carrier's end.
-        if target.is_ipv6() {
+        if target.address.is_ipv6() {
             return false;
         }
         let is_room = self.parked < PARKED_MAX;
-        let Some(of) = self.of_listener(target) else {
+        let Some(of) = self.of_listener(target.address) else {
             return false;
         };
+        let client = Some(target.holder.client);
+        if of.client != client {
+            (of.client, of.has_had_one) = (client, false);
+            (of.ordinary, of.needed) = (0, ORDINARY_FIRST);
+        }
         let is_room = is_room && of.parked.len() < PARKED_OF_ONE_MAX;
         let is_full = of.pairing >= PAIRING_AT_ONCE_MAX || !is_room;
         if is_full || of.ordinary < of.needed {
@@ -195,9 +206,11 @@ impl Carriers {
             return;
         };
         of.pairing = of.pairing.saturating_sub(1);
-        of.needed = match is_carrier {
-            true => 0,
-            false => (2 * of.needed).clamp(ORDINARY_FIRST, ORDINARY_MAX),
+        of.has_had_one |= is_carrier;
+        of.needed = match of.needed {
+            _ if is_carrier => 0,
+            ORDINARY_MAX.. if !of.has_had_one => NEVER,
+            needed => (2 * needed).clamp(ORDINARY_FIRST, ORDINARY_MAX),
         };
     }
 
@@ -209,11 +222,7 @@ impl Carriers {
             if self.by_target.len() >= TARGETS_MAX {
                 return None;
             }
-            let fresh = OfListener {
-                needed: ORDINARY_FIRST,
-                ..OfListener::default()
-            };
-            self.by_target.insert(target, fresh);
+            self.by_target.insert(target, OfListener::default());
         }
         self.by_target.get_mut(&target)
     }
@@ -436,4 +445,92 @@ pub(super) fn retire(carrier: Carrier, channels: &mut Channels) {
     carrier.endpoint.refuse();
     channels.withdraw(carrier.entry, Some(carrier.place));
     let _ = sys::reset_when_closed(&carrier.socket, false);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::Holder;
+    use crate::registry::TableId;
+
+    fn target(client: u64, address: &str) -> Target {
+        let holder = Holder {
+            client: ClientId(client),
+            family: TableId(client),
+        };
+        let address = address.parse().expect("address and port");
+        Target { holder, address }
+    }
+
+    /// Connections until a seed begins, that one included; nothing within so many.
+    fn until_seed(carriers: &mut Carriers, target: &Target, most: u32) -> Option<u32> {
+        (1..=most).find(|_| carriers.begins_seed(target))
+    }
+
+    fn seed(target: Target) -> Serving {
+        Serving::first(target, 4_000, Instant::now())
+    }
+
+    #[test]
+    fn seeds_in_vain_become_rarer_and_end_where_none_has_been_a_carrier() {
+        let (mut carriers, target) = (Carriers::default(), target(1, "127.0.0.1:80"));
+        let mut needed = ORDINARY_FIRST;
+        loop {
+            let until = until_seed(&mut carriers, &target, 2 * ORDINARY_MAX);
+            assert_eq!(until, Some(needed + 1));
+            carriers.seed_ends(&seed(target), false);
+            if needed == ORDINARY_MAX {
+                break;
+            }
+            needed *= 2;
+        }
+        assert_eq!(until_seed(&mut carriers, &target, 3 * ORDINARY_MAX), None);
+        let next = self::target(2, "127.0.0.1:80");
+        let until = until_seed(&mut carriers, &next, ORDINARY_MAX);
+        assert_eq!(until, Some(ORDINARY_FIRST + 1), "another program");
+    }
+
+    #[test]
+    fn a_carrier_makes_the_next_connections_seeds_a_few_at_a_time() {
+        let (mut carriers, target) = (Carriers::default(), target(1, "127.0.0.1:80"));
+        assert!(until_seed(&mut carriers, &target, 10).is_some());
+        carriers.seed_ends(&seed(target), true);
+        for _ in 0..PAIRING_AT_ONCE_MAX {
+            assert!(carriers.begins_seed(&target));
+        }
+        assert_eq!(until_seed(&mut carriers, &target, 100), None);
+        carriers.seed_ends(&seed(target), false);
+        let mut needed = ORDINARY_FIRST;
+        for _ in 0..20 {
+            let until = until_seed(&mut carriers, &target, 2 * ORDINARY_MAX);
+            assert!(until.is_some_and(|until| until <= needed + 1));
+            carriers.seed_ends(&seed(target), false);
+            needed = (2 * needed).min(ORDINARY_MAX);
+        }
+    }
+
+    #[test]
+    fn listeners_have_their_own_seeds_and_those_for_ipv6_alone_have_none() {
+        let mut carriers = Carriers::default();
+        for port in 1..=2 * TARGETS_MAX {
+            let target = target(1, &format!("127.0.0.1:{port}"));
+            assert_eq!(until_seed(&mut carriers, &target, 10), Some(3), "{port}");
+        }
+        assert!(carriers.by_target.len() <= TARGETS_MAX);
+        let v6 = target(1, "[::1]:80");
+        assert_eq!(until_seed(&mut carriers, &v6, 10), None);
+    }
+
+    #[test]
+    fn both_ends_know_by_the_port_which_connection_is_a_seed() {
+        let ports = 32_768..=60_999;
+        let seeds = ports
+            .clone()
+            .filter(|port| Carriers::is_port_for(*port, true));
+        assert!(seeds.count() > 200, "they are needed one after another");
+        let both = ports.filter(|port| {
+            Carriers::is_port_for(*port, true) == Carriers::is_port_for(*port, false)
+        });
+        assert_eq!(both.count(), 0);
+    }
 }

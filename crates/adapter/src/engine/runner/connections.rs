@@ -183,7 +183,7 @@ impl Runner {
         if self.join_used(target, id) {
             return Ok(());
         }
-        let is_seed = self.carriers.begins_seed(target.address);
+        let is_seed = self.carriers.begins_seed(&target);
         let begun = self.begin_carrier(target, id, is_seed);
         if begun.is_err() {
             self.common.clients.dismiss(target.holder.client);
