@@ -11,13 +11,49 @@
 //!   close(2)
 //! ```
 
-use toehold_channel::layout::{CLOSED_ALL, CLOSED_CLEAN, SIDE_SEEN, SIDE_TOLD};
+use toehold_channel::doorbell::{WAKING, WakeWord};
+use toehold_channel::layout::{CLOSED_ALL, CLOSED_CLEAN, CLOSED_TURN, SIDE_SEEN, SIDE_TOLD};
 use toehold_channel::sync::{Ordering, fence};
 use toehold_channel::table::Mode;
 
 use crate::end::End;
+use crate::express::Turn;
 
 impl End<'_> {
+    /// This side ends a turn in order, and the carrier goes on. The caller then makes the peer
+    /// notice.
+    pub fn end_turn(&self, turn: Turn) {
+        let closed = CLOSED_ALL | CLOSED_CLEAN | CLOSED_TURN;
+        self.ours().wake.closed.store(closed, SIDE_TOLD);
+        self.turns().end(turn);
+    }
+
+    /// True when the peer hears of our end of a turn without a doorbell for that alone: its program
+    /// was seen waiting, or asks for a doorbell whatever the news is.
+    pub fn is_end_heard(&self, turn: Turn) -> bool {
+        let wake = &self.theirs().wake.wake;
+        self.turns().is_peer_seen(turn) || wake.load(WAKING).is(WakeWord::Bell.to_word())
+    }
+
+    /// A turn begins on a carrier that this side has claimed: neither side has ended anything.
+    /// Until the peer accepts, nobody but us writes these words.
+    pub fn reopen(&self) {
+        for side in [self.ours(), self.theirs()] {
+            side.wake.closed.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// True when neither ring has a byte, by our own cursors, and none is announced elsewhere.
+    pub fn are_rings_empty(&self) -> bool {
+        let head = self.theirs().consume.head.load(Ordering::Relaxed);
+        let is_read = head == self.entry.tx_ring.load(Ordering::Relaxed);
+        let has_none = self
+            .receiver()
+            .available()
+            .is_ok_and(|filled| filled.len == 0);
+        is_read && has_none && !self.records_pending()
+    }
+
     /// This side closes the connection; `is_clean` when nothing that the peer sent is left unread.
     /// The caller then makes the peer notice.
     pub fn close(&self, is_clean: bool) {

@@ -14,10 +14,9 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
-use toehold_channel::doorbell::{self, WAKING, WakeWord};
+use toehold_channel::doorbell::{self, WakeWord};
 use toehold_channel::layout::{
-    CAPACITY_LOG2_ENGINE, CAPACITY_LOG2_MAX, CAPACITY_LOG2_MIN, CLOSED_ALL, CLOSED_CLEAN,
-    CLOSED_TURN, ReadyBitmap, SIDE_SEEN, SIDE_TOLD,
+    CAPACITY_LOG2_ENGINE, CAPACITY_LOG2_MAX, CAPACITY_LOG2_MIN, CLOSED_TURN, ReadyBitmap, SIDE_SEEN,
 };
 use toehold_channel::ring::{Fault, stretches};
 use toehold_channel::table::{COMMAND_DETACH, COMMAND_EVICT, Entry, Mode};
@@ -448,14 +447,11 @@ impl Endpoint {
     /// byte: the carrier can serve another connection once both ends have closed this one.
     pub(super) fn is_between_turns(&self) -> bool {
         let end = self.end();
-        let wake = &end.theirs().wake;
-        let head = &end.theirs().consume.head;
-        let filled = end.receiver().available();
+        let abandoned = &end.theirs().wake.abandoned;
         self.is_in_rings()
             && self.entry.command.load(Ordering::Relaxed) == 0
-            && wake.abandoned.load(Ordering::Relaxed).is(0)
-            && head.load(Ordering::Relaxed).is(self.entry.tx_ring.own())
-            && matches!(filled, Ok(filled) if filled.len == 0)
+            && abandoned.load(Ordering::Relaxed).is(0)
+            && end.are_rings_empty()
     }
 
     /// True when both directions are rings, and nobody refuses that.
@@ -476,10 +472,7 @@ impl Endpoint {
     /// Another connection begins on the carrier, which is claimed for it. Nobody but us writes the
     /// words of either side until it is accepted.
     pub(super) fn begin_turn(&mut self, turn: Turn, (window_log2, sending_log2): (u32, u32)) {
-        let end = self.end();
-        for side in [end.ours(), end.theirs()] {
-            side.wake.closed.store(0, Ordering::Relaxed);
-        }
+        self.end().reopen();
         self.note_seen(turn);
         self.base_out = 0u64.wrapping_sub(self.entry.tx_ring.own());
         self.base_in = 0u64.wrapping_sub(self.entry.rx_ring.own());
@@ -493,9 +486,7 @@ impl Endpoint {
     /// The remote has finished in this turn, and all it sent is in the ring: the program meets the
     /// end there, where otherwise the carrier's end would tell it. The caller notifies.
     pub(super) fn end_turn(&self, turn: Turn) {
-        let closed = CLOSED_ALL | CLOSED_CLEAN | CLOSED_TURN;
-        self.end().ours().wake.closed.store(closed, SIDE_TOLD);
-        self.turns().end(turn);
+        self.end().end_turn(turn);
     }
 
     /// The program has closed in this turn: whatever it has published is in the ring.
@@ -508,10 +499,9 @@ impl Endpoint {
         (self.end().theirs().wake.closed.load(SIDE_SEEN)).has(CLOSED_TURN)
     }
 
-    /// True when the program sleeps, or may, and hears a doorbell.
-    pub(super) fn is_awaited(&self) -> bool {
-        let wake = &self.end().theirs().wake.wake;
-        wake.load(WAKING).is(WakeWord::Bell.to_word())
+    /// True when the program hears of our end of a turn without a doorbell for that alone.
+    pub(super) fn is_end_heard(&self, turn: Turn) -> bool {
+        self.end().is_end_heard(turn)
     }
 
     /// Bytes of ours, or the end of our turn, that the program has not taken: as a word that

@@ -101,7 +101,7 @@ impl Flow {
         }
         endpoint.end_turn(serving.turn);
         serving.is_told = true;
-        let is_heard = endpoint.turns().is_peer_seen(serving.turn) || endpoint.is_awaited();
+        let is_heard = endpoint.is_end_heard(serving.turn);
         let is_queued = self.stage == Stage::Queued;
         self.notify(cx)?;
         if !is_heard && !is_queued {

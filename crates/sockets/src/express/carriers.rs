@@ -4,7 +4,6 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use toehold_channel::express::Event;
 use toehold_channel::table::{Entry, FLAG_PARKED};
-use toehold_stream::end::End;
 
 use super::words::Words;
 use super::{again, books, turns};
@@ -294,15 +293,4 @@ fn forget_slot(entry: &Entry, local: &Local) {
 pub(super) fn slot_of(entry: &Entry) -> u32 {
     let slot = entry.slot.load(Ordering::Relaxed);
     slot.capped(toehold_channel::layout::READY_BITS as u32 - 1)
-}
-
-/// True when neither ring has a byte, by our own cursors.
-pub(super) fn are_rings_empty(end: &End<'_>) -> bool {
-    let is_read = end.theirs().consume.head.load(Ordering::Relaxed)
-        == end.entry.tx_ring.load(Ordering::Relaxed);
-    let has_none = end
-        .receiver()
-        .available()
-        .is_ok_and(|filled| filled.len == 0);
-    is_read && has_none && !end.records_pending()
 }

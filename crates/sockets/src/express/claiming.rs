@@ -188,7 +188,7 @@ fn try_claim(index: u32, entry: &'static Entry, local: &'static Local, now: u64)
     }
     let is_fit = books::holds(!crate::connection::commanded(entry), Event::OnKernel)
         && books::holds(carriers::is_young(&local.express, now), Event::TooOld)
-        && books::holds(carriers::are_rings_empty(&end), Event::Unread)
+        && books::holds(end.are_rings_empty(), Event::Unread)
         && books::holds(is_alive(&carrier), Event::PeerEnded)
         && books::holds(is_its_listener(&carrier, now), Event::OtherListener);
     if !is_fit {
@@ -236,10 +236,7 @@ fn begin(fd: c_int, fresh: u64, carrier: &Connection, turn: Turn, now: u64) -> O
         carriers::close(Role::Connecting, carrier);
         None
     };
-    // Until `accept` we alone write these words.
-    for side in [end.ours(), end.theirs()] {
-        side.wake.closed.store(0, Ordering::Relaxed);
-    }
+    end.reopen();
     let began_at = entry.tx_ring.load(Ordering::Relaxed).shown();
     local.express.began_at.store(began_at, Ordering::Relaxed);
     let on_carrier = entry.tx_carrier.load(Ordering::Relaxed);

@@ -6,9 +6,9 @@
 
 use core::sync::atomic::Ordering;
 
-use toehold_channel::doorbell::{WAKING, WakeWord};
+use toehold_channel::doorbell::WakeWord;
 use toehold_channel::express::Event;
-use toehold_channel::layout::{CLOSED_ALL, CLOSED_CLEAN, CLOSED_TURN, SIDE_SEEN, SIDE_TOLD};
+use toehold_channel::layout::SIDE_SEEN;
 use toehold_channel::table::{
     FLAG_ACCEPTED, FLAG_CONNECTING, FLAG_INHERITED, FLAG_NONBLOCK, FLAG_OFFLOAD, FLAG_PARKED,
     FLAG_PINNED, FLAG_REFUSED, FLAG_SHUT_RX, FLAG_SHUT_TX, Mode,
@@ -204,11 +204,8 @@ fn tell(parked: &Connection, end: &End<'_>) {
     // An engine has said that its remote has finished, and waits for us to.
     let is_to_engine = parked.entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD != 0;
     let is_last = end.turns().is_ended_by_peer(turn) && !is_to_engine;
-    let is_heard = end.turns().is_peer_seen(turn)
-        || (end.theirs().wake.wake.load(WAKING)).is(WakeWord::Bell.to_word());
-    let closed = CLOSED_ALL | CLOSED_CLEAN | CLOSED_TURN;
-    end.ours().wake.closed.store(closed, SIDE_TOLD);
-    end.turns().end(turn);
+    let is_heard = end.is_end_heard(turn);
+    end.end_turn(turn);
     // A peer that has closed it waits for nothing on it: the bits of its end lead to its listener.
     if tx.is_some() && !is_last {
         let _ = direction::notify(parked, end);

@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 
 use crate::memfd;
 use toehold_channel::layout::{
-    CAPACITY_LOG2_MIN, CLOSED_ALL, CLOSED_CLEAN, CLOSED_TURN, EVICT, LEFT, REFUSE, REGION_BYTES,
+    CAPACITY_LOG2_MIN, CLOSED_ALL, CLOSED_CLEAN, EVICT, LEFT, REFUSE, REGION_BYTES,
 };
 
 use super::*;
@@ -101,10 +101,7 @@ impl Program {
 
     /// Says that it has ended a turn, and that the carrier goes on.
     pub(in crate::engine) fn end_turn(&self, turn: Turn) {
-        let closed = CLOSED_ALL | CLOSED_CLEAN | CLOSED_TURN;
-        let word = &self.end().ours().wake.closed;
-        word.store(closed, Ordering::SeqCst);
-        self.end().turns().end(turn);
+        self.end().end_turn(turn);
     }
 
     /// Says that it has left the channel.
