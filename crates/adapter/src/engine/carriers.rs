@@ -229,10 +229,7 @@ impl Carriers {
 
     /// Whether a carrier may have that port: of a seed, or of another connection.
     pub(super) fn is_port_for(port: u16, is_seed: bool) -> bool {
-        match is_seed {
-            true => is_chosen(port, ENGINE_PORTS_LOG2),
-            false => !is_chosen(port, ENGINE_PORTS_LOG2),
-        }
+        is_chosen(port, ENGINE_PORTS_LOG2) == is_seed
     }
 
     /// Parks a carrier whose connection both ends have closed.
@@ -377,7 +374,7 @@ impl Carriers {
 impl OfListener {
     /// Has the kernel say who listens, where carriers of other users' programs are parked.
     fn ask_who_listens(&mut self, diag: &mut Option<Diag>, target: SocketAddr, now: Instant) {
-        let mut parked = self.parked.iter();
+        let mut parked = self.parked.iter().take(LOOKED_AT_MAX);
         let is_wanted = parked.any(|parked| parked.is_of_another_user());
         let is_known =
             |(_, asked): (_, Instant)| now.saturating_duration_since(asked) < BETWEEN_QUESTIONS;
@@ -438,7 +435,7 @@ impl Parked {
 }
 
 /// A carrier serves no further connection.
-pub(super) fn retire(carrier: Carrier, channels: &mut Channels) {
+fn retire(carrier: Carrier, channels: &mut Channels) {
     // A claimed one was given up by whoever had claimed it.
     let _ = carrier.endpoint.turns().retire(carrier.serving.turn);
     carrier.endpoint.close();

@@ -113,18 +113,11 @@ impl Flow {
 
     /// Moves the remote's stream to the channel before its first byte: true when it is there.
     pub(super) fn goes_up_at_once(&mut self, cx: &mut Around<'_>) -> bool {
-        let count = self.carrier_sent;
-        let endpoint = cx.streams.endpoint(self.id);
-        endpoint.is_some_and(|endpoint| {
-            let is_up = !endpoint.is_unwanted() && matches!(endpoint.try_up(0, count), Ok(true));
-            if is_up {
-                endpoint.note_seen(Turn::FIRST);
-                let window = endpoint.window_bytes() as u32;
-                // It fails only for a connection that has closed, of which an event is on its way.
-                let _ = cx.engine.bound_window(cx.now, self.id, window, window);
-            }
-            is_up
-        })
+        let is_up = matches!(self.go_up(cx, 0), Ok(true));
+        if is_up && let Some(endpoint) = cx.streams.endpoint(self.id) {
+            endpoint.note_seen(Turn::FIRST);
+        }
+        is_up
     }
 
     /// Rings for bytes that a turn's program has not taken, and was not seen waiting for, at the
@@ -294,30 +287,37 @@ impl Flow {
         if is_over || is_early || !self.is_delivered {
             return Ok(());
         }
-        let (next, count) = (self.received, self.carrier_sent);
+        self.go_up(cx, self.received)?;
+        Ok(())
+    }
+
+    /// Moves the remote's stream from `next` on to the channel, if there is one that wants it: true
+    /// when it did.
+    fn go_up(&self, cx: &mut Around<'_>, next: u64) -> Result<bool, Gone> {
         let endpoint = cx.streams.endpoint(self.id);
         let endpoint = endpoint.filter(|endpoint| !endpoint.is_unwanted());
         if let Some(endpoint) = endpoint
-            && endpoint.try_up(next, count)?
+            && endpoint.try_up(next, self.carrier_sent)?
         {
             // Nobody says that the program reads before it has read half of the ring. It fails only
             // for a connection that has closed, of which an event is on its way.
             let window = endpoint.window_bytes() as u32;
             let _ = cx.engine.bound_window(cx.now, self.id, window, window);
+            return Ok(true);
         }
-        Ok(())
+        Ok(false)
     }
 
     /// Moves the remote's stream back to the carrier: all that is not published yet, and what the
     /// program asks for once more. A program that wants the kernel alone may look at its ring no
     /// more.
     fn go_down(&mut self, cx: &mut Around<'_>) -> Result<(), Gone> {
-        let is_open = self.serving.is_some_and(|serving| serving.is_told);
+        let is_open = self.is_carrier_open();
         let Some(endpoint) = cx.streams.endpoint(self.id) else {
             return Ok(());
         };
         let needed_from = endpoint.go_down(|must_ring| {
-            if must_ring && (!self.program_told || is_open) {
+            if must_ring && is_open {
                 self.carrier_sent += ring(&mut self.carrier);
             }
             self.carrier_sent
@@ -384,10 +384,7 @@ impl Flow {
             self.published = endpoint.published(filled.len);
             let _ = cx.engine.publish(self.id, self.published);
         }
-        if let Ok(taken) = endpoint.consumed().map(|taken| taken.max(self.taken)) {
-            self.taken = taken;
-            let _ = cx.engine.take(self.id, taken);
-        }
+        self.note_last_taken(cx);
         if !self.program_finished {
             self.program_finished = true;
             let _ = cx.engine.finish(cx.now, self.id);
@@ -398,13 +395,18 @@ impl Flow {
 
     /// The program has closed in order, and its carrier goes on without it: no end comes there.
     pub(super) fn depart_from_carrier(&mut self, cx: &mut Around<'_>) {
+        self.note_last_taken(cx);
+        self.has_departed = true;
+    }
+
+    /// The program is gone: what it had read by then.
+    fn note_last_taken(&mut self, cx: &mut Around<'_>) {
         let endpoint = cx.streams.endpoint(self.id);
         if let Some(Ok(taken)) = endpoint.map(|endpoint| endpoint.consumed()) {
             self.taken = taken.max(self.taken);
             // It fails only for a connection that has closed, of which an event is on its way.
             let _ = cx.engine.take(self.id, self.taken);
         }
-        self.has_departed = true;
     }
 
     /// The channel beside the carrier of a connection that is over, if both can serve another one.
@@ -611,10 +613,14 @@ impl Flow {
     }
 
     fn ring(&mut self) {
-        let is_open = self.serving.is_some_and(|serving| serving.is_told);
-        if !self.program_told || is_open {
+        if self.is_carrier_open() {
             self.carrier_sent += ring(&mut self.carrier);
         }
+    }
+
+    /// False when the program was told of the remote's end by the carrier's.
+    fn is_carrier_open(&self) -> bool {
+        !self.program_told || self.serving.is_some_and(|serving| serving.is_told)
     }
 
     /// Asks for a channel once there has been some traffic; gives one up that is wanted back.

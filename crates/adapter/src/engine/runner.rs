@@ -486,17 +486,14 @@ impl Runner {
     }
 
     fn note_carrier(&mut self, slot: u32, serial: u32, bits: u32) {
-        let flow = self.flows.get_mut(slot as usize).and_then(Option::as_mut);
-        if let Some(flow) = flow.filter(|flow| flow.serial == serial) {
-            flow.note_carrier(bits);
-            return make_due(&mut self.due, flow, slot);
-        }
-        // Its carrier serves another connection by now, or none.
-        let Some(slot) = self.carriers.note(serial, bits, &mut self.channels) else {
-            return;
+        let flow = self.flows.get(slot as usize).and_then(Option::as_ref);
+        let slot = match flow {
+            Some(flow) if flow.serial == serial => Some(slot),
+            // Its carrier serves another connection by now, or none.
+            _ => self.carriers.note(serial, bits, &mut self.channels),
         };
-        let flow = self.flows.get_mut(slot as usize).and_then(Option::as_mut);
-        if let Some(flow) = flow.filter(|flow| flow.serial == serial) {
+        let flow = slot.and_then(|slot| Some((slot, self.flows.get_mut(slot as usize)?.as_mut()?)));
+        if let Some((slot, flow)) = flow.filter(|(_, flow)| flow.serial == serial) {
             flow.note_carrier(bits);
             make_due(&mut self.due, flow, slot);
         }
@@ -595,9 +592,7 @@ impl Runner {
             let is_carrier = flow.serving.is_some();
             self.carriers.seed_ends(&seed, is_carrier);
             if is_carrier {
-                let (id, serial) = (flow.id, flow.serial);
-                self.carriers.serves(serial, slot);
-                self.turns.watch(id);
+                self.turns.watch(flow.id);
             }
         }
         match next {

@@ -247,7 +247,7 @@ impl Runner {
         // Less than a window has come by now, and the ring has room for all of it.
         let is_moved = self.streams.move_up(id);
         debug_assert!(is_moved);
-        self.watch_turn(id);
+        self.turns.watch(id);
         self.announce(slot);
         true
     }

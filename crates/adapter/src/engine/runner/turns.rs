@@ -36,11 +36,6 @@ impl Turns {
 }
 
 impl Runner {
-    /// A connection begins on a carrier that has served others.
-    pub(super) fn watch_turn(&mut self, id: ConnectionId) {
-        self.turns.watch(id);
-    }
-
     /// Retires carriers that nobody needs, and looks at turns whose programs may not have heard.
     pub(super) fn look_at_carriers(&mut self) {
         if self.carriers.look_due().is_none() && self.turns.due.is_none() {
