@@ -25,7 +25,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use toehold_freestanding::diag::{
-    HEADER_BYTES, SOCK_DIAG_BY_FAMILY, TCP_QUESTION_BYTES, TcpQuestion, question,
+    HEADER_BYTES, SOCK_DIAG_BY_FAMILY, TCP_QUESTION_BYTES, TcpQuestion, inode_in, question,
 };
 
 /// A connection to the kernel's list of sockets.
@@ -209,17 +209,6 @@ fn request(
     cookie: u64,
     number: u32,
 ) -> [u8; TCP_QUESTION_BYTES] {
-    request_by(local, remote, cookie, number, 0)
-}
-
-/// As [`request`], of packets that come by an interface.
-fn request_by(
-    local: SocketAddr,
-    remote: SocketAddr,
-    cookie: u64,
-    number: u32,
-    interface: u32,
-) -> [u8; TCP_QUESTION_BYTES] {
     let family = match (local.ip(), remote.ip()) {
         (IpAddr::V4(_), IpAddr::V4(_)) => libc::AF_INET,
         _ => libc::AF_INET6,
@@ -231,7 +220,7 @@ fn request_by(
         states: u32::MAX,
         local: end(local),
         remote: end(remote),
-        interface,
+        interface: 0,
         cookie,
     };
     question.bytes(number, libc::NLM_F_REQUEST)
@@ -249,19 +238,9 @@ fn spelled(ip: IpAddr) -> [u8; 16] {
 
 /// The inode in a `struct inet_diag_msg` of the established socket with that cookie.
 fn parse(reply: &[u8], cookie: u64) -> Option<u64> {
-    let inode = inode_of_one_in(reply, TCP_ESTABLISHED)?;
+    let inode = inode_in(reply, TCP_ESTABLISHED)?;
     let its_cookie = reply.get(HEADER_BYTES + COOKIE_AT..)?.get(..8)?;
     (its_cookie == cookie.to_ne_bytes()).then_some(inode)
-}
-
-/// The inode in a `struct inet_diag_msg` of a socket in that state.
-fn inode_of_one_in(reply: &[u8], state: u8) -> Option<u64> {
-    let kind = reply.get(4..6)?;
-    let body = reply.get(HEADER_BYTES..)?;
-    let inode = body.get(INODE_AT..INODE_AT + 4)?;
-    let is_answer = kind == SOCK_DIAG_BY_FAMILY.to_ne_bytes() && body.get(1) == Some(&state);
-    let inode = u32::from_ne_bytes(inode.try_into().expect("four bytes"));
-    is_answer.then_some(inode.into())
 }
 
 /// `idiag_cookie`, the last word of the `struct inet_diag_sockid` in it.
@@ -270,8 +249,6 @@ const COOKIE_AT: usize = 44;
 const ANSWERS_MAX: usize = 64;
 /// Where the kernel has no numbers for namespaces, all sockets are taken to be of ours.
 const UNKNOWN_NAMESPACE: u64 = 0;
-/// `idiag_inode`, the last word of `struct inet_diag_msg`.
-const INODE_AT: usize = 68;
 /// An answer with the attributes that come unasked for is far shorter.
 const REPLY_BYTES_MAX: usize = 4096;
 /// The kernel fills datagrams of a list up to this length (netlink_dump).

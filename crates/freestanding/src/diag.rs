@@ -9,6 +9,25 @@ pub const TCP_QUESTION_BYTES: usize = HEADER_BYTES + 56;
 /// Stands for any socket, instead of a cookie.
 pub const ANY_COOKIE: u64 = u64::MAX;
 
+/// `TCP_LISTEN` (include/net/tcp_states.h).
+pub const TCP_LISTEN: u8 = 10;
+/// Of each network namespace (drivers/net/loopback.c).
+const LOOPBACK_INTERFACE: u32 = 1;
+/// In `struct inet_diag_msg`: `idiag_state`.
+const STATE_AT: usize = 1;
+/// As `STATE_AT`: `idiag_inode`, the last word.
+pub const INODE_AT: usize = 68;
+
+/// The inode in an answer about one TCP socket, if it is in that state.
+pub fn inode_in(answer: &[u8], state: u8) -> Option<u64> {
+    let is_answer = answer.get(4..6)? == SOCK_DIAG_BY_FAMILY.to_ne_bytes();
+    let message = answer.get(HEADER_BYTES..)?;
+    let is_it = *message.get(STATE_AT)? == state;
+    let inode = message.get(INODE_AT..INODE_AT + 4)?;
+    let inode = u32::from_ne_bytes(inode.try_into().ok()?);
+    (is_answer && is_it).then_some(inode.into())
+}
+
 /// A question of `BYTES` bytes: `struct nlmsghdr`, and the fields behind it.
 pub fn question<const BYTES: usize>(number: u32, flags: i32, fields: &[&[u8]]) -> [u8; BYTES] {
     let header: [&[u8]; 5] = [
@@ -47,6 +66,21 @@ pub struct TcpQuestion {
 }
 
 impl TcpQuestion {
+    /// Which socket is to have a SYN of this host's from one address to another
+    /// (`inet_diag_find_one_icsk`, net/ipv4/inet_diag.c).
+    pub fn of_listener(family: i32, (to, port): ([u8; 16], u16), from: [u8; 16]) -> TcpQuestion {
+        TcpQuestion {
+            family,
+            // Sockets in any state.
+            states: u32::MAX,
+            local: (to, port),
+            // No connection comes from port 0, so none is found.
+            remote: (from, 0),
+            interface: LOOPBACK_INTERFACE,
+            cookie: ANY_COOKIE,
+        }
+    }
+
     /// The question with this number, and flags of netlink(7).
     pub fn bytes(&self, number: u32, flags: i32) -> [u8; TCP_QUESTION_BYTES] {
         let fields: [&[u8]; 9] = [
@@ -61,5 +95,28 @@ impl TcpQuestion {
             &((self.cookie >> 32) as u32).to_ne_bytes(),
         ];
         question(number, flags, &fields)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_that_are_none_name_no_socket() {
+        let mut answer = [0u8; HEADER_BYTES + INODE_AT + 4];
+        answer[4..6].copy_from_slice(&SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+        answer[HEADER_BYTES + STATE_AT] = TCP_LISTEN;
+        answer[HEADER_BYTES + INODE_AT..].copy_from_slice(&7u32.to_ne_bytes());
+        assert_eq!(inode_in(&answer, TCP_LISTEN), Some(7));
+        for len in 0..answer.len() {
+            assert_eq!(inode_in(&answer[..len], TCP_LISTEN), None, "{len} bytes");
+        }
+        let mut established = answer;
+        established[HEADER_BYTES + STATE_AT] = 1;
+        assert_eq!(inode_in(&established, TCP_LISTEN), None);
+        let mut error = answer;
+        error[4..6].copy_from_slice(&(libc::NLMSG_ERROR as u16).to_ne_bytes());
+        assert_eq!(inode_in(&error, TCP_LISTEN), None);
     }
 }

@@ -3,11 +3,11 @@
 //! `/proc/net/tcp` has a line for each socket in TIME-WAIT, too. A client of short connections
 //! leaves 28,000 of them, for which the kernel formats 4 MB each time it is asked.
 
-use super::{Diag, INODE_AT, Listed};
+use super::{Diag, Listed, spelled};
 use crate::entropy;
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use toehold_freestanding::diag::{ANY_COOKIE, TCP_QUESTION_BYTES, TcpQuestion};
+use toehold_freestanding::diag::{INODE_AT, TCP_LISTEN, TCP_QUESTION_BYTES, TcpQuestion, inode_in};
 
 /// A TCP socket, as the kernel describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,20 +38,18 @@ impl Diag {
         Some(found)
     }
 
-    /// The inode of the socket that gets connections from this host's loopback to an address
-    /// (`inet_diag_find_one_icsk`, net/ipv4/inet_diag.c); `None` where nobody listens.
+    /// The inode of the socket that gets connections from this host's loopback to an address;
+    /// `None` where nobody listens.
     pub(crate) fn listening(&self, at: SocketAddr) -> Option<u64> {
-        let from = match at {
-            SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
-            SocketAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+        let (family, from) = match at {
+            SocketAddr::V4(_) => (libc::AF_INET, Ipv4Addr::LOCALHOST.into()),
+            SocketAddr::V6(_) => (libc::AF_INET6, Ipv6Addr::LOCALHOST.into()),
         };
+        let to = (spelled(at.ip()), at.port());
+        let question = TcpQuestion::of_listener(family, to, spelled(from));
         let number = entropy::bits().ok()?[0] as u32;
-        // No connection comes from port 0, so none is found.
-        let from = SocketAddr::new(from, 0);
-        let request = super::request_by(at, from, ANY_COOKIE, number, LOOPBACK_INTERFACE);
-        self.answer(&request, number, |reply| {
-            super::inode_of_one_in(reply, TCP_LISTEN)
-        })
+        let request = question.bytes(number, libc::NLM_F_REQUEST);
+        self.answer(&request, number, |reply| inode_in(reply, TCP_LISTEN))
     }
 
     /// Calls `each` with the TCP sockets in some states, a bit for each.
@@ -116,9 +114,6 @@ const REMOTE_IP_AT: usize = 24;
 const UID_AT: usize = 64;
 /// include/net/tcp_states.h.
 const TCP_TIME_WAIT: u32 = 6;
-const TCP_LISTEN: u8 = 10;
-/// Of each network namespace (drivers/net/loopback.c).
-const LOOPBACK_INTERFACE: u32 = 1;
 
 #[cfg(test)]
 mod tests {

@@ -3,9 +3,7 @@
 use core::net::{Ipv4Addr, Ipv6Addr};
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use toehold_freestanding::diag::{
-    ANY_COOKIE, SOCK_DIAG_BY_FAMILY, TCP_QUESTION_BYTES, TcpQuestion,
-};
+use toehold_freestanding::diag::{TCP_LISTEN, TCP_QUESTION_BYTES, TcpQuestion, inode_in};
 
 use super::destinations::{DESTINATIONS_MAX, Destination};
 use crate::sys;
@@ -16,15 +14,8 @@ static ANSWERS: [(AtomicU64, AtomicU64); DESTINATIONS_MAX] =
 /// A question costs 8 us. Whoever listens next waits for its first connection no longer than this.
 const BETWEEN_QUESTIONS_NS: u64 = 1_000_000;
 
-/// `TCP_LISTEN` (include/net/tcp_states.h).
-const TCP_LISTEN: u8 = 10;
-/// Of each network namespace (drivers/net/loopback.c).
-const LOOPBACK_INTERFACE: u32 = 1;
 /// Room for `struct nlmsghdr`, `struct inet_diag_msg` and what the kernel adds.
 const ANSWER_BYTES_MAX: usize = 512;
-/// In an answer: `idiag_state` and `idiag_inode`.
-const STATE_AT: usize = 16 + 1;
-const INODE_AT: usize = 16 + 68;
 
 /// The inode of the socket that listens at destination `number`, as the kernel had it a moment ago.
 /// The caller holds the lock.
@@ -42,22 +33,14 @@ pub(super) fn inode_at(number: u32, now: u64) -> Option<u64> {
 fn ask(destination: Destination) -> Option<u64> {
     let mut answer = [0; ANSWER_BYTES_MAX];
     let len = sys::ask_diag(&question(destination), &mut answer)?;
-    inode_in(answer.get(..len)?)
+    inode_in(answer.get(..len)?, TCP_LISTEN)
 }
 
-/// Which socket is to have a SYN from this host to the destination (inet_diag_find_one_icsk).
+/// Which socket is to have a SYN from this host to the destination.
 fn question(destination: Destination) -> [u8; TCP_QUESTION_BYTES] {
     let (to, from) = addresses(destination);
-    let question = TcpQuestion {
-        family: destination.family(),
-        // Sockets in any state.
-        states: u32::MAX,
-        local: (to, destination.port()),
-        // No connection comes from port 0, so none is found.
-        remote: (from, 0),
-        interface: LOOPBACK_INTERFACE,
-        cookie: ANY_COOKIE,
-    };
+    let to = (to, destination.port());
+    let question = TcpQuestion::of_listener(destination.family(), to, from);
     question.bytes(0, libc::NLM_F_REQUEST)
 }
 
@@ -74,15 +57,6 @@ fn addresses(destination: Destination) -> ([u8; 16], [u8; 16]) {
     // The kernel connects to the loopback address instead (connect(2)).
     let is_any = to == [0; 16];
     (if is_any { from } else { to }, from)
-}
-
-/// The inode in a `struct inet_diag_msg` about a socket that listens.
-fn inode_in(answer: &[u8]) -> Option<u64> {
-    let is_answer = answer.get(4..6)? == SOCK_DIAG_BY_FAMILY.to_ne_bytes();
-    let listens = *answer.get(STATE_AT)? == TCP_LISTEN;
-    let inode = answer.get(INODE_AT..INODE_AT + 4)?;
-    let inode = u32::from_ne_bytes(inode.try_into().ok()?);
-    (is_answer && listens).then_some(inode.into())
 }
 
 #[cfg(test)]
@@ -141,23 +115,5 @@ mod tests {
         assert_eq!(ask(destination("127.0.0.1", port)), None);
         let here = TcpListener::bind(("127.0.0.1", port)).expect("free");
         assert_eq!(ask(destination("127.0.0.1", port)), Some(inode_of(&here)));
-    }
-
-    #[test]
-    fn answers_that_are_none_name_no_socket() {
-        let mut answer = [0u8; INODE_AT + 4];
-        answer[4..6].copy_from_slice(&SOCK_DIAG_BY_FAMILY.to_ne_bytes());
-        answer[STATE_AT] = TCP_LISTEN;
-        answer[INODE_AT..].copy_from_slice(&7u32.to_ne_bytes());
-        assert_eq!(inode_in(&answer), Some(7));
-        for len in 0..answer.len() {
-            assert_eq!(inode_in(&answer[..len]), None, "{len} bytes");
-        }
-        let mut established = answer;
-        established[STATE_AT] = 1;
-        assert_eq!(inode_in(&established), None);
-        let mut error = answer;
-        error[4..6].copy_from_slice(&(libc::NLMSG_ERROR as u16).to_ne_bytes());
-        assert_eq!(inode_in(&error), None);
     }
 }
