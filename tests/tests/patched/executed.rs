@@ -8,11 +8,12 @@ use toehold_e2e::patched::{Waiting, compile, compile_as};
 use toehold_e2e::toehold::Path as OnPath;
 use toehold_e2e::{Toehold, host};
 
+use crate::containers::CONTAINER;
 use crate::without;
 
 /// A static program, a script for it, a copy of it, and a file with a program's header only, which
 /// cannot be executed.
-fn executables(directory: &Path) -> [PathBuf; 4] {
+pub(crate) fn executables(directory: &Path) -> [PathBuf; 4] {
     let says = compile_as("says", directory, "cc", &["-O2", "-static"], "says.c");
     let [script, copy, header] = ["script", "copy", "header"].map(|name| directory.join(name));
     fs::copy(&says, &copy).expect("copied");
@@ -33,7 +34,7 @@ fn check_children(parent: &Path, executables: &[PathBuf; 4]) {
 }
 
 /// [`check_children`], where the program is executed by `words`.
-fn check_children_behind(words: &[&str], parent: &Path, executables: &[PathBuf; 4]) {
+pub(crate) fn check_children_behind(words: &[&str], parent: &Path, executables: &[PathBuf; 4]) {
     let [first, rest @ ..] = &[words, &[parent.to_str().expect("text")]].concat()[..] else {
         unreachable!("there is a program");
     };
@@ -68,23 +69,6 @@ fn static_programs_that_are_executed_are_patched_however_that_is_done() {
     ] {
         let parent = compile("executes", directory.path(), compiler, options, source);
         check_children(&parent, &executables);
-    }
-}
-
-/// Namespaces of its own for users, processes and mounts.
-const CONTAINER: [&str; 7] = ["unshare", "-U", "-r", "-m", "-p", "-f", "--mount-proc"];
-
-/// The first process of a container gets the orphans of all others, and may not wait for any.
-#[test]
-fn static_programs_that_a_containers_first_process_executes_leave_it_no_orphans() {
-    if host::require(["cc", "unshare"]).is_none() {
-        return;
-    }
-    let directory = tempfile::tempdir().expect("scratch");
-    let executables = executables(directory.path());
-    for options in [&["-O2", "-w"][..], &["-O2", "-w", "-static"]] {
-        let parent = compile_as("executes", directory.path(), "cc", options, "executes.c");
-        check_children_behind(&CONTAINER, &parent, &executables);
     }
 }
 

@@ -3,6 +3,7 @@
 
 #![cfg(target_arch = "x86_64")]
 
+mod containers;
 mod executed;
 
 use std::fs::{self, File};

@@ -8,6 +8,11 @@
 //! - This process makes system calls only. It allocates and frees nothing and leaves `errno` alone.
 //!   All that it needs has been made before.
 //! - When there is no exec, it waits until the helper has ended, and goes on after that.
+//!
+//! The program has no child that it does not know. In the first PID namespace the system's first
+//! process takes the helper over. In a container the first process may be any program, and it may
+//! be this one. There the helper is a child whose end no signal tells, and only `__WALL` waits for
+//! it, as with helpers that the library makes.
 
 use std::arch::asm;
 use std::env;
@@ -15,6 +20,7 @@ use std::ffi::{CString, OsStr, OsString, c_char};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
@@ -149,6 +155,7 @@ struct Start<'a> {
 fn with_helper(task: Task<'_>, execute: impl FnOnce()) -> io::Result<()> {
     let (ours, theirs) = UnixStream::pair()?;
     let (first, second) = stacks()?;
+    let is_ours = !is_in_first_namespace();
     let start = Start {
         target: getpid().as_raw_nonzero().get(),
         task,
@@ -157,7 +164,10 @@ fn with_helper(task: Task<'_>, execute: impl FnOnce()) -> io::Result<()> {
         stack: second,
         helper: AtomicI32::new(0),
     };
-    let between = make_helper(&start, first)?;
+    let between = match is_ours {
+        true => make_own_helper(&start).map(|()| None)?,
+        false => Some(make_helper(&start, first)?),
+    };
     // From here on, system calls only.
     drop(theirs);
     let mut outcome = answer(&ours);
@@ -168,14 +178,24 @@ fn with_helper(task: Task<'_>, execute: impl FnOnce()) -> io::Result<()> {
         // Yama lets only ancestors trace, and whom the process names. Without Yama naming fails.
         outcome = write(&ours, &[AGAIN]).and_then(|_| answer(&ours));
     }
-    // SAFETY: a child of ours, which has ended or is about to.
-    unsafe { libc::waitpid(between, std::ptr::null_mut(), libc::__WALL) };
+    if let Some(between) = between {
+        wait_for(between);
+    }
     if outcome.is_ok() {
         execute();
     }
     let _ = write(&ours, &[END]);
     while let Ok(1..) = read(&ours, &mut [0; 8]) {}
+    if is_ours {
+        wait_for(start.helper.load(Ordering::Relaxed));
+    }
     Ok(outcome?)
+}
+
+/// Waits for a child that has ended or is about to.
+fn wait_for(child: pid_t) {
+    // SAFETY: nothing is written.
+    unsafe { libc::waitpid(child, std::ptr::null_mut(), libc::__WALL) };
 }
 
 /// The starter has named the helper to the kernel: it may try once more.
@@ -208,6 +228,28 @@ fn stacks() -> io::Result<(*mut c_void, *mut c_void)> {
     }
     // SAFETY: within the mapping, and at its end.
     unsafe { Ok((stacks.byte_add(FIRST_BYTES), stacks.byte_add(BYTES))) }
+}
+
+/// Whether this is the system's first PID namespace.
+fn is_in_first_namespace() -> bool {
+    /// `PROC_PID_INIT_INO`.
+    const FIRST_NAMESPACE: u64 = 0xeffffffc;
+    let namespace = std::fs::metadata("/proc/self/ns/pid");
+    namespace.is_ok_and(|namespace| namespace.ino() == FIRST_NAMESPACE)
+}
+
+/// Makes the helper as a child whose end no signal tells. The program waits for it before its first
+/// instruction (`toehold-patcher`).
+fn make_own_helper(start: &Start<'_>) -> io::Result<()> {
+    let number = start.helper.as_ptr();
+    let flags = libc::CLONE_VM | libc::CLONE_PARENT_SETTID;
+    let (stack, start): (_, *const Start<'_>) = (start.stack, start);
+    // SAFETY: the stack is the child's alone, and its end is a multiple of 16. The kernel writes
+    // the number before the helper runs.
+    match unsafe { libc::clone(helper, stack, flags, start.cast_mut().cast(), number) } {
+        ..0 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
 }
 
 /// Makes the helper as a grandchild, so that the program has no child that it does not know.

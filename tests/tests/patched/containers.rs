@@ -1,0 +1,93 @@
+//! The first process of a container becomes the parent of all processes that have lost theirs. It
+//! may be any program, and it meets no process of Toehold's.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use toehold_e2e::patched::{compile, compile_as};
+use toehold_e2e::{Toehold, host};
+
+use crate::executed::{check_children_behind, executables};
+use crate::{without, without_executable_memory};
+
+/// Namespaces of its own for users, processes and mounts.
+pub(crate) const CONTAINER: [&str; 7] = ["unshare", "-U", "-r", "-m", "-p", "-f", "--mount-proc"];
+
+/// The program of `children.c`.
+fn children(directory: &Path, options: &[&str]) -> PathBuf {
+    let options = [&["-O2", "-w"], options].concat();
+    compile(directory, "cc", &options, "children.c")
+}
+
+/// A command that has the first process of a container execute `words`, and `run` behind them.
+fn in_container(words: &[&Path], run: &Command) -> Command {
+    let mut command = Command::new(CONTAINER[0]);
+    command.args(&CONTAINER[1..]).args(words);
+    command.arg(run.get_program()).args(run.get_args());
+    for (name, value) in run.get_envs() {
+        command.env(name, value.expect("a variable that is set"));
+    }
+    command
+}
+
+/// The output of a command, and its errors for a failure.
+fn said(command: &mut Command) -> (String, String) {
+    let output = command.output().expect("it runs");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (text(&output.stdout), text(&output.stderr))
+}
+
+#[test]
+fn static_programs_that_a_containers_first_process_executes_leave_it_no_orphans() {
+    if host::require(["cc", "unshare"]).is_none() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("scratch");
+    let executables = executables(directory.path());
+    for options in [&["-O2", "-w"][..], &["-O2", "-w", "-static"]] {
+        let parent = compile_as("executes", directory.path(), "cc", options, "executes.c");
+        check_children_behind(&CONTAINER, &parent, &executables);
+    }
+}
+
+/// `run` becomes the program.
+#[test]
+fn a_containers_first_process_that_run_starts_has_no_child_of_its_helper() {
+    if host::require(["cc", "unshare"]).is_none() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("scratch");
+    let program = children(directory.path(), &["-static"]);
+    let toehold = Toehold::start();
+    let run = || in_container(&[], &toehold.patched(&program));
+    let (line, errors) = said(&mut run());
+    assert_eq!(line, "library 1, process 1, no children\n", "{errors}");
+    type Hinder = fn(&mut Command) -> &mut Command;
+    // The helper does not get the first one, and leaves the second as it is.
+    let hinders: [Hinder; 2] = [
+        |command| without(libc::SYS_ptrace, command),
+        without_executable_memory,
+    ];
+    for hinder in hinders {
+        let (line, errors) = said(hinder(&mut run()));
+        assert_eq!(line, "library 0, process 1, no children\n", "{errors}");
+        assert!(
+            errors.contains("the program runs on kernel TCP"),
+            "{errors}"
+        );
+    }
+}
+
+#[test]
+fn static_programs_that_run_starts_in_a_container_leave_its_first_process_no_orphans() {
+    if host::require(["cc", "unshare"]).is_none() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("scratch");
+    let program = children(directory.path(), &["-static"]);
+    let toehold = Toehold::start();
+    let mut command = in_container(&[&program], &toehold.patched(&program));
+    let (lines, errors) = said(&mut command);
+    let wanted = "library 1, process 2, no children\nlibrary 0, process 1, no children\n";
+    assert_eq!(lines, wanted, "{errors}");
+}
