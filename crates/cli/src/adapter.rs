@@ -20,6 +20,7 @@ use crate::failure::Failure;
 use crate::meeting::Meeting;
 use crate::options::AdapterChoice;
 use crate::preload;
+use crate::reaper;
 use crate::status::Status;
 
 /// Options of `toehold adapter`.
@@ -499,12 +500,19 @@ fn own_default() -> PathBuf {
 ///
 /// The adapter must not become a child of the program that this process is about to turn into: a
 /// program that waits for "any child" would find a stranger. So a process in between starts it and
-/// leaves.
+/// leaves. Where this process would get the orphan back, a reaper does.
 ///
 /// # Errors
 ///
 /// A sentence.
 pub(crate) fn start_in_background(runtime_dir: &Path) -> Result<(), String> {
+    match reaper::is_needed() {
+        true => reaper::have_it(|| start_by_another(runtime_dir)),
+        false => start_by_another(runtime_dir),
+    }
+}
+
+fn start_by_another(runtime_dir: &Path) -> Result<(), String> {
     let program = this_program()?;
     let mut command = Command::new(program);
     command

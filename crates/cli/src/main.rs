@@ -22,6 +22,7 @@ mod options;
 mod patched;
 mod preload;
 mod program;
+mod reaper;
 mod rules;
 mod run;
 mod services;

@@ -91,3 +91,28 @@ fn static_programs_that_run_starts_in_a_container_leave_its_first_process_no_orp
     let wanted = "library 1, process 2, no children\nlibrary 0, process 1, no children\n";
     assert_eq!(lines, wanted, "{errors}");
 }
+
+/// Where none runs, `run` starts one, which goes on in the background.
+#[test]
+fn a_containers_first_process_has_no_adapter_for_a_child() {
+    if host::require(["cc", "unshare"]).is_none() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("scratch");
+    let toehold = Toehold::start();
+    let (run, library) = toehold.files();
+    for options in [&[][..], &["-static"]] {
+        let program = children(directory.path(), options);
+        let scratch = tempfile::tempdir().expect("scratch");
+        let runtime = scratch.path().join("runtime");
+        let mut command = Command::new(run);
+        command.env("TOEHOLD_LIB", library);
+        command.args(["run", "--path", "direct", "--runtime-dir"]);
+        command.arg(&runtime).arg("--").arg(&program);
+        let (line, errors) = said(&mut in_container(&[], &command));
+        assert_eq!(line, "library 1, process 1, no children\n", "{errors}");
+        assert_eq!(errors, "");
+        let left = std::fs::read_dir(runtime).expect("a directory");
+        assert_ne!(left.count(), 0, "an adapter was there");
+    }
+}
