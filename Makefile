@@ -65,6 +65,7 @@ programs: ## the table of docs/programs.md: some fifty programs, four ways each,
 	@scripts/deps.sh rust programs
 	scripts/go-programs.sh $(TARGET)/programs
 	scripts/rust-programs.sh $(TARGET)/programs
+	scripts/dotnet-programs.sh $(TARGET)/programs
 	cargo xtask programs
 
 .PHONY: bench

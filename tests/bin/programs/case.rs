@@ -32,7 +32,8 @@ struct Build {
 }
 
 /// The key in a case's head, and the script that builds what stands there.
-const BUILDERS: [(&str, &str); 2] = [
+const BUILDERS: [(&str, &str); 3] = [
+    ("dotnet", "scripts/dotnet-programs.sh"),
     ("go", "scripts/go-programs.sh"),
     ("rust", "scripts/rust-programs.sh"),
 ];
