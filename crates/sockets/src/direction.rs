@@ -3,7 +3,7 @@
 
 use core::sync::atomic::{Ordering, fence};
 
-use toehold_channel::doorbell::{self, WakeWord};
+use toehold_channel::doorbell::{self, WAKING, WakeWord};
 use toehold_channel::layout::SIDE_SEEN;
 use toehold_channel::sync::AtomicU64;
 use toehold_channel::table::{COMMAND_PEER_GONE, Mode};
@@ -35,14 +35,7 @@ pub(crate) enum Credit {
 #[inline(always)]
 pub(crate) fn notify(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
     let entry = connection.entry;
-    let pair = connection.local.pair.load(Ordering::Relaxed);
-    // SAFETY: a connection's pair stays mapped until its release, which takes the send lock first.
-    let pair = unsafe { pair.as_ref() };
-    let rung = doorbell::must_ring(&end.theirs().wake, |bitmap| {
-        pair.and_then(|pair| pair.theirs(bitmap))
-    })
-    .map_err(|fault| fault_of_peer(connection, fault))?;
-    if rung {
+    if must_ring(connection, end)? {
         ring(connection);
     } else {
         let suppressed = entry.doorbells_suppressed.load(Ordering::Relaxed);
@@ -51,6 +44,18 @@ pub(crate) fn notify(connection: &Connection, end: &End<'_>) -> Result<(), i32> 
             .store(suppressed.wrapping_add(1), Ordering::Relaxed);
     }
     Ok(())
+}
+
+/// Marks the peer's ready bitmap. True when a doorbell has to follow.
+#[inline(always)]
+fn must_ring(connection: &Connection, end: &End<'_>) -> Result<bool, i32> {
+    let pair = connection.local.pair.load(Ordering::Relaxed);
+    // SAFETY: a connection's pair stays mapped until its release, which takes the send lock first.
+    let pair = unsafe { pair.as_ref() };
+    doorbell::must_ring(&end.theirs().wake, |bitmap| {
+        pair.and_then(|pair| pair.theirs(bitmap))
+    })
+    .map_err(|fault| fault_of_peer(connection, fault))
 }
 
 /// One more call of the program's that the ring served. The caller holds the direction's lock.
@@ -96,14 +101,34 @@ pub(crate) fn is_open(connection: &Connection, end: &End<'_>) -> bool {
     !closed && connection.carrier().is_some_and(is_open)
 }
 
+/// As [`notify`], of a peer whose program has not been seen waiting, if `is_seen` does not say so
+/// by now. Where that may wait past the library, the doorbell is late: the kernel sends it with the
+/// next byte, or by itself some 0.2 s later (tcp(7), `TCP_CORK`), whatever becomes of this process.
+/// That takes a fifth of the time.
+pub(crate) fn notify_late(connection: &Connection, end: &End<'_>, is_seen: impl Fn() -> bool) {
+    let was_bell = (end.theirs().wake.wake.load(WAKING)).is(WakeWord::Bell.to_word());
+    match must_ring(connection, end) {
+        // A thread of the peer's sleeps in the library.
+        Ok(true) if is_seen() || !was_bell => ring(connection),
+        Ok(_) if end.theirs().wake.closed.load(SIDE_SEEN).is(0) => {
+            ring_by(connection, sys::send_late);
+        }
+        Ok(_) | Err(_) => {}
+    }
+}
+
 /// One byte on the carrier. The caller holds the send lock, the direction is in ring mode.
 #[cold]
 fn ring(connection: &Connection) {
+    ring_by(connection, sys::send_now);
+}
+
+fn ring_by(connection: &Connection, send: fn(i32, &[u8]) -> isize) {
     let entry = connection.entry;
     let Some(fd) = connection.carrier() else {
         return;
     };
-    let result = sys::send_now(fd, &[0]);
+    let result = send(fd, &[0]);
     if result == 1 {
         entry.tx_carrier.fetch_add(1, Ordering::Relaxed);
         entry.doorbells.fetch_add(1, Ordering::Relaxed);

@@ -53,6 +53,13 @@ pub(crate) unsafe fn send_shared_now(fd: i32, from: *const u8, len: usize) -> is
     unsafe { call!(SYS_sendto, fd, from, len, flags, 0, 0) }
 }
 
+/// As [`send_now`]; of TCP, the kernel may keep the bytes for a while, to send more with them.
+pub(crate) fn send_late(fd: i32, bytes: &[u8]) -> isize {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_MORE;
+    // SAFETY: `bytes` is readable for its length.
+    unsafe { call!(SYS_sendto, fd, bytes.as_ptr(), bytes.len(), flags, 0, 0) }
+}
+
 /// `close(2)`.
 pub(crate) fn close(fd: i32) {
     // SAFETY: closing a descriptor touches no memory.

@@ -122,6 +122,10 @@ pub(crate) const CASES: &[Case] = &[
         unseen::short_at_both,
     ),
     Case::roles(
+        "end_before_accept_is_told_to_a_server_that_waits_past_libc",
+        unseen::ended_before_accept,
+    ),
+    Case::roles(
         "member_of_one_instance_among_many_hundreds",
         unseen::many_instances,
     ),

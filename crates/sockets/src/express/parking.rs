@@ -204,15 +204,23 @@ fn tell(parked: &Connection, end: &End<'_>) {
     // An engine has said that its remote has finished, and waits for us to.
     let is_to_engine = parked.entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD != 0;
     let is_last = end.turns().is_ended_by_peer(turn) && !is_to_engine;
+    // No FIN wakes a program that waits past the library. The one that accepts has probably not
+    // come to its first wait yet, and will hear of the end there.
+    let is_accepted = parked.entry.flags.load(Ordering::Relaxed) & FLAG_ACCEPTED != 0;
+    let may_be_late = !is_accepted && !end.turns().is_peer_seen(turn);
     let is_heard = end.is_end_heard(turn);
     end.end_turn(turn);
-    // A peer that has closed it waits for nothing on it: the bits of its end lead to its listener.
-    if tx.is_some() && !is_last {
-        let _ = direction::notify(parked, end);
-        if !is_heard {
-            // No FIN wakes a program that waits past the library.
-            direction::ring_if_open(parked, end);
-        }
+    if tx.is_none() || is_last {
+        // A peer that has closed it waits for nothing on it: the bits of its end lead to its
+        // listener.
+        return;
+    }
+    if may_be_late {
+        return direction::notify_late(parked, end, || end.turns().is_peer_seen(turn));
+    }
+    let _ = direction::notify(parked, end);
+    if !is_heard {
+        direction::ring_if_open(parked, end);
     }
 }
 

@@ -278,3 +278,53 @@ pub(super) fn short_at_client(role: &Role) {
 pub(super) fn short_at_both(role: &Role) {
     short(role, |_, number| number % 3 == 1);
 }
+
+/// The client closes a connection before it is accepted, and calls no library any more. The server
+/// waits past libc for the end.
+pub(super) fn ended_before_accept(role: &Role) {
+    const SEEN_FIRST: usize = 300;
+    let listener = role.server().then(|| role.listen(libc::SOCK_NONBLOCK));
+    let epoll = sys::epoll_create();
+    if let Some(listener) = listener {
+        sys::epoll_ctl(epoll, ADD, listener, IN, 1).value();
+    }
+    let accept = |listener| {
+        sys::epoll_wait(epoll, 1, TIME_LIMIT_MS as i32).0.value();
+        sys::accept4(listener, libc::SOCK_NONBLOCK).fd()
+    };
+    let port = if role.server() { 0 } else { role.hear_port() };
+    let connect = || {
+        let fd = sys::socket(role.family, 0);
+        sys::connect(fd, role.family, port).value();
+        sys::set_nonblocking(fd, true);
+        fd
+    };
+    let seen = Waits { is_past: false };
+    let mut answered = 0;
+    for _ in 0..SEEN_FIRST {
+        let (fd, is_well) = match listener.map(accept) {
+            Some(fd) => (fd, serve(fd, seen)),
+            None => {
+                let fd = connect();
+                (fd, ask(fd, seen))
+            }
+        };
+        answered += usize::from(is_well);
+        sys::close(fd).value();
+    }
+    role.say("answered", answered);
+    match listener {
+        Some(listener) => {
+            role.hear();
+            let fd = accept(listener);
+            role.say("end", Waits { is_past: true }.hears(fd, b""));
+            sys::close(fd).value();
+            role.tell(0);
+        }
+        None => {
+            sys::close(connect()).value();
+            role.tell(0);
+            role.hear_past_libc();
+        }
+    }
+}
