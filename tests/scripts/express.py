@@ -907,6 +907,42 @@ def keepalive(count=60):
     play(serve, ask)
 
 
+# A listener that is asked when nobody waits, in either mode.
+
+
+def nobody(rounds=3):
+    def serve(server, steps):
+        server.warm(60)
+        for _ in range(rounds):
+            one = server.accept()
+            say("nobody", outcome(server.listener.accept))
+            server.listener.setblocking(True)
+            steps.tell()
+            another, _ = server.listener.accept()
+            server.listener.setblocking(False)
+            say("got", another.recv(5), one.recv(5))
+            another.close()
+            one.close()
+            steps.tell()
+        server.warm()
+
+    def ask(port, steps):
+        warm(port, 60)
+        for _ in range(rounds):
+            one = connect(port)
+            one.sendall(b"first")
+            steps.hear()
+            time.sleep(0.05)
+            another = connect(port)
+            another.sendall(b"other")
+            steps.hear()
+            one.close()
+            another.close()
+        warm(port)
+
+    play(serve, ask)
+
+
 # Rules come and go while connections are made.
 
 
@@ -941,6 +977,7 @@ SCENARIOS = {
     "returns": returns,
     "spares": spares,
     "keepalive": keepalive,
+    "nobody": nobody,
     "counted": counted,
     "ruled": ruled,
 }
