@@ -243,6 +243,27 @@ fn rules_of_containers_are_missed_by_nobody() {
     }
 }
 
+/// `-i podman0 ! -o podman0 -j ACCEPT` and the like; docker and netavark drop between networks.
+#[test]
+fn rules_of_containers_that_only_name_devices_are_missed_by_nobody_unless_they_drop() {
+    let (drop, accept, jump, back) = (0, 1, -3_i32 as u32, -5_i32 as u32);
+    let name = |key, operation| [meta(key), compare(operation, b"podman0\0")].concat();
+    let (from, not_to, to) = (name(6, 0), name(7, 1), name(7, 0));
+    // Between two namespaces: devices are not known.
+    let crosses = |rule: &[Vec<u8>]| {
+        let mut rules = Rules::default();
+        take(&mut rules, &[added(IPV4, 1, rule), end()]);
+        rules.see(&tuple(V4.0, V4.1), None)
+    };
+    for on in [accept, jump, back] {
+        let rule = [from.clone(), not_to.clone(), counter(0), verdict(on)];
+        assert!(!crosses(&rule) && !sees(IPV4, &rule, V4.0, V4.1));
+    }
+    let rule = [to, counter(0), verdict(drop)];
+    assert!(crosses(&rule), "it may be in its way");
+    assert!(!sees(IPV4, &rule, V4.0, V4.1), "not on the loopback device");
+}
+
 #[test]
 fn a_rule_counts_from_the_end_of_its_transaction_until_it_is_removed() {
     let mut rules = Rules::default();
