@@ -4,6 +4,7 @@ use core::slice;
 
 use toehold_freestanding::memory;
 
+use super::heap;
 use super::system::{Error, File, Result};
 
 /// A file's bytes, mapped: large programs are not copied.
@@ -22,6 +23,7 @@ impl FileBytes {
         // SAFETY: a fresh mapping.
         let at = unsafe { memory::map(nowhere, len, read, private, file.as_raw_fd(), 0) };
         let at = at.map_err(|error| Error::Kernel(error.0))?;
+        heap::note(at, len);
         Ok(FileBytes { at, len })
     }
 
@@ -34,6 +36,7 @@ impl FileBytes {
 
 impl Drop for FileBytes {
     fn drop(&mut self) {
+        heap::forget(self.at);
         // SAFETY: mapped by `map` with this length.
         unsafe { memory::unmap(self.at, self.len) };
     }

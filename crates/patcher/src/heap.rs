@@ -13,11 +13,30 @@
 //! one address or apart. A child of fork(2) does not get it.
 //!
 //! The kernel maps large pieces, and those that do not belong to a helper.
+//!
+//! A helper that is killed gives nothing back. Each arena has a slot with a word that the kernel
+//! clears when the helper has ended, in whatever way (`CLONE_CHILD_CLEARTID`). The next arena's
+//! maker takes back what the dead have left:
+//!
+//! ```text
+//! arena 0          nobody's slot
+//! arena, alive 1   its helper runs, or is about to
+//! arena, alive 0   its helper was killed: the arena and what it has noted are to be unmapped
+//! GIVEN, alive 1   its helper has given it back, and ends
+//! GIVEN, alive 0   the slot is nobody's
+//! ```
+//!
+//! The slots change under a lock, but for `GIVEN`. An arena's maker that finds the lock taken does
+//! without a slot.
 
 use core::alloc::{GlobalAlloc, Layout};
-use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use core::ffi::c_int;
+use core::sync::atomic::{
+    AtomicBool, AtomicI32, AtomicPtr, AtomicUsize,
+    Ordering::{Acquire, Relaxed, Release},
+};
 
-use toehold_freestanding::{call, memory};
+use toehold_freestanding::memory;
 
 /// Helpers of one process at a time that have arenas. Others have their memory from the kernel.
 const ARENAS_MAX: usize = 16;
@@ -28,18 +47,174 @@ const STACK_BYTES: usize = 256 << 10;
 const BYTES_MAX: usize = 64 << 10;
 const PAGE_BYTES: usize = 4096;
 
-/// The address of each arena in use, or 0. A child of fork(2) keeps the addresses of helpers that
-/// ran meanwhile, without their memory: a later arena has one of these addresses, or overlaps none.
-/// Relaxed: only an arena's own thread finds it here, and it has put it here itself.
-static ARENAS: [AtomicUsize; ARENAS_MAX] = [const { AtomicUsize::new(0) }; ARENAS_MAX];
+/// Mappings of a helper that are noted at a time. Others stay where it is killed.
+const NOTES_MAX: usize = 16;
+
+/// One arena, for those who look for it.
+#[derive(Debug)]
+struct Slot {
+    /// Its address, [`GIVEN`] or 0. Relaxed: a helper looks for its own; others have the lock.
+    arena: AtomicUsize,
+    /// Acquire pairs with the kernel's write at the helper's end.
+    alive: AtomicI32,
+}
+
+/// The arena was given back by its helper.
+const GIVEN: usize = 1;
+
+/// A page that the kernel wipes in a child of fork(2), which does not have the arenas either.
+#[derive(Debug)]
+struct Slots {
+    is_locked: AtomicBool,
+    all: [Slot; ARENAS_MAX],
+}
+
+const _: () = assert!(size_of::<Slots>() <= PAGE_BYTES);
+
+/// Null until the first arena is made. Acquire and Release: who finds it finds a page of zeroes.
+static SLOTS: AtomicPtr<Slots> = AtomicPtr::new(core::ptr::null_mut());
+
+impl Slots {
+    /// `None` where there are none, or none yet.
+    fn get() -> Option<&'static Slots> {
+        // SAFETY: mapped for good, and zeroes are a value.
+        unsafe { SLOTS.load(Acquire).as_ref() }
+    }
+
+    /// `None` where there is no memory, or where a child would keep them.
+    fn made() -> Option<&'static Slots> {
+        if Slots::get().is_none() {
+            let page = memory::anonymous(PAGE_BYTES, false);
+            if page.is_null() {
+                return None;
+            }
+            // SAFETY: a fresh page. It is unmapped if nobody knows it.
+            unsafe {
+                let is_wiped = memory::advise(page, PAGE_BYTES, libc::MADV_WIPEONFORK);
+                let nobody = core::ptr::null_mut();
+                if !is_wiped
+                    || SLOTS
+                        .compare_exchange(nobody, page.cast(), Release, Relaxed)
+                        .is_err()
+                {
+                    memory::unmap(page, PAGE_BYTES);
+                }
+            }
+        }
+        Slots::get()
+    }
+
+    /// `None` while somebody else has the lock.
+    fn locked<T>(&self, work: impl FnOnce(&Slots) -> T) -> Option<T> {
+        if self.is_locked.swap(true, Acquire) {
+            return None;
+        }
+        let result = work(self);
+        self.is_locked.store(false, Release);
+        Some(result)
+    }
+
+    /// Unmaps what helpers have left that were killed. The caller has the lock.
+    fn take_back(&self) {
+        for slot in &self.all {
+            if slot.alive.load(Acquire) != 0 {
+                continue;
+            }
+            match slot.arena.load(Relaxed) {
+                0 => continue,
+                GIVEN => {}
+                at => {
+                    let at = at as *mut u8;
+                    // SAFETY: its helper has ended, and nobody else has used it.
+                    unsafe {
+                        for note in &(*at.cast::<Header>()).notes {
+                            note.unmap();
+                        }
+                        memory::unmap(at, ARENA_BYTES);
+                    }
+                }
+            }
+            slot.arena.store(0, Relaxed);
+        }
+    }
+
+    /// A slot for an arena whose helper is about to be made. The caller has the lock.
+    fn claim(&self, at: *mut u8) -> Option<&Slot> {
+        let slot = self.all.iter().find(|slot| slot.arena.load(Relaxed) == 0)?;
+        slot.alive.store(1, Relaxed);
+        slot.arena.store(at as usize, Relaxed);
+        Some(slot)
+    }
+}
+
+/// Takes back what helpers have left that were killed.
+pub fn take_back() {
+    if let Some(slots) = Slots::get() {
+        let _ = slots.locked(Slots::take_back);
+    }
+}
+
+/// At the begin of an arena. Only its helper writes it, and reads it while it runs.
+#[derive(Debug)]
+struct Header {
+    /// Bytes that were taken from the arena, this among them.
+    taken: usize,
+    notes: [Note; NOTES_MAX],
+}
+
+/// A mapping that the helper has made beside its arena. It is one while `len` is not 0.
+#[derive(Debug)]
+struct Note {
+    at: AtomicUsize,
+    /// Release: the address is written before.
+    len: AtomicUsize,
+}
+
+impl Note {
+    /// # Safety
+    /// Nobody uses it any more.
+    unsafe fn unmap(&self) {
+        let len = self.len.load(Acquire);
+        if len != 0 {
+            // SAFETY: the caller's promise.
+            unsafe { memory::unmap(self.at.load(Relaxed) as *mut u8, len) };
+        }
+    }
+}
+
+/// The calling helper has made a mapping.
+pub(crate) fn note(at: *mut u8, len: usize) {
+    if at.is_null() {
+        return;
+    }
+    let notes = Arena::current().map(Arena::notes);
+    let free = notes.and_then(|notes| notes.iter().find(|note| note.len.load(Relaxed) == 0));
+    if let Some(note) = free {
+        note.at.store(at as usize, Relaxed);
+        note.len.store(len, Release);
+    }
+}
+
+/// The calling helper is about to unmap it.
+pub(crate) fn forget(at: *mut u8) {
+    let notes = Arena::current().map_or(&[][..], Arena::notes);
+    for note in notes {
+        if note.at.load(Relaxed) == at as usize {
+            note.len.store(0, Release);
+        }
+    }
+}
 
 /// A helper's memory.
 #[derive(Clone, Copy, Debug)]
-pub struct Arena(*mut u8);
+pub struct Arena {
+    at: *mut u8,
+    slot: Option<&'static Slot>,
+}
 
 impl Arena {
     /// `None` where there is no memory. It stays mapped until [`Arena::end`] or
-    /// [`Arena::discard`].
+    /// [`Arena::discard`], or until its helper was killed and another arena is made.
     #[must_use]
     pub fn new() -> Option<Arena> {
         let from = memory::anonymous(2 * ARENA_BYTES, false);
@@ -55,34 +230,42 @@ impl Arena {
             }
             memory::unmap(at.wrapping_add(ARENA_BYTES), ARENA_BYTES - before);
             // A child that another thread makes meanwhile has no use for it.
-            call!(SYS_madvise, at, ARENA_BYTES, libc::MADV_DONTFORK);
+            memory::advise(at, ARENA_BYTES, libc::MADV_DONTFORK);
+            (*at.cast::<Header>()).taken = size_of::<Header>();
         }
-        Some(Arena(at))
+        let slots = Slots::made();
+        let slot = slots.and_then(|slots| {
+            let claim = |slots: &'static Slots| {
+                slots.take_back();
+                slots.claim(at)
+            };
+            slots.locked(|_| claim(slots)).flatten()
+        });
+        Some(Arena { at, slot })
+    }
+
+    /// The word that the kernel is to clear when the helper has ended (`CLONE_CHILD_CLEARTID`);
+    /// null: none.
+    #[must_use]
+    pub fn alive(self) -> *mut c_int {
+        self.slot
+            .map_or(core::ptr::null_mut(), |slot| slot.alive.as_ptr())
     }
 
     /// The end of the helper's stack.
     #[must_use]
     pub fn stack(self) -> *mut u8 {
-        self.0.wrapping_add(ARENA_BYTES)
+        self.at.wrapping_add(ARENA_BYTES)
     }
 
-    /// From here on the calling thread takes its memory from it, on whose stack it runs.
-    pub fn begin(self) {
-        // SAFETY: its first word, which counts the bytes that were taken.
-        unsafe { self.0.cast::<usize>().write(size_of::<usize>()) };
-        for one in &ARENAS {
-            let taken = one.compare_exchange(0, self.0 as usize, Relaxed, Relaxed);
-            if taken.is_ok() {
-                return;
-            }
-        }
-    }
-
-    /// Gives it back, without a helper in it.
+    /// Gives it back, without a helper in it: there was none.
     pub fn discard(self) {
         self.leave();
         // SAFETY: mapped by `new`, and used by nobody.
-        unsafe { memory::unmap(self.0, ARENA_BYTES) };
+        unsafe { memory::unmap(self.at, ARENA_BYTES) };
+        if let Some(slot) = self.slot {
+            slot.alive.store(0, Release);
+        }
     }
 
     /// Gives it back, and ends the calling process, which runs in it.
@@ -99,17 +282,17 @@ impl Arena {
                 "ud2",
                 exit = const libc::SYS_exit as i32,
                 in("rax") libc::SYS_munmap,
-                in("rdi") self.0,
+                in("rdi") self.at,
                 in("rsi") ARENA_BYTES,
                 options(noreturn, nostack),
             );
         }
     }
 
-    /// It is not in use any more.
+    /// From here on nobody takes it for one that was left.
     fn leave(self) {
-        for one in &ARENAS {
-            let _ = one.compare_exchange(self.0 as usize, 0, Relaxed, Relaxed);
+        if let Some(slot) = self.slot {
+            slot.arena.store(GIVEN, Relaxed);
         }
     }
 
@@ -118,16 +301,26 @@ impl Arena {
         let stack: usize;
         // SAFETY: reads a register.
         unsafe { core::arch::asm!("mov {}, rsp", out(reg) stack, options(nomem, nostack)) };
-        ARENAS.iter().find_map(|one| {
-            let at = one.load(Relaxed);
-            (at != 0 && stack.wrapping_sub(at) < ARENA_BYTES).then_some(Arena(at as *mut u8))
+        Slots::get()?.all.iter().find_map(|slot| {
+            let at = slot.arena.load(Relaxed);
+            let is_it = at > GIVEN && stack.wrapping_sub(at) < ARENA_BYTES;
+            is_it.then_some(Arena {
+                at: at as *mut u8,
+                slot: Some(slot),
+            })
         })
+    }
+
+    fn notes<'a>(self) -> &'a [Note] {
+        // SAFETY: written by `new`, and mapped as long as the calling helper runs.
+        unsafe { &(*self.at.cast::<Header>()).notes }
     }
 
     /// Null where it has no room.
     fn take(self, layout: Layout) -> *mut u8 {
-        let taken: *mut usize = self.0.cast();
-        // SAFETY: only the calling thread uses it, and `begin` has written it.
+        // SAFETY: only the calling thread uses it, and `new` has written it.
+        let taken = unsafe { &raw mut (*self.at.cast::<Header>()).taken };
+        // SAFETY: as above.
         let from = unsafe { *taken }.next_multiple_of(layout.align());
         let to = from + layout.size();
         if to > ARENA_BYTES - STACK_BYTES {
@@ -135,11 +328,11 @@ impl Arena {
         }
         // SAFETY: as above.
         unsafe { *taken = to };
-        self.0.wrapping_add(from)
+        self.at.wrapping_add(from)
     }
 
     fn has(self, at: *mut u8) -> bool {
-        (at as usize).wrapping_sub(self.0 as usize) < ARENA_BYTES
+        (at as usize).wrapping_sub(self.at as usize) < ARENA_BYTES
     }
 }
 
@@ -158,7 +351,11 @@ unsafe impl GlobalAlloc for Heap {
         let arena = Arena::current().filter(|_| layout.size() <= BYTES_MAX);
         match arena.map(|arena| arena.take(layout)) {
             Some(at) if !at.is_null() => at,
-            _ => memory::anonymous(layout.size(), false),
+            _ => {
+                let at = memory::anonymous(layout.size(), false);
+                note(at, layout.size());
+                at
+            }
         }
     }
 
@@ -170,6 +367,7 @@ unsafe impl GlobalAlloc for Heap {
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         if !Arena::current().is_some_and(|arena| arena.has(at)) {
+            forget(at);
             // SAFETY: mapped by `alloc` with this size; the caller uses it no more.
             unsafe { memory::unmap(at, layout.size()) };
         }
@@ -178,7 +376,15 @@ unsafe impl GlobalAlloc for Heap {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Mutex, MutexGuard, PoisonError};
+
     use super::*;
+
+    /// The slots are one thing, and there are few: one test at a time.
+    fn alone() -> MutexGuard<'static, ()> {
+        static ALONE: Mutex<()> = Mutex::new(());
+        ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 
     fn layout(size: usize, align: usize) -> Layout {
         Layout::from_size_align(size, align).expect("a layout")
@@ -186,9 +392,9 @@ mod tests {
 
     #[test]
     fn pieces_of_an_arena_are_aligned_and_apart_until_it_is_full() {
+        let _alone = alone();
         let arena = Arena::new().expect("memory");
-        arena.begin();
-        let mut end = arena.0 as usize + size_of::<usize>();
+        let mut end = arena.at as usize + size_of::<Header>();
         for (size, align) in [(1, 1), (24, 8), (3, 2), (100, 64), (5000, 16)].repeat(20) {
             let at = arena.take(layout(size, align));
             assert!(at as usize >= end && (at as usize).is_multiple_of(align));
@@ -211,13 +417,65 @@ mod tests {
         arena.discard();
     }
 
+    /// Whether each of these is mapped.
+    fn are_mapped<const N: usize>(pages: [*mut u8; N]) -> [bool; N] {
+        pages.map(|at| {
+            let mut is_resident = [0u8; 1];
+            // SAFETY: one byte for the one page that is asked for.
+            unsafe {
+                toehold_freestanding::call!(SYS_mincore, at, PAGE_BYTES, is_resident.as_mut_ptr())
+                    == 0
+            }
+        })
+    }
+
+    #[test]
+    fn what_a_helper_has_left_is_unmapped_when_the_kernel_says_that_it_has_ended() {
+        let _alone = alone();
+        let arena = Arena::new().expect("memory");
+        let slot = arena.slot.expect("a slot");
+        let [kept, forgotten] = [0; 2].map(|_| memory::anonymous(PAGE_BYTES, false));
+        for (note, at) in arena.notes().iter().zip([forgotten, kept]) {
+            note.at.store(at as usize, Relaxed);
+            note.len.store(PAGE_BYTES, Relaxed);
+        }
+        arena.notes()[0].len.store(0, Relaxed);
+        let pages = [arena.at, kept, forgotten];
+        take_back();
+        assert_eq!(are_mapped(pages), [true; 3], "its helper is alive");
+        slot.alive.store(0, Relaxed);
+        take_back();
+        assert_eq!(are_mapped(pages), [false, false, true]);
+        // SAFETY: mapped above.
+        unsafe { memory::unmap(forgotten, PAGE_BYTES) };
+    }
+
+    #[test]
+    fn an_arena_without_a_slot_is_an_arena_and_slots_come_back() {
+        let _alone = alone();
+        for _ in 0..3 {
+            let all: Vec<Arena> = (0..=ARENAS_MAX).map_while(|_| Arena::new()).collect();
+            assert_eq!(all.len(), ARENAS_MAX + 1);
+            assert!(all.iter().any(|arena| arena.alive().is_null()));
+            for arena in all {
+                arena.discard();
+            }
+        }
+        take_back();
+        assert!(Arena::new().is_some_and(|arena| {
+            arena.discard();
+            !arena.alive().is_null()
+        }));
+    }
+
     #[test]
     fn an_arena_is_at_a_multiple_of_its_size_and_no_child_gets_it() {
+        let _alone = alone();
         // Memory between them, so that they are not at multiples by chance.
         for pages in [1, 3, 7] {
             let between = memory::anonymous(pages * PAGE_BYTES, false);
             let arena = Arena::new().expect("memory");
-            assert!((arena.0 as usize).is_multiple_of(ARENA_BYTES));
+            assert!((arena.at as usize).is_multiple_of(ARENA_BYTES));
             let smaps = std::fs::read_to_string("/proc/self/smaps").expect("text");
             let mut is_of_arena = false;
             let flags = smaps.lines().find_map(|line| {
@@ -227,7 +485,7 @@ mod tests {
                     .and_then(|range| range.split_once('-'));
                 let number = |text| usize::from_str_radix(text, 16).ok();
                 if let Some((from, to)) = range.and_then(|(a, b)| number(a).zip(number(b))) {
-                    is_of_arena = (from..to).contains(&(arena.0 as usize));
+                    is_of_arena = (from..to).contains(&(arena.at as usize));
                 }
                 line.strip_prefix("VmFlags:").filter(|_| is_of_arena)
             });

@@ -4,7 +4,7 @@ use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicIsize, Ordering::Relaxed};
 
 use toehold_freestanding::{call, memory};
-use toehold_patcher::heap::Arena;
+use toehold_patcher::heap::{self, Arena};
 use toehold_patcher::{Error, File, Result, Task, Watch, stand_alone};
 
 use super::Event;
@@ -32,14 +32,13 @@ struct Between {
 #[derive(Debug)]
 pub(super) struct Child {
     process: c_int,
-    arena: Arena,
 }
 
 impl Child {
     /// Waits until it has ended. One that was killed has left its memory.
     pub(super) fn wait(self) {
         if self.status(0).is_some_and(|status| status != 0) {
-            self.arena.discard();
+            heap::take_back();
         }
     }
 
@@ -85,7 +84,7 @@ pub(super) fn start(
     }
     let helper = match is_ours {
         // SAFETY: below what the helper is told is its stack, and it has its own arguments.
-        true => unsafe { beside(0, start.cast(), help, start.cast()) },
+        true => unsafe { beside(0, start.cast(), help, start.cast(), arena.alive()) },
         false => as_orphan(start),
     };
     // The helper gives its memory back by itself, if there is one.
@@ -94,7 +93,6 @@ pub(super) fn start(
     }
     (is_ours && helper > 0).then_some(Child {
         process: helper as c_int,
-        arena,
     })
 }
 
@@ -112,7 +110,8 @@ fn as_orphan(start: *mut Start) -> isize {
         // SAFETY: the stack is the child's alone; `between` lives until the child has ended. The
         // child is one that only this thread can wait for (`__WALL`).
         unsafe {
-            let child = beside(libc::CLONE_VFORK, top, make_helper, argument);
+            let nobody = core::ptr::null_mut();
+            let child = beside(libc::CLONE_VFORK, top, make_helper, argument, nobody);
             if child > 0 {
                 call!(SYS_wait4, child, 0, libc::__WALL, 0);
             }
@@ -128,7 +127,8 @@ unsafe extern "C" fn make_helper(between: *const c_void) -> ! {
     unsafe {
         let between = &*between.cast::<Between>();
         let stack = between.start.cast_mut().cast();
-        let helper = beside(0, stack, help, between.start.cast());
+        let alive = (*between.start).arena.alive();
+        let helper = beside(0, stack, help, between.start.cast(), alive);
         between.helper.store(helper, Relaxed);
         loop {
             call!(SYS_exit, 0);
@@ -145,7 +145,6 @@ unsafe extern "C" fn help(start: *const c_void) -> ! {
         stand_alone(start.socket);
         (start, File::from_raw_fd(0))
     };
-    start.arena.begin();
     // There is nobody to tell: `toehold status` finds the reason by itself.
     let _ = follow(caller, start);
     start.arena.end()
@@ -178,16 +177,22 @@ fn follow(caller: File, start: &Start) -> Result<()> {
 
 /// Runs `function` in a process that uses this one's memory, on a stack that ends at `stack`. With
 /// `CLONE_VFORK` in `flags`, returns when that process has ended. Gives its number, or a negated
-/// errno. No signal tells of its end.
+/// errno. No signal tells of its end. The kernel clears `alive` then, if it is not null.
 ///
 /// # Safety
-/// The stack is nobody's; `function` never returns, and uses no thread-local storage.
+/// The stack is nobody's; `alive` is null or stays; `function` never returns, and uses no
+/// thread-local storage.
 unsafe fn beside(
     flags: c_int,
     stack: *mut u8,
     function: unsafe extern "C" fn(*const c_void) -> !,
     argument: *const c_void,
+    alive: *mut c_int,
 ) -> isize {
+    let clears = match alive.is_null() {
+        true => 0,
+        false => libc::CLONE_CHILD_CLEARTID,
+    };
     let answer: isize;
     // SAFETY: the caller's promise. In the new process the stack pointer is `stack`, which is a
     // multiple of 16.
@@ -202,10 +207,10 @@ unsafe fn beside(
             "ud2",
             "2:",
             inlateout("rax") libc::SYS_clone as isize => answer,
-            in("rdi") libc::CLONE_VM | flags,
+            in("rdi") libc::CLONE_VM | flags | clears,
             in("rsi") stack,
             in("rdx") 0,
-            in("r10") 0,
+            in("r10") alive,
             in("r8") 0,
             in("r12") argument,
             in("r13") function,
@@ -222,32 +227,52 @@ mod tests {
 
     #[test]
     fn a_helper_that_was_killed_has_its_memory_taken_from_it() {
+        unsafe extern "C" fn waits(_: *const c_void) -> ! {
+            loop {
+                // SAFETY: no memory is involved.
+                unsafe { call!(SYS_pause) };
+            }
+        }
+        unsafe extern "C" fn ends(arena: *const c_void) -> ! {
+            // SAFETY: the starter's argument, which is read before the arena is given back.
+            unsafe { *arena.cast::<Arena>() }.end()
+        }
         let is_mapped = |arena: Arena| {
             let (mut pages, last) = ([0u8; 1], arena.stack().wrapping_sub(4096));
             // SAFETY: one byte for the one page that is asked for.
             unsafe { call!(SYS_mincore, last, 4096, pages.as_mut_ptr()) == 0 }
         };
-        let helper = |signal| {
+        let begin = |function| {
             let arena = Arena::new().expect("memory");
-            // SAFETY: between fork and exit the child makes system calls only.
-            let process = unsafe { libc::fork() };
-            if process == 0 {
-                // SAFETY: no memory is involved. Without a signal it ends as a helper does.
-                unsafe {
-                    call!(SYS_kill, call!(SYS_getpid), signal);
-                    libc::_exit(0);
-                }
+            assert!(!arena.alive().is_null());
+            let (stack, argument) = (arena.stack(), (&raw const arena).cast());
+            // SAFETY: the arena is the helper's, and `arena` outlives it or its look.
+            let process = unsafe { beside(0, stack, function, argument, arena.alive()) };
+            assert!(process > 0);
+            let process = process as c_int;
+            if function as usize == ends as *const () as usize {
+                Child { process }.wait();
             }
-            (Child { process, arena }, arena)
+            (arena, process)
         };
-        let (child, arena) = helper(libc::SIGKILL);
-        assert!(is_mapped(arena));
-        child.wait();
-        assert!(!is_mapped(arena));
-        // One that has ended by itself has given its memory back, which may be somebody's again.
-        let (child, arena) = helper(0);
-        child.wait();
-        assert!(is_mapped(arena));
-        arena.discard();
+        let (killed, process) = begin(waits);
+        let (living, other) = begin(waits);
+        // SAFETY: a process of this test's.
+        unsafe { call!(SYS_kill, process, libc::SIGKILL) };
+        Child { process }.wait();
+        assert!(!is_mapped(killed) && is_mapped(living));
+        // One that nobody waits for leaves its memory to the next arena's maker.
+        // SAFETY: as above.
+        unsafe {
+            call!(SYS_kill, other, libc::SIGKILL);
+            call!(SYS_wait4, other, 0, libc::__WALL, 0);
+        }
+        assert!(is_mapped(living));
+        heap::take_back();
+        assert!(!is_mapped(living));
+        // One that has ended by itself has given its memory back, and its slot is used again.
+        for _ in 0..100 {
+            begin(ends);
+        }
     }
 }
