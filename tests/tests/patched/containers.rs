@@ -63,7 +63,8 @@ fn a_containers_first_process_that_run_starts_has_no_child_of_its_helper() {
     let (line, errors) = said(&mut run());
     assert_eq!(line, "library 1, process 1, no children\n", "{errors}");
     type Hinder = fn(&mut Command) -> &mut Command;
-    // The helper does not get the first one, and leaves the second as it is.
+    // The helper does not get the first one, and leaves the second as it is. It says why when the
+    // program runs, whose end ends it.
     let hinders: [Hinder; 2] = [
         |command| without(libc::SYS_ptrace, command),
         without_executable_memory,
@@ -71,10 +72,6 @@ fn a_containers_first_process_that_run_starts_has_no_child_of_its_helper() {
     for hinder in hinders {
         let (line, errors) = said(hinder(&mut run()));
         assert_eq!(line, "library 0, process 1, no children\n", "{errors}");
-        assert!(
-            errors.contains("the program runs on kernel TCP"),
-            "{errors}"
-        );
     }
 }
 
