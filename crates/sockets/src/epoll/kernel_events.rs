@@ -13,7 +13,7 @@ use crate::epoll::membership::believe_kernel;
 use crate::epoll::parked::note_end;
 use crate::epoll::registration::{State, registration, untag};
 use crate::express::{self, books, turns};
-use crate::offload::awaiting;
+use crate::offload::awaiting::{self, Answer};
 use crate::{doorbells, errno};
 
 impl Epoll {
@@ -77,14 +77,17 @@ impl Epoll {
 }
 
 /// The engine's answers among `events` are taken, which gives the kernel back what waited for them.
-/// No lock is held.
-fn take_answers(events: &[epoll_event]) {
-    let ours = events
-        .iter()
-        .filter_map(|event| registration(untag(event.u64)?));
-    for one in ours.filter(|one| one.state() == State::Held) {
-        if let Some(connection) = one.behind() {
-            errno::keep(|| awaiting::look(&connection));
+/// An urgent byte that was taken is no news any more. No lock is held.
+fn take_answers(events: &mut [epoll_event]) {
+    for event in events {
+        let one = untag(event.u64).and_then(registration);
+        let Some(one) = one.filter(|one| one.state() == State::Held) else {
+            continue;
+        };
+        if let Some(connection) = one.behind()
+            && errno::keep(|| awaiting::look(&connection)) != Answer::Pending
+        {
+            event.events &= !(EPOLLPRI as u32);
         }
     }
 }
