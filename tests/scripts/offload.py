@@ -978,12 +978,142 @@ def short_server(port, banner="", workers="1", user="", lossy=""):
                 short.sock.close()
 
 
-def short_client(host, port, count, kinds="all", banner="", seed="1"):
-    """Makes short connections, one after the other, of these kinds in turns."""
+def short_client(host, port, count, kinds="all", banner="", seed="1", blocks=""):
+    """Makes short connections, one after the other, of these kinds in turns. With `blocks`, each
+    call waits in the kernel; else the program waits in `poll`."""
     names = SHORT_KINDS if kinds == "all" else kinds.split(",")
+    timeout = None if blocks else 30
     for number in range(int(count)):
         signal.alarm(SILENCE_MAX)
-        one_short(host, int(port), names[number % len(names)], number + 1000 * int(seed), banner)
+        kind = names[number % len(names)]
+        one_short(host, int(port), kind, number + 1000 * int(seed), banner, timeout)
+
+
+def short_crowd(host, port, count, at_once, options="", user=""):
+    """Makes short connections, so many at once, from one epoll instance. The options: `early`,
+    sockets are registered before they connect; `edge`, once and for all events; `kept`, each has an
+    option set afterwards. The first connection is made before the program becomes `user`."""
+    poll, conns = select.epoll(), {}
+    is_edge = "edge" in options
+    wanted = select.EPOLLIN | select.EPOLLOUT | select.EPOLLET if is_edge else select.EPOLLOUT
+
+    def begin(number):
+        sock = socket.socket()
+        sock.setblocking(False)
+        if "early" in options:
+            poll.register(sock, wanted)
+        error = sock.connect_ex((host, int(port)))
+        assert error in (0, errno.EINPROGRESS), error
+        if "early" not in options:
+            poll.register(sock, wanted)
+        conns[sock.fileno()] = [sock, number, b"", False]
+
+    begun = 0
+    while begun < int(count) or conns:
+        signal.alarm(SILENCE_MAX)
+        if user and begun == 1 and not conns:
+            os.setgroups([])
+            os.setuid(int(user))
+            user = ""
+        while begun < int(count) and len(conns) < (1 if user else int(at_once)):
+            begin(begun)
+            begun += 1
+            if user:
+                break
+        for fd, events in poll.poll():
+            conn = conns[fd]
+            sock, number, answer, has_asked = conn
+            if not has_asked:
+                error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                assert error == 0, (number, error, events)
+                assert sock.getpeername() == (host, int(port))
+                if "kept" in options:
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                kind = SHORT_KINDS.index("client_first")
+                sock.sendall(struct.pack("<BBI", kind, 0, number))
+                conn[3] = True
+                if not is_edge:
+                    poll.modify(fd, select.EPOLLIN)
+                    continue
+            try:
+                part = sock.recv(1 << 16)
+            except BlockingIOError:
+                assert is_edge
+                continue
+            assert part, (number, answer)
+            conn[2] = answer = answer + part
+            own = sock.getsockname()
+            name = own[0].encode()
+            whole = struct.pack("<H", own[1]) + name + pattern(40, number)
+            if len(answer) == len(whole):
+                assert answer == whole, number
+                poll.unregister(sock)
+                sock.close()
+                del conns[fd]
+
+
+def short_forks(host, port, count):
+    """Short connections that are under way when their program forks. Parent and child have each in
+    turns, and the other waits."""
+    for number in range(int(count)):
+        signal.alarm(SILENCE_MAX)
+        sock = socket.socket()
+        sock.setblocking(False)
+        error = sock.connect_ex((host, int(port)))
+        assert error in (0, errno.EINPROGRESS), error
+        child = os.fork() if number % 3 == 0 else None
+        if child is None or (child == 0) == (number % 2 == 0):
+            sock.settimeout(30)
+            select.select([], [sock], [], 30)
+            kind = SHORT_KINDS.index("client_first")
+            sock.sendall(struct.pack("<BBI", kind, 0, number))
+            own = sock.getsockname()
+            whole = struct.pack("<H", own[1]) + own[0].encode() + pattern(40, number)
+            answer = b""
+            while len(answer) < len(whole):
+                part = sock.recv(1 << 16)
+                assert part, (number, answer)
+                answer += part
+            assert answer == whole, number
+        if child == 0:
+            os._exit(0)
+        if child:
+            assert os.waitpid(child, 0)[1] == 0
+        sock.close()
+
+
+def short_refused(host, port, closed_port, count):
+    """Short connections, and between them some to a port where nobody listens."""
+    for number in range(int(count)):
+        signal.alarm(SILENCE_MAX)
+        one_short(host, int(port), "client_first", number, "", None if number % 2 else 30)
+        sock = socket.socket()
+        if number % 2:
+            sock.settimeout(30)
+        error = sock.connect_ex((host, int(closed_port)))
+        assert error == errno.ECONNREFUSED, error
+        if number % 3 == 0:
+            # The socket is as new.
+            sock.settimeout(30)
+            sock.connect((host, int(port)))
+        sock.close()
+
+
+def short_until_refused(host, port):
+    """Makes short connections until their server is gone: each is whole, reset, or refused."""
+    for number in itertools.count():
+        signal.alarm(SILENCE_MAX)
+        if number == 300:
+            print("going", flush=True)
+        try:
+            one_short(host, int(port), "client_first", number, "", None if number % 2 else 30)
+        except (ConnectionResetError, BrokenPipeError):
+            assert number >= 300, number
+        except AssertionError as error:
+            # The server was killed before it had answered.
+            assert number >= 300 and error.args[0][2] == 0, error
+        except ConnectionRefusedError:
+            return print("refused", flush=True)
 
 
 def short_until_lost(host, port, kinds):

@@ -9,7 +9,9 @@
 //! | word | writer | reader | ordering |
 //! |---|---|---|---|
 //! | `phase` | both sides, by compare-exchange | both | `AcqRel` / `Acquire` |
+//! | `request` | connecting side | accepting side, the engine | `Relaxed`, carried by `tail` |
 //! | `ended` | its side | the other | `Release` / `Acquire` |
+//! | `freed` | its side, the engine | the other | `Release` / `Acquire` |
 //! | `seen` | its side | the other | `Relaxed`: it orders nothing |
 //! | `tail` | connecting side | accepting side | `Release` / `Acquire`, then a fence |
 //! | `entries` | connecting side | accepting side | `Relaxed`, carried by `tail` |
@@ -22,6 +24,8 @@
 mod counts;
 
 pub use counts::{Counts, Event};
+
+use core::mem::offset_of;
 
 use crate::untrusted::{Word32, Word64};
 
@@ -66,10 +70,19 @@ pub const ENTRIES_MAX: usize = if cfg!(loom) { 2 } else { 128 };
 pub struct Turns {
     /// The turn and what it has come to: `toehold_stream::express::Phase`.
     pub phase: Word32,
-    _pad: [u32; 31],
+    _pad: u32,
+    /// Where the connection is to lead that the carrier was claimed for last, if its other end is
+    /// the engine: a connect preamble. The connecting end stores it between claim and queue.
+    pub request: [Word64; REQUEST_WORDS],
+    _pad_too: [u64; 9],
     /// By side.
     pub sides: [Ended; 2],
 }
+
+/// Length of a request: a connect preamble.
+pub const REQUEST_BYTES: usize = 48;
+const REQUEST_WORDS: usize = REQUEST_BYTES / size_of::<u64>();
+const _: () = assert!(offset_of!(Turns, sides) == 128);
 
 /// The turns that one side has closed, and in which its program was seen waiting.
 #[derive(Default)]
@@ -79,6 +92,8 @@ pub struct Ended {
     pub ended: Word32,
     /// One more than the last turn in which this side's program was seen waiting; 0 for none.
     pub seen: Word32,
+    /// One more than the last turn of which this side, an engine, has sent on all that came.
+    pub freed: Word32,
 }
 
 /// Connections that wait to be accepted by one side of a pair, in the order in which they were

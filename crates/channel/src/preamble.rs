@@ -6,13 +6,14 @@
 //! bits ([`crate::rendezvous::Kind::Engine`]). Every local user can reach the relay's port, and the
 //! relay refuses a preamble without a known token.
 
+use crate::express::REQUEST_BYTES;
 use crate::offload::Address;
 use crate::table::LAYOUT_VERSION;
 
 /// First word of a preamble: "TOEO".
 const PREAMBLE_MAGIC: u32 = u32::from_le_bytes(*b"TOEO");
 /// Length of a preamble: the carrier's stream begins so many bytes before the program's.
-pub const PREAMBLE_BYTES: usize = 48;
+pub const PREAMBLE_BYTES: usize = REQUEST_BYTES;
 
 /// The bits that identify a client; all zero identifies none.
 pub type ClientToken = [u64; 2];
@@ -27,10 +28,14 @@ pub struct ConnectPreamble {
     /// The local port the program asked for, or 0. The carrier's own address tells the address it
     /// asked for, if that is a loopback alias.
     pub local_port: u16,
+    /// The carrier is to serve further connections: both ends ask for a channel at once, and the
+    /// program's first byte goes there.
+    pub is_seed: bool,
 }
 
 impl ConnectPreamble {
-    /// Its bytes: magic, version, token, remote address and port, local port, four zeros.
+    /// Its bytes: magic, version, token, remote address and port, local port, 1 for a seed, three
+    /// zeros.
     pub fn to_bytes(&self) -> [u8; PREAMBLE_BYTES] {
         let mut bytes = [0; PREAMBLE_BYTES];
         let (magic, version) = (PREAMBLE_MAGIC.to_ne_bytes(), LAYOUT_VERSION.to_ne_bytes());
@@ -39,7 +44,7 @@ impl ConnectPreamble {
             self.remote.port.to_ne_bytes(),
             self.local_port.to_ne_bytes(),
         );
-        let fields: [&[u8]; 7] = [
+        let fields: [&[u8]; 8] = [
             &magic,
             &version,
             &token[0],
@@ -47,6 +52,7 @@ impl ConnectPreamble {
             &self.remote.ip,
             &remote_port,
             &local_port,
+            &[self.is_seed.into()],
         ];
         let mut at = 0;
         for field in fields {
@@ -64,7 +70,7 @@ impl ConnectPreamble {
         let (second, rest) = rest.split_first_chunk()?;
         let (ip, rest) = rest.split_first_chunk()?;
         let (remote_port, rest) = rest.split_first_chunk()?;
-        let (local_port, _) = rest.split_first_chunk()?;
+        let (local_port, rest) = rest.split_first_chunk()?;
         let is_ours = u32::from_ne_bytes(*magic) == PREAMBLE_MAGIC
             && u32::from_ne_bytes(*version) == LAYOUT_VERSION;
         is_ours.then_some(ConnectPreamble {
@@ -74,6 +80,7 @@ impl ConnectPreamble {
                 port: u16::from_ne_bytes(*remote_port),
             },
             local_port: u16::from_ne_bytes(*local_port),
+            is_seed: rest.first() == Some(&1),
         })
     }
 }
@@ -91,10 +98,17 @@ mod tests {
                 port: 80,
             },
             local_port: 4000,
+            is_seed: false,
         };
-        let bytes = preamble.to_bytes();
-        assert_eq!(ConnectPreamble::parse(&bytes), Some(preamble));
-        assert_eq!(bytes[44..], [0; 4]);
+        for is_seed in [false, true] {
+            let preamble = ConnectPreamble {
+                is_seed,
+                ..preamble
+            };
+            let bytes = preamble.to_bytes();
+            assert_eq!(ConnectPreamble::parse(&bytes), Some(preamble));
+            assert_eq!(bytes[44..], [u8::from(is_seed), 0, 0, 0]);
+        }
     }
 
     #[test]
@@ -103,6 +117,7 @@ mod tests {
             token: [1, 2],
             remote: Address::default(),
             local_port: 0,
+            is_seed: false,
         };
         for wrong in [0, 3, 4, 7] {
             let mut bytes = preamble.to_bytes();

@@ -15,7 +15,8 @@
 //! - [`listener`]: the one listener whose connections may come by carriers; [`books`]: what others
 //!   ask of it;
 //! - [`seeds`]: how a carrier begins; [`crowd`]: when none is to begin; [`destinations`]: where it
-//!   leads to; [`listening`]: who listens there;
+//!   leads to; [`listening`]: who listens there; [`opening`] and [`withheld`]: carriers by which
+//!   the engine connects;
 //! - [`turns`]: the questions that transfers ask; [`returning`] and [`again`]: a connection
 //!   that nobody accepted goes back to the kernel;
 //! - [`evidence`]: whether a program waits where the library sees it; [`unseen`] and [`watch`]: a
@@ -35,6 +36,7 @@ mod destinations;
 mod evidence;
 pub(crate) mod listener;
 mod listening;
+pub(crate) mod opening;
 pub(crate) mod parking;
 pub(crate) mod returning;
 pub(crate) mod seeds;
@@ -42,6 +44,7 @@ pub(crate) mod spares;
 pub(crate) mod turns;
 pub(crate) mod unseen;
 pub(crate) mod watch;
+pub(crate) mod withheld;
 pub(crate) mod words;
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};

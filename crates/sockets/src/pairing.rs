@@ -25,6 +25,7 @@ use crate::adapter::Asked;
 use crate::carrier::Carrier;
 use crate::connection::{self, Connection};
 use crate::epoll::membership;
+use crate::express::withheld;
 use crate::orderings::PINNED;
 use crate::{
     adapter, attention, counts, errno, holders, lock, namespace, offers, process, resets, service,
@@ -102,6 +103,9 @@ fn worth(flags: u32) -> Worth {
 
 #[cold]
 pub(crate) fn consider(connection: &Connection) {
+    if withheld::gives_back(connection) {
+        return;
+    }
     let entry = connection.entry;
     if entry.flags.load(Ordering::Relaxed) & (NEVER_PAIRED | FLAG_CONNECTING) != 0
         || connection.local.attachment.has_region()
@@ -172,6 +176,17 @@ pub(crate) fn ask_at_once(connection: &Connection, listener: Option<i32>) -> Opt
     if flags & (NEVER_PAIRED | FLAG_CONNECTING | FLAG_OFFLOAD | FLAG_ASKED) != 0 {
         return None;
     }
+    ask_now(connection, listener)
+}
+
+/// As [`ask_at_once`], of a carrier to the engine's relay: before the engine has answered. True
+/// when it was asked.
+pub(crate) fn ask_before_answer(connection: &Connection) -> bool {
+    let flags = connection.entry.flags.load(Ordering::Relaxed);
+    flags & (NEVER_PAIRED | FLAG_ASKED) == 0 && ask_now(connection, None).is_some()
+}
+
+fn ask_now(connection: &Connection, listener: Option<i32>) -> Option<i32> {
     let _held = adapter::lock();
     let adapter = adapter::reach()?;
     if namespace::is_wanted(connection) && !namespace::show(connection, adapter) {

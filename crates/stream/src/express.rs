@@ -38,7 +38,7 @@
 //! Either the look finds that nobody listens any more, or the connection is in the queue when the
 //! accepting end empties it. Both may happen: then withdrawal and refusal meet at the word.
 
-use toehold_channel::express::{AcceptQueue, ENTRIES_MAX, Turns};
+use toehold_channel::express::{AcceptQueue, ENTRIES_MAX, REQUEST_BYTES, Turns};
 use toehold_channel::layout::{READY_BITS, SIDE_SEEN, SIDE_TOLD};
 use toehold_channel::ring::Fault;
 use toehold_channel::sync::{AtomicU32, Ordering, fence};
@@ -195,6 +195,40 @@ impl<'a> Carrier<'a> {
             true => Ok(next),
             false => Err(Unclaimed::Retired),
         }
+    }
+
+    /// This end has done with all that came in `turn`, which both ends have closed: the other may
+    /// claim the carrier, if it waits for this word.
+    pub fn free(&self, turn: Turn) {
+        let freed = &self.words.sides[self.side].freed;
+        freed.store(turn.as_ended(), SIDE_TOLD);
+    }
+
+    /// True when the peer has done with all that came in `turn`.
+    pub fn is_freed_by_peer(&self, turn: Turn) -> bool {
+        let freed = &self.words.sides[1 - self.side].freed;
+        freed.load(SIDE_SEEN).is(turn.as_ended())
+    }
+
+    /// Stores where the connection is to lead for which this end has claimed the carrier, before it
+    /// is queued: a connect preamble.
+    pub fn request(&self, preamble: &[u8; REQUEST_BYTES]) {
+        let (bytes, _) = preamble.as_chunks();
+        for (word, bytes) in self.words.request.iter().zip(bytes) {
+            // Relaxed: carried by the queue's `tail`.
+            word.store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
+        }
+    }
+
+    /// Where a connection is to lead that was taken from the queue, as the connecting end says.
+    pub fn requested(&self) -> [u8; REQUEST_BYTES] {
+        let mut preamble = [0; REQUEST_BYTES];
+        let (bytes, _) = preamble.as_chunks_mut();
+        for (bytes, word) in bytes.iter_mut().zip(&self.words.request) {
+            // Whatever stands there is parsed by the caller.
+            *bytes = word.load(Ordering::Relaxed).capped(u64::MAX).to_ne_bytes();
+        }
+        preamble
     }
 
     /// The accepting end gives its program the connection. False when it was withdrawn.

@@ -237,6 +237,30 @@ proptest! {
 }
 
 #[test]
+fn a_claimed_carrier_says_where_its_connection_is_to_lead() {
+    let words = Turns::default();
+    let [program, engine] = [0, 1].map(|side| Carrier::new(&words, side));
+    let first = Turn::FIRST;
+    program.end(first);
+    engine.end(first);
+    assert!(
+        !program.is_freed_by_peer(first),
+        "not all of it was sent on"
+    );
+    engine.free(first);
+    assert!(program.is_freed_by_peer(first) && !engine.is_freed_by_peer(first));
+    let turn = program.try_claim(first).expect("parked");
+    let preamble = core::array::from_fn(|at| at as u8);
+    program.request(&preamble);
+    assert!(engine.accept(turn));
+    assert_eq!(engine.requested(), preamble);
+    assert!(
+        !program.is_freed_by_peer(turn),
+        "each turn has its own word"
+    );
+}
+
+#[test]
 fn the_last_turn_is_not_followed_by_another() {
     let turns = Turns::default();
     let last = turn(TURNS_MAX - 1);

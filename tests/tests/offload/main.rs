@@ -16,6 +16,7 @@ mod semantics;
 mod servers;
 mod shared;
 mod short;
+mod short_opens;
 mod stage;
 mod threads;
 mod xdp;

@@ -33,6 +33,7 @@ impl Flow {
             // gave up has not.
             Stage::Connecting if self.hung_up && self.has_nothing_to_read() => Next::ProgramGone,
             Stage::Connecting => Next::Wait,
+            Stage::Answered => self.introduce(cx),
             Stage::Joining if self.closed.is_some() => Next::RemoteGone,
             Stage::Joining if !self.writable => Next::Wait,
             Stage::Joining => match self.carrier.take_error() {
@@ -52,12 +53,32 @@ impl Flow {
         }
     }
 
+    /// A seed that its program connects by. The program hears that it has connected when we have
+    /// our end of the channel, so that it finds its own then.
+    fn introduce(&mut self, cx: &mut Around<'_>) -> Next {
+        if self.place.is_none() && !self.is_late() {
+            return Next::Wait;
+        }
+        if self.tell_result(0).is_err() {
+            return Next::ProgramGone;
+        }
+        self.stage = Stage::Pairing;
+        self.pair(cx)
+    }
+
+    /// True when a seed is to be a connection like any other.
+    fn is_late(&self) -> bool {
+        let is_over = self.closed.is_some() || self.hung_up || self.failed;
+        // It has sent by the carrier, and waits for an answer.
+        let has_spoken = self.is_active && self.readable;
+        let ends = self.serving.map(|serving| serving.pairing_ends());
+        is_over || has_spoken || ends.is_none_or(|ends| Clock::now() >= ends)
+    }
+
     /// A seed: it is a carrier when both directions are rings, and a connection like any other when
     /// that takes too long. Before its first byte both ends are to know, so none is on the carrier.
     fn pair(&mut self, cx: &mut Around<'_>) -> Next {
-        let is_over = self.closed.is_some() || self.hung_up || self.failed;
-        let ends = self.serving.map(|serving| serving.pairing_ends());
-        let is_late = is_over || ends.is_none_or(|ends| Clock::now() >= ends);
+        let is_late = self.is_late();
         let is_up = self.is_up(cx) || !is_late && self.goes_up_at_once(cx);
         if is_up && !cx.streams.move_up(self.id) {
             return Next::ProgramGone;
@@ -71,7 +92,9 @@ impl Flow {
         if !is_carrier && !is_late {
             return Next::Wait;
         }
-        if !is_carrier {
+        // A program that connects decides when it hears of the answer. It may have its end of the
+        // channel by then, and ours is to understand how it ends.
+        if !is_carrier && !self.is_active {
             self.serving = None;
         }
         self.stage = Stage::Open;
@@ -107,7 +130,11 @@ impl Flow {
         self.relay(cx)
     }
 
+    /// True when nothing of the program's stands on the carrier. A used one has doorbells only.
     fn has_nothing_to_read(&self) -> bool {
+        if self.is_on_used() {
+            return true;
+        }
         let mut byte = [0u8; 1];
         !matches!(self.carrier.peek(&mut byte), Ok(1))
     }

@@ -139,6 +139,7 @@ impl Arrivals {
             carrier: carrier.program,
             remote: spoken(preamble.remote),
             local_port: preamble.local_port,
+            is_seed: preamble.is_seed,
         };
         Some((request, carrier.socket))
     }
@@ -205,7 +206,7 @@ impl Carrier {
     }
 }
 
-fn spoken(address: Address) -> SocketAddr {
+pub(super) fn spoken(address: Address) -> SocketAddr {
     let ip = unmapped(address.ip).map_or(IpAddr::from(address.ip), IpAddr::from);
     SocketAddr::new(ip, address.port)
 }
@@ -249,6 +250,7 @@ mod tests {
             token,
             remote,
             local_port: 0,
+            is_seed: false,
         };
         (arrivals, preamble)
     }

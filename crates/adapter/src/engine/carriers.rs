@@ -17,12 +17,17 @@
 //! the last one. And the engine chooses the port of a carrier itself, so both ends know of each
 //! connection whether it is a seed.
 
+mod of_programs;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use toehold_channel::offload::Direction;
+use toehold_channel::preamble::PREAMBLE_BYTES;
 use toehold_stream::express::{ENGINE_PORTS_LOG2, Push, Queued, Turn, is_chosen};
+
+use of_programs::OfPrograms;
 
 use super::channels::{Accepting, Channels};
 use super::endpoint::Endpoint;
@@ -63,7 +68,8 @@ pub(super) const LOOK_LAST: Duration = Duration::from_millis(80);
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Serving {
     pub(super) turn: Turn,
-    pub(super) target: Target,
+    /// The listener that it leads to; without one, a program connects by it.
+    pub(super) target: Option<Target>,
     /// Another user's program may have given the address up while the carrier was parked. So its
     /// listener has to be there still.
     pub(super) accepting: Accepting,
@@ -83,7 +89,7 @@ pub(super) struct Serving {
 
 impl Serving {
     /// A carrier's first connection.
-    pub(super) fn first(target: Target, port: u16, now: Instant) -> Serving {
+    pub(super) fn first(target: Option<Target>, port: u16, now: Instant) -> Serving {
         Serving {
             turn: Turn::FIRST,
             target,
@@ -140,6 +146,8 @@ enum Owner {
     Flow(u32),
     /// It is parked for the listener there.
     Listener(SocketAddr),
+    /// It is parked for the program of that pair and slot.
+    Program((u64, u32)),
 }
 
 /// A listener's part: its parked carriers, and how its seeds have fared.
@@ -164,7 +172,9 @@ struct OfListener {
 #[derive(Debug, Default)]
 pub(super) struct Carriers {
     by_target: BTreeMap<SocketAddr, OfListener>,
+    of_programs: OfPrograms,
     owners: BTreeMap<u32, Owner>,
+    /// Of listeners.
     parked: usize,
     look_due: Option<Instant>,
     diag: Option<Diag>,
@@ -202,7 +212,8 @@ impl Carriers {
 
     /// A seed is a carrier now, or is none.
     pub(super) fn seed_ends(&mut self, serving: &Serving, is_carrier: bool) {
-        let Some(of) = self.of_listener(serving.target.address) else {
+        let target = serving.target.map(|target| target.address);
+        let Some(of) = target.and_then(|target| self.of_listener(target)) else {
             return;
         };
         of.pairing = of.pairing.saturating_sub(1);
@@ -234,13 +245,67 @@ impl Carriers {
 
     /// Parks a carrier whose connection both ends have closed.
     pub(super) fn park(&mut self, mut carrier: Carrier, channels: &mut Channels, now: Instant) {
-        let (serving, target) = (carrier.serving, carrier.serving.target.address);
+        let serving = carrier.serving;
+        channels.hand_over(carrier.place, None);
         if !serving.is_told {
             carrier.endpoint.end_turn(serving.turn);
         }
-        channels.hand_over(carrier.place, None);
         carrier.serving.is_told = true;
         let is_young = now.saturating_duration_since(serving.made) < AGE_MAX;
+        match serving.target {
+            Some(target) => {
+                self.park_for_listener(carrier, target.address, channels, is_young, now);
+            }
+            None => self.park_for_program(carrier, channels, is_young, now),
+        }
+    }
+
+    fn park_for_program(
+        &mut self,
+        carrier: Carrier,
+        channels: &mut Channels,
+        is_young: bool,
+        now: Instant,
+    ) {
+        if self.of_programs.len() >= PARKED_MAX || !is_young {
+            self.owners.remove(&carrier.serial);
+            return retire(carrier, channels);
+        }
+        self.owners
+            .insert(carrier.serial, Owner::Program(carrier.place));
+        self.look_due.get_or_insert(now + IDLE_MAX);
+        let parked = Parked {
+            carrier,
+            since: now,
+        };
+        self.of_programs.park(parked, channels);
+    }
+
+    /// The next connection that a program makes by a used carrier, and where it is to lead.
+    pub(super) fn accept(
+        &mut self,
+        pair: u64,
+        channels: &Channels,
+    ) -> Option<(Carrier, [u8; PREAMBLE_BYTES])> {
+        let accepted = self.of_programs.accept(pair, channels)?;
+        self.owners.remove(&accepted.0.serial);
+        self.reused += 1;
+        Some(accepted)
+    }
+
+    /// A carrier was accepted, and its connection cannot begin.
+    pub(super) fn give_up(carrier: Carrier, channels: &mut Channels) {
+        retire(carrier, channels);
+    }
+
+    fn park_for_listener(
+        &mut self,
+        carrier: Carrier,
+        target: SocketAddr,
+        channels: &mut Channels,
+        is_young: bool,
+        now: Instant,
+    ) {
         let is_room = self.parked < PARKED_MAX && is_young;
         let of = self.of_listener(target).filter(|_| is_room);
         let Some(of) = of.filter(|of| of.parked.len() < PARKED_OF_ONE_MAX) else {
@@ -280,7 +345,7 @@ impl Carriers {
             return None;
         };
         carrier.serving = carrier.serving.next(turn);
-        endpoint.begin_turn(turn, logs);
+        endpoint.begin_claimed(turn, logs);
         announce(Direction::Accepted, carrier.serving.port);
         let (pair, slot) = carrier.place;
         let pushed = channels
@@ -315,16 +380,28 @@ impl Carriers {
     /// The connection that has the carrier of that number now, if its readiness, which has changed,
     /// is a connection's business.
     pub(super) fn note(&mut self, serial: u32, bits: u32, channels: &mut Channels) -> Option<u32> {
+        let ends = libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR | libc::EPOLLPRI;
+        let has_ended = bits & ends as u32 != 0;
+        let is_readable = bits & libc::EPOLLIN as u32 != 0;
         let target = match self.owners.get(&serial)? {
             Owner::Flow(slot) => return Some(*slot),
             Owner::Listener(target) => *target,
+            Owner::Program(place) if has_ended => {
+                let carrier = self.of_programs.take(*place)?;
+                self.owners.remove(&serial);
+                retire(carrier, channels);
+                return None;
+            }
+            Owner::Program(place) => {
+                self.of_programs.at(*place)?.readable |= is_readable;
+                return None;
+            }
         };
         let of = self.by_target.get_mut(&target)?;
         let is_it = |parked: &Parked| parked.carrier.serial == serial;
         let place = of.parked.iter().position(is_it)?;
-        let ends = libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR | libc::EPOLLPRI;
-        if bits & ends as u32 == 0 {
-            of.parked[place].carrier.readable |= bits & libc::EPOLLIN as u32 != 0;
+        if !has_ended {
+            of.parked[place].carrier.readable |= is_readable;
             return None;
         }
         if let Some(parked) = of.parked.remove(place) {
@@ -351,8 +428,13 @@ impl Carriers {
                 retire(parked.carrier, channels);
             }
         }
+        let owners = &mut self.owners;
+        self.of_programs.look(channels, now, |serial| {
+            owners.remove(&serial);
+        });
         let fronts = self.by_target.values().filter_map(|of| of.parked.front());
-        self.look_due = fronts.map(|parked| parked.since + IDLE_MAX).min();
+        let fronts = fronts.map(|parked| parked.since + IDLE_MAX);
+        self.look_due = fronts.chain(self.of_programs.look_due()).min();
     }
 
     /// When to look again.
@@ -362,7 +444,7 @@ impl Carriers {
 
     /// How many are parked now.
     pub(super) fn parked(&self) -> usize {
-        self.parked
+        self.parked + self.of_programs.len()
     }
 
     /// Connections that came to their program by a carrier of an earlier one.
@@ -465,7 +547,7 @@ mod tests {
     }
 
     fn seed(target: Target) -> Serving {
-        Serving::first(target, 4_000, Instant::now())
+        Serving::first(Some(target), 4_000, Instant::now())
     }
 
     #[test]

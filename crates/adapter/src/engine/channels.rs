@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 use crate::memfd;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use toehold_channel::doorbell::WAKING;
+use toehold_channel::express::ENTRIES_MAX;
 use toehold_channel::layout::{
     Control, PAIR_BYTES, PAIR_MAGIC, PairHeader, READY_BITMAPS, READY_BITMAPS_OFFSET, READY_BITS,
     READY_WORDS, REGION_MAGIC, ReadyBitmap, ReadyBitmaps, SLAB_BYTES, place_in_slab, slab_of,
@@ -20,7 +21,7 @@ use toehold_channel::rendezvous::{Kind, Message, PAIR_ATTACHED, SAME_USER, SLAB_
 use toehold_channel::table::{
     ENTRIES, Entry, EntryState, FLAG_ACCEPTED, LAYOUT_VERSION, TABLE_BYTES, Table, WaitMode,
 };
-use toehold_stream::express::Pusher;
+use toehold_stream::express::{Popper, Pusher, Queued};
 
 use super::endpoint::Endpoint;
 use super::settings::spell;
@@ -30,6 +31,8 @@ use toehold_channel::untrusted::Word64;
 
 /// Pairs kept without a channel that uses them.
 const IDLE_PAIRS_MAX: usize = 64;
+/// In [`Pair::flows`]: the bits of a parked carrier, which its program may claim.
+const CLAIMABLE: u32 = u32::MAX;
 /// Offers taken before everybody else's turn.
 const OFFERS_PER_TURN: usize = 64;
 
@@ -100,8 +103,9 @@ struct Pair {
     /// The engine's slot, plus one, by the channel's.
     flows: Vec<u32>,
     count: usize,
-    /// Connections put into the program's queue, ever.
+    /// Connections put into the program's queue, ever, and taken from ours.
     queued: AtomicU32,
+    popped: AtomicU32,
     /// Where the regions are, by slab, and the numbers of the slabs' files.
     slabs: Vec<Option<(NonNull<u8>, u64)>>,
 }
@@ -335,13 +339,29 @@ impl Channels {
         }
     }
 
+    /// The program may claim the carrier at that place for its next connection: its bits tell so.
+    pub(super) fn await_claim(&mut self, (pair, slot): (u64, u32)) {
+        let Some(pair) = self.pairs.get_mut(&pair) else {
+            return;
+        };
+        pair.acceptable().open(ENTRIES_MAX as u32);
+        if let Some(place) = pair.flows.get_mut(slot as usize) {
+            *place = CLAIMABLE;
+        }
+    }
+
+    /// The connection of a program that has waited longest for the engine.
+    pub(super) fn next_claim(&self, pair: u64) -> Option<Queued> {
+        let pair = self.pairs.get(&pair)?;
+        // A program that writes nonsense there has no further connection on used carriers.
+        pair.acceptable().pop().ok().flatten()
+    }
+
     /// The queue of connections that wait for the program's `accept`.
     pub(super) fn queue(&self, pair: u64) -> Option<Pusher<'_>> {
         let pair = self.pairs.get(&pair)?;
-        // SAFETY: the mapping lives as long as the pair; page-aligned, all atomics.
-        let header = unsafe { &*pair.base.as_ptr().cast::<PairHeader>() };
         Some(Pusher {
-            words: &header.queues[1 - pair.side],
+            words: &pair.header().queues[1 - pair.side],
             pushed: &pair.queued,
         })
     }
@@ -353,10 +373,10 @@ impl Channels {
     }
 
     /// Takes every bit that programs have set since the last time; hands over the slots of the
-    /// connections. True when any was set.
-    pub(super) fn sweep(&self, mut each: impl FnMut(u32)) -> bool {
+    /// connections, and the pairs whose programs may have claimed carriers. True when any was set.
+    pub(super) fn sweep(&self, mut each: impl FnMut(u32), mut claim: impl FnMut(u64)) -> bool {
         let mut any = false;
-        for pair in self.pairs.values().filter(|pair| pair.count > 0) {
+        for (number, pair) in self.pairs.iter().filter(|(_, pair)| pair.count > 0) {
             for (index, word) in pair.words().iter().enumerate() {
                 if word.load(Ordering::Relaxed).is(0) {
                     continue;
@@ -368,10 +388,12 @@ impl Channels {
                 while bits != 0 {
                     let slot = index * 64 + bits.trailing_zeros() as usize;
                     bits &= bits - 1;
-                    if let Some(flow) = pair.flows.get(slot).filter(|flow| **flow != 0) {
-                        any = true;
-                        each(flow - 1);
+                    match pair.flows.get(slot) {
+                        None | Some(0) => continue,
+                        Some(&CLAIMABLE) => claim(*number),
+                        Some(flow) => each(flow - 1),
                     }
+                    any = true;
                 }
             }
         }
@@ -400,6 +422,7 @@ impl Pair {
             flows: Vec::new(),
             count: 0,
             queued: AtomicU32::new(0),
+            popped: AtomicU32::new(0),
             slabs: Vec::new(),
         };
         // SAFETY: mapped, page-aligned, all atomics.
@@ -407,6 +430,19 @@ impl Pair {
         let is_pair = header.magic.load(Ordering::Relaxed).is(PAIR_MAGIC)
             && header.version.load(Ordering::Relaxed).is(LAYOUT_VERSION);
         is_pair.then_some(pair)
+    }
+
+    fn header(&self) -> &PairHeader {
+        // SAFETY: the mapping lives as long as `self`; page-aligned, all atomics.
+        unsafe { self.base.cast::<PairHeader>().as_ref() }
+    }
+
+    /// The queue of connections that wait for the engine.
+    fn acceptable(&self) -> Popper<'_> {
+        Popper {
+            words: &self.header().queues[self.side],
+            popped: &self.popped,
+        }
     }
 
     fn bitmap(&self, side: usize, index: u32) -> Option<&ReadyBitmap> {

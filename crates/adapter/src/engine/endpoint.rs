@@ -469,10 +469,21 @@ impl Endpoint {
         self.turns().note_seen(turn);
     }
 
-    /// Another connection begins on the carrier, which is claimed for it. Nobody but us writes the
+    /// As [`Endpoint::begin_turn`], on a carrier that we have claimed. Nobody but us writes the
     /// words of either side until it is accepted.
-    pub(super) fn begin_turn(&mut self, turn: Turn, (window_log2, sending_log2): (u32, u32)) {
+    pub(super) fn begin_claimed(&mut self, turn: Turn, logs: (u32, u32)) {
         self.end().reopen();
+        self.begin_turn(turn, logs);
+    }
+
+    /// The program's ring may grow up to that capacity, as a power of two.
+    pub(super) fn bound_sending(&mut self, sending_log2: u32) {
+        self.sending_log2 = sending_log2;
+    }
+
+    /// Another connection begins on the carrier: our ring has one capacity, and the program's grows
+    /// up to the other.
+    pub(super) fn begin_turn(&mut self, turn: Turn, (window_log2, sending_log2): (u32, u32)) {
         self.note_seen(turn);
         self.base_out = 0u64.wrapping_sub(self.entry.tx_ring.own());
         self.base_in = 0u64.wrapping_sub(self.entry.rx_ring.own());

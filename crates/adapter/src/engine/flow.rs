@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   Connecting   the program connected to the relay; the remote has not answered
+//!   Answered   the remote has answered; the program hears of it with its channel (`carriers`)
 //!   Joining   a remote connected; the program's listener has not taken the carrier
 //!   Pairing   as Open, but the first byte waits for a channel: it is to be a carrier (`carriers`)
 //!   Queued    a remote connected; the program has not accepted it on the carrier that it is on
@@ -10,9 +11,11 @@
 
 use std::io;
 use std::net::{Ipv4Addr, TcpStream};
+use std::time::Instant as Clock;
 
 use toehold_channel::offload::{CarrierKey, Direction};
 use toehold_channel::preamble::PREAMBLE_BYTES;
+use toehold_stream::express::Turn;
 use toehold_tcp::{CloseReason, ConnectionId, Instant};
 
 use super::carriers::{Carrier, Serving};
@@ -23,6 +26,7 @@ use super::{Holder, sys};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     Connecting,
+    Answered,
     Joining,
     Pairing,
     Queued,
@@ -169,7 +173,11 @@ impl Flow {
         carrier: Carrier,
         window_bytes_max: u32,
     ) -> (Flow, Endpoint) {
-        let (stage, serial) = (Stage::Queued, carrier.serial);
+        let stage = match carrier.serving.target {
+            Some(_) => Stage::Queued,
+            None => Stage::Connecting,
+        };
+        let serial = carrier.serial;
         let flow = Flow::new(id, holder, serial, stage, carrier.socket, window_bytes_max);
         let flow = Flow {
             carrier_sent: carrier.sent,
@@ -201,7 +209,16 @@ impl Flow {
 
     /// True while it waits for a channel before its first byte.
     pub(super) fn is_seed(&self) -> bool {
-        self.serving.is_some() && matches!(self.stage, Stage::Joining | Stage::Pairing)
+        let is_early = matches!(
+            self.stage,
+            Stage::Answered | Stage::Joining | Stage::Pairing
+        );
+        self.serving.is_some() && is_early
+    }
+
+    /// True for a connection on a carrier that has served others.
+    pub(super) fn is_on_used(&self) -> bool {
+        (self.serving).is_some_and(|serving| serving.turn != Turn::FIRST)
     }
 
     /// The carrier's readiness has changed.
@@ -226,10 +243,20 @@ impl Flow {
         self.closed = Some(reason);
     }
 
-    /// The remote has answered: the program may know.
-    pub(super) fn open(&mut self) -> io::Result<()> {
-        self.stage = Stage::Open;
-        self.tell_result(0)
+    /// The remote has answered. A program that is to have its channel before its first byte hears
+    /// of it when we have our end of that; any other may know.
+    pub(super) fn answer(&mut self, now: Clock) -> io::Result<()> {
+        match &mut self.serving {
+            Some(serving) if serving.turn == Turn::FIRST => {
+                serving.made = now;
+                self.stage = Stage::Answered;
+                Ok(())
+            }
+            _ => {
+                self.stage = Stage::Open;
+                self.tell_result(0)
+            }
+        }
     }
 
     /// Tells a program that waits for its connect: 0, or an errno.

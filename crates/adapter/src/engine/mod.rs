@@ -235,6 +235,8 @@ struct Request {
     remote: SocketAddr,
     /// The local port it bound to; 0 for any.
     local_port: u16,
+    /// Its carrier is to serve further connections.
+    is_seed: bool,
 }
 
 /// A running engine: one or several threads.

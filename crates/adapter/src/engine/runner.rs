@@ -2,6 +2,7 @@
 //! out what it answers.
 
 mod connections;
+mod opens;
 mod orders;
 mod pruning;
 mod shared;
@@ -109,6 +110,8 @@ pub(super) struct Runner {
     carriers: Carriers,
     /// Slots of connections that wait for a channel before their first byte.
     pairing: Vec<u32>,
+    /// Pairs whose programs may have claimed carriers.
+    claims: Vec<u64>,
     turns: Turns,
 }
 
@@ -191,6 +194,7 @@ impl Runner {
             shared: Shared::default(),
             carriers: Carriers::default(),
             pairing: Vec::new(),
+            claims: Vec::new(),
             turns: Turns::default(),
         };
         runner.listeners.set_shares(&settings.shares);
@@ -230,6 +234,7 @@ impl Runner {
                 }
             }
             self.sweep();
+            self.open_claimed();
             for slot in std::mem::take(&mut self.later) {
                 if let Some(flow) = self.flows.get_mut(slot as usize).and_then(Option::as_mut) {
                     make_due(&mut self.due, flow, slot);
@@ -324,12 +329,19 @@ impl Runner {
 
     /// Looks at the ready bitmaps; true when there was news.
     fn sweep(&mut self) -> bool {
-        let (flows, due) = (&mut self.flows, &mut self.due);
-        self.channels.sweep(|slot| {
-            if let Some(flow) = flows.get_mut(slot as usize).and_then(Option::as_mut) {
+        let (flows, due, claims) = (&mut self.flows, &mut self.due, &mut self.claims);
+        let each = |slot| {
+            let flow = flows.get_mut(slot as usize).and_then(Option::as_mut);
+            if let Some(flow) = flow {
                 make_due(due, flow, slot);
             }
-        })
+        };
+        let has_claimed = |pair| {
+            if claims.last() != Some(&pair) {
+                claims.push(pair);
+            }
+        };
+        self.channels.sweep(each, has_claimed)
     }
 
     /// Has what copies have brought published; true when there was some.
@@ -371,7 +383,7 @@ impl Runner {
             if let Some(serving) = &mut flow.serving {
                 serving.accepting = offer.accepting;
             }
-            let is_unknown = offer.accepting == Accepting::Unknown;
+            let is_unknown = offer.accepting == Accepting::Unknown && !flow.is_active;
             if let Some(serving) = flow.serving.take_if(|_| is_unknown) {
                 carriers.seed_ends(&serving, false);
             }
@@ -518,13 +530,7 @@ impl Runner {
     fn handle_event(&mut self, event: Event) {
         match event {
             Event::Acceptable(listener) => self.accept(listener),
-            Event::Connected(id) => {
-                self.bound_window(id);
-                if let Some(flow) = self.flow(id) {
-                    // A program that does not hear it is gone, and its socket says so.
-                    let _ = flow.open();
-                }
-            }
+            Event::Connected(id) => self.answer(id),
             Event::Progress {
                 connection,
                 received,

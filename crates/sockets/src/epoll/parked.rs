@@ -28,17 +28,26 @@ use crate::epoll::registration::{
 use crate::express::books;
 use crate::sys;
 
+/// The registration that a parked carrier keeps.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Keeps {
+    /// One with that instance, which is made if there is none.
+    Of(u32),
+    /// Any, if there is one.
+    Any,
+    None,
+}
+
 /// The program's last number of `connection` is being closed, and its carrier is parked under
-/// `high`. Keeps one registration for the carrier, and ends the others. It is one with instance
-/// `wanted`, and is made if there is none; without `wanted`, it is any. False when there is none.
-pub(crate) fn put_away(connection: &Connection, high: i32, wanted: Option<u32>) -> bool {
+/// `high`. Keeps one registration for the carrier, and ends the others. False when it has none.
+pub(crate) fn put_away(connection: &Connection, high: i32, keeps: Keeps) -> bool {
     let _members = connection.local.membership.lock();
     let mut has_one = false;
     each_registration(connection, |n, one| {
         let number = one.epoll.load(Ordering::Relaxed);
         let Some(epoll) = epoll(number) else { return };
         let is_fit = !has_one
-            && wanted.is_none_or(|wanted| wanted == number)
+            && (keeps == Keeps::Any || keeps == Keeps::Of(number))
             && [connection.fd, high].contains(&one.carrier());
         if is_fit && becomes_parked(epoll, one, n) {
             has_one = true;
@@ -52,7 +61,11 @@ pub(crate) fn put_away(connection: &Connection, high: i32, wanted: Option<u32>) 
         sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_DEL, one.carrier(), 0, 0);
         leave(epoll, connection, n);
     });
-    has_one || wanted.is_some_and(|wanted| register(connection, high, wanted).is_some())
+    let is_made = || match keeps {
+        Keeps::Of(instance) => register(connection, high, instance).is_some(),
+        Keeps::Any | Keeps::None => false,
+    };
+    has_one || is_made()
 }
 
 fn becomes_parked(epoll: &Epoll, one: &Registration, n: u32) -> bool {

@@ -3,7 +3,7 @@
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use toehold_channel::express::Event;
-use toehold_channel::table::{Entry, FLAG_PARKED};
+use toehold_channel::table::{Entry, FLAG_ACCEPTED, FLAG_OFFLOAD, FLAG_PARKED};
 
 use super::words::Words;
 use super::{again, books, turns};
@@ -119,6 +119,12 @@ pub(super) fn carrier(index: u32) -> Option<Connection> {
         entry,
         local,
     })
+}
+
+/// True for a carrier by which the engine connects.
+pub(super) fn leads_to_relay(connection: &Connection) -> bool {
+    let flags = connection.entry.flags.load(Ordering::Relaxed);
+    flags & (FLAG_OFFLOAD | FLAG_ACCEPTED) == FLAG_OFFLOAD
 }
 
 /// Its pair of processes.

@@ -8,7 +8,9 @@ use libc::{epoll_event, sockaddr, socklen_t};
 use toehold_channel::doorbell::WakeWord;
 use toehold_channel::express::Event;
 use toehold_channel::layout::CAPACITY_LOG2_MIN;
+use toehold_channel::preamble::ConnectPreamble;
 use toehold_channel::table::{Entry, FLAG_NONBLOCK};
+use toehold_stream::end::End;
 use toehold_stream::express::{Push, Queued, Turn};
 
 use super::carriers::{self, Role};
@@ -17,6 +19,7 @@ use super::{LOCK, books, listening, may_act, parking, returning, spares, turns};
 use crate::connection::{Connection, Local};
 use crate::descriptors::{self, FRESH_CLOEXEC, FRESH_NODELAY, FRESH_NONBLOCK, FRESH_V6};
 use crate::epoll::{early, membership, parked};
+use crate::offload::awaiting;
 use crate::pairs::Pair;
 use crate::{direction, doorbells, errno, lock, process, settings, sys, uring};
 
@@ -36,17 +39,23 @@ pub(crate) unsafe fn connect(
     if destination.is_v6() != (fresh & FRESH_V6 != 0) {
         return None;
     }
-    errno::keep(|| {
-        let connection = claim(fd, fresh, destination)?;
-        // Without the lock: it may wake the peer, which may take this processor.
-        tell(&connection);
-        Some(())
-    })?;
+    errno::keep(|| claim(fd, fresh, destination, None))?;
     if fresh & FRESH_NONBLOCK != 0 {
         errno::set(libc::EINPROGRESS);
         return Some(-1);
     }
     Some(0)
+}
+
+/// As [`connect`], of a connection that the engine is to make: its carrier leads to the relay, and
+/// the preamble says where it goes from there. `None`: another carrier is needed.
+pub(crate) fn connect_by_engine(
+    fd: c_int,
+    fresh: u64,
+    preamble: &ConnectPreamble,
+) -> Option<Connection> {
+    let destination = Destination::by_engine(preamble.remote, fresh & FRESH_V6 != 0);
+    claim(fd, fresh, destination, Some(preamble))
 }
 
 /// The program has made a socket.
@@ -60,16 +69,33 @@ pub(crate) fn made(fd: c_int, domain: c_int, kind: c_int, protocol: c_int) {
     descriptors::note_fresh(fd, bits, spares::epoch());
 }
 
-/// Takes the carrier that has been parked longest of those that lead to an address.
-fn claim(fd: c_int, fresh: u64, destination: Destination) -> Option<Connection> {
-    let _held = LOCK.lock();
+/// Puts a parked carrier that leads to `destination` in the place of the program's socket.
+fn claim(
+    fd: c_int,
+    fresh: u64,
+    destination: Destination,
+    preamble: Option<&ConnectPreamble>,
+) -> Option<Connection> {
+    let (connection, end) = {
+        let _held = LOCK.lock();
+        let now = sys::now_ns();
+        let (carrier, turn) = take(destination, now)?;
+        begin(fd, fresh, &carrier, turn, preamble, now)?
+    };
+    // Without the lock: it may wake the peer, which may take this processor.
+    tell(&connection, &end);
+    Some(connection)
+}
+
+/// Claims the carrier that has been parked longest of those that lead to an address. The caller
+/// holds the lock of express.
+fn take(destination: Destination, now: u64) -> Option<(Connection, Turn)> {
     carriers::look_after();
     let mut why_not = Event::NoneParked;
     let Some(number) = destination.number() else {
         books::count(why_not);
         return None;
     };
-    let now = sys::now_ns();
     let (mut claimed, mut busy) = (None, 0);
     let mut look = |pair: Option<*mut Pair>| {
         carriers::each(Role::Connecting, |index, entry, local| {
@@ -105,7 +131,7 @@ fn claim(fd: c_int, fresh: u64, destination: Destination) -> Option<Connection> 
         carrier.local.pair.load(Ordering::Relaxed),
         Ordering::Relaxed,
     );
-    begin(fd, fresh, &carrier, turn, now)
+    Some((carrier, turn))
 }
 
 /// The pair of the last claim. It is only compared.
@@ -178,7 +204,9 @@ fn try_claim(index: u32, entry: &'static Entry, local: &'static Local, now: u64)
     let (Some(end), Some(turn)) = (carrier.end(), turns::turn_of(entry)) else {
         return Claim::Dead;
     };
-    if !end.turns().is_parked(turn) {
+    let turns = end.turns();
+    let is_free = !carriers::leads_to_relay(&carrier) || turns.is_freed_by_peer(turn);
+    if !turns.is_parked(turn) || !is_free {
         return Claim::NotParked;
     }
     match pair.to_accept().room() {
@@ -206,7 +234,9 @@ fn try_claim(index: u32, entry: &'static Entry, local: &'static Local, now: u64)
 fn is_its_listener(carrier: &Connection, now: u64) -> bool {
     let words = &carrier.local.express;
     let number = words.destination.load(Ordering::Relaxed);
-    words.is_of_one_user()
+    // The relay is the adapter's own.
+    carriers::leads_to_relay(carrier)
+        || words.is_of_one_user()
         || words
             .listener()
             .is_some_and(|its| listening::inode_at(number, now) == Some(its))
@@ -228,7 +258,14 @@ const EARLY_MAX: usize = 4;
 
 /// Puts a claimed carrier in the place of the program's socket. `None` when the peer does not
 /// listen any more.
-fn begin(fd: c_int, fresh: u64, carrier: &Connection, turn: Turn, now: u64) -> Option<Connection> {
+fn begin(
+    fd: c_int,
+    fresh: u64,
+    carrier: &Connection,
+    turn: Turn,
+    preamble: Option<&ConnectPreamble>,
+    now: u64,
+) -> Option<(Connection, End<'static>)> {
     let (entry, local) = (carrier.entry, carrier.local);
     let (end, pair) = (carrier.end()?, carriers::pair_of(local)?);
     let give_up = || {
@@ -259,6 +296,9 @@ fn begin(fd: c_int, fresh: u64, carrier: &Connection, turn: Turn, now: u64) -> O
         .wake
         .wake
         .store(WakeWord::Bell.to_word(), Ordering::Relaxed);
+    if let Some(preamble) = preamble {
+        end.turns().request(&preamble.to_bytes());
+    }
     let slot = carriers::slot_of(entry);
     match pair.to_accept().push(Queued { slot, turn }) {
         Ok(Push::Queued) => {}
@@ -295,21 +335,22 @@ fn begin(fd: c_int, fresh: u64, carrier: &Connection, turn: Turn, now: u64) -> O
     };
     let connection = parking::begin_turn(carrier, fd, options);
     entry.pid.store(process::pid(), Ordering::Relaxed);
+    if let Some(preamble) = preamble {
+        awaiting::begin_on_used(&connection, preamble.remote);
+    }
     descriptors::begin_connection(fd, connection.index, connection.generation);
     parked::serve(&connection, fd);
     for (number, event) in &early[..count] {
         returning::register(*number, fd, event);
     }
     books::count(Event::Connected);
-    Some(connection)
+    Some((connection, end))
 }
 
-/// The peer is to look into its queue.
-fn tell(connection: &Connection) {
-    if let Some(end) = connection.inside()
-        && let Some(_held) = lock::lock(&connection.entry.tx_lock)
-    {
-        let _ = direction::notify(connection, &end);
+/// The peer is to look into its queue. The connection has just begun, so nobody leaves the channel.
+fn tell(connection: &Connection, end: &End<'_>) {
+    if let Some(_held) = lock::lock(&connection.entry.tx_lock) {
+        let _ = direction::notify(connection, end);
     }
 }
 

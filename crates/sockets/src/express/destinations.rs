@@ -4,10 +4,15 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use libc::{sockaddr, sockaddr_in, sockaddr_in6, socklen_t};
 
+use toehold_channel::offload::Address;
+
 use crate::sys;
 
 /// Destinations of one process. Connections to others are the kernel's.
 pub(super) const DESTINATIONS_MAX: usize = 64;
+
+/// In the first word of a [`Destination`]: the engine connects there.
+const BY_ENGINE: u64 = 1 << 63;
 
 /// An address as it is compared.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -49,9 +54,18 @@ impl Destination {
         }
     }
 
+    /// An address to which the engine connects, on behalf of a socket of IPv6 or of IPv4. It is no
+    /// address that the kernel connects to, even where both are spelled alike.
+    pub(super) fn by_engine(remote: Address, is_v6: bool) -> Destination {
+        let family = if is_v6 { libc::AF_INET6 } else { libc::AF_INET };
+        let first = first(family as libc::sa_family_t, remote.port.to_be(), 0);
+        let name = u128::from_ne_bytes(remote.ip);
+        Destination([first | BY_ENGINE, name as u64, (name >> 64) as u64])
+    }
+
     /// `AF_INET` or `AF_INET6`.
     pub(super) fn family(self) -> i32 {
-        (self.0[0] >> 48) as i32
+        ((self.0[0] & !BY_ENGINE) >> 48) as i32
     }
 
     /// True for an address of IPv6.
@@ -145,9 +159,13 @@ impl Destination {
 }
 
 /// A socket that the kernel has connected to destination `number`: it does not block. `None` when
-/// that takes longer than `limit_ns`, or nobody listens there.
+/// that takes longer than `limit_ns`, or nobody listens there, or the engine
+/// connects there.
 pub(super) fn connect(number: u32, limit_ns: u64) -> Option<i32> {
     let destination = Destination::numbered(number)?;
+    if destination.0[0] & BY_ENGINE != 0 {
+        return None;
+    }
     let (family, port, ip) = (destination.family(), destination.port(), destination.ip());
     // SAFETY: zeroes are valid addresses.
     let (mut v4, mut v6): (sockaddr_in, sockaddr_in6) = unsafe { core::mem::zeroed() };

@@ -152,6 +152,11 @@ pub(super) fn is_listener_known(accepted: &Connection) -> bool {
 pub(super) fn is_destination_known(connected: &Connection, number: u32) -> bool {
     let words = &connected.local.express;
     words.destination.store(number, Ordering::Relaxed);
+    may_ask_of_destination(number)
+}
+
+/// A connection is to lead to destination `number`: true when seeds may follow.
+pub(super) fn may_ask_of_destination(number: u32) -> bool {
     of_destination(number).is_some_and(Evidence::may_ask)
 }
 

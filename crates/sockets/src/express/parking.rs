@@ -20,7 +20,8 @@ use super::{LOCK, books, evidence, is_on, listener, seeds, turns, watch};
 use crate::carrier::Carrier;
 use crate::connection::{self, Connection, HINT_EOF};
 use crate::descriptors::GENERATION_MASK;
-use crate::epoll::{membership, parked};
+use crate::epoll::membership;
+use crate::epoll::parked::{self, Keeps};
 use crate::{descriptors, direction, lock, release, sys, waits};
 
 /// A connection of which any is set ends with its carrier.
@@ -94,7 +95,13 @@ pub(crate) fn park(connection: &Connection) -> bool {
     // From here on no descriptor and no thread reaches the connection.
     descriptors::forget(connection.fd);
     connection.local.descriptors.store(0, Ordering::Relaxed);
-    let is_registered = parked::put_away(&parked, high, instance);
+    let keeps = match (instance, carriers::leads_to_relay(&parked)) {
+        (Some(instance), _) => Keeps::Of(instance),
+        (None, false) => Keeps::Any,
+        // The next connection is not the program's before the engine has answered.
+        (None, true) => Keeps::None,
+    };
+    let is_registered = parked::put_away(&parked, high, keeps);
     if role == Role::Accepting && !(is_registered && listener::serve(&parked)) {
         connection
             .entry
@@ -123,11 +130,8 @@ fn is_fit(connection: &Connection, end: &End<'_>) -> bool {
     let is_quiet = entry.rx_hints.load(Ordering::Relaxed) == 0 || is_over;
     let wake = &end.theirs().wake;
     let flags = entry.flags.load(Ordering::Relaxed);
-    // A carrier to the engine's relay says in its first bytes where it is to lead.
-    let is_to_relay = flags & FLAG_OFFLOAD != 0 && flags & FLAG_ACCEPTED == 0;
     let is_ours_alone = Carrier::of(connection) == Carrier::Tcp
         && flags & NOT_PARKED == 0
-        && !is_to_relay
         && !connection.is_shared()
         && !local.attachment.is_used();
     let has_nothing_left = is_quiet

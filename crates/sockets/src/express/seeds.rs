@@ -204,6 +204,12 @@ impl Share {
     }
 }
 
+/// A connection of that role has begun. True when it may be a seed, if its program is known to wait
+/// through the library.
+pub(super) fn may_ask(role: Role, is_known: bool) -> bool {
+    SHARES[role as usize].may_ask(is_known)
+}
+
 /// A connection of that role ends.
 pub(super) fn connection_ends(role: Role) {
     SHARES[role as usize].crowd.is_left();
@@ -302,10 +308,12 @@ pub(crate) fn accepted(fd: i32, listener: i32) {
 /// A connection was paired at once. False when it is its carrier's last all the same: addresses are
 /// translated on the way, or another user's program has accepted it, and nobody knows at which
 /// socket.
-fn becomes_carrier(connection: &Connection) -> bool {
+pub(super) fn becomes_carrier(connection: &Connection) -> bool {
     let words = &connection.local.express;
     words.made_ns.store(sys::now_ns(), Ordering::Relaxed);
-    let is_proved = words.is_of_one_user() || words.listener().is_some();
+    let is_proved = words.is_of_one_user()
+        || words.listener().is_some()
+        || carriers::leads_to_relay(connection);
     let may_park = is_proved && !resets::are_wanted(connection);
     words.may_park.store(may_park.into(), Ordering::Relaxed);
     if may_park {

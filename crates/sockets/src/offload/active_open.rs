@@ -13,6 +13,8 @@ use toehold_channel::table::{FLAG_CONNECTING, FLAG_OFFLOAD, FLAG_REFUSED, FLAG_U
 use crate::connection::{self, Connection};
 use crate::descriptors::{self, Kind};
 use crate::epoll::membership;
+use crate::express::claiming;
+use crate::express::opening::{self, Opening};
 use crate::offload::awaiting::{self, Answer, sleep};
 use crate::offload::{addresses, engine, routing};
 use crate::orderings::OFFLOAD_SEEN;
@@ -119,17 +121,22 @@ fn begin(fd: i32, remote: Address) -> Result<Connection, Opened> {
         RuleAction::Host => return Err(kernel(Reason::Policy)),
     }
     let option = |name| sys::getsockopt::<i32>(fd, libc::SOL_SOCKET, name).unwrap_or(-1);
-    let is_tcp = option(libc::SO_TYPE) == libc::SOCK_STREAM
-        && option(libc::SO_PROTOCOL) == libc::IPPROTO_TCP;
+    // A socket that is as new has no name, no mark and no other type.
+    let fresh = opening::fresh(fd);
+    let is_tcp = option(libc::SO_PROTOCOL) == libc::IPPROTO_TCP
+        && (fresh.is_some() || option(libc::SO_TYPE) == libc::SOCK_STREAM);
     if !is_tcp {
         return Err(Opened::Kernel(None));
     }
-    let bound = addresses::local(fd).ok_or(Opened::Kernel(None))?;
+    let bound = match fresh {
+        Some(_) => Address::default(),
+        None => addresses::local(fd).ok_or(Opened::Kernel(None))?,
+    };
     let own_ip = bound.v4().and_then(|v4| routing_page.behind(v4));
     let is_any = bound.ip == [0; 16] || bound.v4() == Some([0; 4]) || own_ip.is_some();
     let is_beside = sys::namespace_of(fd).unwrap_or(0) == routing_page.netns();
     // A mark is for the kernel's routes and firewall.
-    let has_mark = option(libc::SO_MARK) != 0;
+    let has_mark = fresh.is_none() && option(libc::SO_MARK) != 0;
     if !is_any || !is_beside || has_mark {
         return Err(kernel(Reason::NoRelay));
     }
@@ -140,11 +147,19 @@ fn begin(fd: i32, remote: Address) -> Result<Connection, Opened> {
             port: remote.port,
         }));
     }
-    let preamble = ConnectPreamble {
+    let mut preamble = ConnectPreamble {
         token: routing::client_token(),
         remote,
         local_port: bound.port,
+        is_seed: false,
     };
+    if let Some(fresh) = fresh
+        && let Some(connection) = claiming::connect_by_engine(fd, fresh, &preamble)
+    {
+        return Ok(connection);
+    }
+    let opening = fresh.and_then(|fresh| Opening::to(remote, fresh));
+    preamble.is_seed = opening.is_some_and(|opening| opening.is_seed);
     if !connect_carrier(fd, routing_page.relay_port(), &preamble) {
         awaiting::disconnect(fd);
         return Err(kernel(Reason::NoRelay));
@@ -155,7 +170,12 @@ fn begin(fd: i32, remote: Address) -> Result<Connection, Opened> {
         Some(Address { ip, port })
     });
     match track(fd, local, remote) {
-        Some(connection) => Ok(connection),
+        Some(connection) => {
+            if let Some(opening) = opening {
+                opening.begun(&connection);
+            }
+            Ok(connection)
+        }
         None => {
             awaiting::disconnect(fd);
             Err(kernel(Reason::NoResources))
@@ -234,14 +254,13 @@ fn lose_adapter() {
 
 /// Finishes a request: a blocking program waits for the answer.
 fn finish(connection: &Connection) -> Opened {
+    if awaiting::is_on_used(connection) && connection.nonblocking() {
+        // The remote has not answered yet.
+        return in_progress(connection);
+    }
     if sys::is_nonblocking(connection.fd) {
         return match awaiting::look(connection) {
-            Answer::Pending => {
-                let flags = &connection.entry.flags;
-                flags.fetch_or(FLAG_UNTOLD, Ordering::Relaxed);
-                errno::set(libc::EINPROGRESS);
-                Opened::Done(-1)
-            }
+            Answer::Pending => in_progress(connection),
             answer => done(connection, answer),
         };
     }
@@ -257,6 +276,13 @@ fn finish(connection: &Connection) -> Opened {
             return Opened::Done(-1);
         }
     }
+}
+
+fn in_progress(connection: &Connection) -> Opened {
+    let flags = &connection.entry.flags;
+    flags.fetch_or(FLAG_UNTOLD, Ordering::Relaxed);
+    errno::set(libc::EINPROGRESS);
+    Opened::Done(-1)
 }
 
 fn done(connection: &Connection, answer: Answer) -> Opened {

@@ -9,13 +9,14 @@
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use toehold_channel::offload::{Address, CarrierKey, Direction, store_true_ends, true_ends};
-use toehold_channel::table::{FLAG_CONNECTING, FLAG_OFFLOAD, FLAG_REFUSED, Reason};
+use toehold_channel::table::{FLAG_CONNECTING, FLAG_OFFLOAD, FLAG_REFUSED, FLAG_UNTOLD, Reason};
 
 use crate::connection::{self, Connection};
 use crate::epoll::membership;
+use crate::express::opening;
 use crate::offload::{addresses, endings, liveness, routing};
 use crate::orderings::{OFFLOAD_SEEN, OFFLOAD_TOLD};
-use crate::{cancellation, errno, lock, pending, real, sleep, sys};
+use crate::{cancellation, doorbells, errno, lock, pending, real, sleep, sys};
 
 /// Connections of this process that wait for the engine's answer: while there are none, nothing
 /// here costs more than a look at this.
@@ -37,6 +38,21 @@ pub(super) fn begin(connection: &Connection) {
     WAITING.fetch_add(1, Ordering::Relaxed);
     let flags = FLAG_OFFLOAD | FLAG_CONNECTING;
     connection.entry.flags.fetch_or(flags, OFFLOAD_TOLD);
+}
+
+/// As [`begin`], of a connection on a carrier that has served others. Its channel is withheld until
+/// the answer is there: until then it is as a connection on a carrier that was just made.
+pub(crate) fn begin_on_used(connection: &Connection, remote: Address) {
+    let entry = connection.entry;
+    store_true_ends(entry, Address::default(), remote);
+    entry.flags.fetch_and(!FLAG_UNTOLD, Ordering::Relaxed);
+    begin(connection);
+    connection.local.attachment.take();
+}
+
+/// True for a connection on a carrier that has served others.
+pub(super) fn is_on_used(connection: &Connection) -> bool {
+    connection.local.express.is_carrier()
 }
 
 /// True while some connection of this process waits for an answer.
@@ -75,6 +91,9 @@ pub(crate) fn look(connection: &Connection) -> Answer {
     let fd = connection.fd;
     let seen = sys::poll_now(fd, libc::POLLPRI | libc::POLLRDHUP);
     let answer = if seen & libc::POLLPRI != 0 {
+        if is_on_used(connection) {
+            take_what_is_before(connection);
+        }
         take(connection)
     } else if seen & (libc::POLLHUP | libc::POLLERR | libc::POLLRDHUP) != 0 {
         None
@@ -82,7 +101,14 @@ pub(crate) fn look(connection: &Connection) -> Answer {
         return Answer::Pending;
     };
     match answer {
-        Some(0) => settle(connection, 0),
+        Some(0) => {
+            if is_on_used(connection) {
+                // Before anybody may send.
+                let local = connection.local;
+                (local.attachment).put(local.offered.load(Ordering::Relaxed));
+            }
+            settle(connection, 0);
+        }
         Some(error) => {
             pending::keep(connection, i32::from(error));
             settle(connection, FLAG_REFUSED);
@@ -100,17 +126,34 @@ pub(crate) fn look(connection: &Connection) -> Answer {
             entry
                 .reason
                 .store(Reason::NoRelay as u32, Ordering::Relaxed);
+            if is_on_used(connection) {
+                // Its channel has no other end, and is left with the connection.
+                connection.pin(Reason::NoRelay);
+            }
             settle(connection, 0);
         }
     }
     drop(held);
-    if answer == Some(0) {
+    if answer == Some(0) && !is_on_used(connection) {
         liveness::begin(connection);
     }
     membership::answered(connection);
+    if answer == Some(0) {
+        opening::answered(connection);
+    }
     match answer {
         Some(1..) => Answer::Refused,
         _ => Answer::Settled,
+    }
+}
+
+/// Takes doorbells that came before the urgent byte. The caller holds the receive lock.
+fn take_what_is_before(connection: &Connection) {
+    const TAKES_MAX: usize = 64;
+    let is_at_mark = || sys::is_at_mark(connection.fd);
+    let mut takes = 0;
+    while !is_at_mark() && takes < TAKES_MAX && doorbells::take(connection, u64::MAX).is_ok() {
+        takes += 1;
     }
 }
 
@@ -138,7 +181,11 @@ fn settle(connection: &Connection, outcome: u32) {
     let is_known = true_ends(entry).0.port != 0;
     if let (Some(routing_page), true) = (routing::known_routing_page(), is_offloaded && !is_known) {
         let direction = Direction::Connected;
-        let port = addresses::local(connection.fd).map_or(0, |own| own.port);
+        let port = match CarrierKey::from_word(entry.carrier_key.load(Ordering::Relaxed)) {
+            // A used carrier's port is known.
+            Some(known) => known.port,
+            None => addresses::local(connection.fd).map_or(0, |own| own.port),
+        };
         if let Some((local, remote)) = routing_page.ends(direction, port, routing_page.relay_port())
         {
             store_true_ends(entry, local, remote);

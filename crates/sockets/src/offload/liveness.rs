@@ -54,12 +54,15 @@ pub(crate) fn option_set(connection: &Connection, level: i32, name: i32) -> bool
             )
     );
     let flags = connection.entry.flags.load(OFFLOAD_SEEN);
-    // One that waits for its answer says it when it is there.
-    if !is_ours || flags & FLAG_OFFLOAD == 0 || flags & FLAG_CONNECTING != 0 {
+    if !is_ours || flags & FLAG_OFFLOAD == 0 {
         return false;
     }
     if connection.local.express.is_carrier() {
         return true;
+    }
+    if flags & FLAG_CONNECTING != 0 {
+        // It says so when its answer is there.
+        return false;
     }
     if connection.local.attachment.has_region() {
         // Its calls may all be served by rings, which do not come by here.

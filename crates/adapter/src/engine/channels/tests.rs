@@ -6,6 +6,7 @@ use toehold_channel::doorbell;
 
 use super::*;
 use toehold_channel::layout::{REGION_BYTES, SLAB_SLOTS};
+use toehold_stream::express::{Push, Turn};
 
 use crate::regions::{begin_region, create_pair, create_slab};
 
@@ -67,7 +68,7 @@ impl Bench {
     /// Slots of flows that have news.
     fn news(&self) -> Vec<u32> {
         let mut all = Vec::new();
-        let any = self.channels.sweep(|flow| all.push(flow));
+        let any = self.channels.sweep(|flow| all.push(flow), |_| {});
         assert_eq!(any, !all.is_empty());
         all
     }
@@ -134,6 +135,54 @@ fn entry_is_used_again_under_another_generation() {
     let again = bench.ask(1_002);
     assert_eq!(again.entry, first.entry);
     assert_ne!(again.generation, first.generation);
+}
+
+#[test]
+fn claims_of_a_parked_carrier_lead_to_its_queue() {
+    let mut bench = Bench::new();
+    let (_, made) = bench.entered(3, 5, 9);
+    let claims = |bench: &Bench| {
+        let (mut flows, mut pairs) = (Vec::new(), Vec::new());
+        (bench.channels).sweep(|flow| flows.push(flow), |pair| pairs.push(pair));
+        (flows, pairs)
+    };
+    doorbell::mark(made.bitmap(), 5);
+    assert_eq!(claims(&bench), (vec![9], vec![]));
+    let queued = Queued {
+        slot: 5,
+        turn: Turn::numbered(1).expect("small"),
+    };
+    let queue = Pusher {
+        words: &made.program.header().queues[0],
+        pushed: &made.program.queued,
+    };
+    assert_eq!(queue.push(queued), Ok(Push::Closed), "nothing is parked");
+    bench.channels.hand_over((3, 5), None);
+    bench.channels.await_claim((3, 5));
+    assert_eq!(bench.channels.next_claim(3), None);
+    assert_eq!(queue.push(queued), Ok(Push::Queued));
+    doorbell::mark(made.bitmap(), 5);
+    assert_eq!(claims(&bench), (vec![], vec![3]));
+    assert_eq!(bench.channels.next_claim(3), Some(queued));
+    assert_eq!(bench.channels.next_claim(3), None);
+    bench.channels.hand_over((3, 5), Some(4));
+    doorbell::mark(made.bitmap(), 5);
+    assert_eq!(claims(&bench), (vec![4], vec![]));
+}
+
+/// It may say that there are more than there can be, or name a channel that is none.
+#[test]
+fn a_queue_of_nonsense_is_empty() {
+    let mut bench = Bench::new();
+    let (_, made) = bench.entered(3, 5, 9);
+    bench.channels.await_claim((3, 5));
+    let words = &made.program.header().queues[0];
+    words.tail.store(1_000_000u32, Ordering::Relaxed);
+    assert_eq!(bench.channels.next_claim(3), None);
+    words.tail.store(1u32, Ordering::Relaxed);
+    words.entries[0].store(u64::MAX, Ordering::Relaxed);
+    assert_eq!(bench.channels.next_claim(3), None);
+    assert_eq!(bench.channels.next_claim(4), None, "no such pair");
 }
 
 #[test]

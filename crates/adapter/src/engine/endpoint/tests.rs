@@ -191,7 +191,7 @@ fn each_turn_s_streams_begin_anew_wherever_the_rings_are() {
         assert!(endpoint.give_back(1_000).is_ok() && endpoint.is_between_turns());
         endpoint.end_turn(turn);
         turn = endpoint.turns().try_claim(turn).expect("parked");
-        endpoint.begin_turn(turn, (FIRST_WINDOW_LOG2, WINDOW_LOG2));
+        endpoint.begin_claimed(turn, (FIRST_WINDOW_LOG2, WINDOW_LOG2));
         assert!(!endpoint.is_turn_ending() && !endpoint.is_turn_ended(turn));
         assert!(program.end().turns().accept(turn));
         next = 0;
@@ -206,7 +206,7 @@ fn bytes_that_nobody_accepted_are_still_in_the_ring() {
     program.end_turn(Turn::FIRST);
     endpoint.end_turn(Turn::FIRST);
     let turn = endpoint.turns().try_claim(Turn::FIRST).expect("parked");
-    endpoint.begin_turn(turn, (FIRST_WINDOW_LOG2, WINDOW_LOG2));
+    endpoint.begin_claimed(turn, (FIRST_WINDOW_LOG2, WINDOW_LOG2));
     assert!(endpoint.place(0, b"hello") && endpoint.publish(5));
     assert!(endpoint.turns().is_waiting(turn));
     assert!(program.end().turns().give_up(turn), "its listener closes");

@@ -1,164 +1,27 @@
-//! How connections begin and end: active opens, which programs request at the relay, and passive
-//! opens, for which the engine makes a carrier.
+//! How connections begin and end: passive opens, for which the engine makes a carrier, and what all
+//! have in common. Active opens are in [`opens`](super::opens).
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::net::{Ipv6Addr, SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::time::Instant as Clock;
 
 use toehold_channel::offload::{Address, Direction};
-use toehold_tcp::{ConnectError, ConnectionId, ListenerId};
+use toehold_tcp::{ConnectionId, ListenerId};
 
 use super::{Runner, make_due};
 use crate::engine::advance::Next;
-use crate::engine::arrivals::{Arrivals, Wanted};
 use crate::engine::carriers::{Carriers, Serving};
 use crate::engine::flow::{Flow, Stage};
-use crate::engine::listeners::{Own, Target};
+use crate::engine::listeners::Target;
 use crate::engine::poller::{SERIAL_MASK, Source};
 use crate::engine::relay::Around;
 use crate::engine::settings::spell;
-use crate::engine::tcp_config::{first_and_largest_log2, options};
-use crate::engine::{Command, Given, Holder, Request, sys};
+use crate::engine::tcp_config::first_and_largest_log2;
+use crate::engine::{Holder, sys};
 use crate::registry::ClientId;
 
 impl Runner {
-    /// Gives what programs at the relay want to the threads that are to do it.
-    pub(super) fn give_all(&mut self, take: impl FnOnce(&mut Arrivals) -> Vec<Wanted>) {
-        let wanted = self.arrivals.as_mut().map(take);
-        for (request, carrier) in wanted.unwrap_or_default() {
-            self.give(request, carrier);
-        }
-    }
-
-    /// With a port of the program's choice, to its owner; else to each in turn.
-    fn give(&mut self, request: Request, carrier: TcpStream) {
-        let local = local_end(&self.own, &request).ok().flatten();
-        let share = self.engine.config().share;
-        let there = match local {
-            Some(local) => share.owner(local, request.remote),
-            None => (self.last_given + 1) % share.count(),
-        };
-        self.last_given = there;
-        let refusals = 0;
-        let given = Given {
-            request,
-            carrier,
-            refusals,
-        };
-        self.give_to(there, given);
-    }
-
-    fn give_to(&mut self, there: usize, given: Given) {
-        if there == self.engine.config().share.index() {
-            self.open(given);
-        } else {
-            self.common.doors[there].tell(Command::Open(given));
-        }
-    }
-
-    /// Begins an active open.
-    pub(super) fn open(&mut self, given: Given) {
-        if self.link.shares().is_some() {
-            return self.open_from_shared(given);
-        }
-        let (request, carrier) = (given.request, &given.carrier);
-        let refuse = |errno: libc::c_int| drop(sys::send_urgent(carrier, errno as u8));
-        if !self.admit(request.holder.client) {
-            return refuse(OUT_OF_CONNECTIONS);
-        }
-        let Ok(local) = local_end(&self.own, &request) else {
-            self.common.clients.dismiss(request.holder.client);
-            return refuse(libc::EADDRNOTAVAIL);
-        };
-        let now = self.now();
-        let options = options(&self.connections.of(request.remote));
-        let opened = self.engine.connect(now, local, request.remote, options);
-        let id = match opened {
-            Ok(id) => id,
-            Err(error) => {
-                self.common.clients.dismiss(request.holder.client);
-                return match self.next_to_try(&given, local, error) {
-                    Some((next, refusals)) => self.give_to(next, Given { refusals, ..given }),
-                    None => refuse(errno_of_call(error)),
-                };
-            }
-        };
-        self.begin(id, given);
-    }
-
-    /// Begins an active open from an address that is the host's, too. The kernel can do as well:
-    /// a carrier that ends without an answer has its program connect there.
-    fn open_from_shared(&mut self, given: Given) {
-        let request = given.request;
-        let Some(source) = self.outgoing_source(&request) else {
-            return;
-        };
-        if !self.admit(request.holder.client) {
-            return;
-        }
-        match self.connect_from(source, request.remote) {
-            Ok(id) => self.begin(id, given),
-            Err(error) => {
-                self.common.clients.dismiss(request.holder.client);
-                if let Some((next, refusals)) = self.next_to_try(&given, None, error) {
-                    self.give_to(next, Given { refusals, ..given });
-                }
-            }
-        }
-    }
-
-    /// Connects from one of the ports that connections go out from.
-    fn connect_from(
-        &mut self,
-        source: IpAddr,
-        remote: SocketAddr,
-    ) -> Result<ConnectionId, ConnectError> {
-        let common = self.common.clone();
-        let outgoing = common.outgoing.as_ref().ok_or(ConnectError::NoPortLeft)?;
-        let options = options(&self.connections.of(remote));
-        let share = self.engine.config().share;
-        let now = self.now();
-        for port in outgoing.for_one(source, remote, self.serial) {
-            let local = SocketAddr::new(source, port);
-            if share.owner(local, remote) != share.index() {
-                continue;
-            }
-            match self.engine.connect(now, Some(local), remote, options) {
-                Err(ConnectError::AddressInUse) => {}
-                opened => return opened,
-            }
-        }
-        self.note_exhausted(remote);
-        Err(ConnectError::NoPortLeft)
-    }
-
-    /// Has the program know the ends of its connection, before the remote has answered.
-    fn begin(&mut self, id: ConnectionId, given: Given) {
-        let Given {
-            request, carrier, ..
-        } = given;
-        if request.carrier.ip() == Ipv4Addr::LOCALHOST {
-            let (port, relay) = (request.carrier.port(), self.common.relay_port);
-            self.publish_ends(id, (Direction::Connected, port, relay));
-        }
-        self.insert(id, request.holder, Stage::Connecting, carrier);
-    }
-
-    /// The next thread, if it may have ports or room left where we have none.
-    fn next_to_try(
-        &self,
-        given: &Given,
-        local: Option<SocketAddr>,
-        error: ConnectError,
-    ) -> Option<(usize, usize)> {
-        let share = self.engine.config().share;
-        let is_used_up = matches!(error, ConnectError::NoPortLeft | ConnectError::NoSlotLeft);
-        let refusals = given.refusals + 1;
-        let may_try = is_used_up && local.is_none() && refusals < share.count();
-        may_try.then(|| ((share.index() + 1) % share.count(), refusals))
-    }
-
     /// Takes in connections that remotes have opened.
     pub(super) fn accept(&mut self, listener: ListenerId) {
         while let Some(id) = self.engine.accept(listener) {
@@ -192,7 +55,7 @@ impl Runner {
         let port = carrier.local_addr().map_or(0, |local| local.port());
         self.insert(id, target.holder, Stage::Joining, carrier);
         if is_seed {
-            self.begin_seed(id, Serving::first(target, port, Clock::now()));
+            self.begin_seed(id, Serving::first(Some(target), port, Clock::now()));
         }
         Ok(())
     }
@@ -204,8 +67,9 @@ impl Runner {
         let Some(flow) = flow.filter(|flow| flow.id == id) else {
             return self.carriers.seed_ends(&serving, false);
         };
+        let Some(target) = serving.target else { return };
         let local = SocketAddr::new(self.common.relay_source.into(), serving.port);
-        let ends = (local, serving.target.address);
+        let ends = (local, target.address);
         let slot = id.index() as u32;
         flow.entry = self.channels.ask(slot, ends, false);
         flow.serving = Some(serving);
@@ -281,7 +145,7 @@ impl Runner {
             endpoint.close();
         }
         flow.drop_channel(&mut self.streams, &mut self.channels);
-        let target = flow.serving.map(|serving| serving.target);
+        let target = flow.serving.and_then(|serving| serving.target);
         let begun = target.map(|target| self.begin_carrier(target, flow.id, false));
         let id = flow.id;
         self.serial = (self.serial + 1) & SERIAL_MASK;
@@ -322,7 +186,11 @@ impl Runner {
         Ok(carrier)
     }
 
-    fn publish_ends(&self, id: ConnectionId, (direction, port, other): (Direction, u16, u16)) {
+    pub(super) fn publish_ends(
+        &self,
+        id: ConnectionId,
+        (direction, port, other): (Direction, u16, u16),
+    ) {
         let info = self.engine.info(id);
         let ends = info.map(|info| (spelled(info.local), spelled(info.remote)));
         self.common
@@ -332,7 +200,7 @@ impl Runner {
 
     /// Counts another connection of a program's; false when it is at its quota, or its share of the
     /// memory has no room.
-    fn admit(&mut self, client: ClientId) -> bool {
+    pub(super) fn admit(&mut self, client: ClientId) -> bool {
         if !self.streams.rings().has_room_for_connection(Some(client)) {
             return false;
         }
@@ -341,7 +209,13 @@ impl Runner {
         is_admitted
     }
 
-    fn insert(&mut self, id: ConnectionId, holder: Holder, stage: Stage, carrier: TcpStream) {
+    pub(super) fn insert(
+        &mut self,
+        id: ConnectionId,
+        holder: Holder,
+        stage: Stage,
+        carrier: TcpStream,
+    ) {
         self.serial = (self.serial + 1) & SERIAL_MASK;
         let (slot, serial) = (id.index(), self.serial);
         let source = Source::Flow(slot as u32, serial);
@@ -364,7 +238,7 @@ impl Runner {
         }
     }
 
-    fn place(&mut self, slot: usize, flow: Flow) {
+    pub(super) fn place(&mut self, slot: usize, flow: Flow) {
         if self.flows.len() <= slot {
             self.flows.resize_with(slot + 1, || None);
         }
@@ -431,82 +305,5 @@ fn spelled(address: SocketAddr) -> Address {
     Address {
         ip: spell(address.ip()),
         port: address.port(),
-    }
-}
-
-/// The errno of connect(2) when all ports are in use: connections that have ended make room.
-/// (`EAGAIN` it says of Unix sockets; programs take it for "not yet", and Python for a success.)
-const OUT_OF_CONNECTIONS: libc::c_int = libc::EADDRNOTAVAIL;
-
-/// A carrier comes from what stood in for an address that is gone.
-#[derive(Debug, PartialEq, Eq)]
-struct AddressGone;
-
-/// The local address and port a program has asked for, if it has. From a loopback alias's port it
-/// connects from the same port of the address.
-fn local_end(own: &Own, request: &Request) -> Result<Option<SocketAddr>, AddressGone> {
-    let Request {
-        carrier,
-        local_port: port,
-        ..
-    } = *request;
-    if carrier.ip() != Ipv4Addr::LOCALHOST {
-        let bound = own.iter().find(|(_, alias)| carrier.ip() == *alias);
-        let &(ip, _) = bound.ok_or(AddressGone)?;
-        return Ok(Some(SocketAddr::new(ip, carrier.port())));
-    }
-    let of_family = |(ip, _): &&(IpAddr, IpAddr)| ip.is_ipv4() == request.remote.is_ipv4();
-    let first = own.iter().find(of_family).filter(|_| port != 0);
-    Ok(first.map(|&(ip, _)| SocketAddr::new(ip, port)))
-}
-
-/// The errno that connect(2) would have returned.
-fn errno_of_call(error: ConnectError) -> libc::c_int {
-    match error {
-        ConnectError::AddressInUse | ConnectError::NoPortLeft => libc::EADDRNOTAVAIL,
-        ConnectError::AddressNotOurs | ConnectError::Unreachable => libc::ENETUNREACH,
-        ConnectError::NoSlotLeft => OUT_OF_CONNECTIONS,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::registry::TableId;
-
-    fn request(carrier: &str, remote: &str, local_port: u16) -> Request {
-        Request {
-            holder: Holder {
-                client: ClientId(1),
-                family: TableId(1),
-            },
-            carrier: carrier.parse().expect("address"),
-            remote: remote.parse().expect("address"),
-            local_port,
-        }
-    }
-
-    #[test]
-    fn program_connects_from_where_it_asked_to() {
-        let own = [("10.84.0.2", 1), ("fd84::2", 2), ("10.84.0.3", 3)].map(|(ip, last)| {
-            (
-                ip.parse().expect("address"),
-                IpAddr::from(Ipv4Addr::new(127, 99, 0, last)),
-            )
-        });
-        let end = |carrier, remote, port| {
-            let end = local_end(&own, &request(carrier, remote, port));
-            end.map(|end| end.map_or(String::new(), |end| end.to_string()))
-        };
-        let is = |text: &str| Ok(text.to_owned());
-        let (v4, v6) = ("10.84.0.1:80", "[fd84::1]:80");
-        assert_eq!(end("127.0.0.1:4000", v4, 0), is(""), "as the engine likes");
-        assert_eq!(end("127.0.0.1:4000", v4, 4000), is("10.84.0.2:4000"));
-        assert_eq!(end("127.0.0.1:4000", v6, 4000), is("[fd84::2]:4000"));
-        assert_eq!(end("127.99.0.3:4000", v4, 4000), is("10.84.0.3:4000"));
-        // Bound without a port, which the kernel chose when it connected.
-        assert_eq!(end("127.99.0.3:4000", v4, 0), is("10.84.0.3:4000"));
-        assert_eq!(end("127.99.0.2:4000", v6, 0), is("[fd84::2]:4000"));
-        assert_eq!(end("127.99.0.4:4000", v4, 0), Err(AddressGone));
     }
 }

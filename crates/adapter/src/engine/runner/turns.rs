@@ -36,6 +36,15 @@ impl Turns {
 }
 
 impl Runner {
+    /// Opens connections that programs have queued, on carriers that they have claimed.
+    pub(super) fn open_claimed(&mut self) {
+        while let Some(pair) = self.claims.pop() {
+            while let Some((carrier, preamble)) = self.carriers.accept(pair, &self.channels) {
+                self.open_on_used(carrier, &preamble);
+            }
+        }
+    }
+
     /// Retires carriers that nobody needs, and looks at turns whose programs may not have heard.
     pub(super) fn look_at_carriers(&mut self) {
         if self.carriers.look_due().is_none() && self.turns.due.is_none() {

@@ -19,9 +19,18 @@ impl Bench {
             holder: HOLDER,
             address: ([127, 0, 0, 1], 80).into(),
         };
-        let serving = Serving::first(target, 4_000, Clock::now());
+        let serving = Serving::first(Some(target), 4_000, Clock::now());
         self.flow.serving = Some(serving);
         program
+    }
+
+    /// A program that connects, and whose carrier is to serve further connections: the remote has
+    /// answered.
+    fn answered(&mut self) {
+        self.flow.is_active = true;
+        self.flow.stage = Stage::Connecting;
+        self.flow.serving = Some(Serving::first(None, 4_000, Clock::now()));
+        self.flow.answer(Clock::now()).expect("a carrier");
     }
 
     /// True when the carrier can serve another connection.
@@ -39,6 +48,49 @@ impl Bench {
         !matches!(read, Ok(0)) && read.is_ok_and(|count| count > 0)
             || self.program.peek(&mut [0]).is_err()
     }
+}
+
+#[test]
+fn program_hears_that_it_has_connected_when_we_have_our_end_of_its_channel() {
+    let mut bench = Bench::new();
+    bench.answered();
+    let sent = bench.flow.carrier_sent;
+    assert_eq!(bench.turn(), Next::Wait);
+    assert_eq!(
+        (bench.flow.stage, bench.flow.carrier_sent),
+        (Stage::Answered, sent)
+    );
+    (bench.flow.entry, bench.flow.place) = (Some(0), Some((0, 0)));
+    assert_eq!(bench.turn(), Next::Wait);
+    assert_eq!(
+        (bench.flow.stage, bench.flow.carrier_sent),
+        (Stage::Pairing, sent + 1)
+    );
+    // It has no end of the channel, and speaks by its carrier.
+    bench.write(b"request");
+    assert_eq!(bench.pass(Duration::from_secs(1)), Next::Wait);
+    assert_eq!(
+        (bench.flow.stage, &bench.rings.0[..]),
+        (Stage::Open, &b"request"[..])
+    );
+}
+
+#[test]
+fn program_hears_that_it_has_connected_without_a_channel_in_time() {
+    let mut bench = Bench::new();
+    bench.answered();
+    let sent = bench.flow.carrier_sent;
+    let serving = bench.flow.serving.as_mut().expect("a seed");
+    serving.made -= std::time::Duration::from_secs(1);
+    assert_eq!(bench.turn(), Next::Wait);
+    assert_eq!(
+        (bench.flow.stage, bench.flow.carrier_sent),
+        (Stage::Open, sent + 1)
+    );
+    assert!(
+        bench.flow.serving.is_some(),
+        "its channel may be there by now"
+    );
 }
 
 #[test]

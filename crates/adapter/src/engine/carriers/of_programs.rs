@@ -1,0 +1,99 @@
+//! Carriers by which programs connect: programs claim them, and the engine accepts.
+//!
+//! The program's library says beside the claim where the connection is to lead, and queues it. It
+//! claims no carrier before the engine has said that it is free: both ends may have closed a
+//! connection whose last bytes the remote has not acknowledged yet.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use toehold_channel::express::ENTRIES_MAX;
+use toehold_channel::preamble::PREAMBLE_BYTES;
+
+use super::{Carrier, IDLE_MAX, Parked, retire};
+use crate::engine::channels::Channels;
+
+/// A channel's place: its pair of processes, and its slot.
+type Place = (u64, u32);
+
+/// Parked carriers that programs may claim.
+#[derive(Debug, Default)]
+pub(super) struct OfPrograms(BTreeMap<Place, Parked>);
+
+impl OfPrograms {
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Parks a carrier, and has its program know that it may claim it.
+    pub(super) fn park(&mut self, parked: Parked, channels: &mut Channels) {
+        let carrier = &parked.carrier;
+        channels.await_claim(carrier.place);
+        carrier.endpoint.turns().free(carrier.serving.turn);
+        self.0.insert(carrier.place, parked);
+    }
+
+    /// The next connection of a pair's program: its carrier, and where it is to lead.
+    pub(super) fn accept(
+        &mut self,
+        pair: u64,
+        channels: &Channels,
+    ) -> Option<(Carrier, [u8; PREAMBLE_BYTES])> {
+        // A program that queues nonsense without end has its turn, and no more.
+        for _ in 0..ENTRIES_MAX {
+            let queued = channels.next_claim(pair)?;
+            let place = (pair, queued.slot);
+            let Some(parked) = self.0.get(&place) else {
+                continue;
+            };
+            let turns = parked.carrier.endpoint.turns();
+            // Else it was given up meanwhile, and its end tells.
+            if turns.accept(queued.turn) {
+                let preamble = turns.requested();
+                let mut carrier = self.take(place)?;
+                carrier.serving = carrier.serving.next(queued.turn);
+                return Some((carrier, preamble));
+            }
+        }
+        None
+    }
+
+    /// Takes a carrier away.
+    pub(super) fn take(&mut self, place: Place) -> Option<Carrier> {
+        Some(self.0.remove(&place)?.carrier)
+    }
+
+    /// A parked carrier.
+    pub(super) fn at(&mut self, place: Place) -> Option<&mut Carrier> {
+        Some(&mut self.0.get_mut(&place)?.carrier)
+    }
+
+    /// Retires what has been parked for too long, and hands over its number. One that was claimed
+    /// meanwhile is accepted soon.
+    pub(super) fn look(
+        &mut self,
+        channels: &mut Channels,
+        now: Instant,
+        mut each: impl FnMut(u32),
+    ) {
+        let is_idle = |parked: &Parked| {
+            let turns = parked.carrier.endpoint.turns();
+            now.saturating_duration_since(parked.since) >= IDLE_MAX
+                && turns.retire(parked.carrier.serving.turn).is_none()
+        };
+        let idle = self.0.iter().filter(|(_, parked)| is_idle(parked));
+        let idle: Vec<Place> = idle.map(|(place, _)| *place).collect();
+        for place in idle {
+            if let Some(carrier) = self.take(place) {
+                each(carrier.serial);
+                retire(carrier, channels);
+            }
+        }
+    }
+
+    /// When to look again.
+    pub(super) fn look_due(&self) -> Option<Instant> {
+        let times = self.0.values().map(|parked| parked.since);
+        times.min().map(|since| since + IDLE_MAX)
+    }
+}

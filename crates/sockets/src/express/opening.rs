@@ -1,0 +1,101 @@
+//! Carriers by which the engine connects: they lead to its relay.
+//!
+//! ```text
+//!   connect ─► a parked carrier ─► claimed, with a connect preamble beside it ─► the relay's queue
+//!      │ none is parked                                                               │
+//!      ▼                                                                              ▼
+//!   a carrier to the relay, with a preamble ─► the remote ─► the answer ─► the channel, if there
+//!                                                                          is one
+//! ```
+//!
+//! A seed asks for its channel together with its preamble, so its remote and its channel are made
+//! at the same time, and nobody waits here. The engine answers when it has its end of the channel.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use toehold_channel::express::Event;
+use toehold_channel::offload::Address;
+use toehold_channel::table::FLAG_ASKED;
+
+use super::carriers::{self, Role};
+use super::destinations::Destination;
+use super::{LOCK, books, evidence, is_on, may_act, seeds, withheld};
+use crate::connection::Connection;
+use crate::descriptors::{self, FRESH_V6};
+use crate::{pairing, sys};
+
+/// Time between two seeds of a process: an introduction takes the adapter some 50 us.
+const BETWEEN_SEEDS_NS: u64 = 1_000_000;
+static NEXT_SEED_NS: AtomicU64 = AtomicU64::new(0);
+
+/// The program's socket, if it is as new and a carrier may take its place.
+pub(crate) fn fresh(fd: i32) -> Option<u64> {
+    if !is_on() {
+        return None;
+    }
+    descriptors::fresh(fd).filter(|_| may_act())
+}
+
+/// A connection that the engine is to make by a carrier of its own.
+#[derive(Clone, Copy)]
+pub(crate) struct Opening {
+    /// Of [`super::destinations`].
+    number: u32,
+    /// The carrier is to serve further connections.
+    pub(crate) is_seed: bool,
+}
+
+impl Opening {
+    /// A connection to `remote`, of a socket that is `fresh`, and whether it is a seed.
+    pub(crate) fn to(remote: Address, fresh: u64) -> Option<Opening> {
+        let destination = Destination::by_engine(remote, fresh & FRESH_V6 != 0);
+        let number = {
+            let _held = LOCK.lock();
+            destination.number_or_new()
+        };
+        let number = number?;
+        let is_known = evidence::may_ask_of_destination(number);
+        let is_seed = seeds::may_ask(Role::Connecting, is_known)
+            && carriers::is_room(Role::Connecting)
+            && begins_seed(sys::now_ns());
+        Some(Opening { number, is_seed })
+    }
+
+    /// The connection waits for its answer from now on.
+    pub(crate) fn begun(self, connection: &Connection) {
+        let words = &connection.local.express;
+        words.destination.store(self.number, Ordering::Relaxed);
+        if self.is_seed {
+            pairing::ask_before_answer(connection);
+        }
+    }
+}
+
+/// True when it is time for another seed.
+fn begins_seed(now: u64) -> bool {
+    let due = NEXT_SEED_NS.load(Ordering::Relaxed);
+    // Relaxed: nothing else is guarded by it. Two threads that come at once may both begin one.
+    let is_due = now >= due;
+    if is_due {
+        NEXT_SEED_NS.store(now + BETWEEN_SEEDS_NS, Ordering::Relaxed);
+    }
+    is_due || books::are_all_chosen()
+}
+
+/// The engine has connected. No lock is held.
+pub(crate) fn answered(connection: &Connection) {
+    if connection.local.express.is_carrier() {
+        return withheld::begin_again(connection);
+    }
+    if connection.entry.flags.load(Ordering::Relaxed) & FLAG_ASKED == 0 {
+        return;
+    }
+    pairing::consider(connection);
+    let has_channel = connection.local.attachment.has_region();
+    let is_carrier = has_channel && seeds::becomes_carrier(connection);
+    books::count(Event::SeedsTried);
+    books::count_more(Event::SeedsMade, is_carrier.into());
+    if !is_carrier {
+        evidence::seed_failed(connection);
+    }
+}

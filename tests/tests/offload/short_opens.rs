@@ -1,0 +1,166 @@
+//! Connections of one request that programs make, by carriers that have served others.
+
+use std::process::Command;
+use std::thread::sleep;
+use std::time::Duration;
+
+use toehold_e2e::load::Random;
+use toehold_e2e::network::FAR;
+use toehold_e2e::process::Running;
+use toehold_e2e::{Path as Way, host};
+
+use crate::stage::{SCRIPT, Stage, await_word, ok};
+
+/// Each takes about two seconds.
+const KILLS_MIN: u64 = 4;
+/// A kill comes at any moment of so many milliseconds of load.
+const LOAD_MS_MAX: u64 = 300;
+const REUSED: &str = "connections_on_used_carriers";
+
+impl Stage {
+    /// So many short connections to the far kernel.
+    fn opens(&self, port: &str, count: &str, kinds: &str, banner: &str, seed: &str) -> Running {
+        let arguments = ["short_client", FAR, port, count, kinds, banner, seed];
+        self.near("short-client", &arguments)
+    }
+
+    /// A role that makes short connections, until so many more were on used carriers: a busy host
+    /// makes fewer of them in the same time.
+    fn until_reused(&self, arguments: &[&str], least: u64) {
+        let before = self.engine(REUSED);
+        let enough = (1..=20).any(|_| {
+            ok(self.near("short-client", arguments));
+            self.engine(REUSED) - before >= least
+        });
+        assert!(enough, "{}", self.toehold.status());
+    }
+}
+
+/// Every way in which a connection can go. Both ends check every byte, who has connected, and how
+/// it ends.
+#[test]
+fn short_connections_of_all_kinds_that_programs_make_take_turns_on_carriers() {
+    let Some(stage) = Stage::set(&[]) else { return };
+    let _server = stage.far_server(&["short_server", "7980"]);
+    let clients = ["1", "2", "3"].map(|seed| stage.opens("7980", "1000", "all", "", seed));
+    clients.into_iter().for_each(|client| drop(ok(client)));
+    stage.until_reused(&["short_client", FAR, "7980", "300", "all"], 20);
+}
+
+/// Whichever end closes first, and however the program waits.
+#[test]
+fn carriers_serve_many_connections_of_a_client() {
+    let Some(stage) = Stage::set(&[]) else { return };
+    let _server = stage.far_server(&["short_server", "7981"]);
+    for kind in ["client_first", "server_first"] {
+        for blocks in ["", "blocks"] {
+            let client = ["short_client", FAR, "7981", "500", kind, "", "1", blocks];
+            stage.until_reused(&client, 300);
+        }
+    }
+}
+
+/// Many at once, from one instance, with sockets registered before and after they connect.
+#[test]
+fn carriers_serve_a_client_with_many_connections_at_once() {
+    let Some(stage) = Stage::set(&[]) else { return };
+    let _server = stage.far_server(&["short_server", "7982"]);
+    for options in ["", "early", "kept", "edge", "early,edge", "early,edge,kept"] {
+        let client = ["short_crowd", FAR, "7982", "2000", "20", options];
+        stage.until_reused(&client, 300);
+    }
+}
+
+/// A program of another user than the adapter's.
+#[test]
+fn carriers_serve_clients_of_other_users() {
+    let Some(stage) = Stage::set(&[]) else { return };
+    let _server = stage.far_server(&["short_server", "7987"]);
+    let client = ["short_crowd", FAR, "7987", "2000", "20", "", "65534"];
+    stage.until_reused(&client, 300);
+}
+
+/// A connection that is under way belongs to parent and child.
+#[test]
+fn connections_on_used_carriers_survive_a_fork_before_their_answer() {
+    let Some(stage) = Stage::set(&[]) else { return };
+    let _server = stage.far_server(&["short_server", "7988"]);
+    stage.until_reused(&["short_forks", FAR, "7988", "300"], 50);
+}
+
+/// The server speaks first.
+#[test]
+fn first_bytes_of_a_server_reach_a_program_on_used_carriers() {
+    let Some(stage) = Stage::set(&[]) else { return };
+    let _server = stage.far_server(&["short_server", "7983", "hello"]);
+    let kinds = "client_first,server_first,silent";
+    let client = ["short_client", FAR, "7983", "500", kinds, "hello"];
+    stage.until_reused(&client, 100);
+}
+
+/// Refusals are told as the kernel tells them, and carriers that bring one end with it.
+#[test]
+fn refusals_are_told_beside_used_carriers() {
+    let Some(stage) = Stage::set(&[]) else { return };
+    let _server = stage.far_server(&["short_server", "7984"]);
+    stage.until_reused(&["short_refused", FAR, "7984", "7999", "200"], 50);
+}
+
+/// A server that was there is gone: a carrier that has led there is told of a refusal.
+#[test]
+fn carriers_are_told_when_their_destination_refuses() {
+    let Some(stage) = Stage::set(&[]) else { return };
+    let reused = || stage.engine(REUSED);
+    let before = reused();
+    let is_enough = (0..10).any(|_| {
+        let server = stage.far_server(&["short_server", "7985"]);
+        let client = stage.near("client", &["short_until_refused", FAR, "7985"]);
+        await_word(&client, "going");
+        drop(server);
+        assert!(ok(client).contains("refused"));
+        reused() - before > 100
+    });
+    assert!(is_enough, "{}", stage.toehold.status());
+}
+
+/// The adapter is killed at any moment, with carriers parked, claimed and in use. Its connections
+/// are lost, and no byte of any is wrong.
+#[test]
+fn client_lives_on_when_the_adapter_is_killed_with_its_carriers() {
+    let Some(mut stage) = Stage::set(&[]) else {
+        return;
+    };
+    let kinds = "client_first,server_first,half_close,large";
+    let mut random = Random::new(host::seed());
+    for round in 0..host::rounds(KILLS_MIN) {
+        let port = (7990 + round % 9).to_string();
+        let server = stage.far_server(&["short_server", &port, "", "1", "", "lossy"]);
+        let clients = ["one", "other"].map(|name| {
+            let arguments = ["short_until_lost", FAR, &port, kinds];
+            stage.near(name, &arguments)
+        });
+        clients
+            .iter()
+            .for_each(|client| await_word(client, "going"));
+        sleep(Duration::from_millis(random.below(LOAD_MS_MAX)));
+        stage.toehold.adapter().signal(libc::SIGKILL);
+        clients.into_iter().for_each(|client| drop(ok(client)));
+        drop(server);
+        stage.toehold.start_adapter();
+        assert!(stage.network.bring_up(), "round {round}");
+    }
+}
+
+/// `toehold run --express off` is heeded.
+#[test]
+fn no_carrier_of_a_client_is_used_again_where_the_option_says_off() {
+    let Some(stage) = Stage::set(&[]) else { return };
+    let _server = stage.far_server(&["short_server", "7986"]);
+    let mut command: Command =
+        stage
+            .toehold
+            .command_with(Way::Offload, &["--express", "off"], &stage.python);
+    command.args([SCRIPT, "short_client", FAR, "7986", "300", "client_first"]);
+    ok(Running::start(command, "off", stage.toehold.dir()));
+    assert_eq!(stage.engine(REUSED), 0);
+}
