@@ -7,6 +7,7 @@ The last line tells how many of the client's connections had a port that an earl
 """
 
 import array
+import ctypes
 import errno
 import fcntl
 import os
@@ -907,6 +908,51 @@ def keepalive(count=60):
     play(serve, ask)
 
 
+# A descriptor keeps its flags, however they were set before its socket connects.
+
+FIOCLEX, FIONCLEX, FIONBIO = 0x5451, 0x5450, 0x5421
+CLOSE_RANGE_CLOEXEC = 4
+
+FLAGS = [
+    lambda one: fcntl.ioctl(one, FIOCLEX),
+    lambda one: fcntl.ioctl(one, FIONCLEX),
+    lambda one: fcntl.fcntl(one, fcntl.F_SETFD, fcntl.FD_CLOEXEC),
+    lambda one: fcntl.fcntl(one, fcntl.F_SETFD, 0),
+    lambda one: ctypes.CDLL(None).close_range(one.fileno(), one.fileno(), CLOSE_RANGE_CLOEXEC),
+    lambda one: fcntl.ioctl(one, FIONBIO, struct.pack("i", 1)),
+    lambda one: fcntl.ioctl(one, FIONBIO, struct.pack("i", 0)),
+]
+
+
+def flags(rounds=20, count=20):
+    def serve(server, steps):
+        server.warm(count + 2 * rounds * len(FLAGS))
+
+    def ask(port, steps):
+        warm(port, count)
+        seen = set()
+        for _ in range(rounds):
+            for kind in (0, socket.SOCK_CLOEXEC):
+                for number, change in enumerate(FLAGS):
+                    one = socket.socket(socket.AF_INET, socket.SOCK_STREAM | kind)
+                    fcntl.fcntl(one, fcntl.F_SETFD, fcntl.FD_CLOEXEC if kind else 0)
+                    change(one)
+                    error = one.connect_ex((HOST, port))
+                    assert error in (0, errno.EINPROGRESS), error
+                    seen.add(repr((kind != 0, number, [fcntl.fcntl(one, name) for name in GET])))
+                    one.settimeout(WAIT_MAX)
+                    one.sendall(b"hello")
+                    assert read_all(one, 5) == b"hello"
+                    one.close()
+                    time.sleep(0.002)
+        say("flags", *sorted(seen))
+
+    play(serve, ask)
+
+
+GET = [fcntl.F_GETFD, fcntl.F_GETFL]
+
+
 # A listener that is asked when nobody waits, in either mode.
 
 
@@ -977,6 +1023,7 @@ SCENARIOS = {
     "returns": returns,
     "spares": spares,
     "keepalive": keepalive,
+    "flags": flags,
     "nobody": nobody,
     "counted": counted,
     "ruled": ruled,

@@ -321,6 +321,13 @@ pub(crate) fn change_fresh(fd: i32, bit: u64, is_set: bool) {
     let _ = slot.fetch_update(REPLACED, Ordering::Relaxed, changed);
 }
 
+/// Descriptors from `first` to `last` are closed by an exec from now on.
+pub(crate) fn close_fresh_on_exec(first: u32, last: u32) {
+    for fd in first..=last.min(HIGHEST.load(Ordering::Relaxed)) {
+        change_fresh(fd as i32, FRESH_CLOEXEC, true);
+    }
+}
+
 /// Those that are about to have this process's descriptors, too.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ToWhom {

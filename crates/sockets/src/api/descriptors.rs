@@ -68,7 +68,11 @@ pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
         || !process::is_started()
         || process::borrowed_memory()
     {
-        return unsafe { real::close_range(first, last, flags) };
+        let result = unsafe { real::close_range(first, last, flags) };
+        if result == 0 && flags & CLOSE_RANGE_CLOEXEC != 0 {
+            descriptors::close_fresh_on_exec(first, last);
+        }
+        return result;
     }
     uring::closing_range(first, last);
     if listener::are_any() {
@@ -263,6 +267,10 @@ const F_GETOWN: c_int = 9;
 const FIOSETOWN: c_ulong = 0x8901;
 const SIOCSPGRP: c_ulong = 0x8902;
 
+/// Requests of ioctl(2) that set and clear close-on-exec.
+const FIOCLEX: c_ulong = libc::FIOCLEX as c_ulong;
+const FIONCLEX: c_ulong = libc::FIONCLEX as c_ulong;
+
 /// The program has set the mode of what is no connection.
 fn note_mode(fd: c_int, mode: c_int) {
     let is_nonblocking = mode & libc::O_NONBLOCK != 0;
@@ -290,6 +298,9 @@ fn set_nonblocking(connection: &Connection, on: bool) {
 pub unsafe fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
     let Some(c) = connection::at(fd) else {
         let result = unsafe { real::ioctl(fd, request, argument) };
+        if result == 0 && [FIOCLEX, FIONCLEX].contains(&request) && descriptors::is_noted(fd) {
+            descriptors::change_fresh(fd, FRESH_CLOEXEC, request == FIOCLEX);
+        }
         if result == 0 && descriptors::is_noted(fd) && argument != 0 {
             if request == libc::FIONBIO as c_ulong {
                 let is_on = unsafe { *(argument as *const c_int) } != 0;
@@ -311,6 +322,9 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
         }
     }
     let result = unsafe { real::ioctl(fd, request, argument) };
+    if result == 0 && request == FIONCLEX {
+        c.entry.flags.fetch_or(FLAG_INHERITED, Ordering::Relaxed);
+    }
     if result == 0 && request == libc::FIONBIO as c_ulong && argument != 0 {
         set_nonblocking(&c, unsafe { *(argument as *const c_int) } != 0);
     }
