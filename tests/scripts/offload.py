@@ -1082,6 +1082,57 @@ def short_forks(host, port, count):
         sock.close()
 
 
+def short_execs(host, port, count):
+    """Short connections that are under way when a program executes another one: that has them."""
+    for number in range(int(count)):
+        signal.alarm(SILENCE_MAX)
+        one_short(host, int(port), "client_first", number, "", 30)
+        if number % 20:
+            continue
+        sock = socket.socket()
+        sock.setblocking(False)
+        sock.set_inheritable(True)
+        error = sock.connect_ex((host, int(port)))
+        assert error in (0, errno.EINPROGRESS), error
+        child = os.fork()
+        if child == 0:
+            os.execv(sys.executable, [sys.executable, __file__, "short_inherited", str(sock.fileno())])
+        assert os.waitpid(child, 0)[1] == 0
+        sock.close()
+
+
+def short_becomes(host, port, count, number="0"):
+    """As `short_execs`, without a fork: the program itself becomes another one, so many times."""
+    for early in range(40):
+        signal.alarm(SILENCE_MAX)
+        one_short(host, int(port), "client_first", early, "", 30)
+    sock = socket.socket()
+    sock.setblocking(False)
+    sock.set_inheritable(True)
+    error = sock.connect_ex((host, int(port)))
+    assert error in (0, errno.EINPROGRESS), error
+    rest = [str(sock.fileno()), host, port, str(int(count) - 1)]
+    os.execv(sys.executable, [sys.executable, __file__, "short_inherited"] + rest)
+
+
+def short_inherited(fd, host="", port="", count="0"):
+    sock = socket.socket(fileno=int(fd))
+    sock.settimeout(30)
+    select.select([], [sock], [], 30)
+    sock.sendall(struct.pack("<BBI", SHORT_KINDS.index("client_first"), 0, 7))
+    own = sock.getsockname()
+    whole = struct.pack("<H", own[1]) + own[0].encode() + pattern(40, 7)
+    answer = b""
+    while len(answer) < len(whole):
+        part = sock.recv(1 << 16)
+        assert part, answer
+        answer += part
+    assert answer == whole, (answer, whole)
+    sock.close()
+    if int(count):
+        short_becomes(host, port, count)
+
+
 def short_refused(host, port, closed_port, count):
     """Short connections, and between them some to a port where nobody listens."""
     for number in range(int(count)):

@@ -33,6 +33,7 @@ use crate::connection::{self, Connection};
 use crate::descriptors::{self, Kind, ToWhom};
 use crate::epoll::membership;
 use crate::lock::UNLOCKED;
+use crate::offload::awaiting;
 use crate::orderings::STATE_SEEN;
 use crate::{
     adapter, express, family, faults, holders, lock, offers, pairs, process, service, slabs,
@@ -218,6 +219,11 @@ pub fn before_exec(follows: bool) -> Departure {
         before_spawn();
         return Departure::IDLE;
     }
+    each_survivor(|connection, is_first| {
+        if is_first {
+            awaiting::end_before_exec(connection);
+        }
+    });
     let mut resumer = Resumer::new();
     let mut any_survives = false;
     each_survivor(|connection, is_first| {
@@ -306,6 +312,7 @@ fn before_child(each: impl Fn(&Connection)) {
     }
     each_survivor(|connection, is_first| {
         if is_first {
+            awaiting::end_before_exec(connection);
             each(connection);
         }
     });
@@ -430,6 +437,7 @@ fn take_over(record: &Record) -> bool {
         entry.pid.store(process::pid(), Ordering::Relaxed);
         entry.fd.store(record.fd as u32, Ordering::Relaxed);
     }
+    awaiting::take_over(&connection);
     let mapped = record.slab_fd < 0 || map(&connection, record);
     if record.flags & LOCKED != 0 {
         entry.rx_lock.store(0, UNLOCKED);

@@ -98,6 +98,15 @@ fn first_bytes_of_a_server_reach_a_program_on_used_carriers() {
     stage.until_reused(&client, 100);
 }
 
+/// A connection that is under way goes on in the program that takes this one's place.
+#[test]
+fn connections_on_used_carriers_survive_an_exec_before_their_answer() {
+    let Some(stage) = Stage::set(&[]) else { return };
+    let _server = stage.far_server(&["short_server", "7989"]);
+    stage.until_reused(&["short_execs", FAR, "7989", "300"], 50);
+    stage.until_reused(&["short_becomes", FAR, "7989", "20"], 50);
+}
+
 /// Refusals are told as the kernel tells them, and carriers that bring one end with it.
 #[test]
 fn refusals_are_told_beside_used_carriers() {

@@ -14,7 +14,7 @@ use toehold_channel::table::{FLAG_CONNECTING, FLAG_OFFLOAD, FLAG_REFUSED, FLAG_U
 use crate::connection::{self, Connection};
 use crate::epoll::membership;
 use crate::express::opening;
-use crate::offload::{addresses, endings, liveness, routing};
+use crate::offload::{addresses, endings, engine, liveness, routing};
 use crate::orderings::{OFFLOAD_SEEN, OFFLOAD_TOLD};
 use crate::{cancellation, doorbells, errno, lock, pending, real, sleep, sys};
 
@@ -55,6 +55,34 @@ pub(super) fn is_on_used(connection: &Connection) -> bool {
     connection.local.express.is_carrier()
 }
 
+/// A connection that another program had begun is this one's.
+pub(crate) fn take_over(connection: &Connection) {
+    if is_connecting(connection) {
+        WAITING.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Another program is about to have the connection, and would know nothing of a channel that is
+/// withheld: waits for the engine's answer. A remote that does not answer soon is given up.
+pub(crate) fn end_before_exec(connection: &Connection) {
+    const ANSWER_NS: u64 = 1_000_000_000;
+    if !is_connecting(connection) || !is_on_used(connection) {
+        return;
+    }
+    let news = libc::POLLPRI | libc::POLLRDHUP;
+    sys::wait_for(connection.fd, news, ANSWER_NS);
+    if look(connection) != Answer::Pending {
+        return;
+    }
+    if let Some(_held) = lock::lock(&connection.entry.rx_lock)
+        && is_connecting(connection)
+    {
+        disconnect(connection.fd);
+        pending::keep(connection, libc::ETIMEDOUT);
+        settle(connection, FLAG_REFUSED);
+    }
+}
+
 /// True while some connection of this process waits for an answer.
 #[inline]
 pub(crate) fn any_waiting() -> bool {
@@ -76,6 +104,10 @@ pub(crate) fn is_connecting(connection: &Connection) -> bool {
 /// Takes the answer, if it is there.
 pub(crate) fn look(connection: &Connection) -> Answer {
     let entry = connection.entry;
+    if routing::known_routing_page().is_none() {
+        // Another program has begun it. The engine's addresses are told with the answer.
+        engine::routing_page();
+    }
     let Some(held) = lock::lock(&entry.rx_lock) else {
         // Whoever has the lock takes the answer; we look again.
         return Answer::Pending;
