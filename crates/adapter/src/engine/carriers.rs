@@ -10,6 +10,9 @@
 //!   both ends close in order ─► parked ─► too old, too many, its program gone ─► retired
 //! ```
 //!
+//! So far of connections that remotes make. By those of [`of_programs`] programs connect, which
+//! claim them; all other things are alike.
+//!
 //! The engine is the connecting end as a program is (`docs/decisions/0023-express.md`): it claims,
 //! and the program's library accepts. There are three differences. A remote that finishes has not
 //! closed, so a program may still answer, by the carrier. The program's bytes stay in its ring
@@ -293,11 +296,6 @@ impl Carriers {
         Some(accepted)
     }
 
-    /// A carrier was accepted, and its connection cannot begin.
-    pub(super) fn give_up(carrier: Carrier, channels: &mut Channels) {
-        retire(carrier, channels);
-    }
-
     fn park_for_listener(
         &mut self,
         carrier: Carrier,
@@ -517,7 +515,7 @@ impl Parked {
 }
 
 /// A carrier serves no further connection.
-fn retire(carrier: Carrier, channels: &mut Channels) {
+pub(super) fn retire(carrier: Carrier, channels: &mut Channels) {
     // A claimed one was given up by whoever had claimed it.
     let _ = carrier.endpoint.turns().retire(carrier.serving.turn);
     carrier.endpoint.close();

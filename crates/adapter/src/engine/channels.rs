@@ -27,7 +27,7 @@ use super::endpoint::Endpoint;
 use super::settings::spell;
 use crate::registry::ClientId;
 use crate::wire::{self, Received};
-use toehold_channel::untrusted::Word64;
+use toehold_channel::untrusted::{Word32, Word64};
 
 /// Pairs kept without a channel that uses them.
 const IDLE_PAIRS_MAX: usize = 64;
@@ -429,6 +429,15 @@ impl Pair {
         let header = unsafe { base.cast::<PairHeader>().as_ref() };
         let is_pair = header.magic.load(Ordering::Relaxed).is(PAIR_MAGIC)
             && header.version.load(Ordering::Relaxed).is(LAYOUT_VERSION);
+        // A pair that was forgotten for want of use goes on where it was.
+        let goes_on = |count: &AtomicU32, word: &Word32| {
+            count.store(
+                word.load(Ordering::Relaxed).capped(u32::MAX),
+                Ordering::Relaxed,
+            );
+        };
+        goes_on(&pair.queued, &header.queues[1 - pair.side].tail);
+        goes_on(&pair.popped, &header.queues[pair.side].head);
         is_pair.then_some(pair)
     }
 

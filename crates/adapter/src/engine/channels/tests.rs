@@ -170,6 +170,50 @@ fn claims_of_a_parked_carrier_lead_to_its_queue() {
     assert_eq!(claims(&bench), (vec![4], vec![]));
 }
 
+#[test]
+fn queues_of_a_pair_that_was_forgotten_go_on_where_they_were() {
+    let mut bench = Bench::new();
+    let (asked, made) = bench.entered(3, 5, 9);
+    bench.channels.await_claim((3, 5));
+    made.program.acceptable().open(ENTRIES_MAX as u32);
+    let queued = |number| Queued {
+        slot: 5,
+        turn: Turn::numbered(number).expect("small"),
+    };
+    let theirs = Pusher {
+        words: &made.program.header().queues[0],
+        pushed: &made.program.queued,
+    };
+    for number in 1..4 {
+        assert_eq!(theirs.push(queued(number)), Ok(Push::Queued));
+        assert_eq!(bench.channels.next_claim(3), Some(queued(number)));
+        let ours = bench.channels.queue(3).expect("a pair");
+        assert_eq!(ours.push(queued(number)), Ok(Push::Queued));
+        assert_eq!(made.program.acceptable().pop(), Ok(Some(queued(number))));
+    }
+    bench.channels.withdraw(asked.entry, Some((3, 5)));
+    bench.heard().expect("told");
+    bench.channels.pairs.clear();
+    let again = bench.ask(1_100);
+    let message = Message {
+        entry: again.entry,
+        generation: again.generation,
+        ..made.message
+    };
+    let made = Made { message, ..made };
+    bench.offer(&made, &[made.slab.as_fd(), made.pair.as_fd()]);
+    assert_eq!(bench.taken().len(), 1);
+    bench.channels.enter(3, 5, 9);
+    let theirs = Pusher {
+        words: &made.program.header().queues[0],
+        pushed: &made.program.queued,
+    };
+    assert_eq!(theirs.push(queued(4)), Ok(Push::Queued));
+    assert_eq!(bench.channels.next_claim(3), Some(queued(4)));
+    let ours = bench.channels.queue(3).expect("a pair");
+    assert_eq!(ours.push(queued(4)), Ok(Push::Queued));
+}
+
 /// It may say that there are more than there can be, or name a channel that is none.
 #[test]
 fn a_queue_of_nonsense_is_empty() {

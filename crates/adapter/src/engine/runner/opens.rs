@@ -9,7 +9,7 @@ use toehold_tcp::{ConnectError, ConnectionId};
 
 use super::Runner;
 use crate::engine::arrivals::{Arrivals, Wanted, spoken};
-use crate::engine::carriers::{Carrier, Carriers, Serving};
+use crate::engine::carriers::{self, Carrier, Serving};
 use crate::engine::flow::{Flow, Stage};
 use crate::engine::listeners::Own;
 use crate::engine::tcp_config::{first_and_largest_log2, options};
@@ -70,7 +70,7 @@ impl Runner {
         let preamble = ConnectPreamble::parse(preamble);
         let holder = preamble.and_then(|preamble| self.common.tokens.holder(preamble.token));
         let Some((preamble, holder)) = preamble.zip(holder) else {
-            return Carriers::give_up(carrier, &mut self.channels);
+            return carriers::retire(carrier, &mut self.channels);
         };
         let request = Request {
             holder,
@@ -83,7 +83,7 @@ impl Runner {
             Ok(id) => self.begin_on_used(id, holder, carrier),
             Err(refusal) => {
                 refusal.tell(&carrier.socket);
-                Carriers::give_up(carrier, &mut self.channels);
+                carriers::retire(carrier, &mut self.channels);
             }
         }
     }
