@@ -50,7 +50,7 @@ pub(crate) struct Report {
     pub(crate) resets_received: u64,
     pub(crate) connections_opened: u64,
     pub(crate) connections_accepted: u64,
-    /// Of these, the ones that came to their program by a carrier of an earlier one.
+    /// Of both, those whose carrier has served an earlier one.
     pub(crate) connections_on_used_carriers: u64,
     /// Carriers that wait for another connection.
     pub(crate) carriers_parked: usize,

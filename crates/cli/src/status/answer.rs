@@ -74,6 +74,7 @@ pub(crate) struct Engine {
     pub(super) switches: Option<Switches>,
     pub(super) payloads_in_place: u64,
     pub(super) payloads_by_engine: u64,
+    pub(super) connections_opened: u64,
     pub(super) connections_accepted: u64,
     pub(super) connections_on_used_carriers: u64,
     pub(super) carriers_parked: usize,

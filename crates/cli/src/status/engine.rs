@@ -34,9 +34,9 @@ pub(super) fn lines(engine: &Engine) -> String {
     if engine.connections_on_used_carriers > 0 {
         let _ = writeln!(
             out,
-            "  {} of {} accepted connections on used carriers, {} parked",
+            "  {} of {} connections on used carriers, {} carriers parked",
             count(engine.connections_on_used_carriers),
-            count(engine.connections_accepted),
+            count(engine.connections_opened + engine.connections_accepted),
             engine.carriers_parked,
         );
     }
@@ -146,7 +146,7 @@ mod tests {
             "switches":{"lso":true,"lro":false,"checksum":"verify","split_headers":true,
             "copy_engine":"worker","copybreak":16384,"coalesce_us":0,"threads":2},
             "payloads_in_place":3,"payloads_by_engine":4,
-            "connections_accepted":20,"connections_on_used_carriers":12,"carriers_parked":2,
+            "connections_opened":5,"connections_accepted":20,"connections_on_used_carriers":12,"carriers_parked":2,
             "threads":[{"connections":3},{"connections":4}]}"#;
         let text = lines(&parse(answer).expect("an answer"));
         let has = |part: &str| assert!(text.contains(part), "{part:?} in:\n{text}");
@@ -159,7 +159,7 @@ mod tests {
             copybreak=16384, coalesce=0, threads=2\n",
         );
         has("  3 payloads received in place, 4 copied by the copy engine\n");
-        has("  12 of 20 accepted connections on used carriers, 2 parked\n");
+        has("  12 of 25 connections on used carriers, 2 carriers parked\n");
         has("  AF_XDP in the driver, zero copy\n");
         has("in 1.50MB");
         has("2 threads, with 3 + 4 connections; 12 frames");
