@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::explore;
 use super::support::carrier::Carrier as Bells;
 use toehold_channel::doorbell::{WakeWord, must_ring};
-use toehold_channel::express::{AcceptQueue, Turns};
+use toehold_channel::express::{AcceptQueue, REQUEST_BYTES, Turns};
 use toehold_channel::layout::{ReadyBitmap, Wake};
 use toehold_channel::sync::{AtomicU32, AtomicU64, Ordering, fence, spin_hint};
 use toehold_stream::express::{Carrier, Popper, Push, Pusher, Queued, Turn, Unclaimed};
@@ -97,6 +97,37 @@ fn two_threads_do_not_claim_one_carrier() {
         let there = loom::thread::spawn(move || claim(&other));
         let here = claim(&shared);
         assert!(here ^ there.join().unwrap());
+    });
+}
+
+/// Both ends have closed, the accepting one long before it has sent on all that it had.
+#[test]
+fn a_freed_carrier_is_claimed_when_all_was_sent_on_and_says_where_it_leads() {
+    explore(3, || {
+        let shared = Shared::parked();
+        shared.queue.places.store(1, Ordering::Relaxed);
+        let other = shared.clone();
+        let program = loom::thread::spawn(move || {
+            let carrier = other.carrier(CONNECTING);
+            if !carrier.is_freed_by_peer(Turn::FIRST) {
+                return;
+            }
+            assert_eq!(other.read.load(Ordering::Relaxed), 1, "all was sent on");
+            let turn = carrier
+                .try_claim(Turn::FIRST)
+                .expect("nobody else claims it");
+            carrier.request(&[7; REQUEST_BYTES]);
+            let queued = Queued { slot: SLOT, turn };
+            assert_eq!(other.pusher().push(queued), Ok(Push::Queued));
+        });
+        shared.read.store(1, Ordering::Relaxed);
+        let carrier = shared.carrier(ACCEPTING);
+        carrier.free(Turn::FIRST);
+        if let Some(queued) = shared.popper().pop().unwrap() {
+            assert!(carrier.accept(queued.turn));
+            assert_eq!(carrier.requested(), [7; REQUEST_BYTES]);
+        }
+        program.join().unwrap();
     });
 }
 
