@@ -908,6 +908,37 @@ def keepalive(count=60):
     play(serve, ask)
 
 
+# A client sets keepalive before it connects, as curl does, and each time another value.
+
+
+def kept(is_always, count=80):
+    def begins_as(one):
+        return [one.getsockopt(level, name) for level, name, _ in KEEPALIVE]
+
+    def serve(server, steps):
+        server.warm(count)
+
+    def ask(port, steps):
+        for number in range(count):
+            one = socket.socket()
+            wanted = begins_as(one)
+            if is_always or number % 2:
+                wanted = [1, 60 + number, 7, 3]
+                for (level, name, _), value in zip(KEEPALIVE, wanted):
+                    one.setsockopt(level, name, value)
+            one.setblocking(True)
+            one.connect((HOST, port))
+            assert begins_as(one) == wanted, (begins_as(one), wanted)
+            NAMES.append(one.getsockname())
+            one.sendall(b"hello")
+            assert read_all(one, 5) == b"hello"
+            one.close()
+            time.sleep(0.005)
+        say("kept")
+
+    play(serve, ask)
+
+
 # A descriptor keeps its flags, however they were set before its socket connects.
 
 FIOCLEX, FIONCLEX, FIONBIO = 0x5451, 0x5450, 0x5421
@@ -1023,6 +1054,8 @@ SCENARIOS = {
     "returns": returns,
     "spares": spares,
     "keepalive": keepalive,
+    "kept": lambda: kept(True),
+    "kept_at_times": lambda: kept(False),
     "flags": flags,
     "nobody": nobody,
     "counted": counted,

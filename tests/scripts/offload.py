@@ -991,8 +991,9 @@ def short_client(host, port, count, kinds="all", banner="", seed="1", blocks="")
 
 def short_crowd(host, port, count, at_once, options="", user=""):
     """Makes short connections, so many at once, from one epoll instance. The options: `early`,
-    sockets are registered before they connect; `edge`, once and for all events; `kept`, each has an
-    option set afterwards. The first connection is made before the program becomes `user`."""
+    sockets are registered before they connect; `edge`, once and for all events; `lively` and
+    `kept`, each has an option set before or after that. The first connection is made before the
+    program becomes `user`."""
     poll, conns = select.epoll(), {}
     is_edge = "edge" in options
     wanted = select.EPOLLIN | select.EPOLLOUT | select.EPOLLET if is_edge else select.EPOLLOUT
@@ -1000,6 +1001,8 @@ def short_crowd(host, port, count, at_once, options="", user=""):
     def begin(number):
         sock = socket.socket()
         sock.setblocking(False)
+        if "lively" in options:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if "early" in options:
             poll.register(sock, wanted)
         error = sock.connect_ex((host, int(port)))

@@ -66,6 +66,8 @@ scenarios! {
     returns: a_listener_that_returns_to_its_instance_is_served,
     spares: a_socket_that_is_given_out_again_is_as_new,
     keepalive: options_of_keepalive_are_set_back,
+    kept: options_of_keepalive_that_were_set_before_are_the_connections,
+    kept_at_times: connections_without_keepalive_follow_those_with_it,
     flags: a_descriptor_keeps_its_flags,
     nobody: a_listener_where_nobody_waits_says_so_or_waits,
 }

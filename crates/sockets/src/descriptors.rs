@@ -275,11 +275,13 @@ pub(crate) const FRESH_V6: u64 = 1 << 38;
 pub(crate) const FRESH_NODELAY: u64 = 1 << 39;
 /// It has an option or a name that a carrier in use has not.
 pub(crate) const FRESH_ODD: u64 = 1 << 40;
+/// Options of keepalive were set, which a carrier gets, too.
+pub(crate) const FRESH_KEPT: u64 = 1 << 41;
 
 /// When a fresh socket was made: an epoch of `express::spares`, so many bits of it.
 pub(crate) const EPOCH_BITS: u32 = 16;
 pub(crate) const EPOCH_MASK: u64 = (1 << EPOCH_BITS) - 1;
-const EPOCH_SHIFT: u32 = 41;
+const EPOCH_SHIFT: u32 = 42;
 const _: () = assert!(EPOCH_SHIFT + EPOCH_BITS <= KIND_SHIFT);
 
 /// The bits of a socket that is made by `socket` with these. `None` for one of another kind than

@@ -65,7 +65,11 @@ fn carriers_serve_many_connections_of_a_client() {
 fn carriers_serve_a_client_with_many_connections_at_once() {
     let Some(stage) = Stage::set(&[]) else { return };
     let _server = stage.far_server(&["short_server", "7982"]);
-    for options in ["", "early", "kept", "edge", "early,edge", "early,edge,kept"] {
+    let edges = ["edge", "early,edge", "early,edge,lively"];
+    for options in ["", "early", "kept", "lively,kept"]
+        .into_iter()
+        .chain(edges)
+    {
         let client = ["short_crowd", FAR, "7982", "2000", "20", options];
         stage.until_reused(&client, 300);
     }

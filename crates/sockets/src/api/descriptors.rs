@@ -8,8 +8,10 @@ use toehold_channel::table::{FLAG_INHERITED, FLAG_NONBLOCK, Reason};
 use toehold_freestanding::guarded;
 
 use crate::connection::{self, Connection};
-use crate::descriptors::{self, FRESH_CLOEXEC, FRESH_NODELAY, FRESH_NONBLOCK, FRESH_ODD, Kind};
-use crate::express::{books, listener, unseen, watch};
+use crate::descriptors::{
+    self, FRESH_CLOEXEC, FRESH_KEPT, FRESH_NODELAY, FRESH_NONBLOCK, FRESH_ODD, Kind,
+};
+use crate::express::{books, listener, unseen, watch, words};
 use crate::offload::{liveness, passive_open, routing};
 use crate::{closing, errno, faults, kept, options, process, real, resets, service, sys, uring};
 
@@ -396,7 +398,11 @@ pub unsafe fn setsockopt(
     if result == 0 && descriptors::is_noted(fd) {
         let is_delay = (level, name) == (libc::IPPROTO_TCP, libc::TCP_NODELAY) && len >= 4;
         let is_set = !is_delay || unsafe { value.cast::<c_int>().read_unaligned() } != 0;
-        let bit = if is_delay { FRESH_NODELAY } else { FRESH_ODD };
+        let bit = match is_delay {
+            true => FRESH_NODELAY,
+            false if words::is_of_keepalive(level, name) => FRESH_KEPT,
+            false => FRESH_ODD,
+        };
         descriptors::change_fresh(fd, bit, is_set);
     }
     result

@@ -15,9 +15,11 @@ use toehold_stream::express::{Push, Queued, Turn};
 
 use super::carriers::{self, Role};
 use super::destinations::Destination;
-use super::{LOCK, books, listening, may_act, parking, returning, spares, turns};
+use super::{LOCK, books, listening, may_act, parking, returning, spares, turns, watch, words};
 use crate::connection::{Connection, Local};
-use crate::descriptors::{self, FRESH_CLOEXEC, FRESH_NODELAY, FRESH_NONBLOCK, FRESH_V6};
+use crate::descriptors::{
+    self, FRESH_CLOEXEC, FRESH_KEPT, FRESH_NODELAY, FRESH_NONBLOCK, FRESH_V6,
+};
 use crate::epoll::{early, membership, parked};
 use crate::offload::awaiting;
 use crate::pairs::Pair;
@@ -315,6 +317,9 @@ fn begin(
         _ => libc::O_CLOEXEC,
     };
     uring::closing(fd);
+    // The program's socket has what it is to begin with.
+    let is_kept = fresh & FRESH_KEPT != 0 || local.express.begins_kept();
+    let keepalive = is_kept.then(|| words::keepalive_of(fd));
     let spare = match count {
         0 => spares::hold(fd, fresh, now),
         _ => None,
@@ -335,6 +340,11 @@ fn begin(
     };
     let connection = parking::begin_turn(carrier, fd, options);
     entry.pid.store(process::pid(), Ordering::Relaxed);
+    let is_kept_alive =
+        keepalive.is_some_and(|options| local.express.take_keepalive(connection.fd, &options));
+    if is_kept_alive && preamble.is_some() {
+        watch::say_liveness(&connection);
+    }
     if let Some(preamble) = preamble {
         awaiting::begin_on_used(&connection, preamble.remote);
     }

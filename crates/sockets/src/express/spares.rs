@@ -13,7 +13,9 @@ use core::ffi::c_int;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use super::{carriers, may_act};
-use crate::descriptors::{self, FRESH_CLOEXEC, FRESH_NODELAY, FRESH_NONBLOCK, FRESH_V6, Kind};
+use crate::descriptors::{
+    self, FRESH_CLOEXEC, FRESH_KEPT, FRESH_NODELAY, FRESH_NONBLOCK, FRESH_V6, Kind,
+};
 use crate::{errno, sys};
 
 /// So many are kept at a time. Between `connect` and `socket` a thread has one.
@@ -111,7 +113,8 @@ fn is_of_epoch(epoch_of: u64) -> bool {
 /// `None` when the program has done anything with it, or enough are kept.
 pub(super) fn hold(fd: i32, fresh: u64, now: u64) -> Option<Spare> {
     begin_epoch(now);
-    let is_untouched = fresh as u32 == 0 && is_of_epoch(descriptors::epoch_of(fresh));
+    let is_untouched =
+        fresh as u32 == 0 && fresh & FRESH_KEPT == 0 && is_of_epoch(descriptors::epoch_of(fresh));
     let is_kept = |place: &&AtomicU64| place.load(Ordering::Relaxed) != 0;
     let most = KEPT_MAX.min((carriers::most() / PARKED_SHARE) as usize);
     let is_room = || KEPT.iter().filter(is_kept).count() < most;

@@ -61,6 +61,16 @@ pub(crate) struct Words {
     pub(super) previous: AtomicU32,
 }
 
+/// True for an option that is set back for the next turn.
+pub(crate) fn is_of_keepalive(level: i32, name: i32) -> bool {
+    KEEPALIVE.contains(&(level, name))
+}
+
+/// The options of keepalive of a socket.
+pub(super) fn keepalive_of(fd: i32) -> [i32; KEEPALIVE.len()] {
+    KEEPALIVE.map(|(level, name)| sys::getsockopt::<i32>(fd, level, name).unwrap_or(0))
+}
+
 impl Words {
     /// Another connection begins in this place.
     pub(crate) fn reset(&self) {
@@ -138,8 +148,7 @@ impl Words {
 
     /// The connection at `fd` becomes a carrier: the program has set nothing on it yet.
     pub(super) fn note_first_keepalive(&self, fd: i32) {
-        for ((level, name), first) in KEEPALIVE.into_iter().zip(&self.keepalive_first) {
-            let value = sys::getsockopt::<i32>(fd, level, name).unwrap_or(0);
+        for (value, first) in keepalive_of(fd).into_iter().zip(&self.keepalive_first) {
             first.store(value, Ordering::Relaxed);
         }
         let user_timeout = libc::TCP_USER_TIMEOUT;
@@ -168,9 +177,23 @@ impl Words {
         }
     }
 
-    /// True when the program has set an option in this turn that its socket did not begin with.
+    /// A turn begins on the carrier at `fd`, in place of a socket that had these options. True when
+    /// they keep the connection alive.
+    pub(super) fn take_keepalive(&self, fd: i32, options: &[i32; KEEPALIVE.len()]) -> bool {
+        for (place, ((level, name), value)) in KEEPALIVE.into_iter().zip(options).enumerate() {
+            if *value != self.keepalive_first[place].load(Ordering::Relaxed) {
+                sys::setsockopt_int(fd, level, name, *value);
+                self.keepalive_set.fetch_or(1 << place, Ordering::Relaxed);
+            }
+        }
+        options[0] != 0
+    }
+
+    /// True when the program has set an option in this turn, or its socket began with one.
     pub(super) fn has_options(&self) -> bool {
-        self.has_odd_option() || self.keepalive_set.load(Ordering::Relaxed) != 0
+        self.has_odd_option()
+            || self.begins_kept()
+            || self.keepalive_set.load(Ordering::Relaxed) != 0
     }
 
     /// The program has set an option that is not set back: this turn is the carrier's last.
