@@ -939,6 +939,33 @@ def kept(is_always, count=80):
     play(serve, ask)
 
 
+# A large connection makes its ring grow; the next one on its carrier begins with a small one.
+
+
+def sizes(count=60, large=1 << 20):
+    def serve(server, steps):
+        for number in range(count):
+            one = server.accept()
+            size = large if number % 3 == 2 else 5
+            assert read_all(one, size) == b"x" * size
+            one.sendall(b"y" * size)
+            assert one.recv(1) == b""
+            one.close()
+        say("served")
+
+    def ask(port, steps):
+        for number in range(count):
+            one = connect(port)
+            size = large if number % 3 == 2 else 5
+            one.sendall(b"x" * size)
+            assert read_all(one, size) == b"y" * size
+            one.close()
+            time.sleep(0.01)
+        say("asked")
+
+    play(serve, ask)
+
+
 # A descriptor keeps its flags, however they were set before its socket connects.
 
 FIOCLEX, FIONCLEX, FIONBIO = 0x5451, 0x5450, 0x5421
@@ -1056,6 +1083,7 @@ SCENARIOS = {
     "keepalive": keepalive,
     "kept": lambda: kept(True),
     "kept_at_times": lambda: kept(False),
+    "sizes": sizes,
     "flags": flags,
     "nobody": nobody,
     "counted": counted,

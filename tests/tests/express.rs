@@ -68,6 +68,7 @@ scenarios! {
     keepalive: options_of_keepalive_are_set_back,
     kept: options_of_keepalive_that_were_set_before_are_the_connections,
     kept_at_times: connections_without_keepalive_follow_those_with_it,
+    sizes: small_connections_follow_large_ones,
     flags: a_descriptor_keeps_its_flags,
     nobody: a_listener_where_nobody_waits_says_so_or_waits,
 }

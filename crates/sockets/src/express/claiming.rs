@@ -283,6 +283,10 @@ fn begin(
     let words = &local.express;
     let data = on_carrier.wrapping_sub(doorbells);
     words.carrier_began_at.store(data, Ordering::Relaxed);
+    // The peer's cursor as the last turn knew it may be more than a small ring behind.
+    if end.sender().credit_as_it_is().is_err() {
+        return give_up();
+    }
     // The ring is empty. All that the program sends before the peer accepts must stay there,
     // should the connection go back to the kernel.
     let small = CAPACITY_LOG2_MIN;
