@@ -970,6 +970,7 @@ def sizes(count=60, large=1 << 20):
 
 FIOCLEX, FIONCLEX, FIONBIO = 0x5451, 0x5450, 0x5421
 CLOSE_RANGE_CLOEXEC = 4
+GET = [fcntl.F_GETFD, fcntl.F_GETFL]
 
 FLAGS = [
     lambda one: fcntl.ioctl(one, FIOCLEX),
@@ -1006,9 +1007,6 @@ def flags(rounds=20, count=20):
         say("flags", *sorted(seen))
 
     play(serve, ask)
-
-
-GET = [fcntl.F_GETFD, fcntl.F_GETFL]
 
 
 # A listener that is asked when nobody waits, in either mode.

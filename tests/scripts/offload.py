@@ -1099,7 +1099,8 @@ def short_execs(host, port, count):
         assert error in (0, errno.EINPROGRESS), error
         child = os.fork()
         if child == 0:
-            os.execv(sys.executable, [sys.executable, __file__, "short_inherited", str(sock.fileno())])
+            inherits = ["short_inherited", str(sock.fileno())]
+            os.execv(sys.executable, [sys.executable, __file__] + inherits)
         assert os.waitpid(child, 0)[1] == 0
         sock.close()
 

@@ -182,10 +182,26 @@ impl Sender<'_> {
         const STEP: u32 = 2;
         let log2 = (log2 + STEP).min(CAPACITY_LOG2_MAX);
         self.was_full.store(0, Ordering::Relaxed);
+        self.set_capacity(log2);
+        1u64 << log2
+    }
+
+    /// Gives a ring that is empty a capacity, as a power of two.
+    pub fn set_capacity(&self, log2: u32) {
         self.capacity_log2.store(log2, Ordering::Relaxed);
         // Relaxed: the next store of `tail` carries it to the peer.
         self.publish.capacity_log2.store(log2, Ordering::Relaxed);
-        1u64 << log2
+    }
+
+    /// As [`Sender::set_capacity`], of a capacity that may be smaller. The peer's cursor as we knew
+    /// it may be further behind than that, so we look at it.
+    ///
+    /// # Errors
+    /// [`Fault::Head`] when the peer's word contradicts our cursor.
+    pub fn shrink(&self, log2: u32) -> Result<(), Fault> {
+        self.credit_as_it_is()?;
+        self.set_capacity(log2);
+        Ok(())
     }
 
     /// Where the next `len` bytes go. `len` must not exceed the credit. Stretches lie in the ring

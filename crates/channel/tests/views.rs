@@ -6,7 +6,7 @@
 use proptest::prelude::*;
 use toehold_channel::doorbell::WakeWord;
 use toehold_channel::layout::{
-    CAPACITY_LOG2_MAX, Consume, Publish, READY_BITMAPS, READY_BITS, RING_BYTES,
+    CAPACITY_LOG2_MAX, CAPACITY_LOG2_MIN, Consume, Publish, READY_BITMAPS, READY_BITS, RING_BYTES,
 };
 use toehold_channel::ring::{Receiver, Sender, stretches};
 use toehold_channel::sync::{AtomicU32, Ordering};
@@ -30,6 +30,27 @@ fn assert_inside(places: [(usize, usize); 2]) {
     for (offset, len) in places {
         assert!(offset + len <= RING_BYTES, "{len} bytes at {offset}");
     }
+}
+
+/// The peer has read all, and we have not looked since: that is more than a small ring holds.
+#[test]
+fn empty_ring_that_shrinks_has_room() {
+    let (publish, consume) = (Publish::default(), Consume::default());
+    let sent = 1u64 << (CAPACITY_LOG2_MIN + 2);
+    consume.head.store(sent, Ordering::Relaxed);
+    let (tail, head_seen) = (Word64::new(sent), Word64::new(0));
+    let (capacity_log2, was_full) = (Word32::new(CAPACITY_LOG2_MAX), AtomicU32::new(0));
+    let sender = Sender {
+        publish: &publish,
+        consume: &consume,
+        tail: &tail,
+        head_seen: &head_seen,
+        capacity_log2: &capacity_log2,
+        was_full: &was_full,
+    };
+    assert_eq!(sender.shrink(CAPACITY_LOG2_MIN), Ok(()));
+    assert_eq!(sender.credit(1), Ok(1 << CAPACITY_LOG2_MIN));
+    assert!((publish.capacity_log2.load(Ordering::Relaxed)).is(CAPACITY_LOG2_MIN));
 }
 
 proptest! {

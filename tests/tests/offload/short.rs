@@ -13,10 +13,10 @@ use toehold_e2e::{Path as Way, host, wait_until};
 use crate::stage::{SCRIPT, Stage, await_word, listening, ok};
 
 /// Each takes about two seconds.
-const KILLS_MIN: u64 = 4;
+pub(crate) const KILLS_MIN: u64 = 4;
 /// A kill comes at any moment of so many milliseconds of load.
 const LOAD_MS_MAX: u64 = 300;
-const REUSED: &str = "connections_on_used_carriers";
+pub(crate) const REUSED: &str = "connections_on_used_carriers";
 
 impl Stage {
     /// So many short connections from the far kernel.
@@ -25,15 +25,32 @@ impl Stage {
         self.far("short-client", &arguments)
     }
 
-    /// Short connections until so many more were on used carriers: a busy host makes fewer of them
-    /// in the same time.
+    /// Short connections until so many more were on used carriers.
     fn short_until_reused(&self, port: &str, kinds: &str, banner: &str, least: u64) {
+        self.play_until_reused(least, |seed| {
+            self.short(port, "300", kinds, banner, &seed.to_string())
+        });
+    }
+
+    /// Plays a role again and again until so many more connections were on used carriers: a busy
+    /// host makes fewer of them in the same time.
+    pub(crate) fn play_until_reused(&self, least: u64, play: impl Fn(u32) -> Running) {
         let before = self.engine(REUSED);
-        let enough = (1..=20u32).any(|seed| {
-            ok(self.short(port, "300", kinds, banner, &seed.to_string()));
+        let enough = (1..=20).any(|seed| {
+            ok(play(seed));
             self.engine(REUSED) - before >= least
         });
         assert!(enough, "{}", self.toehold.status());
+    }
+
+    /// Kills the adapter at any moment while roles make short connections, which end well.
+    pub(crate) fn kill_under_load(&mut self, random: &mut Random, clients: [Running; 2]) {
+        clients
+            .iter()
+            .for_each(|client| await_word(client, "going"));
+        sleep(Duration::from_millis(random.below(LOAD_MS_MAX)));
+        self.toehold.adapter().signal(libc::SIGKILL);
+        clients.into_iter().for_each(|client| drop(ok(client)));
     }
 }
 
@@ -133,16 +150,9 @@ fn program_lives_on_when_the_adapter_is_killed_with_its_carriers() {
     for round in 0..host::rounds(KILLS_MIN) {
         let port = (7970 + round % 20).to_string();
         let mut server = stage.near_server(&["short_server", &port, "", "1", "", "lossy"]);
-        let clients = ["one", "other"].map(|name| {
-            let arguments = ["short_until_lost", NEAR, &port, kinds];
-            stage.far(name, &arguments)
-        });
-        clients
-            .iter()
-            .for_each(|client| await_word(client, "going"));
-        sleep(Duration::from_millis(random.below(LOAD_MS_MAX)));
-        stage.toehold.adapter().signal(libc::SIGKILL);
-        clients.into_iter().for_each(|client| drop(ok(client)));
+        let load = ["short_until_lost", NEAR, &port, kinds];
+        let clients = ["one", "other"].map(|name| stage.far(name, &load));
+        stage.kill_under_load(&mut random, clients);
         assert!(server.ended().is_none(), "{}", server.outputs());
         let talk = ["short_client", "127.0.0.1", &port, "40", kinds];
         ok(stage.near_on(Way::Host, "kernel", &talk));

@@ -1,21 +1,14 @@
 //! Connections of one request that programs make, by carriers that have served others.
 
 use std::process::Command;
-use std::thread::sleep;
-use std::time::Duration;
 
 use toehold_e2e::load::Random;
 use toehold_e2e::network::FAR;
 use toehold_e2e::process::Running;
 use toehold_e2e::{Path as Way, host};
 
+use crate::short::{KILLS_MIN, REUSED};
 use crate::stage::{SCRIPT, Stage, await_word, ok};
-
-/// Each takes about two seconds.
-const KILLS_MIN: u64 = 4;
-/// A kill comes at any moment of so many milliseconds of load.
-const LOAD_MS_MAX: u64 = 300;
-const REUSED: &str = "connections_on_used_carriers";
 
 impl Stage {
     /// So many short connections to the far kernel.
@@ -24,15 +17,9 @@ impl Stage {
         self.near("short-client", &arguments)
     }
 
-    /// A role that makes short connections, until so many more were on used carriers: a busy host
-    /// makes fewer of them in the same time.
+    /// A role that makes short connections, until so many more were on used carriers.
     fn until_reused(&self, arguments: &[&str], least: u64) {
-        let before = self.engine(REUSED);
-        let enough = (1..=20).any(|_| {
-            ok(self.near("short-client", arguments));
-            self.engine(REUSED) - before >= least
-        });
-        assert!(enough, "{}", self.toehold.status());
+        self.play_until_reused(least, |_| self.near("short-client", arguments));
     }
 }
 
@@ -148,16 +135,9 @@ fn client_lives_on_when_the_adapter_is_killed_with_its_carriers() {
     for round in 0..host::rounds(KILLS_MIN) {
         let port = (7990 + round % 9).to_string();
         let server = stage.far_server(&["short_server", &port, "", "1", "", "lossy"]);
-        let clients = ["one", "other"].map(|name| {
-            let arguments = ["short_until_lost", FAR, &port, kinds];
-            stage.near(name, &arguments)
-        });
-        clients
-            .iter()
-            .for_each(|client| await_word(client, "going"));
-        sleep(Duration::from_millis(random.below(LOAD_MS_MAX)));
-        stage.toehold.adapter().signal(libc::SIGKILL);
-        clients.into_iter().for_each(|client| drop(ok(client)));
+        let load = ["short_until_lost", FAR, &port, kinds];
+        let clients = ["one", "other"].map(|name| stage.near(name, &load));
+        stage.kill_under_load(&mut random, clients);
         drop(server);
         stage.toehold.start_adapter();
         assert!(stage.network.bring_up(), "round {round}");

@@ -157,12 +157,7 @@ impl Endpoint {
 
     fn set_window(&mut self, window_log2: u32) {
         self.window_log2 = window_log2;
-        self.entry
-            .tx_capacity_log2
-            .store(window_log2, Ordering::Relaxed);
-        // Relaxed: the next store of `tail` carries it to the program.
-        let capacity = &self.end().ours().publish.capacity_log2;
-        capacity.store(window_log2, Ordering::Relaxed);
+        self.end().sender().set_capacity(window_log2);
     }
 
     /// True while what we send goes into the ring.

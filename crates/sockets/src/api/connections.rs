@@ -9,7 +9,7 @@ use toehold_channel::table::Reason;
 use crate::carrier::Carrier;
 use crate::descriptors::{self, FRESH_ODD, Kind};
 use crate::epoll::news;
-use crate::express::{self, accepting, books, claiming, listener, seeds, spares};
+use crate::express::{self, accepting, books, claiming, listener, opening, seeds, spares};
 use crate::offload::active_open::{self, Opened};
 use crate::offload::names::{self, Side};
 use crate::offload::{addresses, bound, passive_open, routing};
@@ -40,9 +40,9 @@ pub unsafe fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_
         }
     }
     let mut fresh = None;
-    if express::is_on() && to.0 == address {
+    if to.0 == address {
         // Asked once in this call: the answer costs a system call.
-        fresh = descriptors::fresh(fd).filter(|_| express::may_act());
+        fresh = opening::fresh(fd);
         if let Some(fresh) = fresh
             && let Some(result) = unsafe { claiming::connect(fd, fresh, address, len) }
         {

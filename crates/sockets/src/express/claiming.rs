@@ -283,15 +283,11 @@ fn begin(
     let words = &local.express;
     let data = on_carrier.wrapping_sub(doorbells);
     words.carrier_began_at.store(data, Ordering::Relaxed);
-    // The peer's cursor as the last turn knew it may be more than a small ring behind.
-    if end.sender().credit_as_it_is().is_err() {
-        return give_up();
-    }
     // The ring is empty. All that the program sends before the peer accepts must stay there,
     // should the connection go back to the kernel.
-    let small = CAPACITY_LOG2_MIN;
-    entry.tx_capacity_log2.store(small, Ordering::Relaxed);
-    (end.ours().publish.capacity_log2).store(small, Ordering::Relaxed);
+    if end.sender().shrink(CAPACITY_LOG2_MIN).is_err() {
+        return give_up();
+    }
     let nonblock = fresh & FRESH_NONBLOCK != 0;
     if nonblock != (entry.flags.load(Ordering::Relaxed) & FLAG_NONBLOCK != 0) {
         parking::set_nonblocking(carrier, nonblock);
