@@ -32,9 +32,12 @@ pub(crate) fn take(connection: &Connection, limit: u64) -> Result<usize, i32> {
     Ok(bytes)
 }
 
-/// Bytes on the carrier, or an error, negative.
-fn waiting(connection: &Connection) -> isize {
-    connection.carrier().map_or(0, sys::bytes_waiting)
+/// Doorbells on the carrier. Callers hold the receive lock.
+fn waiting(connection: &Connection, end: &End<'_>) -> u64 {
+    end.doorbells(|| {
+        let waiting = connection.carrier().map_or(0, sys::bytes_waiting);
+        u64::try_from(waiting).unwrap_or(0)
+    })
 }
 
 /// As [`take`], on the way back to the carrier; 0 when there were none.
@@ -50,16 +53,16 @@ pub(crate) fn skip(connection: &Connection, limit: u64) -> usize {
 pub(crate) fn drain(connection: &Connection, end: &End<'_>) -> bool {
     let mut any = false;
     loop {
-        let waiting = waiting(connection);
-        if waiting <= 0 || !is_ringing(end) {
+        let waiting = waiting(connection, end);
+        if waiting == 0 {
             return any;
         }
         if are_needed(connection) {
             return true;
         }
-        let taken = skip(connection, waiting as u64);
+        let taken = skip(connection, waiting);
         any |= taken > 0;
-        if taken == 0 || taken as isize == waiting {
+        if taken == 0 || taken as u64 == waiting {
             return any;
         }
     }
@@ -74,9 +77,8 @@ pub(crate) fn are_needed(connection: &Connection) -> bool {
 /// Callers hold the receive lock.
 pub(crate) fn discard(connection: &Connection, end: &End<'_>) {
     loop {
-        // Counted before the look at the mode: bytes that come later may be data.
-        let waiting = waiting(connection);
-        if waiting <= 0 || !is_ringing(end) || skip(connection, waiting as u64) == 0 {
+        let waiting = waiting(connection, end);
+        if waiting == 0 || skip(connection, waiting) == 0 {
             return;
         }
     }
@@ -93,20 +95,15 @@ pub(crate) fn tidy(connection: &Connection, end: &End<'_>) {
     }
 }
 
-/// Takes up to `seen` that a sleeper peeked at, if they are doorbells, unless somebody else sleeps.
-/// Takes the receive lock.
+/// Takes up to `seen` that a sleeper peeked at, if they are there still, unless somebody else
+/// sleeps. Takes the receive lock.
 pub(crate) fn take_seen(connection: &Connection, end: &End<'_>, seen: usize) {
     let Some(_held) = lock::lock(&connection.entry.rx_lock) else {
         // They stay for the next receive.
         return;
     };
-    if is_ringing(end) && !are_needed(connection) {
-        skip(connection, seen as u64);
+    let there = waiting(connection, end).min(seen as u64);
+    if there > 0 && !are_needed(connection) {
+        skip(connection, there);
     }
-}
-
-/// True when everything that was on the carrier before this look is a doorbell: a downgrade is
-/// published before the data that follows it.
-fn is_ringing(end: &End<'_>) -> bool {
-    matches!(end.rx_mode(), Mode::Ring | Mode::Resend) && !end.records_pending()
 }

@@ -13,9 +13,11 @@
 //!    loaded after it, show nothing more.
 //!
 //! [`End::next`] loads the shared words when it is called, and takes as an argument what was seen
-//! on the carrier before: the order cannot be had the wrong way round.
+//! on the carrier before. [`End::doorbells`] counts the carrier's bytes itself, and loads the words
+//! afterwards. So the order cannot be had the wrong way round.
 
 use toehold_channel::ring::{Fault, Filled};
+use toehold_channel::table::Mode;
 
 use crate::end::{End, Incoming};
 
@@ -59,6 +61,20 @@ pub enum Next {
 }
 
 impl End<'_> {
+    /// How many of the carrier's next bytes are doorbells for certain: all that `waiting` counts,
+    /// as long as the direction is a ring. A count from before the receive lock was taken is no
+    /// such number: somebody else may have taken those doorbells, and data may have come since.
+    ///
+    /// Callers hold the receive lock until they have taken them.
+    #[inline]
+    pub fn doorbells(&self, waiting: impl FnOnce() -> u64) -> u64 {
+        let waiting = waiting();
+        // A downgrade is published before the data that follows it.
+        let is_ringing =
+            matches!(self.rx_mode(), Mode::Ring | Mode::Resend) && !self.records_pending();
+        if is_ringing { waiting } else { 0 }
+    }
+
     /// The next step after `seen` was found on the carrier. `known` are the bytes at the beginning
     /// of the ring that the receiver has seen and not yet given back.
     ///

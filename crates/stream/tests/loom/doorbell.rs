@@ -61,6 +61,24 @@ fn of_two_notifiers_exactly_one_rings_a_bell() {
     });
 }
 
+#[test]
+fn doorbells_that_another_waiter_has_taken_are_not_taken_again() {
+    explore(3, || {
+        let [sender, receiver] = connect_upgraded(8);
+        sender.ring_once();
+        let thread = loom::thread::spawn(move || {
+            sender.go_down();
+            sender.try_send(&bytes_at(0, 1)).unwrap();
+        });
+        // Two threads have peeked at the same doorbell; each takes it under the lock.
+        let seen = 1;
+        receiver.take_seen(seen);
+        receiver.take_seen(seen);
+        check_bytes(0, &receiver.receive(8).unwrap());
+        thread.join().unwrap();
+    });
+}
+
 /// Two connections of one epoll instance: what each has published, the ready bitmap both mark, the
 /// sleep all doorbells end.
 struct Instance {

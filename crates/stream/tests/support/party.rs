@@ -243,6 +243,13 @@ impl Party {
         Ok(end.tx_mode() == Mode::Carrier && end.try_up()?)
     }
 
+    /// Takes up to `seen` doorbells that a sleeper peeked at.
+    #[cfg(loom)]
+    pub(crate) fn take_seen(&self, seen: usize) {
+        let _held = self.connection.receiving[self.side].lock().unwrap();
+        self.drain_doorbells(&self.end(), seen as u64);
+    }
+
     /// Asks for what is unread in the ring by the carrier.
     pub(crate) fn ask_to_resend(&self) -> bool {
         let _held = self.connection.receiving[self.side].lock().unwrap();
@@ -320,6 +327,13 @@ impl Party {
         Ok(())
     }
 
+    /// A doorbell that nobody asked for.
+    #[cfg(loom)]
+    pub(crate) fn ring_once(&self) {
+        let _held = self.connection.sending[self.side].lock().unwrap();
+        self.ring(&self.end());
+    }
+
     /// One byte on the carrier; a full carrier needs none.
     fn ring(&self, end: &End<'_>) {
         assert_eq!(end.tx_mode(), Mode::Ring, "the bell would be data");
@@ -334,12 +348,10 @@ impl Party {
 
     /// Takes doorbells off the carrier unless a sleeper has yet to be woken by them. Callers hold
     /// the receive lock.
-    fn drain_doorbells(&self, end: &End<'_>) {
-        let waiting = self.carrier_in().waiting();
-        if waiting == 0 || end.rx_mode() != Mode::Ring || end.records_pending() {
-            return;
-        }
-        if *self.connection.sleepers[self.side].lock().unwrap() == 0 {
+    fn drain_doorbells(&self, end: &End<'_>, most: u64) {
+        let waiting = end.doorbells(|| self.carrier_in().waiting() as u64);
+        if waiting > 0 && *self.connection.sleepers[self.side].lock().unwrap() == 0 {
+            let waiting = waiting.min(most) as usize;
             let taken = self.carrier_in().receive(waiting, false).len();
             end.entry
                 .rx_carrier
@@ -377,7 +389,7 @@ impl Party {
         }
         self.disarm(&end);
         let _held = self.connection.receiving[self.side].lock().unwrap();
-        self.drain_doorbells(&end);
+        self.drain_doorbells(&end, u64::MAX);
     }
 
     /// Sleeps until the peer rings for credit, if it can; otherwise our direction goes down.
@@ -386,7 +398,7 @@ impl Party {
         {
             let _held = self.connection.receiving[self.side].lock().unwrap();
             end.incoming()?;
-            self.drain_doorbells(&end);
+            self.drain_doorbells(&end, u64::MAX);
         }
         self.arm(&end);
         let sleep = {
@@ -404,7 +416,7 @@ impl Party {
         end.stop_asking();
         self.disarm(&end);
         let _held = self.connection.receiving[self.side].lock().unwrap();
-        self.drain_doorbells(&end);
+        self.drain_doorbells(&end, u64::MAX);
         Ok(())
     }
 }
