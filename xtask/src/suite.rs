@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use crate::steps::Steps;
 use crate::{circles, links, orderings, packetdrill, rfc, root, target, text, tools, tour};
 
-/// Seeds of the simulator in a full test; about half a minute on one core.
+/// Seeds of the simulator in a full test; about a quarter of a minute on one core.
 const SIM_SEEDS: &str = "1000";
 /// Crates with loom models, and the tests that hold them.
 const MODELS: [(&str, &str, &[&str]); 2] = [
@@ -197,11 +197,10 @@ pub(crate) fn sim(seed: Option<&str>) -> bool {
         Some("nightly") => {
             let now = SystemTime::now().duration_since(UNIX_EPOCH);
             let day = now.map_or(0, |now| now.as_secs() / 86_400);
-            let cores = std::thread::available_parallelism().map_or(1, usize::from);
             let mut command = simulator();
             command.args(["--first", &(day * NIGHTLY_SEEDS).to_string()]);
             command.args(["--seeds", &NIGHTLY_SEEDS.to_string()]);
-            command.args(["--jobs", &cores.to_string()]);
+            command.args(["--jobs", &cores().to_string()]);
             steps.run("simulator, nightly", &mut command);
         }
         Some(seed) => steps.run("simulator", simulator().args(["--seed", seed, "--trace"])),
@@ -332,7 +331,9 @@ fn add_models(steps: &mut Steps) {
 
 fn add_sim(steps: &mut Steps) {
     let seeds = std::env::var("TOEHOLD_SIM_SEEDS").unwrap_or_else(|_| SIM_SEEDS.to_owned());
-    steps.run("simulator", simulator().args(["--seeds", &seeds]));
+    let mut command = simulator();
+    command.args(["--seeds", &seeds, "--jobs", &cores().to_string()]);
+    steps.run("simulator", &mut command);
 }
 
 fn add_interoperability(steps: &mut Steps, filter: Option<&str>) {
@@ -403,10 +404,9 @@ fn add_tour(steps: &mut Steps) {
 /// They build the product in the release profile themselves: they run what is installed. The tests
 /// are of the profile of all other tests, so that what they share is compiled once.
 fn end_to_end() -> Command {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let mut command = cargo();
     command.args(["test", "-p", "toehold-e2e", "--no-fail-fast"]);
-    command.env("RUST_TEST_THREADS", (2 * cores).to_string());
+    command.env("RUST_TEST_THREADS", (2 * cores()).to_string());
     command
 }
 
@@ -460,6 +460,10 @@ fn simulator() -> Command {
 
 fn cargo() -> Command {
     Command::new("cargo")
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 fn works(command: &mut Command) -> bool {
