@@ -15,6 +15,9 @@ import urllib.request
 HOST = "127.0.0.1"
 CONNECTIONS = 6
 MESSAGES = 250
+# After so many answers of a kept connection they do not wait for acknowledgements any more: on the
+# kernel each waits 40 ms.
+NAGLE = 50
 
 
 def messages(seed):
@@ -123,8 +126,12 @@ def blocking_client(port):
 
 class Bodies(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    served = 0
 
     def do_GET(self):
+        self.served += 1
+        if self.served == NAGLE:
+            self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         body = random.Random(self.path).randbytes(int(self.path.strip("/")))
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))

@@ -104,7 +104,7 @@ fn sockperf_finds_its_messages_intact(toehold: &Toehold, sides: Sides) {
                     "-p",
                     &number,
                     "-t",
-                    "2",
+                    "1",
                     "--mps",
                     "20000",
                     "--msg-size",
