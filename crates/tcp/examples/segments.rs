@@ -1,8 +1,8 @@
 //! Measures the cost of a segment: the engine alone, fed with frames that were made before.
 //!
 //! ```text
-//! segments receive|send|request [--flows N] [--segments N] [--burst N]
-//!     [--large] [--v6] [--checksum] [--driver]
+//! segments receive|send|request|sack [--flows N] [--segments N] [--burst N]
+//!     [--large] [--v6] [--checksum] [--hostile] [--driver]
 //! ```
 //!
 //! - `receive`: full segments in order, round robin over the flows; acknowledgements are polled and
@@ -11,6 +11,10 @@
 //!   every second. With `--large` the link cuts segments (LSO): a burst is one frame, and one
 //!   acknowledgement.
 //! - `request`: 64 bytes in, 64 bytes out; a segment is one of each.
+//! - `sack`: of each `--burst` segments (4,000) the first is lost, and the remote acknowledges each
+//!   later one by the range that has arrived. With `--hostile` it acknowledges every other segment
+//!   instead, from both ends at once, in ranges of their own. A segment is an acknowledgement, and
+//!   what it lets leave.
 //!
 //! `--v6` has IPv6 in place of IPv4, and an MTU that is 20 bytes larger.
 //!
@@ -129,6 +133,17 @@ fn frame(tcp_at: usize, index: usize, numbers: Numbers, payload_bytes: usize) ->
         0 => &[],
         _ => &[2, 4, 5, 0xb4, 3, 3, 7, 4, 2, 1, 1, 1],
     };
+    frame_with(tcp_at, index, numbers, more, payload_bytes)
+}
+
+/// One that has further options.
+fn frame_with(
+    tcp_at: usize,
+    index: usize,
+    numbers: Numbers,
+    more: &[u8],
+    payload_bytes: usize,
+) -> Vec<u8> {
     let tcp_bytes = TCP_BYTES + more.len();
     let mut frame = headers(tcp_at, index, tcp_bytes + payload_bytes);
     frame.extend((10_000 + (index % 20_000) as u16).to_be_bytes());
@@ -426,6 +441,76 @@ impl Bench {
         }
     }
 
+    /// So many acknowledgements of a burst whose first segment was lost.
+    fn sack(&mut self, acknowledgements: u64, is_hostile: bool) {
+        let burst = self.burst;
+        assert!(acknowledgements <= burst / 4, "each reports four segments");
+        while !self.leaves_at_once(burst) {}
+        let Flow { seq, ack, .. } = self.flows[0];
+        let mut frame = self.reporting_frame();
+        for number in 0..acknowledgements {
+            let ranges = if is_hostile {
+                let (early, late) = (2 * number + 1, burst - 1 - 2 * number);
+                [late..late + 1, early..early + 1, late..late + 1]
+            } else {
+                [1..number + 2, 1..2, 1..2]
+            };
+            self.now += 10;
+            let numbers = Numbers {
+                flags: ACK,
+                seq,
+                ack,
+                now: self.now,
+            };
+            let tcp = &mut frame[self.tcp_at..];
+            patch(tcp, numbers);
+            let edges = ranges.iter().flat_map(|range| [range.start, range.end]);
+            for (edge, bytes) in edges.zip(tcp[TCP_BYTES + 4..].chunks_exact_mut(4)) {
+                let edge = ack.wrapping_add(edge as u32 * PAYLOAD_BYTES as u32);
+                bytes.copy_from_slice(&edge.to_be_bytes());
+            }
+            if self.is_driver_only {
+                black_box(&frame);
+                continue;
+            }
+            let now = Instant::from_micros(self.now);
+            self.engine
+                .handle_frame(now, &frame, self.offload, &mut self.memory);
+            self.transmit();
+        }
+    }
+
+    /// Publishes a burst. True when the congestion window lets all of it leave at once; else it has
+    /// arrived.
+    fn leaves_at_once(&mut self, burst: u64) -> bool {
+        let flow = &mut self.flows[0];
+        flow.published += burst * PAYLOAD_BYTES as u64;
+        let (id, end) = (flow.id, flow.published);
+        self.engine.publish(id, end).expect("it exists");
+        let left = self.transmit().1 / PAYLOAD_BYTES as u64;
+        self.now += 10;
+        if left == burst {
+            return true;
+        }
+        self.acknowledge(0, left);
+        self.send_rest(0, burst - left);
+        while self.engine.poll_event().is_some() {}
+        false
+    }
+
+    /// An acknowledgement with room for three ranges.
+    fn reporting_frame(&self) -> Vec<u8> {
+        let numbers = Numbers {
+            flags: ACK,
+            seq: 0,
+            ack: 0,
+            now: 0,
+        };
+        let mut options = [0; 28];
+        options[..4].copy_from_slice(&[1, 1, 5, 26]);
+        frame_with(self.tcp_at, 0, numbers, &options, 0)
+    }
+
     fn request(&mut self, requests: u64) {
         // A connection has one request on its way, a link delivers those of several together.
         let together = BATCH.min(self.flows.len() as u64);
@@ -473,11 +558,11 @@ fn main() {
     let payload_bytes = match mode {
         "receive" => PAYLOAD_BYTES,
         "request" => REQUEST_BYTES,
-        "send" => 0,
+        "send" | "sack" => 0,
         _ => {
             eprintln!(
-                "usage: segments receive|send|request [--flows N] [--segments N] [--burst N] \
-                [--large] [--v6] [--checksum] [--driver]"
+                "usage: segments receive|send|request|sack [--flows N] [--segments N] \
+                [--burst N] [--large] [--v6] [--checksum] [--hostile] [--driver]"
             );
             std::process::exit(2);
         }
@@ -485,7 +570,7 @@ fn main() {
     let options = Options {
         flows: value("--flows", 1) as usize,
         payload_bytes,
-        burst: value("--burst", 2),
+        burst: value("--burst", if mode == "sack" { 4_000 } else { 2 }),
         is_v6: has("--v6"),
         is_large: has("--large"),
         has_checksum: has("--checksum"),
@@ -507,6 +592,7 @@ fn main() {
     match mode {
         "receive" => bench.receive(segments, checksum),
         "send" => bench.send(segments),
+        "sack" => bench.sack(segments, has("--hostile")),
         _ => bench.request(segments),
     }
     let seconds = began.elapsed().as_secs_f64();
@@ -514,6 +600,8 @@ fn main() {
     let expected = match mode {
         "send" if is_large => segments / bench.burst,
         "send" => segments / 2,
+        // They take the slow path.
+        "sack" => 0,
         _ => segments,
     };
     assert!(
