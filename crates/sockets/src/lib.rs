@@ -25,8 +25,8 @@
 //!       ─► release, handover           how it ends, or goes on in another program
 //! ```
 //!
-//! It lives inside other people's programs: no heap on any path, no thread, no signal, errno
-//! untouched on success.
+//! It lives inside other people's programs: no heap on any path, no thread, no signal of its own,
+//! errno untouched on success.
 
 #![cfg_attr(not(test), no_std)]
 #![allow(clippy::collapsible_if)]

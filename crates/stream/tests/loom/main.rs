@@ -1,6 +1,6 @@
 //! The shared-memory protocols under every schedule that loom finds within a bound of preemptions,
 //! and under the C11 memory model:
-//! `RUSTFLAGS="--cfg loom" cargo test -p toehold-channel --release --test loom`.
+//! `RUSTFLAGS="--cfg loom" cargo test -p toehold-stream --release --test loom`.
 //!
 //! A lost wake-up shows as a deadlock, a byte read before it was published as an unsynchronised
 //! access to its cell.
