@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::LabError;
 use crate::plan::Plan;
-use crate::published::{elsewhere, experiments};
+use crate::published::{elsewhere, experiments, sources};
 use crate::runner::{self, Options};
 use crate::{html, plans, runs, table};
 
@@ -37,9 +37,22 @@ pub fn list() -> Vec<Listed> {
     files.chain(others).collect()
 }
 
-/// Every experiment of the papers: its name, where in the paper, and the plan that repeats it or
-/// what it lacks.
-pub fn catalogue() -> Vec<[String; 3]> {
+/// An experiment of a paper, and its place here.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// The experiment's name.
+    pub id: String,
+    /// The paper: title, authors, where it was published.
+    pub source: String,
+    /// Where in the paper.
+    pub figure: String,
+    /// The plans that repeat it, or what it lacks.
+    pub place: String,
+}
+
+/// Every experiment of the papers, in their order.
+pub fn catalogue() -> Vec<Entry> {
+    let sources = sources();
     let plans = runs::known();
     let code = plans::all();
     let elsewhere = elsewhere();
@@ -57,7 +70,14 @@ pub fn catalogue() -> Vec<[String; 3]> {
     let all = experiments().into_iter();
     all.map(|experiment| {
         let place = place(&experiment.id);
-        [experiment.id, experiment.figure, place]
+        let mut known = sources.iter();
+        let source = known.find(|source| source.id == experiment.source);
+        Entry {
+            id: experiment.id,
+            source: source.expect("a test reads all of them").to_string(),
+            figure: experiment.figure,
+            place,
+        }
     })
     .collect()
 }
@@ -187,15 +207,12 @@ mod tests {
     fn every_experiment_of_the_papers_has_its_place() {
         let all = catalogue();
         assert_eq!(all.len(), 53);
-        for [id, _, place] in &all {
-            assert!(!place.is_empty(), "{id} is nowhere");
+        for entry in &all {
+            assert!(!entry.place.is_empty(), "{entry:?}");
         }
         let repeated = |id: &str| runs::known().iter().any(|plan| plan.repeats(id));
         for (id, _) in elsewhere() {
-            assert!(
-                all.iter().any(|[other, ..]| *other == id),
-                "{id} is unknown"
-            );
+            assert!(all.iter().any(|entry| entry.id == id), "{id} is unknown");
             assert!(!repeated(&id), "{id} stands twice");
         }
     }
@@ -204,7 +221,7 @@ mod tests {
     fn the_documentation_has_a_row_for_every_experiment() {
         let page = include_str!("../../docs/lab.md");
         let rows: Vec<&str> = page.lines().filter(|line| line.starts_with("| ")).collect();
-        for [id, _, place] in catalogue() {
+        for Entry { id, place, .. } in catalogue() {
             let begin = format!("| {id} | ");
             let mut own = rows.iter().filter(|row| row.starts_with(&begin));
             let row = own.next().unwrap_or_else(|| panic!("{id} has no row"));

@@ -23,7 +23,7 @@ mod runner;
 pub mod runs;
 mod table;
 
-pub use command::{Listed, RunRequest, bytes, catalogue, list, run_plan};
+pub use command::{Entry, Listed, RunRequest, bytes, catalogue, list, run_plan};
 pub use error::LabError;
 pub use plan::{Case, Figure, Plan, Reading};
 pub use published::{Experiment, Published, elsewhere, experiments, published_of};

@@ -86,11 +86,33 @@ pub(crate) fn published_with(id: &str) -> Option<Published> {
     file().results.into_iter().find(|result| result.id == id)
 }
 
+/// A text of the literature.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+pub(crate) struct Source {
+    /// Its name in the data file.
+    pub(crate) id: String,
+    /// As it was published.
+    pub(crate) title: String,
+    /// Their family names, or who publishes it.
+    pub(crate) authors: String,
+    /// The conference or journal, and the year.
+    #[serde(rename = "where")]
+    pub(crate) place: String,
+}
+
+impl std::fmt::Display for Source {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} ({}; {})", self.title, self.authors, self.place)
+    }
+}
+
 /// An experiment of the literature.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 pub struct Experiment {
     /// Its name in the data file.
     pub id: String,
+    /// [`Source::id`].
+    pub source: String,
     /// Where in the paper.
     pub figure: String,
     /// The workload that was measured.
@@ -100,6 +122,11 @@ pub struct Experiment {
 /// Every experiment of the papers, in their order.
 pub fn experiments() -> Vec<Experiment> {
     file().experiments
+}
+
+/// Each text that has experiments or numbers here.
+pub(crate) fn sources() -> Vec<Source> {
+    file().sources
 }
 
 /// Where an experiment is that has no plan here, or what it lacks.
@@ -115,6 +142,7 @@ fn file() -> File {
 
 #[derive(Deserialize)]
 struct File {
+    sources: Vec<Source>,
     experiments: Vec<Experiment>,
     results: Vec<Published>,
 }

@@ -311,8 +311,15 @@ pub(crate) fn run(args: &LabArgs) -> Result<(), Failure> {
                 ));
             }
             text.push_str("\nThe experiments of the papers, and the plans that repeat them:\n\n");
-            for [id, figure, place] in catalogue() {
-                text.push_str(&format!("{id:<20} {figure:<22} {place}\n"));
+            let mut source = String::new();
+            for entry in catalogue() {
+                if entry.source != source {
+                    let separator = if source.is_empty() { "" } else { "\n" };
+                    text.push_str(&format!("{separator}{}\n", entry.source));
+                    source = entry.source;
+                }
+                let (id, figure, place) = (entry.id, entry.figure, entry.place);
+                text.push_str(&format!("  {id:<20} {figure:<22} {place}\n"));
             }
             print(&text);
             Ok(())
