@@ -16,6 +16,7 @@ import select
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import time
 
@@ -702,6 +703,87 @@ def forks():
     play(serve, ask)
 
 
+# What a socket is before it is connected: of which network, and whose.
+
+
+NEW_NETWORK = 0x40000000
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def call(function, *arguments):
+    if function(*arguments) != 0:
+        raise OSError(ctypes.get_errno(), "")
+    return 0
+
+
+def network_of(one):
+    """The inode of a socket's network namespace (SIOCGSKNS), where this kernel and user may ask."""
+    namespace = fcntl.ioctl(one.fileno(), 0x894C)
+    inode = os.fstat(namespace).st_ino
+    os.close(namespace)
+    return inode
+
+
+def networks(rounds=3):
+    """A socket is of the network namespace that its thread had when it was made."""
+
+    def serve(server, steps):
+        server.warm(20)
+        server.warm(rounds)
+        server.stop()
+
+    def ask(port, steps):
+        warm(port, 20)
+        own = os.open("/proc/self/ns/net", os.O_RDONLY)
+        left = outcome(lambda: call(LIBC.unshare, NEW_NETWORK))
+        if left != 0:
+            print(f"skipped: unshare says {left}", file=sys.stderr)
+            return warm(port, rounds)
+        others = []
+        for _ in range(rounds):
+            one = socket.socket()
+            other = os.stat("/proc/thread-self/ns/net").st_ino
+            say("is of its thread", network_of(one) == other)
+            say("connect", outcome(lambda: one.connect((HOST, port))))
+            others.append(socket.socket())
+        say("back", outcome(lambda: call(LIBC.setns, own, NEW_NETWORK)))
+        for other in others:
+            say("connect from afar", outcome(lambda: other.connect((HOST, port))))
+        warm(port, rounds)
+
+    play(serve, ask)
+
+
+def inherited(rounds=3):
+    """A program that a child executes has a socket that is connected afterwards."""
+
+    def serve(server, steps):
+        for _ in range(rounds):
+            server.warm(10)
+            one = server.accept()
+            say("got", sorted(read_all(one, 100).split()))
+            one.close()
+        server.stop()
+
+    def ask(port, steps):
+        for _ in range(rounds):
+            one = socket.socket()
+            one.set_inheritable(True)
+            script = f"read line; echo child >&{one.fileno()}"
+            # By `vfork`: with a path it would be `posix_spawn`.
+            command = ["sh", "-c", script]
+            child = subprocess.Popen(command, stdin=subprocess.PIPE, close_fds=False)
+            warm(port, 10)
+            one.connect((HOST, port))
+            NAMES.append(one.getsockname())
+            one.sendall(b"parent\n")
+            one.close()
+            child.communicate(b"\n")
+            assert child.returncode == 0
+
+    play(serve, ask)
+
+
 # A listener that leaves its instance and comes back: nginx does so with every 16th connection when
 # its workers share the listener (EPOLLEXCLUSIVE). No event belongs to the removal.
 
@@ -1076,6 +1158,8 @@ SCENARIOS = {
     "rights": rights,
     "client_dies": client_dies,
     "forks": forks,
+    "networks": networks,
+    "inherited": inherited,
     "returns": returns,
     "spares": spares,
     "keepalive": keepalive,

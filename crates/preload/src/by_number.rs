@@ -6,7 +6,9 @@ use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong};
 use toehold_freestanding::errno;
 use toehold_sockets::{api, ending, faults, real};
 
-use crate::confinement::{before_joining, before_namespaces, before_prctl, before_seccomp};
+use crate::confinement::{
+    before_joining, before_namespaces, before_prctl, before_seccomp, before_unsharing,
+};
 use crate::fork::forked;
 use crate::process::execute;
 use crate::program::Target;
@@ -131,7 +133,7 @@ pub(crate) unsafe fn call(
             libc::SYS_bind => api::bind(fd, b as _, c as libc::socklen_t).into(),
             libc::SYS_listen => api::listen(fd, b as c_int).into(),
             libc::SYS_unshare => {
-                before_namespaces(a as c_int);
+                before_unsharing(a as c_int);
                 real::syscall(number, a, b, c, d, e, f)
             }
             libc::SYS_setns => {

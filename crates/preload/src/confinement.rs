@@ -1,5 +1,6 @@
 //! The calls by which a program confines itself (seccomp(2)), or its children to another pid
-//! namespace: the library leaves before.
+//! namespace: the library leaves before. Where a thread changes its network namespace, short
+//! connections are the kernel's from then on.
 //!
 //! Not every such call sets a filter. libseccomp asks what the kernel has by calls that must fail,
 //! when a program is loaded with it, or when it first uses it: container engines and systemd's own
@@ -7,7 +8,7 @@
 
 use core::ffi::{c_int, c_uint};
 
-use toehold_sockets::{confine, leave_to_namespaces, real};
+use toehold_sockets::{confine, leave_network_namespace, leave_to_namespaces, real};
 
 use crate::tracer;
 
@@ -56,7 +57,7 @@ fn seccomp_confines(operation: usize, flags: usize, filter: usize) -> bool {
 /// `unshare(2)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn unshare(flags: c_int) -> c_int {
-    before_namespaces(flags);
+    before_unsharing(flags);
     // SAFETY: no memory is involved.
     unsafe { real::syscall(libc::SYS_unshare, flags as usize, 0, 0, 0, 0, 0) as c_int }
 }
@@ -69,10 +70,19 @@ unsafe extern "C" fn setns(fd: c_int, kind: c_int) -> c_int {
     unsafe { real::syscall(libc::SYS_setns, fd as usize, kind as usize, 0, 0, 0, 0) as c_int }
 }
 
-/// New namespaces are about to be made, `flags` (`CLONE_NEW*`): for this process, or for a child.
+/// A child in new namespaces is about to be made, `flags` (`CLONE_NEW*`). It has no carrier of
+/// ours, and our network namespace stays ours.
 pub(crate) fn before_namespaces(flags: c_int) {
     if flags & libc::CLONE_NEWPID != 0 {
         leave_to_namespaces();
+    }
+}
+
+/// `unshare(2)` is about to be called.
+pub(crate) fn before_unsharing(flags: c_int) {
+    before_namespaces(flags);
+    if flags & libc::CLONE_NEWNET != 0 {
+        leave_network_namespace();
     }
 }
 
@@ -80,6 +90,8 @@ pub(crate) fn before_namespaces(flags: c_int) {
 pub(crate) fn before_joining(kind: c_int) {
     if kind == 0 || kind & libc::CLONE_NEWPID != 0 {
         leave_to_namespaces();
+    } else if kind & libc::CLONE_NEWNET != 0 {
+        leave_network_namespace();
     }
 }
 

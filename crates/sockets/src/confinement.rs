@@ -86,6 +86,15 @@ pub fn leave_to_namespaces() {
     leave_process(Reason::Shared);
 }
 
+/// A thread of this process is about to have another network namespace. A carrier and a kept socket
+/// are of the namespace in which they were made, and each thread has one of its own, so neither
+/// serves this process any more.
+pub fn leave_network_namespace() {
+    if process::is_started() && !process::borrowed_memory() {
+        errno::keep(express::end);
+    }
+}
+
 /// Every connection of this process goes to the kernel for good, and the library serves it no more.
 /// False where it did not serve it.
 pub(crate) fn leave_process(reason: Reason) -> bool {

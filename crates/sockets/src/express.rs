@@ -89,23 +89,34 @@ pub(crate) fn may_act() -> bool {
     is_on() && process::is_started() && !process::borrowed_memory()
 }
 
-/// The process is about to do something that parked carriers must not see: a fork, an exec, a
-/// change of namespaces. Nothing is parked afterwards.
+/// The process is about to do something that parked carriers must not see: a fork, an exec. Nothing
+/// is parked afterwards.
 pub(crate) fn stop() {
     if !may_act() {
         return;
     }
     let _held = LOCK.lock();
+    give_all_up();
+}
+
+/// Express is over in this process: before a change of namespaces. The caller has asked whether
+/// memory is borrowed.
+pub(crate) fn end() {
+    if IS_OVER.swap(true, Ordering::Relaxed) || !is_on() {
+        return;
+    }
+    let _held = LOCK.lock();
+    listener::forget_all();
+    give_all_up();
+    // With the lock held: whoever waits for it to park or to claim asks again.
+    WANTED.store(false, Ordering::Relaxed);
+}
+
+/// Nothing is parked or kept any more. The caller holds the lock.
+fn give_all_up() {
     listener::stop();
     carriers::retire_all();
     spares::end_epoch();
-}
-
-/// Express is over in this process.
-pub(crate) fn end() {
-    IS_OVER.store(true, Ordering::Relaxed);
-    stop();
-    WANTED.store(false, Ordering::Relaxed);
 }
 
 /// Does as a rule of the operator's says, or without one as the process was told when it started.
@@ -125,9 +136,7 @@ pub(crate) fn follow_rule(rule: Rule) -> bool {
     if !is_wanted {
         // Nobody tells of listeners that are closed from here on.
         listener::forget_all();
-        listener::stop();
-        carriers::retire_all();
-        spares::end_epoch();
+        give_all_up();
     }
     WANTED.store(is_wanted, Ordering::Relaxed);
     true

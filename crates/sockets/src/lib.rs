@@ -99,7 +99,9 @@ mod wait;
 mod waits;
 
 pub use adapter::{set_runtime_directory, trust_adapter_of};
-pub use confinement::{confine, is_allowed, is_confined, leave_to_namespaces};
+pub use confinement::{
+    confine, is_allowed, is_confined, leave_network_namespace, leave_to_namespaces,
+};
 pub use express::want_express;
 pub use handover::{
     Departure, before_exec, before_spawn, before_vfork, exec_failed, holds_connections,

@@ -52,7 +52,8 @@ pub(super) fn connect(connection: &Connection, end: &End<'_>) -> Option<i32> {
     {
         return None;
     }
-    let socket = destinations::connect(words.destination.load(Ordering::Relaxed), LIMIT_NS)?;
+    let number = words.destination.load(Ordering::Relaxed);
+    let socket = destinations::connect(number, connection.fd, LIMIT_NS)?;
     let is_complete = send_again(connection, end, socket);
     if !is_complete {
         sys::close(socket);

@@ -159,9 +159,9 @@ impl Destination {
 }
 
 /// A socket that the kernel has connected to destination `number`: it does not block. `None` when
-/// that takes longer than `limit_ns`, or nobody listens there, or the engine
-/// connects there.
-pub(super) fn connect(number: u32, limit_ns: u64) -> Option<i32> {
+/// that takes longer than `limit_ns`, or nobody listens there, or the engine connects there, or
+/// this thread has another network namespace than `carrier`: the address may be another host's.
+pub(super) fn connect(number: u32, carrier: i32, limit_ns: u64) -> Option<i32> {
     let destination = Destination::numbered(number)?;
     if destination.0[0] & BY_ENGINE != 0 {
         return None;
@@ -186,6 +186,10 @@ pub(super) fn connect(number: u32, limit_ns: u64) -> Option<i32> {
     };
     let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     let fd = sys::socket(family, kind, 0)?;
+    if sys::namespace_of(fd) != sys::namespace_of(carrier) {
+        sys::close(fd);
+        return None;
+    }
     // SAFETY: `address` is one of the two above.
     let result = unsafe { sys::connect(fd, address, len) };
     let is_connected = match -result as i32 {
