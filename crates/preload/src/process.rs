@@ -4,7 +4,7 @@ use core::ffi::{c_char, c_int, c_void};
 
 use toehold_sockets::{
     after_fork_in_child, after_fork_in_parent, api, before_exec, before_spawn, ending, exec_failed,
-    holds_connections, is_confined, real, say_what_is_set,
+    holds_connections, is_confined, real, say_what_is_set, share_sockets,
 };
 
 use crate::confinement::before_namespaces;
@@ -167,6 +167,7 @@ unsafe fn depart(
     environment: *const *const c_char,
     call: impl Fn(*const *const c_char) -> c_int,
 ) -> c_int {
+    share_sockets();
     if !holds_connections() {
         return call(environment);
     }

@@ -355,6 +355,11 @@ pub(crate) fn share_fresh(whom: ToWhom) {
     }
 }
 
+/// As [`share_fresh`], of one that is handed on under another number.
+pub(crate) fn share_one(fd: i32) {
+    change_fresh(fd, DUPLICATED, true);
+}
+
 /// The bits of a fresh socket that can become any connection.
 pub(crate) fn fresh(fd: i32) -> Option<u64> {
     let word = slot(fd)?.load(SEEN);

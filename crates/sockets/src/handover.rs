@@ -197,6 +197,14 @@ pub fn holds_connections() -> bool {
     any
 }
 
+/// A program is about to be executed. By a child that shares our memory, it will have sockets that
+/// we may connect later.
+pub fn share_sockets() {
+    if process::borrowed_memory() {
+        descriptors::share_fresh(ToWhom::Program);
+    }
+}
+
 /// The process is about to become another program. It no longer holds descriptors that are
 /// close-on-exec; the rest is handed on when the new program `follows`, that is: will have the
 /// library.
@@ -205,9 +213,8 @@ pub fn before_exec(follows: bool) -> Departure {
         return Departure::IDLE;
     }
     let borrowed = process::borrowed_memory();
-    match borrowed {
-        false => express::stop(),
-        true => descriptors::share_fresh(ToWhom::Program),
+    if !borrowed {
+        express::stop();
     }
     // A `vfork` child closes what it likes, our descriptors included.
     let follows = follows && !is_closed(table::fd());

@@ -105,7 +105,7 @@ pub use confinement::{
 pub use express::want_express;
 pub use handover::{
     Departure, before_exec, before_spawn, before_vfork, exec_failed, holds_connections,
-    take_over_from,
+    share_sockets, take_over_from,
 };
 pub use lifecycle::{after_fork_in_child, after_fork_in_parent, before_fork, ending, start};
 pub use offload::liveness::say_what_is_set;

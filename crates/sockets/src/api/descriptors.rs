@@ -147,8 +147,10 @@ fn note_duplicate(from: c_int, to: c_int) -> c_int {
 
 fn track_duplicate(from: c_int, to: c_int) {
     if descriptors::kind(from) == Kind::Foreign && descriptors::kind(to) == Kind::Foreign {
-        if !process::borrowed_memory() {
-            errno::keep(|| descriptors::note_duplicated(from, to));
+        match process::borrowed_memory() {
+            false => errno::keep(|| descriptors::note_duplicated(from, to)),
+            // A `vfork` child's own number.
+            true => descriptors::share_one(from),
         }
         return;
     }
@@ -187,11 +189,12 @@ fn becomes_standard(to: c_int) {
     }
 }
 
-/// A tracked connection is about to become somebody else's descriptor, by a child that shares our
-/// memory or by a list of file actions.
+/// A descriptor is about to become somebody else's, too, by a child that shares our memory or by a
+/// list of file actions.
 pub fn passing_on(fd: c_int) {
-    if let Some(c) = connection::at(fd) {
-        errno::keep(|| service::quiesce(&c, Reason::Passed));
+    match connection::at(fd) {
+        Some(c) => errno::keep(|| service::quiesce(&c, Reason::Passed)),
+        None => descriptors::share_one(fd),
     }
 }
 
