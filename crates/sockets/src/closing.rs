@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering;
 
 use crate::descriptors::{self, Kind, Noted};
 use crate::epoll::{early, lifetime, orphans};
-use crate::express::{listener, parking};
+use crate::express::{self, listener, parking};
 use crate::offload::awaiting;
 use crate::orderings::LAST_OUT;
 use crate::{adapter, connection, release, table};
@@ -27,7 +27,10 @@ fn end(fd: i32, may_park: bool) {
                 if may_park && last && parking::park(&connection) {
                     return;
                 }
-                descriptors::forget(fd);
+                if !descriptors::forget_connection(fd, index, generation) {
+                    // Another socket has taken its place meanwhile (`express::returning`).
+                    return end(fd, false);
+                }
                 orphans::descriptor_closing(&connection, last);
                 if connection.local.descriptors.fetch_sub(1, LAST_OUT) == 1 {
                     awaiting::closing(&connection);
@@ -43,10 +46,11 @@ fn end(fd: i32, may_park: bool) {
             descriptors::forget(fd);
             lifetime::closing(number, fd);
         }
-        Noted::Unconnected(socket) => {
-            descriptors::forget(fd);
-            early::unconnected_closing(socket.registration);
-        }
+        Noted::Unconnected(_) => match express::forget_unconnected(fd) {
+            Some(socket) => early::unconnected_closing(socket.registration),
+            // Another thread has connected it meanwhile.
+            None => end(fd, false),
+        },
         Noted::Nothing => {}
     }
 }

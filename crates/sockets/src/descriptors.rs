@@ -214,6 +214,35 @@ pub(crate) fn forget(fd: i32) {
     }
 }
 
+/// Forgets a descriptor of that connection. False when it stands for something else by now: another
+/// thread closes it, or puts another socket in its place.
+pub(crate) fn forget_connection(fd: i32, index: u32, generation: u32) -> bool {
+    replace_connection(fd, index, generation, 0)
+}
+
+/// Another socket is about to take the place of the connection at `fd`: until that has happened it
+/// is noted as one that is no connection yet. False as for [`forget_connection`].
+pub(crate) fn hold_for_replacement(fd: i32, index: u32, generation: u32) -> bool {
+    replace_connection(fd, index, generation, FRESH | FRESH_ODD)
+}
+
+fn replace_connection(fd: i32, index: u32, generation: u32, word: u64) -> bool {
+    let was = connection_word(index, generation);
+    let replaced = |slot: &AtomicU64| slot.compare_exchange(was, word, REPLACED, Ordering::Relaxed);
+    slot(fd).is_some_and(|slot| replaced(slot).is_ok())
+}
+
+/// Forgets a descriptor that stands for no connection: what was known of it. `None` when it has
+/// come to stand for something else.
+pub(crate) fn forget_unconnected(fd: i32) -> Option<Unconnected> {
+    let forgotten = |word: u64| (word >> KIND_SHIFT == 0).then_some(0);
+    let before = slot(fd)?.fetch_update(REPLACED, Ordering::Relaxed, forgotten);
+    match Noted::of(before.ok()?) {
+        Noted::Unconnected(socket) => Some(socket),
+        _ => None,
+    }
+}
+
 /// A foreign descriptor of which we know that it listens. The lower half is for the number of an
 /// early registration, which it has none of.
 const LISTENER: u64 = 1 << 32;
@@ -304,6 +333,13 @@ pub(crate) fn note_fresh(fd: i32, bits: u64, epoch: u64) {
     note(fd, FRESH | bits | (epoch & EPOCH_MASK) << EPOCH_SHIFT);
 }
 
+/// As [`note_fresh`], where the library serves no process.
+#[cfg(test)]
+pub(crate) fn note_fresh_in_test(fd: i32) {
+    let slot = FDS.get_or_map(fd as usize).expect("memory");
+    slot.store(FRESH, NOTED);
+}
+
 /// The epoch in the bits of a fresh socket.
 pub(crate) fn epoch_of(fresh: u64) -> u64 {
     fresh >> EPOCH_SHIFT & EPOCH_MASK
@@ -367,6 +403,12 @@ pub(crate) fn fresh(fd: i32) -> Option<u64> {
     (word >> KIND_SHIFT == 0 && word & FRESH != 0 && is_plain).then_some(word)
 }
 
+/// True for a TCP socket that the program has made and not connected, whatever it has done to it.
+pub(crate) fn may_be_replaced(fd: i32) -> bool {
+    let word = slot(fd).map_or(0, |slot| slot.load(Ordering::Relaxed));
+    word >> KIND_SHIFT == 0 && word & FRESH != 0
+}
+
 /// True when something is known of `fd`, which is no connection: registrations, that it listens,
 /// that it has another number, or that it is waited for elsewhere.
 #[inline]
@@ -382,10 +424,19 @@ pub(crate) fn is_listener(fd: i32) -> bool {
 
 /// Every tracked descriptor from `first` to `last`, in order.
 pub(crate) fn for_each(first: u32, last: u32, mut each: impl FnMut(i32, Kind)) {
+    for_each_noted(first, last, |fd, kind| {
+        if kind != Kind::Foreign {
+            each(fd, kind);
+        }
+    });
+}
+
+/// As [`for_each`], with those of which something is known and which are no connections.
+pub(crate) fn for_each_noted(first: u32, last: u32, mut each: impl FnMut(i32, Kind)) {
     // Whatever the limit is now: a number stays when the limit is lowered.
     for fd in first..=last.min(HIGHEST.load(Ordering::Relaxed)) {
         match kind(fd as i32) {
-            Kind::Foreign => {}
+            Kind::Foreign if !is_noted(fd as i32) => {}
             known => each(fd as i32, known),
         }
     }
@@ -489,4 +540,24 @@ pub(crate) fn disown(fd: i32) {
 /// limit was lowered, live on.
 pub(crate) fn descriptor_limit() -> usize {
     sys::limit(libc::RLIMIT_NOFILE).unwrap_or(OWN_FD_MIN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_one_of_two_takes_a_number_from_its_connection() {
+        const FD: i32 = 5001;
+        note_fresh_in_test(FD);
+        let _ = begin_connection(FD, 7, 3);
+        assert!(!forget_connection(FD, 7, 2));
+        assert!(hold_for_replacement(FD, 7, 3));
+        assert!(!forget_connection(FD, 7, 3));
+        assert!(may_be_replaced(FD) && fresh(FD).is_none());
+        let _ = begin_connection(FD, 8, 1);
+        assert_eq!(forget_unconnected(FD), None);
+        assert!(forget_connection(FD, 8, 1));
+        assert_eq!(noted(FD), Noted::Nothing);
+    }
 }

@@ -51,6 +51,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use toehold_channel::express::Rule;
 
+use crate::descriptors::{self, Unconnected};
 use crate::mutex::Mutex;
 use crate::{adapter, process, sys, table, tracking};
 
@@ -163,6 +164,13 @@ pub(crate) fn learn_rule() {
     follow_rule(rule());
 }
 
+/// The program closes `fd`, which is no connection. A `connect` of another thread may be about to
+/// put a carrier there: it has done so, or finds nothing known of the number. `None` when it has.
+pub(crate) fn forget_unconnected(fd: i32) -> Option<Unconnected> {
+    let _held = descriptors::may_be_replaced(fd).then(|| LOCK.lock());
+    descriptors::forget_unconnected(fd)
+}
+
 /// The kernel has connected the program once more. A client of many short connections becomes known
 /// to the adapter, whose rules may speak of it.
 pub(crate) fn note_connect() {
@@ -213,5 +221,29 @@ pub(crate) fn look_after() {
         if is_due {
             watch::look();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{thread, time::Duration};
+
+    use super::*;
+
+    #[test]
+    fn who_closes_a_socket_waits_for_whoever_connects_it() {
+        const FD: i32 = 5002;
+        descriptors::note_fresh_in_test(FD);
+        thread::scope(|scope| {
+            let held = LOCK.lock();
+            let closer = scope.spawn(|| forget_unconnected(FD));
+            // It comes to the lock meanwhile, or does so later and finds the connection.
+            thread::sleep(Duration::from_millis(5));
+            let before = descriptors::begin_connection(FD, 7, 3);
+            assert!(matches!(before, descriptors::Noted::Unconnected(_)));
+            drop(held);
+            assert_eq!(closer.join().expect("no panic"), None);
+        });
+        assert!(descriptors::forget_connection(FD, 7, 3));
     }
 }

@@ -82,7 +82,7 @@ pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     }
     let mut from = first;
     let mut result = 0;
-    descriptors::for_each(first, last, |fd, kind| match kind {
+    descriptors::for_each_noted(first, last, |fd, kind| match kind {
         Kind::Own => {
             if fd as c_uint > from {
                 result |= unsafe { real::close_range(from, fd as c_uint - 1, flags) };
@@ -215,7 +215,8 @@ fn before_replacing(from: c_int, to: c_int) {
             errno::keep(|| listener::closing(to));
         }
     }
-    if from == to || descriptors::kind(to) == Kind::Foreign || process::borrowed_memory() {
+    let is_known = descriptors::kind(to) != Kind::Foreign || descriptors::may_be_replaced(to);
+    if from == to || !is_known || process::borrowed_memory() {
         return;
     }
     if sys::fcntl(from, libc::F_GETFD, 0) < 0 {

@@ -80,6 +80,11 @@ fn claim(
 ) -> Option<Connection> {
     let (connection, end) = {
         let _held = LOCK.lock();
+        if descriptors::fresh(fd) != Some(fresh) {
+            // Another thread has closed it, or connects it, too. Whoever does either from here on
+            // waits for the lock.
+            return None;
+        }
         let now = sys::now_ns();
         let (carrier, turn) = take(destination, now)?;
         begin(fd, fresh, &carrier, turn, preamble, now)?

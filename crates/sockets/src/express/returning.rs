@@ -56,8 +56,10 @@ pub(crate) fn go(connection: &Connection) -> bool {
     let registered = parked::registered(connection, &mut registrations);
     let flags = connection.entry.flags.load(Ordering::Relaxed);
     take_along(connection, socket);
-    for &fd in &numbers[..count] {
-        descriptors::forget(fd);
+    if !hold(connection, &numbers[..count]) {
+        // The bytes arrive, as those of any connection that is closed.
+        sys::close(socket);
+        return false;
     }
     orphans::descriptor_closing(connection, true);
     connection.local.descriptors.store(0, Ordering::Relaxed);
@@ -82,6 +84,21 @@ pub(crate) fn go(connection: &Connection) -> bool {
         }
     }
     true
+}
+
+/// The numbers are to be another socket's: who closes one from here on waits for the lock of
+/// express. False when another thread closes one already, whose number may be another file's.
+fn hold(connection: &Connection, numbers: &[i32]) -> bool {
+    let (index, generation) = (connection.index, connection.generation);
+    let is_held = |fd: &&i32| descriptors::hold_for_replacement(**fd, index, generation);
+    let held = numbers.iter().take_while(is_held).count();
+    let is_all = held == numbers.len();
+    if !is_all {
+        for &fd in &numbers[..held] {
+            descriptors::note_connection(fd, index, generation);
+        }
+    }
+    is_all
 }
 
 /// The program's numbers of a connection: how many.
