@@ -3,15 +3,17 @@
 
 use std::ffi::{c_int, c_void};
 use std::mem;
+use std::os::fd::AsRawFd;
 use std::ptr;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use crate::Case;
-use crate::role::{Pair, receive_all, send_all, shown};
+use crate::role::{Pair, drain, receive_all, send_all, shown};
 use crate::sys::{self, Fd, Ret};
 
 pub(crate) const CASES: &[Case] = &[
     Case::pair("preadv2_and_pwritev2_without_an_offset_move_bytes", vectors),
+    Case::pair("pwritev2_takes_flags_of_files", flags_of_files),
     Case::pair("vectors_by_number_move_bytes", vectors_by_number),
     Case::pair("names_of_libcs_own_do_as_the_others", second_names),
     Case::pair("asynchronous_reads_and_writes_move_bytes", asynchronous),
@@ -101,6 +103,34 @@ fn vectors(pair: &Pair) {
         pair.arrived(pair.fd, 10);
         let got = preadv2(pair.fd, &mut bytes, -1, 8);
         pair.say("then", format!("{got} {}", shown(&bytes[..10])));
+    }
+}
+
+/// The flags that this kernel knows of: it refuses others, of a pipe as well.
+fn flags_of_files(pair: &Pair) {
+    const APPEND: c_int = 0x10;
+    const NOAPPEND: c_int = 0x20;
+    const NOSIGNAL: c_int = 0x100;
+    if !pair.server() {
+        pair.step();
+        pair.say("received", drain(pair.fd));
+        return;
+    }
+    let (_reading, writing) = std::io::pipe().expect("a pipe");
+    let knows = |flag| !pwritev2(writing.as_raw_fd(), b"x", -1, flag).is(libc::EOPNOTSUPP);
+    for flags in [NOAPPEND, NOSIGNAL, NOSIGNAL | APPEND, NOAPPEND | APPEND] {
+        if knows(flags) {
+            pair.say(
+                &format!("{flags:x}"),
+                pwritev2(pair.fd, b"bytes", -1, flags),
+            );
+        }
+    }
+    pair.step();
+    sys::shutdown(pair.fd, libc::SHUT_WR).value();
+    if knows(NOSIGNAL) {
+        let late = pwritev2(pair.fd, b"late", -1, NOSIGNAL);
+        pair.say("after shutdown", late);
     }
 }
 

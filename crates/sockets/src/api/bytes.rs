@@ -284,24 +284,30 @@ unsafe fn at_no_offset<'a>(
     let c = connection::at(fd).filter(|_| offset == -1 && count >= 0)?;
     let list = unsafe { parts(iov, count as usize) }?;
     let is_there = buffers::total(list) != Some(0);
-    is_there.then(|| {
-        let flags = message_flags(flags).ok_or(libc::EOPNOTSUPP)?;
-        Ok((c, list, flags))
-    })
+    is_there.then(|| Ok((c, list, message_flags(flags)?)))
 }
 
 /// The socket flags for those of `preadv2` and `pwritev2` (`kiocb_set_rw_flags` in
-/// include/linux/fs.h, `sock_read_iter` in net/socket.c); `None` where a socket refuses them. Most
-/// are about files and change nothing.
-fn message_flags(flags: c_int) -> Option<c_int> {
-    /// Of files: `RWF_HIPRI`, `RWF_DSYNC`, `RWF_SYNC`, `RWF_APPEND`.
-    const WITHOUT_EFFECT: c_int = 0x1 | 0x2 | 0x4 | 0x10;
+/// include/linux/fs.h, `sock_read_iter` in net/socket.c). Most are about files and change nothing.
+///
+/// # Errors
+/// The kernel's, where it refuses them.
+fn message_flags(flags: c_int) -> Result<c_int, i32> {
+    const RWF_APPEND: c_int = 0x10;
+    const RWF_NOAPPEND: c_int = 0x20;
+    /// Of files: `RWF_HIPRI`, `RWF_DSYNC` and `RWF_SYNC` among them.
+    const WITHOUT_EFFECT: c_int = 0x1 | 0x2 | 0x4 | RWF_APPEND | RWF_NOAPPEND;
     /// Sockets know it since Linux 6.4.
     const RWF_NOWAIT: c_int = 0x8;
-    match flags & !(WITHOUT_EFFECT | RWF_NOWAIT) {
-        0 if flags & RWF_NOWAIT != 0 => Some(libc::MSG_DONTWAIT),
-        0 => Some(0),
-        _ => None,
+    /// Since Linux 6.18.
+    const RWF_NOSIGNAL: c_int = 0x100;
+    let with = |flag, message_flag| if flags & flag != 0 { message_flag } else { 0 };
+    if flags & !(WITHOUT_EFFECT | RWF_NOWAIT | RWF_NOSIGNAL) != 0 {
+        Err(libc::EOPNOTSUPP)
+    } else if flags & RWF_APPEND != 0 && flags & RWF_NOAPPEND != 0 {
+        Err(libc::EINVAL)
+    } else {
+        Ok(with(RWF_NOWAIT, libc::MSG_DONTWAIT) | with(RWF_NOSIGNAL, libc::MSG_NOSIGNAL))
     }
 }
 
