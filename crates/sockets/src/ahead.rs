@@ -9,6 +9,7 @@ use toehold_channel::ring::Filled;
 use toehold_stream::end::{AHEAD_MAX, End, Incoming};
 
 use crate::connection::Connection;
+use crate::control_messages::Control;
 use crate::resets::fault_of_peer;
 use crate::{buffers, errno, lock, sys};
 
@@ -84,11 +85,11 @@ pub(crate) fn count(connection: &Connection, end: &End<'_>) -> Result<u64, i32> 
 /// counted. Callers hold the receive lock.
 ///
 /// # Safety
-/// `parts` are writable from byte `skip` on, for `want` bytes.
+/// `parts` are writable from byte `skip` on, for `want` bytes, and `control`.
 pub(crate) unsafe fn peek(
     connection: &Connection,
     end: &End<'_>,
-    parts: &[iovec],
+    (parts, control): (&[iovec], &mut Control),
     offset: u64,
     skip: usize,
     want: usize,
@@ -125,9 +126,11 @@ pub(crate) unsafe fn peek(
                 let len = left.min(here as usize - over);
                 let first = passed + over;
                 // SAFETY: the caller's promise.
-                let seen = unsafe { peek_behind(connection, first, parts, skip + done, len) };
+                let seen = unsafe {
+                    peek_behind(connection, first, (parts, control), skip + done, len, flags)
+                };
                 done += seen;
-                if seen < len {
+                if seen < len || control.ends_receive() {
                     break;
                 }
                 passed += here as usize;
@@ -141,13 +144,14 @@ pub(crate) unsafe fn peek(
 /// Looks at `len` bytes of the carrier behind its first `passed` ones; how many came.
 ///
 /// # Safety
-/// `parts` are writable from byte `skip` on, for `len` bytes.
+/// `parts` are writable from byte `skip` on, for `len` bytes, and `control`.
 unsafe fn peek_behind(
     connection: &Connection,
     passed: usize,
-    parts: &[iovec],
+    (parts, control): (&[iovec], &mut Control),
     skip: usize,
     len: usize,
+    flags: i32,
 ) -> usize {
     if len == 0 || passed > PASSED_MAX {
         return 0;
@@ -167,12 +171,9 @@ unsafe fn peek_behind(
             .min(SCRATCH_BYTES);
     }
     list[SCRATCHES..SCRATCHES + count].copy_from_slice(&window[..count]);
-    // SAFETY: zeroes are a valid `msghdr`.
-    let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
-    message.msg_iov = list.as_mut_ptr();
-    message.msg_iovlen = (SCRATCHES + count) as _;
-    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    let list = &mut list[..SCRATCHES + count];
+    let flags = flags & libc::MSG_CMSG_CLOEXEC | libc::MSG_PEEK | libc::MSG_DONTWAIT;
     // SAFETY: the list names `scratch` and parts of the program's buffers.
-    let result = unsafe { sys::recvmsg(connection.fd, &mut message, flags) };
+    let result = unsafe { control.receive(connection.fd, list, flags) };
     usize::try_from(result).map_or(0, |seen| seen.saturating_sub(passed))
 }

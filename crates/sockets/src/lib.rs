@@ -43,6 +43,7 @@ mod chunks;
 mod closing;
 mod confinement;
 mod connection;
+mod control_messages;
 mod counts;
 pub mod deferral;
 mod descriptors;

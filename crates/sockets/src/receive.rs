@@ -13,6 +13,7 @@ use toehold_stream::next::{Carrier, Next};
 
 use crate::carrier::Carrier as Kind;
 use crate::connection::{self, Connection, HINT_EOF, HINT_LOOK};
+use crate::control_messages::Control;
 use crate::express::{returning, turns};
 use crate::offload::liveness::say_what_is_set;
 use crate::offload::{awaiting, endings};
@@ -39,27 +40,8 @@ enum Step {
     Empty,
 }
 
-/// Room for the control messages that come with bytes of the carrier.
-pub(crate) struct Control {
-    /// The program's buffer: its address, and its length before and after the call.
-    pub(crate) buffer: *mut core::ffi::c_void,
-    pub(crate) len: usize,
-    pub(crate) filled: usize,
-    /// `msg_flags` of the kernel's answer.
-    pub(crate) flags: i32,
-}
-
-impl Control {
-    /// For calls that have no room for any.
-    pub(crate) const fn none() -> Control {
-        Control {
-            buffer: core::ptr::null_mut(),
-            len: 0,
-            filled: 0,
-            flags: 0,
-        }
-    }
-}
+/// Flags of the program's call that concern a receive of bytes on the carrier.
+const OF_CARRIER: i32 = libc::MSG_PEEK | libc::MSG_TRUNC | libc::MSG_CMSG_CLOEXEC;
 
 /// Receives into `parts`; `kernel` is the program's own call, made when the connection is on the
 /// host path.
@@ -277,7 +259,7 @@ unsafe fn receive_by_steps(
                 // Bytes behind a switch count like the bytes before it.
                 // A Unix socket's receive ends behind the message that brought descriptors.
                 let goes_on =
-                    takes && control.filled == 0 && (done < least || end.records_pending());
+                    takes && !control.ends_receive() && (done < least || end.records_pending());
                 if done == total || !goes_on {
                     return Ok(done);
                 }
@@ -371,7 +353,7 @@ unsafe fn step(
     let entry = connection.entry;
     if flags & libc::MSG_PEEK != 0 && end.records_pending() {
         // SAFETY: the caller's promise.
-        let seen = unsafe { ahead::peek(connection, end, parts, 0, skip, want, flags) }?;
+        let seen = unsafe { ahead::peek(connection, end, (parts, control), 0, skip, want, flags) }?;
         if seen > 0 {
             return Ok(Step::Got(seen, false));
         }
@@ -440,18 +422,11 @@ unsafe fn from_carrier(
     flags: i32,
 ) -> Result<Step, i32> {
     let (mut window, count) = buffers::window(parts, skip, max);
-    // SAFETY: zeroes are a valid `msghdr`.
-    let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
-    message.msg_iov = window.as_mut_ptr();
-    message.msg_iovlen = count as _;
-    message.msg_control = control.buffer;
-    message.msg_controllen = control.len as _;
-    let flags = flags & (libc::MSG_PEEK | libc::MSG_TRUNC) | libc::MSG_DONTWAIT;
+    let flags = flags & OF_CARRIER | libc::MSG_DONTWAIT;
+    let window = &mut window[..count];
     // SAFETY: the window names parts of the program's buffers.
-    let result = unsafe { sys::recvmsg(connection.carrier_or_number(), &mut message, flags) };
+    let result = unsafe { control.receive(connection.carrier_or_number(), window, flags) };
     if result > 0 {
-        control.filled = message.msg_controllen as usize;
-        control.flags = message.msg_flags & libc::MSG_CTRUNC;
         if flags & libc::MSG_PEEK == 0 {
             let taken = &connection.entry.rx_carrier;
             taken.fetch_add(result as u64, Ordering::Relaxed);

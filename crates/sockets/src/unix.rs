@@ -168,18 +168,19 @@ pub(crate) unsafe fn each_control(header: &msghdr, mut each: impl FnMut(*mut lib
 }
 
 /// Gives a program that received bytes their source, as the kernel does it: a connected TCP socket
-/// has none, a Unix socket the name of its peer, if that has one.
+/// has none, a Unix socket the name of its peer, if that has one. The `end` comes from nobody.
 ///
 /// # Safety
 /// `address` is writable for `room` bytes, `len` for itself.
 pub(crate) unsafe fn tell_source(
     connection: &Connection,
+    end: bool,
     address: *mut sockaddr,
     room: socklen_t,
     len: *mut socklen_t,
 ) {
     let is_unix = Carrier::of(connection) == Carrier::Unix;
-    let name = (is_unix && !address.is_null()).then(|| name_of_peer(connection.fd));
+    let name = (is_unix && !end).then(|| name_of_peer(connection.fd));
     match name.flatten() {
         // SAFETY: the caller's promise.
         Some(name) => unsafe { addresses::write(name, address, room, len) },

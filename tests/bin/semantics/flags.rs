@@ -1,7 +1,10 @@
 //! The flags of send and recv.
 
 use crate::Case;
-use crate::role::{Pair, await_events, drain, receive_all, sample, send_all, shown};
+use crate::role::{
+    Pair, Role, await_events, drain, is_upgraded_where_expected, receive_all, sample, send_all,
+    shown,
+};
 use crate::sys;
 
 pub(crate) const CASES: &[Case] = &[
@@ -21,6 +24,10 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair("trunc_discards_what_it_counts", trunc),
     Case::pair("peek_with_trunc_counts_and_discards_nothing", peek_trunc),
     Case::pair("recvmsg_passes_flags_through", recvmsg_flags),
+    Case::roles(
+        "recvmsg_fills_its_header_in_while_the_connection_moves",
+        header_while_moving,
+    ),
     Case::pair("recvmmsg_and_sendmmsg_keep_their_books", many_messages),
     Case::pair(
         "recvmmsg_heeds_its_time_after_each_message",
@@ -565,6 +572,70 @@ fn received_with(pair: &Pair, room: usize) -> (sys::Ret, Vec<(i32, i32)>) {
         kinds
     };
     (result, kinds)
+}
+
+/// The connection gets its channel inside one of the calls. A header left as it was would name
+/// control messages that have not come.
+fn header_while_moving(role: &Role) {
+    const MESSAGES_MAX: usize = 400;
+    const ENOUGH: u32 = 0;
+    const MESSAGE: u32 = 1;
+    const REPLY: u32 = 2;
+    let fd = role.meet();
+    if role.server() {
+        loop {
+            match role.hear() {
+                ENOUGH => break,
+                MESSAGE => send_all(fd, b"a message"),
+                _ => receive_all(fd, &mut [0]),
+            }
+        }
+        role.step();
+        return;
+    }
+    let mut seen = Vec::new();
+    for n in 0..MESSAGES_MAX {
+        role.tell(MESSAGE);
+        let header = header_of_message(fd);
+        if !seen.contains(&header) {
+            seen.push(header);
+        }
+        if n % 8 == 7 {
+            send_all(fd, b"m");
+            role.tell(REPLY);
+        }
+        if is_upgraded_where_expected(fd) {
+            break;
+        }
+    }
+    role.tell(ENOUGH);
+    role.say("headers", format!("{seen:?}"));
+    role.step();
+}
+
+/// The fields of a header that `recvmsg` has filled in: what they held before is never right.
+fn header_of_message(fd: sys::Fd) -> String {
+    let (mut bytes, mut control) = ([0_u8; 16], [0x5a5a_u64; 8]);
+    // SAFETY: a msghdr of zeroes and an address of zeroes are valid.
+    let (mut header, mut name): (libc::msghdr, libc::sockaddr_storage) =
+        unsafe { std::mem::zeroed() };
+    let mut list = [libc::iovec {
+        iov_base: bytes.as_mut_ptr().cast(),
+        iov_len: bytes.len(),
+    }];
+    (header.msg_iov, header.msg_iovlen) = (list.as_mut_ptr(), 1);
+    header.msg_name = std::ptr::from_mut(&mut name).cast();
+    header.msg_namelen = size_of_val(&name) as u32;
+    header.msg_control = control.as_mut_ptr().cast();
+    header.msg_controllen = size_of_val(&control);
+    header.msg_flags = 0x7777;
+    // SAFETY: every buffer the header names outlives the call.
+    let result = sys::ret(unsafe { libc::recvmsg(fd, &mut header, 0) } as i64);
+    let (name, control) = (header.msg_namelen, header.msg_controllen);
+    format!(
+        "{result} name {name} control {control} flags {:x}",
+        header.msg_flags
+    )
 }
 
 /// The kernel begins to stamp a moment after the first socket of the machine has asked (net/core/

@@ -11,6 +11,9 @@ pub(crate) const CASES: &[Case] = &[
     Case::unix("descriptors_keep_their_place_between_the_bytes", in_place),
     Case::unix("descriptors_end_a_receive_that_waits_for_all", ends_waitall),
     Case::unix("descriptors_that_nobody_has_room_for_are_closed", no_room),
+    Case::unix("descriptors_are_closed_on_exec_where_asked", on_exec),
+    Case::unix("descriptors_are_seen_by_a_look_and_stay", looked_at),
+    Case::unix("source_at_the_end_is_nobody", source_at_end),
     Case::unix("descriptors_go_both_ways_and_bytes_go_on", both_ways),
     Case::unix("credentials_are_told_from_the_option_on", credentials),
     Case::unix("credentials_that_are_sent_arrive_in_their_place", sent_ones),
@@ -105,8 +108,12 @@ unsafe fn in_words(header: &libc::cmsghdr, data: *const c_void) -> String {
             let fd = unsafe { data.cast::<c_int>().read_unaligned() };
             let mut word = [0; 16];
             let read = sys::read(fd, &mut word);
+            let closes = match sys::fcntl(fd, libc::F_GETFD, 0).value() as c_int {
+                libc::FD_CLOEXEC => "closed on exec",
+                _ => "kept on exec",
+            };
             sys::close(fd).value();
-            format!("pipe with `{}`", shown(&word[..read.len()]))
+            format!("pipe with `{}`, {closes}", shown(&word[..read.len()]))
         }
         libc::SCM_CREDENTIALS => {
             // SAFETY: the kernel has put credentials here.
@@ -167,6 +174,55 @@ fn no_room(pair: &Pair) {
     let mut byte = [0; 4];
     pair.say("recv", sys::recv(pair.fd, &mut byte, 0));
     pair.step();
+}
+
+fn on_exec(pair: &Pair) {
+    for (flags, name) in [(libc::MSG_CMSG_CLOEXEC, "asked"), (0, "not asked")] {
+        if pair.server() {
+            send_all(pair.fd, b"plain");
+            pair.step();
+            send_pipe(pair.fd, b"take", b"it").value();
+        } else {
+            pair.say(name, receive_with(pair.fd, 5, flags));
+            pair.step();
+            pair.say(name, receive_with(pair.fd, 4, flags));
+        }
+        pair.step();
+    }
+}
+
+/// A look ends behind the bytes that brought descriptors, as a receive does.
+fn looked_at(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, b"before ");
+        send_pipe(pair.fd, b"with", b"one").value();
+        send_all(pair.fd, b" after");
+        pair.step();
+        pair.step();
+        return;
+    }
+    pair.step();
+    let mut bytes = [0; 7];
+    receive_all(pair.fd, &mut bytes);
+    pair.say("look", receive_with(pair.fd, 64, libc::MSG_PEEK));
+    let cloexec = libc::MSG_PEEK | libc::MSG_CMSG_CLOEXEC;
+    pair.say("look", receive_with(pair.fd, 64, cloexec));
+    pair.say("recvmsg", receive_with(pair.fd, 64, 0));
+    pair.say("recvmsg", receive_with(pair.fd, 64, 0));
+    pair.step();
+}
+
+fn source_at_end(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, b"last");
+        sys::close(pair.fd).value();
+        pair.step();
+        return;
+    }
+    pair.step();
+    pair.say("recvmsg", source_of(pair.fd, true));
+    pair.say("recvmsg at the end", source_of(pair.fd, true));
+    pair.say("recvfrom at the end", source_of(pair.fd, false));
 }
 
 fn both_ways(pair: &Pair) {

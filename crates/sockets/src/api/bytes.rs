@@ -1,5 +1,6 @@
 //! Calls that move bytes.
 
+use core::cell::Cell;
 use core::ffi::{c_int, c_uint, c_void};
 
 use libc::{iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, timespec};
@@ -9,9 +10,10 @@ use crate::api::readiness::nanoseconds;
 use crate::buffers::{self, part, parts};
 use crate::carrier::Carrier;
 use crate::connection::{self, Connection};
+use crate::control_messages::Control;
 use crate::descriptors::{self, FRESH_ODD};
 use crate::offload::endings;
-use crate::receive::{Control, receive, receive_message};
+use crate::receive::{receive, receive_message};
 use crate::send::{transmit, transmit_message};
 use crate::{
     errno, fast_path, faults, kept, options, pending, process, real, service, sys, transfer, unix,
@@ -144,16 +146,19 @@ pub unsafe fn recvfrom(
             } else {
                 0
             };
+            let by_kernel = Cell::new(false);
             let result = match unsafe { fast_path::receive(&c, buffer.cast(), len, flags) } {
                 Some(done) => done,
                 None => unsafe {
                     receive(&c, &[part(buffer, len)], flags, || {
+                        by_kernel.set(true);
                         real::recvfrom(fd, buffer, len, flags, address, address_len)
                     })
                 },
             };
-            if result >= 0 && has_source {
-                errno::keep(|| unsafe { unix::tell_source(&c, address, room, address_len) });
+            if result >= 0 && has_source && !by_kernel.get() {
+                let end = result == 0 && len > 0;
+                errno::keep(|| unsafe { unix::tell_source(&c, end, address, room, address_len) });
             }
             result
         }
@@ -340,19 +345,27 @@ pub unsafe fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> isize {
     let Some(list) = (unsafe { parts(header.msg_iov, real::length(header.msg_iovlen)) }) else {
         return unsafe { real::recvmsg(fd, message, flags) };
     };
-    let attached = c.local.attachment.has_region();
     let mut control = Control {
         buffer: header.msg_control,
         len: real::length(header.msg_controllen),
         ..Control::none()
     };
-    let kernel = || unsafe { real::recvmsg(fd, message, flags) };
+    // The connection may get its channel, or leave it, inside the call.
+    let by_kernel = Cell::new(false);
+    let kernel = || {
+        by_kernel.set(true);
+        unsafe { real::recvmsg(fd, message, flags) }
+    };
     let result = unsafe { receive_message(&c, list, &mut control, flags, kernel) };
-    if attached && result >= 0 && flags & libc::MSG_ERRQUEUE == 0 {
-        let (name, room) = (header.msg_name.cast(), header.msg_namelen);
-        errno::keep(|| unsafe { unix::tell_source(&c, name, room, &mut header.msg_namelen) });
+    if !by_kernel.get() && result >= 0 {
+        let (name, room) = (header.msg_name.cast::<sockaddr>(), header.msg_namelen);
+        if !name.is_null() {
+            let end = result == 0 && buffers::total(list) != Some(0);
+            let len = &mut header.msg_namelen;
+            errno::keep(|| unsafe { unix::tell_source(&c, end, name, room, len) });
+        }
         header.msg_controllen = control.filled;
-        header.msg_flags = control.flags;
+        header.msg_flags = control.flags | flags & libc::MSG_CMSG_CLOEXEC;
     }
     result
 }
@@ -364,7 +377,10 @@ unsafe fn recvmsg_of_kernel(fd: c_int, message: *mut msghdr, flags: c_int) -> is
         && let Some(list) = unsafe { parts(header.msg_iov, real::length(header.msg_iovlen)) }
         && let Some(result) = unsafe { kept::receive(fd, list, flags) }
     {
-        (header.msg_namelen, header.msg_controllen, header.msg_flags) = (0, 0, 0);
+        if !header.msg_name.is_null() {
+            header.msg_namelen = 0;
+        }
+        (header.msg_controllen, header.msg_flags) = (0, flags & libc::MSG_CMSG_CLOEXEC);
         return result;
     }
     unsafe { real::recvmsg(fd, message, flags) }

@@ -3,6 +3,7 @@
 use libc::iovec;
 
 use crate::connection::Connection;
+use crate::control_messages::Control;
 use crate::sleep::{Deadline, sleep_until};
 use crate::{ahead, buffers, lock, options, peek_offset, settings, sys};
 
@@ -35,8 +36,9 @@ pub(super) unsafe fn look(
             let _held = lock::lock(&connection.entry.rx_lock)?;
             let end = connection.end().filter(|_| connection.is_current())?;
             let offset = peek_offset::get(connection)?;
+            let to = (parts, &mut Control::none());
             // SAFETY: the caller's promise.
-            let seen = unsafe { ahead::peek(connection, &end, parts, offset, 0, total, flags) };
+            let seen = unsafe { ahead::peek(connection, &end, to, offset, 0, total, flags) };
             match seen {
                 Err(error) => return Some(Err(error)),
                 Ok(seen) if seen >= least || seen > 0 && (ended || !waits) => {
