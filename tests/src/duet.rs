@@ -254,6 +254,9 @@ fn is_direct(ends: &[&Connection]) -> bool {
 /// Longer than any case takes; shorter than a reader's time_limit with a hanging one.
 const CASE_TIME_LIMIT: Duration = Duration::from_secs(40);
 
+/// How long a client that has been told no waits before it sends more and asks again.
+const UNTIL_ASKED_AGAIN: Duration = Duration::from_millis(5);
+
 /// Lets a child have copies of our descriptors under fixed numbers.
 fn inherit(command: &mut Command, descriptors: Vec<(RawFd, RawFd)>) {
     let place = move || {
@@ -285,11 +288,13 @@ fn answer(toehold: &Toehold, oracle: UnixStream, is_upgraded: Upgraded) -> (usiz
             asked += 1;
             last_port = Some(port);
         }
-        let connections = toehold.connections();
+        let connections = toehold.known_connections();
         let ours = connections.iter().filter(|one| one.has_port(port));
         let yes = is_upgraded(&ours.collect::<Vec<_>>());
         if yes {
             upgraded += 1;
+        } else {
+            std::thread::sleep(UNTIL_ASKED_AGAIN);
         }
         if replies.write_all(if yes { b"y" } else { b"n" }).is_err() {
             break;

@@ -18,7 +18,7 @@ pub(crate) fn comes_back(link: Link, options: &[&str]) {
     let holder = stage.near("holder", &["outlive", FAR, "7741"]);
     await_word(&holder, "holding");
     assert!(stage.network.near_ip(&["link", "del", "v0"]));
-    let is_gone = |stage: &Stage| stage.toehold.status()["engine"]["link_gone"] == true;
+    let is_gone = |stage: &Stage| stage.toehold.known()["engine"]["link_gone"] == true;
     assert!(wait_until(TIME_LIMIT, || is_gone(&stage)));
     // Nothing to do is no reason to stay awake.
     let before = stage.engine("sleeps");
@@ -48,7 +48,7 @@ pub(crate) fn cannot_be_had(link: &str, said: &str) {
     let mut command = toehold.command(Path::Offload, &python);
     command.arg(SCRIPT).args(["echo_server", "0"]);
     let mut server = listening(Running::start(command, "server", toehold.dir()));
-    assert!(toehold.status()["engine"].is_null());
+    assert!(toehold.known()["engine"].is_null());
     assert!(server.ended().is_none());
     let outputs = server.outputs();
     assert!(outputs.contains("has no TCP engine"), "{outputs}");

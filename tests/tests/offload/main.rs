@@ -148,7 +148,7 @@ fn switches_are_thrown_under_a_stream() {
         }
     }
     ok(client);
-    let switches = &stage.toehold.status()["engine"]["switches"];
+    let switches = &stage.toehold.known()["engine"]["switches"];
     assert!(switches["copy_engine"].is_string(), "{switches}");
     assert_eq!(stage.engine("resets_received"), 0);
     for way in ["verify", "trust", "on"] {
@@ -188,7 +188,7 @@ fn checksums_are_verified_here_or_by_nobody() {
         let _far = stage.far_server(&["echo_server", "7044"]);
         ok(stage.near("client", &["echo_client", FAR, "7044", "5000000"]));
         assert_eq!(stage.engine("frames_malformed"), 0);
-        let switches = &stage.toehold.status()["engine"]["switches"];
+        let switches = &stage.toehold.known()["engine"]["switches"];
         assert_eq!(switches["checksum"], way);
     }
 }
@@ -582,7 +582,7 @@ fn without_a_tap_device_everything_stays_on_the_host_path() {
     command.arg(SCRIPT).args(["echo_server", "0"]);
     drop(network);
     let mut server = listening(Running::start(command, "server", toehold.dir()));
-    assert!(toehold.status()["engine"].is_null());
+    assert!(toehold.known()["engine"].is_null());
     assert!(server.ended().is_none());
 }
 

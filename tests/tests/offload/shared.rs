@@ -276,7 +276,7 @@ fn connections_stay_with_the_kernel_while_it_gives_its_ports_to_others() {
         let done = stage.network.near(&nft).arg(text).status();
         assert!(done.is_ok_and(|status| status.success()), "{text}");
     };
-    let goes_out = || stage.toehold.status()["engine"]["shared"][0]["goes_out"] == true;
+    let goes_out = || stage.toehold.known()["engine"]["shared"][0]["goes_out"] == true;
     let mut held = stage.near("held", &["held", FAR, "7959", "ECONNRESET"]);
     await_word(&held, "holding");
     assert!(goes_out());
@@ -397,7 +397,7 @@ fn what_cannot_be_shared_is_said_when_the_file_is_read_again() {
         .use_adapter_arguments(&["--link", "packet:v0", "--config", &name]);
     stage.toehold.start_adapter();
     let complaints = |stage: &Stage| {
-        let said = stage.toehold.status()["engine"]["complaints"].clone();
+        let said = stage.toehold.known()["engine"]["complaints"].clone();
         said.as_array().map_or(0, Vec::len)
     };
     assert_eq!(complaints(&stage), 0);

@@ -137,14 +137,14 @@ impl Stage {
 
     pub(crate) fn await_listeners(&self, count: u64) {
         let heard = wait_until(TIME_LIMIT, || self.engine("listeners") == count);
-        assert!(heard, "{:?}", self.toehold.status()["engine"]);
+        assert!(heard, "{:?}", self.toehold.known()["engine"]);
     }
 
     /// One of the engine's numbers, from an engine that answers.
     pub(crate) fn engine(&self, key: &str) -> u64 {
         let mut number = None;
         wait_until(TIME_LIMIT, || {
-            number = self.toehold.status()["engine"][key].as_u64();
+            number = self.toehold.known()["engine"][key].as_u64();
             number.is_some()
         });
         number.expect("the engine answers")

@@ -16,7 +16,7 @@ use crate::stage::{Stage, await_word, listening, ok};
 fn of_each(stage: &Stage, key: &str) -> Vec<u64> {
     let mut engine = Value::Null;
     let answered = wait_until(TIME_LIMIT, || {
-        engine = stage.toehold.status()["engine"].clone();
+        engine = stage.toehold.known()["engine"].clone();
         engine["threads"].is_array()
     });
     assert!(answered, "{engine}");
@@ -27,7 +27,7 @@ fn of_each(stage: &Stage, key: &str) -> Vec<u64> {
 /// A thread that is kept from its core takes no frames; the others wait for it, and lose none.
 pub(crate) fn assert_none_is_lost_between_threads(stage: &Stage) {
     let lost = stage.engine("frames_not_passed_on");
-    assert_eq!(lost, 0, "{}", stage.toehold.status()["engine"]);
+    assert_eq!(lost, 0, "{}", stage.toehold.known()["engine"]);
 }
 
 fn spread(threads: &str) {
@@ -215,7 +215,7 @@ fn devices_made_for_one_queue_are_refused_with_what_helps() {
             let client = Running::start(command, "client", toehold.dir());
             ok(client);
         } else {
-            assert!(toehold.status()["engine"].is_null());
+            assert!(toehold.known()["engine"].is_null());
             let log = toehold.adapter().stderr();
             assert!(log.contains(said), "{log}");
         }
