@@ -90,7 +90,7 @@ fn watched<T>(toehold: &Toehold, load: &mut impl FnMut() -> T) -> (T, usize) {
     let result = std::thread::scope(|scope| {
         scope.spawn(|| {
             while !done.load(Ordering::Acquire) {
-                let connections = toehold.connections();
+                let connections = toehold.known_connections();
                 let now = connections
                     .iter()
                     .filter(|connection| connection.is_direct())
