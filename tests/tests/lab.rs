@@ -20,7 +20,8 @@ const PLAN: &str = "name = \"offload\"\nabout = \"A test.\"\nrounds = 1\nseconds
     [[block]]\ntitle = \"both\"\nmetric = \"throughput\"\npattern = \"both\"\nmessage = 16384\n";
 
 /// Each generator beside our own, in the pattern that it has.
-const GENERATORS: &str = "name = \"generators\"\nabout = \"A test.\"\nrounds = 1\nseconds = 1.0\n\
+const GENERATORS: &str = "name = \"generators\"\nabout = \"A test.\"\nrounds = 1\n\
+    warmup-rounds = 0\nseconds = 1.0\n\
     [[arm]]\nname = \"toehold lab\"\npath = \"host\"\n\
     [[arm]]\nname = \"nuttcp\"\npath = \"host\"\nprogram = \"nuttcp\"\n\
     [[arm]]\nname = \"iperf3\"\npath = \"host\"\nprogram = \"iperf3\"\n\
@@ -34,7 +35,8 @@ const GENERATORS: &str = "name = \"generators\"\nabout = \"A test.\"\nrounds = 1
     message = 64\nstreams = 4\n";
 
 /// A program that makes the load of every arm.
-const TBENCH: &str = "name = \"tbench\"\nabout = \"A test.\"\nrounds = 1\nseconds = 2.0\n\
+const TBENCH: &str = "name = \"tbench\"\nabout = \"A test.\"\nrounds = 1\n\
+    warmup-rounds = 0\nseconds = 2.0\n\
     [[arm]]\nname = \"kernel\"\npath = \"host\"\n\
     [[arm]]\nname = \"direct\"\npath = \"direct\"\n\
     [[block]]\ntitle = \"2 clients\"\nmetric = \"throughput\"\npattern = \"requests\"\n\

@@ -185,7 +185,8 @@ fn a_dry_run_says_how_long_it_takes_and_measures_nothing() {
 
 #[test]
 fn an_interrupted_run_is_resumed_and_leaves_nothing_behind() {
-    let (_folder, plan, run) = with_plan(&PLAN.replace("rounds = 2", "rounds = 4"));
+    let text = PLAN.replace("rounds = 2", "rounds = 4\nwarmup-rounds = 0");
+    let (_folder, plan, run) = with_plan(&text);
     let scratch = Folder::new();
     let mut first = command(&["run", &plan, "--out", &run])
         .env("TMPDIR", scratch.0.path())
@@ -335,7 +336,8 @@ fn a_killed_generator_leaves_a_gap_and_the_run_goes_on() {
     let folder = Folder::new();
     let text = PLAN
         .replace("0.02", "0.3")
-        .replace("rounds = 2", "rounds = 3");
+        .replace("values = [1, 64]", "values = [1]")
+        .replace("rounds = 2", "rounds = 3\nwarmup-rounds = 0");
     let plan = folder.file("tiny.toml", &text);
     let run = folder.path("run");
     let mut first = command(&["run", &plan, "--out", &run, "--json"])
