@@ -7,7 +7,7 @@
 //! ```
 
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
@@ -16,21 +16,6 @@ use rustix::net::{
     AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, send,
     socket_with,
 };
-
-/// A route by an interface.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct HostRoute {
-    /// Destinations: the address part of the prefix.
-    pub destination: IpAddr,
-    /// The length of the prefix.
-    pub prefix_bits: u8,
-    /// The gateway; `None`: the destinations are on the link.
-    pub gateway: Option<IpAddr>,
-    /// The interface's number.
-    pub interface: u32,
-    /// Of two routes to one prefix the one with the smaller number counts.
-    pub metric: u32,
-}
 
 /// A neighbour of an interface.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -52,6 +37,9 @@ pub struct HostWay {
     pub source: IpAddr,
     /// The destination is this host itself.
     pub is_local: bool,
+    /// The neighbour that forwards, perhaps of the other family; `None`: the destination is on the
+    /// link.
+    pub gateway: Option<IpAddr>,
 }
 
 /// The kernel's tables in the network namespace that this was made in.
@@ -90,58 +78,38 @@ impl HostTables {
         Ok(all)
     }
 
-    /// All routes of the main table that lead out by an interface.
-    ///
-    /// # Errors
-    /// As for [`HostTables::addresses`].
-    pub fn routes(&self) -> io::Result<Vec<HostRoute>> {
-        let mut all = Vec::new();
-        // `struct rtmsg`: family, prefix lengths, kind of service, table, protocol, scope, type.
-        self.dump(libc::RTM_GETROUTE, &[0; 12], |message| {
-            let [family, prefix_bits, _, _, table, _, _, kind, ..] = message.fixed::<12>()?;
-            if table != libc::RT_TABLE_MAIN || kind != libc::RTN_UNICAST {
-                return None;
-            }
-            let ip = |kind| ip_of(family, message.attribute(kind)?);
-            let destination = match message.attribute(libc::RTA_DST) {
-                Some(bytes) => ip_of(family, bytes)?,
-                None if family == AF_INET => IpAddr::from([0; 4]),
-                None => IpAddr::from([0; 16]),
-            };
-            all.push(HostRoute {
-                destination,
-                prefix_bits,
-                gateway: ip(libc::RTA_GATEWAY),
-                interface: number_of(message.attribute(libc::RTA_OIF)?)?,
-                metric: (message.attribute(libc::RTA_PRIORITY).and_then(number_of)).unwrap_or(0),
-            });
-            Some(())
-        })?;
-        Ok(all)
-    }
-
     /// The way to a destination, by all of the kernel's rules for packets without a mark; `None`
-    /// where there is none.
+    /// where there is none. `source` is an address of this host that the packets come from, and
+    /// `interface` the number of the one they are to leave by, where these are given.
     ///
     /// # Errors
     /// As for [`HostTables::addresses`].
-    pub fn way_to(&self, destination: IpAddr) -> io::Result<Option<HostWay>> {
+    pub fn way_to(
+        &self,
+        destination: IpAddr,
+        source: Option<IpAddr>,
+        interface: Option<u32>,
+    ) -> io::Result<Option<HostWay>> {
+        let bits = |ip: &IpAddr| if ip.is_ipv4() { 32 } else { 128 };
         let (family, attribute) = address_attribute(libc::RTA_DST, destination);
-        // `struct rtmsg`, as for `routes`.
-        let mut body = vec![family, if destination.is_ipv4() { 32 } else { 128 }];
-        body.extend([0; 10]);
+        // `struct rtmsg`: family, prefix lengths, kind of service, table, protocol, scope, type.
+        let mut body = vec![family, bits(&destination), source.as_ref().map_or(0, bits)];
+        body.extend([0; 9]);
         body.extend(attribute);
+        if let Some(source) = source {
+            body.extend(address_attribute(libc::RTA_SRC, source).1);
+        }
+        if let Some(interface) = interface {
+            body.extend(8u16.to_ne_bytes());
+            body.extend(libc::RTA_OIF.to_ne_bytes());
+            body.extend(interface.to_ne_bytes());
+        }
         let mut found = None;
         // With an acknowledgement the answer has an end.
         let flags = libc::NLM_F_REQUEST | libc::NLM_F_ACK;
         self.ask(libc::RTM_GETROUTE, flags, &body)?;
         let answered = self.answers(|message| {
-            let [family, _, _, _, _, _, _, kind, ..] = message.fixed::<12>()?;
-            found = Some(HostWay {
-                interface: number_of(message.attribute(libc::RTA_OIF)?)?,
-                source: ip_of(family, message.attribute(libc::RTA_PREFSRC)?)?,
-                is_local: kind == libc::RTN_LOCAL,
-            });
+            found = message.way(source);
             Some(())
         });
         match answered.map_err(|error| error.raw_os_error()) {
@@ -233,8 +201,23 @@ impl HostTables {
 pub struct Changed {
     /// Neighbours of any interface that the kernel has found, or found elsewhere.
     pub neighbours: Vec<HostNeighbour>,
-    /// Addresses or routes are other ones, or something was missed.
-    pub tables: bool,
+    /// Addresses of the interface are other ones, or something was missed.
+    pub addresses: bool,
+    /// Destinations, as prefixes, whose routes may be other ones.
+    pub routes: Vec<(IpAddr, u8)>,
+}
+
+impl Changed {
+    fn note_route(&mut self, destinations: Option<(IpAddr, u8)>) {
+        match destinations {
+            Some(destinations) if self.routes.len() < ROUTES_MAX => self.routes.push(destinations),
+            _ => self.note_all_routes(),
+        }
+    }
+
+    fn note_all_routes(&mut self) {
+        self.routes = vec![ALL_V4, ALL_V6];
+    }
 }
 
 /// Tells what changes in the kernel's tables, and of its interfaces.
@@ -243,7 +226,7 @@ pub struct HostChanges(OwnedFd);
 
 impl HostChanges {
     /// Changes of interfaces in this thread's network namespace, and, if asked for, of addresses,
-    /// routes and neighbours.
+    /// routes, rules and neighbours.
     ///
     /// # Errors
     /// When there are no descriptors or memory left.
@@ -260,6 +243,9 @@ impl HostChanges {
                 | libc::RTMGRP_IPV4_ROUTE
                 | libc::RTMGRP_IPV6_IFADDR
                 | libc::RTMGRP_IPV6_ROUTE
+                | group(RTNLGRP_IPV4_RULE)
+                | group(RTNLGRP_IPV6_RULE)
+                | group(RTNLGRP_NEXTHOP)
         } else {
             libc::RTMGRP_LINK
         };
@@ -267,9 +253,9 @@ impl HostChanges {
         Ok(Self(socket))
     }
 
-    /// Takes all that was told.
+    /// Takes all that was told, of the addresses of one interface.
     #[must_use]
-    pub fn take(&self) -> Changed {
+    pub fn take(&self, interface: Option<u32>) -> Changed {
         let mut changed = Changed::default();
         let mut buffer = vec![0u8; BUFFER_BYTES];
         loop {
@@ -279,13 +265,24 @@ impl HostChanges {
                     for message in messages(&buffer[..length]) {
                         match message.kind {
                             libc::RTM_NEWNEIGH => changed.neighbours.extend(message.neighbour()),
-                            libc::RTM_NEWLINK | libc::RTM_DELLINK | libc::RTM_DELNEIGH => {}
-                            _ => changed.tables = true,
+                            libc::RTM_DELNEIGH => {}
+                            libc::RTM_NEWADDR | libc::RTM_DELADDR => {
+                                changed.addresses |= message.is_about(interface);
+                            }
+                            libc::RTM_NEWROUTE | libc::RTM_DELROUTE => {
+                                changed.note_route(message.destinations());
+                            }
+                            // Rules, next hops; and an interface that goes down takes its routes
+                            // along, which nobody is told.
+                            _ => changed.note_all_routes(),
                         }
                     }
                 }
                 // An overrun is news, too, and the kernel reports it once.
-                Err(Errno::NOBUFS) => changed.tables = true,
+                Err(Errno::NOBUFS) => {
+                    changed.addresses = true;
+                    changed.note_all_routes();
+                }
                 Err(_) => return changed,
             }
         }
@@ -324,6 +321,52 @@ impl<'a> Message<'a> {
             rest = rest.get(length.next_multiple_of(4)..)?;
         }
         None
+    }
+
+    /// Whether a message about an address is about one of this interface.
+    fn is_about(&self, interface: Option<u32>) -> bool {
+        // `struct ifaddrmsg`: family, prefix length, flags, scope, interface.
+        let number = self
+            .fixed::<8>()
+            .map(|[_, _, _, _, at @ ..]| u32::from_ne_bytes(at));
+        interface.is_none() || number == interface
+    }
+
+    /// The way that the message names, for packets from `source` or from where it says.
+    fn way(&self, source: Option<IpAddr>) -> Option<HostWay> {
+        let [family, _, _, _, _, _, _, kind, ..] = self.fixed::<12>()?;
+        if kind != libc::RTN_UNICAST && kind != libc::RTN_LOCAL {
+            return None;
+        }
+        let preferred = || ip_of(family, self.attribute(libc::RTA_PREFSRC)?);
+        let by_other_family = || {
+            // `struct rtvia`: a family, and an address of it.
+            let &[low, high, ref address @ ..] = self.attribute(libc::RTA_VIA)? else {
+                return None;
+            };
+            ip_of(u16::from_ne_bytes([low, high]) as u8, address)
+        };
+        let gateway = self.attribute(libc::RTA_GATEWAY);
+        Some(HostWay {
+            interface: number_of(self.attribute(libc::RTA_OIF)?)?,
+            source: preferred().or(source)?,
+            is_local: kind == libc::RTN_LOCAL,
+            gateway: match gateway {
+                Some(bytes) => Some(ip_of(family, bytes)?),
+                None => by_other_family(),
+            },
+        })
+    }
+
+    /// The destinations of a route that the message is about; `None` for a form that is unknown.
+    fn destinations(&self) -> Option<(IpAddr, u8)> {
+        let [family, prefix_bits, ..] = self.fixed::<12>()?;
+        match self.attribute(libc::RTA_DST) {
+            Some(bytes) => Some((ip_of(family, bytes)?, prefix_bits)),
+            None if family == AF_INET => Some(ALL_V4),
+            None if family == AF_INET6 => Some(ALL_V6),
+            None => None,
+        }
     }
 
     /// Where a neighbour is, if the message says so.
@@ -384,6 +427,19 @@ fn number_of(bytes: &[u8]) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.try_into().ok()?))
 }
 
+const fn group(number: u32) -> libc::c_int {
+    (1u32 << (number - 1)).cast_signed()
+}
+
+/// `linux/rtnetlink.h`.
+const RTNLGRP_IPV4_RULE: u32 = 8;
+const RTNLGRP_IPV6_RULE: u32 = 19;
+const RTNLGRP_NEXTHOP: u32 = 32;
+/// All destinations of a family.
+const ALL_V4: (IpAddr, u8) = (IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
+const ALL_V6: (IpAddr, u8) = (IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0);
+/// Changed routes told one by one; of more than that all count as changed.
+const ROUTES_MAX: usize = 64;
 /// The first protocol of netlink has the number 0, which rustix writes as `None`.
 const NETLINK_ROUTE: Option<Protocol> = None;
 const _: () = assert!(libc::NETLINK_ROUTE == 0);
@@ -413,7 +469,6 @@ mod tests {
         let addresses = tables.addresses(interface).expect("an answer");
         assert!(addresses.contains(&("127.0.0.1".parse().expect("address"), 8)));
         tables.neighbours(interface).expect("an answer");
-        tables.routes().expect("an answer");
     }
 
     #[test]
@@ -426,9 +481,81 @@ mod tests {
                 interface: interface.as_ref().copied().expect("loopback"),
                 source: own,
                 is_local: true,
+                gateway: None,
             };
-            assert_eq!(tables.way_to(own).expect("an answer"), Some(expected));
+            assert_eq!(
+                tables.way_to(own, None, None).expect("an answer"),
+                Some(expected)
+            );
         }
+    }
+
+    #[test]
+    fn ways_are_on_the_link_or_by_a_gateway_of_either_family() {
+        let attribute = |kind: u16, value: &[u8]| {
+            let mut bytes = (4 + value.len() as u16).to_ne_bytes().to_vec();
+            bytes.extend(kind.to_ne_bytes());
+            bytes.extend(value);
+            bytes
+        };
+        let source = IpAddr::from([10, 0, 0, 1]);
+        let way = |kind: u8, attributes: &[Vec<u8>]| {
+            let mut body = vec![
+                AF_INET,
+                32,
+                32,
+                0,
+                libc::RT_TABLE_MAIN,
+                0,
+                0,
+                kind,
+                0,
+                0,
+                0,
+                0,
+            ];
+            body.extend(attribute(libc::RTA_OIF, &7u32.to_ne_bytes()));
+            body.extend(attributes.concat());
+            let message = Message {
+                kind: libc::RTM_NEWROUTE,
+                body: &body,
+                fixed_bytes: 12,
+            };
+            message.way(Some(source))
+        };
+        let by = |gateway| {
+            Some(HostWay {
+                interface: 7,
+                source,
+                is_local: false,
+                gateway,
+            })
+        };
+        let gateway = attribute(libc::RTA_GATEWAY, &[10, 0, 0, 9]);
+        let mut via = u16::from(AF_INET6).to_ne_bytes().to_vec();
+        let router = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 9);
+        via.extend(router.octets());
+        let via = attribute(libc::RTA_VIA, &via);
+        assert_eq!(way(libc::RTN_UNICAST, &[]), by(None));
+        assert_eq!(
+            way(libc::RTN_UNICAST, &[gateway]),
+            by(Some([10, 0, 0, 9].into()))
+        );
+        assert_eq!(way(libc::RTN_UNICAST, &[via]), by(Some(router.into())));
+        assert_eq!(way(libc::RTN_BLACKHOLE, &[]), None);
+    }
+
+    #[test]
+    fn changed_routes_are_told_one_by_one_up_to_a_bound() {
+        let mut changed = Changed::default();
+        let some = (IpAddr::from([192, 0, 2, 0]), 24);
+        changed.note_route(Some(some));
+        assert_eq!(changed.routes, [some]);
+        for _ in 0..2 * ROUTES_MAX {
+            changed.note_route(Some(some));
+            assert!(changed.routes.len() <= ROUTES_MAX);
+        }
+        assert!(changed.routes.contains(&ALL_V4) && changed.routes.contains(&ALL_V6));
     }
 
     #[test]

@@ -163,6 +163,9 @@ pub struct Config {
     pub addresses: Vec<InterfaceAddress>,
     /// Ways beyond the link, the most specific match first served.
     pub routes: Vec<Route>,
+    /// The host knows all ways, those on the link too, and [`Self::routes`] are not used:
+    /// [`crate::Engine::poll_way`] asks, [`crate::Engine::set_way`] answers.
+    pub asks_ways: bool,
     /// Connections in any state. Memory is reserved for all and touched as they come.
     pub connections_max: usize,
     /// Half-open connections of all listeners; beyond, SYN cookies (RFC 4987) take over.
@@ -228,6 +231,7 @@ impl Config {
             offload: Offload::default(),
             addresses: vec![address],
             routes: Vec::new(),
+            asks_ways: false,
             connections_max: 100_000,
             half_open_max: 4_096,
             share: Share::WHOLE,

@@ -335,6 +335,81 @@ fn nginx_serves_at_the_hosts_own_address() {
     ok(stage.far("refused", &["expect_error", NEAR, "8091", "ECONNREFUSED"]));
 }
 
+/// A remote beyond the link is served by whatever route the kernel would take, now and after each
+/// change of routes and rules.
+fn remotes_are_served_by_all_kinds_of_routes(link: Link) {
+    let Some(stage) = Stage::set_sharing(link, &["--share", NEAR]) else {
+        return;
+    };
+    const BEYOND: &str = "10.55.0.1";
+    let near_ip = |words: &str| {
+        let words: Vec<&str> = words.split(' ').collect();
+        assert!(stage.network.near_ip(&words), "{words:?}");
+    };
+    let far_ip = |words: &str| {
+        let words: Vec<&str> = words.split(' ').collect();
+        assert!(stage.network.far_ip(&words), "{words:?}");
+    };
+    far_ip(&format!("addr add {BEYOND}/32 dev lo"));
+    far_ip("addr add 10.84.0.3/24 dev toe0");
+    far_ip("-6 addr add fe80::99/64 dev toe0 nodad");
+    let _near = stage.near_server(&["echo_server", "7951"]);
+    let _kernel = kernel_server(&stage, "echo_server", "7952");
+    let is_served = |port: u16, patience: f32| {
+        let connect = format!(
+            "import socket; c = socket.create_connection(('{NEAR}', {port}), {patience}, \
+            ('{BEYOND}', 0)); c.sendall(b'x'); c.recv(1)"
+        );
+        let mut client = stage.network.far(&stage.python);
+        client.args(["-c", &connect]);
+        client.output().is_ok_and(|output| output.status.success())
+    };
+    let mut accepted = 0;
+    for (before, after) in [
+        ("route add 10.55.0.0/24 dev v0", "route del 10.55.0.0/24"),
+        (
+            "route add 10.55.0.0/24 nexthop via 10.84.0.1 nexthop via 10.84.0.3",
+            "route del 10.55.0.0/24",
+        ),
+        (
+            "route add 10.55.0.0/24 via inet6 fe80::99 dev v0",
+            "route del 10.55.0.0/24",
+        ),
+        (
+            "route add default via 10.84.0.1 table 7",
+            "route add blackhole 10.55.0.0/24",
+        ),
+    ] {
+        near_ip(before);
+        if before.ends_with("table 7") {
+            near_ip("rule add from 10.84.0.2 table 7");
+        }
+        for port in [7952, 7951] {
+            assert!(is_served(port, 5.0), "{before}: port {port}");
+        }
+        accepted += 1;
+        assert_eq!(stage.engine("connections_accepted"), accepted, "{before}");
+        near_ip(after);
+    }
+    // The rule's table comes first still; without it, nothing is sent there.
+    assert!(is_served(7951, 5.0));
+    near_ip("rule del from 10.84.0.2 table 7");
+    for port in [7952, 7951] {
+        let is_silent = wait_until(TIME_LIMIT, || !is_served(port, 0.3));
+        assert!(is_silent, "port {port}");
+    }
+}
+
+#[test]
+fn remotes_are_served_by_all_kinds_of_routes_over_a_packet_link() {
+    remotes_are_served_by_all_kinds_of_routes(Link::Packet);
+}
+
+#[test]
+fn remotes_are_served_by_all_kinds_of_routes_over_xdp() {
+    remotes_are_served_by_all_kinds_of_routes(Link::Xdp);
+}
+
 #[test]
 fn what_cannot_be_shared_is_said_and_the_rest_goes_on() {
     let Some(mut stage) = Stage::set_sharing(Link::Packet, &["--share", NEAR]) else {

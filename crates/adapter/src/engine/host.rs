@@ -9,8 +9,7 @@ use std::path::Path;
 use std::thread;
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
-use toehold_link::{HostNeighbour, HostRoute, HostTables, Interfaces};
-use toehold_tcp::Route;
+use toehold_link::{HostNeighbour, HostTables, Interfaces};
 
 use super::Error;
 use super::settings::{Device, Settings, Share};
@@ -24,8 +23,8 @@ pub(super) struct Resolved {
     pub(super) complaints: Vec<String>,
 }
 
-/// Adds what the kernel knows of shared addresses: the lengths of their prefixes, and routes. What
-/// is not an address of the interface is left out, and said.
+/// Adds the lengths of the prefixes of shared addresses. An address that is none of the interface's
+/// is left out, and said.
 pub(super) fn resolve(settings: &Settings) -> Result<Resolved, Error> {
     let mut settings = settings.clone();
     let mut complaints = Vec::new();
@@ -35,7 +34,7 @@ pub(super) fn resolve(settings: &Settings) -> Result<Resolved, Error> {
             complaints,
         });
     }
-    let os = |error| Error::Os("read the kernel's addresses and routes", error);
+    let os = |error| Error::Os("read the kernel's addresses", error);
     let name = &settings.device.name;
     let Ok(index) = interface(name) else {
         // Whoever opens it says so.
@@ -53,8 +52,6 @@ pub(super) fn resolve(settings: &Settings) -> Result<Resolved, Error> {
         }
     }
     settings.addresses = settings.shares.iter().filter_map(found).collect();
-    let routes = tables.routes().map_err(os)?;
-    settings.host_routes = routes_of(index, &addresses, routes);
     Ok(Resolved {
         settings,
         complaints,
@@ -110,24 +107,6 @@ pub(super) fn ports_in_use(
         }
     }
     said
-}
-
-/// The engine's routes by an interface: of several to one prefix the kernel's first choice. Those
-/// to the prefixes of addresses come with these.
-fn routes_of(index: u32, addresses: &[(IpAddr, u8)], mut routes: Vec<HostRoute>) -> Vec<Route> {
-    routes.retain(|route| route.interface == index);
-    routes.sort_by_key(|route| (route.destination, route.prefix_bits, route.metric));
-    routes.dedup_by_key(|route| (route.destination, route.prefix_bits));
-    let is_own = |gateway: IpAddr| addresses.iter().any(|(ip, _)| *ip == gateway);
-    let one = |route: &HostRoute| {
-        let gateway = route.gateway.filter(|gateway| !is_own(*gateway))?;
-        Some(Route {
-            destination: route.destination,
-            prefix_bits: route.prefix_bits,
-            gateway,
-        })
-    };
-    routes.iter().filter_map(one).collect()
 }
 
 /// The neighbours that the kernel knows on the link.

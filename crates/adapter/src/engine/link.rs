@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
 
 use toehold_link::{
-    Changed, Group, HostChanges, HostNeighbour, HostTables, HostWay, Interfaces, PacketOptions,
+    Changed, Group, HostChanges, HostNeighbour, HostTables, Interfaces, PacketOptions,
     PacketSocket, PortSteering, PortTable, Tap, TapOptions, XdpOptions, XdpSocket, XdpSteering,
 };
 
@@ -51,25 +51,10 @@ pub(super) struct Link {
     ports: Option<Arc<PortSteering>>,
     /// Readable when some link of that namespace has changed (rtnetlink(7)).
     changes: HostChanges,
-    /// Where connections of programs go out from a shared address.
-    outgoing: Option<Outgoing>,
-}
-
-/// The kernel's say about connections that go out from an address of its own.
-#[derive(Debug)]
-struct Outgoing {
-    tables: HostTables,
-    translation: Translation,
-}
-
-impl Outgoing {
-    fn here() -> Result<Outgoing, Error> {
-        let os = |action| move |error| Error::Os(action, error);
-        Ok(Outgoing {
-            tables: HostTables::here().map_err(os("ask the kernel for routes"))?,
-            translation: Translation::here().map_err(os("read the kernel's firewall rules"))?,
-        })
-    }
+    /// The kernel's routes, where it has the addresses as well.
+    tables: Option<HostTables>,
+    /// The kernel's rules, where connections of programs go out from a shared address.
+    translation: Option<Translation>,
 }
 
 impl Link {
@@ -92,16 +77,21 @@ impl Link {
     fn open_here(opener: &Opener) -> Result<Link, Error> {
         let (device, ports) = opener.device()?;
         let os = |error| Error::Os("watch the link", error);
+        let routes = |error| Error::Os("ask the kernel for routes", error);
+        let rules = |error| Error::Os("read the kernel's firewall rules", error);
+        let shares = !opener.settings.shares.is_empty();
         let link = Link {
             device,
             opener: opener.clone(),
             is_gone: false,
             interfaces: Interfaces::here().map_err(os)?,
             ports,
-            changes: HostChanges::here(!opener.settings.shares.is_empty()).map_err(os)?,
-            outgoing: (opener.settings.outgoing.is_some())
-                .then(Outgoing::here)
-                .transpose()?,
+            changes: HostChanges::here(shares).map_err(os)?,
+            tables: shares.then(HostTables::here).transpose().map_err(routes)?,
+            translation: (opener.settings.outgoing.is_some())
+                .then(Translation::here)
+                .transpose()
+                .map_err(rules)?,
         };
         if let Device::Tap(tap) = &link.device
             && !tap.is_persistent().map_err(os)?
@@ -187,7 +177,7 @@ impl Link {
 
     /// Changes that the kernel told of. The caller looks for links itself.
     pub(super) fn take_changes(&self) -> Changed {
-        self.changes.take()
+        self.changes.take(self.interface())
     }
 
     /// The settings that it was opened by.
@@ -240,22 +230,22 @@ impl Link {
     /// Whether connections of programs may go out from ports of a shared address: not where the
     /// kernel gives such ports to connections of others.
     pub(super) fn may_go_out(&self) -> bool {
-        let outgoing = self.outgoing.as_ref();
-        outgoing.is_some_and(|outgoing| !outgoing.translation.is_there())
+        let translation = self.translation.as_ref();
+        translation.is_some_and(|translation| !translation.is_there())
     }
 
     /// Readable when [`Link::may_go_out`] may have changed.
     pub(super) fn rule_changes(&self) -> Option<BorrowedFd<'_>> {
-        self.outgoing.as_ref()?.translation.changes()
+        self.translation.as_ref()?.changes()
     }
 
     /// Looks at the kernel's rules again; true when [`Link::may_go_out`] has changed.
     pub(super) fn follow_rules(&mut self) -> bool {
         let before = self.may_go_out();
-        if let Some(outgoing) = &mut self.outgoing {
+        if let Some(translation) = &mut self.translation {
             let device = &self.opener.settings.device;
             let follow = || {
-                outgoing.translation.follow();
+                translation.follow();
                 Ok(())
             };
             // Where the namespace cannot be entered there is nothing to be known: all stays.
@@ -267,13 +257,28 @@ impl Link {
     /// The address from which the kernel would send to a remote by this interface; `None` where it
     /// would send by another one, or to itself.
     pub(super) fn source_for(&self, remote: IpAddr) -> Option<IpAddr> {
-        let way = self.outgoing.as_ref()?.tables.way_to(remote).ok()??;
-        let HostWay {
-            interface,
-            source,
-            is_local,
-        } = way;
-        (!is_local && Some(interface) == self.interface()).then_some(source)
+        let way = self.tables.as_ref()?.way_to(remote, None, None).ok()??;
+        let is_by_it = !way.is_local && Some(way.interface) == self.interface();
+        is_by_it.then_some(way.source)
+    }
+
+    /// The neighbour to which the kernel would send from this address of its own to a remote;
+    /// `None` where it would send nothing. Where it would send by another interface, the next best
+    /// by this one.
+    pub(super) fn hop_to(&self, local: IpAddr, remote: IpAddr) -> Option<IpAddr> {
+        let (tables, interface) = (self.tables.as_ref()?, self.interface()?);
+        let ask = |by| tables.way_to(remote, Some(local), by).ok().flatten();
+        // Such an address means nothing without an interface.
+        let is_link_local = matches!(remote, IpAddr::V6(v6) if v6.is_unicast_link_local());
+        let way = ask(is_link_local.then_some(interface))?;
+        if way.is_local {
+            return None;
+        }
+        let way = match way.interface == interface {
+            true => way,
+            false => ask(Some(interface))?,
+        };
+        Some(way.gateway.unwrap_or(remote))
     }
 
     /// Has the kernel find a neighbour.

@@ -248,6 +248,13 @@ impl Runner {
             self.settle();
             self.prune();
             self.transmit();
+            // A way may lead to a neighbour that has to be found.
+            if self.find_ways() {
+                self.transmit();
+            }
+            if self.find_neighbours() {
+                self.transmit();
+            }
             self.link.device.flush();
             self.common.captures.flush();
             if let Some(arrivals) = &mut self.arrivals {
@@ -256,7 +263,6 @@ impl Runner {
             self.look_at_carriers();
             self.look_at_listeners();
             self.look_at_shared_ports();
-            self.find_neighbours();
         }
     }
 

@@ -53,7 +53,6 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use toehold_channel::offload::{Rule, RuleAction};
-use toehold_tcp::Route;
 
 pub use self::checksum::Checksum;
 pub use self::connection::{ByDestination, ConnectionSettings};
@@ -78,8 +77,6 @@ pub struct Settings {
     /// Ports of shared addresses from which connections of programs go out; `None`: these are the
     /// kernel's.
     pub outgoing: Option<RangeInclusive<u16>>,
-    /// The kernel's routes, where addresses are shared.
-    pub(super) host_routes: Vec<Route>,
     /// Where everything beyond the link goes; at most one of each family.
     pub gateways: Vec<IpAddr>,
     /// The largest IP packet; the device's own when `None`.

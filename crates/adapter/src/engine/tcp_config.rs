@@ -21,8 +21,7 @@ pub(super) const PROOF_OF_READING_BYTES: u64 = 384 << 10;
 /// A path is long from this round trip on: a smaller window holds 2 Gbit/s back there.
 const LONG_ROUND_TRIP: Duration = Duration::from_millis(4);
 
-/// Everything that is not on the link goes to the gateway of its family, or where the kernel sends
-/// it.
+/// Everything that is not on the link goes to the gateway of its family.
 pub(super) fn routes(settings: &Settings) -> Vec<Route> {
     let everything = |gateway: &IpAddr| Route {
         destination: match gateway {
@@ -32,10 +31,7 @@ pub(super) fn routes(settings: &Settings) -> Vec<Route> {
         prefix_bits: 0,
         gateway: *gateway,
     };
-    let gateways = settings.gateways.iter().map(everything);
-    gateways
-        .chain(settings.host_routes.iter().copied())
-        .collect()
+    settings.gateways.iter().map(everything).collect()
 }
 
 /// An Ethernet address of the engine's own: locally administered, and the same after a restart,
@@ -79,6 +75,7 @@ pub(super) fn config(settings: &Settings, mac: [u8; 6], mtu: u16, share: Share) 
         advertisements_per_second_max: config.advertisements_per_second_max / engines,
         cookies_per_second_max: config.cookies_per_second_max / engines,
         routes: routes(settings),
+        asks_ways: !settings.shares.is_empty(),
         offload: offload(settings),
         addresses,
         ..config

@@ -4,6 +4,7 @@ use core::net::{IpAddr, SocketAddr};
 
 use super::Engine;
 use super::neighbours::Word;
+use super::ways::NextHop;
 use crate::config::{EcnMode, InterfaceAddress, Keepalive, Medium, Offload, Options, Route};
 use crate::connection::{Conditions, Connection, Context, News};
 use crate::flow::FlowKey;
@@ -117,18 +118,18 @@ impl Engine {
                 ConnectError::Unreachable
             });
         };
-        if self.interface.next_hop(remote_address).is_none() {
-            return Err(ConnectError::Unreachable);
-        }
-        if !self.make_room() {
-            return Err(ConnectError::NoSlotLeft);
-        }
         let mut key = FlowKey {
             local: local_address,
             remote: remote_address,
             local_port: local.map_or(0, |local| local.port()),
             remote_port: remote.port(),
         };
+        if self.interface.next_hop(&key) == NextHop::Nowhere {
+            return Err(ConnectError::Unreachable);
+        }
+        if !self.make_room() {
+            return Err(ConnectError::NoSlotLeft);
+        }
         if key.local_port == 0 {
             key.local_port = self.ephemeral_port(key).ok_or(ConnectError::NoPortLeft)?;
         } else if self.find_flow(&key).is_some() {
@@ -442,6 +443,31 @@ impl Engine {
     /// them. [`Self::set_neighbour`] is the answer.
     pub fn poll_unresolved(&mut self) -> Option<IpAddr> {
         self.unresolved.pop_front().map(IpAddr::from)
+    }
+
+    /// The next way that the engine wants to know of, from an address of ours to a remote, where
+    /// [`Config::asks_ways`](crate::Config::asks_ways). [`Self::set_way`] has to answer each.
+    pub fn poll_way(&mut self) -> Option<(IpAddr, IpAddr)> {
+        let (local, remote) = self.interface.ways.as_mut()?.poll()?;
+        Some((local.into(), remote.into()))
+    }
+
+    /// The neighbour to which packets between these two go: the remote itself where it is on the
+    /// link. `None`: there is no way, which ends connections that have only begun.
+    pub fn set_way(&mut self, now: Instant, local: IpAddr, remote: IpAddr, hop: Option<IpAddr>) {
+        self.note_way(now, (local.into(), remote.into()), hop.map(Address::from));
+    }
+
+    /// The host's ways to these destinations may be others now. Connections ask anew when they next
+    /// send.
+    pub fn forget_ways(&mut self, destination: IpAddr, prefix_bits: u8) {
+        let is_meant = self.interface.forget_ways(destination, prefix_bits);
+        self.run.end();
+        for connection in &mut self.slots {
+            if connection.state != State::Closed && is_meant(connection.key.remote) {
+                connection.template.forget();
+            }
+        }
     }
 
     /// Whether there is a connection at this local end, in any state.

@@ -4,6 +4,7 @@
 use super::Engine;
 use super::fast_receive::ReceiveOffload;
 use super::fragments::Outcome;
+use super::ways::NextHop;
 use crate::config::Medium;
 use crate::connection::{Conditions, Connection, Context, Offer, Response};
 use crate::flow::FlowKey;
@@ -11,7 +12,7 @@ use crate::host::{ListenerId, Memory};
 use crate::state::State;
 use crate::time::{Duration, Instant};
 use crate::wire::ethernet::{self, MacAddress};
-use crate::wire::ip::{self, Address, Ecn, Packet};
+use crate::wire::ip::{self, Ecn, Packet};
 use crate::wire::tcp::{Flags, Segment};
 use crate::wire::{Malformed, arp};
 
@@ -186,7 +187,7 @@ impl Engine {
             return Ok(());
         }
         if is_learnt {
-            self.learn_from(key.remote, reply_to);
+            self.learn_from(&key, reply_to);
         }
         if response != Response::Done {
             self.carry_out(now, response, slot, packet, &segment, reply_to);
@@ -404,7 +405,7 @@ impl Engine {
             connection
         });
         self.counters = counters;
-        self.learn_from(key.remote, reply_to);
+        self.learn_from(key, reply_to);
         // The segment may carry data; it is an ordinary segment of the connection by now.
         let connection = &mut self.slots[slot as usize];
         let id = connection.id(slot);
@@ -463,17 +464,25 @@ impl Engine {
     /// remembered when the handshake has shown that there is one: a flood fills no table.
     fn answer_to(&mut self, slot: u32, source: ReplyTo) {
         let key = self.slots[slot as usize].key;
-        if let (Some(mac), Some(hop)) = (source, self.interface.next_hop(key.remote))
-            && !mac.is_group()
-            && !self.neighbours.knows(hop)
-        {
-            self.write_template(slot, &key, Some(mac));
+        let Some(mac) = source.filter(|mac| !mac.is_group()) else {
+            return;
+        };
+        match self.interface.next_hop(&key) {
+            NextHop::At(hop) if !self.neighbours.knows(hop) => {
+                self.write_template(slot, &key, Some(mac));
+            }
+            NextHop::Unknown => {
+                // It is used if there is a way, see `prepare_template`.
+                self.write_template(slot, &key, Some(mac));
+                self.slots[slot as usize].template.forget();
+            }
+            NextHop::At(_) | NextHop::Nowhere => {}
         }
     }
 
     /// A remote that speaks first says where its next hop is; who is known is not believed anew.
-    fn learn_from(&mut self, remote: Address, source: ReplyTo) {
-        if let (Some(mac), Some(hop)) = (source, self.interface.next_hop(remote)) {
+    fn learn_from(&mut self, key: &FlowKey, source: ReplyTo) {
+        if let (Some(mac), NextHop::At(hop)) = (source, self.interface.next_hop(key)) {
             let learned = self.neighbours.learn_if_unknown(hop, mac);
             self.note(hop, learned);
         }

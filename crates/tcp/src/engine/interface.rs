@@ -3,7 +3,9 @@
 use core::net::IpAddr;
 use std::collections::BTreeMap;
 
+use super::ways::{NextHop, Ways};
 use crate::config::{Config, InterfaceAddress, Route};
+use crate::flow::FlowKey;
 use crate::time::{Duration, Instant};
 use crate::wire::ip::{self, Address};
 
@@ -22,6 +24,8 @@ pub(crate) struct Interface {
     addresses: Vec<(Address, u8)>,
     /// Sorted by prefix length, longest first.
     routes: Vec<(Address, u8, Address)>,
+    /// The host's say, where it decides instead of addresses and routes.
+    pub(crate) ways: Option<Ways>,
     paths: BTreeMap<Address, (u16, Instant)>,
     mtu: u16,
 }
@@ -31,6 +35,7 @@ impl Interface {
         let mut interface = Self {
             addresses: Vec::new(),
             routes: Vec::new(),
+            ways: config.asks_ways.then(Ways::default),
             paths: BTreeMap::new(),
             mtu: config.mtu,
         };
@@ -94,8 +99,16 @@ impl Interface {
             .map(|&(ours, _)| ours)
     }
 
-    /// The neighbour to which packets for `remote` go.
-    pub(crate) fn next_hop(&self, remote: Address) -> Option<Address> {
+    /// The neighbour to which packets of a connection go.
+    pub(crate) fn next_hop(&self, key: &FlowKey) -> NextHop {
+        if let Some(ways) = &self.ways {
+            return ways.next_hop(key);
+        }
+        self.own_next_hop(key.remote)
+            .map_or(NextHop::Nowhere, NextHop::At)
+    }
+
+    fn own_next_hop(&self, remote: Address) -> Option<Address> {
         let is_local = self.addresses.iter().any(|&(ours, bits)| {
             ours.is_v4() == remote.is_v4() && is_in_prefix(remote, ours, bits)
         });
@@ -108,6 +121,24 @@ impl Interface {
                 gateway.is_v4() == remote.is_v4() && is_in_prefix(remote, destination, bits)
             })
             .map(|&(_, _, gateway)| gateway)
+    }
+
+    /// Routes to these destinations are other ones, as far as the host decides. Returns whether a
+    /// remote is one of them.
+    pub(crate) fn forget_ways(
+        &mut self,
+        destination: IpAddr,
+        prefix_bits: u8,
+    ) -> impl Fn(Address) -> bool + use<> {
+        let bits = prefix_in_128(destination, prefix_bits);
+        let destination = Address::from(destination);
+        let is_meant = move |remote: Address| {
+            remote.is_v4() == destination.is_v4() && is_in_prefix(remote, destination, bits)
+        };
+        if let Some(ways) = &mut self.ways {
+            ways.forget(is_meant);
+        }
+        is_meant
     }
 
     /// TCP payload without options that the path to `remote` takes (RFC 9293 section 3.7.1).

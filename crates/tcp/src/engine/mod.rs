@@ -31,6 +31,7 @@ mod shared;
 mod table;
 mod transmit;
 mod turns;
+mod ways;
 
 pub use fast_receive::{Expected, Headers, ReceiveOffload};
 pub use shared::Whose;

@@ -126,6 +126,19 @@ pub(crate) struct Overdue {
 }
 
 impl Neighbours {
+    /// As [`Self::resolve`], but as good as known if there is somebody to believe.
+    pub(crate) fn resolve_or(
+        &mut self,
+        now: Instant,
+        hop: Address,
+        otherwise: Option<MacAddress>,
+    ) -> Resolution {
+        match otherwise {
+            Some(mac) if !self.knows(hop) => Resolution::At(mac),
+            _ => self.resolve(now, hop),
+        }
+    }
+
     /// Where `hop` is, or what to do to find out.
     pub(crate) fn resolve(&mut self, now: Instant, hop: Address) -> Resolution {
         let Some(entry) = self.entries.get_mut(&hop) else {

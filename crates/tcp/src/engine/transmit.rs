@@ -20,6 +20,7 @@ use crate::wire::ip::{self, Address, Ecn};
 use crate::wire::tcp::{self, Flags, OptionWriter, Timestamps};
 
 use super::neighbours::{Learned, Resolution};
+use super::ways::{Asked, NextHop};
 
 /// The bytes that [`Engine::poll_transmit`] needs for headers: the longest are echo replies, whole.
 pub const HEADER_BUFFER_BYTES: usize = 2_048;
@@ -290,10 +291,23 @@ impl Engine {
         let key = self.slots[slot as usize].key;
         let mut mac = None;
         if let Medium::Ethernet { .. } = self.config.medium {
-            let Some(hop) = self.interface.next_hop(key.remote) else {
-                return Way::None(CloseReason::NoRoute);
+            let hop = match self.interface.next_hop(&key) {
+                NextHop::At(hop) => hop,
+                NextHop::Nowhere => return Way::None(CloseReason::NoRoute),
+                NextHop::Unknown => {
+                    let asked = self
+                        .interface
+                        .ways
+                        .as_mut()
+                        .map(|ways| ways.ask(&key, slot));
+                    return match asked {
+                        Some(Asked::Waits) => Way::Awaited,
+                        Some(Asked::Full) | None => Way::Crowded,
+                    };
+                }
             };
-            match self.neighbours.resolve(now, hop) {
+            let sender = self.sender_of_syn(slot);
+            match self.neighbours.resolve_or(now, hop, sender) {
                 Resolution::At(found) => mac = Some(found),
                 Resolution::Ask => {
                     self.neighbours.wait(hop, slot);
@@ -309,6 +323,16 @@ impl Engine {
         }
         self.write_template(slot, &key, mac);
         Way::Known
+    }
+
+    /// The sender of a half-open connection's SYN, if its headers were written before the way was
+    /// known.
+    fn sender_of_syn(&self, slot: u32) -> Option<MacAddress> {
+        let connection = &self.slots[slot as usize];
+        let (state, template) = (connection.state, &connection.template);
+        let &[a, b, c, d, e, f, ..] = &template.bytes;
+        let is_kept = state == State::SynReceived && template.link_bytes > 0;
+        is_kept.then_some(MacAddress([a, b, c, d, e, f]))
     }
 
     pub(super) fn write_template(&mut self, slot: u32, key: &FlowKey, mac: Option<MacAddress>) {
@@ -359,7 +383,9 @@ impl Engine {
     fn forget_templates(&mut self, hop: Address) {
         self.run.end();
         for connection in &mut self.slots {
-            if self.interface.next_hop(connection.key.remote) == Some(hop) {
+            let its = self.interface.next_hop(&connection.key);
+            // Whoever is to be asked for may lead there.
+            if its == NextHop::At(hop) || its == NextHop::Unknown {
                 connection.template.forget();
             }
         }
@@ -374,15 +400,17 @@ impl Engine {
         if connection.state == State::SynReceived {
             return; // Its sender, if there is one, has only just said where it is.
         }
-        let remote = connection.key.remote;
+        let key = connection.key;
         if resolve {
             connection.template.forget();
         }
-        match self.interface.next_hop(remote) {
-            Some(hop) if resolve => self.neighbours.suspect(hop),
+        match self.interface.next_hop(&key) {
+            NextHop::At(hop) if resolve => self.neighbours.suspect(hop),
             // The host that finds it looks again. The known address stays until there is an answer.
-            Some(hop) => self.ask_for(hop),
-            None => {}
+            NextHop::At(hop) => self.ask_for(hop),
+            // Then the way has to be asked for first.
+            NextHop::Unknown => connection.template.forget(),
+            NextHop::Nowhere => {}
         }
     }
 
@@ -394,8 +422,10 @@ impl Engine {
         if self.neighbours.is_round_over(now) {
             let in_use = |connection: &Connection| {
                 let is_ready = connection.template.is_ready && connection.state != State::Closed;
-                let remote = connection.key.remote;
-                is_ready.then(|| self.interface.next_hop(remote)).flatten()
+                match self.interface.next_hop(&connection.key) {
+                    NextHop::At(hop) if is_ready => Some(hop),
+                    _ => None,
+                }
             };
             let hops = self.slots.iter().filter_map(in_use).collect();
             let ask = self.neighbours.begin_round(now, &hops);
@@ -407,13 +437,41 @@ impl Engine {
             self.forget_templates(hop);
         }
         for slot in overdue.failed {
-            // An established connection has its own timer from here on, which will ask again.
-            self.lose_segment(now, slot, CloseReason::Unreachable);
-            let connection = &mut self.slots[slot as usize];
-            if connection.snd_nxt == connection.snd_una && connection.state == State::Closed {
-                connection.conditions.clear(Conditions::RESET_DUE);
+            self.wait_in_vain(now, slot, CloseReason::Unreachable);
+        }
+    }
+
+    /// A connection's segment has waited for its way, and there is none.
+    fn wait_in_vain(&mut self, now: Instant, slot: u32, why: CloseReason) {
+        // An established connection has its own timer from here on, which will ask again.
+        self.lose_segment(now, slot, why);
+        let connection = &mut self.slots[slot as usize];
+        if connection.snd_nxt == connection.snd_una && connection.state == State::Closed {
+            connection.conditions.clear(Conditions::RESET_DUE);
+        }
+        self.settle_later(slot);
+    }
+
+    /// The host's answer about a way.
+    pub(super) fn note_way(
+        &mut self,
+        now: Instant,
+        (local, remote): (Address, Address),
+        hop: Option<Address>,
+    ) {
+        let ways = self.interface.ways.as_mut();
+        let woken = ways.map(|ways| ways.set(local, remote, hop));
+        for slot in woken.unwrap_or_default() {
+            let connection = &self.slots[slot as usize];
+            let (key, conditions) = (connection.key, connection.conditions);
+            let is_it = (key.local, key.remote) == (local, remote);
+            if conditions.has(Conditions::FREE) || !is_it || connection.state == State::Closed {
+                continue;
             }
-            self.settle_later(slot);
+            match hop {
+                Some(_) => self.settle(slot),
+                None => self.wait_in_vain(now, slot, CloseReason::NoRoute),
+            }
         }
     }
 

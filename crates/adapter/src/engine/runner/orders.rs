@@ -34,9 +34,10 @@ impl Runner {
                 self.watch_link();
             }
         }
-        if changed.tables {
+        if changed.addresses {
             self.follow_host();
         }
+        self.shared.note_routes(&changed.routes);
         self.follow_rules();
         self.note_neighbours(&changed.neighbours);
         let Some(mtu) = self

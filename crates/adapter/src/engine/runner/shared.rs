@@ -6,7 +6,7 @@
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant as Clock};
 
 use toehold_link::{HostNeighbour, PortUse, SILENCE_MAX};
@@ -28,6 +28,10 @@ pub(super) struct Shared {
     awake_due: Option<Clock>,
     /// Connections of programs may go out.
     goes_out: bool,
+    /// Destinations whose routes may be other ones, when to look at them, and the earliest time for
+    /// it after the last time.
+    changed_routes: Vec<(IpAddr, u8)>,
+    look_at_routes_after: Option<Clock>,
     /// Remotes towards which no port was left, and when to look again.
     exhausted: BTreeMap<SocketAddr, Clock>,
 }
@@ -39,9 +43,27 @@ impl Shared {
         self.awake_due = None;
     }
 
-    /// When the thread has to look at its ports, or to speak.
+    /// When the thread has to look at its ports or routes, or to speak.
     pub(super) fn due(&self) -> Option<Clock> {
-        self.look_due.into_iter().chain(self.awake_due).min()
+        let routes = match self.changed_routes.is_empty() {
+            true => None,
+            false => self.look_at_routes_after,
+        };
+        (self.look_due.into_iter())
+            .chain(self.awake_due)
+            .chain(routes)
+            .min()
+    }
+
+    /// The kernel's routes to these destinations may be other ones.
+    pub(super) fn note_routes(&mut self, changed: &[(IpAddr, u8)]) {
+        self.changed_routes.extend(changed);
+        if self.changed_routes.len() > CHANGED_ROUTES_MAX {
+            self.changed_routes = vec![
+                (Ipv4Addr::UNSPECIFIED.into(), 0),
+                (Ipv6Addr::UNSPECIFIED.into(), 0),
+            ];
+        }
     }
 }
 
@@ -161,12 +183,13 @@ impl Runner {
 
     pub(super) fn look_at_shared_ports(&mut self) {
         self.say_awake();
+        self.follow_routes();
         if self.shared.look_due.is_some_and(|due| due <= Clock::now()) {
             self.settle_shared_ports();
         }
     }
 
-    /// The kernel's addresses or routes are other ones.
+    /// The kernel's addresses are other ones.
     pub(super) fn follow_host(&mut self) {
         let settings = self.link.settings().clone();
         if settings.shares.is_empty() {
@@ -177,6 +200,28 @@ impl Runner {
             self.follow_addresses(&resolved.settings);
             self.take_neighbours();
         }
+    }
+
+    /// Has connections ask anew whose routes may be other ones. It spends no more than an eighth of
+    /// the time on routes, however often some change.
+    fn follow_routes(&mut self) {
+        let began = Clock::now();
+        let is_due = (self.shared.look_at_routes_after).is_none_or(|after| after <= began);
+        if self.shared.changed_routes.is_empty() || !is_due {
+            return;
+        }
+        for (destination, prefix_bits) in std::mem::take(&mut self.shared.changed_routes) {
+            self.engine.forget_ways(destination, prefix_bits);
+        }
+        self.put_off_routes(began);
+    }
+
+    /// So much time since then was spent on the kernel's routes.
+    fn put_off_routes(&mut self, began: Clock) {
+        let now = Clock::now();
+        let after = self.shared.look_at_routes_after.unwrap_or(now).max(now);
+        let after = after + 7 * (now - began);
+        self.shared.look_at_routes_after = Some(after.min(now + ROUTES_LATE_MAX));
     }
 
     /// Takes over what the kernel knows of neighbours.
@@ -196,8 +241,32 @@ impl Runner {
         }
     }
 
-    /// Has the kernel find those neighbours that the engine asks for.
-    pub(super) fn find_neighbours(&mut self) {
+    /// Asks the kernel for those ways that the engine has no answer about; true when there were
+    /// some, so that there may be something to send now.
+    pub(super) fn find_ways(&mut self) -> bool {
+        let mut next = self.engine.poll_way();
+        if next.is_none() {
+            return false;
+        }
+        let (began, now) = (Clock::now(), self.now());
+        let mut asked = 0;
+        while let Some((local, remote)) = next {
+            let hop = self.link.hop_to(local, remote);
+            self.engine.set_way(now, local, remote, hop);
+            asked += 1;
+            if asked == WAYS_PER_TURN {
+                // There may be more.
+                self.inbox.ring();
+                break;
+            }
+            next = self.engine.poll_way();
+        }
+        self.put_off_routes(began);
+        true
+    }
+
+    /// Has the kernel find those neighbours that the engine asks for; true when there were some.
+    pub(super) fn find_neighbours(&mut self) -> bool {
         let mut has_asked = false;
         for _ in 0..QUESTIONS_PER_TURN {
             let Some(ip) = self.engine.poll_unresolved() else {
@@ -210,6 +279,7 @@ impl Runner {
             // One that it knew already is no news to it.
             self.take_neighbours();
         }
+        has_asked
     }
 
     pub(super) fn shared_reports(&self) -> Vec<SharedReport> {
@@ -240,5 +310,11 @@ const _: () = assert!(2 * AWAKE_INTERVAL.as_secs() < SILENCE_MAX.as_secs());
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// Remotes that are remembered: more are looked at anew.
 const EXHAUSTED_MAX: usize = 1_024;
+/// The engine follows a route after this time, however busy it is with them.
+const ROUTES_LATE_MAX: Duration = Duration::from_secs(1);
+/// More are all destinations.
+const CHANGED_ROUTES_MAX: usize = 64;
+/// Each is two system calls, or four.
+const WAYS_PER_TURN: usize = 64;
 /// Each is some system calls.
 const QUESTIONS_PER_TURN: usize = 16;

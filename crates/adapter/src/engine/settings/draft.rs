@@ -210,7 +210,6 @@ impl Draft {
             },
             shares: self.shares,
             outgoing: self.outgoing,
-            host_routes: Vec::new(),
             gateways: self.gateways,
             mtu: self.mtu,
             coalesce: Duration::from_micros(self.coalesce_us.unwrap_or(0)),

@@ -1,0 +1,166 @@
+//! Next hops that the host is asked for, where its own routes decide.
+//!
+//! ```text
+//!            first segment          the host's answer        routes change
+//!   unknown --------------> Asked ----------------> Known ----------------> unknown
+//!                             |  no way: those that wait are told, and nothing is remembered
+//!                             +-------------------------------------------> unknown
+//! ```
+//!
+//! The host answers every question, so no question is repeated. A way belongs to both ends, because
+//! rules of the host may look at the source as well.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use crate::flow::FlowKey;
+use crate::wire::ip::Address;
+
+/// Ways remembered or asked for. Connections have theirs in their headers, so one that is forgotten
+/// is asked for again only when such headers are written.
+const WAYS_MAX: usize = 4_096;
+
+/// Our address and the remote's.
+type Ends = (Address, Address);
+
+#[derive(Debug)]
+enum Entry {
+    /// Slots whose next segment waits for the answer.
+    Asked(BTreeSet<u32>),
+    Known(Address),
+}
+
+/// The neighbour to which packets go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum NextHop {
+    At(Address),
+    /// The host has to be asked.
+    Unknown,
+    /// No route leads there.
+    Nowhere,
+}
+
+/// Whether a segment whose next hop is unknown waits for it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Asked {
+    /// The connection is woken by the answer.
+    Waits,
+    /// Too many questions are open.
+    Full,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Ways {
+    entries: BTreeMap<Ends, Entry>,
+    /// Invariant: each is `Asked` in `entries`.
+    questions: VecDeque<Ends>,
+}
+
+impl Ways {
+    /// Has the host asked for a connection's next hop.
+    pub(crate) fn ask(&mut self, key: &FlowKey, slot: u32) -> Asked {
+        let ends = (key.local, key.remote);
+        if self.entries.len() >= WAYS_MAX && !self.entries.contains_key(&ends) {
+            self.entries
+                .retain(|_, entry| matches!(entry, Entry::Asked(_)));
+            if self.entries.len() >= WAYS_MAX {
+                return Asked::Full;
+            }
+        }
+        let questions = &mut self.questions;
+        let entry = self.entries.entry(ends).or_insert_with(|| {
+            questions.push_back(ends);
+            Entry::Asked(BTreeSet::new())
+        });
+        if let Entry::Asked(waiting) = entry {
+            waiting.insert(slot);
+        }
+        Asked::Waits
+    }
+
+    /// The next question for the host.
+    pub(crate) fn poll(&mut self) -> Option<Ends> {
+        self.questions.pop_front()
+    }
+
+    /// The host's answer. Returns the slots that waited; their connections may be others by now.
+    pub(crate) fn set(
+        &mut self,
+        local: Address,
+        remote: Address,
+        hop: Option<Address>,
+    ) -> BTreeSet<u32> {
+        let ends = (local, remote);
+        let before = match hop {
+            Some(hop) => (self.entries.get_mut(&ends))
+                .map(|entry| core::mem::replace(entry, Entry::Known(hop))),
+            None => self.entries.remove(&ends),
+        };
+        match before {
+            Some(Entry::Asked(waiting)) => waiting,
+            _ => BTreeSet::new(),
+        }
+    }
+
+    /// Forgets the ways to remotes that `is_doubtful` names.
+    pub(crate) fn forget(&mut self, is_doubtful: impl Fn(Address) -> bool) {
+        self.entries
+            .retain(|(_, remote), entry| matches!(entry, Entry::Asked(_)) || !is_doubtful(*remote));
+    }
+
+    pub(crate) fn next_hop(&self, key: &FlowKey) -> NextHop {
+        match self.entries.get(&(key.local, key.remote)) {
+            Some(Entry::Known(hop)) => NextHop::At(*hop),
+            Some(Entry::Asked(_)) | None => NextHop::Unknown,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(remote: u32) -> FlowKey {
+        FlowKey {
+            local: Address::v4(0x0a00_0001),
+            remote: Address::v4(remote),
+            local_port: 80,
+            remote_port: 1_000,
+        }
+    }
+
+    #[test]
+    fn each_way_is_asked_for_once_and_wakes_all_that_wait() {
+        let (mut ways, key) = (Ways::default(), key(7));
+        for slot in [3, 1, 3] {
+            assert_eq!(ways.ask(&key, slot), Asked::Waits);
+        }
+        assert_eq!(ways.poll(), Some((key.local, key.remote)));
+        assert_eq!(ways.poll(), None);
+        let hop = Address::v4(9);
+        let woken = ways.set(key.local, key.remote, Some(hop));
+        assert_eq!(woken, BTreeSet::from([1, 3]));
+        assert_eq!(ways.next_hop(&key), NextHop::At(hop));
+        ways.forget(|remote| remote != key.remote);
+        assert_eq!(ways.next_hop(&key), NextHop::At(hop));
+        ways.forget(|remote| remote == key.remote);
+        assert_eq!(ways.next_hop(&key), NextHop::Unknown);
+        // An answer that nobody asked for is not kept.
+        ways.set(key.local, key.remote, Some(hop));
+        assert_eq!(ways.next_hop(&key), NextHop::Unknown);
+    }
+
+    #[test]
+    fn known_ways_give_way_to_questions_and_questions_to_nothing() {
+        let mut ways = Ways::default();
+        for remote in 0..WAYS_MAX as u32 {
+            assert_eq!(ways.ask(&key(remote), 0), Asked::Waits);
+        }
+        let one_more = key(WAYS_MAX as u32);
+        assert_eq!(ways.ask(&one_more, 0), Asked::Full);
+        let first = key(0);
+        ways.set(first.local, first.remote, Some(Address::v4(9)));
+        assert_eq!(ways.ask(&one_more, 0), Asked::Waits);
+        assert_eq!(ways.next_hop(&first), NextHop::Unknown);
+        assert_eq!(ways.entries.len(), WAYS_MAX);
+    }
+}
