@@ -12,6 +12,13 @@ use crate::sys::{InterfaceRequest, Request};
 #[derive(Debug)]
 pub struct Interfaces(OwnedFd);
 
+/// The queues of an interface that are in use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Queues {
+    pub(crate) receive: u32,
+    pub(crate) transmit: u32,
+}
+
 impl Interfaces {
     /// Those of this thread's network namespace.
     ///
@@ -60,8 +67,8 @@ impl Interfaces {
         request.ask(&self.0, Request::SetQueueLength)
     }
 
-    /// How many receive queues are in use; 1 where the driver does not tell.
-    pub(crate) fn receive_queues(&self, name: &str) -> u32 {
+    /// The queues that are in use; 1 of each where the driver does not tell.
+    pub(crate) fn queues(&self, name: &str) -> Queues {
         /// `struct ethtool_channels`.
         #[repr(C)]
         #[derive(Default)]
@@ -78,10 +85,13 @@ impl Interfaces {
         let answered = InterfaceRequest::new(name)
             // SAFETY: the command writes one `ethtool_channels`.
             .and_then(|request| unsafe { request.ethtool(&self.0, &mut channels) });
-        let [receive, _, _, combined] = channels.now;
-        match answered {
-            Ok(()) => (receive + combined).max(1),
-            Err(_) => 1,
+        let [receive, transmit, _, combined] = match answered {
+            Ok(()) => channels.now,
+            Err(_) => [0; 4],
+        };
+        Queues {
+            receive: (receive + combined).max(1),
+            transmit: (transmit + combined).max(1),
         }
     }
 

@@ -19,6 +19,8 @@ pub enum XdpError {
     PeerQueues(String),
     /// The interface has so many receive queues, and so many were asked for.
     Queues(String, u32, u32),
+    /// The interface has fewer transmit queues than receive queues: so many, and so many.
+    TransmitQueues(String, u32, u32),
     /// Another program is attached to the interface, or another socket has its queue.
     Busy(String),
     /// Capabilities are missing: those named.
@@ -72,6 +74,11 @@ impl fmt::Display for XdpError {
                 "the interface {name} has {has} receive queue(s), of which {asked} would be \
                 served, and frames of the others lost: \
                  --threads {has}, or ethtool -L {name} combined {asked}"
+            ),
+            Self::TransmitQueues(name, has, wanted) => write!(
+                f,
+                "the interface {name} has {has} transmit queue(s) and {wanted} receive queues, and \
+                each of these needs one: ethtool -L {name} tx {wanted}, or rx {has}"
             ),
             Self::Busy(name) => write!(
                 f,

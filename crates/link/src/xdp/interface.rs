@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::error::XdpError;
-use crate::interface::Interfaces;
+use crate::interface::{Interfaces, Queues};
 
 /// An interface of the network namespace it was found in.
 #[derive(Debug)]
@@ -14,7 +14,8 @@ pub(super) struct Interface {
     pub(super) index: u32,
     pub(super) mac: [u8; 6],
     pub(super) mtu: u32,
-    pub(super) receive_queues: u32,
+    /// Queues that it receives and sends by.
+    pub(super) queues: Queues,
     /// It is one end of a veth.
     pub(super) is_veth: bool,
 }
@@ -32,7 +33,7 @@ impl Interface {
             index: interfaces.index(name).map_err(missing)?,
             mac: mac.ok_or_else(|| XdpError::Medium(name.to_owned()))?,
             mtu: interfaces.mtu(name).map_err(missing)?,
-            receive_queues: interfaces.receive_queues(name),
+            queues: interfaces.queues(name),
             is_veth: interfaces
                 .driver(name)
                 .is_ok_and(|driver| driver == *b"veth"),

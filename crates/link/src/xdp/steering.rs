@@ -12,6 +12,7 @@ use super::error::{MTU_IN_PIECES_MAX, MTU_MAX, XdpError};
 use super::interface::{Interface, take};
 use super::program::{ADDRESS_BYTES, Maps, steering};
 use crate::bpf::{Instruction, Map, MapKind, Program, ProgramKind};
+use crate::interface::Queues;
 use crate::ports::PortTable;
 use crate::ports::program::{Way, steering as steering_by_ports};
 use crate::sys::set_option;
@@ -94,9 +95,12 @@ impl XdpSteering {
         if interface.mtu > MTU_IN_PIECES_MAX {
             return Err(XdpError::Mtu(name.to_owned(), interface.mtu));
         }
-        if interface.receive_queues != queues {
-            let has = interface.receive_queues;
-            return Err(XdpError::Queues(name.to_owned(), has, queues));
+        let Queues { receive, transmit } = interface.queues;
+        if receive != queues {
+            return Err(XdpError::Queues(name.to_owned(), receive, queues));
+        }
+        if transmit < receive {
+            return Err(XdpError::TransmitQueues(name.to_owned(), transmit, receive));
         }
         let setup = |action| move |error| XdpError::of(action, name, error);
         let map = |kind, key_bytes, value_bytes, entries_max| {

@@ -67,6 +67,20 @@ fn a_veth_whose_other_end_has_more_queues_is_refused() {
 }
 
 #[test]
+fn an_interface_with_fewer_queues_to_send_by_is_refused() {
+    let Some(network) = Network::new() else {
+        return;
+    };
+    network.near_ip("link add few0 numrxqueues 2 numtxqueues 1 type veth");
+    let error = refusal(&network, "few0", 2);
+    let (said, advice) = (error.to_string(), "ethtool -L few0 tx 2, or rx 1");
+    assert!(
+        matches!(error, XdpError::TransmitQueues(_, 1, 2)) && said.contains(advice),
+        "{said}"
+    );
+}
+
+#[test]
 fn missing_capabilities_are_named() {
     let Some(network) = Network::new() else {
         return;

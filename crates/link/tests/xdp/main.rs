@@ -7,7 +7,7 @@ mod network;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::process::Stdio;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::thread;
 
 use network::{Network, TIMEOUT, wait_until};
@@ -336,6 +336,30 @@ fn each_queue_has_a_socket_of_its_own() {
     });
     numbers.sort_unstable();
     assert!(all_came && numbers.iter().copied().eq(0..32), "{numbers:?}");
+}
+
+/// The kernel takes such frames no more, and says that all is well.
+#[test]
+fn frames_of_a_queue_that_is_gone_wait_and_nobody_waits_for_them() {
+    let Some(network) = Network::with_queues(2) else {
+        return;
+    };
+    let steering = network.near(|| XdpSteering::attach("near0", 2).expect("a program"));
+    let mut ethtool = network.near.command("ethtool");
+    let Ok(output) = ethtool.args(["-L", "near0", "tx", "1"]).output() else {
+        return println!("SKIPPED: ethtool is not installed");
+    };
+    // The kernel refuses that while a socket has the queue.
+    assert!(output.status.success(), "{output:?}");
+    let open = || XdpSocket::open(Arc::new(steering), 1, SMALL).expect("a socket");
+    let mut socket = network.near(open);
+    let (done, is_done) = mpsc::channel();
+    thread::spawn(move || {
+        send(&mut socket, &frame(OURS_V4, 1, 100));
+        done.send(socket.flush()).expect("the test waits");
+    });
+    let taken = is_done.recv_timeout(TIMEOUT);
+    assert_eq!(taken, Ok(false), "it comes back, and nothing was sent");
 }
 
 /// The kernel at the other end computes no checksums, unless it is told to.
