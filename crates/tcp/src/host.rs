@@ -57,6 +57,9 @@ pub enum Event {
     Connected(ConnectionId),
     /// A listener has connections to be accepted.
     Acceptable(ListenerId),
+    /// A connection ended that nobody will accept any more: the bytes that were placed for it may
+    /// be forgotten.
+    Abandoned(ConnectionId),
     /// A connection got on.
     Progress {
         /// Which one.

@@ -6,7 +6,7 @@ mod script;
 mod support;
 
 use script::Stage;
-use toehold_tcp::Duration;
+use toehold_tcp::{Duration, Event};
 
 /// Room of the stage's listener.
 const BACKLOG: u8 = 16;
@@ -83,4 +83,45 @@ fn cookies_go_stale() {
     assert!(stage.engine.accept(stage.listener).is_none());
     stage.raw(&stage.packet(". 1:1(0) ack 1", late));
     assert!(stage.engine.accept(stage.listener).is_some());
+}
+
+/// The host hears of it, because it has stored the bytes; and of nobody who has sent none.
+#[test]
+fn connections_with_bytes_that_nobody_will_accept_are_named_when_they_end() {
+    type Act = fn(&mut Stage);
+    let unlisten: Act = |stage| stage.engine.unlisten(stage.listener);
+    let nothing: Act = |_| ();
+    let resets: Act = |stage| stage.remote("R 11:11(0) win 0");
+    let loses_address: Act = |stage| stage.engine.remove_address([10, 0, 0, 1].into());
+    for (before, data, after) in [
+        // The handshake ends when its listener is gone.
+        (unlisten, "P. 1:11(10) ack 1", nothing),
+        // It waits to be accepted.
+        (nothing, "P. 1:11(10) ack 1", unlisten),
+        (nothing, "P. 1:11(10) ack 1", loses_address),
+        (nothing, "P. 1:11(10) ack 1", resets),
+        // Beyond a gap.
+        (nothing, "P. 11:21(10) ack 1", unlisten),
+    ] {
+        let mut stage = Stage::new(|config, _| config.timestamps = false);
+        for port in [4_000, 4_001] {
+            stage.come_from(port);
+            stage.remote("S 0:0(0) win 65535 <mss 1000>");
+            stage.expect("S. 0:0(0) ack 1");
+        }
+        before(&mut stage);
+        stage.come_from(4_000);
+        stage.remote(". 1:1(0) ack 1");
+        stage.come_from(4_001);
+        stage.remote(data);
+        after(&mut stage);
+        stage.forget_sent();
+        let events: Vec<Event> = core::iter::from_fn(|| stage.engine.poll_event()).collect();
+        let is_named = |event: &&Event| matches!(event, Event::Abandoned(_));
+        assert_eq!(
+            events.iter().filter(is_named).count(),
+            1,
+            "{data} {events:?}"
+        );
+    }
 }

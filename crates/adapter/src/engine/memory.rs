@@ -77,7 +77,7 @@ impl Streams {
 
     /// A program has a connection from now on.
     pub(super) fn belongs_to(&mut self, id: ConnectionId, program: Program) {
-        let duplex = Self::duplex(&mut self.slots, id);
+        let duplex = Self::duplex(&mut self.slots, &mut self.rings, id);
         for ring in [&mut duplex.sending, &mut duplex.receiving] {
             ring.iter_mut()
                 .for_each(|ring| self.rings.count_for(ring, program));
@@ -99,19 +99,19 @@ impl Streams {
     /// Puts a channel beside a carrier, or takes it away.
     pub(super) fn set_endpoint(&mut self, id: ConnectionId, endpoint: Option<Endpoint>) {
         self.copying.finish(id);
-        Self::duplex(&mut self.slots, id).endpoint = endpoint;
+        Self::duplex(&mut self.slots, &mut self.rings, id).endpoint = endpoint;
     }
 
     /// Takes the channel away from beside a carrier, which goes on without the connection.
     pub(super) fn take_endpoint(&mut self, id: ConnectionId) -> Option<Endpoint> {
         self.copying.finish(id);
-        Self::duplex(&mut self.slots, id).endpoint.take()
+        Self::duplex(&mut self.slots, &mut self.rings, id).endpoint.take()
     }
 
     /// The remote's stream has gone to the channel from its beginning: what was placed in our ring
     /// before goes there too, bytes ahead of gaps as well. False where the channel has no room.
     pub(super) fn move_up(&mut self, id: ConnectionId) -> bool {
-        let duplex = Self::duplex(&mut self.slots, id);
+        let duplex = Self::duplex(&mut self.slots, &mut self.rings, id);
         let (Some(ring), Some(endpoint)) = (&duplex.receiving, &duplex.endpoint) else {
             return true;
         };
@@ -141,7 +141,7 @@ impl Streams {
 
     /// So many bytes were put where [`Streams::room`] said.
     pub(super) fn note_placed(&mut self, expected: Expected, len: usize) {
-        let duplex = Self::duplex(&mut self.slots, expected.connection);
+        let duplex = Self::duplex(&mut self.slots, &mut self.rings, expected.connection);
         duplex.placed = duplex.placed.max(expected.offset + len as u64);
     }
 
@@ -154,7 +154,7 @@ impl Streams {
         acknowledged: u64,
         limit: u64,
     ) -> [&mut [u8]; 2] {
-        let duplex = Self::duplex(&mut self.slots, id);
+        let duplex = Self::duplex(&mut self.slots, &mut self.rings, id);
         // Programs are no remotes, and `quota` bounds how many rings they have.
         let program = duplex.program;
         let first_ring = || self.rings.take_anyway(RING_BYTES_MIN, program);
@@ -174,7 +174,7 @@ impl Streams {
         (acknowledged, end): (u64, u64),
         bytes_max: usize,
     ) -> bool {
-        let duplex = Self::duplex(&mut self.slots, id);
+        let duplex = Self::duplex(&mut self.slots, &mut self.rings, id);
         let bytes = duplex.sending.as_ref().map_or(0, |ring| ring.len());
         let held = acknowledged..end;
         bytes < bytes_max && {
@@ -185,7 +185,7 @@ impl Streams {
 
     /// The remote has acknowledged all that we have of the sending stream.
     pub(super) fn sent_all(&mut self, id: ConnectionId) {
-        let duplex = Self::duplex(&mut self.slots, id);
+        let duplex = Self::duplex(&mut self.slots, &mut self.rings, id);
         let is_short = self.rings.is_short(duplex.program);
         if is_short && let Some(ring) = duplex.sending.take() {
             self.rings.put(ring);
@@ -233,7 +233,7 @@ impl Streams {
 
     /// The program, or its socket, has the receiving stream up to `taken`.
     pub(super) fn take(&mut self, id: ConnectionId, taken: u64) {
-        let duplex = Self::duplex(&mut self.slots, id);
+        let duplex = Self::duplex(&mut self.slots, &mut self.rings, id);
         duplex.taken = taken;
         if duplex.receiving.is_none() {
             return;
@@ -251,7 +251,7 @@ impl Streams {
 
     /// The carrier is full, or takes bytes again.
     pub(super) fn set_stuck(&mut self, id: ConnectionId, is_stuck: bool) {
-        let duplex = Self::duplex(&mut self.slots, id);
+        let duplex = Self::duplex(&mut self.slots, &mut self.rings, id);
         if duplex.is_stuck != is_stuck {
             duplex.is_stuck = is_stuck;
             self.rings.count_full_carrier(duplex.program, is_stuck);
@@ -269,7 +269,7 @@ impl Streams {
     /// Nothing waits any more ahead of a gap that begins at `received`: the ring becomes as small
     /// as the rest allows.
     pub(super) fn discard_early(&mut self, id: ConnectionId, received: u64) {
-        let duplex = Self::duplex(&mut self.slots, id);
+        let duplex = Self::duplex(&mut self.slots, &mut self.rings, id);
         duplex.placed = received;
         let Some(ring) = duplex.receiving.take() else {
             return;
@@ -294,7 +294,7 @@ impl Streams {
     /// gaps too, comes to our ring.
     pub(super) fn fetch_from(&mut self, id: ConnectionId, offset: u64) {
         self.copying.finish(id);
-        let duplex = Self::duplex(&mut self.slots, id);
+        let duplex = Self::duplex(&mut self.slots, &mut self.rings, id);
         duplex.taken = offset;
         let Some(endpoint) = duplex.endpoint.as_ref().filter(|_| duplex.placed > offset) else {
             return;
@@ -315,25 +315,23 @@ impl Streams {
             return;
         };
         if let Some(duplex) = place.take_if(|duplex| duplex.owner == id) {
-            if duplex.is_stuck {
-                self.rings.count_full_carrier(duplex.program, false);
-            }
-            let rings = [duplex.sending, duplex.receiving];
-            rings
-                .into_iter()
-                .flatten()
-                .for_each(|ring| self.rings.put(ring));
+            duplex.give_back(&mut self.rings);
         }
     }
 
     /// A slot's streams; those of a connection that had it before are forgotten.
-    fn duplex(slots: &mut Vec<Option<Duplex>>, id: ConnectionId) -> &mut Duplex {
+    #[inline]
+    fn duplex<'a>(
+        slots: &'a mut Vec<Option<Duplex>>,
+        rings: &mut Rings,
+        id: ConnectionId,
+    ) -> &'a mut Duplex {
         if slots.len() <= id.index() {
             slots.resize_with(id.index() + 1, || None);
         }
         let place = &mut slots[id.index()];
-        if place.as_ref().is_none_or(|duplex| duplex.owner != id) {
-            *place = None;
+        if let Some(old) = place.take_if(|duplex| duplex.owner != id) {
+            old.give_back(rings);
         }
         place.get_or_insert(Duplex {
             owner: id,
@@ -349,9 +347,20 @@ impl Streams {
     }
 }
 
+impl Duplex {
+    #[cold]
+    fn give_back(self, rings: &mut Rings) {
+        if self.is_stuck {
+            rings.count_full_carrier(self.program, false);
+        }
+        let own = [self.sending, self.receiving];
+        own.into_iter().flatten().for_each(|ring| rings.put(ring));
+    }
+}
+
 impl Memory for Streams {
     fn place(&mut self, id: ConnectionId, offset: u64, bytes: &[u8]) -> Result<(), NoRoom> {
-        let duplex = Self::duplex(&mut self.slots, id);
+        let duplex = Self::duplex(&mut self.slots, &mut self.rings, id);
         let end = offset + bytes.len() as u64;
         if let Some(endpoint) = duplex.endpoint.as_mut().filter(|endpoint| endpoint.is_up()) {
             if endpoint.wants_wider() {
@@ -450,3 +459,44 @@ fn stretches(ring: &[u8], offset: u64, len: usize) -> [&[u8]; 2] {
 }
 
 const _: () = assert!(PARTS_MAX < toehold_link::PARTS_MAX);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::SocketAddr;
+    use toehold_tcp::{Config, Engine, Instant, InterfaceAddress, Medium, Options, Random};
+
+    /// Connections that have the same slot one after the other.
+    fn of_one_slot() -> [ConnectionId; 2] {
+        let address = InterfaceAddress {
+            address: [10, 0, 0, 1].into(),
+            prefix_bits: 24,
+        };
+        let config = Config::new(Medium::Ip, 1_500, address);
+        let mut engine = Engine::new(config, Random::new(1));
+        [(); 2].map(|()| {
+            let remote = SocketAddr::from(([10, 0, 0, 2], 80));
+            let opened = engine.connect(Instant::ZERO, None, remote, Options::default());
+            let id = opened.expect("there is room");
+            engine.release(Instant::ZERO, id).expect("it is there");
+            while engine.poll_event().is_some() {}
+            let mut header = [0; toehold_tcp::HEADER_BUFFER_BYTES];
+            while engine.poll_transmit(Instant::ZERO, &mut header).is_some() {}
+            id
+        })
+    }
+
+    #[test]
+    fn a_slot_that_is_used_again_gives_the_rings_in_it_back() {
+        let [first, second] = of_one_slot();
+        assert!(first != second && first.index() == second.index());
+        let mut streams = Streams::new(64 << 20);
+        streams.place(first, 0, b"never accepted").expect("room");
+        let used = streams.rings().used_bytes();
+        assert!(used > 0);
+        streams.place(second, 0, b"accepted").expect("room");
+        assert_eq!(streams.rings().used_bytes(), used);
+        streams.forget(second);
+        assert_eq!(streams.rings().used_bytes(), 0);
+    }
+}

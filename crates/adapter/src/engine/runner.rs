@@ -536,6 +536,7 @@ impl Runner {
     fn handle_event(&mut self, event: Event) {
         match event {
             Event::Acceptable(listener) => self.accept(listener),
+            Event::Abandoned(id) => self.streams.forget(id),
             Event::Connected(id) => self.answer(id),
             Event::Progress {
                 connection,

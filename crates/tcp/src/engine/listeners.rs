@@ -4,7 +4,7 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::config::Options;
-use crate::host::{ConnectionId, ListenError, ListenerId};
+use crate::host::{ConnectionId, Event, ListenError, ListenerId};
 use crate::wire::ip::Address;
 
 #[derive(Debug)]
@@ -29,6 +29,8 @@ pub(crate) struct Listeners {
     next_id: u32,
     half_open: usize,
     announced: VecDeque<ListenerId>,
+    /// Connections that were never accepted, and are gone.
+    abandoned: VecDeque<ConnectionId>,
 }
 
 impl Listeners {
@@ -132,18 +134,26 @@ impl Listeners {
         connection
     }
 
-    /// Whether [`Self::pop_ready`] is worth a call.
-    #[inline]
-    pub(crate) fn has_news(&self) -> bool {
-        !self.announced.is_empty()
+    /// A connection is gone for which bytes were placed, and which was never accepted.
+    pub(crate) fn abandon(&mut self, connection: ConnectionId) {
+        self.abandoned.push_back(connection);
     }
 
-    /// A listener that has become acceptable.
-    pub(crate) fn pop_ready(&mut self) -> Option<ListenerId> {
+    /// Whether [`Self::pop_news`] is worth a call.
+    #[inline]
+    pub(crate) fn has_news(&self) -> bool {
+        !self.announced.is_empty() || !self.abandoned.is_empty()
+    }
+
+    /// A listener that has become acceptable, or a connection that is gone.
+    pub(crate) fn pop_news(&mut self) -> Option<Event> {
+        if let Some(connection) = self.abandoned.pop_front() {
+            return Some(Event::Abandoned(connection));
+        }
         loop {
             let id = self.announced.pop_front()?;
             if self.by_id.contains_key(&id.0) {
-                return Some(id);
+                return Some(Event::Acceptable(id));
             }
         }
     }

@@ -304,12 +304,12 @@ impl Engine {
     fn poll_any_event(&mut self) -> Option<Event> {
         while let Some(slot) = self.event_queue.first() {
             if slot == LISTENERS {
-                let listener = self.listeners.pop_ready();
+                let event = self.listeners.pop_news();
                 if !self.listeners.has_news() {
                     self.event_queue.pop();
                 }
-                match listener {
-                    Some(listener) => return Some(Event::Acceptable(listener)),
+                match event {
+                    Some(event) => return Some(event),
                     None => continue,
                 }
             }
@@ -439,6 +439,16 @@ impl Engine {
             && !connection.news.has(News::ANNOUNCED)
             && connection.news.has(News::RELEASED | News::UNSEEN);
         if is_over {
+            let has_bytes = connection.rcv_nxt > Position::FIRST_BYTE
+                || !connection.assembler.is_empty();
+            if connection.news.has(News::UNSEEN) && has_bytes {
+                let had_news = self.listeners.has_news();
+                self.listeners.abandon(connection.id(slot));
+                if !had_news {
+                    self.event_queue.push(LISTENERS);
+                }
+            }
+            let connection = &mut self.slots[slot as usize];
             connection.conditions = Conditions::FREE;
             connection.news = News::default();
             connection.generation = connection.generation.wrapping_add(1);

@@ -484,6 +484,8 @@ impl World {
                     self.accept(host, id);
                 }
             }
+            // Its rings are those of programs.
+            Event::Abandoned(_) => {}
             Event::Connected(id) => {
                 if let Some(program) = self.hosts[host].rings.programs.get_mut(&id) {
                     program.is_connected = true;
