@@ -133,3 +133,25 @@ fn probes_without_a_pause_end() {
     stage.wait(Duration::from_secs(1));
     stage.expect_closed(CloseReason::TimedOut);
 }
+
+/// Like Linux (tcp_keepalive_timer): idle time counts from the remote's last segment, however long
+/// the pauses between probes are.
+#[test]
+fn a_probe_goes_as_soon_as_the_remote_is_silent_for_long_enough() {
+    let keepalive = Keepalive {
+        idle: Duration::from_secs(10),
+        interval: Duration::from_secs(60),
+        probes_max: 3.try_into().expect("not zero"),
+    };
+    let mut stage = Stage::new(|config, options| {
+        config.timestamps = false;
+        options.keepalive = Some(keepalive);
+    });
+    stage.accepted("", 60_000);
+    stage.wait(Duration::from_secs(1));
+    stage.remote("P. 1:11(10) ack 1 win 60000");
+    stage.wait(keepalive.idle - MILLISECOND);
+    assert_eq!(stage.engine.counters().probes, 0);
+    stage.wait(MILLISECOND + MILLISECOND);
+    assert_eq!(stage.engine.counters().probes, 1);
+}

@@ -105,7 +105,9 @@ impl Streams {
     /// Takes the channel away from beside a carrier, which goes on without the connection.
     pub(super) fn take_endpoint(&mut self, id: ConnectionId) -> Option<Endpoint> {
         self.copying.finish(id);
-        Self::duplex(&mut self.slots, &mut self.rings, id).endpoint.take()
+        Self::duplex(&mut self.slots, &mut self.rings, id)
+            .endpoint
+            .take()
     }
 
     /// The remote's stream has gone to the channel from its beginning: what was placed in our ring

@@ -232,9 +232,14 @@ impl Connection {
         //# Keep-alive packets MUST only be sent when no sent data is outstanding, and no data or
         //# acknowledgment packets have been received for the connection within an interval
         //# (MUST-26).
-        if self.snd_una < self.snd_nxt || silence < keepalive.idle {
-            // The retransmission timer watches, or the remote was heard meanwhile.
-            let again_in = (keepalive.idle - silence).max(keepalive.interval);
+        let is_outstanding = self.snd_una < self.snd_nxt;
+        if is_outstanding || silence < keepalive.idle {
+            // As Linux has it (tcp_keepalive_timer): the retransmission timer watches, or the
+            // remote was heard meanwhile.
+            let again_in = match is_outstanding {
+                true => keepalive.idle,
+                false => keepalive.idle - silence,
+            };
             self.idle_deadline = cx.now + again_in.max(GRANULARITY);
             return;
         }

@@ -439,8 +439,8 @@ impl Engine {
             && !connection.news.has(News::ANNOUNCED)
             && connection.news.has(News::RELEASED | News::UNSEEN);
         if is_over {
-            let has_bytes = connection.rcv_nxt > Position::FIRST_BYTE
-                || !connection.assembler.is_empty();
+            let has_bytes =
+                connection.rcv_nxt > Position::FIRST_BYTE || !connection.assembler.is_empty();
             if connection.news.has(News::UNSEEN) && has_bytes {
                 let had_news = self.listeners.has_news();
                 self.listeners.abandon(connection.id(slot));
