@@ -249,3 +249,31 @@ fn a_probe_that_is_lost_costs_its_retransmission_and_no_more() {
     assert!(cwnd >= was, "{cwnd} after {was}");
     assert_eq!(stage.engine.counters().recoveries, 0);
 }
+
+/// A probe proves what the link took when it was sent.
+#[test]
+fn a_probe_from_before_the_link_narrowed_proves_nothing() {
+    let (mut stage, id) = on_a_dark_path();
+    let now = stage.now;
+    stage.engine.set_mtu(now, 600);
+    stage.engine.set_mtu(now, 1_500);
+    stage.engine.publish(id, 60_000).unwrap();
+    let acknowledge_all = |stage: &mut Stage| {
+        let sent = stage.engine.info(id).unwrap().sent;
+        stage.remote(&format!(". 1:1(0) ack {}", 1 + sent));
+        stage.forget_sent();
+    };
+    for _ in 0..40 {
+        stage.wait(Duration::from_millis(5));
+        stage.forget_sent();
+        if stage.engine.counters().mtu_probes > 0 {
+            break;
+        }
+        acknowledge_all(&mut stage);
+    }
+    assert_eq!(stage.engine.counters().mtu_probes, 1);
+    let now = stage.now;
+    stage.engine.set_mtu(now, 1_000);
+    acknowledge_all(&mut stage);
+    assert_eq!(stage.engine.info(id).unwrap().mss, 560);
+}

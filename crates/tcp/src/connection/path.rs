@@ -125,6 +125,11 @@ impl Connection {
         let route_mss = route_mss.min(self.options.mss_max.max(super::MSS_MIN));
         self.path.route_mss = route_mss;
         self.path.ceiling = route_mss;
+        // A probe that was sent before proves nothing about this link; nor does its loss.
+        let too_large = self.path.probe.take_if(|(_, size)| *size > route_mss);
+        if let Some((span, _)) = too_large {
+            self.path.lost_probe = span;
+        }
         if route_mss > self.path_mss {
             self.may_widen = true;
             self.path.probe_at = cx.now;
