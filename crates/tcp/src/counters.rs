@@ -94,13 +94,13 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Frames dropped for this reason.
+    /// Frames dropped for this reason, or segments used without a bad option.
     #[must_use]
     pub const fn malformed(&self, reason: Malformed) -> u64 {
         self.malformed[reason as usize]
     }
 
-    /// Frames dropped because they were malformed in any way.
+    /// Frames that were malformed in any way: all are dropped but those with a bad option.
     #[must_use]
     pub fn malformed_total(&self) -> u64 {
         self.malformed.iter().sum()

@@ -6,7 +6,7 @@ mod script;
 mod support;
 
 use script::Stage;
-use toehold_tcp::{Duration, Options};
+use toehold_tcp::{ChecksumSum, Duration, Malformed, Options};
 
 /// Without timestamps, so that scripts are shorter.
 fn plain() -> Stage {
@@ -414,4 +414,20 @@ fn cookies_are_limited() {
     stage.come_from(4_000);
     stage.remote("S 0:0(0) win 65535 <mss 1000>");
     assert_eq!(stage.engine.counters().cookies_sent, sent + 1);
+}
+
+/// Like Linux: an option of an illegal length ends the options, and the segment counts.
+#[test]
+fn a_syn_with_a_bad_option_is_answered_without_it() {
+    let mut stage = plain();
+    let mut syn = stage.packet("S 0:0(0) win 65535 <mss 1460,sackOK>", [10, 0, 0, 2]);
+    let (tcp, end) = (20, syn.len());
+    syn[end - 4..].copy_from_slice(&[99, 30, 0, 0]);
+    syn[tcp + 16..tcp + 18].fill(0);
+    let pseudo = ChecksumSum::ZERO.bytes(&syn[12..20]).word(6);
+    let sum = pseudo.word((end - tcp) as u16).bytes(&syn[tcp..]);
+    syn[tcp + 16..tcp + 18].copy_from_slice(&sum.checksum());
+    stage.raw(&syn);
+    assert_eq!(stage.engine.counters().malformed(Malformed::TcpOption), 1);
+    stage.expect("S. 0:0(0) ack 1 <mss 1460>");
 }

@@ -118,6 +118,7 @@ fn fast_path_segment(h: &TcpHeader) -> Segment<'static> {
             echo: u32_at(h, 28),
         }),
         options: &[],
+        has_bad_option: false,
         payload: &[],
     }
 }

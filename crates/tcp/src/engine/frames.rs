@@ -156,6 +156,9 @@ impl Engine {
             }
         }
         self.counters.segments_received += 1;
+        if segment.has_bad_option {
+            self.counters.count_malformed(Malformed::TcpOption);
+        }
         let key = FlowKey {
             local: packet.destination,
             remote: packet.source,

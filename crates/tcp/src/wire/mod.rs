@@ -38,7 +38,8 @@ pub enum Malformed {
     TcpTruncated,
     /// The TCP checksum is wrong.
     TcpChecksum,
-    /// A TCP option's length runs past the header or contradicts its kind.
+    /// A TCP option's length runs past the header or is less than two. The segment is used without
+    /// that option and those behind it.
     TcpOption,
     /// A source or destination port of zero, or a flag combination no state accepts.
     TcpFlags,

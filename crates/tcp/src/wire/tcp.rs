@@ -118,6 +118,8 @@ pub(crate) struct Segment<'a> {
     pub(crate) timestamps: Option<Timestamps>,
     /// Options other than a lone timestamps option; empty on nearly every segment.
     pub(crate) options: &'a [u8],
+    /// An option has an illegal length: it and what follows it are not used.
+    pub(crate) has_bad_option: bool,
     pub(crate) payload: &'a [u8],
 }
 
@@ -144,6 +146,7 @@ impl<'a> Segment<'a> {
             window: u16_at(header, 14),
             timestamps: None,
             options: &[],
+            has_bad_option: false,
             payload,
         };
         if segment.source_port == 0 || segment.destination_port == 0 {
@@ -159,7 +162,7 @@ impl<'a> Segment<'a> {
                 echo: u32_at(lone, 8),
             });
         } else if !options.is_empty() {
-            segment.parse_options(options)?;
+            segment.parse_options(options);
         }
         Ok(segment)
     }
@@ -167,9 +170,13 @@ impl<'a> Segment<'a> {
     //= RFC 9293#3.1
     //# A TCP implementation MUST be able to receive a TCP Option in any segment (MUST-5).
     /// Checks all options and extracts the timestamps.
-    fn parse_options(&mut self, options: &'a [u8]) -> Result<(), Malformed> {
+    fn parse_options(&mut self, options: &'a [u8]) {
         for option in OptionIter(options) {
-            if let (OPTION_TIMESTAMPS, body) = option?
+            let Ok((kind, body)) = option else {
+                self.has_bad_option = true;
+                break;
+            };
+            if kind == OPTION_TIMESTAMPS
                 && let Some(body) = body.first_chunk::<8>()
             {
                 self.timestamps = Some(Timestamps {
@@ -179,7 +186,6 @@ impl<'a> Segment<'a> {
             }
         }
         self.options = options;
-        Ok(())
     }
 
     /// How much sequence space the segment takes: its payload, and one each for SYN and FIN.
@@ -280,6 +286,8 @@ impl<'a> Iterator for OptionIter<'a> {
                     //# (e.g., zero); a suggested procedure is to reset the connection and log the
                     //# error cause (MUST-7).
                     // RFC 9293 section 3.2, MUST-7: "prepared to handle an illegal option length".
+                    // A reset would let whoever damages a header end a connection. Like Linux
+                    // (tcp_parse_options) we use what stands before, and the segment.
                     let length = rest.first().map_or(0, |&length| usize::from(length));
                     if length < 2 || length > self.0.len() {
                         self.0 = &[];
@@ -595,10 +603,17 @@ mod tests {
     //# All TCP Options except End of Option List Option (EOL) and No-Operation (NOP) MUST have
     //# length fields, including all future options (MUST-68).
     #[test]
-    fn illegal_option_lengths_are_refused() {
-        for options in [[8, 0, 0, 0], [8, 1, 0, 0], [8, 10, 0, 0], [1, 1, 1, 5]] {
-            let bytes = segment_with(&options, b"");
-            assert_eq!(Segment::parse(&bytes).unwrap_err(), Malformed::TcpOption);
+    fn options_of_illegal_length_end_the_options_and_not_the_segment() {
+        for bad in [[8, 0, 0, 0], [8, 1, 0, 0], [8, 10, 0, 0], [1, 1, 1, 5]] {
+            let options = [&[OPTION_MSS, 4, 5, 0xb4], &bad[..], &[3, 3, 7, 0]].concat();
+            // Otherwise the next byte would be its length.
+            let is_found = bad[3] != 5;
+            let bytes = segment_with(&options[..if is_found { 12 } else { 8 }], b"payload");
+            let segment = Segment::parse(&bytes).expect("only an option is bad");
+            assert!(segment.has_bad_option);
+            assert_eq!(segment.payload, b"payload");
+            let syn = segment.syn_options();
+            assert_eq!((syn.mss, syn.window_scale), (Some(1_460), None));
         }
     }
 
