@@ -72,13 +72,13 @@ pub struct Turns {
     /// Where the connection is to lead that the carrier was claimed for last, if its other end is
     /// the engine: a connect preamble. The connecting end stores it between claim and queue.
     pub request: [Word64; REQUEST_WORDS],
-    _pad_too: [u64; 9],
+    _pad_too: [u64; 8],
     /// By side.
     pub sides: [Ended; 2],
 }
 
 /// Length of a request: a connect preamble.
-pub const REQUEST_BYTES: usize = 48;
+pub const REQUEST_BYTES: usize = 56;
 const REQUEST_WORDS: usize = REQUEST_BYTES / size_of::<u64>();
 /// Words of a model are larger.
 #[cfg(not(loom))]

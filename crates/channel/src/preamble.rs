@@ -6,6 +6,8 @@
 //! bits ([`crate::rendezvous::Kind::Engine`]). Every local user can reach the relay's port, and the
 //! relay refuses a preamble without a known token.
 
+use core::num::{NonZeroU8, NonZeroU32};
+
 use crate::express::REQUEST_BYTES;
 use crate::offload::Address;
 use crate::table::LAYOUT_VERSION;
@@ -31,11 +33,15 @@ pub struct ConnectPreamble {
     /// The carrier is to serve further connections: both ends ask for a channel at once, and the
     /// program's first byte goes there.
     pub is_seed: bool,
+    /// `TCP_SYNCNT`, if the program has set it.
+    pub syn_retries_max: Option<NonZeroU8>,
+    /// `TCP_USER_TIMEOUT`, if the program has set it.
+    pub user_timeout_ms: Option<NonZeroU32>,
 }
 
 impl ConnectPreamble {
-    /// Its bytes: magic, version, token, remote address and port, local port, 1 for a seed, three
-    /// zeros.
+    /// Its bytes: magic, version, token, remote address and port, local port, 1 for a seed, SYN
+    /// retries, two zeros, user timeout, four zeros.
     pub fn to_bytes(&self) -> [u8; PREAMBLE_BYTES] {
         let mut bytes = [0; PREAMBLE_BYTES];
         let (magic, version) = (PREAMBLE_MAGIC.to_ne_bytes(), LAYOUT_VERSION.to_ne_bytes());
@@ -44,7 +50,9 @@ impl ConnectPreamble {
             self.remote.port.to_ne_bytes(),
             self.local_port.to_ne_bytes(),
         );
-        let fields: [&[u8]; 8] = [
+        let user_timeout_ms = self.user_timeout_ms.map_or(0, NonZeroU32::get);
+        let syn_retries_max = self.syn_retries_max.map_or(0, NonZeroU8::get);
+        let fields: [&[u8]; 9] = [
             &magic,
             &version,
             &token[0],
@@ -52,7 +60,8 @@ impl ConnectPreamble {
             &self.remote.ip,
             &remote_port,
             &local_port,
-            &[self.is_seed.into()],
+            &[self.is_seed.into(), syn_retries_max, 0, 0],
+            &user_timeout_ms.to_ne_bytes(),
         ];
         let mut at = 0;
         for field in fields {
@@ -71,6 +80,8 @@ impl ConnectPreamble {
         let (ip, rest) = rest.split_first_chunk()?;
         let (remote_port, rest) = rest.split_first_chunk()?;
         let (local_port, rest) = rest.split_first_chunk()?;
+        let ([is_seed, syn_retries_max, ..], rest) = rest.split_first_chunk::<4>()?;
+        let (user_timeout_ms, _) = rest.split_first_chunk()?;
         let is_ours = u32::from_ne_bytes(*magic) == PREAMBLE_MAGIC
             && u32::from_ne_bytes(*version) == LAYOUT_VERSION;
         is_ours.then_some(ConnectPreamble {
@@ -80,7 +91,9 @@ impl ConnectPreamble {
                 port: u16::from_ne_bytes(*remote_port),
             },
             local_port: u16::from_ne_bytes(*local_port),
-            is_seed: rest.first() == Some(&1),
+            is_seed: *is_seed == 1,
+            syn_retries_max: NonZeroU8::new(*syn_retries_max),
+            user_timeout_ms: NonZeroU32::new(u32::from_ne_bytes(*user_timeout_ms)),
         })
     }
 }
@@ -99,6 +112,8 @@ mod tests {
             },
             local_port: 4000,
             is_seed: false,
+            syn_retries_max: NonZeroU8::new(6),
+            user_timeout_ms: NonZeroU32::new(30_000),
         };
         for is_seed in [false, true] {
             let preamble = ConnectPreamble {
@@ -107,7 +122,7 @@ mod tests {
             };
             let bytes = preamble.to_bytes();
             assert_eq!(ConnectPreamble::parse(&bytes), Some(preamble));
-            assert_eq!(bytes[44..], [u8::from(is_seed), 0, 0, 0]);
+            assert_eq!(bytes[44..48], [u8::from(is_seed), 6, 0, 0]);
         }
     }
 
@@ -118,6 +133,8 @@ mod tests {
             remote: Address::default(),
             local_port: 0,
             is_seed: false,
+            syn_retries_max: None,
+            user_timeout_ms: None,
         };
         for wrong in [0, 3, 4, 7] {
             let mut bytes = preamble.to_bytes();

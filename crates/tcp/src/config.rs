@@ -106,8 +106,12 @@ pub struct Options {
     pub nodelay: bool,
     /// Probe a silent remote.
     pub keepalive: Option<Keepalive>,
-    /// Give up when data stays unacknowledged for so long (RFC 9293 section 3.9.1, RFC 5482).
+    /// Give up when data, or a SYN, stays unacknowledged for so long (RFC 9293 section 3.9.1, RFC
+    /// 5482).
     pub user_timeout: Option<Duration>,
+    /// Retransmissions of a SYN before giving up (TCP_SYNCNT), instead of
+    /// [`Config::syn_retries_max`].
+    pub syn_retries_max: Option<NonZeroU8>,
     /// The receive window to begin with. The host's receive ring must hold as much.
     pub receive_bytes: u32,
     /// The size up to which the receive window may grow while the host keeps up with a fast remote.
@@ -137,6 +141,7 @@ impl Default for Options {
             //# and they MUST default to off (MUST-25).
             keepalive: None,
             user_timeout: None,
+            syn_retries_max: None,
             receive_bytes: 64 * 1024,
             receive_bytes_max: 4 * 1024 * 1024,
             mss_max: u16::MAX,

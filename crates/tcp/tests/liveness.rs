@@ -6,7 +6,7 @@ mod script;
 mod support;
 
 use script::Stage;
-use toehold_tcp::{CloseReason, ConnectionId, Duration, Keepalive, State};
+use toehold_tcp::{CloseReason, ConnectionId, Duration, Keepalive, Options, State};
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 const LIMIT: Duration = Duration::from_secs(10);
@@ -154,4 +154,34 @@ fn a_probe_goes_as_soon_as_the_remote_is_silent_for_long_enough() {
     assert_eq!(stage.engine.counters().probes, 0);
     stage.wait(MILLISECOND + MILLISECOND);
     assert_eq!(stage.engine.counters().probes, 1);
+}
+
+/// RFC 9293 section 3.9.1: the user timeout of an OPEN holds from its SYN on.
+#[test]
+fn a_syn_without_an_answer_ends_the_connection_in_time() {
+    let mut stage = script::plain();
+    let id = stage.connect(Options {
+        user_timeout: Some(LIMIT),
+        ..Options::default()
+    });
+    stage.expect("S 0:0(0)");
+    stage.wait(LIMIT - MILLISECOND);
+    assert_eq!(state(&stage, id), State::SynSent);
+    stage.wait(MILLISECOND + MILLISECOND);
+    stage.expect_closed(CloseReason::TimedOut);
+}
+
+/// TCP_SYNCNT: so many retransmissions, and the time of one more.
+#[test]
+fn a_syn_is_sent_again_as_often_as_the_program_wants() {
+    let mut stage = script::plain();
+    let id = stage.connect(Options {
+        syn_retries_max: 1.try_into().ok(),
+        ..Options::default()
+    });
+    stage.expect("S 0:0(0)");
+    stage.wait(Duration::from_secs(3) - MILLISECOND);
+    assert_eq!(state(&stage, id), State::SynSent);
+    stage.wait(MILLISECOND + MILLISECOND);
+    stage.expect_closed(CloseReason::TimedOut);
 }

@@ -23,7 +23,7 @@ use toehold_channel::rendezvous::unmapped;
 use super::poller::{Event, Poller, Source};
 use super::silent::{Silent, TIMEOUT};
 use super::tokens::Tokens;
-use super::{Request, sys};
+use super::{Patience, Request, sys};
 
 /// Programs taken in before everybody else's turn.
 const PROGRAMS_PER_TURN: usize = 256;
@@ -140,6 +140,7 @@ impl Arrivals {
             remote: spoken(preamble.remote),
             local_port: preamble.local_port,
             is_seed: preamble.is_seed,
+            patience: Patience::of(&preamble),
         };
         Some((request, carrier.socket))
     }
@@ -251,6 +252,8 @@ mod tests {
             remote,
             local_port: 0,
             is_seed: false,
+            syn_retries_max: None,
+            user_timeout_ms: None,
         };
         (arrivals, preamble)
     }

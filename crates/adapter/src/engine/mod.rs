@@ -77,6 +77,7 @@ use std::fmt;
 use std::io;
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::num::NonZeroU8;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -86,7 +87,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::memfd::MapError;
-use toehold_channel::preamble::ClientToken;
+use toehold_channel::preamble::{ClientToken, ConnectPreamble};
 use toehold_link::{PacketError, PortError, TapError, XdpError};
 use toehold_tcp::{Keepalive, Random, Share};
 
@@ -237,6 +238,24 @@ struct Request {
     local_port: u16,
     /// Its carrier is to serve further connections.
     is_seed: bool,
+    patience: Patience,
+}
+
+/// A program's patience with the remote's first answer, as it was set before the connect.
+#[derive(Clone, Copy, Debug, Default)]
+struct Patience {
+    user_timeout: Option<toehold_tcp::Duration>,
+    syn_retries_max: Option<NonZeroU8>,
+}
+
+impl Patience {
+    fn of(preamble: &ConnectPreamble) -> Patience {
+        let user_timeout = preamble.user_timeout_ms.map(|ms| u64::from(ms.get()));
+        Patience {
+            user_timeout: user_timeout.map(toehold_tcp::Duration::from_millis),
+            syn_retries_max: preamble.syn_retries_max,
+        }
+    }
 }
 
 /// A running engine: one or several threads.

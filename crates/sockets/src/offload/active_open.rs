@@ -2,6 +2,7 @@
 //! the rest.
 
 use core::ffi::c_int;
+use core::num::{NonZeroU8, NonZeroU32};
 use core::sync::atomic::Ordering;
 
 use libc::{sockaddr, socklen_t};
@@ -152,7 +153,18 @@ fn begin(fd: i32, remote: Address) -> Result<Connection, Opened> {
         remote,
         local_port: bound.port,
         is_seed: false,
+        syn_retries_max: None,
+        user_timeout_ms: None,
     };
+    // A socket that is as new has none of these.
+    if descriptors::fresh(fd).is_none() {
+        let tcp = |name| sys::getsockopt::<i32>(fd, libc::IPPROTO_TCP, name).unwrap_or(0);
+        let user_timeout = tcp(libc::TCP_USER_TIMEOUT).max(0).unsigned_abs();
+        preamble.user_timeout_ms = NonZeroU32::new(user_timeout);
+        // Where the program has set none, the kernel tells its own (`tcp_syn_retries`).
+        let retries = u8::try_from(tcp(libc::TCP_SYNCNT)).ok();
+        preamble.syn_retries_max = retries.and_then(NonZeroU8::new);
+    }
     if let Some(fresh) = fresh
         && let Some(connection) = claiming::connect_by_engine(fd, fresh, &preamble)
     {

@@ -134,12 +134,17 @@ impl Connection {
         //= RFC 9293#3.8.3
         //# (d) An application MUST (MUST-21) be able to set the value for R2 for a particular
         //# connection.
-        let is_too_many = match self.options.user_timeout {
-            Some(limit) if self.state.is_synchronized() => {
-                cx.now.since(self.stalled_since) >= limit
-            }
-            _ if self.state.is_synchronized() => self.retries > cx.config.retries_max,
-            _ => self.retries > cx.config.syn_retries_max,
+        let user_timeout = self.options.user_timeout;
+        let is_too_long = user_timeout.map(|limit| cx.now.since(self.stalled_since) >= limit);
+        let is_too_many = if self.state.is_synchronized() {
+            is_too_long.unwrap_or(self.retries > cx.config.retries_max)
+        } else {
+            // Like Linux (tcp_write_timeout): whichever comes first.
+            let most = self
+                .options
+                .syn_retries_max
+                .map_or(cx.config.syn_retries_max, |most| most.get());
+            self.retries > most || is_too_long.unwrap_or(false)
         };
         if is_too_many {
             self.close_for_silence();

@@ -375,7 +375,7 @@ fn down_rings_a_program_that_waits_for_credit() {
 fn program_s_stream_is_found_by_its_offsets() {
     let (mut endpoint, program) = up(0, 0);
     assert_eq!(endpoint.ring_begins(), None);
-    // The preamble was 48 bytes, and a hundred of the stream came by the carrier.
+    // As after a preamble of 48 bytes: a hundred of the stream came by the carrier.
     program.go_up(148);
     assert!(endpoint.end().records_pending());
     let seen = Carrier::Waiting(1_000);

@@ -5,7 +5,7 @@ use std::time::Instant as Clock;
 
 use toehold_channel::offload::Direction;
 use toehold_channel::preamble::{ConnectPreamble, PREAMBLE_BYTES};
-use toehold_tcp::{ConnectError, ConnectionId};
+use toehold_tcp::{ConnectError, ConnectionId, Options};
 
 use super::Runner;
 use crate::engine::arrivals::{Arrivals, Wanted, spoken};
@@ -13,7 +13,7 @@ use crate::engine::carriers::{self, Carrier, Serving};
 use crate::engine::flow::{Flow, Stage};
 use crate::engine::listeners::Own;
 use crate::engine::tcp_config::{first_and_largest_log2, options};
-use crate::engine::{Command, Given, Holder, Request, sys};
+use crate::engine::{Command, Given, Holder, Patience, Request, sys};
 
 /// Seeds of programs are asked for while fewer than so many wait for their channels.
 const PAIRING_OF_PROGRAMS_MAX: usize = 16;
@@ -78,6 +78,7 @@ impl Runner {
             remote: spoken(preamble.remote),
             local_port: preamble.local_port,
             is_seed: false,
+            patience: Patience::of(&preamble),
         };
         match self.connect(&request) {
             Ok(id) => self.begin_on_used(id, holder, carrier),
@@ -99,7 +100,7 @@ impl Runner {
             return Err(Refusal::of(OUT_OF_CONNECTIONS, shared));
         }
         let connected = match source {
-            Some(source) => (self.connect_from(source, request.remote))
+            Some(source) => (self.connect_from(source, request))
                 .map_err(|error| Refusal::of_call(error, true, true)),
             None => self.connect_from_own(request),
         };
@@ -113,20 +114,29 @@ impl Runner {
         let local = local_end(&self.own, request);
         let local = local.map_err(|_| Refusal::of(libc::EADDRNOTAVAIL, false))?;
         let now = self.now();
-        let options = options(&self.connections.of(request.remote));
+        let options = self.options_for(request);
         let opened = self.engine.connect(now, local, request.remote, options);
         opened.map_err(|error| Refusal::of_call(error, local.is_none(), false))
+    }
+
+    fn options_for(&self, request: &Request) -> Options {
+        Options {
+            user_timeout: request.patience.user_timeout,
+            syn_retries_max: request.patience.syn_retries_max,
+            ..options(&self.connections.of(request.remote))
+        }
     }
 
     /// Connects from one of the ports that connections go out from.
     fn connect_from(
         &mut self,
         source: IpAddr,
-        remote: SocketAddr,
+        request: &Request,
     ) -> Result<ConnectionId, ConnectError> {
+        let remote = request.remote;
         let common = self.common.clone();
         let outgoing = common.outgoing.as_ref().ok_or(ConnectError::NoPortLeft)?;
-        let options = options(&self.connections.of(remote));
+        let options = self.options_for(request);
         let share = self.engine.config().share;
         let now = self.now();
         for port in outgoing.for_one(source, remote, self.serial) {
@@ -197,6 +207,7 @@ impl Runner {
     /// The remote has answered a program's connect.
     pub(super) fn answer(&mut self, id: ConnectionId) {
         self.bound_window(id);
+        self.forget_patience(id);
         let Some(flow) = self.flow(id) else { return };
         // A program that does not hear it is gone, and its socket says so.
         let _ = flow.answer(Clock::now());
@@ -213,6 +224,18 @@ impl Runner {
             let _ = self.engine.bound_window(now, id, window, window);
             self.turns.watch(id);
         }
+    }
+
+    /// The patience that came with the connect was for the handshake. The program says now what
+    /// holds.
+    fn forget_patience(&mut self, id: ConnectionId) {
+        let Some(info) = self.engine.info(id) else {
+            return;
+        };
+        let keepalive = options(&self.connections.of(info.remote)).keepalive;
+        let now = self.now();
+        // It fails only for a connection that is not there.
+        let _ = self.engine.set_liveness(now, id, keepalive, None);
     }
 
     /// The next thread, if it may have ports or room left where we have none.
@@ -318,6 +341,7 @@ mod tests {
             remote: remote.parse().expect("address"),
             local_port,
             is_seed: false,
+            patience: Patience::default(),
         }
     }
 
