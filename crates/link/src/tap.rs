@@ -142,6 +142,13 @@ impl Tap {
         Ok(flags & IFF_PERSIST as libc::c_short != 0)
     }
 
+    /// False when the device was deleted: then this is the queue of no device, and of none that is
+    /// made later.
+    #[must_use]
+    pub fn is_attached(&self) -> bool {
+        self.is_persistent().is_ok()
+    }
+
     /// Takes a frame from the kernel into `frame`. `None` when there is none.
     ///
     /// # Errors

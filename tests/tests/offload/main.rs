@@ -536,6 +536,12 @@ fn adapter_with_an_engine_stays_where_a_service_manager_takes_its_place() {
 }
 
 #[test]
+fn tap_device_that_is_gone_costs_nothing_and_is_opened_when_it_comes_back() {
+    // The device that comes back has one queue.
+    interface::comes_back(Link::Tap, &["--threads", "1"]);
+}
+
+#[test]
 fn link_that_goes_down_and_comes_back_loses_nothing() {
     let Some(stage) = Stage::set(&[]) else { return };
     let _far = stage.far_server(&["echo_server", "7015"]);

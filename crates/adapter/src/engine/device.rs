@@ -27,6 +27,11 @@ impl Device {
         }
     }
 
+    /// The device has no interface, and never will have: it only reports that, for ever.
+    pub(super) fn is_over(&self) -> bool {
+        matches!(self, Device::Tap(tap) if !tap.is_attached())
+    }
+
     /// Frames lost since the last time, where the device tells.
     pub(super) fn take_lost(&mut self) -> u64 {
         match self {

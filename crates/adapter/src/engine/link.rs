@@ -135,11 +135,14 @@ impl Link {
     /// Looks whether the interface is still there. One that has come in its place under its name is
     /// opened: true when there is another device to watch.
     pub(super) fn follow(&mut self) -> bool {
-        let Some(interface) = self.interface() else {
-            return false;
-        };
         let index = self.interfaces.index(self.name()).ok();
-        if index == Some(interface) {
+        let is_current = match &self.device {
+            // Its name may be another one by now.
+            Device::Tap(tap) => tap.is_attached(),
+            Device::Packet(_) | Device::Xdp(_) => index.is_some() && index == self.interface(),
+        };
+        if is_current {
+            self.is_gone = false;
             return false;
         }
         let other = index.and_then(|_| self.opener.there(Opener::device).ok());

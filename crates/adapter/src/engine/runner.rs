@@ -480,6 +480,10 @@ impl Runner {
     }
 
     fn watch_link(&mut self) {
+        if self.link.device.is_over() {
+            // The next change of an interface may bring another one.
+            return;
+        }
         // Without it frames are found only by looking: as good as lost, and said so.
         let watched = self.poller.watch(self.link.device.as_fd(), Source::Link);
         self.report.frames_lost += u64::from(watched.is_err());

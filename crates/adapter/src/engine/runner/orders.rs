@@ -1,6 +1,7 @@
 //! Commands of the daemon (requests, new settings), a new MTU of the link, and the report to the
 //! daemon.
 
+use std::os::fd::AsFd;
 use std::time::Instant as Clock;
 
 use toehold_tcp::{EcnMode, InterfaceAddress, MacAddress};
@@ -33,6 +34,8 @@ impl Runner {
             if !self.passed_on.is_stalled() {
                 self.watch_link();
             }
+        } else if self.link.device.is_over() {
+            self.poller.unwatch(self.link.device.as_fd());
         }
         if changed.addresses {
             self.follow_host();
