@@ -754,6 +754,36 @@ def networks(rounds=3):
     play(serve, ask)
 
 
+def users(rounds=3):
+    """A socket is of the user who made it."""
+    nobody = 65534
+
+    def serve(server, steps):
+        server.warm(20 + 2 * rounds)
+        server.stop()
+
+    def ask(port, steps):
+        warm(port, 20)
+        before = [socket.socket() for _ in range(rounds)]
+        if os.geteuid() == 0:
+            os.setresuid(nobody, nobody, nobody)
+        else:
+            print("skipped: only root may become another user", file=sys.stderr)
+        user = os.geteuid()
+        for n in range(rounds):
+            for one in before[n], socket.socket():
+                whose = os.fstat(one.fileno()).st_uid
+                one.connect((HOST, port))
+                NAMES.append(one.getsockname())
+                is_kept = os.fstat(one.fileno()).st_uid == whose
+                say("keeps its user", is_kept, "is of ours", whose == user)
+                one.sendall(b"hello")
+                assert read_all(one, 5) == b"hello"
+                one.close()
+
+    play(serve, ask)
+
+
 def inherited(rounds=3):
     """A program that a child executes has a socket that is connected afterwards."""
 
@@ -1159,6 +1189,7 @@ SCENARIOS = {
     "client_dies": client_dies,
     "forks": forks,
     "networks": networks,
+    "users": users,
     "inherited": inherited,
     "returns": returns,
     "spares": spares,

@@ -64,6 +64,7 @@ scenarios! {
     client_dies: what_a_dead_client_has_sent_is_accepted,
     forks: a_fork_retires_parked_carriers,
     networks: a_carrier_stays_in_its_network_namespace,
+    users: a_carrier_stays_its_users,
     inherited: a_socket_of_two_programs_is_the_kernels,
     returns: a_listener_that_returns_to_its_instance_is_served,
     spares: a_socket_that_is_given_out_again_is_as_new,

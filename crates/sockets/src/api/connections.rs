@@ -64,8 +64,10 @@ pub unsafe fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_
             } else {
                 c.entry.reason.store(reason as u32, Ordering::Relaxed);
             }
-        } else if fresh.is_some() && error != libc::EINTR {
-            errno::keep(|| unsafe { seeds::connected(fd, address, len) });
+        } else if let Some(fresh) = fresh
+            && error != libc::EINTR
+        {
+            errno::keep(|| unsafe { seeds::connected(fd, fresh, address, len) });
         }
     }
     result

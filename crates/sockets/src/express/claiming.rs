@@ -68,7 +68,7 @@ pub(crate) fn made(fd: c_int, domain: c_int, kind: c_int, protocol: c_int) {
     if !may_act() || descriptors::kind(fd) != descriptors::Kind::Foreign {
         return;
     }
-    descriptors::note_fresh(fd, bits, spares::epoch());
+    descriptors::note_fresh(fd, bits, errno::keep(spares::epoch_of_new));
 }
 
 /// Puts a parked carrier that leads to `destination` in the place of the program's socket.
@@ -83,6 +83,10 @@ fn claim(
         if descriptors::fresh(fd) != Some(fresh) {
             // Another thread has closed it, or connects it, too. Whoever does either from here on
             // waits for the lock.
+            return None;
+        }
+        if !spares::is_of_epoch(descriptors::epoch_of(fresh)) {
+            // It may be of another user's making than all carriers.
             return None;
         }
         let now = sys::now_ns();

@@ -19,7 +19,7 @@ use toehold_channel::table::FLAG_ASKED;
 
 use super::carriers::{self, Role};
 use super::destinations::Destination;
-use super::{LOCK, books, evidence, is_on, may_act, seeds, withheld};
+use super::{LOCK, books, evidence, is_on, may_act, seeds, spares, withheld};
 use crate::connection::Connection;
 use crate::descriptors::{self, FRESH_V6};
 use crate::{pairing, sys};
@@ -41,6 +41,8 @@ pub(crate) fn fresh(fd: i32) -> Option<u64> {
 pub(crate) struct Opening {
     /// Of [`super::destinations`].
     number: u32,
+    /// Whose socket it is.
+    user: u32,
     /// The carrier is to serve further connections.
     pub(crate) is_seed: bool,
 }
@@ -54,17 +56,24 @@ impl Opening {
             destination.number_or_new()
         };
         let number = number?;
+        let user = spares::user();
         let is_known = evidence::may_ask_of_destination(number);
         let is_seed = seeds::may_ask(Role::Connecting, is_known)
             && carriers::is_room(Role::Connecting)
+            && spares::is_of_epoch(descriptors::epoch_of(fresh))
             && begins_seed(sys::now_ns());
-        Some(Opening { number, is_seed })
+        Some(Opening {
+            number,
+            user,
+            is_seed,
+        })
     }
 
     /// The connection waits for its answer from now on.
     pub(crate) fn begun(self, connection: &Connection) {
         let words = &connection.local.express;
         words.destination.store(self.number, Ordering::Relaxed);
+        words.user.store(self.user, Ordering::Relaxed);
         if self.is_seed {
             pairing::ask_before_answer(connection);
         }

@@ -16,7 +16,8 @@ use toehold_channel::table::{
 use toehold_stream::end::End;
 
 use super::carriers::{self, Role};
-use super::{LOCK, books, evidence, is_on, listener, seeds, turns, watch};
+use super::words::Words;
+use super::{LOCK, books, evidence, is_on, listener, seeds, spares, turns, watch};
 use crate::carrier::Carrier;
 use crate::connection::{self, Connection, HINT_EOF};
 use crate::descriptors::GENERATION_MASK;
@@ -67,7 +68,7 @@ pub(crate) fn park(connection: &Connection) -> bool {
         role == Role::Connecting || instance.is_some(),
         Event::NoListener,
     ) || !books::holds(carriers::is_room(role), Event::NoRoom)
-        || !books::holds(carriers::is_young(words, sys::now_ns()), Event::TooOld)
+        || !books::holds(is_current(words, role), Event::TooOld)
     {
         return false;
     }
@@ -120,6 +121,12 @@ pub(crate) fn park(connection: &Connection) -> bool {
     carriers::enter(role, &parked);
     tell(&parked, &end);
     true
+}
+
+/// True when a carrier is not too old for another turn, and of the user that makes sockets now.
+fn is_current(words: &Words, role: Role) -> bool {
+    let is_users = || words.user.load(Ordering::Relaxed) == spares::user();
+    carriers::is_young(words, sys::now_ns()) && (role == Role::Accepting || is_users())
 }
 
 /// True when nothing speaks against parking the carrier, as far as can be seen without a lock.

@@ -29,10 +29,10 @@ use toehold_stream::express::{ENGINE_PORTS_LOG2, is_chosen};
 use super::carriers::{self, Role};
 use super::crowd::Crowd;
 use super::destinations::Destination;
-use super::{LOCK, books, evidence, is_on, may_act, turns, watch};
+use super::{LOCK, books, evidence, is_on, may_act, spares, turns, watch};
 use crate::connection::{self, Connection};
 use crate::offload::passive_open;
-use crate::{direction, offers, pairing, resets, service, sys, table, waits};
+use crate::{descriptors, direction, offers, pairing, resets, service, sys, table, waits};
 
 /// An end chooses one in so many ports at first, as a power of two.
 const LEVEL_FIRST: u32 = 4;
@@ -215,12 +215,12 @@ pub(super) fn connection_ends(role: Role) {
     SHARES[role as usize].crowd.is_left();
 }
 
-/// The kernel has connected `fd`, which was fresh, to `address`. The caller has asked whether this
+/// The kernel has connected `fd`, which was `fresh`, to `address`. The caller has asked whether this
 /// process may act.
 ///
 /// # Safety
 /// `address` is readable for `len`.
-pub(crate) unsafe fn connected(fd: i32, address: *const sockaddr, len: socklen_t) {
+pub(crate) unsafe fn connected(fd: i32, fresh: u64, address: *const sockaddr, len: socklen_t) {
     // SAFETY: the caller's promise.
     let Some(destination) = (unsafe { Destination::of(address, len) }) else {
         return;
@@ -243,6 +243,9 @@ pub(crate) unsafe fn connected(fd: i32, address: *const sockaddr, len: socklen_t
     if !local.is_ok_and(|local| share.chooses(port_in(&local))) {
         return;
     }
+    if !is_of_user(&connection, fresh) {
+        return;
+    }
     let started = sys::now_ns();
     let limit_ns = share.limit_ns(CONNECTING_NS, CONNECTING_KNOWN_NS);
     if !share.waits_alone(started, limit_ns) {
@@ -254,6 +257,13 @@ pub(crate) unsafe fn connected(fd: i32, address: *const sockaddr, len: socklen_t
     if !share.note(is_useful, started) {
         evidence::seed_failed(&connection);
     }
+}
+
+/// Notes whose socket the connection is, that was `fresh` before. False when nobody knows any more.
+fn is_of_user(connection: &Connection, fresh: u64) -> bool {
+    let user = spares::user();
+    connection.local.express.user.store(user, Ordering::Relaxed);
+    spares::is_of_epoch(descriptors::epoch_of(fresh))
 }
 
 /// `fd` was accepted from the kernel, at `listener`.

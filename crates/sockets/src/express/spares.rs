@@ -7,12 +7,14 @@
 //!
 //! A socket is of the user, the control group and the label of its making. So each is of an
 //! *epoch*, which ends with another user, and after some seconds. All that is kept is closed then,
-//! and before a fork, and sockets of an earlier epoch are not kept any more.
+//! and before a fork, and sockets of an earlier epoch are not kept any more. With a user end the
+//! carriers, too, by which this process connects.
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
-use super::{carriers, may_act};
+use super::carriers::{self, Role};
+use super::{LOCK, may_act};
 use crate::descriptors::{
     self, FRESH_CLOEXEC, FRESH_KEPT, FRESH_NODELAY, FRESH_NONBLOCK, FRESH_V6, Kind,
 };
@@ -100,13 +102,30 @@ fn is_unconnected(fd: i32) -> bool {
     sys::getsockopt::<u8>(fd, libc::IPPROTO_TCP, libc::TCP_INFO) == Ok(TCP_CLOSE)
 }
 
-/// The epoch of a socket that is made now.
-pub(super) fn epoch() -> u64 {
+fn epoch() -> u64 {
     u64::from(EPOCH.load(Ordering::Relaxed)) & descriptors::EPOCH_MASK
 }
 
-fn is_of_epoch(epoch_of: u64) -> bool {
+/// The epoch of a socket that this thread makes now. With another user than before it is a new one.
+pub(super) fn epoch_of_new() -> u64 {
+    if !is_users() {
+        let _held = LOCK.lock();
+        carriers::retire_role(Role::Connecting);
+        end_epoch();
+        // Read again by each thread that makes a socket: threads may be of several users.
+        USER.store(sys::effective_user(), Ordering::Relaxed);
+    }
+    epoch()
+}
+
+/// True for the epoch that lasts: its sockets are of [`user`].
+pub(super) fn is_of_epoch(epoch_of: u64) -> bool {
     epoch_of == epoch()
+}
+
+/// The effective user of this epoch.
+pub(super) fn user() -> u32 {
+    USER.load(Ordering::Relaxed)
 }
 
 /// The program's fresh socket at `fd`, as one that may be kept once a carrier has its number.
@@ -132,17 +151,12 @@ fn begin_epoch(now: u64) {
     if now.saturating_sub(EPOCH_BEGAN_NS.load(Ordering::Relaxed)) >= EPOCH_NS {
         EPOCH_BEGAN_NS.store(now, Ordering::Relaxed);
         end_epoch();
-        USER.store(sys::effective_user(), Ordering::Relaxed);
     }
 }
 
 /// True in the epoch's user. Another one begins an epoch of its own with the next socket.
 fn is_users() -> bool {
-    let is_it = USER.load(Ordering::Relaxed) == sys::effective_user();
-    if !is_it {
-        EPOCH_BEGAN_NS.store(0, Ordering::Relaxed);
-    }
-    is_it
+    user() == sys::effective_user()
 }
 
 /// Sockets that were made before are not kept any more: they may be of another user's making.

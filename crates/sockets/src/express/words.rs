@@ -28,6 +28,8 @@ pub(crate) struct Words {
     /// Where it leads to, at the connecting end: a number of [`super::destinations`]. At the
     /// accepting end: a number of the listener that it came by ([`super::evidence`]). Or 0.
     pub(super) destination: AtomicU32,
+    /// At the connecting end: the user whose socket it was at first.
+    pub(super) user: AtomicU32,
     /// 1 when the program has set an option in this turn that is not set back.
     pub(super) is_odd: AtomicU32,
     /// Options of [`KEEPALIVE`] that the program has set in this turn, as bits; and the values with
@@ -77,6 +79,7 @@ impl Words {
         for word in [
             &self.may_park,
             &self.destination,
+            &self.user,
             &self.is_one_user,
             &self.is_odd,
             &self.keepalive_set,
