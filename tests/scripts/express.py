@@ -22,6 +22,7 @@ import time
 
 HOST = "127.0.0.1"
 WAIT_MAX = 20
+LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def say(*words):
@@ -128,6 +129,13 @@ def outcome(call):
         return call()
     except OSError as error:
         return errno.errorcode.get(error.errno, error)
+
+
+def call(function, *arguments):
+    """Calls one of libc's functions."""
+    if function(*arguments) != 0:
+        raise OSError(ctypes.get_errno(), "")
+    return 0
 
 
 def bytes_of(number, count):
@@ -434,6 +442,43 @@ def refused():
 # Others have the listener, too: what one process has not accepted is another's.
 
 
+def disconnect(one):
+    """`connect` to AF_UNSPEC."""
+    return call(LIBC.connect, one.fileno(), bytes(16), 16)
+
+
+def shut():
+    """A listener that was told to listen no more."""
+    ways = {
+        "reading": lambda one: one.shutdown(socket.SHUT_RD),
+        "both": lambda one: one.shutdown(socket.SHUT_RDWR),
+        "unspecified": disconnect,
+        "writing": lambda one: one.shutdown(socket.SHUT_WR),
+    }
+    for name, way in ways.items():
+
+        def serve(server, steps):
+            server.warm()
+            outcome(lambda: way(server.listener))
+            steps.tell()
+            if name == "writing":
+                server.warm()
+            steps.hear()
+            server.stop()
+
+        def ask(port, steps):
+            warm(port)
+            steps.hear()
+            if name == "writing":
+                warm(port)
+            else:
+                for _ in range(3):
+                    say(name, outcome(lambda: connect(port)))
+            steps.tell()
+
+        play(serve, ask)
+
+
 def workers(end):
     def run():
         server = Server()
@@ -707,13 +752,6 @@ def forks():
 
 
 NEW_NETWORK = 0x40000000
-LIBC = ctypes.CDLL(None, use_errno=True)
-
-
-def call(function, *arguments):
-    if function(*arguments) != 0:
-        raise OSError(ctypes.get_errno(), "")
-    return 0
 
 
 def network_of(one):
@@ -1179,6 +1217,7 @@ SCENARIOS = {
     "endings": endings,
     "sleepers": sleepers,
     "refused": refused,
+    "shut": shut,
     "worker_closes": workers("closes"),
     "worker_dies": workers("dies"),
     "group": group,

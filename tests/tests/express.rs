@@ -54,6 +54,7 @@ scenarios! {
     endings: every_way_to_end_is_the_kernels,
     sleepers: a_sleeper_hears_of_the_end,
     refused: a_listener_that_closes_refuses_and_resets_what_waits,
+    shut: a_listener_that_is_shut_down_refuses,
     worker_closes: what_a_worker_has_not_accepted_is_another_workers,
     worker_dies: what_a_dead_worker_had_not_accepted_is_another_workers,
     group: a_listener_of_a_group_has_what_another_had,

@@ -28,6 +28,9 @@ pub unsafe fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_
         errno::keep(|| let_go(fd));
         return unsafe { real::connect(fd, address, len) };
     }
+    if listener::are_any() && unsafe { disconnects(address, len) } {
+        errno::keep(|| listener::closing(fd));
+    }
     if routing::has_business() {
         match unsafe { active_open::connect(fd, address, len) } {
             Opened::Done(result) => return result,
@@ -361,8 +364,12 @@ pub unsafe fn shutdown(fd: c_int, how: c_int) -> c_int {
             errno::keep(|| shutting(&c, how));
         }
     } else {
-        // The kernel shuts one that is not connected, too (inet_shutdown in net/ipv4/af_inet.c).
+        // The kernel shuts one that is not connected, too (inet_shutdown in net/ipv4/af_inet.c). One
+        // that listens does not any more, unless only its sending half is shut.
         descriptors::change_fresh(fd, FRESH_ODD, true);
+        if listener::are_any() && matches!(how, libc::SHUT_RD | libc::SHUT_RDWR) {
+            errno::keep(|| listener::closing(fd));
+        }
     }
     let result = unsafe { real::shutdown(fd, how) };
     if let Some(c) = connection::at(fd) {
