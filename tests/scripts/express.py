@@ -497,6 +497,10 @@ def workers(end):
                     if end == "closes":
                         server.stop()
                         steps.tell()
+                    if end == "leaves":
+                        server.epoll.unregister(server.listener.fileno())
+                        steps.tell()
+                        server.epoll.poll(WAIT_MAX)
                     signal.pause()
                 one = server.accept()
                 say("second read", read_all(one, 5))
@@ -527,6 +531,50 @@ def workers(end):
         print("reused", len(NAMES) - len(set(NAMES)))
 
     return run
+
+
+def elsewhere():
+    """A program waits for its listener in a second way, which it has begun before the first."""
+
+    def edges(listener):
+        epoll = select.epoll()
+        epoll.register(listener.fileno(), select.EPOLLIN | select.EPOLLET)
+        return epoll, listener
+
+    def duplicate(listener):
+        other = listener.dup()
+        epoll = select.epoll()
+        epoll.register(other.fileno(), select.EPOLLIN)
+        return epoll, other
+
+    def serve_first(server, steps):
+        server.warm()
+        server.stop()
+
+    play(serve_first, lambda port, _: warm(port))
+    for begin in edges, duplicate:
+        server = Server()
+
+        def serve(server, steps):
+            # Begun anew: `play` has begun the first way.
+            server.epoll.close()
+            server.listener.listen(64)
+            epoll, listener = begin(server.listener)
+            server.begin().warm()
+            epoll.poll(0)
+            steps.tell()
+            say(begin.__name__, len(epoll.poll(WAIT_MAX)))
+            one, _ = listener.accept()
+            one.settimeout(WAIT_MAX)
+            one.sendall(read_all(one, 5))
+            server.stop()
+
+        def ask(port, steps):
+            warm(port)
+            steps.hear()
+            warm(port, 1)
+
+        play(serve, ask, server)
 
 
 # Two processes with a listener each, of one group: what is left of it has all connections.
@@ -1220,6 +1268,8 @@ SCENARIOS = {
     "shut": shut,
     "worker_closes": workers("closes"),
     "worker_dies": workers("dies"),
+    "worker_leaves": workers("leaves"),
+    "elsewhere": elsewhere,
     "group": group,
     "backlog": backlog,
     "numbers": numbers,

@@ -183,6 +183,7 @@ pub(crate) fn note_connect() {
 /// After fork: the parent has retired what was parked before.
 pub(crate) fn forked() {
     LOCK.reset();
+    listener::forked();
 }
 
 /// Gives up descriptors of which the program has none left: true when there were any.
@@ -199,7 +200,8 @@ pub(crate) fn limit(left: Option<u64>) -> Option<u64> {
         true => carriers::next_retirement_ns(),
         false => None,
     };
-    let limits = [left, retirement, spares::due_in_ns(), watch::limit_ns()];
+    let (spare, queues) = (spares::due_in_ns(), listener::due_in_ns());
+    let limits = [left, retirement, spare, queues, watch::limit_ns()];
     limits.into_iter().flatten().min()
 }
 
@@ -212,12 +214,14 @@ pub(crate) fn look_limit_ns() -> Option<u64> {
 /// looks at turns when it is time to.
 pub(crate) fn look_after() {
     let is_due = watch::is_due();
-    if !is_due && !carriers::are_any() && !spares::are_any() {
+    let is_idle = !carriers::are_any() && !spares::are_any() && !listener::is_paused();
+    if !is_due && is_idle {
         return;
     }
     if let Some(_held) = LOCK.try_lock() {
         carriers::look_after();
         spares::look_after(sys::now_ns());
+        listener::withdraw();
         if is_due {
             watch::look();
         }

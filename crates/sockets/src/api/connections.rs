@@ -364,8 +364,8 @@ pub unsafe fn shutdown(fd: c_int, how: c_int) -> c_int {
             errno::keep(|| shutting(&c, how));
         }
     } else {
-        // The kernel shuts one that is not connected, too (inet_shutdown in net/ipv4/af_inet.c). One
-        // that listens does not any more, unless only its sending half is shut.
+        // The kernel shuts one that is not connected, too (inet_shutdown in net/ipv4/af_inet.c). A
+        // listener does not listen any more, unless only its sending half is shut.
         descriptors::change_fresh(fd, FRESH_ODD, true);
         if listener::are_any() && matches!(how, libc::SHUT_RD | libc::SHUT_RDWR) {
             errno::keep(|| listener::closing(fd));

@@ -127,8 +127,8 @@ pub unsafe fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
 
 /// `to` is a duplicate of `from`, or no descriptor. Returns the result of the call.
 fn note_duplicate(from: c_int, to: c_int) -> c_int {
-    if to >= 0 && books::is_served(from) {
-        errno::keep(|| listener::used_otherwise(from));
+    if to >= 0 && listener::are_any() {
+        errno::keep(|| listener::duplicated(from));
     }
     if kept::has_any() && to >= 0 && from != to {
         kept::closing(to);

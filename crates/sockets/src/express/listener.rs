@@ -8,7 +8,7 @@
 //! ([`super::returning`]), where another process may listen at the same address.
 
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use libc::{EPOLLET, EPOLLIN, EPOLLONESHOT, epoll_event};
 use toehold_stream::express::{Queued, Turn};
@@ -24,10 +24,52 @@ use crate::epoll::parked;
 use crate::pairs::Pair;
 use crate::sys;
 
-/// Listeners that are known, by number plus one, and their backlogs.
-static KNOWN: [(AtomicI32, AtomicU32); KNOWN_MAX] =
-    [const { (AtomicI32::new(0), AtomicU32::new(0)) }; KNOWN_MAX];
+/// A listener that is known.
+struct Known {
+    /// Plus one; 0 for none.
+    number: AtomicI32,
+    backlog: AtomicU32,
+    /// In how many instances of epoll it is, as far as is known; or [`UNANSWERABLE`].
+    waits: AtomicU32,
+}
+
+/// It has another number, by which the program may wait where we cannot answer.
+const UNANSWERABLE: u32 = u32::MAX;
 const KNOWN_MAX: usize = 16;
+static KNOWN: [Known; KNOWN_MAX] = [const {
+    Known {
+        number: AtomicI32::new(0),
+        backlog: AtomicU32::new(0),
+        waits: AtomicU32::new(0),
+    }
+}; KNOWN_MAX];
+
+impl Known {
+    fn is(&self, fd: i32) -> bool {
+        self.number.load(Ordering::Relaxed) == fd + 1
+    }
+
+    fn at(fd: i32) -> Option<&'static Known> {
+        KNOWN.iter().find(|known| known.is(fd))
+    }
+
+    /// It is in one more instance. True when it was in none.
+    fn is_first_wait(&self) -> bool {
+        let waits = self.waits.load(Ordering::Relaxed);
+        let more = waits.saturating_add(1);
+        self.waits.store(more, Ordering::Relaxed);
+        waits == 0
+    }
+
+    /// It has left an instance.
+    fn wait_ends(&self) {
+        let waits = self.waits.load(Ordering::Relaxed);
+        if waits != UNANSWERABLE {
+            let less = waits.saturating_sub(1);
+            self.waits.store(less, Ordering::Relaxed);
+        }
+    }
+}
 
 /// The program listens at `fd`.
 pub(crate) fn listening(fd: i32, backlog: i32) {
@@ -42,29 +84,32 @@ pub(crate) fn listening(fd: i32, backlog: i32) {
     if !super::is_on() {
         return;
     }
-    let is_it = |known: &&(AtomicI32, AtomicU32)| known.0.load(Ordering::Relaxed) == fd + 1;
-    let is_free = |known: &&(AtomicI32, AtomicU32)| known.0.load(Ordering::Relaxed) == 0;
-    let place = KNOWN
-        .iter()
-        .find(is_it)
-        .or_else(|| KNOWN.iter().find(is_free));
-    if let Some((number, places)) = place {
+    let is_free = |known: &&Known| known.number.load(Ordering::Relaxed) == 0;
+    let place = Known::at(fd).or_else(|| {
+        let free = KNOWN.iter().find(is_free)?;
+        free.waits.store(0, Ordering::Relaxed);
+        Some(free)
+    });
+    if let Some(known) = place {
         // A negative backlog is the kernel's largest (`__sys_listen` compares without a sign).
-        places.store(backlog.unsigned_abs().max(1), Ordering::Relaxed);
-        number.store(fd + 1, Ordering::Relaxed);
+        let backlog = backlog.unsigned_abs().max(1);
+        known.backlog.store(backlog, Ordering::Relaxed);
+        known.number.store(fd + 1, Ordering::Relaxed);
     }
 }
 
-fn backlog_of(fd: i32) -> Option<u32> {
-    let known = KNOWN
-        .iter()
-        .find(|known| known.0.load(Ordering::Relaxed) == fd + 1)?;
-    Some(known.1.load(Ordering::Relaxed))
+/// In a child of a fork: what its parent waits with is the parent's.
+pub(super) fn forked() {
+    for known in &KNOWN {
+        if known.waits.load(Ordering::Relaxed) != UNANSWERABLE {
+            known.waits.store(0, Ordering::Relaxed);
+        }
+    }
 }
 
 /// `epoll_ctl` has succeeded on what may be a listener, with instance `number`.
 pub(crate) fn controlled(number: u32, operation: i32, fd: i32, event: Option<&epoll_event>) {
-    let Some(backlog) = backlog_of(fd) else {
+    let Some(known) = Known::at(fd) else {
         return;
     };
     if !may_act() {
@@ -79,16 +124,29 @@ pub(crate) fn controlled(number: u32, operation: i32, fd: i32, event: Option<&ep
     let nothing = epoll_event { events: 0, u64: 0 };
     match (operation, event) {
         // The kernel looks at no event here, whatever the program passes.
-        (libc::EPOLL_CTL_DEL, _) if is_served(fd) => parked::change(registration, &nothing),
+        (libc::EPOLL_CTL_DEL, _) => {
+            known.wait_ends();
+            if is_served(fd) {
+                parked::change(registration, &nothing);
+                pause();
+            }
+        }
         (_, Some(event)) if is_served(fd) => {
             let is_here = INSTANCE.load(Ordering::Relaxed) == number;
             match is_here && is_answerable(event) {
-                true => parked::change(registration, event),
+                true => {
+                    if operation == libc::EPOLL_CTL_ADD {
+                        known.is_first_wait();
+                    }
+                    parked::change(registration, event);
+                    go_on();
+                }
                 false => give_up(),
             }
         }
         (libc::EPOLL_CTL_ADD, Some(event))
-            if FD.load(Ordering::Relaxed) == 0
+            if known.is_first_wait()
+                && FD.load(Ordering::Relaxed) == 0
                 && !IS_OVER.load(Ordering::Relaxed)
                 && is_answerable(event)
                 && sys::is_nonblocking(fd) =>
@@ -97,6 +155,7 @@ pub(crate) fn controlled(number: u32, operation: i32, fd: i32, event: Option<&ep
                 evidence::begin_listener();
                 REGISTRATION.store(registration, Ordering::Relaxed);
                 INSTANCE.store(number, Ordering::Relaxed);
+                let backlog = known.backlog.load(Ordering::Relaxed);
                 BACKLOG.store(backlog, Ordering::Relaxed);
                 FD.store(fd + 1, Ordering::Relaxed);
             }
@@ -142,8 +201,74 @@ fn announce(pair: &Pair) -> bool {
     };
     place.store(core::ptr::from_ref(pair).cast_mut(), Ordering::Relaxed);
     COUNT.store(count as u32 + 1, Ordering::Relaxed);
-    pair.acceptable().open(BACKLOG.load(Ordering::Relaxed));
+    if PAUSED_NS.load(Ordering::Relaxed) == 0 {
+        pair.acceptable().open(BACKLOG.load(Ordering::Relaxed));
+    }
     true
+}
+
+/// When the program removed the listener from its instance; 0 while it is there, and
+/// [`WITHDRAWN`] after what waited was given up.
+static PAUSED_NS: AtomicU64 = AtomicU64::new(0);
+const WITHDRAWN: u64 = u64::MAX;
+/// For so long the listener may be away with connections in its queues: nginx removes it and adds
+/// it again at once, with every 16th connection.
+const PAUSE_NS: u64 = 1_000_000;
+
+/// The program does not wait for connections any more, as a server does that has enough of them.
+/// Others that share the listener are to have those that come. The caller holds the lock.
+fn pause() {
+    PAUSED_NS.store(sys::now_ns(), Ordering::Relaxed);
+    each_pair(|pair| pair.acceptable().close());
+}
+
+/// It waits again. The caller holds the lock.
+fn go_on() {
+    if PAUSED_NS.swap(0, Ordering::Relaxed) != 0 {
+        let backlog = BACKLOG.load(Ordering::Relaxed);
+        each_pair(|pair| pair.acceptable().open(backlog));
+    }
+}
+
+/// True while [`withdraw`] has something to do at some time.
+#[inline]
+pub(super) fn is_paused() -> bool {
+    !matches!(PAUSED_NS.load(Ordering::Relaxed), 0 | WITHDRAWN)
+}
+
+/// When [`withdraw`] is due, in nanoseconds from now.
+pub(super) fn due_in_ns() -> Option<u64> {
+    let since = PAUSED_NS.load(Ordering::Relaxed);
+    let due = || (since.saturating_add(PAUSE_NS)).saturating_sub(sys::now_ns());
+    is_paused().then(due)
+}
+
+/// Gives up what waits for a program that does not come back to its listener. The caller holds the
+/// lock.
+pub(super) fn withdraw() {
+    if due_in_ns() == Some(0) {
+        PAUSED_NS.store(WITHDRAWN, Ordering::Relaxed);
+        give_up_waiting();
+    }
+}
+
+fn each_pair(each: impl Fn(&Pair)) {
+    for pair in pairs() {
+        // SAFETY: as in `has_any`.
+        if let Some(pair) = unsafe { pair.load(Ordering::Relaxed).as_ref() } {
+            each(pair);
+        }
+    }
+}
+
+/// Connections that nobody accepts are the kernel's. No queue has a place for more. The caller
+/// holds the lock.
+fn give_up_waiting() {
+    // A claim from here on finds no place.
+    carriers::retire_role(Role::Accepting);
+    // A peer that queues all the same withdraws it, or has it lost.
+    let waiting = (0..books::WAITING_MAX).map_while(|_| next());
+    waiting.for_each(drop);
 }
 
 /// The next connection that waits, of each peer in turn. The caller holds the lock.
@@ -194,11 +319,8 @@ pub(crate) fn closing(fd: i32) {
         return;
     }
     let _held = LOCK.lock();
-    if let Some((number, _)) = KNOWN
-        .iter()
-        .find(|known| known.0.load(Ordering::Relaxed) == fd + 1)
-    {
-        number.store(0, Ordering::Relaxed);
+    if let Some(known) = Known::at(fd) {
+        known.number.store(0, Ordering::Relaxed);
     }
     if is_served(fd) {
         stop();
@@ -207,8 +329,8 @@ pub(crate) fn closing(fd: i32) {
 
 /// As [`closing`], of all from `first` to `last`.
 pub(crate) fn closing_range(first: u32, last: u32) {
-    for (number, _) in &KNOWN {
-        let fd = number.load(Ordering::Relaxed) - 1;
+    for known in &KNOWN {
+        let fd = known.number.load(Ordering::Relaxed) - 1;
         if u32::try_from(fd).is_ok_and(|fd| (first..=last).contains(&fd)) {
             closing(fd);
         }
@@ -217,8 +339,8 @@ pub(crate) fn closing_range(first: u32, last: u32) {
 
 /// No listener that the program has now is served later. The caller holds the lock.
 pub(super) fn forget_all() {
-    for (number, _) in &KNOWN {
-        number.store(0, Ordering::Relaxed);
+    for known in &KNOWN {
+        known.number.store(0, Ordering::Relaxed);
     }
 }
 
@@ -228,13 +350,16 @@ pub(crate) fn are_any() -> bool {
     super::is_on()
         && KNOWN
             .iter()
-            .any(|known| known.0.load(Ordering::Relaxed) != 0)
+            .any(|known| known.number.load(Ordering::Relaxed) != 0)
 }
 
 /// An epoll instance is being closed.
 pub(crate) fn instance_closing(number: u32) {
     if FD.load(Ordering::Relaxed) != 0 && INSTANCE.load(Ordering::Relaxed) == number {
         let _held = LOCK.lock();
+        if let Some(known) = Known::at(FD.load(Ordering::Relaxed) - 1) {
+            known.wait_ends();
+        }
         stop();
     }
 }
@@ -245,6 +370,17 @@ pub(crate) fn used_otherwise(fd: i32) {
     if is_served(fd) && may_act() {
         let _held = LOCK.lock();
         give_up();
+    }
+}
+
+/// `fd` has another number now, by which the program may wait for connections.
+pub(crate) fn duplicated(fd: i32) {
+    if let Some(known) = Known::at(fd).filter(|_| may_act()) {
+        let _held = LOCK.lock();
+        known.waits.store(UNANSWERABLE, Ordering::Relaxed);
+        if is_served(fd) {
+            give_up();
+        }
     }
 }
 
@@ -260,17 +396,9 @@ pub(super) fn stop() {
     if FD.swap(0, Ordering::Relaxed) == 0 {
         return;
     }
-    for pair in pairs() {
-        // SAFETY: as in `has_any`.
-        if let Some(pair) = unsafe { pair.load(Ordering::Relaxed).as_ref() } {
-            pair.acceptable().close();
-        }
-    }
-    // A claim from here on finds no place.
-    carriers::retire_role(Role::Accepting);
-    // A peer that queues all the same withdraws it, or has it lost.
-    let waiting = (0..books::WAITING_MAX).map_while(|_| next());
-    waiting.for_each(drop);
+    each_pair(|pair| pair.acceptable().close());
+    give_up_waiting();
+    PAUSED_NS.store(0, Ordering::Relaxed);
     COUNT.store(0, Ordering::Relaxed);
     parked::unlisten(REGISTRATION.swap(0, Ordering::Relaxed));
 }

@@ -41,7 +41,7 @@ pub(crate) fn fresh(fd: i32) -> Option<u64> {
 pub(crate) struct Opening {
     /// Of [`super::destinations`].
     number: u32,
-    /// Whose socket it is.
+    /// The user who made the socket.
     user: u32,
     /// The carrier is to serve further connections.
     pub(crate) is_seed: bool,

@@ -215,8 +215,8 @@ pub(super) fn connection_ends(role: Role) {
     SHARES[role as usize].crowd.is_left();
 }
 
-/// The kernel has connected `fd`, which was `fresh`, to `address`. The caller has asked whether this
-/// process may act.
+/// The kernel has connected `fd`, which was `fresh`, to `address`. The caller has asked whether
+/// this process may act.
 ///
 /// # Safety
 /// `address` is readable for `len`.
