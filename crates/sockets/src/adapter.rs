@@ -236,8 +236,13 @@ fn connect_by_path(address: *const libc::sockaddr_un) -> Option<i32> {
 }
 
 /// A connection of our own by way of the parent's. When it is needed, this process may have another
-/// user or root directory.
+/// user or root directory. With few of them to read already the adapter is asked no more: it may be
+/// stopped, and then descriptors pile up which count for our user. From a thousand on (its limit of
+/// open files) no program of this user could send one.
 fn connect_through(inherited: i32) -> Option<i32> {
+    if sys::bytes_unacknowledged(inherited) > ADOPTIONS_MAX {
+        return None;
+    }
     let mut ends = [-1i32; 2];
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: `ends` is writable for two descriptors.
@@ -266,6 +271,10 @@ fn connect_through(inherited: i32) -> Option<i32> {
     }
     None
 }
+
+/// Bytes of the kernel's that requests to be adopted may occupy which the adapter has not read yet:
+/// some ten of them.
+const ADOPTIONS_MAX: isize = 8 << 10;
 
 /// Has the kernel add our process and user to what we send (`SO_PASSCRED`, unix(7)).
 fn name_sender(fd: i32) -> bool {
@@ -488,5 +497,24 @@ pub(crate) fn tell(message: &Message) {
         && !send(adapter, message, None)
     {
         lose(adapter);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_adapter_that_reads_nothing_gets_few_descriptors() {
+        let mut ends = [-1i32; 2];
+        let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
+        // SAFETY: `ends` is writable for two descriptors.
+        let made = unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) };
+        assert_eq!(made, 0);
+        let children: Vec<i32> = (0..100).map_while(|_| connect_through(ends[0])).collect();
+        assert!((4..=20).contains(&children.len()), "{}", children.len());
+        for fd in children.into_iter().chain(ends) {
+            sys::close(fd);
+        }
     }
 }
