@@ -5,8 +5,8 @@
 //! can enter it. Anything else is refused, with a sentence a person can act on; the caller then
 //! stays on the host path.
 //!
-//! Where it is: `--runtime-dir`, else `$TOEHOLD_RUNTIME_DIR`, else `$XDG_RUNTIME_DIR/toehold`, else
-//! `/tmp/toehold-UID`.
+//! Where it is: `--runtime-dir`, else `$TOEHOLD_RUNTIME_DIR`, else `$XDG_RUNTIME_DIR/toehold` where
+//! that directory is this user's (`sudo -E` leaves another's), else `/tmp/toehold-UID`.
 //!
 //! The *system adapter* serves all users. Its directory is `$TOEHOLD_SYSTEM_DIR`, else
 //! `/run/toehold`: it belongs to root, all users may enter it, and only root may change it.
@@ -34,6 +34,8 @@ impl RuntimeDir {
     ///
     /// Everything [`RuntimeDir::open`] refuses, and a directory that cannot be created.
     pub fn open_or_create(path: &Path) -> Result<RuntimeDir, RuntimeDirError> {
+        check_length(path)?;
+        check_parent(path)?;
         create(path, DIR_MODE)?;
         RuntimeDir::open(path)
     }
@@ -74,6 +76,8 @@ impl RuntimeDir {
     ///
     /// Everything [`RuntimeDir::open_system`] refuses, and a directory that cannot be created.
     pub fn open_or_create_system(path: &Path) -> Result<RuntimeDir, RuntimeDirError> {
+        check_length(path)?;
+        check_parent(path)?;
         if create(path, SYSTEM_DIR_MODE)? {
             // The umask may have taken bits away.
             fs::set_permissions(path, fs::Permissions::from_mode(SYSTEM_DIR_MODE))
@@ -140,7 +144,7 @@ impl RuntimeDir {
 /// Where the runtime directory is when no option names it: the environment's answer, or
 /// `/tmp/toehold-UID`.
 pub fn default_path() -> PathBuf {
-    default_path_from(|name| std::env::var_os(name), user_id())
+    default_path_from(|name| std::env::var_os(name), owner, user_id())
 }
 
 /// Where the system adapter is met: the environment's answer, or `/run/toehold`.
@@ -161,10 +165,19 @@ pub fn default_path_without_ours() -> PathBuf {
             .then(|| std::env::var_os(name))
             .flatten()
     };
-    default_path_from(others, user_id())
+    default_path_from(others, owner, user_id())
 }
 
-fn default_path_from(variable: impl Fn(&str) -> Option<OsString>, uid: u32) -> PathBuf {
+/// The owner of a directory that is there.
+fn owner(path: &Path) -> Option<u32> {
+    fs::metadata(path).ok().map(|entry| entry.uid())
+}
+
+fn default_path_from(
+    variable: impl Fn(&str) -> Option<OsString>,
+    owner: impl Fn(&Path) -> Option<u32>,
+    uid: u32,
+) -> PathBuf {
     // The XDG specification asks for absolute paths and for ignoring any other; a relative path of
     // our own variable would mean another directory after every chdir.
     let absolute = |name| {
@@ -175,7 +188,9 @@ fn default_path_from(variable: impl Fn(&str) -> Option<OsString>, uid: u32) -> P
     if let Some(path) = absolute(OWN_VARIABLE) {
         return path;
     }
-    match absolute("XDG_RUNTIME_DIR") {
+    // Another user could not remove a directory of root's in its own.
+    let is_ours = |base: &PathBuf| owner(base).is_none_or(|owner| owner == uid);
+    match absolute("XDG_RUNTIME_DIR").filter(is_ours) {
         Some(base) => base.join("toehold"),
         None => PathBuf::from(format!("/tmp/toehold-{uid}")),
     }
@@ -301,8 +316,8 @@ impl fmt::Display for RuntimeDirError {
             ),
             RuntimeDirError::ParentOpen { parent } => write!(
                 out,
-                "other users can replace the runtime directory, because {} is writable to them \
-                 without the sticky bit; name another with --runtime-dir",
+                "other users can replace the runtime directory, because {} is theirs or writable \
+                 to them, without the sticky bit; name another with --runtime-dir",
                 parent.display()
             ),
             RuntimeDirError::TooLong { path } => write!(
@@ -349,9 +364,10 @@ fn check_parent(path: &Path) -> Result<(), RuntimeDirError> {
     };
     let entry =
         fs::metadata(parent).map_err(|error| RuntimeDirError::io("look at", parent, error))?;
-    let writable_by_others = entry.mode() & 0o002 != 0;
-    let sticky = entry.mode() & 0o1000 != 0;
-    if writable_by_others && !sticky {
+    let is_writable_by_others = entry.mode() & 0o022 != 0;
+    let is_ours = entry.uid() == user_id() || entry.uid() == ROOT;
+    let is_sticky = entry.mode() & 0o1000 != 0;
+    if (is_writable_by_others || !is_ours) && !is_sticky {
         return Err(RuntimeDirError::ParentOpen {
             parent: parent.into(),
         });
@@ -492,10 +508,26 @@ mod tests {
     fn a_parent_open_to_all_is_refused_unless_sticky() {
         let scratch = scratch();
         let path = scratch.path().join("rt");
-        fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o777)).expect("mode");
-        assert!(matches!(refusal(&path), RuntimeDirError::ParentOpen { .. }));
+        for mode in [0o777, 0o775, 0o757] {
+            fs::set_permissions(scratch.path(), fs::Permissions::from_mode(mode)).expect("mode");
+            assert!(matches!(refusal(&path), RuntimeDirError::ParentOpen { .. }));
+        }
         fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o1777)).expect("mode");
         RuntimeDir::open_or_create(&path).expect("sticky like /tmp");
+    }
+
+    #[test]
+    fn nothing_is_made_in_a_directory_of_another_user() {
+        if user_id() != 0 {
+            return;
+        }
+        let scratch = scratch();
+        std::os::unix::fs::chown(scratch.path(), Some(65_534), None).expect("chown");
+        let path = scratch.path().join("rt");
+        assert!(matches!(refusal(&path), RuntimeDirError::ParentOpen { .. }));
+        let system = RuntimeDir::open_or_create_system(&path).expect_err("another's");
+        assert!(matches!(system, RuntimeDirError::ParentOpen { .. }));
+        assert!(!path.exists());
     }
 
     #[test]
@@ -549,16 +581,29 @@ mod tests {
 
     #[test]
     fn the_environment_is_asked_in_order() {
+        let ours = |_: &Path| Some(7);
         let both = |name: &str| match name {
             "TOEHOLD_RUNTIME_DIR" => Some("/run/mine".into()),
             "XDG_RUNTIME_DIR" => Some("/run/user/7".into()),
             _ => None,
         };
-        assert_eq!(default_path_from(both, 7), Path::new("/run/mine"));
+        assert_eq!(default_path_from(both, ours, 7), Path::new("/run/mine"));
         let xdg = |name: &str| (name == "XDG_RUNTIME_DIR").then(|| "/run/user/7".into());
-        assert_eq!(default_path_from(xdg, 7), Path::new("/run/user/7/toehold"));
-        assert_eq!(default_path_from(|_| None, 7), Path::new("/tmp/toehold-7"));
+        assert_eq!(
+            default_path_from(xdg, ours, 7),
+            Path::new("/run/user/7/toehold")
+        );
+        let another_s = |_: &Path| Some(1000);
+        let path = default_path_from(xdg, another_s, 7);
+        assert_eq!(path, Path::new("/tmp/toehold-7"));
+        assert_eq!(
+            default_path_from(|_| None, ours, 7),
+            Path::new("/tmp/toehold-7")
+        );
         let relative = |_: &str| Some("here".into());
-        assert_eq!(default_path_from(relative, 7), Path::new("/tmp/toehold-7"));
+        assert_eq!(
+            default_path_from(relative, ours, 7),
+            Path::new("/tmp/toehold-7")
+        );
     }
 }

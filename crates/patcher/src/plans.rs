@@ -164,7 +164,12 @@ fn path(named: Option<&CStr>) -> Vec<u8> {
         let status = system::status(libc::AT_FDCWD, path, 0);
         status.is_ok_and(|status| status.st_mode & libc::S_IFMT == libc::S_IFDIR)
     };
-    let named = named.filter(|path| path.to_bytes().starts_with(b"/"));
+    // Another user could not remove a directory of root's in its own.
+    let is_another_s = |path: &&CStr| {
+        let status = system::status(libc::AT_FDCWD, path, 0);
+        status.is_ok_and(|status| status.st_uid != system::user())
+    };
+    let named = named.filter(|path| path.to_bytes().starts_with(b"/") && !is_another_s(path));
     let mut path = Vec::new();
     match named.or_else(|| Some(usual).filter(is_directory)) {
         Some(runtime) => {
@@ -295,6 +300,19 @@ mod tests {
 
     fn name(program: Version) -> String {
         Name::of(program).to_str().expect("digits").into()
+    }
+
+    #[test]
+    fn plans_are_not_kept_in_another_user_s_directory() {
+        let scratch = tempfile::tempdir().expect("room");
+        let mut named = scratch.path().as_os_str().as_bytes().to_vec();
+        named.push(0);
+        let named = CStr::from_bytes_with_nul(&named).expect("no null bytes");
+        assert!(path(Some(named)).starts_with(named.to_bytes()));
+        // Only root gives a directory away.
+        if chown(scratch.path(), Some(65_534), None).is_ok() {
+            assert!(!path(Some(named)).starts_with(named.to_bytes()));
+        }
     }
 
     struct Bench {
