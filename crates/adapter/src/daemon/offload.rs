@@ -2,13 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::io::Read;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU8;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 use crate::memfd;
+use crate::printable::printable;
 use toehold_channel::liveness::Liveness;
 use toehold_channel::rendezvous::{Kind, Message, NoCapture, unmapped};
 use toehold_tcp::{Duration, Keepalive};
@@ -112,22 +112,17 @@ impl Daemon {
         }
     }
 
-    /// Changes one of the engine's settings: a memfd holds `NAME=VALUE`. The memfd of the answer
-    /// says why nothing was changed.
+    /// Changes one of the engine's settings: a sealed memfd holds `NAME=VALUE`. The memfd of the
+    /// answer says why nothing was changed.
     pub(super) fn handle_set(&mut self, id: ClientId, said: OwnedFd) -> Result<(), Fault> {
-        let mut text = String::new();
-        let read = File::from(said).take(SETTING_BYTES_MAX);
-        let is_read = { read }.read_to_string(&mut text).is_ok();
-        let setting = text.split_once('=').filter(|_| is_read);
         let is_operator = self.is_operator(id);
-        let changed = match (setting, &mut self.engine) {
+        let changed = match &mut self.engine {
             _ if !is_operator => Err("only the adapter's own user and root may".to_owned()),
-            (None, _) => Err(format!("`{text}` is no NAME=VALUE")),
-            (_, None) => Err("the adapter has no TCP engine".to_owned()),
-            (Some((word, value)), Some(engine)) => engine.change(word, value),
+            None => Err("the adapter has no TCP engine".to_owned()),
+            Some(engine) => change(engine, said.as_fd()),
         };
         match changed {
-            Ok(()) => {
+            Ok(text) => {
                 self.log.answer(&format!("set {text}"));
                 self.answer(id, 1, None)
             }
@@ -228,8 +223,20 @@ impl Daemon {
     }
 }
 
+/// Makes the change that a file asks for, and returns the file's words.
+fn change(engine: &mut Engine, said: BorrowedFd<'_>) -> Result<String, String> {
+    let bytes = memfd::contents(said, SETTING_BYTES_MAX);
+    let bytes = bytes.map_err(|_| "a setting comes in a sealed file in memory".to_owned())?;
+    let text = printable(&String::from_utf8_lossy(&bytes));
+    let Some((word, value)) = text.split_once('=') else {
+        return Err(format!("`{text}` is no NAME=VALUE"));
+    };
+    engine.change(word, value)?;
+    Ok(text)
+}
+
 /// The longest setting that is read.
-const SETTING_BYTES_MAX: u64 = 4_096;
+const SETTING_BYTES_MAX: usize = 4_096;
 
 fn address(ip: [u8; 16], port: u16) -> SocketAddr {
     let ip = unmapped(ip).map_or(IpAddr::from(ip), IpAddr::from);
