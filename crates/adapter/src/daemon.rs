@@ -13,6 +13,7 @@ mod budgets;
 mod connection;
 mod connections;
 mod family;
+mod foreign;
 mod introductions;
 mod log;
 mod manager;
@@ -23,6 +24,7 @@ mod poller;
 mod privileges;
 mod proving;
 mod rules;
+mod tick;
 
 use crate::descriptors;
 use crate::diag::Diag;
@@ -41,6 +43,7 @@ use crate::tables::Tables;
 use crate::unserved;
 use budgets::Budgets;
 use connection::Connection;
+use foreign::Foreign;
 use log::Log;
 use manager::Manager;
 use observation::Observation;
@@ -54,6 +57,7 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tick::Tick;
 
 pub use poller::Stopper;
 
@@ -278,6 +282,7 @@ pub fn run(options: Options) -> Result<(), Error> {
     daemon.catch_signals()?;
     daemon.hail();
     if is_system {
+        daemon.begin_to_tick().map_err(os("make a timer for"))?;
         privileges::filter_calls().map_err(os("filter system calls for"))?;
     }
     daemon.serve()
@@ -312,6 +317,9 @@ pub struct Daemon {
     client_next: u64,
     /// Messages handled in this turn, by user. Only the system adapter counts them.
     heard: BTreeMap<u32, usize>,
+    foreign: Foreign,
+    /// Ends waits of a client's making. A user's own adapter does without.
+    tick: Option<Tick>,
     /// Clients whose socket will take more when the kernel has fewer descriptors in flight.
     throttled: BTreeSet<ClientId>,
     pressure: Pressure,
@@ -456,6 +464,8 @@ impl Daemon {
             clients: BTreeMap::new(),
             client_next: 1,
             heard: BTreeMap::new(),
+            foreign: Foreign::default(),
+            tick: None,
             throttled: BTreeSet::new(),
             pressure: Pressure::default(),
             observation,
@@ -500,6 +510,10 @@ impl Daemon {
     /// # Errors
     /// When waiting for events fails, which only a broken kernel does.
     pub fn serve(&mut self) -> Result<(), Error> {
+        if self.options.is_system {
+            let ticks = self.begin_to_tick();
+            ticks.map_err(|source| self.os_error("make a timer for", source))?;
+        }
         let dir = &self.options.runtime_dir;
         self.log
             .say("state", || format!("listening in {}", dir.display()));
@@ -508,6 +522,14 @@ impl Daemon {
         let served = self.serve_clients();
         manager.stopping();
         served
+    }
+
+    /// From here on no wait of a client's making lasts, on this thread.
+    fn begin_to_tick(&mut self) -> io::Result<()> {
+        if self.tick.is_none() {
+            self.tick = Some(Tick::new()?);
+        }
+        Ok(())
     }
 
     /// Asks programs that an earlier adapter has served to come to this one.
@@ -529,6 +551,10 @@ impl Daemon {
             let timeout = self.timeout();
             let waited = self.poller.wait(&mut events, timeout);
             waited.map_err(|source| self.os_error("wait for clients of", source))?;
+            let has_events = !events.is_empty();
+            if let Some(tick) = &self.tick {
+                tick.begin();
+            }
             for event in events.drain(..) {
                 match event.source {
                     Source::Stop => {
@@ -545,12 +571,22 @@ impl Daemon {
                 }
             }
             self.settle();
+            match &self.tick {
+                Some(tick) if has_events => tick.end(),
+                Some(tick) => tick.stop(),
+                None => {}
+            }
             if self.is_idle_for_long() && self.can_leave() {
                 self.log
                     .say("idle", || "no client for long: leaving".into());
                 return Ok(());
             }
         }
+    }
+
+    /// The ticks so far: another number after some work tells that it has taken long.
+    fn ticks(&self) -> u32 {
+        self.tick.as_ref().map_or(0, Tick::count)
     }
 
     /// Ends every turn with the work that events have made possible.

@@ -1,10 +1,21 @@
 //! How many descriptors the adapter may have, and for what.
 //!
-//! A client needs two, a pair of processes one, each eight of its channels one, and each connection
-//! of an engine one for its carrier. Channels and carriers come by the thousand, carriers also
-//! because remotes connect. Each kind has its part, so that the adapter still answers its programs.
+//! A client needs two, its table one more with the system adapter, a pair of processes one, each
+//! eight of its channels one, and each connection of an engine one for its carrier. Channels and
+//! carriers come by the thousand, carriers also because remotes connect. Each kind has its part, so
+//! that the adapter still answers its programs.
 
+use rustix::fs::fcntl_get_seals;
 use rustix::process::{Resource, getrlimit, setrlimit};
+use std::os::fd::BorrowedFd;
+
+/// Whether `close` of a descriptor from elsewhere asks nobody, so that it does not wait, or only as
+/// long as no signal comes: a socket, or a file in memory. Neither question reaches the file's
+/// owner.
+pub(crate) fn closes_at_once(descriptor: BorrowedFd<'_>) -> bool {
+    crate::listener::number_of(descriptor, libc::SO_TYPE).is_ok()
+        || fcntl_get_seals(descriptor).is_ok()
+}
 
 /// Takes all that the process may have.
 pub(crate) fn raise_limit() {

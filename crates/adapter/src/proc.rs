@@ -6,6 +6,7 @@ use crate::tables::FileKey;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsStr;
 use std::fs;
+use std::io::{BufRead, BufReader, Read};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -369,12 +370,6 @@ impl Mappings {
         let name = lines.find_map(|line| Some(line.split_once(REFUSAL_NAME)?.1))?;
         Some(name.strip_suffix(" (deleted)").unwrap_or(name))
     }
-
-    /// Whether a file is among them.
-    pub(crate) fn have(&self, file: FileKey) -> bool {
-        let mut lines = self.0.lines();
-        lines.any(|line| parse_mapping(line) == Some(file))
-    }
 }
 
 /// How `/proc` calls a family's table.
@@ -393,8 +388,29 @@ pub(crate) fn table_descriptor(pid: u32) -> Option<u32> {
 
 /// Whether a process has a file mapped.
 pub(crate) fn has_mapped(pid: u32, file: FileKey) -> bool {
-    Mappings::of(pid).is_some_and(|mappings| mappings.have(file))
+    has_mapped_within(pid, file, &mut { MAPPINGS_BYTES_MAX })
 }
+
+/// Whether a process has a file mapped, as far as `bytes_left` of its mappings tell: what is read
+/// is taken off. A process may have 65,530 mappings with names of 4,096 bytes.
+pub(crate) fn has_mapped_within(pid: u32, file: FileKey, bytes_left: &mut u64) -> bool {
+    let Ok(maps) = fs::File::open(format!("/proc/{pid}/maps")) else {
+        return false;
+    };
+    let mut maps = BufReader::new(maps.take(*bytes_left));
+    let mut line = Vec::new();
+    while let Ok(1..) = maps.read_until(b'\n', &mut line) {
+        *bytes_left -= line.len() as u64;
+        if std::str::from_utf8(&line).is_ok_and(|line| parse_mapping(line) == Some(file)) {
+            return true;
+        }
+        line.clear();
+    }
+    false
+}
+
+/// Read of the mappings of one process: some 80,000 of them.
+const MAPPINGS_BYTES_MAX: u64 = 8 << 20;
 
 /// The file of one line of `/proc/PID/maps`: `from-to access offset major:minor inode path`.
 fn parse_mapping(line: &str) -> Option<FileKey> {
@@ -599,6 +615,11 @@ mod tests {
         };
         assert!(!has_mapped(own_pid, other));
         assert!(!has_mapped(0, file));
+        // However much there is, no more is read.
+        let mut bytes_left = 1000;
+        assert!(!has_mapped_within(own_pid, other, &mut bytes_left));
+        assert_eq!(bytes_left, 0);
+        assert!(!has_mapped_within(own_pid, file, &mut bytes_left));
     }
 
     #[test]

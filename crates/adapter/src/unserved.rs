@@ -5,6 +5,8 @@
 //! the library, and run without it. An adapter that has taken the place of one that died finds the
 //! former, and asks them to come ([`hail`]).
 
+use crate::descriptors::closes_at_once;
+use crate::diag::Diag;
 use crate::proc::{self, Environment, Mappings};
 use crate::registry::{Limits, Policy, Registry, TableId};
 use crate::status::{self, Client};
@@ -13,7 +15,7 @@ use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open}
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::OpenOptions;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, IntoRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
@@ -104,7 +106,14 @@ fn shared(pid: u32, number: u32) -> Option<OwnedFd> {
     let pid = Pid::from_raw(pid.try_into().ok()?)?;
     let process = pidfd_open(pid, PidfdFlags::empty()).ok()?;
     let number = number.try_into().ok()?;
-    pidfd_getfd(&process, number, PidfdGetfdFlags::empty()).ok()
+    let shared = pidfd_getfd(&process, number, PidfdGetfdFlags::empty()).ok()?;
+    if !closes_at_once(shared.as_fd()) {
+        // Another file by now, or one that only has the name: whoever serves it may be asked when
+        // it is closed, and not answer.
+        let _ = shared.into_raw_fd();
+        return None;
+    }
+    Some(shared)
 }
 
 /// Asks programs that met an earlier adapter in a directory to come to the one that listens there

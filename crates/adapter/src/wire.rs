@@ -26,7 +26,7 @@ pub enum Received {
 /// # Errors
 /// What `recvmsg` answers; `WouldBlock` when there is nothing.
 pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Received> {
-    receive_with(socket, 0).map(|(received, _)| received)
+    receive_with(socket, 0).map(|heard| heard.received)
 }
 
 /// The sender of a message, by the kernel's account at that moment (`SCM_CREDENTIALS`, unix(7)):
@@ -38,6 +38,17 @@ pub struct Sender {
     pub pid: u32,
     /// Its real user.
     pub uid: u32,
+}
+
+/// A message as it came, and all that came beside it.
+#[derive(Debug)]
+pub struct Heard {
+    /// The message.
+    pub received: Received,
+    /// Its sender, if the kernel says so.
+    pub sender: Option<Sender>,
+    /// Descriptors beside one that is stripped, or nonsense.
+    pub leftover: Vec<OwnedFd>,
 }
 
 /// Has the kernel say of each message who sent it. Either end of a socket may ask; messages that
@@ -69,21 +80,18 @@ pub fn ask_for_senders(socket: BorrowedFd<'_>) -> io::Result<()> {
 /// # Errors
 /// What `recvmsg` answers; `WouldBlock` when there is nothing.
 pub fn try_receive(socket: BorrowedFd<'_>) -> io::Result<Received> {
-    try_receive_from(socket).map(|(received, _)| received)
+    try_receive_from(socket).map(|heard| heard.received)
 }
 
 /// As [`try_receive`], and who sent it.
 ///
 /// # Errors
 /// What `recvmsg` answers; `WouldBlock` when there is nothing.
-pub fn try_receive_from(socket: BorrowedFd<'_>) -> io::Result<(Received, Option<Sender>)> {
+pub fn try_receive_from(socket: BorrowedFd<'_>) -> io::Result<Heard> {
     receive_with(socket, libc::MSG_DONTWAIT)
 }
 
-fn receive_with(
-    socket: BorrowedFd<'_>,
-    flags: libc::c_int,
-) -> io::Result<(Received, Option<Sender>)> {
+fn receive_with(socket: BorrowedFd<'_>, flags: libc::c_int) -> io::Result<Heard> {
     // One byte more than a message, so that a longer one is seen to be longer.
     let mut bytes = [0u8; MESSAGE_BYTES + 1];
     let mut control = Control::new();
@@ -103,19 +111,20 @@ fn receive_with(
     // SAFETY: `recvmsg` filled `header` and its control buffer, and nobody has taken the
     // descriptors yet.
     let (descriptors, sender) = unsafe { take_control(&header) };
-    if length == 0 && descriptors.is_empty() {
-        return Ok((Received::Closed, None));
-    }
-    if header.msg_flags & libc::MSG_TRUNC != 0 {
-        return Ok((Received::Nonsense(MessageError::Foreign), sender));
-    }
+    let is_cut = header.msg_flags & libc::MSG_TRUNC != 0;
     let is_stripped = header.msg_flags & libc::MSG_CTRUNC != 0;
-    let received = match Message::parse(&bytes[..length as usize]) {
-        Ok((message, kind)) if is_stripped => Received::Stripped(message, kind),
-        Ok((message, kind)) => Received::Message(message, kind, descriptors),
-        Err(error) => Received::Nonsense(error),
+    let (received, leftover) = match Message::parse(&bytes[..length as usize]) {
+        _ if length == 0 && descriptors.is_empty() => (Received::Closed, descriptors),
+        _ if is_cut => (Received::Nonsense(MessageError::Foreign), descriptors),
+        Ok((message, kind)) if is_stripped => (Received::Stripped(message, kind), descriptors),
+        Ok((message, kind)) => (Received::Message(message, kind, descriptors), Vec::new()),
+        Err(error) => (Received::Nonsense(error), descriptors),
     };
-    Ok((received, sender))
+    Ok(Heard {
+        received,
+        sender,
+        leftover,
+    })
 }
 
 /// Sends one message. Blocks only when the socket does; never raises `SIGPIPE`.

@@ -8,7 +8,7 @@ use std::io::{Seek, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use support::program::Program;
-use support::{Adapter, FakeLibrary, FakeTable, Scratch, connect};
+use support::{Adapter, FakeLibrary, FakeTable, Scratch, connect, send_many};
 use toehold_adapter::client;
 use toehold_adapter::memfd;
 use toehold_adapter::wire::{self, Received};
@@ -177,7 +177,11 @@ fn a_flood_of_descriptors_leaves_none_behind() {
     let file = tempfile::tempfile().expect("file");
     for _ in 0..20 {
         let socket = connect(&scratch.path());
-        send_many(socket.as_fd(), file.as_raw_fd(), DESCRIPTORS);
+        send_many(
+            &socket,
+            &Message::new(Kind::Ping),
+            &[file.as_fd(); DESCRIPTORS],
+        );
         assert!(is_dropped(socket));
     }
     // The adapter runs in this process: what it had kept would be among our descriptors.
@@ -187,39 +191,6 @@ fn a_flood_of_descriptors_leaves_none_behind() {
     let links = own.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
     assert_eq!(links.filter(|link| *link == target).count(), 1);
     assert_serves(&scratch);
-}
-
-/// A ping with one descriptor many times over.
-fn send_many(socket: BorrowedFd<'_>, fd: i32, count: usize) {
-    let message = Message::new(Kind::Ping);
-    let bytes = message.as_bytes();
-    let payload = (count * size_of::<i32>()) as u32;
-    let mut control = vec![0u64; 128];
-    let mut part = libc::iovec {
-        iov_base: bytes.as_ptr().cast_mut().cast(),
-        iov_len: bytes.len(),
-    };
-    // SAFETY: the control buffer is aligned and has room for the header and `count` descriptors.
-    let sent = unsafe {
-        let mut header: libc::msghdr = std::mem::zeroed();
-        header.msg_iov = &mut part;
-        header.msg_iovlen = 1;
-        header.msg_control = control.as_mut_ptr().cast();
-        header.msg_controllen = libc::CMSG_SPACE(payload) as _;
-        assert!(header.msg_controllen <= size_of_val(&control[..]));
-        let first = libc::CMSG_FIRSTHDR(&header);
-        (*first).cmsg_level = libc::SOL_SOCKET;
-        (*first).cmsg_type = libc::SCM_RIGHTS;
-        (*first).cmsg_len = libc::CMSG_LEN(payload) as _;
-        for index in 0..count {
-            libc::CMSG_DATA(first)
-                .cast::<i32>()
-                .add(index)
-                .write_unaligned(fd);
-        }
-        libc::sendmsg(socket.as_raw_fd(), &header, libc::MSG_NOSIGNAL)
-    };
-    assert_eq!(sent, bytes.len() as isize);
 }
 
 #[test]

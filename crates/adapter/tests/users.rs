@@ -3,12 +3,14 @@
 
 mod support;
 
-use std::io::{Read, Write};
-use std::os::fd::{AsFd, AsRawFd};
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use support::sockets::connection;
 use support::{Adapter, FakeLibrary, FakeTable, Scratch, as_user, become_user, try_connect};
+use toehold_adapter::client;
 use toehold_adapter::daemon::Options;
 use toehold_adapter::wire;
 use toehold_channel::rendezvous::{Kind, Message, mapped};
@@ -20,6 +22,11 @@ const STRANGER: u32 = 60_003;
 
 /// A system adapter; `None`, said loudly, without root.
 fn start() -> Option<(Scratch, Adapter)> {
+    start_after(|_| ())
+}
+
+/// A system adapter that reads nothing before `act` is done.
+fn start_after(act: impl FnOnce(&Scratch)) -> Option<(Scratch, Adapter)> {
     // SAFETY: cannot fail.
     if unsafe { libc::geteuid() } != 0 {
         let _ = writeln!(std::io::stderr(), "SKIPPED: the system adapter needs root");
@@ -32,7 +39,8 @@ fn start() -> Option<(Scratch, Adapter)> {
         foreground: false,
         ..Options::system(scratch.path())
     };
-    Some((scratch, Adapter::start_with(options)))
+    let adapter = Adapter::start_after(options, || act(&scratch));
+    Some((scratch, adapter))
 }
 
 /// A library of a user.
@@ -256,4 +264,125 @@ fn only_root_is_told_the_status() {
         "not even its own: it can read its table itself"
     );
     assert_eq!(asked(0), 1);
+}
+
+/// The adapter answers within the two seconds that a command waits.
+fn assert_answers(scratch: &Scratch) {
+    client::ping(&scratch.path()).expect("it answers");
+}
+
+#[test]
+fn a_setting_that_never_comes_keeps_nobody_waiting() {
+    let Some((scratch, _adapter)) = start() else {
+        return;
+    };
+    let (empty, _writer) = std::io::pipe().expect("pipe");
+    let _stranger = as_user(STRANGER, || {
+        let socket = try_connect(&scratch.path()).expect("connected");
+        wire::send(socket.as_fd(), &Message::new(Kind::Set), &[empty.as_fd()]).expect("sent");
+        socket
+    });
+    assert_answers(&scratch);
+}
+
+/// A socket whose last `close` waits for an hour: its peer does not read. The peer's end, to be
+/// kept for as long.
+fn lingering() -> (TcpStream, TcpStream) {
+    let (one, other) = connection();
+    one.set_nonblocking(true).expect("a socket");
+    while (&one).write(&[0; 65_536]).is_ok() {}
+    let linger = libc::linger {
+        l_onoff: 1,
+        l_linger: 3600,
+    };
+    // SAFETY: `linger` is valid for its length.
+    let set = unsafe {
+        libc::setsockopt(
+            one.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_LINGER,
+            (&raw const linger).cast(),
+            size_of_val(&linger) as libc::socklen_t,
+        )
+    };
+    assert_eq!(set, 0);
+    (one, other)
+}
+
+#[test]
+fn a_socket_that_lingers_keeps_nobody_waiting() {
+    let mut peers = Vec::new();
+    // The adapter closes the last descriptor of each: it was shown, it came beside too many
+    // others, it was on its way when its client was dropped.
+    let started = start_after(|scratch| {
+        for way in 0..3 {
+            let (one, other) = lingering();
+            peers.push(other);
+            let stranger = library(scratch, STRANGER);
+            let pair = |shown: &[BorrowedFd<'_>]| {
+                let (entry, generation) = stranger.table.open(0, false);
+                let message = Message {
+                    entry,
+                    generation,
+                    ..Message::new(Kind::Pair)
+                };
+                as_user(STRANGER, || {
+                    support::send_many(&stranger.socket, &message, shown)
+                });
+            };
+            match way {
+                0 => pair(&[one.as_fd()]),
+                1 => pair(&[other_file().as_fd(), other_file().as_fd(), one.as_fd()]),
+                _ => {
+                    as_user(STRANGER, || {
+                        let hello = Message::new(Kind::Hello);
+                        wire::send(stranger.socket.as_fd(), &hello, &[]).expect("sent");
+                    });
+                    pair(&[one.as_fd()]);
+                }
+            }
+        }
+    });
+    let Some((scratch, _adapter)) = started else {
+        return;
+    };
+    let _peers = peers;
+    assert_answers(&scratch);
+    // Each is read in a turn of its own.
+    assert_answers(&scratch);
+    let (server, client) = (library(&scratch, SERVER), library(&scratch, CLIENT));
+    as_user(SERVER, || server.pair(true, 84, 5004));
+    as_user(CLIENT, || client.pair(false, 5004, 84));
+    assert_eq!(server.offer().message.pair, client.offer().message.pair);
+}
+
+/// A socket without consequences.
+fn other_file() -> UnixStream {
+    UnixStream::pair().expect("pair").0
+}
+
+/// Its owner may be a program that answers no `close` (FUSE), and one that waits there cannot be
+/// killed.
+#[test]
+fn a_file_that_is_neither_socket_nor_memory_is_not_closed_by_the_system_adapter() {
+    /// As many as it keeps for a user.
+    const KEPT: usize = 4;
+    let Some((scratch, _adapter)) = start() else {
+        return;
+    };
+    for _ in 0..KEPT {
+        let (mut reader, writer) = std::io::pipe().expect("pipe");
+        let stranger = library(&scratch, STRANGER);
+        as_user(STRANGER, || {
+            stranger.pair_showing(false, writer.as_fd());
+        });
+        assert!(stranger.is_dropped());
+        drop(writer);
+        rustix::io::ioctl_fionbio(&reader, true).expect("a pipe");
+        let error = reader.read(&mut [0]).expect_err("open in the adapter");
+        assert_eq!(error.kind(), ErrorKind::WouldBlock);
+    }
+    assert!(!is_served(&scratch, STRANGER), "it has sent too many");
+    assert!(is_served(&scratch, SERVER));
+    assert_answers(&scratch);
 }

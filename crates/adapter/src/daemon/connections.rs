@@ -3,11 +3,12 @@
 use super::connection::{Connection, Flushed, Outgoing, Voucher};
 use super::poller::Source;
 use super::{Daemon, spare_descriptor};
+use crate::descriptors::closes_at_once;
 use crate::proc::{self, Sockets};
 use crate::registry::{ClientId, End, Policy, Process, TableId};
 use crate::runtime_dir::user_id;
 use crate::tables::TableError;
-use crate::wire::{self, Received, Sender};
+use crate::wire::{self, Heard, Received, Sender};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::io;
@@ -33,6 +34,8 @@ pub(super) enum Fault {
     Table(TableError),
     /// It does not take what is sent to it.
     Deaf,
+    /// It sent a file that is neither a socket nor memory.
+    Foreign,
 }
 
 impl Fault {
@@ -45,6 +48,7 @@ impl Fault {
             Fault::OutOfTurn => "did not say hello once and first".into(),
             Fault::Table(error) => format!("sent a table that cannot be used: {error}"),
             Fault::Deaf => "does not take what is sent to it".into(),
+            Fault::Foreign => "sent a file that is neither a socket nor memory".into(),
         }
     }
 }
@@ -59,6 +63,8 @@ pub(super) const CLIENTS_PER_USER_MAX: usize = CLIENTS_MAX / 4;
 const MESSAGES_PER_USER_TURN: usize = 256;
 /// Messages handled for one client before the next one's turn.
 const MESSAGES_PER_TURN: usize = 64;
+/// Read of mappings for one client that has ended: some 20,000 of them.
+const MAPPINGS_BYTES_MAX: u64 = 2 << 20;
 /// Clients taken in before the others' turn.
 const ARRIVALS_PER_TURN: usize = 64;
 
@@ -66,7 +72,14 @@ impl Daemon {
     pub(super) fn handle_arrivals(&mut self) {
         for _ in 0..ARRIVALS_PER_TURN {
             match self.listener.accept() {
-                Ok(socket) => self.admit(socket, None),
+                Ok(socket) => {
+                    let before = self.ticks();
+                    self.admit(socket, None);
+                    // It was turned away with more on its way to us than is soon closed.
+                    if self.ticks() != before {
+                        return;
+                    }
+                }
                 Err(error) => match error.raw_os_error() {
                     Some(libc::EMFILE | libc::ENFILE) => return self.turn_one_away(),
                     Some(libc::EINTR | libc::ECONNABORTED) => {}
@@ -121,6 +134,9 @@ impl Daemon {
         {
             return Some("too many clients of one user");
         }
+        if self.foreign.is_full(connection.uid) {
+            return Some("its user has sent files that are neither sockets nor memory");
+        }
         None
     }
 
@@ -130,8 +146,20 @@ impl Daemon {
             return false;
         };
         let heard = self.heard.entry(client.uid).or_default();
-        *heard += 1;
+        *heard = heard.saturating_add(1);
         *heard > MESSAGES_PER_USER_TURN
+    }
+
+    /// The turn of a client's user is over when its message, or its end, has taken long since
+    /// there were so many `ticks`.
+    fn charge(&mut self, uid: Option<u32>, ticks: u32) {
+        if let Some(uid) = uid.filter(|_| self.ticks() != ticks) {
+            self.heard.insert(uid, usize::MAX);
+        }
+    }
+
+    fn uid_of(&self, id: ClientId) -> Option<u32> {
+        self.clients.get(&id).map(|client| client.uid)
     }
 
     /// Out of descriptors: the client would knock for ever, and keep us awake, were it not let in
@@ -150,39 +178,101 @@ impl Daemon {
             if self.had_its_turn(id) {
                 return;
             }
-            let Some(received) = self.receive(id) else {
+            let (uid, ticks) = (self.uid_of(id), self.ticks());
+            let goes_on = self.handle_next(id);
+            self.charge(uid, ticks);
+            if !goes_on {
                 return;
-            };
-            let handled = match received {
-                Ok((Received::Stripped(message, Kind::Pair), _)) => {
-                    self.handle_stripped_pair(id, &message)
-                }
-                Ok((Received::Message(message, kind, descriptors), sender)) => {
-                    match self.recognise(id, kind, sender) {
-                        Ok(true) => self.handle_message(id, &message, kind, descriptors),
-                        Ok(false) => Ok(()),
-                        Err(fault) => Err(fault),
-                    }
-                }
-                Ok((Received::Nonsense(MessageError::Version(v)), _)) => Err(Fault::Version(v)),
-                Ok((Received::Stripped(..) | Received::Nonsense(_), _)) => Err(Fault::Nonsense),
-                Ok((Received::Closed, _)) => return self.part(id),
-                Err(error) => match error.kind() {
-                    io::ErrorKind::WouldBlock => return,
-                    io::ErrorKind::Interrupted => continue,
-                    _ => return self.part(id),
-                },
-            };
-            self.keep_room();
-            if let Err(fault) = handled {
-                return self.drop_client(id, &fault);
             }
         }
     }
 
+    /// Handles a client's next message. False: there is none now.
+    fn handle_next(&mut self, id: ClientId) -> bool {
+        let Some(heard) = self.receive(id) else {
+            return false;
+        };
+        let handled = match heard {
+            Ok(heard) if matches!(heard.received, Received::Closed) => {
+                self.part(id);
+                return false;
+            }
+            Ok(heard) => self.handle_heard(id, heard),
+            Err(error) => match error.kind() {
+                io::ErrorKind::WouldBlock => return false,
+                io::ErrorKind::Interrupted => Ok(()),
+                _ => {
+                    self.part(id);
+                    return false;
+                }
+            },
+        };
+        self.keep_room();
+        if let Err(fault) = &handled {
+            self.drop_client(id, fault);
+        }
+        handled.is_ok()
+    }
+
+    fn handle_heard(&mut self, id: ClientId, heard: Heard) -> Result<(), Fault> {
+        let Heard {
+            received,
+            sender,
+            leftover,
+        } = heard;
+        self.dispose(id, leftover)?;
+        match received {
+            Received::Stripped(message, Kind::Pair) => self.handle_stripped_pair(id, &message),
+            Received::Message(message, kind, descriptors) => {
+                let descriptors = self.sift(id, descriptors)?;
+                match self.recognise(id, kind, sender)? {
+                    true => self.handle_message(id, &message, kind, descriptors),
+                    false => Ok(()),
+                }
+            }
+            Received::Nonsense(MessageError::Version(version)) => Err(Fault::Version(version)),
+            Received::Stripped(..) | Received::Nonsense(_) | Received::Closed => {
+                Err(Fault::Nonsense)
+            }
+        }
+    }
+
+    /// The descriptors beside a message, if each may be looked at and closed here.
+    fn sift(&mut self, id: ClientId, descriptors: Vec<OwnedFd>) -> Result<Vec<OwnedFd>, Fault> {
+        let mut shown = descriptors.iter();
+        if !self.options.is_system || shown.all(|one| closes_at_once(one.as_fd())) {
+            return Ok(descriptors);
+        }
+        self.dispose(id, descriptors)?;
+        Ok(Vec::new())
+    }
+
+    /// Closes descriptors that nobody is to look at.
+    fn dispose(&mut self, id: ClientId, descriptors: Vec<OwnedFd>) -> Result<(), Fault> {
+        let uid = self.uid_of(id).filter(|_| self.options.is_system);
+        let Some(uid) = uid.filter(|_| !descriptors.is_empty()) else {
+            return Ok(());
+        };
+        if self.foreign.dispose(uid, descriptors) {
+            return Ok(());
+        }
+        if self.foreign.is_full(uid) {
+            let its = self.clients.iter();
+            let its = its.filter(|(other, client)| **other != id && client.uid == uid);
+            let its: Vec<ClientId> = its
+                .filter(|(_, it)| it.is_open())
+                .map(|(&id, _)| id)
+                .collect();
+            for client in its {
+                self.drop_client(client, &Fault::Foreign);
+            }
+        }
+        Err(Fault::Foreign)
+    }
+
     /// A client's next message. The place for a descriptor is kept again at once: the next client
     /// that arrives would take it.
-    fn receive(&mut self, id: ClientId) -> Option<io::Result<(Received, Option<Sender>)>> {
+    fn receive(&mut self, id: ClientId) -> Option<io::Result<Heard>> {
         let socket = self.clients.get(&id).and_then(Connection::socket)?;
         self.room = None;
         let received = wire::try_receive_from(socket);
@@ -350,13 +440,13 @@ impl Daemon {
     }
 
     pub(super) fn handle_process_end(&mut self, id: ClientId) {
-        if self
-            .clients
-            .get(&id)
-            .is_some_and(|client| !client.is_open())
-        {
-            self.bury(id);
+        let is_closed = |client: &Connection| !client.is_open();
+        if self.had_its_turn(id) || !self.clients.get(&id).is_some_and(is_closed) {
+            return;
         }
+        let (uid, ticks) = (self.uid_of(id), self.ticks());
+        self.bury(id);
+        self.charge(uid, ticks);
     }
 
     /// A process has ended. Whoever had channels with it is told, except for those that its family
@@ -427,9 +517,13 @@ impl Daemon {
         let connection = self.clients.get(&id)?;
         let table = connection.table?;
         let file = self.tables.file(table)?;
-        let members = self.tables.get(table)?.members();
-        let mut members = members.map(|own| self.host_pid(table, own));
-        members.find(|&pid| pid != connection.pid && proc::has_mapped(pid, file))
+        let members: BTreeSet<u32> = self.tables.get(table)?.members().collect();
+        let mut members = members.into_iter().map(|own| self.host_pid(table, own));
+        // They are the client's words, and so is how much there is to read of each.
+        let mut bytes_left = MAPPINGS_BYTES_MAX;
+        members.find(|&pid| {
+            pid != connection.pid && proc::has_mapped_within(pid, file, &mut bytes_left)
+        })
     }
 
     /// The number by which we know a process of a family that calls itself `own`: in its pid

@@ -251,6 +251,9 @@ const CALLS: &[libc::c_long] = &[
     libc::SYS_getrandom,
     libc::SYS_clock_gettime,
     libc::SYS_clock_nanosleep,
+    // Waits of a client's making end by a timer's signal.
+    libc::SYS_timer_settime,
+    libc::SYS_timer_delete,
     libc::SYS_rt_sigaction,
     libc::SYS_rt_sigprocmask,
     libc::SYS_rt_sigreturn,

@@ -43,17 +43,26 @@ impl Adapter {
     }
 
     pub(crate) fn start_with(options: Options) -> Adapter {
+        Adapter::start_after(options, || ())
+    }
+
+    /// One that serves only when `act` is done: it listens before, and reads nothing.
+    pub(crate) fn start_after(options: Options, act: impl FnOnce()) -> Adapter {
         raise_descriptor_limit();
         let (ready, bound) = std::sync::mpsc::channel();
+        let (go, may_go) = std::sync::mpsc::channel();
         // The daemon stays on the thread that made it.
         let thread = std::thread::spawn(move || {
             let mut daemon = Daemon::bind(options)?;
             ready
                 .send(daemon.stopper().expect("eventfd"))
                 .expect("the test waits");
+            may_go.recv().expect("the test goes on");
             daemon.serve()
         });
         let stopper = bound.recv().expect("the adapter listens");
+        act();
+        go.send(()).expect("it waits");
         Adapter {
             stopper,
             thread: Some(thread),
@@ -488,6 +497,38 @@ pub(crate) fn try_connect(dir: &Path) -> io::Result<OwnedFd> {
         }
         Ok(socket)
     }
+}
+
+/// Sends a message with more descriptors than any has.
+pub(crate) fn send_many(socket: &OwnedFd, message: &Message, descriptors: &[BorrowedFd<'_>]) {
+    let bytes = message.as_bytes();
+    let payload = size_of_val(descriptors) as u32;
+    let mut control = vec![0u64; 128];
+    let mut part = libc::iovec {
+        iov_base: bytes.as_ptr().cast_mut().cast(),
+        iov_len: bytes.len(),
+    };
+    // SAFETY: the control buffer is aligned and has room for the header and the descriptors.
+    let sent = unsafe {
+        let mut header: libc::msghdr = std::mem::zeroed();
+        header.msg_iov = &mut part;
+        header.msg_iovlen = 1;
+        header.msg_control = control.as_mut_ptr().cast();
+        header.msg_controllen = libc::CMSG_SPACE(payload) as _;
+        assert!(header.msg_controllen <= size_of_val(&control[..]));
+        let first = libc::CMSG_FIRSTHDR(&header);
+        (*first).cmsg_level = libc::SOL_SOCKET;
+        (*first).cmsg_type = libc::SCM_RIGHTS;
+        (*first).cmsg_len = libc::CMSG_LEN(payload) as _;
+        for (index, descriptor) in descriptors.iter().enumerate() {
+            libc::CMSG_DATA(first)
+                .cast::<i32>()
+                .add(index)
+                .write_unaligned(descriptor.as_raw_fd());
+        }
+        libc::sendmsg(socket.as_raw_fd(), &header, libc::MSG_NOSIGNAL)
+    };
+    assert_eq!(sent, bytes.len() as isize);
 }
 
 /// Sets real and effective user of this thread alone; the saved one stays root's.
