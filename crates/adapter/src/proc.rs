@@ -249,6 +249,14 @@ fn unit_of(text: &str) -> Option<String> {
     })
 }
 
+/// The user in whose name a process acts, whoever owns its folder.
+pub(crate) fn effective_user(pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let mut lines = status.lines();
+    let users = lines.find_map(|line| line.strip_prefix("Uid:"))?;
+    users.split_ascii_whitespace().nth(1)?.parse().ok()
+}
+
 /// The inode of the network namespace a process is in.
 pub(crate) fn network_namespace(pid: u32) -> Option<u64> {
     let link = fs::metadata(format!("/proc/{pid}/ns/net"));
@@ -609,6 +617,7 @@ mod tests {
             inode: program.ino(),
         };
         assert!(has_mapped(own_pid, file));
+        assert_eq!(effective_user(own_pid), Some(crate::runtime_dir::user_id()));
         let other = FileKey {
             inode: u64::MAX,
             ..file

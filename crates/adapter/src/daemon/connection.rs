@@ -1,7 +1,7 @@
 //! One client: its socket, its process, and what is still to be sent to it.
 
 use crate::diag::Diag;
-use crate::listener::peer_of;
+use crate::listener::{number_of, owned, peer_of};
 use crate::proc;
 use crate::regions::SharedFd;
 use crate::registry::{End, TableId};
@@ -79,13 +79,17 @@ impl Connection {
     pub(super) fn new(socket: OwnedFd, vouched: Option<Voucher>) -> io::Result<Connection> {
         let peer = peer_of(socket.as_fd())?;
         let pid = peer.pid as u32;
+        let pidfd = open_peer(socket.as_fd(), &peer)?;
+        let (own_pid, unit) = (proc::own_number(pid), proc::unit(pid));
+        // Read before we look: of a process that has ended since, they may be another's.
+        let is_its = pidfd.as_ref().is_some_and(|pidfd| !has_ended(pidfd));
         Ok(Connection {
             pid,
-            own_pid: proc::own_number(pid).unwrap_or(pid),
+            own_pid: own_pid.filter(|_| is_its).unwrap_or(pid),
             uid: peer.uid,
-            unit: proc::unit(pid),
+            unit: unit.filter(|_| is_its),
             vouched,
-            pidfd: open_process(peer.pid)?,
+            pidfd,
             socket: Some(socket),
             table: None,
             asks_since_sweep: 0,
@@ -97,7 +101,11 @@ impl Connection {
 
     /// Queues a message; `false` when there are too many already.
     pub(super) fn queue(&mut self, outgoing: Outgoing) -> bool {
-        if self.outbound.len() >= OUTBOUND_MAX {
+        let most = match outgoing.offer {
+            Some(_) => OUTBOUND_MAX,
+            None => ANSWERS_MAX,
+        };
+        if self.outbound.len() >= most {
             return false;
         }
         self.outbound.push_back(outgoing);
@@ -169,12 +177,33 @@ impl Connection {
     /// Whether the process has ended. One that we cannot see has, as far as we know, when its
     /// socket closes.
     pub(super) fn process_has_ended(&self) -> bool {
-        let Some(pidfd) = &self.pidfd else {
-            return true;
-        };
-        let mut entry = [PollFd::new(pidfd, PollFlags::IN)];
-        poll(&mut entry, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+        self.pidfd.as_ref().is_none_or(has_ended)
     }
+}
+
+/// The process that has connected, or made the two sockets. Its number may be another's by now, so
+/// the kernel is asked for the process itself (`SO_PEERPIDFD`, Linux 6.5). An older one is asked by
+/// number, and what is found is of that user, or not taken.
+fn open_peer(socket: BorrowedFd<'_>, peer: &libc::ucred) -> io::Result<Option<OwnedFd>> {
+    match number_of(socket, SO_PEERPIDFD) {
+        Ok(pidfd) => return owned(pidfd).map(Some),
+        Err(error) => match error.raw_os_error() {
+            Some(libc::ENOPROTOOPT) => {}
+            Some(libc::EMFILE | libc::ENFILE) => return Err(error),
+            // It has ended, or is in another pid namespace.
+            _ => return Ok(None),
+        },
+    }
+    let found = open_process(peer.pid)?;
+    Ok(found.filter(|_| proc::effective_user(peer.pid as u32) == Some(peer.uid)))
+}
+
+/// include/uapi/asm-generic/socket.h.
+const SO_PEERPIDFD: libc::c_int = 77;
+
+fn has_ended(pidfd: &OwnedFd) -> bool {
+    let mut entry = [PollFd::new(pidfd, PollFlags::IN)];
+    poll(&mut entry, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }
 
 /// A process as a descriptor; nothing for one that has ended already or lies outside our pid
@@ -191,4 +220,129 @@ fn open_process(pid: libc::pid_t) -> io::Result<Option<OwnedFd>> {
 }
 
 /// Most messages kept for a client whose socket is full.
-pub(super) const OUTBOUND_MAX: usize = 4096;
+const OUTBOUND_MAX: usize = 4096;
+/// No answer is added to so many: a client waits for one before it asks on.
+const ANSWERS_MAX: usize = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire;
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    use toehold_channel::rendezvous::Kind;
+
+    /// A child with a number, if it can be had: it sleeps.
+    fn child_of_number(mut pid: libc::pid_t) -> Option<libc::pid_t> {
+        // SAFETY: zeroes are a value; the child makes system calls only.
+        unsafe {
+            let mut args: libc::clone_args = std::mem::zeroed();
+            args.exit_signal = libc::SIGCHLD as u64;
+            if pid != 0 {
+                args.set_tid = &raw mut pid as u64;
+                args.set_tid_size = 1;
+            }
+            let made = libc::syscall(libc::SYS_clone3, &raw const args, size_of_val(&args));
+            if made == 0 {
+                libc::pause();
+                libc::_exit(0);
+            }
+            (made > 0).then_some(made as libc::pid_t)
+        }
+    }
+
+    fn end(child: libc::pid_t) {
+        // SAFETY: our child, not reaped yet.
+        unsafe {
+            libc::kill(child, libc::SIGKILL);
+            libc::waitpid(child, std::ptr::null_mut(), 0);
+        }
+    }
+
+    /// Two sockets that a child has made which has ended.
+    fn sockets_of_the_dead() -> (OwnedFd, libc::pid_t) {
+        let (ours, its) = socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .expect("sockets");
+        // SAFETY: the child makes system calls only, and ends without returning.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0, "fork");
+        if child == 0 {
+            let made = socketpair(
+                AddressFamily::UNIX,
+                SocketType::SEQPACKET,
+                SocketFlags::CLOEXEC,
+                None,
+            );
+            if let Ok((one, _)) = made {
+                let _ = wire::send(its.as_fd(), &Message::new(Kind::Ping), &[one.as_fd()]);
+            }
+            // SAFETY: ends this process.
+            unsafe { libc::_exit(0) };
+        }
+        // SAFETY: our child.
+        unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
+        let wire::Received::Message(_, _, mut shown) =
+            wire::receive(ours.as_fd()).expect("a message")
+        else {
+            panic!("no message");
+        };
+        (shown.pop().expect("a socket"), child)
+    }
+
+    #[test]
+    fn a_client_is_not_taken_for_a_later_process_of_its_number() {
+        let (socket, dead) = sockets_of_the_dead();
+        let is_old = number_of(socket.as_fd(), SO_PEERPIDFD)
+            .is_err_and(|error| error.raw_os_error() == Some(libc::ENOPROTOOPT));
+        let Some(later) = child_of_number(dead).filter(|_| !is_old) else {
+            eprintln!("SKIPPED: only root chooses the number of a process, and from Linux 6.5 on");
+            return;
+        };
+        assert_eq!(later, dead);
+        let connection = Connection::new(socket, None).expect("a client");
+        assert_eq!(connection.pid, dead as u32);
+        assert!(connection.process_has_ended());
+        assert_eq!(connection.unit, None);
+        end(later);
+        // Of one that lives it is known.
+        let (socket, _other) = socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .expect("sockets");
+        let connection = Connection::new(socket, None).expect("a client");
+        assert!(!connection.process_has_ended());
+    }
+
+    #[test]
+    fn answers_do_not_pile_up_as_offers_may() {
+        let (socket, _other) = socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .expect("sockets");
+        let mut connection = Connection::new(socket, None).expect("a client");
+        let outgoing = |offer| Outgoing {
+            message: Message::new(Kind::Answer),
+            descriptors: Vec::new(),
+            offer,
+        };
+        let end = End {
+            table: TableId(0),
+            entry: 0,
+            generation: 1,
+        };
+        let answers = (0..OUTBOUND_MAX).take_while(|_| connection.queue(outgoing(None)));
+        assert_eq!(answers.count(), ANSWERS_MAX);
+        let offers = (0..=OUTBOUND_MAX).take_while(|_| connection.queue(outgoing(Some(end))));
+        assert_eq!(offers.count(), OUTBOUND_MAX - ANSWERS_MAX);
+    }
+}
