@@ -458,7 +458,10 @@ impl Daemon {
             registry: Registry::new(limits, options.policy),
             diag: diag.ok(),
             proving,
-            tables: Tables::default(),
+            tables: match options.is_system {
+                true => Tables::of_strangers(),
+                false => Tables::default(),
+            },
             regions: Regions::new(descriptors_max),
             pair_numbers,
             clients: BTreeMap::new(),

@@ -7,10 +7,13 @@
 use crate::memfd::{self, MapError};
 use crate::printable::printable;
 use crate::registry::{End, TableId};
+use rustix::fs::{SeekFrom, seek};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
 use std::io;
+use std::iter;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -20,14 +23,17 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use toehold_channel::express;
 use toehold_channel::rendezvous::meeting_of;
 use toehold_channel::table::{
-    COMMAND_DETACH, COMMAND_EVICT, COMMAND_NONE, COMMAND_PEER_GONE, COMMAND_YIELD, ENTRIES, Entry,
-    EntryState, FAMILY_BIRTH, FAMILY_ORPHAN, FAMILY_PID, FLAG_ACCEPTED, PROGRAM_BYTES, Reason,
-    TABLE_BYTES, Table, WaitMode,
+    COMMAND_DETACH, COMMAND_EVICT, COMMAND_NONE, COMMAND_PEER_GONE, COMMAND_YIELD, ENTRIES,
+    ENTRIES_OFFSET, Entry, EntryState, FAMILY_BIRTH, FAMILY_ORPHAN, FAMILY_PID, FLAG_ACCEPTED,
+    PROGRAM_BYTES, Reason, TABLE_BYTES, Table, WaitMode,
 };
 
 /// The mapped tables.
 #[derive(Debug, Default)]
 pub(crate) struct Tables {
+    /// Whether the file of each stays open, to be asked where it has pages: see
+    /// [`MappedTable::live`].
+    keeps_files: bool,
     mapped: BTreeMap<TableId, (MappedTable, FileKey)>,
     by_file: BTreeMap<FileKey, TableId>,
     next: u64,
@@ -70,6 +76,14 @@ impl fmt::Display for TableError {
 }
 
 impl Tables {
+    /// For tables of users who are not ours.
+    pub(crate) fn of_strangers() -> Tables {
+        Tables {
+            keeps_files: true,
+            ..Tables::default()
+        }
+    }
+
     /// The table behind a descriptor: mapped and verified, or known already. One more user of it.
     pub(crate) fn open(&mut self, file: OwnedFd) -> Result<TableId, TableError> {
         let file = File::from(file);
@@ -78,7 +92,10 @@ impl Tables {
             self.mapped.get_mut(&id).expect("both maps agree").0.users += 1;
             return Ok(id);
         }
-        let table = MappedTable::map(file.into())?;
+        let mut table = MappedTable::map(file.into())?;
+        if !self.keeps_files {
+            table.file = None;
+        }
         let id = TableId(self.next);
         self.next += 1;
         self.mapped.insert(id, (table, key));
@@ -198,6 +215,7 @@ impl Tables {
 pub(crate) struct MappedTable {
     base: NonNull<u8>,
     users: usize,
+    file: Option<OwnedFd>,
 }
 
 impl MappedTable {
@@ -206,7 +224,11 @@ impl MappedTable {
             return Err(TableError::HugePages);
         }
         let base = memfd::map(file.as_fd(), TABLE_BYTES).map_err(TableError::Map)?;
-        let mapped = MappedTable { base, users: 1 };
+        let mapped = MappedTable {
+            base,
+            users: 1,
+            file: Some(file),
+        };
         if mapped.table().is_valid() {
             Ok(mapped)
         } else {
@@ -236,9 +258,16 @@ impl MappedTable {
         used.capped(ENTRIES as u32) as usize
     }
 
-    /// Every live entry, by index.
+    /// Every live entry, by index. Looking into a part of the file that has no pages would make
+    /// them: 29 MB of a table that is empty, and says that all its entries were used. So of a
+    /// stranger's table only the parts with pages are looked into.
     pub(crate) fn live(&self) -> impl Iterator<Item = (u32, &Entry)> {
-        (0..self.entries_used() as u32).filter_map(|index| {
+        let used = self.entries_used() as u32;
+        let with_pages = match &self.file {
+            None => iter::once(0..used).collect(),
+            Some(file) => with_pages(file, used),
+        };
+        with_pages.into_iter().flatten().filter_map(|index| {
             let entry = self.entry(index)?;
             // Acquire pairs with the library's Release store in `tracking::track`.
             let live = entry.state.load(Ordering::Acquire) == EntryState::Live as u32;
@@ -338,6 +367,27 @@ impl Drop for MappedTable {
     }
 }
 
+/// The entries, of the first `used`, that begin where a table's file has pages.
+fn with_pages(file: &OwnedFd, used: u32) -> Vec<Range<u32>> {
+    const START: u64 = ENTRIES_OFFSET as u64;
+    let place = |index: u32| START + u64::from(index) * size_of::<Entry>() as u64;
+    let index = |place: u64| {
+        let index = (place.max(START) - START).div_ceil(size_of::<Entry>() as u64);
+        u32::try_from(index).unwrap_or(used).min(used)
+    };
+    let (mut found, mut at) = (Vec::new(), START);
+    while at < place(used) {
+        // Behind the last page there is no data.
+        let Ok(data) = seek(file, SeekFrom::Data(at)) else {
+            break;
+        };
+        let hole = seek(file, SeekFrom::Hole(data)).unwrap_or(u64::MAX);
+        found.push(index(data)..index(hole));
+        at = hole;
+    }
+    found
+}
+
 /// Whether a memfd is of tmpfs. One made with `MFD_HUGETLB` can carry the same seals.
 fn is_in_ordinary_pages(file: &OwnedFd) -> io::Result<bool> {
     Ok(rustix::fs::fstatfs(file)?.f_type != libc::HUGETLBFS_MAGIC)
@@ -386,6 +436,37 @@ fn swap_command(entry: &Entry, from: u32, to: u32) -> bool {
 mod tests {
     use super::*;
     use std::os::fd::FromRawFd;
+
+    #[test]
+    fn looking_for_live_entries_makes_no_pages() {
+        let blocks = |file: &OwnedFd| rustix::fs::fstat(file).expect("open").st_blocks;
+        let file = memfd::create(c"table", TABLE_BYTES).expect("memfd");
+        let base = memfd::map(file.as_fd(), TABLE_BYTES).expect("mapped");
+        // SAFETY: a mapping of the whole table, which this test never ends.
+        let table = unsafe { Table::at(base.as_ptr()) };
+        table.initialise(1, WaitMode::Event, b"sparse");
+        let used = &table.header().entries_used;
+        used.store(ENTRIES as u32, Ordering::Relaxed);
+        let wanted = [0, 9, 4711, ENTRIES as u32 - 1];
+        for index in wanted {
+            let entry: *const Entry = table.entry(index).expect("in range");
+            // SAFETY: in the mapping, and all atomics.
+            let state = unsafe { &(*entry).state };
+            state.store(EntryState::Live as u32, Ordering::Relaxed);
+        }
+        let before = blocks(&file);
+        let mut tables = Tables::of_strangers();
+        let copy = file.try_clone().expect("a descriptor");
+        let id = tables.open(copy).expect("a table");
+        let opened = tables.get(id).expect("opened");
+        let live: Vec<u32> = opened.live().map(|(index, _)| index).collect();
+        assert_eq!(live, wanted);
+        used.store(100, Ordering::Relaxed);
+        assert_eq!(opened.live().count(), 2);
+        used.store(0, Ordering::Relaxed);
+        assert_eq!(opened.live().count(), 0);
+        assert_eq!(blocks(&file), before);
+    }
 
     /// Sealed and long enough, as a table is; but a fault in it can be fatal.
     #[test]

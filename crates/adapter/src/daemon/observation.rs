@@ -19,8 +19,8 @@ use crate::firewall::Firewall;
 use crate::proc;
 use crate::registry::{End, TableId, Tuple};
 use crate::rules::Observability;
-use crate::tables;
-use std::collections::BTreeMap;
+use crate::tables::{self, MappedTable};
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -41,8 +41,8 @@ pub(super) struct Observation {
     due: Option<Instant>,
     /// The last namespace of a client's that was asked about: many are asked about in turns.
     asked_last: u64,
-    /// There may be connections in rings that an adapter before us has introduced.
-    is_successor: bool,
+    /// Tables that may have connections in rings which an adapter before us has introduced.
+    of_before: BTreeSet<TableId>,
 }
 
 impl Observation {
@@ -129,10 +129,7 @@ impl Daemon {
     /// Looks for captures, when it is time to, and has connections follow.
     pub(super) fn observe(&mut self) {
         let has_own = self.registry.channel_count() > 0 || !self.observation.observers.is_empty();
-        if !has_own && self.observation.is_successor {
-            self.observation.is_successor = self.has_strangers();
-        }
-        let is_wanted = has_own || self.observation.is_successor;
+        let is_wanted = has_own || self.has_strangers();
         if !self.is_interested_in_captures() || !is_wanted {
             self.observation.due = None;
             return;
@@ -233,20 +230,26 @@ impl Daemon {
         });
     }
 
-    /// Whether there is a connection in a ring that we have not introduced.
-    fn has_strangers(&self) -> bool {
-        let own = self.engine_tables();
-        let tables = self.tables.iter().filter(|(id, _)| !own.contains(id));
-        tables.into_iter().any(|(id, table)| {
-            let mut live = table.live();
-            live.any(|(index, entry)| {
-                let is_offloaded = entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD != 0;
-                let modes = [&entry.tx_mode, &entry.rx_mode];
-                let is_up = |mode: &Word32| mode.load(Ordering::Relaxed).is(Mode::Ring as u32);
-                !is_offloaded
-                    && modes.into_iter().any(is_up)
-                    && self.known(id, index, entry).is_none()
-            })
+    /// Whether there is a connection in a ring that we have not introduced. Tables without one are
+    /// not looked at again.
+    fn has_strangers(&mut self) -> bool {
+        while let Some(&table) = self.observation.of_before.first() {
+            if self.has_strangers_in(table) {
+                return true;
+            }
+            self.observation.of_before.remove(&table);
+        }
+        false
+    }
+
+    fn has_strangers_in(&self, id: TableId) -> bool {
+        let table = self.tables.get(id);
+        let mut live = table.into_iter().flat_map(MappedTable::live);
+        live.any(|(index, entry)| {
+            let is_offloaded = entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD != 0;
+            let modes = [&entry.tx_mode, &entry.rx_mode];
+            let is_up = |mode: &Word32| mode.load(Ordering::Relaxed).is(Mode::Ring as u32);
+            !is_offloaded && modes.into_iter().any(is_up) && self.known(id, index, entry).is_none()
         })
     }
 
@@ -260,7 +263,9 @@ impl Daemon {
     /// Has the connections of one client go where captures leave them: an adapter before us may
     /// have left commands, and connections.
     pub(super) fn show_to_captures(&mut self, table: TableId) {
-        self.observation.is_successor = true;
+        if !self.engine_tables().contains(&table) {
+            self.observation.of_before.insert(table);
+        }
         self.yield_table(table);
         self.tables.call_attention(table);
     }
