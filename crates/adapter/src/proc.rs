@@ -1,6 +1,7 @@
 //! Other processes, as `/proc` shows them.
 
 use crate::diag::Diag;
+use crate::printable::printable;
 use crate::registry::{Address, Tuple};
 use crate::tables::FileKey;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -14,7 +15,9 @@ use std::time::{Duration, SystemTime};
 
 /// The TCP and Unix sockets of processes, found by descriptor.
 #[derive(Debug, Default)]
-pub(crate) struct Sockets {
+pub(crate) struct Sockets<'a> {
+    /// Speaks of our network namespace.
+    diag: Option<&'a Diag>,
     /// Unix sockets by inode, with their names, by network namespace.
     unix: BTreeMap<u64, HashMap<u32, String>>,
     /// By network namespace: the kernel takes a while to list many sockets, so each list is read
@@ -42,10 +45,9 @@ struct Listed {
 
 impl SocketList {
     /// The sockets of a process's namespace. In ours the kernel is asked for those that matter.
-    fn of(pid: u32) -> SocketList {
-        let is_ours = network_namespace(pid) == network_namespace(std::process::id());
-        let diag = is_ours.then(Diag::open).and_then(Result::ok);
-        match diag.and_then(|diag| diag.tcp_sockets()) {
+    fn of(pid: u32, diag: Option<&Diag>) -> SocketList {
+        let diag = diag.filter(|_| is_in_ours(pid));
+        match diag.and_then(Diag::tcp_sockets) {
             Some(found) => SocketList::gather(found.iter().map(|one| {
                 let addresses = (one.local, one.remote);
                 let uid = one.uid;
@@ -74,7 +76,15 @@ impl SocketList {
     }
 }
 
-impl Sockets {
+impl Sockets<'_> {
+    /// Finds them with a [`Diag`] of our own namespace.
+    pub(crate) fn new(diag: Option<&Diag>) -> Sockets<'_> {
+        Sockets {
+            diag,
+            ..Sockets::default()
+        }
+    }
+
     /// Local and remote address of a descriptor of a process, if it is a TCP socket and we may
     /// look.
     pub(crate) fn addresses(&mut self, pid: u32, fd: u32) -> Option<(SocketAddr, SocketAddr)> {
@@ -83,7 +93,7 @@ impl Sockets {
         let list = self
             .lists
             .entry(namespace)
-            .or_insert_with(|| SocketList::of(pid));
+            .or_insert_with(|| SocketList::of(pid, self.diag));
         let listed = list.by_inode.get(&inode)?;
         Some(listed.addresses)
     }
@@ -114,7 +124,11 @@ impl Sockets {
     fn unix_list(&mut self, pid: u32) -> Option<&HashMap<u32, String>> {
         let namespace = network_namespace(pid)?;
         let list = self.unix.entry(namespace);
-        Some(list.or_insert_with(|| unix_list(pid)))
+        Some(list.or_insert_with(|| {
+            let diag = self.diag.filter(|_| is_in_ours(pid));
+            let known = diag.and_then(Diag::unix_names);
+            known.unwrap_or_else(|| unix_list(pid))
+        }))
     }
 
     /// The socket at the other end of a connection, when it is in the network namespace of `pid`:
@@ -129,7 +143,7 @@ impl Sockets {
         let list = self
             .lists
             .entry(namespace)
-            .or_insert_with(|| SocketList::of(pid));
+            .or_insert_with(|| SocketList::of(pid, self.diag));
         let inode = *list.by_addresses.get(&(remote, local))?;
         Some((inode, list.by_inode.get(&inode)?.uid))
     }
@@ -149,7 +163,7 @@ impl Sockets {
         let list = self
             .lists
             .entry(namespace)
-            .or_insert_with(|| SocketList::of(pid));
+            .or_insert_with(|| SocketList::of(pid, self.diag));
         list.by_addresses.contains_key(&(local, remote))
     }
 }
@@ -161,16 +175,34 @@ pub(crate) fn socket_inode(pid: u32, fd: u32) -> Option<u64> {
     inode.strip_suffix(']')?.parse().ok()
 }
 
+fn is_in_ours(pid: u32) -> bool {
+    network_namespace(pid) == network_namespace(std::process::id())
+}
+
 /// A Unix socket for a person: its name, which others may have too, and its inode.
 fn spell_unix(name: &str, inode: u32) -> String {
-    format!("{name}#{inode}")
+    format!("{}#{inode}", printable(name))
 }
 
 /// The Unix sockets of a process's network namespace that are open, with their names.
 fn unix_list(pid: u32) -> HashMap<u32, String> {
     let text = fs::read(format!("/proc/{pid}/net/unix")).unwrap_or_default();
-    let text = String::from_utf8_lossy(&text);
-    text.lines().skip(1).filter_map(parse_unix_line).collect()
+    parse_unix_list(&String::from_utf8_lossy(&text))
+}
+
+/// As `/proc/net/unix` shows them. A name there may contain the end of a line, and then a line that
+/// speaks of another's socket. That has a line of its own, too, so of two lines about one socket
+/// neither name is taken.
+fn parse_unix_list(text: &str) -> HashMap<u32, String> {
+    let mut found = HashMap::new();
+    for (inode, name) in text.lines().skip(1).filter_map(parse_unix_line) {
+        let name = match found.contains_key(&inode) {
+            false => name,
+            true => String::new(),
+        };
+        found.insert(inode, name);
+    }
+    found
 }
 
 /// Inode and name of one line of `/proc/net/unix`: six fields, inode, and the name where there is
@@ -394,7 +426,7 @@ pub(crate) fn table_descriptor(pid: u32) -> Option<u32> {
     table.map(|(number, _)| number)
 }
 
-/// Whether a process has a file mapped.
+/// Whether a process has a file mapped, as far as [`MAPPINGS_BYTES_MAX`] tell.
 pub(crate) fn has_mapped(pid: u32, file: FileKey) -> bool {
     has_mapped_within(pid, file, &mut { MAPPINGS_BYTES_MAX })
 }
@@ -549,6 +581,31 @@ mod tests {
         }
     }
 
+    /// A name with the end of a line in it, and a line of `/proc/net/unix` about another socket.
+    #[test]
+    fn nobody_gives_another_s_unix_socket_a_name() {
+        use std::os::linux::net::SocketAddrExt;
+        use std::os::unix::net::SocketAddr;
+        let (one, other) = UnixStream::pair().expect("a pair");
+        let own_pid = std::process::id();
+        let inode = |fd: i32| socket_inode(own_pid, fd as u32).expect("a socket") as u32;
+        let [a, b] = [one.as_raw_fd(), other.as_raw_fd()].map(inode);
+        let forged = format!("z{a}\nffff: 00000003 00000000 00000000 0001 03 {b} /run/postgresql");
+        let address = SocketAddr::from_abstract_name(&forged).expect("an address");
+        let _listener = UnixListener::bind_addr(&address).expect("bound");
+        let tuple = Tuple {
+            netns: 1,
+            local: Address::Unix { inode: b },
+            remote: Address::Unix { inode: a },
+        };
+        let plain = (format!("#{b}"), format!("#{a}"));
+        let diag = Diag::open().expect("sock_diag");
+        for diag in [Some(&diag), None] {
+            assert_eq!(Sockets::new(diag).spell(own_pid, tuple), plain);
+        }
+        assert_eq!(spell_unix("/a\u{1b}[31m\u{202e}", 7), "/a[31m#7");
+    }
+
     #[test]
     fn own_unix_sockets_are_found_by_descriptor() {
         let dir = tempfile::tempdir().expect("a directory");
@@ -564,7 +621,8 @@ mod tests {
             local: Address::Unix { inode: b },
             remote: Address::Unix { inode: a },
         };
-        let mut sockets = Sockets::default();
+        let diag = Diag::open().expect("sock_diag");
+        let mut sockets = Sockets::new(Some(&diag));
         let named = format!("{}#{b}", path.display());
         let fd = server.as_raw_fd() as u32;
         assert_eq!(sockets.unix_name(own_pid, fd), Some(named.clone()));
@@ -580,7 +638,8 @@ mod tests {
             let listener = TcpListener::bind(address).expect("bind");
             let target = listener.local_addr().expect("address");
             let stream = TcpStream::connect(target).expect("connect");
-            let mut sockets = Sockets::default();
+            let diag = Diag::open().expect("sock_diag");
+            let mut sockets = Sockets::new(Some(&diag));
             let own_pid = std::process::id();
             let found = sockets.addresses(own_pid, stream.as_raw_fd() as u32);
             assert_eq!(found, Some((stream.local_addr().expect("address"), target)));

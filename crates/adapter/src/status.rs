@@ -1,5 +1,6 @@
 //! The answer to `toehold status`, collected from the tables, the registry and `/proc`.
 
+use crate::diag::Diag;
 use crate::engine;
 use crate::proc::{self, Sockets};
 use crate::registry::{End, Registry, TableId, Tuple};
@@ -116,6 +117,7 @@ pub(crate) fn report(
     registry: &Registry,
     rules: &RulesSaid,
     (engine, no_engine): (Option<engine::Report>, Option<String>),
+    diag: Option<&Diag>,
 ) -> Report {
     let mut processes = BTreeMap::new();
     let mut families = BTreeMap::new();
@@ -132,7 +134,7 @@ pub(crate) fn report(
                 .or_insert_with(|| process(client.pid, client.uid, table));
         }
     }
-    let mut sockets = Sockets::default();
+    let mut sockets = Sockets::new(diag);
     let mut living = Living::default();
     let mut members = Members::default();
     let mut budgets = BTreeMap::new();

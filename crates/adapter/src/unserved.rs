@@ -87,7 +87,15 @@ fn report(clients: Vec<Client>, tables: &Tables) -> Option<String> {
         are_namespaces_paired: false,
     };
     let clients = clients.into_iter();
-    let report = status::report(clients, tables, &registry, &rules, (None, None));
+    let diag = Diag::open().ok();
+    let report = status::report(
+        clients,
+        tables,
+        &registry,
+        &rules,
+        (None, None),
+        diag.as_ref(),
+    );
     serde_json::to_string(&report).ok()
 }
 

@@ -458,7 +458,7 @@ impl Daemon {
         };
         let (pid, own_pid) = (connection.pid, connection.own_pid);
         let (tables, registry) = (&self.tables, &self.registry);
-        let sockets = RefCell::new(Sockets::default());
+        let sockets = RefCell::new(Sockets::new(self.diag.as_ref()));
         let is_gone = |end: End| {
             let held = survivor
                 .zip(tables.current(end))

@@ -44,7 +44,15 @@ impl Daemon {
             express: &|table| Some(self.express_rule(table)?.0.origin()),
             are_namespaces_paired: self.options.is_system && refusal.is_none(),
         };
-        let mut report = status::report(processes, &self.tables, &self.registry, &rules, engine);
+        let diag = self.diag.as_ref();
+        let mut report = status::report(
+            processes,
+            &self.tables,
+            &self.registry,
+            &rules,
+            engine,
+            diag,
+        );
         if self.options.is_system {
             report.say_across(refusal);
         }

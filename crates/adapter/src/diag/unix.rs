@@ -3,8 +3,10 @@
 //! A question names the socket's inode and its cookie. The answer tells the inode of its peer. Two
 //! sockets that exist at one moment and name each other are the two ends of one connection.
 
-use super::{Diag, HEADER_BYTES, SOCK_DIAG_BY_FAMILY, question};
+use super::{Diag, HEADER_BYTES, Listed, SOCK_DIAG_BY_FAMILY, question};
+use crate::attributes::attribute;
 use crate::entropy;
+use std::collections::HashMap;
 
 /// A socket, as the kernel describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,13 +22,31 @@ impl Diag {
     /// The connected stream socket with this inode and cookie.
     pub(crate) fn unix_socket(&self, inode: u32, cookie: u64) -> Option<UnixSocket> {
         let number = entropy::bits().ok()?[0] as u32;
-        let request = request(inode, cookie, number);
+        let request = request(inode, cookie, number, libc::NLM_F_REQUEST);
         self.answer(&request, number, |reply| parse(reply, inode, cookie))
+    }
+
+    /// The Unix sockets of this socket's namespace that a process has open, with their names.
+    /// `None`: the kernel does not say.
+    pub(crate) fn unix_names(&self) -> Option<HashMap<u32, String>> {
+        let number = entropy::bits().ok()?[0] as u32;
+        let request = request(0, 0, number, libc::NLM_F_REQUEST | libc::NLM_F_DUMP);
+        let mut found = HashMap::new();
+        let listed = self.list(&request, number, usize::MAX, |body| {
+            let inode = body.get(4..8).and_then(|word| word.try_into().ok());
+            let inode = inode.map_or(0, u32::from_ne_bytes);
+            let rest = body.get(MESSAGE_BYTES..).unwrap_or_default();
+            let name = attribute(rest, UNIX_DIAG_NAME).map(spoken);
+            if inode != 0 {
+                found.insert(inode, name.unwrap_or_default());
+            }
+        });
+        matches!(listed, Listed::All).then_some(found)
     }
 }
 
 /// `struct nlmsghdr` and `struct unix_diag_req`.
-fn request(inode: u32, cookie: u64, number: u32) -> [u8; REQUEST_BYTES] {
+fn request(inode: u32, cookie: u64, number: u32, flags: i32) -> [u8; REQUEST_BYTES] {
     let fields: [&[u8]; 6] = [
         &[libc::AF_UNIX as u8, 0, 0, 0],
         &u32::MAX.to_ne_bytes(),
@@ -35,7 +55,7 @@ fn request(inode: u32, cookie: u64, number: u32) -> [u8; REQUEST_BYTES] {
         &(cookie as u32).to_ne_bytes(),
         &((cookie >> 32) as u32).to_ne_bytes(),
     ];
-    question(number, libc::NLM_F_REQUEST, &fields)
+    question(number, flags, &fields)
 }
 
 /// A `struct unix_diag_msg` of that socket, with its attributes.

@@ -9,6 +9,7 @@ use toehold_channel::table::WaitMode;
 use super::words::{Subject, Word};
 use super::{Name, Observability, Origin, PathWish, Rule, RulesError, words};
 use crate::engine::settings::{prefix, rule_of};
+use crate::printable::printable;
 
 /// The rules of a file's text.
 pub(super) fn rules(text: &str, file: &Path) -> Result<Vec<Rule>, RulesError> {
@@ -22,7 +23,7 @@ pub(super) fn rules(text: &str, file: &Path) -> Result<Vec<Rule>, RulesError> {
         let mut rule = rule(line).map_err(|cause| RulesError::Line {
             file: file.into(),
             line: index + 1,
-            cause,
+            cause: printable(&cause),
         })?;
         rule.origin = Origin {
             file: shared.clone(),
@@ -57,7 +58,7 @@ fn rule(line: &str) -> Result<Rule, String> {
         if !rule.text.is_empty() {
             rule.text.push(' ');
         }
-        rule.text.push_str(&format!("{word} {value}"));
+        rule.text.push_str(&printable(&format!("{word} {value}")));
     }
     check(&seen)?;
     Ok(rule)
