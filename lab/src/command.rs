@@ -1,10 +1,12 @@
 //! The lab's share of the command line: subcommands and their arguments.
 
 use std::fs;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 
-use crate::error::LabError;
+use toehold_measure::output::{tell, tell_line};
+
+use crate::error::{LabError, put};
 use crate::plan::Plan;
 use crate::published::{elsewhere, experiments, sources};
 use crate::runner::{self, Options};
@@ -115,10 +117,10 @@ pub fn run_plan(request: &RunRequest) -> Result<(), LabError> {
     let kept = kept.map(|folder| folder.join(format!("{}.kept.json", plan.name())));
     let report = runner::run(plan.as_mut(), options, kept.as_deref(), |done, all| {
         if on_terminal {
-            eprint!(
+            tell(format!(
                 "\rround {done} of {all}{}",
                 if done == all { "\n" } else { "" }
-            );
+            ));
         }
     })?;
     let json = serde_json::to_string_pretty(&report)
@@ -129,10 +131,10 @@ pub fn run_plan(request: &RunRequest) -> Result<(), LabError> {
     } else {
         table::render(&report, &figures)
     };
-    // A reader that left early (`| head`) is no failure.
-    let _ = io::stdout().write_all(text.as_bytes());
+    // The report is saved, too, where it cannot be printed.
+    let printed = put(text);
     let Some(folder) = &request.out else {
-        return Ok(());
+        return printed;
     };
     let page =
         save(folder, plan.name(), &json, &html::render(&report, &figures)).map_err(|error| {
@@ -145,8 +147,8 @@ pub fn run_plan(request: &RunRequest) -> Result<(), LabError> {
         // The report has all of it.
         let _ = fs::remove_file(kept);
     }
-    eprintln!("the report with plots is {}", page.display());
-    Ok(())
+    tell_line(format!("the report with plots is {}", page.display()));
+    printed
 }
 
 fn plan_named(name: &str) -> Result<Box<dyn Plan>, LabError> {

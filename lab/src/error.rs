@@ -1,5 +1,13 @@
 //! How the lab refuses: one sentence for the person.
 
+use toehold_measure::output;
+
+/// Writes a result to standard output. A reader that has left (`| head`) is no failure.
+pub(crate) fn put(text: impl AsRef<[u8]>) -> Result<(), LabError> {
+    let cannot = |error| LabError::new(format!("cannot write: {error}"));
+    output::print(text).map(drop).map_err(cannot)
+}
+
 /// Why the lab did not do what it was asked.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LabError {

@@ -10,6 +10,8 @@
 //!
 //! A report prints as tables, as JSON, and as one HTML file with its plots in it.
 
+#![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout))]
+
 mod command;
 mod error;
 pub mod files;

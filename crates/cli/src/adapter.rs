@@ -19,6 +19,7 @@ use toehold_adapter::runtime_dir::{self, RuntimeDir};
 use crate::failure::Failure;
 use crate::meeting::Meeting;
 use crate::options::AdapterChoice;
+use crate::output::warn;
 use crate::preload;
 use crate::reaper;
 use crate::status::Status;
@@ -610,7 +611,7 @@ fn start(runtime_dir: &Path, args: &AdapterArgs) -> Result<(), Failure> {
 /// An adapter in the background cannot say itself why it does without.
 fn warn_of_missing_engine(runtime_dir: &Path) {
     if let Some(why) = Status::ask(runtime_dir).and_then(|status| status.no_engine) {
-        eprintln!("toehold: no TCP engine: {why}");
+        warn(format!("no TCP engine: {why}"));
     }
 }
 

@@ -12,6 +12,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use toehold_adapter::client::{self, CaptureOptions};
 use toehold_link::{Block, CaptureReader, Direction, Packet, PacketSummary};
+use toehold_measure::output::tell_line;
 
 use crate::failure::Failure;
 use crate::meeting::Meeting;
@@ -122,10 +123,10 @@ impl Totals {
             ));
         }
         let frames = if self.frames == 1 { "frame" } else { "frames" };
-        eprintln!(
+        tell_line(format!(
             "{} {frames}, {} lost to the capture",
             self.frames, self.lost
-        );
+        ));
         Ok(())
     }
 }

@@ -1,11 +1,10 @@
 //! `toehold completions`: what a shell needs to complete our command lines.
 
-use std::io::{self, Write};
-
 use clap::{Args, Command};
 use clap_complete::Shell;
 
 use crate::failure::Failure;
+use crate::output::print;
 
 /// Options of `toehold completions`.
 #[derive(Args, Debug)]
@@ -29,9 +28,7 @@ pub(crate) fn run(args: &CompletionsArgs, mut command_line: Command) -> Result<(
     if args.shell == Shell::Bash {
         script.extend_from_slice(programs_in_bash(&command_line).as_bytes());
     }
-    io::stdout()
-        .write_all(&script)
-        .map_err(|error| Failure::new(format!("cannot write the completions: {error}")))
+    print(script).map(drop)
 }
 
 /// Adds to clap's script for bash: behind `toehold run` and its options a program is completed, and

@@ -5,7 +5,7 @@
 //! an adapter that starts again makes a new socket.
 
 use std::collections::BTreeSet;
-use std::io::{Read as _, Write as _};
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
@@ -15,6 +15,7 @@ use crate::failure::Failure;
 use crate::library;
 use crate::meeting::Meeting;
 use crate::options::{AdapterChoice, PathChoice, WaitChoice};
+use crate::output::print;
 use crate::preload::{FILTERS, PRELOAD};
 
 /// Options of `toehold container`.
@@ -113,9 +114,7 @@ pub(crate) fn run(args: &ContainerArgs) -> Result<(), Failure> {
         }
         Form::Kubernetes => content.in_pod(),
     };
-    let mut out = std::io::stdout();
-    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
-    written.map_err(|error| Failure::new(format!("cannot write: {error}")))
+    print(text).map(drop)
 }
 
 impl Content {

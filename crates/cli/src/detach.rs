@@ -9,6 +9,7 @@ use toehold_adapter::client;
 use crate::failure::Failure;
 use crate::meeting::Meeting;
 use crate::options::AdapterChoice;
+use crate::output::print;
 
 /// Options of `toehold detach`.
 #[derive(Args, Debug)]
@@ -96,8 +97,7 @@ pub(crate) fn run(args: &DetachArgs) -> Result<(), Failure> {
     } else {
         "connections"
     };
-    println!("{told_count} {connections} {verb}");
-    Ok(())
+    print(format!("{told_count} {connections} {verb}\n")).map(drop)
 }
 
 #[cfg(test)]

@@ -5,7 +5,6 @@ mod preload_check;
 mod system;
 
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -14,6 +13,7 @@ use serde::Serialize;
 use crate::failure::Failure;
 use crate::meeting::Meeting;
 use crate::options::AdapterChoice;
+use crate::output::print;
 
 /// Options of `toehold doctor`.
 #[derive(Args, Debug)]
@@ -168,7 +168,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
         }
         text
     };
-    let _ = std::io::stdout().write_all(text.as_bytes());
+    print(text)?;
     match unmet(&report.checks) {
         None => Ok(()),
         Some(check) => Err(Failure::new(format!(

@@ -2,18 +2,19 @@
 
 mod applications;
 
-use std::io::Write;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use toehold_lab::generator::{self, Address, Arrivals, Gate, Load, Outcome, Pattern, Server};
 use toehold_lab::runs::{self, Form, PlanFile, Series};
 use toehold_lab::{LabError, RunRequest, catalogue, list, run_plan};
+use toehold_measure::output::tell_line;
 use toehold_measure::text::prefixed;
 
 use self::applications::{FilesArgs, FilterArgs, GuardArgs, HttpArgs, PollArgs, ViewArgs};
 use crate::failure::Failure;
 use crate::library;
+use crate::output::print;
 
 /// Options of `toehold lab`.
 #[derive(Args, Debug)]
@@ -321,21 +322,15 @@ pub(crate) fn run(args: &LabArgs) -> Result<(), Failure> {
                 let (id, figure, place) = (entry.id, entry.figure, entry.place);
                 text.push_str(&format!("  {id:<20} {figure:<22} {place}\n"));
             }
-            print(&text);
-            Ok(())
+            print(&text).map(drop)
         }
-        LabCommand::Show(args) => {
-            match plan(&args.plan)? {
-                Some(plan) => print(&plan.describe()),
-                None => {
-                    return Err(Failure::usage(format!(
-                        "`{}` has no plan file to show; `toehold lab list` says what there is",
-                        args.plan
-                    )));
-                }
-            }
-            Ok(())
-        }
+        LabCommand::Show(args) => match plan(&args.plan)? {
+            Some(plan) => print(plan.describe()).map(drop),
+            None => Err(Failure::usage(format!(
+                "`{}` has no plan file to show; `toehold lab list` says what there is",
+                args.plan
+            ))),
+        },
         LabCommand::Run(args) => run_one(args),
         LabCommand::Resume(args) => runs::resume(&args.run, args.output.form()).map_err(failure),
         LabCommand::Report(args) => {
@@ -347,7 +342,7 @@ pub(crate) fn run(args: &LabArgs) -> Result<(), Failure> {
         LabCommand::Server(args) => {
             let server = Server::bind(&args.listen).map_err(Failure::new)?;
             if let Ok(address) = server.address() {
-                eprintln!("listening on {address}");
+                tell_line(format!("listening on {address}"));
             }
             server.serve().map_err(Failure::new)
         }
@@ -387,8 +382,7 @@ fn run_one(args: &RunArgs) -> Result<(), Failure> {
     };
     if let Some(series) = Series::named(&args.plan) {
         if args.dry_run {
-            print(&runs::describe_series(series, adjust));
-            return Ok(());
+            return print(runs::describe_series(series, adjust)).map(drop);
         }
         if args.json || args.csv {
             return Err(Failure::usage(format!(
@@ -422,8 +416,7 @@ fn run_one(args: &RunArgs) -> Result<(), Failure> {
         return run_plan(&request).map_err(failure);
     };
     if args.dry_run {
-        print(&adjust(plan).describe());
-        return Ok(());
+        return print(adjust(plan).describe()).map(drop);
     }
     // Without the library every path would silently be the host path, and the report a lie.
     if plan.needs_library() {
@@ -497,8 +490,7 @@ fn show(outcome: &Outcome, json: bool) -> Result<(), Failure> {
     if json {
         let text = serde_json::to_string(outcome)
             .map_err(|error| Failure::new(format!("cannot write the outcome: {error}")))?;
-        print(&format!("{text}\n"));
-        return Ok(());
+        return print(format!("{text}\n")).map(drop);
     }
     let mut text = format!(
         "{} ({}), {} B, {} streams, {:.2} s\n",
@@ -528,8 +520,7 @@ fn show(outcome: &Outcome, json: bool) -> Result<(), Failure> {
     if let Some(cpu) = outcome.cpu_all {
         text.push_str(&format!("{:.2} cores busy\n", cpu / outcome.seconds));
     }
-    print(&text);
-    Ok(())
+    print(&text).map(drop)
 }
 
 /// Nanoseconds as people write them.
@@ -538,11 +529,6 @@ fn time(nanos: u64) -> String {
         nanos if nanos >= 1e7 => format!("{:.1} ms", nanos / 1e6),
         nanos => format!("{} us", prefixed(nanos / 1e3)),
     }
-}
-
-fn print(text: &str) {
-    // A reader that left early (`| head`) is no failure.
-    let _ = std::io::stdout().write_all(text.as_bytes());
 }
 
 /// A number of bytes: `4096`, `4K`, `1M`.

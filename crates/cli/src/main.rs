@@ -2,7 +2,9 @@
 //!
 //! One module for each subcommand; what several of them share stands beside them: [`library`] finds
 //! `libtoehold.so`, [`program`] judges what is to be run, [`options`] holds common choices,
-//! [`failure`] is how a subcommand ends badly.
+//! [`output`] prints, [`failure`] is how a subcommand ends badly.
+
+#![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout))]
 
 mod adapter;
 mod capture;
@@ -18,6 +20,7 @@ mod library;
 mod man;
 mod meeting;
 mod options;
+mod output;
 #[cfg(target_arch = "x86_64")]
 mod patched;
 mod preload;
@@ -58,7 +61,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("toehold: {failure}");
+            output::warn(&failure);
             ExitCode::from(failure.status)
         }
     }

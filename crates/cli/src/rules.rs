@@ -1,12 +1,12 @@
 //! `toehold rules`: checks `toehold.conf` and shows what an adapter would make of it.
 
-use std::io::{self, Write};
 use std::path::PathBuf;
 
 use clap::Args;
 use toehold_adapter::rules::{self, Rules};
 
 use crate::failure::Failure;
+use crate::output::print;
 
 /// Options of `toehold rules`.
 #[derive(Args, Debug)]
@@ -50,6 +50,5 @@ pub(crate) fn run(args: &RulesArgs) -> Result<(), Failure> {
         let files = files.collect::<Vec<_>>().join(", ");
         text.push_str(&format!("no rules in {files}\n"));
     }
-    let written = io::stdout().write_all(text.as_bytes());
-    written.map_err(|error| Failure::new(format!("cannot write the rules: {error}")))
+    print(text).map(drop)
 }

@@ -24,6 +24,7 @@ use crate::meeting::Meeting;
 #[cfg(target_arch = "x86_64")]
 use crate::options::PatchChoice;
 use crate::options::{AdapterChoice, ExpressChoice, PathChoice, WaitChoice};
+use crate::output::warn;
 #[cfg(target_arch = "x86_64")]
 use crate::patched;
 use crate::preload::{self, EXPRESS, FILTERS, PAIR_AFTER, PRELOAD};
@@ -127,7 +128,7 @@ pub(crate) fn run(args: RunArgs) -> Result<Infallible, Failure> {
 
 /// Leaves the program on the kernel, and says why: now, and later to `toehold status`.
 fn refuse(sentence: &str, command: &mut Command) {
-    warn(&format!("{sentence}; the program runs on kernel TCP"));
+    warn(format!("{sentence}; the program runs on kernel TCP"));
     preload::remove_acceleration(command);
     // The program has our process id.
     command.env(REFUSED, format!("{}:{sentence}", std::process::id()));
@@ -189,20 +190,20 @@ fn acceleration(args: &RunArgs, program: &Path) -> Result<Option<Acceleration>, 
                 ClientError::NoAdapter(_) => "no system adapter is running",
                 _ => "the system adapter is gone",
             };
-            warn(&format!(
+            warn(format!(
                 "{why}; connections stay on kernel TCP until one runs: toehold adapter --system"
             ));
         }
         Err(ClientError::NoAdapter(_) | ClientError::StaleSocket(_)) => {
             if let Err(error) = adapter::start_in_background(&dir) {
                 // The library asks again by itself: connections move once an adapter is there.
-                warn(&format!(
+                warn(format!(
                     "{error}; connections stay on kernel TCP until an adapter runs"
                 ));
             }
         }
         Err(error @ ClientError::TimedOut) => {
-            warn(&format!(
+            warn(format!(
                 "{error}; connections stay on kernel TCP until it does"
             ));
         }
@@ -272,10 +273,6 @@ fn filters() -> u32 {
     };
     let mode = number("Seccomp:").unwrap_or(0);
     number("Seccomp_filters:").unwrap_or(u32::from(mode != 0))
-}
-
-fn warn(sentence: &str) {
-    eprintln!("toehold: {sentence}");
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -21,6 +21,7 @@ use toehold_adapter::services::{self, Process};
 use crate::failure::Failure;
 use crate::library;
 use crate::options::WaitChoice;
+use crate::output::{print, warn};
 use crate::preload::{self, FILTERS, PRELOAD};
 use crate::program;
 
@@ -79,13 +80,11 @@ pub(crate) fn enable(args: &EnableArgs) -> Result<(), Failure> {
     let units = units.map(|name| Unit::find(tree, name));
     // All of them are looked at before anything is written.
     let units = units.collect::<Result<Vec<_>, _>>().map_err(Failure::new)?;
+    let mut done = String::new();
     for unit in &units {
         let obstacle = unit.obstacle(tree);
         if let Some(obstacle) = &obstacle {
-            warn(&format!(
-                "{}: {obstacle}; it stays on kernel TCP",
-                unit.name
-            ));
+            warn(format!("{}: {obstacle}; it stays on kernel TCP", unit.name));
         }
         // A library that cannot be loaded is passed over, but not by every loader.
         if obstacle.is_none_or(|obstacle| obstacle.is_passed_over) {
@@ -93,21 +92,21 @@ pub(crate) fn enable(args: &EnableArgs) -> Result<(), Failure> {
             write(&unit.file, &text).map_err(|error| {
                 Failure::new(format!("cannot write {}: {error}", unit.file.display()))
             })?;
-            println!("{}: enabled, from its next start", unit.name);
+            done.push_str(&format!("{}: enabled, from its next start\n", unit.name));
         }
     }
     if let Some(place) = hidden_place(&library) {
-        warn(&format!(
+        warn(format!(
             "the library is in {place}, which a service may not see; install it: make install"
         ));
     }
     reload(tree);
-    Ok(())
+    print(&done).map(drop)
 }
 
 /// Takes that back.
 pub(crate) fn disable(args: &Units) -> Result<(), Failure> {
-    let mut is_missing = false;
+    let (mut is_missing, mut done) = (false, String::new());
     for name in &args.units {
         let name = full(name);
         let file = drop_in_file(&args.tree, &name);
@@ -115,11 +114,11 @@ pub(crate) fn disable(args: &Units) -> Result<(), Failure> {
             Ok(()) => {
                 // Other files of the operator's may be there.
                 let _ = fs::remove_dir(file.parent().expect("in a directory"));
-                println!("{name}: disabled, from its next start");
+                done.push_str(&format!("{name}: disabled, from its next start\n"));
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 is_missing = true;
-                warn(&format!("{name} is not enabled"));
+                warn(format!("{name} is not enabled"));
             }
             Err(error) => {
                 let file = file.display();
@@ -128,6 +127,7 @@ pub(crate) fn disable(args: &Units) -> Result<(), Failure> {
         }
     }
     reload(&args.tree);
+    print(&done)?;
     match is_missing {
         true => Err(Failure::new("not all of them were enabled")),
         false => Ok(()),
@@ -138,15 +138,14 @@ pub(crate) fn disable(args: &Units) -> Result<(), Failure> {
 pub(crate) fn list(args: &Tree) -> Result<(), Failure> {
     let states = states(args);
     let width = states.iter().map(|one| one.name.len()).max().unwrap_or(0);
-    let mut out = io::stdout().lock();
-    for one in &states {
-        // Whoever reads no further is content.
-        let _ = writeln!(out, "{:width$}  {}", one.name, one.sentence);
-    }
+    let lines = states
+        .iter()
+        .map(|one| format!("{:width$}  {}\n", one.name, one.sentence));
+    let mut text: String = lines.collect();
     if states.is_empty() {
-        let _ = writeln!(out, "no service is enabled: toehold enable UNIT");
+        text.push_str("no service is enabled: toehold enable UNIT\n");
     }
-    Ok(())
+    print(text).map(drop)
 }
 
 /// An enabled service.
@@ -520,10 +519,6 @@ fn reload(tree: &Tree) {
     if !systemctl.status().is_ok_and(|status| status.success()) {
         warn("systemd did not reload; run: systemctl daemon-reload");
     }
-}
-
-fn warn(sentence: &str) {
-    eprintln!("toehold: {sentence}");
 }
 
 /// Debian's program that starts a cluster of PostgreSQL.

@@ -1,5 +1,6 @@
 //! `toehold adapter` as a service manager meets it.
 
+use std::fs::File;
 use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixDatagram;
@@ -203,4 +204,20 @@ fn rules_are_shown_in_their_order() {
     let expected =
         format!("{name}, line 1  program a path auto\n{name}, line 3  port 80 path host\n");
     assert_eq!(String::from_utf8_lossy(&output.stdout), expected);
+}
+
+#[test]
+fn an_adapter_serves_with_a_full_standard_error() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let socket = scratch.path().join("manager");
+    let manager = UnixDatagram::bind(&socket).expect("a socket");
+    manager.set_read_timeout(Some(TIME_LIMIT)).expect("a limit");
+    let full = File::options().write(true).open("/dev/full");
+    let mut command = adapter(&scratch.path().join("runtime"));
+    // It says that it has no engine.
+    command.args(WITHOUT_A_LINK).stderr(full.expect("a device"));
+    command.env("NOTIFY_SOCKET", &socket);
+    let adapter = Adapter(command.spawn().expect("it starts"));
+    assert!(heard(&manager).contains("READY=1\n"));
+    assert!(adapter.terminate());
 }

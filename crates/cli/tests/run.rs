@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::thread;
 use std::time::Duration;
 
@@ -44,6 +44,36 @@ fn the_program_s_status_is_ours() {
         let output = output(toehold().args(["run", "--path", "host", "--", "sh", "-c", &script]));
         assert_eq!(output.status.code(), Some(status));
         assert_eq!(error_of(&output), "");
+    }
+}
+
+/// A file to which nothing can be written.
+fn full() -> File {
+    let mut options = File::options();
+    options.write(true).open("/dev/full").expect("a device")
+}
+
+#[test]
+fn a_full_standard_error_keeps_no_program_from_running() {
+    let mut warned = toehold();
+    warned.env("TOEHOLD_LIB", "/nonexistent/libtoehold.so");
+    warned.args(["run", "--", "true"]).stderr(full());
+    assert_eq!(output(&mut warned).status.code(), Some(0));
+    let mut missing = toehold();
+    missing.args(["run", "--", "toehold-no-such-program"]);
+    let status = output(missing.stderr(full())).status;
+    assert_eq!(status.code(), Some(127));
+}
+
+#[test]
+fn a_result_that_cannot_be_written_is_a_failure() {
+    for words in [&["lab", "list"][..], &["rules"], &["completions", "bash"]] {
+        let mut command = toehold();
+        let output = command.args(words).stdout(full()).stderr(Stdio::piped());
+        let output = output.spawn().and_then(|child| child.wait_with_output());
+        let output = output.expect("toehold runs");
+        assert_eq!(output.status.code(), Some(1), "{words:?}");
+        assert_one_sentence(&error_of(&output));
     }
 }
 

@@ -1,7 +1,7 @@
 //! `toehold enable`, `disable` and `list`, on a tree that stands for a system.
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -33,12 +33,16 @@ impl System {
     }
 
     fn toehold(&self, words: &[&str]) -> Output {
+        self.prepare(words).output().expect("toehold runs")
+    }
+
+    fn prepare(&self, words: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_toehold"));
         command.arg(words[0]).arg("--root").arg(self.root.path());
         command.args(&words[1..]);
         command.env("TOEHOLD_LIB", &self.library);
         command.env("TOEHOLD_SYSTEM_DIR", "/run/toehold");
-        command.output().expect("toehold runs")
+        command
     }
 
     /// All files of the tree with their contents, and all directories.
@@ -67,6 +71,25 @@ impl System {
 fn words(output: &Output) -> String {
     let out = String::from_utf8_lossy(&output.stdout).into_owned();
     out + &String::from_utf8_lossy(&output.stderr)
+}
+
+#[test]
+fn all_services_are_enabled_where_that_cannot_be_said() {
+    let system = System::new();
+    system.unit("mail.service", "/bin/true");
+    let full = || File::options().write(true).open("/dev/full");
+    let mut command = system.prepare(&["enable", "web", "mail"]);
+    command.stdout(full().expect("a device"));
+    command.stderr(full().expect("a device"));
+    let status = command.status().expect("toehold runs");
+    assert_eq!(status.code(), Some(1));
+    for unit in ["web.service", "mail.service"] {
+        assert!(system.drop_in(unit).exists(), "{unit}");
+    }
+    let mut list = system.prepare(&["list"]);
+    list.stdout(full().expect("a device"));
+    let listed = list.status().expect("toehold runs");
+    assert_eq!(listed.code(), Some(1));
 }
 
 #[test]

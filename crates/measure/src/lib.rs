@@ -9,12 +9,13 @@
 //!   generator behind both.
 //! - [`stats`] says what the samples say: the only estimator there is; [`verdict`] judges;
 //!   [`environment`] says where and when they were taken.
-//! - [`text`] writes numbers and changes in words, [`plot`] draws, [`page`] is the only HTML there
-//!   is.
+//! - [`output`] prints, and [`text`] writes numbers and changes in words, [`plot`] draws, [`page`]
+//!   is the only HTML there is.
 
 pub mod cpus;
 pub mod environment;
 pub mod metric;
+pub mod output;
 pub mod page;
 pub mod parse;
 pub mod plot;

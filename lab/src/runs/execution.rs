@@ -18,6 +18,7 @@ use counts::Counting;
 use sample::{Job, load_words};
 use serde_json::Value;
 use toehold_measure::cpus::{self, Pin, Placement};
+use toehold_measure::output::tell_line;
 use toehold_measure::process::{self, Program};
 use toehold_measure::procfs::HostTimes;
 use toehold_measure::rng::Rng;
@@ -48,29 +49,33 @@ pub(crate) fn complete(record: &mut Record, folder: &Path) -> Result<(), LabErro
     record.missing = scene.missing(&record.plan);
     record.missing.extend(scene.prepare(&record.plan));
     for missing in &record.missing {
-        eprintln!("\"{}\" is left out: {}", missing.arm, missing.why);
+        tell_line(format!("\"{}\" is left out: {}", missing.arm, missing.why));
     }
     record.save(folder)?;
     let started = Instant::now();
     let first = record.rounds_done;
     if first < record.plan.rounds {
         for warmup in 0..record.plan.warmup_rounds {
-            eprintln!("warm-up {} of {}", warmup + 1, record.plan.warmup_rounds);
+            tell_line(format!(
+                "warm-up {} of {}",
+                warmup + 1,
+                record.plan.warmup_rounds
+            ));
             record.stayed = scene.warm_up(record)?;
         }
         if record.plan.crossings && record.crossings.is_empty() {
-            eprintln!("counting crossings");
+            tell_line("counting crossings");
             record.crossings = scene.crossings(record)?;
         }
     }
     while record.rounds_done < record.plan.rounds {
         let round = record.rounds_done;
         let left = time_left(record, started, first);
-        eprintln!(
+        tell_line(format!(
             "round {} of {} (about {left} left)",
             round + 1,
             record.plan.rounds
-        );
+        ));
         let before = HostTimes::now().ok();
         let samples = scene.round(record, round)?;
         let spent = HostTimes::now()

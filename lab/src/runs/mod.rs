@@ -19,11 +19,11 @@ mod tiers;
 mod tool;
 
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use toehold_measure::environment::Environment;
+use toehold_measure::output::tell_line;
 use toehold_measure::shell;
 
 pub use arm::ENGINE_SETTINGS;
@@ -32,7 +32,7 @@ pub use paper::{describe_series, run_series};
 pub use plan_file::{PlanFile, Series};
 pub use record::Record;
 
-use crate::error::LabError;
+use crate::error::{LabError, put};
 
 /// How a report is printed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -114,7 +114,10 @@ fn finish(mut record: Record, folder: &Path, form: Form) -> Result<(), LabError>
     }
     write_page(&record, &folder.join("report.html"))?;
     print(&record, form)?;
-    eprintln!("the page is {}", folder.join("report.html").display());
+    tell_line(format!(
+        "the page is {}",
+        folder.join("report.html").display()
+    ));
     Ok(())
 }
 
@@ -144,8 +147,7 @@ pub fn compare(a: &Path, b: &Path, any_machine: bool) -> Result<(), LabError> {
             "the runs are of different machines ({old}; and {new}); --any-machine compares them"
         )));
     }
-    put(&summary::beside(&a, &b));
-    Ok(())
+    put(summary::beside(&a, &b))
 }
 
 fn print(record: &Record, form: Form) -> Result<(), LabError> {
@@ -158,13 +160,7 @@ fn print(record: &Record, form: Form) -> Result<(), LabError> {
             json + "\n"
         }
     };
-    put(&text);
-    Ok(())
-}
-
-fn put(text: &str) {
-    // A reader that left early (`| head`) is no failure.
-    let _ = std::io::stdout().write_all(text.as_bytes());
+    put(text)
 }
 
 fn write_page(record: &Record, file: &Path) -> Result<(), LabError> {

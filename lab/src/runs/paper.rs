@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
+use toehold_measure::output::tell_line;
 use toehold_measure::page::{self, escape};
 use toehold_measure::process;
 
@@ -97,22 +98,22 @@ pub fn run_series(
     };
     let plans: Vec<PlanFile> = series.plans().into_iter().map(adjust).collect();
     let seconds: f64 = plans.iter().map(PlanFile::duration).sum();
-    eprintln!(
+    tell_line(format!(
         "{} plans, about {:.0} minutes, into {}",
         plans.len() + series.within_a_process().len(),
         (seconds / 60.0).ceil(),
         folder.display()
-    );
+    ));
     let mut failures = Vec::new();
     let mut records = Vec::new();
     for (at, plan) in plans.iter().enumerate() {
-        eprintln!("plan {} of {}: {}", at + 1, plans.len(), plan.name);
+        tell_line(format!("plan {} of {}: {}", at + 1, plans.len(), plan.name));
         let own = folder.join(&plan.name);
         if let Err(error) = one(plan, &own) {
             if process::interrupted() {
                 return Err(error);
             }
-            eprintln!("{}: {}", plan.name, error.sentence);
+            tell_line(format!("{}: {}", plan.name, error.sentence));
             failures.push(plan.name.clone());
         }
         if let Ok(record) = Record::load(&own) {
@@ -132,7 +133,10 @@ pub fn run_series(
             rounds: None,
         })?;
     }
-    eprintln!("the index is {}", folder.join("index.html").display());
+    tell_line(format!(
+        "the index is {}",
+        folder.join("index.html").display()
+    ));
     if failures.is_empty() {
         return Ok(());
     }

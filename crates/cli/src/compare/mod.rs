@@ -18,7 +18,6 @@ mod round;
 mod table;
 
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -29,6 +28,7 @@ use tempfile::TempDir;
 use toehold_adapter::client;
 use toehold_measure::cpus::{self, Placement};
 use toehold_measure::environment::Environment;
+use toehold_measure::output::tell_line;
 use toehold_measure::parse::Tool;
 use toehold_measure::process::{self, Launch, Program};
 use toehold_measure::ready::Ready;
@@ -41,6 +41,7 @@ use self::round::{Round, Setup, Timeouts};
 use crate::failure::Failure;
 use crate::library;
 use crate::options::{PathChoice, PinChoice, WaitChoice};
+use crate::output::print;
 use crate::status::Status;
 
 /// Options of `toehold compare`.
@@ -311,7 +312,10 @@ impl Comparison<'_> {
             if !looks || process::interrupted() {
                 continue;
             }
-            eprintln!("[extra round] {}: system calls and connections", arm.label);
+            tell_line(format!(
+                "[extra round] {}: system calls and connections",
+                arm.label
+            ));
             let (round, seen) = self.watched(arm, tracepoint.as_ref().ok().copied());
             report.connections = seen;
             match round {
@@ -390,10 +394,10 @@ impl Comparison<'_> {
                 format!("failed: {}", first.trim_end_matches([':', ';']))
             }
         };
-        eprintln!(
+        tell_line(format!(
             "[{done}/{all}] {}: {outcome} (about {left:.0} s left)",
             arm.label
-        );
+        ));
     }
 }
 
@@ -489,13 +493,13 @@ fn publish(args: &CompareArgs, report: &Report) -> Result<(), Failure> {
     } else {
         table::render(report)
     };
-    // A reader that left early (`| head`) is no failure of the comparison.
-    let _ = std::io::stdout().write_all(text.as_bytes());
+    // The page is written, too, where the text cannot be.
+    let printed = print(text);
     if let Some(path) = &args.html {
         fs::write(path, html::render(report)).map_err(|error| cannot_write(path, &error))?;
-        eprintln!("the page is in {}", path.display());
+        tell_line(format!("the page is in {}", path.display()));
     }
-    Ok(())
+    printed.map(drop)
 }
 
 fn cannot_write(path: &Path, error: &std::io::Error) -> Failure {

@@ -2,7 +2,6 @@
 //! system, by trying it. Nothing is written there, and only `true` is run.
 
 use std::ffi::OsString;
-use std::io::Write as _;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -11,6 +10,7 @@ use rustix::fs::{Mode, OFlags, ResolveFlags, open, openat2};
 
 use crate::failure::Failure;
 use crate::library;
+use crate::output::print;
 use crate::program::{self, Obstacle};
 
 /// Tries the library in the system whose root directory is `place`, or that process `place` has.
@@ -57,7 +57,7 @@ pub(super) fn run(place: &str) -> Result<(), Failure> {
         text += &finding.sentence;
         text.push('\n');
     }
-    let _ = std::io::stdout().write_all(text.as_bytes());
+    print(text)?;
     match findings.iter().any(|finding| finding.is_harmful) {
         false => Ok(()),
         true => Err(Failure::new(

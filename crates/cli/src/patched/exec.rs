@@ -32,6 +32,7 @@ use rustix::process::{PTracer, Pid, getpid, set_ptracer};
 use toehold_patcher::{Error, File, Refusal, Task, Watch};
 
 use super::Sentence;
+use crate::output::warn;
 
 /// Replaces this process by a program that is patched. This process has one thread. Of `command`,
 /// the changes of the environment count. `None` when the kernel does not execute the program.
@@ -312,12 +313,12 @@ fn help(start: &Start<'_>, starter: File) -> c_int {
         // A dynamic linker that is run by hand preloads the library itself.
         Ok(()) | Err(Refusal::NotAlone | Refusal::Ended) => 0,
         Err(refusal @ Refusal::Lost(_)) => {
-            eprintln!("toehold: {}", Sentence(refusal));
+            warn(Sentence(refusal));
             1
         }
         Err(refusal) => {
             let refusal = Sentence(refusal);
-            eprintln!("toehold: {refusal}; the program runs on kernel TCP");
+            warn(format!("{refusal}; the program runs on kernel TCP"));
             1
         }
     }

@@ -8,10 +8,11 @@ use clap::Args;
 
 use super::answer::{Connection, Flow, Process, Status};
 use super::count::count;
-use super::{flow, print, report, understood};
+use super::{flow, report, understood};
 use crate::failure::Failure;
 use crate::meeting::Meeting;
 use crate::options::AdapterChoice;
+use crate::output::print;
 
 /// Options of `toehold explain`.
 #[derive(Args, Debug)]

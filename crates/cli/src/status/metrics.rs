@@ -15,10 +15,11 @@ use std::time::Duration;
 use clap::Args;
 
 use super::answer::{Connection, Status};
-use super::{print, report, understood};
+use super::{report, understood};
 use crate::failure::Failure;
 use crate::meeting::Meeting;
 use crate::options::AdapterChoice;
+use crate::output::print;
 
 /// Options of `toehold metrics`.
 #[derive(Args, Debug)]

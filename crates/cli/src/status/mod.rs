@@ -11,7 +11,7 @@ pub(crate) mod metrics;
 mod table;
 
 use std::collections::BTreeSet;
-use std::io::{IsTerminal as _, Write as _};
+use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -24,6 +24,7 @@ use toehold_adapter::unserved;
 use crate::failure::Failure;
 use crate::meeting::Meeting;
 use crate::options::AdapterChoice;
+use crate::output::print;
 pub(crate) use answer::Status;
 use table::{Earlier, View};
 
@@ -140,12 +141,12 @@ pub(crate) fn run(args: &StatusArgs) -> Result<(), Failure> {
     let dir = meeting.dir();
     if args.json {
         let (report, missing) = report(dir)?;
-        print(&json(report, args.pid))?;
+        print(json(report, args.pid))?;
         return missing.map_or(Ok(()), Err);
     }
     let Some(seconds) = args.watch else {
         let (report, missing) = report(dir)?;
-        print(&table::render(&understood(report)?, &view(args, None)))?;
+        print(table::render(&understood(report)?, &view(args, None)))?;
         return missing.map_or(Ok(()), Err);
     };
     watch(dir, args, Duration::from_secs(seconds.into()))
@@ -273,17 +274,6 @@ fn json(mut report: Value, pid: Option<u32>) -> String {
         return format!("{report:#}\n");
     }
     format!("{report}\n")
-}
-
-/// Writes to standard output; `false` when its reader has left (`| head`), which is no failure.
-fn print(text: &str) -> Result<bool, Failure> {
-    let mut out = std::io::stdout();
-    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
-    match written {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
-        Err(error) => Err(Failure::new(format!("cannot write: {error}"))),
-    }
 }
 
 /// ECMA-48: cursor to the first place, then erase the display.

@@ -17,6 +17,8 @@ mod volume;
 use std::io;
 use std::thread;
 
+use toehold_measure::output::tell_line;
+
 use super::socket::{Address, Listener, Stream};
 
 pub use viewer::{View, view};
@@ -162,7 +164,7 @@ pub fn serve(
                     (None, None) => Ok(()),
                 };
                 if let Err(error) = served {
-                    eprintln!("{filter:?}: {error}");
+                    tell_line(format!("{filter:?}: {error}"));
                 }
             });
         }

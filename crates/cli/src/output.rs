@@ -1,0 +1,22 @@
+//! Results and warnings of this command, which print nowhere else.
+
+use std::fmt::Display;
+
+use toehold_measure::output;
+
+use crate::failure::Failure;
+
+/// Writes a result to standard output; `false` when its reader has left (`| head`), which is no
+/// failure.
+///
+/// # Errors
+///
+/// When it cannot be written.
+pub(crate) fn print(text: impl AsRef<[u8]>) -> Result<bool, Failure> {
+    output::print(text).map_err(|error| Failure::new(format!("cannot write: {error}")))
+}
+
+/// Says a sentence on standard error, where that can be written.
+pub(crate) fn warn(sentence: impl Display) {
+    output::tell_line(format!("toehold: {sentence}"));
+}
