@@ -15,6 +15,7 @@ mod container;
 mod detach;
 mod doctor;
 mod failure;
+mod inherited;
 mod lab;
 mod library;
 mod man;

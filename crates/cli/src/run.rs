@@ -19,6 +19,7 @@ use toehold_adapter::unserved::{PATCH_CALLS, REFUSED, STARTED};
 
 use crate::adapter;
 use crate::failure::{Failure, STATUS_CANNOT_EXECUTE, STATUS_NOT_FOUND};
+use crate::inherited;
 use crate::library;
 use crate::meeting::Meeting;
 #[cfg(target_arch = "x86_64")]
@@ -115,7 +116,8 @@ pub(crate) fn run(args: RunArgs) -> Result<Infallible, Failure> {
             command.env(RUNTIME_DIR, meeting.dir());
         }
     }
-    let error = command.exec();
+    // SAFETY: it makes system calls only.
+    let error = unsafe { command.pre_exec(inherited::restore) }.exec();
     let status = match error.kind() {
         io::ErrorKind::NotFound => STATUS_NOT_FOUND,
         _ => STATUS_CANNOT_EXECUTE,

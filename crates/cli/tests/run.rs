@@ -4,6 +4,7 @@
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::thread;
@@ -44,6 +45,37 @@ fn the_program_s_status_is_ours() {
         let output = output(toehold().args(["run", "--path", "host", "--", "sh", "-c", &script]));
         assert_eq!(output.status.code(), Some(status));
         assert_eq!(error_of(&output), "");
+    }
+}
+
+#[test]
+fn the_program_begins_with_the_signal_and_the_descriptors_that_run_was_given() {
+    let looks = "trap '' USR1; grep SigIgn: /proc/$$/status; \\
+        for fd in 0 2; do test -e /proc/$$/fd/$fd || echo no $fd; done";
+    for path in ["host", "auto"] {
+        let mut command = toehold();
+        command.args(["run", "--path", path, "--", "sh", "-c", looks]);
+        // Without a library `auto` begins the program after a sentence.
+        command.env("TOEHOLD_LIB", "/nonexistent/libtoehold.so");
+        let usual = output(&mut command);
+        // SAFETY: two system calls.
+        let strange = output(unsafe {
+            command.pre_exec(|| {
+                libc::signal(libc::SIGPIPE, libc::SIG_IGN);
+                libc::close(0);
+                libc::close(2);
+                Ok(())
+            })
+        });
+        let [usual, strange] = [usual, strange].map(|one| {
+            let text = String::from_utf8_lossy(&one.stdout).into_owned();
+            let (mask, closed) = text.split_once('\n').expect("a line");
+            let mask = mask.rsplit('\t').next().expect("a field");
+            let mask = u64::from_str_radix(mask, 16).expect("a number");
+            (mask >> (libc::SIGPIPE - 1) & 1, closed.to_owned())
+        });
+        assert_eq!(usual, (0, String::new()), "{path}");
+        assert_eq!(strange, (1, "no 0\nno 2\n".to_owned()), "{path}");
     }
 }
 

@@ -32,6 +32,7 @@ use rustix::process::{PTracer, Pid, getpid, set_ptracer};
 use toehold_patcher::{Error, File, Refusal, Task, Watch};
 
 use super::Sentence;
+use crate::inherited;
 use crate::output::warn;
 
 /// Replaces this process by a program that is patched. This process has one thread. Of `command`,
@@ -97,9 +98,7 @@ impl Image {
 
     /// Returns when the kernel does not execute it.
     fn exec(&self) {
-        // Rust's start has had the signal ignored, which programs would inherit.
-        // SAFETY: the actions that Rust knows.
-        unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+        let _ = inherited::restore();
         // SAFETY: strings that end with a null byte, in arrays that end with a null pointer. libc's
         // function would write `errno`.
         unsafe {
@@ -114,8 +113,7 @@ impl Image {
                 options(nostack),
             );
         }
-        // SAFETY: as above.
-        unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+        inherited::restore_rusts();
     }
 }
 
