@@ -4,11 +4,13 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <sched.h>
 #include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -66,11 +68,33 @@ static long pages(void)
 	return atol(text);
 }
 
-static char stack[1 << 14];
 static int begin(void *arguments)
 {
 	execve(*(char **)arguments, arguments, environ);
 	_exit(1);
+}
+
+/* The end of a stack of so many bytes, below which nothing is mapped. */
+static char *stack(size_t size)
+{
+	enum { GUARD = 1 << 16 };
+	char *base = mmap(0, GUARD + size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	mprotect(base + GUARD, size, PROT_READ | PROT_WRITE);
+	return base + GUARD + size;
+}
+
+/* Executes with the smallest stack that a thread may have. */
+static void *in_thread(void *arguments)
+{
+	char *none[] = {"/none", 0};
+	pid_t child;
+	if (!(child = fork()))
+		begin(arguments);
+	finish("fork of a thread", child);
+	posix_spawn(&child, *(char **)arguments, 0, 0, arguments, environ);
+	finish("posix_spawn of a thread", child);
+	fail("none of a thread", none);
+	return 0;
 }
 
 int main(int argc, char **argv)
@@ -88,7 +112,7 @@ int main(int argc, char **argv)
 		_exit(1);
 	}
 	finish("vfork", child);
-	child = clone(begin, stack + sizeof stack, CLONE_VM | CLONE_VFORK | SIGCHLD, arguments);
+	child = clone(begin, stack(1 << 12), CLONE_VM | CLONE_VFORK | SIGCHLD, arguments);
 	finish("clone", child);
 	posix_spawn(&child, arguments[0], 0, 0, arguments, environ);
 	finish("posix_spawn", child);
@@ -96,6 +120,12 @@ int main(int argc, char **argv)
 	finish("posix_spawnp", child);
 	posix_spawn(&child, script[0], 0, 0, script, environ);
 	finish("a script", child);
+	pthread_attr_t attributes;
+	pthread_t thread;
+	pthread_attr_init(&attributes);
+	pthread_attr_setstacksize(&attributes, 1 << 14);
+	pthread_create(&thread, &attributes, in_thread, arguments);
+	pthread_join(thread, 0);
 	fflush(stdout);
 	system(argv[1]);
 	printf("system\n");

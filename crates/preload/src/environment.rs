@@ -4,7 +4,7 @@ use core::ffi::c_char;
 
 use toehold_freestanding::{call, memory};
 
-use crate::program::preloads_library;
+use crate::program::{Buffer, preloads_library};
 
 /// Names the descriptor of what the former program left (`toehold_sockets::take_over_from`).
 pub(crate) const HANDOVER: &core::ffi::CStr = c"TOEHOLD_HANDOVER";
@@ -61,7 +61,10 @@ impl Environment {
     ///
     /// # Safety
     /// As [`Environment::copy`].
-    pub(crate) unsafe fn without_library(environment: *const *const c_char) -> Option<Environment> {
+    pub(crate) unsafe fn without_library(
+        environment: *const *const c_char,
+        buffer: &mut Buffer,
+    ) -> Option<Environment> {
         // SAFETY: the caller's promise.
         let mut copy = unsafe { Environment::copy(environment) }?;
         let (count, pointers) = (copy.variables, copy.base.cast::<*const c_char>());
@@ -71,7 +74,8 @@ impl Environment {
             // array.
             let variable = unsafe { *pointers.add(n) };
             // SAFETY: variables are NUL-terminated strings.
-            if !preloads_library(unsafe { core::ffi::CStr::from_ptr(variable) }.to_bytes()) {
+            let bytes = unsafe { core::ffi::CStr::from_ptr(variable) }.to_bytes();
+            if !preloads_library(bytes, buffer) {
                 copy.push(variable);
             }
         }

@@ -34,9 +34,8 @@ mod work;
 use core::ffi::{c_char, c_int};
 
 use toehold_freestanding::call;
-use toehold_sockets::is_confined;
 
-use crate::program::{self, Target};
+use crate::program::{Buffer, Scratch, Target, is_to_be_patched};
 use crate::tracer::Named;
 
 /// The event after which a program without a loader runs.
@@ -86,16 +85,10 @@ pub(crate) unsafe fn follow(
     target: Target,
     environment: *const *const c_char,
     event: Event,
+    scratch: &mut Scratch,
 ) -> Followed {
-    if is_confined() {
-        // These calls may not be allowed.
-        return Followed::NotWanted;
-    }
-    let (mut library, mut path) = (program::Buffer::new(), program::Buffer::new());
     // SAFETY: the caller's promise.
-    let is_wanted =
-        unsafe { program::is_to_be_patched(target, environment, &mut library, &mut path) };
-    if !is_wanted {
+    if !unsafe { is_to_be_patched(target, environment, scratch) } {
         return Followed::NotWanted;
     }
     let Some(namespace) = namespace_of_children() else {
@@ -108,7 +101,7 @@ pub(crate) unsafe fn follow(
     let thread = unsafe { call!(SYS_gettid) } as c_int;
     let mask = Blocked::new();
     let is_ours = namespace != FIRST_NAMESPACE;
-    let followed = Helper::start(&library, &path, is_ours);
+    let followed = Helper::start(&scratch.library, &scratch.path, is_ours);
     let followed = followed.map(|helper| helper.converse(thread, event));
     drop(mask);
     followed.unwrap_or(NOT_STARTED)
@@ -142,7 +135,7 @@ fn namespace_of_children() -> Option<u64> {
 impl Helper {
     /// The helper is told the library's path and the program's. Where `is_ours`, it is this
     /// process's child.
-    fn start(library: &program::Buffer, path: &program::Buffer, is_ours: bool) -> Option<Helper> {
+    fn start(library: &Buffer, path: &Buffer, is_ours: bool) -> Option<Helper> {
         let mut ends: [c_int; 2] = [-1; 2];
         let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
         // SAFETY: two descriptors are written.

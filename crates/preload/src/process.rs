@@ -11,7 +11,7 @@ use crate::confinement::before_namespaces;
 use crate::environment::Environment;
 use crate::following::{Event, Followed, follow};
 use crate::fork::forked;
-use crate::program::{Forecast, Target, breaks_on_library, forecast};
+use crate::program::{Forecast, Scratch, Target, breaks_on_library, forecast};
 
 /// Registers for the ordinary end of the program.
 pub(crate) fn follow_exit() {
@@ -133,11 +133,18 @@ pub(crate) unsafe fn execute(
     environment: *const *const c_char,
     call: impl Fn(*const *const c_char) -> c_int,
 ) -> c_int {
+    let mut scratch = scratch();
     // SAFETY: the caller's promise.
-    let shorter = unsafe { environment_it_bears(target, environment) };
+    let shorter = unsafe { environment_it_bears(target, environment, scratch.as_mut()) };
     let environment = shorter.as_ref().map_or(environment, Environment::as_ptr);
     // SAFETY: the caller's promise, here and below.
-    match unsafe { follow(target, environment, Event::Exec) } {
+    let followed = scratch
+        .as_mut()
+        .map_or(Followed::NotWanted, |scratch| unsafe {
+            follow(target, environment, Event::Exec, scratch)
+        });
+    drop(scratch);
+    match followed {
         // SAFETY: as above.
         Followed::NotWanted => unsafe { depart(target, environment, call) },
         Followed::By(helper) => {
@@ -199,18 +206,25 @@ unsafe fn depart(
 unsafe fn environment_it_bears(
     target: Target,
     environment: *const *const c_char,
+    scratch: Option<&mut Scratch>,
 ) -> Option<Environment> {
-    if is_confined() {
-        // To look at the program's file takes calls that may not be allowed.
-        return None;
-    }
+    let scratch = scratch?;
     // SAFETY: the caller's promise.
     unsafe {
-        if breaks_on_library(target, environment) {
-            Environment::without_library(environment)
+        if breaks_on_library(target, environment, scratch) {
+            Environment::without_library(environment, &mut scratch.path)
         } else {
             None
         }
+    }
+}
+
+/// Memory in which the program that is to be executed is looked at; `None` when it cannot be. In a
+/// confined process that takes calls that may not be allowed.
+fn scratch() -> Option<Scratch> {
+    match is_confined() {
+        true => None,
+        false => Scratch::new(),
     }
 }
 
@@ -229,16 +243,20 @@ macro_rules! spawns {
         ) -> c_int {
             // SAFETY: passed on with the caller's promises.
             unsafe {
-                let shorter = environment_it_bears($target(program), envp);
+                let mut scratch = scratch();
+                let shorter = environment_it_bears($target(program), envp, scratch.as_mut());
                 let envp = shorter.as_ref().map_or(envp, Environment::as_ptr);
                 before_spawn();
                 let spawn = || real::$name(pid, program, actions, attributes, argv, envp);
                 // In another directory the name may be another program's.
                 let is_sure = actions.is_null() || is_absolute(program);
-                let followed = match is_sure {
-                    true => follow($target(program), envp, Event::Spawn),
-                    false => Followed::NotWanted,
+                let followed = match scratch.as_mut() {
+                    Some(scratch) if is_sure => {
+                        follow($target(program), envp, Event::Spawn, scratch)
+                    }
+                    _ => Followed::NotWanted,
                 };
+                drop(scratch);
                 match (spawn(), followed) {
                     (libc::EPERM | libc::EACCES, Followed::By(helper)) => {
                         helper.dismiss();

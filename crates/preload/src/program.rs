@@ -2,12 +2,15 @@
 //! linked against a loader that loads us, keep its user's rights, and be given the environment
 //! that names us.
 //!
-//! Runs between fork and exec, so it uses nothing but system calls and the stack.
+//! Runs between fork and exec, so it uses nothing but system calls, and of the stack a KiB or two:
+//! the caller's may be a small thread's or a signal's. Paths and pieces of files lie in
+//! [`Scratch`].
 
 use core::ffi::{CStr, c_char, c_int};
 use core::mem::MaybeUninit;
+use core::ops::{Deref, DerefMut};
 
-use toehold_freestanding::{call, environment};
+use toehold_freestanding::{call, environment, memory};
 
 /// The variable that asks for patches in programs that make their system calls themselves.
 const PATCH_CALLS: &[u8] = b"TOEHOLD_PATCH_CALLS=";
@@ -45,15 +48,17 @@ pub(crate) enum Forecast {
 /// # Safety
 /// What `target` names and `environment` are as `execve(2)` wants them.
 pub(crate) unsafe fn forecast(target: Target, environment: *const *const c_char) -> Forecast {
-    let mut path = Buffer::new();
+    let Some(mut scratch) = Scratch::new() else {
+        return Forecast::Without;
+    };
     // SAFETY: the caller's promise.
-    let opened = match unsafe { open(target, &mut path) } {
+    let opened = match unsafe { open(target, &mut scratch.path) } {
         Ok(opened) => opened,
         Err(forecast) => return forecast,
     };
     // SAFETY: the caller's promise.
-    let named = unsafe { names_library(environment) };
-    if named && has_own_rights() && opened.takes_library(SCRIPT_DEPTH_MAX) {
+    let named = unsafe { names_library(environment, &mut scratch.other) };
+    if named && has_own_rights() && opened.takes_library(&mut scratch) {
         Forecast::WithLibrary
     } else {
         Forecast::Without
@@ -65,25 +70,23 @@ pub(crate) unsafe fn forecast(target: Target, environment: *const *const c_char)
 ///
 /// # Safety
 /// What `target` names and `environment` are as `execve(2)` wants them.
-pub(crate) unsafe fn breaks_on_library(target: Target, environment: *const *const c_char) -> bool {
+pub(crate) unsafe fn breaks_on_library(
+    target: Target,
+    environment: *const *const c_char,
+    scratch: &mut Scratch,
+) -> bool {
     // SAFETY: the caller's promise.
-    if !unsafe { names_library(environment) } {
+    if !unsafe { names_library(environment, &mut scratch.other) } {
         return false;
     }
-    let mut path = Buffer::new();
     // SAFETY: as above.
-    let opened = unsafe { open(target, &mut path) };
-    opened.is_ok_and(|opened| {
-        matches!(
-            opened.loader(SCRIPT_DEPTH_MAX),
-            Loader::Foreign | Loader::Strict
-        )
-    })
+    let opened = unsafe { open(target, &mut scratch.path) };
+    opened.is_ok_and(|opened| matches!(opened.loader(scratch), Loader::Foreign | Loader::Strict))
 }
 
 /// True when an environment variable lists this library to be preloaded.
-pub(crate) fn preloads_library(variable: &[u8]) -> bool {
-    preload_list(variable).is_some_and(|mut list| list.any(is_library))
+pub(crate) fn preloads_library(variable: &[u8], buffer: &mut Buffer) -> bool {
+    preload_list(variable).is_some_and(|mut list| list.any(|path| is_library(path, buffer)))
 }
 
 /// The paths in the variable that lists libraries to be loaded first; `None` for other variables.
@@ -93,18 +96,19 @@ fn preload_list(variable: &[u8]) -> Option<impl Iterator<Item = &[u8]>> {
 }
 
 /// True when `target` has no loader and `environment` asks for its system calls to be patched. Then
-/// the library to be mapped is in `library`, and the program's path in `path`, which is empty where
-/// `target` is an open file.
+/// the library to be mapped is in `scratch.library`, and the program's path in `scratch.path`,
+/// which is empty where `target` is an open file.
 ///
 /// # Safety
 /// What `target` names and `environment` are as `execve(2)` wants them.
 pub(crate) unsafe fn is_to_be_patched(
     target: Target,
     environment: *const *const c_char,
-    library: &mut Buffer,
-    path: &mut Buffer,
+    scratch: &mut Scratch,
 ) -> bool {
     let mut is_asked = false;
+    let room = &mut **scratch;
+    room.path.clear();
     // SAFETY: the caller's promise, here and below.
     for variable in unsafe { variables(environment) } {
         let bytes = variable.to_bytes();
@@ -113,25 +117,25 @@ pub(crate) unsafe fn is_to_be_patched(
         } else if bytes.starts_with(VALGRIND) {
             return false;
         } else if let Some(mut list) = preload_list(bytes) {
-            let ours = list.find(|path| is_library(path));
-            if !ours.is_some_and(|ours| library.set(&[ours])) {
+            let ours = list.find(|path| is_library(path, &mut room.other));
+            if !ours.is_some_and(|ours| room.library.set(&[ours])) {
                 return false;
             }
         }
     }
     // SAFETY: as above.
-    if !is_asked || !unsafe { names_library(environment) } || !has_own_rights() {
+    if !is_asked || !unsafe { names_library(environment, &mut room.other) } || !has_own_rights() {
         return false;
     }
     // SAFETY: as above.
-    let Ok(opened) = (unsafe { open(target, path) }) else {
+    let Ok(opened) = (unsafe { open(target, &mut room.path) }) else {
         return false;
     };
-    if let (Target::Path(name) | Target::Name(name), true) = (target, path.is_empty()) {
+    if let (Target::Path(name) | Target::Name(name), true) = (target, room.path.is_empty()) {
         // SAFETY: as above: it was opened.
-        path.set(&[unsafe { CStr::from_ptr(name) }.to_bytes()]);
+        room.path.set(&[unsafe { CStr::from_ptr(name) }.to_bytes()]);
     }
-    opened.loader(SCRIPT_DEPTH_MAX) == Loader::None
+    opened.loader(scratch) == Loader::None
 }
 
 unsafe fn open(target: Target, path: &mut Buffer) -> Result<Opened, Forecast> {
@@ -241,33 +245,39 @@ impl Opened {
 
     /// True when the loader of this program is the one that loads us, and takes orders from the
     /// environment.
-    fn takes_library(&self, depth: u32) -> bool {
-        self.loader(depth) == Loader::Ours
+    fn takes_library(&self, scratch: &mut Scratch) -> bool {
+        self.loader(scratch) == Loader::Ours
     }
 
     /// The loader of the program, or of a script's interpreter.
-    fn loader(&self, depth: u32) -> Loader {
+    fn loader(&self, scratch: &mut Scratch) -> Loader {
         let mut head = [0u8; HEAD_BYTES];
-        let len = self.read_at(&mut head, 0);
-        let head = &head[..len];
-        if let Some(line) = head.strip_prefix(b"#!") {
+        let mut interpreter: Option<Opened> = None;
+        for _ in 0..=SCRIPT_DEPTH_MAX {
+            let file = interpreter.as_ref().unwrap_or(self);
+            let len = file.read_at(&mut head, 0);
+            let Some(line) = head[..len].strip_prefix(b"#!") else {
+                if file.changes_rights() {
+                    // Whichever it is, it ignores `LD_PRELOAD`.
+                    return Loader::Unknown;
+                }
+                return file.loader_of_elf(&head[..len], &mut scratch.pieces);
+            };
             // The kernel ignores a script's set-uid bit; what counts is its interpreter.
-            let mut path = Buffer::new();
+            let path = &mut scratch.other;
             let line = line.split(|&byte| byte == b'\n').next().unwrap_or(&[]);
             let mut words = line.split(u8::is_ascii_whitespace);
             let word = words.find(|word| !word.is_empty()).unwrap_or(&[]);
-            if depth == 0 || word.is_empty() || !path.set(&[word]) {
+            if word.is_empty() || !path.set(&[word]) {
                 return Loader::Unknown;
             }
             // SAFETY: NUL-terminated by `set`.
-            let interpreter = unsafe { Opened::open(path.as_ptr()) };
-            return interpreter.map_or(Loader::Unknown, |one| one.loader(depth - 1));
+            match unsafe { Opened::open(path.as_ptr()) } {
+                Ok(opened) => interpreter = Some(opened),
+                Err(_) => return Loader::Unknown,
+            }
         }
-        if self.changes_rights() {
-            // Whichever it is, it ignores `LD_PRELOAD`.
-            return Loader::Unknown;
-        }
-        self.loader_of_elf(head)
+        Loader::Unknown
     }
 
     /// True when executing it would change who the process is (set-uid, set-gid, capabilities):
@@ -295,7 +305,7 @@ impl Opened {
     }
 
     /// The interpreter (PT_INTERP) of an ELF program of this machine.
-    fn loader_of_elf(&self, head: &[u8]) -> Loader {
+    fn loader_of_elf(&self, head: &[u8], pieces: &mut Pieces) -> Loader {
         const CLASS_64: u8 = 2;
         const PT_INTERP: u32 = 3;
         const ENTRY_BYTES: usize = 56;
@@ -317,7 +327,8 @@ impl Opened {
             number(head, 56, 2),
         );
         let entries = entries.min(ENTRIES_MAX);
-        let mut headers = Window::of(self);
+        let [for_headers, for_entries, for_names] = pieces;
+        let mut headers = Window::of(self, for_headers);
         for index in 0..entries {
             let at = table.wrapping_add(index * step);
             let Some(entry) = headers.at::<ENTRY_BYTES>(at) else {
@@ -330,7 +341,11 @@ impl Opened {
                 let is_known = |loader| contains(&name[..len], loader);
                 return if !KNOWN_LOADERS.into_iter().any(is_known) {
                     Loader::Foreign
-                } else if must_be_first(&mut headers, table, step, entries) {
+                } else if must_be_first(
+                    &mut headers,
+                    [for_entries, for_names],
+                    [table, step, entries],
+                ) {
                     Loader::Strict
                 } else {
                     Loader::Ours
@@ -343,7 +358,11 @@ impl Opened {
 
 /// True for a program that is linked with a library which ends it unless that library comes first
 /// of all: the run-time part of AddressSanitizer.
-fn must_be_first(headers: &mut Window<'_>, table: u64, step: u64, entries: u64) -> bool {
+fn must_be_first(
+    headers: &mut Window<'_>,
+    [for_entries, for_names]: [&mut [u8; WINDOW_BYTES]; 2],
+    [table, step, entries]: [u64; 3],
+) -> bool {
     const PT_LOAD: u64 = 1;
     const PT_DYNAMIC: u64 = 2;
     const DT_NEEDED: u64 = 1;
@@ -365,7 +384,7 @@ fn must_be_first(headers: &mut Window<'_>, table: u64, step: u64, entries: u64) 
     let Some((dynamic, _, len)) = segment(PT_DYNAMIC, &|_, _| true) else {
         return false;
     };
-    let mut entries = Window::of(file);
+    let mut entries = Window::of(file, for_entries);
     let mut tags = (0..(len / 16).min(DYNAMIC_MAX)).map_while(|index| {
         let entry = entries.at::<16>(dynamic.wrapping_add(index * 16))?;
         Some((number(&entry, 0, 8), number(&entry, 8, 8)))
@@ -378,7 +397,7 @@ fn must_be_first(headers: &mut Window<'_>, table: u64, step: u64, entries: u64) 
         return false;
     };
     let strings = (strings - address).wrapping_add(offset);
-    let mut names = Window::of(file);
+    let mut names = Window::of(file, for_names);
     (0..(len / 16).min(DYNAMIC_MAX)).any(|index| {
         let Some(entry) = entries.at::<16>(dynamic.wrapping_add(index * 16)) else {
             return false;
@@ -396,12 +415,12 @@ struct Window<'a> {
     file: &'a Opened,
     begin: u64,
     len: usize,
-    bytes: [u8; WINDOW_BYTES],
+    bytes: &'a mut [u8; WINDOW_BYTES],
 }
 
 impl<'a> Window<'a> {
-    fn of(file: &'a Opened) -> Window<'a> {
-        let (begin, len, bytes) = (0, 0, [0; WINDOW_BYTES]);
+    fn of(file: &'a Opened, bytes: &'a mut [u8; WINDOW_BYTES]) -> Window<'a> {
+        let (begin, len) = (0, 0);
         Window {
             file,
             begin,
@@ -418,7 +437,7 @@ impl<'a> Window<'a> {
             Some(from) => from,
             None => {
                 self.begin = offset;
-                self.len = self.file.read_at(&mut self.bytes, offset);
+                self.len = self.file.read_at(self.bytes, offset);
                 0
             }
         };
@@ -454,13 +473,13 @@ fn has_own_rights() -> bool {
 }
 
 /// True when an environment has the loader load us, and us start.
-unsafe fn names_library(environment: *const *const c_char) -> bool {
+unsafe fn names_library(environment: *const *const c_char, buffer: &mut Buffer) -> bool {
     let (mut preloaded, mut wanted) = (false, false);
     // SAFETY: the caller's promise.
     for variable in unsafe { variables(environment) } {
         let variable = variable.to_bytes();
         if variable.starts_with(b"LD_PRELOAD=") {
-            preloaded = preloads_library(variable);
+            preloaded = preloads_library(variable, buffer);
         } else if let Some(path) = variable.strip_prefix(b"TOEHOLD_PATH=") {
             wanted = crate::is_started_by(path);
         }
@@ -488,21 +507,66 @@ unsafe fn variables<'a>(mut at: *const *const c_char) -> impl Iterator<Item = &'
 }
 
 /// True for a path of this library's name at which there is a file.
-fn is_library(path: &[u8]) -> bool {
-    let mut buffer = Buffer::new();
+fn is_library(path: &[u8], buffer: &mut Buffer) -> bool {
     path.rsplit(|&byte| byte == b'/').next() == Some(LIBRARY)
         && buffer.set(&[path])
         // SAFETY: NUL-terminated by `set`.
         && unsafe { call!(SYS_faccessat, libc::AT_FDCWD, buffer.as_ptr(), libc::R_OK) } == 0
 }
 
-/// A NUL-terminated path on the stack.
-#[derive(Clone)]
+/// Fresh memory for what is too large for the caller's stack. A child that uses its parent's memory
+/// (`vfork`) gives it back before its exec, because the parent goes on with that memory.
+pub(crate) struct Scratch(*mut Room);
+
+/// Zeroes are a value of it.
+pub(crate) struct Room {
+    pub(crate) library: Buffer,
+    /// The program's.
+    pub(crate) path: Buffer,
+    other: Buffer,
+    pieces: Pieces,
+}
+
+/// Of one file: program headers, dynamic section, names.
+type Pieces = [[u8; WINDOW_BYTES]; 3];
+
+impl Scratch {
+    /// `None` when there is no memory.
+    pub(crate) fn new() -> Option<Scratch> {
+        let room = memory::anonymous(size_of::<Room>(), false);
+        (!room.is_null()).then_some(Scratch(room.cast()))
+    }
+}
+
+impl Deref for Scratch {
+    type Target = Room;
+
+    fn deref(&self) -> &Room {
+        // SAFETY: its own mapping, which was zeroed.
+        unsafe { &*self.0 }
+    }
+}
+
+impl DerefMut for Scratch {
+    fn deref_mut(&mut self) -> &mut Room {
+        // SAFETY: as above.
+        unsafe { &mut *self.0 }
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new` with this length.
+        unsafe { memory::unmap(self.0.cast(), size_of::<Room>()) };
+    }
+}
+
+/// A NUL-terminated path.
 pub(crate) struct Buffer([u8; libc::PATH_MAX as usize]);
 
 impl Buffer {
-    pub(crate) fn new() -> Buffer {
-        Buffer([0; libc::PATH_MAX as usize])
+    fn clear(&mut self) {
+        self.0[0] = 0;
     }
 
     /// Puts `parts` one after another; false when they are too long.
@@ -558,8 +622,7 @@ const KNOWN_LOADERS: [&[u8]; 2] = [b"/ld-linux", b"/ld-musl-"];
 const FIRST_LIBRARIES: [&[u8]; 2] = [b"libasan.so", b"libclang_rt.asan"];
 /// As much of a name as tells it.
 const NAME_BYTES: usize = 64;
-/// Holds the program headers of an ordinary program, or its dynamic section; there are three on the
-/// stack at a time.
+/// Holds the program headers of an ordinary program, or its dynamic section.
 const WINDOW_BYTES: usize = 1024;
 /// The file name under which `toehold run` installs this library.
 const LIBRARY: &[u8] = b"libtoehold.so";

@@ -73,14 +73,13 @@ pub(super) fn start(
     const START_BYTES: usize = size_of::<Start>().next_multiple_of(16);
     let arena = Arena::new()?;
     let start: *mut Start = arena.stack().wrapping_sub(START_BYTES).cast();
-    // SAFETY: the end of fresh memory, which is a multiple of a page.
+    // SAFETY: the end of fresh memory, which is a multiple of a page. The caller's stack may have
+    // no room for the whole.
     unsafe {
-        start.write(Start {
-            arena,
-            socket,
-            library: library.clone(),
-            program: program.clone(),
-        });
+        (&raw mut (*start).arena).write(arena);
+        (&raw mut (*start).socket).write(socket);
+        (&raw mut (*start).library).copy_from_nonoverlapping(library, 1);
+        (&raw mut (*start).program).copy_from_nonoverlapping(program, 1);
     }
     let helper = match is_ours {
         // SAFETY: below what the helper is told is its stack, and it has its own arguments.
