@@ -1,10 +1,11 @@
-/* Says whether it has the library, and whether it has a child that it has not made. With arguments
- * it has a child execute them first. */
+/* Says whether it has the library, and whether it has a child that it has not made: orphans of its
+ * children become its own. With arguments it has a child execute them first. */
 
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -13,6 +14,7 @@ int main(int argc, char **argv)
 	char line[4096];
 	int patched = 0;
 	FILE *maps = fopen("/proc/self/maps", "r");
+	prctl(PR_SET_CHILD_SUBREAPER, 1);
 	if (argc > 1) {
 		pid_t child = fork();
 		if (!child) {

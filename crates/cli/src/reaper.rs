@@ -1,25 +1,27 @@
 //! A process that keeps orphans from the program that this one becomes.
 //!
 //! `toehold run` starts an adapter by a process in between, which leaves; so the system's first
-//! process has the adapter for a child. As the first process of a container, `run` would get it
-//! back: the program would have a child that it has not made, and that does not end while there
-//! are connections. There the reaper takes the adapter over:
+//! process has the adapter for a child. As the first process of a container, or as one that takes
+//! orphans over (`PR_SET_CHILD_SUBREAPER`, which an exec keeps), `run` would get it back: the
+//! program would have a child that it has not made, and that does not end while there are
+//! connections. There the reaper takes the adapter over:
 //!
 //! ```text
 //! the program ── reaper ── adapter
 //! ```
 //!
 //! The program does not meet the reaper. No signal tells its end, and only `__WALL` waits for it.
-//! An exec would make it an ordinary child, so it stays a copy of `run`.
+//! An exec would make it an ordinary child, so it stays a copy of `run`. An ancestor of `run` that
+//! takes orphans over gets the adapter all the same: a process cannot know that there is one.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 
-use rustix::process::{Pid, chdir, getpid, set_child_subreaper, setsid};
+use rustix::process::{Pid, chdir, child_subreaper, getpid, set_child_subreaper, setsid};
 
 /// Whether orphans of this process's children become its own.
 pub(crate) fn is_needed() -> bool {
-    getpid() == Pid::INIT
+    getpid() == Pid::INIT || child_subreaper().is_ok_and(|set| set.is_some())
 }
 
 /// Has a reaper do `work`, which makes processes that go on. This process has one thread.

@@ -15,15 +15,15 @@
 //!                      ◀────── a byte ──
 //! ```
 //!
-//! The program does not meet the helper as a child. In the first PID namespace a process between
-//! them makes the helper, and the system's first process takes it over. In another one the first
-//! process may be any program, which would meet orphans that it does not know. There the helper is
-//! this process's child. No signal tells its end, and only `__WALL` waits for it. It is waited for
-//! here, or in the new program before its first instruction (`toehold-patcher`). The helper uses
-//! this program's memory, which so stays until the helper has ended: to make a copy, or to execute
-//! a program, would take longer than its work. Of that memory it writes its arena alone, and it
-//! gives that back. It has no descriptor of the program's and runs none of its signal handlers.
-//! Whatever goes wrong before the exec, the exec happens without the helper.
+//! The helper is this process's child, which the program does not meet: no signal tells its end,
+//! and only `__WALL` waits for it. It is waited for here, or in the new program before its first
+//! instruction (`toehold-patcher`). An orphan would be met by a process that does not know it: any
+//! ancestor may be the one to which orphans go (`PR_SET_CHILD_SUBREAPER`), and so may the first
+//! process of a PID namespace. The helper uses this program's memory, which so stays until the
+//! helper has ended: to make a copy, or to execute a program, would take longer than its work. Of
+//! that memory it writes its arena alone, and it gives that back. It has no descriptor of the
+//! program's and runs none of its signal handlers. Whatever goes wrong before the exec, the exec
+//! happens without the helper.
 //!
 //! All of this is done by system calls and with stacks of its own, because a `vfork` child may be
 //! the caller.
@@ -91,28 +91,24 @@ pub(crate) unsafe fn follow(
     if !unsafe { is_to_be_patched(target, environment, scratch) } {
         return Followed::NotWanted;
     }
-    let Some(namespace) = namespace_of_children() else {
+    if !children_are_in_this_namespace() {
         return Followed::Refused(
             c"its system calls cannot be patched: its children would be \
             in another PID namespace, or it has no /proc",
         );
-    };
+    }
     // SAFETY: no memory is involved.
     let thread = unsafe { call!(SYS_gettid) } as c_int;
     let mask = Blocked::new();
-    let is_ours = namespace != FIRST_NAMESPACE;
-    let followed = Helper::start(&scratch.library, &scratch.path, is_ours);
+    let followed = Helper::start(&scratch.library, &scratch.path);
     let followed = followed.map(|helper| helper.converse(thread, event));
     drop(mask);
     followed.unwrap_or(NOT_STARTED)
 }
 
-/// The first PID namespace (`PROC_PID_INIT_INO`).
-const FIRST_NAMESPACE: u64 = 0xeffffffc;
-
-/// The PID namespace of this process, if a helper will be there, too. In another one it would trace
-/// a stranger, and a namespace whose first process has ended makes no others.
-fn namespace_of_children() -> Option<u64> {
+/// Whether a helper will be in this process's PID namespace. In another one it would trace a
+/// stranger, and a namespace whose first process has ended makes no others.
+fn children_are_in_this_namespace() -> bool {
     let number = |path: &core::ffi::CStr| {
         let mut stat = core::mem::MaybeUninit::<libc::stat>::zeroed();
         let directory = libc::AT_FDCWD;
@@ -129,13 +125,12 @@ fn namespace_of_children() -> Option<u64> {
         }
     };
     let own = number(c"/proc/self/ns/pid");
-    own.filter(|_| own == number(c"/proc/self/ns/pid_for_children"))
+    own.is_some() && own == number(c"/proc/self/ns/pid_for_children")
 }
 
 impl Helper {
-    /// The helper is told the library's path and the program's. Where `is_ours`, it is this
-    /// process's child.
-    fn start(library: &Buffer, path: &Buffer, is_ours: bool) -> Option<Helper> {
+    /// The helper is told the library's path and the program's.
+    fn start(library: &Buffer, path: &Buffer) -> Option<Helper> {
         let mut ends: [c_int; 2] = [-1; 2];
         let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
         // SAFETY: two descriptors are written.
@@ -147,7 +142,7 @@ impl Helper {
             child: None,
         };
         helper.limit_waiting();
-        helper.child = work::start(ends[1], library, path, is_ours);
+        helper.child = work::start(ends[1], library, path);
         // SAFETY: made above.
         unsafe { call!(SYS_close, ends[1]) };
         // Where nobody was started, the first read meets the end.
@@ -248,7 +243,7 @@ mod work {
         pub(super) fn wait(self) {}
     }
 
-    pub(super) fn start(_: core::ffi::c_int, _: &Buffer, _: &Buffer, _: bool) -> Option<Child> {
+    pub(super) fn start(_: core::ffi::c_int, _: &Buffer, _: &Buffer) -> Option<Child> {
         None
     }
 }

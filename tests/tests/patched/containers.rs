@@ -1,6 +1,8 @@
-//! The first process of a container becomes the parent of all processes that have lost theirs. It
-//! may be any program, and it meets no process of Toehold's.
+//! The first process of a container becomes the parent of all processes that have lost theirs, and
+//! so does one that asks for them (`PR_SET_CHILD_SUBREAPER`). It may be any program, and it meets
+//! no process of Toehold's.
 
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -87,6 +89,54 @@ fn static_programs_that_run_starts_in_a_container_leave_its_first_process_no_orp
     let (lines, errors) = said(&mut command);
     let wanted = "library 1, process 2, no children\nlibrary 0, process 1, no children\n";
     assert_eq!(lines, wanted, "{errors}");
+}
+
+/// They have said that they take orphans over.
+#[test]
+fn programs_that_take_orphans_over_meet_no_helper() {
+    if host::require(["cc"]).is_none() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("scratch");
+    let child = children(directory.path(), &["-static"]);
+    let toehold = Toehold::start();
+    for options in [&["-static"][..], &[]] {
+        let scratch = tempfile::tempdir().expect("scratch");
+        let parent = children(scratch.path(), options);
+        let (lines, errors) = said(toehold.patched(&parent).arg(&child));
+        let words: Vec<&str> = lines.split(|c: char| c.is_ascii_digit()).collect();
+        let words: String = words.concat();
+        let line = "library , process , no children\n";
+        assert_eq!(words, line.repeat(2), "{lines}{errors}");
+        assert_eq!(lines.matches("library 1").count(), 2, "{lines}{errors}");
+    }
+}
+
+/// An exec keeps that.
+#[test]
+fn a_program_that_takes_orphans_over_has_no_adapter_for_a_child() {
+    if host::require(["cc"]).is_none() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("scratch");
+    let program = children(directory.path(), &[]);
+    let toehold = Toehold::start();
+    let (run, library) = toehold.files();
+    let mut command = Command::new(run);
+    command.env("TOEHOLD_LIB", library);
+    command.args(["run", "--path", "direct", "--runtime-dir"]);
+    command.arg(directory.path().join("runtime"));
+    command.arg("--").arg(&program);
+    // SAFETY: a system call.
+    unsafe {
+        command.pre_exec(|| {
+            libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1);
+            Ok(())
+        });
+    }
+    let (line, errors) = said(&mut command);
+    assert!(line.starts_with("library 1"), "{line}{errors}");
+    assert!(line.ends_with("no children\n"), "{line}{errors}");
 }
 
 /// Where none runs, `run` starts one, which goes on in the background.

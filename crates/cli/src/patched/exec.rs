@@ -9,10 +9,9 @@
 //!   All that it needs has been made before.
 //! - When there is no exec, it waits until the helper has ended, and goes on after that.
 //!
-//! The program has no child that it does not know. In the first PID namespace the system's first
-//! process takes the helper over. In a container the first process may be any program, and it may
-//! be this one. There the helper is a child whose end no signal tells, and only `__WALL` waits for
-//! it, as with helpers that the library makes.
+//! The program has no child that it meets: no signal tells the helper's end, and only `__WALL`
+//! waits for it, as with helpers that the library makes. The program waits for it before its first
+//! instruction (`toehold-patcher`).
 
 use std::arch::asm;
 use std::env;
@@ -20,7 +19,6 @@ use std::ffi::{CString, OsStr, OsString, c_char};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
@@ -135,7 +133,7 @@ impl Strings {
     }
 }
 
-/// For the helper, and for the process that makes it.
+/// For the helper.
 struct Start<'a> {
     /// The process that is to be traced.
     target: pid_t,
@@ -143,8 +141,6 @@ struct Start<'a> {
     /// The helper's end of the conversation, and the other.
     theirs: RawFd,
     ours: RawFd,
-    /// The end of the helper's stack.
-    stack: *mut c_void,
     /// The helper's number, when it has been made.
     helper: AtomicI32,
 }
@@ -153,20 +149,14 @@ struct Start<'a> {
 /// helper any more.
 fn with_helper(task: Task<'_>, execute: impl FnOnce()) -> io::Result<()> {
     let (ours, theirs) = UnixStream::pair()?;
-    let (first, second) = stacks()?;
-    let is_ours = !is_in_first_namespace();
     let start = Start {
         target: getpid().as_raw_nonzero().get(),
         task,
         theirs: theirs.as_raw_fd(),
         ours: ours.as_raw_fd(),
-        stack: second,
         helper: AtomicI32::new(0),
     };
-    let between = match is_ours {
-        true => make_own_helper(&start).map(|()| None)?,
-        false => Some(make_helper(&start, first)?),
-    };
+    make_helper(&start, stack()?)?;
     // From here on, system calls only.
     drop(theirs);
     let mut outcome = answer(&ours);
@@ -177,24 +167,15 @@ fn with_helper(task: Task<'_>, execute: impl FnOnce()) -> io::Result<()> {
         // Yama lets only ancestors trace, and whom the process names. Without Yama naming fails.
         outcome = write(&ours, &[AGAIN]).and_then(|_| answer(&ours));
     }
-    if let Some(between) = between {
-        wait_for(between);
-    }
     if outcome.is_ok() {
         execute();
     }
     let _ = write(&ours, &[END]);
     while let Ok(1..) = read(&ours, &mut [0; 8]) {}
-    if is_ours {
-        wait_for(start.helper.load(Ordering::Relaxed));
-    }
-    Ok(outcome?)
-}
-
-/// Waits for a child that has ended or is about to.
-fn wait_for(child: pid_t) {
+    let helper = start.helper.load(Ordering::Relaxed);
     // SAFETY: nothing is written.
-    unsafe { libc::waitpid(child, std::ptr::null_mut(), libc::__WALL) };
+    unsafe { libc::waitpid(helper, std::ptr::null_mut(), libc::__WALL) };
+    Ok(outcome?)
 }
 
 /// The starter has named the helper to the kernel: it may try once more.
@@ -213,64 +194,30 @@ fn answer(socket: &UnixStream) -> Result<(), Errno> {
     }
 }
 
-/// The ends of two stacks: a small one and the helper's. They stay mapped as long as this process's
-/// memory.
-fn stacks() -> io::Result<(*mut c_void, *mut c_void)> {
-    const FIRST_BYTES: usize = 1 << 16;
-    const BYTES: usize = FIRST_BYTES + (1 << 20);
+/// The end of a stack, which stays mapped as long as this process's memory.
+fn stack() -> io::Result<*mut c_void> {
+    const BYTES: usize = 1 << 20;
     let (protection, private) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE);
     let flags = private | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_STACK;
     // SAFETY: a fresh mapping.
-    let stacks = unsafe { libc::mmap(std::ptr::null_mut(), BYTES, protection, flags, -1, 0) };
-    if stacks == libc::MAP_FAILED {
-        return Err(io::Error::last_os_error());
+    let stack = unsafe { libc::mmap(std::ptr::null_mut(), BYTES, protection, flags, -1, 0) };
+    match stack {
+        libc::MAP_FAILED => Err(io::Error::last_os_error()),
+        // SAFETY: the end of the mapping.
+        _ => unsafe { Ok(stack.byte_add(BYTES)) },
     }
-    // SAFETY: within the mapping, and at its end.
-    unsafe { Ok((stacks.byte_add(FIRST_BYTES), stacks.byte_add(BYTES))) }
 }
 
-/// Whether this is the system's first PID namespace.
-fn is_in_first_namespace() -> bool {
-    /// `PROC_PID_INIT_INO`.
-    const FIRST_NAMESPACE: u64 = 0xeffffffc;
-    let namespace = std::fs::metadata("/proc/self/ns/pid");
-    namespace.is_ok_and(|namespace| namespace.ino() == FIRST_NAMESPACE)
-}
-
-/// Makes the helper as a child whose end no signal tells. The program waits for it before its first
-/// instruction (`toehold-patcher`).
-fn make_own_helper(start: &Start<'_>) -> io::Result<()> {
+/// Makes the helper, which uses the stack that ends at `stack`.
+fn make_helper(start: &Start<'_>, stack: *mut c_void) -> io::Result<()> {
     let number = start.helper.as_ptr();
     let flags = libc::CLONE_VM | libc::CLONE_PARENT_SETTID;
-    let (stack, start): (_, *const Start<'_>) = (start.stack, start);
+    let start: *const Start<'_> = start;
     // SAFETY: the stack is the child's alone, and its end is a multiple of 16. The kernel writes
     // the number before the helper runs.
     match unsafe { libc::clone(helper, stack, flags, start.cast_mut().cast(), number) } {
         ..0 => Err(io::Error::last_os_error()),
         _ => Ok(()),
-    }
-}
-
-/// Makes the helper as a grandchild, so that the program has no child that it does not know.
-/// Returns the number of the process in between, which uses the stack that ends at `stack`.
-fn make_helper(start: &Start<'_>, stack: *mut c_void) -> io::Result<pid_t> {
-    extern "C" fn between(start: *mut c_void) -> c_int {
-        let given = start.cast::<Start<'_>>();
-        let flags = libc::CLONE_VM | libc::CLONE_PARENT_SETTID;
-        // SAFETY: the starter's. The stack is the helper's alone. The kernel writes the number
-        // before the helper runs. No signal says that it has ended, because nobody waits for it.
-        unsafe {
-            let number = (*given).helper.as_ptr();
-            let child = libc::clone(helper, (*given).stack, flags, start, number);
-            c_int::from(child < 0)
-        }
-    }
-    let start: *const Start<'_> = start;
-    // SAFETY: the stack is the child's alone, and its end is a multiple of 16.
-    let between = unsafe { libc::clone(between, stack, libc::CLONE_VM, start.cast_mut().cast()) };
-    match between {
-        ..0 => Err(io::Error::last_os_error()),
-        _ => Ok(between),
     }
 }
 

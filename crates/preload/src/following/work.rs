@@ -1,9 +1,8 @@
 //! The helper's side of the conversation, and how the helper is made.
 
 use core::ffi::{c_int, c_void};
-use core::sync::atomic::{AtomicIsize, Ordering::Relaxed};
 
-use toehold_freestanding::{call, memory};
+use toehold_freestanding::call;
 use toehold_patcher::heap::{self, Arena};
 use toehold_patcher::{Error, File, Result, Task, Watch, stand_alone};
 
@@ -18,14 +17,6 @@ struct Start {
     library: Buffer,
     /// The program's path; empty where it is an open file.
     program: Buffer,
-}
-
-/// For the process between this one and the helper.
-struct Between {
-    start: *const Start,
-    /// The answer to the call that makes the helper. Relaxed: it is read when the process that
-    /// writes it was waited for.
-    helper: AtomicIsize,
 }
 
 /// A helper that is this process's child.
@@ -62,14 +53,8 @@ impl Child {
     }
 }
 
-/// Makes the helper, which has `socket` for the conversation. Where `is_ours`, it is this process's
-/// child, and given back.
-pub(super) fn start(
-    socket: c_int,
-    library: &Buffer,
-    program: &Buffer,
-    is_ours: bool,
-) -> Option<Child> {
+/// Makes the helper, which has `socket` for the conversation.
+pub(super) fn start(socket: c_int, library: &Buffer, program: &Buffer) -> Option<Child> {
     const START_BYTES: usize = size_of::<Start>().next_multiple_of(16);
     let arena = Arena::new()?;
     let start: *mut Start = arena.stack().wrapping_sub(START_BYTES).cast();
@@ -81,58 +66,15 @@ pub(super) fn start(
         (&raw mut (*start).library).copy_from_nonoverlapping(library, 1);
         (&raw mut (*start).program).copy_from_nonoverlapping(program, 1);
     }
-    let helper = match is_ours {
-        // SAFETY: below what the helper is told is its stack, and it has its own arguments.
-        true => unsafe { beside(0, start.cast(), help, start.cast(), arena.alive()) },
-        false => as_orphan(start),
-    };
+    // SAFETY: below what the helper is told is its stack, and it has its own arguments.
+    let helper = unsafe { beside(start.cast(), help, start.cast(), arena.alive()) };
     // The helper gives its memory back by itself, if there is one.
     if helper <= 0 {
         arena.discard();
     }
-    (is_ours && helper > 0).then_some(Child {
+    (helper > 0).then_some(Child {
         process: helper as c_int,
     })
-}
-
-/// Makes the helper so that it is no child of this process. Its number, or a number below 1.
-fn as_orphan(start: *mut Start) -> isize {
-    const STACK_BYTES: usize = 16 << 10;
-    let between = Between {
-        start,
-        helper: AtomicIsize::new(0),
-    };
-    let stack = memory::anonymous(STACK_BYTES, false);
-    if !stack.is_null() {
-        let top = stack.wrapping_add(STACK_BYTES);
-        let argument = (&raw const between).cast();
-        // SAFETY: the stack is the child's alone; `between` lives until the child has ended. The
-        // child is one that only this thread can wait for (`__WALL`).
-        unsafe {
-            let nobody = core::ptr::null_mut();
-            let child = beside(libc::CLONE_VFORK, top, make_helper, argument, nobody);
-            if child > 0 {
-                call!(SYS_wait4, child, 0, libc::__WALL, 0);
-            }
-            memory::unmap(stack, STACK_BYTES);
-        }
-    }
-    between.helper.load(Relaxed)
-}
-
-/// Stands between this process and the helper, so that the helper is no child of this one.
-unsafe extern "C" fn make_helper(between: *const c_void) -> ! {
-    // SAFETY: the starter's argument. Below what the helper is told is its stack.
-    unsafe {
-        let between = &*between.cast::<Between>();
-        let stack = between.start.cast_mut().cast();
-        let alive = (*between.start).arena.alive();
-        let helper = beside(0, stack, help, between.start.cast(), alive);
-        between.helper.store(helper, Relaxed);
-        loop {
-            call!(SYS_exit, 0);
-        }
-    }
 }
 
 /// The helper.
@@ -174,24 +116,18 @@ fn follow(caller: File, start: &Start) -> Result<()> {
     Ok(())
 }
 
-/// Runs `function` in a process that uses this one's memory, on a stack that ends at `stack`. With
-/// `CLONE_VFORK` in `flags`, returns when that process has ended. Gives its number, or a negated
-/// errno. No signal tells of its end. The kernel clears `alive` then, if it is not null.
+/// Runs `function` in a process that uses this one's memory, on a stack that ends at `stack`. Gives
+/// its number, or a negated errno. No signal tells of its end. The kernel clears `alive` then.
 ///
 /// # Safety
-/// The stack is nobody's; `alive` is null or stays; `function` never returns, and uses no
+/// The stack is nobody's; `alive` stays; `function` never returns, and uses no
 /// thread-local storage.
 unsafe fn beside(
-    flags: c_int,
     stack: *mut u8,
     function: unsafe extern "C" fn(*const c_void) -> !,
     argument: *const c_void,
     alive: *mut c_int,
 ) -> isize {
-    let clears = match alive.is_null() {
-        true => 0,
-        false => libc::CLONE_CHILD_CLEARTID,
-    };
     let answer: isize;
     // SAFETY: the caller's promise. In the new process the stack pointer is `stack`, which is a
     // multiple of 16.
@@ -206,7 +142,7 @@ unsafe fn beside(
             "ud2",
             "2:",
             inlateout("rax") libc::SYS_clone as isize => answer,
-            in("rdi") libc::CLONE_VM | flags | clears,
+            in("rdi") libc::CLONE_VM | libc::CLONE_CHILD_CLEARTID,
             in("rsi") stack,
             in("rdx") 0,
             in("r10") alive,
@@ -246,7 +182,7 @@ mod tests {
             assert!(!arena.alive().is_null());
             let (stack, argument) = (arena.stack(), (&raw const arena).cast());
             // SAFETY: the arena is the helper's, and `arena` outlives it or its look.
-            let process = unsafe { beside(0, stack, function, argument, arena.alive()) };
+            let process = unsafe { beside(stack, function, argument, arena.alive()) };
             assert!(process > 0);
             let process = process as c_int;
             if function as usize == ends as *const () as usize {
