@@ -16,7 +16,7 @@ use crate::library;
 use crate::meeting::Meeting;
 use crate::options::{AdapterChoice, PathChoice, WaitChoice};
 use crate::output::print;
-use crate::preload::{FILTERS, PRELOAD};
+use crate::preload::{self, FILTERS, PRELOAD};
 
 /// Options of `toehold container`.
 #[derive(Args, Debug)]
@@ -126,6 +126,7 @@ impl Content {
             ("TOEHOLD_WAIT", wait.word().to_owned()),
             (FILTERS, KNOWN_FILTERS.to_owned()),
         ];
+        variables.extend(preload::patches().map(|(name, on)| (name, on.to_owned())));
         if is_unmapped {
             let read = std::fs::read_to_string("/proc/sys/kernel/overflowuid");
             let number = read.map_or(OVERFLOW_USER.to_owned(), |text| text.trim().to_owned());
@@ -241,6 +242,9 @@ fn plain(path: &Path) -> Result<&str, Failure> {
 mod tests {
     use super::*;
 
+    /// On some machines there is one variable more.
+    const PATCHES: usize = cfg!(target_arch = "x86_64") as usize;
+
     fn content() -> Content {
         let (library, directory) = ("/usr/lib/toehold/libtoehold.so", "/run/toehold");
         Content::new(library.into(), directory.into(), WaitChoice::Event, true)
@@ -257,7 +261,7 @@ mod tests {
         );
         assert!(words.contains(&"--env=LD_PRELOAD=/run/toehold-lib/libtoehold.so"));
         assert!(words.contains(&"--env=TOEHOLD_WAIT=event"));
-        assert_eq!(words.len(), 8);
+        assert_eq!(words.len(), 8 + PATCHES);
         let mut spaced = content();
         spaced.mounts[0].0 = "/a b".into();
         assert!(spaced.options(mount).is_err());
@@ -291,7 +295,7 @@ mod tests {
         let example = include_str!("../../../contrib/kubernetes/injection.yaml");
         let printed = content.in_pod();
         let lines: Vec<&str> = printed.lines().filter(|it| it.starts_with("- ")).collect();
-        assert_eq!(lines.len(), 9);
+        assert_eq!(lines.len(), 9 + PATCHES);
         for line in lines {
             assert!(example.contains(line), "{line}");
         }

@@ -24,6 +24,12 @@ pub(crate) fn has_library(preload: Option<&OsStr>) -> bool {
     preload.is_some_and(|preload| entries(preload).any(is_ours))
 }
 
+/// The variable that asks for patches in programs which make their system calls themselves, on
+/// machines where there are patches.
+pub(crate) fn patches() -> Option<(&'static str, &'static str)> {
+    cfg!(target_arch = "x86_64").then_some((PATCH_CALLS, "on"))
+}
+
 /// Undoes what an outer `toehold run` has put into the environment.
 pub(crate) fn remove_acceleration(command: &mut Command) {
     match without_library(env::var_os(PRELOAD).as_deref()) {

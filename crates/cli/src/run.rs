@@ -249,7 +249,7 @@ impl Acceleration {
         match self.patches_children {
             // The program has our process id.
             true => command
-                .env(PATCH_CALLS, "on")
+                .envs(preload::patches())
                 .env(STARTED, std::process::id().to_string()),
             false => command.env_remove(PATCH_CALLS).env_remove(STARTED),
         };

@@ -394,6 +394,7 @@ impl Unit {
             ("TOEHOLD_PATH", "auto".to_owned()),
             ("TOEHOLD_WAIT", wait.word().to_owned()),
         ];
+        variables.extend(preload::patches().map(|(name, on)| (name, on.to_owned())));
         if self.values("SystemCallFilter").is_empty() {
             // Filters that come from other settings of the unit refuse calls and end nobody.
             variables.push((FILTERS, KNOWN_FILTERS.to_owned()));
@@ -567,6 +568,12 @@ mod tests {
         );
         assert!(
             text.contains("Environment=\"TOEHOLD_FILTERS=64\"\n"),
+            "{text}"
+        );
+        let patches = "Environment=\"TOEHOLD_PATCH_CALLS=on\"\n";
+        assert_eq!(
+            text.contains(patches),
+            cfg!(target_arch = "x86_64"),
             "{text}"
         );
     }
