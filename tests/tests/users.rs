@@ -5,6 +5,8 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
+#[cfg(target_arch = "x86_64")]
+use toehold_e2e::patched::compile_as;
 use toehold_e2e::system::{CLIENT, SERVER, STRANGER, System};
 use toehold_e2e::{Running, host, toehold, wait_until};
 
@@ -46,6 +48,46 @@ fn two_users_exchange_bytes_through_shared_memory() {
     }
     assert_eq!(line_of_status(adapter, "Seccomp:"), "2");
     assert_eq!(line_of_status(adapter, "NoNewPrivs:"), "1");
+}
+
+/// Gives the file CAP_NET_RAW, as setcap(8) does.
+#[cfg(target_arch = "x86_64")]
+fn give_capability(file: &Path) -> std::io::Result<()> {
+    use std::os::unix::ffi::OsStrExt;
+    /// `VFS_CAP_REVISION_2` and `VFS_CAP_FLAGS_EFFECTIVE` (linux/capability.h).
+    const HEAD: u32 = 0x0200_0001;
+    let words = [HEAD, 1 << 13, 0, 0, 0].map(u32::to_le_bytes).concat();
+    let file = std::ffi::CString::new(file.as_os_str().as_bytes())?;
+    let (name, at, len) = (c"security.capability", words.as_ptr(), words.len());
+    // SAFETY: strings that end with NUL, and a value of this length.
+    match unsafe { libc::setxattr(file.as_ptr(), name.as_ptr(), at.cast(), len, 0) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn static_programs_are_patched_by_a_command_that_has_capabilities() {
+    if host::require(["cc"]).is_none() {
+        return;
+    }
+    let Some(host) = System::start(Path::new(PROGRAM)) else {
+        return;
+    };
+    let says = compile_as("says", host.scratch(), "cc", &["-O2", "-static"], "says.c");
+    if let Err(error) = give_capability(host.command()) {
+        host::skipped(&format!("files cannot have capabilities here: {error}"));
+        return;
+    }
+    // The shell has no capability: a program that gains one must not be traced.
+    let line = "exec \"$0\" run -- \"$1\"";
+    let mut command = host.toehold_as(CLIENT, &["run", "--path", "host", "--", "sh", "-c", line]);
+    command.arg(host.command()).arg(&says);
+    let output = command.output().expect("it runs");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.starts_with("patched 1 "), "{said}{output:?}");
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
 }
 
 #[test]

@@ -25,8 +25,12 @@ use std::process::Command;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use libc::{c_int, c_void, pid_t};
-use rustix::io::{Errno, read, write};
-use rustix::process::{PTracer, Pid, getpid, set_ptracer};
+use rustix::io::{read, write};
+use rustix::process::{
+    DumpableBehavior, PTracer, Pid, dumpable_behavior, geteuid, getpid, set_dumpable_behavior,
+    set_ptracer,
+};
+use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 use toehold_patcher::{Error, File, Refusal, Task, Watch};
 
 use super::Sentence;
@@ -55,11 +59,8 @@ pub(crate) fn exec(
         program: Some(&image.path),
         runtime_directory: runtime_directory.as_deref(),
     };
-    let result = with_helper(task, || image.exec());
-    result.err().map(|error| {
-        let number = error.raw_os_error().unwrap_or(libc::EPERM);
-        Sentence(Refusal::NotTraced(Error::Kernel(number)))
-    })
+    allow_tracing();
+    with_helper(task, || image.exec()).err().map(Sentence)
 }
 
 fn failed(why: &'static str) -> Option<Sentence> {
@@ -147,8 +148,9 @@ struct Start<'a> {
 
 /// Makes the helper, and calls `execute` when it traces this process. Returns when there is no
 /// helper any more.
-fn with_helper(task: Task<'_>, execute: impl FnOnce()) -> io::Result<()> {
-    let (ours, theirs) = UnixStream::pair()?;
+fn with_helper(task: Task<'_>, execute: impl FnOnce()) -> Result<(), Refusal> {
+    let failed = |error: io::Error| refusal(error.raw_os_error().unwrap_or(libc::EAGAIN));
+    let (ours, theirs) = UnixStream::pair().map_err(failed)?;
     let start = Start {
         target: getpid().as_raw_nonzero().get(),
         task,
@@ -156,16 +158,19 @@ fn with_helper(task: Task<'_>, execute: impl FnOnce()) -> io::Result<()> {
         ours: ours.as_raw_fd(),
         helper: AtomicI32::new(0),
     };
-    make_helper(&start, stack()?)?;
+    make_helper(&start, stack().map_err(failed)?).map_err(failed)?;
     // From here on, system calls only.
     drop(theirs);
     let mut outcome = answer(&ours);
-    if outcome == Err(Errno::PERM)
+    if matches!(outcome, Err(Refusal::NotTraced(Error::Kernel(libc::EPERM))))
         && let Some(helper) = Pid::from_raw(start.helper.load(Ordering::Relaxed))
         && set_ptracer(PTracer::ProcessID(helper)).is_ok()
     {
         // Yama lets only ancestors trace, and whom the process names. Without Yama naming fails.
-        outcome = write(&ours, &[AGAIN]).and_then(|_| answer(&ours));
+        outcome = match write(&ours, &[AGAIN]) {
+            Ok(_) => answer(&ours),
+            Err(error) => Err(refusal(error.raw_os_error())),
+        };
     }
     if outcome.is_ok() {
         execute();
@@ -175,7 +180,7 @@ fn with_helper(task: Task<'_>, execute: impl FnOnce()) -> io::Result<()> {
     let helper = start.helper.load(Ordering::Relaxed);
     // SAFETY: nothing is written.
     unsafe { libc::waitpid(helper, std::ptr::null_mut(), libc::__WALL) };
-    Ok(outcome?)
+    outcome
 }
 
 /// The starter has named the helper to the kernel: it may try once more.
@@ -184,13 +189,42 @@ const AGAIN: u8 = 1;
 const END: u8 = 0;
 
 /// Waits for the helper's answer: it traces this process, or cannot.
-fn answer(socket: &UnixStream) -> Result<(), Errno> {
+fn answer(socket: &UnixStream) -> Result<(), Refusal> {
     let mut answer = [0];
-    match (read(socket, &mut answer)?, answer) {
-        (1, [0]) => Ok(()),
-        (1, [error]) => Err(Errno::from_raw_os_error(error.into())),
-        // It has not been made, or has been killed.
-        _ => Err(Errno::AGAIN),
+    match (read(socket, &mut answer), answer) {
+        (Ok(1), [0]) => Ok(()),
+        (Ok(1), [error]) => Err(refusal(error.into())),
+        (Ok(_), _) => Err(Refusal::Failed(Error::Failed("the helper has ended"))),
+        (Err(error), _) => Err(refusal(error.raw_os_error())),
+    }
+}
+
+/// A host that has no more processes, descriptors or memory has nothing against tracing.
+fn refusal(number: c_int) -> Refusal {
+    match number {
+        libc::EAGAIN | libc::EMFILE | libc::ENFILE | libc::ENOMEM => {
+            Refusal::Failed(Error::Kernel(number))
+        }
+        _ => Refusal::NotTraced(Error::Kernel(number)),
+    }
+}
+
+/// Where this file has capabilities (setcap(8)), for the adapter that `run` starts, the kernel lets
+/// an ordinary user's process not be traced. The program would get none of them.
+fn allow_tracing() {
+    if dumpable_behavior() == Ok(DumpableBehavior::Dumpable) || geteuid().is_root() {
+        return;
+    }
+    let given_up = capabilities(None).and_then(|sets| {
+        let sets = CapabilitySets {
+            effective: CapabilitySet::empty(),
+            permitted: CapabilitySet::empty(),
+            ..sets
+        };
+        set_capabilities(None, sets)
+    });
+    if given_up.is_ok() {
+        let _ = set_dumpable_behavior(DumpableBehavior::Dumpable);
     }
 }
 
