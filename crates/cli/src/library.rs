@@ -39,6 +39,11 @@ pub(crate) enum FindError {
 impl fmt::Display for FindError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            FindError::NotFound { tried } if tried.is_empty() => write!(
+                out,
+                "{NAME} was not found, because without /proc this program does not know where it \
+                 is itself; set TOEHOLD_LIB to the library's path"
+            ),
             FindError::NotFound { tried } => {
                 let places: Vec<String> = tried
                     .iter()
@@ -108,6 +113,12 @@ mod tests {
             "/usr/lib/libtoehold.so",
         ];
         assert_eq!(places, expected.map(PathBuf::from));
+    }
+
+    #[test]
+    fn a_program_that_does_not_know_its_own_place_says_so() {
+        let error = find_among(candidates(None, None)).expect_err("nowhere");
+        assert!(error.to_string().contains("without /proc"), "{error}");
     }
 
     #[test]

@@ -46,7 +46,10 @@ impl fmt::Display for FindError {
                 } else {
                     " in PATH"
                 };
-                write!(out, "there is no program {}{place}", name.to_string_lossy())
+                match name.to_string_lossy() {
+                    name if name.is_empty() => out.write_str("the program's name is empty"),
+                    name => write!(out, "there is no program {name}{place}"),
+                }
             }
             FindError::CannotExecute { path } => {
                 write!(

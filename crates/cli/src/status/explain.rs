@@ -1,7 +1,7 @@
 //! `toehold explain`: one program's connections to one address, and the advice that fits.
 
 use std::fmt::Write as _;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use clap::Args;
@@ -57,8 +57,23 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<(), Failure> {
         (Some(missing), _) => Err(missing),
         (None, Ok((_, true))) => Ok(()),
         (None, Ok((_, false))) => Err(Failure::new("not all of it is accelerated")),
+        (None, Err(_)) if !may_be_address(&args.address) => Err(Failure::usage(format!(
+            "`{}` is no address: expected IP, IP:PORT, :PORT or a Unix socket's path",
+            args.address
+        ))),
         (None, Err(nothing)) => Err(Failure::new(nothing)),
     }
+}
+
+/// Whether a connection may have this address. Names of hosts are not looked up. The name of a Unix
+/// socket may be any word, but then it was found.
+fn may_be_address(text: &str) -> bool {
+    let port = text.strip_prefix(':').map(str::parse::<u16>);
+    text.parse::<IpAddr>().is_ok()
+        || text.parse::<SocketAddr>().is_ok()
+        || port.is_some_and(|port| port.is_ok())
+        || text.contains('/')
+        || text.starts_with('@')
 }
 
 /// The explanation, and whether all is accelerated.
@@ -323,6 +338,24 @@ mod tests {
         assert!(text.contains(&format!("{which}\n{lines}")), "{text}");
         let (text, _) = explain(&status, "nginx", "127.0.0.1");
         assert!(!text.contains("windows"), "{text}");
+    }
+
+    #[test]
+    fn names_of_hosts_are_no_addresses() {
+        for text in [
+            "10.0.0.7",
+            "10.0.0.7:80",
+            ":80",
+            "::1",
+            "[::1]:7",
+            "/run/x",
+            "@x",
+        ] {
+            assert!(may_be_address(text), "{text}");
+        }
+        for text in ["localhost", "localhost:80", "80", ":http", "10.0.0", ""] {
+            assert!(!may_be_address(text), "{text}");
+        }
     }
 
     #[test]
