@@ -34,7 +34,7 @@ pub(crate) fn show(connection: &Connection, adapter: i32) -> bool {
     // Once, whatever comes of it.
     let shown_epoch = &connection.local.shown_epoch;
     shown_epoch.store(epoch, Ordering::Relaxed);
-    let Some(its) = namespace_of(connection.fd) else {
+    let Some(its) = sys::namespace_of(connection.fd) else {
         return false;
     };
     if SHOWN_EPOCH.load(Ordering::Relaxed) == epoch && SHOWN.load(Ordering::Relaxed) == its {
@@ -44,7 +44,7 @@ pub(crate) fn show(connection: &Connection, adapter: i32) -> bool {
         return false;
     };
     // The program may have gone to another namespace since it made its socket.
-    let shown = namespace_of(diag) == Some(its)
+    let shown = sys::namespace_of(diag) == Some(its)
         && adapter::send(adapter, &Message::new(Kind::Namespace), Some(diag));
     sys::close(diag);
     if shown {
@@ -52,9 +52,4 @@ pub(crate) fn show(connection: &Connection, adapter: i32) -> bool {
         SHOWN_EPOCH.store(epoch, Ordering::Relaxed);
     }
     shown
-}
-
-/// The number of a socket's network namespace (Linux 5.14).
-fn namespace_of(fd: i32) -> Option<u64> {
-    sys::getsockopt::<u64>(fd, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE).ok()
 }

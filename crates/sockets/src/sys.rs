@@ -595,9 +595,8 @@ pub(crate) fn read(fd: i32, buffer: &mut [u8]) -> isize {
     unsafe { call!(SYS_read, fd, buffer.as_mut_ptr(), buffer.len()) }
 }
 
-/// The network namespace of a socket; `None` where the kernel does not tell.
+/// The number of a socket's network namespace; `None` where the kernel does not tell (before Linux
+/// 5.14).
 pub(crate) fn namespace_of(fd: i32) -> Option<u64> {
-    /// Since Linux 5.14, not yet in every libc crate.
-    const SO_NETNS_COOKIE: i32 = 71;
-    getsockopt::<u64>(fd, libc::SOL_SOCKET, SO_NETNS_COOKIE).ok()
+    getsockopt::<u64>(fd, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE).ok()
 }
