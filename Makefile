@@ -100,6 +100,7 @@ install: ## install under PREFIX (/usr/local) of DESTDIR; run `make build` first
 	install -m 644 $(RELEASE)/man/*.1 $(sharedir)/man/man1/
 	install -d $(sharedir)/man/man5
 	install -m 644 $(RELEASE)/man/*.5 $(sharedir)/man/man5/
+	install -D -m 644 THIRD-PARTY $(sharedir)/doc/toehold/THIRD-PARTY
 	for shell in bash zsh fish; do $(RELEASE)/toehold completions $$shell > $(RELEASE)/toehold.$$shell || exit 1; done
 	install -D -m 644 $(RELEASE)/toehold.bash $(bash_completion)
 	install -D -m 644 $(RELEASE)/toehold.zsh $(zsh_completion)
@@ -111,7 +112,8 @@ uninstall: ## remove what `make install` put under PREFIX
 	rm -f $(bash_completion) $(zsh_completion) $(fish_completion)
 	rm -f $(sharedir)/man/man1/toehold.1 $(sharedir)/man/man1/toehold-*.1
 	rm -f $(sharedir)/man/man5/toehold-engine.5 $(sharedir)/man/man5/toehold.conf.5
-	-rmdir $(libdir) 2>/dev/null
+	rm -f $(sharedir)/doc/toehold/THIRD-PARTY
+	-rmdir $(libdir) $(sharedir)/doc/toehold 2>/dev/null
 
 .PHONY: deb
 deb: build ## a Debian package of it, checked by lintian

@@ -5,6 +5,7 @@
 //! - [`instructions`]: what calls and segments cost, by callgrind, for `bench`.
 //! - [`circles`]: no two modules of a crate import each other, directly or through others.
 //! - [`links`]: every link inside the documents leads somewhere.
+//! - [`notices`]: the licences of what is linked.
 //! - [`orderings`]: atomic orderings name the access that they pair with.
 //! - [`rfc`]: the RFCs' requirements, and where they are implemented and tested.
 //! - [`text`]: lines end at 100 columns, comments open with their subject.
@@ -24,6 +25,7 @@ mod circles;
 mod demo;
 mod instructions;
 mod links;
+mod notices;
 mod offload;
 mod orderings;
 mod packetdrill;
@@ -44,7 +46,8 @@ const USAGE: &str = "\
 Usage: cargo xtask COMMAND
 
   check          formatting, clippy, scripts, links, lengths of lines, imports without circles,
-                 partners of atomic orderings, requirements of RFCs
+                 partners of atomic orderings, requirements of RFCs, licences
+  notices        write the file of other projects' licences, THIRD-PARTY
   rfc [--list]   the requirements of TCP's RFCs: how many are implemented and tested by sources
                  that cite them; with --list each of them, and where
   test           everything: check, all tests, loom, sim, interoperability, e2e
@@ -98,6 +101,7 @@ fn main() -> ExitCode {
     let argument = rest.first().map(String::as_str);
     let passed = match command.as_deref() {
         Some("check") => suite::check(),
+        Some("notices") => notices::write(root()),
         Some("rfc") => rfc::check(root(), argument == Some("--list")),
         Some("test") => suite::test(),
         Some("loom") => suite::loom(),

@@ -5,7 +5,9 @@ use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::steps::Steps;
-use crate::{circles, links, orderings, packetdrill, rfc, root, target, text, tools, tour};
+use crate::{
+    circles, links, notices, orderings, packetdrill, rfc, root, target, text, tools, tour,
+};
 
 /// Seeds of the simulator in a full test; about a quarter of a minute on one core.
 const SIM_SEEDS: &str = "1000";
@@ -297,6 +299,7 @@ fn add_checks(steps: &mut Steps) {
         steps.skip("scripts", "shellcheck is not installed (make deps)");
     }
     steps.check("links", || links::check(root()));
+    steps.check("notices", || notices::check(root()));
     steps.check("text", || text::check(root()));
     steps.check("circles", || circles::check(root()));
     steps.check("orderings", || orderings::check(root()));
