@@ -14,6 +14,8 @@ pub(crate) struct Tracee {
     process: pid_t,
     memory: File,
     at_exec: user_regs_struct,
+    /// The signals that it blocks. An `int3` takes SIGTRAP out of them.
+    blocked: u64,
     /// The page of the program's first instruction: the calls are made from its beginning.
     page: u64,
     /// The bytes that are there until it has made the calls.
@@ -190,6 +192,7 @@ impl Tracee {
             memory,
             page: at_exec.rip & !(PAGE - 1),
             at_exec,
+            blocked: blocked(process)?,
             bytes: None,
             signals: Vec::new(),
             has_ended: false,
@@ -376,7 +379,12 @@ impl Tracee {
         let mut registers = self.at_exec;
         // No system call is to be restarted.
         registers.orig_rax = u64::MAX;
-        set_registers(self.process, &registers)
+        set_registers(self.process, &registers)?;
+        if self.blocked & 1 << (libc::SIGTRAP - 1) == 0 {
+            return Ok(());
+        }
+        let from = (&raw const self.blocked) as usize;
+        request(libc::PTRACE_SETSIGMASK, self.process, MASK_BYTES, from)
     }
 }
 
@@ -431,6 +439,9 @@ impl Stop {
     }
 }
 
+/// The kernel's masks of signals.
+const MASK_BYTES: usize = size_of::<u64>();
+
 /// Waits until `process` stops; `None` when it has ended.
 fn wait(process: pid_t) -> Result<Option<Stop>> {
     Ok(next(process, 0)?.and_then(|(_, stop)| stop))
@@ -467,6 +478,13 @@ pub(crate) fn next(process: pid_t, flags: c_int) -> Result<Option<(pid_t, Option
     Ok(Some((waited, Some(stop))))
 }
 
+fn blocked(process: pid_t) -> Result<u64> {
+    let mut blocked = 0u64;
+    let into = (&raw mut blocked) as usize;
+    request(libc::PTRACE_GETSIGMASK, process, MASK_BYTES, into)?;
+    Ok(blocked)
+}
+
 fn registers(process: pid_t) -> Result<user_regs_struct> {
     // SAFETY: all-zero is a valid value of this structure of integers.
     let mut registers: user_regs_struct = unsafe { core::mem::zeroed() };
@@ -481,7 +499,7 @@ fn set_registers(process: pid_t, registers: &user_regs_struct) -> Result<()> {
 }
 
 fn request(what: libc::c_uint, process: pid_t, address: usize, data: usize) -> Result<()> {
-    // SAFETY: `data` is a number, or points to registers where the request wants them.
+    // SAFETY: `data` is a number, or points to registers or to a mask where the request wants them.
     checked(unsafe { call!(SYS_ptrace, what, process, address, data) }).map(drop)
 }
 
@@ -493,6 +511,11 @@ mod tests {
 
     /// A child that has just executed `true`.
     fn stopped() -> Tracee {
+        stopped_with(0)
+    }
+
+    /// A child that blocks these signals, and has just executed `true`.
+    fn stopped_with(blocked: u64) -> Tracee {
         let (reader, mut writer) = io::pipe().expect("descriptors");
         let arguments = [c"/bin/true".as_ptr(), std::ptr::null()];
         // SAFETY: the child makes system calls only.
@@ -505,6 +528,13 @@ mod tests {
                     std::os::fd::AsRawFd::as_raw_fd(&reader),
                     (&raw mut byte).cast(),
                     1,
+                );
+                call!(
+                    SYS_rt_sigprocmask,
+                    libc::SIG_BLOCK,
+                    &raw const blocked,
+                    0,
+                    8
                 );
                 libc::execv(arguments[0], arguments.as_ptr());
                 libc::_exit(9);
@@ -580,6 +610,19 @@ mod tests {
         let answers = tracee.call_all(&[anonymous()], at).expect("it is made");
         assert!(answers.outcome.is_ok());
         assert_eq!(ended(tracee) & 0x7f, libc::SIGSEGV);
+    }
+
+    #[test]
+    fn signals_that_a_program_blocks_stay_blocked() {
+        let wanted = [libc::SIGTRAP, libc::SIGUSR1].map(|signal| 1u64 << (signal - 1));
+        let wanted = wanted[0] | wanted[1];
+        let mut tracee = stopped_with(wanted);
+        assert_eq!(blocked(tracee.process()), Ok(wanted));
+        let at = list_at(&tracee);
+        tracee.call_all(&[anonymous()], at).expect("it is made");
+        tracee.make_whole().expect("it is stopped");
+        assert_eq!(blocked(tracee.process()), Ok(wanted));
+        assert_eq!(ended(tracee), 0);
     }
 
     #[test]
