@@ -3,9 +3,11 @@
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::io;
+use std::mem;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::ptr;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -509,7 +511,26 @@ fn own_default() -> PathBuf {
 pub(crate) fn start_in_background(runtime_dir: &Path) -> Result<(), String> {
     match reaper::is_needed() {
         true => reaper::have_it(|| start_by_another(runtime_dir)),
-        false => start_by_another(runtime_dir),
+        false => without_its_signal(|| start_by_another(runtime_dir)),
+    }
+}
+
+/// Does `work`, which has a child. A program that this process becomes does not find the signal of
+/// the child's end pending, where SIGCHLD is blocked.
+fn without_its_signal<T>(work: impl FnOnce() -> T) -> T {
+    // SAFETY: sets of signals are written before they are read, and nothing else is kept.
+    unsafe {
+        let mut set: libc::sigset_t = mem::zeroed();
+        libc::sigpending(&raw mut set);
+        let was_pending = libc::sigismember(&raw const set, libc::SIGCHLD) == 1;
+        let done = work();
+        if !was_pending {
+            libc::sigemptyset(&raw mut set);
+            libc::sigaddset(&raw mut set, libc::SIGCHLD);
+            let no_time: libc::timespec = mem::zeroed();
+            libc::sigtimedwait(&raw const set, ptr::null_mut(), &raw const no_time);
+        }
+        done
     }
 }
 
@@ -560,9 +581,13 @@ fn start(runtime_dir: &Path, args: &AdapterArgs) -> Result<(), Failure> {
     // It outlives us: it must not keep a directory busy, a terminal, or a pipe somebody reads.
     command.current_dir("/");
     let prepare = || {
-        // SAFETY: both are plain system calls that touch no memory. A kernel without close_range
-        // leaves the descriptors open, which costs no more than that.
+        // It serves other programs than the one that was started first: the cores that this one may
+        // use are not its own.
+        // SAFETY: plain system calls, of which one reads a set of this size. A kernel without
+        // close_range leaves the descriptors open, which costs no more than that.
         unsafe {
+            let cores = [u8::MAX; 1024];
+            libc::syscall(libc::SYS_sched_setaffinity, 0, cores.len(), cores.as_ptr());
             libc::setsid();
             libc::syscall(
                 libc::SYS_close_range,

@@ -79,6 +79,32 @@ fn the_program_begins_with_the_signal_and_the_descriptors_that_run_was_given() {
     }
 }
 
+#[test]
+fn a_program_that_begins_with_an_adapter_finds_no_signal_of_a_child() {
+    let scratch = tempfile::tempdir().expect("scratch directory");
+    let dir = scratch.path().join("run");
+    let mut command = toehold();
+    // The loader passes over this library.
+    command.env("TOEHOLD_LIB", env!("CARGO_BIN_EXE_toehold"));
+    command.args(["run", "--runtime-dir"]).arg(&dir);
+    let looks = "grep Pnd: /proc/$$/status";
+    // SAFETY: a set that is written before it is read.
+    let output = output(unsafe {
+        command.args(["--", "sh", "-c", looks]).pre_exec(|| {
+            let mut set = std::mem::zeroed();
+            libc::sigemptyset(&raw mut set);
+            libc::sigaddset(&raw mut set, libc::SIGCHLD);
+            libc::sigprocmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut());
+            Ok(())
+        })
+    });
+    terminate(toehold_adapter::client::ping(&dir).expect("started").pid);
+    let text = String::from_utf8_lossy(&output.stdout);
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let none = "0000000000000000";
+    assert_eq!(words, ["SigPnd:", none, "ShdPnd:", none]);
+}
+
 /// A file to which nothing can be written.
 fn full() -> File {
     let mut options = File::options();
