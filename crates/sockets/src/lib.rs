@@ -92,6 +92,7 @@ mod sleep;
 mod sleepers;
 mod sys;
 mod table;
+mod table_room;
 mod tracking;
 mod transfer;
 mod unix;

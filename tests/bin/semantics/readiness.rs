@@ -26,6 +26,11 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair("pselect_tells_data_and_room", pselect_sets),
     Case::pair("select_mixes_sockets_pipes_and_eventfds", select_mixed),
     Case::pair("select_wakes_for_data_that_comes_later", select_wakes),
+    Case::pair(
+        "select_of_more_than_there_are_looks_no_further",
+        select_many,
+    ),
+    Case::pair("waits_refuse_times_that_are_none", odd_times),
     Case::pair("repeated_polls_of_unread_data_repeat_themselves", level),
     Case::pair(
         "poll_from_before_a_connection_moved_leaves_it_to_its_receiver",
@@ -364,5 +369,136 @@ fn poll_from_before(pair: &Pair) {
     pair.say("polled", polls.result());
     pair.step();
     pair.say("received", receives.result());
+    pair.step();
+}
+
+/// A set of 1024 bits, of which a program names more, as `getdtablesize` tells them. The memory
+/// behind the set is no part of it.
+fn select_many(pair: &Pair) {
+    const BITS: usize = 1024;
+    const NAMED: i32 = 20_000;
+    if pair.server() {
+        send_all(pair.fd, b"data");
+        pair.step();
+        pair.step();
+        return;
+    }
+    pair.step();
+    pair.arrived(pair.fd, 4);
+    // SAFETY: plain calls with live arguments.
+    unsafe {
+        let mut limit: libc::rlimit = std::mem::zeroed();
+        libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit);
+        limit.rlim_cur = NAMED as libc::rlim_t;
+        limit.rlim_max = limit.rlim_max.max(limit.rlim_cur);
+        if libc::setrlimit(libc::RLIMIT_NOFILE, &limit) != 0 {
+            pair.say("setrlimit", "refused");
+        }
+    }
+    let mut words = vec![0u64; NAMED as usize / 64 + 1];
+    words[BITS / 64..].fill(u64::MAX);
+    words[pair.fd as usize / 64] |= 1 << (pair.fd % 64);
+    let say = |call: &str, words: &[u64], result: i32| {
+        let result = sys::ret(result);
+        let is_left = words[BITS / 64..].iter().all(|&word| word == u64::MAX);
+        let bit = words[pair.fd as usize / 64] >> (pair.fd % 64) & 1;
+        pair.say(call, format!("{result}, bit {bit}, rest left: {is_left}"));
+    };
+    let none = std::ptr::null_mut;
+    for count in [NAMED, 1000] {
+        let mut waits = timeval(1, 0);
+        let set = words.as_mut_ptr().cast();
+        // SAFETY: the set has room for all that is named.
+        let found = unsafe { libc::select(count, set, none(), none(), &mut waits) };
+        say("select", &words, found);
+        let spec = libc::timespec {
+            tv_sec: 1,
+            tv_nsec: 0,
+        };
+        let set = words.as_mut_ptr().cast();
+        // SAFETY: as above.
+        let found = unsafe { libc::pselect(count, set, none(), none(), &spec, std::ptr::null()) };
+        say("pselect", &words, found);
+    }
+    pair.step();
+}
+
+fn timeval(seconds: i64, micros: i64) -> libc::timeval {
+    libc::timeval {
+        tv_sec: seconds,
+        tv_usec: micros,
+    }
+}
+
+/// No waits: there are bytes. Long times are times.
+fn odd_times(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, b"data");
+        pair.step();
+        pair.step();
+        return;
+    }
+    pair.step();
+    pair.arrived(pair.fd, 4);
+    let epoll = sys::epoll_create();
+    sys::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, pair.fd, libc::EPOLLIN, 7).value();
+    let times = [
+        (-1, 0),
+        (0, -1),
+        (0, 999_999_999),
+        (0, 1_000_000_000),
+        (3, 2_000_000_000),
+        (1 << 55, 0),
+        (i64::MAX, 999_999),
+        (0, 0),
+    ];
+    let none = std::ptr::null_mut;
+    for (seconds, parts) in times {
+        let say = |call, result| {
+            pair.say(&format!("{call} {seconds} {parts}"), sys::ret(result));
+        };
+        let spec = libc::timespec {
+            tv_sec: seconds,
+            tv_nsec: parts,
+        };
+        let mut one = libc::pollfd {
+            fd: pair.fd,
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        let mut set = [1u64 << pair.fd; 16];
+        let set: *mut libc::fd_set = set.as_mut_ptr().cast();
+        let mut event = libc::epoll_event { events: 0, u64: 0 };
+        let no_mask = std::ptr::null::<libc::sigset_t>();
+        // SAFETY: live arguments.
+        unsafe {
+            say("ppoll", libc::ppoll(&mut one, 1, &spec, no_mask));
+            let count = pair.fd + 1;
+            say(
+                "pselect",
+                libc::pselect(count, set, none(), none(), &spec, no_mask),
+            );
+            let mut value = timeval(seconds, parts);
+            say(
+                "select",
+                libc::select(count, set, none(), none(), &mut value),
+            );
+            let number = libc::SYS_epoll_pwait2;
+            let waited = libc::syscall(
+                number,
+                epoll,
+                &raw mut event,
+                1,
+                &raw const spec,
+                no_mask,
+                8,
+            );
+            say("epoll_pwait2", waited as i32);
+        }
+    }
+    let mut many = vec![libc::epoll_event { events: 0, u64: 0 }; 4];
+    // SAFETY: one event is there, and the kernel refuses what it cannot count.
+    let most = unsafe { libc::epoll_wait(epoll, many.as_mut_ptr(), i32::MAX, 0) };
+    pair.say("most events", sys::ret(most));
     pair.step();
 }

@@ -6,7 +6,7 @@ use core::ffi::{c_int, c_uint, c_void};
 use libc::{iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, timespec};
 use toehold_channel::table::Reason;
 
-use crate::api::readiness::nanoseconds;
+use crate::api::readiness::limit_of;
 use crate::buffers::{self, part, parts};
 use crate::carrier::Carrier;
 use crate::connection::{self, Connection};
@@ -465,10 +465,9 @@ pub unsafe fn recvmmsg(
     if !timeout.is_null() && !faults::can_read(timeout, 1) {
         return errno::bad_pointer() as c_int;
     }
-    let is_time = |time: &timespec| time.tv_sec >= 0 && (0..1_000_000_000).contains(&time.tv_nsec);
-    if !timeout.is_null() && !is_time(unsafe { &*timeout }) {
+    let Ok(limit) = (unsafe { limit_of(timeout) }) else {
         return errno::result(Err(libc::EINVAL)) as c_int;
-    }
+    };
     // Where all other calls tell an error after the bytes that came before it, this one tells it
     // first (net/socket.c, do_recvmmsg).
     if flags & libc::MSG_ERRQUEUE == 0 {
@@ -477,7 +476,6 @@ pub unsafe fn recvmmsg(
             return errno::result(Err(error)) as c_int;
         }
     }
-    let limit = (!timeout.is_null()).then(|| unsafe { nanoseconds(&*timeout) });
     let start = sys::now_ns();
     let mut flags = flags;
     let mut done = 0;

@@ -6,7 +6,7 @@ use libc::{epoll_event, sigset_t, timespec};
 use toehold_channel::table::{Reason, WaitMode};
 use toehold_freestanding::guarded;
 
-use crate::api::readiness::{limit_of_ms, nanoseconds};
+use crate::api::readiness::{limit_of, limit_of_ms};
 use crate::descriptors::{self, Kind};
 use crate::epoll::instance::Instance;
 use crate::epoll::waiting::{self, Before};
@@ -128,7 +128,9 @@ unsafe fn wait_on(
 /// The instance to which a wait belongs, if it is known and the wait makes sense.
 fn instance_at(epfd: c_int, events: *mut epoll_event, count: c_int) -> Option<Instance> {
     say_what_is_set();
-    Instance::at(epfd).filter(|_| count > 0 && !events.is_null())
+    // More are refused (`EP_MAX_EVENTS` in fs/eventpoll.c).
+    const EVENTS_MAX: c_int = c_int::MAX / size_of::<epoll_event>() as c_int;
+    Instance::at(epfd).filter(|_| (1..=EVENTS_MAX).contains(&count) && !events.is_null())
 }
 
 /// The events that are ready at once, when a member has kept bytes. `look` is the program's own
@@ -251,13 +253,15 @@ pub unsafe fn epoll_pwait2(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
+    let Ok(limit) = (unsafe { limit_of(timeout) }) else {
+        return unsafe { real::epoll_pwait2(epfd, events, count, timeout, mask) };
+    };
     match instance_at(epfd, events, count) {
-        Some(instance) if instance.needs_library() => {
-            let limit = (!timeout.is_null()).then(|| nanoseconds(unsafe { &*timeout }));
-            unsafe { wait_on(instance, epfd, events, count, limit, mask) }
-        }
+        Some(instance) if instance.needs_library() => unsafe {
+            wait_on(instance, epfd, events, count, limit, mask)
+        },
         known => {
-            let is_look = !timeout.is_null() && nanoseconds(unsafe { &*timeout }) == 0;
+            let is_look = limit == Some(0);
             let now = timespec {
                 tv_sec: 0,
                 tv_nsec: 0,

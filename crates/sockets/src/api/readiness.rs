@@ -8,10 +8,51 @@ use crate::express::{books, listener};
 use crate::kernel_waits::KernelWait;
 use crate::offload::liveness::say_what_is_set;
 use crate::poll::Survey;
-use crate::{descriptors, errno, faults, kept, poll, process, real, sys};
+use crate::{descriptors, errno, faults, kept, poll, process, real, sys, table_room};
 
-pub(super) fn nanoseconds(time: &timespec) -> u64 {
-    time.tv_sec.max(0) as u64 * 1_000_000_000 + time.tv_nsec.max(0) as u64
+/// A time in nanoseconds, as long a one as there is. `None`: the kernel refuses it
+/// (`timespec64_valid` in include/linux/time64.h).
+pub(super) fn nanoseconds(time: &timespec) -> Option<u64> {
+    let is_valid = time.tv_sec >= 0 && (0..1_000_000_000).contains(&time.tv_nsec);
+    is_valid.then(|| {
+        let whole = (time.tv_sec as u64).saturating_mul(1_000_000_000);
+        whole.saturating_add(time.tv_nsec as u64)
+    })
+}
+
+/// The limit of a wait that a program gives as a `timespec`: none without one. `Err`: the kernel
+/// refuses it, and is to be asked for the error.
+///
+/// # Safety
+/// Nobody writes `time` meanwhile.
+pub(super) unsafe fn limit_of(time: *const timespec) -> Result<Option<u64>, ()> {
+    if time.is_null() {
+        return Ok(None);
+    }
+    if !faults::can_read(time, 1) {
+        return Err(());
+    }
+    // SAFETY: it was looked at.
+    nanoseconds(unsafe { &*time }).map(Some).ok_or(())
+}
+
+/// As [`limit_of`], of `select`: more than a million microseconds are whole seconds
+/// (`kern_select` in fs/select.c).
+unsafe fn limit_of_select(time: *const timeval) -> Result<Option<u64>, ()> {
+    if time.is_null() {
+        return Ok(None);
+    }
+    if !faults::can_read(time, 1) {
+        return Err(());
+    }
+    // SAFETY: it was looked at.
+    let time = unsafe { &*time };
+    let more = time.tv_usec / 1_000_000;
+    let time = timespec {
+        tv_sec: time.tv_sec.checked_add(more).ok_or(())?,
+        tv_nsec: time.tv_usec % 1_000_000 * 1_000,
+    };
+    nanoseconds(&time).map(Some).ok_or(())
 }
 
 /// A time-out in milliseconds as the C functions give it: negative is none.
@@ -86,7 +127,9 @@ pub unsafe fn ppoll(
         let _waits = KernelWait::begin(survey.has_connection);
         return unsafe { real::ppoll(fds, count, timeout, mask) };
     }
-    let limit = (!timeout.is_null()).then(|| nanoseconds(unsafe { &*timeout }));
+    let Ok(limit) = (unsafe { limit_of(timeout) }) else {
+        return unsafe { real::ppoll(fds, count, timeout, mask) };
+    };
     poll::poll(list, limit, poll::kernel_poll(mask))
 }
 
@@ -118,9 +161,21 @@ fn kept_or(
     found.max(0) + added as c_int
 }
 
+/// How many descriptors the kernel looks at of `count` that a program names: no more than its table
+/// of descriptors has room for (`core_sys_select` in fs/select.c). Programs name more than their
+/// sets have bits.
+#[inline]
+fn looked_at(count: c_int) -> c_int {
+    match count <= table_room::LEAST || !faults::are_armed() {
+        true => count,
+        false => errno::keep(|| table_room::of(count)),
+    }
+}
+
 fn survey_of_sets(count: c_int, sets: &[poll::Set; 3], pointers: [*mut fd_set; 3]) -> Survey {
     say_what_is_set();
-    let bytes = (count.clamp(0, descriptors::descriptor_limit() as c_int) as usize).div_ceil(8);
+    // Whole words, as the kernel reads them.
+    let bytes = (count.max(0) as usize).div_ceil(64) * 8;
     let is_bad = |set: &*mut fd_set| !set.is_null() && !faults::can_read(set.cast::<u8>(), bytes);
     if !faults::are_armed() || pointers.iter().any(is_bad) {
         return Survey {
@@ -145,7 +200,8 @@ pub unsafe fn select(
     timeout: *mut timeval,
 ) -> c_int {
     let sets = unsafe { [read, write, except].map(|set| poll::Set::new(set)) };
-    let survey = survey_of_sets(count, &sets, [read, write, except]);
+    let looked = looked_at(count);
+    let survey = survey_of_sets(looked, &sets, [read, write, except]);
     if !survey.concerns {
         let kernel = |time: *mut timeval| unsafe { real::select(count, read, write, except, time) };
         let mut now = timeval {
@@ -153,15 +209,15 @@ pub unsafe fn select(
             tv_usec: 0,
         };
         let _waits = KernelWait::begin(survey.has_connection);
-        return kept_or(count, &sets[0], || kernel(timeout), || kernel(&mut now));
+        return kept_or(looked, &sets[0], || kernel(timeout), || kernel(&mut now));
     }
-    let limit = (!timeout.is_null()).then(|| {
-        let time = unsafe { &*timeout };
-        time.tv_sec.max(0) as u64 * 1_000_000_000 + time.tv_usec.max(0) as u64 * 1_000
-    });
+    let Ok(limit) = (unsafe { limit_of_select(timeout) }) else {
+        return unsafe { real::select(count, read, write, except, timeout) };
+    };
     let start = sys::now_ns();
-    let result = poll::select(count, &sets, limit, poll::kernel_poll(core::ptr::null()));
-    if let Some(limit) = limit {
+    let result = poll::select(looked, &sets, limit, poll::kernel_poll(core::ptr::null()));
+    // Of a time that no number of nanoseconds says, nothing is taken off.
+    if let Some(limit) = limit.filter(|&limit| limit < u64::MAX) {
         let left = limit.saturating_sub(sys::now_ns() - start) / 1_000;
         unsafe {
             (*timeout).tv_sec = (left / 1_000_000) as libc::time_t;
@@ -181,14 +237,17 @@ pub unsafe fn pselect(
     mask: *const sigset_t,
 ) -> c_int {
     let sets = unsafe { [read, write, except].map(|set| poll::Set::new(set)) };
-    let survey = survey_of_sets(count, &sets, [read, write, except]);
+    let looked = looked_at(count);
+    let survey = survey_of_sets(looked, &sets, [read, write, except]);
     if !survey.concerns {
         let kernel = |time: *const timespec| unsafe {
             real::pselect(count, read, write, except, time, mask)
         };
         let _waits = KernelWait::begin(survey.has_connection);
-        return kept_or(count, &sets[0], || kernel(timeout), || kernel(&AT_ONCE));
+        return kept_or(looked, &sets[0], || kernel(timeout), || kernel(&AT_ONCE));
     }
-    let limit = (!timeout.is_null()).then(|| nanoseconds(unsafe { &*timeout }));
-    poll::select(count, &sets, limit, poll::kernel_poll(mask))
+    let Ok(limit) = (unsafe { limit_of(timeout) }) else {
+        return unsafe { real::pselect(count, read, write, except, timeout, mask) };
+    };
+    poll::select(looked, &sets, limit, poll::kernel_poll(mask))
 }
