@@ -9,7 +9,8 @@
 
 // Every function here forwards its arguments, with its caller's promises, to the libc function of
 // the same name or to the layer below; one argument covers all of these blocks, here and in the
-// modules, so it is not repeated at each.
+// modules, so it is not repeated at each. It covers no block that follows a pointer of the
+// program's: the kernel answers a bad one, so it is looked at first (`faults`).
 #![allow(clippy::missing_safety_doc, clippy::undocumented_unsafe_blocks)]
 
 mod bytes;

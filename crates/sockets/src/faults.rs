@@ -68,6 +68,42 @@ pub(crate) fn can_read<T>(pointer: *const T, count: usize) -> bool {
     !are_armed() || bytes.is_some_and(|bytes| guarded::probe(pointer as usize, bytes).is_ok())
 }
 
+/// True when `len` bytes at `address`, an argument of a call that makes a connection, can be read.
+/// Unlike [`can_read`] it knows before there are handlers, too: then the kernel is asked about both
+/// ends.
+pub(crate) fn is_readable(address: *const u8, len: usize) -> bool {
+    if are_armed() {
+        return can_read(address, len);
+    }
+    let Some(last) = len.checked_sub(1) else {
+        return true;
+    };
+    [0, last]
+        .iter()
+        .all(|&at| sys::kernel_can_read(address.wrapping_add(at)))
+}
+
+/// The value at `pointer`. `None`: it cannot be read, and the kernel is to be asked for the error.
+///
+/// # Safety
+/// Nobody writes it meanwhile, if it is there.
+pub(crate) unsafe fn read<T: Copy>(pointer: *const T) -> Option<T> {
+    // SAFETY: it was looked at; the caller's promise.
+    is_readable(pointer.cast(), size_of::<T>()).then(|| unsafe { pointer.read_unaligned() })
+}
+
+/// Gives the program `len` bytes, as the kernel would.
+///
+/// # Errors
+/// `EFAULT`.
+///
+/// # Safety
+/// The bytes are readable. Those at `target` are the call's, if they are there.
+pub(crate) unsafe fn give(bytes: *const u8, target: *mut u8, len: usize) -> Result<(), i32> {
+    // SAFETY: the caller's promise.
+    unsafe { guarded::try_from_shared(bytes, target, len) }.map_err(|_| libc::EFAULT)
+}
+
 /// True when the first byte at `pointer` can be read, as far as anybody can tell.
 #[inline(always)]
 pub(crate) fn is_there<T>(pointer: *const T) -> bool {

@@ -489,6 +489,15 @@ pub(crate) fn may_connect(fd: i32) -> bool {
         && option(libc::SO_ACCEPTCONN) == Ok(0)
 }
 
+/// True when the kernel can read the byte at `address`. `rt_sigprocmask` reads the mask before it
+/// refuses what is to be done with it (kernel/signal.c).
+pub(crate) fn kernel_can_read(address: *const u8) -> bool {
+    const NOTHING: i32 = -1;
+    let mask = address as usize & !7;
+    // SAFETY: the kernel looks at the address and changes nothing.
+    unsafe { call!(SYS_rt_sigprocmask, NOTHING, mask, 0, 8) != -(libc::EFAULT as isize) }
+}
+
 /// `rt_sigprocmask(2)`: sets this thread's mask.
 pub(crate) fn set_signal_mask(mask: u64) {
     // SAFETY: `mask` is readable for the eight bytes that the kernel's masks have.

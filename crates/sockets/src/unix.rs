@@ -34,7 +34,7 @@ use toehold_stream::end::End;
 use crate::carrier::Carrier;
 use crate::connection::Connection;
 use crate::offload::addresses;
-use crate::{lock, real, sys};
+use crate::{faults, lock, real, sys};
 
 /// The connection gets a channel: tells the peer our count. The caller holds both direction locks.
 pub(crate) fn begin_comparing(connection: &Connection, end: &End<'_>) {
@@ -170,22 +170,26 @@ pub(crate) unsafe fn each_control(header: &msghdr, mut each: impl FnMut(*mut lib
 /// Gives a program that received bytes their source, as the kernel does it: a connected TCP socket
 /// has none, a Unix socket the name of its peer, if that has one. The `end` comes from nobody.
 ///
+/// # Errors
+/// As [`addresses::write`].
+///
 /// # Safety
-/// `address` is writable for `room` bytes, `len` for itself.
+/// `address`, for `room` bytes, and `len` are the call's, if they are there.
 pub(crate) unsafe fn tell_source(
     connection: &Connection,
     end: bool,
     address: *mut sockaddr,
     room: socklen_t,
     len: *mut socklen_t,
-) {
+) -> Result<(), i32> {
     let is_unix = Carrier::of(connection) == Carrier::Unix;
     let name = (is_unix && !end).then(|| name_of_peer(connection.fd));
     match name.flatten() {
         // SAFETY: the caller's promise.
         Some(name) => unsafe { addresses::write(name, address, room, len) },
+        None if room.cast_signed() < 0 => Err(libc::EINVAL),
         // SAFETY: the caller's promise.
-        None => unsafe { len.write_unaligned(0) },
+        None => unsafe { faults::give([0; 4].as_ptr(), len.cast(), size_of::<socklen_t>()) },
     }
 }
 

@@ -5,7 +5,7 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use crate::Case;
-use crate::role::{Pair, await_events, receive_all, send_all, shown};
+use crate::role::{Pair, Role, await_events, receive_all, send_all, shown};
 use crate::sys::{self, Fd, Ret, ret};
 
 pub(crate) const CASES: &[Case] = &[
@@ -17,6 +17,9 @@ pub(crate) const CASES: &[Case] = &[
         receive_to_nowhere,
     ),
     Case::pair("waits_refuse_bad_pointers", wait_nowhere),
+    Case::roles("bad_addresses_of_new_sockets_are_refused", new_sockets),
+    Case::pair("bad_addresses_of_connections_are_refused", connected),
+    Case::unix("bad_addresses_of_local_connections_are_refused", connected),
     Case::pair("handler_of_a_fault_is_the_programs", handler),
     Case::pair("fault_without_a_handler_ends_the_program", no_handler),
 ];
@@ -197,6 +200,108 @@ fn wait_nowhere(pair: &Pair) {
     }
     let (found, events) = sys::epoll_wait(epoll, 4, 1000);
     pair.say("epoll_wait", format!("{found} {events:?}"));
+    pair.step();
+}
+
+/// Before the program has any connection, nobody but the kernel knows a bad pointer.
+fn new_sockets(role: &Role) {
+    if !role.server() {
+        role.step();
+        return;
+    }
+    let edge = Edge::new();
+    let bad: [(&str, *mut c_void); 3] = [
+        ("null", null_mut()),
+        ("low", std::ptr::without_provenance_mut(8)),
+        ("edge", edge.at(4)),
+    ];
+    for family in [libc::AF_INET, libc::AF_INET6, libc::AF_UNIX] {
+        for (name, pointer) in bad {
+            let say = |call: &str, seen: c_int| {
+                role.say(&format!("{call} {name} {family}"), ret(seen));
+            };
+            let fd = sys::socket(family, libc::SOCK_NONBLOCK);
+            let address: *mut libc::sockaddr = pointer.cast();
+            let len: *mut u32 = edge.at(if name == "edge" { 2 } else { 0 }).cast();
+            let mut room = 16;
+            let mut storage = [0u64; 16];
+            let good: *mut libc::sockaddr = storage.as_mut_ptr().cast();
+            // SAFETY: the kernel refuses these pointers.
+            unsafe {
+                say("connect", libc::connect(fd, address, 16));
+                say("connect of 1000", libc::connect(fd, address, 1000));
+                say("connect of -1", libc::connect(fd, address, u32::MAX));
+                say("bind", libc::bind(fd, address, 16));
+                say("getsockname", libc::getsockname(fd, address, &mut room));
+                say("getsockname, len", libc::getsockname(fd, good, len));
+                say("getpeername, len", libc::getpeername(fd, good, len));
+                let listening = libc::listen(fd, 5);
+                say("accept", libc::accept(fd, address, &mut room));
+                say("accept, len", libc::accept(fd, good, len));
+                say("accept4, len", libc::accept4(fd, good, len, 0));
+                say("listen", listening);
+                say("connect then", libc::connect(fd, address, 16));
+            }
+            sys::close(fd).value();
+        }
+    }
+    role.step();
+}
+
+fn connected(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, b"a few bytes");
+        pair.step();
+        pair.step();
+        return;
+    }
+    pair.step();
+    let (edge, fd) = (Edge::new(), pair.fd);
+    let mut storage = [0u64; 16];
+    let good: *mut libc::sockaddr = storage.as_mut_ptr().cast();
+    let bad: *mut libc::sockaddr = edge.at(0).cast();
+    let len: *mut u32 = edge.at(0).cast();
+    let say = |call: &str, seen: Ret| pair.say(call, seen);
+    let zeroes = std::fs::File::open("/dev/zero").expect("a file");
+    let zeroes = std::os::fd::AsRawFd::as_raw_fd(&zeroes);
+    // SAFETY: the kernel refuses these pointers.
+    unsafe {
+        let mut room = 16;
+        say("getsockname", ret(libc::getsockname(fd, bad, &mut room)));
+        say("getsockname, len", ret(libc::getsockname(fd, good, len)));
+        say("getpeername, len", ret(libc::getpeername(fd, good, len)));
+        room = u32::MAX;
+        say("negative room", ret(libc::getsockname(fd, good, &mut room)));
+        say("connect", ret(libc::connect(fd, bad, 16)));
+        say("connect of -1", ret(libc::connect(fd, good, u32::MAX)));
+        let x = c"x".as_ptr().cast();
+        say("sendto", ret(libc::sendto(fd, x, 1, 0, bad, 16) as i64));
+        say(
+            "sendto -1",
+            ret(libc::sendto(fd, x, 1, 0, good, u32::MAX) as i64),
+        );
+        let mut parts = [part(x.cast_mut(), 1)];
+        let mut header = message(&mut parts);
+        (header.msg_name, header.msg_namelen) = (bad.cast(), 16);
+        say("sendmsg", ret(libc::sendmsg(fd, &header, 0) as i64));
+        let offset = bad.cast();
+        say(
+            "sendfile",
+            ret(libc::sendfile(fd, zeroes, offset, 10) as i64),
+        );
+        let mut byte = [0; 4];
+        let to = byte.as_mut_ptr().cast();
+        let from = |address, len| ret(libc::recvfrom(fd, to, 2, 0, address, len) as i64);
+        say("recvfrom, len", from(good, len));
+        room = 16;
+        say("recvfrom", from(bad, &mut room));
+        room = u32::MAX;
+        say("recvfrom, negative", from(good, &mut room));
+        say("getsockopt, len", {
+            let (level, name) = (libc::SOL_SOCKET, libc::SO_ERROR);
+            ret(libc::getsockopt(fd, level, name, to.cast(), len))
+        });
+    }
     pair.step();
 }
 

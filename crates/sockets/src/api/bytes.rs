@@ -12,7 +12,7 @@ use crate::carrier::Carrier;
 use crate::connection::{self, Connection};
 use crate::control_messages::Control;
 use crate::descriptors::{self, FRESH_ODD};
-use crate::offload::endings;
+use crate::offload::{addresses, endings};
 use crate::receive::{receive, receive_message};
 use crate::send::{transmit, transmit_message};
 use crate::{
@@ -158,7 +158,10 @@ pub unsafe fn recvfrom(
             };
             if result >= 0 && has_source && !by_kernel.get() {
                 let end = result == 0 && len > 0;
-                errno::keep(|| unsafe { unix::tell_source(&c, end, address, room, address_len) });
+                let told = errno::keep(|| unsafe {
+                    unix::tell_source(&c, end, address, room, address_len)
+                });
+                return errno::result(told.map(|()| result as usize));
             }
             result
         }
@@ -178,9 +181,11 @@ pub unsafe fn sendto(
 ) -> isize {
     match connection::at(fd) {
         None => unsafe { real::sendto(fd, buffer, len, flags, address, address_len) },
-        Some(c) if !address.is_null() && Carrier::of(&c) == Carrier::Unix => unsafe {
-            real::sendto(fd, buffer, len, flags, address, address_len)
-        },
+        Some(c)
+            if !address.is_null()
+                && (Carrier::of(&c) == Carrier::Unix
+                    || !addresses::is_readable(address, address_len)) =>
+        unsafe { real::sendto(fd, buffer, len, flags, address, address_len) },
         Some(c) => match unsafe { fast_path::send(&c, buffer.cast(), len, flags) } {
             Some(done) => done,
             None => unsafe {
@@ -362,7 +367,10 @@ pub unsafe fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> isize {
         if !name.is_null() {
             let end = result == 0 && buffers::total(list) != Some(0);
             let len = &mut header.msg_namelen;
-            errno::keep(|| unsafe { unix::tell_source(&c, end, name, room, len) });
+            let told = errno::keep(|| unsafe { unix::tell_source(&c, end, name, room, len) });
+            if let Err(error) = told {
+                return errno::result(Err(error));
+            }
         }
         header.msg_controllen = control.filled;
         header.msg_flags = control.flags | flags & libc::MSG_CMSG_CLOEXEC;
@@ -424,6 +432,17 @@ fn can_read_message(message: *const msghdr) -> bool {
     }
     // SAFETY: it was just looked at.
     let header = unsafe { &*message };
+    // A longer name is cut (`__copy_msghdr` in net/socket.c), and a negative length refused.
+    let name_len = header
+        .msg_namelen
+        .min(size_of::<libc::sockaddr_storage>() as u32);
+    let has_name = !header.msg_name.is_null();
+    if has_name
+        && (header.msg_namelen.cast_signed() < 0
+            || !addresses::is_readable(header.msg_name.cast(), name_len))
+    {
+        return false;
+    }
     let control = header.msg_control.cast::<u8>();
     control.is_null() || faults::can_read(control, real::length(header.msg_controllen))
 }
@@ -555,6 +574,9 @@ pub unsafe fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: 
 pub unsafe fn sendfile(out: c_int, input: c_int, offset: *mut off_t, count: usize) -> isize {
     match connection::at(out) {
         None => unsafe { real::sendfile(out, input, offset, count) },
+        Some(_) if !offset.is_null() && !faults::can_read(offset, 1) => unsafe {
+            real::sendfile(out, input, offset, count)
+        },
         Some(c) => {
             if let Some(error) = errno::keep(|| endings::silence(&c)) {
                 return errno::result(Err(error));

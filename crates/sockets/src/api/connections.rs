@@ -14,24 +14,26 @@ use crate::offload::active_open::{self, Opened};
 use crate::offload::names::{self, Side};
 use crate::offload::{addresses, bound, passive_open, routing};
 use crate::service::shutting;
-use crate::{closing, connection, errno, process, real, sys, tracking};
+use crate::{closing, connection, errno, faults, process, real, sys, tracking};
 
 /// `connect(2)`.
 pub unsafe fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
     let mut why = None;
     let mut to = (address, len);
     let beside;
+    let is_readable = || addresses::is_readable(address, len);
     if descriptors::kind(fd) == Kind::Connection
+        && is_readable()
         && unsafe { disconnects(address, len) }
         && Carrier::at(fd) != Some(Carrier::Unix)
     {
         errno::keep(|| let_go(fd));
         return unsafe { real::connect(fd, address, len) };
     }
-    if listener::are_any() && unsafe { disconnects(address, len) } {
+    if listener::are_any() && is_readable() && unsafe { disconnects(address, len) } {
         errno::keep(|| listener::closing(fd));
     }
-    if routing::has_business() {
+    if routing::has_business() && is_readable() {
         match unsafe { active_open::connect(fd, address, len) } {
             Opened::Done(result) => return result,
             Opened::Kernel(reason) => why = reason,
@@ -47,6 +49,7 @@ pub unsafe fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_
         // Asked once in this call: the answer costs a system call.
         fresh = opening::fresh(fd);
         if let Some(fresh) = fresh
+            && is_readable()
             && let Some(result) = unsafe { claiming::connect(fd, fresh, address, len) }
         {
             return result;
@@ -77,8 +80,12 @@ pub unsafe fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_
 }
 
 /// True for `AF_UNSPEC`, by which a connection is given up and its socket is as new.
+///
+/// # Safety
+/// `address` is null or readable for `len` bytes.
 unsafe fn disconnects(address: *const sockaddr, len: socklen_t) -> bool {
     let has_family = !address.is_null() && len as usize >= size_of::<libc::sa_family_t>();
+    // SAFETY: long enough for the family.
     has_family && i32::from(unsafe { (*address).sa_family }) == libc::AF_UNSPEC
 }
 
@@ -109,6 +116,7 @@ unsafe fn note_connect(
     {
         return;
     }
+    // SAFETY: long enough for the family, and the kernel has read it.
     let family = unsafe { (*address).sa_family } as i32;
     let Some(carrier) = Carrier::of_family(family) else {
         return;
@@ -139,7 +147,7 @@ pub unsafe fn accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> 
     if result < 0 && makes_room() {
         result = unsafe { real::accept(fd, address, len) };
     }
-    unsafe { note_accept(result, address) };
+    unsafe { note_accept(result, address, room) };
     seed(fd, result);
     unsafe { name_accepted(result, address, room, len) };
     result
@@ -160,7 +168,7 @@ pub unsafe fn accept4(
     if result < 0 && makes_room() {
         result = unsafe { real::accept4(fd, address, len, flags) };
     }
-    unsafe { note_accept(result, address) };
+    unsafe { note_accept(result, address, room) };
     seed(fd, result);
     unsafe { name_accepted(result, address, room, len) };
     result
@@ -213,14 +221,19 @@ pub unsafe fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     result
 }
 
-unsafe fn note_accept(fd: c_int, address: *mut sockaddr) {
+/// The kernel has answered an `accept` with `fd`; of the address there was `room` for a part.
+///
+/// # Safety
+/// `address` is null or valid for as much as the kernel has written.
+unsafe fn note_accept(fd: c_int, address: *mut sockaddr, room: socklen_t) {
     if fd < 0 || !process::is_started() {
         return;
     }
     // Where no address was asked for, the family is found out, at no cost here, when pairing is
     // considered.
     let mut carrier = Carrier::Tcp;
-    if !address.is_null() {
+    if !address.is_null() && room as usize >= size_of::<libc::sa_family_t>() {
+        // SAFETY: the kernel has written the family.
         let family = unsafe { (*address).sa_family } as i32;
         match Carrier::of_family(family) {
             Some(known) => carrier = known,
@@ -239,10 +252,11 @@ unsafe fn note_accept(fd: c_int, address: *mut sockaddr) {
 
 /// How much of an address a program wants, before the kernel overwrites it.
 unsafe fn room_in(address: *const sockaddr, len: *const socklen_t) -> socklen_t {
-    if address.is_null() || len.is_null() {
+    if address.is_null() {
         return 0;
     }
-    unsafe { len.read_unaligned() }
+    // SAFETY: the argument of the program's call.
+    unsafe { faults::read(len) }.unwrap_or(0)
 }
 
 /// A connection that comes from the engine has another address than its carrier.
@@ -260,7 +274,8 @@ unsafe fn name_accepted(fd: c_int, address: *mut sockaddr, room: socklen_t, len:
     if !is_engine_s {
         unsafe { name_alias(fd, Side::Remote, address, room, len) };
     } else if let Some(Ok(true_name)) = names::answer(&c, Side::Remote) {
-        unsafe { addresses::write(true_name, address, room, len) };
+        // The kernel has written there.
+        let _ = unsafe { addresses::write(true_name, address, room, len) };
     }
 }
 
@@ -269,9 +284,14 @@ pub unsafe fn getsockname(fd: c_int, address: *mut sockaddr, len: *mut socklen_t
     match unsafe { true_name(fd, Side::Local, address, len) } {
         Some(result) => result,
         None => {
-            let room = unsafe { room_in(address, len) };
+            let is_wanted = routing::is_wanted();
+            let room = if is_wanted {
+                unsafe { room_in(address, len) }
+            } else {
+                0
+            };
             let result = unsafe { real::getsockname(fd, address, len) };
-            if result == 0 && routing::is_wanted() {
+            if result == 0 && is_wanted {
                 unsafe { name_alias(fd, Side::Local, address, room, len) };
             }
             result
@@ -288,7 +308,8 @@ unsafe fn name_alias(
     len: *mut socklen_t,
 ) {
     if let Some(name) = errno::keep(|| bound::true_name(fd, side)) {
-        unsafe { addresses::write(name, address, room, len) };
+        // The kernel has written there.
+        let _ = unsafe { addresses::write(name, address, room, len) };
     }
 }
 
@@ -298,9 +319,14 @@ pub unsafe fn getpeername(fd: c_int, address: *mut sockaddr, len: *mut socklen_t
     match unsafe { true_name(fd, Side::Remote, address, len) } {
         Some(result) => result,
         None => {
-            let room = unsafe { room_in(address, len) };
+            let is_wanted = routing::is_wanted();
+            let room = if is_wanted {
+                unsafe { room_in(address, len) }
+            } else {
+                0
+            };
             let result = unsafe { real::getpeername(fd, address, len) };
-            if result == 0 && routing::is_wanted() {
+            if result == 0 && is_wanted {
                 unsafe { name_alias(fd, Side::Remote, address, room, len) };
             }
             result
@@ -315,23 +341,23 @@ unsafe fn true_name(
     address: *mut sockaddr,
     len: *mut socklen_t,
 ) -> Option<c_int> {
-    let c = connection::at(fd).filter(|_| !address.is_null() && !len.is_null())?;
-    match names::answer(&c, side)? {
-        Ok(name) => {
-            unsafe { addresses::write(name, address, len.read_unaligned(), len) };
-            Some(0)
-        }
-        Err(error) => {
-            errno::set(error);
-            Some(-1)
-        }
-    }
+    let c = connection::at(fd).filter(|_| !address.is_null())?;
+    let answer = names::answer(&c, side)?;
+    // SAFETY: the argument of the program's call.
+    let room = unsafe { faults::read(len) }?;
+    // SAFETY: as above.
+    let told = answer.and_then(|name| unsafe { addresses::write(name, address, room, len) });
+    Some(errno::result(told.map(|()| 0)) as c_int)
 }
 
 /// `bind(2)`.
 pub unsafe fn bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
     descriptors::change_fresh(fd, FRESH_ODD, true);
-    if routing::is_wanted() && process::is_started() && !process::borrowed_memory() {
+    if routing::is_wanted()
+        && process::is_started()
+        && !process::borrowed_memory()
+        && addresses::is_readable(address, len)
+    {
         errno::keep(tracking::prepare);
         let alias = errno::keep(|| unsafe { bound::alias(fd, address, len) });
         if let Some((storage, len)) = alias {

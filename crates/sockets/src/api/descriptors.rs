@@ -355,11 +355,17 @@ pub unsafe fn getsockopt(
             is_there && faults::can_read(len, 1) && faults::can_read(value.cast::<u8>(), 4);
         if is_there && unsafe { *len } >= 4 {
             if let Some(answer) = options::get(&c, level, name) {
-                unsafe {
-                    value.cast::<c_int>().write_unaligned(answer);
-                    *len = 4;
-                }
-                return 0;
+                let whole: socklen_t = size_of_val(&answer) as socklen_t;
+                // SAFETY: both are readable; the targets are this call's.
+                let told = unsafe {
+                    faults::give((&raw const answer).cast(), value.cast(), whole as usize).and_then(
+                        |()| {
+                            let size = size_of_val(&whole);
+                            faults::give((&raw const whole).cast(), len.cast(), size)
+                        },
+                    )
+                };
+                return errno::result(told.map(|()| 0)) as c_int;
             }
         }
     }

@@ -16,7 +16,7 @@ use crate::epoll::parked;
 use crate::offload::names::{self, Side};
 use crate::offload::{addresses, passive_open};
 use crate::pairs::Pair;
-use crate::{closing, errno, process, sys};
+use crate::{closing, errno, faults, process, sys};
 
 /// After so many connections from the queues the kernel is asked first, if it had none the last
 /// time. If it had one, it is asked after each: others wait there, and the queues are filled
@@ -50,6 +50,16 @@ pub(crate) unsafe fn accept(
             return None;
         }
     }
+    let mut room = 0;
+    if !address.is_null() {
+        // The kernel would lose the connection.
+        // SAFETY: the caller's promise.
+        match unsafe { faults::read(len) } {
+            Some(wanted) if wanted.cast_signed() >= 0 => room = wanted,
+            Some(_) => return Some(errno::result(Err(libc::EINVAL)) as c_int),
+            None => return Some(errno::bad_pointer() as c_int),
+        }
+    }
     let Some(taken) = errno::keep(take_next(flags)) else {
         return has_none(fd, since).then(|| {
             SINCE_KERNEL.store(0, Ordering::Relaxed);
@@ -60,9 +70,10 @@ pub(crate) unsafe fn accept(
     match taken {
         Ok(accepted) => {
             SINCE_KERNEL.store(since.wrapping_add(1), Ordering::Relaxed);
-            if !address.is_null() && !len.is_null() {
+            if !address.is_null() {
+                // The connection is there, whether or not the program can be told.
                 // SAFETY: the caller's promise.
-                unsafe { tell_remote(accepted, address, len) };
+                let _ = unsafe { tell_remote(accepted, address, room, len) };
             }
             Some(accepted)
         }
@@ -82,13 +93,16 @@ fn has_none(fd: c_int, since: u32) -> bool {
 }
 
 /// Writes the remote address of a connection, as much of it as there is room for.
-unsafe fn tell_remote(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) {
-    let Some(connection) = connection::at(fd) else {
-        return;
-    };
+unsafe fn tell_remote(
+    fd: c_int,
+    address: *mut sockaddr,
+    room: socklen_t,
+    len: *mut socklen_t,
+) -> Result<(), i32> {
+    let connection = connection::at(fd).ok_or(libc::EBADF)?;
     if let Some(Ok(name)) = names::answer(&connection, Side::Remote) {
         // SAFETY: the caller's promise.
-        return unsafe { addresses::write(name, address, len.read_unaligned(), len) };
+        return unsafe { addresses::write(name, address, room, len) };
     }
     let words = &connection.local.express.remote;
     let bytes = [0, 1, 2, 3].map(|n| words[n].load(Ordering::Relaxed));
@@ -97,12 +111,15 @@ unsafe fn tell_remote(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) {
         libc::AF_INET => size_of::<libc::sockaddr_in>(),
         _ => size_of::<libc::sockaddr_in6>(),
     };
-    // SAFETY: the caller's promise; `bytes` has 32 of them.
+    // SAFETY: zeroes are a valid `sockaddr_storage`.
+    let mut name: libc::sockaddr_storage = unsafe { core::mem::zeroed() };
+    // SAFETY: `bytes` has 32 of them, and there is room for more.
     unsafe {
-        let room = (len.read_unaligned() as usize).min(whole);
-        core::ptr::copy_nonoverlapping(bytes.as_ptr().cast::<u8>(), address.cast(), room);
-        len.write_unaligned(whole as socklen_t);
+        let target = (&raw mut name).cast::<u8>();
+        core::ptr::copy_nonoverlapping(bytes.as_ptr().cast(), target, size_of_val(&bytes));
     }
+    // SAFETY: the caller's promise.
+    unsafe { addresses::write((name, whole as socklen_t), address, room, len) }
 }
 
 /// Takes the next connection that is still there. When a peer queues more without end, and none is

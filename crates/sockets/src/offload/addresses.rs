@@ -4,7 +4,7 @@ use libc::{sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t};
 use toehold_channel::offload::Address;
 use toehold_channel::rendezvous::mapped;
 
-use crate::sys;
+use crate::{faults, sys};
 
 /// A socket's own address, as the kernel knows it.
 pub(super) fn local(fd: i32) -> Option<Address> {
@@ -53,6 +53,13 @@ pub(crate) unsafe fn read(address: *const sockaddr, len: socklen_t) -> Option<Ad
     }
 }
 
+/// True when the kernel would read an argument of `len` bytes (`move_addr_to_kernel` in
+/// net/socket.c). Otherwise it is to be asked for the error.
+pub(crate) fn is_readable(address: *const sockaddr, len: socklen_t) -> bool {
+    let len = len as usize;
+    len <= size_of::<sockaddr_storage>() && faults::is_readable(address.cast(), len)
+}
+
 /// An address as a socket of `fd`'s family spells it, and its length.
 pub(crate) fn spelled(fd: i32, address: Address) -> (sockaddr_storage, socklen_t) {
     // SAFETY: zeroes are a valid `sockaddr_storage`.
@@ -82,18 +89,24 @@ pub(crate) fn spelled(fd: i32, address: Address) -> (sockaddr_storage, socklen_t
 /// Gives a program an address the way the kernel does: cut to the room there is, with its whole
 /// length.
 ///
+/// # Errors
+/// `EFAULT`, and `EINVAL` where the room is negative.
+///
 /// # Safety
-/// `address` is writable for `room` bytes, `len` for itself.
+/// `address`, for `room` bytes, and `len` are the call's, if they are there.
 pub(crate) unsafe fn write(
     (storage, whole): (sockaddr_storage, socklen_t),
     address: *mut sockaddr,
     room: socklen_t,
     len: *mut socklen_t,
-) {
+) -> Result<(), i32> {
+    if room.cast_signed() < 0 {
+        return Err(libc::EINVAL);
+    }
     let count = room.min(whole) as usize;
-    // SAFETY: `count` is within both; the caller's promise.
+    // SAFETY: `count` is within the name; the caller's promise.
     unsafe {
-        core::ptr::copy_nonoverlapping((&raw const storage).cast::<u8>(), address.cast(), count);
-        len.write(whole);
+        faults::give((&raw const storage).cast(), address.cast(), count)?;
+        faults::give((&raw const whole).cast(), len.cast(), size_of_val(&whole))
     }
 }
