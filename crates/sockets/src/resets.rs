@@ -32,11 +32,12 @@ pub(crate) fn fault_of_peer(connection: &Connection, fault: Fault) -> i32 {
 }
 
 /// True when the reset that the kernel reports answers nothing but a doorbell: without us the
-/// connection would have ended in order.
+/// connection would have ended in order. A peer whose words were wrong has none that are believed.
 #[cold]
 pub(crate) fn was_closed_cleanly(connection: &Connection, end: &End<'_>) -> bool {
-    let is_engine = connection.entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD != 0;
-    end.is_reset_by_doorbell(!is_engine)
+    let entry = connection.entry;
+    let is_engine = entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD != 0;
+    entry.faults.load(Ordering::Relaxed) == 0 && end.is_reset_by_doorbell(!is_engine)
 }
 
 /// True when the program wants its close to be a reset (`SO_LINGER` of no time).
