@@ -6,17 +6,13 @@
 
 use core::sync::atomic::Ordering;
 
-use crate::connection::{Connection, HINT_LOOK};
+use toehold_stream::hints;
 
-/// The errno stands in the upper half of the receive hints.
-const ERRNO_SHIFT: u32 = 16;
+use crate::connection::{Connection, HINT_LOOK};
 
 /// Keeps `error`, unless one is kept already: the first is the one that the kernel would have told.
 pub(crate) fn keep(connection: &Connection, error: i32) {
-    if !is_there(connection) {
-        let hints = HINT_LOOK | (error as u32) << ERRNO_SHIFT;
-        connection.entry.rx_hints.fetch_or(hints, Ordering::Relaxed);
-    }
+    hints::keep_error(&connection.entry.rx_hints, HINT_LOOK, error);
 }
 
 /// As [`keep`], if it is an error of the connection and not of the call that it came to.
@@ -43,18 +39,12 @@ pub(crate) fn is_there(connection: &Connection) -> bool {
 /// As [`is_there`], of receive hints that the caller has loaded.
 #[inline]
 pub(crate) fn is_in(hints: u32) -> bool {
-    hints >> ERRNO_SHIFT != 0
+    hints::error_in(hints).is_some()
 }
 
 /// The error, which is told now.
 pub(crate) fn take(connection: &Connection) -> Option<i32> {
-    let hints = connection.entry.rx_hints.load(Ordering::Relaxed);
-    if !is_in(hints) {
-        return None;
-    }
-    let others = hints & ((1 << ERRNO_SHIFT) - 1);
-    connection.entry.rx_hints.store(others, Ordering::Relaxed);
-    Some((hints >> ERRNO_SHIFT) as i32)
+    hints::take_error(&connection.entry.rx_hints)
 }
 
 /// As [`take`], for `SO_ERROR`: a connection without a channel has none that the kernel does not

@@ -11,7 +11,7 @@ use crate::connection::{Connection, HINT_LOOK};
 use crate::direction::{Credit, want_credit};
 use crate::express::turns;
 use crate::resets::was_closed_cleanly;
-use crate::{ahead, doorbells, lock, service, settings, sys, unix};
+use crate::{ahead, doorbells, lock, pending, service, settings, sys, unix};
 
 /// The `POLL*` bits that hold now, of those in `interest` (errors and hang-up always). Asking for
 /// `POLLOUT` without credit leaves a request for it with the peer.
@@ -124,7 +124,7 @@ fn slow_incoming(connection: &Connection, end: &End<'_>) -> i16 {
     {
         ready |= POLLIN;
     }
-    if entry.rx_hints.load(Ordering::Relaxed) >> 16 != 0 {
+    if pending::is_there(connection) {
         ready |= POLLIN | POLLERR;
     }
     ready

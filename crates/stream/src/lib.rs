@@ -8,6 +8,7 @@
 //! - [`attachment`]: a process's region: given, used, taken away; and who sleeps.
 //! - [`end`]: one end of a channel: its rings, and the switches between carrier and ring.
 //! - [`express`]: carriers that serve one connection after another, and what waits for `accept`.
+//! - [`hints`]: what a receiver is to look for, and the error that it has not been told.
 //! - [`holders`]: which processes of a family hold a connection, and who is the last.
 //! - [`interest`]: one epoll registration: who answers it, and what it was told.
 //! - [`next`]: what a receiver does next: data, doorbells, the end of the stream.
@@ -27,6 +28,7 @@ pub mod credit;
 pub mod end;
 pub mod ending;
 pub mod express;
+pub mod hints;
 pub mod holders;
 pub mod interest;
 pub mod leaving;

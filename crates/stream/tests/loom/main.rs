@@ -10,6 +10,7 @@
 mod attachment;
 mod doorbell;
 mod express;
+mod hints;
 mod holders;
 mod interest;
 mod leaving;
