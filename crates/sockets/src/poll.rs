@@ -298,7 +298,7 @@ fn looks_ready(fd: i32, interest: i16) -> bool {
                     return look(fd, interest).unwrap_or(0) != 0;
                 }
                 end.reads_ring() && end.receiver().looks_filled()
-                    || end.records_pending()
+                    || end.is_record_due()
                     || connection.entry.rx_hints.load(Ordering::Relaxed) != 0
             })
             .unwrap_or(false)

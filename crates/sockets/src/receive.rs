@@ -17,8 +17,8 @@ use crate::control_messages::Control;
 use crate::express::{returning, turns};
 use crate::offload::liveness::say_what_is_set;
 use crate::offload::{awaiting, endings};
-use crate::receive::waiting::{arm_for_unknown_wait, wait_for_bytes};
-use crate::sleep::{Deadline, sleep_until};
+use crate::receive::waiting::{Waits, arm_for_unknown_wait, wait_for_bytes};
+use crate::sleep::sleep_until;
 use crate::{
     ahead, buffers, direction, doorbells, errno, leaving, lock, offers, pairing, peek_offset,
     pending, resets, service, settings, sys, unix, waits,
@@ -196,7 +196,7 @@ unsafe fn receive_by_steps(
         _ => total,
     };
     let takes = flags & libc::MSG_PEEK == 0;
-    let mut deadline = Deadline::default();
+    let mut waits_so_far = Waits::default();
     let mut done = 0;
     // The end was seen, on the carrier or in the peer's words: one more look is enough.
     let (mut ended, mut closed) = (false, false);
@@ -228,6 +228,7 @@ unsafe fn receive_by_steps(
         match step {
             Ok(Step::Got(moved, look_for_sleeper)) => {
                 done += moved;
+                waits_so_far.got_bytes();
                 entry.rx_empty.store(0, Ordering::Relaxed);
                 after_receive(connection, &end, look_for_sleeper);
                 if !takes && waits && moved < least.min(RING_BYTES / 2) {
@@ -248,7 +249,7 @@ unsafe fn receive_by_steps(
                     let Some(inside) = connection.inside() else {
                         return Ok(moved);
                     };
-                    match wait_for_bytes(connection, &inside, seen, &mut deadline) {
+                    match wait_for_bytes(connection, &inside, seen, &mut waits_so_far) {
                         Ok(()) if entry.rx_hints.load(Ordering::Relaxed) == 0 && !closed => {
                             closed = end.theirs().wake.closed.load(SIDE_SEEN) != 0;
                             continue;
@@ -315,7 +316,7 @@ unsafe fn receive_by_steps(
             continue;
         };
         let seen = entry.rx_ring.load(Ordering::Relaxed);
-        match wait_for_bytes(connection, &inside, seen, &mut deadline) {
+        match wait_for_bytes(connection, &inside, seen, &mut waits_so_far) {
             Ok(()) => {}
             Err(_) if done > 0 => return Ok(done),
             Err(error) => return Err(error),

@@ -179,6 +179,30 @@ impl<'a> End<'a> {
             != self.entry.rx_records.load(Ordering::Relaxed)
     }
 
+    /// True when a record is pending that can be carried out before another byte comes by the
+    /// carrier. Any other is no news: the bytes before its position wake by themselves, and a
+    /// hostile peer's never come. Needs no lock.
+    pub fn is_record_due(&self) -> bool {
+        let done = self.entry.rx_records.load(Ordering::Relaxed);
+        // Acquire pairs with the Release store in `publish_record`: the record's positions are
+        // there.
+        let announced = self.theirs().switch.records.load(Ordering::Acquire);
+        if announced == done {
+            return false;
+        }
+        match self.rx_mode() {
+            Mode::Ring | Mode::Resend => true,
+            Mode::Carrier | Mode::Skip => {
+                let record = &self.theirs().switch.record[slot_of(done)];
+                let carrier = Untrusted::from(self.entry.rx_carrier.load(Ordering::Relaxed));
+                // A position that was passed is a fault, which the next look finds.
+                (record.carrier.load(Ordering::Relaxed))
+                    .beyond(carrier)
+                    .is_none()
+            }
+        }
+    }
+
     /// Carries out what can be carried out of the peer's records and says where the next bytes are.
     /// Callers hold the receive lock.
     ///

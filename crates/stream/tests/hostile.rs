@@ -9,9 +9,9 @@ mod support;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use support::Random;
-use support::party::{Party, Received, connect_upgraded};
+use support::party::{Party, Received, connect, connect_upgraded};
 use support::walk::walk;
-use toehold_channel::layout::{CAPACITY_LOG2_MAX, RING_BYTES};
+use toehold_channel::layout::{CAPACITY_LOG2_MAX, RECORD_SLOTS, RING_BYTES};
 use toehold_channel::ring::Fault;
 use toehold_channel::table::{Entry, Mode};
 
@@ -243,4 +243,37 @@ fn stretches_stay_in_the_largest_ring_whatever_they_are_asked_for() {
             assert!(offset <= RING_BYTES && part <= RING_BYTES - offset);
         }
     }
+}
+
+/// Down behind doorbells that are never sent.
+#[test]
+fn a_record_whose_position_never_comes_is_no_news() {
+    let [victim, peer] = connect_upgraded(600);
+    let end = peer.end();
+    let records = end.entry.tx_records.load(Ordering::Relaxed);
+    let switch = &end.ours().switch;
+    let record = &switch.record[records.masked(RECORD_SLOTS as u32 - 1) as usize];
+    record.carrier.store(1 << 40, Ordering::Relaxed);
+    let sent = end.entry.tx_ring.load(Ordering::Relaxed);
+    record.ring.store(sent, Ordering::Relaxed);
+    switch.records.store(records.plus(1), Ordering::Release);
+    assert!(victim.end().is_record_due());
+    assert_eq!(victim.try_receive(1, false), Ok(Received::Nothing));
+    assert!(victim.end().records_pending());
+    assert!(!victim.end().is_record_due());
+}
+
+#[test]
+fn a_record_is_due_when_the_bytes_before_it_are_read() {
+    let [receiver, sender] = connect(600);
+    assert_eq!(sender.try_send(b"abc"), Ok(3));
+    assert_eq!(sender.try_up(), Ok(true));
+    for byte in [b"a", b"b", b"c"] {
+        assert!(!receiver.end().is_record_due());
+        let received = Ok(Received::Bytes(byte.to_vec()));
+        assert_eq!(receiver.try_receive(1, false), received);
+    }
+    assert!(receiver.end().is_record_due());
+    assert_eq!(receiver.try_receive(1, false), Ok(Received::Nothing));
+    assert!(!receiver.end().records_pending());
 }

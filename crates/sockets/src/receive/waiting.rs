@@ -25,6 +25,41 @@ const EMPTY_CALLS_POLLING: u32 = 8;
 const BELLS_PEEKED: usize = 64;
 /// The result of a sleep after which a turn is to be looked at.
 const LOOKS_AGAIN: isize = -2;
+/// How often a sleeper looks that no byte is sure to wake.
+const STEP_NS: u64 = 1_000_000;
+/// Sleeps in a row that may be ended by doorbells that others have yet to see. They are on their
+/// way to take them, as a rule.
+const VAIN_SLEEPS_MAX: u32 = 8;
+/// After so many, steps included, nobody comes: a process of the family is stopped, or in a
+/// debugger.
+const VAIN_SLEEPS_ENDLESS: u32 = 64;
+
+/// The waits of one call.
+#[derive(Default)]
+pub(super) struct Waits {
+    deadline: Deadline,
+    /// Sleeps since the last bytes that ended at doorbells which stay for others.
+    vain: u32,
+}
+
+impl Waits {
+    /// The waiting has paid.
+    #[inline]
+    pub(super) fn got_bytes(&mut self) {
+        self.vain = 0;
+    }
+
+    /// The events to sleep for in steps; `None` when a byte is sure to wake.
+    fn steps(&self, end: &End<'_>) -> Option<i16> {
+        if self.vain > VAIN_SLEEPS_MAX {
+            // Those doorbells would end each sleep at once.
+            return Some(libc::POLLRDHUP);
+        }
+        // The bytes before a switch wake. But another thread may take them, and then nobody rings
+        // for what is behind it.
+        (end.records_pending()).then_some(libc::POLLIN | libc::POLLRDHUP)
+    }
+}
 
 /// A non-blocking call found nothing, and how the program will wait is unknown: ask for a doorbell.
 /// True when something arrived meanwhile.
@@ -82,16 +117,16 @@ pub(super) fn wait_for_bytes(
     connection: &Connection,
     end: &End<'_>,
     seen: Untrusted<u64>,
-    deadline: &mut Deadline,
+    waits_so_far: &mut Waits,
 ) -> Result<(), i32> {
-    let left_ns = deadline.left_after_first(connection.fd, libc::SO_RCVTIMEO)?;
+    let left_ns = (waits_so_far.deadline).left_after_first(connection.fd, libc::SO_RCVTIMEO)?;
     waits::seen(connection);
     let (entry, local) = (connection.entry, connection.local);
     let handlers = deferral::handlers();
     let news = || {
         // Relaxed: the look after the wait loads it again.
         (end.reads_ring() && end.theirs().publish.tail.load(Ordering::Relaxed) != seen)
-            || end.records_pending()
+            || end.is_record_due()
             || !end.theirs().wake.closed.load(Ordering::Relaxed).is(0)
     };
     if end.rx_mode() == Mode::Ring {
@@ -121,7 +156,11 @@ pub(super) fn wait_for_bytes(
             // The caller's guard.
             local.attachment.leave_for_ended();
         };
-        cancellation::sleeping(undo, || sleep(connection, left_ns, handlers))
+        let steps = waits_so_far.steps(end);
+        cancellation::sleeping(undo, || match steps {
+            None => sleep(connection, left_ns, handlers),
+            Some(events) => sleep_a_step(connection, events, left_ns, handlers),
+        })
     };
     let error = if result < 0 { errno::get() } else { 0 };
     local.attachment.sleepers.end_reading();
@@ -129,12 +168,19 @@ pub(super) fn wait_for_bytes(
     local.spin.slept(sys::now_ns() - start);
     if result == LOOKS_AGAIN {
         errno::keep(express::look_after);
+        if waits_so_far.vain > VAIN_SLEEPS_MAX {
+            waits_so_far.vain += 1;
+        }
+        if waits_so_far.vain == VAIN_SLEEPS_ENDLESS {
+            sleepers::wake_by_carrier(connection, end);
+        }
         return Ok(());
     }
     match (result, error) {
         (1.., _) => {
             if slept {
                 doorbells::take_seen(connection, end, result as usize);
+                slept_in_vain(connection, end, waits_so_far);
             }
             Ok(())
         }
@@ -146,6 +192,35 @@ pub(super) fn wait_for_bytes(
         (_, error) => {
             pending::keep(connection, error);
             Ok(())
+        }
+    }
+}
+
+/// A sleep has ended at bytes of the carrier. If these are doorbells for others, and others do not
+/// come, the peer is asked to leave the ring: then the kernel wakes each by itself.
+fn slept_in_vain(connection: &Connection, end: &End<'_>, waits_so_far: &mut Waits) {
+    let is_vain = doorbells::are_needed(connection) && !end.receiver().looks_filled();
+    waits_so_far.vain = match is_vain {
+        true => waits_so_far.vain + 1,
+        false => 0,
+    };
+}
+
+/// Sleeps for a moment, or until one of `events` is on the carrier. The result is that of
+/// [`sleep`].
+fn sleep_a_step(connection: &Connection, events: i16, left_ns: u64, handlers: Handlers) -> isize {
+    let limit_ns = match left_ns {
+        0 => STEP_NS,
+        left_ns => left_ns.min(STEP_NS),
+    };
+    let fd = connection.carrier_or_number();
+    match errno::keep(|| sleep::sleep_until(fd, events, limit_ns)) {
+        Ok(Some(seen)) => isize::from(seen == libc::POLLIN),
+        Ok(None) => LOOKS_AGAIN,
+        Err(libc::EINTR) if !handlers.end_a_transfer() => LOOKS_AGAIN,
+        Err(error) => {
+            errno::set(error);
+            -1
         }
     }
 }
@@ -217,5 +292,5 @@ fn sleep_until_look(
 /// True when the only news is that the peer has closed: then the carrier's end is on its way and
 /// sleeping on it is right.
 fn only_closed_news(end: &End<'_>) -> bool {
-    !(end.records_pending() || end.reads_ring() && end.receiver().looks_filled())
+    !(end.is_record_due() || end.reads_ring() && end.receiver().looks_filled())
 }

@@ -383,7 +383,7 @@ impl Party {
     fn wait_for_bytes(&self) {
         let end = self.end();
         self.arm(&end);
-        let news = end.reads_ring() && end.receiver().looks_filled() || end.records_pending();
+        let news = end.reads_ring() && end.receiver().looks_filled() || end.is_record_due();
         if !news {
             self.carrier_in().wait_for_byte();
         }
