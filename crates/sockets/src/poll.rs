@@ -15,6 +15,7 @@ use crate::descriptors::{self, Kind};
 use crate::epoll::nested;
 use crate::epoll::sleeping::Watch;
 use crate::offload::awaiting::{self, Answer};
+use crate::ready::POLLRDNORM;
 use crate::wait::{self, ENDLESS_NS};
 use toehold_freestanding::memory;
 
@@ -25,10 +26,6 @@ use crate::{
 
 /// Descriptors handled without asking for memory.
 const INLINE: usize = 64;
-/// `POLLRDNORM` and `POLLWRNORM` mean the same as `POLLIN` and `POLLOUT` to sockets
-/// (include/uapi/asm-generic/poll.h).
-const POLLRDNORM: i16 = 0x040;
-const POLLWRNORM: i16 = 0x100;
 
 /// How often descriptors that are not accelerated are asked while accelerated ones are ready all
 /// the time.
@@ -149,14 +146,7 @@ impl Drop for Copy {
 fn look(fd: i32, interest: i16) -> Option<i16> {
     match descriptors::kind(fd) {
         Kind::Connection => with_connection(fd, |connection, end| {
-            let mut ready = ready::events(connection, end, interest | alias(interest));
-            if interest & POLLRDNORM != 0 && ready & POLLIN != 0 {
-                ready |= POLLRDNORM;
-            }
-            if interest & POLLWRNORM != 0 && ready & POLLOUT != 0 {
-                ready |= POLLWRNORM;
-            }
-            ready & (interest | POLLERR | POLLHUP)
+            ready::named_events(connection, end, interest)
         }),
         Kind::Epoll => {
             // fs/eventpoll.c: EPOLLIN | EPOLLRDNORM.
@@ -165,17 +155,6 @@ fn look(fd: i32, interest: i16) -> Option<i16> {
         }
         _ => None,
     }
-}
-
-fn alias(interest: i16) -> i16 {
-    let mut more = 0;
-    if interest & POLLRDNORM != 0 {
-        more |= POLLIN;
-    }
-    if interest & POLLWRNORM != 0 {
-        more |= POLLOUT;
-    }
-    more
 }
 
 fn with_connection<T>(
@@ -365,8 +344,11 @@ fn arm_all(fds: &[pollfd], copy: &mut Copy, watch: &mut Watch) {
                 // Armed before `users` is given back: `unmap` waits for sleepers.
                 with_connection(from.fd, |connection, end| {
                     armed.write(Some(Armed::begin(connection, end)));
-                    to.events =
-                        ready::kernel_interest(connection, end, from.events | alias(from.events));
+                    to.events = ready::kernel_interest(
+                        connection,
+                        end,
+                        from.events | ready::alias(from.events),
+                    );
                 });
             }
             Kind::Epoll => {

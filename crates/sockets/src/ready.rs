@@ -42,6 +42,49 @@ pub(crate) fn events(connection: &Connection, end: &End<'_>, interest: i16) -> i
     ready & (interest | POLLERR | POLLHUP)
 }
 
+/// Other names of `POLLIN` and `POLLOUT` (include/uapi/asm-generic/poll.h, `tcp_poll`). The last is
+/// told of Unix sockets only (`unix_poll`).
+pub(crate) const POLLRDNORM: i16 = 0x040;
+const POLLWRNORM: i16 = 0x100;
+const POLLWRBAND: i16 = 0x200;
+const OTHER_NAMES: i16 = POLLRDNORM | POLLWRNORM | POLLWRBAND;
+
+/// The first names of what `interest` asks for by others.
+pub(crate) fn alias(interest: i16) -> i16 {
+    let mut more = 0;
+    if interest & POLLRDNORM != 0 {
+        more |= POLLIN;
+    }
+    if interest & (POLLWRNORM | POLLWRBAND) != 0 {
+        more |= POLLOUT;
+    }
+    more
+}
+
+/// As [`events`], by all names that `interest` has for them.
+#[inline(always)]
+pub(crate) fn named_events(connection: &Connection, end: &End<'_>, interest: i16) -> i16 {
+    match interest & OTHER_NAMES {
+        0 => events(connection, end, interest),
+        _ => other_names(connection, end, interest),
+    }
+}
+
+#[cold]
+fn other_names(connection: &Connection, end: &End<'_>, interest: i16) -> i16 {
+    let mut ready = events(connection, end, interest | alias(interest));
+    if ready & POLLIN != 0 {
+        ready |= POLLRDNORM;
+    }
+    if ready & POLLOUT != 0 {
+        ready |= POLLWRNORM;
+        if Carrier::of(connection) == Carrier::Unix {
+            ready |= POLLWRBAND;
+        }
+    }
+    ready & (interest | POLLERR | POLLHUP)
+}
+
 fn outgoing(connection: &Connection, end: &End<'_>) -> i16 {
     if end.tx_mode() == Mode::Ring {
         if end.sender().looks_writable() {

@@ -44,6 +44,12 @@ pub mod bits {
     pub const ERR: u32 = 0x008;
     /// Both directions ended: told whether or not it is asked for.
     pub const HUP: u32 = 0x010;
+    /// Another name of [`IN`].
+    pub const RDNORM: u32 = 0x040;
+    /// Another name of [`OUT`].
+    pub const WRNORM: u32 = 0x100;
+    /// Another name of [`OUT`], of Unix sockets.
+    pub const WRBAND: u32 = 0x200;
     /// The peer's direction ended.
     pub const RDHUP: u32 = 0x2000;
     /// Tell once, until it is modified.
@@ -51,7 +57,11 @@ pub mod bits {
     /// Tell of news only.
     pub const EDGE: u32 = 1 << 31;
     /// All that can be told.
-    pub const READINESS: u32 = IN | PRI | OUT | ERR | HUP | RDHUP;
+    pub const READINESS: u32 = READABLE | PRI | WRITABLE | ERR | HUP | RDHUP;
+    /// All names of bytes, or the end.
+    pub const READABLE: u32 = IN | RDNORM;
+    /// All names of room.
+    pub const WRITABLE: u32 = OUT | WRNORM | WRBAND;
 }
 
 use bits::{EDGE, ERR, HUP, ONESHOT, RDHUP, READINESS};
@@ -258,7 +268,7 @@ impl Interest {
 
     /// The next room is news: the program has met a full ring.
     pub fn forget_room(&self) {
-        self.edge_mask.fetch_and(!bits::OUT, Ordering::Relaxed);
+        self.edge_mask.fetch_and(!bits::WRITABLE, Ordering::Relaxed);
     }
 
     /// True when a one-shot has been told and not modified since.

@@ -8,6 +8,8 @@ mod sharing;
 mod unseen;
 mod untold;
 
+use std::time::Duration;
+
 use crate::Case;
 use crate::role::{Pair, Role, await_events, drain, fill, receive_all, send_all, shown};
 use crate::sys::{self, Fd};
@@ -53,6 +55,8 @@ pub(crate) const CASES: &[Case] = &[
         early::room,
     ),
     Case::pair("modified_interest_takes_effect", modify),
+    Case::pair("readiness_is_told_by_all_its_names", other_names),
+    Case::unix("readiness_is_told_by_all_its_names_locally", other_names),
     Case::pair("epoll_ctl_refuses_what_it_must", refusals),
     Case::pair("closing_a_descriptor_ends_its_registration", close_removes),
     Case::pair("duplicate_keeps_the_registration", dup_keeps),
@@ -850,4 +854,51 @@ fn put_back(pair: &Pair) {
         }
         pair.say("ADD", sys::epoll_ctl(epoll, ADD, fd, IN, 7));
     }
+}
+
+/// Programs may ask for `EPOLLRDNORM` and its kin alone.
+fn other_names(pair: &Pair) {
+    const NAMES: [(&str, i32); 9] = [
+        ("RDNORM", libc::EPOLLRDNORM),
+        ("WRNORM", libc::EPOLLWRNORM),
+        ("WRBAND", libc::EPOLLWRBAND),
+        ("RDBAND", libc::EPOLLRDBAND),
+        ("all for reading", libc::EPOLLRDNORM | libc::EPOLLIN),
+        ("all for writing", libc::EPOLLWRNORM | libc::EPOLLOUT),
+        ("RDNORM, edge", libc::EPOLLRDNORM | libc::EPOLLET),
+        ("WRNORM, once", libc::EPOLLWRNORM | libc::EPOLLONESHOT),
+        ("RDNORM, once", libc::EPOLLRDNORM | libc::EPOLLONESHOT),
+    ];
+    if pair.server() {
+        pair.step();
+        pair.step();
+        std::thread::sleep(Duration::from_millis(20));
+        send_all(pair.fd, b"news");
+        pair.step();
+        pair.step();
+        return;
+    }
+    let look = |when: &str| {
+        for (name, events) in NAMES {
+            let epoll = sys::epoll_create();
+            sys::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, pair.fd, events, 5).value();
+            for _ in 0..2 {
+                let seen = format!("{:?}", sys::epoll_wait(epoll, 4, 0));
+                pair.say(&format!("{when}, {name}"), seen);
+            }
+            let polled = sys::poll(&[(pair.fd, events as i16)], 0);
+            pair.say(&format!("{when}, {name}, poll"), format!("{polled:?}"));
+            sys::close(epoll).value();
+        }
+    };
+    pair.step();
+    look("quiet");
+    let epoll = sys::epoll_create();
+    sys::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, pair.fd, libc::EPOLLRDNORM, 6).value();
+    pair.step();
+    pair.say("waits", format!("{:?}", sys::epoll_wait(epoll, 4, 20_000)));
+    pair.step();
+    pair.arrived(pair.fd, 4);
+    look("news");
+    pair.step();
 }

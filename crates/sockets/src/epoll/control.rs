@@ -2,7 +2,7 @@
 
 use core::sync::atomic::Ordering;
 
-use libc::{EPOLLEXCLUSIVE, EPOLLOUT, epoll_event};
+use libc::{EPOLLEXCLUSIVE, epoll_event};
 use toehold_channel::table::{Mode, Reason};
 
 use crate::connection::{self, Connection};
@@ -14,8 +14,8 @@ use crate::epoll::lists::push_ready;
 use crate::epoll::membership::{answered, become_ours, leave, take_members_from_kernel};
 use crate::epoll::nested::control_nested;
 use crate::epoll::registration::{
-    ANSWER_EVENTS, CARRIER_EVENTS, LINKED, Registration, State, TAG, allocate_registration, armed,
-    find, free_registration, registration, tag, untag,
+    ANSWER_EVENTS, CARRIER_EVENTS, LINKED, Registration, State, TAG, WRITABLE,
+    allocate_registration, armed, find, free_registration, registration, tag, untag,
 };
 use crate::offload::awaiting;
 use crate::{closing, sys, waits};
@@ -245,7 +245,7 @@ fn take_back(
 /// A member's interest changed, and it is on the ready list: wakes a thread that sleeps already.
 /// Not to be called with the lock held.
 fn show(epoll: &Epoll, connection: &Connection, one: &Registration, n: u32) {
-    let wants_room = one.events() & EPOLLOUT as u32 != 0;
+    let wants_room = one.events() & WRITABLE != 0;
     let end = wants_room.then(|| connection.end()).flatten();
     if end.is_some_and(|end| end.tx_mode() != Mode::Ring) {
         // The room is the kernel's, and so are the news of it.

@@ -233,7 +233,7 @@ impl Epoll {
         let theirs = end.exchange_processors(processor);
         self.last_peer_processor.store(theirs, Ordering::Relaxed);
         // Poll and epoll share these bits (include/uapi/linux/eventpoll.h).
-        ready::events(connection, &end, (events & READINESS) as i16) as u16 as u32
+        ready::named_events(connection, &end, (events & READINESS) as i16) as u16 as u32
     }
 }
 
@@ -269,7 +269,7 @@ pub(super) fn polled_has_news(one: &Registration) -> bool {
     }
     let all = connection.inside().map_or(0, |end| {
         let interest = wanted & READINESS | EPOLLRDHUP as u32;
-        ready::events(&connection, &end, interest as i16) as u16 as u32
+        ready::named_events(&connection, &end, interest as i16) as u16 as u32
     });
     let ready = all & (wanted | (EPOLLERR | EPOLLHUP) as u32);
     ready != 0 && (wanted & EDGE == 0 || one.is_new_edge(all, peer_tail(&connection), false))

@@ -8,9 +8,10 @@
 
 use core::sync::atomic::Ordering;
 
-use libc::{EPOLLIN, epoll_event};
+use libc::epoll_event;
 
 use crate::epoll::instance::{BATCH, EPOLLS_MAX, Epoll, NESTED_MAX, Nested, epoll, needs_library};
+use crate::epoll::registration::READABLE;
 use crate::{descriptors, sys};
 
 /// `epoll_ctl` on `epoll`, which is at `epoll_fd`, for the instance at `fd`.
@@ -137,11 +138,11 @@ impl Epoll {
         let mut written = 0;
         for inner in self.known_nested() {
             if written < out.len()
-                && inner.events.load(Ordering::Relaxed) & EPOLLIN as u32 != 0
+                && inner.events.load(Ordering::Relaxed) & READABLE != 0
                 && has_ready(inner.number.load(Ordering::Relaxed))
             {
                 out[written] = epoll_event {
-                    events: EPOLLIN as u32,
+                    events: inner.events.load(Ordering::Relaxed) & READABLE,
                     u64: inner.data.load(Ordering::Relaxed),
                 };
                 written += 1;

@@ -10,7 +10,7 @@
 
 use core::sync::atomic::Ordering;
 
-use libc::{EPOLLIN, epoll_event};
+use libc::epoll_event;
 use toehold_channel::doorbell::WakeWord;
 use toehold_channel::sync::fence;
 use toehold_channel::table::FLAG_PARKED;
@@ -22,7 +22,7 @@ use crate::epoll::lists::{push_ready, remove_ready};
 use crate::epoll::membership::{give_bitmap, leave, set_resting_wake};
 use crate::epoll::orphans::put_under;
 use crate::epoll::registration::{
-    CARRIER_EVENTS, LINKED, Registration, State, TAG, allocate_registration, armed,
+    CARRIER_EVENTS, LINKED, READABLE, Registration, State, TAG, allocate_registration, armed,
     each_registration, free_registration, registration, tag,
 };
 use crate::express::books;
@@ -215,7 +215,7 @@ fn listener_at(n: u32) -> Option<(&'static Registration, &'static Epoll)> {
 #[cold]
 pub(super) fn listener_events(one: &Registration) -> Option<u32> {
     (one.state() == State::Listener).then(|| match books::has_any() {
-        true => EPOLLIN as u32,
+        true => READABLE,
         false => 0,
     })
 }
@@ -290,7 +290,7 @@ impl Epoll {
         let mut left = first + 1;
         for at in first + 1..found {
             let event = events[at];
-            if is_it(&event) && { event.events } == EPOLLIN as u32 {
+            if is_it(&event) && event.events & !READABLE == 0 {
                 continue;
             }
             events[left] = event;

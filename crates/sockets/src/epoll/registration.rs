@@ -4,7 +4,7 @@ use core::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 use libc::{EPOLLET, EPOLLIN, EPOLLOUT, EPOLLPRI, EPOLLRDHUP, epoll_event};
 use toehold_channel::table::EntryState;
-pub(super) use toehold_stream::interest::bits::{EDGE, ONESHOT, READINESS};
+pub(super) use toehold_stream::interest::bits::{EDGE, ONESHOT, READABLE, READINESS, WRITABLE};
 pub(super) use toehold_stream::interest::{Interest, State, armed};
 
 use crate::chunks::Chunks;
@@ -105,7 +105,10 @@ impl Registration {
     /// answer. Room, too, if the program asks for it: that may be the kernel's buffer's, and one
     /// that is full already is filled by no send of ours.
     pub(super) fn carrier_events(&self) -> u32 {
-        CARRIER_EVENTS | self.events() & EPOLLOUT as u32
+        match self.events() & WRITABLE {
+            0 => CARRIER_EVENTS,
+            _ => CARRIER_EVENTS | EPOLLOUT as u32,
+        }
     }
 
     pub(super) fn behind(&self) -> Option<Connection> {
@@ -255,6 +258,8 @@ pub(super) fn peer_tail(connection: &Connection) -> u64 {
 // The core has the bits of `epoll_ctl`.
 const _: () = assert!(EDGE == EPOLLET as u32 && ONESHOT == libc::EPOLLONESHOT as u32);
 const _: () = assert!(
-    READINESS
-        == (EPOLLIN | EPOLLOUT | EPOLLPRI | EPOLLRDHUP | libc::EPOLLERR | libc::EPOLLHUP) as u32
+    READINESS & !(READABLE | WRITABLE)
+        == (EPOLLPRI | EPOLLRDHUP | libc::EPOLLERR | libc::EPOLLHUP) as u32
+        && READABLE == (EPOLLIN | libc::EPOLLRDNORM) as u32
+        && WRITABLE == (EPOLLOUT | libc::EPOLLWRNORM | libc::EPOLLWRBAND) as u32
 );
