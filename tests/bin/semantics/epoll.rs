@@ -14,7 +14,7 @@ use crate::Case;
 use crate::role::{Pair, Role, await_events, drain, fill, receive_all, send_all, shown};
 use crate::sys::{self, Fd};
 
-use outside::{member_meanwhile, nested, nested_deep, polled};
+use outside::{member_meanwhile, nested, nested_deep, nested_quiet, polled};
 
 pub(crate) const CASES: &[Case] = &[
     Case::pair("level_triggered_events_repeat", level),
@@ -36,6 +36,7 @@ pub(crate) const CASES: &[Case] = &[
     ),
     Case::pair("exclusive_waiters_miss_nothing", exclusive),
     Case::pair("nested_epoll_is_readable_when_its_inside_is", nested),
+    Case::pair("nested_epoll_is_silent_while_its_inside_is", nested_quiet),
     Case::pair("epoll_is_polled_with_members_of_both_kinds", polled),
     Case::pair("epoll_inside_an_epoll_inside_an_epoll", nested_deep),
     Case::pair(

@@ -129,6 +129,17 @@ impl Epoll {
         }
     }
 
+    /// The kernel has said this of members. An instance among them may be readable to it for an old
+    /// event of ours only: that is taken, so that it is told once and not again and again.
+    pub(super) fn settle_nested(&self, said: &[epoll_event]) {
+        for inner in self.known_nested() {
+            let data = inner.data.load(Ordering::Relaxed);
+            if said.iter().any(|event| { event.u64 } == data) {
+                let _ = has_news(inner.number.load(Ordering::Relaxed));
+            }
+        }
+    }
+
     pub(super) fn has_nested_ready(&self) -> bool {
         let mut one = [epoll_event { events: 0, u64: 0 }; 1];
         self.nested_events(&mut one) > 0

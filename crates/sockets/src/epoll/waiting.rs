@@ -254,6 +254,9 @@ fn with_kernel_members(
 /// Sorts out what the kernel said, and tells the program of its own. Returns how many these are.
 fn sort(epoll: &Epoll, said: &mut [epoll_event], events: &mut [epoll_event]) -> usize {
     let kept = epoll.sort_kernel_events(said);
+    if kept > 0 && epoll.nested_count.load(Ordering::Relaxed) != 0 {
+        epoll.settle_nested(&said[..kept]);
+    }
     events[..kept].copy_from_slice(&said[..kept]);
     kept
 }

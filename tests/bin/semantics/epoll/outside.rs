@@ -136,6 +136,43 @@ pub(super) fn nested_deep(pair: &Pair) {
     pair.say("middle", now(middle));
 }
 
+/// Members with and without the end, and an ordinary one beside them. The first look may find an
+/// instance readable without cause: a doorbell was asked for by a look, and bytes have come since.
+pub(super) fn nested_quiet(pair: &Pair) {
+    if pair.server() {
+        for _ in 0..4 {
+            pair.step();
+            send_all(pair.fd, b"x");
+            pair.step();
+        }
+        return;
+    }
+    let (reading, _writing) = sys::pipe();
+    for events in [IN, IN | libc::EPOLLRDHUP] {
+        for has_pipe in [false, true] {
+            let looked = sys::recv(pair.fd, &mut [0; 4], libc::MSG_DONTWAIT);
+            pair.say("looked", looked);
+            pair.step();
+            pair.arrived(pair.fd, 1);
+            receive_all(pair.fd, &mut [0; 1]);
+            let inner = watching(pair, events);
+            let outer = sys::epoll_create();
+            if has_pipe {
+                sys::epoll_ctl(inner, ADD, reading, IN, 8).value();
+            }
+            sys::epoll_ctl(outer, ADD, inner, IN, 99).value();
+            now(outer);
+            for _ in 0..3 {
+                let waited = seen(&sys::epoll_wait(outer, 4, 5));
+                pair.say("silent", format!("{waited} {}", now(outer)));
+            }
+            sys::close(outer).value();
+            sys::close(inner).value();
+            pair.step();
+        }
+    }
+}
+
 pub(super) fn nested(pair: &Pair) {
     let inner = watching(pair, IN);
     let outer = sys::epoll_create();
