@@ -9,6 +9,7 @@ use toehold_channel::table::{FLAG_OFFLOAD, Mode, Reason};
 
 use crate::carrier::Carrier;
 use crate::connection::Connection;
+use crate::epoll::news;
 use crate::express::turns;
 use crate::offload::{awaiting, endings};
 use crate::{ahead, errno, peek_offset, pending, resets, service, settings, sys, unix};
@@ -43,7 +44,12 @@ pub(crate) fn set(connection: &Connection, level: i32, name: i32, value: Option<
             return errno::keep(|| peek_offset::set(connection, value.unwrap_or(-1)));
         }
         (libc::SOL_SOCKET, libc::SO_RCVLOWAT) if connection.end().is_some() => {
-            return value.is_some_and(|bytes| settings::set_low_water(connection, bytes));
+            let is_set = value.is_some_and(|bytes| settings::set_low_water(connection, bytes));
+            if is_set {
+                // The bytes that wait may be enough now (`tcp_set_rcvlowat` in net/ipv4/tcp.c).
+                errno::keep(|| news::nudge(connection));
+            }
+            return is_set;
         }
         (libc::SOL_SOCKET, libc::SO_RCVLOWAT) if value.is_some_and(|bytes| bytes > 1) => {
             errno::keep(|| service::retire(connection, Reason::Unsupported));

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::Case;
 use crate::role::{Pair, drain, receive_all, sample, send_all, shown};
+use crate::sleeper::Sleeper;
 use crate::sys;
 
 pub(crate) const CASES: &[Case] = &[
@@ -19,7 +20,28 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair("close_while_another_thread_receives", close_under_recv),
     Case::pair("two_threads_blocked_in_recv_are_both_served", both_blocked),
     Case::pair("thread_per_direction_by_epoll", epoll_threads),
+    Case::pair("fewer_bytes_to_wait_for_wake_a_thread", fewer_bytes),
 ];
+
+/// Another thread waits for more bytes than there are, until fewer are enough.
+fn fewer_bytes(pair: &Pair) {
+    if pair.server() {
+        pair.step();
+        send_all(pair.fd, b"ten bytes.");
+        pair.step();
+        return;
+    }
+    let enough = |bytes| sys::set_option(pair.fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, bytes);
+    pair.say("a thousand", enough(1000));
+    let epoll = sys::epoll_create();
+    sys::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, pair.fd, libc::EPOLLIN, 7).value();
+    let sleeper = Sleeper::start(move || sys::epoll_wait(epoll, 4, 5_000));
+    pair.step();
+    pair.arrived(pair.fd, 10);
+    pair.say("five", enough(5));
+    pair.say("woken", format!("{:?}", sleeper.result()));
+    pair.step();
+}
 
 fn read_while_write(pair: &Pair) {
     const ROUNDS: usize = 3000;
