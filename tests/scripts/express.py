@@ -870,6 +870,62 @@ def users(rounds=3):
     play(serve, ask)
 
 
+def late_options():
+    """Options of the listener are those of the connections that come later."""
+    wanted = [
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE),
+        (socket.IPPROTO_TCP, socket.TCP_NODELAY),
+        (socket.IPPROTO_TCP, 18),  # TCP_USER_TIMEOUT
+    ]
+
+    def serve(server, steps):
+        server.warm()
+        for level, name in wanted:
+            server.listener.setsockopt(level, name, 1)
+            steps.tell()
+            one = server.accept()
+            say(level, name, [one.getsockopt(*option) for option in wanted])
+            one.sendall(read_all(one, 5))
+            one.close()
+            server.warm()
+        server.stop()
+
+    def ask(port, steps):
+        warm(port)
+        for _ in wanted:
+            steps.hear()
+            warm(port, 1)
+            warm(port)
+
+    play(serve, ask)
+
+
+def told_once(rounds=6):
+    """`connect` without blocking, again after it has succeeded."""
+
+    def serve(server, steps):
+        for _ in range(rounds):
+            server.warm(2)
+        server.stop()
+
+    def ask(port, steps):
+        for _ in range(rounds):
+            one = socket.socket()
+            one.setblocking(False)
+            said = [one.connect_ex((HOST, port))]
+            select.select([], [one], [], WAIT_MAX)
+            said += [one.connect_ex((HOST, port)) for _ in range(3)]
+            say([errno.errorcode.get(number, number) for number in said])
+            NAMES.append(one.getsockname())
+            one.setblocking(True)
+            one.sendall(b"hello")
+            assert read_all(one, 5) == b"hello"
+            one.close()
+            warm(port, 1)
+
+    play(serve, ask)
+
+
 def inherited(rounds=3):
     """A program that a child executes has a socket that is connected afterwards."""
 
@@ -1278,6 +1334,8 @@ SCENARIOS = {
     "client_dies": client_dies,
     "forks": forks,
     "networks": networks,
+    "late_options": late_options,
+    "told_once": told_once,
     "users": users,
     "inherited": inherited,
     "returns": returns,

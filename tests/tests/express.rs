@@ -66,6 +66,7 @@ scenarios! {
     rights: a_used_carrier_is_passed_by_a_control_message,
     client_dies: what_a_dead_client_has_sent_is_accepted,
     forks: a_fork_retires_parked_carriers,
+    late_options: options_of_the_listener_are_those_of_later_connections,
     networks: a_carrier_stays_in_its_network_namespace,
     users: a_carrier_stays_its_users,
     inherited: a_socket_of_two_programs_is_the_kernels,

@@ -405,6 +405,9 @@ pub unsafe fn setsockopt(
         return result;
     }
     let result = unsafe { real::setsockopt(fd, level, name, value, len) };
+    if result == 0 && books::is_served(fd) {
+        errno::keep(|| listener::option_set(fd));
+    }
     if result == 0 && descriptors::is_noted(fd) {
         let is_delay = (level, name) == (libc::IPPROTO_TCP, libc::TCP_NODELAY) && len >= 4;
         let is_set = !is_delay || unsafe { value.cast::<c_int>().read_unaligned() } != 0;

@@ -230,6 +230,24 @@ fn go_on() {
     }
 }
 
+/// How often the program has set options of a listener that is served.
+static OPTIONS_SET: AtomicU32 = AtomicU32::new(0);
+
+/// Tells connections that were accepted with other options of the listener from each other.
+pub(super) fn options() -> u32 {
+    OPTIONS_SET.load(Ordering::Relaxed)
+}
+
+/// The program has set an option of `fd`. Connections have those that their listener has when they
+/// come, and carriers those of earlier ones.
+pub(crate) fn option_set(fd: i32) {
+    if is_served(fd) && may_act() {
+        let _held = LOCK.lock();
+        OPTIONS_SET.fetch_add(1, Ordering::Relaxed);
+        carriers::retire_unclaimed(Role::Accepting);
+    }
+}
+
 /// True while [`withdraw`] has something to do at some time.
 #[inline]
 pub(super) fn is_paused() -> bool {

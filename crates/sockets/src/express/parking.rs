@@ -123,10 +123,14 @@ pub(crate) fn park(connection: &Connection) -> bool {
     true
 }
 
-/// True when a carrier is not too old for another turn, and of the user that makes sockets now.
+/// True when a carrier is not too old for another turn, and is as a new connection would be: of the
+/// user that makes sockets now, or with the options of the listener.
 fn is_current(words: &Words, role: Role) -> bool {
-    let is_users = || words.user.load(Ordering::Relaxed) == spares::user();
-    carriers::is_young(words, sys::now_ns()) && (role == Role::Accepting || is_users())
+    let is_as_new = match role {
+        Role::Connecting => words.user.load(Ordering::Relaxed) == spares::user(),
+        Role::Accepting => words.listener_options.load(Ordering::Relaxed) == listener::options(),
+    };
+    is_as_new && carriers::is_young(words, sys::now_ns())
 }
 
 /// True when nothing speaks against parking the carrier, as far as can be seen without a lock.

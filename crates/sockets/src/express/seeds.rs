@@ -303,6 +303,8 @@ pub(crate) fn accepted(fd: i32, listener: i32) {
         let words = &connection.local.express;
         let options = connection.entry.tx_options.load(Ordering::Relaxed);
         words.first_options.store(options, Ordering::Relaxed);
+        let of_listener = super::listener::options();
+        words.listener_options.store(of_listener, Ordering::Relaxed);
         // SAFETY: a `sockaddr_storage` is longer, aligned, and has no bytes without a value.
         let bytes = unsafe { (&raw const remote).cast::<[u64; 4]>().read() };
         for (word, bytes) in words.remote.iter().zip(bytes) {

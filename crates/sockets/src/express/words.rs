@@ -40,6 +40,8 @@ pub(crate) struct Words {
     begins_kept: AtomicU32,
     /// 1 when the adapter is to hear what keeps the connection of this turn alive.
     pub(super) is_unsaid: AtomicU32,
+    /// The listener's options when the connection was accepted: a number of [`super::listener`].
+    pub(super) listener_options: AtomicU32,
     /// Options with which a turn begins, at the accepting end: those of the listener.
     pub(super) first_options: AtomicU32,
     /// Position of our ring where the turn began.
@@ -85,6 +87,7 @@ impl Words {
             &self.keepalive_set,
             &self.is_unsaid,
             &self.first_options,
+            &self.listener_options,
             &self.next,
             &self.previous,
         ] {
