@@ -67,6 +67,7 @@ scenarios! {
     client_dies: what_a_dead_client_has_sent_is_accepted,
     forks: a_fork_retires_parked_carriers,
     late_options: options_of_the_listener_are_those_of_later_connections,
+    told_once: a_connect_that_succeeded_is_told_once,
     networks: a_carrier_stays_in_its_network_namespace,
     users: a_carrier_stays_its_users,
     inherited: a_socket_of_two_programs_is_the_kernels,

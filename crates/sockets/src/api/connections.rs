@@ -22,13 +22,15 @@ pub unsafe fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_
     let mut to = (address, len);
     let beside;
     let is_readable = || addresses::is_readable(address, len);
-    if descriptors::kind(fd) == Kind::Connection
-        && is_readable()
-        && unsafe { disconnects(address, len) }
-        && Carrier::at(fd) != Some(Carrier::Unix)
-    {
-        errno::keep(|| let_go(fd));
-        return unsafe { real::connect(fd, address, len) };
+    if descriptors::kind(fd) == Kind::Connection && is_readable() {
+        if unsafe { disconnects(address, len) } {
+            if Carrier::at(fd) != Some(Carrier::Unix) {
+                errno::keep(|| let_go(fd));
+                return unsafe { real::connect(fd, address, len) };
+            }
+        } else if claiming::tells_success(fd) {
+            return 0;
+        }
     }
     if listener::are_any() && is_readable() && unsafe { disconnects(address, len) } {
         errno::keep(|| listener::closing(fd));

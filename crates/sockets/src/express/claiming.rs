@@ -9,14 +9,14 @@ use toehold_channel::doorbell::WakeWord;
 use toehold_channel::express::Event;
 use toehold_channel::layout::CAPACITY_LOG2_MIN;
 use toehold_channel::preamble::ConnectPreamble;
-use toehold_channel::table::{Entry, FLAG_NONBLOCK};
+use toehold_channel::table::{Entry, FLAG_NONBLOCK, FLAG_OFFLOAD, FLAG_UNTOLD};
 use toehold_stream::end::End;
 use toehold_stream::express::{Push, Queued, Turn};
 
 use super::carriers::{self, Role};
 use super::destinations::Destination;
 use super::{LOCK, books, listening, may_act, parking, returning, spares, turns, watch, words};
-use crate::connection::{Connection, Local};
+use crate::connection::{self, Connection, Local};
 use crate::descriptors::{
     self, FRESH_CLOEXEC, FRESH_KEPT, FRESH_NODELAY, FRESH_NONBLOCK, FRESH_V6,
 };
@@ -47,6 +47,18 @@ pub(crate) unsafe fn connect(
         return Some(-1);
     }
     Some(0)
+}
+
+/// True once for a connection on a used carrier whose `connect` has said that it is under way: the
+/// next one says that it has succeeded, and those behind it that it is connected
+/// (`__inet_stream_connect` in net/ipv4/af_inet.c).
+pub(crate) fn tells_success(fd: c_int) -> bool {
+    connection::at(fd).is_some_and(|connection| {
+        let flags = &connection.entry.flags;
+        let is_ours = |flags| flags & (FLAG_UNTOLD | FLAG_OFFLOAD) == FLAG_UNTOLD;
+        is_ours(flags.load(Ordering::Relaxed))
+            && is_ours(flags.fetch_and(!FLAG_UNTOLD, Ordering::Relaxed))
+    })
 }
 
 /// As [`connect`], of a connection that the engine is to make: its carrier leads to the relay, and
@@ -349,6 +361,9 @@ fn begin(
     };
     let connection = parking::begin_turn(carrier, fd, options);
     entry.pid.store(process::pid(), Ordering::Relaxed);
+    if nonblock && preamble.is_none() {
+        entry.flags.fetch_or(FLAG_UNTOLD, Ordering::Relaxed);
+    }
     let is_kept_alive =
         keepalive.is_some_and(|options| local.express.take_keepalive(connection.fd, &options));
     if is_kept_alive && preamble.is_some() {

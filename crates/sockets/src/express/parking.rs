@@ -11,7 +11,7 @@ use toehold_channel::express::Event;
 use toehold_channel::layout::SIDE_SEEN;
 use toehold_channel::table::{
     FLAG_ACCEPTED, FLAG_CONNECTING, FLAG_INHERITED, FLAG_NONBLOCK, FLAG_OFFLOAD, FLAG_PARKED,
-    FLAG_PINNED, FLAG_REFUSED, FLAG_SHUT_RX, FLAG_SHUT_TX, Mode,
+    FLAG_PINNED, FLAG_REFUSED, FLAG_SHUT_RX, FLAG_SHUT_TX, FLAG_UNTOLD, Mode,
 };
 use toehold_stream::end::End;
 
@@ -242,7 +242,9 @@ fn tell(parked: &Connection, end: &End<'_>) {
 /// A parked carrier begins to serve the program's connection at `fd`.
 pub(super) fn begin_turn(carrier: &Connection, fd: i32, options: u32) -> Connection {
     let (entry, local) = (carrier.entry, carrier.local);
-    entry.flags.fetch_and(!FLAG_PARKED, Ordering::Relaxed);
+    entry
+        .flags
+        .fetch_and(!(FLAG_PARKED | FLAG_UNTOLD), Ordering::Relaxed);
     entry.reason.store(0, Ordering::Relaxed);
     entry.tx_options.store(options, Ordering::Relaxed);
     entry.fd.store(fd as u32, Ordering::Relaxed);
