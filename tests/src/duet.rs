@@ -332,7 +332,7 @@ pub const DIFFERENCES_OF_RINGS: &[Difference] = &[
     Difference {
         case: "close_while_another_thread_receives",
         line: "",
-        reason: "a descriptor closed under a thread that sleeps in recv on it: \
+        reason: "a descriptor closed under a thread that sleeps in a call on it: \
                  that thread gets EBADF",
     },
     Difference {

@@ -41,7 +41,7 @@ enum Part {
 fn parts_ahead(connection: &Connection, end: &End<'_>) -> Result<[Option<Part>; AHEAD_MAX], i32> {
     // A switch is published before what follows it: of the bytes seen now, all that no record
     // speaks of are data.
-    let mut on_carrier = sys::bytes_waiting(connection.fd).max(0) as u64;
+    let mut on_carrier = sys::bytes_waiting(connection.number()).max(0) as u64;
     let ahead = end
         .ahead()
         .map_err(|fault| fault_of_peer(connection, fault))?;
@@ -174,6 +174,6 @@ unsafe fn peek_behind(
     let list = &mut list[..SCRATCHES + count];
     let flags = flags & libc::MSG_CMSG_CLOEXEC | libc::MSG_PEEK | libc::MSG_DONTWAIT;
     // SAFETY: the list names `scratch` and parts of the program's buffers.
-    let result = unsafe { control.receive(connection.fd, list, flags) };
+    let result = unsafe { control.receive(connection.number(), list, flags) };
     usize::try_from(result).map_or(0, |seen| seen.saturating_sub(passed))
 }

@@ -173,8 +173,8 @@ fn read_all(connection: &Connection) -> *mut Kept {
         let flags = libc::MSG_DONTWAIT;
         // SAFETY: the part is inside the mapping, here and in the kernel's own call.
         let got = unsafe {
-            receive(connection, &part, flags, || {
-                real::recv(connection.fd, at.cast(), room, flags)
+            receive(connection, &part, flags, |fd| {
+                real::recv(fd, at.cast(), room, flags)
             })
         };
         if got > 0 {

@@ -1,7 +1,7 @@
 //! A tracked connection: its entry in the family's table, which is shared over fork, and this
 //! process's own words beside it (mappings, sleepers).
 
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use toehold_channel::table::{COMMAND_NONE, Entry, EntryState, FLAG_NONBLOCK, Reason};
 use toehold_stream::attachment::{self, Attachment};
@@ -11,7 +11,10 @@ use crate::chunks::Chunks;
 use crate::express::words::Words;
 use crate::orderings::PINNED;
 use crate::pairs::Pair;
-use crate::{descriptors, holders, lock, sys, table, wait};
+use crate::{descriptors, errno, holders, lock, process, sys, table, wait};
+
+/// No descriptor: the kernel says `EBADF`, and `poll(2)` says `POLLNVAL`.
+const NO_NUMBER: i32 = i32::MAX;
 
 static LOCALS: Chunks<Local, { table::CHUNK_LOG2 }, { table::CHUNKS }> = Chunks::new();
 
@@ -37,6 +40,11 @@ pub(crate) struct Local {
     pub(crate) tx_in_flight: AtomicU32,
     /// Descriptors of this process that refer to it.
     pub(crate) descriptors: AtomicU32,
+    /// The thread that is closing one of them, by its thread pointer, or 0.
+    closer: AtomicUsize,
+    /// The connection whose place it has taken, number and generation in one word, or 0. See
+    /// [`Connection::continues`].
+    continues: AtomicU64,
     /// First of its epoll registrations, 0 for none.
     pub(crate) registrations: AtomicU32,
     /// Held while that list, or which of its members are ours to answer, changes.
@@ -59,9 +67,38 @@ pub(crate) struct Local {
 }
 
 impl Local {
+    /// True in a thread that is closing a descriptor of it, whose number is forgotten already.
+    #[inline]
+    fn is_closed_here(&self) -> bool {
+        self.closer.load(Ordering::Relaxed) == errno::thread()
+    }
+
+    /// This thread is about to forget a number that is still open, and calls `work` then.
+    pub(crate) fn closing<T>(&self, work: impl FnOnce() -> T) -> T {
+        // Relaxed: of interest to this thread alone.
+        let me = errno::thread();
+        let outer = self.closer.swap(me, Ordering::Relaxed);
+        let out = work();
+        // Another thread may be closing the next connection in this place by now. A handler that
+        // closes interrupts its thread's own close.
+        if outer != me {
+            let closer = &self.closer;
+            let _ = closer.compare_exchange(me, 0, Ordering::Relaxed, Ordering::Relaxed);
+        }
+        out
+    }
+
+    /// Another connection begins here.
+    pub(crate) fn continue_nothing(&self) {
+        self.continues.store(0, Ordering::Relaxed);
+    }
+
     /// After fork: the threads that were inside calls are the parent's.
     pub(crate) fn forget_threads(&self) {
         self.attachment.forget_threads();
+        if self.closer.load(Ordering::Relaxed) != 0 {
+            self.closer.store(0, Ordering::Relaxed);
+        }
         for count in [&self.rx_in_flight, &self.tx_in_flight] {
             // Looked at before: most pages of a child stay as they are.
             if count.load(Ordering::Relaxed) != 0 {
@@ -120,17 +157,18 @@ impl Connection {
         match descriptors::connection_at(self.fd) {
             Some(named) if named == (self.index, self.generation) => Some(self.fd),
             None if self.local.express.high() == Some(self.fd) => Some(self.fd),
-            // The number is forgotten before the last close.
-            None if self.local.descriptors.load(Ordering::Relaxed) == 0 => Some(self.fd),
+            // The number is forgotten before it is closed.
+            None if self.local.is_closed_here() || !process::is_started() => Some(self.fd),
             _ => descriptors::descriptor_of_connection(self.index, self.generation),
         }
     }
 
-    /// As [`Connection::carrier`], or the number with which the call began: the kernel refuses that
-    /// one, or another thread has closed the connection under this one.
+    /// As [`Connection::carrier`], for a call of the kernel's. One that moves bytes, or changes the
+    /// socket, is made under a lock of the connection's, unless it is the first of the program's
+    /// call: [`crate::closing`] passes through these locks before a number is anybody else's.
     #[inline]
-    pub(crate) fn carrier_or_number(&self) -> i32 {
-        self.carrier().unwrap_or(self.fd)
+    pub(crate) fn number(&self) -> i32 {
+        self.carrier().unwrap_or(NO_NUMBER)
     }
 
     /// True when the descriptor still names this connection.
@@ -138,6 +176,24 @@ impl Connection {
     pub(crate) fn is_current(&self) -> bool {
         // Acquire pairs with the Release store in `tracking::track`.
         self.entry.generation.load(Ordering::Acquire) == self.generation
+    }
+
+    /// True when the program knows this connection and `before` for one: the library has replaced
+    /// its socket ([`crate::express`]). Calls that began on the one go on with the other.
+    pub(crate) fn continues(&self, before: &Connection) -> bool {
+        // Acquire pairs with the Release store in `continue_from`.
+        self.local.continues.load(Ordering::Acquire) == before.word()
+    }
+
+    /// From here on it does.
+    pub(crate) fn continue_from(&self, before: &Connection) {
+        // Release pairs with the Acquire load in `continues`.
+        self.local.continues.store(before.word(), Ordering::Release);
+    }
+
+    /// Never 0: an index has fewer bits.
+    fn word(&self) -> u64 {
+        u64::from(self.generation) << 32 | u64::from(!self.index)
     }
 
     /// Its generation as the adapter knows it.

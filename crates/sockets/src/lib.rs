@@ -55,6 +55,7 @@ mod express;
 mod family;
 mod fast_path;
 pub mod faults;
+mod going_on;
 mod handover;
 mod holders;
 mod kept;

@@ -54,13 +54,13 @@ pub(crate) fn before_sleep(
         if wait::budget_ns(&local.spin) != ENDLESS_NS {
             break Looked::Nothing;
         }
-        let seen = sys::poll_now(connection.fd, events);
+        let seen = sys::poll_now(connection.number(), events);
         if seen != 0 {
             break Looked::Carrier(seen);
         }
         if since_ns == 0 {
             since_ns = sys::now_ns();
-        } else if timed_out(connection.fd, option, since_ns) {
+        } else if timed_out(connection.number(), option, since_ns) {
             return Err(libc::EAGAIN);
         }
     };

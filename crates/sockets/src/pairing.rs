@@ -103,6 +103,10 @@ fn worth(flags: u32) -> Worth {
 
 #[cold]
 pub(crate) fn consider(connection: &Connection) {
+    if connection.carrier() != Some(connection.fd) {
+        // Another thread has closed the number under the call, and it may be anybody's.
+        return;
+    }
     if withheld::gives_back(connection) {
         return;
     }

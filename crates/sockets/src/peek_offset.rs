@@ -55,7 +55,7 @@ pub(crate) fn set(connection: &Connection, offset: i32) -> bool {
 }
 
 fn turn_off(connection: &Connection) -> bool {
-    sys::setsockopt_int(connection.fd, libc::SOL_SOCKET, libc::SO_PEEK_OFF, -1) >= 0
+    sys::setsockopt_int(connection.number(), libc::SOL_SOCKET, libc::SO_PEEK_OFF, -1) >= 0
 }
 
 /// `count` bytes were taken from the carrier. The caller holds the receive lock.
@@ -70,6 +70,11 @@ pub(crate) fn restore(connection: &Connection) {
     if let Some(offset) = get(connection) {
         connection.entry.rx_peek.store(0, Ordering::Relaxed);
         let offset = i32::try_from(offset).unwrap_or(i32::MAX);
-        sys::setsockopt_int(connection.fd, libc::SOL_SOCKET, libc::SO_PEEK_OFF, offset);
+        sys::setsockopt_int(
+            connection.number(),
+            libc::SOL_SOCKET,
+            libc::SO_PEEK_OFF,
+            offset,
+        );
     }
 }

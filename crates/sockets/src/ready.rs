@@ -37,7 +37,7 @@ pub(crate) fn events(connection: &Connection, end: &End<'_>, interest: i16) -> i
         ready |= outgoing(connection, end);
     }
     if interest & POLLPRI != 0 && entry.rx_hints.load(Ordering::Relaxed) & HINT_LOOK != 0 {
-        ready |= sys::poll_now(connection.fd, POLLPRI) & POLLPRI;
+        ready |= sys::poll_now(connection.number(), POLLPRI) & POLLPRI;
     }
     ready & (interest | POLLERR | POLLHUP)
 }
@@ -96,7 +96,7 @@ fn outgoing(connection: &Connection, end: &End<'_>) -> i16 {
             Credit::WentDown => {}
         }
     }
-    sys::poll_now(connection.fd, POLLOUT) & POLLOUT
+    sys::poll_now(connection.number(), POLLOUT) & POLLOUT
 }
 
 /// [`End::incoming`], behind the doorbells that have come and stand in between: left there they
@@ -109,7 +109,7 @@ fn incoming(connection: &Connection, end: &End<'_>) -> Result<Incoming, Fault> {
         let Incoming::Skip { bytes } = next else {
             break;
         };
-        let here = sys::bytes_waiting(connection.fd).max(0) as u64;
+        let here = sys::bytes_waiting(connection.number()).max(0) as u64;
         if here == 0 || doorbells::skip(connection, bytes.min(here)) == 0 {
             break;
         }
@@ -143,7 +143,7 @@ fn slow_incoming(connection: &Connection, end: &End<'_>) -> i16 {
     // Of a turn that the peer has ended, the carrier tells nothing.
     let is_over = hinted && !on_carrier && turns::is_over(connection, end);
     if on_carrier || hinted && !is_over {
-        let mut kernel = sys::poll_now(connection.fd, POLLIN | POLLRDHUP);
+        let mut kernel = sys::poll_now(connection.number(), POLLIN | POLLRDHUP);
         if kernel & POLLERR != 0 && was_closed_cleanly(connection, end) {
             // An end in order leaves a TCP socket half open, and a Unix socket not.
             kernel = match Carrier::of(connection) {

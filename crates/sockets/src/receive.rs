@@ -15,6 +15,7 @@ use crate::carrier::Carrier as Kind;
 use crate::connection::{self, Connection, HINT_EOF, HINT_LOOK};
 use crate::control_messages::Control;
 use crate::express::{returning, turns};
+use crate::going_on::by_kernel;
 use crate::offload::liveness::say_what_is_set;
 use crate::offload::{awaiting, endings};
 use crate::receive::waiting::{Waits, arm_for_unknown_wait, wait_for_bytes};
@@ -53,13 +54,23 @@ pub(crate) unsafe fn receive(
     connection: &Connection,
     parts: &[iovec],
     flags: i32,
-    kernel: impl Fn() -> isize,
+    kernel: impl Fn(i32) -> isize,
 ) -> isize {
     // SAFETY: the caller's promise.
-    unsafe { receive_message(connection, parts, &mut Control::none(), flags, kernel) }
+    unsafe {
+        receive_message(
+            connection,
+            parts,
+            &mut Control::none(),
+            flags,
+            false,
+            kernel,
+        )
+    }
 }
 
-/// As [`receive`], with control messages.
+/// As [`receive`], with control messages; `has_begun` when the program's call has slept before, or
+/// has moved bytes.
 ///
 /// # Safety
 /// `parts` and `control` are writable.
@@ -69,20 +80,24 @@ pub(crate) unsafe fn receive_message(
     parts: &[iovec],
     control: &mut Control,
     flags: i32,
-    kernel: impl Fn() -> isize,
+    has_begun: bool,
+    kernel: impl Fn(i32) -> isize,
 ) -> isize {
     let mut now;
     let mut connection = connection;
+    let mut has_begun = has_begun;
     loop {
         let flags = Kind::of(connection).receive_flags(flags);
-        match begin_host_receive(connection, flags) {
+        match begin_host_receive(connection, flags, &mut has_begun) {
             Err(error) => return errno::result(Err(error)),
             Ok(true) => {
-                let result = kernel();
+                let result = by_kernel(connection, has_begun, &kernel);
                 finish_host_receive(connection, result, flags);
                 return endings::correct(connection, result, endings::receive_error);
             }
-            Ok(false) if flags & libc::MSG_ERRQUEUE != 0 => return kernel(),
+            Ok(false) if flags & libc::MSG_ERRQUEUE != 0 => {
+                return by_kernel(connection, has_begun, &kernel);
+            }
             Ok(false) => {}
         }
         if flags & libc::MSG_PEEK != 0 {
@@ -96,9 +111,11 @@ pub(crate) unsafe fn receive_message(
         if let Some(result) = unsafe { receive_attached(connection, parts, control, flags) } {
             return result;
         }
+        has_begun = true;
         if !connection.is_current() {
-            // It is another in our books, at the same number: as in `send::transmit_message`.
-            let Some(another) = connection::at(connection.fd) else {
+            // As in `send::transmit_message`.
+            let another = connection::at(connection.fd);
+            let Some(another) = another.filter(|another| another.continues(connection)) else {
                 return errno::result(Err(libc::EBADF));
             };
             now = another;
@@ -108,12 +125,16 @@ pub(crate) unsafe fn receive_message(
 }
 
 /// Enters a kernel receive on the host path; false when the connection has a channel and must be
-/// used through it.
+/// used through it. `has_begun` is set when the call has slept.
 ///
 /// # Errors
 /// The program's call fails with it.
 #[inline]
-fn begin_host_receive(connection: &Connection, flags: i32) -> Result<bool, i32> {
+fn begin_host_receive(
+    connection: &Connection,
+    flags: i32,
+    has_begun: &mut bool,
+) -> Result<bool, i32> {
     let (entry, local) = (connection.entry, connection.local);
     if local.attachment.has_region() {
         return Ok(false);
@@ -123,7 +144,7 @@ fn begin_host_receive(connection: &Connection, flags: i32) -> Result<bool, i32> 
         errno::keep(|| pairing::consider(connection));
     }
     if entry.flags.load(Ordering::Relaxed) & (FLAG_CONNECTING | FLAG_REFUSED) != 0 {
-        awaiting::before_transfer(connection, flags)?;
+        *has_begun |= awaiting::before_transfer(connection, flags)?;
     }
     // `pairing::attach` sees our count, or we see its region.
     Ok(local.attachment.begin_host_call(&local.rx_in_flight))
@@ -133,7 +154,9 @@ fn begin_host_receive(connection: &Connection, flags: i32) -> Result<bool, i32> 
 #[inline]
 fn finish_host_receive(connection: &Connection, result: isize, flags: i32) {
     let entry = connection.entry;
-    if result > 0 && flags & (libc::MSG_PEEK | libc::MSG_ERRQUEUE | libc::MSG_OOB) == 0 {
+    // The connection may have been closed under the call.
+    let is_its = result > 0 && connection.is_current();
+    if is_its && flags & (libc::MSG_PEEK | libc::MSG_ERRQUEUE | libc::MSG_OOB) == 0 {
         entry.rx_carrier.fetch_add(result as u64, Ordering::Relaxed);
     }
     let local = connection.local;
@@ -141,7 +164,7 @@ fn finish_host_receive(connection: &Connection, result: isize, flags: i32) {
     waits::after_call(local, result);
     if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
         connection.pin(Reason::Unsupported);
-    } else if result > 0 {
+    } else if is_its {
         pairing::after_host_call(connection, result as u64);
     }
 }
@@ -171,8 +194,21 @@ unsafe fn receive_by_steps(
     if flags & libc::MSG_OOB != 0 {
         // Urgent data never travels in a ring: the sender went down for it.
         let part = parts.first().ok_or(libc::EINVAL)?;
+        let Some(_held) = lock::lock(&entry.rx_lock) else {
+            return Err(libc::EAGAIN);
+        };
+        if connection.end().is_none() || !connection.is_current() {
+            return Err(errno::LEFT_CHANNEL);
+        }
         // SAFETY: the caller's promise.
-        let result = unsafe { sys::recv(connection.fd, part.iov_base.cast(), part.iov_len, flags) };
+        let result = unsafe {
+            sys::recv(
+                connection.number(),
+                part.iov_base.cast(),
+                part.iov_len,
+                flags,
+            )
+        };
         return sys::answer(result);
     }
     let total = buffers::total(parts).ok_or(libc::EINVAL)?;
@@ -241,7 +277,8 @@ unsafe fn receive_by_steps(
                         if ended {
                             return Ok(moved);
                         }
-                        let seen = sleep_until(connection.fd, libc::POLLRDHUP, LOOK_AGAIN_NS)?;
+                        let seen =
+                            sleep_until(connection.number(), libc::POLLRDHUP, LOOK_AGAIN_NS)?;
                         ended = seen.is_some();
                         continue;
                     }
@@ -386,7 +423,7 @@ unsafe fn step(
                 }
                 seen = Carrier::Unseen;
             }
-            Next::Look if skip > 0 && sys::is_at_mark(connection.fd) => {
+            Next::Look if skip > 0 && sys::is_at_mark(connection.number()) => {
                 // tcp(7): a receive that has some bytes stops at the urgent mark.
                 return Ok(Step::End);
             }
@@ -426,7 +463,7 @@ unsafe fn from_carrier(
     let flags = flags & OF_CARRIER | libc::MSG_DONTWAIT;
     let window = &mut window[..count];
     // SAFETY: the window names parts of the program's buffers.
-    let result = unsafe { control.receive(connection.carrier_or_number(), window, flags) };
+    let result = unsafe { control.receive(connection.number(), window, flags) };
     if result > 0 {
         if flags & libc::MSG_PEEK == 0 {
             let taken = &connection.entry.rx_carrier;
@@ -457,7 +494,7 @@ fn count_peeked(fd: i32, limit: usize) -> isize {
 /// # Errors
 /// An error that the kernel reports, or reported before, when no byte comes before it.
 fn look_at_data(connection: &Connection, end: &End<'_>, want: usize) -> Result<Carrier, i32> {
-    let waiting = sys::bytes_waiting(connection.fd);
+    let waiting = sys::bytes_waiting(connection.number());
     if waiting > 0 {
         return Ok(Carrier::Waiting(waiting as u64));
     }
@@ -468,7 +505,7 @@ fn look_at_data(connection: &Connection, end: &End<'_>, want: usize) -> Result<C
     // SAFETY: `byte` is writable for one byte.
     let result = unsafe {
         sys::recv(
-            connection.fd,
+            connection.number(),
             &mut byte,
             1,
             libc::MSG_PEEK | libc::MSG_DONTWAIT,
@@ -476,7 +513,7 @@ fn look_at_data(connection: &Connection, end: &End<'_>, want: usize) -> Result<C
     };
     match result {
         // At an urgent mark the kernel counts nothing and yet has bytes.
-        1.. => Ok(match count_peeked(connection.fd, want) {
+        1.. => Ok(match count_peeked(connection.number(), want) {
             counted @ 1.. => Carrier::Waiting(counted as u64),
             _ => Carrier::Unseen,
         }),
@@ -540,7 +577,7 @@ fn look_at_carrier(connection: &Connection, end: &End<'_>) -> Result<Option<Step
     // SAFETY: `byte` is writable for one byte.
     let result = unsafe {
         sys::recv(
-            connection.fd,
+            connection.number(),
             &mut byte,
             1,
             libc::MSG_PEEK | libc::MSG_DONTWAIT,
@@ -568,7 +605,7 @@ fn look_at_carrier(connection: &Connection, end: &End<'_>) -> Result<Option<Step
             Ok(Some(Step::End))
         }
         1.. if more || (drained && !doorbells::are_needed(connection)) => Ok(None),
-        1.. if sys::poll_now(connection.fd, libc::POLLRDHUP) != 0 => {
+        1.. if sys::poll_now(connection.number(), libc::POLLRDHUP) != 0 => {
             // The end stands behind doorbells that are kept for other sleepers. It wakes them all
             // by itself.
             doorbells::discard(connection, end);

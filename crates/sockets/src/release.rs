@@ -95,13 +95,13 @@ fn end_channel(connection: &Connection, end: &End<'_>) {
     }
     let clean = unread == Some(false)
         && tx.is_some()
-        && sys::bytes_waiting(connection.fd) <= 0
+        && sys::bytes_waiting(connection.number()) <= 0
         && !resets::are_wanted(connection);
     end.close(clean);
     if unread == Some(true) && Carrier::of(connection).has_linger() {
         // RFC 1122, 4.2.2.13: closing with received data pending sends a reset, "to show that data
         // was lost".
-        sys::set_linger(connection.fd, [1, 0]);
+        sys::set_linger(connection.number(), [1, 0]);
     }
     direction::notify_of_end(connection, end);
 }

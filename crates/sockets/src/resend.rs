@@ -21,7 +21,7 @@ pub(crate) fn send(connection: &Connection, end: &End<'_>, unread: Unread) {
     };
     for (at, len) in stretches {
         if !send_all(connection, end, end.ring_out().wrapping_add(at), len) {
-            sys::disconnect(connection.fd);
+            sys::disconnect(connection.number());
             return;
         }
     }
@@ -32,7 +32,7 @@ fn send_all(connection: &Connection, end: &End<'_>, from: *mut u8, len: usize) -
     let mut done = 0;
     while done < len {
         let sent = unix::counted(connection, end, || {
-            let (fd, from) = (connection.carrier_or_number(), from.wrapping_add(done));
+            let (fd, from) = (connection.number(), from.wrapping_add(done));
             // SAFETY: inside our ring, by `End::unread`.
             let result = unsafe { sys::send_shared_now(fd, from, len - done) };
             let count = &connection.entry.tx_carrier;

@@ -20,7 +20,7 @@ pub(crate) fn fault_of_peer(connection: &Connection, fault: Fault) -> i32 {
     unsafe {
         sys::raw(
             libc::SYS_shutdown,
-            connection.fd as usize,
+            connection.number() as usize,
             libc::SHUT_RDWR as usize,
             0,
             0,
@@ -45,7 +45,7 @@ pub(crate) fn are_wanted(connection: &Connection) -> bool {
     if !Carrier::of(connection).has_linger() {
         return false;
     }
-    sys::getsockopt::<[i32; 2]>(connection.fd, libc::SOL_SOCKET, libc::SO_LINGER)
+    sys::getsockopt::<[i32; 2]>(connection.number(), libc::SOL_SOCKET, libc::SO_LINGER)
         .is_ok_and(|[on, seconds]| on != 0 && seconds == 0)
 }
 

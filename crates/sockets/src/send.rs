@@ -13,6 +13,7 @@ use crate::connection::{self, Connection};
 use crate::direction::{self, Credit};
 use crate::epoll::news;
 use crate::express::{returning, turns, unseen};
+use crate::going_on::by_kernel;
 use crate::offload::liveness::say_what_is_set;
 use crate::offload::{awaiting, endings};
 use crate::resets::fault_of_peer;
@@ -37,10 +38,24 @@ pub(crate) unsafe fn transmit(
     connection: &Connection,
     parts: &[iovec],
     flags: i32,
-    kernel: impl Fn() -> isize,
+    kernel: impl Fn(i32) -> isize,
 ) -> isize {
     // SAFETY: the caller's promise.
-    unsafe { transmit_message(connection, parts, NO_CONTROL, flags, kernel) }
+    unsafe { transmit_message(connection, parts, NO_CONTROL, flags, false, kernel) }
+}
+
+/// As [`transmit`], for a part of a program's call that has begun: it has slept, or moved bytes.
+///
+/// # Safety
+/// `parts` are readable.
+pub(crate) unsafe fn transmit_more(
+    connection: &Connection,
+    parts: &[iovec],
+    flags: i32,
+    kernel: impl Fn(i32) -> isize,
+) -> isize {
+    // SAFETY: the caller's promise.
+    unsafe { transmit_message(connection, parts, NO_CONTROL, flags, true, kernel) }
 }
 
 /// Control messages of a program's message: their address and length.
@@ -48,7 +63,7 @@ pub(crate) type Control = (*mut c_void, usize);
 const NO_CONTROL: Control = (core::ptr::null_mut(), 0);
 
 /// As [`transmit`], with control messages, which go to the kernel with the first byte. The
-/// connection is pinned to its carrier.
+/// connection is pinned to its carrier. `has_begun` is as in [`transmit_more`].
 ///
 /// # Safety
 /// `parts` and `control` are readable.
@@ -58,19 +73,22 @@ pub(crate) unsafe fn transmit_message(
     parts: &[iovec],
     control: Control,
     flags: i32,
-    kernel: impl Fn() -> isize,
+    has_begun: bool,
+    kernel: impl Fn(i32) -> isize,
 ) -> isize {
     let mut now;
     let mut connection = connection;
+    let mut has_begun = has_begun;
     loop {
         let state = connection.entry.flags.load(Ordering::Relaxed);
         if state & (FLAG_CONNECTING | FLAG_REFUSED | FLAG_OFFLOAD) != 0 {
-            if let Err(error) = look_at_engine(connection, state, flags) {
-                return errno::result(Err(error));
+            match look_at_engine(connection, state, flags) {
+                Ok(has_slept) => has_begun |= has_slept,
+                Err(error) => return errno::result(Err(error)),
             }
         }
         if begin_host_send(connection).is_some() {
-            let result = kernel();
+            let result = by_kernel(connection, has_begun, &kernel);
             waits::after_call(connection.local, result);
             finish_host_send(connection, result);
             if flags & (libc::MSG_OOB | libc::MSG_ZEROCOPY | libc::MSG_FASTOPEN) != 0 {
@@ -82,10 +100,12 @@ pub(crate) unsafe fn transmit_message(
         if let Some(result) = unsafe { transmit_attached(connection, parts, control, flags) } {
             return result;
         }
+        has_begun = true;
         if !connection.is_current() {
-            // It is another in our books, at the same number. A loop, because a function that calls
-            // itself is not inlined, and every call on the host path would pay for that.
-            let Some(another) = connection::at(connection.fd) else {
+            // It may be another in our books, at the same number. A loop, because a function that
+            // calls itself is not inlined, and every call on the host path would pay for that.
+            let another = connection::at(connection.fd);
+            let Some(another) = another.filter(|another| another.continues(connection)) else {
                 return errno::result(Err(libc::EBADF));
             };
             now = another;
@@ -94,13 +114,15 @@ pub(crate) unsafe fn transmit_message(
     }
 }
 
-/// Before a send on a connection that an engine carries, or may come to carry.
+/// Before a send on a connection that an engine carries, or may come to carry: true when it has
+/// slept.
 ///
 /// # Errors
 /// The program's call fails with it.
-fn look_at_engine(connection: &Connection, state: u32, flags: i32) -> Result<(), i32> {
+fn look_at_engine(connection: &Connection, state: u32, flags: i32) -> Result<bool, i32> {
+    let mut has_slept = false;
     if state & (FLAG_CONNECTING | FLAG_REFUSED) != 0 {
-        awaiting::before_transfer(connection, flags)?;
+        has_slept = awaiting::before_transfer(connection, flags)?;
     }
     if state & FLAG_OFFLOAD != 0
         && connection.entry.tx_mode.load(Ordering::Relaxed) == Mode::Carrier as u32
@@ -109,7 +131,7 @@ fn look_at_engine(connection: &Connection, state: u32, flags: i32) -> Result<(),
             return Err(error);
         }
     }
-    Ok(())
+    Ok(has_slept)
 }
 
 /// Rings cannot express what `flags` ask for; nor can the engine mark urgent data, which is told.
@@ -143,12 +165,14 @@ pub(crate) fn begin_host_send(connection: &Connection) -> Option<()> {
 #[inline]
 pub(crate) fn finish_host_send(connection: &Connection, result: isize) {
     let entry = connection.entry;
-    if result > 0 {
+    // The connection may have been closed under the call.
+    let is_its = result > 0 && connection.is_current();
+    if is_its {
         entry.tx_carrier.fetch_add(result as u64, Ordering::Relaxed);
     }
     let local = connection.local;
     local.attachment.end_host_call(&local.tx_in_flight);
-    if result > 0 {
+    if is_its {
         pairing::after_host_call(connection, result as u64);
     }
 }
@@ -292,7 +316,7 @@ pub(crate) fn carry(
                         Err(libc::EAGAIN)
                     };
                 }
-                match waiting::wait_for_kernel(connection.fd, &mut deadline) {
+                match waiting::wait_for_kernel(connection.number(), &mut deadline) {
                     Ok(()) => {}
                     Err(_) if done > 0 => return Ok(done),
                     Err(error) => return Err(error),
@@ -427,7 +451,7 @@ unsafe fn to_carrier(
     let sent = unix::counted(connection, end, || {
         // SAFETY: the window names parts of the program's buffers, and so does `control`. SIGPIPE
         // comes from the kernel, unless the flags forbid it.
-        let result = unsafe { sys::sendmsg(connection.carrier_or_number(), &message, flags) };
+        let result = unsafe { sys::sendmsg(connection.number(), &message, flags) };
         let sent = sys::answer(result);
         let count = &connection.entry.tx_carrier;
         count.fetch_add(sent.unwrap_or(0) as u64, Ordering::Relaxed);
@@ -439,7 +463,7 @@ unsafe fn to_carrier(
             if flags & FLAG_OFFLOAD == 0 && turns::is_over(connection, end) {
                 // The peer's program has closed the connection: its kernel would have answered with
                 // a reset, and the next send meets that. (An engine's remote has only finished.)
-                sys::shutdown(connection.carrier_or_number(), libc::SHUT_RDWR);
+                sys::shutdown(connection.number(), libc::SHUT_RDWR);
             }
             Ok(Turn::Sent(sent))
         }

@@ -174,7 +174,7 @@ pub(crate) fn leave_ring(connection: &Connection, reason: Reason) -> bool {
             .inside()
             .is_some_and(|end| end.tx_mode() != Mode::Carrier)
         {
-            sys::disconnect(connection.fd);
+            sys::disconnect(connection.number());
         }
         return false;
     };
@@ -255,7 +255,7 @@ pub(crate) fn quiesce(connection: &Connection, reason: Reason) {
     end.ours().wake.abandoned.store(1, SIDE_TOLD);
     if unread {
         // With what has come on the carrier since: it is behind what is lost.
-        sys::disconnect(connection.fd);
+        sys::disconnect(connection.number());
     }
 }
 

@@ -90,6 +90,7 @@ fn reset(entry: &Entry, local: &Local) {
     local.offered.store(null_mut(), Ordering::Relaxed);
     clear!(local: registrations, asked_epoch, shown_at, shown_epoch, waits);
     clear!(local: carrier_seen_ns, over_since_ns);
+    local.continue_nothing();
     local.express.reset();
     local.spin.reset();
 }

@@ -9,11 +9,13 @@ use toehold_stream::end::End;
 
 use crate::carrier::Carrier;
 use crate::connection::Connection;
+use crate::control_messages::Control;
+use crate::going_on::by_kernel;
 use crate::offload::endings;
 use crate::offload::liveness::say_what_is_set;
-use crate::receive::receive;
+use crate::receive::receive_message;
 use crate::resets::fault_of_peer;
-use crate::send::{self, Turn, begin_host_send, finish_host_send, transmit};
+use crate::send::{self, Turn, begin_host_send, finish_host_send, transmit_more};
 use crate::sleep::sleep_until;
 use crate::{direction, doorbells, errno, leaving, poll, real, sys, unix};
 
@@ -29,17 +31,17 @@ pub(crate) unsafe fn sendfile(
     input: i32,
     offset: *mut off_t,
     count: usize,
-    kernel: impl Fn() -> isize,
+    kernel: impl Fn(i32) -> isize,
 ) -> isize {
     if begin_host_send(connection).is_some() {
-        let result = kernel();
+        let result = kernel(connection.fd);
         finish_host_send(connection, result);
         return result;
     }
     if offset.is_null() && sys::seek_from_here(input, 0) < 0 {
         // A pipe or a socket: the kernel refuses it, and moves nothing (fs/splice.c,
         // `splice_direct_to_actor`).
-        return kernel();
+        return kernel(connection.fd);
     }
     let mut buffer = [core::mem::MaybeUninit::<u8>::uninit(); TURN_BYTES];
     let mut done = 0usize;
@@ -79,8 +81,7 @@ pub(crate) unsafe fn sendfile(
             iov_len: got as usize,
         };
         // SAFETY: the first `got` bytes of `buffer` were just written.
-        let sent =
-            unsafe { transmit(connection, &[part], 0, || kernel_send(connection.fd, &part)) };
+        let sent = unsafe { transmit_more(connection, &[part], 0, |fd| kernel_send(fd, &part)) };
         let moved = sent.max(0);
         match &mut position {
             Some(at) => *at += moved as off_t,
@@ -111,22 +112,24 @@ pub(crate) fn splice_in(
     pipe: i32,
     len: usize,
     flags: u32,
-    kernel: impl Fn() -> isize,
+    kernel: impl Fn(i32) -> isize,
 ) -> isize {
+    let mut has_begun = false;
     loop {
         if begin_host_send(connection).is_some() {
-            let result = kernel();
+            let result = by_kernel(connection, has_begun, &kernel);
             finish_host_send(connection, result);
             return endings::correct(connection, result, endings::send_error);
         }
         if !is_splice(pipe, len, flags) {
-            return kernel();
+            return by_kernel(connection, has_begun, &kernel);
         }
         let result = pipe_has_bytes(pipe, flags).and_then(|has_bytes| match has_bytes {
             false => Ok(None),
             true if connection.nonblocking() => pipe_to_ring(connection, pipe, len, flags),
             true => pipe_by_buffer(connection, pipe, len).map(Some),
         });
+        has_begun = true;
         if connection
             .entry
             .tx_mode
@@ -228,7 +231,7 @@ fn pipe_to_carrier(
     flags: u32,
 ) -> Result<Turn, i32> {
     let spliced = unix::counted(connection, end, || {
-        let spliced = sys::answer(sys::splice(pipe, connection.fd, len, flags));
+        let spliced = sys::answer(sys::splice(pipe, connection.number(), len, flags));
         let sent = &connection.entry.tx_carrier;
         sent.fetch_add(spliced.unwrap_or(0) as u64, Ordering::Relaxed);
         spliced
@@ -261,14 +264,13 @@ fn pipe_by_buffer(connection: &Connection, pipe: i32, len: usize) -> Result<usiz
             iov_len: got - done,
         };
         // SAFETY: these bytes of `buffer` were just written.
-        let sent =
-            unsafe { transmit(connection, &[part], 0, || kernel_send(connection.fd, &part)) };
+        let sent = unsafe { transmit_more(connection, &[part], 0, |fd| kernel_send(fd, &part)) };
         if sent >= 0 {
             done += sent as usize;
             continue;
         }
         match errno::get() {
-            libc::EAGAIN | libc::EINTR => wait_writable(connection.fd),
+            libc::EAGAIN | libc::EINTR => wait_writable(connection.number()),
             _ if done > 0 => return Ok(done),
             error => return Err(error),
         }
@@ -282,15 +284,15 @@ pub(crate) fn splice_out(
     pipe: i32,
     len: usize,
     flags: u32,
-    kernel: impl Fn() -> isize,
+    kernel: impl Fn(i32) -> isize,
 ) -> isize {
     if !is_splice(pipe, len, flags) {
-        return kernel();
+        return kernel(connection.fd);
     }
     // Received bytes cannot be given back, so receive only as much as the pipe surely takes.
     let room = match pipe_has_room(pipe, flags) {
         Ok(Some(room)) => room,
-        Ok(None) => return kernel(),
+        Ok(None) => return by_kernel(connection, true, kernel),
         Err(error) => return errno::result(Err(error)),
     };
     let mut buffer = [core::mem::MaybeUninit::<u8>::uninit(); TURN_BYTES];
@@ -299,10 +301,11 @@ pub(crate) fn splice_out(
         iov_len: len.min(TURN_BYTES).min(room),
     };
     let waits = Carrier::of(connection).splice_flags(flags);
+    let mut none = Control::none();
     // SAFETY: `part` names writable bytes of `buffer`.
     let got = unsafe {
-        receive(connection, &[part], waits, || {
-            kernel_recv(connection.fd, &part)
+        receive_message(connection, &[part], &mut none, waits, true, |fd| {
+            kernel_recv(fd, &part)
         })
     };
     let mut done = 0isize;

@@ -76,7 +76,7 @@ pub(crate) fn compare(connection: &Connection, end: &End<'_>) {
     };
     let theirs = &end.theirs().wake.counted;
     let before = theirs.load(SIDE_SEEN);
-    let waiting = sys::bytes_waiting(connection.fd);
+    let waiting = sys::bytes_waiting(connection.number());
     if before.is(0) || waiting < 0 {
         return;
     }
@@ -117,7 +117,7 @@ pub(crate) fn is_reset(connection: &Connection, end: &End<'_>) -> bool {
     let wake = &end.theirs().wake;
     // The peer stores `head` before `closed`.
     let closed = wake.closed.load(SIDE_SEEN);
-    let hung_up = || sys::poll_now(connection.fd, 0) & libc::POLLHUP != 0;
+    let hung_up = || sys::poll_now(connection.number(), 0) & libc::POLLHUP != 0;
     let is_passed_on = || !wake.abandoned.load(Ordering::Relaxed).is(0);
     let is_shut_by_us = entry.flags.load(Ordering::Relaxed) & FLAG_SHUT_RX != 0;
     // One that says nothing of its end was killed.
@@ -183,7 +183,7 @@ pub(crate) unsafe fn tell_source(
     len: *mut socklen_t,
 ) -> Result<(), i32> {
     let is_unix = Carrier::of(connection) == Carrier::Unix;
-    let name = (is_unix && !end).then(|| name_of_peer(connection.fd));
+    let name = (is_unix && !end).then(|| name_of_peer(connection.number()));
     match name.flatten() {
         // SAFETY: the caller's promise.
         Some(name) => unsafe { addresses::write(name, address, room, len) },

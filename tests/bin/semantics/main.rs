@@ -21,6 +21,7 @@ mod interrupts;
 mod many;
 mod processes;
 mod readiness;
+mod reused;
 mod role;
 mod sleeper;
 mod stdio;
@@ -109,6 +110,7 @@ const GROUPS: &[(&str, &[Case])] = &[
     ("processes", confined::CASES),
     ("exec", exec::CASES),
     ("threads", threads::CASES),
+    ("threads", reused::CASES),
     ("files", files::CASES),
     ("stdio", stdio::CASES),
     ("aliases", aliases::CASES),

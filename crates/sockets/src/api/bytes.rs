@@ -12,6 +12,7 @@ use crate::carrier::Carrier;
 use crate::connection::{self, Connection};
 use crate::control_messages::Control;
 use crate::descriptors::{self, FRESH_ODD};
+use crate::going_on::by_kernel;
 use crate::offload::{addresses, endings};
 use crate::receive::{receive, receive_message};
 use crate::send::{transmit, transmit_message};
@@ -35,25 +36,25 @@ pub unsafe fn read(fd: c_int, buffer: *mut c_void, len: usize) -> isize {
 // Functions of their own, so that the fast path need not save what only they use.
 #[inline(never)]
 unsafe fn read_slowly(c: &Connection, buffer: *mut c_void, len: usize) -> isize {
-    let kernel = || unsafe { real::read(c.fd, buffer, len) };
+    let kernel = |fd| unsafe { real::read(fd, buffer, len) };
     unsafe { receive(c, &[part(buffer, len)], 0, kernel) }
 }
 
 #[inline(never)]
 unsafe fn write_slowly(c: &Connection, buffer: *const c_void, len: usize) -> isize {
-    let kernel = || unsafe { real::write(c.fd, buffer, len) };
+    let kernel = |fd| unsafe { real::write(fd, buffer, len) };
     unsafe { transmit(c, &[part(buffer, len)], 0, kernel) }
 }
 
 #[inline(never)]
 unsafe fn recv_slowly(c: &Connection, buffer: *mut c_void, len: usize, flags: c_int) -> isize {
-    let kernel = || unsafe { real::recv(c.fd, buffer, len, flags) };
+    let kernel = |fd| unsafe { real::recv(fd, buffer, len, flags) };
     unsafe { receive(c, &[part(buffer, len)], flags, kernel) }
 }
 
 #[inline(never)]
 unsafe fn send_slowly(c: &Connection, buffer: *const c_void, len: usize, flags: c_int) -> isize {
-    let kernel = || unsafe { real::send(c.fd, buffer, len, flags) };
+    let kernel = |fd| unsafe { real::send(fd, buffer, len, flags) };
     unsafe { transmit(c, &[part(buffer, len)], flags, kernel) }
 }
 
@@ -150,7 +151,7 @@ pub unsafe fn recvfrom(
             let result = match unsafe { fast_path::receive(&c, buffer.cast(), len, flags) } {
                 Some(done) => done,
                 None => unsafe {
-                    receive(&c, &[part(buffer, len)], flags, || {
+                    receive(&c, &[part(buffer, len)], flags, |fd| {
                         by_kernel.set(true);
                         real::recvfrom(fd, buffer, len, flags, address, address_len)
                     })
@@ -189,7 +190,7 @@ pub unsafe fn sendto(
         Some(c) => match unsafe { fast_path::send(&c, buffer.cast(), len, flags) } {
             Some(done) => done,
             None => unsafe {
-                transmit(&c, &[part(buffer, len)], flags, || {
+                transmit(&c, &[part(buffer, len)], flags, |fd| {
                     real::sendto(fd, buffer, len, flags, address, address_len)
                 })
             },
@@ -204,7 +205,7 @@ pub unsafe fn readv(fd: c_int, iov: *const iovec, count: c_int) -> isize {
         parts(iov, count.max(0) as usize)
     }) {
         (Some(c), Some(list)) if count >= 0 && buffers::total(list) != Some(0) => unsafe {
-            receive(&c, list, 0, || real::readv(fd, iov, count))
+            receive(&c, list, 0, |fd| real::readv(fd, iov, count))
         },
         (None, Some(list)) if count >= 0 => unsafe {
             kept_or(fd, list, 0, || real::readv(fd, iov, count))
@@ -220,7 +221,7 @@ pub unsafe fn writev(fd: c_int, iov: *const iovec, count: c_int) -> isize {
         parts(iov, count.max(0) as usize)
     }) {
         (Some(c), Some(list)) if count >= 0 && buffers::total(list) != Some(0) => unsafe {
-            transmit(&c, list, 0, || real::writev(fd, iov, count))
+            transmit(&c, list, 0, |fd| real::writev(fd, iov, count))
         },
         _ => unsafe { real::writev(fd, iov, count) },
     }
@@ -235,7 +236,7 @@ pub unsafe fn preadv2(
     offset: off_t,
     flags: c_int,
 ) -> isize {
-    let kernel = || unsafe { real::preadv2(fd, iov, count, offset, flags) };
+    let kernel = |fd| unsafe { real::preadv2(fd, iov, count, offset, flags) };
     unsafe {
         vectored(
             (fd, iov, count),
@@ -254,7 +255,7 @@ pub unsafe fn pwritev2(
     offset: off_t,
     flags: c_int,
 ) -> isize {
-    let kernel = || unsafe { real::pwritev2(fd, iov, count, offset, flags) };
+    let kernel = |fd| unsafe { real::pwritev2(fd, iov, count, offset, flags) };
     unsafe {
         vectored(
             (fd, iov, count),
@@ -269,11 +270,11 @@ pub unsafe fn pwritev2(
 unsafe fn vectored<'a>(
     (fd, iov, count): (c_int, *const iovec, c_int),
     (offset, flags): (off_t, c_int),
-    kernel: impl FnOnce() -> isize,
+    kernel: impl FnOnce(i32) -> isize,
     transfer: impl FnOnce(&Connection, &'a [iovec], c_int) -> isize,
 ) -> isize {
     match unsafe { at_no_offset(fd, iov, count, offset, flags) } {
-        None => kernel(),
+        None => kernel(fd),
         Some(Ok((c, list, flags))) => transfer(&c, list, flags),
         Some(Err(error)) => errno::result(Err(error)),
     }
@@ -343,12 +344,20 @@ pub unsafe fn eventfd_write(fd: c_int, value: u64) -> c_int {
 #[inline]
 pub unsafe fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> isize {
     let c = connection::at(fd).filter(|_| !message.is_null());
-    let Some(c) = c.filter(|_| faults::can_read(message, 1)) else {
-        return unsafe { recvmsg_of_kernel(fd, message, flags) };
-    };
+    match c.filter(|_| faults::can_read(message, 1)) {
+        Some(c) => unsafe { recvmsg_on(&c, message, flags, false) },
+        None => unsafe { recvmsg_of_kernel(fd, message, flags) },
+    }
+}
+
+/// `recvmsg(2)` on a connection; `has_begun` as in [`receive_message`]. The message is readable.
+#[inline]
+unsafe fn recvmsg_on(c: &Connection, message: *mut msghdr, flags: c_int, has_begun: bool) -> isize {
     let header = unsafe { &mut *message };
     let Some(list) = (unsafe { parts(header.msg_iov, real::length(header.msg_iovlen)) }) else {
-        return unsafe { real::recvmsg(fd, message, flags) };
+        return by_kernel(c, has_begun, |fd| unsafe {
+            real::recvmsg(fd, message, flags)
+        });
     };
     let mut control = Control {
         buffer: header.msg_control,
@@ -356,18 +365,18 @@ pub unsafe fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> isize {
         ..Control::none()
     };
     // The connection may get its channel, or leave it, inside the call.
-    let by_kernel = Cell::new(false);
-    let kernel = || {
-        by_kernel.set(true);
+    let kernels = Cell::new(false);
+    let kernel = |fd| {
+        kernels.set(true);
         unsafe { real::recvmsg(fd, message, flags) }
     };
-    let result = unsafe { receive_message(&c, list, &mut control, flags, kernel) };
-    if !by_kernel.get() && result >= 0 {
+    let result = unsafe { receive_message(c, list, &mut control, flags, has_begun, kernel) };
+    if !kernels.get() && result >= 0 {
         let (name, room) = (header.msg_name.cast::<sockaddr>(), header.msg_namelen);
         if !name.is_null() {
             let end = result == 0 && buffers::total(list) != Some(0);
             let len = &mut header.msg_namelen;
-            let told = errno::keep(|| unsafe { unix::tell_source(&c, end, name, room, len) });
+            let told = errno::keep(|| unsafe { unix::tell_source(c, end, name, room, len) });
             if let Err(error) = told {
                 return errno::result(Err(error));
             }
@@ -403,26 +412,56 @@ pub unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> isize 
         return unsafe { real::sendmsg(fd, message, flags) };
     }
     unsafe { note_passed_descriptors(&*message) };
-    let Some(c) = connection::at(fd) else {
-        return unsafe { real::sendmsg(fd, message, flags) };
-    };
+    match connection::at(fd) {
+        Some(c) => unsafe { sendmsg_on(&c, message, flags, false) },
+        None => unsafe { real::sendmsg(fd, message, flags) },
+    }
+}
+
+/// `sendmsg(2)` on a connection; `has_begun` as in [`transmit_message`]. The message is readable.
+#[inline]
+unsafe fn sendmsg_on(
+    c: &Connection,
+    message: *const msghdr,
+    flags: c_int,
+    has_begun: bool,
+) -> isize {
     let header = unsafe { &*message };
-    let kernel = || unsafe { real::sendmsg(fd, message, flags) };
+    let kernel = |fd| unsafe { real::sendmsg(fd, message, flags) };
     let has_name = !header.msg_name.is_null() && header.msg_namelen > 0;
-    if has_name && Carrier::of(&c) == Carrier::Unix {
+    if has_name && Carrier::of(c) == Carrier::Unix {
         // Refused, as by `sendto`.
-        return kernel();
+        return by_kernel(c, has_begun, kernel);
     }
     let list = unsafe { parts(header.msg_iov, real::length(header.msg_iovlen)) };
     match list {
         Some(list) if unsafe { unix::has_rights(header) } => {
             c.pin(Reason::Descriptors);
             let control = (header.msg_control, real::length(header.msg_controllen));
-            unsafe { transmit_message(&c, list, control, flags, kernel) }
+            unsafe { transmit_message(c, list, control, flags, has_begun, kernel) }
         }
-        Some(list) => unsafe { transmit(&c, list, flags, kernel) },
-        None => kernel(),
+        Some(list) => unsafe {
+            let none = (core::ptr::null_mut(), 0);
+            transmit_message(c, list, none, flags, has_begun, kernel)
+        },
+        None => by_kernel(c, has_begun, kernel),
     }
+}
+
+/// One of several messages of a call.
+unsafe fn sendmsg_in_turn(
+    c: &Connection,
+    message: *const msghdr,
+    flags: c_int,
+    has_begun: bool,
+) -> isize {
+    if !can_read_message(message) {
+        return by_kernel(c, has_begun, |fd| unsafe {
+            real::sendmsg(fd, message, flags)
+        });
+    }
+    unsafe { note_passed_descriptors(&*message) };
+    unsafe { sendmsg_on(c, message, flags, has_begun) }
 }
 
 /// True when the kernel would find no bad pointer in a message, its parts left out.
@@ -505,7 +544,8 @@ pub unsafe fn recvmmsg(
             break;
         }
         let one = unsafe { &mut *one };
-        let result = unsafe { recvmsg(fd, &mut one.msg_hdr, flags & !libc::MSG_WAITFORONE) };
+        let flags_now = flags & !libc::MSG_WAITFORONE;
+        let result = unsafe { recvmsg_on(&connection, &mut one.msg_hdr, flags_now, done > 0) };
         if result < 0 && done > 0 && connection.end().is_some() {
             pending::keep_for_next_call(&connection, errno::get());
         }
@@ -537,7 +577,8 @@ const MESSAGES_MAX: c_uint = 1024;
 
 /// `sendmmsg(2)`.
 pub unsafe fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
-    if connection::at(fd).is_none() || messages.is_null() {
+    let connection = connection::at(fd).filter(|_| !messages.is_null());
+    let Some(connection) = connection else {
         if process::is_started() && faults::are_armed() && !messages.is_null() {
             for n in 0..count.min(MESSAGES_MAX) {
                 let one = unsafe { &raw const (*messages.wrapping_add(n as usize)).msg_hdr };
@@ -547,7 +588,7 @@ pub unsafe fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: 
             }
         }
         return unsafe { real::sendmmsg(fd, messages, count, flags) };
-    }
+    };
     let mut done = 0;
     while done < count {
         let one = messages.wrapping_add(done as usize);
@@ -556,7 +597,7 @@ pub unsafe fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: 
             break;
         }
         let one = unsafe { &mut *one };
-        let result = unsafe { sendmsg(fd, &one.msg_hdr, flags) };
+        let result = unsafe { sendmsg_in_turn(&connection, &one.msg_hdr, flags, done > 0) };
         if result < 0 {
             break;
         }
@@ -581,7 +622,7 @@ pub unsafe fn sendfile(out: c_int, input: c_int, offset: *mut off_t, count: usiz
             if let Some(error) = errno::keep(|| endings::silence(&c)) {
                 return errno::result(Err(error));
             }
-            let kernel = || unsafe { real::sendfile(out, input, offset, count) };
+            let kernel = |out| unsafe { real::sendfile(out, input, offset, count) };
             let result = unsafe { transfer::sendfile(&c, input, offset, count, kernel) };
             endings::correct(&c, result, endings::send_error)
         }
@@ -597,31 +638,42 @@ pub unsafe fn splice(
     len: usize,
     flags: c_uint,
 ) -> isize {
-    let kernel = || unsafe { real::splice(input, input_offset, out, out_offset, len, flags) };
-    let attached = |c: &Connection| c.local.attachment.has_region();
+    let kernel =
+        |input, out| unsafe { real::splice(input, input_offset, out, out_offset, len, flags) };
     let has_offsets = !input_offset.is_null() || !out_offset.is_null();
     if has_offsets {
         // Of a socket and a pipe neither has one: the kernel refuses the call.
-        return kernel();
+        return kernel(input, out);
     }
     if let Some(c) = connection::at(out) {
         if let Some(error) = errno::keep(|| endings::silence(&c)) {
             return errno::result(Err(error));
         }
-        return transfer::splice_in(&c, input, len, flags, kernel);
+        return transfer::splice_in(&c, input, len, flags, |out| kernel(input, out));
     }
-    if let Some(c) = connection::at(input) {
-        if attached(&c) {
-            return transfer::splice_out(&c, out, len, flags, kernel);
-        }
-        let whole = part(core::ptr::null(), 0);
-        // SAFETY: the part is empty; the host path only calls `kernel`.
-        let result = unsafe { receive(&c, &[whole], 0, kernel) };
-        return if result == 0 && attached(&c) {
-            transfer::splice_out(&c, out, len, flags, kernel)
-        } else {
-            result
-        };
+    match connection::at(input) {
+        Some(c) => unsafe { receive_to_pipe(&c, out, len, flags, |input| kernel(input, out)) },
+        None => kernel(input, out),
     }
-    kernel()
+}
+
+/// A `splice` from a connection.
+unsafe fn receive_to_pipe(
+    c: &Connection,
+    out: c_int,
+    len: usize,
+    flags: c_uint,
+    kernel: impl Fn(i32) -> isize,
+) -> isize {
+    let is_attached = || c.local.attachment.has_region();
+    if is_attached() {
+        return transfer::splice_out(c, out, len, flags, kernel);
+    }
+    let whole = part(core::ptr::null(), 0);
+    // SAFETY: the part is empty; the host path only calls `kernel`.
+    let result = unsafe { receive(c, &[whole], 0, &kernel) };
+    match result {
+        0 if is_attached() => transfer::splice_out(c, out, len, flags, kernel),
+        _ => result,
+    }
 }

@@ -244,7 +244,7 @@ unsafe fn note_accept(fd: c_int, address: *mut sockaddr, room: socklen_t) {
     }
     if descriptors::kind(fd) == Kind::Connection {
         // Closed behind our back, and the number given out again.
-        closing::closing(fd);
+        closing::closed_before(fd);
     }
     errno::keep(|| {
         tracking::track(fd, true);

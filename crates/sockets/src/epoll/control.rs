@@ -148,7 +148,7 @@ fn add(
         // The number was closed past us and given out again. The descriptor behind it is new.
         drop(members);
         sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_DEL, fd, 0, 0);
-        closing::closing(fd);
+        closing::closed_before(fd);
         return match control(number, epoll_fd, libc::EPOLL_CTL_ADD, fd, Some(event)) {
             Some(answer) => Some(answer),
             None => {

@@ -180,7 +180,7 @@ fn give(
     }
     if descriptors::kind(fd) == Kind::Connection {
         // Closed behind our back, and the number given out again.
-        closing::closing(fd);
+        closing::closed_before(fd);
     }
     let options = local.express.first_options.load(Ordering::Relaxed);
     parking::begin_turn(carrier, fd, options);

@@ -258,6 +258,7 @@ pub(super) fn begin_turn(carrier: &Connection, fd: i32, options: u32) -> Connect
     turns::note_unseen(entry);
     watch::begin(carrier.index, local);
     local.descriptors.store(1, Ordering::Relaxed);
+    local.continue_nothing();
     live_on(&Connection { fd, ..*carrier })
 }
 

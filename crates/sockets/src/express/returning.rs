@@ -41,7 +41,7 @@ pub(crate) fn go(connection: &Connection) -> bool {
     let _held = LOCK.lock();
     if !connection.is_current() {
         // Another thread has done it.
-        return connection::at(connection.fd).is_some();
+        return connection::at(connection.fd).is_some_and(|now| now.continues(connection));
     }
     let Some(end) = connection.end() else {
         return true;
@@ -61,10 +61,12 @@ pub(crate) fn go(connection: &Connection) -> bool {
         sys::close(socket);
         return false;
     }
-    orphans::descriptor_closing(connection, true);
-    connection.local.descriptors.store(0, Ordering::Relaxed);
-    release::release(connection);
-    connection.local.express.close_number();
+    connection.local.closing(|| {
+        orphans::descriptor_closing(connection, true);
+        connection.local.descriptors.store(0, Ordering::Relaxed);
+        release::release(connection);
+        connection.local.express.close_number();
+    });
     for (n, &fd) in numbers[..count].iter().enumerate() {
         let is_kept = sys::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC as isize == 0;
         let cloexec = if is_kept { 0 } else { libc::O_CLOEXEC };
@@ -76,6 +78,7 @@ pub(crate) fn go(connection: &Connection) -> bool {
     }
     sys::close(socket);
     if let Some(now) = connection::at(numbers[0]) {
+        now.continue_from(connection);
         now.entry.tx_carrier.store(sent, Ordering::Relaxed);
         let shut = flags & FLAG_SHUT_TX;
         now.entry.flags.fetch_or(shut, Ordering::Relaxed);

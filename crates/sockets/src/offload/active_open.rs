@@ -200,7 +200,7 @@ fn begin(fd: i32, remote: Address) -> Result<Connection, Opened> {
 fn track(fd: i32, local: Option<Address>, remote: Address) -> Option<Connection> {
     if descriptors::kind(fd) == Kind::Connection {
         // Closed behind our back, and the number given out again.
-        closing::closing(fd);
+        closing::closed_before(fd);
     }
     tracking::track(fd, false);
     let connection = connection::at(fd)?;
@@ -283,7 +283,7 @@ fn finish(connection: &Connection) -> Opened {
             Answer::Pending => {}
             answer => return done(connection, answer),
         }
-        if let Err(error) = sleep(connection.fd) {
+        if let Err(error) = sleep(connection.number()) {
             errno::set(error);
             return Opened::Done(-1);
         }

@@ -70,14 +70,14 @@ pub(crate) fn end_before_exec(connection: &Connection) {
         return;
     }
     let news = libc::POLLPRI | libc::POLLRDHUP;
-    sys::wait_for(connection.fd, news, ANSWER_NS);
+    sys::wait_for(connection.number(), news, ANSWER_NS);
     if look(connection) != Answer::Pending {
         return;
     }
     if let Some(_held) = lock::lock(&connection.entry.rx_lock)
         && is_connecting(connection)
     {
-        disconnect(connection.fd);
+        disconnect(connection.number());
         pending::keep(connection, libc::ETIMEDOUT);
         settle(connection, FLAG_REFUSED);
     }
@@ -120,7 +120,7 @@ pub(crate) fn look(connection: &Connection) -> Answer {
             Answer::Settled
         };
     }
-    let fd = connection.fd;
+    let fd = connection.number();
     let seen = sys::poll_now(fd, libc::POLLPRI | libc::POLLRDHUP);
     let answer = if seen & libc::POLLPRI != 0 {
         if is_on_used(connection) {
@@ -182,7 +182,7 @@ pub(crate) fn look(connection: &Connection) -> Answer {
 /// Takes doorbells that came before the urgent byte. The caller holds the receive lock.
 fn take_what_is_before(connection: &Connection) {
     const TAKES_MAX: usize = 64;
-    let is_at_mark = || sys::is_at_mark(connection.fd);
+    let is_at_mark = || sys::is_at_mark(connection.number());
     let mut takes = 0;
     while !is_at_mark() && takes < TAKES_MAX && doorbells::take(connection, u64::MAX).is_ok() {
         takes += 1;
@@ -192,7 +192,7 @@ fn take_what_is_before(connection: &Connection) {
 /// Takes the urgent byte off the stream, in its place: nothing of the mark remains. The caller
 /// holds the receive lock.
 fn take(connection: &Connection) -> Option<u8> {
-    let fd = connection.fd;
+    let fd = connection.number();
     let mut byte = 0u8;
     set_inline(fd, true);
     // SAFETY: one writable byte. It is the first of the stream, and the mark is before it: nothing
@@ -216,7 +216,7 @@ fn settle(connection: &Connection, outcome: u32) {
         let port = match CarrierKey::from_word(entry.carrier_key.load(Ordering::Relaxed)) {
             // A used carrier's port is known.
             Some(known) => known.port,
-            None => addresses::local(connection.fd).map_or(0, |own| own.port),
+            None => addresses::local(connection.number()).map_or(0, |own| own.port),
         };
         if let Some((local, remote)) = routing_page.ends(direction, port, routing_page.relay_port())
         {
@@ -233,25 +233,29 @@ fn settle(connection: &Connection, outcome: u32) {
 /// A connection that waits for an answer is being closed.
 pub(crate) fn closing(connection: &Connection) {
     if is_connecting(connection) {
+        // A thread in `look` has the number, which is closed next.
+        drop(lock::lock(&connection.entry.rx_lock));
         WAITING.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 /// Before bytes may move on a connection that waits for an answer, or got a bad one: waits if the
-/// call may, and says what it has to fail with.
+/// call may, and says what it has to fail with. True when it has slept.
 #[cold]
-pub(crate) fn before_transfer(connection: &Connection, flags: i32) -> Result<(), i32> {
-    let waits = flags & libc::MSG_DONTWAIT == 0 && !sys::is_nonblocking(connection.fd);
+pub(crate) fn before_transfer(connection: &Connection, flags: i32) -> Result<bool, i32> {
+    let waits = flags & libc::MSG_DONTWAIT == 0 && !sys::is_nonblocking(connection.number());
+    let mut has_slept = false;
     loop {
         match look(connection) {
-            Answer::Settled => return Ok(()),
+            Answer::Settled => return Ok(has_slept),
             Answer::Refused => {
                 let error = pending::take(connection);
-                return error.map_or(Ok(()), Err);
+                return error.map_or(Ok(has_slept), Err);
             }
             Answer::Pending if !waits => return Err(libc::EAGAIN),
-            Answer::Pending => sleep(connection.fd)?,
+            Answer::Pending => sleep(connection.number())?,
         }
+        has_slept = true;
     }
 }
 
@@ -268,7 +272,7 @@ pub(crate) fn error_option(connection: &Connection) -> Option<i32> {
         Answer::Refused => {
             let error = pending::take(connection);
             // The kernel's own error is that the carrier was reset.
-            let _ = sys::getsockopt::<i32>(connection.fd, libc::SOL_SOCKET, libc::SO_ERROR);
+            let _ = sys::getsockopt::<i32>(connection.number(), libc::SOL_SOCKET, libc::SO_ERROR);
             Some(error.unwrap_or(0))
         }
     }
@@ -288,14 +292,17 @@ pub(super) fn sleep(fd: i32) -> Result<(), i32> {
         );
         let error = errno::get();
         set_inline(fd, false);
-        return if result < 0 && error == libc::EINTR {
-            Err(error)
-        } else {
-            Ok(())
+        return match error {
+            // Another thread has closed the number.
+            libc::EINTR | libc::EBADF if result < 0 => Err(error),
+            _ => Ok(()),
         };
     }
-    let seen = sleep::sleep_until(fd, libc::POLLPRI, limit)?;
-    seen.map(drop).ok_or(libc::EINPROGRESS)
+    match sleep::sleep_until(fd, libc::POLLPRI, limit)? {
+        Some(seen) if seen & libc::POLLNVAL != 0 => Err(libc::EBADF),
+        Some(_) => Ok(()),
+        None => Err(libc::EINPROGRESS),
+    }
 }
 
 fn set_inline(fd: i32, on: bool) {

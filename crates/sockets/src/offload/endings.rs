@@ -38,7 +38,8 @@ pub(crate) fn receive_error(connection: &Connection, error: i32) -> i32 {
 /// (sk_stream_error).
 pub(crate) fn silence(connection: &Connection) -> Option<i32> {
     let error = reason(connection)?;
-    let pending = sys::getsockopt::<i32>(connection.fd, libc::SOL_SOCKET, libc::SO_ERROR).ok()?;
+    let pending =
+        sys::getsockopt::<i32>(connection.number(), libc::SOL_SOCKET, libc::SO_ERROR).ok()?;
     matches!(pending, libc::ECONNRESET | libc::EPIPE).then_some(error)
 }
 
@@ -70,7 +71,8 @@ pub(crate) fn error_option(connection: &Connection) -> Option<i32> {
     if connection.entry.carrier_key.load(Ordering::Relaxed) == 0 {
         return None;
     }
-    let pending = sys::getsockopt::<i32>(connection.fd, libc::SOL_SOCKET, libc::SO_ERROR).ok()?;
+    let pending =
+        sys::getsockopt::<i32>(connection.number(), libc::SOL_SOCKET, libc::SO_ERROR).ok()?;
     Some(receive_error(connection, pending))
 }
 

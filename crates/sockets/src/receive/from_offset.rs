@@ -56,7 +56,7 @@ pub(super) unsafe fn look(
             });
         }
         // One more look sees what was published before the end.
-        ended = sys::poll_now(connection.fd, libc::POLLRDHUP) != 0;
+        ended = sys::poll_now(connection.number(), libc::POLLRDHUP) != 0;
         if ended {
             continue;
         }
@@ -64,8 +64,8 @@ pub(super) unsafe fn look(
             return Some(Err(libc::EAGAIN));
         }
         let slept = deadline
-            .left_ns(connection.fd, libc::SO_RCVTIMEO)
-            .and_then(|_| sleep_until(connection.fd, libc::POLLRDHUP, LOOK_AGAIN_NS));
+            .left_ns(connection.number(), libc::SO_RCVTIMEO)
+            .and_then(|_| sleep_until(connection.number(), libc::POLLRDHUP, LOOK_AGAIN_NS));
         if let Err(error) = slept {
             return Some(Err(error));
         }

@@ -119,7 +119,8 @@ pub(super) fn wait_for_bytes(
     seen: Untrusted<u64>,
     waits_so_far: &mut Waits,
 ) -> Result<(), i32> {
-    let left_ns = (waits_so_far.deadline).left_after_first(connection.fd, libc::SO_RCVTIMEO)?;
+    let left_ns =
+        (waits_so_far.deadline).left_after_first(connection.number(), libc::SO_RCVTIMEO)?;
     waits::seen(connection);
     let (entry, local) = (connection.entry, connection.local);
     let handlers = deferral::handlers();
@@ -189,6 +190,8 @@ pub(super) fn wait_for_bytes(
             Ok(())
         }
         (_, error @ (libc::EINTR | libc::EAGAIN)) => Err(error),
+        // The number was closed. The next look finds another, or that there is none.
+        (_, libc::EBADF) => Ok(()),
         (_, error) => {
             pending::keep(connection, error);
             Ok(())
@@ -213,7 +216,7 @@ fn sleep_a_step(connection: &Connection, events: i16, left_ns: u64, handlers: Ha
         0 => STEP_NS,
         left_ns => left_ns.min(STEP_NS),
     };
-    let fd = connection.carrier_or_number();
+    let fd = connection.number();
     match errno::keep(|| sleep::sleep_until(fd, events, limit_ns)) {
         Ok(Some(seen)) => isize::from(seen == libc::POLLIN),
         Ok(None) => LOOKS_AGAIN,
@@ -231,7 +234,7 @@ fn sleep(connection: &Connection, left_ns: u64, handlers: Handlers) -> isize {
     let entry = connection.entry;
     if left_ns != 0 {
         entry.wakeups.fetch_add(1, Ordering::Relaxed);
-        return sleep::sleep_for_news(connection.carrier_or_number(), left_ns);
+        return sleep::sleep_for_news(connection.number(), left_ns);
     }
     if let Some(limit_ns) = express::look_limit_ns() {
         entry.wakeups.fetch_add(1, Ordering::Relaxed);
@@ -251,7 +254,7 @@ fn sleep(connection: &Connection, left_ns: u64, handlers: Handlers) -> isize {
     // like any other.
     let result = unsafe {
         real::recv(
-            connection.carrier_or_number(),
+            connection.number(),
             bells.as_mut_ptr().cast(),
             bells.len(),
             libc::MSG_PEEK,
@@ -274,13 +277,13 @@ fn sleep_until_look(
     let has_none = words.is_carrier() && !words.has_odd_option() && !is_accepted;
     let limit_ns = match has_none {
         true => limit_ns,
-        false => match sleep::timeout_ns(connection.fd, libc::SO_RCVTIMEO) {
+        false => match sleep::timeout_ns(connection.number(), libc::SO_RCVTIMEO) {
             0 => limit_ns,
             timeout_ns => limit_ns.min(timeout_ns),
         },
     };
     let events = libc::POLLIN | libc::POLLRDHUP;
-    let fd = connection.carrier_or_number();
+    let fd = connection.number();
     match errno::keep(|| sleep::sleep_until(fd, events, limit_ns)) {
         Ok(None) => None,
         Err(libc::EINTR) if !handlers.end_a_transfer() => None,

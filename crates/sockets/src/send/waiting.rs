@@ -17,7 +17,7 @@ pub(super) fn wait_for_credit(
     end: &End<'_>,
     deadline: &mut Deadline,
 ) -> Result<(), i32> {
-    let limit_ns = deadline.left_ns(connection.fd, libc::SO_SNDTIMEO)?;
+    let limit_ns = deadline.left_ns(connection.number(), libc::SO_SNDTIMEO)?;
     let (entry, local) = (connection.entry, connection.local);
     let handlers = deferral::handlers();
     let kernels = (libc::SO_SNDTIMEO, libc::POLLRDHUP);
@@ -40,9 +40,7 @@ pub(super) fn wait_for_credit(
             // The caller's guard.
             local.attachment.leave_for_ended();
         };
-        result = cancellation::sleeping(undo, || {
-            sleep_for_doorbell(connection.carrier_or_number(), limit_ns)
-        });
+        result = cancellation::sleeping(undo, || sleep_for_doorbell(connection.number(), limit_ns));
         error = if result < 0 { errno::get() } else { 0 };
         entry.wakeups.fetch_add(1, Ordering::Relaxed);
     }
@@ -61,6 +59,10 @@ pub(super) fn wait_for_credit(
     if result < 0 {
         if error == libc::EINTR || error == libc::EAGAIN {
             return Err(error);
+        }
+        if error == libc::EBADF {
+            // The number was closed. The next turn finds another, or that there is none.
+            return Ok(());
         }
         pending::keep(connection, error);
         direction::go_down_locked(connection, end);
