@@ -154,7 +154,12 @@ pub(crate) fn splice_in(
 fn is_splice(pipe: i32, len: usize, flags: u32) -> bool {
     const SPLICE_F_ALL: u32 =
         libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK | libc::SPLICE_F_MORE | libc::SPLICE_F_GIFT;
-    len > 0 && flags & !SPLICE_F_ALL == 0 && sys::fcntl(pipe, libc::F_GETPIPE_SZ, 0) >= 0
+    len > 0 && flags & !SPLICE_F_ALL == 0 && is_pipe(pipe)
+}
+
+/// True for either end of a pipe.
+pub(crate) fn is_pipe(fd: i32) -> bool {
+    sys::fcntl(fd, libc::F_GETPIPE_SZ, 0) >= 0
 }
 
 /// True when a splice finds or awaits no room or bytes in the pipe (fs/splice.c, `do_splice`).

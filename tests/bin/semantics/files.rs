@@ -31,6 +31,7 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair("nonblocking_splice_to_a_full_pipe_returns", full_pipe),
     Case::pair("splice_waits_for_the_connection_by_its_flags", splice_waits),
     Case::pair("what_splice_and_sendfile_refuse_moves_nothing", refused),
+    Case::pair("sendfile_from_the_connection_to_a_pipe_receives", to_pipe),
 ];
 
 /// A file with known contents, already unlinked.
@@ -419,4 +420,29 @@ fn refused(pair: &Pair) {
     pair.say("splice with offsets", format!("{from} {to}"));
     pair.say("in the pipe", sys::readable_bytes(reader));
     pair.say("close", sys::close(fd));
+}
+
+fn to_pipe(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, b"hello pipe");
+        pair.step();
+        pair.say("close", sys::close(pair.fd));
+        return;
+    }
+    let (reader, writer) = sys::pipe();
+    pair.arrived(pair.fd, 10);
+    let mut bytes = [0; 16];
+    let result = call_sendfile(writer, pair.fd, None, 6);
+    pair.say("sendfile", result);
+    let arguments = [writer, pair.fd].map(|fd| fd.cast_unsigned() as usize);
+    // SAFETY: no offset is given.
+    let result = unsafe { libc::syscall(libc::SYS_sendfile, arguments[0], arguments[1], 0, 99) };
+    pair.say("syscall(sendfile)", sys::ret(result));
+    let result = sys::read(reader, &mut bytes);
+    pair.say("read", shown(&bytes[..result.len()]));
+    let result = call_sendfile(writer, pair.fd, Some(&mut 0), 6);
+    pair.say("sendfile with an offset", result);
+    pair.step();
+    let result = call_sendfile(writer, pair.fd, None, 6);
+    pair.say("sendfile at the end", result);
 }

@@ -614,7 +614,14 @@ pub unsafe fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: 
 /// `sendfile(2)`.
 pub unsafe fn sendfile(out: c_int, input: c_int, offset: *mut off_t, count: usize) -> isize {
     match connection::at(out) {
-        None => unsafe { real::sendfile(out, input, offset, count) },
+        None => match connection::at(input) {
+            // To a pipe it is a splice (fs/read_write.c, `do_sendfile`).
+            Some(c) if offset.is_null() && count > 0 && transfer::is_pipe(out) => {
+                let kernel = |fd| unsafe { real::sendfile(out, fd, offset, count) };
+                unsafe { receive_to_pipe(&c, out, count, 0, kernel) }
+            }
+            _ => unsafe { real::sendfile(out, input, offset, count) },
+        },
         Some(_) if !offset.is_null() && !faults::can_read(offset, 1) => unsafe {
             real::sendfile(out, input, offset, count)
         },
