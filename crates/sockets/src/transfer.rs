@@ -12,12 +12,11 @@ use crate::connection::Connection;
 use crate::control_messages::Control;
 use crate::going_on::by_kernel;
 use crate::offload::endings;
-use crate::offload::liveness::say_what_is_set;
 use crate::receive::receive_message;
 use crate::resets::fault_of_peer;
 use crate::send::{self, Turn, begin_host_send, finish_host_send, transmit_more};
 use crate::sleep::sleep_until;
-use crate::{direction, doorbells, errno, leaving, poll, real, sys, unix};
+use crate::{direction, doorbells, errno, leaving, real, sys, unix};
 
 /// Bytes moved per turn, through a buffer on the stack.
 const TURN_BYTES: usize = 64 << 10;
@@ -126,8 +125,7 @@ pub(crate) fn splice_in(
         }
         let result = pipe_has_bytes(pipe, flags).and_then(|has_bytes| match has_bytes {
             false => Ok(None),
-            true if connection.nonblocking() => pipe_to_ring(connection, pipe, len, flags),
-            true => pipe_by_buffer(connection, pipe, len).map(Some),
+            true => pipe_to_ring(connection, pipe, len, flags),
         });
         has_begun = true;
         if connection
@@ -223,11 +221,11 @@ fn pipe_to_ring(
             Err(error) => Err(error),
         }
     };
-    send::carry(connection, len, false, turn).map(Some)
+    let waits = !connection.nonblocking();
+    send::carry(connection, len, waits, turn).map(Some)
 }
 
-/// The kernel's own splice to the carrier of a non-blocking connection. The caller holds the send
-/// lock.
+/// The kernel's own splice to the carrier. The caller holds the send lock.
 fn pipe_to_carrier(
     connection: &Connection,
     end: &End<'_>,
@@ -235,6 +233,16 @@ fn pipe_to_carrier(
     len: usize,
     flags: u32,
 ) -> Result<Turn, i32> {
+    let (mut len, mut flags) = (len, flags);
+    if !connection.nonblocking() {
+        // The kernel would wait in its call, and so would everybody who sends. It does not wait
+        // where it says that there is room (sk_stream_is_writeable), for so few bytes.
+        let seen = sys::poll_now(connection.number(), libc::POLLOUT);
+        if seen == 0 {
+            return Ok(Turn::KernelFull);
+        }
+        (len, flags) = (len.min(libc::PIPE_BUF), flags | libc::SPLICE_F_NONBLOCK);
+    }
     let spliced = unix::counted(connection, end, || {
         let spliced = sys::answer(sys::splice(pipe, connection.number(), len, flags));
         let sent = &connection.entry.tx_carrier;
@@ -248,39 +256,6 @@ fn pipe_to_carrier(
         Err(libc::EAGAIN) => Ok(Turn::Dry),
         Err(error) => Err(error),
     }
-}
-
-/// Moves a pipe's bytes, up to a bufferful, to a blocking connection, and waits for room there.
-fn pipe_by_buffer(connection: &Connection, pipe: i32, len: usize) -> Result<usize, i32> {
-    let mut buffer = [core::mem::MaybeUninit::<u8>::uninit(); TURN_BYTES];
-    let part = iovec {
-        iov_base: buffer.as_mut_ptr().cast(),
-        iov_len: len.min(TURN_BYTES),
-    };
-    // SAFETY: `part` names writable bytes of `buffer`.
-    let got = match sys::answer(unsafe { sys::read_now(pipe, &[part]) }) {
-        Err(libc::EAGAIN) => return Ok(0),
-        other => other?,
-    };
-    let mut done = 0usize;
-    while done < got {
-        let part = iovec {
-            iov_base: buffer.as_mut_ptr().cast::<u8>().wrapping_add(done).cast(),
-            iov_len: got - done,
-        };
-        // SAFETY: these bytes of `buffer` were just written.
-        let sent = unsafe { transmit_more(connection, &[part], 0, |fd| kernel_send(fd, &part)) };
-        if sent >= 0 {
-            done += sent as usize;
-            continue;
-        }
-        match errno::get() {
-            libc::EAGAIN | libc::EINTR => wait_writable(connection.number()),
-            _ if done > 0 => return Ok(done),
-            error => return Err(error),
-        }
-    }
-    Ok(done)
 }
 
 /// `splice` from an accelerated connection to a pipe. `kernel` is the program's own call.
@@ -365,22 +340,4 @@ fn kernel_send(fd: i32, part: &iovec) -> isize {
 fn kernel_recv(fd: i32, part: &iovec) -> isize {
     // SAFETY: as in `kernel_send`.
     unsafe { real::read(fd, part.iov_base, part.iov_len) }
-}
-
-/// Waits until `fd` can take more.
-fn wait_writable(fd: i32) {
-    const LIMIT_MS: i32 = 100;
-    let mut one = [libc::pollfd {
-        fd,
-        events: libc::POLLOUT,
-        revents: 0,
-    }];
-    say_what_is_set();
-    if poll::survey(core::iter::once(fd)).concerns {
-        let kernel = poll::kernel_poll(core::ptr::null());
-        poll::poll(&mut one, Some(LIMIT_MS as u64 * 1_000_000), kernel);
-    } else {
-        // SAFETY: one `pollfd`.
-        unsafe { real::poll(one.as_mut_ptr(), 1, LIMIT_MS) };
-    }
 }

@@ -5,6 +5,7 @@ use std::os::fd::AsRawFd;
 use std::ptr;
 
 use crate::Case;
+use crate::interrupts;
 use crate::role::{
     Checksum, Pair, await_events, drain, fill, receive_all, sample, send_all, shown,
 };
@@ -32,6 +33,10 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair("splice_waits_for_the_connection_by_its_flags", splice_waits),
     Case::pair("what_splice_and_sendfile_refuse_moves_nothing", refused),
     Case::pair("sendfile_from_the_connection_to_a_pipe_receives", to_pipe),
+    Case::pair(
+        "splice_to_a_full_connection_ends_by_time_out_or_signal",
+        splice_ends,
+    ),
 ];
 
 /// A file with known contents, already unlinked.
@@ -445,4 +450,33 @@ fn to_pipe(pair: &Pair) {
     pair.step();
     let result = call_sendfile(writer, pair.fd, None, 6);
     pair.say("sendfile at the end", result);
+}
+
+/// The pipe keeps the bytes that are not sent.
+fn splice_ends(pair: &Pair) {
+    if !pair.server() {
+        let sent = pair.hear() as usize;
+        receive_all(pair.fd, &mut vec![0; sent]);
+        verdict(pair, "after it", &sample(1000));
+        pair.step();
+        return;
+    }
+    let (reader, writer) = sys::pipe();
+    sys::write(writer, &sample(1000)).value();
+    let sent = fill(pair.fd);
+    let limit = |usec| {
+        let time = [0_i64, usec];
+        sys::set_option(pair.fd, libc::SOL_SOCKET, libc::SO_SNDTIMEO, time).value();
+    };
+    limit(50_000);
+    pair.say("splice within a time", splice(reader, pair.fd, 1000, 0));
+    limit(0);
+    interrupts::handle(interrupts::count, 0);
+    interrupts::alarm(30, 30);
+    pair.say("splice interrupted", splice(reader, pair.fd, 1000, 0));
+    interrupts::alarm(0, 0);
+    pair.say("in the pipe", sys::readable_bytes(reader));
+    pair.tell(u32::try_from(sent).expect("below 4 GB"));
+    pair.say("splice", splice(reader, pair.fd, 1000, 0));
+    pair.step();
 }

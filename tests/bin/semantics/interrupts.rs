@@ -37,7 +37,7 @@ static CAUGHT: AtomicU32 = AtomicU32::new(0);
 /// The socket that `answer` writes to; -1 for none.
 static ANSWERS_ON: AtomicU32 = AtomicU32::new(u32::MAX);
 
-extern "C" fn count(_: i32) {
+pub(crate) extern "C" fn count(_: i32) {
     // Relaxed: a counter that the interrupted thread itself reads.
     CAUGHT.fetch_add(1, Ordering::Relaxed);
 }
@@ -54,7 +54,7 @@ fn caught() -> u32 {
 }
 
 /// Has SIGALRM handled by `handler`.
-fn handle(handler: extern "C" fn(i32), flags: i32) {
+pub(crate) fn handle(handler: extern "C" fn(i32), flags: i32) {
     // SAFETY: a sigaction of zeroes is valid; the handler only does what signal handlers may.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
@@ -68,7 +68,7 @@ fn handle(handler: extern "C" fn(i32), flags: i32) {
 ///
 /// Where a call must be interrupted the signal repeats: a single one could come before the call
 /// sleeps.
-fn alarm(first_ms: i64, every_ms: i64) {
+pub(crate) fn alarm(first_ms: i64, every_ms: i64) {
     let time = |ms: i64| libc::timeval {
         tv_sec: ms / 1000,
         tv_usec: ms % 1000 * 1000,
