@@ -280,7 +280,12 @@ pub(crate) fn splice_out(
         iov_base: buffer.as_mut_ptr().cast(),
         iov_len: len.min(TURN_BYTES).min(room),
     };
-    let waits = Carrier::of(connection).splice_flags(flags);
+    // A pipe's own flag is as the call's (fs/splice.c, `do_splice`).
+    let waits = match waits_for_pipe(pipe, flags) {
+        true => flags,
+        false => flags | libc::SPLICE_F_NONBLOCK,
+    };
+    let waits = Carrier::of(connection).splice_flags(waits);
     let mut none = Control::none();
     // SAFETY: `part` names writable bytes of `buffer`.
     let got = unsafe {

@@ -39,6 +39,10 @@ pub(crate) const CASES: &[Case] = &[
     Case::unix("linger_resets_nothing", linger),
     Case::unix("urgent_byte_is_sent_and_received", urgent),
     Case::unix("connected_socket_is_not_given_up", given_up),
+    Case::unix(
+        "splice_to_a_nonblocking_pipe_does_not_wait_for_bytes",
+        splice_to_pipe,
+    ),
 ];
 
 /// Sends `bytes` with a control message of the socket's level.
@@ -562,5 +566,18 @@ fn given_up(pair: &Pair) {
     let mut bytes = [0; 7];
     receive_all(pair.fd, &mut bytes);
     pair.say("received", shown(&bytes));
+    pair.step();
+}
+
+/// To a TCP socket the pipe's flag means nothing.
+fn splice_to_pipe(pair: &Pair) {
+    if pair.server() {
+        let (_, writer) = sys::pipe();
+        sys::set_nonblocking(writer, true);
+        let none = std::ptr::null_mut();
+        // SAFETY: no offsets are given.
+        let result = unsafe { libc::splice(pair.fd, none, writer, none, 100, 0) };
+        pair.say("splice", sys::ret(result as i64));
+    }
     pair.step();
 }
