@@ -15,7 +15,7 @@ use toehold_stream::end::End;
 use crate::connection::{self, Connection};
 use crate::direction::{SHORT_BYTES, fetch_lines};
 use crate::offload::endings;
-use crate::{direction, errno, leaving, lock, pending, service};
+use crate::{direction, errno, leaving, lock, notice, pending, service};
 
 /// Flags of a send that change nothing where there is room: the ring holds nothing back, and a
 /// signal comes with an error only.
@@ -76,7 +76,7 @@ pub(crate) unsafe fn send(
     }
     sender.publish(len);
     direction::count_call(&entry.tx_calls);
-    let notified = direction::notify(connection, &end);
+    let notified = notice::notify(connection, &end);
     drop(held);
     match notified {
         Ok(()) => Some(len as isize),

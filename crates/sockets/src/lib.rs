@@ -9,7 +9,8 @@
 //!       ─► process, lifecycle, table, family, holders    this process and its fork family
 //!       ─► fast_path                   short messages where nothing changes
 //!       ─► receive, send, transfer     bytes: carrier, ring, and the switches between
-//!       ─► direction, service          our direction: credit, doorbells, up and down
+//!       ─► direction, service          our direction: credit, up and down
+//!       ─► notice                      telling the peer of news
 //!       ─► carrier, unix             TCP and Unix sockets, and how they differ
 //!       ─► ahead, peek_offset          looking at bytes without taking them
 //!       ─► overflow                    when a ring is too small
@@ -67,6 +68,7 @@ mod locking;
 mod looking;
 mod mutex;
 mod namespace;
+mod notice;
 mod offers;
 mod offload;
 mod options;

@@ -14,7 +14,8 @@ use crate::carrier::Carrier;
 use crate::connection::{self, Connection, Local};
 use crate::orderings::{LAST_OUT, STATE_TOLD};
 use crate::{
-    adapter, direction, doorbells, holders, lock, process, resets, showing, slabs, sleepers, sys,
+    adapter, direction, doorbells, holders, lock, notice, process, resets, showing, slabs,
+    sleepers, sys,
 };
 
 /// The last descriptor of this process that referred to `connection` is being closed.
@@ -103,7 +104,7 @@ fn end_channel(connection: &Connection, end: &End<'_>) {
         // was lost".
         sys::set_linger(connection.number(), [1, 0]);
     }
-    direction::notify_of_end(connection, end);
+    notice::notify_of_end(connection, end);
 }
 
 /// True when bytes in the ring are left unread. When not, takes doorbells off the carrier: nobody

@@ -19,8 +19,8 @@ use crate::offload::{awaiting, endings};
 use crate::resets::fault_of_peer;
 use crate::sleep::Deadline;
 use crate::{
-    buffers, doorbells, errno, leaving, lock, offers, overflow, pairing, pending, service, sys,
-    unix, waits,
+    buffers, doorbells, errno, leaving, lock, notice, offers, overflow, pairing, pending, service,
+    sys, unix, waits,
 };
 
 /// A message of this size that meets the end of a small ring goes on at once on the carrier, so
@@ -377,7 +377,7 @@ unsafe fn turn(
             }
             // Of the earlier parts only the first was told.
             sender.publish(0);
-            direction::notify(connection, end)?;
+            notice::notify(connection, end)?;
             return Ok(Turn::Faulted(sent));
         }
         sent += len;
@@ -387,11 +387,11 @@ unsafe fn turn(
             if sent == len {
                 // Pairs with the fence in `arming::arm`.
                 fence(Ordering::SeqCst);
-                direction::notify(connection, end)?;
+                notice::notify(connection, end)?;
             }
         } else {
             sender.publish(len);
-            direction::notify(connection, end)?;
+            notice::notify(connection, end)?;
         }
     }
     if sent == 0 && want > 0 {

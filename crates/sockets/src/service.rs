@@ -18,7 +18,7 @@ use crate::epoll::membership;
 use crate::express::turns;
 use crate::resets::fault_of_peer;
 use crate::{
-    direction, doorbells, errno, leaving, lock, peek_offset, settings, sleepers, sys, unix,
+    direction, doorbells, errno, leaving, lock, notice, peek_offset, settings, sleepers, sys, unix,
 };
 
 /// Does what the operator, the adapter, the peer or the state of the connection ask of our
@@ -110,7 +110,7 @@ fn attend_slowly(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
             let is_ordered = matches!(command, COMMAND_DETACH | COMMAND_EVICT | COMMAND_YIELD);
             if is_ordered && end.theirs().wake.abandoned.load(SIDE_SEEN).is(0) {
                 // Both directions are to come down: a peer that sleeps should hear of it.
-                direction::ring_if_open(connection, end);
+                notice::ring_if_open(connection, end);
             }
             direction::go_down(connection, end);
         }
@@ -267,7 +267,7 @@ pub(crate) fn quiesce(connection: &Connection, reason: Reason) {
 /// A peer that is killed before sends nothing. The doorbell is unread then, so its kernel resets
 /// the connection: bytes are missing, and whoever reads is told.
 fn ask_to_resend(connection: &Connection, end: &End<'_>) {
-    if end.tx_mode() != Mode::Ring || !direction::is_open(connection, end) {
+    if end.tx_mode() != Mode::Ring || !notice::is_open(connection, end) {
         // Nobody could be rung, or nobody is there.
         return;
     }
@@ -280,9 +280,9 @@ fn ask_to_resend(connection: &Connection, end: &End<'_>) {
     fence(Ordering::SeqCst);
     if end.tx_mode() == Mode::Ring {
         // A fault has ended the connection by now.
-        let _ = direction::notify(connection, end);
+        let _ = notice::notify(connection, end);
         // One that is awake, too.
-        direction::ring_if_open(connection, end);
+        notice::ring_if_open(connection, end);
     }
 }
 
@@ -346,6 +346,6 @@ pub(crate) fn notify_of_credit(connection: &Connection, end: &End<'_>) {
         let _ = attend(connection, end);
     }
     if end.tx_mode() == Mode::Ring {
-        let _ = direction::notify(connection, end);
+        let _ = notice::notify(connection, end);
     }
 }

@@ -16,7 +16,7 @@ use crate::receive::receive_message;
 use crate::resets::fault_of_peer;
 use crate::send::{self, Turn, begin_host_send, finish_host_send, transmit_more};
 use crate::sleep::sleep_until;
-use crate::{direction, doorbells, errno, leaving, real, sys, unix};
+use crate::{doorbells, errno, leaving, notice, real, sys, unix};
 
 /// Bytes moved per turn, through a buffer on the stack.
 const TURN_BYTES: usize = 64 << 10;
@@ -215,7 +215,7 @@ fn pipe_to_ring(
             Ok(0) | Err(libc::EAGAIN) => Ok(Turn::Dry),
             Ok(bytes) => {
                 sender.publish(bytes);
-                direction::notify(connection, end)?;
+                notice::notify(connection, end)?;
                 Ok(Turn::Sent(bytes))
             }
             Err(error) => Err(error),

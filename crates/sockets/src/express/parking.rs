@@ -23,7 +23,7 @@ use crate::connection::{self, Connection, HINT_EOF};
 use crate::descriptors::GENERATION_MASK;
 use crate::epoll::membership;
 use crate::epoll::parked::{self, Keeps};
-use crate::{descriptors, direction, lock, release, sys, waits};
+use crate::{descriptors, lock, notice, release, sys, waits};
 
 /// A connection of which any is set ends with its carrier.
 const NOT_PARKED: u32 =
@@ -231,11 +231,11 @@ fn tell(parked: &Connection, end: &End<'_>) {
         return;
     }
     if may_be_late {
-        return direction::notify_late(parked, end, || end.turns().is_peer_seen(turn));
+        return notice::notify_late(parked, end, || end.turns().is_peer_seen(turn));
     }
-    let _ = direction::notify(parked, end);
+    let _ = notice::notify(parked, end);
     if !is_heard {
-        direction::ring_if_open(parked, end);
+        notice::ring_if_open(parked, end);
     }
 }
 

@@ -14,7 +14,7 @@ use toehold_stream::end::End;
 use super::{LOCK, evidence, turns};
 use crate::connection::Connection;
 use crate::epoll::membership;
-use crate::{direction, lock, service, sleepers, waits};
+use crate::{lock, notice, service, sleepers, waits};
 
 /// So many calls in a row that found nothing are a program that looks by itself.
 const FRUITLESS_LOOKING: u32 = 256;
@@ -59,7 +59,7 @@ pub(crate) fn sent(connection: &Connection, end: &End<'_>) {
     if let Some(_held) = lock::lock(&connection.entry.tx_lock)
         && end.tx_mode() == Mode::Ring
     {
-        direction::ring_if_open(connection, end);
+        notice::ring_if_open(connection, end);
     }
 }
 

@@ -19,7 +19,7 @@ use toehold_stream::end::End;
 use super::{books, carriers, turns};
 use crate::connection::{self, Connection, Local};
 use crate::offload::liveness;
-use crate::{direction, lock, process, sys};
+use crate::{lock, notice, process, sys};
 
 /// Time between two looks, at first and at most.
 const LOOK_FIRST_NS: u64 = 20_000_000;
@@ -174,7 +174,7 @@ fn ring(connection: &Connection, end: &End<'_>) -> bool {
     if end.tx_mode() != Mode::Ring {
         return false;
     }
-    direction::ring_if_open(connection, end);
+    notice::ring_if_open(connection, end);
     books::count(Event::Rescued);
     true
 }
