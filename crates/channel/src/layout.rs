@@ -142,7 +142,8 @@ pub struct Switch {
     pub going_down: Word32,
     /// Decides about bytes that are unread when the sender comes down. The receiver wants them by
     /// the carrier ([`RESEND_ASKED`]), or the sender came down before it was asked and leaves them
-    /// in the ring ([`RESEND_TOO_LATE`]). 0 until one of the two has written; the first counts.
+    /// in the ring ([`RESEND_TOO_LATE`]). 0 until one of the two has written; the first counts. A
+    /// sender that was asked says when it has sent them all ([`RESEND_DONE`]).
     pub resend: Word32,
     /// The records; `n` stands at `n % RECORD_SLOTS`.
     pub record: [Record; RECORD_SLOTS],
@@ -192,6 +193,8 @@ pub struct Wake {
 pub const RESEND_ASKED: u32 = 1;
 /// In [`Switch::resend`]: the sender is down, and what is unread stays in the ring.
 pub const RESEND_TOO_LATE: u32 = 2;
+/// In [`Switch::resend`]: all that was unread has gone by the carrier.
+pub const RESEND_DONE: u32 = 3;
 /// In `attached`: the side's directions are on the carrier, it has carried out every record and
 /// will publish none again.
 pub const LEFT: u32 = 2;

@@ -25,6 +25,11 @@ use crate::layout::{CAPACITY_LOG2_MAX, CAPACITY_LOG2_MIN, Consume, Publish, RING
 use crate::sync::{AtomicU32, Ordering, fence};
 use crate::untrusted::{Untrusted, Word32, Word64};
 
+/// Stores the word that ends a step, after all that was prepared for it: whoever survives a
+/// process that is killed here goes by that word. Pairs with the Acquire in `lock::inherit`. The
+/// order of the instructions is all that is needed.
+pub const DONE: Ordering = Ordering::Release;
+
 /// A word of the peer that failed its check. The channel ends; nothing else does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
@@ -220,7 +225,7 @@ impl Sender<'_> {
     #[inline]
     pub fn publish(&self, len: usize) {
         let tail = self.tail.load(Ordering::Relaxed).plus(len as u64);
-        self.tail.store(tail, Ordering::Relaxed);
+        self.tail.store(tail, DONE);
         // Release (part of SeqCst) pairs with the Acquire load in `Receiver::available`. On x86 one
         // exchange is cheaper than a store and a fence; loom knows only the fence.
         #[cfg(not(loom))]
@@ -235,7 +240,7 @@ impl Sender<'_> {
     #[inline]
     pub fn publish_part(&self, len: usize) {
         let tail = self.tail.load(Ordering::Relaxed).plus(len as u64);
-        self.tail.store(tail, Ordering::Relaxed);
+        self.tail.store(tail, DONE);
         // Release pairs with the Acquire load in `Receiver::available`.
         self.publish.tail.store(tail, Ordering::Release);
     }
@@ -323,7 +328,7 @@ impl Receiver<'_> {
     #[must_use]
     pub fn consume(&self, len: usize, filled: Filled) -> bool {
         let head = self.head.load(Ordering::Relaxed).plus(len as u64);
-        self.head.store(head, Ordering::Relaxed);
+        self.head.store(head, DONE);
         // Release pairs with the Acquire load in `Sender::credit_fresh`: our reads are done.
         self.consume.head.store(head, Ordering::Release);
         let half = 1u64 << (filled.capacity_log2 - 1);

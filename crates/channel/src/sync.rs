@@ -13,3 +13,41 @@ pub fn spin_hint() {
     #[cfg(not(loom))]
     core::hint::spin_loop();
 }
+
+/// Processes of a model that are killed between two of their steps.
+#[cfg(loom)]
+pub mod kill {
+    use std::cell::Cell;
+    use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+    loom::thread_local! {
+        static STEPS_LEFT: Cell<Option<u32>> = Cell::new(None);
+    }
+
+    struct Killed;
+
+    /// The calling thread's next store in shared memory, or the return of its next call into the
+    /// model's kernel. Does not return when the thread is killed before it.
+    pub fn step() {
+        STEPS_LEFT.with(|left| match left.get() {
+            None => {}
+            Some(0) => {
+                left.set(None);
+                resume_unwind(Box::new(Killed));
+            }
+            Some(steps) => left.set(Some(steps - 1)),
+        });
+    }
+
+    /// Does `work` as a process that is killed after so many steps; false when it was.
+    pub fn outlives(steps: u32, work: impl FnOnce()) -> bool {
+        STEPS_LEFT.with(|left| left.set(Some(steps)));
+        let done = catch_unwind(AssertUnwindSafe(work));
+        STEPS_LEFT.with(|left| left.set(None));
+        match done {
+            Ok(()) => true,
+            Err(cause) if cause.is::<Killed>() => false,
+            Err(cause) => resume_unwind(cause),
+        }
+    }
+}

@@ -162,6 +162,8 @@ macro_rules! number {
             /// Puts `value` there.
             #[inline(always)]
             pub fn store(&self, value: impl Into<Untrusted<$number>>, ordering: Ordering) {
+                #[cfg(loom)]
+                crate::sync::kill::step();
                 self.0.store(value.into().0, ordering);
             }
 
@@ -172,6 +174,8 @@ macro_rules! number {
                 value: impl Into<Untrusted<$number>>,
                 ordering: Ordering,
             ) -> Untrusted<$number> {
+                #[cfg(loom)]
+                crate::sync::kill::step();
                 Untrusted(self.0.swap(value.into().0, ordering))
             }
 
@@ -187,6 +191,8 @@ macro_rules! number {
                 success: Ordering,
                 failure: Ordering,
             ) -> Result<(), Untrusted<$number>> {
+                #[cfg(loom)]
+                crate::sync::kill::step();
                 let exchanged = self.0.compare_exchange(current, new, success, failure);
                 exchanged.map(drop).map_err(Untrusted)
             }
@@ -194,18 +200,24 @@ macro_rules! number {
             /// Adds `value`; what stood there before.
             #[inline(always)]
             pub fn fetch_add(&self, value: $number, ordering: Ordering) -> Untrusted<$number> {
+                #[cfg(loom)]
+                crate::sync::kill::step();
                 Untrusted(self.0.fetch_add(value, ordering))
             }
 
             /// Sets `bits`; what stood there before.
             #[inline(always)]
             pub fn fetch_or(&self, bits: $number, ordering: Ordering) -> Untrusted<$number> {
+                #[cfg(loom)]
+                crate::sync::kill::step();
                 Untrusted(self.0.fetch_or(bits, ordering))
             }
 
             /// Makes it `value` if that is more; what stood there before.
             #[inline(always)]
             pub fn fetch_max(&self, value: $number, ordering: Ordering) -> Untrusted<$number> {
+                #[cfg(loom)]
+                crate::sync::kill::step();
                 Untrusted(self.0.fetch_max(value, ordering))
             }
         }

@@ -11,7 +11,7 @@ use toehold_stream::end::{AHEAD_MAX, End, Incoming};
 use crate::connection::Connection;
 use crate::control_messages::Control;
 use crate::resets::fault_of_peer;
-use crate::{buffers, errno, lock, sys};
+use crate::{buffers, errno, sys, takeover};
 
 /// Bytes of the carrier that can be passed over for those behind them: twice what two switches in a
 /// row leave there in practice.
@@ -22,7 +22,7 @@ const SCRATCHES: usize = PASSED_MAX / SCRATCH_BYTES;
 /// Bytes that a receive would find now (`FIONREAD`), of an attached connection.
 pub(crate) fn waiting(connection: &Connection) -> Option<i32> {
     connection.end()?;
-    let _held = lock::lock(&connection.entry.rx_lock)?;
+    let _held = takeover::lock_receiving(connection)?;
     let end = connection.end()?;
     let count = count(connection, &end).ok()?;
     Some(i32::try_from(count).unwrap_or(i32::MAX))

@@ -13,10 +13,12 @@ use toehold_stream::end::End;
 
 use crate::connection::{self, Connection};
 use crate::epoll::news;
-use crate::{lock, sleepers};
+use crate::{lock, sleepers, takeover};
 
-/// Registers a sleeper and asks the peer to ring. Every call is followed by [`disarm`].
+/// Registers a sleeper and asks the peer to ring. Every call is followed by [`disarm`]. Neither
+/// lock of a direction is held.
 pub(crate) fn arm(connection: &Connection, end: &End<'_>) {
+    takeover::look(connection);
     {
         let held = lock::lock(&connection.entry.wake_lock);
         if held.is_none() {

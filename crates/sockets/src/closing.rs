@@ -25,7 +25,7 @@ use crate::epoll::{early, lifetime, orphans};
 use crate::express::{self, listener, parking};
 use crate::offload::awaiting;
 use crate::orderings::LAST_OUT;
-use crate::{adapter, lock, release, table};
+use crate::{adapter, release, table, takeover};
 
 /// `fd` is about to be closed, or another file is about to take its number.
 pub(crate) fn closing(fd: i32) {
@@ -94,9 +94,8 @@ fn end_number(connection: &Connection) {
 /// Returns when no thread is at work on the carrier by a number that was forgotten before. At the
 /// last close `release` does as much.
 fn pass_through_locks(connection: &Connection) {
-    let entry = connection.entry;
-    drop(lock::lock(&entry.rx_lock));
-    drop(lock::lock(&entry.tx_lock));
+    drop(takeover::lock_receiving(connection));
+    drop(takeover::lock_sending(connection));
 }
 
 /// `to` now refers to what `from` does (`dup`, `F_DUPFD`).

@@ -2,8 +2,7 @@
 
 use core::sync::atomic::{Ordering, fence};
 
-use toehold_channel::doorbell::{self, WAKING, WakeWord};
-use toehold_channel::layout::SIDE_SEEN;
+use toehold_channel::doorbell::WakeWord;
 use toehold_channel::sync::AtomicU64;
 use toehold_channel::table::{COMMAND_PEER_GONE, Mode};
 use toehold_freestanding::prefetch;
@@ -14,7 +13,7 @@ use crate::connection::{Connection, HINT_EOF, HINT_LOOK};
 use crate::epoll::news;
 use crate::express::turns;
 use crate::resets::fault_of_peer;
-use crate::{lock, notice, overflow, pending, resend, sleepers, sys};
+use crate::{lock, notice, overflow, resend, sleepers, takeover};
 
 /// Longer messages hide the cost of the general code, and of cache misses, behind their copy.
 pub(crate) const SHORT_BYTES: usize = 512;
@@ -57,7 +56,7 @@ pub(crate) fn fetch_lines(connection: &Connection, end: &End<'_>, offset: usize)
 /// Asks the peer to ring for credit, if it can.
 pub(crate) fn want_credit(connection: &Connection, end: &End<'_>) -> Credit {
     advance_incoming(connection, end);
-    let Some(_held) = lock::lock(&connection.entry.tx_lock) else {
+    let Some(_held) = takeover::lock_sending(connection) else {
         // Nobody was asked to ring, so nobody may sleep for it. The next send says EAGAIN.
         return Credit::WentDown;
     };
@@ -136,7 +135,7 @@ pub(crate) fn stop_wanting(connection: &Connection, end: &End<'_>) {
 pub(crate) fn advance_incoming(connection: &Connection, end: &End<'_>) {
     if end.records_pending() {
         // Without the lock they wait for the next receive.
-        if let Some(_held) = lock::lock(&connection.entry.rx_lock) {
+        if let Some(_held) = takeover::lock_receiving(connection) {
             if let Ok(Incoming::Ring(_)) = end.incoming() {}
         }
     }
@@ -176,7 +175,7 @@ pub(crate) fn settle(connection: &Connection, end: &End<'_>) {
 /// As [`go_down`], for callers without the send lock. Where the lock cannot be had the direction
 /// stays as it is: the next send meets the same lock, and says so.
 pub(crate) fn go_down_locked(connection: &Connection, end: &End<'_>) {
-    if let Some(_held) = lock::lock(&connection.entry.tx_lock) {
+    if let Some(_held) = takeover::lock_sending(connection) {
         go_down(connection, end);
     }
 }

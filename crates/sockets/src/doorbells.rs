@@ -13,7 +13,7 @@ use toehold_stream::end::End;
 
 use crate::connection::Connection;
 use crate::epoll::news;
-use crate::{lock, pending, sleepers, sys};
+use crate::{lock, pending, sleepers, sys, takeover};
 
 /// Doorbells taken in one call.
 const BATCH: usize = 256;
@@ -98,7 +98,7 @@ pub(crate) fn tidy(connection: &Connection, end: &End<'_>) {
 /// Takes up to `seen` that a sleeper peeked at, if they are there still, unless somebody else
 /// sleeps. Takes the receive lock.
 pub(crate) fn take_seen(connection: &Connection, end: &End<'_>, seen: usize) {
-    let Some(_held) = lock::lock(&connection.entry.rx_lock) else {
+    let Some(_held) = takeover::lock_receiving(connection) else {
         // They stay for the next receive.
         return;
     };

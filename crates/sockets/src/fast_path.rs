@@ -134,9 +134,8 @@ pub(crate) unsafe fn receive(
     let crossed = receiver.consume(len, filled);
     direction::count_call(&entry.rx_calls);
     entry.rx_empty.store(0, Ordering::Relaxed);
-    drop(held);
     if crossed && end.is_asked_for_credit() {
-        service::notify_of_credit(connection, &end);
+        service::notify_of_credit(connection, &end, held);
     }
     Some(len as isize)
 }

@@ -36,8 +36,8 @@ use crate::lock::UNLOCKED;
 use crate::offload::awaiting;
 use crate::orderings::STATE_SEEN;
 use crate::{
-    adapter, express, family, faults, holders, lock, offers, pairs, process, service, slabs,
-    sleepers, sys, table,
+    adapter, express, family, faults, holders, offers, pairs, process, service, slabs, sleepers,
+    sys, table, takeover,
 };
 
 /// Connections of one process whose channels are handed on; further ones go back to their carriers.
@@ -588,8 +588,8 @@ fn hand_on(
     }
     if !shared {
         // Released by the successor, or when the exec fails.
-        let rx = lock::lock(&entry.rx_lock);
-        let tx = lock::lock(&entry.tx_lock);
+        let rx = takeover::lock_receiving(connection);
+        let tx = takeover::lock_sending(connection);
         if let (Some(rx), Some(tx)) = (rx, tx) {
             core::mem::forget((rx, tx));
             record.flags |= LOCKED;

@@ -11,6 +11,7 @@
 //!       ─► receive, send, transfer     bytes: carrier, ring, and the switches between
 //!       ─► direction, service          our direction: credit, up and down
 //!       ─► notice                      telling the peer of news
+//!       ─► lock, takeover              locks of a fork family, and what heirs of one repair
 //!       ─► carrier, unix             TCP and Unix sockets, and how they differ
 //!       ─► ahead, peek_offset          looking at bytes without taking them
 //!       ─► overflow                    when a ring is too small
@@ -96,6 +97,7 @@ mod sleepers;
 mod sys;
 mod table;
 mod table_room;
+mod takeover;
 mod tracking;
 mod transfer;
 mod unix;

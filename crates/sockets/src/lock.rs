@@ -1,8 +1,13 @@
 //! Locks for state that a fork family shares, and for our own.
 //!
 //! A family lock names its owner: the process in the upper bits, a fingerprint of the thread in the
-//! lower. When the owning process is dead the lock is taken over: what it guards (cursors, counts)
-//! is always stored whole, last, so a dead owner leaves either the old or the new value.
+//! lower. When the owning process is dead the lock is taken over. A process may be killed between
+//! any two stores, and as any system call returns, so the new owner repairs what the lock guards:
+//!
+//! - the locks of a connection's directions: [`crate::takeover`]; they are taken there;
+//! - the wake lock: no store under it leaves a sleeper without its doorbell, so there is nothing to
+//!   repair. A sleeper is counted before it asks for a doorbell, and whoever takes a request back
+//!   has found nobody else asleep. A request that stays behind costs one doorbell.
 //!
 //! A living owner keeps the lock, of whatever user it is. It may be in the middle of a copy, kept
 //! from its processor; the rest of that copy would overwrite what a second owner has published, and
@@ -81,16 +86,24 @@ pub(crate) fn try_lock(word: &AtomicU32) -> Option<Held<'_>> {
 pub(crate) fn lock(word: &AtomicU32) -> Option<Held<'_>> {
     match try_lock(word) {
         Some(held) => Some(held),
-        None => lock_contended(word, WAIT_NS_MAX),
+        None => wait_for(word, WAIT_NS_MAX).map(|waited| waited.held),
     }
+}
+
+/// A lock that was not open at once.
+pub(crate) struct Waited<'a> {
+    pub(crate) held: Held<'a>,
+    /// Its last owner was killed while it had the lock: the new one repairs what it guards.
+    pub(crate) is_inherited: bool,
 }
 
 /// How long to wait for a living holder, which copies at most a ring's worth of bytes. One that
 /// takes longer is stopped by a signal or a debugger, or the word was forged.
-const WAIT_NS_MAX: u64 = 10_000_000_000;
+pub(crate) const WAIT_NS_MAX: u64 = 10_000_000_000;
 
+/// As [`lock`], which gives up after `wait_ns_max`, and says whose the lock was.
 #[cold]
-fn lock_contended(word: &AtomicU32, wait_ns_max: u64) -> Option<Held<'_>> {
+pub(crate) fn wait_for(word: &AtomicU32, wait_ns_max: u64) -> Option<Waited<'_>> {
     /// After this long with our own fingerprint on it, the holder is us.
     const REENTRY_NS: u64 = 20_000_000;
     let me = owner_word();
@@ -100,7 +113,10 @@ fn lock_contended(word: &AtomicU32, wait_ns_max: u64) -> Option<Held<'_>> {
         let owner = word.load(Ordering::Relaxed);
         if owner == 0 {
             if let Some(held) = try_lock(word) {
-                return Some(held);
+                return Some(Waited {
+                    held,
+                    is_inherited: false,
+                });
             }
         }
         if !wait.turn() {
@@ -120,20 +136,41 @@ fn lock_contended(word: &AtomicU32, wait_ns_max: u64) -> Option<Held<'_>> {
                 return None;
             }
         }
-        let pid = owner >> THREAD_BITS;
-        if pid != process::pid() && (pid == 0 || !sys::process_exists(pid)) {
-            let section = deferral::enter();
-            // Acquire pairs with the store by [`UNLOCKED`] in `Held::drop` of the last owner who
-            // let go; the dead one is gone, and the kernel has said so.
-            let taken = word.compare_exchange(owner, me, Ordering::Acquire, Ordering::Relaxed);
-            if taken.is_ok() {
-                return Some(Held {
-                    word,
-                    _section: section,
-                });
-            }
+        if let Some(inherited) = inherit_from(word, owner) {
+            return Some(inherited);
         }
     }
+}
+
+/// True when a lock's word names another process as its owner, whether it lives or not.
+#[inline]
+pub(crate) fn is_anothers(owner: u32) -> bool {
+    owner != 0 && owner >> THREAD_BITS != process::pid()
+}
+
+/// Takes `word` over if its owner is dead.
+#[cold]
+pub(crate) fn inherit(word: &AtomicU32) -> Option<Waited<'_>> {
+    inherit_from(word, word.load(Ordering::Relaxed))
+}
+
+fn inherit_from(word: &AtomicU32, owner: u32) -> Option<Waited<'_>> {
+    let pid = owner >> THREAD_BITS;
+    if !is_anothers(owner) || pid != 0 && sys::process_exists(pid) {
+        return None;
+    }
+    let section = deferral::enter();
+    // Acquire pairs with the store by [`UNLOCKED`] in `Held::drop` of the last owner who let go;
+    // the dead one is gone, and the kernel has said so.
+    let taken = word.compare_exchange(owner, owner_word(), Ordering::Acquire, Ordering::Relaxed);
+    taken.ok()?;
+    Some(Waited {
+        held: Held {
+            word,
+            _section: section,
+        },
+        is_inherited: true,
+    })
 }
 
 /// How a thread waits for a lock: it spins, then lets others run, then sleeps.
@@ -274,9 +311,9 @@ mod tests {
     fn no_owner_is_waited_for_for_ever() {
         // Ours by its number, but no thread's: forged.
         let forged = AtomicU32::new(owner_word() ^ 1);
-        assert!(lock_contended(&forged, SHORT_NS).is_none());
+        assert!(wait_for(&forged, SHORT_NS).is_none());
         let by_init = AtomicU32::new(1 << THREAD_BITS | 1);
-        assert!(lock_contended(&by_init, SHORT_NS).is_none());
+        assert!(wait_for(&by_init, SHORT_NS).is_none());
     }
 
     /// The owner is in the middle of a copy, as far as anybody can tell.
@@ -304,7 +341,7 @@ mod tests {
             .expect("the child says that it is ready");
         let owner = (child as u32) << THREAD_BITS | 1;
         let word = AtomicU32::new(owner);
-        let taken_from_the_living = lock_contended(&word, 10 * SHORT_NS).is_some();
+        let taken_from_the_living = wait_for(&word, 10 * SHORT_NS).is_some();
         // SAFETY: a child of ours.
         unsafe {
             libc::kill(child, libc::SIGKILL);
@@ -312,7 +349,7 @@ mod tests {
         }
         assert!(!taken_from_the_living);
         assert_eq!(word.load(Ordering::Relaxed), owner);
-        assert!(lock_contended(&word, u64::MAX).is_some());
+        assert!(wait_for(&word, u64::MAX).is_some());
     }
 
     /// Nanoseconds that this thread has run.

@@ -10,7 +10,7 @@ use toehold_stream::end::End;
 
 use crate::connection::{Connection, HINT_LOOK};
 use crate::resets::fault_of_peer;
-use crate::{pending, sys};
+use crate::{pending, sys, unix};
 
 /// Makes the peer notice what was just published. The caller holds the send lock and has passed a
 /// full barrier.
@@ -18,7 +18,7 @@ use crate::{pending, sys};
 pub(crate) fn notify(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
     let entry = connection.entry;
     if must_ring(connection, end)? {
-        ring(connection);
+        ring(connection, end);
     } else {
         let suppressed = entry.doorbells_suppressed.load(Ordering::Relaxed);
         entry
@@ -30,7 +30,7 @@ pub(crate) fn notify(connection: &Connection, end: &End<'_>) -> Result<(), i32> 
 
 /// Marks the peer's ready bitmap. True when a doorbell has to follow.
 #[inline(always)]
-fn must_ring(connection: &Connection, end: &End<'_>) -> Result<bool, i32> {
+pub(crate) fn must_ring(connection: &Connection, end: &End<'_>) -> Result<bool, i32> {
     let pair = connection.local.pair.load(Ordering::Relaxed);
     // SAFETY: a connection's pair stays mapped until its release, which takes the send lock first.
     let pair = unsafe { pair.as_ref() };
@@ -46,7 +46,7 @@ fn must_ring(connection: &Connection, end: &End<'_>) -> Result<bool, i32> {
 #[cold]
 pub(crate) fn ring_if_open(connection: &Connection, end: &End<'_>) {
     if is_open(connection, end) {
-        ring(connection);
+        ring(connection, end);
     }
 }
 
@@ -66,9 +66,9 @@ pub(crate) fn notify_late(connection: &Connection, end: &End<'_>, is_seen: impl 
     let was_bell = (end.theirs().wake.wake.load(WAKING)).is(WakeWord::Bell.to_word());
     match must_ring(connection, end) {
         // A thread of the peer's sleeps in the library.
-        Ok(true) if is_seen() || !was_bell => ring(connection),
+        Ok(true) if is_seen() || !was_bell => ring(connection, end),
         Ok(_) if end.theirs().wake.closed.load(SIDE_SEEN).is(0) => {
-            ring_by(connection, sys::send_late);
+            ring_by(connection, end, sys::send_late);
         }
         Ok(_) | Err(_) => {}
     }
@@ -76,18 +76,23 @@ pub(crate) fn notify_late(connection: &Connection, end: &End<'_>, is_seen: impl 
 
 /// One byte on the carrier. The caller holds the send lock, the direction is in ring mode.
 #[cold]
-fn ring(connection: &Connection) {
-    ring_by(connection, sys::send_now);
+fn ring(connection: &Connection, end: &End<'_>) {
+    ring_by(connection, end, sys::send_now);
 }
 
-fn ring_by(connection: &Connection, send: fn(i32, &[u8]) -> isize) {
+fn ring_by(connection: &Connection, end: &End<'_>, send: fn(i32, &[u8]) -> isize) {
     let entry = connection.entry;
     let Some(fd) = connection.carrier() else {
         return;
     };
-    let result = send(fd, &[0]);
+    let result = unix::counted(connection, end, || {
+        let result = send(fd, &[0]);
+        if result == 1 {
+            entry.tx_carrier.fetch_add(1, Ordering::Relaxed);
+        }
+        result
+    });
     if result == 1 {
-        entry.tx_carrier.fetch_add(1, Ordering::Relaxed);
         entry.doorbells.fetch_add(1, Ordering::Relaxed);
     } else if result == -(libc::EPIPE as isize) {
         // The connection is broken, and its error was reported: what is left to read, and its end,

@@ -20,7 +20,7 @@ use core::sync::atomic::Ordering;
 use toehold_channel::untrusted::Untrusted;
 
 use crate::connection::Connection;
-use crate::{lock, sys};
+use crate::{sys, takeover};
 
 /// The offset, where it is on and ours.
 pub(crate) fn get(connection: &Connection) -> Option<u64> {
@@ -40,7 +40,7 @@ pub(crate) fn store(connection: &Connection, offset: u64) {
 
 /// The program sets the offset, negative for off. True when the kernel must not hear of it.
 pub(crate) fn set(connection: &Connection, offset: i32) -> bool {
-    let Some(_held) = lock::lock(&connection.entry.rx_lock) else {
+    let Some(_held) = takeover::lock_receiving(connection) else {
         return false;
     };
     // A kernel that knows no offset of TCP refuses this too, and is asked by the program's call.

@@ -12,7 +12,7 @@ use crate::connection::{Connection, HINT_LOOK};
 use crate::direction::{Credit, want_credit};
 use crate::express::turns;
 use crate::resets::was_closed_cleanly;
-use crate::{ahead, doorbells, lock, pending, service, settings, sys, unix};
+use crate::{ahead, doorbells, pending, service, settings, sys, takeover, unix};
 
 /// The `POLL*` bits that hold now, of those in `interest` (errors and hang-up always). Asking for
 /// `POLLOUT` without credit leaves a request for it with the peer.
@@ -124,7 +124,7 @@ fn slow_incoming(connection: &Connection, end: &End<'_>) -> i16 {
     let entry = connection.entry;
     let mut ready = 0;
     service::resend_if_asked(connection, end);
-    let Some(_held) = lock::lock(&entry.rx_lock) else {
+    let Some(_held) = takeover::lock_receiving(connection) else {
         // Readiness that is not there costs the program a call. Readiness that is kept from it may
         // cost it its wake-up.
         return POLLIN;

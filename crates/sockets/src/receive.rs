@@ -21,8 +21,8 @@ use crate::offload::{awaiting, endings};
 use crate::receive::waiting::{Waits, arm_for_unknown_wait, wait_for_bytes};
 use crate::sleep::sleep_until;
 use crate::{
-    ahead, buffers, direction, doorbells, errno, leaving, lock, offers, pairing, peek_offset,
-    pending, resets, service, settings, sys, unix, waits,
+    ahead, buffers, direction, doorbells, errno, leaving, offers, pairing, peek_offset, pending,
+    resets, service, settings, sys, takeover, unix, waits,
 };
 
 /// Without other signs, a receiver that finds its ring empty looks at the carrier this often.
@@ -194,7 +194,7 @@ unsafe fn receive_by_steps(
     if flags & libc::MSG_OOB != 0 {
         // Urgent data never travels in a ring: the sender went down for it.
         let part = parts.first().ok_or(libc::EINVAL)?;
-        let Some(_held) = lock::lock(&entry.rx_lock) else {
+        let Some(_held) = takeover::lock_receiving(connection) else {
             return Err(libc::EAGAIN);
         };
         if connection.end().is_none() || !connection.is_current() {
@@ -239,7 +239,7 @@ unsafe fn receive_by_steps(
     loop {
         let end;
         let step = {
-            let Some(_held) = lock::lock(&entry.rx_lock) else {
+            let Some(held) = takeover::lock_receiving(connection) else {
                 return errno::unless_moved(done, libc::EAGAIN);
             };
             if !connection.is_current() {
@@ -250,7 +250,7 @@ unsafe fn receive_by_steps(
             };
             end = attached;
             // SAFETY: the caller's promise.
-            unsafe {
+            let step = unsafe {
                 step(
                     connection,
                     &end,
@@ -259,14 +259,18 @@ unsafe fn receive_by_steps(
                     total - done,
                     flags,
                 )
+            };
+            if matches!(step, Ok(Step::Got(_, true))) && end.is_asked_for_credit() {
+                service::notify_of_credit(connection, &end, held);
             }
+            step
         };
         match step {
-            Ok(Step::Got(moved, look_for_sleeper)) => {
+            Ok(Step::Got(moved, _)) => {
                 done += moved;
                 waits_so_far.got_bytes();
                 entry.rx_empty.store(0, Ordering::Relaxed);
-                after_receive(connection, &end, look_for_sleeper);
+                after_receive(connection);
                 if !takes && waits && moved < least.min(RING_BYTES / 2) {
                     // Nothing was consumed: wait until more stands behind what was seen, then look
                     // at all of it again.
@@ -361,13 +365,9 @@ unsafe fn receive_by_steps(
     }
 }
 
-/// Follows a receive, outside the receive lock: credit for a sleeping sender, and our own
-/// direction's upgrade.
+/// Follows a receive, outside the receive lock: our own direction's upgrade.
 #[inline]
-fn after_receive(connection: &Connection, end: &End<'_>, look_for_sleeper: bool) {
-    if look_for_sleeper && end.is_asked_for_credit() {
-        service::notify_of_credit(connection, end);
-    }
+fn after_receive(connection: &Connection) {
     let entry = connection.entry;
     if entry.tx_mode.load(Ordering::Relaxed) == Mode::Carrier as u32 || connection::commanded(entry)
     {

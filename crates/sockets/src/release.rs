@@ -15,7 +15,7 @@ use crate::connection::{self, Connection, Local};
 use crate::orderings::{LAST_OUT, STATE_TOLD};
 use crate::{
     adapter, direction, doorbells, holders, lock, notice, process, resets, showing, slabs,
-    sleepers, sys,
+    sleepers, sys, takeover,
 };
 
 /// The last descriptor of this process that referred to `connection` is being closed.
@@ -86,11 +86,11 @@ fn end_channel(connection: &Connection, end: &End<'_>) {
     sleepers::set_wake(end, WakeWord::None);
     // Without the lock nobody looks, and nothing is taken off the carrier: the kernel resets when
     // something is left there, and the peer is not told that all was read.
-    let unread = lock::lock(&connection.entry.rx_lock).map(|_held| leaves_unread(connection, end));
+    let unread = takeover::lock_receiving(connection).map(|_held| leaves_unread(connection, end));
     // A thread that cannot have this lock says all the same that it ends. The word is stored by
     // nobody else at the last close, and a peer that finds it too early is not told that the end is
     // clean.
-    let tx = lock::lock(&connection.entry.tx_lock);
+    let tx = takeover::lock_sending(connection);
     if tx.is_some() {
         direction::settle(connection, end);
     }
@@ -167,8 +167,8 @@ fn leave_region(connection: &Connection, region: NonNull<u8>) -> Left {
     /// Turns to wait for threads that were inside a call when the descriptor was closed.
     const TURNS_MAX: u32 = 1000;
     let (entry, local) = (connection.entry, connection.local);
-    let rx = lock::lock(&entry.rx_lock);
-    let tx = lock::lock(&entry.tx_lock);
+    let rx = takeover::lock_receiving(connection);
+    let tx = takeover::lock_sending(connection);
     // Whoever says how he waits looks for the region under this lock.
     let wake = lock::lock(&entry.wake_lock);
     // A lock that we do not have may be held by a thread of this process that is in the region.

@@ -25,6 +25,7 @@ pub(crate) fn send(connection: &Connection, end: &End<'_>, unread: Unread) {
             return;
         }
     }
+    end.unread_is_sent();
 }
 
 /// Sends `len` bytes of the ring at `from`; false when the kernel does not take all at once.

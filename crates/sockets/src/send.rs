@@ -19,8 +19,8 @@ use crate::offload::{awaiting, endings};
 use crate::resets::fault_of_peer;
 use crate::sleep::Deadline;
 use crate::{
-    buffers, doorbells, errno, leaving, lock, notice, offers, overflow, pairing, pending, service,
-    sys, unix, waits,
+    buffers, doorbells, errno, leaving, notice, offers, overflow, pairing, pending, service, sys,
+    takeover, unix, waits,
 };
 
 /// A message of this size that meets the end of a small ring goes on at once on the carrier, so
@@ -234,13 +234,12 @@ pub(crate) fn carry(
     waits: bool,
     mut turn: impl FnMut(&End<'_>, usize) -> Result<Turn, i32>,
 ) -> Result<usize, i32> {
-    let entry = connection.entry;
     let mut deadline = Deadline::default();
     let mut done = 0;
     loop {
         let end;
         let turn = {
-            let Some(_held) = lock::lock(&entry.tx_lock) else {
+            let Some(_held) = takeover::lock_sending(connection) else {
                 return errno::unless_moved(done, libc::EAGAIN);
             };
             if !connection.is_current() {

@@ -16,9 +16,11 @@ use toehold_stream::leaving::Refusal;
 use crate::connection::{self, Connection, HINT_EOF};
 use crate::epoll::membership;
 use crate::express::turns;
+use crate::lock::Held;
 use crate::resets::fault_of_peer;
 use crate::{
-    direction, doorbells, errno, leaving, lock, notice, peek_offset, settings, sleepers, sys, unix,
+    direction, doorbells, errno, leaving, notice, peek_offset, settings, sleepers, sys, takeover,
+    unix,
 };
 
 /// Does what the operator, the adapter, the peer or the state of the connection ask of our
@@ -140,7 +142,7 @@ pub(crate) fn service(connection: &Connection) {
         return;
     };
     {
-        let Some(_held) = lock::try_lock(&connection.entry.tx_lock) else {
+        let Some(_held) = takeover::try_lock_sending(connection) else {
             return;
         };
         let _ = attend(connection, &end);
@@ -169,7 +171,7 @@ pub(crate) fn retire(connection: &Connection, reason: Reason) {
 /// bytes for doorbells; so the connection is reset then.
 pub(crate) fn leave_ring(connection: &Connection, reason: Reason) -> bool {
     connection.pin(reason);
-    let Some(_held) = lock::lock(&connection.entry.tx_lock) else {
+    let Some(_held) = takeover::lock_sending(connection) else {
         if connection
             .inside()
             .is_some_and(|end| end.tx_mode() != Mode::Carrier)
@@ -229,7 +231,7 @@ pub(crate) fn quiesce(connection: &Connection, reason: Reason) {
     let mut unread = true;
     while sys::now_ns() - start < SETTLE_NS || unread {
         {
-            let Some(_held) = lock::lock(&connection.entry.rx_lock) else {
+            let Some(_held) = takeover::lock_receiving(connection) else {
                 // Nobody can tell what is unread: as if something were.
                 unread = true;
                 break;
@@ -271,8 +273,8 @@ fn ask_to_resend(connection: &Connection, end: &End<'_>) {
         // Nobody could be rung, or nobody is there.
         return;
     }
-    let is_asked = lock::lock(&connection.entry.rx_lock).is_some_and(|_held| end.ask_to_resend());
-    let Some(_held) = lock::lock(&connection.entry.tx_lock).filter(|_| is_asked) else {
+    let is_asked = takeover::lock_receiving(connection).is_some_and(|_held| end.ask_to_resend());
+    let Some(_held) = takeover::lock_sending(connection).filter(|_| is_asked) else {
         return;
     };
     end.refuse(Refusal::Paused);
@@ -293,7 +295,7 @@ pub(crate) fn resend_if_asked(connection: &Connection, end: &End<'_>) {
         return;
     }
     // Whoever has the lock is in a send, which follows at its beginning: here and at the next look.
-    if let Some(_held) = lock::try_lock(&connection.entry.tx_lock) {
+    if let Some(_held) = takeover::try_lock_sending(connection) {
         let _ = attend(connection, end);
     }
 }
@@ -310,7 +312,7 @@ pub(crate) fn shutting(connection: &Connection, how: i32) {
         flags |= FLAG_SHUT_RX;
     }
     if let Some(end) = connection.inside() {
-        let held = lock::lock(&entry.tx_lock);
+        let held = takeover::lock_sending(connection);
         entry.flags.fetch_or(flags, Ordering::Relaxed);
         if flags & FLAG_SHUT_TX != 0 {
             // Back to the carrier first, so that a second send meets the kernel's EPIPE. Without
@@ -334,10 +336,18 @@ pub(crate) fn shutting(connection: &Connection, how: i32) {
     settings::before_shutdown(connection);
 }
 
-/// The receive path gave credit to a sender that may sleep.
+/// The receive path gave credit to a sender that may sleep. `receiving` is the receive lock.
+///
+/// It is opened when the sender has been notified: if this process is killed before, whoever takes
+/// it over notifies in its place ([`crate::takeover`]).
 #[cold]
-pub(crate) fn notify_of_credit(connection: &Connection, end: &End<'_>) {
-    let Some(_held) = lock::lock(&connection.entry.tx_lock) else {
+pub(crate) fn notify_of_credit(connection: &Connection, end: &End<'_>, receiving: Held<'_>) {
+    if takeover::notify_of_credit(connection, end) {
+        return;
+    }
+    // The next call may go up, which has to do with other locks.
+    drop(receiving);
+    let Some(_held) = takeover::lock_sending(connection) else {
         // A doorbell outside the lock could come between another's data. The peer's request stays,
         // and the next receive that crosses its mark looks again.
         return;

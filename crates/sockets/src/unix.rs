@@ -18,6 +18,10 @@
 //! No send is under way between two equal values that are not 0: `counted` only grows. An end says
 //! that it is attached when it has compared. Until then the peer's direction stays on the carrier.
 //!
+//! The counts are kept for as long as there is a channel. Where a member of a fork family was
+//! killed, they tell how far it came ([`crate::takeover`]): a receive by the peer's count and
+//! what still waits; a send by our own, unless the member was killed inside.
+//!
 //! # The end
 //!
 //! An end that closes with bytes unread in its queue gives the peer `ECONNRESET`, once, behind all
@@ -53,8 +57,7 @@ fn tell_count(connection: &Connection, end: &End<'_>) {
 /// A send on the carrier, which counts its bytes. The caller holds the send lock.
 #[inline]
 pub(crate) fn counted<T>(connection: &Connection, end: &End<'_>, send: impl FnOnce() -> T) -> T {
-    let is_compared = || end.theirs().wake.attached.load(SIDE_SEEN).is(1);
-    if Carrier::of(connection) == Carrier::Tcp || is_compared() {
+    if Carrier::of(connection) == Carrier::Tcp {
         return send();
     }
     end.ours().wake.counted.store(0, Ordering::Relaxed);
@@ -74,23 +77,39 @@ pub(crate) fn compare(connection: &Connection, end: &End<'_>) {
     let Some(_held) = lock::try_lock(&entry.rx_lock) else {
         return;
     };
-    let theirs = &end.theirs().wake.counted;
-    let before = theirs.load(SIDE_SEEN);
-    let waiting = sys::bytes_waiting(connection.number());
-    if before.is(0) || waiting < 0 {
+    let Some(taken) = taken(connection, end) else {
         return;
-    }
-    // Pairs with the fence in `counted`.
-    fence(Ordering::SeqCst);
-    if theirs.load(SIDE_SEEN) != before {
-        return;
-    }
-    let arrived = entry.rx_carrier.load(Ordering::Relaxed) + waiting as u64;
-    if !before.is(arrived.wrapping_add(1)) {
+    };
+    if taken != entry.rx_carrier.load(Ordering::Relaxed) {
         return connection.pin(Reason::CountsDisagree);
     }
     entry.flags.fetch_and(!FLAG_UNCOMPARED, Ordering::Relaxed);
     end.welcome();
+}
+
+/// Bytes taken from the carrier: those that the peer has sent, less those that wait. `None` while a
+/// send of the peer's may be under way. The caller holds the receive lock.
+pub(crate) fn taken(connection: &Connection, end: &End<'_>) -> Option<u64> {
+    let theirs = &end.theirs().wake.counted;
+    let before = theirs.load(SIDE_SEEN);
+    let waiting = u64::try_from(sys::bytes_waiting(connection.number())).ok()?;
+    // Pairs with the fence in `counted`.
+    fence(Ordering::SeqCst);
+    if before.is(0) || theirs.load(SIDE_SEEN) != before {
+        return None;
+    }
+    before
+        .beyond((waiting + 1).into())
+        .or(before.is(waiting + 1).then_some(0))
+}
+
+/// Bytes given to the carrier. `None` when a send may have been cut short. The caller holds the
+/// send lock, taken over from a dead owner.
+pub(crate) fn given(connection: &Connection, end: &End<'_>) -> Option<u64> {
+    let given = connection.entry.tx_carrier.load(Ordering::Relaxed);
+    // Relaxed: our own word. A peer that forges it deceives itself.
+    let told = end.ours().wake.counted.load(Ordering::Relaxed);
+    told.is(given.wrapping_add(1)).then_some(given)
 }
 
 /// The error that comes behind the last byte, when there is one that the kernel does not know of.

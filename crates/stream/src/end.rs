@@ -25,7 +25,7 @@ use toehold_channel::layout::{
     CONTROL_BYTES, Control, LEFT, RECORD_SLOTS, RECORDS_OUTSTANDING_MAX, RING_BYTES, SIDE_SEEN,
     Side,
 };
-use toehold_channel::ring::{Fault, Filled, Receiver, Sender};
+use toehold_channel::ring::{DONE, Fault, Filled, Receiver, Sender};
 use toehold_channel::sync::{Ordering, fence};
 use toehold_channel::table::{Entry, Mode};
 use toehold_channel::untrusted::Untrusted;
@@ -341,7 +341,7 @@ impl<'a> End<'a> {
     }
 
     fn acknowledge(&self, records: Untrusted<u32>) {
-        self.entry.rx_records.store(records, Ordering::Relaxed);
+        self.entry.rx_records.store(records, DONE);
         // Release pairs with the Acquire load in `all_acknowledged`: everything before the switch
         // was read.
         self.ours()
@@ -408,7 +408,8 @@ impl<'a> End<'a> {
     /// be rung now; `tx_carrier` is exact when it returns. A direction that is on the carrier stays
     /// there. Callers hold the send lock.
     ///
-    /// Returns what the peer wants once more, if it has asked: that goes first.
+    /// Returns what the peer wants once more, if it has asked: that goes first, and
+    /// [`End::unread_is_sent`] follows.
     #[must_use = "what is returned is sent on the carrier before anything else"]
     pub fn go_down(&self, ring: impl FnOnce(bool)) -> Option<Unread> {
         if self.tx_mode() != Mode::Ring {
@@ -456,7 +457,7 @@ impl<'a> End<'a> {
             Ordering::Relaxed,
         );
         let records = records.plus(1);
-        self.entry.tx_records.store(records, Ordering::Relaxed);
+        self.entry.tx_records.store(records, DONE);
         // Release pairs with the Acquire load in `incoming_switching`.
         self.ours().switch.records.store(records, Ordering::Release);
     }

@@ -17,6 +17,7 @@
 //! - [`resend`]: unread bytes that come once more by the carrier.
 //! - [`ending`]: how a connection has ended whose carrier reports a reset.
 //! - [`worth`]: which connections are worth a channel.
+//! - [`takeover`]: what is repaired after a member of the family that was killed.
 //! - [`mutex`]: a lock whose waiters sleep.
 //! - [`sleepers`]: who of a family sleeps, and whom a doorbell is still to wake.
 //! - [`spin`]: when to look again, and when to sleep.
@@ -37,4 +38,5 @@ pub mod next;
 pub mod resend;
 pub mod sleepers;
 pub mod spin;
+pub mod takeover;
 pub mod worth;

@@ -8,18 +8,18 @@
 //! ```text
 //!   receiver                                    sender
 //!   head := read so far
-//!   resend: 0 -> ASKED ───────────────────────► going down: resend := TOO_LATE, was ASKED
+//!   resend: 0 -> ASKED ───────────────────────► going down: resend: 0 -> TOO_LATE? ASKED
 //!   takes nothing more from the ring            unread := head .. tail
 //!   record: head := its position in the ring ◄─ record
-//!   doorbells, then data ◄───────────────────── unread, then new bytes
+//!   doorbells, then data ◄───────────────────── unread; resend := DONE; then new bytes
 //! ```
 //!
 //! One word decides, so both ends know which of them was first. A sender that came down unasked may
 //! have bytes on the carrier already, behind those in the ring: then it is too late. So it is for
 //! one that has closed: it forbids to ask, by the same word, or goes down because it was asked.
 
-use toehold_channel::layout::{RESEND_ASKED, RESEND_TOO_LATE};
-use toehold_channel::ring::{Fault, Filled, Stretches, stretches};
+use toehold_channel::layout::{RESEND_ASKED, RESEND_DONE, RESEND_TOO_LATE};
+use toehold_channel::ring::{DONE, Fault, Filled, Stretches, stretches};
 use toehold_channel::sync::Ordering;
 use toehold_channel::table::Mode;
 use toehold_channel::untrusted::Untrusted;
@@ -77,12 +77,27 @@ impl End<'_> {
     /// Our direction is about to leave the ring: what the peer has asked for. From now on it is too
     /// late to ask.
     pub(crate) fn settle_resend(&self) -> Option<Unread> {
-        let resend = &self.ours().switch.resend;
-        // Acquire pairs with the Release in `ask_to_resend`.
-        let before = resend.swap(RESEND_TOO_LATE, Ordering::AcqRel);
-        before.is(RESEND_ASKED).then(|| Unread {
+        // Acquire pairs with the Release in `ask_to_resend`. The request stays until it is
+        // fulfilled: whoever takes over from us must know of it.
+        let settled = self.ours().switch.resend.compare_exchange(
+            0,
+            RESEND_TOO_LATE,
+            Ordering::AcqRel,
+            Ordering::Acquire,
+        );
+        let is_asked = settled.is_err_and(|before| before.is(RESEND_ASKED));
+        is_asked.then(|| Unread {
             head: self.theirs().consume.head.load(Ordering::Relaxed),
         })
+    }
+
+    /// All that was unread has gone by the carrier. Callers hold the send lock since our direction
+    /// went down.
+    pub fn unread_is_sent(&self) {
+        // Relaxed: the peer looks at it only to learn whether its request was accepted, and the
+        // kernel has the bytes.
+        let resend = &self.ours().switch.resend;
+        resend.store(RESEND_DONE, Ordering::Relaxed);
     }
 
     /// Where the peer's unread bytes are in [`End::ring_out`]. Callers hold the send lock since our
@@ -108,9 +123,10 @@ impl End<'_> {
         let entry = self.entry;
         let ring = entry.rx_ring.load(Ordering::Relaxed);
         at_ring.ahead_of(ring, filled.len).ok_or(Fault::Record)?;
-        entry.rx_ring.store(at_ring, Ordering::Relaxed);
-        // Relaxed: nothing of these bytes was read since the peer was asked.
-        self.ours().consume.head.store(at_ring, Ordering::Relaxed);
+        entry.rx_ring.store(at_ring, DONE);
+        // Release keeps it behind the store above, as in `Receiver::consume`. It pairs with the
+        // Acquire load in `Sender::credit_fresh`.
+        self.ours().consume.head.store(at_ring, Ordering::Release);
         entry.rx_mode.store(Mode::Skip as u32, Ordering::Relaxed);
         Ok(())
     }

@@ -23,7 +23,7 @@ use crate::descriptors::{
 use crate::epoll::{early, membership, parked};
 use crate::offload::awaiting;
 use crate::pairs::Pair;
-use crate::{doorbells, errno, lock, notice, process, settings, sys, uring};
+use crate::{doorbells, errno, lock, notice, process, settings, sys, takeover, uring};
 
 /// `connect` on `fd`, which is `fresh`, if a carrier to that address is parked. `None`: the kernel
 /// is to connect. The caller has asked whether this process may act.
@@ -383,7 +383,7 @@ fn begin(
 
 /// The peer is to look into its queue. The connection has just begun, so nobody leaves the channel.
 fn tell(connection: &Connection, end: &End<'_>) {
-    if let Some(_held) = lock::lock(&connection.entry.tx_lock) {
+    if let Some(_held) = takeover::lock_sending(connection) {
         let _ = notice::notify(connection, end);
     }
 }

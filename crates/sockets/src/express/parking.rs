@@ -23,7 +23,7 @@ use crate::connection::{self, Connection, HINT_EOF};
 use crate::descriptors::GENERATION_MASK;
 use crate::epoll::membership;
 use crate::epoll::parked::{self, Keeps};
-use crate::{descriptors, lock, notice, release, sys, waits};
+use crate::{descriptors, lock, notice, release, sys, takeover, waits};
 
 /// A connection of which any is set ends with its carrier.
 const NOT_PARKED: u32 =
@@ -215,7 +215,7 @@ fn tell(parked: &Connection, end: &End<'_>) {
     let Some(turn) = turns::turn_of(parked.entry) else {
         return;
     };
-    let tx = lock::lock(&parked.entry.tx_lock);
+    let tx = takeover::lock_sending(parked);
     // An engine has said that its remote has finished, and waits for us to.
     let is_to_engine = parked.entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD != 0;
     let is_last = end.turns().is_ended_by_peer(turn) && !is_to_engine;

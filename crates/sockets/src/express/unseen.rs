@@ -14,7 +14,7 @@ use toehold_stream::end::End;
 use super::{LOCK, evidence, turns};
 use crate::connection::Connection;
 use crate::epoll::membership;
-use crate::{lock, notice, service, sleepers, waits};
+use crate::{notice, service, sleepers, takeover, waits};
 
 /// So many calls in a row that found nothing are a program that looks by itself.
 const FRUITLESS_LOOKING: u32 = 256;
@@ -56,7 +56,7 @@ pub(crate) fn sent(connection: &Connection, end: &End<'_>) {
     if turns::is_peer_seen(connection, end) {
         return;
     }
-    if let Some(_held) = lock::lock(&connection.entry.tx_lock)
+    if let Some(_held) = takeover::lock_sending(connection)
         && end.tx_mode() == Mode::Ring
     {
         notice::ring_if_open(connection, end);

@@ -19,7 +19,7 @@ use toehold_stream::end::End;
 use super::{books, carriers, turns};
 use crate::connection::{self, Connection, Local};
 use crate::offload::liveness;
-use crate::{lock, notice, process, sys};
+use crate::{notice, process, sys, takeover};
 
 /// Time between two looks, at first and at most.
 const LOOK_FIRST_NS: u64 = 20_000_000;
@@ -168,7 +168,7 @@ fn unread(entry: &Entry, end: &End<'_>, has_ended: bool) -> u64 {
 }
 
 fn ring(connection: &Connection, end: &End<'_>) -> bool {
-    let Some(_held) = lock::try_lock(&connection.entry.tx_lock) else {
+    let Some(_held) = takeover::try_lock_sending(connection) else {
         return false;
     };
     if end.tx_mode() != Mode::Ring {

@@ -16,7 +16,7 @@ use crate::epoll::membership;
 use crate::express::opening;
 use crate::offload::{addresses, endings, engine, liveness, routing};
 use crate::orderings::{OFFLOAD_SEEN, OFFLOAD_TOLD};
-use crate::{cancellation, doorbells, errno, lock, pending, real, sleep, sys};
+use crate::{cancellation, doorbells, errno, pending, real, sleep, sys, takeover};
 
 /// Connections of this process that wait for the engine's answer: while there are none, nothing
 /// here costs more than a look at this.
@@ -74,7 +74,7 @@ pub(crate) fn end_before_exec(connection: &Connection) {
     if look(connection) != Answer::Pending {
         return;
     }
-    if let Some(_held) = lock::lock(&connection.entry.rx_lock)
+    if let Some(_held) = takeover::lock_receiving(connection)
         && is_connecting(connection)
     {
         disconnect(connection.number());
@@ -108,7 +108,7 @@ pub(crate) fn look(connection: &Connection) -> Answer {
         // Another program has begun it. The engine's addresses are told with the answer.
         engine::routing_page();
     }
-    let Some(held) = lock::lock(&entry.rx_lock) else {
+    let Some(held) = takeover::lock_receiving(connection) else {
         // Whoever has the lock takes the answer; we look again.
         return Answer::Pending;
     };
@@ -234,7 +234,7 @@ fn settle(connection: &Connection, outcome: u32) {
 pub(crate) fn closing(connection: &Connection) {
     if is_connecting(connection) {
         // A thread in `look` has the number, which is closed next.
-        drop(lock::lock(&connection.entry.rx_lock));
+        drop(takeover::lock_receiving(connection));
         WAITING.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -5,7 +5,7 @@ use libc::iovec;
 use crate::connection::Connection;
 use crate::control_messages::Control;
 use crate::sleep::{Deadline, sleep_until};
-use crate::{ahead, buffers, lock, options, peek_offset, settings, sys};
+use crate::{ahead, buffers, options, peek_offset, settings, sys, takeover};
 
 /// How often a waiting look looks again: the bytes before its offset keep the kernel from telling
 /// of those behind it.
@@ -33,7 +33,7 @@ pub(super) unsafe fn look(
     let mut ended = false;
     loop {
         let seen = {
-            let _held = lock::lock(&connection.entry.rx_lock)?;
+            let _held = takeover::lock_receiving(connection)?;
             let end = connection.end().filter(|_| connection.is_current())?;
             let offset = peek_offset::get(connection)?;
             let to = (parts, &mut Control::none());

@@ -15,7 +15,7 @@ use crate::looking::{self, Looked};
 use crate::sleep::{self, Deadline};
 use crate::{
     arming, attention, cancellation, deferral, doorbells, errno, lock, pending, real, sleepers,
-    sys, waits,
+    sys, takeover, waits,
 };
 
 /// After this many fruitless non-blocking calls in a row the program is polling us: it needs no
@@ -64,6 +64,7 @@ impl Waits {
 /// A non-blocking call found nothing, and how the program will wait is unknown: ask for a doorbell.
 /// True when something arrived meanwhile.
 pub(super) fn arm_for_unknown_wait(connection: &Connection) -> bool {
+    takeover::look(connection);
     let entry = connection.entry;
     let empty = entry.rx_empty.load(Ordering::Relaxed).wrapping_add(1);
     entry.rx_empty.store(empty, Ordering::Relaxed);
@@ -105,7 +106,7 @@ pub(super) fn arm_for_unknown_wait(connection: &Connection) -> bool {
     }
     // The peer may have moved to the ring between our look at the carrier and the doorbell. Bytes
     // still on their way on the carrier wake by themselves.
-    let Some(_held) = lock::lock(&entry.rx_lock) else {
+    let Some(_held) = takeover::lock_receiving(connection) else {
         // Nobody knows: the caller looks again, a bounded number of times.
         return true;
     };

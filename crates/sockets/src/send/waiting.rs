@@ -9,7 +9,7 @@ use crate::connection::{Connection, HINT_LOOK};
 use crate::direction::{self, Credit};
 use crate::looking::{self, Looked};
 use crate::sleep::{Deadline, sleep_for_news, sleep_until, timeout_ns};
-use crate::{cancellation, deferral, doorbells, errno, lock, pending, real, sys};
+use crate::{cancellation, deferral, doorbells, errno, pending, real, sys, takeover};
 
 /// Blocks until there may be credit, or the direction went down.
 pub(super) fn wait_for_credit(
@@ -25,7 +25,8 @@ pub(super) fn wait_for_credit(
     if let Looked::Found = looked {
         return Ok(());
     }
-    if lock::lock(&entry.tx_lock).is_some_and(|_held| direction::give_way(connection, end)) {
+    if takeover::lock_sending(connection).is_some_and(|_held| direction::give_way(connection, end))
+    {
         doorbells::tidy(connection, end);
         return Ok(());
     }
@@ -76,7 +77,7 @@ pub(super) fn wait_for_credit(
 fn disarm_and_want_nothing(connection: &Connection, end: &End<'_>) {
     disarm(connection, end);
     // Without the lock a stale request stays, which costs the peer a look.
-    if let Some(_held) = lock::lock(&connection.entry.tx_lock) {
+    if let Some(_held) = takeover::lock_sending(connection) {
         direction::stop_wanting(connection, end);
     }
 }

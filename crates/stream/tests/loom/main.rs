@@ -20,6 +20,7 @@ mod sleepers;
 #[path = "../support/mod.rs"]
 mod support;
 mod switch;
+mod takeover;
 
 /// Explores `model` with at most `preemptions` involuntary switches a schedule.
 fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {

@@ -18,7 +18,10 @@ pub(crate) struct Carrier {
 #[derive(Default)]
 struct State {
     bytes: VecDeque<u8>,
+    /// Bytes that were ever given.
+    given: u64,
     ended: bool,
+    reset: bool,
 }
 
 impl Carrier {
@@ -38,7 +41,10 @@ impl Carrier {
         let room = self.room_bytes.saturating_sub(state.bytes.len());
         let len = bytes.len().min(room);
         state.bytes.extend(&bytes[..len]);
+        state.given += len as u64;
         self.changed.notify_all();
+        drop(state);
+        returns();
         len
     }
 
@@ -47,7 +53,10 @@ impl Carrier {
         let mut state = self.state.lock().unwrap();
         assert!(!state.ended, "a byte was sent after the end");
         state.bytes.extend(bytes);
+        state.given += bytes.len() as u64;
         self.changed.notify_all();
+        drop(state);
+        returns();
     }
 
     /// No more bytes will come.
@@ -64,7 +73,38 @@ impl Carrier {
             return state.bytes.iter().take(len).copied().collect();
         }
         self.changed.notify_all();
-        state.bytes.drain(..len).collect()
+        let bytes = state.bytes.drain(..len).collect();
+        drop(state);
+        returns();
+        bytes
+    }
+
+    /// Bytes that were ever given, as the kernel counts them.
+    #[cfg(loom)]
+    pub(crate) fn given(&self) -> u64 {
+        self.state.lock().unwrap().given
+    }
+
+    /// Bytes that were ever taken, as the kernel counts them.
+    #[cfg(loom)]
+    pub(crate) fn taken(&self) -> u64 {
+        let state = self.state.lock().unwrap();
+        state.given - state.bytes.len() as u64
+    }
+
+    /// Ends it at once.
+    #[cfg(loom)]
+    pub(crate) fn reset(&self) {
+        let mut state = self.state.lock().unwrap();
+        (state.ended, state.reset) = (true, true);
+        state.bytes.clear();
+        self.changed.notify_all();
+    }
+
+    /// True when its end was a reset.
+    #[cfg(loom)]
+    pub(crate) fn was_reset(&self) -> bool {
+        self.state.lock().unwrap().reset
     }
 
     /// Bytes that wait (`FIONREAD`).
@@ -94,4 +134,10 @@ impl Carrier {
             state = self.changed.wait(state).unwrap();
         }
     }
+}
+
+/// The caller may be killed as its call returns.
+fn returns() {
+    #[cfg(loom)]
+    toehold_channel::sync::kill::step();
 }

@@ -12,11 +12,51 @@ pub(crate) mod walk;
 /// no schedules.
 #[cfg(loom)]
 pub(crate) mod single {
-    use std::cell::{RefCell, RefMut};
+    use std::cell::{Cell, RefCell, RefMut};
     use std::convert::Infallible;
+    use std::ops::{Deref, DerefMut};
 
-    /// A mutex for one thread at a time; taking it twice panics.
-    pub(crate) struct Lock<T>(RefCell<T>);
+    /// A mutex for one thread at a time; taking it twice panics. It notices an owner that is
+    /// killed.
+    pub(crate) struct Lock<T> {
+        value: RefCell<T>,
+        is_of_the_dead: Cell<bool>,
+    }
+
+    /// A taken [`Lock`].
+    pub(crate) struct Held<'a, T> {
+        value: RefMut<'a, T>,
+        lock: &'a Lock<T>,
+    }
+
+    impl<T> Held<'_, T> {
+        /// True when the last owner was killed with the lock.
+        pub(crate) fn is_inherited(&self) -> bool {
+            self.lock.is_of_the_dead.take()
+        }
+    }
+
+    impl<T> Deref for Held<'_, T> {
+        type Target = T;
+
+        fn deref(&self) -> &T {
+            &self.value
+        }
+    }
+
+    impl<T> DerefMut for Held<'_, T> {
+        fn deref_mut(&mut self) -> &mut T {
+            &mut self.value
+        }
+    }
+
+    impl<T> Drop for Held<'_, T> {
+        fn drop(&mut self) {
+            if std::thread::panicking() {
+                self.lock.is_of_the_dead.set(true);
+            }
+        }
+    }
 
     // SAFETY: the two parties of a model use their own locks only, and loom runs one thread at a
     // time.
@@ -25,12 +65,18 @@ pub(crate) mod single {
     impl<T> Lock<T> {
         /// A free lock.
         pub(crate) fn new(value: T) -> Lock<T> {
-            Lock(RefCell::new(value))
+            Lock {
+                value: RefCell::new(value),
+                is_of_the_dead: Cell::new(false),
+            }
         }
 
         /// Takes it.
-        pub(crate) fn lock(&self) -> Result<RefMut<'_, T>, Infallible> {
-            Ok(self.0.borrow_mut())
+        pub(crate) fn lock(&self) -> Result<Held<'_, T>, Infallible> {
+            Ok(Held {
+                value: self.value.borrow_mut(),
+                lock: self,
+            })
         }
     }
 }

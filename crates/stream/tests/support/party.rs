@@ -20,6 +20,12 @@ use super::single::Lock;
 #[cfg(not(loom))]
 use std::sync::Mutex as Lock;
 
+/// A held lock of a direction.
+#[cfg(loom)]
+type Held<'a> = super::single::Held<'a, ()>;
+#[cfg(not(loom))]
+type Held<'a> = std::sync::MutexGuard<'a, ()>;
+
 /// A connection: the region, both families' entries, the carrier's two directions.
 pub(crate) struct Connection {
     memory: Memory,
@@ -107,9 +113,51 @@ impl Party {
         &self.connection.carriers[1 - self.side]
     }
 
+    /// Takes the send lock; repairs what a killed owner has left.
+    fn lock_sending(&self) -> Held<'_> {
+        let held = self.connection.sending[self.side].lock().unwrap();
+        #[cfg(loom)]
+        if held.is_inherited() {
+            let end = self.end();
+            match end.take_over_sending(Some(self.carrier_out().given())) {
+                Ok(()) if end.tx_mode() == Mode::Ring => self.ring(&end),
+                Ok(()) => {}
+                Err(_) => self.carrier_out().reset(),
+            }
+        }
+        held
+    }
+
+    /// Takes the receive lock; repairs what a killed owner has left.
+    fn lock_receiving(&self) -> Held<'_> {
+        let held = self.connection.receiving[self.side].lock().unwrap();
+        #[cfg(loom)]
+        if held.is_inherited() {
+            let end = self.end();
+            let repaired = end.take_over_receiving(Some(self.carrier_in().taken()));
+            assert_eq!(repaired, Ok(()));
+            if end.is_asked_for_credit() {
+                let _held = self.lock_sending();
+                if end.tx_mode() == Mode::Ring {
+                    self.notify(&end).unwrap();
+                }
+            }
+        }
+        held
+    }
+
+    /// Another member of the family was killed: it sleeps no more.
+    #[cfg(loom)]
+    pub(crate) fn survive(&self) {
+        *self.connection.sleepers[self.side].lock().unwrap() = 0;
+        // As a thread does that is about to wait.
+        drop(self.lock_receiving());
+        drop(self.lock_sending());
+    }
+
     /// Sends what can be sent now and says how much that was.
     pub(crate) fn try_send(&self, bytes: &[u8]) -> Result<usize, Fault> {
-        let _held = self.connection.sending[self.side].lock().unwrap();
+        let _held = self.lock_sending();
         let end = self.end();
         if end.tx_mode() != Mode::Ring {
             let sent = self.carrier_out().send(bytes);
@@ -149,14 +197,12 @@ impl Party {
 
     /// Receives up to `len` bytes, which stay unread when `peek`.
     pub(crate) fn try_receive(&self, len: usize, peek: bool) -> Result<Received, Fault> {
-        let (received, look_for_sleeper) = {
-            let _held = self.connection.receiving[self.side].lock().unwrap();
-            self.receive_step(len, peek)?
-        };
-        // Outside the receive lock, as in the socket layer: the bell is rung under the send lock.
+        let _receiving = self.lock_receiving();
+        let (received, look_for_sleeper) = self.receive_step(len, peek)?;
+        // Inside the receive lock, as in the socket layer: whoever takes it over owes the bell.
         let end = self.end();
         if look_for_sleeper && end.is_asked_for_credit() {
-            let _held = self.connection.sending[self.side].lock().unwrap();
+            let _sending = self.lock_sending();
             if end.tx_mode() == Mode::Ring {
                 self.notify(&end)?;
             }
@@ -238,7 +284,7 @@ impl Party {
 
     /// Moves our direction to its ring if the rules allow it.
     pub(crate) fn try_up(&self) -> Result<bool, Fault> {
-        let _held = self.connection.sending[self.side].lock().unwrap();
+        let _held = self.lock_sending();
         let end = self.end();
         Ok(end.tx_mode() == Mode::Carrier && end.try_up()?)
     }
@@ -246,19 +292,19 @@ impl Party {
     /// Takes up to `seen` doorbells that a sleeper peeked at.
     #[cfg(loom)]
     pub(crate) fn take_seen(&self, seen: usize) {
-        let _held = self.connection.receiving[self.side].lock().unwrap();
+        let _held = self.lock_receiving();
         self.drain_doorbells(&self.end(), seen as u64);
     }
 
     /// Asks for what is unread in the ring by the carrier.
     pub(crate) fn ask_to_resend(&self) -> bool {
-        let _held = self.connection.receiving[self.side].lock().unwrap();
+        let _held = self.lock_receiving();
         self.end().ask_to_resend()
     }
 
     /// Moves our direction back to the carrier.
     pub(crate) fn go_down(&self) {
-        let _held = self.connection.sending[self.side].lock().unwrap();
+        let _held = self.lock_sending();
         self.go_down_held(&self.end());
     }
 
@@ -272,7 +318,7 @@ impl Party {
     /// the carrier.
     #[cfg(loom)]
     pub(crate) fn close(&self) {
-        let _held = self.connection.sending[self.side].lock().unwrap();
+        let _held = self.lock_sending();
         let end = self.end();
         if end.tx_mode() == Mode::Ring && !end.forbid_resend() {
             self.go_down_held(&end);
@@ -282,8 +328,8 @@ impl Party {
 
     /// Leaves the channel, if both directions are on the carrier and both ends know.
     pub(crate) fn try_leave(&self) -> Result<bool, Fault> {
-        let _receiving = self.connection.receiving[self.side].lock().unwrap();
-        let _sending = self.connection.sending[self.side].lock().unwrap();
+        let _receiving = self.lock_receiving();
+        let _sending = self.lock_sending();
         self.end().try_leave()
     }
 
@@ -314,6 +360,7 @@ impl Party {
             self.carrier_out().send_anyway(&bytes);
             let count = bytes.len() as u64;
             entry.tx_carrier.fetch_add(count, Ordering::Relaxed);
+            end.unread_is_sent();
         }
         let acknowledged = end.theirs().consume.acknowledged.own();
         let outstanding = entry.tx_records.own() - acknowledged;
@@ -330,7 +377,7 @@ impl Party {
     /// A doorbell that nobody asked for.
     #[cfg(loom)]
     pub(crate) fn ring_once(&self) {
-        let _held = self.connection.sending[self.side].lock().unwrap();
+        let _held = self.lock_sending();
         self.ring(&self.end());
     }
 
@@ -388,7 +435,7 @@ impl Party {
             self.carrier_in().wait_for_byte();
         }
         self.disarm(&end);
-        let _held = self.connection.receiving[self.side].lock().unwrap();
+        let _held = self.lock_receiving();
         self.drain_doorbells(&end, u64::MAX);
     }
 
@@ -396,13 +443,13 @@ impl Party {
     fn wait_for_credit(&self) -> Result<(), Fault> {
         let end = self.end();
         {
-            let _held = self.connection.receiving[self.side].lock().unwrap();
+            let _held = self.lock_receiving();
             end.incoming()?;
             self.drain_doorbells(&end, u64::MAX);
         }
         self.arm(&end);
         let sleep = {
-            let _held = self.connection.sending[self.side].lock().unwrap();
+            let _held = self.lock_sending();
             let asked = end.ask_for_credit(|| Ok(end.sender().credit_fresh()? == 0))?;
             if asked == Credit::Unreachable {
                 self.go_down_held(&end);
@@ -415,7 +462,7 @@ impl Party {
         }
         end.stop_asking();
         self.disarm(&end);
-        let _held = self.connection.receiving[self.side].lock().unwrap();
+        let _held = self.lock_receiving();
         self.drain_doorbells(&end, u64::MAX);
         Ok(())
     }
