@@ -99,13 +99,21 @@ impl Connection {
         })
     }
 
+    /// Answers in the queue.
+    fn answers(&self) -> usize {
+        let queued = self.outbound.iter();
+        queued.filter(|outgoing| outgoing.offer.is_none()).count()
+    }
+
     /// Queues a message; `false` when there are too many already.
     pub(super) fn queue(&mut self, outgoing: Outgoing) -> bool {
-        let most = match outgoing.offer {
-            Some(_) => OUTBOUND_MAX,
-            None => ANSWERS_MAX,
+        let queued = self.outbound.len();
+        let has_room = match outgoing.offer {
+            Some(_) => queued < OUTBOUND_MAX,
+            // Offers that the client has not read leave its answers their room.
+            None => queued < ANSWERS_MAX || self.answers() < ANSWERS_MAX,
         };
-        if self.outbound.len() >= most {
+        if !has_room {
             return false;
         }
         self.outbound.push_back(outgoing);
@@ -221,7 +229,7 @@ fn open_process(pid: libc::pid_t) -> io::Result<Option<OwnedFd>> {
 
 /// Most messages kept for a client whose socket is full.
 const OUTBOUND_MAX: usize = 4096;
-/// No answer is added to so many: a client waits for one before it asks on.
+/// No answer is added to so many of them: a client waits for one before it asks on.
 const ANSWERS_MAX: usize = 256;
 
 #[cfg(test)]
@@ -344,5 +352,10 @@ mod tests {
         assert_eq!(answers.count(), ANSWERS_MAX);
         let offers = (0..=OUTBOUND_MAX).take_while(|_| connection.queue(outgoing(Some(end))));
         assert_eq!(offers.count(), OUTBOUND_MAX - ANSWERS_MAX);
+        // Many offers leave room for answers.
+        connection.outbound.clear();
+        assert!((0..2 * ANSWERS_MAX).all(|_| connection.queue(outgoing(Some(end)))));
+        let answers = (0..OUTBOUND_MAX).take_while(|_| connection.queue(outgoing(None)));
+        assert_eq!(answers.count(), ANSWERS_MAX);
     }
 }
