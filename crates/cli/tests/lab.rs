@@ -9,7 +9,7 @@ use std::thread;
 use serde_json::Value;
 use tempfile::TempDir;
 
-const PLAN: &str = "name = \"tiny\"\nabout = \"A test.\"\nrounds = 2\nseconds = 0.02\n\
+const PLAN: &str = "name = \"tiny\"\nabout = \"A test.\"\nrounds = 2\nseconds = 0.1\n\
     [[arm]]\nname = \"kernel\"\npath = \"host\"\n\
     [[arm]]\nname = \"unix\"\npath = \"host\"\nfamily = \"unix\"\n\
     [[arm]]\nname = \"limit\"\npath = \"limit\"\n\
@@ -114,7 +114,7 @@ fn sockmap_and_one_copy_are_measured_or_the_report_says_why_not() {
         format!("[[block]]\ntitle = \"{pattern}\"\nmetric = \"rate\"\npattern = \"{pattern}\"\n")
     };
     let plan = format!(
-        "name = \"arms\"\nabout = \"A test.\"\nrounds = 2\nseconds = 0.05\n{arms}{}{}{}",
+        "name = \"arms\"\nabout = \"A test.\"\nrounds = 2\nseconds = 0.2\n{arms}{}{}{}",
         block("ping-pong"),
         // The sums of both ends have to agree: nothing is lost, and nothing changes places.
         block("both") + "message = 65536\nstreams = 4\ntouch = true\n",
@@ -249,7 +249,7 @@ fn namespaces_of(run: u32) -> Vec<String> {
     names.filter(|name| name.starts_with(&prefix)).collect()
 }
 
-const LINKED: &str = "name = \"linked\"\nabout = \"A test.\"\nrounds = 2\nseconds = 0.02\n\
+const LINKED: &str = "name = \"linked\"\nabout = \"A test.\"\nrounds = 2\nseconds = 0.1\n\
     [[arm]]\nname = \"kernel\"\npath = \"host\"\nlink = \"veth\"\n\
     [[arm]]\nname = \"no offloads\"\npath = \"host\"\nlink = \"veth\"\nmtu = 9000\n\
     lso = false\nlro = false\n\
@@ -335,7 +335,7 @@ fn a_vanished_namespace_ends_the_run_and_keeps_its_rounds() {
 fn a_killed_generator_leaves_a_gap_and_the_run_goes_on() {
     let folder = Folder::new();
     let text = PLAN
-        .replace("0.02", "0.3")
+        .replace("0.1", "0.3")
         .replace("values = [1, 64]", "values = [1]")
         .replace("rounds = 2", "rounds = 3\nwarmup-rounds = 0");
     let plan = folder.file("tiny.toml", &text);
