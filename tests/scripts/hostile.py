@@ -123,9 +123,12 @@ def relay_port():
     raise AssertionError("no relay")
 
 
+PREAMBLE_BYTES = 56
+
+
 def preamble(version, remote, port, guess):
     """The connect preamble of a carrier, with a token that is guessed."""
-    return struct.pack("=4sI16s16sHHI", b"TOEO", version, guess, remote, port, 0, 0)
+    return struct.pack("=4sI16s16sHH12x", b"TOEO", version, guess, remote, port, 0)
 
 
 def preambles(host, port, count):
@@ -143,7 +146,7 @@ def preambles(host, port, count):
         guess = random.choice([bytes(16), b"\xff" * 16, random.randbytes(16)])
         words = preamble(version, remote, int(port), guess)
         if number % 4 == 1:
-            words = words[: random.randrange(48)]
+            words = words[: random.randrange(PREAMBLE_BYTES)]
         elif number % 4 == 2:
             words = random.randbytes(random.randrange(1, 4000))
         # Past the library, as a program without it would.
@@ -152,7 +155,7 @@ def preambles(host, port, count):
         sock.connect(relay)
         sock.sendall(words)
         said += 1
-        if len(words) < 48:
+        if len(words) < PREAMBLE_BYTES:
             held.append(sock)
             if len(held) >= 200:
                 held.pop(0).close()

@@ -26,6 +26,8 @@ const NOT_PLAYED: &[(&str, &str)] = &[
     ),
     ("what_cannot_be_read_is_not_sent_locally", LOCAL),
     ("what_has_no_place_is_not_received_locally", LOCAL),
+    ("bad_addresses_of_local_connections_are_refused", LOCAL),
+    ("readiness_is_told_by_all_its_names_locally", LOCAL),
 ];
 const LOCAL: &str = "a Unix socket leads to no other host";
 
