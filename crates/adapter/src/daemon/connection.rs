@@ -266,26 +266,19 @@ mod tests {
         }
     }
 
+    fn sockets() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
+        let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+        socketpair(family, kind, SocketFlags::CLOEXEC, None)
+    }
+
     /// Two sockets that a child has made which has ended.
     fn sockets_of_the_dead() -> (OwnedFd, libc::pid_t) {
-        let (ours, its) = socketpair(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC,
-            None,
-        )
-        .expect("sockets");
+        let (ours, its) = sockets().expect("sockets");
         // SAFETY: the child makes system calls only, and ends without returning.
         let child = unsafe { libc::fork() };
         assert!(child >= 0, "fork");
         if child == 0 {
-            let made = socketpair(
-                AddressFamily::UNIX,
-                SocketType::SEQPACKET,
-                SocketFlags::CLOEXEC,
-                None,
-            );
-            if let Ok((one, _)) = made {
+            if let Ok((one, _)) = sockets() {
                 let _ = wire::send(its.as_fd(), &Message::new(Kind::Ping), &[one.as_fd()]);
             }
             // SAFETY: ends this process.
@@ -310,33 +303,24 @@ mod tests {
             eprintln!("SKIPPED: only root chooses the number of a process, and from Linux 6.5 on");
             return;
         };
-        assert_eq!(later, dead);
-        let connection = Connection::new(socket, None).expect("a client");
-        assert_eq!(connection.pid, dead as u32);
-        assert!(connection.process_has_ended());
-        assert_eq!(connection.unit, None);
+        let connection = Connection::new(socket, None);
+        let has_ended = connection.as_ref().map(Connection::process_has_ended);
+        // Before the assertions: it sleeps, and holds the test's output open.
         end(later);
+        assert_eq!(later, dead);
+        assert!(has_ended.expect("a client"));
+        let connection = connection.expect("a client");
+        assert_eq!(connection.pid, dead as u32);
+        assert_eq!(connection.unit, None);
         // Of one that lives it is known.
-        let (socket, _other) = socketpair(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC,
-            None,
-        )
-        .expect("sockets");
+        let (socket, _other) = sockets().expect("sockets");
         let connection = Connection::new(socket, None).expect("a client");
         assert!(!connection.process_has_ended());
     }
 
     #[test]
     fn answers_do_not_pile_up_as_offers_may() {
-        let (socket, _other) = socketpair(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC,
-            None,
-        )
-        .expect("sockets");
+        let (socket, _other) = sockets().expect("sockets");
         let mut connection = Connection::new(socket, None).expect("a client");
         let outgoing = |offer| Outgoing {
             message: Message::new(Kind::Answer),
