@@ -279,11 +279,7 @@ fn untouched(pair: &Pair) {
 /// Every call that sends without waiting; the bytes that a pipe or a file holds stay there.
 fn full_connection(pair: &Pair) {
     if !pair.server() {
-        let sent = pair.hear() as usize;
-        receive_all(pair.fd, &mut vec![0; sent]);
-        verdict(pair, "after it", &sample(1000));
-        pair.step();
-        return;
+        return take_what_filled_it(pair);
     }
     let (reader, writer) = sys::pipe();
     sys::write(writer, &sample(1000)).value();
@@ -452,14 +448,18 @@ fn to_pipe(pair: &Pair) {
     pair.say("sendfile at the end", result);
 }
 
+/// The client's part where the server fills the connection and sends a sample after that.
+fn take_what_filled_it(pair: &Pair) {
+    let sent = pair.hear() as usize;
+    receive_all(pair.fd, &mut vec![0; sent]);
+    verdict(pair, "after it", &sample(1000));
+    pair.step();
+}
+
 /// The pipe keeps the bytes that are not sent.
 fn splice_ends(pair: &Pair) {
     if !pair.server() {
-        let sent = pair.hear() as usize;
-        receive_all(pair.fd, &mut vec![0; sent]);
-        verdict(pair, "after it", &sample(1000));
-        pair.step();
-        return;
+        return take_what_filled_it(pair);
     }
     let (reader, writer) = sys::pipe();
     sys::write(writer, &sample(1000)).value();
