@@ -17,7 +17,7 @@ const LONG_LINES: [(&str, &str); 3] = [
         "output of a program, word for word",
     ),
     (
-        "crates/sockets/src/real.rs",
+        "crates/sockets/src/system/real.rs",
         "a table of libc's prototypes, one to a line",
     ),
     (

@@ -176,7 +176,7 @@ impl Tables {
     /// the operator's wish to detach is a wish about a connection that goes on.
     pub(crate) fn set_peer_gone(&self, end: End) {
         if let Some(entry) = self.current(end) {
-            // Release pairs with the library's Acquire load in `service::attend_slowly`.
+            // Release pairs with the library's Acquire load in `switching::attend_slowly`.
             entry.command.store(COMMAND_PEER_GONE, Ordering::Release);
         }
     }
@@ -196,7 +196,7 @@ impl Tables {
     /// Has a family look at its entries before its processes next sleep.
     pub(crate) fn call_attention(&self, id: TableId) {
         if let Some(table) = self.get(id) {
-            // Release pairs with the library's Acquire load in `attention::follow`: it finds what
+            // Release pairs with the library's Acquire load in `requests::follow`: it finds what
             // was changed before.
             table.header().attention.fetch_add(1, Ordering::Release);
         }
@@ -425,7 +425,7 @@ pub(crate) fn yield_to_capture(entry: &Entry, captured: bool) -> bool {
 }
 
 fn swap_command(entry: &Entry, from: u32, to: u32) -> bool {
-    // Release pairs with the library's Acquire load in `service::attend_slowly`.
+    // Release pairs with the library's Acquire load in `switching::attend_slowly`.
     entry
         .command
         .compare_exchange(from, to, Ordering::Release, Ordering::Relaxed)

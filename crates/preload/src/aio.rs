@@ -7,7 +7,8 @@ use core::ptr::null_mut;
 
 use libc::{sigval, ssize_t};
 use toehold_freestanding::{call, errno};
-use toehold_sockets::{api, real};
+use toehold_sockets::api;
+use toehold_sockets::system::real;
 
 /// The start of glibc's `struct aiocb` (rt/aio.h), whose size and fields are part of its ABI.
 #[repr(C)]

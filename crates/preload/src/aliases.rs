@@ -4,7 +4,8 @@
 use core::ffi::{c_int, c_void};
 
 use libc::{fd_set, iovec, nfds_t, off_t, pollfd, size_t, sockaddr, socklen_t, ssize_t, timeval};
-use toehold_sockets::{api, deferral};
+use toehold_sockets::api;
+use toehold_sockets::system::deferral;
 
 use crate::fork::fork;
 use crate::points;

@@ -4,7 +4,8 @@
 use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong};
 
 use toehold_freestanding::errno;
-use toehold_sockets::{api, ending, faults, real};
+use toehold_sockets::system::{faults, real};
+use toehold_sockets::{api, ending};
 
 use crate::confinement::{
     before_joining, before_namespaces, before_prctl, before_seccomp, before_unsharing,

@@ -8,7 +8,8 @@
 
 use core::ffi::{c_int, c_uint};
 
-use toehold_sockets::{confine, leave_network_namespace, leave_to_namespaces, real};
+use toehold_sockets::system::real;
+use toehold_sockets::{confine, leave_network_namespace, leave_to_namespaces};
 
 use crate::tracer;
 

@@ -3,7 +3,7 @@
 use core::ffi::{c_char, c_int};
 
 use toehold_freestanding::{environment as variables, objects};
-use toehold_sockets::real;
+use toehold_sockets::system::real;
 
 #[cfg(target_arch = "x86_64")]
 use crate::patched::refusal::Refusal;

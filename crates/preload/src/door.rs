@@ -29,8 +29,8 @@
 //!   pointer as libc has set it, and `words` is not asked.
 //! - *Signals.* A call may be interrupted by a signal whose handler comes here again, on another
 //!   piece of stack. Handlers that were installed by number are not deferred
-//!   ([`toehold_sockets::deferral`]). A handler must return; leaving by `longjmp` out of a call is
-//!   safe only where it is with libc.
+//!   ([`toehold_sockets::system::deferral`]). A handler must return; leaving by `longjmp` out of a
+//!   call is safe only where it is with libc.
 //! - *Blocking.* A call on descriptors that the library does not serve is [`KERNEL`], so it blocks
 //!   at its own site. A call on a connection blocks here, as long as the system call would; so do
 //!   `accept`, `connect`, `poll` and `select`.
@@ -40,9 +40,8 @@
 use core::ffi::{c_char, c_int, c_long};
 
 use toehold_freestanding::{environment as variables, errno, objects};
-use toehold_sockets::{
-    after_fork_in_child, after_fork_in_parent, api, before_fork, ending, faults, real,
-};
+use toehold_sockets::system::{faults, real};
+use toehold_sockets::{after_fork_in_child, after_fork_in_parent, api, before_fork, ending};
 
 use crate::by_number;
 use crate::confinement::before_namespaces;

@@ -2,7 +2,8 @@
 
 use core::ffi::c_long;
 
-use toehold_sockets::{after_fork_in_child, after_fork_in_parent, before_fork, real};
+use toehold_sockets::system::real;
+use toehold_sockets::{after_fork_in_child, after_fork_in_parent, before_fork};
 
 /// A fork made by number runs no `pthread_atfork` handlers: do what ours would have done.
 pub(crate) fn forked(fork: impl FnOnce() -> c_long) -> c_long {

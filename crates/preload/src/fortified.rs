@@ -4,7 +4,8 @@
 use core::ffi::{c_int, c_void};
 
 use libc::{nfds_t, pollfd, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
-use toehold_sockets::{api, real};
+use toehold_sockets::api;
+use toehold_sockets::system::real;
 
 use crate::points;
 

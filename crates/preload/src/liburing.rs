@@ -22,7 +22,8 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 
 use toehold_freestanding::elf::Name;
 use toehold_freestanding::objects;
-use toehold_sockets::{api, real};
+use toehold_sockets::api;
+use toehold_sockets::system::real;
 
 /// A function of liburing's: pointers and integers go in, an `int` or nothing comes out.
 type Function = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> isize;

@@ -13,7 +13,7 @@
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU8, Ordering};
 
-use toehold_sockets::real;
+use toehold_sockets::system::real;
 
 /// The program's calls so far, of those that matter here: [`CANCELS`], [`AT_ANY_MOMENT`].
 static DONE: AtomicU8 = AtomicU8::new(0);

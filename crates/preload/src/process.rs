@@ -2,9 +2,10 @@
 
 use core::ffi::{c_char, c_int, c_void};
 
+use toehold_sockets::system::real;
 use toehold_sockets::{
     after_fork_in_child, after_fork_in_parent, api, before_exec, before_spawn, ending, exec_failed,
-    holds_connections, is_confined, real, say_what_is_set, share_sockets,
+    holds_connections, is_confined, say_what_is_set, share_sockets,
 };
 
 use crate::confinement::before_namespaces;

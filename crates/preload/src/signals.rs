@@ -1,9 +1,9 @@
 //! The calls that install signal handlers: none of the program's runs while its thread holds a lock
-//! of the library ([`toehold_sockets::deferral`]).
+//! of the library ([`toehold_sockets::system::deferral`]).
 
 use core::ffi::c_int;
 
-use toehold_sockets::{deferral, real};
+use toehold_sockets::system::{deferral, real};
 
 /// `sigaction(2)`.
 #[unsafe(no_mangle)]

@@ -6,7 +6,7 @@ use core::ffi::{c_char, c_int, c_void};
 
 use libc::{FILE, size_t, ssize_t};
 use toehold_sockets::api;
-use toehold_sockets::real::{self, CookieFunctions};
+use toehold_sockets::system::real::{self, CookieFunctions};
 
 /// Where glibc keeps a stream's descriptor (`struct _IO_FILE`, public since 1992, fixed by its
 /// ABI), so that `fileno` answers.

@@ -13,7 +13,7 @@
 use core::arch::asm;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
-use toehold_sockets::real;
+use toehold_sockets::system::real;
 
 use super::frame::Frame;
 use super::{raw, words};

@@ -7,18 +7,20 @@ use libc::{iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, timespec};
 use toehold_channel::table::Reason;
 
 use crate::api::readiness::limit_of;
-use crate::buffers::{self, part, parts};
-use crate::carrier::Carrier;
+use crate::connection::carrier::Carrier;
 use crate::connection::{self, Connection};
-use crate::control_messages::Control;
-use crate::descriptors::{self, FRESH_ODD};
-use crate::going_on::by_kernel;
+use crate::connection::{options, pending_errors, unix};
+use crate::direction::switching;
 use crate::offload::{addresses, endings};
-use crate::receive::{receive, receive_message};
-use crate::send::{transmit, transmit_message};
-use crate::{
-    errno, fast_path, faults, kept, options, pending, process, real, service, sys, transfer, unix,
-};
+use crate::process::descriptors::{self, FRESH_ODD};
+use crate::process::{self, kept_bytes};
+use crate::system::{errno, faults, real, sys};
+use crate::transfer::buffers::{self, part, parts};
+use crate::transfer::control_messages::Control;
+use crate::transfer::kernel_call::by_kernel;
+use crate::transfer::receive::{receive, receive_message};
+use crate::transfer::send::{transmit, transmit_message};
+use crate::transfer::{fast_path, sendfile};
 
 /// `read(2)`. Unlike `recv(2)` it never waits for, nor reports, anything when asked for no bytes.
 #[inline]
@@ -58,7 +60,7 @@ unsafe fn send_slowly(c: &Connection, buffer: *const c_void, len: usize, flags: 
     unsafe { transmit(c, &[part(buffer, len)], flags, kernel) }
 }
 
-/// A call that is the kernel's, unless bytes were kept ([`kept`]).
+/// A call that is the kernel's, unless bytes were kept ([`kept_bytes`]).
 ///
 /// # Safety
 /// `parts` are writable.
@@ -69,9 +71,9 @@ unsafe fn kept_or(
     flags: c_int,
     kernel: impl FnOnce() -> isize,
 ) -> isize {
-    if kept::has_any() && buffers::total(parts) != Some(0) {
+    if kept_bytes::has_any() && buffers::total(parts) != Some(0) {
         // SAFETY: the caller's promise.
-        if let Some(result) = unsafe { kept::receive(fd, parts, flags) } {
+        if let Some(result) = unsafe { kept_bytes::receive(fd, parts, flags) } {
             return result;
         }
     }
@@ -388,11 +390,11 @@ unsafe fn recvmsg_on(c: &Connection, message: *mut msghdr, flags: c_int, has_beg
 }
 
 unsafe fn recvmsg_of_kernel(fd: c_int, message: *mut msghdr, flags: c_int) -> isize {
-    if kept::has_any()
+    if kept_bytes::has_any()
         && faults::can_read(message, 1)
         && let Some(header) = unsafe { message.as_mut() }
         && let Some(list) = unsafe { parts(header.msg_iov, real::length(header.msg_iovlen)) }
-        && let Some(result) = unsafe { kept::receive(fd, list, flags) }
+        && let Some(result) = unsafe { kept_bytes::receive(fd, list, flags) }
     {
         if !header.msg_name.is_null() {
             header.msg_namelen = 0;
@@ -497,7 +499,7 @@ unsafe fn note_passed_descriptors(header: &msghdr) {
                 for n in 0..count {
                     let fd = libc::CMSG_DATA(at).cast::<i32>().add(n).read_unaligned();
                     if let Some(passed) = connection::at(fd) {
-                        errno::keep(|| service::quiesce(&passed, Reason::Passed));
+                        errno::keep(|| switching::quiesce(&passed, Reason::Passed));
                     } else {
                         // Another process has it, too.
                         descriptors::change_fresh(fd, FRESH_ODD, true);
@@ -547,7 +549,7 @@ pub unsafe fn recvmmsg(
         let flags_now = flags & !libc::MSG_WAITFORONE;
         let result = unsafe { recvmsg_on(&connection, &mut one.msg_hdr, flags_now, done > 0) };
         if result < 0 && done > 0 && connection.end().is_some() {
-            pending::keep_for_next_call(&connection, errno::get());
+            pending_errors::keep_for_next_call(&connection, errno::get());
         }
         if result < 0 {
             break;
@@ -616,7 +618,7 @@ pub unsafe fn sendfile(out: c_int, input: c_int, offset: *mut off_t, count: usiz
     match connection::at(out) {
         None => match connection::at(input) {
             // To a pipe it is a splice (fs/read_write.c, `do_sendfile`).
-            Some(c) if offset.is_null() && count > 0 && transfer::is_pipe(out) => {
+            Some(c) if offset.is_null() && count > 0 && sendfile::is_pipe(out) => {
                 let kernel = |fd| unsafe { real::sendfile(out, fd, offset, count) };
                 unsafe { receive_to_pipe(&c, out, count, 0, kernel) }
             }
@@ -630,7 +632,7 @@ pub unsafe fn sendfile(out: c_int, input: c_int, offset: *mut off_t, count: usiz
                 return errno::result(Err(error));
             }
             let kernel = |out| unsafe { real::sendfile(out, input, offset, count) };
-            let result = unsafe { transfer::sendfile(&c, input, offset, count, kernel) };
+            let result = unsafe { sendfile::sendfile(&c, input, offset, count, kernel) };
             endings::correct(&c, result, endings::send_error)
         }
     }
@@ -656,7 +658,7 @@ pub unsafe fn splice(
         if let Some(error) = errno::keep(|| endings::silence(&c)) {
             return errno::result(Err(error));
         }
-        return transfer::splice_in(&c, input, len, flags, |out| kernel(input, out));
+        return sendfile::splice_in(&c, input, len, flags, |out| kernel(input, out));
     }
     match connection::at(input) {
         Some(c) => unsafe { receive_to_pipe(&c, out, len, flags, |input| kernel(input, out)) },
@@ -674,13 +676,13 @@ unsafe fn receive_to_pipe(
 ) -> isize {
     let is_attached = || c.local.attachment.has_region();
     if is_attached() {
-        return transfer::splice_out(c, out, len, flags, kernel);
+        return sendfile::splice_out(c, out, len, flags, kernel);
     }
     let whole = part(core::ptr::null(), 0);
     // SAFETY: the part is empty; the host path only calls `kernel`.
     let result = unsafe { receive(c, &[whole], 0, &kernel) };
     match result {
-        0 if is_attached() => transfer::splice_out(c, out, len, flags, kernel),
+        0 if is_attached() => sendfile::splice_out(c, out, len, flags, kernel),
         _ => result,
     }
 }

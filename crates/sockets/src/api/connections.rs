@@ -6,15 +6,17 @@ use core::sync::atomic::Ordering;
 use libc::{sockaddr, socklen_t};
 use toehold_channel::table::Reason;
 
-use crate::carrier::Carrier;
-use crate::descriptors::{self, FRESH_ODD, Kind};
+use crate::connection::carrier::Carrier;
+use crate::connection::{self, closing, tracking};
+use crate::direction::switching::shutting;
 use crate::epoll::news;
-use crate::express::{self, accepting, books, claiming, listener, opening, seeds, spares};
+use crate::express::{self, accepting, claiming, listener, opening, published, seeds, spares};
 use crate::offload::active_open::{self, Opened};
 use crate::offload::names::{self, Side};
-use crate::offload::{addresses, bound, passive_open, routing};
-use crate::service::shutting;
-use crate::{closing, connection, errno, faults, process, real, sys, tracking};
+use crate::offload::{addresses, loopback_alias, passive_open, routing};
+use crate::process;
+use crate::process::descriptors::{self, FRESH_ODD, Kind};
+use crate::system::{errno, faults, real, sys};
 
 /// `connect(2)`.
 pub unsafe fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
@@ -183,7 +185,7 @@ unsafe fn accept_by_express(
     len: *mut socklen_t,
     flags: c_int,
 ) -> Option<c_int> {
-    if !books::is_served(fd) {
+    if !published::is_served(fd) {
         return None;
     }
     let result = unsafe { accepting::accept(fd, address, len, flags) };
@@ -203,7 +205,7 @@ fn makes_room() -> bool {
 
 /// The kernel has accepted `result` at the listener `fd`.
 fn seed(fd: c_int, result: c_int) {
-    if result >= 0 && books::is_served(fd) {
+    if result >= 0 && published::is_served(fd) {
         errno::keep(|| seeds::accepted(result, fd));
     }
 }
@@ -309,7 +311,7 @@ unsafe fn name_alias(
     room: socklen_t,
     len: *mut socklen_t,
 ) {
-    if let Some(name) = errno::keep(|| bound::true_name(fd, side)) {
+    if let Some(name) = errno::keep(|| loopback_alias::true_name(fd, side)) {
         // The kernel has written there.
         let _ = unsafe { addresses::write(name, address, room, len) };
     }
@@ -361,7 +363,7 @@ pub unsafe fn bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int
         && addresses::is_readable(address, len)
     {
         errno::keep(tracking::prepare);
-        let alias = errno::keep(|| unsafe { bound::alias(fd, address, len) });
+        let alias = errno::keep(|| unsafe { loopback_alias::alias(fd, address, len) });
         if let Some((storage, len)) = alias {
             return unsafe { real::bind(fd, (&raw const storage).cast(), len) };
         }

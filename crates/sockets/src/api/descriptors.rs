@@ -8,12 +8,16 @@ use toehold_channel::table::{FLAG_INHERITED, FLAG_NONBLOCK, Reason};
 use toehold_freestanding::guarded;
 
 use crate::connection::{self, Connection};
-use crate::descriptors::{
+use crate::connection::{closing, options, resets};
+use crate::direction::switching;
+use crate::express::{carrier_words, listener, published, unread_watch, unseen_waits};
+use crate::offload::{liveness, passive_open, routing};
+use crate::process::descriptors::{
     self, FRESH_CLOEXEC, FRESH_KEPT, FRESH_NODELAY, FRESH_NONBLOCK, FRESH_ODD, Kind,
 };
-use crate::express::{books, listener, unseen, watch, words};
-use crate::offload::{liveness, passive_open, routing};
-use crate::{closing, errno, faults, kept, options, process, real, resets, service, sys, uring};
+use crate::process::{self, kept_bytes};
+use crate::system::{errno, faults, real, sys};
+use crate::uring;
 
 /// `close(2)`.
 #[inline]
@@ -21,8 +25,8 @@ use crate::{closing, errno, faults, kept, options, process, real, resets, servic
 pub unsafe fn close(fd: c_int) -> c_int {
     match descriptors::kind(fd) {
         Kind::Foreign => {
-            if kept::has_any() {
-                kept::closing(fd);
+            if kept_bytes::has_any() {
+                kept_bytes::closing(fd);
             }
             uring::closing(fd);
             if listener::are_any() {
@@ -62,8 +66,8 @@ unsafe fn close_listener(fd: c_int) -> c_int {
 /// `close_range(2)`: everything but what is ours.
 pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     const CLOSE_RANGE_CLOEXEC: c_int = 4;
-    if kept::has_any() && flags & CLOSE_RANGE_CLOEXEC == 0 {
-        kept::closing_range(first, last);
+    if kept_bytes::has_any() && flags & CLOSE_RANGE_CLOEXEC == 0 {
+        kept_bytes::closing_range(first, last);
     }
     if flags & CLOSE_RANGE_CLOEXEC != 0
         || first > last
@@ -130,9 +134,9 @@ fn note_duplicate(from: c_int, to: c_int) -> c_int {
     if to >= 0 && listener::are_any() {
         errno::keep(|| listener::duplicated(from));
     }
-    if kept::has_any() && to >= 0 && from != to {
-        kept::closing(to);
-        if !kept::duplicated(from, to) {
+    if kept_bytes::has_any() && to >= 0 && from != to {
+        kept_bytes::closing(to);
+        if !kept_bytes::duplicated(from, to) {
             // It would read what follows the kept bytes.
             unsafe { real::close(to) };
             errno::set(libc::EMFILE);
@@ -162,11 +166,11 @@ fn track_duplicate(from: c_int, to: c_int) {
             }
             if let (Some(c), Kind::Foreign) = (connection::at(from), descriptors::kind(to)) {
                 // No memory to note it: the bytes that pass by that number are the kernel's.
-                service::lend(&c);
+                switching::lend(&c);
             }
         } else if let Some(c) = connection::at(from) {
             // A `vfork` child's own number: nobody will know it for what it is.
-            service::lend(&c);
+            switching::lend(&c);
         }
     });
 }
@@ -183,9 +187,9 @@ fn becomes_standard(to: c_int) {
     if !c.local.attachment.has_region() {
         c.pin(Reason::Stdio);
     } else if to == 0 {
-        service::quiesce(&c, Reason::Stdio);
+        switching::quiesce(&c, Reason::Stdio);
     } else {
-        service::leave_ring(&c, Reason::Stdio);
+        switching::leave_ring(&c, Reason::Stdio);
     }
 }
 
@@ -193,7 +197,7 @@ fn becomes_standard(to: c_int) {
 /// list of file actions.
 pub fn passing_on(fd: c_int) {
     match connection::at(fd) {
-        Some(c) => errno::keep(|| service::quiesce(&c, Reason::Passed)),
+        Some(c) => errno::keep(|| switching::quiesce(&c, Reason::Passed)),
         None => descriptors::share_one(fd),
     }
 }
@@ -252,7 +256,7 @@ pub unsafe fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
                     }
                     if argument as c_int & libc::O_ASYNC != 0 {
                         // Nothing sends a signal for what comes to a ring.
-                        errno::keep(|| service::retire(&c, Reason::Unsupported));
+                        errno::keep(|| switching::retire(&c, Reason::Unsupported));
                     }
                 } else {
                     note_mode(fd, argument as c_int);
@@ -284,7 +288,7 @@ fn note_mode(fd: c_int, mode: c_int) {
     if mode & !(libc::O_NONBLOCK | libc::O_RDWR) != 0 {
         descriptors::change_fresh(fd, FRESH_ODD, true);
     }
-    if !is_nonblocking && books::is_served(fd) {
+    if !is_nonblocking && published::is_served(fd) {
         errno::keep(|| listener::used_otherwise(fd));
     }
 }
@@ -295,7 +299,7 @@ fn set_nonblocking(connection: &Connection, on: bool) {
         true => flags.fetch_or(FLAG_NONBLOCK, Ordering::Relaxed),
         false => flags.fetch_and(!FLAG_NONBLOCK, Ordering::Relaxed),
     };
-    unseen::mode_was_set(connection);
+    unseen_waits::mode_was_set(connection);
 }
 
 /// `ioctl(2)`: `FIONBIO` is noted, the lengths of queues are answered from ring and carrier
@@ -336,7 +340,7 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
     }
     let is_async = request == libc::FIOASYNC as c_ulong && argument != 0;
     if result == 0 && is_async && unsafe { *(argument as *const c_int) } != 0 {
-        errno::keep(|| service::retire(&c, Reason::Unsupported));
+        errno::keep(|| switching::retire(&c, Reason::Unsupported));
     }
     result
 }
@@ -395,7 +399,7 @@ pub unsafe fn setsockopt(
             c.local.express.note_option(level, name);
             errno::keep(|| {
                 if liveness::option_set(&c, level, name) {
-                    watch::say_liveness(&c);
+                    unread_watch::say_liveness(&c);
                 }
                 if (level, name) == (libc::SOL_SOCKET, libc::SO_LINGER) {
                     resets::publish(&c);
@@ -405,7 +409,7 @@ pub unsafe fn setsockopt(
         return result;
     }
     let result = unsafe { real::setsockopt(fd, level, name, value, len) };
-    if result == 0 && books::is_served(fd) {
+    if result == 0 && published::is_served(fd) {
         errno::keep(|| listener::option_set(fd));
     }
     if result == 0 && descriptors::is_noted(fd) {
@@ -413,7 +417,7 @@ pub unsafe fn setsockopt(
         let is_set = !is_delay || unsafe { value.cast::<c_int>().read_unaligned() } != 0;
         let bit = match is_delay {
             true => FRESH_NODELAY,
-            false if words::is_of_keepalive(level, name) => FRESH_KEPT,
+            false if carrier_words::is_of_keepalive(level, name) => FRESH_KEPT,
             false => FRESH_ODD,
         };
         descriptors::change_fresh(fd, bit, is_set);

@@ -7,13 +7,16 @@ use toehold_channel::table::{Reason, WaitMode};
 use toehold_freestanding::guarded;
 
 use crate::api::readiness::{limit_of, limit_of_ms};
-use crate::descriptors::{self, Kind};
+use crate::connection;
+use crate::direction::switching;
 use crate::epoll::instance::Instance;
 use crate::epoll::waiting::{self, Before};
 use crate::epoll::{control, lifetime};
 use crate::express::listener;
 use crate::offload::liveness::say_what_is_set;
-use crate::{cancellation, connection, errno, faults, kept, process, real, service};
+use crate::process::descriptors::{self, Kind};
+use crate::process::{self, kept_bytes};
+use crate::system::{cancellation, errno, faults, real};
 
 /// The program's event, where there is one that can be read.
 ///
@@ -66,9 +69,9 @@ pub unsafe fn epoll_ctl(
         let given = unsafe { event_at(event) };
         errno::keep(|| listener::controlled(number, operation, fd, given.as_ref()));
     }
-    if result == 0 && kept::has_any() {
+    if result == 0 && kept_bytes::has_any() {
         let given = unsafe { event_at(event) };
-        kept::control(epfd, operation, fd, given);
+        kept_bytes::control(epfd, operation, fd, given);
     }
     if result == 0
         && operation == libc::EPOLL_CTL_ADD
@@ -142,13 +145,13 @@ unsafe fn kept_members(
     count: c_int,
     look: impl FnOnce() -> c_int,
 ) -> Option<c_int> {
-    if !kept::has_any() || count <= 0 || !kept::has_ready_members(epfd) {
+    if !kept_bytes::has_any() || count <= 0 || !kept_bytes::has_ready_members(epfd) {
         return None;
     }
     let found = look();
     // SAFETY: the caller of the C function promises `count` writable elements.
     let list = unsafe { core::slice::from_raw_parts_mut(events, count as usize) };
-    Some(kept::add_events(epfd, list, found))
+    Some(kept_bytes::add_events(epfd, list, found))
 }
 
 /// The kernel's own wait, as `kernel` makes it, less what another thread has made ours while it
@@ -289,7 +292,7 @@ fn waits_elsewhere(fd: i32) {
     match descriptors::kind(fd) {
         Kind::Connection => {
             if let Some(connection) = connection::at(fd) {
-                service::retire(&connection, Reason::UnseenWaits);
+                switching::retire(&connection, Reason::UnseenWaits);
             }
         }
         Kind::Foreign => descriptors::note_unseen(fd),

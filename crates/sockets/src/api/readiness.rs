@@ -4,11 +4,13 @@ use core::ffi::c_int;
 
 use libc::{fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 
-use crate::express::{books, listener};
-use crate::kernel_waits::KernelWait;
+use crate::express::{listener, published};
 use crate::offload::liveness::say_what_is_set;
-use crate::poll::Survey;
-use crate::{descriptors, errno, faults, kept, poll, process, real, sys, table_room};
+use crate::process::{self, descriptors, fd_table_room, kept_bytes};
+use crate::system::{errno, faults, real, sys};
+use crate::waiting::kernel_waits::KernelWait;
+use crate::waiting::poll;
+use crate::waiting::poll::Survey;
 
 /// A time in nanoseconds, as long a one as there is. `None`: the kernel refuses it
 /// (`timespec64_valid` in include/linux/time64.h).
@@ -80,7 +82,7 @@ unsafe fn pollfds<'a>(fds: *mut pollfd, count: nfds_t) -> &'a mut [pollfd] {
 fn survey_of(fds: impl Iterator<Item = c_int>) -> Survey {
     if process::is_started() {
         return poll::survey(fds.inspect(|&fd| {
-            if books::is_served(fd) {
+            if published::is_served(fd) {
                 errno::keep(|| listener::used_otherwise(fd));
             }
         }));
@@ -94,9 +96,9 @@ fn survey_of(fds: impl Iterator<Item = c_int>) -> Survey {
 /// `poll(2)`.
 pub unsafe fn poll(fds: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> c_int {
     let list = unsafe { pollfds(fds, count) };
-    if kept::has_any() && kept::are_ready(list) {
+    if kept_bytes::has_any() && kept_bytes::are_ready(list) {
         let found = unsafe { real::poll(fds, count, 0) };
-        return kept::add_ready(list, found);
+        return kept_bytes::add_ready(list, found);
     }
     let survey = survey_of(list.iter().map(|one| one.fd));
     if !survey.concerns {
@@ -118,9 +120,9 @@ pub unsafe fn ppoll(
     mask: *const sigset_t,
 ) -> c_int {
     let list = unsafe { pollfds(fds, count) };
-    if kept::has_any() && kept::are_ready(list) {
+    if kept_bytes::has_any() && kept_bytes::are_ready(list) {
         let found = unsafe { real::ppoll(fds, count, &AT_ONCE, core::ptr::null()) };
-        return kept::add_ready(list, found);
+        return kept_bytes::add_ready(list, found);
     }
     let survey = survey_of(list.iter().map(|one| one.fd));
     if !survey.concerns {
@@ -147,11 +149,11 @@ fn kept_or(
     looks: impl FnOnce() -> c_int,
 ) -> c_int {
     let count = count.min(libc::FD_SETSIZE as c_int);
-    if !kept::has_any() || !kept::is_any_readable(count, |fd| read.has(fd)) {
+    if !kept_bytes::has_any() || !kept_bytes::is_any_readable(count, |fd| read.has(fd)) {
         return waits();
     }
     let wanted: [bool; libc::FD_SETSIZE] =
-        core::array::from_fn(|fd| read.has(fd as c_int) && kept::is_readable(fd as c_int));
+        core::array::from_fn(|fd| read.has(fd as c_int) && kept_bytes::is_readable(fd as c_int));
     let found = looks();
     let kept = (0..count).filter(|&fd| wanted[fd as usize]);
     let added = kept.filter(|&fd| found < 0 || !read.has(fd)).count();
@@ -166,9 +168,9 @@ fn kept_or(
 /// sets have bits.
 #[inline]
 fn looked_at(count: c_int) -> c_int {
-    match count <= table_room::LEAST || !faults::are_armed() {
+    match count <= fd_table_room::LEAST || !faults::are_armed() {
         true => count,
-        false => errno::keep(|| table_room::of(count)),
+        false => errno::keep(|| fd_table_room::of(count)),
     }
 }
 

@@ -5,11 +5,11 @@ use core::sync::atomic::Ordering;
 use libc::{EPOLLEXCLUSIVE, epoll_event};
 use toehold_channel::table::{Mode, Reason};
 
+use crate::connection::closing;
 use crate::connection::{self, Connection};
-use crate::descriptors::{self, Kind};
 use crate::epoll::early::control_early;
-use crate::epoll::instance::{BOOKS, Epoll, epoll};
-use crate::epoll::kernels::{kick, modify_kernels};
+use crate::epoll::instance::{Epoll, MEMBERS, epoll};
+use crate::epoll::kernel_registrations::{kick, modify_kernels};
 use crate::epoll::lists::push_ready;
 use crate::epoll::membership::{answered, become_ours, leave, take_members_from_kernel};
 use crate::epoll::nested::control_nested;
@@ -18,7 +18,9 @@ use crate::epoll::registration::{
     allocate_registration, armed, find, free_registration, registration, tag, untag,
 };
 use crate::offload::awaiting;
-use crate::{closing, sys, waits};
+use crate::process::descriptors::{self, Kind};
+use crate::system::sys;
+use crate::waiting::seen_waits;
 
 /// `epoll_ctl` on a known instance. `Some` is the answer; `None`: the kernel's own call does it
 /// all.
@@ -51,7 +53,7 @@ pub(crate) fn control(
     };
     let mut known = find(&connection, number, fd);
     if known.is_none() && operation != libc::EPOLL_CTL_ADD {
-        // Another thread may have put it into the kernel and not yet into the books, and we have
+        // Another thread may have put it into the kernel and not yet into our table, and we have
         // had its first event.
         let _members = connection.local.membership.lock();
         known = find(&connection, number, fd);
@@ -159,11 +161,11 @@ fn add(
         };
     }
     let _members = members;
-    waits::seen(connection);
+    seen_waits::seen(connection);
     let is_held = awaiting::is_connecting(connection) && TAG.load(Ordering::Relaxed) != 0;
     let n = allocate_registration();
     let is_attached = connection.local.attachment.has_region() && TAG.load(Ordering::Relaxed) != 0;
-    // In the books first: what a one-shot tells is not told again.
+    // In our table first: what a one-shot tells is not told again.
     let armed = n.and_then(registration).zip(n).map(|(one, n)| {
         let event = epoll_event {
             events: armed(event.events),
@@ -217,7 +219,7 @@ fn add(
     Some(Ok(()))
 }
 
-/// A parked registration is added again. False when it is on its way out of the books.
+/// A parked registration is added again. False when it is on its way out of our table.
 ///
 /// While it was parked the connection may have been another instance's, or a fork may have come: so
 /// it is decided anew how it hears of news.
@@ -233,10 +235,10 @@ fn take_back(
     if one.state() != State::Parked {
         return false;
     }
-    waits::seen(connection);
+    seen_waits::seen(connection);
     one.set(armed(event.events), event.u64);
     one.rearm();
-    epoll.ours.fetch_add(1, BOOKS);
+    epoll.ours.fetch_add(1, MEMBERS);
     become_ours(epoll, number, connection, one, n);
     push_ready(epoll, n);
     true

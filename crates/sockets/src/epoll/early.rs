@@ -7,11 +7,14 @@ use libc::epoll_event;
 
 use crate::connection::Connection;
 use crate::epoll::instance::epoll;
-use crate::epoll::kernels::modify_kernels;
+use crate::epoll::kernel_registrations::modify_kernels;
 use crate::epoll::registration::{
     LINKED, ONESHOT, State, allocate_registration, armed, free_registration, registration,
 };
-use crate::{descriptors, lock, sys, waits};
+use crate::lock;
+use crate::process::descriptors;
+use crate::system::sys;
+use crate::waiting::seen_waits;
 
 /// Held while the list of an unconnected socket's registrations changes.
 pub(super) static EARLY_LOCK: lock::Private = lock::Private::new();
@@ -25,7 +28,7 @@ pub(super) fn control_early(
     fd: i32,
     event: Option<epoll_event>,
 ) -> Option<Result<(), i32>> {
-    // Held: another thread may have put it into the kernel and not yet into the books.
+    // Held: another thread may have put it into the kernel and not yet into our table.
     let has_any = || descriptors::early_registrations(fd) != 0 || EARLY_LOCK.is_held();
     match operation {
         libc::EPOLL_CTL_ADD => {
@@ -118,7 +121,7 @@ pub(crate) fn adopt(connection: &Connection, first: u32) {
     let _members = connection.local.membership.lock();
     let _held = EARLY_LOCK.lock();
     if first != 0 {
-        waits::seen(connection);
+        seen_waits::seen(connection);
     }
     let mut n = first;
     while let Some(one) = registration(n) {

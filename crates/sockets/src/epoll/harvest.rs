@@ -10,12 +10,13 @@ use toehold_freestanding::prefetch;
 use toehold_stream::interest::Look;
 
 use crate::connection::Connection;
-use crate::epoll::instance::{BATCH, BOOKS, Epoll};
-use crate::epoll::kernels::kick;
+use crate::epoll::instance::{BATCH, Epoll, MEMBERS};
+use crate::epoll::kernel_registrations::kick;
 use crate::epoll::lists::{pop_ready, push_ready};
 use crate::epoll::parked::{listener_events, wake_one};
 use crate::epoll::registration::{EDGE, READINESS, Registration, peer_tail, registration};
-use crate::{ready, sys};
+use crate::system::sys;
+use crate::waiting::ready;
 
 /// Members taken off the ready list for one harvest.
 pub(super) struct Batch {
@@ -215,7 +216,7 @@ impl Epoll {
     /// for what was taken. Not to be called with the lock held.
     #[inline]
     pub(super) fn share(&self) {
-        let left = self.ready_head.load(BOOKS);
+        let left = self.ready_head.load(MEMBERS);
         if left != 0 && self.sleepers.any() {
             if left == self.listener.load(Ordering::Relaxed) {
                 wake_one(self);

@@ -4,11 +4,12 @@ use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use libc::epoll_event;
 
-use crate::chunks::Chunks;
 use crate::epoll::registration::{EDGE, ONESHOT, Registration, State};
-use crate::pairs::Pair;
-use crate::wait::SpinHistory;
-use crate::{descriptors, lock};
+use crate::lock;
+use crate::memory::chunks::Chunks;
+use crate::memory::pairs::Pair;
+use crate::process::descriptors;
+use crate::waiting::spin::SpinHistory;
 
 /// Epoll instances known at a time; others stay the kernel's alone, with their members on the host
 /// path.
@@ -24,10 +25,10 @@ pub(super) const BATCH: usize = 64;
 pub(super) const NESTED_MAX: usize = 8;
 
 /// A thread that is going to sleep on an instance counts itself in (`sleepers`), and then looks at
-/// the books (`ours`, `pair_count`, `ready_head`). Whoever changes the books then looks at
-/// `sleepers`. The look at the books pairs with the look at `sleepers`: at least one of them sees
+/// the members (`ours`, `pair_count`, `ready_head`). Whoever changes the members then looks at
+/// `sleepers`. The look at the members pairs with the look at `sleepers`: at least one of them sees
 /// the other side's store.
-pub(super) const BOOKS: Ordering = Ordering::SeqCst;
+pub(super) const MEMBERS: Ordering = Ordering::SeqCst;
 
 /// One epoll instance. All zeroes is a free one.
 #[repr(C, align(128))]
@@ -134,7 +135,7 @@ impl Sleepers {
 
     #[inline]
     pub(super) fn enter(&self) -> Counted {
-        Counted((self.0.fetch_add(1, BOOKS) >> 32) as u32)
+        Counted((self.0.fetch_add(1, MEMBERS) >> 32) as u32)
     }
 
     /// True when other threads sleep. `None` when the instance that was slept on is gone.
@@ -144,13 +145,13 @@ impl Sleepers {
             let is_in = (word >> 32) as u32 == use_of && word & Self::COUNT != 0;
             is_in.then(|| word - 1)
         };
-        let before = self.0.fetch_update(BOOKS, Ordering::Relaxed, less).ok()?;
+        let before = self.0.fetch_update(MEMBERS, Ordering::Relaxed, less).ok()?;
         Some(before & Self::COUNT > 1)
     }
 
     #[inline]
     pub(super) fn any(&self) -> bool {
-        self.0.load(BOOKS) & Self::COUNT != 0
+        self.0.load(MEMBERS) & Self::COUNT != 0
     }
 
     /// Those who sleep, sleep on another instance, or in the parent.
@@ -226,8 +227,8 @@ pub(crate) fn forget_pair(pair: &Pair) {
 impl Epoll {
     #[inline]
     fn needs_library(&self) -> bool {
-        self.ours.load(BOOKS) != 0
-            || self.pair_count.load(BOOKS) != 0
+        self.ours.load(MEMBERS) != 0
+            || self.pair_count.load(MEMBERS) != 0
             || self.nested_count.load(Ordering::Relaxed) != 0
     }
 

@@ -7,14 +7,15 @@ use libc::{EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLPRI, EPOLLRDHUP, epoll_event};
 use toehold_channel::table::{FLAG_PARKED, Mode};
 
 use crate::connection::{Connection, HINT_LOOK};
+use crate::direction::doorbells;
 use crate::epoll::instance::Epoll;
 use crate::epoll::lists::push_ready;
 use crate::epoll::membership::believe_kernel;
 use crate::epoll::parked::note_end;
 use crate::epoll::registration::{State, registration, untag};
-use crate::express::{self, books, turns};
+use crate::express::{self, published, turns};
 use crate::offload::awaiting::{self, Answer};
-use crate::{doorbells, errno};
+use crate::system::errno;
 
 impl Epoll {
     /// Sorts out what the kernel returned: tagged events go to the ready list, the others stay.
@@ -66,7 +67,7 @@ impl Epoll {
             }
         }
         drop(held);
-        if books::has_ended() {
+        if published::has_ended() {
             errno::keep(express::look_after);
         }
         if strange != 0 {

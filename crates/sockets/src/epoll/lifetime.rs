@@ -5,6 +5,7 @@ use core::sync::atomic::Ordering;
 use toehold_channel::doorbell::WakeWord;
 use toehold_channel::layout::READY_BITMAPS;
 
+use crate::connection::orderings::LAST_OUT;
 use crate::epoll::early::{EARLY_LOCK, forget_early};
 use crate::epoll::instance::{EPOLLS, EPOLLS_MAX, epoll};
 use crate::epoll::membership::{is_anothers, set_resting_wake};
@@ -12,8 +13,8 @@ use crate::epoll::nested::forget_nested;
 use crate::epoll::registration::{
     FREE_LOCK, NEXT_UNUSED, State, TAG, free_registration, registration, unlink,
 };
-use crate::orderings::LAST_OUT;
-use crate::{descriptors, faults, process, sys};
+use crate::process::{self, descriptors};
+use crate::system::{faults, sys};
 
 /// Once, at start.
 pub(crate) fn start() {

@@ -14,17 +14,18 @@ use toehold_channel::sync::fence;
 use toehold_stream::end::End;
 
 use crate::connection::Connection;
-use crate::epoll::instance::{BOOKS, Epoll, PAIRS_MAX, epoll};
-use crate::epoll::kernels::{kernel_has_ours, kernel_has_programs};
+use crate::epoll::instance::{Epoll, MEMBERS, PAIRS_MAX, epoll};
+use crate::epoll::kernel_registrations::{kernel_has_ours, kernel_has_programs};
 use crate::epoll::lists::{push_ready, remove_polled, remove_ready};
 use crate::epoll::registration::{
     ANSWER_EVENTS, NEXT_UNUSED, ONESHOT, Registration, State, TAG, each_registration,
     free_registration, is_only_member, registration, tag, unlink,
 };
-use crate::sleepers::{self, set_wake, wake_by_carrier};
-use crate::{lock, process, sys};
+use crate::system::sys;
+use crate::waiting::sleepers::{self, set_wake, wake_by_carrier};
+use crate::{lock, process};
 
-/// Removes a registration from our books altogether. The caller holds the connection's `membership`
+/// Removes a registration from our table altogether. The caller holds the connection's `membership`
 /// lock.
 pub(super) fn leave(epoll: &Epoll, connection: &Connection, number: u32) {
     let Some(one) = registration(number) else {
@@ -108,7 +109,7 @@ pub(super) fn take_members_from_kernel(connection: &Connection) {
         }
         let held = epoll.lock.lock();
         if plain {
-            epoll.ours.fetch_add(1, BOOKS);
+            epoll.ours.fetch_add(1, MEMBERS);
             become_ours(epoll, number, connection, one, n);
         } else if several && one.moves(State::InBitmap, State::Polled) {
             epoll.link_polled(one, n);
@@ -357,7 +358,7 @@ pub(super) fn give_bitmap(
         })?;
         epoll.pairs[count].store(pointer, Ordering::Relaxed);
         epoll.bitmaps[count].store(index as u32, Ordering::Relaxed);
-        epoll.pair_count.store(count as u32 + 1, BOOKS);
+        epoll.pair_count.store(count as u32 + 1, MEMBERS);
         // Threads may sleep already.
         let sleeps = epoll.sleepers.any();
         pair.ours(index as u32)?

@@ -12,7 +12,8 @@ use libc::epoll_event;
 
 use crate::epoll::instance::{BATCH, EPOLLS_MAX, Epoll, NESTED_MAX, Nested, epoll, needs_library};
 use crate::epoll::registration::READABLE;
-use crate::{descriptors, sys};
+use crate::process::descriptors;
+use crate::system::sys;
 
 /// `epoll_ctl` on `epoll`, which is at `epoll_fd`, for the instance at `fd`.
 pub(super) fn control_nested(

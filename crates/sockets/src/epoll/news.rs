@@ -6,9 +6,9 @@ use toehold_channel::doorbell::{WAKING, WakeWord, mark};
 
 use crate::connection::Connection;
 use crate::epoll::instance::epoll;
-use crate::epoll::kernels::kick;
+use crate::epoll::kernel_registrations::kick;
 use crate::epoll::registration::{each_registration, registration};
-use crate::sleepers;
+use crate::waiting::sleepers;
 
 /// The program met a full kernel buffer on a connection whose direction is on the carrier: let the
 /// kernel tell when there is room.

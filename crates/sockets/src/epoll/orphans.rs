@@ -12,12 +12,13 @@ use toehold_channel::table::{FLAG_ASKED, Reason};
 
 use crate::connection::Connection;
 use crate::epoll::instance::{Epoll, epoll};
-use crate::epoll::kernels::kernel_has_programs;
+use crate::epoll::kernel_registrations::kernel_has_programs;
 use crate::epoll::membership::{is_anothers, leave};
 use crate::epoll::registration::{
     ANSWER_EVENTS, NEXT_UNUSED, Registration, State, each_registration, registration, tag,
 };
-use crate::{descriptors, sys};
+use crate::process::descriptors;
+use crate::system::sys;
 
 /// The number of registration `one` is being closed: true when it goes on. The caller holds the
 /// connection's `membership` lock.

@@ -17,7 +17,7 @@ use toehold_channel::table::FLAG_PARKED;
 
 use crate::connection::Connection;
 use crate::epoll::instance::{Epoll, epoll};
-use crate::epoll::kernels::kick;
+use crate::epoll::kernel_registrations::kick;
 use crate::epoll::lists::{push_ready, remove_ready};
 use crate::epoll::membership::{give_bitmap, leave, set_resting_wake};
 use crate::epoll::orphans::put_under;
@@ -25,8 +25,8 @@ use crate::epoll::registration::{
     CARRIER_EVENTS, LINKED, READABLE, Registration, State, TAG, allocate_registration, armed,
     each_registration, free_registration, registration, tag,
 };
-use crate::express::books;
-use crate::sys;
+use crate::express::published;
+use crate::system::sys;
 
 /// The registration that a parked carrier keeps.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -184,7 +184,7 @@ pub(crate) fn show(n: u32) {
         let _held = epoll.lock.lock();
         push_ready(epoll, n);
     }
-    // After the change to the books, as in `Epoll::show_to_sleepers`. Pairs with the sleeper's
+    // After the change to our table, as in `Epoll::show_to_sleepers`. Pairs with the sleeper's
     // steps in `waiting::sleep`.
     fence(Ordering::SeqCst);
     if epoll.sleepers.any() {
@@ -214,7 +214,7 @@ fn listener_at(n: u32) -> Option<(&'static Registration, &'static Epoll)> {
 /// The events that the listener is ready for, if this is its registration.
 #[cold]
 pub(super) fn listener_events(one: &Registration) -> Option<u32> {
-    (one.state() == State::Listener).then(|| match books::has_any() {
+    (one.state() == State::Listener).then(|| match published::has_any() {
         true => READABLE,
         false => 0,
     })
@@ -230,7 +230,7 @@ pub(super) fn wake_one(epoll: &Epoll) {
             && one.is_borrowed.load(Ordering::Relaxed) != 0
             && matches!(one.state(), State::Parked | State::InBitmap)
     };
-    let n = books::last_parked();
+    let n = published::last_parked();
     if let Some(one) = registration(n).filter(is_here) {
         kick(epoll.fd.load(Ordering::Relaxed) - 1, one.carrier(), n);
     }
@@ -266,7 +266,7 @@ pub(crate) fn of_carrier(connection: &Connection) -> u32 {
 /// The kernel has told of the end of a carrier: if that is parked, it is retired soon.
 pub(super) fn note_end(connection: &Connection) {
     if connection.entry.flags.load(Ordering::Relaxed) & FLAG_PARKED != 0 {
-        books::note_end();
+        published::note_end();
     }
 }
 

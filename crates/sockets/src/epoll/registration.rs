@@ -7,9 +7,10 @@ use toehold_channel::table::EntryState;
 pub(super) use toehold_stream::interest::bits::{EDGE, ONESHOT, READABLE, READINESS, WRITABLE};
 pub(super) use toehold_stream::interest::{Interest, State, armed};
 
-use crate::chunks::Chunks;
 use crate::connection::{self, Connection};
-use crate::{descriptors, lock, process, table};
+use crate::lock;
+use crate::memory::chunks::Chunks;
+use crate::process::{self, descriptors, table};
 
 /// The events that the kernel watches on a carrier for us.
 pub(super) const CARRIER_EVENTS: u32 = (EPOLLIN | EPOLLPRI | EPOLLRDHUP | EPOLLET) as u32;

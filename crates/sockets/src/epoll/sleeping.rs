@@ -6,9 +6,9 @@ use core::sync::atomic::Ordering;
 use toehold_channel::doorbell::WAKING;
 use toehold_channel::sync::fence;
 
-use crate::arming::Armed;
 use crate::epoll::instance::{Counted, EPOLLS_MAX, Epoll, POLLED_MAX, epoll};
 use crate::epoll::registration::{Registration, registration};
+use crate::waiting::arming::Armed;
 
 impl Epoll {
     /// One more thread sleeps on this instance: says so on all its ready bitmaps.

@@ -7,13 +7,15 @@ use libc::epoll_event;
 use toehold_channel::sync::fence;
 use toehold_freestanding::guarded;
 
+use crate::adapter::requests;
 use crate::epoll::harvest::Batch;
 use crate::epoll::instance::{BATCH, Counted, Epoll, Instance};
 use crate::epoll::nested::without_repeats;
 use crate::epoll::registration::untag;
 use crate::epoll::sleeping::Watch;
-use crate::wait::{self, ENDLESS_NS};
-use crate::{attention, cancellation, deferral, errno, express, sys};
+use crate::express;
+use crate::system::{cancellation, deferral, errno, sys};
+use crate::waiting::spin::{self, ENDLESS_NS};
 
 /// While shared memory keeps us busy, the kernel's own members are asked this often.
 const KERNEL_MEMBERS_NS: u64 = 50_000;
@@ -110,12 +112,12 @@ pub(crate) fn wait(
             started = now;
         }
         let left = timeout_ns.map(|limit| limit.saturating_sub(now - started));
-        let budget = wait::budget_ns(&epoll.spin);
+        let budget = spin::budget_ns(&epoll.spin);
         let endless = budget == ENDLESS_NS;
-        let slice = wait::slice_ns(budget).min(left.unwrap_or(u64::MAX));
+        let slice = spin::slice_ns(budget).min(left.unwrap_or(u64::MAX));
         if slice > 0 {
             let processor = epoll.last_peer_processor.load(Ordering::Relaxed);
-            if wait::spin(&epoll.spin, slice, processor, || epoll.sweep()) {
+            if spin::spin(&epoll.spin, slice, processor, || epoll.sweep()) {
                 continue;
             }
             if handlers.end_a_wait() {
@@ -124,7 +126,7 @@ pub(crate) fn wait(
                 return -1;
             }
             if endless {
-                attention::follow();
+                requests::follow();
                 let n = kernel(said.room(events.len()), Some(0));
                 if n != 0 {
                     let kept = sort_looked(epoll, said.first(n.max(0) as usize), events);
@@ -136,7 +138,7 @@ pub(crate) fn wait(
                 continue;
             }
         }
-        attention::follow();
+        requests::follow();
         let n = sleep(instance, said.room(events.len()), left, &mut kernel);
         if n < 0 {
             epoll.spin.slept(sys::now_ns() - now);
@@ -405,7 +407,7 @@ pub(crate) fn after_kernel_wait(
     returned: usize,
     before: &Before,
 ) -> Option<i32> {
-    // A registration of ours is in the kernel before it is in our books.
+    // A registration of ours is in the kernel before it is in our table.
     let is_tagged = |event: &epoll_event| untag(event.u64).is_some();
     if !instance.needs_library() && !events[..returned].iter().any(is_tagged) {
         return Some(returned as i32);

@@ -9,14 +9,16 @@ use toehold_channel::table::{FLAG_NONBLOCK, FLAG_PARKED};
 use toehold_stream::express::Queued;
 
 use super::carriers::{self, Role};
-use super::{LOCK, books, listener, may_act, parking, turns};
+use super::{LOCK, listener, may_act, parking, published, turns};
+use crate::connection::closing;
 use crate::connection::{self, Connection};
-use crate::descriptors::{self, Kind};
 use crate::epoll::parked;
+use crate::memory::pairs::Pair;
 use crate::offload::names::{self, Side};
 use crate::offload::{addresses, passive_open};
-use crate::pairs::Pair;
-use crate::{closing, errno, faults, process, sys};
+use crate::process;
+use crate::process::descriptors::{self, Kind};
+use crate::system::{errno, faults, sys};
 
 /// After so many connections from the queues the kernel is asked first, if it had none the last
 /// time. If it had one, it is asked after each: others wait there, and the queues are filled
@@ -36,7 +38,7 @@ pub(crate) unsafe fn accept(
     len: *mut socklen_t,
     flags: c_int,
 ) -> Option<c_int> {
-    if !books::is_served(fd) || !may_act() || flags & !(SOCK_CLOEXEC | SOCK_NONBLOCK) != 0 {
+    if !published::is_served(fd) || !may_act() || flags & !(SOCK_CLOEXEC | SOCK_NONBLOCK) != 0 {
         return None;
     }
     let mut since = SINCE_KERNEL.load(Ordering::Relaxed);
@@ -127,7 +129,7 @@ unsafe fn tell_remote(
 fn take_next(flags: c_int) -> impl FnOnce() -> Option<Result<c_int, i32>> {
     move || {
         let _held = LOCK.lock();
-        let mut waiting = (0..books::WAITING_MAX).map_while(|_| listener::next());
+        let mut waiting = (0..published::WAITING_MAX).map_while(|_| listener::next());
         waiting.find_map(|(pair, queued)| {
             let carrier = claimed(pair, queued)?;
             give(pair, queued, &carrier, flags)
@@ -188,6 +190,6 @@ fn give(
     descriptors::note_connection(fd, carrier.index, entry.generation.load(Ordering::Relaxed));
     parked::serve(carrier, fd);
     passive_open::say_liveness(&Connection { fd, ..*carrier });
-    books::count(Event::Accepted);
+    published::count(Event::Accepted);
     Some(Ok(fd))
 }

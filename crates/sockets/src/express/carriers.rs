@@ -5,12 +5,14 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use toehold_channel::express::Event;
 use toehold_channel::table::{Entry, FLAG_ACCEPTED, FLAG_OFFLOAD, FLAG_PARKED};
 
-use super::words::Words;
-use super::{again, books, turns};
+use super::carrier_words::Words;
+use super::{published, reconnecting, turns};
+use crate::connection::release;
 use crate::connection::{self, Connection, HINT_LOOK, Local};
 use crate::epoll::orphans;
-use crate::pairs::Pair;
-use crate::{descriptors, release, sys, table};
+use crate::memory::pairs::Pair;
+use crate::process::{descriptors, table};
+use crate::system::sys;
 
 /// The ends of parked carriers that we have.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -183,7 +185,7 @@ pub(super) fn each(role: Role, mut each: impl FnMut(u32, &'static Entry, &'stati
 /// Retires what has been parked for too long, what has ended, and what the adapter wants back.
 pub(super) fn look_after() {
     let now = sys::now_ns();
-    let has_ended = books::take_ended();
+    let has_ended = published::take_ended();
     for role in [Role::Connecting, Role::Accepting] {
         each(role, |index, entry, local| {
             let since = local.express.parked_ns.load(Ordering::Relaxed);
@@ -191,7 +193,7 @@ pub(super) fn look_after() {
             let is_over = entry.rx_hints.load(Ordering::Relaxed) & HINT_LOOK != 0
                 || connection::commanded(entry);
             if is_over {
-                books::count(Event::PeerEnded);
+                published::count(Event::PeerEnded);
                 retire_for(role, index, Why::Ended);
             } else if is_idle {
                 retire_for(role, index, Why::Idle);
@@ -251,7 +253,7 @@ fn retire_for(role: Role, index: u32, why: Why) {
     if role == Role::Connecting && !why.spares_claimed() && turns::is_unaccepted(&connection, &end)
     {
         // The program has closed it already, and what it has sent is to arrive.
-        again::deliver(&connection);
+        reconnecting::deliver(&connection);
     }
     if let Some(next) = end.turns().retire(turn) {
         // The peer has claimed it.
@@ -266,9 +268,9 @@ fn retire_for(role: Role, index: u32, why: Why) {
         end.turns().give_up(next);
     }
     match why {
-        Why::Idle => books::count(Event::Idle),
+        Why::Idle => published::count(Event::Idle),
         Why::Ended => {}
-        Why::Unproved | Why::All => books::count(Event::Retired),
+        Why::Unproved | Why::All => published::count(Event::Retired),
     }
     close(role, &connection);
 }

@@ -15,15 +15,21 @@ use toehold_stream::express::{Push, Queued, Turn};
 
 use super::carriers::{self, Role};
 use super::destinations::Destination;
-use super::{LOCK, books, listening, may_act, parking, returning, spares, turns, watch, words};
+use super::{
+    LOCK, carrier_words, listening, may_act, parking, published, returning, spares, turns,
+    unread_watch,
+};
+use crate::connection::settings;
 use crate::connection::{self, Connection, Local};
-use crate::descriptors::{
+use crate::direction::{doorbells, notifier, takeover};
+use crate::epoll::{early, membership, parked};
+use crate::memory::pairs::Pair;
+use crate::offload::awaiting;
+use crate::process::descriptors::{
     self, FRESH_CLOEXEC, FRESH_KEPT, FRESH_NODELAY, FRESH_NONBLOCK, FRESH_V6,
 };
-use crate::epoll::{early, membership, parked};
-use crate::offload::awaiting;
-use crate::pairs::Pair;
-use crate::{doorbells, errno, lock, notice, process, settings, sys, takeover, uring};
+use crate::system::{errno, sys};
+use crate::{lock, process, uring};
 
 /// `connect` on `fd`, which is `fresh`, if a carrier to that address is parked. `None`: the kernel
 /// is to connect. The caller has asked whether this process may act.
@@ -116,7 +122,7 @@ fn take(destination: Destination, now: u64) -> Option<(Connection, Turn)> {
     carriers::look_after();
     let mut why_not = Event::NoneParked;
     let Some(number) = destination.number() else {
-        books::count(why_not);
+        published::count(why_not);
         return None;
     };
     let (mut claimed, mut busy) = (None, 0);
@@ -147,7 +153,7 @@ fn take(destination: Destination, now: u64) -> Option<(Connection, Turn)> {
     let pair = least_busy(number);
     let is_claimed = look(pair) || pair.is_some() && look(None);
     if !is_claimed {
-        books::count(why_not);
+        published::count(why_not);
     }
     let (carrier, turn) = claimed?;
     LAST_PAIR.store(
@@ -237,11 +243,11 @@ fn try_claim(index: u32, entry: &'static Entry, local: &'static Local, now: u64)
         Ok(_) => {}
         Err(_) => return Claim::Dead,
     }
-    let is_fit = books::holds(!crate::connection::commanded(entry), Event::OnKernel)
-        && books::holds(carriers::is_young(&local.express, now), Event::TooOld)
-        && books::holds(end.are_rings_empty(), Event::Unread)
-        && books::holds(is_alive(&carrier), Event::PeerEnded)
-        && books::holds(is_its_listener(&carrier, now), Event::OtherListener);
+    let is_fit = published::holds(!crate::connection::commanded(entry), Event::OnKernel)
+        && published::holds(carriers::is_young(&local.express, now), Event::TooOld)
+        && published::holds(end.are_rings_empty(), Event::Unread)
+        && published::holds(is_alive(&carrier), Event::PeerEnded)
+        && published::holds(is_its_listener(&carrier, now), Event::OtherListener);
     if !is_fit {
         return Claim::Dead;
     }
@@ -340,7 +346,7 @@ fn begin(
     uring::closing(fd);
     // The program's socket has what it is to begin with.
     let is_kept = fresh & FRESH_KEPT != 0 || local.express.begins_kept();
-    let keepalive = is_kept.then(|| words::keepalive_of(fd));
+    let keepalive = is_kept.then(|| carrier_words::keepalive_of(fd));
     let spare = match count {
         0 => spares::hold(fd, fresh, now),
         _ => None,
@@ -367,7 +373,7 @@ fn begin(
     let is_kept_alive =
         keepalive.is_some_and(|options| local.express.take_keepalive(connection.fd, &options));
     if is_kept_alive && preamble.is_some() {
-        watch::say_liveness(&connection);
+        unread_watch::say_liveness(&connection);
     }
     if let Some(preamble) = preamble {
         awaiting::begin_on_used(&connection, preamble.remote);
@@ -377,14 +383,14 @@ fn begin(
     for (number, event) in &early[..count] {
         returning::register(*number, fd, event);
     }
-    books::count(Event::Connected);
+    published::count(Event::Connected);
     Some((connection, end))
 }
 
 /// The peer is to look into its queue. The connection has just begun, so nobody leaves the channel.
 fn tell(connection: &Connection, end: &End<'_>) {
     if let Some(_held) = takeover::lock_sending(connection) {
-        let _ = notice::notify(connection, end);
+        let _ = notifier::notify(connection, end);
     }
 }
 

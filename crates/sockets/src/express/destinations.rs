@@ -6,7 +6,7 @@ use libc::{sockaddr, sockaddr_in, sockaddr_in6, socklen_t};
 
 use toehold_channel::offload::Address;
 
-use crate::sys;
+use crate::system::sys;
 
 /// Destinations of one process. Connections to others are the kernel's.
 pub(super) const DESTINATIONS_MAX: usize = 64;

@@ -25,7 +25,8 @@ use toehold_channel::table::FLAG_ACCEPTED;
 use super::carriers::{self, Role};
 use super::destinations::DESTINATIONS_MAX;
 use crate::connection::Connection;
-use crate::{counts, waits};
+use crate::connection::counts;
+use crate::waiting::seen_waits;
 
 /// Ordinary connections in a row that have to have been seen, the first time.
 const NEEDED_FIRST: u32 = 2;
@@ -175,7 +176,7 @@ pub(super) fn ordinary_ends(connection: &Connection) {
     let Some(evidence) = of(connection).filter(|evidence| evidence.is_open()) else {
         return;
     };
-    if !waits::are_seen(connection) {
+    if !seen_waits::are_seen(connection) {
         // Nothing came for which the program could have waited, not past the library either.
         let is_empty = connection.entry.rx_carrier.load(Ordering::Relaxed) == 0;
         if !is_empty || counts::agree_at_end(connection) != Some(true) {

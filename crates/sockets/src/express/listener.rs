@@ -13,16 +13,16 @@ use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use libc::{EPOLLET, EPOLLIN, EPOLLONESHOT, epoll_event};
 use toehold_stream::express::{Queued, Turn};
 
-use super::books::{
+use super::carriers::{self, Role};
+use super::published::{
     self, BACKLOG, COUNT, FD, INSTANCE, IS_OVER, KEPT, LAST_PARKED, PAIRS, REGISTRATION, ROUND,
     is_announced, is_served, pairs,
 };
-use super::carriers::{self, Role};
 use super::{LOCK, evidence, may_act};
 use crate::connection::Connection;
 use crate::epoll::parked;
-use crate::pairs::Pair;
-use crate::sys;
+use crate::memory::pairs::Pair;
+use crate::system::sys;
 
 /// A listener that is known.
 struct Known {
@@ -285,7 +285,7 @@ fn give_up_waiting() {
     // A claim from here on finds no place.
     carriers::retire_role(Role::Accepting);
     // A peer that queues all the same withdraws it, or has it lost.
-    let waiting = (0..books::WAITING_MAX).map_while(|_| next());
+    let waiting = (0..published::WAITING_MAX).map_while(|_| next());
     waiting.for_each(drop);
 }
 
@@ -315,7 +315,7 @@ pub(super) fn next() -> Option<(&'static Pair, Queued)> {
             Err(_) => {
                 // A peer that writes nonsense has no queue any more.
                 pair.acceptable().close();
-                books::forget_pair(pair);
+                published::forget_pair(pair);
                 return None;
             }
         }

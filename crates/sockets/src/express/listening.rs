@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use toehold_freestanding::diag::{TCP_LISTEN, TCP_QUESTION_BYTES, TcpQuestion, inode_in};
 
 use super::destinations::{DESTINATIONS_MAX, Destination};
-use crate::sys;
+use crate::system::sys;
 
 /// By destination: the inode of the socket that listens there, or 0, and when that was asked.
 static ANSWERS: [(AtomicU64, AtomicU64); DESTINATIONS_MAX] =

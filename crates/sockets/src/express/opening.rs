@@ -19,10 +19,11 @@ use toehold_channel::table::FLAG_ASKED;
 
 use super::carriers::{self, Role};
 use super::destinations::Destination;
-use super::{LOCK, books, evidence, is_on, may_act, seeds, spares, withheld};
+use super::{LOCK, evidence, is_on, may_act, published, seeds, spares, withheld};
 use crate::connection::Connection;
-use crate::descriptors::{self, FRESH_V6};
-use crate::{pairing, sys};
+use crate::pairing;
+use crate::process::descriptors::{self, FRESH_V6};
+use crate::system::sys;
 
 /// Time between two seeds of a process: an introduction takes the adapter some 50 us.
 const BETWEEN_SEEDS_NS: u64 = 1_000_000;
@@ -88,7 +89,7 @@ fn begins_seed(now: u64) -> bool {
     if is_due {
         NEXT_SEED_NS.store(now + BETWEEN_SEEDS_NS, Ordering::Relaxed);
     }
-    is_due || books::are_all_chosen()
+    is_due || published::are_all_chosen()
 }
 
 /// The engine has connected. No lock is held.
@@ -102,8 +103,8 @@ pub(crate) fn answered(connection: &Connection) {
     pairing::consider(connection);
     let has_channel = connection.local.attachment.has_region();
     let is_carrier = has_channel && seeds::becomes_carrier(connection);
-    books::count(Event::SeedsTried);
-    books::count_more(Event::SeedsMade, is_carrier.into());
+    published::count(Event::SeedsTried);
+    published::count_more(Event::SeedsMade, is_carrier.into());
     if !is_carrier {
         evidence::seed_failed(connection);
     }

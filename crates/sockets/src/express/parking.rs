@@ -15,15 +15,20 @@ use toehold_channel::table::{
 };
 use toehold_stream::end::End;
 
+use super::carrier_words::Words;
 use super::carriers::{self, Role};
-use super::words::Words;
-use super::{LOCK, books, evidence, is_on, listener, seeds, spares, turns, watch};
-use crate::carrier::Carrier;
+use super::{LOCK, evidence, is_on, listener, published, seeds, spares, turns, unread_watch};
+use crate::connection::carrier::Carrier;
+use crate::connection::release;
 use crate::connection::{self, Connection, HINT_EOF};
-use crate::descriptors::GENERATION_MASK;
+use crate::direction::{notifier, takeover};
 use crate::epoll::membership;
 use crate::epoll::parked::{self, Keeps};
-use crate::{descriptors, lock, notice, release, sys, takeover, waits};
+use crate::lock;
+use crate::process::descriptors;
+use crate::process::descriptors::GENERATION_MASK;
+use crate::system::sys;
+use crate::waiting::seen_waits;
 
 /// A connection of which any is set ends with its carrier.
 const NOT_PARKED: u32 =
@@ -46,11 +51,11 @@ pub(crate) fn park(connection: &Connection) -> bool {
         }
     }
     if !is_on()
-        || !books::holds(
+        || !published::holds(
             words.may_park.load(Ordering::Relaxed) != 0,
             Event::NotPaired,
         )
-        || !books::holds(words.is_odd.load(Ordering::Relaxed) == 0, Event::OddOption)
+        || !published::holds(words.is_odd.load(Ordering::Relaxed) == 0, Event::OddOption)
     {
         return false;
     }
@@ -64,11 +69,11 @@ pub(crate) fn park(connection: &Connection) -> bool {
         Role::Connecting => None,
         Role::Accepting => listener::instance(),
     };
-    if !books::holds(
+    if !published::holds(
         role == Role::Connecting || instance.is_some(),
         Event::NoListener,
-    ) || !books::holds(carriers::is_room(role), Event::NoRoom)
-        || !books::holds(is_current(words, role), Event::TooOld)
+    ) || !published::holds(carriers::is_room(role), Event::NoRoom)
+        || !published::holds(is_current(words, role), Event::TooOld)
     {
         return false;
     }
@@ -82,15 +87,15 @@ pub(crate) fn park(connection: &Connection) -> bool {
     if !is_seen {
         evidence::turn_unseen(connection, role);
     }
-    let may_go_on = is_seen && (evidence::suffices(connection) || books::are_all_chosen());
-    if !books::holds(may_go_on, Event::Unseen) {
+    let may_go_on = is_seen && (evidence::suffices(connection) || published::are_all_chosen());
+    if !published::holds(may_go_on, Event::Unseen) {
         return false;
     }
     let Some(high) = words.give_number(connection.fd) else {
         return false;
     };
     let Some(parked) = end_turn(connection, &end) else {
-        books::count(Event::InUse);
+        published::count(Event::InUse);
         return false;
     };
     // From here on no descriptor and no thread reaches the connection.
@@ -146,7 +151,7 @@ fn is_fit(connection: &Connection, end: &End<'_>) -> bool {
         && !connection.is_shared()
         && !local.attachment.is_used();
     let has_nothing_left = is_quiet
-        && !crate::pending::is_there(connection)
+        && !crate::connection::pending_errors::is_there(connection)
         && entry.rx_low_water.load(Ordering::Relaxed) <= 1
         && entry.rx_peek.load(Ordering::Relaxed) == 0;
     let is_in_rings = !connection::commanded(entry)
@@ -157,10 +162,10 @@ fn is_fit(connection: &Connection, end: &End<'_>) -> bool {
         && !end.is_asked_to_resend()
         && wake.abandoned.load(Ordering::Relaxed).is(0)
         && (wake.closed.load(SIDE_SEEN).is(0) || is_over);
-    books::holds(is_ours_alone, Event::InUse)
-        && books::holds(has_nothing_left, Event::Unread)
-        && books::holds(is_in_rings, Event::OnKernel)
-        && books::holds(is_open, Event::PeerEnded)
+    published::holds(is_ours_alone, Event::InUse)
+        && published::holds(has_nothing_left, Event::Unread)
+        && published::holds(is_in_rings, Event::OnKernel)
+        && published::holds(is_open, Event::PeerEnded)
 }
 
 /// True when the program was seen waiting for the connection, or there was nothing to wait for: it
@@ -173,7 +178,7 @@ fn is_known(connection: &Connection, end: &End<'_>) -> bool {
     let came_to_end = entry.rx_hints.load(Ordering::Relaxed) & HINT_EOF != 0;
     let has_waited_in_calls = !connection.nonblocking() && (received || came_to_end);
     let had_nothing_to_wait_for = !received && !turns::is_over(connection, end);
-    waits::is_seen(connection.local) || has_waited_in_calls || had_nothing_to_wait_for
+    seen_waits::is_seen(connection.local) || has_waited_in_calls || had_nothing_to_wait_for
 }
 
 /// The program's connection ends. `None` when another thread is at work on it, or bytes are left
@@ -231,11 +236,11 @@ fn tell(parked: &Connection, end: &End<'_>) {
         return;
     }
     if may_be_late {
-        return notice::notify_late(parked, end, || end.turns().is_peer_seen(turn));
+        return notifier::notify_late(parked, end, || end.turns().is_peer_seen(turn));
     }
-    let _ = notice::notify(parked, end);
+    let _ = notifier::notify(parked, end);
     if !is_heard {
-        notice::ring_if_open(parked, end);
+        notifier::ring_if_open(parked, end);
     }
 }
 
@@ -254,9 +259,9 @@ pub(super) fn begin_turn(carrier: &Connection, fd: i32, options: u32) -> Connect
     local.express.set_keepalive_back(carrier.fd);
     let rx_began_at = entry.rx_ring.load(Ordering::Relaxed).shown();
     (local.express.rx_began_at).store(rx_began_at, Ordering::Relaxed);
-    waits::begin_turn(local);
+    seen_waits::begin_turn(local);
     turns::note_unseen(entry);
-    watch::begin(carrier.index, local);
+    unread_watch::begin(carrier.index, local);
     local.descriptors.store(1, Ordering::Relaxed);
     local.continue_nothing();
     live_on(&Connection { fd, ..*carrier })

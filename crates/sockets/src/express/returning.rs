@@ -12,10 +12,12 @@ use core::sync::atomic::Ordering;
 use libc::epoll_event;
 use toehold_channel::table::{FLAG_NONBLOCK, FLAG_SHUT_TX};
 
-use super::{LOCK, again};
+use super::{LOCK, reconnecting};
 use crate::connection::{self, Connection};
+use crate::connection::{closing, release, settings, tracking};
 use crate::epoll::{control, instance, orphans, parked};
-use crate::{closing, descriptors, release, settings, sys, tracking};
+use crate::process::descriptors;
+use crate::system::sys;
 
 /// Registrations that a connection takes along.
 const REGISTRATIONS_MAX: usize = 8;
@@ -46,10 +48,10 @@ pub(crate) fn go(connection: &Connection) -> bool {
     let Some(end) = connection.end() else {
         return true;
     };
-    let Some(socket) = again::connect(connection, &end) else {
+    let Some(socket) = reconnecting::connect(connection, &end) else {
         return false;
     };
-    let sent = again::sent(connection, &end);
+    let sent = reconnecting::sent(connection, &end);
     let mut numbers = [-1; NUMBERS_MAX];
     let count = numbers_of(connection, &mut numbers);
     let mut registrations = [(0, -1, epoll_event { events: 0, u64: 0 }); REGISTRATIONS_MAX];

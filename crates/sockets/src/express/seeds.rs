@@ -13,8 +13,8 @@
 //! the same ports. (With a pause after each failure they came apart: each end was in its pause
 //! while the other waited.) The choice is the family's: a client that has met one worker of a
 //! server would wait in vain for another worker that still chose few. The time that a process waits
-//! is limited, too: a short burst, and a small share of all time. One thread of a client waits at a
-//! time, and none in a [`crowd`](super::crowd).
+//! is limited, too: a short time at once, and a small share of all time. One thread of a client
+//! waits at a time, and none in a [`burst`](super::burst).
 //!
 //! Only where ordinary connections have shown that the program waits through the library
 //! ([`evidence`]).
@@ -26,13 +26,19 @@ use toehold_channel::express::Event;
 use toehold_channel::table::{Mode, Reason};
 use toehold_stream::express::{ENGINE_PORTS_LOG2, is_chosen};
 
+use super::burst::Burst;
 use super::carriers::{self, Role};
-use super::crowd::Crowd;
 use super::destinations::Destination;
-use super::{LOCK, books, evidence, is_on, may_act, spares, turns, watch};
+use super::{LOCK, evidence, is_on, may_act, published, spares, turns, unread_watch};
+use crate::adapter::offers;
+use crate::connection::resets;
 use crate::connection::{self, Connection};
+use crate::direction::{self, switching};
 use crate::offload::passive_open;
-use crate::{descriptors, direction, offers, pairing, resets, service, sys, table, waits};
+use crate::pairing;
+use crate::process::{descriptors, table};
+use crate::system::sys;
+use crate::waiting::seen_waits;
 
 /// An end chooses one in so many ports at first, as a power of two.
 const LEVEL_FIRST: u32 = 4;
@@ -86,7 +92,7 @@ struct Share {
     spent_ns: AtomicU64,
     /// When that was reckoned.
     reckoned_ns: AtomicU64,
-    crowd: Crowd,
+    burst: Burst,
     /// Until then a thread waits at most, at the connecting end; 0 for none.
     waits_until_ns: AtomicU64,
     /// So many waits in vain say nothing, after a carrier was made: at the accepting end.
@@ -101,7 +107,7 @@ impl Share {
             role,
             spent_ns: AtomicU64::new(0),
             reckoned_ns: AtomicU64::new(0),
-            crowd: Crowd::none(),
+            burst: Burst::none(),
             waits_until_ns: AtomicU64::new(0),
             queued: AtomicU32::new(0),
         }
@@ -126,7 +132,7 @@ impl Share {
 
     /// True for a connection whose client has that port.
     fn chooses(&self, port: u16) -> bool {
-        if books::are_all_chosen() {
+        if published::are_all_chosen() {
             return true;
         }
         is_chosen(port, self.level()) && self.has_time(sys::now_ns())
@@ -135,8 +141,8 @@ impl Share {
     /// A connection has begun. True when it may be a seed, if its program is known to wait through
     /// the library.
     fn may_ask(&self, is_known: bool) -> bool {
-        let is_of_crowd = self.crowd.is_joined(sys::now_ns);
-        is_known && !is_of_crowd || books::are_all_chosen()
+        let is_of_burst = self.burst.is_joined(sys::now_ns);
+        is_known && !is_of_burst || published::are_all_chosen()
     }
 
     /// True while the time for waits is not used up.
@@ -154,9 +160,9 @@ impl Share {
         let waited = sys::now_ns().saturating_sub(started_ns);
         let counted = counted_ns(waited, is_carrier);
         self.spent_ns.fetch_add(counted, Ordering::Relaxed);
-        books::count(Event::SeedsTried);
-        books::count_more(Event::SeedsMade, is_carrier.into());
-        books::count_more(Event::SeedMicroseconds, waited / 1000);
+        published::count(Event::SeedsTried);
+        published::count_more(Event::SeedsMade, is_carrier.into());
+        published::count_more(Event::SeedMicroseconds, waited / 1000);
         let before = self.level();
         let level = match is_carrier {
             false if self.was_queued_before() => before,
@@ -190,14 +196,14 @@ impl Share {
             && word
                 .compare_exchange(until, now + limit_ns, told, seen)
                 .is_ok();
-        is_ours || books::are_all_chosen()
+        is_ours || published::are_all_chosen()
     }
 
     /// How long an end waits: the usual time, or that for a peer that has become one before.
     fn limit_ns(&self, usual: u64, known: u64) -> u64 {
         match self.level() {
             // The other end of a test will come.
-            0 if books::are_all_chosen() => 3 * known,
+            0 if published::are_all_chosen() => 3 * known,
             0 => known,
             _ => usual,
         }
@@ -212,7 +218,7 @@ pub(super) fn may_ask(role: Role, is_known: bool) -> bool {
 
 /// A connection of that role ends.
 pub(super) fn connection_ends(role: Role) {
-    SHARES[role as usize].crowd.is_left();
+    SHARES[role as usize].burst.is_left();
 }
 
 /// The kernel has connected `fd`, which was `fresh`, to `address`. The caller has asked whether
@@ -331,13 +337,13 @@ pub(super) fn becomes_carrier(connection: &Connection) -> bool {
     if may_park {
         words.note_first_keepalive(connection.fd);
     }
-    if waits::is_seen(connection.local) {
+    if seen_waits::is_seen(connection.local) {
         turns::note_seen(connection);
     } else {
         turns::note_unseen(connection.entry);
     }
     let _held = LOCK.lock();
-    watch::begin(connection.index, connection.local);
+    unread_watch::begin(connection.index, connection.local);
     may_park
 }
 
@@ -359,7 +365,7 @@ fn port_in(address: &libc::sockaddr_storage) -> u16 {
 /// than [`REFUSED_NS`] when the adapter knows of no question of the client's.
 fn pair(connection: &Connection, listener: Option<i32>, limit_ns: u64) -> bool {
     // A test that wants every connection on a carrier waits for a busy host.
-    let patience = if books::are_all_chosen() { 100 } else { 1 };
+    let patience = if published::are_all_chosen() { 100 } else { 1 };
     let limit_ns = patience * limit_ns;
     let started = sys::now_ns();
     let passed = || sys::now_ns().saturating_sub(started);
@@ -395,7 +401,7 @@ fn pair(connection: &Connection, listener: Option<i32>, limit_ns: u64) -> bool {
         };
         // An end that has been in rings may have closed already: ours is to stay in them.
         if !turns::is_over(connection, &end) {
-            service::service(connection);
+            switching::service(connection);
         }
         direction::advance_incoming(connection, &end);
         let are_rings = end.tx_mode() == Mode::Ring && end.rx_mode() == Mode::Ring;

@@ -15,10 +15,10 @@ use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use super::carriers::{self, Role};
 use super::{LOCK, may_act};
-use crate::descriptors::{
+use crate::process::descriptors::{
     self, FRESH_CLOEXEC, FRESH_KEPT, FRESH_NODELAY, FRESH_NONBLOCK, FRESH_V6, Kind,
 };
-use crate::{errno, sys};
+use crate::system::{errno, sys};
 
 /// So many are kept at a time. Between `connect` and `socket` a thread has one.
 const KEPT_MAX: usize = 16;

@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering;
 
 use toehold_channel::table::{FLAG_CONNECTING, FLAG_PINNED, FLAG_REFUSED};
 
-use super::{turns, watch};
+use super::{turns, unread_watch};
 use crate::connection::Connection;
 use crate::epoll::membership;
 
@@ -15,7 +15,7 @@ pub(super) fn begin_again(connection: &Connection) {
     if !turns::is_unseen(connection) {
         turns::note_seen(connection);
     }
-    watch::begin(connection.index, connection.local);
+    unread_watch::begin(connection.index, connection.local);
 }
 
 /// A channel that is withheld while the engine has not answered, of a connection that was answered

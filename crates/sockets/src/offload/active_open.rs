@@ -11,15 +11,17 @@ use toehold_channel::preamble::{ConnectPreamble, PREAMBLE_BYTES};
 use toehold_channel::rendezvous::mapped;
 use toehold_channel::table::{FLAG_CONNECTING, FLAG_OFFLOAD, FLAG_REFUSED, FLAG_UNTOLD, Reason};
 
+use crate::connection::orderings::OFFLOAD_SEEN;
 use crate::connection::{self, Connection};
-use crate::descriptors::{self, Kind};
+use crate::connection::{closing, pending_errors, tracking};
 use crate::epoll::membership;
 use crate::express::claiming;
 use crate::express::opening::{self, Opening};
 use crate::offload::awaiting::{self, Answer, sleep};
-use crate::offload::{addresses, engine, routing};
-use crate::orderings::OFFLOAD_SEEN;
-use crate::{adapter, closing, errno, pending, process, sys, tracking};
+use crate::offload::{addresses, questions, routing};
+use crate::process::descriptors::{self, Kind};
+use crate::system::{errno, sys};
+use crate::{adapter, process};
 
 /// How long the relay may take for the carrier's handshake, which the kernel makes on loopback all
 /// by itself.
@@ -79,7 +81,7 @@ fn again(fd: i32) -> Option<Opened> {
     }
     let flags = connection.entry.flags.load(OFFLOAD_SEEN);
     if flags & FLAG_REFUSED != 0 {
-        if let Some(error) = pending::take(&connection) {
+        if let Some(error) = pending_errors::take(&connection) {
             return Some(fail(&connection, error));
         }
         // The error was reported: the socket may try again, from nothing.
@@ -114,7 +116,7 @@ fn fail(connection: &Connection, error: i32) -> Opened {
 fn begin(fd: i32, remote: Address) -> Result<Connection, Opened> {
     let kernel = |reason| Opened::Kernel(Some(reason));
     let no_engine = routing::is_wanted().then_some(Reason::NoEngine);
-    let routing_page = engine::routing_page().ok_or(Opened::Kernel(no_engine))?;
+    let routing_page = questions::routing_page().ok_or(Opened::Kernel(no_engine))?;
     match routing_page.action(remote.ip, remote.port) {
         RuleAction::Offload => {}
         RuleAction::OffloadOnRequest if routing::is_wanted() => {}
@@ -301,7 +303,7 @@ fn done(connection: &Connection, answer: Answer) -> Opened {
     let flags = connection.entry.flags.load(OFFLOAD_SEEN);
     match answer {
         Answer::Refused => {
-            let error = pending::take(connection);
+            let error = pending_errors::take(connection);
             fail(connection, error.unwrap_or(libc::ECONNREFUSED))
         }
         _ if flags & FLAG_OFFLOAD != 0 => Opened::Done(0),

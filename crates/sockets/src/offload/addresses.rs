@@ -4,7 +4,7 @@ use libc::{sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t};
 use toehold_channel::offload::Address;
 use toehold_channel::rendezvous::mapped;
 
-use crate::{faults, sys};
+use crate::system::{faults, sys};
 
 /// A socket's own address, as the kernel knows it.
 pub(super) fn local(fd: i32) -> Option<Address> {

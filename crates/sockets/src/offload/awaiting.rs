@@ -11,12 +11,15 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use toehold_channel::offload::{Address, CarrierKey, Direction, store_true_ends, true_ends};
 use toehold_channel::table::{FLAG_CONNECTING, FLAG_OFFLOAD, FLAG_REFUSED, FLAG_UNTOLD, Reason};
 
+use crate::connection::orderings::{OFFLOAD_SEEN, OFFLOAD_TOLD};
+use crate::connection::pending_errors;
 use crate::connection::{self, Connection};
+use crate::direction::{doorbells, takeover};
 use crate::epoll::membership;
 use crate::express::opening;
-use crate::offload::{addresses, endings, engine, liveness, routing};
-use crate::orderings::{OFFLOAD_SEEN, OFFLOAD_TOLD};
-use crate::{cancellation, doorbells, errno, pending, real, sleep, sys, takeover};
+use crate::offload::{addresses, endings, liveness, questions, routing};
+use crate::system::{cancellation, errno, real, sys};
+use crate::waiting::sleep;
 
 /// Connections of this process that wait for the engine's answer: while there are none, nothing
 /// here costs more than a look at this.
@@ -78,7 +81,7 @@ pub(crate) fn end_before_exec(connection: &Connection) {
         && is_connecting(connection)
     {
         disconnect(connection.number());
-        pending::keep(connection, libc::ETIMEDOUT);
+        pending_errors::keep(connection, libc::ETIMEDOUT);
         settle(connection, FLAG_REFUSED);
     }
 }
@@ -106,7 +109,7 @@ pub(crate) fn look(connection: &Connection) -> Answer {
     let entry = connection.entry;
     if routing::known_routing_page().is_none() {
         // Another program has begun it. The engine's addresses are told with the answer.
-        engine::routing_page();
+        questions::routing_page();
     }
     let Some(held) = takeover::lock_receiving(connection) else {
         // Whoever has the lock takes the answer; we look again.
@@ -142,7 +145,7 @@ pub(crate) fn look(connection: &Connection) -> Answer {
             settle(connection, 0);
         }
         Some(error) => {
-            pending::keep(connection, i32::from(error));
+            pending_errors::keep(connection, i32::from(error));
             settle(connection, FLAG_REFUSED);
         }
         None => {
@@ -249,7 +252,7 @@ pub(crate) fn before_transfer(connection: &Connection, flags: i32) -> Result<boo
         match look(connection) {
             Answer::Settled => return Ok(has_slept),
             Answer::Refused => {
-                let error = pending::take(connection);
+                let error = pending_errors::take(connection);
                 return error.map_or(Ok(has_slept), Err);
             }
             Answer::Pending if !waits => return Err(libc::EAGAIN),
@@ -270,7 +273,7 @@ pub(crate) fn error_option(connection: &Connection) -> Option<i32> {
         Answer::Pending => Some(0),
         Answer::Settled => None,
         Answer::Refused => {
-            let error = pending::take(connection);
+            let error = pending_errors::take(connection);
             // The kernel's own error is that the carrier was reset.
             let _ = sys::getsockopt::<i32>(connection.number(), libc::SOL_SOCKET, libc::SO_ERROR);
             Some(error.unwrap_or(0))

@@ -10,9 +10,9 @@ use toehold_channel::offload::{CarrierKey, true_ends};
 use toehold_channel::table::FLAG_OFFLOAD;
 
 use crate::connection::Connection;
+use crate::connection::orderings::OFFLOAD_SEEN;
 use crate::offload::routing;
-use crate::orderings::OFFLOAD_SEEN;
-use crate::{errno, sys};
+use crate::system::{errno, sys};
 
 /// Where the routing page will speak of this connection's carrier.
 pub(super) fn note_carrier_key(connection: &Connection, key: CarrierKey) {

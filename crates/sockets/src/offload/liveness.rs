@@ -14,9 +14,10 @@ use toehold_channel::liveness::{Keepalive, Liveness};
 use toehold_channel::offload::true_ends;
 use toehold_channel::table::{FLAG_CONNECTING, FLAG_OFFLOAD};
 
+use crate::adapter;
+use crate::connection::orderings::OFFLOAD_SEEN;
 use crate::connection::{self, Connection};
-use crate::orderings::OFFLOAD_SEEN;
-use crate::{adapter, errno, sys};
+use crate::system::{errno, sys};
 
 /// The descriptor, and one, of the connection of which something was set that the adapter has not
 /// been told; 0: none.

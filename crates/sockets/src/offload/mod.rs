@@ -14,10 +14,10 @@
 //! is taken off in its place in the stream, so that nothing of it is left behind.
 //!
 //! - [`routing`]: what the adapter shows of its engine, and what the program wants of it;
-//! - [`engine`]: questions to the adapter that wait for their reply;
+//! - [`questions`]: questions to the adapter that wait for their reply;
 //! - [`active_open`]: active opens; [`awaiting`]: until the engine has answered;
 //! - [`passive_open`]: listeners, accepted carriers;
-//! - [`bound`]: sockets bound to one of the engine's addresses;
+//! - [`loopback_alias`]: sockets bound to one of the engine's addresses;
 //! - [`endings`]: why connections ended;
 //! - [`addresses`], [`names`]: socket addresses, and those that a program is told;
 //! - [`liveness`]: keepalive and user timeout, for silent remotes.
@@ -25,10 +25,10 @@
 pub(crate) mod active_open;
 pub(crate) mod addresses;
 pub(crate) mod awaiting;
-pub(crate) mod bound;
 pub(crate) mod endings;
-pub(crate) mod engine;
 pub(crate) mod liveness;
+pub(crate) mod loopback_alias;
 pub(crate) mod names;
 pub(crate) mod passive_open;
+pub(crate) mod questions;
 pub(crate) mod routing;

@@ -6,9 +6,9 @@ use toehold_channel::offload::true_ends;
 use toehold_channel::table::{FLAG_CONNECTING, FLAG_OFFLOAD};
 
 use crate::connection::Connection;
+use crate::connection::orderings::OFFLOAD_SEEN;
 use crate::offload::{addresses, awaiting};
-use crate::orderings::OFFLOAD_SEEN;
-use crate::sys;
+use crate::system::sys;
 
 /// Which end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

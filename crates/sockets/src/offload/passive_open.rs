@@ -6,12 +6,14 @@ use toehold_channel::offload::{CarrierKey, Direction, store_true_ends};
 use toehold_channel::rendezvous::{Kind, Message};
 use toehold_channel::table::{FLAG_OFFLOAD, Reason};
 
+use crate::adapter;
 use crate::connection::Connection;
+use crate::connection::orderings::{OFFLOAD_SEEN, OFFLOAD_TOLD};
 use crate::epoll::early;
-use crate::express::watch;
-use crate::offload::{addresses, endings, engine, liveness, routing};
-use crate::orderings::{OFFLOAD_SEEN, OFFLOAD_TOLD};
-use crate::{adapter, descriptors, process, sys};
+use crate::express::unread_watch;
+use crate::offload::{addresses, endings, liveness, questions, routing};
+use crate::process::{self, descriptors};
+use crate::system::sys;
 
 /// How long each `listen` waits for the engine to do so as well; an adapter that is stopped costs
 /// this.
@@ -21,7 +23,8 @@ const REPLY_NS: u64 = 250_000_000;
 /// connect at once, so this waits for it.
 pub(crate) fn listening(fd: i32, backlog: i32) {
     let option = |level, name| sys::getsockopt::<i32>(fd, level, name).unwrap_or(-1);
-    if option(libc::SOL_SOCKET, libc::SO_PROTOCOL) != libc::IPPROTO_TCP || !engine::is_beside(fd) {
+    if option(libc::SOL_SOCKET, libc::SO_PROTOCOL) != libc::IPPROTO_TCP || !questions::is_beside(fd)
+    {
         return;
     }
     let Some(local) = addresses::local(fd) else {
@@ -34,7 +37,7 @@ pub(crate) fn listening(fd: i32, backlog: i32) {
     message.side = u32::from(option(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) == 1);
     let _held = adapter::lock();
     if let Some(adapter) = adapter::connected() {
-        engine::say_and_wait(adapter, &message, Kind::Listening, REPLY_NS);
+        questions::say_and_wait(adapter, &message, Kind::Listening, REPLY_NS);
     }
     early::unconnected_closing(descriptors::note_listener(fd));
 }
@@ -109,6 +112,6 @@ pub(crate) fn accepted_again(carrier: &Connection) -> bool {
 pub(crate) fn say_liveness(connection: &Connection) {
     let is_engine_s = connection.entry.flags.load(OFFLOAD_SEEN) & FLAG_OFFLOAD != 0;
     if is_engine_s && connection.local.express.begins_kept() {
-        watch::say_liveness(connection);
+        unread_watch::say_liveness(connection);
     }
 }

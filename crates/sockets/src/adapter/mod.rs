@@ -1,0 +1,530 @@
+//! The connection to the adapter and what goes over it: fixed messages, descriptors beside them,
+//! and never a wait.
+//!
+//! - [`offers`]: messages from the adapter;
+//! - [`requests`]: what it asks of connections that no call uses at the moment;
+//! - [`namespace`]: connections of another network namespace than the adapter's.
+
+pub(crate) mod namespace;
+pub(crate) mod offers;
+pub(crate) mod requests;
+
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use toehold_freestanding::fd::OwnedFd;
+
+use toehold_channel::rendezvous::{Kind, MESSAGE_BYTES, Message, SOCKET_NAME};
+
+use crate::lock;
+use crate::process::{self, descriptors, table};
+use crate::system::sys;
+
+/// After a failure to reach the adapter, leave it alone for this long.
+const RETRY_NS: u64 = 200_000_000;
+
+static ADAPTER: AtomicI32 = AtomicI32::new(-1);
+/// A connection that our parent's adapter has taken in for us, over which nothing was said yet.
+static INHERITED: AtomicI32 = AtomicI32::new(-1);
+/// Counts the adapter connections of this process, so that requests to a dead adapter are made
+/// again.
+static EPOCH: AtomicU32 = AtomicU32::new(0);
+static RETRY_AT_NS: AtomicU64 = AtomicU64::new(0);
+/// The adapter has requests of this process left to read, as many as it may.
+static IS_CROWDED: AtomicBool = AtomicBool::new(false);
+static LOCK: lock::Private = lock::Private::new();
+/// A user that is trusted as an adapter's besides our own and root; none: [`NOBODY`].
+static TRUSTED: AtomicU32 = AtomicU32::new(NOBODY);
+/// No user has this number.
+const NOBODY: u32 = u32::MAX;
+/// Where the adapter listens, as `sockaddr_un` bytes; set once at start.
+static ADDRESS: AtomicPtr<libc::sockaddr_un> = AtomicPtr::new(null_mut());
+
+/// Held while anything goes over the connection, and while offers are taken.
+pub(crate) fn lock() -> lock::PrivateHeld<'static> {
+    LOCK.lock()
+}
+
+/// As [`lock`], if nobody has it.
+pub(crate) fn try_lock() -> Option<lock::PrivateHeld<'static>> {
+    LOCK.try_lock()
+}
+
+/// Which connection to the adapter this is; what was asked over another one must be asked again.
+pub(crate) fn epoch() -> u32 {
+    EPOCH.load(Ordering::Relaxed)
+}
+
+/// Has the library trust an adapter of this user, too. In a user namespace the adapter's user may
+/// have no number of its own, and the kernel names one that stands for all such users.
+pub fn trust_adapter_of(user: u32) {
+    // Relaxed: set once, before `main`.
+    TRUSTED.store(user, Ordering::Relaxed);
+}
+
+/// Tells the library where its adapter listens.
+#[unsafe(link_section = ".text.startup")]
+pub fn set_runtime_directory(directory: &[u8]) {
+    let base = sys::map_memory(size_of::<libc::sockaddr_un>()).cast::<libc::sockaddr_un>();
+    if base.is_null() {
+        return;
+    }
+    // SAFETY: freshly reserved, zeroed and ours.
+    let address = unsafe { &mut *base };
+    let name = SOCKET_NAME.as_bytes();
+    if directory.len() + 1 + name.len() >= address.sun_path.len() {
+        return;
+    }
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    let bytes = directory.iter().chain(b"/").chain(name);
+    for (place, &byte) in address.sun_path.iter_mut().zip(bytes) {
+        *place = byte as libc::c_char;
+    }
+    // Release pairs with the Acquire load in `reach`.
+    ADDRESS.store(base, Ordering::Release);
+}
+
+/// The directory of [`set_runtime_directory`]; empty without one.
+pub(crate) fn runtime_directory() -> &'static [u8] {
+    // Acquire pairs with the Release store in `set_runtime_directory`.
+    let address = ADDRESS.load(Ordering::Acquire);
+    if address.is_null() {
+        return &[];
+    }
+    // SAFETY: reserved for a `sockaddr_un`, written before it was shown, and never released.
+    let path = unsafe { &(*address).sun_path };
+    // SAFETY: as many bytes of another signedness.
+    let path = unsafe { core::slice::from_raw_parts(path.as_ptr().cast::<u8>(), path.len()) };
+    let length = path
+        .iter()
+        .position(|&byte| byte == 0)
+        .unwrap_or(path.len());
+    // A slash and the socket's name stand behind it.
+    &path[..length.saturating_sub(1 + SOCKET_NAME.len())]
+}
+
+/// The adapter calls for attention: it may be one that has taken the place of another, to which
+/// this process has said hello. False when that could not be looked into now.
+pub(crate) fn follow_successor() -> bool {
+    if EPOCH.load(Ordering::Relaxed) == 0 {
+        return true;
+    }
+    let Some(_held) = try_lock() else {
+        return false;
+    };
+    if let Some(adapter) = connected().filter(|&adapter| has_hung_up(adapter)) {
+        lose(adapter);
+        RETRY_AT_NS.store(0, Ordering::Relaxed);
+    }
+    reach();
+    true
+}
+
+/// Whether the other end of a socket is closed, and all that it sent was read.
+fn has_hung_up(fd: i32) -> bool {
+    let mut byte = 0u8;
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    // SAFETY: `byte` is writable for its length.
+    let got = unsafe {
+        sys::raw(
+            libc::SYS_recvfrom,
+            fd as usize,
+            &raw mut byte as usize,
+            1,
+            flags as usize,
+            0,
+            0,
+        )
+    };
+    got == 0 || got == -(libc::ECONNRESET as isize)
+}
+
+/// After fork: the parent's adapter connection is not ours. Over it come the regions of connections
+/// that the parent has later, so we give it up at once, before this process changes its user or
+/// listens to anybody, for one of our own. No allocation, no lock.
+pub(crate) fn forked() {
+    LOCK.reset();
+    let own = ADAPTER.swap(-1, Ordering::Relaxed);
+    let unused = INHERITED.swap(-1, Ordering::Relaxed);
+    let parents = if own >= 0 { own } else { unused };
+    if parents >= 0 {
+        let adopted = connect_through(parents).map_or(-1, descriptors::own);
+        INHERITED.store(adopted, Ordering::Relaxed);
+    }
+    for inherited in [own, unused] {
+        if inherited >= 0 {
+            descriptors::disown(inherited);
+        }
+    }
+    EPOCH.fetch_add(1, Ordering::Relaxed);
+    RETRY_AT_NS.store(0, Ordering::Relaxed);
+    IS_CROWDED.store(false, Ordering::Relaxed);
+}
+
+/// Our adapter connection got another number.
+pub(crate) fn moved(from: i32, to: i32) {
+    let _ = ADAPTER.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed);
+    let _ = INHERITED.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed);
+}
+
+/// Makes this process known to the adapter the first time it has a connection.
+pub(crate) fn say_hello_once() {
+    if EPOCH.load(Ordering::Relaxed) == 0 {
+        let _held = LOCK.lock();
+        reach();
+    }
+}
+
+/// The adapter's socket, if we have one.
+pub(crate) fn connected() -> Option<i32> {
+    let adapter = ADAPTER.load(Ordering::Relaxed);
+    (adapter >= 0).then_some(adapter)
+}
+
+/// The adapter's socket, connecting if need be; the caller holds `LOCK`.
+pub(crate) fn reach() -> Option<i32> {
+    if let Some(adapter) = connected() {
+        return Some(adapter);
+    }
+    // Acquire pairs with the Release store in `set_runtime_directory`.
+    let address = ADDRESS.load(Ordering::Acquire);
+    let now = sys::now_ns();
+    if address.is_null() || table::fd() < 0 || now < RETRY_AT_NS.load(Ordering::Relaxed) {
+        return None;
+    }
+    RETRY_AT_NS.store(now + RETRY_NS, Ordering::Relaxed);
+    EPOCH.fetch_add(1, Ordering::Relaxed);
+    let adopted = INHERITED.swap(-1, Ordering::Relaxed);
+    let fd = match adopted >= 0 {
+        true => adopted,
+        false => descriptors::own(connect_by_path(address)?),
+    };
+    let mut hello = Message::new(Kind::Hello);
+    hello.pid = process::pid();
+    if !send(fd, &hello, Some(table::fd())) {
+        descriptors::disown(fd);
+        return None;
+    }
+    ADAPTER.store(fd, Ordering::Relaxed);
+    Some(fd)
+}
+
+fn connect_by_path(address: *const libc::sockaddr_un) -> Option<i32> {
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: plain system call.
+    let fd = unsafe {
+        sys::raw(
+            libc::SYS_socket,
+            libc::AF_UNIX as usize,
+            kind as usize,
+            0,
+            0,
+            0,
+            0,
+        )
+    };
+    if fd < 0 {
+        return None;
+    }
+    let fd = fd as i32;
+    // SAFETY: `address` was reserved for a `sockaddr_un` and never released.
+    let connected = unsafe {
+        sys::raw(
+            libc::SYS_connect,
+            fd as usize,
+            address as usize,
+            size_of::<libc::sockaddr_un>(),
+            0,
+            0,
+            0,
+        )
+    };
+    if connected < 0 || !is_trusted(fd) {
+        sys::close(fd);
+        return None;
+    }
+    Some(fd)
+}
+
+/// A connection of our own by way of the parent's. When it is needed, this process may have another
+/// user or root directory. With few of them to read already the adapter is asked no more: it may be
+/// stopped, and then descriptors pile up which count for our user. From a thousand on (its limit of
+/// open files) no program of this user could send one.
+fn connect_through(inherited: i32) -> Option<i32> {
+    if sys::bytes_unacknowledged(inherited) > ADOPTIONS_MAX {
+        return None;
+    }
+    let mut ends = [-1i32; 2];
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: `ends` is writable for two descriptors.
+    let made = unsafe {
+        sys::raw(
+            libc::SYS_socketpair,
+            libc::AF_UNIX as usize,
+            kind as usize,
+            0,
+            ends.as_mut_ptr() as usize,
+            0,
+            0,
+        )
+    };
+    let mut adopt = Message::new(Kind::Adopt);
+    adopt.pid = process::pid();
+    // The adapter asks for it, too, but perhaps after we have said hello.
+    let is_named = made >= 0 && name_sender(ends[0]);
+    let sent = is_named && send(inherited, &adopt, Some(ends[1]));
+    if made >= 0 {
+        sys::close(ends[1]);
+        if sent {
+            return Some(ends[0]);
+        }
+        sys::close(ends[0]);
+    }
+    None
+}
+
+/// Bytes of the kernel's that requests to be adopted may occupy which the adapter has not read yet:
+/// some ten of them.
+const ADOPTIONS_MAX: isize = 8 << 10;
+
+/// Has the kernel add our process and user to what we send (`SO_PASSCRED`, unix(7)).
+fn name_sender(fd: i32) -> bool {
+    let on: i32 = 1;
+    // SAFETY: `on` is valid for its length.
+    let set = unsafe {
+        sys::raw(
+            libc::SYS_setsockopt,
+            fd as usize,
+            libc::SOL_SOCKET as usize,
+            libc::SO_PASSCRED as usize,
+            &raw const on as usize,
+            size_of::<i32>(),
+            0,
+        )
+    };
+    set >= 0
+}
+
+/// Only our own user's adapter, root's, or that of [`trust_adapter_of`] is told anything.
+fn is_trusted(fd: i32) -> bool {
+    #[derive(Clone, Copy, Default)]
+    #[repr(C)]
+    struct Credentials {
+        pid: i32,
+        uid: u32,
+        gid: u32,
+    }
+    // SAFETY: no arguments.
+    let uid = unsafe { sys::raw(libc::SYS_geteuid, 0, 0, 0, 0, 0, 0) } as u32;
+    let trusted = TRUSTED.load(Ordering::Relaxed);
+    sys::getsockopt::<Credentials>(fd, libc::SOL_SOCKET, libc::SO_PEERCRED)
+        .is_ok_and(|peer| peer.uid != NOBODY && [0, uid, trusted].contains(&peer.uid))
+}
+
+/// Room for two descriptors in a control message, and for who sent it.
+#[repr(C, align(8))]
+struct ControlBuffer([u8; 64]);
+
+/// The outcome of a request.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Asked {
+    /// It is under way.
+    Sent,
+    /// The adapter has many to read already: to be asked later.
+    Later,
+    /// There is no adapter any more.
+    Lost,
+}
+
+/// Bytes of the kernel's that requests may occupy which the adapter has not read yet: a third of a
+/// socket's usual buffer (unix(7)). The rest is for messages that cannot come later.
+const REQUESTS_MAX: isize = 64 << 10;
+
+/// Shows the adapter a connection's socket. A thousand connections may ask at the same moment, and
+/// the adapter may be kept from its processor: then most of them ask later.
+pub(crate) fn ask(fd: i32, message: &Message, shown: i32) -> Asked {
+    // For a Unix socket: what its peer has not read, with the kernel's own bookkeeping.
+    if sys::bytes_unacknowledged(fd) > REQUESTS_MAX {
+        IS_CROWDED.store(true, Ordering::Relaxed);
+        return Asked::Later;
+    }
+    match -transmit(fd, message, Some(shown)) as i32 {
+        // ETOOMANYREFS: as many descriptors of this user are under way as its limit allows.
+        libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM | libc::ETOOMANYREFS => {
+            IS_CROWDED.store(true, Ordering::Relaxed);
+            Asked::Later
+        }
+        error if error > 0 => {
+            lose(fd);
+            Asked::Lost
+        }
+        _ => {
+            IS_CROWDED.store(false, Ordering::Relaxed);
+            Asked::Sent
+        }
+    }
+}
+
+/// Whether the last request had to be put off.
+pub(crate) fn is_crowded() -> bool {
+    // Relaxed: a hint.
+    IS_CROWDED.load(Ordering::Relaxed)
+}
+
+/// Sends a message that cannot come later. On false the adapter is gone, or reads so little that it
+/// is to be given up.
+pub(crate) fn send(fd: i32, message: &Message, descriptor: Option<i32>) -> bool {
+    transmit(fd, message, descriptor) == MESSAGE_BYTES as isize
+}
+
+/// The bytes sent, or the negative error.
+fn transmit(fd: i32, message: &Message, descriptor: Option<i32>) -> isize {
+    let mut iov = libc::iovec {
+        iov_base: message.as_bytes().as_ptr().cast_mut().cast(),
+        iov_len: MESSAGE_BYTES,
+    };
+    let mut control = ControlBuffer([0; 64]);
+    // SAFETY: zeroes are a valid `msghdr`.
+    let mut header: libc::msghdr = unsafe { core::mem::zeroed() };
+    header.msg_iov = &mut iov;
+    header.msg_iovlen = 1;
+    if let Some(descriptor) = descriptor {
+        header.msg_control = control.0.as_mut_ptr().cast();
+        // SAFETY: arithmetic only.
+        header.msg_controllen = unsafe { libc::CMSG_SPACE(4) } as _;
+        // SAFETY: the buffer is larger than one header and one descriptor.
+        unsafe {
+            let first = libc::CMSG_FIRSTHDR(&header);
+            (*first).cmsg_level = libc::SOL_SOCKET;
+            (*first).cmsg_type = libc::SCM_RIGHTS;
+            (*first).cmsg_len = libc::CMSG_LEN(4) as _;
+            libc::CMSG_DATA(first)
+                .cast::<i32>()
+                .write_unaligned(descriptor);
+        }
+    }
+    // SAFETY: everything the header points to is alive here.
+    unsafe { sys::sendmsg(fd, &header, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) }
+}
+
+/// This process has nothing more to say.
+pub(crate) fn leave() {
+    let _held = LOCK.lock();
+    for ours in [&ADAPTER, &INHERITED] {
+        let fd = ours.swap(-1, Ordering::Relaxed);
+        if fd >= 0 {
+            descriptors::disown(fd);
+        }
+    }
+}
+
+/// The adapter is gone: what we have stays as it is, what we asked for must be asked again.
+pub(crate) fn lose(fd: i32) {
+    if ADAPTER
+        .compare_exchange(fd, -1, Ordering::Relaxed, Ordering::Relaxed)
+        .is_ok()
+    {
+        descriptors::disown(fd);
+    }
+}
+
+/// A message and the descriptors beside it.
+pub(crate) type Received = (Message, Kind, Attached);
+
+/// The descriptors beside a message.
+pub(crate) struct Attached {
+    pub(crate) files: [Option<OwnedFd>; 2],
+    /// The kernel has dropped some, because this process has no numbers left.
+    pub(crate) is_cut: bool,
+}
+
+/// The next message that has arrived, if there is one; what is no message of ours is passed over.
+/// The caller holds the lock.
+pub(crate) fn try_receive(adapter: i32) -> Option<Received> {
+    loop {
+        let mut bytes = [0u8; MESSAGE_BYTES];
+        let mut iov = libc::iovec {
+            iov_base: bytes.as_mut_ptr().cast(),
+            iov_len: MESSAGE_BYTES,
+        };
+        let mut control = ControlBuffer([0; 64]);
+        // SAFETY: zeroes are a valid `msghdr`.
+        let mut header: libc::msghdr = unsafe { core::mem::zeroed() };
+        header.msg_iov = &mut iov;
+        header.msg_iovlen = 1;
+        header.msg_control = control.0.as_mut_ptr().cast();
+        header.msg_controllen = size_of::<ControlBuffer>() as _;
+        // SAFETY: everything the header points to is alive and writable.
+        let got = unsafe {
+            sys::recvmsg(
+                adapter,
+                &mut header,
+                libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC,
+            )
+        };
+        if got <= 0 {
+            if got == 0 || (got != -(libc::EAGAIN as isize) && got != -(libc::EINTR as isize)) {
+                lose(adapter);
+            }
+            return None;
+        }
+        let attached = Attached {
+            files: descriptors_in(&header),
+            is_cut: header.msg_flags & libc::MSG_CTRUNC != 0,
+        };
+        if let Ok((message, kind)) = Message::parse(&bytes[..got as usize]) {
+            return Some((message, kind, attached));
+        }
+    }
+}
+
+fn descriptors_in(header: &libc::msghdr) -> [Option<OwnedFd>; 2] {
+    let mut out = [None, None];
+    // SAFETY: the kernel filled the control buffer that `header` describes; the macros stay inside
+    // it.
+    unsafe {
+        let mut at = libc::CMSG_FIRSTHDR(header);
+        while !at.is_null() {
+            if (*at).cmsg_level == libc::SOL_SOCKET && (*at).cmsg_type == libc::SCM_RIGHTS {
+                let count = ((*at).cmsg_len as usize - libc::CMSG_LEN(0) as usize) / 4;
+                for n in 0..count {
+                    let fd = libc::CMSG_DATA(at).cast::<i32>().add(n).read_unaligned();
+                    let fd = OwnedFd::from_raw_fd(fd);
+                    if let Some(place) = out.get_mut(n) {
+                        *place = Some(fd);
+                    }
+                }
+            }
+            at = libc::CMSG_NXTHDR(header, at);
+        }
+    }
+    out
+}
+
+/// Says something to the adapter, if there is one.
+pub(crate) fn tell(message: &Message) {
+    let _held = lock();
+    if let Some(adapter) = connected()
+        && !send(adapter, message, None)
+    {
+        lose(adapter);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_adapter_that_reads_nothing_gets_few_descriptors() {
+        let mut ends = [-1i32; 2];
+        let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
+        // SAFETY: `ends` is writable for two descriptors.
+        let made = unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) };
+        assert_eq!(made, 0);
+        let children: Vec<i32> = (0..100).map_while(|_| connect_through(ends[0])).collect();
+        assert!((4..=20).contains(&children.len()), "{}", children.len());
+        for fd in children.into_iter().chain(ends) {
+            sys::close(fd);
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Requests of the adapter about connections that no call uses at the moment, about the way in
+//! which the process waits, and about express. An adapter that has taken the place of another asks
+//! to be told of the process.
+//!
+//! The table's `attention` says that there is a request. The process serves the request when
+//! it uses another connection, or before it sleeps ([`follow`]).
+
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use toehold_channel::express::Rule;
+use toehold_channel::table::{
+    COMMAND_DETACH, COMMAND_EVICT, COMMAND_YIELD, Header, Mode, WaitMode,
+};
+use toehold_stream::leaving::Refusal;
+
+use crate::direction::switching;
+use crate::pairing::leaving;
+use crate::process::{self, table};
+use crate::system::{errno, sys};
+use crate::{adapter, connection, express};
+
+/// `attention` as it was when last followed.
+static FOLLOWED: AtomicU32 = AtomicU32::new(0);
+/// Some channel was refused, and its peer had not done its part when we last looked.
+static UNFINISHED: AtomicBool = AtomicBool::new(false);
+static LOOK_AT_NS: AtomicU64 = AtomicU64::new(0);
+/// Unfinished ones are looked after at most this often: it is a walk over all that this process
+/// holds.
+const LOOK_INTERVAL_NS: u64 = 20_000_000;
+
+/// Before a thread sleeps for events, and after calls on the host path: follows what the adapter
+/// wants of connections that nobody is using.
+#[inline]
+pub(crate) fn follow() {
+    let Some(table) = table::table() else { return };
+    // Acquire pairs with the adapter's Release in `Tables::call_attention`.
+    let attention = table.header().attention.load(Ordering::Acquire);
+    if attention != FOLLOWED.load(Ordering::Relaxed) || UNFINISHED.load(Ordering::Relaxed) {
+        walk(table.header(), attention);
+    }
+}
+
+#[cold]
+fn walk(header: &Header, attention: u32) {
+    let now = sys::now_ns();
+    if attention == FOLLOWED.swap(attention, Ordering::Relaxed)
+        && now < LOOK_AT_NS.load(Ordering::Relaxed)
+    {
+        return;
+    }
+    let rule = header.wait_by_rule.load(Ordering::Relaxed);
+    process::follow_wait_rule(WaitMode::from_ruled(rule));
+    LOOK_AT_NS.store(now + LOOK_INTERVAL_NS, Ordering::Relaxed);
+    let has_looked = errno::keep(adapter::follow_successor);
+    let rule = Rule::from_word(header.express_by_rule.load(Ordering::Relaxed));
+    let has_followed = errno::keep(|| express::follow_rule(rule));
+    UNFINISHED.store(!(has_looked && has_followed), Ordering::Relaxed);
+    errno::keep(look_at_all);
+}
+
+fn look_at_all() {
+    express::look_after();
+    connection::each_held(|index, entry, local| {
+        if !local.attachment.has_region() {
+            return;
+        }
+        let connection = connection::held(index, entry, local);
+        let command = entry.command.load(Ordering::Relaxed);
+        let commanded = matches!(command, COMMAND_DETACH | COMMAND_EVICT | COMMAND_YIELD);
+        if commanded
+            || connection
+                .end()
+                .is_some_and(|end| end.refusal() != Refusal::None)
+        {
+            switching::service(&connection);
+            leaving::finish(&connection);
+            // Under `COMMAND_YIELD` the channel stays: nothing is left to do once we are down.
+            let is_down = || {
+                entry
+                    .tx_mode
+                    .load(Ordering::Relaxed)
+                    .is(Mode::Carrier as u32)
+            };
+            if local.attachment.has_region() && !(command == COMMAND_YIELD && is_down()) {
+                UNFINISHED.store(true, Ordering::Relaxed);
+            }
+        }
+    });
+}

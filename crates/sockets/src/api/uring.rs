@@ -1,0 +1,86 @@
+//! io_uring's calls, which libc has no functions for: `syscall(2)` makes them, or liburing.
+
+use core::ffi::{c_long, c_uint, c_void};
+
+use crate::system::{errno, real};
+use crate::uring;
+
+/// `io_uring_setup(2)`.
+pub unsafe fn io_uring_setup(entries: c_uint, parameters: *mut c_void) -> c_long {
+    let (number, count) = (libc::SYS_io_uring_setup, entries as usize);
+    let fd = unsafe { real::syscall(number, count, parameters as usize, 0, 0, 0, 0) };
+    if fd >= 0 {
+        errno::keep(|| unsafe { uring::opened(fd as i32, parameters.cast()) });
+    }
+    fd
+}
+
+/// `io_uring_enter(2)`.
+pub unsafe fn io_uring_enter(
+    fd: i32,
+    wanted: c_uint,
+    complete: c_uint,
+    flags: c_uint,
+    argument: usize,
+    size: usize,
+) -> c_long {
+    errno::keep(|| uring::entering(fd, wanted, flags));
+    let [wanted, complete, flags] = [wanted, complete, flags].map(|word| word as usize);
+    let number = libc::SYS_io_uring_enter;
+    unsafe { real::syscall(number, fd as usize, wanted, complete, flags, argument, size) }
+}
+
+/// `io_uring_register(2)`.
+pub unsafe fn io_uring_register(
+    fd: i32,
+    opcode: c_uint,
+    argument: *mut c_void,
+    count: c_uint,
+) -> c_long {
+    errno::keep(|| unsafe { uring::registering(fd, opcode, argument.cast(), count) });
+    let [opcode, count] = [opcode, count].map(|word| word as usize);
+    let number = libc::SYS_io_uring_register;
+    unsafe { real::syscall(number, fd as usize, opcode, argument as usize, count, 0, 0) }
+}
+
+/// A ring was made at `fd` past `syscall(2)`; negative for none.
+pub unsafe fn io_uring_made(fd: i32, parameters: *const c_void) {
+    if fd >= 0 {
+        errno::keep(|| unsafe { uring::opened(fd, parameters.cast()) });
+    }
+}
+
+/// `io_uring_enter` is about to be made past `syscall(2)`.
+pub fn io_uring_entering(fd: i32, wanted: c_uint, flags: c_uint) {
+    errno::keep(|| uring::entering(fd, wanted, flags));
+}
+
+/// `io_uring_register` is about to be made past `syscall(2)`.
+pub unsafe fn io_uring_registering(
+    fd: i32,
+    opcode: c_uint,
+    argument: *const c_void,
+    count: c_uint,
+) {
+    errno::keep(|| unsafe { uring::registering(fd, opcode, argument.cast(), count) });
+}
+
+/// The kernel itself is going to use `count` descriptors at `fds`.
+pub unsafe fn passing_on_all(fds: *const i32, count: c_uint) {
+    errno::keep(|| unsafe { uring::given(fds, count) });
+}
+
+/// liburing has made `ring`, a `struct io_uring`.
+pub unsafe fn liburing_made(ring: *const c_void) {
+    errno::keep(|| unsafe { uring::liburing::made(ring.cast()) });
+}
+
+/// liburing is about to hand over the requests in `ring`.
+pub unsafe fn liburing_submits(ring: *const c_void) {
+    errno::keep(|| unsafe { uring::liburing::submits(ring.cast()) });
+}
+
+/// liburing is about to close `ring`.
+pub unsafe fn liburing_ends(ring: *const c_void) {
+    errno::keep(|| unsafe { uring::liburing::ends(ring.cast()) });
+}

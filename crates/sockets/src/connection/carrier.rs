@@ -1,0 +1,100 @@
+//! The two kinds of carriers, and what the kernel does differently for each.
+//!
+//! Everything else in this crate holds for both. A difference that takes more than a line is in
+//! [`crate::connection::unix`].
+
+use core::sync::atomic::Ordering;
+
+use toehold_channel::table::{Entry, FLAG_UNIX};
+
+use crate::connection::{self, Connection};
+use crate::system::sys;
+
+/// The kind of socket that carries a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Carrier {
+    /// TCP, over IPv4 or IPv6.
+    Tcp,
+    /// A Unix stream socket.
+    Unix,
+}
+
+impl Carrier {
+    /// The kind of a connection's carrier, as far as it is known. A Unix socket that was accepted
+    /// without asking for its address is taken for TCP until it is described to the adapter.
+    #[inline]
+    pub(crate) fn of(connection: &Connection) -> Carrier {
+        Carrier::in_entry(connection.entry)
+    }
+
+    /// As [`Carrier::of`].
+    #[inline]
+    pub(crate) fn in_entry(entry: &Entry) -> Carrier {
+        match entry.flags.load(Ordering::Relaxed) & FLAG_UNIX {
+            0 => Carrier::Tcp,
+            _ => Carrier::Unix,
+        }
+    }
+
+    /// The kind of the socket at `fd`, by the kernel's word; `None` when it is of no kind that
+    /// carries connections.
+    pub(crate) fn at(fd: i32) -> Option<Carrier> {
+        let option = |name| sys::getsockopt::<i32>(fd, libc::SOL_SOCKET, name).unwrap_or(-1);
+        // Only TCP has the number of TCP: neither another family nor MPTCP has.
+        if option(libc::SO_PROTOCOL) == libc::IPPROTO_TCP {
+            return Some(Carrier::Tcp);
+        }
+        let is_unix = option(libc::SO_DOMAIN) == libc::AF_UNIX;
+        (is_unix && option(libc::SO_TYPE) == libc::SOCK_STREAM).then_some(Carrier::Unix)
+    }
+
+    /// The kind that the addresses of a family lead to.
+    pub(crate) fn of_family(family: i32) -> Option<Carrier> {
+        match family {
+            libc::AF_INET | libc::AF_INET6 => Some(Carrier::Tcp),
+            libc::AF_UNIX => Some(Carrier::Unix),
+            _ => None,
+        }
+    }
+
+    /// Notes the kind of the connection at `fd`.
+    pub(crate) fn note(self, fd: i32) {
+        if let (Carrier::Unix, Some(connection)) = (self, connection::at(fd)) {
+            let flags = &connection.entry.flags;
+            flags.fetch_or(FLAG_UNIX, Ordering::Relaxed);
+        }
+    }
+
+    /// True when a close can be made a reset, by `SO_LINGER`.
+    pub(crate) fn has_linger(self) -> bool {
+        self == Carrier::Tcp
+    }
+
+    /// The flags of a receive that have a meaning: a Unix socket cuts nothing off (`MSG_TRUNC`) and
+    /// has no queue of errors. A look does not wait for more than is there
+    /// (unix_stream_read_generic).
+    pub(crate) fn receive_flags(self, flags: i32) -> i32 {
+        const NONE: i32 = libc::MSG_TRUNC | libc::MSG_ERRQUEUE;
+        match self {
+            Carrier::Tcp => flags,
+            Carrier::Unix if flags & libc::MSG_PEEK != 0 => flags & !(NONE | libc::MSG_WAITALL),
+            Carrier::Unix => flags & !NONE,
+        }
+    }
+
+    /// The flags of a receive that a `splice` with `flags` makes. Whether it waits is up to a TCP
+    /// connection alone (tcp_splice_read), and up to the call as well on a Unix socket
+    /// (unix_stream_splice_read).
+    pub(crate) fn splice_flags(self, flags: u32) -> i32 {
+        match self {
+            Carrier::Unix if flags & libc::SPLICE_F_NONBLOCK != 0 => libc::MSG_DONTWAIT,
+            _ => 0,
+        }
+    }
+
+    /// True when a connection is readable only when as many bytes wait as a receive waits for
+    /// (`SO_RCVLOWAT`).
+    pub(crate) fn polls_low_water(self) -> bool {
+        self == Carrier::Tcp
+    }
+}

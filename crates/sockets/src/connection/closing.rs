@@ -1,0 +1,131 @@
+//! How descriptors are duplicated and closed, and what that means for what they stood for.
+//!
+//! A call that sleeps on a connection may find its number closed when it wakes, and given to
+//! another connection. To the kernel a call belongs to the file with which it began. Here it
+//! belongs to the connection:
+//!
+//! ```text
+//!   a call that goes on                   close, dup2
+//!   lock                                  forget the number
+//!   the number, if it still names         lock, unlock
+//!     the connection, or none             the kernel closes the number
+//!   a call of the kernel's by it
+//!   unlock
+//! ```
+//!
+//! So no byte of another connection's is taken, and none is sent there. A call that has no number
+//! any more ends with `EBADF`, or with what it has moved. The first system call of a program's call
+//! needs no lock: nothing tells it from a call that began later.
+
+use core::sync::atomic::Ordering;
+
+use crate::adapter;
+use crate::connection::orderings::LAST_OUT;
+use crate::connection::release;
+use crate::connection::{self, Connection};
+use crate::direction::takeover;
+use crate::epoll::{early, lifetime, orphans};
+use crate::express::{self, listener, parking};
+use crate::offload::awaiting;
+use crate::process::descriptors::{self, Kind, Noted};
+use crate::process::table;
+
+/// `fd` is about to be closed, or another file is about to take its number.
+pub(crate) fn closing(fd: i32) {
+    end(fd, |connection| {
+        connection.local.closing(|| end_number(connection));
+    });
+}
+
+/// As [`closing`], of a number that the program closes, alone: a carrier may be parked.
+pub(crate) fn closing_by_program(fd: i32) {
+    end(fd, |connection| {
+        connection.local.closing(|| {
+            let last = connection.local.descriptors.load(Ordering::Relaxed) <= 1;
+            if !(last && parking::park(connection)) {
+                end_number(connection);
+            }
+        });
+    });
+}
+
+/// The connection at `fd` was closed past us, and the number is another file's by now.
+pub(crate) fn closed_before(fd: i32) {
+    end(fd, end_number);
+}
+
+fn end(fd: i32, end_connection: impl FnOnce(&Connection)) {
+    match descriptors::noted(fd) {
+        Noted::Connection(index, generation) => {
+            if let Some(connection) = connection::numbered(fd, index, generation) {
+                end_connection(&connection);
+            }
+        }
+        Noted::Epoll(number) => {
+            if lifetime::is_last_descriptor(number) {
+                listener::instance_closing(number);
+            }
+            descriptors::forget(fd);
+            lifetime::closing(number, fd);
+        }
+        Noted::Unconnected(_) => match express::forget_unconnected(fd) {
+            Some(socket) => early::unconnected_closing(socket.registration),
+            // Another thread has connected it meanwhile.
+            None => closing(fd),
+        },
+        Noted::Nothing => {}
+    }
+}
+
+/// A number of a connection is being closed.
+fn end_number(connection: &Connection) {
+    let last = connection.local.descriptors.load(Ordering::Relaxed) <= 1;
+    if !descriptors::forget_connection(connection.fd, connection.index, connection.generation) {
+        // Another socket has taken its place meanwhile (`express::returning`).
+        return closing(connection.fd);
+    }
+    orphans::descriptor_closing(connection, last);
+    if connection.local.descriptors.fetch_sub(1, LAST_OUT) == 1 {
+        awaiting::closing(connection);
+        release::release(connection);
+        connection.local.express.close_number();
+    } else if connection.end().is_some() {
+        pass_through_locks(connection);
+    }
+}
+
+/// Returns when no thread is at work on the carrier by a number that was forgotten before. At the
+/// last close `release` does as much.
+fn pass_through_locks(connection: &Connection) {
+    drop(takeover::lock_receiving(connection));
+    drop(takeover::lock_sending(connection));
+}
+
+/// `to` now refers to what `from` does (`dup`, `F_DUPFD`).
+pub(crate) fn duplicate(from: i32, to: i32) {
+    match descriptors::noted(from) {
+        Noted::Connection(index, generation) => {
+            if let Some(connection) = connection::numbered(from, index, generation) {
+                connection.local.descriptors.fetch_add(1, Ordering::Relaxed);
+                descriptors::note_connection(to, index, generation);
+            }
+        }
+        Noted::Epoll(number) => {
+            lifetime::duplicated(number);
+            descriptors::note_epoll(to, number);
+        }
+        Noted::Unconnected(_) | Noted::Nothing => descriptors::forget(to),
+    }
+}
+
+/// The program is about to place another file at `fd`: if we live there, move. Where there is no
+/// other number we go without: what has this one may be the program's from now on.
+pub(crate) fn make_way(fd: i32) {
+    if descriptors::kind(fd) != Kind::Own {
+        return;
+    }
+    let moved = descriptors::move_away(fd).unwrap_or(-1);
+    table::moved(fd, moved);
+    adapter::moved(fd, moved);
+    orphans::moved(fd, moved);
+}

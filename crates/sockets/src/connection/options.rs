@@ -1,0 +1,150 @@
+//! Socket options that the library changes on the carrier. The program still reads the values that
+//! it has set.
+
+use core::ffi::c_ulong;
+use core::sync::atomic::Ordering;
+
+use toehold_channel::layout::RING_BYTES;
+use toehold_channel::table::{FLAG_OFFLOAD, Mode, Reason};
+
+use crate::connection::Connection;
+use crate::connection::carrier::Carrier;
+use crate::connection::{pending_errors, resets, settings, unix};
+use crate::direction::switching;
+use crate::epoll::news;
+use crate::express::turns;
+use crate::offload::{awaiting, endings};
+use crate::system::{errno, sys};
+use crate::transfer::{peek, peek_offset};
+
+/// The program sets an option, to `value` if that is an int; true when the kernel must not hear of
+/// it. An option that rings cannot express brings the connection back to its carrier first.
+pub(crate) fn set(connection: &Connection, level: i32, name: i32, value: Option<i32>) -> bool {
+    if let (Some(value), Some(bit)) = (value, settings::bit_of(connection, level, name)) {
+        let options = &connection.entry.tx_options;
+        if value != 0 {
+            options.fetch_or(bit, Ordering::Relaxed);
+        } else {
+            options.fetch_and(!bit, Ordering::Relaxed);
+        }
+        return true;
+    }
+    match (level, name) {
+        // The kernel takes the stream over.
+        (libc::IPPROTO_TCP, libc::TCP_ULP) => {
+            errno::keep(|| switching::quiesce(connection, Reason::Unsupported));
+        }
+        (level, name)
+            if settings::is_kernels(connection, level, name)
+                && value.is_some_and(|value| settings::is_on(name, value)) =>
+        {
+            errno::keep(|| switching::retire(connection, Reason::Unsupported));
+            if name == libc::SO_PEEK_OFF {
+                return errno::keep(|| peek_offset::set(connection, value.unwrap_or(-1)));
+            }
+        }
+        (libc::SOL_SOCKET, libc::SO_PEEK_OFF) if peek_offset::get(connection).is_some() => {
+            return errno::keep(|| peek_offset::set(connection, value.unwrap_or(-1)));
+        }
+        (libc::SOL_SOCKET, libc::SO_RCVLOWAT) if connection.end().is_some() => {
+            let is_set = value.is_some_and(|bytes| settings::set_low_water(connection, bytes));
+            if is_set {
+                // The bytes that wait may be enough now (`tcp_set_rcvlowat` in net/ipv4/tcp.c).
+                errno::keep(|| news::nudge(connection));
+            }
+            return is_set;
+        }
+        (libc::SOL_SOCKET, libc::SO_RCVLOWAT) if value.is_some_and(|bytes| bytes > 1) => {
+            errno::keep(|| switching::retire(connection, Reason::Unsupported));
+        }
+        _ => {}
+    }
+    false
+}
+
+/// The program asks for an int option: the answer, where it is ours.
+pub(crate) fn get(connection: &Connection, level: i32, name: i32) -> Option<i32> {
+    if (level, name) == (libc::SOL_SOCKET, libc::SO_ERROR) {
+        return errno::keep(|| awaiting::error_option(connection))
+            .or_else(|| {
+                let kept = pending_errors::take_for_option(connection)?;
+                Some(endings::receive_error(
+                    connection,
+                    true_error(connection, kept),
+                ))
+            })
+            .or_else(|| errno::keep(|| endings::error_option(connection)))
+            .or_else(|| {
+                let end = connection.end()?;
+                let error = sys::getsockopt(connection.fd, level, name).ok()?;
+                let error = true_error(connection, error);
+                let unix = || unix::error_at_end(connection, &end);
+                Some(if error != 0 {
+                    error
+                } else {
+                    unix().unwrap_or(0)
+                })
+            });
+    }
+    if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
+        let bytes = connection.entry.rx_low_water.load(Ordering::Relaxed);
+        return (bytes != 0).then_some(bytes as i32);
+    }
+    if (level, name) == (libc::SOL_SOCKET, libc::SO_PEEK_OFF) {
+        let offset = peek_offset::get(connection)?;
+        return Some(i32::try_from(offset).unwrap_or(i32::MAX));
+    }
+    let bit = settings::bit_of(connection, level, name)?;
+    let options = connection.entry.tx_options.load(Ordering::Relaxed);
+    Some(i32::from(options & bit != 0))
+}
+
+/// `error` as it would be without doorbells.
+fn true_error(connection: &Connection, error: i32) -> i32 {
+    let is_doorbells = error == libc::ECONNRESET
+        && (connection.inside()).is_some_and(|end| {
+            resets::was_closed_cleanly(connection, &end) || turns::is_unaccepted(connection, &end)
+        });
+    match error {
+        _ if is_doorbells => 0,
+        libc::ECONNRESET => unix::told(connection),
+        error => error,
+    }
+}
+
+/// The connection's error, which is told now, as by `SO_ERROR`; 0 when there is none.
+pub(crate) fn take_error(connection: &Connection) -> i32 {
+    let (level, name) = (libc::SOL_SOCKET, libc::SO_ERROR);
+    get(connection, level, name)
+        .unwrap_or_else(|| sys::getsockopt(connection.fd, level, name).unwrap_or(0))
+}
+
+/// The program asks by `ioctl` how much waits in a queue: the answer, where it is ours.
+pub(crate) fn queue_length(connection: &Connection, request: c_ulong) -> Option<i32> {
+    if request == libc::FIONREAD as c_ulong {
+        return peek::waiting(connection);
+    }
+    let in_ring = connection.entry.tx_mode.load(Ordering::Relaxed) == Mode::Ring as u32;
+    (request == libc::TIOCOUTQ as c_ulong && in_ring).then(|| in_flight(connection))
+}
+
+/// The bytes in the ring that the send queue would hold (`SIOCOUTQ`); those that the kernel still
+/// counts are doorbells. With TCP they wait for an acknowledgement (tcp(7)). The engine gives a
+/// remote's acknowledgements back as credit. Between two programs what is in the ring is with the
+/// peer, as what is in a receiver's buffer is: it was acknowledged when it came. A Unix socket's
+/// queue is what the peer has not read.
+fn in_flight(connection: &Connection) -> i32 {
+    let entry = connection.entry;
+    let is_offloaded = entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD != 0;
+    if !is_offloaded && Carrier::of(connection) == Carrier::Tcp {
+        return 0;
+    }
+    // Relaxed: a number for the program. A head beyond it is the engine's to be caught for, at the
+    // next send.
+    let waiting = connection.end().and_then(|end| {
+        let head = end.theirs().consume.head.load(Ordering::Relaxed);
+        let sent = entry.tx_ring.load(Ordering::Relaxed);
+        sent.ahead_of(head, RING_BYTES as u64)
+    });
+    waiting.unwrap_or(0) as i32
+}

@@ -1,0 +1,206 @@
+//! The end of a connection: at the last close, the library does for rings and channels what the
+//! kernel does for its own buffers.
+
+use core::ptr::NonNull;
+use core::ptr::null_mut;
+use core::sync::atomic::Ordering;
+
+use toehold_channel::doorbell::WakeWord;
+use toehold_channel::rendezvous::{Kind, Message};
+use toehold_channel::table::{EntryState, FLAG_ASKED, Mode};
+use toehold_stream::end::{End, Incoming};
+
+use crate::connection::carrier::Carrier;
+use crate::connection::orderings::{LAST_OUT, STATE_TOLD};
+use crate::connection::resets;
+use crate::connection::{self, Connection, Local};
+use crate::direction::{self, doorbells, notifier, takeover};
+use crate::memory::slabs;
+use crate::pairing::shown_socket;
+use crate::process::{self, holders};
+use crate::system::sys;
+use crate::waiting::sleepers;
+use crate::{adapter, lock};
+
+/// The last descriptor of this process that referred to `connection` is being closed.
+pub(crate) fn release(connection: &Connection) {
+    let (entry, local) = (connection.entry, connection.local);
+    sleepers::part(connection);
+    let last = holders::leave(entry);
+    let asked = last && entry.flags.load(Ordering::Relaxed) & FLAG_ASKED != 0;
+    if let (true, Some(end)) = (last, connection.end()) {
+        end_channel(connection, &end);
+    }
+    let region = NonNull::new(local.offered.load(Ordering::Relaxed));
+    if last {
+        shown_socket::closing(connection);
+    }
+    // Before the adapter hears of it: the next connection's region may be in the same place.
+    let left = region.map_or(Left::Empty, |region| leave_region(connection, region));
+    local.parked.store(null_mut(), Ordering::Relaxed);
+    if left != Left::NotAtAll && (asked || local.slab.load(Ordering::Relaxed) != 0) {
+        let _held = adapter::lock();
+        if asked {
+            withdraw(connection);
+        }
+        slabs::leave(local);
+    }
+    if last {
+        // A thread that is still inside counts itself out in this connection's words: they become
+        // no other's.
+        let state = match left {
+            Left::Empty => EntryState::Free,
+            Left::WithThreads | Left::NotAtAll => EntryState::Ended,
+        };
+        entry.state.store(state as u32, STATE_TOLD);
+    }
+}
+
+/// This process ends and with it its hold on `connection`; nothing is unmapped, other threads may
+/// still be inside.
+pub(crate) fn holder_ends(connection: &Connection) {
+    sleepers::part(connection);
+    let last = holders::leave(connection.entry);
+    if last {
+        if let Some(end) = connection.end() {
+            end_channel(connection, &end);
+        }
+        // The entry's number may have become another file's.
+        let is_named = |at: Connection| at.index == connection.index;
+        if connection::at(connection.fd).is_some_and(is_named) {
+            shown_socket::closing(connection);
+        }
+        connection
+            .entry
+            .pid
+            .store(process::pid(), Ordering::Relaxed);
+        connection
+            .entry
+            .state
+            .store(EntryState::Ended as u32, STATE_TOLD);
+    }
+}
+
+/// Does the kernel's work at the last close, for the bytes that are not in the kernel.
+fn end_channel(connection: &Connection, end: &End<'_>) {
+    if !end.ours().wake.abandoned.load(Ordering::Relaxed).is(0) {
+        // Passed on: whoever has it now holds a plain socket that lives on.
+        return;
+    }
+    sleepers::set_wake(end, WakeWord::None);
+    // Without the lock nobody looks, and nothing is taken off the carrier: the kernel resets when
+    // something is left there, and the peer is not told that all was read.
+    let unread = takeover::lock_receiving(connection).map(|_held| leaves_unread(connection, end));
+    // A thread that cannot have this lock says all the same that it ends. The word is stored by
+    // nobody else at the last close, and a peer that finds it too early is not told that the end is
+    // clean.
+    let tx = takeover::lock_sending(connection);
+    if tx.is_some() {
+        direction::settle(connection, end);
+    }
+    let clean = unread == Some(false)
+        && tx.is_some()
+        && sys::bytes_waiting(connection.number()) <= 0
+        && !resets::are_wanted(connection);
+    end.close(clean);
+    if unread == Some(true) && Carrier::of(connection).has_linger() {
+        // RFC 1122, 4.2.2.13: closing with received data pending sends a reset, "to show that data
+        // was lost".
+        sys::set_linger(connection.number(), [1, 0]);
+    }
+    notifier::notify_of_end(connection, end);
+}
+
+/// True when bytes in the ring are left unread. When not, takes doorbells off the carrier: nobody
+/// waits for them and they are no data, but left there they would turn this close into a reset. The
+/// caller holds the receive lock.
+fn leaves_unread(connection: &Connection, end: &End<'_>) -> bool {
+    loop {
+        match end.incoming() {
+            Ok(Incoming::Ring(filled)) if filled.len > 0 => return true,
+            // They were to come once more, and have not.
+            Ok(Incoming::Ring(_)) if end.rx_mode() == Mode::Resend => {
+                return end.receiver().looks_filled();
+            }
+            Ok(Incoming::Ring(_)) => {
+                doorbells::discard(connection, end);
+                return false;
+            }
+            Ok(Incoming::Skip { bytes }) if doorbells::skip(connection, bytes) > 0 => {}
+            _ => return false,
+        }
+    }
+}
+
+/// Tells the adapter that this end has no channel any more; the caller holds the adapter's lock.
+pub(crate) fn withdraw(connection: &Connection) {
+    if let Some(adapter) = adapter::connected() {
+        let mut message = Message::new(Kind::Withdraw);
+        message.entry = connection.index;
+        message.generation = connection.channel_generation();
+        message.pid = process::pid();
+        if !adapter::send(adapter, &message, None) {
+            adapter::lose(adapter);
+        }
+    }
+}
+
+/// One channel less in its pair.
+pub(crate) fn leave_pair(local: &Local) {
+    let pair = local.pair.swap(null_mut(), Ordering::Relaxed);
+    if !pair.is_null() {
+        // SAFETY: places of the pair table are never released.
+        unsafe { (*pair).channels.fetch_sub(1, LAST_OUT) };
+    }
+}
+
+/// How a region was left.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Left {
+    /// Nobody here is inside any more.
+    Empty,
+    /// A thread that sleeps on the closed descriptor has other memory in its place.
+    WithThreads,
+    /// As before, but the kernel had no other memory: the region must not become another
+    /// connection's.
+    NotAtAll,
+}
+
+/// Ends this process's use of a region once nobody here is inside it.
+fn leave_region(connection: &Connection, region: NonNull<u8>) -> Left {
+    /// Turns to wait for threads that were inside a call when the descriptor was closed.
+    const TURNS_MAX: u32 = 1000;
+    let (entry, local) = (connection.entry, connection.local);
+    let rx = takeover::lock_receiving(connection);
+    let tx = takeover::lock_sending(connection);
+    // Whoever says how he waits looks for the region under this lock.
+    let wake = lock::lock(&entry.wake_lock);
+    // A lock that we do not have may be held by a thread of this process that is in the region.
+    let has_all = rx.is_some() && tx.is_some() && wake.is_some();
+    local.attachment.take();
+    drop(wake);
+    drop(rx);
+    drop(tx);
+    let is_inside = || !has_all || local.attachment.is_used();
+    let mut turns = 0;
+    while is_inside() && turns < TURNS_MAX {
+        turns += 1;
+        sys::yield_now();
+    }
+    local.offered.store(null_mut(), Ordering::Relaxed);
+    leave_pair(local);
+    if is_inside() {
+        // It gets memory in which it can do no harm, for as long as the process lives.
+        local.slab.store(0, Ordering::Relaxed);
+        return if slabs::replace(connection, region) {
+            Left::WithThreads
+        } else {
+            Left::NotAtAll
+        };
+    }
+    if !local.parked.load(Ordering::Relaxed).is_null() {
+        // Mapped for this connection alone, in a hole of its slab.
+        slabs::replace(connection, region);
+    }
+    Left::Empty
+}

@@ -1,0 +1,113 @@
+//! Doorbells are bytes on the carrier that are no data. The reader takes them off the carrier, as
+//! soon as no other sleeper needs them.
+//!
+//! Each function here says when it may be called, or when it stops. Each counts the doorbells that
+//! it took. If the kernel reports an error to it, the error is kept for the program's next call,
+//! because the kernel reports it only once. Doorbells must not stay on the carrier:
+//! `docs/decisions/0008-doorbells-and-sudden-ends.md` says why.
+
+use core::sync::atomic::Ordering;
+
+use toehold_channel::table::Mode;
+use toehold_stream::end::End;
+
+use crate::connection::Connection;
+use crate::connection::pending_errors;
+use crate::direction::takeover;
+use crate::epoll::news;
+use crate::lock;
+use crate::system::sys;
+use crate::waiting::sleepers;
+
+/// Doorbells taken in one call.
+const BATCH: usize = 256;
+
+/// Takes up to `limit` of the carrier's next bytes, of which the caller knows that they are
+/// doorbells. `Ok(0)` is the carrier's end. Callers hold the receive lock.
+pub(crate) fn take(connection: &Connection, limit: u64) -> Result<usize, i32> {
+    let fd = connection.carrier().ok_or(libc::EBADF)?;
+    let mut scratch = [0u8; BATCH];
+    let len = limit.min(BATCH as u64) as usize;
+    // SAFETY: `scratch` is writable for `len` bytes.
+    let result = unsafe { sys::recv(fd, scratch.as_mut_ptr(), len, libc::MSG_DONTWAIT) };
+    let bytes = sys::answer(result)?;
+    let taken = &connection.entry.rx_carrier;
+    taken.fetch_add(bytes as u64, Ordering::Relaxed);
+    Ok(bytes)
+}
+
+/// Doorbells on the carrier. Callers hold the receive lock.
+fn waiting(connection: &Connection, end: &End<'_>) -> u64 {
+    end.doorbells(|| {
+        let waiting = connection.carrier().map_or(0, sys::bytes_waiting);
+        u64::try_from(waiting).unwrap_or(0)
+    })
+}
+
+/// As [`take`], on the way back to the carrier; 0 when there were none.
+pub(crate) fn skip(connection: &Connection, limit: u64) -> usize {
+    take(connection, limit).unwrap_or_else(|error| {
+        pending_errors::keep_for_next_call(connection, error);
+        0
+    })
+}
+
+/// Takes what stands on the carrier in ring mode, unless somebody sleeps. True when any were there.
+/// Callers hold the receive lock.
+pub(crate) fn drain(connection: &Connection, end: &End<'_>) -> bool {
+    let mut any = false;
+    loop {
+        let waiting = waiting(connection, end);
+        if waiting == 0 {
+            return any;
+        }
+        if are_needed(connection) {
+            return true;
+        }
+        let taken = skip(connection, waiting);
+        any |= taken > 0;
+        if taken == 0 || taken as u64 == waiting {
+            return any;
+        }
+    }
+}
+
+/// True when somebody may have yet to be woken by a doorbell on the carrier.
+pub(crate) fn are_needed(connection: &Connection) -> bool {
+    sleepers::need_doorbell(connection) || news::awaits_doorbell(connection)
+}
+
+/// Takes every one off the carrier, whoever sleeps: the connection is being closed, or has ended.
+/// Callers hold the receive lock.
+pub(crate) fn discard(connection: &Connection, end: &End<'_>) {
+    loop {
+        let waiting = waiting(connection, end);
+        if waiting == 0 || skip(connection, waiting) == 0 {
+            return;
+        }
+    }
+}
+
+/// As [`drain`], if the receive lock can be had at once. Before this process gives the kernel bytes
+/// to deliver: should it die then, one left unread would be answered with a reset, and the kernel
+/// would drop what it has not delivered yet.
+pub(crate) fn tidy(connection: &Connection, end: &End<'_>) {
+    if end.rx_mode() == Mode::Ring {
+        if let Some(_held) = lock::try_lock(&connection.entry.rx_lock) {
+            drain(connection, end);
+        }
+    }
+}
+
+/// Takes up to `seen` that a sleeper peeked at, if they are there still, unless somebody else
+/// sleeps. Takes the receive lock.
+pub(crate) fn take_seen(connection: &Connection, end: &End<'_>, seen: usize) {
+    let Some(_held) = takeover::lock_receiving(connection) else {
+        // They stay for the next receive.
+        return;
+    };
+    let there = waiting(connection, end).min(seen as u64);
+    if there > 0 && !are_needed(connection) {
+        skip(connection, there);
+    }
+}

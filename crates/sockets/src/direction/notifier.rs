@@ -1,0 +1,120 @@
+//! Telling the peer of news: a mark in its ready bitmap, a doorbell, or nothing where it looks by
+//! itself ([`toehold_channel::doorbell`]).
+
+use core::sync::atomic::Ordering;
+
+use toehold_channel::doorbell::{self, WAKING, WakeWord};
+use toehold_channel::layout::SIDE_SEEN;
+use toehold_channel::table::Mode;
+use toehold_stream::end::End;
+
+use crate::connection::resets::fault_of_peer;
+use crate::connection::{Connection, HINT_LOOK};
+use crate::connection::{pending_errors, unix};
+use crate::system::sys;
+
+/// Makes the peer notice what was just published. The caller holds the send lock and has passed a
+/// full barrier.
+#[inline(always)]
+pub(crate) fn notify(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
+    let entry = connection.entry;
+    if must_ring(connection, end)? {
+        ring(connection, end);
+    } else {
+        let suppressed = entry.doorbells_suppressed.load(Ordering::Relaxed);
+        entry
+            .doorbells_suppressed
+            .store(suppressed.wrapping_add(1), Ordering::Relaxed);
+    }
+    Ok(())
+}
+
+/// Marks the peer's ready bitmap. True when a doorbell has to follow.
+#[inline(always)]
+pub(crate) fn must_ring(connection: &Connection, end: &End<'_>) -> Result<bool, i32> {
+    let pair = connection.local.pair.load(Ordering::Relaxed);
+    // SAFETY: a connection's pair stays mapped until its release, which takes the send lock first.
+    let pair = unsafe { pair.as_ref() };
+    doorbell::must_ring(&end.theirs().wake, |bitmap| {
+        pair.and_then(|pair| pair.theirs(bitmap))
+    })
+    .map_err(|fault| fault_of_peer(connection, fault))
+}
+
+/// As [`ring`], unless the peer's direction has ended, or the carrier has. Such a peer waits for no
+/// credit and has nothing to bring down, and if it has closed, the doorbell would provoke the
+/// reset, or be told the error, that is for what the program sends next.
+#[cold]
+pub(crate) fn ring_if_open(connection: &Connection, end: &End<'_>) {
+    if is_open(connection, end) {
+        ring(connection, end);
+    }
+}
+
+/// True when the peer has ended neither its direction nor the carrier, as far as can be seen.
+pub(crate) fn is_open(connection: &Connection, end: &End<'_>) -> bool {
+    let ended = libc::POLLRDHUP | libc::POLLERR | libc::POLLHUP;
+    let closed = !end.theirs().wake.closed.load(SIDE_SEEN).is(0);
+    let is_open = |fd| sys::poll_now(fd, libc::POLLRDHUP) & ended == 0;
+    !closed && connection.carrier().is_some_and(is_open)
+}
+
+/// As [`notify`], of a peer whose program has not been seen waiting, if `is_seen` does not say so
+/// by now. Where that may wait past the library, the doorbell is late: the kernel sends it with the
+/// next byte, or by itself some 0.2 s later (tcp(7), `TCP_CORK`), whatever becomes of this process.
+/// That takes a fifth of the time.
+pub(crate) fn notify_late(connection: &Connection, end: &End<'_>, is_seen: impl Fn() -> bool) {
+    let was_bell = (end.theirs().wake.wake.load(WAKING)).is(WakeWord::Bell.to_word());
+    match must_ring(connection, end) {
+        // A thread of the peer's sleeps in the library.
+        Ok(true) if is_seen() || !was_bell => ring(connection, end),
+        Ok(_) if end.theirs().wake.closed.load(SIDE_SEEN).is(0) => {
+            ring_by(connection, end, sys::send_late);
+        }
+        Ok(_) | Err(_) => {}
+    }
+}
+
+/// One byte on the carrier. The caller holds the send lock, the direction is in ring mode.
+#[cold]
+fn ring(connection: &Connection, end: &End<'_>) {
+    ring_by(connection, end, sys::send_now);
+}
+
+fn ring_by(connection: &Connection, end: &End<'_>, send: fn(i32, &[u8]) -> isize) {
+    let entry = connection.entry;
+    let Some(fd) = connection.carrier() else {
+        return;
+    };
+    let result = unix::counted(connection, end, || {
+        let result = send(fd, &[0]);
+        if result == 1 {
+            entry.tx_carrier.fetch_add(1, Ordering::Relaxed);
+        }
+        result
+    });
+    if result == 1 {
+        entry.doorbells.fetch_add(1, Ordering::Relaxed);
+    } else if result == -(libc::EPIPE as isize) {
+        // The connection is broken, and its error was reported: what is left to read, and its end,
+        // is up to the next receive.
+        entry.rx_hints.fetch_or(HINT_LOOK, Ordering::Relaxed);
+    } else if result != -(libc::EAGAIN as isize) {
+        pending_errors::keep(connection, -result as i32);
+    }
+    // EAGAIN: the carrier is full, so the peer has something to read already.
+}
+
+/// The connection has been closed ([`End::close`]): a peer that is awake should look. The caller
+/// holds the send lock.
+pub(crate) fn notify_of_end(connection: &Connection, end: &End<'_>) {
+    if end.tx_mode() == Mode::Ring {
+        let pair = connection.local.pair.load(Ordering::Relaxed);
+        // A sleeping peer is woken by the carrier's own end; one that is awake by its ready bitmap.
+        // SAFETY: as in `notify`.
+        let pair = unsafe { pair.as_ref() };
+        let _ = doorbell::must_ring(&end.theirs().wake, |bitmap| {
+            pair.and_then(|pair| pair.theirs(bitmap))
+        });
+    }
+}

@@ -1,0 +1,363 @@
+//! Where a connection's directions are wanted (up, down, or down for good): by the operator, the
+//! adapter, the peer, or a use of the descriptor that rings cannot serve.
+
+use core::sync::atomic::{Ordering, fence};
+
+use toehold_channel::doorbell::WakeWord;
+use toehold_channel::layout::{SIDE_SEEN, SIDE_TOLD};
+use toehold_channel::ring::Fault;
+use toehold_channel::table::{
+    COMMAND_DETACH, COMMAND_EVICT, COMMAND_PEER_GONE, COMMAND_YIELD, FLAG_CONNECTING, FLAG_PINNED,
+    FLAG_REFUSED, FLAG_SHUT_RX, FLAG_SHUT_TX, FLAG_UNCOMPARED, FLAG_UNSEEN, Mode, Reason,
+};
+use toehold_stream::end::{End, Incoming};
+use toehold_stream::leaving::Refusal;
+
+use crate::connection::resets::fault_of_peer;
+use crate::connection::{self, Connection, HINT_EOF};
+use crate::connection::{settings, unix};
+use crate::direction::{self, doorbells, notifier, takeover};
+use crate::epoll::membership;
+use crate::express::turns;
+use crate::lock::Held;
+use crate::pairing::leaving;
+use crate::system::{errno, sys};
+use crate::transfer::peek_offset;
+use crate::waiting::sleepers;
+
+/// Does what the operator, the adapter, the peer or the state of the connection ask of our
+/// direction: up, down, or nothing. The caller holds the send lock.
+#[inline]
+pub(crate) fn attend(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
+    let hints = connection.entry.rx_hints.load(Ordering::Relaxed);
+    match is_content(connection, end, hints) {
+        true => Ok(()),
+        false => attend_slowly(connection, end),
+    }
+}
+
+/// Conditions that [`attend`], a send on the carrier or the general code has to handle first. No
+/// connection with a region connects or is refused.
+const NOT_CONTENT: u32 = FLAG_PINNED | FLAG_SHUT_TX | FLAG_CONNECTING | FLAG_REFUSED | FLAG_UNSEEN;
+
+/// True when our direction is a ring, and nobody wants it elsewhere. The caller holds the send
+/// lock, and has loaded the receive hints.
+#[inline(always)]
+pub(crate) fn is_content(connection: &Connection, end: &End<'_>, hints: u32) -> bool {
+    let entry = connection.entry;
+    end.tx_mode() == Mode::Ring
+        && !connection::commanded(entry)
+        && end.is_welcome()
+        && entry.flags.load(Ordering::Relaxed) & NOT_CONTENT == 0
+        && hints & HINT_EOF == 0
+}
+
+#[cold]
+fn attend_slowly(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
+    let entry = connection.entry;
+    let flags = entry.flags.load(Ordering::Relaxed);
+    // Acquire pairs with the adapter's Release store in `Tables::set_peer_gone`.
+    let command = entry.command.load(Ordering::Acquire);
+    if flags & FLAG_UNCOMPARED != 0 {
+        unix::compare(connection, end);
+    }
+    let flags = entry.flags.load(Ordering::Relaxed);
+    let pinned = flags & FLAG_PINNED != 0;
+    match command {
+        COMMAND_DETACH => entry
+            .reason
+            .store(Reason::Detached as u32, Ordering::Relaxed),
+        COMMAND_YIELD => entry
+            .reason
+            .store(Reason::Captured as u32, Ordering::Relaxed),
+        COMMAND_EVICT => entry
+            .reason
+            .store(Reason::NoResources as u32, Ordering::Relaxed),
+        COMMAND_PEER_GONE => entry
+            .reason
+            .store(Reason::PeerGone as u32, Ordering::Relaxed),
+        _ => {}
+    }
+    if !end.is_welcome() && turns::is_unaccepted(connection, end) {
+        return Err(errno::GOES_BACK);
+    }
+    // Its registrations can only be answered by the kernel.
+    let held_down = end.tx_mode() != Mode::Ring && membership::holds_down(connection);
+    // Whoever wants its own direction down wants the other down, too.
+    end.refuse(if end.has_left() || command == COMMAND_EVICT {
+        Refusal::Over
+    } else if pinned || matches!(command, COMMAND_DETACH | COMMAND_YIELD) || held_down {
+        Refusal::Paused
+    } else {
+        Refusal::None
+    });
+    // While our direction is on the carrier each call comes by here, and compares.
+    let stay_down = pinned
+        || flags & FLAG_UNCOMPARED != 0
+        || command != 0
+        || held_down
+        || flags & (FLAG_SHUT_TX | FLAG_SHUT_RX) != 0
+        // It came down for want of room, and the program may wait for that past the library.
+        || flags & FLAG_UNSEEN != 0 && end.tx_mode() != Mode::Ring
+        || entry.rx_hints.load(Ordering::Relaxed) & HINT_EOF != 0
+        || end.is_wanted_down();
+    if end.tx_mode() == Mode::Ring {
+        if stay_down {
+            // The peer stores `head` before `abandoned`.
+            let lost = !end.theirs().wake.abandoned.load(SIDE_SEEN).is(0)
+                && !end.is_asked_to_resend()
+                && end.theirs().consume.head.load(Ordering::Relaxed)
+                    != entry.tx_ring.load(Ordering::Relaxed);
+            if lost {
+                return Err(fault_of_peer(connection, Fault::Record));
+            }
+            let is_ordered = matches!(command, COMMAND_DETACH | COMMAND_EVICT | COMMAND_YIELD);
+            if is_ordered && end.theirs().wake.abandoned.load(SIDE_SEEN).is(0) {
+                // Both directions are to come down: a peer that sleeps should hear of it.
+                notifier::ring_if_open(connection, end);
+            }
+            direction::go_down(connection, end);
+        }
+        return Ok(());
+    }
+    if stay_down {
+        if end.records_pending() || end.rx_mode() != Mode::Carrier {
+            // The peer went up before it saw that we refuse: the kernel knows nothing of what it
+            // sends.
+            membership::take_from_kernel(connection);
+        }
+        return Ok(());
+    }
+    membership::take_from_kernel(connection);
+    if end
+        .try_up()
+        .map_err(|fault| fault_of_peer(connection, fault))?
+    {
+        entry.reason.store(Reason::None as u32, Ordering::Relaxed);
+    }
+    Ok(())
+}
+
+/// Lets our direction follow commands and the peer when the program itself is not sending.
+pub(crate) fn service(connection: &Connection) {
+    let Some(end) = connection.inside() else {
+        return;
+    };
+    {
+        let Some(_held) = takeover::try_lock_sending(connection) else {
+            return;
+        };
+        let _ = attend(connection, &end);
+    }
+    leaving::declare(connection, &end);
+    if end.tx_mode() == Mode::Carrier
+        && end.rx_mode() == Mode::Carrier
+        && !end.records_pending()
+        && settings::low_water(connection) == 1
+        && !end.ours().wake.refuse.load(Ordering::Relaxed).is(0)
+    {
+        membership::hand_back(connection, &end);
+    }
+}
+
+/// The program wants something of its socket that rings cannot express: both directions are brought
+/// down, now or at the peer's next send, and stay there. Unread bytes in the ring stay readable.
+pub(crate) fn retire(connection: &Connection, reason: Reason) {
+    connection.pin(reason);
+    service(connection);
+}
+
+/// Brings our direction down for good, and asks the peer to bring its own down before it sends
+/// again. False when there is no channel, or when the send lock cannot be had. The caller goes on
+/// to use the carrier in any case. With our direction still in the ring, the peer would take those
+/// bytes for doorbells; so the connection is reset then.
+pub(crate) fn leave_ring(connection: &Connection, reason: Reason) -> bool {
+    connection.pin(reason);
+    let Some(_held) = takeover::lock_sending(connection) else {
+        if connection
+            .inside()
+            .is_some_and(|end| end.tx_mode() != Mode::Carrier)
+        {
+            sys::disconnect(connection.number());
+        }
+        return false;
+    };
+    let Some(end) = connection.end() else {
+        return false;
+    };
+    end.refuse(Refusal::Paused);
+    direction::go_down(connection, &end);
+    true
+}
+
+/// Another program gets the descriptor, too, and this one goes on with it: both directions become
+/// the kernel's for good, so that what either writes is in the stream. Unread bytes in the ring
+/// stay for this program.
+pub(crate) fn lend(connection: &Connection) {
+    lend_for(connection, Reason::Passed);
+}
+
+/// As [`lend`], for another reason: the kernel writes to it beside this program.
+pub(crate) fn lend_for(connection: &Connection, reason: Reason) {
+    if leave_ring(connection, reason) {
+        if let Some(end) = connection.inside() {
+            doorbells::tidy(connection, &end);
+        }
+    }
+}
+
+/// The descriptor is about to serve somebody who knows nothing of rings (another program, a kernel
+/// feature): brings both directions to where the kernel alone is right, and keeps them there. Our
+/// own goes down at once. The peer is asked to bring its down, and to send on the carrier what is
+/// unread in the ring ([`ask_to_resend`]). If it came down before, that is too late: then unread
+/// bytes cannot follow the descriptor, and the connection is reset rather than continued with a
+/// gap.
+pub(crate) fn quiesce(connection: &Connection, reason: Reason) {
+    /// A peer that was in the middle of a send when it was asked finishes it within this time,
+    /// unless it is kept from running.
+    const SETTLE_NS: u64 = 2_000_000;
+    connection.pin(reason);
+    let Some(end) = connection.inside() else {
+        return;
+    };
+    ask_to_resend(connection, &end);
+    if !leave_ring(connection, reason) {
+        return;
+    }
+    membership::give_to_kernel(connection);
+    settings::restore_low_water(connection);
+    peek_offset::restore(connection);
+    connection.entry.resting_wake.store(0, Ordering::Relaxed);
+    sleepers::set_wake(&end, WakeWord::None);
+    let start = sys::now_ns();
+    let mut unread = true;
+    while sys::now_ns() - start < SETTLE_NS || unread {
+        {
+            let Some(_held) = takeover::lock_receiving(connection) else {
+                // Nobody can tell what is unread: as if something were.
+                unread = true;
+                break;
+            };
+            doorbells::discard(connection, &end);
+            unread = match end.incoming() {
+                Ok(Incoming::Ring(filled)) => filled.len > 0,
+                Ok(Incoming::Carrier { limit: u64::MAX }) => return,
+                // Behind bytes of the carrier that nobody has read, the peer is in its ring.
+                Ok(Incoming::Carrier { .. }) => end.receiver().looks_filled(),
+                Ok(Incoming::Skip { bytes }) => {
+                    doorbells::skip(connection, bytes);
+                    false
+                }
+                Err(_) => false,
+            };
+        }
+        if sys::now_ns() - start >= 2 * SETTLE_NS {
+            break;
+        }
+        sys::yield_now();
+    }
+    end.ours().wake.abandoned.store(1, SIDE_TOLD);
+    if unread {
+        // With what has come on the carrier since: it is behind what is lost.
+        sys::disconnect(connection.number());
+    }
+}
+
+/// Asks the peer to send by the carrier what is unread in its ring, and everything after it
+/// ([`toehold_stream::resend`]), and rings: it brings its direction down in the call of the library
+/// that it is in, or comes to next. Where that cannot be, what is unread stays where it is. No lock
+/// is held.
+///
+/// A peer that is killed before sends nothing. The doorbell is unread then, so its kernel resets
+/// the connection: bytes are missing, and whoever reads is told.
+fn ask_to_resend(connection: &Connection, end: &End<'_>) {
+    if end.tx_mode() != Mode::Ring || !notifier::is_open(connection, end) {
+        // Nobody could be rung, or nobody is there.
+        return;
+    }
+    let is_asked = takeover::lock_receiving(connection).is_some_and(|_held| end.ask_to_resend());
+    let Some(_held) = takeover::lock_sending(connection).filter(|_| is_asked) else {
+        return;
+    };
+    end.refuse(Refusal::Paused);
+    // Pairs with the fence in `arming::arm`: a peer that goes to sleep sees the word, or is rung.
+    fence(Ordering::SeqCst);
+    if end.tx_mode() == Mode::Ring {
+        // A fault has ended the connection by now.
+        let _ = notifier::notify(connection, end);
+        // One that is awake, too.
+        notifier::ring_if_open(connection, end);
+    }
+}
+
+/// Brings our direction down if the peer, which waits by the kernel, has asked for what it has not
+/// read. Called where a program looks for events, without any lock of the connection's.
+pub(crate) fn resend_if_asked(connection: &Connection, end: &End<'_>) {
+    if !end.is_asked_to_resend() {
+        return;
+    }
+    // Whoever has the lock is in a send, which follows at its beginning: here and at the next look.
+    if let Some(_held) = takeover::try_lock_sending(connection) {
+        let _ = attend(connection, end);
+    }
+}
+
+/// The program shuts its sending side: everything published stays readable, the carrier carries the
+/// end.
+pub(crate) fn shutting(connection: &Connection, how: i32) {
+    let entry = connection.entry;
+    let mut flags = 0;
+    if how != libc::SHUT_RD {
+        flags |= FLAG_SHUT_TX;
+    }
+    if how != libc::SHUT_WR {
+        flags |= FLAG_SHUT_RX;
+    }
+    if let Some(end) = connection.inside() {
+        let held = takeover::lock_sending(connection);
+        entry.flags.fetch_or(flags, Ordering::Relaxed);
+        if flags & FLAG_SHUT_TX != 0 {
+            // Back to the carrier first, so that a second send meets the kernel's EPIPE. Without
+            // the lock that send brings the direction down itself, by the flag. Both words only
+            // gain bits, so they may be written without it.
+            if held.is_some() {
+                direction::go_down(connection, &end);
+            }
+            end.ours()
+                .wake
+                .closed
+                .fetch_or(toehold_channel::layout::CLOSED_TX, SIDE_TOLD);
+        }
+    } else {
+        entry.flags.fetch_or(flags, Ordering::Relaxed);
+    }
+    if how == libc::SHUT_RD {
+        // The kernel shows everything that comes after the stream.
+        retire(connection, Reason::Closing);
+    }
+    settings::before_shutdown(connection);
+}
+
+/// The receive path gave credit to a sender that may sleep. `receiving` is the receive lock.
+///
+/// It is opened when the sender has been notified: if this process is killed before, whoever takes
+/// it over notifies in its place ([`crate::direction::takeover`]).
+#[cold]
+pub(crate) fn notify_of_credit(connection: &Connection, end: &End<'_>, receiving: Held<'_>) {
+    if takeover::notify_of_credit(connection, end) {
+        return;
+    }
+    // The next call may go up, which has to do with other locks.
+    drop(receiving);
+    let Some(_held) = takeover::lock_sending(connection) else {
+        // A doorbell outside the lock could come between another's data. The peer's request stays,
+        // and the next receive that crosses its mark looks again.
+        return;
+    };
+    if end.tx_mode() != Mode::Ring {
+        let _ = attend(connection, end);
+    }
+    if end.tx_mode() == Mode::Ring {
+        let _ = notifier::notify(connection, end);
+    }
+}

@@ -1,0 +1,125 @@
+//! The kernel's part of a registration: the program's events and data, or the library's.
+
+use core::sync::atomic::Ordering;
+
+use libc::{EPOLLOUT, epoll_event};
+use toehold_channel::sync::fence;
+use toehold_channel::table::Reason;
+
+use crate::connection::Connection;
+use crate::epoll::instance::Epoll;
+use crate::epoll::registration::{
+    CARRIER_EVENTS, Registration, State, TAG, armed, registration, tag,
+};
+use crate::system::sys;
+
+/// Wakes a thread that sleeps in the kernel on this instance: a carrier is practically always
+/// writable.
+pub(super) fn kick(epoll_fd: i32, fd: i32, number: u32) {
+    sys::epoll_ctl(
+        epoll_fd,
+        libc::EPOLL_CTL_MOD,
+        fd,
+        CARRIER_EVENTS | EPOLLOUT as u32,
+        tag(number),
+    );
+}
+
+/// Puts our events and tag in place of the program's in the kernel. False when that cannot be: the
+/// connection stays on its carrier.
+pub(super) fn kernel_has_ours(
+    connection: &Connection,
+    epoll: &Epoll,
+    one: &Registration,
+    n: u32,
+) -> bool {
+    if TAG.load(Ordering::Relaxed) == 0 {
+        connection.pin(Reason::Unsupported);
+        return false;
+    }
+    let epoll_fd = epoll.fd.load(Ordering::Relaxed) - 1;
+    let (fd, events) = (one.carrier(), one.carrier_events());
+    if sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_MOD, fd, events, tag(n)) >= 0 {
+        return true;
+    }
+    // EPOLLEXCLUSIVE registrations cannot be modified: take the old one out, put ours in.
+    sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_DEL, fd, 0, 0);
+    if sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_ADD, fd, events, tag(n)) >= 0 {
+        return true;
+    }
+    connection.pin(Reason::NoResources);
+    false
+}
+
+/// Puts the program's events back in the kernel, for a registration that is [`State::Plain`].
+pub(super) fn kernel_has_programs(epoll: &Epoll, one: &Registration, n: u32) {
+    let wanted = epoll_event {
+        events: one.events(),
+        u64: one.data(),
+    };
+    let data = {
+        let _held = epoll.lock.lock();
+        let (data, state) = one.arm(n, &wanted);
+        one.moves(State::Plain, state);
+        data
+    };
+    epoll.note_ordinary(wanted.events);
+    // One that has told already will tell errors and hang-ups once more: `Registration::tell_once`
+    // knows.
+    sys::epoll_ctl(
+        epoll.fd.load(Ordering::Relaxed) - 1,
+        libc::EPOLL_CTL_MOD,
+        one.carrier(),
+        wanted.events,
+        data,
+    );
+}
+
+/// The program changes a registration that the kernel answers. The caller holds the lock under
+/// which what the kernel has changes.
+pub(super) fn modify_kernels(
+    epoll: &Epoll,
+    epoll_fd: i32,
+    n: u32,
+    event: &epoll_event,
+) -> Result<(), i32> {
+    let one = registration(n).ok_or(libc::ENOENT)?;
+    let wanted = epoll_event {
+        events: armed(event.events),
+        ..*event
+    };
+    let fd = one.carrier();
+    // Before the kernel's: what it tells of the new arming must be known.
+    let held = epoll.lock.lock();
+    let before = (one.events(), one.data(), one.armings(), one.state());
+    let (data, state) = one.arm(n, &wanted);
+    if state == State::Once {
+        one.moves(State::Plain, State::Once);
+    }
+    drop(held);
+    let result = sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_MOD, fd, event.events, data);
+    if let Err(error) = sys::answer(result) {
+        let _held = epoll.lock.lock();
+        one.set(before.0, before.1);
+        one.set_armings(before.2);
+        one.become_state(before.3);
+        return Err(error);
+    }
+    if state == State::Plain {
+        one.moves(State::Once, State::Plain);
+    }
+    Ok(())
+}
+
+impl Epoll {
+    /// A member has become ours to answer, or its interest changed: threads that sleep already may
+    /// know nothing of it. One of them is woken, and finds it. Not to be called with the lock held.
+    pub(super) fn show_to_sleepers(&self, n: u32, fd: i32) {
+        // After the change to our table. Pairs with the sleeper's steps in `waiting::sleep`: it
+        // counts itself in, fences, and looks at them.
+        fence(Ordering::SeqCst);
+        if self.sleepers.any() {
+            kick(self.fd.load(Ordering::Relaxed) - 1, fd, n);
+        }
+    }
+}

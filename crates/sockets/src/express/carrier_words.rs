@@ -1,0 +1,237 @@
+//! A carrier's own state, beside its connection's words.
+
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+
+use crate::process::descriptors;
+use crate::system::sys;
+
+/// Options that programs set on each connection, and that are set back for the next turn.
+const KEEPALIVE: [(i32, i32); 4] = [
+    (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPCNT),
+];
+
+/// A carrier's part in express. All zeroes: it was never parked, and never will be.
+#[derive(Default)]
+pub(crate) struct Words {
+    /// 1 when it may be parked: both ends chose it as a seed.
+    pub(super) may_park: AtomicU32,
+    /// 1 when both ends are of one user, in one network namespace, with no translation of addresses
+    /// between them.
+    is_one_user: AtomicU32,
+    /// The inode of the socket at which another user's program has accepted the connection, in our
+    /// network namespace; or 0.
+    listener: AtomicU64,
+    /// Its number above the program's, plus one; 0 before its first park.
+    high: AtomicI32,
+    /// Where it leads to, at the connecting end: a number of [`super::destinations`]. At the
+    /// accepting end: a number of the listener that it came by ([`super::evidence`]). Or 0.
+    pub(super) destination: AtomicU32,
+    /// At the connecting end: the user whose socket it was at first.
+    pub(super) user: AtomicU32,
+    /// 1 when the program has set an option in this turn that is not set back.
+    pub(super) is_odd: AtomicU32,
+    /// Options of [`KEEPALIVE`] that the program has set in this turn, as bits; and the values with
+    /// which a turn begins.
+    keepalive_set: AtomicU32,
+    keepalive_first: [AtomicI32; KEEPALIVE.len()],
+    /// 1 when a turn begins with options that keep a connection alive: those of the listener.
+    begins_kept: AtomicU32,
+    /// 1 when the adapter is to hear what keeps the connection of this turn alive.
+    pub(super) is_unsaid: AtomicU32,
+    /// The listener's options when the connection was accepted: a number of [`super::listener`].
+    pub(super) listener_options: AtomicU32,
+    /// Options with which a turn begins, at the accepting end: those of the listener.
+    pub(super) first_options: AtomicU32,
+    /// Position of our ring where the turn began.
+    pub(super) began_at: AtomicU64,
+    /// Bytes of the program's on the carrier by then.
+    pub(super) carrier_began_at: AtomicU64,
+    /// Position in the peer's ring where the turn began.
+    pub(super) rx_began_at: AtomicU64,
+    /// One more than the calls that had received bytes when one found nothing in this turn, and the
+    /// program had not been seen waiting; 0 before.
+    pub(super) fruitless_at: AtomicU64,
+    /// Bytes that the peer's program had not read when [`super::unread_watch`] looked last, as a
+    /// word.
+    pub(super) unread: AtomicU64,
+    /// When it became a carrier.
+    pub(super) made_ns: AtomicU64,
+    pub(super) parked_ns: AtomicU64,
+    /// The remote address, at the accepting end: a `sockaddr_in` or `sockaddr_in6`.
+    pub(super) remote: [AtomicU64; 4],
+    /// Neighbours in its list, each plus one.
+    pub(super) next: AtomicU32,
+    pub(super) previous: AtomicU32,
+}
+
+/// True for an option that is set back for the next turn.
+pub(crate) fn is_of_keepalive(level: i32, name: i32) -> bool {
+    KEEPALIVE.contains(&(level, name))
+}
+
+/// The options of keepalive of a socket.
+pub(super) fn keepalive_of(fd: i32) -> [i32; KEEPALIVE.len()] {
+    KEEPALIVE.map(|(level, name)| sys::getsockopt::<i32>(fd, level, name).unwrap_or(0))
+}
+
+impl Words {
+    /// Another connection begins in this place.
+    pub(crate) fn reset(&self) {
+        for word in [
+            &self.may_park,
+            &self.destination,
+            &self.user,
+            &self.is_one_user,
+            &self.is_odd,
+            &self.keepalive_set,
+            &self.is_unsaid,
+            &self.first_options,
+            &self.listener_options,
+            &self.next,
+            &self.previous,
+        ] {
+            word.store(0, Ordering::Relaxed);
+        }
+        self.high.store(0, Ordering::Relaxed);
+        for word in [
+            &self.listener,
+            &self.began_at,
+            &self.carrier_began_at,
+            &self.rx_began_at,
+            &self.fruitless_at,
+            &self.unread,
+            &self.made_ns,
+            &self.parked_ns,
+        ] {
+            word.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// The carrier's own number.
+    #[inline]
+    pub(crate) fn high(&self) -> Option<i32> {
+        let high = self.high.load(Ordering::Relaxed);
+        (high != 0).then_some(high - 1)
+    }
+
+    /// True when the connection went to the rings because of express, before its program was seen
+    /// waiting.
+    #[inline]
+    pub(crate) fn is_carrier(&self) -> bool {
+        self.made_ns.load(Ordering::Relaxed) != 0
+    }
+
+    /// The adapter says whether both ends are of one user, and which socket listens for the other
+    /// one.
+    pub(crate) fn note_peer(&self, is_one_user: bool, listener: u64) {
+        self.is_one_user
+            .store(is_one_user.into(), Ordering::Relaxed);
+        self.listener.store(listener, Ordering::Relaxed);
+    }
+
+    /// True when both ends are of one user, and nothing is between them.
+    pub(super) fn is_of_one_user(&self) -> bool {
+        self.is_one_user.load(Ordering::Relaxed) != 0
+    }
+
+    /// The inode of the socket that listens for another user's program, if the adapter has found
+    /// it there.
+    pub(super) fn listener(&self) -> Option<u64> {
+        let inode = self.listener.load(Ordering::Relaxed);
+        (inode != 0).then_some(inode)
+    }
+
+    /// The program has set an option: one that is set back, or this turn is the carrier's last.
+    pub(crate) fn note_option(&self, level: i32, name: i32) {
+        match KEEPALIVE.iter().position(|known| *known == (level, name)) {
+            Some(place) if self.is_carrier() => {
+                self.keepalive_set.fetch_or(1 << place, Ordering::Relaxed);
+            }
+            _ => self.note_odd(),
+        }
+    }
+
+    /// The connection at `fd` becomes a carrier: the program has set nothing on it yet.
+    pub(super) fn note_first_keepalive(&self, fd: i32) {
+        for (value, first) in keepalive_of(fd).into_iter().zip(&self.keepalive_first) {
+            first.store(value, Ordering::Relaxed);
+        }
+        let user_timeout = libc::TCP_USER_TIMEOUT;
+        let is_kept = self.keepalive_first[0].load(Ordering::Relaxed) != 0
+            || sys::getsockopt::<i32>(fd, libc::IPPROTO_TCP, user_timeout) != Ok(0);
+        self.begins_kept.store(is_kept.into(), Ordering::Relaxed);
+    }
+
+    /// True when a turn begins with options that keep a connection alive.
+    pub(crate) fn begins_kept(&self) -> bool {
+        self.begins_kept.load(Ordering::Relaxed) != 0
+    }
+
+    /// A turn begins on the carrier at `fd`: what the last one has set is set back.
+    pub(super) fn set_keepalive_back(&self, fd: i32) {
+        let set = match self.keepalive_set.load(Ordering::Relaxed) {
+            0 => return,
+            set => set,
+        };
+        self.keepalive_set.store(0, Ordering::Relaxed);
+        let all = KEEPALIVE.into_iter().zip(&self.keepalive_first).enumerate();
+        for (place, ((level, name), first)) in all {
+            if set & 1 << place != 0 {
+                sys::setsockopt_int(fd, level, name, first.load(Ordering::Relaxed));
+            }
+        }
+    }
+
+    /// A turn begins on the carrier at `fd`, in place of a socket that had these options. True when
+    /// they keep the connection alive.
+    pub(super) fn take_keepalive(&self, fd: i32, options: &[i32; KEEPALIVE.len()]) -> bool {
+        for (place, ((level, name), value)) in KEEPALIVE.into_iter().zip(options).enumerate() {
+            if *value != self.keepalive_first[place].load(Ordering::Relaxed) {
+                sys::setsockopt_int(fd, level, name, *value);
+                self.keepalive_set.fetch_or(1 << place, Ordering::Relaxed);
+            }
+        }
+        options[0] != 0
+    }
+
+    /// True when the program has set an option in this turn, or its socket began with one.
+    pub(super) fn has_options(&self) -> bool {
+        self.has_odd_option()
+            || self.begins_kept()
+            || self.keepalive_set.load(Ordering::Relaxed) != 0
+    }
+
+    /// The program has set an option that is not set back: this turn is the carrier's last.
+    pub(crate) fn note_odd(&self) {
+        if self.is_carrier() {
+            self.is_odd.store(1, Ordering::Relaxed);
+        }
+    }
+
+    /// True when the program has set an option in this turn that is not set back.
+    pub(crate) fn has_odd_option(&self) -> bool {
+        self.is_odd.load(Ordering::Relaxed) != 0
+    }
+
+    /// The carrier gets a number of its own, a duplicate of `fd`, unless it has one.
+    pub(super) fn give_number(&self, fd: i32) -> Option<i32> {
+        if let Some(high) = self.high() {
+            return Some(high);
+        }
+        let high = descriptors::duplicate_for_us(fd)?;
+        self.high.store(high + 1, Ordering::Relaxed);
+        Some(high)
+    }
+
+    /// The connection ends, and with it the carrier's own number. Before the program's is closed,
+    /// or that would not end the connection.
+    pub(crate) fn close_number(&self) {
+        let high = self.high.swap(0, Ordering::Relaxed);
+        if high != 0 {
+            descriptors::disown(high - 1);
+        }
+    }
+}

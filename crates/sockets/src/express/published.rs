@@ -1,0 +1,137 @@
+//! The state of express that is published: it changes under the lock of express, and others read it
+//! without that lock. It has the listener that parked carriers serve, the listener's queues, and
+//! whether a parked carrier has ended.
+
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+use toehold_channel::express::{ENTRIES_MAX, Event};
+
+use crate::memory::pairs::Pair;
+use crate::process::table;
+
+/// The one that parked carriers serve, plus one; 0 for none.
+pub(super) static FD: AtomicI32 = AtomicI32::new(0);
+pub(super) static BACKLOG: AtomicU32 = AtomicU32::new(0);
+/// Its registration.
+pub(super) static REGISTRATION: AtomicU32 = AtomicU32::new(0);
+/// Its epoll instance.
+pub(super) static INSTANCE: AtomicU32 = AtomicU32::new(0);
+/// This process has had one, which is used in a way that we cannot answer.
+pub(super) static IS_OVER: AtomicBool = AtomicBool::new(false);
+
+/// Peer processes that can have connections waiting at a time.
+pub(super) const PAIRS_MAX: usize = 64;
+/// Connections that all of them together can have waiting at a time.
+pub(super) const WAITING_MAX: usize = PAIRS_MAX * ENTRIES_MAX;
+pub(super) static PAIRS: [AtomicPtr<Pair>; PAIRS_MAX] =
+    [const { AtomicPtr::new(null_mut()) }; PAIRS_MAX];
+pub(super) static COUNT: AtomicU32 = AtomicU32::new(0);
+/// The queue that is asked first.
+pub(super) static ROUND: AtomicU32 = AtomicU32::new(0);
+
+/// A connection that was taken out of a queue, and found no number: its pair, slot above turn.
+pub(super) static KEPT: (AtomicPtr<Pair>, AtomicU64) =
+    (AtomicPtr::new(null_mut()), AtomicU64::new(0));
+/// Registration of the carrier that was parked last.
+pub(super) static LAST_PARKED: AtomicU32 = AtomicU32::new(0);
+
+/// A parked carrier's other end has ended.
+static HAS_ENDED: AtomicBool = AtomicBool::new(false);
+/// Every connection is to become a carrier.
+static ALL: AtomicBool = AtomicBool::new(false);
+
+/// True when `fd` is the listener that parked carriers serve.
+#[inline]
+pub(crate) fn is_served(fd: i32) -> bool {
+    FD.load(Ordering::Relaxed) == fd.wrapping_add(1) && fd >= 0
+}
+
+/// The peers that have a queue.
+pub(super) fn pairs() -> &'static [AtomicPtr<Pair>] {
+    &PAIRS[..(COUNT.load(Ordering::Relaxed) as usize).min(PAIRS_MAX)]
+}
+
+/// True when a peer has a queue.
+pub(super) fn is_announced(pair: &Pair) -> bool {
+    pairs()
+        .iter()
+        .any(|known| core::ptr::eq(known.load(Ordering::Relaxed), pair))
+}
+
+/// No channel uses the pair, and it is about to be unmapped.
+pub(crate) fn forget_pair(pair: &Pair) {
+    let count = COUNT.load(Ordering::Relaxed) as usize;
+    let is_it = |known: &AtomicPtr<Pair>| core::ptr::eq(known.load(Ordering::Relaxed), pair);
+    if let Some(place) = pairs().iter().position(is_it) {
+        let last = PAIRS[count - 1].load(Ordering::Relaxed);
+        PAIRS[place].store(last, Ordering::Relaxed);
+        COUNT.store(count as u32 - 1, Ordering::Relaxed);
+    }
+    if is_it(&KEPT.0) {
+        KEPT.0.store(null_mut(), Ordering::Relaxed);
+    }
+}
+
+/// True when a connection waits for `accept`.
+pub(crate) fn has_any() -> bool {
+    let is_kept = !KEPT.0.load(Ordering::Relaxed).is_null();
+    is_kept
+        || pairs().iter().any(|pair| {
+            // SAFETY: places of the pair table are never released, and pairs leave this list before
+            // they are unmapped.
+            let pair = unsafe { pair.load(Ordering::Relaxed).as_ref() };
+            pair.is_some_and(|pair| pair.acceptable().waiting().is_ok_and(|waiting| waiting > 0))
+        })
+}
+
+/// Registration of the carrier that was parked last.
+pub(crate) fn last_parked() -> u32 {
+    LAST_PARKED.load(Ordering::Relaxed)
+}
+
+/// A parked carrier's end was seen: it is to be retired.
+pub(crate) fn note_end() {
+    HAS_ENDED.store(true, Ordering::Relaxed);
+}
+
+/// True when [`note_end`] was called.
+#[inline]
+pub(crate) fn has_ended() -> bool {
+    HAS_ENDED.load(Ordering::Relaxed)
+}
+
+/// As [`has_ended`], once.
+pub(super) fn take_ended() -> bool {
+    HAS_ENDED.swap(false, Ordering::Relaxed)
+}
+
+/// Every connection is chosen as a seed, whatever comes of it.
+pub(super) fn choose_all() {
+    ALL.store(true, Ordering::Relaxed);
+}
+
+/// True when [`choose_all`] was called.
+pub(super) fn are_all_chosen() -> bool {
+    ALL.load(Ordering::Relaxed)
+}
+
+/// Counts for the operator.
+pub(super) fn count(event: Event) {
+    count_more(event, 1);
+}
+
+/// As [`count`], so many at once.
+pub(super) fn count_more(event: Event, count: u64) {
+    if let Some(table) = table::table() {
+        table.header().express.add(event, count);
+    }
+}
+
+/// True when `is_so`; otherwise counts why not.
+pub(super) fn holds(is_so: bool, otherwise: Event) -> bool {
+    if !is_so {
+        count(otherwise);
+    }
+    is_so
+}

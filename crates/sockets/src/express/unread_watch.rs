@@ -1,0 +1,182 @@
+//! A doorbell for bytes that the peer's program does not seem to hear of.
+//!
+//! A program that waits past the library for a carrier's connection sleeps beside its bytes. The
+//! end that has sent them finds that out, because each end says in the region in which turn its
+//! program was seen waiting. It watches those turns in which the peer was not. Two looks apart find
+//! the same bytes unread: then it rings the carrier. The kernel wakes the peer's program, which
+//! reads by its libc, and the library gives it the bytes of the ring.
+//!
+//! The looks are before and after sleeps of this process, which last no longer than to the next
+//! look while a turn is watched. A process that does not come back to the library, and does not
+//! sleep in it, does not look. No adapter is needed.
+
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use toehold_channel::express::Event;
+use toehold_channel::table::{ENTRIES, Entry, EntryState, FLAG_PARKED, Mode};
+use toehold_stream::end::End;
+
+use super::{carriers, published, turns};
+use crate::connection::{self, Connection, Local};
+use crate::direction::{notifier, takeover};
+use crate::offload::liveness;
+use crate::process;
+use crate::system::sys;
+
+/// Time between two looks, at first and at most.
+const LOOK_FIRST_NS: u64 = 20_000_000;
+const LOOK_LAST_NS: u64 = 80_000_000;
+
+/// By entry: its carrier's turn is watched.
+static WATCHED: [AtomicU64; ENTRIES / 64] = [const { AtomicU64::new(0) }; ENTRIES / 64];
+static ARE_ANY: AtomicBool = AtomicBool::new(false);
+/// When to look again; 0 when that was not said yet.
+static DUE_NS: AtomicU64 = AtomicU64::new(0);
+static BETWEEN_NS: AtomicU64 = AtomicU64::new(LOOK_FIRST_NS);
+
+/// In [`super::carrier_words::Words::unread`], below the position up to which bytes were sent.
+const HAS_ENDED: u64 = 1;
+const WAS_RUNG: u64 = 2;
+const POSITION_SHIFT: u32 = 2;
+
+fn place(index: u32) -> Option<(&'static AtomicU64, u64)> {
+    let word = WATCHED.get(index as usize / 64)?;
+    Some((word, 1 << (index % 64)))
+}
+
+/// A turn begins on the carrier of entry `index`.
+pub(super) fn begin(index: u32, local: &Local) {
+    local.express.unread.store(0, Ordering::Relaxed);
+    if let Some((word, bit)) = place(index)
+        && word.load(Ordering::Relaxed) & bit == 0
+    {
+        word.fetch_or(bit, Ordering::Relaxed);
+        BETWEEN_NS.store(LOOK_FIRST_NS, Ordering::Relaxed);
+        ARE_ANY.store(true, Ordering::Relaxed);
+    }
+}
+
+/// How long a sleep may last until the next look; `None` while nothing is watched.
+pub(super) fn limit_ns() -> Option<u64> {
+    if !ARE_ANY.load(Ordering::Relaxed) {
+        return None;
+    }
+    let now = sys::now_ns();
+    let mut due = DUE_NS.load(Ordering::Relaxed);
+    if due == 0 {
+        due = now + BETWEEN_NS.load(Ordering::Relaxed);
+        DUE_NS.store(due, Ordering::Relaxed);
+    }
+    // 0 would be no limit to some.
+    Some(due.saturating_sub(now).max(1))
+}
+
+/// True when it is time for a look.
+pub(super) fn is_due() -> bool {
+    let due = DUE_NS.load(Ordering::Relaxed);
+    ARE_ANY.load(Ordering::Relaxed) && due != 0 && sys::now_ns() >= due
+}
+
+/// Looks at each turn that is watched. The caller holds the lock of express.
+pub(super) fn look() {
+    let mut are_left = false;
+    for (n, word) in WATCHED.iter().enumerate() {
+        let mut bits = word.load(Ordering::Relaxed);
+        while bits != 0 {
+            let bit = bits & bits.wrapping_neg();
+            bits &= !bit;
+            let index = n as u32 * 64 + bit.trailing_zeros();
+            match is_to_be_watched(index) {
+                true => are_left = true,
+                false => {
+                    word.fetch_and(!bit, Ordering::Relaxed);
+                }
+            }
+        }
+    }
+    ARE_ANY.store(are_left, Ordering::Relaxed);
+    DUE_NS.store(0, Ordering::Relaxed);
+    let between = BETWEEN_NS.load(Ordering::Relaxed);
+    BETWEEN_NS.store((2 * between).min(LOOK_LAST_NS), Ordering::Relaxed);
+}
+
+/// The adapter is to hear what keeps the connection alive, at the next look: most turns are over by
+/// then.
+pub(crate) fn say_liveness(connection: &Connection) {
+    let words = &connection.local.express;
+    words.is_unsaid.store(1, Ordering::Relaxed);
+    begin(connection.index, connection.local);
+}
+
+/// Looks at one. False when the turn needs no further look.
+fn is_to_be_watched(index: u32) -> bool {
+    let Some((connection, local)) = carrier_of(index) else {
+        return false;
+    };
+    let (Some(end), Some(turn)) = (connection.inside(), turns::turn_of(connection.entry)) else {
+        return false;
+    };
+    let is_unsaid = &local.express.is_unsaid;
+    if is_unsaid.load(Ordering::Relaxed) != 0 {
+        is_unsaid.store(0, Ordering::Relaxed);
+        liveness::say_of_turn(&connection);
+    }
+    let turns = end.turns();
+    if end.tx_mode() != Mode::Ring || turns.is_peer_seen(turn) || turns.is_ended_by_peer(turn) {
+        return false;
+    }
+    let is_parked = connection.entry.flags.load(Ordering::Relaxed) & FLAG_PARKED != 0;
+    let unread = match turns.is_waiting(turn) {
+        // Nobody has it yet who could hear of anything.
+        true => 0,
+        false => unread(connection.entry, &end, is_parked),
+    };
+    let before = local.express.unread.load(Ordering::Relaxed);
+    let is_the_same = unread != 0 && before & !WAS_RUNG == unread;
+    if is_the_same && before & WAS_RUNG != 0 {
+        return true;
+    }
+    let is_rung = is_the_same && ring(&connection, &end);
+    let word = unread | if is_rung { WAS_RUNG } else { 0 };
+    local.express.unread.store(word, Ordering::Relaxed);
+    true
+}
+
+fn carrier_of(index: u32) -> Option<(Connection, &'static Local)> {
+    let local = connection::local(index)?;
+    let entry = crate::process::table::entry(index)?;
+    let is_ours = local.express.is_carrier()
+        && entry.state.load(Ordering::Relaxed) == EntryState::Live as u32
+        && entry.pid.load(Ordering::Relaxed) == process::pid();
+    if !is_ours {
+        return None;
+    }
+    let is_parked = entry.flags.load(Ordering::Relaxed) & FLAG_PARKED != 0;
+    let connection = match is_parked {
+        true => carriers::carrier(index)?,
+        false => connection::held(index, entry, local),
+    };
+    Some((connection, local))
+}
+
+/// Bytes, or the end of our turn, that the peer has not taken, as a word; 0 for none.
+fn unread(entry: &Entry, end: &End<'_>, has_ended: bool) -> u64 {
+    let sent = entry.tx_ring.load(Ordering::Relaxed);
+    let is_read = end.theirs().consume.head.load(Ordering::Relaxed) == sent;
+    match (is_read, has_ended) {
+        (true, false) => 0,
+        (_, has_ended) => sent.shown() << POSITION_SHIFT | if has_ended { HAS_ENDED } else { 0 },
+    }
+}
+
+fn ring(connection: &Connection, end: &End<'_>) -> bool {
+    let Some(_held) = takeover::try_lock_sending(connection) else {
+        return false;
+    };
+    if end.tx_mode() != Mode::Ring {
+        return false;
+    }
+    notifier::ring_if_open(connection, end);
+    published::count(Event::Rescued);
+    true
+}

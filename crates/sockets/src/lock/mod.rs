@@ -1,0 +1,439 @@
+//! Locks for state that a fork family shares, and for our own.
+//!
+//! A family lock names its owner: the process in the upper bits, a fingerprint of the thread in the
+//! lower. When the owning process is dead the lock is taken over. A process may be killed between
+//! any two stores, and as any system call returns, so the new owner repairs what the lock guards:
+//!
+//! - the locks of a connection's directions: [`crate::direction::takeover`]; they are taken there;
+//! - the wake lock: no store under it leaves a sleeper without its doorbell, so there is nothing to
+//!   repair. A sleeper is counted before it asks for a doorbell, and whoever takes a request back
+//!   has found nobody else asleep. A request that stays behind costs one doorbell.
+//!
+//! A living owner keeps the lock, of whatever user it is. It may be in the middle of a copy, kept
+//! from its processor; the rest of that copy would overwrite what a second owner has published, and
+//! no check before its own publication could undo that.
+//!
+//! A member of the family may belong to another user by now, and can write anything into a lock.
+//! Nobody waits for ever: after [`WAIT_NS_MAX`] the caller gives up its operation. Each caller
+//! either changes nothing that the lock guards then, or says why the change is harmless.
+//!
+//! A lock that is held across system calls is a [`mutex`].
+
+pub(crate) mod mutex;
+
+use core::sync::atomic::Ordering;
+
+use toehold_channel::sync::AtomicU32;
+
+use crate::process;
+use crate::system::deferral::{self, Section};
+use crate::system::{errno, sys};
+
+/// Bits of the thread's fingerprint in an owner word; process numbers need at most 22.
+const THREAD_BITS: u32 = 10;
+
+/// This thread as an owner, never 0.
+fn owner_word() -> u32 {
+    owner_word_of(errno::thread())
+}
+
+#[inline(always)]
+fn owner_word_of(thread: usize) -> u32 {
+    let fingerprint = (thread >> 6) as u32 ^ (thread >> 16) as u32;
+    process::pid() << THREAD_BITS | fingerprint & ((1 << THREAD_BITS) - 1)
+}
+
+/// How a family lock is opened. Release pairs with the Acquire in [`try_lock`].
+pub(crate) const UNLOCKED: Ordering = Ordering::Release;
+
+/// A held family lock; released on drop.
+pub(crate) struct Held<'a> {
+    word: &'a AtomicU32,
+    /// After the lock is open: signals that came meanwhile are delivered when this is dropped.
+    _section: Section,
+}
+
+impl Drop for Held<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.word.store(0, UNLOCKED);
+    }
+}
+
+/// Takes `word` if nobody has it.
+#[inline(always)]
+pub(crate) fn try_lock(word: &AtomicU32) -> Option<Held<'_>> {
+    let thread = errno::thread();
+    // Before the lock is taken: a handler in between would find it held by its own thread.
+    let section = deferral::enter_as(thread);
+    if word
+        // Acquire pairs with the store by [`UNLOCKED`] in `Held::drop`.
+        .compare_exchange(
+            0,
+            owner_word_of(thread),
+            Ordering::Acquire,
+            Ordering::Relaxed,
+        )
+        .is_err()
+    {
+        return None;
+    }
+    Some(Held {
+        word,
+        _section: section,
+    })
+}
+
+/// Takes `word`; `None` when this very thread seems to hold it already (a signal handler that
+/// [`deferral`] could not keep out interrupted the holder), and when its owner does not let go
+/// ([`WAIT_NS_MAX`]).
+#[inline]
+pub(crate) fn lock(word: &AtomicU32) -> Option<Held<'_>> {
+    match try_lock(word) {
+        Some(held) => Some(held),
+        None => wait_for(word, WAIT_NS_MAX).map(|waited| waited.held),
+    }
+}
+
+/// A lock that was not open at once.
+pub(crate) struct Waited<'a> {
+    pub(crate) held: Held<'a>,
+    /// Its last owner was killed while it had the lock: the new one repairs what it guards.
+    pub(crate) is_inherited: bool,
+}
+
+/// How long to wait for a living holder, which copies at most a ring's worth of bytes. One that
+/// takes longer is stopped by a signal or a debugger, or the word was forged.
+pub(crate) const WAIT_NS_MAX: u64 = 10_000_000_000;
+
+/// As [`lock`], which gives up after `wait_ns_max`, and says whose the lock was.
+#[cold]
+pub(crate) fn wait_for(word: &AtomicU32, wait_ns_max: u64) -> Option<Waited<'_>> {
+    /// After this long with our own fingerprint on it, the holder is us.
+    const REENTRY_NS: u64 = 20_000_000;
+    let me = owner_word();
+    let (mut since, mut began) = (0u64, 0u64);
+    let mut wait = Wait::default();
+    loop {
+        let owner = word.load(Ordering::Relaxed);
+        if owner == 0 {
+            if let Some(held) = try_lock(word) {
+                return Some(Waited {
+                    held,
+                    is_inherited: false,
+                });
+            }
+        }
+        if !wait.turn() {
+            continue;
+        }
+        let now = sys::now_ns();
+        if began == 0 {
+            began = now;
+        }
+        if now - began > wait_ns_max {
+            return None;
+        }
+        if owner == me {
+            if since == 0 {
+                since = now;
+            } else if now - since > REENTRY_NS {
+                return None;
+            }
+        }
+        if let Some(inherited) = inherit_from(word, owner) {
+            return Some(inherited);
+        }
+    }
+}
+
+/// True when a lock's word names another process as its owner, whether it lives or not.
+#[inline]
+pub(crate) fn is_anothers(owner: u32) -> bool {
+    owner != 0 && owner >> THREAD_BITS != process::pid()
+}
+
+/// Takes `word` over if its owner is dead.
+#[cold]
+pub(crate) fn inherit(word: &AtomicU32) -> Option<Waited<'_>> {
+    inherit_from(word, word.load(Ordering::Relaxed))
+}
+
+fn inherit_from(word: &AtomicU32, owner: u32) -> Option<Waited<'_>> {
+    let pid = owner >> THREAD_BITS;
+    if !is_anothers(owner) || pid != 0 && sys::process_exists(pid) {
+        return None;
+    }
+    let section = deferral::enter();
+    // Acquire pairs with the store by [`UNLOCKED`] in `Held::drop` of the last owner who let go;
+    // the dead one is gone, and the kernel has said so.
+    let taken = word.compare_exchange(owner, owner_word(), Ordering::Acquire, Ordering::Relaxed);
+    taken.ok()?;
+    Some(Waited {
+        held: Held {
+            word,
+            _section: section,
+        },
+        is_inherited: true,
+    })
+}
+
+/// How a thread waits for a lock: it spins, then lets others run, then sleeps.
+///
+/// It must sleep. `sched_yield` lets only threads of the same priority run, so a real-time thread
+/// that yields for ever keeps the holder from its processor until the kernel's throttle steps in
+/// (`sched_rt_runtime_us`, sched(7)): one second for a lock that is held for a microsecond. It
+/// sleeps by time and not on a futex, because a holder that has sleepers to wake must open its lock
+/// by an exchange, which costs each uncontended send more than the few sleeps ever save.
+#[derive(Default)]
+struct Wait {
+    turns: u32,
+}
+
+impl Wait {
+    /// Waits a little; true when it slept.
+    fn turn(&mut self) -> bool {
+        /// Pauses: the holder is copying at most a ring's worth.
+        const SPINS: u32 = 200;
+        const YIELDS: u32 = 256;
+        const SLEEP_NS_MIN: u64 = 20_000;
+        /// Doublings of it.
+        const DOUBLINGS_MAX: u32 = 5;
+        self.turns = self.turns.saturating_add(1);
+        match self.turns {
+            ..=SPINS => {
+                core::hint::spin_loop();
+                return false;
+            }
+            turn if turn <= SPINS + YIELDS => {
+                sys::yield_now();
+                return false;
+            }
+            turn => sys::sleep(SLEEP_NS_MIN << (turn - SPINS - YIELDS - 1).min(DOUBLINGS_MAX)),
+        }
+        true
+    }
+}
+
+/// A lock private to this process, for tables that are never held across a sleep.
+#[derive(Default)]
+pub(crate) struct Private(AtomicU32);
+
+/// A held [`Private`] lock.
+pub(crate) struct PrivateHeld<'a> {
+    // Opened before the section ends: fields are dropped in their order.
+    _lock: PrivateHeldWithin<'a>,
+    /// As of [`Held`].
+    _section: Section,
+}
+
+/// A held [`Private`] lock that was taken while the thread held another one.
+pub(crate) struct PrivateHeldWithin<'a> {
+    lock: &'a Private,
+}
+
+impl Private {
+    /// An open lock. All zeroes is one, too.
+    pub(crate) const fn new() -> Private {
+        Private(AtomicU32::new(0))
+    }
+
+    /// Takes it.
+    #[inline]
+    pub(crate) fn lock(&self) -> PrivateHeld<'_> {
+        let mut wait = Wait::default();
+        loop {
+            if let Some(held) = self.try_lock() {
+                return held;
+            }
+            wait.turn();
+        }
+    }
+
+    /// Takes it if nobody has it.
+    #[inline]
+    pub(crate) fn try_lock(&self) -> Option<PrivateHeld<'_>> {
+        let section = deferral::enter();
+        self.take().map(|lock| PrivateHeld {
+            _lock: lock,
+            _section: section,
+        })
+    }
+
+    /// Takes it while this thread holds `outer`, which keeps signal handlers out already.
+    #[inline]
+    pub(crate) fn lock_within<'a>(&'a self, _outer: &'a PrivateHeld<'_>) -> PrivateHeldWithin<'a> {
+        let mut wait = Wait::default();
+        loop {
+            if let Some(held) = self.take() {
+                return held;
+            }
+            wait.turn();
+        }
+    }
+
+    #[inline(always)]
+    fn take(&self) -> Option<PrivateHeldWithin<'_>> {
+        // Acquire pairs with the Release store in `PrivateHeldWithin::drop`.
+        let taken = self
+            .0
+            .compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed);
+        // Made only when taken: dropping one opens the lock.
+        taken.ok().map(|_| PrivateHeldWithin { lock: self })
+    }
+
+    /// True when somebody has it at this moment.
+    pub(crate) fn is_held(&self) -> bool {
+        self.0.load(Ordering::Relaxed) != 0
+    }
+
+    /// Opens it whoever had it: after fork the child's only thread is not the holder.
+    pub(crate) fn reset(&self) {
+        // Relaxed: there is no other thread.
+        self.0.store(0, Ordering::Relaxed);
+    }
+}
+
+impl Drop for PrivateHeldWithin<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        // Release pairs with the Acquire in `Private::take`.
+        self.lock.0.store(0, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use core::sync::atomic::AtomicBool;
+    use std::io::Read;
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    const SHORT_NS: u64 = 50_000_000;
+
+    #[test]
+    fn no_owner_is_waited_for_for_ever() {
+        // Ours by its number, but no thread's: forged.
+        let forged = AtomicU32::new(owner_word() ^ 1);
+        assert!(wait_for(&forged, SHORT_NS).is_none());
+        let by_init = AtomicU32::new(1 << THREAD_BITS | 1);
+        assert!(wait_for(&by_init, SHORT_NS).is_none());
+    }
+
+    /// The owner is in the middle of a copy, as far as anybody can tell.
+    #[test]
+    fn a_living_owner_of_another_user_keeps_its_lock_and_a_dead_one_does_not() {
+        // SAFETY: no arguments.
+        if unsafe { libc::geteuid() } != 0 {
+            eprintln!("SKIPPED: only root can start a process of another user");
+            return;
+        }
+        let (mut says, changed_user) = std::io::pipe().expect("a pipe");
+        // SAFETY: the child makes system calls only, and is ended below.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: as above; the byte is readable.
+            unsafe {
+                libc::setuid(65_534);
+                libc::write(changed_user.as_raw_fd(), c"".as_ptr().cast(), 1);
+                loop {
+                    libc::pause();
+                }
+            }
+        }
+        says.read_exact(&mut [0])
+            .expect("the child says that it is ready");
+        let owner = (child as u32) << THREAD_BITS | 1;
+        let word = AtomicU32::new(owner);
+        let taken_from_the_living = wait_for(&word, 10 * SHORT_NS).is_some();
+        // SAFETY: a child of ours.
+        unsafe {
+            libc::kill(child, libc::SIGKILL);
+            libc::waitpid(child, core::ptr::null_mut(), 0);
+        }
+        assert!(!taken_from_the_living);
+        assert_eq!(word.load(Ordering::Relaxed), owner);
+        assert!(wait_for(&word, u64::MAX).is_some());
+    }
+
+    /// Nanoseconds that this thread has run.
+    fn processor_time_ns() -> u64 {
+        // SAFETY: zeroes are a valid time, and it is writable.
+        unsafe {
+            let mut time: libc::timespec = core::mem::zeroed();
+            libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time);
+            time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+        }
+    }
+
+    /// Ties this thread to the processor that `on` names; false when it may not have the policy.
+    fn schedule(on: usize, policy: i32, priority: i32) -> bool {
+        // SAFETY: zeroes are an empty set and a valid parameter; both are live.
+        unsafe {
+            let mut set: libc::cpu_set_t = core::mem::zeroed();
+            libc::CPU_SET(on, &mut set);
+            let mut parameter: libc::sched_param = core::mem::zeroed();
+            parameter.sched_priority = priority;
+            libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set) == 0
+                && libc::sched_setscheduler(0, policy, &parameter) == 0
+        }
+    }
+
+    /// A real-time thread waits for a lock that an ordinary one holds on the same processor.
+    /// Returns how long it ran meanwhile.
+    fn waiting_time_ns(
+        lock: impl Fn() + Sync,
+        is_locked: &AtomicBool,
+        unlock: impl Fn(),
+    ) -> Option<u64> {
+        let on = usize::try_from(sys::processor()).expect("a small number");
+        let waits = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            assert!(schedule(on, libc::SCHED_OTHER, 0));
+            let waiter = scope.spawn(|| {
+                if !schedule(on, libc::SCHED_FIFO, 1) {
+                    waits.store(true, Ordering::SeqCst);
+                    return None;
+                }
+                let before = processor_time_ns();
+                waits.store(true, Ordering::SeqCst);
+                lock();
+                Some(processor_time_ns() - before)
+            });
+            while !waits.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+            assert!(is_locked.load(Ordering::SeqCst));
+            unlock();
+            waiter.join().expect("the waiter does not panic")
+        })
+    }
+
+    /// Far more than a waiter that sleeps ever runs, far less than the kernel lets one that does
+    /// not.
+    const RUN_NS_MAX: u64 = 100_000_000;
+
+    #[test]
+    fn real_time_waiter_lets_an_ordinary_holder_run() {
+        let private = Private::new();
+        let held = std::cell::Cell::new(Some(private.lock()));
+        let locked = AtomicBool::new(true);
+        let ran = waiting_time_ns(|| drop(private.lock()), &locked, || drop(held.take()));
+        let word = AtomicU32::new(0);
+        let held = std::cell::Cell::new(lock(&word));
+        let family = waiting_time_ns(|| drop(lock(&word)), &locked, || drop(held.take()));
+        let (Some(ran), Some(family)) = (ran, family) else {
+            eprintln!("SKIPPED: no right to real-time scheduling (RLIMIT_RTPRIO)");
+            return;
+        };
+        assert!(
+            ran < RUN_NS_MAX,
+            "waited for a private lock for {ran} ns of its own"
+        );
+        assert!(
+            family < RUN_NS_MAX,
+            "waited for a family lock for {family} ns of its own"
+        );
+    }
+}

@@ -1,0 +1,10 @@
+//! Memory that the library maps: tables that grow, and what it shares with peers.
+//!
+//! - [`chunks`]: tables that grow as they are used;
+//! - [`pairs`]: the ready bitmaps of two processes; [`slabs`]: the regions of eight channels;
+//! - [`mlockall`]: `mlockall(2)` beside large mappings that are mostly untouched.
+
+pub(crate) mod chunks;
+pub(crate) mod mlockall;
+pub(crate) mod pairs;
+pub(crate) mod slabs;

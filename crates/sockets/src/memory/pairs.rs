@@ -1,0 +1,280 @@
+//! Pairs of processes, whose ready bitmaps serve many channels.
+//!
+//! A pair maps 132 KB of ready bitmaps and 544 KB of places for what their bits stand for; the
+//! table of all pairs has 4096 places in 320 KB. They are address space: a page is there once it is
+//! touched, and with a few channels that is a page or two for each side. A look-up is one addition,
+//! for each bit that a wait finds. `mlockall(2)` leaves them as they are
+//! ([`crate::memory::mlockall`]).
+
+use core::ptr::NonNull;
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use toehold_freestanding::fd::BorrowedFd;
+use toehold_freestanding::memory;
+
+use toehold_channel::layout::{
+    PAIR_BYTES, PAIR_MAGIC, PairHeader, READY_BITMAPS, READY_BITMAPS_OFFSET, READY_BITS,
+    ReadyBitmap, ReadyBitmaps, SLAB_SLOTS,
+};
+use toehold_channel::memfd;
+use toehold_channel::table::LAYOUT_VERSION;
+use toehold_stream::express::{Popper, Pusher};
+
+/// Two processes and the ready bitmaps between them, as this process maps them. Kept for as long as
+/// a channel uses it.
+pub(crate) struct Pair {
+    id: u64,
+    base: *mut u8,
+    /// Our side.
+    side: usize,
+    /// Channels of ours that use it; 0 is a free place.
+    pub(crate) channels: AtomicU32,
+    /// Epoll object (plus one) served by each of our ready bitmaps.
+    pub(crate) epolls: [AtomicU32; READY_BITMAPS],
+    /// One more than the highest slot in use.
+    pub(crate) slots_used: AtomicU32,
+    /// Registration by slot, for our ready bitmaps.
+    pub(crate) registrations: *mut AtomicU32,
+    /// Slab by number, see [`crate::memory::slabs`]; behind the registrations.
+    slabs: *mut AtomicU32,
+    /// Entry, plus one, of the parked carrier of a slot that we accepted; behind the slabs.
+    carriers: *mut AtomicU32,
+    /// Connections that we have queued for the peer to accept, ever.
+    pushed: AtomicU32,
+    /// Connections of the peer's that we have taken out of its queue, ever.
+    popped: AtomicU32,
+}
+
+/// Places for registrations, and for slabs.
+const PLACES: usize = 2 * READY_BITS + READY_BITS / SLAB_SLOTS as usize;
+const PLACES_BYTES: usize = PLACES * size_of::<AtomicU32>();
+
+impl Pair {
+    fn bitmap_at(&self, side: usize, index: u32) -> Option<&ReadyBitmap> {
+        if index as usize >= READY_BITMAPS {
+            return None;
+        }
+        // SAFETY: `base` maps PAIR_BYTES while the pair is in use; both sides' ready bitmaps lie
+        // inside; all atomics.
+        let bitmaps = unsafe {
+            &*self
+                .base
+                .add(READY_BITMAPS_OFFSET)
+                .cast::<ReadyBitmaps>()
+                .add(side)
+        };
+        bitmaps.bitmaps.get(index as usize)
+    }
+
+    /// One of our ready bitmaps: we sleep on it and sweep it.
+    #[inline]
+    pub(crate) fn ours(&self, index: u32) -> Option<&ReadyBitmap> {
+        self.bitmap_at(self.side, index)
+    }
+
+    /// One of the peer's ready bitmaps: we mark it.
+    #[inline]
+    pub(crate) fn theirs(&self, index: u32) -> Option<&ReadyBitmap> {
+        self.bitmap_at(1 - self.side, index)
+    }
+
+    /// The registration that a bit of our ready bitmaps stands for.
+    #[inline]
+    pub(crate) fn registration(&self, slot: u32) -> Option<&AtomicU32> {
+        if slot as usize >= READY_BITS {
+            return None;
+        }
+        // SAFETY: the array has READY_BITS places and lives as long as the pair.
+        Some(unsafe { &*self.registrations.add(slot as usize) })
+    }
+
+    fn header(&self) -> &PairHeader {
+        // SAFETY: `base` maps PAIR_BYTES while the pair is in use, and begins with the header; all
+        // atomics.
+        unsafe { &*self.base.cast::<PairHeader>() }
+    }
+
+    /// The queue of connections that we have made and the peer is to accept.
+    pub(crate) fn to_accept(&self) -> Pusher<'_> {
+        Pusher {
+            words: &self.header().queues[1 - self.side],
+            pushed: &self.pushed,
+        }
+    }
+
+    /// The queue of connections that the peer has made and we are to accept.
+    pub(crate) fn acceptable(&self) -> Popper<'_> {
+        Popper {
+            words: &self.header().queues[self.side],
+            popped: &self.popped,
+        }
+    }
+
+    /// The parked carrier of a slot.
+    pub(crate) fn carrier(&self, slot: u32) -> Option<&AtomicU32> {
+        if slot as usize >= READY_BITS {
+            return None;
+        }
+        // SAFETY: the array has READY_BITS places and lives as long as the pair.
+        Some(unsafe { &*self.carriers.add(slot as usize) })
+    }
+
+    /// Where the slab of that index is to be found.
+    pub(crate) fn slab(&self, index: u32) -> Option<&AtomicU32> {
+        if index as usize >= READY_BITS / SLAB_SLOTS as usize {
+            return None;
+        }
+        // SAFETY: the array has that many places and lives as long as the pair.
+        Some(unsafe { &*self.slabs.add(index as usize) })
+    }
+}
+
+/// Pairs this process can be part of at a time.
+const PAIRS_MAX: usize = 4096;
+const PAIRS_BYTES: usize = PAIRS_MAX * size_of::<Pair>();
+static PAIRS: AtomicPtr<Pair> = AtomicPtr::new(null_mut());
+
+fn pairs() -> Option<&'static [Pair]> {
+    // Acquire pairs with the Release store below, in `pairs`.
+    let mut base = PAIRS.load(Ordering::Acquire);
+    if base.is_null() {
+        base = memfd::map_private(PAIRS_BYTES).ok()?.as_ptr().cast();
+        // Release pairs with the Acquire load above, in `pairs`.
+        PAIRS.store(base, Ordering::Release);
+    }
+    // SAFETY: zeroes are valid `Pair`s (null pointers, zero atomics); the reservation is never
+    // released.
+    Some(unsafe { core::slice::from_raw_parts(base, PAIRS_MAX) })
+}
+
+/// The address and length of each mapping here. Callers hold the adapter's lock.
+pub(crate) fn mapped() -> impl Iterator<Item = (usize, usize)> {
+    // Acquire pairs with the Release store in `pairs`.
+    let base = PAIRS.load(Ordering::Acquire);
+    let known = match base.is_null() {
+        true => &[],
+        // SAFETY: as in `pairs`.
+        false => unsafe { core::slice::from_raw_parts(base, PAIRS_MAX) },
+    };
+    let table = (base as usize, PAIRS_BYTES);
+    let known = known.iter().take_while(|pair| !pair.base.is_null());
+    let parts = known.flat_map(|pair| {
+        [
+            (pair.base as usize, PAIR_BYTES),
+            (pair.registrations as usize, PLACES_BYTES),
+        ]
+    });
+    (!base.is_null()).then_some(table).into_iter().chain(parts)
+}
+
+/// A pair that this process has mapped already.
+pub(crate) fn find_pair(id: u64, side: usize) -> Option<&'static Pair> {
+    pairs()?
+        .iter()
+        .take_while(|pair| !pair.base.is_null())
+        .find(|pair| pair.id == id && pair.side == side)
+}
+
+/// A pair's memfd, mapped and verified; the caller holds the adapter's lock. If the place was
+/// another pair's, `forget` takes that out of all that names it, before it is unmapped.
+pub(crate) fn map_pair(
+    id: u64,
+    side: usize,
+    fd: BorrowedFd<'_>,
+    forget: impl FnOnce(&Pair),
+) -> Option<&'static Pair> {
+    adopt_pair(id, side, memfd::map(fd, PAIR_BYTES).ok()?, forget)
+}
+
+/// A program that talks to itself is both sides of one pair, whose memfd comes once: map the same
+/// pages again. `forget` as for [`map_pair`].
+pub(crate) fn map_other_side(
+    id: u64,
+    side: usize,
+    forget: impl FnOnce(&Pair),
+) -> Option<&'static Pair> {
+    let known = find_pair(id, 1 - side)?;
+    // SAFETY: an old size of zero duplicates a shared mapping (mremap(2)); the known one stays.
+    let base =
+        unsafe { memory::remap(known.base, 0, PAIR_BYTES, libc::MREMAP_MAYMOVE, null_mut()) };
+    adopt_pair(id, side, NonNull::new(base.ok()?)?, forget)
+}
+
+fn adopt_pair(
+    id: u64,
+    side: usize,
+    base: NonNull<u8>,
+    forget: impl FnOnce(&Pair),
+) -> Option<&'static Pair> {
+    // SAFETY: just mapped, page-aligned, all atomics.
+    let header = unsafe { &*base.as_ptr().cast::<PairHeader>() };
+    let registrations = memfd::map_private(PLACES_BYTES);
+    // An unused place before an idle one: the adapter may still name the pair that stands there.
+    let place = pairs()?.iter().position(|pair| pair.base.is_null());
+    let place = place.or_else(|| {
+        pairs()?
+            .iter()
+            .position(|pair| pair.channels.load(Ordering::Relaxed) == 0)
+    });
+    let is_pair = header.magic.load(Ordering::Relaxed).is(PAIR_MAGIC)
+        && header.version.load(Ordering::Relaxed).is(LAYOUT_VERSION);
+    let (Some(place), Ok(registrations)) = (place.filter(|_| is_pair), &registrations) else {
+        // SAFETY: mapped by our callers, and above, with these lengths and not shown to anybody.
+        unsafe {
+            memfd::unmap(base, PAIR_BYTES);
+            if let Ok(registrations) = registrations {
+                memfd::unmap(registrations, PLACES_BYTES);
+            }
+        }
+        return None;
+    };
+    let registrations = registrations.as_ptr().cast::<AtomicU32>();
+    let pair = PAIRS.load(Ordering::Relaxed).wrapping_add(place);
+    // SAFETY: `place` is inside the reservation; no channel uses this place (its count is 0) and we
+    // hold the adapter's lock, under which places are given out.
+    unsafe {
+        if !(*pair).base.is_null() {
+            forget(&*pair);
+            memfd::unmap(NonNull::new_unchecked((*pair).base), PAIR_BYTES);
+            memfd::unmap(
+                NonNull::new_unchecked((*pair).registrations.cast()),
+                PLACES_BYTES,
+            );
+        }
+        pair.write(Pair {
+            id,
+            base: base.as_ptr(),
+            side,
+            channels: AtomicU32::new(0),
+            epolls: [const { AtomicU32::new(0) }; READY_BITMAPS],
+            slots_used: AtomicU32::new(0),
+            registrations,
+            slabs: registrations.add(READY_BITS),
+            carriers: registrations.add(PLACES - READY_BITS),
+            pushed: AtomicU32::new(0),
+            popped: AtomicU32::new(0),
+        });
+        Some(&*pair)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+
+    use super::*;
+
+    /// A pair with an adapter's file of its own.
+    pub(crate) fn pair_with_file(id: u64) -> Option<&'static Pair> {
+        let file = memfd::create(c"pair", PAIR_BYTES).ok()?;
+        let base = memfd::map(file.as_fd(), PAIR_BYTES).ok()?;
+        // SAFETY: just mapped, page-aligned, all atomics.
+        let header = unsafe { &*base.as_ptr().cast::<PairHeader>() };
+        header.magic.store(PAIR_MAGIC, Ordering::Relaxed);
+        header.version.store(LAYOUT_VERSION, Ordering::Relaxed);
+        // SAFETY: mapped above with this length.
+        unsafe { memfd::unmap(base, PAIR_BYTES) };
+        let pair = map_pair(id, 0, file.as_fd(), |_| {})?;
+        pair.channels.store(1, Ordering::Relaxed);
+        Some(pair)
+    }
+}

@@ -1,0 +1,63 @@
+//! Questions to the adapter that wait for their reply.
+
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use toehold_channel::offload::RoutingPage;
+use toehold_channel::rendezvous::{Kind, Message};
+
+use crate::adapter::{self, offers};
+use crate::offload::routing;
+use crate::process::family;
+use crate::system::sys;
+
+/// How long a program's first `connect` or `listen` waits to be shown the engine. Whether its
+/// listeners are ever served hangs on the answer, and on a host with more to do than time the
+/// adapter may have to wait for its turn.
+const FIRST_REPLY_NS: u64 = 1_000_000_000;
+/// The adapter connection over which the engine was asked for.
+static ASKED_EPOCH: AtomicU32 = AtomicU32::new(0);
+
+/// The routing page of the adapter's engine; asks for it if need be. `None` without an adapter or
+/// an engine.
+pub(super) fn routing_page() -> Option<RoutingPage> {
+    if !family::has_table() {
+        return None;
+    }
+    let _held = adapter::lock();
+    let adapter = adapter::reach()?;
+    if ASKED_EPOCH.load(Ordering::Relaxed) != adapter::epoch() {
+        ASKED_EPOCH.store(adapter::epoch(), Ordering::Relaxed);
+        routing::forget();
+        let question = Message::new(Kind::Engine);
+        say_and_wait(adapter, &question, Kind::Engine, FIRST_REPLY_NS);
+    }
+    routing::known_routing_page()
+}
+
+/// True when the program's socket and the relay are in the same network namespace.
+pub(super) fn is_beside(fd: i32) -> bool {
+    routing_page()
+        .is_some_and(|routing_page| routing_page.netns() == sys::namespace_of(fd).unwrap_or(0))
+}
+
+/// Says something to the adapter and waits until a reply of this kind has been dealt with, and all
+/// that came before it, for `limit_ns` at most. The caller holds the adapter's lock.
+pub(super) fn say_and_wait(adapter: i32, message: &Message, reply: Kind, limit_ns: u64) {
+    if !adapter::send(adapter, message, None) {
+        return adapter::lose(adapter);
+    }
+    let start = sys::now_ns();
+    loop {
+        while let Some((message, kind, attached)) = adapter::try_receive(adapter) {
+            offers::handle_message(&message, kind, attached);
+            if kind == reply {
+                return;
+            }
+        }
+        let left = limit_ns.saturating_sub(sys::now_ns() - start);
+        let is_lost = adapter::connected() != Some(adapter);
+        if left == 0 || is_lost || !sys::wait_for(adapter, libc::POLLIN, left) {
+            return;
+        }
+    }
+}

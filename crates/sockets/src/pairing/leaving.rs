@@ -1,0 +1,228 @@
+//! Giving a channel back, for good, while its connection goes on.
+//!
+//! A detached connection is back on its carrier, but its region would stay mapped at both ends. So
+//! both ends leave the channel ([`toehold_stream::leaving`]): at once when regions are short, else
+//! after a while ([`LEAVE_AFTER_NS`]: an operator may change course). Where a packet capture is the
+//! reason, the channel stays: captures are short. The end that sees that both have left frees the
+//! pages, replaces its mapping and tells the adapter
+//! ([`Kind::Withdraw`](toehold_channel::rendezvous::Kind::Withdraw)), which drops the descriptor. A
+//! later upgrade begins anew, by asking. A peer that sleeps keeps one page.
+//!
+//! Another thread may still hold an [`End`] of the region: its address range is not given up but
+//! replaced by empty private memory, in which every look finds nothing, and used again by the
+//! connection's next region.
+//!
+//! A connection that nobody uses is served by [`crate::adapter::requests`].
+
+use core::ptr::NonNull;
+use core::ptr::null_mut;
+use core::sync::atomic::Ordering;
+
+use toehold_channel::layout::{CONTROL_BYTES, RING_BYTES};
+use toehold_channel::table::{COMMAND_YIELD, FLAG_ASKED, FLAG_ATTACHED, Mode};
+use toehold_freestanding::memory;
+use toehold_stream::end::{End, Incoming};
+use toehold_stream::leaving::Refusal;
+
+use crate::connection::Connection;
+use crate::connection::{pending_errors, release, settings};
+use crate::direction::doorbells;
+use crate::epoll::membership;
+use crate::memory::slabs;
+use crate::process::holders;
+use crate::system::{errno, sys};
+use crate::{adapter, lock};
+
+/// How long a channel may be paused before it is given up.
+const LEAVE_AFTER_NS: u64 = 100_000_000;
+
+/// True when a channel that is paused has been so for long enough to give it up.
+fn is_over(connection: &Connection, end: &End<'_>) -> bool {
+    let since = &connection.local.over_since_ns;
+    match end.refusal() {
+        Refusal::Over => true,
+        Refusal::None => {
+            since.store(0, Ordering::Relaxed);
+            false
+        }
+        Refusal::Paused if is_yielding(connection) => false,
+        Refusal::Paused => {
+            let now = sys::now_ns();
+            let before = since.load(Ordering::Relaxed);
+            if before == 0 {
+                since.store(now, Ordering::Relaxed);
+            }
+            before != 0 && now.saturating_sub(before) >= LEAVE_AFTER_NS
+        }
+    }
+}
+
+/// True while a packet capture keeps the connection on its carrier.
+fn is_yielding(connection: &Connection) -> bool {
+    connection.entry.command.load(Ordering::Relaxed) == COMMAND_YIELD
+}
+
+/// Declares that this end has left the channel, when it is over and everything in it has been
+/// carried out. True when it has left.
+pub(crate) fn declare(connection: &Connection, end: &End<'_>) -> bool {
+    let entry = connection.entry;
+    let wake = &end.ours().wake;
+    if !entry
+        .tx_mode
+        .load(Ordering::Relaxed)
+        .is(Mode::Carrier as u32)
+        || !is_over(connection, end)
+        || !wake.abandoned.load(Ordering::Relaxed).is(0)
+        || pending_errors::is_there(connection)
+    {
+        return false;
+    }
+    let (Some(_rx), Some(_tx)) = (
+        lock::try_lock(&entry.rx_lock),
+        lock::try_lock(&entry.tx_lock),
+    ) else {
+        return false;
+    };
+    let Some(end) = connection.end().filter(|_| connection.is_current()) else {
+        return false;
+    };
+    is_drained(connection, &end) && end.try_leave() == Ok(true)
+}
+
+/// True when both directions are on the carrier and both ends know; the caller holds both locks.
+fn is_drained(connection: &Connection, end: &End<'_>) -> bool {
+    /// Looks: each takes doorbells off the carrier or carries a record out.
+    const LOOKS_MAX: usize = 8;
+    for _ in 0..LOOKS_MAX {
+        match end.incoming() {
+            Ok(Incoming::Carrier { .. }) => return end.is_drained() == Ok(true),
+            Ok(Incoming::Skip { bytes }) => {
+                if doorbells::skip(connection, bytes) == 0 {
+                    return false;
+                }
+            }
+            Ok(Incoming::Ring(_)) | Err(_) => return false,
+        }
+    }
+    false
+}
+
+/// A send or receive by the channel came to `result`: the program's answer, with the error that
+/// `error_of` makes of it. `None`: the connection has left the channel, and the call begins anew.
+#[inline]
+pub(crate) fn after_transfer(
+    connection: &Connection,
+    result: Result<usize, i32>,
+    error_of: fn(&Connection, i32) -> i32,
+) -> Option<isize> {
+    if connection.entry.tx_mode.load(Ordering::Relaxed) == Mode::Carrier as u32 {
+        errno::keep(|| finish(connection));
+    }
+    if result == Err(errno::LEFT_CHANNEL) {
+        return None;
+    }
+    Some(errno::result(
+        result.map_err(|error| error_of(connection, error)),
+    ))
+}
+
+/// Frees the region when both ends have left it. Called where no call of this thread is on the
+/// connection.
+pub(crate) fn finish(connection: &Connection) {
+    let Some(end) = connection.end() else { return };
+    if !declare(connection, &end) {
+        return;
+    }
+    if settings::low_water(connection) > 1 && !end.has_peer_left() {
+        // The kernel's registrations would tell of each byte until the region is gone: one moment
+        // is short enough.
+        return;
+    }
+    // The kernel's registrations first: once the region is gone nobody looks at ours.
+    membership::hand_back(connection, &end);
+    if !frees(connection, &end) {
+        return;
+    }
+    // Another thread may have registered the connection meanwhile.
+    membership::give_to_kernel(connection);
+    connection.entry.resting_wake.store(0, Ordering::Relaxed);
+}
+
+fn frees(connection: &Connection, end: &End<'_>) -> bool {
+    let (entry, local) = (connection.entry, connection.local);
+    if !end.has_peer_left() {
+        return false;
+    }
+    if holders::are_others(entry) {
+        // Others of the family have it mapped and would go on by it.
+        return false;
+    }
+    // Before the direction locks, as in `pairing`.
+    let Some(_adapter) = adapter::try_lock() else {
+        return false;
+    };
+    let (Some(_rx), Some(_tx)) = (
+        lock::try_lock(&entry.rx_lock),
+        lock::try_lock(&entry.tx_lock),
+    ) else {
+        return false;
+    };
+    if !is_drained(connection, end) {
+        return false;
+    }
+    // A call that finds no region meanwhile goes by the carrier, as it would with the region: both
+    // directions are there, and neither end goes up in this region again.
+    let Some(region) = local.attachment.take_unused() else {
+        return false;
+    };
+    if !empty(connection, region) {
+        local.attachment.put(region);
+        return false;
+    }
+    local.parked.store(region, Ordering::Relaxed);
+    local.offered.store(null_mut(), Ordering::Relaxed);
+    release::leave_pair(local);
+    settings::restore_carrier(connection);
+    forget_positions(connection);
+    release::withdraw(connection);
+    true
+}
+
+/// The next region begins at zero; `toehold status` goes on counting.
+fn forget_positions(connection: &Connection) {
+    let entry = connection.entry;
+    for (before, position) in [
+        (&entry.rx_ring_before, &entry.rx_ring),
+        (&entry.tx_ring_before, &entry.tx_ring),
+    ] {
+        let position = position.swap(0, Ordering::Relaxed).shown();
+        before.fetch_add(position, Ordering::Relaxed);
+    }
+    entry.tx_head_seen.store(0, Ordering::Relaxed);
+    entry.rx_records.store(0, Ordering::Relaxed);
+    entry.tx_records.store(0, Ordering::Relaxed);
+    for word in [
+        &entry.rx_hints,
+        &entry.rx_empty,
+        &entry.tx_was_full,
+        &entry.carrier_calls,
+    ] {
+        word.store(0, Ordering::Relaxed);
+    }
+    entry
+        .flags
+        .fetch_and(!(FLAG_ATTACHED | FLAG_ASKED), Ordering::Relaxed);
+    connection.local.asked_epoch.store(0, Ordering::Relaxed);
+    connection.local.over_since_ns.store(0, Ordering::Relaxed);
+}
+
+/// Frees the rings, for the peer as well, and puts empty private memory in the region's place.
+fn empty(connection: &Connection, region: *mut u8) -> bool {
+    // SAFETY: both ends have left, so nobody reads or writes the rings; the control page, which the
+    // peer still looks at, stays. A hostile peer that uses them all the same finds zeroes.
+    unsafe {
+        let rings = region.add(CONTROL_BYTES);
+        memory::advise(rings, 2 * RING_BYTES, libc::MADV_REMOVE);
+    }
+    NonNull::new(region).is_some_and(|region| slabs::replace(connection, region))
+}

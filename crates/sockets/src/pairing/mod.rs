@@ -1,0 +1,365 @@
+//! From a plain connection to one with a channel beside it, and back to nothing.
+//!
+//! ```text
+//!   enough traffic ─► ask the adapter (never waiting) ─► its offer changes a word of our entry
+//!   ─► map, verify our counts against the kernel's, announce `attached`
+//!   ─► each sender moves its direction up at its next call
+//! ```
+//!
+//! The counts are verified with `TCP_INFO`: if a single byte went past our hooks, we would not know
+//! where in the stream we are, and the connection stays on the host path
+//! ([`Reason::CountsDisagree`]). A Unix socket has no such counts: [`crate::connection::unix`].
+//!
+//! - [`shown_socket`]: the end of a socket that the adapter is being shown;
+//! - [`leaving`]: how a channel is given back while its connection goes on.
+
+pub(crate) mod leaving;
+pub(crate) mod shown_socket;
+
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use toehold_channel::doorbell::WakeWord;
+use toehold_channel::layout::CAPACITY_LOG2_MIN;
+use toehold_channel::rendezvous::{Kind, Message};
+use toehold_channel::table::{
+    Entry, FLAG_ASKED, FLAG_ATTACHED, FLAG_CONNECTING, FLAG_OFFLOAD, FLAG_PINNED, FLAG_SHUT_RX,
+    FLAG_SHUT_TX, Reason,
+};
+use toehold_stream::worth::{self, Worth};
+
+use crate::adapter::Asked;
+use crate::adapter::{self, namespace, offers, requests};
+use crate::connection::carrier::Carrier;
+use crate::connection::orderings::PINNED;
+use crate::connection::{self, Connection};
+use crate::connection::{counts, resets, settings, unix};
+use crate::direction::switching;
+use crate::epoll::membership;
+use crate::express::withheld;
+use crate::lock;
+use crate::process::{self, holders};
+use crate::system::{errno, sys};
+use crate::waiting::seen_waits;
+
+/// How often, in calls on the host path, a connection that waits for an offer looks whether the
+/// adapter is still there.
+const CALLS_BETWEEN_LOOKS: u32 = 256;
+
+/// How often, in calls, a connection comes back to an offer for whose descriptors there was no
+/// room. A multiple of the number above.
+const CALLS_BETWEEN_RETRIES: u32 = 4096;
+
+/// How often, in calls, a connection tries to ask while the adapter has too many requests to read.
+const CALLS_BETWEEN_TRIES: u32 = 16;
+
+/// The number given to [`set_calls_before_pairing`]; 0 stands for the number of [`Worth`].
+static CALLS_TOLD: AtomicU32 = AtomicU32::new(0);
+
+/// Has connections ask for pairing after so many calls that moved bytes, whatever they lead to.
+///
+/// Foreign test suites set it to 1: most of their connections end long before the usual number.
+pub fn set_calls_before_pairing(calls: u32) {
+    // Relaxed: set once, before `main`.
+    CALLS_TOLD.store(calls, Ordering::Relaxed);
+}
+
+/// Such connections are not paired, whatever happens.
+const NEVER_PAIRED: u32 = FLAG_PINNED | FLAG_SHUT_TX | FLAG_SHUT_RX;
+
+/// Called after calls that moved bytes on the host path: asks for pairing, or takes an offer.
+/// Leaves errno alone.
+#[inline]
+pub(crate) fn after_host_call(connection: &Connection, moved: u64) {
+    requests::follow();
+    let entry = connection.entry;
+    let flags = entry.flags.load(Ordering::Relaxed);
+    if flags & NEVER_PAIRED != 0 {
+        return;
+    }
+    let calls = entry.carrier_calls.load(Ordering::Relaxed).wrapping_add(1);
+    // Relaxed, and lost updates do not matter: a threshold, not a count.
+    entry.carrier_calls.store(calls, Ordering::Relaxed);
+    // Relaxed: `consider` looks again, and takes what is there.
+    let offered = entry.offer.load(Ordering::Relaxed) != entry.offers_taken.load(Ordering::Relaxed);
+    let asked = flags & FLAG_ASKED != 0;
+    if offered
+        || (!asked
+            && worth(flags).is_reached(calls, moved)
+            && seen_waits::may_be_seen(connection.local, calls))
+        || (asked && (calls.is_multiple_of(CALLS_BETWEEN_LOOKS) || is_askable_again(connection)))
+    {
+        errno::keep(|| consider(connection));
+    } else if !asked && calls.is_multiple_of(4) {
+        let bytes =
+            entry.rx_carrier.load(Ordering::Relaxed) + entry.tx_carrier.load(Ordering::Relaxed);
+        if worth(flags).is_reached(0, bytes) {
+            errno::keep(|| consider(connection));
+        }
+    }
+}
+
+#[inline]
+fn worth(flags: u32) -> Worth {
+    let usual = match flags & FLAG_OFFLOAD {
+        0 => worth::DIRECT,
+        _ => worth::OFFLOADED,
+    };
+    match CALLS_TOLD.load(Ordering::Relaxed) {
+        0 => usual,
+        calls => Worth { calls, ..usual },
+    }
+}
+
+#[cold]
+pub(crate) fn consider(connection: &Connection) {
+    if connection.carrier() != Some(connection.fd) {
+        // Another thread has closed the number under the call, and it may be anybody's.
+        return;
+    }
+    if withheld::gives_back(connection) {
+        return;
+    }
+    let entry = connection.entry;
+    if entry.flags.load(Ordering::Relaxed) & (NEVER_PAIRED | FLAG_CONNECTING) != 0
+        || connection.local.attachment.has_region()
+    {
+        return;
+    }
+    if entry.flags.load(Ordering::Relaxed) & FLAG_ASKED == 0 && !seen_waits::are_seen(connection) {
+        entry
+            .reason
+            .store(Reason::UnseenWaits as u32, Ordering::Relaxed);
+        return;
+    }
+    let calls = entry.carrier_calls.load(Ordering::Relaxed);
+    let has_asked = entry.flags.load(Ordering::Relaxed) & FLAG_ASKED != 0;
+    if !has_asked && adapter::is_crowded() && !calls.is_multiple_of(CALLS_BETWEEN_TRIES) {
+        return;
+    }
+    let Some(_held) = adapter::try_lock() else {
+        return;
+    };
+    if !connection.local.offered.load(Ordering::Relaxed).is_null() {
+        attach(connection);
+        return;
+    }
+    let Some(adapter) = adapter::reach() else {
+        entry
+            .reason
+            .store(Reason::NoAdapter as u32, Ordering::Relaxed);
+        return;
+    };
+    let epoch = adapter::epoch();
+    entry.pid.store(process::pid(), Ordering::Relaxed);
+    entry.fd.store(connection.fd as u32, Ordering::Relaxed);
+    let is_shown = namespace::is_wanted(connection) && namespace::show(connection, adapter);
+    let asks = is_shown
+        || is_released(entry)
+        || connection.local.asked_epoch.load(Ordering::Relaxed) != epoch;
+    if asks {
+        match describe(connection) {
+            Ok(message) => {
+                if !ask(connection, adapter, &message) {
+                    return;
+                }
+            }
+            Err(reason) => {
+                connection.pin(reason);
+                return;
+            }
+        }
+    }
+    if !asks && calls.is_multiple_of(CALLS_BETWEEN_RETRIES) && offers::is_put_off(entry) {
+        offers::retry(connection);
+    }
+    // An answer to what was just asked takes a while.
+    if !asks || offers::offer_waits(connection) {
+        offers::receive_offers(adapter, connection);
+    }
+    if !connection.local.offered.load(Ordering::Relaxed).is_null() {
+        attach(connection);
+    }
+}
+
+/// Asks for a partner of a new connection, whatever is known of it: one that was accepted at
+/// `listener`, or that has connected. The adapter's socket.
+pub(crate) fn ask_at_once(connection: &Connection, listener: Option<i32>) -> Option<i32> {
+    let entry = connection.entry;
+    let flags = entry.flags.load(Ordering::Relaxed);
+    if flags & (NEVER_PAIRED | FLAG_CONNECTING | FLAG_OFFLOAD | FLAG_ASKED) != 0 {
+        return None;
+    }
+    ask_now(connection, listener)
+}
+
+/// As [`ask_at_once`], of a carrier to the engine's relay: before the engine has answered. True
+/// when it was asked.
+pub(crate) fn ask_before_answer(connection: &Connection) -> bool {
+    let flags = connection.entry.flags.load(Ordering::Relaxed);
+    flags & (NEVER_PAIRED | FLAG_ASKED) == 0 && ask_now(connection, None).is_some()
+}
+
+fn ask_now(connection: &Connection, listener: Option<i32>) -> Option<i32> {
+    let _held = adapter::lock();
+    let adapter = adapter::reach()?;
+    if namespace::is_wanted(connection) && !namespace::show(connection, adapter) {
+        return None;
+    }
+    let mut message = describe(connection).ok()?;
+    message.listener = listener.map_or(0, |listener| listener as u64 + 1);
+    ask(connection, adapter, &message).then_some(adapter)
+}
+
+/// Sends the request for a connection; false when that failed, or is to be tried again.
+fn ask(connection: &Connection, adapter: i32, message: &Message) -> bool {
+    let (entry, local) = (connection.entry, connection.local);
+    // A refusal is answered with this: without a new one it is not asked again.
+    let before = shown_socket::begin(connection);
+    match adapter::ask(adapter, message, connection.fd) {
+        Asked::Sent => {
+            (local.asked_epoch).store(adapter::epoch(), Ordering::Relaxed);
+            entry.flags.fetch_or(FLAG_ASKED, Ordering::Relaxed);
+            entry
+                .reason
+                .store(Reason::NoPartner as u32, Ordering::Relaxed);
+            true
+        }
+        Asked::Later => {
+            shown_socket::take_back(connection, before);
+            entry
+                .reason
+                .store(Reason::Crowded as u32, Ordering::Relaxed);
+            false
+        }
+        Asked::Lost => false,
+    }
+}
+
+/// The request for a connection, or why it can never be paired. The descriptor goes with it: the
+/// adapter believes the socket, and nothing that we could say about it.
+fn describe(connection: &Connection) -> Result<Message, Reason> {
+    let fd = connection.fd;
+    let option = |name| sys::getsockopt::<i32>(fd, libc::SOL_SOCKET, name).unwrap_or(-1);
+    let is_offloaded = connection.entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD != 0;
+    // A carrier to the engine was looked at when it became one.
+    if !is_offloaded {
+        Carrier::at(fd).ok_or(Reason::NotTcp)?.note(fd);
+    }
+    let ulp = sys::getsockopt::<[u8; 16]>(fd, libc::IPPROTO_TCP, libc::TCP_ULP).unwrap_or_default();
+    if ulp[0] != 0
+        || option(libc::SO_RCVLOWAT) > 1
+        || option(libc::SO_ZEROCOPY) > 0
+        || option(libc::SO_OOBINLINE) > 0
+    {
+        return Err(Reason::Unsupported);
+    }
+    let mut message = Message::new(Kind::Pair);
+    message.entry = connection.index;
+    message.generation = connection.channel_generation();
+    message.pid = process::pid();
+    message.slot = process::forks();
+    let is_parked = !connection.local.parked.load(Ordering::Relaxed).is_null();
+    message.side = u32::from(is_parked);
+    Ok(message)
+}
+
+/// Puts the offered region to use if nothing is in flight; otherwise the next call tries again. The
+/// caller holds the adapter's lock.
+fn attach(connection: &Connection) {
+    let (entry, local) = (connection.entry, connection.local);
+    let region = local.offered.load(Ordering::Relaxed);
+    if holders::are_others(entry) {
+        entry.reason.store(Reason::Shared as u32, Ordering::Relaxed);
+        return;
+    }
+    let (Some(rx), Some(tx)) = (
+        lock::try_lock(&entry.rx_lock),
+        lock::try_lock(&entry.tx_lock),
+    ) else {
+        return;
+    };
+    connection.learn_nonblocking();
+    if settings::needs_kernel(connection) {
+        connection.pin(Reason::Unsupported);
+        return;
+    }
+    // From here on new calls see the region and queue at the locks. Host-path calls count
+    // themselves in before they look at `region`.
+    let is_given = (local.attachment).give(region, [&local.rx_in_flight, &local.tx_in_flight]);
+    if is_given && entry.flags.load(PINNED) & FLAG_PINNED != 0 {
+        // Pinned after `consider` looked: whoever did it saw no region, and left it at that.
+        local.attachment.take();
+        return;
+    }
+    if is_given && holders::are_others(entry) {
+        // Forked after the look above. A child has calls of its own, which we do not count; one
+        // that is forked from here on has the region.
+        local.attachment.take();
+        entry.reason.store(Reason::Shared as u32, Ordering::Relaxed);
+        return;
+    }
+    if !is_given {
+        entry.reason.store(Reason::InCall as u32, Ordering::Relaxed);
+        return;
+    }
+    let agree = match Carrier::of(connection) {
+        Carrier::Tcp => counts::agree(connection),
+        // The peer's word is needed: `unix::compare`.
+        Carrier::Unix => Some(true),
+    };
+    match agree {
+        Some(true) => {}
+        Some(false) => {
+            local.attachment.take();
+            connection.pin(Reason::CountsDisagree);
+            return;
+        }
+        None => {
+            local.attachment.take();
+            return;
+        }
+    }
+    entry
+        .tx_capacity_log2
+        .store(CAPACITY_LOG2_MIN, Ordering::Relaxed);
+    settings::prepare_carrier(connection);
+    entry.flags.fetch_or(FLAG_ATTACHED, Ordering::Relaxed);
+    entry
+        .reason
+        .store(Reason::PartnerNotAttached as u32, Ordering::Relaxed);
+    if let Some(end) = connection.end() {
+        resets::publish(connection);
+        // Until we know better how this program waits, ring.
+        match Carrier::of(connection) {
+            Carrier::Tcp => end.attach(WakeWord::Bell),
+            Carrier::Unix => {
+                end.attach_unwelcoming(WakeWord::Bell);
+                unix::begin_comparing(connection, &end);
+            }
+        }
+    }
+    drop(rx);
+    drop(tx);
+    membership::take_from_kernel(connection);
+    switching::service(connection);
+}
+
+/// Refused, and for a reason that may hold no longer.
+#[inline]
+fn is_askable_again(connection: &Connection) -> bool {
+    is_released(connection.entry) || namespace::is_wanted(connection)
+}
+
+/// Asked while an operator or a packet capture kept it on its carrier, which is over now, or while
+/// the other end of a Unix socket was not accepted yet: the adapter forgot the request with the
+/// refusal.
+#[inline]
+fn is_released(entry: &Entry) -> bool {
+    let refusal = entry.refusal.load(Ordering::Relaxed);
+    if refusal == Reason::Closing as u32 && Carrier::in_entry(entry) == Carrier::Unix {
+        let calls = entry.carrier_calls.load(Ordering::Relaxed);
+        return calls.is_multiple_of(CALLS_BETWEEN_LOOKS);
+    }
+    (refusal == Reason::Detached as u32 || refusal == Reason::Captured as u32)
+        && !connection::commanded(entry)
+}

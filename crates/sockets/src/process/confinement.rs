@@ -1,0 +1,227 @@
+//! A program that confines itself to some system calls (seccomp(2)).
+//!
+//! The library makes calls that the program does not make, and a filter may kill for one of them.
+//! So the library leaves before a filter is set. Every connection goes to the kernel for good, and
+//! from then on each call is passed on as it is. Bytes that lie unread in a ring cannot go back to
+//! the kernel: they are kept in memory ([`crate::process::kept_bytes`]).
+//!
+//! It leaves in this way, too, before a program has children in another pid namespace, and when it
+//! cannot see what a program has the kernel do ([`crate::uring`]).
+
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use libc::iovec;
+use toehold_channel::table::{EntryState, Mode, Reason};
+use toehold_freestanding::memory;
+
+use crate::connection::orderings::STATE_TOLD;
+use crate::connection::{self, Connection};
+use crate::direction::switching;
+use crate::epoll::membership;
+use crate::memory::mlockall::each_byte;
+use crate::offload::liveness::say_what_is_set;
+use crate::offload::routing;
+use crate::process::descriptors::{self, Kind};
+use crate::process::kept_bytes::{self, BYTES_MAX, BYTES_OFFSET, Kept};
+use crate::process::{self, holders, table};
+use crate::system::{errno, real, sys};
+use crate::transfer::receive::receive;
+use crate::{adapter, express};
+
+/// A peer that was in the middle of a send when it was refused finishes it within this time.
+const SETTLE_NS: u64 = 4_000_000;
+
+static CONFINED: AtomicBool = AtomicBool::new(false);
+
+/// True when the library has left because of a filter: it makes no call of its own.
+pub fn is_confined() -> bool {
+    CONFINED.load(Ordering::Relaxed)
+}
+
+/// True when no filter binds this process but those under which `toehold run` was started, `known`
+/// in number: the adapter, which that command starts, makes the same calls as we.
+#[unsafe(link_section = ".text.startup")]
+pub fn is_allowed(known: u32) -> bool {
+    filters() <= known
+}
+
+/// How many filters bind this process (proc(5)); where the kernel does not count them, 1 for any.
+fn filters() -> u32 {
+    const MODE: &[u8] = b"Seccomp:";
+    const COUNT: &[u8] = b"Seccomp_filters:";
+    let (mut line, mut len) = ([0u8; 32], 0);
+    let (mut mode, mut count) = (0, None);
+    each_byte(c"/proc/self/status", |byte| {
+        if byte != b'\n' {
+            if let Some(place) = line.get_mut(len) {
+                *place = byte;
+                len += 1;
+            }
+            return;
+        }
+        let text = &line[..len];
+        let digits = text.iter().filter(|byte| byte.is_ascii_digit());
+        let number = digits.fold(0u32, |number, digit| {
+            number
+                .saturating_mul(10)
+                .saturating_add(u32::from(digit - b'0'))
+        });
+        if text.starts_with(MODE) {
+            mode = number;
+        } else if text.starts_with(COUNT) {
+            count = Some(number);
+        }
+        len = 0;
+    });
+    count.unwrap_or(u32::from(mode != 0))
+}
+
+/// The program is about to set a filter: the last moment for calls of ours.
+pub fn confine() {
+    if leave_process(Reason::Confined) {
+        CONFINED.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The children of this process are going to be in another pid namespace. The locks of the family
+/// name their owners by process number, which means another process there, or none.
+pub fn leave_to_namespaces() {
+    leave_process(Reason::Shared);
+}
+
+/// A thread of this process is about to have another network namespace. A carrier and a kept socket
+/// are of the namespace in which they were made, and each thread has one of its own, so neither
+/// serves this process any more.
+pub fn leave_network_namespace() {
+    if process::is_started() && !process::borrowed_memory() {
+        errno::keep(express::end);
+    }
+}
+
+/// Every connection of this process goes to the kernel for good, and the library serves it no more.
+/// False where it did not serve it.
+pub(crate) fn leave_process(reason: Reason) -> bool {
+    if !process::is_started() || process::borrowed_memory() {
+        return false;
+    }
+    errno::keep(|| {
+        express::end();
+        say_what_is_set();
+        descriptors::for_each(0, u32::MAX, |fd, kind| {
+            if kind == Kind::Connection
+                && let Some(connection) = connection::at(fd)
+            {
+                leave(&connection, reason);
+            }
+        });
+        membership::leave_to_kernel();
+        routing::stop();
+        forget_all();
+    });
+    true
+}
+
+/// Both directions become the kernel's, and what is unread is kept.
+fn leave(connection: &Connection, reason: Reason) {
+    if !connection.local.attachment.has_region() {
+        // An earlier channel may have left an offer: `forget_all` forgets it.
+        connection.pin(reason);
+        membership::give_to_kernel(connection);
+        return;
+    }
+    switching::leave_ring(connection, reason);
+    let bytes = read_all(connection);
+    switching::quiesce(connection, reason);
+    // SAFETY: mapped by `read_all`, and never unmapped.
+    let Some(all) = (unsafe { bytes.as_ref() }) else {
+        return;
+    };
+    if all.len.load(Ordering::Relaxed) == 0 && all.error.load(Ordering::Relaxed) == 0 {
+        // SAFETY: mapped by `read_all` with this length, and shown to nobody.
+        unsafe { memory::unmap(bytes.cast(), BYTES_OFFSET + BYTES_MAX) };
+        return;
+    }
+    descriptors::for_each(0, u32::MAX, |fd, _| {
+        let same = connection::at(fd).is_some_and(|c| c.index == connection.index);
+        if !same {
+            return;
+        }
+        match kept_bytes::enter(fd, bytes) {
+            Some(descriptor) => {
+                membership::each_instance(connection, fd, |instance, events, data| {
+                    descriptor.register(instance, events, data);
+                })
+            }
+            None => sys::disconnect(fd),
+        }
+    });
+}
+
+/// Reads until the peer has moved to the carrier, or has had the time to. Null when there is no
+/// memory: then unread bytes are a reset ([`switching::quiesce`]).
+fn read_all(connection: &Connection) -> *mut Kept {
+    let base = sys::map_shared_memory(BYTES_OFFSET + BYTES_MAX);
+    let kept = base.cast::<Kept>();
+    // SAFETY: zeroes are a valid `Kept`; mapped above.
+    let Some(all) = (unsafe { kept.as_ref() }) else {
+        return kept;
+    };
+    let (mut len, start) = (0, sys::now_ns());
+    loop {
+        let (at, room) = (base.wrapping_add(BYTES_OFFSET + len), BYTES_MAX - len);
+        let part = [iovec {
+            iov_base: at.cast(),
+            iov_len: room,
+        }];
+        let flags = libc::MSG_DONTWAIT;
+        // SAFETY: the part is inside the mapping, here and in the kernel's own call.
+        let got = unsafe {
+            receive(connection, &part, flags, |fd| {
+                real::recv(fd, at.cast(), room, flags)
+            })
+        };
+        if got > 0 {
+            len += got as usize;
+        }
+        if got == 0 || len == BYTES_MAX {
+            break;
+        }
+        if got < 0 && errno::get() != libc::EAGAIN {
+            all.error.store(errno::get(), Ordering::Relaxed);
+            break;
+        }
+        let is_down = (connection.end())
+            .is_none_or(|end| end.rx_mode() == Mode::Carrier && !end.records_pending());
+        if is_down || got < 0 && sys::now_ns() - start >= SETTLE_NS {
+            break;
+        }
+        if got < 0 {
+            sys::yield_now();
+        }
+    }
+    all.len.store(len as u64, Ordering::Relaxed);
+    kept
+}
+
+/// Nothing is known of any descriptor from now on, and no call is made. The connections are on
+/// their carriers.
+fn forget_all() {
+    connection::each_held(|_, entry, local| {
+        local.descriptors.store(0, Ordering::Relaxed);
+        if holders::leave(entry) {
+            // Free once this process is gone: threads may still be inside.
+            let ended = EntryState::Ended as u32;
+            entry.state.store(ended, STATE_TOLD);
+        }
+    });
+    holders::leave_family(process::pid());
+    // Before the descriptors: what is made from now on is not noted.
+    process::disable();
+    descriptors::forget_all();
+    adapter::leave();
+    let table = table::fd();
+    if table >= 0 {
+        table::moved(table, -1);
+        sys::close(table);
+    }
+}

@@ -1,0 +1,87 @@
+//! How a process gets its family's table: it makes one, or it takes over the table of the program
+//! that ran in this process before.
+
+use core::sync::atomic::Ordering;
+
+use toehold_channel::memfd;
+use toehold_channel::rendezvous::meeting_of;
+use toehold_channel::table::TABLE_BYTES;
+use toehold_freestanding::call;
+use toehold_freestanding::fd::BorrowedFd;
+
+use crate::process::table::{self, Table};
+use crate::process::{self, descriptors, holders};
+use crate::{adapter, lock};
+
+static TABLE_LOCK: lock::Private = lock::Private::new();
+
+/// The family's table, made if need be.
+pub(crate) fn table_or_new() -> Option<Table> {
+    if let Some(table) = table::table() {
+        return Some(table);
+    }
+    let _held = TABLE_LOCK.lock();
+    if let Some(table) = table::table() {
+        return Some(table);
+    }
+    let fd = memfd::create(c"toehold-table", TABLE_BYTES).ok()?;
+    let header = table::map_header(fd.as_fd())?;
+    let mut program = [0u8; 48];
+    let len = program_name(&mut program);
+    header.initialise(process::pid(), process::wait_mode(), &program[..len]);
+    let meeting = meeting_of(adapter::runtime_directory());
+    // Relaxed: a later adapter reads it, through the file.
+    header.meeting.store(meeting, Ordering::Relaxed);
+    let table = table::open(header, descriptors::own(fd.into_raw_fd()));
+    holders::join_self(&table);
+    table.publish();
+    Some(table)
+}
+
+/// Goes on with the table of the program that had this process before; false when `fd` holds none.
+pub(crate) fn adopt_table(fd: i32) -> bool {
+    if fd < 0 || table::table().is_some() {
+        return false;
+    }
+    // SAFETY: the former program left it open for us; a number that is not open maps nothing.
+    let file = unsafe { BorrowedFd::borrow_raw(fd) };
+    let Some(header) = table::map_header(file) else {
+        return false;
+    };
+    if !header.is_valid() {
+        // SAFETY: mapped above and shown to nobody.
+        unsafe { table::unmap_header(header) };
+        return false;
+    }
+    let table = table::open(header, descriptors::own(fd));
+    table.publish();
+    holders::join_self(&table);
+    if !holders::family_alive() {
+        // Nobody but us goes by the name in it.
+        let mut program = [0u8; 48];
+        let len = program_name(&mut program);
+        header.rename(&program[..len]);
+    }
+    true
+}
+
+/// True when this family has a table, and so something to tell the adapter of.
+pub(crate) fn has_table() -> bool {
+    table_or_new().is_some()
+}
+
+/// The name in `/proc/self/comm`, written to `out`; its length.
+fn program_name(out: &mut [u8]) -> usize {
+    // SAFETY: PR_GET_NAME writes at most 16 bytes with a NUL.
+    let mut name = [0u8; 16];
+    // SAFETY: `name` is writable for 16 bytes.
+    unsafe { call!(SYS_prctl, libc::PR_GET_NAME, name.as_mut_ptr()) };
+    let len = name.iter().position(|&b| b == 0).unwrap_or(16);
+    out[..len].copy_from_slice(&name[..len]);
+    len
+}
+
+/// This process is a forked child, whose only thread makes no table.
+pub(crate) fn forked() {
+    TABLE_LOCK.reset();
+}

@@ -1,0 +1,738 @@
+//! exec: one program takes another's place in a process, and its connections go on.
+//!
+//! All that the library knows is in memory that exec throws away. The state that the family shares
+//! (positions, modes, counts) is in the table's memfd; the rest, which descriptor stands for which
+//! entry and where its region is, is written into a memfd of its own, the *hand-over*, whose number
+//! travels in the environment. Slab and pair descriptors come from the adapter once more
+//! ([`Kind::Resume`](toehold_channel::rendezvous::Kind::Resume)), before the exec: a program whose
+//! adapter does not answer is no worse off than one whose successor lacks the library.
+//!
+//! ```text
+//!   before exec, for each descriptor that stays open
+//!     successor has the library ─► keep both locks, ask for its descriptors
+//!                                  ─► in the new program, before `main`: map, enter, unlock
+//!     it has not, or uses stdio ─► both directions to the carrier (switching::quiesce), for good
+//!     a forked child's leak     ─► both directions to the carrier (switching::lend): parent and
+//!                                  program share it
+//! ```
+//!
+//! The locks stay taken over the exec where nobody else of the family holds the connection: no
+//! thread of ours can then be in the middle of a change to what is handed on.
+
+use core::ptr::NonNull;
+use core::sync::atomic::Ordering;
+use toehold_freestanding::fd::{BorrowedFd, OwnedFd};
+
+use toehold_channel::doorbell::WakeWord;
+use toehold_channel::layout::READY_BITS;
+use toehold_channel::memfd;
+use toehold_channel::rendezvous::{Kind as Said, Message};
+use toehold_channel::table::{Entry, EntryState, FLAG_INHERITED, FLAG_PINNED, Reason};
+
+use crate::adapter::{self, offers};
+use crate::connection::orderings::STATE_SEEN;
+use crate::connection::{self, Connection};
+use crate::direction::{switching, takeover};
+use crate::epoll::membership;
+use crate::express;
+use crate::lock::UNLOCKED;
+use crate::memory::{pairs, slabs};
+use crate::offload::awaiting;
+use crate::process::descriptors::{self, Kind, ToWhom};
+use crate::process::{self, family, holders, table};
+use crate::system::{faults, sys};
+use crate::waiting::sleepers;
+
+/// Connections of one process whose channels are handed on; further ones go back to their carriers.
+const RESUMED_MAX: u32 = 1024;
+/// How long the adapter may take to answer for all of them together.
+const ANSWERS_NS: u64 = 500_000_000;
+/// First word of a hand-over: "TOEHOLDE".
+const MAGIC: u64 = u64::from_le_bytes(*b"TOEHOLDE");
+
+/// First words of a hand-over.
+#[repr(C)]
+struct Header {
+    magic: u64,
+    /// The process it is meant for: a number in an environment that was passed on further means
+    /// nothing.
+    pid: u32,
+    table_fd: i32,
+    /// Records that follow.
+    count: u32,
+    _pad: u32,
+}
+
+const _: () =
+    assert!(size_of::<Header>().is_multiple_of(8) && size_of::<Record>().is_multiple_of(8));
+
+/// One descriptor that stays open.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Record {
+    fd: i32,
+    entry: u32,
+    generation: u32,
+    /// [`LOCKED`], [`OFFERED`].
+    flags: u32,
+    /// Slab and pair, -1 for none.
+    slab_fd: i32,
+    pair_fd: i32,
+    slot: u32,
+    side: u32,
+    pair: u64,
+}
+
+/// Both direction locks are held for the successor.
+const LOCKED: u32 = 1;
+/// The region is an offer that was not put to use yet.
+const OFFERED: u32 = 2;
+
+/// The preparations for an exec, which must be undone when it fails.
+#[must_use]
+pub struct Departure {
+    /// The handover: its descriptor and its mapping.
+    handover: Option<(OwnedFd, Handover)>,
+    /// This is a `vfork` child: what it gives up its parent keeps.
+    borrowed: bool,
+    /// Nothing was held, so nothing was done.
+    idle: bool,
+}
+
+impl Departure {
+    const IDLE: Departure = Departure {
+        handover: None,
+        borrowed: false,
+        idle: true,
+    };
+
+    /// The descriptor that the successor gets to [`take_over_from`] with.
+    pub fn descriptor(&self) -> Option<i32> {
+        self.handover.as_ref().map(|(fd, _)| fd.as_raw_fd())
+    }
+}
+
+/// A mapped hand-over.
+struct Handover {
+    base: NonNull<u8>,
+    capacity: usize,
+}
+
+impl Handover {
+    const fn bytes(capacity: usize) -> usize {
+        size_of::<Header>() + capacity * size_of::<Record>()
+    }
+
+    fn create(capacity: usize) -> Option<(OwnedFd, Handover)> {
+        let fd = memfd::create(c"toehold-handover", Handover::bytes(capacity)).ok()?;
+        let base = memfd::map(fd.as_fd(), Handover::bytes(capacity)).ok()?;
+        Some((fd, Handover { base, capacity }))
+    }
+
+    /// Maps the one behind `fd`, if that is one and meant for this process.
+    fn open(fd: BorrowedFd<'_>) -> Option<Handover> {
+        let mut capacity = 0;
+        let stat = memfd::status(fd).ok()?;
+        let rest = (stat.st_size as usize).checked_sub(size_of::<Header>())?;
+        if rest.is_multiple_of(size_of::<Record>()) {
+            capacity = rest / size_of::<Record>();
+        }
+        let base = memfd::map(fd, Handover::bytes(capacity)).ok()?;
+        let handover = Handover { base, capacity };
+        let header = handover.header();
+        let ours = header.magic == MAGIC
+            && header.pid == sys::getpid()
+            && header.count as usize <= capacity;
+        if !ours {
+            handover.close();
+            return None;
+        }
+        Some(handover)
+    }
+
+    fn header(&self) -> &Header {
+        // SAFETY: mapped, page-aligned, long enough; only this thread uses it.
+        unsafe { self.base.cast().as_ref() }
+    }
+
+    fn header_mut(&mut self) -> &mut Header {
+        // SAFETY: as in `header`.
+        unsafe { self.base.cast().as_mut() }
+    }
+
+    fn records(&self) -> &[Record] {
+        let count = (self.header().count as usize).min(self.capacity);
+        // SAFETY: they follow the header inside the mapping; only this thread uses it.
+        unsafe {
+            let first = self.base.as_ptr().add(size_of::<Header>());
+            core::slice::from_raw_parts(first.cast::<Record>(), count)
+        }
+    }
+
+    /// Adds one; false when there is no more room.
+    fn add(&mut self, record: Record) -> bool {
+        let count = self.header().count as usize;
+        if count >= self.capacity {
+            return false;
+        }
+        // SAFETY: inside the mapping by the check above, and aligned: both sizes are multiples of
+        // eight.
+        unsafe {
+            let first = self.base.as_ptr().add(size_of::<Header>());
+            first.cast::<Record>().add(count).write(record);
+        }
+        self.header_mut().count += 1;
+        true
+    }
+
+    fn close(self) {
+        // SAFETY: mapped by `create` or `open` with this length; used through `self` only.
+        unsafe { memfd::unmap(self.base, Handover::bytes(self.capacity)) };
+    }
+}
+
+/// True when this process has connections that an exec would end or hand on.
+pub fn holds_connections() -> bool {
+    let mut any = false;
+    if process::is_started() {
+        connection::each_held(|_, _, _| any = true);
+    }
+    any
+}
+
+/// A program is about to be executed. By a child that shares our memory, it will have sockets that
+/// we may connect later.
+pub fn share_sockets() {
+    if process::borrowed_memory() {
+        descriptors::share_fresh(ToWhom::Program);
+    }
+}
+
+/// The process is about to become another program. It no longer holds descriptors that are
+/// close-on-exec; the rest is handed on when the new program `follows`, that is: will have the
+/// library.
+pub fn before_exec(follows: bool) -> Departure {
+    if !process::is_started() || table::table().is_none() {
+        return Departure::IDLE;
+    }
+    let borrowed = process::borrowed_memory();
+    if !borrowed {
+        express::stop();
+    }
+    // A `vfork` child closes what it likes, our descriptors included.
+    let follows = follows && !is_closed(table::fd());
+    if !borrowed {
+        membership::leaving_program();
+    }
+    let mut handover = if follows { create_handover() } else { None };
+    if borrowed && handover.is_none() {
+        before_spawn();
+        return Departure::IDLE;
+    }
+    each_survivor(|connection, is_first| {
+        if is_first {
+            awaiting::end_before_exec(connection);
+        }
+    });
+    let mut resumer = Resumer::new();
+    let mut any_survives = false;
+    each_survivor(|connection, is_first| {
+        if !is_first {
+            hand_on_duplicate(connection, handover.as_mut());
+            return;
+        }
+        let entry = connection.entry;
+        // Its successor's hold; the present program's goes below.
+        let shared = borrowed || holders::are_others(entry);
+        holders::enter(entry, None);
+        let handed_on = handover
+            .as_mut()
+            .filter(|_| !is_standard(connection))
+            .is_some_and(|(_, handover)| hand_on(connection, handover, &mut resumer, shared));
+        if handed_on {
+            return;
+        }
+        if borrowed {
+            lend_to_program(connection);
+            holders::count_out(entry, None);
+            return;
+        }
+        // Other connections that a forked child still has are leaks rather than gifts, as far as
+        // anybody can tell: the parent goes on with them, and may not miss what the child writes.
+        let is_gift = !shared || entry.flags.load(Ordering::Relaxed) & FLAG_INHERITED != 0;
+        if is_gift || is_standard(connection) {
+            switching::quiesce(connection, Reason::Passed);
+        } else {
+            switching::lend(connection);
+        }
+    });
+    if !borrowed {
+        connection::each_held(|_, entry, _| {
+            holders::count_out(entry, holders::place());
+        });
+        each_survivor(|connection, is_first| {
+            any_survives = true;
+            if is_first {
+                holders::name(connection.entry, holders::place());
+            }
+        });
+    }
+    let handover = handover.filter(|(_, handover)| handover.header().count > 0);
+    match &handover {
+        Some((fd, handed_on)) => {
+            set_close_on_exec(table::fd(), false);
+            set_close_on_exec(fd.as_raw_fd(), false);
+            if borrowed {
+                let place = table::table().and_then(|table| holders::join(&table, sys::getpid()));
+                each_handed_on(handed_on, |entry| holders::name(entry, place));
+            }
+        }
+        // Connections that survive without us are held until that program ends: the family should
+        // miss it.
+        None if !borrowed && !any_survives => holders::leave_family(sys::getpid()),
+        None => {}
+    }
+    Departure {
+        handover,
+        borrowed,
+        idle: false,
+    }
+}
+
+/// A child is about to execute a program, without our seeing it: what stays open there is lent.
+pub fn before_spawn() {
+    before_child(lend_to_program);
+}
+
+/// As [`before_spawn`], where the child's own calls come to us. Which connections are its standard
+/// streams is known when it executes the program: until then they stay in their rings, because a
+/// peer can be asked for unread bytes by a ring only.
+pub fn before_vfork() {
+    before_child(|connection| {
+        if !is_standard(connection) {
+            switching::lend(connection);
+        }
+    });
+}
+
+fn before_child(each: impl Fn(&Connection)) {
+    descriptors::share_fresh(ToWhom::Program);
+    if !process::is_started() || table::table().is_none() {
+        return;
+    }
+    each_survivor(|connection, is_first| {
+        if is_first {
+            awaiting::end_before_exec(connection);
+            each(connection);
+        }
+    });
+}
+
+/// A program that we do not serve gets the connection beside this one. Unread bytes of a standard
+/// stream are for that program.
+fn lend_to_program(connection: &Connection) {
+    match is_standard(connection) {
+        true => switching::quiesce(connection, Reason::Passed),
+        false => switching::lend(connection),
+    }
+}
+
+/// It did not become one.
+pub fn exec_failed(departure: Departure) {
+    if departure.idle {
+        return;
+    }
+    if let Some((_, handover)) = departure.handover {
+        set_close_on_exec(table::fd(), true);
+        for record in handover.records() {
+            close_all([record.slab_fd, record.pair_fd]);
+            if record.flags & LOCKED != 0 {
+                if let Some(entry) = table::entry(record.entry) {
+                    entry.rx_lock.store(0, UNLOCKED);
+                    entry.tx_lock.store(0, UNLOCKED);
+                }
+            }
+        }
+        if departure.borrowed {
+            let place = table::table().and_then(|table| holders::join(&table, sys::getpid()));
+            each_handed_on(&handover, |entry| {
+                holders::count_out(entry, place);
+            });
+            holders::leave_family(sys::getpid());
+        }
+        handover.close();
+    }
+    if !departure.borrowed {
+        if let Some(table) = table::table() {
+            holders::join_self(&table);
+        }
+        connection::each_held(|_, entry, _| {
+            holders::enter(entry, holders::place());
+        });
+        if holders::place().is_none() {
+            // The successors were counted, too.
+            each_survivor(|connection, is_first| {
+                if is_first {
+                    holders::count_out(connection.entry, None);
+                }
+            });
+        }
+    }
+}
+
+/// Before `main` of a program that took another's place: takes over what that one left at
+/// `handover_fd`. Once, after [`crate::start`].
+pub fn take_over_from(handover_fd: i32) {
+    if handover_fd < 0 || sys::fcntl(handover_fd, libc::F_GETFD, 0) < 0 {
+        return;
+    }
+    // SAFETY: open, by the look above; closed below only when it proves to be a hand-over.
+    let Some(handover) = Handover::open(unsafe { BorrowedFd::borrow_raw(handover_fd) }) else {
+        return;
+    };
+    sys::close(handover_fd);
+    let table_fd = handover.header().table_fd;
+    faults::arm();
+    let known = process::is_started() && family::adopt_table(table_fd);
+    for record in handover.records() {
+        let taken = known && take_over(record);
+        close_all([record.slab_fd, record.pair_fd]);
+        if !taken && record.slab_fd >= 0 {
+            // We cannot say where in its stream it is: better no stream than a wrong one.
+            // SAFETY: plain system call.
+            unsafe {
+                sys::raw(
+                    libc::SYS_shutdown,
+                    record.fd as usize,
+                    libc::SHUT_RDWR as usize,
+                    0,
+                    0,
+                    0,
+                    0,
+                )
+            };
+        }
+    }
+    if known {
+        adapter::say_hello_once();
+    }
+    handover.close();
+}
+
+/// Enters one descriptor of the former program.
+fn take_over(record: &Record) -> bool {
+    let Some((entry, local)) = connection::meet(record.entry) else {
+        return false;
+    };
+    if entry.state.load(STATE_SEEN) != EntryState::Live as u32
+        || entry.generation.load(Ordering::Relaxed) != record.generation
+    {
+        return false;
+    }
+    let is_first = local.descriptors.fetch_add(1, Ordering::Relaxed) == 0;
+    descriptors::note_connection(record.fd, record.entry, record.generation);
+    if !is_first {
+        return true;
+    }
+    local.spin.reset();
+    entry.flags.fetch_and(!FLAG_INHERITED, Ordering::Relaxed);
+    let connection = Connection {
+        fd: record.fd,
+        index: record.entry,
+        generation: record.generation,
+        entry,
+        local,
+    };
+    if record.flags & LOCKED != 0 {
+        entry.pid.store(process::pid(), Ordering::Relaxed);
+        entry.fd.store(record.fd as u32, Ordering::Relaxed);
+    }
+    awaiting::take_over(&connection);
+    let mapped = record.slab_fd < 0 || map(&connection, record);
+    if record.flags & LOCKED != 0 {
+        entry.rx_lock.store(0, UNLOCKED);
+        entry.tx_lock.store(0, UNLOCKED);
+    }
+    if !mapped {
+        connection.pin(Reason::NoResources);
+    }
+    mapped
+}
+
+fn map(connection: &Connection, record: &Record) -> bool {
+    if record.pair_fd < 0 {
+        return false;
+    }
+    let local = connection.local;
+    let side = (record.side & 1) as usize;
+    // SAFETY: the former program left both descriptors open for us; our caller closes them.
+    let (slab_fd, pair_fd) = unsafe {
+        (
+            BorrowedFd::borrow_raw(record.slab_fd),
+            BorrowedFd::borrow_raw(record.pair_fd),
+        )
+    };
+    let _held = adapter::lock();
+    let pair = pairs::find_pair(record.pair, side)
+        .or_else(|| pairs::map_pair(record.pair, side, pair_fd, offers::forget_pair));
+    let slot = record.slot.min(READY_BITS as u32 - 1);
+    let found = pair.and_then(|pair| Some((pair, slabs::find(pair, slot, Some(slab_fd))?)));
+    let Some((pair, (slab, region))) = found.filter(|(_, (_, region))| slabs::is_region(*region))
+    else {
+        return false;
+    };
+    slabs::enter(local, slab);
+    pair.channels.fetch_add(1, Ordering::Relaxed);
+    pair.slots_used.fetch_max(slot + 1, Ordering::Relaxed);
+    let pair = core::ptr::from_ref(pair).cast_mut();
+    local.pair.store(pair, Ordering::Relaxed);
+    local.offered.store(region.as_ptr(), Ordering::Relaxed);
+    if record.flags & OFFERED == 0 {
+        local.attachment.put(region.as_ptr());
+        // The former program's threads ended in their sleep, and its epoll instances are not known
+        // here.
+        sleepers::part(connection);
+        if let Some(end) = connection.end() {
+            // Until we know better how this program waits, ring.
+            sleepers::set_wake(&end, WakeWord::Bell);
+        }
+    }
+    true
+}
+
+fn create_handover() -> Option<(OwnedFd, Handover)> {
+    let mut count = 0;
+    each_survivor(|_, _| count += 1);
+    if count == 0 {
+        return None;
+    }
+    let (fd, mut handover) = Handover::create(count)?;
+    *handover.header_mut() = Header {
+        magic: MAGIC,
+        pid: sys::getpid(),
+        table_fd: table::fd(),
+        count: 0,
+        _pad: 0,
+    };
+    Some((fd, handover))
+}
+
+/// Calls `each` with every connection's descriptors that stay open over an exec, and whether it is
+/// the connection's first.
+fn each_survivor(mut each: impl FnMut(&Connection, bool)) {
+    // A `vfork` child may have another file there.
+    let is_sure = !process::borrowed_memory();
+    descriptors::for_each(0, u32::MAX, |fd, kind| {
+        if kind != Kind::Connection || closes_on_exec(fd) || !(is_sure || is_socket(fd)) {
+            return;
+        }
+        let Some(connection) = connection::at(fd) else {
+            return;
+        };
+        let is_same = |other: i32| {
+            !closes_on_exec(other)
+                && connection::at(other).is_some_and(|other| other.index == connection.index)
+        };
+        let is_first =
+            connection.local.descriptors.load(Ordering::Relaxed) <= 1 || !(0..fd).any(is_same);
+        each(&connection, is_first);
+    });
+}
+
+fn is_closed(fd: i32) -> bool {
+    sys::fcntl(fd, libc::F_GETFD, 0) < 0
+}
+
+/// True when it is closed by exec, or not open at all.
+fn closes_on_exec(fd: i32) -> bool {
+    let flags = sys::fcntl(fd, libc::F_GETFD, 0);
+    flags < 0 || flags as i32 & libc::FD_CLOEXEC != 0
+}
+
+fn is_socket(fd: i32) -> bool {
+    // SAFETY: open, by the callers' looks.
+    let status = memfd::status(unsafe { BorrowedFd::borrow_raw(fd) });
+    status.is_ok_and(|status| status.st_mode & libc::S_IFMT == libc::S_IFSOCK)
+}
+
+/// True when standard input, output or error is this connection: stdio inside libc reads and writes
+/// them past us.
+fn is_standard(connection: &Connection) -> bool {
+    let is_sure = !process::borrowed_memory();
+    (0..3).any(|fd| {
+        !closes_on_exec(fd)
+            && (is_sure || is_socket(fd))
+            && connection::at(fd).is_some_and(|known| known.index == connection.index)
+    })
+}
+
+/// Writes a connection into the hand-over; false when it cannot go on in the new program.
+fn hand_on(
+    connection: &Connection,
+    handover: &mut Handover,
+    resumer: &mut Resumer,
+    shared: bool,
+) -> bool {
+    let (entry, local) = (connection.entry, connection.local);
+    let mut record = record_of(connection);
+    let attached = local.attachment.has_region();
+    let offered = !local.offered.load(Ordering::Relaxed).is_null();
+    if attached || offered {
+        let pinned = entry.flags.load(Ordering::Relaxed) & FLAG_PINNED != 0;
+        if pinned
+            || membership::outlives_exec(connection)
+            || !resumer.resume(connection, &mut record)
+        {
+            return false;
+        }
+        if !attached {
+            record.flags |= OFFERED;
+        }
+    }
+    if !shared {
+        // Released by the successor, or when the exec fails.
+        let rx = takeover::lock_receiving(connection);
+        let tx = takeover::lock_sending(connection);
+        if let (Some(rx), Some(tx)) = (rx, tx) {
+            core::mem::forget((rx, tx));
+            record.flags |= LOCKED;
+        } else {
+            close_all([record.slab_fd, record.pair_fd]);
+            return false;
+        }
+    }
+    for fd in [record.slab_fd, record.pair_fd] {
+        if fd >= 0 {
+            set_close_on_exec(fd, false);
+        }
+    }
+    handover.add(record)
+}
+
+/// Another descriptor of a connection, which was dealt with when its first was: follows it.
+fn hand_on_duplicate(connection: &Connection, handover: Option<&mut (OwnedFd, Handover)>) {
+    let Some((_, handover)) = handover else {
+        return;
+    };
+    let is_handed_on = handover
+        .records()
+        .iter()
+        .any(|record| record.entry == connection.index);
+    if is_handed_on {
+        handover.add(record_of(connection));
+    }
+}
+
+fn record_of(connection: &Connection) -> Record {
+    Record {
+        fd: connection.fd,
+        entry: connection.index,
+        generation: connection.generation,
+        flags: 0,
+        slab_fd: -1,
+        pair_fd: -1,
+        slot: 0,
+        side: 0,
+        pair: 0,
+    }
+}
+
+/// Calls `each` with the entry of every connection that is handed on.
+fn each_handed_on(handover: &Handover, mut each: impl FnMut(&Entry)) {
+    let all = handover.records();
+    for (n, record) in all.iter().enumerate() {
+        let is_first = !all[..n].iter().any(|other| other.entry == record.entry);
+        if let Some(entry) = table::entry(record.entry).filter(|_| is_first) {
+            each(entry);
+        }
+    }
+}
+
+/// Gets descriptors of channels back from the adapter, within a time for all of them.
+struct Resumer {
+    deadline_ns: u64,
+    resumed: u32,
+}
+
+impl Resumer {
+    fn new() -> Resumer {
+        Resumer {
+            deadline_ns: 0,
+            resumed: 0,
+        }
+    }
+
+    /// Asks for one connection's region and pair, and waits for them.
+    fn resume(&mut self, connection: &Connection, record: &mut Record) -> bool {
+        if self.resumed >= RESUMED_MAX {
+            return false;
+        }
+        self.resumed += 1;
+        if self.deadline_ns == 0 {
+            self.deadline_ns = sys::now_ns() + ANSWERS_NS;
+        }
+        let _held = adapter::lock();
+        if process::borrowed_memory() && adapter::connected().is_none_or(is_closed) {
+            // In this child only: the parent, whose memory this is, goes on with it.
+            return false;
+        }
+        let Some(adapter) = adapter::reach() else {
+            return false;
+        };
+        let mut request = Message::new(Said::Resume);
+        request.entry = connection.index;
+        request.generation = connection.channel_generation();
+        // A process that was forked before it changed its user has to show what it asks for.
+        if !adapter::send(adapter, &request, Some(connection.fd)) {
+            return false;
+        }
+        loop {
+            match adapter::try_receive(adapter) {
+                Some((answer, kind, attached)) => {
+                    let is_ours = answer.entry == connection.index
+                        && answer.generation == connection.channel_generation();
+                    if !is_ours {
+                        offers::handle_message(&answer, kind, attached);
+                        continue;
+                    }
+                    match (kind, attached.files) {
+                        (Said::Offer, [Some(slab), Some(pair)]) => {
+                            record.slab_fd = slab.into_raw_fd();
+                            record.pair_fd = pair.into_raw_fd();
+                            record.slot = answer.slot;
+                            record.side = answer.side;
+                            record.pair = answer.pair;
+                            return true;
+                        }
+                        (Said::Offer | Said::Answer, _) => return false,
+                        _ => {}
+                    }
+                }
+                None => {
+                    if adapter::connected().is_none() || !self.wait_for(adapter) {
+                        return false;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sleeps until the adapter has said something; false when time is up.
+    fn wait_for(&self, adapter: i32) -> bool {
+        let left = self.deadline_ns.saturating_sub(sys::now_ns());
+        left > 0 && sys::poll_for(adapter, libc::POLLIN, left) != 0
+    }
+}
+
+fn set_close_on_exec(fd: i32, on: bool) {
+    let flags = if on { libc::FD_CLOEXEC } else { 0 };
+    sys::fcntl(fd, libc::F_SETFD, flags as usize);
+}
+
+fn close_all(descriptors: [i32; 2]) {
+    for fd in descriptors {
+        if fd >= 0 {
+            sys::close(fd);
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! Which processes of a family hold a connection: [`toehold_stream::holders`], with this process's
+//! place, its threads that fork, and the processes of this machine.
+//!
+//! Each forking thread remembers the place that it has taken for its child: threads that fork at
+//! once do not take each other's.
+
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+
+use toehold_channel::table::Entry;
+use toehold_stream::holders::{self, Members};
+pub(crate) use toehold_stream::holders::{count_out, enter, name};
+use toehold_stream::sleepers::Family;
+
+use crate::process;
+use crate::process::table::{self, Table};
+use crate::system::{errno, sys};
+
+/// Place of this process in the family's list, or `NO_PLACE`.
+static PLACE: AtomicU32 = AtomicU32::new(NO_PLACE);
+const NO_PLACE: u32 = u32::MAX;
+
+impl Family for Table {
+    fn me(&self) -> u32 {
+        process::pid()
+    }
+
+    fn is_alive(&self, pid: u32) -> bool {
+        sys::process_exists(pid)
+    }
+}
+
+impl Members for Table {
+    fn list(&self) -> &[AtomicU32] {
+        &self.header().family
+    }
+
+    fn entries(&self) -> impl Iterator<Item = &Entry> {
+        (0..self.entries_used()).filter_map(move |index| self.entry(index))
+    }
+
+    fn now_seconds(&self) -> u32 {
+        (sys::now_ns() / 1_000_000_000) as u32
+    }
+}
+
+/// A place that a thread of this process has taken for the child that it is about to have. The
+/// child has a copy, and its only thread is that thread.
+struct Expected {
+    /// The thread's pointer, 0 for none.
+    thread: AtomicUsize,
+    place: AtomicU32,
+    /// The word that was written to the place. No other birth writes it, until 256 forks later.
+    word: AtomicU32,
+}
+
+/// Threads that fork at one moment.
+const FORKING_MAX: usize = 16;
+static EXPECTED: [Expected; FORKING_MAX] = [const {
+    Expected {
+        thread: AtomicUsize::new(0),
+        place: AtomicU32::new(0),
+        word: AtomicU32::new(0),
+    }
+}; FORKING_MAX];
+
+impl Expected {
+    /// A slot for `thread`: the one that it has, or a free one.
+    fn of_thread(thread: usize) -> Option<&'static Expected> {
+        let has = |slot: &&Expected| slot.thread.load(Ordering::Relaxed) == thread;
+        // Relaxed: only the thread that has a slot looks at its other words.
+        let take = |slot: &&Expected| {
+            (slot.thread)
+                .compare_exchange(0, thread, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
+        };
+        EXPECTED
+            .iter()
+            .find(has)
+            .or_else(|| EXPECTED.iter().find(take))
+    }
+
+    /// The place and its word, of which this thread's slot is emptied.
+    fn take(thread: usize) -> Option<(u32, u32)> {
+        let has = |slot: &&Expected| slot.thread.load(Ordering::Relaxed) == thread;
+        let slot = EXPECTED.iter().find(has)?;
+        let (place, word) = (&slot.place, &slot.word);
+        let expected = (place.load(Ordering::Relaxed), word.load(Ordering::Relaxed));
+        slot.thread.store(0, Ordering::Relaxed);
+        Some(expected)
+    }
+}
+
+/// Enters process `pid` in the family's list; its place.
+pub(crate) fn join(table: &Table, pid: u32) -> Option<u32> {
+    table.join(pid)
+}
+
+/// A place for the child that this thread is about to have.
+pub(crate) fn expect_child(table: &Table) -> Option<u32> {
+    expect_child_of(table, errno::thread())
+}
+
+fn expect_child_of(table: &Table, thread: usize) -> Option<u32> {
+    let slot = Expected::of_thread(thread)?;
+    let Some((place, word)) = table.expect_child(process::forks()) else {
+        slot.thread.store(0, Ordering::Relaxed);
+        return None;
+    };
+    slot.place.store(place, Ordering::Relaxed);
+    slot.word.store(word, Ordering::Relaxed);
+    Some(place)
+}
+
+/// This thread has had a child.
+pub(crate) fn child_born(table: &Table, child: u32) {
+    child_born_to(table, child, errno::thread());
+}
+
+fn child_born_to(table: &Table, child: u32, thread: usize) {
+    if let Some((place, word)) = Expected::take(thread) {
+        table.name_child(place, word, child);
+    }
+}
+
+/// This thread has had no child after all. False when it had found no place for one.
+pub(crate) fn child_unborn(table: &Table) -> bool {
+    let expected = Expected::take(errno::thread());
+    if let Some((place, word)) = expected {
+        table.child_unborn(place, word);
+    }
+    expected.is_some()
+}
+
+/// This process is a child: takes its place. False when its parent had found none.
+pub(crate) fn begin_as_child(table: &Table) -> bool {
+    let expected = Expected::take(errno::thread());
+    for slot in &EXPECTED {
+        slot.thread.store(0, Ordering::Relaxed);
+    }
+    // In a new pid namespace it has another number than its parent knows, who enters that one.
+    let is_named =
+        |place, word| sys::parent() == 0 || table.name_child(place, word, process::pid());
+    match expected {
+        Some((place, word)) if is_named(place, word) => PLACE.store(place, Ordering::Relaxed),
+        _ => join_self(table),
+    }
+    expected.is_some()
+}
+
+/// A child's place comes with the bits of what its parent held: this puts one of them right.
+pub(crate) fn settle_as_child(entry: &Entry, is_held: bool) {
+    if let Some(table) = table::table() {
+        table.settle_as_child(entry, place(), is_held);
+    }
+}
+
+/// As [`join`], of this process.
+pub(crate) fn join_self(table: &Table) {
+    let place = table.join(process::pid()).unwrap_or(NO_PLACE);
+    PLACE.store(place, Ordering::Relaxed);
+}
+
+/// This process's place.
+pub(crate) fn place() -> Option<u32> {
+    let place = PLACE.load(Ordering::Relaxed);
+    (place != NO_PLACE).then_some(place)
+}
+
+/// The connection is new: this process alone holds it.
+pub(crate) fn begin(entry: &Entry) {
+    holders::begin(entry, place());
+}
+
+/// This process holds the connection no longer. True when it was the last that did.
+pub(crate) fn leave(entry: &Entry) -> bool {
+    table::table().is_none_or(|table| table.leave(entry, place()))
+}
+
+/// True when another process of the family, alive, may hold the connection.
+#[inline]
+pub(crate) fn are_others(entry: &Entry) -> bool {
+    entry.has_several_holders(Ordering::Relaxed)
+        && table::table().is_some_and(|table| table.are_others(entry))
+}
+
+/// True when another process of this family is alive: only then can somebody else hold our
+/// descriptors.
+pub(crate) fn family_alive() -> bool {
+    table::table().is_some_and(|table| table.are_others_alive())
+}
+
+/// Takes process `pid` off the family's list.
+pub(crate) fn leave_family(pid: u32) {
+    if let Some(table) = table::table() {
+        table.remove(pid);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use toehold_channel::memfd;
+    use toehold_channel::table::{FAMILY_BIRTH, FAMILY_ORPHAN, TABLE_BYTES};
+    use toehold_stream::holders::BIRTH_SECONDS_MAX;
+
+    fn table() -> Table {
+        let file = memfd::create(c"table", TABLE_BYTES).expect("memory");
+        let header = table::map_header(file.as_fd()).expect("mapped");
+        table::open(header, file.into_raw_fd())
+    }
+
+    fn dead_process() -> u32 {
+        let mut child = std::process::Command::new("true").spawn().expect("started");
+        child.wait().expect("ended");
+        child.id()
+    }
+
+    #[test]
+    fn threads_that_fork_at_once_do_not_take_each_others_places() {
+        let table = table();
+        let at = |place: u32| table.header().family[place as usize].load(Ordering::Relaxed);
+        let first = expect_child_of(&table, 64).expect("room");
+        let second = expect_child_of(&table, 128).expect("room");
+        // The first child runs and ends before its `fork` returns.
+        assert!(table.name_child(first, at(first), 1001));
+        table.header().family[first as usize].store(0, Ordering::Relaxed);
+        let awaited = at(second);
+        child_born_to(&table, 1001, 64);
+        assert_eq!(at(second), awaited, "the second child's place is its own");
+        child_born_to(&table, 1002, 128);
+        assert_eq!((at(first), at(second)), (0, 1002));
+    }
+
+    #[test]
+    fn a_place_whose_parent_died_in_fork_is_given_up() {
+        let table = table();
+        let place = &table.header().family[3];
+        place.store(FAMILY_BIRTH | dead_process(), Ordering::Relaxed);
+        let alive = |place: &AtomicU32| table.lives(place, place.load(Ordering::Relaxed));
+        assert!(alive(place), "the child may be about to run");
+        let orphan = place.load(Ordering::Relaxed);
+        assert_ne!(orphan & FAMILY_ORPHAN, 0);
+        assert!(alive(place), "not long ago");
+        let earlier = orphan.wrapping_sub(BIRTH_SECONDS_MAX) & (FAMILY_ORPHAN - 1);
+        place.store(earlier | FAMILY_BIRTH | FAMILY_ORPHAN, Ordering::Relaxed);
+        assert!(!alive(place), "nobody came");
+        // A child that comes in time has its place.
+        place.store(orphan, Ordering::Relaxed);
+        assert!(table.name_child(3, FAMILY_BIRTH | 7, 1003));
+        assert_eq!(place.load(Ordering::Relaxed), 1003);
+    }
+}

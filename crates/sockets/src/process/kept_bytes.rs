@@ -1,0 +1,443 @@
+//! Bytes that were unread in a ring when the library left ([`crate::process::confinement`]), and
+//! the calls that find them here.
+//!
+//! ```text
+//!   stream:   ── kept bytes ──►◄── carrier ──
+//!              this module       the program's own calls
+//! ```
+//!
+//! Nothing here makes a system call. A connection whose kept bytes are read is the kernel's alone.
+
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+use libc::{epoll_event, iovec, pollfd};
+use toehold_freestanding::guarded;
+
+use crate::system::errno;
+
+/// Descriptors whose bytes can be kept; one more is reset, rather than continued with a gap.
+const KEPT_MAX: usize = 256;
+/// Instances with which one of them is known to be registered.
+const INSTANCES_MAX: usize = 4;
+/// More than a ring and what may be on the carrier before it.
+pub(crate) const BYTES_MAX: usize = 8 << 20;
+/// Where the bytes begin.
+pub(crate) const BYTES_OFFSET: usize = 4096;
+
+/// The first page of what is kept of a connection. Mapped so that children share it: what one of
+/// them reads the others do not read again.
+pub(crate) struct Kept {
+    /// Invariant: `taken <= len`.
+    taken: AtomicU64,
+    pub(crate) len: AtomicU64,
+    /// The error that ended the stream while it was read: reported once, after the bytes.
+    pub(crate) error: AtomicI32,
+}
+
+/// An instance of epoll that a kept descriptor is registered with, and how.
+struct Membership {
+    /// Its descriptor, plus one; 0: free; [`CLAIMED`]: a thread is filling it.
+    instance: AtomicI32,
+    events: AtomicU32,
+    data: AtomicU64,
+}
+
+impl Membership {
+    /// True when the caller is to tell of the bytes. With `EPOLLET` or `EPOLLONESHOT`, only one
+    /// thread is, once.
+    fn tell(&self, wanted: u32) -> bool {
+        const ONCE: u32 = (libc::EPOLLET | libc::EPOLLONESHOT) as u32;
+        let disarmed = wanted & !(libc::EPOLLIN as u32);
+        wanted & ONCE == 0
+            || (self.events)
+                .compare_exchange(wanted, disarmed, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
+    }
+}
+
+/// A descriptor with kept bytes.
+pub(crate) struct KeptDescriptor {
+    /// Its number, plus one; 0: free; [`CLAIMED`]: a thread is filling it.
+    fd: AtomicI32,
+    kept: AtomicPtr<Kept>,
+    members: [Membership; INSTANCES_MAX],
+}
+
+/// No descriptor, plus one.
+const CLAIMED: i32 = -1;
+
+/// Makes a free word the caller's, who fills what belongs to it and then stores the descriptor.
+fn claim(word: &AtomicI32) -> bool {
+    // Pairs with the Release in `KeptDescriptor::leave`: what its former owner wrote comes first.
+    word.compare_exchange(0, CLAIMED, Ordering::Acquire, Ordering::Relaxed)
+        .is_ok()
+}
+
+static DESCRIPTORS: [KeptDescriptor; KEPT_MAX] = [const { KeptDescriptor::new() }; KEPT_MAX];
+/// Elements of [`DESCRIPTORS`] in use.
+static USED: AtomicU32 = AtomicU32::new(0);
+
+/// True when some descriptor may have kept bytes.
+#[inline]
+pub(crate) fn has_any() -> bool {
+    USED.load(Ordering::Relaxed) != 0
+}
+
+/// The bytes are those of `fd`; `None` when there is no room for another descriptor.
+pub(crate) fn enter(fd: i32, kept: *mut Kept) -> Option<&'static KeptDescriptor> {
+    let descriptor = DESCRIPTORS
+        .iter()
+        .find(|descriptor| claim(&descriptor.fd))?;
+    for member in &descriptor.members {
+        member.instance.store(0, Ordering::Relaxed);
+    }
+    descriptor.kept.store(kept, Ordering::Relaxed);
+    // Release pairs with the Acquire load in `find`.
+    descriptor.fd.store(fd + 1, Ordering::Release);
+    USED.fetch_add(1, Ordering::Relaxed);
+    Some(descriptor)
+}
+
+fn find(fd: i32) -> Option<&'static KeptDescriptor> {
+    // Acquire pairs with the Release store in `enter`.
+    DESCRIPTORS
+        .iter()
+        .find(|descriptor| descriptor.fd.load(Ordering::Acquire) == fd.wrapping_add(1))
+        .filter(|_| fd >= 0)
+}
+
+impl KeptDescriptor {
+    const fn new() -> KeptDescriptor {
+        KeptDescriptor {
+            fd: AtomicI32::new(0),
+            kept: AtomicPtr::new(null_mut()),
+            members: [const {
+                Membership {
+                    instance: AtomicI32::new(0),
+                    events: AtomicU32::new(0),
+                    data: AtomicU64::new(0),
+                }
+            }; INSTANCES_MAX],
+        }
+    }
+
+    fn kept(&self) -> &'static Kept {
+        // SAFETY: mapped by `confinement::read_all`. Nobody unmaps it: that would be a call.
+        unsafe { &*self.kept.load(Ordering::Relaxed) }
+    }
+
+    fn is_ready(&self) -> bool {
+        let kept = self.kept();
+        kept.taken.load(Ordering::Relaxed) < kept.len.load(Ordering::Relaxed)
+            || kept.error.load(Ordering::Relaxed) != 0
+    }
+
+    /// `fd` has no kept bytes any more. An element that is another descriptor's by now stays.
+    fn leave(&self, fd: i32) {
+        // Pairs with the Acquire in `claim`.
+        let left = (self.fd).compare_exchange(fd + 1, 0, Ordering::Release, Ordering::Relaxed);
+        if left.is_ok() {
+            USED.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// `fd` is registered with that instance.
+    pub(crate) fn register(&self, instance: i32, events: u32, data: u64) {
+        let mut members = self.members.iter();
+        if let Some(member) = members.find(|member| claim(&member.instance)) {
+            member.events.store(events, Ordering::Relaxed);
+            member.data.store(data, Ordering::Relaxed);
+            // Pairs with the Acquire load in `KeptDescriptor::member`.
+            member.instance.store(instance + 1, Ordering::Release);
+        }
+    }
+
+    fn member(&self, instance: i32) -> Option<&Membership> {
+        self.members.iter().find(|member| {
+            // Pairs with the Release in `KeptDescriptor::register`.
+            member.instance.load(Ordering::Acquire) == instance + 1
+        })
+    }
+}
+
+/// Reads kept bytes. `None`: there are none, the call is the kernel's.
+///
+/// # Safety
+/// `parts` are writable.
+#[cold]
+pub(crate) unsafe fn receive(fd: i32, parts: &[iovec], flags: i32) -> Option<isize> {
+    let descriptor = find(fd)?;
+    let kept = descriptor.kept();
+    let bytes = descriptor.kept.load(Ordering::Relaxed).cast::<u8>();
+    loop {
+        // Relaxed: the bytes were there before `enter` and never change.
+        let (taken, len) = (
+            kept.taken.load(Ordering::Relaxed),
+            kept.len.load(Ordering::Relaxed),
+        );
+        let mut left = len.saturating_sub(taken) as usize;
+        if left == 0 {
+            break;
+        }
+        let mut at = BYTES_OFFSET + taken as usize;
+        let mut done = 0;
+        for part in parts {
+            let count = part.iov_len.min(left);
+            if flags & libc::MSG_TRUNC == 0 && count > 0 {
+                let (from, to) = (bytes.wrapping_add(at), part.iov_base.cast::<u8>());
+                // SAFETY: inside the mapping, as `taken` and `len` are; the part by the caller's
+                // promise.
+                if unsafe { guarded::try_from_shared(from, to, count) }.is_err() {
+                    return Some(errno::result(Err(libc::EFAULT)));
+                }
+            }
+            (at, left, done) = (at + count, left - count, done + count);
+        }
+        if flags & libc::MSG_PEEK != 0 {
+            return Some(done as isize);
+        }
+        let next = taken + done as u64;
+        let moved =
+            (kept.taken).compare_exchange(taken, next, Ordering::Relaxed, Ordering::Relaxed);
+        if moved.is_ok() {
+            return Some(done as isize);
+        }
+    }
+    let error = kept.error.swap(0, Ordering::Relaxed);
+    if error != 0 {
+        return Some(errno::result(Err(error)));
+    }
+    descriptor.leave(fd);
+    None
+}
+
+/// `fd` is about to be closed, or another file is about to take its number.
+#[cold]
+pub(crate) fn closing(fd: i32) {
+    if let Some(descriptor) = find(fd) {
+        descriptor.leave(fd);
+    }
+}
+
+/// As [`closing`], of all from `first` to `last`.
+#[cold]
+pub(crate) fn closing_range(first: u32, last: u32) {
+    for descriptor in &DESCRIPTORS {
+        let fd = descriptor.fd.load(Ordering::Relaxed) - 1;
+        if u32::try_from(fd).is_ok_and(|fd| (first..=last).contains(&fd)) {
+            descriptor.leave(fd);
+        }
+    }
+}
+
+/// `to` is a duplicate of `from` now. False when its bytes would be lost: there is no room for
+/// another descriptor.
+#[cold]
+pub(crate) fn duplicated(from: i32, to: i32) -> bool {
+    find(from).is_none_or(|descriptor| enter(to, descriptor.kept.load(Ordering::Relaxed)).is_some())
+}
+
+/// True when a call that waits for these is not the kernel's alone.
+#[cold]
+pub(crate) fn are_ready(fds: &[pollfd]) -> bool {
+    fds.iter().any(|one| is_ready(one.fd, one.events))
+}
+
+fn is_ready(fd: i32, events: i16) -> bool {
+    events & (libc::POLLIN | libc::POLLRDNORM) != 0
+        && find(fd).is_some_and(KeptDescriptor::is_ready)
+}
+
+/// The kernel has looked, without waiting, and found `found`: adds what is kept.
+#[cold]
+pub(crate) fn add_ready(fds: &mut [pollfd], found: i32) -> i32 {
+    let mut count = found.max(0);
+    for one in fds {
+        if is_ready(one.fd, one.events) {
+            if found < 0 || one.revents == 0 {
+                one.revents = 0;
+                count += 1;
+            }
+            one.revents |= one.events & (libc::POLLIN | libc::POLLRDNORM);
+        }
+    }
+    count
+}
+
+/// True when one of the first `count` descriptors in a set for reading has kept bytes.
+#[cold]
+pub(crate) fn is_any_readable(count: i32, is_wanted: impl Fn(i32) -> bool) -> bool {
+    (0..count).any(|fd| is_wanted(fd) && is_ready(fd, libc::POLLIN))
+}
+
+/// As [`is_any_readable`], of one.
+#[cold]
+pub(crate) fn is_readable(fd: i32) -> bool {
+    is_ready(fd, libc::POLLIN)
+}
+
+/// The program has changed a registration.
+#[cold]
+pub(crate) fn control(instance: i32, operation: i32, fd: i32, event: Option<epoll_event>) {
+    let Some(descriptor) = find(fd) else { return };
+    if let Some(member) = descriptor.member(instance) {
+        member.instance.store(0, Ordering::Relaxed);
+    }
+    if let (libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD, Some(event)) = (operation, event) {
+        descriptor.register(instance, event.events, event.u64);
+    }
+}
+
+/// True when an instance has members with kept bytes.
+#[cold]
+pub(crate) fn has_ready_members(instance: i32) -> bool {
+    ready_members(instance).next().is_some()
+}
+
+fn ready_members(instance: i32) -> impl Iterator<Item = &'static Membership> {
+    // Acquire pairs with the Release store in `enter`.
+    DESCRIPTORS
+        .iter()
+        .filter(|descriptor| descriptor.fd.load(Ordering::Acquire) > 0 && descriptor.is_ready())
+        .filter_map(move |descriptor| descriptor.member(instance))
+        .filter(|member| member.events.load(Ordering::Relaxed) & libc::EPOLLIN as u32 != 0)
+}
+
+/// The kernel has written `found` events, without waiting: adds what is kept.
+#[cold]
+pub(crate) fn add_events(instance: i32, events: &mut [epoll_event], found: i32) -> i32 {
+    let mut count = found.max(0) as usize;
+    for member in ready_members(instance) {
+        let data = member.data.load(Ordering::Relaxed);
+        let wanted = member.events.load(Ordering::Relaxed);
+        let known = events[..count].iter().position(|event| event.u64 == data);
+        let Some(event) = events.get_mut(known.unwrap_or(count)) else {
+            continue;
+        };
+        if !member.tell(wanted) {
+            continue;
+        }
+        if known.is_none() {
+            *event = epoll_event {
+                events: 0,
+                u64: data,
+            };
+            count += 1;
+        }
+        event.events |= libc::EPOLLIN as u32;
+    }
+    count as i32
+}
+
+#[cfg(test)]
+mod tests {
+    use core::sync::atomic::AtomicUsize;
+
+    use super::*;
+
+    const ROUNDS: usize = 20_000;
+    const FDS: [i32; 2] = [1000, 1001];
+
+    /// Runs `each` in one thread for each of [`FDS`], all at once, and then `is_right`; many times.
+    /// How often it was not right: a thread that panics would leave the others waiting.
+    fn at_once(each: impl Fn(i32) + Sync, is_right: impl Fn() -> bool + Sync) -> usize {
+        let (arrived, wrong) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        // Threads that sleep at a barrier are woken one after the other: these spin.
+        let meet = |count: usize| {
+            arrived.fetch_add(1, Ordering::AcqRel);
+            let mut turns = 0u32;
+            while arrived.load(Ordering::Acquire) < count * FDS.len() {
+                turns += 1;
+                match turns % 4096 {
+                    0 => std::thread::yield_now(),
+                    _ => core::hint::spin_loop(),
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            for fd in FDS {
+                let (wrong, meet, each, is_right) = (&wrong, &meet, &each, &is_right);
+                scope.spawn(move || {
+                    for round in 0..ROUNDS {
+                        meet(3 * round + 1);
+                        each(fd);
+                        meet(3 * round + 2);
+                        if fd == FDS[0] && !is_right() {
+                            wrong.fetch_add(1, Ordering::Relaxed);
+                        }
+                        meet(3 * round + 3);
+                    }
+                });
+            }
+        });
+        wrong.into_inner()
+    }
+
+    /// Kept bytes, `len` in number.
+    fn bytes(len: u64) -> *mut Kept {
+        Box::leak(Box::new(Kept {
+            taken: AtomicU64::new(0),
+            len: AtomicU64::new(len),
+            error: AtomicI32::new(0),
+        }))
+    }
+
+    #[test]
+    fn threads_that_duplicate_at_once_get_an_element_each() {
+        let kept = bytes(0) as usize;
+        let is_right = || {
+            let have_elements = FDS.iter().all(|&fd| find(fd).is_some());
+            closing_range(FDS[0] as u32, FDS[1] as u32);
+            have_elements && FDS.iter().all(|&fd| find(fd).is_none())
+        };
+        let enter = |fd| {
+            let _ = enter(fd, kept as *mut Kept);
+        };
+        assert_eq!(at_once(enter, is_right), 0, "descriptors lost their bytes");
+    }
+
+    #[test]
+    fn threads_that_register_at_once_get_a_membership_each() {
+        let descriptor = KeptDescriptor::new();
+        let is_right = || {
+            let are_members = FDS
+                .iter()
+                .all(|&instance| descriptor.member(instance).is_some());
+            for member in &descriptor.members {
+                member.instance.store(0, Ordering::Relaxed);
+            }
+            are_members
+        };
+        let register = |instance| descriptor.register(instance, 1, 0);
+        assert_eq!(at_once(register, is_right), 0, "registrations were lost");
+    }
+
+    #[test]
+    fn element_that_is_another_descriptors_by_now_stays() {
+        let descriptor = KeptDescriptor::new();
+        descriptor.fd.store(7 + 1, Ordering::Relaxed);
+        descriptor.leave(5);
+        assert_eq!(descriptor.fd.load(Ordering::Relaxed), 7 + 1);
+    }
+
+    #[test]
+    fn one_shot_is_told_once_and_not_before_there_is_room_to_tell() {
+        const INSTANCE: i32 = 3;
+        const WANTED: u32 = (libc::EPOLLIN | libc::EPOLLONESHOT) as u32;
+        let descriptor = enter(2000, bytes(1)).expect("room");
+        descriptor.register(INSTANCE, WANTED, 42);
+        let mut events = [epoll_event { events: 0, u64: 0 }];
+        assert_eq!(add_events(INSTANCE, &mut [], 0), 0);
+        assert_eq!(add_events(INSTANCE, &mut events, 0), 1);
+        assert_eq!({ events[0].u64 }, 42);
+        assert_eq!(add_events(INSTANCE, &mut events, 0), 0);
+        closing(2000);
+        // Of two threads that have both seen it armed, one tells.
+        let member = KeptDescriptor::new();
+        member.register(INSTANCE, WANTED, 42);
+        let member = member.member(INSTANCE).expect("registered");
+        assert!(member.tell(WANTED));
+        assert!(!member.tell(WANTED));
+    }
+}

@@ -1,0 +1,103 @@
+//! This process and its fork family. This file has whether the library serves the process, its
+//! number, and how it waits.
+//!
+//! - [`lifecycle`]: start, fork, and the end;
+//! - [`descriptors`]: what each descriptor number stands for;
+//! - [`table`], [`family`], [`holders`]: the family's table, how a process comes by it, and which
+//!   members hold a connection;
+//! - [`handover`]: exec: connections continue in another program;
+//! - [`confinement`], [`kept_bytes`]: leaving a program that sets a filter for system calls, or has
+//!   children in another pid namespace; unread bytes kept for it;
+//! - [`fd_table_room`]: how many descriptors `select` looks at.
+
+pub(crate) mod confinement;
+pub(crate) mod descriptors;
+pub(crate) mod family;
+pub(crate) mod fd_table_room;
+pub(crate) mod handover;
+pub(crate) mod holders;
+pub(crate) mod kept_bytes;
+pub(crate) mod lifecycle;
+pub(crate) mod table;
+
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use toehold_channel::table::WaitMode;
+
+use crate::system::sys;
+
+/// Set once, when the library is started for this process.
+static ENABLED: AtomicBool = AtomicBool::new(false);
+static PID: AtomicU32 = AtomicU32::new(0);
+/// How it was told to wait when it started.
+static WAIT_TOLD: AtomicU32 = AtomicU32::new(0);
+/// How it waits: as it was told, or as a rule of the operator's says.
+static WAIT: AtomicU32 = AtomicU32::new(0);
+/// How often this process, and those that it descends from, have forked.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+/// Notes which process this is, and how it waits.
+pub(crate) fn begin(wait: WaitMode) {
+    WAIT_TOLD.store(wait as u32, Ordering::Relaxed);
+    WAIT.store(wait as u32, Ordering::Relaxed);
+    PID.store(sys::getpid(), Ordering::Relaxed);
+}
+
+/// Waits as a rule of the operator's says, or without one as it was told when it started.
+pub(crate) fn follow_wait_rule(rule: Option<WaitMode>) {
+    let told = WAIT_TOLD.load(Ordering::Relaxed);
+    // Relaxed: each wait reads it once, and nothing else depends on it.
+    WAIT.store(rule.map_or(told, |mode| mode as u32), Ordering::Relaxed);
+}
+
+/// From now on the library serves this process.
+pub(crate) fn enable() {
+    // Relaxed: there is one thread.
+    ENABLED.store(true, Ordering::Relaxed);
+}
+
+/// It serves this process no more.
+pub(crate) fn disable() {
+    // Relaxed: a call that has begun goes on in any case.
+    ENABLED.store(false, Ordering::Relaxed);
+}
+
+/// This process is about to fork.
+pub(crate) fn before_fork() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// This process is the child.
+pub(crate) fn forked() {
+    PID.store(sys::getpid(), Ordering::Relaxed);
+}
+
+/// True once the library serves this process.
+#[inline]
+pub fn is_started() -> bool {
+    ENABLED.load(Ordering::Relaxed)
+}
+
+/// This process as it was started or forked. In a `vfork` child it is the parent.
+#[inline]
+pub(crate) fn pid() -> u32 {
+    PID.load(Ordering::Relaxed)
+}
+
+/// Changes with each child that inherits what we have mapped.
+pub(crate) fn forks() -> u32 {
+    FORKS.load(Ordering::Relaxed)
+}
+
+/// How to wait.
+#[inline]
+pub(crate) fn wait_mode() -> WaitMode {
+    WaitMode::from_word(WAIT.load(Ordering::Relaxed)).unwrap_or(WaitMode::Adaptive)
+}
+
+/// True in a `vfork` child (or a raw `clone` that shares memory): what it closes is its own, what
+/// we know is its parent's.
+#[inline]
+pub(crate) fn borrowed_memory() -> bool {
+    is_started() && sys::getpid() != pid()
+}

@@ -1,0 +1,418 @@
+//! Signal handlers do not run while their thread holds a lock of the library.
+//!
+//! A handler may call `close`, `send` or `siglongjmp`. If it ran in the middle of a locked section,
+//! it would wait for its own thread, or leave the lock held for ever. The kernel has no such
+//! problem: handlers run when a system call is over. So here: the library installs one handler of
+//! its own in place of each of the program's. It calls the program's at once, unless the thread is
+//! inside a locked section. Then it blocks all signals, queues the signal again for this thread,
+//! and returns. The end of the section restores the mask, and the kernel delivers the signal as it
+//! came.
+//!
+//! ```text
+//!   enter ─► lock ─► …  signal: block all, queue again …
+//!         ─► unlock ─► leave: restore the mask ─► handler
+//! ```
+//!
+//! Not deferred: faults (`SIGSEGV` and its kin), which belong to the instruction that caused them
+//! ([`crate::system::faults`]);
+//! handlers that the kernel removes when they run (`SA_RESETHAND`); handlers installed by number.
+//!
+//! A section never sleeps, but for a lock of another thread's ([`crate::lock::mutex`]). Its thread
+//! is known by its thread pointer, in a table of fixed size: no thread-local storage, no heap.
+
+use core::ffi::{c_int, c_void};
+use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fence};
+
+use crate::process;
+use crate::system::{errno, faults, real, sys};
+
+/// The state of one thread.
+#[derive(Debug)]
+pub(crate) struct Thread {
+    /// Its thread pointer; 0 is a free place. A thread that ends leaves its place to the next one
+    /// with this pointer.
+    pointer: AtomicUsize,
+    /// Written by the thread alone: its process above, the sections that it is in below. Of another
+    /// process (before fork) it means 0.
+    sections: AtomicU64,
+    /// 1 when a signal waits for the end of the section.
+    waits: AtomicU32,
+    /// Handlers of the program that have run, and those of them that end a call which waits.
+    handled: AtomicU16,
+    ended: AtomicU16,
+    /// The mask to restore then.
+    mask: AtomicU64,
+}
+
+/// Threads that are known by their own place; one more is served as if handlers were never in the
+/// way.
+const THREADS_MAX: usize = 4096;
+/// Places that are tried.
+const PROBES: usize = 8;
+static THREADS: [Thread; THREADS_MAX] = [const {
+    Thread {
+        pointer: AtomicUsize::new(0),
+        sections: AtomicU64::new(0),
+        waits: AtomicU32::new(0),
+        handled: AtomicU16::new(0),
+        ended: AtomicU16::new(0),
+        mask: AtomicU64::new(0),
+    }
+}; THREADS_MAX];
+
+#[inline]
+fn places(pointer: usize) -> impl Iterator<Item = &'static Thread> {
+    // Fibonacci hashing: control blocks lie whole pages apart.
+    let first = (pointer as u64 >> 6).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 52;
+    (0..PROBES).map(move |probe| &THREADS[(first as usize + probe) % THREADS_MAX])
+}
+
+/// This thread's place, made if need be.
+#[inline]
+fn this_thread() -> Option<&'static Thread> {
+    place_of(errno::thread())
+}
+
+#[inline(always)]
+fn place_of(pointer: usize) -> Option<&'static Thread> {
+    let first = places(pointer).next()?;
+    // Relaxed, here and below: a place is its thread's own, and handlers run on that thread.
+    if first.pointer.load(Ordering::Relaxed) == pointer {
+        return Some(first);
+    }
+    search(pointer)
+}
+
+#[cold]
+fn search(pointer: usize) -> Option<&'static Thread> {
+    places(pointer).find(|thread| {
+        let at = &thread.pointer;
+        at.load(Ordering::Relaxed) == pointer
+            || at
+                .compare_exchange(0, pointer, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
+    })
+}
+
+impl Thread {
+    /// Sections that the thread is in.
+    fn depth(&self) -> u32 {
+        let word = self.sections.load(Ordering::Relaxed);
+        if (word >> 32) as u32 == process::pid() {
+            word as u32
+        } else {
+            0
+        }
+    }
+
+    #[inline]
+    fn enter(&self) {
+        let word = self.sections.load(Ordering::Relaxed);
+        let none = u64::from(process::pid()) << 32;
+        // The words of the parent's threads count for nothing here.
+        let word = if (word ^ none) >> 32 == 0 { word } else { none };
+        self.sections.store(word + 1, Ordering::Relaxed);
+    }
+
+    /// True when the thread is in no section now. No process forks within one, so the word is this
+    /// process's.
+    #[inline]
+    fn leave(&self) -> bool {
+        let word = self.sections.load(Ordering::Relaxed).wrapping_sub(1);
+        self.sections.store(word, Ordering::Relaxed);
+        word as u32 == 0
+    }
+}
+
+/// Which handlers of the program had run on this thread at one time. The kernel sees signals while
+/// a thread sleeps in it; a thread that spins has to find them by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Handlers {
+    all: u16,
+    ending: u16,
+}
+
+/// Those that have run by now.
+pub(crate) fn handlers() -> Handlers {
+    this_thread().map_or(Handlers { all: 0, ending: 0 }, |thread| Handlers {
+        all: thread.handled.load(Ordering::Relaxed),
+        ending: thread.ended.load(Ordering::Relaxed),
+    })
+}
+
+impl Handlers {
+    /// True when one has run since that ends a `recv` or `send`: one without `SA_RESTART`.
+    pub(crate) fn end_a_transfer(self) -> bool {
+        handlers().ending != self.ending
+    }
+
+    /// True when one has run since: each ends a call that waits for readiness (signal(7)).
+    pub(crate) fn end_a_wait(self) -> bool {
+        handlers().all != self.all
+    }
+}
+
+/// A section in which no handler of the program runs; ends when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Section(Option<&'static Thread>);
+
+/// Begins a section.
+#[inline]
+pub(crate) fn enter() -> Section {
+    enter_as(errno::thread())
+}
+
+/// Begins a section of this thread, which is known by `pointer`.
+#[inline(always)]
+pub(crate) fn enter_as(pointer: usize) -> Section {
+    let thread = place_of(pointer);
+    if let Some(thread) = thread {
+        thread.enter();
+    }
+    // Pairs with the look at the depth in `handle`, which runs on this thread.
+    compiler_fence(Ordering::SeqCst);
+    Section(thread)
+}
+
+impl Drop for Section {
+    #[inline]
+    fn drop(&mut self) {
+        // Pairs with the look at the depth in `handle`, which runs on this thread.
+        compiler_fence(Ordering::SeqCst);
+        let Some(thread) = self.0 else { return };
+        let is_outside = thread.leave();
+        // Pairs with the store of `waits` in `postpone`, which runs on this thread.
+        compiler_fence(Ordering::SeqCst);
+        if is_outside && thread.waits.load(Ordering::Relaxed) != 0 {
+            deliver(thread);
+        }
+    }
+}
+
+/// Lets in the signals that came during a section.
+#[cold]
+fn deliver(thread: &Thread) {
+    thread.waits.store(0, Ordering::Relaxed);
+    // The program's handlers run inside this call.
+    sys::set_signal_mask(thread.mask.load(Ordering::Relaxed));
+}
+
+/// Faults of the instruction at which they come: they cannot wait.
+const FAULTS: [c_int; 6] = [
+    libc::SIGSEGV,
+    libc::SIGBUS,
+    libc::SIGFPE,
+    libc::SIGILL,
+    libc::SIGTRAP,
+    libc::SIGSYS,
+];
+const SIGNAL_MAX: c_int = 64;
+/// Of each signal: the program's handler, whether it takes three arguments, and whether calls go on
+/// after it.
+static HANDLERS: [AtomicU64; SIGNAL_MAX as usize + 1] =
+    [const { AtomicU64::new(0) }; SIGNAL_MAX as usize + 1];
+const TAKES_INFO: u64 = 1 << 63;
+const RESTARTS: u64 = 1 << 62;
+const MARKS: u64 = TAKES_INFO | RESTARTS;
+
+fn bit(signal: c_int) -> u64 {
+    1 << (signal - 1)
+}
+
+/// The handler that the kernel knows.
+unsafe extern "C" fn handle(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    let inside = this_thread().filter(|thread| thread.depth() > 0);
+    // SAFETY: the kernel's arguments.
+    if inside.is_some_and(|thread| unsafe { postpone(thread, signal, info, context) }) {
+        return;
+    }
+    // Acquire pairs with the Release store in `sigaction`: what the program prepared for its
+    // handler is there.
+    let word = HANDLERS[signal as usize].load(Ordering::Acquire);
+    let handler = (word & !MARKS) as usize;
+    if let Some(thread) = this_thread() {
+        // Before the handler, which may jump out. Relaxed: for this thread.
+        thread.handled.fetch_add(1, Ordering::Relaxed);
+        if word & RESTARTS == 0 {
+            thread.ended.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    // SAFETY: the program installed a handler of this form.
+    unsafe {
+        if word & TAKES_INFO != 0 {
+            let handler: unsafe extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) =
+                core::mem::transmute(handler);
+            handler(signal, info, context);
+        } else if handler != 0 {
+            let handler: unsafe extern "C" fn(c_int) = core::mem::transmute(handler);
+            handler(signal);
+        }
+    }
+}
+
+/// Has the signal come again when `thread`, this one, has left its section. False when the kernel
+/// cannot queue it.
+unsafe fn postpone(
+    thread: &Thread,
+    signal: c_int,
+    info: *mut libc::siginfo_t,
+    context: *mut c_void,
+) -> bool {
+    let faults = FAULTS.iter().fold(0, |mask, &fault| mask | bit(fault));
+    // Before anything else: a second signal would come here, too, and take this handler's mask for
+    // the program's.
+    let during = sys::block_signals(!faults);
+    if !sys::queue_signal_here(signal, info) {
+        sys::set_signal_mask(during);
+        return false;
+    }
+    // SAFETY: the kernel's context, whose mask begins with the 64 bits that the kernel uses. It
+    // takes the mask from there when the handler returns.
+    unsafe {
+        let mask = (&raw mut (*context.cast::<libc::ucontext_t>()).uc_sigmask).cast::<u64>();
+        thread.mask.store(*mask, Ordering::Relaxed);
+        *mask |= !faults;
+    }
+    thread.waits.store(1, Ordering::Relaxed);
+    true
+}
+
+fn address() -> usize {
+    handle as *const () as usize
+}
+
+/// True when the library stands between the kernel and handlers of `signal`.
+fn concerns(signal: c_int) -> bool {
+    (1..=SIGNAL_MAX).contains(&signal)
+        && !FAULTS.contains(&signal)
+        && process::is_started()
+        && !process::borrowed_memory()
+}
+
+/// `sigaction(2)`.
+///
+/// # Safety
+/// As for the C function.
+#[unsafe(link_section = ".text.startup")]
+pub unsafe fn sigaction(
+    signal: c_int,
+    new: *const libc::sigaction,
+    old: *mut libc::sigaction,
+) -> c_int {
+    if !concerns(signal) {
+        // SAFETY: the caller's promise, here and below.
+        return unsafe { faults::sigaction(signal, new, old) };
+    }
+    let place = &HANDLERS[signal as usize];
+    // Relaxed: only the word itself is used.
+    let before = place.load(Ordering::Relaxed);
+    // SAFETY: `new` is null or readable.
+    let wanted = unsafe { new.as_ref() }.copied();
+    let is_ours = |action: &libc::sigaction| {
+        action.sa_sigaction != libc::SIG_DFL
+            && action.sa_sigaction != libc::SIG_IGN
+            && action.sa_sigaction != address()
+            && action.sa_flags & libc::SA_RESETHAND == 0
+    };
+    let result = match wanted.filter(is_ours) {
+        Some(mut action) => {
+            let mark = |flag, mark| match action.sa_flags & flag {
+                0 => 0,
+                _ => mark,
+            };
+            let marks = mark(libc::SA_SIGINFO, TAKES_INFO) | mark(libc::SA_RESTART, RESTARTS);
+            // Release pairs with the Acquire load in `handle`.
+            place.store(action.sa_sigaction as u64 | marks, Ordering::Release);
+            action.sa_sigaction = address();
+            action.sa_flags |= libc::SA_SIGINFO;
+            // SAFETY: as above; the action is live.
+            let result = unsafe { real::sigaction(signal, &action, old) };
+            if result != 0 {
+                // Release pairs with the Acquire load in `handle`.
+                place.store(before, Ordering::Release);
+            }
+            result
+        }
+        // SAFETY: as above.
+        None => unsafe { real::sigaction(signal, new, old) },
+    };
+    // SAFETY: `old` is null or writable.
+    if let Some(old) = unsafe { old.as_mut() }.filter(|_| result == 0)
+        && old.sa_sigaction == address()
+    {
+        old.sa_sigaction = (before & !MARKS) as usize;
+        if before & TAKES_INFO == 0 {
+            old.sa_flags &= !libc::SA_SIGINFO;
+        }
+    }
+    result
+}
+
+/// The simpler calls (`signal(2)`, `sigset(3)`): `call` is libc's, which knows the flags that go
+/// with its name.
+///
+/// # Safety
+/// As for the C functions.
+pub unsafe fn signal(
+    signal: c_int,
+    handler: usize,
+    call: unsafe fn(c_int, usize) -> usize,
+) -> usize {
+    if !concerns(signal) {
+        // SAFETY: the caller's promise, here and below.
+        return unsafe { faults::signal(signal, handler, call) };
+    }
+    // Relaxed: only the word itself is used.
+    let before = HANDLERS[signal as usize].load(Ordering::Relaxed);
+    // SAFETY: as above.
+    let result = unsafe { call(signal, handler) };
+    if result != libc::SIG_ERR {
+        // SAFETY: zeroes are a valid action, and it is live.
+        unsafe {
+            let mut action: libc::sigaction = core::mem::zeroed();
+            if real::sigaction(signal, core::ptr::null(), &mut action) == 0
+                && action.sa_sigaction == handler
+            {
+                sigaction(signal, &action, core::ptr::null_mut());
+            }
+        }
+    }
+    if result == address() {
+        (before & !MARKS) as usize
+    } else {
+        result
+    }
+}
+
+/// `siginterrupt(3)`, which changes the flags of the handler that the kernel knows.
+///
+/// # Safety
+/// As for the C function.
+pub unsafe fn siginterrupt(signal: c_int, interrupts: c_int) -> c_int {
+    // SAFETY: the caller's promise.
+    let result = unsafe { real::siginterrupt(signal, interrupts) };
+    if result == 0 && concerns(signal) {
+        let place = &HANDLERS[signal as usize];
+        match interrupts {
+            // Relaxed: a mark, beside a handler that is there already.
+            0 => place.fetch_or(RESTARTS, Ordering::Relaxed),
+            _ => place.fetch_and(!RESTARTS, Ordering::Relaxed),
+        };
+    }
+    result
+}
+
+/// Stands before `handler` as before one that a program has installed, in a test's process.
+#[cfg(test)]
+pub(crate) fn stand_before(signal: c_int, handler: extern "C" fn(c_int)) {
+    // Release pairs with the Acquire load in `handle`.
+    HANDLERS[signal as usize].store(handler as usize as u64, Ordering::Release);
+    // SAFETY: zeroes are a valid action, and it is live.
+    let result = unsafe {
+        let mut action: libc::sigaction = core::mem::zeroed();
+        action.sa_sigaction = address();
+        action.sa_flags = libc::SA_SIGINFO;
+        libc::sigaction(signal, &action, core::ptr::null_mut())
+    };
+    assert_eq!(result, 0);
+}

@@ -1,0 +1,181 @@
+//! Looking at received bytes without taking them (`MSG_PEEK`, `FIONREAD`), past the positions at
+//! which a direction changes between carrier and ring.
+//!
+//! A call that takes bytes reaches these positions one after the other. A call that only looks must
+//! see the bytes behind them. Otherwise it would wait for bytes that have arrived.
+
+use libc::iovec;
+use toehold_channel::ring::Filled;
+use toehold_stream::end::{AHEAD_MAX, End, Incoming};
+
+use crate::connection::Connection;
+use crate::connection::resets::fault_of_peer;
+use crate::direction::takeover;
+use crate::system::{errno, sys};
+use crate::transfer::buffers;
+use crate::transfer::control_messages::Control;
+
+/// Bytes of the carrier that can be passed over for those behind them: twice what two switches in a
+/// row leave there in practice.
+const PASSED_MAX: usize = 32 << 10;
+const SCRATCH_BYTES: usize = 4096;
+const SCRATCHES: usize = PASSED_MAX / SCRATCH_BYTES;
+
+/// Bytes that a receive would find now (`FIONREAD`), of an attached connection.
+pub(crate) fn waiting(connection: &Connection) -> Option<i32> {
+    connection.end()?;
+    let _held = takeover::lock_receiving(connection)?;
+    let end = connection.end()?;
+    let count = count(connection, &end).ok()?;
+    Some(i32::try_from(count).unwrap_or(i32::MAX))
+}
+
+/// Bytes that have arrived, next to each other in one place.
+#[derive(Clone, Copy)]
+enum Part {
+    Ring(Filled),
+    Carrier(u64),
+    /// Doorbells on the carrier.
+    Skip(u64),
+}
+
+/// All that has arrived, in the order in which it is received. Callers hold the receive lock.
+fn parts_ahead(connection: &Connection, end: &End<'_>) -> Result<[Option<Part>; AHEAD_MAX], i32> {
+    // A switch is published before what follows it: of the bytes seen now, all that no record
+    // speaks of are data.
+    let mut on_carrier = sys::bytes_waiting(connection.number()).max(0) as u64;
+    let ahead = end
+        .ahead()
+        .map_err(|fault| fault_of_peer(connection, fault))?;
+    let mut parts = [None; AHEAD_MAX];
+    for (place, coming) in parts.iter_mut().zip(ahead.into_iter().flatten()) {
+        let (part, has_all) = match coming {
+            Incoming::Ring(filled) => (Part::Ring(filled), true),
+            Incoming::Carrier { limit } => {
+                let here = limit.min(on_carrier);
+                (Part::Carrier(here), here == limit)
+            }
+            Incoming::Skip { bytes } => {
+                let here = bytes.min(on_carrier);
+                (Part::Skip(here), here == bytes)
+            }
+        };
+        if let Part::Carrier(here) | Part::Skip(here) = part {
+            on_carrier -= here;
+        }
+        *place = Some(part);
+        if !has_all {
+            break;
+        }
+    }
+    Ok(parts)
+}
+
+/// Bytes that could be received now. Callers hold the receive lock.
+pub(crate) fn count(connection: &Connection, end: &End<'_>) -> Result<u64, i32> {
+    let parts = parts_ahead(connection, end)?;
+    let lengths = parts.into_iter().flatten().map(|part| match part {
+        Part::Ring(filled) => filled.len,
+        Part::Carrier(here) => here,
+        Part::Skip(_) => 0,
+    });
+    Ok(lengths.sum())
+}
+
+/// Copies up to `want` bytes to `parts`, from byte `skip` on, and takes none; how many. It passes
+/// over the first `offset` bytes that have arrived. With `MSG_TRUNC` in `flags` the others are only
+/// counted. Callers hold the receive lock.
+///
+/// # Safety
+/// `parts` are writable from byte `skip` on, for `want` bytes, and `control`.
+pub(crate) unsafe fn peek(
+    connection: &Connection,
+    end: &End<'_>,
+    (parts, control): (&[iovec], &mut Control),
+    offset: u64,
+    skip: usize,
+    want: usize,
+    flags: i32,
+) -> Result<usize, i32> {
+    if flags & libc::MSG_TRUNC != 0 {
+        let behind = count(connection, end)?.saturating_sub(offset);
+        return Ok(behind.min(want as u64) as usize);
+    }
+    let (mut done, mut passed, mut in_ring) = (0, 0, 0);
+    // Bytes of the offset that are still to be passed over.
+    let mut before = offset;
+    for part in parts_ahead(connection, end)?.into_iter().flatten() {
+        let left = want - done;
+        match part {
+            Part::Ring(filled) => {
+                let over = before.min(filled.len);
+                before -= over;
+                let len = left.min((filled.len - over) as usize);
+                let stretches = end.receiver().peek(in_ring + over, len, filled);
+                // SAFETY: `parts_ahead` checked that these bytes are inside the ring; `parts` by
+                // the caller's promise.
+                let copied =
+                    unsafe { buffers::scatter(end.ring_in(), stretches, parts, skip + done) };
+                if copied.is_err() {
+                    return errno::unless_moved(done, libc::EFAULT);
+                }
+                in_ring += filled.len;
+                done += len;
+            }
+            Part::Carrier(here) => {
+                let over = before.min(here) as usize;
+                before -= over as u64;
+                let len = left.min(here as usize - over);
+                let first = passed + over;
+                // SAFETY: the caller's promise.
+                let seen = unsafe {
+                    peek_behind(connection, first, (parts, control), skip + done, len, flags)
+                };
+                done += seen;
+                if seen < len || control.ends_receive() {
+                    break;
+                }
+                passed += here as usize;
+            }
+            Part::Skip(here) => passed += here as usize,
+        }
+    }
+    Ok(done)
+}
+
+/// Looks at `len` bytes of the carrier behind its first `passed` ones; how many came.
+///
+/// # Safety
+/// `parts` are writable from byte `skip` on, for `len` bytes, and `control`.
+unsafe fn peek_behind(
+    connection: &Connection,
+    passed: usize,
+    (parts, control): (&[iovec], &mut Control),
+    skip: usize,
+    len: usize,
+    flags: i32,
+) -> usize {
+    if len == 0 || passed > PASSED_MAX {
+        return 0;
+    }
+    let mut scratch = [0u8; SCRATCH_BYTES];
+    let (window, count) = buffers::window(parts, skip, len);
+    let nothing = iovec {
+        iov_base: core::ptr::null_mut(),
+        iov_len: 0,
+    };
+    let mut list = [nothing; SCRATCHES + 16];
+    for (index, part) in list[..SCRATCHES].iter_mut().enumerate() {
+        // All of them are the same bytes: nobody reads what is passed over.
+        part.iov_base = scratch.as_mut_ptr().cast();
+        part.iov_len = passed
+            .saturating_sub(index * SCRATCH_BYTES)
+            .min(SCRATCH_BYTES);
+    }
+    list[SCRATCHES..SCRATCHES + count].copy_from_slice(&window[..count]);
+    let list = &mut list[..SCRATCHES + count];
+    let flags = flags & libc::MSG_CMSG_CLOEXEC | libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    // SAFETY: the list names `scratch` and parts of the program's buffers.
+    let result = unsafe { control.receive(connection.number(), list, flags) };
+    usize::try_from(result).map_or(0, |seen| seen.saturating_sub(passed))
+}

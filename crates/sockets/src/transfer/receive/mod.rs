@@ -1,0 +1,633 @@
+//! Receiving: from the carrier up to a switch, from the ring, and the waits between.
+
+mod from_offset;
+mod waiting;
+
+use core::sync::atomic::Ordering;
+
+use libc::iovec;
+use toehold_channel::layout::{RING_BYTES, SIDE_SEEN};
+use toehold_channel::table::{FLAG_CONNECTING, FLAG_REFUSED, FLAG_SHUT_RX, Mode, Reason};
+use toehold_stream::end::End;
+use toehold_stream::next::{Carrier, Next};
+
+use crate::adapter::offers;
+use crate::connection::carrier::Carrier as Kind;
+use crate::connection::{self, Connection, HINT_EOF, HINT_LOOK};
+use crate::connection::{pending_errors, resets, settings, unix};
+use crate::direction::{self, doorbells, switching, takeover};
+use crate::express::{returning, turns};
+use crate::offload::liveness::say_what_is_set;
+use crate::offload::{awaiting, endings};
+use crate::pairing::{self, leaving};
+use crate::system::{errno, sys};
+use crate::transfer::control_messages::Control;
+use crate::transfer::kernel_call::by_kernel;
+use crate::transfer::receive::waiting::{Waits, arm_for_unknown_wait, wait_for_bytes};
+use crate::transfer::{buffers, peek, peek_offset};
+use crate::waiting::seen_waits;
+use crate::waiting::sleep::sleep_until;
+
+/// Without other signs, a receiver that finds its ring empty looks at the carrier this often.
+const CARRIER_LOOK_NS: u64 = 50_000;
+
+/// How often a thread looks again that cannot sleep until there is news.
+const LOOK_AGAIN_NS: u64 = 1_000_000;
+
+/// One look at a connection.
+enum Step {
+    /// Bytes were moved; true when the sender may be waiting for the credit.
+    Got(usize, bool),
+    /// The stream ended.
+    End,
+    /// Nothing there.
+    Empty,
+}
+
+/// Flags of the program's call that concern a receive of bytes on the carrier.
+const OF_CARRIER: i32 = libc::MSG_PEEK | libc::MSG_TRUNC | libc::MSG_CMSG_CLOEXEC;
+
+/// Receives into `parts`; `kernel` is the program's own call, made when the connection is on the
+/// host path.
+///
+/// # Safety
+/// `parts` are writable.
+#[inline]
+pub(crate) unsafe fn receive(
+    connection: &Connection,
+    parts: &[iovec],
+    flags: i32,
+    kernel: impl Fn(i32) -> isize,
+) -> isize {
+    // SAFETY: the caller's promise.
+    unsafe {
+        receive_message(
+            connection,
+            parts,
+            &mut Control::none(),
+            flags,
+            false,
+            kernel,
+        )
+    }
+}
+
+/// As [`receive`], with control messages; `has_begun` when the program's call has slept before, or
+/// has moved bytes.
+///
+/// # Safety
+/// `parts` and `control` are writable.
+#[inline]
+pub(crate) unsafe fn receive_message(
+    connection: &Connection,
+    parts: &[iovec],
+    control: &mut Control,
+    flags: i32,
+    has_begun: bool,
+    kernel: impl Fn(i32) -> isize,
+) -> isize {
+    let mut now;
+    let mut connection = connection;
+    let mut has_begun = has_begun;
+    loop {
+        let flags = Kind::of(connection).receive_flags(flags);
+        match begin_host_receive(connection, flags, &mut has_begun) {
+            Err(error) => return errno::result(Err(error)),
+            Ok(true) => {
+                let result = by_kernel(connection, has_begun, &kernel);
+                finish_host_receive(connection, result, flags);
+                return endings::correct(connection, result, endings::receive_error);
+            }
+            Ok(false) if flags & libc::MSG_ERRQUEUE != 0 => {
+                return by_kernel(connection, has_begun, &kernel);
+            }
+            Ok(false) => {}
+        }
+        if flags & libc::MSG_PEEK != 0 {
+            // SAFETY: the caller's promise.
+            if let Some(looked) = unsafe { from_offset::look(connection, parts, flags) } {
+                let answer = looked.map_err(|error| endings::receive_error(connection, error));
+                return errno::result(answer);
+            }
+        }
+        // SAFETY: the caller's promise.
+        if let Some(result) = unsafe { receive_attached(connection, parts, control, flags) } {
+            return result;
+        }
+        has_begun = true;
+        if !connection.is_current() {
+            // As in `send::transmit_message`.
+            let another = connection::at(connection.fd);
+            let Some(another) = another.filter(|another| another.continues(connection)) else {
+                return errno::result(Err(libc::EBADF));
+            };
+            now = another;
+            connection = &now;
+        }
+    }
+}
+
+/// Enters a kernel receive on the host path; false when the connection has a channel and must be
+/// used through it. `has_begun` is set when the call has slept.
+///
+/// # Errors
+/// The program's call fails with it.
+#[inline]
+fn begin_host_receive(
+    connection: &Connection,
+    flags: i32,
+    has_begun: &mut bool,
+) -> Result<bool, i32> {
+    let (entry, local) = (connection.entry, connection.local);
+    if local.attachment.has_region() {
+        return Ok(false);
+    }
+    say_what_is_set();
+    if offers::offer_waits(connection) || !local.offered.load(Ordering::Relaxed).is_null() {
+        errno::keep(|| pairing::consider(connection));
+    }
+    if entry.flags.load(Ordering::Relaxed) & (FLAG_CONNECTING | FLAG_REFUSED) != 0 {
+        *has_begun |= awaiting::before_transfer(connection, flags)?;
+    }
+    // `pairing::attach` sees our count, or we see its region.
+    Ok(local.attachment.begin_host_call(&local.rx_in_flight))
+}
+
+/// Leaves a kernel receive that [`begin_host_receive`] entered.
+#[inline]
+fn finish_host_receive(connection: &Connection, result: isize, flags: i32) {
+    let entry = connection.entry;
+    // The connection may have been closed under the call.
+    let is_its = result > 0 && connection.is_current();
+    if is_its && flags & (libc::MSG_PEEK | libc::MSG_ERRQUEUE | libc::MSG_OOB) == 0 {
+        entry.rx_carrier.fetch_add(result as u64, Ordering::Relaxed);
+    }
+    let local = connection.local;
+    local.attachment.end_host_call(&local.rx_in_flight);
+    seen_waits::after_call(local, result);
+    if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
+        connection.pin(Reason::Unsupported);
+    } else if is_its {
+        pairing::after_host_call(connection, result as u64);
+    }
+}
+
+/// Receives by the channel. `None`: the connection has left it.
+///
+/// # Safety
+/// `parts` and `control` are writable.
+unsafe fn receive_attached(
+    connection: &Connection,
+    parts: &[iovec],
+    control: &mut Control,
+    flags: i32,
+) -> Option<isize> {
+    // SAFETY: the caller's promise.
+    let result = unsafe { receive_by_steps(connection, parts, control, flags) };
+    leaving::after_transfer(connection, result, endings::receive_error)
+}
+
+unsafe fn receive_by_steps(
+    connection: &Connection,
+    parts: &[iovec],
+    control: &mut Control,
+    flags: i32,
+) -> Result<usize, i32> {
+    let entry = connection.entry;
+    if flags & libc::MSG_OOB != 0 {
+        // Urgent data never travels in a ring: the sender went down for it.
+        let part = parts.first().ok_or(libc::EINVAL)?;
+        let Some(_held) = takeover::lock_receiving(connection) else {
+            return Err(libc::EAGAIN);
+        };
+        if connection.end().is_none() || !connection.is_current() {
+            return Err(errno::LEFT_CHANNEL);
+        }
+        // SAFETY: the caller's promise.
+        let result = unsafe {
+            sys::recv(
+                connection.number(),
+                part.iov_base.cast(),
+                part.iov_len,
+                flags,
+            )
+        };
+        return sys::answer(result);
+    }
+    let total = buffers::total(parts).ok_or(libc::EINVAL)?;
+    if total == 0 {
+        // The kernel waits for something to be there, or its end or error, and then takes nothing
+        // of it (tcp_recvmsg_locked).
+        let mut byte = 0u8;
+        let byte = iovec {
+            iov_base: (&raw mut byte).cast(),
+            iov_len: 1,
+        };
+        let flags = flags & libc::MSG_DONTWAIT | libc::MSG_PEEK;
+        // SAFETY: `byte` is writable.
+        return unsafe { receive_by_steps(connection, &[byte], &mut Control::none(), flags) }
+            .map(|_| 0);
+    }
+    let waits = flags & libc::MSG_DONTWAIT == 0 && !connection.nonblocking();
+    // As sock_rcvlowat.
+    let least = match flags & libc::MSG_WAITALL {
+        0 => settings::low_water(connection).min(total),
+        _ => total,
+    };
+    let takes = flags & libc::MSG_PEEK == 0;
+    let mut waits_so_far = Waits::default();
+    let mut done = 0;
+    // The end was seen, on the carrier or in the peer's words: one more look is enough.
+    let (mut ended, mut closed) = (false, false);
+    loop {
+        let end;
+        let step = {
+            let Some(held) = takeover::lock_receiving(connection) else {
+                return errno::unless_moved(done, libc::EAGAIN);
+            };
+            if !connection.is_current() {
+                return errno::unless_moved(done, libc::EBADF);
+            }
+            let Some(attached) = connection.end() else {
+                return errno::unless_moved(done, errno::LEFT_CHANNEL);
+            };
+            end = attached;
+            // SAFETY: the caller's promise.
+            let step = unsafe {
+                step(
+                    connection,
+                    &end,
+                    (parts, control),
+                    done,
+                    total - done,
+                    flags,
+                )
+            };
+            if matches!(step, Ok(Step::Got(_, true))) && end.is_asked_for_credit() {
+                switching::notify_of_credit(connection, &end, held);
+            }
+            step
+        };
+        match step {
+            Ok(Step::Got(moved, _)) => {
+                done += moved;
+                waits_so_far.got_bytes();
+                entry.rx_empty.store(0, Ordering::Relaxed);
+                after_receive(connection);
+                if !takes && waits && moved < least.min(RING_BYTES / 2) {
+                    // Nothing was consumed: wait until more stands behind what was seen, then look
+                    // at all of it again.
+                    done = 0;
+                    if end.records_pending() {
+                        // The rest comes on the carrier, where bytes that were seen already keep
+                        // anything from sleeping.
+                        if ended {
+                            return Ok(moved);
+                        }
+                        let seen =
+                            sleep_until(connection.number(), libc::POLLRDHUP, LOOK_AGAIN_NS)?;
+                        ended = seen.is_some();
+                        continue;
+                    }
+                    let seen = entry.rx_ring.load(Ordering::Relaxed).plus(moved as u64);
+                    let Some(inside) = connection.inside() else {
+                        return Ok(moved);
+                    };
+                    match wait_for_bytes(connection, &inside, seen, &mut waits_so_far) {
+                        Ok(()) if entry.rx_hints.load(Ordering::Relaxed) == 0 && !closed => {
+                            closed = end.theirs().wake.closed.load(SIDE_SEEN) != 0;
+                            continue;
+                        }
+                        _ => return Ok(moved),
+                    }
+                }
+                // Bytes behind a switch count like the bytes before it.
+                // A Unix socket's receive ends behind the message that brought descriptors.
+                let goes_on =
+                    takes && !control.ends_receive() && (done < least || end.records_pending());
+                if done == total || !goes_on {
+                    return Ok(done);
+                }
+                continue;
+            }
+            Ok(Step::End) if done == 0 => {
+                return match unix::error_at_end(connection, &end) {
+                    Some(error) => Err(error),
+                    None => Ok(0),
+                };
+            }
+            Ok(Step::End) => return Ok(done),
+            Err(errno::GOES_BACK) => {
+                return Err(match returning::go(connection) {
+                    true => errno::LEFT_CHANNEL,
+                    false => libc::ECONNRESET,
+                });
+            }
+            // A bad pointer is the call's own error.
+            Err(libc::EFAULT) if done > 0 => return Ok(done),
+            Err(error) if done > 0 => {
+                pending_errors::keep_for_next_call(connection, error);
+                return Ok(done);
+            }
+            Err(libc::ECONNRESET) if resets::was_closed_cleanly(connection, &end) => {
+                entry
+                    .rx_hints
+                    .fetch_or(HINT_EOF | HINT_LOOK, Ordering::Relaxed);
+                return Ok(0);
+            }
+            Err(libc::ECONNRESET) => return Err(unix::told(connection)),
+            Err(error) => return Err(error),
+            Ok(Step::Empty) if done >= least => return Ok(done),
+            Ok(Step::Empty) => {}
+        }
+        if !waits {
+            if done > 0 {
+                return Ok(done);
+            }
+            switching::resend_if_asked(connection, &end);
+            if arm_for_unknown_wait(connection) {
+                continue;
+            }
+            return Err(libc::EAGAIN);
+        }
+        if entry.tx_mode.load(Ordering::Relaxed) == Mode::Carrier as u32
+            || connection::commanded(entry)
+            || end.theirs().wake.refuse.load(Ordering::Relaxed) != 0
+        {
+            switching::service(connection);
+        }
+        let Some(inside) = connection.inside() else {
+            continue;
+        };
+        let seen = entry.rx_ring.load(Ordering::Relaxed);
+        match wait_for_bytes(connection, &inside, seen, &mut waits_so_far) {
+            Ok(()) => {}
+            Err(_) if done > 0 => return Ok(done),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Follows a receive, outside the receive lock: our own direction's upgrade.
+#[inline]
+fn after_receive(connection: &Connection) {
+    let entry = connection.entry;
+    if entry.tx_mode.load(Ordering::Relaxed) == Mode::Carrier as u32 || connection::commanded(entry)
+    {
+        switching::service(connection);
+    }
+}
+
+/// One look, under the receive lock.
+///
+/// # Safety
+/// `parts` are writable from byte `skip` on, for `want` bytes.
+#[inline]
+unsafe fn step(
+    connection: &Connection,
+    end: &End<'_>,
+    (parts, control): (&[iovec], &mut Control),
+    skip: usize,
+    want: usize,
+    flags: i32,
+) -> Result<Step, i32> {
+    let entry = connection.entry;
+    if flags & libc::MSG_PEEK != 0 && end.records_pending() {
+        // SAFETY: the caller's promise.
+        let seen = unsafe { peek::peek(connection, end, (parts, control), 0, skip, want, flags) }?;
+        if seen > 0 {
+            return Ok(Step::Got(seen, false));
+        }
+    }
+    let mut seen = Carrier::Unseen;
+    loop {
+        let next = end.next(seen, 0);
+        match next.map_err(|fault| resets::fault_of_peer(connection, fault))? {
+            Next::Ring(filled) => {
+                let len = want.min(filled.len as usize);
+                let stretches = end.receiver().peek(0, len, filled);
+                if flags & libc::MSG_TRUNC == 0 {
+                    // SAFETY: `next` checked that these bytes are inside the ring; `parts` by the
+                    // caller's promise.
+                    unsafe { buffers::scatter(end.ring_in(), stretches, parts, skip) }
+                        .map_err(|_| libc::EFAULT)?;
+                }
+                let mut crossed = false;
+                if flags & libc::MSG_PEEK == 0 {
+                    crossed = end.receiver().consume(len, filled);
+                    direction::count_call(&entry.rx_calls);
+                }
+                return Ok(Step::Got(len, crossed));
+            }
+            // The ring is empty. Doorbells may be for other sleepers: it has its own look.
+            _ if end.rx_mode() == Mode::Ring => {
+                if let Some(step) = ring_is_empty(connection, end)? {
+                    return Ok(step);
+                }
+                seen = Carrier::Unseen;
+            }
+            Next::Look if skip > 0 && sys::is_at_mark(connection.number()) => {
+                // tcp(7): a receive that has some bytes stops at the urgent mark.
+                return Ok(Step::End);
+            }
+            Next::Look => seen = look_at_data(connection, end, want)?,
+            Next::Data { max } => {
+                let max = usize::try_from(max).unwrap_or(usize::MAX).min(want);
+                // SAFETY: the caller's promise.
+                return unsafe { from_carrier(connection, parts, control, skip, max, flags) };
+            }
+            Next::Doorbells { max } => {
+                seen = match doorbells::take(connection, max) {
+                    Ok(0) => Carrier::Ended,
+                    Ok(_) => Carrier::Unseen,
+                    Err(libc::EAGAIN) => Carrier::Empty,
+                    Err(error) => return Err(error),
+                }
+            }
+            Next::Wait => return Ok(Step::Empty),
+            Next::End | Next::Cut => return Ok(Step::End),
+        }
+    }
+}
+
+/// Takes at most `max` bytes of data that were seen on the carrier.
+///
+/// # Safety
+/// `parts` are writable from byte `skip` on, for `max` bytes.
+unsafe fn from_carrier(
+    connection: &Connection,
+    parts: &[iovec],
+    control: &mut Control,
+    skip: usize,
+    max: usize,
+    flags: i32,
+) -> Result<Step, i32> {
+    let (mut window, count) = buffers::window(parts, skip, max);
+    let flags = flags & OF_CARRIER | libc::MSG_DONTWAIT;
+    let window = &mut window[..count];
+    // SAFETY: the window names parts of the program's buffers.
+    let result = unsafe { control.receive(connection.number(), window, flags) };
+    if result > 0 {
+        if flags & libc::MSG_PEEK == 0 {
+            let taken = &connection.entry.rx_carrier;
+            taken.fetch_add(result as u64, Ordering::Relaxed);
+            peek_offset::taken_from_carrier(connection, result as usize);
+        }
+        return Ok(Step::Got(result as usize, false));
+    }
+    if result == 0 {
+        return Ok(Step::End);
+    }
+    match -result as i32 {
+        libc::EAGAIN => Ok(Step::Empty),
+        error => Err(error),
+    }
+}
+
+/// Bytes that a receive of at most `limit` would return now, counted without copying or taking them
+/// (tcp(7), `MSG_TRUNC`).
+fn count_peeked(fd: i32, limit: usize) -> isize {
+    let flags = libc::MSG_PEEK | libc::MSG_TRUNC | libc::MSG_DONTWAIT;
+    // SAFETY: with `MSG_TRUNC` the kernel writes nothing to the buffer of a TCP receive.
+    unsafe { sys::recv(fd, core::ptr::null_mut(), limit, flags) }
+}
+
+/// Looks for at most `want` bytes of data on the carrier.
+///
+/// # Errors
+/// An error that the kernel reports, or reported before, when no byte comes before it.
+fn look_at_data(connection: &Connection, end: &End<'_>, want: usize) -> Result<Carrier, i32> {
+    let waiting = sys::bytes_waiting(connection.number());
+    if waiting > 0 {
+        return Ok(Carrier::Waiting(waiting as u64));
+    }
+    if let Some(error) = pending_errors::take(connection) {
+        return Err(error);
+    }
+    let mut byte = 0u8;
+    // SAFETY: `byte` is writable for one byte.
+    let result = unsafe {
+        sys::recv(
+            connection.number(),
+            &mut byte,
+            1,
+            libc::MSG_PEEK | libc::MSG_DONTWAIT,
+        )
+    };
+    match result {
+        // At an urgent mark the kernel counts nothing and yet has bytes.
+        1.. => Ok(match count_peeked(connection.number(), want) {
+            counted @ 1.. => Carrier::Waiting(counted as u64),
+            _ => Carrier::Unseen,
+        }),
+        0 => Ok(Carrier::Ended),
+        error if error == -(libc::EAGAIN as isize) => Ok(Carrier::Empty),
+        // The error comes after all that was announced before it.
+        error => match end.next(Carrier::Ended, 0) {
+            Ok(Next::End | Next::Cut) => Err(-error as i32),
+            _ => {
+                pending_errors::keep_for_next_call(connection, -error as i32);
+                Ok(Carrier::Unseen)
+            }
+        },
+    }
+}
+
+/// The ring is empty: has the stream ended? Asks the kernel only when there is a sign, or when it
+/// was not asked for a while.
+#[inline]
+fn ring_is_empty(connection: &Connection, end: &End<'_>) -> Result<Option<Step>, i32> {
+    let entry = connection.entry;
+    let hints = entry.rx_hints.load(Ordering::Relaxed);
+    if hints == 0 && end.theirs().wake.closed.load(Ordering::Relaxed) == 0 {
+        let empty = entry.rx_empty.load(Ordering::Relaxed);
+        if empty & 63 != 63 {
+            return Ok(Some(Step::Empty));
+        }
+        let now = sys::now_ns();
+        if now - connection.local.carrier_seen_ns.load(Ordering::Relaxed) < CARRIER_LOOK_NS {
+            return Ok(Some(Step::Empty));
+        }
+        connection
+            .local
+            .carrier_seen_ns
+            .store(now, Ordering::Relaxed);
+    }
+    look_at_carrier(connection, end)
+}
+
+/// Ring mode, ring empty: takes doorbells off the carrier and finds its end. `None` means: look
+/// again.
+fn look_at_carrier(connection: &Connection, end: &End<'_>) -> Result<Option<Step>, i32> {
+    let entry = connection.entry;
+    if entry.rx_hints.load(Ordering::Relaxed) & HINT_EOF != 0 {
+        return Ok(Some(Step::End));
+    }
+    if turns::is_over(connection, end) {
+        // Bytes published before the end are visible now that we have seen the end.
+        if end.receiver().looks_filled() || end.records_pending() {
+            return Ok(None);
+        }
+        if entry.flags.load(Ordering::Relaxed) & FLAG_SHUT_RX == 0 {
+            entry
+                .rx_hints
+                .fetch_or(HINT_EOF | HINT_LOOK, Ordering::Relaxed);
+        }
+        return Ok(Some(Step::End));
+    }
+    let drained = doorbells::drain(connection, end);
+    let mut byte = 0u8;
+    // SAFETY: `byte` is writable for one byte.
+    let result = unsafe {
+        sys::recv(
+            connection.number(),
+            &mut byte,
+            1,
+            libc::MSG_PEEK | libc::MSG_DONTWAIT,
+        )
+    };
+    if result == 0 || result < 0 && result != -(libc::EAGAIN as isize) {
+        if turns::is_unaccepted(connection, end) {
+            return Err(errno::GOES_BACK);
+        }
+    }
+    // Bytes published before the end are visible now that we have seen the end.
+    let more = end.receiver().looks_filled() || end.records_pending();
+    match result {
+        0 if more => Ok(None),
+        0 => {
+            if let Some(error) = pending_errors::take(connection) {
+                return Err(error);
+            }
+            // A program that has said it will not read is told the same while the stream goes on.
+            if entry.flags.load(Ordering::Relaxed) & FLAG_SHUT_RX == 0 {
+                entry
+                    .rx_hints
+                    .fetch_or(HINT_EOF | HINT_LOOK, Ordering::Relaxed);
+            }
+            Ok(Some(Step::End))
+        }
+        1.. if more || (drained && !doorbells::are_needed(connection)) => Ok(None),
+        1.. if sys::poll_now(connection.number(), libc::POLLRDHUP) != 0 => {
+            // The end stands behind doorbells that are kept for other sleepers. It wakes them all
+            // by itself.
+            doorbells::discard(connection, end);
+            Ok(None)
+        }
+        1.. => Ok(Some(Step::Empty)),
+        error if error == -(libc::EAGAIN as isize) => {
+            if more {
+                return Ok(None);
+            }
+            match pending_errors::take(connection) {
+                Some(error) => Err(error),
+                None => Ok(Some(Step::Empty)),
+            }
+        }
+        error if more => {
+            pending_errors::keep(connection, -error as i32);
+            Ok(None)
+        }
+        error => Err(-error as i32),
+    }
+}

@@ -1,0 +1,303 @@
+//! Waiting for bytes: how a receive says that it sleeps, and sleeps.
+
+use core::sync::atomic::Ordering;
+
+use toehold_channel::doorbell::WakeWord;
+use toehold_channel::sync::fence;
+use toehold_channel::table::{FLAG_ACCEPTED, Mode};
+use toehold_channel::untrusted::Untrusted;
+use toehold_stream::end::{End, Incoming};
+
+use crate::adapter::requests;
+use crate::connection::pending_errors;
+use crate::connection::{Connection, HINT_LOOK};
+use crate::direction::{doorbells, takeover};
+use crate::express::{self, turns, unseen_waits};
+use crate::lock;
+use crate::system::deferral::Handlers;
+use crate::system::{cancellation, deferral, errno, real, sys};
+use crate::transfer::spinning::{self, Looked};
+use crate::waiting::sleep::{self, Deadline};
+use crate::waiting::{arming, seen_waits, sleepers};
+
+/// After this many fruitless non-blocking calls in a row the program is polling us: it needs no
+/// doorbell.
+const EMPTY_CALLS_POLLING: u32 = 8;
+/// Doorbells a sleeper looks at, and takes off, in one go.
+const BELLS_PEEKED: usize = 64;
+/// The result of a sleep after which a turn is to be looked at.
+const LOOKS_AGAIN: isize = -2;
+/// How often a sleeper looks that no byte is sure to wake.
+const STEP_NS: u64 = 1_000_000;
+/// Sleeps in a row that may be ended by doorbells that others have yet to see. They are on their
+/// way to take them, as a rule.
+const VAIN_SLEEPS_MAX: u32 = 8;
+/// After so many, steps included, nobody comes: a process of the family is stopped, or in a
+/// debugger.
+const VAIN_SLEEPS_ENDLESS: u32 = 64;
+
+/// The waits of one call.
+#[derive(Default)]
+pub(super) struct Waits {
+    deadline: Deadline,
+    /// Sleeps since the last bytes that ended at doorbells which stay for others.
+    vain: u32,
+}
+
+impl Waits {
+    /// The waiting has paid.
+    #[inline]
+    pub(super) fn got_bytes(&mut self) {
+        self.vain = 0;
+    }
+
+    /// The events to sleep for in steps; `None` when a byte is sure to wake.
+    fn steps(&self, end: &End<'_>) -> Option<i16> {
+        if self.vain > VAIN_SLEEPS_MAX {
+            // Those doorbells would end each sleep at once.
+            return Some(libc::POLLRDHUP);
+        }
+        // The bytes before a switch wake. But another thread may take them, and then nobody rings
+        // for what is behind it.
+        (end.records_pending()).then_some(libc::POLLIN | libc::POLLRDHUP)
+    }
+}
+
+/// A non-blocking call found nothing, and how the program will wait is unknown: ask for a doorbell.
+/// True when something arrived meanwhile.
+pub(super) fn arm_for_unknown_wait(connection: &Connection) -> bool {
+    takeover::look(connection);
+    let entry = connection.entry;
+    let empty = entry.rx_empty.load(Ordering::Relaxed).wrapping_add(1);
+    entry.rx_empty.store(empty, Ordering::Relaxed);
+    let is_unseen =
+        !seen_waits::is_seen(connection.local) && unseen_waits::found_nothing(connection, empty);
+    let is_polling = empty > EMPTY_CALLS_POLLING && !is_unseen;
+    if !sleepers::resting(connection).is(WakeWord::None.to_word()) || is_polling {
+        return false;
+    }
+    let Some(end) = connection.inside() else {
+        // The next look says what became of it.
+        return true;
+    };
+    let rung;
+    {
+        let held = lock::lock(&entry.wake_lock);
+        if held.is_none() {
+            sleepers::wake_by_carrier(connection, &end);
+        }
+        rung = end
+            .ours()
+            .wake
+            .wake
+            .load(Ordering::Relaxed)
+            .is(WakeWord::None.to_word());
+        sleepers::set_wake(&end, WakeWord::Bell);
+    }
+    // Pairs with the barrier in `Sender::publish`.
+    fence(Ordering::SeqCst);
+    if rung || is_unseen {
+        // The doorbell that was asked for before has come, for what this program has read by now.
+        // One that nobody asked for may have come, too, and would keep the program from sleeping.
+        doorbells::tidy(connection, &end);
+    }
+    if is_unseen && turns::is_over(connection, &end) {
+        return true;
+    }
+    if !end.records_pending() {
+        return end.rx_mode() == Mode::Ring && end.receiver().looks_filled();
+    }
+    // The peer may have moved to the ring between our look at the carrier and the doorbell. Bytes
+    // still on their way on the carrier wake by themselves.
+    let Some(_held) = takeover::lock_receiving(connection) else {
+        // Nobody knows: the caller looks again, a bounded number of times.
+        return true;
+    };
+    matches!(end.incoming(), Ok(Incoming::Ring(filled)) if filled.len > 0)
+}
+
+/// Blocks until there may be something to receive beyond ring position `seen`.
+pub(super) fn wait_for_bytes(
+    connection: &Connection,
+    end: &End<'_>,
+    seen: Untrusted<u64>,
+    waits_so_far: &mut Waits,
+) -> Result<(), i32> {
+    let left_ns =
+        (waits_so_far.deadline).left_after_first(connection.number(), libc::SO_RCVTIMEO)?;
+    seen_waits::seen(connection);
+    let (entry, local) = (connection.entry, connection.local);
+    let handlers = deferral::handlers();
+    let news = || {
+        // Relaxed: the look after the wait loads it again.
+        (end.reads_ring() && end.theirs().publish.tail.load(Ordering::Relaxed) != seen)
+            || end.is_record_due()
+            || !end.theirs().wake.closed.load(Ordering::Relaxed).is(0)
+    };
+    if end.rx_mode() == Mode::Ring {
+        let kernels = (libc::SO_RCVTIMEO, libc::POLLIN | libc::POLLRDHUP);
+        match spinning::before_sleep(connection, end, handlers, kernels, news)? {
+            Looked::Found => return Ok(()),
+            Looked::Carrier(seen) if seen & !libc::POLLIN != 0 => {
+                entry.rx_hints.fetch_or(HINT_LOOK, Ordering::Relaxed);
+            }
+            Looked::Carrier(_) | Looked::Nothing => {}
+        }
+    }
+    requests::follow();
+    let start = sys::now_ns();
+    arming::arm(connection, end);
+    local.attachment.sleepers.begin_reading();
+    let slept = !news() || only_closed_news(end) && !turns::is_over(connection, end);
+    let result = if !slept {
+        1
+    } else if handlers.end_a_transfer() {
+        errno::set(libc::EINTR);
+        -1
+    } else {
+        let undo = || {
+            local.attachment.sleepers.end_reading();
+            arming::disarm(connection, end);
+            // The caller's guard.
+            local.attachment.leave_for_ended();
+        };
+        let steps = waits_so_far.steps(end);
+        cancellation::sleeping(undo, || match steps {
+            None => sleep(connection, left_ns, handlers),
+            Some(events) => sleep_a_step(connection, events, left_ns, handlers),
+        })
+    };
+    let error = if result < 0 { errno::get() } else { 0 };
+    local.attachment.sleepers.end_reading();
+    arming::disarm(connection, end);
+    local.spin.slept(sys::now_ns() - start);
+    if result == LOOKS_AGAIN {
+        errno::keep(express::look_after);
+        if waits_so_far.vain > VAIN_SLEEPS_MAX {
+            waits_so_far.vain += 1;
+        }
+        if waits_so_far.vain == VAIN_SLEEPS_ENDLESS {
+            sleepers::wake_by_carrier(connection, end);
+        }
+        return Ok(());
+    }
+    match (result, error) {
+        (1.., _) => {
+            if slept {
+                doorbells::take_seen(connection, end, result as usize);
+                slept_in_vain(connection, end, waits_so_far);
+            }
+            Ok(())
+        }
+        (0, _) => {
+            entry.rx_hints.fetch_or(HINT_LOOK, Ordering::Relaxed);
+            Ok(())
+        }
+        (_, error @ (libc::EINTR | libc::EAGAIN)) => Err(error),
+        // The number was closed. The next look finds another, or that there is none.
+        (_, libc::EBADF) => Ok(()),
+        (_, error) => {
+            pending_errors::keep(connection, error);
+            Ok(())
+        }
+    }
+}
+
+/// A sleep has ended at bytes of the carrier. If these are doorbells for others, and others do not
+/// come, the peer is asked to leave the ring: then the kernel wakes each by itself.
+fn slept_in_vain(connection: &Connection, end: &End<'_>, waits_so_far: &mut Waits) {
+    let is_vain = doorbells::are_needed(connection) && !end.receiver().looks_filled();
+    waits_so_far.vain = match is_vain {
+        true => waits_so_far.vain + 1,
+        false => 0,
+    };
+}
+
+/// Sleeps for a moment, or until one of `events` is on the carrier. The result is that of
+/// [`sleep`].
+fn sleep_a_step(connection: &Connection, events: i16, left_ns: u64, handlers: Handlers) -> isize {
+    let limit_ns = match left_ns {
+        0 => STEP_NS,
+        left_ns => left_ns.min(STEP_NS),
+    };
+    let fd = connection.number();
+    match errno::keep(|| sleep::sleep_until(fd, events, limit_ns)) {
+        Ok(Some(seen)) => isize::from(seen == libc::POLLIN),
+        Ok(None) => LOOKS_AGAIN,
+        Err(libc::EINTR) if !handlers.end_a_transfer() => LOOKS_AGAIN,
+        Err(error) => {
+            errno::set(error);
+            -1
+        }
+    }
+}
+
+/// Sleeps until bytes are on the carrier (a number of them), it ended (0), a turn is to be looked
+/// at ([`LOOKS_AGAIN`]), or something went wrong (-1 and errno).
+fn sleep(connection: &Connection, left_ns: u64, handlers: Handlers) -> isize {
+    let entry = connection.entry;
+    if left_ns != 0 {
+        entry.wakeups.fetch_add(1, Ordering::Relaxed);
+        return sleep::sleep_for_news(connection.number(), left_ns);
+    }
+    if let Some(limit_ns) = express::look_limit_ns() {
+        entry.wakeups.fetch_add(1, Ordering::Relaxed);
+        return match sleep_until_look(connection, limit_ns, handlers) {
+            // An end, and doorbells before it: the next look takes them, too.
+            Some(Ok(seen)) => isize::from(seen == libc::POLLIN),
+            Some(Err(error)) => {
+                errno::set(error);
+                -1
+            }
+            None => LOOKS_AGAIN,
+        };
+    }
+    let mut bells = [0u8; BELLS_PEEKED];
+    // SAFETY: `bells` is writable for its length. A real `recv`, so that time-outs, signals and
+    // cancellation are the kernel's. A stale doorbell makes it return at once; then it is taken off
+    // like any other.
+    let result = unsafe {
+        real::recv(
+            connection.number(),
+            bells.as_mut_ptr().cast(),
+            bells.len(),
+            libc::MSG_PEEK,
+        )
+    };
+    entry.wakeups.fetch_add(1, Ordering::Relaxed);
+    result
+}
+
+/// Sleeps until there is something on the carrier, or until a turn is to be looked at: `None` then.
+/// So ends a sleep, too, in which a signal came that would not end the program's call.
+fn sleep_until_look(
+    connection: &Connection,
+    limit_ns: u64,
+    handlers: Handlers,
+) -> Option<Result<i16, i32>> {
+    let words = &connection.local.express;
+    let is_accepted = connection.entry.flags.load(Ordering::Relaxed) & FLAG_ACCEPTED != 0;
+    // A socket that became a carrier, or whose place one has taken, had no options.
+    let has_none = words.is_carrier() && !words.has_odd_option() && !is_accepted;
+    let limit_ns = match has_none {
+        true => limit_ns,
+        false => match sleep::timeout_ns(connection.number(), libc::SO_RCVTIMEO) {
+            0 => limit_ns,
+            timeout_ns => limit_ns.min(timeout_ns),
+        },
+    };
+    let events = libc::POLLIN | libc::POLLRDHUP;
+    let fd = connection.number();
+    match errno::keep(|| sleep::sleep_until(fd, events, limit_ns)) {
+        Ok(None) => None,
+        Err(libc::EINTR) if !handlers.end_a_transfer() => None,
+        Ok(Some(seen)) => Some(Ok(seen)),
+        Err(error) => Some(Err(error)),
+    }
+}
+
+/// True when the only news is that the peer has closed: then the carrier's end is on its way and
+/// sleeping on it is right.
+fn only_closed_news(end: &End<'_>) -> bool {
+    !(end.is_record_due() || end.reads_ring() && end.receiver().looks_filled())
+}

@@ -1,0 +1,475 @@
+//! Sending: to the carrier until the direction moves up, then to the ring.
+
+mod waiting;
+
+use core::ffi::c_void;
+use core::sync::atomic::{Ordering, fence};
+
+use libc::iovec;
+use toehold_channel::table::{FLAG_CONNECTING, FLAG_OFFLOAD, FLAG_REFUSED, Mode, Reason};
+use toehold_stream::end::End;
+
+use crate::adapter::offers;
+use crate::connection::resets::fault_of_peer;
+use crate::connection::{self, Connection};
+use crate::connection::{pending_errors, unix};
+use crate::direction::{self, Credit};
+use crate::direction::{doorbells, notifier, overflow, switching, takeover};
+use crate::epoll::news;
+use crate::express::{returning, turns, unseen_waits};
+use crate::offload::liveness::say_what_is_set;
+use crate::offload::{awaiting, endings};
+use crate::pairing::{self, leaving};
+use crate::system::{errno, sys};
+use crate::transfer::buffers;
+use crate::transfer::kernel_call::by_kernel;
+use crate::waiting::seen_waits;
+use crate::waiting::sleep::Deadline;
+
+/// A message of this size that meets the end of a small ring goes on at once on the carrier, so
+/// that another thread's does not come between its parts: to the kernel it would have been one.
+const WHOLE_BYTES: usize = 4096;
+/// Bytes copied before the reader is shown them: it starts on the first while we copy the next.
+pub(crate) const CHUNK_BYTES: usize = 32 << 10;
+
+/// Sends `parts`; `kernel` is the program's own call, made when the connection is on the host path.
+///
+/// # Safety
+/// `parts` are readable.
+#[inline]
+pub(crate) unsafe fn transmit(
+    connection: &Connection,
+    parts: &[iovec],
+    flags: i32,
+    kernel: impl Fn(i32) -> isize,
+) -> isize {
+    // SAFETY: the caller's promise.
+    unsafe { transmit_message(connection, parts, NO_CONTROL, flags, false, kernel) }
+}
+
+/// As [`transmit`], for a part of a program's call that has begun: it has slept, or moved bytes.
+///
+/// # Safety
+/// `parts` are readable.
+pub(crate) unsafe fn transmit_more(
+    connection: &Connection,
+    parts: &[iovec],
+    flags: i32,
+    kernel: impl Fn(i32) -> isize,
+) -> isize {
+    // SAFETY: the caller's promise.
+    unsafe { transmit_message(connection, parts, NO_CONTROL, flags, true, kernel) }
+}
+
+/// Control messages of a program's message: their address and length.
+pub(crate) type Control = (*mut c_void, usize);
+const NO_CONTROL: Control = (core::ptr::null_mut(), 0);
+
+/// As [`transmit`], with control messages, which go to the kernel with the first byte. The
+/// connection is pinned to its carrier. `has_begun` is as in [`transmit_more`].
+///
+/// # Safety
+/// `parts` and `control` are readable.
+#[inline]
+pub(crate) unsafe fn transmit_message(
+    connection: &Connection,
+    parts: &[iovec],
+    control: Control,
+    flags: i32,
+    has_begun: bool,
+    kernel: impl Fn(i32) -> isize,
+) -> isize {
+    let mut now;
+    let mut connection = connection;
+    let mut has_begun = has_begun;
+    loop {
+        let state = connection.entry.flags.load(Ordering::Relaxed);
+        if state & (FLAG_CONNECTING | FLAG_REFUSED | FLAG_OFFLOAD) != 0 {
+            match look_at_engine(connection, state, flags) {
+                Ok(has_slept) => has_begun |= has_slept,
+                Err(error) => return errno::result(Err(error)),
+            }
+        }
+        if begin_host_send(connection).is_some() {
+            let result = by_kernel(connection, has_begun, &kernel);
+            seen_waits::after_call(connection.local, result);
+            finish_host_send(connection, result);
+            if flags & (libc::MSG_OOB | libc::MSG_ZEROCOPY | libc::MSG_FASTOPEN) != 0 {
+                stay_on_carrier(connection, flags);
+            }
+            return endings::correct(connection, result, endings::send_error);
+        }
+        // SAFETY: the caller's promise.
+        if let Some(result) = unsafe { transmit_attached(connection, parts, control, flags) } {
+            return result;
+        }
+        has_begun = true;
+        if !connection.is_current() {
+            // It may be another in our table, at the same number. A loop, because a function that
+            // calls itself is not inlined, and every call on the host path would pay for that.
+            let another = connection::at(connection.fd);
+            let Some(another) = another.filter(|another| another.continues(connection)) else {
+                return errno::result(Err(libc::EBADF));
+            };
+            now = another;
+            connection = &now;
+        }
+    }
+}
+
+/// Before a send on a connection that an engine carries, or may come to carry: true when it has
+/// slept.
+///
+/// # Errors
+/// The program's call fails with it.
+fn look_at_engine(connection: &Connection, state: u32, flags: i32) -> Result<bool, i32> {
+    let mut has_slept = false;
+    if state & (FLAG_CONNECTING | FLAG_REFUSED) != 0 {
+        has_slept = awaiting::before_transfer(connection, flags)?;
+    }
+    if state & FLAG_OFFLOAD != 0
+        && connection.entry.tx_mode.load(Ordering::Relaxed) == Mode::Carrier as u32
+    {
+        if let Some(error) = errno::keep(|| endings::silence(connection)) {
+            return Err(error);
+        }
+    }
+    Ok(has_slept)
+}
+
+/// Rings cannot express what `flags` ask for; nor can the engine mark urgent data, which is told.
+#[cold]
+fn stay_on_carrier(connection: &Connection, flags: i32) {
+    let state = connection.entry.flags.load(Ordering::Relaxed);
+    let is_unmarked = flags & libc::MSG_OOB != 0 && state & FLAG_OFFLOAD != 0;
+    connection.pin(match is_unmarked {
+        true => Reason::Unmarked,
+        false => Reason::Unsupported,
+    });
+}
+
+/// Enters a kernel send on the host path; `None` when the connection has a channel and must be used
+/// through it.
+#[inline]
+pub(crate) fn begin_host_send(connection: &Connection) -> Option<()> {
+    let local = connection.local;
+    if local.attachment.has_region() {
+        return None;
+    }
+    say_what_is_set();
+    if offers::offer_waits(connection) || !local.offered.load(Ordering::Relaxed).is_null() {
+        errno::keep(|| pairing::consider(connection));
+    }
+    // `pairing::attach` sees our count, or we see its region.
+    (local.attachment.begin_host_call(&local.tx_in_flight)).then_some(())
+}
+
+/// Leaves a kernel send that [`begin_host_send`] entered.
+#[inline]
+pub(crate) fn finish_host_send(connection: &Connection, result: isize) {
+    let entry = connection.entry;
+    // The connection may have been closed under the call.
+    let is_its = result > 0 && connection.is_current();
+    if is_its {
+        entry.tx_carrier.fetch_add(result as u64, Ordering::Relaxed);
+    }
+    let local = connection.local;
+    local.attachment.end_host_call(&local.tx_in_flight);
+    if is_its {
+        pairing::after_host_call(connection, result as u64);
+    }
+}
+
+/// The result of one turn under the send lock.
+pub(crate) enum Turn {
+    /// Bytes moved.
+    Sent(usize),
+    /// Bytes moved, and the next buffer is bad.
+    Faulted(usize),
+    /// The ring is full.
+    NoCredit,
+    /// The kernel's buffer is full.
+    KernelFull,
+    /// There are no more bytes to send.
+    Dry,
+}
+
+/// Sends by the channel. `None`: the connection has left it.
+///
+/// # Safety
+/// `parts` and `control` are readable.
+unsafe fn transmit_attached(
+    connection: &Connection,
+    parts: &[iovec],
+    control: Control,
+    flags: i32,
+) -> Option<isize> {
+    // SAFETY: the caller's promise.
+    let result = unsafe { transmit_by_turns(connection, parts, control, flags) };
+    leaving::after_transfer(connection, result, endings::send_error)
+}
+
+unsafe fn transmit_by_turns(
+    connection: &Connection,
+    parts: &[iovec],
+    control: Control,
+    flags: i32,
+) -> Result<usize, i32> {
+    let total = buffers::total(parts).ok_or(libc::EINVAL)?;
+    let waits = flags & libc::MSG_DONTWAIT == 0 && !connection.nonblocking();
+    carry(connection, total, waits, |end, done| {
+        let control = if done == 0 { control } else { NO_CONTROL };
+        // SAFETY: the caller's promise.
+        unsafe { turn(connection, end, (parts, control), done, total - done, flags) }
+    })
+}
+
+/// Sends `total` bytes by `turn`, which gets the number of bytes sent so far and is called under
+/// the send lock. A call that `waits` sleeps between two turns, without the lock; any other
+/// returns.
+///
+/// # Errors
+/// An errno, or [`errno::LEFT_CHANNEL`]. After the first byte an error is kept for the next call.
+#[inline]
+pub(crate) fn carry(
+    connection: &Connection,
+    total: usize,
+    waits: bool,
+    mut turn: impl FnMut(&End<'_>, usize) -> Result<Turn, i32>,
+) -> Result<usize, i32> {
+    let mut deadline = Deadline::default();
+    let mut done = 0;
+    loop {
+        let end;
+        let turn = {
+            let Some(_held) = takeover::lock_sending(connection) else {
+                return errno::unless_moved(done, libc::EAGAIN);
+            };
+            if !connection.is_current() {
+                return errno::unless_moved(done, libc::EBADF);
+            }
+            let Some(attached) = connection.end() else {
+                return errno::unless_moved(done, errno::LEFT_CHANNEL);
+            };
+            end = attached;
+            turn(&end, done)
+        };
+        match turn {
+            Ok(Turn::Dry) => return Ok(done),
+            Ok(Turn::Sent(moved)) => {
+                if turns::is_unseen(connection) {
+                    unseen_waits::sent(connection, &end);
+                }
+                done += moved;
+                if done >= total {
+                    return Ok(done);
+                }
+                continue;
+            }
+            Ok(Turn::Faulted(moved)) => return Ok(done + moved),
+            // A bad pointer is the call's own error.
+            Err(libc::EFAULT) if done > 0 => return Ok(done),
+            Err(error) if done > 0 => {
+                pending_errors::keep_for_next_call(connection, error);
+                return Ok(done);
+            }
+            Err(errno::GOES_BACK) => return go_back(connection),
+            Err(error) => return Err(error),
+            Ok(Turn::NoCredit) => {
+                if turns::is_unaccepted(connection, &end) && overflow::is_due(connection, &end) {
+                    // More than may wait for `accept` here. The kernel has room.
+                    let left = go_back(connection) == Err(errno::LEFT_CHANNEL);
+                    if left {
+                        return errno::unless_moved(done, errno::LEFT_CHANNEL);
+                    }
+                }
+                let Some(inside) = connection.inside() else {
+                    continue;
+                };
+                if !waits {
+                    // Before the request, not after: news of credit that arrives in between must
+                    // count as an edge.
+                    news::writing_blocked(connection);
+                    match direction::want_credit(connection, &inside) {
+                        Credit::Here | Credit::WentDown => continue,
+                        Credit::WillRing => {
+                            return if done > 0 {
+                                Ok(done)
+                            } else {
+                                Err(libc::EAGAIN)
+                            };
+                        }
+                    }
+                }
+                match waiting::wait_for_credit(connection, &inside, &mut deadline) {
+                    Ok(()) => {}
+                    Err(_) if done > 0 => return Ok(done),
+                    Err(error) => return Err(error),
+                }
+            }
+            Ok(Turn::KernelFull) => {
+                doorbells::tidy(connection, &end);
+                if !waits {
+                    news::writing_blocked(connection);
+                    news::watch_kernel_writable(connection);
+                    return if done > 0 {
+                        Ok(done)
+                    } else {
+                        Err(libc::EAGAIN)
+                    };
+                }
+                match waiting::wait_for_kernel(connection.number(), &mut deadline) {
+                    Ok(()) => {}
+                    Err(_) if done > 0 => return Ok(done),
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+    }
+}
+
+/// Nobody will accept the connection. No lock is held.
+#[cold]
+fn go_back(connection: &Connection) -> Result<usize, i32> {
+    Err(match returning::go(connection) {
+        true => errno::LEFT_CHANNEL,
+        false => libc::ECONNRESET,
+    })
+}
+
+/// Sends what can be sent now. The caller holds the send lock.
+unsafe fn turn(
+    connection: &Connection,
+    end: &End<'_>,
+    (parts, control): (&[iovec], Control),
+    skip: usize,
+    want: usize,
+    flags: i32,
+) -> Result<Turn, i32> {
+    if flags & (libc::MSG_OOB | libc::MSG_ZEROCOPY) != 0 {
+        stay_on_carrier(connection, flags);
+    }
+    begin_turn(connection, end, skip)?;
+    if end.tx_mode() != Mode::Ring {
+        // SAFETY: the caller's promise.
+        return unsafe { to_carrier(connection, end, (parts, control), skip, want, flags) };
+    }
+    let sender = end.sender();
+    if want <= direction::SHORT_BYTES {
+        let (offset, _) = sender.reserve(1)[0];
+        direction::fetch_lines(connection, end, offset);
+    }
+    let mut sent = 0;
+    while sent < want {
+        let left = (want - sent).min(CHUNK_BYTES);
+        let credit = sender
+            .credit(left as u64)
+            .map_err(|fault| fault_of_peer(connection, fault))?;
+        let len = left.min(credit as usize);
+        if len == 0 {
+            break;
+        }
+        let stretches = sender.reserve(len);
+        // SAFETY: `len` is within the credit, so the stretches are ours to write; `parts` by the
+        // caller's promise.
+        let copied = unsafe { buffers::gather(end.ring_out(), stretches, parts, skip + sent) };
+        if copied.is_err() {
+            if sent == 0 {
+                return Err(libc::EFAULT);
+            }
+            // Of the earlier parts only the first was told.
+            sender.publish(0);
+            notifier::notify(connection, end)?;
+            return Ok(Turn::Faulted(sent));
+        }
+        sent += len;
+        if sent < want && credit as usize > len {
+            sender.publish_part(len);
+            // A reader that sleeps should start now, not after the last chunk.
+            if sent == len {
+                // Pairs with the fence in `arming::arm`.
+                fence(Ordering::SeqCst);
+                notifier::notify(connection, end)?;
+            }
+        } else {
+            sender.publish(len);
+            notifier::notify(connection, end)?;
+        }
+    }
+    if sent == 0 && want > 0 {
+        return Ok(Turn::NoCredit);
+    }
+    if sent < want && want <= WHOLE_BYTES && direction::give_way(connection, end) {
+        let rest = (parts, NO_CONTROL);
+        // SAFETY: the caller's promise.
+        match unsafe { to_carrier(connection, end, rest, skip + sent, want - sent, flags) } {
+            Ok(Turn::Sent(more)) => sent += more,
+            Ok(_) => {}
+            Err(libc::EFAULT) => return Ok(Turn::Faulted(sent)),
+            Err(error) => pending_errors::keep_for_next_call(connection, error),
+        }
+    }
+    direction::count_call(&connection.entry.tx_calls);
+    Ok(Turn::Sent(sent))
+}
+
+/// Begins every turn: the direction follows the commands and requests that wait for it, and a
+/// waiting error is reported. `done` is the number of bytes that the call has sent. The caller
+/// holds the send lock.
+#[inline]
+pub(crate) fn begin_turn(connection: &Connection, end: &End<'_>, done: usize) -> Result<(), i32> {
+    switching::attend(connection, end)?;
+    if !pending_errors::is_there(connection) {
+        return Ok(());
+    }
+    // The kernel reports an error once, to whichever call comes first; one that already sent
+    // something returns that instead.
+    let error = if done == 0 {
+        pending_errors::take(connection)
+    } else {
+        None
+    };
+    Err(error.unwrap_or(libc::ECONNRESET))
+}
+
+/// Sends on the carrier, without waiting.
+unsafe fn to_carrier(
+    connection: &Connection,
+    end: &End<'_>,
+    (parts, (control, control_len)): (&[iovec], Control),
+    skip: usize,
+    want: usize,
+    flags: i32,
+) -> Result<Turn, i32> {
+    doorbells::tidy(connection, end);
+    let (mut window, count) = buffers::window(parts, skip, want);
+    // SAFETY: zeroes are a valid `msghdr`.
+    let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
+    message.msg_iov = window.as_mut_ptr();
+    message.msg_iovlen = count as _;
+    message.msg_control = control;
+    message.msg_controllen = control_len as _;
+    let flags = flags & !libc::MSG_ZEROCOPY | libc::MSG_DONTWAIT;
+    let sent = unix::counted(connection, end, || {
+        // SAFETY: the window names parts of the program's buffers, and so does `control`. SIGPIPE
+        // comes from the kernel, unless the flags forbid it.
+        let result = unsafe { sys::sendmsg(connection.number(), &message, flags) };
+        let sent = sys::answer(result);
+        let count = &connection.entry.tx_carrier;
+        count.fetch_add(sent.unwrap_or(0) as u64, Ordering::Relaxed);
+        sent
+    });
+    match sent {
+        Ok(sent) => {
+            let flags = connection.entry.flags.load(Ordering::Relaxed);
+            if flags & FLAG_OFFLOAD == 0 && turns::is_over(connection, end) {
+                // The peer's program has closed the connection: its kernel would have answered with
+                // a reset, and the next send meets that. (An engine's remote has only finished.)
+                sys::shutdown(connection.number(), libc::SHUT_RDWR);
+            }
+            Ok(Turn::Sent(sent))
+        }
+        Err(libc::EAGAIN) => Ok(Turn::KernelFull),
+        Err(error) => Err(error),
+    }
+}

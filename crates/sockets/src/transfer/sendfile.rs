@@ -1,0 +1,351 @@
+//! `sendfile` and `splice` where one end is an accelerated socket: the file or pipe is read
+//! straight into ring memory, or written straight from it.
+
+use core::sync::atomic::Ordering;
+
+use libc::{iovec, off_t};
+use toehold_channel::table::Mode;
+use toehold_stream::end::End;
+
+use crate::connection::Connection;
+use crate::connection::carrier::Carrier;
+use crate::connection::resets::fault_of_peer;
+use crate::connection::unix;
+use crate::direction::{doorbells, notifier};
+use crate::offload::endings;
+use crate::pairing::leaving;
+use crate::system::{errno, real, sys};
+use crate::transfer::control_messages::Control;
+use crate::transfer::kernel_call::by_kernel;
+use crate::transfer::receive::receive_message;
+use crate::transfer::send::{self, Turn, begin_host_send, finish_host_send, transmit_more};
+use crate::waiting::sleep::sleep_until;
+
+/// Bytes moved per turn, through a buffer on the stack.
+const TURN_BYTES: usize = 64 << 10;
+
+/// `sendfile` to a tracked connection. `kernel` is the program's own call.
+///
+/// # Safety
+/// `offset` is null or valid.
+pub(crate) unsafe fn sendfile(
+    connection: &Connection,
+    input: i32,
+    offset: *mut off_t,
+    count: usize,
+    kernel: impl Fn(i32) -> isize,
+) -> isize {
+    if begin_host_send(connection).is_some() {
+        let result = kernel(connection.fd);
+        finish_host_send(connection, result);
+        return result;
+    }
+    if offset.is_null() && sys::seek_from_here(input, 0) < 0 {
+        // A pipe or a socket: the kernel refuses it, and moves nothing (fs/splice.c,
+        // `splice_direct_to_actor`).
+        return kernel(connection.fd);
+    }
+    let mut buffer = [core::mem::MaybeUninit::<u8>::uninit(); TURN_BYTES];
+    let mut done = 0usize;
+    // SAFETY: `offset` is valid when it is not null.
+    let mut position = unsafe { offset.as_ref() }.copied();
+    while done < count {
+        let want = (count - done).min(TURN_BYTES);
+        let (number, at) = match position {
+            Some(at) => (libc::SYS_pread64, at as usize),
+            None => (libc::SYS_read, 0),
+        };
+        // SAFETY: `buffer` is writable for `want` bytes.
+        let got = unsafe {
+            sys::raw(
+                number,
+                input as usize,
+                buffer.as_mut_ptr() as usize,
+                want,
+                at,
+                0,
+                0,
+            )
+        };
+        if got <= 0 {
+            if got < 0 && done == 0 {
+                let error = match -got as i32 {
+                    // A descriptor that cannot be read can be no source (fs/splice.c).
+                    libc::EISDIR => libc::EINVAL,
+                    error => error,
+                };
+                return errno::result(Err(error));
+            }
+            break;
+        }
+        let part = iovec {
+            iov_base: buffer.as_mut_ptr().cast(),
+            iov_len: got as usize,
+        };
+        // SAFETY: the first `got` bytes of `buffer` were just written.
+        let sent = unsafe { transmit_more(connection, &[part], 0, |fd| kernel_send(fd, &part)) };
+        let moved = sent.max(0);
+        match &mut position {
+            Some(at) => *at += moved as off_t,
+            // Bytes that were read and could not be sent go back to the file.
+            None if moved < got => {
+                sys::seek_from_here(input, moved - got);
+            }
+            None => {}
+        }
+        done += moved as usize;
+        if moved < got {
+            if done == 0 {
+                return -1;
+            }
+            break;
+        }
+    }
+    if let Some(at) = position {
+        // SAFETY: `position` is `Some` only when `offset` is valid.
+        unsafe { *offset = at };
+    }
+    done as isize
+}
+
+/// `splice` from a pipe to a tracked connection. `kernel` is the program's own call.
+pub(crate) fn splice_in(
+    connection: &Connection,
+    pipe: i32,
+    len: usize,
+    flags: u32,
+    kernel: impl Fn(i32) -> isize,
+) -> isize {
+    let mut has_begun = false;
+    loop {
+        if begin_host_send(connection).is_some() {
+            let result = by_kernel(connection, has_begun, &kernel);
+            finish_host_send(connection, result);
+            return endings::correct(connection, result, endings::send_error);
+        }
+        if !is_splice(pipe, len, flags) {
+            return by_kernel(connection, has_begun, &kernel);
+        }
+        let result = pipe_has_bytes(pipe, flags).and_then(|has_bytes| match has_bytes {
+            false => Ok(None),
+            true => pipe_to_ring(connection, pipe, len, flags),
+        });
+        has_begun = true;
+        if connection
+            .entry
+            .tx_mode
+            .load(Ordering::Relaxed)
+            .is(Mode::Carrier as u32)
+        {
+            errno::keep(|| leaving::finish(connection));
+        }
+        match result {
+            // Another reader of the pipe was quicker.
+            Ok(Some(0)) | Err(errno::LEFT_CHANNEL) => {}
+            Ok(moved) => return moved.unwrap_or(0) as isize,
+            Err(error) => {
+                return errno::result(Err(endings::send_error(connection, error)));
+            }
+        }
+    }
+}
+
+/// False for what the kernel refuses, or does nothing for: it is asked, and moves nothing. One end
+/// of a splice is a pipe, and none of ours has offsets.
+fn is_splice(pipe: i32, len: usize, flags: u32) -> bool {
+    const SPLICE_F_ALL: u32 =
+        libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK | libc::SPLICE_F_MORE | libc::SPLICE_F_GIFT;
+    len > 0 && flags & !SPLICE_F_ALL == 0 && is_pipe(pipe)
+}
+
+/// True for either end of a pipe.
+pub(crate) fn is_pipe(fd: i32) -> bool {
+    sys::fcntl(fd, libc::F_GETPIPE_SZ, 0) >= 0
+}
+
+/// True when a splice finds or awaits no room or bytes in the pipe (fs/splice.c, `do_splice`).
+fn waits_for_pipe(pipe: i32, flags: u32) -> bool {
+    flags & libc::SPLICE_F_NONBLOCK == 0 && !sys::is_nonblocking(pipe)
+}
+
+/// Waits for bytes in a pipe, if the call does; false when nobody is left who could write some.
+fn pipe_has_bytes(pipe: i32, flags: u32) -> Result<bool, i32> {
+    loop {
+        let seen = sys::poll_now(pipe, libc::POLLIN);
+        if seen & libc::POLLIN != 0 {
+            return Ok(true);
+        }
+        if seen & libc::POLLHUP != 0 {
+            return Ok(false);
+        }
+        if !waits_for_pipe(pipe, flags) {
+            return Err(libc::EAGAIN);
+        }
+        sleep_until(pipe, libc::POLLIN, 0)?;
+    }
+}
+
+/// As much of a pipe as the connection takes at once. A pipe cannot take bytes back, so they are
+/// read only when there is room for them, and straight into it.
+fn pipe_to_ring(
+    connection: &Connection,
+    pipe: i32,
+    len: usize,
+    flags: u32,
+) -> Result<Option<usize>, i32> {
+    let turn = |end: &End<'_>, done: usize| {
+        send::begin_turn(connection, end, done)?;
+        if end.tx_mode() != Mode::Ring {
+            doorbells::tidy(connection, end);
+            return pipe_to_carrier(connection, end, pipe, len - done, flags);
+        }
+        let sender = end.sender();
+        let want = (len - done).min(send::CHUNK_BYTES);
+        let credit = sender
+            .credit(want as u64)
+            .map_err(|fault| fault_of_peer(connection, fault))?;
+        let room = want.min(credit as usize);
+        if room == 0 {
+            return Ok(Turn::NoCredit);
+        }
+        let part = |(offset, len): (usize, usize)| iovec {
+            iov_base: end.ring_out().wrapping_add(offset).cast(),
+            iov_len: len,
+        };
+        // SAFETY: `room` is within the credit, so the stretches are ours to write.
+        let read = unsafe { sys::read_now(pipe, &sender.reserve(room).map(part)) };
+        match sys::answer(read) {
+            Ok(0) | Err(libc::EAGAIN) => Ok(Turn::Dry),
+            Ok(bytes) => {
+                sender.publish(bytes);
+                notifier::notify(connection, end)?;
+                Ok(Turn::Sent(bytes))
+            }
+            Err(error) => Err(error),
+        }
+    };
+    let waits = !connection.nonblocking();
+    send::carry(connection, len, waits, turn).map(Some)
+}
+
+/// The kernel's own splice to the carrier. The caller holds the send lock.
+fn pipe_to_carrier(
+    connection: &Connection,
+    end: &End<'_>,
+    pipe: i32,
+    len: usize,
+    flags: u32,
+) -> Result<Turn, i32> {
+    let (mut len, mut flags) = (len, flags);
+    if !connection.nonblocking() {
+        // The kernel would wait in its call, and so would everybody who sends. It does not wait
+        // where it says that there is room (sk_stream_is_writeable), for so few bytes.
+        let seen = sys::poll_now(connection.number(), libc::POLLOUT);
+        if seen == 0 {
+            return Ok(Turn::KernelFull);
+        }
+        (len, flags) = (len.min(libc::PIPE_BUF), flags | libc::SPLICE_F_NONBLOCK);
+    }
+    let spliced = unix::counted(connection, end, || {
+        let spliced = sys::answer(sys::splice(pipe, connection.number(), len, flags));
+        let sent = &connection.entry.tx_carrier;
+        sent.fetch_add(spliced.unwrap_or(0) as u64, Ordering::Relaxed);
+        spliced
+    });
+    match spliced {
+        Ok(0) => Ok(Turn::Dry),
+        Ok(bytes) => Ok(Turn::Sent(bytes)),
+        Err(libc::EAGAIN) if sys::bytes_waiting(pipe) > 0 => Ok(Turn::KernelFull),
+        Err(libc::EAGAIN) => Ok(Turn::Dry),
+        Err(error) => Err(error),
+    }
+}
+
+/// `splice` from an accelerated connection to a pipe. `kernel` is the program's own call.
+pub(crate) fn splice_out(
+    connection: &Connection,
+    pipe: i32,
+    len: usize,
+    flags: u32,
+    kernel: impl Fn(i32) -> isize,
+) -> isize {
+    if !is_splice(pipe, len, flags) {
+        return kernel(connection.fd);
+    }
+    // Received bytes cannot be given back, so receive only as much as the pipe surely takes.
+    let room = match pipe_has_room(pipe, flags) {
+        Ok(Some(room)) => room,
+        Ok(None) => return by_kernel(connection, true, kernel),
+        Err(error) => return errno::result(Err(error)),
+    };
+    let mut buffer = [core::mem::MaybeUninit::<u8>::uninit(); TURN_BYTES];
+    let part = iovec {
+        iov_base: buffer.as_mut_ptr().cast(),
+        iov_len: len.min(TURN_BYTES).min(room),
+    };
+    // A pipe's own flag is as the call's (fs/splice.c, `do_splice`).
+    let waits = match waits_for_pipe(pipe, flags) {
+        true => flags,
+        false => flags | libc::SPLICE_F_NONBLOCK,
+    };
+    let waits = Carrier::of(connection).splice_flags(waits);
+    let mut none = Control::none();
+    // SAFETY: `part` names writable bytes of `buffer`.
+    let got = unsafe {
+        receive_message(connection, &[part], &mut none, waits, true, |fd| {
+            kernel_recv(fd, &part)
+        })
+    };
+    let mut done = 0isize;
+    while done < got {
+        let base = buffer.as_ptr() as usize + done as usize;
+        let left = (got - done) as usize;
+        // SAFETY: these bytes of `buffer` were just written.
+        let written = unsafe { sys::raw(libc::SYS_write, pipe as usize, base, left, 0, 0, 0) };
+        match sys::answer(written) {
+            Ok(bytes) => done += bytes as isize,
+            // Another writer took the room that we saw.
+            Err(libc::EAGAIN | libc::EINTR) => {
+                let _ = sleep_until(pipe, libc::POLLOUT, 0);
+            }
+            Err(error) if done == 0 => return errno::result(Err(error)),
+            Err(_) => return done,
+        }
+    }
+    got
+}
+
+/// Waits for room in a pipe, if the call does: bytes that it takes at once. `None` when nobody is
+/// left who could read them. An empty pipe takes its whole capacity; in any other nothing tells how
+/// many bytes each of its pages holds, but that one is free (pipe(7), `PIPE_BUF`).
+fn pipe_has_room(pipe: i32, flags: u32) -> Result<Option<usize>, i32> {
+    loop {
+        let seen = sys::poll_now(pipe, libc::POLLOUT);
+        if seen & libc::POLLERR != 0 {
+            return Ok(None);
+        }
+        if seen & libc::POLLOUT != 0 {
+            let capacity = sys::fcntl(pipe, libc::F_GETPIPE_SZ, 0);
+            return Ok(Some(match sys::bytes_waiting(pipe) {
+                0 => capacity.max(libc::PIPE_BUF as isize) as usize,
+                _ => libc::PIPE_BUF,
+            }));
+        }
+        if !waits_for_pipe(pipe, flags) {
+            return Err(libc::EAGAIN);
+        }
+        sleep_until(pipe, libc::POLLOUT, 0)?;
+    }
+}
+
+/// A plain kernel send of one part, for helpers that need one.
+fn kernel_send(fd: i32, part: &iovec) -> isize {
+    // SAFETY: `part` names memory its owner vouches for.
+    unsafe { real::write(fd, part.iov_base, part.iov_len) }
+}
+
+/// A plain kernel receive into one part.
+fn kernel_recv(fd: i32, part: &iovec) -> isize {
+    // SAFETY: as in `kernel_send`.
+    unsafe { real::read(fd, part.iov_base, part.iov_len) }
+}

@@ -1,0 +1,72 @@
+//! Spinning before a blocking transfer sleeps: one policy for bytes and for credit.
+
+use core::sync::atomic::Ordering;
+
+use toehold_stream::end::End;
+
+use crate::adapter::requests;
+use crate::connection::Connection;
+use crate::system::deferral::Handlers;
+use crate::system::sys;
+use crate::waiting::sleep::timed_out;
+use crate::waiting::spin::{self, ENDLESS_NS};
+
+/// How looking ended.
+pub(crate) enum Looked {
+    /// There is news.
+    Found,
+    /// It is time to sleep.
+    Nothing,
+    /// The kernel shows these events on the carrier.
+    Carrier(i16),
+}
+
+/// Calls `look` for as long as that has recently paid. In poll mode that is for ever: until the
+/// kernel shows one of `events` on the carrier, a handler ends the call, the socket's time-out
+/// `option` has passed, or a rule of the operator's ends the mode.
+///
+/// # Errors
+/// `EINTR` and `EAGAIN`, as the kernel's call would.
+pub(crate) fn before_sleep(
+    connection: &Connection,
+    end: &End<'_>,
+    handlers: Handlers,
+    (option, events): (i32, i16),
+    mut look: impl FnMut() -> bool,
+) -> Result<Looked, i32> {
+    let (entry, local) = (connection.entry, connection.local);
+    let processor = end.exchange_processors(sys::processor() + 1);
+    let budget_ns = spin::budget_ns(&local.spin);
+    let slice_ns = spin::slice_ns(budget_ns);
+    // When the first slice of poll mode ended; 0 before.
+    let mut since_ns = 0;
+    let looked = loop {
+        if spin::spin(&local.spin, slice_ns, processor, &mut look) {
+            entry.spins_paid.fetch_add(1, Ordering::Relaxed);
+            return Ok(Looked::Found);
+        }
+        if handlers.end_a_transfer() {
+            return Err(libc::EINTR);
+        }
+        if budget_ns != ENDLESS_NS {
+            break Looked::Nothing;
+        }
+        requests::follow();
+        if spin::budget_ns(&local.spin) != ENDLESS_NS {
+            break Looked::Nothing;
+        }
+        let seen = sys::poll_now(connection.number(), events);
+        if seen != 0 {
+            break Looked::Carrier(seen);
+        }
+        if since_ns == 0 {
+            since_ns = sys::now_ns();
+        } else if timed_out(connection.number(), option, since_ns) {
+            return Err(libc::EAGAIN);
+        }
+    };
+    if budget_ns != 0 {
+        entry.spins_failed.fetch_add(1, Ordering::Relaxed);
+    }
+    Ok(looked)
+}

@@ -1,0 +1,458 @@
+//! io_uring: requests that the kernel carries out past our calls.
+//!
+//! A program and the kernel share the memory of a ring of requests. `io_uring_enter` hands over
+//! what stands there. A request that reads, writes or polls a connection is right only if the
+//! connection is wholly the kernel's. So every ring that is made by `syscall(2)` is mapped here,
+//! too, to be read, and each request is looked at before the kernel gets it:
+//!
+//! ```text
+//!   setup ──► map the queue          enter ──► of each request: its descriptor to the kernel
+//!     │                                │
+//!     └── a thread of the kernel's     └── a ring that we do not know
+//!         takes the requests                   │
+//!                    └─────────────────────────┴──► all connections of the process to the kernel
+//! ```
+//!
+//! A mapping keeps a ring open, so it ends before the program's last number of the ring is closed.
+//! liburing makes these calls past `syscall(2)`. Where its functions are called in its shared
+//! library, they are seen ([`liburing`]); where it is linked into the program, they are not. Bytes
+//! that moved so before a connection had a channel show in the kernel's counts
+//! (`pairing::counts_agree`), and it gets none. docs/security.md says what remains, and why.
+//!
+//! Layouts and numbers are those of include/uapi/linux/io_uring.h.
+
+pub(crate) mod liburing;
+
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering};
+
+use toehold_channel::table::Reason;
+use toehold_freestanding::memory;
+
+use crate::connection;
+use crate::connection::closing;
+use crate::direction::switching;
+use crate::lock;
+use crate::process::descriptors::{self, Kind};
+use crate::process::{self, confinement};
+
+/// Rings of one process that are looked at.
+const RINGS_MAX: usize = 16;
+/// Requests that are looked at in one go.
+const BATCH: usize = 64;
+
+static RINGS: [Ring; RINGS_MAX] = [const { Ring::none() }; RINGS_MAX];
+/// Held while rings come and go, and while one is read.
+static LOCK: lock::Private = lock::Private::new();
+/// How many there are: closing an ordinary descriptor costs one look.
+static COUNT: AtomicU32 = AtomicU32::new(0);
+
+/// A ring of requests, mapped. Its fields change under [`LOCK`].
+struct Ring {
+    /// The descriptor plus one, 0 for none.
+    fd: AtomicI32,
+    /// The queue's cursors and its indices.
+    queue: AtomicUsize,
+    queue_bytes: AtomicUsize,
+    /// The requests.
+    entries: AtomicUsize,
+    entry_bytes: AtomicUsize,
+    /// How many: a power of two.
+    count: AtomicU32,
+    /// Where the cursors and the indices are in the queue; no indices when 0.
+    head: AtomicU32,
+    tail: AtomicU32,
+    array: AtomicU32,
+}
+
+/// The part of a request that is needed.
+#[derive(Clone, Copy, Default)]
+struct Request {
+    opcode: u8,
+    flags: u8,
+    fd: i32,
+    offset: u64,
+    address: u64,
+    len: u32,
+    operation_flags: u32,
+    other_fd: i32,
+}
+
+/// `struct io_uring_params` as words.
+const PARAMETER_WORDS: usize = 30;
+const ENTRIES: usize = 0;
+const FLAGS: usize = 2;
+const SQ_HEAD: usize = 10;
+const SQ_TAIL: usize = 11;
+const SQ_ARRAY: usize = 16;
+
+/// `IORING_SETUP_*` that change nothing about who takes requests, and from where: not `SQPOLL`,
+/// `SQ_AFF`, `NO_MMAP`, `REGISTERED_FD_ONLY`, nor any that came later.
+const UNDERSTOOD: u32 = 0x1_3ff9;
+const SETUP_SQE128: u32 = 1 << 10;
+const SETUP_NO_SQARRAY: u32 = 1 << 16;
+/// `IORING_ENTER_REGISTERED_RING`.
+const ENTER_REGISTERED_RING: u32 = 1 << 4;
+/// `IORING_OFF_SQES`.
+const OFFSET_OF_ENTRIES: i64 = 0x1000_0000;
+/// `IOSQE_FIXED_FILE`: the descriptor is a place in the registered files, seen before.
+const FIXED_FILE: u8 = 1;
+/// `SPLICE_F_FD_IN_FIXED`.
+const OTHER_FD_FIXED: u32 = 1 << 31;
+
+mod operation {
+    pub(super) const CLOSE: u8 = 19;
+    pub(super) const FILES_UPDATE: u8 = 20;
+    pub(super) const EPOLL_CTL: u8 = 29;
+    pub(super) const SPLICE: u8 = 30;
+    pub(super) const TEE: u8 = 33;
+    /// They only write: `WRITEV`, `WRITE_FIXED`, `SENDMSG`, `WRITE`, `SEND`, `SEND_ZC`,
+    /// `SENDMSG_ZC`.
+    pub(super) const WRITES: [u8; 7] = [2, 5, 9, 23, 26, 47, 48];
+    /// Their `fd` is no descriptor of a file that they use: `NOP`, `POLL_REMOVE`, `TIMEOUT`,
+    /// `TIMEOUT_REMOVE`, `ASYNC_CANCEL`, `LINK_TIMEOUT`, `PROVIDE_BUFFERS`, `REMOVE_BUFFERS`,
+    /// `MSG_RING`, `SOCKET`, `WAITID`, the `FUTEX_*`.
+    pub(super) const WITHOUT: [u8; 14] = [0, 7, 11, 12, 14, 15, 31, 32, 40, 45, 50, 51, 52, 53];
+}
+
+mod register {
+    pub(super) const FILES: u32 = 2;
+    pub(super) const FILES_UPDATE: u32 = 6;
+    pub(super) const FILES2: u32 = 13;
+    pub(super) const FILES_UPDATE2: u32 = 14;
+    pub(super) const RESIZE_RINGS: u32 = 33;
+    /// The ring is named by its place among the registered ones.
+    pub(super) const USE_REGISTERED_RING: u32 = 1 << 31;
+}
+
+impl Ring {
+    const fn none() -> Ring {
+        Ring {
+            fd: AtomicI32::new(0),
+            queue: AtomicUsize::new(0),
+            queue_bytes: AtomicUsize::new(0),
+            entries: AtomicUsize::new(0),
+            entry_bytes: AtomicUsize::new(0),
+            count: AtomicU32::new(0),
+            head: AtomicU32::new(0),
+            tail: AtomicU32::new(0),
+            array: AtomicU32::new(0),
+        }
+    }
+
+    /// Maps the ring at `fd`; false when that fails.
+    fn map(&self, fd: i32, parameters: &[u32; PARAMETER_WORDS]) -> bool {
+        let count = parameters[ENTRIES] as usize;
+        let has_array = parameters[FLAGS] & SETUP_NO_SQARRAY == 0;
+        let array = if has_array { parameters[SQ_ARRAY] } else { 0 };
+        let (head, tail) = (parameters[SQ_HEAD], parameters[SQ_TAIL]);
+        let cursors = head.max(tail) as usize + size_of::<u32>();
+        let queue_bytes = match has_array {
+            true => array as usize + count * size_of::<u32>(),
+            false => cursors,
+        };
+        let entry_bytes = match parameters[FLAGS] & SETUP_SQE128 {
+            0 => 64,
+            _ => 128,
+        };
+        let (Some(queue), Some(entries)) = (
+            map(fd, queue_bytes, 0),
+            map(fd, count * entry_bytes, OFFSET_OF_ENTRIES),
+        ) else {
+            return false;
+        };
+        for (word, value) in [
+            (&self.queue, queue),
+            (&self.queue_bytes, queue_bytes),
+            (&self.entries, entries),
+            (&self.entry_bytes, entry_bytes),
+        ] {
+            word.store(value, Ordering::Relaxed);
+        }
+        for (word, value) in [
+            (&self.count, count as u32),
+            (&self.head, head),
+            (&self.tail, tail),
+            (&self.array, array),
+        ] {
+            word.store(value, Ordering::Relaxed);
+        }
+        self.fd.store(fd + 1, Ordering::Relaxed);
+        COUNT.fetch_add(1, Ordering::Relaxed);
+        true
+    }
+
+    /// Ends it.
+    fn unmap(&self) {
+        let entry_bytes = self.entry_bytes.load(Ordering::Relaxed);
+        let entries_bytes = entry_bytes * self.count.load(Ordering::Relaxed) as usize;
+        let queue_bytes = self.queue_bytes.load(Ordering::Relaxed);
+        self.fd.store(0, Ordering::Relaxed);
+        COUNT.fetch_sub(1, Ordering::Relaxed);
+        // SAFETY: both were mapped by `map` with these lengths, and are used under the lock only,
+        // while `fd` is not 0.
+        unsafe {
+            memory::unmap(self.queue.load(Ordering::Relaxed) as *mut _, queue_bytes);
+            memory::unmap(
+                self.entries.load(Ordering::Relaxed) as *mut _,
+                entries_bytes,
+            );
+        }
+    }
+
+    /// A word of the queue, which the program and the kernel write.
+    fn word(&self, at: usize) -> u32 {
+        let queue = self.queue.load(Ordering::Relaxed);
+        // SAFETY: inside the mapping: the cursors and `count` indices are; aligned, as the kernel
+        // lays them out; read as an atomic, because others write it.
+        let word = unsafe { &*((queue + at) as *const AtomicU32) };
+        // Pairs with the Release of `io_uring_get_sqe` and the like in the program, which store the
+        // tail: the requests before it are complete.
+        word.load(Ordering::Acquire)
+    }
+
+    /// Copies requests that stand `skip` and more behind the first one; how many.
+    fn read(&self, skip: u32, wanted: u32, out: &mut [Request; BATCH]) -> usize {
+        let head = self.word(self.head.load(Ordering::Relaxed) as usize);
+        let tail = self.word(self.tail.load(Ordering::Relaxed) as usize);
+        let count = self.count.load(Ordering::Relaxed);
+        let there = tail.wrapping_sub(head).min(count).min(wanted);
+        let array = self.array.load(Ordering::Relaxed) as usize;
+        let mut copied = 0;
+        for n in skip..there.min(skip.saturating_add(BATCH as u32)) {
+            let place = head.wrapping_add(n) & (count - 1);
+            let index = match array {
+                0 => place,
+                _ => self.word(array + place as usize * size_of::<u32>()),
+            };
+            out[copied] = match index < count {
+                true => self.request(index),
+                // The kernel drops it.
+                false => Request::default(),
+            };
+            copied += 1;
+        }
+        copied
+    }
+
+    fn request(&self, index: u32) -> Request {
+        let bytes = self.entry_bytes.load(Ordering::Relaxed);
+        let entry = self.entries.load(Ordering::Relaxed) + index as usize * bytes;
+        // SAFETY: entry `index` of `count` is inside the mapping and 64 bytes at least.
+        unsafe { request_at(entry as *const u8) }
+    }
+}
+
+/// # Safety
+/// `entry` is the address of a `struct io_uring_sqe`.
+unsafe fn request_at(entry: *const u8) -> Request {
+    // SAFETY: the caller's promise; volatile, because the program may write it.
+    unsafe {
+        Request {
+            opcode: entry.read_volatile(),
+            flags: entry.add(1).read_volatile(),
+            fd: entry.add(4).cast::<i32>().read_volatile(),
+            offset: entry.add(8).cast::<u64>().read_volatile(),
+            address: entry.add(16).cast::<u64>().read_volatile(),
+            len: entry.add(24).cast::<u32>().read_volatile(),
+            operation_flags: entry.add(28).cast::<u32>().read_volatile(),
+            other_fd: entry.add(44).cast::<i32>().read_volatile(),
+        }
+    }
+}
+
+/// Maps part of a ring to be read, not in children.
+fn map(fd: i32, len: usize, offset: i64) -> Option<usize> {
+    let (none, shared) = (core::ptr::null_mut(), libc::MAP_SHARED);
+    // SAFETY: a new mapping of the program's own ring.
+    unsafe {
+        let base = memory::map(none, len, libc::PROT_READ, shared, fd, offset).ok()?;
+        memory::advise(base, len, libc::MADV_DONTFORK);
+        Some(base as usize)
+    }
+}
+
+fn find(fd: i32) -> Option<&'static Ring> {
+    RINGS
+        .iter()
+        .find(|ring| ring.fd.load(Ordering::Relaxed) == fd + 1)
+}
+
+fn is_served() -> bool {
+    process::is_started() && !process::borrowed_memory()
+}
+
+/// Requests of this process pass that we do not see: all of its connections become the kernel's.
+#[cold]
+fn lose_sight() {
+    confinement::leave_process(Reason::UnseenWaits);
+}
+
+/// `io_uring_setup` has made the ring at `fd`.
+///
+/// # Safety
+/// `parameters` is what the kernel filled.
+pub(crate) unsafe fn opened(fd: i32, parameters: *const u32) {
+    if !is_served() {
+        return;
+    }
+    // SAFETY: the caller's promise.
+    let parameters = unsafe { &*parameters.cast::<[u32; PARAMETER_WORDS]>() };
+    let is_understood = parameters[FLAGS] & !UNDERSTOOD == 0;
+    let is_mapped = is_understood && {
+        let _held = LOCK.lock();
+        // A descriptor of that number was closed without our seeing it.
+        find(fd).into_iter().for_each(Ring::unmap);
+        let free = RINGS
+            .iter()
+            .find(|ring| ring.fd.load(Ordering::Relaxed) == 0);
+        free.is_some_and(|ring| ring.map(fd, parameters))
+    };
+    if !is_mapped {
+        lose_sight();
+    }
+}
+
+/// `io_uring_enter` is about to hand over `wanted` requests of the ring at `fd`.
+pub(crate) fn entering(fd: i32, wanted: u32, flags: u32) {
+    if !is_served() || wanted == 0 {
+        return;
+    }
+    let mut requests = [Request::default(); BATCH];
+    let mut done = 0;
+    loop {
+        let copied = {
+            let _held = LOCK.lock();
+            let by_number = flags & ENTER_REGISTERED_RING == 0;
+            let ring = find(fd).filter(|_| by_number);
+            ring.map(|ring| ring.read(done, wanted, &mut requests))
+        };
+        let Some(copied) = copied else {
+            return lose_sight();
+        };
+        requests[..copied].iter().for_each(hand_over);
+        if copied < BATCH {
+            return;
+        }
+        done += copied as u32;
+    }
+}
+
+/// The kernel is about to carry out a request.
+fn hand_over(request: &Request) {
+    let is_fixed = request.flags & FIXED_FILE != 0;
+    match request.opcode {
+        operation::EPOLL_CTL => used_by_kernel(request.offset as i32, false),
+        operation::CLOSE if !is_fixed => closing::closing(request.fd),
+        operation::FILES_UPDATE => {
+            // SAFETY: the program promises the kernel `len` descriptors there.
+            unsafe { all_used_by_kernel(request.address as *const i32, request.len) };
+        }
+        opcode if operation::WITHOUT.contains(&opcode) => {}
+        opcode => {
+            let is_splice = [operation::SPLICE, operation::TEE].contains(&opcode);
+            if is_splice && request.operation_flags & OTHER_FD_FIXED == 0 {
+                used_by_kernel(request.other_fd, false);
+            }
+            if !is_fixed {
+                used_by_kernel(request.fd, operation::WRITES.contains(&opcode));
+            }
+        }
+    }
+}
+
+/// The program gives descriptors to a ring.
+///
+/// # Safety
+/// As for [`all_used_by_kernel`].
+pub(crate) unsafe fn given(fds: *const i32, count: u32) {
+    if is_served() {
+        // SAFETY: the caller's promise.
+        unsafe { all_used_by_kernel(fds, count) };
+    }
+}
+
+/// # Safety
+/// `fds` is readable for `count` descriptors, or null.
+unsafe fn all_used_by_kernel(fds: *const i32, count: u32) {
+    if fds.is_null() {
+        return;
+    }
+    for n in 0..count as usize {
+        // SAFETY: the caller's promise.
+        used_by_kernel(unsafe { fds.add(n).read_unaligned() }, false);
+    }
+}
+
+/// The kernel itself is going to use `fd`, perhaps to write only.
+fn used_by_kernel(fd: i32, writes_only: bool) {
+    match descriptors::kind(fd) {
+        Kind::Connection => {
+            let Some(connection) = connection::at(fd) else {
+                return;
+            };
+            if writes_only {
+                switching::lend_for(&connection, Reason::UnseenWaits);
+            } else {
+                switching::quiesce(&connection, Reason::UnseenWaits);
+            }
+        }
+        // Whoever waits for an instance in this way waits for all of its members.
+        Kind::Epoll => lose_sight(),
+        Kind::Foreign if fd >= 0 => descriptors::note_unseen(fd),
+        Kind::Foreign | Kind::Own => {}
+    }
+}
+
+/// `io_uring_register` is about to do `opcode`.
+///
+/// # Safety
+/// `argument` is as io_uring_register(2) wants it for `opcode`.
+pub(crate) unsafe fn registering(fd: i32, opcode: u32, argument: *const u32, count: u32) {
+    if !is_served() {
+        return;
+    }
+    // SAFETY: the caller's promise: the arguments are the structures of these operations.
+    unsafe {
+        let long = |word: usize| argument.add(word).cast::<u64>().read_unaligned();
+        match opcode & !register::USE_REGISTERED_RING {
+            register::FILES => all_used_by_kernel(argument.cast(), count),
+            _ if argument.is_null() => {}
+            register::FILES_UPDATE => all_used_by_kernel(long(2) as *const i32, count),
+            register::FILES2 => all_used_by_kernel(long(4) as *const i32, *argument),
+            register::FILES_UPDATE2 => {
+                all_used_by_kernel(long(2) as *const i32, argument.add(6).read());
+            }
+            // Elsewhere from now on: the next call finds no ring.
+            register::RESIZE_RINGS => closing(fd),
+            _ => {}
+        }
+    }
+}
+
+/// `fd` is about to be closed, or another file is about to take its number.
+#[inline]
+pub(crate) fn closing(fd: i32) {
+    if COUNT.load(Ordering::Relaxed) != 0 && !process::borrowed_memory() {
+        let _held = LOCK.lock();
+        find(fd).into_iter().for_each(Ring::unmap);
+    }
+}
+
+/// As [`closing`], of all numbers from `first` to `last`.
+pub(crate) fn closing_range(first: u32, last: u32) {
+    for ring in &RINGS {
+        let fd = ring.fd.load(Ordering::Relaxed) - 1;
+        if fd >= 0 && (first..=last).contains(&(fd as u32)) {
+            closing(fd);
+        }
+    }
+}
+
+/// After fork: a child has none of the mappings.
+pub(crate) fn forked() {
+    LOCK.reset();
+    COUNT.store(0, Ordering::Relaxed);
+    for ring in &RINGS {
+        ring.fd.store(0, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,559 @@
+//! `poll` and `select`: accelerated descriptors are looked at in shared memory, the others by the
+//! kernel, and a sleep watches both.
+
+use core::mem::MaybeUninit;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use libc::{
+    POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLPRI, POLLRDHUP, nfds_t, pollfd, sigset_t,
+    timespec,
+};
+
+use crate::connection::{self, Connection, HINT_LOOK};
+use crate::epoll::nested;
+use crate::epoll::sleeping::Watch;
+use crate::offload::awaiting::{self, Answer};
+use crate::process::descriptors::{self, Kind};
+use crate::waiting::arming::Armed;
+use crate::waiting::ready::POLLRDNORM;
+use crate::waiting::spin::{self, ENDLESS_NS};
+use toehold_freestanding::memory;
+
+use crate::adapter::requests;
+use crate::connection::settings;
+use crate::direction::doorbells;
+use crate::system::{cancellation, deferral, errno, real, sys};
+use crate::waiting::{ready, seen_waits};
+use crate::{express, lock};
+
+/// Descriptors handled without asking for memory.
+const INLINE: usize = 64;
+
+/// How often descriptors that are not accelerated are asked while accelerated ones are ready all
+/// the time.
+const KERNEL_DESCRIPTORS_NS: u64 = 50_000;
+static KERNEL_SEEN_NS: AtomicU64 = AtomicU64::new(0);
+
+/// Facts about the descriptors of one call.
+pub(crate) struct Survey {
+    /// The answer for one of them needs us.
+    pub(crate) concerns: bool,
+    /// One of those looked at is a connection.
+    pub(crate) has_connection: bool,
+}
+
+/// Looks at `fds` until one concerns us.
+#[inline]
+pub(crate) fn survey(fds: impl Iterator<Item = i32>) -> Survey {
+    let mut survey = Survey {
+        concerns: false,
+        has_connection: false,
+    };
+    for fd in fds {
+        // Most descriptors of most programs are not ours: one look at each.
+        let kind = descriptors::kind(fd);
+        if fd < 0 || kind == Kind::Foreign {
+            continue;
+        }
+        survey.has_connection |= kind == Kind::Connection;
+        if accelerated(fd) || kind == Kind::Connection && awaiting::is_waiting(fd) {
+            survey.concerns = true;
+            break;
+        }
+    }
+    survey
+}
+
+#[inline]
+pub(crate) fn accelerated(fd: i32) -> bool {
+    if fd < 0 {
+        return false;
+    }
+    match descriptors::kind(fd) {
+        Kind::Connection => connection::at(fd).is_some_and(|c| {
+            seen_waits::seen(&c);
+            c.local.attachment.has_region()
+        }),
+        // Even without accelerated members: it may get some while the program sleeps.
+        Kind::Epoll => true,
+        _ => false,
+    }
+}
+
+/// Room for a copy of the program's array, and for what is armed of it.
+struct Copy {
+    inline: [pollfd; INLINE],
+    inline_armed: [MaybeUninit<Option<Armed>>; INLINE],
+    mapped: *mut pollfd,
+    len: usize,
+}
+
+impl Copy {
+    fn new(len: usize) -> Option<Copy> {
+        let mut copy = Copy {
+            inline: [pollfd {
+                fd: -1,
+                events: 0,
+                revents: 0,
+            }; INLINE],
+            inline_armed: [const { MaybeUninit::uninit() }; INLINE],
+            mapped: core::ptr::null_mut(),
+            len,
+        };
+        if len > INLINE {
+            copy.mapped = sys::map_memory(copy.mapped_bytes()).cast();
+            if copy.mapped.is_null() {
+                return None;
+            }
+        }
+        Some(copy)
+    }
+
+    /// The array, and behind it a place for each element.
+    fn mapped_bytes(&self) -> usize {
+        self.len * (size_of::<pollfd>() + size_of::<Option<Armed>>())
+    }
+
+    fn slice(&mut self) -> &mut [pollfd] {
+        self.parts().0
+    }
+
+    fn parts(&mut self) -> (&mut [pollfd], &mut [MaybeUninit<Option<Armed>>]) {
+        const { assert!(align_of::<Option<Armed>>() <= align_of::<pollfd>()) };
+        if self.mapped.is_null() {
+            let (copy, armed) = (&mut self.inline, &mut self.inline_armed);
+            return (&mut copy[..self.len], &mut armed[..self.len]);
+        }
+        // SAFETY: reserved for `len` elements of both, zeroed, ours until drop. The second array
+        // begins where the first one ends, and wants no stricter alignment.
+        unsafe {
+            (
+                core::slice::from_raw_parts_mut(self.mapped, self.len),
+                core::slice::from_raw_parts_mut(self.mapped.add(self.len).cast(), self.len),
+            )
+        }
+    }
+}
+
+impl Drop for Copy {
+    fn drop(&mut self) {
+        if !self.mapped.is_null() {
+            // SAFETY: reserved by `new` with this length.
+            unsafe { memory::unmap(self.mapped.cast(), self.mapped_bytes()) };
+        }
+    }
+}
+
+/// The events among `interest` that `fd` is ready for, when it is accelerated.
+fn look(fd: i32, interest: i16) -> Option<i16> {
+    match descriptors::kind(fd) {
+        Kind::Connection => with_connection(fd, |connection, end| {
+            ready::named_events(connection, end, interest)
+        }),
+        Kind::Epoll => {
+            // fs/eventpoll.c: EPOLLIN | EPOLLRDNORM.
+            let wanted = interest & (POLLIN | POLLRDNORM);
+            (wanted != 0 && nested::has_news(descriptors::epoll_number(fd)?)).then_some(wanted)
+        }
+        _ => None,
+    }
+}
+
+fn with_connection<T>(
+    fd: i32,
+    work: impl FnOnce(&Connection, &toehold_stream::end::End<'static>) -> T,
+) -> Option<T> {
+    let connection = connection::at(fd)?;
+    seen_waits::seen(&connection);
+    let end = connection.inside()?;
+    Some(work(&connection, &end))
+}
+
+/// Looks at every accelerated descriptor; returns how many are ready.
+fn look_at_all(fds: &mut [pollfd]) -> i32 {
+    let mut count = 0;
+    for one in fds {
+        one.revents = if one.fd >= 0 {
+            look(one.fd, one.events).unwrap_or(0)
+        } else {
+            0
+        };
+        count += i32::from(one.revents != 0);
+    }
+    count
+}
+
+/// `poll` over descriptors of which at least one is accelerated. `kernel` is `ppoll` with the
+/// program's signal mask: it gets the array and the time-out in nanoseconds (`None`: no limit).
+pub(crate) fn poll(
+    fds: &mut [pollfd],
+    timeout_ns: Option<u64>,
+    mut kernel: impl FnMut(&mut [pollfd], Option<u64>) -> i32,
+) -> i32 {
+    let Some(mut copy) = Copy::new(fds.len()) else {
+        errno::set(libc::ENOMEM);
+        return -1;
+    };
+    let ordinary = fds.iter().any(|one| one.fd >= 0 && !accelerated(one.fd));
+    let history = fds
+        .iter()
+        .filter(|one| one.fd >= 0)
+        .find_map(|one| connection::at(one.fd))
+        .map(|c| c.local);
+    let handlers = deferral::handlers();
+    let mut started = 0u64;
+    loop {
+        let found = look_at_all(fds);
+        let now = sys::now_ns();
+        if found > 0 || timeout_ns == Some(0) {
+            // While shared memory alone keeps the program busy, the kernel's descriptors are asked
+            // now and then, not every time.
+            let due = now - KERNEL_SEEN_NS.load(Ordering::Relaxed) >= KERNEL_DESCRIPTORS_NS;
+            if found > 0 && (!ordinary || (!due && timeout_ns != Some(0))) {
+                return found;
+            }
+            let added = merge(fds, copy.slice(), &mut kernel);
+            KERNEL_SEEN_NS.store(if added > 0 { 0 } else { now }, Ordering::Relaxed);
+            return found + added.max(if found > 0 { 0 } else { added });
+        }
+        if started == 0 {
+            started = now;
+        }
+        let left = timeout_ns.map(|limit| limit.saturating_sub(now - started));
+        if let Some(local) = history {
+            let budget = spin::budget_ns(&local.spin);
+            let endless = budget == ENDLESS_NS;
+            let slice = spin::slice_ns(budget).min(left.unwrap_or(u64::MAX));
+            if slice > 0 {
+                if spin::spin(&local.spin, slice, peer_processor(fds), || {
+                    fds.iter()
+                        .any(|one| one.fd >= 0 && looks_ready(one.fd, one.events))
+                }) {
+                    continue;
+                }
+                if handlers.end_a_wait() {
+                    errno::set(libc::EINTR);
+                    return -1;
+                }
+                if endless {
+                    requests::follow();
+                    let more = merge(fds, copy.slice(), &mut kernel);
+                    if more != 0 {
+                        return more;
+                    }
+                    continue;
+                }
+            }
+        }
+        requests::follow();
+        let result = sleep(fds, &mut copy, left, &mut kernel);
+        if let Some(local) = history {
+            local.spin.slept(sys::now_ns() - now);
+        }
+        if result != 0 {
+            return result;
+        }
+        if timeout_ns.is_some_and(|limit| sys::now_ns() - started >= limit) {
+            return look_at_all(fds);
+        }
+    }
+}
+
+/// Where the first accelerated descriptor's peer last waited, plus one; tells it where we do.
+fn peer_processor(fds: &[pollfd]) -> u32 {
+    let here = sys::processor() + 1;
+    let first = fds
+        .iter()
+        .find(|one| one.fd >= 0 && descriptors::kind(one.fd) == Kind::Connection);
+    first
+        .and_then(|one| with_connection(one.fd, |_, end| end.exchange_processors(here)))
+        .unwrap_or(0)
+}
+
+/// A cheap look for spinning: bytes, or a switch.
+fn looks_ready(fd: i32, interest: i16) -> bool {
+    match descriptors::kind(fd) {
+        Kind::Connection if interest & (POLLIN | POLLRDNORM) != 0 => {
+            with_connection(fd, |connection, end| {
+                if settings::low_water(connection) > 1 {
+                    return look(fd, interest).unwrap_or(0) != 0;
+                }
+                end.reads_ring() && end.receiver().looks_filled()
+                    || end.is_record_due()
+                    || connection.entry.rx_hints.load(Ordering::Relaxed) != 0
+            })
+            .unwrap_or(false)
+        }
+        Kind::Connection => look(fd, interest).unwrap_or(0) != 0,
+        Kind::Epoll => descriptors::epoll_number(fd).is_some_and(nested::has_ready),
+        _ => false,
+    }
+}
+
+/// Asks the kernel about the ordinary descriptors without waiting and adds its answers; returns how
+/// many it added.
+fn merge(
+    fds: &mut [pollfd],
+    copy: &mut [pollfd],
+    kernel: &mut impl FnMut(&mut [pollfd], Option<u64>) -> i32,
+) -> i32 {
+    for (to, from) in copy.iter_mut().zip(fds.iter()) {
+        let skip = accelerated(from.fd);
+        *to = pollfd {
+            fd: if skip || !has_answer(from.fd) {
+                -1
+            } else {
+                from.fd
+            },
+            events: from.events,
+            revents: 0,
+        };
+    }
+    let result = kernel(copy, Some(0));
+    if result <= 0 {
+        return result;
+    }
+    let mut added = 0;
+    for (to, from) in fds.iter_mut().zip(copy.iter()) {
+        if from.revents != 0 {
+            to.revents = from.revents;
+            added += 1;
+        }
+    }
+    added
+}
+
+/// False while `fd` waits for the engine's answer; takes it when it is there.
+fn has_answer(fd: i32) -> bool {
+    if !awaiting::is_waiting(fd) {
+        return true;
+    }
+    errno::keep(|| connection::at(fd).is_none_or(|c| awaiting::look(&c) != Answer::Pending))
+}
+
+fn arm_all(fds: &[pollfd], copy: &mut Copy, watch: &mut Watch) {
+    let (copy, armed) = copy.parts();
+    for ((to, from), armed) in copy.iter_mut().zip(fds).zip(armed) {
+        *to = *from;
+        to.revents = 0;
+        armed.write(None);
+        if from.fd < 0 {
+            continue;
+        }
+        match descriptors::kind(from.fd) {
+            Kind::Connection if awaiting::is_waiting(from.fd) => to.events = libc::POLLPRI,
+            Kind::Connection => {
+                // Armed before `users` is given back: `unmap` waits for sleepers.
+                with_connection(from.fd, |connection, end| {
+                    armed.write(Some(Armed::begin(connection, end)));
+                    to.events = ready::kernel_interest(
+                        connection,
+                        end,
+                        from.events | ready::alias(from.events),
+                    );
+                });
+            }
+            Kind::Epoll => {
+                if let Some(number) = descriptors::epoll_number(from.fd) {
+                    watch.begin(number);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+fn disarm_all(copy: &mut Copy) {
+    let (copy, armed) = copy.parts();
+    for (kernel, armed) in copy.iter().zip(armed) {
+        // SAFETY: `arm_all` has written each.
+        let Some(armed) = (unsafe { armed.assume_init_read() }) else {
+            continue;
+        };
+        armed.end(|connection, end| {
+            let entry = connection.entry;
+            if kernel.revents != 0 {
+                entry.wakeups.fetch_add(1, Ordering::Relaxed);
+            }
+            if kernel.revents & (POLLPRI | POLLRDHUP | POLLHUP | POLLERR) != 0 {
+                entry.rx_hints.fetch_or(HINT_LOOK, Ordering::Relaxed);
+            }
+            if kernel.revents & POLLIN != 0 {
+                if let Some(_held) = lock::try_lock(&entry.rx_lock) {
+                    doorbells::drain(connection, end);
+                }
+            }
+        });
+    }
+}
+
+/// Sleeps in the kernel with every accelerated descriptor armed. Returns the number ready among the
+/// ordinary ones, plus accelerated ones if there are such; 0 means: look again.
+fn sleep(
+    fds: &mut [pollfd],
+    copy: &mut Copy,
+    left: Option<u64>,
+    kernel: &mut impl FnMut(&mut [pollfd], Option<u64>) -> i32,
+) -> i32 {
+    let mut watch = Watch::new();
+    arm_all(fds, copy, &mut watch);
+    let early = look_at_all(fds);
+    let is_express = express::is_on();
+    let left = match is_express {
+        true => express::limit(left),
+        false => left,
+    };
+    let place: *mut Copy = copy;
+    let undo = || {
+        // SAFETY: the sleep is over, and nothing else uses the copy any more.
+        unsafe {
+            disarm_all(&mut *place);
+            watch.end();
+            place.drop_in_place();
+        }
+    };
+    let result = cancellation::sleeping(undo, || {
+        kernel(copy.slice(), if early > 0 { Some(0) } else { left })
+    });
+    let error = errno::get();
+    disarm_all(copy);
+    watch.end();
+    if is_express {
+        express::look_after();
+    }
+    if result < 0 && early == 0 {
+        errno::set(error);
+        return result;
+    }
+    let mut count = look_at_all(fds);
+    for (to, from) in fds.iter_mut().zip(copy.slice().iter()) {
+        let is_answer = from.events == libc::POLLPRI && to.events != from.events;
+        if from.revents != 0 && is_answer && !accelerated(to.fd) {
+            // For us, not for the program: with the answer taken, the next look is an ordinary one.
+            has_answer(to.fd);
+        } else if from.revents != 0 && !accelerated(to.fd) {
+            to.revents = from.revents;
+            count += 1;
+        }
+    }
+    count
+}
+
+/// Bits of a `select` set that a descriptor's poll events stand for (fs/select.c: POLLIN_SET and so
+/// on).
+const READ_SET: i16 = POLLIN | POLLHUP | POLLERR;
+const WRITE_SET: i16 = POLLOUT | POLLERR;
+const EXCEPT_SET: i16 = POLLPRI;
+
+/// A `select` set seen as words.
+pub(crate) struct Set(*mut libc::fd_set);
+
+impl Set {
+    /// # Safety
+    /// `set` is null or valid for the descriptors that will be asked for.
+    pub(crate) unsafe fn new(set: *mut libc::fd_set) -> Set {
+        Set(set)
+    }
+
+    fn word(&self, fd: i32) -> Option<*mut u64> {
+        (!self.0.is_null()).then(|| self.0.cast::<u64>().wrapping_add(fd as usize / 64))
+    }
+
+    pub(crate) fn has(&self, fd: i32) -> bool {
+        // SAFETY: `new`'s caller promises room for this descriptor. Programs may allocate larger
+        // sets than `fd_set`.
+        self.word(fd)
+            .is_some_and(|word| unsafe { word.read() } >> (fd % 64) & 1 != 0)
+    }
+
+    fn clear_all(&self, count: i32) {
+        for fd in (0..count).step_by(64) {
+            if let Some(word) = self.word(fd) {
+                // SAFETY: as in `has`.
+                unsafe { word.write(0) };
+            }
+        }
+    }
+
+    pub(crate) fn put(&self, fd: i32) {
+        if let Some(word) = self.word(fd) {
+            // SAFETY: as in `has`.
+            unsafe { word.write(word.read() | 1 << (fd % 64)) };
+        }
+    }
+}
+
+/// `select` through [`poll`].
+pub(crate) fn select(
+    count: i32,
+    [read, write, except]: &[Set; 3],
+    timeout_ns: Option<u64>,
+    kernel: impl FnMut(&mut [pollfd], Option<u64>) -> i32,
+) -> i32 {
+    let used = (0..count)
+        .filter(|&fd| read.has(fd) || write.has(fd) || except.has(fd))
+        .count();
+    let Some(mut copy) = Copy::new(used) else {
+        errno::set(libc::ENOMEM);
+        return -1;
+    };
+    let fds = copy.slice();
+    let mut at = 0;
+    for fd in 0..count {
+        let mut events = 0;
+        if read.has(fd) {
+            events |= POLLIN;
+        }
+        if write.has(fd) {
+            events |= POLLOUT;
+        }
+        if except.has(fd) {
+            events |= POLLPRI;
+        }
+        if events != 0 && at < fds.len() {
+            fds[at] = pollfd {
+                fd,
+                events,
+                revents: 0,
+            };
+            at += 1;
+        }
+    }
+    let result = poll(fds, timeout_ns, kernel);
+    if result < 0 {
+        return result;
+    }
+    if fds.iter().any(|one| one.revents & POLLNVAL != 0) {
+        errno::set(libc::EBADF);
+        return -1;
+    }
+    for set in [read, write, except] {
+        set.clear_all(count);
+    }
+    let mut total = 0;
+    for one in fds.iter() {
+        for (set, wanted, bits) in [
+            (read, POLLIN, READ_SET),
+            (write, POLLOUT, WRITE_SET),
+            (except, POLLPRI, EXCEPT_SET),
+        ] {
+            if one.events & wanted != 0 && one.revents & bits != 0 {
+                set.put(one.fd);
+                total += 1;
+            }
+        }
+    }
+    total
+}
+
+/// The kernel's own wait, with that signal mask.
+pub(crate) fn kernel_poll(mask: *const sigset_t) -> impl FnMut(&mut [pollfd], Option<u64>) -> i32 {
+    move |fds, limit| {
+        let time = limit.map(sys::timespec);
+        let time = time
+            .as_ref()
+            .map_or(core::ptr::null(), |time| time as *const timespec);
+        // SAFETY: the slice is valid; the mask is the program's own.
+        unsafe { real::ppoll(fds.as_mut_ptr(), fds.len() as nfds_t, time, mask) }
+    }
+}

@@ -1,0 +1,209 @@
+//! The readiness of a connection: the question that `poll`, `select` and `epoll` all ask.
+
+use core::sync::atomic::Ordering;
+
+use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLPRI, POLLRDHUP};
+use toehold_channel::ring::Fault;
+use toehold_channel::table::{FLAG_SHUT_RX, Mode};
+use toehold_stream::end::{End, Incoming};
+
+use crate::connection::carrier::Carrier;
+use crate::connection::resets::was_closed_cleanly;
+use crate::connection::{Connection, HINT_LOOK};
+use crate::connection::{pending_errors, settings, unix};
+use crate::direction::{Credit, want_credit};
+use crate::direction::{doorbells, switching, takeover};
+use crate::express::turns;
+use crate::system::sys;
+use crate::transfer::peek;
+
+/// The `POLL*` bits that hold now, of those in `interest` (errors and hang-up always). Asking for
+/// `POLLOUT` without credit leaves a request for it with the peer.
+#[inline(always)]
+pub(crate) fn events(connection: &Connection, end: &End<'_>, interest: i16) -> i16 {
+    let entry = connection.entry;
+    let mut ready = 0;
+    let plain = end.rx_mode() == Mode::Ring
+        && !end.records_pending()
+        && entry.rx_hints.load(Ordering::Relaxed) == 0
+        && entry.rx_low_water.load(Ordering::Relaxed) <= 1
+        && entry.flags.load(Ordering::Relaxed) & FLAG_SHUT_RX == 0
+        && end.is_welcome();
+    if plain {
+        if end.receiver().looks_filled() {
+            ready |= POLLIN;
+        }
+    } else {
+        ready |= slow_incoming(connection, end);
+    }
+    if interest & POLLOUT != 0 {
+        ready |= outgoing(connection, end);
+    }
+    if interest & POLLPRI != 0 && entry.rx_hints.load(Ordering::Relaxed) & HINT_LOOK != 0 {
+        ready |= sys::poll_now(connection.number(), POLLPRI) & POLLPRI;
+    }
+    ready & (interest | POLLERR | POLLHUP)
+}
+
+/// Other names of `POLLIN` and `POLLOUT` (include/uapi/asm-generic/poll.h, `tcp_poll`). The last is
+/// told of Unix sockets only (`unix_poll`).
+pub(crate) const POLLRDNORM: i16 = 0x040;
+const POLLWRNORM: i16 = 0x100;
+const POLLWRBAND: i16 = 0x200;
+const OTHER_NAMES: i16 = POLLRDNORM | POLLWRNORM | POLLWRBAND;
+
+/// The first names of what `interest` asks for by others.
+pub(crate) fn alias(interest: i16) -> i16 {
+    let mut more = 0;
+    if interest & POLLRDNORM != 0 {
+        more |= POLLIN;
+    }
+    if interest & (POLLWRNORM | POLLWRBAND) != 0 {
+        more |= POLLOUT;
+    }
+    more
+}
+
+/// As [`events`], by all names that `interest` has for them.
+#[inline(always)]
+pub(crate) fn named_events(connection: &Connection, end: &End<'_>, interest: i16) -> i16 {
+    match interest & OTHER_NAMES {
+        0 => events(connection, end, interest),
+        _ => other_names(connection, end, interest),
+    }
+}
+
+#[cold]
+fn other_names(connection: &Connection, end: &End<'_>, interest: i16) -> i16 {
+    let mut ready = events(connection, end, interest | alias(interest));
+    if ready & POLLIN != 0 {
+        ready |= POLLRDNORM;
+    }
+    if ready & POLLOUT != 0 {
+        ready |= POLLWRNORM;
+        if Carrier::of(connection) == Carrier::Unix {
+            ready |= POLLWRBAND;
+        }
+    }
+    ready & (interest | POLLERR | POLLHUP)
+}
+
+fn outgoing(connection: &Connection, end: &End<'_>) -> i16 {
+    if end.tx_mode() == Mode::Ring {
+        if end.sender().looks_writable() {
+            return POLLOUT;
+        }
+        match want_credit(connection, end) {
+            Credit::Here => return POLLOUT,
+            Credit::WillRing => return 0,
+            Credit::WentDown => {}
+        }
+    }
+    sys::poll_now(connection.number(), POLLOUT) & POLLOUT
+}
+
+/// [`End::incoming`], behind the doorbells that have come and stand in between: left there they
+/// would end every sleep. The caller holds the receive lock.
+fn incoming(connection: &Connection, end: &End<'_>) -> Result<Incoming, Fault> {
+    /// A peer that sends more in one go sends them for nothing.
+    const BATCHES_MAX: usize = 16;
+    let mut next = end.incoming()?;
+    for _ in 0..BATCHES_MAX {
+        let Incoming::Skip { bytes } = next else {
+            break;
+        };
+        let here = sys::bytes_waiting(connection.number()).max(0) as u64;
+        if here == 0 || doorbells::skip(connection, bytes.min(here)) == 0 {
+            break;
+        }
+        next = end.incoming()?;
+    }
+    Ok(next)
+}
+
+/// The receiving half when the carrier has a say in it.
+#[cold]
+fn slow_incoming(connection: &Connection, end: &End<'_>) -> i16 {
+    let entry = connection.entry;
+    let mut ready = 0;
+    switching::resend_if_asked(connection, end);
+    let Some(_held) = takeover::lock_receiving(connection) else {
+        // Readiness that is not there costs the program a call. Readiness that is kept from it may
+        // cost it its wake-up.
+        return POLLIN;
+    };
+    let hinted = entry.rx_hints.load(Ordering::Relaxed) != 0
+        || entry.flags.load(Ordering::Relaxed) & FLAG_SHUT_RX != 0
+        || !end.theirs().wake.closed.load(Ordering::Relaxed).is(0);
+    let (mut on_carrier, mut has_bytes) = (false, false);
+    match incoming(connection, end) {
+        Ok(Incoming::Ring(filled)) => has_bytes = filled.len > 0,
+        Ok(Incoming::Carrier { .. }) => on_carrier = true,
+        // Those doorbells are still on their way.
+        Ok(Incoming::Skip { .. }) => {}
+        Err(_) => return POLLIN | POLLERR | POLLHUP,
+    }
+    // Of a turn that the peer has ended, the carrier tells nothing.
+    let is_over = hinted && !on_carrier && turns::is_over(connection, end);
+    if on_carrier || hinted && !is_over {
+        let mut kernel = sys::poll_now(connection.number(), POLLIN | POLLRDHUP);
+        if kernel & POLLERR != 0 && was_closed_cleanly(connection, end) {
+            // An end in order leaves a TCP socket half open, and a Unix socket not.
+            kernel = match Carrier::of(connection) {
+                Carrier::Tcp => POLLIN | POLLRDHUP,
+                Carrier::Unix => kernel & !POLLERR,
+            };
+        }
+        if on_carrier {
+            has_bytes = kernel & POLLIN != 0;
+        } else if kernel & POLLIN != 0 {
+            doorbells::drain(connection, end);
+        }
+        if kernel & POLLRDHUP != 0 {
+            ready |= POLLIN | POLLRDHUP;
+        }
+        ready |= kernel & (POLLHUP | POLLERR);
+        if kernel & POLLRDHUP != 0 && unix::is_reset(connection, end) {
+            ready |= POLLERR;
+        }
+        if kernel & (POLLHUP | POLLERR) != 0 {
+            ready |= POLLIN;
+        }
+    }
+    if ready & (POLLRDHUP | POLLHUP | POLLERR) != 0 && turns::is_unaccepted(connection, end) {
+        // Not the connection's end: the next receive brings it back to the kernel.
+        ready = POLLIN;
+    }
+    if is_over {
+        ready |= POLLIN | POLLRDHUP;
+    }
+    // tcp_epollin_ready: as many as a receive would wait for.
+    let wanted = match Carrier::of(connection).polls_low_water() {
+        true => settings::low_water(connection),
+        false => 1,
+    };
+    if has_bytes
+        && (wanted == 1 || peek::count(connection, end).unwrap_or(u64::MAX) >= wanted as u64)
+    {
+        ready |= POLLIN;
+    }
+    if pending_errors::is_there(connection) {
+        ready |= POLLIN | POLLERR;
+    }
+    ready
+}
+
+/// The events that the kernel is to watch on the carrier while the program sleeps for `interest`.
+pub(crate) fn kernel_interest(connection: &Connection, end: &End<'_>, interest: i16) -> i16 {
+    let mut kernel = interest & POLLPRI;
+    let ended = connection.entry.rx_hints.load(Ordering::Relaxed) & HINT_LOOK != 0;
+    if !ended {
+        kernel |= POLLIN | POLLRDHUP;
+    } else if end.rx_mode() == Mode::Carrier {
+        kernel |= interest & (POLLIN | POLLRDHUP);
+    }
+    if end.tx_mode() != Mode::Ring {
+        kernel |= interest & POLLOUT;
+    }
+    kernel
+}

@@ -1,0 +1,89 @@
+//! Sleeping in the kernel on one socket, within its time-outs.
+
+use crate::system::{errno, real, sys};
+
+/// How long one call has waited: `SO_RCVTIMEO` and `SO_SNDTIMEO` are for all its waits together
+/// (net/ipv4/tcp.c, `timeo`).
+#[derive(Default)]
+pub(crate) struct Deadline {
+    since_ns: u64,
+}
+
+impl Deadline {
+    /// The rest of the socket's time-out `option` in nanoseconds, 0 for none.
+    ///
+    /// # Errors
+    /// `EAGAIN` when it has passed.
+    pub(crate) fn left_ns(&mut self, fd: i32, option: i32) -> Result<u64, i32> {
+        let limit = timeout_ns(fd, option);
+        if limit == 0 {
+            return Ok(0);
+        }
+        let now = sys::now_ns();
+        if self.since_ns == 0 {
+            self.since_ns = now;
+        }
+        match limit.saturating_sub(now - self.since_ns) {
+            0 => Err(libc::EAGAIN),
+            left => Ok(left),
+        }
+    }
+
+    /// As [`Deadline::left_ns`] from the second wait on; the kernel's own call keeps to the first.
+    pub(crate) fn left_after_first(&mut self, fd: i32, option: i32) -> Result<u64, i32> {
+        if self.since_ns == 0 {
+            self.since_ns = sys::now_ns();
+            return Ok(0);
+        }
+        self.left_ns(fd, option)
+    }
+}
+
+/// True when the socket's time-out `option` has passed since `since_ns`.
+pub(crate) fn timed_out(fd: i32, option: i32, since_ns: u64) -> bool {
+    let limit = timeout_ns(fd, option);
+    limit != 0 && sys::now_ns() - since_ns >= limit
+}
+
+/// A socket's `SO_RCVTIMEO` or `SO_SNDTIMEO` in nanoseconds, 0 for none.
+pub(crate) fn timeout_ns(fd: i32, option: i32) -> u64 {
+    let time = sys::getsockopt::<[i64; 2]>(fd, libc::SOL_SOCKET, option).unwrap_or_default();
+    time[0].max(0) as u64 * 1_000_000_000 + time[1].max(0) as u64 * 1_000
+}
+
+/// Sleeps in libc's own `ppoll`, which a signal ends as it would end the program's call, until one
+/// of `events` holds or something is wrong: what does. `None` when `limit_ns` pass before; 0 is no
+/// limit.
+pub(crate) fn sleep_until(fd: i32, events: i16, limit_ns: u64) -> Result<Option<i16>, i32> {
+    let mut one = libc::pollfd {
+        fd,
+        events,
+        revents: 0,
+    };
+    let time = sys::timespec(limit_ns);
+    let time = if limit_ns == 0 {
+        core::ptr::null()
+    } else {
+        &raw const time
+    };
+    // SAFETY: one `pollfd`, one time; no mask.
+    match unsafe { real::ppoll(&mut one, 1, time, core::ptr::null()) } {
+        0 => Ok(None),
+        1.. => Ok(Some(one.revents)),
+        _ => Err(errno::get()),
+    }
+}
+
+/// Sleeps for at most `limit_ns` until bytes are on the carrier (1), it ended (0), or something
+/// went wrong (-1 and errno).
+pub(crate) fn sleep_for_news(fd: i32, limit_ns: u64) -> isize {
+    match sleep_until(fd, libc::POLLIN | libc::POLLRDHUP, limit_ns) {
+        Ok(None) => {
+            errno::set(libc::EAGAIN);
+            -1
+        }
+        Ok(Some(seen)) if seen & libc::POLLIN != 0 => 1,
+        Ok(Some(_)) => 0,
+        Err(_) => -1,
+    }
+}

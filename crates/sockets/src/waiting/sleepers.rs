@@ -1,0 +1,107 @@
+//! The sleepers of a family on a connection: [`toehold_stream::sleepers`], with the processes of
+//! this machine.
+
+use core::sync::atomic::Ordering;
+
+use toehold_channel::doorbell::{WAKING, WakeWord};
+use toehold_channel::table::Reason;
+use toehold_channel::untrusted::Untrusted;
+use toehold_stream::end::End;
+use toehold_stream::leaving::Refusal;
+use toehold_stream::sleepers::{Family, FamilySleepers};
+
+use crate::connection::Connection;
+use crate::process;
+use crate::system::sys;
+
+/// This process, and those that the kernel knows.
+struct Processes;
+
+impl Family for Processes {
+    fn me(&self) -> u32 {
+        process::pid()
+    }
+
+    fn is_alive(&self, pid: u32) -> bool {
+        sys::process_exists(pid)
+    }
+}
+
+fn of(connection: &Connection) -> FamilySleepers<'static, Processes> {
+    let threads = &connection.local.attachment.sleepers;
+    FamilySleepers::new(connection.entry, threads, Processes)
+}
+
+/// A thread of this process is going to sleep. Callers hold the connection's wake lock.
+pub(crate) fn enter(connection: &Connection) {
+    of(connection).enter();
+}
+
+/// It woke. True when nobody sleeps any more. Callers hold the connection's wake lock.
+pub(crate) fn leave(connection: &Connection) -> bool {
+    of(connection).leave()
+}
+
+/// This process gives the connection up: none of its threads sleeps on it any more, nor an epoll
+/// instance.
+pub(crate) fn part(connection: &Connection) {
+    of(connection).part();
+}
+
+/// True when anybody sleeps and has asked for a doorbell.
+pub(crate) fn are_there(connection: &Connection) -> bool {
+    of(connection).are_there()
+}
+
+/// True when another process needs a doorbell to wake, on this connection or on an epoll instance
+/// of its own.
+pub(crate) fn need_doorbell(connection: &Connection) -> bool {
+    are_there(connection) || sleeps_on_anothers_bitmap(connection)
+}
+
+/// The wake word to return to when nobody sleeps, as a number.
+pub(crate) fn resting(connection: &Connection) -> Untrusted<u32> {
+    of(connection).resting()
+}
+
+/// That word when it is about an epoll instance of this process, else the number of
+/// [`WakeWord::None`].
+pub(crate) fn own_resting(connection: &Connection) -> Untrusted<u32> {
+    of(connection).own_resting()
+}
+
+/// True when that word is about an epoll instance of another process.
+pub(crate) fn is_resting_anothers(connection: &Connection) -> bool {
+    of(connection).is_resting_anothers()
+}
+
+fn sleeps_on_anothers_bitmap(connection: &Connection) -> bool {
+    if !is_resting_anothers(connection) {
+        return false;
+    }
+    let Ok(WakeWord::Bitmap { bitmap, .. }) = WakeWord::from_untrusted(resting(connection)) else {
+        return false;
+    };
+    // SAFETY: places of the pair table are never released.
+    let pair = unsafe { connection.local.pair.load(Ordering::Relaxed).as_ref() };
+    pair.and_then(|pair| pair.ours(bitmap))
+        .is_some_and(|bitmap| bitmap.sleeping.load(WAKING).is(1))
+}
+
+/// Tells the peer how this side wants to hear of news.
+pub(crate) fn set_wake(end: &End<'_>, word: WakeWord) {
+    end.ours().wake.wake.store(word.to_word(), WAKING);
+}
+
+/// The wake lock cannot be had, so the wake word may change behind the sleeper's back: whoever is
+/// stuck with that lock may store what it has read long ago. From now on the kernel wakes. The peer
+/// is asked to bring its direction to the carrier before it sends again, and ours follows. The
+/// callers' other stores then have no effect: every word is whole, the worst value of the wake word
+/// is a doorbell too few from a peer that rings no more, and the other words count sleepers by
+/// single atomic steps.
+#[cold]
+pub(crate) fn wake_by_carrier(connection: &Connection, end: &End<'_>) {
+    connection.pin(Reason::Shared);
+    // As in `switching::leave_ring`.
+    end.refuse(Refusal::Paused);
+}

@@ -1,0 +1,66 @@
+//! Waiting: the history of each place that waits is [`toehold_stream::spin`]'s; the clock, the
+//! processor and the program's choice of a mode are ours.
+
+use toehold_stream::spin::{self, Processor};
+
+use crate::process;
+use crate::system::sys;
+
+pub(crate) use toehold_stream::spin::{ENDLESS_NS, History as SpinHistory};
+
+/// How often a spinner in poll mode looks at the kernel, too.
+const KERNEL_LOOK_NS: u64 = 20_000;
+
+struct ThisProcessor;
+
+impl Processor for ThisProcessor {
+    #[inline]
+    fn now_ns(&self) -> u64 {
+        sys::now_ns()
+    }
+
+    #[inline]
+    fn give_away(&self) {
+        sys::yield_now();
+    }
+}
+
+/// How long to spin now; [`ENDLESS_NS`] in poll mode.
+#[inline]
+pub(crate) fn budget_ns(history: &SpinHistory) -> u64 {
+    history.budget_ns(process::wait_mode())
+}
+
+/// How long to spin with this budget before the kernel is asked, or before the thread sleeps.
+///
+/// The loop around it stands in three places: in `poll`, in `epoll_wait` and in blocking transfers
+/// ([`crate::transfer::spinning`]). They share no more than this and [`spin`]:
+///
+/// - The kernel is asked for a carrier's events, for ordinary descriptors of the caller's array, or
+///   for an instance's ordinary members, and each answer goes to another place.
+/// - A handler of a signal ends `poll` and `epoll_wait` always, and a transfer only if the handler
+///   does not restart it.
+/// - The time-out of `poll` and `epoll_wait` shortens a slice. That of a transfer is an option of
+///   the socket, and is not asked for before the first slice has passed.
+/// - A transfer sleeps elsewhere, and asks for its budget once. The others sleep within their loop,
+///   and ask again after each sleep.
+#[inline]
+pub(crate) fn slice_ns(budget_ns: u64) -> u64 {
+    match budget_ns {
+        ENDLESS_NS => KERNEL_LOOK_NS,
+        budget_ns => budget_ns,
+    }
+}
+
+/// Calls `look` until it finds something or the budget is used up; true when it found something.
+/// `peer_processor` is where the peer last waited, plus one, or 0.
+#[inline]
+pub(crate) fn spin(
+    history: &SpinHistory,
+    budget_ns: u64,
+    peer_processor: u32,
+    look: impl FnMut() -> bool,
+) -> bool {
+    let is_shared = || peer_processor != 0 && peer_processor == sys::processor() + 1;
+    spin::spin(history, budget_ns, is_shared, &ThisProcessor, look)
+}
