@@ -43,8 +43,7 @@ fn by_fcntl(pair: &Pair) {
         pair.step();
         send_all(pair.fd, b"first");
         pair.step();
-        pair.step();
-        std::thread::sleep(std::time::Duration::from_millis(20));
+        pair.step_to_sleeper();
         send_all(pair.fd, b"second");
         pair.step();
     } else {
@@ -59,7 +58,7 @@ fn by_fcntl(pair: &Pair) {
         sys::set_nonblocking(pair.fd, false);
         let flags = sys::fcntl(pair.fd, libc::F_GETFL, 0).value() as i32;
         pair.say("O_NONBLOCK", flags & libc::O_NONBLOCK != 0);
-        pair.step();
+        pair.step_to_sleep();
         pair.say("blocking recv", try_recv(pair.fd));
         pair.step();
     }
@@ -67,8 +66,7 @@ fn by_fcntl(pair: &Pair) {
 
 fn by_ioctl(pair: &Pair) {
     if pair.server() {
-        pair.step();
-        std::thread::sleep(std::time::Duration::from_millis(20));
+        pair.step_to_sleeper();
         send_all(pair.fd, b"data");
         pair.step();
     } else {
@@ -77,7 +75,7 @@ fn by_ioctl(pair: &Pair) {
         pair.say("O_NONBLOCK", flags & libc::O_NONBLOCK != 0);
         pair.say("recv", try_recv(pair.fd));
         pair.say("FIONBIO", sys::ioctl(pair.fd, libc::FIONBIO, &mut 0));
-        pair.step();
+        pair.step_to_sleep();
         pair.say("blocking recv", try_recv(pair.fd));
         pair.step();
     }

@@ -500,11 +500,10 @@ fn eof_stays(pair: &Pair) {
 
 fn eof_wakes(pair: &Pair) {
     if pair.server() {
-        pair.step();
-        std::thread::sleep(std::time::Duration::from_millis(40));
+        pair.step_to_sleeper();
         pair.say("close", sys::close(pair.fd));
     } else {
-        pair.step();
+        pair.step_to_sleep();
         pair.say("recv", sys::recv(pair.fd, &mut [0; 8], 0));
     }
 }
@@ -512,11 +511,10 @@ fn eof_wakes(pair: &Pair) {
 fn reset_wakes(pair: &Pair) {
     if pair.server() {
         linger(pair.fd, 0);
-        pair.step();
-        std::thread::sleep(std::time::Duration::from_millis(40));
+        pair.step_to_sleeper();
         pair.say("close", sys::close(pair.fd));
     } else {
-        pair.step();
+        pair.step_to_sleep();
         pair.say("recv", sys::recv(pair.fd, &mut [0; 8], 0));
     }
 }

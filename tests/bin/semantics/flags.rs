@@ -186,8 +186,7 @@ fn peek_offset_shared(pair: &Pair) {
     if pair.server() {
         send_all(pair.fd, b"abcdefgh");
         pair.step();
-        pair.step();
-        std::thread::sleep(std::time::Duration::from_millis(20));
+        pair.step_to_sleeper();
         send_all(pair.fd, b"ijkl");
         pair.step();
         return;
@@ -203,7 +202,7 @@ fn peek_offset_shared(pair: &Pair) {
     pair.say("child", sys::wait_for(child));
     pair.say("offset", peek_offset(pair));
     pair.say("peek 3", got(pair, 3, libc::MSG_PEEK));
-    pair.step();
+    pair.step_to_sleep();
     pair.say("peek 4", got(pair, 4, libc::MSG_PEEK));
     pair.say("offset", peek_offset(pair));
     pair.step();

@@ -216,11 +216,12 @@ fn poll_room(pair: &Pair) {
         pair.say("full", format!("{:?}", sys::poll(&[(pair.fd, BOTH)], 0)));
         pair.say("full, select", sys::select(&[], &[pair.fd], Some(0), false));
         pair.tell(u32::try_from(sent).expect("below 4 GB"));
+        pair.step_to_sleep();
         pair.say("room", format!("{:?}", sys::poll(&[(pair.fd, BOTH)], -1)));
         pair.step();
     } else {
         let sent = pair.hear() as usize;
-        std::thread::sleep(std::time::Duration::from_millis(20));
+        pair.step_to_sleeper();
         receive_all(pair.fd, &mut vec![0; sent]);
         pair.step();
     }

@@ -6,6 +6,7 @@ use std::os::unix::net::UnixStream;
 
 use toehold_e2e::duet::{ORACLE_FD, STEPS_FD};
 
+use crate::sleeper::await_sleep;
 use crate::sys::{self, Fd};
 
 /// Which program of the two this is.
@@ -56,6 +57,23 @@ impl Role {
     pub(crate) fn step(&self) {
         self.tell(0);
         self.hear();
+    }
+
+    /// As [`step`](Self::step), before a call of this thread that sleeps until the other role acts:
+    /// that one calls [`step_to_sleeper`](Self::step_to_sleeper).
+    pub(crate) fn step_to_sleep(&self) {
+        self.hear();
+        self.tell(std::process::id());
+        // SAFETY: takes no pointers.
+        self.tell(unsafe { libc::gettid() }.cast_unsigned());
+    }
+
+    /// Returns when the thread of the other role that called [`step_to_sleep`](Self::step_to_sleep)
+    /// sleeps.
+    pub(crate) fn step_to_sleeper(&self) {
+        self.tell(0);
+        let (process, thread) = (self.hear(), self.hear());
+        await_sleep(&format!("{process}/task/{thread}"), || false);
     }
 
     /// Sends a number to the other role, beside the connection.

@@ -18,7 +18,7 @@ impl<T: Send + 'static> Sleeper<T> {
             call()
         });
         let id = announced.recv().expect("the thread begins");
-        await_sleep(id, &thread);
+        await_sleep(&format!("self/task/{id}"), || thread.is_finished());
         Sleeper(thread)
     }
 
@@ -28,14 +28,17 @@ impl<T: Send + 'static> Sleeper<T> {
     }
 }
 
-/// A thread that only waits for a processor is not asleep, however long that takes.
-fn await_sleep<T>(id: i32, thread: &JoinHandle<T>) {
+/// Returns when the thread at `path` under /proc sleeps, or is gone, or `has_returned` says so. A
+/// thread that only waits for a processor is not asleep, however long that takes.
+pub(crate) fn await_sleep(path: &str, has_returned: impl Fn() -> bool) {
     const BETWEEN_LOOKS: Duration = Duration::from_millis(5);
     // A thread on its way to the call may sleep for a moment, too: for a lock, or for memory.
     const LOOKS: u32 = 20;
     let mut seen_asleep = 0;
-    while seen_asleep < LOOKS && !thread.is_finished() {
-        let stat = fs::read_to_string(format!("/proc/self/task/{id}/stat")).unwrap_or_default();
+    while seen_asleep < LOOKS && !has_returned() {
+        let Ok(stat) = fs::read_to_string(format!("/proc/{path}/stat")) else {
+            return;
+        };
         let is_asleep = stat
             .rsplit_once(") ")
             .is_some_and(|(_, rest)| rest.starts_with('S'));

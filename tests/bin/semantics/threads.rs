@@ -122,10 +122,9 @@ fn two_readers(pair: &Pair) {
 fn shutdown_wakes(pair: &Pair) {
     let fd = pair.fd;
     if pair.server() {
-        let reader = thread::spawn(move || sys::recv(fd, &mut [0; 8], 0));
-        thread::sleep(Duration::from_millis(30));
+        let reader = Sleeper::start(move || sys::recv(fd, &mut [0; 8], 0));
         pair.say("shutdown", sys::shutdown(fd, libc::SHUT_RD));
-        pair.say("recv", reader.join().expect("no panic"));
+        pair.say("recv", reader.result());
     }
     pair.step();
 }
@@ -133,10 +132,9 @@ fn shutdown_wakes(pair: &Pair) {
 fn shutdown_wakes_poll(pair: &Pair) {
     let fd = pair.fd;
     if pair.server() {
-        let waiter = thread::spawn(move || sys::poll(&[(fd, libc::POLLIN | libc::POLLRDHUP)], -1));
-        thread::sleep(Duration::from_millis(30));
+        let waiter = Sleeper::start(move || sys::poll(&[(fd, libc::POLLIN | libc::POLLRDHUP)], -1));
         pair.say("shutdown", sys::shutdown(fd, libc::SHUT_RDWR));
-        pair.say("poll", waiter.join().expect("no panic").0);
+        pair.say("poll", waiter.result().0);
     }
     pair.step();
 }
@@ -144,16 +142,15 @@ fn shutdown_wakes_poll(pair: &Pair) {
 fn close_under_recv(pair: &Pair) {
     let fd = pair.fd;
     if pair.server() {
-        let reader = thread::spawn(move || {
+        let reader = Sleeper::start(move || {
             let mut bytes = [0; 8];
             let result = sys::recv(fd, &mut bytes, 0);
             (result, shown(&bytes[..result.len()]))
         });
-        thread::sleep(Duration::from_millis(30));
         pair.say("close", sys::close(fd));
         pair.step();
         // The sleeping call still holds the socket: it gets the data, and only then is it over.
-        let (result, text) = reader.join().expect("no panic");
+        let (result, text) = reader.result();
         pair.say("recv", format!("{result} {text}"));
         pair.step();
     } else {

@@ -2,6 +2,7 @@
 
 use super::{ADD, DEL, ET, IN, MOD, arrival, now, parts};
 use crate::role::{Pair, Role, receive_all, send_all};
+use crate::sleeper::Sleeper;
 use crate::sys;
 
 /// The instance lives on in its duplicate: registrations made by the first number are changed by
@@ -100,10 +101,8 @@ pub(super) fn sleeper(pair: &Pair) {
     sys::close(first).value();
     pair.step();
     pair.arrived(pair.fd, 1);
-    let waiter = std::thread::spawn(move || sys::epoll_wait(second, 4, 5_000));
-    std::thread::sleep(std::time::Duration::from_millis(20));
+    let waiter = Sleeper::start(move || sys::epoll_wait(second, 4, 5_000));
     sys::epoll_ctl(second, MOD, pair.fd, IN, 2).value();
-    let found = waiter.join().expect("the waiter does not panic");
-    pair.say("the sleeper", super::seen(&found));
+    pair.say("the sleeper", super::seen(&waiter.result()));
     pair.step();
 }

@@ -2,6 +2,7 @@
 
 use super::{ADD, ET, IN, MOD, OUT, now, seen};
 use crate::role::{Role, fill, receive_all, send_all};
+use crate::sleeper::Sleeper;
 use crate::sys;
 
 pub(super) fn before_connecting(role: &Role) {
@@ -113,16 +114,12 @@ pub(super) fn waiter(role: &Role) {
     let fd = role.meet();
     let epoll = sys::epoll_create();
     sys::epoll_ctl(epoll, ADD, fd, libc::EPOLLRDHUP, 1).value();
-    let waiter = std::thread::spawn(move || seen(&sys::epoll_wait(epoll, 4, -1)));
-    std::thread::sleep(std::time::Duration::from_millis(20));
+    let waiter = Sleeper::start(move || seen(&sys::epoll_wait(epoll, 4, -1)));
     role.warm(fd);
     role.say("MOD", sys::epoll_ctl(epoll, MOD, fd, IN, 2));
     role.step();
     send_all(fd, b"data");
-    role.say(
-        "the waiter",
-        waiter.join().expect("the waiter does not panic"),
-    );
+    role.say("the waiter", waiter.result());
     role.step();
 }
 
@@ -132,13 +129,11 @@ pub(super) fn poller(role: &Role) {
     let fd = role.meet();
     let epoll = sys::epoll_create();
     sys::epoll_ctl(epoll, ADD, fd, libc::EPOLLRDHUP, 1).value();
-    let waiter = std::thread::spawn(move || sys::poll(&[(epoll, libc::POLLIN)], TIME_LIMIT_MS));
-    std::thread::sleep(std::time::Duration::from_millis(20));
+    let waiter = Sleeper::start(move || sys::poll(&[(epoll, libc::POLLIN)], TIME_LIMIT_MS));
     role.warm(fd);
     role.say("MOD", sys::epoll_ctl(epoll, MOD, fd, IN, 2));
     role.step();
     send_all(fd, b"data");
-    let seen = waiter.join().expect("the waiter does not panic");
-    role.say("the waiter", format!("{seen:?}"));
+    role.say("the waiter", format!("{:?}", waiter.result()));
     role.step();
 }

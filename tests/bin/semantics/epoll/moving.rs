@@ -1,7 +1,9 @@
-//! Registrations that go from one instance to another and back.
+//! Registrations that move: to another instance and back, or out and in again by another thread or
+//! process.
 
-use super::{ADD, DEL, ET, IN, now, seen};
-use crate::role::{Pair, Role, receive_all, send_all};
+use super::{ADD, DEL, ET, IN, now, seen, watching};
+use crate::role::{Pair, Role, receive_all, send_all, shown};
+use crate::sleeper::Sleeper;
 use crate::sys::{self, Fd};
 
 /// Long enough for any machine, and short enough that a lost wake-up is a line of the transcript.
@@ -9,14 +11,14 @@ const TIME_LIMIT_MS: i32 = 5_000;
 
 /// Bytes that come while the client waits in `epoll`, then bytes that are there before it looks.
 fn hears(pair: &Pair, place: &str, epoll: Fd) {
-    pair.step();
     if pair.server() {
-        std::thread::sleep(std::time::Duration::from_millis(10));
+        pair.step_to_sleeper();
         send_all(pair.fd, b"later");
         pair.step();
         send_all(pair.fd, b"first");
         pair.step();
     } else {
+        pair.step_to_sleep();
         let found = sys::epoll_wait(epoll, 4, TIME_LIMIT_MS);
         pair.say(place, format!("waits {}", seen(&found)));
         receive_all(pair.fd, &mut [0; 5]);
@@ -96,4 +98,59 @@ pub(super) fn by_a_child(role: &Role) {
         sys::exit_now(0);
     }
     role.say("child", sys::wait_for(child));
+}
+
+pub(super) fn other_thread(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, b"data");
+        pair.step();
+        pair.step();
+    } else {
+        pair.step();
+        let epoll = sys::epoll_create();
+        let waiter = Sleeper::start(move || seen(&sys::epoll_wait(epoll, 4, -1)));
+        pair.say("ADD", sys::epoll_ctl(epoll, ADD, pair.fd, IN, 5));
+        pair.say("the waiter", waiter.result());
+        pair.step();
+    }
+}
+
+/// Behaves like Apache's event MPM: one thread waits and takes out the descriptors with events,
+/// others serve them and put them back while the first waits again.
+pub(super) fn put_back(pair: &Pair) {
+    const ROUNDS: usize = 20;
+    if pair.server() {
+        for _ in 0..ROUNDS {
+            send_all(pair.fd, b"ask");
+            receive_all(pair.fd, &mut [0; 6]);
+        }
+        return;
+    }
+    let epoll = watching(pair, IN);
+    let fd = pair.fd;
+    let (news, served) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        loop {
+            let seen = seen(&sys::epoll_wait(epoll, 4, -1));
+            let deleted = sys::epoll_ctl(epoll, DEL, fd, 0, 0);
+            if news.send((seen, deleted)).is_err() {
+                break;
+            }
+        }
+    });
+    for round in 0..ROUNDS {
+        let (seen, deleted) = served.recv().expect("the waiter lives");
+        let mut request = [0; 3];
+        receive_all(fd, &mut request);
+        pair.say("news", format!("{seen} {deleted} {}", shown(&request)));
+        send_all(fd, b"answer");
+        // Now and then the next request is there before the registration, else it comes while the
+        // waiter sleeps.
+        if round % 4 == 0 {
+            pair.arrived(fd, if round + 1 < ROUNDS { 3 } else { 0 });
+        } else {
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
+        pair.say("ADD", sys::epoll_ctl(epoll, ADD, fd, IN, 7));
+    }
 }

@@ -191,11 +191,10 @@ pub(super) fn nested(pair: &Pair) {
         pair.say("read", format!("{} {}", now(outer), now(inner)));
     });
     if pair.server() {
-        pair.step();
-        std::thread::sleep(std::time::Duration::from_millis(30));
+        pair.step_to_sleeper();
         send_all(pair.fd, b"late");
     } else {
-        pair.step();
+        pair.step_to_sleep();
         pair.say(
             "woken through the outer",
             seen(&sys::epoll_wait(outer, 4, -1)),
