@@ -9,6 +9,12 @@
 //! [`generator`] makes the load of most plans, and can be used alone.
 //!
 //! A report prints as tables, as JSON, and as one HTML file with its plots in it.
+//!
+//! - `plan`, `plans`: the interface of an experiment, and the experiments; [`runs`]: plans on
+//!   sockets, from files; [`files`]: what their servers serve.
+//! - [`runner`]: takes the samples; `report`: the findings; `published`: those of others.
+//! - `table`, `html`: a report as text, and as one file.
+//! - `command`, `error`: the lab's subcommands, and how they refuse.
 
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout))]
 

@@ -5,6 +5,7 @@
 //! - [`instructions`]: what calls and segments cost, by callgrind, for `bench`.
 //! - [`circles`]: no two modules of a crate import each other, directly or through others.
 //! - [`links`]: every link inside the documents leads somewhere.
+//! - [`modules`]: lists of modules name each of them.
 //! - [`notices`]: the licences of what is linked.
 //! - [`orderings`]: atomic orderings name the access that they pair with.
 //! - [`rfc`]: the RFCs' requirements, and where they are implemented and tested.
@@ -25,6 +26,7 @@ mod circles;
 mod demo;
 mod instructions;
 mod links;
+mod modules;
 mod notices;
 mod offload;
 mod orderings;
@@ -45,8 +47,8 @@ use std::process::ExitCode;
 const USAGE: &str = "\
 Usage: cargo xtask COMMAND
 
-  check          formatting, clippy, scripts, links, lengths of lines, imports without circles,
-                 partners of atomic orderings, requirements of RFCs, licences
+  check          formatting, clippy, scripts, links, lists of modules, lengths of lines, imports
+                 without circles, partners of atomic orderings, requirements of RFCs, licences
   notices        write the file of other projects' licences, THIRD-PARTY
   rfc [--list]   the requirements of TCP's RFCs: how many are implemented and tested by sources
                  that cite them; with --list each of them, and where

@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::steps::Steps;
 use crate::{
-    circles, links, notices, orderings, packetdrill, rfc, root, target, text, tools, tour,
+    circles, links, modules, notices, orderings, packetdrill, rfc, root, target, text, tools, tour,
 };
 
 /// Seeds of the simulator in a full test; about a quarter of a minute on one core.
@@ -299,6 +299,7 @@ fn add_checks(steps: &mut Steps) {
         steps.skip("scripts", "shellcheck is not installed (make deps)");
     }
     steps.check("links", || links::check(root()));
+    steps.check("modules", || modules::check(root()));
     steps.check("notices", || notices::check(root()));
     steps.check("text", || text::check(root()));
     steps.check("circles", || circles::check(root()));

@@ -1,15 +1,21 @@
-//! The adapter: introduces peers, decides policy, keeps the books.
+//! The adapter: introduces peers, decides policy, keeps account.
 //!
 //! - [`daemon`]: the process, one thread around an epoll loop.
 //! - [`engine`]: the offload path: a TCP of our own on a link of its own.
-//! - [`registry`]: its core, which decides and does no I/O.
+//! - [`registry`]: its core, which decides and does no I/O; `pressure`: which regions to take back.
+//! - `proof`, `facts`: what a shown socket proves, and what only the kernel knows of it.
+//! - `tables`, `regions`, `slots`: memory that it reads, memory that it makes, slots of a pair.
 //! - [`client`]: what the command line asks of it.
 //! - [`rules`]: what the operator wants of which connections.
-//! - [`runtime_dir`]: where it and its clients meet.
+//! - [`runtime_dir`], `listener`: where it and its clients meet; its lock and its socket there.
 //! - [`memfd`]: shared memory files with the types of `std`.
-//! - [`unserved`]: what programs' tables say where no adapter does.
+//! - `status`, [`unserved`]: what programs' tables say, from the adapter and without one.
 //! - [`services`]: which processes of systemd's services have the library.
 //! - [`wire`]: one message and its descriptors, each way.
+//! - `diag`, `attributes`, `firewall`: the kernel's answers about sockets, messages of netlink,
+//!   rules of the firewall.
+//! - `descriptors`, `proc`, `entropy`, `epoll`, `printable`: how many descriptors it may have,
+//!   `/proc`, random bits, epoll(7), text of other users.
 
 // The log alone speaks: it limits how often.
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout))]

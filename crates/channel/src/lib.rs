@@ -5,13 +5,15 @@
 //! - [`table`]: what a fork family shares about its connections, and shows to the adapter.
 //! - [`layout`]: the shared words of a channel and of the ready bitmaps between two processes.
 //! - [`untrusted`]: words that another process can write, and the checks that open them.
+//! - [`express`]: what a carrier that serves one connection after another has in shared memory.
+//! - [`sync`]: atomics and fences: the machine's own, or loom's.
 //! - [`rendezvous`]: what the library and the adapter say to each other.
 //! - [`offload`]: what an adapter with a TCP engine shows its clients.
 //! - [`preamble`]: what the library says first on a carrier to that engine.
 //! - [`liveness`]: keepalive and user timeout, for a silent remote of that engine's.
 //! - [`memfd`]: making, verifying and mapping the memory behind them.
 //!
-//! The first five need nothing but `core`. The others make system calls, or speak of what needs
+//! The first seven need nothing but `core`. The others make system calls, or speak of what needs
 //! them; the feature `host`, which is on unless it is refused, adds them.
 
 #![cfg_attr(not(any(loom, test)), no_std)]

@@ -1,8 +1,17 @@
 //! Cheaper TCP for unmodified programs: run, status, compare, lab.
 //!
-//! One module for each subcommand; what several of them share stands beside them: [`library`] finds
-//! `libtoehold.so`, [`program`] judges what is to be run, [`options`] holds common choices,
-//! [`output`] prints, [`failure`] is how a subcommand ends badly.
+//! [`cli`] is the command line as a whole. Most subcommands have a module of their name: [`run`],
+//! [`container`], [`rules`], [`adapter`], [`status`], [`detach`], [`capture`], [`compare`],
+//! [`doctor`], [`lab`], [`man`], [`completions`]; those for systemd's services share [`services`].
+//!
+//! The other modules serve them:
+//!
+//! - [`program`]: judges the program that is to be run; [`library`]: finds `libtoehold.so`;
+//!   [`preload`]: the environment variable that names it.
+//! - [`patched`]: programs without a dynamic linker. [`inherited`]: the state of this process that
+//!   a program inherits; [`reaper`]: keeps orphans from a program.
+//! - [`meeting`]: which adapter a command is about; [`users`]: users by their names.
+//! - [`options`]: common choices; [`output`]: prints; [`failure`]: how a subcommand ends badly.
 
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout))]
 

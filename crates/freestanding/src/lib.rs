@@ -8,7 +8,8 @@
 //! - `waits`: those that may wait, where the program cancels threads;
 //! - `fd`: descriptors that close themselves;
 //! - `memory`: mappings;
-//! - `from_shared`, `to_shared`, `prefetch`: copies of memory that others may be writing;
+//! - `shared`, `prefetch`: copies of memory that others may be writing (`from_shared`,
+//!   `to_shared`);
 //! - `guarded`: such copies from and to buffers of the program, which may be bad;
 //! - `objects`: the loaded objects, and the functions of the program's libc among them;
 //! - `elf`: symbol tables in memory;

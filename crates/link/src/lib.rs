@@ -6,6 +6,12 @@
 //! and that the kernel goes on using. [`Capture`] writes what passes to a pcapng file,
 //! [`CaptureReader`] reads it again; [`PacketSummary`] says in a line what a frame is. [`bpf`]
 //! loads small programs into the kernel.
+//!
+//! - `tap`, `packet`, `xdp`: the three kinds of links; `vnet`: the metadata of a frame.
+//! - `ports`: addresses that are shared with the kernel.
+//! - `capture`, `summary`: pcapng files; a frame in a line.
+//! - `interface`, `netlink`: what the kernel tells of an interface, and of the network around it.
+//! - [`bpf`], `mapping`, `sys`: programs for the kernel, mapped memory, system calls.
 
 pub mod bpf;
 mod capture;

@@ -11,7 +11,7 @@
 //! first instruction. It patches last. When anything is in the way before that, the program runs on
 //! the kernel as it is.
 //!
-//! - [`Watch`]: tracing, until somebody executes a program.
+//! - `watch`: tracing, until somebody executes a program.
 //! - `patching`: finds the program's sites, and patches them.
 //! - `mapping`: the library in the program's memory.
 //! - `tracee`: the stopped program: its registers and its memory, and system calls in its name.

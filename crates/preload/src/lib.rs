@@ -16,10 +16,11 @@
 //!   ones of Go are patched by the library.
 //! - `points`: `pthread_cancel(3)`, and calls that are cancellation points.
 //! - `confinement`: programs that allow themselves only some system calls.
-//! - `process`: exit and exec; fork is followed by `pthread_atfork` handlers.
+//! - `process`: exit and exec; `fork`: forks, by name and by number.
 //! - `program`, `environment`: whether a program to be executed will have us in it, and what it is
 //!   told then.
-//! - `following`: programs to be executed that have no loader are patched by a helper.
+//! - `following`: programs to be executed that have no loader are patched by a helper; `tracer`:
+//!   the process that may trace this one.
 //! - `constructor`: what happens before `main`.
 //! - `start`: the start that the environment asks for, there and in a program without a dynamic
 //!   linker.

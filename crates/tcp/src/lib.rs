@@ -4,6 +4,13 @@
 //! from; nothing else is known here, so one seed replays everything. See [`Engine`] for the steps
 //! and [`Memory`] for where payload lives. The README lists, by RFC, what is there and what is not.
 //!
+//! - `engine`: many connections, one link; `share`: several engines on one link.
+//! - `connection`: one connection; `state`: how it stands; `flow`: its name in the network.
+//! - `wire`: frames as bytes; [`numbers`]: types and protocols.
+//! - `host`: the interface to the engine's owner; `config`: the owner's decisions; `counters`.
+//! - `time`, `position`, `random`: microseconds, sequence numbers that do not wrap, keyed hashing.
+//! - [`sim`]: a network in one thread, decided by one number.
+//!
 //! ```
 //! use toehold_tcp::{Config, Engine, Instant, InterfaceAddress, Medium, Options, Random};
 //!

@@ -12,6 +12,9 @@
 //!               ── usleep, gettimeofday ──────> virtual time
 //! ```
 //!
+//! [`interface`] is the C side, [`shared`] lets two threads use the stack, [`descriptors`] numbers
+//! sockets, and [`info`] has their options.
+//!
 //! The settings of the engine are those of the kernel: scripts begin with `sysctl`, and
 //! [`settings`] reads back what they wrote. Some of packetdrill's own calls (`getsockopt` for its
 //! Python assertions) do not go through the interface; the runner therefore also preloads this

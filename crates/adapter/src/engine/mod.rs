@@ -23,11 +23,13 @@
 //! - [`settings`]: the operator's settings. No I/O but reading a file.
 //! - `runner`: a thread; in it `connections` (connections come and go) and `orders` (the daemon's
 //!   commands).
-//! - `flow`, `relay`: one connection and its bytes. `memory`, `endpoint`: where the bytes are.
+//! - `flow`, `relay`: one connection and its bytes; `advance`: one step of it. `memory`,
+//!   `endpoint`, `rings`: where the bytes are; `copying`: a copy engine brings them there.
 //!   `channels`: channels and ready bitmaps.
 //! - `carriers`: carriers that serve one connection after another.
 //! - `receiver`, `transmitter`: frames from and to the link.
-//! - `outgoing`: the ports of the host's own addresses that connections go out from.
+//! - `outgoing`: the ports of the host's own addresses that connections go out from. `ports`: those
+//!   that the kernel gives out, and those of carriers.
 //! - `listeners`: programs that listen. `loopback_aliases`: loopback addresses that stand for ours.
 //!   `tcp_config`: the TCP's configuration from the settings.
 //! - `arrivals`: programs at the relay; `silent`: those that have not sent their preamble;

@@ -16,9 +16,8 @@
 //!
 //! - [`XdpSteering`]: the program and its maps. `program` is what it says, [`crate::bpf`] how.
 //!   Where the kernel has the engine's addresses as well, it is that of `crate::ports`.
-//! - [`XdpSocket`]: `umem` is its memory, `rings` what it shares with the kernel.
-//! - `interface`: what the interface tells of itself.
-//!
+//! - [`XdpSocket`], in `socket`: `umem` is its memory, `rings` what it shares with the kernel.
+//! - `interface`: what the interface tells of itself; `error`: why its frames cannot be had.
 //! - `pieces`: frames that are longer than a chunk of that memory (XDP_USE_SG, Linux 6.6).
 //!
 //! Deliberately absent: memory shared by several sockets, busy polling (SO_PREFER_BUSY_POLL).
