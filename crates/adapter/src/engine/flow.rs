@@ -1,6 +1,17 @@
 //! One connection of the engine, and the socket that carries its bytes to and from a program.
 //!
+//! The *stage* says how far program and remote have found each other:
+//!
 //! ```text
+//!   a program connects ─► Connecting ──────────────────────────────────► Open
+//!                             │ a seed                                    ▲
+//!                             └─► Answered ──────────────────► Pairing ───┤
+//!                                                                 ▲       │
+//!   a remote connects ─► Joining ──── a seed ─────────────────────┘       │
+//!                           ▲ └───────────────────────────────────────────┤
+//!                           │ refused                                     │
+//!   on a used carrier ─► Queued ───── accepted ───────────────────────────┘
+//!
 //!   Connecting   the program connected to the relay; the remote has not answered
 //!   Answered   the remote has answered; the program hears of it with its channel (`carriers`)
 //!   Joining   a remote connected; the program's listener has not taken the carrier
@@ -8,6 +19,31 @@
 //!   Queued    a remote connected; the program has not accepted it on the carrier that it is on
 //!   Open      bytes go both ways
 //! ```
+//!
+//! Beside it change:
+//!
+//! - The remote's stream. It flows; it has finished (`remote_finished`); the program was told so
+//!   (`program_told`), when it could find all that had arrived (`is_delivered`): by the end of our
+//!   direction of the carrier, after which no doorbell can be sent, or by the turn's end
+//!   (`Serving::is_told`), which leaves the carrier open. Only a connection that may serve again
+//!   ends by the turn's end.
+//! - The program's stream, and the program. It flows; it has finished (`program_finished`) and may
+//!   still read; or the program has closed in order and leaves its carrier to the next connection
+//!   (`Serving::has_ended`). The program is gone (`has_departed`) one step after that, or when its
+//!   carrier failed after it had closed. What it sent is on its way, and nothing is delivered to
+//!   it. A program that is gone has finished.
+//! - The carrier's readiness, as epoll has told it: what there is to read (`readable`) and room to
+//!   write (`writable`) until a call finds none; a program that has closed or finished (`hung_up`);
+//!   a socket that failed (`failed`), which has hung up, too, and is asked once for its error; an
+//!   urgent byte (`has_urgent`).
+//! - The channel: none asked for; asked for (`entry`); there (`place`). A connection that has more
+//!   in flight than a channel holds (`outgrows_channel`) gives its channel back and asks for no
+//!   other one.
+//! - The engine's connection, which is there until it is `closed`.
+//!
+//! A step that has more to do than its turn allows says so (`is_unfinished`), and the runner looks
+//! at the connection again in the next turn. `is_due` says that the connection is in the runner's
+//! list for this turn.
 
 use std::io;
 use std::net::{Ipv4Addr, TcpStream};
