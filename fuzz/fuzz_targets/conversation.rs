@@ -5,7 +5,7 @@
 
 use libfuzzer_sys::fuzz_target;
 
-#[path = "../../crates/tcp/tests/conversation/mod.rs"]
+#[path = "../../crates/tcp/tests/it/conversation.rs"]
 #[allow(dead_code)] // The other half is for the other target.
 mod conversation;
 

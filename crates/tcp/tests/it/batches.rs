@@ -2,10 +2,7 @@
 //! many that they are looked up before, and some of them end, and others begin, between two frames
 //! of a batch.
 
-#[allow(dead_code, reason = "each of the tests uses some of it")]
-mod support;
-
-use support::{Family, Segment, ethernet, on_link};
+use crate::support::{Family, Segment, ethernet, on_link};
 use toehold_tcp::{
     Config, ConnectionId, Engine, Event, HEADER_BUFFER_BYTES, Headers, Instant, Memory, NoRoom,
     Options, Random, ReceiveOffload,

@@ -1,11 +1,6 @@
 //! How losses are noticed, told and repaired: scripts of segments.
 
-#[allow(dead_code, reason = "each of the tests uses some of it")]
-mod script;
-#[allow(dead_code, reason = "each of the tests uses some of it")]
-mod support;
-
-use script::{Stage, plain};
+use crate::script::{Stage, plain};
 use toehold_tcp::{CloseReason, ConnectionId, Duration, EcnMode, Phase, State};
 
 const MILLISECOND: Duration = Duration::from_millis(1);

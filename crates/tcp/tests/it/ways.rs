@@ -1,11 +1,8 @@
 //! Connections whose next hops the host knows.
 
-#[allow(dead_code, reason = "each of the tests uses some of it")]
-mod support;
-
 use std::net::{IpAddr, SocketAddr};
 
-use support::{Rings, ethernet, on_link};
+use crate::support::{Rings, ethernet, on_link};
 use toehold_tcp::{
     CloseReason, Config, Engine, Event, Instant, ListenerId, MacAddress, Options, Random,
     ReceiveOffload, Route, State,

@@ -1,11 +1,6 @@
 //! Unusual segments that are right, and what is to be made of them.
 
-#[allow(dead_code, reason = "each of the tests uses some of it")]
-mod script;
-#[allow(dead_code, reason = "each of the tests uses some of it")]
-mod support;
-
-use script::Stage;
+use crate::script::Stage;
 use toehold_tcp::{ChecksumSum, Duration, Malformed, Options};
 
 /// Without timestamps, so that scripts are shorter.

@@ -1,10 +1,7 @@
 //! Full segments that leave as a run, over Ethernet: each must be what it would be alone, and
 //! nothing may leave that something between two polls has made wrong.
 
-#[allow(dead_code, reason = "each of the tests uses some of it")]
-mod support;
-
-use support::{Family, Segment, ethernet, on_link};
+use crate::support::{Family, Segment, ethernet, on_link};
 use toehold_tcp::sim::checker;
 use toehold_tcp::{
     ChecksumSum, Config, ConnectionId, Duration, Engine, Event, Instant, Memory, NoRoom, Options,

@@ -1,12 +1,9 @@
 //! Several engines on one link with the same addresses: frames reach any of them, and connections
 //! notice nothing.
 
-#[allow(dead_code, reason = "each of the tests uses some of it")]
-mod support;
-
 use std::net::{IpAddr, SocketAddr};
 
-use support::{ethernet, on_link};
+use crate::support::{ethernet, on_link};
 use toehold_tcp::{
     CloseReason, Config, ConnectError, ConnectionId, Engine, Event, Instant, Memory, NoRoom,
     Options, Random, ReceiveOffload, Share, Whose,

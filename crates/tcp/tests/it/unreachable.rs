@@ -1,12 +1,9 @@
 //! Tests of connections while there is no route to the remote: the error is soft, so no established
 //! connection ends at once (RFC 1122 section 4.2.3.9).
 
-#[allow(dead_code, reason = "each of the tests uses some of it")]
-mod support;
-
 use std::net::{IpAddr, SocketAddr};
 
-use support::{Rings, ethernet, on_link};
+use crate::support::{Rings, ethernet, on_link};
 use toehold_tcp::{
     CloseReason, Config, ConnectionId, Duration, Engine, Event, Instant, ListenerId, MacAddress,
     Options, Random, ReceiveOffload, Route,

@@ -1,11 +1,6 @@
 //! Tests of the congestion window, how it grows and shrinks, as scripts of segments.
 
-#[allow(dead_code, reason = "each of the tests uses some of it")]
-mod script;
-#[allow(dead_code, reason = "each of the tests uses some of it")]
-mod support;
-
-use script::Stage;
+use crate::script::Stage;
 use toehold_tcp::{CongestionControl, Duration, EcnMode, Options};
 
 const MILLISECOND: Duration = Duration::from_millis(1);

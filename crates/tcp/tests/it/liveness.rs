@@ -1,11 +1,6 @@
 //! How long a connection bears silence: keepalive and the user timeout.
 
-#[allow(dead_code, reason = "each of the tests uses some of it")]
-mod script;
-#[allow(dead_code, reason = "each of the tests uses some of it")]
-mod support;
-
-use script::Stage;
+use crate::script::{Stage, plain};
 use toehold_tcp::{CloseReason, ConnectionId, Duration, Keepalive, Options, State};
 
 const MILLISECOND: Duration = Duration::from_millis(1);
@@ -159,7 +154,7 @@ fn a_probe_goes_as_soon_as_the_remote_is_silent_for_long_enough() {
 /// RFC 9293 section 3.9.1: the user timeout of an OPEN holds from its SYN on.
 #[test]
 fn a_syn_without_an_answer_ends_the_connection_in_time() {
-    let mut stage = script::plain();
+    let mut stage = plain();
     let id = stage.connect(Options {
         user_timeout: Some(LIMIT),
         ..Options::default()
@@ -174,7 +169,7 @@ fn a_syn_without_an_answer_ends_the_connection_in_time() {
 /// TCP_SYNCNT: so many retransmissions, and the time of one more.
 #[test]
 fn a_syn_is_sent_again_as_often_as_the_program_wants() {
-    let mut stage = script::plain();
+    let mut stage = plain();
     let id = stage.connect(Options {
         syn_retries_max: 1.try_into().ok(),
         ..Options::default()

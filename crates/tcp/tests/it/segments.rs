@@ -1,11 +1,6 @@
 //! Scripts of segments, sent and expected, one behaviour of the RFCs each.
 
-#[allow(dead_code, reason = "each of the tests uses some of it")]
-mod script;
-#[allow(dead_code, reason = "each of the tests uses some of it")]
-mod support;
-
-use script::{Stage, plain};
+use crate::script::{Stage, plain};
 use toehold_tcp::{CloseReason, Duration, EcnMode, Event, Keepalive, Options, State};
 
 const MILLISECOND: Duration = Duration::from_millis(1);

@@ -1,11 +1,8 @@
 //! Replays the inputs that the fuzzers keep (`fuzz/`), and what a generator makes of them, so that
 //! an ordinary test run has them, too.
 
-mod conversation;
-#[path = "../../../fuzz/inputs.rs"]
-mod inputs;
-
-use inputs::inputs;
+use crate::conversation;
+use crate::inputs::inputs;
 use toehold_tcp::{Counters, Random};
 
 /// How many mutations of each kept input are tried; `TOEHOLD_MUTATIONS` says otherwise.

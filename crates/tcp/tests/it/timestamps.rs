@@ -1,11 +1,6 @@
 //! Timestamps (RFC 7323), as scripts of segments.
 
-#[allow(dead_code, reason = "each of the tests uses some of it")]
-mod script;
-#[allow(dead_code, reason = "each of the tests uses some of it")]
-mod support;
-
-use script::Stage;
+use crate::script::Stage;
 use toehold_tcp::sim::checker;
 use toehold_tcp::{ConnectionId, Duration, Options};
 

@@ -1,11 +1,6 @@
 //! More remotes than a listener has room for.
 
-#[allow(dead_code, reason = "each of the tests uses some of it")]
-mod script;
-#[allow(dead_code, reason = "each of the tests uses some of it")]
-mod support;
-
-use script::Stage;
+use crate::script::Stage;
 use toehold_tcp::{Duration, Event};
 
 /// Room of the stage's listener.

@@ -1,11 +1,6 @@
 //! How connections end, and what is left of them: scripts of segments.
 
-#[allow(dead_code, reason = "each of the tests uses some of it")]
-mod script;
-#[allow(dead_code, reason = "each of the tests uses some of it")]
-mod support;
-
-use script::{Stage, plain};
+use crate::script::{Stage, plain};
 use toehold_tcp::{CloseReason, Duration, Options, State};
 
 /// A server that closes first, more often than TIME-WAIT lasts: there is room for three

@@ -1,12 +1,7 @@
 //! Paths that carry small segments and no large ones: how the engine finds out, and that an outage
 //! is none.
 
-#[allow(dead_code, reason = "each of the tests uses some of it")]
-mod script;
-#[allow(dead_code, reason = "each of the tests uses some of it")]
-mod support;
-
-use script::{Stage, plain};
+use crate::script::{Stage, plain};
 use toehold_tcp::{ConnectionId, Duration};
 
 const MILLISECOND: Duration = Duration::from_millis(1);

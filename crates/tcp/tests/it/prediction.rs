@@ -1,10 +1,7 @@
 //! The fast path in and the slow path: a segment whose checksum the link has verified goes the one,
 //! the same segment unverified the other, and nothing that anybody sees may differ.
 
-#[allow(dead_code, reason = "each of the tests uses some of it")]
-mod support;
-
-use support::{Family, Segment, ethernet, on_link};
+use crate::support::{Family, Segment, ethernet, on_link};
 use toehold_tcp::{
     Config, ConnectionId, Engine, Event, HEADER_BUFFER_BYTES, Instant, Memory, NoRoom, Options,
     Random, ReceiveOffload,

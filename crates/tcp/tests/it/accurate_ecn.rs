@@ -1,12 +1,7 @@
 //! More accurate ECN feedback (RFC 9768): what it is agreed upon with, what is told, and what is
 //! made of it. `e`, `W` and `E` are the three bits of the ACE field, from the highest.
 
-#[allow(dead_code, reason = "each of the tests uses some of it")]
-mod script;
-#[allow(dead_code, reason = "each of the tests uses some of it")]
-mod support;
-
-use script::Stage;
+use crate::script::Stage;
 use toehold_tcp::sim::checker;
 use toehold_tcp::{CongestionControl, ConnectionId, Duration, EcnMode, Options, Phase};
 

@@ -1,11 +1,8 @@
 //! Addresses and routes that change while the engine runs.
 
-#[allow(dead_code, reason = "each of the tests uses some of it")]
-mod support;
-
 use std::net::{IpAddr, SocketAddr};
 
-use support::on_link;
+use crate::support::on_link;
 use toehold_tcp::{
     CloseReason, Config, ConnectError, ConnectionId, Engine, Event, HEADER_BUFFER_BYTES, Instant,
     Medium, Options, Random, Route,

@@ -1,14 +1,9 @@
 //! Requirements (MUST) of RFCs that no other test is about, as scripts of segments.
 
-#[allow(dead_code, reason = "each of the tests uses some of it")]
-mod script;
-#[allow(dead_code, reason = "each of the tests uses some of it")]
-mod support;
-
 use std::net::IpAddr;
 
-use script::{Stage, plain};
-use support::on_link;
+use crate::script::{Stage, plain};
+use crate::support::on_link;
 use toehold_tcp::{
     CloseReason, Config, ConnectError, Duration, Engine, Event, HEADER_BUFFER_BYTES, Instant,
     InterfaceAddress, Medium, Options, Random, ReceiveOffload, State,
