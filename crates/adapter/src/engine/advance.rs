@@ -4,8 +4,8 @@ use std::time::Instant as Clock;
 
 use toehold_tcp::{CloseReason, State};
 
-use super::flow::{Flow, Stage};
-use super::relay::Around;
+use super::flow::{Flow, Opener, ProgramEnding, Stage};
+use super::relay::{Around, Delivery, Gone};
 
 /// The action for a connection after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,12 +31,14 @@ impl Flow {
         match self.stage {
             // A program that knows nothing of us may have sent something and finished; one that
             // gave up has not.
-            Stage::Connecting if self.hung_up && self.has_nothing_to_read() => Next::ProgramGone,
+            Stage::Connecting if self.carrier.has_hung_up() && self.has_said_nothing() => {
+                Next::ProgramGone
+            }
             Stage::Connecting => Next::Wait,
             Stage::Answered => self.introduce(cx),
             Stage::Joining if self.closed.is_some() => Next::RemoteGone,
-            Stage::Joining if !self.writable => Next::Wait,
-            Stage::Joining => match self.carrier.take_error() {
+            Stage::Joining if !self.carrier.is_writable() => Next::Wait,
+            Stage::Joining => match self.carrier.socket.take_error() {
                 Ok(None) if self.serving.is_some() => {
                     self.stage = Stage::Pairing;
                     self.pair(cx)
@@ -56,10 +58,10 @@ impl Flow {
     /// A seed that its program connects by. The program hears that it has connected when we have
     /// our end of the channel, so that it finds its own then.
     fn introduce(&mut self, cx: &mut Around<'_>) -> Next {
-        if self.place.is_none() && !self.is_late() {
+        if self.beside.channel().is_none() && !self.is_late() {
             return Next::Wait;
         }
-        if self.tell_result(0).is_err() {
+        if self.carrier.tell_result(0).is_err() {
             return Next::ProgramGone;
         }
         self.stage = Stage::Pairing;
@@ -68,9 +70,9 @@ impl Flow {
 
     /// True when a seed is to be a connection like any other.
     fn is_late(&self) -> bool {
-        let is_over = self.closed.is_some() || self.hung_up || self.failed;
+        let is_over = self.closed.is_some() || self.carrier.has_hung_up();
         // It has sent by the carrier, and waits for an answer.
-        let has_spoken = self.is_active && self.readable;
+        let has_spoken = self.opener == Opener::Program && self.carrier.is_readable();
         let ends = self.serving.map(|serving| serving.pairing_ends());
         is_over || has_spoken || ends.is_none_or(|ends| Clock::now() >= ends)
     }
@@ -94,8 +96,8 @@ impl Flow {
         }
         // A program that connects decides when it hears of the answer. It may have its end of the
         // channel by then, and ours is to understand how it ends.
-        if !is_carrier && !self.is_active {
-            self.serving = None;
+        if !is_carrier && self.opener == Opener::Remote {
+            self.serves_no_more();
         }
         self.stage = Stage::Open;
         self.relay(cx)
@@ -108,7 +110,7 @@ impl Flow {
             return Next::ProgramGone;
         };
         let turns = endpoint.turns();
-        let is_wanted_back = self.hung_up || self.failed || endpoint.is_unwanted();
+        let is_wanted_back = self.carrier.has_hung_up() || endpoint.is_unwanted();
         let is_reset = self.closed.is_some();
         if is_wanted_back && !is_reset && turns.give_up(serving.turn) {
             return Next::Refused;
@@ -119,7 +121,7 @@ impl Flow {
                 return Next::RemoteGone;
             }
             return match self.deliver(cx) {
-                Ok(()) => Next::Wait,
+                Ok(_) => Next::Wait,
                 Err(_) => Next::ProgramGone,
             };
         }
@@ -131,34 +133,33 @@ impl Flow {
     }
 
     /// True when nothing of the program's stands on the carrier. A used one has doorbells only.
-    fn has_nothing_to_read(&self) -> bool {
-        if self.is_on_used() {
-            return true;
-        }
-        let mut byte = [0u8; 1];
-        !matches!(self.carrier.peek(&mut byte), Ok(1))
+    fn has_said_nothing(&self) -> bool {
+        self.is_on_used() || self.carrier.has_nothing_to_read()
     }
 
     fn relay(&mut self, cx: &mut Around<'_>) -> Next {
-        if !self.has_departed {
+        let mut delivery = Delivery::Complete;
+        if !self.program.has_departed() {
             // A reset outranks what came before it.
-            let is_reset =
-                std::mem::take(&mut self.failed) && !matches!(self.carrier.take_error(), Ok(None));
+            let is_reset = self.carrier.take_reset();
             if is_reset {
                 self.collect_last_words(cx);
             }
-            let is_gone = is_reset
-                || self.deliver(cx).is_err()
-                || (self.closed.is_none() && self.collect(cx).is_err());
-            if is_gone && !self.depart(cx, is_reset) {
-                return Next::ProgramGone;
+            let moved = match is_reset {
+                true => Err(Gone),
+                false => self.move_both_ways(cx),
+            };
+            match moved {
+                Ok(so_far) => delivery = so_far,
+                Err(Gone) if self.depart(cx, is_reset) => {}
+                Err(Gone) => return Next::ProgramGone,
             }
-            if self.serving.is_some_and(|serving| serving.has_ended) {
+            if self.program == ProgramEnding::Closed {
                 self.depart_from_carrier(cx);
             }
         }
-        if self.has_departed {
-            self.is_delivered = true;
+        if self.program.has_departed() {
+            delivery = Delivery::Complete;
             if self.arrived > self.taken {
                 // RFC 1122 section 4.2.2.13: nobody will read what the remote still sends.
                 return Next::ProgramGone;
@@ -178,9 +179,17 @@ impl Flow {
                 Err(_) => Next::ProgramGone,
             },
             // Whatever the program's socket does not take now, it takes when it has room.
-            Some(_) if !self.is_delivered => Next::Wait,
+            Some(_) if delivery == Delivery::Pending => Next::Wait,
             Some(CloseReason::Finished) => Next::Over,
             Some(_) => Next::RemoteGone,
         }
+    }
+
+    fn move_both_ways(&mut self, cx: &mut Around<'_>) -> Result<Delivery, Gone> {
+        let delivery = self.deliver(cx)?;
+        if self.closed.is_none() {
+            self.collect(cx)?;
+        }
+        Ok(delivery)
     }
 }

@@ -23,7 +23,7 @@
 mod of_programs;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use toehold_channel::offload::Direction;
@@ -32,10 +32,10 @@ use toehold_stream::express::{ENGINE_PORTS_LOG2, Push, Queued, Turn, is_chosen};
 
 use of_programs::OfPrograms;
 
-use super::channels::{Accepting, Channels};
+use super::carrier::Carrier;
+use super::channels::{Accepting, ChannelKey, Channels};
 use super::endpoint::Endpoint;
 use super::listeners::Target;
-use super::sys;
 use crate::diag::Diag;
 use crate::registry::ClientId;
 
@@ -80,10 +80,6 @@ pub(super) struct Serving {
     pub(super) made: Instant,
     /// Where the routing page speaks of it.
     pub(super) port: u16,
-    /// The program was told of the remote's end by the turn's, and the carrier is open.
-    pub(super) is_told: bool,
-    /// The program has closed, by the turn's end.
-    pub(super) has_ended: bool,
     /// Bytes that its program had not taken at the last look ([`Endpoint::untaken`]), and whether
     /// it was rung for them.
     pub(super) untaken: u64,
@@ -99,8 +95,6 @@ impl Serving {
             accepting: Accepting::Unknown,
             made: now,
             port,
-            is_told: false,
-            has_ended: false,
             untaken: 0,
             is_rung: false,
         }
@@ -122,23 +116,17 @@ impl Serving {
 
 /// A carrier between two connections, and one that was claimed for the next.
 #[derive(Debug)]
-pub(super) struct Carrier {
-    pub(super) socket: TcpStream,
-    /// The number it is watched under, whichever connection it serves.
-    pub(super) serial: u32,
-    pub(super) endpoint: Endpoint,
-    pub(super) entry: u32,
-    pub(super) place: (u64, u32),
-    pub(super) serving: Serving,
+pub(super) struct Reusable {
     /// There may be doorbells on it.
-    pub(super) readable: bool,
-    pub(super) sent: u64,
-    pub(super) got: u64,
+    pub(super) carrier: Carrier,
+    pub(super) endpoint: Endpoint,
+    pub(super) channel: ChannelKey,
+    pub(super) serving: Serving,
 }
 
 #[derive(Debug)]
 struct Parked {
-    carrier: Carrier,
+    reusable: Reusable,
     since: Instant,
 }
 
@@ -247,38 +235,34 @@ impl Carriers {
     }
 
     /// Parks a carrier whose connection both ends have closed.
-    pub(super) fn park(&mut self, mut carrier: Carrier, channels: &mut Channels, now: Instant) {
-        let serving = carrier.serving;
-        channels.hand_over(carrier.place, None);
-        if !serving.is_told {
-            carrier.endpoint.end_turn(serving.turn);
-        }
-        carrier.serving.is_told = true;
+    pub(super) fn park(&mut self, reusable: Reusable, channels: &mut Channels, now: Instant) {
+        let serving = reusable.serving;
+        channels.hand_over(reusable.channel.place, None);
         let is_young = now.saturating_duration_since(serving.made) < AGE_MAX;
         match serving.target {
             Some(target) => {
-                self.park_for_listener(carrier, target.address, channels, is_young, now);
+                self.park_for_listener(reusable, target.address, channels, is_young, now);
             }
-            None => self.park_for_program(carrier, channels, is_young, now),
+            None => self.park_for_program(reusable, channels, is_young, now),
         }
     }
 
     fn park_for_program(
         &mut self,
-        carrier: Carrier,
+        reusable: Reusable,
         channels: &mut Channels,
         is_young: bool,
         now: Instant,
     ) {
+        let (serial, place) = (reusable.carrier.serial, reusable.channel.place);
         if self.of_programs.len() >= PARKED_MAX || !is_young {
-            self.owners.remove(&carrier.serial);
-            return retire(carrier, channels);
+            self.owners.remove(&serial);
+            return retire(reusable, channels);
         }
-        self.owners
-            .insert(carrier.serial, Owner::Program(carrier.place));
+        self.owners.insert(serial, Owner::Program(place));
         self.look_due.get_or_insert(now + IDLE_MAX);
         let parked = Parked {
-            carrier,
+            reusable,
             since: now,
         };
         self.of_programs.park(parked, channels);
@@ -289,16 +273,16 @@ impl Carriers {
         &mut self,
         pair: u64,
         channels: &Channels,
-    ) -> Option<(Carrier, [u8; PREAMBLE_BYTES])> {
+    ) -> Option<(Reusable, [u8; PREAMBLE_BYTES])> {
         let accepted = self.of_programs.accept(pair, channels)?;
-        self.owners.remove(&accepted.0.serial);
+        self.owners.remove(&accepted.0.carrier.serial);
         self.reused += 1;
         Some(accepted)
     }
 
     fn park_for_listener(
         &mut self,
-        carrier: Carrier,
+        reusable: Reusable,
         target: SocketAddr,
         channels: &mut Channels,
         is_young: bool,
@@ -307,12 +291,12 @@ impl Carriers {
         let is_room = self.parked < PARKED_MAX && is_young;
         let of = self.of_listener(target).filter(|_| is_room);
         let Some(of) = of.filter(|of| of.parked.len() < PARKED_OF_ONE_MAX) else {
-            self.owners.remove(&carrier.serial);
-            return retire(carrier, channels);
+            self.owners.remove(&reusable.carrier.serial);
+            return retire(reusable, channels);
         };
-        let serial = carrier.serial;
+        let serial = reusable.carrier.serial;
         of.parked.push_back(Parked {
-            carrier,
+            reusable,
             since: now,
         });
         self.parked += 1;
@@ -330,22 +314,22 @@ impl Carriers {
         channels: &mut Channels,
         now: Instant,
         announce: impl FnOnce(Direction, u16),
-    ) -> Option<Carrier> {
+    ) -> Option<Reusable> {
         let of = self.by_target.get_mut(&target)?;
         of.ask_who_listens(&mut self.diag, target, now);
         let place = of.choose(channels, now)?;
-        let Parked { mut carrier, .. } = of.parked.remove(place)?;
+        let Parked { mut reusable, .. } = of.parked.remove(place)?;
         self.parked -= 1;
-        self.owners.remove(&carrier.serial);
-        let endpoint = &mut carrier.endpoint;
-        let Ok(turn) = endpoint.turns().try_claim(carrier.serving.turn) else {
-            retire(carrier, channels);
+        self.owners.remove(&reusable.carrier.serial);
+        let endpoint = &mut reusable.endpoint;
+        let Ok(turn) = endpoint.turns().try_claim(reusable.serving.turn) else {
+            retire(reusable, channels);
             return None;
         };
-        carrier.serving = carrier.serving.next(turn);
+        reusable.serving = reusable.serving.next(turn);
         endpoint.begin_claimed(turn, logs);
-        announce(Direction::Accepted, carrier.serving.port);
-        let (pair, slot) = carrier.place;
+        announce(Direction::Accepted, reusable.serving.port);
+        let (pair, slot) = reusable.channel.place;
         let pushed = channels
             .queue(pair)
             .map(|queue| queue.push(Queued { slot, turn }));
@@ -356,13 +340,13 @@ impl Carriers {
             Some(Ok(Push::ClosedMeanwhile)) if !turns.give_up(turn) => {}
             _ => {
                 turns.give_up(turn);
-                retire(carrier, channels);
+                retire(reusable, channels);
                 return None;
             }
         }
         of.last_pair = pair;
         self.reused += 1;
-        Some(carrier)
+        Some(reusable)
     }
 
     /// The connection at a slot has a carrier that is watched under another connection's number.
@@ -380,32 +364,31 @@ impl Carriers {
     pub(super) fn note(&mut self, serial: u32, bits: u32, channels: &mut Channels) -> Option<u32> {
         let ends = libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR | libc::EPOLLPRI;
         let has_ended = bits & ends as u32 != 0;
-        let is_readable = bits & libc::EPOLLIN as u32 != 0;
         let target = match self.owners.get(&serial)? {
             Owner::Flow(slot) => return Some(*slot),
             Owner::Listener(target) => *target,
             Owner::Program(place) if has_ended => {
-                let carrier = self.of_programs.take(*place)?;
+                let reusable = self.of_programs.take(*place)?;
                 self.owners.remove(&serial);
-                retire(carrier, channels);
+                retire(reusable, channels);
                 return None;
             }
             Owner::Program(place) => {
-                self.of_programs.at(*place)?.readable |= is_readable;
+                self.of_programs.at(*place)?.carrier.note(bits);
                 return None;
             }
         };
         let of = self.by_target.get_mut(&target)?;
-        let is_it = |parked: &Parked| parked.carrier.serial == serial;
+        let is_it = |parked: &Parked| parked.reusable.carrier.serial == serial;
         let place = of.parked.iter().position(is_it)?;
         if !has_ended {
-            of.parked[place].carrier.readable |= is_readable;
+            of.parked[place].reusable.carrier.note(bits);
             return None;
         }
         if let Some(parked) = of.parked.remove(place) {
             self.parked -= 1;
             self.owners.remove(&serial);
-            retire(parked.carrier, channels);
+            retire(parked.reusable, channels);
         }
         None
     }
@@ -422,8 +405,8 @@ impl Carriers {
                     break;
                 };
                 self.parked -= 1;
-                self.owners.remove(&parked.carrier.serial);
-                retire(parked.carrier, channels);
+                self.owners.remove(&parked.reusable.carrier.serial);
+                retire(parked.reusable, channels);
             }
         }
         let owners = &mut self.owners;
@@ -473,20 +456,26 @@ impl OfListener {
     fn choose(&self, channels: &Channels, now: Instant) -> Option<usize> {
         let mut best = None;
         for (place, parked) in self.parked.iter().enumerate().take(LOOKED_AT_MAX) {
-            let (carrier, endpoint) = (&parked.carrier, &parked.carrier.endpoint);
-            let queue = channels.queue(carrier.place.0);
+            let Reusable {
+                endpoint,
+                channel,
+                serving,
+                ..
+            } = &parked.reusable;
+            let (pair, _) = channel.place;
+            let queue = channels.queue(pair);
             let waiting = queue.and_then(|queue| {
                 let has_room = queue.room().is_ok_and(|room| room > 0);
                 has_room.then(|| queue.waiting().ok()).flatten()
             });
-            let is_fit = endpoint.turns().is_parked(carrier.serving.turn)
+            let is_fit = endpoint.turns().is_parked(serving.turn)
                 && endpoint.is_between_turns()
-                && self.still_listens(carrier.serving.accepting)
-                && now.saturating_duration_since(carrier.serving.made) < AGE_MAX;
+                && self.still_listens(serving.accepting)
+                && now.saturating_duration_since(serving.made) < AGE_MAX;
             let Some(waiting) = waiting.filter(|_| is_fit) else {
                 continue;
             };
-            if carrier.place.0 == self.last_pair && waiting <= SHORT_QUEUE {
+            if pair == self.last_pair && waiting <= SHORT_QUEUE {
                 return Some(place);
             }
             if best.is_none_or(|(_, shortest)| waiting < shortest) {
@@ -510,18 +499,24 @@ impl OfListener {
 
 impl Parked {
     fn is_of_another_user(&self) -> bool {
-        self.carrier.serving.accepting != Accepting::OurUser
+        self.reusable.serving.accepting != Accepting::OurUser
     }
 }
 
 /// A carrier serves no further connection.
-pub(super) fn retire(carrier: Carrier, channels: &mut Channels) {
+pub(super) fn retire(reusable: Reusable, channels: &mut Channels) {
+    let Reusable {
+        carrier,
+        endpoint,
+        channel,
+        serving,
+    } = reusable;
     // A claimed one was given up by whoever had claimed it.
-    let _ = carrier.endpoint.turns().retire(carrier.serving.turn);
-    carrier.endpoint.close();
-    carrier.endpoint.refuse();
-    channels.withdraw(carrier.entry, Some(carrier.place));
-    let _ = sys::reset_when_closed(&carrier.socket, false);
+    let _ = endpoint.turns().retire(serving.turn);
+    endpoint.close();
+    endpoint.refuse();
+    channels.withdraw(channel.entry, Some(channel.place));
+    carrier.end_in_order();
 }
 
 #[cfg(test)]

@@ -49,6 +49,13 @@ pub(super) struct Offer {
     pub(super) accepting: Accepting,
 }
 
+/// Where a channel is known: its entry in the engine's table, and its pair and slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ChannelKey {
+    pub(super) entry: u32,
+    pub(super) place: (u64, u32),
+}
+
 /// The program that has accepted a connection, as the daemon found it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Accepting {

@@ -20,30 +20,9 @@
 //!   Open      bytes go both ways
 //! ```
 //!
-//! Beside it change:
-//!
-//! - The remote's stream. It flows; it has finished (`remote_finished`); the program was told so
-//!   (`program_told`), when it could find all that had arrived (`is_delivered`): by the end of our
-//!   direction of the carrier, after which no doorbell can be sent, or by the turn's end
-//!   (`Serving::is_told`), which leaves the carrier open. Only a connection that may serve again
-//!   ends by the turn's end.
-//! - The program's stream, and the program. It flows; it has finished (`program_finished`) and may
-//!   still read; or the program has closed in order and leaves its carrier to the next connection
-//!   (`Serving::has_ended`). The program is gone (`has_departed`) one step after that, or when its
-//!   carrier failed after it had closed. What it sent is on its way, and nothing is delivered to
-//!   it. A program that is gone has finished.
-//! - The carrier's readiness, as epoll has told it: what there is to read (`readable`) and room to
-//!   write (`writable`) until a call finds none; a program that has closed or finished (`hung_up`);
-//!   a socket that failed (`failed`), which has hung up, too, and is asked once for its error; an
-//!   urgent byte (`has_urgent`).
-//! - The channel: none asked for; asked for (`entry`); there (`place`). A connection that has more
-//!   in flight than a channel holds (`outgrows_channel`) gives its channel back and asks for no
-//!   other one.
-//! - The engine's connection, which is there until it is `closed`.
-//!
-//! A step that has more to do than its turn allows says so (`is_unfinished`), and the runner looks
-//! at the connection again in the next turn. `is_due` says that the connection is in the runner's
-//! list for this turn.
+//! Beside it change, independently of each other: how far the remote's stream has ended
+//! ([`RemoteEnding`]), and the program's ([`ProgramEnding`]); the carrier (`carrier`); the channel
+//! ([`Beside`]); and the engine's connection, which is there until it is `closed`.
 
 use std::io;
 use std::net::{Ipv4Addr, TcpStream};
@@ -54,9 +33,11 @@ use toehold_channel::preamble::PREAMBLE_BYTES;
 use toehold_stream::express::Turn;
 use toehold_tcp::{CloseReason, ConnectionId, Instant};
 
-use super::carriers::{Carrier, Serving};
+use super::Holder;
+use super::carrier::Carrier;
+use super::carriers::{Reusable, Serving};
+use super::channels::ChannelKey;
 use super::endpoint::Endpoint;
-use super::{Holder, sys};
 
 /// How far a connection is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +48,107 @@ pub(super) enum Stage {
     Pairing,
     Queued,
     Open,
+}
+
+/// Which end has opened a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Opener {
+    Program,
+    Remote,
+}
+
+/// How far the remote's stream has ended.
+///
+/// ```text
+///   NotYet ─► Finished ─┬─► ToldByTurn
+///                       └─► ToldByCarrier
+/// ```
+///
+/// The program is told when it can find all that has arrived, and only once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RemoteEnding {
+    NotYet,
+    /// The remote has finished. The program does not know.
+    Finished,
+    /// The program was told by the turn's end. The carrier is open and serves on. Only a connection
+    /// with a [`Serving`] gets here.
+    ToldByTurn,
+    /// The program was told by the end of our direction of the carrier: no doorbell can be sent.
+    ToldByCarrier,
+}
+
+impl RemoteEnding {
+    pub(super) fn has_finished(self) -> bool {
+        self != RemoteEnding::NotYet
+    }
+}
+
+/// How far the program's stream has ended, and whether there is a program still.
+///
+/// ```text
+///   NotYet ─┬─► Closed ─► LeftCarrier
+///           │      │ its carrier serves no more
+///           │      ▼
+///           ├─► Finished ─┐
+///           └─────────────┴─► Gone
+/// ```
+///
+/// To a program that is gone ([`ProgramEnding::has_departed`]) nothing is delivered. Its last bytes
+/// are on their way to the remote.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ProgramEnding {
+    NotYet,
+    /// The program has finished, and may still read.
+    Finished,
+    /// The program has closed in order, by the turn's end. Only a connection with a [`Serving`] is
+    /// here.
+    Closed,
+    /// As [`ProgramEnding::Closed`], and what it had read by then is known. The carrier goes on
+    /// without it.
+    LeftCarrier,
+    /// The program had closed when its carrier failed, or was killed with nothing unread.
+    Gone,
+}
+
+impl ProgramEnding {
+    pub(super) fn has_finished(self) -> bool {
+        self != ProgramEnding::NotYet
+    }
+
+    /// It has closed by the turn's end.
+    pub(super) fn has_closed(self) -> bool {
+        matches!(self, ProgramEnding::Closed | ProgramEnding::LeftCarrier)
+    }
+
+    pub(super) fn has_departed(self) -> bool {
+        matches!(self, ProgramEnding::LeftCarrier | ProgramEnding::Gone)
+    }
+}
+
+/// The channel beside the carrier, as far as it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Beside {
+    Nothing,
+    /// A channel was asked for with this entry.
+    Asked {
+        entry: u32,
+    },
+    /// The channel is there.
+    Channel(ChannelKey),
+}
+
+impl Beside {
+    /// A channel was asked for, if there was an entry for it.
+    pub(super) fn asked(entry: Option<u32>) -> Beside {
+        entry.map_or(Beside::Nothing, |entry| Beside::Asked { entry })
+    }
+
+    pub(super) fn channel(self) -> Option<ChannelKey> {
+        match self {
+            Beside::Channel(key) => Some(key),
+            Beside::Nothing | Beside::Asked { .. } => None,
+        }
+    }
 }
 
 /// The bound of a connection's receive window.
@@ -91,11 +173,9 @@ impl Window {
 pub(super) struct Flow {
     pub(super) id: ConnectionId,
     pub(super) holder: Holder,
-    pub(super) serial: u32,
     pub(super) stage: Stage,
-    /// The program connected; a remote did otherwise.
-    pub(super) is_active: bool,
-    pub(super) carrier: TcpStream,
+    pub(super) opener: Opener,
+    pub(super) carrier: Carrier,
     /// Bytes of the program's stream that the engine has, and that the remote has acknowledged.
     pub(super) published: u64,
     pub(super) acknowledged: u64,
@@ -107,24 +187,9 @@ pub(super) struct Flow {
     pub(super) window: Window,
     /// The largest one without a channel.
     pub(super) window_bytes_max: u32,
-    /// All that has arrived is where the program finds it, even should we be gone.
-    pub(super) is_delivered: bool,
-    pub(super) remote_finished: bool,
-    pub(super) program_finished: bool,
-    /// The program was told that the remote has finished.
-    pub(super) program_told: bool,
-    /// The readiness of the carrier when it was last seen.
-    pub(super) readable: bool,
-    pub(super) writable: bool,
-    pub(super) hung_up: bool,
-    /// It has had an urgent byte: a read ends there, whatever is behind it.
-    pub(super) has_urgent: bool,
-    pub(super) failed: bool,
+    pub(super) remote: RemoteEnding,
+    pub(super) program: ProgramEnding,
     pub(super) closed: Option<CloseReason>,
-    /// Bytes that went to the carrier and came from it, doorbells, the preamble and the urgent byte
-    /// included.
-    pub(super) carrier_sent: u64,
-    pub(super) carrier_got: u64,
     /// Calls that moved bytes on the carrier, and bytes before them, since a channel was last asked
     /// for or given up.
     pub(super) calls: u32,
@@ -133,18 +198,12 @@ pub(super) struct Flow {
     /// last asked how fast they go, and when.
     pub(super) moved: u64,
     pub(super) moved_at: Instant,
+    pub(super) beside: Beside,
     /// More is in flight than a channel's rings hold: the carrier serves it.
     pub(super) outgrows_channel: bool,
-    /// The entry a channel was asked for with, and where the channel has its bit.
-    pub(super) entry: Option<u32>,
-    pub(super) place: Option<(u64, u32)>,
-    /// There is more to read from its carrier, of which no event will tell.
-    pub(super) is_unfinished: bool,
-    /// The program has closed, and its carrier is gone; what it sent before is on its way.
-    pub(super) has_departed: bool,
     /// Its carrier may serve further connections.
     pub(super) serving: Option<Serving>,
-    /// It is in the list of connections to be looked at.
+    /// It is in the runner's list of connections to be looked at in this turn.
     pub(super) is_due: bool,
 }
 
@@ -152,17 +211,19 @@ impl Flow {
     pub(super) fn new(
         id: ConnectionId,
         holder: Holder,
-        serial: u32,
         stage: Stage,
-        carrier: TcpStream,
+        carrier: Carrier,
         window_bytes_max: u32,
     ) -> Flow {
+        let opener = match stage {
+            Stage::Connecting => Opener::Program,
+            _ => Opener::Remote,
+        };
         Flow {
             id,
             holder,
-            serial,
             stage,
-            is_active: stage == Stage::Connecting,
+            opener,
             carrier,
             published: 0,
             acknowledged: 0,
@@ -171,75 +232,71 @@ impl Flow {
             taken: 0,
             window: Window::First,
             window_bytes_max,
-            is_delivered: true,
-            remote_finished: false,
-            program_finished: false,
-            program_told: false,
-            readable: false,
-            writable: false,
-            hung_up: false,
-            has_urgent: false,
-            failed: false,
+            remote: RemoteEnding::NotYet,
+            program: ProgramEnding::NotYet,
             closed: None,
-            carrier_sent: 0,
-            // The preamble is no part of the program's stream.
-            carrier_got: if stage == Stage::Connecting {
-                PREAMBLE_BYTES as u64
-            } else {
-                0
-            },
             calls: 0,
             bytes_before: 0,
             moved: 0,
             moved_at: Instant::ZERO,
+            beside: Beside::Nothing,
             outgrows_channel: false,
-            entry: None,
-            place: None,
-            is_unfinished: false,
-            has_departed: false,
             serving: None,
             is_due: false,
         }
+    }
+
+    /// A connection on a carrier of its own.
+    pub(super) fn on_own(
+        id: ConnectionId,
+        holder: Holder,
+        stage: Stage,
+        (socket, serial): (TcpStream, u32),
+        window_bytes_max: u32,
+    ) -> Flow {
+        // The preamble is no part of the program's stream.
+        let got = match stage {
+            Stage::Connecting => PREAMBLE_BYTES as u64,
+            _ => 0,
+        };
+        let carrier = Carrier::new(socket, serial, got);
+        Flow::new(id, holder, stage, carrier, window_bytes_max)
     }
 
     /// A connection on a carrier that has served others.
     pub(super) fn on_used(
         id: ConnectionId,
         holder: Holder,
-        carrier: Carrier,
+        used: Reusable,
         window_bytes_max: u32,
     ) -> (Flow, Endpoint) {
-        let stage = match carrier.serving.target {
+        let stage = match used.serving.target {
             Some(_) => Stage::Queued,
             None => Stage::Connecting,
         };
-        let serial = carrier.serial;
-        let flow = Flow::new(id, holder, serial, stage, carrier.socket, window_bytes_max);
+        let mut carrier = used.carrier;
+        carrier.note_writable();
         let flow = Flow {
-            carrier_sent: carrier.sent,
-            carrier_got: carrier.got,
-            readable: carrier.readable,
-            writable: true,
-            entry: Some(carrier.entry),
-            place: Some(carrier.place),
-            serving: Some(carrier.serving),
-            ..flow
+            beside: Beside::Channel(used.channel),
+            serving: Some(used.serving),
+            ..Flow::new(id, holder, stage, carrier, window_bytes_max)
         };
-        (flow, carrier.endpoint)
+        (flow, used.endpoint)
     }
 
     /// Begins anew, on an ordinary carrier: the program has had nothing of the connection.
-    pub(super) fn on_another(self, serial: u32, carrier: TcpStream) -> Flow {
+    pub(super) fn on_another(self, carrier: (TcpStream, u32)) -> Flow {
         let (id, holder, most) = (self.id, self.holder, self.window_bytes_max);
-        let flow = Flow::new(id, holder, serial, Stage::Joining, carrier, most);
         Flow {
             acknowledged: self.acknowledged,
             arrived: self.arrived,
             received: self.arrived,
-            remote_finished: self.remote_finished,
+            remote: match self.remote {
+                RemoteEnding::NotYet => RemoteEnding::NotYet,
+                _ => RemoteEnding::Finished,
+            },
             closed: self.closed,
-            is_delivered: false,
-            ..flow
+            ..Flow::on_own(id, holder, Stage::Joining, carrier, most)
         }
     }
 
@@ -257,21 +314,13 @@ impl Flow {
         (self.serving).is_some_and(|serving| serving.turn != Turn::FIRST)
     }
 
-    /// The carrier's readiness has changed.
-    pub(super) fn note_carrier(&mut self, bits: u32) {
-        let has = |bit: libc::c_int| bits & bit as u32 != 0;
-        self.readable |= has(libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR);
-        self.writable |= has(libc::EPOLLOUT | libc::EPOLLHUP | libc::EPOLLERR);
-        self.has_urgent |= has(libc::EPOLLPRI);
-        self.hung_up |= has(libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR);
-        self.failed |= has(libc::EPOLLERR);
-    }
-
     /// The engine has got on.
     pub(super) fn note_progress(&mut self, received: u64, acknowledged: u64, finished: bool) {
         self.arrived = received;
         self.acknowledged = acknowledged;
-        self.remote_finished = finished;
+        if finished && !self.remote.has_finished() {
+            self.remote = RemoteEnding::Finished;
+        }
     }
 
     /// The engine's connection is closed.
@@ -290,42 +339,43 @@ impl Flow {
             }
             _ => {
                 self.stage = Stage::Open;
-                self.tell_result(0)
+                self.carrier.tell_result(0)
             }
         }
     }
 
-    /// Tells a program that waits for its connect: 0, or an errno.
-    pub(super) fn tell_result(&mut self, errno: u8) -> io::Result<()> {
-        sys::send_urgent(&self.carrier, errno)?;
-        self.carrier_sent += 1;
-        Ok(())
+    /// Its carrier serves no further connection: that the program has closed is its end and no
+    /// turn's.
+    pub(super) fn serves_no_more(&mut self) {
+        self.serving = None;
+        if self.program == ProgramEnding::Closed {
+            self.program = ProgramEnding::Finished;
+        }
     }
 
     /// Where the routing page speaks of the carrier, if it does. From a loopback alias a program
     /// knows itself where it connects from.
     pub(super) fn place_of_carrier(&self) -> Option<CarrierKey> {
-        let (direction, end) = if self.is_active {
-            let end = self.carrier.peer_addr().ok();
-            let end = end.filter(|end| end.ip() == Ipv4Addr::LOCALHOST);
-            (Direction::Connected, end)
-        } else {
-            let end = self.carrier.local_addr().ok();
-            let is_v6 = end.is_some_and(|end| end.is_ipv6());
-            let direction = if is_v6 {
-                Direction::AcceptedV6
-            } else {
-                Direction::Accepted
-            };
-            (direction, end)
+        let socket = &self.carrier.socket;
+        let (direction, end) = match self.opener {
+            Opener::Program => {
+                let end = socket.peer_addr().ok();
+                let end = end.filter(|end| end.ip() == Ipv4Addr::LOCALHOST);
+                (Direction::Connected, end)
+            }
+            Opener::Remote => {
+                let end = socket.local_addr().ok();
+                let is_v6 = end.is_some_and(|end| end.is_ipv6());
+                let direction = if is_v6 {
+                    Direction::AcceptedV6
+                } else {
+                    Direction::Accepted
+                };
+                (direction, end)
+            }
         };
         let port = end?.port();
         Some(CarrierKey { direction, port })
-    }
-
-    /// Lets the carrier end in order instead of with a reset.
-    pub(super) fn end_in_order(&self) {
-        let _ = sys::reset_when_closed(&self.carrier, false);
     }
 }
 

@@ -44,6 +44,7 @@
 mod advance;
 mod arrivals;
 mod captures;
+mod carrier;
 mod carriers;
 mod channels;
 mod clients;

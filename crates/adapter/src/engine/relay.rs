@@ -1,20 +1,18 @@
 //! The bytes of one connection, both ways: by the carrier, or by the channel beside it.
 
-use std::io::{self, IoSlice, IoSliceMut, Read, Write};
-use std::net::{Shutdown, TcpStream};
-use std::os::fd::AsFd;
+use std::io::{self, IoSlice, IoSliceMut};
 
 use toehold_channel::ring::Fault;
 use toehold_stream::credit::Credit;
 use toehold_stream::express::Turn;
-use toehold_stream::next::{Carrier, Next};
+use toehold_stream::next::{Carrier as Seen, Next};
 use toehold_stream::worth;
 use toehold_tcp::{Engine, Instant};
 
-use super::carriers::Carrier as Used;
+use super::carriers::Reusable;
 use super::channels::Channels;
 use super::endpoint::Endpoint;
-use super::flow::{Flow, Stage, Window};
+use super::flow::{Beside, Flow, Opener, ProgramEnding, RemoteEnding, Stage, Window};
 use super::memory::Streams;
 use super::rings::{RING_BYTES_MAX, RING_BYTES_MIN, STEP_LOG2};
 use super::sys;
@@ -31,6 +29,26 @@ pub(super) struct Around<'a> {
     pub(super) engine: &'a mut Engine,
     pub(super) streams: &'a mut Streams,
     pub(super) channels: &'a mut Channels,
+    /// There is more to do than one step may: no event will tell of it.
+    pub(super) is_unfinished: bool,
+}
+
+/// Where the remote's bytes are after a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Delivery {
+    /// All that has arrived is where the program finds it, even should we be gone.
+    Complete,
+    /// Some of it waits here for room or for a copy.
+    Pending,
+}
+
+impl Delivery {
+    fn complete_if(is_complete: bool) -> Delivery {
+        match is_complete {
+            true => Delivery::Complete,
+            false => Delivery::Pending,
+        }
+    }
 }
 
 /// The program is gone, or wrote nonsense: its connection ends.
@@ -51,10 +69,10 @@ impl From<Fault> for Gone {
 
 impl Flow {
     /// The remote's bytes, to the program.
-    pub(super) fn deliver(&mut self, cx: &mut Around<'_>) -> Result<(), Gone> {
+    pub(super) fn deliver(&mut self, cx: &mut Around<'_>) -> Result<Delivery, Gone> {
         let before = self.taken;
         self.received = cx.streams.copying.copied(self.id, self.arrived);
-        let stays_down = self.program_finished;
+        let stays_down = self.program.has_finished();
         let turn = self.serving.map(|serving| serving.turn);
         let endpoint = cx.streams.endpoint(self.id);
         let (is_up, goes_down) = endpoint.map_or((false, false), |endpoint| {
@@ -68,39 +86,39 @@ impl Flow {
         if goes_down {
             self.go_down(cx)?;
         }
-        if is_up && !goes_down {
-            self.deliver_by_ring(cx)?;
+        let delivery = if is_up && !goes_down {
+            self.deliver_by_ring(cx)?
         } else {
-            self.deliver_by_carrier(cx)?;
-            self.try_up(cx)?;
-        }
+            let delivery = self.deliver_by_carrier(cx)?;
+            if delivery == Delivery::Complete {
+                self.try_up(cx)?;
+            }
+            delivery
+        };
         if self.taken > before && self.closed.is_none() {
             // It fails only for a connection that has closed, of which an event is on its way.
             let _ = cx.engine.take(self.id, self.taken);
             self.bound_window(cx);
         }
-        if self.remote_finished && self.is_delivered && !self.program_told {
-            self.program_told = true;
-            if !self.end_turn(cx)? {
-                self.carrier.shutdown(Shutdown::Write)?;
-            }
+        if self.remote == RemoteEnding::Finished && delivery == Delivery::Complete {
+            self.tell_end(cx)?;
         }
-        Ok(())
+        Ok(delivery)
     }
 
-    /// Tells the program by the turn's end that the remote has finished; false where only the
-    /// carrier's end can tell it.
-    fn end_turn(&mut self, cx: &mut Around<'_>) -> Result<bool, Gone> {
+    /// Tells the program that the remote has finished: by the carrier's end, unless the turn's end
+    /// can tell it.
+    fn tell_end(&mut self, cx: &mut Around<'_>) -> Result<(), Gone> {
         let endpoint = cx.streams.endpoint(self.id);
-        let (Some(serving), Some(endpoint)) = (&mut self.serving, endpoint) else {
-            return Ok(false);
+        let (Some(serving), Some(endpoint)) = (self.serving, endpoint) else {
+            return self.end_carrier();
         };
         if !endpoint.is_in_rings() {
-            self.serving = None;
-            return Ok(false);
+            self.serves_no_more();
+            return self.end_carrier();
         }
         endpoint.end_turn(serving.turn);
-        serving.is_told = true;
+        self.remote = RemoteEnding::ToldByTurn;
         let is_heard = endpoint.is_end_heard(serving.turn);
         let is_queued = self.stage == Stage::Queued;
         self.notify(cx)?;
@@ -108,7 +126,12 @@ impl Flow {
             // No end of the carrier wakes a program that waits past the library.
             self.ring();
         }
-        Ok(true)
+        Ok(())
+    }
+
+    fn end_carrier(&mut self) -> Result<(), Gone> {
+        self.remote = RemoteEnding::ToldByCarrier;
+        Ok(self.carrier.end_sending()?)
     }
 
     /// Moves the remote's stream to the channel before its first byte: true when it is there.
@@ -128,13 +151,13 @@ impl Flow {
             return false;
         };
         let turns = endpoint.turns();
-        if !endpoint.is_up() || turns.is_peer_seen(serving.turn) || serving.has_ended {
+        if !endpoint.is_up() || turns.is_peer_seen(serving.turn) || self.program.has_closed() {
             return false;
         }
         let untaken = match turns.is_waiting(serving.turn) {
             // Nobody has it yet who could hear of anything.
             true => 0,
-            false => endpoint.untaken(serving.is_told),
+            false => endpoint.untaken(self.remote == RemoteEnding::ToldByTurn),
         };
         let is_same = untaken != 0 && untaken == serving.untaken;
         let rings = is_same && !serving.is_rung;
@@ -225,36 +248,27 @@ impl Flow {
         let _ = cx.engine.bound_window(cx.now, self.id, 0, most);
     }
 
-    fn deliver_by_carrier(&mut self, cx: &mut Around<'_>) -> io::Result<()> {
-        while self.writable && self.taken < self.received {
+    fn deliver_by_carrier(&mut self, cx: &mut Around<'_>) -> io::Result<Delivery> {
+        while self.carrier.is_writable() && self.taken < self.received {
             let parts = cx.streams.arrived(self.id, self.received);
-            match self.carrier.write_vectored(&parts.map(IoSlice::new)) {
-                Ok(count) => {
+            match self.carrier.write(&parts.map(IoSlice::new))? {
+                Some(count) => {
                     self.taken += count as u64;
-                    self.carrier_sent += count as u64;
                     self.calls += 1;
                     cx.streams.take(self.id, self.taken);
                 }
-                Err(error) => match error.kind() {
-                    io::ErrorKind::WouldBlock => {
-                        self.writable = false;
-                        cx.streams.set_stuck(self.id, true);
-                    }
-                    io::ErrorKind::Interrupted => {}
-                    _ => return Err(error),
-                },
+                None => cx.streams.set_stuck(self.id, true),
             }
         }
-        if self.writable {
+        if self.carrier.is_writable() {
             cx.streams.set_stuck(self.id, false);
         }
-        self.is_delivered = self.taken == self.arrived;
-        Ok(())
+        Ok(Delivery::complete_if(self.taken == self.arrived))
     }
 
-    fn deliver_by_ring(&mut self, cx: &mut Around<'_>) -> Result<(), Gone> {
+    fn deliver_by_ring(&mut self, cx: &mut Around<'_>) -> Result<Delivery, Gone> {
         let Some(endpoint) = cx.streams.endpoint(self.id) else {
-            return Ok(());
+            return Ok(Delivery::Pending);
         };
         if endpoint.take_widened() {
             let window = endpoint.window_bytes() as u32;
@@ -271,24 +285,30 @@ impl Flow {
             endpoint.stop_wanting();
         }
         let taken = endpoint.consumed()?;
-        self.is_delivered = self.received == self.arrived;
         self.taken = taken;
         cx.streams.take(self.id, taken);
         if has_news {
             self.notify(cx)?;
         }
-        if is_deaf { self.go_down(cx) } else { Ok(()) }
+        if is_deaf {
+            self.go_down(cx)?;
+            return Ok(Delivery::complete_if(self.taken == self.arrived));
+        }
+        Ok(Delivery::complete_if(self.received == self.arrived))
     }
 
     /// Moves the remote's stream to the channel, if that can be now.
     fn try_up(&mut self, cx: &mut Around<'_>) -> Result<(), Gone> {
         let is_early = cx.streams.has_early(self.id, self.received);
-        let is_over = self.remote_finished || self.program_finished || self.closed.is_some();
-        if is_over || is_early || !self.is_delivered {
-            return Ok(());
+        if !self.is_over() && !is_early {
+            self.go_up(cx, self.received)?;
         }
-        self.go_up(cx, self.received)?;
         Ok(())
+    }
+
+    /// Whether one of the streams has ended.
+    fn is_over(&self) -> bool {
+        self.remote.has_finished() || self.program.has_finished() || self.closed.is_some()
     }
 
     /// Moves the remote's stream from `next` on to the channel, if there is one that wants it: true
@@ -297,7 +317,7 @@ impl Flow {
         let endpoint = cx.streams.endpoint(self.id);
         let endpoint = endpoint.filter(|endpoint| !endpoint.is_unwanted());
         if let Some(endpoint) = endpoint
-            && endpoint.try_up(next, self.carrier_sent)?
+            && endpoint.try_up(next, self.carrier.sent)?
         {
             // Nobody says that the program reads before it has read half of the ring. It fails only
             // for a connection that has closed, of which an event is on its way.
@@ -318,9 +338,9 @@ impl Flow {
         };
         let needed_from = endpoint.go_down(|must_ring| {
             if must_ring && is_open {
-                self.carrier_sent += ring(&mut self.carrier);
+                self.carrier.ring();
             }
-            self.carrier_sent
+            self.carrier.sent
         })?;
         // Bytes that the program has not read yet are in memory of its own: our window is about
         // those still to come.
@@ -328,29 +348,25 @@ impl Flow {
         cx.streams.fetch_from(self.id, needed_from);
         // Copies that were under way are over.
         self.received = self.arrived;
-        if self.received > needed_from {
-            self.is_delivered = false;
-            self.is_unfinished = true;
-        }
+        cx.is_unfinished |= self.received > needed_from;
         Ok(())
     }
 
     /// The program's bytes, to the engine.
     pub(super) fn collect(&mut self, cx: &mut Around<'_>) -> Result<(), Gone> {
         let before = self.published;
-        let was_finished = self.program_finished;
+        let was_finished = self.program.has_finished();
         let result = self.give_back(cx).and_then(|()| self.take_in(cx));
         if self.published > before {
             // As above: what has closed will say so.
             let _ = cx.engine.publish(self.id, self.published);
         }
-        if self.program_finished && !was_finished {
+        if self.program.has_finished() && !was_finished {
             let _ = cx.engine.finish(cx.now, self.id);
-            let has_closed = self.serving.is_some_and(|serving| serving.has_ended);
-            if !self.remote_finished && !has_closed {
+            if !self.remote.has_finished() && !self.program.has_closed() {
                 // Whether it has closed or still listens, only the kernel knows; a remote may never
                 // finish.
-                let _ = sys::tell_when_gone(&self.carrier);
+                let _ = sys::tell_when_gone(&self.carrier.socket);
             }
         }
         result
@@ -359,20 +375,20 @@ impl Flow {
     /// The program has reset its carrier: with the kernel what it sent before would be on its way
     /// already, ahead of the reset.
     pub(super) fn collect_last_words(&mut self, cx: &mut Around<'_>) {
-        let has_finished = self.program_finished;
-        self.readable = true;
+        let before = self.program;
+        self.carrier.note_readable();
         // Where it wrote nonsense as well there are no more words.
         let _ = self.take_in(cx);
         let _ = cx.engine.publish(self.id, self.published);
         // A reset looks like an end, too.
-        self.program_finished = has_finished;
+        self.program = before;
     }
 
     /// The program is gone, by a reset of the carrier or by its own words: false when it means a
     /// reset, true when it had closed in order before, or was killed with nothing unread. The bytes
     /// that it published before are still to be sent.
     pub(super) fn depart(&mut self, cx: &mut Around<'_>, is_reset: bool) -> bool {
-        let (published, got, sent) = (self.published, self.carrier_got, self.carrier_sent);
+        let (published, got, sent) = (self.published, self.carrier.got, self.carrier.sent);
         let Some(endpoint) = cx
             .streams
             .endpoint(self.id)
@@ -380,23 +396,25 @@ impl Flow {
         else {
             return false;
         };
-        if let Ok(Next::Ring(filled)) = endpoint.next(published, got, Carrier::Unseen) {
+        if let Ok(Next::Ring(filled)) = endpoint.next(published, got, Seen::Unseen) {
             self.published = endpoint.published(filled.len);
             let _ = cx.engine.publish(self.id, self.published);
         }
         self.note_last_taken(cx);
-        if !self.program_finished {
-            self.program_finished = true;
+        if !self.program.has_finished() {
             let _ = cx.engine.finish(cx.now, self.id);
         }
-        self.has_departed = true;
+        self.program = match self.program.has_closed() {
+            true => ProgramEnding::LeftCarrier,
+            false => ProgramEnding::Gone,
+        };
         true
     }
 
     /// The program has closed in order, and its carrier goes on without it: no end comes there.
     pub(super) fn depart_from_carrier(&mut self, cx: &mut Around<'_>) {
         self.note_last_taken(cx);
-        self.has_departed = true;
+        self.program = ProgramEnding::LeftCarrier;
     }
 
     /// The program is gone: what it had read by then.
@@ -411,13 +429,11 @@ impl Flow {
 
     /// The channel beside the carrier of a connection that is over, if both can serve another one.
     pub(super) fn free_channel(&self, streams: &mut Streams) -> Option<Endpoint> {
-        let is_sound = self.has_departed && !self.hung_up && !self.failed && !self.has_urgent;
-        let has_ended = self.serving.is_some_and(|serving| serving.has_ended);
-        let is_entered = self.entry.is_some() && self.place.is_some();
+        let has_left = self.program == ProgramEnding::LeftCarrier && self.carrier.is_sound();
+        let is_known = self.serving.is_some() && self.beside.channel().is_some();
         let endpoint = streams.endpoint(self.id)?;
-        let is_free = is_sound
-            && has_ended
-            && is_entered
+        let is_free = has_left
+            && is_known
             && endpoint.give_back(self.published).is_ok()
             && endpoint.is_between_turns();
         is_free.then(|| streams.take_endpoint(self.id)).flatten()
@@ -425,17 +441,16 @@ impl Flow {
 
     /// The carrier goes on without the connection, with the channel that
     /// [`Flow::free_channel`] gave.
-    pub(super) fn into_carrier(self, endpoint: Endpoint) -> Option<Used> {
-        Some(Used {
-            socket: self.carrier,
-            serial: self.serial,
+    pub(super) fn into_reusable(self, endpoint: Endpoint) -> Option<Reusable> {
+        let (channel, serving) = (self.beside.channel()?, self.serving?);
+        if self.remote != RemoteEnding::ToldByTurn {
+            endpoint.end_turn(serving.turn);
+        }
+        Some(Reusable {
+            carrier: self.carrier,
             endpoint,
-            entry: self.entry?,
-            place: self.place?,
-            serving: self.serving?,
-            readable: self.readable,
-            sent: self.carrier_sent,
-            got: self.carrier_got,
+            channel,
+            serving,
         })
     }
 
@@ -451,15 +466,15 @@ impl Flow {
 
     fn take_in(&mut self, cx: &mut Around<'_>) -> Result<(), Gone> {
         // Once its end is seen, nothing else is to be seen there.
-        let mut seen = Carrier::Unseen;
+        let mut seen = Seen::Unseen;
         for _ in 0..STEPS_MAX {
-            if self.program_finished {
+            if self.program.has_finished() {
                 return Ok(());
             }
-            if !self.readable && seen == Carrier::Unseen {
-                seen = Carrier::Empty;
+            if !self.carrier.is_readable() && seen == Seen::Unseen {
+                seen = Seen::Empty;
             }
-            let (published, got) = (self.published, self.carrier_got);
+            let (published, got) = (self.published, self.carrier.got);
             let turn = self.serving.map(|serving| serving.turn);
             let next = match cx.streams.endpoint(self.id) {
                 Some(endpoint) => {
@@ -467,20 +482,20 @@ impl Flow {
                     let has_ended = turn.is_some_and(|turn| endpoint.is_turn_ended(turn));
                     match endpoint.next(published, got, seen)? {
                         Next::Wait | Next::Look | Next::Doorbells { .. } if has_ended => {
-                            self.turn_ended();
+                            self.program = ProgramEnding::Closed;
                             return Ok(());
                         }
                         next => next,
                     }
                 }
-                None if self.readable => Next::Data { max: u64::MAX },
+                None if self.carrier.is_readable() => Next::Data { max: u64::MAX },
                 None => Next::Wait,
             };
-            let seen_before = std::mem::replace(&mut seen, Carrier::Unseen);
+            let seen_before = std::mem::replace(&mut seen, Seen::Unseen);
             match next {
                 Next::Wait => return Ok(()),
-                Next::Look => seen = self.look()?,
-                Next::End => self.program_finished = true,
+                Next::Look => seen = self.carrier.look()?,
+                Next::End => self.program = ProgramEnding::Finished,
                 Next::Cut => return Err(Gone),
                 Next::Ring(filled) => {
                     let Some(endpoint) = cx.streams.endpoint(self.id) else {
@@ -492,9 +507,9 @@ impl Flow {
                 Next::Doorbells { max } => {
                     let mut scratch = [0u8; 256];
                     let len = scratch.len().min(max as usize);
-                    match self.read_carrier(&mut [IoSliceMut::new(&mut scratch[..len])])? {
+                    match (self.carrier).read(&mut [IoSliceMut::new(&mut scratch[..len])])? {
                         None => return Ok(()),
-                        Some(0) => seen = Carrier::Ended,
+                        Some(0) => seen = Seen::Ended,
                         Some(_) => {}
                     }
                 }
@@ -508,33 +523,24 @@ impl Flow {
                         parts = cx.streams.free_to_send(self.id, end, done, max);
                     }
                     let want = (parts[0].len() + parts[1].len()) as u64;
-                    match self.read_carrier(&mut parts.map(IoSliceMut::new))? {
+                    match self.carrier.read(&mut parts.map(IoSliceMut::new))? {
                         None => return Ok(()),
-                        Some(0) => self.program_finished = true,
+                        Some(0) => self.program = ProgramEnding::Finished,
                         Some(count) => {
                             self.published += count as u64;
                             self.calls += 1;
-                            // Less than there was room for: there is no more, unless the end is
-                            // next.
-                            let is_all =
-                                cx.streams.endpoint(self.id).is_none() && (count as u64) < want;
-                            self.readable &= self.hung_up || self.has_urgent || !is_all;
+                            // Beside a channel it was no more than the look had found.
+                            if cx.streams.endpoint(self.id).is_none() && (count as u64) < want {
+                                self.carrier.note_short_read();
+                            }
                         }
                     }
                 }
             }
         }
         // Others have their turn.
-        self.is_unfinished = true;
+        cx.is_unfinished = true;
         Ok(())
-    }
-
-    /// The program has closed in order, and its carrier goes on.
-    fn turn_ended(&mut self) {
-        self.program_finished = true;
-        if let Some(serving) = &mut self.serving {
-            serving.has_ended = true;
-        }
     }
 
     /// Makes a full send ring larger where the remote would take more: false when not. As on Linux
@@ -551,51 +557,12 @@ impl Flow {
         cx.streams.grow_to_send(self.id, held, bytes_max)
     }
 
-    /// The bytes on the carrier now. A byte that arrives at this moment stays there.
-    fn look(&mut self) -> io::Result<Carrier> {
-        let waiting = bytes_waiting(&self.carrier);
-        if waiting > 0 {
-            return Ok(Carrier::Waiting(waiting as u64));
-        }
-        let mut byte = [0u8; 1];
-        match self.carrier.peek(&mut byte) {
-            Ok(0) => Ok(Carrier::Ended),
-            Ok(_) => Ok(Carrier::Unseen),
-            Err(error) => match error.kind() {
-                io::ErrorKind::WouldBlock => {
-                    self.readable = false;
-                    Ok(Carrier::Empty)
-                }
-                io::ErrorKind::Interrupted => Ok(Carrier::Unseen),
-                _ => Err(error),
-            },
-        }
-    }
-
-    fn read_carrier(&mut self, parts: &mut [IoSliceMut<'_>]) -> io::Result<Option<usize>> {
-        loop {
-            match self.carrier.read_vectored(parts) {
-                Ok(count) => {
-                    self.carrier_got += count as u64;
-                    return Ok(Some(count));
-                }
-                Err(error) => match error.kind() {
-                    io::ErrorKind::WouldBlock => {
-                        self.readable = false;
-                        return Ok(None);
-                    }
-                    io::ErrorKind::Interrupted => {}
-                    _ => return Err(error),
-                },
-            }
-        }
-    }
-
     /// Makes the program notice news or room in a ring, or a connection in its queue.
     pub(super) fn notify(&mut self, cx: &mut Around<'_>) -> Result<(), Gone> {
-        let Some((pair, _)) = self.place else {
+        let Some(channel) = self.beside.channel() else {
             return Ok(());
         };
+        let (pair, _) = channel.place;
         let channels = &*cx.channels;
         // A byte on a direction that is not a ring would be data. Nobody sleeps for one there: see
         // `channel`, rule 3.
@@ -614,33 +581,32 @@ impl Flow {
 
     fn ring(&mut self) {
         if self.is_carrier_open() {
-            self.carrier_sent += ring(&mut self.carrier);
+            self.carrier.ring();
         }
     }
 
     /// False when the program was told of the remote's end by the carrier's.
     fn is_carrier_open(&self) -> bool {
-        !self.program_told || self.serving.is_some_and(|serving| serving.is_told)
+        self.remote != RemoteEnding::ToldByCarrier
     }
 
     /// Asks for a channel once there has been some traffic; gives one up that is wanted back.
     pub(super) fn consider_channel(&mut self, cx: &mut Around<'_>) -> Result<(), Gone> {
-        let is_over = self.remote_finished || self.program_finished || self.closed.is_some();
-        if self.has_departed {
+        if self.program.has_departed() {
             return Ok(());
         }
         if self.acknowledged + self.taken >= self.moved + BYTES_BETWEEN_LOOKS {
             self.look_at_rate(cx);
         }
-        let wants_channel = !is_over && !self.outgrows_channel;
-        if self.entry.is_none() && wants_channel && self.has_traffic() {
+        let wants_channel = !self.is_over() && !self.outgrows_channel;
+        if self.beside == Beside::Nothing && wants_channel && self.has_traffic() {
             // Should the daemon be too busy, or the channel be wanted back later: as much traffic
             // again before the next request.
             self.count_anew();
-            if let (Ok(local), Ok(remote)) = (self.carrier.local_addr(), self.carrier.peer_addr()) {
+            if let Ok(ends) = self.carrier.ends() {
                 let flow = self.id.index() as u32;
-                let ends = (local, remote);
-                self.entry = cx.channels.ask(flow, ends, self.is_active);
+                let is_accepted = self.opener == Opener::Program;
+                self.beside = Beside::asked(cx.channels.ask(flow, ends, is_accepted));
             }
         }
         let endpoint = cx
@@ -670,7 +636,7 @@ impl Flow {
             self.outgrows_channel = true;
             if let Some(endpoint) = cx.streams.endpoint(self.id) {
                 endpoint.recall();
-                self.is_unfinished = true;
+                cx.is_unfinished = true;
             }
         }
     }
@@ -693,20 +659,12 @@ impl Flow {
             endpoint.refuse();
             streams.set_endpoint(self.id, None);
         }
-        if let Some(entry) = self.entry.take() {
-            channels.withdraw(entry, self.place.take());
+        match std::mem::replace(&mut self.beside, Beside::Nothing) {
+            Beside::Nothing => {}
+            Beside::Asked { entry } => channels.withdraw(entry, None),
+            Beside::Channel(key) => channels.withdraw(key.entry, Some(key.place)),
         }
     }
-}
-
-/// One byte on the carrier; how many it took. Where it is full, or broken, the program has
-/// something to look at already.
-fn ring(carrier: &mut TcpStream) -> u64 {
-    carrier.write(&[0]).map_or(0, |count| count as u64)
-}
-
-fn bytes_waiting(socket: &impl AsFd) -> usize {
-    rustix::io::ioctl_fionread(socket).map_or(0, |waiting| waiting as usize)
 }
 
 #[cfg(test)]

@@ -23,10 +23,10 @@ use super::Error;
 use super::advance::Next;
 use super::arrivals::Arrivals;
 use super::carriers::Carriers;
-use super::channels::{Accepting, Channels};
+use super::channels::{Accepting, ChannelKey, Channels};
 use super::clients::Unchanging;
 use super::common::Common;
-use super::flow::{Flow, Stage, errno_of, is_silence};
+use super::flow::{Beside, Flow, Opener, Stage, errno_of, is_silence};
 use super::inbox::Inbox;
 use super::link::Link;
 use super::listeners::Listeners;
@@ -372,7 +372,8 @@ impl Runner {
         self.channels.offers(|channels, mut offer| {
             let slot = offer.flow;
             let flow = flows.get_mut(slot as usize).and_then(Option::as_mut);
-            let asked = |flow: &&mut Flow| flow.entry == Some(offer.entry) && flow.place.is_none();
+            let entry = offer.entry;
+            let asked = |flow: &&mut Flow| flow.beside == Beside::Asked { entry };
             let Some(flow) = flow.filter(asked) else {
                 return;
             };
@@ -385,11 +386,12 @@ impl Runner {
                 let _ = engine.bound_window(now, flow.id, 0, 1 << window_log2);
             }
             channels.enter(offer.pair, offer.slot, slot);
-            flow.place = Some((offer.pair, offer.slot));
+            let place = (offer.pair, offer.slot);
+            flow.beside = Beside::Channel(ChannelKey { entry, place });
             if let Some(serving) = &mut flow.serving {
                 serving.accepting = offer.accepting;
             }
-            let is_unknown = offer.accepting == Accepting::Unknown && !flow.is_active;
+            let is_unknown = offer.accepting == Accepting::Unknown && flow.opener == Opener::Remote;
             if let Some(serving) = flow.serving.take_if(|_| is_unknown) {
                 carriers.seed_ends(&serving, false);
             }
@@ -510,13 +512,13 @@ impl Runner {
     fn note_carrier(&mut self, slot: u32, serial: u32, bits: u32) {
         let flow = self.flows.get(slot as usize).and_then(Option::as_ref);
         let slot = match flow {
-            Some(flow) if flow.serial == serial => Some(slot),
+            Some(flow) if flow.carrier.serial == serial => Some(slot),
             // Its carrier serves another connection by now, or none.
             _ => self.carriers.note(serial, bits, &mut self.channels),
         };
         let flow = slot.and_then(|slot| Some((slot, self.flows.get_mut(slot as usize)?.as_mut()?)));
-        if let Some((slot, flow)) = flow.filter(|(_, flow)| flow.serial == serial) {
-            flow.note_carrier(bits);
+        if let Some((slot, flow)) = flow.filter(|(_, flow)| flow.carrier.serial == serial) {
+            flow.carrier.note(bits);
             make_due(&mut self.due, flow, slot);
         }
     }
@@ -576,7 +578,7 @@ impl Runner {
         }
         let Some(flow) = self.flow(id) else { return };
         if is_connecting {
-            let _ = flow.tell_result(errno_of(reason));
+            let _ = flow.carrier.tell_result(errno_of(reason));
             self.remove(id.index());
         }
     }
@@ -602,9 +604,11 @@ impl Runner {
             engine: &mut self.engine,
             streams: &mut self.streams,
             channels: &mut self.channels,
+            is_unfinished: false,
         };
         let seed = flow.serving.filter(|_| flow.is_seed());
         let next = flow.advance(&mut around);
+        let is_unfinished = around.is_unfinished;
         if let Some(seed) = seed.filter(|_| !flow.is_seed()) {
             let is_carrier = flow.serving.is_some();
             self.carriers.seed_ends(&seed, is_carrier);
@@ -614,7 +618,7 @@ impl Runner {
         }
         match next {
             Next::Wait => {
-                if std::mem::take(&mut flow.is_unfinished) {
+                if is_unfinished {
                     self.later.push(slot);
                 }
                 return;

@@ -10,7 +10,7 @@ use std::time::Instant;
 use toehold_channel::express::ENTRIES_MAX;
 use toehold_channel::preamble::PREAMBLE_BYTES;
 
-use super::{Carrier, IDLE_MAX, Parked, retire};
+use super::{IDLE_MAX, Parked, Reusable, retire};
 use crate::engine::channels::Channels;
 
 /// A channel's place: its pair of processes, and its slot.
@@ -27,10 +27,11 @@ impl OfPrograms {
 
     /// Parks a carrier, and has its program know that it may claim it.
     pub(super) fn park(&mut self, parked: Parked, channels: &mut Channels) {
-        let carrier = &parked.carrier;
-        channels.await_claim(carrier.place);
-        carrier.endpoint.turns().free(carrier.serving.turn);
-        self.0.insert(carrier.place, parked);
+        let reusable = &parked.reusable;
+        let place = reusable.channel.place;
+        channels.await_claim(place);
+        reusable.endpoint.turns().free(reusable.serving.turn);
+        self.0.insert(place, parked);
     }
 
     /// The next connection of a pair's program: its carrier, and where it is to lead.
@@ -38,7 +39,7 @@ impl OfPrograms {
         &mut self,
         pair: u64,
         channels: &Channels,
-    ) -> Option<(Carrier, [u8; PREAMBLE_BYTES])> {
+    ) -> Option<(Reusable, [u8; PREAMBLE_BYTES])> {
         // A program that queues nonsense without end has its turn, and no more.
         for _ in 0..ENTRIES_MAX {
             let queued = channels.next_claim(pair)?;
@@ -46,26 +47,26 @@ impl OfPrograms {
             let Some(parked) = self.0.get(&place) else {
                 continue;
             };
-            let turns = parked.carrier.endpoint.turns();
+            let turns = parked.reusable.endpoint.turns();
             // Else it was given up meanwhile, and its end tells.
             if turns.accept(queued.turn) {
                 let preamble = turns.requested();
-                let mut carrier = self.take(place)?;
-                carrier.serving = carrier.serving.next(queued.turn);
-                return Some((carrier, preamble));
+                let mut reusable = self.take(place)?;
+                reusable.serving = reusable.serving.next(queued.turn);
+                return Some((reusable, preamble));
             }
         }
         None
     }
 
     /// Takes a carrier away.
-    pub(super) fn take(&mut self, place: Place) -> Option<Carrier> {
-        Some(self.0.remove(&place)?.carrier)
+    pub(super) fn take(&mut self, place: Place) -> Option<Reusable> {
+        Some(self.0.remove(&place)?.reusable)
     }
 
     /// A parked carrier.
-    pub(super) fn at(&mut self, place: Place) -> Option<&mut Carrier> {
-        Some(&mut self.0.get_mut(&place)?.carrier)
+    pub(super) fn at(&mut self, place: Place) -> Option<&mut Reusable> {
+        Some(&mut self.0.get_mut(&place)?.reusable)
     }
 
     /// Retires what has been parked for too long, and hands over its number. One that was claimed
@@ -77,16 +78,16 @@ impl OfPrograms {
         mut each: impl FnMut(u32),
     ) {
         let is_idle = |parked: &Parked| {
-            let turns = parked.carrier.endpoint.turns();
+            let turns = parked.reusable.endpoint.turns();
             now.saturating_duration_since(parked.since) >= IDLE_MAX
-                && turns.retire(parked.carrier.serving.turn).is_none()
+                && turns.retire(parked.reusable.serving.turn).is_none()
         };
         let idle = self.0.iter().filter(|(_, parked)| is_idle(parked));
         let idle: Vec<Place> = idle.map(|(place, _)| *place).collect();
         for place in idle {
-            if let Some(carrier) = self.take(place) {
-                each(carrier.serial);
-                retire(carrier, channels);
+            if let Some(reusable) = self.take(place) {
+                each(reusable.carrier.serial);
+                retire(reusable, channels);
             }
         }
     }

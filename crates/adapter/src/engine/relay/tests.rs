@@ -1,7 +1,8 @@
 //! A connection between a real engine and a program's real socket, with a remote that is another
 //! engine.
 
-use std::net::{TcpListener, TcpStream};
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 
 use toehold_channel::table::{COMMAND_EVICT, Mode};
@@ -132,7 +133,7 @@ impl Bench {
             streams: Streams::new(1 << 30),
             channels,
             _daemon: daemon,
-            flow: Flow::new(id, HOLDER, 1, Stage::Open, carrier, 16 << 20),
+            flow: Flow::on_own(id, HOLDER, Stage::Open, (carrier, 1), 16 << 20),
             program,
             remote,
             rings: Rings::default(),
@@ -273,6 +274,7 @@ impl Bench {
             engine: &mut self.engine,
             streams: &mut self.streams,
             channels: &mut self.channels,
+            is_unfinished: false,
         };
         self.flow.advance(&mut around)
     }
@@ -314,11 +316,11 @@ impl Bench {
     fn note_readiness(&mut self) {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let wanted = PollFlags::IN | PollFlags::OUT | PollFlags::RDHUP;
-        let mut entry = [PollFd::new(&self.flow.carrier, wanted)];
+        let mut entry = [PollFd::new(&self.flow.carrier.socket, wanted)];
         poll(&mut entry, Some(&Timespec::default())).expect("polled");
         let found = entry[0].revents().bits();
         // The numbers are epoll's as well.
-        self.flow.note_carrier(found.into());
+        self.flow.carrier.note(found.into());
     }
 
     /// Reads for the program while all goes on, until there is as much, or its end.
@@ -431,7 +433,7 @@ impl Bench {
         program.attach();
         self.streams.set_endpoint(self.flow.id, Some(endpoint));
         assert_eq!(self.turn(), Next::Wait);
-        program.go_up(self.flow.carrier_got);
+        program.go_up(self.flow.carrier.got);
         assert_eq!(self.turn(), Next::Wait);
         let endpoint = self.streams.endpoint(self.flow.id).expect("just set");
         assert!(endpoint.is_up() && endpoint.end().rx_mode() == Mode::Ring);

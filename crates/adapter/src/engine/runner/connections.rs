@@ -12,7 +12,7 @@ use toehold_tcp::{ConnectionId, ListenerId};
 use super::{Runner, make_due};
 use crate::engine::advance::Next;
 use crate::engine::carriers::{Carriers, Serving};
-use crate::engine::flow::{Flow, Stage};
+use crate::engine::flow::{Beside, Flow, Stage};
 use crate::engine::listeners::Target;
 use crate::engine::poller::{SERIAL_MASK, Source};
 use crate::engine::relay::Around;
@@ -71,10 +71,10 @@ impl Runner {
         let local = SocketAddr::new(self.common.relay_source.into(), serving.port);
         let ends = (local, target.address);
         let slot = id.index() as u32;
-        flow.entry = self.channels.ask(slot, ends, false);
+        flow.beside = Beside::asked(self.channels.ask(slot, ends, false));
         flow.serving = Some(serving);
         // Over loopback the kernel has connected it by now, and no event needs to be awaited.
-        flow.writable |= sys::is_writable(&flow.carrier);
+        flow.carrier.look_for_room();
         self.pairing.push(slot);
     }
 
@@ -94,12 +94,12 @@ impl Runner {
         let claimed = self
             .carriers
             .claim(target.address, logs, channels, now, announce);
-        let Some(carrier) = claimed else {
+        let Some(used) = claimed else {
             return false;
         };
-        let (slot, serial, place) = (id.index(), carrier.serial, carrier.place);
+        let (slot, serial, place) = (id.index(), used.carrier.serial, used.channel.place);
         let most = self.connections.of(info.local).window_bytes;
-        let (flow, endpoint) = Flow::on_used(id, target.holder, carrier, most);
+        let (flow, endpoint) = Flow::on_used(id, target.holder, used, most);
         let window = endpoint.window_bytes() as u32;
         self.streams.set_endpoint(id, Some(endpoint));
         self.channels.hand_over(place, Some(slot as u32));
@@ -127,6 +127,7 @@ impl Runner {
             engine: &mut self.engine,
             streams: &mut self.streams,
             channels: &mut self.channels,
+            is_unfinished: false,
         };
         // A fault of the program's is found at the next look.
         let _ = flow.notify(&mut around);
@@ -140,7 +141,7 @@ impl Runner {
             return;
         };
         self.streams.fetch_from(flow.id, 0);
-        self.carriers.forget(flow.serial);
+        self.carriers.forget(flow.carrier.serial);
         if let Some(endpoint) = self.streams.endpoint(flow.id) {
             endpoint.close();
         }
@@ -155,7 +156,7 @@ impl Runner {
         });
         match watched {
             Some(carrier) => {
-                self.flows[slot] = Some(flow.on_another(self.serial, carrier));
+                self.flows[slot] = Some(flow.on_another((carrier, self.serial)));
                 self.bound_window(id);
             }
             None => {
@@ -231,7 +232,7 @@ impl Runner {
             let destination = if is_ours { info.remote } else { info.local };
             self.connections.of(destination).window_bytes
         });
-        let flow = Flow::new(id, holder, serial, stage, carrier, window_bytes_max);
+        let flow = Flow::on_own(id, holder, stage, (carrier, serial), window_bytes_max);
         self.place(slot, flow);
         if stage == Stage::Joining {
             self.bound_window(id);
@@ -255,17 +256,17 @@ impl Runner {
         };
         let Some(endpoint) = flow.free_channel(&mut self.streams) else {
             if next == Next::Over {
-                flow.end_in_order();
+                flow.carrier.end_in_order();
             }
             return self.remove(slot);
         };
         let (id, client) = (flow.id, flow.holder.client);
-        let carrier = self.flows[slot]
+        let reusable = self.flows[slot]
             .take()
-            .and_then(|flow| flow.into_carrier(endpoint));
-        if let Some(carrier) = carrier {
+            .and_then(|flow| flow.into_reusable(endpoint));
+        if let Some(reusable) = reusable {
             self.carriers
-                .park(carrier, &mut self.channels, Clock::now());
+                .park(reusable, &mut self.channels, Clock::now());
         }
         self.dismiss(id, client);
     }
@@ -278,13 +279,13 @@ impl Runner {
             if flow.is_seed() {
                 self.carriers.seed_ends(&serving, false);
             }
-            self.carriers.forget(flow.serial);
+            self.carriers.forget(flow.carrier.serial);
         }
         if let Some(endpoint) = self.streams.endpoint(flow.id) {
             endpoint.close();
         }
         flow.drop_channel(&mut self.streams, &mut self.channels);
-        if let Ok(SocketAddr::V6(carrier)) = flow.carrier.local_addr() {
+        if let Ok(SocketAddr::V6(carrier)) = flow.carrier.socket.local_addr() {
             let direction = Direction::AcceptedV6;
             let routing_page = &self.common.routing_page;
             routing_page.set_ends(direction, carrier.port(), 0, None);

@@ -9,8 +9,8 @@ use toehold_tcp::{ConnectError, ConnectionId, Options};
 
 use super::Runner;
 use crate::engine::arrivals::{Arrivals, Wanted, spoken};
-use crate::engine::carriers::{self, Carrier, Serving};
-use crate::engine::flow::{Flow, Stage};
+use crate::engine::carriers::{self, Reusable, Serving};
+use crate::engine::flow::{Beside, Flow, Stage};
 use crate::engine::listeners::Own;
 use crate::engine::tcp_config::{first_and_largest_log2, options};
 use crate::engine::{Command, Given, Holder, Patience, Request, sys};
@@ -66,25 +66,25 @@ impl Runner {
 
     /// Begins an active open, on a carrier that its program has claimed. It may lead anywhere: the
     /// preamble is read as on a carrier that was just made.
-    pub(super) fn open_on_used(&mut self, carrier: Carrier, preamble: &[u8; PREAMBLE_BYTES]) {
+    pub(super) fn open_on_used(&mut self, used: Reusable, preamble: &[u8; PREAMBLE_BYTES]) {
         let preamble = ConnectPreamble::parse(preamble);
         let holder = preamble.and_then(|preamble| self.common.tokens.holder(preamble.token));
         let Some((preamble, holder)) = preamble.zip(holder) else {
-            return carriers::retire(carrier, &mut self.channels);
+            return carriers::retire(used, &mut self.channels);
         };
         let request = Request {
             holder,
-            carrier: SocketAddr::new(Ipv4Addr::LOCALHOST.into(), carrier.serving.port),
+            carrier: SocketAddr::new(Ipv4Addr::LOCALHOST.into(), used.serving.port),
             remote: spoken(preamble.remote),
             local_port: preamble.local_port,
             is_seed: false,
             patience: Patience::of(&preamble),
         };
         match self.connect(&request) {
-            Ok(id) => self.begin_on_used(id, holder, carrier),
+            Ok(id) => self.begin_on_used(id, holder, used),
             Err(refusal) => {
-                refusal.tell(&carrier.socket);
-                carriers::retire(carrier, &mut self.channels);
+                refusal.tell(&used.carrier.socket);
+                carriers::retire(used, &mut self.channels);
             }
         }
     }
@@ -175,29 +175,29 @@ impl Runner {
         let Some(flow) = flow.filter(|flow| flow.id == id) else {
             return;
         };
-        let Ok(relay) = flow.carrier.local_addr() else {
+        let Ok(relay) = flow.carrier.socket.local_addr() else {
             return;
         };
         let ends = (relay, program);
-        flow.entry = self.channels.ask(id.index() as u32, ends, true);
-        if flow.entry.is_some() {
+        flow.beside = Beside::asked(self.channels.ask(id.index() as u32, ends, true));
+        if flow.beside != Beside::Nothing {
             flow.serving = Some(Serving::first(None, program.port(), Clock::now()));
         }
     }
 
     /// As [`Runner::begin`], on a used carrier.
-    fn begin_on_used(&mut self, id: ConnectionId, holder: Holder, mut carrier: Carrier) {
-        let (port, relay) = (carrier.serving.port, self.common.relay_port);
+    fn begin_on_used(&mut self, id: ConnectionId, holder: Holder, mut used: Reusable) {
+        let (port, relay) = (used.serving.port, self.common.relay_port);
         self.publish_ends(id, (Direction::Connected, port, relay));
         let most = self
             .engine
             .info(id)
             .map_or(0, |info| self.connections.of(info.remote).window_bytes);
-        let (slot, serial, place) = (id.index(), carrier.serial, carrier.place);
-        let turn = carrier.serving.turn;
+        let (slot, serial, place) = (id.index(), used.carrier.serial, used.channel.place);
+        let turn = used.serving.turn;
         let logs = first_and_largest_log2(None, false);
-        carrier.endpoint.begin_turn(turn, logs);
-        let (flow, endpoint) = Flow::on_used(id, holder, carrier, most);
+        used.endpoint.begin_turn(turn, logs);
+        let (flow, endpoint) = Flow::on_used(id, holder, used, most);
         self.streams.set_endpoint(id, Some(endpoint));
         self.channels.hand_over(place, Some(slot as u32));
         self.carriers.serves(serial, slot as u32);

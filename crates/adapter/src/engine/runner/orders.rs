@@ -228,7 +228,7 @@ impl Runner {
             link_gone: self.link.is_gone(),
             connections: self.flows.iter().flatten().count(),
             channels: (self.flows.iter().flatten())
-                .filter(|flow| flow.place.is_some())
+                .filter(|flow| flow.beside.channel().is_some())
                 .count(),
             flows: self.flow_reports(),
             listeners: self.listeners.len(),

@@ -39,8 +39,8 @@ impl Runner {
     /// Opens connections that programs have queued, on carriers that they have claimed.
     pub(super) fn open_claimed(&mut self) {
         while let Some(pair) = self.claims.pop() {
-            while let Some((carrier, preamble)) = self.carriers.accept(pair, &self.channels) {
-                self.open_on_used(carrier, &preamble);
+            while let Some((used, preamble)) = self.carriers.accept(pair, &self.channels) {
+                self.open_on_used(used, &preamble);
             }
         }
     }

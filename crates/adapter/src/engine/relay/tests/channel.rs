@@ -14,9 +14,9 @@ fn bytes_go_by_rings_both_ways() {
     bench.remote_says(1_000);
     assert_eq!(bench.turn(), Next::Wait);
     assert_eq!(bench.rings.0, b"by the carrier by the ring");
-    let got = bench.flow.carrier_sent;
+    let got = bench.flow.carrier.sent;
     assert!(program.read(2_000, got) == pattern(1_000));
-    assert_eq!(bench.flow.carrier_sent, 0, "nothing by the carrier");
+    assert_eq!(bench.flow.carrier.sent, 0, "nothing by the carrier");
 }
 
 #[test]
@@ -34,7 +34,7 @@ fn window_of_a_channel_closes_and_opens_with_the_program_s_reading() {
     assert_eq!(wants.load(std::sync::atomic::Ordering::SeqCst), 1);
     let mut got = Vec::new();
     while got.len() < MUCH {
-        got.extend(program.read(300_000, bench.flow.carrier_sent));
+        got.extend(program.read(300_000, bench.flow.carrier.sent));
         assert_eq!(bench.pass(Duration::from_secs(1)), Next::Wait);
     }
     assert!(got == pattern(MUCH));
@@ -51,7 +51,7 @@ fn ring_of_a_program_becomes_larger_once_it_has_read() {
     assert!(unread <= 64 << 10, "{unread} bytes");
     let mut got = Vec::new();
     while got.len() < MUCH {
-        got.extend(program.read(MUCH, bench.flow.carrier_sent));
+        got.extend(program.read(MUCH, bench.flow.carrier.sent));
         assert_eq!(
             bench.turn(),
             Next::Wait,
@@ -77,7 +77,7 @@ fn remote_without_window_scaling_goes_on_when_the_program_has_read() {
         let wants = &program.end().theirs().wake.want_credit;
         assert_eq!(wants.load(std::sync::atomic::Ordering::SeqCst), 1);
         let before = got.len();
-        got.extend(program.read(MUCH, bench.flow.carrier_sent));
+        got.extend(program.read(MUCH, bench.flow.carrier.sent));
         assert!(got.len() > before, "the window does not stay closed");
     }
     assert!(got == pattern(MUCH));
@@ -91,7 +91,7 @@ fn bytes_that_a_program_leaves_in_its_ring_come_by_the_carrier() {
     let program = bench.with_channel();
     bench.remote_says(1_000);
     assert_eq!(bench.turn(), Next::Wait);
-    assert!(program.read(400, bench.flow.carrier_sent) == pattern(400));
+    assert!(program.read(400, bench.flow.carrier.sent) == pattern(400));
     assert!(program.end().ask_to_resend());
     program.end().refuse(Refusal::Paused);
     assert_eq!(bench.turn(), Next::Wait);

@@ -34,7 +34,7 @@ fn copies_that_end_in_any_order_are_published_in_the_order_of_the_stream() {
             assert_eq!(bench.pass(Duration::from_secs(1)), Next::Wait);
             was_behind |= bench.flow.received < bench.flow.arrived;
             let most = 1 + (seed as usize * 7_919) % 200_000;
-            got.extend(program.read(most, bench.flow.carrier_sent));
+            got.extend(program.read(most, bench.flow.carrier.sent));
         }
         assert!(got == pattern(LONG), "seed {seed}");
         let submitted = bench.streams.copying.submitted().0;
@@ -63,7 +63,7 @@ fn copies_under_way_come_along_when_the_stream_goes_back_to_the_carrier() {
     let mut got = program.read(60_000, 0);
     // Bytes that were not published come by the carrier, behind its doorbells.
     let rest = 60_000 - got.len();
-    let carried = bench.read(bench.flow.carrier_sent as usize);
+    let carried = bench.read(bench.flow.carrier.sent as usize);
     got.extend(&carried[carried.len() - rest..]);
     assert!(got == pattern(60_000));
 }

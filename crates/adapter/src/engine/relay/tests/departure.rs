@@ -9,12 +9,12 @@ fn program_that_has_closed_cleanly_is_heard_to_the_end() {
     program.write(b"last words");
     program.close_cleanly();
     // A doorbell of ours that crossed with the close: the kernel resets the carrier.
-    (&bench.flow.carrier).write_all(&[0]).expect("room");
-    bench.flow.carrier_sent += 1;
+    (&bench.flow.carrier.socket).write_all(&[0]).expect("room");
+    bench.flow.carrier.sent += 1;
     drop(std::mem::replace(&mut bench.program, sockets().0));
     assert_eq!(bench.pass(Duration::from_secs(1)), Next::Departed);
     assert_eq!(bench.rings.0, b"last words");
-    assert!(bench.remote_saw_end() && bench.flow.has_departed);
+    assert!(bench.remote_saw_end() && bench.flow.program.has_departed());
 }
 
 #[test]
@@ -23,8 +23,8 @@ fn remote_that_never_finishes_does_not_keep_a_program_that_is_gone() {
     let program = bench.with_channel();
     program.close_cleanly();
     bench.program.shutdown(Shutdown::Both).expect("connected");
-    (&bench.flow.carrier).write_all(&[0]).expect("room");
-    bench.flow.carrier_sent += 1;
+    (&bench.flow.carrier.socket).write_all(&[0]).expect("room");
+    bench.flow.carrier.sent += 1;
     drop(std::mem::replace(&mut bench.program, sockets().0));
     assert_eq!(bench.pass(Duration::from_secs(1)), Next::Departed);
     // The runner then does this.
@@ -47,8 +47,8 @@ fn program_that_departs_with_last_words_finishes_after_them() {
     program.write(b"last words");
     program.close_cleanly();
     bench.program.shutdown(Shutdown::Write).expect("connected");
-    (&bench.flow.carrier).write_all(&[0]).expect("room");
-    bench.flow.carrier_sent += 1;
+    (&bench.flow.carrier.socket).write_all(&[0]).expect("room");
+    bench.flow.carrier.sent += 1;
     drop(std::mem::replace(&mut bench.program, sockets().0));
     assert_eq!(bench.pass(Duration::from_secs(1)), Next::Departed);
     assert_eq!(bench.rings.0, b"last words");

@@ -126,7 +126,7 @@ fn window_of_a_channel_does_not_follow_the_budget() {
             let unread = bench.flow.received - bench.flow.taken;
             let is_end = bench.flow.received == MUCH as u64;
             assert!(is_end || unread >= half, "{unread} bytes, half is {half}");
-            got.extend(program.read(MUCH, bench.flow.carrier_sent));
+            got.extend(program.read(MUCH, bench.flow.carrier.sent));
             bench.streams.rings().set_budget(1 << 30);
         }
         assert!(got == pattern_from(much_before, MUCH - much_before as usize));

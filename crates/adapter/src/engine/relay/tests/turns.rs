@@ -6,15 +6,21 @@ use toehold_stream::express::Turn;
 
 use super::*;
 use crate::engine::carriers::Serving;
+use crate::engine::channels::ChannelKey;
 use crate::engine::listeners::Target;
+
+const CHANNEL: Beside = Beside::Channel(ChannelKey {
+    entry: 0,
+    place: (0, 0),
+});
 
 impl Bench {
     /// A channel beside a carrier that may serve further connections.
     fn with_turns(&mut self) -> Program {
         let program = self.with_channel();
         // It knows that we are in the ring before the first byte.
-        assert_eq!(program.read(1, self.flow.carrier_sent), b"");
-        (self.flow.entry, self.flow.place) = (Some(0), Some((0, 0)));
+        assert_eq!(program.read(1, self.flow.carrier.sent), b"");
+        self.flow.beside = CHANNEL;
         let target = Target {
             holder: HOLDER,
             address: ([127, 0, 0, 1], 80).into(),
@@ -27,7 +33,7 @@ impl Bench {
     /// A program that connects, and whose carrier is to serve further connections: the remote has
     /// answered.
     fn answered(&mut self) {
-        self.flow.is_active = true;
+        self.flow.opener = Opener::Program;
         self.flow.stage = Stage::Connecting;
         self.flow.serving = Some(Serving::first(None, 4_000, Clock::now()));
         self.flow.answer(Clock::now()).expect("a carrier");
@@ -39,7 +45,7 @@ impl Bench {
             flow, mut streams, ..
         } = self;
         let endpoint = flow.free_channel(&mut streams);
-        endpoint.is_some_and(|endpoint| flow.into_carrier(endpoint).is_some())
+        endpoint.is_some_and(|endpoint| flow.into_reusable(endpoint).is_some())
     }
 
     /// True while the program finds no end on its carrier.
@@ -54,16 +60,16 @@ impl Bench {
 fn program_hears_that_it_has_connected_when_we_have_our_end_of_its_channel() {
     let mut bench = Bench::new();
     bench.answered();
-    let sent = bench.flow.carrier_sent;
+    let sent = bench.flow.carrier.sent;
     assert_eq!(bench.turn(), Next::Wait);
     assert_eq!(
-        (bench.flow.stage, bench.flow.carrier_sent),
+        (bench.flow.stage, bench.flow.carrier.sent),
         (Stage::Answered, sent)
     );
-    (bench.flow.entry, bench.flow.place) = (Some(0), Some((0, 0)));
+    bench.flow.beside = CHANNEL;
     assert_eq!(bench.turn(), Next::Wait);
     assert_eq!(
-        (bench.flow.stage, bench.flow.carrier_sent),
+        (bench.flow.stage, bench.flow.carrier.sent),
         (Stage::Pairing, sent + 1)
     );
     // It has no end of the channel, and speaks by its carrier.
@@ -79,12 +85,12 @@ fn program_hears_that_it_has_connected_when_we_have_our_end_of_its_channel() {
 fn program_hears_that_it_has_connected_without_a_channel_in_time() {
     let mut bench = Bench::new();
     bench.answered();
-    let sent = bench.flow.carrier_sent;
+    let sent = bench.flow.carrier.sent;
     let serving = bench.flow.serving.as_mut().expect("a seed");
     serving.made -= std::time::Duration::from_secs(1);
     assert_eq!(bench.turn(), Next::Wait);
     assert_eq!(
-        (bench.flow.stage, bench.flow.carrier_sent),
+        (bench.flow.stage, bench.flow.carrier.sent),
         (Stage::Open, sent + 1)
     );
     assert!(
@@ -99,7 +105,7 @@ fn carrier_is_free_when_the_program_has_closed_first() {
     let program = bench.with_turns();
     bench.remote_says(100);
     assert_eq!(bench.turn(), Next::Wait);
-    let got = bench.flow.carrier_sent;
+    let got = bench.flow.carrier.sent;
     assert_eq!(program.read(200, got), pattern(100));
     program.write(b"answer");
     program.end_turn(Turn::FIRST);
@@ -119,7 +125,7 @@ fn carrier_is_free_when_the_remote_has_finished_first() {
     assert_eq!(bench.turn(), Next::Wait);
     assert!(bench.carrier_is_open(), "the turn's end tells it");
     assert!(program.end().turns().is_ended_by_peer(Turn::FIRST));
-    let got = bench.flow.carrier_sent;
+    let got = bench.flow.carrier.sent;
     assert_eq!(program.read(200, got), pattern(100));
     program.write(b"answer");
     program.end_turn(Turn::FIRST);
@@ -170,10 +176,10 @@ fn program_that_waits_past_the_library_is_rung() {
     let program = bench.with_turns();
     bench.remote_says(100);
     assert_eq!(bench.turn(), Next::Wait);
-    let sent = bench.flow.carrier_sent;
+    let sent = bench.flow.carrier.sent;
     for doorbells in [0, 1, 1] {
         assert!(bench.flow.look_at_turn(&mut bench.streams));
-        assert_eq!(bench.flow.carrier_sent - sent, doorbells);
+        assert_eq!(bench.flow.carrier.sent - sent, doorbells);
     }
     program.end().turns().note_seen(Turn::FIRST);
     assert!(!bench.flow.look_at_turn(&mut bench.streams), "it hears");

@@ -1,0 +1,213 @@
+//! The carrier of one of the engine's connections: the socket, how ready it is, and how many bytes
+//! it has moved.
+//!
+//! epoll tells of changes only. So what it has said holds until a call finds that it is over: there
+//! is something to read until a read finds nothing, and room until a write finds none.
+
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::os::fd::AsFd;
+
+use toehold_stream::next::Carrier as Seen;
+
+use super::sys;
+
+/// How far the carrier is from its end. Each is worse than the one before it, and none is left for
+/// a better one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Line {
+    /// Both directions are open.
+    Whole,
+    /// The program has ended its direction, or both are over.
+    HungUp,
+    /// As [`Line::HungUp`], and the socket has an error of which nobody has asked yet.
+    Failed,
+}
+
+#[derive(Debug)]
+pub(super) struct Carrier {
+    pub(super) socket: TcpStream,
+    /// The number that it is watched under, whichever connection it serves.
+    pub(super) serial: u32,
+    /// Bytes that went to it and came from it, doorbells, the preamble and the urgent byte
+    /// included.
+    pub(super) sent: u64,
+    pub(super) got: u64,
+    is_readable: bool,
+    is_writable: bool,
+    /// It has had an urgent byte: a read ends there, whatever is behind it.
+    has_urgent: bool,
+    line: Line,
+}
+
+impl Carrier {
+    /// A carrier that has given so many bytes by now.
+    pub(super) fn new(socket: TcpStream, serial: u32, got: u64) -> Carrier {
+        Carrier {
+            socket,
+            serial,
+            sent: 0,
+            got,
+            is_readable: false,
+            is_writable: false,
+            has_urgent: false,
+            line: Line::Whole,
+        }
+    }
+
+    /// Its readiness has changed.
+    pub(super) fn note(&mut self, bits: u32) {
+        let has = |bit: libc::c_int| bits & bit as u32 != 0;
+        self.is_readable |= has(libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR);
+        self.is_writable |= has(libc::EPOLLOUT | libc::EPOLLHUP | libc::EPOLLERR);
+        self.has_urgent |= has(libc::EPOLLPRI);
+        if has(libc::EPOLLERR) {
+            self.line = Line::Failed;
+        } else if has(libc::EPOLLRDHUP | libc::EPOLLHUP) {
+            self.line = self.line.max(Line::HungUp);
+        }
+    }
+
+    /// There may be something to read, of which no event tells.
+    pub(super) fn note_readable(&mut self) {
+        self.is_readable = true;
+    }
+
+    /// It may have room, of which no event tells.
+    pub(super) fn note_writable(&mut self) {
+        self.is_writable = true;
+    }
+
+    /// Looks whether it has room, before an event tells.
+    pub(super) fn look_for_room(&mut self) {
+        self.is_writable |= sys::is_writable(&self.socket);
+    }
+
+    /// A read has found less than it had room for. There is no more, unless it ended at an urgent
+    /// byte or the end is next.
+    pub(super) fn note_short_read(&mut self) {
+        self.is_readable &= self.has_hung_up() || self.has_urgent;
+    }
+
+    pub(super) fn is_readable(&self) -> bool {
+        self.is_readable
+    }
+
+    pub(super) fn is_writable(&self) -> bool {
+        self.is_writable
+    }
+
+    /// The program has ended its direction, or the socket has failed.
+    pub(super) fn has_hung_up(&self) -> bool {
+        self.line != Line::Whole
+    }
+
+    /// It can serve a further connection.
+    pub(super) fn is_sound(&self) -> bool {
+        !self.has_hung_up() && !self.has_urgent
+    }
+
+    /// Whether its program has reset it: asked once for each time that epoll tells of an error.
+    pub(super) fn take_reset(&mut self) -> bool {
+        if self.line < Line::Failed {
+            return false;
+        }
+        self.line = Line::HungUp;
+        !matches!(self.socket.take_error(), Ok(None))
+    }
+
+    /// Writes what it has room for: `None` without room.
+    pub(super) fn write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
+        let result = again_when_interrupted(|| self.socket.write_vectored(parts));
+        if let Ok(count) = result {
+            self.sent += count as u64;
+        }
+        unless_it_blocks(result, &mut self.is_writable)
+    }
+
+    /// Reads what is there: `None` without anything, 0 bytes at its end.
+    pub(super) fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> io::Result<Option<usize>> {
+        let result = again_when_interrupted(|| self.socket.read_vectored(parts));
+        if let Ok(count) = result {
+            self.got += count as u64;
+        }
+        unless_it_blocks(result, &mut self.is_readable)
+    }
+
+    /// The bytes on it now. A byte that arrives at this moment stays there.
+    pub(super) fn look(&mut self) -> io::Result<Seen> {
+        let waiting = bytes_waiting(&self.socket);
+        if waiting > 0 {
+            return Ok(Seen::Waiting(waiting as u64));
+        }
+        match self.socket.peek(&mut [0u8; 1]) {
+            Ok(0) => Ok(Seen::Ended),
+            Ok(_) => Ok(Seen::Unseen),
+            Err(error) => match error.kind() {
+                io::ErrorKind::WouldBlock => {
+                    self.is_readable = false;
+                    Ok(Seen::Empty)
+                }
+                io::ErrorKind::Interrupted => Ok(Seen::Unseen),
+                _ => Err(error),
+            },
+        }
+    }
+
+    /// True when no byte is on it.
+    pub(super) fn has_nothing_to_read(&self) -> bool {
+        !matches!(self.socket.peek(&mut [0u8; 1]), Ok(1))
+    }
+
+    /// Sends a doorbell. Where the carrier is full, or broken, the program has something to look at
+    /// already.
+    pub(super) fn ring(&mut self) {
+        self.sent += self.socket.write(&[0]).map_or(0, |count| count as u64);
+    }
+
+    /// Tells a program that waits for its connect: 0, or an errno.
+    pub(super) fn tell_result(&mut self, errno: u8) -> io::Result<()> {
+        sys::send_urgent(&self.socket, errno)?;
+        self.sent += 1;
+        Ok(())
+    }
+
+    /// Ends our direction of it.
+    pub(super) fn end_sending(&self) -> io::Result<()> {
+        self.socket.shutdown(Shutdown::Write)
+    }
+
+    /// Lets it end in order instead of with a reset.
+    pub(super) fn end_in_order(&self) {
+        let _ = sys::reset_when_closed(&self.socket, false);
+    }
+
+    /// Its two addresses, ours first.
+    pub(super) fn ends(&self) -> io::Result<(SocketAddr, SocketAddr)> {
+        Ok((self.socket.local_addr()?, self.socket.peer_addr()?))
+    }
+}
+
+fn again_when_interrupted(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
+}
+
+/// `None` for a call that would block, of which the carrier's readiness takes note.
+fn unless_it_blocks(result: io::Result<usize>, is_ready: &mut bool) -> io::Result<Option<usize>> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            *is_ready = false;
+            Ok(None)
+        }
+        result => result.map(Some),
+    }
+}
+
+fn bytes_waiting(socket: &impl AsFd) -> usize {
+    rustix::io::ioctl_fionread(socket).map_or(0, |waiting| waiting as usize)
+}
