@@ -99,12 +99,8 @@ impl Connection {
 
     fn new(open: &OpenContext<'_>, state: State) -> Self {
         let options = open.options;
-        let mut conditions = Conditions::default();
         let mss_max = options.mss_max.max(super::MSS_MIN);
         let (path_mss, route_mss) = (open.path_mss.min(mss_max), open.route_mss.min(mss_max));
-        conditions.put(Conditions::NODELAY, options.nodelay);
-        let is_modelled = options.congestion == CongestionControl::Bbr;
-        conditions.put(Conditions::MODELLED | Conditions::PACING, is_modelled);
         let mut connection = Self {
             rcv_nxt: Position::FIRST_BYTE,
             rcv_edge: Position::FIRST_BYTE,
@@ -114,7 +110,7 @@ impl Connection {
             snd_end: Position::FIRST_BYTE,
             snd_edge: Position::FIRST_BYTE,
             asked_by: Instant::NEVER,
-            conditions,
+            conditions: first_conditions(&options),
             snd_first: open.iss.wrapping_add(1),
             rcv_first: 0,
             ts_recent: 0,
@@ -408,4 +404,13 @@ pub(crate) fn window_scale(config: &Config, receive_bytes_max: u32) -> u8 {
     (0..WINDOW_SCALE_MAX)
         .find(|shift| receive_bytes_max >> shift <= u32::from(u16::MAX))
         .unwrap_or(WINDOW_SCALE_MAX)
+}
+
+/// The conditions of a connection that opens with these options.
+fn first_conditions(options: &Options) -> Conditions {
+    let mut conditions = Conditions::default();
+    conditions.put(Conditions::NODELAY, options.nodelay);
+    let is_modelled = options.congestion == CongestionControl::Bbr;
+    conditions.put(Conditions::MODELLED | Conditions::PACING, is_modelled);
+    conditions
 }

@@ -128,7 +128,7 @@ impl Connection {
         true
     }
 
-    /// RFC 9293 section 3.10.7.4.
+    /// RFC 9293 section 3.10.7.4, in its order of steps.
     fn handle_synchronized(
         &mut self,
         cx: &mut Context<'_>,
@@ -139,69 +139,27 @@ impl Connection {
     ) -> Response {
         self.is_told = false;
         let seq = Position::from_wire(segment.seq, self.rcv_first, self.rcv_nxt);
-        let flags = segment.flags;
         if self.state == State::TimeWait && self.may_reopen(segment, seq) {
             return Response::Reopen;
         }
         let crosses = self.crosses_our_syn(segment, seq);
-        if !crosses {
-            // First, check sequence number.
-            if let Some(response) = self.check_sequence(cx, segment, ecn, seq) {
-                return response;
-            }
-            // Second, check the RST bit.
-            if flags.has(Flags::RST) {
-                return self.handle_reset(cx, seq);
-            }
-            //= RFC 9293#3.10.7.4
-            //# RFC 5961 recommends that in these synchronized states, if the SYN bit is set,
-            //# irrespective of the sequence number, TCP endpoints MUST send a "challenge ACK" to
-            //# the remote peer:
-            //= RFC 9293#3.10.7.4
-            //# After sending the acknowledgment, TCP implementations MUST drop the unacceptable
-            //# segment and stop processing further.
-            //= RFC 5961#4.2
-            //# 1) If the SYN bit is set, irrespective of the sequence number, TCP MUST send an ACK
-            //# (also referred to as challenge ACK) to the remote peer:
-            //= RFC 5961#4.2
-            //# After sending the acknowledgment, TCP MUST drop the unacceptable segment and stop
-            //# processing further.
-            // Fourth, check the SYN bit: RFC 5961 section 4.2, "irrespective of the sequence
-            // number, TCP MUST send an ACK (... challenge ACK) to the remote peer".
-            if flags.has(Flags::SYN) {
-                return Response::Challenge;
-            }
+        if !crosses && let Some(response) = self.screen(cx, segment, ecn, seq) {
+            return response;
         }
         //= RFC 7323#3.2
         //# The exact rules on which TSval MUST be echoed are given in Section 4.3. When the ACK bit
         //# is not set, the receiver MUST ignore the value of the TSecr field.
         // Fifth, check the ACK field: "if the ACK bit is off, drop the segment and return".
-        if !flags.has(Flags::ACK) {
+        if !segment.flags.has(Flags::ACK) {
             return Response::Done;
         }
         let ack = Position::from_wire(segment.ack, self.snd_first, self.snd_una);
+        if let Some(response) = self.check_acknowledgement(ack) {
+            return response;
+        }
         let was_opening = self.state == State::SynReceived;
         if was_opening {
-            if ack <= self.snd_una || ack > self.snd_nxt {
-                return Response::Refuse;
-            }
             self.finish_handshake(cx, segment, ack);
-        } else if ack > self.snd_nxt || ack + u64::from(self.snd_window_max) < self.snd_una {
-            //= RFC 9293#3.10.7.4
-            //# TCP stacks that implement RFC 5961 MUST add an input check that the ACK value is
-            //# acceptable only if it is in the range of ((SND.UNA - MAX.SND.WND) =< SEG.ACK =<
-            //# SND.NXT).
-            //= RFC 9293#3.10.7.4
-            //# All incoming segments whose ACK value doesn't satisfy the above condition MUST be
-            //# discarded and an ACK sent back.
-            //= RFC 5961#5.2
-            //# TCP stacks that implement this mitigation MUST add an additional input check to any
-            //# incoming segment.
-            //= RFC 5961#5.2
-            //# All incoming segments whose ACK value doesn't satisfy the above condition MUST be
-            //# discarded and an ACK sent back.
-            // RFC 5961 section 5.2: SND.UNA - MAX.SND.WND <= SEG.ACK <= SND.NXT.
-            return Response::Challenge;
         }
         // Not before the acknowledgement number was found acceptable: a forged segment must not be
         // able to make all that follow look old.
@@ -235,10 +193,71 @@ impl Connection {
             self.receive(cx, segment, seq, id, memory);
             self.handle_own_fin(cx);
         }
-        if ends_run {
-            return Response::AcknowledgeRun;
+        match ends_run {
+            true => Response::AcknowledgeRun,
+            false => Response::Done,
         }
-        Response::Done
+    }
+
+    /// The steps of section 3.10.7.4 before the ACK field. Gives the response for a segment that
+    /// goes no further.
+    fn screen(
+        &mut self,
+        cx: &mut Context<'_>,
+        segment: &Segment<'_>,
+        came: Ecn,
+        seq: Position,
+    ) -> Option<Response> {
+        // First, check sequence number.
+        if let Some(response) = self.check_sequence(cx, segment, came, seq) {
+            return Some(response);
+        }
+        // Second, check the RST bit.
+        if segment.flags.has(Flags::RST) {
+            return Some(self.handle_reset(cx, seq));
+        }
+        //= RFC 9293#3.10.7.4
+        //# RFC 5961 recommends that in these synchronized states, if the SYN bit is set,
+        //# irrespective of the sequence number, TCP endpoints MUST send a "challenge ACK" to
+        //# the remote peer:
+        //= RFC 9293#3.10.7.4
+        //# After sending the acknowledgment, TCP implementations MUST drop the unacceptable
+        //# segment and stop processing further.
+        //= RFC 5961#4.2
+        //# 1) If the SYN bit is set, irrespective of the sequence number, TCP MUST send an ACK
+        //# (also referred to as challenge ACK) to the remote peer:
+        //= RFC 5961#4.2
+        //# After sending the acknowledgment, TCP MUST drop the unacceptable segment and stop
+        //# processing further.
+        // Fourth, check the SYN bit: RFC 5961 section 4.2, "irrespective of the sequence
+        // number, TCP MUST send an ACK (... challenge ACK) to the remote peer".
+        segment.flags.has(Flags::SYN).then_some(Response::Challenge)
+    }
+
+    /// Whether an acknowledgement number is one that the remote can have seen. Gives the response
+    /// for a segment with another one.
+    fn check_acknowledgement(&self, ack: Position) -> Option<Response> {
+        if self.state == State::SynReceived {
+            let is_acceptable = ack > self.snd_una && ack <= self.snd_nxt;
+            return (!is_acceptable).then_some(Response::Refuse);
+        }
+        //= RFC 9293#3.10.7.4
+        //# TCP stacks that implement RFC 5961 MUST add an input check that the ACK value is
+        //# acceptable only if it is in the range of ((SND.UNA - MAX.SND.WND) =< SEG.ACK =<
+        //# SND.NXT).
+        //= RFC 9293#3.10.7.4
+        //# All incoming segments whose ACK value doesn't satisfy the above condition MUST be
+        //# discarded and an ACK sent back.
+        //= RFC 5961#5.2
+        //# TCP stacks that implement this mitigation MUST add an additional input check to any
+        //# incoming segment.
+        //= RFC 5961#5.2
+        //# All incoming segments whose ACK value doesn't satisfy the above condition MUST be
+        //# discarded and an ACK sent back.
+        // RFC 5961 section 5.2: SND.UNA - MAX.SND.WND <= SEG.ACK <= SND.NXT.
+        let is_acceptable =
+            ack <= self.snd_nxt && ack + u64::from(self.snd_window_max) >= self.snd_una;
+        (!is_acceptable).then_some(Response::Challenge)
     }
 
     /// The first check of section 3.10.7.4, and PAWS before it. Gives the response for a segment
@@ -250,7 +269,6 @@ impl Connection {
         came: Ecn,
         seq: Position,
     ) -> Option<Response> {
-        let flags = segment.flags;
         //= RFC 7323#5.2
         //# When an <RST> segment is received, it MUST NOT be subjected to the PAWS check by
         //# verifying an acceptable value in SEG.TSval, and information from the Timestamps option
@@ -266,7 +284,7 @@ impl Connection {
         //# It is important to note that the timestamp MUST be checked only when a segment first
         //# arrives at the receiver, regardless of whether it is in sequence or it must be queued
         //# for later delivery.
-        if !flags.has(Flags::RST) && self.is_stale(cx, segment) {
+        if !segment.flags.has(Flags::RST) && self.is_stale(cx, segment) {
             cx.counters.paws_refused += 1;
             self.note_old_segment(cx, segment, seq);
             return Some(Response::Challenge);
@@ -278,61 +296,72 @@ impl Connection {
         // is judged by its numbers, as on a connection without timestamps. A remote that has
         // forgotten the connection may send a SYN without the option, and must have the challenge
         // of RFC 5961 section 4.2; and a middlebox that removes the option must not stop the data.
-        //
-        // Of a reset the number alone counts, whatever it carries:
-        //= RFC 5961#3.2
-        //# In all other cases, where the SEQ-field does not match and is
-        //# outside the window, the receiver MUST silently discard the
-        //# segment.
-        let length = match flags.has(Flags::RST) {
-            true => 0,
-            false => segment.sequence_bytes(),
-        };
-        // The table of section 3.4; at the left edge also without a window, because "special
-        // allowance should be made to accept valid ACKs, URGs, and RSTs". Beyond the table, and
-        // like Linux (tcp_sequence), an acknowledgement at the right edge: a remote that has filled
-        // the window sends its acknowledgements from there, also while something before it is lost.
-        let is_bare = length == 0 && !flags.has(Flags::RST);
+        match self.is_in_window(segment, seq) {
+            true => None,
+            false => Some(self.answer_outside_window(cx, segment, came, seq)),
+        }
+    }
+
+    /// The table of section 3.4; at the left edge also without a window, because "special allowance
+    /// should be made to accept valid ACKs, URGs, and RSTs". Beyond the table, and like Linux
+    /// (tcp_sequence), an acknowledgement at the right edge: a remote that has filled the window
+    /// sends its acknowledgements from there, also while something before it is lost.
+    fn is_in_window(&self, segment: &Segment<'_>, seq: Position) -> bool {
+        let length = judged_bytes(segment);
+        let is_bare = length == 0 && !segment.flags.has(Flags::RST);
         //= RFC 9293#3.4
         //# A TCP receiver MUST process the RST and URG fields of all incoming segments, even when
         //# the receive window is zero (MUST-66).
-        let is_acceptable = seq == self.rcv_nxt
+        seq == self.rcv_nxt
             || (is_bare && seq == self.rcv_edge)
             || (seq < self.rcv_edge
                 && if length == 0 {
                     seq > self.rcv_nxt
                 } else {
                     seq + length > self.rcv_nxt
-                });
-        if is_acceptable {
-            return None;
-        }
+                })
+    }
+
+    /// The response to a segment whose numbers are outside the window.
+    fn answer_outside_window(
+        &mut self,
+        cx: &mut Context<'_>,
+        segment: &Segment<'_>,
+        came: Ecn,
+        seq: Position,
+    ) -> Response {
+        let flags = segment.flags;
+        //= RFC 5961#3.2
+        //# In all other cases, where the SEQ-field does not match and is
+        //# outside the window, the receiver MUST silently discard the
+        //# segment.
         if flags.has(Flags::RST) {
-            return Some(Response::Done);
+            return Response::Done;
         }
         if self.state == State::SynReceived && flags.has(Flags::SYN) && seq == Position::SYN {
-            return Some(self.answer_repeated_syn(flags, came));
+            return self.answer_repeated_syn(flags, came);
         }
         if flags.has(Flags::SYN) {
             if self.is_repeated_syn_ack(segment, seq) {
-                return Some(self.answer_repeated_syn_ack(cx, came));
+                return self.answer_repeated_syn_ack(cx, came);
             }
-            return Some(Response::Challenge);
+            return Response::Challenge;
         }
         // "If an incoming segment is not acceptable, an acknowledgment should be sent in reply."
         self.note_old_segment(cx, segment, seq);
         if self.state == State::TimeWait && flags.has(Flags::FIN) {
             self.enter_time_wait(cx);
         }
-        if length == 0 && seq < self.rcv_nxt {
+        let is_empty = judged_bytes(segment) == 0;
+        if is_empty && seq < self.rcv_nxt {
             self.answer_the_past(cx);
-            return Some(Response::Done);
+            return Response::Done;
         }
-        if length == 0 {
-            return Some(Response::Challenge);
+        if is_empty {
+            return Response::Challenge;
         }
         self.conditions.set(Conditions::ACK_NOW);
-        Some(Response::Done)
+        Response::Done
     }
 
     /// A keepalive or window probe: RFC 9293 section 3.8.4, it must be answered. Or an
@@ -555,5 +584,14 @@ impl Connection {
             State::LastAck => self.close(CloseReason::Finished),
             _ => {}
         }
+    }
+}
+
+/// The sequence numbers that a segment's place in the window is judged by. Of a reset the first
+/// alone counts, whatever it carries.
+fn judged_bytes(segment: &Segment<'_>) -> u64 {
+    match segment.flags.has(Flags::RST) {
+        true => 0,
+        false => segment.sequence_bytes(),
     }
 }

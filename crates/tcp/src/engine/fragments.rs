@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 
 use crate::time::{Duration, Instant};
 use crate::wire::Malformed;
-use crate::wire::ip::{Address, Ecn, Packet};
+use crate::wire::ip::{Address, Ecn, FragmentPlace, Packet};
 
 /// Packets in pieces at a time, and the bytes they may hold.
 const PACKETS_MAX: usize = 64;
@@ -40,7 +40,79 @@ struct Partial {
     is_incapable: bool,
 }
 
+/// Where a fragment's payload belongs in its packet.
+struct Piece {
+    start: usize,
+    end: usize,
+    is_last: bool,
+}
+
+impl Piece {
+    fn of(packet: &Packet<'_>, place: FragmentPlace) -> Result<Piece, Malformed> {
+        let bytes = packet.payload.len();
+        let piece = Piece {
+            start: place.offset_bytes,
+            end: place.offset_bytes + bytes,
+            is_last: !place.more,
+        };
+        // RFC 8200 section 4.5: all but the last are multiples of eight long.
+        let is_whole_words = piece.is_last || bytes.is_multiple_of(8);
+        if piece.end > PACKET_BYTES_MAX || bytes == 0 || !is_whole_words {
+            return Err(Malformed::Fragment);
+        }
+        Ok(piece)
+    }
+}
+
 impl Partial {
+    fn new(serial: u64, expires_at: Instant) -> Partial {
+        Partial {
+            bytes: Vec::new(),
+            pieces: Vec::new(),
+            total: None,
+            serial,
+            expires_at,
+            is_condemned: false,
+            is_marked: false,
+            is_incapable: false,
+        }
+    }
+
+    /// Where a piece is to stand among the others; `None` for one that overlaps another or
+    /// contradicts what is known of the packet's length.
+    fn place_for(&self, piece: &Piece) -> Option<usize> {
+        let (start, end) = (piece.start, piece.end);
+        let at = self.pieces.partition_point(|other| other.0 < start);
+        let overlaps = at > 0 && self.pieces[at - 1].1 > start
+            || self.pieces.get(at).is_some_and(|next| next.0 < end);
+        let contradicts = self.total.is_some_and(|total| end > total || piece.is_last)
+            || (piece.is_last && self.pieces.last().is_some_and(|last| last.1 > end));
+        (!overlaps && !contradicts).then_some(at)
+    }
+
+    fn insert(&mut self, at: usize, piece: &Piece, packet: &Packet<'_>) {
+        self.pieces.insert(at, (piece.start, piece.end));
+        self.bytes.resize(self.bytes.len().max(piece.end), 0);
+        self.bytes[piece.start..piece.end].copy_from_slice(packet.payload);
+        self.is_marked |= packet.ecn == Ecn::CongestionExperienced;
+        self.is_incapable |= packet.ecn == Ecn::NotCapable;
+        if piece.is_last {
+            self.total = Some(piece.end);
+        }
+    }
+
+    fn is_whole(&self) -> bool {
+        let held: usize = self.pieces.iter().map(|piece| piece.1 - piece.0).sum();
+        self.total == Some(held)
+    }
+
+    /// Gives up the packet, whose further pieces are refused; how many there were.
+    fn condemn(&mut self) -> u64 {
+        self.is_condemned = true;
+        self.bytes = Vec::new();
+        core::mem::take(&mut self.pieces).len() as u64
+    }
+
     /// RFC 3168 section 5.3: "Reassembly of a fragmented packet MUST NOT lose indications of
     /// congestion": a mark on one piece is one on the whole. That "MUST NOT occur if any of the
     /// other fragments ... carries the Not-ECT codepoint": then the packet is dropped, which is an
@@ -83,15 +155,7 @@ impl Fragments {
         let Some(place) = packet.fragment else {
             return Ok(Outcome::Pending);
         };
-        let start = place.offset_bytes;
-        let end = start + packet.payload.len();
-        // RFC 8200 section 4.5: all but the last are multiples of eight long.
-        if end > PACKET_BYTES_MAX
-            || packet.payload.is_empty()
-            || (place.more && !packet.payload.len().is_multiple_of(8))
-        {
-            return Err(Malformed::Fragment);
-        }
+        let piece = Piece::of(packet, place)?;
         self.expire(now);
         let key = (
             packet.source,
@@ -99,69 +163,39 @@ impl Fragments {
             place.identification,
             packet.protocol,
         );
-        if self
-            .packets
-            .get(&key)
-            .is_some_and(|partial| partial.is_condemned)
-        {
+        let held = self.packets.get(&key);
+        if held.is_some_and(|partial| partial.is_condemned) {
             return Ok(Outcome::Dropped);
         }
-        self.make_room(&key, end);
+        self.make_room(&key, piece.end);
         let serial = &mut self.serial;
         let partial = self.packets.entry(key).or_insert_with(|| {
             *serial += 1;
-            Partial {
-                bytes: Vec::new(),
-                pieces: Vec::new(),
-                total: None,
-                serial: *serial,
-                expires_at: now + LIFETIME,
-                is_condemned: false,
-                is_marked: false,
-                is_incapable: false,
-            }
+            Partial::new(*serial, now + LIFETIME)
         });
-        let growth = end.saturating_sub(partial.bytes.len());
+        let bytes_before = partial.bytes.len();
         if partial.pieces.len() >= PIECES_MAX {
             return Ok(Outcome::Dropped);
         }
-        if partial.pieces.contains(&(start, end)) {
+        if partial.pieces.contains(&(piece.start, piece.end)) {
             return Ok(Outcome::Pending); // An exact copy is no attack.
         }
-        let after = partial.pieces.partition_point(|piece| piece.0 < start);
-        let overlaps = after > 0 && partial.pieces[after - 1].1 > start
-            || partial.pieces.get(after).is_some_and(|piece| piece.0 < end);
-        let contradicts = partial
-            .total
-            .is_some_and(|total| end > total || !place.more)
-            || (!place.more && partial.pieces.last().is_some_and(|last| last.1 > end));
-        if overlaps || contradicts {
-            partial.is_condemned = true;
-            self.held_bytes -= partial.bytes.len();
-            partial.bytes = Vec::new();
-            self.given_up += partial.pieces.len() as u64;
-            partial.pieces = Vec::new();
+        let Some(at) = partial.place_for(&piece) else {
+            self.given_up += partial.condemn();
+            self.held_bytes -= bytes_before;
             return Err(Malformed::Fragment);
+        };
+        partial.insert(at, &piece, packet);
+        self.held_bytes += partial.bytes.len() - bytes_before;
+        if !partial.is_whole() {
+            return Ok(Outcome::Pending);
         }
-        partial.pieces.insert(after, (start, end));
-        partial.bytes.resize(partial.bytes.len().max(end), 0);
-        partial.bytes[start..end].copy_from_slice(packet.payload);
-        self.held_bytes += growth;
-        partial.is_marked |= packet.ecn == Ecn::CongestionExperienced;
-        partial.is_incapable |= packet.ecn == Ecn::NotCapable;
-        if !place.more {
-            partial.total = Some(end);
-        }
-        let held: usize = partial.pieces.iter().map(|piece| piece.1 - piece.0).sum();
-        if partial.total == Some(held) {
-            let whole = self.packets.remove(&key).expect("it was just updated");
-            self.held_bytes -= whole.bytes.len();
-            return Ok(match whole.ecn() {
-                Some(ecn) => Outcome::Whole(whole.bytes, ecn),
-                None => Outcome::Dropped,
-            });
-        }
-        Ok(Outcome::Pending)
+        let whole = self.packets.remove(&key).expect("it was just updated");
+        self.held_bytes -= whole.bytes.len();
+        Ok(match whole.ecn() {
+            Some(ecn) => Outcome::Whole(whole.bytes, ecn),
+            None => Outcome::Dropped,
+        })
     }
 
     /// How many pieces were given up since the last call: their packets were too old, or gave way
@@ -205,7 +239,7 @@ impl Fragments {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::ip::{Ecn, FragmentPlace};
+    use crate::wire::ip::Ecn;
 
     fn fragment(payload: &[u8], offset_bytes: usize, more: bool) -> Packet<'_> {
         Packet {

@@ -519,13 +519,8 @@ fn write_segment(
         .expect("poll_transmit has checked the length");
     out[..TCP_AT_V6].copy_from_slice(&template.bytes[..TCP_AT_V6]);
 
-    let options_bytes = write_options(
-        connection,
-        config,
-        now,
-        plan,
-        &mut out[tcp_at + tcp::HEADER_BYTES..],
-    );
+    let options_at = tcp_at + tcp::HEADER_BYTES;
+    let options_bytes = write_options(connection, config, now, plan, &mut out[options_at..]);
     let header_bytes = tcp::HEADER_BYTES + options_bytes;
     let payload_bytes = plan.payload_bytes as usize;
     let ecn = if plan.ecn_capable {
@@ -533,46 +528,20 @@ fn write_segment(
     } else {
         Ecn::NotCapable
     };
-    ip::patch(
-        &mut out[link_bytes..],
-        is_v4,
-        header_bytes + payload_bytes,
-        ecn,
-    );
-    tcp::Header {
-        source_port: connection.key.local_port,
-        destination_port: connection.key.remote_port,
-        seq: plan.seq.wire(connection.snd_first),
-        ack: if plan.flags.has(Flags::ACK) {
-            connection.rcv_nxt.wire(connection.rcv_first)
-        } else {
-            0
-        },
-        flags: plan.flags,
-        window: plan.window,
-    }
-    .write(&mut out[tcp_at..], options_bytes);
+    let packet_bytes = header_bytes + payload_bytes;
+    ip::patch(&mut out[link_bytes..], is_v4, packet_bytes, ecn);
+    tcp_header(connection, plan).write(&mut out[tcp_at..], options_bytes);
 
-    let at = tcp_at + tcp::CHECKSUM_AT;
     let pseudo = Sum::of_short(template.pseudo_short);
-    let pseudo = pseudo_with_length(pseudo, header_bytes + payload_bytes);
-    //= RFC 9293#3.1
-    //# The sender MUST generate it (MUST-2)
-    let checksum = if config.offload.transmit_checksum {
-        out[at..at + 2].copy_from_slice(&pseudo.partial());
-        ChecksumWork::Link {
-            start: tcp_at as u16,
-            at: tcp::CHECKSUM_AT as u16,
-        }
-    } else {
-        let sum = pseudo.bytes(&out[tcp_at..tcp_at + header_bytes]);
-        if payload_bytes == 0 {
-            out[at..at + 2].copy_from_slice(&sum.checksum());
-            ChecksumWork::Done
-        } else {
-            ChecksumWork::Payload { sum, at: at as u16 }
-        }
-    };
+    let pseudo = pseudo_with_length(pseudo, packet_bytes);
+    let is_offloaded = config.offload.transmit_checksum;
+    let checksum = write_checksum(
+        out,
+        (tcp_at, header_bytes),
+        payload_bytes,
+        pseudo,
+        is_offloaded,
+    );
     let is_large = payload_bytes > usize::from(connection.mss) && !plan.is_path_probe;
     Transmit {
         header_bytes: tcp_at + header_bytes,
@@ -588,6 +557,51 @@ fn write_segment(
             is_v6: !is_v4,
             has_cwr: plan.flags.has(Flags::CWR),
         },
+    }
+}
+
+#[inline]
+fn tcp_header(connection: &Connection, plan: &Plan) -> tcp::Header {
+    tcp::Header {
+        source_port: connection.key.local_port,
+        destination_port: connection.key.remote_port,
+        seq: plan.seq.wire(connection.snd_first),
+        ack: if plan.flags.has(Flags::ACK) {
+            connection.rcv_nxt.wire(connection.rcv_first)
+        } else {
+            0
+        },
+        flags: plan.flags,
+        window: plan.window,
+    }
+}
+
+/// Writes as much of the checksum of a segment as is known without its payload, whose header is at
+/// a place and so long; gives what is left to do. The link does all of it where `is_offloaded`.
+#[inline]
+fn write_checksum(
+    out: &mut [u8; HEADER_BUFFER_BYTES],
+    (tcp_at, header_bytes): (usize, usize),
+    payload_bytes: usize,
+    pseudo: Sum,
+    is_offloaded: bool,
+) -> ChecksumWork {
+    let at = tcp_at + tcp::CHECKSUM_AT;
+    //= RFC 9293#3.1
+    //# The sender MUST generate it (MUST-2)
+    if is_offloaded {
+        out[at..at + 2].copy_from_slice(&pseudo.partial());
+        return ChecksumWork::Link {
+            start: tcp_at as u16,
+            at: tcp::CHECKSUM_AT as u16,
+        };
+    }
+    let sum = pseudo.bytes(&out[tcp_at..tcp_at + header_bytes]);
+    if payload_bytes == 0 {
+        out[at..at + 2].copy_from_slice(&sum.checksum());
+        ChecksumWork::Done
+    } else {
+        ChecksumWork::Payload { sum, at: at as u16 }
     }
 }
 
