@@ -358,94 +358,26 @@ impl Daemon {
         proving: Proving,
         firewall: Option<Firewall>,
     ) -> Result<Daemon, Error> {
-        let dir = match options.is_system {
-            true => RuntimeDir::open_or_create_system(&options.runtime_dir),
-            false => RuntimeDir::open_or_create(&options.runtime_dir),
-        };
-        let dir = dir.map_err(Error::RuntimeDir)?;
-        let passed = Manager::of(options.foreground).listener();
-        let passed = passed.map_err(|source| Error::Os {
-            action: "use the service manager's socket in",
-            runtime_dir: options.runtime_dir.clone(),
-            source,
-        })?;
-        let stays = passed.is_some();
-        let listener = Listener::bind(&dir, passed).map_err(|error| match error {
-            ListenError::AlreadyRunning(pid) => Error::AlreadyRunning {
-                runtime_dir: options.runtime_dir.clone(),
-                pid,
-                stays,
-            },
-            ListenError::Os(action, source) => Error::Os {
-                action,
-                runtime_dir: options.runtime_dir.clone(),
-                source,
-            },
-        })?;
-        let poller = Poller::new(listener.as_fd()).map_err(|source| Error::Os {
-            action: "watch",
-            runtime_dir: options.runtime_dir.clone(),
-            source,
-        })?;
+        let os = |action| os_error_of(&options, action);
+        let listener = take_place(&options)?;
+        let poller = Poller::new(listener.as_fd()).map_err(os("watch"))?;
         // The system adapter's place is root's to give, and its calls are filtered.
         let watch = listener.watch().filter(|_| !options.is_system);
         if let Some(watch) = &watch {
             let watched = poller.watch(watch.as_fd(), Source::Directory);
-            watched.map_err(|source| Error::Os {
-                action: "watch",
-                runtime_dir: options.runtime_dir.clone(),
-                source,
-            })?;
+            watched.map_err(os("watch"))?;
         }
-        let [pair_numbers, ..] = entropy::bits().map_err(|source| Error::Os {
-            action: "get random numbers for",
-            runtime_dir: options.runtime_dir.clone(),
-            source,
-        })?;
+        let random = entropy::bits().map_err(os("get random numbers for"))?;
+        let [pair_numbers, ..] = random;
         let mut log = Log::new(options.foreground);
-        let engine = options.engine.as_ref().map(Engine::start).transpose();
-        let (engine, no_engine) = match engine {
-            Ok(engine) => {
-                let complaints = engine.as_ref().map(Engine::complaints);
-                for complaint in complaints.unwrap_or_default() {
-                    log.answer(complaint);
-                }
-                (engine, None)
-            }
-            Err(error) if options.engine_required => return Err(Error::Engine(error.to_string())),
-            Err(error) => {
-                // Programs do without: their connections stay on the host path.
-                log.say("engine", || format!("no TCP engine: {error}"));
-                (None, Some(error.to_string()))
-            }
-        };
+        let (engine, no_engine) = start_engine(&options, &mut log)?;
         let diag = Diag::open();
-        if let Err(error) = &diag {
-            log.say("proof", || {
-                format!("cannot ask the kernel about sockets, so nothing is paired: {error}")
-            });
-        }
-        if let Some(why) = &proving.no_witness {
-            log.say("proof", || {
-                format!("connections are paired within one network namespace only: {why}")
-            });
-        }
+        say_what_is_not_paired(&diag, &proving, &mut log);
         let descriptors_max = descriptors::memory_max(engine.is_some());
-        // A channel takes two of them when it is the only one of its pair.
-        let in_own_pairs = descriptors_max / 2;
-        let mut limits = Limits::with_regions(options.regions_max);
-        if options.is_system {
-            limits.user = UserLimits::of_system(options.regions_max.min(in_own_pairs));
-        }
         let observation = Observation::new(diag.as_ref().ok().map(Diag::namespace), firewall);
         if let Some(rules) = observation.as_fd() {
-            poller
-                .watch(rules, Source::Firewall)
-                .map_err(|source| Error::Os {
-                    action: "watch firewall rules for",
-                    runtime_dir: options.runtime_dir.clone(),
-                    source,
-                })?;
+            let watched = poller.watch(rules, Source::Firewall);
+            watched.map_err(os("watch firewall rules for"))?;
         }
         let mut daemon = Daemon {
             poller,
@@ -455,7 +387,7 @@ impl Daemon {
             engine,
             no_engine,
             engine_clients: BTreeSet::new(),
-            registry: Registry::new(limits, options.policy),
+            registry: Registry::new(limits_of(&options, descriptors_max), options.policy),
             diag: diag.ok(),
             proving,
             tables: match options.is_system {
@@ -690,12 +622,85 @@ impl Daemon {
     }
 
     fn os_error(&self, action: &'static str, source: io::Error) -> Error {
-        Error::Os {
-            action,
-            runtime_dir: self.options.runtime_dir.clone(),
-            source,
+        os_error_of(&self.options, action)(source)
+    }
+}
+
+/// Turns a failed system call of an adapter with these options into its error.
+fn os_error_of(options: &Options, action: &'static str) -> impl FnOnce(io::Error) -> Error + use<> {
+    let runtime_dir = options.runtime_dir.clone();
+    move |source| Error::Os {
+        action,
+        runtime_dir,
+        source,
+    }
+}
+
+/// Becomes the only adapter of the runtime directory, on its socket or the service manager's.
+fn take_place(options: &Options) -> Result<Listener, Error> {
+    let dir = match options.is_system {
+        true => RuntimeDir::open_or_create_system(&options.runtime_dir),
+        false => RuntimeDir::open_or_create(&options.runtime_dir),
+    };
+    let dir = dir.map_err(Error::RuntimeDir)?;
+    let passed = Manager::of(options.foreground).listener();
+    let passed = passed.map_err(os_error_of(options, "use the service manager's socket in"))?;
+    let stays = passed.is_some();
+    Listener::bind(&dir, passed).map_err(|error| match error {
+        ListenError::AlreadyRunning(pid) => Error::AlreadyRunning {
+            runtime_dir: options.runtime_dir.clone(),
+            pid,
+            stays,
+        },
+        ListenError::Os(action, source) => os_error_of(options, action)(source),
+    })
+}
+
+/// Starts the engine, if there is to be one; otherwise gives the reason why it does not start.
+fn start_engine(
+    options: &Options,
+    log: &mut Log,
+) -> Result<(Option<Engine>, Option<String>), Error> {
+    match options.engine.as_ref().map(Engine::start).transpose() {
+        Ok(engine) => {
+            let complaints = engine.as_ref().map(Engine::complaints);
+            for complaint in complaints.unwrap_or_default() {
+                log.answer(complaint);
+            }
+            Ok((engine, None))
+        }
+        Err(error) if options.engine_required => Err(Error::Engine(error.to_string())),
+        Err(error) => {
+            // Programs do without: their connections stay on the host path.
+            log.say("engine", || format!("no TCP engine: {error}"));
+            Ok((None, Some(error.to_string())))
         }
     }
+}
+
+/// Reports which connections cannot be paired here.
+fn say_what_is_not_paired(diag: &io::Result<Diag>, proving: &Proving, log: &mut Log) {
+    if let Err(error) = diag {
+        log.say("proof", || {
+            format!("cannot ask the kernel about sockets, so nothing is paired: {error}")
+        });
+    }
+    if let Some(why) = &proving.no_witness {
+        log.say("proof", || {
+            format!("connections are paired within one network namespace only: {why}")
+        });
+    }
+}
+
+/// The registry's limits, with so many descriptors for regions.
+fn limits_of(options: &Options, descriptors_max: usize) -> Limits {
+    let mut limits = Limits::with_regions(options.regions_max);
+    if options.is_system {
+        // A channel takes two of them when it is the only one of its pair.
+        let in_own_pairs = descriptors_max / 2;
+        limits.user = UserLimits::of_system(options.regions_max.min(in_own_pairs));
+    }
+    limits
 }
 
 fn spare_descriptor() -> Option<File> {

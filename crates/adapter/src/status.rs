@@ -119,88 +119,32 @@ pub(crate) fn report(
     (engine, no_engine): (Option<engine::Report>, Option<String>),
     diag: Option<&Diag>,
 ) -> Report {
-    let mut processes = BTreeMap::new();
     let mut families = BTreeMap::new();
-    let mut names = Names::default();
+    let mut collector = Collector::new(tables, registry, rules, diag);
     for client in clients {
-        names.0.insert((client.table, client.own_pid), client.pid);
         families
             .entry(client.table)
             .or_insert((client.uid, client.pid));
-        if let Some(table) = tables.get(client.table) {
-            let key = (client.pid, client.table);
-            processes
-                .entry(key)
-                .or_insert_with(|| process(client.pid, client.uid, table));
-        }
+        collector.add_client(&client);
     }
-    let mut sockets = Sockets::new(diag);
-    let mut living = Living::default();
-    let mut members = Members::default();
     let mut budgets = BTreeMap::new();
     for (&id, &(uid, client)) in &families {
         let Some(table) = tables.get(id) else {
             continue;
         };
-        // Its numbers mean something to us when one of them is what the kernel calls it.
-        let is_visible = table.members().any(|pid| names.of(id, pid) == client);
         // Its entries are the client's words, and each costs memory here and in the answer.
         let budget = budgets.entry(uid).or_insert(ENTRIES_PER_USER_MAX);
         let used = table.entries_used();
-        if used > *budget {
-            continue;
-        }
-        *budget -= used;
-        for (index, entry) in table.live() {
-            let mut pid = names.of(id, entry.pid.load(Ordering::Relaxed));
-            if is_visible && !living.is(pid) {
-                let tuple = registry.end(id, index).map(|(_, tuple)| tuple);
-                let mut family = table.members().map(|own| names.of(id, own));
-                let survivor = family.find(|&pid| living.is(pid));
-                match fate(survivor, entry, tuple, &mut sockets) {
-                    Fate::With(survivor) => pid = survivor,
-                    Fate::Unknown => continue,
-                    Fate::Gone => {
-                        table.reap(index);
-                        continue;
-                    }
-                }
-            }
-            let process = processes
-                .entry((pid, id))
-                .or_insert_with(|| process(pid, uid, table));
-            let generation = entry.channel_generation.load(Ordering::Relaxed);
-            let known = registry.end(id, index);
-            let known = known.filter(|(end, _)| end.generation == generation);
-            let offloaded = entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD != 0;
-            let known_ends = offloaded.then(|| spell(true_addresses(entry)));
-            let known_ends =
-                known_ends.or_else(|| known.map(|(_, tuple)| sockets.spell(pid, tuple)));
-            let addresses = known_ends.or_else(|| {
-                let fd = entry.fd.load(Ordering::Relaxed);
-                if !members.has(pid, id, tables) {
-                    return None;
-                }
-                match entry.flags.load(Ordering::Relaxed) & FLAG_UNIX {
-                    0 => sockets.addresses(pid, fd).map(spell),
-                    // The kernel's list does not tell the other end.
-                    _ => Some((sockets.unix_name(pid, fd)?, "#?".into())),
-                }
-            });
-            let addresses = addresses.unwrap_or_default();
-            let partner = known.and_then(|(end, _)| registry.partner(end));
-            let partner = partner.and_then(|end| tables.current(end));
-            // Each doorbell is one byte on the carrier that no program sent.
-            let doorbells = partner.map_or(0, |entry| entry.doorbells.load(Ordering::Relaxed));
-            let mut connection = connection(entry, addresses, doorbells);
-            connection.netns = known.map(|(_, tuple)| tuple.netns);
-            let by_rule = known.filter(|_| connection.path == HOST);
-            if let Some(by_rule) = by_rule.and_then(|(end, _)| (rules.against)(end)) {
-                connection.reason = by_rule.into();
-            }
-            process.connections.push(connection);
+        if used <= *budget {
+            *budget -= used;
+            collector.add_family(&Family { id, uid, table }, client);
         }
     }
+    let Collector {
+        mut processes,
+        mut sockets,
+        ..
+    } = collector;
     count_express(&mut processes, tables);
     for (&(_, id), process) in &mut processes {
         process.wait_rule = (rules.wait)(id);
@@ -219,6 +163,140 @@ pub(crate) fn report(
         engine,
         no_engine,
         across_namespaces: None,
+    }
+}
+
+/// The processes with their connections, as far as they are listed, and what has been looked up for
+/// them.
+struct Collector<'a> {
+    tables: &'a Tables,
+    registry: &'a Registry,
+    rules: &'a RulesSaid<'a>,
+    processes: BTreeMap<(u32, TableId), Process>,
+    names: Names,
+    sockets: Sockets<'a>,
+    living: Living,
+    members: Members,
+}
+
+/// A family that is being listed.
+struct Family<'a> {
+    id: TableId,
+    uid: u32,
+    table: &'a MappedTable,
+}
+
+impl<'a> Collector<'a> {
+    fn new(
+        tables: &'a Tables,
+        registry: &'a Registry,
+        rules: &'a RulesSaid<'a>,
+        diag: Option<&'a Diag>,
+    ) -> Collector<'a> {
+        Collector {
+            tables,
+            registry,
+            rules,
+            processes: BTreeMap::new(),
+            names: Names::default(),
+            sockets: Sockets::new(diag),
+            living: Living::default(),
+            members: Members::default(),
+        }
+    }
+
+    /// Lists a process that said hello.
+    fn add_client(&mut self, client: &Client) {
+        let named = (client.table, client.own_pid);
+        self.names.0.insert(named, client.pid);
+        if let Some(table) = self.tables.get(client.table) {
+            self.processes
+                .entry((client.pid, client.table))
+                .or_insert_with(|| process(client.pid, client.uid, table));
+        }
+    }
+
+    /// Lists the connections of a family, one of whose processes is a client of ours.
+    fn add_family(&mut self, family: &Family<'_>, client: u32) {
+        let &Family { id, uid, table } = family;
+        // Its numbers mean something to us when one of them is what the kernel calls it.
+        let is_visible = table.members().any(|pid| self.names.of(id, pid) == client);
+        for (index, entry) in table.live() {
+            let mut pid = self.names.of(id, entry.pid.load(Ordering::Relaxed));
+            if is_visible && !self.living.is(pid) {
+                match self.fate_of(family, (index, entry)) {
+                    Fate::With(survivor) => pid = survivor,
+                    Fate::Unknown => continue,
+                    Fate::Gone => {
+                        table.reap(index);
+                        continue;
+                    }
+                }
+            }
+            let connection = self.connection_of((pid, id), (index, entry));
+            self.processes
+                .entry((pid, id))
+                .or_insert_with(|| process(pid, uid, table))
+                .connections
+                .push(connection);
+        }
+    }
+
+    /// The fate of a connection whose process has ended.
+    fn fate_of(&mut self, family: &Family<'_>, (index, entry): (u32, &Entry)) -> Fate {
+        let &Family { id, table, .. } = family;
+        let tuple = self.registry.end(id, index).map(|(_, tuple)| tuple);
+        let mut members = table.members().map(|own| self.names.of(id, own));
+        let survivor = members.find(|&pid| self.living.is(pid));
+        fate(survivor, entry, tuple, &mut self.sockets)
+    }
+
+    fn connection_of(
+        &mut self,
+        (pid, id): (u32, TableId),
+        (index, entry): (u32, &Entry),
+    ) -> Connection {
+        let generation = entry.channel_generation.load(Ordering::Relaxed);
+        let known = self.registry.end(id, index);
+        let known = known.filter(|(end, _)| end.generation == generation);
+        let tuple = known.map(|(_, tuple)| tuple);
+        let addresses = self.addresses_of((pid, id), entry, tuple);
+        let partner = known.and_then(|(end, _)| self.registry.partner(end));
+        let partner = partner.and_then(|end| self.tables.current(end));
+        // Each doorbell is one byte on the carrier that no program sent.
+        let doorbells = partner.map_or(0, |entry| entry.doorbells.load(Ordering::Relaxed));
+        let mut connection = connection(entry, addresses.unwrap_or_default(), doorbells);
+        connection.netns = tuple.map(|tuple| tuple.netns);
+        let by_rule = known.filter(|_| connection.path == HOST);
+        if let Some(by_rule) = by_rule.and_then(|(end, _)| (self.rules.against)(end)) {
+            connection.reason = by_rule.into();
+        }
+        connection
+    }
+
+    /// Both addresses of a connection: as the engine has them, as the registry knows them, or else
+    /// as the kernel lists them.
+    fn addresses_of(
+        &mut self,
+        (pid, id): (u32, TableId),
+        entry: &Entry,
+        tuple: Option<Tuple>,
+    ) -> Option<(String, String)> {
+        if entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD != 0 {
+            return Some(spell(true_addresses(entry)));
+        }
+        if let Some(tuple) = tuple {
+            return Some(self.sockets.spell(pid, tuple));
+        }
+        let fd = entry.fd.load(Ordering::Relaxed);
+        if !self.members.has(pid, id, self.tables) {
+            return None;
+        }
+        match entry.flags.load(Ordering::Relaxed) & FLAG_UNIX {
+            0 => self.sockets.addresses(pid, fd).map(spell),
+            // The kernel's list does not tell the other end.
+            _ => Some((self.sockets.unix_name(pid, fd)?, "#?".into())),
+        }
     }
 }
 

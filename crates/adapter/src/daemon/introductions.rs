@@ -31,10 +31,8 @@ impl Daemon {
         shown: Option<OwnedFd>,
     ) -> Result<(), Fault> {
         let end = self.end_of(id, message)?;
-        let table = end.table;
         let connection = self.clients.get_mut(&id).expect("it spoke");
         connection.asks_since_sweep = connection.asks_since_sweep.saturating_add(1);
-        let asks_since_sweep = connection.asks_since_sweep;
         let Some(entry) = self.tables.current(end) else {
             // Closed since; or nonsense, which costs nobody anything.
             return Ok(());
@@ -43,22 +41,8 @@ impl Daemon {
             self.tables.set_verdict(end, Reason::Detached);
             return Ok(());
         }
-        // Closed before any answer: the program may close its own then, and the connection ends
-        // with it.
         let is_engine = shown.is_none();
-        let proved = match shown {
-            Some(shown) if !self.may_claim(id) => {
-                drop(shown);
-                Err(Reason::OverQuota)
-            }
-            Some(shown) => self.prove(id, shown),
-            None => Ok(Proved {
-                tuple: tuple_of(message, self.diag.as_ref().map_or(0, Diag::namespace)),
-                cookie: 0,
-                facts: None,
-                peer_uid: None,
-            }),
-        };
+        let proved = self.examine(id, message, shown);
         self.keep_room();
         let proved = match proved {
             Ok(proved) => proved,
@@ -74,11 +58,55 @@ impl Daemon {
             self.forget_socket(proved.cookie);
             return Ok(());
         }
+        let ask = self.ask_of(id, message, end, &proved);
+        self.tables.clear_evict(end);
+        match self.ask(&ask) {
+            Outcome::Waiting(reason) | Outcome::Refused(reason) => {
+                self.tables.set_verdict(end, reason);
+                // A reason that keeps two ends apart that know of each other is told to both.
+                let other = ask.partner.or_else(|| self.registry.other_of(&ask));
+                if let Some(other) = other.filter(|_| reason != Reason::Unsupported) {
+                    self.tables.set_verdict(other, reason);
+                }
+                self.forget_socket(proved.cookie);
+            }
+            Outcome::Matched(matched) => drop(self.introduce(&matched)),
+        }
+        Ok(())
+    }
+
+    /// The proof by the socket that a client has shown, or the client's word where that is enough.
+    ///
+    /// The socket is closed before any answer: the program may close its own then, and the
+    /// connection ends with it.
+    fn examine(
+        &mut self,
+        id: ClientId,
+        message: &Message,
+        shown: Option<OwnedFd>,
+    ) -> Result<Proved, Reason> {
+        match shown {
+            Some(shown) if !self.may_claim(id) => {
+                drop(shown);
+                Err(Reason::OverQuota)
+            }
+            Some(shown) => self.prove(id, shown),
+            None => Ok(Proved {
+                tuple: tuple_of(message, self.diag.as_ref().map_or(0, Diag::namespace)),
+                cookie: 0,
+                facts: None,
+                peer_uid: None,
+            }),
+        }
+    }
+
+    /// The request of an end, which is current, for the registry.
+    fn ask_of(&mut self, id: ClientId, message: &Message, end: End, proved: &Proved) -> Ask {
         let listener = self.listener_of(id, message);
         let uid = self.clients[&id].uid;
-        let partner = self.partner_by_facts(end, uid, &proved);
-        let mapped = self.tables.get(table).expect("current above");
-        let ask = Ask {
+        let partner = self.partner_by_facts(end, uid, proved);
+        let mapped = self.tables.get(end.table).expect("a current entry's");
+        Ask {
             client: id,
             entry: end.entry,
             generation: end.generation,
@@ -91,32 +119,21 @@ impl Daemon {
             listener,
             forks: message.slot,
             wants_slab: message.side == 1,
-        };
-        self.tables.clear_evict(end);
-        let mut outcome = self.registry.ask(ask, &is_current(&self.tables));
-        if outcome == Outcome::Refused(Reason::NoResources)
-            && asks_since_sweep >= ASKS_PER_SWEEP_MIN
-        {
-            self.registry.sweep(id, &is_current(&self.tables));
-            self.clients
-                .get_mut(&id)
-                .expect("it spoke")
-                .asks_since_sweep = 0;
-            outcome = self.registry.ask(ask, &is_current(&self.tables));
         }
-        match outcome {
-            Outcome::Waiting(reason) | Outcome::Refused(reason) => {
-                self.tables.set_verdict(end, reason);
-                // A reason that keeps two ends apart that know of each other is told to both.
-                let other = partner.or_else(|| self.registry.other_of(&ask));
-                if let Some(other) = other.filter(|_| reason != Reason::Unsupported) {
-                    self.tables.set_verdict(other, reason);
-                }
-                self.forget_socket(proved.cookie);
-            }
-            Outcome::Matched(matched) => drop(self.introduce(&matched)),
+    }
+
+    /// Asks the registry: once more without the client's stale ends, where these may be why there
+    /// is no room.
+    fn ask(&mut self, ask: &Ask) -> Outcome {
+        let outcome = self.registry.ask(*ask, &is_current(&self.tables));
+        let client = self.clients.get_mut(&ask.client).expect("it spoke");
+        let is_swept = client.asks_since_sweep < ASKS_PER_SWEEP_MIN;
+        if outcome != Outcome::Refused(Reason::NoResources) || is_swept {
+            return outcome;
         }
-        Ok(())
+        client.asks_since_sweep = 0;
+        self.registry.sweep(ask.client, &is_current(&self.tables));
+        self.registry.ask(*ask, &is_current(&self.tables))
     }
 
     /// A request whose socket we had no place for.
@@ -259,14 +276,44 @@ impl Daemon {
         self.release_regions();
         if !self.regions.has_room(matched) {
             self.registry.postpone(matched);
-            for end in ends {
-                self.tables.set_verdict(end, Reason::NoResources);
-            }
+            self.set_verdicts(ends, Reason::NoResources);
             self.log.say("memory", || {
                 "no descriptors left for the memory of more programs".into()
             });
             return Err(io::Error::from_raw_os_error(libc::EMFILE));
         }
+        if !self.stands(matched, ends) {
+            return Ok(());
+        }
+        if let Some(reason) = self.reason_against(ends) {
+            self.registry.hold(matched);
+            self.set_verdicts(ends, reason);
+            return Ok(());
+        }
+        let memory = self.regions.create(matched).inspect_err(|error| {
+            self.registry.postpone(matched);
+            for end in ends {
+                self.tables.set_verdict(end, Reason::NoResources);
+            }
+            let why = || format!("cannot make a region: {error}");
+            self.log.say("memory", why);
+        })?;
+        self.count_in_budget(matched.channel, ends);
+        self.show_to_captures_by_both(ends);
+        self.log.say("pair", || "introduced two programs".into());
+        self.offer_to_both(matched, ends, &memory);
+        Ok(())
+    }
+
+    fn set_verdicts(&self, ends: [End; 2], reason: Reason) {
+        for end in ends {
+            self.tables.set_verdict(end, reason);
+        }
+    }
+
+    /// Whether the sockets of a match are established still, and the facts that matched them hold.
+    /// Otherwise the match is postponed, and both ends know why.
+    fn stands(&mut self, matched: &Match, ends: [End; 2]) -> bool {
         let mut gone = self.gone(matched);
         let has_facts = self.proving.witness().is_some() && !self.is_engines(ends);
         if gone.is_empty() && has_facts {
@@ -275,49 +322,35 @@ impl Daemon {
             gone = self.gone(matched);
             if gone.is_empty() && !holds {
                 self.postpone_for_doubt(matched);
-                for end in ends {
-                    self.tables.set_verdict(end, Reason::NoPartner);
-                }
-                return Ok(());
+                self.set_verdicts(ends, Reason::NoPartner);
+                return false;
             }
         }
-        if !gone.is_empty() {
-            self.registry.postpone(matched);
-            for side in gone {
-                let End {
-                    entry, generation, ..
-                } = side.end;
-                self.registry.withdraw(side.client, entry, generation);
-            }
-            for side in &matched.sides {
-                self.tables.set_verdict(side.end, Reason::Closing);
-            }
-            return Ok(());
+        if gone.is_empty() {
+            return true;
         }
+        self.registry.postpone(matched);
+        for side in gone {
+            let End {
+                entry, generation, ..
+            } = side.end;
+            self.registry.withdraw(side.client, entry, generation);
+        }
+        self.set_verdicts(ends, Reason::Closing);
+        false
+    }
+
+    /// Why two ends that belong together are not introduced for now.
+    fn reason_against(&mut self, ends: [End; 2]) -> Option<Reason> {
         let uid = |id| self.clients.get(&id).map(|client: &Connection| client.uid);
-        let against = match self.registry.know_each_other(ends, uid) {
+        match self.registry.know_each_other(ends, uid) {
             false => Some(Reason::OtherUser),
             true if self.rule_against(ends).is_some() => Some(Reason::Policy),
             true => (!self.has_budget(ends)).then_some(Reason::OverBudget),
-        };
-        if let Some(reason) = against {
-            self.registry.hold(matched);
-            for end in ends {
-                self.tables.set_verdict(end, reason);
-            }
-            return Ok(());
         }
-        let memory = self.regions.create(matched).inspect_err(|error| {
-            self.registry.postpone(matched);
-            for side in &matched.sides {
-                self.tables.set_verdict(side.end, Reason::NoResources);
-            }
-            let why = || format!("cannot make a region: {error}");
-            self.log.say("memory", why);
-        })?;
-        self.count_in_budget(matched.channel, ends);
-        self.show_to_captures_by_both(ends);
-        self.log.say("pair", || "introduced two programs".into());
+    }
+
+    fn offer_to_both(&mut self, matched: &Match, ends: [End; 2], memory: &Memory) {
         let uids = matched.sides.each_ref().map(|side| {
             let client: Option<&Connection> = self.clients.get(&side.client);
             client.map(|client| client.uid)
@@ -330,7 +363,7 @@ impl Daemon {
         let listener = ends.iter().map(|&end| self.registry.listener(end)).max();
         let listener = listener.filter(|_| is_plain).unwrap_or(0);
         for (side, introduction) in matched.sides.iter().enumerate() {
-            let mut offer = offer_of(matched, side as u32, introduction, &memory);
+            let mut offer = offer_of(matched, side as u32, introduction, memory);
             offer.message.pair = self.spoken(matched.pair);
             if is_one_user {
                 offer.message.attached |= SAME_USER;
@@ -340,7 +373,6 @@ impl Daemon {
                 self.drop_client(introduction.client, &Fault::Deaf);
             }
         }
-        Ok(())
     }
 
     /// Under pressure, has the least active channels give up their regions. A program that sleeps

@@ -136,21 +136,8 @@ impl Runner {
         let config = config(settings, link.mac(), mtu, share);
         let mut loopback_aliases = LoopbackAliases::next_to(common.relay_source);
         let poller = Poller::new().map_err(os("make an epoll instance"))?;
-        let watch = |fd, source| poller.watch(fd, source);
-        let watched = watch(link.device.as_fd(), Source::Link)
-            .and_then(|()| watch(link.changes(), Source::LinkChange))
-            .and_then(|()| watch(inbox.bell(), Source::Command))
-            .and_then(|()| watch(channels.socket(), Source::Offers))
-            .and_then(|()| match &arrivals {
-                Some(arrivals) => watch(arrivals.relay(), Source::Relay)
-                    .and_then(|()| watch(arrivals.late(), Source::Late)),
-                None => Ok(()),
-            })
-            .and_then(|()| match link.rule_changes() {
-                Some(rules) => watch(rules, Source::LinkChange),
-                None => Ok(()),
-            });
-        watched.map_err(os("watch the link"))?;
+        watch_all(&poller, &link, &inbox, &channels, arrivals.as_ref())
+            .map_err(os("watch the link"))?;
         let mut runner = Runner {
             engine: Engine::new(config, Random::from_entropy(entropy)),
             own: loopback_aliases.for_all(settings),
@@ -169,12 +156,7 @@ impl Runner {
             link,
             arrivals,
             poller,
-            streams: {
-                let mut streams = Streams::new(settings.memory_bytes / share.count());
-                let (engine, copybreak) = (settings.copy_engine, settings.copybreak);
-                streams.copying.set(engine, copybreak.unwrap_or(usize::MAX));
-                streams
-            },
+            streams: streams_for(settings, share.count()),
             channels,
             mtu,
             look_at_listeners_due: None,
@@ -661,6 +643,36 @@ impl Runner {
             }
         }
     }
+}
+
+/// Has the poller watch everything that is there from the start.
+fn watch_all(
+    poller: &Poller,
+    link: &Link,
+    inbox: &Inbox,
+    channels: &Channels,
+    arrivals: Option<&Arrivals>,
+) -> io::Result<()> {
+    poller.watch(link.device.as_fd(), Source::Link)?;
+    poller.watch(link.changes(), Source::LinkChange)?;
+    poller.watch(inbox.bell(), Source::Command)?;
+    poller.watch(channels.socket(), Source::Offers)?;
+    if let Some(arrivals) = arrivals {
+        poller.watch(arrivals.relay(), Source::Relay)?;
+        poller.watch(arrivals.late(), Source::Late)?;
+    }
+    if let Some(rules) = link.rule_changes() {
+        poller.watch(rules, Source::LinkChange)?;
+    }
+    Ok(())
+}
+
+/// The memory of one of so many threads.
+fn streams_for(settings: &Settings, threads: usize) -> Streams {
+    let mut streams = Streams::new(settings.memory_bytes / threads);
+    let (engine, copybreak) = (settings.copy_engine, settings.copybreak);
+    streams.copying.set(engine, copybreak.unwrap_or(usize::MAX));
+    streams
 }
 
 fn make_due(due: &mut Vec<u32>, flow: &mut Flow, slot: u32) {

@@ -153,36 +153,8 @@ impl Draft {
                 ),
             };
         };
-        if self.addresses.is_empty() && self.shares.is_empty() {
-            return whole(
-                "an engine needs an address of its own, --address 10.84.0.2/24, or one of the \
-                host's, --share 192.0.2.7:80",
-            );
-        }
-        if !self.shares.is_empty() {
-            self.check_shares(device.kind)?;
-        } else if self.outgoing.is_some() {
-            return whole(
-                "`outgoing` names ports of an address that is the host's, too: share 192.0.2.7",
-            );
-        }
-        if self.addresses.len() > OWN_MAX {
-            return whole("more addresses than an engine can have (16)");
-        }
-        let of_family = |v4: bool| self.gateways.iter().filter(move |ip| ip.is_ipv4() == v4);
-        if of_family(true).count() > 1 || of_family(false).count() > 1 {
-            return whole("one gateway of each family is enough");
-        }
-        let reachable = |gateway: &IpAddr| {
-            let on_link = |&(ip, bits): &(IpAddr, u8)| rule_of(ip, bits, 0, RuleAction::Host);
-            let on_link = self.addresses.iter().map(on_link);
-            on_link
-                .into_iter()
-                .any(|rule| rule.matches(spell(*gateway), 0))
-        };
-        if !self.gateways.iter().all(reachable) {
-            return whole("a gateway has to be in the prefix of one of the addresses");
-        }
+        self.check_addresses(device.kind)?;
+        self.check_gateways()?;
         // AF_XDP hands over whole frames, and takes only complete ones.
         let helps = device.kind != DeviceKind::Xdp;
         let is_without = |word: &str| self.without.iter().any(|without| without == word);
@@ -224,6 +196,46 @@ impl Draft {
             return whole("more rules than an engine can show its clients (64)");
         }
         Ok(Some(settings))
+    }
+
+    /// Refuses an engine without an address, and addresses that it cannot have.
+    fn check_addresses(&self, kind: DeviceKind) -> Result<(), SettingsError> {
+        let whole = |cause| Err(SettingsError::Whole(cause));
+        if self.addresses.is_empty() && self.shares.is_empty() {
+            return whole(
+                "an engine needs an address of its own, --address 10.84.0.2/24, or one of the \
+                host's, --share 192.0.2.7:80",
+            );
+        }
+        if !self.shares.is_empty() {
+            self.check_shares(kind)?;
+        } else if self.outgoing.is_some() {
+            return whole(
+                "`outgoing` names ports of an address that is the host's, too: share 192.0.2.7",
+            );
+        }
+        match self.addresses.len() > OWN_MAX {
+            true => whole("more addresses than an engine can have (16)"),
+            false => Ok(()),
+        }
+    }
+
+    /// Refuses gateways that the link does not lead to, and more than one of a family.
+    fn check_gateways(&self) -> Result<(), SettingsError> {
+        let whole = |cause| Err(SettingsError::Whole(cause));
+        let of_family = |v4: bool| self.gateways.iter().filter(move |ip| ip.is_ipv4() == v4);
+        if of_family(true).count() > 1 || of_family(false).count() > 1 {
+            return whole("one gateway of each family is enough");
+        }
+        let is_on_link = |gateway: &IpAddr| {
+            let prefix = |&(ip, bits): &(IpAddr, u8)| rule_of(ip, bits, 0, RuleAction::Host);
+            let mut prefixes = self.addresses.iter().map(prefix);
+            prefixes.any(|prefix| prefix.matches(spell(*gateway), 0))
+        };
+        match self.gateways.iter().all(is_on_link) {
+            true => Ok(()),
+            false => whole("a gateway has to be in the prefix of one of the addresses"),
+        }
     }
 
     /// Refuses settings that do not go together with shared addresses.
