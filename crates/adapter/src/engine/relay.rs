@@ -10,7 +10,7 @@ use toehold_stream::worth;
 use toehold_tcp::{Engine, Instant};
 
 use super::carriers::Reusable;
-use super::channels::Channels;
+use super::channels::{ChannelKey, Channels};
 use super::endpoint::Endpoint;
 use super::flow::{Beside, Flow, Opener, ProgramEnding, RemoteEnding, Stage, Window};
 use super::memory::Streams;
@@ -620,6 +620,30 @@ impl Flow {
             }
         }
         Ok(())
+    }
+
+    /// The channel that was asked for is there. A connection that has outgrown it meanwhile gives
+    /// it back at once.
+    pub(super) fn take_channel(
+        &mut self,
+        key: ChannelKey,
+        endpoint: &mut Endpoint,
+        engine: &mut Engine,
+        now: Instant,
+    ) {
+        let is_of_reader = self.window.is_of_reader();
+        let info = engine.info(self.id);
+        let (window_log2, most_log2) = tcp_config::first_and_largest_log2(info, is_of_reader);
+        let (_, slot) = key.place;
+        endpoint.attach(slot, window_log2, most_log2);
+        self.beside = Beside::Channel(key);
+        if self.outgrows_channel {
+            endpoint.recall();
+        } else if is_of_reader {
+            // A window is no larger than the ring it may move to. It fails only for a connection
+            // that is not there.
+            let _ = engine.bound_window(now, self.id, 0, 1 << window_log2);
+        }
     }
 
     /// How many bytes are in flight follows from how fast they go. A connection with more of them

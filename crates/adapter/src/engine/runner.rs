@@ -40,7 +40,7 @@ use super::relay::Around;
 use super::report::Report;
 use super::settings::{ByDestination, Settings};
 use super::spinning::Spinning;
-use super::tcp_config::{LARGE_SEGMENT_BYTES, RECEIVE_BYTES, config, first_and_largest_log2};
+use super::tcp_config::{LARGE_SEGMENT_BYTES, RECEIVE_BYTES, config};
 use super::transmitter::FrameTransmitter;
 use crate::entropy;
 use crate::epoll::EVENTS_PER_TURN;
@@ -359,17 +359,14 @@ impl Runner {
             let Some(flow) = flow.filter(asked) else {
                 return;
             };
-            let info = engine.info(flow.id);
-            let (window_log2, most_log2) = first_and_largest_log2(info, flow.window.is_of_reader());
-            offer.endpoint.attach(offer.slot, window_log2, most_log2);
-            if flow.window.is_of_reader() {
-                // A window is no larger than the ring it may move to. It fails only for a
-                // connection that is not there.
-                let _ = engine.bound_window(now, flow.id, 0, 1 << window_log2);
-            }
             channels.enter(offer.pair, offer.slot, slot);
             let place = (offer.pair, offer.slot);
-            flow.beside = Beside::Channel(ChannelKey { entry, place });
+            flow.take_channel(
+                ChannelKey { entry, place },
+                &mut offer.endpoint,
+                engine,
+                now,
+            );
             if let Some(serving) = &mut flow.serving {
                 serving.accepting = offer.accepting;
             }

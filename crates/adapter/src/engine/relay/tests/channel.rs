@@ -142,6 +142,39 @@ fn connection_with_more_in_flight_than_rings_hold_leaves_its_channel() {
     assert!(info.receive_limit > 4 << 20, "{} bytes", info.receive_limit);
 }
 
+/// Its program may ask later than we do, and the channel is there when both have.
+#[test]
+fn connection_that_outgrows_its_channel_before_it_is_there_gives_it_back() {
+    let mut bench = Bench::with_long_path();
+    bench.flow.beside = Beside::Asked { entry: 0 };
+    let mut sent = 0;
+    while !bench.flow.outgrows_channel {
+        assert!(sent < 256 << 20, "more than any window");
+        // A round trip is measured by what is sent.
+        bench.program.write_all(b"x").expect("room");
+        sent += 8 << 20;
+        bench.stream(LONG_PATH, sent);
+    }
+    let (mut endpoint, program) = endpoints::channel();
+    program.attach();
+    let key = ChannelKey {
+        entry: 0,
+        place: (0, 0),
+    };
+    let before = bench.receive_limit();
+    let (engine, now) = (&mut bench.engine, bench.now);
+    bench.flow.take_channel(key, &mut endpoint, engine, now);
+    bench.streams.set_endpoint(bench.flow.id, Some(endpoint));
+    assert_eq!(bench.turn(), Next::Wait);
+    let endpoint = bench.streams.endpoint(bench.flow.id).expect("just set");
+    assert!(!endpoint.is_up() && bench.receive_limit() >= before);
+    program.leave();
+    assert_eq!(bench.turn(), Next::Wait);
+    assert!(bench.streams.endpoint(bench.flow.id).is_none());
+    assert_eq!(bench.flow.beside, Beside::Nothing);
+    bench.stream(LONG_PATH, sent + 100);
+}
+
 /// Round trips of a short path are long while data waits in queues, or a processor is busy. A
 /// larger window would not make that connection faster.
 #[test]
