@@ -569,12 +569,17 @@ impl Engine {
             && u32_at(h, 74) == 0x0101_080a
     }
 
-    /// The connection of such a frame.
+    /// The connection of such a frame. Frames of one connection come in trains.
+    #[inline(always)]
     fn find_fast_v6(&mut self, h: &[u8; V6_HEADERS_BYTES]) -> Option<u32> {
         let ends = EndsV6::of(h.first_chunk().expect("the header is longer"));
         if ends == self.last_flow_v6.ends {
             return Some(self.last_flow_v6.slot);
         }
+        self.find_another_v6(ends)
+    }
+
+    fn find_another_v6(&mut self, ends: EndsV6) -> Option<u32> {
         let key = ends.key();
         if key.remote.is_v4() {
             return None; // A mapped address is none that a packet may have.

@@ -65,20 +65,23 @@ impl EndsV6 {
     /// Of a frame that begins so.
     #[inline(always)]
     pub(crate) fn of(h: &[u8; Self::HEADERS_BYTES]) -> Self {
-        let word = |at: usize| *h[at..].first_chunk().expect("the header is longer");
+        let word =
+            |at: usize| u64::from_ne_bytes(*h[at..].first_chunk().expect("the header is longer"));
         Self {
             ports: u32::from_ne_bytes(*h.last_chunk().expect("the header is longer")),
-            addresses: [22, 30, 38, 46].map(|at| u64::from_ne_bytes(word(at))),
+            // Not by `map`, which compilers since have made a call of.
+            addresses: [word(22), word(30), word(38), word(46)],
         }
     }
 
     #[inline(always)]
     pub(crate) fn key(&self) -> FlowKey {
-        let [remote_high, remote_low, local_high, local_low] = self.addresses.map(u64::from_be);
+        let [remote_high, remote_low, local_high, local_low] = self.addresses;
+        let address = |high, low| Address([u64::from_be(high), u64::from_be(low)]);
         let ports = u32::from_be(self.ports);
         FlowKey {
-            local: Address([local_high, local_low]),
-            remote: Address([remote_high, remote_low]),
+            local: address(local_high, local_low),
+            remote: address(remote_high, remote_low),
             local_port: ports as u16,
             remote_port: (ports >> 16) as u16,
         }
