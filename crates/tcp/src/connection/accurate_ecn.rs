@@ -11,7 +11,7 @@
 
 use crate::config::EcnMode;
 use crate::wire::ip::Ecn;
-use crate::wire::tcp::{EcnCounters, Flags};
+use crate::wire::tcp::{EcnCounters, Flags, Segment};
 
 /// Both ends count packets from 5 on (section 3.2.1): a path that clears the bits shows.
 const PACKETS_AT_FIRST: u8 = 5;
@@ -81,6 +81,23 @@ impl EcnMode {
         }
     }
 
+    /// The feedback of a connection whose SYN-ACK has agreed to some, where only a cookie remembers
+    /// it: the acknowledgement that brings the cookie says which.
+    ///
+    /// Section 5.1: the values 2 to 7 of the field in an acknowledgement without payload say that
+    /// the client has asked for this feedback. With payload the client's counter stands there, 5
+    /// or a little more, and CWR alone may be RFC 3168's.
+    pub(crate) fn by_cookie(self, agreed: EcnMode, segment: &Segment<'_>) -> EcnMode {
+        let ace_min = match segment.payload.is_empty() {
+            true => 0b010,
+            false => 0b100,
+        };
+        match (self, agreed) {
+            (EcnMode::Accurate, EcnMode::Classic) if segment.flags.ace() >= ace_min => self,
+            _ => agreed,
+        }
+    }
+
     /// As [`Self::by_syn`], of a SYN-ACK.
     pub(super) fn by_syn_ack(self, flags: Flags) -> EcnMode {
         match (self, flags.ace()) {
@@ -119,7 +136,7 @@ impl EcnMode {
 //# However, an AccECN Server implementation MUST NOT send a SYN/ACK with this combination
 //# (AE,CWR,ECE) = (1,0,1).
 /// The handshake's encoding of how a packet came (table 2, and table 3 of section 3.2.2.1).
-fn reflection(came: Ecn) -> Flags {
+pub(super) fn reflection(came: Ecn) -> Flags {
     Flags::of_ace(match came {
         Ecn::NotCapable => 0b010,
         Ecn::Ect1 => 0b011,

@@ -1,6 +1,7 @@
 //! Active, passive and simultaneous open (RFC 9293 section 3.5 and 3.10.7.3), and what a SYN
 //! negotiates.
 
+use super::accurate_ecn;
 use super::input::Response;
 use super::receive::{QUICK_ACKS, TUNE_ROUND};
 use super::recovery::{Rack, Recovery};
@@ -53,6 +54,15 @@ impl Offer {
             syn: segment.syn_options(),
             ecn: ecn.by_syn(segment.flags),
             came,
+        }
+    }
+
+    /// The three bits of a SYN-ACK that agrees to the offer's feedback.
+    pub(crate) fn agreeing_flags(&self) -> Flags {
+        match self.ecn {
+            EcnMode::Off => Flags::default(),
+            EcnMode::Classic => Flags::ECE,
+            EcnMode::Accurate => accurate_ecn::reflection(self.came),
         }
     }
 }

@@ -387,14 +387,9 @@ impl Engine {
         let has_timestamps = offer.syn.timestamps.is_some();
         // RFC 3168 section 6.1.1: the connection may mark what it sends only if this SYN-ACK says
         // so, and the cookie remembers that.
-        let is_agreed = has_timestamps && offer.ecn != EcnMode::Off;
-        offer.ecn = if is_agreed {
-            // A deviation from RFC 9768 section 3.1.1: a remote that asks for its feedback gets RFC
-            // 3168's, as from a server without the other.
-            EcnMode::Classic
-        } else {
-            EcnMode::Off
-        };
+        if !has_timestamps {
+            offer.ecn = EcnMode::Off;
+        }
         let (isn, bits) = self.secrets.cookies.make(now, key, &offer);
         let clock = super::cookie::stamp(now.timestamp_ticks(), bits);
         let scale = window_scale(&self.config, options.receive_bytes_max);
@@ -424,11 +419,7 @@ impl Engine {
             destination_port: key.remote_port,
             seq: isn,
             ack: offer.irs.wrapping_add(1),
-            flags: if is_agreed {
-                Flags::SYN | Flags::ACK | Flags::ECE
-            } else {
-                Flags::SYN | Flags::ACK
-            },
+            flags: Flags::SYN | Flags::ACK | offer.agreeing_flags(),
             window: options.receive_bytes.min(u32::from(u16::MAX)) as u16,
         };
         self.queue_segment(key.local, key.remote, &header, writer.as_bytes(), reply_to);

@@ -6,6 +6,8 @@
 //!   TSval  | its clock, the low six bits replaced: SACK, ECN, window scale (15: none)        |
 //! ```
 //!
+//! Which feedback of ECN was agreed upon, the acknowledgement says ([`EcnMode::by_cookie`]).
+//!
 //! Without timestamps the remote's options do not survive: then no SACK and no scaling, but
 //! service.
 
@@ -84,7 +86,7 @@ impl Cookies {
                 echo: 0,
             }),
         };
-        // The window is taken from the acknowledgement itself.
+        // The window is taken from the acknowledgement itself; so is the kind of ECN's feedback.
         Some((
             isn,
             Offer {

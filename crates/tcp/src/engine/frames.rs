@@ -377,7 +377,7 @@ impl Engine {
         reply_to: ReplyTo,
         memory: &mut dyn Memory,
     ) -> bool {
-        let Some((isn, offer)) = self.cookie_in(now, segment, key) else {
+        let Some((isn, mut offer)) = self.cookie_in(now, segment, key) else {
             return false;
         };
         let Some((listener, found)) = self.listeners.find(key.local, key.local_port) else {
@@ -388,6 +388,7 @@ impl Engine {
             return true; // Dropped: the remote repeats its acknowledgement or its data.
         }
         let options = found.options;
+        offer.ecn = options.ecn.by_cookie(offer.ecn, segment);
         if !self.make_room() {
             return true; // Likewise.
         }

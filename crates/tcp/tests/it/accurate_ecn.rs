@@ -816,3 +816,40 @@ fn what_is_repeated_has_the_latest_number() {
     stage.wait(Duration::from_secs(2));
     stage.expect("P.EWe 1:101(100) ack 151");
 }
+
+/// Section 5.1: where only a cookie remembers the handshake, the acknowledgement says whether the
+/// client has asked for this feedback or for RFC 3168's.
+#[test]
+fn a_cookie_s_acknowledgement_says_which_feedback_was_agreed_upon() {
+    use EcnMode::{Accurate, Classic};
+    let cases = [
+        // Asked for, and as answered; the acknowledgement, and the answer to a marked packet.
+        (Accurate, "SeWE", "S.W", ".W 1:1(0)", Accurate, ".eW"),
+        (Accurate, "SeWE", "S.W", "P.eE 1:11(10)", Accurate, ".eW"),
+        (Accurate, "SWE", "S.E", ". 1:1(0)", Classic, ".E"),
+        (Accurate, "SWE", "S.E", "P.W 1:11(10)", Classic, ".E"),
+        (Classic, "SeWE", "S.E", ".W 1:1(0)", Classic, ".E"),
+    ];
+    for (ecn, syn, answer, acknowledgement, agreed, echo) in cases {
+        let mut stage = Stage::new(|config, options| {
+            config.half_open_max = 0;
+            options.ecn = ecn;
+        });
+        stage.remote(&format!("{syn} 0:0(0) win 65535 <mss 1000,TS>"));
+        stage.expect(&format!("{answer} 0:0(0) ack 1"));
+        stage.remote(&format!("{acknowledgement} ack 1 win 100 <TS>"));
+        assert_eq!(stage.engine.counters().cookies_accepted, 1);
+        let id = stage.engine.accept(stage.listener).expect("established");
+        assert_eq!(stage.engine.info(id).expect("open").ecn, agreed, "{syn}");
+        stage.wait(Duration::from_secs(1));
+        stage.forget_sent();
+        let flags = if agreed == Accurate { "P.eE" } else { "P." };
+        let seq = if acknowledgement.contains("1:11") {
+            "11:21(10)"
+        } else {
+            "1:11(10)"
+        };
+        stage.remote(&format!("{flags} {seq} ack 1 win 100 <TS> ce"));
+        stage.expect(&format!("{echo} 1:1(0)"));
+    }
+}
