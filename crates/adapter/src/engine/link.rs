@@ -134,6 +134,9 @@ impl Link {
 
     /// Looks whether the interface is still there. One that has come in its place under its name is
     /// opened: true when there is another device to watch.
+    ///
+    /// A TAP device of the adapter's own is not made again after it was deleted: whoever configures
+    /// the kernel's side of it anew makes it, and would find its name taken.
     pub(super) fn follow(&mut self) -> bool {
         let index = self.interfaces.index(self.name()).ok();
         let is_current = match &self.device {
