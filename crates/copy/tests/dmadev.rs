@@ -11,7 +11,6 @@ use toehold_copy::{
 #[test]
 fn the_skeleton_device_copies_registered_memory() {
     let device = Dmadev::open(64).unwrap();
-    assert_eq!(device.device_name(), "dma_skeleton");
     // The one device is taken: there is a sentence and a working channel.
     let other = open(Some("dmadev"), 8);
     assert_eq!(other.channel.backend_name(), "cpu");

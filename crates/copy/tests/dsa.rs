@@ -176,9 +176,9 @@ fn layouts_and_constants_are_the_kernels() {
             printf("%d %d %d %d %d\n",
             (int)sizeof(struct dsa_completion_record), R(status), R(bytes_completed),
                 R(fault_addr), R(op_specific));
-            printf("%d %d %d\n", DSA_OPCODE_NOOP, DSA_OPCODE_MEMMOVE, DSA_OPCODE_MEMFILL);
-            printf("%d %d %d %d\n",
-            IDXD_OP_FLAG_BOF, IDXD_OP_FLAG_CRAV, IDXD_OP_FLAG_RCR, IDXD_OP_FLAG_CC);
+            printf("%d %d\n", DSA_OPCODE_MEMMOVE, DSA_OPCODE_MEMFILL);
+            printf("%d %d %d\n",
+            IDXD_OP_FLAG_CRAV, IDXD_OP_FLAG_RCR, IDXD_OP_FLAG_CC);
             printf("%d %d %d %d %d\n", DSA_COMP_NONE, DSA_COMP_SUCCESS, DSA_COMP_PAGE_FAULT_NOBOF,
                 DSA_COMP_BAD_OPCODE, DSA_COMP_STATUS_MASK);
             return 0;
@@ -209,7 +209,7 @@ fn layouts_and_constants_are_the_kernels() {
     use std::mem::{offset_of, size_of};
     let packed = 0x00ab_cdef | 0x12 << 24;
     let ours = format!(
-        "{} {} {} {} {} {} {} {} {packed:x}\n{} {} {} {} {}\n{} {} {}\n{} {} {} {}\n{} {} {} {} \
+        "{} {} {} {} {} {} {} {} {packed:x}\n{} {} {} {} {}\n{} {}\n{} {} {}\n{} {} {} {} \
         {}\n",
         size_of::<Descriptor>(),
         offset_of!(Descriptor, completion_addr),
@@ -224,10 +224,8 @@ fn layouts_and_constants_are_the_kernels() {
         offset_of!(Record, bytes_completed),
         offset_of!(Record, fault_addr),
         offset_of!(Record, specific),
-        opcode::NOOP,
         opcode::MEMMOVE,
         opcode::MEMFILL,
-        flag::BLOCK_ON_FAULT,
         flag::COMPLETION_ADDRESS_VALID,
         flag::REQUEST_COMPLETION,
         flag::CACHE_CONTROL,

@@ -397,11 +397,6 @@ fn others(first: *const LinkMap, own: *const Dynamic, name: &Name) -> Option<Fou
         .find_map(|object| object.find(name))
 }
 
-/// True when a dynamic linker has loaded objects into this process.
-pub fn has_list() -> bool {
-    !first_object().is_null()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

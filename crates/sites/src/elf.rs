@@ -50,7 +50,7 @@ pub const PT_LOAD: u32 = 1;
 /// `PT_DYNAMIC`.
 pub const PT_DYNAMIC: u32 = 2;
 /// `PT_INTERP`.
-pub const PT_INTERP: u32 = 3;
+const PT_INTERP: u32 = 3;
 /// `PT_NOTE`.
 pub const PT_NOTE: u32 = 4;
 /// `PF_X`.
@@ -203,12 +203,6 @@ impl<'a> Image<'a> {
         self.sections().filter_map(inside).chain(whole)
     }
 
-    /// True when it names a program that loads it: a dynamic linker.
-    #[must_use]
-    pub fn has_loader(&self) -> bool {
-        self.segments().any(|segment| segment.kind == PT_INTERP)
-    }
-
     /// True when Go's linker made it.
     #[must_use]
     pub fn is_go(&self) -> bool {
@@ -231,19 +225,6 @@ impl<'a> Image<'a> {
             let mut texts = bytes.split(|byte| *byte == 0);
             texts.any(|text| text.starts_with(SIGNATURE))
         })
-    }
-
-    /// The identity of this build: GNU's build id, or Go's.
-    #[must_use]
-    pub fn build_id(&self) -> Option<&'a [u8]> {
-        self.note(b"GNU\0", 3).or_else(|| self.note(b"Go\0\0", 4))
-    }
-
-    /// The content of a note.
-    fn note(&self, owner: &[u8], kind: u32) -> Option<&'a [u8]> {
-        let notes = self.segments().filter(|segment| segment.kind == PT_NOTE);
-        let mut contents = notes.filter_map(|notes| self.range(notes.offset, notes.file_bytes));
-        contents.find_map(|content| note(content, owner, kind))
     }
 
     fn array<const N: usize>(&self, at: usize) -> Option<[u8; N]> {
@@ -307,7 +288,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_program_has_code_and_a_loader() {
+    fn this_program_has_code() {
         let bytes = std::fs::read("/proc/self/exe").expect("readable");
         let image = Image::parse(&bytes).expect("an ELF file");
         let code: usize = image
@@ -317,7 +298,6 @@ mod tests {
             .map(|part| part.len())
             .sum();
         assert!(code > 10_000, "{code} bytes of code");
-        assert!(image.has_loader());
         assert!(!image.is_go() && image.is_rust());
     }
 
@@ -349,7 +329,7 @@ mod tests {
                     let _ = image.range(segment.offset, segment.file_bytes);
                     let _ = image.parts(segment).count();
                 }
-                let _ = (image.build_id(), image.headers_address());
+                let _ = image.headers_address();
                 let _ = (image.is_go(), image.is_rust());
             }
         }

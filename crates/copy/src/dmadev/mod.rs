@@ -19,7 +19,6 @@ use crate::{Cookie, Operation};
 /// The `dmadev` engine.
 pub struct Dmadev {
     device: i16,
-    name: String,
     can_fill: bool,
     /// Accepted and not reported, oldest first: a virtual channel completes in order.
     in_flight: VecDeque<Cookie>,
@@ -88,18 +87,12 @@ impl Dmadev {
         match unsafe { toehold_dmadev_start(device, entries) } {
             0 => Ok(Dmadev {
                 device,
-                name,
                 can_fill: can(CAPABILITY_FILL),
                 in_flight: VecDeque::new(),
                 is_ours: true,
             }),
             error => Err(format!("{name} does not start (error {})", -error)),
         }
-    }
-
-    /// The device's name.
-    pub fn device_name(&self) -> &str {
-        &self.name
     }
 }
 

@@ -66,8 +66,6 @@ const _: () = assert!(size_of::<Descriptor>() == 64 && size_of::<Record>() == 32
 
 /// Codes of operations.
 pub mod opcode {
-    /// Does nothing, and says so.
-    pub const NOOP: u8 = 0;
     /// Copies.
     pub const MEMMOVE: u8 = 3;
     /// Repeats a pattern of eight bytes.
@@ -76,8 +74,6 @@ pub mod opcode {
 
 /// Flags of descriptors.
 pub mod flag {
-    /// The device waits for a page that is not there, instead of giving up.
-    pub const BLOCK_ON_FAULT: u32 = 0x0002;
     /// `completion_addr` means something.
     pub const COMPLETION_ADDRESS_VALID: u32 = 0x0004;
     /// A record is wanted also when all is well.
