@@ -18,10 +18,10 @@ use crate::system::{errno, real, sys};
 use crate::transfer::control_messages::Control;
 use crate::transfer::kernel_call::by_kernel;
 use crate::transfer::receive::receive_message;
-use crate::transfer::send::{self, Turn, begin_host_send, finish_host_send, transmit_more};
+use crate::transfer::send::{self, Step, begin_host_send, finish_host_send, transmit_more};
 use crate::waiting::sleep::sleep_until;
 
-/// Bytes moved per turn, through a buffer on the stack.
+/// Bytes moved per step, through a buffer on the stack.
 const TURN_BYTES: usize = 64 << 10;
 
 /// `sendfile` to a tracked connection. `kernel` is the program's own call.
@@ -193,8 +193,8 @@ fn pipe_to_ring(
     len: usize,
     flags: u32,
 ) -> Result<Option<usize>, i32> {
-    let turn = |end: &End<'_>, done: usize| {
-        send::begin_turn(connection, end, done)?;
+    let step = |end: &End<'_>, done: usize| {
+        send::begin_step(connection, end, done)?;
         if end.tx_mode() != Mode::Ring {
             doorbells::tidy(connection, end);
             return pipe_to_carrier(connection, end, pipe, len - done, flags);
@@ -206,7 +206,7 @@ fn pipe_to_ring(
             .map_err(|fault| fault_of_peer(connection, fault))?;
         let room = want.min(credit as usize);
         if room == 0 {
-            return Ok(Turn::NoCredit);
+            return Ok(Step::NoCredit);
         }
         let part = |(offset, len): (usize, usize)| iovec {
             iov_base: end.ring_out().wrapping_add(offset).cast(),
@@ -215,17 +215,17 @@ fn pipe_to_ring(
         // SAFETY: `room` is within the credit, so the stretches are ours to write.
         let read = unsafe { sys::read_now(pipe, &sender.reserve(room).map(part)) };
         match sys::answer(read) {
-            Ok(0) | Err(libc::EAGAIN) => Ok(Turn::Dry),
+            Ok(0) | Err(libc::EAGAIN) => Ok(Step::Dry),
             Ok(bytes) => {
                 sender.publish(bytes);
                 notifier::notify(connection, end)?;
-                Ok(Turn::Sent(bytes))
+                Ok(Step::Sent(bytes))
             }
             Err(error) => Err(error),
         }
     };
     let waits = !connection.nonblocking();
-    send::carry(connection, len, waits, turn).map(Some)
+    send::carry(connection, len, waits, step).map(Some)
 }
 
 /// The kernel's own splice to the carrier. The caller holds the send lock.
@@ -235,14 +235,14 @@ fn pipe_to_carrier(
     pipe: i32,
     len: usize,
     flags: u32,
-) -> Result<Turn, i32> {
+) -> Result<Step, i32> {
     let (mut len, mut flags) = (len, flags);
     if !connection.nonblocking() {
         // The kernel would wait in its call, and so would everybody who sends. It does not wait
         // where it says that there is room (sk_stream_is_writeable), for so few bytes.
         let seen = sys::poll_now(connection.number(), libc::POLLOUT);
         if seen == 0 {
-            return Ok(Turn::KernelFull);
+            return Ok(Step::KernelFull);
         }
         (len, flags) = (len.min(libc::PIPE_BUF), flags | libc::SPLICE_F_NONBLOCK);
     }
@@ -253,10 +253,10 @@ fn pipe_to_carrier(
         spliced
     });
     match spliced {
-        Ok(0) => Ok(Turn::Dry),
-        Ok(bytes) => Ok(Turn::Sent(bytes)),
-        Err(libc::EAGAIN) if sys::bytes_waiting(pipe) > 0 => Ok(Turn::KernelFull),
-        Err(libc::EAGAIN) => Ok(Turn::Dry),
+        Ok(0) => Ok(Step::Dry),
+        Ok(bytes) => Ok(Step::Sent(bytes)),
+        Err(libc::EAGAIN) if sys::bytes_waiting(pipe) > 0 => Ok(Step::KernelFull),
+        Err(libc::EAGAIN) => Ok(Step::Dry),
         Err(error) => Err(error),
     }
 }

@@ -3,6 +3,7 @@
 mod from_offset;
 mod waiting;
 
+use core::ops::ControlFlow;
 use core::sync::atomic::Ordering;
 
 use libc::iovec;
@@ -193,162 +194,223 @@ unsafe fn receive_by_steps(
     control: &mut Control,
     flags: i32,
 ) -> Result<usize, i32> {
-    let entry = connection.entry;
     if flags & libc::MSG_OOB != 0 {
-        // Urgent data never travels in a ring: the sender went down for it.
-        let part = parts.first().ok_or(libc::EINVAL)?;
-        let Some(_held) = takeover::lock_receiving(connection) else {
-            return Err(libc::EAGAIN);
-        };
-        if connection.end().is_none() || !connection.is_current() {
-            return Err(errno::LEFT_CHANNEL);
-        }
         // SAFETY: the caller's promise.
-        let result = unsafe {
-            sys::recv(
-                connection.number(),
-                part.iov_base.cast(),
-                part.iov_len,
-                flags,
-            )
-        };
-        return sys::answer(result);
+        return unsafe { receive_urgent(connection, parts, flags) };
     }
     let total = buffers::total(parts).ok_or(libc::EINVAL)?;
     if total == 0 {
-        // The kernel waits for something to be there, or its end or error, and then takes nothing
-        // of it (tcp_recvmsg_locked).
-        let mut byte = 0u8;
-        let byte = iovec {
-            iov_base: (&raw mut byte).cast(),
-            iov_len: 1,
-        };
-        let flags = flags & libc::MSG_DONTWAIT | libc::MSG_PEEK;
-        // SAFETY: `byte` is writable.
-        return unsafe { receive_by_steps(connection, &[byte], &mut Control::none(), flags) }
-            .map(|_| 0);
+        return receive_nothing(connection, flags);
     }
-    let waits = flags & libc::MSG_DONTWAIT == 0 && !connection.nonblocking();
-    // As sock_rcvlowat.
-    let least = match flags & libc::MSG_WAITALL {
-        0 => settings::low_water(connection).min(total),
-        _ => total,
-    };
-    let takes = flags & libc::MSG_PEEK == 0;
-    let mut waits_so_far = Waits::default();
-    let mut done = 0;
-    // The end was seen, on the carrier or in the peer's words: one more look is enough.
-    let (mut ended, mut closed) = (false, false);
+    let mut call = Call::new(connection, total, flags);
     loop {
-        let end;
-        let step = {
-            let Some(held) = takeover::lock_receiving(connection) else {
-                return errno::unless_moved(done, libc::EAGAIN);
-            };
-            if !connection.is_current() {
-                return errno::unless_moved(done, libc::EBADF);
-            }
-            let Some(attached) = connection.end() else {
-                return errno::unless_moved(done, errno::LEFT_CHANNEL);
-            };
-            end = attached;
-            // SAFETY: the caller's promise.
-            let step = unsafe {
-                step(
-                    connection,
-                    &end,
-                    (parts, control),
-                    done,
-                    total - done,
-                    flags,
-                )
-            };
-            if matches!(step, Ok(Step::Got(_, true))) && end.is_asked_for_credit() {
-                switching::notify_of_credit(connection, &end, held);
-            }
-            step
+        // SAFETY: the caller's promise.
+        let (end, step) = match unsafe { call.step(connection, parts, control) } {
+            Ok(locked) => locked,
+            Err(error) => return errno::unless_moved(call.done, error),
         };
-        match step {
-            Ok(Step::Got(moved, _)) => {
-                done += moved;
-                waits_so_far.got_bytes();
-                entry.rx_empty.store(0, Ordering::Relaxed);
-                after_receive(connection);
-                if !takes && waits && moved < least.min(RING_BYTES / 2) {
-                    // Nothing was consumed: wait until more stands behind what was seen, then look
-                    // at all of it again.
-                    done = 0;
-                    if end.records_pending() {
-                        // The rest comes on the carrier, where bytes that were seen already keep
-                        // anything from sleeping.
-                        if ended {
-                            return Ok(moved);
-                        }
-                        let seen =
-                            sleep_until(connection.number(), libc::POLLRDHUP, LOOK_AGAIN_NS)?;
-                        ended = seen.is_some();
-                        continue;
-                    }
-                    let seen = entry.rx_ring.load(Ordering::Relaxed).plus(moved as u64);
-                    let Some(inside) = connection.inside() else {
-                        return Ok(moved);
-                    };
-                    match wait_for_bytes(connection, &inside, seen, &mut waits_so_far) {
-                        Ok(()) if entry.rx_hints.load(Ordering::Relaxed) == 0 && !closed => {
-                            closed = end.theirs().wake.closed.load(SIDE_SEEN) != 0;
-                            continue;
-                        }
-                        _ => return Ok(moved),
-                    }
-                }
-                // Bytes behind a switch count like the bytes before it.
-                // A Unix socket's receive ends behind the message that brought descriptors.
-                let goes_on =
-                    takes && !control.ends_receive() && (done < least || end.records_pending());
-                if done == total || !goes_on {
-                    return Ok(done);
-                }
-                continue;
-            }
-            Ok(Step::End) if done == 0 => {
-                return match unix::error_at_end(connection, &end) {
-                    Some(error) => Err(error),
-                    None => Ok(0),
-                };
-            }
-            Ok(Step::End) => return Ok(done),
-            Err(errno::GOES_BACK) => {
-                return Err(match returning::go(connection) {
-                    true => errno::LEFT_CHANNEL,
-                    false => libc::ECONNRESET,
-                });
-            }
-            // A bad pointer is the call's own error.
-            Err(libc::EFAULT) if done > 0 => return Ok(done),
-            Err(error) if done > 0 => {
-                pending_errors::keep_for_next_call(connection, error);
-                return Ok(done);
-            }
-            Err(libc::ECONNRESET) if resets::was_closed_cleanly(connection, &end) => {
-                entry
-                    .rx_hints
-                    .fetch_or(HINT_EOF | HINT_LOOK, Ordering::Relaxed);
-                return Ok(0);
-            }
-            Err(libc::ECONNRESET) => return Err(unix::told(connection)),
-            Err(error) => return Err(error),
-            Ok(Step::Empty) if done >= least => return Ok(done),
-            Ok(Step::Empty) => {}
+        let went = match step {
+            Ok(Step::Got(moved, _)) => call.got(connection, &end, moved, control.ends_receive()),
+            Ok(Step::Empty) if call.done >= call.least => return Ok(call.done),
+            Ok(Step::Empty) => call.wait(connection, &end),
+            Ok(Step::End) => return call.ended(connection, &end),
+            Err(error) => return call.failed(connection, &end, error),
+        };
+        if let ControlFlow::Break(result) = went {
+            return result;
         }
-        if !waits {
-            if done > 0 {
-                return Ok(done);
+    }
+}
+
+/// Receives urgent data. It never travels in a ring: the sender went down for it.
+///
+/// # Safety
+/// `parts` are writable.
+#[cold]
+unsafe fn receive_urgent(
+    connection: &Connection,
+    parts: &[iovec],
+    flags: i32,
+) -> Result<usize, i32> {
+    let part = parts.first().ok_or(libc::EINVAL)?;
+    let Some(_held) = takeover::lock_receiving(connection) else {
+        return Err(libc::EAGAIN);
+    };
+    if connection.end().is_none() || !connection.is_current() {
+        return Err(errno::LEFT_CHANNEL);
+    }
+    // SAFETY: the caller's promise.
+    let result = unsafe {
+        sys::recv(
+            connection.number(),
+            part.iov_base.cast(),
+            part.iov_len,
+            flags,
+        )
+    };
+    sys::answer(result)
+}
+
+/// A receive without room for a byte. The kernel waits for something to be there, or its end or
+/// error, and then takes nothing of it (tcp_recvmsg_locked).
+#[cold]
+fn receive_nothing(connection: &Connection, flags: i32) -> Result<usize, i32> {
+    let mut byte = 0u8;
+    let byte = iovec {
+        iov_base: (&raw mut byte).cast(),
+        iov_len: 1,
+    };
+    let flags = flags & libc::MSG_DONTWAIT | libc::MSG_PEEK;
+    // SAFETY: `byte` is writable.
+    unsafe { receive_by_steps(connection, &[byte], &mut Control::none(), flags) }.map(|_| 0)
+}
+
+/// `Break` has the result of the program's call; with `Continue` it looks once more.
+type Went = ControlFlow<Result<usize, i32>>;
+
+const LOOKS_AGAIN: Went = ControlFlow::Continue(());
+
+/// A receive of the program's by the channel, and how far it has come.
+struct Call {
+    flags: i32,
+    /// Bytes for which the program's buffers have room.
+    total: usize,
+    /// The call waits until there are so many.
+    least: usize,
+    /// The call may sleep.
+    waits: bool,
+    /// Bytes so far.
+    done: usize,
+    waits_so_far: Waits,
+    /// The end was seen on the carrier: one more look is enough.
+    has_seen_end: bool,
+    /// The end was seen in the peer's words: one more look is enough.
+    has_seen_closed: bool,
+}
+
+impl Call {
+    fn new(connection: &Connection, total: usize, flags: i32) -> Call {
+        Call {
+            flags,
+            total,
+            // As sock_rcvlowat.
+            least: match flags & libc::MSG_WAITALL {
+                0 => settings::low_water(connection).min(total),
+                _ => total,
+            },
+            waits: flags & libc::MSG_DONTWAIT == 0 && !connection.nonblocking(),
+            done: 0,
+            waits_so_far: Waits::default(),
+            has_seen_end: false,
+            has_seen_closed: false,
+        }
+    }
+
+    /// True when the call takes what it receives off the stream.
+    fn takes(&self) -> bool {
+        self.flags & libc::MSG_PEEK == 0
+    }
+
+    /// One look, under the receive lock; and the end of the channel at which it was.
+    ///
+    /// # Errors
+    /// There was no look: the call has moved what it has moved, or fails.
+    ///
+    /// # Safety
+    /// `parts` are writable.
+    #[inline]
+    unsafe fn step(
+        &self,
+        connection: &Connection,
+        parts: &[iovec],
+        control: &mut Control,
+    ) -> Result<(End<'static>, Result<Step, i32>), i32> {
+        let held = takeover::lock_receiving(connection).ok_or(libc::EAGAIN)?;
+        if !connection.is_current() {
+            return Err(libc::EBADF);
+        }
+        let end = connection.end().ok_or(errno::LEFT_CHANNEL)?;
+        let (done, left) = (self.done, self.total - self.done);
+        // SAFETY: the caller's promise.
+        let step = unsafe { step(connection, &end, (parts, control), done, left, self.flags) };
+        if matches!(step, Ok(Step::Got(_, true))) && end.is_asked_for_credit() {
+            switching::notify_of_credit(connection, &end, held);
+        }
+        Ok((end, step))
+    }
+
+    /// `moved` bytes are in the program's buffers. The message to which they belong is over if a
+    /// receive of the kernel's would end behind it.
+    #[inline]
+    fn got(
+        &mut self,
+        connection: &Connection,
+        end: &End<'_>,
+        moved: usize,
+        is_message_over: bool,
+    ) -> Went {
+        self.done += moved;
+        self.waits_so_far.got_bytes();
+        connection.entry.rx_empty.store(0, Ordering::Relaxed);
+        after_receive(connection);
+        if !self.takes() && self.waits && moved < self.least.min(RING_BYTES / 2) {
+            return self.wait_behind(connection, end, moved);
+        }
+        // Bytes behind a switch count like the bytes before it.
+        // A Unix socket's receive ends behind the message that brought descriptors.
+        let goes_on =
+            self.takes() && !is_message_over && (self.done < self.least || end.records_pending());
+        match self.done == self.total || !goes_on {
+            true => ControlFlow::Break(Ok(self.done)),
+            false => LOOKS_AGAIN,
+        }
+    }
+
+    /// A look has seen `moved` bytes, too few, and has consumed none: waits until more stands
+    /// behind them, to look at all of it again.
+    fn wait_behind(&mut self, connection: &Connection, end: &End<'_>, moved: usize) -> Went {
+        let is_enough = ControlFlow::Break(Ok(moved));
+        self.done = 0;
+        if end.records_pending() {
+            // The rest comes on the carrier, where bytes that were seen already keep anything from
+            // sleeping.
+            if self.has_seen_end {
+                return is_enough;
             }
-            switching::resend_if_asked(connection, &end);
+            return match sleep_until(connection.number(), libc::POLLRDHUP, LOOK_AGAIN_NS) {
+                Ok(seen) => {
+                    self.has_seen_end = seen.is_some();
+                    LOOKS_AGAIN
+                }
+                Err(error) => ControlFlow::Break(Err(error)),
+            };
+        }
+        let entry = connection.entry;
+        let seen = entry.rx_ring.load(Ordering::Relaxed).plus(moved as u64);
+        let Some(inside) = connection.inside() else {
+            return is_enough;
+        };
+        let waited = wait_for_bytes(connection, &inside, seen, &mut self.waits_so_far);
+        let is_known = entry.rx_hints.load(Ordering::Relaxed) != 0 || self.has_seen_closed;
+        if waited.is_err() || is_known {
+            return is_enough;
+        }
+        self.has_seen_closed = end.theirs().wake.closed.load(SIDE_SEEN) != 0;
+        LOOKS_AGAIN
+    }
+
+    /// There is nothing, or too little: waits for more, if the call may.
+    fn wait(&mut self, connection: &Connection, end: &End<'_>) -> Went {
+        let entry = connection.entry;
+        if !self.waits {
+            if self.done > 0 {
+                return ControlFlow::Break(Ok(self.done));
+            }
+            switching::resend_if_asked(connection, end);
             if arm_for_unknown_wait(connection) {
-                continue;
+                return LOOKS_AGAIN;
             }
-            return Err(libc::EAGAIN);
+            return ControlFlow::Break(Err(libc::EAGAIN));
         }
         if entry.tx_mode.load(Ordering::Relaxed) == Mode::Carrier as u32
             || connection::commanded(entry)
@@ -357,13 +419,44 @@ unsafe fn receive_by_steps(
             switching::service(connection);
         }
         let Some(inside) = connection.inside() else {
-            continue;
+            return LOOKS_AGAIN;
         };
         let seen = entry.rx_ring.load(Ordering::Relaxed);
-        match wait_for_bytes(connection, &inside, seen, &mut waits_so_far) {
-            Ok(()) => {}
-            Err(_) if done > 0 => return Ok(done),
-            Err(error) => return Err(error),
+        match wait_for_bytes(connection, &inside, seen, &mut self.waits_so_far) {
+            Ok(()) => LOOKS_AGAIN,
+            Err(error) => ControlFlow::Break(errno::unless_moved(self.done, error)),
+        }
+    }
+
+    /// The stream has ended.
+    fn ended(&self, connection: &Connection, end: &End<'_>) -> Result<usize, i32> {
+        match self.done {
+            0 => unix::error_at_end(connection, end).map_or(Ok(0), Err),
+            done => Ok(done),
+        }
+    }
+
+    /// A look has failed with `error`.
+    #[cold]
+    fn failed(&self, connection: &Connection, end: &End<'_>, error: i32) -> Result<usize, i32> {
+        match error {
+            errno::GOES_BACK => Err(match returning::go(connection) {
+                true => errno::LEFT_CHANNEL,
+                false => libc::ECONNRESET,
+            }),
+            // A bad pointer is the call's own error.
+            libc::EFAULT if self.done > 0 => Ok(self.done),
+            error if self.done > 0 => {
+                pending_errors::keep_for_next_call(connection, error);
+                Ok(self.done)
+            }
+            libc::ECONNRESET if resets::was_closed_cleanly(connection, end) => {
+                let hints = &connection.entry.rx_hints;
+                hints.fetch_or(HINT_EOF | HINT_LOOK, Ordering::Relaxed);
+                Ok(0)
+            }
+            libc::ECONNRESET => Err(unix::told(connection)),
+            error => Err(error),
         }
     }
 }

@@ -126,7 +126,6 @@ pub(super) fn wait_for_bytes(
     let left_ns =
         (waits_so_far.deadline).left_after_first(connection.number(), libc::SO_RCVTIMEO)?;
     seen_waits::seen(connection);
-    let (entry, local) = (connection.entry, connection.local);
     let handlers = deferral::handlers();
     let news = || {
         // Relaxed: the look after the wait loads it again.
@@ -134,26 +133,72 @@ pub(super) fn wait_for_bytes(
             || end.is_record_due()
             || !end.theirs().wake.closed.load(Ordering::Relaxed).is(0)
     };
-    if end.rx_mode() == Mode::Ring {
-        let kernels = (libc::SO_RCVTIMEO, libc::POLLIN | libc::POLLRDHUP);
-        match spinning::before_sleep(connection, end, handlers, kernels, news)? {
-            Looked::Found => return Ok(()),
-            Looked::Carrier(seen) if seen & !libc::POLLIN != 0 => {
-                entry.rx_hints.fetch_or(HINT_LOOK, Ordering::Relaxed);
-            }
-            Looked::Carrier(_) | Looked::Nothing => {}
-        }
+    if end.rx_mode() == Mode::Ring && spin(connection, end, handlers, news)? {
+        return Ok(());
     }
     requests::follow();
+    let slept = sleep_armed(connection, end, handlers, news, || {
+        match waits_so_far.steps(end) {
+            None => sleep(connection, left_ns, handlers),
+            Some(events) => sleep_a_step(connection, events, left_ns, handlers),
+        }
+    });
+    after_sleep(connection, end, slept, waits_so_far)
+}
+
+/// Looks for `news` as long as that pays: true when there is some.
+///
+/// # Errors
+/// `EINTR` and `EAGAIN`, as the kernel's call would.
+fn spin(
+    connection: &Connection,
+    end: &End<'_>,
+    handlers: Handlers,
+    news: impl FnMut() -> bool,
+) -> Result<bool, i32> {
+    let kernels = (libc::SO_RCVTIMEO, libc::POLLIN | libc::POLLRDHUP);
+    match spinning::before_sleep(connection, end, handlers, kernels, news)? {
+        Looked::Found => return Ok(true),
+        Looked::Carrier(seen) if seen & !libc::POLLIN != 0 => {
+            let hints = &connection.entry.rx_hints;
+            hints.fetch_or(HINT_LOOK, Ordering::Relaxed);
+        }
+        Looked::Carrier(_) | Looked::Nothing => {}
+    }
+    Ok(false)
+}
+
+/// How a wait for bytes has ended.
+enum Slept {
+    /// There was news before it slept.
+    Not,
+    /// So many bytes are on the carrier.
+    Bytes(usize),
+    /// The carrier has ended.
+    Ended,
+    /// A turn is to be looked at.
+    LooksAgain,
+    Failed(i32),
+}
+
+/// Asks the peer for a doorbell, and sleeps by `sleep` unless there is `news`. From then on a byte
+/// that `sleep` does not see in the region wakes it.
+fn sleep_armed(
+    connection: &Connection,
+    end: &End<'_>,
+    handlers: Handlers,
+    news: impl Fn() -> bool,
+    sleep: impl FnOnce() -> isize,
+) -> Slept {
+    let local = connection.local;
     let start = sys::now_ns();
     arming::arm(connection, end);
     local.attachment.sleepers.begin_reading();
-    let slept = !news() || only_closed_news(end) && !turns::is_over(connection, end);
-    let result = if !slept {
-        1
+    let is_there = news() && (!only_closed_news(end) || turns::is_over(connection, end));
+    let slept = if is_there {
+        Slept::Not
     } else if handlers.end_a_transfer() {
-        errno::set(libc::EINTR);
-        -1
+        Slept::Failed(libc::EINTR)
     } else {
         let undo = || {
             local.attachment.sleepers.end_reading();
@@ -161,46 +206,54 @@ pub(super) fn wait_for_bytes(
             // The caller's guard.
             local.attachment.leave_for_ended();
         };
-        let steps = waits_so_far.steps(end);
-        cancellation::sleeping(undo, || match steps {
-            None => sleep(connection, left_ns, handlers),
-            Some(events) => sleep_a_step(connection, events, left_ns, handlers),
-        })
+        match cancellation::sleeping(undo, sleep) {
+            0 => Slept::Ended,
+            count @ 1.. => Slept::Bytes(count as usize),
+            LOOKS_AGAIN => Slept::LooksAgain,
+            _ => Slept::Failed(errno::get()),
+        }
     };
-    let error = if result < 0 { errno::get() } else { 0 };
     local.attachment.sleepers.end_reading();
     arming::disarm(connection, end);
     local.spin.slept(sys::now_ns() - start);
-    if result == LOOKS_AGAIN {
-        errno::keep(express::look_after);
-        if waits_so_far.vain > VAIN_SLEEPS_MAX {
-            waits_so_far.vain += 1;
+    slept
+}
+
+/// Does what the end of a sleep asks for.
+///
+/// # Errors
+/// `EINTR` and `EAGAIN`, as the kernel's call would.
+fn after_sleep(
+    connection: &Connection,
+    end: &End<'_>,
+    slept: Slept,
+    waits_so_far: &mut Waits,
+) -> Result<(), i32> {
+    match slept {
+        Slept::Not => {}
+        Slept::Bytes(count) => {
+            doorbells::take_seen(connection, end, count);
+            slept_in_vain(connection, end, waits_so_far);
         }
-        if waits_so_far.vain == VAIN_SLEEPS_ENDLESS {
-            sleepers::wake_by_carrier(connection, end);
+        Slept::Ended => {
+            let hints = &connection.entry.rx_hints;
+            hints.fetch_or(HINT_LOOK, Ordering::Relaxed);
         }
-        return Ok(());
-    }
-    match (result, error) {
-        (1.., _) => {
-            if slept {
-                doorbells::take_seen(connection, end, result as usize);
-                slept_in_vain(connection, end, waits_so_far);
+        Slept::LooksAgain => {
+            errno::keep(express::look_after);
+            if waits_so_far.vain > VAIN_SLEEPS_MAX {
+                waits_so_far.vain += 1;
             }
-            Ok(())
+            if waits_so_far.vain == VAIN_SLEEPS_ENDLESS {
+                sleepers::wake_by_carrier(connection, end);
+            }
         }
-        (0, _) => {
-            entry.rx_hints.fetch_or(HINT_LOOK, Ordering::Relaxed);
-            Ok(())
-        }
-        (_, error @ (libc::EINTR | libc::EAGAIN)) => Err(error),
+        Slept::Failed(error @ (libc::EINTR | libc::EAGAIN)) => return Err(error),
         // The number was closed. The next look finds another, or that there is none.
-        (_, libc::EBADF) => Ok(()),
-        (_, error) => {
-            pending_errors::keep(connection, error);
-            Ok(())
-        }
+        Slept::Failed(libc::EBADF) => {}
+        Slept::Failed(error) => pending_errors::keep(connection, error),
     }
+    Ok(())
 }
 
 /// A sleep has ended at bytes of the carrier. If these are doorbells for others, and others do not

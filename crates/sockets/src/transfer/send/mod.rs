@@ -3,6 +3,7 @@
 mod waiting;
 
 use core::ffi::c_void;
+use core::ops::ControlFlow;
 use core::sync::atomic::{Ordering, fence};
 
 use libc::iovec;
@@ -180,8 +181,8 @@ pub(crate) fn finish_host_send(connection: &Connection, result: isize) {
     }
 }
 
-/// The result of one turn under the send lock.
-pub(crate) enum Turn {
+/// The result of one step under the send lock.
+pub(crate) enum Step {
     /// Bytes moved.
     Sent(usize),
     /// Bytes moved, and the next buffer is bad.
@@ -205,11 +206,11 @@ unsafe fn transmit_attached(
     flags: i32,
 ) -> Option<isize> {
     // SAFETY: the caller's promise.
-    let result = unsafe { transmit_by_turns(connection, parts, control, flags) };
+    let result = unsafe { transmit_by_steps(connection, parts, control, flags) };
     leaving::after_transfer(connection, result, endings::send_error)
 }
 
-unsafe fn transmit_by_turns(
+unsafe fn transmit_by_steps(
     connection: &Connection,
     parts: &[iovec],
     control: Control,
@@ -220,12 +221,12 @@ unsafe fn transmit_by_turns(
     carry(connection, total, waits, |end, done| {
         let control = if done == 0 { control } else { NO_CONTROL };
         // SAFETY: the caller's promise.
-        unsafe { turn(connection, end, (parts, control), done, total - done, flags) }
+        unsafe { step(connection, end, (parts, control), done, total - done, flags) }
     })
 }
 
-/// Sends `total` bytes by `turn`, which gets the number of bytes sent so far and is called under
-/// the send lock. A call that `waits` sleeps between two turns, without the lock; any other
+/// Sends `total` bytes by `step`, which gets the number of bytes sent so far and is called under
+/// the send lock. A call that `waits` sleeps between two steps, without the lock; any other
 /// returns.
 ///
 /// # Errors
@@ -235,96 +236,142 @@ pub(crate) fn carry(
     connection: &Connection,
     total: usize,
     waits: bool,
-    mut turn: impl FnMut(&End<'_>, usize) -> Result<Turn, i32>,
+    mut step: impl FnMut(&End<'_>, usize) -> Result<Step, i32>,
 ) -> Result<usize, i32> {
-    let mut deadline = Deadline::default();
-    let mut done = 0;
+    let mut call = Call {
+        connection,
+        total,
+        waits,
+        done: 0,
+        deadline: Deadline::default(),
+    };
     loop {
-        let end;
-        let turn = {
-            let Some(_held) = takeover::lock_sending(connection) else {
-                return errno::unless_moved(done, libc::EAGAIN);
-            };
-            if !connection.is_current() {
-                return errno::unless_moved(done, libc::EBADF);
-            }
-            let Some(attached) = connection.end() else {
-                return errno::unless_moved(done, errno::LEFT_CHANNEL);
-            };
-            end = attached;
-            turn(&end, done)
+        let (end, step) = match call.locked(&mut step) {
+            Ok(locked) => locked,
+            Err(error) => return errno::unless_moved(call.done, error),
         };
-        match turn {
-            Ok(Turn::Dry) => return Ok(done),
-            Ok(Turn::Sent(moved)) => {
-                if turns::is_unseen(connection) {
-                    unseen_waits::sent(connection, &end);
-                }
-                done += moved;
-                if done >= total {
-                    return Ok(done);
-                }
-                continue;
-            }
-            Ok(Turn::Faulted(moved)) => return Ok(done + moved),
+        let went = match step {
+            Ok(Step::Sent(moved)) => call.sent(&end, moved),
+            Ok(Step::Faulted(moved)) => return Ok(call.done + moved),
+            Ok(Step::Dry) => return Ok(call.done),
+            Ok(Step::NoCredit) => call.wait_for_credit(&end),
+            Ok(Step::KernelFull) => call.wait_for_kernel(&end),
+            Err(error) => return call.failed(error),
+        };
+        if let ControlFlow::Break(result) = went {
+            return result;
+        }
+    }
+}
+
+/// `Break` has the result of the program's call; with `Continue` it takes another step.
+type Went = ControlFlow<Result<usize, i32>>;
+
+const GOES_ON: Went = ControlFlow::Continue(());
+
+/// A send of the program's by the channel, and how far it has come.
+struct Call<'c> {
+    connection: &'c Connection,
+    total: usize,
+    /// The call may sleep.
+    waits: bool,
+    /// Bytes so far.
+    done: usize,
+    deadline: Deadline,
+}
+
+impl Call<'_> {
+    /// One step, under the send lock; and the end of the channel at which it was.
+    ///
+    /// # Errors
+    /// There was no step: the call has moved what it has moved, or fails.
+    #[inline]
+    fn locked(
+        &self,
+        step: &mut impl FnMut(&End<'_>, usize) -> Result<Step, i32>,
+    ) -> Result<(End<'static>, Result<Step, i32>), i32> {
+        let connection = self.connection;
+        let _held = takeover::lock_sending(connection).ok_or(libc::EAGAIN)?;
+        if !connection.is_current() {
+            return Err(libc::EBADF);
+        }
+        let end = connection.end().ok_or(errno::LEFT_CHANNEL)?;
+        let step = step(&end, self.done);
+        Ok((end, step))
+    }
+
+    /// `moved` bytes are on their way.
+    #[inline]
+    fn sent(&mut self, end: &End<'_>, moved: usize) -> Went {
+        if turns::is_unseen(self.connection) {
+            unseen_waits::sent(self.connection, end);
+        }
+        self.done += moved;
+        match self.done >= self.total {
+            true => ControlFlow::Break(Ok(self.done)),
+            false => GOES_ON,
+        }
+    }
+
+    /// A step has failed with `error`.
+    fn failed(&self, error: i32) -> Result<usize, i32> {
+        match error {
             // A bad pointer is the call's own error.
-            Err(libc::EFAULT) if done > 0 => return Ok(done),
-            Err(error) if done > 0 => {
-                pending_errors::keep_for_next_call(connection, error);
-                return Ok(done);
+            libc::EFAULT if self.done > 0 => Ok(self.done),
+            error if self.done > 0 => {
+                pending_errors::keep_for_next_call(self.connection, error);
+                Ok(self.done)
             }
-            Err(errno::GOES_BACK) => return go_back(connection),
-            Err(error) => return Err(error),
-            Ok(Turn::NoCredit) => {
-                if turns::is_unaccepted(connection, &end) && overflow::is_due(connection, &end) {
-                    // More than may wait for `accept` here. The kernel has room.
-                    let left = go_back(connection) == Err(errno::LEFT_CHANNEL);
-                    if left {
-                        return errno::unless_moved(done, errno::LEFT_CHANNEL);
-                    }
-                }
-                let Some(inside) = connection.inside() else {
-                    continue;
-                };
-                if !waits {
-                    // Before the request, not after: news of credit that arrives in between must
-                    // count as an edge.
-                    news::writing_blocked(connection);
-                    match direction::want_credit(connection, &inside) {
-                        Credit::Here | Credit::WentDown => continue,
-                        Credit::WillRing => {
-                            return if done > 0 {
-                                Ok(done)
-                            } else {
-                                Err(libc::EAGAIN)
-                            };
-                        }
-                    }
-                }
-                match waiting::wait_for_credit(connection, &inside, &mut deadline) {
-                    Ok(()) => {}
-                    Err(_) if done > 0 => return Ok(done),
-                    Err(error) => return Err(error),
-                }
-            }
-            Ok(Turn::KernelFull) => {
-                doorbells::tidy(connection, &end);
-                if !waits {
-                    news::writing_blocked(connection);
-                    news::watch_kernel_writable(connection);
-                    return if done > 0 {
-                        Ok(done)
-                    } else {
-                        Err(libc::EAGAIN)
-                    };
-                }
-                match waiting::wait_for_kernel(connection.number(), &mut deadline) {
-                    Ok(()) => {}
-                    Err(_) if done > 0 => return Ok(done),
-                    Err(error) => return Err(error),
-                }
+            errno::GOES_BACK => go_back(self.connection),
+            error => Err(error),
+        }
+    }
+
+    /// The ring is full: waits for credit, if the call may.
+    fn wait_for_credit(&mut self, end: &End<'_>) -> Went {
+        let connection = self.connection;
+        if turns::is_unaccepted(connection, end) && overflow::is_due(connection, end) {
+            // More than may wait for `accept` here. The kernel has room.
+            if go_back(connection) == Err(errno::LEFT_CHANNEL) {
+                return self.ends_with(errno::LEFT_CHANNEL);
             }
         }
+        let Some(inside) = connection.inside() else {
+            return GOES_ON;
+        };
+        if !self.waits {
+            // Before the request, not after: news of credit that arrives in between must count as
+            // an edge.
+            news::writing_blocked(connection);
+            match direction::want_credit(connection, &inside) {
+                Credit::Here | Credit::WentDown => return GOES_ON,
+                Credit::WillRing => return self.ends_with(libc::EAGAIN),
+            }
+        }
+        match waiting::wait_for_credit(connection, &inside, &mut self.deadline) {
+            Ok(()) => GOES_ON,
+            Err(error) => self.ends_with(error),
+        }
+    }
+
+    /// The kernel's buffer is full: waits for room, if the call may.
+    fn wait_for_kernel(&mut self, end: &End<'_>) -> Went {
+        let connection = self.connection;
+        doorbells::tidy(connection, end);
+        if !self.waits {
+            news::writing_blocked(connection);
+            news::watch_kernel_writable(connection);
+            return self.ends_with(libc::EAGAIN);
+        }
+        match waiting::wait_for_kernel(connection.number(), &mut self.deadline) {
+            Ok(()) => GOES_ON,
+            Err(error) => self.ends_with(error),
+        }
+    }
+
+    /// The call ends with `error`, or with what it has moved.
+    fn ends_with(&self, error: i32) -> Went {
+        ControlFlow::Break(errno::unless_moved(self.done, error))
     }
 }
 
@@ -338,18 +385,18 @@ fn go_back(connection: &Connection) -> Result<usize, i32> {
 }
 
 /// Sends what can be sent now. The caller holds the send lock.
-unsafe fn turn(
+unsafe fn step(
     connection: &Connection,
     end: &End<'_>,
     (parts, control): (&[iovec], Control),
     skip: usize,
     want: usize,
     flags: i32,
-) -> Result<Turn, i32> {
+) -> Result<Step, i32> {
     if flags & (libc::MSG_OOB | libc::MSG_ZEROCOPY) != 0 {
         stay_on_carrier(connection, flags);
     }
-    begin_turn(connection, end, skip)?;
+    begin_step(connection, end, skip)?;
     if end.tx_mode() != Mode::Ring {
         // SAFETY: the caller's promise.
         return unsafe { to_carrier(connection, end, (parts, control), skip, want, flags) };
@@ -380,7 +427,7 @@ unsafe fn turn(
             // Of the earlier parts only the first was told.
             sender.publish(0);
             notifier::notify(connection, end)?;
-            return Ok(Turn::Faulted(sent));
+            return Ok(Step::Faulted(sent));
         }
         sent += len;
         if sent < want && credit as usize > len {
@@ -397,27 +444,27 @@ unsafe fn turn(
         }
     }
     if sent == 0 && want > 0 {
-        return Ok(Turn::NoCredit);
+        return Ok(Step::NoCredit);
     }
     if sent < want && want <= WHOLE_BYTES && direction::give_way(connection, end) {
         let rest = (parts, NO_CONTROL);
         // SAFETY: the caller's promise.
         match unsafe { to_carrier(connection, end, rest, skip + sent, want - sent, flags) } {
-            Ok(Turn::Sent(more)) => sent += more,
+            Ok(Step::Sent(more)) => sent += more,
             Ok(_) => {}
-            Err(libc::EFAULT) => return Ok(Turn::Faulted(sent)),
+            Err(libc::EFAULT) => return Ok(Step::Faulted(sent)),
             Err(error) => pending_errors::keep_for_next_call(connection, error),
         }
     }
     direction::count_call(&connection.entry.tx_calls);
-    Ok(Turn::Sent(sent))
+    Ok(Step::Sent(sent))
 }
 
-/// Begins every turn: the direction follows the commands and requests that wait for it, and a
+/// Begins every step: the direction follows the commands and requests that wait for it, and a
 /// waiting error is reported. `done` is the number of bytes that the call has sent. The caller
 /// holds the send lock.
 #[inline]
-pub(crate) fn begin_turn(connection: &Connection, end: &End<'_>, done: usize) -> Result<(), i32> {
+pub(crate) fn begin_step(connection: &Connection, end: &End<'_>, done: usize) -> Result<(), i32> {
     switching::attend(connection, end)?;
     if !pending_errors::is_there(connection) {
         return Ok(());
@@ -440,7 +487,7 @@ unsafe fn to_carrier(
     skip: usize,
     want: usize,
     flags: i32,
-) -> Result<Turn, i32> {
+) -> Result<Step, i32> {
     doorbells::tidy(connection, end);
     let (mut window, count) = buffers::window(parts, skip, want);
     // SAFETY: zeroes are a valid `msghdr`.
@@ -467,9 +514,9 @@ unsafe fn to_carrier(
                 // a reset, and the next send meets that. (An engine's remote has only finished.)
                 sys::shutdown(connection.number(), libc::SHUT_RDWR);
             }
-            Ok(Turn::Sent(sent))
+            Ok(Step::Sent(sent))
         }
-        Err(libc::EAGAIN) => Ok(Turn::KernelFull),
+        Err(libc::EAGAIN) => Ok(Step::KernelFull),
         Err(error) => Err(error),
     }
 }

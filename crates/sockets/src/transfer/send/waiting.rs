@@ -64,7 +64,7 @@ pub(super) fn wait_for_credit(
             return Err(error);
         }
         if error == libc::EBADF {
-            // The number was closed. The next turn finds another, or that there is none.
+            // The number was closed. The next step finds another, or that there is none.
             return Ok(());
         }
         pending_errors::keep(connection, error);
