@@ -17,32 +17,27 @@ use crate::epoll::registration::{
     ANSWER_EVENTS, CARRIER_EVENTS, LINKED, Registration, State, TAG, WRITABLE,
     allocate_registration, armed, find, free_registration, registration, tag, untag,
 };
+use crate::lock::PrivateHeld;
 use crate::offload::awaiting;
 use crate::process::descriptors::{self, Kind};
 use crate::system::sys;
 use crate::waiting::seen_waits;
 
-/// `epoll_ctl` on a known instance. `Some` is the answer; `None`: the kernel's own call does it
-/// all.
+/// The answer of the library to a call; `None`: the kernel's own call does it all.
+type Answer = Option<Result<(), i32>>;
+
+/// `epoll_ctl` on a known instance.
 pub(crate) fn control(
     number: u32,
     epoll_fd: i32,
     operation: i32,
     fd: i32,
     event: Option<epoll_event>,
-) -> Option<Result<(), i32>> {
+) -> Answer {
     let epoll = epoll(number)?;
     let connection = connection::at(fd);
     if let (Some(event), libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD) = (event, operation) {
-        if untag(event.u64).is_some() {
-            // One in four thousand million: this program's data looks like our tags. Its epolls
-            // stay the kernel's.
-            TAG.store(0, Ordering::Relaxed);
-        }
-        let attachment = connection.as_ref().map(|one| &one.local.attachment);
-        if !attachment.is_some_and(|attachment| attachment.has_region()) {
-            epoll.note_ordinary(event.events);
-        }
+        note(epoll, connection.as_ref(), &event);
     }
     let Some(connection) = connection else {
         return match descriptors::kind(fd) {
@@ -53,11 +48,13 @@ pub(crate) fn control(
     };
     let mut known = find(&connection, number, fd);
     if known.is_none() && operation != libc::EPOLL_CTL_ADD {
-        // Another thread may have put it into the kernel and not yet into our table, and we have
-        // had its first event.
-        let _members = connection.local.membership.lock();
-        known = find(&connection, number, fd);
+        known = find_locked(&connection, number, fd);
     }
+    let in_kernel = || InKernel {
+        epoll,
+        number,
+        epoll_fd,
+    };
     match operation {
         libc::EPOLL_CTL_ADD => {
             let event = event?;
@@ -68,161 +65,229 @@ pub(crate) fn control(
                 show(epoll, &connection, one, n);
                 return Some(Ok(()));
             }
-            add(&connection, number, epoll_fd, event)
+            in_kernel().add(&connection, &event)
         }
-        libc::EPOLL_CTL_MOD => {
-            let (n, one) = known?;
-            if one.state() == State::Parked {
-                return Some(Err(libc::ENOENT));
-            }
-            let event = event?;
-            if one.state() == State::Held {
-                let _held = epoll.lock.lock();
-                one.set(armed(event.events), event.u64);
-                return Some(Ok(()));
-            }
-            if one.is_kernels() {
-                let _members = connection.local.membership.lock();
-                if one.is_kernels() {
-                    return Some(modify_kernels(epoll, epoll_fd, n, &event));
-                }
-            }
-            if !one.is_ours() {
-                return None;
-            }
-            // epoll_ctl(2): an exclusive registration cannot be modified, nor an ordinary one made
-            // exclusive.
-            if (event.events | one.events()) & EPOLLEXCLUSIVE as u32 != 0 {
-                return Some(Err(libc::EINVAL));
-            }
-            {
-                let _held = epoll.lock.lock();
-                one.set(armed(event.events), event.u64);
-                one.rearm();
-                push_ready(epoll, n);
-            }
-            show(epoll, &connection, one, n);
-            Some(Ok(()))
-        }
+        libc::EPOLL_CTL_MOD => in_kernel().modify(&connection, known?, event?),
         libc::EPOLL_CTL_DEL => {
             let (_, one) = known?;
             if one.moves(State::InBitmap, State::Parked) {
                 epoll.ours.fetch_sub(1, Ordering::Relaxed);
                 return Some(Ok(()));
             }
-            if one.state() == State::Parked {
-                return Some(Err(libc::ENOENT));
-            }
-            let _members = connection.local.membership.lock();
-            let (n, _) = find(&connection, number, fd)?;
-            let carrier = one.carrier();
-            let is_orphan = carrier != fd;
-            if is_orphan {
-                sys::epoll_ctl(epoll_fd, operation, carrier, 0, 0);
-            }
-            leave(epoll, &connection, n);
-            is_orphan.then_some(Ok(()))
+            in_kernel().delete(&connection, one)
         }
         _ => None,
     }
 }
 
-fn add(
+/// As [`find`]. Another thread may have put a registration into the kernel and not yet into our
+/// table, and we have had its first event.
+#[cold]
+fn find_locked(
     connection: &Connection,
     number: u32,
+    fd: i32,
+) -> Option<(u32, &'static Registration)> {
+    let _members = connection.local.membership.lock();
+    find(connection, number, fd)
+}
+
+/// Notes what the program is about to register, or to change.
+#[inline]
+fn note(epoll: &Epoll, connection: Option<&Connection>, event: &epoll_event) {
+    if untag(event.u64).is_some() {
+        // One in four thousand million: this program's data looks like our tags. Its epolls stay
+        // the kernel's.
+        TAG.store(0, Ordering::Relaxed);
+    }
+    if !connection.is_some_and(|connection| connection.local.attachment.has_region()) {
+        epoll.note_ordinary(event.events);
+    }
+}
+
+/// An instance with the number by which the program reaches it, for what may concern the kernel.
+struct InKernel {
+    epoll: &'static Epoll,
+    number: u32,
     epoll_fd: i32,
-    event: epoll_event,
-) -> Option<Result<(), i32>> {
-    let epoll = epoll(number)?;
-    let members = connection.local.membership.lock();
-    if let Some((_, one)) = find(connection, number, connection.fd) {
-        let fd = connection.fd;
-        if one.carrier() != fd {
+}
+
+impl InKernel {
+    /// `EPOLL_CTL_ADD` of a registration that is not parked.
+    #[inline(never)]
+    fn add(&self, connection: &Connection, event: &epoll_event) -> Answer {
+        let members = connection.local.membership.lock();
+        match find(connection, self.number, connection.fd) {
+            Some((_, one)) => self.add_once_more(connection.fd, one.carrier(), members, event),
+            None => self.add_new(connection, event),
+        }
+    }
+
+    /// A registration that is known already is added. The kernel knows whether it is the same file.
+    #[cold]
+    fn add_once_more(
+        &self,
+        fd: i32,
+        carrier: i32,
+        members: PrivateHeld<'_>,
+        event: &epoll_event,
+    ) -> Answer {
+        if carrier != fd {
             // The number was closed, its registration went to a duplicate in the kernel, and now
             // the number is the same file's again: the kernel would have kept the registration.
             return Some(Err(libc::EEXIST));
         }
-        // The kernel knows whether it is the same file.
-        let result = sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_ADD, fd, event.events, event.u64);
-        if let Err(error) = sys::answer(result) {
+        let add =
+            || sys::answer(self.tell_kernel(libc::EPOLL_CTL_ADD, fd, event.events, event.u64));
+        if let Err(error) = add() {
             return Some(Err(error));
         }
         // The number was closed past us and given out again. The descriptor behind it is new.
         drop(members);
-        sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_DEL, fd, 0, 0);
+        self.tell_kernel(libc::EPOLL_CTL_DEL, fd, 0, 0);
         closing::closed_before(fd);
-        return match control(number, epoll_fd, libc::EPOLL_CTL_ADD, fd, Some(event)) {
-            Some(answer) => Some(answer),
-            None => {
-                let add = libc::EPOLL_CTL_ADD;
-                let result = sys::epoll_ctl(epoll_fd, add, fd, event.events, event.u64);
-                Some(sys::answer(result).map(drop))
+        let operation = libc::EPOLL_CTL_ADD;
+        control(self.number, self.epoll_fd, operation, fd, Some(*event))
+            .or_else(|| Some(add().map(drop)))
+    }
+
+    /// A registration that is not known yet is added. The caller holds the connection's
+    /// `membership` lock.
+    fn add_new(&self, connection: &Connection, event: &epoll_event) -> Answer {
+        seen_waits::seen(connection);
+        let has_tags = TAG.load(Ordering::Relaxed) != 0;
+        let is_held = awaiting::is_connecting(connection) && has_tags;
+        let n = allocate_registration();
+        let is_attached = connection.local.attachment.has_region() && has_tags;
+        // In our table first: what a one-shot tells is not told again.
+        let armed = n.and_then(registration).zip(n).map(|(one, n)| {
+            let event = epoll_event {
+                events: armed(event.events),
+                ..*event
+            };
+            let (data, state) = one.arm(n, &event);
+            one.become_state(if is_held { State::Held } else { state });
+            data
+        });
+        let (events, data) = match n {
+            Some(n) if is_held => (ANSWER_EVENTS, tag(n)),
+            // Ours from the start: a thread that sleeps on the instance must not meet the member
+            // twice, as the kernel's and as ours.
+            Some(n) if is_attached => (CARRIER_EVENTS, tag(n)),
+            _ => (event.events, armed.unwrap_or(event.u64)),
+        };
+        let result = self.tell_kernel(libc::EPOLL_CTL_ADD, connection.fd, events, data);
+        if let Err(error) = sys::answer(result) {
+            if let Some(n) = n {
+                free_registration(n);
             }
-        };
-    }
-    let _members = members;
-    seen_waits::seen(connection);
-    let is_held = awaiting::is_connecting(connection) && TAG.load(Ordering::Relaxed) != 0;
-    let n = allocate_registration();
-    let is_attached = connection.local.attachment.has_region() && TAG.load(Ordering::Relaxed) != 0;
-    // In our table first: what a one-shot tells is not told again.
-    let armed = n.and_then(registration).zip(n).map(|(one, n)| {
-        let event = epoll_event {
-            events: armed(event.events),
-            ..event
-        };
-        let (data, state) = one.arm(n, &event);
-        one.become_state(if is_held { State::Held } else { state });
-        data
-    });
-    let (events, data) = match n {
-        Some(n) if is_held => (ANSWER_EVENTS, tag(n)),
-        // Ours from the start: a thread that sleeps on the instance must not meet the member twice,
-        // as the kernel's and as ours.
-        Some(n) if is_attached => (CARRIER_EVENTS, tag(n)),
-        _ => (event.events, armed.unwrap_or(event.u64)),
-    };
-    let result = sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_ADD, connection.fd, events, data);
-    if let Err(error) = sys::answer(result) {
-        if let Some(n) = n {
-            free_registration(n);
+            return Some(Err(error));
         }
-        return Some(Err(error));
+        let Some(n) = n else {
+            connection.pin(Reason::NoResources);
+            return Some(Ok(()));
+        };
+        self.link(connection, n, is_held)?;
+        if is_held && !awaiting::is_connecting(connection) {
+            // Another thread has taken the answer meanwhile.
+            answered(connection);
+        }
+        if connection.local.attachment.has_region() {
+            take_members_from_kernel(connection);
+        }
+        Some(Ok(()))
     }
-    let Some(n) = n else {
-        connection.pin(Reason::NoResources);
-        return Some(Ok(()));
-    };
-    let one = registration(n)?;
-    one.generation
-        .store(connection.generation, Ordering::Relaxed);
-    one.fd.store(connection.fd, Ordering::Relaxed);
-    one.epoll.store(number, Ordering::Relaxed);
-    one.on_ready.store(0, Ordering::Relaxed);
-    one.rearm();
-    if is_held {
-        epoll.ours.fetch_add(1, Ordering::Relaxed);
+
+    /// Puts a registration that the kernel has into the list of its connection.
+    fn link(&self, connection: &Connection, n: u32, is_held: bool) -> Option<()> {
+        let one = registration(n)?;
+        one.generation
+            .store(connection.generation, Ordering::Relaxed);
+        one.fd.store(connection.fd, Ordering::Relaxed);
+        one.epoll.store(self.number, Ordering::Relaxed);
+        one.on_ready.store(0, Ordering::Relaxed);
+        one.rearm();
+        if is_held {
+            self.epoll.ours.fetch_add(1, Ordering::Relaxed);
+        }
+        let list = &connection.local.registrations;
+        one.next
+            .store(list.load(Ordering::Relaxed), Ordering::Relaxed);
+        one.connection.store(connection.index + 1, LINKED);
+        list.store(n, LINKED);
+        Some(())
     }
-    one.next.store(
-        connection.local.registrations.load(Ordering::Relaxed),
-        Ordering::Relaxed,
-    );
-    one.connection.store(connection.index + 1, LINKED);
-    connection.local.registrations.store(n, LINKED);
-    if is_held && !awaiting::is_connecting(connection) {
-        // Another thread has taken the answer meanwhile.
-        answered(connection);
+
+    /// `EPOLL_CTL_MOD`.
+    #[inline(never)]
+    fn modify(
+        &self,
+        connection: &Connection,
+        (n, one): (u32, &Registration),
+        event: epoll_event,
+    ) -> Answer {
+        let epoll = self.epoll;
+        match one.state() {
+            State::Parked => return Some(Err(libc::ENOENT)),
+            State::Held => {
+                let _held = epoll.lock.lock();
+                one.set(armed(event.events), event.u64);
+                return Some(Ok(()));
+            }
+            _ => {}
+        }
+        if one.is_kernels() {
+            let _members = connection.local.membership.lock();
+            if one.is_kernels() {
+                return Some(modify_kernels(epoll, self.epoll_fd, n, &event));
+            }
+        }
+        if !one.is_ours() {
+            return None;
+        }
+        // epoll_ctl(2): an exclusive registration cannot be modified, nor an ordinary one made
+        // exclusive.
+        if (event.events | one.events()) & EPOLLEXCLUSIVE as u32 != 0 {
+            return Some(Err(libc::EINVAL));
+        }
+        {
+            let _held = epoll.lock.lock();
+            one.set(armed(event.events), event.u64);
+            one.rearm();
+            push_ready(epoll, n);
+        }
+        show(epoll, connection, one, n);
+        Some(Ok(()))
     }
-    if connection.local.attachment.has_region() {
-        take_members_from_kernel(connection);
+
+    /// `EPOLL_CTL_DEL` of a registration that is not to be parked.
+    #[inline(never)]
+    fn delete(&self, connection: &Connection, one: &Registration) -> Answer {
+        if one.state() == State::Parked {
+            return Some(Err(libc::ENOENT));
+        }
+        let _members = connection.local.membership.lock();
+        let (n, _) = find(connection, self.number, connection.fd)?;
+        let carrier = one.carrier();
+        let is_orphan = carrier != connection.fd;
+        if is_orphan {
+            self.tell_kernel(libc::EPOLL_CTL_DEL, carrier, 0, 0);
+        }
+        leave(self.epoll, connection, n);
+        is_orphan.then_some(Ok(()))
     }
-    Some(Ok(()))
+
+    /// The kernel's own call.
+    fn tell_kernel(&self, operation: i32, fd: i32, events: u32, data: u64) -> isize {
+        sys::epoll_ctl(self.epoll_fd, operation, fd, events, data)
+    }
 }
 
 /// A parked registration is added again. False when it is on its way out of our table.
 ///
 /// While it was parked the connection may have been another instance's, or a fork may have come: so
 /// it is decided anew how it hears of news.
+#[inline(always)]
 fn take_back(
     epoll: &Epoll,
     number: u32,
@@ -232,16 +297,16 @@ fn take_back(
 ) -> bool {
     let members = connection.local.membership.lock();
     let _held = epoll.lock.lock_within(&members);
-    if one.state() != State::Parked {
-        return false;
+    let is_parked = one.state() == State::Parked;
+    if is_parked {
+        seen_waits::seen(connection);
+        one.set(armed(event.events), event.u64);
+        one.rearm();
+        epoll.ours.fetch_add(1, MEMBERS);
+        become_ours(epoll, number, connection, one, n);
+        push_ready(epoll, n);
     }
-    seen_waits::seen(connection);
-    one.set(armed(event.events), event.u64);
-    one.rearm();
-    epoll.ours.fetch_add(1, MEMBERS);
-    become_ours(epoll, number, connection, one, n);
-    push_ready(epoll, n);
-    true
+    is_parked
 }
 
 /// A member's interest changed, and it is on the ready list: wakes a thread that sleeps already.

@@ -1,6 +1,7 @@
 //! `epoll_wait`.
 
 use core::mem::MaybeUninit;
+use core::ops::ControlFlow;
 use core::sync::atomic::Ordering;
 
 use libc::epoll_event;
@@ -14,6 +15,7 @@ use crate::epoll::nested::without_repeats;
 use crate::epoll::registration::untag;
 use crate::epoll::sleeping::Watch;
 use crate::express;
+use crate::system::deferral::Handlers;
 use crate::system::{cancellation, deferral, errno, sys};
 use crate::waiting::spin::{self, ENDLESS_NS};
 
@@ -70,30 +72,25 @@ pub(crate) fn wait(
     } = instance;
     let is_look = timeout_ns == Some(0);
     let mut said = Said::new();
-    let mut before = None;
-    let mut started = 0u64;
+    let mut call = Call {
+        instance,
+        timeout_ns,
+        kernel: &mut kernel,
+        said: &mut said,
+        handlers: None,
+        since_ns: 0,
+    };
     loop {
         if !instance.is_open() {
             return closed();
         }
-        let mut found = 0;
-        let mut is_asked = false;
+        let (mut found, mut is_asked) = (0, false);
         if !kernel_comes_first(epoll, events.len(), is_look) {
             found = epoll.sweep_and_harvest(generation, events);
         } else {
-            let mut batch = Batch::new(generation);
-            if epoll.sweep_and_take(&mut batch, events.len() - events.len() / 2) {
-                let first = ask_kernel_first(epoll, events, &mut said, &mut kernel);
-                let kept = first.unwrap_or(0);
-                found = kept + epoll.tell(&batch, &mut events[kept..], true);
-                if found == 0 && epoll.ready_head.load(Ordering::Relaxed) != 0 {
-                    // Doorbells were among what the kernel said.
-                    found = epoll.harvest(generation, events, true);
-                }
-                if found > 0 {
-                    return once_each(epoll, events, found);
-                }
-                is_asked = first.is_some();
+            match look_at_kernel_first(instance, events, call.said, call.kernel) {
+                ControlFlow::Continue(asked) => is_asked = asked,
+                ControlFlow::Break(result) => return result,
             }
         }
         if found == 0 && epoll.nested_count.load(Ordering::Relaxed) != 0 {
@@ -103,50 +100,104 @@ pub(crate) fn wait(
             return found as i32;
         }
         if found > 0 || is_look {
-            return with_kernel_members(instance, events, found, is_look, &mut said, &mut kernel);
+            return with_kernel_members(instance, events, found, is_look, call.said, call.kernel);
         }
-        // Handlers that ran before are as if they had come before the call.
-        let handlers = *before.get_or_insert_with(deferral::handlers);
         let now = sys::now_ns();
-        if started == 0 {
-            started = now;
+        let left = call.left_ns(now);
+        let went = match call.spin(events, left) {
+            ControlFlow::Continue(true) => continue,
+            ControlFlow::Continue(false) => call.sleep(events, now, left),
+            ControlFlow::Break(result) => return result,
+        };
+        if let ControlFlow::Break(result) = went {
+            return result;
         }
-        let left = timeout_ns.map(|limit| limit.saturating_sub(now - started));
+    }
+}
+
+/// One call of `epoll_wait`. Nobody gets its address, so it can stay in registers.
+struct Call<'c, K> {
+    instance: Instance,
+    timeout_ns: Option<u64>,
+    /// Waits on the kernel's side, as [`wait`] says.
+    kernel: &'c mut K,
+    said: &'c mut Said,
+    /// Handlers of signals that ran before the call first found nothing. They are as if they had
+    /// come before it.
+    handlers: Option<Handlers>,
+    /// When it first found nothing; 0 before.
+    since_ns: u64,
+}
+
+/// The steps of [`wait`], which is their only caller.
+impl<K: FnMut(&mut Room, Option<u64>) -> i32> Call<'_, K> {
+    /// The rest of the time-out. `now` is when the call has found nothing.
+    #[inline(always)]
+    fn left_ns(&mut self, now: u64) -> Option<u64> {
+        if self.since_ns == 0 {
+            self.since_ns = now;
+        }
+        self.timeout_ns
+            .map(|limit| limit.saturating_sub(now - self.since_ns))
+    }
+
+    /// Looks at shared memory for as long as that pays: true when the call is to look at all once
+    /// more, false when it is to sleep. `Break` has the result of the program's call.
+    #[inline(always)]
+    fn spin(&mut self, events: &mut [epoll_event], left: Option<u64>) -> ControlFlow<i32, bool> {
+        let epoll = self.instance.epoll;
+        let handlers = *self.handlers.get_or_insert_with(deferral::handlers);
         let budget = spin::budget_ns(&epoll.spin);
-        let endless = budget == ENDLESS_NS;
         let slice = spin::slice_ns(budget).min(left.unwrap_or(u64::MAX));
-        if slice > 0 {
-            let processor = epoll.last_peer_processor.load(Ordering::Relaxed);
-            if spin::spin(&epoll.spin, slice, processor, || epoll.sweep()) {
-                continue;
-            }
-            if handlers.end_a_wait() {
-                errno::keep(|| epoll.share());
-                errno::set(libc::EINTR);
-                return -1;
-            }
-            if endless {
-                requests::follow();
-                let n = kernel(said.room(events.len()), Some(0));
-                if n != 0 {
-                    let kept = sort_looked(epoll, said.first(n.max(0) as usize), events);
-                    if n < 0 || kept > 0 {
-                        errno::keep(|| epoll.share());
-                        return if n < 0 { n } else { kept as i32 };
-                    }
-                }
-                continue;
-            }
+        if slice == 0 {
+            return ControlFlow::Continue(false);
+        }
+        let processor = epoll.last_peer_processor.load(Ordering::Relaxed);
+        if spin::spin(&epoll.spin, slice, processor, || epoll.sweep()) {
+            return ControlFlow::Continue(true);
+        }
+        if handlers.end_a_wait() {
+            errno::keep(|| epoll.share());
+            errno::set(libc::EINTR);
+            return ControlFlow::Break(-1);
+        }
+        if budget != ENDLESS_NS {
+            return ControlFlow::Continue(false);
         }
         requests::follow();
-        let n = sleep(instance, said.room(events.len()), left, &mut kernel);
+        let n = (self.kernel)(self.said.room(events.len()), Some(0));
+        if n != 0 {
+            let kept = sort_looked(epoll, self.said.first(n.max(0) as usize), events);
+            if n < 0 || kept > 0 {
+                errno::keep(|| epoll.share());
+                return ControlFlow::Break(if n < 0 { n } else { kept as i32 });
+            }
+        }
+        ControlFlow::Continue(true)
+    }
+
+    /// Sleeps in the kernel, from `now` on. `Break` has the result of the program's call; otherwise
+    /// it is to look once more.
+    #[inline(always)]
+    fn sleep(
+        &mut self,
+        events: &mut [epoll_event],
+        now: u64,
+        left: Option<u64>,
+    ) -> ControlFlow<i32> {
+        let Instance {
+            epoll, generation, ..
+        } = self.instance;
+        requests::follow();
+        let room = self.said.room(events.len());
+        let n = sleep(self.instance, room, left, self.kernel);
         if n < 0 {
             epoll.spin.slept(sys::now_ns() - now);
             // Connections marked meanwhile are on the list, and this thread has other work.
             errno::keep(|| epoll.share());
-            return n;
+            return ControlFlow::Break(n);
         }
-        let kept = sort(epoll, said.first(n as usize), events);
+        let kept = sort(epoll, self.said.first(n as usize), events);
         let woken = sys::now_ns();
         epoll.kernel_seen_ns.store(woken, Ordering::Relaxed);
         match kept {
@@ -156,12 +207,12 @@ pub(crate) fn wait(
         if kept > 0 {
             epoll.kernel_news_ns.store(woken, Ordering::Relaxed);
             let more = epoll.sweep_and_harvest(generation, &mut events[kept..]);
-            return once_each(epoll, events, kept + more);
+            return ControlFlow::Break(once_each(epoll, events, kept + more));
         }
-        if let Some(limit) = timeout_ns {
-            if sys::now_ns() - started >= limit {
-                return epoll.sweep_and_harvest(generation, events) as i32;
-            }
+        let is_over = |limit| sys::now_ns() - self.since_ns >= limit;
+        match self.timeout_ns.is_some_and(is_over) {
+            true => ControlFlow::Break(epoll.sweep_and_harvest(generation, events) as i32),
+            false => ControlFlow::Continue(()),
         }
     }
 }
@@ -190,6 +241,34 @@ fn kernel_comes_first(epoll: &Epoll, places: usize, always: bool) -> bool {
         epoll.kernel_news_ns.store(0, Ordering::Relaxed);
     }
     is_recent
+}
+
+/// Looks for events, of which those of ordinary members come first: whether the kernel was asked
+/// for them. `Break` has the result of the program's call: there are some.
+#[inline(always)]
+fn look_at_kernel_first(
+    Instance {
+        epoll, generation, ..
+    }: Instance,
+    events: &mut [epoll_event],
+    said: &mut Said,
+    kernel: &mut impl FnMut(&mut Room, Option<u64>) -> i32,
+) -> ControlFlow<i32, bool> {
+    let mut batch = Batch::new(generation);
+    if !epoll.sweep_and_take(&mut batch, events.len() - events.len() / 2) {
+        return ControlFlow::Continue(false);
+    }
+    let first = ask_kernel_first(epoll, events, said, kernel);
+    let kept = first.unwrap_or(0);
+    let mut found = kept + epoll.tell(&batch, &mut events[kept..], true);
+    if found == 0 && epoll.ready_head.load(Ordering::Relaxed) != 0 {
+        // Doorbells were among what the kernel said.
+        found = epoll.harvest(generation, events, true);
+    }
+    match found {
+        0 => ControlFlow::Continue(first.is_some()),
+        found => ControlFlow::Break(once_each(epoll, events, found)),
+    }
 }
 
 /// Asks the kernel for events of ordinary members: how many there are. At most half of the places
