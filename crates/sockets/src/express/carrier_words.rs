@@ -24,7 +24,7 @@ pub(crate) struct Words {
     /// The inode of the socket at which another user's program has accepted the connection, in our
     /// network namespace; or 0.
     listener: AtomicU64,
-    /// Its number above the program's, plus one; 0 before its first park.
+    /// The carrier's number above the program's, plus one; 0 before its first park.
     high: AtomicI32,
     /// Where it leads to, at the connecting end: a number of [`super::destinations`]. At the
     /// accepting end: a number of the listener that it came by ([`super::evidence`]). Or 0.
@@ -72,8 +72,11 @@ pub(crate) fn is_of_keepalive(level: i32, name: i32) -> bool {
     KEEPALIVE.contains(&(level, name))
 }
 
+/// Values of the options of keepalive.
+pub(super) type Keepalive = [i32; KEEPALIVE.len()];
+
 /// The options of keepalive of a socket.
-pub(super) fn keepalive_of(fd: i32) -> [i32; KEEPALIVE.len()] {
+pub(super) fn keepalive_of(fd: i32) -> Keepalive {
     KEEPALIVE.map(|(level, name)| sys::getsockopt::<i32>(fd, level, name).unwrap_or(0))
 }
 
@@ -187,7 +190,7 @@ impl Words {
 
     /// A turn begins on the carrier at `fd`, in place of a socket that had these options. True when
     /// they keep the connection alive.
-    pub(super) fn take_keepalive(&self, fd: i32, options: &[i32; KEEPALIVE.len()]) -> bool {
+    pub(super) fn take_keepalive(&self, fd: i32, options: &Keepalive) -> bool {
         for (place, ((level, name), value)) in KEEPALIVE.into_iter().zip(options).enumerate() {
             if *value != self.keepalive_first[place].load(Ordering::Relaxed) {
                 sys::setsockopt_int(fd, level, name, *value);

@@ -216,13 +216,13 @@ fn least_busy(number: u32) -> Option<*mut Pair> {
 }
 
 enum Claim {
-    /// It is ours, for this turn; its rings are empty, and it waits in the peer's queue.
+    /// The carrier is ours, for this turn. Its rings are empty.
     Taken(Connection, Turn),
     /// The peer has not closed the last turn yet.
     NotParked,
     /// The peer's queue has no place.
     Full,
-    /// It serves no further connection.
+    /// The carrier serves no further connection.
     Dead,
 }
 
@@ -295,25 +295,41 @@ fn begin(
     preamble: Option<&ConnectPreamble>,
     now: u64,
 ) -> Option<(Connection, End<'static>)> {
-    let (entry, local) = (carrier.entry, carrier.local);
-    let (end, pair) = (carrier.end()?, carriers::pair_of(local)?);
-    let give_up = || {
+    let (end, pair) = (carrier.end()?, carriers::pair_of(carrier.local)?);
+    let slot = carriers::slot_of(carrier.entry);
+    let is_queued =
+        prepare(fresh, carrier, &end, preamble) && enqueue(&end, pair, Queued { slot, turn });
+    let replaced = is_queued
+        .then(|| replace(fd, fresh, carrier, now))
+        .flatten();
+    let Some(replaced) = replaced else {
         end.turns().give_up(turn);
         carriers::close(Role::Connecting, carrier);
-        None
+        return None;
     };
+    let connection = begin_turn(fd, fresh, carrier, preamble, &replaced);
+    Some((connection, end))
+}
+
+/// Makes a claimed carrier as a connection is that begins. False when it cannot serve.
+fn prepare(
+    fresh: u64,
+    carrier: &Connection,
+    end: &End<'_>,
+    preamble: Option<&ConnectPreamble>,
+) -> bool {
+    let (entry, words) = (carrier.entry, &carrier.local.express);
     end.reopen();
     let began_at = entry.tx_ring.load(Ordering::Relaxed).shown();
-    local.express.began_at.store(began_at, Ordering::Relaxed);
+    words.began_at.store(began_at, Ordering::Relaxed);
     let on_carrier = entry.tx_carrier.load(Ordering::Relaxed);
     let doorbells = u64::from(entry.doorbells.load(Ordering::Relaxed));
-    let words = &local.express;
     let data = on_carrier.wrapping_sub(doorbells);
     words.carrier_began_at.store(data, Ordering::Relaxed);
     // The ring is empty. All that the program sends before the peer accepts must stay there,
     // should the connection go back to the kernel.
     if end.sender().shrink(CAPACITY_LOG2_MIN).is_err() {
-        return give_up();
+        return false;
     }
     let nonblock = fresh & FRESH_NONBLOCK != 0;
     if nonblock != (entry.flags.load(Ordering::Relaxed) & FLAG_NONBLOCK != 0) {
@@ -321,33 +337,46 @@ fn begin(
     }
     // Until we know better how this program waits, ring.
     membership::set_resting_wake(carrier, WakeWord::None);
-    end.ours()
-        .wake
-        .wake
-        .store(WakeWord::Bell.to_word(), Ordering::Relaxed);
+    let wake = &end.ours().wake.wake;
+    wake.store(WakeWord::Bell.to_word(), Ordering::Relaxed);
     if let Some(preamble) = preamble {
         end.turns().request(&preamble.to_bytes());
     }
-    let slot = carriers::slot_of(entry);
-    match pair.to_accept().push(Queued { slot, turn }) {
-        Ok(Push::Queued) => {}
-        Ok(Push::ClosedMeanwhile)
-            if !end.turns().give_up(turn) && !end.turns().is_waiting(turn) =>
-        {
-            // Accepted just before, or refused: the carrier tells.
-        }
-        _ => return give_up(),
+    true
+}
+
+/// Puts the connection into the peer's queue. False when the peer does not listen any more, or has
+/// no room.
+fn enqueue(end: &End<'_>, pair: &Pair, queued: Queued) -> bool {
+    let turn = queued.turn;
+    match pair.to_accept().push(queued) {
+        Ok(Push::Queued) => true,
+        // Accepted just before, or refused: the carrier tells.
+        Ok(Push::ClosedMeanwhile) => !end.turns().give_up(turn) && !end.turns().is_waiting(turn),
+        _ => false,
     }
-    let (early, count) = take_early(fd);
+}
+
+/// The program's socket as it was before a carrier took its place.
+struct Replaced {
+    early: [(u32, epoll_event); EARLY_MAX],
+    early_count: usize,
+    /// Options of keepalive, if it or the carrier has any.
+    keepalive: Option<carrier_words::Keepalive>,
+}
+
+/// Gives the number of the program's socket to a carrier.
+fn replace(fd: c_int, fresh: u64, carrier: &Connection, now: u64) -> Option<Replaced> {
+    let (early, early_count) = take_early(fd);
     let cloexec = match fresh & FRESH_CLOEXEC {
         0 => 0,
         _ => libc::O_CLOEXEC,
     };
     uring::closing(fd);
     // The program's socket has what it is to begin with.
-    let is_kept = fresh & FRESH_KEPT != 0 || local.express.begins_kept();
+    let is_kept = fresh & FRESH_KEPT != 0 || carrier.local.express.begins_kept();
     let keepalive = is_kept.then(|| carrier_words::keepalive_of(fd));
-    let spare = match count {
+    let spare = match early_count {
         0 => spares::hold(fd, fresh, now),
         _ => None,
     };
@@ -355,36 +384,53 @@ fn begin(
         if let Some(spare) = spare {
             spare.close();
         }
-        return give_up();
+        return None;
     }
     if let Some(spare) = spare {
         spare.keep();
     }
-    carriers::leave(Role::Connecting, local);
+    Some(Replaced {
+        early,
+        early_count,
+        keepalive,
+    })
+}
+
+/// The connection begins, on a carrier that has the program's number.
+fn begin_turn(
+    fd: c_int,
+    fresh: u64,
+    carrier: &Connection,
+    preamble: Option<&ConnectPreamble>,
+    replaced: &Replaced,
+) -> Connection {
+    let (entry, words) = (carrier.entry, &carrier.local.express);
+    carriers::leave(Role::Connecting, carrier.local);
     let options = match fresh & FRESH_NODELAY {
         0 => 0,
         _ => settings::USER_NODELAY,
     };
     let connection = parking::begin_turn(carrier, fd, options);
     entry.pid.store(process::pid(), Ordering::Relaxed);
-    if nonblock && preamble.is_none() {
+    if fresh & FRESH_NONBLOCK != 0 && preamble.is_none() {
         entry.flags.fetch_or(FLAG_UNTOLD, Ordering::Relaxed);
     }
+    let keepalive = replaced.keepalive.as_ref();
     let is_kept_alive =
-        keepalive.is_some_and(|options| local.express.take_keepalive(connection.fd, &options));
-    if is_kept_alive && preamble.is_some() {
-        unread_watch::say_liveness(&connection);
-    }
+        keepalive.is_some_and(|options| words.take_keepalive(connection.fd, options));
     if let Some(preamble) = preamble {
+        if is_kept_alive {
+            unread_watch::say_liveness(&connection);
+        }
         awaiting::begin_on_used(&connection, preamble.remote);
     }
     descriptors::begin_connection(fd, connection.index, connection.generation);
     parked::serve(&connection, fd);
-    for (number, event) in &early[..count] {
+    for (number, event) in &replaced.early[..replaced.early_count] {
         returning::register(*number, fd, event);
     }
     published::count(Event::Connected);
-    Some((connection, end))
+    connection
 }
 
 /// The peer is to look into its queue. The connection has just begun, so nobody leaves the channel.

@@ -22,8 +22,8 @@ use crate::connection::carrier::Carrier;
 use crate::connection::release;
 use crate::connection::{self, Connection, HINT_EOF};
 use crate::direction::{notifier, takeover};
-use crate::epoll::membership;
 use crate::epoll::parked::{self, Keeps};
+use crate::epoll::{membership, orphans};
 use crate::lock;
 use crate::process::descriptors;
 use crate::process::descriptors::GENERATION_MASK;
@@ -44,18 +44,17 @@ pub(crate) fn park(connection: &Connection) -> bool {
         0 => Role::Connecting,
         _ => Role::Accepting,
     };
-    if is_on() {
-        seeds::connection_ends(role);
-        if !words.is_carrier() {
-            evidence::ordinary_ends(connection);
-        }
+    if !is_on() {
+        return false;
     }
-    if !is_on()
-        || !published::holds(
-            words.may_park.load(Ordering::Relaxed) != 0,
-            Event::NotPaired,
-        )
-        || !published::holds(words.is_odd.load(Ordering::Relaxed) == 0, Event::OddOption)
+    seeds::connection_ends(role);
+    if !words.is_carrier() {
+        evidence::ordinary_ends(connection);
+    }
+    let may_park = words.may_park.load(Ordering::Relaxed) != 0;
+    let has_no_option = words.is_odd.load(Ordering::Relaxed) == 0;
+    if !published::holds(may_park, Event::NotPaired)
+        || !published::holds(has_no_option, Event::OddOption)
     {
         return false;
     }
@@ -69,26 +68,13 @@ pub(crate) fn park(connection: &Connection) -> bool {
         Role::Connecting => None,
         Role::Accepting => listener::instance(),
     };
-    if !published::holds(
-        role == Role::Connecting || instance.is_some(),
-        Event::NoListener,
-    ) || !published::holds(carriers::is_room(role), Event::NoRoom)
-        || !published::holds(is_current(words, role), Event::TooOld)
-    {
+    if !is_wanted(words, role, instance.is_some()) {
         return false;
     }
     let Some(end) = connection.end() else {
         return false;
     };
-    if !is_fit(connection, &end) {
-        return false;
-    }
-    let is_seen = is_known(connection, &end);
-    if !is_seen {
-        evidence::turn_unseen(connection, role);
-    }
-    let may_go_on = is_seen && (evidence::suffices(connection) || published::are_all_chosen());
-    if !published::holds(may_go_on, Event::Unseen) {
+    if !is_fit(connection, &end) || !is_seen(connection, role, &end) {
         return false;
     }
     let Some(high) = words.give_number(connection.fd) else {
@@ -101,30 +87,54 @@ pub(crate) fn park(connection: &Connection) -> bool {
     // From here on no descriptor and no thread reaches the connection.
     descriptors::forget(connection.fd);
     connection.local.descriptors.store(0, Ordering::Relaxed);
-    let keeps = match (instance, carriers::leads_to_relay(&parked)) {
+    match put_away(&parked, role, instance, high) {
+        true => tell(&parked, &end),
+        false => words.close_number(),
+    }
+    true
+}
+
+/// True when there is a use for the carrier, and room.
+fn is_wanted(words: &Words, role: Role, has_instance: bool) -> bool {
+    let has_listener = role == Role::Connecting || has_instance;
+    published::holds(has_listener, Event::NoListener)
+        && published::holds(carriers::is_room(role), Event::NoRoom)
+        && published::holds(is_current(words, role), Event::TooOld)
+}
+
+/// True when the program was seen waiting for the connection, and for others like it.
+fn is_seen(connection: &Connection, role: Role, end: &End<'_>) -> bool {
+    let is_seen = is_known(connection, end);
+    if !is_seen {
+        evidence::turn_unseen(connection, role);
+    }
+    let may_go_on = is_seen && (evidence::suffices(connection) || published::are_all_chosen());
+    published::holds(may_go_on, Event::Unseen)
+}
+
+/// Puts a carrier, of which `high` is the number from now on, among the parked ones. False when the
+/// listener's `instance` cannot have it: it has ended then, but for that number.
+fn put_away(parked: &Connection, role: Role, instance: Option<u32>, high: i32) -> bool {
+    let keeps = match (instance, carriers::leads_to_relay(parked)) {
         (Some(instance), _) => Keeps::Of(instance),
         (None, false) => Keeps::Any,
         // The next connection is not the program's before the engine has answered.
         (None, true) => Keeps::None,
     };
-    let is_registered = parked::put_away(&parked, high, keeps);
-    if role == Role::Accepting && !(is_registered && listener::serve(&parked)) {
-        connection
-            .entry
-            .flags
-            .fetch_and(!FLAG_PARKED, Ordering::Relaxed);
-        crate::epoll::orphans::descriptor_closing(&parked, true);
-        release::release(&parked);
-        words.close_number();
-        return true;
+    let is_registered = parked::put_away(parked, high, keeps);
+    if role == Role::Accepting && !(is_registered && listener::serve(parked)) {
+        let flags = &parked.entry.flags;
+        flags.fetch_and(!FLAG_PARKED, Ordering::Relaxed);
+        orphans::descriptor_closing(parked, true);
+        release::release(parked);
+        return false;
     }
     if role == Role::Connecting {
-        membership::set_resting_wake(&parked, WakeWord::None);
+        membership::set_resting_wake(parked, WakeWord::None);
     }
     let number = u32::try_from(high).unwrap_or(0);
     parked.entry.fd.store(number, Ordering::Relaxed);
-    carriers::enter(role, &parked);
-    tell(&parked, &end);
+    carriers::enter(role, parked);
     true
 }
 
