@@ -34,6 +34,8 @@ unsafe extern "C" fn syscall(
 
 /// A system call as [`syscall`] makes it: -1 with `errno` on an error.
 ///
+/// The body is one table: an arm for each call of which the library has to know.
+///
 /// # Safety
 /// As for the system call.
 #[allow(clippy::too_many_arguments)]

@@ -7,8 +7,9 @@ use toehold_channel::doorbell::WakeWord;
 use toehold_channel::layout::{SIDE_SEEN, SIDE_TOLD};
 use toehold_channel::ring::Fault;
 use toehold_channel::table::{
-    COMMAND_DETACH, COMMAND_EVICT, COMMAND_PEER_GONE, COMMAND_YIELD, FLAG_CONNECTING, FLAG_PINNED,
-    FLAG_REFUSED, FLAG_SHUT_RX, FLAG_SHUT_TX, FLAG_UNCOMPARED, FLAG_UNSEEN, Mode, Reason,
+    COMMAND_DETACH, COMMAND_EVICT, COMMAND_PEER_GONE, COMMAND_YIELD, Entry, FLAG_CONNECTING,
+    FLAG_PINNED, FLAG_REFUSED, FLAG_SHUT_RX, FLAG_SHUT_TX, FLAG_UNCOMPARED, FLAG_UNSEEN, Mode,
+    Reason,
 };
 use toehold_stream::end::{End, Incoming};
 use toehold_stream::leaving::Refusal;
@@ -61,26 +62,44 @@ fn attend_slowly(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
     if flags & FLAG_UNCOMPARED != 0 {
         unix::compare(connection, end);
     }
-    let flags = entry.flags.load(Ordering::Relaxed);
-    let pinned = flags & FLAG_PINNED != 0;
-    match command {
-        COMMAND_DETACH => entry
-            .reason
-            .store(Reason::Detached as u32, Ordering::Relaxed),
-        COMMAND_YIELD => entry
-            .reason
-            .store(Reason::Captured as u32, Ordering::Relaxed),
-        COMMAND_EVICT => entry
-            .reason
-            .store(Reason::NoResources as u32, Ordering::Relaxed),
-        COMMAND_PEER_GONE => entry
-            .reason
-            .store(Reason::PeerGone as u32, Ordering::Relaxed),
-        _ => {}
-    }
+    note_reason(entry, command);
     if !end.is_welcome() && turns::is_unaccepted(connection, end) {
         return Err(errno::GOES_BACK);
     }
+    let has_to_be_down = tell_wishes(connection, end, command);
+    match (end.tx_mode() == Mode::Ring, has_to_be_down) {
+        (true, true) => come_down(connection, end, command),
+        (true, false) => Ok(()),
+        (false, true) => {
+            if end.records_pending() || end.rx_mode() != Mode::Carrier {
+                // The peer went up before it saw that we refuse: the kernel knows nothing of what
+                // it sends.
+                membership::take_from_kernel(connection);
+            }
+            Ok(())
+        }
+        (false, false) => go_up(connection, end),
+    }
+}
+
+/// Notes for `toehold status` why the adapter has given a command.
+fn note_reason(entry: &Entry, command: u32) {
+    let reason = match command {
+        COMMAND_DETACH => Reason::Detached,
+        COMMAND_YIELD => Reason::Captured,
+        COMMAND_EVICT => Reason::NoResources,
+        COMMAND_PEER_GONE => Reason::PeerGone,
+        _ => return,
+    };
+    entry.reason.store(reason as u32, Ordering::Relaxed);
+}
+
+/// Tells the peer whether its direction is to come down, too. True when ours has to be on the
+/// carrier.
+fn tell_wishes(connection: &Connection, end: &End<'_>, command: u32) -> bool {
+    let entry = connection.entry;
+    let flags = entry.flags.load(Ordering::Relaxed);
+    let pinned = flags & FLAG_PINNED != 0;
     // Its registrations can only be answered by the kernel.
     let held_down = end.tx_mode() != Mode::Ring && membership::holds_down(connection);
     // Whoever wants its own direction down wants the other down, too.
@@ -92,7 +111,7 @@ fn attend_slowly(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
         Refusal::None
     });
     // While our direction is on the carrier each call comes by here, and compares.
-    let stay_down = pinned
+    pinned
         || flags & FLAG_UNCOMPARED != 0
         || command != 0
         || held_down
@@ -100,40 +119,37 @@ fn attend_slowly(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
         // It came down for want of room, and the program may wait for that past the library.
         || flags & FLAG_UNSEEN != 0 && end.tx_mode() != Mode::Ring
         || entry.rx_hints.load(Ordering::Relaxed) & HINT_EOF != 0
-        || end.is_wanted_down();
-    if end.tx_mode() == Mode::Ring {
-        if stay_down {
-            // The peer stores `head` before `abandoned`.
-            let lost = !end.theirs().wake.abandoned.load(SIDE_SEEN).is(0)
-                && !end.is_asked_to_resend()
-                && end.theirs().consume.head.load(Ordering::Relaxed)
-                    != entry.tx_ring.load(Ordering::Relaxed);
-            if lost {
-                return Err(fault_of_peer(connection, Fault::Record));
-            }
-            let is_ordered = matches!(command, COMMAND_DETACH | COMMAND_EVICT | COMMAND_YIELD);
-            if is_ordered && end.theirs().wake.abandoned.load(SIDE_SEEN).is(0) {
-                // Both directions are to come down: a peer that sleeps should hear of it.
-                notifier::ring_if_open(connection, end);
-            }
-            direction::go_down(connection, end);
-        }
-        return Ok(());
+        || end.is_wanted_down()
+}
+
+/// Our direction is a ring, and goes back to the carrier.
+fn come_down(connection: &Connection, end: &End<'_>, command: u32) -> Result<(), i32> {
+    // The peer stores `head` before `abandoned`.
+    let is_lost = !end.theirs().wake.abandoned.load(SIDE_SEEN).is(0)
+        && !end.is_asked_to_resend()
+        && end.theirs().consume.head.load(Ordering::Relaxed)
+            != connection.entry.tx_ring.load(Ordering::Relaxed);
+    if is_lost {
+        return Err(fault_of_peer(connection, Fault::Record));
     }
-    if stay_down {
-        if end.records_pending() || end.rx_mode() != Mode::Carrier {
-            // The peer went up before it saw that we refuse: the kernel knows nothing of what it
-            // sends.
-            membership::take_from_kernel(connection);
-        }
-        return Ok(());
+    let is_ordered = matches!(command, COMMAND_DETACH | COMMAND_EVICT | COMMAND_YIELD);
+    if is_ordered && end.theirs().wake.abandoned.load(SIDE_SEEN).is(0) {
+        // Both directions are to come down: a peer that sleeps should hear of it.
+        notifier::ring_if_open(connection, end);
     }
+    direction::go_down(connection, end);
+    Ok(())
+}
+
+/// Our direction is on the carrier, and goes up to the ring if the peer is there.
+fn go_up(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
     membership::take_from_kernel(connection);
-    if end
+    let is_up = end
         .try_up()
-        .map_err(|fault| fault_of_peer(connection, fault))?
-    {
-        entry.reason.store(Reason::None as u32, Ordering::Relaxed);
+        .map_err(|fault| fault_of_peer(connection, fault))?;
+    if is_up {
+        let reason = &connection.entry.reason;
+        reason.store(Reason::None as u32, Ordering::Relaxed);
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use core::num::{NonZeroU8, NonZeroU32};
 use core::sync::atomic::Ordering;
 
 use libc::{sockaddr, socklen_t};
-use toehold_channel::offload::{Address, RuleAction, store_true_ends};
+use toehold_channel::offload::{Address, RoutingPage, RuleAction, store_true_ends};
 use toehold_channel::preamble::{ConnectPreamble, PREAMBLE_BYTES};
 use toehold_channel::rendezvous::mapped;
 use toehold_channel::table::{FLAG_CONNECTING, FLAG_OFFLOAD, FLAG_REFUSED, FLAG_UNTOLD, Reason};
@@ -33,12 +33,12 @@ const IN_PROGRESS: i32 = -libc::EINPROGRESS;
 /// The result of a `connect`.
 #[derive(Debug)]
 pub(crate) enum Opened {
-    /// It was dealt with: the call's result, errno set.
+    /// The call is done: its result, errno set.
     Done(c_int),
-    /// It is the kernel's, perhaps for a reason worth telling.
+    /// The call is the kernel's, perhaps for a reason worth telling.
     Kernel(Option<Reason>),
-    /// It is the kernel's, to this address: the program wants one of the engine's own, where a
-    /// program of this host listens.
+    /// The call is the kernel's, to this address: the program wants one of the engine's own, where
+    /// a program of this host listens.
     Beside(Address),
 }
 
@@ -114,35 +114,9 @@ fn fail(connection: &Connection, error: i32) -> Opened {
 
 /// Hands the connection to the engine; or says what becomes of it instead.
 fn begin(fd: i32, remote: Address) -> Result<Connection, Opened> {
-    let kernel = |reason| Opened::Kernel(Some(reason));
-    let no_engine = routing::is_wanted().then_some(Reason::NoEngine);
-    let routing_page = questions::routing_page().ok_or(Opened::Kernel(no_engine))?;
-    match routing_page.action(remote.ip, remote.port) {
-        RuleAction::Offload => {}
-        RuleAction::OffloadOnRequest if routing::is_wanted() => {}
-        RuleAction::OffloadOnRequest | RuleAction::Direct => return Err(Opened::Kernel(None)),
-        RuleAction::Host => return Err(kernel(Reason::Policy)),
-    }
-    let option = |name| sys::getsockopt::<i32>(fd, libc::SOL_SOCKET, name).unwrap_or(-1);
-    // A socket that is as new has no name, no mark and no other type.
+    let routing_page = page_for(remote)?;
     let fresh = opening::fresh(fd);
-    let is_tcp = option(libc::SO_PROTOCOL) == libc::IPPROTO_TCP
-        && (fresh.is_some() || option(libc::SO_TYPE) == libc::SOCK_STREAM);
-    if !is_tcp {
-        return Err(Opened::Kernel(None));
-    }
-    let bound = match fresh {
-        Some(_) => Address::default(),
-        None => addresses::local(fd).ok_or(Opened::Kernel(None))?,
-    };
-    let own_ip = bound.v4().and_then(|v4| routing_page.behind(v4));
-    let is_any = bound.ip == [0; 16] || bound.v4() == Some([0; 4]) || own_ip.is_some();
-    let is_beside = sys::namespace_of(fd).unwrap_or(0) == routing_page.netns();
-    // A mark is for the kernel's routes and firewall.
-    let has_mark = fresh.is_none() && option(libc::SO_MARK) != 0;
-    if !is_any || !is_beside || has_mark {
-        return Err(kernel(Reason::NoRelay));
-    }
+    let origin = Origin::of(fd, fresh.is_some(), &routing_page)?;
     if let Some(alias) = routing_page.alias_of(remote.ip) {
         // No frame of the engine's comes back to it.
         return Err(Opened::Beside(Address {
@@ -150,10 +124,92 @@ fn begin(fd: i32, remote: Address) -> Result<Connection, Opened> {
             port: remote.port,
         }));
     }
+    let mut preamble = preamble_of(fd, origin.port, remote);
+    if let Some(fresh) = fresh
+        && let Some(connection) = claiming::connect_by_engine(fd, fresh, &preamble)
+    {
+        return Ok(connection);
+    }
+    let opening = fresh.and_then(|fresh| Opening::to(remote, fresh));
+    preamble.is_seed = opening.is_some_and(|opening| opening.is_seed);
+    if !connect_carrier(fd, routing_page.relay_port(), &preamble) {
+        awaiting::disconnect(fd);
+        return Err(Opened::Kernel(Some(Reason::NoRelay)));
+    }
+    // From one of the engine's addresses it goes from there, and from the carrier's own port.
+    let local = origin.own_ip.and_then(|ip| {
+        let port = addresses::local(fd)?.port;
+        Some(Address { ip, port })
+    });
+    match track(fd, local, remote) {
+        Some(connection) => {
+            if let Some(opening) = opening {
+                opening.begun(&connection);
+            }
+            Ok(connection)
+        }
+        None => {
+            awaiting::disconnect(fd);
+            Err(Opened::Kernel(Some(Reason::NoResources)))
+        }
+    }
+}
+
+/// The routing page, if a connection to `remote` is the engine's.
+fn page_for(remote: Address) -> Result<RoutingPage, Opened> {
+    let no_engine = routing::is_wanted().then_some(Reason::NoEngine);
+    let routing_page = questions::routing_page().ok_or(Opened::Kernel(no_engine))?;
+    match routing_page.action(remote.ip, remote.port) {
+        RuleAction::Offload => Ok(routing_page),
+        RuleAction::OffloadOnRequest if routing::is_wanted() => Ok(routing_page),
+        RuleAction::OffloadOnRequest | RuleAction::Direct => Err(Opened::Kernel(None)),
+        RuleAction::Host => Err(Opened::Kernel(Some(Reason::Policy))),
+    }
+}
+
+/// The program's own end of a connection to be.
+struct Origin {
+    /// The engine's address to which the program has bound its socket.
+    own_ip: Option<[u8; 16]>,
+    /// The port to which it has bound its socket; 0 for none.
+    port: u16,
+}
+
+impl Origin {
+    /// Of a socket that the engine can serve. One that is `as_new` has no name, no mark and no
+    /// other type.
+    fn of(fd: i32, as_new: bool, routing_page: &RoutingPage) -> Result<Origin, Opened> {
+        let option = |name| sys::getsockopt::<i32>(fd, libc::SOL_SOCKET, name).unwrap_or(-1);
+        let is_tcp = option(libc::SO_PROTOCOL) == libc::IPPROTO_TCP
+            && (as_new || option(libc::SO_TYPE) == libc::SOCK_STREAM);
+        if !is_tcp {
+            return Err(Opened::Kernel(None));
+        }
+        let bound = match as_new {
+            true => Address::default(),
+            false => addresses::local(fd).ok_or(Opened::Kernel(None))?,
+        };
+        let own_ip = bound.v4().and_then(|v4| routing_page.behind(v4));
+        let is_any = bound.ip == [0; 16] || bound.v4() == Some([0; 4]) || own_ip.is_some();
+        let is_beside = sys::namespace_of(fd).unwrap_or(0) == routing_page.netns();
+        // A mark is for the kernel's routes and firewall.
+        let has_mark = !as_new && option(libc::SO_MARK) != 0;
+        if !is_any || !is_beside || has_mark {
+            return Err(Opened::Kernel(Some(Reason::NoRelay)));
+        }
+        Ok(Origin {
+            own_ip,
+            port: bound.port,
+        })
+    }
+}
+
+/// The connect preamble of a connection from `local_port` to `remote`.
+fn preamble_of(fd: i32, local_port: u16, remote: Address) -> ConnectPreamble {
     let mut preamble = ConnectPreamble {
         token: routing::client_token(),
         remote,
-        local_port: bound.port,
+        local_port,
         is_seed: false,
         syn_retries_max: None,
         user_timeout_ms: None,
@@ -167,34 +223,7 @@ fn begin(fd: i32, remote: Address) -> Result<Connection, Opened> {
         let retries = u8::try_from(tcp(libc::TCP_SYNCNT)).ok();
         preamble.syn_retries_max = retries.and_then(NonZeroU8::new);
     }
-    if let Some(fresh) = fresh
-        && let Some(connection) = claiming::connect_by_engine(fd, fresh, &preamble)
-    {
-        return Ok(connection);
-    }
-    let opening = fresh.and_then(|fresh| Opening::to(remote, fresh));
-    preamble.is_seed = opening.is_some_and(|opening| opening.is_seed);
-    if !connect_carrier(fd, routing_page.relay_port(), &preamble) {
-        awaiting::disconnect(fd);
-        return Err(kernel(Reason::NoRelay));
-    }
-    // From one of the engine's addresses it goes from there, and from the carrier's own port.
-    let local = own_ip.and_then(|ip| {
-        let port = addresses::local(fd)?.port;
-        Some(Address { ip, port })
-    });
-    match track(fd, local, remote) {
-        Some(connection) => {
-            if let Some(opening) = opening {
-                opening.begun(&connection);
-            }
-            Ok(connection)
-        }
-        None => {
-            awaiting::disconnect(fd);
-            Err(kernel(Reason::NoResources))
-        }
-    }
+    preamble
 }
 
 /// Begins to track a connection; what it is told about its own end stands, if that is known

@@ -235,48 +235,11 @@ pub fn before_exec(follows: bool) -> Departure {
         }
     });
     let mut resumer = Resumer::new();
-    let mut any_survives = false;
-    each_survivor(|connection, is_first| {
-        if !is_first {
-            hand_on_duplicate(connection, handover.as_mut());
-            return;
-        }
-        let entry = connection.entry;
-        // Its successor's hold; the present program's goes below.
-        let shared = borrowed || holders::are_others(entry);
-        holders::enter(entry, None);
-        let handed_on = handover
-            .as_mut()
-            .filter(|_| !is_standard(connection))
-            .is_some_and(|(_, handover)| hand_on(connection, handover, &mut resumer, shared));
-        if handed_on {
-            return;
-        }
-        if borrowed {
-            lend_to_program(connection);
-            holders::count_out(entry, None);
-            return;
-        }
-        // Other connections that a forked child still has are leaks rather than gifts, as far as
-        // anybody can tell: the parent goes on with them, and may not miss what the child writes.
-        let is_gift = !shared || entry.flags.load(Ordering::Relaxed) & FLAG_INHERITED != 0;
-        if is_gift || is_standard(connection) {
-            switching::quiesce(connection, Reason::Passed);
-        } else {
-            switching::lend(connection);
-        }
+    each_survivor(|connection, is_first| match is_first {
+        true => hand_on_or_lend(connection, handover.as_mut(), &mut resumer, borrowed),
+        false => hand_on_duplicate(connection, handover.as_mut()),
     });
-    if !borrowed {
-        connection::each_held(|_, entry, _| {
-            holders::count_out(entry, holders::place());
-        });
-        each_survivor(|connection, is_first| {
-            any_survives = true;
-            if is_first {
-                holders::name(connection.entry, holders::place());
-            }
-        });
-    }
+    let any_survives = !borrowed && leave_holds_to_successor();
     let handover = handover.filter(|(_, handover)| handover.header().count > 0);
     match &handover {
         Some((fd, handed_on)) => {
@@ -297,6 +260,56 @@ pub fn before_exec(follows: bool) -> Departure {
         borrowed,
         idle: false,
     }
+}
+
+/// A connection stays open in the program that comes: its rings go on, if there is a `handover`;
+/// else both directions go to the kernel. With `borrowed` memory the program of the caller goes on,
+/// too.
+fn hand_on_or_lend(
+    connection: &Connection,
+    handover: Option<&mut (OwnedFd, Handover)>,
+    resumer: &mut Resumer,
+    borrowed: bool,
+) {
+    let entry = connection.entry;
+    // Its successor's hold; the present program's goes later.
+    let shared = borrowed || holders::are_others(entry);
+    holders::enter(entry, None);
+    let is_handed_on = handover
+        .filter(|_| !is_standard(connection))
+        .is_some_and(|(_, handover)| hand_on(connection, handover, resumer, shared));
+    if is_handed_on {
+        return;
+    }
+    if borrowed {
+        lend_to_program(connection);
+        holders::count_out(entry, None);
+        return;
+    }
+    // Other connections that a forked child still has are leaks rather than gifts, as far as
+    // anybody can tell: the parent goes on with them, and may not miss what the child writes.
+    let is_gift = !shared || entry.flags.load(Ordering::Relaxed) & FLAG_INHERITED != 0;
+    if is_gift || is_standard(connection) {
+        switching::quiesce(connection, Reason::Passed);
+    } else {
+        switching::lend(connection);
+    }
+}
+
+/// The present program's holds end. Those of its successor get the name of this process: true when
+/// there are any.
+fn leave_holds_to_successor() -> bool {
+    connection::each_held(|_, entry, _| {
+        holders::count_out(entry, holders::place());
+    });
+    let mut any_survives = false;
+    each_survivor(|connection, is_first| {
+        any_survives = true;
+        if is_first {
+            holders::name(connection.entry, holders::place());
+        }
+    });
+    any_survives
 }
 
 /// A child is about to execute a program, without our seeing it: what stays open there is lent.
@@ -337,7 +350,7 @@ fn lend_to_program(connection: &Connection) {
     }
 }
 
-/// It did not become one.
+/// The exec that [`before_exec`] has announced failed: the program stays.
 pub fn exec_failed(departure: Departure) {
     if departure.idle {
         return;
