@@ -327,7 +327,7 @@ struct ControlBuffer([u8; 64]);
 /// The outcome of a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Asked {
-    /// It is under way.
+    /// The request is under way.
     Sent,
     /// The adapter has many to read already: to be asked later.
     Later,

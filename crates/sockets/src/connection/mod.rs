@@ -220,7 +220,7 @@ impl Connection {
         u64::from(self.generation) << 32 | u64::from(!self.index)
     }
 
-    /// Its generation as the adapter knows it.
+    /// The generation of the connection's channel, as the adapter knows it.
     pub(crate) fn channel_generation(&self) -> u32 {
         self.entry.channel_generation.load(Ordering::Relaxed)
     }

@@ -57,9 +57,9 @@ const AGE_NS: u64 = 10_000_000_000;
 /// Why a carrier is retired.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Why {
-    /// It has been parked for long enough.
+    /// The carrier has been parked for long enough.
     Idle,
-    /// Its other end is gone, or the adapter wants it back.
+    /// The other end is gone, or the adapter wants the carrier back.
     Ended,
     /// No further connection is to come by one; one that waits for `accept` is to be accepted.
     Unproved,
@@ -129,7 +129,7 @@ pub(super) fn leads_to_relay(connection: &Connection) -> bool {
     flags & (FLAG_OFFLOAD | FLAG_ACCEPTED) == FLAG_OFFLOAD
 }
 
-/// Its pair of processes.
+/// The pair of processes that a carrier is between.
 pub(super) fn pair_of(local: &Local) -> Option<&'static Pair> {
     // SAFETY: places of the pair table are never released, and a connection's pair stays mapped
     // until its release.

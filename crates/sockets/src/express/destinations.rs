@@ -137,7 +137,7 @@ impl Destination {
         known.eq(self.0)
     }
 
-    /// Its number, counted from 1, if it is known. The caller holds the lock.
+    /// The number of the destination, counted from 1, if it is known. The caller holds the lock.
     pub(super) fn number(self) -> Option<u32> {
         let count = COUNT.load(Ordering::Relaxed) as usize;
         let place = (0..count).find(|&place| self.is_at(place))?;

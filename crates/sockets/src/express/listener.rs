@@ -33,7 +33,7 @@ struct Known {
     waits: AtomicU32,
 }
 
-/// It has another number, by which the program may wait where we cannot answer.
+/// A listener has another number, by which the program may wait where we cannot answer.
 const UNANSWERABLE: u32 = u32::MAX;
 const KNOWN_MAX: usize = 16;
 static KNOWN: [Known; KNOWN_MAX] = [const {
@@ -53,7 +53,7 @@ impl Known {
         KNOWN.iter().find(|known| known.is(fd))
     }
 
-    /// It is in one more instance. True when it was in none.
+    /// The listener is in one more instance. True when it was in none.
     fn is_first_wait(&self) -> bool {
         let waits = self.waits.load(Ordering::Relaxed);
         let more = waits.saturating_add(1);
@@ -61,7 +61,7 @@ impl Known {
         waits == 0
     }
 
-    /// It has left an instance.
+    /// The listener has left an instance.
     fn wait_ends(&self) {
         let waits = self.waits.load(Ordering::Relaxed);
         if waits != UNANSWERABLE {
@@ -222,7 +222,7 @@ fn pause() {
     each_pair(|pair| pair.acceptable().close());
 }
 
-/// It waits again. The caller holds the lock.
+/// The program waits for connections again. The caller holds the lock.
 fn go_on() {
     if PAUSED_NS.swap(0, Ordering::Relaxed) != 0 {
         let backlog = BACKLOG.load(Ordering::Relaxed);

@@ -59,11 +59,11 @@ use crate::process::descriptors::{self, Unconnected};
 use crate::process::{self, table};
 use crate::system::sys;
 
-/// It is on: as the process was told, or as a rule of the operator's says.
+/// Express is on: as the process was told, or as a rule of the operator's says.
 static WANTED: AtomicBool = AtomicBool::new(false);
-/// The process was told so when it started.
+/// The process was told that express is on when it started.
 static TOLD: AtomicBool = AtomicBool::new(false);
-/// It is off, whatever a rule says.
+/// Express is off, whatever a rule says.
 static IS_OVER: AtomicBool = AtomicBool::new(false);
 /// This process has waited for the adapter to say what the rules say.
 static HAS_AWAITED_RULE: AtomicBool = AtomicBool::new(false);

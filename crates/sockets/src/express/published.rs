@@ -13,9 +13,9 @@ use crate::process::table;
 /// The one that parked carriers serve, plus one; 0 for none.
 pub(super) static FD: AtomicI32 = AtomicI32::new(0);
 pub(super) static BACKLOG: AtomicU32 = AtomicU32::new(0);
-/// Its registration.
+/// The registration of that listener.
 pub(super) static REGISTRATION: AtomicU32 = AtomicU32::new(0);
-/// Its epoll instance.
+/// The epoll instance of that listener.
 pub(super) static INSTANCE: AtomicU32 = AtomicU32::new(0);
 /// This process has had one, which is used in a way that we cannot answer.
 pub(super) static IS_OVER: AtomicBool = AtomicBool::new(false);

@@ -67,7 +67,7 @@ impl Spare {
         descriptors::epoch_of(self.0)
     }
 
-    /// It is not kept: the program has it, or nobody.
+    /// The socket is not kept: the program has it, or nobody.
     pub(super) fn close(self) {
         if descriptors::kind(self.fd()) == Kind::Own {
             descriptors::disown(self.fd());

@@ -98,7 +98,7 @@ pub(crate) fn lock(word: &AtomicU32) -> Option<Held<'_>> {
 /// A lock that was not open at once.
 pub(crate) struct Waited<'a> {
     pub(crate) held: Held<'a>,
-    /// Its last owner was killed while it had the lock: the new one repairs what it guards.
+    /// The last owner was killed while it had the lock: the new one repairs what the lock guards.
     pub(crate) is_inherited: bool,
 }
 

@@ -32,7 +32,7 @@ pub(crate) enum Answer {
     Pending,
     /// The connection is no longer, or never was, one that waits for an answer.
     Settled,
-    /// It could not connect.
+    /// The engine could not connect.
     Refused,
 }
 

@@ -45,7 +45,7 @@ pub(crate) fn begin(connection: &Connection) -> Before {
     before
 }
 
-/// It was not shown after all.
+/// The socket was not shown after all.
 pub(crate) fn take_back(connection: &Connection, before: Before) {
     let (refusal, shown_at) = (&connection.entry.refusal, &connection.local.shown_at);
     refusal.store(before.refusal, Ordering::Relaxed);

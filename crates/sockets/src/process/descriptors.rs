@@ -74,9 +74,9 @@ pub(crate) enum Noted {
 pub(crate) struct Unconnected {
     /// First of its epoll registrations, or 0.
     pub(crate) registration: u32,
-    /// It is waited for where we do not see it.
+    /// The program waits for the descriptor where we do not see it.
     pub(crate) is_unseen: bool,
-    /// It has another number.
+    /// The file has another number.
     pub(crate) is_duplicated: bool,
 }
 
@@ -296,15 +296,15 @@ pub(crate) fn note_duplicated(from: i32, to: i32) {
 /// A TCP socket that the program has made, of which everything is known that matters to a
 /// connection: the bits below.
 const FRESH: u64 = 1 << 35;
-/// Its calls do not block.
+/// Calls on the socket do not block.
 pub(crate) const FRESH_NONBLOCK: u64 = 1 << 36;
-/// It is close-on-exec.
+/// The descriptor is close-on-exec.
 pub(crate) const FRESH_CLOEXEC: u64 = 1 << 37;
-/// It is of IPv6.
+/// The socket is of IPv6.
 pub(crate) const FRESH_V6: u64 = 1 << 38;
 /// `TCP_NODELAY` is set.
 pub(crate) const FRESH_NODELAY: u64 = 1 << 39;
-/// It has an option or a name that a carrier in use has not.
+/// The socket has an option or a name that a carrier in use has not.
 pub(crate) const FRESH_ODD: u64 = 1 << 40;
 /// Options of keepalive were set, which a carrier gets, too.
 pub(crate) const FRESH_KEPT: u64 = 1 << 41;

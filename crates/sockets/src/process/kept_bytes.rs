@@ -37,7 +37,7 @@ pub(crate) struct Kept {
 
 /// An instance of epoll that a kept descriptor is registered with, and how.
 struct Membership {
-    /// Its descriptor, plus one; 0: free; [`CLAIMED`]: a thread is filling it.
+    /// The instance's descriptor, plus one; 0: free; [`CLAIMED`]: a thread is filling it.
     instance: AtomicI32,
     events: AtomicU32,
     data: AtomicU64,
@@ -58,7 +58,7 @@ impl Membership {
 
 /// A descriptor with kept bytes.
 pub(crate) struct KeptDescriptor {
-    /// Its number, plus one; 0: free; [`CLAIMED`]: a thread is filling it.
+    /// The descriptor's number, plus one; 0: free; [`CLAIMED`]: a thread is filling it.
     fd: AtomicI32,
     kept: AtomicPtr<Kept>,
     members: [Membership; INSTANCES_MAX],

@@ -56,7 +56,7 @@ pub(crate) fn enable() {
     ENABLED.store(true, Ordering::Relaxed);
 }
 
-/// It serves this process no more.
+/// From now on the library does not serve this process.
 pub(crate) fn disable() {
     // Relaxed: a call that has begun goes on in any case.
     ENABLED.store(false, Ordering::Relaxed);

@@ -29,7 +29,7 @@ use crate::system::{errno, faults, real, sys};
 /// The state of one thread.
 #[derive(Debug)]
 pub(crate) struct Thread {
-    /// Its thread pointer; 0 is a free place. A thread that ends leaves its place to the next one
+    /// The thread's pointer; 0 is a free place. A thread that ends leaves its place to the next one
     /// with this pointer.
     pointer: AtomicUsize,
     /// Written by the thread alone: its process above, the sections that it is in below. Of another

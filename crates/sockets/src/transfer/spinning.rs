@@ -15,7 +15,7 @@ use crate::waiting::spin::{self, ENDLESS_NS};
 pub(crate) enum Looked {
     /// There is news.
     Found,
-    /// It is time to sleep.
+    /// There is none: it is time to sleep.
     Nothing,
     /// The kernel shows these events on the carrier.
     Carrier(i16),

@@ -105,12 +105,12 @@ mod operation {
     pub(super) const EPOLL_CTL: u8 = 29;
     pub(super) const SPLICE: u8 = 30;
     pub(super) const TEE: u8 = 33;
-    /// They only write: `WRITEV`, `WRITE_FIXED`, `SENDMSG`, `WRITE`, `SEND`, `SEND_ZC`,
+    /// Operations that only write: `WRITEV`, `WRITE_FIXED`, `SENDMSG`, `WRITE`, `SEND`, `SEND_ZC`,
     /// `SENDMSG_ZC`.
     pub(super) const WRITES: [u8; 7] = [2, 5, 9, 23, 26, 47, 48];
-    /// Their `fd` is no descriptor of a file that they use: `NOP`, `POLL_REMOVE`, `TIMEOUT`,
-    /// `TIMEOUT_REMOVE`, `ASYNC_CANCEL`, `LINK_TIMEOUT`, `PROVIDE_BUFFERS`, `REMOVE_BUFFERS`,
-    /// `MSG_RING`, `SOCKET`, `WAITID`, the `FUTEX_*`.
+    /// Operations whose `fd` is no descriptor of a file that they use: `NOP`, `POLL_REMOVE`,
+    /// `TIMEOUT`, `TIMEOUT_REMOVE`, `ASYNC_CANCEL`, `LINK_TIMEOUT`, `PROVIDE_BUFFERS`,
+    /// `REMOVE_BUFFERS`, `MSG_RING`, `SOCKET`, `WAITID`, the `FUTEX_*`.
     pub(super) const WITHOUT: [u8; 14] = [0, 7, 11, 12, 14, 15, 31, 32, 40, 45, 50, 51, 52, 53];
 }
 

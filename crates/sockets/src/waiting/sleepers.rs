@@ -37,7 +37,8 @@ pub(crate) fn enter(connection: &Connection) {
     of(connection).enter();
 }
 
-/// It woke. True when nobody sleeps any more. Callers hold the connection's wake lock.
+/// A thread of this process woke. True when nobody sleeps any more. Callers hold the connection's
+/// wake lock.
 pub(crate) fn leave(connection: &Connection) -> bool {
     of(connection).leave()
 }
