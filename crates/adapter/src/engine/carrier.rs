@@ -211,3 +211,77 @@ fn unless_it_blocks(result: io::Result<usize>, is_ready: &mut bool) -> io::Resul
 fn bytes_waiting(socket: &impl AsFd) -> usize {
     rustix::io::ioctl_fionread(socket).map_or(0, |waiting| waiting as usize)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    const IN: u32 = libc::EPOLLIN as u32;
+    const OUT: u32 = libc::EPOLLOUT as u32;
+    const ERROR: u32 = libc::EPOLLERR as u32;
+    const HANG_UP: u32 = libc::EPOLLRDHUP as u32;
+
+    /// A carrier, and its program's socket.
+    fn carrier() -> (Carrier, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
+        let program = TcpStream::connect(listener.local_addr().expect("bound"));
+        let program = program.expect("it listens");
+        let (socket, _) = listener.accept().expect("connected");
+        socket.set_nonblocking(true).expect("a socket");
+        (Carrier::new(socket, 1, 0), program)
+    }
+
+    #[test]
+    fn carrier_is_ready_until_a_call_finds_otherwise() {
+        let (mut carrier, mut program) = carrier();
+        carrier.note(IN | OUT);
+        program.write_all(b"abc").expect("room");
+        let mut bytes = [0; 8];
+        let mut read = |carrier: &mut Carrier| {
+            let count = carrier.read(&mut [IoSliceMut::new(&mut bytes)]);
+            count.expect("open")
+        };
+        while read(&mut carrier).is_some() {}
+        assert_eq!((carrier.got, carrier.is_readable()), (3, false));
+        let much = vec![0; 1 << 20];
+        while let Some(count) = carrier.write(&[IoSlice::new(&much)]).expect("open") {
+            assert!(count > 0 && carrier.is_writable());
+        }
+        assert!(carrier.sent > 0 && !carrier.is_writable());
+        carrier.note(IN | OUT);
+        assert!(carrier.is_readable() && carrier.is_writable() && carrier.is_sound());
+    }
+
+    /// Else nobody would read the end, or what is behind an urgent byte: no event tells of it.
+    #[test]
+    fn short_read_is_the_last_one_unless_more_is_known() {
+        for (bits, is_last) in [
+            (IN, true),
+            (IN | HANG_UP, false),
+            (IN | libc::EPOLLPRI as u32, false),
+        ] {
+            let (mut carrier, _program) = carrier();
+            carrier.note(bits);
+            carrier.note_short_read();
+            assert_eq!(carrier.is_readable(), !is_last);
+            assert_eq!(carrier.is_sound(), is_last);
+        }
+    }
+
+    #[test]
+    fn reset_is_asked_for_once_for_each_error() {
+        let (mut carrier, program) = carrier();
+        carrier.note(ERROR);
+        assert!(!carrier.take_reset(), "the socket knows of none");
+        assert!(carrier.has_hung_up());
+        sys::reset_when_closed(&program, true).expect("a socket");
+        drop(program);
+        assert!(!carrier.take_reset(), "nobody has told of it");
+        carrier.note(ERROR);
+        carrier.note(HANG_UP);
+        assert!(carrier.take_reset() && !carrier.take_reset());
+        assert!(carrier.has_hung_up());
+    }
+}
