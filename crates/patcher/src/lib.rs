@@ -15,6 +15,7 @@
 //! - `patching`: finds the program's sites, and patches them.
 //! - `mapping`: the library in the program's memory.
 //! - `tracee`: the stopped program: its registers and its memory, and system calls in its name.
+//! - `room`: where the code of these calls lies.
 //! - `parting`: the program's wait for a helper that is its child.
 //! - `plans`: the patches of earlier starts.
 //! - `file`: files as they were at some time.
@@ -37,6 +38,7 @@ mod mapping;
 mod parting;
 mod patching;
 mod plans;
+mod room;
 mod system;
 mod tracee;
 mod watch;

@@ -8,15 +8,16 @@ use toehold_sites::elf::{Image, PF_X, PT_LOAD, Segment};
 use toehold_sites::guarded::is_guarded;
 use toehold_sites::plan::{Patch, plan};
 use toehold_sites::rewrite::{self, by_page};
-use toehold_sites::stub::{Addresses, STUB_BYTES_MAX, TABLE_BYTES, overwrites, stub};
+use toehold_sites::stub::{Addresses, Overwrite, STUB_BYTES_MAX, TABLE_BYTES, overwrites, stub};
 use toehold_sites::sweep::{Bits, Swept, words};
 
 use super::file::{self, FileBytes, Version};
 use super::mapping::Library;
 use super::parting;
 use super::plans::Plans;
+use super::room;
 use super::system::{self, Error, File, Result};
-use super::tracee::{CALL_BYTES, Call, Tracee};
+use super::tracee::{CALL_BYTES, Call, RESERVED_BYTES, Tracee, calls_code_bytes};
 use super::{Refusal, Task};
 
 /// The part of the work that needs no stopped program. It is done while the kernel executes the
@@ -69,20 +70,59 @@ fn prepare(tracee: &mut Tracee, task: &Task<'_>, ahead: Ahead) -> Result<Program
         Some(library) if library.is_current() => library,
         _ => Library::read(task.library).map_err(failed)?,
     };
-    let base = program.base(process)?;
+    let auxiliary = Auxiliary::of(process).map_err(failed)?;
+    let base = program.base(&auxiliary)?;
+    let behind_code = program.room.map(|at| base.wrapping_add(at));
+    let read = |at, bytes: &mut [u8]| tracee.read(at, bytes);
+    let room = room::find(behind_code, auxiliary.vdso(), calls_code_bytes(), read);
+    if let Some(room) = room {
+        tracee.set_room(room);
+    }
     let stubs_bytes = TABLE_BYTES + program.sites() * STUB_BYTES_MAX;
     let bytes = (stubs_bytes + parting::code().len()).next_multiple_of(4096) as u64;
     let (from, to) = program.span;
     let span = (base.wrapping_add(from), base.wrapping_add(to));
     let place = gap(process, span, bytes).map_err(failed)?;
+    let doors = map(tracee, &library, program.is_go, (place, bytes))?;
+    let stubs = Stubs {
+        base,
+        place,
+        entry: doors.entry,
+        wanted: &library.wanted,
+    };
+    let writes = start(tracee, &doors, |tracee| stubs.write(tracee, &program))?;
+    tracee.end_calls().map_err(failed)?;
+    write_all_or_none(&writes, |address, bytes| tracee.write(address, bytes))?;
+    if let Some(helper) = parting::child_of(process) {
+        tracee.begin_with(place + stubs_bytes as u64, helper);
+    }
+    Ok(program)
+}
 
-    // Below the stack pointer there is room; nobody runs yet.
+/// Where a program enters the library.
+struct Entry {
+    /// By its stubs.
+    entry: u64,
+    /// At its start, with these settings.
+    enter: u64,
+    settings: u64,
+}
+
+/// Maps the library, memory for stubs at a place with a length, and for a program of Go the area of
+/// its first thread. Below the stack pointer there is room; nobody runs yet.
+fn map(
+    tracee: &mut Tracee,
+    library: &Library,
+    is_go: bool,
+    (place, bytes): (u64, u64),
+) -> Result<Entry, Refusal> {
+    let failed = Refusal::Failed;
     let at = (tracee.stack() - CALLS_BELOW) & !15;
     let path_at = (tracee.stack() - PATH_BELOW) & !15;
     // Before the library: the kernel might put that where the stubs are to be.
     let mut calls = stub_calls(place, bytes).to_vec();
     calls.extend(library.calls(tracee, path_at).map_err(failed)?);
-    if program.is_go {
+    if is_go {
         calls.push(area_call(library.area_bytes()));
     }
     if calls.len() > CALLS_MAX {
@@ -103,7 +143,7 @@ fn prepare(tracee: &mut Tracee, task: &Task<'_>, ahead: Ahead) -> Result<Program
         .clear_ends(tracee, answers.address)
         .map_err(failed)?;
     let doors = library.doors(answers.address);
-    let (entry, words) = if program.is_go {
+    let (entry, words) = if is_go {
         let area = answers.area;
         write_area(tracee, area, library.area_bytes()).map_err(failed)?;
         tracee.set_gs_base(area);
@@ -111,47 +151,44 @@ fn prepare(tracee: &mut Tracee, task: &Task<'_>, ahead: Ahead) -> Result<Program
     } else {
         (doors.own, doors.words_own)
     };
-    let stubs = Stubs {
-        base,
-        place,
+    write_settings(tracee, at, words).map_err(failed)?;
+    Ok(Entry {
         entry,
-        wanted: &library.wanted,
-    };
-    let settings_at = at;
-    write_settings(tracee, settings_at, words).map_err(failed)?;
-    let (started, writes) = tracee
-        .call_function(doors.enter, settings_at, |tracee| {
-            stubs.write(tracee, &program)
-        })
-        .map_err(failed)?;
-    match started {
-        1 => {}
-        0 => return Err(Refusal::NotWanted),
-        error => return Err(failed(Error::Kernel(-error as i32))),
-    }
-    let writes = writes.map_err(failed)?;
-    tracee.end_calls().map_err(failed)?;
-    // From here on the program is patched. The first write tells whether this kernel allows it.
-    write_all_or_none(&writes, |address, bytes| tracee.write(address, bytes))?;
-    if let Some(helper) = parting::child_of(process) {
-        tracee.begin_with(place + stubs_bytes as u64, helper);
-    }
-    Ok(program)
+        enter: doors.enter,
+        settings: at,
+    })
 }
 
-/// Bytes of the program's code.
+/// Has the library start. Gives the answer of `meanwhile`.
+fn start<T>(
+    tracee: &mut Tracee,
+    entry: &Entry,
+    meanwhile: impl FnOnce(&Tracee) -> Result<T>,
+) -> Result<T, Refusal> {
+    let called = tracee.call_function(entry.enter, entry.settings, meanwhile);
+    let (started, other) = called.map_err(Refusal::Failed)?;
+    match started {
+        1 => other.map_err(Refusal::Failed),
+        0 => Err(Refusal::NotWanted),
+        error => Err(Refusal::Failed(Error::Kernel(-error as i32))),
+    }
+}
+
+/// Bytes of the program's code, or of the table.
 #[derive(Debug)]
 struct Rewrite {
     /// Where they are in the program.
     address: u64,
-    /// As they are in the file.
+    /// As they are before.
     code: Vec<u8>,
     /// With the patches.
     patched: Vec<u8>,
 }
 
-/// Writes the patches. A program of which some sites are patched would show the library some of its
-/// calls, so all are taken back when one cannot be written.
+/// Writes the patches, and then the table. A program of which some sites are patched would show the
+/// library some of its calls, so all are taken back when one cannot be written. The first write
+/// tells whether this kernel allows it. When this process is killed before the last one, the sites
+/// that are patched pass all calls on.
 fn write_all_or_none(
     all: &[Rewrite],
     mut write: impl FnMut(u64, &[u8]) -> Result<()>,
@@ -160,7 +197,7 @@ fn write_all_or_none(
         if let Err(error) = write(one.address, &one.patched) {
             // Of this one perhaps nothing was written, and nothing can be.
             let _ = write(one.address, &one.code);
-            for before in &all[..n] {
+            for before in all[..n].iter().rev() {
                 write(before.address, &before.code).map_err(Refusal::Failed)?;
             }
             return Err(Refusal::Failed(error));
@@ -173,6 +210,7 @@ fn write_all_or_none(
 const CALLS_BELOW: u64 = 2048;
 /// As many calls as there is room for, with the mark of the list's end.
 const CALLS_MAX: usize = CALLS_BELOW as usize / CALL_BYTES - 1;
+const _: () = assert!((CALLS_MAX * CALL_BYTES) as u64 + 8 + RESERVED_BYTES <= CALLS_BELOW);
 /// Where the library's path is.
 const PATH_BELOW: u64 = CALLS_BELOW + libc::PATH_MAX as u64;
 
@@ -181,7 +219,8 @@ const PATH_BELOW: u64 = CALLS_BELOW + libc::PATH_MAX as u64;
 pub fn obstacle(process: libc::pid_t) -> Option<Refusal> {
     let file = File::of_process(process, c"exe", libc::O_RDONLY).ok()?;
     let program = Program::of(&file, None);
-    program.and_then(|program| program.base(process)).err()
+    let auxiliary = Auxiliary::of(process).map_err(Refusal::Failed);
+    program.and_then(|program| program.base(&auxiliary?)).err()
 }
 
 /// A program's file, with the patches of the program.
@@ -194,6 +233,8 @@ struct Program {
     headers_address: u64,
     /// Its addresses from the first to the last byte, as the file says.
     span: (u64, u64),
+    /// An address with room for the code of calls, as the file says.
+    room: Option<u64>,
     /// Its code. At least one site can be patched.
     codes: Vec<Code>,
     /// Where the patches are kept for the next start, unless they are from there.
@@ -230,12 +271,14 @@ impl Program {
             return Err(Refusal::NoSites);
         }
         let (is_go, span) = (image.is_go(), span(&image));
+        let room = room::behind_code(&image, calls_code_bytes());
         Ok(Program {
             version,
             bytes,
             is_go,
             headers_address,
             span,
+            room,
             codes,
             plans,
         })
@@ -252,8 +295,7 @@ impl Program {
     }
 
     /// The distance of the addresses of a process that runs it from those in its file.
-    fn base(&self, process: libc::pid_t) -> Result<u64, Refusal> {
-        let auxiliary = Auxiliary::of(process).map_err(Refusal::Failed)?;
+    fn base(&self, auxiliary: &Auxiliary) -> Result<u64, Refusal> {
         if auxiliary.value(AT_HWCAP2).unwrap_or(0) & HWCAP2_FSGSBASE == 0 {
             return Err(Refusal::NoGs);
         }
@@ -345,8 +387,7 @@ struct Stubs<'a> {
 }
 
 impl Stubs<'_> {
-    /// Writes the table and the stubs; returns the bytes that are to be written over the code, and
-    /// where.
+    /// Writes the stubs; returns what is to be written over the code, and then over the table.
     fn write(&self, tracee: &Tracee, program: &Program) -> Result<Vec<Rewrite>> {
         let out_of_reach = |_| Error::Failed("there is no room near its code");
         let mut at = self.place + TABLE_BYTES as u64;
@@ -355,7 +396,7 @@ impl Stubs<'_> {
         for code in &program.codes {
             let code_bytes = code.bytes(&program.bytes);
             let address = self.base.wrapping_add(code.segment.address);
-            let mut overwritten = Vec::new();
+            let (mut overwritten, mut before) = (Vec::new(), Vec::new());
             for patch in &code.patches {
                 let addresses = Addresses {
                     code: address,
@@ -367,29 +408,54 @@ impl Stubs<'_> {
                 stub(patch, code_bytes, &addresses, &mut bytes).map_err(out_of_reach)?;
                 stubs.extend_from_slice(&bytes);
                 let both = overwrites(patch, &addresses).map_err(out_of_reach)?;
+                before.extend(both[0].filter(|_| is_hop_to_another_page(&both, address)));
                 overwritten.extend(both.into_iter().flatten());
                 at += STUB_BYTES_MAX as u64;
             }
-            writes.extend(by_page(&mut overwritten, address).map(|overwrites| {
+            let rewrite = |overwrites: &[Overwrite]| {
                 let rewrite = rewrite::Rewrite::of(code_bytes, overwrites);
                 Rewrite {
                     address: address + rewrite.place().start as u64,
                     code: code_bytes[rewrite.place()].to_vec(),
                     patched: rewrite.bytes().to_vec(),
                 }
-            }));
+            };
+            writes.extend(
+                before
+                    .iter()
+                    .map(|padding| rewrite(core::slice::from_ref(padding))),
+            );
+            writes.extend(by_page(&mut overwritten, address).map(rewrite));
         }
         stubs.extend_from_slice(parting::code());
         tracee.write(self.place + TABLE_BYTES as u64, &stubs)?;
-        // Only the beginning of the table has other values than 0.
+        writes.push(self.table());
+        Ok(writes)
+    }
+
+    /// The table, which is empty before: the stubs then pass all calls on.
+    fn table(&self) -> Rewrite {
+        // Only its beginning has other values than 0.
         let highest = self.wanted.iter().max();
         let mut table = vec![0; highest.map_or(0, |number| usize::from(*number) + 1)];
+        let empty = table.clone();
         for number in self.wanted {
             table[usize::from(*number)] = 1;
         }
-        tracee.write(self.place, &table)?;
-        Ok(writes)
+        Rewrite {
+            address: self.place,
+            code: empty,
+            patched: table,
+        }
     }
+}
+
+/// True when a jump in padding and the hop to it are in two pages. In the midst of the writes no
+/// hop may lead to padding without a jump.
+fn is_hop_to_another_page(both: &[Option<Overwrite>; 2], address: u64) -> bool {
+    let page = |overwrite: &Overwrite| (address + overwrite.at as u64) / 4096;
+    let [padding, hop] = both.each_ref().map(|one| one.as_ref().map(page));
+    hop.is_some() && hop != padding
 }
 
 /// The calls that make room for stubs and their table at `place`.
@@ -510,6 +576,11 @@ impl Auxiliary {
             let word = |n: usize| u64::from_le_bytes(entry[n..n + 8].try_into().expect("eight"));
             (word(0) == key).then(|| word(8))
         })
+    }
+
+    /// The vDSO's address; 0 when there is none.
+    fn vdso(&self) -> u64 {
+        self.value(libc::AT_SYSINFO_EHDR).unwrap_or(0)
     }
 }
 

@@ -1,5 +1,18 @@
 //! A program that is stopped right after its exec: its registers, its memory, and system calls made
 //! in its name.
+//!
+//! The program makes these calls by code that is written into its memory. It says that they are
+//! made by a signal to itself, one that every program ignores by default: the tracer sees it. A
+//! program whose tracer was killed goes on behind it, at its own first instruction, with the
+//! registers that it had there:
+//!
+//! ```text
+//!   exec ─▶ stopped ─▶ calls ─▶ signal ─▶ stopped ─▶ function ─▶ signal ─▶ stopped ─▶ program
+//!                                 │                                │                     ▲
+//!                                 └──────── no tracer ─────────────┴─────────────────────┘
+//! ```
+//!
+//! So the code lies where the program has none of its own ([`room`]).
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -7,6 +20,7 @@ use alloc::vec::Vec;
 use libc::{c_int, pid_t, user_regs_struct};
 use toehold_freestanding::call;
 
+use super::room::Room;
 use super::system::{Error, File, Result, checked};
 
 /// The process that a helper traces.
@@ -14,10 +28,10 @@ pub(crate) struct Tracee {
     process: pid_t,
     memory: File,
     at_exec: user_regs_struct,
-    /// The signals that it blocks. An `int3` takes SIGTRAP out of them.
+    /// The signals that it blocks, without and with calls: [`TELLS`] is not among the latter.
     blocked: u64,
-    /// The page of the program's first instruction: the calls are made from its beginning.
-    page: u64,
+    /// Where the code of the calls lies.
+    room: Room,
     /// The bytes that are there until it has made the calls.
     bytes: Option<Vec<u8>>,
     /// Signals that arrived while it was stopped.
@@ -92,23 +106,43 @@ impl Answers {
     pub(crate) const NONE: u64 = u64::MAX;
 }
 
+/// The signal by which the program tells its tracer that it has made its calls: without a tracer
+/// it would do nothing, because an exec leaves no handlers.
+const TELLS: c_int = libc::SIGURG;
+
+/// The words that a program needs to go on by itself. They lie right below the stack pointer of the
+/// program's first instruction, and r15 is their address.
+#[repr(C)]
+struct Return {
+    process: u64,
+    /// Masks of signals: while it makes calls, and otherwise.
+    blocked_in_calls: u64,
+    blocked: u64,
+    /// The address of its first instruction.
+    first: u64,
+}
+
+/// The size of the word before which the stack ends.
+const RETURN_BYTES: u64 = size_of::<Return>() as u64;
+const _: () = assert!(core::mem::offset_of!(Return, first) as u64 == RETURN_BYTES - 8);
+
 // Makes the system calls of the list at rbx, one after the other, until one fails or the list ends
 // with a negative number. So the program stops once for all of them: a stop takes as long as many
-// system calls. rax may be anything at the beginning: the kernel writes the answer of the exec into
-// it after the first stop.
+// system calls. Behind `tell` the program stops, and its tracer gives it other registers. Without
+// a tracer it goes on there: the kernel gives registers of 0 to a program.
 core::arch::global_asm!(
     ".pushsection .rodata.toehold_calls, \"a\", @progbits",
-    ".hidden toehold_calls",
-    ".globl toehold_calls",
-    ".hidden toehold_calls_done",
-    ".globl toehold_calls_done",
-    ".hidden toehold_calls_end",
-    ".globl toehold_calls_end",
+    ".irp name, calls, calls_tell, calls_told, calls_end",
+    ".hidden toehold_\\name",
+    ".globl toehold_\\name",
+    ".endr",
     "toehold_calls:",
+    "lea rsi, [r15 + {blocked_in_calls}]",
+    "call 5f",
     "2:",
     "mov rax, [rbx]",
     "test rax, rax",
-    "js toehold_calls_done",
+    "js toehold_calls_tell",
     "mov rdi, [rbx + 8]",
     "mov rsi, [rbx + 16]",
     "mov rdx, [rbx + 24]",
@@ -130,7 +164,7 @@ core::arch::global_asm!(
     "3:",
     "syscall",
     "cmp rax, -4095",
-    "jae 4f",
+    "jae toehold_calls_tell",
     "test ebp, {address}",
     "cmovnz r12, rax",
     "test ebp, {file}",
@@ -139,10 +173,41 @@ core::arch::global_asm!(
     "cmovnz r14, rax",
     "add rbx, {call_bytes}",
     "jmp 2b",
-    "4:",
-    "int3",
-    "toehold_calls_done:",
-    "int3",
+    "toehold_calls_tell:",
+    "mov rbp, rax",
+    "mov eax, {tgkill}",
+    "mov edi, [r15]",
+    "mov esi, edi",
+    "mov edx, {tells}",
+    "syscall",
+    "toehold_calls_told:",
+    "lea rsi, [r15 + {blocked}]",
+    "call 5f",
+    "lea rsp, [r15 + {return_bytes}]",
+    "xor eax, eax",
+    "xor ebx, ebx",
+    "xor ecx, ecx",
+    "xor edx, edx",
+    "xor esi, esi",
+    "xor edi, edi",
+    "xor ebp, ebp",
+    "xor r8d, r8d",
+    "xor r9d, r9d",
+    "xor r10d, r10d",
+    "xor r11d, r11d",
+    "xor r12d, r12d",
+    "xor r13d, r13d",
+    "xor r14d, r14d",
+    "xor r15d, r15d",
+    "jmp [rsp - 8]",
+    // The mask at rsi.
+    "5:",
+    "mov eax, {rt_sigprocmask}",
+    "mov edi, {set_mask}",
+    "xor edx, edx",
+    "mov r10d, {mask_bytes}",
+    "syscall",
+    "ret",
     "toehold_calls_end:",
     ".popsection",
     call_bytes = const CALL_BYTES,
@@ -152,29 +217,49 @@ core::arch::global_asm!(
     address = const Call::ADDRESS,
     file = const Call::FILE,
     area = const Call::AREA,
+    blocked_in_calls = const core::mem::offset_of!(Return, blocked_in_calls),
+    blocked = const core::mem::offset_of!(Return, blocked),
+    return_bytes = const RETURN_BYTES,
+    tells = const TELLS,
+    mask_bytes = const MASK_BYTES,
+    set_mask = const libc::SIG_SETMASK,
+    tgkill = const libc::SYS_tgkill,
+    rt_sigprocmask = const libc::SYS_rt_sigprocmask,
 );
 
 unsafe extern "C" {
     static toehold_calls: u8;
-    static toehold_calls_done: u8;
+    static toehold_calls_tell: u8;
+    static toehold_calls_told: u8;
     static toehold_calls_end: u8;
 }
 
-/// The code above, and where it stops when all is done.
-fn calls_code() -> (&'static [u8], u64) {
-    let (from, done, end) = (
-        &raw const toehold_calls,
-        &raw const toehold_calls_done,
-        &raw const toehold_calls_end,
-    );
+/// The code above.
+struct CallsCode {
+    bytes: &'static [u8],
+    /// Where the program says that it has made the calls, and where it stops then.
+    tell: u64,
+    told: u64,
+}
+
+fn calls_code() -> CallsCode {
+    let from = &raw const toehold_calls;
     // SAFETY: read-only bytes of this program, in this order.
-    unsafe {
-        let bytes = core::slice::from_raw_parts(from, end.offset_from_unsigned(from));
-        (bytes, done.offset_from_unsigned(from) as u64)
+    let distance = |to: *const u8| unsafe { to.offset_from_unsigned(from) };
+    let bytes = distance(&raw const toehold_calls_end);
+    CallsCode {
+        // SAFETY: as above.
+        bytes: unsafe { core::slice::from_raw_parts(from, bytes) },
+        tell: distance(&raw const toehold_calls_tell) as u64,
+        told: distance(&raw const toehold_calls_told) as u64,
     }
 }
 
-const PAGE: u64 = 4096;
+/// How much room the code of the calls takes.
+pub(crate) fn calls_code_bytes() -> u64 {
+    calls_code().bytes.len() as u64
+}
+
 /// The size of a call in a list.
 pub(crate) const CALL_BYTES: usize = size_of::<[u64; 8]>();
 
@@ -190,13 +275,18 @@ impl Tracee {
         Ok(Tracee {
             process,
             memory,
-            page: at_exec.rip & !(PAGE - 1),
+            room: Room::first_page(at_exec.rip),
             at_exec,
             blocked: blocked(process)?,
             bytes: None,
             signals: Vec::new(),
             has_ended: false,
         })
+    }
+
+    /// From now on, the code of calls lies there. No calls have been made.
+    pub(crate) fn set_room(&mut self, room: Room) {
+        self.room = room;
     }
 
     /// Its number.
@@ -219,46 +309,64 @@ impl Tracee {
         self.has_ended
     }
 
+    /// Reads its memory.
+    pub(crate) fn read(&self, address: u64, bytes: &mut [u8]) -> Result<()> {
+        self.memory.read_exact_at(bytes, address)
+    }
+
+    /// Writes the code of the calls, and what the program needs to go on by itself. Gives the
+    /// latter's address.
+    fn begin_calls(&mut self, code: &CallsCode) -> Result<u64> {
+        let back = self.at_exec.rsp - RETURN_BYTES;
+        if self.bytes.is_none() {
+            let mut bytes = vec![0; code.bytes.len()];
+            self.memory.read_exact_at(&mut bytes, self.room.address())?;
+            self.bytes = Some(bytes);
+            let blocked_in_calls = self.blocked & !bit(TELLS);
+            let (process, first) = (self.process as u64, self.at_exec.rip);
+            let words = [process, blocked_in_calls, self.blocked, first];
+            let words: Vec<u8> = words.into_iter().flat_map(u64::to_le_bytes).collect();
+            self.memory.write_all_at(&words, back)?;
+            self.memory.write_all_at(code.bytes, self.room.address())?;
+        }
+        Ok(back)
+    }
+
     /// Makes system calls in its name, until one fails. The list is written to `at`.
     pub(crate) fn call_all(&mut self, calls: &[Call], at: u64) -> Result<Answers> {
-        let (code, done) = calls_code();
-        if self.bytes.is_none() {
-            let mut bytes = vec![0; code.len()];
-            self.memory.read_exact_at(&mut bytes, self.page)?;
-            self.bytes = Some(bytes);
-            self.memory.write_all_at(code, self.page)?;
-        }
+        let code = calls_code();
+        let back = self.begin_calls(&code)?;
         let words = calls.iter().flat_map(Call::words).chain([u64::MAX]);
         let list: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
         self.memory.write_all_at(&list, at)?;
         let mut registers = self.at_exec;
         registers.orig_rax = u64::MAX;
-        registers.rip = self.page;
+        registers.rip = self.room.address();
+        // The code calls a part of its own.
+        registers.rsp = back;
         registers.rbx = at;
         (registers.r12, registers.r13, registers.r14) =
             (Answers::NONE, Answers::NONE, Answers::NONE);
+        registers.r15 = back;
         set_registers(self.process, &registers)?;
         self.go_on()?;
-        self.stop()?;
-        let after = self::registers(self.process)?;
-        // After an `int3`.
-        let is_done = after.rip == self.page + done + 1;
-        let outcome = match after.rax as i64 {
-            _ if is_done => Ok(()),
-            error @ -4095..0 => Err(Error::Kernel(-error as i32)),
-            _ => return Err(Error::Failed("the program has stopped somewhere else")),
+        let after = self.told(&code)?;
+        let made = (after.rbx - at) as usize / CALL_BYTES;
+        let outcome = match after.rbp as i64 {
+            _ if made == calls.len() => Ok(()),
+            error => Err(Error::Kernel(-error as i32)),
         };
         Ok(Answers {
             address: after.r12,
             file: after.r13,
             area: after.r14,
-            made: (after.rbx - at) as usize / CALL_BYTES,
+            made,
             outcome,
         })
     }
 
-    /// Calls a C function of its own, far below its stack pointer. [`Tracee::call_all`] has been
-    /// called. It does `meanwhile` while the program runs.
+    /// Calls a C function of its own, far below its stack pointer. It does `meanwhile` while the
+    /// program runs.
     pub(crate) fn call_function<T>(
         &mut self,
         function: u64,
@@ -266,26 +374,23 @@ impl Tracee {
         meanwhile: impl FnOnce(&Tracee) -> T,
     ) -> Result<(i64, T)> {
         const BELOW: u64 = 8192;
+        let code = calls_code();
         let mut registers = self.at_exec;
+        // A C function leaves this register as it is.
+        registers.r15 = self.begin_calls(&code)?;
         registers.orig_rax = u64::MAX;
         registers.rip = function;
         registers.rdi = argument;
-        // As after a `call`: the return address lies on the stack, and leads to the last `int3`.
+        // As after a `call`: the return address lies on the stack.
         registers.rsp = ((self.at_exec.rsp - BELOW) & !15) - 8;
-        let back = self.page + calls_code().1;
+        let back = self.room.address() + code.tell;
         self.memory
             .write_all_at(&back.to_le_bytes(), registers.rsp)?;
         set_registers(self.process, &registers)?;
         self.go_on()?;
         let other = meanwhile(self);
-        self.stop()?;
-        let after = self::registers(self.process)?;
-        if after.rip != back + 1 {
-            return Err(Error::Failed(
-                "the library has ended the call in an unknown way",
-            ));
-        }
-        Ok((after.rax as i32 as i64, other))
+        let after = self.told(&code)?;
+        Ok((after.rbp as i32 as i64, other))
     }
 
     /// From now on, calls and the program have this GS base.
@@ -313,15 +418,21 @@ impl Tracee {
         request(libc::PTRACE_CONT, self.process, 0, 0)
     }
 
-    /// Waits until it has come to an `int3`.
-    fn stop(&mut self) -> Result<()> {
+    /// Waits until it says that it has made its calls. Its registers then.
+    fn told(&mut self, code: &CallsCode) -> Result<user_regs_struct> {
         loop {
             match wait(self.process)? {
                 None => {
                     self.has_ended = true;
                     return Err(Error::Failed("it has ended"));
                 }
-                Some(Stop::Signal(libc::SIGTRAP)) => return Ok(()),
+                Some(Stop::Signal(TELLS)) => {
+                    let registers = registers(self.process)?;
+                    if registers.rip == self.room.address() + code.told {
+                        return Ok(registers);
+                    }
+                    self.signals.push(TELLS);
+                }
                 // It would fail at the same instruction again.
                 Some(Stop::Signal(signal)) if self.is_fault()? => {
                     return Err(Error::Signal(signal));
@@ -343,10 +454,19 @@ impl Tracee {
         Ok(information.si_code > 0 && faults.contains(&information.si_signo))
     }
 
-    /// No calls are made from here on: the program's code is whole again.
+    /// No calls are made from here on: the program's own code is whole again.
     pub(crate) fn end_calls(&mut self) -> Result<()> {
+        // Elsewhere the program may still need the code of calls, to go on by itself.
+        match self.room.is_spare() {
+            true => Ok(()),
+            false => self.clear_room(),
+        }
+    }
+
+    /// The bytes in the code's place are the program's again.
+    fn clear_room(&mut self) -> Result<()> {
         match self.bytes.take() {
-            Some(bytes) => self.memory.write_all_at(&bytes, self.page),
+            Some(bytes) => self.memory.write_all_at(&bytes, self.room.address()),
             None => Ok(()),
         }
     }
@@ -373,18 +493,19 @@ impl Tracee {
         request(libc::PTRACE_DETACH, self.process, 0, 0)
     }
 
-    /// Its code and registers are those of its first instruction.
+    /// Its code and registers are those of its first instruction. This process may be killed after
+    /// each of these steps.
     fn make_whole(&mut self) -> Result<()> {
         self.end_calls()?;
+        if self.blocked & bit(TELLS) != 0 {
+            let from = (&raw const self.blocked) as usize;
+            request(libc::PTRACE_SETSIGMASK, self.process, MASK_BYTES, from)?;
+        }
         let mut registers = self.at_exec;
         // No system call is to be restarted.
         registers.orig_rax = u64::MAX;
         set_registers(self.process, &registers)?;
-        if self.blocked & 1 << (libc::SIGTRAP - 1) == 0 {
-            return Ok(());
-        }
-        let from = (&raw const self.blocked) as usize;
-        request(libc::PTRACE_SETSIGMASK, self.process, MASK_BYTES, from)
+        self.clear_room()
     }
 }
 
@@ -441,6 +562,14 @@ impl Stop {
 
 /// The kernel's masks of signals.
 const MASK_BYTES: usize = size_of::<u64>();
+
+/// A signal in such a mask.
+fn bit(signal: c_int) -> u64 {
+    1 << (signal - 1)
+}
+
+/// So many bytes below the stack pointer are the calls' own.
+pub(crate) const RESERVED_BYTES: u64 = RETURN_BYTES + 8;
 
 /// Waits until `process` stops; `None` when it has ended.
 fn wait(process: pid_t) -> Result<Option<Stop>> {
@@ -614,7 +743,7 @@ mod tests {
 
     #[test]
     fn signals_that_a_program_blocks_stay_blocked() {
-        let wanted = [libc::SIGTRAP, libc::SIGUSR1].map(|signal| 1u64 << (signal - 1));
+        let wanted = [TELLS, libc::SIGUSR1].map(bit);
         let wanted = wanted[0] | wanted[1];
         let mut tracee = stopped_with(wanted);
         assert_eq!(blocked(tracee.process()), Ok(wanted));

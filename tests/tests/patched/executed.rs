@@ -92,6 +92,33 @@ fn programs_that_a_go_program_executes_are_patched() {
 }
 
 #[test]
+fn programs_run_on_when_the_helper_that_patches_them_is_killed() {
+    if host::require(["cc", "musl-gcc"]).is_none() {
+        return;
+    }
+    let own = std::process::id();
+    if !Path::new(&format!("/proc/{own}/task/{own}/children")).exists() {
+        host::skipped("this kernel does not tell a process's children (CONFIG_PROC_CHILDREN)");
+        return;
+    }
+    let kills = host::rounds(500);
+    let directory = tempfile::tempdir().expect("scratch");
+    let parent = compile(directory.path(), "cc", &["-O2", "-w"], "kills.c");
+    for compiler in ["cc", "musl-gcc"] {
+        let options = ["-O2", "-w", "-static"];
+        let program = compile_as("killed", directory.path(), compiler, &options, "kills.c");
+        let toehold = Toehold::start();
+        let mut command = toehold.patched(&parent);
+        let command = command.env("PROGRAM", &program);
+        let (line, rest) = Waiting::start(command.env("KILLS", kills.to_string())).end();
+        let expected = format!("0 of {kills} have not ended well\n");
+        assert_eq!(line, expected, "{compiler}: {rest}");
+        let killed = rest.split(' ').next().and_then(|word| word.parse().ok());
+        assert!(killed > Some(kills / 20), "{compiler}: {rest}");
+    }
+}
+
+#[test]
 fn a_program_under_a_debugger_or_in_another_namespace_is_not_patched() {
     if host::require(["cc", "strace", "unshare"]).is_none() {
         return;
