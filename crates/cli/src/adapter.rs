@@ -6,7 +6,7 @@ use std::io;
 use std::mem;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::ptr;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -555,6 +555,15 @@ fn start(runtime_dir: &Path, args: &AdapterArgs) -> Result<(), Failure> {
     if client::ping(runtime_dir).is_ok() {
         return Ok(());
     }
+    let mut command = command_of(runtime_dir, args)?;
+    let adapter = command
+        .spawn()
+        .map_err(|error| Failure::new(format!("cannot start an adapter: {error}")))?;
+    until_it_answers(adapter, runtime_dir)
+}
+
+/// The command that runs an adapter which outlives this process.
+fn command_of(runtime_dir: &Path, args: &AdapterArgs) -> Result<Command, Failure> {
     let mut command = Command::new(this_program().map_err(Failure::new)?);
     command
         .args(["adapter", "--detached", "--runtime-dir"])
@@ -600,9 +609,11 @@ fn start(runtime_dir: &Path, args: &AdapterArgs) -> Result<(), Failure> {
     };
     // SAFETY: the closure only makes async-signal-safe system calls.
     unsafe { command.pre_exec(prepare) };
-    let mut adapter = command
-        .spawn()
-        .map_err(|error| Failure::new(format!("cannot start an adapter: {error}")))?;
+    Ok(command)
+}
+
+/// Waits for the first answer of an adapter that was just started.
+fn until_it_answers(mut adapter: Child, runtime_dir: &Path) -> Result<(), Failure> {
     let mut deadline = Instant::now() + START_TIMEOUT;
     let mut ended = None;
     loop {

@@ -7,7 +7,20 @@ use super::count::count;
 
 /// The engine, in a few lines.
 pub(super) fn lines(engine: &Engine) -> String {
-    let mut out = format!(
+    let mut out = traffic(engine);
+    out += &payloads(engine);
+    out += &shared_addresses(engine);
+    for complaint in &engine.complaints {
+        let _ = writeln!(out, "  {complaint}");
+    }
+    out += &link(engine);
+    out += &limits(engine);
+    out
+}
+
+/// Its link and what went over it.
+fn traffic(engine: &Engine) -> String {
+    format!(
         "TCP engine on {} ({}), MTU {}: {} connections, {} listeners\n  \
          in {}B ({} segments), out {}B ({} segments), {} retransmitted, {} malformed frames\n",
         engine.link,
@@ -21,7 +34,12 @@ pub(super) fn lines(engine: &Engine) -> String {
         count(engine.segments_sent),
         engine.retransmissions,
         engine.frames_malformed,
-    );
+    )
+}
+
+/// Its switches, what they did to payloads, used carriers, and malformed frames.
+fn payloads(engine: &Engine) -> String {
+    let mut out = String::new();
     if let Some(switches) = &engine.switches {
         let _ = writeln!(out, "  {}", switched(switches));
         let _ = writeln!(
@@ -49,6 +67,12 @@ pub(super) fn lines(engine: &Engine) -> String {
             reasons.collect::<Vec<_>>().join(", ")
         );
     }
+    out
+}
+
+/// Addresses that are the kernel's as well.
+fn shared_addresses(engine: &Engine) -> String {
+    let mut out = String::new();
     for shared in &engine.shared {
         let in_use: Vec<String> = shared.in_use.iter().map(u16::to_string).collect();
         let in_use = match &in_use[..] {
@@ -74,9 +98,12 @@ pub(super) fn lines(engine: &Engine) -> String {
             None => {}
         }
     }
-    for complaint in &engine.complaints {
-        let _ = writeln!(out, "  {complaint}");
-    }
+    out
+}
+
+/// Facts about the link, and losses on it.
+fn link(engine: &Engine) -> String {
+    let mut out = String::new();
     if let Some(manner) = &engine.link_manner {
         let _ = writeln!(out, "  AF_XDP {manner}");
     }
@@ -87,6 +114,12 @@ pub(super) fn lines(engine: &Engine) -> String {
         let lost = count(engine.frames_lost);
         let _ = writeln!(out, "  {lost} frames lost, for want of room to keep them");
     }
+    out
+}
+
+/// Listeners beyond the limits, and the work of its threads.
+fn limits(engine: &Engine) -> String {
+    let mut out = String::new();
     if engine.listeners_refused > 0 {
         let _ = writeln!(
             out,
