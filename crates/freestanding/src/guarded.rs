@@ -117,6 +117,34 @@ pub fn look(address: usize) -> Result<(), Fault> {
     unsafe { routines::look(address) }
 }
 
+/// Finds out whether `len` bytes at `address` can be written now, as [`touch`] does for one byte of
+/// each page: the first of them, and others at whole multiples of a page behind it.
+///
+/// # Errors
+/// When one of them cannot.
+#[inline]
+pub fn probe_for_writing(address: usize, len: usize) -> Result<(), Fault> {
+    const PAGE_BYTES: usize = 4096;
+    let Some(last) = len.checked_sub(1) else {
+        return Ok(());
+    };
+    let last = address.checked_add(last).ok_or(Fault)?;
+    for at in (address..last).step_by(PAGE_BYTES) {
+        touch(at)?;
+    }
+    touch(last)
+}
+
+/// Writes the byte at `address` with its own value, which nobody else may change meanwhile.
+///
+/// # Errors
+/// When it cannot be written.
+#[inline(always)]
+pub fn touch(address: usize) -> Result<(), Fault> {
+    // SAFETY: a touch that a handler answers when it fails.
+    unsafe { routines::touch(address) }
+}
+
 /// The instruction and stack pointers with which a thread goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resume {
@@ -159,6 +187,8 @@ mod routines {
         Ok(())
     }
 
+    pub(super) use look as touch;
+
     pub(super) unsafe fn recover(_: usize, _: usize) -> Option<Resume> {
         None
     }
@@ -178,10 +208,10 @@ mod routines {
     global_asm!(
         r#"
     .pushsection .text.toehold_guarded, "ax", @progbits
-    .globl toehold_copy_short, toehold_look, toehold_copy_long
+    .globl toehold_copy_short, toehold_look, toehold_touch, toehold_copy_long
     .globl toehold_guarded_begin, toehold_guarded_end, toehold_guarded_failed
     .globl toehold_copy_long_return, toehold_copy_long_failed
-    .hidden toehold_copy_short, toehold_look, toehold_copy_long
+    .hidden toehold_copy_short, toehold_look, toehold_touch, toehold_copy_long
     .hidden toehold_guarded_begin, toehold_guarded_end, toehold_guarded_failed
     .hidden toehold_copy_long_return, toehold_copy_long_failed
 
@@ -285,6 +315,15 @@ toehold_look:
     ret
     .cfi_endproc
     .size toehold_look, . - toehold_look
+
+    .type toehold_touch, @function
+toehold_touch:
+    .cfi_startproc
+    // `or` clears the carry flag.
+    or byte ptr [rdi], 0
+    ret
+    .cfi_endproc
+    .size toehold_touch, . - toehold_touch
 toehold_guarded_end:
 
 toehold_guarded_failed:
@@ -437,6 +476,21 @@ toehold_copy_long_failed:
         Ok(())
     }
 
+    #[inline(always)]
+    pub(super) unsafe fn touch(address: usize) -> Result<(), Fault> {
+        // SAFETY: the routine writes one byte with its own value and changes the flags only; a
+        // fault is answered.
+        unsafe {
+            asm!(
+                "call toehold_touch",
+                "jc {failed}",
+                in("rdi") address,
+                failed = label { return Err(Fault) },
+            );
+        }
+        Ok(())
+    }
+
     /// How far from its end the frame of a `memcpy` may reach: the known ones save a few registers.
     const FRAME_WORDS: usize = 32;
 
@@ -495,6 +549,17 @@ mod tests {
         assert_eq!(probe(address, bytes.len()), Ok(()));
         assert_eq!(probe(address, 0), Ok(()));
         assert_eq!(probe(address, usize::MAX), Err(Fault));
+    }
+
+    #[test]
+    fn a_probe_for_writing_changes_nothing() {
+        let mut bytes: Vec<u8> = (0..3 * 4096u32).map(|n| n as u8).collect();
+        let before = bytes.clone();
+        let address = bytes.as_mut_ptr() as usize;
+        assert_eq!(probe_for_writing(address, bytes.len()), Ok(()));
+        assert_eq!(probe_for_writing(address, 0), Ok(()));
+        assert_eq!(probe_for_writing(address, usize::MAX), Err(Fault));
+        assert_eq!(bytes, before);
     }
 
     #[test]

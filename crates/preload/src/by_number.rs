@@ -70,6 +70,15 @@ pub(crate) unsafe fn call(
             libc::SYS_sendto => {
                 api::sendto(fd, b as _, c, d as c_int, e as _, f as libc::socklen_t) as c_long
             }
+            // libc may read a message before the kernel does, and write it after.
+            libc::SYS_recvmsg | libc::SYS_recvmmsg | libc::SYS_sendmmsg
+                if api::is_kernels(fd) || !faults::may_read(b as *const libc::msghdr) =>
+            {
+                real::syscall(number, a, b, c, d, e, f)
+            }
+            libc::SYS_sendmsg if !api::may_read_message(b as _) => {
+                real::syscall(number, a, b, c, d, e, f)
+            }
             libc::SYS_recvmsg => api::recvmsg(fd, b as _, c as c_int) as c_long,
             libc::SYS_sendmsg => api::sendmsg(fd, b as _, c as c_int) as c_long,
             libc::SYS_recvmmsg => api::recvmmsg(fd, b as _, c as c_uint, d as c_int, e as _).into(),
@@ -98,10 +107,17 @@ pub(crate) unsafe fn call(
             }
             #[cfg(target_arch = "x86_64")]
             libc::SYS_poll => api::poll(a as _, b as libc::nfds_t, c as c_int).into(),
-            libc::SYS_ppoll => api::ppoll(a as _, b as libc::nfds_t, c as _, d as _).into(),
+            libc::SYS_ppoll if faults::may_read(c as *const libc::timespec) => {
+                api::ppoll(a as _, b as libc::nfds_t, c as _, d as _).into()
+            }
             #[cfg(target_arch = "x86_64")]
-            libc::SYS_select => api::select(fd, b as _, c as _, d as _, e as _).into(),
-            libc::SYS_pselect6 => {
+            libc::SYS_select if faults::may_read(e as *const libc::timeval) => {
+                api::select(fd, b as _, c as _, d as _, e as _).into()
+            }
+            libc::SYS_pselect6
+                if faults::may_read(e as *const libc::timespec)
+                    && faults::may_read(f as *const [usize; 2]) =>
+            {
                 // The mask and its size, by one pointer (pselect6(2)).
                 let mask = (f as *const [usize; 2]).as_ref();
                 let mask = mask.map_or(core::ptr::null(), |mask| mask[0] as *const _);
@@ -147,11 +163,13 @@ pub(crate) unsafe fn call(
                 before_namespaces(a as c_int);
                 forked(|| real::syscall(number, a, b, c, d, e, f))
             }
-            // The flags are the first word of its arguments (clone3(2)).
-            libc::SYS_clone3 if a != 0 && *(a as *const u64) & libc::CLONE_VM as u64 == 0 => {
-                before_namespaces(*(a as *const u64) as c_int);
-                forked(|| real::syscall(number, a, b, c, d, e, f))
-            }
+            libc::SYS_clone3 => match Clone3::of(a, b) {
+                Some(Clone3 { flags, .. }) if flags & libc::CLONE_VM as u64 == 0 => {
+                    before_namespaces(flags as c_int);
+                    forked(|| real::syscall(number, a, b, c, d, e, f))
+                }
+                _ => real::syscall(number, a, b, c, d, e, f),
+            },
             #[cfg(target_arch = "x86_64")]
             libc::SYS_fork => forked(|| real::syscall(number, a, b, c, d, e, f)),
             libc::SYS_execve => {
@@ -278,15 +296,45 @@ struct KernelRequest {
 
 /// The kernel itself is going to read and write these descriptors.
 unsafe fn leave_to_kernel(count: usize, requests: *const *const KernelRequest) {
-    if requests.is_null() {
-        return;
-    }
+    // The kernel takes those before the first bad pointer. Without connections none is ours.
     for n in 0..count {
-        // SAFETY: the caller of `io_submit` promises `count` pointers to requests.
-        unsafe {
-            if let Some(request) = (*requests.add(n)).as_ref() {
-                api::passing_on(request.fildes);
-            }
+        let at = requests.wrapping_add(n);
+        if at.is_null() || !faults::may_read(at) {
+            return;
         }
+        // SAFETY: it was looked at, and it is the caller's.
+        let request = unsafe { at.read_unaligned() };
+        if request.is_null() || !faults::may_read(request) {
+            return;
+        }
+        // SAFETY: as above.
+        api::passing_on(unsafe { request.read_unaligned() }.fildes);
+    }
+}
+
+/// Of the arguments of `clone3(2)`.
+pub(crate) struct Clone3 {
+    pub(crate) flags: u64,
+    pub(crate) stack: u64,
+}
+
+impl Clone3 {
+    /// `None` when the kernel refuses them. The process may have no handlers of faults, so the
+    /// kernel is asked.
+    pub(crate) fn of(arguments: usize, bytes: usize) -> Option<Clone3> {
+        /// The words of the first version (`CLONE_ARGS_SIZE_VER0`), and which of them is the stack.
+        const WORDS: usize = 8;
+        const STACK: usize = 5;
+        const BYTES_MIN: usize = WORDS * size_of::<u64>();
+        let can_read = |at: usize| faults::kernel_can_read(arguments.wrapping_add(at));
+        if bytes < BYTES_MIN || !can_read(0) || !can_read(BYTES_MIN - 1) {
+            return None;
+        }
+        // SAFETY: they are there, and the caller's.
+        let word = |n| unsafe { (arguments as *const u64).add(n).read_unaligned() };
+        Some(Clone3 {
+            flags: word(0),
+            stack: word(STACK),
+        })
     }
 }

@@ -43,7 +43,7 @@ use toehold_freestanding::{environment as variables, errno, objects};
 use toehold_sockets::system::{faults, real};
 use toehold_sockets::{after_fork_in_child, after_fork_in_parent, api, before_fork, ending};
 
-use crate::by_number;
+use crate::by_number::{self, Clone3};
 use crate::confinement::before_namespaces;
 use crate::start;
 
@@ -207,13 +207,10 @@ fn way_of(number: c_long, arguments: &[usize; 6]) -> Way {
         libc::SYS_clone if is_private(arguments[0]) => Way::Fork(arguments[0] as c_int),
         #[cfg(target_arch = "x86_64")]
         libc::SYS_fork => Way::Fork(0),
-        libc::SYS_clone3 if arguments[0] != 0 => {
-            // SAFETY: the flags are the first word of the caller's arguments (clone3(2)).
-            match unsafe { *(arguments[0] as *const u64) } as usize {
-                flags if is_private(flags) => Way::Fork(flags as c_int),
-                _ => Way::Kernel,
-            }
-        }
+        libc::SYS_clone3 => match Clone3::of(arguments[0], arguments[1]) {
+            Some(Clone3 { flags, .. }) if is_private(flags as usize) => Way::Fork(flags as c_int),
+            _ => Way::Kernel,
+        },
         libc::SYS_exit_group => Way::Exit,
         _ if by_number::is_of_interest(number) => Way::Here,
         _ => Way::Kernel,

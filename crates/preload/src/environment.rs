@@ -27,7 +27,7 @@ impl Environment {
         }
         let mut count = 0;
         // SAFETY: the array ends with a null pointer, by the caller's promise.
-        while !unsafe { *environment.add(count) }.is_null() {
+        while !unsafe { environment.add(count).read_unaligned() }.is_null() {
             count += 1;
         }
         let pointers = (count + 2) * size_of::<*const c_char>();
@@ -43,7 +43,7 @@ impl Environment {
         };
         for n in 0..count {
             // SAFETY: below the null pointer.
-            let variable = unsafe { *environment.add(n) };
+            let variable = unsafe { environment.add(n).read_unaligned() };
             // One that is left over from an exec before this one means nothing any more.
             // SAFETY: variables are NUL-terminated strings.
             let bytes = unsafe { core::ffi::CStr::from_ptr(variable) }.to_bytes();

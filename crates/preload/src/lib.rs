@@ -17,6 +17,7 @@
 //! - `points`: `pthread_cancel(3)`, and calls that are cancellation points.
 //! - `confinement`: programs that allow themselves only some system calls.
 //! - `process`: exit and exec; `fork`: forks, by name and by number.
+//! - `readable`: whether the kernel can read what a call that executes a program is given.
 //! - `program`, `environment`: whether a program to be executed will have us in it, and what it is
 //!   told then.
 //! - `following`: programs to be executed that have no loader are patched by a helper; `tracer`:
@@ -51,6 +52,7 @@ mod patched;
 mod points;
 mod process;
 mod program;
+mod readable;
 #[cfg_attr(
     not(all(panic = "abort", not(test), target_arch = "x86_64")),
     path = "routines/of_std.rs"

@@ -13,6 +13,7 @@ use crate::environment::Environment;
 use crate::following::{Event, Followed, follow};
 use crate::fork::forked;
 use crate::program::{Forecast, Scratch, Target, breaks_on_library, forecast};
+use crate::readable::can_be_read;
 
 /// Registers for the ordinary end of the program.
 pub(crate) fn follow_exit() {
@@ -128,12 +129,17 @@ unsafe extern "C" fn posix_spawn_file_actions_adddup2(
 /// failed.
 ///
 /// # Safety
-/// What `target` names and `environment` are as `execve(2)` wants them.
+/// What `target` names and `environment` are as `execve(2)` wants them. They may be bad pointers,
+/// if `call` leaves them to the kernel.
 pub(crate) unsafe fn execute(
     target: Target,
     environment: *const *const c_char,
     call: impl Fn(*const *const c_char) -> c_int,
 ) -> c_int {
+    if !can_be_read(target, environment) {
+        // The kernel refuses it.
+        return call(environment);
+    }
     let mut scratch = scratch();
     // SAFETY: the caller's promise.
     let shorter = unsafe { environment_it_bears(target, environment, scratch.as_mut()) };
@@ -244,6 +250,10 @@ macro_rules! spawns {
         ) -> c_int {
             // SAFETY: passed on with the caller's promises.
             unsafe {
+                if !can_be_read($target(program), envp) {
+                    before_spawn();
+                    return real::$name(pid, program, actions, attributes, argv, envp);
+                }
                 let mut scratch = scratch();
                 let shorter = environment_it_bears($target(program), envp, scratch.as_mut());
                 let envp = shorter.as_ref().map_or(envp, Environment::as_ptr);

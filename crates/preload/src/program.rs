@@ -496,12 +496,15 @@ unsafe fn variables<'a>(mut at: *const *const c_char) -> impl Iterator<Item = &'
         // SAFETY: an array of NUL-terminated strings that ends with a null pointer, by the caller's
         // promise.
         unsafe {
-            if at.is_null() || (*at).is_null() {
+            let variable = match at.is_null() {
+                true => core::ptr::null(),
+                false => at.read_unaligned(),
+            };
+            if variable.is_null() {
                 return None;
             }
-            let variable = CStr::from_ptr(*at);
             at = at.add(1);
-            Some(variable)
+            Some(CStr::from_ptr(variable))
         }
     })
 }

@@ -286,6 +286,41 @@ fn a_static_program_confines_itself_and_gives_bad_pointers_when_patched() {
     }
 }
 
+/// Musl's own functions read and write messages before and after the kernel does, so a dynamic
+/// program of musl would be ended by some of these pointers.
+#[test]
+fn bad_pointers_have_the_kernels_answers_through_every_door() {
+    if host::require(["cc", "musl-gcc"]).is_none() {
+        return;
+    }
+    for (compiler, options) in [
+        ("cc", &["-O2", "-w"][..]),
+        ("cc", &["-O2", "-w", "-static", "-DPAST_LIBC"]),
+        ("musl-gcc", &["-O2", "-w", "-static", "-DPAST_LIBC"]),
+    ] {
+        let directory = tempfile::tempdir().expect("scratch");
+        let program = compile(directory.path(), compiler, options, "pointers.c");
+        let (_, plain) = Waiting::start(&mut Command::new(&program)).end();
+        let toehold = Toehold::start();
+        let (_, patched) = Waiting::start(&mut toehold.patched(&program)).end();
+        let made = toehold.status()["channels_made"].as_u64();
+        assert!(
+            made >= Some(14),
+            "{made:?}: one for each end of a connection"
+        );
+        let mut complaints = Vec::new();
+        for (plain, patched) in plain.lines().zip(patched.lines()) {
+            if plain != patched {
+                complaints.push(format!("{plain} ({patched})"));
+            }
+        }
+        const LINES_MAX: usize = 20;
+        complaints.truncate(LINES_MAX);
+        assert!(complaints.is_empty(), "{compiler}: {complaints:#?}");
+        assert_eq!(plain.lines().count(), patched.lines().count(), "{compiler}");
+    }
+}
+
 /// Runs static programs of both C libraries plain and patched, and compares. Their connections went
 /// through shared memory.
 fn check_static(source: &str) {

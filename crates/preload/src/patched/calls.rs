@@ -10,6 +10,7 @@ use super::cancellation;
 use super::frame::{COPIES_MEMORY, Child, Frame, SHARES_MEMORY, Verdict};
 use super::raw;
 use super::words::{self, Slot};
+use crate::by_number::Clone3;
 use crate::{by_number, door};
 
 /// How often each call came here, by its number.
@@ -328,12 +329,9 @@ impl Birth {
             libc::SYS_vfork => return Some(Birth::Guest),
             libc::SYS_clone => (arguments[0] as u64, arguments[1] as u64),
             libc::SYS_clone3 => {
-                let fields = arguments[0] as *const u64;
-                if fields.is_null() || arguments[1] < 8 * CLONE_ARGS_WORDS {
-                    return None;
-                }
-                // SAFETY: `struct clone_args`, by the caller's promise (clone3(2)).
-                unsafe { (*fields, *fields.add(CLONE_ARGS_STACK)) }
+                // Where there are none the kernel refuses it.
+                let Clone3 { flags, stack } = Clone3::of(arguments[0], arguments[1])?;
+                (flags, stack)
             }
             _ => return None,
         };
@@ -346,10 +344,6 @@ impl Birth {
         })
     }
 }
-
-/// The words of the first version of `struct clone_args`, and which of them is the stack.
-const CLONE_ARGS_WORDS: usize = 8;
-const CLONE_ARGS_STACK: usize = 5;
 
 /// An operation of `arch_prctl(2)`.
 const ARCH_SET_FS: usize = 0x1002;

@@ -140,14 +140,10 @@ pub unsafe fn recvfrom(
         },
         Some(c) => {
             // The kernel looks at no length without an address.
-            let has_source = !address.is_null() && !address_len.is_null();
-            if has_source && !faults::can_read(address_len, 1) {
-                return errno::bad_pointer();
-            }
-            let room = if has_source {
-                unsafe { *address_len }
-            } else {
-                0
+            let has_source = !address.is_null();
+            let room = match has_source && faults::can_read(address_len, 1) {
+                true => Some(unsafe { address_len.read_unaligned() }),
+                false => None,
             };
             let by_kernel = Cell::new(false);
             let result = match unsafe { fast_path::receive(&c, buffer.cast(), len, flags) } {
@@ -160,6 +156,10 @@ pub unsafe fn recvfrom(
                 },
             };
             if result >= 0 && has_source && !by_kernel.get() {
+                let Some(room) = room else {
+                    // The bytes are gone, as on the kernel.
+                    return errno::bad_pointer();
+                };
                 let end = result == 0 && len > 0;
                 let told = errno::keep(|| unsafe {
                     unix::tell_source(&c, end, address, room, address_len)
@@ -375,6 +375,10 @@ unsafe fn recvmsg_on(c: &Connection, message: *mut msghdr, flags: c_int, has_beg
     let result = unsafe { receive_message(c, list, &mut control, flags, has_begun, kernel) };
     if !kernels.get() && result >= 0 {
         let (name, room) = (header.msg_name.cast::<sockaddr>(), header.msg_namelen);
+        if !faults::can_write(message, 1) {
+            // The bytes are gone, as on the kernel.
+            return errno::bad_pointer();
+        }
         if !name.is_null() {
             let end = result == 0 && buffers::total(list) != Some(0);
             let len = &mut header.msg_namelen;
@@ -466,6 +470,13 @@ unsafe fn sendmsg_in_turn(
     unsafe { sendmsg_on(c, message, flags, has_begun) }
 }
 
+/// True when a call by number may read a message that is to be sent. Otherwise the call is the
+/// kernel's: it will refuse a pointer, or no connection can be passed yet.
+#[must_use]
+pub fn may_read_message(message: *const msghdr) -> bool {
+    faults::are_armed() && !message.is_null() && can_read_message(message)
+}
+
 /// True when the kernel would find no bad pointer in a message, its parts left out.
 fn can_read_message(message: *const msghdr) -> bool {
     if !faults::can_read(message, 1) {
@@ -485,7 +496,7 @@ fn can_read_message(message: *const msghdr) -> bool {
         return false;
     }
     let control = header.msg_control.cast::<u8>();
-    control.is_null() || faults::can_read(control, real::length(header.msg_controllen))
+    faults::can_read(control, real::length(header.msg_controllen))
 }
 
 /// A tracked descriptor that is passed to another program leaves our hands: its connection goes to
@@ -543,6 +554,7 @@ pub unsafe fn recvmmsg(
         let one = messages.wrapping_add(done as usize);
         if !faults::can_read(one, 1) {
             errno::set(libc::EFAULT);
+            pending_errors::keep_of_several(&connection, done);
             break;
         }
         let one = unsafe { &mut *one };
@@ -552,9 +564,14 @@ pub unsafe fn recvmmsg(
             pending_errors::keep_for_next_call(&connection, errno::get());
         }
         if result < 0 {
+            pending_errors::keep_of_several(&connection, done);
             break;
         }
-        one.msg_len = result as c_uint;
+        if let Err(error) = unsafe { faults::put(result as c_uint, &mut one.msg_len) } {
+            errno::set(error);
+            pending_errors::keep_of_several(&connection, done);
+            break;
+        }
         done += 1;
         if flags & libc::MSG_WAITFORONE != 0 {
             flags |= libc::MSG_DONTWAIT;
@@ -569,7 +586,9 @@ pub unsafe fn recvmmsg(
     if let Some(limit) = limit.filter(|_| done > 0) {
         // The rest of the time-out, as the kernel leaves it.
         let left = sys::timespec(limit.saturating_sub(sys::now_ns() - start));
-        unsafe { timeout.write(left) };
+        if let Err(error) = unsafe { faults::put(left, timeout) } {
+            return errno::result(Err(error)) as c_int;
+        }
     }
     done as c_int
 }
@@ -603,7 +622,10 @@ pub unsafe fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: 
         if result < 0 {
             break;
         }
-        one.msg_len = result as c_uint;
+        if let Err(error) = unsafe { faults::put(result as c_uint, &mut one.msg_len) } {
+            errno::set(error);
+            break;
+        }
         done += 1;
     }
     if done == 0 && count > 0 {

@@ -93,11 +93,15 @@ unsafe fn wait_on(
     mask: *const sigset_t,
 ) -> c_int {
     // There is an instance, so bad pointers are answered.
-    if guarded::look(events as usize).is_err() {
+    let Some(count) = places(events, count as usize) else {
+        return errno::bad_pointer() as c_int;
+    };
+    // The kernel's masks have eight bytes.
+    if !mask.is_null() && !faults::can_read(mask.cast::<u64>(), 1) {
         return errno::bad_pointer() as c_int;
     }
-    // SAFETY: the caller of the C function promises `count` writable elements.
-    let list = unsafe { core::slice::from_raw_parts_mut(events, count as usize) };
+    // SAFETY: the caller of the C function promises that the elements are its own.
+    let list = unsafe { core::slice::from_raw_parts_mut(events, count) };
     waiting::wait(instance, list, limit, |buffer, limit| {
         let epfd = instance.descriptor(epfd);
         let len = buffer.len() as c_int;
@@ -128,12 +132,31 @@ unsafe fn wait_on(
     })
 }
 
+/// How many of `count` places for events there are, up to the first page that cannot be written:
+/// the kernel notices that page only when it has an event for it. `None` when there is none.
+#[inline]
+fn places(events: *mut epoll_event, count: usize) -> Option<usize> {
+    const PAGE_BYTES: usize = 4096;
+    let first = events as usize;
+    guarded::touch(first).ok()?;
+    let bytes = count * size_of::<epoll_event>();
+    let mut there = PAGE_BYTES - first % PAGE_BYTES;
+    while there < bytes {
+        if guarded::touch(first + there).is_err() {
+            let whole = there / size_of::<epoll_event>();
+            return (whole > 0).then_some(whole);
+        }
+        there += PAGE_BYTES;
+    }
+    Some(count)
+}
+
 /// The instance to which a wait belongs, if it is known and the wait makes sense.
-fn instance_at(epfd: c_int, events: *mut epoll_event, count: c_int) -> Option<Instance> {
+fn instance_at(epfd: c_int, count: c_int) -> Option<Instance> {
     say_what_is_set();
     // More are refused (`EP_MAX_EVENTS` in fs/eventpoll.c).
     const EVENTS_MAX: c_int = c_int::MAX / size_of::<epoll_event>() as c_int;
-    Instance::at(epfd).filter(|_| (1..=EVENTS_MAX).contains(&count) && !events.is_null())
+    Instance::at(epfd).filter(|_| (1..=EVENTS_MAX).contains(&count))
 }
 
 /// The events that are ready at once, when a member has kept bytes. `look` is the program's own
@@ -148,9 +171,12 @@ unsafe fn kept_members(
     if !kept_bytes::has_any() || count <= 0 || !kept_bytes::has_ready_members(epfd) {
         return None;
     }
+    let Some(count) = places(events, count as usize) else {
+        return Some(errno::bad_pointer() as c_int);
+    };
     let found = look();
-    // SAFETY: the caller of the C function promises `count` writable elements.
-    let list = unsafe { core::slice::from_raw_parts_mut(events, count as usize) };
+    // SAFETY: the caller of the C function promises that the elements are its own.
+    let list = unsafe { core::slice::from_raw_parts_mut(events, count) };
     Some(kept_bytes::add_events(epfd, list, found))
 }
 
@@ -190,7 +216,7 @@ pub unsafe fn epoll_wait(
     count: c_int,
     timeout_ms: c_int,
 ) -> c_int {
-    match instance_at(epfd, events, count) {
+    match instance_at(epfd, count) {
         Some(instance) if instance.needs_library() => unsafe {
             wait_on(
                 instance,
@@ -227,7 +253,7 @@ pub unsafe fn epoll_pwait(
     timeout_ms: c_int,
     mask: *const sigset_t,
 ) -> c_int {
-    match instance_at(epfd, events, count) {
+    match instance_at(epfd, count) {
         Some(instance) if instance.needs_library() => unsafe {
             wait_on(instance, epfd, events, count, limit_of_ms(timeout_ms), mask)
         },
@@ -259,7 +285,7 @@ pub unsafe fn epoll_pwait2(
     let Ok(limit) = (unsafe { limit_of(timeout) }) else {
         return unsafe { real::epoll_pwait2(epfd, events, count, timeout, mask) };
     };
-    match instance_at(epfd, events, count) {
+    match instance_at(epfd, count) {
         Some(instance) if instance.needs_library() => unsafe {
             wait_on(instance, epfd, events, count, limit, mask)
         },

@@ -33,8 +33,8 @@ use crate::process::{self, kept_bytes};
 use crate::system::{errno, sys};
 
 pub use self::bytes::{
-    eventfd_read, eventfd_write, preadv2, pwritev2, read, readv, recv, recvfrom, recvmmsg, recvmsg,
-    send, sendfile, sendmmsg, sendmsg, sendto, splice, write, writev,
+    eventfd_read, eventfd_write, may_read_message, preadv2, pwritev2, read, readv, recv, recvfrom,
+    recvmmsg, recvmsg, send, sendfile, sendmmsg, sendmsg, sendto, splice, write, writev,
 };
 pub use self::connections::{
     accept, accept4, bind, connect, getpeername, getsockname, listen, shutdown, socket,

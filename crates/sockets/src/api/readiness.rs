@@ -71,11 +71,34 @@ unsafe fn pollfds<'a>(fds: *mut pollfd, count: nfds_t) -> &'a mut [pollfd] {
     let is_too_long = is_long && count > descriptors::descriptor_limit() as nfds_t;
     // Before there are connections the call is the kernel's; a bad pointer always is.
     let is_kernels = !faults::are_armed() || fds.is_null() || is_too_long;
-    if is_kernels || !faults::can_read(fds, count as usize) {
+    if is_kernels || !can_answer(fds, count as usize) {
         return &mut [];
     }
     // SAFETY: the caller of the C function promises `count` elements.
     unsafe { core::slice::from_raw_parts_mut(fds, count as usize) }
+}
+
+/// True when the elements can be read, and their answers written, which the kernel always does.
+#[inline]
+fn can_answer(fds: *mut pollfd, count: usize) -> bool {
+    const IN_PAGE: usize = 4096 / size_of::<pollfd>();
+    let can_write = |n: usize| {
+        // SAFETY: an address only.
+        faults::can_write(unsafe { &raw mut (*fds.wrapping_add(n)).revents }, 1)
+    };
+    faults::can_read(fds, count)
+        && (0..count).step_by(IN_PAGE).all(can_write)
+        && count.checked_sub(1).is_none_or(can_write)
+}
+
+/// True when the kernel would refuse a time-out, which libc may read before the kernel does.
+fn is_bad_time<T>(time: *const T) -> bool {
+    !time.is_null() && !faults::can_read(time, 1)
+}
+
+/// True when the kernel would refuse a mask of signals. Its masks have eight bytes.
+fn is_bad_mask(mask: *const sigset_t) -> bool {
+    !mask.is_null() && !faults::can_read(mask.cast::<u64>(), 1)
 }
 
 #[inline]
@@ -119,6 +142,9 @@ pub unsafe fn ppoll(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
+    if is_bad_time(timeout) {
+        return errno::bad_pointer() as c_int;
+    }
     let list = unsafe { pollfds(fds, count) };
     if kept_bytes::has_any() && kept_bytes::are_ready(list) {
         let found = unsafe { real::ppoll(fds, count, &AT_ONCE, core::ptr::null()) };
@@ -132,6 +158,9 @@ pub unsafe fn ppoll(
     let Ok(limit) = (unsafe { limit_of(timeout) }) else {
         return unsafe { real::ppoll(fds, count, timeout, mask) };
     };
+    if is_bad_mask(mask) {
+        return errno::bad_pointer() as c_int;
+    }
     poll::poll(list, limit, poll::kernel_poll(mask))
 }
 
@@ -174,12 +203,16 @@ fn looked_at(count: c_int) -> c_int {
     }
 }
 
-fn survey_of_sets(count: c_int, sets: &[poll::Set; 3], pointers: [*mut fd_set; 3]) -> Survey {
+/// True when the kernel would refuse one of the sets. It reads and writes whole words.
+fn is_one_bad(count: c_int, sets: [*mut fd_set; 3]) -> bool {
+    let words = (count.max(0) as usize).div_ceil(64);
+    let is_bad = |set: &*mut fd_set| !set.is_null() && !faults::can_write(set.cast::<u64>(), words);
+    sets.iter().any(is_bad)
+}
+
+fn survey_of_sets(count: c_int, sets: &[poll::Set; 3]) -> Survey {
     say_what_is_set();
-    // Whole words, as the kernel reads them.
-    let bytes = (count.max(0) as usize).div_ceil(64) * 8;
-    let is_bad = |set: &*mut fd_set| !set.is_null() && !faults::can_read(set.cast::<u8>(), bytes);
-    if !faults::are_armed() || pointers.iter().any(is_bad) {
+    if !faults::are_armed() {
         return Survey {
             concerns: false,
             has_connection: false,
@@ -193,6 +226,24 @@ fn members(count: c_int, sets: &[poll::Set; 3]) -> impl Iterator<Item = c_int> {
     (0..count).filter(|&fd| sets.iter().any(|set| set.has(fd)))
 }
 
+/// libc's function. It writes the time-out by itself: the kernel does not mind one that cannot be
+/// written (`poll_select_finish` in fs/select.c).
+unsafe fn select_of_libc(
+    count: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout: *mut timeval,
+) -> c_int {
+    if timeout.is_null() || !faults::are_armed() {
+        return unsafe { real::select(count, read, write, except, timeout) };
+    }
+    let mut time = unsafe { timeout.read_unaligned() };
+    let result = unsafe { real::select(count, read, write, except, &mut time) };
+    let _ = unsafe { faults::put(time, timeout) };
+    result
+}
+
 /// `select(2)`; like Linux it leaves the time not slept in `timeout`.
 pub unsafe fn select(
     count: c_int,
@@ -203,9 +254,13 @@ pub unsafe fn select(
 ) -> c_int {
     let sets = unsafe { [read, write, except].map(|set| poll::Set::new(set)) };
     let looked = looked_at(count);
-    let survey = survey_of_sets(looked, &sets, [read, write, except]);
+    if is_bad_time(timeout) || is_one_bad(looked, [read, write, except]) {
+        return errno::bad_pointer() as c_int;
+    }
+    let survey = survey_of_sets(looked, &sets);
     if !survey.concerns {
-        let kernel = |time: *mut timeval| unsafe { real::select(count, read, write, except, time) };
+        let kernel =
+            |time: *mut timeval| unsafe { select_of_libc(count, read, write, except, time) };
         let mut now = timeval {
             tv_sec: 0,
             tv_usec: 0,
@@ -221,10 +276,12 @@ pub unsafe fn select(
     // Of a time that no number of nanoseconds says, nothing is taken off.
     if let Some(limit) = limit.filter(|&limit| limit < u64::MAX) {
         let left = limit.saturating_sub(sys::now_ns() - start) / 1_000;
-        unsafe {
-            (*timeout).tv_sec = (left / 1_000_000) as libc::time_t;
-            (*timeout).tv_usec = (left % 1_000_000) as libc::suseconds_t;
-        }
+        let left = timeval {
+            tv_sec: (left / 1_000_000) as libc::time_t,
+            tv_usec: (left % 1_000_000) as libc::suseconds_t,
+        };
+        // One that cannot be written changes no answer (`poll_select_finish` in fs/select.c).
+        let _ = unsafe { faults::put(left, timeout) };
     }
     result
 }
@@ -240,7 +297,10 @@ pub unsafe fn pselect(
 ) -> c_int {
     let sets = unsafe { [read, write, except].map(|set| poll::Set::new(set)) };
     let looked = looked_at(count);
-    let survey = survey_of_sets(looked, &sets, [read, write, except]);
+    if is_bad_time(timeout) || is_one_bad(looked, [read, write, except]) {
+        return errno::bad_pointer() as c_int;
+    }
+    let survey = survey_of_sets(looked, &sets);
     if !survey.concerns {
         let kernel = |time: *const timespec| unsafe {
             real::pselect(count, read, write, except, time, mask)
@@ -251,5 +311,8 @@ pub unsafe fn pselect(
     let Ok(limit) = (unsafe { limit_of(timeout) }) else {
         return unsafe { real::pselect(count, read, write, except, timeout, mask) };
     };
+    if is_bad_mask(mask) {
+        return errno::bad_pointer() as c_int;
+    }
     poll::select(looked, &sets, limit, poll::kernel_poll(mask))
 }

@@ -9,6 +9,7 @@ use core::sync::atomic::Ordering;
 use toehold_stream::hints;
 
 use crate::connection::{Connection, HINT_LOOK};
+use crate::system::errno;
 
 /// Keeps `error`, unless one is kept already: the first is the one that the kernel would have told.
 pub(crate) fn keep(connection: &Connection, error: i32) {
@@ -28,6 +29,14 @@ pub(crate) fn keep_for_next_call(connection: &Connection, error: i32) {
     );
     if of_the_connection {
         keep(connection, error);
+    }
+}
+
+/// `EFAULT` of a call that has received `done` messages before the one with the bad pointer
+/// (`do_recvmmsg` in net/socket.c). `errno` is the call's.
+pub(crate) fn keep_of_several(connection: &Connection, done: u32) {
+    if done > 0 && errno::get() == libc::EFAULT {
+        keep(connection, libc::EFAULT);
     }
 }
 

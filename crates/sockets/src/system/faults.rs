@@ -105,10 +105,50 @@ pub(crate) unsafe fn give(bytes: *const u8, target: *mut u8, len: usize) -> Resu
     unsafe { guarded::try_from_shared(bytes, target, len) }.map_err(|_| libc::EFAULT)
 }
 
-/// True when the first byte at `pointer` can be read, as far as anybody can tell.
+/// As [`give`], of a value.
+///
+/// # Errors
+/// `EFAULT`.
+///
+/// # Safety
+/// The place is the call's, if it is there.
+pub(crate) unsafe fn put<T: Copy>(value: T, target: *mut T) -> Result<(), i32> {
+    // SAFETY: the caller's promise.
+    unsafe { give((&raw const value).cast(), target.cast(), size_of::<T>()) }
+}
+
+/// True when the value at `pointer`, smaller than a page, can be read, as far as anybody can tell.
 #[inline(always)]
 pub(crate) fn is_there<T>(pointer: *const T) -> bool {
-    !are_armed() || guarded::look(pointer as usize).is_ok()
+    const { assert!(size_of::<T>() > 0 && size_of::<T>() < 4096) };
+    let (first, beyond) = (pointer as usize, size_of::<T>() - 1);
+    // Of one that ends in another page, the end is looked at, too.
+    !are_armed()
+        || guarded::look(first).is_ok()
+            && (first % 4096 + beyond < 4096 || guarded::look(first.wrapping_add(beyond)).is_ok())
+}
+
+/// True when `count` elements at `pointer`, which the kernel would write in any case, can be
+/// written, as far as anybody can tell.
+#[inline]
+pub(crate) fn can_write<T>(pointer: *mut T, count: usize) -> bool {
+    let bytes = count.checked_mul(size_of::<T>());
+    let probe = |bytes| guarded::probe_for_writing(pointer as usize, bytes);
+    !are_armed() || bytes.is_some_and(|bytes| probe(bytes).is_ok())
+}
+
+/// True when a call by number may read the value at `pointer`, if that is not null. Otherwise the
+/// call is the kernel's: it will refuse the pointer, or the process has no connection yet.
+#[must_use]
+pub fn may_read<T>(pointer: *const T) -> bool {
+    are_armed() && (pointer.is_null() || can_read(pointer, 1))
+}
+
+/// True when the kernel can read the eight bytes around `address`. Unlike other questions here it
+/// costs a system call, and needs no handler.
+#[must_use]
+pub fn kernel_can_read(address: usize) -> bool {
+    sys::kernel_can_read(address as *const u8)
 }
 
 /// `struct sigaction` as the kernel has it.

@@ -14,7 +14,7 @@ use crate::connection::unix;
 use crate::direction::{doorbells, notifier};
 use crate::offload::endings;
 use crate::pairing::leaving;
-use crate::system::{errno, real, sys};
+use crate::system::{errno, faults, real, sys};
 use crate::transfer::control_messages::Control;
 use crate::transfer::kernel_call::by_kernel;
 use crate::transfer::receive::receive_message;
@@ -102,8 +102,11 @@ pub(crate) unsafe fn sendfile(
         }
     }
     if let Some(at) = position {
-        // SAFETY: `position` is `Some` only when `offset` is valid.
-        unsafe { *offset = at };
+        // SAFETY: `position` is `Some` only when `offset` can be read.
+        if let Err(error) = unsafe { faults::put(at, offset) } {
+            // The bytes are sent, as on the kernel.
+            return errno::result(Err(error));
+        }
     }
     done as isize
 }
