@@ -9,7 +9,8 @@
 //! - [`program`]: judges the program that is to be run; [`library`]: finds `libtoehold.so`;
 //!   [`preload`]: the environment variable that names it.
 //! - [`patched`]: programs without a dynamic linker. [`inherited`]: the state of this process that
-//!   a program inherits; [`reaper`]: keeps orphans from a program.
+//!   a program inherits; [`reaper`]: keeps orphans from a program; [`stack`]: room for the rest
+//!   where the limit of stacks is low.
 //! - [`meeting`]: which adapter a command is about; [`users`]: users by their names.
 //! - [`options`]: common choices; [`output`]: prints; [`failure`]: how a subcommand ends badly.
 
@@ -39,6 +40,7 @@ mod reaper;
 mod rules;
 mod run;
 mod services;
+mod stack;
 mod status;
 mod users;
 
@@ -47,9 +49,26 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser};
 
 use crate::cli::{Cli, Command};
+use crate::failure::Failure;
 
 fn main() -> ExitCode {
-    let result = match Cli::parse().command {
+    let command = stack::with_room(Cli::parse).command;
+    let result = match command {
+        // On the stack that this process was given: it becomes the program.
+        Command::Run(_) => work(command),
+        _ => stack::with_room(|| work(command)),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            output::warn(&failure);
+            ExitCode::from(failure.status)
+        }
+    }
+}
+
+fn work(command: Command) -> Result<(), Failure> {
+    match command {
         Command::Run(args) => run::run(args).map(|never| match never {}),
         Command::Enable(args) => services::enable(&args),
         Command::Disable(args) => services::disable(&args),
@@ -67,12 +86,5 @@ fn main() -> ExitCode {
         Command::Lab(args) => lab::run(&args),
         Command::Man(args) => man::run(&args, Cli::command()),
         Command::Completions(args) => completions::run(&args, Cli::command()),
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            output::warn(&failure);
-            ExitCode::from(failure.status)
-        }
     }
 }

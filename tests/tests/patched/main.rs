@@ -286,6 +286,41 @@ fn a_static_program_confines_itself_and_gives_bad_pointers_when_patched() {
     }
 }
 
+#[test]
+fn programs_run_with_a_small_stack() {
+    if host::require(["cc", "musl-gcc"]).is_none() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("scratch");
+    for (compiler, options) in [
+        ("cc", &["-O2", "-w", "-pthread"][..]),
+        ("cc", &["-O2", "-w", "-static", "-pthread"]),
+        ("musl-gcc", &["-O2", "-w", "-static", "-pthread"]),
+    ] {
+        let program = compile(directory.path(), compiler, options, "standard.c");
+        let limited = |mut command: Command| {
+            let limit = libc::rlimit {
+                rlim_cur: 64 << 10,
+                rlim_max: 64 << 10,
+            };
+            let set = move || {
+                // SAFETY: a live limit.
+                match unsafe { libc::setrlimit(libc::RLIMIT_STACK, &limit) } {
+                    0 => Ok(()),
+                    _ => Err(std::io::Error::last_os_error()),
+                }
+            };
+            // SAFETY: a system call only.
+            unsafe { command.pre_exec(set) };
+            Waiting::start(&mut command).end()
+        };
+        let plain = limited(Command::new(&program));
+        let toehold = Toehold::start();
+        assert_eq!(plain, limited(toehold.patched(&program)), "{compiler}");
+        assert!(toehold.status()["channels_made"].as_u64() > Some(0));
+    }
+}
+
 /// Musl's own functions read and write messages before and after the kernel does, so a dynamic
 /// program of musl would be ended by some of these pointers.
 #[test]
