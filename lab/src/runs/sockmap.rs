@@ -16,11 +16,11 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
 use toehold_link::bpf::{
-    Assembler, If, Instruction, Map, MapKind, Program, ProgramKind, Register, Size,
+    Assembler, Attachment, If, Instruction, Map, MapKind, Program, ProgramKind, Register, Size,
 };
 
 /// The programs in the kernel, and the control group that they are for.
@@ -30,7 +30,7 @@ pub(super) struct Sockmap {
     redirected: Map,
     /// The second program is attached to it.
     _sockets: Map,
-    _attached: OwnedFd,
+    _attached: Attachment,
 }
 
 impl Sockmap {

@@ -305,12 +305,11 @@ impl Program {
     }
 
     /// Attaches the program to its target: an interface of this thread's network namespace, by its
-    /// number, or a control group, by a descriptor of its directory. It is there as long as what is
-    /// returned: when this process ends, however it does, the kernel takes the program off.
+    /// number, or a control group, by a descriptor of its directory.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn attach(&self, target: u32, flags: u32) -> io::Result<OwnedFd> {
+    pub fn attach(&self, target: u32, flags: u32) -> io::Result<Attachment> {
         #[repr(C)]
         struct Attributes {
             program: u32,
@@ -327,7 +326,7 @@ impl Program {
         // SAFETY: the attributes name no memory.
         let file = unsafe { bpf(BPF_LINK_CREATE, &attributes) }?;
         // SAFETY: the kernel has just made this descriptor for us.
-        Ok(unsafe { OwnedFd::from_raw_fd(file) })
+        Ok(Attachment(unsafe { OwnedFd::from_raw_fd(file) }))
     }
 
     /// Attaches the program to a map of sockets, for as long as that map is.
@@ -389,6 +388,22 @@ impl Program {
     }
 }
 
+/// A program on its target. When this process ends, however it does, the kernel takes the program
+/// off.
+#[derive(Debug)]
+pub struct Attachment(OwnedFd);
+
+impl Drop for Attachment {
+    /// Takes the program off now. To close the descriptor does so only when nobody else has it: a
+    /// child that another thread is starting has it until its exec.
+    fn drop(&mut self) {
+        let link = self.0.as_raw_fd() as u32;
+        // SAFETY: the attributes, one descriptor, name no memory. Where the target is gone there is
+        // nothing to be taken off.
+        let _ = unsafe { bpf(BPF_LINK_DETACH, &link) };
+    }
+}
+
 /// The attributes of `BPF_PROG_TEST_RUN`, which Linux 6.1 also calls `BPF_PROG_RUN`.
 #[repr(C)]
 #[derive(Default)]
@@ -444,6 +459,7 @@ const BPF_PROG_ATTACH: libc::c_long = 8;
 /// Of bpf(2): runs a program.
 pub const BPF_PROG_TEST_RUN: libc::c_long = 10;
 const BPF_LINK_CREATE: libc::c_long = 28;
+const BPF_LINK_DETACH: libc::c_long = 34;
 /// Of a map.
 const BPF_F_NO_PREALLOC: u32 = 1;
 /// Of a program: it may sleep.

@@ -17,13 +17,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::sync::Mutex;
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::bpf::{Map, MapKind, Program, ProgramKind};
+use crate::bpf::{Attachment, Map, MapKind, Program, ProgramKind};
 use crate::interface::Interfaces;
 use program::{CONNECTED, KEY_BYTES, LISTENING, Maps, Way};
 
@@ -235,7 +235,7 @@ impl std::error::Error for PortError {}
 pub struct PortSteering {
     ports: PortTable,
     interface: u32,
-    _attached: OwnedFd,
+    _attached: Attachment,
 }
 
 impl PortSteering {

@@ -11,7 +11,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use super::error::{MTU_IN_PIECES_MAX, MTU_MAX, XdpError};
 use super::interface::{Interface, take};
 use super::program::{ADDRESS_BYTES, Maps, steering};
-use crate::bpf::{Instruction, Map, MapKind, Program, ProgramKind};
+use crate::bpf::{Attachment, Instruction, Map, MapKind, Program, ProgramKind};
 use crate::interface::Queues;
 use crate::ports::PortTable;
 use crate::ports::program::{Way, steering as steering_by_ports};
@@ -57,7 +57,7 @@ pub struct XdpSteering {
     current: Mutex<BTreeSet<IpAddr>>,
     /// A packet socket that takes no packets: it is a member of groups, as long as it is there.
     groups: OwnedFd,
-    _attached: OwnedFd,
+    _attached: Attachment,
 }
 
 /// By what frames are steered.
@@ -273,7 +273,7 @@ fn load(
 }
 
 /// Attaches in the driver, or else after it.
-fn attach(program: &Program, interface: &Interface) -> Result<(OwnedFd, XdpMode), XdpError> {
+fn attach(program: &Program, interface: &Interface) -> Result<(Attachment, XdpMode), XdpError> {
     let name = || interface.name.clone();
     let native = take(|| program.attach(interface.index, XDP_FLAGS_DRV_MODE));
     let error = match native {

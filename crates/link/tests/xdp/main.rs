@@ -6,6 +6,7 @@ mod network;
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::process::Stdio;
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -485,4 +486,35 @@ fn a_process_that_is_killed_leaves_nothing_behind() {
     assert!(wait_until(|| !network
         .near_link("near0")
         .contains("prog/xdp")));
+}
+
+/// Of a process that starts another one, the new one has all descriptors until its exec.
+#[test]
+fn the_program_goes_with_its_steering_whoever_has_its_descriptor() {
+    let Some(network) = Network::new() else {
+        return;
+    };
+    let socket = attach(&network, "near0");
+    let kept = copies_of_links();
+    assert!(!kept.is_empty());
+    drop(socket);
+    assert!(!network.near_link("near0").contains("prog/xdp"));
+}
+
+/// Copies of all descriptors of this process by which programs are on interfaces.
+fn copies_of_links() -> Vec<OwnedFd> {
+    let all = std::fs::read_dir("/proc/self/fd").expect("proc is there");
+    let is_link = |fd: &u32| {
+        let target = std::fs::read_link(format!("/proc/self/fd/{fd}"));
+        target.is_ok_and(|target| target.to_string_lossy().contains("bpf_link"))
+    };
+    all.filter_map(|one| one.ok()?.file_name().to_str()?.parse().ok())
+        .filter(is_link)
+        .filter_map(|fd| {
+            // SAFETY: plain system call.
+            let copy = unsafe { libc::dup(fd as i32) };
+            // SAFETY: the kernel has just made this descriptor for us.
+            (copy >= 0).then(|| unsafe { OwnedFd::from_raw_fd(copy) })
+        })
+        .collect()
 }
