@@ -440,8 +440,12 @@ fn an_interface_that_was_down_goes_on() {
     network.near_ip("link set near0 up");
     let wire = network.far_wire();
     assert!(wait_until(|| socket.flush()));
-    wire.send(&frame(OURS_V4, 2, 100));
-    assert!(next(&mut socket).1 == frame(OURS_V4, 2, 100));
+    // The far end learns that the wire is whole some time after the near one.
+    let sent = frame(OURS_V4, 2, 100);
+    assert!(wait_until(|| {
+        wire.send(&sent);
+        socket.peek().is_some_and(|(_, got)| *got == sent[..])
+    }));
 }
 
 /// The environment of the process that the next test starts and kills: it attaches where it is
@@ -512,7 +516,7 @@ fn copies_of_links() -> Vec<OwnedFd> {
         .filter(is_link)
         .filter_map(|fd| {
             // SAFETY: plain system call.
-            let copy = unsafe { libc::dup(fd as i32) };
+            let copy = unsafe { libc::fcntl(fd as i32, libc::F_DUPFD_CLOEXEC, 0) };
             // SAFETY: the kernel has just made this descriptor for us.
             (copy >= 0).then(|| unsafe { OwnedFd::from_raw_fd(copy) })
         })
