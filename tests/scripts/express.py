@@ -900,8 +900,14 @@ def late_options():
     play(serve, ask)
 
 
+def no_address(one):
+    """`connect` to what is too short for a family of addresses, or too long for any address."""
+    for length in [0, 1, 129]:
+        say(length, outcome(lambda: call(LIBC.connect, one.fileno(), bytes(length), length)))
+
+
 def told_once(rounds=6):
-    """`connect` without blocking, again after it has succeeded."""
+    """`connect` without blocking, again after it has succeeded, and with a length that is none."""
 
     def serve(server, steps):
         for _ in range(rounds):
@@ -914,7 +920,9 @@ def told_once(rounds=6):
             one.setblocking(False)
             said = [one.connect_ex((HOST, port))]
             select.select([], [one], [], WAIT_MAX)
+            no_address(one)
             said += [one.connect_ex((HOST, port)) for _ in range(3)]
+            no_address(one)
             say([errno.errorcode.get(number, number) for number in said])
             NAMES.append(one.getsockname())
             one.setblocking(True)

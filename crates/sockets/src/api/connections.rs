@@ -23,7 +23,9 @@ pub unsafe fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_
     let mut why = None;
     let mut to = (address, len);
     let beside;
-    let is_readable = || addresses::is_readable(address, len);
+    // Without a family the kernel answers EINVAL before it looks how far the socket is
+    // (`__inet_stream_connect` in net/ipv4/af_inet.c).
+    let is_readable = || has_family(len) && addresses::is_readable(address, len);
     if descriptors::kind(fd) == Kind::Connection && is_readable() {
         if unsafe { disconnects(address, len) } {
             if Carrier::at(fd) != Some(Carrier::Unix) {
@@ -88,9 +90,14 @@ pub unsafe fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_
 /// # Safety
 /// `address` is null or readable for `len` bytes.
 unsafe fn disconnects(address: *const sockaddr, len: socklen_t) -> bool {
-    let has_family = !address.is_null() && len as usize >= size_of::<libc::sa_family_t>();
     // SAFETY: long enough for the family.
-    has_family && i32::from(unsafe { (*address).sa_family }) == libc::AF_UNSPEC
+    let family = || i32::from(unsafe { (*address).sa_family });
+    !address.is_null() && has_family(len) && family() == libc::AF_UNSPEC
+}
+
+/// True when an address of `len` bytes is long enough to name its family.
+fn has_family(len: socklen_t) -> bool {
+    len as usize >= size_of::<libc::sa_family_t>()
 }
 
 /// Bytes on their way through a channel are dropped like those in the kernel: the peer sees a reset
@@ -114,10 +121,7 @@ unsafe fn note_connect(
     error: i32,
     is_ours: bool,
 ) {
-    if address.is_null()
-        || (len as usize) < size_of::<libc::sa_family_t>()
-        || descriptors::kind(fd) != Kind::Foreign
-    {
+    if address.is_null() || !has_family(len) || descriptors::kind(fd) != Kind::Foreign {
         return;
     }
     // SAFETY: long enough for the family, and the kernel has read it.
