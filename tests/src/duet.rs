@@ -336,11 +336,6 @@ pub const DIFFERENCES_OF_RINGS: &[Difference] = &[
                  that thread gets EBADF",
     },
     Difference {
-        case: "nested_epoll_is_readable_when_its_inside_is",
-        line: "quiet",
-        reason: "an epoll instance inside another may be reported once without cause",
-    },
-    Difference {
         case: "handler_that_uses_the_socket_does_not_deadlock",
         line: "",
         reason: "a signal handler that sends on the socket its thread is sending on in that moment \

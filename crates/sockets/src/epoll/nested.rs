@@ -10,7 +10,9 @@ use core::sync::atomic::Ordering;
 
 use libc::epoll_event;
 
-use crate::epoll::instance::{BATCH, EPOLLS_MAX, Epoll, NESTED_MAX, Nested, epoll, needs_library};
+use crate::epoll::instance::{
+    self, BATCH, EPOLLS_MAX, Epoll, NESTED_MAX, Nested, epoll, needs_library,
+};
 use crate::epoll::registration::READABLE;
 use crate::process::descriptors;
 use crate::system::sys;
@@ -28,6 +30,15 @@ pub(super) fn control_nested(
         libc::EPOLL_CTL_DEL => epoll_event { events: 0, u64: 0 },
         _ => event?,
     };
+    if operation != libc::EPOLL_CTL_DEL {
+        // An old event of ours would make the kernel call the instance readable.
+        settle(child);
+        if let Some(inner) = instance::epoll(child) {
+            // One of its sleepers may have been woken by that event, and not looked yet.
+            inner.sleep_on();
+            inner.share();
+        }
+    }
     let _held = epoll.lock.lock();
     // The kernel first: it refuses circles, and we follow what is booked here without looking for
     // them.
@@ -111,6 +122,12 @@ pub(crate) fn has_news(number: u32) -> bool {
         || has_ready(number)
 }
 
+/// Takes events of ours from the kernel's part of instance `number`, as far as they may be taken.
+/// No lock is held.
+fn settle(number: u32) {
+    let _ = has_news(number);
+}
+
 impl Epoll {
     fn kernel_has_news(&self, has_ours: bool) -> bool {
         let fd = self.fd.load(Ordering::Relaxed) - 1;
@@ -136,7 +153,7 @@ impl Epoll {
         for inner in self.known_nested() {
             let data = inner.data.load(Ordering::Relaxed);
             if said.iter().any(|event| { event.u64 } == data) {
-                let _ = has_news(inner.number.load(Ordering::Relaxed));
+                settle(inner.number.load(Ordering::Relaxed));
             }
         }
     }
