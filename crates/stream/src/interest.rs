@@ -271,6 +271,14 @@ impl Interest {
         self.edge_mask.fetch_and(!bits::WRITABLE, Ordering::Relaxed);
     }
 
+    /// True when room would be news for the program: it asks for room and, if it hears of edges
+    /// only, it has met a full ring since it was last told.
+    pub fn awaits_room(&self) -> bool {
+        let events = self.events();
+        let is_told = || self.edge_mask.load(Ordering::Relaxed) & bits::WRITABLE != 0;
+        events & bits::WRITABLE != 0 && (events & EDGE == 0 || !is_told())
+    }
+
     /// True when a one-shot has been told and not modified since.
     #[inline]
     pub fn is_spent(&self) -> bool {

@@ -302,6 +302,28 @@ proptest! {
 }
 
 #[test]
+fn room_is_awaited_by_level_and_after_a_refusal_by_edge() {
+    let awaits = |events, is_told: bool, is_refused: bool| {
+        let one = Interest::default();
+        one.set(events, 0);
+        if is_told {
+            assert!(one.is_new_edge(IN | OUT, 0, true));
+        }
+        if is_refused {
+            one.forget_room();
+        }
+        one.awaits_room()
+    };
+    for (is_told, is_refused) in [(false, false), (true, false), (true, true)] {
+        assert!(!awaits(IN, is_told, is_refused));
+        assert!(!awaits(IN | EDGE, is_told, is_refused));
+        assert!(awaits(IN | OUT, is_told, is_refused));
+        let is_due = !is_told || is_refused;
+        assert_eq!(awaits(IN | OUT | EDGE, is_told, is_refused), is_due);
+    }
+}
+
+#[test]
 fn only_drawn_steps_lead_from_state_to_state() {
     use State::{Early, Gone, Held, InBitmap, Once, Parked, Plain, Polled};
     let ours = [InBitmap, Polled];

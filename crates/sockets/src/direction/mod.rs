@@ -174,8 +174,7 @@ pub(crate) fn go_down(connection: &Connection, end: &End<'_>) {
     }
     stop_wanting(connection, end);
     if connection.local.registrations.load(Ordering::Relaxed) != 0 {
-        // Whoever waits for room in an epoll instance hears of it from the kernel now.
-        news::watch_kernel_writable(connection);
+        news::room_is_kernels(connection);
     }
 }
 

@@ -20,6 +20,19 @@ pub(crate) fn watch_kernel_writable(connection: &Connection) {
     });
 }
 
+/// The connection's direction has left its ring, under the send lock: whoever waits for room hears
+/// of it from the kernel from now on. A program that meets the full ring says so
+/// ([`writing_blocked`]) before it takes that lock to ask for credit, and finds the carrier then.
+pub(crate) fn room_is_kernels(connection: &Connection) {
+    each_registration(connection, |n, one| {
+        if let Some(epoll) = epoll(one.epoll.load(Ordering::Relaxed)).filter(|_| one.is_ours())
+            && one.awaits_room()
+        {
+            kick(epoll.fd.load(Ordering::Relaxed) - 1, one.carrier(), n);
+        }
+    });
+}
+
 /// The program met a full ring: the next room in it is an edge.
 pub(crate) fn writing_blocked(connection: &Connection) {
     each_registration(connection, |_, one| {
