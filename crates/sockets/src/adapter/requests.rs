@@ -13,7 +13,7 @@ use toehold_channel::table::{
 };
 use toehold_stream::leaving::Refusal;
 
-use crate::direction::switching;
+use crate::direction::{self, switching};
 use crate::pairing::leaving;
 use crate::process::{self, table};
 use crate::system::{errno, sys};
@@ -72,6 +72,10 @@ fn look_at_all() {
                 .end()
                 .is_some_and(|end| end.refusal() != Refusal::None)
         {
+            if let Some(end) = connection.inside() {
+                // A peer that came down first may go up again once we have seen it.
+                direction::advance_incoming(&connection, &end);
+            }
             switching::service(&connection);
             leaving::finish(&connection);
             // Under `COMMAND_YIELD` the channel stays: nothing is left to do once we are down.

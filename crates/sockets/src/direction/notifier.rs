@@ -11,6 +11,7 @@ use toehold_stream::end::End;
 use crate::connection::resets::fault_of_peer;
 use crate::connection::{Connection, HINT_LOOK};
 use crate::connection::{pending_errors, unix};
+use crate::process::table;
 use crate::system::sys;
 
 /// Makes the peer notice what was just published. The caller holds the send lock and has passed a
@@ -47,6 +48,33 @@ pub(crate) fn must_ring(connection: &Connection, end: &End<'_>) -> Result<bool, 
 #[cold]
 pub(crate) fn ring_if_open(connection: &Connection, end: &End<'_>) {
     if is_open(connection, end) {
+        ring(connection, end);
+    }
+}
+
+/// Our direction is about to come down, as the adapter has told both ends of this connection and of
+/// others. A peer that sleeps is rung, so that it follows with all of its connections: a few times
+/// for all that it shares with us, because each costs a system call and a wake-up. Where it sleeps
+/// on, each connection follows when the program next uses it. The caller holds the send lock.
+#[cold]
+pub(crate) fn call_peer(connection: &Connection, end: &End<'_>) {
+    let pair = connection.local.pair.load(Ordering::Relaxed);
+    // SAFETY: as in `must_ring`.
+    let Some(pair) = (unsafe { pair.as_ref() }) else {
+        return;
+    };
+    let sleeps = match WakeWord::from_untrusted(end.theirs().wake.wake.load(WAKING)) {
+        Ok(WakeWord::Bell) => true,
+        Ok(WakeWord::Bitmap { bitmap, .. }) => pair
+            .theirs(bitmap)
+            .is_some_and(|bitmap| bitmap.sleeping.load(WAKING).is(1)),
+        Ok(WakeWord::None) | Err(_) => false,
+    };
+    if sleeps
+        && pair.may_call(table::request())
+        && is_open(connection, end)
+        && must_ring(connection, end) == Ok(true)
+    {
         ring(connection, end);
     }
 }

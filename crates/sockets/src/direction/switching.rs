@@ -132,10 +132,12 @@ fn come_down(connection: &Connection, end: &End<'_>, command: u32) -> Result<(),
     if is_lost {
         return Err(fault_of_peer(connection, Fault::Record));
     }
-    let is_ordered = matches!(command, COMMAND_DETACH | COMMAND_EVICT | COMMAND_YIELD);
-    if is_ordered && end.theirs().wake.abandoned.load(SIDE_SEEN).is(0) {
+    let is_attentive = || end.theirs().wake.abandoned.load(SIDE_SEEN).is(0);
+    match command {
         // Both directions are to come down: a peer that sleeps should hear of it.
-        notifier::ring_if_open(connection, end);
+        COMMAND_DETACH | COMMAND_EVICT if is_attentive() => notifier::ring_if_open(connection, end),
+        COMMAND_YIELD if is_attentive() => notifier::call_peer(connection, end),
+        _ => {}
     }
     direction::go_down(connection, end);
     Ok(())

@@ -8,7 +8,7 @@
 
 use core::ptr::NonNull;
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use toehold_freestanding::fd::BorrowedFd;
 use toehold_freestanding::memory;
 
@@ -43,7 +43,13 @@ pub(crate) struct Pair {
     pushed: AtomicU32,
     /// Connections of the peer's that we have taken out of its queue, ever.
     popped: AtomicU32,
+    /// See [`Pair::may_call`].
+    called: AtomicU64,
 }
+
+/// Doorbells for one request of the adapter's that both processes have to follow. One is enough
+/// where it wakes a thread; a connection may ask for one on which nobody sleeps.
+const CALLS_MAX: u32 = 4;
 
 /// Places for registrations, and for slabs.
 const PLACES: usize = 2 * READY_BITS + READY_BITS / SLAB_SLOTS as usize;
@@ -86,6 +92,20 @@ impl Pair {
         }
         // SAFETY: the array has READY_BITS places and lives as long as the pair.
         Some(unsafe { &*self.registrations.add(slot as usize) })
+    }
+
+    /// True for the first doorbells, on any connection of the pair, that are to wake the peer for
+    /// the adapter's request of that number. Counts one more.
+    pub(crate) fn may_call(&self, request: u32) -> bool {
+        let next = |called: u64| {
+            let is_first = (called >> 32) as u32 != request;
+            let count = if is_first { 0 } else { called as u32 };
+            (count < CALLS_MAX).then(|| u64::from(request) << 32 | u64::from(count + 1))
+        };
+        // Relaxed: a bound, which orders nothing.
+        (self.called)
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, next)
+            .is_ok()
     }
 
     fn header(&self) -> &PairHeader {
@@ -253,6 +273,7 @@ fn adopt_pair(
             carriers: registrations.add(PLACES - READY_BITS),
             pushed: AtomicU32::new(0),
             popped: AtomicU32::new(0),
+            called: AtomicU64::new(0),
         });
         Some(&*pair)
     }
@@ -276,5 +297,14 @@ pub(crate) mod tests {
         let pair = map_pair(id, 0, file.as_fd(), |_| {})?;
         pair.channels.store(1, Ordering::Relaxed);
         Some(pair)
+    }
+
+    #[test]
+    fn a_peer_is_called_a_few_times_for_each_request() {
+        let pair = pair_with_file(77).expect("memory");
+        for request in [1, 2, u32::MAX, 0] {
+            let calls = (0..100).filter(|_| pair.may_call(request)).count();
+            assert_eq!(calls, CALLS_MAX as usize, "request {request}");
+        }
     }
 }

@@ -82,6 +82,12 @@ pub(crate) fn table() -> Option<Table> {
     unsafe { header.as_ref() }.map(Table)
 }
 
+/// The number of the adapter's last request to the family, or 0.
+pub(crate) fn request() -> u32 {
+    // Acquire pairs with the adapter's Release in `Tables::call_attention`.
+    table().map_or(0, |table| table.header().attention.load(Ordering::Acquire))
+}
+
 /// Entry `index`, if this process has come across it or its neighbours.
 #[inline]
 pub(crate) fn entry(index: u32) -> Option<&'static Entry> {
