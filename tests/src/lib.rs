@@ -11,6 +11,7 @@
 //! - [`activation`]: a service manager that has the adapter's socket;
 //! - [`checked`]: two ends of a checked connection, and what they owe each other;
 //! - [`crowd`]: two programs with many connections, and a line to one of them;
+//! - [`ends`]: the ends of a program's connections, in its table;
 //! - [`generator`]: the lab's load between two programs;
 //! - [`load`]: the byte streams that the soak and the crash tests check;
 //! - [`nginx`]: a web server with files of known contents;
@@ -24,6 +25,7 @@ pub mod activation;
 pub mod checked;
 pub mod crowd;
 pub mod duet;
+pub mod ends;
 pub mod generator;
 pub mod host;
 pub mod load;

@@ -4,13 +4,17 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use toehold_e2e::ends::{self, Claim, Ends, Waiting};
+use toehold_e2e::load::Random;
 use toehold_e2e::toehold::express_count;
-use toehold_e2e::{Crowd, Generator, Running, Toehold, host, wait_until};
+use toehold_e2e::{Checked, Crowd, Generator, Running, Sides, Toehold, host, wait_until};
 use toehold_network::Namespace;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_crowd");
+const STREAM: &str = env!("CARGO_BIN_EXE_stream");
 const TIME_LIMIT: Duration = Duration::from_secs(120);
 /// How many connections the tests have; `TOEHOLD_CAPTURED` overrides it.
 const COUNT: usize = 100;
@@ -26,9 +30,7 @@ struct Observed {
 
 impl Observed {
     fn start(adapter_options: &[&str]) -> Option<Observed> {
-        let namespace = Namespace::new()
-            .map_err(|error| host::skipped(&error.to_string()))
-            .ok()?;
+        let namespace = namespace()?;
         let count = std::env::var("TOEHOLD_CAPTURED");
         let count = count.map_or(COUNT, |count| count.parse().expect("a number"));
         let starter = namespace.starter();
@@ -61,6 +63,11 @@ impl Observed {
         }
         format!("{reasons:?}")
     }
+}
+
+fn namespace() -> Option<Namespace> {
+    let made = Namespace::new().map_err(|error| host::skipped(&error.to_string()));
+    made.ok()
 }
 
 /// A packet socket on the loopback device of a namespace, as a capture has one.
@@ -180,6 +187,109 @@ fn a_capture_sees_every_connection_and_afterwards_all_are_fast_again() {
     assert_eq!(seen.len(), count, "{}", observed.whereabouts());
     assert!(observed.all_are_direct(), "{}", observed.whereabouts());
     observed.crowd.end();
+}
+
+/// A program is told of a capture as a whole: its idle connections follow with the one that it
+/// uses, without a doorbell for each.
+#[test]
+fn idle_connections_follow_a_capture_with_one_that_is_used() {
+    let Some(mut observed) = Observed::start(&[]) else {
+        return;
+    };
+    let pids = [&observed.crowd.client, &observed.crowd.server].map(Running::pid);
+    let ends = &pids.map(Ends::of);
+    let rung = || ends.iter().flat_map(Ends::doorbells).collect::<Vec<u32>>();
+    for (order, are_idle) in [("alone 100", true), ("around 100", false)] {
+        let before = rung();
+        let is_over = AtomicBool::new(false);
+        let namespace = &observed.namespace;
+        let (crowd, is_over) = (&mut observed.crowd, &is_over);
+        let left = std::thread::scope(|scope| {
+            let watching = scope.spawn(move || {
+                // In the middle of the traffic.
+                std::thread::sleep(Duration::from_millis(300));
+                let begun = Instant::now();
+                let socket = PacketSocket::open(namespace);
+                let left = follow(order, begun, ends, [ends::is_told, ends::sends_by_kernel]);
+                is_over.store(true, Ordering::Relaxed);
+                drop(socket);
+                left
+            });
+            while !is_over.load(Ordering::Relaxed) {
+                crowd.order(order);
+            }
+            watching.join().expect("no panic")
+        });
+        assert_eq!(left, [0, 0], "{order}: {}", observed.whereabouts());
+        let both = rung().into_iter().zip(before);
+        let rung = both.filter(|(now, before)| now != before).count();
+        eprintln!("{rung} ends have rung");
+        // Those of the connection that is used, and a few others.
+        assert!(!are_idle || rung < observed.count / 2, "{rung} ends");
+        assert!(observed.all_are_direct(), "{}", observed.whereabouts());
+    }
+    observed.crowd.end();
+}
+
+/// Watches two programs until all ends of their connections were told something and have done it.
+/// Prints when the first was told, when all were, and when all had done it, and returns how many of
+/// each have not.
+fn follow(what: &str, begun: Instant, ends: &[Ends; 2], claims: [Claim; 2]) -> [usize; 2] {
+    let [mut told, mut done] = claims.map(|claim| ends.each_ref().map(|it| it.without(claim)));
+    let all = told.each_mut().map(Waiting::count);
+    let mut times = [None; 3];
+    while begun.elapsed() < TIME_LIMIT && times.iter().any(Option::is_none) {
+        std::thread::sleep(Duration::from_micros(200));
+        let untold = told.each_mut().map(Waiting::count);
+        let undone = done.each_mut().map(Waiting::count);
+        let reached = [untold != all, untold == [0, 0], undone == [0, 0]];
+        for (time, is_reached) in times.iter_mut().zip(reached) {
+            if is_reached && time.is_none() {
+                *time = Some(begun.elapsed());
+            }
+        }
+    }
+    eprintln!("{what}: {all:?} ends, the first was told, all were told, all did it: {times:?}");
+    done.each_mut().map(Waiting::count)
+}
+
+/// Captures come and go while bytes flow in both directions, by every call and every way of
+/// waiting.
+#[test]
+fn nothing_is_lost_while_captures_begin_and_end() {
+    let Some(namespace) = namespace() else { return };
+    let starter = namespace.starter();
+    let toehold = Toehold::start_in(&starter.each_ref().map(String::as_str), &[]);
+    let run = ("captured", 7, 0, false);
+    let mut checked = Checked::start(&toehold, Sides::DIRECT, STREAM, run);
+    let mut random = Random::new(3);
+    let mut progress = 0;
+    for round in 0..host::rounds(40) {
+        let socket = PacketSocket::open(&namespace);
+        std::thread::sleep(Duration::from_millis(random.below(120)));
+        drop(socket);
+        std::thread::sleep(Duration::from_millis(random.below(120)));
+        let moved = |checked: &Checked| {
+            let ends = [checked.server_counters(), checked.client_counters()];
+            ends[0].received.min(ends[1].received)
+        };
+        let goes_on = wait_until(TIME_LIMIT, || checked.over() || moved(&checked) > progress);
+        assert!(
+            goes_on && !checked.over(),
+            "round {round}: stopped at {progress}\n{}\n{}\n{:?}",
+            checked.server.outputs(),
+            checked.client.outputs(),
+            toehold.connections(),
+        );
+        progress = moved(&checked);
+    }
+    let connections = toehold.connections();
+    let switches: u64 = connections.iter().map(|one| one.count("downgrades")).sum();
+    assert!(switches > 0, "no capture had an effect");
+    // The client goes; the server has checked all that came.
+    checked.client.signal(libc::SIGTERM);
+    let said = checked.server.success(TIME_LIMIT);
+    assert!(said.contains("received"), "{said}");
 }
 
 #[test]

@@ -3,8 +3,9 @@
 //! `crowd server` prints its port and echoes on every connection, in one event loop.
 //! `crowd client PORT COUNT` opens the connections, talks once on each, and then follows
 //! its input, line by line: `talk N` on connection N, `idle` for a while on all but the first,
-//! which it keeps using, `around N` for N milliseconds with a message on each in turn. It ends when
-//! there are no more lines. Every byte is checked; each line is answered with one.
+//! which it keeps using, `around N` for N milliseconds with a message on each in turn, `alone N`
+//! for N milliseconds with messages on the first. It ends when there are no more lines. Every byte
+//! is checked; each line is answered with one.
 //! `crowd client PORT COUNT light` only talks in short messages.
 //!
 //! `crowd member` is one of many processes that have connections with each other. It echoes as the
@@ -131,6 +132,13 @@ fn client(port: u16, count: usize, bulk_bytes: usize) {
                     for (which, stream) in streams.iter_mut().enumerate() {
                         exchange(stream, format!("{which} speaks").as_bytes());
                     }
+                }
+            }
+            Some(("alone", time)) => {
+                let time = Duration::from_millis(time.parse().expect("a number"));
+                let begun = Instant::now();
+                while begun.elapsed() < time {
+                    exchange(&mut streams[0], b"still here");
                 }
             }
             None if line == "idle" => {
