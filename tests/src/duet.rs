@@ -196,7 +196,7 @@ impl Duet {
     /// The first line that differs from the oracle's, with what both roles did before, by the
     /// numbers their lines begin with; `None` when none does.
     pub fn first_difference(&self, oracle: &Duet) -> Option<String> {
-        const SHOWN: usize = 24;
+        const SHOWN: usize = 60;
         let turn = |line: &String| -> Option<usize> {
             let (_, said) = line.split_once(": ")?;
             said.split(' ').next()?.parse().ok()

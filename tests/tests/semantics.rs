@@ -228,8 +228,9 @@ fn signals_interrupt_programs_that_poll() {
     compare_cases(&toehold, "interrupts", &cases, &[Sides::DIRECT]);
 }
 
-/// Conversations of random calls (`semantics server improvised:SEED`): eight, or the number in
-/// TOEHOLD_SOAK, which then begin at TOEHOLD_SEED.
+/// Conversations of random calls, on one connection (`semantics server improvised:SEED`) and on
+/// several that begin, end and take each other's numbers (`several:SEED`): eight of each, or the
+/// number in TOEHOLD_SOAK, which then begin at TOEHOLD_SEED.
 mod improvised {
     use std::panic::AssertUnwindSafe;
     use std::sync::atomic::{AtomicBool, Ordering};
@@ -238,15 +239,15 @@ mod improvised {
     use super::{PROGRAM, Sides};
     use toehold_e2e::{Duet, Toehold, host};
 
-    fn compare(all: &[Sides]) {
-        compare_under(&Toehold::start(), all, &[]);
+    fn compare(kind: &str, all: &[Sides]) {
+        compare_under(&Toehold::start(), kind, all, &[]);
     }
 
-    fn compare_under(toehold: &Toehold, all: &[Sides], without: &[&str]) {
+    fn compare_under(toehold: &Toehold, kind: &str, all: &[Sides], without: &[&str]) {
         let mut complaints = Vec::new();
         let (mut asked, mut upgraded) = (0, 0);
         for seed in host::seed()..host::seed() + host::rounds(8) {
-            let case = format!("improvised:{seed}");
+            let case = format!("{kind}:{seed}");
             let play = |sides| Duet::play(toehold, sides, PROGRAM, &case).without(without);
             let oracle = play(Sides::HOST);
             let well = oracle
@@ -274,12 +275,23 @@ mod improvised {
 
     #[test]
     fn kernel_repeats_itself() {
-        compare(&[Sides::HOST]);
+        compare("improvised", &[Sides::HOST]);
+        compare("several", &[Sides::HOST]);
+    }
+
+    #[test]
+    fn random_conversations_on_several_connections_go_as_on_the_kernel() {
+        compare("several", &[Sides::DIRECT]);
+    }
+
+    #[test]
+    fn random_conversations_on_several_connections_with_one_accelerated_side() {
+        compare("several", &[Sides::SERVER_ONLY, Sides::CLIENT_ONLY]);
     }
 
     #[test]
     fn random_conversations_go_as_on_the_kernel() {
-        compare(&[Sides::DIRECT]);
+        compare("improvised", &[Sides::DIRECT]);
     }
 
     /// An operator sends connections back to the kernel, and lets them move again, all the time.
@@ -298,7 +310,7 @@ mod improvised {
             });
             let result = std::panic::catch_unwind(AssertUnwindSafe(|| {
                 // The owner of a registration changes, and may report an edge once more.
-                compare_under(&toehold, &[Sides::DIRECT], &["edge"]);
+                compare_under(&toehold, "improvised", &[Sides::DIRECT], &["edge"]);
             }));
             done.store(true, Ordering::Relaxed);
             operator.join().expect("the operator does not panic");
@@ -310,7 +322,7 @@ mod improvised {
 
     #[test]
     fn random_conversations_with_one_accelerated_side_go_as_on_the_kernel() {
-        compare(&[Sides::SERVER_ONLY, Sides::CLIENT_ONLY]);
+        compare("improvised", &[Sides::SERVER_ONLY, Sides::CLIENT_ONLY]);
     }
 }
 

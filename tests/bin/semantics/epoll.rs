@@ -87,6 +87,10 @@ pub(crate) const CASES: &[Case] = &[
         "registration_outlives_its_descriptor",
         registrations::outlives,
     ),
+    Case::pair(
+        "registration_of_a_number_s_next_file_stays",
+        registrations::number_goes_on,
+    ),
     Case::pair("end_of_stream_is_an_event", endings::end_events),
     Case::pair("reset_is_an_event", endings::reset_events),
     Case::roles(

@@ -5,35 +5,26 @@
 //! waits until that has arrived, so that on the kernel a seed says the same thing each time.
 //! Whatever a call returns is a line of the transcript.
 
-use toehold_e2e::load::{Pattern, Random};
+mod player;
+pub(crate) mod several;
 
-use crate::role::{Checksum, Pair, Side};
-use crate::sys::{self, Fd, Ret};
-use crate::transfer::{RECEIVERS, SENDERS};
+use toehold_e2e::load::Random;
+
+use crate::role::Pair;
+use player::{Did, Draw, Player};
 
 /// Calls in one conversation, unless it ends before.
 const TURNS: usize = 120;
 /// Calls of whoever is left alone.
 const TURNS_ALONE: usize = 10;
-/// Bytes that may wait for a reader: below anything that a buffer could refuse.
-const UNREAD_MAX: usize = 32 << 10;
 /// Longer than anything takes to arrive whose arrival cannot be seen.
 const SETTLED: std::time::Duration = std::time::Duration::from_millis(5);
-const LENGTHS: &[usize] = &[0, 1, 2, 7, 64, 100, 1000, 4096, 5000, 16_384];
-const RECEIVE_FLAGS: &[i32] = &[
-    0,
-    libc::MSG_PEEK,
-    libc::MSG_TRUNC,
-    libc::MSG_PEEK | libc::MSG_TRUNC,
-    libc::MSG_WAITALL,
-    libc::MSG_PEEK | libc::MSG_WAITALL,
-];
 
 /// Plays the conversation that follows from `seed`.
 pub(crate) fn play(pair: &Pair, seed: u64) {
     // SAFETY: ignoring a signal installs no handler.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
-    let mut player = Player::new(pair, seed);
+    let mut player = Player::new(pair.role, String::new(), pair.fd, seed);
     let mut script = Random::new(seed);
     for turn in 0..TURNS {
         let draw = Draw::new(&mut script);
@@ -51,362 +42,22 @@ pub(crate) fn play(pair: &Pair, seed: u64) {
             let did = Did::hear(pair);
             player.hear(&did);
             if did.closed {
-                return player.alone(turn, &mut script);
+                return alone(&mut player, turn, &mut script);
             }
             pair.tell(0);
         }
     }
 }
 
-/// The numbers of one turn. Always as many, whatever is made of them.
-struct Draw {
-    actor: u64,
-    call: u64,
-    which: u64,
-    how: u64,
-    len: usize,
-    fd: usize,
-}
-
-impl Draw {
-    fn new(script: &mut Random) -> Draw {
-        Draw {
-            actor: script.below(2),
-            call: script.below(100),
-            which: script.below(1 << 16),
-            how: script.below(1 << 16),
-            len: pick(LENGTHS, script.below(1 << 16)),
-            fd: script.below(1 << 16) as usize,
+/// The other role is gone.
+fn alone(player: &mut Player, turn: usize, script: &mut Random) {
+    for turn in turn + 1..=turn + TURNS_ALONE {
+        let did = player.act(turn, &Draw::new(script));
+        player.note(&did);
+        if did.closed {
+            return;
         }
-    }
-}
-
-fn pick<T: Copy>(list: &[T], number: u64) -> T {
-    list[number as usize % list.len()]
-}
-
-/// The acts of a turn that the other role has to know.
-#[derive(Default)]
-struct Did {
-    sent: usize,
-    received: usize,
-    shut: bool,
-    closed: bool,
-}
-
-impl Did {
-    fn tell(&self, pair: &Pair) {
-        pair.tell(u32::try_from(self.sent).expect("few"));
-        pair.tell(u32::try_from(self.received).expect("few"));
-        pair.tell(u32::from(self.shut) | u32::from(self.closed) << 1);
-    }
-
-    fn hear(pair: &Pair) -> Did {
-        let (sent, received, ends) = (pair.hear() as usize, pair.hear() as usize, pair.hear());
-        Did {
-            sent,
-            received,
-            shut: ends & 1 != 0,
-            closed: ends & 2 != 0,
-        }
-    }
-}
-
-/// One role, and what it knows.
-struct Player<'a> {
-    pair: &'a Pair,
-    /// The connection's descriptors; never empty.
-    fds: Vec<Fd>,
-    level: Fd,
-    edge: Fd,
-    outgoing: Pattern,
-    sent: usize,
-    /// Bytes that wait for us, and for the other role.
-    unread: usize,
-    theirs_unread: usize,
-    /// Nothing more comes: a call that receives cannot wait.
-    ended: bool,
-    /// `SO_RCVLOWAT`: fewer bytes than these are waited for.
-    low_water: usize,
-    /// Edges come only with bytes and ends. A shutdown of our own, and options that the kernel
-    /// alone serves, may be told as one more.
-    exact_edges: bool,
-}
-
-impl<'a> Player<'a> {
-    fn new(pair: &'a Pair, seed: u64) -> Player<'a> {
-        let epoll = |events| {
-            let epoll = sys::epoll_create();
-            sys::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, pair.fd, events, 7).value();
-            epoll
-        };
-        Player {
-            pair,
-            fds: vec![pair.fd],
-            level: epoll(libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP),
-            // Room may be news more often than POSIX demands; bytes may not.
-            edge: epoll(libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLET),
-            outgoing: Pattern::new(seed << 1 | u64::from(pair.role.side == Side::Server)),
-            sent: 0,
-            unread: 0,
-            theirs_unread: 0,
-            ended: false,
-            low_water: 1,
-            exact_edges: true,
-        }
-    }
-
-    /// Our own turn is over.
-    fn note(&mut self, did: &Did) {
-        self.theirs_unread += did.sent;
-        self.unread -= did.received;
-    }
-
-    /// The other's turn is over: returns when all of it can be seen here.
-    fn hear(&mut self, did: &Did) {
-        self.unread += did.sent;
-        self.theirs_unread -= did.received;
-        if !self.ended && !did.closed {
-            // After a reset the kernel counts one byte too few (tcp_inq takes it for a FIN).
-            self.pair.arrived(self.fds[0], self.unread);
-        }
-        if did.shut || did.closed {
-            self.ended = true;
-            let (result, _) = sys::poll(&[(self.fds[0], libc::POLLRDHUP)], 20_000);
-            assert_eq!(result.value(), 1, "the end never arrived");
-            std::thread::sleep(SETTLED);
-        }
-    }
-
-    /// The other role is gone.
-    fn alone(&mut self, turn: usize, script: &mut Random) {
-        for turn in turn + 1..=turn + TURNS_ALONE {
-            let did = self.act(turn, &Draw::new(script));
-            self.note(&did);
-            if did.closed {
-                return;
-            }
-            // A reset answers what was sent to nobody.
-            std::thread::sleep(SETTLED);
-        }
-    }
-
-    /// One turn.
-    fn act(&mut self, turn: usize, draw: &Draw) -> Did {
-        let fd = self.fds[draw.fd % self.fds.len()];
-        let mut did = Did::default();
-        let (call, seen) = match draw.call {
-            0..28 => self.send(fd, draw, &mut did),
-            28..60 => self.receive(fd, draw, &mut did),
-            60..80 => self.look(fd, draw),
-            80..85 => self.in_child(fd, draw, &mut did),
-            85..91 => self.duplicate_or_close(draw),
-            91..96 => self.set(fd, draw),
-            96 => {
-                did.shut = true;
-                self.exact_edges = false;
-                let result = sys::shutdown(fd, libc::SHUT_WR);
-                ("shutdown for writing".to_owned(), result.to_string())
-            }
-            97 | 98 if draw.how.is_multiple_of(2) => {
-                did.closed = true;
-                if draw.call == 97 {
-                    sys::shutdown(fd, libc::SHUT_RDWR);
-                }
-                for fd in &self.fds {
-                    sys::close(*fd).value();
-                }
-                (
-                    "close".to_owned(),
-                    format!("{} descriptors", self.fds.len()),
-                )
-            }
-            _ => self.register(draw),
-        };
-        self.pair.say(&format!("{turn} {call}"), seen);
-        did
-    }
-
-    fn send(&mut self, fd: Fd, draw: &Draw, did: &mut Did) -> (String, String) {
-        let len = draw.len.min(UNREAD_MAX.saturating_sub(self.theirs_unread));
-        let mut bytes = vec![0; len];
-        self.outgoing.fill(self.sent as u64, &mut bytes);
-        // The call that sends two messages wants two halves.
-        let senders = if len.is_multiple_of(2) && len > 0 {
-            8
-        } else {
-            5
-        };
-        let (name, sender) = SENDERS[draw.which as usize % senders];
-        let (name, result) = match draw.how % 3 {
-            0 => ("send DONTWAIT", sys::send(fd, &bytes, libc::MSG_DONTWAIT)),
-            _ => (name, sender(fd, &bytes)),
-        };
-        did.sent = result.len();
-        self.sent += did.sent;
-        (format!("{name} {len}"), result.to_string())
-    }
-
-    fn receive(&mut self, fd: Fd, draw: &Draw, did: &mut Did) -> (String, String) {
-        let mut bytes = vec![0; draw.len];
-        let mut flags = pick(RECEIVE_FLAGS, draw.which);
-        let wanted = match flags & libc::MSG_WAITALL {
-            0 => self.low_water.min(draw.len).max(1),
-            _ => draw.len.max(1),
-        };
-        let waits = self.unread < wanted;
-        let nonblocking = draw.how.is_multiple_of(4) || (waits && !self.ended);
-        let (name, result) = if nonblocking {
-            flags |= libc::MSG_DONTWAIT;
-            (format!("recv {flags:#x}"), sys::recv(fd, &mut bytes, flags))
-        } else if draw.how % 4 == 1 {
-            (format!("recv {flags:#x}"), sys::recv(fd, &mut bytes, flags))
-        } else {
-            flags = 0;
-            if bytes.is_empty() {
-                bytes.push(0);
-            }
-            let (name, receiver) = RECEIVERS[(draw.how / 4) as usize % RECEIVERS.len()];
-            if waits && !self.ended {
-                (
-                    name.to_owned(),
-                    sys::recv(fd, &mut bytes, libc::MSG_DONTWAIT),
-                )
-            } else {
-                (name.to_owned(), receiver(fd, &mut bytes))
-            }
-        };
-        let taken = result.len().min(self.unread);
-        if flags & libc::MSG_PEEK == 0 {
-            did.received = taken;
-        }
-        let seen = if flags & libc::MSG_TRUNC != 0 {
-            String::new()
-        } else {
-            Checksum::of(&bytes[..result.len().min(bytes.len())]).to_string()
-        };
-        (
-            format!("{name} {}", bytes.len()),
-            format!("{result} {seen}"),
-        )
-    }
-
-    fn look(&self, fd: Fd, draw: &Draw) -> (String, String) {
-        let all = libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP | libc::POLLPRI;
-        let (name, seen) = match draw.which % 9 {
-            0 => ("poll", format!("{:?}", sys::poll(&[(fd, all)], 0))),
-            1 => ("ppoll", format!("{:?}", sys::ppoll(&[(fd, all)], 0))),
-            2 => (
-                "select",
-                sys::select(&[fd], &[fd], Some(0), false).to_string(),
-            ),
-            3 => (
-                "pselect",
-                sys::select(&[fd], &[fd], Some(0), true).to_string(),
-            ),
-            4 => ("level", format!("{:?}", sys::epoll_wait(self.level, 4, 0))),
-            5 | 6 if self.exact_edges => {
-                ("edge", format!("{:?}", sys::epoll_wait(self.edge, 4, 0)))
-            }
-            7 => ("FIONREAD", sys::readable_bytes(fd).to_string()),
-            _ => ("SO_ERROR", sys::socket_error(fd)),
-        };
-        (name.to_owned(), seen)
-    }
-
-    /// A child of ours sends or receives.
-    fn in_child(&mut self, fd: Fd, draw: &Draw, did: &mut Did) -> (String, String) {
-        let (from, to) = sys::pipe();
-        let child = sys::fork();
-        if child == 0 {
-            let (call, seen) = if draw.fd.is_multiple_of(2) {
-                self.send(fd, draw, did)
-            } else {
-                self.receive(fd, draw, did)
-            };
-            self.pair.say(&format!("child: {call}"), seen);
-            let counts = [did.sent as u32, did.received as u32];
-            sys::write(to, counts.map(u32::to_ne_bytes).as_flattened());
-            sys::exit_now(0);
-        }
-        let mut counts = [[0; 4]; 2];
-        sys::read(from, counts.as_flattened_mut());
-        let [sent, received] = counts.map(|count| u32::from_ne_bytes(count) as usize);
-        (did.sent, did.received) = (sent, received);
-        self.sent += sent;
-        let ended = sys::wait_for(child);
-        for end in [from, to] {
-            sys::close(end).value();
-        }
-        ("child".to_owned(), ended)
-    }
-
-    fn duplicate_or_close(&mut self, draw: &Draw) -> (String, String) {
-        let index = draw.fd % self.fds.len();
-        if self.fds.len() < 4 && draw.which.is_multiple_of(2) {
-            self.fds.push(sys::dup(self.fds[index]).fd());
-            ("dup".to_owned(), format!("{} of them", self.fds.len()))
-        } else if self.fds.len() > 1 {
-            // Be it the one that the instances know: they go on telling of it.
-            let result = sys::close(self.fds.swap_remove(index));
-            ("close one".to_owned(), result.to_string())
-        } else {
-            ("nothing".to_owned(), String::new())
-        }
-    }
-
-    /// Another set of events for one of the instances, under whichever descriptor it knows.
-    fn register(&self, draw: &Draw) -> (String, String) {
-        let (name, epoll, always) = if draw.which.is_multiple_of(2) {
-            ("level", self.level, 0)
-        } else {
-            ("edge", self.edge, libc::EPOLLET)
-        };
-        let some = [
-            0,
-            libc::EPOLLIN,
-            libc::EPOLLIN | libc::EPOLLRDHUP,
-            libc::EPOLLRDHUP,
-        ];
-        let events = pick(&some, draw.how) | always;
-        let once = if draw.how & 64 != 0 {
-            libc::EPOLLONESHOT
-        } else {
-            0
-        };
-        let result = sys::epoll_ctl(epoll, libc::EPOLL_CTL_MOD, self.pair.fd, events | once, 7);
-        (
-            format!("register {name} {:#x}", events | once),
-            result.to_string(),
-        )
-    }
-
-    /// Options that change how calls behave, but nothing's time.
-    fn set(&mut self, fd: Fd, draw: &Draw) -> (String, String) {
-        let on = i32::from(draw.how.is_multiple_of(2));
-        let set = |level, option, value: i32| sys::set_option(fd, level, option, value);
-        let (name, result): (&str, Ret) = match draw.which % 5 {
-            0 => ("TCP_NODELAY", set(libc::IPPROTO_TCP, libc::TCP_NODELAY, on)),
-            1 => (
-                "SO_KEEPALIVE",
-                set(libc::SOL_SOCKET, libc::SO_KEEPALIVE, on),
-            ),
-            2 => {
-                self.exact_edges = false;
-                self.low_water = if on == 1 { 100 } else { 1 };
-                let result = set(libc::SOL_SOCKET, libc::SO_RCVLOWAT, 1 + on * 99);
-                ("SO_RCVLOWAT", result)
-            }
-            3 => {
-                self.exact_edges = false;
-                let result = set(libc::SOL_SOCKET, libc::SO_OOBINLINE, on);
-                ("SO_OOBINLINE", result)
-            }
-            _ => {
-                sys::set_nonblocking(fd, on == 1);
-                ("O_NONBLOCK", Ret(Ok(0)))
-            }
-        };
-        (format!("{name} {on}"), result.to_string())
+        // A reset answers what was sent to nobody.
+        std::thread::sleep(SETTLED);
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! `semantics list` names the cases; `semantics server CASE` and `semantics client CASE`, started
 //! together by the harness, play one. They print the results that a program can observe and the
-//! kernel decides: run on another path, the same lines must come out. A case called
-//! `improvised:SEED` is drawn by lot.
+//! kernel decides: run on another path, the same lines must come out. Cases called
+//! `improvised:SEED` and `several:SEED` are drawn by lot.
 
 mod aliases;
 mod blocking;
@@ -142,12 +142,15 @@ fn main() {
 }
 
 fn play(name: &str, side: Side) {
-    match name.strip_prefix("improvised:") {
-        Some(seed) => {
-            let family = family();
-            let seed = seed.parse().expect("a seed is a number");
-            improvised::play(&Role { side, family }.pair(), seed);
-        }
+    let role = Role {
+        side,
+        family: family(),
+    };
+    let seed = |seed: &str| seed.parse().expect("a seed is a number");
+    match name.split_once(':') {
+        Some(("improvised", number)) => improvised::play(&role.pair(), seed(number)),
+        Some(("several", number)) => improvised::several::play(role, seed(number)),
+        Some(_) => panic!("no case: {name}"),
         None => case(name).play(side),
     }
 }

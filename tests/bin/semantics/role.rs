@@ -17,7 +17,7 @@ pub(crate) enum Side {
 }
 
 /// A role: what every case has, connected or not.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Role {
     pub(crate) side: Side,
     pub(crate) family: i32,

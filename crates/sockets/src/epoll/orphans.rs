@@ -28,16 +28,19 @@ pub(super) fn outlives_descriptor(
     one: &Registration,
     n: u32,
 ) -> bool {
-    if one.is_kernels() && connection.end().is_none() {
-        // Nobody has to change it if the connection stays where it is.
+    let is_on_carrier = one.is_kernels() && connection.end().is_none();
+    if is_on_carrier {
+        // Nobody has to change it if the connection stays where it is; only its end may be ours.
         connection.pin(Reason::Unsupported);
-        return true;
+        if !was_shown(connection) {
+            return true;
+        }
     }
     if !one.state().outlives_descriptor(false) || is_anothers(connection, one) {
         return false;
     }
     let Some(duplicate) = descriptors::duplicate_for_us(connection.fd) else {
-        return false;
+        return is_on_carrier;
     };
     one.set_duplicate(duplicate + 1, false);
     put_under(epoll, one, n, connection.fd);
@@ -78,11 +81,7 @@ pub(crate) fn descriptor_closing(connection: &Connection, last: bool) {
     if connection.local.registrations.load(Ordering::Relaxed) == 0 {
         return;
     }
-    // The adapter may still hold the socket that it was shown. The kernel would then keep the
-    // registration and tell of a descriptor that the program has closed.
-    let was_shown = last
-        && connection.entry.flags.load(Ordering::Relaxed) & FLAG_ASKED != 0
-        && !connection.is_shared();
+    let was_shown = last && was_shown(connection);
     let _members = connection.local.membership.lock();
     each_registration(connection, |n, one| {
         let is_named = one.carrier() == connection.fd;
@@ -92,10 +91,18 @@ pub(crate) fn descriptor_closing(connection: &Connection, last: bool) {
         if !last && (!is_named || outlives_descriptor(connection, epoll, one, n)) {
             return;
         }
-        if (!one.is_kernels() || was_shown) && !is_anothers(connection, one) {
+        // By a number that was closed before the kernel would find another file's registration.
+        let is_reached = is_named || one.duplicate.load(Ordering::Relaxed) != 0;
+        if is_reached && (!one.is_kernels() || was_shown) && !is_anothers(connection, one) {
             let epoll_fd = epoll.fd.load(Ordering::Relaxed) - 1;
             sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_DEL, one.carrier(), 0, 0);
         }
         leave(epoll, connection, n);
     });
+}
+
+/// The adapter may still hold the socket that it was shown. When the program's last descriptor is
+/// closed the kernel would then keep its registrations, and tell of a descriptor that is closed.
+fn was_shown(connection: &Connection) -> bool {
+    connection.entry.flags.load(Ordering::Relaxed) & FLAG_ASKED != 0 && !connection.is_shared()
 }

@@ -145,3 +145,21 @@ pub(super) fn outlives(pair: &Pair) {
         pair.say("at the end", all());
     }
 }
+
+/// A registration that has outlived its number ends with its connection, and the one of the
+/// number's next file stays.
+pub(super) fn number_goes_on(pair: &Pair) {
+    let epoll = watching(pair, OUT);
+    let copy = sys::dup(pair.fd).fd();
+    sys::close(pair.fd).value();
+    let event = sys::eventfd();
+    pair.say("the number is taken again", event == pair.fd);
+    sys::epoll_ctl(epoll, ADD, event, IN, 11).value();
+    sys::write(event, &1_u64.to_ne_bytes()).value();
+    let both = sys::epoll_wait(epoll, 4, 0).0;
+    pair.say("both", both);
+    pair.step();
+    pair.say("close", sys::close(copy));
+    pair.say("the next file's", now(epoll));
+    pair.step();
+}

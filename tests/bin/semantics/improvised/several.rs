@@ -1,0 +1,207 @@
+//! A conversation on several connections at once, which begin, end, and take each other's
+//! descriptors.
+//!
+//! Both roles keep the same list of places. A place has no connection, one with both ends, or one
+//! of whose ends the other role has closed. A turn is one place's.
+
+use toehold_e2e::load::Random;
+
+use super::SETTLED;
+use super::player::{Did, Draw, Player};
+use crate::role::Role;
+use crate::sys::{self, Fd};
+
+/// Turns of one conversation.
+const TURNS: usize = 240;
+/// Connections at once.
+const PLACES: usize = 4;
+/// Calls of an end whose other end is gone.
+const TURNS_ALONE: usize = 6;
+const ADD: i32 = libc::EPOLL_CTL_ADD;
+
+/// Plays the conversation that follows from `seed`.
+pub(crate) fn play(role: Role, seed: u64) {
+    // SAFETY: ignoring a signal installs no handler.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+    let mut table = Table::new(role, seed);
+    let mut script = Random::new(seed);
+    for turn in 0..TURNS {
+        let place = script.below(PLACES as u64) as usize;
+        table.turn(turn, place, &Draw::new(&mut script));
+    }
+    role.step();
+}
+
+/// A place of the table, as both roles know it.
+enum Place {
+    Empty,
+    Both(Player),
+    /// One end is left for so many turns: ours, or the other role's.
+    Alone(Option<Player>, usize),
+}
+
+/// The listener, or its port.
+enum Meeting {
+    Server { listener: Fd, waits: Fd },
+    Client { port: u16 },
+}
+
+/// One role, with all its connections.
+struct Table {
+    role: Role,
+    seed: u64,
+    meeting: Meeting,
+    places: [Place; PLACES],
+    /// An instance that has each connection under the number with which it began.
+    all: Fd,
+    opened: u64,
+}
+
+impl Table {
+    fn new(role: Role, seed: u64) -> Table {
+        let meeting = if role.server() {
+            // As a server of short connections, so that carriers may serve several of them.
+            let listener = role.listen(libc::SOCK_NONBLOCK);
+            let waits = sys::epoll_create();
+            sys::epoll_ctl(waits, ADD, listener, libc::EPOLLIN, 1).value();
+            Meeting::Server { listener, waits }
+        } else {
+            let port = role.hear_port();
+            Meeting::Client { port }
+        };
+        Table {
+            role,
+            seed,
+            meeting,
+            places: [const { Place::Empty }; PLACES],
+            all: sys::epoll_create(),
+            opened: 0,
+        }
+    }
+
+    fn turn(&mut self, turn: usize, index: usize, draw: &Draw) {
+        match std::mem::replace(&mut self.places[index], Place::Empty) {
+            Place::Empty => self.open(turn, index, draw),
+            Place::Both(player) => self.together(turn, index, player, draw),
+            Place::Alone(player, left) => self.alone(turn, index, (player, left), draw),
+        }
+        // One role has acted, and the other one has seen it.
+        self.role.step();
+    }
+
+    /// A new connection; one in two is accelerated before it is used.
+    fn open(&mut self, turn: usize, index: usize, draw: &Draw) {
+        let fd = match self.meeting {
+            Meeting::Server { listener, waits } => {
+                sys::epoll_wait(waits, 1, 20_000).0.value();
+                sys::accept(listener).fd()
+            }
+            Meeting::Client { port } => self.role.connect(port),
+        };
+        let is_warm = draw.which.is_multiple_of(2);
+        if is_warm {
+            self.role.warm(fd);
+        }
+        self.opened += 1;
+        let data = index as u64 | self.opened << 8;
+        let added = sys::epoll_ctl(self.all, ADD, fd, libc::EPOLLIN | libc::EPOLLRDHUP, data);
+        let what = format!("{turn} place {index} opens");
+        self.role
+            .say(&what, format!("descriptor {fd}, registered {added}"));
+        let number = self.seed << 8 | self.opened;
+        let mut player = Player::new(self.role, format!("place {index}, "), fd, number);
+        // A connection that becomes accelerated may tell an edge once more.
+        player.exact_edges = is_warm;
+        self.places[index] = Place::Both(player);
+    }
+
+    /// A turn on a connection with both ends.
+    fn together(&mut self, turn: usize, index: usize, mut player: Player, draw: &Draw) {
+        if (draw.actor == 0) != self.role.server() {
+            let did = Did::hear(&self.role);
+            player.hear(&did);
+            self.places[index] = match did.closed {
+                true => Place::Alone(Some(player), TURNS_ALONE),
+                false => Place::Both(player),
+            };
+            return;
+        }
+        let did = match draw.call {
+            0..10 => self.take_number(turn, index, &mut player, draw),
+            10..20 => self.look_at_all(turn),
+            _ => player.act(turn, draw),
+        };
+        did.tell(&self.role);
+        self.places[index] = if did.closed {
+            player.leave();
+            Place::Alone(None, TURNS_ALONE)
+        } else {
+            player.note(&did);
+            Place::Both(player)
+        };
+    }
+
+    /// A turn on a connection of which one end is left.
+    fn alone(
+        &mut self,
+        turn: usize,
+        index: usize,
+        (player, left): (Option<Player>, usize),
+        draw: &Draw,
+    ) {
+        let Some(mut player) = player else {
+            let is_over = self.role.hear() == 1;
+            self.places[index] = match is_over {
+                true => Place::Empty,
+                false => Place::Alone(None, left - 1),
+            };
+            return;
+        };
+        let mut did = match draw.call {
+            0..10 => self.take_number(turn, index, &mut player, draw),
+            _ => player.act(turn, draw),
+        };
+        if left == 1 && !did.closed {
+            player.close();
+            did.closed = true;
+        }
+        // A reset answers what was sent to nobody.
+        std::thread::sleep(SETTLED);
+        self.role.tell(u32::from(did.closed));
+        if did.closed {
+            player.leave();
+        } else {
+            player.note(&did);
+            self.places[index] = Place::Alone(Some(player), left - 1);
+        }
+    }
+
+    /// Another connection gets one of this one's numbers, by dup2(2).
+    fn take_number(&mut self, turn: usize, index: usize, player: &mut Player, draw: &Draw) -> Did {
+        let mut did = Did::default();
+        let others = (1..PLACES).map(|step| (index + step) % PLACES);
+        for other in others {
+            let (Place::Both(taker) | Place::Alone(Some(taker), _)) = &mut self.places[other]
+            else {
+                continue;
+            };
+            let number = player.give_up(draw.which as usize % player.fds.len());
+            let result = sys::dup2(taker.fds[0], number);
+            taker.fds.push(number);
+            did.closed = player.fds.is_empty();
+            let what = format!("{turn} place {other} takes a number of place {index}");
+            self.role.say(&what, result);
+            break;
+        }
+        did
+    }
+
+    /// The instance with all connections. Their order is nobody's promise.
+    fn look_at_all(&self, turn: usize) -> Did {
+        let (result, mut events) = sys::epoll_wait(self.all, 16, 0);
+        events.sort_unstable();
+        self.role
+            .say(&format!("{turn} all"), format!("{result} {events:?}"));
+        Did::default()
+    }
+}
