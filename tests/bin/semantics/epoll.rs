@@ -136,6 +136,10 @@ pub(crate) const CASES: &[Case] = &[
         sharing::told_before_a_sleeper,
     ),
     Case::pair(
+        "sleeper_is_woken_although_another_thread_has_polled_the_instance",
+        sharing::polled_before_a_sleeper,
+    ),
+    Case::pair(
         "sleeper_is_woken_although_another_thread_was_told_at_once_before_it",
         sharing::told_at_once_before_a_sleeper,
     ),

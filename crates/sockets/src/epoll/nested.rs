@@ -10,9 +10,7 @@ use core::sync::atomic::Ordering;
 
 use libc::epoll_event;
 
-use crate::epoll::instance::{
-    self, BATCH, EPOLLS_MAX, Epoll, NESTED_MAX, Nested, epoll, needs_library,
-};
+use crate::epoll::instance::{BATCH, EPOLLS_MAX, Epoll, NESTED_MAX, Nested, epoll, needs_library};
 use crate::epoll::registration::READABLE;
 use crate::process::descriptors;
 use crate::system::sys;
@@ -33,11 +31,6 @@ pub(super) fn control_nested(
     if operation != libc::EPOLL_CTL_DEL {
         // An old event of ours would make the kernel call the instance readable.
         settle(child);
-        if let Some(inner) = instance::epoll(child) {
-            // One of its sleepers may have been woken by that event, and not looked yet.
-            inner.sleep_on();
-            inner.share();
-        }
     }
     let _held = epoll.lock.lock();
     // The kernel first: it refuses circles, and we follow what is booked here without looking for
@@ -116,10 +109,24 @@ pub(crate) fn has_ready(number: u32) -> bool {
 
 /// True when a wait on instance `number` would return at once.
 pub(crate) fn has_news(number: u32) -> bool {
-    // Sorting what the kernel has may make a member ready.
-    has_ready(number)
-        || epoll(number).is_some_and(|epoll| epoll.kernel_has_news(needs_library(number)))
-        || has_ready(number)
+    if has_ready(number) {
+        return true;
+    }
+    let Some(epoll) = epoll(number) else {
+        return false;
+    };
+    let kernels = epoll.kernel_news(needs_library(number));
+    if kernels.took_ours {
+        // A thread that sleeps on the instance may have been woken by what was taken, and not have
+        // looked yet.
+        epoll.sleep_on();
+    }
+    // Sorting may have made a member ready. Members that are not are off the list now.
+    let is_ready = has_ready(number);
+    if is_ready && kernels.took_ours {
+        epoll.share();
+    }
+    kernels.has_programs || is_ready
 }
 
 /// Takes events of ours from the kernel's part of instance `number`, as far as they may be taken.
@@ -128,21 +135,34 @@ fn settle(number: u32) {
     let _ = has_news(number);
 }
 
+/// The events that the kernel has for an instance.
+struct KernelNews {
+    /// Events of the program's, which stay there.
+    has_programs: bool,
+    /// Events of ours, which were taken.
+    took_ours: bool,
+}
+
 impl Epoll {
-    fn kernel_has_news(&self, has_ours: bool) -> bool {
+    fn kernel_news(&self, has_ours: bool) -> KernelNews {
         let fd = self.fd.load(Ordering::Relaxed) - 1;
+        let mut news = KernelNews {
+            has_programs: false,
+            took_ours: false,
+        };
         if !has_ours || self.tells_once.load(Ordering::Relaxed) != 0 {
-            return sys::poll_now(fd, libc::POLLIN) != 0;
+            news.has_programs = sys::poll_now(fd, libc::POLLIN) != 0;
+            return news;
         }
         loop {
             let mut events = [epoll_event { events: 0, u64: 0 }; BATCH];
             let count = sys::epoll_look(fd, &mut events);
-            if self.sort_kernel_events(&mut events[..count]) > 0 {
-                return true;
-            }
+            let programs = self.sort_kernel_events(&mut events[..count]);
+            news.took_ours |= count > programs;
+            news.has_programs |= programs > 0;
             // Ours are edge-triggered: each look finds fewer.
-            if count < BATCH {
-                return false;
+            if news.has_programs || count < BATCH {
+                return news;
             }
         }
     }

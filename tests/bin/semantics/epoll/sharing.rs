@@ -272,6 +272,16 @@ pub(super) fn told_before_a_sleeper(pair: &Pair) {
     });
 }
 
+/// One thread sleeps on the instance. Another looks from outside all the time, by poll(2).
+pub(super) fn polled_before_a_sleeper(pair: &Pair) {
+    /// As for [`told_before_a_sleeper`].
+    const ROUNDS: usize = 200;
+    before_a_sleeper(pair, ROUNDS, |epoll, is_taken| {
+        while sys::poll(&[(epoll, libc::POLLIN)], 0).0.len() == 0 && !is_taken() {}
+        sys::recv(pair.fd, &mut [0], 0);
+    });
+}
+
 /// One thread sleeps on the instance. Another asks when the message has come, and is told without
 /// having to wait.
 pub(super) fn told_at_once_before_a_sleeper(pair: &Pair) {
