@@ -86,13 +86,14 @@ pub unsafe fn try_to_shared_short(
     unsafe { routines::copy_short(source, target, len) }
 }
 
+const PAGE_BYTES: usize = 4096;
+
 /// Finds out whether `len` bytes at `address` can be read now: looks at one byte of each page.
 ///
 /// # Errors
 /// When one of them cannot.
 #[inline]
 pub fn probe(address: usize, len: usize) -> Result<(), Fault> {
-    const PAGE_BYTES: usize = 4096;
     if len == 0 {
         return Ok(());
     }
@@ -124,7 +125,6 @@ pub fn look(address: usize) -> Result<(), Fault> {
 /// When one of them cannot.
 #[inline]
 pub fn probe_for_writing(address: usize, len: usize) -> Result<(), Fault> {
-    const PAGE_BYTES: usize = 4096;
     let Some(last) = len.checked_sub(1) else {
         return Ok(());
     };

@@ -6,6 +6,7 @@ use libc::{epoll_event, sigset_t, timespec};
 use toehold_channel::table::{Reason, WaitMode};
 use toehold_freestanding::guarded;
 
+use crate::api::readiness::is_bad_mask;
 use crate::api::readiness::{limit_of, limit_of_ms};
 use crate::connection;
 use crate::direction::switching;
@@ -96,8 +97,7 @@ unsafe fn wait_on(
     let Some(count) = places(events, count as usize) else {
         return errno::bad_pointer() as c_int;
     };
-    // The kernel's masks have eight bytes.
-    if !mask.is_null() && !faults::can_read(mask.cast::<u64>(), 1) {
+    if is_bad_mask(mask) {
         return errno::bad_pointer() as c_int;
     }
     // SAFETY: the caller of the C function promises that the elements are its own.

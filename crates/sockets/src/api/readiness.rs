@@ -97,7 +97,8 @@ fn is_bad_time<T>(time: *const T) -> bool {
 }
 
 /// True when the kernel would refuse a mask of signals. Its masks have eight bytes.
-fn is_bad_mask(mask: *const sigset_t) -> bool {
+#[inline]
+pub(super) fn is_bad_mask(mask: *const sigset_t) -> bool {
     !mask.is_null() && !faults::can_read(mask.cast::<u64>(), 1)
 }
 
