@@ -159,27 +159,14 @@ impl Running {
         let (name, out, err) = (&self.name, self.stdout(), self.stderr());
         format!(
             "--- {name} stdout\n{}--- {name} stderr\n{}",
-            tail(&out),
-            tail(&err)
+            last_lines(&out),
+            last_lines(&err)
         )
     }
 
     /// Where the process's threads wait in the kernel: the first question about a stuck one.
     pub fn whereabouts(&self) -> String {
-        let tasks = format!("/proc/{}/task", self.child.id());
-        let Ok(tasks) = std::fs::read_dir(tasks) else {
-            return "nowhere (it is gone)".into();
-        };
-        let places = tasks.flatten().map(|task| {
-            let wait_channel = text(&task.path().join("wchan"));
-            let call = text(&task.path().join("syscall"));
-            format!(
-                "{} (system call {})",
-                wait_channel,
-                call.split(' ').next().unwrap_or("?").trim()
-            )
-        });
-        places.collect::<Vec<_>>().join(", ")
+        whereabouts(self.child.id())
     }
 
     fn kill_group(&self) {
@@ -244,6 +231,58 @@ fn number_of(file: &Path, name: &str) -> u64 {
     number.unwrap_or(0)
 }
 
+/// Where a process's threads are: a line for each, with its name, its state, the number of its
+/// system call and, for root, the kernel's functions that it is in, from the innermost on.
+pub fn whereabouts(pid: u32) -> String {
+    let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else {
+        return "nowhere (it is gone)".into();
+    };
+    let places = tasks.flatten().map(|task| {
+        let of = |name: &str| text(&task.path().join(name));
+        let status = of("status");
+        let state = status.lines().find_map(|it| it.strip_prefix("State:"));
+        let call = of("syscall");
+        format!(
+            "{} ({}), system call {}: {}",
+            of("comm").trim(),
+            state.unwrap_or("?").trim(),
+            call.split_whitespace().next().unwrap_or("?"),
+            functions(&of("stack")).unwrap_or_else(|| of("wchan"))
+        )
+    });
+    places.collect::<Vec<_>>().join("\n")
+}
+
+/// The functions in a stack of the kernel's (proc(5)).
+fn functions(stack: &str) -> Option<String> {
+    let names = stack.lines().filter_map(|line| {
+        let function = line.split_whitespace().nth(1)?;
+        function.split('+').next()
+    });
+    let names: Vec<&str> = names.collect();
+    (!names.is_empty()).then(|| names.join(" < "))
+}
+
+/// The likely causes when a process is late: how busy the host is, and all threads that wait
+/// in the kernel and cannot be interrupted.
+pub fn host_whereabouts() -> String {
+    let mut said = format!("load {}", text(Path::new("/proc/loadavg")));
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let numbers = processes.filter_map(|it| it.file_name().to_str()?.parse::<u32>().ok());
+    for pid in numbers {
+        let threads = whereabouts(pid);
+        for line in threads.lines().filter(|it| it.contains("(D ")) {
+            said += &format!("{pid}: {line}\n");
+        }
+    }
+    said
+}
+
+/// The end of a file that a program has written.
+pub fn tail(file: &Path) -> String {
+    last_lines(&text(file))
+}
+
 /// Says in words how a process ended.
 pub fn ending(status: ExitStatus) -> String {
     match status.signal() {
@@ -261,7 +300,7 @@ fn text(path: &Path) -> String {
 }
 
 /// The last part of a long text: failures are at the end.
-fn tail(text: &str) -> String {
+fn last_lines(text: &str) -> String {
     const LINES_MAX: usize = 60;
     let lines: Vec<&str> = text.lines().collect();
     let from = lines.len().saturating_sub(LINES_MAX);

@@ -1,6 +1,7 @@
 //! The product under test: found, started, asked.
 
 use std::ffi::OsStr;
+use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path as FilePath, PathBuf};
 use std::process::{Command, Stdio};
@@ -12,7 +13,10 @@ use tempfile::TempDir;
 use toehold_adapter::client::{self, ClientError};
 
 use crate::activation::Activation;
-use crate::process::{Running, copy_program, wait_until};
+use crate::process::{Running, copy_program, host_whereabouts, tail, wait_until, whereabouts};
+
+/// How long an adapter may take to answer for the first time, on a host as busy as may be.
+const START_TIME: Duration = Duration::from_secs(10);
 
 /// The option of an adapter that serves all users.
 const SYSTEM: &str = "--system";
@@ -36,7 +40,8 @@ pub enum Path {
 #[derive(Debug)]
 pub struct Toehold {
     product: Product,
-    scratch: TempDir,
+    /// Before the adapter, which says what it knows when a test fails.
+    scratch: Scratch,
     adapter: Option<Running>,
     user: Option<String>,
     /// The command that starts every program, for example `ip netns exec NAME`.
@@ -82,7 +87,7 @@ impl Toehold {
         };
         Toehold {
             product,
-            scratch: scratch(),
+            scratch: Scratch::new(),
             adapter: None,
             user: None,
             starter: Vec::new(),
@@ -186,8 +191,8 @@ impl Toehold {
 
     fn make_runtime(&self) {
         let runtime = self.runtime();
-        std::fs::create_dir(&runtime).expect("the scratch directory is writable");
-        std::fs::set_permissions(&runtime, PermissionsExt::from_mode(0o700)).expect("it is ours");
+        fs::create_dir(&runtime).expect("the scratch directory is writable");
+        fs::set_permissions(&runtime, PermissionsExt::from_mode(0o700)).expect("it is ours");
         self.give_to_user(&runtime);
     }
 
@@ -238,12 +243,19 @@ impl Toehold {
             command.args(["--rules", "/dev/null"]);
         }
         let mut adapter = Running::start(command, "adapter", self.dir());
-        let up = wait_until(Duration::from_secs(10), || {
-            adapter.ended().is_some() || self.known().is_object()
+        let mut refusal = None;
+        let up = wait_until(START_TIME, || {
+            let known = self.try_known();
+            refusal = known.as_ref().err().map(ToString::to_string);
+            adapter.ended().is_some() || known.is_ok_and(|known| known.is_object())
         });
         assert!(
             up && adapter.ended().is_none(),
-            "the adapter did not start\n{}",
+            "the adapter did not start ({:?}): {}\n{}\n{}{}",
+            adapter.ended(),
+            refusal.unwrap_or_default(),
+            adapter.whereabouts(),
+            host_whereabouts(),
             adapter.outputs()
         );
         self.adapter = Some(adapter);
@@ -359,11 +371,15 @@ impl Toehold {
     /// those who ask again and again. The command takes a hundred times as long, most of it to look
     /// at every process.
     pub fn known(&self) -> Value {
+        self.try_known().unwrap_or(Value::Null)
+    }
+
+    fn try_known(&self) -> Result<Value, ClientError> {
         match client::status(&self.runtime()) {
-            Ok(text) => serde_json::from_str(&text).unwrap_or(Value::Null),
+            Ok(text) => Ok(serde_json::from_str(&text).unwrap_or(Value::Null)),
             // Another user's: the command is run as that user.
-            Err(ClientError::OtherOwner { .. } | ClientError::RuntimeDir(_)) => self.status(),
-            Err(_) => Value::Null,
+            Err(ClientError::OtherOwner { .. } | ClientError::RuntimeDir(_)) => Ok(self.status()),
+            Err(error) => Err(error),
         }
     }
 
@@ -394,7 +410,7 @@ impl Toehold {
 
     /// The adapter's runtime directory.
     pub fn runtime(&self) -> PathBuf {
-        self.scratch.path().join("runtime")
+        self.scratch.runtime()
     }
 
     /// A command for `program` as the user this instance is for.
@@ -552,9 +568,54 @@ fn target_dir() -> PathBuf {
     dir.to_path_buf()
 }
 
-fn scratch() -> TempDir {
-    let dir = tempfile::Builder::new().prefix("toehold-e2e-").tempdir();
-    let dir = dir.expect("the temporary directory is writable");
-    std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).expect("it is ours");
-    dir
+/// A directory for the files of a test, gone with it. When the test fails, it says what is there.
+#[derive(Debug)]
+struct Scratch(TempDir);
+
+impl Scratch {
+    fn new() -> Scratch {
+        let dir = tempfile::Builder::new().prefix("toehold-e2e-").tempdir();
+        let dir = dir.expect("the temporary directory is writable");
+        fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).expect("it is ours");
+        Scratch(dir)
+    }
+
+    fn path(&self) -> &FilePath {
+        self.0.path()
+    }
+
+    fn runtime(&self) -> PathBuf {
+        self.path().join("runtime")
+    }
+
+    /// All that is known of a test that has failed: where the adapter's threads are, its status,
+    /// and the end of whatever each program has written.
+    fn remains(&self) -> String {
+        let mut said = String::new();
+        let lock = fs::read_to_string(self.runtime().join("adapter.lock"));
+        if let Some(adapter) = lock.ok().and_then(|pid| pid.trim().parse().ok()) {
+            said += &format!("--- adapter, threads\n{}\n", whereabouts(adapter));
+            let status = client::status(&self.runtime());
+            let status = status.unwrap_or_else(|error| error.to_string());
+            said += &format!("--- adapter, status\n{status}\n");
+        }
+        let files = fs::read_dir(self.path()).into_iter().flatten().flatten();
+        let mut files: Vec<PathBuf> = files.map(|file| file.path()).collect();
+        files.sort_unstable();
+        for file in files {
+            let kind = file.extension().and_then(OsStr::to_str);
+            if matches!(kind, Some("out" | "err" | "log")) {
+                said += &format!("--- {}\n{}", file.display(), tail(&file));
+            }
+        }
+        said
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            println!("{}", self.remains());
+        }
+    }
 }
