@@ -456,11 +456,6 @@ impl Registry {
         self.channels.len()
     }
 
-    /// How many ends wait for a partner.
-    pub fn pending_count(&self) -> usize {
-        self.pending.len()
-    }
-
     /// How many pairs wait for a region.
     pub fn held_back_count(&self) -> usize {
         self.held_back.len()

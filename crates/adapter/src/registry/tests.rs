@@ -482,7 +482,7 @@ fn partners_of_a_dead_process_are_told_once() {
     let matched = join(&mut registry, 1);
     registry.ask(ask(0, 5, 80, 9000), CURRENT);
     assert!(registry.leave(ClientId(0)), "it has a channel");
-    assert_eq!(registry.pending_count(), 0);
+    assert_eq!(registry.pending.len(), 0);
     let bereft = registry.process_gone(ClientId(0), CURRENT);
     assert_eq!(bereft, [matched.sides[0].end]);
     assert_eq!(registry.process_gone(ClientId(0), CURRENT), []);

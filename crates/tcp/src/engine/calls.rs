@@ -516,11 +516,6 @@ impl Engine {
         self.interface.remove(address);
     }
 
-    /// Ports for connections that name none, first and last, from here on.
-    pub fn set_ephemeral_ports(&mut self, ports: (u16, u16)) {
-        self.config.ephemeral_ports = ports;
-    }
-
     /// Other ways to the hosts beyond the link. Connections go on by them; one to which there is no
     /// way any more ends when it next sends.
     pub fn set_routes(&mut self, routes: &[Route]) {
