@@ -99,21 +99,56 @@ impl Takers<'_> {
         self.sort(now, frame, offload, (Errand::Handle, Origin::Link));
     }
 
-    /// Whether frames of the link may be handled together: none is another thread's, and nobody
-    /// wants to see what each of them does.
+    /// Whether frames of the link may be handled together: nobody wants to see what each of them
+    /// does.
     #[inline]
     pub(super) fn take_together(&self) -> bool {
-        self.engine.config().share.count() == 1 && !self.captures().is_watched()
+        !self.captures().is_watched()
     }
 
-    /// Frames that the link has given us at once. Only where [`Takers::take_together`].
+    /// Frames that the link has given us at once, and how many of them were taken: after one that
+    /// finds no room at another thread the others stay on the link. Only where
+    /// [`Takers::take_together`], and not while [`PassedOn::is_stalled`].
     #[inline]
-    pub(super) fn take_all<'f>(
-        &mut self,
-        now: Instant,
-        frames: impl Iterator<Item = (&'f [u8], ReceiveOffload)> + Clone,
-    ) {
-        self.engine.handle_frames(now, frames, self.streams);
+    pub(super) fn take_all<'f, I>(&mut self, now: Instant, (frames, count): (I, usize)) -> usize
+    where
+        I: Iterator<Item = (&'f [u8], ReceiveOffload)> + Clone,
+    {
+        if self.engine.config().share.count() == 1 {
+            self.engine.handle_frames(now, frames, self.streams);
+            return count;
+        }
+        let taken = self.sort_all(now, frames);
+        match self.passed_on.is_stalled() {
+            true => taken,
+            false => count,
+        }
+    }
+
+    /// As [`Takers::take_all`], of several threads: our own frames that follow each other are
+    /// handled together.
+    fn sort_all<'f, I>(&mut self, now: Instant, mut frames: I) -> usize
+    where
+        I: Iterator<Item = (&'f [u8], ReceiveOffload)> + Clone,
+    {
+        let own = Whose::Engine(self.engine.config().share.index());
+        let mut taken = 0;
+        while !self.passed_on.is_stalled() {
+            let is_own = |(frame, _): &(&[u8], _)| self.engine.whose(frame) == own;
+            let run = frames.clone().take_while(is_own).count();
+            if run > 0 {
+                let together = frames.clone().take(run);
+                self.engine.handle_frames(now, together, self.streams);
+                taken += run;
+                frames.nth(run - 1);
+            }
+            let Some((frame, offload)) = frames.next() else {
+                break;
+            };
+            self.sort(now, frame, offload, (Errand::Handle, Origin::Link));
+            taken += 1;
+        }
+        taken
     }
 
     /// A frame that another thread has given us.
@@ -224,6 +259,9 @@ mod tests {
 
     const NOW: Instant = Instant::ZERO;
     const REMOTE_MAC: [u8; 6] = [2, 0, 0, 0, 0, 9];
+    const VERIFIED: ReceiveOffload = ReceiveOffload {
+        checksum_verified: true,
+    };
 
     struct Thread {
         engine: Engine,
@@ -276,10 +314,7 @@ mod tests {
 
         /// The link gives a frame to a thread.
         fn arrive(&mut self, index: usize, frame: &[u8]) {
-            let offload = ReceiveOffload {
-                checksum_verified: true,
-            };
-            self.takers(index).take(NOW, frame, offload);
+            self.takers(index).take(NOW, frame, VERIFIED);
         }
 
         /// Every thread takes what the others have passed on.
@@ -354,6 +389,26 @@ mod tests {
         assert!(handled.iter().all(|count| *count > 60), "{handled:?}");
         let passed = threads.all.iter().map(|thread| thread.passed_on.taken);
         assert!(passed.sum::<u64>() > 120);
+    }
+
+    /// The link gives a thread frames of all connections at once.
+    #[test]
+    fn frames_that_come_together_are_handled_by_their_owners() {
+        let mut threads = Threads::new(2);
+        let frames: Vec<Vec<u8>> = (1..=200)
+            .map(|port| threads.packet(port, 0, &syn(port)))
+            .collect();
+        for together in frames.chunks(16) {
+            let all = together.iter().map(|frame| (&frame[..], VERIFIED));
+            let taken = threads.takers(0).take_all(NOW, (all, together.len()));
+            assert_eq!(taken, together.len());
+        }
+        threads.exchange();
+        let is_here = |frame: &&Vec<u8>| threads.all[0].engine.whose(frame) == Whose::Engine(0);
+        let here = frames.iter().filter(is_here).count() as u64;
+        let handled = threads.counts(|counters| counters.segments_received);
+        assert_eq!(handled, [here, 200 - here]);
+        assert_eq!(threads.all[0].passed_on.taken, 200 - here);
     }
 
     #[test]
@@ -440,5 +495,10 @@ mod tests {
         assert!(passed_on.stalls > 10, "{passed_on:?}");
         assert_eq!((passed_on.taken, passed_on.refused), (1_000, 0));
         assert_eq!(handled, 1_000);
+        // Of those that come together the ones behind it stay on the link.
+        let together = (0..1_000).map(|_| (&frame[..], VERIFIED));
+        let taken = threads.takers(0).take_all(NOW, (together, 1_000));
+        assert!(threads.all[0].passed_on.is_stalled() && taken < 1_000);
+        assert_eq!(threads.waiting(), taken - 1, "one is kept");
     }
 }

@@ -247,7 +247,7 @@ impl FrameReceiver {
         }
     }
 
-    /// Hands over frames where they are, in slots that are ours until they are released.
+    /// Hands over frames where they are, in slots that are ours until they are released; how many.
     fn take_all_from_ring(
         &self,
         socket: &mut PacketSocket,
@@ -259,9 +259,9 @@ impl FrameReceiver {
         let frames = socket
             .oldest(count)
             .map(|arrival| (arrival.bytes, checksum.believed(arrival.header)));
-        takers.take_all(now, frames);
-        (0..count).for_each(|_| socket.release());
-        count
+        let taken = takers.take_all(now, (frames, count));
+        (0..taken).for_each(|_| socket.release());
+        taken
     }
 
     /// Hands over frames where they are, in memory that is ours until it is released; how many.
@@ -285,9 +285,9 @@ impl FrameReceiver {
         let count = socket.waiting(most.min(FRAMES_TOGETHER_MAX));
         let frames = socket.oldest(count);
         let frames = frames.map(|(header, frame)| (frame, checksum.believed(header)));
-        takers.take_all(now, frames);
-        (0..count).for_each(|_| socket.release());
-        count
+        let taken = takers.take_all(now, (frames, count));
+        (0..taken).for_each(|_| socket.release());
+        taken
     }
 }
 
