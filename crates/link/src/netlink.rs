@@ -6,6 +6,7 @@
 //!   attribute:  | length | type | value ...                                 padded to four bytes
 //! ```
 
+use std::cell::Cell;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -44,7 +45,11 @@ pub struct HostWay {
 
 /// The kernel's tables in the network namespace that this was made in.
 #[derive(Debug)]
-pub struct HostTables(OwnedFd);
+pub struct HostTables {
+    socket: OwnedFd,
+    /// Of the last question. Its answers have it, too.
+    number: Cell<u32>,
+}
 
 impl HostTables {
     /// Those of this thread's network namespace.
@@ -55,7 +60,14 @@ impl HostTables {
         let (family, flags) = (AddressFamily::NETLINK, SocketFlags::CLOEXEC);
         let socket = socket_with(family, SocketType::RAW, flags, NETLINK_ROUTE)?;
         bind(&socket, &SocketAddrNetlink::new(0, 0))?;
-        Ok(Self(socket))
+        Ok(Self::by(socket))
+    }
+
+    fn by(socket: OwnedFd) -> Self {
+        Self {
+            socket,
+            number: Cell::new(0),
+        }
     }
 
     /// An interface's addresses, each with its prefix length.
@@ -63,19 +75,17 @@ impl HostTables {
     /// # Errors
     /// The kernel's; so below.
     pub fn addresses(&self, interface: u32) -> io::Result<Vec<(IpAddr, u8)>> {
-        let mut all = Vec::new();
         // `struct ifaddrmsg`: family, prefix length, flags, scope, interface.
         self.dump(libc::RTM_GETADDR, &[0; 8], |message| {
             let [family, bits, _, _, at @ ..] = message.fixed::<8>()?;
-            if u32::from_ne_bytes(at) == interface {
-                // On a link of two the address is the other end's, and the local one ours.
-                let local = message.attribute(libc::IFA_LOCAL);
-                let own = local.or_else(|| message.attribute(libc::IFA_ADDRESS));
-                all.push((ip_of(family, own?)?, bits));
+            if u32::from_ne_bytes(at) != interface {
+                return None;
             }
-            Some(())
-        })?;
-        Ok(all)
+            // On a link of two the address is the other end's, and the local one ours.
+            let local = message.attribute(libc::IFA_LOCAL);
+            let own = local.or_else(|| message.attribute(libc::IFA_ADDRESS));
+            Some((ip_of(family, own?)?, bits))
+        })
     }
 
     /// The way to a destination, by all of the kernel's rules for packets without a mark; `None`
@@ -110,10 +120,9 @@ impl HostTables {
         self.ask(libc::RTM_GETROUTE, flags, &body)?;
         let answered = self.answers(|message| {
             found = message.way(source);
-            Some(())
         });
         match answered.map_err(|error| error.raw_os_error()) {
-            Ok(()) => Ok(found),
+            Ok(_) => Ok(found),
             // No route, or one that forbids it.
             Err(Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::EACCES | libc::EINVAL)) => {
                 Ok(None)
@@ -127,13 +136,10 @@ impl HostTables {
     /// # Errors
     /// As for [`HostTables::addresses`].
     pub fn neighbours(&self, interface: u32) -> io::Result<Vec<HostNeighbour>> {
-        let mut all = Vec::new();
         self.dump(libc::RTM_GETNEIGH, &[0; 12], |message| {
-            all.extend(message.neighbour());
-            Some(())
-        })?;
-        all.retain(|neighbour| neighbour.interface == interface);
-        Ok(all)
+            let neighbour = message.neighbour();
+            neighbour.filter(|neighbour| neighbour.interface == interface)
+        })
     }
 
     /// Has the kernel find a neighbour, or make sure of one that it knows. Needs CAP_NET_ADMIN.
@@ -149,51 +155,76 @@ impl HostTables {
         body.extend(attribute);
         let flags = libc::NLM_F_REQUEST | libc::NLM_F_CREATE | libc::NLM_F_ACK;
         self.ask(libc::RTM_NEWNEIGH, flags, &body)?;
-        self.answers(|_| Some(()))
+        self.answers(|_| ()).map(drop)
     }
 
-    /// Calls `each` with the messages that answer.
-    fn dump(
+    /// All that `read` makes of the messages that answer. A list that has changed meanwhile lacks
+    /// entries that are there, so it is asked for again: a few times, as the next change is told.
+    fn dump<T>(
         &self,
         kind: u16,
         fixed: &[u8],
-        each: impl FnMut(&Message<'_>) -> Option<()>,
-    ) -> io::Result<()> {
-        self.ask(kind, libc::NLM_F_REQUEST | libc::NLM_F_DUMP, fixed)?;
-        self.answers(each)
+        read: impl Fn(&Message<'_>) -> Option<T>,
+    ) -> io::Result<Vec<T>> {
+        for _ in 0..DUMPS_MAX {
+            let mut all = Vec::new();
+            self.ask(kind, libc::NLM_F_REQUEST | libc::NLM_F_DUMP, fixed)?;
+            if self.answers(|message| all.extend(read(message)))? == Answered::Whole {
+                return Ok(all);
+            }
+        }
+        Err(io::Error::from_raw_os_error(libc::EAGAIN))
     }
 
     fn ask(&self, kind: u16, flags: libc::c_int, body: &[u8]) -> io::Result<()> {
+        self.number.set(self.number.get().wrapping_add(1));
         let mut message = Vec::with_capacity(HEADER_BYTES + body.len());
         message.extend((HEADER_BYTES as u32 + body.len() as u32).to_ne_bytes());
         message.extend(kind.to_ne_bytes());
         message.extend((flags as u16).to_ne_bytes());
-        message.extend([0; 8]);
+        message.extend(self.number.get().to_ne_bytes());
+        message.extend([0; 4]);
         message.extend(body);
-        send(&self.0, &message, SendFlags::empty())?;
+        send(&self.socket, &message, SendFlags::empty())?;
         Ok(())
     }
 
-    fn answers(&self, mut each: impl FnMut(&Message<'_>) -> Option<()>) -> io::Result<()> {
+    /// Gives the answers to the last question to `each`. The kernel answers before the question is
+    /// sent, and goes on with its answer as we take it (netlink_recvmsg): nothing waits here.
+    fn answers(&self, mut each: impl FnMut(&Message<'_>)) -> io::Result<Answered> {
         let mut buffer = vec![0u8; BUFFER_BYTES];
+        let mut answered = Answered::Whole;
         loop {
-            let (length, _) = recv(&self.0, &mut buffer[..], RecvFlags::empty())?;
-            for message in messages(&buffer[..length]) {
+            let (length, _) = recv(&self.socket, &mut buffer[..], RecvFlags::DONTWAIT)?;
+            let all = messages(&buffer[..length]);
+            // An error may have left answers to an earlier question.
+            for message in all.filter(|message| message.number == self.number.get()) {
+                if message.flags & libc::NLM_F_DUMP_INTR as u16 != 0 {
+                    answered = Answered::Interrupted;
+                }
                 match message.kind {
-                    DONE => return Ok(()),
-                    ERROR => {
+                    // With an error of the list's, perhaps.
+                    DONE | ERROR => {
                         let error = i32::from_ne_bytes(message.fixed().unwrap_or_default());
                         return match error {
-                            0 => Ok(()),
+                            0.. => Ok(answered),
                             error => Err(io::Error::from_raw_os_error(-error)),
                         };
                     }
                     // Whatever has not the form that is known is not used.
-                    _ => drop(each(&message)),
+                    _ => each(&message),
                 }
             }
         }
     }
+}
+
+/// How the kernel has answered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Answered {
+    Whole,
+    /// The list has changed while it was told.
+    Interrupted,
 }
 
 /// The changes that a [`HostChanges`] has been told of.
@@ -300,6 +331,9 @@ impl AsFd for HostChanges {
 #[derive(Debug)]
 struct Message<'a> {
     kind: u16,
+    flags: u16,
+    /// That of the question which it answers.
+    number: u32,
     body: &'a [u8],
     /// Where the attributes begin.
     fixed_bytes: usize,
@@ -386,9 +420,12 @@ impl<'a> Message<'a> {
 /// The messages in what was received, as far as they are whole.
 fn messages(mut bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
     std::iter::from_fn(move || {
-        let &[a, b, c, d, low, high] = bytes.first_chunk::<6>()?;
-        let length = u32::from_ne_bytes([a, b, c, d]) as usize;
-        let kind = u16::from_ne_bytes([low, high]);
+        let header = *bytes.first_chunk::<HEADER_BYTES>()?;
+        let two = |at: usize| u16::from_ne_bytes([header[at], header[at + 1]]);
+        let four =
+            |at: usize| u32::from_ne_bytes([at, at + 1, at + 2, at + 3].map(|at| header[at]));
+        let length = four(0) as usize;
+        let kind = two(4);
         let body = bytes.get(HEADER_BYTES..length)?;
         bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
         let fixed_bytes = match kind {
@@ -397,6 +434,8 @@ fn messages(mut bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
         };
         Some(Message {
             kind,
+            flags: two(6),
+            number: four(8),
             body,
             fixed_bytes,
         })
@@ -451,6 +490,8 @@ const ERROR: u16 = libc::NLMSG_ERROR as u16;
 const DONE: u16 = libc::NLMSG_DONE as u16;
 /// The most that the kernel puts into one message (`NLMSG_GOODSIZE` and its doublings).
 const BUFFER_BYTES: usize = 32 << 10;
+/// A list that changes so often while it is told is not to be had.
+const DUMPS_MAX: usize = 8;
 /// Of an attribute's type; the rest says how it is encoded (NLA_TYPE_MASK).
 const TYPE_MASK: u16 = 0x3fff;
 /// `linux/neighbour.h`: NUD_REACHABLE, NUD_STALE, NUD_DELAY, NUD_PROBE, NUD_NOARP, NUD_PERMANENT.
@@ -518,6 +559,8 @@ mod tests {
             body.extend(attributes.concat());
             let message = Message {
                 kind: libc::RTM_NEWROUTE,
+                flags: 0,
+                number: 0,
                 body: &body,
                 fixed_bytes: 12,
             };
@@ -556,6 +599,81 @@ mod tests {
             assert!(changed.routes.len() <= ROUTES_MAX);
         }
         assert!(changed.routes.contains(&ALL_V4) && changed.routes.contains(&ALL_V6));
+    }
+
+    /// One that says which interface has 10.0.0.`last`, as an answer to a question of this number.
+    fn address(interface: u32, last: u8, (number, flags): (u32, libc::c_int)) -> Vec<u8> {
+        let mut body = vec![AF_INET, 24, 0, 0];
+        body.extend(interface.to_ne_bytes());
+        body.extend([8, 0, libc::IFA_LOCAL as u8, 0, 10, 0, 0, last]);
+        message(libc::RTM_NEWADDR, (number, flags), &body)
+    }
+
+    fn message(kind: u16, (number, flags): (u32, libc::c_int), body: &[u8]) -> Vec<u8> {
+        let length = (HEADER_BYTES + body.len()) as u32;
+        let mut message = length.to_ne_bytes().to_vec();
+        message.extend(kind.to_ne_bytes());
+        message.extend((flags as u16).to_ne_bytes());
+        message.extend(number.to_ne_bytes());
+        message.extend([0; 4]);
+        message.extend(body);
+        message
+    }
+
+    /// A kernel that has said these datagrams.
+    fn tables(datagrams: &[Vec<u8>]) -> (HostTables, OwnedFd) {
+        let (flags, kind) = (SocketFlags::CLOEXEC, SocketType::SEQPACKET);
+        let pair = rustix::net::socketpair(AddressFamily::UNIX, kind, flags, None);
+        let (ours, kernel) = pair.expect("sockets");
+        for datagram in datagrams {
+            send(&kernel, datagram, SendFlags::empty()).expect("room");
+        }
+        (HostTables::by(ours), kernel)
+    }
+
+    #[test]
+    fn list_that_changed_while_it_was_told_is_asked_for_again() {
+        let done = |number, error: i32| message(DONE, (number, 0), &error.to_ne_bytes());
+        let whole = (libc::NLM_F_MULTI, libc::NLM_F_MULTI | libc::NLM_F_DUMP_INTR);
+        let (tables, kernel) = tables(&[
+            address(7, 1, (1, whole.0)),
+            // An entry in between was passed over.
+            address(7, 3, (1, whole.1)),
+            done(1, 0),
+            [address(7, 1, (2, whole.0)), address(8, 9, (2, whole.0))].concat(),
+            [address(7, 2, (2, whole.0)), done(2, 0)].concat(),
+            done(3, -libc::ENOBUFS),
+        ]);
+        let own = |last: u8| (IpAddr::from([10, 0, 0, last]), 24);
+        assert_eq!(tables.addresses(7).expect("a list"), [own(1), own(2)]);
+        let refused = tables.addresses(7).map_err(|error| error.raw_os_error());
+        assert_eq!(refused, Err(Some(libc::ENOBUFS)));
+        // Nobody waits for an answer that does not come.
+        let missing = tables.addresses(7).map_err(|error| error.kind());
+        assert_eq!(missing, Err(io::ErrorKind::WouldBlock));
+        drop(kernel);
+    }
+
+    #[test]
+    fn list_that_never_stays_is_an_error() {
+        let parts = (1..=DUMPS_MAX as u32).map(|number| {
+            let first = address(7, 1, (number, libc::NLM_F_DUMP_INTR));
+            [first, message(DONE, (number, 0), &[0; 4])].concat()
+        });
+        let (tables, _kernel) = tables(&parts.collect::<Vec<_>>());
+        let never = tables.addresses(7).map_err(|error| error.raw_os_error());
+        assert_eq!(never, Err(Some(libc::EAGAIN)));
+    }
+
+    #[test]
+    fn answers_to_an_earlier_question_are_passed_over() {
+        let done = |number| message(DONE, (number, 0), &[0; 4]);
+        let (tables, _kernel) = tables(&[
+            [address(7, 1, (9, 0)), done(9)].concat(),
+            [address(7, 2, (1, 0)), done(1)].concat(),
+        ]);
+        let own = (IpAddr::from([10, 0, 0, 2]), 24);
+        assert_eq!(tables.addresses(7).expect("a list"), [own]);
     }
 
     #[test]
