@@ -38,10 +38,14 @@ pub(super) fn lines(counts: &Counts, reasons: bool) -> String {
         return out;
     }
     let (connected, accepted) = (of("connected"), of("accepted"));
-    let by_kernel = BY_KERNEL.iter().map(|(name, _)| of(name)).sum();
+    let by_kernel: u64 = BY_KERNEL.iter().map(|(name, _)| of(name)).sum();
+    if !reasons && connected + accepted == 0 {
+        // Nothing to see in a program of long connections.
+        return out;
+    }
     let _ = writeln!(
         out,
-        "  express: {} connected and {} accepted on used carriers, {} connected by the kernel",
+        "  express: used carriers: {} connected, {} accepted; by the kernel: {}",
         count(connected),
         count(accepted),
         count(by_kernel),
@@ -88,13 +92,20 @@ mod tests {
     fn reasons_stand_below_the_totals() {
         let text = lines(&counts(), true);
         let expected = [
-            "  express: 12.3k connected and 0 accepted on used carriers, \
-             17 connected by the kernel",
+            "  express: used carriers: 12.3k connected, 0 accepted; by the kernel: 17",
             "    carriers made 3 of 5 tried, 0 ms waited",
             "    by the kernel: 17 no carrier was parked",
             "    not kept: 2 bytes unread",
         ];
         assert_eq!(text.lines().collect::<Vec<_>>(), expected);
         assert!(text.starts_with(&lines(&counts(), false)));
+        assert!(text.lines().all(|line| line.len() <= 80), "{text}");
+    }
+
+    #[test]
+    fn a_program_without_used_carriers_has_a_line_on_demand() {
+        let counts = [("not_paired".to_owned(), 1)].into();
+        assert_eq!(lines(&counts, false), "");
+        assert!(lines(&counts, true).contains("not kept: 1 not paired"));
     }
 }

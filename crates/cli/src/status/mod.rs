@@ -60,7 +60,7 @@ pub(crate) struct StatusArgs {
     #[arg(long)]
     all: bool,
 
-    /// Repeat every so many seconds, with rates; ^C ends it
+    /// Repeat every so many seconds (2 without a number), with rates; ^C ends it
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=86_400))]
     watch: Option<u32>,
