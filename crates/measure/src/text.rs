@@ -70,7 +70,7 @@ pub fn change(ratio: f64) -> String {
 /// A ratio in words with what its rounds allow to say: `12.5x lower [10.0x, 14.3x]`, or with too
 /// few rounds for an interval `12.5x lower (least to most 10.0x, 14.3x)`.
 pub fn change_between(ratio: &Ratio) -> String {
-    let form = Form::of(ratio.value);
+    let form = Form::of_all(ratio);
     let whole = form.whole(ratio.value);
     let (mut low, mut high) = (form.part(ratio.low), form.part(ratio.high));
     if form == Form::Lower {
@@ -86,7 +86,7 @@ pub fn change_between(ratio: &Ratio) -> String {
 /// A ratio as the end of a sentence, with what its rounds allow to say: `12.5x lower than "kernel"
 /// (95 % interval 10.0x to 14.3x)`, `3.1 % higher than "kernel" (one round)`.
 pub fn than(ratio: &Ratio, base: &str) -> String {
-    let form = Form::of(ratio.value);
+    let form = Form::of_all(ratio);
     let whole = match form {
         Form::Percent => {
             let percent = (ratio.value - 1.0) * 100.0;
@@ -119,8 +119,17 @@ impl Form {
     fn of(ratio: f64) -> Form {
         match ratio {
             ratio if ratio >= TIMES_FROM => Form::Higher,
-            ratio if ratio <= 1.0 / TIMES_FROM => Form::Lower,
+            // Nothing at all is 100 % less, and no number of times lower.
+            ratio if ratio <= 1.0 / TIMES_FROM && ratio > 0.0 => Form::Lower,
             _ => Form::Percent,
+        }
+    }
+
+    /// The form of a ratio and of both its bounds.
+    fn of_all(ratio: &Ratio) -> Form {
+        match Form::of(ratio.value) {
+            Form::Lower if ratio.low <= 0.0 => Form::Percent,
+            form => form,
         }
     }
 
@@ -200,6 +209,20 @@ mod tests {
         assert_eq!(change(2.5), "2.50x higher");
         assert_eq!(change(1.031), "+3.1 %");
         assert_eq!(change(0.9), "-10.0 %");
+    }
+
+    #[test]
+    fn nothing_is_no_number_of_times_lower() {
+        assert_eq!(change(0.0), "-100.0 %");
+        let of = |arms: [f64; 3]| ratio(&arms.map(|arm| (1.0, arm))).expect("rounds");
+        assert_eq!(
+            change_between(&of([0.0, 0.0, 0.5])),
+            "-100.0 % (least to most -100.0 %, -50.0 %)"
+        );
+        assert_eq!(
+            change_between(&of([0.0, 0.25, 0.5])),
+            "-75.0 % (least to most -100.0 %, -50.0 %)"
+        );
     }
 
     #[test]

@@ -77,13 +77,15 @@ pub(crate) struct CompareArgs {
     )]
     warmup: u32,
 
-    /// Paths to compare, separated by commas; naming one twice shows the noise
+    /// Paths to compare, separated by commas [default: host,direct]; naming one twice shows the
+    /// noise
     #[arg(
         long,
         value_name = "PATHS",
         value_enum,
         value_delimiter = ',',
-        default_values = ["host", "direct"]
+        default_values = ["host", "direct"],
+        hide_default_value = true
     )]
     paths: Vec<PathChoice>,
 
@@ -111,11 +113,11 @@ pub(crate) struct CompareArgs {
     #[arg(long)]
     aa: bool,
 
-    /// Longest time a client may take
+    /// Longest time a client may take, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     timeout: u64,
 
-    /// Longest time a server may take to be ready
+    /// Longest time a server may take to be ready, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     ready_timeout: u64,
 
@@ -145,8 +147,9 @@ Examples:
     toehold compare --server 'iperf3 -s -p 7001' --client 'iperf3 -c 127.0.0.1 -p 7001 -t 3 -J' \\
                     --html report.html
   A network, by the kernel and by the adapter's engine:
-    toehold compare --paths host,offload --engine engine.conf --ready sleep:1 \
-                    --server 'ip netns exec far iperf3 -s' --client 'iperf3 -c 10.84.0.1 -t 3 -J'
+    toehold compare --paths host,offload --engine engine.conf --ready sleep:1 \\
+                    --server 'ip netns exec far iperf3 -s' \\
+                    --client 'iperf3 -c 10.84.0.1 -t 3 -J'
   How noisy is this machine?
     toehold compare --paths host,host --server ... --client ...
 
@@ -179,9 +182,8 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
         // Without the library every path would silently be the host path, and the report a lie.
         library::find().map_err(|error| Failure::new(error.to_string()))?;
     }
-    // A page that cannot be written is better known before the rounds than after.
     if let Some(path) = &args.html {
-        fs::write(path, "").map_err(|error| cannot_write(path, &error))?;
+        check_writable(path).map_err(|error| cannot_write(path, &error))?;
     }
     process::take_charge();
     let scratch = scratch_directory()?;
@@ -264,6 +266,7 @@ impl Comparison<'_> {
             warnings.extend(self.environment.pacing());
         }
         warnings.extend(elsewhere(&reports));
+        warnings.extend(too_short(&reports));
         if self.setup.tool.is_none() {
             warnings.push(
                 "the client's output is not understood, so only its run time is compared"
@@ -304,7 +307,10 @@ impl Comparison<'_> {
     /// both of which would disturb a measurement; the reason when calls were not counted.
     fn look_closer(&self, reports: &mut [ArmReport]) -> Option<String> {
         if self.args.no_syscalls {
-            return Some("--no-syscalls was given".to_owned());
+            return Some(
+                "--no-syscalls was given; nor was it seen which paths the connections took"
+                    .to_owned(),
+            );
         }
         let tracepoint = Tracepoint::find();
         for (arm, report) in self.arms.iter().zip(reports) {
@@ -422,6 +428,22 @@ fn elsewhere(reports: &[ArmReport]) -> Option<String> {
     })
 }
 
+/// Says so when rounds are too short for the clock of CPU times.
+fn too_short(reports: &[ArmReport]) -> Option<String> {
+    let rounds = reports
+        .iter()
+        .flat_map(|report| report.rounds.iter().flatten());
+    let seconds: Vec<f64> = rounds.map(|round| round.seconds).collect();
+    let median = stats::summarize(&seconds)?.median;
+    (median < SECONDS_SHORT).then(|| {
+        format!(
+            "a round took {} s: CPU times of all cores come in steps of 0.01 s, and mean little \
+             in rounds of less than {SECONDS_SHORT} s",
+            text::prefixed(median)
+        )
+    })
+}
+
 fn setup(args: &CompareArgs, placement: Placement, scratch: &TempDir) -> Result<Setup, Failure> {
     let toehold = std::env::current_exe()
         .map_err(|error| Failure::new(format!("cannot find this program's own file: {error}")))?;
@@ -502,6 +524,20 @@ fn publish(args: &CompareArgs, report: &Report) -> Result<(), Failure> {
     printed.map(drop)
 }
 
+/// A page that cannot be written is better known before the rounds than after. One that is there
+/// stays until the rounds are over.
+fn check_writable(path: &Path) -> std::io::Result<()> {
+    let was_there = path.exists();
+    fs::OpenOptions::new()
+        .append(true)
+        .create(true)
+        .open(path)?;
+    match was_there {
+        true => Ok(()),
+        false => fs::remove_file(path),
+    }
+}
+
 fn cannot_write(path: &Path, error: &std::io::Error) -> Failure {
     Failure::new(format!("cannot write {}: {error}", path.display()))
 }
@@ -519,6 +555,9 @@ const FAILURES_MAX: usize = 3;
 
 /// An idle system's services use a twentieth of a core.
 const CORES_ELSEWHERE_QUIET: f64 = 0.05;
+
+/// In a shorter round a step of the clock of CPU times is more than 2 % of one core.
+const SECONDS_SHORT: f64 = 0.5;
 
 /// How often connections are looked at in the extra round.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);

@@ -126,8 +126,15 @@ impl ConnectionsSeen {
 }
 
 impl Report {
-    /// Sentences that stand above everything else: arms that compare the kernel with itself.
+    /// Sentences that stand above everything else: arms that compare the kernel with itself, and
+    /// arms that measure how fast a server fails.
     pub(crate) fn banners(&self) -> Vec<String> {
+        let mut banners = self.kernel_with_itself();
+        banners.extend(self.arms.iter().filter_map(ArmReport::of_failures));
+        banners
+    }
+
+    fn kernel_with_itself(&self) -> Vec<String> {
         let stayed = |arm: &&ArmReport| {
             arm.path != PathChoice::Host
                 && arm
@@ -170,6 +177,26 @@ impl Report {
 }
 
 impl ArmReport {
+    /// Says so when requests failed in more than a hundredth of this arm's work: the rate of a
+    /// server that answers with errors is not that of its work.
+    fn of_failures(&self) -> Option<String> {
+        let of_round = |round: &Round| {
+            let work = round.work().amount;
+            let results = round.results();
+            let failed = results.iter().find(|one| one.name.starts_with("failed "))?;
+            Some((failed.value / work, failed.value, work, round.work().unit))
+        };
+        let rounds = self.rounds.iter().flatten().filter_map(of_round);
+        let (share, failed, work, unit) = rounds.max_by(|a, b| a.0.total_cmp(&b.0))?;
+        (share > FAILED_SHARE_MAX).then(|| {
+            format!(
+                "{}: {failed:.0} of {work:.0} {unit}s failed in one round, so its numbers are \
+                 those of failures",
+                self.label
+            )
+        })
+    }
+
     /// An arm before its first round.
     pub(crate) fn new(arm: &Arm) -> ArmReport {
         ArmReport {
@@ -357,6 +384,9 @@ fn sample(round: Option<&[Metric]>, name: &str) -> Option<f64> {
     value.is_finite().then_some(value)
 }
 
+/// More failed requests than this part of them are worth a banner.
+const FAILED_SHARE_MAX: f64 = 0.01;
+
 /// The form of the JSON document.
 pub(crate) const SCHEMA: &str = "toehold-compare/2";
 
@@ -421,6 +451,21 @@ pub(crate) mod tests {
         assert_eq!(verdict(&report, "requests", 0), None);
         assert_eq!(verdict(&report, "requests", 1), Some(Verdict::Better));
         assert_eq!(verdict(&report, "CPU, all cores", 1), Some(Verdict::Better));
+    }
+
+    #[test]
+    fn an_arm_whose_requests_fail_is_told() {
+        let mut arms = [arm("host", &[100.0; 4]), arm("direct", &[400.0; 4])];
+        let fail = |arm: &mut ArmReport, requests: f64| {
+            let round = arm.rounds[2].as_mut().expect("a round");
+            let metrics = &mut round.reading.as_mut().expect("a reading").metrics;
+            metrics.push(Metric::lower("failed requests", requests, "requests"));
+        };
+        fail(&mut arms[0], 1.0);
+        fail(&mut arms[1], 200.0);
+        assert_eq!(arms[0].of_failures(), None);
+        let said = arms[1].of_failures().expect("half of them failed");
+        assert!(said.starts_with("direct: 200 of 400 requests"), "{said}");
     }
 
     #[test]

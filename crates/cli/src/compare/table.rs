@@ -48,12 +48,17 @@ pub(crate) fn render(report: &Report) -> String {
         (Group::Results, format!("Reported by {client}")),
         (Group::Costs, "Costs".to_owned()),
     ] {
+        let of_group = || report.metrics.iter().filter(|metric| metric.group == group);
+        if of_group().next().is_none() {
+            // No round has succeeded.
+            continue;
+        }
         put(&mut out, "");
         put(
             &mut out,
             &row(width, [&title, "path", "median", "spread", &ratio]),
         );
-        for metric in report.metrics.iter().filter(|metric| metric.group == group) {
+        for metric in of_group() {
             put_metric(&mut out, width, metric);
         }
     }
