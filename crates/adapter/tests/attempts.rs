@@ -106,7 +106,9 @@ impl Wired {
         }
         if let Way::Translated = way {
             clients.ip("addr add 10.9.0.3/24 dev v").expect("ip");
-            clients.ip("route add 10.9.1.0/24 via 10.9.0.1").expect("ip");
+            clients
+                .ip("route add 10.9.1.0/24 via 10.9.0.1")
+                .expect("ip");
             nft(
                 &clients,
                 "add table ip n; add chain ip n post { type nat hook postrouting priority 100; };
@@ -234,12 +236,7 @@ fn numbers(socket: &OwnedFd) -> [u32; 2] {
 }
 
 /// A socket that is established by nobody's handshake, with the server's addresses and numbers.
-fn forged(
-    place: &Namespace,
-    way: Way,
-    client_port: u16,
-    [sent, received]: [u32; 2],
-) -> OwnedFd {
+fn forged(place: &Namespace, way: Way, client_port: u16, [sent, received]: [u32; 2]) -> OwnedFd {
     place.within(|| {
         let socket = socket_from(way.served());
         set(&socket, libc::IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_ON);

@@ -52,7 +52,7 @@ pub(crate) struct AdapterArgs {
     #[arg(long)]
     background: bool,
 
-    /// Leave after this long without a program (0: never)
+    /// Leave after this long without a program; 0 is never [default: 60 with --background, else 0]
     #[arg(long, value_name = "SECONDS")]
     idle_exit: Option<u64>,
 
@@ -165,18 +165,18 @@ struct EngineArgs {
     #[arg(long)]
     no_lso: bool,
 
-    /// Receive payload of large frames into a buffer, and copy it: on or off (on: straight into the
-    /// program's ring, apart from the headers)
+    /// Where payload of large frames is received: straight into the program's ring, apart from the
+    /// headers (on), or into a buffer from which it is copied (off) [default: on]
     #[arg(long, value_name = "on|off")]
     split_headers: Option<String>,
 
     /// The engine that copies payload from a buffer, while the next frames are taken: off, worker
-    /// (a thread), dsa or dmadev (devices) (off)
+    /// (a thread), dsa or dmadev (devices) [default: off]
     #[arg(long, value_name = "NAME")]
     copy_engine: Option<String>,
 
     /// From how many bytes on the copy engine copies; auto is what `toehold doctor --copying` says
-    /// (auto)
+    /// [default: auto; 1 to 65536]
     #[arg(long, value_name = "BYTES|auto")]
     copybreak: Option<String>,
 
@@ -186,7 +186,7 @@ struct EngineArgs {
     no_lro: bool,
 
     /// The work with checksums: on (the link computes them and is believed), verify (the engine
-    /// verifies those that arrive), trust (nobody does) or off (the engine does both) (on)
+    /// verifies those that arrive), trust (nobody does) or off (the engine does both) [default: on]
     #[arg(long, value_name = "on|verify|trust|off")]
     checksum: Option<String>,
 
@@ -196,43 +196,49 @@ struct EngineArgs {
     no_checksum: bool,
 
     /// After each wake-up, wait so long for more to do at once: fewer wake-ups, later answers
+    /// [default: 0; at most 10000]
     #[arg(long, value_name = "MICROSECONDS")]
     coalesce: Option<String>,
 
-    /// Most frames taken in a row before programs have their turn (256)
+    /// Most frames taken in a row before programs have their turn [default: 256]
     #[arg(long, value_name = "FRAMES")]
     batch: Option<String>,
 
-    /// Most connections that one program may have through the engine at a time (32768)
+    /// Most connections that one program may have through the engine at a time [default: 32768; at
+    /// most 1048576]
     #[arg(long, value_name = "CONNECTIONS")]
     quota: Option<String>,
 
-    /// Most memory of the engine's own for bytes in flight, of all connections (1024)
+    /// Most memory of the engine's own, of all connections: bytes in flight, and state [default:
+    /// 1024; 64 to 1048576]
     #[arg(long, value_name = "MEGABYTES")]
     memory: Option<String>,
 
-    /// Most bytes of one connection in flight, each way, where the round trip is long (16)
+    /// Most bytes of one connection in flight, each way, where the round trip is long [default: 16;
+    /// 1 to 64]
     #[arg(long, value_name = "MEGABYTES")]
     window: Option<String>,
 
-    /// The congestion control of new connections: cubic, reno, dctcp or bbr (cubic)
+    /// The congestion control of new connections: cubic, reno, dctcp or bbr [default: cubic]
     #[arg(long, value_name = "NAME")]
     congestion: Option<String>,
 
-    /// Explicit congestion notification for new connections: on, accurate (RFC 9768) or off (off)
+    /// Explicit congestion notification for new connections: on, accurate (RFC 9768) or off
+    /// [default: off]
     #[arg(long, value_name = "on|accurate|off")]
     ecn: Option<String>,
 
-    /// Spread data over the round trip, where that takes 4 ms or more: on or off (on)
+    /// Spread data over the round trip, where that takes 4 ms or more: on or off [default: on]
     #[arg(long, value_name = "on|off")]
     pacing: Option<String>,
 
-    /// Segments that a new connection sends before the first answer (10)
+    /// Segments that a new connection sends before the first answer [default: 10; 1 to 64]
     #[arg(long, value_name = "SEGMENTS")]
     initial_window: Option<String>,
 
-    /// Probe remotes that are silent for so long, where the program has not set SO_KEEPALIVE (off)
-    #[arg(long, value_name = "SECONDS")]
+    /// Probe remotes that are silent for so long, where the program has not set SO_KEEPALIVE
+    /// [default: off; 1 to 32767]
+    #[arg(long, value_name = "SECONDS|off")]
     keepalive: Option<String>,
 
     /// Settings of new connections to these destinations alone: window, congestion, ecn, pacing,
@@ -241,7 +247,7 @@ struct EngineArgs {
     to: Vec<String>,
 
     /// Engine threads, each with its share of the link's frames; a TAP device needs `multi_queue`
-    /// if it was made before (1)
+    /// if it was made before [default: 1; at most 16]
     #[arg(long, value_name = "N")]
     threads: Option<String>,
 

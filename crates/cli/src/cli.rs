@@ -13,7 +13,7 @@ use crate::lab::LabArgs;
 use crate::man::ManArgs;
 use crate::rules::RulesArgs;
 use crate::run::RunArgs;
-use crate::services::{EnableArgs, Tree, Units};
+use crate::services::{EnableArgs, ListArgs, Units};
 use crate::status::StatusArgs;
 use crate::status::explain::ExplainArgs;
 use crate::status::metrics::MetricsArgs;
@@ -49,10 +49,10 @@ pub(crate) enum Command {
     Detach(DetachArgs),
     /// Have systemd services start with accelerated connections
     Enable(EnableArgs),
-    /// Take that back
+    /// Have systemd services start without accelerated connections again
     Disable(Units),
-    /// Show the services that are enabled
-    List(Tree),
+    /// Show the enabled services, and whether they run with accelerated connections
+    List(ListArgs),
     /// Print what a container needs for accelerated connections
     Container(ContainerArgs),
     /// Check the rules of toehold.conf, and show them in their order

@@ -65,7 +65,8 @@ Examples:
   toehold container oci <bundle/config.json >new.json && mv new.json bundle/config.json
 
 The host needs the system adapter (toehold adapter --system), or for rootless containers of one user
-that user's own. The image needs the GNU C library. Programs in it are linked to it dynamically.
+that user's own. Programs of the image that are linked dynamically to glibc or musl are accelerated,
+and static ones that the container's first program executes. All others run as before.
 docs/containers.md has more, also about Kubernetes.";
 
 /// Where the library is in a container.

@@ -47,6 +47,11 @@ pub(crate) struct DoctorArgs {
 }
 
 const STATES: &str = "\
+Examples:
+  toehold doctor
+  toehold doctor --system                     before services depend on it, and after an update
+  toehold doctor --preload-check /srv/image   may every program of this image have the library?
+
 The first lines say what works here. Then each line is ok, warn (it works, but not as well as it
 could) or missing (something does not work; the line says what).
 

@@ -61,11 +61,13 @@ enum LabCommand {
 }
 
 #[derive(Args, Debug)]
+#[command(after_help = RUN_EXAMPLES)]
 struct RunArgs {
     /// The experiment: a name of `toehold lab list`, or a plan of your own, PATH.toml
     plan: String,
 
-    /// Rounds: how often each case is sampled, in changing order
+    /// Rounds: how often each case is sampled, in changing order [default: those of the plan, which
+    /// `toehold lab show` shows]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     rounds: Option<u32>,
 
@@ -279,6 +281,14 @@ struct LoadArgs {
     #[arg(long)]
     json: bool,
 }
+
+const RUN_EXAMPLES: &str = "\
+Examples:
+  toehold lab run quick                   which path helps here? Under five minutes
+  toehold lab run quick --dry-run         how long would it take?
+  toehold lab run ./my-plan.toml --out my-run
+
+^C keeps the finished rounds: `toehold lab resume DIR` goes on.";
 
 const EXAMPLES: &str = "\
 Examples:

@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 
+use serde::Serialize;
 use toehold_measure::output;
 
 use crate::failure::Failure;
@@ -14,6 +15,17 @@ use crate::failure::Failure;
 /// When it cannot be written.
 pub(crate) fn print(text: impl AsRef<[u8]>) -> Result<bool, Failure> {
     output::print(text).map_err(|error| Failure::new(format!("cannot write: {error}")))
+}
+
+/// Writes a result as JSON to standard output.
+///
+/// # Errors
+///
+/// When it cannot be written.
+pub(crate) fn print_json(value: &impl Serialize) -> Result<(), Failure> {
+    let json = serde_json::to_string_pretty(value)
+        .map_err(|error| Failure::new(format!("cannot write as JSON: {error}")))?;
+    print(json + "\n").map(drop)
 }
 
 /// Says a sentence on standard error, where that can be written.

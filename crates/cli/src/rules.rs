@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use toehold_adapter::rules::{self, Rules};
+use serde::Serialize;
+use toehold_adapter::rules::{self, Rule, Rules};
 
 use crate::failure::Failure;
-use crate::output::print;
+use crate::output::{print, print_json};
 
 /// Options of `toehold rules`.
 #[derive(Args, Debug)]
@@ -19,6 +20,10 @@ pub(crate) struct RulesArgs {
     /// Those that the system adapter reads
     #[arg(long, conflicts_with = "file")]
     system: bool,
+
+    /// Print as JSON: each rule with the `origin` that `toehold status` names
+    #[arg(long)]
+    json: bool,
 }
 
 const EXAMPLES: &str = "\
@@ -32,6 +37,13 @@ Examples:
 
 Exit status: 0, or 1 when a rule is wrong.";
 
+/// A rule, for `--json`.
+#[derive(Serialize)]
+struct RuleShown {
+    origin: String,
+    rule: String,
+}
+
 /// Reads and shows them.
 pub(crate) fn run(args: &RulesArgs) -> Result<(), Failure> {
     let files = match &args.file {
@@ -39,6 +51,13 @@ pub(crate) fn run(args: &RulesArgs) -> Result<(), Failure> {
         None => rules::default_files(args.system),
     };
     let read = Rules::read(&files).map_err(|error| Failure::new(error.to_string()))?;
+    if args.json {
+        let of = |rule: &Rule| RuleShown {
+            origin: rule.origin(),
+            rule: rule.to_string(),
+        };
+        return print_json(&read.iter().map(of).collect::<Vec<_>>());
+    }
     let mut text = String::new();
     let origins = read.iter().map(|rule| rule.origin().len());
     let width = origins.max().unwrap_or(0);

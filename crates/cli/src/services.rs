@@ -15,13 +15,14 @@ use std::process::{Command, Stdio};
 use std::time::SystemTime;
 
 use clap::Args;
+use serde::Serialize;
 use toehold_adapter::runtime_dir;
 use toehold_adapter::services::{self, Process};
 
 use crate::failure::Failure;
 use crate::library;
 use crate::options::WaitChoice;
-use crate::output::{print, warn};
+use crate::output::{print, print_json, warn};
 use crate::preload::{self, FILTERS, PRELOAD};
 use crate::program;
 
@@ -37,8 +38,21 @@ pub(crate) struct EnableArgs {
     units: Units,
 }
 
-/// Services of a tree.
+/// Options of `toehold list`.
 #[derive(Args, Debug)]
+#[command(after_help = LIST_EXAMPLES)]
+pub(crate) struct ListArgs {
+    /// Print as JSON
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    tree: Tree,
+}
+
+/// Services of a tree: the options of `toehold disable`.
+#[derive(Args, Debug)]
+#[command(after_help = DISABLE_EXAMPLES)]
 pub(crate) struct Units {
     #[command(flatten)]
     tree: Tree,
@@ -65,6 +79,25 @@ Examples:
 
 The services meet in the system adapter: `systemctl enable --now toehold-adapter`. Without it they
 run on kernel TCP.";
+
+const DISABLE_EXAMPLES: &str = "\
+Examples:
+  toehold disable nginx redis-server
+  systemctl restart nginx redis-server
+
+A service that runs keeps its accelerated connections until it is restarted: `toehold detach PID`
+moves them back to the kernel at once.
+
+Exit status: 0, or 1 when one of the services was not enabled.";
+
+const LIST_EXAMPLES: &str = "\
+Examples:
+  toehold list
+  toehold list --json
+  toehold list --root /srv/image       those of an image; whether they run is not shown
+
+With --json each service has `unit`, `state` (the sentence of the table) and `needs_action`: whether
+the service is not accelerated until somebody does something.";
 
 /// Has services start with the library.
 pub(crate) fn enable(args: &EnableArgs) -> Result<(), Failure> {
@@ -135,8 +168,11 @@ pub(crate) fn disable(args: &Units) -> Result<(), Failure> {
 }
 
 /// Shows the services that are enabled, and whether they run with the library.
-pub(crate) fn list(args: &Tree) -> Result<(), Failure> {
-    let states = states(args);
+pub(crate) fn list(args: &ListArgs) -> Result<(), Failure> {
+    let states = states(&args.tree);
+    if args.json {
+        return print_json(&states);
+    }
     let width = states.iter().map(|one| one.name.len()).max().unwrap_or(0);
     let lines = states
         .iter()
@@ -149,12 +185,15 @@ pub(crate) fn list(args: &Tree) -> Result<(), Failure> {
 }
 
 /// An enabled service.
-#[derive(Debug)]
+#[derive(Debug, Serialize)]
 pub(crate) struct State {
+    #[serde(rename = "unit")]
     pub(crate) name: String,
     /// Whether it is accelerated or will be: a sentence.
+    #[serde(rename = "state")]
     pub(crate) sentence: String,
     /// Whether the operator has something to do about it.
+    #[serde(rename = "needs_action")]
     pub(crate) is_wanting: bool,
 }
 

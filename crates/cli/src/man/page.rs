@@ -20,6 +20,9 @@ pub(super) fn of_command<'a>(
     others: impl Iterator<Item = &'a str>,
 ) -> io::Result<Vec<u8>> {
     let man = Man::new(command.clone()).manual("Toehold");
+    let man = man
+        .date(DATE)
+        .source(concat!("toehold ", env!("CARGO_PKG_VERSION")));
     let mut out = Vec::new();
     man.render_title(&mut out)?;
     man.render_name_section(&mut out)?;
@@ -36,8 +39,18 @@ pub(super) fn of_command<'a>(
         }
     }
     see_also(&name(command), others).to_writer(&mut out)?;
-    Ok(out)
+    Ok(without_double_breaks(&out))
 }
+
+/// Without the line breaks that stand around an empty line, which breaks the line itself.
+fn without_double_breaks(page: &[u8]) -> Vec<u8> {
+    String::from_utf8_lossy(page)
+        .replace("\n.br\n\n.br\n", "\n\n")
+        .into_bytes()
+}
+
+/// The date of each page: that of the version, so that two builds have the same pages.
+pub(super) const DATE: &str = "2026-11-28";
 
 /// The command with all its options and their values.
 fn synopsis(command: &Command) -> Roff {
@@ -266,6 +279,19 @@ mod tests {
             found,
             expected.map(|(title, lines)| (title.to_owned(), lines))
         );
+    }
+
+    #[test]
+    fn a_page_names_its_date_and_the_version() {
+        let text = page("status");
+        let title = text.lines().find(|line| line.starts_with(".TH"));
+        let expected = concat!(
+            ".TH toehold-status 1 2026-11-28 \"toehold ",
+            env!("CARGO_PKG_VERSION"),
+            "\" Toehold"
+        );
+        assert_eq!(title, Some(expected));
+        assert!(!text.contains(".br\n\n"), "{text}");
     }
 
     #[test]

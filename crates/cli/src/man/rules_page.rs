@@ -8,7 +8,10 @@ use toehold_adapter::rules::{RULES_MAX, SYSTEM_FILE};
 pub(super) fn text() -> String {
     let version = concat!("toehold ", env!("CARGO_PKG_VERSION"));
     let mut roff = Roff::new();
-    roff.control("TH", ["toehold.conf", "5", "", version, "Toehold"]);
+    roff.control(
+        "TH",
+        ["toehold.conf", "5", super::page::DATE, version, "Toehold"],
+    );
     roff.control("SH", ["NAME"]);
     roff.text([roman("toehold.conf - rules about accelerated connections")]);
     roff.control("SH", ["SYNOPSIS"]);
@@ -61,8 +64,10 @@ fn word(roff: &mut Roff, one: &Word) {
 }
 
 fn paragraphs(roff: &mut Roff, paragraphs: &[&str]) {
-    for paragraph in paragraphs {
-        roff.control("PP", []);
+    for (n, paragraph) in paragraphs.iter().enumerate() {
+        if n > 0 {
+            roff.control("PP", []);
+        }
         roff.text([roman(*paragraph)]);
     }
 }

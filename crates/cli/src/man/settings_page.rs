@@ -7,7 +7,10 @@ use toehold_adapter::engine::settings::words::WORDS;
 pub(super) fn text() -> String {
     let version = concat!("toehold ", env!("CARGO_PKG_VERSION"));
     let mut roff = Roff::new();
-    roff.control("TH", ["toehold-engine", "5", "", version, "Toehold"]);
+    roff.control(
+        "TH",
+        ["toehold-engine", "5", super::page::DATE, version, "Toehold"],
+    );
     roff.control("SH", ["NAME"]);
     roff.text([roman(
         "toehold-engine - settings of the adapter's TCP engine",
