@@ -260,6 +260,26 @@ mod tests {
         }
     }
 
+    /// Two transfers by the engine's CUBIC have like shares.
+    #[test]
+    fn cubic_shares_a_bottleneck_with_itself() {
+        use CongestionControl::Cubic;
+        let share_of_first = |seed| {
+            let scenario = Scenario::bottleneck(seed, Cubic, 2, Duration::from_secs(60));
+            let bytes = World::new(scenario.with_jitter(JITTER), false)
+                .run()
+                .bytes_by_flow;
+            bytes[0] as f64 / (bytes[0] + bytes[1]) as f64
+        };
+        let shares = [0, 1, 2, 3].map(share_of_first);
+        let mean = shares.iter().sum::<f64>() / 4.0;
+        assert!((0.45..0.55).contains(&mean), "{shares:.2?}");
+        assert!(
+            shares.iter().all(|share| (0.35..0.65).contains(share)),
+            "{shares:.2?}"
+        );
+    }
+
     /// Payload of the only transfer that has arrived up to a moment.
     fn bytes_by(seconds: f64, scenario: impl Fn(Duration) -> Scenario) -> f64 {
         let stop = Duration::from_micros((seconds * 1e6) as u64);
