@@ -11,6 +11,7 @@ use toehold_tcp::{
 
 use crate::attack::{Attack, HALF_OPEN_MAX};
 use crate::cell::{Cell, Pattern, REQUEST_BYTES, Role};
+use crate::manners::Manners;
 use crate::stream::Stream;
 
 /// The engine's hardware address.
@@ -85,6 +86,7 @@ pub(crate) struct Program {
     /// Nothing is taken for now; how far what is not could be.
     is_resting: bool,
     untaken: BTreeMap<ConnectionId, u64>,
+    options: Options,
 }
 
 impl Program {
@@ -92,7 +94,7 @@ impl Program {
         cell: Cell,
         seed: u64,
         remote: Option<SocketAddr>,
-        attack: Option<Attack>,
+        (attack, manners): (Option<Attack>, Manners),
     ) -> Self {
         let mac = MacAddress(HARDWARE);
         let address = InterfaceAddress {
@@ -114,9 +116,11 @@ impl Program {
         if attack == Some(Attack::Flood) {
             config.half_open_max = HALF_OPEN_MAX;
         }
+        manners.set_engine(&mut config);
+        let options = manners.options();
         let mut engine = Engine::new(config, Random::new(seed));
         let local = SocketAddr::new(cell.engine_address(), SERVICE);
-        let listener = engine.listen(local, 64, Options::default());
+        let listener = engine.listen(local, 64, options);
         Self {
             cell,
             engine,
@@ -127,6 +131,7 @@ impl Program {
             ended: 0,
             is_resting: cell.pattern == Pattern::EngineRests,
             untaken: BTreeMap::new(),
+            options,
         }
     }
 
@@ -153,7 +158,7 @@ impl Program {
             && self.to_open > 0
         {
             self.to_open -= 1;
-            let opened = self.engine.connect(now, None, remote, Options::default());
+            let opened = self.engine.connect(now, None, remote, self.options);
             opened.map_err(|error| format!("the engine does not connect: {error:?}"))?;
         }
         Ok(())

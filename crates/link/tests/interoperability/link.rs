@@ -41,6 +41,8 @@ pub(crate) struct Way {
     pub(crate) struck: u64,
     /// Of those, frames without TCP.
     strangers_struck: u64,
+    /// Packets of which one is marked.
+    marks_every: Option<u64>,
 }
 
 struct Held {
@@ -50,7 +52,7 @@ struct Held {
 }
 
 impl Way {
-    pub(crate) fn new(impairment: Impairment, seed: u64) -> Self {
+    pub(crate) fn new(impairment: Impairment, seed: u64, marks_every: Option<u64>) -> Self {
         let mut random = Random::new(seed);
         let every = match impairment {
             Impairment::None => 1,
@@ -68,6 +70,7 @@ impl Way {
             held: Vec::new(),
             struck: 0,
             strangers_struck: 0,
+            marks_every,
         }
     }
 
@@ -79,6 +82,11 @@ impl Way {
         frame: &mut [u8],
         deliver: &mut dyn FnMut(VnetHeader, &[u8]),
     ) -> Fate {
+        if let Some(every) = self.marks_every
+            && self.random.below(every) == 0
+        {
+            mark(frame);
+        }
         let impairment = self.impairment;
         let fate = match impairment {
             Impairment::Loss { every } if self.strikes(every, frame) => Fate::Lost,
@@ -146,6 +154,29 @@ impl Way {
 
 fn is_ip(frame: &[u8]) -> bool {
     matches!(frame.get(12..14), Some([0x08, 0x00] | [0x86, 0xdd])) && frame.len() > ETHERNET_BYTES
+}
+
+/// Says of a packet that a queue on its way is long, if its sender understands that (RFC 3168).
+fn mark(frame: &mut [u8]) {
+    // The two bits stand across the first bytes of an IPv6 header.
+    let (at, shift) = match frame.get(12..14) {
+        Some([0x08, 0x00]) => (15, 0),
+        Some([0x86, 0xdd]) => (15, 4),
+        _ => return,
+    };
+    let Some(byte) = frame.get_mut(at) else {
+        return;
+    };
+    if *byte >> shift & 3 == 0 {
+        return;
+    }
+    *byte |= 3 << shift;
+    if shift == 0 {
+        let header = &mut frame[ETHERNET_BYTES..][..20];
+        header[10..12].fill(0);
+        let checksum = ChecksumSum::ZERO.bytes(header).checksum();
+        header[10..12].copy_from_slice(&checksum);
+    }
 }
 
 /// Completes a checksum that was left to the link: what is damaged later shall be noticed.

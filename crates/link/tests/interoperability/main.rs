@@ -15,6 +15,7 @@ mod cell;
 mod engine;
 mod kernel;
 mod link;
+mod manners;
 mod meeting;
 mod record;
 mod report;
@@ -27,6 +28,7 @@ use std::time::Instant;
 
 use attack::Attack;
 use cell::Cell;
+use manners::Manners;
 use meeting::{can_meet, meet};
 use report::{Report, Tally};
 
@@ -36,14 +38,27 @@ const JOBS: usize = 48;
 /// Every pair of values of two dimensions, in as few cells as a greedy choice needs.
 #[test]
 fn every_pair_of_circumstances() {
-    run(&cell::pairwise());
+    run(&cell::pairwise(), |_, _| Manners::USUAL);
 }
 
 /// Every cell of the product.
 #[test]
 #[ignore = "run by `cargo xtask interoperability`: it takes minutes"]
 fn every_cell() {
-    run(&cell::all());
+    run(&cell::all(), |_, _| Manners::USUAL);
+}
+
+/// Kernel and engine with settings that most hosts do not have, drawn for each cell.
+#[test]
+fn every_pair_of_circumstances_under_drawn_settings() {
+    run(&cell::pairwise(), Manners::drawn);
+}
+
+/// Every cell under drawn settings.
+#[test]
+#[ignore = "run by `cargo xtask interoperability`: it takes minutes"]
+fn every_cell_under_drawn_settings() {
+    run(&cell::all(), Manners::drawn);
 }
 
 /// In the name of the kernel's program, before each of its requests: whatever RFC 5961 defends
@@ -72,7 +87,7 @@ fn attack(attack: Attack, cells: &str) {
         .into_iter()
         .filter(|cell| cell.to_string().ends_with(cells));
     for cell in cells {
-        match meet(cell, seed, Some(attack)) {
+        match meet(cell, seed, (Some(attack), Manners::USUAL)) {
             Ok(Tally {
                 hostile,
                 challenges,
@@ -90,7 +105,7 @@ fn attack(attack: Attack, cells: &str) {
     }
 }
 
-fn run(cells: &[Cell]) {
+fn run(cells: &[Cell], manners: fn(&Cell, u64) -> Manners) {
     if let Err(reason) = can_meet() {
         println!("SKIPPED: interoperability with the kernel: {reason}");
         return;
@@ -112,7 +127,7 @@ fn run(cells: &[Cell]) {
             scope.spawn(|| {
                 // Relaxed: each index is handed out once, and nothing else depends on it.
                 while let Some(&&cell) = cells.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let outcome = meet(cell, seed, None);
+                    let outcome = meet(cell, seed, (None, manners(&cell, seed)));
                     report
                         .lock()
                         .expect("no meeting panics")

@@ -17,6 +17,7 @@ use crate::cell::{Cell, Family, Impairment, Pattern};
 use crate::engine;
 use crate::kernel::{self, TIMEOUT};
 use crate::link::{Closure, Way};
+use crate::manners::Manners;
 use crate::record::Record;
 use crate::report::Tally;
 
@@ -38,15 +39,19 @@ pub(crate) fn can_meet() -> Result<(), String> {
     let [cell, ..] = crate::cell::all()[..] else {
         return Ok(());
     };
-    Namespace::new()?.within(|| configured(cell).map(drop))
+    Namespace::new()?.within(|| configured(cell, Manners::USUAL).map(drop))
 }
 
 /// Lets engine and kernel meet. Where this process was stopped meanwhile, only the kernel's timers
 /// went on: then they meet anew.
-pub(crate) fn meet(cell: Cell, seed: u64, attack: Option<Attack>) -> Result<Tally, String> {
+pub(crate) fn meet(
+    cell: Cell,
+    seed: u64,
+    (attack, manners): (Option<Attack>, Manners),
+) -> Result<Tally, String> {
     let mut attempts = 1;
     loop {
-        match meet_once(cell, seed, attack) {
+        match meet_once(cell, seed, (attack, manners)) {
             Err(Failure { was_stopped, .. }) if was_stopped && attempts < ATTEMPTS_MAX => {
                 attempts += 1;
             }
@@ -70,17 +75,22 @@ impl From<String> for Failure {
 }
 
 /// In a network namespace, and so on a thread, of its own.
-fn meet_once(cell: Cell, seed: u64, attack: Option<Attack>) -> Result<Tally, Failure> {
+fn meet_once(
+    cell: Cell,
+    seed: u64,
+    (attack, manners): (Option<Attack>, Manners),
+) -> Result<Tally, Failure> {
     let namespace = Namespace::new().map_err(String::from)?;
     let meeting = || {
-        let tap = configured(cell)?;
+        let (tap, set) = configured(cell, manners)?;
         let attacker = attack.map(|attack| Attacker::start(cell, attack, seed));
         let attacker = attacker
             .transpose()
             .map_err(|error| format!("the attacker: {error}"))?;
         let pace = attacker.as_ref().map(Attacker::pace);
         let kernel = kernel::Program::start(cell, pace).map_err(|error| error.to_string())?;
-        let mut meeting = Meeting::new(cell, seed, tap, kernel, attack);
+        let both = (attack, manners);
+        let mut meeting = Meeting::new(cell, seed, (tap, kernel), both);
         let outcome = catch_unwind(AssertUnwindSafe(|| meeting.run()))
             .unwrap_or_else(|panic| Err(format!("panicked: {}", message(&*panic))));
         let mut tally = meeting.tally();
@@ -89,7 +99,11 @@ fn meet_once(cell: Cell, seed: u64, attack: Option<Attack>) -> Result<Tally, Fai
         match outcome.and_then(|()| meeting.check(&tally)) {
             Ok(()) => Ok(tally),
             Err(why) => Err(Failure {
-                why: meeting.describe(&why),
+                why: format!(
+                    "{}\nkernel: {set}\nengine: {manners:?}, {:?}",
+                    meeting.describe(&why),
+                    manners.options()
+                ),
                 was_stopped: meeting.note_stop(),
             }),
         }
@@ -104,8 +118,9 @@ fn message(panic: &dyn std::any::Any) -> String {
         .unwrap_or_default()
 }
 
-/// A configured TAP device in this thread's network namespace.
-fn configured(cell: Cell) -> Result<Tap, String> {
+/// A configured TAP device in this thread's network namespace, and how its kernel is set.
+fn configured(cell: Cell, manners: Manners) -> Result<(Tap, String), String> {
+    let set = manners.set_kernel(cell);
     let options = TapOptions {
         multi_queue: false,
         receive_checksum: cell.link.offloads,
@@ -133,7 +148,7 @@ fn configured(cell: Cell) -> Result<Tap, String> {
         return Err(format!("ip cannot configure the device: {status}"));
     }
     await_address(cell)?;
-    Ok(tap)
+    Ok((tap, set))
 }
 
 /// Until the kernel receives what is sent to its address: it adds the route of an IPv6 address
@@ -183,9 +198,8 @@ impl Meeting {
     fn new(
         cell: Cell,
         seed: u64,
-        tap: Tap,
-        kernel: kernel::Program,
-        attack: Option<Attack>,
+        (tap, kernel): (Tap, kernel::Program),
+        (attack, manners): (Option<Attack>, Manners),
     ) -> Self {
         // Each cell has troubles of its own.
         let name = cell.to_string();
@@ -194,13 +208,13 @@ impl Meeting {
         Self {
             cell,
             attack,
-            engine: engine::Program::new(cell, seed, kernel.address, attack),
+            engine: engine::Program::new(cell, seed, kernel.address, (attack, manners)),
             tap,
             kernel,
             began: Clock::now(),
             frame: vec![0; 70_000],
-            inward: Way::new(cell.impairment, seed.wrapping_add(1)),
-            outward: Way::new(cell.impairment, seed.wrapping_add(2)),
+            inward: Way::new(cell.impairment, seed.wrapping_add(1), manners.marks_every()),
+            outward: Way::new(cell.impairment, seed.wrapping_add(2), manners.marks_every()),
             kernels: Closure::default(),
             engines: Closure::default(),
             frames: 0,

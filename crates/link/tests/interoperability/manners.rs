@@ -1,0 +1,112 @@
+//! Settings of both ends, and marks of the link. Those of a meeting are the usual ones or drawn, so
+//! that over many seeds all of them meet.
+
+use std::fs;
+
+use toehold_tcp::{Config, CongestionControl, EcnMode, Options, Random};
+
+use crate::cell::{Cell, Impairment};
+
+/// Settings of the kernel that change what it sends or takes, each with values beside the usual
+/// one. `ip-sysctl.rst` describes them.
+const SYSCTLS: [(&str, &[&str]); 20] = [
+    ("tcp_timestamps", &["0", "2"]),
+    ("tcp_sack", &["0"]),
+    ("tcp_dsack", &["0"]),
+    ("tcp_window_scaling", &["0"]),
+    ("tcp_ecn", &["0", "1"]),
+    ("tcp_mtu_probing", &["1", "2"]),
+    ("tcp_recovery", &["0", "2", "4"]),
+    ("tcp_frto", &["0"]),
+    ("tcp_early_retrans", &["0"]),
+    ("tcp_congestion_control", &["reno", "cubic", "bbr"]),
+    ("tcp_rmem", &["4096 4096 8192", "4096 20000 40000"]),
+    ("tcp_wmem", &["4096 4096 8192", "4096 30000 60000"]),
+    ("tcp_syncookies", &["0", "2"]),
+    ("tcp_shrink_window", &["1"]),
+    ("tcp_slow_start_after_idle", &["0"]),
+    ("tcp_comp_sack_nr", &["0", "255"]),
+    ("tcp_autocorking", &["0"]),
+    ("tcp_min_tso_segs", &["1", "16"]),
+    ("tcp_limit_output_bytes", &["4096"]),
+    ("tcp_reordering", &["1", "30"]),
+];
+
+/// How the ends of a meeting are set.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct Manners(Option<u64>);
+
+impl Manners {
+    /// As every host has them.
+    pub(crate) const USUAL: Manners = Manners(None);
+
+    /// Those of a cell, drawn with this seed.
+    pub(crate) fn drawn(cell: &Cell, seed: u64) -> Manners {
+        let name = cell.to_string();
+        let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+        Manners(Some(name.bytes().fold(seed ^ 0x7031_3a99_e250_0001, mix)))
+    }
+
+    /// Sets the kernel of this thread's network namespace; what was set. A kernel that does not
+    /// have a setting, or not for a namespace, keeps what it has.
+    pub(crate) fn set_kernel(self, cell: Cell) -> String {
+        let mut said = String::new();
+        let Some(seed) = self.0 else { return said };
+        let mut random = Random::new(seed ^ 1);
+        for (name, values) in SYSCTLS {
+            let value = values[random.below(values.len() as u64) as usize];
+            // Each shows alone at times, and with others at times.
+            let is_drawn = random.below(6) == 0;
+            // Where only the cookie knows of a connection, the first segment behind a lost one is
+            // of no connection: the kernel resets it, whoever sends it.
+            let is_fit = cell.impairment == Impairment::None || name != "tcp_syncookies";
+            if is_drawn && is_fit && fs::write(format!("/proc/sys/net/ipv4/{name}"), value).is_ok()
+            {
+                said += &format!("{name}={value:?} ");
+            }
+        }
+        said
+    }
+
+    /// Sets an engine that is about to be made.
+    pub(crate) fn set_engine(self, config: &mut Config) {
+        let Some(seed) = self.0 else { return };
+        let mut random = Random::new(seed ^ 2);
+        let mut seldom = || random.below(6) == 0;
+        config.timestamps = !seldom();
+        config.sack = !seldom();
+        config.window_scaling = !seldom();
+        config.tail_probes = !seldom();
+        config.restart_after_idle ^= seldom();
+    }
+
+    /// The engine's options for each connection.
+    pub(crate) fn options(self) -> Options {
+        let mut options = Options::default();
+        let Some(seed) = self.0 else { return options };
+        let mut random = Random::new(seed ^ 3);
+        let mut of = |most: u64| random.below(most) as usize;
+        options.congestion = [
+            CongestionControl::Cubic,
+            CongestionControl::NewReno,
+            CongestionControl::Dctcp,
+            CongestionControl::Bbr,
+        ][of(4)];
+        options.ecn = [EcnMode::Off, EcnMode::Classic, EcnMode::Accurate][of(3)];
+        options.pacing = of(2) == 0;
+        options.nodelay = of(2) == 0;
+        options.receive_bytes = [64 << 10, 4_096, 1_000_000][of(3)];
+        options.receive_bytes_max = options.receive_bytes * [1, 4][of(2)];
+        options.initial_window_segments = [10, 1, 64][of(3)];
+        if of(6) == 0 {
+            options.mss_max = [88, 300, 1_000][of(3)];
+        }
+        options
+    }
+
+    /// One of how many packets that may be marked is, as by a router that is congested (RFC 3168).
+    pub(crate) fn marks_every(self) -> Option<u64> {
+        let mut random = Random::new(self.0? ^ 4);
+        [None, Some(3), Some(20)][random.below(3) as usize]
+    }
+}
