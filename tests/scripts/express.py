@@ -988,6 +988,39 @@ def returns():
     play(serve, ask)
 
 
+# A listener that is away from its instance for a moment, as nginx's is after 16 connections.
+
+
+def pauses(rounds=3):
+    begun, connected = os.pipe(), os.pipe()
+
+    def serve(server, steps):
+        server.warm()
+        for _ in range(rounds):
+            server.epoll.unregister(server.listener.fileno())
+            os.write(begun[1], b"a")
+            # Not a wait that the library sees.
+            os.read(connected[0], 1)
+            server.epoll.register(server.listener.fileno(), select.EPOLLIN)
+            server.warm(1)
+
+    def ask(port, steps):
+        warm(port)
+        before = set(NAMES)
+        for _ in range(rounds):
+            os.read(begun[0], 1)
+            one = connect(port)
+            one.sendall(b"hello")
+            os.write(connected[1], b"a")
+            say("client read", read_all(one, 5))
+            one.close()
+            time.sleep(0.01)
+        # Counted are the connections of the pauses alone.
+        NAMES[:] = list(before) + NAMES[-rounds:]
+
+    play(serve, ask)
+
+
 # For a look at the counts: both processes stay until they are killed.
 
 
@@ -1347,6 +1380,7 @@ SCENARIOS = {
     "users": users,
     "inherited": inherited,
     "returns": returns,
+    "pauses": pauses,
     "spares": spares,
     "keepalive": keepalive,
     "kept": lambda: kept(True),

@@ -303,6 +303,8 @@ fn begin(
         .then(|| replace(fd, fresh, carrier, now))
         .flatten();
     let Some(replaced) = replaced else {
+        published::count(Event::QueueFull);
+        published::count(Event::NoListener);
         end.turns().give_up(turn);
         carriers::close(Role::Connecting, carrier);
         return None;

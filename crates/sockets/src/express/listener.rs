@@ -201,7 +201,7 @@ fn announce(pair: &Pair) -> bool {
     };
     place.store(core::ptr::from_ref(pair).cast_mut(), Ordering::Relaxed);
     COUNT.store(count as u32 + 1, Ordering::Relaxed);
-    if PAUSED_NS.load(Ordering::Relaxed) == 0 {
+    if PAUSED_NS.load(Ordering::Relaxed) != WITHDRAWN {
         pair.acceptable().open(BACKLOG.load(Ordering::Relaxed));
     }
     true
@@ -211,20 +211,20 @@ fn announce(pair: &Pair) -> bool {
 /// [`WITHDRAWN`] after what waited was given up.
 static PAUSED_NS: AtomicU64 = AtomicU64::new(0);
 const WITHDRAWN: u64 = u64::MAX;
-/// For so long the listener may be away with connections in its queues: nginx removes it and adds
-/// it again at once, with every 16th connection.
+/// For so long the listener may be away, and connections come to its queues all the same: nginx
+/// removes it and adds it again at once, with every 16th connection. (Without places meanwhile a
+/// client that had just claimed a carrier lost it: most carriers of two workers ended so.)
 const PAUSE_NS: u64 = 1_000_000;
 
-/// The program does not wait for connections any more, as a server does that has enough of them.
-/// Others that share the listener are to have those that come. The caller holds the lock.
+/// The program does not wait for connections any more, for a moment or as a server does that has
+/// enough of them. The caller holds the lock.
 fn pause() {
     PAUSED_NS.store(sys::now_ns(), Ordering::Relaxed);
-    each_pair(|pair| pair.acceptable().close());
 }
 
 /// The program waits for connections again. The caller holds the lock.
 fn go_on() {
-    if PAUSED_NS.swap(0, Ordering::Relaxed) != 0 {
+    if PAUSED_NS.swap(0, Ordering::Relaxed) == WITHDRAWN {
         let backlog = BACKLOG.load(Ordering::Relaxed);
         each_pair(|pair| pair.acceptable().open(backlog));
     }
@@ -261,11 +261,12 @@ pub(super) fn due_in_ns() -> Option<u64> {
     is_paused().then(due)
 }
 
-/// Gives up what waits for a program that does not come back to its listener. The caller holds the
-/// lock.
+/// Gives up what waits for a program that does not come back to its listener: others that share it
+/// are to have that, and what comes later. The caller holds the lock.
 pub(super) fn withdraw() {
     if due_in_ns() == Some(0) {
         PAUSED_NS.store(WITHDRAWN, Ordering::Relaxed);
+        each_pair(|pair| pair.acceptable().close());
         give_up_waiting();
     }
 }
