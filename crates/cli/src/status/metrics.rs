@@ -10,7 +10,7 @@ use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 
@@ -84,11 +84,17 @@ fn serve(path: &Path, text: impl Fn() -> Result<String, Failure>) -> Result<(), 
 }
 
 fn answer(mut caller: UnixStream, text: &impl Fn() -> Result<String, Failure>) -> io::Result<()> {
-    caller.set_read_timeout(Some(CALLER_TIMEOUT))?;
+    let deadline = Instant::now() + CALLER_TIMEOUT;
     caller.set_write_timeout(Some(CALLER_TIMEOUT))?;
     let mut request = Vec::new();
     let mut part = [0; 1024];
     while !request.windows(4).any(|it| it == b"\r\n\r\n") && request.len() < REQUEST_BYTES_MAX {
+        // One who sends a byte now and then would keep all others waiting.
+        let left = deadline.saturating_duration_since(Instant::now());
+        caller.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
         match caller.read(&mut part)? {
             0 => break,
             length => request.extend_from_slice(&part[..length]),
@@ -216,7 +222,7 @@ fn escaped(value: &str) -> String {
     value.replace('\n', "\\n")
 }
 
-/// How long a caller may take for its request, and for the answer.
+/// How long a caller may take for its request, and for each part of the answer.
 const CALLER_TIMEOUT: Duration = Duration::from_secs(2);
 const REQUEST_BYTES_MAX: usize = 16_384;
 
@@ -280,5 +286,19 @@ mod tests {
         theirs.read_to_string(&mut heard).expect("text");
         assert!(heard.starts_with("HTTP/1.0 200 OK\r\n"), "{heard}");
         assert!(heard.ends_with("\r\n\r\ntoehold_up 1\n"), "{heard}");
+    }
+
+    #[test]
+    fn a_caller_that_sends_a_byte_now_and_then_is_left() {
+        let (ours, mut theirs) = UnixStream::pair().expect("a socket pair");
+        let caller = std::thread::spawn(move || {
+            while theirs.write_all(b"x").is_ok() {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        });
+        let begun = Instant::now();
+        let refused = answer(ours, &|| Ok(String::new()));
+        assert!(refused.is_err() && begun.elapsed() < 3 * CALLER_TIMEOUT);
+        caller.join().expect("no panic");
     }
 }
