@@ -3,7 +3,7 @@
 use crate::engine::settings::spell;
 use crate::listener::{peer_of, unix_socket};
 use crate::memfd;
-use crate::runtime_dir::{RuntimeDir, RuntimeDirError, user_id};
+use crate::runtime_dir::{self, RuntimeDir, RuntimeDirError, user_id};
 use crate::wire::{self, Received};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -69,19 +69,29 @@ pub enum ClientError {
     },
 }
 
+/// The command that starts the adapter that is met at a path.
+fn start_of(path: &Path) -> &'static str {
+    match path.starts_with(runtime_dir::system_path()) {
+        true => "systemctl start toehold-adapter, or as root: toehold adapter --system",
+        false => "toehold adapter",
+    }
+}
+
 impl fmt::Display for ClientError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ClientError::RuntimeDir(error) => error.fmt(out),
             ClientError::NoAdapter(path) => write!(
                 out,
-                "no adapter is running ({} does not exist); start one with: toehold adapter",
-                path.display()
+                "no adapter is running ({} does not exist); start one with: {}",
+                path.display(),
+                start_of(path)
             ),
             ClientError::StaleSocket(path) => write!(
                 out,
-                "the adapter that made {} is gone; start another with: toehold adapter",
-                path.display()
+                "the adapter that made {} is gone; start another with: {}",
+                path.display(),
+                start_of(path)
             ),
             ClientError::OtherOwner { uid } => {
                 write!(out, "the adapter there belongs to user {uid}, not to you")

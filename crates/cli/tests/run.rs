@@ -364,6 +364,41 @@ fn without_an_adapter_status_and_detach_say_so() {
 }
 
 #[test]
+fn where_the_system_adapter_does_not_run_its_own_start_is_advised() {
+    let scratch = tempfile::tempdir().expect("scratch directory");
+    let mut command = toehold();
+    command.args(["status", "--adapter", "system"]);
+    command.env("TOEHOLD_SYSTEM_DIR", scratch.path().join("none"));
+    let said = error_of(&output(&mut command));
+    assert_one_sentence(&said);
+    assert!(said.contains("systemctl start toehold-adapter"), "{said}");
+}
+
+#[test]
+fn doctor_finds_a_read_only_runtime_directory() {
+    let scratch = tempfile::tempdir().expect("scratch directory");
+    let mut command = Command::new("unshare");
+    command.args(["--user", "--map-root-user", "--mount", "sh", "-c"]);
+    command.arg("mount -t tmpfs -o ro,mode=700 none \"$0\" && exec \"$1\" doctor");
+    command
+        .arg(scratch.path())
+        .arg(env!("CARGO_BIN_EXE_toehold"));
+    command.env("TOEHOLD_RUNTIME_DIR", scratch.path());
+    let output = output(&mut command);
+    let said = String::from_utf8_lossy(&output.stdout);
+    if said.is_empty() {
+        eprintln!("SKIPPED: no mount by an own user: {}", error_of(&output));
+        return;
+    }
+    let line = said.lines().find(|line| line.contains("runtime directory"));
+    let line = line.expect("a line about it");
+    assert!(
+        line.contains("missing") && line.contains("read-only"),
+        "{said}"
+    );
+}
+
+#[test]
 fn manual_pages_and_completions_are_made() {
     let scratch = tempfile::tempdir().expect("scratch directory");
     let man = output(

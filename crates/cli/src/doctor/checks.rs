@@ -7,7 +7,9 @@ use std::net::TcpListener;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{MemfdFlags, SealFlags, StatVfs, fcntl_add_seals, memfd_create, statvfs};
+use rustix::fs::{
+    MemfdFlags, SealFlags, StatVfs, StatVfsMountFlags, fcntl_add_seals, memfd_create, statvfs,
+};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use rustix::process::{Resource, getrlimit};
 
@@ -127,7 +129,18 @@ fn directory(path: &Path) -> Check {
             "the adapter cannot make its socket: free some room, or set TOEHOLD_RUNTIME_DIR",
         );
     }
-    match RuntimeDir::open_either(path) {
+    let opened = RuntimeDir::open_either(path);
+    // Where an adapter answers, nobody has to make a socket: a container has the directory mounted
+    // read-only.
+    let is_own = !opened.as_ref().is_ok_and(RuntimeDir::is_system);
+    if let Some(there) = there.filter(|it| is_own && is_read_only(it))
+        && client::ping(path).is_err()
+    {
+        let there = there.display();
+        return found(format!("the file system of {there} is read-only"))
+            .missing("the adapter cannot make its socket: set TOEHOLD_RUNTIME_DIR");
+    }
+    match opened {
         Ok(dir) if dir.is_system() => found(format!("{} is the system adapter's", path.display())),
         Ok(_) => found(format!("{} is private", path.display())),
         Err(error) if error.is_missing() => found(format!(
@@ -145,6 +158,10 @@ fn full_file_system(path: &Path) -> Option<String> {
     let room = statvfs(path).ok()?;
     let what = lacks(&room)?;
     Some(format!("the file system of {} {what}", path.display()))
+}
+
+fn is_read_only(path: &Path) -> bool {
+    statvfs(path).is_ok_and(|it| it.f_flag.contains(StatVfsMountFlags::RDONLY))
 }
 
 /// The resource that a file system has run out of, in words. Some count no blocks or no inodes:
