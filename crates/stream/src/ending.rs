@@ -35,6 +35,13 @@ impl End<'_> {
         self.turns().is_peer_seen(turn) || wake.load(WAKING).is(WakeWord::Bell.to_word())
     }
 
+    /// True when the peer has ended a direction or the connection, and its carrier with it. A turn
+    /// that it ends is not that, nor one that it is about to end: `closed` says so first.
+    pub fn has_closed_carrier(&self) -> bool {
+        let closed = self.theirs().wake.closed.load(SIDE_SEEN);
+        !closed.is(0) && !closed.has(CLOSED_TURN)
+    }
+
     /// A turn begins on a carrier that this side has claimed: neither side has ended anything.
     /// Until the peer accepts, nobody but us writes these words.
     pub fn reopen(&self) {

@@ -7,10 +7,11 @@ mod support;
 
 use support::bytes_at;
 use support::party::{Party, Received, connect_upgraded};
-use toehold_channel::layout::{CLOSED_TX, EVICT, REFUSE};
+use toehold_channel::layout::{CLOSED_ALL, CLOSED_CLEAN, CLOSED_TURN, CLOSED_TX, EVICT, REFUSE};
 use toehold_channel::ring::Fault;
 use toehold_channel::sync::Ordering;
 use toehold_stream::end::End;
+use toehold_stream::express::Turn;
 use toehold_stream::leaving::Refusal;
 
 /// Both ends of a channel on which `us` has sent four bytes, which the peer has not read.
@@ -41,6 +42,23 @@ fn reset_after_a_clean_close_is_an_end_when_all_was_read() {
     assert!(us.end().is_reset_by_doorbell(false));
     us.try_send(&bytes_at(4, 1)).unwrap();
     assert!(!us.end().is_reset_by_doorbell(false), "a byte is lost");
+}
+
+#[test]
+fn turn_that_the_peer_ends_leaves_the_carrier_open() {
+    let [us, peer] = sent();
+    read(&peer);
+    assert!(!us.end().has_closed_carrier());
+    // The peer is about to store which turn it has ended.
+    let closed = &peer.end().ours().wake.closed;
+    closed.store(CLOSED_ALL | CLOSED_CLEAN | CLOSED_TURN, Ordering::Release);
+    assert!(!us.end().has_closed_carrier());
+    peer.end().end_turn(Turn::FIRST);
+    assert!(!us.end().has_closed_carrier());
+    for words in [CLOSED_TX, CLOSED_ALL, CLOSED_ALL | CLOSED_CLEAN] {
+        closed.store(words, Ordering::Release);
+        assert!(us.end().has_closed_carrier(), "{words}");
+    }
 }
 
 #[test]

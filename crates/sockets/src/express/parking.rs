@@ -8,7 +8,6 @@ use core::sync::atomic::Ordering;
 
 use toehold_channel::doorbell::WakeWord;
 use toehold_channel::express::Event;
-use toehold_channel::layout::SIDE_SEEN;
 use toehold_channel::table::{
     FLAG_ACCEPTED, FLAG_CONNECTING, FLAG_INHERITED, FLAG_NONBLOCK, FLAG_OFFLOAD, FLAG_PARKED,
     FLAG_PINNED, FLAG_REFUSED, FLAG_SHUT_RX, FLAG_SHUT_TX, FLAG_UNTOLD, Mode,
@@ -171,7 +170,7 @@ fn is_fit(connection: &Connection, end: &End<'_>) -> bool {
     let is_open = wake.refuse.load(Ordering::Relaxed).is(0)
         && !end.is_asked_to_resend()
         && wake.abandoned.load(Ordering::Relaxed).is(0)
-        && (wake.closed.load(SIDE_SEEN).is(0) || is_over);
+        && !end.has_closed_carrier();
     published::holds(is_ours_alone, Event::InUse)
         && published::holds(has_nothing_left, Event::Unread)
         && published::holds(is_in_rings, Event::OnKernel)
