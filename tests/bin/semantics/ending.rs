@@ -21,6 +21,10 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair("half_close_leaves_the_other_direction_open", half_close),
     Case::pair("half_close_by_both_ends_is_an_end", half_close_both),
     Case::pair("shutdown_for_reading_reads_eof", shutdown_read),
+    Case::pair(
+        "shutdown_for_reading_reads_eof_without_waiting",
+        shutdown_read_nonblocking,
+    ),
     Case::pair("shutdown_for_both_ends_both", shutdown_both),
     Case::pair("writing_after_own_shutdown_is_epipe", write_after_shutdown),
     Case::pair("writing_to_a_closed_end_is_sigpipe", sigpipe),
@@ -151,6 +155,19 @@ fn half_close_both(pair: &Pair) {
     pair.say("events", all_events(pair));
     pair.say("shutdown again", sys::shutdown(pair.fd, libc::SHUT_WR));
     pair.say("close", sys::close(pair.fd));
+}
+
+fn shutdown_read_nonblocking(pair: &Pair) {
+    if pair.server() {
+        pair.step();
+    } else {
+        pair.say("shutdown RD", sys::shutdown(pair.fd, libc::SHUT_RD));
+        for flags in [0, libc::MSG_PEEK, libc::MSG_WAITALL, libc::MSG_PEEK] {
+            let result = sys::recv(pair.fd, &mut [0; 8], flags | libc::MSG_DONTWAIT);
+            pair.say("recv", result);
+        }
+        pair.step();
+    }
 }
 
 fn shutdown_read(pair: &Pair) {

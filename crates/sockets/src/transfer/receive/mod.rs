@@ -632,7 +632,8 @@ fn look_at_data(connection: &Connection, end: &End<'_>, want: usize) -> Result<C
 fn ring_is_empty(connection: &Connection, end: &End<'_>) -> Result<Option<Step>, i32> {
     let entry = connection.entry;
     let hints = entry.rx_hints.load(Ordering::Relaxed);
-    if hints == 0 && end.theirs().wake.closed.load(Ordering::Relaxed) == 0 {
+    let is_shut = entry.flags.load(Ordering::Relaxed) & FLAG_SHUT_RX != 0;
+    if hints == 0 && !is_shut && end.theirs().wake.closed.load(Ordering::Relaxed) == 0 {
         let empty = entry.rx_empty.load(Ordering::Relaxed);
         if empty & 63 != 63 {
             return Ok(Some(Step::Empty));
