@@ -35,6 +35,11 @@ pub(crate) const CASES: &[Case] = &[
     ),
     Case::pair("urgent_byte_travels_out_of_band", urgent),
     Case::pair("urgent_byte_inline_keeps_its_place", urgent_inline),
+    Case::pair("receive_that_finds_nothing_passes_the_mark", past_the_mark),
+    Case::pair(
+        "look_for_all_on_the_kernel_ends_with_its_time",
+        look_in_vain,
+    ),
     Case::pair("error_queue_is_empty", error_queue),
     Case::pair("what_is_left_comes_with_what_is_received", what_is_left),
     Case::pair("time_of_arrival_comes_with_what_is_received", |pair| {
@@ -476,6 +481,49 @@ fn urgent(pair: &Pair) {
         pair.say("recv goes on", got(pair, 100, 0));
         pair.step();
         pair.say("then", drain(pair.fd));
+    }
+}
+
+/// The second part goes by the kernel: rings do not take such a call.
+fn look_in_vain(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, b"ring, ");
+        pair.say("kernel", sys::send(pair.fd, b"kernel", libc::MSG_ZEROCOPY));
+        pair.step();
+        pair.step();
+    } else {
+        pair.step();
+        pair.arrived(pair.fd, 12);
+        let time = libc::timeval {
+            tv_sec: 0,
+            tv_usec: 50_000,
+        };
+        sys::set_option(pair.fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, time).value();
+        let flags = libc::MSG_PEEK | libc::MSG_WAITALL;
+        pair.say("look for more", got(pair, 100, flags));
+        pair.say("recv", got(pair, 100, 0));
+        pair.step();
+    }
+}
+
+fn past_the_mark(pair: &Pair) {
+    if pair.server() {
+        pair.say("send urgent", sys::send(pair.fd, b"!", libc::MSG_OOB));
+        pair.step();
+        pair.step();
+        send_all(pair.fd, b"after");
+        pair.step();
+        pair.step();
+    } else {
+        pair.step();
+        await_events(pair.fd, libc::POLLPRI);
+        pair.say("urgent", got(pair, 1, libc::MSG_OOB));
+        pair.say("nothing else", got(pair, 100, libc::MSG_DONTWAIT));
+        pair.step();
+        pair.step();
+        pair.arrived(pair.fd, 5);
+        pair.say("recv", got(pair, 100, 0));
+        pair.step();
     }
 }
 

@@ -27,7 +27,7 @@ pub(super) unsafe fn look(
 ) -> Option<Result<usize, i32>> {
     let total = buffers::total(parts).filter(|&total| total > 0)?;
     peek_offset::get(connection).filter(|_| flags & libc::MSG_OOB == 0)?;
-    let waits = flags & libc::MSG_DONTWAIT == 0 && !connection.nonblocking();
+    let mut waits = flags & libc::MSG_DONTWAIT == 0 && !connection.nonblocking();
     let least = match flags & libc::MSG_WAITALL {
         0 => settings::low_water(connection).min(total),
         _ => total,
@@ -69,8 +69,11 @@ pub(super) unsafe fn look(
         let slept = deadline
             .left_ns(connection.number(), libc::SO_RCVTIMEO)
             .and_then(|_| sleep_until(connection.number(), libc::POLLRDHUP, LOOK_AGAIN_NS));
-        if let Err(error) = slept {
-            return Some(Err(error));
+        match slept {
+            Ok(_) => {}
+            Err(error) if seen == 0 => return Some(Err(error)),
+            // A signal, or the time is over: it has what it has seen.
+            Err(_) => waits = false,
         }
     }
 }

@@ -377,12 +377,15 @@ impl Call {
             if self.has_seen_end {
                 return is_enough;
             }
-            return match sleep_until(connection.number(), libc::POLLRDHUP, LOOK_AGAIN_NS) {
+            let fd = connection.number();
+            let slept = self.waits_so_far.step_ns(fd, LOOK_AGAIN_NS);
+            return match slept.and_then(|step| sleep_until(fd, libc::POLLRDHUP, step)) {
                 Ok(seen) => {
                     self.has_seen_end = seen.is_some();
                     LOOKS_AGAIN
                 }
-                Err(error) => ControlFlow::Break(Err(error)),
+                // A signal, or the time is over.
+                Err(_) => is_enough,
             };
         }
         let entry = connection.entry;

@@ -51,6 +51,19 @@ impl Waits {
         self.vain = 0;
     }
 
+    /// The length of a step of at most `step_ns` in which nothing is sure to wake.
+    ///
+    /// # Errors
+    /// `EAGAIN` when the time of the call (`SO_RCVTIMEO`) is over.
+    pub(super) fn step_ns(&mut self, fd: i32, step_ns: u64) -> Result<u64, i32> {
+        let left_ns = self.deadline.left_ns(fd, libc::SO_RCVTIMEO)?;
+        Ok(if left_ns == 0 {
+            step_ns
+        } else {
+            left_ns.min(step_ns)
+        })
+    }
+
     /// The events to sleep for in steps; `None` when a byte is sure to wake.
     fn steps(&self, end: &End<'_>) -> Option<i16> {
         if self.vain > VAIN_SLEEPS_MAX {
