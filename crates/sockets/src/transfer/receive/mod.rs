@@ -526,7 +526,7 @@ unsafe fn step(
                 // tcp(7): a receive that has some bytes stops at the urgent mark.
                 return Ok(Step::End);
             }
-            Next::Look => seen = look_at_data(connection, end, want)?,
+            Next::Look => seen = look_at_data(connection, end, want, flags)?,
             Next::Data { max } => {
                 let max = usize::try_from(max).unwrap_or(usize::MAX).min(want);
                 // SAFETY: the caller's promise.
@@ -592,7 +592,12 @@ fn count_peeked(fd: i32, limit: usize) -> isize {
 ///
 /// # Errors
 /// An error that the kernel reports, or reported before, when no byte comes before it.
-fn look_at_data(connection: &Connection, end: &End<'_>, want: usize) -> Result<Carrier, i32> {
+fn look_at_data(
+    connection: &Connection,
+    end: &End<'_>,
+    want: usize,
+    flags: i32,
+) -> Result<Carrier, i32> {
     let waiting = sys::bytes_waiting(connection.number());
     if waiting > 0 {
         return Ok(Carrier::Waiting(waiting as u64));
@@ -617,7 +622,12 @@ fn look_at_data(connection: &Connection, end: &End<'_>, want: usize) -> Result<C
             _ => Carrier::Unseen,
         }),
         0 => Ok(Carrier::Ended),
-        error if error == -(libc::EAGAIN as isize) => Ok(Carrier::Empty),
+        error if error == -(libc::EAGAIN as isize) => match flags & libc::MSG_PEEK {
+            // A receive goes past the mark, also one that finds nothing behind it: from then on the
+            // kernel counts what comes (tcp_recvmsg_locked).
+            0 if sys::is_at_mark(connection.number()) => Ok(Carrier::Waiting(1)),
+            _ => Ok(Carrier::Empty),
+        },
         // The error comes after all that was announced before it.
         error => match end.next(Carrier::Ended, 0) {
             Ok(Next::End | Next::Cut) => Err(-error as i32),
