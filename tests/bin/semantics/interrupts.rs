@@ -4,7 +4,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::Case;
-use crate::role::{Pair, Role, receive_all, send_all, send_until_refused, shown};
+use crate::role::{Pair, Role, await_events, receive_all, send_all, send_until_refused, shown};
 use crate::sys;
 
 pub(crate) const CASES: &[Case] = &[
@@ -13,6 +13,10 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair("send_is_interrupted_with_what_it_has_sent", send_plain),
     Case::pair("waitall_is_interrupted_with_what_it_has", waitall),
     Case::pair("poll_is_interrupted_even_with_sa_restart", poll),
+    Case::pair(
+        "poll_is_interrupted_behind_an_urgent_byte",
+        poll_after_urgent,
+    ),
     Case::pair("select_is_interrupted_even_with_sa_restart", select),
     Case::pair("epoll_wait_is_interrupted_even_with_sa_restart", epoll),
     Case::pair(
@@ -55,12 +59,17 @@ fn caught() -> u32 {
 
 /// Has SIGALRM handled by `handler`.
 pub(crate) fn handle(handler: extern "C" fn(i32), flags: i32) {
+    handle_signal(libc::SIGALRM, handler, flags);
+}
+
+/// Has `signal` handled by `handler`.
+pub(crate) fn handle_signal(signal: i32, handler: extern "C" fn(i32), flags: i32) {
     // SAFETY: a sigaction of zeroes is valid; the handler only does what signal handlers may.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = handler as *const () as usize;
         action.sa_flags = flags;
-        assert_eq!(libc::sigaction(libc::SIGALRM, &action, ptr::null_mut()), 0);
+        assert_eq!(libc::sigaction(signal, &action, ptr::null_mut()), 0);
     }
 }
 
@@ -80,6 +89,44 @@ pub(crate) fn alarm(first_ms: i64, every_ms: i64) {
     // SAFETY: the timer is live; the old one is not wanted.
     let set = unsafe { libc::setitimer(libc::ITIMER_REAL, &timer, ptr::null_mut()) };
     assert_eq!(set, 0);
+}
+
+/// An urgent byte ends nothing: later calls sleep as before, for a signal and for bytes.
+fn poll_after_urgent(pair: &Pair) {
+    const ROUNDS: usize = 300;
+    if pair.server() {
+        sys::send(pair.fd, b"!", libc::MSG_OOB).value();
+        pair.step();
+        for _ in 0..ROUNDS {
+            let mut byte = [0];
+            receive_all(pair.fd, &mut byte);
+            send_all(pair.fd, &byte);
+        }
+        pair.step();
+        pair.step_to_sleeper();
+        send_all(pair.fd, b"late");
+        pair.step();
+    } else {
+        pair.step();
+        await_events(pair.fd, libc::POLLPRI);
+        pair.say("urgent", sys::recv(pair.fd, &mut [0], libc::MSG_OOB));
+        // The connection goes to its rings again.
+        for _ in 0..ROUNDS {
+            send_all(pair.fd, b".");
+            await_events(pair.fd, libc::POLLIN);
+            receive_all(pair.fd, &mut [0]);
+        }
+        pair.step();
+        handle(count, 0);
+        alarm(30, 30);
+        let (result, events) = sys::poll(&[(pair.fd, libc::POLLIN)], 5000);
+        pair.say("interrupted", format!("{result} {events:?}"));
+        alarm(0, 0);
+        pair.step_to_sleep();
+        let (result, events) = sys::poll(&[(pair.fd, libc::POLLIN)], 5000);
+        pair.say("woken", format!("{result} {events:?}"));
+        pair.step();
+    }
 }
 
 fn recv_plain(pair: &Pair) {

@@ -348,6 +348,15 @@ pub(crate) fn each_used(mut each: impl FnMut(u32, &'static Entry, &'static Local
 pub(crate) const HINT_LOOK: u32 = 1;
 /// The carrier's end of file was seen and the ring is drained.
 pub(crate) const HINT_EOF: u32 = 2;
+/// The carrier reported an urgent byte: whoever asks for one asks the kernel. It ends nothing.
+pub(crate) const HINT_URGENT: u32 = 4;
+
+/// The hints that events of the carrier leave: an urgent byte alone is no end.
+pub(crate) fn hints_of(events: u32) -> u32 {
+    const ENDS: i32 = libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR;
+    let hint = |of: i32, hint| if events & of as u32 != 0 { hint } else { 0 };
+    hint(ENDS, HINT_LOOK) | hint(libc::EPOLLPRI, HINT_URGENT)
+}
 
 /// True when the operator or the adapter wants something of this connection.
 #[inline]

@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 use libc::{EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLPRI, EPOLLRDHUP, epoll_event};
 use toehold_channel::table::{FLAG_PARKED, Mode};
 
-use crate::connection::{Connection, HINT_LOOK};
+use crate::connection::{self, Connection, HINT_LOOK};
 use crate::direction::doorbells;
 use crate::epoll::instance::Epoll;
 use crate::epoll::lists::push_ready;
@@ -49,11 +49,12 @@ impl Epoll {
             let Some(connection) = one.behind().filter(|one| one.end().is_some()) else {
                 continue;
             };
-            if event.events & (EPOLLPRI | EPOLLRDHUP | EPOLLHUP | EPOLLERR) as u32 != 0 {
-                connection
-                    .entry
-                    .rx_hints
-                    .fetch_or(HINT_LOOK, Ordering::Relaxed);
+            let hints = connection::hints_of(event.events);
+            if hints != 0 {
+                let known = &connection.entry.rx_hints;
+                known.fetch_or(hints, Ordering::Relaxed);
+            }
+            if hints & HINT_LOOK != 0 {
                 note_end(&connection);
             }
             connection.entry.wakeups.fetch_add(1, Ordering::Relaxed);

@@ -5,11 +5,10 @@ use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use libc::{
-    POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLPRI, POLLRDHUP, nfds_t, pollfd, sigset_t,
-    timespec,
+    POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLPRI, nfds_t, pollfd, sigset_t, timespec,
 };
 
-use crate::connection::{self, Connection, HINT_LOOK};
+use crate::connection::{self, Connection, HINT_URGENT};
 use crate::epoll::nested;
 use crate::epoll::sleeping::Watch;
 use crate::offload::awaiting::{self, Answer};
@@ -202,6 +201,8 @@ pub(crate) fn poll(
         .map(|c| c.local);
     let handlers = deferral::handlers();
     let mut started = 0u64;
+    // Spinning saw a sign of news, and there was none: only a sleep comes next, which signals end.
+    let mut is_misled = false;
     loop {
         let found = look_at_all(fds);
         let now = sys::now_ns();
@@ -225,10 +226,13 @@ pub(crate) fn poll(
             let endless = budget == ENDLESS_NS;
             let slice = spin::slice_ns(budget).min(left.unwrap_or(u64::MAX));
             if slice > 0 {
-                if spin::spin(&local.spin, slice, peer_processor(fds), || {
+                let sees_news = || {
                     fds.iter()
                         .any(|one| one.fd >= 0 && looks_ready(one.fd, one.events))
-                }) {
+                };
+                is_misled =
+                    !is_misled && spin::spin(&local.spin, slice, peer_processor(fds), sees_news);
+                if is_misled {
                     continue;
                 }
                 if handlers.end_a_wait() {
@@ -280,7 +284,7 @@ fn looks_ready(fd: i32, interest: i16) -> bool {
                 }
                 end.reads_ring() && end.receiver().looks_filled()
                     || end.is_record_due()
-                    || connection.entry.rx_hints.load(Ordering::Relaxed) != 0
+                    || connection.entry.rx_hints.load(Ordering::Relaxed) & !HINT_URGENT != 0
             })
             .unwrap_or(false)
         }
@@ -375,8 +379,9 @@ fn disarm_all(copy: &mut Copy) {
             if kernel.revents != 0 {
                 entry.wakeups.fetch_add(1, Ordering::Relaxed);
             }
-            if kernel.revents & (POLLPRI | POLLRDHUP | POLLHUP | POLLERR) != 0 {
-                entry.rx_hints.fetch_or(HINT_LOOK, Ordering::Relaxed);
+            let hints = connection::hints_of(kernel.revents as u32);
+            if hints != 0 {
+                entry.rx_hints.fetch_or(hints, Ordering::Relaxed);
             }
             if kernel.revents & POLLIN != 0 {
                 if let Some(_held) = lock::try_lock(&entry.rx_lock) {

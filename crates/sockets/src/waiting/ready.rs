@@ -9,7 +9,7 @@ use toehold_stream::end::{End, Incoming};
 
 use crate::connection::carrier::Carrier;
 use crate::connection::resets::was_closed_cleanly;
-use crate::connection::{Connection, HINT_LOOK};
+use crate::connection::{Connection, HINT_LOOK, HINT_URGENT};
 use crate::connection::{pending_errors, settings, unix};
 use crate::direction::{Credit, want_credit};
 use crate::direction::{doorbells, switching, takeover};
@@ -39,7 +39,8 @@ pub(crate) fn events(connection: &Connection, end: &End<'_>, interest: i16) -> i
     if interest & POLLOUT != 0 {
         ready |= outgoing(connection, end);
     }
-    if interest & POLLPRI != 0 && entry.rx_hints.load(Ordering::Relaxed) & HINT_LOOK != 0 {
+    let hints = entry.rx_hints.load(Ordering::Relaxed);
+    if interest & POLLPRI != 0 && hints & (HINT_LOOK | HINT_URGENT) != 0 {
         ready |= sys::poll_now(connection.number(), POLLPRI) & POLLPRI;
     }
     ready & (interest | POLLERR | POLLHUP)
@@ -132,7 +133,7 @@ fn slow_incoming(connection: &Connection, end: &End<'_>) -> i16 {
         // cost it its wake-up.
         return POLLIN;
     };
-    let hinted = entry.rx_hints.load(Ordering::Relaxed) != 0
+    let hinted = entry.rx_hints.load(Ordering::Relaxed) & !HINT_URGENT != 0
         || entry.flags.load(Ordering::Relaxed) & FLAG_SHUT_RX != 0
         || !end.theirs().wake.closed.load(Ordering::Relaxed).is(0);
     let (mut on_carrier, mut has_bytes) = (false, false);
