@@ -18,6 +18,16 @@ use crate::role::{Pair, fill, receive_all, send_all};
 use crate::sys::{self, Fd};
 
 pub(crate) const CASES: &[Case] = &[
+    Case::pair(
+        "instance_is_told_of_what_a_sleeping_splice_leaves",
+        |pair| {
+            sharing::beside_a_splice(pair, 0);
+        },
+    ),
+    Case::pair(
+        "exclusive_instance_is_told_of_what_a_sleeping_splice_leaves",
+        |pair| sharing::beside_a_splice(pair, libc::EPOLLEXCLUSIVE),
+    ),
     Case::pair("level_triggered_events_repeat", modes::level),
     Case::pair("edge_triggered_events_come_once_per_arrival", modes::edge),
     Case::pair(

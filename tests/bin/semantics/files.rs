@@ -46,13 +46,13 @@ fn file(len: usize) -> std::fs::File {
     file
 }
 
-fn call_sendfile(to: Fd, from: Fd, offset: Option<&mut i64>, count: usize) -> Ret {
+pub(crate) fn call_sendfile(to: Fd, from: Fd, offset: Option<&mut i64>, count: usize) -> Ret {
     let offset = offset.map_or(ptr::null_mut(), ptr::from_mut);
     // SAFETY: the offset, where there is one, outlives the call.
     sys::ret(unsafe { libc::sendfile(to, from, offset, count) } as i64)
 }
 
-fn splice(from: Fd, to: Fd, count: usize, flags: u32) -> Ret {
+pub(crate) fn splice(from: Fd, to: Fd, count: usize, flags: u32) -> Ret {
     // SAFETY: no offsets are given.
     sys::ret(
         unsafe { libc::splice(from, ptr::null_mut(), to, ptr::null_mut(), count, flags) } as i64,

@@ -25,6 +25,18 @@ pub(super) fn kick(epoll_fd: i32, fd: i32, number: u32) {
     );
 }
 
+/// Gives a registration of the kernel's other events and data. False when that cannot be.
+pub(super) fn replace(epoll_fd: i32, fd: i32, events: u32, data: u64) -> bool {
+    if sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_MOD, fd, events, data) >= 0 {
+        return true;
+    }
+    // One that has, or is to have, EPOLLEXCLUSIVE cannot be modified (fs/eventpoll.c,
+    // `do_epoll_ctl`): the old one goes, and the new one comes. Without an old one the number may
+    // be another file's.
+    sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_DEL, fd, 0, 0) >= 0
+        && sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_ADD, fd, events, data) >= 0
+}
+
 /// Puts our events and tag in place of the program's in the kernel. False when that cannot be: the
 /// connection stays on its carrier.
 pub(super) fn kernel_has_ours(
@@ -39,12 +51,9 @@ pub(super) fn kernel_has_ours(
     }
     let epoll_fd = epoll.fd.load(Ordering::Relaxed) - 1;
     let (fd, events) = (one.carrier(), one.carrier_events());
-    if sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_MOD, fd, events, tag(n)) >= 0 {
-        return true;
-    }
-    // EPOLLEXCLUSIVE registrations cannot be modified: take the old one out, put ours in.
-    sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_DEL, fd, 0, 0);
-    if sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_ADD, fd, events, tag(n)) >= 0 {
+    if replace(epoll_fd, fd, events, tag(n))
+        || sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_ADD, fd, events, tag(n)) >= 0
+    {
         return true;
     }
     connection.pin(Reason::NoResources);
@@ -66,13 +75,8 @@ pub(super) fn kernel_has_programs(epoll: &Epoll, one: &Registration, n: u32) {
     epoll.note_ordinary(wanted.events);
     // One that has told already will tell errors and hang-ups once more: `Registration::tell_once`
     // knows.
-    sys::epoll_ctl(
-        epoll.fd.load(Ordering::Relaxed) - 1,
-        libc::EPOLL_CTL_MOD,
-        one.carrier(),
-        wanted.events,
-        data,
-    );
+    let epoll_fd = epoll.fd.load(Ordering::Relaxed) - 1;
+    replace(epoll_fd, one.carrier(), wanted.events, data);
 }
 
 /// The program changes a registration that the kernel answers. The caller holds the lock under

@@ -15,7 +15,7 @@ use toehold_stream::end::End;
 
 use crate::connection::Connection;
 use crate::epoll::instance::{Epoll, MEMBERS, PAIRS_MAX, epoll};
-use crate::epoll::kernel_registrations::{kernel_has_ours, kernel_has_programs};
+use crate::epoll::kernel_registrations::{kernel_has_ours, kernel_has_programs, replace};
 use crate::epoll::lists::{push_ready, remove_polled, remove_ready};
 use crate::epoll::registration::{
     ANSWER_EVENTS, NEXT_UNUSED, ONESHOT, Registration, State, TAG, each_registration,
@@ -220,13 +220,8 @@ pub(crate) fn hold(connection: &Connection) {
         let moves = || one.moves(State::Plain, State::Held) || one.moves(State::Once, State::Held);
         if TAG.load(Ordering::Relaxed) != 0 && moves() {
             epoll.ours.fetch_add(1, Ordering::Relaxed);
-            sys::epoll_ctl(
-                epoll.fd.load(Ordering::Relaxed) - 1,
-                libc::EPOLL_CTL_MOD,
-                one.carrier(),
-                ANSWER_EVENTS,
-                tag(n),
-            );
+            let epoll_fd = epoll.fd.load(Ordering::Relaxed) - 1;
+            replace(epoll_fd, one.carrier(), ANSWER_EVENTS, tag(n));
         }
     });
 }

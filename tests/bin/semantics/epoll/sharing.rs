@@ -376,3 +376,30 @@ fn give_way() {
         libc::sched_setscheduler(0, libc::SCHED_IDLE, &parameters);
     }
 }
+
+/// A thread in splice(2) takes one byte of those that come, and another thread waits for the rest.
+/// The connection is on the kernel for its option.
+pub(super) fn beside_a_splice(pair: &Pair, modes: i32) {
+    let fd = pair.fd;
+    if pair.server() {
+        pair.step();
+        pair.say("send", sys::send(fd, b"12345678", 0));
+        pair.step();
+        return;
+    }
+    sys::set_option(fd, libc::SOL_SOCKET, libc::SO_OOBINLINE, 1).value();
+    let waits = Sleeper::start(move || {
+        let epoll = sys::epoll_create();
+        let events = libc::EPOLLIN | modes;
+        sys::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, fd, events, 5).value();
+        sys::epoll_wait(epoll, 4, 5000)
+    });
+    let takes = Sleeper::start(move || {
+        let (_from, to) = sys::pipe();
+        crate::files::splice(fd, to, 1, 0)
+    });
+    pair.step();
+    pair.say("splice", takes.result());
+    pair.say("epoll_wait", format!("{:?}", waits.result()));
+    pair.step();
+}
