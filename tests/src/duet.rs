@@ -86,6 +86,8 @@ pub struct Duet {
     pub asked: usize,
     /// Those of them that were found upgraded in both directions.
     pub upgraded: usize,
+    /// What explains why a role did not end, where one did not.
+    pub evidence: Option<String>,
 }
 
 impl Duet {
@@ -158,9 +160,18 @@ impl Duet {
             let answers = scope.spawn(move || answer(toehold, oracle, is_upgraded));
             let mut transcript = Vec::new();
             let mut roles = [("server", server), ("client", client)];
-            wait_until(CASE_TIME_LIMIT, || {
+            let mut said = [0; 2];
+            while !wait_until(SILENCE_MAX, || {
                 roles.iter_mut().all(|(_, role)| role.ended().is_some())
-            });
+            }) {
+                let now = roles.each_ref().map(|(_, role)| role.stdout().len());
+                if now == said {
+                    break;
+                }
+                said = now;
+            }
+            let is_stuck = roles.iter_mut().any(|(_, role)| role.ended().is_none());
+            let evidence = is_stuck.then(|| evidence(toehold, &roles));
             for (name, role) in &mut roles {
                 let end = match role.ended() {
                     Some(status) => ending(status),
@@ -178,6 +189,7 @@ impl Duet {
                 transcript,
                 asked,
                 upgraded,
+                evidence,
             }
         })
     }
@@ -220,8 +232,9 @@ impl Duet {
             .take(4)
             .collect::<Vec<_>>();
         let expected = oracle.transcript.get(same);
+        let evidence = self.evidence.as_deref().unwrap_or_default();
         Some(format!(
-            "{before:#?}\n  expected {expected:?}\n  got      {got:?}"
+            "{before:#?}\n  expected {expected:?}\n  got      {got:?}\n{evidence}"
         ))
     }
 
@@ -251,11 +264,22 @@ fn is_direct(ends: &[&Connection]) -> bool {
     ends.iter().filter(|end| end.is_direct()).count() >= 2
 }
 
-/// Longer than any case takes; shorter than a reader's time_limit with a hanging one.
-const CASE_TIME_LIMIT: Duration = Duration::from_secs(40);
+/// Longer than a role is silent that goes on, however busy the host is.
+const SILENCE_MAX: Duration = Duration::from_secs(40);
 
 /// How long a client that has been told no waits before it sends more and asks again.
 const UNTIL_ASKED_AGAIN: Duration = Duration::from_millis(5);
+
+/// What there is to see of roles of which one does not end: both ends of all their connections, by
+/// the adapter and by the kernel, and what they said last.
+fn evidence(toehold: &Toehold, roles: &[(&str, Running)]) -> String {
+    let mut evidence = format!("STUCK; toehold status: {:#}\n", toehold.known());
+    for (name, role) in roles {
+        let (group, outputs) = (role.evidence(), role.outputs());
+        evidence += &format!("{name}:\n{group}{outputs}");
+    }
+    evidence
+}
 
 /// Lets a child have copies of our descriptors under fixed numbers.
 fn inherit(command: &mut Command, descriptors: Vec<(RawFd, RawFd)>) {

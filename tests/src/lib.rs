@@ -12,6 +12,7 @@
 //! - [`checked`]: two ends of a checked connection, and what they owe each other;
 //! - [`crowd`]: two programs with many connections, and a line to one of them;
 //! - [`ends`]: the ends of a program's connections, in its table;
+//! - [`evidence`]: what the kernel tells of processes that do not go on;
 //! - [`generator`]: the lab's load between two programs;
 //! - [`load`]: the byte streams that the soak and the crash tests check;
 //! - [`nginx`]: a web server with files of known contents;
@@ -26,6 +27,7 @@ pub mod checked;
 pub mod crowd;
 pub mod duet;
 pub mod ends;
+pub mod evidence;
 pub mod generator;
 pub mod host;
 pub mod load;

@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::evidence;
+
 /// Longer than any step of any test takes on a loaded two-core machine.
 pub const TIME_LIMIT: Duration = Duration::from_secs(60);
 
@@ -118,9 +120,10 @@ impl Running {
             Some(status) if status.success() => self.stdout(),
             Some(status) => panic!("{} ended with {status}\n{}", self.name, self.outputs()),
             None => panic!(
-                "{} is stuck in {}\n{}",
+                "{} is stuck in {}\n{}{}",
                 self.name,
                 self.whereabouts(),
+                self.evidence(),
                 self.outputs()
             ),
         }
@@ -167,6 +170,11 @@ impl Running {
     /// Where the process's threads wait in the kernel: the first question about a stuck one.
     pub fn whereabouts(&self) -> String {
         whereabouts(self.child.id())
+    }
+
+    /// All that the kernel tells of the process and of its group.
+    pub fn evidence(&self) -> String {
+        evidence::of_group(self.pid())
     }
 
     fn kill_group(&self) {

@@ -30,7 +30,8 @@ fn compare_cases(toehold: &Toehold, group: &str, cases: &[String], sides: &[Side
             if !differences.is_empty() {
                 const LINES_MAX: usize = 12;
                 let shown = differences[..differences.len().min(LINES_MAX)].join("\n      ");
-                complaints.push(format!("{case} ({sides:?}):\n      {shown}"));
+                let evidence = duet.evidence.unwrap_or_default();
+                complaints.push(format!("{case} ({sides:?}):\n      {shown}\n{evidence}"));
             }
             asked += duet.asked;
             upgraded += duet.upgraded;
