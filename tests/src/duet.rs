@@ -86,7 +86,7 @@ pub struct Duet {
     pub asked: usize,
     /// Those of them that were found upgraded in both directions.
     pub upgraded: usize,
-    /// What explains why a role did not end, where one did not.
+    /// Facts that may explain why a role did not end, where one did not.
     pub evidence: Option<String>,
 }
 
@@ -270,7 +270,7 @@ const SILENCE_MAX: Duration = Duration::from_secs(40);
 /// How long a client that has been told no waits before it sends more and asks again.
 const UNTIL_ASKED_AGAIN: Duration = Duration::from_millis(5);
 
-/// What there is to see of roles of which one does not end: both ends of all their connections, by
+/// All there is to see of roles of which one does not end: both ends of all their connections, by
 /// the adapter and by the kernel, and what they said last.
 fn evidence(toehold: &Toehold, roles: &[(&str, Running)]) -> String {
     let mut evidence = format!("STUCK; toehold status: {:#}\n", toehold.known());

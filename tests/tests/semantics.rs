@@ -245,12 +245,17 @@ mod improvised {
     }
 
     fn compare_under(toehold: &Toehold, kind: &str, all: &[Sides], without: &[&str]) {
+        compare_by(kind, all, |sides, case| {
+            Duet::play(toehold, sides, PROGRAM, case).without(without)
+        });
+    }
+
+    fn compare_by(kind: &str, all: &[Sides], play: impl Fn(Sides, &str) -> Duet) {
         let mut complaints = Vec::new();
         let (mut asked, mut upgraded) = (0, 0);
         for seed in host::seed()..host::seed() + host::rounds(8) {
             let case = format!("{kind}:{seed}");
-            let play = |sides| Duet::play(toehold, sides, PROGRAM, &case).without(without);
-            let oracle = play(Sides::HOST);
+            let oracle = play(Sides::HOST, &case);
             let well = oracle
                 .transcript
                 .iter()
@@ -259,7 +264,7 @@ mod improvised {
                 complaints.push(format!("{case} on the kernel: {:#?}", oracle.transcript));
             }
             for &sides in all {
-                let duet = play(sides);
+                let duet = play(sides, &case);
                 if let Some(first) = duet.first_difference(&oracle) {
                     complaints.push(format!("{case} ({sides:?}): {first}"));
                 }
@@ -283,6 +288,14 @@ mod improvised {
     #[test]
     fn random_conversations_on_several_connections_go_as_on_the_kernel() {
         compare("several", &[Sides::DIRECT]);
+    }
+
+    #[test]
+    fn random_conversations_on_several_unix_connections_go_as_on_the_kernel() {
+        let toehold = Toehold::start();
+        compare_by("several", &[Sides::DIRECT], |sides, case| {
+            Duet::play_on_unix(&toehold, sides, PROGRAM, case)
+        });
     }
 
     #[test]

@@ -5,13 +5,17 @@
 //! waits until that has arrived, so that on the kernel a seed says the same thing each time.
 //! Whatever a call returns is a line of the transcript.
 
+mod draw;
 mod player;
 pub(crate) mod several;
+mod together;
 
 use toehold_e2e::load::Random;
 
 use crate::role::Pair;
-use player::{Did, Draw, Player};
+use draw::{Draw, Mix};
+use player::Player;
+use together::Over;
 
 /// Calls in one conversation, unless it ends before.
 const TURNS: usize = 120;
@@ -26,33 +30,23 @@ pub(crate) fn play(pair: &Pair, seed: u64) {
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
     let mut player = Player::new(pair.role, String::new(), pair.fd, seed);
     let mut script = Random::new(seed);
+    let mix = Mix::new(&mut script);
     for turn in 0..TURNS {
         let draw = Draw::new(&mut script);
-        let acts = (draw.actor == 0) == pair.server();
-        if acts {
-            let did = player.act(turn, &draw);
-            did.tell(pair);
-            player.note(&did);
-            if did.closed {
-                return;
-            }
+        match together::turn(&mut player, turn, mix.pick(draw.call), &draw) {
             // The other role has seen it.
-            pair.hear();
-        } else {
-            let did = Did::hear(pair);
-            player.hear(&did);
-            if did.closed {
-                return alone(&mut player, turn, &mut script);
-            }
-            pair.tell(0);
+            Over::Neither => pair.step(),
+            Over::Ours => return,
+            Over::Theirs => return alone(&mut player, turn, &mix, &mut script),
         }
     }
 }
 
 /// The other role is gone.
-fn alone(player: &mut Player, turn: usize, script: &mut Random) {
+fn alone(player: &mut Player, turn: usize, mix: &Mix, script: &mut Random) {
     for turn in turn + 1..=turn + TURNS_ALONE {
-        let did = player.act(turn, &Draw::new(script));
+        let draw = Draw::new(script);
+        let did = player.act(turn, mix.pick(draw.call), &draw);
         player.note(&did);
         if did.closed {
             return;

@@ -10,6 +10,15 @@ pub(crate) struct Sleeper<T>(JoinHandle<T>);
 impl<T: Send + 'static> Sleeper<T> {
     /// Starts a thread with `call`. Returns when it sleeps there, or has returned.
     pub(crate) fn start(call: impl FnOnce() -> T + Send + 'static) -> Sleeper<T> {
+        Sleeper::start_by(call, CAREFUL)
+    }
+
+    /// As [`start`](Self::start), where no line of the transcript depends on whether it sleeps.
+    pub(crate) fn start_soon(call: impl FnOnce() -> T + Send + 'static) -> Sleeper<T> {
+        Sleeper::start_by(call, SOON)
+    }
+
+    fn start_by(call: impl FnOnce() -> T + Send + 'static, looks: Looks) -> Sleeper<T> {
         let (announce, announced) = std::sync::mpsc::channel();
         let thread = thread::spawn(move || {
             // SAFETY: no memory is involved.
@@ -18,8 +27,17 @@ impl<T: Send + 'static> Sleeper<T> {
             call()
         });
         let id = announced.recv().expect("the thread begins");
-        await_sleep(&format!("self/task/{id}"), || thread.is_finished());
+        await_sleep_by(&format!("self/task/{id}"), || thread.is_finished(), looks);
         Sleeper(thread)
+    }
+
+    /// Whether the call is over.
+    pub(crate) fn has_returned(&self) -> bool {
+        self.0.is_finished()
+    }
+
+    pub(crate) fn thread(&self) -> &JoinHandle<T> {
+        &self.0
     }
 
     /// The result of the call.
@@ -28,14 +46,32 @@ impl<T: Send + 'static> Sleeper<T> {
     }
 }
 
+/// How often in a row a thread is seen asleep before it counts as asleep: on its way to the call it
+/// may sleep for a moment, too, for a lock or for memory.
+struct Looks {
+    count: u32,
+    between: Duration,
+}
+
+const CAREFUL: Looks = Looks {
+    count: 20,
+    between: Duration::from_millis(5),
+};
+
+const SOON: Looks = Looks {
+    count: 3,
+    between: Duration::from_millis(1),
+};
+
 /// Returns when the thread at `path` under /proc sleeps, or is gone, or `has_returned` says so. A
 /// thread that only waits for a processor is not asleep, however long that takes.
 pub(crate) fn await_sleep(path: &str, has_returned: impl Fn() -> bool) {
-    const BETWEEN_LOOKS: Duration = Duration::from_millis(5);
-    // A thread on its way to the call may sleep for a moment, too: for a lock, or for memory.
-    const LOOKS: u32 = 20;
+    await_sleep_by(path, has_returned, CAREFUL);
+}
+
+fn await_sleep_by(path: &str, has_returned: impl Fn() -> bool, looks: Looks) {
     let mut seen_asleep = 0;
-    while seen_asleep < LOOKS && !has_returned() {
+    while seen_asleep < looks.count && !has_returned() {
         let Ok(stat) = fs::read_to_string(format!("/proc/{path}/stat")) else {
             return;
         };
@@ -43,6 +79,6 @@ pub(crate) fn await_sleep(path: &str, has_returned: impl Fn() -> bool) {
             .rsplit_once(") ")
             .is_some_and(|(_, rest)| rest.starts_with('S'));
         seen_asleep = if is_asleep { seen_asleep + 1 } else { 0 };
-        thread::sleep(BETWEEN_LOOKS);
+        thread::sleep(looks.between);
     }
 }

@@ -70,7 +70,7 @@ fn send_with(fd: Fd, bytes: &[u8], kind: c_int, data: &[u8]) -> sys::Ret {
 }
 
 /// Sends `bytes` with the reading end of a pipe that says `word`.
-fn send_pipe(fd: Fd, bytes: &[u8], word: &[u8]) -> sys::Ret {
+pub(crate) fn send_pipe(fd: Fd, bytes: &[u8], word: &[u8]) -> sys::Ret {
     let (reading, writing) = std::io::pipe().expect("a pipe");
     assert_eq!(sys::write(writing.as_raw_fd(), word).len(), word.len());
     let data = reading.as_raw_fd().to_ne_bytes();
@@ -78,7 +78,7 @@ fn send_pipe(fd: Fd, bytes: &[u8], word: &[u8]) -> sys::Ret {
 }
 
 /// A receive with room for control messages: its result, its bytes, and what came with them.
-fn receive_with(fd: Fd, len: usize, flags: c_int) -> String {
+pub(crate) fn receive_with(fd: Fd, len: usize, flags: c_int) -> String {
     let mut bytes = vec![0u8; len];
     let mut control = [0u64; 16];
     let mut part = libc::iovec {

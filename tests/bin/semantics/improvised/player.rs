@@ -1,57 +1,25 @@
 //! One role in a conversation: its descriptors of one connection, and what it knows of it.
 
-use toehold_e2e::load::{Pattern, Random};
+mod bytes;
+mod looks;
+mod options;
+
+use toehold_e2e::load::Pattern;
 
 use super::SETTLED;
-use crate::role::{Checksum, Role, Side};
-use crate::sys::{self, Fd, Ret};
-use crate::transfer::{RECEIVERS, SENDERS};
+use super::draw::{Draw, Move, pick};
+use crate::role::{Role, Side};
+use crate::sys::{self, Fd};
 
 /// Bytes that may wait for a reader: below anything that a buffer could refuse.
 const UNREAD_MAX: usize = 32 << 10;
-const LENGTHS: &[usize] = &[0, 1, 2, 7, 64, 100, 1000, 4096, 5000, 16_384];
-const RECEIVE_FLAGS: &[i32] = &[
-    0,
-    libc::MSG_PEEK,
-    libc::MSG_TRUNC,
-    libc::MSG_PEEK | libc::MSG_TRUNC,
-    libc::MSG_WAITALL,
-    libc::MSG_PEEK | libc::MSG_WAITALL,
-];
-
-/// The numbers of one turn. Always as many, whatever is made of them.
-pub(super) struct Draw {
-    pub(super) actor: u64,
-    pub(super) call: u64,
-    pub(super) which: u64,
-    how: u64,
-    len: usize,
-    fd: usize,
-}
-
-impl Draw {
-    pub(super) fn new(script: &mut Random) -> Draw {
-        Draw {
-            actor: script.below(2),
-            call: script.below(100),
-            which: script.below(1 << 16),
-            how: script.below(1 << 16),
-            len: pick(LENGTHS, script.below(1 << 16)),
-            fd: script.below(1 << 16) as usize,
-        }
-    }
-}
-
-fn pick<T: Copy>(list: &[T], number: u64) -> T {
-    list[number as usize % list.len()]
-}
 
 /// The acts of a turn that the other role has to know.
 #[derive(Default)]
 pub(super) struct Did {
-    sent: usize,
-    received: usize,
-    shut: bool,
+    pub(super) sent: usize,
+    pub(super) received: usize,
+    pub(super) shut: bool,
     pub(super) closed: bool,
 }
 
@@ -75,7 +43,7 @@ impl Did {
 
 /// One role on one connection.
 pub(super) struct Player {
-    role: Role,
+    pub(super) role: Role,
     /// Stands behind a turn's number, before what the role says.
     label: String,
     /// The connection's descriptors; not empty before its end.
@@ -85,14 +53,17 @@ pub(super) struct Player {
     level: Fd,
     edge: Fd,
     outgoing: Pattern,
-    sent: usize,
+    pub(super) sent: usize,
     /// Bytes that wait for us, and for the other role.
-    unread: usize,
-    theirs_unread: usize,
-    /// Nothing more comes: a call that receives cannot wait.
-    ended: bool,
+    pub(super) unread: usize,
+    pub(super) theirs_unread: usize,
+    /// Nothing more comes.
+    pub(super) ended: bool,
+    /// This role has shut the connection down for reading, or for writing.
+    pub(super) shut_reading: bool,
+    shut_writing: bool,
     /// `SO_RCVLOWAT`: fewer bytes than these are waited for.
-    low_water: usize,
+    pub(super) low_water: usize,
     /// Edges come only with bytes and ends. A shutdown of our own, and options that the kernel
     /// alone serves, may be told as one more.
     pub(super) exact_edges: bool,
@@ -119,6 +90,8 @@ impl Player {
             unread: 0,
             theirs_unread: 0,
             ended: false,
+            shut_reading: false,
+            shut_writing: false,
             low_water: 1,
             exact_edges: true,
         }
@@ -146,38 +119,36 @@ impl Player {
         }
     }
 
-    /// One turn.
-    pub(super) fn act(&mut self, turn: usize, draw: &Draw) -> Did {
+    /// A turn in which this role acts alone.
+    pub(super) fn act(&mut self, turn: usize, what: Move, draw: &Draw) -> Did {
         let fd = self.fds[draw.fd % self.fds.len()];
         let mut did = Did::default();
-        let (call, seen) = match draw.call {
-            0..28 => self.send(fd, draw, &mut did),
-            28..60 => self.receive(fd, draw, &mut did),
-            60..80 => self.look(fd, draw),
-            80..85 => self.in_child(turn, fd, draw, &mut did),
-            85..91 => self.duplicate_or_close(draw),
-            91..96 => self.set(fd, draw),
-            96 => {
-                did.shut = true;
-                self.exact_edges = false;
-                let result = sys::shutdown(fd, libc::SHUT_WR);
-                ("shutdown for writing".to_owned(), result.to_string())
-            }
-            97 | 98 if draw.how.is_multiple_of(2) => {
-                did.closed = true;
-                if draw.call == 97 {
-                    sys::shutdown(fd, libc::SHUT_RDWR);
-                }
-                ("close".to_owned(), self.close())
-            }
-            _ => self.register(draw),
+        let (call, seen) = match what {
+            Move::Send => self.send(fd, draw, &mut did),
+            Move::Receive => self.receive(fd, draw, &mut did),
+            Move::Splice => self.splice(fd, draw, &mut did),
+            Move::InChild => self.in_child(turn, fd, draw, &mut did),
+            Move::DuplicateOrClose => self.duplicate_or_close(draw, 0),
+            Move::Set => self.set(fd, draw),
+            Move::Register => self.register(draw),
+            // By TCP, bytes for an end that has shut both directions down are answered by a reset,
+            // at once or a moment later.
+            Move::EndWriting if !self.shut_reading => self.end_writing(fd, &mut did),
+            Move::EndReading if !self.shut_writing => self.end_reading(fd),
+            Move::Close => self.end(draw, &mut did),
+            _ => self.look(fd, draw),
         };
         self.say(turn, &call, seen);
         did
     }
 
-    fn say(&self, turn: usize, what: &str, seen: impl std::fmt::Display) {
+    pub(super) fn say(&self, turn: usize, what: &str, seen: impl std::fmt::Display) {
         self.role.say(&format!("{turn} {}{what}", self.label), seen);
+    }
+
+    /// Whether a call that receives `count` bytes could wait for them.
+    pub(super) fn waits_for(&self, count: usize) -> bool {
+        self.unread < count && !self.ended && !self.shut_reading
     }
 
     /// One of the connection's numbers, which stands for it no more in a moment.
@@ -198,102 +169,31 @@ impl Player {
         format!("{} descriptors", self.fds.drain(..).len())
     }
 
+    /// Closes all descriptors of this process, as another one goes on with their duplicates.
+    pub(super) fn hand_over(&mut self) {
+        self.close();
+        self.close_instances();
+    }
+
     /// Closes the instances. The connection's end is over here.
     pub(super) fn leave(self) {
+        self.close_instances();
+    }
+
+    fn close_instances(&self) {
         for epoll in [self.level, self.edge] {
             sys::close(epoll).value();
         }
     }
 
-    fn send(&mut self, fd: Fd, draw: &Draw, did: &mut Did) -> (String, String) {
-        let len = draw.len.min(UNREAD_MAX.saturating_sub(self.theirs_unread));
-        let mut bytes = vec![0; len];
-        self.outgoing.fill(self.sent as u64, &mut bytes);
-        // The call that sends two messages wants two halves.
-        let senders = if len.is_multiple_of(2) && len > 0 {
-            8
-        } else {
-            5
-        };
-        let (name, sender) = SENDERS[draw.which as usize % senders];
-        let (name, result) = match draw.how % 3 {
-            0 => ("send DONTWAIT", sys::send(fd, &bytes, libc::MSG_DONTWAIT)),
-            _ => (name, sender(fd, &bytes)),
-        };
-        did.sent = result.len();
-        self.sent += did.sent;
-        (format!("{name} {len}"), result.to_string())
-    }
-
-    fn receive(&mut self, fd: Fd, draw: &Draw, did: &mut Did) -> (String, String) {
-        let mut bytes = vec![0; draw.len];
-        let mut flags = pick(RECEIVE_FLAGS, draw.which);
-        let wanted = match flags & libc::MSG_WAITALL {
-            0 => self.low_water.min(draw.len).max(1),
-            _ => draw.len.max(1),
-        };
-        let waits = self.unread < wanted;
-        let nonblocking = draw.how.is_multiple_of(4) || (waits && !self.ended);
-        let (name, result) = if nonblocking {
-            flags |= libc::MSG_DONTWAIT;
-            (format!("recv {flags:#x}"), sys::recv(fd, &mut bytes, flags))
-        } else if draw.how % 4 == 1 {
-            (format!("recv {flags:#x}"), sys::recv(fd, &mut bytes, flags))
-        } else {
-            flags = 0;
-            if bytes.is_empty() {
-                bytes.push(0);
-            }
-            let (name, receiver) = RECEIVERS[(draw.how / 4) as usize % RECEIVERS.len()];
-            if waits && !self.ended {
-                (
-                    name.to_owned(),
-                    sys::recv(fd, &mut bytes, libc::MSG_DONTWAIT),
-                )
-            } else {
-                (name.to_owned(), receiver(fd, &mut bytes))
-            }
-        };
-        let taken = result.len().min(self.unread);
-        if flags & libc::MSG_PEEK == 0 {
-            did.received = taken;
-        }
-        let seen = if flags & libc::MSG_TRUNC != 0 {
-            String::new()
-        } else {
-            Checksum::of(&bytes[..result.len().min(bytes.len())]).to_string()
-        };
-        (
-            format!("{name} {}", bytes.len()),
-            format!("{result} {seen}"),
-        )
-    }
-
-    fn look(&self, fd: Fd, draw: &Draw) -> (String, String) {
-        let all = libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP | libc::POLLPRI;
-        let (name, seen) = match draw.which % 9 {
-            0 => ("poll", format!("{:?}", sys::poll(&[(fd, all)], 0))),
-            1 => ("ppoll", format!("{:?}", sys::ppoll(&[(fd, all)], 0))),
-            2 => (
-                "select",
-                sys::select(&[fd], &[fd], Some(0), false).to_string(),
-            ),
-            3 => (
-                "pselect",
-                sys::select(&[fd], &[fd], Some(0), true).to_string(),
-            ),
-            4 => ("level", format!("{:?}", sys::epoll_wait(self.level, 4, 0))),
-            5 | 6 if self.exact_edges => {
-                ("edge", format!("{:?}", sys::epoll_wait(self.edge, 4, 0)))
-            }
-            7 => ("FIONREAD", sys::readable_bytes(fd).to_string()),
-            _ => ("SO_ERROR", sys::socket_error(fd)),
-        };
-        (name.to_owned(), seen)
-    }
-
     /// A child of ours sends or receives.
-    fn in_child(&mut self, turn: usize, fd: Fd, draw: &Draw, did: &mut Did) -> (String, String) {
+    pub(super) fn in_child(
+        &mut self,
+        turn: usize,
+        fd: Fd,
+        draw: &Draw,
+        did: &mut Did,
+    ) -> (String, String) {
         let (from, to) = sys::pipe();
         let child = sys::fork();
         if child == 0 {
@@ -319,15 +219,22 @@ impl Player {
         ("child".to_owned(), ended)
     }
 
-    fn duplicate_or_close(&mut self, draw: &Draw) -> (String, String) {
+    /// A new number is `least` at least.
+    pub(super) fn duplicate_or_close(&mut self, draw: &Draw, least: Fd) -> (String, String) {
         let index = draw.fd % self.fds.len();
         if self.fds.len() < 4 && draw.which.is_multiple_of(2) {
-            self.fds.push(sys::dup(self.fds[index]).fd());
-            ("dup".to_owned(), format!("{} of them", self.fds.len()))
+            let old = self.fds[index];
+            let new = match least {
+                0 => sys::dup(old),
+                _ => sys::fcntl(old, libc::F_DUPFD_CLOEXEC, least),
+            };
+            let new = new.fd();
+            self.fds.push(new);
+            (format!("dup {old}"), new.to_string())
         } else if self.fds.len() > 1 {
             // Be it the one that the instances know: they go on telling of it.
             let number = self.give_up(index);
-            ("close one".to_owned(), sys::close(number).to_string())
+            (format!("close {number}"), sys::close(number).to_string())
         } else {
             ("nothing".to_owned(), String::new())
         }
@@ -365,32 +272,39 @@ impl Player {
         )
     }
 
-    /// Options that change how calls behave, but nothing's time.
-    fn set(&mut self, fd: Fd, draw: &Draw) -> (String, String) {
-        let on = i32::from(draw.how.is_multiple_of(2));
-        let set = |level, option, value: i32| sys::set_option(fd, level, option, value);
-        let (name, result): (&str, Ret) = match draw.which % 5 {
-            0 => ("TCP_NODELAY", set(libc::IPPROTO_TCP, libc::TCP_NODELAY, on)),
-            1 => (
-                "SO_KEEPALIVE",
-                set(libc::SOL_SOCKET, libc::SO_KEEPALIVE, on),
-            ),
-            2 => {
-                self.exact_edges = false;
-                self.low_water = if on == 1 { 100 } else { 1 };
-                let result = set(libc::SOL_SOCKET, libc::SO_RCVLOWAT, 1 + on * 99);
-                ("SO_RCVLOWAT", result)
+    pub(super) fn end_writing(&mut self, fd: Fd, did: &mut Did) -> (String, String) {
+        did.shut = true;
+        self.shut_writing = true;
+        self.exact_edges = false;
+        let result = sys::shutdown(fd, libc::SHUT_WR);
+        ("shutdown for writing".to_owned(), result.to_string())
+    }
+
+    fn end_reading(&mut self, fd: Fd) -> (String, String) {
+        self.shut_reading = true;
+        self.exact_edges = false;
+        let result = sys::shutdown(fd, libc::SHUT_RD);
+        ("shutdown for reading".to_owned(), result.to_string())
+    }
+
+    /// The connection's end on this side: a close, with a reset or behind a shutdown by lot.
+    pub(super) fn end(&mut self, draw: &Draw, did: &mut Did) -> (String, String) {
+        did.closed = true;
+        let name = match draw.how % 4 {
+            0 => {
+                sys::shutdown(self.fds[0], libc::SHUT_RDWR);
+                "shutdown and close"
             }
-            3 => {
-                self.exact_edges = false;
-                let result = set(libc::SOL_SOCKET, libc::SO_OOBINLINE, on);
-                ("SO_OOBINLINE", result)
+            1 => {
+                let at_once = libc::linger {
+                    l_onoff: 1,
+                    l_linger: 0,
+                };
+                sys::set_option(self.fds[0], libc::SOL_SOCKET, libc::SO_LINGER, at_once);
+                "reset"
             }
-            _ => {
-                sys::set_nonblocking(fd, on == 1);
-                ("O_NONBLOCK", Ret(Ok(0)))
-            }
+            _ => "close",
         };
-        (format!("{name} {on}"), result.to_string())
+        (name.to_owned(), self.close())
     }
 }

@@ -7,7 +7,9 @@
 use toehold_e2e::load::Random;
 
 use super::SETTLED;
-use super::player::{Did, Draw, Player};
+use super::draw::{Draw, Mix, Move};
+use super::player::{Did, Player};
+use super::together::{self, Over};
 use crate::role::Role;
 use crate::sys::{self, Fd};
 
@@ -23,8 +25,8 @@ const ADD: i32 = libc::EPOLL_CTL_ADD;
 pub(crate) fn play(role: Role, seed: u64) {
     // SAFETY: ignoring a signal installs no handler.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
-    let mut table = Table::new(role, seed);
     let mut script = Random::new(seed);
+    let mut table = Table::new(role, seed, Mix::new(&mut script));
     for turn in 0..TURNS {
         let place = script.below(PLACES as u64) as usize;
         table.turn(turn, place, &Draw::new(&mut script));
@@ -50,6 +52,7 @@ enum Meeting {
 struct Table {
     role: Role,
     seed: u64,
+    mix: Mix,
     meeting: Meeting,
     places: [Place; PLACES],
     /// An instance that has each connection under the number with which it began.
@@ -58,7 +61,7 @@ struct Table {
 }
 
 impl Table {
-    fn new(role: Role, seed: u64) -> Table {
+    fn new(role: Role, seed: u64, mix: Mix) -> Table {
         let meeting = if role.server() {
             // As a server of short connections, so that carriers may serve several of them.
             let listener = role.listen(libc::SOCK_NONBLOCK);
@@ -72,6 +75,7 @@ impl Table {
         Table {
             role,
             seed,
+            mix,
             meeting,
             places: [const { Place::Empty }; PLACES],
             all: sys::epoll_create(),
@@ -117,27 +121,28 @@ impl Table {
 
     /// A turn on a connection with both ends.
     fn together(&mut self, turn: usize, index: usize, mut player: Player, draw: &Draw) {
-        if (draw.actor == 0) != self.role.server() {
-            let did = Did::hear(&self.role);
-            player.hear(&did);
-            self.places[index] = match did.closed {
-                true => Place::Alone(Some(player), TURNS_ALONE),
-                false => Place::Both(player),
-            };
-            return;
-        }
-        let did = match draw.call {
-            0..10 => self.take_number(turn, index, &mut player, draw),
-            10..20 => self.look_at_all(turn),
-            _ => player.act(turn, draw),
+        let acts = (draw.actor == 0) == self.role.server();
+        let what = self.mix.pick(draw.call);
+        let did = match what {
+            Move::TakeNumber if acts => Some(self.take_number(turn, index, &mut player, draw)),
+            Move::LookAtAll if acts => Some(self.look_at_all(turn)),
+            Move::GoOnInChild if acts => Some(self.go_on_in_child(turn, &mut player)),
+            _ => None,
         };
-        did.tell(&self.role);
-        self.places[index] = if did.closed {
-            player.leave();
-            Place::Alone(None, TURNS_ALONE)
-        } else {
-            player.note(&did);
-            Place::Both(player)
+        let over = match did {
+            Some(did) => {
+                did.tell(&self.role);
+                together::ours(&mut player, &did)
+            }
+            None => together::turn(&mut player, turn, what, draw),
+        };
+        self.places[index] = match over {
+            Over::Neither => Place::Both(player),
+            Over::Ours => {
+                player.leave();
+                Place::Alone(None, TURNS_ALONE)
+            }
+            Over::Theirs => Place::Alone(Some(player), TURNS_ALONE),
         };
     }
 
@@ -157,9 +162,9 @@ impl Table {
             };
             return;
         };
-        let mut did = match draw.call {
-            0..10 => self.take_number(turn, index, &mut player, draw),
-            _ => player.act(turn, draw),
+        let mut did = match self.mix.pick(draw.call) {
+            Move::TakeNumber => self.take_number(turn, index, &mut player, draw),
+            what => player.act(turn, what, draw),
         };
         if left == 1 && !did.closed {
             player.close();
@@ -189,11 +194,43 @@ impl Table {
             let result = sys::dup2(taker.fds[0], number);
             taker.fds.push(number);
             did.closed = player.fds.is_empty();
-            let what = format!("{turn} place {other} takes a number of place {index}");
+            let what = format!("{turn} place {other} takes {number} of place {index}");
             self.role.say(&what, result);
             break;
         }
         did
+    }
+
+    /// A child goes on in this role's place, with all connections and instances. The parent has
+    /// closed its own before, waits for the child, and ends as it does.
+    fn go_on_in_child(&mut self, turn: usize, player: &mut Player) -> Did {
+        let (from, to) = sys::pipe();
+        let child = sys::fork();
+        if child != 0 {
+            player.hand_over();
+            for place in &mut self.places {
+                if let Place::Both(player) | Place::Alone(Some(player), _) = place {
+                    player.hand_over();
+                }
+            }
+            if let Meeting::Server { listener, waits } = self.meeting {
+                sys::close(listener).value();
+                sys::close(waits).value();
+            }
+            sys::close(self.all).value();
+            sys::write(to, b"!").value();
+            let ended = sys::wait_for(child);
+            let code = ended
+                .strip_prefix("exit ")
+                .and_then(|code| code.parse().ok());
+            sys::exit_now(code.unwrap_or(1));
+        }
+        sys::read(from, &mut [0]).value();
+        for end in [from, to] {
+            sys::close(end).value();
+        }
+        self.role.say(&format!("{turn} goes on"), "in a child");
+        Did::default()
     }
 
     /// The instance with all connections. Their order is nobody's promise.

@@ -1,0 +1,163 @@
+//! Turns on a connection with both ends.
+//!
+//! In most turns one role acts and the other sees it. In some the acting role only waits for what
+//! the other does: its threads sleep, or it takes more than any buffer holds.
+//!
+//! ```text
+//!   acting role    can it? ──────► prepares ─► goes on ──────────► says what it got ─► took
+//!   other role     ◄── yes or no               ◄─ sends or ends                     ◄─
+//! ```
+
+mod extra;
+mod sleep;
+
+use super::draw::{Draw, Move};
+use super::player::{Did, Player};
+use crate::role::Checksum;
+use crate::sys;
+use crate::transfer::{RECEIVERS, SENDERS};
+
+/// The end of the connection that is over after a turn.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Over {
+    Neither,
+    Ours,
+    Theirs,
+}
+
+/// One turn. Both roles come here with equal numbers.
+pub(super) fn turn(player: &mut Player, turn: usize, what: Move, draw: &Draw) -> Over {
+    let acts = (draw.actor == 0) == player.role.server();
+    if let Some(joint) = Joint::of(what) {
+        if acts {
+            let can = (joint.can)(player);
+            player.role.tell(u32::from(can));
+            if can {
+                return (joint.lead)(player, turn, draw);
+            }
+        } else if player.role.hear() == 1 {
+            return (joint.follow)(player, turn, draw);
+        }
+    }
+    if acts {
+        let did = player.act(turn, what, draw);
+        did.tell(&player.role);
+        ours(player, &did)
+    } else {
+        let did = Did::hear(&player.role);
+        theirs(player, &did)
+    }
+}
+
+/// This role has done something.
+pub(super) fn ours(player: &mut Player, did: &Did) -> Over {
+    if did.closed {
+        return Over::Ours;
+    }
+    player.note(did);
+    Over::Neither
+}
+
+/// The other role has done something.
+fn theirs(player: &mut Player, did: &Did) -> Over {
+    player.hear(did);
+    match did.closed {
+        true => Over::Theirs,
+        false => Over::Neither,
+    }
+}
+
+/// A turn for which both roles are needed.
+struct Joint {
+    /// Whether the acting role can wait for anything.
+    can: fn(&Player) -> bool,
+    lead: fn(&mut Player, usize, &Draw) -> Over,
+    follow: fn(&mut Player, usize, &Draw) -> Over,
+}
+
+impl Joint {
+    fn of(what: Move) -> Option<&'static Joint> {
+        match what {
+            Move::Sleep => Some(&Joint {
+                can: |player| player.waits_for(usize::MAX),
+                lead: sleep::lead,
+                follow: sleep::follow,
+            }),
+            Move::Bulk => Some(&Joint {
+                // The rest of it may be less than what wakes a reader.
+                can: |player| player.waits_for(usize::MAX) && player.low_water == 1,
+                lead: take_bulk,
+                follow: send_bulk,
+            }),
+            Move::Extra => Some(&Joint {
+                can: |player| player.waits_for(usize::MAX),
+                lead: extra::lead,
+                follow: extra::follow,
+            }),
+            _ => None,
+        }
+    }
+}
+
+/// Bytes of one such turn.
+fn bulk_len(draw: &Draw) -> usize {
+    100_000 + draw.which as usize * 40
+}
+
+fn take_bulk(player: &mut Player, turn: usize, draw: &Draw) -> Over {
+    player.role.tell(player.unread as u32);
+    // Bytes that waited before are among it.
+    let len = bulk_len(draw) + player.unread;
+    let mut sum = Checksum::default();
+    let mut part = vec![0; 1 + draw.len * 4];
+    let (mut taken, mut calls) = (0, draw.how as usize);
+    while taken < len {
+        let (name, receiver) = RECEIVERS[calls % RECEIVERS.len()];
+        calls += 1;
+        let want = part.len().min(len - taken);
+        let result = receiver(player.fds[calls % player.fds.len()], &mut part[..want]);
+        if result.is(libc::EAGAIN) {
+            crate::role::await_events(player.fds[0], libc::POLLIN);
+            continue;
+        }
+        assert!(
+            result.value() > 0,
+            "{name} found an end at {taken} of {len}"
+        );
+        sum.add(&part[..result.len()]);
+        taken += result.len();
+    }
+    player.say(turn, "takes a lot", format!("{taken} {sum}"));
+    player.unread = 0;
+    Over::Neither
+}
+
+fn send_bulk(player: &mut Player, turn: usize, draw: &Draw) -> Over {
+    assert_eq!(player.role.hear() as usize, player.theirs_unread);
+    player.theirs_unread = 0;
+    let bytes = player.stream(bulk_len(draw));
+    let (mut sent, mut calls) = (0, draw.how as usize);
+    while sent < bytes.len() {
+        let part = &bytes[sent..bytes.len().min(sent + 2 + draw.len * 8)];
+        // The call that sends two messages wants two halves.
+        let (_, sender) = SENDERS[calls % if part.len().is_multiple_of(2) { 8 } else { 5 }];
+        calls += 1;
+        let fd = player.fds[calls % player.fds.len()];
+        let result = sender(fd, part);
+        if result.is(libc::EAGAIN) {
+            crate::role::await_events(fd, libc::POLLOUT);
+            continue;
+        }
+        sent += usize::try_from(result.value()).expect("not negative");
+    }
+    player.sent += sent;
+    player.say(turn, "sends a lot", sent);
+    Over::Neither
+}
+
+/// Closes what a turn has opened.
+fn close_all(fds: &[sys::Fd]) {
+    for &fd in fds {
+        sys::close(fd).value();
+    }
+}
