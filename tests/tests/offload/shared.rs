@@ -1,6 +1,8 @@
 //! One interface with one address, which the near kernel and the engine share.
 
 use std::fs;
+use std::thread::sleep;
+use std::time::Duration;
 
 use toehold_e2e::load::Pattern;
 use toehold_e2e::network::{FAR, FAR_V6, NEAR, NEAR_V6};
@@ -410,6 +412,46 @@ fn remotes_are_served_by_all_kinds_of_routes_over_xdp() {
     remotes_are_served_by_all_kinds_of_routes(Link::Xdp);
 }
 
+/// Whoever configures the interface anew takes its address away and brings it back.
+fn connections_outlive_an_address_that_comes_back(link: Link) {
+    let Some(stage) = Stage::set_sharing(link, &["--share", NEAR]) else {
+        return;
+    };
+    let _near = stage.near_server(&["echo_server", "7961"]);
+    let _kernel = kernel_server(&stage, "echo_server", "7962");
+    let mut loads = ["7961", "7962"].map(|port| stage.far(port, &["steady", NEAR, port]));
+    loads.iter().for_each(|load| await_word(load, "holding"));
+    assert_eq!(stage.engine("connections_accepted"), 1);
+    for how in ["del", "add"] {
+        assert!(
+            stage
+                .network
+                .near_ip(&["addr", how, "10.84.0.2/24", "dev", "v0"])
+        );
+        sleep(Duration::from_secs(1));
+        for load in &mut loads {
+            assert!(load.ended().is_none(), "{how}: {}", load.outputs());
+        }
+    }
+    for load in loads {
+        load.signal(libc::SIGUSR1);
+        ok(load);
+    }
+    // It serves new ones, too.
+    ok(stage.far("again", &["echo_client", NEAR, "7961", "100000"]));
+    assert_eq!(stage.engine("connections_accepted"), 2);
+}
+
+#[test]
+fn connections_outlive_an_address_that_comes_back_over_a_packet_link() {
+    connections_outlive_an_address_that_comes_back(Link::Packet);
+}
+
+#[test]
+fn connections_outlive_an_address_that_comes_back_over_an_xdp_link() {
+    connections_outlive_an_address_that_comes_back(Link::Xdp);
+}
+
 #[test]
 fn what_cannot_be_shared_is_said_and_the_rest_goes_on() {
     let Some(mut stage) = Stage::set_sharing(Link::Packet, &["--share", NEAR]) else {
@@ -437,7 +479,7 @@ fn what_cannot_be_shared_is_said_and_the_rest_goes_on() {
         ok(stage.far(port, &["echo_client", NEAR, port, "100000"]));
     }
     assert_eq!(stage.engine("connections_accepted"), 1);
-    // The address comes, and goes again with its connections.
+    // The address comes, and goes again: its connections end when it does not come back.
     assert!(
         stage
             .network

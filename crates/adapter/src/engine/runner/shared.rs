@@ -34,6 +34,8 @@ pub(super) struct Shared {
     look_at_routes_after: Option<Clock>,
     /// Remotes towards which no port was left, and when to look again.
     exhausted: BTreeMap<SocketAddr, Clock>,
+    /// Addresses that the kernel has no more, and when their connections end.
+    gone: BTreeMap<IpAddr, Clock>,
 }
 
 impl Shared {
@@ -52,17 +54,37 @@ impl Shared {
         (self.look_due.into_iter())
             .chain(self.awake_due)
             .chain(routes)
+            .chain(self.gone.values().copied().min())
             .min()
+    }
+
+    /// Adds those of our addresses that the kernel has lost a moment ago; whether one of them is
+    /// back.
+    fn keep_lost(&mut self, own: &[(IpAddr, IpAddr)], addresses: &mut Vec<(IpAddr, u8)>) -> bool {
+        let now = Clock::now();
+        let before = self.gone.len();
+        let is_there = |ip: IpAddr| addresses.iter().any(|(there, _)| *there == ip);
+        self.gone.retain(|ip, _| !is_there(*ip));
+        let is_back = self.gone.len() < before;
+        let lost = own.iter().filter(|(ip, _)| !is_there(*ip));
+        let lost: Vec<IpAddr> = lost.map(|(ip, _)| *ip).collect();
+        for ip in lost {
+            let until = *self.gone.entry(ip).or_insert(now + GONE_TIME);
+            if until > now {
+                // The kernel decides what is on the link, by its routes.
+                addresses.push((ip, if ip.is_ipv4() { 32 } else { 128 }));
+            } else {
+                self.gone.remove(&ip);
+            }
+        }
+        is_back
     }
 
     /// The kernel's routes to these destinations may be other ones.
     pub(super) fn note_routes(&mut self, changed: &[(IpAddr, u8)]) {
         self.changed_routes.extend(changed);
         if self.changed_routes.len() > CHANGED_ROUTES_MAX {
-            self.changed_routes = vec![
-                (Ipv4Addr::UNSPECIFIED.into(), 0),
-                (Ipv6Addr::UNSPECIFIED.into(), 0),
-            ];
+            self.changed_routes = ALL_DESTINATIONS.to_vec();
         }
     }
 }
@@ -184,19 +206,30 @@ impl Runner {
     pub(super) fn look_at_shared_ports(&mut self) {
         self.say_awake();
         self.follow_routes();
+        let now = Clock::now();
+        if self.shared.gone.values().any(|until| *until <= now) {
+            self.follow_host();
+        }
         if self.shared.look_due.is_some_and(|due| due <= Clock::now()) {
             self.settle_shared_ports();
         }
     }
 
-    /// The kernel's addresses are other ones.
+    /// The kernel's addresses are other ones. One that is gone stays ours for a while, with its
+    /// connections: whoever configures an interface anew takes its addresses away and brings them
+    /// back, and the kernel's connections outlive that.
     pub(super) fn follow_host(&mut self) {
         let settings = self.link.settings().clone();
         if settings.shares.is_empty() {
             return;
         }
         // Without an answer all stays as it is.
-        if let Ok(resolved) = Link::resolve(&settings) {
+        if let Ok(mut resolved) = Link::resolve(&settings) {
+            let addresses = &mut resolved.settings.addresses;
+            if self.shared.keep_lost(&self.own, addresses) {
+                // There was no way from that address.
+                self.shared.note_routes(&ALL_DESTINATIONS);
+            }
             self.follow_addresses(&resolved.settings);
             self.take_neighbours();
         }
@@ -314,7 +347,42 @@ const EXHAUSTED_MAX: usize = 1_024;
 const ROUTES_LATE_MAX: Duration = Duration::from_secs(1);
 /// More are all destinations.
 const CHANGED_ROUTES_MAX: usize = 64;
+const ALL_DESTINATIONS: [(IpAddr, u8); 2] = [
+    (IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0),
+    (IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0),
+];
+/// An interface that is configured anew, or a link that was down, has its addresses again within
+/// this time.
+const GONE_TIME: Duration = Duration::from_secs(10);
 /// Each is two system calls, or four.
 const WAYS_PER_TURN: usize = 64;
 /// Each is some system calls.
 const QUESTIONS_PER_TURN: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn address_that_is_gone_stays_for_a_while() {
+        let (stays, goes) = ([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
+        let own = [stays, goes].map(|ip: IpAddr| (ip, ip));
+        let mut shared = Shared::default();
+        let follow = |shared: &mut Shared, kernels: &[IpAddr]| {
+            let mut addresses = kernels.iter().map(|ip| (*ip, 24)).collect();
+            let is_back = shared.keep_lost(&own, &mut addresses);
+            (addresses, is_back)
+        };
+        let all = vec![(stays, 24), (goes, 32)];
+        assert_eq!(follow(&mut shared, &[stays]), (all.clone(), false));
+        let due = shared.due().expect("it ends");
+        assert_eq!(follow(&mut shared, &[stays]), (all, false));
+        assert_eq!(shared.due(), Some(due), "not later");
+        let both = vec![(stays, 24), (goes, 24)];
+        assert_eq!(follow(&mut shared, &[stays, goes]), (both, true));
+        assert_eq!(shared.due(), None);
+        shared.gone.insert(goes, Clock::now());
+        assert_eq!(follow(&mut shared, &[stays]), (vec![(stays, 24)], false));
+        assert_eq!(shared.due(), None);
+    }
+}
