@@ -55,6 +55,50 @@ fn it_needs_no_library_no_symbol_and_no_thread_local_storage() {
     }
 }
 
+/// A thread may have 16 KiB of stack, and a handler of signals less. A function that needs more
+/// than a page takes a piece of memory (`sockets::memory::pieces`).
+#[test]
+fn no_call_takes_more_than_a_page_of_stack() {
+    /// They run when a program starts, or on the stack of a helper.
+    const AT_START: [&str; 3] = [
+        "toehold::constructor::constructor",
+        "toehold_patcher::patching::Stubs::write",
+        "toehold_sites::rewrite::Rewrite::of",
+    ];
+    const FRAME_BYTES_MAX: u64 = 4096;
+    let Some([objdump]) = host::require(["objdump"]) else {
+        return;
+    };
+    let mut command = Command::new(objdump);
+    let options = ["--disassemble", "--demangle", "--no-show-raw-insn"];
+    let output = command.args(options).arg(library()).output().expect("runs");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let number = |text: &str, before: &str, behind: &str| {
+        let (_, text) = text.split_once(before)?;
+        u64::from_str_radix(text.split_once(behind)?.0, 16).ok()
+    };
+    let (mut name, mut bytes) = ("", 0);
+    let (mut functions, mut large) = (0, Vec::new());
+    for line in text.lines() {
+        if let Some((_, begin)) = line.split_once(" <")
+            && line.ends_with(">:")
+        {
+            (name, bytes) = (begin, 0);
+            functions += 1;
+        }
+        // A large frame is touched page by page: in a loop, up to where r11 points.
+        let taken =
+            number(line, "sub    $0x", ",%rsp").or(number(line, "lea    -0x", "(%rsp),%r11"));
+        bytes += taken.unwrap_or(0);
+        let may_be_large = AT_START.iter().any(|start| name.starts_with(start));
+        if taken.is_some() && bytes > FRAME_BYTES_MAX && !may_be_large {
+            large.push(format!("{bytes} bytes: {name}"));
+        }
+    }
+    assert!(functions > 100, "{functions}: objdump has understood it");
+    assert!(large.is_empty(), "{large:#?}");
+}
+
 const MATRIX: &str = include_str!("freestanding/matrix.c");
 const DOOR: &str = include_str!("freestanding/door.c");
 

@@ -321,6 +321,12 @@ fn programs_run_with_a_small_stack() {
     }
 }
 
+#[test]
+fn calls_fit_into_the_smallest_stack_of_a_thread() {
+    check_static("stacks.c");
+    check_dynamic("stacks.c");
+}
+
 /// Musl's own functions read and write messages before and after the kernel does, so a dynamic
 /// program of musl would be ended by some of these pointers.
 #[test]

@@ -8,6 +8,7 @@ use toehold_channel::sync::fence;
 
 use crate::epoll::instance::{Counted, EPOLLS_MAX, Epoll, POLLED_MAX, epoll};
 use crate::epoll::registration::{Registration, registration};
+use crate::memory::pieces::{PIECE_BYTES, Piece};
 use crate::waiting::arming::Armed;
 
 impl Epoll {
@@ -76,65 +77,106 @@ impl Epoll {
 /// Both may change meanwhile: members come and go, and get a region; an instance is closed, and its
 /// place becomes another's. The sleep ends on those on which it began.
 pub(crate) struct Watch {
-    members: [MaybeUninit<Armed>; POLLED_MAX],
+    /// Room for [`Lists`], once there is something to watch: most sleeps have nothing.
+    piece: Option<Piece>,
     member_count: usize,
+    instance_count: usize,
+}
+
+/// The first places of each are written, as many as [`Watch`] counts.
+struct Lists {
+    members: [MaybeUninit<Armed>; POLLED_MAX],
     /// Numbers of instances.
     instances: [MaybeUninit<(u32, Counted)>; EPOLLS_MAX],
-    instance_count: usize,
+    /// Numbers of an instance's polled members, while they are armed.
+    numbers: [MaybeUninit<u32>; POLLED_MAX],
 }
 
 impl Watch {
     /// Nothing yet.
     pub(crate) fn new() -> Watch {
         Watch {
-            members: [const { MaybeUninit::uninit() }; POLLED_MAX],
+            piece: None,
             member_count: 0,
-            instances: [const { MaybeUninit::uninit() }; EPOLLS_MAX],
             instance_count: 0,
         }
     }
 
+    fn lists(&mut self) -> Result<&mut Lists, OutOfMemory> {
+        const { assert!(size_of::<Lists>() <= PIECE_BYTES) };
+        if self.piece.is_none() {
+            self.piece = Piece::take();
+        }
+        let piece = self.piece.as_mut().ok_or(OutOfMemory)?;
+        // SAFETY: any bytes are valid for it.
+        Ok(unsafe { piece.places::<Lists>()[0].assume_init_mut() })
+    }
+
     /// A sleep on instance `number` by somebody who watches its descriptor from outside.
-    pub(crate) fn begin(&mut self, number: u32) {
-        let (Some(epoll), true) = (epoll(number), self.instance_count < EPOLLS_MAX) else {
-            return;
+    ///
+    /// # Errors
+    /// The sleep would not be woken for all.
+    pub(crate) fn begin(&mut self, number: u32) -> Result<(), OutOfMemory> {
+        let at = self.instance_count;
+        let (Some(epoll), true) = (epoll(number), at < EPOLLS_MAX) else {
+            return Ok(());
         };
-        self.instances[self.instance_count].write((number, epoll.begin_sleep()));
+        let place = &mut self.lists()?.instances[at];
+        place.write((number, epoll.begin_sleep()));
         self.instance_count += 1;
-        self.begin_inside(epoll);
+        self.begin_inside(epoll)
     }
 
     /// A sleep on what `epoll` has: its polled members, as many as one sleep can arm, and the
     /// instances in it.
-    pub(super) fn begin_inside(&mut self, epoll: &Epoll) {
-        let mut numbers = [const { MaybeUninit::uninit() }; POLLED_MAX];
-        let room = POLLED_MAX - self.member_count;
-        for &n in epoll.polled_members(&mut numbers[..room]) {
-            if let Some(member) = arm_member(n) {
-                self.members[self.member_count].write(member);
-                self.member_count += 1;
+    ///
+    /// # Errors
+    /// As [`Watch::begin`].
+    pub(super) fn begin_inside(&mut self, epoll: &Epoll) -> Result<(), OutOfMemory> {
+        // Relaxed: the caller has counted itself in under the lock. A member that is linked after
+        // that finds a sleeper, and this finds each one that was linked before.
+        if epoll.polled.load(Ordering::Relaxed) != 0 {
+            let mut count = self.member_count;
+            let lists = self.lists()?;
+            for &n in epoll.polled_members(&mut lists.numbers[..POLLED_MAX - count]) {
+                if let Some(member) = arm_member(n) {
+                    lists.members[count].write(member);
+                    count += 1;
+                }
             }
+            self.member_count = count;
         }
         for inner in epoll.known_nested() {
-            self.begin(inner.number.load(Ordering::Relaxed));
+            self.begin(inner.number.load(Ordering::Relaxed))?;
         }
+        Ok(())
     }
 
-    /// The sleep is over.
-    pub(crate) fn end(&self) {
-        for member in &self.members[..self.member_count] {
+    /// The sleep is over. Nothing is watched any more, and the memory is given back.
+    pub(crate) fn end(&mut self) {
+        let Some(mut piece) = self.piece.take() else {
+            return;
+        };
+        // SAFETY: as in `lists`.
+        let lists = unsafe { piece.places::<Lists>()[0].assume_init_ref() };
+        for member in &lists.members[..self.member_count] {
             // SAFETY: `begin_inside` has written those below the count.
             unsafe { member.assume_init_read() }.end(|_, _| {});
         }
-        for instance in &self.instances[..self.instance_count] {
+        for instance in &lists.instances[..self.instance_count] {
             // SAFETY: `begin` has written those below the count.
             let (number, counted) = unsafe { instance.assume_init_read() };
             if let Some(epoll) = epoll(number) {
                 epoll.end_sleep(counted);
             }
         }
+        (self.member_count, self.instance_count) = (0, 0);
     }
 }
+
+/// There is no memory for what a sleep has to remember.
+#[derive(Debug)]
+pub(crate) struct OutOfMemory;
 
 impl Epoll {
     /// Writes the numbers of polled members to `out`, as many as it takes.

@@ -13,7 +13,7 @@ use crate::epoll::harvest::Batch;
 use crate::epoll::instance::{BATCH, Counted, Epoll, Instance};
 use crate::epoll::nested::without_repeats;
 use crate::epoll::registration::untag;
-use crate::epoll::sleeping::Watch;
+use crate::epoll::sleeping::{OutOfMemory, Watch};
 use crate::express;
 use crate::system::deferral::Handlers;
 use crate::system::{cancellation, deferral, errno, sys};
@@ -369,7 +369,7 @@ fn sleep(
     let epoll = instance.epoll;
     let mut watch = Watch::new();
     let counted = epoll.begin_sleep();
-    watch.begin_inside(epoll);
+    let watches = watch.begin_inside(epoll);
     // We said that we sleep, now look again. Pairs with the notifier's exchange in `doorbell::mark`
     // and with the fence in `show_to_sleepers`.
     fence(Ordering::SeqCst);
@@ -380,13 +380,17 @@ fn sleep(
     } else {
         left
     };
-    let end = || {
+    let mut end = || {
         watch.end();
         epoll.end_sleep(counted);
     };
-    let result = cancellation::sleeping(end, || match instance.is_open() {
-        true => kernel(room, if news { Some(0) } else { left }),
-        false => closed(),
+    let result = cancellation::sleeping(&mut end, || match (watches, instance.is_open()) {
+        (Err(OutOfMemory), _) => {
+            errno::set(libc::ENOMEM);
+            -1
+        }
+        (Ok(()), true) => kernel(room, if news { Some(0) } else { left }),
+        (Ok(()), false) => closed(),
     });
     end();
     if is_express {

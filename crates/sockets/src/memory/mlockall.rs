@@ -146,7 +146,7 @@ pub(crate) fn each_byte(path: &core::ffi::CStr, mut each: impl FnMut(u8)) -> boo
     let Some(file) = sys::open_to_read(path) else {
         return false;
     };
-    let mut buffer = [0u8; 4096];
+    let mut buffer = [0u8; 2048];
     let mut last;
     loop {
         last = sys::read(file, &mut buffer);

@@ -2,9 +2,11 @@
 //!
 //! - [`chunks`]: tables that grow as they are used;
 //! - [`pairs`]: the ready bitmaps of two processes; [`slabs`]: the regions of eight channels;
+//! - [`pieces`]: what one call needs beyond its stack;
 //! - [`mlockall`]: `mlockall(2)` beside large mappings that are mostly untouched.
 
 pub(crate) mod chunks;
 pub(crate) mod mlockall;
 pub(crate) mod pairs;
+pub(crate) mod pieces;
 pub(crate) mod slabs;

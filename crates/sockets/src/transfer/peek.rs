@@ -18,7 +18,7 @@ use crate::transfer::control_messages::Control;
 /// Bytes of the carrier that can be passed over for those behind them: twice what two switches in a
 /// row leave there in practice.
 const PASSED_MAX: usize = 32 << 10;
-const SCRATCH_BYTES: usize = 4096;
+const SCRATCH_BYTES: usize = 1024;
 const SCRATCHES: usize = PASSED_MAX / SCRATCH_BYTES;
 
 /// Bytes that a receive would find now (`FIONREAD`), of an attached connection.

@@ -1,6 +1,7 @@
-//! `sendfile` and `splice` where one end is an accelerated socket: the file or pipe is read
-//! straight into ring memory, or written straight from it.
+//! `sendfile` and `splice` where one end is an accelerated socket. A pipe is read straight into
+//! ring memory; a file's bytes, and those for a pipe, pass through a buffer.
 
+use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering;
 
 use libc::{iovec, off_t};
@@ -12,6 +13,7 @@ use crate::connection::carrier::Carrier;
 use crate::connection::resets::fault_of_peer;
 use crate::connection::unix;
 use crate::direction::{doorbells, notifier};
+use crate::memory::pieces::Piece;
 use crate::offload::endings;
 use crate::pairing::leaving;
 use crate::system::{errno, faults, real, sys};
@@ -21,8 +23,32 @@ use crate::transfer::receive::receive_message;
 use crate::transfer::send::{self, Step, begin_host_send, finish_host_send, transmit_more};
 use crate::waiting::sleep::sleep_until;
 
-/// Bytes moved per step, through a buffer on the stack.
-const TURN_BYTES: usize = 64 << 10;
+/// Memory that bytes pass through between a file or pipe and a connection.
+struct Buffer {
+    /// For a few bytes, and where there is no memory.
+    few: [MaybeUninit<u8>; FEW_BYTES],
+    piece: Option<Piece>,
+}
+
+const FEW_BYTES: usize = 1024;
+
+impl Buffer {
+    /// For steps of as many as `len` bytes.
+    fn new(len: usize) -> Buffer {
+        Buffer {
+            few: [const { MaybeUninit::uninit() }; FEW_BYTES],
+            piece: (len > FEW_BYTES).then(Piece::take).flatten(),
+        }
+    }
+
+    /// As many bytes as one step moves.
+    fn bytes(&mut self) -> &mut [MaybeUninit<u8>] {
+        match &mut self.piece {
+            Some(piece) => piece.places(),
+            None => &mut self.few,
+        }
+    }
+}
 
 /// `sendfile` to a tracked connection. `kernel` is the program's own call.
 ///
@@ -45,12 +71,13 @@ pub(crate) unsafe fn sendfile(
         // `splice_direct_to_actor`).
         return kernel(connection.fd);
     }
-    let mut buffer = [core::mem::MaybeUninit::<u8>::uninit(); TURN_BYTES];
+    let mut buffer = Buffer::new(count);
+    let buffer = buffer.bytes();
     let mut done = 0usize;
     // SAFETY: `offset` is valid when it is not null.
     let mut position = unsafe { offset.as_ref() }.copied();
     while done < count {
-        let want = (count - done).min(TURN_BYTES);
+        let want = (count - done).min(buffer.len());
         let (number, at) = match position {
             Some(at) => (libc::SYS_pread64, at as usize),
             None => (libc::SYS_read, 0),
@@ -281,10 +308,11 @@ pub(crate) fn splice_out(
         Ok(None) => return by_kernel(connection, true, kernel),
         Err(error) => return errno::result(Err(error)),
     };
-    let mut buffer = [core::mem::MaybeUninit::<u8>::uninit(); TURN_BYTES];
+    let mut buffer = Buffer::new(len.min(room));
+    let buffer = buffer.bytes();
     let part = iovec {
         iov_base: buffer.as_mut_ptr().cast(),
-        iov_len: len.min(TURN_BYTES).min(room),
+        iov_len: len.min(buffer.len()).min(room),
     };
     // A pipe's own flag is as the call's (fs/splice.c, `do_splice`).
     let waits = match waits_for_pipe(pipe, flags) {

@@ -10,7 +10,8 @@ use libc::{
 
 use crate::connection::{self, Connection, HINT_URGENT};
 use crate::epoll::nested;
-use crate::epoll::sleeping::Watch;
+use crate::epoll::sleeping::{OutOfMemory, Watch};
+use crate::memory::pieces::{PIECE_BYTES, Piece};
 use crate::offload::awaiting::{self, Answer};
 use crate::process::descriptors::{self, Kind};
 use crate::waiting::arming::Armed;
@@ -25,8 +26,8 @@ use crate::system::{cancellation, deferral, errno, real, sys};
 use crate::waiting::{ready, seen_waits};
 use crate::{express, lock};
 
-/// Descriptors handled without asking for memory.
-const INLINE: usize = 64;
+/// Descriptors handled on the stack.
+const INLINE: usize = 16;
 
 /// How often descriptors that are not accelerated are asked while accelerated ones are ready all
 /// the time.
@@ -83,34 +84,40 @@ pub(crate) fn accelerated(fd: i32) -> bool {
 struct Copy {
     inline: [pollfd; INLINE],
     inline_armed: [MaybeUninit<Option<Armed>>; INLINE],
-    mapped: *mut pollfd,
+    outside: Outside,
     len: usize,
 }
 
-impl Copy {
-    fn new(len: usize) -> Option<Copy> {
-        let mut copy = Copy {
-            inline: [pollfd {
-                fd: -1,
-                events: 0,
-                revents: 0,
-            }; INLINE],
-            inline_armed: [const { MaybeUninit::uninit() }; INLINE],
-            mapped: core::ptr::null_mut(),
-            len,
-        };
-        if len > INLINE {
-            copy.mapped = sys::map_memory(copy.mapped_bytes()).cast();
-            if copy.mapped.is_null() {
-                return None;
-            }
-        }
-        Some(copy)
-    }
+/// An element that is passed over.
+const NONE: pollfd = pollfd {
+    fd: -1,
+    events: 0,
+    revents: 0,
+};
 
-    /// The array, and behind it a place for each element.
-    fn mapped_bytes(&self) -> usize {
-        self.len * (size_of::<pollfd>() + size_of::<Option<Armed>>())
+/// Where the two arrays are that are too long for the stack.
+enum Outside {
+    Nowhere,
+    Piece(Piece),
+    Mapped(*mut pollfd),
+}
+
+/// Bytes of both arrays for one descriptor.
+const PLACE_BYTES: usize = size_of::<pollfd>() + size_of::<Option<Armed>>();
+
+impl Copy {
+    #[inline]
+    fn new(len: usize) -> Option<Copy> {
+        let outside = match len {
+            0..=INLINE => Outside::Nowhere,
+            _ => Outside::with_room(len)?,
+        };
+        Some(Copy {
+            inline: [NONE; INLINE],
+            inline_armed: [const { MaybeUninit::uninit() }; INLINE],
+            outside,
+            len,
+        })
     }
 
     fn slice(&mut self) -> &mut [pollfd] {
@@ -119,26 +126,43 @@ impl Copy {
 
     fn parts(&mut self) -> (&mut [pollfd], &mut [MaybeUninit<Option<Armed>>]) {
         const { assert!(align_of::<Option<Armed>>() <= align_of::<pollfd>()) };
-        if self.mapped.is_null() {
-            let (copy, armed) = (&mut self.inline, &mut self.inline_armed);
-            return (&mut copy[..self.len], &mut armed[..self.len]);
-        }
-        // SAFETY: reserved for `len` elements of both, zeroed, ours until drop. The second array
-        // begins where the first one ends, and wants no stricter alignment.
+        let base = match &mut self.outside {
+            Outside::Nowhere => {
+                let (copy, armed) = (&mut self.inline, &mut self.inline_armed);
+                return (&mut copy[..self.len], &mut armed[..self.len]);
+            }
+            Outside::Piece(piece) => piece.places::<pollfd>().as_mut_ptr().cast(),
+            Outside::Mapped(base) => *base,
+        };
+        // SAFETY: `with_room` has made room for `len` elements of both, ours until drop, and
+        // numbers are all that is in the first. The second array begins where the first one ends,
+        // and wants no stricter alignment.
         unsafe {
             (
-                core::slice::from_raw_parts_mut(self.mapped, self.len),
-                core::slice::from_raw_parts_mut(self.mapped.add(self.len).cast(), self.len),
+                core::slice::from_raw_parts_mut(base, self.len),
+                core::slice::from_raw_parts_mut(base.add(self.len).cast(), self.len),
             )
         }
     }
 }
 
+impl Outside {
+    /// Room for `len` descriptors. `None`: there is no memory.
+    #[cold]
+    fn with_room(len: usize) -> Option<Outside> {
+        if len <= PIECE_BYTES / PLACE_BYTES {
+            return Piece::take().map(Outside::Piece);
+        }
+        let base: *mut pollfd = sys::map_memory(len * PLACE_BYTES).cast();
+        (!base.is_null()).then_some(Outside::Mapped(base))
+    }
+}
+
 impl Drop for Copy {
     fn drop(&mut self) {
-        if !self.mapped.is_null() {
-            // SAFETY: reserved by `new` with this length.
-            unsafe { memory::unmap(self.mapped.cast(), self.mapped_bytes()) };
+        if let Outside::Mapped(base) = self.outside {
+            // SAFETY: mapped by `with_room` for as many.
+            unsafe { memory::unmap(base.cast(), self.len * PLACE_BYTES) };
         }
     }
 }
@@ -335,8 +359,11 @@ fn has_answer(fd: i32) -> bool {
     errno::keep(|| connection::at(fd).is_none_or(|c| awaiting::look(&c) != Answer::Pending))
 }
 
-fn arm_all(fds: &[pollfd], copy: &mut Copy, watch: &mut Watch) {
+/// Arms each descriptor. With an error the instances from the first on are not watched for which
+/// there is no memory.
+fn arm_all(fds: &[pollfd], copy: &mut Copy, watch: &mut Watch) -> Result<(), OutOfMemory> {
     let (copy, armed) = copy.parts();
+    let mut result = Ok(());
     for ((to, from), armed) in copy.iter_mut().zip(fds).zip(armed) {
         *to = *from;
         to.revents = 0;
@@ -358,13 +385,14 @@ fn arm_all(fds: &[pollfd], copy: &mut Copy, watch: &mut Watch) {
                 });
             }
             Kind::Epoll => {
-                if let Some(number) = descriptors::epoll_number(from.fd) {
-                    watch.begin(number);
+                if let (Some(number), Ok(())) = (descriptors::epoll_number(from.fd), &result) {
+                    result = watch.begin(number);
                 }
             }
             _ => {}
         }
     }
+    result
 }
 
 fn disarm_all(copy: &mut Copy) {
@@ -401,7 +429,7 @@ fn sleep(
     kernel: &mut impl FnMut(&mut [pollfd], Option<u64>) -> i32,
 ) -> i32 {
     let mut watch = Watch::new();
-    arm_all(fds, copy, &mut watch);
+    let watches = arm_all(fds, copy, &mut watch);
     let early = look_at_all(fds);
     let is_express = express::is_on();
     let left = match is_express {
@@ -417,8 +445,12 @@ fn sleep(
             place.drop_in_place();
         }
     };
-    let result = cancellation::sleeping(undo, || {
-        kernel(copy.slice(), if early > 0 { Some(0) } else { left })
+    let result = cancellation::sleeping(undo, || match watches {
+        Ok(()) => kernel(copy.slice(), if early > 0 { Some(0) } else { left }),
+        Err(OutOfMemory) => {
+            errno::set(libc::ENOMEM);
+            -1
+        }
     });
     let error = errno::get();
     disarm_all(copy);
@@ -524,6 +556,8 @@ pub(crate) fn select(
             at += 1;
         }
     }
+    // A thread of the program may take descriptors out meanwhile.
+    fds[at..].fill(NONE);
     let result = poll(fds, timeout_ns, kernel);
     if result < 0 {
         return result;
