@@ -4,12 +4,15 @@
 //!
 //! Not every such call sets a filter. libseccomp asks what the kernel has by calls that must fail,
 //! when a program is loaded with it, or when it first uses it: container engines and systemd's own
-//! programs do so.
+//! programs do so. A program without the right to set a filter may try.
 
 use core::ffi::{c_int, c_uint};
 
+use toehold_sockets::system::faults;
 use toehold_sockets::system::real;
-use toehold_sockets::{confine, leave_network_namespace, leave_to_namespaces};
+use toehold_sockets::{
+    confine, has_filters, is_started, leave_network_namespace, leave_to_namespaces, may_confine,
+};
 
 use crate::tracer;
 
@@ -24,7 +27,7 @@ unsafe extern "C" fn prctl(option: c_int, a: usize, b: usize, c: usize, d: usize
 /// `prctl(2)` is about to be called.
 pub(crate) fn before_prctl(option: c_int, value: usize, filter: usize) {
     match option {
-        libc::PR_SET_SECCOMP if prctl_confines(value, filter) => confine(),
+        libc::PR_SET_SECCOMP if is_started() && prctl_confines(value, filter) => confine(),
         libc::PR_SET_PTRACER => tracer::is_named(value),
         _ => {}
     }
@@ -32,27 +35,60 @@ pub(crate) fn before_prctl(option: c_int, value: usize, filter: usize) {
 
 /// `seccomp(2)`, which has no function in libc, is about to be called.
 pub(crate) fn before_seccomp(operation: usize, flags: usize, filter: usize) {
-    if seccomp_confines(operation, flags, filter) {
+    // A program that the library has left may be allowed no calls of the library's.
+    if is_started() && seccomp_confines(operation, flags, filter) {
         confine();
     }
 }
 
-/// False for a filter at no address, for which the kernel answers `EFAULT`: nothing can be mapped
-/// there (`vm.mmap_min_addr`).
+/// False where the kernel will refuse: it knows two modes, and none but a filter beside filters.
 fn prctl_confines(mode: usize, filter: usize) -> bool {
-    mode != libc::SECCOMP_MODE_FILTER as usize || filter != 0
+    match mode as c_uint {
+        libc::SECCOMP_MODE_STRICT => !has_filters(),
+        libc::SECCOMP_MODE_FILTER => filter_confines(filter),
+        _ => false,
+    }
 }
 
-/// False for a filter at no address, and for the strict mode with an argument, which it does not
-/// have (`EINVAL`).
+/// As [`prctl_confines`]; the strict mode has no argument (`EINVAL`).
 fn seccomp_confines(operation: usize, flags: usize, filter: usize) -> bool {
     // The kernel takes 32 bits of both.
     match (operation as c_uint, flags as c_uint) {
-        (libc::SECCOMP_SET_MODE_STRICT, 0) => filter == 0,
-        (libc::SECCOMP_SET_MODE_STRICT, _) => false,
-        (libc::SECCOMP_SET_MODE_FILTER, _) => filter != 0,
+        (libc::SECCOMP_SET_MODE_STRICT, 0) => filter == 0 && !has_filters(),
+        (libc::SECCOMP_SET_MODE_FILTER, _) => filter_confines(filter),
         _ => false,
     }
+}
+
+/// False for a filter that the kernel refuses in any case (`seccomp_prepare_filter` in
+/// kernel/seccomp.c, `bpf_check_classic` in net/core/filter.c): the caller has not the right to set
+/// one, its list cannot be read, or has no end.
+fn filter_confines(filter: usize) -> bool {
+    /// `BPF_MAXINSNS`.
+    const INSTRUCTIONS_MAX: u16 = 4096;
+    const LAST: [u32; 2] = [libc::BPF_RET | libc::BPF_K, libc::BPF_RET | libc::BPF_A];
+    // SAFETY: any bytes are a program, and an instruction.
+    let last = unsafe {
+        seen::<libc::sock_fprog>(filter)
+            .filter(|program| (1..=INSTRUCTIONS_MAX).contains(&program.len))
+            .and_then(|program| {
+                let last = program.filter.wrapping_add(usize::from(program.len) - 1);
+                seen::<libc::sock_filter>(last as usize)
+            })
+    };
+    last.is_some_and(|last| LAST.contains(&last.code.into())) && may_confine()
+}
+
+/// A value of the program's. `None` where the kernel will find nothing.
+///
+/// # Safety
+/// Any bytes are a valid `T`.
+unsafe fn seen<T>(address: usize) -> Option<T> {
+    let last = address.checked_add(size_of::<T>() - 1)?;
+    let is_there =
+        address != 0 && faults::kernel_can_read(address) && faults::kernel_can_read(last);
+    // SAFETY: the kernel has just read both ends, and it is shorter than a page.
+    is_there.then(|| unsafe { (address as *const T).read_unaligned() })
 }
 
 /// `unshare(2)`.
@@ -101,21 +137,45 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_question_about_filters_sets_none() {
+    fn a_call_that_the_kernel_refuses_sets_no_filter() {
         const FILTER: usize = libc::SECCOMP_SET_MODE_FILTER as usize;
         const STRICT: usize = libc::SECCOMP_SET_MODE_STRICT as usize;
-        assert!(seccomp_confines(STRICT, 0, 0));
-        assert!(seccomp_confines(FILTER, 1, 0x1000));
-        assert!(!seccomp_confines(STRICT, 1, 0));
-        assert!(!seccomp_confines(STRICT, 0, 0x1000));
-        assert!(!seccomp_confines(FILTER, 1, 0));
-        assert!(!seccomp_confines(
-            libc::SECCOMP_GET_ACTION_AVAIL as usize,
-            0,
-            0x1000
-        ));
-        assert!(prctl_confines(libc::SECCOMP_MODE_STRICT as usize, 0));
-        assert!(prctl_confines(libc::SECCOMP_MODE_FILTER as usize, 0x1000));
-        assert!(!prctl_confines(libc::SECCOMP_MODE_FILTER as usize, 0));
+        const AVAILABLE: usize = libc::SECCOMP_GET_ACTION_AVAIL as usize;
+        const UNKNOWN: usize = 7;
+        // A thread of its own: what it sets stays set.
+        std::thread::spawn(|| {
+            // SAFETY: arithmetic on numbers.
+            let statement = |code: u32| unsafe { libc::BPF_STMT(code as u16, 0) };
+            let mut list = [
+                statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS),
+                statement(libc::BPF_RET | libc::BPF_K),
+            ];
+            let filter = list.as_mut_ptr();
+            let program = |len| libc::sock_fprog { len, filter };
+            let address = |program: &libc::sock_fprog| (&raw const *program) as usize;
+            let (good, no_end, empty, long) = (program(2), program(1), program(0), program(4097));
+            // SAFETY: plain system calls.
+            unsafe {
+                assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+            }
+            assert_eq!(seccomp_confines(STRICT, 0, 0), !has_filters());
+            assert!(!seccomp_confines(STRICT, 1, 0));
+            assert!(!seccomp_confines(STRICT, 0, 0x1000));
+            assert!(!seccomp_confines(AVAILABLE, 0, address(&good)));
+            for flags in [0, 1] {
+                assert!(seccomp_confines(FILTER, flags, address(&good)));
+                for bad in [0, 8, address(&no_end), address(&empty), address(&long)] {
+                    assert!(!seccomp_confines(FILTER, flags, bad));
+                    assert!(!prctl_confines(libc::SECCOMP_MODE_FILTER as usize, bad));
+                }
+            }
+            assert!(prctl_confines(
+                libc::SECCOMP_MODE_FILTER as usize,
+                address(&good)
+            ));
+            assert!(!prctl_confines(UNKNOWN, address(&good)));
+        })
+        .join()
+        .expect("no panic");
     }
 }

@@ -51,7 +51,8 @@ pub use offload::liveness::say_what_is_set;
 pub use offload::routing::{want_offload, want_offload_by_rule};
 pub use pairing::set_calls_before_pairing;
 pub use process::confinement::{
-    confine, is_allowed, is_confined, leave_network_namespace, leave_to_namespaces,
+    confine, has_filters, is_allowed, is_confined, leave_network_namespace, leave_to_namespaces,
+    may_confine,
 };
 pub use process::handover::{
     Departure, before_exec, before_spawn, before_vfork, exec_failed, holds_connections,

@@ -42,22 +42,29 @@ const LIMIT: u64 = 8 << 20;
 /// Takes the right to lock more than [`LIMIT`] away from this process: root has no more rights
 /// than others then.
 fn become_ordinary() {
-    /// include/uapi/linux/capability.h.
-    const VERSION: u32 = 0x2008_0522;
     const CAP_IPC_LOCK: u32 = 14;
     let limit = libc::rlimit {
         rlim_cur: LIMIT,
         rlim_max: LIMIT,
     };
+    // SAFETY: a live limit.
+    let set = unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &limit) };
+    assert_eq!(set, 0);
+    give_up(CAP_IPC_LOCK);
+}
+
+/// This thread has one right less.
+fn give_up(right: u32) {
+    /// include/uapi/linux/capability.h.
+    const VERSION: u32 = 0x2008_0522;
     let header = [VERSION, 0];
     let mut sets = [0u32; 6];
     // SAFETY: a header of this version, about this thread, and room for what belongs to it.
     unsafe {
-        assert_eq!(libc::setrlimit(libc::RLIMIT_MEMLOCK, &limit), 0);
         let (header, sets) = (header.as_ptr(), sets.as_mut_ptr());
         assert_eq!(libc::syscall(libc::SYS_capget, header, sets), 0);
         for set in 0..3 {
-            *sets.add(set) &= !(1 << CAP_IPC_LOCK);
+            *sets.add(set) &= !(1 << right);
         }
         assert_eq!(libc::syscall(libc::SYS_capset, header, sets), 0);
     }
@@ -271,6 +278,37 @@ fn asks_about_filters(pair: &Pair) {
             let seen = seccomp(filter, flags, NOTHING.cast());
             pair.say(&format!("no filter, flags {flags:#x}"), seen);
         }
+        let allow = libc::BPF_STMT(
+            (libc::BPF_RET | libc::BPF_K) as u16,
+            libc::SECCOMP_RET_ALLOW,
+        );
+        let load = libc::BPF_STMT((libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16, 0);
+        let mut list = [load, allow];
+        let list = list.as_mut_ptr();
+        let program = |len| libc::sock_fprog { len, filter: list };
+        for (name, len) in [("empty", 0), ("without an end", 1), ("too long", 5000)] {
+            let program = program(len);
+            let mode = libc::SECCOMP_MODE_FILTER;
+            let set = libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program);
+            pair.say(&format!("a filter that is {name}"), answer(set.into()));
+            let seen = seccomp(filter, 0, (&raw const program).cast());
+            pair.say(&format!("by number, one that is {name}"), seen);
+        }
+        let good = program(2);
+        let child = sys::fork();
+        if child == 0 {
+            const CAP_SYS_ADMIN: u32 = 21;
+            give_up(CAP_SYS_ADMIN);
+            let mode = libc::SECCOMP_MODE_FILTER;
+            let set = libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const good);
+            pair.say("a filter without the right", answer(set.into()));
+            let seen = seccomp(filter, 0, (&raw const good).cast());
+            pair.say("by number, without the right", seen);
+            pair.say("still upgraded", is_upgraded_where_expected(pair.fd));
+            sys::exit_now(0);
+        }
+        pair.say("child", sys::wait_for(child));
+        pair.say("no mode", prctl(libc::PR_SET_SECCOMP, 7));
         let strict = libc::SECCOMP_SET_MODE_STRICT;
         pair.say("strict with a flag", seccomp(strict, 1, NOTHING.cast()));
         pair.say("strict of something", seccomp(strict, 0, &0));

@@ -77,7 +77,7 @@ unsafe fn lock_others(flags: c_int) -> Option<c_int> {
     let theirs = mapped_bytes()?.saturating_sub(ours);
     let limit = sys::memory_lock_limit();
     let has_room = theirs / PAGE <= limit / PAGE && limit != 0;
-    if !has_room && !sys::may_lock_memory() {
+    if !has_room && !sys::has_right(sys::Right::LockMemory) {
         return None;
     }
     let on_fault = flags & libc::MCL_ONFAULT;
@@ -191,7 +191,7 @@ mod tests {
                 let locked = unsafe { lock_others(libc::MCL_CURRENT) };
                 if locked.is_none() {
                     // It is for the kernel to refuse.
-                    return Some(!sys::may_lock_memory());
+                    return Some(!sys::has_right(sys::Right::LockMemory));
                 }
                 let after_current = resident_bytes();
                 memfd::lock_on_fault(true);

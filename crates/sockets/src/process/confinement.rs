@@ -76,6 +76,34 @@ fn filters() -> u32 {
     count.unwrap_or(u32::from(mode != 0))
 }
 
+/// True where filters bind this thread already. In strict mode there is nobody to ask.
+#[must_use]
+pub fn has_filters() -> bool {
+    // SAFETY: no memory is involved.
+    let mode = unsafe {
+        sys::raw(
+            libc::SYS_prctl,
+            libc::PR_GET_SECCOMP as usize,
+            0,
+            0,
+            0,
+            0,
+            0,
+        )
+    };
+    mode == libc::SECCOMP_MODE_FILTER as isize
+}
+
+/// True where the kernel lets this thread set a filter: it gets no rights by executing programs, or
+/// has this one (`seccomp_prepare_filter` in kernel/seccomp.c).
+#[must_use]
+pub fn may_confine() -> bool {
+    let asks = libc::PR_GET_NO_NEW_PRIVS as usize;
+    // SAFETY: no memory is involved.
+    let gets_none = unsafe { sys::raw(libc::SYS_prctl, asks, 0, 0, 0, 0, 0) };
+    gets_none != 0 || sys::has_right(sys::Right::Administer)
+}
+
 /// The program is about to set a filter: the last moment for calls of ours.
 pub fn confine() {
     if leave_process(Reason::Confined) {

@@ -571,17 +571,25 @@ pub(crate) fn memory_lock_limit() -> usize {
     limit(libc::RLIMIT_MEMLOCK).unwrap_or(0)
 }
 
-/// True when this thread may lock memory beyond that limit (`CAP_IPC_LOCK`).
-pub(crate) fn may_lock_memory() -> bool {
+/// A right of a thread (capabilities(7)).
+#[derive(Clone, Copy)]
+pub(crate) enum Right {
+    /// To lock memory beyond the limit (`CAP_IPC_LOCK`).
+    LockMemory = 14,
+    /// `CAP_SYS_ADMIN`.
+    Administer = 21,
+}
+
+/// True when this thread has `right` in its user namespace.
+pub(crate) fn has_right(right: Right) -> bool {
     /// include/uapi/linux/capability.h.
     const VERSION: u32 = 0x2008_0522;
-    const CAP_IPC_LOCK: u32 = 14;
     let header = [VERSION, 0];
     // Effective, permitted, inheritable; the lower 32 capabilities, then the others.
     let mut sets = [0u32; 6];
     // SAFETY: a header of this version, about ourselves, and room for what belongs to it.
     let result = unsafe { call!(SYS_capget, header.as_ptr(), sets.as_mut_ptr()) };
-    result == 0 && sets[0] & 1 << CAP_IPC_LOCK != 0
+    result == 0 && sets[0] & 1 << right as u32 != 0
 }
 
 /// `mlock2(2)`.
