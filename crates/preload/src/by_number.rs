@@ -4,7 +4,8 @@
 use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong};
 
 use toehold_freestanding::errno;
-use toehold_sockets::system::{faults, real};
+use toehold_sockets::system::faults;
+use toehold_sockets::system::real::{self, Door};
 use toehold_sockets::{api, ending};
 
 use crate::confinement::{
@@ -79,15 +80,21 @@ pub(crate) unsafe fn call(
             libc::SYS_sendmsg if !api::may_read_message(b as _) => {
                 real::syscall(number, a, b, c, d, e, f)
             }
-            libc::SYS_recvmsg => api::recvmsg(fd, b as _, c as c_int) as c_long,
-            libc::SYS_sendmsg => api::sendmsg(fd, b as _, c as c_int) as c_long,
-            libc::SYS_recvmmsg => api::recvmmsg(fd, b as _, c as c_uint, d as c_int, e as _).into(),
-            libc::SYS_sendmmsg => api::sendmmsg(fd, b as _, c as c_uint, d as c_int).into(),
+            libc::SYS_recvmsg => api::recvmsg_by(Door::Number, fd, b as _, c as c_int) as c_long,
+            libc::SYS_sendmsg => api::sendmsg_by(Door::Number, fd, b as _, c as c_int) as c_long,
+            libc::SYS_recvmmsg => {
+                api::recvmmsg_by(Door::Number, fd, b as _, c as c_uint, d as c_int, e as _).into()
+            }
+            libc::SYS_sendmmsg => {
+                api::sendmmsg_by(Door::Number, fd, b as _, c as c_uint, d as c_int).into()
+            }
             libc::SYS_socket => api::socket(fd, b as c_int, c as c_int).into(),
             libc::SYS_connect => api::connect(fd, b as _, c as libc::socklen_t).into(),
             #[cfg(target_arch = "x86_64")]
             libc::SYS_accept => api::accept(fd, b as _, c as _).into(),
-            libc::SYS_accept4 => api::accept4(fd, b as _, c as _, d as c_int).into(),
+            libc::SYS_accept4 if is_flags(d, libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) => {
+                api::accept4(fd, b as _, c as _, d as c_int).into()
+            }
             libc::SYS_getsockname => api::getsockname(fd, b as _, c as _).into(),
             libc::SYS_getpeername => api::getpeername(fd, b as _, c as _).into(),
             libc::SYS_shutdown => api::shutdown(fd, b as c_int).into(),
@@ -96,7 +103,9 @@ pub(crate) unsafe fn call(
             libc::SYS_dup => api::dup(fd).into(),
             #[cfg(target_arch = "x86_64")]
             libc::SYS_dup2 => api::dup2(fd, b as c_int).into(),
-            libc::SYS_dup3 => api::dup3(fd, b as c_int, c as c_int).into(),
+            libc::SYS_dup3 if is_flags(c, libc::O_CLOEXEC) => {
+                api::dup3(fd, b as c_int, c as c_int).into()
+            }
             libc::SYS_fcntl => api::fcntl(fd, b as c_int, c).into(),
             libc::SYS_ioctl => api::ioctl(fd, b as c_ulong, c).into(),
             libc::SYS_getsockopt => {
@@ -107,11 +116,13 @@ pub(crate) unsafe fn call(
             }
             #[cfg(target_arch = "x86_64")]
             libc::SYS_poll => api::poll(a as _, b as libc::nfds_t, c as c_int).into(),
-            libc::SYS_ppoll if faults::may_read(c as *const libc::timespec) => {
+            libc::SYS_ppoll if faults::may_read(c as *const libc::timespec) && is_mask(d, e) => {
                 api::ppoll(a as _, b as libc::nfds_t, c as _, d as _).into()
             }
             #[cfg(target_arch = "x86_64")]
-            libc::SYS_select if faults::may_read(e as *const libc::timeval) => {
+            libc::SYS_select
+                if faults::may_read(e as *const libc::timeval) && !api::is_refused(e as _) =>
+            {
                 api::select(fd, b as _, c as _, d as _, e as _).into()
             }
             libc::SYS_pselect6
@@ -120,19 +131,22 @@ pub(crate) unsafe fn call(
             {
                 // The mask and its size, by one pointer (pselect6(2)).
                 let mask = (f as *const [usize; 2]).as_ref();
-                let mask = mask.map_or(core::ptr::null(), |mask| mask[0] as *const _);
-                api::pselect(fd, b as _, c as _, d as _, e as _, mask).into()
+                let [mask, size] = mask.map_or([0; 2], |mask| *mask);
+                match is_mask(mask, size) {
+                    true => api::pselect(fd, b as _, c as _, d as _, e as _, mask as _).into(),
+                    false => real::syscall(number, a, b, c, d, e, f),
+                }
             }
             #[cfg(target_arch = "x86_64")]
-            libc::SYS_epoll_create => api::epoll_create(fd).into(),
+            libc::SYS_epoll_create if fd > 0 => api::epoll_create(fd).into(),
             libc::SYS_epoll_create1 => api::epoll_create1(fd).into(),
             libc::SYS_epoll_ctl => api::epoll_ctl(fd, b as c_int, c as c_int, d as _).into(),
             #[cfg(target_arch = "x86_64")]
             libc::SYS_epoll_wait => api::epoll_wait(fd, b as _, c as c_int, d as c_int).into(),
-            libc::SYS_epoll_pwait => {
+            libc::SYS_epoll_pwait if is_mask(e, f) => {
                 api::epoll_pwait(fd, b as _, c as c_int, d as c_int, e as _).into()
             }
-            libc::SYS_epoll_pwait2 => {
+            libc::SYS_epoll_pwait2 if is_mask(e, f) => {
                 api::epoll_pwait2(fd, b as _, c as c_int, d as _, e as _).into()
             }
             libc::SYS_sendfile => api::sendfile(fd, b as c_int, c as _, d) as c_long,
@@ -214,6 +228,18 @@ pub(crate) unsafe fn call(
             _ => real::syscall(number, a, b, c, d, e, f),
         }
     }
+}
+
+/// False for a flag that the kernel refuses. musl's functions take such flags for those of a later
+/// kernel, and do without them.
+fn is_flags(flags: usize, known: c_int) -> bool {
+    flags as c_int & !known == 0
+}
+
+/// False for a mask of signals that has not the kernel's size: the call is refused.
+fn is_mask(mask: usize, size: usize) -> bool {
+    const MASK_BYTES: usize = 8;
+    mask == 0 || size == MASK_BYTES
 }
 
 /// True for the calls that [`call`] does not simply pass on.

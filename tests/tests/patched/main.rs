@@ -327,28 +327,41 @@ fn calls_fit_into_the_smallest_stack_of_a_thread() {
     check_dynamic("stacks.c");
 }
 
-/// Musl's own functions read and write messages before and after the kernel does, so a dynamic
-/// program of musl would be ended by some of these pointers.
 #[test]
 fn bad_pointers_have_the_kernels_answers_through_every_door() {
+    // One for each end of a connection.
+    check_answers("pointers.c", 14);
+}
+
+#[test]
+fn bad_control_messages_have_the_kernels_answers_through_every_door() {
+    check_answers("controls.c", 2);
+}
+
+#[test]
+fn odd_flags_and_lengths_have_the_kernels_answers_through_every_door() {
+    check_answers("shapes.c", 2);
+}
+
+/// Runs `source`, which prints the answers of calls, plain and with the library, for each C library
+/// static and dynamic, and compares. At least `channels` connections went through shared memory.
+fn check_answers(source: &str, channels: u64) {
     if host::require(["cc", "musl-gcc"]).is_none() {
         return;
     }
     for (compiler, options) in [
         ("cc", &["-O2", "-w"][..]),
         ("cc", &["-O2", "-w", "-static", "-DPAST_LIBC"]),
+        ("musl-gcc", &["-O2", "-w"]),
         ("musl-gcc", &["-O2", "-w", "-static", "-DPAST_LIBC"]),
     ] {
         let directory = tempfile::tempdir().expect("scratch");
-        let program = compile(directory.path(), compiler, options, "pointers.c");
+        let program = compile(directory.path(), compiler, options, source);
         let (_, plain) = Waiting::start(&mut Command::new(&program)).end();
         let toehold = Toehold::start();
         let (_, patched) = Waiting::start(&mut toehold.patched(&program)).end();
         let made = toehold.status()["channels_made"].as_u64();
-        assert!(
-            made >= Some(14),
-            "{made:?}: one for each end of a connection"
-        );
+        assert!(made >= Some(channels), "{compiler} {options:?}: {made:?}");
         let mut complaints = Vec::new();
         for (plain, patched) in plain.lines().zip(patched.lines()) {
             if plain != patched {
@@ -357,7 +370,10 @@ fn bad_pointers_have_the_kernels_answers_through_every_door() {
         }
         const LINES_MAX: usize = 20;
         complaints.truncate(LINES_MAX);
-        assert!(complaints.is_empty(), "{compiler}: {complaints:#?}");
+        assert!(
+            complaints.is_empty(),
+            "{compiler} {options:?}: {complaints:#?}"
+        );
         assert_eq!(plain.lines().count(), patched.lines().count(), "{compiler}");
     }
 }

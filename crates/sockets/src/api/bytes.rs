@@ -3,7 +3,7 @@
 use core::cell::Cell;
 use core::ffi::{c_int, c_uint, c_void};
 
-use libc::{iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, timespec};
+use libc::{cmsghdr, iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, timespec};
 use toehold_channel::table::Reason;
 
 use crate::api::readiness::limit_of;
@@ -14,13 +14,17 @@ use crate::direction::switching;
 use crate::offload::{addresses, endings};
 use crate::process::descriptors::{self, FRESH_ODD};
 use crate::process::{self, kept_bytes};
+use crate::system::real::Door;
 use crate::system::{errno, faults, real, sys};
 use crate::transfer::buffers::{self, part, parts};
-use crate::transfer::control_messages::Control;
+use crate::transfer::control_messages::{self, Control, Sent};
 use crate::transfer::kernel_call::by_kernel;
 use crate::transfer::receive::{receive, receive_message};
 use crate::transfer::send::{transmit, transmit_message};
 use crate::transfer::{fast_path, sendfile};
+
+/// A flag of the kernel's own, for programs of 32 bits: no program may give it.
+const MSG_CMSG_COMPAT: c_int = i32::MIN;
 
 /// `read(2)`. Unlike `recv(2)` it never waits for, nor reports, anything when asked for no bytes.
 #[inline]
@@ -39,25 +43,37 @@ pub unsafe fn read(fd: c_int, buffer: *mut c_void, len: usize) -> isize {
 #[inline(never)]
 unsafe fn read_slowly(c: &Connection, buffer: *mut c_void, len: usize) -> isize {
     let kernel = |fd| unsafe { real::read(fd, buffer, len) };
-    unsafe { receive(c, &[part(buffer, len)], 0, kernel) }
+    match buffers::is_possible(buffer, len) {
+        true => unsafe { receive(c, &[part(buffer, len)], 0, kernel) },
+        false => errno::bad_pointer(),
+    }
 }
 
 #[inline(never)]
 unsafe fn write_slowly(c: &Connection, buffer: *const c_void, len: usize) -> isize {
     let kernel = |fd| unsafe { real::write(fd, buffer, len) };
-    unsafe { transmit(c, &[part(buffer, len)], 0, kernel) }
+    match buffers::is_possible(buffer, len) {
+        true => unsafe { transmit(c, &[part(buffer, len)], 0, kernel) },
+        false => errno::bad_pointer(),
+    }
 }
 
 #[inline(never)]
 unsafe fn recv_slowly(c: &Connection, buffer: *mut c_void, len: usize, flags: c_int) -> isize {
     let kernel = |fd| unsafe { real::recv(fd, buffer, len, flags) };
-    unsafe { receive(c, &[part(buffer, len)], flags, kernel) }
+    unsafe { receive(c, &[cut(buffer, len)], flags, kernel) }
 }
 
 #[inline(never)]
 unsafe fn send_slowly(c: &Connection, buffer: *const c_void, len: usize, flags: c_int) -> isize {
     let kernel = |fd| unsafe { real::send(fd, buffer, len, flags) };
-    unsafe { transmit(c, &[part(buffer, len)], flags, kernel) }
+    unsafe { transmit(c, &[cut(buffer, len)], flags, kernel) }
+}
+
+/// The buffer of `send` and `recv`, which is cut before it is looked at (lib/iov_iter.c,
+/// `import_ubuf`).
+fn cut(buffer: *const c_void, len: usize) -> iovec {
+    part(buffer, len.min(buffers::CALL_BYTES_MAX))
 }
 
 /// A call that is the kernel's, unless bytes were kept ([`kept_bytes`]).
@@ -71,7 +87,7 @@ unsafe fn kept_or(
     flags: c_int,
     kernel: impl FnOnce() -> isize,
 ) -> isize {
-    if kept_bytes::has_any() && buffers::total(parts) != Some(0) {
+    if kept_bytes::has_any() && buffers::total(parts) != Ok(0) {
         // SAFETY: the caller's promise.
         if let Some(result) = unsafe { kept_bytes::receive(fd, parts, flags) } {
             return result;
@@ -149,7 +165,7 @@ pub unsafe fn recvfrom(
             let result = match unsafe { fast_path::receive(&c, buffer.cast(), len, flags) } {
                 Some(done) => done,
                 None => unsafe {
-                    receive(&c, &[part(buffer, len)], flags, |fd| {
+                    receive(&c, &[cut(buffer, len)], flags, |fd| {
                         by_kernel.set(true);
                         real::recvfrom(fd, buffer, len, flags, address, address_len)
                     })
@@ -186,13 +202,13 @@ pub unsafe fn sendto(
         None => unsafe { real::sendto(fd, buffer, len, flags, address, address_len) },
         Some(c)
             if !address.is_null()
-                && (Carrier::of(&c) == Carrier::Unix
+                && (Carrier::of(&c) == Carrier::Unix && address_len != 0
                     || !addresses::is_readable(address, address_len)) =>
         unsafe { real::sendto(fd, buffer, len, flags, address, address_len) },
         Some(c) => match unsafe { fast_path::send(&c, buffer.cast(), len, flags) } {
             Some(done) => done,
             None => unsafe {
-                transmit(&c, &[part(buffer, len)], flags, |fd| {
+                transmit(&c, &[cut(buffer, len)], flags, |fd| {
                     real::sendto(fd, buffer, len, flags, address, address_len)
                 })
             },
@@ -206,7 +222,7 @@ pub unsafe fn readv(fd: c_int, iov: *const iovec, count: c_int) -> isize {
     match (connection::at(fd), unsafe {
         parts(iov, count.max(0) as usize)
     }) {
-        (Some(c), Some(list)) if count >= 0 && buffers::total(list) != Some(0) => unsafe {
+        (Some(c), Some(list)) if count >= 0 && buffers::total(list) != Ok(0) => unsafe {
             receive(&c, list, 0, |fd| real::readv(fd, iov, count))
         },
         (None, Some(list)) if count >= 0 => unsafe {
@@ -222,7 +238,7 @@ pub unsafe fn writev(fd: c_int, iov: *const iovec, count: c_int) -> isize {
     match (connection::at(fd), unsafe {
         parts(iov, count.max(0) as usize)
     }) {
-        (Some(c), Some(list)) if count >= 0 && buffers::total(list) != Some(0) => unsafe {
+        (Some(c), Some(list)) if count >= 0 && buffers::total(list) != Ok(0) => unsafe {
             transmit(&c, list, 0, |fd| real::writev(fd, iov, count))
         },
         _ => unsafe { real::writev(fd, iov, count) },
@@ -296,7 +312,7 @@ unsafe fn at_no_offset<'a>(
 ) -> Option<Result<Transfer<'a>, i32>> {
     let c = connection::at(fd).filter(|_| offset == -1 && count >= 0)?;
     let list = unsafe { parts(iov, count as usize) }?;
-    let is_there = buffers::total(list) != Some(0);
+    let is_there = buffers::total(list) != Ok(0);
     is_there.then(|| Ok((c, list, message_flags(flags)?)))
 }
 
@@ -342,35 +358,51 @@ pub unsafe fn eventfd_write(fd: c_int, value: u64) -> c_int {
     }
 }
 
-/// `recvmsg(2)`.
+/// `recvmsg(2)`, by libc's function.
 #[inline]
 pub unsafe fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> isize {
-    let c = connection::at(fd).filter(|_| !message.is_null());
+    unsafe { recvmsg_by(Door::Name, fd, message, flags) }
+}
+
+/// `recvmsg(2)`.
+#[inline]
+pub unsafe fn recvmsg_by(door: Door, fd: c_int, message: *mut msghdr, flags: c_int) -> isize {
+    // With a flag of its own the kernel refuses the call (net/socket.c, `__sys_recvmsg`).
+    let is_refused = message.is_null() || flags & MSG_CMSG_COMPAT != 0;
+    let c = connection::at(fd).filter(|_| !is_refused);
     match c.filter(|_| faults::can_read(message, 1)) {
-        Some(c) => unsafe { recvmsg_on(&c, message, flags, false) },
-        None => unsafe { recvmsg_of_kernel(fd, message, flags) },
+        Some(c) => unsafe { recvmsg_on(door, &c, message, flags, false) },
+        None => unsafe { recvmsg_of_kernel(door, fd, message, flags) },
     }
 }
 
 /// `recvmsg(2)` on a connection; `has_begun` as in [`receive_message`]. The message is readable.
 #[inline]
-unsafe fn recvmsg_on(c: &Connection, message: *mut msghdr, flags: c_int, has_begun: bool) -> isize {
+unsafe fn recvmsg_on(
+    door: Door,
+    c: &Connection,
+    message: *mut msghdr,
+    flags: c_int,
+    has_begun: bool,
+) -> isize {
     let header = unsafe { &mut *message };
-    let Some(list) = (unsafe { parts(header.msg_iov, real::length(header.msg_iovlen)) }) else {
+    let list = unsafe { parts(header.msg_iov, door.length(header.msg_iovlen)) };
+    let has_bad_name = !header.msg_name.is_null() && header.msg_namelen.cast_signed() < 0;
+    let Some(list) = list.filter(|_| !has_bad_name) else {
         return by_kernel(c, has_begun, |fd| unsafe {
-            real::recvmsg(fd, message, flags)
+            door.recvmsg(fd, message, flags)
         });
     };
     let mut control = Control {
         buffer: header.msg_control,
-        len: real::length(header.msg_controllen),
+        len: door.length(header.msg_controllen),
         ..Control::none()
     };
     // The connection may get its channel, or leave it, inside the call.
     let kernels = Cell::new(false);
     let kernel = |fd| {
         kernels.set(true);
-        unsafe { real::recvmsg(fd, message, flags) }
+        unsafe { door.recvmsg(fd, message, flags) }
     };
     let result = unsafe { receive_message(c, list, &mut control, flags, has_begun, kernel) };
     if !kernels.get() && result >= 0 {
@@ -380,7 +412,7 @@ unsafe fn recvmsg_on(c: &Connection, message: *mut msghdr, flags: c_int, has_beg
             return errno::bad_pointer();
         }
         if !name.is_null() {
-            let end = result == 0 && buffers::total(list) != Some(0);
+            let end = result == 0 && buffers::total(list) != Ok(0);
             let len = &mut header.msg_namelen;
             let told = errno::keep(|| unsafe { unix::tell_source(c, end, name, room, len) });
             if let Err(error) = told {
@@ -393,11 +425,11 @@ unsafe fn recvmsg_on(c: &Connection, message: *mut msghdr, flags: c_int, has_beg
     result
 }
 
-unsafe fn recvmsg_of_kernel(fd: c_int, message: *mut msghdr, flags: c_int) -> isize {
+unsafe fn recvmsg_of_kernel(door: Door, fd: c_int, message: *mut msghdr, flags: c_int) -> isize {
     if kept_bytes::has_any()
         && faults::can_read(message, 1)
         && let Some(header) = unsafe { message.as_mut() }
-        && let Some(list) = unsafe { parts(header.msg_iov, real::length(header.msg_iovlen)) }
+        && let Some(list) = unsafe { parts(header.msg_iov, door.length(header.msg_iovlen)) }
         && let Some(result) = unsafe { kept_bytes::receive(fd, list, flags) }
     {
         if !header.msg_name.is_null() {
@@ -406,79 +438,96 @@ unsafe fn recvmsg_of_kernel(fd: c_int, message: *mut msghdr, flags: c_int) -> is
         (header.msg_controllen, header.msg_flags) = (0, flags & libc::MSG_CMSG_CLOEXEC);
         return result;
     }
-    unsafe { real::recvmsg(fd, message, flags) }
+    unsafe { door.recvmsg(fd, message, flags) }
+}
+
+/// `sendmsg(2)`, by libc's function.
+#[inline]
+pub unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> isize {
+    unsafe { sendmsg_by(Door::Name, fd, message, flags) }
 }
 
 /// `sendmsg(2)`. Control messages other than none are the kernel's: the connection stays on, or
 /// returns to, the host path. Descriptors and credentials keep their place between the bytes.
 #[inline]
-pub unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> isize {
+pub unsafe fn sendmsg_by(door: Door, fd: c_int, message: *const msghdr, flags: c_int) -> isize {
     // Before there are connections none can be passed.
-    if !faults::are_armed() || message.is_null() || !can_read_message(message) {
-        return unsafe { real::sendmsg(fd, message, flags) };
+    if !faults::are_armed()
+        || message.is_null()
+        || flags & MSG_CMSG_COMPAT != 0
+        || !can_read_message(door, message)
+    {
+        return unsafe { door.sendmsg(fd, message, flags) };
     }
-    unsafe { note_passed_descriptors(&*message) };
+    unsafe { note_passed_descriptors(door, &*message) };
     match connection::at(fd) {
-        Some(c) => unsafe { sendmsg_on(&c, message, flags, false) },
-        None => unsafe { real::sendmsg(fd, message, flags) },
+        Some(c) => unsafe { sendmsg_on(door, &c, message, flags, false) },
+        None => unsafe { door.sendmsg(fd, message, flags) },
     }
 }
 
 /// `sendmsg(2)` on a connection; `has_begun` as in [`transmit_message`]. The message is readable.
 #[inline]
 unsafe fn sendmsg_on(
+    door: Door,
     c: &Connection,
     message: *const msghdr,
     flags: c_int,
     has_begun: bool,
 ) -> isize {
     let header = unsafe { &*message };
-    let kernel = |fd| unsafe { real::sendmsg(fd, message, flags) };
+    let kernel = |fd| unsafe { door.sendmsg(fd, message, flags) };
     let has_name = !header.msg_name.is_null() && header.msg_namelen > 0;
     if has_name && Carrier::of(c) == Carrier::Unix {
         // Refused, as by `sendto`.
         return by_kernel(c, has_begun, kernel);
     }
-    let list = unsafe { parts(header.msg_iov, real::length(header.msg_iovlen)) };
-    match list {
-        Some(list) if unsafe { unix::has_rights(header) } => {
-            c.pin(Reason::Descriptors);
-            let control = (header.msg_control, real::length(header.msg_controllen));
-            unsafe { transmit_message(c, list, control, flags, has_begun, kernel) }
+    let list = unsafe { parts(header.msg_iov, door.length(header.msg_iovlen)) };
+    let sent = unsafe { control_messages::sent(door, header) };
+    let mut control = (core::ptr::null_mut(), 0);
+    match sent {
+        Sent::Nothing => {}
+        Sent::Rights | Sent::Other => {
+            c.pin(match sent {
+                Sent::Rights => Reason::Descriptors,
+                _ => Reason::Unsupported,
+            });
+            control = (header.msg_control, door.length(header.msg_controllen));
         }
-        Some(list) => unsafe {
-            let none = (core::ptr::null_mut(), 0);
-            transmit_message(c, list, none, flags, has_begun, kernel)
-        },
+        Sent::IllFormed => return by_kernel(c, has_begun, kernel),
+    }
+    match list {
+        Some(list) => unsafe { transmit_message(c, list, control, flags, has_begun, kernel) },
         None => by_kernel(c, has_begun, kernel),
     }
 }
 
 /// One of several messages of a call.
 unsafe fn sendmsg_in_turn(
+    door: Door,
     c: &Connection,
     message: *const msghdr,
     flags: c_int,
     has_begun: bool,
 ) -> isize {
-    if !can_read_message(message) {
+    if !can_read_message(door, message) {
         return by_kernel(c, has_begun, |fd| unsafe {
-            real::sendmsg(fd, message, flags)
+            door.sendmsg(fd, message, flags)
         });
     }
-    unsafe { note_passed_descriptors(&*message) };
-    unsafe { sendmsg_on(c, message, flags, has_begun) }
+    unsafe { note_passed_descriptors(door, &*message) };
+    unsafe { sendmsg_on(door, c, message, flags, has_begun) }
 }
 
 /// True when a call by number may read a message that is to be sent. Otherwise the call is the
 /// kernel's: it will refuse a pointer, or no connection can be passed yet.
 #[must_use]
 pub fn may_read_message(message: *const msghdr) -> bool {
-    faults::are_armed() && !message.is_null() && can_read_message(message)
+    faults::are_armed() && !message.is_null() && can_read_message(Door::Number, message)
 }
 
 /// True when the kernel would find no bad pointer in a message, its parts left out.
-fn can_read_message(message: *const msghdr) -> bool {
+fn can_read_message(door: Door, message: *const msghdr) -> bool {
     if !faults::can_read(message, 1) {
         return false;
     }
@@ -496,32 +545,37 @@ fn can_read_message(message: *const msghdr) -> bool {
         return false;
     }
     let control = header.msg_control.cast::<u8>();
-    faults::can_read(control, real::length(header.msg_controllen))
+    faults::can_read(control, door.length(header.msg_controllen))
 }
 
 /// A tracked descriptor that is passed to another program leaves our hands: its connection goes to
 /// the host path.
-unsafe fn note_passed_descriptors(header: &msghdr) {
-    // SAFETY: the caller of `sendmsg` promises a valid control buffer; the macros stay inside it.
-    unsafe {
-        unix::each_control(header, |at| {
-            if (*at).cmsg_level == libc::SOL_SOCKET && (*at).cmsg_type == libc::SCM_RIGHTS {
-                let count = (*at).cmsg_len.saturating_sub(libc::CMSG_LEN(0) as usize) / 4;
-                for n in 0..count {
-                    let fd = libc::CMSG_DATA(at).cast::<i32>().add(n).read_unaligned();
-                    if let Some(passed) = connection::at(fd) {
-                        errno::keep(|| switching::quiesce(&passed, Reason::Passed));
-                    } else {
-                        // Another process has it, too.
-                        descriptors::change_fresh(fd, FRESH_ODD, true);
-                    }
-                }
+unsafe fn note_passed_descriptors(door: Door, header: &msghdr) {
+    let note = |fd: i32| {
+        if let Some(passed) = connection::at(fd) {
+            errno::keep(|| switching::quiesce(&passed, Reason::Passed));
+        } else {
+            // Another process has it, too.
+            descriptors::change_fresh(fd, FRESH_ODD, true);
+        }
+    };
+    let each = |one: &cmsghdr, data: *const u8, len: usize| {
+        if (one.cmsg_level, one.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+            for n in 0..len / size_of::<i32>() {
+                // SAFETY: within the message's data.
+                note(unsafe { data.cast::<i32>().wrapping_add(n).read_unaligned() });
             }
-        });
-    }
+        }
+    };
+    // Of a list that is ill-formed the kernel passes nothing.
+    // SAFETY: the caller of `sendmsg` promises a valid control buffer.
+    let _ = unsafe {
+        control_messages::each_sent(door, header, |_, _, _| ())
+            .and_then(|()| control_messages::each_sent(door, header, each))
+    };
 }
 
-/// `recvmmsg(2)`.
+/// `recvmmsg(2)`, by libc's function.
 pub unsafe fn recvmmsg(
     fd: c_int,
     messages: *mut mmsghdr,
@@ -529,9 +583,22 @@ pub unsafe fn recvmmsg(
     flags: c_int,
     timeout: *mut timespec,
 ) -> c_int {
-    let connection = connection::at(fd).filter(|_| !messages.is_null());
+    unsafe { recvmmsg_by(Door::Name, fd, messages, count, flags, timeout) }
+}
+
+/// `recvmmsg(2)`.
+pub unsafe fn recvmmsg_by(
+    door: Door,
+    fd: c_int,
+    messages: *mut mmsghdr,
+    count: c_uint,
+    flags: c_int,
+    timeout: *mut timespec,
+) -> c_int {
+    let is_refused = messages.is_null() || flags & MSG_CMSG_COMPAT != 0;
+    let connection = connection::at(fd).filter(|_| !is_refused);
     let Some(connection) = connection else {
-        return unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
+        return unsafe { door.recvmmsg(fd, messages, count, flags, timeout) };
     };
     if !timeout.is_null() && !faults::can_read(timeout, 1) {
         return errno::bad_pointer() as c_int;
@@ -559,7 +626,8 @@ pub unsafe fn recvmmsg(
         }
         let one = unsafe { &mut *one };
         let flags_now = flags & !libc::MSG_WAITFORONE;
-        let result = unsafe { recvmsg_on(&connection, &mut one.msg_hdr, flags_now, done > 0) };
+        let result =
+            unsafe { recvmsg_on(door, &connection, &mut one.msg_hdr, flags_now, done > 0) };
         if result < 0 && done > 0 && connection.end().is_some() {
             pending_errors::keep_for_next_call(&connection, errno::get());
         }
@@ -596,19 +664,31 @@ pub unsafe fn recvmmsg(
 /// The kernel sends no more at a time (`UIO_MAXIOV`, `__sys_sendmmsg` in net/socket.c).
 const MESSAGES_MAX: c_uint = 1024;
 
-/// `sendmmsg(2)`.
+/// `sendmmsg(2)`, by libc's function.
 pub unsafe fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
-    let connection = connection::at(fd).filter(|_| !messages.is_null());
+    unsafe { sendmmsg_by(Door::Name, fd, messages, count, flags) }
+}
+
+/// `sendmmsg(2)`.
+pub unsafe fn sendmmsg_by(
+    door: Door,
+    fd: c_int,
+    messages: *mut mmsghdr,
+    count: c_uint,
+    flags: c_int,
+) -> c_int {
+    let is_refused = messages.is_null() || flags & MSG_CMSG_COMPAT != 0;
+    let connection = connection::at(fd).filter(|_| !is_refused);
     let Some(connection) = connection else {
         if process::is_started() && faults::are_armed() && !messages.is_null() {
             for n in 0..count.min(MESSAGES_MAX) {
                 let one = unsafe { &raw const (*messages.wrapping_add(n as usize)).msg_hdr };
-                if can_read_message(one) {
-                    unsafe { note_passed_descriptors(&*one) };
+                if can_read_message(door, one) {
+                    unsafe { note_passed_descriptors(door, &*one) };
                 }
             }
         }
-        return unsafe { real::sendmmsg(fd, messages, count, flags) };
+        return unsafe { door.sendmmsg(fd, messages, count, flags) };
     };
     let mut done = 0;
     while done < count {
@@ -618,7 +698,7 @@ pub unsafe fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: 
             break;
         }
         let one = unsafe { &mut *one };
-        let result = unsafe { sendmsg_in_turn(&connection, &one.msg_hdr, flags, done > 0) };
+        let result = unsafe { sendmsg_in_turn(door, &connection, &one.msg_hdr, flags, done > 0) };
         if result < 0 {
             break;
         }

@@ -354,26 +354,36 @@ pub unsafe fn getsockopt(
     len: *mut socklen_t,
 ) -> c_int {
     if let Some(c) = connection::at(fd) {
-        let is_there = !value.is_null() && !len.is_null();
-        let is_there =
-            is_there && faults::can_read(len, 1) && faults::can_read(value.cast::<u8>(), 4);
-        if is_there && unsafe { *len } >= 4 {
-            if let Some(answer) = options::get(&c, level, name) {
-                let whole: socklen_t = size_of_val(&answer) as socklen_t;
-                // SAFETY: both are readable; the targets are this call's.
-                let told = unsafe {
-                    faults::give((&raw const answer).cast(), value.cast(), whole as usize).and_then(
-                        |()| {
-                            let size = size_of_val(&whole);
-                            faults::give((&raw const whole).cast(), len.cast(), size)
-                        },
-                    )
-                };
-                return errno::result(told.map(|()| 0)) as c_int;
-            }
+        let has_len = !len.is_null() && faults::can_read(len, 1);
+        let room = if has_len {
+            unsafe { *len }.cast_signed()
+        } else {
+            0
+        };
+        // The kernel cuts an answer for which there is too little room, and refuses a negative one.
+        let whole = room.clamp(0, size_of::<c_int>() as c_int) as usize;
+        if whole > 0
+            && !value.is_null()
+            && faults::can_read(value.cast::<u8>(), whole)
+            && let Some(answer) = options::get(&c, level, name)
+        {
+            let told_len = whole as socklen_t;
+            // SAFETY: both are readable; the targets are this call's.
+            let told = unsafe {
+                faults::give((&raw const answer).cast(), value.cast(), whole).and_then(|()| {
+                    let size = size_of_val(&told_len);
+                    faults::give((&raw const told_len).cast(), len.cast(), size)
+                })
+            };
+            return errno::result(told.map(|()| 0)) as c_int;
         }
     }
     unsafe { real::getsockopt(fd, level, name, value, len) }
+}
+
+/// True for a length with room for an int. A negative one is refused.
+fn is_of_int(len: socklen_t) -> bool {
+    len.cast_signed() >= size_of::<c_int>() as c_int
 }
 
 /// `setsockopt(2)`.
@@ -386,7 +396,7 @@ pub unsafe fn setsockopt(
 ) -> c_int {
     if let Some(c) = connection::at(fd) {
         let is_there = !value.is_null() && faults::can_read(value.cast::<c_int>(), 1);
-        let number = if is_there && len >= 4 {
+        let number = if is_there && is_of_int(len) {
             Some(unsafe { value.cast::<c_int>().read_unaligned() })
         } else {
             None

@@ -34,7 +34,8 @@ use crate::system::{errno, sys};
 
 pub use self::bytes::{
     eventfd_read, eventfd_write, may_read_message, preadv2, pwritev2, read, readv, recv, recvfrom,
-    recvmmsg, recvmsg, send, sendfile, sendmmsg, sendmsg, sendto, splice, write, writev,
+    recvmmsg, recvmmsg_by, recvmsg, recvmsg_by, send, sendfile, sendmmsg, sendmmsg_by, sendmsg,
+    sendmsg_by, sendto, splice, write, writev,
 };
 pub use self::connections::{
     accept, accept4, bind, connect, getpeername, getsockname, listen, shutdown, socket,
@@ -46,7 +47,7 @@ pub use self::descriptors::{
 pub use self::epoll::{
     epoll_create, epoll_create1, epoll_ctl, epoll_pwait, epoll_pwait2, epoll_wait,
 };
-pub use self::readiness::{poll, ppoll, pselect, select};
+pub use self::readiness::{is_refused, poll, ppoll, pselect, select};
 pub use self::uring::{
     io_uring_enter, io_uring_entering, io_uring_made, io_uring_register, io_uring_registering,
     io_uring_setup, liburing_ends, liburing_made, liburing_submits, passing_on_all,

@@ -57,6 +57,17 @@ unsafe fn limit_of_select(time: *const timeval) -> Result<Option<u64>, ()> {
     nanoseconds(&time).map(Some).ok_or(())
 }
 
+/// True for a time-out of `select(2)` that the kernel refuses, which libc's function may take for
+/// another.
+///
+/// # Safety
+/// It can be read, or is null, and nobody writes it meanwhile.
+#[must_use]
+pub unsafe fn is_refused(time: *const timeval) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { limit_of_select(time) }.is_err()
+}
+
 /// A time-out in milliseconds as the C functions give it: negative is none.
 pub(super) fn limit_of_ms(timeout_ms: c_int) -> Option<u64> {
     (timeout_ms >= 0).then(|| timeout_ms as u64 * 1_000_000)

@@ -44,7 +44,8 @@ pub(crate) fn set(connection: &Connection, level: i32, name: i32, value: Option<
             }
         }
         (libc::SOL_SOCKET, libc::SO_PEEK_OFF) if peek_offset::get(connection).is_some() => {
-            return errno::keep(|| peek_offset::set(connection, value.unwrap_or(-1)));
+            // Without a value the kernel refuses it.
+            return value.is_some_and(|value| errno::keep(|| peek_offset::set(connection, value)));
         }
         (libc::SOL_SOCKET, libc::SO_RCVLOWAT) if connection.end().is_some() => {
             let is_set = value.is_some_and(|bytes| settings::set_low_water(connection, bytes));

@@ -30,7 +30,7 @@
 
 use core::sync::atomic::{Ordering, fence};
 
-use libc::{msghdr, sockaddr, socklen_t};
+use libc::{sockaddr, socklen_t};
 use toehold_channel::layout::{CLOSED_ALL, SIDE_SEEN, SIDE_TOLD};
 use toehold_channel::table::{FLAG_RESET_TOLD, FLAG_SHUT_RX, FLAG_UNCOMPARED, Reason};
 use toehold_stream::end::End;
@@ -145,46 +145,6 @@ pub(crate) fn is_reset(connection: &Connection, end: &End<'_>) -> bool {
     let has_closed = closed.has(CLOSED_ALL) || is_killed();
     let head = end.theirs().consume.head.load(Ordering::Relaxed);
     has_closed && head != entry.tx_ring.load(Ordering::Relaxed)
-}
-
-/// True for a message with descriptors or credentials. They keep their place between the bytes,
-/// which only the kernel can see to.
-///
-/// # Safety
-/// The message's control buffer is readable.
-pub(crate) unsafe fn has_rights(header: &msghdr) -> bool {
-    let mut has = false;
-    // SAFETY: the caller's promise.
-    unsafe {
-        each_control(header, |one| {
-            let kind = (*one).cmsg_type;
-            has |= (*one).cmsg_level == libc::SOL_SOCKET
-                && matches!(kind, libc::SCM_RIGHTS | libc::SCM_CREDENTIALS);
-        });
-    }
-    has
-}
-
-/// Calls `each` with every control message of a message.
-///
-/// # Safety
-/// The message's control buffer is readable.
-pub(crate) unsafe fn each_control(header: &msghdr, mut each: impl FnMut(*mut libc::cmsghdr)) {
-    let header = &msghdr {
-        msg_controllen: real::length(header.msg_controllen),
-        ..*header
-    };
-    if header.msg_control.is_null() || header.msg_controllen == 0 {
-        return;
-    }
-    // SAFETY: the caller's promise; the macros stay inside the buffer.
-    unsafe {
-        let mut at = libc::CMSG_FIRSTHDR(header);
-        while !at.is_null() {
-            each(at);
-            at = libc::CMSG_NXTHDR(header, at);
-        }
-    }
 }
 
 /// Gives a program that received bytes their source, as the kernel does it: a connected TCP socket

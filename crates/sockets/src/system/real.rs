@@ -73,6 +73,121 @@ pub(crate) fn length(length: usize) -> usize {
     }
 }
 
+/// How the program hands a message over: that decides on its form, and on who may touch it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Door {
+    /// By libc's function, which may read and write it beside the kernel.
+    Name,
+    /// By number, as the kernel has it.
+    Number,
+}
+
+impl Door {
+    /// A length in the message.
+    #[inline]
+    pub(crate) fn length(self, length: usize) -> usize {
+        match self {
+            Door::Name => self::length(length),
+            Door::Number => length,
+        }
+    }
+
+    /// Relaxed: set once, by the constructor.
+    fn is_past_libc(self) -> bool {
+        self == Door::Number && PADS_LENGTHS.load(Ordering::Relaxed)
+    }
+
+    /// `recvmsg(2)`.
+    ///
+    /// # Safety
+    /// As for the C function.
+    #[inline]
+    pub(crate) unsafe fn recvmsg(self, fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self.is_past_libc() {
+                true => by_number(
+                    libc::SYS_recvmsg,
+                    &[fd as usize, message as usize, flags as usize],
+                ) as _,
+                false => recvmsg(fd, message, flags),
+            }
+        }
+    }
+
+    /// `recvmmsg(2)`.
+    ///
+    /// # Safety
+    /// As for the C function.
+    pub(crate) unsafe fn recvmmsg(
+        self,
+        fd: c_int,
+        messages: *mut mmsghdr,
+        count: c_uint,
+        flags: c_int,
+        timeout: *mut timespec,
+    ) -> c_int {
+        let arguments = [
+            fd as usize,
+            messages as usize,
+            count as usize,
+            flags as usize,
+        ];
+        let [a, b, c, d] = arguments;
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self.is_past_libc() {
+                true => by_number(libc::SYS_recvmmsg, &[a, b, c, d, timeout as usize]) as c_int,
+                false => recvmmsg(fd, messages, count, flags, timeout),
+            }
+        }
+    }
+
+    /// `sendmmsg(2)`.
+    ///
+    /// # Safety
+    /// As for the C function.
+    pub(crate) unsafe fn sendmmsg(
+        self,
+        fd: c_int,
+        messages: *mut mmsghdr,
+        count: c_uint,
+        flags: c_int,
+    ) -> c_int {
+        let arguments = [
+            fd as usize,
+            messages as usize,
+            count as usize,
+            flags as usize,
+        ];
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self.is_past_libc() {
+                true => by_number(libc::SYS_sendmmsg, &arguments) as c_int,
+                false => sendmmsg(fd, messages, count, flags),
+            }
+        }
+    }
+
+    /// `sendmsg(2)`.
+    ///
+    /// # Safety
+    /// As for the C function.
+    #[inline]
+    pub(crate) unsafe fn sendmsg(self, fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self.is_past_libc() {
+                true => by_number(
+                    libc::SYS_sendmsg,
+                    &[fd as usize, message as usize, flags as usize],
+                ) as _,
+                false => sendmsg(fd, message, flags),
+            }
+        }
+    }
+}
+
 /// True when that libc is glibc.
 pub fn is_glibc() -> bool {
     slots::gnu_get_libc_version.get().is_some()

@@ -11,12 +11,49 @@ use crate::system::faults;
 /// Most parts a call may name (`UIO_MAXIOV`).
 pub(crate) const PARTS_MAX: usize = 1024;
 
-/// Total length of `parts`, or `None` when it exceeds what a call can return.
-pub(crate) fn total(parts: &[iovec]) -> Option<usize> {
-    parts.iter().try_fold(0usize, |sum, part| {
-        sum.checked_add(part.iov_len)
-            .filter(|&total| total <= isize::MAX as usize)
-    })
+/// The kernel moves no more in one call (`MAX_RW_COUNT` in include/linux/fs.h).
+pub(crate) const CALL_BYTES_MAX: usize = i32::MAX as usize & !0xfff;
+
+/// Behind the last address that a program can have (`TASK_SIZE_MAX` with four levels of pages).
+#[cfg(target_arch = "x86_64")]
+const ADDRESSES_END: usize = (1 << 47) - 4096;
+/// As above: of 52 bits, where the kernel has so many.
+#[cfg(not(target_arch = "x86_64"))]
+const ADDRESSES_END: usize = 1 << 52;
+
+/// False for a buffer that ends where no program has memory: the kernel refuses it, however few
+/// bytes there are to be moved (`access_ok`).
+#[inline]
+pub(crate) fn is_possible(base: *const c_void, len: usize) -> bool {
+    (base as usize)
+        .checked_add(len)
+        .is_some_and(|end| end <= ADDRESSES_END)
+}
+
+/// How many bytes a call moves at most that names `parts` (lib/iov_iter.c, `__import_iovec`).
+///
+/// # Errors
+/// The kernel refuses them with it.
+#[inline]
+pub(crate) fn total(parts: &[iovec]) -> Result<usize, i32> {
+    if let [only] = parts
+        && only.iov_len <= CALL_BYTES_MAX
+    {
+        return Ok(only.iov_len);
+    }
+    let (mut sum, mut are_possible) = (0usize, true);
+    for part in parts {
+        if part.iov_len.cast_signed() < 0 {
+            return Err(libc::EINVAL);
+        }
+        sum = sum.saturating_add(part.iov_len);
+        are_possible &= is_possible(part.iov_base, part.iov_len);
+    }
+    // One part alone is cut before it is looked at.
+    if parts.len() > 1 && !are_possible {
+        return Err(libc::EFAULT);
+    }
+    Ok(sum.min(CALL_BYTES_MAX))
 }
 
 /// Calls `each` with the stretches of program memory that bytes `skip..skip + len` of `parts`
@@ -148,4 +185,34 @@ pub(crate) unsafe fn parts<'a>(iov: *const iovec, count: usize) -> Option<&'a [i
     }
     // SAFETY: the caller's promise.
     Some(unsafe { core::slice::from_raw_parts(iov, count) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn totals_are_cut_or_refused_as_by_the_kernel() {
+        let at = |len: usize| part(core::ptr::without_provenance(4096), len);
+        const LONGEST: usize = isize::MAX as usize;
+        for (parts, answer) in [
+            (&[][..], Ok(0)),
+            (&[at(0)], Ok(0)),
+            (&[at(7)], Ok(7)),
+            (&[at(7), at(0), at(1)], Ok(8)),
+            (&[at(LONGEST)], Ok(CALL_BYTES_MAX)),
+            (&[at(usize::MAX)], Err(libc::EINVAL)),
+            (&[at(1), at(LONGEST)], Err(libc::EFAULT)),
+            (&[at(LONGEST), at(usize::MAX)], Err(libc::EINVAL)),
+            (&[at(1 << 40), at(1 << 40)], Ok(CALL_BYTES_MAX)),
+        ] {
+            assert_eq!(total(parts), answer, "{:?}", parts.len());
+        }
+        assert!(is_possible(core::ptr::null(), 0));
+        assert!(!is_possible(
+            core::ptr::without_provenance(8),
+            usize::MAX - 8
+        ));
+        assert!(!is_possible(core::ptr::without_provenance(8), LONGEST));
+    }
 }

@@ -1,8 +1,95 @@
-//! Control messages that come with bytes of the carrier: a ring has none.
+//! Control messages that come with bytes of the carrier, and those that a program sends: a ring has
+//! none.
 
-use libc::iovec;
+use libc::{cmsghdr, iovec, msghdr};
 
+use crate::system::real::Door;
 use crate::system::sys;
+
+/// The control messages of a message that is to be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sent {
+    /// Nothing, or nothing that has an effect.
+    Nothing,
+    /// Descriptors or credentials. They keep their place between the bytes.
+    Rights,
+    /// Others, which only the kernel knows to heed or to refuse.
+    Other,
+    /// A list that the kernel refuses before it looks at the bytes.
+    IllFormed,
+}
+
+/// A longer list is the kernel's: it may refuse it (`net.core.optmem_max`, 20 KiB and more).
+const LIST_BYTES_MAX: usize = 16 << 10;
+
+/// The control messages of `header`. Stream sockets heed `SOL_SOCKET` alone (`sock_cmsg_send` in
+/// net/core/sock.c, `__scm_send` in net/core/scm.c). Rights have no effect on TCP.
+///
+/// # Safety
+/// The message's control buffer is readable.
+#[inline]
+pub(crate) unsafe fn sent(door: Door, header: &msghdr) -> Sent {
+    match door.length(header.msg_controllen) {
+        0 => Sent::Nothing,
+        1..=LIST_BYTES_MAX => {
+            let mut sent = Sent::Nothing;
+            let each = |one: &cmsghdr, _: *const u8, _| {
+                let is_rights = matches!(one.cmsg_type, libc::SCM_RIGHTS | libc::SCM_CREDENTIALS);
+                sent = match (one.cmsg_level, sent) {
+                    (libc::SOL_SOCKET, Sent::Nothing) if is_rights => Sent::Rights,
+                    (libc::SOL_SOCKET, _) if !is_rights => Sent::Other,
+                    (_, so_far) => so_far,
+                };
+            };
+            // SAFETY: the caller's promise.
+            match unsafe { each_sent(door, header, each) } {
+                Ok(()) => sent,
+                Err(IllFormed) => Sent::IllFormed,
+            }
+        }
+        _ => Sent::Other,
+    }
+}
+
+/// A list of control messages that the kernel refuses (`EINVAL`).
+#[derive(Debug)]
+pub(crate) struct IllFormed;
+
+/// Calls `each` with the header of every control message that is to be sent, the place of its data,
+/// and how many bytes they are. It goes through the list as the kernel does (`for_each_cmsghdr` and
+/// `CMSG_OK` in include/linux/socket.h): libc's macros end before a message that is too long.
+///
+/// # Errors
+/// The list is ill-formed from some message on.
+///
+/// # Safety
+/// The message's control buffer is readable.
+pub(crate) unsafe fn each_sent(
+    door: Door,
+    header: &msghdr,
+    mut each: impl FnMut(&cmsghdr, *const u8, usize),
+) -> Result<(), IllFormed> {
+    const HEADER_BYTES: usize = size_of::<cmsghdr>();
+    const _: () = assert!(HEADER_BYTES.is_multiple_of(size_of::<usize>()));
+    let base = header.msg_control.cast::<u8>().cast_const();
+    let mut rest = door.length(header.msg_controllen);
+    let mut at = base;
+    // A rest without room for a header is none.
+    while rest >= HEADER_BYTES && !base.is_null() {
+        // SAFETY: within the buffer, which is readable; the program may have put it anywhere.
+        let one = unsafe { at.cast::<cmsghdr>().read_unaligned() };
+        // musl's is a word of 32 bits with padding, as in `msghdr`.
+        let len = door.length(one.cmsg_len);
+        if !(HEADER_BYTES..=rest).contains(&len) {
+            return Err(IllFormed);
+        }
+        each(&one, at.wrapping_add(HEADER_BYTES), len - HEADER_BYTES);
+        let step = len.next_multiple_of(size_of::<usize>());
+        at = at.wrapping_add(step);
+        rest = rest.saturating_sub(step);
+    }
+    Ok(())
+}
 
 /// Room for the control messages that come with bytes of the carrier.
 pub(crate) struct Control {
@@ -50,5 +137,64 @@ impl Control {
             self.flags = message.msg_flags & libc::MSG_CTRUNC;
         }
         result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A list of messages, each with its length, level and type, and what follows in the buffer.
+    fn list(messages: &[(usize, i32, i32)], tail: usize) -> Vec<usize> {
+        let mut words = Vec::new();
+        for &(len, level, kind) in messages {
+            words.push(len);
+            words.push(level as u32 as usize | (kind as u32 as usize) << 32);
+            let data = len.saturating_sub(16).min(64).div_ceil(8);
+            words.extend(core::iter::repeat_n(0, data));
+        }
+        words.extend(core::iter::repeat_n(0, tail / 8));
+        words
+    }
+
+    fn kind_of(words: &mut [usize], len: usize) -> Sent {
+        // SAFETY: zeroes are a valid `msghdr`.
+        let mut header: msghdr = unsafe { core::mem::zeroed() };
+        header.msg_control = words.as_mut_ptr().cast();
+        header.msg_controllen = len as _;
+        // SAFETY: `len` is within `words`.
+        unsafe { sent(Door::Name, &header) }
+    }
+
+    #[test]
+    fn lists_are_what_the_kernel_calls_them() {
+        const RIGHTS: (usize, i32, i32) = (20, libc::SOL_SOCKET, libc::SCM_RIGHTS);
+        const MARK: (usize, i32, i32) = (20, libc::SOL_SOCKET, libc::SO_MARK);
+        const NONE: (usize, i32, i32) = (20, libc::IPPROTO_TCP, 1);
+        for (messages, len, kind) in [
+            (&[NONE][..], 20, Sent::Nothing),
+            (&[NONE, NONE], 48, Sent::Nothing),
+            (&[RIGHTS], 24, Sent::Rights),
+            (&[NONE, RIGHTS], 48, Sent::Rights),
+            (&[RIGHTS, MARK], 48, Sent::Other),
+            (&[MARK, RIGHTS], 48, Sent::Other),
+            (&[MARK], 20, Sent::Other),
+            // Without room for a header there is nothing.
+            (&[RIGHTS], 15, Sent::Nothing),
+            (&[NONE, RIGHTS], 39, Sent::Nothing),
+            (&[RIGHTS], 19, Sent::IllFormed),
+            (&[NONE, RIGHTS], 40, Sent::IllFormed),
+            (&[(0, libc::SOL_SOCKET, 1)], 24, Sent::IllFormed),
+            (&[(15, libc::IPPROTO_TCP, 1)], 24, Sent::IllFormed),
+            (&[(usize::MAX, libc::IPPROTO_TCP, 1)], 24, Sent::IllFormed),
+            (
+                &[(usize::MAX - 6, libc::SOL_SOCKET, 1)],
+                24,
+                Sent::IllFormed,
+            ),
+        ] {
+            let mut words = list(messages, 64);
+            assert_eq!(kind_of(&mut words, len), kind, "{messages:?}, {len}");
+        }
     }
 }

@@ -20,6 +20,7 @@ use crate::lock;
 use crate::offload::endings;
 use crate::pairing::leaving;
 use crate::system::errno;
+use crate::transfer::buffers;
 
 /// Flags of a send that change nothing where there is room: the ring holds nothing back, and a
 /// signal comes with an error only.
@@ -100,7 +101,9 @@ pub(crate) unsafe fn receive(
     flags: i32,
 ) -> Option<isize> {
     let (entry, local) = (connection.entry, connection.local);
+    // The kernel refuses some lengths, however few bytes there are.
     if flags & !RECEIVE_FLAGS != 0
+        || len > buffers::CALL_BYTES_MAX
         || !local.attachment.has_region()
         || entry.rx_low_water.load(Ordering::Relaxed) > 1
         || entry.tx_mode.load(Ordering::Relaxed) != Mode::Ring as u32

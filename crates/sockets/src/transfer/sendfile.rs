@@ -185,7 +185,7 @@ pub(crate) fn splice_in(
 fn is_splice(pipe: i32, len: usize, flags: u32) -> bool {
     const SPLICE_F_ALL: u32 =
         libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK | libc::SPLICE_F_MORE | libc::SPLICE_F_GIFT;
-    len > 0 && flags & !SPLICE_F_ALL == 0 && is_pipe(pipe)
+    (1..=isize::MAX as usize).contains(&len) && flags & !SPLICE_F_ALL == 0 && is_pipe(pipe)
 }
 
 /// True for either end of a pipe.

@@ -25,7 +25,7 @@ pub(super) unsafe fn look(
     parts: &[iovec],
     flags: i32,
 ) -> Option<Result<usize, i32>> {
-    let total = buffers::total(parts).filter(|&total| total > 0)?;
+    let total = buffers::total(parts).ok().filter(|&total| total > 0)?;
     peek_offset::get(connection).filter(|_| flags & libc::MSG_OOB == 0)?;
     let mut waits = flags & libc::MSG_DONTWAIT == 0 && !connection.nonblocking();
     let least = match flags & libc::MSG_WAITALL {

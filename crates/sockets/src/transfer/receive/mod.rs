@@ -198,7 +198,7 @@ unsafe fn receive_by_steps(
         // SAFETY: the caller's promise.
         return unsafe { receive_urgent(connection, parts, flags) };
     }
-    let total = buffers::total(parts).ok_or(libc::EINVAL)?;
+    let total = buffers::total(parts)?;
     if total == 0 {
         return receive_nothing(connection, flags);
     }

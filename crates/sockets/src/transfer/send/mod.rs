@@ -11,6 +11,7 @@ use toehold_channel::table::{FLAG_CONNECTING, FLAG_OFFLOAD, FLAG_REFUSED, Mode, 
 use toehold_stream::end::End;
 
 use crate::adapter::offers;
+use crate::connection::carrier::Carrier;
 use crate::connection::resets::fault_of_peer;
 use crate::connection::{self, Connection};
 use crate::connection::{pending_errors, unix};
@@ -99,6 +100,10 @@ pub(crate) unsafe fn transmit_message(
                 stay_on_carrier(connection, flags);
             }
             return endings::correct(connection, result, endings::send_error);
+        }
+        if flags & libc::MSG_FASTOPEN != 0 && Carrier::of(connection) == Carrier::Tcp {
+            // Refused on what is connected (`tcp_sendmsg_fastopen` in net/ipv4/tcp.c).
+            return by_kernel(connection, has_begun, &kernel);
         }
         // SAFETY: the caller's promise.
         if let Some(result) = unsafe { transmit_attached(connection, parts, control, flags) } {
@@ -216,7 +221,7 @@ unsafe fn transmit_by_steps(
     control: Control,
     flags: i32,
 ) -> Result<usize, i32> {
-    let total = buffers::total(parts).ok_or(libc::EINVAL)?;
+    let total = buffers::total(parts)?;
     let waits = flags & libc::MSG_DONTWAIT == 0 && !connection.nonblocking();
     carry(connection, total, waits, |end, done| {
         let control = if done == 0 { control } else { NO_CONTROL };
