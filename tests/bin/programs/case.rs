@@ -31,10 +31,11 @@ struct Build {
     script: &'static str,
 }
 
-/// The key in a case's head, and the script that builds what stands there.
-const BUILDERS: [(&str, &str); 3] = [
+/// The key in a case's head, and the script that builds or gets what stands there.
+const BUILDERS: [(&str, &str); 4] = [
     ("dotnet", "scripts/dotnet-programs.sh"),
     ("go", "scripts/go-programs.sh"),
+    ("pypi", "scripts/pypi-programs.sh"),
     ("rust", "scripts/rust-programs.sh"),
 ];
 
