@@ -22,7 +22,7 @@ const SYSCTLS: [(&str, &[&str]); 20] = [
     ("tcp_congestion_control", &["reno", "cubic", "bbr"]),
     ("tcp_rmem", &["4096 4096 8192", "4096 20000 40000"]),
     ("tcp_wmem", &["4096 4096 8192", "4096 30000 60000"]),
-    ("tcp_syncookies", &["0", "2"]),
+    ("tcp_syncookies", &["0"]),
     ("tcp_shrink_window", &["1"]),
     ("tcp_slow_start_after_idle", &["0"]),
     ("tcp_comp_sack_nr", &["0", "255"]),
@@ -34,32 +34,48 @@ const SYSCTLS: [(&str, &[&str]); 20] = [
 
 /// How the ends of a meeting are set.
 #[derive(Clone, Copy, Default, Debug)]
-pub(crate) struct Manners(Option<u64>);
+pub(crate) struct Manners {
+    /// Settings are drawn with it; `None`: the usual ones.
+    seed: Option<u64>,
+    /// The cell's transfers are long.
+    has_large_frames: bool,
+}
 
 impl Manners {
     /// As every host has them.
-    pub(crate) const USUAL: Manners = Manners(None);
+    pub(crate) const USUAL: Manners = Manners {
+        seed: None,
+        has_large_frames: false,
+    };
 
     /// Those of a cell, drawn with this seed.
     pub(crate) fn drawn(cell: &Cell, seed: u64) -> Manners {
         let name = cell.to_string();
         let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
-        Manners(Some(name.bytes().fold(seed ^ 0x7031_3a99_e250_0001, mix)))
+        Manners {
+            seed: Some(name.bytes().fold(seed ^ 0x7031_3a99_e250_0001, mix)),
+            has_large_frames: cell.link.offloads,
+        }
     }
 
     /// Sets the kernel of this thread's network namespace; what was set. A kernel that does not
     /// have a setting, or not for a namespace, keeps what it has.
     pub(crate) fn set_kernel(self, cell: Cell) -> String {
         let mut said = String::new();
-        let Some(seed) = self.0 else { return said };
+        let Some(seed) = self.seed else { return said };
         let mut random = Random::new(seed ^ 1);
         for (name, values) in SYSCTLS {
             let value = values[random.below(values.len() as u64) as usize];
             // Each shows alone at times, and with others at times.
             let is_drawn = random.below(6) == 0;
-            // Where only the cookie knows of a connection, the first segment behind a lost one is
-            // of no connection: the kernel resets it, whoever sends it.
-            let is_fit = cell.impairment == Impairment::None || name != "tcp_syncookies";
+            // Such a kernel takes no acknowledgement whose number is beyond its window of now, even
+            // where its window of before had room for it (RFC 7323 section 2.4): after a loss both
+            // ends wait for their timeouts, which grow to minutes.
+            let is_fit = match name {
+                "tcp_shrink_window" => cell.impairment == Impairment::None,
+                "tcp_rmem" | "tcp_wmem" => !cell.link.offloads,
+                _ => true,
+            };
             if is_drawn && is_fit && fs::write(format!("/proc/sys/net/ipv4/{name}"), value).is_ok()
             {
                 said += &format!("{name}={value:?} ");
@@ -70,7 +86,7 @@ impl Manners {
 
     /// Sets an engine that is about to be made.
     pub(crate) fn set_engine(self, config: &mut Config) {
-        let Some(seed) = self.0 else { return };
+        let Some(seed) = self.seed else { return };
         let mut random = Random::new(seed ^ 2);
         let mut seldom = || random.below(6) == 0;
         config.timestamps = !seldom();
@@ -83,7 +99,9 @@ impl Manners {
     /// The engine's options for each connection.
     pub(crate) fn options(self) -> Options {
         let mut options = Options::default();
-        let Some(seed) = self.0 else { return options };
+        let Some(seed) = self.seed else {
+            return options;
+        };
         let mut random = Random::new(seed ^ 3);
         let mut of = |most: u64| random.below(most) as usize;
         options.congestion = [
@@ -95,10 +113,16 @@ impl Manners {
         options.ecn = [EcnMode::Off, EcnMode::Classic, EcnMode::Accurate][of(3)];
         options.pacing = of(2) == 0;
         options.nodelay = of(2) == 0;
-        options.receive_bytes = [64 << 10, 4_096, 1_000_000][of(3)];
+        // In windows or segments that are small, a transfer of many large frames takes minutes.
+        let small = if self.has_large_frames {
+            128 << 10
+        } else {
+            4_096
+        };
+        options.receive_bytes = [64 << 10, small, 1_000_000][of(3)];
         options.receive_bytes_max = options.receive_bytes * [1, 4][of(2)];
         options.initial_window_segments = [10, 1, 64][of(3)];
-        if of(6) == 0 {
+        if of(6) == 0 && !self.has_large_frames {
             options.mss_max = [88, 300, 1_000][of(3)];
         }
         options
@@ -106,7 +130,7 @@ impl Manners {
 
     /// One of how many packets that may be marked is, as by a router that is congested (RFC 3168).
     pub(crate) fn marks_every(self) -> Option<u64> {
-        let mut random = Random::new(self.0? ^ 4);
+        let mut random = Random::new(self.seed? ^ 4);
         [None, Some(3), Some(20)][random.below(3) as usize]
     }
 }
