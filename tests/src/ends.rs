@@ -72,6 +72,11 @@ pub struct Waiting<'a> {
 }
 
 impl Waiting<'_> {
+    /// How many there were.
+    pub fn all(&self) -> usize {
+        self.ends.len()
+    }
+
     /// At least how many are left. An end is looked at until it is so, and then no more.
     pub fn count(&mut self) -> usize {
         while let Some(end) = self.ends.last() {
@@ -92,6 +97,11 @@ pub fn is_told(end: &Entry) -> bool {
 /// The next byte that its program sends goes by the kernel.
 pub fn sends_by_kernel(end: &Entry) -> bool {
     end.tx_mode.load(Ordering::Relaxed).is(Mode::Carrier as u32)
+}
+
+/// The next byte that its program sends goes by a ring.
+pub fn sends_by_ring(end: &Entry) -> bool {
+    end.tx_mode.load(Ordering::Relaxed).is(Mode::Ring as u32)
 }
 
 fn table_of(pid: u32) -> Option<File> {

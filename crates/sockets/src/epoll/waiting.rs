@@ -310,6 +310,8 @@ fn with_kernel_members(
         return found as i32;
     }
     epoll.kernel_seen_ns.store(now, Ordering::Relaxed);
+    // A program that always finds something never sleeps.
+    requests::follow();
     let n = kernel(said.room(events.len() - found), Some(0));
     if n <= 0 {
         return if found > 0 { found as i32 } else { n };

@@ -21,6 +21,10 @@ pub(crate) enum Looked {
     Carrier(i16),
 }
 
+/// How often, in spins that paid, a program looks at requests of the adapter. One whose spins
+/// always pay never comes to sleep, before which it would look.
+const SPINS_BETWEEN_REQUESTS: u32 = 64;
+
 /// Calls `look` for as long as that has recently paid. In poll mode that is for ever: until the
 /// kernel shows one of `events` on the carrier, a handler ends the call, the socket's time-out
 /// `option` has passed, or a rule of the operator's ends the mode.
@@ -42,7 +46,10 @@ pub(crate) fn before_sleep(
     let mut since_ns = 0;
     let looked = loop {
         if spin::spin(&local.spin, slice_ns, processor, &mut look) {
-            entry.spins_paid.fetch_add(1, Ordering::Relaxed);
+            let count = entry.spins_paid.fetch_add(1, Ordering::Relaxed);
+            if count.is_multiple_of(SPINS_BETWEEN_REQUESTS) {
+                requests::follow();
+            }
             return Ok(Looked::Found);
         }
         if handlers.end_a_transfer() {

@@ -257,6 +257,8 @@ pub(crate) fn poll(
                 is_misled =
                     !is_misled && spin::spin(&local.spin, slice, peer_processor(fds), sees_news);
                 if is_misled {
+                    // A program whose spinning always pays never sleeps.
+                    requests::follow();
                     continue;
                 }
                 if handlers.end_a_wait() {
