@@ -3,7 +3,7 @@
 //! to be told of the process.
 //!
 //! The table's `attention` says that there is a request. The process serves the request when
-//! it uses another connection, or before it sleeps ([`follow`]).
+//! it uses another connection, before it sleeps, and now and then while it need not ([`follow`]).
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -28,8 +28,8 @@ static LOOK_AT_NS: AtomicU64 = AtomicU64::new(0);
 /// holds.
 const LOOK_INTERVAL_NS: u64 = 20_000_000;
 
-/// Before a thread sleeps for events, and after calls on the host path: follows what the adapter
-/// wants of connections that nobody is using.
+/// Before a thread sleeps for events, now and then where it finds some without, and after calls on
+/// the host path: follows what the adapter wants of connections that nobody is using.
 #[inline]
 pub(crate) fn follow() {
     let Some(table) = table::table() else { return };
