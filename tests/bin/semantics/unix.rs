@@ -32,6 +32,10 @@ pub(crate) const CASES: &[Case] = &[
         "close_with_unread_bytes_is_an_error_of_the_socket",
         unread_option,
     ),
+    Case::unix(
+        "receive_that_waits_for_all_takes_the_reset_along",
+        unread_and_all,
+    ),
     Case::unix("kill_with_unread_bytes_is_a_reset", unread_killed),
     Case::unix("kill_with_all_read_is_an_end", read_killed),
     Case::unix("close_is_seen_by_the_very_next_write", next_write),
@@ -479,6 +483,24 @@ fn killed(pair: &Pair, reads: bool) {
     pair.until_the_other_is_gone();
     await_events(pair.fd, libc::POLLRDHUP);
     say_the_end(pair);
+}
+
+fn unread_and_all(pair: &Pair) {
+    if pair.server() {
+        pair.step();
+        send_all(pair.fd, b"abc");
+        pair.say("close", sys::close(pair.fd));
+        pair.step();
+        pair.step();
+    } else {
+        send_all(pair.fd, b"unread");
+        pair.step();
+        pair.step();
+        let mut bytes = [0; 10];
+        pair.say("recv", sys::recv(pair.fd, &mut bytes, libc::MSG_WAITALL));
+        pair.say("recv", sys::recv(pair.fd, &mut bytes, 0));
+        pair.step();
+    }
 }
 
 fn unread_killed(pair: &Pair) {

@@ -435,6 +435,12 @@ impl Call {
     fn ended(&self, connection: &Connection, end: &End<'_>) -> Result<usize, i32> {
         match self.done {
             0 => unix::error_at_end(connection, end).map_or(Ok(0), Err),
+            done if done < self.least => {
+                // The error goes with a receive that looked for more, and nobody is told
+                // (unix_stream_read_generic).
+                let _ = unix::error_at_end(connection, end);
+                Ok(done)
+            }
             done => Ok(done),
         }
     }
@@ -450,7 +456,10 @@ impl Call {
             // A bad pointer is the call's own error.
             libc::EFAULT if self.done > 0 => Ok(self.done),
             error if self.done > 0 => {
-                pending_errors::keep_for_next_call(connection, error);
+                // A Unix socket's goes with a receive that looked for more: see `ended`.
+                if Kind::of(connection) == Kind::Tcp || self.done >= self.least {
+                    pending_errors::keep_for_next_call(connection, error);
+                }
                 Ok(self.done)
             }
             libc::ECONNRESET if resets::was_closed_cleanly(connection, end) => {
