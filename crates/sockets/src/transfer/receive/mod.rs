@@ -352,6 +352,8 @@ impl Call {
         self.done += moved;
         self.waits_so_far.got_bytes();
         connection.entry.rx_empty.store(0, Ordering::Relaxed);
+        // Seen before `after_receive`, which may carry the switch out.
+        let is_before_a_switch = end.records_pending();
         after_receive(connection);
         if !self.takes() && self.waits && moved < self.least.min(RING_BYTES / 2) {
             return self.wait_behind(connection, end, moved);
@@ -359,7 +361,7 @@ impl Call {
         // Bytes behind a switch count like the bytes before it.
         // A Unix socket's receive ends behind the message that brought descriptors.
         let goes_on =
-            self.takes() && !is_message_over && (self.done < self.least || end.records_pending());
+            self.takes() && !is_message_over && (self.done < self.least || is_before_a_switch);
         match self.done == self.total || !goes_on {
             true => ControlFlow::Break(Ok(self.done)),
             false => LOOKS_AGAIN,
