@@ -39,6 +39,10 @@ pub(crate) struct Manners {
     seed: Option<u64>,
     /// The cell's transfers are long.
     has_large_frames: bool,
+    /// Frames are lost. Without SACK a segment that is lost twice waits for the sender's timeout,
+    /// and without timestamps a timeout that was doubled stays so: it grows to minutes, with the
+    /// kernel as with the engine.
+    is_lossy: bool,
 }
 
 impl Manners {
@@ -46,6 +50,7 @@ impl Manners {
     pub(crate) const USUAL: Manners = Manners {
         seed: None,
         has_large_frames: false,
+        is_lossy: false,
     };
 
     /// Those of a cell, drawn with this seed.
@@ -55,6 +60,10 @@ impl Manners {
         Manners {
             seed: Some(name.bytes().fold(seed ^ 0x7031_3a99_e250_0001, mix)),
             has_large_frames: cell.link.offloads,
+            is_lossy: matches!(
+                cell.impairment,
+                Impairment::Loss { .. } | Impairment::Corruption { .. }
+            ),
         }
     }
 
@@ -73,6 +82,7 @@ impl Manners {
             // ends wait for their timeouts, which grow to minutes.
             let is_fit = match name {
                 "tcp_shrink_window" => cell.impairment == Impairment::None,
+                "tcp_sack" => !self.is_lossy,
                 "tcp_rmem" | "tcp_wmem" => !cell.link.offloads,
                 _ => true,
             };
@@ -90,7 +100,7 @@ impl Manners {
         let mut random = Random::new(seed ^ 2);
         let mut seldom = || random.below(6) == 0;
         config.timestamps = !seldom();
-        config.sack = !seldom();
+        config.sack = !seldom() || self.is_lossy;
         config.window_scaling = !seldom();
         config.tail_probes = !seldom();
         config.restart_after_idle ^= seldom();
