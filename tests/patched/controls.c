@@ -4,7 +4,6 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -15,33 +14,16 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-static int ends[2], family;
+#include "both.h"
+
+static int family;
 static char room[70000];
 
 static void connect_ends(void)
 {
-    struct sockaddr_storage address = {.ss_family = family};
-    socklen_t length = family == AF_UNIX ? sizeof(sa_family_t) : sizeof(struct sockaddr_in);
-    if (family == AF_INET)
-        ((struct sockaddr_in *)&address)->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    int listener = socket(family, SOCK_STREAM, 0);
-    ends[0] = socket(family, SOCK_STREAM, 0);
-    if (bind(listener, (struct sockaddr *)&address, length) || listen(listener, 1))
-        abort();
-    length = sizeof address;
-    if (getsockname(listener, (struct sockaddr *)&address, &length) ||
-        connect(ends[0], (struct sockaddr *)&address, length))
-        abort();
-    ends[1] = accept(listener, 0, 0);
+    connect_both_of(family);
     close(listener);
-    char byte;
-    for (int n = 0; n < 5000; n++) {
-        if (write(ends[0], "x", 1) != 1 || read(ends[1], &byte, 1) != 1 ||
-            write(ends[1], "y", 1) != 1 || read(ends[0], &byte, 1) != 1)
-            abort();
-        if (n % 500 == 0)
-            usleep(1000);
-    }
+    exchange(5000);
 }
 
 /* What has come with the message, and a mark behind it. */

@@ -24,12 +24,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "both.h"
 #include "doors.h"
 #include "filter.h"
 
 #define PAGE 4096
 
-static int ends[2], listener, epoll, file, pipes[2];
+static int epoll, file, pipes[2];
 static char *edge, *read_only;
 
 static const char *const KINDS[] = {"null", "low", "far", "edge", "half", "whole", "read-only"};
@@ -410,36 +411,6 @@ static void execute(void)
     execute_one("a path without an end", endless(), good, environ);
 }
 
-static void connect_both(int family)
-{
-    struct sockaddr_storage address = {.ss_family = family};
-    socklen_t length = family == AF_UNIX ? sizeof(sa_family_t) : sizeof(struct sockaddr_in);
-    if (family == AF_INET)
-        ((struct sockaddr_in *)&address)->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    listener = socket(family, SOCK_STREAM, 0);
-    ends[0] = socket(family, SOCK_STREAM, 0);
-    if (bind(listener, (struct sockaddr *)&address, length) || listen(listener, 1))
-        abort();
-    length = sizeof address;
-    if (getsockname(listener, (struct sockaddr *)&address, &length) ||
-        connect(ends[0], (struct sockaddr *)&address, length))
-        abort();
-    ends[1] = accept(listener, 0, 0);
-    fcntl(listener, F_SETFL, O_NONBLOCK);
-}
-
-static void warm_up(void)
-{
-    char byte;
-    for (int n = 0; n < 20000; n++) {
-        if (write(ends[0], "x", 1) != 1 || read(ends[1], &byte, 1) != 1 ||
-            write(ends[1], "y", 1) != 1 || read(ends[0], &byte, 1) != 1)
-            abort();
-        if (n % 1000 == 0)
-            usleep(1000);
-    }
-}
-
 /* Each on a connection of its own: some calls take theirs back to the kernel. */
 static void (*const GROUPS[])(void) = {await, move_bytes, pass_bytes, ask, set, ask_about_the_process,
                                        execute};
@@ -479,7 +450,8 @@ int main(void)
     for (int n = 0; n < 2; n++)
         for (int group = 0; group < GROUPS_COUNT; group++) {
             printf("Family %d\n", families[n]);
-            connect_both(families[n]);
+            connect_both_of(families[n]);
+            fcntl(listener, F_SETFL, O_NONBLOCK);
             warm_up();
             run(group);
             close(listener);

@@ -3,7 +3,6 @@
  * standard input. */
 #define _GNU_SOURCE
 #include <limits.h>
-#include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <signal.h>
 #include <stdio.h>
@@ -13,34 +12,16 @@
 #include <sys/time.h>
 #include <sys/un.h>
 
+#include "both.h"
 #include "doors.h"
 
-static int ends[2], family, listener, epoll, file, pipes[2];
+static int family, epoll, file, pipes[2];
 static char bytes[64] = "sixteen bytes and some more, as many as there is room for.....", *many;
 
 static void connect_ends(void)
 {
-    struct sockaddr_storage address = {.ss_family = family};
-    socklen_t length = family == AF_UNIX ? sizeof(sa_family_t) : sizeof(struct sockaddr_in);
-    char byte;
-    if (family == AF_INET)
-        ((struct sockaddr_in *)&address)->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    listener = socket(family, SOCK_STREAM, 0);
-    ends[0] = socket(family, SOCK_STREAM, 0);
-    if (bind(listener, (struct sockaddr *)&address, length) || listen(listener, 1))
-        abort();
-    length = sizeof address;
-    if (getsockname(listener, (struct sockaddr *)&address, &length) ||
-        connect(ends[0], (struct sockaddr *)&address, length))
-        abort();
-    ends[1] = accept(listener, 0, 0);
-    for (int n = 0; n < 2000; n++) {
-        if (write(ends[0], "x", 1) != 1 || read(ends[1], &byte, 1) != 1 ||
-            write(ends[1], "y", 1) != 1 || read(ends[0], &byte, 1) != 1)
-            abort();
-        if (n % 200 == 0)
-            usleep(1000);
-    }
+    connect_both_of(family);
+    exchange(2000);
     fcntl(ends[0], F_SETFL, O_NONBLOCK);
     fcntl(ends[1], F_SETFL, O_NONBLOCK);
     fcntl(listener, F_SETFL, O_NONBLOCK);
