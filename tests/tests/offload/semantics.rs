@@ -20,6 +20,8 @@ const NOT_PLAYED: &[(&str, &str)] = &[
         "urgent bytes are carried in their place in the stream, and not marked",
     ),
     ("urgent_byte_inline_keeps_its_place", "likewise"),
+    ("receive_that_finds_nothing_passes_the_mark", "likewise"),
+    ("poll_is_interrupted_behind_an_urgent_byte", "likewise"),
     (
         "program_that_locked_its_memory_connects",
         "its limit of locked memory has no room for the routing page, so it has no engine",
