@@ -293,16 +293,14 @@ fn ask_kernel_first(
 
 /// Adds events of ordinary members, now and then, so that a busy ring does not starve them.
 fn with_kernel_members(
-    Instance {
-        epoll, generation, ..
-    }: Instance,
+    instance: Instance,
     events: &mut [epoll_event],
     found: usize,
     always: bool,
     said: &mut Said,
     kernel: &mut impl FnMut(&mut Room, Option<u64>) -> i32,
 ) -> i32 {
-    let now = sys::now_ns();
+    let (epoll, now) = (instance.epoll, sys::now_ns());
     // Another thread may have looked since `now` was read.
     let seen_ns = epoll.kernel_seen_ns.load(Ordering::Relaxed);
     let due = now.saturating_sub(seen_ns) >= KERNEL_MEMBERS_NS;
@@ -310,8 +308,24 @@ fn with_kernel_members(
         return found as i32;
     }
     epoll.kernel_seen_ns.store(now, Ordering::Relaxed);
-    // A program that always finds something never sleeps.
-    requests::follow();
+    let told = add_kernel_members(instance, events, found, said, kernel, now);
+    // A program that always finds something never sleeps. Last: a member that goes back to the
+    // kernel here is told by the next call, and not by this one a second time.
+    errno::keep(requests::follow);
+    told
+}
+
+/// As [`with_kernel_members`]: the kernel is asked.
+fn add_kernel_members(
+    Instance {
+        epoll, generation, ..
+    }: Instance,
+    events: &mut [epoll_event],
+    found: usize,
+    said: &mut Said,
+    kernel: &mut impl FnMut(&mut Room, Option<u64>) -> i32,
+    now: u64,
+) -> i32 {
     let n = kernel(said.room(events.len() - found), Some(0));
     if n <= 0 {
         return if found > 0 { found as i32 } else { n };
