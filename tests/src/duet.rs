@@ -308,13 +308,14 @@ fn answer(toehold: &Toehold, oracle: UnixStream, is_upgraded: Upgraded) -> (usiz
             .next()
             .and_then(|port| port.parse().ok())
             .unwrap_or(0);
+        // Another connection, or the next one where none has a port.
         if last_port != Some(port) {
             asked += 1;
-            last_port = Some(port);
         }
         let connections = toehold.known_connections();
         let ours = connections.iter().filter(|one| one.has_port(port));
         let yes = is_upgraded(&ours.collect::<Vec<_>>());
+        last_port = (!yes).then_some(port);
         if yes {
             upgraded += 1;
         } else {
