@@ -1021,6 +1021,61 @@ def pauses(rounds=3):
     play(serve, ask)
 
 
+# A send after the other end has closed is answered by a reset, which each call tells in its way. Of
+# the last connection the other end's process is gone, too.
+
+
+def late_sends():
+    names = ["IN", "PRI", "OUT", "ERR", "HUP", "RDHUP"]
+
+    def named(events):
+        return "|".join(name for name in names if events & getattr(select, "POLL" + name))
+
+    gone, lives = os.pipe()
+
+    def serve(server, steps):
+        server.warm()
+        for _ in range(3):
+            one = server.accept()
+            read_all(one, 5)
+            one.close()
+
+    def ask(port, steps):
+        os.close(lives)
+        signals = []
+        signal.signal(signal.SIGPIPE, lambda number, frame: signals.append(number))
+        warm(port)
+        for order in (["error", "send"], ["send", "error"], ["receive", "shut", "send"]):
+            one = connect(port)
+            poll, edges = select.poll(), select.epoll()
+            poll.register(one, select.POLLIN | select.POLLOUT | select.POLLRDHUP)
+            watched = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
+            edges.register(one, watched)
+            one.sendall(b"hello")
+            say("end", read_all(one, 1))
+            say("before", [named(events) for _, events in poll.poll(0)])
+            edges.poll(0)
+            if "shut" in order:
+                os.read(gone, 1)
+            say("sent", outcome(lambda: one.send(b"x")))
+            say("after", [named(events) for _, events in poll.poll(0)])
+            say("edge", [named(events) for _, events in edges.poll(1)])
+            for what in order:
+                calls = {
+                    "error": lambda: one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR),
+                    "send": lambda: one.send(b"x"),
+                    "receive": lambda: one.recv(1),
+                    "shut": lambda: one.shutdown(socket.SHUT_RDWR),
+                }
+                say(what, outcome(calls[what]), signals)
+                say("then", [named(events) for _, events in poll.poll(0)])
+            say("peer", outcome(one.getpeername))
+            one.close()
+            edges.close()
+
+    play(serve, ask)
+
+
 # For a look at the counts: both processes stay until they are killed.
 
 
@@ -1381,6 +1436,7 @@ SCENARIOS = {
     "inherited": inherited,
     "returns": returns,
     "pauses": pauses,
+    "late_sends": late_sends,
     "spares": spares,
     "keepalive": keepalive,
     "kept": lambda: kept(True),

@@ -72,6 +72,7 @@ scenarios! {
     users: a_carrier_stays_its_users,
     inherited: a_socket_of_two_programs_is_the_kernels,
     returns: a_listener_that_returns_to_its_instance_is_served,
+    late_sends: a_send_after_the_end_is_answered_by_a_reset,
     pauses: a_listener_that_is_away_for_a_moment_gets_its_connections_by_carriers,
     spares: a_socket_that_is_given_out_again_is_as_new,
     keepalive: options_of_keepalive_are_set_back,

@@ -8,6 +8,7 @@ use toehold_stream::end::End;
 
 use crate::connection::Connection;
 use crate::connection::carrier::Carrier;
+use crate::connection::pending_errors;
 use crate::system::sys;
 
 /// A word of the peer failed its check: this channel ends, as if the peer had reset the connection.
@@ -38,6 +39,18 @@ pub(crate) fn was_closed_cleanly(connection: &Connection, end: &End<'_>) -> bool
     let entry = connection.entry;
     let is_engine = entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD != 0;
     entry.faults.load(Ordering::Relaxed) == 0 && end.is_reset_by_doorbell(!is_engine)
+}
+
+/// The program has sent to an end whose turn is over. The peer's kernel would have answered with a
+/// reset at once, after a FIN (tcp_reset, `TCP_CLOSE_WAIT`). The peer has parked the carrier, and
+/// may not look at it for long: so the carrier ends here. The caller holds the send lock.
+#[cold]
+pub(crate) fn answer_of_ended_turn(connection: &Connection) {
+    let number = connection.number();
+    sys::disconnect_untold(number);
+    // Also of a closed socket the kernel notes that both directions are shut (inet_shutdown).
+    sys::shutdown(number, libc::SHUT_RDWR);
+    pending_errors::keep(connection, libc::EPIPE);
 }
 
 /// True when the program wants its close to be a reset (`SO_LINGER` of no time).

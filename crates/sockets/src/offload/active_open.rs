@@ -85,7 +85,7 @@ fn again(fd: i32) -> Option<Opened> {
             return Some(fail(&connection, error));
         }
         // The error was reported: the socket may try again, from nothing.
-        awaiting::disconnect(fd);
+        sys::disconnect_untold(fd);
         closing::closing(fd);
         return None;
     }
@@ -107,7 +107,7 @@ fn again(fd: i32) -> Option<Opened> {
 
 /// The program's `connect` fails: from here on its socket is as new.
 fn fail(connection: &Connection, error: i32) -> Opened {
-    errno::keep(|| awaiting::disconnect(connection.fd));
+    errno::keep(|| sys::disconnect_untold(connection.fd));
     errno::set(error);
     Opened::Done(-1)
 }
@@ -133,7 +133,7 @@ fn begin(fd: i32, remote: Address) -> Result<Connection, Opened> {
     let opening = fresh.and_then(|fresh| Opening::to(remote, fresh));
     preamble.is_seed = opening.is_some_and(|opening| opening.is_seed);
     if !connect_carrier(fd, routing_page.relay_port(), &preamble) {
-        awaiting::disconnect(fd);
+        sys::disconnect_untold(fd);
         return Err(Opened::Kernel(Some(Reason::NoRelay)));
     }
     // From one of the engine's addresses it goes from there, and from the carrier's own port.
@@ -149,7 +149,7 @@ fn begin(fd: i32, remote: Address) -> Result<Connection, Opened> {
             Ok(connection)
         }
         None => {
-            awaiting::disconnect(fd);
+            sys::disconnect_untold(fd);
             Err(Opened::Kernel(Some(Reason::NoResources)))
         }
     }

@@ -80,7 +80,7 @@ pub(crate) fn end_before_exec(connection: &Connection) {
     if let Some(_held) = takeover::lock_receiving(connection)
         && is_connecting(connection)
     {
-        disconnect(connection.number());
+        sys::disconnect_untold(connection.number());
         pending_errors::keep(connection, libc::ETIMEDOUT);
         settle(connection, FLAG_REFUSED);
     }
@@ -151,7 +151,7 @@ pub(crate) fn look(connection: &Connection) -> Answer {
         None => {
             // The adapter is gone, and nothing was said or sent: the kernel may begin afresh.
             let (_, remote) = true_ends(entry);
-            disconnect(fd);
+            sys::disconnect_untold(fd);
             if sys::is_nonblocking(fd) {
                 kernel_connect(fd, remote);
             }
@@ -310,13 +310,6 @@ pub(super) fn sleep(fd: i32) -> Result<(), i32> {
 
 fn set_inline(fd: i32, on: bool) {
     sys::setsockopt_int(fd, libc::SOL_SOCKET, libc::SO_OOBINLINE, on.into());
-}
-
-/// Makes a socket what it was before it connected.
-pub(super) fn disconnect(fd: i32) {
-    sys::disconnect(fd);
-    // The reset of the carrier is no news for the program.
-    let _ = sys::getsockopt::<i32>(fd, libc::SOL_SOCKET, libc::SO_ERROR);
 }
 
 /// The kernel's own `connect`; 0 or a negated errno.

@@ -217,6 +217,12 @@ pub(crate) fn disconnect(fd: i32) {
     }
 }
 
+/// As [`disconnect`], and nobody is told of the reset: the socket is as before it connected.
+pub(crate) fn disconnect_untold(fd: i32) {
+    disconnect(fd);
+    let _ = getsockopt::<i32>(fd, libc::SOL_SOCKET, libc::SO_ERROR);
+}
+
 /// `shutdown(2)`.
 pub(crate) fn shutdown(fd: i32, how: i32) -> isize {
     // SAFETY: no memory is involved.

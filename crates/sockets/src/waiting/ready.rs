@@ -177,6 +177,10 @@ fn slow_incoming(connection: &Connection, end: &End<'_>) -> i16 {
     }
     if is_over {
         ready |= POLLIN | POLLRDHUP;
+        if end.tx_mode() == Mode::Carrier {
+            // A send since then was answered by a reset.
+            ready |= sys::poll_now(connection.number(), 0) & POLLHUP;
+        }
     }
     // tcp_epollin_ready: as many as a receive would wait for.
     let wanted = match Carrier::of(connection).polls_low_water() {

@@ -14,7 +14,7 @@ use crate::adapter::offers;
 use crate::connection::carrier::Carrier;
 use crate::connection::resets::fault_of_peer;
 use crate::connection::{self, Connection};
-use crate::connection::{pending_errors, unix};
+use crate::connection::{pending_errors, resets, unix};
 use crate::direction::{self, Credit};
 use crate::direction::{doorbells, notifier, overflow, switching, takeover};
 use crate::epoll::news;
@@ -481,7 +481,11 @@ pub(crate) fn begin_step(connection: &Connection, end: &End<'_>, done: usize) ->
     } else {
         None
     };
-    Err(error.unwrap_or(libc::ECONNRESET))
+    match error.unwrap_or(libc::ECONNRESET) {
+        // The carrier says so, too, and the kernel sends the signal.
+        libc::EPIPE if end.tx_mode() == Mode::Carrier => Ok(()),
+        error => Err(error),
+    }
 }
 
 /// Sends on the carrier, without waiting.
@@ -511,15 +515,22 @@ unsafe fn to_carrier(
         count.fetch_add(sent.unwrap_or(0) as u64, Ordering::Relaxed);
         sent
     });
+    // (An engine's remote has only finished.)
+    let is_over = || {
+        connection.entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD == 0
+            && turns::is_over(connection, end)
+    };
     match sent {
         Ok(sent) => {
-            let flags = connection.entry.flags.load(Ordering::Relaxed);
-            if flags & FLAG_OFFLOAD == 0 && turns::is_over(connection, end) {
-                // The peer's program has closed the connection: its kernel would have answered with
-                // a reset, and the next send meets that. (An engine's remote has only finished.)
-                sys::shutdown(connection.number(), libc::SHUT_RDWR);
+            if is_over() {
+                resets::answer_of_ended_turn(connection);
             }
             Ok(Step::Sent(sent))
+        }
+        // The peer's process is gone as well, and its kernel has answered our doorbells.
+        Err(libc::ECONNRESET) if is_over() => {
+            resets::answer_of_ended_turn(connection);
+            Ok(Step::Sent(want))
         }
         Err(libc::EAGAIN) => Ok(Step::KernelFull),
         Err(error) => Err(error),
