@@ -138,17 +138,22 @@ impl Link {
     /// A TAP device of the adapter's own is not made again after it was deleted: whoever configures
     /// the kernel's side of it anew makes it, and would find its name taken.
     pub(super) fn follow(&mut self) -> bool {
-        let index = self.interfaces.index(self.name()).ok();
+        let index = || self.interfaces.index(self.name()).ok();
         let is_current = match &self.device {
             // Its name may be another one by now.
             Device::Tap(tap) => tap.is_attached(),
-            Device::Packet(_) | Device::Xdp(_) => index.is_some() && index == self.interface(),
+            Device::Packet(_) | Device::Xdp(_) => {
+                let index = index();
+                index.is_some() && index == self.interface()
+            }
         };
         if is_current {
             self.is_gone = false;
             return false;
         }
-        let other = index.and_then(|_| self.opener.there(Opener::device).ok());
+        // Looked up behind that: a device that is being deleted loses its name before it lets go of
+        // us, and one that had it a moment ago would be made again.
+        let other = index().and_then(|_| self.opener.there(Opener::device).ok());
         self.is_gone = other.is_none();
         let Some((device, ports)) = other else {
             return false;
