@@ -26,7 +26,7 @@ static void connect_ends(void)
     exchange(5000);
 }
 
-/* What has come with the message, and a mark behind it. */
+/* Tells what has come with the message, and a mark behind it. */
 static void tell(long answer, int error)
 {
     char bytes[64];

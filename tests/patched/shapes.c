@@ -280,7 +280,7 @@ static void options(void)
     static const int LEVELS[] = {SOL_SOCKET, IPPROTO_TCP, 1000};
     for (int level = 0; level < 3; level++)
         for (int option = 0; option < 80; option++) {
-            /* What changes the connection for good, or has another answer each time. */
+            /* Calls that change the connection for good, or have another answer each time. */
             int is_odd = 0;
             for (int n = 0; n < sizeof ODD / sizeof *ODD; n++)
                 is_odd |= ODD[n][0] == LEVELS[level] && ODD[n][1] == option;

@@ -266,7 +266,6 @@ pub(super) fn due_in_ns() -> Option<u64> {
 pub(super) fn withdraw() {
     if due_in_ns() == Some(0) {
         PAUSED_NS.store(WITHDRAWN, Ordering::Relaxed);
-        each_pair(|pair| pair.acceptable().close());
         give_up_waiting();
     }
 }
@@ -280,10 +279,11 @@ fn each_pair(each: impl Fn(&Pair)) {
     }
 }
 
-/// Connections that nobody accepts are the kernel's. No queue has a place for more. The caller
-/// holds the lock.
+/// Takes the places away, and gives up what waits: connections that nobody accepts are the
+/// kernel's. The caller holds the lock.
 fn give_up_waiting() {
     // A claim from here on finds no place.
+    each_pair(|pair| pair.acceptable().close());
     carriers::retire_role(Role::Accepting);
     // A peer that queues all the same withdraws it, or has it lost.
     let waiting = (0..published::WAITING_MAX).map_while(|_| next());
@@ -409,13 +409,11 @@ fn give_up() {
     stop();
 }
 
-/// Nobody listens any more: takes the places away, and gives up what waits. The caller holds the
-/// lock.
+/// Nobody listens any more. The caller holds the lock.
 pub(super) fn stop() {
     if FD.swap(0, Ordering::Relaxed) == 0 {
         return;
     }
-    each_pair(|pair| pair.acceptable().close());
     give_up_waiting();
     PAUSED_NS.store(0, Ordering::Relaxed);
     COUNT.store(0, Ordering::Relaxed);
