@@ -11,6 +11,7 @@
 
 mod failures;
 
+use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -23,6 +24,8 @@ use crate::skips::{self, Skip};
 const PART_SHOWN_SECONDS: f64 = 5.0;
 /// How many failures of a step may turn out to be unsteady tests.
 const UNSTEADY_MAX: usize = 3;
+/// How many of the last lines of a step that failed without the name of a test are shown again.
+const LAST_LINES: usize = 10;
 
 /// The results of a run of steps so far.
 #[derive(Debug, Default)]
@@ -41,6 +44,8 @@ struct Step {
     failures: Vec<Failure>,
     /// Tests that failed beside others and passed alone.
     unsteady: Vec<Failure>,
+    /// Its last lines.
+    last: VecDeque<String>,
 }
 
 /// A test program of a step.
@@ -105,8 +110,10 @@ impl Steps {
         let (again, success) = watch(&mut alone);
         step.took += started.elapsed();
         let counts = again.outcome(success);
-        if success && counts.skipped == 0 && counts.passed >= failed as u64 {
-            step.was_unsteady();
+        // Each of them has run again, and no program died without a name.
+        let are_named = counts.failed == again.failures.found.len() as u64;
+        if are_named && counts.skipped == 0 && counts.passed + counts.failed >= failed as u64 {
+            step.passed_alone(&again.failures);
         }
     }
 
@@ -135,6 +142,7 @@ impl Steps {
             }],
             failures: Vec::new(),
             unsteady: Vec::new(),
+            last: VecDeque::new(),
         });
     }
 
@@ -184,12 +192,7 @@ impl Steps {
                 None => {}
             }
         }
-        for failure in self.done.iter().flat_map(|step| &step.unsteady) {
-            println!(
-                "UNSTEADY: {}: failed beside others, passed alone",
-                failure.test
-            );
-        }
+        self.done.iter().for_each(Step::print_failures);
         let took = self.done.iter().map(|step| step.took).sum();
         println!("{} steps in {}", self.done.len(), minutes(took));
         println!(
@@ -201,9 +204,36 @@ impl Steps {
 }
 
 impl Step {
-    /// Each failure passed when it ran alone.
-    fn was_unsteady(&mut self) {
-        for failure in self.failures.drain(..) {
+    /// Prints the failures in a few lines each: they are the last ones of a long output.
+    fn print_failures(&self) {
+        for failure in &self.unsteady {
+            println!(
+                "UNSTEADY: {}: failed beside others, passed alone",
+                failure.test
+            );
+            failure.print_said();
+        }
+        for failure in &self.failures {
+            println!("FAILED: {}: {}", self.name, failure.test);
+            failure.print_said();
+        }
+        if self.counts.failed > self.failures.len() as u64 {
+            let ends = if self.last.is_empty() {
+                ""
+            } else {
+                ", which ended with"
+            };
+            println!("FAILED: {}{ends}", self.name);
+            self.last.iter().for_each(|line| println!("    {line}"));
+        }
+    }
+
+    /// The tests that failed ran once more, alone. Those that are not among `again` passed.
+    fn passed_alone(&mut self, again: &Failures) {
+        let fails = |failure: &Failure| again.found.iter().any(|one| one.test == failure.test);
+        let (failures, unsteady): (_, Vec<_>) = self.failures.drain(..).partition(fails);
+        self.failures = failures;
+        for failure in unsteady {
             if let Some(part) = self.parts.get_mut(failure.part) {
                 part.counts.failed -= 1;
                 part.counts.passed += 1;
@@ -252,6 +282,7 @@ struct Seen {
     /// The test whose captured output is being shown.
     test: Option<String>,
     failures: Failures,
+    last: VecDeque<String>,
 }
 
 impl Seen {
@@ -266,6 +297,7 @@ impl Seen {
             skips: [self.skips, self.ignored].concat(),
             failures: self.failures.found,
             unsteady: Vec::new(),
+            last: self.last,
         }
     }
 
@@ -296,6 +328,10 @@ impl Seen {
     }
 
     fn look_at(&mut self, line: &str) {
+        if self.last.len() == LAST_LINES {
+            self.last.pop_front();
+        }
+        self.last.push_back(line.to_owned());
         self.failures
             .look_at(line, self.parts.len().saturating_sub(1));
         if let Some(program) = program_of(line) {
@@ -506,15 +542,16 @@ mod tests {
     fn unsteady_tests_count_as_passed_and_keep_their_output() {
         let seen = seen(
             "     Running tests/fork.rs (target/debug/deps/fork-0a1b)\n\
-             failures:\n\n---- worker stdout ----\nlate\n\nfailures:\n    worker\n\n\
-             test result: FAILED. 1 passed; 1 failed; 0 ignored; finished in 9.00s",
+             failures:\n\n---- worker stdout ----\nlate\n\nfailures:\n    worker\n    other\n\n\
+             test result: FAILED. 1 passed; 2 failed; 0 ignored; finished in 9.00s",
         );
+        let again = self::seen("failures:\n\nfailures:\n    other\n");
         let mut step = seen.step("tests", Instant::now(), false);
-        assert_eq!(step.counts, counts(1, 1, 0));
-        step.was_unsteady();
-        assert_eq!(step.counts, counts(2, 0, 0));
-        assert_eq!(step.parts[0].counts, counts(2, 0, 0));
-        assert!(step.failures.is_empty());
+        assert_eq!(step.counts, counts(1, 2, 0));
+        step.passed_alone(&again.failures);
+        assert_eq!(step.counts, counts(2, 1, 0));
+        assert_eq!(step.parts[0].counts, counts(2, 1, 0));
+        assert_eq!(step.failures[0].test, "other");
         assert_eq!(step.unsteady[0].test, "worker");
     }
 

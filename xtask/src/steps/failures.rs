@@ -3,6 +3,9 @@
 /// How many lines of a failed test's output are kept: its last ones.
 const LINES_MAX: usize = 60;
 
+/// How many lines of a panic stand in the closing list.
+const SAID_MAX: usize = 10;
+
 /// A test that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Failure {
@@ -23,6 +26,22 @@ impl Failure {
         for line in &self.output[left_out..] {
             println!("{line}");
         }
+    }
+
+    /// Prints the first lines of its panic.
+    pub(super) fn print_said(&self) {
+        self.said().iter().for_each(|line| println!("    {line}"));
+    }
+
+    /// The first lines of its panic, or of its output where it has none.
+    fn said(&self) -> &[String] {
+        let panic = |line: &String| line.starts_with("thread '") && line.contains("panicked at");
+        let begin = self.output.iter().position(panic).unwrap_or(0);
+        let said = &self.output[begin..];
+        let is_over =
+            |line: &String| line.starts_with("stack backtrace:") || line.starts_with("--- ");
+        let end = said.iter().position(is_over).unwrap_or(said.len());
+        &said[..end.min(SAID_MAX)]
     }
 }
 
@@ -105,5 +124,19 @@ mod tests {
         assert_eq!(names, ["bad", "silent"]);
         assert_eq!(failures.found[0].output[0], "thread 'bad' panicked");
         assert_eq!(failures.found[1].part, 4);
+    }
+
+    #[test]
+    fn panic_is_told_without_what_stands_around_it() {
+        let mut failures = Failures::default();
+        let output = "failures:\n\n---- bad stdout ----\n59 of 61 were upgraded\n\n\
+            thread 'bad' (7) panicked at a.rs:48:5:\nleft is not right\nstack backtrace:\n  0: f\n\
+            --- adapter.err\nlistening\n";
+        output.lines().for_each(|line| failures.look_at(line, 0));
+        let said = [
+            "thread 'bad' (7) panicked at a.rs:48:5:",
+            "left is not right",
+        ];
+        assert_eq!(failures.found[0].said(), said);
     }
 }
