@@ -11,7 +11,7 @@
 
 use toehold_tcp::Spread;
 
-use super::{EQUALS, HAS, RETURN, step};
+use super::filter::{EQUALS, HAS, RETURN, step};
 
 /// The registers: the hash stands in this word of the program's memory.
 const HASH: u32 = 0;

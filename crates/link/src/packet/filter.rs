@@ -1,0 +1,192 @@
+//! The filters by which a packet socket takes frames (bpf(4)).
+
+const WORD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+const HALF: u32 = libc::BPF_LD | libc::BPF_H | libc::BPF_ABS;
+const BYTE: u32 = libc::BPF_LD | libc::BPF_B | libc::BPF_ABS;
+pub(super) const EQUALS: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+pub(super) const HAS: u32 = libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K;
+pub(super) const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
+
+pub(super) const fn step(code: u32, k: u32, jt: u8, jf: u8) -> libc::sock_filter {
+    libc::sock_filter {
+        code: code as u16,
+        jt,
+        jf,
+        k,
+    }
+}
+
+/// Jumps are counted from the next instruction.
+const fn to(target: u8, here: u8) -> u8 {
+    target - here - 1
+}
+
+/// The upper four bytes of an address, and the lower two.
+const fn halves([a, b, c, d, e, f]: [u8; 6]) -> (u32, u32) {
+    (
+        u32::from_be_bytes([a, b, c, d]),
+        u32::from_be_bytes([0, 0, e, f]),
+    )
+}
+
+/// Lets through what is for `mac`, and what ARP and IPv6 say to everybody, without a virtual LAN's
+/// tag (`linux/filter.h`).
+pub(super) fn filter(mac: [u8; 6]) -> [libc::sock_filter; 16] {
+    let (mac_high, mac_low) = halves(mac);
+    const ADDRESS: u8 = 4;
+    const GROUP: u8 = 9;
+    const ACCEPT: u8 = 14;
+    const REJECT: u8 = 15;
+    [
+        // A frame of a virtual LAN is another interface's, though its tag is not among its bytes
+        // any more. Number 0 is none (IEEE 802.1Q).
+        step(WORD, TAG_IS_THERE, 0, 0),
+        step(EQUALS, 0, to(ADDRESS, 1), 0),
+        step(WORD, TAG, 0, 0),
+        step(HAS, VIRTUAL_LAN, to(REJECT, 3), 0),
+        step(WORD, 0, 0, 0),
+        step(EQUALS, mac_high, 0, to(GROUP, 5)),
+        step(HALF, 4, 0, 0),
+        step(EQUALS, mac_low, to(ACCEPT, 7), to(REJECT, 7)),
+        step(RETURN, 0, 0, 0),
+        step(BYTE, 0, 0, 0),
+        step(HAS, 1, 0, to(REJECT, 10)),
+        step(HALF, 12, 0, 0),
+        step(EQUALS, libc::ETH_P_ARP as u32, to(ACCEPT, 12), 0),
+        step(
+            EQUALS,
+            libc::ETH_P_IPV6 as u32,
+            to(ACCEPT, 13),
+            to(REJECT, 13),
+        ),
+        step(RETURN, u32::MAX, 0, 0),
+        step(RETURN, 0, 0, 0),
+    ]
+}
+
+/// For addresses that the kernel has as well, where `mac` is the interface's own: lets through what
+/// the program on the interface has taken for the engine (it is somebody else's by then, with our
+/// address), and what the kernel gets as well: fragments of segments that have no ports, and ICMP
+/// errors, of which the engine knows which are about connections of its own.
+pub(super) fn shared_filter(mac: [u8; 6]) -> [libc::sock_filter; 21] {
+    let (mac_high, mac_low) = halves(mac);
+    const UNTAGGED: u8 = 4;
+    const ICMP: u8 = 14;
+    const ACCEPT: u8 = 19;
+    const REJECT: u8 = 20;
+    [
+        step(WORD, TAG_IS_THERE, 0, 0),
+        step(EQUALS, 0, to(UNTAGGED, 1), 0),
+        step(WORD, TAG, 0, 0),
+        step(HAS, VIRTUAL_LAN, to(REJECT, 3), 0),
+        step(WORD, 0, 0, 0),
+        step(EQUALS, mac_high, 0, to(REJECT, 5)),
+        step(HALF, 4, 0, 0),
+        step(EQUALS, mac_low, 0, to(REJECT, 7)),
+        step(WORD, PACKET_TYPE, 0, 0),
+        step(EQUALS, PACKET_OTHERHOST, to(ACCEPT, 9), 0),
+        step(BYTE, 23, 0, 0),
+        step(EQUALS, libc::IPPROTO_TCP as u32, 0, to(ICMP, 11)),
+        step(HALF, 20, 0, 0),
+        step(HAS, 0x1fff, to(ACCEPT, 13), to(REJECT, 13)),
+        step(EQUALS, libc::IPPROTO_ICMP as u32, 0, to(REJECT, 14)),
+        step(BYTE, 34, 0, 0),
+        // RFC 792: unreachable, time exceeded, parameter problem.
+        step(EQUALS, 3, to(ACCEPT, 16), 0),
+        step(EQUALS, 11, to(ACCEPT, 17), 0),
+        step(EQUALS, 12, to(ACCEPT, 18), to(REJECT, 18)),
+        step(RETURN, u32::MAX, 0, 0),
+        step(RETURN, 0, 0, 0),
+    ]
+}
+
+/// Ancillary data of the kernel beside the frame's bytes (`SKF_AD_OFF`): whether the frame had a
+/// tag, and the tag's number.
+const TAG_IS_THERE: u32 = (libc::SKF_AD_OFF + libc::SKF_AD_VLAN_TAG_PRESENT).cast_unsigned();
+const TAG: u32 = (libc::SKF_AD_OFF + libc::SKF_AD_VLAN_TAG).cast_unsigned();
+/// To whom it goes (`linux/if_packet.h`).
+const PACKET_TYPE: u32 = (libc::SKF_AD_OFF + libc::SKF_AD_PKTTYPE).cast_unsigned();
+const PACKET_OTHERHOST: u32 = libc::PACKET_OTHERHOST as u32;
+const VIRTUAL_LAN: u32 = 0x0fff;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The filter's verdict, by the rules of bpf(4).
+    fn verdict(program: &[libc::sock_filter], frame: &[u8], tag: Option<u32>, kind: u32) -> u32 {
+        let (mut at, mut accumulator) = (0, 0);
+        loop {
+            let step = program[at];
+            let (code, k) = (u32::from(step.code), step.k as usize);
+            at += 1;
+            match code & 0x07 {
+                libc::BPF_LD if step.k == TAG_IS_THERE => accumulator = u32::from(tag.is_some()),
+                libc::BPF_LD if step.k == TAG => accumulator = tag.unwrap_or(5),
+                libc::BPF_LD if step.k == PACKET_TYPE => accumulator = kind,
+                libc::BPF_LD => {
+                    let bytes = match code & 0x18 {
+                        libc::BPF_W => &frame[k..k + 4],
+                        libc::BPF_H => &frame[k..k + 2],
+                        _ => &frame[k..=k],
+                    };
+                    accumulator = bytes
+                        .iter()
+                        .fold(0, |sum, &byte| sum << 8 | u32::from(byte));
+                }
+                libc::BPF_JMP => {
+                    let holds = match code & 0xf0 {
+                        libc::BPF_JEQ => accumulator == step.k,
+                        _ => accumulator & step.k != 0,
+                    };
+                    at += usize::from(if holds { step.jt } else { step.jf });
+                }
+                _ => return step.k,
+            }
+        }
+    }
+
+    #[test]
+    fn filter_lets_through_what_is_for_us_and_what_asks_everybody() {
+        let program = filter([2, 0x54, 0x0a, 0x54, 0, 2]);
+        let frame = |mac: [u8; 6], kind: u16| {
+            let mut frame = [0u8; 64];
+            frame[..6].copy_from_slice(&mac);
+            frame[12..14].copy_from_slice(&kind.to_be_bytes());
+            frame
+        };
+        let is_taken = |mac, kind| verdict(&program, &frame(mac, kind), None, 0) != 0;
+        let ours = [2, 0x54, 0x0a, 0x54, 0, 2];
+        assert!(is_taken(ours, 0x0800) && is_taken(ours, 0x86dd) && is_taken(ours, 0x0806));
+        assert!(is_taken([0xff; 6], 0x0806) && is_taken([0x33, 0x33, 0, 0, 0, 1], 0x86dd));
+        assert!(!is_taken([0xff; 6], 0x0800), "a broadcast is no segment");
+        assert!(!is_taken([2, 0x54, 0x0a, 0x54, 0, 3], 0x0800));
+        assert!(!is_taken([4, 0x54, 0x0a, 0x54, 0, 2], 0x0806));
+        let is_taken_of = |tag| verdict(&program, &frame(ours, 0x0800), Some(tag), 0) != 0;
+        assert!(!is_taken_of(5) && !is_taken_of(0xe005) && is_taken_of(0xe000));
+    }
+
+    #[test]
+    fn shared_filter_lets_through_what_was_taken_and_what_has_no_ports() {
+        let ours = [2, 0x54, 0x0a, 0x54, 0, 2];
+        let program = shared_filter(ours);
+        let is_taken = |mac: [u8; 6], kind, bytes: &[(usize, u8)]| {
+            let mut frame = [0u8; 64];
+            frame[..6].copy_from_slice(&mac);
+            for &(at, byte) in bytes {
+                frame[at] = byte;
+            }
+            verdict(&program, &frame, None, kind) != 0
+        };
+        assert!(is_taken(ours, PACKET_OTHERHOST, &[(23, 6)]));
+        assert!(!is_taken(ours, 0, &[(23, 6)]), "the kernel's");
+        let others = [2, 0x54, 0x0a, 0x54, 0, 3];
+        assert!(!is_taken(others, PACKET_OTHERHOST, &[(23, 6)]));
+        assert!(is_taken(ours, 0, &[(23, 6), (21, 1)]));
+        assert!(!is_taken(ours, 0, &[(23, 6), (20, 0x40)]), "never cut");
+        for (kind, is_error) in [(3, true), (8, false), (0, false), (11, true), (12, true)] {
+            assert_eq!(is_taken(ours, 0, &[(23, 1), (34, kind)]), is_error);
+        }
+        assert!(!is_taken(ours, 0, &[(23, 17), (34, 3)]));
+    }
+}
