@@ -331,7 +331,10 @@ impl Inline {
             tv_sec: 0,
             tv_nsec: i64::from((due.since(now).as_micros() as u32).clamp(1, 999_999)) * 1_000,
         });
-        let mut link = [PollFd::new(&self.socket, PollFlags::IN)];
+        let queues = self.socket.queues();
+        let mut link: Vec<PollFd> = queues
+            .map(|queue| PollFd::from_borrowed_fd(queue, PollFlags::IN))
+            .collect();
         poll(&mut link, timeout.as_ref())?;
         if link[0].revents().contains(PollFlags::ERR) {
             self.socket.clear_error();

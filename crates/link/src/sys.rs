@@ -3,7 +3,7 @@
 //! somebody else may be using at the same time (rustix takes references, which forbid that).
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
 
 use crate::vnet::VnetHeader;
@@ -37,7 +37,7 @@ pub(crate) fn set_option<T>(
 
 /// The counts of frames that a packet socket has received and lost since the last call
 /// (PACKET_STATISTICS).
-pub(crate) fn packet_statistics(socket: &OwnedFd) -> io::Result<libc::tpacket_stats> {
+pub(crate) fn packet_statistics(socket: BorrowedFd<'_>) -> io::Result<libc::tpacket_stats> {
     let mut statistics = libc::tpacket_stats {
         tp_packets: 0,
         tp_drops: 0,

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use toehold_link::{
-    Group, PacketError, PacketOptions, PacketSocket, PortError, PortSteering, VnetHeader,
+    Group, PacketError, PacketOptions, PacketSocket, PortError, PortSteering, PortUse, VnetHeader,
 };
 use toehold_network::Namespace;
 use toehold_tcp::{ChecksumWork, Random, Share, TransmitOffload};
@@ -272,8 +272,9 @@ fn frames_of_a_virtual_lan_are_not_the_interfaces() {
     });
 }
 
-/// A TCP segment from the remote at end 0 to the engines at end 1.
-fn segment(local: SocketAddr, remote: SocketAddr) -> Vec<u8> {
+/// A TCP segment from the remote at end 0 to the engines at end 1, which have this Ethernet
+/// address.
+fn segment(mac: [u8; 6], local: SocketAddr, remote: SocketAddr) -> Vec<u8> {
     let ports = [remote.port(), local.port()].map(u16::to_be_bytes).concat();
     let (ether_type, header) = match (local.ip(), remote.ip()) {
         (IpAddr::V4(local), IpAddr::V4(remote)) => {
@@ -289,7 +290,7 @@ fn segment(local: SocketAddr, remote: SocketAddr) -> Vec<u8> {
         _ => unreachable!("both ends have addresses of one version"),
     };
     let mut frame = [
-        &MACS[1][..],
+        &mac[..],
         &MACS[0],
         &ether_type.to_be_bytes(),
         &header,
@@ -300,43 +301,123 @@ fn segment(local: SocketAddr, remote: SocketAddr) -> Vec<u8> {
     frame
 }
 
-/// Each engine's socket gets the frames of that engine's connections, and no others.
-#[test]
-fn members_of_a_group_are_given_their_own_connections() {
-    with_veth(|| {
-        let from = open(0);
-        let shares = Share::among(3, &mut Random::new(5));
-        let member = |share: &Share| {
-            let group = Group {
-                number: 77,
-                spread: share.spread(),
-            };
-            let options = PacketOptions {
-                mac: Some(MACS[1]),
-                group: Some(group),
-            };
-            PacketSocket::open("v1", options).expect("the interface is there")
-        };
-        let mut members: Vec<PacketSocket> = shares.iter().map(member).collect();
-        let mut counts = [0; 3];
-        for number in 0..300u16 {
-            let (local, remote) = match number % 2 {
-                0 => ("10.0.0.1", "10.9.8.7"),
-                _ => ("fd00::1", "fd12:3456:789a::7"),
-            };
-            let end = |ip: &str, port| SocketAddr::new(ip.parse().expect("an address"), port);
-            let (local, remote) = (end(local, 80), end(remote, 1_000 + number));
-            let owner = shares[0].owner(local, remote);
-            assert!(send(&from, &segment(local, remote)));
-            await_frame(&members[owner]);
-            members[owner].release();
-            counts[owner] += 1;
+fn end(ip: &str, port: u16) -> SocketAddr {
+    SocketAddr::new(ip.parse().expect("an address"), port)
+}
+
+const LOCALS: [&str; 2] = ["10.0.0.1", "fd00::1"];
+const REMOTES: [&str; 2] = ["10.9.8.7", "fd12:3456:789a::7"];
+
+/// The program at end 1, where the engine has connections at port 80 of both addresses; `None`,
+/// said aloud, where that cannot be had.
+fn steering() -> Option<PortSteering> {
+    let steering = match PortSteering::attach("v1") {
+        Ok(steering) => steering,
+        Err(error) => {
+            println!("SKIPPED: {error}");
+            return None;
         }
-        assert!(members.iter().all(|member| member.peek().is_none()));
-        assert!(counts.iter().all(|count| *count > 60), "{counts:?}");
+    };
+    for ip in LOCALS {
+        let set = (steering.ports()).set(0, (end(ip, 0).ip(), 80), Some(PortUse::Connected));
+        set.expect("the port is set");
+    }
+    Some(steering)
+}
+
+/// Each engine's socket gets the frames of that engine's connections, and no others.
+fn members_are_given_their_own_connections(mac: Option<[u8; 6]>) {
+    let from = open(0);
+    let shares = Share::among(3, &mut Random::new(5));
+    let member = |share: &Share| {
+        let group = Group {
+            number: 77,
+            spread: share.spread(),
+        };
+        let group = Some(group);
+        PacketSocket::open("v1", PacketOptions { mac, group }).expect("the interface is there")
+    };
+    let mut members: Vec<PacketSocket> = shares.iter().map(member).collect();
+    let mut counts = [0; 3];
+    for number in 0..300u16 {
+        let version = usize::from(number % 2);
+        let (local, remote) = (LOCALS[version], REMOTES[version]);
+        let (local, remote) = (end(local, 80), end(remote, 1_000 + number));
+        let owner = shares[0].owner(local, remote);
+        assert!(send(&from, &segment(members[0].mac(), local, remote)));
+        await_frame_of_either(&mut members[owner]);
+        members[owner].release();
+        counts[owner] += 1;
+    }
+    for member in &mut members {
+        member.take_turns();
+        assert!(member.peek().is_none());
+    }
+    assert!(counts.iter().all(|count| *count > 60), "{counts:?}");
+    if mac.is_some() {
         // A frame of no connection comes to one of them.
         assert!(send(&from, &frame(1, 100)));
         await_frame(&members[0]);
+    }
+}
+
+#[test]
+fn members_of_a_group_are_given_their_own_connections() {
+    with_veth(|| members_are_given_their_own_connections(Some(MACS[1])));
+}
+
+#[test]
+fn members_of_a_group_that_shares_an_address_are_given_their_own_connections() {
+    with_veth(|| {
+        let Some(_steering) = steering() else { return };
+        members_are_given_their_own_connections(None);
+    });
+}
+
+/// As [`await_frame`], of either version of IP.
+fn await_frame_of_either(socket: &mut PacketSocket) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while socket.peek().is_none() {
+        assert!(Instant::now() < deadline, "no frame arrives");
+        thread::yield_now();
+        socket.take_turns();
+    }
+}
+
+#[test]
+fn neither_version_of_ip_waits_for_the_other_where_an_address_is_shared() {
+    with_veth(|| {
+        let Some(_steering) = steering() else { return };
+        let (mac, group) = (None, None);
+        let opened = PacketSocket::open("v1", PacketOptions { mac, group });
+        let (from, mut to) = (open(0), opened.expect("the interface is there"));
+        assert_eq!(to.queues().count(), 2);
+        let [v4, v6] = [0, 1].map(|version| {
+            let (local, remote) = (end(LOCALS[version], 80), end(REMOTES[version], 1_000));
+            segment(to.mac(), local, remote)
+        });
+        for _ in 0..100 {
+            assert!(send(&from, &v4));
+        }
+        for taken in 0..100 {
+            // It is there while frames of the other version wait before it.
+            assert!(send(&from, &v6));
+            let deadline = Instant::now() + Duration::from_secs(10);
+            while to.peek().is_none_or(|arrival| arrival.bytes != v6) {
+                assert!(Instant::now() < deadline, "after {taken}");
+                thread::yield_now();
+                to.take_turns();
+            }
+            to.release();
+            // The others have their turn, too.
+            to.take_turns();
+            assert_eq!(to.peek().expect("it waits").bytes, v4, "after {taken}");
+            to.release();
+        }
+        to.take_turns();
+        assert!(to.peek().is_none() && to.take_lost() == 0);
+        // The kernel answers nothing: it has dropped them.
+        assert!(from.peek().is_none());
     });
 }
 

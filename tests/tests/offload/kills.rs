@@ -9,7 +9,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use toehold_e2e::load::Random;
-use toehold_e2e::network::{FAR, NEAR};
+use toehold_e2e::network::{FAR, NEAR, NEAR_V6};
 use toehold_e2e::process::{Running, TIME_LIMIT};
 use toehold_e2e::{Link, Nginx, Path as Way, host, wait_until};
 
@@ -23,10 +23,14 @@ const LOAD_MS_MAX: u64 = 300;
 
 /// Kills of the adapter under load. The kernel's connections are not touched, and the kernel resets
 /// the engine's. A connection to the engine's port that is made meanwhile is the kernel's, and
-/// stays the kernel's.
+/// stays the kernel's. IPv4 and IPv6 in turns.
 fn only_the_engines_connections_end_with_it(link: Link) {
-    let Some(mut stage) = Stage::set_sharing(link, &["--share", &format!("{NEAR}:7921-7999")])
-    else {
+    let shares = [
+        format!("{NEAR}:7921-7999"),
+        format!("[{NEAR_V6}]:7921-7999"),
+    ];
+    let options = shares.each_ref().map(|share| ["--share", share]).concat();
+    let Some(mut stage) = Stage::set_sharing(link, &options) else {
         return;
     };
     let _kernel = kernel_server(&stage, "echo_server", "7920");
@@ -34,14 +38,15 @@ fn only_the_engines_connections_end_with_it(link: Link) {
     await_word(&load, "holding");
     for round in 0..KILLS_MIN {
         let port = (7921 + round % 70).to_string();
-        let server = stage.near_server(&["echo_server", &port]);
-        let over_engine = stage.far("load", &["many_until_reset", NEAR, &port]);
+        let at = [NEAR, NEAR_V6][(round % 2) as usize];
+        let server = stage.near_server(&["echo_server", &port, at]);
+        let over_engine = stage.far("load", &["many_until_reset", at, &port]);
         await_word(&over_engine, "holding");
         assert_eq!(stage.engine("connections_accepted"), 10);
         stage.toehold.adapter().signal(libc::SIGKILL);
         ok(over_engine);
         // The program listens still, on the kernel.
-        let mut kept = stage.far("kept", &["steady", NEAR, &port]);
+        let mut kept = stage.far("kept", &["steady", at, &port]);
         await_word(&kept, "holding");
         stage.toehold.start_adapter();
         sleep(Duration::from_millis(50));

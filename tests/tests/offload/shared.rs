@@ -81,21 +81,35 @@ fn engine_and_kernel_serve_at_one_address_over_an_xdp_link() {
     engine_and_kernel_serve(Link::Xdp);
 }
 
-#[test]
-fn engine_and_kernel_serve_at_one_ipv6_address() {
-    let Some(stage) = Stage::set_sharing(Link::Xdp, &["--share", NEAR_V6]) else {
+/// Two servers at one IPv6 address, and one of the engine's at an IPv4 address of the same host.
+fn engine_and_kernel_serve_at_one_ipv6_address(link: Link) {
+    let Some(stage) = Stage::set_sharing(link, &["--share", NEAR_V6, "--share", NEAR]) else {
         return;
     };
     let _near = stage.near_server(&["echo_server", "7911", NEAR_V6]);
+    let _near_v4 = stage.near_server(&["echo_server", "7913", NEAR]);
     let mut kernel = stage.network.near(&stage.python);
     kernel.args([SCRIPT, "echo_server", "7912", NEAR_V6]);
     let _kernel = listening(Running::start(kernel, "kernel", stage.toehold.dir()));
     let clients =
         ["7911", "7912"].map(|port| stage.far(port, &["echo_client", NEAR_V6, port, "10000000"]));
+    let beside = stage.far("v4", &["echo_client", NEAR, "7913", "10000000"]);
     for client in clients {
         assert!(ok(client).contains(&format!("local {FAR_V6}")));
     }
-    assert_eq!(stage.engine("connections_accepted"), 1);
+    ok(beside);
+    assert_eq!(stage.engine("connections_accepted"), 2);
+    assert_eq!(stage.engine("frames_malformed"), 0);
+}
+
+#[test]
+fn engine_and_kernel_serve_at_one_ipv6_address_over_a_packet_link() {
+    engine_and_kernel_serve_at_one_ipv6_address(Link::Packet);
+}
+
+#[test]
+fn engine_and_kernel_serve_at_one_ipv6_address_over_an_xdp_link() {
+    engine_and_kernel_serve_at_one_ipv6_address(Link::Xdp);
 }
 
 /// The port that a program's connection comes from, as a far server sees it.
@@ -162,10 +176,9 @@ fn connections_go_out_from_a_range_of_the_hosts_ports_over_an_xdp_link() {
     programs_connect(Link::Xdp);
 }
 
-#[test]
-fn connections_go_out_from_a_range_of_ports_of_the_hosts_ipv6_address() {
+fn programs_connect_from_an_ipv6_address(link: Link) {
     let options = ["--share", NEAR_V6, "--outgoing", "61000-61099"];
-    let Some(stage) = Stage::set_sharing(Link::Xdp, &options) else {
+    let Some(stage) = Stage::set_sharing(link, &options) else {
         return;
     };
     // The kernel gives no such port out.
@@ -176,6 +189,16 @@ fn connections_go_out_from_a_range_of_ports_of_the_hosts_ipv6_address() {
     }
     // No IPv4 address is shared.
     assert_eq!(stage.engine("connections_opened"), 1);
+}
+
+#[test]
+fn connections_go_out_from_a_range_of_ports_of_an_ipv6_address_over_a_packet_link() {
+    programs_connect_from_an_ipv6_address(Link::Packet);
+}
+
+#[test]
+fn connections_go_out_from_a_range_of_ports_of_an_ipv6_address_over_an_xdp_link() {
+    programs_connect_from_an_ipv6_address(Link::Xdp);
 }
 
 #[test]

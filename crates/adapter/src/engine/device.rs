@@ -20,6 +20,16 @@ impl Device {
         matches!(self, Device::Tap(_))
     }
 
+    /// The descriptors of which one is readable when a frame waits.
+    pub(super) fn queues(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let (one, several) = match self {
+            Device::Tap(tap) => (Some(tap.as_fd()), None),
+            Device::Packet(socket) => (None, Some(socket.queues())),
+            Device::Xdp(socket) => (Some(socket.as_fd()), None),
+        };
+        one.into_iter().chain(several.into_iter().flatten())
+    }
+
     /// Takes the error that an interface has left which went down.
     pub(super) fn clear_error(&self) {
         if let Device::Packet(socket) = self {
@@ -101,16 +111,5 @@ impl Written<'_> {
             }
         };
         sent.unwrap_or(false)
-    }
-}
-
-impl AsFd for Device {
-    /// Readable when a frame waits.
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Device::Tap(tap) => tap.as_fd(),
-            Device::Packet(socket) => socket.as_fd(),
-            Device::Xdp(socket) => socket.as_fd(),
-        }
     }
 }

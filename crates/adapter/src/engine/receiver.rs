@@ -89,6 +89,7 @@ impl FrameReceiver {
         match device {
             Device::Tap(tap) => self.take_from_tap(tap, now, takers, may).into(),
             Device::Packet(socket) => {
+                socket.take_turns();
                 let count = match takers.take_together() {
                     true => socket.waiting_whole(most),
                     false => 0,

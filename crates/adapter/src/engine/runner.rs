@@ -10,7 +10,6 @@ mod turns;
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant as Clock};
 
@@ -443,7 +442,7 @@ impl Runner {
             taken += count;
             if self.passed_on.is_stalled() {
                 // Frames that wait there are no news meanwhile.
-                self.poller.unwatch(self.link.device.as_fd());
+                self.unwatch_link();
                 return true;
             }
         }
@@ -466,8 +465,16 @@ impl Runner {
             return;
         }
         // Without it frames are found only by looking: as good as lost, and said so.
-        let watched = self.poller.watch(self.link.device.as_fd(), Source::Link);
-        self.report.frames_lost += u64::from(watched.is_err());
+        for queue in self.link.device.queues() {
+            let watched = self.poller.watch(queue, Source::Link);
+            self.report.frames_lost += u64::from(watched.is_err());
+        }
+    }
+
+    fn unwatch_link(&self) {
+        for queue in self.link.device.queues() {
+            self.poller.unwatch(queue);
+        }
     }
 
     /// Takes frames that other threads' queues were given; true when there were some.
@@ -650,7 +657,9 @@ fn watch_all(
     channels: &Channels,
     arrivals: Option<&Arrivals>,
 ) -> io::Result<()> {
-    poller.watch(link.device.as_fd(), Source::Link)?;
+    for queue in link.device.queues() {
+        poller.watch(queue, Source::Link)?;
+    }
     poller.watch(link.changes(), Source::LinkChange)?;
     poller.watch(inbox.bell(), Source::Command)?;
     poller.watch(channels.socket(), Source::Offers)?;

@@ -4,6 +4,7 @@ const WORD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
 const HALF: u32 = libc::BPF_LD | libc::BPF_H | libc::BPF_ABS;
 const BYTE: u32 = libc::BPF_LD | libc::BPF_B | libc::BPF_ABS;
 pub(super) const EQUALS: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+const GREATER: u32 = libc::BPF_JMP | libc::BPF_JGT | libc::BPF_K;
 pub(super) const HAS: u32 = libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K;
 pub(super) const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
 
@@ -68,23 +69,11 @@ pub(super) fn filter(mac: [u8; 6]) -> [libc::sock_filter; 16] {
 /// the program on the interface has taken for the engine (it is somebody else's by then, with our
 /// address), and what the kernel gets as well: fragments of segments that have no ports, and ICMP
 /// errors, of which the engine knows which are about connections of its own.
-pub(super) fn shared_filter(mac: [u8; 6]) -> [libc::sock_filter; 21] {
-    let (mac_high, mac_low) = halves(mac);
-    const UNTAGGED: u8 = 4;
+pub(super) fn shared_filter_v4(mac: [u8; 6]) -> Vec<libc::sock_filter> {
     const ICMP: u8 = 14;
     const ACCEPT: u8 = 19;
     const REJECT: u8 = 20;
-    [
-        step(WORD, TAG_IS_THERE, 0, 0),
-        step(EQUALS, 0, to(UNTAGGED, 1), 0),
-        step(WORD, TAG, 0, 0),
-        step(HAS, VIRTUAL_LAN, to(REJECT, 3), 0),
-        step(WORD, 0, 0, 0),
-        step(EQUALS, mac_high, 0, to(REJECT, 5)),
-        step(HALF, 4, 0, 0),
-        step(EQUALS, mac_low, 0, to(REJECT, 7)),
-        step(WORD, PACKET_TYPE, 0, 0),
-        step(EQUALS, PACKET_OTHERHOST, to(ACCEPT, 9), 0),
+    let others = [
         step(BYTE, 23, 0, 0),
         step(EQUALS, libc::IPPROTO_TCP as u32, 0, to(ICMP, 11)),
         step(HALF, 20, 0, 0),
@@ -97,6 +86,44 @@ pub(super) fn shared_filter(mac: [u8; 6]) -> [libc::sock_filter; 21] {
         step(EQUALS, 12, to(ACCEPT, 18), to(REJECT, 18)),
         step(RETURN, u32::MAX, 0, 0),
         step(RETURN, 0, 0, 0),
+    ];
+    [&taken_by_program(mac, ACCEPT, REJECT)[..], &others].concat()
+}
+
+/// As [`shared_filter_v4`], of IPv6. All fragments are the kernel's: the program on the interface
+/// takes none of a segment with extension headers.
+pub(super) fn shared_filter_v6(mac: [u8; 6]) -> Vec<libc::sock_filter> {
+    const ACCEPT: u8 = 15;
+    const REJECT: u8 = 16;
+    let others = [
+        step(BYTE, 20, 0, 0),
+        step(EQUALS, libc::IPPROTO_ICMPV6 as u32, 0, to(REJECT, 11)),
+        step(BYTE, 54, 0, 0),
+        // RFC 4443: errors are 1 to 4, and those above say that they are none.
+        step(EQUALS, 0, to(REJECT, 13), 0),
+        step(GREATER, 4, to(REJECT, 14), to(ACCEPT, 14)),
+        step(RETURN, u32::MAX, 0, 0),
+        step(RETURN, 0, 0, 0),
+    ];
+    [&taken_by_program(mac, ACCEPT, REJECT)[..], &others].concat()
+}
+
+/// Accepts what the program on the interface has taken, rejects what is not for `mac` or is of a
+/// virtual LAN, and goes on with all else.
+const fn taken_by_program(mac: [u8; 6], accept: u8, reject: u8) -> [libc::sock_filter; 10] {
+    let (mac_high, mac_low) = halves(mac);
+    const UNTAGGED: u8 = 4;
+    [
+        step(WORD, TAG_IS_THERE, 0, 0),
+        step(EQUALS, 0, to(UNTAGGED, 1), 0),
+        step(WORD, TAG, 0, 0),
+        step(HAS, VIRTUAL_LAN, to(reject, 3), 0),
+        step(WORD, 0, 0, 0),
+        step(EQUALS, mac_high, 0, to(reject, 5)),
+        step(HALF, 4, 0, 0),
+        step(EQUALS, mac_low, 0, to(reject, 7)),
+        step(WORD, PACKET_TYPE, 0, 0),
+        step(EQUALS, PACKET_OTHERHOST, to(accept, 9), 0),
     ]
 }
 
@@ -137,6 +164,7 @@ mod tests {
                 libc::BPF_JMP => {
                     let holds = match code & 0xf0 {
                         libc::BPF_JEQ => accumulator == step.k,
+                        libc::BPF_JGT => accumulator > step.k,
                         _ => accumulator & step.k != 0,
                     };
                     at += usize::from(if holds { step.jt } else { step.jf });
@@ -166,27 +194,58 @@ mod tests {
         assert!(!is_taken_of(5) && !is_taken_of(0xe005) && is_taken_of(0xe000));
     }
 
-    #[test]
-    fn shared_filter_lets_through_what_was_taken_and_what_has_no_ports() {
-        let ours = [2, 0x54, 0x0a, 0x54, 0, 2];
-        let program = shared_filter(ours);
-        let is_taken = |mac: [u8; 6], kind, bytes: &[(usize, u8)]| {
-            let mut frame = [0u8; 64];
-            frame[..6].copy_from_slice(&mac);
-            for &(at, byte) in bytes {
-                frame[at] = byte;
-            }
-            verdict(&program, &frame, None, kind) != 0
-        };
-        assert!(is_taken(ours, PACKET_OTHERHOST, &[(23, 6)]));
-        assert!(!is_taken(ours, 0, &[(23, 6)]), "the kernel's");
-        let others = [2, 0x54, 0x0a, 0x54, 0, 3];
-        assert!(!is_taken(others, PACKET_OTHERHOST, &[(23, 6)]));
-        assert!(is_taken(ours, 0, &[(23, 6), (21, 1)]));
-        assert!(!is_taken(ours, 0, &[(23, 6), (20, 0x40)]), "never cut");
-        for (kind, is_error) in [(3, true), (8, false), (0, false), (11, true), (12, true)] {
-            assert_eq!(is_taken(ours, 0, &[(23, 1), (34, kind)]), is_error);
+    const OURS: [u8; 6] = [2, 0x54, 0x0a, 0x54, 0, 2];
+
+    /// Whether a filter takes a frame to this address, of that packet type, with these bytes.
+    fn is_taken(
+        program: &[libc::sock_filter],
+        mac: [u8; 6],
+        kind: u32,
+        bytes: &[(usize, u8)],
+    ) -> bool {
+        let mut frame = [0u8; 64];
+        frame[..6].copy_from_slice(&mac);
+        for &(at, byte) in bytes {
+            frame[at] = byte;
         }
-        assert!(!is_taken(ours, 0, &[(23, 17), (34, 3)]));
+        verdict(program, &frame, None, kind) != 0
+    }
+
+    #[test]
+    fn shared_filters_let_through_what_was_taken() {
+        let others = [2, 0x54, 0x0a, 0x54, 0, 3];
+        for (program, protocol_at) in [(shared_filter_v4(OURS), 23), (shared_filter_v6(OURS), 20)] {
+            let segment = [(protocol_at, 6)];
+            assert!(is_taken(&program, OURS, PACKET_OTHERHOST, &segment));
+            assert!(!is_taken(&program, OURS, 0, &segment), "the kernel's");
+            assert!(!is_taken(&program, others, PACKET_OTHERHOST, &segment));
+            let frame = [&OURS[..], &[0; 58]].concat();
+            let of_lan = |tag| verdict(&program, &frame, Some(tag), PACKET_OTHERHOST) != 0;
+            assert!(!of_lan(5) && of_lan(0xe000));
+        }
+    }
+
+    #[test]
+    fn shared_filters_let_through_what_has_no_ports_of_its_own() {
+        let program = shared_filter_v4(OURS);
+        assert!(is_taken(&program, OURS, 0, &[(23, 6), (21, 1)]));
+        assert!(
+            !is_taken(&program, OURS, 0, &[(23, 6), (20, 0x40)]),
+            "never cut"
+        );
+        for (kind, is_error) in [(3, true), (8, false), (0, false), (11, true), (12, true)] {
+            let message = [(23, 1), (34, kind)];
+            assert_eq!(is_taken(&program, OURS, 0, &message), is_error, "{kind}");
+        }
+        assert!(!is_taken(&program, OURS, 0, &[(23, 17), (34, 3)]));
+        let program = shared_filter_v6(OURS);
+        for kind in [0, 1, 2, 3, 4, 5, 128, 135] {
+            let message = [(20, 58), (54, kind)];
+            let is_error = (1..=4).contains(&kind);
+            assert_eq!(is_taken(&program, OURS, 0, &message), is_error, "{kind}");
+        }
+        assert!(!is_taken(&program, OURS, 0, &[(20, 17), (54, 3)]));
+        // A fragment, of TCP.
+        assert!(!is_taken(&program, OURS, 0, &[(20, 44), (54, 6)]));
     }
 }

@@ -14,7 +14,8 @@
 //! is another interface.
 //!
 //! Where the engine and the kernel have the same addresses (`crate::ports`), the engine has the
-//! interface's Ethernet address.
+//! interface's Ethernet address, and there are three sockets: one for each version of IP, with a
+//! ring of its own, and one that sends.
 
 mod filter;
 mod ring;
@@ -22,6 +23,7 @@ mod spread;
 
 use std::fmt;
 use std::io;
+use std::iter;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
@@ -33,7 +35,7 @@ use crate::interface::Interfaces;
 use crate::sys::{bind_packet_socket, packet_statistics, read_frame, set_option, write_frame};
 use crate::tap::{frame_length, unless_blocked};
 use crate::vnet::VnetHeader;
-use filter::{filter, shared_filter};
+use filter::{filter, shared_filter_v4, shared_filter_v6};
 use ring::Ring;
 
 pub use ring::Arrival;
@@ -42,8 +44,8 @@ pub use ring::Arrival;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PacketOptions {
     /// The Ethernet address whose frames are taken. `None`: the kernel has the same addresses, and
-    /// a [`PortSteering`](crate::PortSteering) on the interface says which segments are taken. They
-    /// are IPv4.
+    /// a [`PortSteering`](crate::PortSteering) on the interface says which segments are taken. Each
+    /// version of IP has a queue of its own then ([`PacketSocket::take_turns`]).
     pub mac: Option<[u8; 6]>,
     /// The interface's frames are spread over all sockets of the same group, connection by
     /// connection (PACKET_FANOUT).
@@ -98,11 +100,16 @@ impl fmt::Display for PacketError {
 
 impl std::error::Error for PacketError {}
 
-/// A packet socket with its receive ring, non-blocking.
+/// Packet sockets on an interface with their receive rings, non-blocking.
 #[derive(Debug)]
 pub struct PacketSocket {
-    socket: OwnedFd,
-    ring: Ring,
+    /// The queue that calls about frames are about.
+    queue: Queue,
+    /// The queue of the other version of IP, where the kernel has the same addresses.
+    other: Option<Queue>,
+    /// Sends, where the queues' sockets are of one version of IP each: they would give the kernel
+    /// frames of the other under a wrong name.
+    sender: Option<OwnedFd>,
     interface: u32,
     mac: [u8; 6],
 }
@@ -113,77 +120,53 @@ impl PacketSocket {
     /// # Errors
     /// See [`PacketError`].
     pub fn open(name: &str, options: PacketOptions) -> Result<PacketSocket, PacketError> {
-        // Protocol 0: nothing comes before all is set.
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None);
-        let socket = socket.map_err(|error| match error {
-            Errno::PERM | Errno::ACCESS => PacketError::Privilege,
-            _ => PacketError::Setup("to be opened", error.into()),
-        })?;
         let interface = Interface::find(name)?;
-        let refused = |what| move |error| PacketError::Setup(what, error);
-        let set =
-            |option, value: libc::c_int| set_option(&socket, libc::SOL_PACKET, option, &value);
-        set(
-            libc::PACKET_VERSION,
-            libc::tpacket_versions::TPACKET_V2 as _,
-        )
-        .map_err(refused("version 2 of its ring"))?;
-        set(libc::PACKET_VNET_HDR, 1).map_err(refused("segmentation and checksum offload"))?;
-        set(libc::PACKET_IGNORE_OUTGOING, 1).map_err(refused("to leave out what is sent"))?;
-        // A frame that does not fit into a slot is kept, and read whole.
-        set(libc::PACKET_COPY_THRESH, 1).map_err(refused("to keep large frames"))?;
-        let filter = match options.mac {
-            Some(mac) => filter(mac).to_vec(),
-            None => shared_filter(interface.mac).to_vec(),
+        let queue = |protocol, filter, memberships: &[_]| {
+            Queue::open(&interface, protocol, filter, memberships, options.group)
         };
-        set_filter(&socket, filter).map_err(refused("a filter"))?;
-        enlarge_buffers(&socket);
-        let ring = Ring::new(&socket, interface.mtu).map_err(refused("a receive ring"))?;
-        for membership in options
-            .mac
-            .into_iter()
-            .flat_map(|mac| interface.memberships(mac))
-        {
-            set_option(
-                &socket,
-                libc::SOL_PACKET,
-                libc::PACKET_ADD_MEMBERSHIP,
-                &membership,
-            )
-            .map_err(refused("an Ethernet address of its own"))?;
-        }
-        // Sockets of one protocol have their turn after the program on the interface, and see what
-        // it has made of a frame; those of all protocols come before.
-        let protocol = match options.mac {
-            Some(_) => libc::ETH_P_ALL,
-            None => libc::ETH_P_IP,
+        let (queue, other, sender) = match options.mac {
+            Some(mac) => {
+                let memberships = interface.memberships(mac);
+                let filter = filter(mac).to_vec();
+                (queue(libc::ETH_P_ALL, filter, &memberships)?, None, None)
+            }
+            // Sockets of one protocol have their turn after the program on the interface, and see
+            // what it has made of a frame; those of all protocols come before.
+            None => (
+                queue(libc::ETH_P_IP, shared_filter_v4(interface.mac), &[])?,
+                Some(queue(
+                    libc::ETH_P_IPV6,
+                    shared_filter_v6(interface.mac),
+                    &[],
+                )?),
+                Some(open_sender(&interface)?),
+            ),
         };
-        bind_packet_socket(&socket, interface.index, protocol).map_err(refused("the interface"))?;
-        if let Some(group) = options.group {
-            // Groups are of a namespace and not of an interface; one that has gone leaves its group
-            // for as long as a socket is left in it.
-            let step = (interface.index as u16).wrapping_mul(GROUP_STEP);
-            let number = group.number.wrapping_add(step);
-            let way = libc::c_uint::from(number) | libc::PACKET_FANOUT_CBPF << 16;
-            set(libc::PACKET_FANOUT, way.cast_signed()).map_err(refused("to share its frames"))?;
-            let program = spread::program(&group.spread);
-            set_program(&socket, libc::SOL_PACKET, PACKET_FANOUT_DATA, program)
-                .map_err(refused("to give each its connections"))?;
-        }
         Ok(PacketSocket {
-            socket,
-            ring,
+            queue,
+            other,
+            sender,
             interface: interface.index.cast_unsigned(),
             mac: options.mac.unwrap_or(interface.mac),
         })
+    }
+
+    /// Turns to the other version of IP, if frames of it wait. All other calls about frames are of
+    /// one version until the next call of this. No system call.
+    #[inline]
+    pub fn take_turns(&mut self) {
+        if let Some(other) = &mut self.other
+            && other.ring.peek().is_some()
+        {
+            std::mem::swap(&mut self.queue, other);
+        }
     }
 
     /// The oldest frame, which stays until [`PacketSocket::release`]. `None` when there is none. No
     /// system call.
     #[inline]
     pub fn peek(&self) -> Option<Arrival<'_>> {
-        self.ring.peek()
+        self.queue.ring.peek()
     }
 
     /// How many frames have come that are whole in their slots, one after the other: the oldest and
@@ -192,7 +175,7 @@ impl PacketSocket {
     #[must_use]
     pub fn waiting_whole(&self, most: usize) -> usize {
         let is_whole = |ahead: &usize| {
-            let arrival = self.ring.peek_at(*ahead);
+            let arrival = self.queue.ring.peek_at(*ahead);
             arrival.is_some_and(|arrival| arrival.length <= arrival.bytes.len())
         };
         let all = 0..most.min(FRAMES_TOGETHER_MAX);
@@ -204,7 +187,7 @@ impl PacketSocket {
     #[inline]
     pub fn oldest(&self, count: usize) -> impl Iterator<Item = Arrival<'_>> + Clone {
         let all = 0..count.min(FRAMES_TOGETHER_MAX);
-        all.filter_map(|ahead| self.ring.peek_at(ahead))
+        all.filter_map(|ahead| self.queue.ring.peek_at(ahead))
     }
 
     /// Gives the oldest frame's slot back.
@@ -213,7 +196,7 @@ impl PacketSocket {
     /// When no frame is there.
     #[inline]
     pub fn release(&mut self) {
-        self.ring.release();
+        self.queue.ring.release();
     }
 
     /// Takes the oldest frame, which [`PacketSocket::peek`] says is not all in its slot, into
@@ -226,12 +209,12 @@ impl PacketSocket {
     /// # Safety
     /// Each part names writable memory of its length that no reference covers.
     pub unsafe fn receive_raw(&mut self, parts: &[(*mut u8, usize)]) -> Option<usize> {
-        self.ring.release();
+        self.queue.ring.release();
         // A read reports an interface's error once, instead of its frame. A caller that stopped at
         // that would be one frame behind from here on.
         for _ in 0..READS_MAX {
             // SAFETY: the caller's promise.
-            let read = unsafe { read_frame(&self.socket, parts) };
+            let read = unsafe { read_frame(&self.queue.socket, parts) };
             match unless_blocked(read.and_then(|(count, _)| frame_length(count))) {
                 Ok(length) => return length,
                 // The frame is gone with it.
@@ -260,7 +243,7 @@ impl PacketSocket {
         parts: &[(*const u8, usize)],
     ) -> io::Result<bool> {
         // SAFETY: the caller's promise.
-        let written = unless_blocked(unsafe { write_frame(&self.socket, header, parts) })?;
+        let written = unless_blocked(unsafe { write_frame(self.sender(), header, parts) })?;
         Ok(written.is_some())
     }
 
@@ -274,13 +257,15 @@ impl PacketSocket {
     /// When there is no such room.
     pub fn send_behind_header(&self, header: VnetHeader, buffer: &mut [u8]) -> io::Result<bool> {
         buffer[..VnetHeader::BYTES].copy_from_slice(&header.to_bytes());
-        Ok(unless_blocked(rustix::io::write(&self.socket, buffer))?.is_some())
+        Ok(unless_blocked(rustix::io::write(self.sender(), buffer))?.is_some())
     }
 
     /// Takes note of what has happened to the interface: one that went down leaves an error, which
-    /// would have the socket look readable until somebody asks.
+    /// would have a queue look readable until somebody asks.
     pub fn clear_error(&self) {
-        let _ = sockopt::socket_error(&self.socket);
+        for queue in self.queues() {
+            let _ = sockopt::socket_error(queue);
+        }
     }
 
     /// The Ethernet address whose frames are taken.
@@ -295,18 +280,115 @@ impl PacketSocket {
         self.interface
     }
 
-    /// Frames lost since the last time, because the ring was full.
+    /// Frames lost since the last time, because a ring was full.
     #[must_use]
     pub fn take_lost(&self) -> u64 {
-        packet_statistics(&self.socket).map_or(0, |statistics| u64::from(statistics.tp_drops))
+        let lost = self.queues().map(|queue| {
+            packet_statistics(queue).map_or(0, |statistics| u64::from(statistics.tp_drops))
+        });
+        lost.sum()
+    }
+
+    /// For `poll`: each is readable when a frame waits there.
+    pub fn queues(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let all = iter::once(&self.queue).chain(&self.other);
+        all.map(|queue| queue.socket.as_fd())
+    }
+
+    #[inline]
+    fn sender(&self) -> &OwnedFd {
+        self.sender.as_ref().unwrap_or(&self.queue.socket)
     }
 }
 
-impl AsFd for PacketSocket {
-    /// For `poll`: readable when a frame waits.
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+/// A socket that receives, with its ring.
+#[derive(Debug)]
+struct Queue {
+    socket: OwnedFd,
+    ring: Ring,
+}
+
+impl Queue {
+    fn open(
+        interface: &Interface,
+        protocol: libc::c_int,
+        filter: Vec<libc::sock_filter>,
+        memberships: &[libc::packet_mreq],
+        group: Option<Group>,
+    ) -> Result<Queue, PacketError> {
+        let socket = open_socket()?;
+        let set =
+            |option, value: libc::c_int| set_option(&socket, libc::SOL_PACKET, option, &value);
+        set(
+            libc::PACKET_VERSION,
+            libc::tpacket_versions::TPACKET_V2 as _,
+        )
+        .map_err(refused("version 2 of its ring"))?;
+        set(libc::PACKET_IGNORE_OUTGOING, 1).map_err(refused("to leave out what is sent"))?;
+        // A frame that does not fit into a slot is kept, and read whole.
+        set(libc::PACKET_COPY_THRESH, 1).map_err(refused("to keep large frames"))?;
+        set_program(&socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, filter)
+            .map_err(refused("a filter"))?;
+        let ring = Ring::new(&socket, interface.mtu).map_err(refused("a receive ring"))?;
+        for membership in memberships {
+            set_option(
+                &socket,
+                libc::SOL_PACKET,
+                libc::PACKET_ADD_MEMBERSHIP,
+                membership,
+            )
+            .map_err(refused("an Ethernet address of its own"))?;
+        }
+        bind_packet_socket(&socket, interface.index, protocol).map_err(refused("the interface"))?;
+        if let Some(group) = group {
+            let number = group.number_of(interface, protocol);
+            let way = libc::c_uint::from(number) | libc::PACKET_FANOUT_CBPF << 16;
+            set(libc::PACKET_FANOUT, way.cast_signed()).map_err(refused("to share its frames"))?;
+            let program = spread::program(&group.spread);
+            set_program(&socket, libc::SOL_PACKET, PACKET_FANOUT_DATA, program)
+                .map_err(refused("to give each its connections"))?;
+        }
+        Ok(Queue { socket, ring })
     }
+}
+
+impl Group {
+    /// Groups are of a namespace, and not of an interface or a protocol; one that has gone leaves
+    /// its group for as long as a socket is left in it.
+    const fn number_of(self, interface: &Interface, protocol: libc::c_int) -> u16 {
+        let step = (interface.index as u16).wrapping_mul(GROUP_STEP);
+        let number = self.number.wrapping_add(step);
+        match protocol {
+            libc::ETH_P_IPV6 => number.wrapping_add(GROUP_STEP_V6),
+            _ => number,
+        }
+    }
+}
+
+/// A socket that is bound to no protocol receives nothing, and sends frames of all.
+fn open_sender(interface: &Interface) -> Result<OwnedFd, PacketError> {
+    let socket = open_socket()?;
+    bind_packet_socket(&socket, interface.index, 0).map_err(refused("the interface"))?;
+    Ok(socket)
+}
+
+/// A socket of protocol 0: nothing comes before all is set.
+fn open_socket() -> Result<OwnedFd, PacketError> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None);
+    let socket = socket.map_err(|error| match error {
+        Errno::PERM | Errno::ACCESS => PacketError::Privilege,
+        _ => PacketError::Setup("to be opened", error.into()),
+    })?;
+    let on: libc::c_int = 1;
+    set_option(&socket, libc::SOL_PACKET, libc::PACKET_VNET_HDR, &on)
+        .map_err(refused("segmentation and checksum offload"))?;
+    enlarge_buffers(&socket);
+    Ok(socket)
+}
+
+fn refused(what: &'static str) -> impl Fn(io::Error) -> PacketError {
+    move |error| PacketError::Setup(what, error)
 }
 
 /// An interface as a packet socket knows it.
@@ -348,10 +430,6 @@ impl Interface {
     }
 }
 
-fn set_filter(socket: &OwnedFd, program: Vec<libc::sock_filter>) -> io::Result<()> {
-    set_program(socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, program)
-}
-
 fn set_program(
     socket: &OwnedFd,
     level: libc::c_int,
@@ -382,6 +460,8 @@ pub const FRAMES_TOGETHER_MAX: usize = 64;
 const PACKET_FANOUT_DATA: libc::c_int = 22;
 /// Odd, so that no two interfaces have the same group.
 const GROUP_STEP: u16 = 0x9e37;
+/// No interface has this as its step whose number is below.
+const GROUP_STEP_V6: u16 = 0x8000;
 const BUFFER_BYTES: usize = 16 << 20;
 /// An interface does not go down more often than that between two reads.
 const READS_MAX: u32 = 8;

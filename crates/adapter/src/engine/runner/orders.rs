@@ -1,7 +1,6 @@
 //! Commands of the daemon (requests, new settings), a new MTU of the link, and the report to the
 //! daemon.
 
-use std::os::fd::AsFd;
 use std::time::Instant as Clock;
 
 use toehold_tcp::{EcnMode, InterfaceAddress, MacAddress};
@@ -35,7 +34,7 @@ impl Runner {
                 self.watch_link();
             }
         } else if self.link.device.is_over() {
-            self.poller.unwatch(self.link.device.as_fd());
+            self.unwatch_link();
         }
         if changed.addresses {
             self.follow_host();

@@ -270,9 +270,6 @@ impl Draft {
                 "an address is shared on the interface that has it: --link packet:INTERFACE or \
                 xdp:INTERFACE",
             ),
-            DeviceKind::Packet if self.shares.iter().any(|share| share.ip.is_ipv6()) => whole(
-                "on a packet link only IPv4 addresses are shared; IPv6 ones are on an xdp link",
-            ),
             DeviceKind::Packet | DeviceKind::Xdp => Ok(()),
         }
     }

@@ -152,9 +152,8 @@ mod tests {
         assert!(error.to_string().contains("no range of ports"), "{error}");
         let packet = ("link", "packet:eth0");
         for (settings, cause) in [
-            (&[packet, ("share", "2001:db8::7")][..], "only IPv4"),
             (
-                &[("link", "tap:a"), ("share", "192.0.2.7")],
+                &[("link", "tap:a"), ("share", "192.0.2.7")][..],
                 "on the interface",
             ),
             (
