@@ -90,6 +90,14 @@ pub struct Duet {
     pub evidence: Option<String>,
 }
 
+/// How the programs of a case are to be run. Patched, one's waits would not be past libc.
+pub fn options_of(case: &str) -> &'static [&'static str] {
+    match case.contains("past_libc") {
+        true => &["--patch-calls", "off"],
+        false => &[],
+    }
+}
+
 impl Duet {
     /// Plays `case` with its server and its client started as `sides` says.
     ///
@@ -99,12 +107,7 @@ impl Duet {
     /// # Panics
     /// When the host cannot start the roles at all.
     pub fn play(toehold: &Toehold, sides: Sides, program: &str, case: &str) -> Duet {
-        // Patched, they would not be past it.
-        let options: &[&str] = match case.contains("past_libc") {
-            true => &["--patch-calls", "off"],
-            false => &[],
-        };
-        let command = |path| toehold.command_with(path, options, program);
+        let command = |path| toehold.command_with(path, options_of(case), program);
         let roles = [sides.server, sides.client].map(command);
         let is_asked = sides.pair_up();
         Duet::play_roles(toehold, roles, case, is_asked.then_some(is_direct))

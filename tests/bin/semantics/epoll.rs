@@ -173,6 +173,16 @@ pub(crate) const CASES: &[Case] = &[
         "end_before_accept_is_told_to_a_server_that_waits_past_libc",
         unseen::ended_before_accept,
     ),
+    Case::roles("instance_that_is_waited_on_past_libc", unseen::instance),
+    Case::roles(
+        "instance_that_is_waited_on_past_libc_for_edges",
+        unseen::instance_edge,
+    ),
+    Case::roles(
+        "instance_that_is_waited_on_past_libc_once_for_each_arming",
+        unseen::instance_oneshot,
+    ),
+    Case::roles("connect_that_is_waited_for_past_libc", unseen::connecting),
     Case::roles(
         "member_of_one_instance_among_many_hundreds",
         unseen::many_instances,

@@ -877,3 +877,13 @@ pub(crate) fn poll_past_libc(fd: Fd, events: i16, timeout_ms: i64) -> i16 {
     unsafe { past_libc(libc::SYS_ppoll, [one_at, 1, time_at, 0, 0, 0]) }.value();
     one.revents
 }
+
+/// The result of an `epoll_pwait` that no library can stand in front of: (data, events).
+pub(crate) fn epoll_wait_past_libc(epoll: Fd, timeout_ms: i64) -> Vec<(u64, u32)> {
+    let mut events = [libc::epoll_event { events: 0, u64: 0 }; 4];
+    let (at, count) = (events.as_mut_ptr() as usize, events.len());
+    let (epoll, timeout) = (epoll as usize, timeout_ms as usize);
+    // SAFETY: the kernel may write the events, and there is no mask.
+    let result = unsafe { past_libc(libc::SYS_epoll_pwait, [epoll, at, count, timeout, 0, 0]) };
+    sorted(&events, result)
+}

@@ -76,7 +76,8 @@ fn is_by_rings(ends: &[&Connection]) -> bool {
 
 /// Plays a case with the program under test as its server, or as its client.
 fn play(stage: &Stage, case: &str, is_server: bool) -> Duet {
-    let near = stage.toehold.command(Path::Offload, PROGRAM);
+    let options = toehold_e2e::duet::options_of(case);
+    let near = (stage.toehold).command_with(Path::Offload, options, PROGRAM);
     let far = stage.network.far(PROGRAM);
     let (mut roles, [v4, v6]) = if is_server {
         ([near, far], [NEAR, NEAR_V6])

@@ -12,7 +12,7 @@ use crate::connection;
 use crate::direction::switching;
 use crate::epoll::instance::Instance;
 use crate::epoll::waiting::{self, Before};
-use crate::epoll::{control, lifetime};
+use crate::epoll::{control, first_wait, lifetime};
 use crate::express::listener;
 use crate::offload::liveness::say_what_is_set;
 use crate::process::descriptors::{self, Kind};
@@ -156,7 +156,9 @@ fn instance_at(epfd: c_int, count: c_int) -> Option<Instance> {
     say_what_is_set();
     // More are refused (`EP_MAX_EVENTS` in fs/eventpoll.c).
     const EVENTS_MAX: c_int = c_int::MAX / size_of::<epoll_event>() as c_int;
-    Instance::at(epfd).filter(|_| (1..=EVENTS_MAX).contains(&count))
+    Instance::at(epfd)
+        .filter(|_| (1..=EVENTS_MAX).contains(&count))
+        .inspect(|instance| first_wait::note(*instance))
 }
 
 /// The events that are ready at once, when a member has kept bytes. `look` is the program's own

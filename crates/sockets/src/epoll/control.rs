@@ -8,6 +8,7 @@ use toehold_channel::table::{Mode, Reason};
 use crate::connection::closing;
 use crate::connection::{self, Connection};
 use crate::epoll::early::control_early;
+use crate::epoll::first_wait;
 use crate::epoll::instance::{Epoll, MEMBERS, epoll};
 use crate::epoll::kernel_registrations::{kick, modify_kernels};
 use crate::epoll::lists::push_ready;
@@ -154,9 +155,12 @@ impl InKernel {
     /// A registration that is not known yet is added. The caller holds the connection's
     /// `membership` lock.
     fn add_new(&self, connection: &Connection, event: &epoll_event) -> Answer {
-        seen_waits::seen(connection);
+        let is_waited_on = self.epoll.is_waited_on();
+        if is_waited_on {
+            seen_waits::seen(connection);
+        }
         let has_tags = TAG.load(Ordering::Relaxed) != 0;
-        let is_held = awaiting::is_connecting(connection) && has_tags;
+        let is_held = awaiting::is_connecting(connection) && has_tags && is_waited_on;
         let n = allocate_registration();
         let is_attached = connection.local.attachment.has_region() && has_tags;
         // In our table first: what a one-shot tells is not told again.
@@ -165,7 +169,7 @@ impl InKernel {
                 events: armed(event.events),
                 ..*event
             };
-            let (data, state) = one.arm(n, &event);
+            let (data, state) = one.arm(n, &event, is_waited_on);
             one.become_state(if is_held { State::Held } else { state });
             data
         });
@@ -188,6 +192,10 @@ impl InKernel {
             return Some(Ok(()));
         };
         self.link(connection, n, is_held)?;
+        if !is_waited_on {
+            // Another thread may have begun the first wait meanwhile.
+            first_wait::added(self.epoll, connection, n);
+        }
         if is_held && !awaiting::is_connecting(connection) {
             // Another thread has taken the answer meanwhile.
             answered(connection);

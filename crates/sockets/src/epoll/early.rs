@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 use libc::epoll_event;
 
 use crate::connection::Connection;
-use crate::epoll::instance::epoll;
+use crate::epoll::instance::{Epoll, epoll};
 use crate::epoll::kernel_registrations::modify_kernels;
 use crate::epoll::registration::{
     LINKED, ONESHOT, State, allocate_registration, armed, free_registration, registration,
@@ -50,7 +50,8 @@ pub(super) fn control_early(
                     events: armed(event.events),
                     ..event
                 };
-                data = one.arm(n, &event).0;
+                let is_waited_on = epoll(number)?.is_waited_on();
+                data = one.arm(n, &event, is_waited_on).0;
                 one.become_state(State::Early);
             }
             let result = sys::epoll_ctl(epoll_fd, operation, fd, event.events, data);
@@ -120,14 +121,16 @@ pub(super) fn forget_early(gone: u32) {
 pub(crate) fn adopt(connection: &Connection, first: u32) {
     let _members = connection.local.membership.lock();
     let _held = EARLY_LOCK.lock();
-    if first != 0 {
-        seen_waits::seen(connection);
-    }
     let mut n = first;
     while let Some(one) = registration(n) {
+        let number = one.epoll.load(Ordering::Relaxed);
+        let is_waited_on = epoll(number).is_some_and(Epoll::is_waited_on);
+        if is_waited_on {
+            seen_waits::seen(connection);
+        }
         one.generation
             .store(connection.generation, Ordering::Relaxed);
-        let once = one.events() & ONESHOT != 0;
+        let once = one.events() & ONESHOT != 0 && is_waited_on;
         one.become_state(if once { State::Once } else { State::Plain });
         one.connection.store(connection.index + 1, LINKED);
         n = one.next.load(Ordering::Relaxed);

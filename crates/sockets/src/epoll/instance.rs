@@ -30,6 +30,9 @@ pub(super) const NESTED_MAX: usize = 8;
 /// the other side's store.
 pub(super) const MEMBERS: Ordering = Ordering::SeqCst;
 
+/// In [`Epoll::waits`]: the program has not waited on the instance through us.
+pub(super) const NOT_YET: u32 = 0;
+
 /// One epoll instance. All zeroes is a free one.
 #[repr(C, align(128))]
 pub(super) struct Epoll {
@@ -40,6 +43,8 @@ pub(super) struct Epoll {
     pub(super) number: AtomicU32,
     /// How many instances had this number and were closed: see [`Instance`].
     pub(super) generation: AtomicU32,
+    /// Whether the program waits on it through us ([`super::first_wait`]).
+    pub(super) waits: AtomicU32,
     /// How many this process has.
     pub(super) descriptors: AtomicU32,
     /// Registrations that are ours to answer.
@@ -230,6 +235,13 @@ impl Epoll {
         self.ours.load(MEMBERS) != 0
             || self.pair_count.load(MEMBERS) != 0
             || self.nested_count.load(Ordering::Relaxed) != 0
+    }
+
+    /// True when the program waits on it through us, or is about to for the first time. Until then
+    /// it may wait past us, and the kernel has the program's own data.
+    #[inline]
+    pub(super) fn is_waited_on(&self) -> bool {
+        self.waits.load(Ordering::Relaxed) != NOT_YET
     }
 
     /// See [`Instance`]. It changes under the lock, before anything else of a closed instance does.

@@ -68,7 +68,7 @@ pub(super) fn kernel_has_programs(epoll: &Epoll, one: &Registration, n: u32) {
     };
     let data = {
         let _held = epoll.lock.lock();
-        let (data, state) = one.arm(n, &wanted);
+        let (data, state) = one.arm(n, &wanted, epoll.is_waited_on());
         one.moves(State::Plain, state);
         data
     };
@@ -96,7 +96,7 @@ pub(super) fn modify_kernels(
     // Before the kernel's: what it tells of the new arming must be known.
     let held = epoll.lock.lock();
     let before = (one.events(), one.data(), one.armings(), one.state());
-    let (data, state) = one.arm(n, &wanted);
+    let (data, state) = one.arm(n, &wanted, epoll.is_waited_on());
     if state == State::Once {
         one.moves(State::Plain, State::Once);
     }

@@ -7,6 +7,7 @@ use toehold_channel::layout::READY_BITMAPS;
 
 use crate::connection::orderings::LAST_OUT;
 use crate::epoll::early::{EARLY_LOCK, forget_early};
+use crate::epoll::first_wait;
 use crate::epoll::instance::{EPOLLS, EPOLLS_MAX, epoll};
 use crate::epoll::membership::{is_anothers, set_resting_wake};
 use crate::epoll::nested::forget_nested;
@@ -49,6 +50,7 @@ pub(crate) fn created(fd: i32) {
                 &epoll.nested_count,
                 &epoll.tells_once,
                 &epoll.listener,
+                &epoll.waits,
             ] {
                 word.store(0, Ordering::Relaxed);
             }
@@ -140,6 +142,7 @@ pub(crate) fn closing(number: u32, fd: i32) {
 pub(crate) fn forked() {
     FREE_LOCK.reset();
     EARLY_LOCK.reset();
+    first_wait::LOCK.reset();
     for number in 0..EPOLLS_MAX as u32 {
         let Some(epoll) = epoll(number) else { return };
         if epoll.fd.load(Ordering::Relaxed) == 0 {
@@ -147,6 +150,7 @@ pub(crate) fn forked() {
         }
         epoll.lock.reset();
         epoll.sleepers.forget();
+        first_wait::forked(epoll);
         if epoll.ours.load(Ordering::Relaxed) == 0 {
             continue;
         }

@@ -192,7 +192,7 @@ fn give_one_shots(concerns: impl Fn(i32) -> bool) {
         };
         let is_once = match one.state() {
             State::Once => true,
-            State::Early => one.events() & ONESHOT != 0,
+            State::Early => one.events() & ONESHOT != 0 && epoll.is_waited_on(),
             _ => false,
         };
         let epoll_fd = epoll.fd.load(Ordering::Relaxed) - 1;
@@ -213,12 +213,17 @@ fn give_one_shots(concerns: impl Fn(i32) -> bool) {
 /// registrations that were made before are ours until then.
 pub(crate) fn hold(connection: &Connection) {
     let _members = connection.local.membership.lock();
+    hold_members(connection);
+}
+
+/// As [`hold`]; the caller holds the connection's `membership` lock.
+pub(super) fn hold_members(connection: &Connection) {
     each_registration(connection, |n, one| {
         let Some(epoll) = epoll(one.epoll.load(Ordering::Relaxed)) else {
             return;
         };
         let moves = || one.moves(State::Plain, State::Held) || one.moves(State::Once, State::Held);
-        if TAG.load(Ordering::Relaxed) != 0 && moves() {
+        if TAG.load(Ordering::Relaxed) != 0 && epoll.is_waited_on() && moves() {
             epoll.ours.fetch_add(1, Ordering::Relaxed);
             let epoll_fd = epoll.fd.load(Ordering::Relaxed) - 1;
             replace(epoll_fd, one.carrier(), ANSWER_EVENTS, tag(n));

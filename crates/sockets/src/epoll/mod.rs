@@ -19,13 +19,15 @@
 //! - [`registration`]: what a program registered; [`instance`]: where; [`lists`] threads it;
 //! - [`kernel_registrations`]: what the kernel has of it; [`membership`]: who answers it;
 //!   [`early`]: before there is a connection; [`orphans`]: after its descriptor is closed;
-//!   [`news`]: what no peer marks; [`parked`]: of parked carriers;
+//!   [`news`]: what no peer marks; [`parked`]: of parked carriers; [`first_wait`]: while the
+//!   program may wait past us;
 //! - [`harvest`]: events; [`kernel_events`]: those that the kernel has; [`sleeping`]; [`nested`]:
 //!   an instance from outside;
 //! - [`waiting`]: `epoll_wait`; [`control`](mod@control): `epoll_ctl`; [`lifetime`].
 
 pub(crate) mod control;
 pub(crate) mod early;
+pub(crate) mod first_wait;
 mod harvest;
 pub(crate) mod instance;
 mod kernel_events;

@@ -138,11 +138,13 @@ impl Registration {
     }
 
     /// Notes `event` and returns the data that the kernel is to have with it, and the state that
-    /// makes. Callers hold the instance's lock, or have shown the registration, number `n`, to
-    /// nobody.
-    pub(super) fn arm(&self, n: u32, event: &epoll_event) -> (u64, State) {
+    /// makes. `is_waited_on` says whether the program waits on the instance through us: a tag would
+    /// be nothing to one that waits past us. Callers hold the instance's lock, or have shown the
+    /// registration, number `n`, to nobody.
+    pub(super) fn arm(&self, n: u32, event: &epoll_event, is_waited_on: bool) -> (u64, State) {
         self.set(event.events, event.u64);
-        if event.events & ONESHOT == 0 || TAG.load(Ordering::Relaxed) == 0 {
+        let has_tag = is_waited_on && TAG.load(Ordering::Relaxed) != 0;
+        if event.events & ONESHOT == 0 || !has_tag {
             return (event.u64, State::Plain);
         }
         let armings = self.arm_once(ARMINGS_MAX);

@@ -9,12 +9,15 @@
 //! So a connection whose program has not been seen waiting stays on the kernel:
 //!
 //! ```text
-//!   unseen ──► seen      polled, selected, registered with an instance of ours, a blocking socket
-//!     │                  that has received, or sent much, or many non-blocking calls in a row that
-//!     │                  found nothing: it does not wait
+//!   unseen ──► seen      polled, selected, registered with an instance on which the program waits
+//!     │                  through us, a blocking socket that has received, or sent much, or many
+//!     │                  non-blocking calls in a row that found nothing: it does not wait
 //!     └──────► elsewhere registered with an instance that we do not know, or used by a request of
 //!                        io_uring ([`crate::uring`]): pinned
 //! ```
+//!
+//! Registered alone is no evidence: Bun makes instances and registers by libc, and waits on them by
+//! instructions of its own ([`crate::epoll::first_wait`]).
 //!
 //! A carrier of [`crate::express`] is in a ring before anything is known of how the program waits
 //! for its connection. So each turn of a carrier begins as unseen.
@@ -80,9 +83,7 @@ pub(crate) fn after_call(local: &Local, result: isize) {
 /// True when it is worth asking [`are_seen`] after `calls` calls that moved bytes.
 #[inline]
 pub(crate) fn may_be_seen(local: &Local, calls: u32) -> bool {
-    local.waits.load(Ordering::Relaxed) & SEEN != 0
-        || local.registrations.load(Ordering::Relaxed) != 0
-        || calls.is_multiple_of(CALLS_BETWEEN_QUESTIONS)
+    is_seen(local) || calls.is_multiple_of(CALLS_BETWEEN_QUESTIONS)
 }
 
 /// True when its calls block, and it receives by them, or has sent much. A program that has only
@@ -98,9 +99,7 @@ fn is_waited_for_in_calls(connection: &Connection) -> bool {
 /// True when we see how the program waits for `connection`.
 pub(crate) fn are_seen(connection: &Connection) -> bool {
     let local = connection.local;
-    let are_seen = local.waits.load(Ordering::Relaxed) & SEEN != 0
-        || local.registrations.load(Ordering::Relaxed) != 0
-        || is_waited_for_in_calls(connection);
+    let are_seen = is_seen(local) || is_waited_for_in_calls(connection);
     if are_seen {
         seen(connection);
     }

@@ -132,6 +132,90 @@ fn exchange(fd: Fd) -> String {
     }
 }
 
+/// An instance of libc's is waited on past libc alone. The loop receives once for each readiness:
+/// it relies on being told again of what is left.
+pub(super) fn instance(role: &Role) {
+    talk_by_instance(role, 0);
+}
+
+/// As [`instance`], each readiness told once.
+pub(super) fn instance_edge(role: &Role) {
+    talk_by_instance(role, libc::EPOLLET);
+}
+
+/// As [`instance`], and the registration is made ready for each readiness anew.
+pub(super) fn instance_oneshot(role: &Role) {
+    talk_by_instance(role, libc::EPOLLONESHOT);
+}
+
+/// The client waits past libc for its connection to be there, in an instance of libc's.
+pub(super) fn connecting(role: &Role) {
+    const DATA: u64 = 0x1234_5678_9abc_def0;
+    if role.server() {
+        let listener = role.listen(0);
+        let fd = sys::accept(listener).fd();
+        let mut question = [0; 4];
+        receive_all(fd, &mut question);
+        role.say("question", question == *b"ping");
+        send_all(fd, b"pong");
+        role.step();
+        return;
+    }
+    let port = role.hear_port();
+    let epoll = sys::epoll_create();
+    let fd = sys::socket(role.family, libc::SOCK_NONBLOCK);
+    sys::epoll_ctl(epoll, ADD, fd, OUT, DATA).value();
+    // Connected, or on its way.
+    let _ = sys::connect(fd, role.family, port);
+    let has_room = || {
+        let found = sys::epoll_wait_past_libc(epoll, TIME_LIMIT_MS);
+        found == [(DATA, OUT.cast_unsigned())]
+    };
+    let mut sent = 0;
+    while sent < 4 && has_room() {
+        let result = sys::send(fd, &b"ping"[sent..], libc::MSG_NOSIGNAL);
+        if !result.is(libc::EAGAIN) {
+            sent += result.len();
+        }
+    }
+    role.say("sent", sent);
+    sys::epoll_ctl(epoll, super::MOD, fd, IN, DATA).value();
+    let found = sys::epoll_wait_past_libc(epoll, TIME_LIMIT_MS);
+    role.say("answer", format!("{found:x?}"));
+    role.step();
+}
+
+fn talk_by_instance(role: &Role, mode: i32) {
+    const ROUNDS: usize = 60;
+    const DATA: u64 = 0x1234_5678_9abc_def0;
+    let fd = role.meet();
+    sys::set_nonblocking(fd, true);
+    let epoll = sys::epoll_create();
+    sys::epoll_ctl(epoll, ADD, fd, IN | mode, DATA).value();
+    let mut rounds = 0;
+    while rounds < ROUNDS {
+        if !role.server() {
+            send_all(fd, b"ping");
+        }
+        let found = sys::epoll_wait_past_libc(epoll, TIME_LIMIT_MS);
+        if found != [(DATA, IN.cast_unsigned())] {
+            role.say("the kernel told", format!("{found:x?} in round {rounds}"));
+            break;
+        }
+        let mut bytes = [0; 16];
+        sys::recv(fd, &mut bytes, 0).value();
+        if mode == libc::EPOLLONESHOT {
+            sys::epoll_ctl(epoll, super::MOD, fd, IN | mode, DATA).value();
+        }
+        if role.server() {
+            send_all(fd, b"pong");
+        }
+        rounds += 1;
+    }
+    role.say("rounds", rounds);
+    role.step();
+}
+
 /// More instances than anybody keeps books about: the connection is a member of the last only.
 pub(super) fn many_instances(role: &Role) {
     const INSTANCES: usize = 600;
