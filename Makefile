@@ -66,7 +66,7 @@ programs: ## the table of docs/programs.md: some fifty programs, four ways each,
 	scripts/go-programs.sh $(TARGET)/programs
 	scripts/rust-programs.sh $(TARGET)/programs
 	scripts/dotnet-programs.sh $(TARGET)/programs
-	scripts/pypi-programs.sh $(TARGET)/programs
+	scripts/released-programs.sh $(TARGET)/programs
 	cargo xtask programs
 
 .PHONY: bench

@@ -32,10 +32,11 @@ struct Build {
 }
 
 /// The key in a case's head, and the script that builds or gets what stands there.
-const BUILDERS: [(&str, &str); 4] = [
+const BUILDERS: [(&str, &str); 5] = [
     ("dotnet", "scripts/dotnet-programs.sh"),
     ("go", "scripts/go-programs.sh"),
-    ("pypi", "scripts/pypi-programs.sh"),
+    ("npm", "scripts/released-programs.sh"),
+    ("pypi", "scripts/released-programs.sh"),
     ("rust", "scripts/rust-programs.sh"),
 ];
 

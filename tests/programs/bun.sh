@@ -1,0 +1,15 @@
+# what: Bun: HTTP, WebSocket, streams by node:net
+# needs: bash:bash
+# npm: bun=@oven/bun-linux-x64@v1.4.4
+
+server() {
+    exec "$BUILT/bun" "$CASES/runtimes.mjs" server "$PORT" "$PORT2"
+}
+
+ready() {
+    await "$PORT2"
+}
+
+client() {
+    "$BUILT/bun" "$CASES/runtimes.mjs" client "$PORT" "$PORT2"
+}
