@@ -38,9 +38,10 @@ pub(crate) fn control(
     let epoll = epoll(number)?;
     let connection = connection::at(fd);
     if let (Some(event), libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD) = (event, operation) {
-        note(epoll, connection.as_ref(), &event);
+        note(&event);
     }
     let Some(connection) = connection else {
+        epoll.note_ordinary(event.map_or(0, |event| event.events));
         return match descriptors::kind(fd) {
             Kind::Epoll => control_nested(epoll, epoll_fd, operation, fd, event),
             Kind::Foreign => control_early(number, epoll_fd, operation, fd, event),
@@ -93,16 +94,13 @@ fn find_locked(
     find(connection, number, fd)
 }
 
-/// Notes what the program is about to register, or to change.
+/// Looks at what the program is about to register, or to change.
 #[inline]
-fn note(epoll: &Epoll, connection: Option<&Connection>, event: &epoll_event) {
+fn note(event: &epoll_event) {
     if untag(event.u64).is_some() {
         // One in four thousand million: this program's data looks like our tags. Its epolls stay
         // the kernel's.
         TAG.store(0, Ordering::Relaxed);
-    }
-    if !connection.is_some_and(|connection| connection.local.attachment.has_region()) {
-        epoll.note_ordinary(event.events);
     }
 }
 
@@ -178,7 +176,10 @@ impl InKernel {
             // Ours from the start: a thread that sleeps on the instance must not meet the member
             // twice, as the kernel's and as ours.
             Some(n) if is_attached => (CARRIER_EVENTS, tag(n)),
-            _ => (event.events, armed.unwrap_or(event.u64)),
+            _ => {
+                self.epoll.note_ordinary(event.events);
+                (event.events, armed.unwrap_or(event.u64))
+            }
         };
         let result = self.tell_kernel(libc::EPOLL_CTL_ADD, connection.fd, events, data);
         if let Err(error) = sys::answer(result) {

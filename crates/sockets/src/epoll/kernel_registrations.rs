@@ -93,6 +93,7 @@ pub(super) fn modify_kernels(
         ..*event
     };
     let fd = one.carrier();
+    epoll.note_ordinary(event.events);
     // Before the kernel's: what it tells of the new arming must be known.
     let held = epoll.lock.lock();
     let before = (one.events(), one.data(), one.armings(), one.state());

@@ -64,9 +64,6 @@ pub(super) struct Player {
     shut_writing: bool,
     /// `SO_RCVLOWAT`: fewer bytes than these are waited for.
     pub(super) low_water: usize,
-    /// The instance by level has been one-shot. Open: such a member that is ready may be missed by
-    /// a look at its instance from outside (`improvised:5`).
-    pub(super) was_one_shot: bool,
     /// Edges come only with bytes and ends. A shutdown of our own, and options that the kernel
     /// alone serves, may be told as one more.
     pub(super) exact_edges: bool,
@@ -96,7 +93,6 @@ impl Player {
             shut_reading: false,
             shut_writing: false,
             low_water: 1,
-            was_one_shot: false,
             exact_edges: true,
         }
     }
@@ -245,7 +241,7 @@ impl Player {
     }
 
     /// Another set of events for one of the instances, under whichever descriptor it knows.
-    fn register(&mut self, draw: &Draw) -> (String, String) {
+    fn register(&self, draw: &Draw) -> (String, String) {
         let (name, epoll, always) = if draw.which.is_multiple_of(2) {
             ("level", self.level, 0)
         } else {
@@ -259,7 +255,6 @@ impl Player {
         ];
         let events = pick(&some, draw.how) | always;
         let once = if draw.how & 64 != 0 {
-            self.was_one_shot = true;
             libc::EPOLLONESHOT
         } else {
             0

@@ -33,8 +33,8 @@ impl Player {
                 "edge",
                 format!("{:?}", sys::epoll_wait(self.edge, 4, time_ms)),
             ),
-            8 if !self.was_one_shot => ("among others", self.look_among_others(fd, draw, time_ms)),
-            9 if !self.was_one_shot => ("from outside", self.look_from_outside(time_ms)),
+            8 => ("among others", self.look_among_others(fd, draw, time_ms)),
+            9 => ("from outside", self.look_from_outside(time_ms)),
             7 => ("FIONREAD", sys::readable_bytes(fd).to_string()),
             _ => ("SO_ERROR", sys::socket_error(fd)),
         };
