@@ -58,6 +58,10 @@ pub(crate) const CASES: &[Case] = &[
         outside::nested_quiet,
     ),
     Case::pair(
+        "nested_epoll_tells_by_level_by_edge_and_once",
+        outside::nested_tells,
+    ),
+    Case::pair(
         "epoll_is_polled_with_members_of_both_kinds",
         outside::polled,
     ),

@@ -11,7 +11,7 @@ use crate::epoll::early::control_early;
 use crate::epoll::first_wait;
 use crate::epoll::instance::{Epoll, MEMBERS, epoll};
 use crate::epoll::kernel_registrations::{kick, modify_kernels};
-use crate::epoll::lists::push_ready;
+use crate::epoll::lists::push_news;
 use crate::epoll::membership::{answered, become_ours, leave, take_members_from_kernel};
 use crate::epoll::nested::control_nested;
 use crate::epoll::registration::{
@@ -263,7 +263,7 @@ impl InKernel {
             let _held = epoll.lock.lock();
             one.set(armed(event.events), event.u64);
             one.rearm();
-            push_ready(epoll, n);
+            push_news(epoll, n);
         }
         show(epoll, connection, one, n);
         Some(Ok(()))
@@ -313,7 +313,7 @@ fn take_back(
         one.rearm();
         epoll.ours.fetch_add(1, MEMBERS);
         become_ours(epoll, number, connection, one, n);
-        push_ready(epoll, n);
+        push_news(epoll, n);
     }
     is_parked
 }

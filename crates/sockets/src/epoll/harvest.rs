@@ -12,7 +12,7 @@ use toehold_stream::interest::Look;
 use crate::connection::Connection;
 use crate::epoll::instance::{BATCH, Epoll, MEMBERS};
 use crate::epoll::kernel_registrations::kick;
-use crate::epoll::lists::{pop_ready, push_ready};
+use crate::epoll::lists::{pop_ready, push_news, push_ready};
 use crate::epoll::parked::{listener_events, wake_one};
 use crate::epoll::registration::{EDGE, READINESS, Registration, peer_tail, registration};
 use crate::system::sys;
@@ -95,7 +95,7 @@ impl Epoll {
                     let slot = w as u32 * 64 + bits.trailing_zeros();
                     bits &= bits - 1;
                     if let Some(number) = pair.registration(slot) {
-                        push_ready(self, number.load(Ordering::Relaxed));
+                        push_news(self, number.load(Ordering::Relaxed));
                     }
                 }
             }
@@ -103,7 +103,7 @@ impl Epoll {
         let mut n = self.polled.load(Ordering::Relaxed);
         while let Some(one) = registration(n) {
             if one.on_ready.load(Ordering::Relaxed) == 0 && polled_has_news(one) {
-                push_ready(self, n);
+                push_news(self, n);
             }
             n = one.polled_next.load(Ordering::Relaxed);
         }

@@ -2,8 +2,6 @@
 
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
-use libc::epoll_event;
-
 use crate::epoll::registration::{EDGE, ONESHOT, Registration, State};
 use crate::lock;
 use crate::memory::chunks::Chunks;
@@ -71,6 +69,8 @@ pub(super) struct Epoll {
     pub(super) tells_once: AtomicU32,
     /// The listener's registration ([`super::parked`]), 0 for none.
     pub(super) listener: AtomicU32,
+    /// Counts news of accelerated members, for instances around this one that hear of edges.
+    pub(super) news: AtomicU32,
 }
 
 /// An instance as a call found it. While the call sleeps in the kernel, another thread may close
@@ -167,21 +167,19 @@ impl Sleepers {
     }
 }
 
-/// An epoll instance registered in another.
+/// An epoll instance registered in another: see [`super::nested`].
 pub(super) struct Nested {
     pub(super) number: AtomicU32,
     pub(super) fd: AtomicI32,
+    /// Without any readiness when a one-shot has told.
     pub(super) events: AtomicU32,
     pub(super) data: AtomicU64,
-}
-
-impl Nested {
-    pub(super) fn set(&self, number: u32, fd: i32, event: epoll_event) {
-        self.number.store(number, Ordering::Relaxed);
-        self.fd.store(fd, Ordering::Relaxed);
-        self.events.store(event.events, Ordering::Relaxed);
-        self.data.store(event.u64, Ordering::Relaxed);
-    }
+    /// Tells it from the others in the kernel's tag, from 1 on.
+    pub(super) id: AtomicU32,
+    /// Edge-triggered: `Epoll::news` of the one inside when it was told last.
+    pub(super) told: AtomicU32,
+    /// [`crate::process::forks`] when it was registered.
+    pub(super) forks: AtomicU32,
 }
 
 pub(super) static EPOLLS: Chunks<Epoll, 0, EPOLLS_MAX> = Chunks::new();
@@ -260,7 +258,7 @@ impl Epoll {
         self.polled.store(n, Ordering::Relaxed);
     }
 
-    /// A member is registered with the kernel for `event`: does it tell of it once?
+    /// A member is to be registered with the kernel for `events`: does it tell of them once?
     pub(super) fn note_ordinary(&self, events: u32) {
         if events & (EDGE | ONESHOT) != 0 {
             self.tells_once.store(1, Ordering::Relaxed);

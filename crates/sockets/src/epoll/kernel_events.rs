@@ -9,8 +9,9 @@ use toehold_channel::table::{FLAG_PARKED, Mode};
 use crate::connection::{self, Connection, HINT_LOOK};
 use crate::direction::doorbells;
 use crate::epoll::instance::Epoll;
-use crate::epoll::lists::push_ready;
+use crate::epoll::lists::{push_news, push_ready};
 use crate::epoll::membership::believe_kernel;
+use crate::epoll::nested::Told;
 use crate::epoll::parked::note_end;
 use crate::epoll::registration::{State, registration, untag};
 use crate::express::{self, published, turns};
@@ -18,12 +19,14 @@ use crate::offload::awaiting::{self, Answer};
 use crate::system::errno;
 
 impl Epoll {
-    /// Sorts out what the kernel returned: tagged events go to the ready list, the others stay.
-    /// Returns how many stayed.
-    pub(super) fn sort_kernel_events(&self, events: &mut [epoll_event]) -> usize {
+    /// Sorts out what the kernel returned: tagged events go to the ready list, the others stay, and
+    /// so do those of instances inside this one that hold and are not among `told`. Returns how
+    /// many stayed.
+    pub(super) fn sort_kernel_events(&self, events: &mut [epoll_event], told: Told) -> usize {
         if events.is_empty() {
             return 0;
         }
+        self.judge_nested(events, told);
         take_answers(events);
         tidy_carriers(events);
         let mut kept = 0;
@@ -61,8 +64,10 @@ impl Epoll {
             if one.is_ours() {
                 if is_kernel_edge(&connection, event.events) {
                     one.rearm();
+                    push_news(self, number);
+                } else {
+                    push_ready(self, number);
                 }
-                push_ready(self, number);
             } else if one.state() == State::Plain {
                 strange = number;
             }

@@ -6,6 +6,13 @@ use core::sync::atomic::Ordering;
 use crate::epoll::instance::Epoll;
 use crate::epoll::registration::registration;
 
+/// As [`push_ready`], of one that has news.
+pub(super) fn push_news(epoll: &Epoll, number: u32) {
+    let news = epoll.news.load(Ordering::Relaxed);
+    epoll.news.store(news.wrapping_add(1), Ordering::Relaxed);
+    push_ready(epoll, number);
+}
+
 /// Puts a registration on the ready list; the caller holds the instance's lock.
 pub(super) fn push_ready(epoll: &Epoll, number: u32) {
     let Some(one) = registration(number) else {

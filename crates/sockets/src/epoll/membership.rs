@@ -14,9 +14,10 @@ use toehold_channel::sync::fence;
 use toehold_stream::end::End;
 
 use crate::connection::Connection;
-use crate::epoll::instance::{Epoll, MEMBERS, PAIRS_MAX, epoll};
+use crate::epoll::instance::{EPOLLS_MAX, Epoll, MEMBERS, PAIRS_MAX, epoll};
 use crate::epoll::kernel_registrations::{kernel_has_ours, kernel_has_programs, replace};
 use crate::epoll::lists::{push_ready, remove_polled, remove_ready};
+use crate::epoll::nested::give_nested;
 use crate::epoll::registration::{
     ANSWER_EVENTS, NEXT_UNUSED, ONESHOT, Registration, State, TAG, each_registration,
     free_registration, is_only_member, registration, tag, unlink,
@@ -180,8 +181,8 @@ pub(crate) fn each_instance(connection: &Connection, fd: i32, mut each: impl FnM
     });
 }
 
-/// The kernel gets the program's own data for one-shots in those instances for which `concerns`
-/// holds.
+/// The kernel gets the program's own data for one-shots, and for instances inside others, in those
+/// instances for which `concerns` holds.
 fn give_one_shots(concerns: impl Fn(i32) -> bool) {
     for n in 1..NEXT_UNUSED.load(Ordering::Relaxed) {
         let Some(one) = registration(n).filter(|one| !one.is_inherited()) else {
@@ -205,6 +206,11 @@ fn give_one_shots(concerns: impl Fn(i32) -> bool) {
                 one.data(),
             );
             one.moves(State::Once, State::Plain);
+        }
+    }
+    for epoll in (0..EPOLLS_MAX as u32).map_while(epoll) {
+        if concerns(epoll.fd.load(Ordering::Relaxed) - 1) {
+            give_nested(epoll);
         }
     }
 }

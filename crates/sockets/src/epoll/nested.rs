@@ -3,17 +3,30 @@
 //! The kernel calls an instance readable when it has an event for it, be that only one of ours. So
 //! where that may be, its events are taken and sorted: ours go to the ready list, and those of
 //! ordinary members, which the kernel repeats, are asked for again by the program. A member that
-//! the kernel tells once ([`Epoll::tells_once`]) must not be taken from the program: such an
-//! instance may be called readable without cause, once.
+//! the kernel tells once ([`Epoll::tells_once`]) must not be taken from the program: doorbells of
+//! such an instance are taken off their carriers instead, and the kernel is asked again. It may
+//! still be called readable without cause, once, for what is no doorbell.
+//!
+//! An instance in another is registered by a tag of ours: an event of the kernel's for it is looked
+//! at here ([`Epoll::judge_nested`]), and becomes the program's event where it holds. News that the
+//! kernel does not know of is found in the table ([`Epoll::nested_events`]). Both count as one
+//! answer: by edge it is told when there is news since it was told last, and as a one-shot once.
 
 use core::sync::atomic::Ordering;
 
 use libc::epoll_event;
+use toehold_channel::table::Mode;
 
+use crate::direction::{doorbells, takeover};
 use crate::epoll::instance::{BATCH, EPOLLS_MAX, Epoll, NESTED_MAX, Nested, epoll, needs_library};
-use crate::epoll::registration::READABLE;
-use crate::process::descriptors;
+use crate::epoll::registration::{
+    EDGE, NEXT_UNUSED, ONESHOT, READABLE, registration, tag_nested, untag_nested,
+};
+use crate::process::{self, descriptors};
 use crate::system::sys;
+
+/// Members of an instance whose doorbells one look from outside takes off.
+const TIDIED_MAX: usize = BATCH;
 
 /// `epoll_ctl` on `epoll`, which is at `epoll_fd`, for the instance at `fd`.
 pub(super) fn control_nested(
@@ -28,48 +41,100 @@ pub(super) fn control_nested(
         libc::EPOLL_CTL_DEL => epoll_event { events: 0, u64: 0 },
         _ => event?,
     };
-    if operation != libc::EPOLL_CTL_DEL {
-        // An old event of ours would make the kernel call the instance readable.
-        settle(child);
-    }
     let _held = epoll.lock.lock();
-    // The kernel first: it refuses circles, and we follow what is booked here without looking for
-    // them.
-    let result = sys::epoll_ctl(epoll_fd, operation, fd, given.events, given.u64);
-    if let Err(error) = sys::answer(result) {
-        return Some(Err(error));
-    }
     let known = epoll.known_nested();
     let place = known.iter().position(|one| {
         one.number.load(Ordering::Relaxed) == child && one.fd.load(Ordering::Relaxed) == fd
     });
+    let id = match (operation, place) {
+        (libc::EPOLL_CTL_ADD, None) if known.len() < NESTED_MAX => free_id(known),
+        (libc::EPOLL_CTL_MOD, Some(place)) => known[place].id.load(Ordering::Relaxed),
+        _ => 0,
+    };
+    let data = match id {
+        0 => given.u64,
+        id => tag_nested(id).unwrap_or(given.u64),
+    };
+    // The kernel first: it refuses circles, and we follow what is booked here without looking for
+    // them.
+    let result = sys::epoll_ctl(epoll_fd, operation, fd, given.events, data);
+    if let Err(error) = sys::answer(result) {
+        return Some(Err(error));
+    }
     match (operation, place) {
-        (libc::EPOLL_CTL_ADD, None) if known.len() < NESTED_MAX => {
-            epoll.nested[known.len()].set(child, fd, given);
+        (libc::EPOLL_CTL_ADD, None) if id != 0 => {
+            let one = &epoll.nested[known.len()];
+            one.number.store(child, Ordering::Relaxed);
+            one.fd.store(fd, Ordering::Relaxed);
+            one.id.store(id, Ordering::Relaxed);
+            one.arm(&given);
             epoll
                 .nested_count
                 .store(known.len() as u32 + 1, Ordering::Relaxed);
         }
-        (libc::EPOLL_CTL_MOD, Some(place)) => known[place].set(child, fd, given),
+        (libc::EPOLL_CTL_MOD, Some(place)) => known[place].arm(&given),
         (libc::EPOLL_CTL_DEL, Some(place)) => remove(epoll, place),
         _ => {}
     }
     Some(Ok(()))
 }
 
+/// One that none of `known` has.
+fn free_id(known: &[Nested]) -> u32 {
+    let is_free = |id: &u32| {
+        known
+            .iter()
+            .all(|one| one.id.load(Ordering::Relaxed) != *id)
+    };
+    (1..=NESTED_MAX as u32).find(is_free).unwrap_or(0)
+}
+
+impl Nested {
+    /// Notes what the program registered; what holds is news.
+    fn arm(&self, given: &epoll_event) {
+        self.events.store(given.events, Ordering::Relaxed);
+        self.data.store(given.u64, Ordering::Relaxed);
+        self.forks.store(process::forks(), Ordering::Relaxed);
+        self.told
+            .store(self.news().wrapping_sub(1), Ordering::Relaxed);
+    }
+
+    /// Becomes what `other` is.
+    fn copy(&self, other: &Nested) {
+        let both = [
+            (&self.number, &other.number),
+            (&self.events, &other.events),
+            (&self.id, &other.id),
+            (&self.told, &other.told),
+            (&self.forks, &other.forks),
+        ];
+        for (to, from) in both {
+            to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        self.fd
+            .store(other.fd.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.data
+            .store(other.data.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+}
+
+/// The kernel gets the program's own data for all instances inside `epoll` that no other process
+/// may have.
+pub(super) fn give_nested(epoll: &Epoll) {
+    let epoll_fd = epoll.fd.load(Ordering::Relaxed) - 1;
+    let is_own = |one: &&Nested| one.forks.load(Ordering::Relaxed) == process::forks();
+    for one in epoll.known_nested().iter().filter(is_own) {
+        let events = one.events.load(Ordering::Relaxed);
+        let data = one.data.load(Ordering::Relaxed);
+        let fd = one.fd.load(Ordering::Relaxed);
+        sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_MOD, fd, events, data);
+    }
+}
+
 /// Takes a place off the list; the caller holds the instance's lock.
 fn remove(epoll: &Epoll, place: usize) {
     let known = epoll.known_nested();
-    let last = &known[known.len() - 1];
-    let event = epoll_event {
-        events: last.events.load(Ordering::Relaxed),
-        u64: last.data.load(Ordering::Relaxed),
-    };
-    known[place].set(
-        last.number.load(Ordering::Relaxed),
-        last.fd.load(Ordering::Relaxed),
-        event,
-    );
+    known[place].copy(&known[known.len() - 1]);
     epoll
         .nested_count
         .store(known.len() as u32 - 1, Ordering::Relaxed);
@@ -109,11 +174,23 @@ pub(crate) fn has_ready(number: u32) -> bool {
 
 /// True when a wait on instance `number` would return at once.
 pub(crate) fn has_news(number: u32) -> bool {
+    let news = news_of(number);
+    news.is_programs || news.is_ours
+}
+
+/// The kind of event for which a wait on instance `number` would return at once, as far as one had
+/// to look. No lock is held.
+fn news_of(number: u32) -> News {
+    let none = News {
+        is_programs: false,
+        is_ours: false,
+    };
     if has_ready(number) {
-        return true;
+        let is_ours = true;
+        return News { is_ours, ..none };
     }
     let Some(epoll) = epoll(number) else {
-        return false;
+        return none;
     };
     let kernels = epoll.kernel_news(needs_library(number));
     if kernels.took_ours {
@@ -122,17 +199,22 @@ pub(crate) fn has_news(number: u32) -> bool {
         epoll.sleep_on();
     }
     // Sorting may have made a member ready. Members that are not are off the list now.
-    let is_ready = has_ready(number);
-    if is_ready && kernels.took_ours {
+    let is_ours = has_ready(number);
+    if is_ours && kernels.took_ours {
         epoll.share();
     }
-    kernels.has_programs || is_ready
+    News {
+        is_programs: kernels.has_programs,
+        is_ours,
+    }
 }
 
-/// Takes events of ours from the kernel's part of instance `number`, as far as they may be taken.
-/// No lock is held.
-fn settle(number: u32) {
-    let _ = has_news(number);
+/// The kind of event that an instance has.
+struct News {
+    /// Ordinary members'.
+    is_programs: bool,
+    /// Accelerated members', here or further inside.
+    is_ours: bool,
 }
 
 /// The events that the kernel has for an instance.
@@ -151,13 +233,16 @@ impl Epoll {
             took_ours: false,
         };
         if !has_ours || self.tells_once.load(Ordering::Relaxed) != 0 {
-            news.has_programs = sys::poll_now(fd, libc::POLLIN) != 0;
+            let is_readable = || sys::poll_now(fd, libc::POLLIN) != 0;
+            // A poll takes members off the kernel's list that are not ready any more.
+            news.has_programs =
+                is_readable() && (!has_ours || !self.takes_doorbells_off() || is_readable());
             return news;
         }
         loop {
             let mut events = [epoll_event { events: 0, u64: 0 }; BATCH];
             let count = sys::epoll_look(fd, &mut events);
-            let programs = self.sort_kernel_events(&mut events[..count]);
+            let programs = self.sort_kernel_events(&mut events[..count], Told::default());
             news.took_ours |= count > programs;
             news.has_programs |= programs > 0;
             // Ours are edge-triggered: each look finds fewer.
@@ -167,33 +252,123 @@ impl Epoll {
         }
     }
 
-    /// The kernel has said this of members. An instance among them may be readable to it for an old
-    /// event of ours only: that is taken, so that it is told once and not again and again.
-    pub(super) fn settle_nested(&self, said: &[epoll_event]) {
-        for inner in self.known_nested() {
-            let data = inner.data.load(Ordering::Relaxed);
-            if said.iter().any(|event| { event.u64 } == data) {
-                settle(inner.number.load(Ordering::Relaxed));
+    /// Doorbells of members are taken off their carriers, unless a sleeper needs them. True when
+    /// there were some.
+    fn takes_doorbells_off(&self) -> bool {
+        let number = self.number.load(Ordering::Relaxed);
+        let is_ours = |n: &u32| {
+            registration(*n).is_some_and(|one| {
+                one.epoll.load(Ordering::Relaxed) == number && one.state().is_ours()
+            })
+        };
+        let mut any = false;
+        let all = (1..NEXT_UNUSED.load(Ordering::Relaxed)).filter(is_ours);
+        for n in all.take(TIDIED_MAX) {
+            let connection = registration(n).and_then(|one| one.behind());
+            let Some(connection) = connection else {
+                continue;
+            };
+            let end = connection.inside();
+            if let Some(end) = end.filter(|end| end.rx_mode() == Mode::Ring)
+                && let Some(_held) = takeover::lock_receiving(&connection)
+            {
+                any |= doorbells::drain(&connection, &end);
+            }
+        }
+        any
+    }
+
+    /// The kernel has said `events`. Those of instances inside this one become the program's, where
+    /// they hold and are not among `told`; others stay ours, and are nobody's. No lock is held.
+    pub(super) fn judge_nested(&self, events: &mut [epoll_event], told: Told) {
+        if self.nested_count.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        for event in events {
+            let id = untag_nested(event.u64);
+            if let Some(data) = id.and_then(|id| self.judge(id, told)) {
+                event.u64 = data;
             }
         }
     }
 
-    pub(super) fn has_nested_ready(&self) -> bool {
-        let mut one = [epoll_event { events: 0, u64: 0 }; 1];
-        self.nested_events(&mut one) > 0
+    /// The program's data for the instance known by `id`, when it is to be told.
+    fn judge(&self, id: u32, told: Told) -> Option<u64> {
+        let (inner, events) = {
+            let _held = self.lock.lock();
+            let one = self.nested_by(id)?;
+            let events = one.events.load(Ordering::Relaxed);
+            (one.number.load(Ordering::Relaxed), events)
+        };
+        if events & READABLE == 0 || told.has(id) {
+            return None;
+        }
+        let news = news_of(inner);
+        let is_due = || {
+            let _held = self.lock.lock();
+            self.nested_by(id)
+                .is_some_and(|one| events & EDGE == 0 || one.news() != one.told())
+        };
+        if news.is_programs || news.is_ours && is_due() {
+            return self.claim(id);
+        }
+        if events & ONESHOT != 0 {
+            // The kernel has told what it tells once.
+            let _held = self.lock.lock();
+            let one = self.nested_by(id)?;
+            let (events, fd) = (&one.events, &one.fd);
+            sys::epoll_ctl(
+                self.fd.load(Ordering::Relaxed) - 1,
+                libc::EPOLL_CTL_MOD,
+                fd.load(Ordering::Relaxed),
+                events.load(Ordering::Relaxed),
+                tag_nested(id)?,
+            );
+        }
+        None
     }
 
-    pub(super) fn nested_events(&self, out: &mut [epoll_event]) -> usize {
+    /// The instance known by `id`. The caller holds the lock.
+    fn nested_by(&self, id: u32) -> Option<&Nested> {
+        let is_it = |one: &&Nested| one.id.load(Ordering::Relaxed) == id;
+        self.known_nested().iter().find(is_it)
+    }
+
+    /// The program's data for the instance known by `id`, which is told now; `None` when another
+    /// thread has told what is told once.
+    fn claim(&self, id: u32) -> Option<u64> {
+        let _held = self.lock.lock();
+        let one = self.nested_by(id)?;
+        let events = one.events.load(Ordering::Relaxed);
+        if events & READABLE == 0 {
+            return None;
+        }
+        if events & ONESHOT != 0 {
+            one.events.store(events & !READABLE, Ordering::Relaxed);
+        }
+        one.told.store(one.news(), Ordering::Relaxed);
+        Some(one.data.load(Ordering::Relaxed))
+    }
+
+    /// True when a wait would tell of an instance inside this one.
+    pub(super) fn has_nested_ready(&self) -> bool {
+        self.known_nested().iter().any(Nested::is_due)
+    }
+
+    /// Tells of instances inside this one, and notes them in `told`.
+    pub(super) fn nested_events(&self, out: &mut [epoll_event], told: &mut Told) -> usize {
         let mut written = 0;
-        for inner in self.known_nested() {
-            if written < out.len()
-                && inner.events.load(Ordering::Relaxed) & READABLE != 0
-                && has_ready(inner.number.load(Ordering::Relaxed))
+        for one in self.known_nested() {
+            if written == out.len() {
+                break;
+            }
+            let id = one.id.load(Ordering::Relaxed);
+            let events = one.events.load(Ordering::Relaxed) & READABLE;
+            if one.is_due()
+                && let Some(data) = self.claim(id)
             {
-                out[written] = epoll_event {
-                    events: inner.events.load(Ordering::Relaxed) & READABLE,
-                    u64: inner.data.load(Ordering::Relaxed),
-                };
+                out[written] = epoll_event { events, u64: data };
+                told.add(id);
                 written += 1;
             }
         }
@@ -201,18 +376,38 @@ impl Epoll {
     }
 }
 
-/// An instance inside this one that we found ready is ready to the kernel, too: once is enough.
-pub(super) fn without_repeats(events: &mut [epoll_event], found: usize, kept: usize) -> usize {
-    let mut unique = 0;
-    for at in found..found + kept {
-        let event = events[at];
-        if events[..found]
-            .iter()
-            .all(|known| { known.u64 } != { event.u64 })
-        {
-            events[found + unique] = event;
-            unique += 1;
-        }
+impl Nested {
+    /// True when it has news of accelerated members that are to be told.
+    fn is_due(&self) -> bool {
+        let events = self.events.load(Ordering::Relaxed);
+        events & READABLE != 0
+            && has_ready(self.number.load(Ordering::Relaxed))
+            && (events & EDGE == 0 || self.news() != self.told())
     }
-    unique
+
+    /// How much news the instance has had.
+    fn news(&self) -> u32 {
+        epoll(self.number.load(Ordering::Relaxed))
+            .map_or(0, |inner| inner.news.load(Ordering::Relaxed))
+    }
+
+    fn told(&self) -> u32 {
+        self.told.load(Ordering::Relaxed)
+    }
 }
+
+/// Instances that one call has told of: those that we found ready are ready to the kernel, too.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Told(u32);
+
+impl Told {
+    fn has(self, id: u32) -> bool {
+        self.0 & 1 << id != 0
+    }
+
+    fn add(&mut self, id: u32) {
+        self.0 |= 1 << id;
+    }
+}
+
+const _: () = assert!(NESTED_MAX < u32::BITS as usize);

@@ -18,7 +18,7 @@ use toehold_channel::table::FLAG_PARKED;
 use crate::connection::Connection;
 use crate::epoll::instance::{Epoll, epoll};
 use crate::epoll::kernel_registrations::kick;
-use crate::epoll::lists::{push_ready, remove_ready};
+use crate::epoll::lists::{push_news, remove_ready};
 use crate::epoll::membership::{give_bitmap, leave, set_resting_wake};
 use crate::epoll::orphans::put_under;
 use crate::epoll::registration::{
@@ -182,7 +182,7 @@ pub(crate) fn show(n: u32) {
     };
     {
         let _held = epoll.lock.lock();
-        push_ready(epoll, n);
+        push_news(epoll, n);
     }
     // After the change to our table, as in `Epoll::show_to_sleepers`. Pairs with the sleeper's
     // steps in `waiting::sleep`.

@@ -88,6 +88,17 @@ pub(super) fn tag(number: u32) -> u64 {
     u64::from(TAG.load(Ordering::Relaxed)) << 32 | u64::from(number)
 }
 
+/// The tag of an instance inside another one: no registration has number 0. `None`: there are no
+/// tags.
+pub(super) fn tag_nested(id: u32) -> Option<u64> {
+    (TAG.load(Ordering::Relaxed) != 0).then(|| tag(0) | u64::from(id) << NUMBER_BITS)
+}
+
+/// The instance that [`tag_nested`] stands for.
+pub(super) fn untag_nested(data: u64) -> Option<u32> {
+    (untag(data) == Some(0)).then_some((data as u32) >> NUMBER_BITS)
+}
+
 pub(super) fn untag(data: u64) -> Option<u32> {
     let tag = TAG.load(Ordering::Relaxed);
     (tag != 0 && (data >> 32) as u32 == tag).then_some((data & NUMBER_MASK) as u32)

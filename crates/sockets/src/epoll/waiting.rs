@@ -11,7 +11,7 @@ use toehold_freestanding::guarded;
 use crate::adapter::requests;
 use crate::epoll::harvest::Batch;
 use crate::epoll::instance::{BATCH, Counted, Epoll, Instance};
-use crate::epoll::nested::without_repeats;
+use crate::epoll::nested::Told;
 use crate::epoll::registration::untag;
 use crate::epoll::sleeping::{OutOfMemory, Watch};
 use crate::express;
@@ -84,7 +84,7 @@ pub(crate) fn wait(
         if !instance.is_open() {
             return closed();
         }
-        let (mut found, mut is_asked) = (0, false);
+        let (mut found, mut is_asked, mut told) = (0, false, Told::default());
         if !kernel_comes_first(epoll, events.len(), is_look) {
             found = epoll.sweep_and_harvest(generation, events);
         } else {
@@ -94,12 +94,13 @@ pub(crate) fn wait(
             }
         }
         if found == 0 && epoll.nested_count.load(Ordering::Relaxed) != 0 {
-            found = epoll.nested_events(events);
+            found = epoll.nested_events(events, &mut told);
         }
         if is_look && is_asked {
             return found as i32;
         }
         if found > 0 || is_look {
+            let found = Found { count: found, told };
             return with_kernel_members(instance, events, found, is_look, call.said, call.kernel);
         }
         let now = sys::now_ns();
@@ -167,7 +168,8 @@ impl<K: FnMut(&mut Room, Option<u64>) -> i32> Call<'_, K> {
         requests::follow();
         let n = (self.kernel)(self.said.room(events.len()), Some(0));
         if n != 0 {
-            let kept = sort_looked(epoll, self.said.first(n.max(0) as usize), events);
+            let said = self.said.first(n.max(0) as usize);
+            let kept = sort_looked(epoll, said, events, Told::default());
             if n < 0 || kept > 0 {
                 errno::keep(|| epoll.share());
                 return ControlFlow::Break(if n < 0 { n } else { kept as i32 });
@@ -197,7 +199,7 @@ impl<K: FnMut(&mut Room, Option<u64>) -> i32> Call<'_, K> {
             errno::keep(|| epoll.share());
             return ControlFlow::Break(n);
         }
-        let kept = sort(epoll, self.said.first(n as usize), events);
+        let kept = sort(epoll, self.said.first(n as usize), events, Told::default());
         let woken = sys::now_ns();
         epoll.kernel_seen_ns.store(woken, Ordering::Relaxed);
         match kept {
@@ -283,7 +285,7 @@ fn ask_kernel_first(
     let now = sys::now_ns();
     let places = events.len() / 2;
     let n = usize::try_from(kernel(said.room(places), Some(0))).ok()?;
-    let kept = sort_looked(epoll, said.first(n), events);
+    let kept = sort_looked(epoll, said.first(n), events, Told::default());
     epoll.kernel_seen_ns.store(now, Ordering::Relaxed);
     if kept > 0 {
         epoll.kernel_news_ns.store(now, Ordering::Relaxed);
@@ -295,7 +297,7 @@ fn ask_kernel_first(
 fn with_kernel_members(
     instance: Instance,
     events: &mut [epoll_event],
-    found: usize,
+    found: Found,
     always: bool,
     said: &mut Said,
     kernel: &mut impl FnMut(&mut Room, Option<u64>) -> i32,
@@ -304,8 +306,8 @@ fn with_kernel_members(
     // Another thread may have looked since `now` was read.
     let seen_ns = epoll.kernel_seen_ns.load(Ordering::Relaxed);
     let due = now.saturating_sub(seen_ns) >= KERNEL_MEMBERS_NS;
-    if found == events.len() || !(due || always) {
-        return found as i32;
+    if found.count == events.len() || !(due || always) {
+        return found.count as i32;
     }
     epoll.kernel_seen_ns.store(now, Ordering::Relaxed);
     let told = add_kernel_members(instance, events, found, said, kernel, now);
@@ -321,7 +323,7 @@ fn add_kernel_members(
         epoll, generation, ..
     }: Instance,
     events: &mut [epoll_event],
-    found: usize,
+    Found { count: found, told }: Found,
     said: &mut Said,
     kernel: &mut impl FnMut(&mut Room, Option<u64>) -> i32,
     now: u64,
@@ -330,10 +332,7 @@ fn add_kernel_members(
     if n <= 0 {
         return if found > 0 { found as i32 } else { n };
     }
-    let mut kept = sort_looked(epoll, said.first(n as usize), &mut events[found..]);
-    if found > 0 && epoll.nested_count.load(Ordering::Relaxed) != 0 {
-        kept = without_repeats(events, found, kept);
-    }
+    let kept = sort_looked(epoll, said.first(n as usize), &mut events[found..], told);
     if kept > 0 {
         // Members that stay ready are reported every time, as the kernel would.
         epoll.kernel_seen_ns.store(0, Ordering::Relaxed);
@@ -348,20 +347,29 @@ fn add_kernel_members(
     }
 }
 
+/// Events that a call has found in shared memory.
+struct Found {
+    count: usize,
+    /// Those of instances inside the one that is waited on.
+    told: Told,
+}
+
 /// Sorts out what the kernel said, and tells the program of its own. Returns how many these are.
-fn sort(epoll: &Epoll, said: &mut [epoll_event], events: &mut [epoll_event]) -> usize {
-    let kept = epoll.sort_kernel_events(said);
-    if kept > 0 && epoll.nested_count.load(Ordering::Relaxed) != 0 {
-        epoll.settle_nested(&said[..kept]);
-    }
+fn sort(epoll: &Epoll, said: &mut [epoll_event], events: &mut [epoll_event], told: Told) -> usize {
+    let kept = epoll.sort_kernel_events(said, told);
     events[..kept].copy_from_slice(&said[..kept]);
     kept
 }
 
 /// [`sort`] after a look that does not wait. Another thread may sleep that was to be woken by these
 /// events.
-fn sort_looked(epoll: &Epoll, said: &mut [epoll_event], events: &mut [epoll_event]) -> usize {
-    let kept = sort(epoll, said, events);
+fn sort_looked(
+    epoll: &Epoll,
+    said: &mut [epoll_event],
+    events: &mut [epoll_event],
+    told: Told,
+) -> usize {
+    let kept = sort(epoll, said, events, told);
     if kept < said.len() {
         epoll.sleep_on();
     }
@@ -514,7 +522,7 @@ pub(crate) fn after_kernel_wait(
     let Instance {
         epoll, generation, ..
     } = instance;
-    let kept = epoll.sort_kernel_events(&mut events[..returned]);
+    let kept = epoll.sort_kernel_events(&mut events[..returned], Told::default());
     if kept > 0 {
         epoll.kernel_news_ns.store(sys::now_ns(), Ordering::Relaxed);
     }

@@ -1,6 +1,6 @@
 //! An instance seen from outside: inside others, and among the descriptors of a poll.
 
-use super::{ADD, IN, OUT, now, parts, seen, watching};
+use super::{ADD, IN, MOD, OUT, now, parts, seen, watching};
 use crate::role::{Pair, receive_all, send_all};
 use crate::sys::{self, Fd};
 
@@ -171,6 +171,76 @@ pub(super) fn nested_quiet(pair: &Pair) {
             pair.step();
         }
     }
+}
+
+/// News inside that nobody asked for, and then news that somebody did, told by an instance around
+/// it, by level, by edge and once. An ordinary member that tells once stands beside them, or none.
+pub(super) fn nested_tells(pair: &Pair) {
+    let modes = [0, libc::EPOLLET, libc::EPOLLONESHOT];
+    let all = modes
+        .into_iter()
+        .flat_map(|mode| [(mode, false), (mode, true)]);
+    if pair.server() {
+        for _ in all {
+            for byte in [b"a", b"b"] {
+                pair.step_to_sleeper();
+                send_all(pair.fd, byte);
+                pair.step();
+            }
+        }
+        return pair.step();
+    }
+    let (fd, [event, bell]) = (pair.fd, [(); 2].map(|()| sys::eventfd()));
+    let [one, mut eight] = [1_u64, 0].map(u64::to_ne_bytes);
+    for (mode, has_event) in all {
+        let inner = watching(pair, libc::EPOLLRDHUP);
+        let outer = sys::epoll_create();
+        if has_event {
+            let once = IN | libc::EPOLLONESHOT;
+            sys::epoll_ctl(inner, ADD, event, once, 8).value();
+        }
+        sys::epoll_ctl(outer, ADD, inner, IN | mode, 99).value();
+        sys::epoll_ctl(outer, ADD, bell, IN, 77).value();
+        let twice = |what: &str| {
+            pair.say(what, format!("{} {}", now(outer), now(outer)));
+        };
+        let waker = std::thread::spawn(move || {
+            while sys::readable_bytes(fd).value() == 0 {
+                std::thread::yield_now();
+            }
+            sys::write(bell, &one)
+        });
+        pair.step_to_sleep();
+        pair.say("nobody asked", seen(&sys::epoll_wait(outer, 4, -1)));
+        waker.join().expect("the waker does not panic").value();
+        sys::read(bell, &mut eight).value();
+        pair.step();
+        twice("nobody asked");
+        sys::epoll_ctl(inner, MOD, pair.fd, IN, 1).value();
+        twice("asked for");
+        pair.say("inside", now(inner));
+        receive_all(pair.fd, &mut [0; 1]);
+        twice("received");
+        sys::epoll_ctl(outer, MOD, inner, IN | mode, 98).value();
+        twice("modified");
+        pair.step_to_sleep();
+        pair.say("sleeps", seen(&sys::epoll_wait(outer, 4, -1)));
+        pair.step();
+        twice("told");
+        pair.say("inside", now(inner));
+        receive_all(pair.fd, &mut [0; 1]);
+        if has_event {
+            sys::epoll_ctl(outer, MOD, inner, IN | mode, 97).value();
+            sys::write(event, &one).value();
+            twice("the event");
+            pair.say("inside", now(inner));
+            sys::read(event, &mut eight).value();
+        }
+        twice("nothing left");
+        sys::close(outer).value();
+        sys::close(inner).value();
+    }
+    pair.step();
 }
 
 pub(super) fn nested(pair: &Pair) {
