@@ -102,6 +102,19 @@ impl Crowd {
         self.obeyed();
     }
 
+    /// Has the client exchange messages on its first connection for as long as `act` runs.
+    ///
+    /// # Panics
+    /// As for [`Crowd::order`].
+    pub fn while_alone<T>(&mut self, act: impl FnOnce() -> T) -> T {
+        writeln!(self.orders, "alone").expect("the client reads");
+        self.given += 1;
+        let result = act();
+        self.client.signal(libc::SIGUSR1);
+        self.obeyed();
+        result
+    }
+
     fn obeyed(&mut self) {
         let lines = self.given + 1;
         let done = wait_until(self.time_limit, || {

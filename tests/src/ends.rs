@@ -72,11 +72,6 @@ pub struct Waiting<'a> {
 }
 
 impl Waiting<'_> {
-    /// How many there were.
-    pub fn all(&self) -> usize {
-        self.ends.len()
-    }
-
     /// At least how many are left. An end is looked at until it is so, and then no more.
     pub fn count(&mut self) -> usize {
         while let Some(end) = self.ends.last() {

@@ -232,9 +232,8 @@ fn idle_connections_follow_a_capture_with_one_that_is_used() {
 }
 
 /// Two programs that never sleep, because their spinning always pays, are told of the end of a
-/// capture as others are: their idle connections come back while they use another. Whoever hears of
-/// it first goes up when it next sends; the other one does at once, except where both hear of it in
-/// the same moment.
+/// capture as others are: both ends of their idle connections come back while they use another one,
+/// whichever hears of it first.
 #[test]
 fn idle_connections_come_back_to_programs_that_never_sleep() {
     let Some(mut observed) = Observed::start(&[]) else {
@@ -242,28 +241,18 @@ fn idle_connections_come_back_to_programs_that_never_sleep() {
     };
     let pids = [&observed.crowd.client, &observed.crowd.server].map(Running::pid);
     let ends = &pids.map(Ends::of);
-    let (namespace, count) = (&observed.namespace, observed.count);
-    let crowd = &mut observed.crowd;
-    let (left, back) = std::thread::scope(|scope| {
-        let watching = scope.spawn(move || {
-            std::thread::sleep(Duration::from_millis(300));
-            let socket = PacketSocket::open(namespace);
-            let claims: [Claim; 2] = [ends::is_told, ends::sends_by_kernel];
-            let left = follow("alone", Instant::now(), ends, claims);
-            drop(socket);
-            let begun = Instant::now();
-            let down = || ends.iter().map(|it| it.without(ends::sends_by_ring).all());
-            let is_back = wait_until(TIME_LIMIT, || down().sum::<usize>() <= count + count / 10);
-            (left, is_back.then(|| begun.elapsed()))
-        });
-        // One order, so that nobody sleeps between two.
-        crowd.order("alone 3000");
-        watching.join().expect("no panic")
+    let namespace = &observed.namespace;
+    let (left, down) = observed.crowd.while_alone(|| {
+        let socket = PacketSocket::open(namespace);
+        let claims: [Claim; 2] = [ends::is_told, ends::sends_by_kernel];
+        let left = follow("alone", Instant::now(), ends, claims);
+        drop(socket);
+        let mut down = ends.each_ref().map(|it| it.without(ends::sends_by_ring));
+        wait_until(TIME_LIMIT, || down.each_mut().map(Waiting::count) == [0, 0]);
+        (left, down.each_mut().map(Waiting::count))
     });
-    eprintln!("all were back after {back:?}");
     assert_eq!(left, [0, 0], "{}", observed.whereabouts());
-    let is_soon = |back| back < Duration::from_millis(2500);
-    assert!(back.is_some_and(is_soon), "{}", observed.whereabouts());
+    assert_eq!(down, [0, 0], "{}", observed.whereabouts());
     observed.crowd.end();
 }
 

@@ -4,7 +4,7 @@
 //! `crowd client PORT COUNT` opens the connections, talks once on each, and then follows
 //! its input, line by line: `talk N` on connection N, `idle` for a while on all but the first,
 //! which it keeps using, `around N` for N milliseconds with a message on each in turn, `alone N`
-//! for N milliseconds with messages on the first. It ends when there are no more lines. Every byte
+//! for N milliseconds with messages on the first, `alone` until SIGUSR1 ends that. It ends when there are no more lines. Every byte
 //! is checked; each line is answered with one.
 //! `crowd client PORT COUNT light` only talks in short messages.
 //!
@@ -18,6 +18,7 @@ use std::fs::File;
 use std::io::{BufRead, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Short messages in one talk: enough for a connection to be worth pairing.
@@ -121,6 +122,9 @@ fn client(port: u16, count: usize, bulk_bytes: usize) {
         .collect();
     let talk = |stream: &mut TcpStream| talk(stream, MESSAGES, bulk_bytes);
     streams.iter_mut().for_each(talk);
+    let handler: extern "C" fn(libc::c_int) = end_order;
+    // SAFETY: the handler only stores to an atomic.
+    unsafe { libc::signal(libc::SIGUSR1, handler as usize) };
     println!("ready");
     for line in std::io::stdin().lock().lines().map_while(Result::ok) {
         match line.split_once(' ') {
@@ -141,6 +145,12 @@ fn client(port: u16, count: usize, bulk_bytes: usize) {
                     exchange(&mut streams[0], b"still here");
                 }
             }
+            None if line == "alone" => {
+                // Relaxed: it orders nothing.
+                while !IS_OVER.swap(false, Ordering::Relaxed) {
+                    exchange(&mut streams[0], b"still here");
+                }
+            }
             None if line == "idle" => {
                 for _ in 0..20 {
                     std::thread::sleep(Duration::from_millis(5));
@@ -151,6 +161,13 @@ fn client(port: u16, count: usize, bulk_bytes: usize) {
         }
         println!("done");
     }
+}
+
+/// The order that lasts until a signal ends it is over.
+static IS_OVER: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn end_order(_: libc::c_int) {
+    IS_OVER.store(true, Ordering::Relaxed);
 }
 
 fn talk(stream: &mut TcpStream, messages: usize, bulk_bytes: usize) {

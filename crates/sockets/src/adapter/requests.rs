@@ -13,6 +13,7 @@ use toehold_channel::table::{
 };
 use toehold_stream::leaving::Refusal;
 
+use crate::connection::Connection;
 use crate::direction::{self, switching};
 use crate::pairing::leaving;
 use crate::process::{self, table};
@@ -27,6 +28,9 @@ static LOOK_AT_NS: AtomicU64 = AtomicU64::new(0);
 /// Unfinished ones are looked after at most this often: it is a walk over all that this process
 /// holds.
 const LOOK_INTERVAL_NS: u64 = 20_000_000;
+/// Such walks take at most one part in so many of a thread's time: a peer that sleeps may leave
+/// thousands of connections unfinished for hours.
+const LOOK_SHARE: u64 = 32;
 
 /// Before a thread sleeps for events, now and then where it finds some without, and after calls on
 /// the host path: follows what the adapter wants of connections that nobody is using.
@@ -56,6 +60,13 @@ fn walk(header: &Header, attention: u32) {
     let has_followed = errno::keep(|| express::follow_rule(rule));
     UNFINISHED.store(!(has_looked && has_followed), Ordering::Relaxed);
     errno::keep(look_at_all);
+    LOOK_AT_NS.store(next_look_ns(now, sys::now_ns()), Ordering::Relaxed);
+}
+
+/// When to look again, after a walk that lasted from `begun_ns` to `ended_ns`.
+fn next_look_ns(begun_ns: u64, ended_ns: u64) -> u64 {
+    let share_ns = ended_ns.saturating_sub(begun_ns) * LOOK_SHARE;
+    ended_ns + share_ns.max(LOOK_INTERVAL_NS)
 }
 
 fn look_at_all() {
@@ -67,27 +78,62 @@ fn look_at_all() {
         let connection = connection::held(index, entry, local);
         let command = entry.command.load(Ordering::Relaxed);
         let commanded = matches!(command, COMMAND_DETACH | COMMAND_EVICT | COMMAND_YIELD);
-        if commanded
-            || connection
-                .end()
-                .is_some_and(|end| end.refusal() != Refusal::None)
-        {
-            if let Some(end) = connection.inside() {
-                // A peer that came down first may go up again once we have seen it.
-                direction::advance_incoming(&connection, &end);
-            }
-            switching::service(&connection);
-            leaving::finish(&connection);
-            // Under `COMMAND_YIELD` the channel stays: nothing is left to do once we are down.
-            let is_down = || {
-                entry
-                    .tx_mode
-                    .load(Ordering::Relaxed)
-                    .is(Mode::Carrier as u32)
-            };
-            if local.attachment.has_region() && !(command == COMMAND_YIELD && is_down()) {
-                UNFINISHED.store(true, Ordering::Relaxed);
-            }
+        if commanded || is_refused(&connection) || switching::is_released(entry) {
+            look_at(&connection, command);
         }
     });
+}
+
+/// Does what a command, the peer, or the end of a command asks of a connection that nobody uses.
+fn look_at(connection: &Connection, command: u32) {
+    let entry = connection.entry;
+    if let Some(end) = connection.inside() {
+        // A peer that came down first may go up again once we have seen it.
+        direction::settle_incoming(connection, &end);
+    }
+    switching::service(connection);
+    let waits_for_peer = is_refused(connection);
+    if !waits_for_peer && switching::is_released(entry) {
+        // The peer has taken its refusal back while we looked at ours.
+        switching::service(connection);
+    }
+    leaving::finish(connection);
+    let is_unfinished = match command {
+        // The channel stays: nothing is left to do once we are down.
+        COMMAND_YIELD => !entry
+            .tx_mode
+            .load(Ordering::Relaxed)
+            .is(Mode::Carrier as u32),
+        COMMAND_DETACH | COMMAND_EVICT => true,
+        // Whoever hears first of the end of a command goes up when the peer has heard of it, too.
+        _ => waits_for_peer,
+    };
+    if is_unfinished && connection.local.attachment.has_region() {
+        UNFINISHED.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Whether one of the two ends wants the connection on its carrier.
+fn is_refused(connection: &Connection) -> bool {
+    let end = connection.end();
+    end.is_some_and(|end| end.refusal() != Refusal::None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn walks_over_many_connections_are_rare() {
+        let short = LOOK_INTERVAL_NS / LOOK_SHARE;
+        for (lasted, pause) in [
+            (0, LOOK_INTERVAL_NS),
+            (short, LOOK_INTERVAL_NS),
+            (10 * short, 10 * LOOK_INTERVAL_NS),
+        ] {
+            assert_eq!(next_look_ns(7, 7 + lasted), 7 + lasted + pause);
+        }
+        // A clock that went back.
+        assert_eq!(next_look_ns(7, 3), 3 + LOOK_INTERVAL_NS);
+    }
 }

@@ -8,8 +8,9 @@
 
 use core::sync::atomic::Ordering;
 
+use toehold_channel::ring::Fault;
 use toehold_channel::table::Mode;
-use toehold_stream::end::End;
+use toehold_stream::end::{End, Incoming};
 
 use crate::connection::Connection;
 use crate::connection::pending_errors;
@@ -50,6 +51,25 @@ pub(crate) fn skip(connection: &Connection, limit: u64) -> usize {
         pending_errors::keep_for_next_call(connection, error);
         0
     })
+}
+
+/// [`End::incoming`], behind the doorbells that have come and stand in between: left there they
+/// would end every sleep. Callers hold the receive lock.
+pub(crate) fn incoming_behind(connection: &Connection, end: &End<'_>) -> Result<Incoming, Fault> {
+    /// A peer that sends more in one go sends them for nothing.
+    const BATCHES_MAX: usize = 16;
+    let mut next = end.incoming()?;
+    for _ in 0..BATCHES_MAX {
+        let Incoming::Skip { bytes } = next else {
+            break;
+        };
+        let here = sys::bytes_waiting(connection.number()).max(0) as u64;
+        if here == 0 || skip(connection, bytes.min(here)) == 0 {
+            break;
+        }
+        next = end.incoming()?;
+    }
+    Ok(next)
 }
 
 /// Takes what stands on the carrier in ring mode, unless somebody sleeps. True when any were there.

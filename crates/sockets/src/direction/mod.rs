@@ -156,6 +156,21 @@ pub(crate) fn advance_incoming(connection: &Connection, end: &End<'_>) {
     }
 }
 
+/// As [`advance_incoming`], also past doorbells that came before the switch: the program may not
+/// read for hours, and until then the peer could not go up again. Those that a sleeper has yet to
+/// be woken by stay for it.
+pub(crate) fn settle_incoming(connection: &Connection, end: &End<'_>) {
+    if !end.records_pending() {
+        return;
+    }
+    if doorbells::are_needed(connection) {
+        advance_incoming(connection, end);
+    } else if let Some(_held) = takeover::lock_receiving(connection) {
+        // A fault is the next receive's to report.
+        let _ = doorbells::incoming_behind(connection, end);
+    }
+}
+
 /// Moves our direction back to the carrier. The caller holds the send lock.
 pub(crate) fn go_down(connection: &Connection, end: &End<'_>) {
     if end.tx_mode() != Mode::Ring {

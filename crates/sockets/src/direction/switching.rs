@@ -94,6 +94,15 @@ fn note_reason(entry: &Entry, command: u32) {
     entry.reason.store(reason as u32, Ordering::Relaxed);
 }
 
+/// True when our direction is still where the operator or a packet capture had it, on the carrier,
+/// and neither wants it there any more: its next use has it go up, or a look at all connections.
+pub(crate) fn is_released(entry: &Entry) -> bool {
+    let reason = entry.reason.load(Ordering::Relaxed);
+    let was_kept = reason == Reason::Detached as u32 || reason == Reason::Captured as u32;
+    let mode = entry.tx_mode.load(Ordering::Relaxed);
+    was_kept && mode.is(Mode::Carrier as u32) && !connection::commanded(entry)
+}
+
 /// Tells the peer whether its direction is to come down, too. True when ours has to be on the
 /// carrier.
 fn tell_wishes(connection: &Connection, end: &End<'_>, command: u32) -> bool {

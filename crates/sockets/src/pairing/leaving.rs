@@ -91,20 +91,8 @@ pub(crate) fn declare(connection: &Connection, end: &End<'_>) -> bool {
 
 /// True when both directions are on the carrier and both ends know; the caller holds both locks.
 fn is_drained(connection: &Connection, end: &End<'_>) -> bool {
-    /// Looks: each takes doorbells off the carrier or carries a record out.
-    const LOOKS_MAX: usize = 8;
-    for _ in 0..LOOKS_MAX {
-        match end.incoming() {
-            Ok(Incoming::Carrier { .. }) => return end.is_drained() == Ok(true),
-            Ok(Incoming::Skip { bytes }) => {
-                if doorbells::skip(connection, bytes) == 0 {
-                    return false;
-                }
-            }
-            Ok(Incoming::Ring(_)) | Err(_) => return false,
-        }
-    }
-    false
+    let next = doorbells::incoming_behind(connection, end);
+    matches!(next, Ok(Incoming::Carrier { .. })) && end.is_drained() == Ok(true)
 }
 
 /// A send or receive by the channel came to `result`: the program's answer, with the error that

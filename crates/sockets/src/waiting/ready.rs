@@ -3,7 +3,6 @@
 use core::sync::atomic::Ordering;
 
 use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLPRI, POLLRDHUP};
-use toehold_channel::ring::Fault;
 use toehold_channel::table::{FLAG_SHUT_RX, Mode};
 use toehold_stream::end::{End, Incoming};
 
@@ -103,25 +102,6 @@ fn outgoing(connection: &Connection, end: &End<'_>) -> i16 {
     sys::poll_now(connection.number(), POLLOUT) & POLLOUT
 }
 
-/// [`End::incoming`], behind the doorbells that have come and stand in between: left there they
-/// would end every sleep. The caller holds the receive lock.
-fn incoming(connection: &Connection, end: &End<'_>) -> Result<Incoming, Fault> {
-    /// A peer that sends more in one go sends them for nothing.
-    const BATCHES_MAX: usize = 16;
-    let mut next = end.incoming()?;
-    for _ in 0..BATCHES_MAX {
-        let Incoming::Skip { bytes } = next else {
-            break;
-        };
-        let here = sys::bytes_waiting(connection.number()).max(0) as u64;
-        if here == 0 || doorbells::skip(connection, bytes.min(here)) == 0 {
-            break;
-        }
-        next = end.incoming()?;
-    }
-    Ok(next)
-}
-
 /// The receiving half when the carrier has a say in it.
 #[cold]
 fn slow_incoming(connection: &Connection, end: &End<'_>) -> i16 {
@@ -137,7 +117,7 @@ fn slow_incoming(connection: &Connection, end: &End<'_>) -> i16 {
         || entry.flags.load(Ordering::Relaxed) & FLAG_SHUT_RX != 0
         || !end.theirs().wake.closed.load(Ordering::Relaxed).is(0);
     let (mut on_carrier, mut has_bytes) = (false, false);
-    match incoming(connection, end) {
+    match doorbells::incoming_behind(connection, end) {
         Ok(Incoming::Ring(filled)) => has_bytes = filled.len > 0,
         Ok(Incoming::Carrier { .. }) => on_carrier = true,
         // Those doorbells are still on their way.
