@@ -7,7 +7,7 @@ use crate::{Running, Toehold, host, wait_until};
 
 const TIME_LIMIT: Duration = Duration::from_secs(60);
 
-/// `toehold lab server` and its client, both on the direct path.
+/// `toehold lab server` and its client.
 pub struct Generator {
     server: Running,
     client: Running,
@@ -15,15 +15,16 @@ pub struct Generator {
 }
 
 impl Generator {
-    /// Starts both, for ten minutes at most. `load` are options of `toehold lab client`.
+    /// Starts both on that path, for ten minutes at most. `load` are options of `toehold lab
+    /// client`.
     ///
     /// # Panics
     /// When the server does not listen.
-    pub fn start(toehold: &Toehold, load: &[&str]) -> Generator {
+    pub fn start(toehold: &Toehold, path: Path, load: &[&str]) -> Generator {
         let port = host::free_port();
         let address = format!("127.0.0.1:{port}");
         let start = |name: &str, arguments: &[&str]| {
-            let mut command = toehold.command(Path::Direct, toehold.program());
+            let mut command = toehold.command(path, toehold.program());
             command.args(["lab", name]).args(arguments);
             Running::start(command, name, toehold.dir())
         };

@@ -126,7 +126,7 @@ fn play_until(options: &[&str], until: impl Fn(&dyn Fn(&str) -> u64) -> bool) {
 /// both.
 fn load_until(load: &[&str], mut until: impl FnMut(&dyn Fn(&str) -> u64) -> bool) {
     let toehold = Toehold::start();
-    let load = Generator::start(&toehold, load);
+    let load = Generator::start(&toehold, Path::Direct, load);
     let held = wait_until(TIME_LIMIT, || {
         let status = toehold.status();
         until(&|name| express_count(&status, name))

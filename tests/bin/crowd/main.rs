@@ -4,8 +4,8 @@
 //! `crowd client PORT COUNT` opens the connections, talks once on each, and then follows
 //! its input, line by line: `talk N` on connection N, `idle` for a while on all but the first,
 //! which it keeps using, `around N` for N milliseconds with a message on each in turn, `alone N`
-//! for N milliseconds with messages on the first, `alone` until SIGUSR1 ends that. It ends when there are no more lines. Every byte
-//! is checked; each line is answered with one.
+//! for N milliseconds with messages on the first, `alone` until SIGUSR1 ends that. It ends when
+//! there are no more lines. Every byte is checked; each line is answered with one.
 //! `crowd client PORT COUNT light` only talks in short messages.
 //!
 //! `crowd member` is one of many processes that have connections with each other. It echoes as the
