@@ -186,6 +186,10 @@ pub(crate) const CASES: &[Case] = &[
         "instance_that_is_waited_on_past_libc_once_for_each_arming",
         unseen::instance_oneshot,
     ),
+    Case::roles(
+        "instance_inside_another_that_is_waited_on_past_libc",
+        unseen::instance_inside,
+    ),
     Case::roles("connect_that_is_waited_for_past_libc", unseen::connecting),
     Case::roles(
         "member_of_one_instance_among_many_hundreds",

@@ -2,7 +2,8 @@
 //!
 //! A program may make an instance and register by libc, and wait on it past the library. So until
 //! it has waited through us, the kernel has of the members what the program registered and nothing
-//! else: no tag in the place of a one-shot's data, and no member withheld until the engine answers.
+//! else: no tag in the place of a one-shot's data or an instance's inside, and no member withheld
+//! until the engine answers.
 //! A member's connection is not taken for one whose waits are seen either, so it stays on the
 //! kernel. All of this is made up for before the first wait begins.
 //!
@@ -18,6 +19,7 @@ use crate::epoll::early::EARLY_LOCK;
 use crate::epoll::instance::{Epoll, Instance, NOT_YET};
 use crate::epoll::kernel_registrations::{kernel_has_programs, modify_kernels};
 use crate::epoll::membership::{hold_members, is_anothers};
+use crate::epoll::nested::take_nested;
 use crate::epoll::registration::{NEXT_UNUSED, ONESHOT, Registration, State, registration};
 use crate::lock::mutex::Mutex;
 use crate::offload::awaiting;
@@ -65,6 +67,7 @@ fn begin(instance: Instance) {
                 make_up_for(epoll, n, one);
             }
         }
+        take_nested(epoll);
         // Release pairs with the load in `note`.
         epoll.waits.store(BEGUN, Ordering::Release);
     });

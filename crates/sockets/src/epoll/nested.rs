@@ -53,7 +53,7 @@ pub(super) fn control_nested(
     };
     let data = match id {
         0 => given.u64,
-        id => tag_nested(id).unwrap_or(given.u64),
+        id => epoll.kernels_data(id, given.u64),
     };
     // The kernel first: it refuses circles, and we follow what is booked here without looking for
     // them.
@@ -126,6 +126,22 @@ pub(super) fn give_nested(epoll: &Epoll) {
     for one in epoll.known_nested().iter().filter(is_own) {
         let events = one.events.load(Ordering::Relaxed);
         let data = one.data.load(Ordering::Relaxed);
+        let fd = one.fd.load(Ordering::Relaxed);
+        sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_MOD, fd, events, data);
+    }
+}
+
+/// The program waits on `epoll` through us from now on: instances inside get their tags.
+pub(super) fn take_nested(epoll: &Epoll) {
+    let _held = epoll.lock.lock();
+    let epoll_fd = epoll.fd.load(Ordering::Relaxed) - 1;
+    let is_own = |one: &&Nested| one.forks.load(Ordering::Relaxed) == process::forks();
+    for one in epoll.known_nested().iter().filter(is_own) {
+        let data = epoll.kernels_data(
+            one.id.load(Ordering::Relaxed),
+            one.data.load(Ordering::Relaxed),
+        );
+        let events = one.events.load(Ordering::Relaxed);
         let fd = one.fd.load(Ordering::Relaxed);
         sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_MOD, fd, events, data);
     }
@@ -226,6 +242,13 @@ struct KernelNews {
 }
 
 impl Epoll {
+    /// The data that the kernel has of instance `id` inside this one, for which the program gave
+    /// `data`.
+    fn kernels_data(&self, id: u32, data: u64) -> u64 {
+        let tag = self.is_waited_on().then(|| tag_nested(id)).flatten();
+        tag.unwrap_or(data)
+    }
+
     fn kernel_news(&self, has_ours: bool) -> KernelNews {
         let fd = self.fd.load(Ordering::Relaxed) - 1;
         let mut news = KernelNews {
