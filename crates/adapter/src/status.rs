@@ -574,6 +574,7 @@ fn connection(
         tx_path,
         rx_path,
         reason: match path {
+            _ if word(&entry.faults) > 0 => Cow::Borrowed(reason(entry).words()),
             PARKED => Cow::Owned(format!("has served {} connections", entry.turn() + 1)),
             DIRECT => Cow::Borrowed(""),
             _ if is_offloaded && is_by_rings(entry) => Cow::Borrowed(""),

@@ -343,6 +343,41 @@ fn odd_flags_and_lengths_have_the_kernels_answers_through_every_door() {
     check_answers("shapes.c", 2);
 }
 
+/// A compiler at run time makes such code. The kernel has these calls. Where they move the bytes of
+/// a connection, or some of them, it stays on the kernel. Where they begin when it is in a ring
+/// already, no byte of theirs is lost in silence.
+#[test]
+fn calls_by_instructions_made_at_run_time_lose_nothing_in_silence() {
+    if host::require(["cc", "musl-gcc"]).is_none() {
+        return;
+    }
+    const WHOLE: &str = "all made: whole; made writes: whole; made reads: whole; begun late: ";
+    const LITTLE: &str = "too little traffic so far";
+    const UNSEEN: &str = "bytes moved that the library did not see";
+    const WAITS: &str = "the program waits in a way that the library does not see";
+    for (compiler, options) in [
+        ("cc", &["-O2", "-w"][..]),
+        ("cc", &["-O2", "-w", "-static"]),
+        ("musl-gcc", &["-O2", "-w"]),
+        ("musl-gcc", &["-O2", "-w", "-static"]),
+    ] {
+        let directory = tempfile::tempdir().expect("scratch");
+        let program = compile(directory.path(), compiler, options, "made.c");
+        let (plain, _) = Waiting::start(&mut Command::new(&program)).end();
+        assert_eq!(plain, format!("{WHOLE}late\n"));
+        let toehold = Toehold::start();
+        let patched = Waiting::start(&mut toehold.patched(&program));
+        let connections = toehold.connections();
+        let (line, said) = patched.end();
+        assert_eq!(line, format!("{WHOLE}Connection reset by peer\n"), "{said}");
+        let reasons = connections.iter().map(|one| one.value["reason"].as_str());
+        let reasons: Vec<&str> = reasons.map(Option::unwrap_or_default).collect();
+        // Two of each kind. Of the last two one was reset; the other has not been used since.
+        let wanted = [LITTLE, LITTLE, UNSEEN, UNSEEN, WAITS, WAITS, "", UNSEEN];
+        assert_eq!(reasons, wanted, "{compiler} {options:?}");
+    }
+}
+
 /// Runs `source`, which prints the answers of calls, plain and with the library, for each C library
 /// static and dynamic, and compares. At least `channels` connections went through shared memory.
 fn check_answers(source: &str, channels: u64) {

@@ -8,6 +8,7 @@ use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 
+use toehold_channel::doorbell::DOORBELL;
 use toehold_stream::next::Carrier as Seen;
 
 use super::sys;
@@ -162,7 +163,10 @@ impl Carrier {
     /// Sends a doorbell. Where the carrier is full, or broken, the program has something to look at
     /// already.
     pub(super) fn ring(&mut self) {
-        self.sent += self.socket.write(&[0]).map_or(0, |count| count as u64);
+        self.sent += self
+            .socket
+            .write(&[DOORBELL])
+            .map_or(0, |count| count as u64);
     }
 
     /// Tells a program that waits for its connect: 0, or an errno.

@@ -2,6 +2,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 
+use toehold_channel::doorbell::DOORBELL;
 use toehold_channel::ring::Fault;
 use toehold_stream::credit::Credit;
 use toehold_stream::express::Turn;
@@ -510,7 +511,10 @@ impl Flow {
                     match (self.carrier).read(&mut [IoSliceMut::new(&mut scratch[..len])])? {
                         None => return Ok(()),
                         Some(0) => seen = Seen::Ended,
-                        Some(_) => {}
+                        Some(count) if scratch[..count].iter().all(|byte| *byte == DOORBELL) => {}
+                        // The program has written past its library. Where in the stream that
+                        // belongs is lost.
+                        Some(_) => return Err(Gone),
                     }
                 }
                 Next::Data { max } => {

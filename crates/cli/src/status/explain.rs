@@ -209,7 +209,7 @@ const ADVICE: [(&str, &str); 18] = [
     ),
     (
         "too little traffic",
-        "none: it is paired after 24 calls or 256 KiB",
+        "none: it is paired after 24 calls or 256 KiB that its library sees",
     ),
     (
         "not under Toehold, or with another adapter",

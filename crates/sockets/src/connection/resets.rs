@@ -15,8 +15,20 @@ use crate::system::sys;
 #[cold]
 pub(crate) fn fault_of_peer(connection: &Connection, fault: Fault) -> i32 {
     let _ = fault;
+    end_for(connection, Reason::PeerFault)
+}
+
+/// The peer's program has sent bytes past its library while the direction was in the ring. Their
+/// place in the stream is lost: the connection ends, rather than go on without them.
+#[cold]
+pub(crate) fn bytes_past_peers_library(connection: &Connection) -> i32 {
+    end_for(connection, Reason::CountsDisagree)
+}
+
+/// Ends a connection through a fault of the peer's.
+fn end_for(connection: &Connection, reason: Reason) -> i32 {
     connection.entry.faults.fetch_add(1, Ordering::Relaxed);
-    connection.pin(Reason::PeerFault);
+    connection.pin(reason);
     // SAFETY: plain system call.
     unsafe {
         sys::raw(

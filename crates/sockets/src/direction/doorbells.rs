@@ -8,12 +8,13 @@
 
 use core::sync::atomic::Ordering;
 
+use toehold_channel::doorbell::DOORBELL;
 use toehold_channel::ring::Fault;
 use toehold_channel::table::Mode;
 use toehold_stream::end::{End, Incoming};
 
 use crate::connection::Connection;
-use crate::connection::pending_errors;
+use crate::connection::{pending_errors, resets};
 use crate::direction::takeover;
 use crate::epoll::news;
 use crate::lock;
@@ -23,8 +24,13 @@ use crate::waiting::sleepers;
 /// Doorbells taken in one call.
 const BATCH: usize = 256;
 
-/// Takes up to `limit` of the carrier's next bytes, of which the caller knows that they are
-/// doorbells. `Ok(0)` is the carrier's end. Callers hold the receive lock.
+/// Takes up to `limit` of the carrier's next bytes, which are doorbells. `Ok(0)` is the carrier's
+/// end. Callers hold the receive lock.
+///
+/// # Errors
+/// Those of the kernel's receive. `ECONNRESET` when something else came in the place of doorbells:
+/// the peer's program has written past its library (by an instruction that it made at run time, for
+/// example), and nobody knows where in the stream these bytes belong. The connection ends.
 pub(crate) fn take(connection: &Connection, limit: u64) -> Result<usize, i32> {
     let fd = connection.carrier().ok_or(libc::EBADF)?;
     let mut scratch = [0u8; BATCH];
@@ -34,7 +40,10 @@ pub(crate) fn take(connection: &Connection, limit: u64) -> Result<usize, i32> {
     let bytes = sys::answer(result)?;
     let taken = &connection.entry.rx_carrier;
     taken.fetch_add(bytes as u64, Ordering::Relaxed);
-    Ok(bytes)
+    match scratch[..bytes].iter().all(|byte| *byte == DOORBELL) {
+        true => Ok(bytes),
+        false => Err(resets::bytes_past_peers_library(connection)),
+    }
 }
 
 /// Doorbells on the carrier. Callers hold the receive lock.

@@ -3,7 +3,7 @@
 
 use core::sync::atomic::Ordering;
 
-use toehold_channel::doorbell::{self, WAKING, WakeWord};
+use toehold_channel::doorbell::{self, DOORBELL, WAKING, WakeWord};
 use toehold_channel::layout::SIDE_SEEN;
 use toehold_channel::table::Mode;
 use toehold_stream::end::End;
@@ -115,7 +115,7 @@ fn ring_by(connection: &Connection, end: &End<'_>, send: fn(i32, &[u8]) -> isize
         return;
     };
     let result = unix::counted(connection, end, || {
-        let result = send(fd, &[0]);
+        let result = send(fd, &[DOORBELL]);
         if result == 1 {
             entry.tx_carrier.fetch_add(1, Ordering::Relaxed);
         }

@@ -239,6 +239,17 @@ fn program_that_writes_nonsense_is_gone() {
 }
 
 #[test]
+fn program_that_writes_past_its_library_is_gone() {
+    let mut bench = Bench::new();
+    let program = bench.with_channel();
+    program.write(b"by its ring");
+    bench.program.write_all(&[0]).expect("room");
+    assert_eq!(bench.turn(), Next::Wait);
+    bench.program.write_all(b"past it").expect("room");
+    assert_eq!(bench.turn(), Next::ProgramGone);
+}
+
+#[test]
 fn program_that_wants_the_kernel_alone_has_the_next_bytes_from_it() {
     let mut bench = Bench::new();
     let program = bench.with_channel();
