@@ -268,6 +268,32 @@ fn a_dynamic_program_of_rust_is_served_whose_calls_go_past_libc() {
     assert_eq!(direct, 2, "{connections:?}");
 }
 
+/// As a program of Rust that is signed so. One that `run` has become is searched. Any other would
+/// begin milliseconds later for that.
+#[test]
+fn a_large_dynamic_program_is_searched_when_run_starts_it() {
+    if host::require(["cc"]).is_none() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("scratch");
+    let program = compile(directory.path(), "cc", &["-O2", "-w"], "large.c");
+    let plain = Waiting::start(&mut Command::new(&program)).end();
+    let toehold = Toehold::start();
+    let by_run = Waiting::start(&mut toehold.patched(&program));
+    let connections = toehold.connections();
+    let direct = connections.iter().filter(|one| one.is_direct()).count();
+    assert_eq!(direct, 2, "{connections:?}");
+    assert_eq!(by_run.end(), plain);
+    let mut shell = toehold.patched("sh");
+    let by_shell = Waiting::start(shell.args(["-c", "\"$0\"; exit"]).arg(&program));
+    let connections = toehold.connections();
+    assert!(
+        !connections.is_empty() && !connections.iter().any(Connection::is_direct),
+        "{connections:?}"
+    );
+    assert_eq!(by_shell.end(), plain);
+}
+
 #[test]
 fn a_static_program_confines_itself_and_gives_bad_pointers_when_patched() {
     if host::require(["cc", "musl-gcc"]).is_none() {

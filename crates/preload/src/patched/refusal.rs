@@ -86,7 +86,7 @@ impl Refusal {
 }
 
 /// True where `toehold run` has become this program, and not another program that it has started.
-fn is_run_by_user() -> bool {
+pub(super) fn is_run_by_user() -> bool {
     // SAFETY: no other thread runs, so nobody changes the environment; the value is not used later.
     let number = unsafe { variable(c"TOEHOLD_STARTED") };
     let number = number.and_then(|number| core::str::from_utf8(number).ok()?.parse().ok());

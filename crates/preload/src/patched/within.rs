@@ -22,14 +22,15 @@ use toehold_sites::rewrite::{Rewrite, by_page};
 use toehold_sites::stub::{Addresses, Overwrite, STUB_BYTES_MAX, TABLE_BYTES, overwrites, stub};
 use toehold_sites::sweep::{Bits, Swept, words};
 
-use super::refusal::Refusal;
+use super::refusal::{Refusal, is_run_by_user};
 use super::{area, calls, entry};
 
 /// Programs have a few dozen sites.
 const SITES_MAX: usize = 4096;
 const PAGE_BYTES: usize = 4096;
 /// The code of a Rust program that is searched: at half a nanosecond for each byte, some
-/// milliseconds. A Go program is searched in any case, because nothing else would serve it.
+/// milliseconds. A Go program is searched in any case, because nothing else would serve it; and so
+/// is a program that `toehold run` has become, which is started once and to be served.
 const RUST_BYTES_MAX: usize = 16 << 20;
 
 /// A language whose programs make system calls themselves.
@@ -159,7 +160,8 @@ pub(crate) fn patch(language: Language, has_libc: bool) -> Result<(), Refusal> {
         .filter(|header| header.kind == PT_LOAD && header.flags & PF_X != 0);
     let mut result = Err(Refusal::NoSites);
     for header in codes {
-        if language == Language::Rust && header.file_bytes > RUST_BYTES_MAX {
+        let is_too_large = language == Language::Rust && header.file_bytes > RUST_BYTES_MAX;
+        if is_too_large && !is_run_by_user() {
             continue;
         }
         match patch_code(in_memory(header), language, &patches, entry) {
