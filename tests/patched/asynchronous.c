@@ -2,7 +2,6 @@
  * The connections serve other threads after that. Prints what must be equal with and without the
  * library, then waits for the end of its standard input. */
 #define _GNU_SOURCE
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -69,8 +68,6 @@ int main(void)
     pthread_t thread;
     void *result;
     connect_both();
-    for (int n = 0; n < 2; n++)
-        setsockopt(ends[n], IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
     warm_up();
     for (int n = 0; n < 2000; n++) {
         if (pthread_create(&thread, 0, use, (void *)(long)(n % 5)))

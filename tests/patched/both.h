@@ -1,12 +1,14 @@
 /* A connection of a program with itself. */
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 static int ends[2], listener;
 
-/* Of the family AF_INET or AF_UNIX. */
+/* Of the family AF_INET or AF_UNIX. Without Nagle's algorithm: on the kernel each second write would
+ * wait for the acknowledgement of the first, which is delayed by 40 ms. */
 static inline void connect_both_of(int family)
 {
     struct sockaddr_storage address = {.ss_family = family};
@@ -22,6 +24,8 @@ static inline void connect_both_of(int family)
         connect(ends[0], (struct sockaddr *)&address, length))
         abort();
     ends[1] = accept(listener, 0, 0);
+    for (int n = 0; family == AF_INET && n < 2; n++)
+        setsockopt(ends[n], IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
 }
 
 static inline void connect_both(void)
