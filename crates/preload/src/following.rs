@@ -7,7 +7,6 @@
 //! ```text
 //! this program                          helper
 //!   makes the helper   ───────────────▶
-//!                      ◀── its number ──
 //!   thread, event      ───────────────▶  traces the thread
 //!                      ◀──── an errno ──
 //!   exec: the socket closes              patches the new program, ends
@@ -36,7 +35,6 @@ use core::ffi::{c_char, c_int};
 use toehold_freestanding::call;
 
 use crate::program::{Buffer, Scratch, Target, is_to_be_patched};
-use crate::tracer::Named;
 
 /// The event after which a program without a loader runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -160,9 +158,6 @@ impl Helper {
     }
 
     fn converse(mut self, thread: c_int, event: Event) -> Followed {
-        let Some(number) = self.receive() else {
-            return self.without_answer();
-        };
         let request = [thread, event as c_int];
         let mut named = None;
         let followed = loop {
@@ -172,7 +167,7 @@ impl Helper {
                 Some(0) => break Followed::By(self),
                 // Yama lets only ancestors trace, and one whom the process names.
                 Some(libc::EPERM) if named.is_none() => {
-                    named = Named::begin(number as usize);
+                    named = self.child.as_ref().and_then(work::Child::name);
                     if named.is_none() {
                         break NOT_TRACED;
                     }
@@ -233,12 +228,17 @@ impl Drop for Helper {
 #[cfg(not(target_arch = "x86_64"))]
 mod work {
     use crate::program::Buffer;
+    use crate::tracer::Named;
 
     #[derive(Debug)]
     pub(super) enum Child {}
 
     impl Child {
         pub(super) fn forget(self) {}
+
+        pub(super) fn name(&self) -> Option<Named> {
+            None
+        }
 
         pub(super) fn wait(self) {}
     }

@@ -8,6 +8,7 @@ use toehold_patcher::{Error, File, Result, Task, Watch, stand_alone};
 
 use super::Event;
 use crate::program::Buffer;
+use crate::tracer::Named;
 
 /// All that the helper is told. It lies in the helper's memory, above its stack.
 struct Start {
@@ -31,6 +32,11 @@ impl Child {
         if self.status(0).is_some_and(|status| status != 0) {
             heap::take_back();
         }
+    }
+
+    /// Names it to Yama as this process's tracer.
+    pub(super) fn name(&self) -> Option<Named> {
+        Named::begin(self.process as usize)
     }
 
     /// Waits for nothing: it may have ended, or never end.
@@ -92,9 +98,6 @@ unsafe extern "C" fn help(start: *const c_void) -> ! {
 }
 
 fn follow(caller: File, start: &Start) -> Result<()> {
-    // SAFETY: no memory is involved.
-    let own = unsafe { call!(SYS_getpid) } as c_int;
-    caller.send(&own.to_ne_bytes())?;
     let watch = loop {
         let mut request = [0; 8];
         caller.receive(&mut request)?;
