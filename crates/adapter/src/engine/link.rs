@@ -23,6 +23,8 @@ use crate::firewall::Translation;
 /// A frame of each of some thousand connections may come at once; the kernel's own 1,000 would lose
 /// some.
 const QUEUE_FRAMES: u32 = 8_192;
+/// Most interfaces that take the name from each other while it is opened.
+const OTHERS_MAX: u32 = 8;
 
 /// The settings by which a link is opened, now and again.
 #[derive(Clone, Debug)]
@@ -37,6 +39,9 @@ struct Opener {
     /// The steering of a packet link whose addresses are shared with the kernel.
     ports: Arc<Mutex<Option<Arc<PortSteering>>>>,
 }
+
+/// A device, and the program that keeps the engine's segments from the kernel.
+type Opened = (Device, Option<Arc<PortSteering>>);
 
 /// A device and the ways to ask about it.
 #[derive(Debug)]
@@ -75,7 +80,7 @@ impl Link {
     }
 
     fn open_here(opener: &Opener) -> Result<Link, Error> {
-        let (device, ports) = opener.device()?;
+        let (device, ports) = opener.device_now()?;
         let os = |error| Error::Os("watch the link", error);
         let routes = |error| Error::Os("ask the kernel for routes", error);
         let rules = |error| Error::Os("read the kernel's firewall rules", error);
@@ -153,7 +158,10 @@ impl Link {
         }
         // Looked up behind that: a device that is being deleted loses its name before it lets go of
         // us, and one that had it a moment ago would be made again.
-        let other = index().and_then(|_| self.opener.there(Opener::device).ok());
+        let other = index().and_then(|index| {
+            let opened = self.opener.there(|opener| opener.device_at(index));
+            opened.ok().flatten()
+        });
         self.is_gone = other.is_none();
         let Some((device, ports)) = other else {
             return false;
@@ -301,7 +309,37 @@ impl Link {
 }
 
 impl Opener {
-    fn device(&self) -> Result<(Device, Option<Arc<PortSteering>>), Error> {
+    /// Opens the device of that name, which may be made by it.
+    fn device_now(&self) -> Result<Opened, Error> {
+        let os = |error| Error::Os("watch the link", error);
+        for _ in 0..OTHERS_MAX {
+            let index = Interfaces::here().map_err(os)?.index(self.name()).ok();
+            let Some(index) = index else { break };
+            if let Some(opened) = self.device_at(index)? {
+                return Ok(opened);
+            }
+        }
+        self.device()
+    }
+
+    /// Opens the device, if the interface of this number has its name before and afterwards. All
+    /// that is asked and opened by a name is of one interface only then. A TAP device that was
+    /// deleted in between is made again by that, under another number, and goes with what is opened
+    /// here.
+    fn device_at(&self, index: u32) -> Result<Option<Opened>, Error> {
+        let opened = self.device();
+        let now = Interfaces::here().and_then(|all| all.index(self.name()));
+        match now.is_ok_and(|now| now == index) {
+            true => opened.map(Some),
+            false => Ok(None),
+        }
+    }
+
+    fn name(&self) -> &str {
+        &self.settings.device.name
+    }
+
+    fn device(&self) -> Result<Opened, Error> {
         let settings = &self.settings;
         let name = &settings.device.name;
         let has_several = settings.threads > 1;
@@ -386,4 +424,52 @@ impl Opener {
 /// The addresses whose frames are ours.
 fn addresses(settings: &Settings) -> Vec<IpAddr> {
     settings.addresses.iter().map(|&(ip, _)| ip).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use toehold_network::Namespace;
+    use toehold_tcp::{Random, Share};
+
+    use super::super::settings::Draft;
+    use super::*;
+
+    fn opener(link: &str) -> Opener {
+        let mut draft = Draft::default();
+        for (word, value) in [("link", link), ("address", "10.0.0.2/24")] {
+            draft.set(word, value).expect("a setting");
+        }
+        Opener {
+            settings: draft.finish().expect("whole").expect("there"),
+            spread: Share::among(1, &mut Random::new(5))[0].spread(),
+            thread: 0,
+            steering: Arc::default(),
+            ports: Arc::default(),
+        }
+    }
+
+    #[test]
+    fn interface_that_has_come_in_between_is_not_opened_for_another() {
+        let namespace = match Namespace::new() {
+            Ok(namespace) => namespace,
+            Err(error) => return println!("SKIPPED: {error}"),
+        };
+        let joined = namespace.add_veth("v0", &namespace, "v1", "");
+        joined.expect("a veth can be made in a namespace of ours");
+        namespace.within(|| {
+            let index = |name| Interfaces::here().expect("a socket").index(name).ok();
+            let other = index("v1").expect("it was made");
+            let packet = opener("packet:v0");
+            assert!(matches!(packet.device_at(other), Ok(None)));
+            let own = index("v0").expect("it was made");
+            assert!(matches!(packet.device_at(own), Ok(Some(_))));
+            assert!(packet.device_now().is_ok());
+            // A TAP device that is not there would be made.
+            let tap = opener("tap:t0");
+            assert!(matches!(tap.device_at(other), Ok(None)));
+            assert_eq!(index("t0"), None, "it went with what was opened");
+            let made = tap.device_now();
+            assert!(made.is_ok() && index("t0").is_some());
+        });
+    }
 }
