@@ -4,6 +4,8 @@
 //! It is played over one kind of link, by an engine of one thread: what a program sees does not
 //! hang on these.
 
+use std::thread;
+
 use toehold_e2e::duet::{DIFFERENCES_OF_RINGS, Difference, MAY_STAY, MEET_V4, MEET_V6, cases};
 use toehold_e2e::network::{FAR, FAR_V6, NEAR, NEAR_V6};
 use toehold_e2e::toehold::Connection;
@@ -102,7 +104,8 @@ fn play(stage: &Stage, case: &str, is_server: bool) -> Duet {
 }
 
 /// Plays a group's cases on either side and compares each with the kernel's transcript; reports all
-/// that differ.
+/// that differ. Those of a large group are played on several stages at once: it would end long
+/// after all others.
 fn compare(group: &str) {
     if Link::of_this_run() != Link::Tap {
         eprintln!("played over a TAP link");
@@ -112,21 +115,45 @@ fn compare(group: &str) {
         eprintln!("not played: {LOCAL}");
         return;
     }
-    let Some(stage) = Stage::set(&["--threads", "1"]) else {
-        return;
-    };
+    let is_played = |case: &String| NOT_PLAYED.iter().all(|(name, _)| name != case);
+    let all: Vec<String> = (cases(PROGRAM, group).into_iter())
+        .filter(is_played)
+        .collect();
+    let stages = all.len().div_ceil(CASES_OF_ONE_STAGE_MAX);
+    let complaints: Vec<String> = thread::scope(|scope| {
+        let of_stage = |first| all.iter().skip(first).step_by(stages);
+        let playing: Vec<_> = (0..stages)
+            .map(|first| scope.spawn(move || complaints(of_stage(first))))
+            .collect();
+        let said = playing
+            .into_iter()
+            .map(|one| one.join().expect("its complaints"));
+        said.flatten().collect()
+    });
+    assert!(
+        complaints.is_empty(),
+        "{group}: {} complaints\n  {}",
+        complaints.len(),
+        complaints.join("\n  ")
+    );
+}
+
+const CASES_OF_ONE_STAGE_MAX: usize = 30;
+
+/// Plays cases on a stage of their own.
+fn complaints<'a>(all: impl Iterator<Item = &'a String>) -> Vec<String> {
     let mut complaints = Vec::new();
-    for case in cases(PROGRAM, group) {
-        if NOT_PLAYED.iter().any(|(name, _)| *name == case) {
-            continue;
-        }
-        let oracle = Duet::play(&stage.toehold, Sides::HOST, PROGRAM, &case);
+    let Some(stage) = Stage::set(&["--threads", "1"]) else {
+        return complaints;
+    };
+    for case in all {
+        let oracle = Duet::play(&stage.toehold, Sides::HOST, PROGRAM, case);
         for is_server in [true, false] {
-            let duet = play(&stage, &case, is_server);
+            let duet = play(&stage, case, is_server);
             let known = DIFFERENCES_OF_RINGS.iter().chain(DIFFERENCES);
             let mut differences = duet.differences(&oracle);
-            differences.retain(|line| !known.clone().any(|known| known.explains(&case, line)));
-            let may_stay = MAY_STAY.iter().any(|(name, _)| *name == case);
+            differences.retain(|line| !known.clone().any(|known| known.explains(case, line)));
+            let may_stay = MAY_STAY.iter().any(|(name, _)| name == case);
             let is_whole = may_stay || duet.upgraded >= duet.asked;
             if !differences.is_empty() || !is_whole {
                 const LINES_MAX: usize = 12;
@@ -138,12 +165,7 @@ fn compare(group: &str) {
             }
         }
     }
-    assert!(
-        complaints.is_empty(),
-        "{group}: {} complaints\n  {}",
-        complaints.len(),
-        complaints.join("\n  ")
-    );
+    complaints
 }
 
 macro_rules! groups {
