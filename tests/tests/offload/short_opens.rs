@@ -7,7 +7,7 @@ use toehold_e2e::network::FAR;
 use toehold_e2e::process::Running;
 use toehold_e2e::{Path as Way, host};
 
-use crate::short::{KILLS_MIN, REUSED};
+use crate::short::{EACH_BEHIND_ONE_IN_ORDER, KILLS_MIN, REUSED};
 use crate::stage::{SCRIPT, Stage, await_word, ok};
 
 impl Stage {
@@ -31,7 +31,8 @@ fn short_connections_of_all_kinds_that_programs_make_take_turns_on_carriers() {
     let _server = stage.far_server(&["short_server", "7980"]);
     let clients = ["1", "2", "3"].map(|seed| stage.opens("7980", "1000", "all", "", seed));
     clients.into_iter().for_each(|client| drop(ok(client)));
-    stage.until_reused(&["short_client", FAR, "7980", "300", "all"], 20);
+    let client = ["short_client", FAR, "7980", "300", EACH_BEHIND_ONE_IN_ORDER];
+    stage.until_reused(&client, 20);
 }
 
 /// Whichever end closes first, and however the program waits.
