@@ -2,10 +2,9 @@
 
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use crate::duet::Sides;
-use crate::process::{Running, wait_until};
+use crate::process::{Running, TIME_LIMIT, wait_until};
 use crate::toehold::Toehold;
 
 /// A checked connection between two programs.
@@ -55,7 +54,7 @@ impl Checked {
         command.arg("listen").args(arguments(&server_ledger));
         let mut server = Running::start(command, &format!("{name}.server"), toehold.dir());
         let mut port = None;
-        wait_until(Duration::from_secs(20), || {
+        wait_until(TIME_LIMIT, || {
             let words = server.stdout();
             port = words
                 .strip_prefix("port ")

@@ -1,11 +1,8 @@
 //! A load of the lab's generator between two programs.
 
-use std::time::Duration;
-
+use crate::process::TIME_LIMIT;
 use crate::toehold::Path;
 use crate::{Running, Toehold, host, wait_until};
-
-const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// `toehold lab server` and its client.
 pub struct Generator {

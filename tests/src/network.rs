@@ -12,12 +12,11 @@
 use std::ffi::OsStr;
 use std::fs::read_to_string;
 use std::process::Command;
-use std::time::Duration;
 
 use toehold_network::Namespace;
 
 use crate::host;
-use crate::process::wait_until;
+use crate::process::{TIME_LIMIT, wait_until};
 use crate::toehold::Toehold;
 
 /// The engine's address.
@@ -175,7 +174,7 @@ impl Network {
             self.far_ip(&["addr", "flush", "dev", "toe0"]);
         }
         let device = || self.far_ip(&["link", "show", "toe0"]);
-        wait_until(Duration::from_secs(5), device)
+        wait_until(TIME_LIMIT, device)
             && self.far_ip(&["addr", "add", "10.84.0.1/24", "dev", "toe0"])
             && self.far_ip(&["addr", "add", "fd84::1/64", "dev", "toe0", "nodad"])
             && self.far_ip(&["link", "set", "toe0", "up"])

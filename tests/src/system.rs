@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -10,9 +9,8 @@ use tempfile::TempDir;
 use toehold_network::Namespace;
 
 use crate::host;
-use crate::process::{Running, copy_program, wait_until};
+use crate::process::{Running, TIME_LIMIT, copy_program, wait_until};
 
-const TIME_LIMIT: Duration = Duration::from_secs(30);
 /// Users that no system has: only their numbers count.
 pub const SERVER: u32 = 60_001;
 /// Another.

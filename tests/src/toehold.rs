@@ -6,17 +6,17 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path as FilePath, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
-use std::time::Duration;
 
 use serde_json::Value;
 use tempfile::TempDir;
 use toehold_adapter::client::{self, ClientError};
 
 use crate::activation::Activation;
-use crate::process::{Running, copy_program, host_whereabouts, tail, wait_until, whereabouts};
+use crate::process::{
+    Running, TIME_LIMIT, copy_program, host_whereabouts, tail, wait_until, whereabouts,
+};
 
 /// How long an adapter may take to answer for the first time, on a host as busy as may be.
-const START_TIME: Duration = Duration::from_secs(10);
 
 /// The option of an adapter that serves all users.
 const SYSTEM: &str = "--system";
@@ -244,7 +244,7 @@ impl Toehold {
         }
         let mut adapter = Running::start(command, "adapter", self.dir());
         let mut refusal = None;
-        let up = wait_until(START_TIME, || {
+        let up = wait_until(TIME_LIMIT, || {
             let known = self.try_known();
             refusal = known.as_ref().err().map(ToString::to_string);
             adapter.ended().is_some() || known.is_ok_and(|known| known.is_object())

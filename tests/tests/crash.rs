@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use toehold_e2e::load::Random;
+use toehold_e2e::process::TIME_LIMIT;
 use toehold_e2e::{Checked, Member, Path, Sides, Toehold, host, wait_until};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_stream");
 const CROWD: &str = env!("CARGO_BIN_EXE_crowd");
-const TIME_LIMIT: Duration = Duration::from_secs(30);
 
 /// The victim of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

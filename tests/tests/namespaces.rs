@@ -5,12 +5,12 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use toehold_e2e::process::TIME_LIMIT;
 use toehold_e2e::system::{CLIENT, SERVER, System};
 use toehold_e2e::{Running, host, toehold, wait_until};
 use toehold_network::Namespace;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_stream");
-const TIME_LIMIT: Duration = Duration::from_secs(30);
 /// Debian's own: another one before it in `PATH` may be root's alone.
 const PYTHON: &str = "/usr/bin/python3";
 
@@ -223,7 +223,9 @@ fn redirected(
     std::fs::write(&script, include_str!("../scripts/redirected.py")).expect("scratch");
     let script = script.to_string_lossy();
     let start = |user: u32, words: &[&str]| {
-        let all = [&["run", "--path", path, "--", PYTHON, &*script], words].concat();
+        // Always: on a busy host few short connections make a carrier, and late.
+        let options = ["run", "--path", path, "--express", "always", "--"];
+        let all = [&options[..], &[PYTHON, &*script], words].concat();
         let mut command = system.toehold_as(user, &all);
         place.hold(&mut command);
         let name = format!("{}-{path}", words[0]);
