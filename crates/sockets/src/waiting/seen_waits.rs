@@ -17,7 +17,7 @@
 //! ```
 //!
 //! Registered alone is no evidence: Bun makes instances and registers by libc, and waits on them by
-//! instructions of its own ([`crate::epoll::first_wait`]).
+//! instructions of its own, which are not always patched ([`crate::epoll::first_wait`]).
 //!
 //! A carrier of [`crate::express`] is in a ring before anything is known of how the program waits
 //! for its connection. So each turn of a carrier begins as unseen.
