@@ -36,6 +36,10 @@ pub(crate) const CASES: &[Case] = &[
         "receive_that_waits_for_all_takes_the_reset_along",
         unread_and_all,
     ),
+    Case::unix(
+        "close_with_unread_bytes_is_no_error_of_a_send",
+        unread_and_sent,
+    ),
     Case::unix("kill_with_unread_bytes_is_a_reset", unread_killed),
     Case::unix("kill_with_all_read_is_an_end", read_killed),
     Case::unix("close_is_seen_by_the_very_next_write", next_write),
@@ -455,6 +459,35 @@ fn unread_polled(pair: &Pair) {
     pair.say("events", events(pair.fd));
     pair.say("recv", sys::recv(pair.fd, &mut [0; 4], 0));
     pair.say("events", events(pair.fd));
+    pair.step();
+}
+
+/// An option has brought the connection back to the kernel, behind what the server has sent.
+fn unread_and_sent(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, b"tail");
+        pair.step();
+        pair.step();
+        let look = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+        sys::recv(pair.fd, &mut [0; 1], look).value();
+        sys::send(pair.fd, b"", 0).value();
+        sys::close(pair.fd).value();
+        pair.step();
+        return pair.step();
+    }
+    pair.step();
+    sys::set_option(pair.fd, libc::SOL_SOCKET, libc::SO_PASSCRED, 1).value();
+    send_all(pair.fd, b"never read");
+    pair.step();
+    pair.step();
+    let mut bytes = [0; 16];
+    for _ in 0..3 {
+        pair.say("recv", sys::recv(pair.fd, &mut bytes, 0));
+        for some in [b"".as_slice(), b"x"] {
+            pair.say("send", sys::send(pair.fd, some, libc::MSG_NOSIGNAL));
+            pair.say("events", events(pair.fd));
+        }
+    }
     pair.step();
 }
 

@@ -147,6 +147,13 @@ pub(crate) fn is_reset(connection: &Connection, end: &End<'_>) -> bool {
     has_closed && head != entry.tx_ring.load(Ordering::Relaxed)
 }
 
+/// True when the peer of a Unix socket is gone.
+#[cold]
+pub(crate) fn is_closed_by_peer(connection: &Connection) -> bool {
+    Carrier::of(connection) == Carrier::Unix
+        && sys::poll_now(connection.number(), 0) & libc::POLLHUP != 0
+}
+
 /// Gives a program that received bytes their source, as the kernel does it: a connected TCP socket
 /// has none, a Unix socket the name of its peer, if that has one. The `end` comes from nobody.
 ///

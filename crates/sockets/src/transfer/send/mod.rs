@@ -474,6 +474,11 @@ pub(crate) fn begin_step(connection: &Connection, end: &End<'_>, done: usize) ->
     if !pending_errors::is_there(connection) {
         return Ok(());
     }
+    if unix::is_closed_by_peer(connection) {
+        // The error is a receive's, and a send is refused for the closed peer alone
+        // (unix_stream_sendmsg).
+        return Ok(());
+    }
     // The kernel reports an error once, to whichever call comes first; one that already sent
     // something returns that instead.
     let error = if done == 0 {
