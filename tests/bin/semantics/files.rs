@@ -187,6 +187,8 @@ fn splice_in(pair: &Pair) {
         pair.step();
         pair.step();
         pair.say("splice", splice(pair.fd, writer, 4, 0));
+        // Which a receive would wait for.
+        sys::set_option(pair.fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, 50).value();
         pair.say("splice", splice(pair.fd, writer, 100, 0));
         let mut bytes = [0; 20];
         let result = sys::read(reader, &mut bytes);

@@ -10,6 +10,10 @@ use toehold_channel::table::{Entry, FLAG_UNIX};
 use crate::connection::{self, Connection};
 use crate::system::sys;
 
+/// A receive that is content with any bytes, whatever `SO_RCVLOWAT` says. The flag is the library's
+/// own, and means nothing to a receive of the kernel's.
+pub(crate) const ANY_BYTES: i32 = libc::MSG_CONFIRM;
+
 /// The kind of socket that carries a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Carrier {
@@ -83,10 +87,11 @@ impl Carrier {
     }
 
     /// The flags of a receive that a `splice` with `flags` makes. Whether it waits is up to a TCP
-    /// connection alone (tcp_splice_read), and up to the call as well on a Unix socket
-    /// (unix_stream_splice_read).
+    /// connection alone, and it waits for any bytes (tcp_splice_read). On a Unix socket waiting is
+    /// up to the call as well, and it waits as a receive does (unix_stream_splice_read).
     pub(crate) fn splice_flags(self, flags: u32) -> i32 {
         match self {
+            Carrier::Tcp => ANY_BYTES,
             Carrier::Unix if flags & libc::SPLICE_F_NONBLOCK != 0 => libc::MSG_DONTWAIT,
             _ => 0,
         }

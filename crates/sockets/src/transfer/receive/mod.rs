@@ -13,7 +13,7 @@ use toehold_stream::end::End;
 use toehold_stream::next::{Carrier, Next};
 
 use crate::adapter::offers;
-use crate::connection::carrier::Carrier as Kind;
+use crate::connection::carrier::{ANY_BYTES, Carrier as Kind};
 use crate::connection::{self, Connection, HINT_EOF, HINT_LOOK};
 use crate::connection::{pending_errors, resets, settings, unix};
 use crate::direction::{self, doorbells, switching, takeover};
@@ -295,6 +295,7 @@ impl Call {
             total,
             // As sock_rcvlowat.
             least: match flags & libc::MSG_WAITALL {
+                0 if flags & ANY_BYTES != 0 => 1,
                 0 => settings::low_water(connection).min(total),
                 _ => total,
             },

@@ -120,9 +120,11 @@ impl Player {
             0 if self.ended => self.send(fd, draw, did),
             0 => self.splice_out(fd, draw, did),
             1 => self.send_file(fd, draw, did),
-            // A splice waits for TCP by the socket's own flag alone, and for any byte, where the
-            // library waits for as many as `SO_RCVLOWAT` says.
-            _ if self.waits_for(1) || self.low_water > 1 => self.receive(fd, draw, did),
+            // A splice waits for TCP by the socket's own flag alone, and for any byte. On a Unix
+            // socket it waits as a receive does.
+            _ if self.waits_for(1) || self.low_water > 1 && self.role.family == libc::AF_UNIX => {
+                self.receive(fd, draw, did)
+            }
             _ => self.splice_in(fd, draw, did),
         }
     }
