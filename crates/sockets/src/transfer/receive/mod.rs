@@ -392,6 +392,11 @@ impl Call {
             };
         }
         let entry = connection.entry;
+        if entry.flags.load(Ordering::Relaxed) & FLAG_SHUT_RX != 0 {
+            // Nothing is waited for behind an end of the program's own (tcp_recvmsg_locked), and
+            // the kernel lets nobody sleep there.
+            return is_enough;
+        }
         let seen = entry.rx_ring.load(Ordering::Relaxed).plus(moved as u64);
         let Some(inside) = connection.inside() else {
             return is_enough;
