@@ -16,8 +16,6 @@ use crate::process::{
     Running, TIME_LIMIT, copy_program, host_whereabouts, tail, wait_until, whereabouts,
 };
 
-/// How long an adapter may take to answer for the first time, on a host as busy as may be.
-
 /// The option of an adapter that serves all users.
 const SYSTEM: &str = "--system";
 
