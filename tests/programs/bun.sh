@@ -3,7 +3,8 @@
 # npm: bun=@oven/bun-linux-x64@v1.4.4
 
 server() {
-    exec "$BUILT/bun" "$CASES/runtimes.mjs" server "$PORT" "$PORT2"
+    patched "$BUILT/bun" "$CASES/runtimes.mjs" server "$PORT" "$PORT2" &
+    wait
 }
 
 ready() {
@@ -11,5 +12,5 @@ ready() {
 }
 
 client() {
-    "$BUILT/bun" "$CASES/runtimes.mjs" client "$PORT" "$PORT2"
+    patched "$BUILT/bun" "$CASES/runtimes.mjs" client "$PORT" "$PORT2"
 }
