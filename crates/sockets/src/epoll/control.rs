@@ -43,7 +43,14 @@ pub(crate) fn control(
     let Some(connection) = connection else {
         epoll.note_ordinary(event.map_or(0, |event| event.events));
         return match descriptors::kind(fd) {
-            Kind::Epoll => control_nested(epoll, epoll_fd, operation, fd, event),
+            Kind::Epoll => {
+                let answer = control_nested(epoll, epoll_fd, operation, fd, event);
+                if epoll.is_waited_on() {
+                    // A wait on this one is a wait on the one inside.
+                    first_wait::note_at(fd);
+                }
+                answer
+            }
             Kind::Foreign => control_early(number, epoll_fd, operation, fd, event),
             Kind::Connection | Kind::Own => None,
         };
@@ -160,7 +167,8 @@ impl InKernel {
         let has_tags = TAG.load(Ordering::Relaxed) != 0;
         let is_held = awaiting::is_connecting(connection) && has_tags && is_waited_on;
         let n = allocate_registration();
-        let is_attached = connection.local.attachment.has_region() && has_tags;
+        let has_region = connection.local.attachment.has_region();
+        let is_attached = has_region && has_tags && seen_waits::is_seen(connection.local);
         // In our table first: what a one-shot tells is not told again.
         let armed = n.and_then(registration).zip(n).map(|(one, n)| {
             let event = epoll_event {

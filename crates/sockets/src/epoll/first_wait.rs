@@ -2,10 +2,10 @@
 //!
 //! A program may make an instance and register by libc, and wait on it past the library. So until
 //! it has waited through us, the kernel has of the members what the program registered and nothing
-//! else: no tag in the place of a one-shot's data or an instance's inside, and no member withheld
-//! until the engine answers.
-//! A member's connection is not taken for one whose waits are seen either, so it stays on the
-//! kernel. All of this is made up for before the first wait begins.
+//! else: no tag in the place of a one-shot's data or an instance's inside, no event of a carrier's
+//! for a member that is in a ring already ([`crate::express`]), and no member withheld until the
+//! engine answers. A member's connection is not taken for one whose waits are seen either, so it
+//! stays on the kernel. All of this is made up for before the first wait begins.
 //!
 //! A program that waits in both ways on one instance is not recognised.
 
@@ -18,7 +18,7 @@ use crate::connection::Connection;
 use crate::epoll::early::EARLY_LOCK;
 use crate::epoll::instance::{Epoll, Instance, NOT_YET};
 use crate::epoll::kernel_registrations::{kernel_has_programs, modify_kernels};
-use crate::epoll::membership::{hold_members, is_anothers};
+use crate::epoll::membership::{hold_members, is_anothers, take_members_from_kernel};
 use crate::epoll::nested::take_nested;
 use crate::epoll::registration::{NEXT_UNUSED, ONESHOT, Registration, State, registration};
 use crate::lock::mutex::Mutex;
@@ -36,41 +36,56 @@ const BEGUN: u32 = 2;
 /// must not be told by what is about to be replaced.
 pub(super) static LOCK: Mutex = Mutex::new();
 
-/// The program is about to wait on the instance through us, or to look.
+/// The program is about to wait on the instance through us, or to look: at it, or at one around it.
 #[inline]
 pub(crate) fn note(instance: Instance) {
     // Acquire pairs with the last store in `begin`.
     if instance.epoll.waits.load(Ordering::Acquire) != BEGUN {
-        begin(instance);
+        begin_all(instance);
+    }
+}
+
+/// As [`note`], of the instance at `fd`.
+#[inline]
+pub(crate) fn note_at(fd: i32) {
+    if let Some(instance) = Instance::at(fd) {
+        note(instance);
     }
 }
 
 #[cold]
+fn begin_all(instance: Instance) {
+    if !process::borrowed_memory() {
+        errno::keep(|| {
+            let _held = LOCK.lock();
+            begin(instance);
+        });
+    }
+}
+
+/// The caller holds [`LOCK`].
 fn begin(instance: Instance) {
-    if process::borrowed_memory() {
+    let Instance { epoll, number, .. } = instance;
+    if epoll.waits.load(Ordering::Relaxed) != NOT_YET || !instance.is_open() {
         return;
     }
-    errno::keep(|| {
-        let _held = LOCK.lock();
-        let Instance { epoll, number, .. } = instance;
-        if epoll.waits.load(Ordering::Relaxed) != NOT_YET || !instance.is_open() {
-            return;
+    epoll.waits.store(BEGINS, Ordering::Relaxed);
+    // Pairs with the fence in `added`: that sees the word, or the member is in the table here.
+    fence(Ordering::SeqCst);
+    // Whoever adds an unconnected socket from here on knows.
+    drop(EARLY_LOCK.lock());
+    for n in 1..NEXT_UNUSED.load(Ordering::Relaxed) {
+        let Some(one) = registration(n) else { break };
+        if one.epoll.load(Ordering::Relaxed) == number {
+            make_up_for(epoll, n, one);
         }
-        epoll.waits.store(BEGINS, Ordering::Relaxed);
-        // Pairs with the fence in `added`: that sees the word, or the member is in the table here.
-        fence(Ordering::SeqCst);
-        // Whoever adds an unconnected socket from here on knows.
-        drop(EARLY_LOCK.lock());
-        for n in 1..NEXT_UNUSED.load(Ordering::Relaxed) {
-            let Some(one) = registration(n) else { break };
-            if one.epoll.load(Ordering::Relaxed) == number {
-                make_up_for(epoll, n, one);
-            }
-        }
-        take_nested(epoll);
-        // Release pairs with the load in `note`.
-        epoll.waits.store(BEGUN, Ordering::Release);
-    });
+    }
+    // The kernel refuses circles.
+    for inner in take_nested(epoll).into_iter().flatten() {
+        begin(inner);
+    }
+    // Release pairs with the load in `note`.
+    epoll.waits.store(BEGUN, Ordering::Release);
 }
 
 /// In a child of a fork: a thread of the parent's may have been at it.
@@ -114,6 +129,8 @@ fn take_member(epoll: &Epoll, connection: &Connection, n: u32, one: &Registratio
     seen_waits::seen(connection);
     if awaiting::is_connecting(connection) {
         hold_members(connection);
+    } else if connection.local.attachment.has_region() {
+        take_members_from_kernel(connection);
     } else if one.is_kernels() && one.events() & ONESHOT != 0 && !is_anothers(connection, one) {
         // Nobody was told of it yet, so it may be armed anew.
         kernel_has_programs(epoll, one, n);

@@ -23,6 +23,7 @@ use crate::epoll::registration::{
     free_registration, is_only_member, registration, tag, unlink,
 };
 use crate::system::sys;
+use crate::waiting::seen_waits;
 use crate::waiting::sleepers::{self, set_wake, wake_by_carrier};
 use crate::{lock, process};
 
@@ -92,7 +93,8 @@ pub(crate) fn outlives_exec(connection: &Connection) -> bool {
     any
 }
 
-/// The connection has a channel: its registrations become ours to answer.
+/// The connection has a channel: its registrations become ours to answer, if the program was seen
+/// waiting for it.
 pub(crate) fn take_from_kernel(connection: &Connection) {
     let _members = connection.local.membership.lock();
     take_members_from_kernel(connection);
@@ -101,11 +103,12 @@ pub(crate) fn take_from_kernel(connection: &Connection) {
 /// As [`take_from_kernel`]; the caller holds the connection's `membership` lock.
 pub(super) fn take_members_from_kernel(connection: &Connection) {
     let several = !is_only_member(connection);
+    let is_seen = seen_waits::is_seen(connection.local);
     each_registration(connection, |n, one| {
         let number = one.epoll.load(Ordering::Relaxed);
         let Some(epoll) = epoll(number) else { return };
         let plain = one.is_kernels();
-        if plain && !kernel_has_ours(connection, epoll, one, n) {
+        if plain && !(is_seen && kernel_has_ours(connection, epoll, one, n)) {
             return;
         }
         let held = epoll.lock.lock();

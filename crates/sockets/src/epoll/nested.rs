@@ -18,7 +18,9 @@ use libc::epoll_event;
 use toehold_channel::table::Mode;
 
 use crate::direction::{doorbells, takeover};
-use crate::epoll::instance::{BATCH, EPOLLS_MAX, Epoll, NESTED_MAX, Nested, epoll, needs_library};
+use crate::epoll::instance::{
+    self, BATCH, EPOLLS_MAX, Epoll, Instance, NESTED_MAX, Nested, epoll, needs_library,
+};
 use crate::epoll::registration::{
     EDGE, NEXT_UNUSED, ONESHOT, READABLE, registration, tag_nested, untag_nested,
 };
@@ -131,8 +133,9 @@ pub(super) fn give_nested(epoll: &Epoll) {
     }
 }
 
-/// The program waits on `epoll` through us from now on: instances inside get their tags.
-pub(super) fn take_nested(epoll: &Epoll) {
+/// The program waits on `epoll` through us from now on: instances inside get their tags. Returns
+/// them.
+pub(super) fn take_nested(epoll: &Epoll) -> [Option<Instance>; NESTED_MAX] {
     let _held = epoll.lock.lock();
     let epoll_fd = epoll.fd.load(Ordering::Relaxed) - 1;
     let is_own = |one: &&Nested| one.forks.load(Ordering::Relaxed) == process::forks();
@@ -145,6 +148,16 @@ pub(super) fn take_nested(epoll: &Epoll) {
         let fd = one.fd.load(Ordering::Relaxed);
         sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_MOD, fd, events, data);
     }
+    let mut inside = [None; NESTED_MAX];
+    for (place, one) in inside.iter_mut().zip(epoll.known_nested()) {
+        let number = one.number.load(Ordering::Relaxed);
+        *place = instance::epoll(number).map(|epoll| Instance {
+            epoll,
+            number,
+            generation: epoll.generation(),
+        });
+    }
+    inside
 }
 
 /// Takes a place off the list; the caller holds the instance's lock.

@@ -9,8 +9,8 @@ use libc::{
 };
 
 use crate::connection::{self, Connection, HINT_URGENT};
-use crate::epoll::nested;
 use crate::epoll::sleeping::{OutOfMemory, Watch};
+use crate::epoll::{first_wait, nested};
 use crate::memory::pieces::{PIECE_BYTES, Piece};
 use crate::offload::awaiting::{self, Answer};
 use crate::process::descriptors::{self, Kind};
@@ -75,7 +75,10 @@ pub(crate) fn accelerated(fd: i32) -> bool {
             c.local.attachment.has_region()
         }),
         // Even without accelerated members: it may get some while the program sleeps.
-        Kind::Epoll => true,
+        Kind::Epoll => {
+            first_wait::note_at(fd);
+            true
+        }
         _ => false,
     }
 }
@@ -174,6 +177,7 @@ fn look(fd: i32, interest: i16) -> Option<i16> {
             ready::named_events(connection, end, interest)
         }),
         Kind::Epoll => {
+            first_wait::note_at(fd);
             // fs/eventpoll.c: EPOLLIN | EPOLLRDNORM.
             let wanted = interest & (POLLIN | POLLRDNORM);
             (wanted != 0 && nested::has_news(descriptors::epoll_number(fd)?)).then_some(wanted)
