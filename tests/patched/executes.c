@@ -26,6 +26,9 @@ static void finish(const char *way, pid_t child)
 	int status = -1, rest;
 	pid_t ended = waitpid(-1, &status, 0);
 	rest = waitpid(-1, &rest, WNOHANG | __WALL);
+	/* Its signal may be another thread's, which has not run yet. */
+	for (int n = 0; n < 5000 && !sigchlds; n++)
+		usleep(1000);
 	printf("%s: %s, status %d, others %d, SIGCHLD %d\n", way, ended == child ? "ended" : "lost",
 	       status, rest, sigchlds);
 	fflush(stdout);
