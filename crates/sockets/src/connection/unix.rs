@@ -118,10 +118,12 @@ pub(crate) fn error_at_end(connection: &Connection, end: &End<'_>) -> Option<i32
     is_reset(connection, end).then(|| told(connection))
 }
 
-/// The program is told `ECONNRESET`, which comes once.
+/// The program is told `ECONNRESET`, which comes once: the kernel's goes with it, where the peer
+/// had not read a doorbell either.
 pub(crate) fn told(connection: &Connection) -> i32 {
     let flags = &connection.entry.flags;
     flags.fetch_or(FLAG_RESET_TOLD, Ordering::Relaxed);
+    let _ = sys::getsockopt::<i32>(connection.number(), libc::SOL_SOCKET, libc::SO_ERROR);
     libc::ECONNRESET
 }
 
