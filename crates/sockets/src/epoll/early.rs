@@ -29,6 +29,7 @@ pub(super) fn control_early(
     event: Option<epoll_event>,
 ) -> Option<Result<(), i32>> {
     // Held: another thread may have put it into the kernel and not yet into our table.
+    let epoll = epoll(number)?;
     let has_any = || descriptors::early_registrations(fd) != 0 || EARLY_LOCK.is_held();
     match operation {
         libc::EPOLL_CTL_ADD => {
@@ -50,8 +51,7 @@ pub(super) fn control_early(
                     events: armed(event.events),
                     ..event
                 };
-                let is_waited_on = epoll(number)?.is_waited_on();
-                data = one.arm(n, &event, is_waited_on).0;
+                data = one.arm(n, &event, epoll.is_waited_on()).0;
                 one.become_state(State::Early);
             }
             let result = sys::epoll_ctl(epoll_fd, operation, fd, event.events, data);
@@ -71,7 +71,7 @@ pub(super) fn control_early(
             let _held = EARLY_LOCK.lock();
             let event = event?;
             Some(modify_kernels(
-                epoll(number)?,
+                epoll,
                 epoll_fd,
                 find_early(number, fd)?,
                 &event,

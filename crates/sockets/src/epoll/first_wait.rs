@@ -80,9 +80,13 @@ fn begin(instance: Instance) {
             make_up_for(epoll, n, one);
         }
     }
-    // The kernel refuses circles.
-    for inner in take_nested(epoll).into_iter().flatten() {
-        begin(inner);
+    take_nested(epoll);
+    // The kernel refuses circles. One that is removed meanwhile gives its place to the last, which
+    // comes first here.
+    for inner in epoll.known_nested().iter().rev() {
+        if let Some(inner) = Instance::numbered(inner.number.load(Ordering::Relaxed)) {
+            begin(inner);
+        }
     }
     // Release pairs with the load in `note`.
     epoll.waits.store(BEGUN, Ordering::Release);

@@ -88,12 +88,7 @@ impl Instance {
     pub(crate) fn at(fd: i32) -> Option<Instance> {
         let mut number = descriptors::epoll_number(fd)?;
         loop {
-            let epoll = epoll(number)?;
-            let instance = Instance {
-                epoll,
-                number,
-                generation: epoll.generation(),
-            };
+            let instance = Instance::numbered(number)?;
             // Closed before the generation was read, it would be the next one's.
             let again = descriptors::epoll_number(fd)?;
             if again == number {
@@ -101,6 +96,17 @@ impl Instance {
             }
             number = again;
         }
+    }
+
+    /// The instance that has `number` now.
+    #[inline]
+    pub(super) fn numbered(number: u32) -> Option<Instance> {
+        let epoll = epoll(number)?;
+        Some(Instance {
+            epoll,
+            number,
+            generation: epoll.generation(),
+        })
     }
 
     /// True until its last descriptor is closed.

@@ -18,9 +18,7 @@ use libc::epoll_event;
 use toehold_channel::table::Mode;
 
 use crate::direction::{doorbells, takeover};
-use crate::epoll::instance::{
-    self, BATCH, EPOLLS_MAX, Epoll, Instance, NESTED_MAX, Nested, epoll, needs_library,
-};
+use crate::epoll::instance::{BATCH, EPOLLS_MAX, Epoll, NESTED_MAX, Nested, epoll, needs_library};
 use crate::epoll::registration::{
     EDGE, NEXT_UNUSED, ONESHOT, READABLE, registration, tag_nested, untag_nested,
 };
@@ -123,41 +121,27 @@ impl Nested {
 /// The kernel gets the program's own data for all instances inside `epoll` that no other process
 /// may have.
 pub(super) fn give_nested(epoll: &Epoll) {
-    let epoll_fd = epoll.fd.load(Ordering::Relaxed) - 1;
-    let is_own = |one: &&Nested| one.forks.load(Ordering::Relaxed) == process::forks();
-    for one in epoll.known_nested().iter().filter(is_own) {
-        let events = one.events.load(Ordering::Relaxed);
-        let data = one.data.load(Ordering::Relaxed);
-        let fd = one.fd.load(Ordering::Relaxed);
-        sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_MOD, fd, events, data);
-    }
+    replace_nested(epoll, |one| one.data.load(Ordering::Relaxed));
 }
 
-/// The program waits on `epoll` through us from now on: instances inside get their tags. Returns
-/// them.
-pub(super) fn take_nested(epoll: &Epoll) -> [Option<Instance>; NESTED_MAX] {
+/// The program waits on `epoll` through us from now on: instances inside get their tags.
+pub(super) fn take_nested(epoll: &Epoll) {
     let _held = epoll.lock.lock();
+    replace_nested(epoll, |one| {
+        let data = one.data.load(Ordering::Relaxed);
+        epoll.kernels_data(one.id.load(Ordering::Relaxed), data)
+    });
+}
+
+/// The kernel gets this data for all instances inside `epoll` that no other process may have.
+fn replace_nested(epoll: &Epoll, data: impl Fn(&Nested) -> u64) {
     let epoll_fd = epoll.fd.load(Ordering::Relaxed) - 1;
     let is_own = |one: &&Nested| one.forks.load(Ordering::Relaxed) == process::forks();
     for one in epoll.known_nested().iter().filter(is_own) {
-        let data = epoll.kernels_data(
-            one.id.load(Ordering::Relaxed),
-            one.data.load(Ordering::Relaxed),
-        );
         let events = one.events.load(Ordering::Relaxed);
         let fd = one.fd.load(Ordering::Relaxed);
-        sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_MOD, fd, events, data);
+        sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_MOD, fd, events, data(one));
     }
-    let mut inside = [None; NESTED_MAX];
-    for (place, one) in inside.iter_mut().zip(epoll.known_nested()) {
-        let number = one.number.load(Ordering::Relaxed);
-        *place = instance::epoll(number).map(|epoll| Instance {
-            epoll,
-            number,
-            generation: epoll.generation(),
-        });
-    }
-    inside
 }
 
 /// Takes a place off the list; the caller holds the instance's lock.

@@ -75,10 +75,7 @@ pub(crate) fn accelerated(fd: i32) -> bool {
             c.local.attachment.has_region()
         }),
         // Even without accelerated members: it may get some while the program sleeps.
-        Kind::Epoll => {
-            first_wait::note_at(fd);
-            true
-        }
+        Kind::Epoll => true,
         _ => false,
     }
 }
