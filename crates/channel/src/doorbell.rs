@@ -28,6 +28,11 @@ use crate::untrusted::Untrusted;
 /// A doorbell. Another byte in its place is none of the library's: the program has written past it.
 pub const DOORBELL: u8 = 0;
 
+/// True when bytes that were taken in the place of doorbells are doorbells.
+pub fn are_doorbells(bytes: &[u8]) -> bool {
+    bytes.iter().all(|byte| *byte == DOORBELL)
+}
+
 /// Every access to a wake word (`Wake::wake`), to the bits of a ready bitmap and to its `sleeping`.
 /// Each side's pairs with the other side's, as drawn above: the sleeper's stores with the loads in
 /// [`must_ring`], the notifier's exchange in [`mark`] with the sleeper's scan.

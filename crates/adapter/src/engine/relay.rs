@@ -2,7 +2,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 
-use toehold_channel::doorbell::DOORBELL;
+use toehold_channel::doorbell::are_doorbells;
 use toehold_channel::ring::Fault;
 use toehold_stream::credit::Credit;
 use toehold_stream::express::Turn;
@@ -511,7 +511,7 @@ impl Flow {
                     match (self.carrier).read(&mut [IoSliceMut::new(&mut scratch[..len])])? {
                         None => return Ok(()),
                         Some(0) => seen = Seen::Ended,
-                        Some(count) if scratch[..count].iter().all(|byte| *byte == DOORBELL) => {}
+                        Some(count) if are_doorbells(&scratch[..count]) => {}
                         // The program has written past its library. Where in the stream that
                         // belongs is lost.
                         Some(_) => return Err(Gone),

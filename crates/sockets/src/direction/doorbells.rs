@@ -8,7 +8,7 @@
 
 use core::sync::atomic::Ordering;
 
-use toehold_channel::doorbell::DOORBELL;
+use toehold_channel::doorbell::are_doorbells;
 use toehold_channel::ring::Fault;
 use toehold_channel::table::Mode;
 use toehold_stream::end::{End, Incoming};
@@ -40,7 +40,7 @@ pub(crate) fn take(connection: &Connection, limit: u64) -> Result<usize, i32> {
     let bytes = sys::answer(result)?;
     let taken = &connection.entry.rx_carrier;
     taken.fetch_add(bytes as u64, Ordering::Relaxed);
-    match scratch[..bytes].iter().all(|byte| *byte == DOORBELL) {
+    match are_doorbells(&scratch[..bytes]) {
         true => Ok(bytes),
         false => Err(resets::bytes_past_peers_library(connection)),
     }
