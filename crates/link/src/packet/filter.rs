@@ -32,19 +32,12 @@ const fn halves([a, b, c, d, e, f]: [u8; 6]) -> (u32, u32) {
 
 /// Lets through what is for `mac`, and what ARP and IPv6 say to everybody, without a virtual LAN's
 /// tag (`linux/filter.h`).
-pub(super) fn filter(mac: [u8; 6]) -> [libc::sock_filter; 16] {
+pub(super) fn filter(mac: [u8; 6]) -> Vec<libc::sock_filter> {
     let (mac_high, mac_low) = halves(mac);
-    const ADDRESS: u8 = 4;
     const GROUP: u8 = 9;
     const ACCEPT: u8 = 14;
     const REJECT: u8 = 15;
-    [
-        // A frame of a virtual LAN is another interface's, though its tag is not among its bytes
-        // any more. Number 0 is none (IEEE 802.1Q).
-        step(WORD, TAG_IS_THERE, 0, 0),
-        step(EQUALS, 0, to(ADDRESS, 1), 0),
-        step(WORD, TAG, 0, 0),
-        step(HAS, VIRTUAL_LAN, to(REJECT, 3), 0),
+    let others = [
         step(WORD, 0, 0, 0),
         step(EQUALS, mac_high, 0, to(GROUP, 5)),
         step(HALF, 4, 0, 0),
@@ -62,6 +55,19 @@ pub(super) fn filter(mac: [u8; 6]) -> [libc::sock_filter; 16] {
         ),
         step(RETURN, u32::MAX, 0, 0),
         step(RETURN, 0, 0, 0),
+    ];
+    [&of_no_virtual_lan(REJECT)[..], &others].concat()
+}
+
+/// The first steps of each filter. A frame of a virtual LAN is another interface's, though its tag
+/// is not among its bytes any more. Number 0 is none (IEEE 802.1Q).
+const fn of_no_virtual_lan(reject: u8) -> [libc::sock_filter; 4] {
+    const UNTAGGED: u8 = 4;
+    [
+        step(WORD, TAG_IS_THERE, 0, 0),
+        step(EQUALS, 0, to(UNTAGGED, 1), 0),
+        step(WORD, TAG, 0, 0),
+        step(HAS, VIRTUAL_LAN, to(reject, 3), 0),
     ]
 }
 
@@ -87,7 +93,7 @@ pub(super) fn shared_filter_v4(mac: [u8; 6]) -> Vec<libc::sock_filter> {
         step(RETURN, u32::MAX, 0, 0),
         step(RETURN, 0, 0, 0),
     ];
-    [&taken_by_program(mac, ACCEPT, REJECT)[..], &others].concat()
+    [taken_by_program(mac, ACCEPT, REJECT), others.to_vec()].concat()
 }
 
 /// As [`shared_filter_v4`], of IPv6. All fragments are the kernel's: the program on the interface
@@ -105,26 +111,22 @@ pub(super) fn shared_filter_v6(mac: [u8; 6]) -> Vec<libc::sock_filter> {
         step(RETURN, u32::MAX, 0, 0),
         step(RETURN, 0, 0, 0),
     ];
-    [&taken_by_program(mac, ACCEPT, REJECT)[..], &others].concat()
+    [taken_by_program(mac, ACCEPT, REJECT), others.to_vec()].concat()
 }
 
 /// Accepts what the program on the interface has taken, rejects what is not for `mac` or is of a
 /// virtual LAN, and goes on with all else.
-const fn taken_by_program(mac: [u8; 6], accept: u8, reject: u8) -> [libc::sock_filter; 10] {
+fn taken_by_program(mac: [u8; 6], accept: u8, reject: u8) -> Vec<libc::sock_filter> {
     let (mac_high, mac_low) = halves(mac);
-    const UNTAGGED: u8 = 4;
-    [
-        step(WORD, TAG_IS_THERE, 0, 0),
-        step(EQUALS, 0, to(UNTAGGED, 1), 0),
-        step(WORD, TAG, 0, 0),
-        step(HAS, VIRTUAL_LAN, to(reject, 3), 0),
+    let others = [
         step(WORD, 0, 0, 0),
         step(EQUALS, mac_high, 0, to(reject, 5)),
         step(HALF, 4, 0, 0),
         step(EQUALS, mac_low, 0, to(reject, 7)),
         step(WORD, PACKET_TYPE, 0, 0),
         step(EQUALS, PACKET_OTHERHOST, to(accept, 9), 0),
-    ]
+    ];
+    [&of_no_virtual_lan(reject)[..], &others].concat()
 }
 
 /// Ancillary data of the kernel beside the frame's bytes (`SKF_AD_OFF`): whether the frame had a

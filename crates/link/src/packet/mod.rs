@@ -127,7 +127,7 @@ impl PacketSocket {
         let (queue, other, sender) = match options.mac {
             Some(mac) => {
                 let memberships = interface.memberships(mac);
-                let filter = filter(mac).to_vec();
+                let filter = filter(mac);
                 (queue(libc::ETH_P_ALL, filter, &memberships)?, None, None)
             }
             // Sockets of one protocol have their turn after the program on the interface, and see
