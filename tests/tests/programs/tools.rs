@@ -2,6 +2,7 @@
 
 use std::fs::File;
 
+use toehold_e2e::iperf3::expect_whole_report;
 use toehold_e2e::process::Running;
 use toehold_e2e::{Sides, Toehold, host};
 
@@ -34,16 +35,7 @@ fn iperf3_runs_every_way(toehold: &Toehold, sides: Sides) {
         ] {
             let mut arguments = vec!["-c", "127.0.0.1", "-p", &port, "-t", "1", "-J"];
             arguments.extend(extra);
-            let ask = || client(toehold, sides, "iperf3", "iperf3", &arguments);
-            // The server is busy with the test before for longer than that test's client.
-            let mut report = ask();
-            while report.contains("the server is busy") {
-                report = ask();
-            }
-            assert!(
-                report.contains("\"sum_received\"") && !report.contains("\"error\""),
-                "{report}"
-            );
+            expect_whole_report(|| client(toehold, sides, "iperf3", "iperf3", &arguments));
         }
     });
 }
