@@ -28,6 +28,11 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair6("names_are_the_addresses_of_both_ends_ipv6", names),
     Case::pair("connected_socket_refuses_a_second_connect", second_connect),
     Case::roles("socket_that_disconnects_is_as_new", disconnecting),
+    Case::roles("refused_socket_leaves_its_port_to_others", port_is_left),
+    Case::roles(
+        "refused_socket_leaves_its_port_to_others_ipv6",
+        port_is_left6,
+    ),
     Case::pair("options_keep_what_was_set", options),
 ];
 
@@ -262,6 +267,52 @@ fn disconnecting(role: &Role) {
     role.step();
     role.say("shutdown", sys::shutdown(fd, libc::SHUT_WR));
     role.step();
+}
+
+/// A socket keeps the name of a connection that was refused, and not the port: another socket may
+/// have it, and a port that the program has bound is kept.
+fn port_is_left(role: &Role) {
+    const CONNECTIONS: usize = 3;
+    if role.server() {
+        let listener = role.listen(0);
+        (0..CONNECTIONS).for_each(|_| role.warm(sys::accept(listener).fd()));
+        return role.step();
+    }
+    let port = role.hear_port();
+    let own = |fd| sys::name(fd, false).expect("a name").2;
+    let is_refused = |fd| role.say("refused", sys::connect(fd, role.family, unused_port(role)));
+    let first = sys::socket(role.family, 0);
+    is_refused(first);
+    let left = own(first);
+    let second = sys::socket(role.family, 0);
+    role.say("bind to what is left", bind_any(second, role.family, left));
+    let third = sys::socket(role.family, 0);
+    role.say("bind", bind_any(third, role.family, 0));
+    let bound = own(third);
+    is_refused(third);
+    for (name, fd) in [("second", second), ("first", first), ("third", third)] {
+        role.say(name, sys::connect(fd, role.family, port));
+        role.warm(fd);
+    }
+    role.say("the second has it", own(second) == left);
+    role.say("the first has it", own(first) == left);
+    role.say("the third has its own", own(third) == bound);
+    role.step();
+}
+
+fn port_is_left6(role: &Role) {
+    let family = libc::AF_INET6;
+    port_is_left(&Role { family, ..*role });
+}
+
+/// bind(2) to a port that may have been used already, of all addresses; 0 for any.
+fn bind_any(fd: sys::Fd, family: i32, port: u16) -> sys::Ret {
+    sys::set_option(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1);
+    let any: std::net::IpAddr = match family {
+        libc::AF_INET6 => std::net::Ipv6Addr::UNSPECIFIED.into(),
+        _ => std::net::Ipv4Addr::UNSPECIFIED.into(),
+    };
+    sys::bind(fd, (any, port).into())
 }
 
 fn options(pair: &Pair) {

@@ -187,7 +187,7 @@ impl Origin {
         }
         let bound = match as_new {
             true => Address::default(),
-            false => addresses::local(fd).ok_or(Opened::Kernel(None))?,
+            false => addresses::bound(fd).ok_or(Opened::Kernel(None))?,
         };
         let own_ip = bound.v4().and_then(|v4| routing_page.behind(v4));
         let is_any = bound.ip == [0; 16] || bound.v4() == Some([0; 4]) || own_ip.is_some();

@@ -11,6 +11,34 @@ pub(super) fn local(fd: i32) -> Option<Address> {
     of_storage(&sys::socket_address(fd, false).ok()?)
 }
 
+/// The address to which a socket that is not connected is bound; its port is 0 where it may be any.
+///
+/// A socket whose connection was refused or dissolved tells the port that it had, and has it no
+/// more: `__inet_put_port` in net/ipv4/inet_hashtables.c leaves `inet_sport`.
+pub(super) fn bound(fd: i32) -> Option<Address> {
+    let told = local(fd)?;
+    let port = match told.port {
+        0 => 0,
+        _ if takes_a_port(fd, told) => 0,
+        port => port,
+    };
+    Some(Address { port, ..told })
+}
+
+/// True when the socket has no port. It is bound to the address it tells and to no port, which
+/// leaves it as it was; one that has a port refuses (`__inet_bind` in net/ipv4/af_inet.c).
+fn takes_a_port(fd: i32, told: Address) -> bool {
+    const LATE: i32 = libc::IP_BIND_ADDRESS_NO_PORT;
+    let Ok(before) = sys::getsockopt::<i32>(fd, libc::IPPROTO_IP, LATE) else {
+        return false;
+    };
+    let (name, len) = spelled(fd, Address { port: 0, ..told });
+    sys::setsockopt_int(fd, libc::IPPROTO_IP, LATE, 1);
+    let result = sys::bind(fd, &name, len);
+    sys::setsockopt_int(fd, libc::IPPROTO_IP, LATE, before);
+    result == 0
+}
+
 /// The address of its other end, as the kernel knows it.
 pub(super) fn remote(fd: i32) -> Option<Address> {
     of_storage(&sys::socket_address(fd, true).ok()?)

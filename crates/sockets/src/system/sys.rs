@@ -223,6 +223,12 @@ pub(crate) fn disconnect_untold(fd: i32) {
     let _ = getsockopt::<i32>(fd, libc::SOL_SOCKET, libc::SO_ERROR);
 }
 
+/// `bind(2)` to the first `len` bytes of a name.
+pub(crate) fn bind(fd: i32, name: &libc::sockaddr_storage, len: libc::socklen_t) -> isize {
+    // SAFETY: a whole `sockaddr_storage` is readable, and the kernel refuses to read more.
+    unsafe { call!(SYS_bind, fd, name as *const libc::sockaddr_storage, len) }
+}
+
 /// `shutdown(2)`.
 pub(crate) fn shutdown(fd: i32, how: i32) -> isize {
     // SAFETY: no memory is involved.
