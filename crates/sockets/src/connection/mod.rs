@@ -257,7 +257,8 @@ impl Connection {
         self.entry
             .flags
             .fetch_or(toehold_channel::table::FLAG_PINNED, PINNED);
-        self.entry.reason.store(reason as u32, Ordering::Relaxed);
+        // Release pairs with the Acquire load in `switching::Noted::of`.
+        self.entry.reason.store(reason as u32, Ordering::Release);
     }
 }
 

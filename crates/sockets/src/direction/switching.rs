@@ -56,17 +56,20 @@ pub(crate) fn is_content(connection: &Connection, end: &End<'_>, hints: u32) -> 
 #[cold]
 fn attend_slowly(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
     let entry = connection.entry;
+    let noted = Noted::of(entry);
     let flags = entry.flags.load(Ordering::Relaxed);
     // Acquire pairs with the adapter's Release store in `Tables::set_peer_gone`.
     let command = entry.command.load(Ordering::Acquire);
     if flags & FLAG_UNCOMPARED != 0 {
         unix::compare(connection, end);
     }
-    note_reason(entry, command);
+    // Its registrations can only be answered by the kernel.
+    let held_down = end.tx_mode() != Mode::Ring && membership::holds_down(connection);
+    noted.note_reason(command, held_down);
     if !end.is_welcome() && turns::is_unaccepted(connection, end) {
         return Err(errno::GOES_BACK);
     }
-    let has_to_be_down = tell_wishes(connection, end, command);
+    let has_to_be_down = tell_wishes(connection, end, command, held_down);
     match (end.tx_mode() == Mode::Ring, has_to_be_down) {
         (true, true) => come_down(connection, end, command),
         (true, false) => Ok(()),
@@ -78,20 +81,69 @@ fn attend_slowly(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
             }
             Ok(())
         }
-        (false, false) => go_up(connection, end),
+        (false, false) => go_up(connection, end, &noted),
     }
 }
 
-/// Notes for `toehold status` why the adapter has given a command.
-fn note_reason(entry: &Entry, command: u32) {
-    let reason = match command {
-        COMMAND_DETACH => Reason::Detached,
-        COMMAND_YIELD => Reason::Captured,
-        COMMAND_EVICT => Reason::NoResources,
-        COMMAND_PEER_GONE => Reason::PeerGone,
-        _ => return,
-    };
-    entry.reason.store(reason as u32, Ordering::Relaxed);
+/// The reason of a connection as it was before its flags were looked at.
+struct Noted<'a> {
+    entry: &'a Entry,
+    reason: u32,
+}
+
+impl Noted<'_> {
+    fn of(entry: &Entry) -> Noted<'_> {
+        Noted {
+            entry,
+            // Acquire pairs with the Release store in `Connection::pin`: where its reason is seen,
+            // its flag is, too. Where the pin comes later, it replaces ours, or `replace` does
+            // nothing.
+            reason: entry.reason.load(Ordering::Acquire),
+        }
+    }
+
+    /// Notes for `toehold status` why our direction is to be on the carrier. A reason of the
+    /// connection's own outlasts a command, so it is the one that is noted.
+    fn note_reason(&self, command: u32, held_down: bool) {
+        let flags = self.entry.flags.load(Ordering::Relaxed);
+        self.replace(match command {
+            COMMAND_PEER_GONE => Reason::PeerGone,
+            // Noted by `Connection::pin`.
+            _ if flags & FLAG_PINNED != 0 => return,
+            _ if has_ended(self.entry) => Reason::Closing,
+            _ if held_down => Reason::Shared,
+            _ if is_unseen_below(self.entry) => Reason::UnseenWaits,
+            COMMAND_DETACH => Reason::Detached,
+            COMMAND_YIELD => Reason::Captured,
+            COMMAND_EVICT => Reason::NoResources,
+            _ => return,
+        });
+    }
+
+    /// Notes another reason, unless somebody has noted one since.
+    fn replace(&self, reason: Reason) {
+        let noted = &self.entry.reason;
+        // Relaxed: the word says all that there is to say.
+        let _ = noted.compare_exchange(
+            self.reason,
+            reason as u32,
+            Ordering::Relaxed,
+            Ordering::Relaxed,
+        );
+    }
+}
+
+/// True when one of the two directions has ended, so far as the program knows.
+fn has_ended(entry: &Entry) -> bool {
+    entry.flags.load(Ordering::Relaxed) & (FLAG_SHUT_TX | FLAG_SHUT_RX) != 0
+        || entry.rx_hints.load(Ordering::Relaxed) & HINT_EOF != 0
+}
+
+/// True when our direction came down for want of room, and the program may wait for that past the
+/// library.
+fn is_unseen_below(entry: &Entry) -> bool {
+    entry.flags.load(Ordering::Relaxed) & FLAG_UNSEEN != 0
+        && !entry.tx_mode.load(Ordering::Relaxed).is(Mode::Ring as u32)
 }
 
 /// True when our direction is still where the operator or a packet capture had it, on the carrier,
@@ -105,12 +157,10 @@ pub(crate) fn is_released(entry: &Entry) -> bool {
 
 /// Tells the peer whether its direction is to come down, too. True when ours has to be on the
 /// carrier.
-fn tell_wishes(connection: &Connection, end: &End<'_>, command: u32) -> bool {
+fn tell_wishes(connection: &Connection, end: &End<'_>, command: u32, held_down: bool) -> bool {
     let entry = connection.entry;
     let flags = entry.flags.load(Ordering::Relaxed);
     let pinned = flags & FLAG_PINNED != 0;
-    // Its registrations can only be answered by the kernel.
-    let held_down = end.tx_mode() != Mode::Ring && membership::holds_down(connection);
     // Whoever wants its own direction down wants the other down, too.
     end.refuse(if end.has_left() || command == COMMAND_EVICT {
         Refusal::Over
@@ -124,10 +174,8 @@ fn tell_wishes(connection: &Connection, end: &End<'_>, command: u32) -> bool {
         || flags & FLAG_UNCOMPARED != 0
         || command != 0
         || held_down
-        || flags & (FLAG_SHUT_TX | FLAG_SHUT_RX) != 0
-        // It came down for want of room, and the program may wait for that past the library.
-        || flags & FLAG_UNSEEN != 0 && end.tx_mode() != Mode::Ring
-        || entry.rx_hints.load(Ordering::Relaxed) & HINT_EOF != 0
+        || has_ended(entry)
+        || is_unseen_below(entry)
         || end.is_wanted_down()
 }
 
@@ -153,14 +201,13 @@ fn come_down(connection: &Connection, end: &End<'_>, command: u32) -> Result<(),
 }
 
 /// Our direction is on the carrier, and goes up to the ring if the peer is there.
-fn go_up(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
+fn go_up(connection: &Connection, end: &End<'_>, noted: &Noted<'_>) -> Result<(), i32> {
     membership::take_from_kernel(connection);
     let is_up = end
         .try_up()
         .map_err(|fault| fault_of_peer(connection, fault))?;
     if is_up {
-        let reason = &connection.entry.reason;
-        reason.store(Reason::None as u32, Ordering::Relaxed);
+        noted.replace(Reason::None);
     }
     Ok(())
 }
@@ -386,5 +433,73 @@ pub(crate) fn notify_of_credit(connection: &Connection, end: &End<'_>, receiving
     }
     if end.tx_mode() == Mode::Ring {
         let _ = notifier::notify(connection, end);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use toehold_channel::table::COMMAND_NONE;
+
+    use super::*;
+
+    /// A command and its end, with the reason that was noted at each.
+    fn commanded(entry: &Entry, command: u32) -> [Option<Reason>; 2] {
+        [command, COMMAND_NONE].map(|command| {
+            Noted::of(entry).note_reason(command, false);
+            Reason::from_word(entry.reason.load(Ordering::Relaxed))
+        })
+    }
+
+    const COMMANDS: [(u32, Reason); 3] = [
+        (COMMAND_DETACH, Reason::Detached),
+        (COMMAND_YIELD, Reason::Captured),
+        (COMMAND_EVICT, Reason::NoResources),
+    ];
+
+    #[test]
+    fn a_command_does_not_replace_a_reason_of_the_connections_own() {
+        for (command, reason) in COMMANDS {
+            let entry = Entry::default();
+            assert_eq!(commanded(&entry, command), [Some(reason); 2]);
+            // As `Connection::pin`.
+            entry.flags.store(FLAG_PINNED, Ordering::Relaxed);
+            let own = Reason::Unsupported;
+            entry.reason.store(own as u32, Ordering::Relaxed);
+            assert_eq!(commanded(&entry, command), [Some(own); 2]);
+            assert!(!is_released(&entry), "it is kept");
+        }
+    }
+
+    #[test]
+    fn a_command_does_not_replace_an_end_of_the_stream() {
+        for (command, _) in COMMANDS {
+            for flag in [FLAG_SHUT_TX, FLAG_SHUT_RX] {
+                let entry = Entry::default();
+                entry.flags.store(flag, Ordering::Relaxed);
+                assert_eq!(commanded(&entry, command), [Some(Reason::Closing); 2]);
+            }
+            let entry = Entry::default();
+            entry.rx_hints.store(HINT_EOF, Ordering::Relaxed);
+            assert_eq!(commanded(&entry, command), [Some(Reason::Closing); 2]);
+        }
+    }
+
+    #[test]
+    fn a_connection_that_is_pinned_meanwhile_keeps_the_reason() {
+        let entry = Entry::default();
+        let noted = Noted::of(&entry);
+        entry.flags.store(FLAG_PINNED, Ordering::Relaxed);
+        entry.reason.store(Reason::Passed as u32, Ordering::Relaxed);
+        noted.replace(Reason::None);
+        let reason = Reason::from_word(entry.reason.load(Ordering::Relaxed));
+        assert_eq!(reason, Some(Reason::Passed));
+    }
+
+    #[test]
+    fn the_end_of_the_peers_process_is_the_last_reason() {
+        let entry = Entry::default();
+        entry.flags.store(FLAG_PINNED, Ordering::Relaxed);
+        let noted = commanded(&entry, COMMAND_PEER_GONE);
+        assert_eq!(noted, [Some(Reason::PeerGone); 2]);
     }
 }
