@@ -19,6 +19,7 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair("waitall_waits_for_the_last_byte", waitall),
     Case::pair("waitall_ends_short_at_end_of_stream", waitall_short),
     Case::pair("waitall_takes_more_than_any_buffer_holds", waitall_large),
+    Case::pair("flags_without_a_meaning_change_nothing", without_meaning),
     Case::pair("nosignal_turns_sigpipe_into_epipe", nosignal),
     Case::pair("more_delays_nothing_for_ever", more),
     Case::pair("trunc_discards_what_it_counts", trunc),
@@ -303,6 +304,27 @@ fn waitall_short(pair: &Pair) {
     } else {
         pair.say("recv", got(pair, 100, libc::MSG_WAITALL));
         pair.say("recv", got(pair, 100, libc::MSG_WAITALL));
+    }
+}
+
+/// Flags that neither a send nor a receive on a stream heeds.
+fn without_meaning(pair: &Pair) {
+    const FLAGS: i32 = libc::MSG_CONFIRM | libc::MSG_DONTROUTE | libc::MSG_SYN | libc::MSG_RST;
+    const LEAST: usize = 10;
+    if pair.server() {
+        pair.say("send", sys::send(pair.fd, b"few", FLAGS));
+        pair.step_to_sleeper();
+        // A receive that has taken some is woken for as many as `SO_RCVLOWAT` says
+        // (tcp_data_ready).
+        pair.say("send", sys::send(pair.fd, &[b'.'; LEAST], FLAGS));
+        pair.step();
+    } else {
+        pair.arrived(pair.fd, 3);
+        let set = sys::set_option(pair.fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, LEAST as i32);
+        pair.say("SO_RCVLOWAT", set);
+        pair.step_to_sleep();
+        pair.say("recv", got(pair, LEAST, FLAGS));
+        pair.step();
     }
 }
 

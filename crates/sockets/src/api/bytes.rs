@@ -7,7 +7,7 @@ use libc::{cmsghdr, iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, timespec
 use toehold_channel::table::Reason;
 
 use crate::api::readiness::limit_of;
-use crate::connection::carrier::Carrier;
+use crate::connection::carrier::{Carrier, WaitsFor};
 use crate::connection::{self, Connection};
 use crate::connection::{options, pending_errors, unix};
 use crate::direction::switching;
@@ -404,7 +404,8 @@ unsafe fn recvmsg_on(
         kernels.set(true);
         unsafe { door.recvmsg(fd, message, flags) }
     };
-    let result = unsafe { receive_message(c, list, &mut control, flags, has_begun, kernel) };
+    let how = (flags, WaitsFor::LowWater);
+    let result = unsafe { receive_message(c, list, &mut control, how, has_begun, kernel) };
     if !kernels.get() && result >= 0 {
         let (name, room) = (header.msg_name.cast::<sockaddr>(), header.msg_namelen);
         if !faults::can_write(message, 1) {

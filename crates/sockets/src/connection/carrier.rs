@@ -10,9 +10,14 @@ use toehold_channel::table::{Entry, FLAG_UNIX};
 use crate::connection::{self, Connection};
 use crate::system::sys;
 
-/// A receive that is content with any bytes, whatever `SO_RCVLOWAT` says. The flag is the library's
-/// own, and means nothing to a receive of the kernel's.
-pub(crate) const ANY_BYTES: i32 = libc::MSG_CONFIRM;
+/// How many bytes a receive waits for that is not to fill its buffers (`MSG_WAITALL`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WaitsFor {
+    /// As many as `SO_RCVLOWAT` says.
+    LowWater,
+    /// One, whatever `SO_RCVLOWAT` says.
+    AnyByte,
+}
 
 /// The kind of socket that carries a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,14 +91,17 @@ impl Carrier {
         }
     }
 
-    /// The flags of a receive that a `splice` with `flags` makes. Whether it waits is up to a TCP
-    /// connection alone, and it waits for any bytes (tcp_splice_read). On a Unix socket waiting is
-    /// up to the call as well, and it waits as a receive does (unix_stream_splice_read).
-    pub(crate) fn splice_flags(self, flags: u32) -> i32 {
+    /// The flags of a receive that a `splice` with `flags` makes, and the bytes that it waits for.
+    /// Whether it waits is up to a TCP connection alone, and it waits for any bytes
+    /// (tcp_splice_read). On a Unix socket waiting is up to the call as well, and it waits as a
+    /// receive does (unix_stream_splice_read).
+    pub(crate) fn splice_waits(self, flags: u32) -> (i32, WaitsFor) {
         match self {
-            Carrier::Tcp => ANY_BYTES,
-            Carrier::Unix if flags & libc::SPLICE_F_NONBLOCK != 0 => libc::MSG_DONTWAIT,
-            _ => 0,
+            Carrier::Tcp => (0, WaitsFor::AnyByte),
+            Carrier::Unix if flags & libc::SPLICE_F_NONBLOCK != 0 => {
+                (libc::MSG_DONTWAIT, WaitsFor::LowWater)
+            }
+            Carrier::Unix => (0, WaitsFor::LowWater),
         }
     }
 

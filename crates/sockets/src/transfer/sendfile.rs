@@ -319,7 +319,7 @@ pub(crate) fn splice_out(
         true => flags,
         false => flags | libc::SPLICE_F_NONBLOCK,
     };
-    let waits = Carrier::of(connection).splice_flags(waits);
+    let waits = Carrier::of(connection).splice_waits(waits);
     let mut none = Control::none();
     // SAFETY: `part` names writable bytes of `buffer`.
     let got = unsafe {

@@ -13,7 +13,7 @@ use toehold_stream::end::End;
 use toehold_stream::next::{Carrier, Next};
 
 use crate::adapter::offers;
-use crate::connection::carrier::{ANY_BYTES, Carrier as Kind};
+use crate::connection::carrier::{Carrier as Kind, WaitsFor};
 use crate::connection::{self, Connection, HINT_EOF, HINT_LOOK};
 use crate::connection::{pending_errors, resets, settings, unix};
 use crate::direction::{self, doorbells, switching, takeover};
@@ -66,7 +66,7 @@ pub(crate) unsafe fn receive(
             connection,
             parts,
             &mut Control::none(),
-            flags,
+            (flags, WaitsFor::LowWater),
             false,
             kernel,
         )
@@ -83,7 +83,7 @@ pub(crate) unsafe fn receive_message(
     connection: &Connection,
     parts: &[iovec],
     control: &mut Control,
-    flags: i32,
+    (flags, waits_for): (i32, WaitsFor),
     has_begun: bool,
     kernel: impl Fn(i32) -> isize,
 ) -> isize {
@@ -111,8 +111,9 @@ pub(crate) unsafe fn receive_message(
                 return errno::result(answer);
             }
         }
+        let how = (flags, waits_for);
         // SAFETY: the caller's promise.
-        if let Some(result) = unsafe { receive_attached(connection, parts, control, flags) } {
+        if let Some(result) = unsafe { receive_attached(connection, parts, control, how) } {
             return result;
         }
         has_begun = true;
@@ -181,10 +182,10 @@ unsafe fn receive_attached(
     connection: &Connection,
     parts: &[iovec],
     control: &mut Control,
-    flags: i32,
+    how: (i32, WaitsFor),
 ) -> Option<isize> {
     // SAFETY: the caller's promise.
-    let result = unsafe { receive_by_steps(connection, parts, control, flags) };
+    let result = unsafe { receive_by_steps(connection, parts, control, how) };
     leaving::after_transfer(connection, result, endings::receive_error)
 }
 
@@ -192,7 +193,7 @@ unsafe fn receive_by_steps(
     connection: &Connection,
     parts: &[iovec],
     control: &mut Control,
-    flags: i32,
+    (flags, waits_for): (i32, WaitsFor),
 ) -> Result<usize, i32> {
     if flags & libc::MSG_OOB != 0 {
         // SAFETY: the caller's promise.
@@ -202,7 +203,7 @@ unsafe fn receive_by_steps(
     if total == 0 {
         return receive_nothing(connection, flags);
     }
-    let mut call = Call::new(connection, total, flags);
+    let mut call = Call::new(connection, total, flags, waits_for);
     loop {
         // SAFETY: the caller's promise.
         let (end, step) = match unsafe { call.step(connection, parts, control) } {
@@ -260,9 +261,12 @@ fn receive_nothing(connection: &Connection, flags: i32) -> Result<usize, i32> {
         iov_base: (&raw mut byte).cast(),
         iov_len: 1,
     };
-    let flags = flags & libc::MSG_DONTWAIT | libc::MSG_PEEK;
+    let how = (
+        flags & libc::MSG_DONTWAIT | libc::MSG_PEEK,
+        WaitsFor::AnyByte,
+    );
     // SAFETY: `byte` is writable.
-    unsafe { receive_by_steps(connection, &[byte], &mut Control::none(), flags) }.map(|_| 0)
+    unsafe { receive_by_steps(connection, &[byte], &mut Control::none(), how) }.map(|_| 0)
 }
 
 /// `Break` has the result of the program's call; with `Continue` it looks once more.
@@ -289,15 +293,15 @@ struct Call {
 }
 
 impl Call {
-    fn new(connection: &Connection, total: usize, flags: i32) -> Call {
+    fn new(connection: &Connection, total: usize, flags: i32, waits_for: WaitsFor) -> Call {
         Call {
             flags,
             total,
             // As sock_rcvlowat.
-            least: match flags & libc::MSG_WAITALL {
-                0 if flags & ANY_BYTES != 0 => 1,
-                0 => settings::low_water(connection).min(total),
-                _ => total,
+            least: match waits_for {
+                _ if flags & libc::MSG_WAITALL != 0 => total,
+                WaitsFor::AnyByte => 1,
+                WaitsFor::LowWater => settings::low_water(connection).min(total),
             },
             waits: flags & libc::MSG_DONTWAIT == 0 && !connection.nonblocking(),
             done: 0,
