@@ -33,7 +33,7 @@ pub fn compile_as(
     let mut command = Command::new(compiler);
     command.args(options).arg("-o").arg(&program);
     command.arg(sources.join(source));
-    if ["many.go", "shared.go", "storm.go"].contains(&source) {
+    if ["library.go", "many.go", "shared.go", "storm.go"].contains(&source) {
         command.arg(sources.join("common.go"));
     }
     let status = command.status().expect("the compiler runs");

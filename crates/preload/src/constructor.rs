@@ -1,6 +1,7 @@
 //! The library's constructor, which the dynamic linker runs before `main`.
 
 use core::ffi::{c_char, c_int};
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use toehold_freestanding::{environment as variables, objects};
 use toehold_sockets::system::real;
@@ -31,10 +32,28 @@ unsafe extern "C" fn constructor(
             variables::learn(envp);
         }
     }
+    run();
+}
+
+/// Starts the library, once. True for the call that does so: the constructor's, or an earlier one
+/// in the constructor of another library (`crate::patched::libraries`).
+#[unsafe(link_section = ".text.startup")]
+pub(crate) fn run() -> bool {
+    static HAS_RUN: AtomicBool = AtomicBool::new(false);
+    // Relaxed: constructors run one after another.
+    let is_first = !HAS_RUN.swap(true, Ordering::Relaxed);
+    if is_first {
+        start();
+    }
+    is_first
+}
+
+#[unsafe(link_section = ".text.startup")]
+fn start() {
     real::find_all();
     let (has_libc, is_secure) = (real::has_libc(), objects::is_secure());
     #[cfg(target_arch = "x86_64")]
-    if !is_secure && let Some(language) = within::wanted() {
+    if let Some(language) = within::wanted() {
         return patch(language, has_libc);
     }
     crate::routines::take_from_libc();

@@ -13,7 +13,7 @@
 //! - `stdio`: `fdopen` and `dprintf`, whose reads and writes libc makes inside itself.
 //! - `signals`: handlers wait while their thread holds a lock of the library.
 //! - `patched`: programs that make their system calls themselves, patched by `toehold run`; dynamic
-//!   ones of Go are patched by the library.
+//!   ones of Go and Rust, and libraries of Go, are patched by this library.
 //! - `points`: `pthread_cancel(3)`, and calls that are cancellation points.
 //! - `confinement`: programs that allow themselves only some system calls.
 //! - `process`: exit and exec; `fork`: forks, by name and by number.

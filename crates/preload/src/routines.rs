@@ -5,6 +5,7 @@
 //! The plain ones use general registers and the first vector registers in their 128-bit form only.
 
 use core::ffi::c_void;
+use core::sync::atomic::{AtomicPtr, Ordering};
 
 use toehold_freestanding::elf::Name;
 use toehold_freestanding::objects;
@@ -25,6 +26,8 @@ core::arch::global_asm!(
     .hidden toehold_\name
 toehold_\name:
     .quad \plain
+    .globl \plain
+    .hidden \plain
     .popsection
     .endm
 
@@ -166,9 +169,9 @@ _Unwind_Resume:
 );
 
 macro_rules! pointers {
-    ($($pointer:ident: $name:literal),* $(,)?) => {
+    ($($pointer:ident: $name:literal, $plain:ident;)*) => {
         unsafe extern "C" {
-            $(static mut $pointer: *mut c_void;)*
+            $(static $pointer: AtomicPtr<c_void>;)*
         }
 
         /// From here on libc's own are used, where it has them.
@@ -178,19 +181,35 @@ macro_rules! pointers {
                 const NAME: Name = Name::of(concat!($name, "\0"));
                 let found = objects::next(&NAME);
                 if !found.is_null() {
-                    // SAFETY: called once, by the constructor, while the process has one thread.
-                    unsafe { (&raw mut $pointer).write(found) };
+                    // SAFETY: a word of ours. Relaxed, here and below: either function does it.
+                    unsafe { $pointer.store(found, Ordering::Relaxed) };
                 }
+            })*
+        }
+
+        /// From here on the plain ones are used again. Threads may be in libc's own meanwhile.
+        pub(crate) fn leave_libc_s() {
+            unsafe extern "C" {
+                fn toehold_plain_memcpy();
+                fn toehold_plain_memmove();
+                fn toehold_plain_memset();
+                fn toehold_plain_memcmp();
+                fn toehold_plain_strlen();
+            }
+            $({
+                let plain = $plain as *const c_void;
+                // SAFETY: a word of ours.
+                unsafe { $pointer.store(plain.cast_mut(), Ordering::Relaxed) };
             })*
         }
     };
 }
 
 pointers! {
-    toehold_memcpy: "memcpy",
-    toehold_memmove: "memmove",
-    toehold_memset: "memset",
-    toehold_memcmp: "memcmp",
-    toehold_bcmp: "bcmp",
-    toehold_strlen: "strlen",
+    toehold_memcpy: "memcpy", toehold_plain_memcpy;
+    toehold_memmove: "memmove", toehold_plain_memmove;
+    toehold_memset: "memset", toehold_plain_memset;
+    toehold_memcmp: "memcmp", toehold_plain_memcmp;
+    toehold_bcmp: "bcmp", toehold_plain_memcmp;
+    toehold_strlen: "strlen", toehold_plain_strlen;
 }

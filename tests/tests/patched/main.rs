@@ -5,6 +5,7 @@
 
 mod containers;
 mod executed;
+mod libraries;
 
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;

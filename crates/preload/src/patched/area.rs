@@ -11,7 +11,7 @@
 //! ```
 
 use core::arch::asm;
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use toehold_sockets::system::real;
 
@@ -187,11 +187,15 @@ pub(super) fn begin() -> bool {
     true
 }
 
-/// From here on threads of libc's find spare areas.
-pub(super) fn have_spares() {
-    // Relaxed, here and below: the word guards no other memory.
+/// From here on threads of libc's find spare areas, also in processes that are forked.
+pub(super) fn serve_threads_of_libc() {
+    static FOLLOWS_FORKS: AtomicBool = AtomicBool::new(false);
+    // Relaxed, here and below: the words guard no other memory.
     HAS_NO_SPARES.store(0, Ordering::Relaxed);
     fill_spares();
+    if !FOLLOWS_FORKS.swap(true, Ordering::Relaxed) {
+        follow_forks();
+    }
 }
 
 /// Puts an area wherever a thread has taken one.
@@ -225,7 +229,7 @@ pub(super) fn settle() {
 }
 
 /// Has libc tell of its forks.
-pub(super) fn follow_forks() {
+fn follow_forks() {
     // SAFETY: the handler has no state, and lives as long as the library: for ever.
     unsafe {
         let child = Some(forked as extern "C" fn());

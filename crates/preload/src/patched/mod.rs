@@ -7,6 +7,8 @@
 //! thread-local storage. The door (`crate::door`) answers the calls.
 //!
 //! - [`within`]: the constructor's part.
+//! - [`libraries`]: libraries of Go, which are patched before their first thread begins.
+//! - [`object`]: the program and its libraries in memory.
 //! - [`entry`]: from a stub to [`calls::handle`] and back, on a stack of the library's own.
 //! - [`frame`]: what the entry saves there.
 //! - [`area`]: each thread's memory for that.
@@ -21,6 +23,8 @@ pub(crate) mod calls;
 mod cancellation;
 pub(crate) mod entry;
 pub(crate) mod frame;
+pub(crate) mod libraries;
+mod object;
 pub(crate) mod raw;
 pub(crate) mod refusal;
 pub(crate) mod within;

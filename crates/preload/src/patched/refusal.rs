@@ -59,20 +59,33 @@ impl Refusal {
         }
     }
 
-    /// Tells it.
+    /// Tells it of the program.
     pub(crate) fn tell(self) {
-        self.tell_status();
-        if is_run_by_user() {
-            let parts = ["toehold: ", BEGINNING, self.sentence(), END];
-            let line = Line::of(&parts);
+        self.tell_of([b"its", b"", b""], true);
+    }
+
+    /// Tells it of a library: the user only where no code of the program has run, among whose
+    /// output the line would stand.
+    pub(super) fn tell_of_library(self, name: &[u8], is_user_told: bool) {
+        let name = &name[..name.len().min(LIBRARY_BYTES_MAX)];
+        self.tell_of([b"library ", name, b": its"], is_user_told);
+    }
+
+    fn tell_of(self, whose: [&[u8]; 3], is_user_told: bool) {
+        self.tell_status(whose);
+        if is_user_told && is_run_by_user() {
+            let [a, b, c] = whose;
+            let sentence = self.sentence().as_bytes();
+            let line = Line::of(&[b"toehold: ", a, b, c, BEGINNING, sentence, END]);
             // SAFETY: the line is readable for its length.
             unsafe { call!(SYS_write, 2, line.bytes.as_ptr(), line.len) };
         }
     }
 
     /// Maps a page of a file with that name, which is not touched.
-    fn tell_status(self) {
-        let name = Line::of(&[MAPPING, BEGINNING, self.sentence(), "\0"]);
+    fn tell_status(self, [a, b, c]: [&[u8]; 3]) {
+        let sentence = self.sentence().as_bytes();
+        let name = Line::of(&[MAPPING, a, b, c, BEGINNING, sentence, b"\0"]);
         // SAFETY: the name ends with NUL. A fresh mapping touches no memory of anybody.
         unsafe {
             let file = call!(SYS_memfd_create, name.bytes.as_ptr(), libc::MFD_CLOEXEC);
@@ -95,9 +108,11 @@ pub(super) fn is_run_by_user() -> bool {
 }
 
 /// How the name of the mapping begins (`toehold_adapter::unserved` reads it).
-const MAPPING: &str = "toehold-unpatched:";
-const BEGINNING: &str = "its system calls cannot be patched: ";
-const END: &str = "; the connections that it makes by them run on kernel TCP\n";
+const MAPPING: &[u8] = b"toehold-unpatched:";
+const BEGINNING: &[u8] = b" system calls cannot be patched: ";
+const END: &[u8] = b"; the connections that it makes by them run on kernel TCP\n";
+/// So much of a library's name is told.
+const LIBRARY_BYTES_MAX: usize = 64;
 /// The kernel allows as many bytes for the name of such a file.
 const NAME_BYTES_MAX: usize = 249;
 
@@ -111,12 +126,12 @@ const LINE_BYTES_MAX: usize = 320;
 const _: () = assert!(LINE_BYTES_MAX > NAME_BYTES_MAX);
 
 impl Line {
-    fn of(parts: &[&str]) -> Line {
+    fn of(parts: &[&[u8]]) -> Line {
         let mut line = Line {
             bytes: [0; LINE_BYTES_MAX],
             len: 0,
         };
-        let bytes = parts.iter().flat_map(|part| part.bytes());
+        let bytes = parts.iter().copied().flatten().copied();
         for (place, byte) in line.bytes.iter_mut().zip(bytes) {
             *place = byte;
             line.len += 1;
@@ -142,10 +157,13 @@ mod tests {
             Refusal::Guarded,
             Refusal::NotServed,
         ] {
-            let name = [MAPPING, BEGINNING, refusal.sentence()].concat();
+            let sentence = refusal.sentence().as_bytes();
+            let library = [&b"library "[..], &[b'x'; LIBRARY_BYTES_MAX], b": its"].concat();
+            let name = [MAPPING, &library, BEGINNING, sentence].concat();
             assert!(
-                name.len() <= NAME_BYTES_MAX && !name.contains('\n'),
-                "{name}"
+                name.len() <= NAME_BYTES_MAX && !name.contains(&b'\n'),
+                "{}",
+                refusal.sentence()
             );
             assert!(name.len() + END.len() < LINE_BYTES_MAX);
         }

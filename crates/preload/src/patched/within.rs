@@ -1,7 +1,7 @@
 //! A program that has a dynamic linker and makes system calls itself: Go with cgo, Go that may be
 //! loaded anywhere (`-buildmode=pie`), and Rust (by rustix, for example). The library's constructor
 //! patches it, before any code of the program runs. libc's calls and the patched ones meet the same
-//! descriptors.
+//! descriptors. Libraries of Go are patched in the same way, see [`super::libraries`].
 //!
 //! The patches are written through `/proc/self/mem`, as a debugger would: the program's code is at
 //! no time writable, and code of the program that runs in another thread is not disturbed. They
@@ -11,17 +11,18 @@
 //! would cost each of them milliseconds, and few others make calls past libc.
 
 use core::slice;
+use core::sync::atomic::{AtomicU8, Ordering};
 
-use toehold_freestanding::elf::ProgramHeader;
 use toehold_freestanding::environment::variable;
 use toehold_freestanding::{call, errno, memory, objects};
-use toehold_sites::elf::{Image, PF_X, PT_LOAD, shows_go};
+use toehold_sites::elf::Image;
 use toehold_sites::guarded::has_guarded;
 use toehold_sites::plan::{Patch, plan};
 use toehold_sites::rewrite::{Rewrite, by_page};
 use toehold_sites::stub::{Addresses, Overwrite, STUB_BYTES_MAX, TABLE_BYTES, overwrites, stub};
 use toehold_sites::sweep::{Bits, Swept, words};
 
+use super::object::Object;
 use super::refusal::{Refusal, is_run_by_user};
 use super::{area, calls, entry};
 
@@ -45,13 +46,34 @@ pub(crate) enum Language {
 /// The program's language, where `toehold run` wants such a program's calls patched.
 #[unsafe(link_section = ".text.startup")]
 pub(crate) fn wanted() -> Option<Language> {
-    // SAFETY: no other thread runs, so nobody changes the environment; the value is not used later.
-    let is_asked = unsafe { variable(c"TOEHOLD_PATCH_CALLS") }.is_some_and(|path| !path.is_empty());
-    match is_asked {
-        true if is_go() => Some(Language::Go),
+    match is_wanted() {
+        true if Object::program().is_go() => Some(Language::Go),
         true if is_rust() => Some(Language::Rust),
         _ => None,
     }
+}
+
+/// Whether calls are to be patched: one of [`UNKNOWN`], [`NO`], [`YES`].
+static WANTED: AtomicU8 = AtomicU8::new(UNKNOWN);
+const UNKNOWN: u8 = 0;
+const NO: u8 = 1;
+const YES: u8 = 2;
+
+/// True where `toehold run` wants calls patched. The environment is asked once, at the latest by
+/// the constructor.
+#[unsafe(link_section = ".text.startup")]
+pub(super) fn is_wanted() -> bool {
+    // Relaxed, here and below: whoever does not see the answer finds the same one.
+    let answer = WANTED.load(Ordering::Relaxed);
+    if answer != UNKNOWN {
+        return answer == YES;
+    }
+    // SAFETY: no code of the program has run, so nobody changes the environment; the value is not
+    // used later.
+    let path = unsafe { variable(c"TOEHOLD_PATCH_CALLS") };
+    let is_wanted = path.is_some_and(|path| !path.is_empty()) && !objects::is_secure();
+    WANTED.store(if is_wanted { YES } else { NO }, Ordering::Relaxed);
+    is_wanted
 }
 
 /// True when Rust's compiler made the program or a part of it. Its file says so, in a part that is
@@ -85,12 +107,6 @@ fn is_rust() -> bool {
     is_rust
 }
 
-/// True when Go's linker made the program.
-fn is_go() -> bool {
-    let mut headers = objects::program_headers().iter();
-    headers.any(|header| shows_go(header.kind, header.flags, in_memory(header)))
-}
-
 /// True for an emulator that runs another program in this process (qemu-user). Its calls for that
 /// program are its own instructions, which must stay as they are ([`toehold_sites::guarded`]); the
 /// library would see the rest, and the other program may have the library, too. Its name is looked
@@ -103,25 +119,8 @@ pub(crate) fn is_emulator() -> bool {
     let bytes = unsafe { call!(SYS_readlink, c"/proc/self/exe".as_ptr(), at, room) };
     let path = &path[..bytes.max(0) as usize];
     let name = path.rsplit(|byte| *byte == b'/').next();
-    let mut codes = objects::program_headers()
-        .iter()
-        .filter(|header| header.flags & PF_X != 0);
     name.is_some_and(|name| name.starts_with(b"qemu-"))
-        && codes.any(|header| has_guarded(in_memory(header)))
-}
-
-/// The bytes of a segment that come from the file.
-fn in_memory(header: &ProgramHeader) -> &'static [u8] {
-    const PF_R: u32 = 4;
-    const PT_NOTE: u32 = 4;
-    let is_mapped = matches!(header.kind, PT_LOAD | PT_NOTE) && header.flags & PF_R != 0;
-    if !is_mapped {
-        return &[];
-    }
-    let at = objects::program_base().wrapping_add(header.address) as *const u8;
-    // SAFETY: the kernel has mapped it. The program's code and notes do not change; nor does its
-    // data while the constructor looks, because no code of Go has run.
-    unsafe { slice::from_raw_parts(at, header.file_bytes) }
+        && Object::program().codes().any(has_guarded)
 }
 
 /// The first thread of a Go program gets an area, which has its word where there is no libc.
@@ -154,31 +153,51 @@ pub(crate) fn patch(language: Language, has_libc: bool) -> Result<(), Refusal> {
         (Language::Go, true) => entry::beside_libc,
         (Language::Go, false) => entry::private,
     };
+    let is_searched = |code: &[u8]| {
+        language != Language::Rust || code.len() <= RUST_BYTES_MAX || is_run_by_user()
+    };
+    let result = patch_object(Object::program(), language, is_searched, entry);
+    if result.is_ok() && language == Language::Go && has_libc {
+        area::serve_threads_of_libc();
+    }
+    result
+}
+
+/// Patches a library of Go, none of whose system calls is under way, in a process with libc. The
+/// library has started.
+pub(super) fn patch_library(library: Object) -> Result<(), Refusal> {
+    if !tells_threads_apart() {
+        return Err(Refusal::NoGs);
+    }
+    patch_object(library, Language::Go, |_| true, entry::beside_libc)?;
+    // As in a program of Go: libc's copies would use what a patched call must keep.
+    crate::routines::leave_libc_s();
+    area::serve_threads_of_libc();
+    Ok(())
+}
+
+/// Patches the segments of code of a program or library that are to be searched.
+fn patch_object(
+    object: Object,
+    language: Language,
+    is_searched: impl Fn(&[u8]) -> bool,
+    entry: unsafe extern "C" fn(),
+) -> Result<(), Refusal> {
     let patches = Memory::<Patch>::of(SITES_MAX).ok_or(Refusal::NoMemory)?;
-    let codes = objects::program_headers()
-        .iter()
-        .filter(|header| header.kind == PT_LOAD && header.flags & PF_X != 0);
     let mut result = Err(Refusal::NoSites);
-    for header in codes {
-        let is_too_large = language == Language::Rust && header.file_bytes > RUST_BYTES_MAX;
-        if is_too_large && !is_run_by_user() {
-            continue;
-        }
-        match patch_code(in_memory(header), language, &patches, entry) {
+    for code in object.codes().filter(|code| is_searched(code)) {
+        match patch_code(object, code, language, &patches, entry) {
             Ok(()) => result = Ok(()),
             Err(Refusal::NoSites) => {}
             Err(refusal) => result = result.or(Err(refusal)),
         }
-    }
-    if result.is_ok() && language == Language::Go && has_libc {
-        area::have_spares();
-        area::follow_forks();
     }
     result
 }
 
 /// Patches a segment of code, so that its calls come to `entry`, or changes nothing.
 fn patch_code(
+    object: Object,
     code: &'static [u8],
     language: Language,
     room: &Memory<Patch>,
@@ -189,7 +208,7 @@ fn patch_code(
         return Err(Refusal::NoGs);
     }
     let bytes = (TABLE_BYTES + count * STUB_BYTES_MAX).next_multiple_of(PAGE_BYTES);
-    let place = Place::near(code, bytes).ok_or(Refusal::NoRoom)?;
+    let place = Place::near(object, code, bytes).ok_or(Refusal::NoRoom)?;
     // SAFETY: fresh memory of this length, which nobody else knows.
     let (table, stubs) =
         unsafe { slice::from_raw_parts_mut(place.at as *mut u8, bytes) }.split_at_mut(TABLE_BYTES);
@@ -344,33 +363,28 @@ impl<T> Drop for Memory<T> {
     }
 }
 
-/// Memory within the reach of a jump from the program's code.
+/// Memory within the reach of a jump from the code of a program or library.
 struct Place {
     at: usize,
     bytes: usize,
 }
 
 impl Place {
-    /// Below the program if there is room, else so far above it that its heap can grow.
-    fn near(code: &[u8], bytes: usize) -> Option<Place> {
+    /// Below the object if there is room; else so far above it that a program's heap can grow, or
+    /// so far below that libraries around it have an end.
+    fn near(object: Object, code: &[u8], bytes: usize) -> Option<Place> {
         const DISTANCE: usize = 64 << 10;
         const REACH: usize = (2 << 30) - (16 << 20);
-        let base = objects::program_base();
-        let loads = objects::program_headers()
-            .iter()
-            .filter(|header| header.kind == PT_LOAD)
-            .map(|header| {
-                let from = base.wrapping_add(header.address);
-                (from, from.wrapping_add(header.memory_bytes))
-            });
-        let (from, to) = loads.reduce(|(a, b), (c, d)| (a.min(c), b.max(d)))?;
+        let object = object.span()?;
         let page = |address: usize| address & !(PAGE_BYTES - 1);
-        let below = from.checked_sub(bytes + DISTANCE).map(page);
-        let above = (1..=7).rev().map(|n| page(to + (n << 28)));
+        let below = object.start.checked_sub(bytes + DISTANCE).map(page);
+        let above = (1..=7).rev().map(|n| page(object.end + (n << 28)));
+        let far_below = (1..=7).filter_map(|n| below?.checked_sub(n << 28));
         let (start, end) = (code.as_ptr() as usize, code.as_ptr() as usize + code.len());
         below
             .into_iter()
             .chain(above)
+            .chain(far_below)
             .filter(|at| end.abs_diff(*at) < REACH && start.abs_diff(at + bytes) < REACH)
             .find_map(|at| Place::exactly_at(at, bytes))
     }

@@ -3,3 +3,7 @@
 
 /// Nothing is to be taken.
 pub(crate) fn take_from_libc() {}
+
+/// Nothing was taken.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn leave_libc_s() {}

@@ -666,6 +666,11 @@ real! {
         parent: Option<extern "C" fn()>,
         child: Option<extern "C" fn()>
     ) -> c_int;
+    /// `dl_iterate_phdr(3)`.
+    dl_iterate_phdr(
+        look: unsafe extern "C" fn(*mut libc::dl_phdr_info, size_t, *mut c_void) -> c_int,
+        data: *mut c_void
+    ) -> c_int;
     /// `dlopen(3)`.
     dlopen(path: *const c_char, flags: c_int) -> *mut c_void;
     /// `syscall(2)`.

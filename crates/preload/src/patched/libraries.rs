@@ -1,0 +1,93 @@
+//! Libraries of Go (`-buildmode=c-shared`) in a program with libc: linked with it, or opened by it
+//! (`dlopen`). Their system calls are their own, and are patched as those of a program are
+//! ([`super::within`]).
+//!
+//! A patch must not be written while a thread is at its instructions. Go's runtime begins with a
+//! thread that the library's constructor makes by `pthread_create(3)`. So that call is the moment:
+//! the library is mapped and relocated, and none of its calls is under way. The dynamic linker may
+//! run that constructor before this library's own, which then starts here.
+
+use core::ffi::{c_int, c_void};
+use core::ops::Range;
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+use toehold_sockets::system::real;
+use toehold_sockets::{is_confined, is_started};
+
+use super::object::Object;
+use super::refusal::Refusal;
+use super::within;
+use crate::constructor;
+
+/// `pthread_create(3)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn pthread_create(
+    thread: *mut libc::pthread_t,
+    attributes: *const libc::pthread_attr_t,
+    begin: extern "C" fn(*mut c_void) -> *mut c_void,
+    argument: *mut c_void,
+) -> c_int {
+    if within::is_wanted() {
+        look_at(begin as usize);
+    }
+    // SAFETY: passed on with the caller's promises.
+    unsafe { real::pthread_create(thread, attributes, begin, argument) }
+}
+
+/// Where the code of libraries is that were looked at: the first byte, and the end. A library is
+/// patched before its first thread begins, or never.
+static LOOKED_AT: [[AtomicUsize; 2]; LIBRARIES_MAX] =
+    [const { [const { AtomicUsize::new(0) }; 2] }; LIBRARIES_MAX];
+/// Each has a runtime of its own; few processes have two.
+const LIBRARIES_MAX: usize = 16;
+
+/// A thread is about to begin at `code`.
+fn look_at(code: usize) {
+    let is_program = |span: Range<usize>| span.contains(&code);
+    if Object::program().span().is_some_and(is_program) || was_looked_at(code) {
+        return;
+    }
+    let Some(library) = Object::library_of_go(code) else {
+        return;
+    };
+    if !note(library) {
+        return;
+    }
+    let is_first = constructor::run();
+    let result = match is_started() && real::has_libc() && !is_confined() {
+        true => within::patch_library(library),
+        false => Err(Refusal::NotServed),
+    };
+    if let Err(refusal) = result
+        && crate::start::is_asked_for()
+    {
+        refusal.tell_of_library(library.name(), is_first);
+    }
+}
+
+fn was_looked_at(code: usize) -> bool {
+    LOOKED_AT.iter().any(|[start, end]| {
+        // Acquire pairs with the Release in `note`: the start is there when the end is.
+        let end = end.load(Ordering::Acquire);
+        // Relaxed: behind that load.
+        (start.load(Ordering::Relaxed)..end).contains(&code)
+    })
+}
+
+/// False where there is no place left: such a library stays on the kernel.
+fn note(library: Object) -> bool {
+    let Some(span) = library.span() else {
+        return false;
+    };
+    // Relaxed: the exchange only takes the place.
+    let mut places = LOOKED_AT.iter();
+    let place = places.find(|[start, _]| {
+        let taken = start.compare_exchange(0, span.start, Ordering::Relaxed, Ordering::Relaxed);
+        taken.is_ok()
+    });
+    if let Some([_, end]) = place {
+        // Release pairs with the Acquire in `was_looked_at`.
+        end.store(span.end, Ordering::Release);
+    }
+    place.is_some()
+}
