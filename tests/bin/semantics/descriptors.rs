@@ -321,7 +321,7 @@ fn raw(stream: &std::os::unix::net::UnixStream) -> Fd {
 }
 
 /// Sends a descriptor over a Unix socket.
-fn send_descriptor(over: Fd, fd: Fd) -> sys::Ret {
+pub(crate) fn send_descriptor(over: Fd, fd: Fd) -> sys::Ret {
     send_descriptor_by(over, fd, |over, header| {
         // SAFETY: the header names live buffers.
         sys::ret(unsafe { libc::sendmsg(over, header, 0) } as i64)

@@ -64,6 +64,10 @@ pub(crate) fn executed(arguments: &[&str]) {
         ["copies", fd, copy] => copies(number(fd), number(copy)),
         ["long", fd] => long(number(fd)),
         ["drain", fd] => drain_it(number(fd)),
+        ["given", how, fd, wanted] => {
+            let wanted = wanted.parse().expect("a number");
+            crate::improvised::together::give::given(how, number(fd), wanted);
+        }
         _ => panic!("nothing is executed as {arguments:?}"),
     }
 }

@@ -8,7 +8,7 @@
 mod draw;
 mod player;
 pub(crate) mod several;
-mod together;
+pub(crate) mod together;
 
 use toehold_e2e::load::Random;
 

@@ -29,6 +29,8 @@ pub(super) enum Move {
     LookAtAll,
     /// A child goes on in the role's place.
     GoOnInChild,
+    /// A child executes a program that uses the connection.
+    Give,
 }
 
 /// How often each move is drawn, in a hundred or so.
@@ -50,6 +52,7 @@ const MOVES: &[(Move, u64)] = &[
     (Move::TakeNumber, 6),
     (Move::LookAtAll, 6),
     (Move::GoOnInChild, 1),
+    (Move::Give, 1),
 ];
 
 /// The moves of one conversation, and how often each comes.

@@ -9,6 +9,7 @@
 //! ```
 
 mod extra;
+pub(crate) mod give;
 mod sleep;
 
 use super::draw::{Draw, Move};
@@ -93,6 +94,12 @@ impl Joint {
                 can: |player| player.waits_for(usize::MAX),
                 lead: extra::lead,
                 follow: extra::follow,
+            }),
+            Move::Give => Some(&Joint {
+                // Fewer bytes may be less than what wakes a reader.
+                can: |player| player.waits_for(usize::MAX) && player.low_water == 1,
+                lead: give::lead,
+                follow: give::follow,
             }),
             _ => None,
         }

@@ -149,7 +149,7 @@ pub(super) fn follow(player: &mut Player, turn: usize, draw: &Draw) -> Over {
 }
 
 /// Takes all that waits, so that nothing wakes anybody.
-fn take_all(player: &mut Player, turn: usize) -> usize {
+pub(super) fn take_all(player: &mut Player, turn: usize) -> usize {
     let mut sum = Checksum::default();
     let mut bytes = vec![0; player.unread];
     let mut taken = 0;
