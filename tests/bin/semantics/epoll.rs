@@ -62,6 +62,14 @@ pub(crate) const CASES: &[Case] = &[
         outside::nested_tells,
     ),
     Case::pair(
+        "instance_is_quiet_at_an_end_nobody_asked_for_after_a_refusal",
+        outside::quiet_after_a_refusal,
+    ),
+    Case::roles(
+        "instance_from_before_the_traffic_is_quiet_at_an_end_nobody_asked_for",
+        outside::quiet_after_the_kernel,
+    ),
+    Case::pair(
         "epoll_is_polled_with_members_of_both_kinds",
         outside::polled,
     ),

@@ -9,7 +9,7 @@ use crate::connection::closing;
 use crate::connection::{self, Connection};
 use crate::epoll::early::control_early;
 use crate::epoll::first_wait;
-use crate::epoll::instance::{Epoll, MEMBERS, epoll};
+use crate::epoll::instance::{Epoll, MEMBERS, ONCE_KNOWN, ONCE_ORDINARY, epoll};
 use crate::epoll::kernel_registrations::{kick, modify_kernels};
 use crate::epoll::lists::push_news;
 use crate::epoll::membership::{answered, become_ours, leave, take_members_from_kernel};
@@ -41,7 +41,10 @@ pub(crate) fn control(
         note(&event);
     }
     let Some(connection) = connection else {
-        epoll.note_ordinary(event.map_or(0, |event| event.events));
+        // The kernel refuses a number that is no descriptor.
+        let is_member = || sys::fcntl(fd, libc::F_GETFD, 0) >= 0;
+        let events = event.map_or(0, |event| event.events);
+        epoll.note_ordinary(events, ONCE_ORDINARY, is_member);
         return match descriptors::kind(fd) {
             Kind::Epoll => {
                 let answer = control_nested(epoll, epoll_fd, operation, fd, event);
@@ -185,7 +188,8 @@ impl InKernel {
             // twice, as the kernel's and as ours.
             Some(n) if is_attached => (CARRIER_EVENTS, tag(n)),
             _ => {
-                self.epoll.note_ordinary(event.events);
+                let kind = n.map_or(ONCE_ORDINARY, |_| ONCE_KNOWN);
+                self.epoll.note_ordinary(event.events, kind, || true);
                 (event.events, armed.unwrap_or(event.u64))
             }
         };

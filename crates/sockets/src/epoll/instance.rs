@@ -2,7 +2,7 @@
 
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
-use crate::epoll::registration::{EDGE, ONESHOT, Registration, State};
+use crate::epoll::registration::{NEXT_UNUSED, Registration, State, registration, tells_once};
 use crate::lock;
 use crate::memory::chunks::Chunks;
 use crate::memory::pairs::Pair;
@@ -27,6 +27,11 @@ pub(super) const NESTED_MAX: usize = 8;
 /// `sleepers`. The look at the members pairs with the look at `sleepers`: at least one of them sees
 /// the other side's store.
 pub(super) const MEMBERS: Ordering = Ordering::SeqCst;
+
+/// In [`Epoll::tells_once`]: a file of another kind, or a connection that is no registration here.
+pub(super) const ONCE_ORDINARY: u32 = 1;
+/// In [`Epoll::tells_once`]: a registration that the kernel answered then.
+pub(super) const ONCE_KNOWN: u32 = 2;
 
 /// In [`Epoll::waits`]: the program has not waited on the instance through us.
 pub(super) const NOT_YET: u32 = 0;
@@ -64,8 +69,8 @@ pub(super) struct Epoll {
     pub(super) pairs: [AtomicPtr<Pair>; PAIRS_MAX],
     pub(super) bitmaps: [AtomicU32; PAIRS_MAX],
     pub(super) nested: [Nested; NESTED_MAX],
-    /// 1 when an ordinary member has been registered that the kernel tells of once: edge-triggered,
-    /// or one-shot.
+    /// The kinds of members that have been registered with the kernel and of which it tells once
+    /// ([`Epoll::note_ordinary`]), edge-triggered or one-shot: [`ONCE_ORDINARY`], [`ONCE_KNOWN`].
     pub(super) tells_once: AtomicU32,
     /// The listener's registration ([`super::parked`]), 0 for none.
     pub(super) listener: AtomicU32,
@@ -264,11 +269,38 @@ impl Epoll {
         self.polled.store(n, Ordering::Relaxed);
     }
 
-    /// A member is to be registered with the kernel for `events`: does it tell of them once?
-    pub(super) fn note_ordinary(&self, events: u32) {
-        if events & (EDGE | ONESHOT) != 0 {
-            self.tells_once.store(1, Ordering::Relaxed);
+    /// A member of this `kind` is to be registered with the kernel for `events`: does it tell of
+    /// them once? `is_member` is asked when that would be new.
+    pub(super) fn note_ordinary(&self, events: u32, kind: u32, is_member: impl Fn() -> bool) {
+        let known = || self.tells_once.load(Ordering::Relaxed) & kind != 0;
+        if tells_once(events) && !known() && is_member() {
+            self.tells_once.fetch_or(kind, Ordering::Relaxed);
         }
+    }
+
+    /// True when the kernel may have a member of which it tells once. Connections of ours that were
+    /// such members may be answered by the library by now.
+    pub(super) fn has_told_once(&self) -> bool {
+        match self.tells_once.load(Ordering::Relaxed) {
+            0 => false,
+            ONCE_KNOWN => self
+                .registrations(|one| one.is_kernels() && tells_once(one.events()))
+                .next()
+                .is_some(),
+            _ => true,
+        }
+    }
+
+    /// The registrations with this instance of which `is_it` holds.
+    pub(super) fn registrations(
+        &self,
+        is_it: impl Fn(&Registration) -> bool,
+    ) -> impl Iterator<Item = u32> {
+        let number = self.number.load(Ordering::Relaxed);
+        (1..NEXT_UNUSED.load(Ordering::Relaxed)).filter(move |n| {
+            registration(*n)
+                .is_some_and(|one| one.epoll.load(Ordering::Relaxed) == number && is_it(one))
+        })
     }
 
     pub(super) fn known_nested(&self) -> &[Nested] {

@@ -7,7 +7,7 @@ use toehold_channel::sync::fence;
 use toehold_channel::table::Reason;
 
 use crate::connection::Connection;
-use crate::epoll::instance::Epoll;
+use crate::epoll::instance::{Epoll, ONCE_KNOWN};
 use crate::epoll::registration::{
     CARRIER_EVENTS, Registration, State, TAG, armed, registration, tag,
 };
@@ -72,7 +72,7 @@ pub(super) fn kernel_has_programs(epoll: &Epoll, one: &Registration, n: u32) {
         one.moves(State::Plain, state);
         data
     };
-    epoll.note_ordinary(wanted.events);
+    epoll.note_ordinary(wanted.events, ONCE_KNOWN, || true);
     // One that has told already will tell errors and hang-ups once more: `Registration::tell_once`
     // knows.
     let epoll_fd = epoll.fd.load(Ordering::Relaxed) - 1;
@@ -93,7 +93,7 @@ pub(super) fn modify_kernels(
         ..*event
     };
     let fd = one.carrier();
-    epoll.note_ordinary(event.events);
+    epoll.note_ordinary(event.events, ONCE_KNOWN, || true);
     // Before the kernel's: what it tells of the new arming must be known.
     let held = epoll.lock.lock();
     let before = (one.events(), one.data(), one.armings(), one.state());

@@ -3,8 +3,8 @@
 //! The kernel calls an instance readable when it has an event for it, be that only one of ours. So
 //! where that may be, its events are taken and sorted: ours go to the ready list, and those of
 //! ordinary members, which the kernel repeats, are asked for again by the program. A member that
-//! the kernel tells once ([`Epoll::tells_once`]) must not be taken from the program: doorbells of
-//! such an instance are taken off their carriers instead, and the kernel is asked again. It may
+//! the kernel tells once ([`Epoll::has_told_once`]) must not be taken from the program: doorbells
+//! of such an instance are taken off their carriers instead, and the kernel is asked again. It may
 //! still be called readable without cause, once, for what is no doorbell.
 //!
 //! An instance in another is registered by a tag of ours: an event of the kernel's for it is looked
@@ -20,7 +20,7 @@ use toehold_channel::table::Mode;
 use crate::direction::{doorbells, takeover};
 use crate::epoll::instance::{BATCH, EPOLLS_MAX, Epoll, NESTED_MAX, Nested, epoll, needs_library};
 use crate::epoll::registration::{
-    EDGE, NEXT_UNUSED, ONESHOT, READABLE, registration, tag_nested, untag_nested,
+    EDGE, ONESHOT, READABLE, Registration, registration, tag_nested, untag_nested,
 };
 use crate::process::{self, descriptors};
 use crate::system::sys;
@@ -252,12 +252,20 @@ impl Epoll {
             has_programs: false,
             took_ours: false,
         };
-        if !has_ours || self.tells_once.load(Ordering::Relaxed) != 0 {
-            let is_readable = || sys::poll_now(fd, libc::POLLIN) != 0;
-            // A poll takes members off the kernel's list that are not ready any more.
-            news.has_programs =
-                is_readable() && (!has_ours || !self.takes_doorbells_off() || is_readable());
+        let is_readable = || sys::poll_now(fd, libc::POLLIN) != 0;
+        if !has_ours {
+            news.has_programs = is_readable();
             return news;
+        }
+        if self.tells_once.load(Ordering::Relaxed) != 0 {
+            if !is_readable() {
+                return news;
+            }
+            if self.has_told_once() {
+                // A poll takes members off the kernel's list that are not ready any more.
+                news.has_programs = !self.takes_doorbells_off() || is_readable();
+                return news;
+            }
         }
         loop {
             let mut events = [epoll_event { events: 0, u64: 0 }; BATCH];
@@ -275,14 +283,8 @@ impl Epoll {
     /// Doorbells of members are taken off their carriers, unless a sleeper needs them. True when
     /// there were some.
     fn takes_doorbells_off(&self) -> bool {
-        let number = self.number.load(Ordering::Relaxed);
-        let is_ours = |n: &u32| {
-            registration(*n).is_some_and(|one| {
-                one.epoll.load(Ordering::Relaxed) == number && one.state().is_ours()
-            })
-        };
         let mut any = false;
-        let all = (1..NEXT_UNUSED.load(Ordering::Relaxed)).filter(is_ours);
+        let all = self.registrations(Registration::is_ours);
         for n in all.take(TIDIED_MAX) {
             let connection = registration(n).and_then(|one| one.behind());
             let Some(connection) = connection else {

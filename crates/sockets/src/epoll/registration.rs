@@ -104,6 +104,11 @@ pub(super) fn untag(data: u64) -> Option<u32> {
     (tag != 0 && (data >> 32) as u32 == tag).then_some((data & NUMBER_MASK) as u32)
 }
 
+/// True when a registration for `events` is told once.
+pub(super) fn tells_once(events: u32) -> bool {
+    events & (EDGE | ONESHOT) != 0
+}
+
 impl Registration {
     /// The descriptor by which the kernel knows it.
     pub(super) fn carrier(&self) -> i32 {

@@ -1,7 +1,7 @@
 //! An instance seen from outside: inside others, and among the descriptors of a poll.
 
-use super::{ADD, IN, MOD, OUT, now, parts, seen, watching};
-use crate::role::{Pair, receive_all, send_all};
+use super::{ADD, ET, IN, MOD, OUT, now, parts, seen, watching};
+use crate::role::{Pair, Role, receive_all, send_all};
 use crate::sys::{self, Fd};
 
 /// The readiness of `epoll` by `poll`, `select` and a look at `epoll` itself.
@@ -240,6 +240,53 @@ pub(super) fn nested_tells(pair: &Pair) {
         sys::close(outer).value();
         sys::close(inner).value();
     }
+    pair.step();
+}
+
+/// The other role's end comes, which a registration does not ask for. Another registration has been
+/// refused before, because its number is no descriptor.
+pub(super) fn quiet_after_a_refusal(pair: &Pair) {
+    let inner = (!pair.server()).then(|| watching(pair, libc::EPOLLPRI));
+    quiet_at_the_end(pair, inner, |inner| {
+        let none = 1 << 20;
+        for (what, operation) in [("ADD", ADD), ("MOD", MOD)] {
+            let result = sys::epoll_ctl(inner, operation, none, IN | ET, 9);
+            pair.say(what, result);
+        }
+    });
+}
+
+/// As above. The registration tells once and is from before the traffic, so that the kernel has had
+/// it.
+pub(super) fn quiet_after_the_kernel(role: &Role) {
+    let fd = role.meet();
+    let pair = Pair { role: *role, fd };
+    let inner = (!pair.server()).then(|| watching(&pair, libc::EPOLLPRI | ET));
+    role.warm(fd);
+    quiet_at_the_end(&pair, inner, |_| ());
+}
+
+fn quiet_at_the_end(pair: &Pair, inner: Option<Fd>, before: impl Fn(Fd)) {
+    let Some(inner) = inner else {
+        pair.step();
+        sys::shutdown(pair.fd, libc::SHUT_WR).value();
+        return pair.step();
+    };
+    pair.say("quiet", from_outside(inner));
+    before(inner);
+    pair.say("quiet", from_outside(inner));
+    pair.step();
+    sys::poll(&[(pair.fd, libc::POLLRDHUP)], -1).0.value();
+    let outer = sys::epoll_create();
+    sys::epoll_ctl(outer, ADD, inner, IN, 99).value();
+    for _ in 0..2 {
+        pair.say("ended", format!("{} {}", now(outer), from_outside(inner)));
+    }
+    sys::epoll_ctl(inner, MOD, pair.fd, libc::EPOLLRDHUP, 8).value();
+    pair.say(
+        "asked for",
+        format!("{} {}", now(outer), from_outside(inner)),
+    );
     pair.step();
 }
 
