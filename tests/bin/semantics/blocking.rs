@@ -23,6 +23,10 @@ pub(crate) const CASES: &[Case] = &[
         "receive_low_water_mark_counts_what_waits_already",
         low_water_later,
     ),
+    Case::pair(
+        "receive_low_water_mark_holds_epoll_back_on_the_way_to_the_kernel",
+        low_water_on_the_kernel,
+    ),
     Case::pair("unsent_bytes_are_none_when_all_is_read", unsent),
     Case::pair(
         "receive_timeout_is_for_the_whole_call",
@@ -258,6 +262,40 @@ fn low_water(pair: &Pair) {
             pair.step();
         }
         pair.say("recv", try_recv(fd));
+    }
+}
+
+/// The mark is set when the connection has gone back to the kernel, of which the other role has not
+/// heard yet.
+fn low_water_on_the_kernel(pair: &Pair) {
+    let fd = pair.fd;
+    if pair.server() {
+        for part in [&b"1234"[..], b"12345", b"67890"] {
+            pair.step();
+            send_all(fd, part);
+            pair.step();
+        }
+        return;
+    }
+    let [level, edge] = [libc::EPOLLIN, libc::EPOLLIN | libc::EPOLLET].map(|events| {
+        let epoll = sys::epoll_create();
+        sys::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, fd, events, 7).value();
+        epoll
+    });
+    let look = || [level, edge].map(|epoll| sys::epoll_wait(epoll, 4, 0));
+    pair.say("quiet", format!("{:?}", look()));
+    let set = |name, value| sys::set_option(fd, libc::SOL_SOCKET, name, value);
+    pair.say("to the kernel", set(libc::SO_TIMESTAMP, 1));
+    pair.step();
+    pair.step();
+    receive_all(fd, &mut [0; 4]);
+    pair.say("received", format!("{:?}", look()[0]));
+    pair.say("mark", set(libc::SO_RCVLOWAT, 10));
+    for total in [5, 10] {
+        pair.step();
+        pair.step();
+        pair.arrived(fd, total);
+        pair.say("of 10", format!("{total} {:?}", look()));
     }
 }
 

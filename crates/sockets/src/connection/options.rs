@@ -11,7 +11,7 @@ use crate::connection::Connection;
 use crate::connection::carrier::Carrier;
 use crate::connection::{pending_errors, resets, settings, unix};
 use crate::direction::switching;
-use crate::epoll::news;
+use crate::epoll::{membership, news};
 use crate::express::turns;
 use crate::offload::{awaiting, endings};
 use crate::system::{errno, sys};
@@ -50,8 +50,17 @@ pub(crate) fn set(connection: &Connection, level: i32, name: i32, value: Option<
         (libc::SOL_SOCKET, libc::SO_RCVLOWAT) if connection.end().is_some() => {
             let is_set = value.is_some_and(|bytes| settings::set_low_water(connection, bytes));
             if is_set {
-                // The bytes that wait may be enough now (`tcp_set_rcvlowat` in net/ipv4/tcp.c).
-                errno::keep(|| news::nudge(connection));
+                errno::keep(|| {
+                    if settings::low_water(connection) > 1 {
+                        // On its way back to the carrier the connection may have given its
+                        // registrations to the kernel, which would tell of each byte until both
+                        // ends have left the channel.
+                        membership::take_from_kernel(connection);
+                    }
+                    // The bytes that wait may be enough now (`tcp_set_rcvlowat` in
+                    // net/ipv4/tcp.c).
+                    news::nudge(connection);
+                });
             }
             return is_set;
         }
