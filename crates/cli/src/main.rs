@@ -52,12 +52,20 @@ use crate::cli::{Cli, Command};
 use crate::failure::Failure;
 
 fn main() -> ExitCode {
-    let command = stack::with_room(Cli::parse).command;
-    let result = match command {
+    let command = match stack::with_room(Cli::try_parse) {
+        Ok(line) => line.command,
+        // A wrong command line: on standard error, with a status of clap's.
+        Err(error) if error.use_stderr() => error.exit(),
+        Err(help) => return end(output::print_by(|| help.print())),
+    };
+    end(match command {
         // On the stack that this process was given: it becomes the program.
         Command::Run(_) => work(command),
         _ => stack::with_room(|| work(command)),
-    };
+    })
+}
+
+fn end(result: Result<(), Failure>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {

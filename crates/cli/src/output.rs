@@ -1,6 +1,7 @@
 //! Results and warnings of this command, which print nowhere else.
 
 use std::fmt::Display;
+use std::io;
 
 use serde::Serialize;
 use toehold_measure::output;
@@ -14,7 +15,20 @@ use crate::failure::Failure;
 ///
 /// When it cannot be written.
 pub(crate) fn print(text: impl AsRef<[u8]>) -> Result<bool, Failure> {
-    output::print(text).map_err(|error| Failure::new(format!("cannot write: {error}")))
+    output::print(text).map_err(cannot_write)
+}
+
+/// As [`print`], of a result that `write` writes to standard output.
+///
+/// # Errors
+///
+/// When it cannot be written.
+pub(crate) fn print_by(write: impl FnOnce() -> io::Result<()>) -> Result<(), Failure> {
+    output::print_by(write).map(drop).map_err(cannot_write)
+}
+
+fn cannot_write(error: io::Error) -> Failure {
+    Failure::new(format!("cannot write: {error}"))
 }
 
 /// Writes a result as JSON to standard output.

@@ -12,8 +12,16 @@ use std::io::{self, ErrorKind, Write};
 ///
 /// When it cannot be written.
 pub fn print(text: impl AsRef<[u8]>) -> io::Result<bool> {
-    let mut out = io::stdout();
-    match out.write_all(text.as_ref()).and_then(|()| out.flush()) {
+    print_by(|| io::stdout().write_all(text.as_ref()))
+}
+
+/// As [`print`], of a result that `write` writes to standard output.
+///
+/// # Errors
+///
+/// When it cannot be written.
+pub fn print_by(write: impl FnOnce() -> io::Result<()>) -> io::Result<bool> {
+    match write().and_then(|()| io::stdout().flush()) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
         Err(error) => Err(error),
