@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 
+use serde::Serialize;
 use toehold_measure::output::{tell, tell_line};
 
 use crate::error::{LabError, put};
@@ -13,7 +14,7 @@ use crate::runner::{self, Options};
 use crate::{html, plans, runs, table};
 
 /// A plan by name.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub struct Listed {
     /// The word by which it is run.
     pub name: String,
@@ -40,7 +41,7 @@ pub fn list() -> Vec<Listed> {
 }
 
 /// An experiment of a paper, and its place here.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub struct Entry {
     /// The experiment's name.
     pub id: String,

@@ -99,6 +99,37 @@ mod tests {
     }
 
     #[test]
+    fn tables_are_printed_as_json_too() {
+        let command = Cli::command();
+        let tables = [
+            "status",
+            "explain",
+            "list",
+            "rules",
+            "doctor",
+            "compare",
+            "lab list",
+            "lab show",
+            "lab run",
+            "lab resume",
+            "lab report",
+            "lab compare",
+            "lab client",
+            "lab limit",
+            "lab http",
+            "lab poll",
+            "lab view",
+        ];
+        for table in tables {
+            let command = table.split(' ').fold(&command, |above, name| {
+                above.find_subcommand(name).expect("there")
+            });
+            let mut options = command.get_arguments();
+            assert!(options.any(|option| option.get_id() == "json"), "{table}");
+        }
+    }
+
+    #[test]
     fn settings_of_the_engine_in_the_lab_are_the_adapter_s_options() {
         let command = Cli::command();
         let adapter = command.find_subcommand("adapter").expect("there");

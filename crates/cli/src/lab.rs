@@ -5,16 +5,17 @@ mod applications;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
+use serde::Serialize;
 use toehold_lab::generator::{self, Address, Arrivals, Gate, Load, Outcome, Pattern, Server};
 use toehold_lab::runs::{self, Form, PlanFile, Series};
-use toehold_lab::{LabError, RunRequest, catalogue, list, run_plan};
+use toehold_lab::{Entry, LabError, Listed, RunRequest, catalogue, list, run_plan};
 use toehold_measure::output::tell_line;
 use toehold_measure::text::prefixed;
 
 use self::applications::{FilesArgs, FilterArgs, GuardArgs, HttpArgs, PollArgs, ViewArgs};
 use crate::failure::Failure;
 use crate::library;
-use crate::output::print;
+use crate::output::{print, print_json};
 
 /// Options of `toehold lab`.
 #[derive(Args, Debug)]
@@ -28,7 +29,7 @@ pub(crate) struct LabArgs {
 #[derive(Subcommand, Debug)]
 enum LabCommand {
     /// List the experiments
-    List,
+    List(ListArgs),
     /// Show an experiment: its arms, its loads, how long it takes
     Show(ShowArgs),
     /// Carry out an experiment: conclusions, tables, and the published figures beside them
@@ -58,6 +59,14 @@ enum LabCommand {
     /// End the programs of a run that was killed; a run starts it
     #[command(hide = true)]
     Guard(GuardArgs),
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = LIST_EXAMPLES)]
+struct ListArgs {
+    /// Print as JSON
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Args, Debug)]
@@ -96,6 +105,10 @@ struct RunArgs {
 struct ShowArgs {
     /// The experiment: a name of `toehold lab list`, or a plan of your own, PATH.toml
     plan: String,
+
+    /// Print the plan as JSON, with the keys of its file
+    #[arg(long)]
+    json: bool,
 }
 
 /// How a run is printed.
@@ -153,6 +166,10 @@ struct CompareArgs {
     /// Compare runs of different machines, too
     #[arg(long)]
     any_machine: bool,
+
+    /// Print both medians of every point and arm as JSON
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Args, Debug)]
@@ -282,6 +299,16 @@ struct LoadArgs {
     json: bool,
 }
 
+const LIST_EXAMPLES: &str = "\
+Examples:
+  toehold lab list
+  toehold lab list --json
+
+With --json: `plans`, each with `name`, `about` and `minutes` (null where it takes as long as it
+takes); `series`, each with `name`, `minutes` and the names of its `plans`; `experiments` of the
+papers, each with `id`, `source`, `figure` and `place`, which is the plans that repeat it, or what
+it lacks.";
+
 const RUN_EXAMPLES: &str = "\
 Examples:
   toehold lab run quick                   which path helps here? Under five minutes
@@ -304,37 +331,10 @@ Examples:
 /// Does what was asked for.
 pub(crate) fn run(args: &LabArgs) -> Result<(), Failure> {
     match &args.command {
-        LabCommand::List => {
-            let mut text = String::new();
-            for plan in list() {
-                let minutes = plan.minutes.map(|minutes| format!("{minutes:.0} min"));
-                let minutes = minutes.unwrap_or_default();
-                text.push_str(&format!("{:<18} {minutes:>7}  {}\n", plan.name, plan.about));
-            }
-            for series in Series::ALL {
-                let plans = series.plans();
-                let seconds: f64 = plans.iter().map(PlanFile::duration).sum();
-                text.push_str(&format!(
-                    "{:<18} {:>3.0} min  {} plans, one after the other\n",
-                    series.name(),
-                    (seconds / 60.0).ceil(),
-                    plans.len()
-                ));
-            }
-            text.push_str("\nThe experiments of the papers, and the plans that repeat them:\n\n");
-            let mut source = String::new();
-            for entry in catalogue() {
-                if entry.source != source {
-                    let separator = if source.is_empty() { "" } else { "\n" };
-                    text.push_str(&format!("{separator}{}\n", entry.source));
-                    source = entry.source;
-                }
-                let (id, figure, place) = (entry.id, entry.figure, entry.place);
-                text.push_str(&format!("  {id:<20} {figure:<22} {place}\n"));
-            }
-            print(&text).map(drop)
-        }
+        LabCommand::List(args) if args.json => print_json(&Lists::all()),
+        LabCommand::List(_) => print(Lists::all().text()).map(drop),
         LabCommand::Show(args) => match plan(&args.plan)? {
+            Some(plan) if args.json => print_json(&plan),
             Some(plan) => print(plan.describe()).map(drop),
             None => Err(Failure::usage(format!(
                 "`{}` has no plan file to show; `toehold lab list` says what there is",
@@ -347,7 +347,7 @@ pub(crate) fn run(args: &LabArgs) -> Result<(), Failure> {
             runs::report(&args.run, args.html.as_deref(), args.output.form()).map_err(failure)
         }
         LabCommand::Compare(args) => {
-            runs::compare(&args.a, &args.b, args.any_machine).map_err(failure)
+            runs::compare(&args.a, &args.b, args.any_machine, args.json).map_err(failure)
         }
         LabCommand::Server(args) => {
             let server = Server::bind(&args.listen).map_err(Failure::new)?;
@@ -377,6 +377,68 @@ pub(crate) fn run(args: &LabArgs) -> Result<(), Failure> {
         LabCommand::Filter(args) => args.run(),
         LabCommand::View(args) => args.run(),
         LabCommand::Guard(args) => args.run(),
+    }
+}
+
+/// All that `toehold lab list` lists.
+#[derive(Serialize)]
+struct Lists {
+    plans: Vec<Listed>,
+    series: Vec<ListedSeries>,
+    experiments: Vec<Entry>,
+}
+
+/// Plans that run one after the other.
+#[derive(Serialize)]
+struct ListedSeries {
+    name: &'static str,
+    minutes: f64,
+    plans: Vec<String>,
+}
+
+impl Lists {
+    fn all() -> Lists {
+        let series = Series::ALL.into_iter().map(|series| {
+            let plans = series.plans();
+            let seconds: f64 = plans.iter().map(PlanFile::duration).sum();
+            ListedSeries {
+                name: series.name(),
+                minutes: (seconds / 60.0).ceil(),
+                plans: plans.into_iter().map(|plan| plan.name).collect(),
+            }
+        });
+        Lists {
+            plans: list(),
+            series: series.collect(),
+            experiments: catalogue(),
+        }
+    }
+
+    fn text(&self) -> String {
+        let mut text = String::new();
+        for plan in &self.plans {
+            let minutes = plan.minutes.map(|minutes| format!("{minutes:.0} min"));
+            let minutes = minutes.unwrap_or_default();
+            text.push_str(&format!("{:<18} {minutes:>7}  {}\n", plan.name, plan.about));
+        }
+        for series in &self.series {
+            let (name, minutes, count) = (series.name, series.minutes, series.plans.len());
+            text.push_str(&format!(
+                "{name:<18} {minutes:>3.0} min  {count} plans, one after the other\n"
+            ));
+        }
+        text.push_str("\nThe experiments of the papers, and the plans that repeat them:\n\n");
+        let mut source = "";
+        for entry in &self.experiments {
+            if entry.source != source {
+                let separator = if source.is_empty() { "" } else { "\n" };
+                text.push_str(&format!("{separator}{}\n", entry.source));
+                source = &entry.source;
+            }
+            let (id, figure, place) = (&entry.id, &entry.figure, &entry.place);
+            text.push_str(&format!("  {id:<20} {figure:<22} {place}\n"));
+        }
+        text
     }
 }
 

@@ -43,6 +43,10 @@ fn with_plan(text: &str) -> (Folder, String, String) {
     (folder, plan, run)
 }
 
+fn json_of(words: &[&str]) -> Value {
+    serde_json::from_str(&text_of(&lab(words))).expect("JSON")
+}
+
 /// Waits for the first round of a run.
 fn await_a_round(first: &mut Child, run: &str) {
     while rounds_done(run) == 0 {
@@ -98,10 +102,46 @@ fn a_plan_of_one_s_own_is_run_kept_and_reported() {
     assert!(csv.lines().count() > samples.len(), "{csv}");
     let both = text_of(&lab(&["compare", &run, &run]));
     assert!(both.contains("not interleaved"), "{both}");
+    let both: Value = json_of(&["compare", &run, &run, "--json"]);
+    let row = &both["blocks"][0]["rows"][0];
+    assert_eq!(row["arm"], "kernel", "{both}");
+    assert!(row["a"].is_number() && row["a"] == row["b"], "{both}");
 
     let again = lab(&["run", &plan, "--out", &run]);
     assert_eq!(again.status.code(), Some(2));
     assert!(error_of(&again).contains("resume"), "{}", error_of(&again));
+}
+
+#[test]
+fn experiments_are_listed_and_shown_as_json_too() {
+    let all = json_of(&["list", "--json"]);
+    let names = |of: &str, key: &str| -> Vec<String> {
+        let listed = all[of].as_array().expect("a list").iter();
+        listed
+            .map(|one| one[key].as_str().expect("a name").to_owned())
+            .collect()
+    };
+    let text = text_of(&lab(&["list"]));
+    for name in names("plans", "name")
+        .iter()
+        .chain(&names("series", "name"))
+    {
+        let begins = |line: &str| line.split(' ').next() == Some(name);
+        assert!(text.lines().any(begins), "{name}");
+    }
+    let experiments = names("experiments", "id");
+    assert!(!experiments.is_empty());
+    assert!(
+        experiments
+            .iter()
+            .all(|id| text.contains(&format!("\n  {id} ")))
+    );
+    let quick = json_of(&["show", "quick", "--json"]);
+    assert_eq!(quick["name"], "quick");
+    assert!(
+        quick["arm"].is_array() && quick["block"].is_array(),
+        "{quick}"
+    );
 }
 
 #[test]

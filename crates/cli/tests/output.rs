@@ -6,7 +6,7 @@ use std::process::{Command, Output, Stdio};
 use tempfile::TempDir;
 
 /// A command of each kind that says something without an adapter.
-const LINES: [&[&str]; 17] = [
+const LINES: [&[&str]; 19] = [
     &["--help"],
     &["-h"],
     &["--version"],
@@ -22,7 +22,9 @@ const LINES: [&[&str]; 17] = [
     &["list"],
     &["list", "--json"],
     &["lab", "list"],
+    &["lab", "list", "--json"],
     &["lab", "show", "quick"],
+    &["lab", "show", "quick", "--json"],
     &["lab", "run", "quick", "--dry-run"],
 ];
 

@@ -3,6 +3,7 @@
 mod application;
 mod arm;
 mod beside;
+mod comparison;
 mod crossings;
 mod execution;
 mod guard;
@@ -22,6 +23,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use serde::Serialize;
 use toehold_measure::environment::Environment;
 use toehold_measure::output::tell_line;
 use toehold_measure::shell;
@@ -32,6 +34,7 @@ pub use paper::{describe_series, run_series};
 pub use plan_file::{PlanFile, Series};
 pub use record::Record;
 
+use self::comparison::Comparison;
 use crate::error::{LabError, put};
 
 /// How a report is printed.
@@ -139,7 +142,7 @@ pub fn report(run: &Path, page: Option<&Path>, form: Form) -> Result<(), LabErro
 /// # Errors
 ///
 /// One sentence: one cannot be read, or they are of different machines and nobody allowed that.
-pub fn compare(a: &Path, b: &Path, any_machine: bool) -> Result<(), LabError> {
+pub fn compare(a: &Path, b: &Path, any_machine: bool, is_json: bool) -> Result<(), LabError> {
     let (a, b) = (Record::load(a)?, Record::load(b)?);
     let (old, new) = (a.environment.fingerprint(), b.environment.fingerprint());
     if old != new && !any_machine {
@@ -147,20 +150,26 @@ pub fn compare(a: &Path, b: &Path, any_machine: bool) -> Result<(), LabError> {
             "the runs are of different machines ({old}; and {new}); --any-machine compares them"
         )));
     }
-    put(summary::beside(&a, &b))
+    let comparison = Comparison::of(&a, &b);
+    put(match is_json {
+        true => json(&comparison)?,
+        false => comparison.text(),
+    })
 }
 
 fn print(record: &Record, form: Form) -> Result<(), LabError> {
     let text = match form {
         Form::Text => summary::text(record),
         Form::Csv => record.csv(),
-        Form::Json => {
-            let json = serde_json::to_string(record)
-                .map_err(|error| LabError::new(format!("the run is not JSON: {error}")))?;
-            json + "\n"
-        }
+        Form::Json => json(record)?,
     };
     put(text)
+}
+
+fn json(value: &impl Serialize) -> Result<String, LabError> {
+    let json = serde_json::to_string(value);
+    let json = json.map_err(|error| LabError::new(format!("the run is not JSON: {error}")))?;
+    Ok(json + "\n")
 }
 
 fn write_page(record: &Record, file: &Path) -> Result<(), LabError> {

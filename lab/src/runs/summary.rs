@@ -329,7 +329,7 @@ fn controls(record: &Record) -> Vec<String> {
     .collect()
 }
 
-fn point(block: &Block, x: f64) -> String {
+pub(super) fn point(block: &Block, x: f64) -> String {
     let is_bytes = block
         .sweep
         .as_ref()
@@ -457,50 +457,6 @@ pub(super) fn banners(record: &Record) -> Vec<String> {
     });
     // The first is enough: others say the same.
     stayed.chain(failures.take(1)).collect()
-}
-
-/// Two runs of one plan beside each other. Their rounds were not interleaved: medians, no verdicts.
-pub(crate) fn beside(a: &Record, b: &Record) -> String {
-    let mut out = format!(
-        "A: {} ({})\nB: {} ({})\n",
-        a.environment.date,
-        a.environment.fingerprint(),
-        b.environment.date,
-        b.environment.fingerprint()
-    );
-    for (at, block) in a.plan.blocks.iter().enumerate() {
-        let other = b
-            .plan
-            .blocks
-            .iter()
-            .position(|other| other.title == block.title);
-        let Some(other) = other else {
-            let _ = writeln!(out, "\n{}: only in A", block.title);
-            continue;
-        };
-        let _ = writeln!(out, "\n{}: {}", block.title, block.metric.label());
-        for x in block.points() {
-            for arm in a.arms() {
-                let old = a.samples(at, x, &arm, block.metric);
-                let new = b.samples(other, x, &arm, block.metric);
-                if old.is_empty() || new.is_empty() {
-                    continue;
-                }
-                let _ = writeln!(
-                    out,
-                    "  {:>8}  {arm:<24} {:>10} {:>10}  {}",
-                    point(block, x),
-                    prefixed(old.median()),
-                    prefixed(new.median()),
-                    change(new.median() / old.median())
-                );
-            }
-        }
-    }
-    out.push_str(
-        "\nnote: the rounds of two runs are not interleaved; a difference may be the day's\n",
-    );
-    out
 }
 
 /// How the failure of a sample begins whose responses are not those of the kernel.

@@ -357,12 +357,12 @@ fn runs_of_different_machines_are_not_compared_unasked() {
     record.save(&a).expect("room");
     record.environment.kernel = "9.9".to_owned();
     record.save(&b).expect("room");
-    assert!(compare(&a, &a, false).is_ok());
+    assert!(compare(&a, &a, false, false).is_ok());
     assert!(
-        compare(&a, &b, false)
+        compare(&a, &b, false, false)
             .expect_err("refused")
             .sentence
             .contains("--any-machine")
     );
-    assert!(compare(&a, &b, true).is_ok());
+    assert!(compare(&a, &b, true, true).is_ok());
 }

@@ -83,7 +83,7 @@ pub(crate) struct Engine {
 }
 
 /// How one connection of the engine's behaves.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub(crate) struct Flow {
     pub(super) local: String,

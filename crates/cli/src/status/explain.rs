@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use clap::Args;
+use serde::Serialize;
 
 use super::answer::{Connection, Flow, Process, Status};
 use super::count::count;
@@ -12,7 +13,7 @@ use super::{flow, report, understood};
 use crate::failure::Failure;
 use crate::meeting::Meeting;
 use crate::options::AdapterChoice;
-use crate::output::print;
+use crate::output::{print, print_json};
 
 /// Options of `toehold explain`.
 #[derive(Args, Debug)]
@@ -25,6 +26,10 @@ pub(crate) struct ExplainArgs {
     /// An address of its connections, local or remote: IP, IP:PORT, :PORT, or a Unix socket's path
     #[arg(value_name = "ADDRESS")]
     address: String,
+
+    /// Print as JSON: a list of groups of connections that are alike
+    #[arg(long)]
+    json: bool,
 
     /// Which adapter is asked
     #[arg(long, value_enum, default_value = "auto", value_name = "WHOSE")]
@@ -41,6 +46,11 @@ Examples:
   toehold explain redis :6379
   toehold explain 4711 10.0.0.7
   toehold explain psql /run/postgresql/.s.PGSQL.5432
+  toehold explain redis :6379 --json
+
+With --json each group has `pid`, `program`, `path` and `reason` as `toehold status` has them, the
+`advice` or null, `bytes_by_rings` and `bytes_by_kernel`, and its `connections`: their `fd`, `local`
+and `remote`, and `flow`, the report of the adapter's engine where there is one.
 
 Exit status: 0 when all of these connections are accelerated, else 1.";
 
@@ -49,19 +59,76 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<(), Failure> {
     let meeting = Meeting::to_look_at(args.runtime_dir.as_deref(), args.adapter);
     let (report, missing) = report(meeting.dir())?;
     let status = understood(report)?;
-    let explained = explain(&status, &args.program, &args.address);
-    if let Ok((text, _)) = &explained {
-        print(text)?;
+    let groups = match explain(&status, &args.program, &args.address) {
+        Ok(groups) => groups,
+        Err(nothing) => {
+            return Err(match missing {
+                Some(missing) => missing,
+                None if may_be_address(&args.address) => Failure::new(nothing),
+                None => Failure::usage(format!(
+                    "`{}` is no address: expected IP, IP:PORT, :PORT or a Unix socket's path",
+                    args.address
+                )),
+            });
+        }
+    };
+    if args.json {
+        print_json(&groups)?;
+    } else {
+        print(text(&groups))?;
     }
-    match (missing, explained) {
-        (Some(missing), _) => Err(missing),
-        (None, Ok((_, true))) => Ok(()),
-        (None, Ok((_, false))) => Err(Failure::new("not all of it is accelerated")),
-        (None, Err(_)) if !may_be_address(&args.address) => Err(Failure::usage(format!(
-            "`{}` is no address: expected IP, IP:PORT, :PORT or a Unix socket's path",
-            args.address
-        ))),
-        (None, Err(nothing)) => Err(Failure::new(nothing)),
+    match missing {
+        Some(missing) => Err(missing),
+        None if groups.iter().all(Group::is_accelerated) => Ok(()),
+        None => Err(Failure::new("not all of it is accelerated")),
+    }
+}
+
+/// Connections of one process that are alike.
+#[derive(Debug, Serialize)]
+struct Group<'a> {
+    pid: u32,
+    program: &'a str,
+    path: &'a str,
+    reason: &'a str,
+    advice: Option<&'static str>,
+    bytes_by_rings: u64,
+    bytes_by_kernel: u64,
+    connections: Vec<Member<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+struct Member<'a> {
+    fd: i64,
+    local: &'a str,
+    remote: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    flow: Option<&'a Flow>,
+}
+
+impl Group<'_> {
+    fn of<'a>(process: &'a Process, members: &[&'a Connection], flows: &'a [Flow]) -> Group<'a> {
+        let first = members[0];
+        let member = |one: &&'a Connection| Member {
+            fd: one.fd,
+            local: &one.local,
+            remote: &one.remote,
+            flow: flow::of(one, flows),
+        };
+        Group {
+            pid: process.pid,
+            program: &process.program,
+            path: &first.path,
+            reason: &first.reason,
+            advice: advice(&first.reason),
+            bytes_by_rings: members.iter().map(|one| one.by_rings()).sum(),
+            bytes_by_kernel: members.iter().map(|one| one.by_kernel()).sum(),
+            connections: members.iter().map(member).collect(),
+        }
+    }
+
+    fn is_accelerated(&self) -> bool {
+        self.path != "host"
     }
 }
 
@@ -76,11 +143,11 @@ fn may_be_address(text: &str) -> bool {
         || text.starts_with('@')
 }
 
-/// The explanation, and whether all is accelerated.
+/// The connections of a program with an address, in groups that are alike.
 ///
 /// # Errors
 /// When there is nothing to explain.
-fn explain(status: &Status, program: &str, address: &str) -> Result<(String, bool), String> {
+fn explain<'a>(status: &'a Status, program: &str, address: &str) -> Result<Vec<Group<'a>>, String> {
     let is_named = |process: &&Process| {
         process.program.contains(program) || process.pid.to_string() == program
     };
@@ -91,86 +158,70 @@ fn explain(status: &Status, program: &str, address: &str) -> Result<(String, boo
              `toehold run`, or as a service: `toehold enable UNIT`"
         ));
     }
-    let mut text = String::new();
-    let mut is_good = true;
-    let mut count_found = 0usize;
+    let mut all = Vec::new();
     for process in &processes {
         let connections = process.connections.iter();
-        let found: Vec<_> = connections.filter(|one| has(one, address)).collect();
-        count_found += found.len();
-        let mut groups: Vec<(&str, &str, Vec<&Connection>)> = Vec::new();
-        for one in found {
-            let group = groups.iter_mut().find(|(path, reason, _)| {
-                *path == one.path.as_str() && *reason == one.reason.as_str()
-            });
-            match group {
-                Some((_, _, members)) => members.push(one),
-                None => groups.push((&one.path, &one.reason, vec![one])),
+        let mut groups: Vec<Vec<&Connection>> = Vec::new();
+        for one in connections.filter(|one| has(one, address)) {
+            let is_alike =
+                |other: &Connection| other.path == one.path && other.reason == one.reason;
+            match groups.iter_mut().find(|group| is_alike(group[0])) {
+                Some(group) => group.push(one),
+                None => groups.push(vec![one]),
             }
         }
-        for (path, reason, members) in groups {
-            is_good &= path != "host";
-            let _ = writeln!(
-                text,
-                "{}",
-                said(process, path, reason, &members, status.flows())
-            );
-        }
+        let groups = groups.iter();
+        all.extend(groups.map(|members| Group::of(process, members, status.flows())));
     }
-    if count_found == 0 {
+    if all.is_empty() {
         let name = &processes[0].program;
         return Err(format!(
             "{name} runs with the library and has no connection with {address} now"
         ));
     }
-    Ok((text, is_good))
+    Ok(all)
 }
 
-/// Some connections of one process that are alike.
-fn said(
-    process: &Process,
-    path: &str,
-    reason: &str,
-    members: &[&Connection],
-    flows: &[Flow],
-) -> String {
-    let first = members[0];
-    let rings: u64 = members.iter().map(|one| one.by_rings()).sum();
-    let kernel: u64 = members.iter().map(|one| one.by_kernel()).sum();
-    let (program, pid) = (&process.program, process.pid);
-    let which = match members.len() {
+fn text(groups: &[Group<'_>]) -> String {
+    groups.iter().map(|group| said(group) + "\n").collect()
+}
+
+/// A group for people.
+fn said(group: &Group<'_>) -> String {
+    let first = &group.connections[0];
+    let which = match group.connections.len() {
         1 => format!("{} - {}", first.local, first.remote),
         more => format!(
             "{more} connections, {} - {} for one",
             first.local, first.remote
         ),
     };
-    let how = match path {
+    let how = match group.path {
         "direct" => "by shared memory",
         "parked" => "not at all, until the next connection is made",
         "offload" => "by the adapter's engine",
         _ => "by the kernel",
     };
     let mut text = format!(
-        "{program}, pid {pid}: {which}\n  {how}; so far {}B by rings, {}B by the kernel\n",
-        count(rings),
-        count(kernel)
+        "{}, pid {}: {which}\n  {how}; so far {}B by rings, {}B by the kernel\n",
+        group.program,
+        group.pid,
+        count(group.bytes_by_rings),
+        count(group.bytes_by_kernel)
     );
-    if let Some((one, flow)) = members
-        .iter()
-        .find_map(|one| Some((one, flow::of(one, flows)?)))
-    {
-        if members.len() > 1 {
+    let mut reported = group.connections.iter();
+    if let Some((one, flow)) = reported.find_map(|one| Some((one, one.flow?))) {
+        if group.connections.len() > 1 {
             let _ = writeln!(text, "  one of them, {} - {}:", one.local, one.remote);
         }
         for line in flow::lines(flow) {
             let _ = writeln!(text, "  {line}");
         }
     }
-    if !reason.is_empty() {
-        let _ = writeln!(text, "  because: {reason}");
+    if !group.reason.is_empty() {
+        let _ = writeln!(text, "  because: {}", group.reason);
     }
-    if let Some(advice) = advice(reason) {
+    if let Some(advice) = group.advice {
         let _ = writeln!(text, "  advice:  {advice}");
     }
     text
@@ -295,7 +346,24 @@ mod tests {
     }
 
     fn explain(status: &Status, program: &str, address: &str) -> (String, bool) {
-        super::explain(status, program, address).expect("there are connections")
+        let groups = super::explain(status, program, address).expect("there are connections");
+        (text(&groups), groups.iter().all(Group::is_accelerated))
+    }
+
+    #[test]
+    fn json_has_the_groups_with_all_their_connections() {
+        let status = status();
+        let groups = super::explain(&status, "redis", ":6379").expect("there are connections");
+        let json = serde_json::to_value(&groups).expect("JSON");
+        let word = "a packet capture or a new firewall rule is to see it";
+        assert_eq!(json[0]["path"], "direct");
+        assert_eq!(json[0]["advice"], serde_json::Value::Null);
+        assert_eq!(json[1]["reason"], word);
+        assert!(json[1]["advice"].is_string(), "{json}");
+        assert_eq!(json[1]["bytes_by_kernel"], 1234);
+        assert_eq!(json[1]["connections"][1]["remote"], "127.0.0.1:50002");
+        assert!(json[1]["connections"][1].get("flow").is_none(), "{json}");
+        assert_eq!(json.as_array().map(Vec::len), Some(2));
     }
 
     #[test]
