@@ -1,9 +1,9 @@
 /* Signed as Rust's compiler signs, with more code than is searched in every program, and with calls
  * past libc. Then waits for the end of its standard input. */
 #include <stdio.h>
-#include <sys/syscall.h>
 
 #include "both.h"
+#include "past.h"
 
 __asm__(".pushsection .comment, \"MS\", @progbits, 1\n"
         ".string \"rustc version of a test\"\n"
@@ -11,18 +11,6 @@ __asm__(".pushsection .comment, \"MS\", @progbits, 1\n"
         ".pushsection .text\n"
         ".fill 17 << 20, 1, 0x90\n"
         ".popsection\n");
-
-static inline __attribute__((always_inline)) long past_libc(long number, long fd, char *byte)
-{
-    register long flags __asm__("r10") = 0, address __asm__("r8") = 0, length __asm__("r9") = 0;
-    long answer;
-    __asm__ volatile("mov %1, %%eax\n"
-                     "syscall"
-                     : "=&a"(answer)
-                     : "i"(number), "D"(fd), "S"(byte), "d"(1L), "r"(flags), "r"(address), "r"(length)
-                     : "rcx", "r11", "memory");
-    return answer;
-}
 
 int main(void)
 {

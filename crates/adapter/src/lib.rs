@@ -10,6 +10,7 @@
 //! - [`runtime_dir`], `listener`: where it and its clients meet; its lock and its socket there.
 //! - [`memfd`]: shared memory files with the types of `std`.
 //! - `status`, [`unserved`]: what programs' tables say, from the adapter and without one.
+//! - `unseen`: code in programs that makes socket calls past the library.
 //! - [`services`]: which processes of systemd's services have the library.
 //! - [`wire`]: one message and its descriptors, each way.
 //! - `diag`, `attributes`, `firewall`: the kernel's answers about sockets, messages of netlink,
@@ -44,6 +45,7 @@ pub mod services;
 mod slots;
 mod status;
 mod tables;
+mod unseen;
 pub mod unserved;
 pub mod wire;
 

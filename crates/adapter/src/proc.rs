@@ -403,6 +403,16 @@ impl Mappings {
         self.0.contains("/libtoehold.so") || self.have_table()
     }
 
+    /// The files that the process has mapped to execute them, with their paths as it sees them.
+    pub(crate) fn executed(&self) -> impl Iterator<Item = (FileKey, &str)> {
+        self.0.lines().filter_map(|line| {
+            let access = line.split_ascii_whitespace().nth(1)?;
+            let path = &line[line.find('/')?..];
+            let file = parse_mapping(line)?;
+            access.contains('x').then_some((file, path))
+        })
+    }
+
     /// Why the library in the process has not patched its system calls, where it says so: one
     /// mapping has the reason as its name.
     pub(crate) fn refusal(&self) -> Option<&str> {

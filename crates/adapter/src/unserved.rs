@@ -11,6 +11,7 @@ use crate::proc::{self, Environment, Mappings};
 use crate::registry::{Limits, Policy, Registry, TableId};
 use crate::status::{self, Client};
 use crate::tables::Tables;
+use crate::unseen::{Patching, Searched};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -35,6 +36,7 @@ pub fn find(runtime_dir: &Path, known: &BTreeSet<u32>) -> Found {
     let mut tables = Tables::default();
     let mut clients = Vec::new();
     let mut bare = Vec::new();
+    let mut searched = Searched::default();
     for pid in proc::processes() {
         let environment = Environment::of(pid);
         let said = environment.get("TOEHOLD_RUNTIME_DIR");
@@ -44,8 +46,13 @@ pub fn find(runtime_dir: &Path, known: &BTreeSet<u32>) -> Found {
         let Some(mappings) = Mappings::of(pid) else {
             continue;
         };
-        if let (Some(_), Some(refusal)) = (said, mappings.refusal()) {
-            bare.extend(Bare::with_library(pid, refusal));
+        if said.is_some() && mappings.have_library() {
+            let refusal = mappings.refusal().map(str::to_owned);
+            let refusal = refusal.or_else(|| {
+                let patching = patching(pid, &environment);
+                searched.reason(pid, &mappings, patching)
+            });
+            bare.extend(refusal.and_then(|refusal| Bare::with_library(pid, refusal)));
         }
         if known.contains(&pid) {
             continue;
@@ -75,6 +82,21 @@ pub fn find(runtime_dir: &Path, known: &BTreeSet<u32>) -> Found {
     Found {
         status: status.flatten(),
         bare,
+    }
+}
+
+/// Whether the calls of a process are to be patched, by its environment.
+fn patching(pid: u32, environment: &Environment) -> Patching {
+    let is_asked = environment
+        .get(PATCH_CALLS)
+        .is_some_and(|path| !path.is_empty());
+    let started = environment
+        .get(STARTED)
+        .and_then(|number| number.to_str()?.parse().ok());
+    match is_asked {
+        false => Patching::Off,
+        true if started.is_some() && started == proc::own_number(pid) => Patching::Run,
+        true => Patching::Executed,
     }
 }
 
@@ -203,7 +225,7 @@ impl Bare {
         })
     }
 
-    fn with_library(pid: u32, refusal: &str) -> Option<Bare> {
+    fn with_library(pid: u32, refusal: String) -> Option<Bare> {
         Some(Bare {
             pid,
             own_pid: proc::own_number(pid).unwrap_or(pid),
@@ -212,7 +234,7 @@ impl Bare {
             refused: None,
             is_to_be_patched: true,
             preload: None,
-            unpatched: Some(refusal.to_owned()),
+            unpatched: Some(refusal),
         })
     }
 }

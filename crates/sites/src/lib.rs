@@ -10,6 +10,7 @@
 //! - [`sweep`]: all instructions of a piece of code, in one pass from its start.
 //! - [`search`]: the instructions and branches around each system call, without a full sweep.
 //! - [`plan`]: the patch of each site, or the reason why a site cannot be patched.
+//! - [`numbers`]: which call a site makes, as far as it shows.
 //! - [`guarded`]: system calls that a signal handler of the program's undoes.
 //! - [`stub`]: the bytes of patches and stubs.
 //! - [`rewrite`]: the patches of a page, as one write.
@@ -27,6 +28,7 @@ pub mod elf;
 pub mod guarded;
 pub mod instruction;
 pub mod movable;
+pub mod numbers;
 pub mod plan;
 pub mod rewrite;
 pub mod search;

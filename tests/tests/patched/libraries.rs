@@ -1,4 +1,4 @@
-//! Libraries of Go in programs of C.
+//! Libraries that make their system calls themselves, in programs of C.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -89,4 +89,40 @@ fn a_library_of_go_that_cannot_be_patched_stays_on_the_kernel_and_status_says_wh
             _ => assert_eq!(said, ""),
         }
     }
+}
+
+/// As a library of Rust that makes its calls by rustix, or one that a static libc is linked into.
+#[test]
+fn another_library_whose_calls_go_past_libc_stays_on_the_kernel_and_status_says_why() {
+    if host::require(["cc"]).is_none() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("scratch");
+    let options = ["-O2", "-w", "-shared", "-fPIC", "-DLIBRARY"];
+    let library = compile_as("libpast.so", directory.path(), "cc", &options, "past.c");
+    let (path, place) = (library.display(), directory.path().display());
+    let options = [
+        "-O2".to_owned(),
+        "-w".to_owned(),
+        format!("-Wl,--no-as-needed,-rpath,{place}"),
+        path.to_string(),
+    ];
+    let options = options.each_ref().map(String::as_str);
+    let program = compile_as("program", directory.path(), "cc", &options, "past.c");
+    let plain = Waiting::start(&mut Command::new(&program)).end();
+    let toehold = Toehold::start();
+    let patched = Waiting::start(&mut toehold.patched(&program));
+    let told = said_by_status(&toehold, &patched);
+    assert!(
+        told.starts_with("library libpast.so makes socket calls past libc"),
+        "{told}"
+    );
+    let connections = toehold.connections();
+    let direct = connections.iter().filter(|one| one.is_direct()).count();
+    assert_eq!(direct, 0, "{connections:?}");
+    // The reason is told for a connection that the library has not seen.
+    let explained = toehold.asking(&["explain", "program", ":1"]).output();
+    let explained = String::from_utf8(explained.expect("it runs").stderr).expect("text");
+    assert!(explained.contains(&told), "{explained}");
+    assert_eq!(patched.end(), plain);
 }

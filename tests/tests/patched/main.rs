@@ -292,6 +292,12 @@ fn a_large_dynamic_program_is_searched_when_run_starts_it() {
         !connections.is_empty() && !connections.iter().any(Connection::is_direct),
         "{connections:?}"
     );
+    let bare = &toehold.status()["without_library"];
+    assert_eq!(bare.as_array().map(Vec::len), Some(1), "{bare}");
+    let reason = bare[0]["reason"].as_str().expect("text");
+    let begin =
+        "program program makes socket calls past libc, which are not patched: more than 16 MB";
+    assert!(reason.starts_with(begin), "{reason}");
     assert_eq!(by_shell.end(), plain);
 }
 

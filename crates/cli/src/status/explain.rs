@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use clap::Args;
 use serde::Serialize;
 
+use toehold_adapter::printable;
+
 use super::answer::{Connection, Flow, Process, Status};
 use super::count::count;
 use super::{flow, report, understood};
@@ -152,10 +154,17 @@ fn explain<'a>(status: &'a Status, program: &str, address: &str) -> Result<Vec<G
         process.program.contains(program) || process.pid.to_string() == program
     };
     let processes: Vec<&Process> = status.processes.iter().filter(is_named).collect();
+    let bare = status.without_library.iter();
+    let mut bare =
+        bare.filter(|one| one.program.contains(program) || one.pid.to_string() == program);
+    let because = bare.next().map_or_else(String::new, |one| {
+        let (name, reason) = (printable(&one.program), printable(&one.reason));
+        format!("\n{name}, pid {}: {reason}", one.pid)
+    });
     if processes.is_empty() {
         return Err(format!(
             "no program named {program} runs with the library of this adapter; start it with\n\
-             `toehold run`, or as a service: `toehold enable UNIT`"
+             `toehold run`, or as a service: `toehold enable UNIT`{because}"
         ));
     }
     let mut all = Vec::new();
@@ -176,7 +185,7 @@ fn explain<'a>(status: &'a Status, program: &str, address: &str) -> Result<Vec<G
     if all.is_empty() {
         let name = &processes[0].program;
         return Err(format!(
-            "{name} runs with the library and has no connection with {address} now"
+            "{name} runs with the library, which sees no connection with {address} now{because}"
         ));
     }
     Ok(all)

@@ -17,6 +17,7 @@ use toehold_freestanding::environment::variable;
 use toehold_freestanding::{call, errno, memory, objects};
 use toehold_sites::elf::Image;
 use toehold_sites::guarded::has_guarded;
+use toehold_sites::numbers::is_about_sockets;
 use toehold_sites::plan::{Patch, plan};
 use toehold_sites::rewrite::{Rewrite, by_page};
 use toehold_sites::stub::{Addresses, Overwrite, STUB_BYTES_MAX, TABLE_BYTES, overwrites, stub};
@@ -255,43 +256,6 @@ fn patch_code(
     Ok(())
 }
 
-/// Calls of programs with sockets. A program of Rust that makes none of these past libc needs no
-/// patches; the search for branches, which takes longest, is saved.
-const ABOUT_SOCKETS: [libc::c_long; 19] = [
-    libc::SYS_socket,
-    libc::SYS_socketpair,
-    libc::SYS_connect,
-    libc::SYS_bind,
-    libc::SYS_listen,
-    libc::SYS_accept,
-    libc::SYS_accept4,
-    libc::SYS_sendto,
-    libc::SYS_recvfrom,
-    libc::SYS_sendmsg,
-    libc::SYS_recvmsg,
-    libc::SYS_epoll_ctl,
-    libc::SYS_epoll_wait,
-    libc::SYS_epoll_pwait,
-    libc::SYS_epoll_pwait2,
-    libc::SYS_poll,
-    libc::SYS_ppoll,
-    libc::SYS_select,
-    libc::SYS_pselect6,
-];
-
-/// True when the code right before a site seems to load one of the numbers into eax: by `mov`, or
-/// by `push` and `pop` where it is optimised for size.
-fn shows_number(code: &[u8], site: usize, numbers: &[libc::c_long]) -> bool {
-    const LOOKED_AT: usize = 48;
-    let before = &code[site.saturating_sub(LOOKED_AT)..site];
-    let is_one = |number: u32| numbers.contains(&number.into());
-    (0..before.len()).any(|at| match before[at..] {
-        [0xb8, a, b, c, d, ..] => is_one(u32::from_le_bytes([a, b, c, d])),
-        [0x6a, n, 0x58, ..] => is_one(n.into()),
-        _ => false,
-    })
-}
-
 /// Plans the patches of all sites, in `room`. Returns how many there are: at least one.
 fn plan_all(code: &[u8], language: Language, room: &Memory<Patch>) -> Result<usize, Refusal> {
     let bits = Memory::<u64>::of(2 * words(code.len())).ok_or(Refusal::NoMemory)?;
@@ -318,8 +282,10 @@ fn plan_all(code: &[u8], language: Language, room: &Memory<Patch>) -> Result<usi
     if found == 0 || found > SITES_MAX {
         return Err(Refusal::NoSites);
     }
-    let is_about_sockets = |site: &usize| shows_number(code, *site, &ABOUT_SOCKETS);
-    if language == Language::Rust && !sites.first(found).iter().any(is_about_sockets) {
+    // A program of Rust that makes no calls about sockets past libc needs no patches. The search
+    // for branches, which takes longest, is saved.
+    let is_needed = |site: &usize| is_about_sockets(code, *site);
+    if language == Language::Rust && !sites.first(found).iter().any(is_needed) {
         return Err(Refusal::NoSites);
     }
     swept.search_branches(sites.first(found));

@@ -1,0 +1,228 @@
+//! Code in programs with the library that makes socket calls past libc and is not patched.
+//!
+//! The library patches programs of Go and Rust, and libraries of Go, and says where it could not.
+//! It does not search other code: that would take time from every program. So it is searched here,
+//! when somebody asks, in the files that a process executes.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+
+use toehold_sites::elf::{Image, PF_X, PT_LOAD, Segment};
+use toehold_sites::numbers::is_on_socket;
+use toehold_sites::sweep::{Bits, Swept, words};
+
+use crate::proc::Mappings;
+use crate::tables::FileKey;
+
+/// The files that were looked at, of all processes.
+#[derive(Debug, Default)]
+pub(crate) struct Searched(BTreeMap<FileKey, Option<Code>>);
+
+/// Whether the calls of a process are to be patched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Patching {
+    /// They are left alone.
+    Off,
+    /// They are patched in what `toehold run` has become.
+    Run,
+    /// They are patched in what another program has executed.
+    Executed,
+}
+
+/// Code that makes socket calls by its own instructions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Code {
+    language: Language,
+    is_large: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Language {
+    Go,
+    Rust,
+    Other,
+}
+
+/// Larger files are not read.
+const FILE_BYTES_MAX: u64 = 512 << 20;
+/// The library searches no more of a program of Rust that another program has executed
+/// (`toehold_preload::patched::within`). Of other programs no more is searched here.
+const CODE_BYTES_MAX: u64 = 16 << 20;
+/// Those of libc make its calls, which the library replaces by name.
+const OF_LIBC: [&str; 5] = ["ld-", "libc.", "libc-", "libpthread", "libtoehold."];
+
+impl Searched {
+    /// Why a process makes calls that the library does not see; `None` where it seems to make none.
+    pub(crate) fn reason(
+        &mut self,
+        pid: u32,
+        mappings: &Mappings,
+        patching: Patching,
+    ) -> Option<String> {
+        let program = fs::read_link(format!("/proc/{pid}/exe")).ok()?;
+        let mut executed = mappings.executed();
+        executed.find_map(|(file, path)| {
+            let name = path.rsplit('/').next().unwrap_or(path);
+            if OF_LIBC.iter().any(|begin| name.starts_with(begin)) {
+                return None;
+            }
+            let code = self.0.entry(file).or_insert_with(|| search(pid, path));
+            let is_program = program.as_os_str() == path;
+            let why = (*code)?.why(is_program, patching)?;
+            let what = if is_program { "program" } else { "library" };
+            let name: String = name.chars().take(NAME_CHARS_MAX).collect();
+            Some(format!(
+                "{what} {name} makes socket calls past libc, which are not patched: {why}; the \
+                 connections that it makes by them run on kernel TCP"
+            ))
+        })
+    }
+}
+
+/// So much of a file's name is told.
+const NAME_CHARS_MAX: usize = 64;
+
+impl Code {
+    /// Why such a program or library is not patched, if it is not.
+    fn why(self, is_program: bool, patching: Patching) -> Option<&'static str> {
+        match (self.language, is_program, patching) {
+            (Language::Other, true, _) => Some("only programs of Go and Rust are searched"),
+            (_, _, Patching::Off) => Some("--patch-calls is off"),
+            (Language::Go, _, _) | (Language::Rust, true, Patching::Run) => None,
+            (Language::Rust, true, _) => self.is_large.then_some(
+                "more than 16 MB of Rust's code are searched only in the program that toehold run \
+                 becomes",
+            ),
+            (_, false, _) => Some("only libraries of Go are searched"),
+        }
+    }
+}
+
+/// Looks for socket calls in a file that a process executes.
+fn search(pid: u32, path: &str) -> Option<Code> {
+    // Should it be another file by now, opening must not wait for anybody.
+    let mut options = OpenOptions::new();
+    options.read(true).custom_flags(libc::O_NONBLOCK);
+    let file = options.open(format!("/proc/{pid}/root{path}")).ok()?;
+    let status = file.metadata().ok()?;
+    if !status.is_file() || status.len() > FILE_BYTES_MAX {
+        return None;
+    }
+    let mut file = Parts {
+        file,
+        bytes: vec![0; status.len() as usize],
+    };
+    file.read(0, HEAD_BYTES);
+    let word = |bytes: &[u8], at: usize| bytes.get(at..)?.first_chunk().copied();
+    let sections = u64::from_le_bytes(word(&file.bytes, SECTIONS_AT)?);
+    file.read(sections, SECTION_BYTES_ALL);
+    let image = Image::parse(&file.bytes)?;
+    let small = image.sections().filter(|one| one.bytes <= HEAD_BYTES);
+    let small: Vec<_> = small.map(|one| (one.offset, one.bytes)).collect();
+    let segments: Vec<Segment> = image.segments().collect();
+    // Small sections have the compilers' signatures; segments of data begin with Go's.
+    for (offset, bytes) in small {
+        file.read(offset, bytes);
+    }
+    for segment in segments.iter().filter(|one| one.flags & PF_X == 0) {
+        file.read(segment.offset, segment.file_bytes.min(HEAD_BYTES));
+    }
+    let image = Image::parse(&file.bytes)?;
+    let language = match (image.is_go(), image.is_rust()) {
+        (true, _) => Language::Go,
+        (_, true) => Language::Rust,
+        _ => Language::Other,
+    };
+    let codes = segments.iter();
+    let codes: Vec<&Segment> = codes
+        .filter(|segment| segment.kind == PT_LOAD && segment.flags & PF_X != 0)
+        .collect();
+    let is_large = codes.iter().any(|code| code.file_bytes > CODE_BYTES_MAX);
+    if is_large && language == Language::Other {
+        return None;
+    }
+    let makes_calls = codes.into_iter().any(|code| {
+        file.read(code.offset, code.file_bytes);
+        let image = Image::parse(&file.bytes);
+        let code = image.and_then(|image| image.range(code.offset, code.file_bytes));
+        code.is_some_and(makes_socket_calls)
+    });
+    makes_calls.then_some(Code { language, is_large })
+}
+
+/// The head of a file, or of a segment: all that tells its language, and the headers of segments.
+const HEAD_BYTES: u64 = 64 << 10;
+/// Where a file says where the headers of its sections are (`e_shoff`).
+const SECTIONS_AT: usize = 40;
+/// The headers of as many sections as a file has at most, but for those of single functions.
+const SECTION_BYTES_ALL: u64 = 64 << 10;
+
+/// A file of which parts have been read; the others are zeros without memory. It is not mapped,
+/// because its owner may cut it off meanwhile.
+struct Parts {
+    file: File,
+    bytes: Vec<u8>,
+}
+
+impl Parts {
+    /// Reads as much of a part as there is.
+    fn read(&mut self, from: u64, bytes: u64) {
+        let all = self.bytes.len() as u64;
+        let to = from.saturating_add(bytes).min(all);
+        if from < to {
+            let part = &mut self.bytes[from as usize..to as usize];
+            // Zeros are no signature and no system call.
+            let _ = self.file.read_exact_at(part, from);
+        }
+    }
+}
+
+fn makes_socket_calls(code: &[u8]) -> bool {
+    let mut bits = vec![0; 2 * words(code.len())];
+    let (starts, targets) = bits.split_at_mut(words(code.len()));
+    let mut swept = Swept::new(code, Bits { starts, targets });
+    let mut is_one = false;
+    swept.search(0..code.len(), |site| is_one |= is_on_socket(code, site));
+    is_one
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_patched_needs_no_reason() {
+        let code = |language, is_large| Code { language, is_large };
+        let why = |code: Code, is_program, patching| code.why(is_program, patching).is_some();
+        for (language, is_large, is_program, patching, expected) in [
+            (Language::Go, true, true, Patching::Executed, false),
+            (Language::Go, true, false, Patching::Run, false),
+            (Language::Go, false, false, Patching::Off, true),
+            (Language::Rust, true, true, Patching::Run, false),
+            (Language::Rust, false, true, Patching::Executed, false),
+            (Language::Rust, true, true, Patching::Executed, true),
+            (Language::Rust, false, false, Patching::Run, true),
+            (Language::Other, false, true, Patching::Run, true),
+        ] {
+            let why = why(code(language, is_large), is_program, patching);
+            assert_eq!(
+                why, expected,
+                "{language:?} {is_large} {is_program} {patching:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn socket_calls_are_found_in_libc() {
+        let maps = fs::read_to_string("/proc/self/maps").expect("ours");
+        let libc = maps.lines().find(|line| line.contains("/libc.so"));
+        let libc = libc.and_then(|line| line.find('/').map(|at| &line[at..]));
+        let found = libc.and_then(|path| search(std::process::id(), path));
+        assert_eq!(
+            found.map(|code| code.language),
+            libc.map(|_| Language::Other)
+        );
+        assert!(search(std::process::id(), "/nowhere").is_none());
+    }
+}
