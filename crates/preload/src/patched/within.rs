@@ -13,7 +13,7 @@
 use core::slice;
 use core::sync::atomic::{AtomicU8, Ordering};
 
-use toehold_freestanding::environment::variable;
+use toehold_freestanding::environment::{variable, variables};
 use toehold_freestanding::{call, errno, memory, objects};
 use toehold_sites::elf::Image;
 use toehold_sites::guarded::has_guarded;
@@ -68,6 +68,10 @@ pub(super) fn is_wanted() -> bool {
     let answer = WANTED.load(Ordering::Relaxed);
     if answer != UNKNOWN {
         return answer == YES;
+    }
+    // Asked before libc has begun: the next one is told.
+    if variables().is_null() {
+        return false;
     }
     // SAFETY: no code of the program has run, so nobody changes the environment; the value is not
     // used later.
