@@ -403,6 +403,12 @@ impl Mappings {
         self.0.contains("/libtoehold.so") || self.have_table()
     }
 
+    /// Whether the process executes the library. An adapter has tables, and does not.
+    pub(crate) fn execute_library(&self) -> bool {
+        let mut executed = self.executed();
+        executed.any(|(_, path)| path.contains("/libtoehold.so"))
+    }
+
     /// The files that the process has mapped to execute them, with their paths as it sees them.
     pub(crate) fn executed(&self) -> impl Iterator<Item = (FileKey, &str)> {
         self.0.lines().filter_map(|line| {
@@ -517,6 +523,16 @@ mod tests {
         let named = of("3-4 ---p 00000000 00:01 9 /memfd:toehold-unpatched:it: is so (deleted)");
         assert_eq!(named.refusal(), Some("it: is so"));
         assert_eq!(of("5-6 rw-p 00000000 00:00 0").refusal(), None);
+    }
+
+    #[test]
+    fn a_process_with_a_table_does_not_execute_the_library() {
+        let of = |line: &str| Mappings(format!("1-2 r-xp 00000000 fd:01 7 /bin/true\n{line}\n"));
+        let adapter = of("3-4 rw-s 00000000 00:01 9 /memfd:toehold-table (deleted)");
+        assert!(adapter.have_library() && !adapter.execute_library());
+        assert!(!of("3-4 r--p 00000000 fd:01 8 /opt/a b/libtoehold.so").execute_library());
+        let program = of("3-4 r-xp 00000000 fd:01 8 /opt/a b/libtoehold.so (deleted)");
+        assert!(program.execute_library());
     }
 
     #[test]

@@ -46,7 +46,7 @@ pub fn find(runtime_dir: &Path, known: &BTreeSet<u32>) -> Found {
         let Some(mappings) = Mappings::of(pid) else {
             continue;
         };
-        if said.is_some() && mappings.have_library() {
+        if said.is_some() && mappings.execute_library() {
             let refusal = mappings.refusal().map(str::to_owned);
             let refusal = refusal.or_else(|| {
                 let patching = patching(pid, &environment);
