@@ -300,12 +300,25 @@ fn inherit(command: &mut Command, descriptors: Vec<(RawFd, RawFd)>) {
     unsafe { command.pre_exec(place) };
 }
 
-/// Answers `upgraded PORT` questions until the client is gone; counts questions' final answers.
+/// Answers `upgraded PORT` questions until the client is gone; counts questions' final answers. Is
+/// the operator, too, at the client's word: `detach`, `attach`.
 fn answer(toehold: &Toehold, oracle: UnixStream, is_upgraded: Upgraded) -> (usize, usize) {
     let mut replies = oracle.try_clone().expect("a descriptor");
     let (mut asked, mut upgraded) = (0, 0);
     let mut last_port = None;
     for line in BufReader::new(oracle).lines().map_while(Result::ok) {
+        let operator: Option<fn(&Toehold) -> u32> = match line.as_str() {
+            "detach" => Some(Toehold::detach_all),
+            "attach" => Some(Toehold::attach_all),
+            _ => None,
+        };
+        if let Some(act) = operator {
+            act(toehold);
+            if replies.write_all(b"y").is_err() {
+                break;
+            }
+            continue;
+        }
         let port: u16 = line
             .rsplit(' ')
             .next()

@@ -5,7 +5,9 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use crate::Case;
-use crate::role::{Pair, drain, is_upgraded_where_expected, receive_all, sample, send_all, shown};
+use crate::role::{
+    Pair, ask_harness, drain, is_upgraded_where_expected, receive_all, sample, send_all, shown,
+};
 use crate::sys::{self, Fd};
 
 pub(crate) const CASES: &[Case] = &[
@@ -13,6 +15,10 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair("cloexec_connection_ends_at_exec", exec_closes),
     Case::pair("every_call_that_executes_keeps_the_stream", every_call),
     Case::pair("forked_child_executes_with_the_connection", forked_child),
+    Case::pair(
+        "spawned_child_inherits_a_connection_that_was_sent_to_the_kernel",
+        spawned_child_after_a_detach,
+    ),
     Case::pair("duplicates_survive_an_exec", duplicates),
     Case::pair("exec_that_fails_changes_nothing", failing),
     Case::pair("executed_program_goes_on_for_long", for_long),
@@ -61,6 +67,7 @@ pub(crate) fn executed(arguments: &[&str]) {
         ["after-exec", fd] => after_exec(number(fd)),
         ["chain", fd, call] => chain(number(fd), number(call) as usize),
         ["child", fd] => child(number(fd)),
+        ["answered", fd] => answered(number(fd)),
         ["copies", fd, copy] => copies(number(fd), number(copy)),
         ["long", fd] => long(number(fd)),
         ["drain", fd] => drain_it(number(fd)),
@@ -219,6 +226,40 @@ fn child(fd: Fd) {
     let mut bye = [0; 3];
     receive_all(fd, &mut bye);
     println!("child heard -> {}", shown(&bye));
+}
+
+/// An operator sends an idle connection back to the kernel, of which neither role has heard when a
+/// child is spawned.
+fn spawned_child_after_a_detach(pair: &Pair) {
+    if pair.server() {
+        pair.step();
+        keep_open(pair.fd);
+        let program = std::env::current_exe().expect("a running program has a path");
+        let mut command = Command::new(program);
+        command.args(["executed", "answered", &pair.fd.to_string()]);
+        let mut child = command.spawn().expect("it runs");
+        pair.say("child", child.wait().expect("a child"));
+        pair.step();
+    } else {
+        let looked = sys::recv(pair.fd, &mut [0; 8], libc::MSG_DONTWAIT);
+        pair.say("looked", looked);
+        ask_harness("detach");
+        pair.step();
+        pair.arrived(pair.fd, 1000);
+        send_all(pair.fd, b"ok");
+        let mut bytes = vec![0; 1000];
+        receive_all(pair.fd, &mut bytes);
+        pair.say("right", bytes == sample(1000));
+        pair.step();
+        ask_harness("attach");
+    }
+}
+
+fn answered(fd: Fd) {
+    send_all(fd, &sample(1000));
+    let mut answer = [0; 2];
+    receive_all(fd, &mut answer);
+    println!("answer -> {answer:?}");
 }
 
 fn duplicates(pair: &Pair) {

@@ -292,11 +292,16 @@ fn own_port(fd: Fd) -> u16 {
 }
 
 fn oracle_says_upgraded(port: u16) -> bool {
+    ask_harness(&format!("upgraded {port}"))
+}
+
+/// Asks or tells the harness something, from the client: its answer.
+pub(crate) fn ask_harness(what: &str) -> bool {
     use std::io::{Read, Write};
     // SAFETY: the harness gave us this descriptor; the stream is forgotten below, so it stays open.
     let mut oracle = unsafe { UnixStream::from_raw_fd(ORACLE_FD) };
     let mut answer = [0];
-    let asked = oracle.write_all(format!("upgraded {port}\n").as_bytes());
+    let asked = oracle.write_all(format!("{what}\n").as_bytes());
     let answered = asked.and_then(|()| oracle.read_exact(&mut answer));
     std::mem::forget(oracle);
     answered.is_ok() && answer[0] == b'y'

@@ -189,7 +189,10 @@ fn come_down(connection: &Connection, end: &End<'_>, command: u32) -> Result<(),
     if is_lost {
         return Err(fault_of_peer(connection, Fault::Record));
     }
-    let is_attentive = || end.theirs().wake.abandoned.load(SIDE_SEEN).is(0);
+    // A peer that refuses has brought its own direction down and expects that of ours: it needs no
+    // call. A program without rings may read beside it, and would take a doorbell for data.
+    let wake = &end.theirs().wake;
+    let is_attentive = || wake.refuse.load(SIDE_SEEN).is(0) && wake.abandoned.load(SIDE_SEEN).is(0);
     match command {
         // Both directions are to come down: a peer that sleeps should hear of it.
         COMMAND_DETACH | COMMAND_EVICT if is_attentive() => notifier::ring_if_open(connection, end),
