@@ -16,8 +16,21 @@ use crate::proc::Mappings;
 use crate::tables::FileKey;
 
 /// The files that were looked at, of all processes.
-#[derive(Debug, Default)]
-pub(crate) struct Searched(BTreeMap<FileKey, Option<Code>>);
+#[derive(Debug)]
+pub(crate) struct Searched {
+    files: BTreeMap<FileKey, Option<Code>>,
+    /// Processes and files are others' and may be many: no more is read.
+    bytes_left: u64,
+}
+
+impl Default for Searched {
+    fn default() -> Searched {
+        Searched {
+            files: BTreeMap::new(),
+            bytes_left: BYTES_MAX,
+        }
+    }
+}
 
 /// Whether the calls of a process are to be patched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +59,8 @@ enum Language {
 
 /// Larger files are not read.
 const FILE_BYTES_MAX: u64 = 512 << 20;
+/// As much is read of all files.
+const BYTES_MAX: u64 = 1 << 30;
 /// The library searches no more of a program of Rust that another program has executed
 /// (`toehold_preload::patched::within`). Of other programs no more is searched here.
 const CODE_BYTES_MAX: u64 = 16 << 20;
@@ -67,7 +82,9 @@ impl Searched {
             if OF_LIBC.iter().any(|begin| name.starts_with(begin)) {
                 return None;
             }
-            let code = self.0.entry(file).or_insert_with(|| search(pid, path));
+            let bytes_left = &mut self.bytes_left;
+            let code = self.files.entry(file);
+            let code = code.or_insert_with(|| search(pid, path, bytes_left));
             let is_program = program.as_os_str() == path;
             let why = (*code)?.why(is_program, patching)?;
             let what = if is_program { "program" } else { "library" };
@@ -100,7 +117,7 @@ impl Code {
 }
 
 /// Looks for socket calls in a file that a process executes.
-fn search(pid: u32, path: &str) -> Option<Code> {
+fn search(pid: u32, path: &str, bytes_left: &mut u64) -> Option<Code> {
     // Should it be another file by now, opening must not wait for anybody.
     let mut options = OpenOptions::new();
     options.read(true).custom_flags(libc::O_NONBLOCK);
@@ -112,6 +129,7 @@ fn search(pid: u32, path: &str) -> Option<Code> {
     let mut file = Parts {
         file,
         bytes: vec![0; status.len() as usize],
+        bytes_left,
     };
     file.read(0, HEAD_BYTES);
     let word = |bytes: &[u8], at: usize| bytes.get(at..)?.first_chunk().copied();
@@ -160,17 +178,20 @@ const SECTION_BYTES_ALL: u64 = 64 << 10;
 
 /// A file of which parts have been read; the others are zeros without memory. It is not mapped,
 /// because its owner may cut it off meanwhile.
-struct Parts {
+struct Parts<'a> {
     file: File,
     bytes: Vec<u8>,
+    bytes_left: &'a mut u64,
 }
 
-impl Parts {
+impl Parts<'_> {
     /// Reads as much of a part as there is.
     fn read(&mut self, from: u64, bytes: u64) {
         let all = self.bytes.len() as u64;
         let to = from.saturating_add(bytes).min(all);
-        if from < to {
+        let needed = to.saturating_sub(from);
+        if needed > 0 && needed <= *self.bytes_left {
+            *self.bytes_left -= needed;
             let part = &mut self.bytes[from as usize..to as usize];
             // Zeros are no signature and no system call.
             let _ = self.file.read_exact_at(part, from);
@@ -218,11 +239,16 @@ mod tests {
         let maps = fs::read_to_string("/proc/self/maps").expect("ours");
         let libc = maps.lines().find(|line| line.contains("/libc.so"));
         let libc = libc.and_then(|line| line.find('/').map(|at| &line[at..]));
-        let found = libc.and_then(|path| search(std::process::id(), path));
+        let mut bytes_left = BYTES_MAX;
+        let mut search = |path| search(std::process::id(), path, &mut bytes_left);
+        let found = libc.and_then(&mut search);
         assert_eq!(
             found.map(|code| code.language),
             libc.map(|_| Language::Other)
         );
-        assert!(search(std::process::id(), "/nowhere").is_none());
+        assert!(search("/nowhere").is_none());
+        assert!((1..BYTES_MAX).contains(&bytes_left));
+        let mut search = |path| super::search(std::process::id(), path, &mut 0);
+        assert!(libc.and_then(&mut search).is_none());
     }
 }
