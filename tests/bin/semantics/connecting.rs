@@ -280,12 +280,19 @@ fn port_is_left(role: &Role) {
     }
     let port = role.hear_port();
     let own = |fd| sys::name(fd, false).expect("a name").2;
-    let is_refused = |fd| role.say("refused", sys::connect(fd, role.family, unused_port(role)));
-    let first = sys::socket(role.family, 0);
-    is_refused(first);
-    let left = own(first);
-    let second = sys::socket(role.family, 0);
-    role.say("bind to what is left", bind_any(second, role.family, left));
+    let is_refused = |fd| {
+        let result = sys::connect(fd, role.family, unused_port(role));
+        assert!(result.is(libc::ECONNREFUSED), "{result:?}");
+    };
+    let (first, left, second) = loop {
+        let (first, second) = (sys::socket(role.family, 0), sys::socket(role.family, 0));
+        is_refused(first);
+        let left = own(first);
+        if bind_any(second, role.family, left).0.is_ok() {
+            break (first, left, second);
+        }
+        // Somebody else was faster.
+    };
     let third = sys::socket(role.family, 0);
     role.say("bind", bind_any(third, role.family, 0));
     let bound = own(third);
