@@ -468,9 +468,11 @@ impl Call {
             // A bad pointer is the call's own error.
             libc::EFAULT if self.done > 0 => Ok(self.done),
             error if self.done > 0 => {
-                // A Unix socket's goes with a receive that looked for more: see `ended`.
                 if Kind::of(connection) == Kind::Tcp || self.done >= self.least {
                     pending_errors::keep_for_next_call(connection, error);
+                } else if error == libc::ECONNRESET {
+                    // A Unix socket's goes with a receive that looked for more: see `ended`.
+                    let _ = unix::told(connection);
                 }
                 Ok(self.done)
             }
