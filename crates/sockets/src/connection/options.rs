@@ -87,7 +87,12 @@ pub(crate) fn get(connection: &Connection, level: i32, name: i32) -> Option<i32>
             .or_else(|| {
                 let end = connection.end()?;
                 let error = sys::getsockopt(connection.fd, level, name).ok()?;
-                let error = true_error(connection, error);
+                let error = match error {
+                    // The answer to a doorbell that came behind the peer's end (tcp_reset,
+                    // `TCP_CLOSE_WAIT`).
+                    libc::EPIPE if resets::was_closed_cleanly(connection, &end) => 0,
+                    error => true_error(connection, error),
+                };
                 let unix = || unix::error_at_end(connection, &end);
                 Some(if error != 0 {
                     error
