@@ -90,7 +90,7 @@ fn end_channel(connection: &Connection, end: &End<'_>) {
     sleepers::set_wake(end, WakeWord::None);
     // Without the lock nobody looks, and nothing is taken off the carrier: the kernel resets when
     // something is left there, and the peer is not told that all was read.
-    let unread = takeover::lock_receiving(connection).map(|_held| leaves_unread(connection, end));
+    let left = takeover::lock_receiving(connection).map(|_held| look_at_rest(connection, end));
     // A thread that cannot have this lock says all the same that it ends. The word is stored by
     // nobody else at the last close, and a peer that finds it too early is not told that the end is
     // clean.
@@ -98,17 +98,38 @@ fn end_channel(connection: &Connection, end: &End<'_>) {
     if tx.is_some() {
         direction::settle(connection, end);
     }
-    let clean = unread == Some(false)
-        && tx.is_some()
-        && sys::bytes_waiting(connection.number()) <= 0
-        && !resets::are_wanted(connection);
+    let clean = left == Some(Rest::Nothing) && tx.is_some() && !resets::are_wanted(connection);
     end.close(clean);
-    if unread == Some(true) && Carrier::of(connection).has_linger() {
+    if left == Some(Rest::InRing) && Carrier::of(connection).has_linger() {
         // RFC 1122, 4.2.2.13: closing with received data pending sends a reset, "to show that data
         // was lost".
         sys::set_linger(connection.number(), [1, 0]);
     }
     notifier::notify_of_end(connection, end);
+}
+
+/// Where bytes of the peer's are left unread at the last close.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Rest {
+    Nothing,
+    InRing,
+    OnCarrier,
+}
+
+/// Looks for such bytes, and takes doorbells off the carrier. One may come between two looks,
+/// behind bytes that have been read: it is no rest. One that comes later is known for what it is
+/// ([`End::is_reset_by_doorbell`]). The caller holds the receive lock.
+fn look_at_rest(connection: &Connection, end: &End<'_>) -> Rest {
+    const LOOKS_MAX: usize = 4;
+    for _ in 0..LOOKS_MAX {
+        if leaves_unread(connection, end) {
+            return Rest::InRing;
+        }
+        if sys::bytes_waiting(connection.number()) <= 0 {
+            return Rest::Nothing;
+        }
+    }
+    Rest::OnCarrier
 }
 
 /// True when bytes in the ring are left unread. When not, takes doorbells off the carrier: nobody
