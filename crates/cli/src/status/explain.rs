@@ -150,14 +150,14 @@ fn may_be_address(text: &str) -> bool {
 /// # Errors
 /// When there is nothing to explain.
 fn explain<'a>(status: &'a Status, program: &str, address: &str) -> Result<Vec<Group<'a>>, String> {
-    let is_named = |process: &&Process| {
-        process.program.contains(program) || process.pid.to_string() == program
-    };
-    let processes: Vec<&Process> = status.processes.iter().filter(is_named).collect();
-    let bare = status.without_library.iter();
-    let mut bare =
-        bare.filter(|one| one.program.contains(program) || one.pid.to_string() == program);
-    let because = bare.next().map_or_else(String::new, |one| {
+    let is_named = |name: &str, pid: u32| name.contains(program) || pid.to_string() == program;
+    let processes = status.processes.iter();
+    let processes: Vec<&Process> = processes
+        .filter(|one| is_named(&one.program, one.pid))
+        .collect();
+    let mut bare = status.without_library.iter();
+    let bare = bare.find(|one| is_named(&one.program, one.pid));
+    let because = bare.map_or_else(String::new, |one| {
         let (name, reason) = (printable(&one.program), printable(&one.reason));
         format!("\n{name}, pid {}: {reason}", one.pid)
     });
