@@ -28,8 +28,8 @@ pub(super) fn control_early(
     fd: i32,
     event: Option<epoll_event>,
 ) -> Option<Result<(), i32>> {
-    // Held: another thread may have put it into the kernel and not yet into our table.
     let epoll = epoll(number)?;
+    // Held: another thread may have put it into the kernel and not yet into our table.
     let has_any = || descriptors::early_registrations(fd) != 0 || EARLY_LOCK.is_held();
     match operation {
         libc::EPOLL_CTL_ADD => {
