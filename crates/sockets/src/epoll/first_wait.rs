@@ -20,7 +20,7 @@ use crate::epoll::instance::{Epoll, Instance, NOT_YET};
 use crate::epoll::kernel_registrations::{kernel_has_programs, modify_kernels};
 use crate::epoll::membership::{hold_members, is_anothers, take_members_from_kernel};
 use crate::epoll::nested::take_nested;
-use crate::epoll::registration::{NEXT_UNUSED, ONESHOT, Registration, State, registration};
+use crate::epoll::registration::{ONESHOT, Registration, State, registration};
 use crate::lock::mutex::Mutex;
 use crate::offload::awaiting;
 use crate::process;
@@ -65,7 +65,7 @@ fn begin_all(instance: Instance) {
 
 /// The caller holds [`LOCK`].
 fn begin(instance: Instance) {
-    let Instance { epoll, number, .. } = instance;
+    let epoll = instance.epoll;
     if epoll.waits.load(Ordering::Relaxed) != NOT_YET || !instance.is_open() {
         return;
     }
@@ -74,11 +74,8 @@ fn begin(instance: Instance) {
     fence(Ordering::SeqCst);
     // Whoever adds an unconnected socket from here on knows.
     drop(EARLY_LOCK.lock());
-    for n in 1..NEXT_UNUSED.load(Ordering::Relaxed) {
-        let Some(one) = registration(n) else { break };
-        if one.epoll.load(Ordering::Relaxed) == number {
-            make_up_for(epoll, n, one);
-        }
+    for (n, one) in epoll.registrations() {
+        make_up_for(epoll, n, one);
     }
     take_nested(epoll);
     // The kernel refuses circles. One that is removed meanwhile gives its place to the last, which

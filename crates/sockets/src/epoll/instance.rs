@@ -2,7 +2,7 @@
 
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
-use crate::epoll::registration::{NEXT_UNUSED, Registration, State, registration, tells_once};
+use crate::epoll::registration::{self, Registration, State, tells_once};
 use crate::lock;
 use crate::memory::chunks::Chunks;
 use crate::memory::pairs::Pair;
@@ -284,23 +284,16 @@ impl Epoll {
         match self.tells_once.load(Ordering::Relaxed) {
             0 => false,
             ONCE_KNOWN => self
-                .registrations(|one| one.is_kernels() && tells_once(one.events()))
-                .next()
-                .is_some(),
+                .registrations()
+                .any(|(_, one)| one.is_kernels() && tells_once(one.events())),
             _ => true,
         }
     }
 
-    /// The registrations with this instance of which `is_it` holds.
-    pub(super) fn registrations(
-        &self,
-        is_it: impl Fn(&Registration) -> bool,
-    ) -> impl Iterator<Item = u32> {
+    /// The registrations with this instance, with their numbers.
+    pub(super) fn registrations(&self) -> impl Iterator<Item = (u32, &'static Registration)> {
         let number = self.number.load(Ordering::Relaxed);
-        (1..NEXT_UNUSED.load(Ordering::Relaxed)).filter(move |n| {
-            registration(*n)
-                .is_some_and(|one| one.epoll.load(Ordering::Relaxed) == number && is_it(one))
-        })
+        registration::all().filter(move |(_, one)| one.epoll.load(Ordering::Relaxed) == number)
     }
 
     pub(super) fn known_nested(&self) -> &[Nested] {

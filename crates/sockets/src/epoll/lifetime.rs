@@ -11,9 +11,7 @@ use crate::epoll::first_wait;
 use crate::epoll::instance::{EPOLLS, EPOLLS_MAX, epoll};
 use crate::epoll::membership::{is_anothers, set_resting_wake};
 use crate::epoll::nested::forget_nested;
-use crate::epoll::registration::{
-    FREE_LOCK, NEXT_UNUSED, State, TAG, free_registration, registration, unlink,
-};
+use crate::epoll::registration::{FREE_LOCK, State, TAG, free_registration, unlink};
 use crate::process::{self, descriptors};
 use crate::system::{faults, sys};
 
@@ -99,18 +97,15 @@ pub(crate) fn closing(number: u32, fd: i32) {
             word.store(0, Ordering::Relaxed);
         }
     }
-    for n in 1..NEXT_UNUSED.load(Ordering::Relaxed) {
-        let Some(one) = registration(n) else { break };
-        if one.state() == State::Early && one.epoll.load(Ordering::Relaxed) == number {
+    for (n, one) in epoll.registrations() {
+        if one.state() == State::Early {
             let _held = EARLY_LOCK.lock();
             if one.state() == State::Early {
                 forget_early(n);
                 continue;
             }
         }
-        if one.connection.load(Ordering::Relaxed) != 0
-            && one.epoll.load(Ordering::Relaxed) == number
-        {
+        if one.connection.load(Ordering::Relaxed) != 0 {
             if let Some(connection) = one.behind() {
                 let _members = connection.local.membership.lock();
                 unlink(&connection, n);
@@ -156,11 +151,8 @@ pub(crate) fn forked() {
         }
         epoll.pair_count.store(0, Ordering::Relaxed);
         epoll.polled.store(0, Ordering::Relaxed);
-        for n in 1..NEXT_UNUSED.load(Ordering::Relaxed) {
-            let Some(one) = registration(n) else { break };
-            if one.epoll.load(Ordering::Relaxed) == number && one.is_ours() {
-                epoll.link_polled(one, n);
-            }
+        for (n, one) in epoll.registrations().filter(|(_, one)| one.is_ours()) {
+            epoll.link_polled(one, n);
         }
     }
 }

@@ -19,8 +19,8 @@ use crate::epoll::kernel_registrations::{kernel_has_ours, kernel_has_programs, r
 use crate::epoll::lists::{push_ready, remove_polled, remove_ready};
 use crate::epoll::nested::give_nested;
 use crate::epoll::registration::{
-    ANSWER_EVENTS, NEXT_UNUSED, ONESHOT, Registration, State, TAG, each_registration,
-    free_registration, is_only_member, registration, tag, unlink,
+    self, ANSWER_EVENTS, ONESHOT, Registration, State, TAG, each_registration, free_registration,
+    is_only_member, registration, tag, unlink,
 };
 use crate::system::sys;
 use crate::waiting::seen_waits;
@@ -187,10 +187,7 @@ pub(crate) fn each_instance(connection: &Connection, fd: i32, mut each: impl FnM
 /// The kernel gets the program's own data for one-shots, and for instances inside others, in those
 /// instances for which `concerns` holds.
 fn give_one_shots(concerns: impl Fn(i32) -> bool) {
-    for n in 1..NEXT_UNUSED.load(Ordering::Relaxed) {
-        let Some(one) = registration(n).filter(|one| !one.is_inherited()) else {
-            continue;
-        };
+    for (_, one) in registration::all().filter(|(_, one)| !one.is_inherited()) {
         let Some(epoll) = epoll(one.epoll.load(Ordering::Relaxed)) else {
             return;
         };

@@ -19,9 +19,7 @@ use toehold_channel::table::Mode;
 
 use crate::direction::{doorbells, takeover};
 use crate::epoll::instance::{BATCH, EPOLLS_MAX, Epoll, NESTED_MAX, Nested, epoll, needs_library};
-use crate::epoll::registration::{
-    EDGE, ONESHOT, READABLE, Registration, registration, tag_nested, untag_nested,
-};
+use crate::epoll::registration::{EDGE, ONESHOT, READABLE, tag_nested, untag_nested};
 use crate::process::{self, descriptors};
 use crate::system::sys;
 
@@ -284,10 +282,9 @@ impl Epoll {
     /// there were some.
     fn takes_doorbells_off(&self) -> bool {
         let mut any = false;
-        let all = self.registrations(Registration::is_ours);
-        for n in all.take(TIDIED_MAX) {
-            let connection = registration(n).and_then(|one| one.behind());
-            let Some(connection) = connection else {
+        let ours = self.registrations().filter(|(_, one)| one.is_ours());
+        for (_, one) in ours.take(TIDIED_MAX) {
+            let Some(connection) = one.behind() else {
                 continue;
             };
             let end = connection.inside();

@@ -15,7 +15,7 @@ use crate::epoll::instance::{Epoll, epoll};
 use crate::epoll::kernel_registrations::kernel_has_programs;
 use crate::epoll::membership::{is_anothers, leave};
 use crate::epoll::registration::{
-    ANSWER_EVENTS, NEXT_UNUSED, Registration, State, each_registration, registration, tag,
+    self, ANSWER_EVENTS, Registration, State, each_registration, tag,
 };
 use crate::process::descriptors;
 use crate::system::sys;
@@ -49,8 +49,7 @@ pub(super) fn outlives_descriptor(
 
 /// A descriptor of ours has got another number.
 pub(crate) fn moved(fd: i32, to: i32) {
-    for n in 1..NEXT_UNUSED.load(Ordering::Relaxed) {
-        let Some(one) = registration(n) else { return };
+    for (n, one) in registration::all() {
         let is_it = one
             .duplicate
             .compare_exchange(fd + 1, to + 1, Ordering::Relaxed, Ordering::Relaxed)

@@ -72,7 +72,7 @@ static REGISTRATIONS: Chunks<Registration, CHUNK_LOG2, { REGISTRATIONS_MAX >> CH
     Chunks::new();
 pub(super) static FREE_LOCK: lock::Private = lock::Private::new();
 static FREE_HEAD: AtomicU32 = AtomicU32::new(0);
-pub(super) static NEXT_UNUSED: AtomicU32 = AtomicU32::new(1);
+static NEXT_UNUSED: AtomicU32 = AtomicU32::new(1);
 /// Upper half of our tags; a program whose own data begins with it keeps the kernel's epoll.
 pub(super) static TAG: AtomicU32 = AtomicU32::new(0);
 
@@ -82,6 +82,11 @@ pub(super) fn registration(number: u32) -> Option<&'static Registration> {
         return None;
     }
     REGISTRATIONS.get(number as usize)
+}
+
+/// All that were ever made, with their numbers, those that are gone too.
+pub(super) fn all() -> impl Iterator<Item = (u32, &'static Registration)> {
+    (1..NEXT_UNUSED.load(Ordering::Relaxed)).map_while(|n| Some((n, registration(n)?)))
 }
 
 pub(super) fn tag(number: u32) -> u64 {
