@@ -239,7 +239,7 @@ fn idle_connections_follow_a_capture_with_one_that_is_used() {
 
 /// Two programs that never sleep, because their spinning always pays, are told of the end of a
 /// capture as others are: both ends of their idle connections come back while they use another one,
-/// whichever hears of it first.
+/// whichever hears of it first. During the capture `status` has none of them in memory.
 #[test]
 fn idle_connections_come_back_to_programs_that_never_sleep() {
     let Some(mut observed) = Observed::start(&[]) else {
@@ -248,16 +248,24 @@ fn idle_connections_come_back_to_programs_that_never_sleep() {
     let pids = [&observed.crowd.client, &observed.crowd.server].map(Running::pid);
     let ends = &pids.map(Ends::of);
     let namespace = &observed.namespace;
-    let (left, down) = observed.crowd.while_alone(|| {
+    let toehold = &observed.toehold;
+    let (left, direct, down) = observed.crowd.while_alone(|| {
         let socket = PacketSocket::open(namespace);
         let claims: [Claim; 2] = [ends::is_told, ends::sends_by_kernel];
         let left = follow("alone", Instant::now(), ends, claims);
+        // An end that receives nothing has not noted yet that its peer sends by the kernel.
+        let connections = toehold.connections();
+        let direct = connections
+            .iter()
+            .filter(|one| one.value["path"] == "direct")
+            .count();
         drop(socket);
         let mut down = ends.each_ref().map(|it| it.without(ends::sends_by_ring));
         wait_until(TIME_LIMIT, || down.each_mut().map(Waiting::count) == [0, 0]);
-        (left, down.each_mut().map(Waiting::count))
+        (left, direct, down.each_mut().map(Waiting::count))
     });
     assert_eq!(left, [0, 0], "{}", observed.whereabouts());
+    assert_eq!(direct, 0, "ends that are said to be in memory");
     assert_eq!(down, [0, 0], "{}", observed.whereabouts());
     observed.crowd.end();
 }

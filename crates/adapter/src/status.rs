@@ -263,9 +263,7 @@ impl<'a> Collector<'a> {
         let addresses = self.addresses_of((pid, id), entry, tuple);
         let partner = known.and_then(|(end, _)| self.registry.partner(end));
         let partner = partner.and_then(|end| self.tables.current(end));
-        // Each doorbell is one byte on the carrier that no program sent.
-        let doorbells = partner.map_or(0, |entry| entry.doorbells.load(Ordering::Relaxed));
-        let mut connection = connection(entry, addresses.unwrap_or_default(), doorbells);
+        let mut connection = connection(entry, partner, addresses.unwrap_or_default());
         connection.netns = tuple.map(|tuple| tuple.netns);
         let by_rule = known.filter(|_| connection.path == HOST);
         if let Some(by_rule) = by_rule.and_then(|(end, _)| (self.rules.against)(end)) {
@@ -543,15 +541,21 @@ fn process(pid: u32, uid: u32, table: &MappedTable) -> Process {
 
 fn connection(
     entry: &Entry,
+    partner: Option<&Entry>,
     (local, remote): (String, String),
-    doorbells_heard: u32,
 ) -> Connection {
     let word = |word: &AtomicU32| word.load(Ordering::Relaxed);
     let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
     let ring = |count: &Word64| count.load(Ordering::Relaxed).shown();
     let is_offloaded = word(&entry.flags) & FLAG_OFFLOAD != 0;
     let is_parked = word(&entry.flags) & FLAG_PARKED != 0;
-    let [tx_path, rx_path] = [&entry.tx_mode, &entry.rx_mode].map(|mode| match is_parked {
+    // Each doorbell is one byte on the carrier that no program sent.
+    let doorbells_heard = partner.map_or(0, |partner| word(&partner.doorbells));
+    let rx_mode = match partner {
+        Some(partner) if has_ring_behind_it(entry, partner) => &partner.tx_mode,
+        _ => &entry.rx_mode,
+    };
+    let [tx_path, rx_path] = [&entry.tx_mode, rx_mode].map(|mode| match is_parked {
         true => PARKED,
         false => path_of(mode, is_offloaded),
     });
@@ -633,6 +637,17 @@ fn is_released(entry: &Entry) -> bool {
 }
 
 const RELEASED: &str = "kept on the kernel until now; it moves when the program next uses it";
+
+/// Whether an end has read all that its partner sent by the ring, and the next byte comes by the
+/// carrier. The end itself learns that when it comes.
+fn has_ring_behind_it(entry: &Entry, partner: &Entry) -> bool {
+    let position = |count: &Word64| count.load(Ordering::Relaxed).shown();
+    let sends_by_carrier = partner
+        .tx_mode
+        .load(Ordering::Relaxed)
+        .is(Mode::Carrier as u32);
+    sends_by_carrier && position(&entry.rx_ring) == position(&partner.tx_ring)
+}
 
 /// Whether both directions are on rings.
 fn is_by_rings(entry: &Entry) -> bool {
