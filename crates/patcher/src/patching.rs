@@ -4,7 +4,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::ffi::CStr;
 
-use toehold_sites::elf::{Image, PF_X, PT_LOAD, Segment};
+use toehold_sites::elf::{Image, PT_LOAD, Segment};
 use toehold_sites::guarded::is_guarded;
 use toehold_sites::plan::{Patch, plan};
 use toehold_sites::rewrite::{self, by_page};
@@ -321,8 +321,7 @@ struct Code {
 
 /// The segments of a file that hold code, with their bytes.
 fn code_segments<'a>(image: &Image<'a>) -> impl Iterator<Item = (Segment, &'a [u8])> {
-    let is_code = |segment: &Segment| segment.kind == PT_LOAD && segment.flags & PF_X != 0;
-    let segments = image.segments().filter(is_code);
+    let segments = image.segments().filter(Segment::is_code);
     let image = *image;
     segments.filter_map(move |segment| {
         let bytes = image.range(segment.offset, segment.file_bytes)?;

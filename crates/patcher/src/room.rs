@@ -6,7 +6,7 @@
 //! program's own is, at the beginning of the page of its first instruction: that program ends by a
 //! fault if its helper is killed before it has put the program's code back.
 
-use toehold_sites::elf::{Image, PF_X, PT_LOAD, Segment};
+use toehold_sites::elf::{Image, PT_LOAD, Segment};
 
 use super::system::Result;
 
@@ -48,9 +48,9 @@ impl Room {
 pub(crate) fn behind_code(image: &Image<'_>, bytes: u64) -> Option<u64> {
     let loads = || image.segments().filter(|segment| segment.kind == PT_LOAD);
     // Where a segment has more memory than bytes in the file, variables lie behind its code.
-    let is_code =
-        |segment: &Segment| segment.flags & PF_X != 0 && segment.memory_bytes == segment.file_bytes;
-    loads().filter(is_code).find_map(|segment| {
+    let is_room =
+        |segment: &Segment| segment.is_code() && segment.memory_bytes == segment.file_bytes;
+    loads().filter(is_room).find_map(|segment| {
         let end = segment.address.checked_add(segment.file_bytes)?;
         let at = fitting(end, bytes)?;
         let page = at & !(PAGE - 1);

@@ -28,6 +28,14 @@ pub struct Segment {
     pub memory_bytes: u64,
 }
 
+impl Segment {
+    /// Whether it is mapped to be executed.
+    #[must_use]
+    pub fn is_code(&self) -> bool {
+        self.kind == PT_LOAD && self.flags & PF_X != 0
+    }
+}
+
 /// A section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Section {
@@ -293,7 +301,7 @@ mod tests {
         let image = Image::parse(&bytes).expect("an ELF file");
         let code: usize = image
             .segments()
-            .filter(|segment| segment.kind == PT_LOAD && segment.flags & PF_X != 0)
+            .filter(Segment::is_code)
             .flat_map(|segment| image.parts(segment))
             .map(|part| part.len())
             .sum();

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use toehold_sites::elf::{Image, PF_X, PT_LOAD, Segment};
+use toehold_sites::elf::{Image, Segment};
 use toehold_sites::plan::{Kind, Obstacle, Patch};
 use toehold_sites::stub::{Addresses, STUB_BYTES_MAX, overwrites, stub};
 
@@ -57,8 +57,7 @@ fn compare(program: &Path) -> Found {
         sites: Vec::new(),
         site_differences: Vec::new(),
     };
-    let is_code = |segment: &Segment| segment.kind == PT_LOAD && segment.flags & PF_X != 0;
-    for segment in image.segments().filter(is_code) {
+    for segment in image.segments().filter(Segment::is_code) {
         let code = image
             .range(segment.offset, segment.file_bytes)
             .expect("whole");
