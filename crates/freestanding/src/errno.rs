@@ -112,7 +112,7 @@ pub fn find() {
 }
 
 /// True when it is libc's.
-pub fn is_libc_s() -> bool {
+pub fn is_of_libc() -> bool {
     DISTANCE.load(Ordering::Relaxed).is_multiple_of(2)
 }
 
@@ -135,8 +135,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_libc_s_own_in_every_thread() {
-        let is_libc_s = || {
+    fn libc_has_one_for_each_thread() {
+        let check = || {
             set(libc::EXDEV);
             // SAFETY: this thread's errno.
             assert_eq!(unsafe { *libc::__errno_location() }, libc::EXDEV);
@@ -144,10 +144,10 @@ mod tests {
             unsafe { *libc::__errno_location() = libc::EDOM };
             assert_eq!(get(), libc::EDOM);
         };
-        is_libc_s();
+        check();
         std::thread::scope(|scope| {
-            scope.spawn(is_libc_s);
-            scope.spawn(is_libc_s);
+            scope.spawn(check);
+            scope.spawn(check);
         });
     }
 }

@@ -100,17 +100,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_clock_is_libc_s() {
+    fn the_clock_agrees_with_libc() {
         let nanoseconds = |time: libc::timespec| time.tv_sec * 1_000_000_000 + time.tv_nsec;
-        let mut libc_s = libc::timespec {
+        let mut by_libc = libc::timespec {
             tv_sec: 0,
             tv_nsec: 0,
         };
         let before = monotonic();
-        // SAFETY: `libc_s` is writable.
-        unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut libc_s) };
+        // SAFETY: `by_libc` is writable.
+        unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut by_libc) };
         let after = monotonic();
-        assert!(nanoseconds(before) <= nanoseconds(libc_s));
-        assert!(nanoseconds(libc_s) <= nanoseconds(after));
+        assert!(nanoseconds(before) <= nanoseconds(by_libc));
+        assert!(nanoseconds(by_libc) <= nanoseconds(after));
     }
 }

@@ -188,7 +188,7 @@ macro_rules! pointers {
         }
 
         /// From here on the plain ones are used again. Threads may be in libc's own meanwhile.
-        pub(crate) fn leave_libc_s() {
+        pub(crate) fn use_plain_ones() {
             unsafe extern "C" {
                 fn toehold_plain_memcpy();
                 fn toehold_plain_memmove();

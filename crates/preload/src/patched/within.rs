@@ -176,7 +176,7 @@ pub(super) fn patch_library(library: Object) -> Result<(), Refusal> {
     }
     patch_object(library, Language::Go, |_| true, entry::beside_libc)?;
     // As in a program of Go: libc's copies would use what a patched call must keep.
-    crate::routines::leave_libc_s();
+    crate::routines::use_plain_ones();
     area::serve_threads_of_libc();
     Ok(())
 }

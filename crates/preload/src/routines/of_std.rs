@@ -6,4 +6,4 @@ pub(crate) fn take_from_libc() {}
 
 /// Nothing was taken.
 #[cfg(target_arch = "x86_64")]
-pub(crate) fn leave_libc_s() {}
+pub(crate) fn use_plain_ones() {}

@@ -237,7 +237,7 @@ pub fn has_stdio() -> bool {
 
 /// True when the process has a libc, and it is known where that keeps `errno`.
 pub fn has_libc() -> bool {
-    slots::read.get().is_some() && errno::is_libc_s()
+    slots::read.get().is_some() && errno::is_of_libc()
 }
 
 macro_rules! real {
