@@ -6,10 +6,13 @@
 //! thread that the library's constructor makes by `pthread_create(3)`. So that call is the moment:
 //! the library is mapped and relocated, and none of its calls is under way. The dynamic linker may
 //! run that constructor before this library's own, which then starts here.
+//!
+//! A library that a program opens with `RTLD_DEEPBIND`, or in a namespace of its own (`dlmopen`),
+//! calls libc's `pthread_create`. It stays on the kernel, and `toehold status` says why.
 
 use core::ffi::{c_int, c_void};
 use core::ops::Range;
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use toehold_sockets::system::real;
 use toehold_sockets::{is_confined, is_started};
@@ -35,11 +38,12 @@ unsafe extern "C" fn pthread_create(
 }
 
 /// Where the code of libraries is that were looked at: the first byte, and the end. A library is
-/// patched before its first thread begins, or never.
+/// patched before its first thread begins, or never. Places are taken in this order, and kept.
 static LOOKED_AT: [[AtomicUsize; 2]; LIBRARIES_MAX] =
     [const { [const { AtomicUsize::new(0) }; 2] }; LIBRARIES_MAX];
-/// Each has a runtime of its own; few processes have two.
-const LIBRARIES_MAX: usize = 16;
+/// Each has a runtime of its own, with threads; few processes have two. Places that are not taken
+/// cost no memory but the first page.
+const LIBRARIES_MAX: usize = 1024;
 
 /// A thread is about to begin at `code`.
 fn look_at(code: usize) {
@@ -50,13 +54,16 @@ fn look_at(code: usize) {
     let Some(library) = Object::library_of_go(code) else {
         return;
     };
-    if !note(library) {
+    let is_noted = note(library);
+    if !is_noted && OVERFLOW_IS_TOLD.swap(true, Ordering::Relaxed) {
         return;
     }
     let is_first = constructor::run();
-    let result = match is_started() && real::has_libc() && !is_confined() {
-        true => within::patch_library(library),
-        false => Err(Refusal::NotServed),
+    let is_served = is_started() && real::has_libc() && !is_confined();
+    let result = match (is_noted, is_served) {
+        (false, _) => Err(Refusal::TooMany),
+        (_, false) => Err(Refusal::NotServed),
+        _ => within::patch_library(library),
     };
     if let Err(refusal) = result
         && crate::start::is_asked_for()
@@ -65,8 +72,16 @@ fn look_at(code: usize) {
     }
 }
 
+/// One reason stands for all libraries that have no place: each thread of theirs comes here.
+/// Relaxed: whoever reads it first tells.
+static OVERFLOW_IS_TOLD: AtomicBool = AtomicBool::new(false);
+
 fn was_looked_at(code: usize) -> bool {
-    LOOKED_AT.iter().any(|[start, end]| {
+    // Relaxed: a place that was taken stays so, and those before it are.
+    let mut taken = LOOKED_AT
+        .iter()
+        .take_while(|[start, _]| start.load(Ordering::Relaxed) != 0);
+    taken.any(|[start, end]| {
         // Acquire pairs with the Release in `note`: the start is there when the end is.
         let end = end.load(Ordering::Acquire);
         // Relaxed: behind that load.

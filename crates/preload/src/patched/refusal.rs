@@ -29,6 +29,8 @@ pub(crate) enum Refusal {
     Guarded,
     /// The library has not started.
     NotServed,
+    /// More libraries of Go than are patched.
+    TooMany,
 }
 
 impl Refusal {
@@ -56,6 +58,7 @@ impl Refusal {
             Refusal::NotServed => {
                 "the library does not serve it; a filter for system calls may be the reason"
             }
+            Refusal::TooMany => "more than 1,024 libraries of Go are in the process",
         }
     }
 
@@ -156,6 +159,7 @@ mod tests {
             Refusal::NotWritable,
             Refusal::Guarded,
             Refusal::NotServed,
+            Refusal::TooMany,
         ] {
             let sentence = refusal.sentence().as_bytes();
             let library = [&b"library "[..], &[b'x'; LIBRARY_BYTES_MAX], b": its"].concat();
