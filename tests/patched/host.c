@@ -1,7 +1,8 @@
 /* Loads a library of Go (library.go), and has connections from Go to Go, from Go to C, and from C to
  * Go. It is linked with the library (LINKED), or opens it (LIBRARY is its path): first, or beside
- * threads and connections (LATE). Prints how many round trips were wrong, then waits for the end of
- * its standard input. */
+ * threads and connections (LATE); beside copies of it (COPIES is their number), with its own names
+ * before those of others (DEEP), or with a libc of its own (APART). Prints how many round trips were
+ * wrong, then waits for the end of its standard input. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <dlfcn.h>
@@ -34,7 +35,21 @@ static void *function(void *library, const char *name)
 
 static void open_library(void)
 {
+#ifdef COPIES
+    for (int n = 0; n < COPIES; n++) {
+        char path[4096];
+        snprintf(path, sizeof path, "%s.%d", LIBRARY, n);
+        if (!dlopen(path, RTLD_NOW))
+            abort();
+    }
+#endif
+#if defined APART
+    void *library = dlmopen(LM_ID_NEWLM, LIBRARY, RTLD_NOW);
+#elif defined DEEP
+    void *library = dlopen(LIBRARY, RTLD_NOW | RTLD_DEEPBIND);
+#else
     void *library = dlopen(LIBRARY, RTLD_NOW);
+#endif
     serve = function(library, "serve");
     ask = function(library, "ask");
     finish = function(library, "finish");

@@ -12,6 +12,7 @@ mod tcp;
 mod unix;
 
 pub(crate) use packets::Observers;
+pub(crate) use tcp::Moved;
 
 use crate::entropy;
 use crate::listener::{cookie_of, number_of};
@@ -25,7 +26,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use toehold_freestanding::diag::{
-    HEADER_BYTES, SOCK_DIAG_BY_FAMILY, TCP_QUESTION_BYTES, TcpQuestion, inode_in, question,
+    HEADER_BYTES, SOCK_DIAG_BY_FAMILY, TcpQuestion, inode_in, question,
 };
 
 /// A connection to the kernel's list of sockets.
@@ -83,7 +84,7 @@ impl Diag {
         }
         let (local, remote) = tuple.spoken()?;
         let number = entropy::bits().ok()?[0] as u32;
-        let request = request(local, remote, cookie, number);
+        let request = question_about(local, remote, cookie).bytes(number, libc::NLM_F_REQUEST);
         self.answer(&request, number, |reply| parse(reply, cookie))
     }
 
@@ -203,27 +204,23 @@ pub(crate) fn namespace_of(socket: BorrowedFd<'_>) -> Option<u64> {
     cookie_of(socket, libc::SO_NETNS_COOKIE).ok()
 }
 
-fn request(
-    local: SocketAddr,
-    remote: SocketAddr,
-    cookie: u64,
-    number: u32,
-) -> [u8; TCP_QUESTION_BYTES] {
+/// Which socket has these addresses and this cookie.
+fn question_about(local: SocketAddr, remote: SocketAddr, cookie: u64) -> TcpQuestion {
     let family = match (local.ip(), remote.ip()) {
         (IpAddr::V4(_), IpAddr::V4(_)) => libc::AF_INET,
         _ => libc::AF_INET6,
     };
     let end = |name: SocketAddr| (spelled(name.ip()), name.port());
-    let question = TcpQuestion {
+    TcpQuestion {
         family,
+        attributes: 0,
         // Every state.
         states: u32::MAX,
         local: end(local),
         remote: end(remote),
         interface: 0,
         cookie,
-    };
-    question.bytes(number, libc::NLM_F_REQUEST)
+    }
 }
 
 /// An address in sixteen bytes, an IPv4 address in the first four.

@@ -1,6 +1,6 @@
 //! Other processes, as `/proc` shows them.
 
-use crate::diag::Diag;
+use crate::diag::{Diag, Moved};
 use crate::printable::printable;
 use crate::registry::{Address, Tuple};
 use crate::tables::FileKey;
@@ -23,7 +23,12 @@ pub(crate) struct Sockets<'a> {
     /// By network namespace: the kernel takes a while to list many sockets, so each list is read
     /// once.
     lists: BTreeMap<u64, SocketList>,
+    /// How often the kernel was asked for the bytes of a connection.
+    asked: usize,
 }
+
+/// The kernel is asked for the bytes of so many connections for one answer: some milliseconds.
+const ASKED_MAX: usize = 2_000;
 
 /// The TCP sockets of a namespace. The order of its maps never shows.
 #[derive(Debug, Default)]
@@ -146,6 +151,20 @@ impl Sockets<'_> {
             .or_insert_with(|| SocketList::of(pid, self.diag));
         let inode = *list.by_addresses.get(&(remote, local))?;
         Some((inode, list.by_inode.get(&inode)?.uid))
+    }
+
+    /// The bytes that the kernel has counted of a connection of a process in our network namespace.
+    pub(crate) fn moved(
+        &mut self,
+        pid: u32,
+        local: SocketAddr,
+        remote: SocketAddr,
+    ) -> Option<Moved> {
+        if self.asked == ASKED_MAX || !is_in_ours(pid) {
+            return None;
+        }
+        self.asked += 1;
+        self.diag?.moved(local, remote)
     }
 
     /// Whether some process has the socket of these addresses open, in the network namespace of
@@ -465,6 +484,40 @@ pub(crate) fn has_mapped_within(pid: u32, file: FileKey, bytes_left: &mut u64) -
     false
 }
 
+/// Whether a process has written into the code of a file that it executes, as patches are written:
+/// such pages are no longer the file's. True where that is not known.
+pub(crate) fn has_written(pid: u32, file: FileKey) -> bool {
+    let Ok(maps) = fs::File::open(format!("/proc/{pid}/smaps")) else {
+        return true;
+    };
+    let maps = BufReader::new(maps.take(DETAILS_BYTES_MAX));
+    is_written(maps.lines().map_while(Result::ok), file)
+}
+
+/// [`has_written`], by the lines of `/proc/PID/smaps`: each mapping as in `/proc/PID/maps`, and
+/// then its properties.
+fn is_written(lines: impl Iterator<Item = String>, file: FileKey) -> bool {
+    let (mut is_its_code, mut is_listed) = (false, false);
+    for line in lines {
+        let mut fields = line.split_ascii_whitespace();
+        match (fields.next(), fields.next()) {
+            (Some("Anonymous:" | "Swap:"), Some(kilobytes)) => {
+                if is_its_code && kilobytes != "0" {
+                    return true;
+                }
+            }
+            (Some(name), Some(access)) if !name.ends_with(':') => {
+                is_its_code = access.contains('x') && parse_mapping(&line) == Some(file);
+                is_listed |= is_its_code;
+            }
+            _ => {}
+        }
+    }
+    !is_listed
+}
+
+/// Read of the mappings of one process with their properties: some 10,000 of them.
+const DETAILS_BYTES_MAX: u64 = 8 << 20;
 /// Read of the mappings of one process: some 80,000 of them.
 const MAPPINGS_BYTES_MAX: u64 = 8 << 20;
 
@@ -523,6 +576,34 @@ mod tests {
         let named = of("3-4 ---p 00000000 00:01 9 /memfd:toehold-unpatched:it: is so (deleted)");
         assert_eq!(named.refusal(), Some("it: is so"));
         assert_eq!(of("5-6 rw-p 00000000 00:00 0").refusal(), None);
+    }
+
+    #[test]
+    fn code_is_written_where_pages_are_no_longer_the_files() {
+        let file = FileKey {
+            device: libc::makedev(0xfd, 1),
+            inode: 7,
+        };
+        let of = |anonymous: u32, swapped: u32| {
+            let text = format!(
+                "1-2 rw-p 00000000 fd:01 7 /a/b c.so\nAnonymous:        8 kB\nSwap: 4 kB\n\
+                 2-3 r-xp 00000000 fd:01 7 /a/b c.so\nSize: 4 kB\nAnonymous: {anonymous} kB\n\
+                 Swap: {swapped} kB\nVmFlags: rd ex mr mw me\n\
+                 4-5 r-xp 00000000 fd:01 8 /a/other.so\nAnonymous: 8 kB\nSwap: 0 kB\n"
+            );
+            is_written(text.lines().map(str::to_owned), file)
+        };
+        assert!(!of(0, 0));
+        assert!(of(4, 0) && of(0, 4));
+        let nothing = is_written(std::iter::empty(), file);
+        assert!(nothing, "nothing is known");
+        let own = fs::metadata("/proc/self/exe").expect("ours");
+        let own = FileKey {
+            device: own.dev(),
+            inode: own.ino(),
+        };
+        assert!(!has_written(std::process::id(), own));
+        assert!(has_written(u32::MAX, own), "nothing is known");
     }
 
     #[test]

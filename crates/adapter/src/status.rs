@@ -265,11 +265,35 @@ impl<'a> Collector<'a> {
         let partner = partner.and_then(|end| self.tables.current(end));
         let mut connection = connection(entry, partner, addresses.unwrap_or_default());
         connection.netns = tuple.map(|tuple| tuple.netns);
+        if connection.reason == Reason::FewBytes.words()
+            && self.has_unseen_bytes(pid, entry, &connection)
+        {
+            connection.reason = Reason::CountsDisagree.words().into();
+        }
         let by_rule = known.filter(|_| connection.path == HOST);
         if let Some(by_rule) = by_rule.and_then(|(end, _)| (self.rules.against)(end)) {
             connection.reason = by_rule.into();
         }
         connection
+    }
+
+    /// Whether the kernel has moved more bytes of a connection than its library knows of: code that
+    /// the library does not see uses it. No call of the library's will compare the counts.
+    fn has_unseen_bytes(&mut self, pid: u32, entry: &Entry, connection: &Connection) -> bool {
+        // The SYN and the FIN, which the kernel counts as bytes.
+        const NO_BYTES: u64 = 2;
+        if connection.path != HOST || connection.turns != 0 {
+            return false;
+        }
+        let addresses = connection.local.parse().ok();
+        let addresses = addresses.zip(connection.remote.parse().ok());
+        let moved = addresses.and_then(|(local, remote)| self.sockets.moved(pid, local, remote));
+        moved.is_some_and(|moved| {
+            // Read behind the kernel's counts: calls that the library sees are in these as well.
+            let [sent, taken] = [&entry.tx_carrier, &entry.rx_carrier]
+                .map(|count| count.load(Ordering::Relaxed).saturating_add(NO_BYTES));
+            moved.sent > sent || moved.taken > taken
+        })
     }
 
     /// Both addresses of a connection: as the engine has them, as the registry knows them, or else
@@ -389,6 +413,7 @@ const OFFERED: &str = "offered: it moves at the program's next call";
 /// look into that process, whether it is under Toehold.
 fn tell_of_other_ends(processes: &mut [Process], listed: &Listed, sockets: &mut Sockets) {
     let mut waiting = Vec::new();
+    let ours: BTreeSet<u32> = processes.iter().map(|process| process.pid).collect();
     for process in processes {
         let pid = process.pid;
         for one in &mut process.connections {
@@ -428,6 +453,7 @@ fn tell_of_other_ends(processes: &mut [Process], listed: &Listed, sockets: &mut 
         };
         *reason = match under_toehold.contains(&holder) {
             false => "the other end is not under Toehold".into(),
+            true if ours.contains(&holder) => OTHER_END_UNSEEN.into(),
             true => format!(
                 "the other end is under Toehold, but with another adapter (user {})",
                 proc::user(holder).unwrap_or(uid)
@@ -437,6 +463,9 @@ fn tell_of_other_ends(processes: &mut [Process], listed: &Listed, sockets: &mut 
     }
 }
 
+/// Code that makes its calls past the library has that end, or the program got it from another one.
+const OTHER_END_UNSEEN: &str =
+    "the other end's program is under Toehold, and its library does not see that connection";
 const OTHER_END_APART: &str =
     "the other end has asked in another network namespace, and this adapter pairs within one";
 const OTHER_END_ELSEWHERE: &str =

@@ -1,4 +1,5 @@
-//! Code in programs with the library that makes socket calls past libc and is not patched.
+//! Code in programs with the library that makes socket calls past libc and is not patched. Go's
+//! makes all its calls so, whatever they are.
 //!
 //! The library patches programs of Go and Rust, and libraries of Go, and says where it could not.
 //! It does not search other code: that would take time from every program. So it is searched here,
@@ -8,11 +9,11 @@ use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
-use toehold_sites::elf::{Image, PF_X, PT_LOAD, Segment};
+use toehold_sites::elf::{Image, Segment};
 use toehold_sites::numbers::is_on_socket;
 use toehold_sites::sweep::{Bits, Swept, words};
 
-use crate::proc::Mappings;
+use crate::proc::{self, Mappings};
 use crate::tables::FileKey;
 
 /// The files that were looked at, of all processes.
@@ -43,7 +44,7 @@ pub(crate) enum Patching {
     Executed,
 }
 
-/// Code that makes socket calls by its own instructions.
+/// Code that makes socket calls by its own instructions, or may: Go's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Code {
     language: Language,
@@ -86,17 +87,26 @@ impl Searched {
             let code = self.files.entry(file);
             let code = code.or_insert_with(|| search(pid, path, bytes_left));
             let is_program = program.as_os_str() == path;
-            let why = (*code)?.why(is_program, patching)?;
+            let code = (*code)?;
+            let why = code.why(is_program, patching);
+            let why = why.or_else(|| {
+                let is_unchanged =
+                    code.is_patched_late(is_program) && !proc::has_written(pid, file);
+                is_unchanged.then_some(OUT_OF_REACH)
+            })?;
             let what = if is_program { "program" } else { "library" };
+            let calls = code.calls();
             let name: String = name.chars().take(NAME_CHARS_MAX).collect();
             Some(format!(
-                "{what} {name} makes socket calls past libc, which are not patched: {why}; the \
+                "{what} {name} makes {calls} past libc, which are not patched: {why}; the \
                  connections that it makes by them run on kernel TCP"
             ))
         })
     }
 }
 
+/// Its first thread does not begin by the `pthread_create` of the library.
+const OUT_OF_REACH: &str = "the program has opened it with RTLD_DEEPBIND or by dlmopen";
 /// So much of a file's name is told.
 const NAME_CHARS_MAX: usize = 64;
 
@@ -113,6 +123,19 @@ impl Code {
             ),
             (_, false, _) => Some("only libraries of Go are searched"),
         }
+    }
+
+    /// Which calls it makes by its own instructions.
+    fn calls(self) -> &'static str {
+        match self.language {
+            Language::Go => "system calls",
+            Language::Rust | Language::Other => "socket calls",
+        }
+    }
+
+    /// Whether it is patched when its first thread begins, if the library sees that.
+    fn is_patched_late(self, is_program: bool) -> bool {
+        self.language == Language::Go && !is_program
     }
 }
 
@@ -143,7 +166,7 @@ fn search(pid: u32, path: &str, bytes_left: &mut u64) -> Option<Code> {
     for (offset, bytes) in small {
         file.read(offset, bytes);
     }
-    for segment in segments.iter().filter(|one| one.flags & PF_X == 0) {
+    for segment in segments.iter().filter(|one| !one.is_code()) {
         file.read(segment.offset, segment.file_bytes.min(HEAD_BYTES));
     }
     let image = Image::parse(&file.bytes)?;
@@ -152,10 +175,13 @@ fn search(pid: u32, path: &str, bytes_left: &mut u64) -> Option<Code> {
         (_, true) => Language::Rust,
         _ => Language::Other,
     };
-    let codes = segments.iter();
-    let codes: Vec<&Segment> = codes
-        .filter(|segment| segment.kind == PT_LOAD && segment.flags & PF_X != 0)
-        .collect();
+    if language == Language::Go {
+        // Most of its calls are made at one place, with the number in a variable.
+        let is_large = false;
+        return Some(Code { language, is_large });
+    }
+    let codes = segments.iter().filter(|one| one.is_code());
+    let codes: Vec<&Segment> = codes.collect();
     let is_large = codes.iter().any(|code| code.file_bytes > CODE_BYTES_MAX);
     if is_large && language == Language::Other {
         return None;

@@ -9,6 +9,10 @@ pub const TCP_QUESTION_BYTES: usize = HEADER_BYTES + 56;
 /// Stands for any socket, instead of a cookie.
 pub const ANY_COOKIE: u64 = u64::MAX;
 
+/// `struct tcp_info`, as an attribute of an answer: `INET_DIAG_INFO`
+/// (include/uapi/linux/inet_diag.h).
+pub const INFO: u16 = 2;
+
 /// `TCP_LISTEN` (include/net/tcp_states.h).
 pub const TCP_LISTEN: u8 = 10;
 /// Of each network namespace (drivers/net/loopback.c).
@@ -53,6 +57,8 @@ pub fn question<const BYTES: usize>(number: u32, flags: i32, fields: &[&[u8]]) -
 pub struct TcpQuestion {
     /// `AF_INET` or `AF_INET6`.
     pub family: i32,
+    /// A bit for each attribute that the answer is to have ([`INFO`]).
+    pub attributes: u8,
     /// A bit for each state.
     pub states: u32,
     /// The address, an IPv4 one in the first four bytes, and the port.
@@ -71,6 +77,7 @@ impl TcpQuestion {
     pub fn of_listener(family: i32, (to, port): ([u8; 16], u16), from: [u8; 16]) -> TcpQuestion {
         TcpQuestion {
             family,
+            attributes: 0,
             // Sockets in any state.
             states: u32::MAX,
             local: (to, port),
@@ -84,7 +91,12 @@ impl TcpQuestion {
     /// The question with this number, and flags of netlink(7).
     pub fn bytes(&self, number: u32, flags: i32) -> [u8; TCP_QUESTION_BYTES] {
         let fields: [&[u8]; 9] = [
-            &[self.family as u8, libc::IPPROTO_TCP as u8, 0, 0],
+            &[
+                self.family as u8,
+                libc::IPPROTO_TCP as u8,
+                self.attributes,
+                0,
+            ],
             &self.states.to_ne_bytes(),
             &self.local.1.to_be_bytes(),
             &self.remote.1.to_be_bytes(),

@@ -1,5 +1,6 @@
 //! Libraries that make their system calls themselves, in programs of C.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -8,8 +9,11 @@ use toehold_e2e::{Toehold, host};
 
 use super::{said_by_status, without};
 
-/// Each way to load the library, with how many ends of connections lead from C to C.
+/// Each way to load the library so that it is patched, with how many ends of connections lead from
+/// C to C.
 const WAYS: [(&str, usize); 3] = [("LINKED", 0), ("OPENED", 0), ("LATE", 2)];
+/// The copies that the program opens before the library, where it opens any.
+const COPIES: usize = 20;
 
 /// The library.
 fn library(directory: &Path) -> PathBuf {
@@ -56,6 +60,83 @@ fn a_library_of_go_goes_through_shared_memory() {
         let direct = connections.iter().filter(|one| one.is_direct()).count();
         assert_eq!(patched.end(), plain, "{way}");
         assert!(direct > by_c, "{way}: {connections:?}");
+    }
+}
+
+/// More than the preload library once had places for.
+#[test]
+fn a_library_of_go_goes_through_shared_memory_beside_many_others() {
+    if host::require(["cc", "go"]).is_none() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("scratch");
+    let library = library(directory.path());
+    for n in 0..COPIES {
+        let copy = format!("{}.{n}", library.display());
+        fs::copy(&library, copy).expect("room");
+    }
+    let program = program(&format!("COPIES={COPIES}"), &library);
+    let toehold = Toehold::start();
+    let patched = Waiting::start(&mut toehold.patched(&program));
+    let connections = toehold.connections();
+    let direct = connections.iter().filter(|one| one.is_direct()).count();
+    assert_eq!(patched.end(), ("0 wrong\n".into(), String::new()));
+    assert!(direct > 0, "{connections:?}");
+}
+
+/// Its threads do not begin by the preload library's function.
+#[test]
+fn a_library_of_go_that_is_bound_past_the_preload_library_stays_on_the_kernel_and_status_says_why()
+{
+    if host::require(["cc", "go"]).is_none() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("scratch");
+    let library = library(directory.path());
+    for way in ["DEEP", "APART"] {
+        let program = program(way, &library);
+        let plain = Waiting::start(&mut Command::new(&program)).end();
+        let toehold = Toehold::start();
+        let patched = Waiting::start(&mut toehold.patched(&program));
+        assert_eq!(
+            said_by_status(&toehold, &patched),
+            "library library.so makes system calls past libc, which are not patched: the program \
+             has opened it with RTLD_DEEPBIND or by dlmopen; the connections that it makes by them \
+             run on kernel TCP",
+            "{way}"
+        );
+        // C's end of each connection with Go knows as much.
+        let connections = toehold.connections();
+        assert!(!connections.is_empty(), "{way}");
+        for one in &connections {
+            assert_eq!(
+                one.value["reason"],
+                "the other end's program is under Toehold, and its library does not see that \
+                 connection",
+                "{way}: {one:?}"
+            );
+        }
+        assert_eq!(patched.end(), plain, "{way}");
+    }
+}
+
+#[test]
+fn status_says_that_calls_of_go_are_not_to_be_patched() {
+    if host::require(["cc", "go"]).is_none() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("scratch");
+    let library = library(directory.path());
+    let opens = program("OPENED", &library);
+    let options = ["CGO_ENABLED=0", "go", "build", "-buildmode=pie"];
+    let whole = compile_as("pie", directory.path(), "env", &options, "storm.go");
+    for (program, named) in [(opens, "library library.so"), (whole, "program pie")] {
+        let toehold = Toehold::start();
+        let unpatched = Waiting::start(&mut toehold.unpatched(&program));
+        let told = said_by_status(&toehold, &unpatched);
+        let expected = "makes system calls past libc, which are not patched: --patch-calls is off;";
+        assert!(told.starts_with(&format!("{named} {expected}")), "{told}");
+        unpatched.end();
     }
 }
 
@@ -118,8 +199,14 @@ fn another_library_whose_calls_go_past_libc_stays_on_the_kernel_and_status_says_
         "{told}"
     );
     let connections = toehold.connections();
-    let direct = connections.iter().filter(|one| one.is_direct()).count();
-    assert_eq!(direct, 0, "{connections:?}");
+    for one in &connections {
+        let reason = &one.value["reason"];
+        assert_eq!(
+            reason, "bytes moved that the library did not see",
+            "{one:?}"
+        );
+    }
+    assert_eq!(connections.len(), 2, "{connections:?}");
     // The reason is told for a connection that the library has not seen.
     let explained = toehold.asking(&["explain", "program", ":1"]).output();
     let explained = String::from_utf8(explained.expect("it runs").stderr).expect("text");

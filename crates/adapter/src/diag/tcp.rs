@@ -3,11 +3,13 @@
 //! `/proc/net/tcp` has a line for each socket in TIME-WAIT, too. A client of short connections
 //! leaves 28,000 of them, for which the kernel formats 4 MB each time it is asked.
 
-use super::{Diag, Listed, spelled};
+use super::{Diag, Listed, question_about, spelled};
 use crate::entropy;
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use toehold_freestanding::diag::{INODE_AT, TCP_LISTEN, TCP_QUESTION_BYTES, TcpQuestion, inode_in};
+use toehold_freestanding::diag::{
+    ANY_COOKIE, HEADER_BYTES, INFO, INODE_AT, TCP_LISTEN, TCP_QUESTION_BYTES, TcpQuestion, inode_in,
+};
 
 /// A TCP socket, as the kernel describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +21,34 @@ pub(crate) struct TcpSocket {
     pub(crate) inode: u32,
 }
 
+/// The bytes of a connection as the kernel counts them, its end of each direction among them
+/// perhaps (RFC 4898 counts a SYN and a FIN as one byte).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Moved {
+    /// Given to the kernel to be sent.
+    pub(crate) sent: u64,
+    /// Received, and taken by the program.
+    pub(crate) taken: u64,
+}
+
 impl Diag {
+    /// The bytes that programs have moved by the socket with these addresses. `None` when bytes
+    /// are on the move, or there is no such socket.
+    pub(crate) fn moved(&self, local: SocketAddr, remote: SocketAddr) -> Option<Moved> {
+        let question = TcpQuestion {
+            attributes: 1 << (INFO - 1),
+            ..question_about(local, remote, ANY_COOKIE)
+        };
+        let ask = || {
+            let number = entropy::bits().ok()?[0] as u32;
+            let request = question.bytes(number, libc::NLM_F_REQUEST);
+            self.answer(&request, number, |reply| moved(reply.get(HEADER_BYTES..)?))
+        };
+        // The kernel reads the lengths of the queues before its counts.
+        let first = ask()?;
+        (ask()? == first).then_some(first)
+    }
+
     /// All TCP sockets of this socket's namespace that are in other states than TIME-WAIT. `None`:
     /// the kernel does not say.
     pub(crate) fn tcp_sockets(&self) -> Option<Vec<TcpSocket>> {
@@ -74,6 +103,7 @@ fn request(family: i32, states: u32, number: u32) -> [u8; TCP_QUESTION_BYTES] {
     let any = ([0; 16], 0);
     let question = TcpQuestion {
         family,
+        attributes: 0,
         states,
         local: any,
         remote: any,
@@ -105,6 +135,37 @@ fn parse(body: &[u8]) -> Option<TcpSocket> {
     })
 }
 
+/// `struct inet_diag_msg`, and behind it its attributes, each with its length and kind.
+fn moved(body: &[u8]) -> Option<Moved> {
+    let half = |bytes: &[u8]| Some(u16::from_ne_bytes(*bytes.first_chunk()?));
+    let word = |at: usize| {
+        Some(u64::from(u32::from_ne_bytes(
+            *body.get(at..)?.first_chunk()?,
+        )))
+    };
+    let mut rest = body.get(INODE_AT + 4..)?;
+    let info = loop {
+        let (length, kind) = (half(rest)?, half(rest.get(2..)?)?);
+        let attribute = rest.get(4..usize::from(length))?;
+        if kind == INFO {
+            break attribute;
+        }
+        rest = rest.get(usize::from(length).next_multiple_of(4)..)?;
+    };
+    let count = |at: usize| Some(u64::from_ne_bytes(*info.get(at..)?.first_chunk()?));
+    Some(Moved {
+        sent: count(BYTES_ACKED_AT)?.wrapping_add(word(UNACKNOWLEDGED_AT)?),
+        taken: count(BYTES_RECEIVED_AT)?.saturating_sub(word(UNREAD_AT)?),
+    })
+}
+
+/// `idiag_rqueue`.
+const UNREAD_AT: usize = 56;
+/// `idiag_wqueue`.
+const UNACKNOWLEDGED_AT: usize = 60;
+/// In `struct tcp_info` (include/uapi/linux/tcp.h).
+const BYTES_ACKED_AT: usize = 120;
+const BYTES_RECEIVED_AT: usize = 128;
 /// The fields of `struct inet_diag_sockid`, which begins at 4.
 const LOCAL_PORT_AT: usize = 4;
 const REMOTE_PORT_AT: usize = 6;
@@ -118,6 +179,7 @@ const TCP_TIME_WAIT: u32 = 6;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::AsRawFd;
     use std::os::unix::fs::MetadataExt;
@@ -144,6 +206,29 @@ mod tests {
             assert_ne!(other, inode, "{any}");
             assert_ne!(other, Some(inode_of(&server)), "{any}: a connection only");
         }
+    }
+
+    #[test]
+    fn bytes_count_when_programs_have_moved_them() {
+        let diag = Diag::open().expect("a question");
+        for address in ["127.0.0.1:0", "[::1]:0"] {
+            let listener = TcpListener::bind(address).expect("bound");
+            let target = listener.local_addr().expect("an address");
+            let mut client = TcpStream::connect(target).expect("connected");
+            let local = client.local_addr().expect("an address");
+            let (mut server, _) = listener.accept().expect("accepted");
+            client.write_all(&[7; 1000]).expect("room");
+            let mut bytes = [0; 600];
+            server.read_exact(&mut bytes).expect("all there");
+            let settled = |local, remote| (0..100).find_map(|_| diag.moved(local, remote));
+            // The SYN of the end that opened it is counted.
+            let (sent, taken) = (1001, 0);
+            assert_eq!(settled(local, target), Some(Moved { sent, taken }));
+            let (sent, taken) = (0, 600);
+            assert_eq!(settled(target, local), Some(Moved { sent, taken }));
+        }
+        let nowhere = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 1);
+        assert_eq!(diag.moved(nowhere, nowhere), None);
     }
 
     #[test]
