@@ -501,10 +501,8 @@ fn is_written(lines: impl Iterator<Item = String>, file: FileKey) -> bool {
     for line in lines {
         let mut fields = line.split_ascii_whitespace();
         match (fields.next(), fields.next()) {
-            (Some("Anonymous:" | "Swap:"), Some(kilobytes)) => {
-                if is_its_code && kilobytes != "0" {
-                    return true;
-                }
+            (Some("Anonymous:" | "Swap:"), Some(kilobytes)) if is_its_code && kilobytes != "0" => {
+                return true;
             }
             (Some(name), Some(access)) if !name.ends_with(':') => {
                 is_its_code = access.contains('x') && parse_mapping(&line) == Some(file);

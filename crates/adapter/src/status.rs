@@ -278,7 +278,9 @@ impl<'a> Collector<'a> {
     }
 
     /// Whether the kernel has moved more bytes of a connection than its library knows of: code that
-    /// the library does not see uses it. No call of the library's will compare the counts.
+    /// the library does not see uses it. No call of the library's will compare the counts. Bytes of
+    /// a call that the library sees count as such when it returns, so one that sleeps in the midst
+    /// of them looks like that code.
     fn has_unseen_bytes(&mut self, pid: u32, entry: &Entry, connection: &Connection) -> bool {
         // The SYN and the FIN, which the kernel counts as bytes.
         const NO_BYTES: u64 = 2;
