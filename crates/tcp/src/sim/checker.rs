@@ -83,6 +83,7 @@ pub fn parse(packet: &[u8]) -> Option<Packet<'_>> {
     let tcp = packet.get(tcp_at..end)?;
     let u16_at = |at: usize| u16::from_be_bytes([tcp[at], tcp[at + 1]]);
     let u32_of = |bytes: &[u8]| u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+    let both_of = |bytes: &[u8]| (u32_of(bytes), u32_of(&bytes[4..]));
     let data_at = usize::from(tcp.get(12)? >> 4) * 4;
     let mut options = tcp.get(20..data_at)?;
     let mut read = Packet {
@@ -115,16 +116,15 @@ pub fn parse(packet: &[u8]) -> Option<Packet<'_>> {
             (2, [high, low]) => read.mss = Some(u16::from_be_bytes([*high, *low])),
             (3, [shift]) => read.scale = Some(*shift),
             (5, blocks) => {
-                read.sack = blocks
-                    .chunks(8)
-                    .map(|b| (u32_of(b), u32_of(&b[4..])))
-                    .collect();
+                let (blocks, _) = blocks.as_chunks::<8>();
+                read.sack = blocks.iter().map(|b| both_of(b)).collect();
             }
             (172, [a, b, c, d, e, f, ..]) => {
                 let counter = |high, middle, low| u32::from_be_bytes([0, high, middle, low]);
                 read.ecn_counters = Some((counter(*a, *b, *c), counter(*d, *e, *f)));
             }
-            (8, both) => read.timestamps = Some((u32_of(both), u32_of(&both[4..]))),
+            (8, both @ [_, _, _, _, _, _, _, _]) => read.timestamps = Some(both_of(both)),
+            // One that was damaged on its way, perhaps.
             _ => {}
         }
         options = &options[usize::from(length)..];
@@ -456,5 +456,25 @@ fn check_acknowledgement(side: &mut Side, other: &Side, packet: &Packet<'_>, ack
             is_earlier || start < end && end <= other.sent_end,
             "a SACK block of nothing sent: {packet:?}"
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sim::impair::syn;
+
+    /// A trace prints packets that were damaged on their way, too.
+    #[test]
+    fn damaged_options_are_no_options() {
+        let ends = ["10.0.0.1:1", "10.0.0.2:2"].map(|end| end.parse().expect("it is an address"));
+        let packet = syn(ends[0], ends[1], 7);
+        let (sack, timestamps) = (5, 8);
+        for kind in [sack, timestamps] {
+            let mut packet = packet.clone();
+            packet[40] = kind;
+            let read = parse(&packet).expect("it has a header");
+            assert!(read.sack.is_empty() && read.timestamps.is_none());
+        }
     }
 }
