@@ -49,7 +49,7 @@ sim: ## the TCP engine in the deterministic simulator
 	cargo xtask sim
 
 .PHONY: nightly
-nightly: ## a million seeds of the simulator, other ones each day; about an hour and a half on two cores
+nightly: ## a million seeds of the simulator, other ones each day; about half an hour on two cores
 	cargo xtask sim nightly
 
 .PHONY: interoperability

@@ -58,7 +58,7 @@ Usage: cargo xtask COMMAND
                  thread sanitizer (a nightly toolchain)
   sim [SEED|nightly]
                  the TCP engine in the simulator; with SEED, that one in detail; nightly: a million
-                 seeds on all cores, other ones each day (three and a half hours on two cores)
+                 seeds on all cores, other ones each day (half an hour on two cores)
   interoperability [FILTER]
                  the TCP engine against this kernel's, in every cell of a matrix
   e2e [FILTER]   real programs, the kernel as the oracle

@@ -199,13 +199,18 @@ pub(crate) fn sim(seed: Option<&str>) -> bool {
         Some("nightly") => {
             let now = SystemTime::now().duration_since(UNIX_EPOCH);
             let day = now.map_or(0, |now| now.as_secs() / 86_400);
-            let mut command = simulator();
+            let mut command = simulator("simulator");
+            // A sixth less time, and worth its compilation for a million seeds.
+            command.env("RUSTFLAGS", "-C target-cpu=native");
             command.args(["--first", &(day * NIGHTLY_SEEDS).to_string()]);
             command.args(["--seeds", &NIGHTLY_SEEDS.to_string()]);
             command.args(["--jobs", &cores().to_string()]);
             steps.run("simulator, nightly", &mut command);
         }
-        Some(seed) => steps.run("simulator", simulator().args(["--seed", seed, "--trace"])),
+        Some(seed) => steps.run(
+            "simulator",
+            simulator("release").args(["--seed", seed, "--trace"]),
+        ),
     }
     steps.conclude()
 }
@@ -335,7 +340,7 @@ fn add_models(steps: &mut Steps) {
 
 fn add_sim(steps: &mut Steps) {
     let seeds = std::env::var("TOEHOLD_SIM_SEEDS").unwrap_or_else(|_| SIM_SEEDS.to_owned());
-    let mut command = simulator();
+    let mut command = simulator("release");
     command.args(["--seeds", &seeds, "--jobs", &cores().to_string()]);
     steps.run("simulator", &mut command);
 }
@@ -508,9 +513,9 @@ fn add_offload(steps: &mut Steps) {
     }
 }
 
-fn simulator() -> Command {
+fn simulator(profile: &str) -> Command {
     let mut command = cargo();
-    command.args(["run", "--release", "-p", "toehold-tcp"]);
+    command.args(["run", "--profile", profile, "-p", "toehold-tcp"]);
     command.args(["--bin", "toehold-sim", "--"]);
     command
 }

@@ -11,8 +11,9 @@
 //! - the right edge of the window it offers never moves left (by more than scaling rounds off);
 //! - its timestamp is not older than one before (RFC 7323); its SACK blocks are of data sent.
 
+use core::hash::{BuildHasherDefault, Hash, Hasher};
 use core::net::{IpAddr, SocketAddr};
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 
 use super::pattern;
 
@@ -132,14 +133,23 @@ pub fn parse(packet: &[u8]) -> Option<Packet<'_>> {
     Some(read)
 }
 
-/// The ones' complement sum of RFC 1071, in a plain way: all words, then their carries.
+/// The ones' complement sum of RFC 1071, in a plain way: all words, then their carries. Two words
+/// at a time, and in any byte order until the end: its sections 2 (B) and (C) permit both.
 fn sum(bytes: &[u8], start: u32) -> u32 {
-    let (words, odd) = bytes.as_chunks();
+    let (pairs, rest) = bytes.as_chunks();
+    let pairs = pairs
+        .iter()
+        .map(|&pair| u64::from(u32::from_ne_bytes(pair)));
+    let swapped = fold(pairs.sum()) as u16;
+    let (words, odd) = rest.as_chunks();
     let words = words
         .iter()
         .map(|&word| u64::from(u16::from_be_bytes(word)));
     let odd = odd.first().map_or(0, |&byte| u64::from(byte) << 8);
-    let mut sum = u64::from(start) + words.sum::<u64>() + odd;
+    fold(u64::from(start) + u64::from(u16::from_be(swapped)) + words.sum::<u64>() + odd)
+}
+
+fn fold(mut sum: u64) -> u32 {
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
     }
@@ -200,12 +210,84 @@ impl Side {
     }
 }
 
+/// Two ends that talk to each other.
+#[derive(Debug, Default)]
+struct Conversation {
+    /// That of the lower end first.
+    sides: [Side; 2],
+    /// The names of the streams that they send.
+    names: [Option<u64>; 2],
+    /// One of them has sent something other than a reset.
+    has_begun: bool,
+}
+
+impl Conversation {
+    /// A side, and the other one.
+    fn both(&mut self, side: usize) -> (&mut Side, &mut Side) {
+        let [lower, higher] = &mut self.sides;
+        if side == 0 {
+            (lower, higher)
+        } else {
+            (higher, lower)
+        }
+    }
+}
+
+/// The two ends of a conversation, the lower one first.
+#[derive(Debug, PartialEq, Eq)]
+struct Ends([(u128, u16); 2]);
+
+impl Ends {
+    /// And which of the two `from` is.
+    fn new(from: SocketAddr, to: SocketAddr) -> (Self, usize) {
+        let [from, to] = [from, to].map(|end| (number(end.ip()), end.port()));
+        if from < to {
+            (Self([from, to]), 0)
+        } else {
+            (Self([to, from]), 1)
+        }
+    }
+}
+
+/// An address as a number: each that there is has another one.
+fn number(ip: IpAddr) -> u128 {
+    match ip {
+        IpAddr::V4(ip) => u128::from(ip.to_bits()),
+        IpAddr::V6(ip) => ip.to_bits(),
+    }
+}
+
+/// In two words: two look-ups come with each packet, and nobody chooses ends that collide.
+impl Hash for Ends {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        for (ip, port) in self.0 {
+            state.write_u64((ip as u64) << 16 ^ u64::from(port));
+        }
+    }
+}
+
+#[derive(Default)]
+struct Folding(u64);
+
+impl Hasher for Folding {
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("ends are words");
+    }
+
+    fn write_u64(&mut self, word: u64) {
+        let product = u128::from(self.0 ^ word) * 0x9e37_79b9_7f4a_7c15;
+        self.0 = (product >> 64) as u64 ^ product as u64;
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
 /// Follows all connections of a simulation.
 #[derive(Debug, Default)]
 pub struct Checker {
-    sides: BTreeMap<(SocketAddr, SocketAddr), Side>,
-    /// The names of the streams, by who sends to whom.
-    names: BTreeMap<(SocketAddr, SocketAddr), u64>,
+    conversations: HashMap<Ends, Conversation, BuildHasherDefault<Folding>>,
     /// The largest packet.
     mtu: usize,
 }
@@ -220,7 +302,8 @@ impl Checker {
 
     /// Says which stream a side will send.
     pub(crate) fn name(&mut self, from: SocketAddr, to: SocketAddr, stream: u64) {
-        self.names.insert((from, to), stream);
+        let (ends, side) = Ends::new(from, to);
+        self.conversations.entry(ends).or_default().names[side] = Some(stream);
     }
 
     /// A host has sent this packet.
@@ -235,20 +318,19 @@ impl Checker {
         if bytes[0] >> 4 == 4 {
             assert_eq!(ip_sum(bytes), 0xffff, "IP checksum");
         }
-        let key = (packet.source, packet.destination);
         if packet.flags & RST != 0 {
-            if let Some(side) = self.sides.get_mut(&key) {
-                side.is_forgotten = true;
-            }
+            self.given_up(packet.source, packet.destination);
             return;
         }
-        let back = (packet.destination, packet.source);
-        let mut other = self.sides.remove(&back).unwrap_or_default();
-        let mut side = self.sides.remove(&key).unwrap_or_default();
+        let (ends, from) = Ends::new(packet.source, packet.destination);
+        let conversation = self.conversations.entry(ends).or_default();
+        conversation.has_begun = true;
+        let name = conversation.names[from];
+        let (side, other) = conversation.both(from);
         if packet.flags & SYN != 0 && side.isn != Some(packet.seq) {
             // A new incarnation, of this side or (without ACK) of the connection.
             let is_ambiguous = packet.flags & ACK != 0 && side.isn.is_some();
-            side = Side {
+            *side = Side {
                 isn: Some(packet.seq),
                 mss: packet.mss,
                 scale: packet.scale,
@@ -258,7 +340,7 @@ impl Checker {
             // Both ends of what is opened from both sides have the same port.
             let is_simultaneous = packet.source.port() == packet.destination.port();
             if packet.flags & ACK == 0 && !is_simultaneous {
-                other = Side::default();
+                *other = Side::default();
             } else {
                 // The window that had reached it came before it had a sequence number: the SYN's.
                 side.may_send_to = other.edge_of_syn();
@@ -269,92 +351,17 @@ impl Checker {
             side.mss = side.mss.max(packet.mss);
         }
         if !side.is_ambiguous && !other.is_ambiguous {
-            self.check(&mut side, &other, &packet);
-        }
-        self.sides.insert(back, other);
-        self.sides.insert(key, side);
-    }
-
-    fn check(&self, side: &mut Side, other: &Side, packet: &Packet<'_>) {
-        let Some(start) = side.position(packet.seq, side.sent_end) else {
-            return;
-        };
-        let has_syn = u64::from(packet.flags & SYN != 0);
-        let has_fin = u64::from(packet.flags & FIN != 0);
-        let data_end = start + has_syn + packet.payload.len() as u64;
-        let end = data_end + has_fin;
-        let context = || format!("{packet:?}\nside {side:?}\nother {other:?}");
-        if packet.payload.is_empty() && has_syn + has_fin == 0 {
-            // RFC 9293 section 3.8.4: a probe carries SND.NXT-1.
-            assert!(
-                start <= side.sent_end,
-                "SEQ beyond what was sent: {}",
-                context()
-            );
-        } else {
-            assert!(
-                start <= side.sent_end,
-                "a gap in sequence space: {}",
-                context()
-            );
-            assert!(
-                has_syn != 0 || data_end <= side.may_send_to.max(side.sent_end),
-                "payload beyond the offered window: {}",
-                context()
-            );
-        }
-        if let Some(fin_at) = side.fin_at {
-            let is_after = !packet.payload.is_empty() && data_end > fin_at;
-            assert!(!is_after, "payload after the FIN: {}", context());
-        }
-        if has_fin != 0 {
-            assert!(
-                side.fin_at.is_none_or(|at| at == data_end),
-                "the FIN moved: {}",
-                context()
-            );
-            side.fin_at = Some(data_end);
-        }
-        side.sent_end = side.sent_end.max(end);
-        if let Some(mss) = other.mss {
-            let taken = packet.payload.len() + packet.options_bytes;
-            assert!(
-                packet.payload.is_empty() || taken <= usize::from(mss),
-                "a segment larger than the MSS of {mss}"
-            );
-        }
-        // A probe of a window that closed before the first byte stands at the SYN's number.
-        let offset = (start + has_syn).checked_sub(1);
-        let name = self.names.get(&(packet.source, packet.destination));
-        if let (Some(&name), Some(offset)) = (name, offset)
-            && let Some(at) = pattern::first_difference(name, offset, packet.payload)
-        {
-            let (byte, offset) = (packet.payload[at], offset + at as u64);
-            let expected = pattern::byte(name, offset);
-            panic!("byte {offset} of the stream is {byte:#x}, not {expected:#x}");
-        }
-        if let Some((value, _)) = packet.timestamps {
-            let older = has_syn == 0
-                && side
-                    .timestamp
-                    .is_some_and(|last| (value.wrapping_sub(last) as i32) < 0);
-            assert!(!older, "a timestamp that runs backwards: {packet:?}");
-            side.timestamp = Some(value);
-        }
-        // A SYN-ACK may be a cookie, which remembers nothing: not even a connection that came of
-        // it.
-        if packet.flags & ACK != 0
-            && has_syn == 0
-            && let Some(ack) = other.position(packet.ack, other.sent_end)
-        {
-            check_acknowledgement(side, other, packet, ack);
+            check(name, side, other, &packet);
         }
     }
 
     /// An end has given its connection up, without a word to the other.
     pub(crate) fn given_up(&mut self, local: SocketAddr, remote: SocketAddr) {
-        if let Some(side) = self.sides.get_mut(&(local, remote)) {
-            side.is_forgotten = true;
+        let (ends, side) = Ends::new(local, remote);
+        if let Some(conversation) = self.conversations.get_mut(&ends)
+            && conversation.has_begun
+        {
+            conversation.sides[side].is_forgotten = true;
         }
     }
 
@@ -363,19 +370,17 @@ impl Checker {
         let Some(packet) = parse(bytes).filter(|packet| packet.flags & RST == 0) else {
             return;
         };
-        let (scale, other_fin_at) = match self.sides.get(&(packet.source, packet.destination)) {
-            Some(sender) => (sender.scale, sender.fin_at),
-            None => return,
-        };
-        let begins = |side: &Side, at: u32| side.isn.is_some_and(|isn| isn.wrapping_add(1) == at);
-        let sides = &self.sides;
-        let is_first = packet.flags & (SYN | ACK) == ACK
-            && sides
-                .get(&(packet.source, packet.destination))
-                .is_some_and(|sender| begins(sender, packet.seq));
-        let Some(receiver) = self.sides.get_mut(&(packet.destination, packet.source)) else {
+        let (ends, to) = Ends::new(packet.destination, packet.source);
+        let Some(conversation) = self.conversations.get_mut(&ends) else {
             return;
         };
+        if !conversation.has_begun {
+            return;
+        }
+        let (receiver, sender) = conversation.both(to);
+        let (scale, other_fin_at) = (sender.scale, sender.fin_at);
+        let begins = |side: &Side, at: u32| side.isn.is_some_and(|isn| isn.wrapping_add(1) == at);
+        let is_first = packet.flags & (SYN | ACK) == ACK && begins(sender, packet.seq);
         if receiver.is_forgotten && is_first && begins(receiver, packet.ack) {
             receiver.begin_again();
         }
@@ -398,6 +403,82 @@ impl Checker {
         } else if packet.flags & SYN != 0 {
             receiver.may_send_to = receiver.may_send_to.max(1 + u64::from(packet.window));
         }
+    }
+}
+
+/// Checks a segment of a side that sends the stream called `name`.
+fn check(name: Option<u64>, side: &mut Side, other: &Side, packet: &Packet<'_>) {
+    let Some(start) = side.position(packet.seq, side.sent_end) else {
+        return;
+    };
+    let has_syn = u64::from(packet.flags & SYN != 0);
+    let has_fin = u64::from(packet.flags & FIN != 0);
+    let data_end = start + has_syn + packet.payload.len() as u64;
+    let end = data_end + has_fin;
+    let context = || format!("{packet:?}\nside {side:?}\nother {other:?}");
+    if packet.payload.is_empty() && has_syn + has_fin == 0 {
+        // RFC 9293 section 3.8.4: a probe carries SND.NXT-1.
+        assert!(
+            start <= side.sent_end,
+            "SEQ beyond what was sent: {}",
+            context()
+        );
+    } else {
+        assert!(
+            start <= side.sent_end,
+            "a gap in sequence space: {}",
+            context()
+        );
+        assert!(
+            has_syn != 0 || data_end <= side.may_send_to.max(side.sent_end),
+            "payload beyond the offered window: {}",
+            context()
+        );
+    }
+    if let Some(fin_at) = side.fin_at {
+        let is_after = !packet.payload.is_empty() && data_end > fin_at;
+        assert!(!is_after, "payload after the FIN: {}", context());
+    }
+    if has_fin != 0 {
+        assert!(
+            side.fin_at.is_none_or(|at| at == data_end),
+            "the FIN moved: {}",
+            context()
+        );
+        side.fin_at = Some(data_end);
+    }
+    side.sent_end = side.sent_end.max(end);
+    if let Some(mss) = other.mss {
+        let taken = packet.payload.len() + packet.options_bytes;
+        assert!(
+            packet.payload.is_empty() || taken <= usize::from(mss),
+            "a segment larger than the MSS of {mss}"
+        );
+    }
+    // A probe of a window that closed before the first byte stands at the SYN's number.
+    let offset = (start + has_syn).checked_sub(1);
+    if let (Some(name), Some(offset)) = (name, offset)
+        && let Some(at) = pattern::first_difference(name, offset, packet.payload)
+    {
+        let (byte, offset) = (packet.payload[at], offset + at as u64);
+        let expected = pattern::byte(name, offset);
+        panic!("byte {offset} of the stream is {byte:#x}, not {expected:#x}");
+    }
+    if let Some((value, _)) = packet.timestamps {
+        let older = has_syn == 0
+            && side
+                .timestamp
+                .is_some_and(|last| (value.wrapping_sub(last) as i32) < 0);
+        assert!(!older, "a timestamp that runs backwards: {packet:?}");
+        side.timestamp = Some(value);
+    }
+    // A SYN-ACK may be a cookie, which remembers nothing: not even a connection that came of
+    // it.
+    if packet.flags & ACK != 0
+        && has_syn == 0
+        && let Some(ack) = other.position(packet.ack, other.sent_end)
+    {
+        check_acknowledgement(side, other, packet, ack);
     }
 }
 

@@ -41,20 +41,35 @@ pub(crate) struct Program {
     ring: Ring,
 }
 
-/// The bytes of a ring; there is nothing to see in them.
-struct Ring(Vec<u8>);
+/// A ring; there is nothing to see in its bytes.
+struct Ring {
+    bytes: u64,
+    /// As many of its bytes as were ever used: most transfers are shorter than their rings.
+    touched: Vec<u8>,
+}
 
 impl Ring {
+    fn new(bytes: u32) -> Self {
+        Self {
+            bytes: u64::from(bytes),
+            touched: Vec::new(),
+        }
+    }
+
     fn bytes(&self) -> u64 {
-        self.0.len() as u64
+        self.bytes
     }
 
     /// The stretch of so many bytes from `offset` of the stream on: up to the ring's end, and from
     /// its beginning.
     fn parts(&mut self, offset: u64, bytes: usize) -> [&mut [u8]; 2] {
-        let at = (offset % self.bytes()) as usize;
-        let (before, after) = self.0.split_at_mut(at);
-        let first = bytes.min(after.len());
+        let at = (offset % self.bytes) as usize;
+        let end = (at + bytes).min(self.bytes as usize);
+        if end > self.touched.len() {
+            self.touched.resize(end, POISON);
+        }
+        let first = end - at;
+        let (before, after) = self.touched.split_at_mut(at);
         [&mut after[..first], &mut before[..bytes - first]]
     }
 
@@ -68,7 +83,7 @@ impl Ring {
 
 impl core::fmt::Debug for Ring {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "{} bytes", self.0.len())
+        write!(f, "{} bytes", self.bytes)
     }
 }
 
@@ -91,7 +106,7 @@ impl Program {
             expects_nothing: false,
             next_write: Instant::ZERO,
             next_read: Instant::ZERO,
-            ring: Ring(vec![POISON; ring_bytes as usize]),
+            ring: Ring::new(ring_bytes),
         }
     }
 
@@ -353,18 +368,18 @@ pub(super) fn mac_of(host: usize) -> MacAddress {
     MacAddress([2, 0, 0, 0, 0, host as u8])
 }
 
-/// A packet in the frame that brings it to `host`.
-pub(super) fn framed(host: usize, packet: &[u8]) -> Vec<u8> {
+/// Makes a frame of a packet, that brings it to `host`.
+pub(super) fn frame(host: usize, packet: &[u8], frame: &mut Vec<u8>) {
     let ether_type = if packet.first().is_some_and(|first| first >> 4 == 6) {
         0x86dd
     } else {
         0x0800
     };
-    let mut frame = mac_of(host).0.to_vec();
+    frame.clear();
+    frame.extend_from_slice(&mac_of(host).0);
     frame.extend_from_slice(&[2, 0, 0, 0, 0, 99]);
     frame.extend_from_slice(&u16::to_be_bytes(ether_type));
     frame.extend_from_slice(packet);
-    frame
 }
 
 pub(super) fn address_of(host: usize, is_v6: bool) -> IpAddr {

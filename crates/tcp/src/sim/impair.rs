@@ -5,48 +5,73 @@ use core::net::{IpAddr, SocketAddr};
 use super::checker;
 use crate::{ChecksumWork, Random, TransmitOffload};
 
-/// Cuts a frame as a link with segmentation and checksum offload does. `link_bytes` have been taken
-/// off the frame.
-pub(super) fn cut(frame: &[u8], offload: TransmitOffload, link_bytes: usize) -> Vec<Vec<u8>> {
-    let ChecksumWork::Link { start, .. } = offload.checksum else {
-        return vec![frame.to_vec()];
-    };
-    let (header, payload) = frame.split_at(usize::from(offload.header_bytes) - link_bytes);
-    let tcp_at = usize::from(start) - link_bytes;
-    let size = if offload.segment_bytes == 0 {
-        payload.len().max(1)
-    } else {
-        usize::from(offload.segment_bytes)
-    };
-    let count = payload.len().div_ceil(size).max(1);
-    let seq = u32::from_be_bytes([
-        header[tcp_at + 4],
-        header[tcp_at + 5],
-        header[tcp_at + 6],
-        header[tcp_at + 7],
-    ]);
-    (0..count)
-        .map(|index| {
-            let part = &payload[index * size..((index + 1) * size).min(payload.len())];
-            let mut packet = [header, part].concat();
-            let seq = seq.wrapping_add((index * size) as u32);
-            packet[tcp_at + 4..tcp_at + 8].copy_from_slice(&seq.to_be_bytes());
-            if index + 1 < count {
-                packet[tcp_at + 13] &= !0x09; // FIN and PSH belong to the last.
-            }
-            if index > 0 {
-                packet[tcp_at + 13] &= !0x80; // CWR belongs to the first.
-            }
-            let length = packet.len();
-            if packet[0] >> 4 == 4 {
-                packet[2..4].copy_from_slice(&(length as u16).to_be_bytes());
-            } else {
-                packet[4..6].copy_from_slice(&((length - 40) as u16).to_be_bytes());
-            }
-            complete(&mut packet, tcp_at);
-            packet
-        })
-        .collect()
+/// A frame that a link with segmentation and checksum offload cuts into packets.
+#[derive(Clone, Copy)]
+pub(super) struct Cut {
+    header_bytes: usize,
+    /// Where the TCP header begins; `None`: the engine has done all the work.
+    tcp_at: Option<usize>,
+    /// Bytes of payload in all packets but the last.
+    size: usize,
+    count: usize,
+}
+
+impl Cut {
+    /// `link_bytes` have been taken off the frame.
+    pub(super) fn new(frame: &[u8], offload: TransmitOffload, link_bytes: usize) -> Self {
+        let ChecksumWork::Link { start, .. } = offload.checksum else {
+            return Self {
+                header_bytes: frame.len(),
+                tcp_at: None,
+                size: 0,
+                count: 1,
+            };
+        };
+        let header_bytes = usize::from(offload.header_bytes) - link_bytes;
+        let payload_bytes = frame.len() - header_bytes;
+        let size = if offload.segment_bytes == 0 {
+            payload_bytes.max(1)
+        } else {
+            usize::from(offload.segment_bytes)
+        };
+        Self {
+            header_bytes,
+            tcp_at: Some(usize::from(start) - link_bytes),
+            size,
+            count: payload_bytes.div_ceil(size).max(1),
+        }
+    }
+
+    pub(super) fn count(self) -> usize {
+        self.count
+    }
+
+    /// Writes one of the packets that the frame becomes into an empty buffer.
+    pub(super) fn write(self, frame: &[u8], index: usize, packet: &mut Vec<u8>) {
+        let (header, payload) = frame.split_at(self.header_bytes);
+        packet.extend_from_slice(header);
+        let Some(tcp_at) = self.tcp_at else {
+            return;
+        };
+        let (start, end) = (index * self.size, (index + 1) * self.size);
+        packet.extend_from_slice(&payload[start..end.min(payload.len())]);
+        let seq = packet[tcp_at + 4..].first_chunk().expect("it has a header");
+        let seq = u32::from_be_bytes(*seq).wrapping_add(start as u32);
+        packet[tcp_at + 4..tcp_at + 8].copy_from_slice(&seq.to_be_bytes());
+        if index + 1 < self.count {
+            packet[tcp_at + 13] &= !0x09; // FIN and PSH belong to the last.
+        }
+        if index > 0 {
+            packet[tcp_at + 13] &= !0x80; // CWR belongs to the first.
+        }
+        let length = packet.len();
+        if packet[0] >> 4 == 4 {
+            packet[2..4].copy_from_slice(&(length as u16).to_be_bytes());
+        } else {
+            packet[4..6].copy_from_slice(&((length - 40) as u16).to_be_bytes());
+        }
+        complete(packet, tcp_at);
+    }
 }
 
 /// Makes the checksums of a packet right.

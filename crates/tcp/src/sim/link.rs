@@ -126,9 +126,11 @@ pub(crate) enum Fate {
     Lost,
     /// It is too big for the path; the sender may be told.
     TooBig,
-    /// It arrives, perhaps more than once, perhaps changed.
+    /// It arrives, perhaps twice, perhaps changed.
     Arrives {
-        at: Vec<Instant>,
+        at: Instant,
+        /// And a copy of it.
+        again_at: Option<Instant>,
         mark: bool,
         corrupt: bool,
         shrink: bool,
@@ -199,12 +201,11 @@ impl Link {
         } else {
             self.last_arrival = arrival;
         }
-        let mut at = vec![arrival];
-        if random.chance(link.duplicate_per_million) {
-            at.push(arrival + Duration::from_micros(random.below(1_000)));
-        }
+        let is_duplicated = random.chance(link.duplicate_per_million);
+        let again_at = is_duplicated.then(|| arrival + Duration::from_micros(random.below(1_000)));
         Fate::Arrives {
-            at,
+            at: arrival,
+            again_at,
             mark,
             corrupt: random.chance(link.corrupt_per_million),
             shrink: random.chance(link.shrink_per_million),

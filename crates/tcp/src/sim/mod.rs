@@ -8,6 +8,7 @@
 //!
 //! A failure is a panic that names the seed; the same seed gives the same run, frame by frame.
 
+mod agenda;
 pub mod checker;
 mod host;
 mod impair;
@@ -16,6 +17,7 @@ mod pattern;
 mod rival;
 mod role;
 mod scenario;
+mod spares;
 mod world;
 
 pub use link::Impairments;

@@ -36,11 +36,18 @@ pub(crate) fn first_difference(name: u64, offset: u64, bytes: &[u8]) -> Option<u
     let (first, rest) = bytes.split_at(to_next_word(offset).min(bytes.len()));
     let rest_at = offset + first.len() as u64;
     let (words, last) = rest.as_chunks();
+    // Without a branch for each word.
+    let differs = |(&seen, index): (&[u8; 8], u64)| {
+        u64::from_ne_bytes(seen) ^ u64::from_ne_bytes(word(name, index))
+    };
+    let indices = rest_at >> 3..;
     let is_right = is_right(name, offset, first)
         && words
             .iter()
-            .zip(rest_at >> 3..)
-            .all(|(&seen, index)| seen == word(name, index))
+            .zip(indices)
+            .map(differs)
+            .fold(0, |all, bits| all | bits)
+            == 0
         && is_right(name, rest_at + 8 * words.len() as u64, last);
     if is_right {
         return None;

@@ -4,16 +4,17 @@ mod competition;
 mod hostile;
 mod withdrawal;
 
-use core::cmp::Reverse;
 use core::net::SocketAddr;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::BTreeMap;
 
+use super::agenda::Agenda;
 use super::checker::{self, Checker};
-use super::host::{Host, LINK_BYTES, Program, SERVER_PORT, address_of, framed, host_of};
-use super::impair::{cut, flip_bit, fragments, mark_congestion, shrink_window, too_big};
+use super::host::{Host, LINK_BYTES, Program, SERVER_PORT, address_of, frame, host_of};
+use super::impair::{Cut, flip_bit, fragments, mark_congestion, shrink_window, too_big};
 use super::link::Fate;
 use super::rival::Rival;
 use super::scenario::Scenario;
+use super::spares::Spares;
 use crate::{CloseReason, ConnectionId, Duration, Event, Instant, Random, ReceiveOffload};
 use withdrawal::Withdrawal;
 
@@ -61,7 +62,7 @@ pub struct Report {
     pub rival_bytes: Vec<u64>,
 }
 
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug)]
 enum Happening {
     Arrival {
         host: usize,
@@ -122,7 +123,7 @@ pub struct World {
     random: Random,
     now: Instant,
     order: u64,
-    queue: BinaryHeap<Reverse<(Instant, u64, Happening)>>,
+    agenda: Agenda<Happening>,
     hosts: Vec<Host>,
     progress: Vec<Progress>,
     /// Which transfer the client's end belongs to.
@@ -139,6 +140,9 @@ pub struct World {
     trace: bool,
     /// Where engines write their frames.
     frame: Vec<u8>,
+    /// The frame that brings a packet.
+    arrived: Vec<u8>,
+    spares: Spares,
 }
 
 impl World {
@@ -153,7 +157,7 @@ impl World {
             random,
             now: Instant::ZERO,
             order: 0,
-            queue: BinaryHeap::new(),
+            agenda: Agenda::new(),
             hosts,
             progress: vec![Progress::default(); scenario.transfers.len()],
             flows: BTreeMap::new(),
@@ -168,6 +172,8 @@ impl World {
             withdrawals: BTreeMap::new(),
             trace,
             frame: vec![0; FRAME_BYTES_MAX],
+            arrived: Vec::new(),
+            spares: Spares::default(),
             scenario,
         };
         for transfer in 0..world.scenario.transfers.len() {
@@ -198,7 +204,7 @@ impl World {
 
     fn push(&mut self, at: Instant, happening: Happening) {
         self.order += 1;
-        self.queue.push(Reverse((at, self.order, happening)));
+        self.agenda.push(at, self.order, happening);
     }
 
     /// Lets everything happen.
@@ -212,7 +218,7 @@ impl World {
             .stop_after
             .map_or(Instant::NEVER, |after| Instant::ZERO + after);
         while !self.is_over()
-            && let Some(Reverse((at, _, happening))) = self.queue.pop()
+            && let Some((at, happening)) = self.agenda.pop()
         {
             if at >= stop_at {
                 break;
@@ -276,23 +282,8 @@ impl World {
                 packet,
                 intact,
             } => {
-                if intact && !self.is_taken(&packet) {
-                    self.report.impaired += 1;
-                    return;
-                }
-                let share = self.scenario.fragmented_per_million;
-                if intact && share > 0 && self.random.chance(share) {
-                    self.arrive_in_pieces(host, &packet);
-                } else {
-                    if intact {
-                        self.checker.delivered(&packet);
-                    }
-                    if self.trace {
-                        self.print("  ->", &packet);
-                    }
-                    self.take(host, &packet, intact);
-                }
-                self.serve(host);
+                self.arrive(host, &packet, intact);
+                self.spares.give(packet);
             }
             Happening::Wake { host } => {
                 if self.hosts[host].wake_at <= self.now {
@@ -330,13 +321,34 @@ impl World {
         }
     }
 
+    fn arrive(&mut self, host: usize, packet: &[u8], intact: bool) {
+        if intact && !self.is_taken(packet) {
+            self.report.impaired += 1;
+            return;
+        }
+        let share = self.scenario.fragmented_per_million;
+        if intact && share > 0 && self.random.chance(share) {
+            self.arrive_in_pieces(host, packet);
+        } else {
+            if intact {
+                self.checker.delivered(packet);
+            }
+            if self.trace {
+                self.print("  ->", packet);
+            }
+            self.take(host, packet, intact);
+        }
+        self.serve(host);
+    }
+
     fn take(&mut self, host: usize, packet: &[u8], intact: bool) {
         let now = self.clock_of(host);
         if self.scenario.traits[host].ethernet {
             let offload = ReceiveOffload {
                 checksum_verified: intact,
             };
-            self.hosts[host].take(now, &framed(host, packet), offload);
+            frame(host, packet, &mut self.arrived);
+            self.hosts[host].take(now, &self.arrived, offload);
         } else {
             self.hosts[host].take(now, packet, ReceiveOffload::default());
         }
@@ -362,18 +374,24 @@ impl World {
 
     /// A host's clock now. Clocks drift, and begin anywhere.
     fn clock_of(&self, host: usize) -> Instant {
-        let elapsed = self.now.as_micros() as i128;
-        let skewed = elapsed + elapsed * i128::from(self.scenario.clock_ppm[host]) / 1_000_000;
+        // No simulation takes so long that this overflows.
+        let elapsed = self.now.as_micros() as i64;
+        let skewed = elapsed + elapsed * self.scenario.clock_ppm[host] / 1_000_000;
         Instant::from_micros(self.scenario.clock_offset[host].as_micros() + skewed as u64)
     }
 
     /// When a host's clock will show `at`.
     fn when(&self, host: usize, at: Instant) -> Instant {
-        let elapsed =
-            at.as_micros()
-                .saturating_sub(self.scenario.clock_offset[host].as_micros()) as i128;
-        let rate = 1_000_000 + i128::from(self.scenario.clock_ppm[host]);
-        Instant::from_micros((elapsed * 1_000_000 / rate + 2) as u64).max(self.now)
+        let elapsed = at
+            .as_micros()
+            .saturating_sub(self.scenario.clock_offset[host].as_micros());
+        let rate = 1_000_000 + self.scenario.clock_ppm[host];
+        // Time that is left for the simulation leaves room for the product; other times do not.
+        let real = match elapsed.checked_mul(1_000_000) {
+            Some(product) => product / rate as u64,
+            None => (u128::from(elapsed) * 1_000_000 / rate as u128) as u64,
+        };
+        Instant::from_micros(real + 2).max(self.now)
     }
 
     fn start(&mut self, index: usize) {
@@ -641,13 +659,11 @@ impl World {
             engine.release(now, id).expect("it was not released before");
             rings.parting.insert(id, program);
         }
-        let gone: Vec<ConnectionId> = rings.parting.keys().copied().collect();
-        let gone: Vec<Program> = gone
-            .into_iter()
-            .filter(|&id| !engine.holds_ring(id))
-            .filter_map(|id| rings.parting.remove(&id))
-            .collect();
-        for program in gone {
+        let parting = rings.parting.keys().copied();
+        let gone: Vec<ConnectionId> = parting.filter(|&id| !engine.holds_ring(id)).collect();
+        for id in gone {
+            let parting = &mut self.hosts[host].rings.parting;
+            let program = parting.remove(&id).expect("it was there");
             self.report.bytes += program.taken;
             self.report.bytes_by_flow[program.flow] += program.taken;
             self.report.departures += 1;
@@ -733,7 +749,10 @@ impl World {
             } else {
                 0
             };
-            for packet in cut(&self.frame[link_bytes..length], offload, link_bytes) {
+            let cut = Cut::new(&self.frame[link_bytes..length], offload, link_bytes);
+            for index in 0..cut.count() {
+                let mut packet = self.spares.take();
+                cut.write(&self.frame[link_bytes..length], index, &mut packet);
                 self.send(host, packet);
             }
         }
@@ -757,7 +776,10 @@ impl World {
         };
         let link = &mut self.hosts[host].way_out;
         match link.pass(self.now, packet.len(), &mut self.random) {
-            Fate::Lost => self.report.impaired += 1,
+            Fate::Lost => {
+                self.report.impaired += 1;
+                self.spares.give(packet);
+            }
             Fate::TooBig => {
                 self.report.impaired += 1;
                 let impairments = link.impairments;
@@ -775,12 +797,13 @@ impl World {
             }
             Fate::Arrives {
                 at,
+                again_at,
                 mark,
                 corrupt,
                 shrink,
             } => {
                 let mut packet = packet;
-                self.report.impaired += u64::from(mark || corrupt || shrink || at.len() > 1);
+                self.report.impaired += u64::from(mark || corrupt || shrink || again_at.is_some());
                 if mark {
                     mark_congestion(&mut packet);
                 }
@@ -790,8 +813,8 @@ impl World {
                 if corrupt {
                     flip_bit(&mut packet, &mut self.random);
                 }
-                for at in at {
-                    let packet = packet.clone();
+                let copy = again_at.map(|at| (at, self.spares.copy(&packet)));
+                for (at, packet) in [(at, packet)].into_iter().chain(copy) {
                     self.push(
                         at,
                         Happening::Arrival {

@@ -52,7 +52,7 @@ impl World {
             if let Fate::Arrives { at, .. } = fate {
                 // The way back is never busy.
                 let back = self.hosts[1].way_out.impairments.delay;
-                self.answer_later(rival, number, at[0] + back);
+                self.answer_later(rival, number, at + back);
             }
         }
         if let Some(at) = self.rivals[rival].next_wake(self.now) {

@@ -5,7 +5,7 @@ use core::net::SocketAddr;
 
 use super::{Happening, World};
 use crate::sim::checker::{self, ACK, RST, SYN};
-use crate::sim::host::{Host, SERVER_PORT, address_of, framed, host_of};
+use crate::sim::host::{Host, SERVER_PORT, address_of, frame, host_of};
 use crate::sim::impair::{set_acknowledgement, syn};
 use crate::sim::link::Link;
 use crate::{Duration, ReceiveOffload};
@@ -62,7 +62,8 @@ impl World {
             checksum_verified: verified,
         };
         if self.scenario.traits[to].ethernet {
-            self.hosts[to].take(now, &framed(to, &packet), offload);
+            frame(to, &packet, &mut self.arrived);
+            self.hosts[to].take(now, &self.arrived, offload);
         } else {
             self.hosts[to].take(now, &packet, offload);
         }
