@@ -195,6 +195,43 @@ fn a_rule_about_a_program_holds_from_its_first_connection_and_costs_no_channel()
     loud.end();
 }
 
+/// Servers name their threads, and often none but these use sockets.
+#[test]
+fn a_rule_finds_a_program_whose_threads_have_names_of_their_own() {
+    let Some(python) = host::python() else {
+        return;
+    };
+    let ruled = Ruled::start("program io-worker wait poll\nprogram python* wait event\n");
+    let program = "
+import ctypes, signal, socket, threading
+
+def connect():
+    PR_SET_NAME = 15
+    ctypes.CDLL(None).prctl(PR_SET_NAME, b'io-worker', 0, 0, 0)
+    listener = socket.create_server(('127.0.0.1', 0))
+    ends.append(socket.create_connection(listener.getsockname()))
+    ends.append(listener.accept()[0])
+
+ends = []
+thread = threading.Thread(target=connect)
+thread.start()
+thread.join()
+signal.pause()
+";
+    let mut command = ruled.toehold.command(Way::Direct, &python);
+    command.args(["-c", program]);
+    let running = Running::start(command, "named threads", ruled.scratch.path());
+    let mut status = ruled.toehold.status();
+    let is_listed = wait_until(TIME_LIMIT, || {
+        status = ruled.toehold.status();
+        status["processes"][0]["connections"].is_array()
+    });
+    assert!(is_listed, "{}", running.outputs());
+    let name = status["processes"][0]["program"].as_str().expect("text");
+    assert!(name.starts_with("python"), "{status}");
+    assert_eq!(status["processes"][0]["wait"], "event", "{status}");
+}
+
 #[test]
 fn a_rule_bounds_how_many_connections_are_in_memory() {
     let mut ruled = Ruled::start("program crowd max-connections 3\n");

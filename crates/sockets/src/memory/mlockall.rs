@@ -111,7 +111,7 @@ unsafe fn lock_others(flags: c_int) -> Option<c_int> {
 fn mapped_bytes() -> Option<usize> {
     let mut pages = 0usize;
     let mut done = false;
-    let read = each_byte(c"/proc/self/statm", |byte| match byte {
+    let read = sys::each_byte(c"/proc/self/statm", |byte| match byte {
         b'0'..=b'9' if !done => pages = pages * 10 + usize::from(byte - b'0'),
         _ => done = true,
     });
@@ -123,7 +123,7 @@ fn mapped_bytes() -> Option<usize> {
 fn each_mapping(mut each: impl FnMut(usize, usize)) -> bool {
     // A line begins "7f0012345000-7f0012346000 ".
     let (mut addresses, mut at) = ([0usize; 2], Some(0));
-    each_byte(c"/proc/self/maps", |byte| {
+    sys::each_byte(c"/proc/self/maps", |byte| {
         let digit = (byte as char).to_digit(16).map(|digit| digit as usize);
         (addresses, at) = match (at, byte, digit) {
             (_, b'\n', _) => ([0; 2], Some(0)),
@@ -141,24 +141,6 @@ fn each_mapping(mut each: impl FnMut(usize, usize)) -> bool {
     })
 }
 
-/// Calls `each` with every byte of a file. False when it cannot be read.
-pub(crate) fn each_byte(path: &core::ffi::CStr, mut each: impl FnMut(u8)) -> bool {
-    let Some(file) = sys::open_to_read(path) else {
-        return false;
-    };
-    let mut buffer = [0u8; 2048];
-    let mut last;
-    loop {
-        last = sys::read(file, &mut buffer);
-        let Some(read) = usize::try_from(last).ok().filter(|&read| read > 0) else {
-            break;
-        };
-        buffer[..read].iter().copied().for_each(&mut each);
-    }
-    sys::close(file);
-    last == 0
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -167,7 +149,7 @@ mod tests {
     /// Bytes of this process that are in memory.
     fn resident_bytes() -> usize {
         let (mut field, mut pages) = (0, 0);
-        each_byte(c"/proc/self/statm", |byte| match byte {
+        sys::each_byte(c"/proc/self/statm", |byte| match byte {
             b'0'..=b'9' if field == 1 => pages = pages * 10 + usize::from(byte - b'0'),
             b' ' => field += 1,
             _ => {}

@@ -18,7 +18,6 @@ use crate::connection::orderings::STATE_TOLD;
 use crate::connection::{self, Connection};
 use crate::direction::switching;
 use crate::epoll::membership;
-use crate::memory::mlockall::each_byte;
 use crate::offload::liveness::say_what_is_set;
 use crate::offload::routing;
 use crate::process::descriptors::{self, Kind};
@@ -51,7 +50,7 @@ fn filters() -> u32 {
     const COUNT: &[u8] = b"Seccomp_filters:";
     let (mut line, mut len) = ([0u8; 32], 0);
     let (mut mode, mut count) = (0, None);
-    each_byte(c"/proc/self/status", |byte| {
+    sys::each_byte(c"/proc/self/status", |byte| {
         if byte != b'\n' {
             if let Some(place) = line.get_mut(len) {
                 *place = byte;

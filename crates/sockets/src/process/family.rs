@@ -6,11 +6,11 @@ use core::sync::atomic::Ordering;
 use toehold_channel::memfd;
 use toehold_channel::rendezvous::meeting_of;
 use toehold_channel::table::TABLE_BYTES;
-use toehold_freestanding::call;
 use toehold_freestanding::fd::BorrowedFd;
 
 use crate::process::table::{self, Table};
 use crate::process::{self, descriptors, holders};
+use crate::system::sys;
 use crate::{adapter, lock};
 
 static TABLE_LOCK: lock::Private = lock::Private::new();
@@ -70,14 +70,24 @@ pub(crate) fn has_table() -> bool {
     table_or_new().is_some()
 }
 
-/// The name in `/proc/self/comm`, written to `out`; its length.
+/// The program's name, written to `out`; its length. It is that of the first thread: others often
+/// have names of their own. Only where `/proc` cannot be read it is this thread's.
 fn program_name(out: &mut [u8]) -> usize {
-    // SAFETY: PR_GET_NAME writes at most 16 bytes with a NUL.
-    let mut name = [0u8; 16];
-    // SAFETY: `name` is writable for 16 bytes.
-    unsafe { call!(SYS_prctl, libc::PR_GET_NAME, name.as_mut_ptr()) };
-    let len = name.iter().position(|&b| b == 0).unwrap_or(16);
-    out[..len].copy_from_slice(&name[..len]);
+    let is_first = sys::gettid() == process::pid();
+    let mut len = 0;
+    if !is_first {
+        sys::each_byte(c"/proc/self/comm", |byte| {
+            if let Some(place) = out.get_mut(len).filter(|_| byte != b'\n') {
+                *place = byte;
+                len += 1;
+            }
+        });
+    }
+    if len == 0 {
+        let name = sys::thread_name();
+        len = name.iter().position(|&b| b == 0).unwrap_or(name.len());
+        out[..len].copy_from_slice(&name[..len]);
+    }
     len
 }
 

@@ -525,12 +525,44 @@ pub(crate) fn block_signals(mask: u64) -> u64 {
     before
 }
 
+/// Calls `each` with every byte of a file. False when it cannot be read.
+pub(crate) fn each_byte(path: &core::ffi::CStr, mut each: impl FnMut(u8)) -> bool {
+    let Some(file) = open_to_read(path) else {
+        return false;
+    };
+    let mut buffer = [0u8; 2048];
+    let mut last;
+    loop {
+        last = read(file, &mut buffer);
+        let Some(read) = usize::try_from(last).ok().filter(|&read| read > 0) else {
+            break;
+        };
+        buffer[..read].iter().copied().for_each(&mut each);
+    }
+    close(file);
+    last == 0
+}
+
+/// The kernel's number of this thread: the process's for its first.
+pub(crate) fn gettid() -> u32 {
+    // SAFETY: it only returns a number.
+    unsafe { call!(SYS_gettid) as u32 }
+}
+
+/// The name of this thread, NUL-terminated where it is shorter.
+pub(crate) fn thread_name() -> [u8; 16] {
+    let mut name = [0; 16];
+    // SAFETY: PR_GET_NAME writes at most 16 bytes with a NUL.
+    unsafe { call!(SYS_prctl, libc::PR_GET_NAME, name.as_mut_ptr()) };
+    name
+}
+
 /// Sends a signal to this thread, as it came; false when the kernel refuses.
 pub(crate) fn queue_signal_here(signal: i32, info: *const libc::siginfo_t) -> bool {
     // SAFETY: `info` is what the kernel gave to a handler. A process may send itself any (`si_code`
     // of the kernel's included, rt_tgsigqueueinfo(2)).
     unsafe {
-        let (process, thread) = (call!(SYS_getpid), call!(SYS_gettid));
+        let (process, thread) = (call!(SYS_getpid), gettid());
         call!(SYS_rt_tgsigqueueinfo, process, thread, signal, info) == 0
     }
 }
