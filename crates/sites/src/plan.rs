@@ -22,6 +22,7 @@ use core::ops::Range;
 
 use crate::instruction::{Flow, INSTRUCTION_BYTES_MAX, Instruction, Map, decode};
 use crate::movable::is_movable;
+use crate::numbers::is_about_sockets;
 use crate::sweep::Swept;
 
 /// The bytes of a jump to a stub.
@@ -57,7 +58,7 @@ pub enum Kind {
         /// Where the last byte that is moved ends.
         moved_end: usize,
         /// Where the last byte that is overwritten ends: more than `moved_end` when padding follows
-        /// a `ret`.
+        /// a `ret` or a jump.
         end: usize,
     },
     /// `syscall`, and padding within the reach of a short jump.
@@ -101,7 +102,7 @@ impl Patch {
         }
     }
 
-    /// The instructions that the stub executes.
+    /// The instructions that the stub executes; a jump at their end leads where it did.
     #[must_use]
     pub fn moved(&self) -> Range<usize> {
         let site = self.site;
@@ -137,12 +138,14 @@ impl Patch {
                 if run_end(code, after, moved_end, is_movable) == Some(moved_end) {
                     return end == moved_end;
                 }
-                // The last of them is a `ret`, which padding may follow.
-                let last = moved_end - 1;
-                let returns = code.get(last).is_some_and(|byte| *byte == RET);
-                returns
-                    && run_end(code, after, last, is_movable) == Some(last)
-                    && run_end(code, moved_end, end, is_filler).is_some()
+                // The last of them leads elsewhere, and padding may follow it.
+                let moved = code.get(after..moved_end);
+                let last = moved.and_then(last_of).map(|(at, _)| after + at);
+                last.is_some_and(|last| {
+                    run_end(code, after, last, is_movable) == Some(last)
+                        && run_end(code, last, moved_end, leads_elsewhere) == Some(moved_end)
+                        && run_end(code, moved_end, end, is_filler).is_some()
+                })
             }
             Kind::Hop { padding } => {
                 let is_near = i8::try_from(padding as i128 - after as i128).is_ok();
@@ -185,6 +188,13 @@ pub fn plan(swept: &Swept<'_>, site: usize, planned: &[Patch]) -> Result<Patch, 
     Ok(Patch { site, kind })
 }
 
+/// True when a site that cannot be patched seems to make a call about sockets. If the others were
+/// patched, the library would see a part of what the program does to a connection.
+#[must_use]
+pub fn leaves_sockets(obstacle: Obstacle, code: &[u8], site: usize) -> bool {
+    obstacle == Obstacle::NoRoom && is_about_sockets(code, site)
+}
+
 struct Around<'a> {
     swept: &'a Swept<'a>,
     site: usize,
@@ -225,17 +235,13 @@ impl Around<'_> {
                 return None;
             }
             let next = self.swept.at(end)?;
-            let is_return = next.map == Map::One && next.opcode == RET && next.bytes() == 1;
-            if !is_return && !is_movable(&next) {
+            let is_last = leads_elsewhere(&next);
+            if !is_last && !is_movable(&next) {
                 return None;
             }
             end += next.bytes();
             count += 1;
-            let overwritten = if is_return {
-                self.with_padding(end)
-            } else {
-                end
-            };
+            let overwritten = if is_last { self.with_padding(end) } else { end };
             if overwritten - self.site >= JUMP_BYTES {
                 let is_free = !self.is_planned(&(self.site..overwritten));
                 let is_safe = count == 1 || !self.is_near_computed_jump();
@@ -244,7 +250,7 @@ impl Around<'_> {
                     end: overwritten,
                 });
             }
-            if is_return || count == NEIGHBOURS_MAX {
+            if is_last || count == NEIGHBOURS_MAX {
                 return None;
             }
         }
@@ -371,6 +377,25 @@ fn run_end(
     (at <= code.len()).then_some(at)
 }
 
+/// True for instructions that may end those that are moved: a near `ret` of one byte, and a jump
+/// whose target stands in it. The stub has another jump in place of that.
+fn leads_elsewhere(instruction: &Instruction) -> bool {
+    let is_return = instruction.opcode == RET && instruction.bytes() == 1;
+    let is_jump = matches!(instruction.flow, Flow::Jump(_)) && instruction.prefixes == 0;
+    instruction.map == Map::One && (is_return || is_jump)
+}
+
+/// The last of some instructions, and where it begins. `None` when they are none.
+pub(crate) fn last_of(code: &[u8]) -> Option<(usize, Instruction)> {
+    let (mut at, mut last) = (0, None);
+    while at < code.len() {
+        let instruction = decode(&code[at..])?;
+        last = Some((at, instruction));
+        at += instruction.bytes();
+    }
+    last
+}
+
 /// True for what compilers fill gaps with.
 fn is_filler(instruction: &Instruction) -> bool {
     matches!(
@@ -474,19 +499,53 @@ mod tests {
     }
 
     #[test]
-    fn a_short_hop_leads_to_padding() {
-        // mov eax, 1; jz 7; 7: syscall; jmp 0; int3 …
+    fn a_jump_after_it_is_moved() {
+        // 0: mov eax, 1; jz 7; 7: syscall; jmp 0
         let code = [
-            0xb8, 1, 0, 0, 0, 0x74, 0, 0x0f, 0x05, 0xeb, 0xf5, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc,
+            0xb8, 1, 0, 0, 0, 0x74, 0, 0x0f, 0x05, 0xe9, 0xf2, 0xff, 0xff, 0xff,
         ];
-        let kind = Kind::Hop { padding: 11 };
+        let kind = Kind::After {
+            moved_end: 14,
+            end: 14,
+        };
+        let patch = Patch { site: 7, kind };
+        assert_eq!(plans(&code), [Ok(patch)]);
+        assert!(patch.fits(&code));
+        // A call, and a jump that may go on.
+        for opcode in [&[0xe8][..], &[0x0f, 0x85]] {
+            let code = [&code[..9], opcode, &[0xf2, 0xff, 0xff, 0xff]].concat();
+            assert_eq!(plans(&code), [Err(Obstacle::NoRoom)]);
+            let (moved_end, end) = (code.len(), code.len());
+            let kind = Kind::After { moved_end, end };
+            assert!(!Patch { site: 7, kind }.fits(&code));
+        }
+    }
+
+    #[test]
+    fn a_short_hop_leads_to_padding() {
+        // mov eax, 1; jz 7; 7: syscall; jz 0; ret; int3 …
+        let code = [
+            0xb8, 1, 0, 0, 0, 0x74, 0, 0x0f, 0x05, 0x74, 0xf5, 0xc3, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc,
+        ];
+        let kind = Kind::Hop { padding: 12 };
         assert_eq!(plans(&code), [Ok(Patch { site: 7, kind })]);
     }
 
     #[test]
     fn without_room_the_reason_is_told() {
+        // mov eax, 1; jz 7; 7: syscall; jmp 0
         let code = [0xb8, 1, 0, 0, 0, 0x74, 0, 0x0f, 0x05, 0xeb, 0xf5];
         assert_eq!(plans(&code), [Err(Obstacle::NoRoom)]);
+    }
+
+    #[test]
+    fn a_call_about_sockets_that_has_no_room_is_known() {
+        // mov eax, 44 (sendto); jz 7; 7: syscall; jz 0
+        let code = [0xb8, 44, 0, 0, 0, 0x74, 0, 0x0f, 0x05, 0x74, 0xf5];
+        assert_eq!(plans(&code), [Err(Obstacle::NoRoom)]);
+        assert!(leaves_sockets(Obstacle::NoRoom, &code, 7));
+        assert!(!leaves_sockets(Obstacle::Doubtful, &code, 7));
+        assert!(!leaves_sockets(Obstacle::NoRoom, &[0x0f, 0x05], 0));
     }
 
     #[test]

@@ -20,13 +20,14 @@
 //!     syscall
 //! done:
 //!     moved instructions
-//!     jmp after them
+//!     jmp after them, or where a jump at their end leads
 //! ```
 //!
 //! `syscall` destroys rcx and r11, so the stub may use them. It changes neither flags nor memory,
 //! and calls that no handler wants touch no stack.
 
-use crate::plan::{JUMP_BYTES, Kind, PATCH_BYTES_MAX, Patch, SYSCALL_BYTES};
+use crate::instruction::Flow;
+use crate::plan::{JUMP_BYTES, Kind, PATCH_BYTES_MAX, Patch, SYSCALL_BYTES, last_of};
 
 /// Where a stub's code begins.
 pub const STUB_CODE: usize = 32;
@@ -114,10 +115,19 @@ pub fn stub(
         let pass = writer.here();
         writer.put(&[0x0f, 0x05]);
         let done = writer.here();
-        writer.put(moved);
-        if moved.last() != Some(&0xc3) {
-            let after = (patch.site + SYSCALL_BYTES + moved.len()) as u64;
-            writer.put_relative(&[0xe9], addresses.code + after)?;
+        let after = site + (SYSCALL_BYTES + moved.len()) as u64;
+        let (at, last) = last_of(moved).unzip();
+        match last.map(|last| last.flow) {
+            Some(Flow::End) => writer.put(moved),
+            Some(Flow::Jump(offset)) => {
+                writer.put(&moved[..at.unwrap_or(0)]);
+                let target = after.wrapping_add_signed(offset.into());
+                writer.put_relative(&[0xe9], target)?;
+            }
+            _ => {
+                writer.put(moved);
+                writer.put_relative(&[0xe9], after)?;
+            }
         }
         (pass, done)
     };
@@ -196,7 +206,7 @@ const _: () = assert!(STUB_CODE + PATCH_BYTES_MAX + 33 + JUMP_BYTES + 2 <= STUB_
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::instruction::{Flow, decode};
+    use crate::instruction::decode;
 
     const ADDRESSES: Addresses = Addresses {
         code: 0x40_1000,
@@ -263,6 +273,45 @@ mod tests {
         };
         assert_eq!((overwrite.at, overwrite.bytes().len()), (0, 8));
         assert_eq!(overwrite.bytes()[5..], [0x90; 3]);
+    }
+
+    /// Where the stub of a patch over the whole of `code`, which begins with `syscall`, goes on.
+    fn target_after(code: &[u8]) -> Option<u64> {
+        let (moved_end, end) = (code.len(), code.len());
+        let patch = Patch {
+            site: 0,
+            kind: Kind::After { moved_end, end },
+        };
+        let mut bytes = [0; STUB_BYTES_MAX];
+        let length = stub(&patch, code, &ADDRESSES, &mut bytes).expect("near");
+        match instructions(&bytes[STUB_CODE..length]).last()?.flow {
+            Flow::Jump(offset) => {
+                let end = ADDRESSES.stub + length as u64;
+                Some(end.wrapping_add_signed(offset.into()))
+            }
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn a_stub_goes_on_where_the_moved_instructions_do() {
+        // syscall; mov rbx, rax: its last byte is that of a `ret`.
+        assert_eq!(
+            target_after(&[0x0f, 0x05, 0x48, 0x89, 0xc3]),
+            Some(0x40_1005)
+        );
+        // syscall; mov edi, eax; ret
+        assert_eq!(target_after(&[0x0f, 0x05, 0x89, 0xc7, 0xc3]), None);
+        // syscall; jmp to 0x10 behind it
+        assert_eq!(
+            target_after(&[0x0f, 0x05, 0xe9, 0x10, 0, 0, 0]),
+            Some(0x40_1017)
+        );
+        // syscall; xor edx, edx; jmp back to the system call
+        assert_eq!(
+            target_after(&[0x0f, 0x05, 0x31, 0xd2, 0xeb, 0xfa]),
+            Some(0x40_1000)
+        );
     }
 
     #[test]
