@@ -54,6 +54,8 @@ pub enum Refusal {
     NoGs,
     /// None of its sites can be patched.
     NoSites,
+    /// A site that makes a call about sockets cannot be patched.
+    NoRoom,
     /// A signal handler of its own undoes system calls.
     Guarded,
     /// The library has looked at the program and keeps out of it.

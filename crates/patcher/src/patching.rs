@@ -6,7 +6,7 @@ use core::ffi::CStr;
 
 use toehold_sites::elf::{Image, PT_LOAD, Segment};
 use toehold_sites::guarded::is_guarded;
-use toehold_sites::plan::{Patch, plan};
+use toehold_sites::plan::{Patch, leaves_sockets, plan};
 use toehold_sites::rewrite::{self, by_page};
 use toehold_sites::stub::{Addresses, Overwrite, STUB_BYTES_MAX, TABLE_BYTES, overwrites, stub};
 use toehold_sites::sweep::{Bits, Swept, words};
@@ -362,7 +362,13 @@ impl Code {
         swept.search_branches(&sites);
         let mut patches = Vec::new();
         for site in sites {
-            patches.extend(plan(&swept, site, &patches));
+            match plan(&swept, site, &patches) {
+                Ok(patch) => patches.push(patch),
+                Err(obstacle) if leaves_sockets(obstacle, bytes, site) => {
+                    return Err(Refusal::NoRoom);
+                }
+                Err(_) => {}
+            }
         }
         Ok(Code { segment, patches })
     }

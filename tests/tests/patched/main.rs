@@ -664,6 +664,34 @@ fn a_program_that_may_not_be_traced_runs_on_the_kernel_after_one_sentence() {
 }
 
 #[test]
+fn a_program_with_a_send_that_cannot_be_patched_runs_on_the_kernel_after_one_sentence() {
+    if host::require(["cc"]).is_none() {
+        return;
+    }
+    const WHY: &str =
+        "its system calls are not patched, because one about sockets has no room for a patch";
+    let directory = tempfile::tempdir().expect("scratch");
+    let program = compile(
+        directory.path(),
+        "cc",
+        &["-O2", "-w", "-static"],
+        "cramped.c",
+    );
+    let toehold = Toehold::start();
+    let left = Waiting::start(&mut toehold.patched(&program));
+    assert!(left.counts().is_none());
+    let status = toehold.status();
+    let reason = &status["without_library"][0]["reason"];
+    assert!(
+        reason.as_str().is_some_and(|it| it.contains(WHY)),
+        "{status}"
+    );
+    let (line, said) = left.end();
+    assert_eq!(line, "done\n");
+    assert!(said.lines().count() == 1 && said.contains(WHY), "{said}");
+}
+
+#[test]
 fn a_program_that_the_kernel_does_not_execute_is_a_failure_after_one_sentence() {
     if host::require(["cc"]).is_none() {
         return;

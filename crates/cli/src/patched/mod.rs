@@ -38,6 +38,10 @@ impl fmt::Display for Sentence {
                 "its system calls cannot be patched, because this processor or kernel does not \
                  let programs set GS (FSGSBASE)",
             ),
+            Refusal::NoRoom => out.write_str(
+                "its system calls are not patched, because one about sockets has no room for a \
+                 patch",
+            ),
             Refusal::Guarded => out.write_str(
                 "its system calls are not patched, because its signal handlers look whether they \
                  interrupt one, as those of emulators do (qemu-user)",

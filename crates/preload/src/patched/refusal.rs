@@ -17,6 +17,8 @@ pub(crate) enum Refusal {
     NoMemory,
     /// No site that can be patched.
     NoSites,
+    /// A site that makes a call about sockets cannot be patched.
+    NoRoomForOne,
     /// The stubs would be too far away.
     NoRoom,
     /// Memory that was written must not be executed.
@@ -39,6 +41,7 @@ impl Refusal {
             Refusal::NoGs => "this processor or kernel does not let programs set GS (FSGSBASE)",
             Refusal::NoMemory => "there is no memory for it",
             Refusal::NoSites => "there are none, or none that can be patched safely",
+            Refusal::NoRoomForOne => "one about sockets has no room for a patch",
             Refusal::NoRoom => "there is no room near its code",
             Refusal::NoExecutableMemory => {
                 "it may not make memory executable; a security module may be the reason"
@@ -153,6 +156,7 @@ mod tests {
             Refusal::NoGs,
             Refusal::NoMemory,
             Refusal::NoSites,
+            Refusal::NoRoomForOne,
             Refusal::NoRoom,
             Refusal::NoExecutableMemory,
             Refusal::NoProc,

@@ -18,7 +18,7 @@ use toehold_freestanding::{call, errno, memory, objects};
 use toehold_sites::elf::Image;
 use toehold_sites::guarded::has_guarded;
 use toehold_sites::numbers::is_about_sockets;
-use toehold_sites::plan::{Patch, plan};
+use toehold_sites::plan::{Patch, leaves_sockets, plan};
 use toehold_sites::rewrite::{Rewrite, by_page};
 use toehold_sites::stub::{Addresses, Overwrite, STUB_BYTES_MAX, TABLE_BYTES, overwrites, stub};
 use toehold_sites::sweep::{Bits, Swept, words};
@@ -295,10 +295,16 @@ fn plan_all(code: &[u8], language: Language, room: &Memory<Patch>) -> Result<usi
     swept.search_branches(sites.first(found));
     let mut planned = 0;
     for &site in sites.first(found) {
-        if let Ok(patch) = plan(&swept, site, room.first(planned)) {
-            // SAFETY: there are no more patches than sites.
-            unsafe { room.at.add(planned).write(patch) };
-            planned += 1;
+        match plan(&swept, site, room.first(planned)) {
+            Ok(patch) => {
+                // SAFETY: there are no more patches than sites.
+                unsafe { room.at.add(planned).write(patch) };
+                planned += 1;
+            }
+            Err(obstacle) if leaves_sockets(obstacle, code, site) => {
+                return Err(Refusal::NoRoomForOne);
+            }
+            Err(_) => {}
         }
     }
     match planned {
