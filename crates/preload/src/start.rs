@@ -7,6 +7,7 @@ use toehold_freestanding::environment::{self as variables, variable};
 use crate::{environment, is_started_by, process};
 
 /// True when the environment asks for the library.
+#[unsafe(link_section = ".text.startup")]
 pub(crate) fn is_asked_for() -> bool {
     // SAFETY: as in `begin`.
     unsafe { variable(c"TOEHOLD_PATH") }.is_some_and(is_started_by)
