@@ -214,8 +214,16 @@ impl Draft {
                 "`outgoing` names ports of an address that is the host's, too: share 192.0.2.7",
             );
         }
-        match self.addresses.len() > OWN_MAX {
-            true => whole("more addresses than an engine can have (16)"),
+        if self.addresses.len() > OWN_MAX {
+            return whole("more addresses than an engine can have (16)");
+        }
+        if has_twice(self.addresses.iter().map(|(ip, _)| *ip)) {
+            return whole("an address is the engine's once, with one prefix length");
+        }
+        let own = self.addresses.iter().map(|(ip, _)| *ip);
+        let mut all = own.chain(self.shares.iter().map(|share| share.ip));
+        match self.mtu.is_some_and(|mtu| mtu < MTU_MIN_V6) && all.any(|ip| ip.is_ipv6()) {
+            true => whole("IPv6 needs an MTU of 1280 or more (RFC 8200)"),
             false => Ok(()),
         }
     }
@@ -260,9 +268,7 @@ impl Draft {
         if self.shares.len() > OWN_MAX {
             return whole("more addresses than an engine can have (16)");
         }
-        let mut ips: Vec<IpAddr> = self.shares.iter().map(|share| share.ip).collect();
-        ips.sort_unstable();
-        if ips.windows(2).any(|two| two[0] == two[1]) {
+        if has_twice(self.shares.iter().map(|share| share.ip)) {
             return whole("an address is shared once, with all its ports: share 192.0.2.7:80,443");
         }
         match kind {
@@ -332,8 +338,16 @@ impl Settings {
     }
 }
 
+fn has_twice(ips: impl Iterator<Item = IpAddr>) -> bool {
+    let mut ips: Vec<IpAddr> = ips.collect();
+    ips.sort_unstable();
+    ips.windows(2).any(|two| two[0] == two[1])
+}
+
 /// RFC 791: every host must take 576 bytes; less than 68 is no IP.
 const MTU_MIN: u16 = 576;
+/// RFC 8200 section 5; the kernel has no IPv6 on an interface with less.
+const MTU_MIN_V6: u16 = 1_280;
 /// More would be felt as an outage.
 const COALESCE_US_MAX: u64 = 10_000;
 /// Frames taken in a row, and most of them.
@@ -426,6 +440,23 @@ pub(super) mod tests {
                 "address 10.0.0.2",
                 "no prefix length, which says who is on the link",
             ),
+            (
+                "address 10.0.0.0/24",
+                "names a network, and no host in it: 10.0.0.1/24",
+            ),
+            (
+                "address 10.0.0.255/24",
+                "is the broadcast address of its network",
+            ),
+            ("address fd84::/64", "no host in it: fd84::1/64"),
+            ("address 0.0.0.0/0", "not the address of an interface"),
+            ("address 127.0.0.1/8", "not the address of an interface"),
+            ("address 224.0.0.1/8", "not the address of an interface"),
+            (
+                "address 255.255.255.255/32",
+                "not the address of an interface",
+            ),
+            ("address ::1/128", "not the address of an interface"),
             ("link eth:toe0", "no link"),
             ("threads 2", "is set already, on line 1"),
             ("link", "takes one value"),
@@ -546,6 +577,34 @@ pub(super) mod tests {
         assert!(xdp.change("checksum", "on").is_err());
         assert!(xdp.change("checksum", "trust").is_ok());
         assert_eq!(xdp.checksum, Checksum::Trust);
+    }
+
+    #[test]
+    fn a_prefix_of_one_or_two_addresses_has_hosts_only() {
+        for address in [
+            "10.0.0.0/31",
+            "10.0.0.1/31",
+            "10.0.0.0/32",
+            "fd84::/127",
+            "10.0.0.255/16",
+        ] {
+            draft(&[("address", address)]);
+        }
+    }
+
+    #[test]
+    fn addresses_that_do_not_go_together_are_refused() {
+        for (settings, cause) in [
+            (
+                [("address", "10.0.0.2/24"), ("address", "10.0.0.2/16")],
+                "the engine's once",
+            ),
+            ([("address", "fd84::2/64"), ("mtu", "1279")], "1280 or more"),
+        ] {
+            let draft = draft(&[&[("link", "tap:toe0")], &settings[..]].concat());
+            let error = draft.finish().expect_err(cause).to_string();
+            assert!(error.contains(cause), "{error}");
+        }
     }
 
     #[test]

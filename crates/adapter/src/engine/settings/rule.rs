@@ -1,13 +1,14 @@
 //! Prefixes of addresses, and rules about them.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use toehold_channel::offload::{Rule, RuleAction};
 use toehold_channel::rendezvous::mapped;
 
 use super::value::address;
 
-/// `ADDRESS/BITS`. An address alone would have nobody on its link.
+/// `ADDRESS/BITS`, which a host on a network can have. An address alone would have nobody on its
+/// link.
 pub(super) fn own_address(value: &str) -> Result<(IpAddr, u8), String> {
     if !value.contains('/') {
         let ip = address(value)?;
@@ -17,7 +18,47 @@ pub(super) fn own_address(value: &str) -> Result<(IpAddr, u8), String> {
             example"
         ));
     }
-    prefix(value)
+    let (ip, bits) = prefix(value)?;
+    host_address(ip)?;
+    let (host, host_bits) = match ip {
+        IpAddr::V4(ip) => (u128::from(ip.to_bits()), 32 - bits),
+        IpAddr::V6(ip) => (ip.to_bits(), 128 - bits),
+    };
+    // RFC 3021, RFC 6164: a prefix of two addresses has no others than those of hosts.
+    if host_bits > 1 {
+        let ones = u128::MAX
+            .checked_shr(128 - u32::from(host_bits))
+            .unwrap_or(0);
+        if host & ones == 0 {
+            return Err(format!(
+                "`{value}` names a network, and no host in it: {}/{bits}, for example",
+                next(ip)
+            ));
+        }
+        if ip.is_ipv4() && host & ones == ones {
+            return Err(format!("`{ip}` is the broadcast address of its network"));
+        }
+    }
+    Ok((ip, bits))
+}
+
+/// The address after one that ends with zeros.
+fn next(ip: IpAddr) -> IpAddr {
+    match ip {
+        IpAddr::V4(ip) => Ipv4Addr::from_bits(ip.to_bits() | 1).into(),
+        IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() | 1).into(),
+    }
+}
+
+/// Refuses what no interface on a network has.
+pub(super) fn host_address(ip: IpAddr) -> Result<(), String> {
+    let is_broadcast = ip == IpAddr::from(Ipv4Addr::BROADCAST);
+    match ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() || is_broadcast {
+        true => Err(format!(
+            "`{ip}` is not the address of an interface on a network"
+        )),
+        false => Ok(()),
+    }
 }
 
 /// `ADDRESS/BITS`, or an address alone.

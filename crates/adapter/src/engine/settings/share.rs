@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
+use super::rule::host_address;
 use super::value::address;
 use crate::engine::ports::in_words;
 
@@ -61,12 +62,7 @@ impl FromStr for Share {
             ));
         }
         let ip = address(ip)?;
-        let is_ours = !ip.is_unspecified() && !ip.is_loopback() && !ip.is_multicast();
-        if !is_ours {
-            return Err(format!(
-                "`{ip}` is not the address of an interface on a network"
-            ));
-        }
+        host_address(ip)?;
         let ports = match ports {
             None => Vec::new(),
             Some(ports) => ports.split(',').map(port_range).collect::<Result<_, _>>()?,
