@@ -78,7 +78,7 @@ pub(crate) struct AdapterArgs {
     /// copy-engine, copybreak, coalesce, batch, quota, memory, window, congestion, ecn, pacing,
     /// initial-window or keepalive; may be repeated
     #[arg(long, value_name = "NAME=VALUE", conflicts_with_all = ["background", "detached",
-        "system", "link", "config", "require_engine", "idle_exit", "rules"])]
+        "system", "EngineArgs", "require_engine", "idle_exit", "rules"])]
     set: Vec<String>,
 
     /// Fail when the TCP engine does not start, instead of serving this host's programs without it
@@ -157,7 +157,7 @@ struct EngineArgs {
     #[arg(long, value_name = "ADDRESS")]
     gateway: Vec<String>,
 
-    /// The largest packet; the link's own unless told otherwise
+    /// The largest packet [default: the link's own; 576 to 65535, with IPv6 from 1280]
     #[arg(long, value_name = "BYTES")]
     mtu: Option<String>,
 
@@ -200,7 +200,7 @@ struct EngineArgs {
     #[arg(long, value_name = "MICROSECONDS")]
     coalesce: Option<String>,
 
-    /// Most frames taken in a row before programs have their turn [default: 256]
+    /// Most frames taken in a row before programs have their turn [default: 256; 1 to 65536]
     #[arg(long, value_name = "FRAMES")]
     batch: Option<String>,
 
@@ -241,8 +241,8 @@ struct EngineArgs {
     #[arg(long, value_name = "SECONDS|off")]
     keepalive: Option<String>,
 
-    /// Settings of new connections to these destinations alone: window, congestion, ecn, pacing,
-    /// initial-window, keepalive; may be repeated, and come before those of the file
+    /// Settings of new connections to these destinations alone, in quotes: window, congestion, ecn,
+    /// pacing, initial-window, keepalive; may be repeated, and come before those of the file
     #[arg(long, value_name = "CIDR[:PORT] SETTING VALUE...")]
     to: Vec<String>,
 
@@ -271,14 +271,22 @@ impl EngineArgs {
     /// The settings of the options together with the file; `None` when no engine is wanted.
     fn settings(&self) -> Result<Option<Settings>, SettingsError> {
         let mut draft = Draft::default();
-        for host in &self.no_offload {
-            draft.set("direct", host)?;
-        }
-        for offload in &self.offload {
-            draft.set("offload", offload)?;
-        }
-        for to in &self.to {
-            draft.set("to", to)?;
+        let set = |draft: &mut Draft, option: &str, word: &str, value: &str| {
+            let by_option = |error| match error {
+                SettingsError::Value(cause) => SettingsError::Value(format!("--{option}: {cause}")),
+                error => error,
+            };
+            draft.set(word, value).map_err(by_option)
+        };
+        let first = [
+            ("no-offload", "direct", &self.no_offload),
+            ("offload", "offload", &self.offload),
+            ("to", "to", &self.to),
+        ];
+        for (option, word, values) in first {
+            for value in values {
+                set(&mut draft, option, word, value)?;
+            }
         }
         if let Some(file) = &self.config {
             draft.read(file)?;
@@ -305,17 +313,18 @@ impl EngineArgs {
         ];
         for (word, value) in single {
             if let Some(value) = value {
-                draft.set(word, value)?;
+                set(&mut draft, word, word, value)?;
             }
         }
-        for address in &self.address {
-            draft.set("address", address)?;
-        }
-        for share in &self.share {
-            draft.set("share", share)?;
-        }
-        for gateway in &self.gateway {
-            draft.set("gateway", gateway)?;
+        let several = [
+            ("address", &self.address),
+            ("share", &self.share),
+            ("gateway", &self.gateway),
+        ];
+        for (word, values) in several {
+            for value in values {
+                set(&mut draft, word, word, value)?;
+            }
         }
         let without = [
             (self.no_lso, "lso"),
@@ -405,6 +414,7 @@ Examples:
   toehold adapter --link packet:eth0 --share 192.0.2.7:80,443
   toehold adapter --link packet:eth0 --share 192.0.2.7 --outgoing 61000-65535
   toehold adapter --link tap:toe0 --address 10.84.0.2/24
+  toehold adapter --link tap:toe0 --address 10.84.0.2/24 --to '198.51.100.0/24 congestion bbr'
   toehold adapter --set copy-engine=worker     of the adapter that runs
   toehold adapter --system                     for all users of this host
 

@@ -117,6 +117,11 @@ fn options_of_the_engine_that_cannot_be_are_a_wrong_command_line() {
     };
     refused(&["--link", "eth0"], "`eth0` is no link", 2);
     refused(&["--coalesce", "100000"], "(0 to 10000)", 2);
+    refused(&["--ecn", "2"], "toehold: --ecn: `2` is neither on, ", 2);
+    refused(&["--no-offload", "here"], "--no-offload: `here` is no", 2);
+    refused(&["--address", "10.0.0.2"], "--address: `10.0.0.2` has", 2);
+    let beside = ["--set", "ecn=on", "--memory", "64"];
+    refused(&beside, "cannot be used with", 2);
     refused(&["--congestion", "bbr"], "an engine needs a link", 2);
     refused(&["--config", file], "an engine needs a link", 1);
 }

@@ -120,11 +120,11 @@ impl Named {
                 let what = "number of seconds";
                 self.keepalive = Some(match value {
                     "off" => None,
-                    _ => Some(Duration::from_secs(number(
-                        value,
-                        what,
-                        1..=KEEPALIVE_SECONDS_MAX,
-                    )?)),
+                    _ => {
+                        let seconds = number(value, what, 1..=KEEPALIVE_SECONDS_MAX);
+                        let or_off = |cause| format!("{cause}, and not `off`");
+                        Some(Duration::from_secs(seconds.map_err(or_off)?))
+                    }
                 });
             }
             _ => return Ok(false),
@@ -256,7 +256,10 @@ mod tests {
             ("10.84.0.7 mtu 1500", "`mtu` is no setting of a connection"),
             ("10.84.0.7:0 ecn on", "`0` is no port"),
             ("10.84.0.7 window 65", "no number of megabytes (1 to 64)"),
-            ("10.84.0.7 keepalive 0", "no number of seconds (1 to 32767)"),
+            (
+                "10.84.0.7 keepalive 0",
+                "no number of seconds (1 to 32767), and not `off`",
+            ),
             ("redis ecn on", "`redis` is no address"),
         ] {
             let error = text.parse::<DestinationLine>().expect_err("wrong");

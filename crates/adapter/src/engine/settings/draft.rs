@@ -73,7 +73,10 @@ impl Draft {
             "copybreak" => {
                 self.copybreak = Some(match value {
                     "auto" => None,
-                    _ => Some(number(value, "number of bytes", 1..=COPYBREAK_MAX)?),
+                    _ => {
+                        let bytes = number(value, "number of bytes", 1..=COPYBREAK_MAX);
+                        Some(bytes.map_err(|cause| format!("{cause}, and not `auto`"))?)
+                    }
                 });
             }
             "coalesce" => {
@@ -478,7 +481,10 @@ pub(super) mod tests {
                 "copy-engine gpu",
                 "no copy engine: off, worker, dsa, dmadev",
             ),
-            ("copybreak 65537", "no number of bytes (1 to 65536)"),
+            (
+                "copybreak 65537",
+                "no number of bytes (1 to 65536), and not `auto`",
+            ),
             ("split-headers 1", "`1` is neither on nor off"),
             ("lro yes", "`yes` is neither on nor off"),
             ("keepalive 0", "no number of seconds (1 to 32767)"),

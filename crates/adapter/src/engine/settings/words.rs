@@ -76,7 +76,8 @@ pub const WORDS: [Word; 28] = [
         repeats: false,
         changes: false,
         is_of_connections: false,
-        meaning: "The largest IP packet. Default: the device's own, followed when it changes.",
+        meaning: "The largest IP packet: 576 to 65535, with an IPv6 address from 1280. Default: \
+            the device's own, followed when it changes.",
     },
     Word {
         word: "without",
