@@ -618,6 +618,26 @@ fn connections_behave_as_the_settings_say() {
     let status = stage.toehold.ask(&["status", "--counters"]);
     let status = status.expect("an adapter");
     assert_eq!(status.matches("\n        bbr, ").count(), 3, "{status}");
+    // Each setting is shown as it is now.
+    let changes = [
+        "window=32",
+        "congestion=reno",
+        "ecn=accurate",
+        "pacing=on",
+        "initial-window=4",
+        "keepalive=60",
+        "batch=64",
+        "quota=100",
+        "memory=512",
+        "coalesce=5",
+    ];
+    for change in changes {
+        assert_eq!(set(&stage, change), None, "{change}");
+    }
+    let status = stage.toehold.ask(&["status"]).expect("an adapter");
+    for change in changes {
+        assert!(status.contains(change), "{change}: {status}");
+    }
 }
 
 /// RFC 9768 with the kernel as the remote, while every tenth packet is marked on its way.

@@ -77,6 +77,8 @@ pub(crate) struct Report {
     pub(crate) payloads_in_place: u64,
     /// The work that the link and the copy engine do for the engine.
     pub(crate) switches: Switches,
+    /// How connections behave that begin from now on.
+    pub(crate) new_connections: NewConnections,
     /// Payloads that a copy engine brought to a program's ring, and their bytes.
     pub(crate) payloads_by_engine: u64,
     pub(crate) bytes_by_engine: u64,
@@ -110,6 +112,23 @@ pub(crate) struct Switches {
     pub(crate) copybreak: Option<usize>,
     pub(crate) coalesce_us: u64,
     pub(crate) threads: usize,
+    pub(crate) batch: usize,
+    pub(crate) quota: usize,
+    pub(crate) memory_mb: usize,
+}
+
+/// Settings of connections, as `toehold adapter --set` takes them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct NewConnections {
+    pub(crate) window_mb: u32,
+    pub(crate) congestion: &'static str,
+    pub(crate) ecn: &'static str,
+    pub(crate) pacing: bool,
+    pub(crate) initial_window: u8,
+    /// `None`: no probes.
+    pub(crate) keepalive_s: Option<u64>,
+    /// Lines that say otherwise for their destinations.
+    pub(crate) lines_by_destination: usize,
 }
 
 /// An address that the host has as well.

@@ -81,6 +81,8 @@ pub(super) struct Runner {
     splits_headers: bool,
     /// Most connections of one program, or in the name of one listener's.
     quota: usize,
+    /// Most memory of all threads together.
+    memory_bytes: usize,
     /// How connections behave that begin from now on.
     connections: ByDestination,
     listeners: Listeners,
@@ -147,6 +149,7 @@ impl Runner {
             batch: settings.batch,
             splits_headers: settings.split_headers,
             quota: settings.quota,
+            memory_bytes: settings.memory_bytes,
             connections: settings.connections.clone(),
             listeners: Listeners::new(common.clients.clone()),
             common,

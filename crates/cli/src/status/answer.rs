@@ -72,6 +72,7 @@ pub(crate) struct Engine {
     pub(super) frames_lost: u64,
     pub(super) link_gone: bool,
     pub(super) switches: Option<Switches>,
+    pub(super) new_connections: Option<NewConnections>,
     pub(super) payloads_in_place: u64,
     pub(super) payloads_by_engine: u64,
     pub(super) connections_opened: u64,
@@ -111,6 +112,22 @@ pub(crate) struct Switches {
     pub(super) copybreak: Option<u64>,
     pub(super) coalesce_us: u64,
     pub(super) threads: u64,
+    pub(super) batch: u64,
+    pub(super) quota: u64,
+    pub(super) memory_mb: u64,
+}
+
+/// Settings of connections that begin from now on.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct NewConnections {
+    pub(super) window_mb: u64,
+    pub(super) congestion: String,
+    pub(super) ecn: String,
+    pub(super) pacing: bool,
+    pub(super) initial_window: u64,
+    pub(super) keepalive_s: Option<u64>,
+    pub(super) lines_by_destination: u64,
 }
 
 /// An address that the engine shares with the kernel.

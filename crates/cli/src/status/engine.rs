@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::answer::{Engine, Switches};
+use super::answer::{Engine, NewConnections, Switches};
 use super::count::count;
 
 /// The engine, in a few lines.
@@ -42,6 +42,9 @@ fn payloads(engine: &Engine) -> String {
     let mut out = String::new();
     if let Some(switches) = &engine.switches {
         let _ = writeln!(out, "  {}", switched(switches));
+        if let Some(settings) = &engine.new_connections {
+            let _ = writeln!(out, "  new connections: {}", behaviour(settings));
+        }
         let _ = writeln!(
             out,
             "  {} payloads received in place, {} copied by the copy engine",
@@ -144,9 +147,12 @@ fn limits(engine: &Engine) -> String {
     out
 }
 
-/// The switches of the receive path, as `toehold adapter --set` spells them.
+fn on_or_off(is_on: bool) -> &'static str {
+    if is_on { "on" } else { "off" }
+}
+
+/// The switches of the receive path and the limits, as `toehold adapter --set` spells them.
 fn switched(switches: &Switches) -> String {
-    let switch = |is_on| if is_on { "on" } else { "off" };
     let copybreak = match switches.copybreak {
         Some(bytes) => format!(", copybreak={bytes}"),
         None if switches.copy_engine == "off" => String::new(),
@@ -154,14 +160,39 @@ fn switched(switches: &Switches) -> String {
     };
     format!(
         "lso={}, lro={}, checksum={}, split-headers={}, copy-engine={}{copybreak}, coalesce={}, \
-        threads={}",
-        switch(switches.lso),
-        switch(switches.lro),
+        threads={}\n  batch={}, quota={}, memory={}",
+        on_or_off(switches.lso),
+        on_or_off(switches.lro),
         switches.checksum,
-        switch(switches.split_headers),
+        on_or_off(switches.split_headers),
         switches.copy_engine,
         switches.coalesce_us,
         switches.threads,
+        switches.batch,
+        switches.quota,
+        switches.memory_mb,
+    )
+}
+
+/// How new connections behave, as `toehold adapter --set` spells it.
+fn behaviour(settings: &NewConnections) -> String {
+    let keepalive = match settings.keepalive_s {
+        Some(seconds) => seconds.to_string(),
+        None => "off".to_owned(),
+    };
+    let lines = match settings.lines_by_destination {
+        0 => String::new(),
+        1 => "; a line says otherwise for some destinations".to_owned(),
+        several => format!("; {several} lines say otherwise for some destinations"),
+    };
+    format!(
+        "window={}, congestion={}, ecn={}, pacing={}, initial-window={}, \
+        keepalive={keepalive}{lines}",
+        settings.window_mb,
+        settings.congestion,
+        settings.ecn,
+        on_or_off(settings.pacing),
+        settings.initial_window,
     )
 }
 
@@ -177,7 +208,10 @@ mod tests {
             "bytes_received":1500000,"frames_passed_on":12,"listeners_refused":3,
             "listeners_of_one_max":1024,"listeners_max":16384,
             "switches":{"lso":true,"lro":false,"checksum":"verify","split_headers":true,
-            "copy_engine":"worker","copybreak":16384,"coalesce_us":0,"threads":2},
+            "copy_engine":"worker","copybreak":16384,"coalesce_us":0,"threads":2,
+            "batch":256,"quota":5,"memory_mb":1024},
+            "new_connections":{"window_mb":16,"congestion":"bbr","ecn":"accurate","pacing":true,
+            "initial_window":10,"keepalive_s":60,"lines_by_destination":2},
             "payloads_in_place":3,"payloads_by_engine":4,
             "connections_opened":5,"connections_accepted":20,"connections_on_used_carriers":12,"carriers_parked":2,
             "threads":[{"connections":3},{"connections":4}]}"#;
@@ -189,7 +223,11 @@ mod tests {
         );
         has(
             "  lso=on, lro=off, checksum=verify, split-headers=on, copy-engine=worker, \
-            copybreak=16384, coalesce=0, threads=2\n",
+            copybreak=16384, coalesce=0, threads=2\n  batch=256, quota=5, memory=1024\n",
+        );
+        has(
+            "  new connections: window=16, congestion=bbr, ecn=accurate, pacing=on, \
+            initial-window=10, keepalive=60; 2 lines say otherwise for some destinations\n",
         );
         has("  3 payloads received in place, 4 copied by the copy engine\n");
         has("  12 of 25 connections on used carriers, 2 carriers parked\n");

@@ -121,7 +121,8 @@ impl Runner {
         self.streams.copying.set(settings.copy_engine, copybreak);
         self.engine.set_offload(offload(settings));
         self.quota = settings.quota;
-        let budget_bytes = settings.memory_bytes / self.engine.config().share.count();
+        self.memory_bytes = settings.memory_bytes;
+        let budget_bytes = self.memory_bytes / self.engine.config().share.count();
         self.streams.rings().set_budget(budget_bytes);
         self.mtu_is_fixed = settings.mtu.is_some();
         if let Some(mtu) = settings
@@ -212,6 +213,9 @@ impl Runner {
             copybreak,
             coalesce_us: self.coalesce.as_micros() as u64,
             threads: self.engine.config().share.count(),
+            batch: self.batch,
+            quota: self.quota,
+            memory_mb: self.memory_bytes >> 20,
         }
     }
 
@@ -258,6 +262,7 @@ impl Runner {
             carriers_refused: self.arrivals.as_ref().map_or(0, Arrivals::refused),
             payloads_in_place: self.receiver.placed(),
             switches: self.switches(),
+            new_connections: self.connections.reported(),
             payloads_by_engine: self.streams.copying.submitted().0,
             bytes_by_engine: self.streams.copying.submitted().1,
             frames_passed_on: self.passed_on.taken,

@@ -6,8 +6,9 @@ use toehold_channel::offload::{Rule, RuleAction};
 use toehold_tcp::{CongestionControl, Duration, EcnMode};
 
 use super::rule::{rule, spell};
-use super::value::{congestion, number, switch};
+use super::value::{congestion, name_of, number, switch};
 use super::words;
+use crate::engine::report::NewConnections;
 use crate::engine::rings::RING_BYTES_MAX;
 
 /// How one connection behaves.
@@ -79,6 +80,14 @@ fn ecn(value: &str) -> Result<EcnMode, String> {
     }
 }
 
+fn name_of_ecn(mode: EcnMode) -> &'static str {
+    match mode {
+        EcnMode::Off => "off",
+        EcnMode::Classic => "on",
+        EcnMode::Accurate => "accurate",
+    }
+}
+
 impl ByDestination {
     pub(super) fn new(usual: Named, lines: Vec<DestinationLine>) -> ByDestination {
         ByDestination {
@@ -98,6 +107,20 @@ impl ByDestination {
         let matching = self.lines.iter().rev();
         let matching = matching.filter(|line| line.destination.matches(ip, port));
         matching.fold(self.usual, |others, line| line.named.over(others))
+    }
+
+    /// For `toehold status`.
+    pub(in crate::engine) fn reported(&self) -> NewConnections {
+        let usual = &self.usual;
+        NewConnections {
+            window_mb: usual.window_bytes >> 20,
+            congestion: name_of(usual.congestion),
+            ecn: name_of_ecn(usual.ecn),
+            pacing: usual.pacing,
+            initial_window: usual.initial_window,
+            keepalive_s: usual.keepalive.map(|idle| idle.as_micros() / 1_000_000),
+            lines_by_destination: self.lines.len(),
+        }
     }
 }
 
