@@ -187,7 +187,17 @@ pub struct Wake {
     /// Of a Unix carrier: one more than the bytes that this side has given it, doorbells included;
     /// 0 while a send may be under way.
     pub counted: Word64,
+    /// 1 once a program that knows nothing of rings may read this side's carrier: the other side
+    /// gives it no doorbell any more.
+    pub silent: Word32,
+    pub(crate) _pad: Word32,
+    /// Bytes that this side had given to its carrier after its last doorbell; [`RINGING`] while it
+    /// may be giving one.
+    pub rung: Word64,
 }
+
+/// In `rung`: a doorbell may be under way.
+pub const RINGING: u64 = u64::MAX;
 
 /// In [`Switch::resend`]: what is unread when the sender comes down is to go by the carrier.
 pub const RESEND_ASKED: u32 = 1;

@@ -54,6 +54,11 @@ impl End<'_> {
         set(&self.ours().wake.want_credit, 0);
     }
 
+    /// True while we ask the peer to ring when it gives credit: somebody may sleep for that.
+    pub fn asks_for_credit(&self) -> bool {
+        !self.ours().wake.want_credit.load(Ordering::Relaxed).is(0)
+    }
+
     /// True when the peer has asked us to ring when we give credit. Called after a full barrier.
     #[inline]
     pub fn is_asked_for_credit(&self) -> bool {

@@ -47,6 +47,7 @@ impl End<'_> {
     pub fn reopen(&self) {
         for side in [self.ours(), self.theirs()] {
             side.wake.closed.store(0, Ordering::Relaxed);
+            side.wake.rung.store(0, Ordering::Relaxed);
         }
     }
 

@@ -15,6 +15,7 @@
 //! - [`credit`]: what a sender without credit does next.
 //! - [`leaving`]: who wants a channel no more, and how both ends leave it.
 //! - [`resend`]: unread bytes that come once more by the carrier.
+//! - [`silence`]: a carrier that gets no doorbells any more.
 //! - [`ending`]: how a connection has ended whose carrier reports a reset.
 //! - [`worth`]: which connections are worth a channel.
 //! - [`takeover`]: what is repaired after a member of the family that was killed.
@@ -36,6 +37,7 @@ pub mod leaving;
 pub mod mutex;
 pub mod next;
 pub mod resend;
+pub mod silence;
 pub mod sleepers;
 pub mod spin;
 pub mod takeover;

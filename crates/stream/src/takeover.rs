@@ -26,7 +26,7 @@
 //!
 //! Bytes of a call that was cut short are sent, or received, or not at all, as the kernel has it.
 
-use toehold_channel::layout::{RESEND_ASKED, RESEND_DONE};
+use toehold_channel::layout::{RESEND_ASKED, RESEND_DONE, SIDE_TOLD};
 use toehold_channel::sync::{Ordering, fence};
 use toehold_channel::table::Mode;
 
@@ -74,6 +74,8 @@ impl End<'_> {
         }
         let given = given.ok_or(Lost)?;
         entry.tx_carrier.store(given, Ordering::Relaxed);
+        // Whether or not the dead owner gave its doorbell. Pairs as in `End::ring`.
+        ours.wake.rung.store(given, SIDE_TOLD);
         Ok(())
     }
 

@@ -6,7 +6,8 @@ use std::process::Command;
 
 use crate::Case;
 use crate::role::{
-    Pair, ask_harness, drain, is_upgraded_where_expected, receive_all, sample, send_all, shown,
+    Pair, ask_harness, drain, is_upgraded_where_expected, receive_all, sample, send_all,
+    send_until_refused, shown,
 };
 use crate::sys::{self, Fd};
 
@@ -25,6 +26,13 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair(
         "program_without_the_library_sees_no_gap",
         without_the_library,
+    ),
+    Case::pair("spawned_reader_finds_the_end_and_no_doorbell", |pair| {
+        spawned_reader(pair, false);
+    }),
+    Case::pair(
+        "spawned_reader_finds_no_doorbell_of_before_a_switch",
+        |pair| spawned_reader(pair, true),
     ),
     Case::pair("system_writes_to_an_inherited_connection", |pair| {
         inherited(pair, by_system);
@@ -71,6 +79,7 @@ pub(crate) fn executed(arguments: &[&str]) {
         ["copies", fd, copy] => copies(number(fd), number(copy)),
         ["long", fd] => long(number(fd)),
         ["drain", fd] => drain_it(number(fd)),
+        ["reader", fd] => println!("reader -> {}", drain(number(fd))),
         ["given", how, fd, wanted] => {
             let wanted = wanted.parse().expect("a number");
             crate::improvised::together::give::given(how, number(fd), wanted);
@@ -260,6 +269,42 @@ fn answered(fd: Fd) {
     let mut answer = [0; 2];
     receive_all(fd, &mut answer);
     println!("answer -> {answer:?}");
+}
+
+/// The other role has made room for a sender that asked for that, and then ended its direction. A
+/// sender that `goes_on` has noticed.
+fn spawned_reader(pair: &Pair, goes_on: bool) {
+    // A ring that is full is made larger, and only a large one is not given up when it is.
+    const LEN: usize = 24 << 20;
+    if pair.server() {
+        send_all(pair.fd, &sample(LEN));
+        pair.step();
+        sys::set_nonblocking(pair.fd, true);
+        let (sent, result) = send_until_refused(pair, &sample(1 << 20));
+        pair.say("refused", result);
+        pair.role.tell(u32::try_from(sent).expect("few"));
+        pair.step();
+        if goes_on {
+            pair.say("send", sys::send(pair.fd, b"more", 0));
+        }
+        sys::set_nonblocking(pair.fd, false);
+        keep_open(pair.fd);
+        let program = std::env::current_exe().expect("a running program has a path");
+        let mut command = Command::new(program);
+        command.args(["executed", "reader", &pair.fd.to_string()]);
+        command.env_remove("LD_PRELOAD");
+        let mut child = command.spawn().expect("it runs");
+        pair.say("child", child.wait().expect("a child"));
+        pair.step();
+    } else {
+        receive_all(pair.fd, &mut vec![0; LEN]);
+        pair.step();
+        let mut bytes = vec![0; pair.role.hear() as usize];
+        receive_all(pair.fd, &mut bytes);
+        pair.say("shutdown", sys::shutdown(pair.fd, libc::SHUT_WR));
+        pair.step();
+        pair.step();
+    }
 }
 
 fn duplicates(pair: &Pair) {

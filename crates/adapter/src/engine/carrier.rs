@@ -161,12 +161,13 @@ impl Carrier {
     }
 
     /// Sends a doorbell. Where the carrier is full, or broken, the program has something to look at
-    /// already.
-    pub(super) fn ring(&mut self) {
+    /// already. Bytes that the carrier has had in all.
+    pub(super) fn ring(&mut self) -> u64 {
         self.sent += self
             .socket
             .write(&[DOORBELL])
             .map_or(0, |count| count as u64);
+        self.sent
     }
 
     /// Tells a program that waits for its connect: 0, or an errno.

@@ -324,6 +324,11 @@ impl Endpoint {
         doorbell::must_ring(&self.end().theirs().wake, bitmap)
     }
 
+    /// Rings the program by `give` ([`End::ring`]).
+    pub(super) fn ring(&self, give: impl FnOnce() -> u64) -> bool {
+        self.end().ring(give)
+    }
+
     /// The next step of the program's direction, when `published` bytes of its stream are known of,
     /// `got` came by the carrier, and a look at it before found `seen`.
     pub(super) fn next(&mut self, published: u64, got: u64, seen: Carrier) -> Result<Next, Fault> {

@@ -125,7 +125,7 @@ impl Flow {
         self.notify(cx)?;
         if !is_heard && !is_queued {
             // No end of the carrier wakes a program that waits past the library.
-            self.ring();
+            self.ring(cx.streams);
         }
         Ok(())
     }
@@ -165,7 +165,7 @@ impl Flow {
         serving.is_rung = is_same;
         serving.untaken = untaken;
         if rings {
-            self.ring();
+            self.ring(streams);
         }
         true
     }
@@ -339,7 +339,7 @@ impl Flow {
         };
         let needed_from = endpoint.go_down(|must_ring| {
             if must_ring && is_open {
-                self.carrier.ring();
+                let _ = endpoint.ring(|| self.carrier.ring());
             }
             self.carrier.sent
         })?;
@@ -574,18 +574,24 @@ impl Flow {
             .streams
             .endpoint(self.id)
             .filter(|endpoint| endpoint.is_up());
-        let rings = endpoint.map_or(Ok(false), |endpoint| {
-            endpoint.must_ring(|bitmap| channels.their_bitmap(pair, bitmap))
-        })?;
-        if rings {
-            self.ring();
+        let Some(endpoint) = endpoint else {
+            return Ok(());
+        };
+        let must_ring = endpoint.must_ring(|bitmap| channels.their_bitmap(pair, bitmap))?;
+        if must_ring && self.is_carrier_open() && !endpoint.ring(|| self.carrier.ring()) {
+            // Its news comes by the carrier.
+            return self.go_down(cx);
         }
         Ok(())
     }
 
-    fn ring(&mut self) {
-        if self.is_carrier_open() {
-            self.carrier.ring();
+    /// Rings a program in a turn, unless the direction is no ring, or the program is silent.
+    fn ring(&mut self, streams: &mut Streams) {
+        let endpoint = streams.endpoint(self.id);
+        if let Some(endpoint) = endpoint.filter(|endpoint| endpoint.is_up())
+            && self.is_carrier_open()
+        {
+            let _ = endpoint.ring(|| self.carrier.ring());
         }
     }
 

@@ -12,6 +12,7 @@ use toehold_channel::doorbell::are_doorbells;
 use toehold_channel::ring::Fault;
 use toehold_channel::table::Mode;
 use toehold_stream::end::{End, Incoming};
+use toehold_stream::silence::Doorbells;
 
 use crate::connection::Connection;
 use crate::connection::{pending_errors, resets};
@@ -115,6 +116,61 @@ pub(crate) fn discard(connection: &Connection, end: &End<'_>) {
             return;
         }
     }
+}
+
+/// The next act of a thread that sleeps, or an instance's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Awaited {
+    /// It is woken by a doorbell, which it takes.
+    Doorbell,
+    /// It sees bytes that the ring has, or is rung for them.
+    Look,
+}
+
+impl Awaited {
+    /// How long that may take: longer only when the thread is kept from running. It may leave bytes
+    /// of the ring where they are (`SO_RCVLOWAT`).
+    pub(crate) fn for_ns(self) -> u64 {
+        match self {
+            Awaited::Doorbell => 100_000_000,
+            Awaited::Look => 2_000_000,
+        }
+    }
+}
+
+/// The act that is next for those who sleep. Callers hold the receive lock.
+pub(crate) fn awaited(connection: &Connection, end: &End<'_>) -> Option<Awaited> {
+    match end.doorbells_to_take() {
+        Doorbells::Given(_) | Doorbells::UnderWay => {
+            are_needed(connection).then_some(Awaited::Doorbell)
+        }
+        Doorbells::Taken => {
+            let is_unread = end.rx_mode() == Mode::Ring && end.receiver().looks_filled();
+            (is_unread && sleepers::are_there(connection)).then_some(Awaited::Look)
+        }
+    }
+}
+
+/// Takes every doorbell off the carrier, whoever sleeps, and also those behind unread bytes of the
+/// ring. False when more are on their way. This end is silent, and callers hold the receive lock.
+pub(crate) fn take_all(connection: &Connection, end: &End<'_>) -> bool {
+    let ended = libc::POLLRDHUP | libc::POLLERR | libc::POLLHUP;
+    let has_ended = sys::poll_now(connection.number(), libc::POLLRDHUP) & ended != 0;
+    discard(connection, end);
+    take_ahead(connection, end) || has_ended
+}
+
+/// Takes doorbells from before a switch that is still to be carried out.
+fn take_ahead(connection: &Connection, end: &End<'_>) -> bool {
+    for next in end.ahead().unwrap_or_default().into_iter().flatten() {
+        match next {
+            Incoming::Ring(_) => {}
+            Incoming::Skip { bytes } => return skip(connection, bytes) as u64 == bytes,
+            // Doorbells of another ring stand behind bytes that nobody has read.
+            Incoming::Carrier { .. } => return true,
+        }
+    }
+    end.doorbells_to_take() == Doorbells::Taken
 }
 
 /// As [`drain`], if the receive lock can be had at once. Before this process gives the kernel bytes

@@ -11,16 +11,17 @@ use toehold_stream::end::End;
 use crate::connection::resets::fault_of_peer;
 use crate::connection::{Connection, HINT_LOOK};
 use crate::connection::{pending_errors, unix};
+use crate::direction;
 use crate::process::table;
 use crate::system::sys;
 
 /// Makes the peer notice what was just published. The caller holds the send lock and has passed a
-/// full barrier.
+/// full barrier. Afterwards the direction may be on the carrier.
 #[inline(always)]
 pub(crate) fn notify(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
     let entry = connection.entry;
     if must_ring(connection, end)? {
-        ring(connection, end);
+        ring_or_come_down(connection, end);
     } else {
         let suppressed = entry.doorbells_suppressed.load(Ordering::Relaxed);
         entry
@@ -28,6 +29,30 @@ pub(crate) fn notify(connection: &Connection, end: &End<'_>) -> Result<(), i32> 
             .store(suppressed.wrapping_add(1), Ordering::Relaxed);
     }
     Ok(())
+}
+
+/// As [`ring`]. A peer that may not be rung any more has its news by the carrier.
+#[cold]
+fn ring_or_come_down(connection: &Connection, end: &End<'_>) {
+    if ring(connection, end) {
+        return;
+    }
+    let is_asked = end.is_asked_to_resend();
+    direction::go_down(connection, end);
+    if is_asked {
+        return;
+    }
+    // Nothing wakes whoever sleeps for the ready bitmap: the other connections' notifiers still
+    // have to.
+    if let Ok(WakeWord::Bitmap { bitmap, .. }) =
+        WakeWord::from_untrusted(end.theirs().wake.wake.load(WAKING))
+    {
+        let pair = connection.local.pair.load(Ordering::Relaxed);
+        // SAFETY: as in `must_ring`.
+        if let Some(bitmap) = unsafe { pair.as_ref() }.and_then(|pair| pair.theirs(bitmap)) {
+            bitmap.sleeping.store(1, WAKING);
+        }
+    }
 }
 
 /// Marks the peer's ready bitmap. True when a doorbell has to follow.
@@ -48,7 +73,15 @@ pub(crate) fn must_ring(connection: &Connection, end: &End<'_>) -> Result<bool, 
 #[cold]
 pub(crate) fn ring_if_open(connection: &Connection, end: &End<'_>) {
     if is_open(connection, end) {
-        ring(connection, end);
+        let _ = ring(connection, end);
+    }
+}
+
+/// As [`ring_if_open`], for the news of somebody else.
+#[cold]
+pub(crate) fn ring_or_come_down_if_open(connection: &Connection, end: &End<'_>) {
+    if is_open(connection, end) {
+        ring_or_come_down(connection, end);
     }
 }
 
@@ -75,7 +108,7 @@ pub(crate) fn call_peer(connection: &Connection, end: &End<'_>) {
         && is_open(connection, end)
         && must_ring(connection, end) == Ok(true)
     {
-        ring(connection, end);
+        let _ = ring(connection, end);
     }
 }
 
@@ -95,27 +128,36 @@ pub(crate) fn notify_late(connection: &Connection, end: &End<'_>, is_seen: impl 
     let was_bell = (end.theirs().wake.wake.load(WAKING)).is(WakeWord::Bell.to_word());
     match must_ring(connection, end) {
         // A thread of the peer's sleeps in the library.
-        Ok(true) if is_seen() || !was_bell => ring(connection, end),
+        Ok(true) if is_seen() || !was_bell => drop(ring(connection, end)),
         Ok(_) if end.theirs().wake.closed.load(SIDE_SEEN).is(0) => {
-            ring_by(connection, end, sys::send_late);
+            // A turn that nobody has accepted is not lent.
+            let _ = ring_by(connection, end, sys::send_late);
         }
         Ok(_) | Err(_) => {}
     }
 }
 
-/// One byte on the carrier. The caller holds the send lock, the direction is in ring mode.
+/// One byte on the carrier, unless the peer is silent: then false. The caller holds the send lock,
+/// the direction is in ring mode.
 #[cold]
-fn ring(connection: &Connection, end: &End<'_>) {
-    ring_by(connection, end, sys::send_now);
+fn ring(connection: &Connection, end: &End<'_>) -> bool {
+    ring_by(connection, end, sys::send_now)
 }
 
-fn ring_by(connection: &Connection, end: &End<'_>, send: fn(i32, &[u8]) -> isize) {
-    let entry = connection.entry;
+fn ring_by(connection: &Connection, end: &End<'_>, send: fn(i32, &[u8]) -> isize) -> bool {
     let Some(fd) = connection.carrier() else {
-        return;
+        return true;
     };
+    end.ring(|| {
+        give_doorbell(connection, end, || send(fd, &[DOORBELL]));
+        connection.entry.tx_carrier.load(Ordering::Relaxed)
+    })
+}
+
+fn give_doorbell(connection: &Connection, end: &End<'_>, send: impl FnOnce() -> isize) {
+    let entry = connection.entry;
     let result = unix::counted(connection, end, || {
-        let result = send(fd, &[DOORBELL]);
+        let result = send();
         if result == 1 {
             entry.tx_carrier.fetch_add(1, Ordering::Relaxed);
         }

@@ -13,12 +13,14 @@ use toehold_channel::table::{
 };
 use toehold_stream::end::{End, Incoming};
 use toehold_stream::leaving::Refusal;
+use toehold_stream::silence::Doorbells;
 
 use crate::connection::resets::fault_of_peer;
 use crate::connection::{self, Connection, HINT_EOF};
 use crate::connection::{settings, unix};
-use crate::direction::{self, doorbells, notifier, takeover};
-use crate::epoll::membership;
+use crate::direction::doorbells::{self, Awaited};
+use crate::direction::{self, notifier, takeover};
+use crate::epoll::{membership, news};
 use crate::express::turns;
 use crate::lock::Held;
 use crate::pairing::leaving;
@@ -276,12 +278,61 @@ pub(crate) fn lend(connection: &Connection) {
 
 /// As [`lend`], for another reason: the kernel writes to it beside this program.
 pub(crate) fn lend_for(connection: &Connection, reason: Reason) {
-    if leave_ring(connection, reason) {
-        if let Some(end) = connection.inside() {
-            doorbells::tidy(connection, &end);
-        }
+    if leave_ring(connection, reason)
+        && let Some(end) = connection.inside()
+    {
+        silence(connection, &end);
     }
 }
+
+/// Somebody who knows nothing of rings may read the carrier beside this program: takes all
+/// doorbells off it, and has the peer give no more ([`toehold_stream::silence`]). Our direction is
+/// on the carrier. No lock is held.
+fn silence(connection: &Connection, end: &End<'_>) {
+    if end.asks_for_credit() {
+        // A thread that waits for credit is woken by a doorbell alone.
+        return doorbells::tidy(connection, end);
+    }
+    let start = sys::now_ns();
+    loop {
+        let waited = sys::now_ns() - start;
+        {
+            let Some(_held) = takeover::lock_receiving(connection) else {
+                return;
+            };
+            let awaited = doorbells::awaited(connection, end);
+            if waited >= awaited.map_or(0, Awaited::for_ns) {
+                end.silence();
+                end.ask_if_silent();
+                if awaited == Some(Awaited::Doorbell) {
+                    // Without it that thread would sleep on.
+                    return;
+                }
+                if doorbells::take_all(connection, end) {
+                    // For an instance whose doorbell this was.
+                    news::nudge(connection);
+                    return;
+                }
+            }
+        }
+        if waited >= DOORBELL_NS {
+            return sys::disconnect(connection.number());
+        }
+        pause_after(waited);
+    }
+}
+
+/// Others run; longer each time after a while.
+fn pause_after(waited_ns: u64) {
+    match waited_ns < Awaited::Look.for_ns() {
+        true => sys::yield_now(),
+        false => sys::sleep(Awaited::Look.for_ns() / 4),
+    }
+}
+
+/// How long a doorbell may be on its way that the peer has begun to give, or the kernel keeps back
+/// ([`notifier::notify_late`]).
+const DOORBELL_NS: u64 = 400_000_000;
 
 /// The descriptor is about to serve somebody who knows nothing of rings (another program, a kernel
 /// feature): brings both directions to where the kernel alone is right, and keeps them there. Our
@@ -306,35 +357,45 @@ pub(crate) fn quiesce(connection: &Connection, reason: Reason) {
     peek_offset::restore(connection);
     connection.entry.resting_wake.store(0, Ordering::Relaxed);
     sleepers::set_wake(&end, WakeWord::None);
+    if !end.asks_for_credit() {
+        end.silence();
+    }
     let start = sys::now_ns();
     let mut unread = true;
-    while sys::now_ns() - start < SETTLE_NS || unread {
+    let mut is_quiet = false;
+    while sys::now_ns() - start < SETTLE_NS || unread || !is_quiet {
         {
             let Some(_held) = takeover::lock_receiving(connection) else {
                 // Nobody can tell what is unread: as if something were.
                 unread = true;
                 break;
             };
-            doorbells::discard(connection, &end);
+            is_quiet = doorbells::take_all(connection, &end);
             unread = match end.incoming() {
                 Ok(Incoming::Ring(filled)) => filled.len > 0,
                 Ok(Incoming::Carrier { limit: u64::MAX }) => return,
                 // Behind bytes of the carrier that nobody has read, the peer is in its ring.
-                Ok(Incoming::Carrier { .. }) => end.receiver().looks_filled(),
-                Ok(Incoming::Skip { bytes }) => {
-                    doorbells::skip(connection, bytes);
+                Ok(Incoming::Carrier { limit }) => {
+                    let given = end.doorbells_to_take();
+                    let is_rung = matches!(given, Doorbells::Given(bytes) if bytes > limit);
+                    is_rung || end.receiver().looks_filled()
+                }
+                // They come behind the doorbells.
+                Ok(Incoming::Skip { .. }) => {
+                    is_quiet = false;
                     false
                 }
                 Err(_) => false,
             };
         }
-        if sys::now_ns() - start >= 2 * SETTLE_NS {
+        let waited = sys::now_ns() - start;
+        if waited >= DOORBELL_NS || is_quiet && waited >= 2 * SETTLE_NS {
             break;
         }
-        sys::yield_now();
+        pause_after(waited);
     }
     end.ours().wake.abandoned.store(1, SIDE_TOLD);
-    if unread {
+    if unread || !is_quiet {
         // With what has come on the carrier since: it is behind what is lost.
         sys::disconnect(connection.number());
     }
@@ -362,6 +423,8 @@ fn ask_to_resend(connection: &Connection, end: &End<'_>) {
     if end.tx_mode() == Mode::Ring {
         // A fault has ended the connection by now.
         let _ = notifier::notify(connection, end);
+    }
+    if end.tx_mode() == Mode::Ring {
         // One that is awake, too.
         notifier::ring_if_open(connection, end);
     }

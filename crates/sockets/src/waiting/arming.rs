@@ -21,6 +21,11 @@ use crate::waiting::sleepers;
 /// lock of a direction is held.
 pub(crate) fn arm(connection: &Connection, end: &End<'_>) {
     takeover::look(connection);
+    if end.is_silent()
+        && let Some(_held) = takeover::lock_receiving(connection)
+    {
+        end.ask_if_silent();
+    }
     {
         let held = lock::lock(&connection.entry.wake_lock);
         if held.is_none() {

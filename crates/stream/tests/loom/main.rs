@@ -16,6 +16,7 @@ mod interest;
 mod leaving;
 mod mutex;
 mod ring;
+mod silence;
 mod sleepers;
 #[path = "../support/mod.rs"]
 mod support;

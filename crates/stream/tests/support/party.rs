@@ -120,7 +120,7 @@ impl Party {
         if held.is_inherited() {
             let end = self.end();
             match end.take_over_sending(Some(self.carrier_out().given())) {
-                Ok(()) if end.tx_mode() == Mode::Ring => self.ring(&end),
+                Ok(()) if end.tx_mode() == Mode::Ring => drop(self.ring(&end)),
                 Ok(()) => {}
                 Err(_) => self.carrier_out().reset(),
             }
@@ -348,7 +348,7 @@ impl Party {
     fn go_down_held(&self, end: &End<'_>) {
         let unread = end.go_down(|peer_sleeps| {
             if peer_sleeps {
-                self.ring(end);
+                let _ = self.ring(end);
             }
         });
         let entry = end.entry;
@@ -368,29 +368,76 @@ impl Party {
     }
 
     fn notify(&self, end: &End<'_>) -> Result<(), Fault> {
-        if must_ring(&end.theirs().wake, |_| None)? {
-            self.ring(end);
+        if must_ring(&end.theirs().wake, |_| None)? && !self.ring(end) {
+            self.go_down_held(end);
         }
         Ok(())
+    }
+
+    /// Asks for a doorbell, as a thread does that is about to sleep.
+    #[cfg(loom)]
+    pub(crate) fn ask_for_doorbell(&self) {
+        let bell = WakeWord::Bell.to_word();
+        self.end().ours().wake.wake.store(bell, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Begins a call of the library's: our direction follows the peer's wish.
+    #[cfg(loom)]
+    pub(crate) fn attend(&self) {
+        let _held = self.lock_sending();
+        let end = self.end();
+        if end.is_wanted_down() || end.is_asked_to_resend() {
+            self.go_down_held(&end);
+        }
+    }
+
+    /// A program that knows nothing of rings gets the carrier, too.
+    #[cfg(loom)]
+    pub(crate) fn lend(&self) {
+        use toehold_stream::leaving::Refusal;
+        use toehold_stream::silence::Doorbells;
+        let end = self.end();
+        end.refuse(Refusal::Paused);
+        self.go_down();
+        loop {
+            let _held = self.lock_receiving();
+            end.silence();
+            if end.doorbells_to_take() == Doorbells::UnderWay {
+                loom::thread::yield_now();
+                continue;
+            }
+            end.ask_if_silent();
+            while let Doorbells::Given(_) = end.doorbells_to_take() {
+                let taken = self.carrier_in().receive(1, false).len() as u64;
+                assert_eq!(taken, 1, "it was given");
+                end.entry.rx_carrier.fetch_add(taken, Ordering::Relaxed);
+            }
+            return;
+        }
     }
 
     /// A doorbell that nobody asked for.
     #[cfg(loom)]
     pub(crate) fn ring_once(&self) {
         let _held = self.lock_sending();
-        self.ring(&self.end());
+        let _ = self.ring(&self.end());
     }
 
-    /// One byte on the carrier; a full carrier needs none.
-    fn ring(&self, end: &End<'_>) {
+    /// One byte on the carrier; a full carrier needs none. False when the peer is silent.
+    fn ring(&self, end: &End<'_>) -> bool {
         assert_eq!(end.tx_mode(), Mode::Ring, "the bell would be data");
-        let rung = self.carrier_out().send(&[0]);
-        end.entry
-            .tx_carrier
-            .fetch_add(rung as u64, Ordering::Relaxed);
-        end.entry
-            .doorbells
-            .fetch_add(rung as u32, Ordering::Relaxed);
+        end.ring(|| {
+            let rung = self.carrier_out().send(&[0]);
+            let before = end
+                .entry
+                .tx_carrier
+                .fetch_add(rung as u64, Ordering::Relaxed);
+            end.entry
+                .doorbells
+                .fetch_add(rung as u32, Ordering::Relaxed);
+            before + rung as u64
+        })
     }
 
     /// Takes doorbells off the carrier unless a sleeper has yet to be woken by them. Callers hold
@@ -429,6 +476,10 @@ impl Party {
 
     fn wait_for_bytes(&self) {
         let end = self.end();
+        {
+            let _held = self.lock_receiving();
+            end.ask_if_silent();
+        }
         self.arm(&end);
         let news = end.reads_ring() && end.receiver().looks_filled() || end.is_record_due();
         if !news {

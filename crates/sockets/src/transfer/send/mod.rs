@@ -442,6 +442,9 @@ unsafe fn step(
                 // Pairs with the fence in `arming::arm`.
                 fence(Ordering::SeqCst);
                 notifier::notify(connection, end)?;
+                if end.tx_mode() != Mode::Ring {
+                    break;
+                }
             }
         } else {
             sender.publish(len);

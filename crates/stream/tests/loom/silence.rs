@@ -1,0 +1,54 @@
+//! A carrier that a program without rings may read: a doorbell there would be data.
+
+use super::explore;
+use super::support::party::{Party, connect_upgraded};
+use super::support::{bytes_at, check_bytes};
+
+/// Two calls of the program's, each of which follows the peer's wish, and one that sends nothing.
+fn send_two(sender: &Party) {
+    for position in 0..2 {
+        sender.attend();
+        sender.try_send(&bytes_at(position, 1)).unwrap();
+    }
+    sender.attend();
+}
+
+#[test]
+fn a_carrier_that_is_lent_gets_no_doorbell() {
+    explore(3, || {
+        let [sender, receiver] = connect_upgraded(8);
+        receiver.ask_for_doorbell();
+        let thread = loom::thread::spawn(move || send_two(&sender));
+        receiver.lend();
+        let lent = receiver.carrier_in().receive(8, true);
+        thread.join().unwrap();
+        let later = receiver.carrier_in().receive(8, true);
+        assert!(
+            !lent.contains(&0) && !later.contains(&0),
+            "{lent:?} {later:?}"
+        );
+        let mut got = 0;
+        while got < 2 {
+            let bytes = receiver.receive(8).unwrap();
+            check_bytes(got, &bytes);
+            got += bytes.len() as u64;
+        }
+    });
+}
+
+#[test]
+fn a_receiver_that_sleeps_on_a_lent_carrier_is_woken() {
+    explore(3, || {
+        let [sender, receiver] = connect_upgraded(8);
+        receiver.ask_for_doorbell();
+        let thread = loom::thread::spawn(move || send_two(&sender));
+        receiver.lend();
+        let mut got = 0;
+        while got < 2 {
+            let bytes = receiver.receive(8).unwrap();
+            check_bytes(got, &bytes);
+            got += bytes.len() as u64;
+        }
+        thread.join().unwrap();
+    });
+}
