@@ -761,3 +761,70 @@ fn look_at_carrier(connection: &Connection, end: &End<'_>) -> Result<Option<Step
         error => Err(-error as i32),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use toehold_channel::layout::{CLOSED_ALL, Control as Words, SIDE_TOLD};
+    use toehold_channel::table::{Entry, FLAG_UNIX};
+
+    use super::*;
+
+    /// An end of a Unix connection whose peer has closed, and left a byte in our ring.
+    fn left_with_a_byte() -> (Connection, End<'static>) {
+        let entry: &Entry = Box::leak(Box::default());
+        entry.flags.store(FLAG_UNIX, Ordering::Relaxed);
+        entry.tx_ring.store(1, Ordering::Relaxed);
+        let connection = Connection {
+            fd: -1,
+            index: 0,
+            generation: 0,
+            entry,
+            local: Box::leak(Box::default()),
+        };
+        let words: &Words = Box::leak(Box::default());
+        let end = End::new(entry, words, core::ptr::null_mut(), 0);
+        end.theirs().wake.closed.store(CLOSED_ALL, SIDE_TOLD);
+        (connection, end)
+    }
+
+    /// A receive of ten bytes that has `done` of them.
+    fn receive_that_has(connection: &Connection, done: usize, flags: i32) -> Call {
+        let waits_for = WaitsFor::AnyByte;
+        Call {
+            done,
+            ..Call::new(connection, 10, flags, waits_for)
+        }
+    }
+
+    #[test]
+    fn reset_of_the_carrier_is_not_told_once_more_for_the_ring() {
+        let (connection, end) = left_with_a_byte();
+        let waits_for_all = receive_that_has(&connection, 3, libc::MSG_WAITALL);
+        let failed = waits_for_all.failed(&connection, &end, libc::ECONNRESET);
+        assert_eq!(failed, Ok(3));
+        let next = receive_that_has(&connection, 0, 0);
+        assert_eq!(next.ended(&connection, &end), Ok(0));
+    }
+
+    #[test]
+    fn reset_of_the_ring_is_told_once() {
+        let (connection, end) = left_with_a_byte();
+        let call = receive_that_has(&connection, 0, 0);
+        let told = [(); 2].map(|()| call.ended(&connection, &end));
+        assert_eq!(told, [Err(libc::ECONNRESET), Ok(0)]);
+    }
+
+    #[test]
+    fn reset_behind_enough_bytes_is_told_next() {
+        let (connection, end) = left_with_a_byte();
+        let has_enough = receive_that_has(&connection, 3, 0);
+        let failed = has_enough.failed(&connection, &end, libc::ECONNRESET);
+        assert_eq!(failed, Ok(3));
+        let kept = pending_errors::take(&connection);
+        assert_eq!(kept, Some(libc::ECONNRESET));
+        let next = receive_that_has(&connection, 0, 0);
+        let told = next.failed(&connection, &end, libc::ECONNRESET);
+        assert_eq!(told, Err(libc::ECONNRESET));
+        assert_eq!(next.ended(&connection, &end), Ok(0), "it comes once");
+    }
+}
