@@ -31,6 +31,8 @@ pub(super) enum Move {
     GoOnInChild,
     /// A child executes a program that uses the connection.
     Give,
+    /// An operator sends all connections back to the kernel, or lets them move again.
+    Operate,
 }
 
 /// How often each move is drawn, in a hundred or so.
@@ -53,6 +55,7 @@ const MOVES: &[(Move, u64)] = &[
     (Move::LookAtAll, 6),
     (Move::GoOnInChild, 1),
     (Move::Give, 1),
+    (Move::Operate, 1),
 ];
 
 /// The moves of one conversation, and how often each comes.

@@ -289,19 +289,37 @@ impl Player {
 
     /// The connection's end on this side: a close, with a reset or behind a shutdown by lot.
     pub(super) fn end(&mut self, draw: &Draw, did: &mut Did) -> (String, String) {
+        self.end_by(draw, true, did)
+    }
+
+    /// As `end`; in one step if it may not have two.
+    pub(super) fn end_by(
+        &mut self,
+        draw: &Draw,
+        in_two_steps: bool,
+        did: &mut Did,
+    ) -> (String, String) {
         did.closed = true;
-        let name = match draw.how % 4 {
-            0 => {
+        let linger = |seconds| {
+            let linger = libc::linger {
+                l_onoff: 1,
+                l_linger: seconds,
+            };
+            sys::set_option(self.fds[0], libc::SOL_SOCKET, libc::SO_LINGER, linger);
+        };
+        let name = match draw.how / 16 % 4 {
+            0 if in_two_steps => {
                 sys::shutdown(self.fds[0], libc::SHUT_RDWR);
                 "shutdown and close"
             }
             1 => {
-                let at_once = libc::linger {
-                    l_onoff: 1,
-                    l_linger: 0,
-                };
-                sys::set_option(self.fds[0], libc::SOL_SOCKET, libc::SO_LINGER, at_once);
+                linger(0);
                 "reset"
+            }
+            2 => {
+                // The end arrives whether or not the other role reads: nothing is waited for.
+                linger(20);
+                "lingering close"
             }
             _ => "close",
         };

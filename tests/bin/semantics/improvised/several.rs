@@ -136,6 +136,13 @@ impl Table {
             }
             None => together::turn(&mut player, turn, what, draw),
         };
+        if what == Move::Operate {
+            for place in &mut self.places {
+                if let Place::Both(player) | Place::Alone(Some(player), _) = place {
+                    player.exact_edges = false;
+                }
+            }
+        }
         self.places[index] = match over {
             Over::Neither => Place::Both(player),
             Over::Ours => {

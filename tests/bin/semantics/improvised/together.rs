@@ -14,7 +14,7 @@ mod sleep;
 
 use super::draw::{Draw, Move};
 use super::player::{Did, Player};
-use crate::role::Checksum;
+use crate::role::{Checksum, ask_harness};
 use crate::sys;
 use crate::transfer::{RECEIVERS, SENDERS};
 
@@ -29,6 +29,10 @@ pub(super) enum Over {
 /// One turn. Both roles come here with equal numbers.
 pub(super) fn turn(player: &mut Player, turn: usize, what: Move, draw: &Draw) -> Over {
     let acts = (draw.actor == 0) == player.role.server();
+    if what == Move::Operate {
+        operate(player, turn, draw);
+        return Over::Neither;
+    }
     if let Some(joint) = Joint::of(what) {
         if acts {
             let can = (joint.can)(player);
@@ -48,6 +52,25 @@ pub(super) fn turn(player: &mut Player, turn: usize, what: Move, draw: &Draw) ->
         let did = Did::hear(&player.role);
         theirs(player, &did)
     }
+}
+
+/// An operator sends all connections back to the kernel, or lets them move again: the harness,
+/// which only the client can ask. They may move most of the time.
+fn operate(player: &mut Player, turn: usize, draw: &Draw) {
+    let commands = match draw.which % 4 {
+        0 => &["detach"][..],
+        1 => &["attach"],
+        _ => &["detach", "attach"],
+    };
+    if !player.role.server() {
+        for command in commands {
+            ask_harness(command);
+            player.say(turn, "the operator", command);
+        }
+    }
+    player.role.step();
+    // The owner of a registration changes.
+    player.exact_edges = false;
 }
 
 /// This role has done something.

@@ -135,7 +135,9 @@ pub(super) fn follow(player: &mut Player, turn: usize, draw: &Draw) -> Over {
         ..*draw
     };
     let (call, seen) = match draw.how % 16 {
-        0 => player.end(draw, &mut did),
+        // Where bytes are never read, a close resets. The kernel tells a sleeper of the shutdown
+        // before it or of the reset, by which of them it wakes.
+        0 => player.end_by(draw, player.unread == 0, &mut did),
         1 if !player.shut_reading => player.end_writing(fd, &mut did),
         2..6 => player.in_child(turn, fd, &Draw { fd: 0, ..send }, &mut did),
         _ => player.send(fd, &send, &mut did),
