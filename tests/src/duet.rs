@@ -404,6 +404,7 @@ pub const ONLY_TCP: &[(&str, &str)] = &[
         "one role ends before the other has looked",
     ),
     ("child_in_another_pid_namespace", "it reads TCP_INFO"),
+    ("rate_that_the_program_sets", "a Unix socket has none"),
     ("executed_program_goes_on_for_long", "it sets TCP_NODELAY"),
 ];
 

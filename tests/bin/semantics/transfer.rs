@@ -1,5 +1,7 @@
 //! Bytes across: every call that sends against every call that receives.
 
+use std::time::{Duration, Instant};
+
 use crate::Case;
 use crate::role::{Checksum, Pair, await_events, drain, receive_all, sample, send_all, shown};
 use crate::sys::{self, Fd, Ret};
@@ -15,6 +17,8 @@ pub(crate) const CASES: &[Case] = &[
         write_first_nonblocking,
     ),
     Case::pair("many_small_sends_are_one_stream", small_sends),
+    Case::pair("rate_that_the_program_sets_is_not_exceeded", paced),
+    Case::pair("filter_of_the_program_sees_what_arrives", filtered),
     Case::pair("empty_sends_and_receives_do_nothing", empty),
     Case::pair("bad_pointers_fault_and_lose_nothing", bad_pointers),
     Case::pair(
@@ -148,6 +152,79 @@ fn both_directions(pair: &Pair) {
     });
     pair.say("received", received);
 }
+
+/// The kernel lets some segments of up to 64 KB go before it holds back.
+fn paced(pair: &Pair) {
+    /// In a second.
+    const BYTES: u32 = 4_000_000;
+    const LEN: usize = 2_000_000;
+    // Each is answered, so a ring takes it.
+    const PIECE: usize = 10_000;
+    const LEAST: Duration = Duration::from_millis(200);
+    let bytes = sample(LEN);
+    if pair.server() {
+        let (fd, level, name) = (pair.fd, libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE);
+        pair.say("set", sys::set_option(fd, level, name, BYTES));
+        pair.say("rate", sys::option(fd, level, name));
+        pair.step();
+        for piece in bytes.chunks(PIECE) {
+            send_all(fd, piece);
+            receive_all(fd, &mut [0]);
+        }
+    } else {
+        pair.step();
+        let begun = Instant::now();
+        let mut received = vec![0; LEN];
+        for piece in received.chunks_mut(PIECE) {
+            receive_all(pair.fd, piece);
+            send_all(pair.fd, b"!");
+        }
+        pair.say("is held back", begun.elapsed() >= LEAST);
+        pair.say("right", received == bytes);
+    }
+    pair.step();
+}
+
+/// The kernel drops what the filter does not want, and its sender sends it again.
+fn filtered(pair: &Pair) {
+    let fd = pair.fd;
+    if pair.server() {
+        pair.step();
+        send_all(fd, b"once more");
+        pair.step();
+        pair.step();
+        return;
+    }
+    let mut nothing = libc::sock_filter {
+        code: RETURN,
+        jt: 0,
+        jf: 0,
+        k: 0,
+    };
+    let filter = libc::sock_fprog {
+        len: 1,
+        filter: &raw mut nothing,
+    };
+    let attach = libc::SO_ATTACH_FILTER;
+    let set = sys::set_option(fd, libc::SOL_SOCKET, attach, filter);
+    pair.say("attach", set);
+    pair.step();
+    pair.step();
+    let mut bytes = [0; 9];
+    let received = sys::recv(fd, &mut bytes, libc::MSG_DONTWAIT);
+    pair.say("before", format!("{received} {}", shown(&bytes)));
+    let detach = libc::SO_DETACH_FILTER;
+    let set = sys::set_option(fd, libc::SOL_SOCKET, detach, 0);
+    pair.say("detach", set);
+    if received.0.is_err() {
+        receive_all(fd, &mut bytes);
+    }
+    pair.say("after", shown(&bytes));
+    pair.step();
+}
+
+/// `BPF_RET | BPF_K` (include/uapi/linux/bpf_common.h): so many bytes of the packet are wanted.
+const RETURN: u16 = 0x06;
 
 /// More than the largest ring; less than the kernel takes on loopback.
 const UNREAD_BYTES: usize = 600_000;

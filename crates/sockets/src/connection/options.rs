@@ -43,6 +43,9 @@ pub(crate) fn set(connection: &Connection, level: i32, name: i32, value: Option<
                 return errno::keep(|| peek_offset::set(connection, value.unwrap_or(-1)));
             }
         }
+        (level, name) if settings::attaches_filter(level, name) => {
+            errno::keep(|| switching::retire(connection, Reason::Unsupported));
+        }
         (libc::SOL_SOCKET, libc::SO_PEEK_OFF) if peek_offset::get(connection).is_some() => {
             // Without a value the kernel refuses it.
             return value.is_some_and(|value| errno::keep(|| peek_offset::set(connection, value)));

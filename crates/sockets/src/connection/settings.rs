@@ -62,7 +62,8 @@ const TCP_INQ: i32 = 36;
 /// Options with which the kernel does to bytes, or tells of them, what rings do not: all of them
 /// are ints, and inherited by what a listener accepts. The last three are the `_NEW` ones of
 /// include/uapi/asm-generic/socket.h.
-const OF_THE_KERNEL: [(i32, i32); 10] = [
+const OF_THE_KERNEL: [(i32, i32); 11] = [
+    (libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE),
     (libc::SOL_SOCKET, libc::SO_ZEROCOPY),
     (libc::SOL_SOCKET, libc::SO_OOBINLINE),
     (libc::SOL_SOCKET, libc::SO_PEEK_OFF),
@@ -87,16 +88,23 @@ pub(crate) fn is_kernels(connection: &Connection, level: i32, name: i32) -> bool
             && OF_THE_KERNEL_UNIX.contains(&name)
 }
 
-/// `SO_PEEK_OFF` is off when it is negative, any other option when it is 0.
+/// True for an option that attaches a filter: the program's own, which is to see each segment.
+pub(crate) fn attaches_filter(level: i32, name: i32) -> bool {
+    level == libc::SOL_SOCKET && matches!(name, libc::SO_ATTACH_FILTER | libc::SO_ATTACH_BPF)
+}
+
+/// `SO_PEEK_OFF` is off when it is negative, `SO_MAX_PACING_RATE` when it is the largest unsigned
+/// int or long (sock_init_data in net/core/sock.c), any other option when it is 0.
 pub(crate) fn is_on(name: i32, value: i32) -> bool {
     match name {
         libc::SO_PEEK_OFF => value >= 0,
+        libc::SO_MAX_PACING_RATE => value != -1,
         _ => value != 0,
     }
 }
 
 /// True when the program, or the listener that accepted the connection, has asked the kernel for
-/// what rings cannot express: one of those options, or signals (`O_ASYNC`).
+/// what rings cannot express: one of those options, a filter, or signals (`O_ASYNC`).
 pub(crate) fn needs_kernel(connection: &Connection) -> bool {
     let fd = connection.fd;
     let is_set = |&(level, name): &(i32, i32)| {
@@ -104,6 +112,7 @@ pub(crate) fn needs_kernel(connection: &Connection) -> bool {
     };
     let of_unix = || OF_THE_KERNEL_UNIX.map(|name| (libc::SOL_SOCKET, name));
     sys::is_signalling(fd)
+        || sys::has_filter(fd)
         || OF_THE_KERNEL.iter().any(is_set)
         || Carrier::of(connection) == Carrier::Unix && of_unix().iter().any(is_set)
 }

@@ -163,6 +163,25 @@ pub(crate) fn timespec(ns: u64) -> libc::timespec {
     }
 }
 
+/// True when a filter is attached to the socket. Of one in the older language the kernel tells the
+/// length (`sk_get_filter` in net/core/filter.c), of any other that it cannot be had.
+pub(crate) fn has_filter(fd: i32) -> bool {
+    let mut len: libc::socklen_t = 0;
+    let (level, name) = (libc::SOL_SOCKET, libc::SO_GET_FILTER);
+    // SAFETY: with a length of 0 the kernel writes nothing but `len`.
+    let result = unsafe {
+        let (nowhere, len) = (
+            core::ptr::null_mut::<u8>(),
+            &mut len as *mut libc::socklen_t,
+        );
+        call!(SYS_getsockopt, fd, level, name, nowhere, len)
+    };
+    match answer(result) {
+        Ok(_) => len != 0,
+        Err(error) => error == libc::EACCES,
+    }
+}
+
 /// `getsockopt(2)` into a plain value.
 pub(crate) fn getsockopt<T: Copy + Default>(fd: i32, level: i32, name: i32) -> Result<T, i32> {
     let mut value = T::default();
