@@ -56,8 +56,23 @@ impl Draft {
         self.is_begun = true;
         match word {
             "link" => self.device = Some(value.parse()?),
-            "address" => self.addresses.push(own_address(value)?),
-            "share" => self.shares.push(value.parse()?),
+            "address" => {
+                let (ip, bits) = own_address(value)?;
+                if self.addresses.iter().any(|(own, _)| *own == ip) {
+                    return Err(format!("`{ip}` is an address of the engine's already"));
+                }
+                self.addresses.push((ip, bits));
+            }
+            "share" => {
+                let share: Share = value.parse()?;
+                if self.shares.iter().any(|other| other.ip == share.ip) {
+                    let ip = share.ip;
+                    return Err(format!(
+                        "`{ip}` is shared already: give all its ports at once, {ip}:80,443"
+                    ));
+                }
+                self.shares.push(share);
+            }
             "outgoing" => self.outgoing = Some(share::port_range(value)?),
             "gateway" => self.gateways.push(address(value)?),
             "mtu" => self.mtu = Some(number(value, "MTU", MTU_MIN..=u16::MAX)?),
@@ -220,9 +235,6 @@ impl Draft {
         if self.addresses.len() > OWN_MAX {
             return whole("more addresses than an engine can have (16)");
         }
-        if has_twice(self.addresses.iter().map(|(ip, _)| *ip)) {
-            return whole("an address is the engine's once, with one prefix length");
-        }
         let own = self.addresses.iter().map(|(ip, _)| *ip);
         let mut all = own.chain(self.shares.iter().map(|share| share.ip));
         match self.mtu.is_some_and(|mtu| mtu < MTU_MIN_V6) && all.any(|ip| ip.is_ipv6()) {
@@ -237,6 +249,10 @@ impl Draft {
         let of_family = |v4: bool| self.gateways.iter().filter(move |ip| ip.is_ipv4() == v4);
         if of_family(true).count() > 1 || of_family(false).count() > 1 {
             return whole("one gateway of each family is enough");
+        }
+        let is_own = |gateway: &IpAddr| self.addresses.iter().any(|(own, _)| own == gateway);
+        if self.gateways.iter().any(is_own) {
+            return whole("a gateway is another host, and not an address of the engine's own");
         }
         let is_on_link = |gateway: &IpAddr| {
             let prefix = |&(ip, bits): &(IpAddr, u8)| rule_of(ip, bits, 0, RuleAction::Host);
@@ -270,9 +286,6 @@ impl Draft {
         }
         if self.shares.len() > OWN_MAX {
             return whole("more addresses than an engine can have (16)");
-        }
-        if has_twice(self.shares.iter().map(|share| share.ip)) {
-            return whole("an address is shared once, with all its ports: share 192.0.2.7:80,443");
         }
         match kind {
             DeviceKind::Tap => whole(
@@ -339,12 +352,6 @@ impl Settings {
         }
         Ok(())
     }
-}
-
-fn has_twice(ips: impl Iterator<Item = IpAddr>) -> bool {
-    let mut ips: Vec<IpAddr> = ips.collect();
-    ips.sort_unstable();
-    ips.windows(2).any(|two| two[0] == two[1])
 }
 
 /// RFC 791: every host must take 576 bytes; less than 68 is no IP.
@@ -599,18 +606,34 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn addresses_that_do_not_go_together_are_refused() {
-        for (settings, cause) in [
+    fn an_address_is_named_once() {
+        for (word, first, again, cause) in [
             (
-                [("address", "10.0.0.2/24"), ("address", "10.0.0.2/16")],
-                "the engine's once",
+                "address",
+                "10.0.0.2/24",
+                "10.0.0.2/16",
+                "the engine's already",
             ),
-            ([("address", "fd84::2/64"), ("mtu", "1279")], "1280 or more"),
+            ("share", "192.0.2.7:80", "192.0.2.7:81", "is shared already"),
         ] {
-            let draft = draft(&[&[("link", "tap:toe0")], &settings[..]].concat());
-            let error = draft.finish().expect_err(cause).to_string();
-            assert!(error.contains(cause), "{error}");
+            let scratch = tempfile::NamedTempFile::new().expect("scratch file");
+            fs::write(scratch.path(), format!("{word} {first}\n{word} {again}\n"))
+                .expect("written");
+            let error = Draft::default().read(scratch.path()).expect_err("twice");
+            let words = error.to_string();
+            assert!(words.contains("line 2") && words.contains(cause), "{words}");
         }
+    }
+
+    #[test]
+    fn ipv6_needs_an_mtu_of_its_own() {
+        let narrow = [
+            ("link", "tap:toe0"),
+            ("address", "fd84::2/64"),
+            ("mtu", "1279"),
+        ];
+        let error = draft(&narrow).finish().expect_err("too narrow").to_string();
+        assert!(error.contains("1280 or more"), "{error}");
     }
 
     #[test]
@@ -623,6 +646,11 @@ pub(super) mod tests {
                 ("link", "tap:a"),
                 ("address", "10.0.0.2/24"),
                 ("gateway", "10.0.1.1"),
+            ],
+            &[
+                ("link", "tap:a"),
+                ("address", "10.0.0.2/24"),
+                ("gateway", "10.0.0.2"),
             ],
         ] {
             assert!(draft(settings).finish().is_err(), "{settings:?}");

@@ -161,10 +161,6 @@ mod tests {
                 "the kernel's routes",
             ),
             (
-                &[packet, ("share", "192.0.2.7:80"), ("share", "192.0.2.7:81")],
-                "shared once",
-            ),
-            (
                 &[packet, ("share", "192.0.2.7"), ("offload", "0.0.0.0/0")],
                 "leave `offload` out, or say from which ports they go: outgoing 61000-65535",
             ),
