@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags, open};
 
+use crate::interface::Interfaces;
 use crate::sys::{InterfaceRequest, PARTS_MAX, Request, read_frame, set_tap_offload, write_frame};
 use crate::vnet::VnetHeader;
 
@@ -42,8 +43,10 @@ pub enum TapError {
     /// The kernel refuses the device: usually CAP_NET_ADMIN is missing, or somebody else has it.
     Attach(io::Error),
     /// The device of this name exists, and was made for several queues (`true`) where one was asked
-    /// for, or the other way round; or it is no TAP device.
+    /// for, or the other way round.
     Queues(String, bool),
+    /// The interface of this name is no TAP device.
+    Other(String),
     /// The kernel does not offer what the options ask for.
     Offload(io::Error),
 }
@@ -70,9 +73,13 @@ impl fmt::Display for TapError {
             ),
             Self::Queues(name, false) => write!(
                 f,
-                "the device {name} was made for one queue, or is no TAP device; for several \
-                threads make it with multi_queue: \
-                 ip tuntap add dev {name} mode tap vnet_hdr multi_queue user YOU"
+                "the device {name} was made for one queue; for several threads make it with \
+                 multi_queue: ip tuntap add dev {name} mode tap vnet_hdr multi_queue user YOU"
+            ),
+            Self::Other(name) => write!(
+                f,
+                "the interface {name} is no TAP device: use packet:{name} or xdp:{name}, or a \
+                 name that is free"
             ),
             Self::Offload(error) => write!(f, "the TAP device refuses offloads ({error})"),
         }
@@ -107,6 +114,7 @@ impl Tap {
             .ask(&file, Request::TunAttach)
             // `tun_set_iff` compares IFF_MULTI_QUEUE with what the device was made with.
             .map_err(|error| match error.raw_os_error() {
+                Some(libc::EINVAL) if !is_tap(name) => TapError::Other(name.to_owned()),
                 Some(libc::EINVAL) => TapError::Queues(name.to_owned(), !options.multi_queue),
                 _ => TapError::Attach(error),
             })?;
@@ -270,6 +278,12 @@ pub(crate) fn unless_blocked<T, E: Into<io::Error>>(result: Result<T, E>) -> io:
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
         Err(error) => Err(error),
     }
+}
+
+/// Whether the interface of this name is the tun driver's.
+fn is_tap(name: &str) -> bool {
+    let driver = Interfaces::here().and_then(|interfaces| interfaces.driver(name));
+    driver.is_ok_and(|driver| driver == b"tun")
 }
 
 fn open_device() -> io::Result<OwnedFd> {

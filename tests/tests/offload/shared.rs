@@ -522,6 +522,32 @@ fn what_cannot_be_shared_is_said_and_the_rest_goes_on() {
     ok(held);
 }
 
+/// The kernel would answer at an address of its own as well, and reset the engine's connections.
+#[test]
+fn what_is_the_kernels_is_not_the_engines_alone() {
+    let Some(mut stage) = Stage::set_sharing(Link::Packet, &["--share", NEAR]) else {
+        return;
+    };
+    let mut arguments = vec!["--link", "packet:v0", "--address", "10.84.0.2/24"];
+    arguments.extend(["--address", "10.84.0.9/24"]);
+    stage.toehold.use_adapter_arguments(&arguments);
+    stage.toehold.start_adapter();
+    let said = stage.toehold.adapter().stderr();
+    let cause =
+        "`10.84.0.2` is an address of this host: share it with the kernel (share 10.84.0.2)";
+    assert!(said.contains(cause), "{said}");
+    let addresses = &stage.toehold.known()["engine"]["addresses"];
+    assert_eq!(addresses.as_array().map(Vec::len), Some(1), "{addresses}");
+    assert_eq!(addresses[0], "10.84.0.9");
+    // It must not be blamed for its queues.
+    let arguments = ["--link", "tap:v0", "--address", "10.84.0.9/24"];
+    stage.toehold.use_adapter_arguments(&arguments);
+    stage.toehold.start_adapter();
+    let said = stage.toehold.adapter().stderr();
+    let cause = "the interface v0 is no TAP device: use packet:v0 or xdp:v0";
+    assert!(said.contains(cause), "{said}");
+}
+
 #[test]
 fn what_cannot_be_shared_is_said_when_the_file_is_read_again() {
     let Some(mut stage) = Stage::set_sharing(Link::Packet, &["--share", NEAR]) else {

@@ -19,16 +19,32 @@ use crate::proc;
 #[derive(Clone, Debug)]
 pub(super) struct Resolved {
     pub(super) settings: Settings,
-    /// Sentences about shared addresses that cannot be had.
+    /// Sentences about addresses that cannot be had.
     pub(super) complaints: Vec<String>,
 }
 
 /// Adds the lengths of the prefixes of shared addresses. An address that is none of the interface's
-/// is left out, and said.
+/// is left out, and said. So is one for the engine alone that the host has.
 pub(super) fn resolve(settings: &Settings) -> Result<Resolved, Error> {
     let mut settings = settings.clone();
     let mut complaints = Vec::new();
     if settings.shares.is_empty() {
+        // Where the kernel does not answer, no address is known to be the host's.
+        let tables = HostTables::here().ok();
+        let is_hosts = |ip: IpAddr| {
+            let way = tables.as_ref()?.way_to(ip, None, None).ok()??;
+            Some(way.is_local)
+        };
+        settings.addresses.retain(|&(ip, _)| {
+            let is_hosts = is_hosts(ip).unwrap_or(false);
+            if is_hosts {
+                complaints.push(format!(
+                    "`{ip}` is an address of this host: share it with the kernel (share {ip}), or \
+                    take one that is free"
+                ));
+            }
+            !is_hosts
+        });
         return Ok(Resolved {
             settings,
             complaints,

@@ -120,8 +120,8 @@ pub enum Error {
     Xdp(XdpError),
     /// Ports of a shared address cannot be kept from the kernel.
     Ports(PortError),
-    /// None of the addresses that are to be shared is the interface's: sentences.
-    NothingToShare(Vec<String>),
+    /// None of the addresses can be had: sentences.
+    NoAddress(Vec<String>),
     /// The namespace of the device cannot be entered.
     Namespace(String, io::Error),
     /// No MTU was given, and the device does not tell.
@@ -141,7 +141,7 @@ impl fmt::Display for Error {
             Error::Packet(error) => error.fmt(out),
             Error::Xdp(error) => error.fmt(out),
             Error::Ports(error) => error.fmt(out),
-            Error::NothingToShare(complaints) => out.write_str(&complaints.join("; ")),
+            Error::NoAddress(complaints) => out.write_str(&complaints.join("; ")),
             Error::Namespace(name, error) => write!(
                 out,
                 "cannot enter the network namespace {name} ({error}); this needs CAP_SYS_ADMIN, \
@@ -290,7 +290,7 @@ impl Engine {
             mut complaints,
         } = Link::resolve(settings)?;
         if settings.addresses.is_empty() {
-            return Err(Error::NothingToShare(complaints));
+            return Err(Error::NoAddress(complaints));
         }
         let outgoing = Link::take_outgoing(&settings).unwrap_or_else(|complaint| {
             complaints.push(complaint);
