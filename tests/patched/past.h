@@ -22,12 +22,16 @@ static inline int move_byte_past_libc(int from, int to)
     return past_libc(SYS_sendto, from, &byte) == 1 && past_libc(SYS_recvfrom, to, &byte) == 1;
 }
 
-/* Moves bytes each way on a connection with itself, prints a line, and waits for the end of its
- * standard input. */
+#ifndef FAMILY
+#define FAMILY AF_INET
+#endif
+
+/* Moves bytes each way on a connection of FAMILY with itself, prints a line, and waits for the end
+ * of its standard input. */
 static inline int talk(int (*move)(int from, int to))
 {
     char byte;
-    connect_both();
+    connect_both_of(FAMILY);
     for (int n = 0; n < 20000; n++) {
         if (!move(ends[0], ends[1]) || !move(ends[1], ends[0]))
             abort();

@@ -242,11 +242,30 @@ fn report(dir: &Path) -> Result<(Value, Option<Failure>), Failure> {
     Ok((report, missing))
 }
 
-/// Adds the programs without the library.
+/// Adds the programs without the library, and those whose calls it does not all see. A connection
+/// of these may have had more traffic than the library has counted; the adapter knows so of TCP.
 fn tell_bare(report: &mut Value, found: Vec<unserved::Bare>) {
+    let unseen = found.iter().filter(|one| one.unpatched.is_some());
+    let unseen: BTreeSet<u64> = unseen.map(|one| one.pid.into()).collect();
+    let is_unseen = |process: &&mut Value| {
+        let pid = process["pid"].as_u64();
+        pid.is_some_and(|pid| unseen.contains(&pid))
+    };
+    for process in processes(report).iter_mut().filter(is_unseen) {
+        let connections = process["connections"].as_array_mut();
+        for one in connections.into_iter().flatten() {
+            if one["reason"] == LITTLE_TRAFFIC {
+                one["reason"] = LITTLE_TRAFFIC_SEEN.into();
+            }
+        }
+    }
     let explained = bare::explained(found);
     report["without_library"] = serde_json::to_value(explained).unwrap_or_default();
 }
+
+/// The adapter's words (`Reason::FewBytes`).
+const LITTLE_TRAFFIC: &str = "too little traffic so far";
+const LITTLE_TRAFFIC_SEEN: &str = "too little traffic that the library sees";
 
 /// The list of processes in a report, made if need be.
 fn processes(report: &mut Value) -> &mut Vec<Value> {
