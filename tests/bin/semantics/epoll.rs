@@ -134,6 +134,10 @@ pub(crate) const CASES: &[Case] = &[
         moving::put_back,
     ),
     Case::pair(
+        "member_that_an_operator_moves_is_told_once_a_wait",
+        moving::beside_a_wait,
+    ),
+    Case::pair(
         "registration_goes_from_one_instance_to_another_and_back",
         moving::between_instances,
     ),

@@ -76,6 +76,8 @@ pub(super) struct Epoll {
     pub(super) listener: AtomicU32,
     /// Counts news of accelerated members, for instances around this one that hear of edges.
     pub(super) news: AtomicU32,
+    /// Counts members that changed hands between the kernel and us, under the lock.
+    pub(super) moves: AtomicU32,
 }
 
 /// An instance as a call found it. While the call sleeps in the kernel, another thread may close
@@ -294,6 +296,18 @@ impl Epoll {
     pub(super) fn registrations(&self) -> impl Iterator<Item = (u32, &'static Registration)> {
         let number = self.number.load(Ordering::Relaxed);
         registration::all().filter(move |(_, one)| one.epoll.load(Ordering::Relaxed) == number)
+    }
+
+    /// A member changes hands between the kernel and us. The caller holds the lock.
+    pub(super) fn note_move(&self) {
+        self.moves.fetch_add(1, MEMBERS);
+    }
+
+    /// How many members have changed hands. A call that finds the same number before its look at
+    /// the rings and after the kernel's answer has not met one that did.
+    #[inline]
+    pub(super) fn moves(&self) -> u32 {
+        self.moves.load(MEMBERS)
     }
 
     pub(super) fn known_nested(&self) -> &[Nested] {

@@ -137,6 +137,7 @@ pub(super) fn become_ours(
     one: &Registration,
     n: u32,
 ) {
+    epoll.note_move();
     // A pair's ready bitmaps are told apart in one process only.
     let has_bitmap = is_only_member(connection) && !connection.is_shared();
     let bitmap = has_bitmap.then(|| give_bitmap(epoll, number, connection, n));
@@ -287,6 +288,7 @@ pub(crate) fn give_to_kernel(connection: &Connection) {
                     let is_kernels = was != State::Parked && one.moves(was, State::Plain);
                     if is_kernels {
                         epoll.ours.fetch_sub(1, Ordering::Relaxed);
+                        epoll.note_move();
                     } else {
                         one.become_state(State::Gone);
                     }

@@ -85,7 +85,9 @@ pub(crate) fn wait(
             return closed();
         }
         let (mut found, mut is_asked, mut told) = (0, false, Told::default());
+        let mut moves = None;
         if !kernel_comes_first(epoll, events.len(), is_look) {
+            moves = Some(epoll.moves());
             found = epoll.sweep_and_harvest(generation, events);
         } else {
             match look_at_kernel_first(instance, events, call.said, call.kernel) {
@@ -100,7 +102,11 @@ pub(crate) fn wait(
             return found as i32;
         }
         if found > 0 || is_look {
-            let found = Found { count: found, told };
+            let found = Found {
+                count: found,
+                told,
+                moves,
+            };
             return with_kernel_members(instance, events, found, is_look, call.said, call.kernel);
         }
         let now = sys::now_ns();
@@ -192,6 +198,7 @@ impl<K: FnMut(&mut Room, Option<u64>) -> i32> Call<'_, K> {
         } = self.instance;
         requests::follow();
         let room = self.said.room(events.len());
+        let moves = epoll.moves();
         let n = sleep(self.instance, room, left, self.kernel);
         if n < 0 {
             epoll.spin.slept(sys::now_ns() - now);
@@ -209,7 +216,8 @@ impl<K: FnMut(&mut Room, Option<u64>) -> i32> Call<'_, K> {
         if kept > 0 {
             epoll.kernel_news_ns.store(woken, Ordering::Relaxed);
             let more = epoll.sweep_and_harvest(generation, &mut events[kept..]);
-            return ControlFlow::Break(once_each(epoll, events, kept + more));
+            let parts = Parts::between(epoll, kept, kept + more, Some(moves));
+            return ControlFlow::Break(once_each(epoll, events, parts));
         }
         let is_over = |limit| sys::now_ns() - self.since_ns >= limit;
         match self.timeout_ns.is_some_and(is_over) {
@@ -257,6 +265,7 @@ fn look_at_kernel_first(
     kernel: &mut impl FnMut(&mut Room, Option<u64>) -> i32,
 ) -> ControlFlow<i32, bool> {
     let mut batch = Batch::new(generation);
+    let moves = epoll.moves();
     if !epoll.sweep_and_take(&mut batch, events.len() - events.len() / 2) {
         return ControlFlow::Continue(false);
     }
@@ -269,7 +278,10 @@ fn look_at_kernel_first(
     }
     match found {
         0 => ControlFlow::Continue(first.is_some()),
-        found => ControlFlow::Break(once_each(epoll, events, found)),
+        found => {
+            let parts = Parts::between(epoll, kept, found, Some(moves));
+            ControlFlow::Break(once_each(epoll, events, parts))
+        }
     }
 }
 
@@ -323,7 +335,11 @@ fn add_kernel_members(
         epoll, generation, ..
     }: Instance,
     events: &mut [epoll_event],
-    Found { count: found, told }: Found,
+    Found {
+        count: found,
+        told,
+        moves,
+    }: Found,
     said: &mut Said,
     kernel: &mut impl FnMut(&mut Room, Option<u64>) -> i32,
     now: u64,
@@ -342,7 +358,7 @@ fn add_kernel_members(
         0 => epoll.sweep_and_harvest(generation, events) as i32,
         total => {
             epoll.share();
-            once_each(epoll, events, total)
+            once_each(epoll, events, Parts::between(epoll, found, total, moves))
         }
     }
 }
@@ -352,6 +368,8 @@ struct Found {
     count: usize,
     /// Those of instances inside the one that is waited on.
     told: Told,
+    /// [`Epoll::moves`] from before, if the rings were looked at.
+    moves: Option<u32>,
 }
 
 /// Sorts out what the kernel said, and tells the program of its own. Returns how many these are.
@@ -376,12 +394,56 @@ fn sort_looked(
     kept
 }
 
+/// Events of the kernel and of the library in one call: the places behind `first` are the second's.
+#[derive(Clone, Copy)]
+struct Parts {
+    first: usize,
+    total: usize,
+    /// A member may be among both.
+    has_moved: bool,
+}
+
+impl Parts {
+    /// `moves` are from before the first part; `None` where that has no members.
+    fn between(epoll: &Epoll, first: usize, total: usize, moves: Option<u32>) -> Parts {
+        Parts {
+            first: first.min(total),
+            total,
+            has_moved: moves.is_some_and(|before| before != epoll.moves()),
+        }
+    }
+}
+
 /// The result of a wait to which the kernel and the library have both contributed.
-fn once_each(epoll: &Epoll, events: &mut [epoll_event], found: usize) -> i32 {
+fn once_each(epoll: &Epoll, events: &mut [epoll_event], parts: Parts) -> i32 {
+    let found = match parts.has_moved {
+        true => without_second_of_moved(events, parts),
+        false => parts.total,
+    };
     match epoll.listener.load(Ordering::Relaxed) {
         0 => found as i32,
         _ => epoll.without_second_listener(events, found) as i32,
     }
+}
+
+/// Another thread has moved a member between the two looks, and both may have found it. The kernel
+/// tells a member once, and programs may free what its data names at the first event. Members with
+/// equal data look equal to the program, too.
+#[cold]
+fn without_second_of_moved(events: &mut [epoll_event], parts: Parts) -> usize {
+    let (first, second) = events[..parts.total].split_at_mut(parts.first);
+    let mut left = 0;
+    for at in 0..second.len() {
+        let event = second[at];
+        match first.iter_mut().find(|one| { one.u64 } == { event.u64 }) {
+            Some(told) => told.events |= event.events,
+            None => {
+                second[left] = event;
+                left += 1;
+            }
+        }
+    }
+    parts.first + left
 }
 
 fn sleep(
@@ -534,7 +596,15 @@ pub(crate) fn after_kernel_wait(
     match kept + more {
         0 if instance.is_open() => None,
         0 => Some(closed()),
-        total => Some(once_each(epoll, events, total)),
+        total => {
+            let parts = Parts {
+                first: kept,
+                total,
+                // Its members became ours within the call.
+                has_moved: true,
+            };
+            Some(once_each(epoll, events, parts))
+        }
     }
 }
 
@@ -568,5 +638,32 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn member_that_moved_is_told_once_with_the_events_of_both_looks() {
+        let event = |events, u64| epoll_event { events, u64 };
+        let told = |has_moved| {
+            let mut events = [
+                event(1, 7),
+                event(1, 8),
+                event(4, 9),
+                event(4, 8),
+                event(4, 9),
+            ];
+            let parts = Parts {
+                first: 2,
+                total: events.len(),
+                has_moved,
+            };
+            let count = match has_moved {
+                true => without_second_of_moved(&mut events, parts),
+                false => parts.total,
+            };
+            events.map(|one| (one.events, one.u64))[..count].to_vec()
+        };
+        // Members of one look are told apart by it, whatever their data.
+        assert_eq!(told(true), [(1, 7), (5, 8), (4, 9), (4, 9)]);
+        assert_eq!(told(false).len(), 5);
     }
 }

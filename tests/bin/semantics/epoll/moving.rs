@@ -1,8 +1,10 @@
 //! Registrations that move: to another instance and back, or out and in again by another thread or
 //! process.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use super::{ADD, DEL, ET, IN, now, seen, watching};
-use crate::role::{Pair, Role, receive_all, send_all, shown};
+use crate::role::{Pair, Role, ask_harness, receive_all, send_all, shown};
 use crate::sleeper::Sleeper;
 use crate::sys::{self, Fd};
 
@@ -153,4 +155,46 @@ pub(super) fn put_back(pair: &Pair) {
         }
         pair.say("ADD", sys::epoll_ctl(epoll, ADD, fd, IN, 7));
     }
+}
+
+/// An operator moves the connection between kernel and rings, while one thread uses it and another
+/// looks for events.
+pub(super) fn beside_a_wait(pair: &Pair) {
+    const MOVES: usize = 100;
+    const CALLS: usize = 10;
+    let exchange = || {
+        for _ in 0..CALLS {
+            send_all(pair.fd, b"question");
+            receive_all(pair.fd, &mut [0; 6]);
+        }
+    };
+    if pair.server() {
+        for _ in 0..MOVES * 2 * CALLS {
+            receive_all(pair.fd, &mut [0; 8]);
+            send_all(pair.fd, b"answer");
+        }
+        return pair.step();
+    }
+    let epoll = sys::epoll_create();
+    sys::epoll_ctl(epoll, ADD, pair.fd, IN | libc::EPOLLOUT, 1).value();
+    let is_over = AtomicBool::new(false);
+    let most = std::thread::scope(|scope| {
+        let looker = scope.spawn(|| {
+            let mut most = 0;
+            while !is_over.load(Ordering::Relaxed) {
+                most = most.max(sys::epoll_wait(epoll, 8, 1000).0.len());
+            }
+            most
+        });
+        for _ in 0..MOVES {
+            for command in ["detach", "attach"] {
+                ask_harness(command);
+                exchange();
+            }
+        }
+        is_over.store(true, Ordering::Relaxed);
+        looker.join().expect("no panic")
+    });
+    pair.say("most events of one member", most);
+    pair.step();
 }
