@@ -20,6 +20,7 @@ pub(super) struct Did {
     pub(super) sent: usize,
     pub(super) received: usize,
     pub(super) shut: bool,
+    pub(super) shut_reading: bool,
     pub(super) closed: bool,
 }
 
@@ -27,7 +28,9 @@ impl Did {
     pub(super) fn tell(&self, role: &Role) {
         role.tell(u32::try_from(self.sent).expect("few"));
         role.tell(u32::try_from(self.received).expect("few"));
-        role.tell(u32::from(self.shut) | u32::from(self.closed) << 1);
+        let ends = [self.shut, self.closed, self.shut_reading];
+        let bit = |(n, end)| u32::from(end) << n;
+        role.tell(ends.into_iter().enumerate().map(bit).sum());
     }
 
     pub(super) fn hear(role: &Role) -> Did {
@@ -37,6 +40,7 @@ impl Did {
             received,
             shut: ends & 1 != 0,
             closed: ends & 2 != 0,
+            shut_reading: ends & 4 != 0,
         }
     }
 }
@@ -107,6 +111,8 @@ impl Player {
     pub(super) fn hear(&mut self, did: &Did) {
         self.unread += did.sent;
         self.theirs_unread -= did.received;
+        // On a Unix socket the kernel tells it as an edge, though it brings nothing.
+        self.exact_edges &= !did.shut_reading;
         if !self.ended && !did.closed {
             // After a reset the kernel counts one byte too few (tcp_inq takes it for a FIN).
             self.role.arrived(self.fds[0], self.unread);
@@ -134,7 +140,7 @@ impl Player {
             // By TCP, bytes for an end that has shut both directions down are answered by a reset,
             // at once or a moment later.
             Move::EndWriting if !self.shut_reading => self.end_writing(fd, &mut did),
-            Move::EndReading if !self.shut_writing => self.end_reading(fd),
+            Move::EndReading if !self.shut_writing => self.end_reading(fd, &mut did),
             Move::Close => self.end(draw, &mut did),
             _ => self.look(fd, draw),
         };
@@ -280,7 +286,8 @@ impl Player {
         ("shutdown for writing".to_owned(), result.to_string())
     }
 
-    fn end_reading(&mut self, fd: Fd) -> (String, String) {
+    fn end_reading(&mut self, fd: Fd, did: &mut Did) -> (String, String) {
+        did.shut_reading = true;
         self.shut_reading = true;
         self.exact_edges = false;
         let result = sys::shutdown(fd, libc::SHUT_RD);
