@@ -8,6 +8,7 @@ use toehold_sockets::system::faults;
 use toehold_sockets::system::real::{self, Door};
 use toehold_sockets::{api, ending};
 
+use crate::bpf::before_bpf;
 use crate::confinement::{
     before_joining, before_namespaces, before_prctl, before_seccomp, before_unsharing,
 };
@@ -163,6 +164,10 @@ pub(crate) unsafe fn call(
                 before_seccomp(a, b, c);
                 real::syscall(number, a, b, c, d, e, f)
             }
+            libc::SYS_bpf => {
+                before_bpf(a, b, c);
+                real::syscall(number, a, b, c, d, e, f)
+            }
             libc::SYS_bind => api::bind(fd, b as _, c as libc::socklen_t).into(),
             libc::SYS_listen => api::listen(fd, b as c_int).into(),
             libc::SYS_unshare => {
@@ -296,6 +301,7 @@ pub(crate) const fn is_of_interest(number: c_long) -> bool {
             | libc::SYS_munlockall
             | libc::SYS_prctl
             | libc::SYS_seccomp
+            | libc::SYS_bpf
             | libc::SYS_bind
             | libc::SYS_listen
             | libc::SYS_unshare

@@ -69,26 +69,14 @@ fn filter_confines(filter: usize) -> bool {
     const LAST: [u32; 2] = [libc::BPF_RET | libc::BPF_K, libc::BPF_RET | libc::BPF_A];
     // SAFETY: any bytes are a program, and an instruction.
     let last = unsafe {
-        seen::<libc::sock_fprog>(filter)
+        faults::seen::<libc::sock_fprog>(filter)
             .filter(|program| (1..=INSTRUCTIONS_MAX).contains(&program.len))
             .and_then(|program| {
                 let last = program.filter.wrapping_add(usize::from(program.len) - 1);
-                seen::<libc::sock_filter>(last as usize)
+                faults::seen::<libc::sock_filter>(last as usize)
             })
     };
     last.is_some_and(|last| LAST.contains(&last.code.into())) && may_confine()
-}
-
-/// A value of the program's. `None` where the kernel will find nothing.
-///
-/// # Safety
-/// Any bytes are a valid `T`.
-unsafe fn seen<T>(address: usize) -> Option<T> {
-    let last = address.checked_add(size_of::<T>() - 1)?;
-    let is_there =
-        address != 0 && faults::kernel_can_read(address) && faults::kernel_can_read(last);
-    // SAFETY: the kernel has just read both ends, and it is shorter than a page.
-    is_there.then(|| unsafe { (address as *const T).read_unaligned() })
 }
 
 /// `unshare(2)`.

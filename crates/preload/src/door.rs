@@ -37,7 +37,7 @@
 //! - *Forks.* `fork`, and `clone` without shared memory, are [`KERNEL_THEN_TELL`]. `vfork` and
 //!   `clone` with shared memory are [`KERNEL`]. `execve` returns only when it has failed.
 
-use core::ffi::{c_char, c_int, c_long};
+use core::ffi::{c_char, c_int, c_long, c_ulong};
 
 use toehold_freestanding::{environment as variables, errno, objects};
 use toehold_sockets::system::{faults, real};
@@ -194,7 +194,6 @@ fn way_of(number: c_long, arguments: &[usize; 6]) -> Way {
         | libc::SYS_recvmmsg
         | libc::SYS_sendmmsg
         | libc::SYS_getsockopt
-        | libc::SYS_ioctl
         | libc::SYS_epoll_pwait
         | libc::SYS_epoll_pwait2
             if api::is_kernels(fd) =>
@@ -203,6 +202,9 @@ fn way_of(number: c_long, arguments: &[usize; 6]) -> Way {
         }
         #[cfg(target_arch = "x86_64")]
         libc::SYS_epoll_wait if api::is_kernels(fd) => Way::Kernel,
+        libc::SYS_ioctl if api::is_kernels(fd) && !api::takes_socket(arguments[1] as c_ulong) => {
+            Way::Kernel
+        }
         libc::SYS_rt_sigaction if !faults::is_concerned(fd) => Way::Kernel,
         libc::SYS_clone if is_private(arguments[0]) => Way::Fork(arguments[0] as c_int),
         #[cfg(target_arch = "x86_64")]

@@ -8,7 +8,7 @@
 //! - `calls`, `aliases`: the calls programs make by name, and second names of the same calls.
 //! - `aio`: POSIX asynchronous I/O, whose reads and writes libc makes in threads of its own.
 //! - `fortified`: the `_chk` variants that `_FORTIFY_SOURCE` compiles in.
-//! - `by_number`: `syscall(2)`.
+//! - `by_number`: `syscall(2)`; `bpf`: maps that take over sockets.
 //! - `liburing`: requests that liburing hands over past `syscall(2)`.
 //! - `stdio`: `fdopen` and `dprintf`, whose reads and writes libc makes inside itself.
 //! - `signals`: handlers wait while their thread holds a lock of the library.
@@ -37,6 +37,7 @@
 
 mod aio;
 mod aliases;
+mod bpf;
 mod by_number;
 mod calls;
 mod confinement;

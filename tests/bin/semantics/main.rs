@@ -7,6 +7,7 @@
 
 mod aliases;
 mod blocking;
+mod bpf;
 mod confined;
 mod connecting;
 mod descriptors;
@@ -115,6 +116,7 @@ const GROUPS: &[(&str, &[Case])] = &[
     ("stdio", stdio::CASES),
     ("aliases", aliases::CASES),
     ("aliases", uring::CASES),
+    ("aliases", bpf::CASES),
     ("many", many::CASES),
     ("unix", unix::CASES),
 ];

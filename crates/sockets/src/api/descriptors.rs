@@ -202,6 +202,22 @@ pub fn passing_on(fd: c_int) {
     }
 }
 
+/// The kernel is about to take the stream at a descriptor over: for a device, or for programs of
+/// its own.
+pub fn giving_to_kernel(fd: c_int) {
+    match connection::at(fd) {
+        Some(c) => errno::keep(|| switching::quiesce(&c, Reason::Unsupported)),
+        None => descriptors::share_one(fd),
+    }
+}
+
+/// True for an `ioctl` of a device that takes over the socket which is its argument.
+pub fn takes_socket(request: c_ulong) -> bool {
+    /// include/uapi/linux/nbd.h.
+    const NBD_SET_SOCK: c_ulong = 0xab00;
+    request == NBD_SET_SOCK
+}
+
 /// libc has put other files at descriptors 0, 1 and 2 without calling us.
 pub fn standard_descriptors_replaced() {
     if !process::borrowed_memory() {
@@ -307,6 +323,9 @@ fn set_nonblocking(connection: &Connection, on: bool) {
 #[unsafe(link_section = ".text.startup")]
 pub unsafe fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
     let Some(c) = connection::at(fd) else {
+        if takes_socket(request) {
+            giving_to_kernel(argument as c_int);
+        }
         let result = unsafe { real::ioctl(fd, request, argument) };
         if result == 0 && [FIOCLEX, FIONCLEX].contains(&request) && descriptors::is_noted(fd) {
             descriptors::change_fresh(fd, FRESH_CLOEXEC, request == FIOCLEX);

@@ -41,8 +41,8 @@ pub use self::connections::{
     accept, accept4, bind, connect, getpeername, getsockname, listen, shutdown, socket,
 };
 pub use self::descriptors::{
-    close, close_range, closefrom, dup, dup2, dup3, fcntl, getsockopt, ioctl, passing_on,
-    setsockopt, standard_descriptors_replaced,
+    close, close_range, closefrom, dup, dup2, dup3, fcntl, getsockopt, giving_to_kernel, ioctl,
+    passing_on, setsockopt, standard_descriptors_replaced, takes_socket,
 };
 pub use self::epoll::{
     epoll_create, epoll_create1, epoll_ctl, epoll_pwait, epoll_pwait2, epoll_wait,

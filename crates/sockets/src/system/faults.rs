@@ -151,6 +151,19 @@ pub fn kernel_can_read(address: usize) -> bool {
     sys::kernel_can_read(address as *const u8)
 }
 
+/// A value of the program's, shorter than a page. `None` where the kernel will find nothing. As
+/// dear as [`kernel_can_read`], twice.
+///
+/// # Safety
+/// Any bytes are a valid `T`.
+#[must_use]
+pub unsafe fn seen<T>(address: usize) -> Option<T> {
+    let last = address.checked_add(size_of::<T>() - 1)?;
+    let is_there = address != 0 && kernel_can_read(address) && kernel_can_read(last);
+    // SAFETY: the kernel has just read both ends.
+    is_there.then(|| unsafe { (address as *const T).read_unaligned() })
+}
+
 /// `struct sigaction` as the kernel has it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
