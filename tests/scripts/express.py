@@ -800,6 +800,7 @@ def forks():
 
 
 NEW_NETWORK = 0x40000000
+NO_NEW_PRIVILEGES = 38
 
 
 def network_of(one):
@@ -836,6 +837,32 @@ def networks(rounds=3):
         for other in others:
             say("connect from afar", outcome(lambda: other.connect((HOST, port))))
         warm(port, rounds)
+
+    play(serve, ask)
+
+
+def restricted(rounds=3):
+    """What a program has forbidden itself is not done for it (landlock(7))."""
+
+    def serve(server, steps):
+        server.warm(20)
+        steps.hear()
+        server.stop()
+
+    def ask(port, steps):
+        warm(port, 20)
+        create, restrict, of_tcp = 444, 446, 4
+        # struct landlock_ruleset_attr: no rights to files are handled, and that to connect is.
+        ruleset = struct.pack("QQ", 0, 1 << 1)
+        if LIBC.syscall(create, None, 0, 1) < of_tcp:
+            print("skipped: no Landlock for TCP", file=sys.stderr)
+            return steps.tell()
+        rules = LIBC.syscall(create, ruleset, len(ruleset), 0)
+        LIBC.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+        say("restrict", outcome(lambda: call(LIBC.syscall, restrict, rules, 0)))
+        for _ in range(rounds):
+            say("connect", outcome(lambda: socket.socket().connect((HOST, port))))
+        steps.tell()
 
     play(serve, ask)
 
@@ -1432,6 +1459,7 @@ SCENARIOS = {
     "networks": networks,
     "late_options": late_options,
     "told_once": told_once,
+    "restricted": restricted,
     "users": users,
     "inherited": inherited,
     "returns": returns,

@@ -69,6 +69,7 @@ scenarios! {
     late_options: options_of_the_listener_are_those_of_later_connections,
     told_once: a_connect_that_succeeded_is_told_once,
     networks: a_carrier_stays_in_its_network_namespace,
+    restricted: a_program_that_may_connect_nowhere_does_not,
     users: a_carrier_stays_its_users,
     inherited: a_socket_of_two_programs_is_the_kernels,
     returns: a_listener_that_returns_to_its_instance_is_served,

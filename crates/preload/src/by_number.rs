@@ -6,7 +6,7 @@ use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong};
 use toehold_freestanding::errno;
 use toehold_sockets::system::faults;
 use toehold_sockets::system::real::{self, Door};
-use toehold_sockets::{api, ending};
+use toehold_sockets::{api, ending, leave_connecting_to_kernel};
 
 use crate::bpf::before_bpf;
 use crate::confinement::{
@@ -164,6 +164,11 @@ pub(crate) unsafe fn call(
                 before_seccomp(a, b, c);
                 real::syscall(number, a, b, c, d, e, f)
             }
+            // It has no function in libc.
+            libc::SYS_landlock_restrict_self => {
+                leave_connecting_to_kernel();
+                real::syscall(number, a, b, c, d, e, f)
+            }
             libc::SYS_bpf => {
                 before_bpf(a, b, c);
                 real::syscall(number, a, b, c, d, e, f)
@@ -301,6 +306,7 @@ pub(crate) const fn is_of_interest(number: c_long) -> bool {
             | libc::SYS_munlockall
             | libc::SYS_prctl
             | libc::SYS_seccomp
+            | libc::SYS_landlock_restrict_self
             | libc::SYS_bpf
             | libc::SYS_bind
             | libc::SYS_listen

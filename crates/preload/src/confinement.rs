@@ -1,6 +1,6 @@
 //! The calls by which a program confines itself (seccomp(2)), or its children to another pid
-//! namespace: the library leaves before. Where a thread changes its network namespace, short
-//! connections are the kernel's from then on.
+//! namespace: the library leaves before. Where a thread changes its network namespace or gives up
+//! rights (landlock(7)), short connections are the kernel's from then on.
 //!
 //! Not every such call sets a filter. libseccomp asks what the kernel has by calls that must fail,
 //! when a program is loaded with it, or when it first uses it: container engines and systemd's own
@@ -11,7 +11,7 @@ use core::ffi::{c_int, c_uint};
 use toehold_sockets::system::faults;
 use toehold_sockets::system::real;
 use toehold_sockets::{
-    confine, has_filters, is_started, leave_network_namespace, leave_to_namespaces, may_confine,
+    confine, has_filters, is_started, leave_connecting_to_kernel, leave_to_namespaces, may_confine,
 };
 
 use crate::tracer;
@@ -107,7 +107,7 @@ pub(crate) fn before_namespaces(flags: c_int) {
 pub(crate) fn before_unsharing(flags: c_int) {
     before_namespaces(flags);
     if flags & libc::CLONE_NEWNET != 0 {
-        leave_network_namespace();
+        leave_connecting_to_kernel();
     }
 }
 
@@ -116,7 +116,7 @@ pub(crate) fn before_joining(kind: c_int) {
     if kind == 0 || kind & libc::CLONE_NEWPID != 0 {
         leave_to_namespaces();
     } else if kind & libc::CLONE_NEWNET != 0 {
-        leave_network_namespace();
+        leave_connecting_to_kernel();
     }
 }
 

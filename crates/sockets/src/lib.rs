@@ -51,7 +51,7 @@ pub use offload::liveness::say_what_is_set;
 pub use offload::routing::{want_offload, want_offload_by_rule};
 pub use pairing::set_calls_before_pairing;
 pub use process::confinement::{
-    confine, has_filters, is_allowed, is_confined, leave_network_namespace, leave_to_namespaces,
+    confine, has_filters, is_allowed, is_confined, leave_connecting_to_kernel, leave_to_namespaces,
     may_confine,
 };
 pub use process::handover::{

@@ -116,10 +116,11 @@ pub fn leave_to_namespaces() {
     leave_process(Reason::Shared);
 }
 
-/// A thread of this process is about to have another network namespace. A carrier and a kept socket
-/// are of the namespace in which they were made, and each thread has one of its own, so neither
-/// serves this process any more.
-pub fn leave_network_namespace() {
+/// A thread of this process is about to have another network namespace, or fewer rights to connect
+/// (landlock(7)). Carriers and kept sockets are of the namespace in which they were made, and the
+/// kernel asks for rights when a socket connects. Each thread has a namespace and rights of its
+/// own, so neither serves this process any more.
+pub fn leave_connecting_to_kernel() {
     if process::is_started() && !process::borrowed_memory() {
         errno::keep(express::end);
     }
