@@ -349,7 +349,7 @@ fn a_capture_sees_what_crosses_namespaces() {
         let capture = Running::start(command, "tcpdump", system.scratch());
         let yields = |end: &Running| {
             let all = system.connections(end.pid());
-            let words = "a packet capture or a new firewall rule is to see it";
+            let words = "a packet capture, new firewall rule or traffic control is to see it";
             all.iter().any(|one| one["reason"].as_str() == Some(words))
         };
         let follows = wait_until(TIME_LIMIT, || endless.iter().all(yields));

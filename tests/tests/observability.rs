@@ -1,5 +1,5 @@
 //! A packet capture makes connections visible: they go by the kernel while it lasts, lose nothing,
-//! and return to shared memory after it.
+//! and return to shared memory after it. So do firewall rules and traffic control.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -18,7 +18,7 @@ const STREAM: &str = env!("CARGO_BIN_EXE_stream");
 const TIME_LIMIT: Duration = Duration::from_secs(120);
 /// How many connections the tests have; `TOEHOLD_CAPTURED` overrides it.
 const COUNT: usize = 100;
-const CAPTURED: &str = "a packet capture or a new firewall rule is to see it";
+const CAPTURED: &str = "a packet capture, new firewall rule or traffic control is to see it";
 
 /// A namespace of the test's own: a capture concerns everybody on a host.
 struct Observed {
@@ -53,6 +53,18 @@ impl Observed {
             self.crowd.order("around 100");
             let connections = self.toehold.connections();
             connections.iter().filter(|one| one.is_direct()).count() == 2 * self.count
+        })
+    }
+
+    /// Whether all come to be on the kernel for what is to see them, or none, while they are used.
+    fn all_are_kept(&mut self, is_kept: bool) -> bool {
+        wait_until(TIME_LIMIT, || {
+            self.crowd.order("around 50");
+            let connections = self.toehold.connections();
+            let mut kept = connections
+                .iter()
+                .map(|one| one.value["reason"] == CAPTURED);
+            kept.all(|one| one == is_kept)
         })
     }
 
@@ -533,16 +545,6 @@ fn follow_a_new_firewall_rule(adapter_options: &[&str]) {
         return;
     };
     let port = observed.crowd.port();
-    let all_are = |observed: &mut Observed, is_kept: bool| {
-        wait_until(TIME_LIMIT, || {
-            observed.crowd.order("around 50");
-            let connections = observed.toehold.connections();
-            let mut kept = connections
-                .iter()
-                .map(|one| one.value["reason"] == CAPTURED);
-            kept.all(|one| one == is_kept)
-        })
-    };
     // None of these would see them, or be missed.
     for rule in [
         "udp dport 53 counter".to_owned(),
@@ -557,21 +559,61 @@ fn follow_a_new_firewall_rule(adapter_options: &[&str]) {
             &format!("{WATCH}add rule inet watch input {rule}"),
         );
         observed.crowd.order("around 100");
-        assert!(
-            all_are(&mut observed, false),
-            "{rule}: {}",
-            observed.whereabouts()
-        );
+        let none_is = observed.all_are_kept(false);
+        assert!(none_is, "{rule}: {}", observed.whereabouts());
         nft(&observed.namespace, "delete table inet watch");
     }
     let rules = format!("{WATCH}add rule inet watch input tcp dport {port} counter");
     nft(&observed.namespace, &rules);
-    assert!(all_are(&mut observed, true), "{}", observed.whereabouts());
+    assert!(observed.all_are_kept(true), "{}", observed.whereabouts());
     let before = counted(&observed.namespace);
     observed.crowd.order("talk 7");
     let counted = counted(&observed.namespace) - before;
     assert!(counted >= 100, "{counted} packets of 100 messages");
     nft(&observed.namespace, "delete table inet watch");
+    assert!(observed.all_are_direct(), "{}", observed.whereabouts());
+    observed.crowd.end();
+}
+
+fn tc(place: &Namespace, arguments: &[&str]) -> String {
+    let output = place.command("tc").args(arguments).output();
+    let output = output.expect("tc runs");
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// The packets that have passed its queueing discipline.
+fn shaped(place: &Namespace) -> u64 {
+    let text = tc(place, &["-s", "qdisc", "show", "dev", "lo", "root"]);
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let at = words.iter().position(|word| *word == "pkt");
+    let count = words[at.expect("a count") - 1];
+    count.parse().expect("a number")
+}
+
+/// A test of a slow network is a test of connections within a host, too.
+#[test]
+fn traffic_control_of_loopback_shapes_every_message_and_without_it_all_are_fast_again() {
+    if host::require(["tc"]).is_none() {
+        return;
+    }
+    let Some(mut observed) = Observed::start(&[]) else {
+        return;
+    };
+    const LOOPBACK: [&str; 4] = ["qdisc", "add", "dev", "lo"];
+    const WIDE: [&str; 7] = ["root", "tbf", "rate", "8gbit", "burst", "1mb", "latency"];
+    // A place for programs, which shapes nothing.
+    tc(&observed.namespace, &[&LOOPBACK[..], &["clsact"]].concat());
+    observed.crowd.order("around 100");
+    assert!(observed.all_are_kept(false), "{}", observed.whereabouts());
+    let wide = [&LOOPBACK[..], &WIDE, &["100ms"]].concat();
+    tc(&observed.namespace, &wide);
+    assert!(observed.all_are_kept(true), "{}", observed.whereabouts());
+    let before = shaped(&observed.namespace);
+    observed.crowd.order("talk 7");
+    let shaped = shaped(&observed.namespace) - before;
+    assert!(shaped >= 100, "{shaped} packets of 100 messages");
+    tc(&observed.namespace, &["qdisc", "del", "dev", "lo", "root"]);
     assert!(observed.all_are_direct(), "{}", observed.whereabouts());
     observed.crowd.end();
 }

@@ -1,4 +1,20 @@
-//! Attributes of netlink messages (netlink(7)): a kind and a content, which may be attributes.
+//! Netlink messages (netlink(7)) and their attributes: a kind and a content, which may be
+//! attributes.
+
+/// The messages of a datagram, each with its whole header.
+pub(crate) fn messages(mut rest: &[u8]) -> impl Iterator<Item = &[u8]> {
+    std::iter::from_fn(move || {
+        let length = u32::from_ne_bytes(*rest.first_chunk()?) as usize;
+        let message = rest
+            .get(..length)
+            .filter(|_| length >= MESSAGE_HEADER_BYTES)?;
+        rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some(message)
+    })
+}
+
+/// `struct nlmsghdr`.
+pub(crate) const MESSAGE_HEADER_BYTES: usize = 16;
 
 /// The attributes of a message or of another attribute: their kinds and contents.
 pub(crate) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {

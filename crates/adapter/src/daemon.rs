@@ -375,9 +375,9 @@ impl Daemon {
         say_what_is_not_paired(&diag, &proving, &mut log);
         let descriptors_max = descriptors::memory_max(engine.is_some());
         let observation = Observation::new(diag.as_ref().ok().map(Diag::namespace), firewall);
-        if let Some(rules) = observation.as_fd() {
-            let watched = poller.watch(rules, Source::Firewall);
-            watched.map_err(os("watch firewall rules for"))?;
+        for (changes, source) in observation.sources() {
+            let watched = poller.watch(changes, source);
+            watched.map_err(os("watch firewall rules and traffic control for"))?;
         }
         let mut daemon = Daemon {
             poller,
@@ -498,6 +498,7 @@ impl Daemon {
                     }
                     Source::Reload => self.handle_reload(),
                     Source::Firewall => self.handle_firewall(),
+                    Source::Shaping => self.handle_shaping(),
                     Source::Directory if self.is_to_give_way() => return Ok(()),
                     Source::Directory => {}
                     Source::Listener => self.handle_arrivals(),

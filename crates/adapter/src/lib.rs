@@ -13,8 +13,8 @@
 //! - `unseen`: code in programs that makes socket calls past the library.
 //! - [`services`]: which processes of systemd's services have the library.
 //! - [`wire`]: one message and its descriptors, each way.
-//! - `diag`, `attributes`, `firewall`: the kernel's answers about sockets, messages of netlink,
-//!   rules of the firewall.
+//! - `diag`, `attributes`, `firewall`, `shaping`: the kernel's answers about sockets, messages of
+//!   netlink, rules of the firewall, traffic control.
 //! - `descriptors`, `proc`, `entropy`, `epoll`, `printable`: how many descriptors it may have,
 //!   `/proc`, random bits, epoll(7), text of other users.
 
@@ -42,6 +42,7 @@ pub mod registry;
 pub mod rules;
 pub mod runtime_dir;
 pub mod services;
+mod shaping;
 mod slots;
 mod status;
 mod tables;

@@ -595,7 +595,9 @@ impl Reason {
             }
             Reason::Confined => "the program has confined itself to some system calls",
             Reason::OverQuota => "one of the two users has as many as the system adapter allows",
-            Reason::Captured => "a packet capture or a new firewall rule is to see it",
+            Reason::Captured => {
+                "a packet capture, new firewall rule or traffic control is to see it"
+            }
             Reason::Descriptors => "the program sends descriptors or credentials on it",
             Reason::OverBudget => "as many connections are in memory as a rule allows",
             Reason::Crowded => "the adapter was busy; it is asked again when this is used",

@@ -61,8 +61,8 @@ pub(crate) struct AdapterArgs {
     #[arg(long, value_name = "N", default_value_t = daemon::REGIONS_MAX_DEFAULT)]
     max_connections: usize,
 
-    /// While a packet capture or a new firewall rule would see connections: have them go by the
-    /// kernel, or ignore it
+    /// While a packet capture or a new firewall rule would see connections, or the loopback device
+    /// has traffic control: have them go by the kernel, or ignore it
     #[arg(long, value_name = "yield|ignore", default_value = "yield")]
     observability: ObservabilityChoice,
 

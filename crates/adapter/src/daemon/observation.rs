@@ -1,6 +1,6 @@
 //! A packet capture sees what it would see without us: connections whose carriers' packets it would
 //! receive go by their carriers while it lasts. So does a firewall rule that was added while the
-//! adapter runs ([`Firewall`]).
+//! adapter runs ([`Firewall`]), and traffic control of the loopback device ([`Shaping`]).
 //!
 //! Nothing tells us when somebody opens a packet socket on all interfaces. So while there are
 //! channels, or connections that yield, the kernel is asked every [`LOOK_INTERVAL`] which packet
@@ -8,17 +8,20 @@
 //! for a channel is preceded by a look that is no older. When the answer changes, the commands in
 //! all tables follow ([`tables::yield_to_capture`]).
 //!
-//! Of rules the kernel tells, in our own network namespace, if we were allowed to listen.
+//! Of rules and of traffic control the kernel tells, in our own network namespace; of rules only if
+//! we were allowed to listen.
 //!
 //! A client holds the socket that it has shown, and can disturb what we ask on it. Then the next
 //! client of that namespace is asked, and without any the last answer stands.
 
 use super::Daemon;
+use super::poller::Source;
 use crate::diag::{Diag, Observers};
 use crate::firewall::Firewall;
 use crate::proc;
 use crate::registry::{End, TableId, Tuple};
 use crate::rules::Observability;
+use crate::shaping::Shaping;
 use crate::tables::{self, MappedTable};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::BorrowedFd;
@@ -34,6 +37,8 @@ pub(super) struct Observation {
     observers: BTreeMap<u64, Observers>,
     /// The rules of our own namespace that are new; without `CAP_NET_ADMIN` nobody tells of them.
     firewall: Option<Firewall>,
+    /// The traffic control of our own namespace.
+    shaping: Option<Shaping>,
     /// Our own namespace.
     own: Option<u64>,
     looked: Option<Instant>,
@@ -46,18 +51,25 @@ pub(super) struct Observation {
 }
 
 impl Observation {
-    /// Hears of rules from `firewall`, of the namespace of number `own`.
+    /// Hears of rules from `firewall`, and of traffic control, both of the namespace of number
+    /// `own`.
     pub(super) fn new(own: Option<u64>, firewall: Option<Firewall>) -> Observation {
         Observation {
             firewall,
+            shaping: Shaping::open().ok(),
             own,
             ..Observation::default()
         }
     }
 
-    /// Readable when the kernel tells of rules.
-    pub(super) fn as_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.firewall.as_ref().map(Firewall::as_fd)
+    /// Readable when the kernel tells of something, each with what that is.
+    pub(super) fn sources(&self) -> impl Iterator<Item = (BorrowedFd<'_>, Source)> {
+        let rules = self.firewall.as_ref().map(Firewall::as_fd);
+        let shaping = self.shaping.as_ref().map(Shaping::as_fd);
+        let sources = [(rules, Source::Firewall), (shaping, Source::Shaping)];
+        sources
+            .into_iter()
+            .filter_map(|(fd, source)| Some((fd?, source)))
     }
 
     /// When to look again without an event.
@@ -65,7 +77,8 @@ impl Observation {
         self.due
     }
 
-    /// The captures and rules that look on, in words; `None` without any.
+    /// The captures, the rules and the traffic control that are to see connections, in words;
+    /// `None` without any.
     fn spectators(&self) -> Option<String> {
         let captures = self.observers.values().any(|it| !it.inodes.is_empty());
         let count = self.firewall.as_ref().map_or(0, Firewall::count);
@@ -75,12 +88,18 @@ impl Observation {
             _ => Some(format!("{count} new firewall rules")),
         };
         let capture = captures.then(|| "a packet capture".to_owned());
-        match (capture, rules) {
+        let looking = match (capture, rules) {
             (None, None) => None,
             (Some(one), None) => Some(format!("{one} looks on")),
             (None, Some(one)) if count == 1 => Some(format!("{one} looks on")),
             (None, Some(many)) => Some(format!("{many} look on")),
             (Some(capture), Some(rules)) => Some(format!("{capture} and {rules} look on")),
+        };
+        let shaped = || "the loopback device has traffic control".to_owned();
+        let shaped = self.is_shaped().then(shaped);
+        match (looking, shaped) {
+            (Some(looking), Some(shaped)) => Some(format!("{looking}, and {shaped}")),
+            (looking, shaped) => looking.or(shaped),
         }
     }
 
@@ -90,6 +109,8 @@ impl Observation {
             || self
                 .rules_at(tuple.netns)
                 .is_some_and(|rules| rules.sees(tuple))
+            // No packet carries the bytes of a Unix socket.
+            || self.is_shaped() && self.own == Some(tuple.netns) && tuple.spoken().is_some()
     }
 
     /// Whether the packets of a carrier that crosses between namespaces are seen: where this end
@@ -107,7 +128,11 @@ impl Observation {
     /// Whether any connection within a namespace is seen.
     fn sees_any(&self) -> bool {
         let rules = self.firewall.as_ref().map_or(0, Firewall::count);
-        rules > 0 || self.observers.values().any(Observers::see_any)
+        rules > 0 || self.is_shaped() || self.observers.values().any(Observers::see_any)
+    }
+
+    fn is_shaped(&self) -> bool {
+        self.shaping.as_ref().is_some_and(Shaping::is_shaped)
     }
 
     fn rules_at(&self, namespace: u64) -> Option<&Firewall> {
@@ -142,6 +167,15 @@ impl Daemon {
     pub(super) fn handle_firewall(&mut self) {
         let firewall = self.observation.firewall.as_mut();
         let has_changed = firewall.is_some_and(Firewall::learn);
+        if has_changed && self.is_interested_in_captures() {
+            self.show_all_to_captures();
+        }
+    }
+
+    /// Takes what the kernel tells of traffic control, and has connections follow.
+    pub(super) fn handle_shaping(&mut self) {
+        let shaping = self.observation.shaping.as_mut();
+        let has_changed = shaping.is_some_and(Shaping::learn);
         if has_changed && self.is_interested_in_captures() {
             self.show_all_to_captures();
         }

@@ -33,6 +33,8 @@ pub(super) enum Source {
     Reload,
     /// The kernel tells of firewall rules.
     Firewall,
+    /// The kernel tells of traffic control.
+    Shaping,
     /// Something has come to the runtime directory.
     Directory,
 }
@@ -173,6 +175,7 @@ fn token_of(source: Source) -> u64 {
         Source::Reload => 1 << 2 | TAG_STOP,
         Source::Firewall => 2 << 2 | TAG_STOP,
         Source::Directory => 3 << 2 | TAG_STOP,
+        Source::Shaping => 4 << 2 | TAG_STOP,
     }
 }
 
@@ -185,6 +188,7 @@ fn source_of(token: u64) -> Source {
         _ if id.0 == 1 => Source::Reload,
         _ if id.0 == 2 => Source::Firewall,
         _ if id.0 == 3 => Source::Directory,
+        _ if id.0 == 4 => Source::Shaping,
         _ => Source::Stop,
     }
 }

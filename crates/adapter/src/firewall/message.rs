@@ -2,7 +2,7 @@
 
 use super::Place;
 use super::rule::Rule;
-use crate::attributes::attribute;
+use crate::attributes::{MESSAGE_HEADER_BYTES, attribute, messages};
 
 /// A change of the kernel's rules.
 #[derive(Debug)]
@@ -18,23 +18,13 @@ pub(super) fn changes(datagram: &[u8]) -> impl Iterator<Item = Change> + '_ {
     messages(datagram).filter_map(change)
 }
 
-/// The messages of a datagram, each with its whole header.
-pub(super) fn messages(mut rest: &[u8]) -> impl Iterator<Item = &[u8]> {
-    std::iter::from_fn(move || {
-        let length = u32_at(rest, 0)? as usize;
-        let message = rest.get(..length).filter(|_| length >= HEADER_BYTES)?;
-        rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
-        Some(message)
-    })
-}
-
 fn change(message: &[u8]) -> Option<Change> {
     let [kind, subsystem] = message.get(4..6)?.try_into().ok()?;
     if subsystem != NFTABLES {
         return None;
     }
-    let family = *message.get(HEADER_BYTES)?;
-    let body = message.get(HEADER_BYTES + FAMILY_BYTES..)?;
+    let family = *message.get(MESSAGE_HEADER_BYTES)?;
+    let body = message.get(MESSAGE_HEADER_BYTES + FAMILY_BYTES..)?;
     match kind {
         NEW_RULE => rule(family, body).map(|(place, rule)| Change::Added(place, rule)),
         REMOVED_RULE => rule(family, body).map(|(place, rule)| Change::Removed(place, rule)),
@@ -52,13 +42,6 @@ fn rule(family: u8, body: &[u8]) -> Option<(Place, Rule)> {
     Some(((family, table, chain, u64::from_be_bytes(handle)), rule))
 }
 
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    let word = bytes.get(at..at + 4)?;
-    Some(u32::from_ne_bytes(word.try_into().ok()?))
-}
-
-/// `struct nlmsghdr`.
-pub(super) const HEADER_BYTES: usize = 16;
 /// `struct nfgenmsg`, whose first byte is the family.
 pub(super) const FAMILY_BYTES: usize = 4;
 /// `NFNL_SUBSYS_NFTABLES`.

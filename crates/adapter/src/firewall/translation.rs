@@ -14,9 +14,9 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, send, socket_with,
 };
 
-use super::message::{FAMILY_BYTES, HEADER_BYTES, NFTABLES, RULE_EXPRESSIONS, messages};
+use super::message::{FAMILY_BYTES, NFTABLES, RULE_EXPRESSIONS};
 use super::{DATAGRAM_BYTES_MAX, NFTABLES_GROUP, RECEIVE_BYTES};
-use crate::attributes::{attribute, attributes, number};
+use crate::attributes::{MESSAGE_HEADER_BYTES, attribute, attributes, messages, number};
 
 /// The rules of a network namespace that give connections another source.
 #[derive(Debug)]
@@ -118,7 +118,7 @@ fn has_rule() -> io::Result<bool> {
             match i32::from(kind) {
                 libc::NLMSG_DONE => return Ok(is_there),
                 libc::NLMSG_ERROR => {
-                    let error = message.get(HEADER_BYTES..HEADER_BYTES + 4);
+                    let error = message.get(MESSAGE_HEADER_BYTES..MESSAGE_HEADER_BYTES + 4);
                     let error = error.and_then(|bytes| bytes.try_into().ok());
                     let error = i32::from_ne_bytes(error.unwrap_or_default());
                     return Err(io::Error::from_raw_os_error(-error));
@@ -164,7 +164,7 @@ fn has_table() -> bool {
 
 const TARGETS: [&[u8]; 3] = [b"MASQUERADE", b"SNAT", b"NETMAP"];
 
-const QUESTION_BYTES: usize = HEADER_BYTES + FAMILY_BYTES;
+const QUESTION_BYTES: usize = MESSAGE_HEADER_BYTES + FAMILY_BYTES;
 /// `NFT_MSG_GETRULE`.
 const GET_RULE: u8 = 7;
 /// `NFTA_EXPR_NAME`, `NFTA_EXPR_DATA`.

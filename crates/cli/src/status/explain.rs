@@ -304,7 +304,7 @@ const ADVICE: [(&str, &str); 18] = [
         "let both use the system adapter: toehold adapter --system",
     ),
     (
-        "a packet capture or a new firewall rule",
+        "a packet capture, new firewall rule or traffic control",
         "none: it returns when that is gone (adapter --observability)",
     ),
     (
@@ -345,10 +345,10 @@ mod tests {
         let json = r##"{"processes": [{"pid": 7, "program": "redis-server", "connections": [
             {"local": "127.0.0.1:6379", "remote": "127.0.0.1:50000", "path": "direct"},
             {"local": "127.0.0.1:6379", "remote": "127.0.0.1:50001", "path": "host",
-             "reason": "a packet capture or a new firewall rule is to see it",
+             "reason": "a packet capture, new firewall rule or traffic control is to see it",
              "bytes_host_rx": 1234},
             {"local": "127.0.0.1:6379", "remote": "127.0.0.1:50002", "path": "host",
-             "reason": "a packet capture or a new firewall rule is to see it"},
+             "reason": "a packet capture, new firewall rule or traffic control is to see it"},
             {"local": "/run/redis/a.sock#12", "remote": "#13", "path": "direct"},
             {"local": "[::1]:7", "remote": "", "path": "host"}]}]}"##;
         serde_json::from_str(json).expect("a status")
@@ -364,7 +364,7 @@ mod tests {
         let status = status();
         let groups = super::explain(&status, "redis", ":6379").expect("there are connections");
         let json = serde_json::to_value(&groups).expect("JSON");
-        let word = "a packet capture or a new firewall rule is to see it";
+        let word = "a packet capture, new firewall rule or traffic control is to see it";
         assert_eq!(json[0]["path"], "direct");
         assert_eq!(json[0]["advice"], serde_json::Value::Null);
         assert_eq!(json[1]["reason"], word);
