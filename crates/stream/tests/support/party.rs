@@ -305,7 +305,11 @@ impl Party {
     /// Moves our direction back to the carrier.
     pub(crate) fn go_down(&self) {
         let _held = self.lock_sending();
-        self.go_down_held(&self.end());
+        let end = self.end();
+        self.go_down_held(&end).unwrap();
+        let acknowledged = end.theirs().consume.acknowledged.own();
+        let outstanding = end.entry.tx_records.own() - acknowledged;
+        assert!(outstanding <= RECORDS_OUTSTANDING_MAX);
     }
 
     /// Goes down and ends our direction: a half-close.
@@ -321,7 +325,7 @@ impl Party {
         let _held = self.lock_sending();
         let end = self.end();
         if end.tx_mode() == Mode::Ring && !end.forbid_resend() {
-            self.go_down_held(&end);
+            self.go_down_held(&end).unwrap();
         }
         self.carrier_out().end();
     }
@@ -345,7 +349,7 @@ impl Party {
         }
     }
 
-    fn go_down_held(&self, end: &End<'_>) {
+    fn go_down_held(&self, end: &End<'_>) -> Result<(), Fault> {
         let unread = end.go_down(|peer_sleeps| {
             if peer_sleeps {
                 let _ = self.ring(end);
@@ -353,23 +357,18 @@ impl Party {
         });
         let entry = end.entry;
         if let Some(unread) = unread {
-            let bytes = self
-                .connection
-                .memory
-                .read(self.side, end.unread(unread).unwrap());
+            let bytes = self.connection.memory.read(self.side, end.unread(unread)?);
             self.carrier_out().send_anyway(&bytes);
             let count = bytes.len() as u64;
             entry.tx_carrier.fetch_add(count, Ordering::Relaxed);
             end.unread_is_sent();
         }
-        let acknowledged = end.theirs().consume.acknowledged.own();
-        let outstanding = entry.tx_records.own() - acknowledged;
-        assert!(outstanding <= RECORDS_OUTSTANDING_MAX);
+        Ok(())
     }
 
     fn notify(&self, end: &End<'_>) -> Result<(), Fault> {
         if must_ring(&end.theirs().wake, |_| None)? && !self.ring(end) {
-            self.go_down_held(end);
+            self.go_down_held(end)?;
         }
         Ok(())
     }
@@ -388,7 +387,7 @@ impl Party {
         let _held = self.lock_sending();
         let end = self.end();
         if end.is_wanted_down() || end.is_asked_to_resend() {
-            self.go_down_held(&end);
+            self.go_down_held(&end).unwrap();
         }
     }
 
@@ -503,7 +502,7 @@ impl Party {
             let _held = self.lock_sending();
             let asked = end.ask_for_credit(|| Ok(end.sender().credit_fresh()? == 0))?;
             if asked == Credit::Unreachable {
-                self.go_down_held(&end);
+                self.go_down_held(&end)?;
             }
             asked == Credit::WillRing
         };
