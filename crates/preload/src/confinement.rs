@@ -1,6 +1,7 @@
 //! The calls by which a program confines itself (seccomp(2)), or its children to another pid
 //! namespace: the library leaves before. Where a thread changes its network namespace or gives up
-//! rights (landlock(7)), short connections are the kernel's from then on.
+//! rights (landlock(7)), short connections are the kernel's from then on. Where a thread gets
+//! descriptors of its own, the library leaves the process, too.
 //!
 //! Not every such call sets a filter. libseccomp asks what the kernel has by calls that must fail,
 //! when a program is loaded with it, or when it first uses it: container engines and systemd's own
@@ -11,7 +12,8 @@ use core::ffi::{c_int, c_uint};
 use toehold_sockets::system::faults;
 use toehold_sockets::system::real;
 use toehold_sockets::{
-    confine, has_filters, is_started, leave_connecting_to_kernel, leave_to_namespaces, may_confine,
+    confine, has_filters, is_started, leave_connecting_to_kernel, leave_to_namespaces,
+    leave_to_own_descriptors, may_confine,
 };
 
 use crate::tracer;
@@ -106,6 +108,9 @@ pub(crate) fn before_namespaces(flags: c_int) {
 /// `unshare(2)` is about to be called.
 pub(crate) fn before_unsharing(flags: c_int) {
     before_namespaces(flags);
+    if flags & libc::CLONE_FILES != 0 {
+        leave_to_own_descriptors();
+    }
     if flags & libc::CLONE_NEWNET != 0 {
         leave_connecting_to_kernel();
     }

@@ -52,7 +52,7 @@ pub use offload::routing::{want_offload, want_offload_by_rule};
 pub use pairing::set_calls_before_pairing;
 pub use process::confinement::{
     confine, has_filters, is_allowed, is_confined, leave_connecting_to_kernel, leave_to_namespaces,
-    may_confine,
+    leave_to_own_descriptors, may_confine,
 };
 pub use process::handover::{
     Departure, before_exec, before_spawn, before_vfork, exec_failed, holds_connections,

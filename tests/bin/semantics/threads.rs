@@ -21,6 +21,22 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair("two_threads_blocked_in_recv_are_both_served", both_blocked),
     Case::pair("thread_per_direction_by_epoll", epoll_threads),
     Case::pair("fewer_bytes_to_wait_for_wake_a_thread", fewer_bytes),
+    Case::pair("thread_with_descriptors_of_its_own_closes_them", |pair| {
+        closed_elsewhere(pair, |fd| {
+            // SAFETY: takes no pointers.
+            assert_eq!(unsafe { libc::unshare(libc::CLONE_FILES) }, 0);
+            sys::close(fd).value();
+        });
+    }),
+    Case::pair("thread_closes_a_range_of_descriptors_of_its_own", |pair| {
+        closed_elsewhere(pair, |fd| {
+            const CLOSE_RANGE_UNSHARE: i64 = 2;
+            let (call, fd) = (libc::SYS_close_range, i64::from(fd));
+            // SAFETY: takes no pointers.
+            let closed = unsafe { libc::syscall(call, fd, fd, CLOSE_RANGE_UNSHARE) };
+            assert_eq!(closed, 0);
+        });
+    }),
 ];
 
 /// Another thread waits for more bytes than there are, until fewer are enough.
@@ -41,6 +57,27 @@ fn fewer_bytes(pair: &Pair) {
     pair.say("five", enough(5));
     pair.say("woken", format!("{:?}", sleeper.result()));
     pair.step();
+}
+
+/// A thread closes the connection in a table of its own; it stays open in the others'.
+fn closed_elsewhere(pair: &Pair, close: fn(sys::Fd)) {
+    const BYTES: usize = 100_000;
+    let fd = pair.fd;
+    if pair.server() {
+        pair.step();
+        send_all(fd, &sample(BYTES));
+        pair.step();
+        pair.say("answer", drain(fd));
+        return;
+    }
+    thread::spawn(move || close(fd)).join().expect("it closes");
+    pair.step();
+    pair.step();
+    let mut bytes = vec![0; BYTES];
+    receive_all(fd, &mut bytes);
+    pair.say("right", bytes == sample(BYTES));
+    send_all(fd, b"as it was");
+    pair.say("close", sys::close(fd));
 }
 
 fn read_while_write(pair: &Pair) {

@@ -15,7 +15,7 @@ use crate::offload::{liveness, passive_open, routing};
 use crate::process::descriptors::{
     self, FRESH_CLOEXEC, FRESH_KEPT, FRESH_NODELAY, FRESH_NONBLOCK, FRESH_ODD, Kind,
 };
-use crate::process::{self, kept_bytes};
+use crate::process::{self, confinement, kept_bytes};
 use crate::system::{errno, faults, real, sys};
 use crate::uring;
 
@@ -65,7 +65,11 @@ unsafe fn close_listener(fd: c_int) -> c_int {
 
 /// `close_range(2)`: everything but what is ours.
 pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    const CLOSE_RANGE_UNSHARE: c_int = 2;
     const CLOSE_RANGE_CLOEXEC: c_int = 4;
+    if flags & CLOSE_RANGE_UNSHARE != 0 {
+        confinement::leave_to_own_descriptors();
+    }
     if kept_bytes::has_any() && flags & CLOSE_RANGE_CLOEXEC == 0 {
         kept_bytes::closing_range(first, last);
     }

@@ -44,12 +44,34 @@ pub fn is_allowed(known: u32) -> bool {
     filters() <= known
 }
 
-/// How many filters bind this process (proc(5)); where the kernel does not count them, 1 for any.
+/// How many filters bind this process; where the kernel does not count them, 1 for any.
 fn filters() -> u32 {
-    const MODE: &[u8] = b"Seccomp:";
-    const COUNT: &[u8] = b"Seccomp_filters:";
-    let (mut line, mut len) = ([0u8; 32], 0);
     let (mut mode, mut count) = (0, None);
+    each_line_of_status(|text, number| {
+        if text.starts_with(b"Seccomp:") {
+            mode = number;
+        } else if text.starts_with(b"Seccomp_filters:") {
+            count = Some(number);
+        }
+    });
+    count.unwrap_or(u32::from(mode != 0))
+}
+
+/// Whether this process has more threads than this one; true where that is not known.
+fn has_other_threads() -> bool {
+    let mut threads = u32::MAX;
+    each_line_of_status(|text, number| {
+        if text.starts_with(b"Threads:") {
+            threads = number;
+        }
+    });
+    threads > 1
+}
+
+/// Calls `each` with the beginning of each line of `/proc/self/status` (proc(5)), and its digits as
+/// a number.
+fn each_line_of_status(mut each: impl FnMut(&[u8], u32)) {
+    let (mut line, mut len) = ([0u8; 32], 0);
     sys::each_byte(c"/proc/self/status", |byte| {
         if byte != b'\n' {
             if let Some(place) = line.get_mut(len) {
@@ -65,14 +87,9 @@ fn filters() -> u32 {
                 .saturating_mul(10)
                 .saturating_add(u32::from(digit - b'0'))
         });
-        if text.starts_with(MODE) {
-            mode = number;
-        } else if text.starts_with(COUNT) {
-            count = Some(number);
-        }
+        each(text, number);
         len = 0;
     });
-    count.unwrap_or(u32::from(mode != 0))
 }
 
 /// True where filters bind this thread already. In strict mode there is nobody to ask.
@@ -123,6 +140,15 @@ pub fn leave_to_namespaces() {
 pub fn leave_connecting_to_kernel() {
     if process::is_started() && !process::borrowed_memory() {
         errno::keep(express::end);
+    }
+}
+
+/// A thread of this process is about to have descriptors of its own, without those of the others
+/// (`CLONE_FILES`): from then on a number may mean two files, and one that a thread has closed may
+/// be open.
+pub fn leave_to_own_descriptors() {
+    if process::is_started() && !process::borrowed_memory() && has_other_threads() {
+        leave_process(Reason::Unsupported);
     }
 }
 
