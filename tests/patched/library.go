@@ -19,6 +19,11 @@ import (
 var stop = make(chan struct{})
 var kept sync.Map // connections, open until the process ends
 
+// Returns once the runtime has begun.
+//
+//export begun
+func begun() C.int { return 1 }
+
 // The port at which this library sends back what it receives. Signals and a profile begin.
 //
 //export serve

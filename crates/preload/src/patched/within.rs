@@ -347,7 +347,8 @@ struct Place {
 
 impl Place {
     /// Below the object if there is room; else so far above it that a program's heap can grow, or
-    /// so far below that libraries around it have an end.
+    /// so far below that libraries around it have an end, and what others reserve there meanwhile:
+    /// each runtime of Go takes more than half a gigabyte.
     fn near(object: Object, code: &[u8], bytes: usize) -> Option<Place> {
         const DISTANCE: usize = 64 << 10;
         const REACH: usize = (2 << 30) - (16 << 20);
@@ -355,7 +356,7 @@ impl Place {
         let page = |address: usize| address & !(PAGE_BYTES - 1);
         let below = object.start.checked_sub(bytes + DISTANCE).map(page);
         let above = (1..=7).rev().map(|n| page(object.end + (n << 28)));
-        let far_below = (1..=7).filter_map(|n| below?.checked_sub(n << 28));
+        let far_below = (1..=127).filter_map(|n| below?.checked_sub(n << 24));
         let (start, end) = (code.as_ptr() as usize, code.as_ptr() as usize + code.len());
         below
             .into_iter()
