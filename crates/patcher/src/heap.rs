@@ -378,6 +378,8 @@ unsafe impl GlobalAlloc for Heap {
 mod tests {
     use std::sync::{Mutex, MutexGuard, PoisonError};
 
+    use toehold_freestanding::call;
+
     use super::*;
 
     /// The slots are one thing, and there are few: one test at a time.
@@ -417,15 +419,22 @@ mod tests {
         arena.discard();
     }
 
-    /// Whether each of these is mapped.
-    fn are_mapped<const N: usize>(pages: [*mut u8; N]) -> [bool; N] {
-        pages.map(|at| {
-            let mut is_resident = [0u8; 1];
-            // SAFETY: one byte for the one page that is asked for.
-            unsafe {
-                toehold_freestanding::call!(SYS_mincore, at, PAGE_BYTES, is_resident.as_mut_ptr())
-                    == 0
-            }
+    const MARK: u64 = 0x7365_7261_6574_6f68;
+
+    /// Whether each of these has the mark: other tests map pages where one was unmapped.
+    fn are_marked<const N: usize>(places: [*mut u8; N]) -> [bool; N] {
+        places.map(|at| {
+            let mut found = 0u64;
+            let bytes = size_of_val(&found);
+            let to = [(&raw mut found) as usize, bytes];
+            let from = [at as usize, bytes];
+            // SAFETY: `found` has room, and the kernel looks whether there is anything to read.
+            let read = unsafe {
+                let own = call!(SYS_getpid);
+                let (to, from) = (&raw const to, &raw const from);
+                call!(SYS_process_vm_readv, own, to, 1, from, 1, 0)
+            };
+            read == bytes as isize && found == MARK
         })
     }
 
@@ -440,12 +449,18 @@ mod tests {
             note.len.store(PAGE_BYTES, Relaxed);
         }
         arena.notes()[0].len.store(0, Relaxed);
-        let pages = [arena.at, kept, forgotten];
+        // The last of the arena's memory is not used.
+        let last = arena.at.wrapping_add(ARENA_BYTES - PAGE_BYTES);
+        let places = [last, kept, forgotten];
+        for at in places {
+            // SAFETY: mapped above.
+            unsafe { at.cast::<u64>().write(MARK) };
+        }
         take_back();
-        assert_eq!(are_mapped(pages), [true; 3], "its helper is alive");
+        assert_eq!(are_marked(places), [true; 3], "its helper is alive");
         slot.alive.store(0, Relaxed);
         take_back();
-        assert_eq!(are_mapped(pages), [false, false, true]);
+        assert_eq!(are_marked(places), [false, false, true]);
         // SAFETY: mapped above.
         unsafe { memory::unmap(forgotten, PAGE_BYTES) };
     }

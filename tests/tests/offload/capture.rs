@@ -12,13 +12,16 @@ use toehold_link::{CaptureReader, Direction, PacketSummary};
 
 use crate::stage::{Stage, ok};
 
-/// A capture that runs, and has begun.
+/// A capture that has begun. One that cannot write may have ended by then: the kernel says
+/// something of its own on a new link now and then.
 fn capturing(stage: &Stage, arguments: &[&str]) -> Running {
     let before = stage.engine("captures");
     let mut command = stage.toehold.asking(&["capture"]);
     command.args(arguments);
-    let running = Running::start(command, "capture", stage.toehold.dir());
-    let begun = wait_until(TIME_LIMIT, || stage.engine("captures") > before);
+    let mut running = Running::start(command, "capture", stage.toehold.dir());
+    let begun = wait_until(TIME_LIMIT, || {
+        running.ended().is_some() || stage.engine("captures") > before
+    });
     assert!(begun, "{}", running.outputs());
     running
 }
