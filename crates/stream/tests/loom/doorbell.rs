@@ -6,6 +6,7 @@ use super::explore;
 use super::support::carrier::Carrier;
 use super::support::party::connect_upgraded;
 use super::support::{bytes_at, check_bytes};
+use super::switch::receive_until;
 use toehold_channel::doorbell::{WakeWord, mark, must_ring};
 use toehold_channel::layout::{ReadyBitmap, Wake};
 use toehold_channel::sync::{AtomicU64, Ordering, fence};
@@ -18,12 +19,7 @@ fn a_receiver_that_sleeps_for_bytes_is_always_woken() {
             sender.try_send(&bytes_at(0, 1)).unwrap();
             sender.try_send(&bytes_at(1, 1)).unwrap();
         });
-        let mut got = 0;
-        while got < 2 {
-            let bytes = receiver.receive(8).unwrap();
-            check_bytes(got, &bytes);
-            got += bytes.len() as u64;
-        }
+        receive_until(&receiver, 2);
         thread.join().unwrap();
     });
 }

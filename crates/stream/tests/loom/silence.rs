@@ -1,8 +1,9 @@
 //! A carrier that a program without rings may read: a doorbell there would be data.
 
 use super::explore;
+use super::support::bytes_at;
 use super::support::party::{Party, connect_upgraded};
-use super::support::{bytes_at, check_bytes};
+use super::switch::receive_until;
 
 /// Two calls of the program's, each of which follows the peer's wish, and one that sends nothing.
 fn send_two(sender: &Party) {
@@ -27,12 +28,7 @@ fn a_carrier_that_is_lent_gets_no_doorbell() {
             !lent.contains(&0) && !later.contains(&0),
             "{lent:?} {later:?}"
         );
-        let mut got = 0;
-        while got < 2 {
-            let bytes = receiver.receive(8).unwrap();
-            check_bytes(got, &bytes);
-            got += bytes.len() as u64;
-        }
+        receive_until(&receiver, 2);
     });
 }
 
@@ -43,12 +39,7 @@ fn a_receiver_that_sleeps_on_a_lent_carrier_is_woken() {
         receiver.ask_for_doorbell();
         let thread = loom::thread::spawn(move || send_two(&sender));
         receiver.lend();
-        let mut got = 0;
-        while got < 2 {
-            let bytes = receiver.receive(8).unwrap();
-            check_bytes(got, &bytes);
-            got += bytes.len() as u64;
-        }
+        receive_until(&receiver, 2);
         thread.join().unwrap();
     });
 }

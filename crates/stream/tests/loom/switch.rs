@@ -7,7 +7,7 @@ use super::support::{bytes_at, check_bytes};
 use toehold_channel::table::Mode;
 
 /// Receives until `until` bytes have come, sleeping in between.
-fn receive_until(receiver: &Party, until: u64) {
+pub(super) fn receive_until(receiver: &Party, until: u64) {
     let mut got = 0;
     while got < until {
         let bytes = receiver.receive(8).unwrap();
