@@ -167,15 +167,17 @@ impl Daemon {
     pub(super) fn handle_firewall(&mut self) {
         let firewall = self.observation.firewall.as_mut();
         let has_changed = firewall.is_some_and(Firewall::learn);
-        if has_changed && self.is_interested_in_captures() {
-            self.show_all_to_captures();
-        }
+        self.follow(has_changed);
     }
 
     /// Takes what the kernel tells of traffic control, and has connections follow.
     pub(super) fn handle_shaping(&mut self) {
         let shaping = self.observation.shaping.as_mut();
         let has_changed = shaping.is_some_and(Shaping::learn);
+        self.follow(has_changed);
+    }
+
+    fn follow(&mut self, has_changed: bool) {
         if has_changed && self.is_interested_in_captures() {
             self.show_all_to_captures();
         }

@@ -4,6 +4,7 @@
 //! leaves 28,000 of them, for which the kernel formats 4 MB each time it is asked.
 
 use super::{Diag, Listed, question_about, spelled};
+use crate::attributes::attribute;
 use crate::entropy;
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -137,21 +138,12 @@ fn parse(body: &[u8]) -> Option<TcpSocket> {
 
 /// `struct inet_diag_msg`, and behind it its attributes, each with its length and kind.
 fn moved(body: &[u8]) -> Option<Moved> {
-    let half = |bytes: &[u8]| Some(u16::from_ne_bytes(*bytes.first_chunk()?));
     let word = |at: usize| {
         Some(u64::from(u32::from_ne_bytes(
             *body.get(at..)?.first_chunk()?,
         )))
     };
-    let mut rest = body.get(INODE_AT + 4..)?;
-    let info = loop {
-        let (length, kind) = (half(rest)?, half(rest.get(2..)?)?);
-        let attribute = rest.get(4..usize::from(length))?;
-        if kind == INFO {
-            break attribute;
-        }
-        rest = rest.get(usize::from(length).next_multiple_of(4)..)?;
-    };
+    let info = attribute(body.get(INODE_AT + 4..)?, INFO)?;
     let count = |at: usize| Some(u64::from_ne_bytes(*info.get(at..)?.first_chunk()?));
     Some(Moved {
         sent: count(BYTES_ACKED_AT)?.wrapping_add(word(UNACKNOWLEDGED_AT)?),
