@@ -461,7 +461,7 @@ pub struct Connection {
 
 impl Connection {
     /// Those of a status.
-    fn all_of(status: &Value) -> Vec<Connection> {
+    pub fn all_of(status: &Value) -> Vec<Connection> {
         let processes = status["processes"].as_array();
         let mut connections = Vec::new();
         for process in processes.into_iter().flatten() {

@@ -49,6 +49,8 @@ pub(crate) enum Patching {
 struct Code {
     language: Language,
     is_large: bool,
+    /// It needs no loader: as a program it has the library from a helper, and with it its patches.
+    stands_alone: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,6 +116,7 @@ impl Code {
     /// Why such a program or library is not patched, if it is not.
     fn why(self, is_program: bool, patching: Patching) -> Option<&'static str> {
         match (self.language, is_program, patching) {
+            (_, true, _) if self.stands_alone => None,
             (Language::Other, true, _) => Some("only programs of Go and Rust are searched"),
             (_, _, Patching::Off) => Some("--patch-calls is off"),
             (Language::Go, _, _) | (Language::Rust, true, Patching::Run) => None,
@@ -170,6 +173,7 @@ fn search(pid: u32, path: &str, bytes_left: &mut u64) -> Option<Code> {
         file.read(segment.offset, segment.file_bytes.min(HEAD_BYTES));
     }
     let image = Image::parse(&file.bytes)?;
+    let stands_alone = image.stands_alone();
     let language = match (image.is_go(), image.is_rust()) {
         (true, _) => Language::Go,
         (_, true) => Language::Rust,
@@ -178,7 +182,11 @@ fn search(pid: u32, path: &str, bytes_left: &mut u64) -> Option<Code> {
     if language == Language::Go {
         // Most of its calls are made at one place, with the number in a variable.
         let is_large = false;
-        return Some(Code { language, is_large });
+        return Some(Code {
+            language,
+            is_large,
+            stands_alone,
+        });
     }
     let codes = segments.iter().filter(|one| one.is_code());
     let codes: Vec<&Segment> = codes.collect();
@@ -192,7 +200,11 @@ fn search(pid: u32, path: &str, bytes_left: &mut u64) -> Option<Code> {
         let code = image.and_then(|image| image.range(code.offset, code.file_bytes));
         code.is_some_and(makes_socket_calls)
     });
-    makes_calls.then_some(Code { language, is_large })
+    makes_calls.then_some(Code {
+        language,
+        is_large,
+        stands_alone,
+    })
 }
 
 /// The head of a file, or of a segment: all that tells its language, and the headers of segments.
@@ -240,7 +252,11 @@ mod tests {
 
     #[test]
     fn what_is_patched_needs_no_reason() {
-        let code = |language, is_large| Code { language, is_large };
+        let code = |language, is_large| Code {
+            language,
+            is_large,
+            stands_alone: false,
+        };
         let why = |code: Code, is_program, patching| code.why(is_program, patching).is_some();
         for (language, is_large, is_program, patching, expected) in [
             (Language::Go, true, true, Patching::Executed, false),
@@ -257,6 +273,13 @@ mod tests {
                 why, expected,
                 "{language:?} {is_large} {is_program} {patching:?}"
             );
+        }
+        for language in [Language::Rust, Language::Other] {
+            let code = Code {
+                stands_alone: true,
+                ..code(language, true)
+            };
+            assert_eq!(code.why(true, Patching::Executed), None, "{language:?}");
         }
     }
 

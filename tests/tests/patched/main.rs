@@ -23,8 +23,11 @@ fn check(program: &Path) -> usize {
     let toehold = Toehold::start();
     let patched = Waiting::start(&mut toehold.patched(program));
     let counts = patched.counts();
-    let connections = toehold.connections().into_iter();
+    let status = toehold.status();
+    let connections = Connection::all_of(&status).into_iter();
     let direct = connections.filter(Connection::is_direct).count();
+    let untold = &status["without_library"];
+    assert!(untold.as_array().is_none_or(Vec::is_empty), "{untold}");
     let patched = patched.end();
     assert_eq!(plain, patched);
     let counts = counts.expect("the library is in the program");
