@@ -140,6 +140,25 @@ fn a_program_of_musl_is_accelerated() {
     }
 }
 
+/// The kernel then takes the loader for the program, and musl does not say otherwise.
+#[test]
+fn a_program_that_its_loader_starts_is_accelerated() {
+    for (compiler, loader) in [
+        ("cc", "/lib64/ld-linux-x86-64.so.2"),
+        ("musl-gcc", "/lib/ld-musl-x86_64.so.1"),
+    ] {
+        let Some([compiler]) = host::require([compiler]) else {
+            continue;
+        };
+        let toehold = Toehold::start();
+        let program = compile(&toehold, &compiler, MATRIX, &["-pthread"]);
+        let mut command = toehold.patched(loader);
+        command.arg(program);
+        let said = Running::start(command, "matrix", toehold.dir()).success(TIME_LIMIT);
+        assert_eq!(said, ALL, "{loader}");
+    }
+}
+
 /// The door by number, in a process that has neither a dynamic linker nor glibc.
 #[test]
 fn a_static_program_that_enters_by_number_is_accelerated() {

@@ -176,6 +176,8 @@ fn inspect(path: &Path, depth: u32) -> Option<Obstacle> {
         return Some(Obstacle::ForeignMachine(path.into()));
     };
     match header.loader(&file) {
+        // A dynamic linker that is started as the program loads the library, too.
+        None if header.is_library(&head, &file) => None,
         None => Some(Obstacle::Static(path.into())),
         Some(loader) if KNOWN_LOADERS.iter().any(|known| loader.contains(known)) => header
             .library_that_must_be_first(&file)
@@ -308,16 +310,36 @@ impl ElfHeader {
         headers.filter(move |header| u32_at(header, 0) == Some(kind))
     }
 
-    /// The run-time part of AddressSanitizer, if the program is linked with it: it ends a program
-    /// in which any other library comes first.
-    fn library_that_must_be_first(&self, file: &File) -> Option<String> {
+    /// True for a library, not for a program that may be loaded anywhere.
+    fn is_library(&self, head: &[u8], file: &File) -> bool {
+        const ET_DYN: u16 = 3;
+        const DT_FLAGS_1: u64 = 0x6fff_fffb;
+        const DF_1_PIE: u64 = 0x0800_0000;
+        let is_pie = |entry: &[u8]| {
+            u64_at(entry, 0) == Some(DT_FLAGS_1)
+                && u64_at(entry, 8).is_some_and(|flags| flags & DF_1_PIE != 0)
+        };
+        let table = self.dynamic(file);
+        let is_program = table.is_none_or(|table| table.chunks_exact(16).any(is_pie));
+        u16_at(head, 16) == Some(ET_DYN) && !is_program
+    }
+
+    /// The dynamic section.
+    fn dynamic(&self, file: &File) -> Option<Vec<u8>> {
         const PT_DYNAMIC: u32 = 2;
-        const DT_NEEDED: u64 = 1;
-        const DT_STRTAB: u64 = 5;
         let dynamic = self.segments(file, PT_DYNAMIC).next()?;
         let length = u64_at(&dynamic, 32)?.min(DYNAMIC_BYTES_MAX) as usize;
         let mut table = vec![0; length];
         file.read_exact_at(&mut table, u64_at(&dynamic, 8)?).ok()?;
+        Some(table)
+    }
+
+    /// The run-time part of AddressSanitizer, if the program is linked with it: it ends a program
+    /// in which any other library comes first.
+    fn library_that_must_be_first(&self, file: &File) -> Option<String> {
+        const DT_NEEDED: u64 = 1;
+        const DT_STRTAB: u64 = 5;
+        let table = self.dynamic(file)?;
         let tags = |wanted| {
             let entries = table.chunks_exact(16);
             let values = entries.filter(move |entry| u64_at(entry, 0) == Some(wanted));
@@ -457,6 +479,13 @@ mod tests {
         let scratch = Scratch::new();
         let path = scratch.file("a", &elf(1, ""), 0o755);
         assert_eq!(obstacle(&path), Some(Obstacle::Static(path.clone())));
+    }
+
+    #[test]
+    fn a_loader_is_not_taken_for_a_static_program() {
+        let this = std::env::current_exe().expect("this test");
+        let loader = PathBuf::from(loader(&this).expect("the test is dynamic"));
+        assert_eq!(obstacle(&loader), None);
     }
 
     #[test]

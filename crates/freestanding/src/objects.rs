@@ -13,7 +13,7 @@ use core::ffi::{c_char, c_void};
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::call;
-use crate::elf::{self, Dynamic, Name, PT_DYNAMIC, ProgramHeader, Symbols};
+use crate::elf::{self, Dynamic, Name, PT_DYNAMIC, PT_LOAD, ProgramHeader, Symbols};
 
 /// An entry of the list (`struct link_map`).
 #[repr(C)]
@@ -45,6 +45,9 @@ static AUXILIARY: Auxiliary = Auxiliary {
     is_secure: AtomicUsize::new(0),
     abilities: AtomicUsize::new(0),
 };
+
+const ELF_HEADER_BYTES: usize = 64;
+const PAGE_BYTES: usize = 4096;
 
 const AT_NULL: usize = 0;
 const AT_PHDR: usize = 3;
@@ -121,7 +124,6 @@ impl Auxiliary {
 /// a constructor that gets no arguments, in a system without `/proc`. `None` on any other stack.
 fn find_on_stack() -> Option<*const Entry> {
     const AT_PHENT: usize = 4;
-    const PAGE_BYTES: usize = 4096;
     const PAGES_MAX: usize = 512;
     // Three of its entries stand side by side (create_elf_tables, fs/binfmt_elf.c).
     const WORDS: usize = 6;
@@ -237,12 +239,30 @@ pub fn program_headers() -> &'static [ProgramHeader] {
 /// The distance of the program's addresses from those in its headers.
 #[unsafe(link_section = ".text.startup")]
 pub fn program_base() -> usize {
-    const PT_PHDR: u32 = 6;
     let headers = program_headers();
+    distance(headers.as_ptr() as usize, headers)
+}
+
+/// The distance of addresses in memory from those in `headers`, which are at an address.
+#[unsafe(link_section = ".text.startup")]
+fn distance(at: usize, headers: &[ProgramHeader]) -> usize {
+    const PT_PHDR: u32 = 6;
     let mut itself = headers.iter().filter(|header| header.kind == PT_PHDR);
-    itself.next().map_or(0, |itself| {
-        (headers.as_ptr() as usize).wrapping_sub(itself.address)
-    })
+    if let Some(itself) = itself.next() {
+        return at.wrapping_sub(itself.address);
+    }
+    // A dynamic linker that was started as the program has none. Its headers follow its ELF header,
+    // with which its first segment begins.
+    let mut loaded = headers.iter().filter(|header| header.kind == PT_LOAD);
+    let first = loaded.find(|header| header.offset == 0);
+    let base = first.map_or(0, |first| {
+        at.wrapping_sub(first.address.wrapping_add(ELF_HEADER_BYTES))
+    });
+    if base.is_multiple_of(PAGE_BYTES) {
+        base
+    } else {
+        0
+    }
 }
 
 /// The first object of the list; null without a dynamic linker.
@@ -288,7 +308,7 @@ unsafe fn debug_of_linker(headers: &[ProgramHeader], linker: usize) -> Option<us
     const DEBUG_ADDRESS: Name = Name::new(c"_dl_debug_addr");
     let header = match linker {
         // The program headers follow the ELF header.
-        0 => (headers.as_ptr() as usize).checked_sub(64)?,
+        0 => (headers.as_ptr() as usize).checked_sub(ELF_HEADER_BYTES)?,
         _ => linker,
     };
     // SAFETY: an ELF object.
