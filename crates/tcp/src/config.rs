@@ -208,6 +208,9 @@ pub struct Config {
     pub tail_probes: bool,
     /// Begin with the initial window again after an idle time (RFC 5681 section 4.1).
     pub restart_after_idle: bool,
+    /// The secret of Fast Open's cookies; drawn if it is `None`. Engines with the same addresses
+    /// have the same, because any of them may get a remote's next connection.
+    pub fast_open_key: Option<[u64; 2]>,
     /// Challenge acknowledgements a second, of all connections (RFC 5961 section 7). Each
     /// connection sends at most one in half a second, as on Linux (`tcp_invalid_ratelimit`). This
     /// limit and the next ones count apart: a flood that uses up one takes nothing from the others.
@@ -255,6 +258,7 @@ impl Config {
             window_scaling: true,
             tail_probes: true,
             restart_after_idle: true,
+            fast_open_key: None,
             challenges_per_second_max: 1_000,
             refusals_per_second_max: 1_000,
             echo_replies_per_second_max: 1_000,

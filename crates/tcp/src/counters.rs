@@ -73,6 +73,17 @@ pub struct Counters {
     pub cookies_sent: u64,
     /// SYN cookies that came back correct.
     pub cookies_accepted: u64,
+    /// SYNs of ours with payload (RFC 7413).
+    pub fast_opens_sent: u64,
+    /// SYNs with payload that their SYN-ACK acknowledged with it, ours.
+    pub fast_opens_acknowledged: u64,
+    /// Connections opened to the host by a SYN with a valid cookie.
+    pub fast_opens_accepted: u64,
+    /// SYNs with a cookie that opened no connection to the host: the cookie was not ours, too many
+    /// waited, or the host had no room. Their handshake was an ordinary one.
+    pub fast_opens_declined: u64,
+    /// Fast Open cookies given to remotes.
+    pub fast_open_cookies_given: u64,
     /// TIME-WAIT connections that gave way to a new one (RFC 6191).
     pub time_wait_reused: u64,
     /// TIME-WAIT connections cut short because there was no room for another.

@@ -184,4 +184,6 @@ pub struct ConnectionInfo {
     pub receive_limit: u32,
     /// Bytes of the engine's memory this connection takes.
     pub memory_bytes: usize,
+    /// Payload on a SYN was acknowledged with it, the remote's or ours (RFC 7413).
+    pub syn_data: bool,
 }

@@ -61,13 +61,23 @@ impl Random {
     }
 }
 
-/// A secret for SipHash-2-4, the keyed function behind initial sequence numbers and SYN cookies.
+/// A secret for SipHash-2-4, the keyed function behind initial sequence numbers and cookies.
 #[derive(Clone, Copy)]
 pub(crate) struct SipKey(u64, u64);
+
+impl core::fmt::Debug for SipKey {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("SipKey")
+    }
+}
 
 impl SipKey {
     pub(crate) fn draw(random: &mut Random) -> Self {
         Self(random.bits(), random.bits())
+    }
+
+    pub(crate) fn of_words([low, high]: [u64; 2]) -> Self {
+        Self(low, high)
     }
 
     /// SipHash-2-4 of `words`.

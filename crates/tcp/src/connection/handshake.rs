@@ -148,7 +148,7 @@ impl Connection {
             snd_window_max: 0,
             snd_small_end: Position::FIRST_BYTE,
             duplicate: crate::position::Span::default(),
-            fin_at: None,
+            fin_at: Position::SYN,
             remote_mss: u16::MAX,
             path_mss,
             path: super::path::PathSearch::new(open.now, route_mss, path_mss),
@@ -161,6 +161,7 @@ impl Connection {
             //# The TCP Client MUST NOT enter AccECN mode (or any feedback mode) before it has
             //# received the first SYN/ACK.
             accurate_ecn: None,
+            fast_open: None,
             stalled_since: open.now,
             stalled_at: Position::SYN.0 as u32 - 1,
             no_way_at: Position::SYN.0 as u32 - 1,
@@ -211,6 +212,7 @@ impl Connection {
                 value: 0, // Filled in where the segment is written.
                 echo: 0,
             }),
+            fast_open: self.fast_open_option(),
         }
     }
 
@@ -327,6 +329,7 @@ impl Connection {
             self.handle_acknowledgement(cx, segment, Position::SYN, ack);
             self.take_window_of_syn(ack, segment.window);
             self.establish(cx, was_retransmitted);
+            self.settle_syn_payload();
             self.decide_pacing();
             self.conditions.set(Conditions::ACK_NOW);
         } else {
@@ -382,7 +385,7 @@ impl Connection {
 
     fn establish(&mut self, cx: &mut Context<'_>, was_retransmitted: bool) {
         self.state = State::Established;
-        self.news.0 |= News::CONNECTED;
+        self.news.0 = self.news.0 & !News::ENDING | News::CONNECTED;
         self.rtt.begin_data(was_retransmitted);
         self.phase = Phase::Open;
         self.recovery.prior = None;

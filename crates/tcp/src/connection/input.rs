@@ -171,6 +171,7 @@ impl Connection {
         if ack >= self.snd_una {
             self.handle_acknowledgement(cx, segment, seq, ack);
             if was_opening {
+                self.settle_syn_payload();
                 self.decide_pacing();
             }
             if crosses {
@@ -231,7 +232,13 @@ impl Connection {
         //# processing further.
         // Fourth, check the SYN bit: RFC 5961 section 4.2, "irrespective of the sequence
         // number, TCP MUST send an ACK (... challenge ACK) to the remote peer".
-        segment.flags.has(Flags::SYN).then_some(Response::Challenge)
+        segment.flags.has(Flags::SYN).then(|| {
+            // With payload beyond what was taken, it is a repeated SYN still.
+            if self.state == State::SynReceived && seq == Position::SYN {
+                return self.answer_repeated_syn(segment.flags, came);
+            }
+            Response::Challenge
+        })
     }
 
     /// Whether an acknowledgement number is one that the remote can have seen. Gives the response
@@ -452,7 +459,7 @@ impl Connection {
         //# Upon receipt of a valid RST, the local TCP endpoint MUST terminate its connection.
         cx.counters.resets_received += 1;
         let reason = match self.state {
-            State::SynReceived => CloseReason::Refused,
+            State::SynReceived if !self.is_fast_opened() => CloseReason::Refused,
             // Everything was said on both sides; only the last acknowledgement is missing.
             State::Closing | State::LastAck if self.snd_una == self.snd_nxt => {
                 CloseReason::Finished
@@ -472,7 +479,13 @@ impl Connection {
             && !segment.flags.has(Flags::RST)
             && seq == Position::SYN
             && segment.payload.is_empty()
-            && segment.ack == self.snd_nxt.wire(self.snd_first)
+            && self.acknowledges_syn(segment)
+    }
+
+    /// Whether a segment acknowledges our SYN, and what went with it or not.
+    fn acknowledges_syn(&self, segment: &Segment<'_>) -> bool {
+        let ack = Position::from_wire(segment.ack, self.snd_first, self.snd_una);
+        Position::SYN < ack && ack <= self.snd_nxt
     }
 
     /// A SYN-ACK whose SYN was known has a sequence number before the window, and "if an incoming

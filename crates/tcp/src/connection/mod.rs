@@ -20,6 +20,7 @@ mod acknowledge;
 mod assembler;
 mod bbr;
 mod congestion;
+mod fast_open;
 mod fast_path;
 mod frto;
 mod handshake;
@@ -39,6 +40,7 @@ mod timer;
 use core::ops::{BitAnd, BitOr, Not};
 
 pub(crate) use accurate_ecn::AccurateEcn;
+pub(crate) use fast_open::FastOpen;
 pub(crate) use fast_path::Progressed;
 pub(crate) use handshake::{Offer, OpenContext, window_scale};
 pub(crate) use input::Response;
@@ -237,7 +239,8 @@ impl News {
     /// nothing of it.
     pub(crate) const UNSEEN: u8 = 16;
     /// One of both sides has finished, the remote or we: events say so, or have a FIN to leave out
-    /// of account.
+    /// of account. Also set before our SYN is acknowledged, where the host has the connection by
+    /// Fast Open.
     pub(crate) const ENDING: u8 = 32;
     /// The host has let go, and hears nothing more.
     pub(crate) const RELEASED: u8 = 64;
@@ -362,8 +365,8 @@ pub(crate) struct Connection {
     pub(crate) key: FlowKey,
     /// A segment that arrived twice, to be reported (RFC 2883), while `has_duplicate`.
     pub(crate) duplicate: Span,
-    /// Where the remote's FIN stands, if it came before its turn.
-    pub(crate) fin_at: Option<Position>,
+    /// Where the remote's FIN stands, if it came before its turn: see [`Self::early_fin`].
+    pub(crate) fin_at: Position,
     pub(crate) path: path::PathSearch,
     /// The remote's MSS option, or what stands for it.
     pub(crate) remote_mss: u16,
@@ -378,6 +381,8 @@ pub(crate) struct Connection {
     pub(crate) options: Options,
     /// With that feedback (RFC 9768), where ECN was negotiated.
     pub(crate) accurate_ecn: Option<Box<AccurateEcn>>,
+    /// Where the handshake takes payload along, or prepares for it (RFC 7413).
+    pub(crate) fast_open: Option<Box<FastOpen>>,
     /// Since when nothing gets on, while `stalled_at` says that this is about now; the user timeout
     /// counts from there.
     pub(crate) stalled_since: Instant,
@@ -424,6 +429,12 @@ impl Connection {
     #[inline]
     pub(crate) fn timestamp(&self, now: Instant) -> u32 {
         now.timestamp_ticks().wrapping_add(self.ts_offset)
+    }
+
+    /// Where the remote's FIN stands, if it came before its turn.
+    #[inline]
+    pub(crate) fn early_fin(&self) -> Option<Position> {
+        (self.fin_at > Position::SYN).then_some(self.fin_at)
     }
 
     /// Reads a word of each line that a segment in order needs. Those that only its answer needs,
@@ -508,7 +519,7 @@ impl Connection {
         if self.state != State::Closed {
             assert!(
                 self.conditions.has(Conditions::OUT_OF_ORDER)
-                    == (!self.assembler.is_empty() || self.fin_at.is_some()),
+                    == (!self.assembler.is_empty() || self.early_fin().is_some()),
                 "OUT_OF_ORDER disagrees with the assembler"
             );
             let is_opening = matches!(self.state, State::SynSent | State::SynReceived);
@@ -562,7 +573,8 @@ impl Connection {
     pub(crate) fn memory_bytes(&self) -> usize {
         let prior = self.recovery.prior.as_deref().map_or(0, size_of_val);
         let accurate_ecn = self.accurate_ecn.as_deref().map_or(0, size_of_val);
-        size_of::<Self>() + self.scoreboard.heap_bytes() + prior + accurate_ecn
+        let fast_open = self.fast_open.as_deref().map_or(0, size_of_val);
+        size_of::<Self>() + self.scoreboard.heap_bytes() + prior + accurate_ecn + fast_open
     }
 }
 

@@ -47,7 +47,12 @@ impl Connection {
             return true;
         }
         match self.state {
-            State::SynSent | State::SynReceived => self.snd_nxt == Position::SYN,
+            State::SynSent | State::SynReceived => {
+                self.snd_nxt == Position::SYN
+                    || self.snd_nxt < self.snd_end
+                        && !self.conditions.has(Conditions::PACED)
+                        && self.may_send_early()
+            }
             _ => {
                 (self.snd_nxt < self.snd_end || self.is_fin_due())
                     && !self.conditions.has(Conditions::PACED)
@@ -103,10 +108,28 @@ impl Connection {
             return self.plan_reset();
         }
         let is_first = self.snd_nxt == Position::SYN;
+        let mut payload_bytes = 0;
         if is_first {
             self.scoreboard.push(Position::SYN, 1, cx.now);
             self.snd_nxt = Position::FIRST_BYTE;
+            if self.state == State::SynSent {
+                payload_bytes = self.take_syn_payload();
+            }
+            if payload_bytes > 0 {
+                cx.counters.fast_opens_sent += 1;
+                self.scoreboard.push(self.snd_nxt, payload_bytes, cx.now);
+                self.snd_nxt += u64::from(payload_bytes);
+            }
+        } else if !self.scoreboard.is_first_lost() {
+            return self.plan_early(cx);
         } else {
+            //= RFC 7413#4.2.2
+            //# To deal with network or servers dropping SYN packets with payload or unknown
+            //# options, when the SYN timer fires, the client SHOULD retransmit a SYN packet without
+            //# data and Fast Open options.
+            //= RFC 7413#4.2.2
+            //# If the SYN-ACK timer fires, the server SHOULD retransmit a SYN-ACK segment with
+            //# neither data nor Fast Open options for compatibility reasons.
             //= RFC 9768#3.1.4.1
             //# Such a retransmitted SYN MUST use the same initial sequence number (ISN) as the
             //# original SYN.
@@ -120,7 +143,17 @@ impl Connection {
         } else {
             Flags::SYN | self.ecn_of_syn(is_first)
         };
-        Some(self.plan(PlanKind::Syn, Position::SYN, 0, flags))
+        Some(self.plan(PlanKind::Syn, Position::SYN, payload_bytes, flags))
+    }
+
+    /// Plans data before the remote has acknowledged our SYN-ACK. As on Linux
+    /// (tcp_retransmit_timer) nothing but that is sent again meanwhile.
+    #[cold]
+    fn plan_early(&mut self, cx: &mut Context<'_>) -> Option<Plan> {
+        if !self.may_send_early() || self.snd_nxt >= self.snd_end {
+            return None;
+        }
+        self.plan_new(cx, false)
     }
 
     //= RFC 9768#3.1.5
@@ -353,7 +386,8 @@ impl Connection {
             self.conditions.set(Conditions::CWND_LIMITED);
             self.congestion.flight_bytes_max = self.cwnd;
         }
-        if let Some(length) = self.path_probe_bytes(cx, usable).filter(|_| !is_probe) {
+        let may_probe_path = !is_probe && self.state.is_synchronized();
+        if let Some(length) = self.path_probe_bytes(cx, usable).filter(|_| may_probe_path) {
             return Some(self.send_path_probe(cx, length));
         }
         let is_tail = usable == unsent;
@@ -379,6 +413,7 @@ impl Connection {
         }
         let with_fin = length == unsent
             && self.is_fin_due()
+            && self.state.is_synchronized()
             && (window > length || self.snd_una == self.snd_nxt && window > 0);
         if length == 0 && !with_fin {
             self.wait_for_window(cx);

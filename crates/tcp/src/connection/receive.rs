@@ -200,7 +200,7 @@ impl Connection {
         //# longer actually held by the receiver.
         let bytes = self.assembler.bytes();
         self.assembler = Default::default();
-        if self.fin_at.is_none() {
+        if self.early_fin().is_none() {
             self.conditions.clear(Conditions::OUT_OF_ORDER);
         }
         bytes
@@ -211,13 +211,13 @@ impl Connection {
     fn fill_gap(&mut self, cx: &mut Context<'_>) {
         self.rcv_nxt = self.assembler.advance(self.rcv_nxt);
         self.conditions.set(Conditions::ACK_NOW);
-        if let Some(fin_at) = self.fin_at
+        if let Some(fin_at) = self.early_fin()
             && fin_at <= self.rcv_nxt
         {
             // Bytes beyond a FIN are a remote's contradiction; the FIN came first.
             self.rcv_nxt = fin_at;
             self.take_fin(cx);
-        } else if self.assembler.is_empty() && self.fin_at.is_none() {
+        } else if self.assembler.is_empty() && self.early_fin().is_none() {
             self.conditions.clear(Conditions::OUT_OF_ORDER);
         }
     }
@@ -309,8 +309,8 @@ impl Connection {
         self.conditions.set(Conditions::ACK_NOW);
         if at == self.rcv_nxt {
             self.take_fin(cx);
-        } else if at > self.rcv_nxt && at <= self.rcv_edge && self.fin_at.is_none() {
-            self.fin_at = Some(at);
+        } else if at > self.rcv_nxt && at <= self.rcv_edge && self.early_fin().is_none() {
+            self.fin_at = at;
             self.conditions.set(Conditions::OUT_OF_ORDER);
         }
     }
@@ -321,7 +321,7 @@ impl Connection {
         self.rcv_edge = self.rcv_edge.max(self.rcv_nxt);
         // Whatever claimed to lie beyond the end of the stream never did.
         self.assembler = Default::default();
-        self.fin_at = None;
+        self.fin_at = Position::SYN;
         self.conditions.clear(Conditions::OUT_OF_ORDER);
         self.conditions
             .set(Conditions::FIN_RECEIVED | Conditions::ACK_NOW);
@@ -476,7 +476,9 @@ impl Connection {
 
     /// The window field of a SYN.
     pub(super) fn advertise_unscaled(&mut self) -> u16 {
-        let window = self.rcv_limit.min(u32::from(u16::MAX));
+        // Payload of the remote's SYN takes a part of it.
+        let untaken = self.rcv_nxt.after(self.rcv_taken) as u32;
+        let window = self.rcv_limit.saturating_sub(untaken).min(u16::MAX.into());
         if self.state == State::SynReceived {
             self.rcv_edge = self.rcv_edge.max(self.rcv_nxt + u64::from(window));
         }

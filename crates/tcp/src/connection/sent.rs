@@ -623,6 +623,17 @@ impl Scoreboard {
         record.length
     }
 
+    /// Whether the first record is lost, and was not sent again.
+    pub(crate) fn is_first_lost(&self) -> bool {
+        let first = self.iter().next();
+        first.is_some_and(|first| first.flags & LOST != 0)
+    }
+
+    /// Whether the first record was sent again.
+    pub(crate) fn is_first_retransmitted(&self) -> bool {
+        self.iter().next().is_some_and(Sent::is_retransmitted)
+    }
+
     /// The path has swallowed whatever is larger than `mss`. A burst's record is: its segments were
     /// as large as the path took.
     pub(crate) fn mark_larger_lost(&mut self, mss: u32) {

@@ -49,6 +49,13 @@ impl Engine {
         self.listeners.set_options(listener, options);
     }
 
+    /// Has connections that come in through `listener` be opened by Fast Open (RFC 7413), with the
+    /// payload of their SYN; at most so many of them before their handshake is over. Zero, as at
+    /// the beginning: payload of SYNs is not taken.
+    pub fn set_fast_open(&mut self, listener: ListenerId, pending_max: usize) {
+        self.listeners.set_fast_open(listener, pending_max);
+    }
+
     /// Stops listening. Connections that nobody accepted are reset.
     pub fn unlisten(&mut self, listener: ListenerId) {
         for id in self.listeners.remove(listener) {
@@ -144,6 +151,19 @@ impl Engine {
             index: slot,
             generation: self.slots[slot as usize].generation,
         })
+    }
+
+    /// Opens a connection by Fast Open (RFC 7413): what is published before its SYN leaves goes
+    /// along, if the remote has given us a cookie; otherwise the SYN asks for one. To be called
+    /// right after [`Self::connect`]. The remote's program may get these bytes twice, in two
+    /// connections. True if the SYN can take bytes along.
+    pub fn open_fast(&mut self, now: Instant, id: ConnectionId) -> bool {
+        let Some(slot) = self.slot_of(id) else {
+            return false;
+        };
+        let connection = &self.slots[slot as usize];
+        let is_new = connection.state == State::SynSent && connection.snd_nxt == Position::SYN;
+        is_new && self.begin_fast_open(now, slot)
     }
 
     /// RFC 6056 section 3.3.4: from a place that depends on the destination, and moves on with each
@@ -430,6 +450,7 @@ impl Engine {
                 .then_some((connection.snd_wscale, connection.rcv_wscale)),
             receive_limit: connection.rcv_limit,
             memory_bytes: connection.memory_bytes(),
+            syn_data: connection.has_syn_data(),
         })
     }
 

@@ -413,6 +413,7 @@ impl Engine {
                     echo: theirs.value,
                 }
             }),
+            fast_open: None,
         });
         let header = tcp::Header {
             source_port: key.local_port,

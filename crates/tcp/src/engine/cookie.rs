@@ -85,6 +85,7 @@ impl Cookies {
                 value: timestamps.value,
                 echo: 0,
             }),
+            fast_open: None,
         };
         // The window is taken from the acknowledgement itself; so is the kind of ECN's feedback.
         Some((

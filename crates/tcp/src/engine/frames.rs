@@ -1,12 +1,14 @@
 //! From a frame to the connection it is for: the slow path, which every frame may go. Most take the
 //! fast one of `fast_receive.rs`.
 
-use super::Engine;
+use super::fast_open::Verdict;
 use super::fast_receive::ReceiveOffload;
 use super::fragments::Outcome;
+use super::listeners::Room;
 use super::ways::NextHop;
+use super::{Engine, LISTENERS};
 use crate::config::Medium;
-use crate::connection::{Conditions, Connection, Context, Offer, Response};
+use crate::connection::{Conditions, Connection, Context, FastOpen, News, Offer, Response};
 use crate::flow::FlowKey;
 use crate::host::{ListenerId, Memory};
 use crate::state::State;
@@ -21,6 +23,13 @@ const COOKIE_GRACE: Duration = Duration::from_secs(128);
 
 /// Where an answer to a frame goes, when it goes back to where the frame came from.
 pub(super) type ReplyTo = Option<MacAddress>;
+
+/// A segment, and how it came.
+struct Arrival<'a> {
+    packet: &'a Packet<'a>,
+    segment: &'a Segment<'a>,
+    reply_to: ReplyTo,
+}
 
 impl Engine {
     // Not inlined: the fast path shall not prepare for the slow one.
@@ -180,6 +189,8 @@ impl Engine {
             counters: &mut self.counters,
         };
         let was_half_open = connection.conditions.has(Conditions::HALF_OPEN);
+        let tried_fast_open = connection.state == State::SynSent && connection.tried_fast_open();
+        let was_repeated = connection.retries > 0;
         let response = connection.handle_segment(&mut cx, &segment, packet.ecn, id, memory);
         let is_learnt = was_half_open && connection.state == State::Established;
         if was_half_open
@@ -192,11 +203,34 @@ impl Engine {
         if is_learnt {
             self.learn_from(&key, reply_to);
         }
+        if tried_fast_open && self.slots[slot as usize].state == State::Established {
+            let cookie = segment.syn_options().fast_open;
+            self.learn_fast_open(now, slot, cookie, was_repeated);
+        }
+        if was_half_open && segment.flags.has(Flags::RST) {
+            self.hold_place_of_reset(now, slot);
+        }
         if response != Response::Done {
-            self.carry_out(now, response, slot, packet, &segment, reply_to);
+            let arrival = Arrival {
+                packet,
+                segment: &segment,
+                reply_to,
+            };
+            self.carry_out(now, response, slot, &arrival, memory);
         }
         self.settle(slot);
         Ok(())
+    }
+
+    /// RFC 7413 section 5.1: a reset may come from a host whose address somebody else has used.
+    /// Like Linux (reqsk_fastopen_remove) we count the connection among those that wait for a
+    /// minute more.
+    fn hold_place_of_reset(&mut self, now: Instant, slot: u32) {
+        let connection = &self.slots[slot as usize];
+        if connection.state == State::Closed && connection.is_fast_opened() {
+            let listener = ListenerId(connection.listener);
+            self.listeners.hold_fast_open(listener, now);
+        }
     }
 
     /// Whether this would end a handshake where no more connections can wait to be accepted. Like
@@ -208,6 +242,7 @@ impl Engine {
             && connection.state == State::SynReceived
             && flags.has(Flags::ACK)
             && !flags.has(Flags::SYN | Flags::RST)
+            && !connection.is_fast_opened()
             && self.listeners.is_full(ListenerId(connection.listener))
     }
 
@@ -217,10 +252,14 @@ impl Engine {
         now: Instant,
         response: Response,
         slot: u32,
-        packet: &Packet<'_>,
-        segment: &Segment<'_>,
-        reply_to: ReplyTo,
+        arrival: &Arrival<'_>,
+        memory: &mut dyn Memory,
     ) {
+        let Arrival {
+            packet,
+            segment,
+            reply_to,
+        } = *arrival;
         match response {
             Response::Done => {}
             Response::Refuse => self.refuse(now, packet, segment, reply_to),
@@ -251,7 +290,7 @@ impl Engine {
                     self.counters.time_wait_reused += 1;
                     old.close(crate::state::CloseReason::Finished);
                     self.settle(slot);
-                    self.open_passively(now, packet, segment, &key, reply_to, Some(old_end));
+                    self.open_passively(now, arrival, &key, Some(old_end), memory);
                 }
             }
         }
@@ -297,7 +336,12 @@ impl Engine {
             .map(|(id, _)| id);
         match listener {
             Some(_) if flags.has(Flags::SYN) && !flags.has(Flags::ACK) => {
-                self.open_passively(now, packet, segment, key, reply_to, None);
+                let arrival = Arrival {
+                    packet,
+                    segment,
+                    reply_to,
+                };
+                self.open_passively(now, &arrival, key, None, memory);
                 Ok(())
             }
             Some(_)
@@ -323,17 +367,22 @@ impl Engine {
         }
     }
 
-    /// RFC 9293 section 3.10.7.2, third step. Payload on the SYN is not taken: the remote sends it
-    /// again once the connection is established.
+    /// RFC 9293 section 3.10.7.2, third step. Payload on the SYN is taken where Fast Open's cookie
+    /// shows that the remote is there. Otherwise the remote sends it again once the connection is
+    /// established.
     fn open_passively(
         &mut self,
         now: Instant,
-        packet: &Packet<'_>,
-        segment: &Segment<'_>,
+        arrival: &Arrival<'_>,
         key: &FlowKey,
-        reply_to: ReplyTo,
         old_end: Option<u32>,
+        memory: &mut dyn Memory,
     ) {
+        let Arrival {
+            packet,
+            segment,
+            reply_to,
+        } = *arrival;
         let Some((id, listener)) = self.listeners.find(key.local, key.local_port) else {
             return;
         };
@@ -349,6 +398,7 @@ impl Engine {
             self.send_cookie(now, key, &offer, options, reply_to);
             return;
         }
+        let verdict = self.judge_fast_open(now, id, key, &offer);
         self.listeners.begin_half_open(id);
         let slot = self.insert(|engine, generation| {
             let mut open = engine.open_context(now, *key, options, generation);
@@ -361,10 +411,70 @@ impl Engine {
             let mut connection = Connection::accept(&open, &offer);
             connection.listener = id.0;
             connection.conditions.set(Conditions::HALF_OPEN);
+            if let Verdict::Give(cookie) | Verdict::Accept(Some(cookie)) = verdict {
+                connection.fast_open = Some(Box::new(FastOpen::answer(cookie)));
+            }
             connection
         });
+        if let Verdict::Accept(_) = verdict {
+            self.offer_early(now, slot, segment, memory);
+        }
         self.answer_to(slot, reply_to);
         self.settle(slot);
+    }
+
+    /// The answer of a listener to the Fast Open option of a SYN.
+    fn judge_fast_open(
+        &mut self,
+        now: Instant,
+        id: ListenerId,
+        key: &FlowKey,
+        offer: &Offer,
+    ) -> Verdict {
+        //= RFC 7413#4.2
+        //# When this flag is off, the server does not perform any TFO-related operations and MUST
+        //# ignore all cookie options.
+        //= RFC 7413#4.2
+        //# If this variable goes over a preset system limit, the server MUST disable TFO for all
+        //# new connection requests until PendingFastOpenRequests drops below the system limit.
+        let has_cookie = offer.syn.fast_open.is_some();
+        match has_cookie.then(|| self.listeners.fast_open_room(id, now)) {
+            None | Some(Room::Off) => Verdict::Ignore,
+            Some(Room::Full) => {
+                self.counters.fast_opens_declined += 1;
+                Verdict::Ignore
+            }
+            Some(Room::Free) => self.judge_cookie(now, key, offer.syn.fast_open),
+        }
+    }
+
+    /// Offers a connection to the host before its handshake is over, with the payload of its SYN.
+    fn offer_early(
+        &mut self,
+        now: Instant,
+        slot: u32,
+        segment: &Segment<'_>,
+        memory: &mut dyn Memory,
+    ) {
+        let connection = &mut self.slots[slot as usize];
+        let (id, listener) = (connection.id(slot), ListenerId(connection.listener));
+        let mut cx = Context {
+            now,
+            config: &self.config,
+            counters: &mut self.counters,
+        };
+        if !connection.open_fast(&mut cx, segment.payload, id, memory) {
+            self.counters.fast_opens_declined += 1;
+            return;
+        }
+        self.counters.fast_opens_accepted += 1;
+        self.listeners.begin_fast_open(listener);
+        let had_news = self.listeners.has_news();
+        let is_offered = self.listeners.push_ready(listener, id);
+        debug_assert!(is_offered, "it was not full");
+        if !had_news && self.listeners.has_news() {
+            self.event_queue.push(LISTENERS);
+        }
     }
 
     /// RFC 4987 section 3.6: the acknowledgement of a handshake that only its cookie remembers.
@@ -433,7 +543,10 @@ impl Engine {
         let connection = &self.slots[slot as usize];
         let (state, key) = (connection.state, connection.key);
         let ends_handshake = segment.flags.has(Flags::ACK) && !segment.flags.has(Flags::SYN);
+        // The host may have begun to serve one that Fast Open opened.
+        let is_served = connection.is_fast_opened() && !connection.news.has(News::UNSEEN);
         let gives_way = state == State::SynReceived
+            && !is_served
             && ends_handshake
             && self.cookie_in(now, segment, &key).is_some();
         if !gives_way {

@@ -5,7 +5,11 @@ use std::collections::{BTreeMap, VecDeque};
 
 use crate::config::Options;
 use crate::host::{ConnectionId, Event, ListenError, ListenerId};
+use crate::time::{Duration, Instant};
 use crate::wire::ip::Address;
+
+/// As on Linux (reqsk_fastopen_remove).
+const HELD_FOR: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
 pub(crate) struct Listener {
@@ -16,6 +20,11 @@ pub(crate) struct Listener {
     /// Connections that may wait in `ready`.
     backlog: usize,
     half_open: usize,
+    /// Of these, those that Fast Open has opened to the host, and as many as may be.
+    fast_opened: usize,
+    fast_opened_max: usize,
+    /// Until when connections that Fast Open had opened, and that were reset, count among them.
+    held: VecDeque<Instant>,
     ready: VecDeque<ConnectionId>,
     /// An `Acceptable` event is in the queue, or was fetched and not all is accepted.
     is_announced: bool,
@@ -53,6 +62,11 @@ impl Listeners {
             options,
             backlog: backlog.max(1),
             half_open: 0,
+            fast_opened: 0,
+            //= RFC 7413#4.2
+            //# It MUST be turned on explicitly by the application.
+            fast_opened_max: 0,
+            held: VecDeque::new(),
             ready: VecDeque::new(),
             is_announced: false,
         };
@@ -64,6 +78,13 @@ impl Listeners {
     pub(crate) fn set_options(&mut self, id: ListenerId, options: Options) {
         if let Some(listener) = self.by_id.get_mut(&id.0) {
             listener.options = options;
+        }
+    }
+
+    /// Changes how many connections may wait that Fast Open has opened.
+    pub(crate) fn set_fast_open(&mut self, id: ListenerId, pending_max: usize) {
+        if let Some(listener) = self.by_id.get_mut(&id.0) {
+            listener.fast_opened_max = pending_max;
         }
     }
 
@@ -101,10 +122,43 @@ impl Listeners {
         }
     }
 
-    pub(crate) fn end_half_open(&mut self, id: ListenerId) {
+    pub(crate) fn end_half_open(&mut self, id: ListenerId, is_fast_opened: bool) {
         self.half_open -= 1;
         if let Some(listener) = self.by_id.get_mut(&id.0) {
             listener.half_open -= 1;
+            listener.fast_opened -= usize::from(is_fast_opened);
+        }
+    }
+
+    /// Whether one more connection may be opened by Fast Open.
+    pub(crate) fn fast_open_room(&mut self, id: ListenerId, now: Instant) -> Room {
+        let Some(listener) = self.by_id.get_mut(&id.0) else {
+            return Room::Off;
+        };
+        let most = listener.fast_opened_max;
+        if most == 0 {
+            return Room::Off;
+        }
+        while listener.held.front().is_some_and(|&until| until <= now) {
+            listener.held.pop_front();
+        }
+        match listener.fast_opened + listener.held.len() < most {
+            true => Room::Free,
+            false => Room::Full,
+        }
+    }
+
+    /// A half-open connection is the host's already.
+    pub(crate) fn begin_fast_open(&mut self, id: ListenerId) {
+        if let Some(listener) = self.by_id.get_mut(&id.0) {
+            listener.fast_opened += 1;
+        }
+    }
+
+    /// Such a connection was reset: its place stays taken.
+    pub(crate) fn hold_fast_open(&mut self, id: ListenerId, now: Instant) {
+        if let Some(listener) = self.by_id.get_mut(&id.0) {
+            listener.held.push_back(now + HELD_FOR);
         }
     }
 
@@ -157,6 +211,16 @@ impl Listeners {
             }
         }
     }
+}
+
+/// A listener's room for Fast Open.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Room {
+    /// It takes no part.
+    Off,
+    /// As many as may have not ended their handshake.
+    Full,
+    Free,
 }
 
 impl Listener {

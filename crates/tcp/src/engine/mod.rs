@@ -18,6 +18,7 @@ mod calls;
 mod control;
 mod cookie;
 mod deadlines;
+mod fast_open;
 mod fast_receive;
 mod fast_transmit;
 mod fragments;
@@ -54,6 +55,7 @@ use crate::wire::ip::Address;
 use control::ControlFrame;
 use cookie::Cookies;
 use deadlines::Deadlines;
+use fast_open::FastOpens;
 use fast_transmit::Run;
 use fragments::Fragments;
 use interface::Interface;
@@ -103,6 +105,7 @@ pub struct Engine {
     config: Config,
     random: Random,
     secrets: Secrets,
+    fast_opens: FastOpens,
     /// How far connections have come in the ports of their destination, by its hash.
     ports_tried: Box<[u16; PORT_PLACES]>,
     interface: Interface,
@@ -181,8 +184,10 @@ impl Engine {
             ports: SipKey::draw(&mut random),
             cookies: Cookies::new(&mut random),
         };
+        let fast_opens = FastOpens::new(config.fast_open_key, &mut random);
         Self {
             secrets,
+            fast_opens,
             ports_tried: Box::new([0; PORT_PLACES]),
             interface: Interface::new(&config),
             neighbours: Neighbours::new(matches!(
@@ -267,7 +272,11 @@ impl Engine {
                     config: &self.config,
                     counters: &mut self.counters,
                 });
-                if connection.retries > retries && connection.retries.is_multiple_of(4) {
+                let has_retried = connection.retries > retries;
+                if has_retried && connection.fast_open.is_some() {
+                    self.doubt_fast_open(now, slot);
+                }
+                if has_retried && self.slots[slot as usize].retries.is_multiple_of(4) {
                     self.doubt_neighbour(slot);
                 }
             }
@@ -405,9 +414,12 @@ impl Engine {
         {
             connection.conditions.clear(Conditions::HALF_OPEN);
             let is_established = connection.state != State::Closed;
-            self.listeners.end_half_open(listener);
+            let is_fast_opened = connection.is_fast_opened();
+            self.listeners.end_half_open(listener, is_fast_opened);
             let had_news = self.listeners.has_news();
-            if is_established && !self.listeners.push_ready(listener, id) {
+            // The host has been offered a connection that Fast Open opened.
+            let is_new = is_established && !is_fast_opened;
+            if is_new && !self.listeners.push_ready(listener, id) {
                 // The listener is gone.
                 self.slots[slot as usize].abort(CloseReason::Aborted);
                 return self.settle(slot);

@@ -49,6 +49,8 @@ pub struct Packet<'a> {
     pub sack: Vec<(u32, u32)>,
     /// Counters of the AccECN option, as they stand there: first and second.
     pub ecn_counters: Option<(u32, u32)>,
+    /// The cookie of the Fast Open option (RFC 7413).
+    pub fast_open: Option<&'a [u8]>,
     /// Bytes of options.
     pub options_bytes: usize,
     /// Where in the packet the TCP header begins.
@@ -100,6 +102,7 @@ pub fn parse(packet: &[u8]) -> Option<Packet<'_>> {
         timestamps: None,
         sack: Vec::new(),
         ecn_counters: None,
+        fast_open: None,
         options_bytes: options.len(),
         tcp_at,
         payload: &tcp[data_at..],
@@ -124,6 +127,7 @@ pub fn parse(packet: &[u8]) -> Option<Packet<'_>> {
                 let counter = |high, middle, low| u32::from_be_bytes([0, high, middle, low]);
                 read.ecn_counters = Some((counter(*a, *b, *c), counter(*d, *e, *f)));
             }
+            (34, cookie) => read.fast_open = Some(cookie),
             (8, both @ [_, _, _, _, _, _, _, _]) => read.timestamps = Some(both_of(both)),
             // One that was damaged on its way, perhaps.
             _ => {}

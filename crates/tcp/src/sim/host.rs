@@ -329,6 +329,7 @@ impl Host {
         let listener = engine
             .listen(any, 128, scenario.server_options)
             .expect("a new engine has no other listener");
+        engine.set_fast_open(listener, scenario.fast_open_pending_max);
         for other in 0..scenario.hosts {
             engine.set_neighbour(address_of(other, false), mac_of(other));
             engine.set_neighbour(address_of(other, true), mac_of(other));

@@ -69,6 +69,16 @@ mod tests {
         assert!(flooded.iter().any(|report| report.cookies.1 > 0));
     }
 
+    /// Of the first seeds some have clients that send payload with their SYN.
+    #[test]
+    fn payload_goes_with_syns() {
+        let reports = (0..40).map(|seed| run(seed, false).fast_opens);
+        let sums = reports.fold([0; 3], |sums, of| {
+            core::array::from_fn(|at| sums[at] + of[at])
+        });
+        assert!(sums.iter().all(|&sum| sum > 5), "{sums:?}");
+    }
+
     /// A connection that came of a SYN cookie is reset, given up, or (in the last seed) ended in
     /// order by the client first, and born again of a late copy of the segment that brought the
     /// cookie.

@@ -58,6 +58,9 @@ pub struct Scenario {
     pub(crate) withdrawals: Vec<Withdrawal>,
     /// Hosts that acknowledge what has not arrived.
     pub(crate) optimists: Vec<usize>,
+    /// Connections that listeners let Fast Open open before their handshake is over. Not zero:
+    /// clients send payload with their SYN, too.
+    pub(crate) fast_open_pending_max: usize,
     /// Senders that compete for the first host's way out.
     pub(crate) rivals: Vec<Kind>,
     /// The simulation stops here, done or not; `None`: it must finish by itself.
@@ -145,6 +148,7 @@ impl Scenario {
             shortages: Vec::new(),
             withdrawals: Vec::new(),
             optimists: Vec::new(),
+            fast_open_pending_max: 0,
             rivals: Vec::new(),
             stop_after: None,
         };
@@ -179,6 +183,7 @@ impl Scenario {
         scenario.draw_flood();
         scenario.draw_departures();
         scenario.draw_fragments();
+        scenario.draw_fast_open();
         scenario.draw_user_timeouts();
         scenario.draw_simultaneous();
         scenario.draw_models();
@@ -211,6 +216,14 @@ impl Scenario {
             for role in [&mut transfer.client_role, &mut transfer.server_role] {
                 role.lets_go = random.below(3) == 0;
             }
+        }
+    }
+
+    /// Draws whether payload goes with SYNs (RFC 7413), from a generator of its own.
+    fn draw_fast_open(&mut self) {
+        let mut random = Random::new(self.seed ^ 0x7031_fa57_09e4_0001);
+        if random.below(3) == 0 {
+            self.fast_open_pending_max = random.between(1, 8) as usize;
         }
     }
 
@@ -383,6 +396,7 @@ impl Scenario {
             shortages: Vec::new(),
             withdrawals: Vec::new(),
             optimists: Vec::new(),
+            fast_open_pending_max: 0,
             rivals: Vec::new(),
             stop_after: Some(duration),
         }

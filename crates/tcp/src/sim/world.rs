@@ -56,6 +56,9 @@ pub struct Report {
     pub departures: u64,
     /// SYN cookies of all engines, and those that came back.
     pub cookies: (u64, u64),
+    /// SYNs with payload of all engines; those that opened a connection to its program; and those
+    /// that were acknowledged with their payload (RFC 7413).
+    pub fast_opens: [u64; 3],
     /// Payload received, by transfer.
     pub bytes_by_flow: Vec<u64>,
     /// Bytes of the rivals that have arrived.
@@ -256,6 +259,10 @@ impl World {
             let counters = host.engine.counters();
             self.report.cookies.0 += counters.cookies_sent;
             self.report.cookies.1 += counters.cookies_accepted;
+            let all = &mut self.report.fast_opens;
+            all[0] += counters.fast_opens_sent;
+            all[1] += counters.fast_opens_accepted;
+            all[2] += counters.fast_opens_acknowledged;
         }
         self.report.retransmissions += self
             .hosts
@@ -435,10 +442,19 @@ impl World {
         let id = engine
             .connect(now, local, remote, options)
             .expect("nothing stands in the way of a connection");
+        if self.scenario.fast_open_pending_max > 0 {
+            engine.open_fast(now, id);
+        }
         let local = engine.info(id).expect("it was just made").local;
         let ring = options.receive_bytes_max.max(options.receive_bytes);
         let mut program = Program::new(role, index, is_client, ring);
         program.expects_nothing = other.bytes == 0;
+        if self.scenario.fast_open_pending_max > 0 {
+            let bytes = role.bytes.min(role.write_bytes_max);
+            program.published = bytes.min(role.send_buffer_bytes);
+            let published = engine.publish(id, program.published);
+            published.expect("it was just made");
+        }
         if is_client {
             self.flows.insert((local, remote), index);
         }

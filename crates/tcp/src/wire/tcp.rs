@@ -26,6 +26,7 @@ const OPTION_WINDOW_SCALE: u8 = 3;
 const OPTION_SACK_PERMITTED: u8 = 4;
 const OPTION_SACK: u8 = 5;
 const OPTION_TIMESTAMPS: u8 = 8;
+const OPTION_FAST_OPEN: u8 = 34;
 /// RFC 9768 section 3.2.3: AccECN0 and AccECN1, which differ in the order of their counters.
 const OPTION_ACCURATE_ECN: [u8; 2] = [172, 174];
 
@@ -254,6 +255,9 @@ impl<'a> Segment<'a> {
                 //# A TCP implementation MUST (MUST-6) ignore without error any TCP Option it does
                 //# not implement, assuming that the option has a length field.
                 (OPTION_SACK_PERMITTED, []) => syn.sack_permitted = true,
+                (OPTION_FAST_OPEN, body) => {
+                    syn.fast_open = FastOpenCookie::read(body).or(syn.fast_open);
+                }
                 _ => {}
             }
         }
@@ -309,6 +313,58 @@ pub(crate) struct SynOptions {
     pub(crate) window_scale: Option<u8>,
     pub(crate) sack_permitted: bool,
     pub(crate) timestamps: Option<Timestamps>,
+    pub(crate) fast_open: Option<FastOpenCookie>,
+}
+
+/// The cookie of a Fast Open option (RFC 7413 section 4.1.1). An empty one asks for a cookie.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct FastOpenCookie {
+    /// Zero behind the cookie's end.
+    bytes: [u8; Self::BYTES_MAX],
+    length: u8,
+}
+
+impl FastOpenCookie {
+    const BYTES_MIN: usize = 4;
+    const BYTES_MAX: usize = 16;
+    /// Asks for a cookie.
+    pub(crate) const REQUEST: Self = Self {
+        bytes: [0; Self::BYTES_MAX],
+        length: 0,
+    };
+
+    /// A cookie of eight bytes, as Linux makes them.
+    pub(crate) fn of_word(word: u64) -> Self {
+        let mut cookie = Self::REQUEST;
+        cookie.bytes[..8].copy_from_slice(&word.to_be_bytes());
+        cookie.length = 8;
+        cookie
+    }
+
+    //= RFC 7413#4.1.1
+    //# Options with invalid Length values or without the SYN flag set MUST be ignored.
+    //= RFC 7413#4.1.1
+    //# The number MUST be even.
+    /// The cookie in an option's body, which is empty or has an even number of bytes, 4 to 16. Like
+    /// Linux (tcp_parse_fastopen_option) anything else counts as no option.
+    fn read(body: &[u8]) -> Option<Self> {
+        let fits = (Self::BYTES_MIN..=Self::BYTES_MAX).contains(&body.len());
+        let is_valid = body.is_empty() || fits && body.len().is_multiple_of(2);
+        is_valid.then(|| {
+            let mut cookie = Self::REQUEST;
+            cookie.bytes[..body.len()].copy_from_slice(body);
+            cookie.length = body.len() as u8;
+            cookie
+        })
+    }
+
+    pub(crate) fn is_request(&self) -> bool {
+        self.length == 0
+    }
+
+    fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.length)]
+    }
 }
 
 /// The counters of the AccECN option: bytes of payload, modulo 2^24, by how their packets came.
@@ -388,6 +444,11 @@ impl OptionWriter {
         }
         if let Some(shift) = syn.window_scale {
             self.push(&[OPTION_NOP, OPTION_WINDOW_SCALE, 3, shift]);
+        }
+        // The last, so that padding follows it.
+        if let Some(cookie) = &syn.fast_open {
+            self.push(&[OPTION_FAST_OPEN, 2 + cookie.length]);
+            self.push(cookie.as_bytes());
         }
     }
 
@@ -500,6 +561,50 @@ mod tests {
         bytes
     }
 
+    //= RFC 7413#4.1.1
+    //= type=test
+    //# The number MUST be even.
+    //= RFC 7413#4.1.1
+    //= type=test
+    //# Options with invalid Length values or without the SYN flag set MUST be ignored.
+    #[test]
+    fn cookies_have_none_or_an_even_number_of_four_to_sixteen_bytes() {
+        for length in 0..=18u8 {
+            let mut option = vec![OPTION_FAST_OPEN, 2 + length];
+            option.extend(1..=length);
+            option.resize(option.len().next_multiple_of(4), OPTION_NOP);
+            let bytes = segment_with(&option, b"");
+            let segment = Segment::parse(&bytes).expect("a header");
+            let cookie = segment.syn_options().fast_open;
+            let is_valid = matches!(length, 0 | 4 | 6 | 8 | 10 | 12 | 14 | 16);
+            assert_eq!(cookie.is_some(), is_valid, "{length} bytes");
+            let mut writer = OptionWriter::new();
+            writer.syn(&SynOptions {
+                fast_open: cookie,
+                ..SynOptions::default()
+            });
+            assert!(!is_valid || writer.as_bytes() == option, "{length} bytes");
+        }
+    }
+
+    #[test]
+    fn a_syn_has_room_for_all_options_and_the_longest_cookie() {
+        let cookie = FastOpenCookie::read(&[7; 16]);
+        let mut writer = OptionWriter::new();
+        let all = SynOptions {
+            mss: Some(1_460),
+            window_scale: Some(7),
+            sack_permitted: true,
+            timestamps: Some(Timestamps { value: 1, echo: 2 }),
+            fast_open: cookie,
+        };
+        writer.syn(&all);
+        let bytes = segment_with(writer.as_bytes(), b"");
+        let segment = Segment::parse(&bytes).expect("a header");
+        assert_eq!(segment.syn_options(), all);
+        assert_eq!(writer.as_bytes().len(), OPTIONS_BYTES_MAX);
+    }
+
     //= RFC 9768#3.2.3
     //= type=test
     //# When a Data Receiver sends an AccECN Option, it MUST set the Kind field to 172 if using
@@ -570,6 +675,7 @@ mod tests {
             window_scale: Some(7),
             sack_permitted: true,
             timestamps: Some(Timestamps { value: 1, echo: 2 }),
+            fast_open: None,
         };
         let mut writer = OptionWriter::new();
         writer.syn(&syn);
@@ -663,6 +769,7 @@ mod tests {
                 window_scale: has(1).then_some(1),
                 sack_permitted: has(2),
                 timestamps: has(3).then_some(Timestamps { value: 1, echo: 1 }),
+                fast_open: None,
             });
             let mut at = 0;
             while let Some(&kind) = writer.as_bytes().get(at) {

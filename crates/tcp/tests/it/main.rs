@@ -10,6 +10,7 @@ mod congestion;
 mod conversation;
 mod corpus;
 mod endings;
+mod fast_open;
 #[path = "../../../../fuzz/inputs.rs"]
 mod inputs;
 mod liveness;

@@ -33,6 +33,8 @@ pub(crate) struct Stage {
     /// The remote's timestamps: what it sends next as TSval, and the engine's latest.
     pub(crate) remote_clock: u32,
     pub(crate) engine_clock: u32,
+    /// The cookie that the engine gave last (RFC 7413).
+    pub(crate) cookie: Vec<u8>,
 }
 
 /// A stage without timestamps and scaling, so that scripts stay short; each test adds what it is
@@ -66,6 +68,7 @@ impl Stage {
             sent: VecDeque::new(),
             remote_clock: 1_000,
             engine_clock: 0,
+            cookie: Vec::new(),
         }
     }
 
@@ -174,6 +177,17 @@ impl Stage {
                         options.extend(self.isn.wrapping_add(edge as u32).to_be_bytes());
                     }
                 }
+                // Without a value it asks for a cookie; 0 is a wrong one, 1 the engine's latest.
+                "fo" => {
+                    let cookie = match value.first() {
+                        None => &[][..],
+                        Some(0) => &[7; 8],
+                        Some(_) => &self.cookie,
+                    };
+                    options.extend([34, 2 + cookie.len() as u8]);
+                    options.extend(cookie);
+                    options.resize(options.len().next_multiple_of(4), 1);
+                }
                 "ecn" => {
                     options.extend([172, 8]);
                     for &counter in value {
@@ -189,7 +203,8 @@ impl Stage {
         tcp.extend_from_slice(&[0; 4]);
         tcp.extend_from_slice(&options);
         // Byte n of the remote's stream, which begins at position 1, is n.
-        tcp.extend((0..line.length).map(|index| (line.seq + index - 1) as u8));
+        let first = line.seq + i64::from(line.flags & 2 != 0) - 1;
+        tcp.extend((0..line.length).map(|index| (first + index) as u8));
         ip_packet(source, &tcp, line.ecn)
     }
 
@@ -260,12 +275,9 @@ impl Stage {
             line.length,
             "length: expected {script}, got {got}"
         );
+        let first = line.seq + i64::from(line.flags & 2 != 0) - 1;
         for (index, &byte) in packet.payload.iter().enumerate() {
-            assert_eq!(
-                byte,
-                (line.seq + index as i64 - 1) as u8,
-                "payload of {got}"
-            );
+            assert_eq!(byte, (first + index as i64) as u8, "payload of {got}");
         }
         if let Some(ack) = line.ack {
             let got_ack = packet.ack.wrapping_sub(REMOTE_ISN);
@@ -281,8 +293,16 @@ impl Stage {
                 "window: expected {script}, got {got}"
             );
         }
+        let has_cookie = line.options.iter().any(|(name, _)| name == "fo");
+        assert_eq!(packet.fast_open.is_some(), has_cookie, "fast open: {got}");
         for (name, value) in &line.options {
             match name.as_str() {
+                // Without a value it asks for a cookie.
+                "fo" => {
+                    let cookie = packet.fast_open.unwrap_or_default();
+                    assert_eq!(cookie.is_empty(), value.is_empty(), "{got}");
+                    cookie.clone_into(&mut self.cookie);
+                }
                 "mss" => assert_eq!(packet.mss.map(i64::from), value.first().copied(), "{got}"),
                 "ws" => assert_eq!(packet.scale.map(i64::from), value.first().copied(), "{got}"),
                 "TS" => assert!(packet.timestamps.is_some(), "no timestamps: {got}"),
