@@ -256,20 +256,16 @@ impl Entry {
     /// without counting.
     #[inline]
     pub fn has_several_holders(&self, order: Ordering) -> bool {
-        let mut any = match self.holders.load(order) {
-            0 => false,
-            1 => true,
-            _ => return true,
-        };
+        let holders = self.holders.load(order);
+        // No branch for each word: nearly always all are looked at.
+        let (mut all, mut words) = (0, 0);
         for word in &self.held_by {
             let bits = word.load(order);
-            // A bit besides the lowest one, or one in another word.
-            if bits & bits.wrapping_sub(1) != 0 || any && bits != 0 {
-                return true;
-            }
-            any |= bits != 0;
+            all |= bits;
+            words += u32::from(bits != 0);
         }
-        false
+        // In one word: a bit besides the lowest one.
+        words + holders.min(2) > 1 || all & all.wrapping_sub(1) != 0
     }
 }
 
