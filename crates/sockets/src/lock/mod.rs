@@ -241,12 +241,22 @@ impl Private {
     /// Takes it.
     #[inline]
     pub(crate) fn lock(&self) -> PrivateHeld<'_> {
+        // Apart from the waiting, which saves registers of its caller's.
+        match self.try_lock() {
+            Some(held) => held,
+            None => self.wait_for(),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn wait_for(&self) -> PrivateHeld<'_> {
         let mut wait = Wait::default();
         loop {
+            wait.turn();
             if let Some(held) = self.try_lock() {
                 return held;
             }
-            wait.turn();
         }
     }
 
