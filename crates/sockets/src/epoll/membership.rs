@@ -314,8 +314,19 @@ pub(crate) fn give_to_kernel(connection: &Connection) {
     }
 }
 
+/// The wake word to which the connection returns when nobody sleeps.
 pub(crate) fn set_resting_wake(connection: &Connection, word: WakeWord) {
     let entry = connection.entry;
+    let is_none = word == WakeWord::None
+        && entry
+            .resting_wake
+            .load(Ordering::Relaxed)
+            .is(WakeWord::None.to_word());
+    if is_none && !connection.local.attachment.has_region() {
+        // As most short connections end. One that gets a region at this moment begins with the
+        // entry's word.
+        return;
+    }
     let held = lock::lock(&entry.wake_lock);
     if held.is_none()
         && let Some(end) = connection.inside()
