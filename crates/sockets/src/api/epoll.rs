@@ -152,6 +152,7 @@ fn places(events: *mut epoll_event, count: usize) -> Option<usize> {
 }
 
 /// The instance to which a wait belongs, if it is known and the wait makes sense.
+#[inline(always)]
 fn instance_at(epfd: c_int, count: c_int) -> Option<Instance> {
     say_what_is_set();
     // More are refused (`EP_MAX_EVENTS` in fs/eventpoll.c).
