@@ -99,6 +99,25 @@ fn a_go_program_that_may_be_loaded_anywhere_does_the_same_when_patched() {
     assert!(direct > 0, "connections go through shared memory");
 }
 
+/// libuv registers the sockets of Node.js so. Calls by `syscall(2)`, and patched ones.
+#[test]
+fn sockets_that_requests_of_io_uring_register_with_epoll_go_through_shared_memory() {
+    if host::require(["cc"]).is_none() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("scratch");
+    for options in [&["-O2"][..], &["-O2", "-static"]] {
+        let program = compile(directory.path(), "cc", options, "registers.c");
+        let plain = Waiting::start(&mut Command::new(&program)).end();
+        let toehold = Toehold::start();
+        let patched = Waiting::start(&mut toehold.patched(&program));
+        let connections = toehold.connections();
+        let direct = connections.iter().filter(|one| one.is_direct()).count();
+        assert_eq!(direct, 2, "{options:?}: {connections:?}");
+        assert_eq!(patched.end(), plain, "{options:?}");
+    }
+}
+
 /// The whole proof is `TOEHOLD_SOAK=100000000 cargo test -p toehold-e2e --release --test patched --
 /// millions_of_calls`: a hundred million.
 #[test]

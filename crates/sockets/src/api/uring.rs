@@ -24,7 +24,7 @@ pub unsafe fn io_uring_enter(
     argument: usize,
     size: usize,
 ) -> c_long {
-    errno::keep(|| uring::entering(fd, wanted, flags));
+    errno::keep(|| uring::entering(fd, wanted, flags, control));
     let [wanted, complete, flags] = [wanted, complete, flags].map(|word| word as usize);
     let number = libc::SYS_io_uring_enter;
     unsafe { real::syscall(number, fd as usize, wanted, complete, flags, argument, size) }
@@ -52,7 +52,7 @@ pub unsafe fn io_uring_made(fd: i32, parameters: *const c_void) {
 
 /// `io_uring_enter` is about to be made past `syscall(2)`.
 pub fn io_uring_entering(fd: i32, wanted: c_uint, flags: c_uint) {
-    errno::keep(|| uring::entering(fd, wanted, flags));
+    errno::keep(|| uring::entering(fd, wanted, flags, control));
 }
 
 /// `io_uring_register` is about to be made past `syscall(2)`.
@@ -77,10 +77,18 @@ pub unsafe fn liburing_made(ring: *const c_void) {
 
 /// liburing is about to hand over the requests in `ring`.
 pub unsafe fn liburing_submits(ring: *const c_void) {
-    errno::keep(|| unsafe { uring::liburing::submits(ring.cast()) });
+    errno::keep(|| unsafe { uring::liburing::submits(ring.cast(), control) });
 }
 
 /// liburing is about to close `ring`.
 pub unsafe fn liburing_ends(ring: *const c_void) {
     errno::keep(|| unsafe { uring::liburing::ends(ring.cast()) });
+}
+
+/// `epoll_ctl(2)` as a request: 0, or an errno.
+unsafe fn control(epfd: i32, operation: i32, fd: i32, event: *mut libc::epoll_event) -> i32 {
+    match unsafe { super::epoll::epoll_ctl(epfd, operation, fd, event) } {
+        0 => 0,
+        _ => errno::get(),
+    }
 }

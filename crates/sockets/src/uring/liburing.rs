@@ -7,7 +7,9 @@
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use super::{SETUP_SQE128, hand_over, is_served, lose_sight, request_at};
+use super::{
+    Control, SETUP_IOPOLL, SETUP_SQE128, hand_over, is_served, lose_sight, replace_at, request_at,
+};
 
 /// `struct io_uring`, as far as it is needed; `sq` is its first member.
 #[repr(C)]
@@ -16,7 +18,7 @@ pub(crate) struct Ring {
     tail: *const AtomicU32,
     mask: *const u32,
     _sq_words: [usize; 4],
-    entries: *const u8,
+    entries: *mut u8,
     _sqe_head: u32,
     sqe_tail: u32,
     _sq_rest: [usize; 4],
@@ -49,7 +51,7 @@ pub(crate) unsafe fn made(ring: *const Ring) {
 ///
 /// # Safety
 /// As for [`made`]; the caller alone uses the ring, as liburing wants it.
-pub(crate) unsafe fn submits(ring: *const Ring) {
+pub(crate) unsafe fn submits(ring: *const Ring, control: Control) {
     if !is_served() {
         return;
     }
@@ -71,12 +73,21 @@ pub(crate) unsafe fn submits(ring: *const Ring) {
     if waiting > mask.saturating_add(1) {
         return;
     }
+    let mut are_first = ring.flags & SETUP_IOPOLL == 0;
     for n in 0..waiting {
         // liburing gives its requests out in their order, so the index of a request is its place.
         let index = (head.wrapping_add(n) & mask) as usize;
         // SAFETY: entry `index` is one of those that liburing has mapped.
-        let request = unsafe { request_at(ring.entries.add(index * entry_bytes)) };
-        hand_over(&request);
+        let (entry, request) = unsafe {
+            let entry = ring.entries.add(index * entry_bytes);
+            (entry, request_at(entry))
+        };
+        are_first &= request.only_registers();
+        // SAFETY: as above.
+        let replace = |from, to| unsafe { replace_at(entry, from, to) };
+        if !(are_first && request.is_carried_out(control, replace)) {
+            hand_over(&request);
+        }
     }
 }
 

@@ -13,6 +13,10 @@
 //!                    └─────────────────────────┴──► all connections of the process to the kernel
 //! ```
 //!
+//! Requests that register with epoll (`EPOLL_CTL`) are carried out here, as long as nothing else
+//! stands before them, and the kernel gets requests that do nothing (`NOP`) in their places: libuv
+//! registers all sockets of Node.js so. One that fails here is left to the kernel, for its answer.
+//!
 //! A mapping keeps a ring open, so it ends before the program's last number of the ring is closed.
 //! liburing makes these calls past `syscall(2)`. Where its functions are called in its shared
 //! library, they are seen ([`liburing`]); where it is linked into the program, they are not. Bytes
@@ -23,7 +27,7 @@
 
 pub(crate) mod liburing;
 
-use core::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 
 use toehold_channel::table::Reason;
 use toehold_freestanding::memory;
@@ -58,6 +62,8 @@ struct Ring {
     entry_bytes: AtomicUsize,
     /// How many: a power of two.
     count: AtomicU32,
+    /// `IORING_SETUP_*`.
+    flags: AtomicU32,
     /// Where the cursors and the indices are in the queue; no indices when 0.
     head: AtomicU32,
     tail: AtomicU32,
@@ -75,7 +81,12 @@ struct Request {
     len: u32,
     operation_flags: u32,
     other_fd: i32,
+    /// Its place among the requests.
+    index: u32,
 }
+
+/// `epoll_ctl(2)`, as a program calls it: 0, or an errno.
+pub(crate) type Control = unsafe fn(i32, i32, i32, *mut libc::epoll_event) -> i32;
 
 /// `struct io_uring_params` as words.
 const PARAMETER_WORDS: usize = 30;
@@ -88,6 +99,7 @@ const SQ_ARRAY: usize = 16;
 /// `IORING_SETUP_*` that change nothing about who takes requests, and from where: not `SQPOLL`,
 /// `SQ_AFF`, `NO_MMAP`, `REGISTERED_FD_ONLY`, nor any that came later.
 const UNDERSTOOD: u32 = 0x1_3ff9;
+const SETUP_IOPOLL: u32 = 1 << 0;
 const SETUP_SQE128: u32 = 1 << 10;
 const SETUP_NO_SQARRAY: u32 = 1 << 16;
 /// `IORING_ENTER_REGISTERED_RING`.
@@ -100,6 +112,7 @@ const FIXED_FILE: u8 = 1;
 const OTHER_FD_FIXED: u32 = 1 << 31;
 
 mod operation {
+    pub(super) const NOP: u8 = 0;
     pub(super) const CLOSE: u8 = 19;
     pub(super) const FILES_UPDATE: u8 = 20;
     pub(super) const EPOLL_CTL: u8 = 29;
@@ -117,6 +130,7 @@ mod operation {
 mod register {
     pub(super) const FILES: u32 = 2;
     pub(super) const FILES_UPDATE: u32 = 6;
+    pub(super) const RESTRICTIONS: u32 = 11;
     pub(super) const FILES2: u32 = 13;
     pub(super) const FILES_UPDATE2: u32 = 14;
     pub(super) const RESIZE_RINGS: u32 = 33;
@@ -133,6 +147,7 @@ impl Ring {
             entries: AtomicUsize::new(0),
             entry_bytes: AtomicUsize::new(0),
             count: AtomicU32::new(0),
+            flags: AtomicU32::new(0),
             head: AtomicU32::new(0),
             tail: AtomicU32::new(0),
             array: AtomicU32::new(0),
@@ -155,8 +170,13 @@ impl Ring {
             _ => 128,
         };
         let (Some(queue), Some(entries)) = (
-            map(fd, queue_bytes, 0),
-            map(fd, count * entry_bytes, OFFSET_OF_ENTRIES),
+            map(fd, queue_bytes, 0, libc::PROT_READ),
+            map(
+                fd,
+                count * entry_bytes,
+                OFFSET_OF_ENTRIES,
+                libc::PROT_READ | libc::PROT_WRITE,
+            ),
         ) else {
             return false;
         };
@@ -170,6 +190,7 @@ impl Ring {
         }
         for (word, value) in [
             (&self.count, count as u32),
+            (&self.flags, parameters[FLAGS]),
             (&self.head, head),
             (&self.tail, tail),
             (&self.array, array),
@@ -235,10 +256,23 @@ impl Ring {
     }
 
     fn request(&self, index: u32) -> Request {
-        let bytes = self.entry_bytes.load(Ordering::Relaxed);
-        let entry = self.entries.load(Ordering::Relaxed) + index as usize * bytes;
         // SAFETY: entry `index` of `count` is inside the mapping and 64 bytes at least.
-        unsafe { request_at(entry as *const u8) }
+        let request = unsafe { request_at(self.entry(index)) };
+        Request { index, ..request }
+    }
+
+    fn entry(&self, index: u32) -> *mut u8 {
+        let bytes = self.entry_bytes.load(Ordering::Relaxed);
+        (self.entries.load(Ordering::Relaxed) + index as usize * bytes) as *mut u8
+    }
+
+    /// Makes a request of one operation one of another, if it still is of the former.
+    fn replace(&self, index: u32, from: u8, to: u8) -> bool {
+        if index >= self.count.load(Ordering::Relaxed) {
+            return false;
+        }
+        // SAFETY: inside the mapping.
+        unsafe { replace_at(self.entry(index), from, to) }
     }
 }
 
@@ -256,16 +290,32 @@ unsafe fn request_at(entry: *const u8) -> Request {
             len: entry.add(24).cast::<u32>().read_volatile(),
             operation_flags: entry.add(28).cast::<u32>().read_volatile(),
             other_fd: entry.add(44).cast::<i32>().read_volatile(),
+            index: 0,
         }
     }
 }
 
-/// Maps part of a ring to be read, not in children.
-fn map(fd: i32, len: usize, offset: i64) -> Option<usize> {
+/// [`Ring::replace`], of a request in memory.
+///
+/// # Safety
+/// As for [`request_at`].
+unsafe fn replace_at(entry: *mut u8, from: u8, to: u8) -> bool {
+    // SAFETY: the caller's promise: the operation is the first byte. An atomic, because another
+    // thread may hand over the same requests.
+    let operation = unsafe { AtomicU8::from_ptr(entry) };
+    // Relaxed: the call that hands the request over comes later in this thread, or in one that has
+    // lost this exchange.
+    operation
+        .compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed)
+        .is_ok()
+}
+
+/// Maps part of a ring, not in children.
+fn map(fd: i32, len: usize, offset: i64, protection: i32) -> Option<usize> {
     let (none, shared) = (core::ptr::null_mut(), libc::MAP_SHARED);
     // SAFETY: a new mapping of the program's own ring.
     unsafe {
-        let base = memory::map(none, len, libc::PROT_READ, shared, fd, offset).ok()?;
+        let base = memory::map(none, len, protection, shared, fd, offset).ok()?;
         memory::advise(base, len, libc::MADV_DONTFORK);
         Some(base as usize)
     }
@@ -313,27 +363,64 @@ pub(crate) unsafe fn opened(fd: i32, parameters: *const u32) {
 }
 
 /// `io_uring_enter` is about to hand over `wanted` requests of the ring at `fd`.
-pub(crate) fn entering(fd: i32, wanted: u32, flags: u32) {
+pub(crate) fn entering(fd: i32, wanted: u32, flags: u32, control: Control) {
     if !is_served() || wanted == 0 {
         return;
     }
     let mut requests = [Request::default(); BATCH];
     let mut done = 0;
+    let mut are_first = true;
     loop {
         let copied = {
             let _held = LOCK.lock();
             let by_number = flags & ENTER_REGISTERED_RING == 0;
             let ring = find(fd).filter(|_| by_number);
-            ring.map(|ring| ring.read(done, wanted, &mut requests))
+            ring.map(|ring| {
+                are_first &= ring.flags.load(Ordering::Relaxed) & SETUP_IOPOLL == 0;
+                ring.read(done, wanted, &mut requests)
+            })
         };
         let Some(copied) = copied else {
             return lose_sight();
         };
-        requests[..copied].iter().for_each(hand_over);
+        for request in &requests[..copied] {
+            are_first &= request.only_registers();
+            let replace = |from, to| {
+                let _held = LOCK.lock();
+                find(fd).is_some_and(|ring| ring.replace(request.index, from, to))
+            };
+            if !(are_first && request.is_carried_out(control, replace)) {
+                hand_over(request);
+            }
+        }
         if copied < BATCH {
             return;
         }
         done += copied as u32;
+    }
+}
+
+impl Request {
+    /// True for a request that registers with epoll, and for which the kernel waits for nothing.
+    fn only_registers(&self) -> bool {
+        self.opcode == operation::EPOLL_CTL && self.flags == 0 && self.operation_flags == 0
+    }
+
+    /// Registers with epoll here, and leaves the kernel a request that does nothing in its place,
+    /// which `replace` writes. False when the kernel is to carry out the request itself.
+    fn is_carried_out(&self, control: Control, replace: impl Fn(u8, u8) -> bool) -> bool {
+        if !replace(operation::EPOLL_CTL, operation::NOP) {
+            return false;
+        }
+        let (instance, event) = (self.fd, self.address as *mut libc::epoll_event);
+        // SAFETY: the program promises the kernel an event there.
+        let error = unsafe { control(instance, self.len as i32, self.offset as i32, event) };
+        if error == 0 {
+            return true;
+        }
+        replace(operation::NOP, operation::EPOLL_CTL);
+        // The kernel says so, too, and changes nothing.
+        matches!(error, libc::EEXIST | libc::ENOENT)
     }
 }
 
@@ -422,8 +509,8 @@ pub(crate) unsafe fn registering(fd: i32, opcode: u32, argument: *const u32, cou
             register::FILES_UPDATE2 => {
                 all_used_by_kernel(long(2) as *const i32, argument.add(6).read());
             }
-            // Elsewhere from now on: the next call finds no ring.
-            register::RESIZE_RINGS => closing(fd),
+            // Elsewhere from now on, or without some operations: the next call finds no ring.
+            register::RESIZE_RINGS | register::RESTRICTIONS => closing(fd),
             _ => {}
         }
     }
