@@ -564,7 +564,7 @@ impl Reason {
             Reason::PartnerNotAttached => "waiting for the other end to attach",
             Reason::Policy => "a rule keeps it on the kernel",
             Reason::OtherUser => "the other end belongs to another user",
-            Reason::NotTcp => "neither a TCP nor a Unix stream",
+            Reason::NotTcp => "neither TCP (which Multipath TCP is not) nor a Unix stream",
             Reason::CountsDisagree => "bytes moved that the library did not see",
             Reason::Detached => "detached by the operator",
             Reason::PeerGone => "the other end's process is gone",
