@@ -134,7 +134,7 @@ pub enum Kind {
     /// neither.
     Engine = 12,
     /// Library: the program listens at `local`, with the backlog in `slot`; `side` is 1 when it
-    /// takes IPv6 only.
+    /// takes IPv6 only; `pair` is its `TCP_FASTOPEN`, and is said again when that changes.
     Listen = 14,
     /// Library: the program has closed a descriptor that listened at `local`. There may be others.
     Unlisten = 15,

@@ -76,7 +76,7 @@ pub(crate) struct AdapterArgs {
 
     /// Change a setting of the adapter that runs, and end: lso, lro, checksum, split-headers,
     /// copy-engine, copybreak, coalesce, batch, quota, memory, window, congestion, ecn, pacing,
-    /// initial-window or keepalive; may be repeated
+    /// initial-window, keepalive or fast-open; may be repeated
     #[arg(long, value_name = "NAME=VALUE", conflicts_with_all = ["background", "detached",
         "system", "EngineArgs", "require_engine", "idle_exit", "rules"])]
     set: Vec<String>,
@@ -241,8 +241,13 @@ struct EngineArgs {
     #[arg(long, value_name = "SECONDS|off")]
     keepalive: Option<String>,
 
+    /// Take payload of SYNs, for listeners that set TCP_FASTOPEN: server or off [default: off]
+    #[arg(long, value_name = "off|server")]
+    fast_open: Option<String>,
+
     /// Settings of new connections to these destinations alone, in quotes: window, congestion, ecn,
-    /// pacing, initial-window, keepalive; may be repeated, and come before those of the file
+    /// pacing, initial-window, keepalive, fast-open; may be repeated, and come before those of the
+    /// file
     #[arg(long, value_name = "CIDR[:PORT] SETTING VALUE...")]
     to: Vec<String>,
 
@@ -261,8 +266,8 @@ struct EngineArgs {
 
     /// All of this in a file, one setting to a line: link, address, share, outgoing, gateway, mtu,
     /// without, lso, lro, checksum, split-headers, copy-engine, copybreak, coalesce, batch, quota,
-    /// memory, window, congestion, ecn, pacing, initial-window, keepalive, to, threads, offload,
-    /// host, direct; SIGHUP has it read again
+    /// memory, window, congestion, ecn, pacing, initial-window, keepalive, fast-open, to, threads,
+    /// offload, host, direct; SIGHUP has it read again
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
@@ -309,6 +314,7 @@ impl EngineArgs {
             ("pacing", &self.pacing),
             ("initial-window", &self.initial_window),
             ("keepalive", &self.keepalive),
+            ("fast-open", &self.fast_open),
             ("threads", &self.threads),
         ];
         for (word, value) in single {
@@ -374,6 +380,7 @@ impl EngineArgs {
             ("--pacing", self.pacing.as_slice()),
             ("--initial-window", self.initial_window.as_slice()),
             ("--keepalive", self.keepalive.as_slice()),
+            ("--fast-open", self.fast_open.as_slice()),
             ("--threads", self.threads.as_slice()),
             ("--address", &self.address),
             ("--share", &self.share),

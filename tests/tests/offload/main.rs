@@ -4,6 +4,7 @@
 mod addresses;
 mod capture;
 mod changes;
+mod fast_open;
 mod hostile;
 mod interface;
 mod kills;

@@ -144,6 +144,7 @@ impl Daemon {
                 holder,
                 local: address(message.local, message.local_port),
                 backlog: message.slot as usize,
+                fast_open_pending_max: message.pair.try_into().unwrap_or(usize::MAX),
                 is_v6_only: message.side == 1,
             });
         }

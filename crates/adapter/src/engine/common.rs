@@ -33,6 +33,8 @@ pub(super) struct Common {
     pub(super) tokens: Arc<Tokens>,
     /// The ports of shared addresses that connections of programs go out from.
     pub(super) outgoing: Option<OutgoingPorts>,
+    /// Of the cookies that remotes are given, by whichever thread.
+    pub(super) fast_open_key: [u64; 2],
     /// The threads, by their index.
     pub(super) doors: Vec<Arc<Door>>,
 }
@@ -68,6 +70,7 @@ impl Common {
         routing_page.publish(&settings.all_rules(), &shown(&own));
         routing_page.initialise(arrivals.namespace(), relay.port(), relay_source.octets());
         let common = Common {
+            fast_open_key: [random.bits(), random.bits()],
             link: settings.device.to_string(),
             routing_page,
             relay_source,

@@ -24,6 +24,8 @@ pub(crate) struct Listening {
     /// Where the program listens.
     pub(crate) local: SocketAddr,
     pub(crate) backlog: usize,
+    /// `TCP_FASTOPEN`: connections that may wait before their handshake is over.
+    pub(crate) fast_open_pending_max: usize,
     /// It takes IPv6 only.
     pub(crate) is_v6_only: bool,
 }
@@ -73,16 +75,23 @@ impl Known {
         let port = wanted.local.port();
         for &(ip, _) in ours.iter().filter(|own| serves(own)) {
             let local = SocketAddr::new(ip, port);
-            let options = tcp_config::options(&connections.of(local));
-            match self.listeners.entry(ip) {
-                Entry::Occupied(listener) => engine.set_listener_options(*listener.get(), options),
-                Entry::Vacant(place) => {
-                    if let Ok(id) = engine.listen(local, backlog, options) {
-                        place.insert(id);
-                        by_id.insert(id, wanted.local);
-                    }
+            let settings = connections.of(local);
+            let options = tcp_config::options(&settings);
+            let id = match self.listeners.entry(ip) {
+                Entry::Occupied(listener) => {
+                    engine.set_listener_options(*listener.get(), options);
+                    *listener.get()
                 }
-            }
+                Entry::Vacant(place) => {
+                    let Ok(id) = engine.listen(local, backlog, options) else {
+                        continue;
+                    };
+                    by_id.insert(id, wanted.local);
+                    *place.insert(id)
+                }
+            };
+            let pending_max = wanted.fast_open_pending_max.min(BACKLOG_MAX);
+            engine.set_fast_open(id, settings.fast_open.pending_max(pending_max));
         }
     }
 }
@@ -126,7 +135,15 @@ impl Listeners {
         wanted: Listening,
         connections: &ByDestination,
     ) {
-        if self.by_address.contains_key(&wanted.local) || !takes_part(&wanted, ours) {
+        if let Some(known) = self.by_address.get_mut(&wanted.local) {
+            // Its program has set the option since.
+            if known.wanted.holder.client == wanted.holder.client {
+                known.wanted.fast_open_pending_max = wanted.fast_open_pending_max;
+                known.follow(&mut self.by_id, engine, ours, &self.shares, connections);
+            }
+            return;
+        }
+        if !takes_part(&wanted, ours) {
             return;
         }
         let of_this = self.of_each.entry(wanted.holder.client).or_default();
@@ -279,6 +296,7 @@ mod tests {
             },
             local: local.parse().expect("address and port"),
             backlog: 5,
+            fast_open_pending_max: 0,
             is_v6_only,
         }
     }

@@ -127,6 +127,7 @@ pub(crate) struct NewConnections {
     pub(crate) initial_window: u8,
     /// `None`: no probes.
     pub(crate) keepalive_s: Option<u64>,
+    pub(crate) fast_open: &'static str,
     /// Lines that say otherwise for their destinations.
     pub(crate) lines_by_destination: usize,
 }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant as Clock};
 
 use pruning::Pruning;
 use shared::Shared;
-use toehold_tcp::{CloseReason, ConnectionId, Engine, Event, Instant, Random, Share};
+use toehold_tcp::{CloseReason, Config, ConnectionId, Engine, Event, Instant, Random, Share};
 use turns::Turns;
 
 use super::Error;
@@ -134,7 +134,10 @@ impl Runner {
         let entropy = || entropy::bits().map_err(os("get random numbers"));
         let [first_port, ..] = entropy()?;
         let entropy = entropy()?;
-        let config = config(settings, link.mac(), mtu, share);
+        let config = Config {
+            fast_open_key: Some(common.fast_open_key),
+            ..config(settings, link.mac(), mtu, share)
+        };
         let mut loopback_aliases = LoopbackAliases::next_to(common.relay_source);
         let poller = Poller::new().map_err(os("make an epoll instance"))?;
         watch_all(&poller, &link, &inbox, &channels, arrivals.as_ref())

@@ -30,7 +30,8 @@
 //!   pacing   off                 data in bursts over long paths, too
 //!   initial-window 10            segments of the first burst
 //!   keepalive 60                 probe remotes that are silent for so many seconds
-//!   to 10.85.0.0/16 congestion bbr window 64    for connections there, the last six otherwise
+//!   fast-open server             payload of SYNs, for programs that set TCP_FASTOPEN
+//!   to 10.85.0.0/16 congestion bbr window 64    for connections there, the last seven otherwise
 //!   threads  2                   engine threads, each with a queue of the device
 //!   offload  10.84.0.0/24:6379   connections there are the engine's, whoever makes them
 //!   host     10.84.0.9           connections there are the kernel's, always
@@ -55,7 +56,7 @@ use std::time::Duration;
 use toehold_channel::offload::{Rule, RuleAction};
 
 pub use self::checksum::Checksum;
-pub use self::connection::{ByDestination, ConnectionSettings};
+pub use self::connection::{ByDestination, ConnectionSettings, FastOpen};
 pub use self::copy_engine::CopyEngine;
 pub use self::device::{Device, DeviceKind};
 pub use self::draft::Draft;

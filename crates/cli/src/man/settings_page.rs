@@ -60,9 +60,10 @@ const RULES: &str = "The first rule that matches a destination decides: those of
 const SIGNALS: &str = "On SIGHUP the adapter reads the file again. Addresses, shared \
     ones, gateways, rules, mtu, lso, lro, checksum, split-headers, copy-engine, copybreak, \
     coalesce, batch, quota and memory can change while it runs, and for new connections window, \
-    congestion, ecn, pacing, initial-window, keepalive and to. Connections of an address that \
-    is gone are reset. Another link or another number of threads need another adapter. toehold \
-    adapter --set changes one setting of an adapter that runs, until the file is read again.";
+    congestion, ecn, pacing, initial-window, keepalive, fast-open and to. Connections of an \
+    address that is gone are reset. Another link or another number of threads need another \
+    adapter. toehold adapter --set changes one setting of an adapter that runs, until the file is \
+    read again.";
 
 const EXAMPLE: &str = "\
 link     packet:eth0

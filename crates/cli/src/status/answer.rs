@@ -127,6 +127,7 @@ pub(crate) struct NewConnections {
     pub(super) pacing: bool,
     pub(super) initial_window: u64,
     pub(super) keepalive_s: Option<u64>,
+    pub(super) fast_open: String,
     pub(super) lines_by_destination: u64,
 }
 

@@ -187,12 +187,13 @@ fn behaviour(settings: &NewConnections) -> String {
     };
     format!(
         "window={}, congestion={}, ecn={}, pacing={}, initial-window={}, \
-        keepalive={keepalive}{lines}",
+        keepalive={keepalive}, fast-open={}{lines}",
         settings.window_mb,
         settings.congestion,
         settings.ecn,
         on_or_off(settings.pacing),
         settings.initial_window,
+        settings.fast_open,
     )
 }
 
@@ -211,7 +212,7 @@ mod tests {
             "copy_engine":"worker","copybreak":16384,"coalesce_us":0,"threads":2,
             "batch":256,"quota":5,"memory_mb":1024},
             "new_connections":{"window_mb":16,"congestion":"bbr","ecn":"accurate","pacing":true,
-            "initial_window":10,"keepalive_s":60,"lines_by_destination":2},
+            "initial_window":10,"keepalive_s":60,"fast_open":"server","lines_by_destination":2},
             "payloads_in_place":3,"payloads_by_engine":4,
             "connections_opened":5,"connections_accepted":20,"connections_on_used_carriers":12,"carriers_parked":2,
             "threads":[{"connections":3},{"connections":4}]}"#;
@@ -227,7 +228,8 @@ mod tests {
         );
         has(
             "  new connections: window=16, congestion=bbr, ecn=accurate, pacing=on, \
-            initial-window=10, keepalive=60; 2 lines say otherwise for some destinations\n",
+            initial-window=10, keepalive=60, fast-open=server; 2 lines say otherwise for some \
+            destinations\n",
         );
         has("  3 payloads received in place, 4 copied by the copy engine\n");
         has("  12 of 25 connections on used carriers, 2 carriers parked\n");

@@ -442,6 +442,9 @@ pub unsafe fn setsockopt(
         return result;
     }
     let result = unsafe { real::setsockopt(fd, level, name, value, len) };
+    if result == 0 && (level, name) == (libc::IPPROTO_TCP, libc::TCP_FASTOPEN) {
+        errno::keep(|| passive_open::fast_open_set(fd));
+    }
     if result == 0 && published::is_served(fd) {
         errno::keep(|| listener::option_set(fd));
     }

@@ -35,11 +35,27 @@ pub(crate) fn listening(fd: i32, backlog: i32) {
     message.pid = process::pid();
     message.slot = backlog.max(0) as u32;
     message.side = u32::from(option(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) == 1);
+    message.pair = u64::from(option(libc::IPPROTO_TCP, libc::TCP_FASTOPEN).max(0) as u32);
     let _held = adapter::lock();
     if let Some(adapter) = adapter::connected() {
         questions::say_and_wait(adapter, &message, Kind::Listening, REPLY_NS);
     }
     early::unconnected_closing(descriptors::note_listener(fd));
+}
+
+/// The program has set `TCP_FASTOPEN` on a socket; where that listens already, the engine has to
+/// know.
+pub(crate) fn fast_open_set(fd: i32) {
+    if !routing::is_wanted() || !process::is_started() || process::borrowed_memory() {
+        return;
+    }
+    let is_listening = sys::getsockopt::<i32>(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN);
+    if is_listening == Ok(1) {
+        // Of a listener `tcpi_sacked` is the backlog (tcp_get_info).
+        let info = sys::getsockopt::<[u32; 8]>(fd, libc::IPPROTO_TCP, libc::TCP_INFO);
+        let backlog = info.map_or(0, |[.., sacked]| sacked);
+        listening(fd, i32::try_from(backlog).unwrap_or(i32::MAX));
+    }
 }
 
 /// A descriptor of a listener was closed.

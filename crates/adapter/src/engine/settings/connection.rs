@@ -27,6 +27,42 @@ pub struct ConnectionSettings {
     /// How long the remote may be silent before it is probed, where the program has not said so
     /// itself; `None`: for ever.
     pub keepalive: Option<Duration>,
+    /// Whether payload may go with SYNs, where the program wants it (RFC 7413).
+    pub fast_open: FastOpen,
+}
+
+/// Which connections Fast Open may open.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FastOpen {
+    /// None.
+    #[default]
+    Off,
+    /// Those that remotes make.
+    Server,
+}
+
+impl FastOpen {
+    /// Connections that may wait at a listener before their handshake is over, where its program
+    /// has asked for so many.
+    pub(in crate::engine) fn pending_max(self, wanted: usize) -> usize {
+        match self {
+            FastOpen::Off => 0,
+            FastOpen::Server => wanted,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            FastOpen::Off => "off",
+            FastOpen::Server => "server",
+        }
+    }
+
+    fn named(value: &str) -> Result<FastOpen, String> {
+        let all = [FastOpen::Off, FastOpen::Server];
+        let found = all.into_iter().find(|one| one.name() == value);
+        found.ok_or_else(|| format!("`{value}` is neither off nor server"))
+    }
 }
 
 impl Default for ConnectionSettings {
@@ -38,6 +74,7 @@ impl Default for ConnectionSettings {
             initial_window: INITIAL_WINDOW_DEFAULT,
             window_bytes: WINDOW_MB_DEFAULT << 20,
             keepalive: None,
+            fast_open: FastOpen::default(),
         }
     }
 }
@@ -69,6 +106,7 @@ pub(super) struct Named {
     initial_window: Option<u8>,
     window_bytes: Option<u32>,
     keepalive: Option<Option<Duration>>,
+    fast_open: Option<FastOpen>,
 }
 
 fn ecn(value: &str) -> Result<EcnMode, String> {
@@ -119,6 +157,7 @@ impl ByDestination {
             pacing: usual.pacing,
             initial_window: usual.initial_window,
             keepalive_s: usual.keepalive.map(|idle| idle.as_micros() / 1_000_000),
+            fast_open: usual.fast_open.name(),
             lines_by_destination: self.lines.len(),
         }
     }
@@ -150,6 +189,7 @@ impl Named {
                     }
                 });
             }
+            "fast-open" => self.fast_open = Some(FastOpen::named(value)?),
             _ => return Ok(false),
         }
         Ok(true)
@@ -164,6 +204,7 @@ impl Named {
             initial_window: self.initial_window.unwrap_or(others.initial_window),
             window_bytes: self.window_bytes.unwrap_or(others.window_bytes),
             keepalive: self.keepalive.unwrap_or(others.keepalive),
+            fast_open: self.fast_open.unwrap_or(others.fast_open),
         }
     }
 }
@@ -277,6 +318,7 @@ mod tests {
             ("10.84.0.7 ecn", "`ecn` has no value"),
             ("10.84.0.7 ecn on ecn off", "`ecn` stands twice"),
             ("10.84.0.7 mtu 1500", "`mtu` is no setting of a connection"),
+            ("10.84.0.7 fast-open yes", "`yes` is neither off nor server"),
             ("10.84.0.7:0 ecn on", "`0` is no port"),
             ("10.84.0.7 window 65", "no number of megabytes (1 to 64)"),
             (

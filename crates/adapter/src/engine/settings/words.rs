@@ -18,7 +18,7 @@ pub struct Word {
 }
 
 /// All words, in the order of the manual.
-pub const WORDS: [Word; 28] = [
+pub const WORDS: [Word; 29] = [
     Word {
         word: "link",
         value: "KIND:NAME[@NETNS]",
@@ -241,15 +241,25 @@ pub const WORDS: [Word; 28] = [
             set SO_KEEPALIVE itself: 9 probes, 75 seconds apart. 1 to 32767; default off.",
     },
     Word {
+        word: "fast-open",
+        value: "off|server",
+        repeats: false,
+        changes: true,
+        is_of_connections: true,
+        meaning: "Whether payload of a SYN is taken (TCP Fast Open, RFC 7413): server for \
+            listeners that set TCP_FASTOPEN. A remote's first bytes may then come twice, in two \
+            connections. Default off.",
+    },
+    Word {
         word: "to",
         value: "CIDR[:PORT] SETTING VALUE...",
         repeats: true,
         changes: false,
         is_of_connections: false,
         meaning: "Settings of new connections to these destinations, in place of those of all: \
-            window, congestion, ecn, pacing, initial-window, keepalive. A connection that a remote \
-            makes is one to the engine's own address and port. Of each setting, the first line \
-            that matches and names it decides.",
+            window, congestion, ecn, pacing, initial-window, keepalive, fast-open. A connection \
+            that a remote makes is one to the engine's own address and port. Of each setting, the \
+            first line that matches and names it decides.",
     },
     Word {
         word: "threads",
