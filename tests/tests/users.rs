@@ -9,7 +9,7 @@ use serde_json::Value;
 use toehold_e2e::patched::compile_as;
 use toehold_e2e::process::TIME_LIMIT;
 use toehold_e2e::system::{CLIENT, SERVER, STRANGER, System};
-use toehold_e2e::{Running, host, toehold, wait_until};
+use toehold_e2e::{Running, Toehold, host, toehold, wait_until};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_stream");
 /// Debian's own: another one before it in `PATH` may be root's alone.
@@ -219,6 +219,42 @@ fn the_reason_names_another_adapter_only_where_there_is_one() {
     let words = format!("the other end is under Toehold, but with another adapter (user {CLIENT})");
     assert_reason(&host, &others, &words);
     stop_adapter_of(&host, CLIENT);
+}
+
+/// Exchanges bytes with itself as nobody, with sockets that are made after it has become that user.
+const BECOMES_NOBODY: &str = "
+import os, socket, sys
+os.setgid(65534), os.setuid(65534)
+listener = socket.create_server(('127.0.0.1', 0))
+near = socket.create_connection(listener.getsockname())
+far, _ = listener.accept()
+for _ in range(100):
+    for one, other in (near, far), (far, near):
+        one.sendall(b'!')
+        assert other.recv(1) == b'!'
+print('exchanged', flush=True)
+sys.stdin.read()
+";
+
+/// A user's own adapter is in a directory that others may not enter.
+#[test]
+fn the_reason_says_that_a_program_has_become_a_user_whom_the_adapter_does_not_serve() {
+    // SAFETY: cannot fail.
+    if unsafe { libc::geteuid() } != 0 {
+        return host::skipped("programs become other users as root only");
+    }
+    let toehold = Toehold::start();
+    let mut command = toehold.command(toehold::Path::Direct, PYTHON);
+    command.args(["-c", BECOMES_NOBODY]).stdin(Stdio::piped());
+    let program = Running::start_fed(command, "nobody", toehold.dir());
+    let exchanged = wait_until(TIME_LIMIT, || program.stdout().contains("exchanged"));
+    assert!(exchanged, "{}", program.outputs());
+    let connections = toehold.connections();
+    assert_eq!(connections.len(), 2, "{connections:?}");
+    for one in &connections {
+        let words = "the program has become another user, who may not reach the adapter";
+        assert_eq!(one.value["reason"], words);
+    }
 }
 
 /// Its adapter is dead, then another one that has not heard of it: `status` reads its table.

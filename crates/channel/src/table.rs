@@ -507,13 +507,15 @@ pub enum Reason {
     /// The adapter has as many requests to answer as may wait. It is asked again when the
     /// connection is used.
     Crowded = 33,
+    /// The program may not reach the adapter: it has become another user since it was started.
+    OutOfReach = 34,
 }
 
 impl Reason {
     /// The reason behind a number, if it is one.
     pub fn from_word(word: u32) -> Option<Reason> {
         use Reason::*;
-        const ALL: [Reason; 34] = [
+        const ALL: [Reason; 35] = [
             None,
             FewBytes,
             NoAdapter,
@@ -548,6 +550,7 @@ impl Reason {
             Descriptors,
             OverBudget,
             Crowded,
+            OutOfReach,
         ];
         ALL.get(word as usize).copied()
     }
@@ -597,6 +600,9 @@ impl Reason {
             Reason::Descriptors => "the program sends descriptors or credentials on it",
             Reason::OverBudget => "as many connections are in memory as a rule allows",
             Reason::Crowded => "the adapter was busy; it is asked again when this is used",
+            Reason::OutOfReach => {
+                "the program has become another user, who may not reach the adapter"
+            }
         }
     }
 }

@@ -262,7 +262,7 @@ fn advice(reason: &str) -> Option<&'static str> {
         .map(|(_, advice)| *advice)
 }
 
-const ADVICE: [(&str, &str); 18] = [
+const ADVICE: [(&str, &str); 19] = [
     (
         "a rule keeps it",
         "change the rule, then: systemctl reload toehold-adapter",
@@ -294,6 +294,10 @@ const ADVICE: [(&str, &str); 18] = [
     (
         "the adapter does not answer",
         "start one: toehold adapter, or: systemctl start toehold-adapter",
+    ),
+    (
+        "has become another user",
+        "let it use the system adapter: toehold adapter --system",
     ),
     (
         "the adapter was busy",

@@ -14,6 +14,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64,
 use toehold_freestanding::fd::OwnedFd;
 
 use toehold_channel::rendezvous::{Kind, MESSAGE_BYTES, Message, SOCKET_NAME};
+use toehold_channel::table::Reason;
 
 use crate::lock;
 use crate::process::{self, descriptors, table};
@@ -31,6 +32,8 @@ static EPOCH: AtomicU32 = AtomicU32::new(0);
 static RETRY_AT_NS: AtomicU64 = AtomicU64::new(0);
 /// The adapter has requests of this process left to read, as many as it may.
 static IS_CROWDED: AtomicBool = AtomicBool::new(false);
+/// The last try to reach the adapter failed for want of the right to.
+static IS_OUT_OF_REACH: AtomicBool = AtomicBool::new(false);
 static LOCK: lock::Private = lock::Private::new();
 /// A user that is trusted as an adapter's besides our own and root; none: [`NOBODY`].
 static TRUSTED: AtomicU32 = AtomicU32::new(NOBODY);
@@ -208,6 +211,14 @@ pub(crate) fn reach() -> Option<i32> {
     Some(fd)
 }
 
+/// Why [`reach`] has failed.
+pub(crate) fn why_not() -> Reason {
+    match IS_OUT_OF_REACH.load(Ordering::Relaxed) {
+        true => Reason::OutOfReach,
+        false => Reason::NoAdapter,
+    }
+}
+
 fn connect_by_path(address: *const libc::sockaddr_un) -> Option<i32> {
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: plain system call.
@@ -238,6 +249,7 @@ fn connect_by_path(address: *const libc::sockaddr_un) -> Option<i32> {
             0,
         )
     };
+    IS_OUT_OF_REACH.store(connected == -(libc::EACCES as isize), Ordering::Relaxed);
     if connected < 0 || !is_trusted(fd) {
         sys::close(fd);
         return None;

@@ -146,7 +146,7 @@ pub(crate) fn consider(connection: &Connection) {
     let Some(adapter) = adapter::reach() else {
         entry
             .reason
-            .store(Reason::NoAdapter as u32, Ordering::Relaxed);
+            .store(adapter::why_not() as u32, Ordering::Relaxed);
         return;
     };
     let epoch = adapter::epoch();
