@@ -308,6 +308,17 @@ pub(crate) fn effective_user(pid: u32) -> Option<u32> {
     users.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
+/// How many filters for system calls bind a process; where the kernel does not count them, 1 for
+/// any.
+pub(crate) fn filters(pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let number = |name: &str| {
+        let mut lines = status.lines();
+        lines.find_map(|line| line.strip_prefix(name)?.trim().parse::<u32>().ok())
+    };
+    number("Seccomp_filters:").or_else(|| Some(u32::from(number("Seccomp:")? != 0)))
+}
+
 /// The inode of the network namespace a process is in.
 pub(crate) fn network_namespace(pid: u32) -> Option<u64> {
     let link = fs::metadata(format!("/proc/{pid}/ns/net"));

@@ -76,6 +76,8 @@ pub fn find(runtime_dir: &Path, known: &BTreeSet<u32>) -> Found {
             }
         } else if said.is_some() && !mappings.have_library() {
             bare.extend(Bare::of(pid, &environment));
+        } else if said.is_some() && mappings.refusal().is_none() && is_confined(pid, &environment) {
+            bare.extend(Bare::confined(pid));
         }
     }
     let status = (!clients.is_empty()).then(|| report(clients, &tables));
@@ -83,6 +85,14 @@ pub fn find(runtime_dir: &Path, known: &BTreeSet<u32>) -> Found {
         status: status.flatten(),
         bare,
     }
+}
+
+/// Whether more filters for system calls bind a process than `toehold run` was started under: the
+/// library makes no calls there.
+fn is_confined(pid: u32, environment: &Environment) -> bool {
+    let known = environment.get(FILTERS);
+    let known = known.and_then(|count| count.to_str()?.parse().ok());
+    proc::filters(pid).is_some_and(|count| count > known.unwrap_or(0))
 }
 
 /// Whether the calls of a process are to be patched, by its environment.
@@ -194,6 +204,8 @@ pub struct Bare {
     pub preload: Option<OsString>,
     /// It has the library, and makes system calls that the library does not see, for this reason.
     pub unpatched: Option<String>,
+    /// It has the library, which makes no calls because filters bind the program (seccomp(2)).
+    pub is_confined: bool,
 }
 
 /// The variable by which `toehold run`, or the library in the program before, tells why a program
@@ -204,6 +216,9 @@ pub const REFUSED: &str = "TOEHOLD_REFUSED";
 /// The variable by which `toehold run` has the library patch programs that make their system calls
 /// themselves.
 pub const PATCH_CALLS: &str = "TOEHOLD_PATCH_CALLS";
+
+/// The variable by which `toehold run` says how many filters for system calls it was started under.
+pub const FILTERS: &str = "TOEHOLD_FILTERS";
 
 /// The variable by which `toehold run` says that it has become the program with this process id:
 /// the library in that program tells its user why it does not patch the program.
@@ -222,6 +237,16 @@ impl Bare {
             is_to_be_patched: environment.get(PATCH_CALLS).is_some(),
             preload: environment.get("LD_PRELOAD").map(OsStr::to_owned),
             unpatched: None,
+            is_confined: false,
+        })
+    }
+
+    fn confined(pid: u32) -> Option<Bare> {
+        let bare = Bare::with_library(pid, String::new())?;
+        Some(Bare {
+            unpatched: None,
+            is_confined: true,
+            ..bare
         })
     }
 
@@ -235,6 +260,7 @@ impl Bare {
             is_to_be_patched: true,
             preload: None,
             unpatched: Some(refusal),
+            is_confined: false,
         })
     }
 }

@@ -6,6 +6,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 use std::process::Command;
 
+pub(crate) use toehold_adapter::unserved::FILTERS;
 use toehold_adapter::unserved::{PATCH_CALLS, REFUSED, STARTED};
 
 use crate::library;
@@ -16,8 +17,6 @@ pub(crate) const PRELOAD: &str = "LD_PRELOAD";
 pub(crate) const PAIR_AFTER: &str = "TOEHOLD_PAIR_AFTER";
 /// The variable from which the library reads `--express`.
 pub(crate) const EXPRESS: &str = "TOEHOLD_EXPRESS";
-/// The variable from which the library reads the number of known filters for system calls.
-pub(crate) const FILTERS: &str = "TOEHOLD_FILTERS";
 
 /// Whether the loader is to load our library.
 pub(crate) fn has_library(preload: Option<&OsStr>) -> bool {

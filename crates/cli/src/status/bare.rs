@@ -21,7 +21,8 @@ pub(super) fn explained(found: Vec<unserved::Bare>) -> Vec<Bare> {
             pid: one.pid,
             uid: one.uid,
             reason: reason(&one),
-            has_library: one.unpatched.is_some(),
+            has_library: one.unpatched.is_some() || one.is_confined,
+            is_confined: one.is_confined,
             program: one.program,
         })
         .collect();
@@ -32,6 +33,10 @@ pub(super) fn explained(found: Vec<unserved::Bare>) -> Vec<Bare> {
 fn reason(one: &unserved::Bare) -> String {
     if let Some(sentence) = &one.unpatched {
         return sentence.clone();
+    }
+    if one.is_confined {
+        return "it is confined to some system calls (seccomp), and the library makes others"
+            .into();
     }
     if let Some(sentence) = said(one) {
         return format!("said at its start: {sentence}");
@@ -79,10 +84,10 @@ fn said(one: &unserved::Bare) -> Option<&str> {
 /// Two lines for each.
 pub(super) fn lines<'a>(programs: impl Iterator<Item = &'a Bare>) -> String {
     programs.fold(String::new(), |mut out, one| {
-        let state = if one.has_library {
-            "system calls of its own on kernel TCP"
-        } else {
-            "on kernel TCP, without the library"
+        let state = match (one.has_library, one.is_confined) {
+            (_, true) => "on kernel TCP, confined",
+            (true, _) => "system calls of its own on kernel TCP",
+            (false, _) => "on kernel TCP, without the library",
         };
         let _ = writeln!(
             out,
@@ -108,6 +113,7 @@ mod tests {
             uid: 0,
             reason: "because\nof\x07".into(),
             has_library: false,
+            is_confined: false,
         };
         let text = lines([one].iter());
         assert!(
@@ -127,6 +133,7 @@ mod tests {
             is_to_be_patched: false,
             preload: None,
             unpatched: None,
+            is_confined: false,
         };
         assert_eq!(said(&of("7:because: so")), Some("because: so"));
         assert_eq!(said(&of("70:because")), None);
