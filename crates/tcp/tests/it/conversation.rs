@@ -122,6 +122,8 @@ struct Conversation<'a> {
     now: Instant,
     sides: [Side; REMOTE_PORTS as usize],
     held: Vec<Held>,
+    /// The last cookie of the engine's (RFC 7413).
+    cookie: Vec<u8>,
 }
 
 /// A connection the host has.
@@ -174,6 +176,7 @@ pub(crate) fn converse(program: &[u8]) -> Counters {
     let listener = engine
         .listen(([0, 0, 0, 0], PORT).into(), 2, options)
         .expect("the engine is new");
+    engine.set_fast_open(listener, 2);
     let mut conversation = Conversation {
         program,
         engine,
@@ -182,6 +185,7 @@ pub(crate) fn converse(program: &[u8]) -> Counters {
         now: Instant::from_micros(1_000_000),
         sides: Default::default(),
         held: Vec::new(),
+        cookie: Vec::new(),
     };
     for _ in 0..STEPS_MAX {
         if conversation.program.is_empty() {
@@ -264,9 +268,16 @@ impl Conversation<'_> {
                 let remote = (THEIRS, port).into();
                 let local = Some((OURS, PORT).into());
                 if let Ok(id) = self.engine.connect(self.now, local, remote, options) {
+                    let mut published = 0;
+                    if value & 64 != 0 {
+                        self.engine.open_fast(self.now, id);
+                        published = 200;
+                        let done = self.engine.publish(id, published);
+                        done.expect("it has just begun");
+                    }
                     self.held.push(Held {
                         id,
-                        published: 0,
+                        published,
                         received: 0,
                         taken: 0,
                     });
@@ -308,6 +319,16 @@ impl Conversation<'_> {
         if flags & 2 != 0 {
             options.extend([2, 4, 2, 24, 3, 3, value % 16, 1, 4, 2, 1, 1]);
             side.has_timestamps = value & 4 != 0;
+            if value & 64 != 0 {
+                // As an honest remote does, a request without the cookie; or any cookie.
+                let cookie = match value & 128 {
+                    0 => &self.cookie[..],
+                    _ => &[0x5a; 6],
+                };
+                options.extend([34, 2 + cookie.len() as u8]);
+                options.extend(cookie);
+                options.resize(options.len().next_multiple_of(4), 1);
+            }
         } else if value & 8 != 0 {
             // A block that may be anywhere, and may be a lie.
             options.extend([1, 1, 5, 10]);
@@ -399,6 +420,13 @@ impl Conversation<'_> {
             .wrapping_add(u32::from(flags & 2 != 0) + u32::from(flags & 1 != 0));
         if header_bytes >= 32 && packet[40..44] == [1, 1, 8, 10] {
             side.echo = word(44);
+        }
+        let options = &packet[40..20 + header_bytes];
+        // The engine writes this option last.
+        let mut ends = options.windows(2).zip(0..);
+        let has_cookie = |&(pair, _): &(&[u8], usize)| *pair == [34, 10];
+        if let Some((_, at)) = ends.find(has_cookie).filter(|_| flags & 2 != 0) {
+            self.cookie = options.get(at + 2..at + 10).unwrap_or_default().to_vec();
         }
     }
 

@@ -74,4 +74,6 @@ fn the_kept_conversations_get_somewhere() {
     assert!(sum(|counters| counters.challenges_sent) > 0);
     assert!(sum(|counters| counters.resets_received) > 0);
     assert!(sum(|counters| counters.host_had_no_room) > 0);
+    assert!(sum(|counters| counters.fast_opens_accepted) > 0);
+    assert!(sum(|counters| counters.fast_opens_acknowledged) > 0);
 }
