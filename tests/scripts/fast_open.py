@@ -3,7 +3,8 @@
 server PORT WHEN        echoes the first bytes of each connection, and ends it; TCP_FASTOPEN is set
                         before it listens, after that, or never
 client ADDRESS PORT SYN_DATA...
-                        connects with a request, and says whether the SYN took that along each time
+                        connects with a request for each word; the word says whether the SYN took
+                        the request along: 1, 0, or - for either
 """
 
 import socket
@@ -14,9 +15,9 @@ SYN_DATA = 32  # TCPI_OPT_SYN_DATA
 
 
 def server(port, when):
-    listener = socket.socket()
+    listener = socket.socket(socket.AF_INET6)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind(("0.0.0.0", int(port)))
+    listener.bind(("::", int(port)))
     if when == "before":
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_FASTOPEN, 16)
     listener.listen(16)
@@ -36,7 +37,8 @@ def server(port, when):
 
 
 def exchange(address, port):
-    connection = socket.socket()
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    connection = socket.socket(family)
     sent = connection.sendto(REQUEST, socket.MSG_FASTOPEN, (address, int(port)))
     assert sent == len(REQUEST), sent
     got = b""
@@ -49,8 +51,9 @@ def exchange(address, port):
 
 
 def client(address, port, expected):
-    got = [exchange(address, port) for _ in expected.split()]
-    assert got == [int(word) for word in expected.split()], (got, expected)
+    for word in expected.split():
+        got = exchange(address, port)
+        assert word in ("-", str(got)), (got, expected)
     print("ok")
 
 
