@@ -31,7 +31,7 @@ pub(super) struct Sending<'a> {
 type Count = fn(&Counters) -> u64;
 
 /// The fates of a segment other than to be taken in its turn.
-const FATES: [(Count, &str); 20] = [
+const FATES: [(Count, &str); 23] = [
     (|c| c.not_for_us, "dropped: not for this engine"),
     (|c| c.no_connection, "dropped: no such connection"),
     (|c| c.fragments_dropped, "dropped: no room for fragments"),
@@ -62,6 +62,18 @@ const FATES: [(Count, &str); 20] = [
     ),
     (|c| c.cookies_sent, "answered with a SYN cookie"),
     (|c| c.cookies_accepted, "a SYN cookie comes back"),
+    (
+        |c| c.fast_open_cookies_given,
+        "answered with a Fast Open cookie",
+    ),
+    (
+        |c| c.fast_opens_accepted,
+        "opens a connection by Fast Open, with its payload",
+    ),
+    (
+        |c| c.fast_opens_declined,
+        "its Fast Open cookie opens nothing: an ordinary handshake",
+    ),
     (
         |c| c.time_wait_reused,
         "takes the place of a connection in TIME-WAIT",

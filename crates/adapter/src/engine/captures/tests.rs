@@ -188,6 +188,29 @@ fn connecting_and_delivery_are_described() {
 }
 
 #[test]
+fn payload_of_syns_is_told() {
+    let mut wire = Wire::new();
+    let server = SocketAddr::new(SERVER.parse().expect("address"), PORT);
+    let listener = wire.server.engine.listen(server, 5, Options::default());
+    let listener = listener.expect("a listener");
+    wire.server.engine.set_fast_open(listener, 1);
+    let opens = [
+        "answered with a Fast Open cookie",
+        "opens a connection by Fast Open, with its payload",
+    ];
+    for words in opens {
+        let (now, client) = (wire.now, &mut wire.client.engine);
+        let opened = client.connect(now, None, server, Options::default());
+        let opened = opened.expect("opened");
+        client.open_fast(now, opened);
+        wire.client.publish(opened, 0, 100);
+        wire.run(&[]);
+        wire.was_said(Direction::In, words);
+    }
+    assert_eq!(wire.server.engine.counters().bytes_received, 200);
+}
+
+#[test]
 fn loss_is_told_on_both_sides() {
     let mut wire = Wire::new();
     let (client, server) = wire.connect();
