@@ -87,6 +87,7 @@ pub(crate) struct Program {
     is_resting: bool,
     untaken: BTreeMap<ConnectionId, u64>,
     options: Options,
+    has_fast_open: bool,
 }
 
 impl Program {
@@ -121,17 +122,22 @@ impl Program {
         let mut engine = Engine::new(config, Random::new(seed));
         let local = SocketAddr::new(cell.engine_address(), SERVICE);
         let listener = engine.listen(local, 64, options);
+        let listener = listener.expect("a new engine has no listener");
+        if manners.has_fast_open() {
+            engine.set_fast_open(listener, 64);
+        }
         Self {
             cell,
             engine,
             rings: Rings::default(),
-            listener: listener.expect("a new engine has no listener"),
+            listener,
             remote,
             to_open: cell.connections(),
             ended: 0,
             is_resting: cell.pattern == Pattern::EngineRests,
             untaken: BTreeMap::new(),
             options,
+            has_fast_open: manners.has_fast_open(),
         }
     }
 
@@ -159,7 +165,15 @@ impl Program {
         {
             self.to_open -= 1;
             let opened = self.engine.connect(now, None, remote, self.options);
-            opened.map_err(|error| format!("the engine does not connect: {error:?}"))?;
+            let id = opened.map_err(|error| format!("the engine does not connect: {error:?}"))?;
+            if self.has_fast_open {
+                self.engine.open_fast(now, id);
+                let (outgoing, _) = self.streams(id)?;
+                self.rings.0.entry(id).or_default().outgoing = Some(outgoing);
+                let first = REQUEST_BYTES.min(self.cell.bytes());
+                let published = self.engine.publish(id, first);
+                published.map_err(|error| format!("publish: {error:?}"))?;
+            }
         }
         Ok(())
     }

@@ -2,11 +2,13 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
+
+use rustix::net::{AddressFamily, SocketType};
 
 use crate::attack::Pace;
 use crate::cell::{Cell, Pattern, REQUEST_BYTES, Role};
@@ -41,11 +43,17 @@ struct Shared {
     failure: Mutex<Option<io::Error>>,
     /// Of whoever attacks.
     pace: Option<Arc<Pace>>,
+    /// Its first bytes go with the SYN.
+    has_fast_open: bool,
 }
 
 impl Program {
     /// Begins, in the network of the calling thread.
-    pub(crate) fn start(cell: Cell, pace: Option<Arc<Pace>>) -> io::Result<Self> {
+    pub(crate) fn start(
+        cell: Cell,
+        pace: Option<Arc<Pace>>,
+        has_fast_open: bool,
+    ) -> io::Result<Self> {
         let listener = match cell.role {
             Role::Client => Some(TcpListener::bind((cell.kernel_address(), 0))?),
             Role::Server => None,
@@ -64,6 +72,7 @@ impl Program {
             may_read: AtomicBool::new(cell.pattern != Pattern::KernelRests),
             failure: Mutex::new(None),
             pace,
+            has_fast_open,
         });
         let worker = || {
             let shared = Arc::clone(&shared);
@@ -136,7 +145,7 @@ impl Shared {
         while self.begun.fetch_add(1, Ordering::Relaxed) < self.cell.connections() {
             let stream = match &self.listener {
                 Some(listener) => listener.accept()?.0,
-                None => TcpStream::connect((self.cell.engine_address(), SERVICE))?,
+                None => self.connect()?,
             };
             limit_buffer(self.cell, &stream)?;
             stream.set_read_timeout(Some(TIMEOUT))?;
@@ -145,6 +154,36 @@ impl Shared {
             self.ended.fetch_add(1, Ordering::Relaxed);
         }
         Ok(())
+    }
+}
+
+impl Shared {
+    fn connect(&self) -> io::Result<TcpStream> {
+        let remote = SocketAddr::new(self.cell.engine_address(), SERVICE);
+        if !self.has_fast_open {
+            return TcpStream::connect(remote);
+        }
+        let family = match remote {
+            SocketAddr::V4(_) => AddressFamily::INET,
+            SocketAddr::V6(_) => AddressFamily::INET6,
+        };
+        let socket = rustix::net::socket(family, SocketType::STREAM, None)?;
+        let on: libc::c_int = 1;
+        // SAFETY: the option is an int, readable.
+        let result = unsafe {
+            libc::setsockopt(
+                socket.as_raw_fd(),
+                libc::IPPROTO_TCP,
+                libc::TCP_FASTOPEN_CONNECT,
+                (&raw const on).cast(),
+                size_of_val(&on) as libc::socklen_t,
+            )
+        };
+        if result < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        rustix::net::connect(&socket, &remote)?;
+        Ok(socket.into())
     }
 }
 

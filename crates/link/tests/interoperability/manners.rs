@@ -72,6 +72,11 @@ impl Manners {
     pub(crate) fn set_kernel(self, cell: Cell) -> String {
         let mut said = String::new();
         let Some(seed) = self.seed else { return said };
+        if self.has_fast_open() {
+            // Of both sides, and without a word of the program that listens (`ip-sysctl.rst`).
+            let written = fs::write("/proc/sys/net/ipv4/tcp_fastopen", "0x403");
+            said += &format!("tcp_fastopen=0x403 ({written:?}) ");
+        }
         let mut random = Random::new(seed ^ 1);
         for (name, values) in SYSCTLS {
             let value = values[random.below(values.len() as u64) as usize];
@@ -92,6 +97,13 @@ impl Manners {
             }
         }
         said
+    }
+
+    /// Whether the program that connects sends its first bytes with the SYN (RFC 7413), and the one
+    /// that listens takes them.
+    pub(crate) fn has_fast_open(self) -> bool {
+        let is_drawn = |seed| Random::new(seed ^ 5).below(2) == 0;
+        self.seed.is_some_and(is_drawn)
     }
 
     /// Sets an engine that is about to be made.

@@ -88,7 +88,9 @@ fn meet_once(
             .transpose()
             .map_err(|error| format!("the attacker: {error}"))?;
         let pace = attacker.as_ref().map(Attacker::pace);
-        let kernel = kernel::Program::start(cell, pace).map_err(|error| error.to_string())?;
+        let has_fast_open = manners.has_fast_open();
+        let kernel = kernel::Program::start(cell, pace, has_fast_open);
+        let kernel = kernel.map_err(|error| error.to_string())?;
         let both = (attack, manners);
         let mut meeting = Meeting::new(cell, seed, (tap, kernel), both);
         let outcome = catch_unwind(AssertUnwindSafe(|| meeting.run()))
@@ -364,6 +366,7 @@ impl Meeting {
             challenges: counters.challenges_sent + counters.challenges_suppressed,
             cookies: counters.cookies_accepted,
             closed_windows: self.kernels.segments + self.engines.segments,
+            fast_opens: counters.fast_opens_acknowledged + counters.fast_opens_accepted,
         }
     }
 

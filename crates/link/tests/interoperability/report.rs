@@ -26,6 +26,8 @@ pub(crate) struct Tally {
     pub(crate) cookies: u64,
     /// Segments with a closed window.
     pub(crate) closed_windows: u64,
+    /// SYNs whose payload the other side acknowledged.
+    pub(crate) fast_opens: u64,
 }
 
 #[derive(Default)]
@@ -78,6 +80,7 @@ impl Tally {
         self.retransmissions += other.retransmissions;
         self.malformed += other.malformed;
         self.closed_windows += other.closed_windows;
+        self.fast_opens += other.fast_opens;
     }
 }
 
@@ -116,6 +119,10 @@ impl fmt::Display for Report {
         }
         if let Some((took, cell)) = self.slowest {
             writeln!(f, "the longest: {cell}, {:.1} s", took.as_secs_f64())?;
+        }
+        if self.all.fast_opens > 0 {
+            let count = self.all.fast_opens;
+            writeln!(f, "{count} connections opened with payload on the SYN")?;
         }
         writeln!(f, "{} cells agree, {} do not", self.passed, self.failed)
     }
