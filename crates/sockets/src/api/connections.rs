@@ -113,7 +113,8 @@ fn let_go(fd: c_int) {
 }
 
 /// `connect` on `fd` was answered with `error`, or 0. With `is_ours` the caller knows that memory
-/// is not borrowed.
+/// is not borrowed, and that the library has seen the program make the TCP socket. Should that
+/// number be another socket's by now, its pairing is refused (`pairing::describe` asks the kernel).
 unsafe fn note_connect(
     fd: c_int,
     address: *const sockaddr,
@@ -134,11 +135,11 @@ unsafe fn note_connect(
     if !process::is_started() || has_failed || !is_ours && process::borrowed_memory() {
         return;
     }
-    // Only what makes a connection can still be at it: that saves asking.
+    // Only what makes a connection can still be at it: that saves asking, too.
     let is_under_way = error == libc::EINPROGRESS;
     let is_stream =
         || sys::getsockopt::<i32>(fd, libc::SOL_SOCKET, libc::SO_TYPE) == Ok(libc::SOCK_STREAM);
-    if is_under_way || is_stream() {
+    if is_ours || is_under_way || is_stream() {
         tracking::track(fd, false);
         carrier.note(fd);
         express::note_connect();
@@ -147,16 +148,19 @@ unsafe fn note_connect(
 
 /// `accept(2)`.
 pub unsafe fn accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
-    if let Some(result) = unsafe { accept_by_express(fd, address, len, 0) } {
-        return result;
-    }
+    let may_seed = match unsafe { accept_by_express(fd, address, len, 0) } {
+        ByExpress::Done(result) => return result,
+        ByExpress::AskKernel { may_seed } => may_seed,
+    };
     let room = unsafe { room_in(address, len) };
     let mut result = unsafe { real::accept(fd, address, len) };
     if result < 0 && makes_room() {
         result = unsafe { real::accept(fd, address, len) };
     }
     unsafe { note_accept(result, address, room) };
-    seed(fd, result);
+    if may_seed {
+        seed(fd, result);
+    }
     unsafe { name_accepted(result, address, room, len) };
     result
 }
@@ -168,35 +172,50 @@ pub unsafe fn accept4(
     len: *mut socklen_t,
     flags: c_int,
 ) -> c_int {
-    if let Some(result) = unsafe { accept_by_express(fd, address, len, flags) } {
-        return result;
-    }
+    let may_seed = match unsafe { accept_by_express(fd, address, len, flags) } {
+        ByExpress::Done(result) => return result,
+        ByExpress::AskKernel { may_seed } => may_seed,
+    };
     let room = unsafe { room_in(address, len) };
     let mut result = unsafe { real::accept4(fd, address, len, flags) };
     if result < 0 && makes_room() {
         result = unsafe { real::accept4(fd, address, len, flags) };
     }
     unsafe { note_accept(result, address, room) };
-    seed(fd, result);
+    if may_seed {
+        seed(fd, result);
+    }
     unsafe { name_accepted(result, address, room, len) };
     result
 }
 
-/// A connection that came by a parked carrier. `None`: the kernel is to be asked.
+/// How an `accept` goes on.
+enum ByExpress {
+    /// A connection came by a parked carrier, or the call ends without one.
+    Done(c_int),
+    /// The kernel is to be asked. Its connection may be a seed, if this process may act.
+    AskKernel { may_seed: bool },
+}
+
 unsafe fn accept_by_express(
     fd: c_int,
     address: *mut sockaddr,
     len: *mut socklen_t,
     flags: c_int,
-) -> Option<c_int> {
-    if !published::is_served(fd) {
-        return None;
+) -> ByExpress {
+    // Asked once in this call: the answer costs a system call.
+    let may_act = published::is_served(fd) && express::may_act();
+    if !may_act {
+        return ByExpress::AskKernel { may_seed: false };
     }
-    let result = unsafe { accepting::accept(fd, address, len, flags) };
+    let mut result = unsafe { accepting::accept(fd, address, len, flags) };
     if result == Some(-1) && makes_room() {
-        return unsafe { accepting::accept(fd, address, len, flags) };
+        result = unsafe { accepting::accept(fd, address, len, flags) };
     }
-    result
+    match result {
+        Some(result) => ByExpress::Done(result),
+        None => ByExpress::AskKernel { may_seed: true },
+    }
 }
 
 /// A call has failed. True when it was for want of descriptors, of which parked carriers had some.
@@ -207,7 +226,8 @@ fn makes_room() -> bool {
         && errno::keep(express::make_room)
 }
 
-/// The kernel has accepted `result` at the listener `fd`.
+/// The kernel has accepted `result` at the listener `fd`. The caller has asked whether this process
+/// may act.
 fn seed(fd: c_int, result: c_int) {
     if result >= 0 && published::is_served(fd) {
         errno::keep(|| seeds::accepted(result, fd));

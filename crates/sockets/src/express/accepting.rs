@@ -9,7 +9,7 @@ use toehold_channel::table::{FLAG_NONBLOCK, FLAG_PARKED};
 use toehold_stream::express::Queued;
 
 use super::carriers::{self, Role};
-use super::{LOCK, listener, may_act, parking, published, turns};
+use super::{LOCK, listener, parking, published, turns};
 use crate::connection::closing;
 use crate::connection::{self, Connection};
 use crate::epoll::parked;
@@ -28,7 +28,7 @@ static BETWEEN: AtomicU32 = AtomicU32::new(BETWEEN_KERNELS);
 static SINCE_KERNEL: AtomicU32 = AtomicU32::new(0);
 
 /// `accept4` on `fd`, if a connection waits that came by a carrier. `None`: the kernel is to be
-/// asked.
+/// asked. The caller has asked whether this process may act.
 ///
 /// # Safety
 /// `address` and `len` are as `accept4(2)` wants them.
@@ -38,7 +38,7 @@ pub(crate) unsafe fn accept(
     len: *mut socklen_t,
     flags: c_int,
 ) -> Option<c_int> {
-    if !published::is_served(fd) || !may_act() || flags & !(SOCK_CLOEXEC | SOCK_NONBLOCK) != 0 {
+    if !published::is_served(fd) || flags & !(SOCK_CLOEXEC | SOCK_NONBLOCK) != 0 {
         return None;
     }
     let mut since = SINCE_KERNEL.load(Ordering::Relaxed);

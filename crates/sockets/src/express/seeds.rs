@@ -29,7 +29,7 @@ use toehold_stream::express::{ENGINE_PORTS_LOG2, is_chosen};
 use super::burst::Burst;
 use super::carriers::{self, Role};
 use super::destinations::Destination;
-use super::{LOCK, evidence, is_on, may_act, published, spares, turns, unread_watch};
+use super::{LOCK, evidence, is_on, published, spares, turns, unread_watch};
 use crate::adapter::offers;
 use crate::connection::resets;
 use crate::connection::{self, Connection};
@@ -272,14 +272,15 @@ fn is_of_user(connection: &Connection, fresh: u64) -> bool {
     spares::is_of_epoch(descriptors::epoch_of(fresh))
 }
 
-/// `fd` was accepted from the kernel, at `listener`.
+/// `fd` was accepted from the kernel, at `listener`. The caller has asked whether this process may
+/// act.
 pub(crate) fn accepted(fd: i32, listener: i32) {
     let share = &SHARES[Role::Accepting as usize];
     let Some(connection) = connection::at(fd).filter(|_| is_on()) else {
         return;
     };
     let is_known = evidence::is_listener_known(&connection);
-    if !share.may_ask(is_known) || !carriers::is_room(Role::Accepting) || !may_act() {
+    if !share.may_ask(is_known) || !carriers::is_room(Role::Accepting) {
         return;
     }
     let Ok(remote) = sys::socket_address(fd, true) else {
