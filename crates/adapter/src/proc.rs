@@ -472,6 +472,17 @@ pub(crate) fn table_descriptor(pid: u32) -> Option<u32> {
     table.map(|(number, _)| number)
 }
 
+/// Whether a thread of the kernel takes requests of io_uring that a process makes (`SQPOLL`).
+pub(crate) fn has_polled_ring(pid: u32) -> bool {
+    let mut rings = descriptors(pid).filter(|(_, target)| target == "anon_inode:[io_uring]");
+    rings.any(|(number, _)| {
+        let about = fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).unwrap_or_default();
+        let mut lines = about.lines();
+        let thread = lines.find_map(|line| line.strip_prefix("SqThread:"));
+        thread.is_some_and(|number| number.trim() != "-1")
+    })
+}
+
 /// Whether a process has a file mapped, as far as [`MAPPINGS_BYTES_MAX`] tell.
 pub(crate) fn has_mapped(pid: u32, file: FileKey) -> bool {
     has_mapped_within(pid, file, &mut { MAPPINGS_BYTES_MAX })

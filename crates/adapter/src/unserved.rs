@@ -76,8 +76,9 @@ pub fn find(runtime_dir: &Path, known: &BTreeSet<u32>) -> Found {
             }
         } else if said.is_some() && !mappings.have_library() {
             bare.extend(Bare::of(pid, &environment));
-        } else if said.is_some() && mappings.refusal().is_none() && is_confined(pid, &environment) {
-            bare.extend(Bare::confined(pid));
+        } else if said.is_some() && mappings.refusal().is_none() {
+            let left = left(pid, &environment);
+            bare.extend(left.and_then(|left| Bare::left(pid, left)));
         }
     }
     let status = (!clients.is_empty()).then(|| report(clients, &tables));
@@ -87,12 +88,15 @@ pub fn find(runtime_dir: &Path, known: &BTreeSet<u32>) -> Found {
     }
 }
 
-/// Whether more filters for system calls bind a process than `toehold run` was started under: the
-/// library makes no calls there.
-fn is_confined(pid: u32, environment: &Environment) -> bool {
+/// Why the library makes no calls in a process, if it shows. A filter that `toehold run` itself was
+/// started under is no reason.
+fn left(pid: u32, environment: &Environment) -> Option<Left> {
     let known = environment.get(FILTERS);
     let known = known.and_then(|count| count.to_str()?.parse().ok());
-    proc::filters(pid).is_some_and(|count| count > known.unwrap_or(0))
+    if proc::filters(pid).is_some_and(|count| count > known.unwrap_or(0)) {
+        return Some(Left::Confined);
+    }
+    proc::has_polled_ring(pid).then_some(Left::Polled)
 }
 
 /// Whether the calls of a process are to be patched, by its environment.
@@ -204,8 +208,17 @@ pub struct Bare {
     pub preload: Option<OsString>,
     /// It has the library, and makes system calls that the library does not see, for this reason.
     pub unpatched: Option<String>,
-    /// It has the library, which makes no calls because filters bind the program (seccomp(2)).
-    pub is_confined: bool,
+    /// It has the library, which makes no calls there.
+    pub left: Option<Left>,
+}
+
+/// Why the library makes no calls in a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Left {
+    /// Filters for system calls bind the program (seccomp(2)).
+    Confined,
+    /// A thread of the kernel takes its requests of io_uring.
+    Polled,
 }
 
 /// The variable by which `toehold run`, or the library in the program before, tells why a program
@@ -237,15 +250,15 @@ impl Bare {
             is_to_be_patched: environment.get(PATCH_CALLS).is_some(),
             preload: environment.get("LD_PRELOAD").map(OsStr::to_owned),
             unpatched: None,
-            is_confined: false,
+            left: None,
         })
     }
 
-    fn confined(pid: u32) -> Option<Bare> {
+    fn left(pid: u32, left: Left) -> Option<Bare> {
         let bare = Bare::with_library(pid, String::new())?;
         Some(Bare {
             unpatched: None,
-            is_confined: true,
+            left: Some(left),
             ..bare
         })
     }
@@ -260,7 +273,7 @@ impl Bare {
             is_to_be_patched: true,
             preload: None,
             unpatched: Some(refusal),
-            is_confined: false,
+            left: None,
         })
     }
 }

@@ -342,21 +342,25 @@ fn a_static_program_confines_itself_and_gives_bad_pointers_when_patched() {
 }
 
 #[test]
-fn status_names_programs_that_were_confined_before_they_had_a_connection() {
+fn status_names_programs_that_the_library_has_left_before_they_had_a_connection() {
     if host::require(["cc"]).is_none() {
         return;
     }
+    const CONFINED: &str =
+        "it is confined to some system calls (seccomp), and the library makes others";
+    const POLLED: &str = "a thread of the kernel takes its requests of io_uring (SQPOLL), which \
+                          the library does not see";
     let directory = tempfile::tempdir().expect("scratch");
     for options in [&["-O2"][..], &["-O2", "-static"]] {
         let program = compile(directory.path(), "cc", options, "early.c");
-        let toehold = Toehold::start();
-        let confined = Waiting::start(&mut toehold.patched(&program));
-        let bare = &toehold.status()["without_library"];
-        assert_eq!(bare.as_array().map(Vec::len), Some(1), "{bare}");
-        let expected =
-            "it is confined to some system calls (seccomp), and the library makes others";
-        assert_eq!(bare[0]["reason"], expected);
-        confined.end();
+        for (arguments, expected) in [(&[][..], CONFINED), (&["polled"], POLLED)] {
+            let toehold = Toehold::start();
+            let left = Waiting::start(toehold.patched(&program).args(arguments));
+            let bare = &toehold.status()["without_library"];
+            assert_eq!(bare.as_array().map(Vec::len), Some(1), "{bare}");
+            assert_eq!(bare[0]["reason"], expected);
+            left.end();
+        }
     }
 }
 

@@ -44,8 +44,8 @@ pub(super) struct Bare {
     pub(super) reason: String,
     /// It has the library, which does not see its own system calls.
     pub(super) has_library: bool,
-    /// It has the library, which makes no calls because filters bind the program.
-    pub(super) is_confined: bool,
+    /// It has the library, which makes no calls there.
+    pub(super) is_left: bool,
 }
 
 /// The counts of the TCP engine.

@@ -4,6 +4,7 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
+use toehold_adapter::unserved::Left;
 use toehold_adapter::{printable, unserved};
 
 use super::answer::Bare;
@@ -21,8 +22,8 @@ pub(super) fn explained(found: Vec<unserved::Bare>) -> Vec<Bare> {
             pid: one.pid,
             uid: one.uid,
             reason: reason(&one),
-            has_library: one.unpatched.is_some() || one.is_confined,
-            is_confined: one.is_confined,
+            has_library: one.unpatched.is_some() || one.left.is_some(),
+            is_left: one.left.is_some(),
             program: one.program,
         })
         .collect();
@@ -34,9 +35,17 @@ fn reason(one: &unserved::Bare) -> String {
     if let Some(sentence) = &one.unpatched {
         return sentence.clone();
     }
-    if one.is_confined {
-        return "it is confined to some system calls (seccomp), and the library makes others"
-            .into();
+    match one.left {
+        Some(Left::Confined) => {
+            return "it is confined to some system calls (seccomp), and the library makes others"
+                .into();
+        }
+        Some(Left::Polled) => {
+            return "a thread of the kernel takes its requests of io_uring (SQPOLL), which the \
+                    library does not see"
+                .into();
+        }
+        None => {}
     }
     if let Some(sentence) = said(one) {
         return format!("said at its start: {sentence}");
@@ -84,8 +93,8 @@ fn said(one: &unserved::Bare) -> Option<&str> {
 /// Two lines for each.
 pub(super) fn lines<'a>(programs: impl Iterator<Item = &'a Bare>) -> String {
     programs.fold(String::new(), |mut out, one| {
-        let state = match (one.has_library, one.is_confined) {
-            (_, true) => "on kernel TCP, confined",
+        let state = match (one.has_library, one.is_left) {
+            (_, true) => "on kernel TCP, left by the library",
             (true, _) => "system calls of its own on kernel TCP",
             (false, _) => "on kernel TCP, without the library",
         };
@@ -113,7 +122,7 @@ mod tests {
             uid: 0,
             reason: "because\nof\x07".into(),
             has_library: false,
-            is_confined: false,
+            is_left: false,
         };
         let text = lines([one].iter());
         assert!(
@@ -133,7 +142,7 @@ mod tests {
             is_to_be_patched: false,
             preload: None,
             unpatched: None,
-            is_confined: false,
+            left: None,
         };
         assert_eq!(said(&of("7:because: so")), Some("because: so"));
         assert_eq!(said(&of("70:because")), None);
