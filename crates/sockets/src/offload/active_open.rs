@@ -47,19 +47,20 @@ pub(crate) enum Opened {
 /// # Safety
 /// As for `connect`.
 pub(crate) unsafe fn connect(fd: i32, address: *const sockaddr, len: socklen_t) -> Opened {
-    if !process::is_started() || process::borrowed_memory() {
+    // SAFETY: the caller's promise.
+    let remote = unsafe { addresses::read(address, len) };
+    let remote = remote.filter(|&remote| routing::may_be_offloaded(remote));
+    // Before the question whether memory is borrowed, which costs a system call.
+    let is_new_to_us = connection::at(fd).is_none();
+    if is_new_to_us && remote.is_none() || !process::is_started() || process::borrowed_memory() {
         return Opened::Kernel(None);
     }
     if let Some(done) = again(fd) {
         return done;
     }
-    // SAFETY: the caller's promise.
-    let Some(remote) = (unsafe { addresses::read(address, len) }) else {
+    let Some(remote) = remote else {
         return Opened::Kernel(None);
     };
-    if !routing::may_be_offloaded(remote) {
-        return Opened::Kernel(None);
-    }
     errno::keep(tracking::prepare);
     match errno::keep(|| begin(fd, remote)) {
         Ok(connection) => finish(&connection),
