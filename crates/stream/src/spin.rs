@@ -8,8 +8,8 @@
 //!
 //! ```text
 //!   look, pause ... look, pause     a moment, then one yield: does anybody want this processor?
-//!   look, pause ... look, pause     nobody: PAUSE_NS long
-//!   look, yield ... look, yield     until the budget is used up
+//!   look, pause ... look, pause     nobody: PAUSE_NS long, then another yield, and so on
+//!   look, yield ... look, yield     somebody: until the budget is used up
 //! ```
 //!
 //! On a crowded processor, or when the peer runs on this very one, [`spin`] gives the processor
@@ -29,7 +29,10 @@ const LEVEL_FRESH: u32 = 3;
 const SHORT_SLEEP_NS: u64 = 120_000;
 /// After this long one yield asks whether others want the processor.
 const ASK_NS: u64 = 2_000;
-/// Pause this long before giving the processor away between looks.
+/// Pause this long before the next yield, while nobody else wants the processor. Tried: yields
+/// between all looks after that time. Two programs of Go with two threads each then shared one
+/// processor for long while the other idled: a thread that yields is always ready to run, so
+/// nothing wakes it elsewhere.
 const PAUSE_NS: u64 = 20_000;
 /// A yield that took longer than this let somebody else run. It is also what such a turn costs us:
 /// two switches, and caches that others have used meanwhile.
@@ -207,12 +210,12 @@ fn spin_by_clock(
     mut look: impl FnMut() -> bool,
 ) -> bool {
     let mut turns = Turns::new(processor);
-    let mut is_asked = false;
     loop {
-        let spent_ns = turns.now_ns - turns.start_ns;
-        let asks = !is_asked && spent_ns >= ASK_NS.min(budget_ns);
-        let found = if gives_away || turns.were_taken() || asks || spent_ns > PAUSE_NS {
-            is_asked = true;
+        let asks = match turns.asked_ns {
+            None => turns.now_ns - turns.start_ns >= ASK_NS.min(budget_ns),
+            Some(asked_ns) => turns.now_ns - asked_ns > PAUSE_NS,
+        };
+        let found = if gives_away || turns.were_taken() || asks {
             turns.give_away(history, processor);
             look()
         } else {
@@ -220,7 +223,7 @@ fn spin_by_clock(
             turns.now_ns = processor.now_ns();
             found
         };
-        if found || turns.are_over(budget_ns, is_asked) {
+        if found || turns.are_over(budget_ns) {
             turns.conclude(history, found);
             return found;
         }
@@ -231,6 +234,8 @@ fn spin_by_clock(
 struct Turns {
     start_ns: u64,
     now_ns: u64,
+    /// When the last yield ended, which asked whether others want the processor.
+    asked_ns: Option<u64>,
     /// How much of the time others used, less what their turns cost us.
     given_ns: u64,
     /// The longest turn of others, in nanoseconds; 0 when nobody has run.
@@ -243,6 +248,7 @@ impl Turns {
         Turns {
             start_ns: now_ns,
             now_ns,
+            asked_ns: None,
             given_ns: 0,
             longest_ns: 0,
         }
@@ -258,6 +264,7 @@ impl Turns {
         let after_ns = processor.now_ns();
         let turn_ns = after_ns - self.now_ns;
         self.now_ns = after_ns;
+        self.asked_ns = Some(after_ns);
         if turn_ns > TURN_NS {
             self.given_ns += turn_ns - TURN_NS;
             self.longest_ns = self.longest_ns.max(turn_ns);
@@ -272,10 +279,10 @@ impl Turns {
         self.now_ns - self.start_ns - self.given_ns
     }
 
-    fn are_over(&self, budget_ns: u64, is_asked: bool) -> bool {
+    fn are_over(&self, budget_ns: u64) -> bool {
         let spent_ns = self.now_ns - self.start_ns;
         // A spin too short for a question ends with one.
-        is_asked && self.cost_ns() >= budget_ns
+        self.asked_ns.is_some() && self.cost_ns() >= budget_ns
             || spent_ns >= budget_ns.saturating_add(GIVEN_NS_MAX)
     }
 
@@ -497,6 +504,14 @@ mod tests {
             // The second half of a budget, at the latest, is for others as well.
             assert!(clock.yields.get() > 0);
         }
+    }
+
+    #[test]
+    fn a_processor_that_nobody_else_wants_is_offered_now_and_then() {
+        let clock = Clock::new(500);
+        let history = History::default();
+        assert!(!spin(&history, 60_000, || false, &clock, || false));
+        assert_eq!(clock.yields.get(), 3, "after 2 us, and each 20 us since");
     }
 
     #[test]
