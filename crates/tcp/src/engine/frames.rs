@@ -1,12 +1,12 @@
 //! From a frame to the connection it is for: the slow path, which every frame may go. Most take the
 //! fast one of `fast_receive.rs`.
 
+use super::Engine;
 use super::fast_open::Verdict;
 use super::fast_receive::ReceiveOffload;
 use super::fragments::Outcome;
 use super::listeners::Room;
 use super::ways::NextHop;
-use super::{Engine, LISTENERS};
 use crate::config::Medium;
 use crate::connection::{Conditions, Connection, Context, FastOpen, News, Offer, Response};
 use crate::flow::FlowKey;
@@ -469,12 +469,8 @@ impl Engine {
         }
         self.counters.fast_opens_accepted += 1;
         self.listeners.begin_fast_open(listener);
-        let had_news = self.listeners.has_news();
-        let is_offered = self.listeners.push_ready(listener, id);
+        let is_offered = self.offer(listener, id);
         debug_assert!(is_offered, "it was not full");
-        if !had_news && self.listeners.has_news() {
-            self.event_queue.push(LISTENERS);
-        }
     }
 
     /// RFC 4987 section 3.6: the acknowledgement of a handshake that only its cookie remembers.

@@ -403,6 +403,17 @@ impl Engine {
         }
     }
 
+    /// Has a connection wait to be accepted, and the host told of it. False when its listener is
+    /// gone or has no room.
+    fn offer(&mut self, listener: ListenerId, id: ConnectionId) -> bool {
+        let had_news = self.listeners.has_news();
+        let is_offered = self.listeners.push_ready(listener, id);
+        if !had_news && self.listeners.has_news() {
+            self.event_queue.push(LISTENERS);
+        }
+        is_offered
+    }
+
     /// The rare part of [`Self::settle`]: a handshake may have ended, or a connection.
     #[cold]
     fn settle_change(&mut self, slot: u32) {
@@ -416,16 +427,12 @@ impl Engine {
             let is_established = connection.state != State::Closed;
             let is_fast_opened = connection.is_fast_opened();
             self.listeners.end_half_open(listener, is_fast_opened);
-            let had_news = self.listeners.has_news();
             // The host has been offered a connection that Fast Open opened.
             let is_new = is_established && !is_fast_opened;
-            if is_new && !self.listeners.push_ready(listener, id) {
+            if is_new && !self.offer(listener, id) {
                 // The listener is gone.
                 self.slots[slot as usize].abort(CloseReason::Aborted);
                 return self.settle(slot);
-            }
-            if !had_news && self.listeners.has_news() {
-                self.event_queue.push(LISTENERS);
             }
         }
         let connection = &mut self.slots[slot as usize];
