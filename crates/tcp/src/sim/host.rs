@@ -33,12 +33,23 @@ pub(crate) struct Program {
     pub(crate) remote_finished: bool,
     pub(crate) finished: bool,
     pub(crate) aborted: bool,
-    pub(crate) is_connected: bool,
+    pub(crate) handshake: Handshake,
     /// The other side has nothing to say.
     pub(crate) expects_nothing: bool,
     pub(crate) next_write: Instant,
     pub(crate) next_read: Instant,
     ring: Ring,
+}
+
+/// Where a connection's handshake stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Handshake {
+    /// The program cannot use the connection yet.
+    Pending,
+    /// Fast Open has given it to the program before the remote acknowledged the SYN-ACK (RFC 7413
+    /// section 4.2.2).
+    FastOpened,
+    Over,
 }
 
 /// A ring; there is nothing to see in its bytes.
@@ -102,7 +113,7 @@ impl Program {
             remote_finished: false,
             finished: false,
             aborted: false,
-            is_connected: false,
+            handshake: Handshake::Pending,
             expects_nothing: false,
             next_write: Instant::ZERO,
             next_read: Instant::ZERO,
@@ -130,6 +141,11 @@ impl Program {
         self.taken = upto;
     }
 
+    /// Whether the program may read and write.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.handshake != Handshake::Pending
+    }
+
     /// Whether the time has come to let go of the connection.
     pub(crate) fn is_leaving(&self) -> bool {
         let has_read = self.remote_finished && self.taken == self.received;
@@ -138,7 +154,7 @@ impl Program {
 
     /// When the program wants to run next by itself.
     pub(crate) fn next_run(&self) -> Instant {
-        let may_write = self.is_connected
+        let may_write = self.is_connected()
             && !self.finished
             && self.published - self.acknowledged < self.role.send_buffer_bytes;
         let write = if may_write {

@@ -79,6 +79,13 @@ mod tests {
         assert!(sums.iter().all(|&sum| sum > 5), "{sums:?}");
     }
 
+    /// All SYN-ACKs and all data of a server are lost to which Fast Open has given its connection:
+    /// the handshake fails, although the program has written.
+    #[test]
+    fn a_handshake_that_fails_may_end_what_fast_open_gave() {
+        assert!(run(20_787_016_272, false).fast_opens[1] > 0);
+    }
+
     /// A connection that came of a SYN cookie is reset, given up, or (in the last seed) ended in
     /// order by the client first, and born again of a late copy of the segment that brought the
     /// cookie.

@@ -9,13 +9,13 @@ use std::collections::BTreeMap;
 
 use super::agenda::Agenda;
 use super::checker::{self, Checker};
-use super::host::{Host, LINK_BYTES, Program, SERVER_PORT, address_of, frame, host_of};
+use super::host::{Handshake, Host, LINK_BYTES, Program, SERVER_PORT, address_of, frame, host_of};
 use super::impair::{Cut, flip_bit, fragments, mark_congestion, shrink_window, too_big};
 use super::link::Fate;
 use super::rival::Rival;
 use super::scenario::Scenario;
 use super::spares::Spares;
-use crate::{CloseReason, ConnectionId, Duration, Event, Instant, Random, ReceiveOffload};
+use crate::{CloseReason, ConnectionId, Duration, Event, Instant, Random, ReceiveOffload, State};
 use withdrawal::Withdrawal;
 
 /// From here on, both ends of a transfer that is opened from both sides have the same port.
@@ -522,7 +522,7 @@ impl World {
             Event::Abandoned(_) => {}
             Event::Connected(id) => {
                 if let Some(program) = self.hosts[host].rings.programs.get_mut(&id) {
-                    program.is_connected = true;
+                    program.handshake = Handshake::Over;
                 }
             }
             Event::Progress {
@@ -582,7 +582,10 @@ impl World {
         progress.excused |= progress.server_seen && progress.server_over;
         (progress.server_seen, progress.server_over) = (true, false);
         let mut program = Program::new(role, flow, false, ring);
-        program.is_connected = true;
+        program.handshake = match info.state {
+            State::SynReceived => Handshake::FastOpened,
+            _ => Handshake::Over,
+        };
         program.expects_nothing = self.scenario.transfers[flow].client_role.bytes == 0;
         let rings = &mut self.hosts[host].rings;
         rings.programs.insert(id, program);
@@ -626,7 +629,7 @@ impl World {
             || self.scenario.is_hostile()
             || program.aborted
             || is_too_late
-            || (!program.is_connected && reason != CloseReason::Finished)
+            || (program.handshake != Handshake::Over && reason != CloseReason::Finished)
             // Its last acknowledgement was lost so often that the remote's TIME-WAIT is over: the
             // FIN, sent once more, meets nobody (RFC 9293 section 3.6.1 accepts that).
             || (program.finished && program.remote_finished && reason == CloseReason::Reset)
@@ -697,7 +700,13 @@ impl World {
         let mut did = false;
         let Host { engine, rings, .. } = &mut self.hosts[host];
         for (&id, program) in &mut rings.programs {
-            if program.aborted || !program.is_connected {
+            if program.handshake == Handshake::FastOpened {
+                let info = engine.info(id).expect("it exists");
+                if info.state != State::SynReceived {
+                    program.handshake = Handshake::Over;
+                }
+            }
+            if program.aborted || !program.is_connected() {
                 continue;
             }
             while program.taken < program.received && program.next_read <= self.now {
