@@ -141,6 +141,10 @@ impl Program {
         self.taken = upto;
     }
 
+    pub(crate) fn is_client(&self) -> bool {
+        self.sends & 1 << 40 != 0
+    }
+
     /// Whether the program may read and write.
     pub(crate) fn is_connected(&self) -> bool {
         self.handshake != Handshake::Pending

@@ -534,7 +534,7 @@ impl World {
                 let Some(program) = self.hosts[host].rings.programs.get_mut(&connection) else {
                     return;
                 };
-                let is_client = program.expects & 1 << 40 == 0;
+                let is_client = program.is_client();
                 program.received = received;
                 program.acknowledged = acknowledged;
                 if remote_finished && !program.remote_finished {
@@ -643,9 +643,21 @@ impl World {
         }
     }
 
+    /// The addresses of a program's end and of the other.
+    fn ends_of(&self, program: &Program) -> (SocketAddr, SocketAddr) {
+        let mut flows = self.flows.iter();
+        let (&(client, server), _) = flows
+            .find(|&(_, &flow)| flow == program.flow)
+            .expect("each flow has its ends from its connect on");
+        match program.is_client() {
+            true => (client, server),
+            false => (server, client),
+        }
+    }
+
     /// One side of a transfer is over.
     fn note_end(&mut self, program: &Program, is_finished: bool) {
-        let is_client = program.sends & 1 << 40 != 0;
+        let is_client = program.is_client();
         let progress = &mut self.progress[program.flow];
         if is_client {
             progress.client_over = true;
@@ -688,7 +700,11 @@ impl World {
             self.report.departures += 1;
             // Its engine may have given up a silent remote, of which nobody is told; and the remote
             // may wait for its end for ever.
-            self.progress[program.flow].excused |= self.scenario.is_impatient(program.flow);
+            if self.scenario.is_impatient(program.flow) {
+                self.progress[program.flow].excused = true;
+                let (local, remote) = self.ends_of(&program);
+                self.checker.given_up(local, remote);
+            }
             self.note_end(&program, !self.progress[program.flow].excused);
         }
     }
