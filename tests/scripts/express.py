@@ -1422,6 +1422,46 @@ def nobody(rounds=3):
     play(serve, ask)
 
 
+# The server sleeps before each connection, and finds all that it reads.
+
+
+def most_unread(port):
+    """The most bytes that a connection of the listener at `port` has for the kernel's `recv`."""
+    most = 0
+    with open("/proc/net/tcp") as table:
+        for words in map(str.split, table.readlines()[1:]):
+            is_connected = words[3] == "01"
+            if is_connected and words[1].endswith(":%04X" % port):
+                most = max(most, int(words[4].split(":")[1], 16))
+    return most
+
+
+def unread(count=100):
+    def serve(server, steps):
+        server.warm()
+        for _ in range(count):
+            one = server.accept()
+            one.setblocking(True)
+            steps.hear()
+            assert read_all(one, 6) == b"hello"
+            one.close()
+            steps.tell()
+        # Few are left on a carrier, or the kernel would keep the next one back.
+        say("few are unread", most_unread(server.port) < 10)
+
+    def ask(port, steps):
+        warm(port)
+        for _ in range(count):
+            one = connect(port)
+            one.sendall(b"hello")
+            one.close()
+            steps.tell()
+            steps.hear()
+            time.sleep(0.001)
+
+    play(serve, ask)
+
+
 # Rules come and go while connections are made.
 
 
@@ -1472,6 +1512,7 @@ SCENARIOS = {
     "sizes": sizes,
     "flags": flags,
     "nobody": nobody,
+    "unread": unread,
     "counted": counted,
     "ruled": ruled,
 }

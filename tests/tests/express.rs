@@ -82,6 +82,7 @@ scenarios! {
     sizes: small_connections_follow_large_ones,
     flags: a_descriptor_keeps_its_flags,
     nobody: a_listener_where_nobody_waits_says_so_or_waits,
+    unread: a_carrier_keeps_few_doorbells_that_nobody_reads,
 }
 
 /// The operator sees how many connections came by used carriers, and why others did not.

@@ -24,6 +24,10 @@ use crate::waiting::sleepers;
 
 /// Doorbells taken in one call.
 const BATCH: usize = 256;
+/// So many may stay on a parked carrier. The kernel acknowledges bytes that nobody reads 40 ms
+/// late, and a carrier's congestion window begins with ten segments: a doorbell beyond these is
+/// kept back until then, and whoever it is to wake sleeps on.
+const LEFT_MAX: u64 = 3;
 
 /// Takes up to `limit` of the carrier's next bytes, which are doorbells. `Ok(0)` is the carrier's
 /// end. Callers hold the receive lock.
@@ -99,6 +103,18 @@ pub(crate) fn drain(connection: &Connection, end: &End<'_>) -> bool {
         if taken == 0 || taken as u64 == waiting {
             return any;
         }
+    }
+}
+
+/// Takes doorbells that a turn leaves on its carrier, when they are more than may stay there and
+/// nobody needs them. The peer gives none before it has heard of the turn's end. Callers hold the
+/// receive lock.
+pub(crate) fn take_left(connection: &Connection, end: &End<'_>) {
+    if let Doorbells::Given(left) = end.doorbells_to_take()
+        && left > LEFT_MAX
+        && !are_needed(connection)
+    {
+        skip(connection, left);
     }
 }
 

@@ -20,7 +20,7 @@ use super::{LOCK, evidence, is_on, listener, published, seeds, spares, turns, un
 use crate::connection::carrier::Carrier;
 use crate::connection::release;
 use crate::connection::{self, Connection, HINT_EOF};
-use crate::direction::{notifier, takeover};
+use crate::direction::{doorbells, notifier, takeover};
 use crate::epoll::parked::{self, Keeps};
 use crate::epoll::{membership, orphans};
 use crate::lock;
@@ -204,6 +204,7 @@ fn end_turn(connection: &Connection, end: &End<'_>) -> Option<Connection> {
     if !is_read || !connection.is_current() || connection.local.attachment.is_used() {
         return None;
     }
+    doorbells::take_left(connection, end);
     entry.flags.fetch_or(FLAG_PARKED, Ordering::Relaxed);
     entry.rx_hints.store(0, Ordering::Relaxed);
     entry.rx_empty.store(0, Ordering::Relaxed);
