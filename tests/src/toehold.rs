@@ -316,7 +316,9 @@ impl Toehold {
 
     /// A command that runs a program that makes its system calls itself, with these calls patched.
     pub fn patched(&self, program: impl AsRef<OsStr>) -> Command {
-        self.command(Path::Direct, program)
+        let mut command = self.command(Path::Direct, program);
+        command.env("TOEHOLD_COUNT_CALLS", "on");
+        command
     }
 
     /// A command that runs such a program as it is.

@@ -141,12 +141,13 @@ pub(crate) unsafe extern "C" fn toehold_call(number: c_long, arguments: &[usize;
     let before = errno::get();
     // SAFETY: the caller's promise.
     let result = unsafe { by_number::call(number, a, b, c, d, e, f) } as isize;
+    if result != -1 {
+        // A call that succeeds has left it as it was.
+        return result;
+    }
     let error = errno::get();
     errno::set(before);
-    if result == -1 {
-        return -(error as isize);
-    }
-    result
+    -(error as isize)
 }
 
 /// The answer of a call that was [`KERNEL_THEN_TELL`]: told once in the parent and, with 0, in the

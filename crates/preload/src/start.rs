@@ -55,6 +55,10 @@ pub(crate) fn begin() -> bool {
     if let Some(user) = adapter {
         toehold_sockets::trust_adapter_of(user);
     }
+    #[cfg(target_arch = "x86_64")]
+    if variable(c"TOEHOLD_COUNT_CALLS").is_some() {
+        crate::patched::counts::begin();
+    }
     toehold_sockets::start(wait);
     process::follow_exit();
     if let Some(handover) = variable(environment::HANDOVER) {

@@ -1,25 +1,18 @@
 //! Which calls come here, and what follows a new thread or process.
 
 use core::ffi::c_void;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 
 use toehold_sockets::before_vfork;
 
 use super::area;
 use super::cancellation;
+use super::counts::{COUNTS_LEN, count};
 use super::frame::{COPIES_MEMORY, Child, Frame, SHARES_MEMORY, Verdict};
 use super::raw;
 use super::words::{self, Slot};
 use crate::by_number::Clone3;
 use crate::{by_number, door};
-
-/// How often each call came here, by its number.
-pub(crate) type Counts = [AtomicU64; COUNTS_LEN];
-/// Numbers from this on are not counted.
-pub(crate) const COUNTS_LEN: usize = 512;
-
-/// Read from outside.
-pub(crate) static COUNTS: Counts = [const { AtomicU64::new(0) }; COUNTS_LEN];
 
 /// The calls that come here; all others stay with the program. They make threads and processes, set
 /// a thread's pointer, end the process, or are of interest to the library.
@@ -256,12 +249,6 @@ const ANSWERED: u32 = Verdict::Answered as u32;
 fn make_here(frame: &mut Frame, new: usize) -> Verdict {
     frame.new = new;
     Verdict::MakeHere
-}
-
-fn count(number: isize) {
-    if let Some(counter) = COUNTS.get(number as usize) {
-        counter.fetch_add(1, Ordering::Relaxed); // A statistic.
-    }
 }
 
 /// After [`Verdict::MakeHere`], where the call was made.

@@ -300,12 +300,13 @@ pub(super) fn enter(slot: &Slot, frame: &Frame) -> u32 {
     if !waits::is_ended() {
         waits::end_by(&ENDS);
     }
-    // Each step is one instruction, because a handler may change the word in between. Relaxed, here
-    // and below: a thread's own word, and handlers run on that thread.
+    // Relaxed, here and below: a thread's own word, and handlers run on that thread. A handler
+    // between this look and the change below finds the thread outside, and leaves its other bits.
+    let word = slot.state.load(Ordering::Relaxed);
     // SAFETY: the entry's stub.
-    let word = if unsafe { is_point(frame.stub) } {
+    if unsafe { is_point(frame.stub) } {
         learn(frame);
-        let word = slot.state.fetch_or(INSIDE | WAITS_END, Ordering::Relaxed);
+        slot.set(INSIDE | WAITS_END);
         if word & CANCELLED != 0 {
             // Perhaps the thread that was cancelled has ended, and this one has its memory.
             slot.state.fetch_and(!CANCELLED, Ordering::Relaxed);
@@ -313,23 +314,25 @@ pub(super) fn enter(slot: &Slot, frame: &Frame) -> u32 {
                 slot.state.fetch_or(CANCELLED, Ordering::Relaxed);
             }
         }
-        word
     } else {
-        // In this order: inside the library a handler of glibc's signal sets the latter.
-        slot.state.fetch_and(!WAITS_END, Ordering::Relaxed) & WAITS_END
-            | slot.state.fetch_or(INSIDE, Ordering::Relaxed)
-    };
+        // In this order: inside the library a handler of glibc's signal sets the former.
+        slot.keep(!WAITS_END);
+        slot.set(INSIDE);
+    }
     word & !CANCELLED
 }
 
 /// The call goes with `verdict`. A thread that musl has cancelled must not wait at the program's
 /// own `syscall`; one that is to end in the handler is out of the library.
 pub(super) fn leave(slot: &Slot, frame: &mut Frame, before: u32, verdict: Verdict) -> Verdict {
-    let word = slot.state.fetch_and(CANCELLED | before, Ordering::Relaxed);
+    let word = slot.state.load(Ordering::Relaxed);
+    slot.keep(CANCELLED | before);
+    // A handler may have set it since that look.
+    let word = word | slot.state.load(Ordering::Relaxed) & CANCELLED;
     let is_outside = before & INSIDE == 0;
     if !is_outside {
         // A handler's call: the interrupted one goes on.
-        slot.state.fetch_or(before, Ordering::Relaxed);
+        slot.set(before);
     }
     if word & CANCELLED == 0 {
         return verdict;

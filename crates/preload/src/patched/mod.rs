@@ -13,6 +13,7 @@
 //! - [`frame`]: what the entry saves there.
 //! - [`area`]: each thread's memory for that.
 //! - [`calls`]: which calls come here, and what follows a new thread or process.
+//! - [`counts`]: how often each call came, for tests.
 //! - [`cancellation`]: threads that musl ends in the midst of a call.
 //! - [`words`]: each thread's word, where threads have no area.
 //! - [`refusal`]: why the constructor has left a program as it is.
@@ -21,6 +22,7 @@
 pub(crate) mod area;
 pub(crate) mod calls;
 mod cancellation;
+pub(crate) mod counts;
 pub(crate) mod entry;
 pub(crate) mod frame;
 pub(crate) mod libraries;
@@ -47,8 +49,8 @@ pub(crate) struct Doors {
     wanted_count: u64,
     /// How large a thread's area is.
     area_bytes: u64,
-    /// How often each call came here, by its number: [`calls::COUNTS_LEN`] words.
-    counts: *const calls::Counts,
+    /// How often each call came here, by its number: [`counts::COUNTS_LEN`] words.
+    counts: *const counts::Counts,
     /// The words of threads that enter by `private`.
     words_private: Words,
     /// The words of threads that enter by `own`.
@@ -67,7 +69,7 @@ pub(crate) static TOEHOLD_DOORS: Doors = Doors {
     wanted: calls::WANTED.as_ptr(),
     wanted_count: calls::WANTED.len() as u64,
     area_bytes: area::AREA_BYTES as u64,
-    counts: &raw const calls::COUNTS,
+    counts: &raw const counts::COUNTS,
     words_private: area::word,
     words_own: words::word,
 };
