@@ -19,7 +19,7 @@ test=("${demo[@]}" curl:curl ethtool:ethtool git:git go:golang-go initdb:postgre
     pkg-config:pkg-config postgres:postgresql
     psql:postgresql python3:python3 redis-check-rdb:redis-tools setpriv:util-linux
     /bin/sh:dash shellcheck:shellcheck ssh:openssh-client ssh-keygen:openssh-client sshd:openssh-server
-    gdb:gdb haproxy:haproxy nft:nftables socat:socat ss:iproute2 strace:strace tc:iproute2
+    gdb:gdb haproxy:haproxy nft:nftables proot:proot socat:socat ss:iproute2 strace:strace tc:iproute2
     podman:podman newuidmap:uidmap slirp4netns:slirp4netns mknod:coreutils crun:crun unshare:util-linux mount:mount ldd:libc-bin
     systemctl:systemd systemd-analyze:systemd tclsh:tcl tcpdump:tcpdump tshark:tshark
     tbench:dbench nuttcp:nuttcp qemu-aarch64:qemu-user qemu-x86_64:qemu-user

@@ -400,6 +400,14 @@ pub(crate) fn holders(inodes: &BTreeSet<u64>) -> BTreeMap<u64, u32> {
     found
 }
 
+/// The process that traces another one, as debuggers and strace do; 0 where we do not see it.
+pub(crate) fn tracer(pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let mut lines = status.lines();
+    let number = lines.find_map(|line| line.strip_prefix("TracerPid:"))?;
+    number.trim().parse().ok()
+}
+
 /// The kernel's name for a process's program (its first 15 bytes).
 pub(crate) fn name(pid: u32) -> Option<String> {
     let name = fs::read(format!("/proc/{pid}/comm")).ok()?;

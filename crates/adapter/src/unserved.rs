@@ -188,6 +188,13 @@ pub fn hail(runtime_dir: &Path, is_system: bool) -> usize {
     hailed.len()
 }
 
+/// The process that traces another one now, and its name. Nobody else can trace that one meanwhile.
+#[must_use]
+pub fn tracer(pid: u32) -> Option<(u32, String)> {
+    let tracer = proc::tracer(pid).filter(|&number| number != 0)?;
+    Some((tracer, proc::name(tracer)?))
+}
+
 /// A program that runs without the library, or whose system calls are not patched, though it, or
 /// the program that started it, was started to have that.
 #[derive(Debug)]

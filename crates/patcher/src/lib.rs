@@ -48,6 +48,8 @@ mod watch;
 pub enum Refusal {
     /// The kernel does not let it be traced.
     NotTraced(Error),
+    /// Another process traces it.
+    Traced,
     /// Something went wrong while it was stopped.
     Failed(Error),
     /// This processor or kernel does not let programs use GS.

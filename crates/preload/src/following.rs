@@ -62,10 +62,19 @@ const NOT_STARTED: Followed =
     Followed::Refused(c"its system calls cannot be patched: no process could be made for that");
 
 /// The kernel does not allow it.
-const NOT_TRACED: Followed = Followed::Refused(
-    c"its system calls cannot be patched, because the kernel does not let \
-    it be traced; a debugger, Yama or a filter for system calls may be the reason",
-);
+fn not_traced() -> Followed {
+    Followed::Refused(match toehold_sockets::is_traced() {
+        true => TRACED,
+        false => {
+            c"its system calls cannot be patched, because the kernel does not let \
+            it be traced; a debugger, Yama or a filter for system calls may be the reason"
+        }
+    })
+}
+
+/// A process has one tracer at most.
+const TRACED: &core::ffi::CStr = c"its system calls cannot be patched, because another process \
+    traces it, as debuggers, strace and proot do";
 
 /// A helper that traces this thread.
 #[derive(Debug)]
@@ -90,10 +99,14 @@ pub(crate) unsafe fn follow(
         return Followed::NotWanted;
     }
     if !children_are_in_this_namespace() {
-        return Followed::Refused(
-            c"its system calls cannot be patched: its children would be \
-            in another PID namespace, or it has no /proc",
-        );
+        // proot, which traces all its programs, shows them no namespaces.
+        return Followed::Refused(match toehold_sockets::is_traced() {
+            true => TRACED,
+            false => {
+                c"its system calls cannot be patched: its children would be \
+            in another PID namespace, or it has no /proc"
+            }
+        });
     }
     // SAFETY: no memory is involved.
     let thread = unsafe { call!(SYS_gettid) } as c_int;
@@ -169,10 +182,10 @@ impl Helper {
                 Some(libc::EPERM) if named.is_none() => {
                     named = self.child.as_ref().and_then(work::Child::name);
                     if named.is_none() {
-                        break NOT_TRACED;
+                        break not_traced();
                     }
                 }
-                Some(_) => break NOT_TRACED,
+                Some(_) => break not_traced(),
             }
         };
         // Yama asks when tracing begins, and lets a tracer do the rest.

@@ -218,27 +218,39 @@ fn a_dynamic_linker_that_is_run_by_hand_is_not_patched() {
 
 #[test]
 fn status_says_why_a_child_is_not_patched() {
-    if host::require(["cc", "strace"]).is_none() {
+    if host::require(["cc", "strace", "python3"]).is_none() {
         return;
     }
+    const SPAWNS: &str = "import os, sys; os.waitpid(os.posix_spawn(sys.argv[1], \
+                          sys.argv[1:], os.environ), 0)";
     let directory = tempfile::tempdir().expect("scratch");
     let [says, ..] = executables(directory.path());
     let toehold = Toehold::start();
     let mut by_strace = toehold.patched("strace");
     by_strace.args(["-o", "/dev/null"]).arg(&says).arg("wait");
+    let mut by_parent = toehold.patched("strace");
+    by_parent.args(["-f", "-o", "/dev/null", "python3", "-c", SPAWNS]);
+    by_parent.arg(&says).arg("wait");
     let mut by_shell = toehold.patched("sh");
     by_shell.args(["-c", "exec \"$0\" wait"]).arg(&says);
     without(libc::SYS_ptrace, &mut by_shell);
-    for mut command in [by_strace, by_shell] {
+    let mut commands = vec![
+        (by_strace, "another process traces it"),
+        (by_parent, "has one tracer at most: strace (pid "),
+        (by_shell, "the kernel does not let it be traced"),
+    ];
+    if host::require(["proot"]).is_some() {
+        let mut by_proot = toehold.patched("proot");
+        by_proot.arg(&says).arg("wait");
+        commands.push((by_proot, "another process traces it"));
+    }
+    for (mut command, expected) in commands {
         let waiting = Waiting::start(&mut command);
         let status = toehold.status();
         let bare = status["without_library"].as_array().expect("a list");
         assert_eq!(bare.len(), 1, "{status}");
         let reason = bare[0]["reason"].as_str().expect("text");
-        assert!(
-            reason.contains("the kernel does not let it be traced"),
-            "{reason}"
-        );
+        assert!(reason.contains(expected), "{reason}");
         let line = waiting.line();
         assert!(line.starts_with("patched 0 "), "{line}");
         let (_, said) = waiting.end();

@@ -694,6 +694,33 @@ fn said_of_unpatched(
 }
 
 #[test]
+fn a_program_that_is_traced_already_runs_on_the_kernel_after_one_sentence() {
+    if host::require(["strace"]).is_none() {
+        return;
+    }
+    let said = said_of_unpatched(|command| {
+        let mut traced = Command::new("strace");
+        // The program keeps its process: the tracer is another one.
+        traced.args(["-D", "-f", "-o", "/dev/null"]);
+        traced.arg(command.get_program()).args(command.get_args());
+        for (name, value) in command.get_envs() {
+            match value {
+                Some(value) => traced.env(name, value),
+                None => traced.env_remove(name),
+            };
+        }
+        *command = traced;
+        command
+    });
+    let Some((said, reason)) = said else {
+        return;
+    };
+    for told in [&said, &reason] {
+        assert!(told.contains("another process traces it"), "{told}");
+    }
+}
+
+#[test]
 fn a_program_that_may_not_be_traced_runs_on_the_kernel_after_one_sentence() {
     let said = said_of_unpatched(|command| without(libc::SYS_ptrace, command));
     let Some((said, reason)) = said else {

@@ -31,6 +31,7 @@ use rustix::process::{
     set_ptracer,
 };
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
+use toehold_adapter::unserved::tracer;
 use toehold_patcher::{Error, File, Refusal, Task, Watch};
 
 use super::Sentence;
@@ -60,7 +61,11 @@ pub(crate) fn exec(
         runtime_directory: runtime_directory.as_deref(),
     };
     allow_tracing();
-    with_helper(task, || image.exec()).err().map(Sentence)
+    let refusal = with_helper(task, || image.exec()).err()?;
+    Some(Sentence(match refusal {
+        Refusal::NotTraced(_) if tracer(std::process::id()).is_some() => Refusal::Traced,
+        refusal => refusal,
+    }))
 }
 
 fn failed(why: &'static str) -> Option<Sentence> {

@@ -31,6 +31,10 @@ impl fmt::Display for Sentence {
                  ({}); a debugger, Yama or a filter for system calls may be the reason",
                 cause(*error)
             ),
+            Refusal::Traced => out.write_str(
+                "its system calls cannot be patched, because another process traces it, as \
+                 debuggers, strace and proot do",
+            ),
             Refusal::Failed(error) => {
                 write!(out, "its system calls cannot be patched: {}", cause(*error))
             }

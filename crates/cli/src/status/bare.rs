@@ -69,12 +69,18 @@ fn reason(one: &unserved::Bare) -> String {
 /// Why a program without a loader is not patched, though it was to be.
 #[cfg(target_arch = "x86_64")]
 fn unpatched(pid: u32) -> String {
-    match patched::obstacle(pid as libc::pid_t) {
-        Some(refusal) => refusal.to_string(),
-        None => "its system calls are not patched: when it was started nobody could trace it, or \
+    match (patched::obstacle(pid as libc::pid_t), unserved::tracer(pid)) {
+        (Some(refusal), _) => refusal.to_string(),
+        (None, Some((tracer, name))) => format!(
+            "its system calls are not patched, because a program has one tracer at most: {name} \
+             (pid {tracer}) traces it now"
+        ),
+        (None, None) => {
+            "its system calls are not patched: when it was started nobody could trace it, or \
                  the library kept out of it; a debugger, a limit, or a filter for system calls may \
                  be the reason"
-            .into(),
+                .into()
+        }
     }
 }
 

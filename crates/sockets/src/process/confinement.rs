@@ -68,6 +68,18 @@ fn has_other_threads() -> bool {
     threads > 1
 }
 
+/// True where another process traces this one: a debugger, strace or proot.
+#[must_use]
+pub fn is_traced() -> bool {
+    let mut tracer = 0;
+    each_line_of_status(|text, number| {
+        if text.starts_with(b"TracerPid:") {
+            tracer = number;
+        }
+    });
+    tracer != 0
+}
+
 /// Calls `each` with the beginning of each line of `/proc/self/status` (proc(5)), and its digits as
 /// a number.
 fn each_line_of_status(mut each: impl FnMut(&[u8], u32)) {
