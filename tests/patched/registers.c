@@ -1,6 +1,6 @@
 /* Registers the ends of a connection with epoll by requests of io_uring, as libuv does, and talks
  * over it: both ends wait by epoll_wait. Says what the requests answered and what arrived, and waits
- * for the end of its input. */
+ * for the end of its input. With an argument a request makes the connection, too. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <linux/io_uring.h>
@@ -75,17 +75,30 @@ static void hand_over(unsigned count)
     }
 }
 
-int main(void)
+/* Connects, and says the result. */
+static void connect_by_request(int fd, struct sockaddr_in *address)
 {
+    struct io_uring_sqe *entry = request(IORING_OP_CONNECT, fd);
+    entry->addr = (unsigned long)address;
+    entry->off = sizeof *address;
+    hand_over(1);
+}
+
+int main(int count, char **arguments)
+{
+    (void)arguments;
     struct sockaddr_in address = {AF_INET, 0, {htonl(INADDR_LOOPBACK)}};
     socklen_t length = sizeof address;
     int listener = socket(AF_INET, SOCK_STREAM, 0), client = socket(AF_INET, SOCK_STREAM, 0);
     if (bind(listener, (void *)&address, length) || listen(listener, 1) ||
-        getsockname(listener, (void *)&address, &length) ||
-        connect(client, (void *)&address, length))
+        getsockname(listener, (void *)&address, &length))
+        fail("listen");
+    begin();
+    if (count > 1)
+        connect_by_request(client, &address);
+    else if (connect(client, (void *)&address, length))
         fail("connect");
     int server = accept4(listener, 0, 0, SOCK_NONBLOCK), epoll = epoll_create1(0);
-    begin();
     struct epoll_event of_client = {EPOLLIN, {.u64 = 1}}, of_server = {EPOLLIN, {.u64 = 2}};
     struct epoll_event nothing = {0, {0}};
     registration(epoll, EPOLL_CTL_ADD, client, &of_client);
@@ -122,7 +135,7 @@ int main(void)
     registration(epoll, EPOLL_CTL_ADD, client, &of_client);
     hand_over(3);
     struct epoll_event event;
-    int count = epoll_wait(epoll, &event, 1, 10000);
-    printf("%d %lu\n", count, (unsigned long)event.data.u64);
+    int events = epoll_wait(epoll, &event, 1, 10000);
+    printf("%d %lu\n", events, (unsigned long)event.data.u64);
     return 0;
 }

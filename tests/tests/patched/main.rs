@@ -118,6 +118,24 @@ fn sockets_that_requests_of_io_uring_register_with_epoll_go_through_shared_memor
     }
 }
 
+/// As in programs of tokio-uring.
+#[test]
+fn status_names_programs_that_make_connections_by_requests_of_io_uring() {
+    if host::require(["cc"]).is_none() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("scratch");
+    for options in [&["-O2"][..], &["-O2", "-static"]] {
+        let program = compile(directory.path(), "cc", options, "registers.c");
+        let plain = Waiting::start(Command::new(&program).arg("request")).end();
+        let toehold = Toehold::start();
+        let patched = Waiting::start(toehold.patched(&program).arg("request"));
+        let told = said_by_status(&toehold, &patched);
+        assert!(told.contains("by requests of io_uring"), "{told}");
+        assert_eq!(patched.end(), plain, "{options:?}");
+    }
+}
+
 /// The whole proof is `TOEHOLD_SOAK=100000000 cargo test -p toehold-e2e --release --test patched --
 /// millions_of_calls`: a hundred million.
 #[test]

@@ -5,6 +5,8 @@
 //! touched. It stays for as long as the program does, children that are forked have it, and a
 //! program that is executed has not: the reason is true of just these.
 
+use core::ffi::CStr;
+
 use toehold_freestanding::environment::variable;
 use toehold_freestanding::{call, memory};
 
@@ -88,18 +90,12 @@ impl Refusal {
         }
     }
 
-    /// Maps a page of a file with that name, which is not touched.
+    /// By the name of a mapping.
     fn tell_status(self, [a, b, c]: [&[u8]; 3]) {
         let sentence = self.sentence().as_bytes();
         let name = Line::of(&[MAPPING, a, b, c, BEGINNING, sentence, b"\0"]);
-        // SAFETY: the name ends with NUL. A fresh mapping touches no memory of anybody.
-        unsafe {
-            let file = call!(SYS_memfd_create, name.bytes.as_ptr(), libc::MFD_CLOEXEC);
-            if file >= 0 {
-                let (nobody, nothing) = (core::ptr::null_mut(), libc::PROT_NONE);
-                let _ = memory::map(nobody, 1, nothing, libc::MAP_PRIVATE, file as i32, 0);
-                call!(SYS_close, file);
-            }
+        if let Ok(name) = CStr::from_bytes_with_nul(&name.bytes[..name.len]) {
+            memory::tell_by_name(name);
         }
     }
 }

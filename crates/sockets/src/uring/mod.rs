@@ -17,6 +17,9 @@
 //! stands before them, and the kernel gets requests that do nothing (`NOP`) in their places: libuv
 //! registers all sockets of Node.js so. One that fails here is left to the kernel, for its answer.
 //!
+//! A connection that a request makes (`ACCEPT`, `CONNECT`) is the kernel's, and the library does
+//! not know it: a mapping's name tells `toehold status` so.
+//!
 //! A mapping keeps a ring open, so it ends before the program's last number of the ring is closed.
 //! liburing makes these calls past `syscall(2)`. Where its functions are called in its shared
 //! library, they are seen ([`liburing`]); where it is linked into the program, they are not. Bytes
@@ -27,7 +30,8 @@
 
 pub(crate) mod liburing;
 
-use core::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, AtomicUsize, Ordering};
+use core::ffi::CStr;
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 
 use toehold_channel::table::Reason;
 use toehold_freestanding::memory;
@@ -113,6 +117,8 @@ const OTHER_FD_FIXED: u32 = 1 << 31;
 
 mod operation {
     pub(super) const NOP: u8 = 0;
+    /// Operations that make connections: `ACCEPT`, `CONNECT`.
+    pub(super) const CONNECTS: [u8; 2] = [13, 16];
     pub(super) const CLOSE: u8 = 19;
     pub(super) const FILES_UPDATE: u8 = 20;
     pub(super) const EPOLL_CTL: u8 = 29;
@@ -424,9 +430,20 @@ impl Request {
     }
 }
 
+/// Set when `toehold status` can read that this process, or its parent, makes connections so.
+static IS_TOLD: AtomicBool = AtomicBool::new(false);
+
+/// As `toehold_adapter::proc` reads it.
+const CONNECTS_BY_RING: &CStr = c"toehold-unpatched:it makes connections by requests of io_uring, \
+    which the kernel carries out; these run on kernel TCP";
+
 /// The kernel is about to carry out a request.
 fn hand_over(request: &Request) {
     let is_fixed = request.flags & FIXED_FILE != 0;
+    // Relaxed: no other memory depends on it.
+    if operation::CONNECTS.contains(&request.opcode) && !IS_TOLD.swap(true, Ordering::Relaxed) {
+        memory::tell_by_name(CONNECTS_BY_RING);
+    }
     match request.opcode {
         operation::EPOLL_CTL => used_by_kernel(request.offset as i32, false),
         operation::CLOSE if !is_fixed => closing::closing(request.fd),
