@@ -17,6 +17,7 @@ use std::collections::BTreeMap;
 
 use crate::connection::FastOpen;
 use crate::flow::FlowKey;
+use crate::host::ListenerId;
 use crate::random::{Random, SipKey};
 use crate::state::State;
 use crate::time::{Duration, Instant};
@@ -24,6 +25,7 @@ use crate::wire::ip::Address;
 use crate::wire::tcp::FastOpenCookie;
 
 use super::Engine;
+use super::listeners::Room;
 
 /// RFC 7413 section 4.1.2: "The cookie expires after a certain amount of time."
 const PERIOD_MICROS: u64 = 24 * 3_600 * 1_000_000;
@@ -91,7 +93,7 @@ impl FastOpens {
     }
 
     /// How a connection to a remote begins.
-    fn first_syn(&mut self, now: Instant, key: &FlowKey) -> Option<FastOpen> {
+    fn first_syn(&self, now: Instant, key: &FlowKey) -> Option<FastOpen> {
         //= RFC 7413#4.2.1
         //# Any client attempting TFO MUST first request a cookie from the server with the following
         //# steps:
@@ -175,16 +177,31 @@ pub(super) enum Verdict {
 }
 
 impl Engine {
-    /// The answer to a SYN's cookie, of a listener that takes part and has room.
-    pub(super) fn judge_cookie(
+    /// The answer of a listener to the Fast Open option of a SYN.
+    pub(super) fn judge_fast_open(
         &mut self,
         now: Instant,
+        listener: ListenerId,
         key: &FlowKey,
         cookie: Option<FastOpenCookie>,
     ) -> Verdict {
         let Some(cookie) = cookie else {
             return Verdict::Ignore;
         };
+        //= RFC 7413#4.2
+        //# When this flag is off, the server does not perform any TFO-related operations and MUST
+        //# ignore all cookie options.
+        //= RFC 7413#4.2
+        //# If this variable goes over a preset system limit, the server MUST disable TFO for all
+        //# new connection requests until PendingFastOpenRequests drops below the system limit.
+        match self.listeners.fast_open_room(listener, now) {
+            Room::Free => {}
+            Room::Full => {
+                self.counters.fast_opens_declined += 1;
+                return Verdict::Ignore;
+            }
+            Room::Off => return Verdict::Ignore,
+        }
         let current = self.fast_opens.cookie(now, key, 0);
         if Some(cookie) == current {
             return Verdict::Accept(None);
@@ -269,7 +286,7 @@ mod tests {
         }
         assert_eq!(fast_opens.remotes.len(), REMOTES_MAX);
         let now = Instant::from_micros(u64::from(count));
-        let mut has_cookie = |remote| {
+        let has_cookie = |remote| {
             let first = fast_opens.first_syn(now, &key(remote));
             first.is_some_and(|first| first.has_cookie())
         };

@@ -5,7 +5,6 @@ use super::Engine;
 use super::fast_open::Verdict;
 use super::fast_receive::ReceiveOffload;
 use super::fragments::Outcome;
-use super::listeners::Room;
 use super::ways::NextHop;
 use crate::config::Medium;
 use crate::connection::{Conditions, Connection, Context, FastOpen, News, Offer, Response};
@@ -398,7 +397,7 @@ impl Engine {
             self.send_cookie(now, key, &offer, options, reply_to);
             return;
         }
-        let verdict = self.judge_fast_open(now, id, key, &offer);
+        let verdict = self.judge_fast_open(now, id, key, offer.syn.fast_open);
         self.listeners.begin_half_open(id);
         let slot = self.insert(|engine, generation| {
             let mut open = engine.open_context(now, *key, options, generation);
@@ -421,31 +420,6 @@ impl Engine {
         }
         self.answer_to(slot, reply_to);
         self.settle(slot);
-    }
-
-    /// The answer of a listener to the Fast Open option of a SYN.
-    fn judge_fast_open(
-        &mut self,
-        now: Instant,
-        id: ListenerId,
-        key: &FlowKey,
-        offer: &Offer,
-    ) -> Verdict {
-        //= RFC 7413#4.2
-        //# When this flag is off, the server does not perform any TFO-related operations and MUST
-        //# ignore all cookie options.
-        //= RFC 7413#4.2
-        //# If this variable goes over a preset system limit, the server MUST disable TFO for all
-        //# new connection requests until PendingFastOpenRequests drops below the system limit.
-        let has_cookie = offer.syn.fast_open.is_some();
-        match has_cookie.then(|| self.listeners.fast_open_room(id, now)) {
-            None | Some(Room::Off) => Verdict::Ignore,
-            Some(Room::Full) => {
-                self.counters.fast_opens_declined += 1;
-                Verdict::Ignore
-            }
-            Some(Room::Free) => self.judge_cookie(now, key, offer.syn.fast_open),
-        }
     }
 
     /// Offers a connection to the host before its handshake is over, with the payload of its SYN.
