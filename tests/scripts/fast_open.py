@@ -5,13 +5,27 @@ server PORT WHEN        echoes the first bytes of each connection, and ends it; 
 client ADDRESS PORT SYN_DATA...
                         connects with a request for each word; the word says whether the SYN took
                         the request along: 1, 0, or - for either
+telling PORT            answers each request, which ends with the stream, with a byte that says
+                        whether the SYN brought payload, and the request
+asking ADDRESS PORT LENGTH WAY SYN_DATA...
+                        a request of that length for each word, which is what the server is to tell.
+                        The way is sendto, sendmsg or option, and blocks, polls or epoll
+failing ADDRESS PORT WAY ERROR
+                        opens a connection in such a way, of which this comes
+leaving ADDRESS PORT WAY LENGTH HOW
+                        opens a connection, and asks for nothing before it closes it, or ends
 """
 
+import errno
+import os
+import select
 import socket
 import sys
+import time
 
 REQUEST = b"request" * 60
 SYN_DATA = 32  # TCPI_OPT_SYN_DATA
+TCP_FASTOPEN_CONNECT = 30
 
 
 def server(port, when):
@@ -36,18 +50,138 @@ def server(port, when):
         connection.close()
 
 
+def has_syn_data(connection):
+    return int(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 8)[5] & SYN_DATA != 0)
+
+
+def telling(port):
+    listener = socket.socket(socket.AF_INET6)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("::", int(port)))
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_FASTOPEN, 16)
+    listener.listen(16)
+    print("listening", flush=True)
+    while True:
+        connection, _ = listener.accept()
+        try:
+            tell(connection)
+        except ConnectionError as error:
+            print("failed:", errno.errorcode[error.errno], flush=True)
+        connection.close()
+
+
+def tell(connection):
+    got = b""
+    while more := connection.recv(65536):
+        got += more
+    syn_data = has_syn_data(connection)
+    print("request:", len(got), syn_data, flush=True)
+    connection.sendall(b"%d" % syn_data + got)
+
+
+def wanted(length):
+    """Bytes that tell every place from the next."""
+    return bytes((n * 31 + n // 256) % 256 for n in range(length))
+
+
+def family_of(address):
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def begin(address, port, request, way):
+    """A connection that a request opens, and how much of it the first call took."""
+    connection = socket.socket(family_of(address))
+    where = (address, int(port))
+    call, mode = way.split("-")
+    connection.setblocking(mode == "blocks")
+    epoll = select.epoll() if mode == "epoll" else None
+    if epoll:
+        epoll.register(connection, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
+        epoll.poll(0)
+    try:
+        if call == "sendto":
+            taken = connection.sendto(request, socket.MSG_FASTOPEN, where)
+        elif call == "sendmsg":
+            parts = [request[:5], b"", request[5:700], request[700:]]
+            taken = connection.sendmsg(parts, [], socket.MSG_FASTOPEN, where)
+        else:
+            connection.setsockopt(socket.IPPROTO_TCP, TCP_FASTOPEN_CONNECT, 1)
+            connection.connect(where)
+            taken = connection.send(request)
+    except BlockingIOError as error:
+        assert error.errno == errno.EINPROGRESS, error
+        taken = 0
+    if mode == "epoll":
+        events = epoll.poll(20)
+        assert [event & select.EPOLLOUT for _, event in events] == [select.EPOLLOUT], events
+    connection.settimeout(20)
+    return connection, taken
+
+
+def asking(address, port, length, way, expected):
+    request = wanted(int(length))
+    for word in expected.split():
+        connection, taken = begin(address, port, request, way)
+        if taken == 0:
+            select.select([], [connection], [], 20)
+            assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
+        connection.sendall(request[taken:])
+        connection.shutdown(socket.SHUT_WR)
+        got = b""
+        while more := connection.recv(65536):
+            got += more
+        assert got[1:] == request, (len(got), way)
+        assert word in ("-", got[:1].decode()), (got[:1], expected, way)
+        # Only a cookie lets a call that does not wait take anything.
+        is_all = taken == len(request)
+        is_right = is_all if way.endswith("blocks") else (taken > 0) == (word == "1")
+        assert is_right or word == "-", (taken, way)
+        connection.close()
+    print("ok")
+
+
+def failing(address, port, way, expected):
+    """Nobody listens, or nobody answers: the error, and where the program hears it."""
+    connection, taken = None, 0
+    try:
+        connection, taken = begin(address, port, b"lost", way)
+    except OSError as error:
+        print("call:", errno.errorcode[error.errno], flush=True)
+        assert errno.errorcode[error.errno] == expected
+        print("ok")
+        return
+    print("taken:", taken, flush=True)
+    try:
+        connection.recv(1)
+    except OSError as error:
+        assert errno.errorcode[error.errno] == expected, error
+    else:
+        raise AssertionError("no error")
+    print("ok")
+
+
+def leaving(address, port, way, length, how):
+    connection, taken = begin(address, port, wanted(int(length)), way)
+    assert taken == int(length), taken
+    # The remote has answered by then. Before, the kernel gives the connection up, too.
+    time.sleep(0.3)
+    print("ok", flush=True)
+    if how == "closes":
+        connection.close()
+    os._exit(0)
+
+
 def exchange(address, port):
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    connection = socket.socket(family)
+    connection = socket.socket(family_of(address))
     sent = connection.sendto(REQUEST, socket.MSG_FASTOPEN, (address, int(port)))
     assert sent == len(REQUEST), sent
     got = b""
     while more := connection.recv(4096):
         got += more
     assert got == REQUEST, got
-    options = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 8)[5]
+    syn_data = has_syn_data(connection)
     connection.close()
-    return int(options & SYN_DATA != 0)
+    return syn_data
 
 
 def client(address, port, expected):
@@ -58,4 +192,5 @@ def client(address, port, expected):
 
 
 if __name__ == "__main__":
-    {"server": server, "client": client}[sys.argv[1]](*sys.argv[2:])
+    roles = [server, client, telling, asking, failing, leaving]
+    {role.__name__: role for role in roles}[sys.argv[1]](*sys.argv[2:])

@@ -6,6 +6,7 @@
 //!   then          connected[65536]   by the program's port: carriers that lead to the relay
 //!                 accepted[65536]    by the adapter's port: carriers that come from it
 //!                 accepted_v6[65536] as accepted, for listeners that take IPv6 only, from ::1
+//!                 cookies[4096]      by a hash: remotes that have given a Fast Open cookie
 //! ```
 //!
 //! The kernel of the host knows nothing of the engine's own addresses. Each has a *loopback alias*
@@ -21,6 +22,7 @@
 //! | `magic`, and all that is fixed before it | adapter, once | library | Release / Acquire |
 //! | `rules`, `rule`, `own` | adapter, between two steps of `changes` | library, which looks again when `changes` moved | see [`RoutingPage::publish`] |
 //! | `Ends::state`, and the words beside it | adapter | library | Release / Acquire |
+//! | `cookies` | adapter's threads | library | Relaxed: a hint, which stands for itself |
 
 use crate::rendezvous::unmapped;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
@@ -35,8 +37,12 @@ pub const PORTS: usize = 65_536;
 pub const OWN_MAX: usize = 16;
 /// Where the ends begin.
 const ENDS_OFFSET: usize = 4096;
+/// Where the cookies begin.
+const COOKIES_OFFSET: usize = ENDS_OFFSET + 3 * PORTS * size_of::<Ends>();
+/// Remotes whose cookies can be known, unless two have one place.
+const COOKIES_MAX: usize = 4_096;
 /// Length of a routing page's memfd; untouched pages cost nothing.
-pub const ROUTING_PAGE_BYTES: usize = ENDS_OFFSET + 3 * PORTS * size_of::<Ends>();
+pub const ROUTING_PAGE_BYTES: usize = COOKIES_OFFSET + COOKIES_MAX * size_of::<AtomicU64>();
 
 /// The first page.
 #[derive(Debug)]
@@ -167,6 +173,22 @@ impl Address {
         unmapped(self.ip)
     }
 
+    /// A number that is not 0, and that hardly another address has.
+    fn hash(&self) -> u64 {
+        const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
+        let mut words = [0, 0, u64::from(self.port)];
+        for (word, bytes) in words.iter_mut().zip(self.ip.chunks_exact(8)) {
+            let mut eight = [0; 8];
+            eight.copy_from_slice(bytes);
+            *word = u64::from_be_bytes(eight);
+        }
+        let mix = |hash: u64, word: u64| {
+            let hash = (hash ^ word).wrapping_mul(ODD);
+            hash ^ hash >> 29
+        };
+        words.into_iter().fold(ODD, mix) | 1
+    }
+
     fn store(&self, words: &[AtomicU64; 2]) {
         for (word, bytes) in words.iter().zip(self.ip.chunks_exact(8)) {
             let mut eight = [0; 8];
@@ -273,8 +295,8 @@ impl RoutingPage {
     ///
     /// # Safety
     /// `base` is page-aligned, mapped for [`ROUTING_PAGE_BYTES`], readable, and stays so for as
-    /// long as the routing page is used; writable, if any of [`RoutingPage::initialise`] and
-    /// [`RoutingPage::set_ends`] is called.
+    /// long as the routing page is used; writable, if any of [`RoutingPage::initialise`],
+    /// [`RoutingPage::set_ends`] and [`RoutingPage::set_cookie`] is called.
     pub unsafe fn at(base: *mut u8) -> RoutingPage {
         RoutingPage { base }
     }
@@ -293,6 +315,35 @@ impl RoutingPage {
         // SAFETY: `place` is below three times `PORTS`; mapped and aligned by the promise of `at`;
         // every field is an atomic.
         unsafe { &*self.base.add(ENDS_OFFSET).cast::<Ends>().add(place) }
+    }
+
+    fn cookie_of(&self, hash: u64) -> &AtomicU64 {
+        let place = (hash >> 32) as usize % COOKIES_MAX;
+        // SAFETY: `place` is below `COOKIES_MAX`; mapped and aligned by the promise of `at`.
+        unsafe {
+            let first = self.base.add(COOKIES_OFFSET).cast::<AtomicU64>();
+            &*first.add(place)
+        }
+    }
+
+    /// Says whether the engine has a Fast Open cookie of this remote. Of two remotes with one place
+    /// the later one has it.
+    pub fn set_cookie(&self, remote: Address, is_known: bool) {
+        let hash = remote.hash();
+        let word = self.cookie_of(hash);
+        // Relaxed: nothing else is read because of it.
+        if is_known {
+            word.store(hash, Ordering::Relaxed);
+        } else if word.load(Ordering::Relaxed) == hash {
+            word.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the engine has a Fast Open cookie of this remote, as far as is known: what a SYN
+    /// does not take along after all follows later.
+    pub fn has_cookie(&self, remote: Address) -> bool {
+        let hash = remote.hash();
+        self.cookie_of(hash).load(Ordering::Relaxed) == hash
     }
 
     /// Fills in the first page of a fresh routing page, but for what [`RoutingPage::publish`] says.
@@ -593,6 +644,31 @@ mod tests {
         routing_page.publish(&[], &[own(v6, 2)]);
         assert_eq!(routing_page.alias_of(v4), None);
         assert_eq!(routing_page.behind([127, 99, 0, 2]), Some(v6));
+    }
+
+    #[test]
+    fn remotes_with_cookies_are_known_until_they_have_none() {
+        let (_file, ours) =
+            memfd::create_for_readers(c"routing_page", ROUTING_PAGE_BYTES).expect("memfd");
+        // SAFETY: mapped for that length, and not unmapped before the test ends.
+        let routing_page = unsafe { RoutingPage::at(ours.as_ptr()) };
+        let remotes: Vec<Address> = [80, 443]
+            .into_iter()
+            .flat_map(|port| (1..=9).map(move |last| (mapped([10, 84, 0, last]), port)))
+            .chain([([0xfd; 16], 80), ([0; 16], 0)])
+            .map(|(ip, port)| Address { ip, port })
+            .collect();
+        for (n, &remote) in remotes.iter().enumerate() {
+            assert!(!routing_page.has_cookie(remote), "{n}");
+            routing_page.set_cookie(remote, false);
+            routing_page.set_cookie(remote, true);
+            assert!(routing_page.has_cookie(remote), "{n}");
+        }
+        let known = |page: &RoutingPage| remotes.iter().filter(|&&it| page.has_cookie(it)).count();
+        assert_eq!(known(&routing_page), remotes.len(), "places of their own");
+        routing_page.set_cookie(remotes[0], false);
+        assert_eq!(known(&routing_page), remotes.len() - 1);
+        assert!(!routing_page.has_cookie(remotes[0]));
     }
 
     #[test]

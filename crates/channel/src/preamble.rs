@@ -33,6 +33,9 @@ pub struct ConnectPreamble {
     /// The carrier is to serve further connections: both ends ask for a channel at once, and the
     /// program's first byte goes there.
     pub is_seed: bool,
+    /// A message of the program's opens the connection (`MSG_FASTOPEN`): the SYN asks for a cookie,
+    /// or takes along the beginning of the message, which follows the preamble.
+    pub is_fast_open: bool,
     /// `TCP_SYNCNT`, if the program has set it.
     pub syn_retries_max: Option<NonZeroU8>,
     /// `TCP_USER_TIMEOUT`, if the program has set it.
@@ -41,7 +44,7 @@ pub struct ConnectPreamble {
 
 impl ConnectPreamble {
     /// Its bytes: magic, version, token, remote address and port, local port, 1 for a seed, SYN
-    /// retries, two zeros, user timeout, four zeros.
+    /// retries, 1 for a fast open, a zero, user timeout, four zeros.
     pub fn to_bytes(&self) -> [u8; PREAMBLE_BYTES] {
         let mut bytes = [0; PREAMBLE_BYTES];
         let (magic, version) = (PREAMBLE_MAGIC.to_ne_bytes(), LAYOUT_VERSION.to_ne_bytes());
@@ -60,7 +63,12 @@ impl ConnectPreamble {
             &self.remote.ip,
             &remote_port,
             &local_port,
-            &[self.is_seed.into(), syn_retries_max, 0, 0],
+            &[
+                self.is_seed.into(),
+                syn_retries_max,
+                self.is_fast_open.into(),
+                0,
+            ],
             &user_timeout_ms.to_ne_bytes(),
         ];
         let mut at = 0;
@@ -80,7 +88,7 @@ impl ConnectPreamble {
         let (ip, rest) = rest.split_first_chunk()?;
         let (remote_port, rest) = rest.split_first_chunk()?;
         let (local_port, rest) = rest.split_first_chunk()?;
-        let ([is_seed, syn_retries_max, ..], rest) = rest.split_first_chunk::<4>()?;
+        let ([is_seed, syn_retries_max, is_fast_open, _], rest) = rest.split_first_chunk()?;
         let (user_timeout_ms, _) = rest.split_first_chunk()?;
         let is_ours = u32::from_ne_bytes(*magic) == PREAMBLE_MAGIC
             && u32::from_ne_bytes(*version) == LAYOUT_VERSION;
@@ -92,6 +100,7 @@ impl ConnectPreamble {
             },
             local_port: u16::from_ne_bytes(*local_port),
             is_seed: *is_seed == 1,
+            is_fast_open: *is_fast_open == 1,
             syn_retries_max: NonZeroU8::new(*syn_retries_max),
             user_timeout_ms: NonZeroU32::new(u32::from_ne_bytes(*user_timeout_ms)),
         })
@@ -112,17 +121,20 @@ mod tests {
             },
             local_port: 4000,
             is_seed: false,
+            is_fast_open: false,
             syn_retries_max: NonZeroU8::new(6),
             user_timeout_ms: NonZeroU32::new(30_000),
         };
-        for is_seed in [false, true] {
+        for (is_seed, is_fast_open) in [(false, false), (true, false), (false, true)] {
             let preamble = ConnectPreamble {
                 is_seed,
+                is_fast_open,
                 ..preamble
             };
             let bytes = preamble.to_bytes();
             assert_eq!(ConnectPreamble::parse(&bytes), Some(preamble));
-            assert_eq!(bytes[44..48], [u8::from(is_seed), 6, 0, 0]);
+            let said = [u8::from(is_seed), 6, u8::from(is_fast_open), 0];
+            assert_eq!(bytes[44..48], said);
         }
     }
 
@@ -133,6 +145,7 @@ mod tests {
             remote: Address::default(),
             local_port: 0,
             is_seed: false,
+            is_fast_open: false,
             syn_retries_max: None,
             user_timeout_ms: None,
         };

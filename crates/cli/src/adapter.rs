@@ -241,8 +241,9 @@ struct EngineArgs {
     #[arg(long, value_name = "SECONDS|off")]
     keepalive: Option<String>,
 
-    /// Take payload of SYNs, for listeners that set TCP_FASTOPEN: server or off [default: off]
-    #[arg(long, value_name = "off|server")]
+    /// Payload of SYNs: client (of programs that send with MSG_FASTOPEN), server (for listeners
+    /// that set TCP_FASTOPEN), on for both, or off [default: off]
+    #[arg(long, value_name = "off|client|server|on")]
     fast_open: Option<String>,
 
     /// Settings of new connections to these destinations alone, in quotes: window, congestion, ecn,

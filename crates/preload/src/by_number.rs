@@ -78,7 +78,7 @@ pub(crate) unsafe fn call(
             {
                 real::syscall(number, a, b, c, d, e, f)
             }
-            libc::SYS_sendmsg if !api::may_read_message(b as _) => {
+            libc::SYS_sendmsg if !api::may_read_message(fd, b as _, c as c_int) => {
                 real::syscall(number, a, b, c, d, e, f)
             }
             libc::SYS_recvmsg => api::recvmsg_by(Door::Number, fd, b as _, c as c_int) as c_long,

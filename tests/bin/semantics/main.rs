@@ -14,6 +14,7 @@ mod descriptors;
 mod ending;
 mod epoll;
 mod exec;
+mod fast_open;
 mod faults;
 mod files;
 mod flags;
@@ -97,6 +98,7 @@ impl Case {
 /// The groups, each a test of the harness.
 const GROUPS: &[(&str, &[Case])] = &[
     ("connecting", connecting::CASES),
+    ("connecting", fast_open::CASES),
     ("transfer", transfer::CASES),
     ("flags", flags::CASES),
     ("faults", faults::CASES),

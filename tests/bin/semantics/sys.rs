@@ -135,6 +135,36 @@ pub(crate) fn sendto(fd: Fd, bytes: &[u8], flags: c_int) -> Ret {
     })
 }
 
+/// sendto, to an address.
+pub(crate) fn sendto_place(fd: Fd, bytes: &[u8], flags: c_int, to: SocketAddr) -> Ret {
+    let (address, len) = spelled(to);
+    sendto_address(fd, bytes, flags, &address, len)
+}
+
+/// As [`sendto_place`], with so many bytes of an address of any kind.
+pub(crate) fn sendto_address(
+    fd: Fd,
+    bytes: &[u8],
+    flags: c_int,
+    address: &libc::sockaddr_storage,
+    len: libc::socklen_t,
+) -> Ret {
+    let (base, address) = (bytes.as_ptr().cast(), ptr::from_ref(address).cast());
+    // SAFETY: as for `send`; `address` is live and no shorter than `len`.
+    size(unsafe { libc::sendto(fd, base, bytes.len(), flags, address, len) })
+}
+
+/// As [`sendto_place`], of bytes where the program has no memory.
+pub(crate) fn sendto_place_from_nowhere(fd: Fd, len: usize, flags: c_int, to: SocketAddr) -> Ret {
+    const NOWHERE: usize = 16;
+    let (address, address_len) = spelled(to);
+    let address = ptr::from_ref(&address).cast();
+    let base = ptr::without_provenance(NOWHERE);
+    // SAFETY: the kernel refuses what it cannot read; `address` is live and no shorter than its
+    // length.
+    size(unsafe { libc::sendto(fd, base, len, flags, address, address_len) })
+}
+
 /// The parts of `bytes`, cut in `count` pieces, as a scatter-gather list with an empty part in
 /// front.
 fn parts(bytes: *mut u8, len: usize, count: usize) -> Vec<libc::iovec> {
@@ -192,6 +222,17 @@ pub(crate) fn sendmsg(fd: Fd, bytes: &[u8], flags: c_int) -> Ret {
     let mut list = parts(bytes.as_ptr().cast_mut(), bytes.len(), 2);
     let header = message(&mut list);
     // SAFETY: the header's list and its parts outlive the call, which only reads them.
+    size(unsafe { libc::sendmsg(fd, &header, flags) })
+}
+
+/// As [`sendmsg`], to an address.
+pub(crate) fn sendmsg_place(fd: Fd, bytes: &[u8], flags: c_int, to: SocketAddr) -> Ret {
+    let mut list = parts(bytes.as_ptr().cast_mut(), bytes.len(), 3);
+    let mut header = message(&mut list);
+    let (mut address, len) = spelled(to);
+    header.msg_name = ptr::from_mut(&mut address).cast();
+    header.msg_namelen = len;
+    // SAFETY: the header's name, its list and its parts outlive the call, which only reads them.
     size(unsafe { libc::sendmsg(fd, &header, flags) })
 }
 

@@ -1,8 +1,9 @@
-//! Fast Open (RFC 7413): payload of a SYN, from the far kernel to a program on the engine.
+//! Fast Open (RFC 7413): payload of a SYN, from the far kernel to a program on the engine, and from
+//! a program on the engine to the far kernel.
 
-use toehold_e2e::host;
-use toehold_e2e::network::{NEAR, NEAR_V6};
-use toehold_e2e::process::Running;
+use toehold_e2e::network::{FAR, FAR_V6, NEAR, NEAR_V6};
+use toehold_e2e::process::{Running, TIME_LIMIT};
+use toehold_e2e::{Link, host, wait_until};
 
 use crate::stage::{Stage, listening, ok};
 
@@ -47,6 +48,23 @@ fn the_kernels_syns_bring_their_payload_to_a_listener_that_asks_for_it() {
     drop(server);
 }
 
+/// Has the far kernel lose frames: rules of a chain at this hook.
+fn far_loses(stage: &Stage, hook: &str, rule: &str) {
+    let chain = format!("chain {hook} {{ type filter hook {hook} priority 0; {rule} drop; }}");
+    let rules = format!("table inet loss {{\n{chain}\n}}");
+    let mut command = stage.network.far("sh");
+    let script = format!("nft flush ruleset; echo '{rules}' | nft -f -");
+    let output = command.args(["-c", &script]).output().expect("a shell");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{error}");
+}
+
+/// Has it lose every other one with these flags.
+fn far_loses_every_other(stage: &Stage, hook: &str, flags: &str) {
+    let rule = format!("tcp flags & (syn | ack) == {flags} numgen inc mod 2 0");
+    far_loses(stage, hook, &rule);
+}
+
 /// Every other SYN, or every other SYN-ACK, is lost. Of the latter the server has the request, and
 /// has answered before the kernel knows that there is a connection.
 #[test]
@@ -60,16 +78,210 @@ fn requests_arrive_once_where_syns_and_syn_acks_are_lost() {
     let server = listening(near(&stage, "server", &["server", "7415", "before"]));
     ok(far(&stage, "client", &["client", NEAR, "7415", "0 1"]));
     for (hook, lost) in [("output", "syn"), ("input", "syn | ack")] {
-        let rules = format!(
-            "table inet loss {{\nchain {hook} {{ type filter hook {hook} priority 0; \
-             tcp flags & (syn | ack) == {lost} numgen inc mod 2 0 drop; }}\n}}"
-        );
-        let mut command = stage.network.far("sh");
-        let script = format!("nft flush ruleset; echo '{rules}' | nft -f -");
-        let output = command.args(["-c", &script]).output().expect("a shell");
-        let error = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{error}");
+        far_loses_every_other(&stage, hook, lost);
         ok(far(&stage, "client", &["client", NEAR, "7415", "- -"]));
     }
     drop(server);
+}
+
+/// Has the far kernel take payload of SYNs.
+fn far_takes_payload(stage: &Stage) {
+    let mut command = stage.network.far("sh");
+    let script = "echo 3 > /proc/sys/net/ipv4/tcp_fastopen";
+    let done = command.args(["-c", script]).status();
+    assert!(done.is_ok_and(|status| status.success()));
+}
+
+/// The first connection brings a cookie, and the request of each further one goes with its SYN,
+/// however the program sends it: so the far kernel says.
+#[test]
+fn requests_of_programs_go_with_their_syns() {
+    // Each remote's cookies are one thread's.
+    let Some(stage) = Stage::set(&["--fast-open", "client", "--threads", "2"]) else {
+        return;
+    };
+    far_takes_payload(&stage);
+    let server = listening(far(&stage, "server", &["telling", "7421"]));
+    let asking = |address, length, way, told| {
+        let arguments = ["asking", address, "7421", length, way, told];
+        ok(near(&stage, "client", &arguments));
+    };
+    asking(FAR, "420", "sendto-blocks", "0 1 1");
+    for way in [
+        "sendto-polls",
+        "sendto-epoll",
+        "sendmsg-blocks",
+        "sendmsg-polls",
+    ] {
+        asking(FAR, "420", way, "1 1");
+    }
+    // More than a SYN takes along, and less.
+    for way in [
+        "sendto-blocks",
+        "sendmsg-blocks",
+        "sendto-polls",
+        "sendmsg-epoll",
+    ] {
+        asking(FAR, "300000", way, "1");
+        asking(FAR, "1", way, "1");
+    }
+    asking(FAR_V6, "1400", "sendmsg-polls", "0 1");
+    drop(server);
+}
+
+/// Every other SYN of the engine's, or every other SYN-ACK, is lost. Of the latter the server has
+/// the request already. Whoever loses a SYN is not sent payload for a while.
+#[test]
+fn requests_of_programs_arrive_once_where_syns_and_syn_acks_are_lost() {
+    let Some(stage) = Stage::set(&["--fast-open", "on"]) else {
+        return;
+    };
+    if host::require(["nft"]).is_none() {
+        return;
+    }
+    far_takes_payload(&stage);
+    let ways = ["sendto-blocks", "sendto-polls"];
+    let losses = [("input", "syn"), ("output", "syn | ack")];
+    let mut ports = 7431..;
+    for (way, (hook, flags)) in ways
+        .into_iter()
+        .flat_map(|way| losses.map(|loss| (way, loss)))
+    {
+        let port = ports.next().unwrap_or_default().to_string();
+        let server = listening(far(&stage, "server", &["telling", &port]));
+        let asking = |told| {
+            let arguments = ["asking", FAR, &port, "3000", way, told];
+            ok(near(&stage, "client", &arguments));
+        };
+        asking("0");
+        far_loses_every_other(&stage, hook, flags);
+        asking("- -");
+        far_loses(&stage, "input", "tcp dport 1");
+        assert_eq!(server.stdout().matches("request: 3000").count(), 3);
+    }
+}
+
+/// A call that waits hears it, and after one that does not the next.
+#[test]
+fn programs_hear_that_a_message_with_payload_was_refused() {
+    let Some(stage) = Stage::set(&["--fast-open", "client"]) else {
+        return;
+    };
+    far_takes_payload(&stage);
+    for (port, way) in [("7441", "sendto-blocks"), ("7442", "sendmsg-polls")] {
+        let server = listening(far(&stage, "server", &["telling", port]));
+        ok(near(
+            &stage,
+            "client",
+            &["asking", FAR, port, "420", way, "0 1"],
+        ));
+        drop(server);
+        let said = ok(near(
+            &stage,
+            "client",
+            &["failing", FAR, port, way, "ECONNREFUSED"],
+        ));
+        assert_eq!(said.contains("taken: 4"), way.ends_with("polls"), "{said}");
+    }
+}
+
+/// The server has the request, and the engine dies before it knows. The kernel must not send the
+/// request once more, although it could: here its own connections get through.
+#[test]
+fn an_adapter_that_dies_behind_a_request_is_an_error() {
+    let shared = format!("{NEAR}:7900");
+    let options = [
+        "--share",
+        &shared,
+        "--outgoing",
+        "61000-61100",
+        "--fast-open",
+        "client",
+    ];
+    let Some(mut stage) = Stage::set_sharing(Link::Packet, &options) else {
+        return;
+    };
+    if host::require(["nft"]).is_none() {
+        return;
+    }
+    far_takes_payload(&stage);
+    let mut ports = 7451..;
+    for way in ["sendto-blocks", "sendto-polls", "sendmsg-epoll"] {
+        let port = ports.next().unwrap_or_default().to_string();
+        let server = listening(far(&stage, "server", &["telling", &port]));
+        ok(near(
+            &stage,
+            "client",
+            &["asking", FAR, &port, "420", way, "0 1"],
+        ));
+        far_loses(&stage, "output", "tcp dport 61000-61100");
+        let client = near(
+            &stage,
+            "client",
+            &["failing", FAR, &port, way, "ECONNRESET"],
+        );
+        let begun = || stage.engine("connections_opened") == 3;
+        assert!(wait_until(TIME_LIMIT, begun), "{}", client.outputs());
+        stage.toehold.adapter().signal(libc::SIGKILL);
+        ok(client);
+        far_loses(&stage, "input", "tcp dport 1");
+        assert_eq!(
+            server.stdout().matches("request: 4 ").count(),
+            0,
+            "no second connection"
+        );
+        stage.toehold.start_adapter();
+    }
+}
+
+/// A program that asks for nothing any more when the remote has answered has not lost its request.
+#[test]
+fn requests_of_programs_that_leave_arrive() {
+    let Some(stage) = Stage::set(&["--fast-open", "client"]) else {
+        return;
+    };
+    far_takes_payload(&stage);
+    let server = listening(far(&stage, "server", &["telling", "7461"]));
+    ok(near(
+        &stage,
+        "client",
+        &["asking", FAR, "7461", "420", "sendto-polls", "0 1"],
+    ));
+    for (n, how) in ["closes", "ends", "closes"].into_iter().enumerate() {
+        let arguments = ["leaving", FAR, "7461", "sendto-polls", "1000", how];
+        ok(near(&stage, "client", &arguments));
+        let has_come = || server.stdout().matches("request: 1000").count() == n + 1;
+        assert!(
+            wait_until(TIME_LIMIT, has_come),
+            "{how}: {}",
+            server.outputs()
+        );
+    }
+}
+
+/// Messages open connections through the engine, and go behind the handshake.
+#[test]
+fn no_request_goes_with_a_syn_where_the_setting_is_off() {
+    let settings = [
+        "--fast-open",
+        "client",
+        "--to",
+        "10.84.0.1:7472 fast-open off",
+    ];
+    let Some(stage) = Stage::set(&settings) else {
+        return;
+    };
+    far_takes_payload(&stage);
+    let opened = || stage.engine("connections_opened");
+    for (port, told) in [("7471", "0 1"), ("7472", "0 0 0")] {
+        let server = listening(far(&stage, "server", &["telling", port]));
+        let before = opened();
+        ok(near(
+            &stage,
+            "client",
+            &["asking", FAR, port, "420", "sendto-blocks", told],
+        ));
+        assert_eq!(opened() - before, told.split(' ').count() as u64);
+        drop(server);
+    }
 }

@@ -143,7 +143,7 @@ const CASES_OF_ONE_STAGE_MAX: usize = 30;
 /// Plays cases on a stage of their own.
 fn complaints<'a>(all: impl Iterator<Item = &'a String>) -> Vec<String> {
     let mut complaints = Vec::new();
-    let Some(stage) = Stage::set(&["--threads", "1"]) else {
+    let Some(stage) = Stage::set(&["--threads", "1", "--fast-open", "on"]) else {
         return complaints;
     };
     for case in all {

@@ -152,6 +152,7 @@ impl Flow {
             match moved {
                 Ok(so_far) => delivery = so_far,
                 Err(Gone) if self.depart(cx, is_reset) => {}
+                Err(Gone) if is_reset && self.departs_unheard(cx) => {}
                 Err(Gone) => return Next::ProgramGone,
             }
             if self.program == ProgramEnding::Closed {

@@ -140,6 +140,7 @@ impl Arrivals {
             remote: spoken(preamble.remote),
             local_port: preamble.local_port,
             is_seed: preamble.is_seed,
+            is_fast_open: preamble.is_fast_open,
             patience: Patience::of(&preamble),
         };
         Some((request, carrier.socket))
@@ -252,6 +253,7 @@ mod tests {
             remote,
             local_port: 0,
             is_seed: false,
+            is_fast_open: false,
             syn_retries_max: None,
             user_timeout_ms: None,
         };

@@ -203,6 +203,9 @@ pub(super) struct Flow {
     pub(super) outgrows_channel: bool,
     /// Its carrier may serve further connections.
     pub(super) serving: Option<Serving>,
+    /// A message of the program's opens it: bytes of its stream may be on their way before the
+    /// remote has answered.
+    pub(super) opens_by_message: bool,
     /// It is in the runner's list of connections to be looked at in this turn.
     pub(super) is_due: bool,
 }
@@ -242,6 +245,7 @@ impl Flow {
             beside: Beside::Nothing,
             outgrows_channel: false,
             serving: None,
+            opens_by_message: false,
             is_due: false,
         }
     }

@@ -241,6 +241,8 @@ struct Request {
     local_port: u16,
     /// Its carrier is to serve further connections.
     is_seed: bool,
+    /// A message of the program's opens it: the SYN may take that along.
+    is_fast_open: bool,
     patience: Patience,
 }
 

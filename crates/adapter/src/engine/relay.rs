@@ -21,6 +21,8 @@ use super::tcp_config::{self, PROOF_OF_READING_BYTES};
 
 /// Bytes after which it is asked anew how many are in flight.
 const BYTES_BETWEEN_LOOKS: u64 = 1 << 20;
+/// The urgent byte.
+const ANSWER_BYTES: u64 = 1;
 /// Reads from one carrier before everybody else's turn.
 const STEPS_MAX: u32 = 64;
 
@@ -410,6 +412,21 @@ impl Flow {
             false => ProgramEnding::Gone,
         };
         true
+    }
+
+    /// The program has reset its carrier. True when it has not asked for the answer to its connect:
+    /// the urgent byte was there when it closed, or ended. To the kernel that is an end in order,
+    /// behind what a message has opened the connection with. A program that aborts (`SO_LINGER`)
+    /// before the remote has sent anything looks the same.
+    pub(super) fn departs_unheard(&mut self, cx: &mut Around<'_>) -> bool {
+        let is_unheard = self.opens_by_message && self.carrier.sent == ANSWER_BYTES;
+        if is_unheard {
+            if !self.program.has_finished() {
+                let _ = cx.engine.finish(cx.now, self.id);
+            }
+            self.program = ProgramEnding::Gone;
+        }
+        is_unheard
     }
 
     /// The program has closed in order, and its carrier goes on without it: no end comes there.

@@ -570,6 +570,10 @@ impl Runner {
         }
         let Some(flow) = self.flow(id) else { return };
         if is_connecting {
+            if flow.opens_by_message {
+                self.show_cookie(id);
+            }
+            let Some(flow) = self.flow(id) else { return };
             let _ = flow.carrier.tell_result(errno_of(reason));
             self.remove(id.index());
         }

@@ -30,7 +30,7 @@
 //!   pacing   off                 data in bursts over long paths, too
 //!   initial-window 10            segments of the first burst
 //!   keepalive 60                 probe remotes that are silent for so many seconds
-//!   fast-open server             payload of SYNs, for programs that set TCP_FASTOPEN
+//!   fast-open on                 payload of SYNs, for programs that ask for it
 //!   to 10.85.0.0/16 congestion bbr window 64    for connections there, the last seven otherwise
 //!   threads  2                   engine threads, each with a queue of the device
 //!   offload  10.84.0.0/24:6379   connections there are the engine's, whoever makes them

@@ -11,7 +11,7 @@ use crate::connection::carrier::{Carrier, WaitsFor};
 use crate::connection::{self, Connection};
 use crate::connection::{options, pending_errors, unix};
 use crate::direction::switching;
-use crate::offload::{addresses, endings};
+use crate::offload::{addresses, endings, fast_open, routing};
 use crate::process::descriptors::{self, FRESH_ODD};
 use crate::process::{self, kept_bytes};
 use crate::system::real::Door;
@@ -187,8 +187,8 @@ pub unsafe fn recvfrom(
     }
 }
 
-/// `sendto(2)`. On a connected TCP stream the address is ignored; with `MSG_FASTOPEN` it connects,
-/// which is the kernel's business. A Unix socket refuses it.
+/// `sendto(2)`. On a connected TCP stream the address is ignored; with `MSG_FASTOPEN` it connects.
+/// A Unix socket refuses it.
 #[inline]
 pub unsafe fn sendto(
     fd: c_int,
@@ -199,7 +199,22 @@ pub unsafe fn sendto(
     address_len: socklen_t,
 ) -> isize {
     match connection::at(fd) {
-        None => unsafe { real::sendto(fd, buffer, len, flags, address, address_len) },
+        None => {
+            if flags & libc::MSG_FASTOPEN != 0
+                && let Some(done) = unsafe {
+                    open_by_message(
+                        Door::Name,
+                        fd,
+                        (&[cut(buffer, len)], flags),
+                        address,
+                        address_len,
+                    )
+                }
+            {
+                return done;
+            }
+            unsafe { real::sendto(fd, buffer, len, flags, address, address_len) }
+        }
         Some(c)
             if !address.is_null()
                 && (Carrier::of(&c) == Carrier::Unix && address_len != 0
@@ -208,12 +223,38 @@ pub unsafe fn sendto(
         Some(c) => match unsafe { fast_path::send(&c, buffer.cast(), len, flags) } {
             Some(done) => done,
             None => unsafe {
-                transmit(&c, &[cut(buffer, len)], flags, |fd| {
+                let list = [cut(buffer, len)];
+                if flags & libc::MSG_FASTOPEN != 0
+                    && let Some(done) =
+                        open_by_message(Door::Name, fd, (&list, flags), address, address_len)
+                {
+                    return done;
+                }
+                transmit(&c, &list, flags, |fd| {
                     real::sendto(fd, buffer, len, flags, address, address_len)
                 })
             },
         },
     }
+}
+
+/// A send with `MSG_FASTOPEN`, as far as it is not the kernel's.
+#[cold]
+unsafe fn open_by_message(
+    door: Door,
+    fd: c_int,
+    message: (&[iovec], c_int),
+    address: *const sockaddr,
+    len: socklen_t,
+) -> Option<isize> {
+    let is_readable = address.is_null() || addresses::is_readable(address, len);
+    let done = match routing::has_business() && is_readable {
+        true => unsafe { fast_open::send(door, fd, message, address, len) },
+        false => None,
+    };
+    // The kernel connects it, and tells nobody.
+    descriptors::change_fresh(fd, FRESH_ODD, true);
+    done
 }
 
 /// `readv(2)`.
@@ -453,7 +494,8 @@ pub unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> isize 
 #[inline]
 pub unsafe fn sendmsg_by(door: Door, fd: c_int, message: *const msghdr, flags: c_int) -> isize {
     // Before there are connections none can be passed.
-    if !faults::are_armed()
+    let is_armed = faults::are_armed() || flags & libc::MSG_FASTOPEN != 0 && is_armed_to_open(fd);
+    if !is_armed
         || message.is_null()
         || flags & MSG_CMSG_COMPAT != 0
         || !can_read_message(door, message)
@@ -463,8 +505,47 @@ pub unsafe fn sendmsg_by(door: Door, fd: c_int, message: *const msghdr, flags: c
     unsafe { note_passed_descriptors(door, &*message) };
     match connection::at(fd) {
         Some(c) => unsafe { sendmsg_on(door, &c, message, flags, false) },
-        None => unsafe { door.sendmsg(fd, message, flags) },
+        None => {
+            if flags & libc::MSG_FASTOPEN != 0
+                && let Some(done) = unsafe { sendmsg_opening(door, fd, message, flags) }
+            {
+                return done;
+            }
+            unsafe { door.sendmsg(fd, message, flags) }
+        }
     }
+}
+
+/// The process's first connection may be one that a message opens: true when the message may be
+/// looked at.
+#[cold]
+fn is_armed_to_open(fd: c_int) -> bool {
+    // As in `open_by_message`.
+    descriptors::change_fresh(fd, FRESH_ODD, true);
+    if routing::has_business() && process::is_started() {
+        errno::keep(faults::arm);
+    }
+    faults::are_armed()
+}
+
+/// As [`open_by_message`], by a message that is readable. With control messages it is the kernel's.
+#[cold]
+unsafe fn sendmsg_opening(
+    door: Door,
+    fd: c_int,
+    message: *const msghdr,
+    flags: c_int,
+) -> Option<isize> {
+    let header = unsafe { &*message };
+    let list = unsafe { parts(header.msg_iov, door.length(header.msg_iovlen)) };
+    let has_control = unsafe { control_messages::sent(door, header) } != Sent::Nothing;
+    let list = list.filter(|list| !has_control && buffers::total(list).is_ok());
+    let Some(list) = list else {
+        descriptors::change_fresh(fd, FRESH_ODD, true);
+        return None;
+    };
+    let (name, len) = (header.msg_name.cast(), header.msg_namelen);
+    unsafe { open_by_message(door, fd, (list, flags), name, len) }
 }
 
 /// `sendmsg(2)` on a connection; `has_begun` as in [`transmit_message`]. The message is readable.
@@ -497,6 +578,12 @@ unsafe fn sendmsg_on(
         }
         Sent::IllFormed => return by_kernel(c, has_begun, kernel),
     }
+    if flags & libc::MSG_FASTOPEN != 0
+        && !has_begun
+        && let Some(done) = unsafe { sendmsg_opening(door, c.fd, message, flags) }
+    {
+        return done;
+    }
     match list {
         Some(list) => unsafe { transmit_message(c, list, control, flags, has_begun, kernel) },
         None => by_kernel(c, has_begun, kernel),
@@ -523,8 +610,9 @@ unsafe fn sendmsg_in_turn(
 /// True when a call by number may read a message that is to be sent. Otherwise the call is the
 /// kernel's: it will refuse a pointer, or no connection can be passed yet.
 #[must_use]
-pub fn may_read_message(message: *const msghdr) -> bool {
-    faults::are_armed() && !message.is_null() && can_read_message(Door::Number, message)
+pub fn may_read_message(fd: c_int, message: *const msghdr, flags: c_int) -> bool {
+    let is_armed = faults::are_armed() || flags & libc::MSG_FASTOPEN != 0 && is_armed_to_open(fd);
+    is_armed && !message.is_null() && can_read_message(Door::Number, message)
 }
 
 /// True when the kernel would find no bad pointer in a message, its parts left out.
@@ -681,6 +769,10 @@ pub unsafe fn sendmmsg_by(
     let is_refused = messages.is_null() || flags & MSG_CMSG_COMPAT != 0;
     let connection = connection::at(fd).filter(|_| !is_refused);
     let Some(connection) = connection else {
+        if flags & libc::MSG_FASTOPEN != 0 {
+            // As in `open_by_message`.
+            descriptors::change_fresh(fd, FRESH_ODD, true);
+        }
         if process::is_started() && faults::are_armed() && !messages.is_null() {
             for n in 0..count.min(MESSAGES_MAX) {
                 let one = unsafe { &raw const (*messages.wrapping_add(n as usize)).msg_hdr };

@@ -42,6 +42,7 @@ pub unsafe fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_
     if routing::has_business() && is_readable() {
         match unsafe { active_open::connect(fd, address, len) } {
             Opened::Done(result) => return result,
+            Opened::Failed(error) => return errno::result(Err(error)) as c_int,
             Opened::Kernel(reason) => why = reason,
             Opened::Beside(end) => {
                 let (storage, len) = errno::keep(|| addresses::spelled(fd, end));

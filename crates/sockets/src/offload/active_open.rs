@@ -5,7 +5,7 @@ use core::ffi::c_int;
 use core::num::{NonZeroU8, NonZeroU32};
 use core::sync::atomic::Ordering;
 
-use libc::{sockaddr, socklen_t};
+use libc::{iovec, sockaddr, socklen_t};
 use toehold_channel::offload::{Address, RoutingPage, RuleAction, store_true_ends};
 use toehold_channel::preamble::{ConnectPreamble, PREAMBLE_BYTES};
 use toehold_channel::rendezvous::mapped;
@@ -21,12 +21,16 @@ use crate::offload::awaiting::{self, Answer, sleep};
 use crate::offload::{addresses, questions, routing};
 use crate::process::descriptors::{self, Kind};
 use crate::system::{errno, sys};
+use crate::transfer::buffers::{self, part};
 use crate::{adapter, process};
 
 /// How long the relay may take for the carrier's handshake, which the kernel makes on loopback all
 /// by itself.
 const RELAY_NS: u64 = 200_000_000;
 
+/// No SYN takes more of a message along: a segment (`tcp_send_syn_data` in
+/// net/ipv4/tcp_output.c).
+const PAYLOAD_MAX: usize = 1_460;
 const PREAMBLE_SENT: isize = PREAMBLE_BYTES as isize;
 const IN_PROGRESS: i32 = -libc::EINPROGRESS;
 
@@ -37,9 +41,25 @@ pub(crate) enum Opened {
     Done(c_int),
     /// The call is the kernel's, perhaps for a reason worth telling.
     Kernel(Option<Reason>),
+    /// The call is done: it fails with this.
+    Failed(i32),
     /// The call is the kernel's, to this address: the program wants one of the engine's own, where
     /// a program of this host listens.
     Beside(Address),
+}
+
+/// A program's call that opens a connection.
+pub(super) enum By<'m> {
+    Connect,
+    /// A send with `MSG_FASTOPEN`.
+    Message(&'m [iovec]),
+}
+
+/// A connection that waits for the engine's answer.
+pub(super) struct Begun {
+    pub(super) connection: Connection,
+    /// Bytes of a message that the engine has, or will have.
+    pub(super) payload: usize,
 }
 
 /// `connect(2)`, as far as it is the engine's.
@@ -55,29 +75,29 @@ pub(crate) unsafe fn connect(fd: i32, address: *const sockaddr, len: socklen_t) 
     if is_new_to_us && remote.is_none() || !process::is_started() || process::borrowed_memory() {
         return Opened::Kernel(None);
     }
-    if let Some(done) = again(fd) {
+    if let Some(done) = again(fd, || !sys::is_nonblocking(fd)) {
         return done;
     }
     let Some(remote) = remote else {
         return Opened::Kernel(None);
     };
     errno::keep(tracking::prepare);
-    match errno::keep(|| begin(fd, remote)) {
-        Ok(connection) => finish(&connection),
+    match errno::keep(|| begin(fd, remote, &By::Connect)) {
+        Ok(begun) => finish(&begun.connection),
         Err(instead) => instead,
     }
 }
 
-/// A further `connect` on a socket that has been through here.
-fn again(fd: i32) -> Option<Opened> {
+/// A further call that connects, on a socket that has been through here; it sleeps if it `waits`.
+pub(super) fn again(fd: i32, waits: impl FnOnce() -> bool) -> Option<Opened> {
     let connection = connection::at(fd)?;
     let flags = connection.entry.flags.load(OFFLOAD_SEEN);
     if flags & FLAG_CONNECTING != 0 && awaiting::look(&connection) == Answer::Pending {
-        return Some(if sys::is_nonblocking(fd) {
+        return Some(if waits() {
+            finish(&connection)
+        } else {
             errno::set(libc::EALREADY);
             Opened::Done(-1)
-        } else {
-            finish(&connection)
         });
     }
     let flags = connection.entry.flags.load(OFFLOAD_SEEN);
@@ -114,7 +134,7 @@ fn fail(connection: &Connection, error: i32) -> Opened {
 }
 
 /// Hands the connection to the engine; or says what becomes of it instead.
-fn begin(fd: i32, remote: Address) -> Result<Connection, Opened> {
+pub(super) fn begin(fd: i32, remote: Address, by: &By<'_>) -> Result<Begun, Opened> {
     let routing_page = page_for(remote)?;
     let fresh = opening::fresh(fd);
     let origin = Origin::of(fd, fresh.is_some(), &routing_page)?;
@@ -126,32 +146,55 @@ fn begin(fd: i32, remote: Address) -> Result<Connection, Opened> {
         }));
     }
     let mut preamble = preamble_of(fd, origin.port, remote);
-    if let Some(fresh) = fresh
-        && let Some(connection) = claiming::connect_by_engine(fd, fresh, &preamble)
-    {
-        return Ok(connection);
+    let mut opening = None;
+    let mut payload = None;
+    match by {
+        By::Connect => {
+            if let Some(fresh) = fresh
+                && let Some(connection) = claiming::connect_by_engine(fd, fresh, &preamble)
+            {
+                let payload = 0;
+                return Ok(Begun {
+                    connection,
+                    payload,
+                });
+            }
+            opening = fresh.and_then(|fresh| Opening::to(remote, fresh));
+            preamble.is_seed = opening.is_some_and(|opening| opening.is_seed);
+        }
+        // On a carrier of its own, which the program's bytes are on before the answer.
+        By::Message(parts) => {
+            preamble.is_fast_open = true;
+            payload = routing_page.has_cookie(remote).then_some(*parts);
+        }
     }
-    let opening = fresh.and_then(|fresh| Opening::to(remote, fresh));
-    preamble.is_seed = opening.is_some_and(|opening| opening.is_seed);
-    if !connect_carrier(fd, routing_page.relay_port(), &preamble) {
+    let carrier = connect_carrier(fd, routing_page.relay_port(), &preamble, payload);
+    let Some(payload) = carrier else {
         sys::disconnect_untold(fd);
         return Err(Opened::Kernel(Some(Reason::NoRelay)));
-    }
+    };
     // From one of the engine's addresses it goes from there, and from the carrier's own port.
     let local = origin.own_ip.and_then(|ip| {
         let port = addresses::local(fd)?.port;
         Some(Address { ip, port })
     });
-    match track(fd, local, remote) {
+    match track(fd, local, remote, payload) {
         Some(connection) => {
             if let Some(opening) = opening {
                 opening.begun(&connection);
             }
-            Ok(connection)
+            Ok(Begun {
+                connection,
+                payload,
+            })
         }
         None => {
             sys::disconnect_untold(fd);
-            Err(Opened::Kernel(Some(Reason::NoResources)))
+            Err(match payload {
+                0 => Opened::Kernel(Some(Reason::NoResources)),
+                // The remote may have it by now.
+                _ => Opened::Failed(libc::ENOBUFS),
+            })
         }
     }
 }
@@ -212,6 +255,7 @@ fn preamble_of(fd: i32, local_port: u16, remote: Address) -> ConnectPreamble {
         remote,
         local_port,
         is_seed: false,
+        is_fast_open: false,
         syn_retries_max: None,
         user_timeout_ms: None,
     };
@@ -227,9 +271,9 @@ fn preamble_of(fd: i32, local_port: u16, remote: Address) -> ConnectPreamble {
     preamble
 }
 
-/// Begins to track a connection; what it is told about its own end stands, if that is known
-/// already.
-fn track(fd: i32, local: Option<Address>, remote: Address) -> Option<Connection> {
+/// Begins to track a connection, of which `payload` bytes are on the carrier; what it is told about
+/// its own end stands, if that is known already.
+fn track(fd: i32, local: Option<Address>, remote: Address, payload: usize) -> Option<Connection> {
     if descriptors::kind(fd) == Kind::Connection {
         // Closed behind our back, and the number given out again.
         closing::closed_before(fd);
@@ -238,8 +282,8 @@ fn track(fd: i32, local: Option<Address>, remote: Address) -> Option<Connection>
     let connection = connection::at(fd)?;
     let entry = connection.entry;
     store_true_ends(entry, local.unwrap_or_default(), remote);
-    let said = PREAMBLE_BYTES as u64;
-    entry.tx_carrier.store(said, Ordering::Relaxed);
+    let said = PREAMBLE_BYTES + payload;
+    entry.tx_carrier.store(said as u64, Ordering::Relaxed);
     entry
         .reason
         .store(Reason::Relayed as u32, Ordering::Relaxed);
@@ -248,12 +292,18 @@ fn track(fd: i32, local: Option<Address>, remote: Address) -> Option<Connection>
     Some(connection)
 }
 
-/// Connects the program's socket to the relay, and says there what it is for; true when that is
-/// done.
-fn connect_carrier(fd: i32, relay_port: u16, preamble: &ConnectPreamble) -> bool {
+/// Connects the program's socket to the relay, and says there what it is for, with `payload` behind
+/// that, or its beginning. Bytes of the payload that went there; `None` when the relay knows
+/// nothing.
+fn connect_carrier(
+    fd: i32,
+    relay_port: u16,
+    preamble: &ConnectPreamble,
+    payload: Option<&[iovec]>,
+) -> Option<usize> {
     let flags = sys::fcntl(fd, libc::F_GETFL, 0);
     if flags < 0 {
-        return false;
+        return None;
     }
     let flags = flags as usize;
     // Whatever state the adapter is in, we do not wait for it longer than we mean to.
@@ -263,29 +313,50 @@ fn connect_carrier(fd: i32, relay_port: u16, preamble: &ConnectPreamble) -> bool
         port: relay_port,
     };
     let result = match awaiting::kernel_connect(fd, relay) as i32 {
-        0 | IN_PROGRESS => say(fd, preamble),
-        error => error,
+        0 | IN_PROGRESS => say(fd, preamble, payload),
+        error => Err(-error),
     };
     sys::fcntl(fd, libc::F_SETFL, flags);
-    if result == -libc::ECONNREFUSED {
+    if result == Err(libc::ECONNREFUSED) {
         lose_adapter();
     }
-    result == 0
+    result.ok()
 }
 
-/// Says what a carrier is for, once it is connected: on loopback, at once. 0 or a negated errno.
-fn say(fd: i32, preamble: &ConnectPreamble) -> i32 {
+/// Says what a carrier is for, once it is connected: on loopback, at once. The bytes of the payload
+/// that went with it, or an errno.
+fn say(fd: i32, preamble: &ConnectPreamble, payload: Option<&[iovec]>) -> Result<usize, i32> {
     let bytes = preamble.to_bytes();
-    let mut sent = sys::send_now(fd, &bytes);
+    let send = || match payload {
+        None => sys::send_now(fd, &bytes),
+        Some(parts) => send_with(fd, &bytes, parts),
+    };
+    let mut sent = send();
     if sent == -(libc::EAGAIN as isize) && sys::wait_for(fd, libc::POLLOUT, RELAY_NS) {
-        sent = sys::send_now(fd, &bytes);
+        sent = send();
     }
     match sent {
-        PREAMBLE_SENT => 0,
+        PREAMBLE_SENT.. => Ok((sent - PREAMBLE_SENT) as usize),
         // A fresh socket has room for all of it.
-        0.. => -libc::EAGAIN,
-        error => error as i32,
+        0.. => Err(libc::EAGAIN),
+        error => Err(-error as i32),
     }
+}
+
+/// Sends `preamble` and the beginning of a message as one: the SYN is made when the preamble has
+/// come. Where a part is bad, what comes before it is sent.
+fn send_with(fd: i32, preamble: &[u8], message: &[iovec]) -> isize {
+    let first = part(preamble.as_ptr().cast(), preamble.len());
+    let (window, count) = buffers::window(message, 0, PAYLOAD_MAX);
+    let mut parts = [first; 1 + buffers::WINDOW_MAX];
+    parts[1..=count].copy_from_slice(&window[..count]);
+    // SAFETY: zeroes are a valid `msghdr`.
+    let mut header: libc::msghdr = unsafe { core::mem::zeroed() };
+    header.msg_iov = parts.as_mut_ptr();
+    header.msg_iovlen = (1 + count) as _;
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: the first part is readable, and the kernel refuses what it cannot read of the others.
+    unsafe { sys::sendmsg(fd, &header, flags) }
 }
 
 /// Nobody listens where the adapter said: it is another one by now, or none.
@@ -297,7 +368,7 @@ fn lose_adapter() {
 }
 
 /// Finishes a request: a blocking program waits for the answer.
-fn finish(connection: &Connection) -> Opened {
+pub(super) fn finish(connection: &Connection) -> Opened {
     if awaiting::is_on_used(connection) && connection.nonblocking() {
         // The remote has not answered yet.
         return in_progress(connection);
@@ -322,7 +393,7 @@ fn finish(connection: &Connection) -> Opened {
     }
 }
 
-fn in_progress(connection: &Connection) -> Opened {
+pub(super) fn in_progress(connection: &Connection) -> Opened {
     let flags = &connection.entry.flags;
     flags.fetch_or(FLAG_UNTOLD, Ordering::Relaxed);
     errno::set(libc::EINPROGRESS);

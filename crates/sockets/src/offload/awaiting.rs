@@ -3,12 +3,14 @@
 //! ```text
 //!   Connecting ──(urgent byte 0)──► connected                 ordinary from here on
 //!              ──(urgent byte e)──► refused, error e           reported once by a call or SO_ERROR
-//!              ──(carrier ends) ──► the kernel connects        no result was reported yet
+//!              ──(carrier ends) ──► the kernel connects        no result was reported yet; but
+//!                                    refused, if the remote may have payload (`fast_open`)
 //! ```
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use toehold_channel::offload::{Address, CarrierKey, Direction, store_true_ends, true_ends};
+use toehold_channel::preamble::PREAMBLE_BYTES;
 use toehold_channel::table::{FLAG_CONNECTING, FLAG_OFFLOAD, FLAG_REFUSED, FLAG_UNTOLD, Reason};
 
 use crate::connection::orderings::{OFFLOAD_SEEN, OFFLOAD_TOLD};
@@ -24,6 +26,9 @@ use crate::waiting::sleep;
 /// Connections of this process that wait for the engine's answer: while there are none, nothing
 /// here costs more than a look at this.
 static WAITING: AtomicU32 = AtomicU32::new(0);
+
+/// The error of a connection whose adapter is gone before it has answered, when it has payload.
+const SILENCE: i32 = libc::ECONNRESET;
 
 /// The engine's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,6 +140,7 @@ pub(crate) fn look(connection: &Connection) -> Answer {
     } else {
         return Answer::Pending;
     };
+    let answer = answer.or_else(|| has_payload(connection).then_some(SILENCE as u8));
     match answer {
         Some(0) => {
             if is_on_used(connection) {
@@ -149,7 +155,7 @@ pub(crate) fn look(connection: &Connection) -> Answer {
             settle(connection, FLAG_REFUSED);
         }
         None => {
-            // The adapter is gone, and nothing was said or sent: the kernel may begin afresh.
+            // The adapter is gone, and the remote has got nothing: the kernel may begin afresh.
             let (_, remote) = true_ends(entry);
             sys::disconnect_untold(fd);
             if sys::is_nonblocking(fd) {
@@ -180,6 +186,12 @@ pub(crate) fn look(connection: &Connection) -> Answer {
         Some(1..) => Answer::Refused,
         _ => Answer::Settled,
     }
+}
+
+/// True when the remote may have got bytes of the program's before its answer.
+fn has_payload(connection: &Connection) -> bool {
+    let sent = connection.entry.tx_carrier.load(Ordering::Relaxed);
+    !is_on_used(connection) && sent > PREAMBLE_BYTES as u64
 }
 
 /// Takes doorbells that came before the urgent byte. The caller holds the receive lock.
@@ -235,6 +247,11 @@ fn settle(connection: &Connection, outcome: u32) {
 
 /// A connection that waits for an answer is being closed.
 pub(crate) fn closing(connection: &Connection) {
+    if is_connecting(connection) && has_payload(connection) {
+        // An answer that nobody takes would make the kernel reset the carrier, and payload would be
+        // lost that the remote is still to get.
+        look(connection);
+    }
     if is_connecting(connection) {
         // A thread in `look` has the number, which is closed next.
         drop(takeover::lock_receiving(connection));

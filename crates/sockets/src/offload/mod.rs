@@ -16,6 +16,7 @@
 //! - [`routing`]: what the adapter shows of its engine, and what the program wants of it;
 //! - [`questions`]: questions to the adapter that wait for their reply;
 //! - [`active_open`]: active opens; [`awaiting`]: until the engine has answered;
+//! - [`fast_open`]: messages that open their connection;
 //! - [`passive_open`]: listeners, accepted carriers;
 //! - [`loopback_alias`]: sockets bound to one of the engine's addresses;
 //! - [`endings`]: why connections ended;
@@ -26,6 +27,7 @@ pub(crate) mod active_open;
 pub(crate) mod addresses;
 pub(crate) mod awaiting;
 pub(crate) mod endings;
+pub(crate) mod fast_open;
 pub(crate) mod liveness;
 pub(crate) mod loopback_alias;
 pub(crate) mod names;

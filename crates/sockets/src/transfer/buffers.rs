@@ -139,13 +139,16 @@ pub(crate) unsafe fn gather(
     Ok(())
 }
 
-/// Up to 16 parts that name bytes `skip..skip + len` of `parts`, for a kernel call; returns them
-/// and how many there are.
-pub(crate) fn window(parts: &[iovec], skip: usize, len: usize) -> ([iovec; 16], usize) {
+/// Most parts of a [`window`].
+pub(crate) const WINDOW_MAX: usize = 16;
+
+/// Up to [`WINDOW_MAX`] parts that name bytes `skip..skip + len` of `parts`, for a kernel call;
+/// returns them and how many there are.
+pub(crate) fn window(parts: &[iovec], skip: usize, len: usize) -> ([iovec; WINDOW_MAX], usize) {
     let mut out = [iovec {
         iov_base: core::ptr::null_mut(),
         iov_len: 0,
-    }; 16];
+    }; WINDOW_MAX];
     let mut count = 0;
     let whole = each_piece(parts, skip, len, |base, len| {
         if let Some(place) = out.get_mut(count) {

@@ -166,6 +166,12 @@ impl Engine {
         is_new && self.begin_fast_open(now, slot)
     }
 
+    /// Whether the next connection to this one's remote may send payload with its SYN.
+    pub fn has_fast_open_cookie(&self, now: Instant, id: ConnectionId) -> bool {
+        let slot = self.slot_of(id);
+        slot.is_some_and(|slot| self.knows_cookie(now, slot))
+    }
+
     /// RFC 6056 section 3.3.4: from a place that depends on the destination, and moves on with each
     /// connection, the first free port. A client of many short connections would otherwise look at
     /// all ports that wait for their time to end, each time.

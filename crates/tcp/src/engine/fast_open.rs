@@ -226,6 +226,13 @@ impl Engine {
         has_cookie
     }
 
+    /// Whether there is a cookie for the remote of a connection.
+    pub(super) fn knows_cookie(&self, now: Instant, slot: u32) -> bool {
+        let key = self.slots[slot as usize].key;
+        let first = self.fast_opens.first_syn(now, &key);
+        first.as_ref().is_some_and(FastOpen::has_cookie)
+    }
+
     /// The first SYN of a connection has timed out.
     #[cold]
     pub(super) fn doubt_fast_open(&mut self, now: Instant, slot: u32) {

@@ -302,7 +302,7 @@ impl Runner {
     }
 }
 
-fn spelled(address: SocketAddr) -> Address {
+pub(super) fn spelled(address: SocketAddr) -> Address {
     Address {
         ip: spell(address.ip()),
         port: address.port(),

@@ -8,10 +8,13 @@ use toehold_channel::preamble::{ConnectPreamble, PREAMBLE_BYTES};
 use toehold_tcp::{ConnectError, ConnectionId, Options};
 
 use super::Runner;
+use super::connections::spelled;
 use crate::engine::arrivals::{Arrivals, Wanted, spoken};
 use crate::engine::carriers::{self, Reusable, Serving};
 use crate::engine::flow::{Beside, Flow, Stage};
 use crate::engine::listeners::Own;
+use crate::engine::relay::Around;
+use crate::engine::settings::spell;
 use crate::engine::tcp_config::{first_and_largest_log2, options};
 use crate::engine::{Command, Given, Holder, Patience, Request, sys};
 
@@ -33,9 +36,13 @@ impl Runner {
         let share = self.engine.config().share;
         let there = match local {
             Some(local) => share.owner(local, request.remote),
-            None => (self.last_given + 1) % share.count(),
+            // Each thread knows the cookies that its own connections were given.
+            None if request.is_fast_open => place_of(request.remote) % share.count(),
+            None => {
+                self.last_given = (self.last_given + 1) % share.count();
+                self.last_given
+            }
         };
-        self.last_given = there;
         let refusals = 0;
         let given = Given {
             request,
@@ -78,6 +85,8 @@ impl Runner {
             remote: spoken(preamble.remote),
             local_port: preamble.local_port,
             is_seed: false,
+            // Programs claim no carrier for it.
+            is_fast_open: false,
             patience: Patience::of(&preamble),
         };
         match self.connect(&request) {
@@ -163,8 +172,46 @@ impl Runner {
             self.publish_ends(id, (Direction::Connected, port, relay));
         }
         self.insert(id, request.holder, Stage::Connecting, carrier);
+        if request.is_fast_open {
+            self.begin_fast_open(id, request.remote);
+        }
         if request.is_seed && self.pairing.len() < PAIRING_OF_PROGRAMS_MAX {
             self.begin_seed_of_program(id, request.carrier);
+        }
+    }
+
+    /// A message of the program's opens the connection: its SYN takes along what of that is on the
+    /// carrier, or asks for a cookie.
+    fn begin_fast_open(&mut self, id: ConnectionId, remote: SocketAddr) {
+        let now = self.now();
+        let flow = self.flows.get_mut(id.index()).and_then(Option::as_mut);
+        let Some(flow) = flow.filter(|flow| flow.id == id) else {
+            return;
+        };
+        flow.opens_by_message = true;
+        if !self.connections.of(remote).fast_open.is_for_programs() {
+            return;
+        }
+        self.engine.open_fast(now, id);
+        flow.carrier.note_readable();
+        let mut around = Around {
+            now,
+            engine: &mut self.engine,
+            streams: &mut self.streams,
+            channels: &mut self.channels,
+            is_unfinished: false,
+        };
+        // That the program is gone is found at the next look.
+        let _ = flow.collect(&mut around);
+    }
+
+    /// Shows programs whether the next message to this one's remote may go with a SYN.
+    pub(super) fn show_cookie(&self, id: ConnectionId) {
+        let now = self.now();
+        if let Some(info) = self.engine.info(id) {
+            let is_wanted = self.connections.of(info.remote).fast_open.is_for_programs();
+            let is_known = is_wanted && self.engine.has_fast_open_cookie(now, id);
+            (self.common.routing_page).set_cookie(spelled(info.remote), is_known);
         }
     }
 
@@ -209,9 +256,13 @@ impl Runner {
         self.bound_window(id);
         self.forget_patience(id);
         let Some(flow) = self.flow(id) else { return };
+        let opens_by_message = flow.opens_by_message;
         // A program that does not hear it is gone, and its socket says so.
         let _ = flow.answer(Clock::now());
         let (is_on_used, is_seed) = (flow.is_on_used(), flow.is_seed());
+        if opens_by_message {
+            self.show_cookie(id);
+        }
         if is_seed {
             self.pairing.push(id.index() as u32);
         }
@@ -245,6 +296,13 @@ impl Runner {
         let may_try = refusal.is_of_thread() && refusals < share.count();
         may_try.then(|| ((share.index() + 1) % share.count(), refusals))
     }
+}
+
+/// A number for the thread that makes connections to a remote by messages.
+fn place_of(remote: SocketAddr) -> usize {
+    let ip = u128::from_be_bytes(spell(remote.ip()));
+    let folded = (ip >> 64) as u64 ^ ip as u64;
+    (folded % 0xffff_fffb) as usize + usize::from(remote.port())
 }
 
 /// The errno of connect(2) when all ports are in use: connections that have ended make room.
@@ -341,6 +399,7 @@ mod tests {
             remote: remote.parse().expect("address"),
             local_port,
             is_seed: false,
+            is_fast_open: false,
             patience: Patience::default(),
         }
     }

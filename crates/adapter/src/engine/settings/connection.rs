@@ -37,8 +37,12 @@ pub enum FastOpen {
     /// None.
     #[default]
     Off,
+    /// Those that programs make.
+    Client,
     /// Those that remotes make.
     Server,
+    /// Both.
+    On,
 }
 
 impl FastOpen {
@@ -46,22 +50,30 @@ impl FastOpen {
     /// has asked for so many.
     pub(in crate::engine) fn pending_max(self, wanted: usize) -> usize {
         match self {
-            FastOpen::Off => 0,
-            FastOpen::Server => wanted,
+            FastOpen::Off | FastOpen::Client => 0,
+            FastOpen::Server | FastOpen::On => wanted,
         }
+    }
+
+    /// Whether SYNs may take along what programs open connections with.
+    pub(in crate::engine) fn is_for_programs(self) -> bool {
+        matches!(self, FastOpen::Client | FastOpen::On)
     }
 
     fn name(self) -> &'static str {
         match self {
             FastOpen::Off => "off",
+            FastOpen::Client => "client",
             FastOpen::Server => "server",
+            FastOpen::On => "on",
         }
     }
 
     fn named(value: &str) -> Result<FastOpen, String> {
-        let all = [FastOpen::Off, FastOpen::Server];
+        use FastOpen::{Client, Off, On, Server};
+        let all = [Off, Client, Server, On];
         let found = all.into_iter().find(|one| one.name() == value);
-        found.ok_or_else(|| format!("`{value}` is neither off nor server"))
+        found.ok_or_else(|| format!("`{value}` is neither off, client, server nor on"))
     }
 }
 
@@ -296,6 +308,21 @@ mod tests {
     }
 
     #[test]
+    fn fast_open_is_for_either_end() {
+        let of = |value| FastOpen::named(value).expect("known");
+        for (value, pending_max, is_for_programs) in [
+            ("off", 0, false),
+            ("client", 0, true),
+            ("server", 7, false),
+            ("on", 7, true),
+        ] {
+            assert_eq!(of(value).pending_max(7), pending_max, "{value}");
+            assert_eq!(of(value).is_for_programs(), is_for_programs, "{value}");
+            assert_eq!(of(value).name(), value);
+        }
+    }
+
+    #[test]
     fn a_change_leaves_lines_as_they_are() {
         let mut settings = lines(&["10.84.0.7 ecn off keepalive off"]);
         for (word, value) in [("ecn", "on"), ("keepalive", "60"), ("window", "8")] {
@@ -318,7 +345,10 @@ mod tests {
             ("10.84.0.7 ecn", "`ecn` has no value"),
             ("10.84.0.7 ecn on ecn off", "`ecn` stands twice"),
             ("10.84.0.7 mtu 1500", "`mtu` is no setting of a connection"),
-            ("10.84.0.7 fast-open yes", "`yes` is neither off nor server"),
+            (
+                "10.84.0.7 fast-open yes",
+                "`yes` is neither off, client, server nor on",
+            ),
             ("10.84.0.7:0 ecn on", "`0` is no port"),
             ("10.84.0.7 window 65", "no number of megabytes (1 to 64)"),
             (

@@ -242,13 +242,14 @@ pub const WORDS: [Word; 29] = [
     },
     Word {
         word: "fast-open",
-        value: "off|server",
+        value: "off|client|server|on",
         repeats: false,
         changes: true,
         is_of_connections: true,
-        meaning: "Whether payload of a SYN is taken (TCP Fast Open, RFC 7413): server for \
-            listeners that set TCP_FASTOPEN. A remote's first bytes may then come twice, in two \
-            connections. Default off.",
+        meaning: "Payload of SYNs (TCP Fast Open, RFC 7413): client sends it, for programs that \
+            open a connection by a message (MSG_FASTOPEN), once the remote has given a cookie; \
+            server takes it, for listeners that set TCP_FASTOPEN; on does both. The first bytes of \
+            a connection may then come twice, in two connections. Default off.",
     },
     Word {
         word: "to",
