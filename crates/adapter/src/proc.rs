@@ -457,6 +457,20 @@ impl Mappings {
         })
     }
 
+    /// The memory without a file's name that the process may execute: where it begins and ends.
+    pub(crate) fn unnamed_code(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.0.lines().filter_map(|line| {
+            let mut fields = line.split_ascii_whitespace();
+            let (from, to) = fields.next()?.split_once('-')?;
+            let is_code = fields.next()?.contains('x');
+            let name = fields.nth(3);
+            // Code may be unpacked into a file of memory.
+            let is_unnamed = name.is_none_or(|name| name.starts_with("/memfd:"));
+            let address = |text| u64::from_str_radix(text, 16).ok();
+            (is_code && is_unnamed).then_some((address(from)?, address(to)?))
+        })
+    }
+
     /// Why the library in the process has not patched its system calls, where it says so: one
     /// mapping has the reason as its name.
     pub(crate) fn refusal(&self) -> Option<&str> {
@@ -604,6 +618,18 @@ mod tests {
         let named = of("3-4 ---p 00000000 00:01 9 /memfd:toehold-unpatched:it: is so (deleted)");
         assert_eq!(named.refusal(), Some("it: is so"));
         assert_eq!(of("5-6 rw-p 00000000 00:00 0").refusal(), None);
+    }
+
+    #[test]
+    fn code_without_a_name_is_found() {
+        let maps = Mappings(
+            "1000-2000 r-xp 00000000 00:00 0 \n2000-3000 r-xp 00000000 fd:01 7 /bin/true\n\
+             3000-4000 rw-p 00000000 00:00 0 \n4000-5000 r-xp 00000000 00:00 0    [vdso]\n\
+             5000-6000 r-xp 00000000 00:01 9 /memfd:upx (deleted)\n"
+                .into(),
+        );
+        let found: Vec<_> = maps.unnamed_code().collect();
+        assert_eq!(found, [(0x1000, 0x2000), (0x5000, 0x6000)]);
     }
 
     #[test]

@@ -3,14 +3,15 @@
 //!
 //! The library patches programs of Go and Rust, and libraries of Go, and says where it could not.
 //! It does not search other code: that would take time from every program. So it is searched here,
-//! when somebody asks, in the files that a process executes.
+//! when somebody asks, in the files that a process executes, and in the memory of a program that
+//! has unpacked its code there.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
 use toehold_sites::elf::{Image, Segment};
-use toehold_sites::numbers::is_on_socket;
+use toehold_sites::numbers::{is_on_socket, is_shown};
 use toehold_sites::sweep::{Bits, Swept, words};
 
 use crate::proc::{self, Mappings};
@@ -67,6 +68,8 @@ const BYTES_MAX: u64 = 1 << 30;
 /// The library searches no more of a program of Rust that another program has executed
 /// (`toehold_preload::patched::within`). Of other programs no more is searched here.
 const CODE_BYTES_MAX: u64 = 16 << 20;
+/// A process without a file of such a name has no loader.
+const LOADERS: [&str; 3] = ["ld-", "libc.", "libc-"];
 /// Those of libc make its calls, which the library replaces by name.
 const OF_LIBC: [&str; 5] = ["ld-", "libc.", "libc-", "libpthread", "libtoehold."];
 
@@ -79,9 +82,11 @@ impl Searched {
         patching: Patching,
     ) -> Option<String> {
         let program = fs::read_link(format!("/proc/{pid}/exe")).ok()?;
+        let mut has_libc = false;
         let mut executed = mappings.executed();
-        executed.find_map(|(file, path)| {
+        let found = executed.find_map(|(file, path)| {
             let name = path.rsplit('/').next().unwrap_or(path);
+            has_libc |= LOADERS.iter().any(|begin| name.starts_with(begin));
             if OF_LIBC.iter().any(|begin| name.starts_with(begin)) {
                 return None;
             }
@@ -103,9 +108,52 @@ impl Searched {
                 "{what} {name} makes {calls} past libc, which are not patched: {why}; the \
                  connections that it makes by them run on kernel TCP"
             ))
-        })
+        });
+        // Only a program without a loader makes its calls by itself, wherever its code is from.
+        let is_packed = found.is_none() && !has_libc && self.has_unpacked(pid, mappings);
+        let name = program.file_name().filter(|_| is_packed);
+        let name = name.map(|name| {
+            name.to_string_lossy()
+                .chars()
+                .take(NAME_CHARS_MAX)
+                .collect()
+        });
+        found.or(name.map(|name: String| {
+            format!(
+                "program {name} makes system calls by code that is in no file, which are not \
+                 patched: it is packed, or makes its code itself; the connections that it makes \
+                 by them run on kernel TCP"
+            )
+        }))
+    }
+
+    /// Whether code in no file makes system calls, as far as we may look into the memory.
+    fn has_unpacked(&mut self, pid: u32, mappings: &Mappings) -> bool {
+        let Ok(memory) = File::open(format!("/proc/{pid}/mem")) else {
+            return false;
+        };
+        let (mut bytes, mut bytes_left) = (Vec::new(), CODE_BYTES_MAX.min(self.bytes_left));
+        let is_found = mappings.unnamed_code().any(|(from, to)| {
+            let mut at = from;
+            while at < to && bytes_left > 0 {
+                let part = (to - at).min(PART_BYTES).min(bytes_left);
+                bytes.resize(part as usize, 0);
+                bytes_left -= part;
+                let is_read = memory.read_exact_at(&mut bytes, at).is_ok();
+                if is_read && makes_calls(&bytes, is_shown) {
+                    return true;
+                }
+                at += part;
+            }
+            false
+        });
+        self.bytes_left -= CODE_BYTES_MAX.min(self.bytes_left) - bytes_left;
+        is_found
     }
 }
+
+/// Read at one time of a process's memory.
+const PART_BYTES: u64 = 1 << 20;
 
 /// Its first thread does not begin by the `pthread_create` of the library.
 const OUT_OF_REACH: &str = "the program has opened it with RTLD_DEEPBIND or by dlmopen";
@@ -198,7 +246,7 @@ fn search(pid: u32, path: &str, bytes_left: &mut u64) -> Option<Code> {
         file.read(code.offset, code.file_bytes);
         let image = Image::parse(&file.bytes);
         let code = image.and_then(|image| image.range(code.offset, code.file_bytes));
-        code.is_some_and(makes_socket_calls)
+        code.is_some_and(|code| makes_calls(code, is_on_socket))
     });
     makes_calls.then_some(Code {
         language,
@@ -237,12 +285,13 @@ impl Parts<'_> {
     }
 }
 
-fn makes_socket_calls(code: &[u8]) -> bool {
+/// Whether one of the system calls in the code is such a one.
+fn makes_calls(code: &[u8], is_one_of: impl Fn(&[u8], usize) -> bool) -> bool {
     let mut bits = vec![0; 2 * words(code.len())];
     let (starts, targets) = bits.split_at_mut(words(code.len()));
     let mut swept = Swept::new(code, Bits { starts, targets });
     let mut is_one = false;
-    swept.search(0..code.len(), |site| is_one |= is_on_socket(code, site));
+    swept.search(0..code.len(), |site| is_one |= is_one_of(code, site));
     is_one
 }
 

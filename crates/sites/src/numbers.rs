@@ -21,6 +21,14 @@ pub fn is_about_sockets(code: &[u8], site: usize) -> bool {
     })
 }
 
+/// True when the site seems to make a call whose number stands in the code.
+#[must_use]
+pub fn is_shown(code: &[u8], site: usize) -> bool {
+    /// Numbers from this on are no calls.
+    const NUMBERS: u32 = 512;
+    shows_number(code, site, |number| number < NUMBERS)
+}
+
 /// True when the code right before a site seems to load such a number into eax: by `mov`, or by
 /// `push` and `pop` where it is optimised for size.
 fn shows_number(code: &[u8], site: usize, is_one: impl Fn(u32) -> bool) -> bool {
@@ -74,6 +82,9 @@ mod tests {
         let poll = [0x6a, 7, 0x58, 0x0f, 5];
         assert!(is_about_sockets(&poll, 3) && !is_on_socket(&poll, 3));
         // mov eax, 1; syscall.
-        assert!(!is_about_sockets(&[0xb8, 1, 0, 0, 0, 0x0f, 5], 5));
+        let write = [0xb8, 1, 0, 0, 0, 0x0f, 5];
+        assert!(!is_about_sockets(&write, 5) && is_shown(&write, 5));
+        // mov eax, 512; syscall.
+        assert!(!is_shown(&[0xb8, 0, 2, 0, 0, 0x0f, 5], 5));
     }
 }

@@ -118,6 +118,34 @@ fn sockets_that_requests_of_io_uring_register_with_epoll_go_through_shared_memor
     }
 }
 
+/// As those of UPX are.
+#[test]
+fn status_names_packed_programs() {
+    if host::require(["cc", "musl-gcc", "go"]).is_none() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("scratch");
+    let elsewhere = ["-O2", "-static", "-Wl,-Ttext-segment=0x10000000"];
+    let packer = compile(directory.path(), "cc", &elsewhere, "packed.c");
+    let options = ["-O2", "-w", "-static", "-pthread"];
+    let go = ["CGO_ENABLED=0", "go", "build", "-ldflags=-buildid="];
+    for (compiler, options, source) in [
+        ("cc", &options[..], "threads.c"),
+        ("musl-gcc", &options, "threads.c"),
+        ("env", &go, "storm.go"),
+    ] {
+        let program = compile(directory.path(), compiler, options, source);
+        let plain = Waiting::start(Command::new(&packer).arg(&program)).end();
+        let toehold = Toehold::start();
+        let patched = Waiting::start(toehold.patched(&packer).arg(&program));
+        let told = said_by_status(&toehold, &patched);
+        let name = packer.file_name().expect("a file").to_string_lossy();
+        let begin = format!("program {name} makes system calls by code that is in no file");
+        assert!(told.starts_with(&begin), "{told}");
+        assert_eq!(patched.end(), plain, "{compiler}");
+    }
+}
+
 /// As in programs of tokio-uring.
 #[test]
 fn status_names_programs_that_make_connections_by_requests_of_io_uring() {
