@@ -24,10 +24,22 @@ pub unsafe fn io_uring_enter(
     argument: usize,
     size: usize,
 ) -> c_long {
-    errno::keep(|| uring::entering(fd, wanted, flags, control));
-    let [wanted, complete, flags] = [wanted, complete, flags].map(|word| word as usize);
+    /// `IORING_ENTER_GETEVENTS`.
+    const GET_EVENTS: c_uint = 1;
+    let seen = errno::keep(|| uring::entering_in_turn(fd, wanted, flags, control));
+    let (complete, flags) = match seen < wanted {
+        // The kernel waits for nothing when it finds fewer requests than it was told of.
+        true => (0, flags & !GET_EVENTS),
+        false => (complete, flags),
+    };
+    let [seen, complete, flags] = [seen, complete, flags].map(|word| word as usize);
     let number = libc::SYS_io_uring_enter;
-    unsafe { real::syscall(number, fd as usize, wanted, complete, flags, argument, size) }
+    let result =
+        unsafe { real::syscall(number, fd as usize, seen, complete, flags, argument, size) };
+    if wanted > 0 {
+        uring::entered(fd);
+    }
+    result
 }
 
 /// `io_uring_register(2)`.

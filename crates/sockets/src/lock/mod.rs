@@ -186,11 +186,28 @@ fn inherit_from(word: &AtomicU32, owner: u32) -> Option<Waited<'_>> {
 /// sleeps by time and not on a futex, because a holder that has sleepers to wake must open its lock
 /// by an exchange, which costs each uncontended send more than the few sleeps ever save.
 #[derive(Default)]
-struct Wait {
+pub(crate) struct Wait {
     turns: u32,
 }
 
 impl Wait {
+    /// Waits a little, not at the first time. Returns how long that has taken in all, as far as it
+    /// has slept; `began` is 0 before.
+    pub(crate) fn turn_ns(&mut self, began: &mut u64) -> u64 {
+        if self.turns == 0 {
+            self.turns = 1;
+            return 0;
+        }
+        if !self.turn() {
+            return 0;
+        }
+        let now = sys::now_ns();
+        if *began == 0 {
+            *began = now;
+        }
+        now - *began
+    }
+
     /// Waits a little; true when it slept.
     fn turn(&mut self) -> bool {
         /// Pauses: the holder is copying at most a ring's worth.

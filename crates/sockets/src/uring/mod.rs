@@ -16,6 +16,8 @@
 //! Requests that register with epoll (`EPOLL_CTL`) are carried out here, as long as nothing else
 //! stands before them, and the kernel gets requests that do nothing (`NOP`) in their places: libuv
 //! registers all sockets of Node.js so. One that fails here is left to the kernel, for its answer.
+//! The kernel takes only requests that were looked at: threads that hand over those of one ring
+//! take [`turn`]s.
 //!
 //! A connection that a request makes (`ACCEPT`, `CONNECT`) is the kernel's, and the library does
 //! not know it: a mapping's name tells `toehold status` so.
@@ -29,6 +31,7 @@
 //! Layouts and numbers are those of include/uapi/linux/io_uring.h.
 
 pub(crate) mod liburing;
+mod turn;
 
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicUsize, Ordering};
@@ -42,6 +45,8 @@ use crate::direction::switching;
 use crate::lock;
 use crate::process::descriptors::{self, Kind};
 use crate::process::{self, confinement};
+use crate::system::errno;
+use turn::Turn;
 
 /// Rings of one process that are looked at.
 const RINGS_MAX: usize = 16;
@@ -72,6 +77,7 @@ struct Ring {
     head: AtomicU32,
     tail: AtomicU32,
     array: AtomicU32,
+    turn: Turn,
 }
 
 /// The part of a request that is needed.
@@ -105,6 +111,7 @@ const SQ_ARRAY: usize = 16;
 const UNDERSTOOD: u32 = 0x1_3ff9;
 const SETUP_IOPOLL: u32 = 1 << 0;
 const SETUP_SQE128: u32 = 1 << 10;
+const SETUP_SINGLE_ISSUER: u32 = 1 << 12;
 const SETUP_NO_SQARRAY: u32 = 1 << 16;
 /// `IORING_ENTER_REGISTERED_RING`.
 const ENTER_REGISTERED_RING: u32 = 1 << 4;
@@ -157,6 +164,7 @@ impl Ring {
             head: AtomicU32::new(0),
             tail: AtomicU32::new(0),
             array: AtomicU32::new(0),
+            turn: Turn::none(),
         }
     }
 
@@ -203,6 +211,7 @@ impl Ring {
         ] {
             word.store(value, Ordering::Relaxed);
         }
+        self.turn.claim(0);
         self.fd.store(fd + 1, Ordering::Relaxed);
         COUNT.fetch_add(1, Ordering::Relaxed);
         true
@@ -226,6 +235,16 @@ impl Ring {
         }
     }
 
+    /// Up to where the kernel has taken requests.
+    fn head(&self) -> u32 {
+        self.word(self.head.load(Ordering::Relaxed) as usize)
+    }
+
+    /// The head's value when the kernel has taken so many more.
+    fn end_of(&self, count: u32) -> u32 {
+        self.head().wrapping_add(count)
+    }
+
     /// A word of the queue, which the program and the kernel write.
     fn word(&self, at: usize) -> u32 {
         let queue = self.queue.load(Ordering::Relaxed);
@@ -239,7 +258,7 @@ impl Ring {
 
     /// Copies requests that stand `skip` and more behind the first one; how many.
     fn read(&self, skip: u32, wanted: u32, out: &mut [Request; BATCH]) -> usize {
-        let head = self.word(self.head.load(Ordering::Relaxed) as usize);
+        let head = self.head();
         let tail = self.word(self.tail.load(Ordering::Relaxed) as usize);
         let count = self.count.load(Ordering::Relaxed);
         let there = tail.wrapping_sub(head).min(count).min(wanted);
@@ -368,11 +387,72 @@ pub(crate) unsafe fn opened(fd: i32, parameters: *const u32) {
     }
 }
 
-/// `io_uring_enter` is about to hand over `wanted` requests of the ring at `fd`.
-pub(crate) fn entering(fd: i32, wanted: u32, flags: u32, control: Control) {
+/// `io_uring_enter` is about to hand over `wanted` requests of the ring at `fd`, for this thread
+/// alone until [`entered`]. Returns how many it may hand over: those that were looked at.
+pub(crate) fn entering_in_turn(fd: i32, wanted: u32, flags: u32, control: Control) -> u32 {
     if !is_served() || wanted == 0 {
-        return;
+        return wanted;
     }
+    in_turn(fd, wanted, flags, control)
+}
+
+/// As [`entering_in_turn`], in a process that is served.
+fn in_turn(fd: i32, wanted: u32, flags: u32, control: Control) -> u32 {
+    let me = errno::thread();
+    let is_mine = flags & ENTER_REGISTERED_RING == 0 && begin_turn(fd, me);
+    let Some(seen) = look(fd, wanted, flags, control) else {
+        return wanted;
+    };
+    if !is_mine {
+        return wanted;
+    }
+    if let Some(ring) = find(fd) {
+        ring.turn.tell_end(me, ring.end_of(seen));
+    }
+    seen
+}
+
+/// The call has returned for which [`entering_in_turn`] was called.
+pub(crate) fn entered(fd: i32) {
+    if let Some(ring) = find(fd) {
+        ring.turn.over(errno::thread());
+    }
+}
+
+/// Waits until it is this thread's turn; false where only one thread may hand requests over, and
+/// for a ring that is not known.
+fn begin_turn(fd: i32, me: usize) -> bool {
+    /// A thread in its turn looks at requests and is about to call the kernel. One that takes
+    /// longer was stopped or cancelled.
+    const WAIT_NS_MAX: u64 = 1_000_000_000;
+    let (mut wait, mut began) = (lock::Wait::default(), 0);
+    loop {
+        let has_waited = wait.turn_ns(&mut began) > WAIT_NS_MAX;
+        let _held = LOCK.lock();
+        let Some(ring) = find(fd) else { return false };
+        if ring.flags.load(Ordering::Relaxed) & SETUP_SINGLE_ISSUER != 0 {
+            return false;
+        }
+        if has_waited {
+            ring.turn.claim(me);
+            return true;
+        }
+        if ring.turn.begin(me, ring.head()) {
+            return true;
+        }
+    }
+}
+
+/// As [`entering_in_turn`], of liburing's function: its rings are used by one thread at a time.
+pub(crate) fn entering(fd: i32, wanted: u32, flags: u32, control: Control) {
+    if is_served() && wanted != 0 {
+        look(fd, wanted, flags, control);
+    }
+}
+
+/// Looks at the requests that are about to be handed over. How many there are; `None` for a ring
+/// that is not known.
+fn look(fd: i32, wanted: u32, flags: u32, control: Control) -> Option<u32> {
     let mut requests = [Request::default(); BATCH];
     let mut done = 0;
     let mut are_first = true;
@@ -387,7 +467,8 @@ pub(crate) fn entering(fd: i32, wanted: u32, flags: u32, control: Control) {
             })
         };
         let Some(copied) = copied else {
-            return lose_sight();
+            lose_sight();
+            return None;
         };
         for request in &requests[..copied] {
             are_first &= request.only_registers();
@@ -399,10 +480,10 @@ pub(crate) fn entering(fd: i32, wanted: u32, flags: u32, control: Control) {
                 hand_over(request);
             }
         }
-        if copied < BATCH {
-            return;
-        }
         done += copied as u32;
+        if copied < BATCH {
+            return Some(done);
+        }
     }
 }
 
@@ -560,3 +641,6 @@ pub(crate) fn forked() {
         ring.fd.store(0, Ordering::Relaxed);
     }
 }
+
+#[cfg(test)]
+mod tests;
