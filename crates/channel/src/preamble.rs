@@ -36,6 +36,9 @@ pub struct ConnectPreamble {
     /// A message of the program's opens the connection (`MSG_FASTOPEN`): the SYN asks for a cookie,
     /// or takes along the beginning of the message, which follows the preamble.
     pub is_fast_open: bool,
+    /// As [`Self::is_fast_open`], of a message that is still to come (`TCP_FASTOPEN_CONNECT`): if
+    /// the remote has given a cookie, the SYN waits for it.
+    pub is_deferred: bool,
     /// `TCP_SYNCNT`, if the program has set it.
     pub syn_retries_max: Option<NonZeroU8>,
     /// `TCP_USER_TIMEOUT`, if the program has set it.
@@ -44,7 +47,7 @@ pub struct ConnectPreamble {
 
 impl ConnectPreamble {
     /// Its bytes: magic, version, token, remote address and port, local port, 1 for a seed, SYN
-    /// retries, 1 for a fast open, a zero, user timeout, four zeros.
+    /// retries, 1 for a fast open, 1 for a deferred one, user timeout, four zeros.
     pub fn to_bytes(&self) -> [u8; PREAMBLE_BYTES] {
         let mut bytes = [0; PREAMBLE_BYTES];
         let (magic, version) = (PREAMBLE_MAGIC.to_ne_bytes(), LAYOUT_VERSION.to_ne_bytes());
@@ -67,7 +70,7 @@ impl ConnectPreamble {
                 self.is_seed.into(),
                 syn_retries_max,
                 self.is_fast_open.into(),
-                0,
+                self.is_deferred.into(),
             ],
             &user_timeout_ms.to_ne_bytes(),
         ];
@@ -88,7 +91,8 @@ impl ConnectPreamble {
         let (ip, rest) = rest.split_first_chunk()?;
         let (remote_port, rest) = rest.split_first_chunk()?;
         let (local_port, rest) = rest.split_first_chunk()?;
-        let ([is_seed, syn_retries_max, is_fast_open, _], rest) = rest.split_first_chunk()?;
+        let ([is_seed, syn_retries_max, is_fast_open, is_deferred], rest) =
+            rest.split_first_chunk()?;
         let (user_timeout_ms, _) = rest.split_first_chunk()?;
         let is_ours = u32::from_ne_bytes(*magic) == PREAMBLE_MAGIC
             && u32::from_ne_bytes(*version) == LAYOUT_VERSION;
@@ -101,6 +105,7 @@ impl ConnectPreamble {
             local_port: u16::from_ne_bytes(*local_port),
             is_seed: *is_seed == 1,
             is_fast_open: *is_fast_open == 1,
+            is_deferred: *is_deferred == 1,
             syn_retries_max: NonZeroU8::new(*syn_retries_max),
             user_timeout_ms: NonZeroU32::new(u32::from_ne_bytes(*user_timeout_ms)),
         })
@@ -122,18 +127,21 @@ mod tests {
             local_port: 4000,
             is_seed: false,
             is_fast_open: false,
+            is_deferred: false,
             syn_retries_max: NonZeroU8::new(6),
             user_timeout_ms: NonZeroU32::new(30_000),
         };
-        for (is_seed, is_fast_open) in [(false, false), (true, false), (false, true)] {
+        for flags in 0..8 {
+            let [is_seed, is_fast_open, is_deferred] = [1, 2, 4].map(|bit| flags & bit != 0);
             let preamble = ConnectPreamble {
                 is_seed,
                 is_fast_open,
+                is_deferred,
                 ..preamble
             };
             let bytes = preamble.to_bytes();
             assert_eq!(ConnectPreamble::parse(&bytes), Some(preamble));
-            let said = [u8::from(is_seed), 6, u8::from(is_fast_open), 0];
+            let said = [is_seed.into(), 6, is_fast_open.into(), is_deferred.into()];
             assert_eq!(bytes[44..48], said);
         }
     }
@@ -146,6 +154,7 @@ mod tests {
             local_port: 0,
             is_seed: false,
             is_fast_open: false,
+            is_deferred: false,
             syn_retries_max: None,
             user_timeout_ms: None,
         };

@@ -31,7 +31,7 @@ use crate::untrusted::{Word32, Word64};
 pub const TABLE_MAGIC: u64 = u64::from_le_bytes(*b"TOEHOLDT");
 /// Changes whenever the meaning of any shared layout (table, region, ready bitmap, message)
 /// changes.
-pub const LAYOUT_VERSION: u32 = 20;
+pub const LAYOUT_VERSION: u32 = 21;
 /// Entries in a table: the most connections one fork family can have tracked at a time.
 pub const ENTRIES: usize = 65_536;
 /// Where the first entry begins.
@@ -408,6 +408,9 @@ pub const FLAG_RESET_TOLD: u32 = 1 << 15;
 /// A connection on a carrier of express whose calls do not block, and whose program has not been
 /// seen waiting for it yet: it may wait past the library.
 pub const FLAG_UNSEEN: u32 = 1 << 16;
+/// With [`FLAG_CONNECTING`]: `connect` has said that it has succeeded, and the SYN waits for the
+/// program's first bytes (`TCP_FASTOPEN_CONNECT`).
+pub const FLAG_DEFERRED: u32 = 1 << 17;
 
 /// A generation has so many bits.
 pub const GENERATION_BITS: u32 = 30;

@@ -241,8 +241,8 @@ struct EngineArgs {
     #[arg(long, value_name = "SECONDS|off")]
     keepalive: Option<String>,
 
-    /// Payload of SYNs: client (of programs that send with MSG_FASTOPEN), server (for listeners
-    /// that set TCP_FASTOPEN), on for both, or off [default: off]
+    /// Payload of SYNs: client (of programs that use MSG_FASTOPEN or TCP_FASTOPEN_CONNECT), server
+    /// (for listeners that set TCP_FASTOPEN), on for both, or off [default: off]
     #[arg(long, value_name = "off|client|server|on")]
     fast_open: Option<String>,
 

@@ -112,6 +112,9 @@ fn requests_of_programs_go_with_their_syns() {
         "sendto-epoll",
         "sendmsg-blocks",
         "sendmsg-polls",
+        "option-blocks",
+        "option-polls",
+        "option-epoll",
     ] {
         asking(FAR, "420", way, "1 1");
     }
@@ -121,6 +124,8 @@ fn requests_of_programs_go_with_their_syns() {
         "sendmsg-blocks",
         "sendto-polls",
         "sendmsg-epoll",
+        "option-blocks",
+        "option-epoll",
     ] {
         asking(FAR, "300000", way, "1");
         asking(FAR, "1", way, "1");
@@ -168,7 +173,12 @@ fn programs_hear_that_a_message_with_payload_was_refused() {
         return;
     };
     far_takes_payload(&stage);
-    for (port, way) in [("7441", "sendto-blocks"), ("7442", "sendmsg-polls")] {
+    for (port, way) in [
+        ("7441", "sendto-blocks"),
+        ("7442", "sendmsg-polls"),
+        ("7443", "option-blocks"),
+        ("7444", "option-polls"),
+    ] {
         let server = listening(far(&stage, "server", &["telling", port]));
         ok(near(
             &stage,
@@ -206,7 +216,12 @@ fn an_adapter_that_dies_behind_a_request_is_an_error() {
     }
     far_takes_payload(&stage);
     let mut ports = 7451..;
-    for way in ["sendto-blocks", "sendto-polls", "sendmsg-epoll"] {
+    for way in [
+        "sendto-blocks",
+        "sendto-polls",
+        "sendmsg-epoll",
+        "option-polls",
+    ] {
         let port = ports.next().unwrap_or_default().to_string();
         let server = listening(far(&stage, "server", &["telling", &port]));
         ok(near(
@@ -231,6 +246,40 @@ fn an_adapter_that_dies_behind_a_request_is_an_error() {
             "no second connection"
         );
         stage.toehold.start_adapter();
+    }
+}
+
+/// The program sees what it sees on the kernel: the far one opens connections to the engine. A
+/// connection that is given up before its first bytes does not reach the remote.
+#[test]
+fn connections_wait_for_their_first_bytes_as_on_the_kernel() {
+    let Some(stage) = Stage::set(&["--fast-open", "on"]) else {
+        return;
+    };
+    far_takes_payload(&stage);
+    let near_server = listening(near(&stage, "near-server", &["telling", "7481"]));
+    let by_kernel = ok(far(&stage, "far-client", &["deferring", NEAR, "7481"]));
+    let far_server = listening(far(&stage, "far-server", &["telling", "7481"]));
+    let by_engine = ok(near(&stage, "near-client", &["deferring", FAR, "7481"]));
+    // TCP_INFO of a near server tells of its carrier.
+    let seen = |said: &str| -> Vec<String> {
+        let lines = said.lines().filter(|line| !line.starts_with("syn data"));
+        lines.map(str::to_owned).collect()
+    };
+    assert_eq!(seen(&by_engine), seen(&by_kernel));
+    assert_eq!(
+        by_engine.matches("syn data: b'1'").count(),
+        2,
+        "{by_engine}"
+    );
+    assert!(by_kernel.contains("connect: done"), "{by_kernel}");
+    for server in [near_server, far_server] {
+        assert_eq!(
+            server.stdout().matches("request:").count(),
+            3,
+            "{}",
+            server.outputs()
+        );
     }
 }
 

@@ -29,6 +29,7 @@ impl Flow {
     /// Does all that can be done now.
     pub(super) fn advance(&mut self, cx: &mut Around<'_>) -> Next {
         match self.stage {
+            Stage::Connecting if self.awaits_message => self.begin_by_message(cx),
             // A program that knows nothing of us may have sent something and finished; one that
             // gave up has not.
             Stage::Connecting if self.carrier.has_hung_up() && self.has_said_nothing() => {
@@ -52,6 +53,17 @@ impl Flow {
             Stage::Pairing => self.pair(cx),
             Stage::Queued => self.queue(cx),
             Stage::Open => self.relay(cx),
+        }
+    }
+
+    /// The SYN leaves with the program's first bytes.
+    fn begin_by_message(&mut self, cx: &mut Around<'_>) -> Next {
+        let is_sound = self.collect(cx).is_ok();
+        self.awaits_message = self.published == 0;
+        match is_sound && (!self.awaits_message || !self.carrier.has_hung_up()) {
+            true => Next::Wait,
+            // It gave up, and the remote knows nothing.
+            false => Next::ProgramGone,
         }
     }
 

@@ -141,6 +141,7 @@ impl Arrivals {
             local_port: preamble.local_port,
             is_seed: preamble.is_seed,
             is_fast_open: preamble.is_fast_open,
+            is_deferred: preamble.is_deferred,
             patience: Patience::of(&preamble),
         };
         Some((request, carrier.socket))
@@ -254,6 +255,7 @@ mod tests {
             local_port: 0,
             is_seed: false,
             is_fast_open: false,
+            is_deferred: false,
             syn_retries_max: None,
             user_timeout_ms: None,
         };

@@ -206,6 +206,8 @@ pub(super) struct Flow {
     /// A message of the program's opens it: bytes of its stream may be on their way before the
     /// remote has answered.
     pub(super) opens_by_message: bool,
+    /// The SYN waits for the program's first bytes.
+    pub(super) awaits_message: bool,
     /// It is in the runner's list of connections to be looked at in this turn.
     pub(super) is_due: bool,
 }
@@ -246,6 +248,7 @@ impl Flow {
             outgrows_channel: false,
             serving: None,
             opens_by_message: false,
+            awaits_message: false,
             is_due: false,
         }
     }

@@ -243,6 +243,8 @@ struct Request {
     is_seed: bool,
     /// A message of the program's opens it: the SYN may take that along.
     is_fast_open: bool,
+    /// That message is still to come: the SYN may wait for it.
+    is_deferred: bool,
     patience: Patience,
 }
 

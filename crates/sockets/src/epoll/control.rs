@@ -168,7 +168,7 @@ impl InKernel {
             seen_waits::seen(connection);
         }
         let has_tags = TAG.load(Ordering::Relaxed) != 0;
-        let is_held = awaiting::is_connecting(connection) && has_tags && is_waited_on;
+        let is_held = awaiting::hides_carrier(connection) && has_tags && is_waited_on;
         let n = allocate_registration();
         let has_region = connection.local.attachment.has_region();
         let is_attached = has_region && has_tags && seen_waits::is_seen(connection.local);
@@ -209,7 +209,7 @@ impl InKernel {
             // Another thread may have begun the first wait meanwhile.
             first_wait::added(self.epoll, connection, n);
         }
-        if is_held && !awaiting::is_connecting(connection) {
+        if is_held && !awaiting::hides_carrier(connection) {
             // Another thread has taken the answer meanwhile.
             answered(connection);
         }

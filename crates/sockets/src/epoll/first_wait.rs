@@ -128,7 +128,7 @@ fn make_up_for(epoll: &Epoll, n: u32, one: &Registration) {
 /// As from now on for new members. The caller holds the connection's `membership` lock.
 fn take_member(epoll: &Epoll, connection: &Connection, n: u32, one: &Registration) {
     seen_waits::seen(connection);
-    if awaiting::is_connecting(connection) {
+    if awaiting::hides_carrier(connection) {
         hold_members(connection);
     } else if connection.local.attachment.has_region() {
         take_members_from_kernel(connection);

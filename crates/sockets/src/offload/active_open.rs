@@ -17,7 +17,7 @@ use crate::connection::{closing, pending_errors, tracking};
 use crate::epoll::membership;
 use crate::express::claiming;
 use crate::express::opening::{self, Opening};
-use crate::offload::awaiting::{self, Answer, sleep};
+use crate::offload::awaiting::{self, Answer, PAYLOAD_MAX, sleep};
 use crate::offload::{addresses, questions, routing};
 use crate::process::descriptors::{self, Kind};
 use crate::system::{errno, sys};
@@ -28,9 +28,6 @@ use crate::{adapter, process};
 /// by itself.
 const RELAY_NS: u64 = 200_000_000;
 
-/// No SYN takes more of a message along: a segment (`tcp_send_syn_data` in
-/// net/ipv4/tcp_output.c).
-const PAYLOAD_MAX: usize = 1_460;
 const PREAMBLE_SENT: isize = PREAMBLE_BYTES as isize;
 const IN_PROGRESS: i32 = -libc::EINPROGRESS;
 
@@ -83,6 +80,7 @@ pub(crate) unsafe fn connect(fd: i32, address: *const sockaddr, len: socklen_t) 
     };
     errno::keep(tracking::prepare);
     match errno::keep(|| begin(fd, remote, &By::Connect)) {
+        Ok(begun) if awaiting::is_deferred(&begun.connection) => Opened::Done(0),
         Ok(begun) => finish(&begun.connection),
         Err(instead) => instead,
     }
@@ -93,7 +91,10 @@ pub(super) fn again(fd: i32, waits: impl FnOnce() -> bool) -> Option<Opened> {
     let connection = connection::at(fd)?;
     let flags = connection.entry.flags.load(OFFLOAD_SEEN);
     if flags & FLAG_CONNECTING != 0 && awaiting::look(&connection) == Answer::Pending {
-        return Some(if waits() {
+        return Some(if awaiting::is_deferred(&connection) {
+            errno::set(libc::EISCONN);
+            Opened::Done(-1)
+        } else if waits() {
             finish(&connection)
         } else {
             errno::set(libc::EALREADY);
@@ -161,6 +162,11 @@ pub(super) fn begin(fd: i32, remote: Address, by: &By<'_>) -> Result<Begun, Open
             }
             opening = fresh.and_then(|fresh| Opening::to(remote, fresh));
             preamble.is_seed = opening.is_some_and(|opening| opening.is_seed);
+            // A socket that is as new has not set it.
+            if fresh.is_none() && tcp_option(fd, libc::TCP_FASTOPEN_CONNECT) > 0 {
+                preamble.is_fast_open = true;
+                preamble.is_deferred = routing_page.has_cookie(remote);
+            }
         }
         // On a carrier of its own, which the program's bytes are on before the answer.
         By::Message(parts) => {
@@ -178,7 +184,7 @@ pub(super) fn begin(fd: i32, remote: Address, by: &By<'_>) -> Result<Begun, Open
         let port = addresses::local(fd)?.port;
         Some(Address { ip, port })
     });
-    match track(fd, local, remote, payload) {
+    match track(fd, (local, remote), payload, preamble.is_deferred) {
         Some(connection) => {
             if let Some(opening) = opening {
                 opening.begun(&connection);
@@ -256,24 +262,34 @@ fn preamble_of(fd: i32, local_port: u16, remote: Address) -> ConnectPreamble {
         local_port,
         is_seed: false,
         is_fast_open: false,
+        is_deferred: false,
         syn_retries_max: None,
         user_timeout_ms: None,
     };
     // A socket that is as new has none of these.
     if descriptors::fresh(fd).is_none() {
-        let tcp = |name| sys::getsockopt::<i32>(fd, libc::IPPROTO_TCP, name).unwrap_or(0);
-        let user_timeout = tcp(libc::TCP_USER_TIMEOUT).max(0).unsigned_abs();
+        let user_timeout = tcp_option(fd, libc::TCP_USER_TIMEOUT).max(0).unsigned_abs();
         preamble.user_timeout_ms = NonZeroU32::new(user_timeout);
         // Where the program has set none, the kernel tells its own (`tcp_syn_retries`).
-        let retries = u8::try_from(tcp(libc::TCP_SYNCNT)).ok();
+        let retries = u8::try_from(tcp_option(fd, libc::TCP_SYNCNT)).ok();
         preamble.syn_retries_max = retries.and_then(NonZeroU8::new);
     }
     preamble
 }
 
+/// An option of TCP's; 0 without it.
+fn tcp_option(fd: i32, name: i32) -> i32 {
+    sys::getsockopt::<i32>(fd, libc::IPPROTO_TCP, name).unwrap_or(0)
+}
+
 /// Begins to track a connection, of which `payload` bytes are on the carrier; what it is told about
 /// its own end stands, if that is known already.
-fn track(fd: i32, local: Option<Address>, remote: Address, payload: usize) -> Option<Connection> {
+fn track(
+    fd: i32,
+    (local, remote): (Option<Address>, Address),
+    payload: usize,
+    is_deferred: bool,
+) -> Option<Connection> {
     if descriptors::kind(fd) == Kind::Connection {
         // Closed behind our back, and the number given out again.
         closing::closed_before(fd);
@@ -287,8 +303,10 @@ fn track(fd: i32, local: Option<Address>, remote: Address, payload: usize) -> Op
     entry
         .reason
         .store(Reason::Relayed as u32, Ordering::Relaxed);
-    awaiting::begin(&connection);
-    membership::hold(&connection);
+    awaiting::begin(&connection, is_deferred);
+    if !is_deferred {
+        membership::hold(&connection);
+    }
     Some(connection)
 }
 

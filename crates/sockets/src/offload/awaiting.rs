@@ -9,9 +9,12 @@
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
+use libc::iovec;
 use toehold_channel::offload::{Address, CarrierKey, Direction, store_true_ends, true_ends};
 use toehold_channel::preamble::PREAMBLE_BYTES;
-use toehold_channel::table::{FLAG_CONNECTING, FLAG_OFFLOAD, FLAG_REFUSED, FLAG_UNTOLD, Reason};
+use toehold_channel::table::{
+    FLAG_CONNECTING, FLAG_DEFERRED, FLAG_OFFLOAD, FLAG_REFUSED, FLAG_UNTOLD, Reason,
+};
 
 use crate::connection::orderings::{OFFLOAD_SEEN, OFFLOAD_TOLD};
 use crate::connection::pending_errors;
@@ -21,6 +24,7 @@ use crate::epoll::membership;
 use crate::express::opening;
 use crate::offload::{addresses, endings, liveness, questions, routing};
 use crate::system::{cancellation, errno, real, sys};
+use crate::transfer::buffers;
 use crate::waiting::sleep;
 
 /// Connections of this process that wait for the engine's answer: while there are none, nothing
@@ -29,6 +33,10 @@ static WAITING: AtomicU32 = AtomicU32::new(0);
 
 /// The error of a connection whose adapter is gone before it has answered, when it has payload.
 const SILENCE: i32 = libc::ECONNRESET;
+/// No SYN takes more of a message along: a segment (`tcp_send_syn_data` in
+/// net/ipv4/tcp_output.c).
+pub(super) const PAYLOAD_MAX: usize = 1_460;
+const FAULT: isize = -(libc::EFAULT as isize);
 
 /// The engine's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,11 +49,61 @@ pub(crate) enum Answer {
     Refused,
 }
 
-/// The connection waits from now on.
-pub(super) fn begin(connection: &Connection) {
+/// The connection waits from now on. If it `is_deferred`, the program may send.
+pub(super) fn begin(connection: &Connection, is_deferred: bool) {
     WAITING.fetch_add(1, Ordering::Relaxed);
-    let flags = FLAG_OFFLOAD | FLAG_CONNECTING;
+    let deferred = if is_deferred { FLAG_DEFERRED } else { 0 };
+    let flags = FLAG_OFFLOAD | FLAG_CONNECTING | deferred;
     connection.entry.flags.fetch_or(flags, OFFLOAD_TOLD);
+}
+
+/// Sends the beginning of a message by which a deferred connection is opened: how much of it went,
+/// or `None` where another has opened it, or its end is known.
+pub(crate) fn open_deferred(
+    connection: &Connection,
+    message: &[iovec],
+) -> Result<Option<usize>, i32> {
+    if look(connection) != Answer::Pending {
+        return Ok(None);
+    }
+    let sent = {
+        // Whoever looks for the answer meanwhile waits, and knows afterwards that there is payload.
+        let Some(_held) = takeover::lock_receiving(connection) else {
+            return Err(libc::EAGAIN);
+        };
+        let flags = &connection.entry.flags;
+        if !is_deferred(connection) {
+            return Ok(None);
+        }
+        let (mut window, count) = buffers::window(message, 0, PAYLOAD_MAX);
+        // SAFETY: zeroes are a valid `msghdr`.
+        let mut header: libc::msghdr = unsafe { core::mem::zeroed() };
+        header.msg_iov = window.as_mut_ptr();
+        header.msg_iovlen = count as _;
+        let how = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        // SAFETY: the window names parts of the program's, and the kernel refuses what it cannot
+        // read.
+        let sent = unsafe { sys::sendmsg(connection.number(), &header, how) };
+        if sent > 0 {
+            let carrier = &connection.entry.tx_carrier;
+            carrier.fetch_add(sent as u64, Ordering::Relaxed);
+            flags.fetch_and(!FLAG_DEFERRED, OFFLOAD_TOLD);
+        }
+        sent
+    };
+    match sent {
+        1.. => {
+            membership::hold(connection);
+            if !is_connecting(connection) {
+                // Another thread has taken the answer meanwhile.
+                membership::answered(connection);
+            }
+            Ok(Some(sent as usize))
+        }
+        FAULT => Err(libc::EFAULT),
+        // The adapter is gone, which the answer tells.
+        _ => Ok(None),
+    }
 }
 
 /// As [`begin`], of a connection on a carrier that has served others. Its channel is withheld until
@@ -54,7 +112,7 @@ pub(crate) fn begin_on_used(connection: &Connection, remote: Address) {
     let entry = connection.entry;
     store_true_ends(entry, Address::default(), remote);
     entry.flags.fetch_and(!FLAG_UNTOLD, Ordering::Relaxed);
-    begin(connection);
+    begin(connection, false);
     connection.local.attachment.take();
 }
 
@@ -97,10 +155,23 @@ pub(crate) fn any_waiting() -> bool {
     WAITING.load(Ordering::Relaxed) != 0
 }
 
-/// True when `fd` waits for the engine's answer.
+/// True when `fd` waits for the engine's answer, and is not as ready as its carrier.
 #[inline]
 pub(crate) fn is_waiting(fd: i32) -> bool {
-    any_waiting() && fd >= 0 && connection::at(fd).is_some_and(|c| is_connecting(&c))
+    any_waiting() && fd >= 0 && connection::at(fd).is_some_and(|c| hides_carrier(&c))
+}
+
+/// True when the connection waits for the engine's answer, and is not as ready as its carrier: one
+/// that is deferred may be written to.
+#[inline]
+pub(crate) fn hides_carrier(connection: &Connection) -> bool {
+    let flags = connection.entry.flags.load(OFFLOAD_SEEN);
+    flags & (FLAG_CONNECTING | FLAG_DEFERRED) == FLAG_CONNECTING
+}
+
+/// True when the connection waits for the program's first bytes.
+pub(super) fn is_deferred(connection: &Connection) -> bool {
+    connection.entry.flags.load(OFFLOAD_SEEN) & FLAG_DEFERRED != 0
 }
 
 /// True when the connection waits for the engine's answer.
@@ -140,7 +211,9 @@ pub(crate) fn look(connection: &Connection) -> Answer {
     } else {
         return Answer::Pending;
     };
-    let answer = answer.or_else(|| has_payload(connection).then_some(SILENCE as u8));
+    // Of a deferred one the program was told that it is connected.
+    let is_told = is_deferred(connection) || has_payload(connection);
+    let answer = answer.or_else(|| is_told.then_some(SILENCE as u8));
     match answer {
         Some(0) => {
             if is_on_used(connection) {
@@ -239,7 +312,7 @@ fn settle(connection: &Connection, outcome: u32) {
             endings::note_carrier_key(connection, CarrierKey { direction, port });
         }
     }
-    let over = FLAG_CONNECTING | if outcome != 0 { FLAG_OFFLOAD } else { 0 };
+    let over = FLAG_CONNECTING | FLAG_DEFERRED | if outcome != 0 { FLAG_OFFLOAD } else { 0 };
     entry.flags.fetch_or(outcome, Ordering::Relaxed);
     entry.flags.fetch_and(!over, OFFLOAD_TOLD);
     WAITING.fetch_sub(1, Ordering::Relaxed);

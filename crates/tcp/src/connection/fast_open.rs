@@ -39,6 +39,8 @@ pub(crate) struct FastOpen {
     known_mss: u16,
     /// Payload of our first SYN.
     sent_bytes: u32,
+    /// Our SYN waits for payload.
+    is_held: bool,
     /// It was accepted in SYN-RECEIVED.
     is_accepted: bool,
     /// Payload on a SYN was acknowledged, by the remote or by us.
@@ -78,6 +80,20 @@ impl FastOpen {
 }
 
 impl Connection {
+    /// Has the SYN wait until there is payload for it, if it may have any.
+    pub(crate) fn hold_syn(&mut self) {
+        if let Some(fast_open) = self.fast_open.as_deref_mut() {
+            fast_open.is_held = fast_open.has_cookie();
+        }
+    }
+
+    /// Whether our SYN waits for payload. A remote's, which comes first, is answered.
+    pub(super) fn holds_syn(&self) -> bool {
+        let is_empty = self.snd_end == Position::FIRST_BYTE;
+        let is_held = |fast_open: &FastOpen| fast_open.is_held;
+        self.state == State::SynSent && is_empty && self.fast_open.as_deref().is_some_and(is_held)
+    }
+
     /// The option of our SYN or SYN-ACK. Not of one that is sent again.
     pub(super) fn fast_open_option(&self) -> Option<FastOpenCookie> {
         //= RFC 7413#4.2.1

@@ -48,7 +48,7 @@ impl Connection {
         }
         match self.state {
             State::SynSent | State::SynReceived => {
-                self.snd_nxt == Position::SYN
+                self.snd_nxt == Position::SYN && !self.holds_syn()
                     || self.snd_nxt < self.snd_end
                         && !self.conditions.has(Conditions::PACED)
                         && self.may_send_early()
@@ -108,6 +108,9 @@ impl Connection {
             return self.plan_reset();
         }
         let is_first = self.snd_nxt == Position::SYN;
+        if is_first && self.holds_syn() {
+            return None;
+        }
         let mut payload_bytes = 0;
         if is_first {
             self.scoreboard.push(Position::SYN, 1, cx.now);

@@ -166,6 +166,14 @@ impl Engine {
         is_new && self.begin_fast_open(now, slot)
     }
 
+    /// Has the SYN of a connection that [`Self::open_fast`] has said may take bytes along wait for
+    /// the first [`Self::publish`].
+    pub fn hold_syn(&mut self, id: ConnectionId) {
+        if let Some(slot) = self.slot_of(id) {
+            self.slots[slot as usize].hold_syn();
+        }
+    }
+
     /// Whether the next connection to this one's remote may send payload with its SYN.
     pub fn has_fast_open_cookie(&self, now: Instant, id: ConnectionId) -> bool {
         let slot = self.slot_of(id);

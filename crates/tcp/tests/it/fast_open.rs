@@ -388,6 +388,40 @@ fn a_client_without_payload_asks_and_one_that_does_not_take_part_says_nothing() 
     stage.expect(". 1:1(0) ack 1");
 }
 
+#[test]
+fn a_syn_waits_for_its_payload_as_long_as_the_host_likes() {
+    let mut stage = client();
+    let hold = |stage: &mut Stage| {
+        let id = stage.connect(Options::default());
+        let has_cookie = stage.engine.open_fast(stage.now, id);
+        stage.engine.hold_syn(id);
+        (id, has_cookie)
+    };
+    let (id, has_cookie) = hold(&mut stage);
+    assert!(has_cookie);
+    stage.expect_nothing();
+    stage.wait(HOUR);
+    stage.expect_nothing();
+    stage.engine.assert_invariants();
+    stage.engine.publish(id, 100).expect("it is open");
+    stage.expect("S 0:0(100) <mss 1460,fo 1>");
+    stage.remote("S. 0:0(0) ack 101 win 65535 <mss 1000,sackOK>");
+    stage.expect(". 101:101(0) ack 1");
+    // A connection that is given up meanwhile has sent nothing.
+    let (id, _) = hold(&mut stage);
+    stage.engine.abort(stage.now, id).expect("it is there");
+    stage.expect_nothing();
+    stage.expect_closed(CloseReason::Aborted);
+    // Without a cookie there is nothing to wait for.
+    let mut stage = Stage::new(|config, _| {
+        config.timestamps = false;
+        config.window_scaling = false;
+    });
+    let (_, has_cookie) = hold(&mut stage);
+    assert!(!has_cookie);
+    stage.expect("S 0:0(0) <mss 1460,fo>");
+}
+
 /// RFC 9293 section 3.5, figure 8, with payload on our SYN.
 #[test]
 fn payload_of_a_syn_survives_a_simultaneous_open() {

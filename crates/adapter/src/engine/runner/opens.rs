@@ -87,6 +87,7 @@ impl Runner {
             is_seed: false,
             // Programs claim no carrier for it.
             is_fast_open: false,
+            is_deferred: false,
             patience: Patience::of(&preamble),
         };
         match self.connect(&request) {
@@ -173,7 +174,7 @@ impl Runner {
         }
         self.insert(id, request.holder, Stage::Connecting, carrier);
         if request.is_fast_open {
-            self.begin_fast_open(id, request.remote);
+            self.begin_fast_open(id, &request);
         }
         if request.is_seed && self.pairing.len() < PAIRING_OF_PROGRAMS_MAX {
             self.begin_seed_of_program(id, request.carrier);
@@ -181,18 +182,23 @@ impl Runner {
     }
 
     /// A message of the program's opens the connection: its SYN takes along what of that is on the
-    /// carrier, or asks for a cookie.
-    fn begin_fast_open(&mut self, id: ConnectionId, remote: SocketAddr) {
+    /// carrier, or asks for a cookie. With a cookie it waits for a message that is still to come.
+    fn begin_fast_open(&mut self, id: ConnectionId, request: &Request) {
         let now = self.now();
         let flow = self.flows.get_mut(id.index()).and_then(Option::as_mut);
         let Some(flow) = flow.filter(|flow| flow.id == id) else {
             return;
         };
         flow.opens_by_message = true;
-        if !self.connections.of(remote).fast_open.is_for_programs() {
+        let settings = self.connections.of(request.remote);
+        if !settings.fast_open.is_for_programs() {
             return;
         }
-        self.engine.open_fast(now, id);
+        let has_cookie = self.engine.open_fast(now, id);
+        if request.is_deferred && has_cookie {
+            self.engine.hold_syn(id);
+            flow.awaits_message = true;
+        }
         flow.carrier.note_readable();
         let mut around = Around {
             now,
@@ -400,6 +406,7 @@ mod tests {
             local_port,
             is_seed: false,
             is_fast_open: false,
+            is_deferred: false,
             patience: Patience::default(),
         }
     }

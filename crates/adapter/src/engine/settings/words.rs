@@ -247,8 +247,8 @@ pub const WORDS: [Word; 29] = [
         changes: true,
         is_of_connections: true,
         meaning: "Payload of SYNs (TCP Fast Open, RFC 7413): client sends it, for programs that \
-            open a connection by a message (MSG_FASTOPEN), once the remote has given a cookie; \
-            server takes it, for listeners that set TCP_FASTOPEN; on does both. The first bytes of \
+            use MSG_FASTOPEN or TCP_FASTOPEN_CONNECT, once the remote has given a cookie; server \
+            takes it, for listeners that set TCP_FASTOPEN; on does both. The first bytes of \
             a connection may then come twice, in two connections. Default off.",
     },
     Word {

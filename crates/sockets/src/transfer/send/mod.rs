@@ -1,5 +1,6 @@
 //! Sending: to the carrier until the direction moves up, then to the ring.
 
+pub(crate) mod opening;
 mod waiting;
 
 use core::ffi::c_void;
@@ -7,7 +8,9 @@ use core::ops::ControlFlow;
 use core::sync::atomic::{Ordering, fence};
 
 use libc::iovec;
-use toehold_channel::table::{FLAG_CONNECTING, FLAG_OFFLOAD, FLAG_REFUSED, Mode, Reason};
+use toehold_channel::table::{
+    FLAG_CONNECTING, FLAG_DEFERRED, FLAG_OFFLOAD, FLAG_REFUSED, Mode, Reason,
+};
 use toehold_stream::end::End;
 
 use crate::adapter::offers;
@@ -87,6 +90,12 @@ pub(crate) unsafe fn transmit_message(
     loop {
         let state = connection.entry.flags.load(Ordering::Relaxed);
         if state & (FLAG_CONNECTING | FLAG_REFUSED | FLAG_OFFLOAD) != 0 {
+            if state & FLAG_DEFERRED != 0
+                // SAFETY: the caller's promise.
+                && let Some(sent) = unsafe { opening::send_first(connection, (parts, flags)) }
+            {
+                return sent;
+            }
             match look_at_engine(connection, state, flags) {
                 Ok(has_slept) => has_begun |= has_slept,
                 Err(error) => return errno::result(Err(error)),
