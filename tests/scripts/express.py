@@ -1268,6 +1268,7 @@ def keepalive(count=60):
             assert one.recv(1) == b""
             one.close()
         say("accepted ones begin as", *sorted(seen))
+        steps.tell()
 
     def ask(port, steps):
         seen = set()
@@ -1280,6 +1281,7 @@ def keepalive(count=60):
             assert read_all(one, 5) == b"hello"
             one.close()
             time.sleep(0.005)
+        steps.hear()
         say("connected ones begin as", *sorted(seen))
 
     play(serve, ask)
