@@ -236,7 +236,11 @@ pub struct ReadyBitmap {
     /// 1 while somebody sleeps on this ready bitmap's epoll instance: the notifier takes it to 0
     /// and rings.
     pub sleeping: Word32,
-    _pad: [u32; 31],
+    _pad: [u32; 15],
+    /// One more than the processor on which a thread that waits on that instance was when it last
+    /// let others run; 0 for none. A hint.
+    pub waits_on: Word32,
+    _pad_waits: [u32; 15],
     /// One bit per channel.
     pub bits: [Word64; READY_WORDS],
 }
@@ -245,7 +249,9 @@ impl Default for ReadyBitmap {
     fn default() -> ReadyBitmap {
         ReadyBitmap {
             sleeping: Word32::default(),
-            _pad: [0; 31],
+            _pad: [0; 15],
+            waits_on: Word32::default(),
+            _pad_waits: [0; 15],
             bits: core::array::from_fn(|_| Word64::default()),
         }
     }

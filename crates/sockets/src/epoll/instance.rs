@@ -66,6 +66,8 @@ pub(super) struct Epoll {
     /// When an ordinary member last had news.
     pub(super) kernel_news_ns: AtomicU64,
     pub(super) last_peer_processor: AtomicU32,
+    /// When a thread that waits on it last slept, or let others run ([`super::giving_way`]).
+    pub(super) runs_since_ns: AtomicU64,
     pub(super) pairs: [AtomicPtr<Pair>; PAIRS_MAX],
     pub(super) bitmaps: [AtomicU32; PAIRS_MAX],
     pub(super) nested: [Nested; NESTED_MAX],

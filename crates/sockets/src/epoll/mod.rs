@@ -23,11 +23,13 @@
 //!   program may wait past us;
 //! - [`harvest`]: events; [`kernel_events`]: those that the kernel has; [`sleeping`]; [`nested`]:
 //!   an instance from outside;
-//! - [`waiting`]: `epoll_wait`; [`control`](mod@control): `epoll_ctl`; [`lifetime`].
+//! - [`waiting`]: `epoll_wait`; [`giving_way`]: to a peer that waits behind a busy thread;
+//!   [`control`](mod@control): `epoll_ctl`; [`lifetime`].
 
 pub(crate) mod control;
 pub(crate) mod early;
 pub(crate) mod first_wait;
+mod giving_way;
 mod harvest;
 pub(crate) mod instance;
 mod kernel_events;

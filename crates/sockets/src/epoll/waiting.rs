@@ -160,7 +160,8 @@ impl<K: FnMut(&mut Room, Option<u64>) -> i32> Call<'_, K> {
             return ControlFlow::Continue(false);
         }
         let processor = epoll.last_peer_processor.load(Ordering::Relaxed);
-        if spin::spin(&epoll.spin, slice, processor, || epoll.sweep()) {
+        let give_away = || epoll.give_away();
+        if spin::spin_yielding(&epoll.spin, slice, processor, || epoll.sweep(), give_away) {
             return ControlFlow::Continue(true);
         }
         if handlers.end_a_wait() {
@@ -209,6 +210,7 @@ impl<K: FnMut(&mut Room, Option<u64>) -> i32> Call<'_, K> {
         let kept = sort(epoll, self.said.first(n as usize), events, Told::default());
         let woken = sys::now_ns();
         epoll.kernel_seen_ns.store(woken, Ordering::Relaxed);
+        epoll.runs_since_ns.store(woken, Ordering::Relaxed);
         match kept {
             0 => epoll.spin.slept(woken - now),
             _ => epoll.spin.slept_for_kernel(),
@@ -322,6 +324,7 @@ fn with_kernel_members(
         return found.count as i32;
     }
     epoll.kernel_seen_ns.store(now, Ordering::Relaxed);
+    epoll.give_way_to_peers(now);
     let told = add_kernel_members(instance, events, found, said, kernel, now);
     // A program that always finds something never sleeps. Last: a member that goes back to the
     // kernel here is told by the next call, and not by this one a second time.

@@ -11,9 +11,10 @@ pub(crate) use toehold_stream::spin::{ENDLESS_NS, History as SpinHistory};
 /// How often a spinner in poll mode looks at the kernel, too.
 const KERNEL_LOOK_NS: u64 = 20_000;
 
-struct ThisProcessor;
+/// The processor of this thread, and how it lets others run.
+struct ThisProcessor<F>(F);
 
-impl Processor for ThisProcessor {
+impl<F: Fn()> Processor for ThisProcessor<F> {
     #[inline]
     fn now_ns(&self) -> u64 {
         sys::now_ns()
@@ -21,7 +22,7 @@ impl Processor for ThisProcessor {
 
     #[inline]
     fn give_away(&self) {
-        sys::yield_now();
+        (self.0)();
     }
 }
 
@@ -61,6 +62,24 @@ pub(crate) fn spin(
     peer_processor: u32,
     look: impl FnMut() -> bool,
 ) -> bool {
+    spin_yielding(history, budget_ns, peer_processor, look, sys::yield_now)
+}
+
+/// As [`spin`]; `give_away` lets others run.
+#[inline]
+pub(crate) fn spin_yielding(
+    history: &SpinHistory,
+    budget_ns: u64,
+    peer_processor: u32,
+    look: impl FnMut() -> bool,
+    give_away: impl Fn(),
+) -> bool {
     let is_shared = || peer_processor != 0 && peer_processor == sys::processor() + 1;
-    spin::spin(history, budget_ns, is_shared, &ThisProcessor, look)
+    spin::spin(
+        history,
+        budget_ns,
+        is_shared,
+        &ThisProcessor(give_away),
+        look,
+    )
 }
