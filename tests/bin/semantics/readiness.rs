@@ -12,6 +12,10 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair("ppoll_and_poll_chk_agree_with_poll", poll_variants),
     Case::pair("poll_mixes_sockets_pipes_and_eventfds", poll_mixed),
     Case::pair(
+        "poll_asks_about_files_that_the_last_poll_did_not_name",
+        poll_others,
+    ),
+    Case::pair(
         "poll_ignores_negative_and_reports_bad_descriptors",
         poll_odd,
     ),
@@ -138,6 +142,30 @@ fn poll_mixed(pair: &Pair) {
         pair.say("and waiting", format!("{:?}", sys::poll(&wanted, 1000)));
         pair.step();
     }
+}
+
+/// Two looks one right after the other, beside unread data: the second is at another file.
+fn poll_others(pair: &Pair) {
+    const ROUNDS: usize = 20;
+    if pair.server() {
+        pair.step();
+        send_all(pair.fd, b"data");
+        pair.step();
+        return;
+    }
+    let [quiet_pipe, pipe, ..] = ordinary();
+    pair.step();
+    pair.arrived(pair.fd, 4);
+    let data = (pair.fd, libc::POLLIN);
+    let looks = |_| {
+        let quiet = sys::poll(&[(quiet_pipe, libc::POLLIN), data], 1000);
+        let ready = sys::poll(&[(pipe, libc::POLLIN), data], 1000);
+        format!("{quiet:?} {ready:?}")
+    };
+    let mut told: Vec<String> = (0..ROUNDS).map(looks).collect();
+    told.dedup();
+    pair.say("both looks", told.join(", "));
+    pair.step();
 }
 
 fn poll_odd(pair: &Pair) {

@@ -32,7 +32,9 @@ const INLINE: usize = 16;
 /// How often descriptors that are not accelerated are asked while accelerated ones are ready all
 /// the time.
 const KERNEL_DESCRIPTORS_NS: u64 = 50_000;
+/// When a call last asked and found nothing, and about which descriptors.
 static KERNEL_SEEN_NS: AtomicU64 = AtomicU64::new(0);
+static KERNEL_SEEN_SET: AtomicU64 = AtomicU64::new(0);
 
 /// Facts about the descriptors of one call.
 pub(crate) struct Survey {
@@ -234,11 +236,11 @@ pub(crate) fn poll(
         if found > 0 || timeout_ns == Some(0) {
             // While shared memory alone keeps the program busy, the kernel's descriptors are asked
             // now and then, not every time.
-            let due = now - KERNEL_SEEN_NS.load(Ordering::Relaxed) >= KERNEL_DESCRIPTORS_NS;
-            if found > 0 && (!ordinary || (!due && timeout_ns != Some(0))) {
+            if found > 0 && (!ordinary || timeout_ns != Some(0) && were_just_asked(fds, now)) {
                 return found;
             }
             let added = merge(fds, copy.slice(), &mut kernel);
+            KERNEL_SEEN_SET.store(fingerprint(fds), Ordering::Relaxed);
             KERNEL_SEEN_NS.store(if added > 0 { 0 } else { now }, Ordering::Relaxed);
             return found + added.max(if found > 0 { 0 } else { added });
         }
@@ -288,6 +290,21 @@ pub(crate) fn poll(
             return look_at_all(fds);
         }
     }
+}
+
+/// Whether the kernel has just found nothing among the same descriptors. (Two threads that ask at
+/// once may take each other's answers, for so long.)
+fn were_just_asked(fds: &[pollfd], now: u64) -> bool {
+    now - KERNEL_SEEN_NS.load(Ordering::Relaxed) < KERNEL_DESCRIPTORS_NS
+        && KERNEL_SEEN_SET.load(Ordering::Relaxed) == fingerprint(fds)
+}
+
+/// A number for the descriptors and their wanted events (FNV-1a by whole elements).
+fn fingerprint(fds: &[pollfd]) -> u64 {
+    fds.iter().fold(0xcbf2_9ce4_8422_2325, |hash, one| {
+        let element = u64::from(one.fd as u32) << 16 | u64::from(one.events as u16);
+        (hash ^ element).wrapping_mul(0x0000_0100_0000_01b3)
+    })
 }
 
 /// Where the first accelerated descriptor's peer last waited, plus one; tells it where we do.
