@@ -13,11 +13,11 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use toehold_measure::rng::Rng;
 
+use super::alarm::Alarm;
 use super::event_loop::{self, EVENTS};
 use super::latency::Latencies;
 use super::requests::Due;
@@ -325,7 +325,7 @@ struct Client<'a> {
     address: &'a Address,
     sources: Vec<Source>,
     choice: Choice,
-    epoll: OwnedFd,
+    alarm: Alarm,
     connections: Vec<Connection>,
     /// Connections without a request.
     idle: Vec<usize>,
@@ -358,7 +358,7 @@ impl<'a> Client<'a> {
             address,
             sources,
             choice,
-            epoll: event_loop::epoll()?,
+            alarm: Alarm::new()?,
             connections: Vec::new(),
             idle: Vec::new(),
             waiting: VecDeque::new(),
@@ -382,7 +382,7 @@ impl<'a> Client<'a> {
 
     fn watch(&self, at: usize, connection: &Connection) -> io::Result<()> {
         let fd = connection.stream.fd();
-        event_loop::add(self.epoll.as_raw_fd(), fd, at as u64)
+        event_loop::add(self.alarm.epoll(), fd, at as u64)
     }
 
     fn run(mut self, load: &Load) -> io::Result<Totals> {
@@ -474,11 +474,7 @@ impl<'a> Client<'a> {
     /// Takes responses until `until`, or until there were some.
     fn receive(&mut self, until: Instant) -> io::Result<()> {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; EVENTS];
-        let left = until.saturating_duration_since(Instant::now());
-        // Epoll counts in milliseconds: what is due sooner is awaited by asking again.
-        let millis = left.as_millis().min(100) as libc::c_int;
-        let count = event_loop::wait(self.epoll.as_raw_fd(), &mut events, millis)?;
-        for event in &events[..count] {
+        for event in self.alarm.wait(&mut events, until)? {
             self.serve(event.u64 as usize)?;
         }
         Ok(())

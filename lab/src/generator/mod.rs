@@ -5,6 +5,7 @@
 //! are an [`Outcome`]. Patterns of these kinds between two bare threads, without sockets, are in
 //! [`bare`]: the limit of this machine. [`one_copy`] hands messages over between two processes.
 
+mod alarm;
 pub mod bare;
 mod client;
 mod connect;

@@ -7,13 +7,13 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use toehold_measure::procfs;
 use toehold_measure::rng::Rng;
 
+use super::alarm::Alarm;
 use super::event_loop::{self, EVENTS};
 use super::latency::Latencies;
 use super::session::{Span, Totals};
@@ -175,7 +175,7 @@ struct Connection {
 }
 
 struct Loop {
-    epoll: OwnedFd,
+    alarm: Alarm,
     connections: Vec<Connection>,
     /// So many of them, the first ones, are active after their prior requests.
     active: usize,
@@ -195,14 +195,14 @@ struct Loop {
 impl Loop {
     fn open(address: &Address, load: &Load) -> io::Result<Loop> {
         let header = session::header(load, Job::Echo);
-        let epoll = event_loop::epoll()?;
+        let alarm = Alarm::new()?;
         let mut connections = Vec::new();
         let mut places = Vec::new();
         for at in 0..load.streams {
             let stream = session::open(address, &header)?;
             stream.set_nonblocking()?;
             let fd = stream.fd();
-            event_loop::control(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN)?;
+            event_loop::control(alarm.epoll(), libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN)?;
             let place = fd as usize;
             places.resize(places.len().max(place + 1), usize::MAX);
             places[place] = at;
@@ -219,7 +219,7 @@ impl Loop {
         wire::fill(&mut request);
         let now = Instant::now();
         Ok(Loop {
-            epoll,
+            alarm,
             connections,
             active: load.active.unwrap_or(load.streams),
             places,
@@ -297,7 +297,7 @@ impl Loop {
                 libc::EPOLLIN
             };
             let fd = connection.stream.fd();
-            event_loop::control(self.epoll.as_raw_fd(), libc::EPOLL_CTL_MOD, fd, events)?;
+            event_loop::control(self.alarm.epoll(), libc::EPOLL_CTL_MOD, fd, events)?;
         }
         Ok(())
     }
@@ -305,15 +305,9 @@ impl Loop {
     /// Takes responses until `until`, or until there were some.
     fn receive(&mut self, until: Instant, polling: bool) -> io::Result<()> {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; EVENTS];
-        let left = until.saturating_duration_since(Instant::now());
-        // Epoll counts in milliseconds: what is due sooner is awaited by asking again.
-        let millis = if polling {
-            0
-        } else {
-            left.as_millis().min(100) as libc::c_int
-        };
-        let count = event_loop::wait(self.epoll.as_raw_fd(), &mut events, millis)?;
-        for event in &events[..count] {
+        // Whoever polls asks again and again.
+        let until = if polling { Instant::now() } else { until };
+        for event in self.alarm.wait(&mut events, until)? {
             let at = self.places[event.u64 as usize];
             if event.events & libc::EPOLLOUT as u32 != 0 {
                 self.push(at)?;
