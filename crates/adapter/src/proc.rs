@@ -471,6 +471,18 @@ impl Mappings {
         })
     }
 
+    /// Whether an address is in the library's code.
+    pub(crate) fn is_in_library(&self, address: u64) -> bool {
+        self.0.lines().any(|line| {
+            let fields = line
+                .split_once(' ')
+                .filter(|_| line.contains("/libtoehold.so"));
+            let range = fields.and_then(|(range, _)| range.split_once('-'));
+            let number = |text| u64::from_str_radix(text, 16).unwrap_or(0);
+            range.is_some_and(|(from, to)| (number(from)..number(to)).contains(&address))
+        })
+    }
+
     /// Why the library in the process has not patched its system calls, where it says so: one
     /// mapping has the reason as its name.
     pub(crate) fn refusal(&self) -> Option<&str> {

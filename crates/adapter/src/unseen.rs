@@ -12,6 +12,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
 use toehold_sites::elf::{Image, Segment};
 use toehold_sites::numbers::{is_on_socket, is_shown};
+use toehold_sites::stub::TABLE_BYTES;
 use toehold_sites::sweep::{Bits, Swept, words};
 
 use crate::proc::{self, Mappings};
@@ -133,8 +134,16 @@ impl Searched {
             return false;
         };
         let (mut bytes, mut bytes_left) = (Vec::new(), CODE_BYTES_MAX.min(self.bytes_left));
-        let is_found = mappings.unnamed_code().any(|(from, to)| {
-            let mut at = from;
+        // Stubs of patches are the library's: each begins with an address in the library.
+        let are_stubs = |from: u64| {
+            let mut word = [0; 8];
+            let at = from.saturating_add(TABLE_BYTES as u64);
+            memory.read_exact_at(&mut word, at).is_ok()
+                && mappings.is_in_library(u64::from_le_bytes(word))
+        };
+        let mut codes = mappings.unnamed_code();
+        let is_found = codes.any(|(from, to)| {
+            let mut at = if are_stubs(from) { to } else { from };
             while at < to && bytes_left > 0 {
                 let part = (to - at).min(PART_BYTES).min(bytes_left);
                 bytes.resize(part as usize, 0);
