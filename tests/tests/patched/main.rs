@@ -126,7 +126,7 @@ fn status_names_packed_programs() {
     }
     let directory = tempfile::tempdir().expect("scratch");
     let elsewhere = ["-O2", "-static", "-Wl,-Ttext-segment=0x10000000"];
-    let packer = compile(directory.path(), "cc", &elsewhere, "packed.c");
+    let packer = compile_as("packer", directory.path(), "cc", &elsewhere, "packed.c");
     let options = ["-O2", "-w", "-static", "-pthread"];
     let go = ["CGO_ENABLED=0", "go", "build", "-ldflags=-buildid="];
     for (compiler, options, source) in [
