@@ -1,3 +1,5 @@
+use std::time::{Duration, Instant};
+
 use super::*;
 
 /// A ring in memory of ours, as the kernel lays it out: head, tail, and the indices. It has one
@@ -52,8 +54,10 @@ unsafe fn control(_: i32, _: i32, _: i32, _: *mut libc::epoll_event) -> i32 {
             let request = find(FD).expect("there").request(0);
             HANDED_OVER.store(u32::from(request.opcode) + 1, Ordering::Release);
         });
-        // It has every chance to come, and comes when this thread's turn is over.
-        for _ in 0..1000 {
+        // It has every chance to come, and comes when this thread's turn is over. (It waits for a
+        // second, which a busy host may need for many yields.)
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_millis(20) {
             std::thread::yield_now();
             assert_eq!(HANDED_OVER.load(Ordering::Acquire), 0, "it did not wait");
         }
