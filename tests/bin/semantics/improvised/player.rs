@@ -11,16 +11,8 @@ use super::draw::{Draw, Move, pick};
 use crate::role::{Role, Side};
 use crate::sys::{self, Fd};
 
-/// Bytes that may wait for a reader: below anything that a buffer could refuse, and on Unix sockets
-/// where its sender can write. There a message counts with the memory that it takes, up to twice
-/// its bytes, and more than a quarter of the buffer of 208 KiB is too much (`unix_writable` in
-/// net/unix/af_unix.c).
-fn unread_max(family: libc::c_int) -> usize {
-    match family {
-        libc::AF_UNIX => 12 << 10,
-        _ => 32 << 10,
-    }
-}
+/// Bytes that may wait for a reader: below anything that a buffer could refuse.
+const UNREAD_MAX: usize = 32 << 10;
 
 /// The acts of a turn that the other role has to know.
 #[derive(Default)]

@@ -2,7 +2,7 @@
 
 use std::os::fd::AsRawFd;
 
-use super::{Did, Player, unread_max};
+use super::{Did, Player, UNREAD_MAX};
 use crate::files::{call_sendfile, splice};
 use crate::improvised::draw::{Draw, pick};
 use crate::role::Checksum;
@@ -21,8 +21,7 @@ const RECEIVE_FLAGS: &[i32] = &[
 impl Player {
     /// The next bytes of the own stream: so many, or fewer where the other role has much unread.
     pub(in crate::improvised) fn next_bytes(&self, len: usize) -> Vec<u8> {
-        let room = unread_max(self.role.family).saturating_sub(self.theirs_unread);
-        self.stream(len.min(room))
+        self.stream(len.min(UNREAD_MAX.saturating_sub(self.theirs_unread)))
     }
 
     /// So many bytes of the own stream, from where it is.
