@@ -33,6 +33,16 @@ fn open_with(fd: Fd, bytes: &[u8], flags: i32, role: &Role, port: u16) -> sys::R
     )
 }
 
+/// The client's port to connect to, at which the server serves meanwhile.
+fn served(role: &Role) -> Option<u16> {
+    if role.server() {
+        let listener = role.listen(0);
+        serve(role, listener);
+        return None;
+    }
+    Some(role.hear_port())
+}
+
 /// Accepts one connection, and says what came until its end.
 fn serve(role: &Role, listener: Fd) {
     let fd = sys::accept(listener).fd();
@@ -81,12 +91,7 @@ fn blocking6(role: &Role) {
 }
 
 fn nonblocking(role: &Role) {
-    if role.server() {
-        let listener = role.listen(0);
-        serve(role, listener);
-        return;
-    }
-    let port = role.hear_port();
+    let Some(port) = served(role) else { return };
     let fd = sys::socket(role.family, libc::SOCK_NONBLOCK);
     role.say("sendto", open_with(fd, b"lost", 0, role, port));
     await_events(fd, libc::POLLOUT);
@@ -101,12 +106,7 @@ fn nonblocking(role: &Role) {
 }
 
 fn refused(role: &Role) {
-    if role.server() {
-        let listener = role.listen(0);
-        serve(role, listener);
-        return;
-    }
-    let port = role.hear_port();
+    let Some(port) = served(role) else { return };
     let nobody = {
         let fd = sys::socket(role.family, 0);
         sys::bind(fd, sys::loopback(role.family, 0)).value();
@@ -159,12 +159,7 @@ fn large(role: &Role) {
 }
 
 fn misuse(role: &Role) {
-    if role.server() {
-        let listener = role.listen(0);
-        serve(role, listener);
-        return;
-    }
-    let port = role.hear_port();
+    let Some(port) = served(role) else { return };
     let to = sys::meeting_place(role.family, port);
     let fd = sys::socket(role.family, 0);
     role.say("nowhere", sys::sendto(fd, b"x", OPENS | libc::MSG_NOSIGNAL));
@@ -201,12 +196,7 @@ fn misuse(role: &Role) {
 }
 
 fn bad(role: &Role) {
-    if role.server() {
-        let listener = role.listen(0);
-        serve(role, listener);
-        return;
-    }
-    let port = role.hear_port();
+    let Some(port) = served(role) else { return };
     let fd = sys::socket(role.family, 0);
     let to = sys::meeting_place(role.family, port);
     role.say("sendto", sys::sendto_place_from_nowhere(fd, 8, OPENS, to));
@@ -215,12 +205,7 @@ fn bad(role: &Role) {
 }
 
 fn registered(role: &Role) {
-    if role.server() {
-        let listener = role.listen(0);
-        serve(role, listener);
-        return;
-    }
-    let port = role.hear_port();
+    let Some(port) = served(role) else { return };
     let fd = sys::socket(role.family, libc::SOCK_NONBLOCK);
     let epoll = sys::epoll_create();
     let wanted = libc::EPOLLOUT | libc::EPOLLIN | libc::EPOLLET;
@@ -241,12 +226,7 @@ fn registered(role: &Role) {
 
 /// A program need not wait for anything but its result.
 fn closed_early(role: &Role) {
-    if role.server() {
-        let listener = role.listen(0);
-        serve(role, listener);
-        return;
-    }
-    let port = role.hear_port();
+    let Some(port) = served(role) else { return };
     let fd = sys::socket(role.family, 0);
     role.say("sendto", open_with(fd, b"request", 0, role, port));
     role.say("close", sys::close(fd));
