@@ -9,6 +9,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, SystemTime};
@@ -300,11 +301,18 @@ fn unit_of(text: &str) -> Option<String> {
     })
 }
 
-/// The user in whose name a process acts, whoever owns its folder.
-pub(crate) fn effective_user(pid: u32) -> Option<u32> {
+/// The rest of the line of a process's status that begins with `name`.
+fn status(pid: u32, name: &str) -> Option<String> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let mut lines = status.lines();
-    let users = lines.find_map(|line| line.strip_prefix("Uid:"))?;
+    lines
+        .find_map(|line| line.strip_prefix(name))
+        .map(str::to_owned)
+}
+
+/// The user in whose name a process acts, whoever owns its folder.
+pub(crate) fn effective_user(pid: u32) -> Option<u32> {
+    let users = status(pid, "Uid:")?;
     users.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
@@ -327,9 +335,7 @@ pub(crate) fn network_namespace(pid: u32) -> Option<u64> {
 
 /// The number of a process in its own pid namespace: the last of `NSpid` in its status.
 pub(crate) fn own_number(pid: u32) -> Option<u32> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let mut lines = status.lines();
-    let numbers = lines.find_map(|line| line.strip_prefix("NSpid:"))?;
+    let numbers = status(pid, "NSpid:")?;
     numbers.split_ascii_whitespace().next_back()?.parse().ok()
 }
 
@@ -402,10 +408,7 @@ pub(crate) fn holders(inodes: &BTreeSet<u64>) -> BTreeMap<u64, u32> {
 
 /// The process that traces another one, as debuggers and strace do; 0 where we do not see it.
 pub(crate) fn tracer(pid: u32) -> Option<u32> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let mut lines = status.lines();
-    let number = lines.find_map(|line| line.strip_prefix("TracerPid:"))?;
-    number.trim().parse().ok()
+    status(pid, "TracerPid:")?.trim().parse().ok()
 }
 
 /// The kernel's name for a process's program (its first 15 bytes).
@@ -460,26 +463,22 @@ impl Mappings {
     /// The memory without a file's name that the process may execute: where it begins and ends.
     pub(crate) fn unnamed_code(&self) -> impl Iterator<Item = (u64, u64)> {
         self.0.lines().filter_map(|line| {
-            let mut fields = line.split_ascii_whitespace();
-            let (from, to) = fields.next()?.split_once('-')?;
+            let mut fields = line.split_ascii_whitespace().skip(1);
             let is_code = fields.next()?.contains('x');
             let name = fields.nth(3);
             // Code may be unpacked into a file of memory.
             let is_unnamed = name.is_none_or(|name| name.starts_with("/memfd:"));
-            let address = |text| u64::from_str_radix(text, 16).ok();
-            (is_code && is_unnamed).then_some((address(from)?, address(to)?))
+            let Range { start, end } = parse_addresses(line)?;
+            (is_code && is_unnamed).then_some((start, end))
         })
     }
 
     /// Whether an address is in the library's code.
     pub(crate) fn is_in_library(&self, address: u64) -> bool {
-        self.0.lines().any(|line| {
-            let fields = line
-                .split_once(' ')
-                .filter(|_| line.contains("/libtoehold.so"));
-            let range = fields.and_then(|(range, _)| range.split_once('-'));
-            let number = |text| u64::from_str_radix(text, 16).unwrap_or(0);
-            range.is_some_and(|(from, to)| (number(from)..number(to)).contains(&address))
+        let mut lines = self.0.lines();
+        lines.any(|line| {
+            line.contains("/libtoehold.so")
+                && parse_addresses(line).is_some_and(|range| range.contains(&address))
         })
     }
 
@@ -574,6 +573,13 @@ fn is_written(lines: impl Iterator<Item = String>, file: FileKey) -> bool {
 const DETAILS_BYTES_MAX: u64 = 8 << 20;
 /// Read of the mappings of one process: some 80,000 of them.
 const MAPPINGS_BYTES_MAX: u64 = 8 << 20;
+
+/// Where the mapping of one line of `/proc/PID/maps` begins and ends.
+fn parse_addresses(line: &str) -> Option<Range<u64>> {
+    let (from, to) = line.split_once(' ')?.0.split_once('-')?;
+    let address = |text| u64::from_str_radix(text, 16).ok();
+    Some(address(from)?..address(to)?)
+}
 
 /// The file of one line of `/proc/PID/maps`: `from-to access offset major:minor inode path`.
 fn parse_mapping(line: &str) -> Option<FileKey> {

@@ -173,8 +173,10 @@ impl Address {
         unmapped(self.ip)
     }
 
-    /// A number that is not 0, and that hardly another address has.
-    fn hash(&self) -> u64 {
+    /// A number that is not 0, and that hardly another address has. Its upper half is spread
+    /// evenly; the lowest bit is set.
+    #[must_use]
+    pub fn hash(&self) -> u64 {
         const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
         let mut words = [0, 0, u64::from(self.port)];
         for (word, bytes) in words.iter_mut().zip(self.ip.chunks_exact(8)) {

@@ -33,11 +33,13 @@ fn open_with(fd: Fd, bytes: &[u8], flags: i32, role: &Role, port: u16) -> sys::R
     )
 }
 
-/// The client's port to connect to, at which the server serves meanwhile.
-fn served(role: &Role) -> Option<u16> {
+/// The client's port to connect to, at which the server serves so many connections meanwhile.
+fn served(role: &Role, connections: usize) -> Option<u16> {
     if role.server() {
         let listener = role.listen(0);
-        serve(role, listener);
+        for _ in 0..connections {
+            serve(role, listener);
+        }
         return None;
     }
     Some(role.hear_port())
@@ -91,7 +93,7 @@ fn blocking6(role: &Role) {
 }
 
 fn nonblocking(role: &Role) {
-    let Some(port) = served(role) else { return };
+    let Some(port) = served(role, 1) else { return };
     let fd = sys::socket(role.family, libc::SOCK_NONBLOCK);
     role.say("sendto", open_with(fd, b"lost", 0, role, port));
     await_events(fd, libc::POLLOUT);
@@ -106,7 +108,7 @@ fn nonblocking(role: &Role) {
 }
 
 fn refused(role: &Role) {
-    let Some(port) = served(role) else { return };
+    let Some(port) = served(role, 1) else { return };
     let nobody = {
         let fd = sys::socket(role.family, 0);
         sys::bind(fd, sys::loopback(role.family, 0)).value();
@@ -121,13 +123,7 @@ fn refused(role: &Role) {
 }
 
 fn empty(role: &Role) {
-    if role.server() {
-        let listener = role.listen(0);
-        serve(role, listener);
-        serve(role, listener);
-        return;
-    }
-    let port = role.hear_port();
+    let Some(port) = served(role, 2) else { return };
     let fd = sys::socket(role.family, 0);
     role.say("sendto", open_with(fd, b"", 0, role, port));
     role.say("connect", sys::connect(fd, role.family, port));
@@ -159,7 +155,7 @@ fn large(role: &Role) {
 }
 
 fn misuse(role: &Role) {
-    let Some(port) = served(role) else { return };
+    let Some(port) = served(role, 1) else { return };
     let to = sys::meeting_place(role.family, port);
     let fd = sys::socket(role.family, 0);
     role.say("nowhere", sys::sendto(fd, b"x", OPENS | libc::MSG_NOSIGNAL));
@@ -196,7 +192,7 @@ fn misuse(role: &Role) {
 }
 
 fn bad(role: &Role) {
-    let Some(port) = served(role) else { return };
+    let Some(port) = served(role, 1) else { return };
     let fd = sys::socket(role.family, 0);
     let to = sys::meeting_place(role.family, port);
     role.say("sendto", sys::sendto_place_from_nowhere(fd, 8, OPENS, to));
@@ -205,7 +201,7 @@ fn bad(role: &Role) {
 }
 
 fn registered(role: &Role) {
-    let Some(port) = served(role) else { return };
+    let Some(port) = served(role, 1) else { return };
     let fd = sys::socket(role.family, libc::SOCK_NONBLOCK);
     let epoll = sys::epoll_create();
     let wanted = libc::EPOLLOUT | libc::EPOLLIN | libc::EPOLLET;
@@ -226,20 +222,14 @@ fn registered(role: &Role) {
 
 /// A program need not wait for anything but its result.
 fn closed_early(role: &Role) {
-    let Some(port) = served(role) else { return };
+    let Some(port) = served(role, 1) else { return };
     let fd = sys::socket(role.family, 0);
     role.say("sendto", open_with(fd, b"request", 0, role, port));
     role.say("close", sys::close(fd));
 }
 
 fn option(role: &Role) {
-    if role.server() {
-        let listener = role.listen(0);
-        serve(role, listener);
-        serve(role, listener);
-        return;
-    }
-    let port = role.hear_port();
+    let Some(port) = served(role, 2) else { return };
     for flags in [0, libc::SOCK_NONBLOCK] {
         let fd = sys::socket(role.family, flags);
         let (level, name) = (libc::IPPROTO_TCP, libc::TCP_FASTOPEN_CONNECT);

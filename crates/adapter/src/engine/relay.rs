@@ -36,6 +36,23 @@ pub(super) struct Around<'a> {
     pub(super) is_unfinished: bool,
 }
 
+impl<'a> Around<'a> {
+    pub(super) fn new(
+        now: Instant,
+        engine: &'a mut Engine,
+        streams: &'a mut Streams,
+        channels: &'a mut Channels,
+    ) -> Around<'a> {
+        Around {
+            now,
+            engine,
+            streams,
+            channels,
+            is_unfinished: false,
+        }
+    }
+}
+
 /// Where the remote's bytes are after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Delivery {

@@ -595,13 +595,8 @@ impl Runner {
             return;
         };
         flow.is_due = false;
-        let mut around = Around {
-            now,
-            engine: &mut self.engine,
-            streams: &mut self.streams,
-            channels: &mut self.channels,
-            is_unfinished: false,
-        };
+        let (engine, streams) = (&mut self.engine, &mut self.streams);
+        let mut around = Around::new(now, engine, streams, &mut self.channels);
         let seed = flow.serving.filter(|_| flow.is_seed());
         let next = flow.advance(&mut around);
         let is_unfinished = around.is_unfinished;

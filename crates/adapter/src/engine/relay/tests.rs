@@ -269,13 +269,8 @@ impl Bench {
         self.note_events();
         self.streams.copying.settle(|_| {});
         self.note_readiness();
-        let mut around = Around {
-            now: self.now,
-            engine: &mut self.engine,
-            streams: &mut self.streams,
-            channels: &mut self.channels,
-            is_unfinished: false,
-        };
+        let (engine, streams) = (&mut self.engine, &mut self.streams);
+        let mut around = Around::new(self.now, engine, streams, &mut self.channels);
         self.flow.advance(&mut around)
     }
 

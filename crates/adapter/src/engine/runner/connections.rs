@@ -122,13 +122,8 @@ impl Runner {
         let Some(flow) = self.flows[slot].as_mut() else {
             return;
         };
-        let mut around = Around {
-            now,
-            engine: &mut self.engine,
-            streams: &mut self.streams,
-            channels: &mut self.channels,
-            is_unfinished: false,
-        };
+        let (engine, streams) = (&mut self.engine, &mut self.streams);
+        let mut around = Around::new(now, engine, streams, &mut self.channels);
         // A fault of the program's is found at the next look.
         let _ = flow.notify(&mut around);
         make_due(&mut self.due, flow, slot as u32);

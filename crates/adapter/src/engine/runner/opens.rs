@@ -14,7 +14,6 @@ use crate::engine::carriers::{self, Reusable, Serving};
 use crate::engine::flow::{Beside, Flow, Stage};
 use crate::engine::listeners::Own;
 use crate::engine::relay::Around;
-use crate::engine::settings::spell;
 use crate::engine::tcp_config::{first_and_largest_log2, options};
 use crate::engine::{Command, Given, Holder, Patience, Request, sys};
 
@@ -37,7 +36,7 @@ impl Runner {
         let there = match local {
             Some(local) => share.owner(local, request.remote),
             // Each thread knows the cookies that its own connections were given.
-            None if request.is_fast_open => place_of(request.remote) % share.count(),
+            None if request.is_fast_open => place_of(request.remote, share.count()),
             None => {
                 self.last_given = (self.last_given + 1) % share.count();
                 self.last_given
@@ -200,13 +199,8 @@ impl Runner {
             flow.awaits_message = true;
         }
         flow.carrier.note_readable();
-        let mut around = Around {
-            now,
-            engine: &mut self.engine,
-            streams: &mut self.streams,
-            channels: &mut self.channels,
-            is_unfinished: false,
-        };
+        let (engine, streams) = (&mut self.engine, &mut self.streams);
+        let mut around = Around::new(now, engine, streams, &mut self.channels);
         // That the program is gone is found at the next look.
         let _ = flow.collect(&mut around);
     }
@@ -304,11 +298,9 @@ impl Runner {
     }
 }
 
-/// A number for the thread that makes connections to a remote by messages.
-fn place_of(remote: SocketAddr) -> usize {
-    let ip = u128::from_be_bytes(spell(remote.ip()));
-    let folded = (ip >> 64) as u64 ^ ip as u64;
-    (folded % 0xffff_fffb) as usize + usize::from(remote.port())
+/// The thread that makes connections to a remote by messages.
+fn place_of(remote: SocketAddr, threads: usize) -> usize {
+    (spelled(remote).hash() >> 32) as usize % threads
 }
 
 /// The errno of connect(2) when all ports are in use: connections that have ended make room.
