@@ -494,8 +494,7 @@ pub unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> isize 
 #[inline]
 pub unsafe fn sendmsg_by(door: Door, fd: c_int, message: *const msghdr, flags: c_int) -> isize {
     // Before there are connections none can be passed.
-    let is_armed = faults::are_armed() || flags & libc::MSG_FASTOPEN != 0 && is_armed_to_open(fd);
-    if !is_armed
+    if !may_look(fd, flags)
         || message.is_null()
         || flags & MSG_CMSG_COMPAT != 0
         || !can_read_message(door, message)
@@ -514,6 +513,12 @@ pub unsafe fn sendmsg_by(door: Door, fd: c_int, message: *const msghdr, flags: c
             unsafe { door.sendmsg(fd, message, flags) }
         }
     }
+}
+
+/// True when a message with these flags may be looked at: a bad pointer is answered, not followed.
+#[inline]
+fn may_look(fd: c_int, flags: c_int) -> bool {
+    faults::are_armed() || flags & libc::MSG_FASTOPEN != 0 && is_armed_to_open(fd)
 }
 
 /// The process's first connection may be one that a message opens: true when the message may be
@@ -611,8 +616,7 @@ unsafe fn sendmsg_in_turn(
 /// kernel's: it will refuse a pointer, or no connection can be passed yet.
 #[must_use]
 pub fn may_read_message(fd: c_int, message: *const msghdr, flags: c_int) -> bool {
-    let is_armed = faults::are_armed() || flags & libc::MSG_FASTOPEN != 0 && is_armed_to_open(fd);
-    is_armed && !message.is_null() && can_read_message(Door::Number, message)
+    may_look(fd, flags) && !message.is_null() && can_read_message(Door::Number, message)
 }
 
 /// True when the kernel would find no bad pointer in a message, its parts left out.
