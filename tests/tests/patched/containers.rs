@@ -10,7 +10,7 @@ use toehold_e2e::patched::{compile, compile_as};
 use toehold_e2e::{Toehold, host};
 
 use crate::executed::{check_children_behind, executables};
-use crate::{without, without_executable_memory};
+use crate::unpatched::{without, without_executable_memory};
 
 /// Namespaces of its own for users, processes and mounts.
 pub(crate) const CONTAINER: [&str; 7] = ["unshare", "-U", "-r", "-m", "-p", "-f", "--mount-proc"];

@@ -9,7 +9,7 @@ use toehold_e2e::toehold::Path as OnPath;
 use toehold_e2e::{Toehold, host};
 
 use crate::containers::CONTAINER;
-use crate::without;
+use crate::unpatched::without;
 
 /// A static program, a script for it, a copy of it, and a file with a program's header only, which
 /// cannot be executed.

@@ -7,7 +7,7 @@ use std::process::Command;
 use toehold_e2e::patched::{Waiting, compile_as};
 use toehold_e2e::{Toehold, host};
 
-use super::{said_by_status, without};
+use crate::unpatched::{said_by_status, without};
 
 /// Each way to load the library so that it is patched, with how many ends of connections lead from
 /// C to C.
