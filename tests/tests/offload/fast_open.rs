@@ -37,6 +37,7 @@ fn the_kernels_syns_bring_their_payload_to_a_listener_that_asks_for_it() {
         ok(far(&stage, "client", &["client", NEAR_V6, port, syn_data]));
         drop(server);
     }
+    assert_eq!(stage.engine("fast_opens_accepted"), 10);
     // A listener that does not ask for it takes no part, nor does one where the setting is off.
     let server = listening(near(&stage, "server", &["server", "7413", "never"]));
     ok(far(&stage, "client", &["client", NEAR, "7413", "0 0"]));
@@ -131,6 +132,8 @@ fn requests_of_programs_go_with_their_syns() {
         asking(FAR, "1", way, "1");
     }
     asking(FAR_V6, "1400", "sendmsg-polls", "0 1");
+    // All that were told `1` above.
+    assert_eq!(stage.engine("fast_opens_acknowledged"), 29);
     drop(server);
 }
 

@@ -54,6 +54,13 @@ pub(crate) struct Report {
     pub(crate) connections_on_used_carriers: u64,
     /// Carriers that wait for another connection.
     pub(crate) carriers_parked: usize,
+    /// SYNs of ours with payload (RFC 7413), and those whose payload came with the SYN.
+    pub(crate) fast_opens_sent: u64,
+    pub(crate) fast_opens_acknowledged: u64,
+    /// Connections whose SYN brought payload that was taken, and SYNs with a cookie whose payload
+    /// was not.
+    pub(crate) fast_opens_accepted: u64,
+    pub(crate) fast_opens_declined: u64,
     /// Connections reset because their program was gone.
     pub(crate) programs_gone: u64,
     /// Carriers reset because they did not say, or not in time, what they are for, or by nobody's
@@ -220,6 +227,10 @@ impl Report {
             connections_on_used_carriers: self.connections_on_used_carriers
                 + other.connections_on_used_carriers,
             carriers_parked: self.carriers_parked + other.carriers_parked,
+            fast_opens_sent: self.fast_opens_sent + other.fast_opens_sent,
+            fast_opens_acknowledged: self.fast_opens_acknowledged + other.fast_opens_acknowledged,
+            fast_opens_accepted: self.fast_opens_accepted + other.fast_opens_accepted,
+            fast_opens_declined: self.fast_opens_declined + other.fast_opens_declined,
             programs_gone: self.programs_gone + other.programs_gone,
             carriers_refused: self.carriers_refused + other.carriers_refused,
             over_quota: self.over_quota + other.over_quota,

@@ -81,6 +81,10 @@ pub(crate) struct Engine {
     pub(super) connections_accepted: u64,
     pub(super) connections_on_used_carriers: u64,
     pub(super) carriers_parked: usize,
+    pub(super) fast_opens_sent: u64,
+    pub(super) fast_opens_acknowledged: u64,
+    pub(super) fast_opens_accepted: u64,
+    pub(super) fast_opens_declined: u64,
     pub(super) flows: Vec<Flow>,
     pub(super) threads: Vec<Engine>,
 }
@@ -191,7 +195,7 @@ pub(crate) struct Connection {
 
 impl Engine {
     /// Its counts since it started: name, description, value.
-    pub(super) fn counters(&self) -> [(&'static str, &'static str, u64); 6] {
+    pub(super) fn counters(&self) -> [(&'static str, &'static str, u64); 8] {
         [
             (
                 "engine_segments_received_total",
@@ -217,6 +221,16 @@ impl Engine {
                 "engine_retransmissions_total",
                 "Segments that the engine has sent again.",
                 self.retransmissions,
+            ),
+            (
+                "engine_fast_opens_sent_total",
+                "SYNs of the engine's with payload (TCP Fast Open).",
+                self.fast_opens_sent,
+            ),
+            (
+                "engine_fast_opens_accepted_total",
+                "Connections to the engine whose SYN brought payload that was taken.",
+                self.fast_opens_accepted,
             ),
             (
                 "engine_frames_lost_total",

@@ -37,7 +37,7 @@ fn traffic(engine: &Engine) -> String {
     )
 }
 
-/// Its switches, what they did to payloads, used carriers, and malformed frames.
+/// Its switches, what they did to payloads, used carriers, Fast Opens, and malformed frames.
 fn payloads(engine: &Engine) -> String {
     let mut out = String::new();
     if let Some(switches) = &engine.switches {
@@ -61,6 +61,7 @@ fn payloads(engine: &Engine) -> String {
             engine.carriers_parked,
         );
     }
+    out += &fast_opens(engine);
     if !engine.frames_malformed_by_reason.is_empty() {
         let reasons = engine.frames_malformed_by_reason.iter();
         let reasons = reasons.map(|(reason, number)| format!("{} {reason}", count(*number)));
@@ -68,6 +69,28 @@ fn payloads(engine: &Engine) -> String {
             out,
             "  malformed: {}",
             reasons.collect::<Vec<_>>().join(", ")
+        );
+    }
+    out
+}
+
+/// Payloads of SYNs, both ways.
+fn fast_opens(engine: &Engine) -> String {
+    let mut out = String::new();
+    if engine.fast_opens_sent > 0 {
+        let _ = writeln!(
+            out,
+            "  Fast Open: {} SYNs took payload along, {} remotes took it",
+            count(engine.fast_opens_sent),
+            count(engine.fast_opens_acknowledged),
+        );
+    }
+    if engine.fast_opens_accepted + engine.fast_opens_declined > 0 {
+        let _ = writeln!(
+            out,
+            "  Fast Open: payload of {} remotes' SYNs taken, of {} not (they send it again)",
+            count(engine.fast_opens_accepted),
+            count(engine.fast_opens_declined),
         );
     }
     out
@@ -215,6 +238,8 @@ mod tests {
             "initial_window":10,"keepalive_s":60,"fast_open":"server","lines_by_destination":2},
             "payloads_in_place":3,"payloads_by_engine":4,
             "connections_opened":5,"connections_accepted":20,"connections_on_used_carriers":12,"carriers_parked":2,
+            "fast_opens_sent":7,"fast_opens_acknowledged":6,
+            "fast_opens_accepted":4,"fast_opens_declined":1,
             "threads":[{"connections":3},{"connections":4}]}"#;
         let text = lines(&parse(answer).expect("an answer"));
         let has = |part: &str| assert!(text.contains(part), "{part:?} in:\n{text}");
@@ -233,6 +258,8 @@ mod tests {
         );
         has("  3 payloads received in place, 4 copied by the copy engine\n");
         has("  12 of 25 connections on used carriers, 2 carriers parked\n");
+        has("  Fast Open: 7 SYNs took payload along, 6 remotes took it\n");
+        has("  Fast Open: payload of 4 remotes' SYNs taken, of 1 not (they send it again)\n");
         has("  AF_XDP in the driver, zero copy\n");
         has("in 1.50MB");
         has("2 threads, with 3 + 4 connections; 12 frames");
