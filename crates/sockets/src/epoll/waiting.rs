@@ -84,22 +84,18 @@ pub(crate) fn wait(
         if !instance.is_open() {
             return closed();
         }
-        let (mut found, mut is_asked, mut told) = (0, false, Told::default());
+        let (mut found, mut told) = (0, Told::default());
         let mut moves = None;
         if !kernel_comes_first(epoll, events.len(), is_look) {
             moves = Some(epoll.moves());
             found = epoll.sweep_and_harvest(generation, events);
-        } else {
-            match look_at_kernel_first(instance, events, call.said, call.kernel) {
-                ControlFlow::Continue(asked) => is_asked = asked,
-                ControlFlow::Break(result) => return result,
-            }
+        } else if let ControlFlow::Break(result) =
+            look_at_kernel_first(instance, events, call.said, call.kernel)
+        {
+            return result;
         }
         if found == 0 && epoll.nested_count.load(Ordering::Relaxed) != 0 {
             found = epoll.nested_events(events, &mut told);
-        }
-        if is_look && is_asked {
-            return found as i32;
         }
         if found > 0 || is_look {
             let found = Found {
@@ -255,8 +251,9 @@ fn kernel_comes_first(epoll: &Epoll, places: usize, always: bool) -> bool {
     is_recent
 }
 
-/// Looks for events, of which those of ordinary members come first: whether the kernel was asked
-/// for them. `Break` has the result of the program's call: there are some.
+/// Looks for events of rings, before which those of ordinary members are put. `Break` has the
+/// result of the program's call: there are some. Without one the kernel is not asked: there is no
+/// order.
 #[inline(always)]
 fn look_at_kernel_first(
     Instance {
@@ -265,46 +262,54 @@ fn look_at_kernel_first(
     events: &mut [epoll_event],
     said: &mut Said,
     kernel: &mut impl FnMut(&mut Room, Option<u64>) -> i32,
-) -> ControlFlow<i32, bool> {
+) -> ControlFlow<i32> {
     let mut batch = Batch::new(generation);
     let moves = epoll.moves();
     if !epoll.sweep_and_take(&mut batch, events.len() - events.len() / 2) {
-        return ControlFlow::Continue(false);
+        return ControlFlow::Continue(());
     }
-    let first = ask_kernel_first(epoll, events, said, kernel);
-    let kept = first.unwrap_or(0);
-    let mut found = kept + epoll.tell(&batch, &mut events[kept..], true);
-    if found == 0 && epoll.ready_head.load(Ordering::Relaxed) != 0 {
-        // Doorbells were among what the kernel said.
-        found = epoll.harvest(generation, events, true);
+    let found = epoll.tell(&batch, events, true);
+    if found == 0 {
+        // Members that were reported and still stood on the list: nothing that could come after.
+        return ControlFlow::Continue(());
     }
-    match found {
-        0 => ControlFlow::Continue(first.is_some()),
-        found => {
-            let parts = Parts::between(epoll, kept, found, Some(moves));
-            ControlFlow::Break(once_each(epoll, events, parts))
-        }
-    }
+    let kept = put_kernel_first(epoll, events, found, said, kernel);
+    let parts = Parts::between(epoll, kept, kept + found, Some(moves));
+    ControlFlow::Break(once_each(epoll, events, parts))
 }
 
-/// Asks the kernel for events of ordinary members: how many there are. At most half of the places
-/// are theirs, or they could starve the rings. `None`: the kernel says an error, to be asked for
-/// again.
-fn ask_kernel_first(
+/// Asks the kernel for events of ordinary members and puts them before the `found` events of rings:
+/// how many they are. The marks were taken before, so what the kernel got before one of them is
+/// among its answer. At most half of the places are theirs, or they could starve the rings.
+fn put_kernel_first(
     epoll: &Epoll,
     events: &mut [epoll_event],
+    found: usize,
     said: &mut Said,
     kernel: &mut impl FnMut(&mut Room, Option<u64>) -> i32,
-) -> Option<usize> {
+) -> usize {
     let now = sys::now_ns();
     let places = events.len() / 2;
-    let n = usize::try_from(kernel(said.room(places), Some(0))).ok()?;
-    let kept = sort_looked(epoll, said.first(n), events, Told::default());
+    let n = kernel(said.room(places), Some(0));
+    let Ok(n @ 1..) = usize::try_from(n) else {
+        // An error is asked for again, when the rings have nothing.
+        epoll.kernel_seen_ns.store(now, Ordering::Relaxed);
+        return 0;
+    };
+    let said = said.first(n);
+    let kept = epoll.sort_kernel_events(said, Told::default());
+    events.copy_within(..found, kept);
+    events[..kept].copy_from_slice(&said[..kept]);
+    if kept < n {
+        // As in `sort_looked`.
+        epoll.sleep_on();
+        epoll.share();
+    }
     epoll.kernel_seen_ns.store(now, Ordering::Relaxed);
     if kept > 0 {
         epoll.kernel_news_ns.store(now, Ordering::Relaxed);
     }
-    Some(kept)
+    kept
 }
 
 /// Adds events of ordinary members, now and then, so that a busy ring does not starve them.
@@ -613,9 +618,71 @@ pub(crate) fn after_kernel_wait(
 
 #[cfg(test)]
 mod tests {
+    use crate::epoll::instance::EPOLLS;
+    use crate::epoll::lists::push_ready;
+    use crate::epoll::registration::{State, allocate_registration, registration};
+
     use super::*;
 
     const OF_ANOTHER: u64 = 1 << 40;
+
+    #[test]
+    fn member_that_is_listed_without_an_event_is_no_reason_to_ask_the_kernel() {
+        const NUMBER: u32 = 7;
+        let epoll = EPOLLS.get_or_map(NUMBER as usize).expect("memory");
+        epoll.number.store(NUMBER, Ordering::Relaxed);
+        let member = allocate_registration().expect("room");
+        let one = registration(member).expect("allocated");
+        one.epoll.store(NUMBER, Ordering::Relaxed);
+        one.set(libc::EPOLLIN as u32, 1);
+        one.become_state(State::Listener);
+        push_ready(epoll, member);
+        let mut events = [epoll_event { events: 0, u64: 0 }; 8];
+        let instance = Instance::numbered(NUMBER).expect("mapped");
+        let mut said = Said::new();
+        let mut kernel = |_: &mut Room, _| -> i32 { panic!("asked") };
+        let looked = look_at_kernel_first(instance, &mut events, &mut said, &mut kernel);
+        assert_eq!(looked, ControlFlow::Continue(()));
+        assert_eq!(
+            epoll.ready_head.load(Ordering::Relaxed),
+            0,
+            "it was looked at"
+        );
+    }
+
+    #[test]
+    fn events_of_the_kernel_come_before_those_of_rings() {
+        let epoll = EPOLLS.get_or_map(0).expect("memory");
+        let event = |u64| epoll_event { events: 1, u64 };
+        for kernels in 0..=4 {
+            let mut events = [
+                event(11),
+                event(12),
+                event(13),
+                event(0),
+                event(0),
+                event(0),
+            ];
+            let mut said = Said::new();
+            let mut kernel = |room: &mut Room, limit| {
+                assert_eq!((room.len(), limit), (3, Some(0)), "half of the places");
+                let count = kernels.min(room.len());
+                for (place, data) in room[..count].iter_mut().zip(1..) {
+                    place.write(event(data));
+                }
+                count as i32
+            };
+            let kept = put_kernel_first(epoll, &mut events, 3, &mut said, &mut kernel);
+            let told = events.map(|one| one.u64);
+            let expected = [
+                [11, 12, 13, 0, 0, 0],
+                [1, 11, 12, 13, 0, 0],
+                [1, 2, 11, 12, 13, 0],
+            ];
+            let expected = *expected.get(kernels).unwrap_or(&[1, 2, 3, 11, 12, 13]);
+            assert_eq!((kept, told), (kernels.min(3), expected));
+        }
+    }
 
     /// The data of twelve places, of which the kernel wrote the first `returned`, and the program
     /// is told of `told`.
