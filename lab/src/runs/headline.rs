@@ -58,6 +58,15 @@ impl Headline {
         }
     }
 
+    /// The part of a sample's operations that lie beyond a percentile near the end.
+    pub fn tail(self) -> Option<f64> {
+        match self {
+            Headline::LatencyP99 => Some(0.01),
+            Headline::LatencyP999 => Some(0.001),
+            _ => None,
+        }
+    }
+
     /// Which direction is an improvement.
     pub fn better(self) -> Better {
         match self {

@@ -219,6 +219,7 @@ pub(crate) fn notes(record: &Record) -> Vec<String> {
         notes.push(format!("\"{}\" was left out: {}", missing.arm, missing.why));
     }
     notes.extend(clients(record));
+    notes.extend(thin_tails(record));
     notes.extend(controls(record));
     let tested: usize = plan
         .blocks
@@ -281,6 +282,36 @@ fn clients(record: &Record) -> Vec<String> {
         );
         if !notes.contains(&note) {
             notes.push(note);
+        }
+    }
+    notes
+}
+
+/// The points at which a percentile that a block is about rests on few operations of a sample.
+fn thin_tails(record: &Record) -> Vec<String> {
+    let mut notes = Vec::new();
+    for (at, block) in record.plan.blocks.iter().enumerate() {
+        let Some(tail) = block.metric.tail() else {
+            continue;
+        };
+        for x in block.points() {
+            let samples = record.samples.iter();
+            let here = samples.filter(|sample| sample.block == at && sample.x == x);
+            let fewest = here.filter_map(|sample| Some(sample.outcome.as_ref()?.operations));
+            let Some(fewest) = fewest.min() else {
+                continue;
+            };
+            let beyond = fewest as f64 * tail;
+            if beyond < TAIL_OPERATIONS {
+                notes.push(format!(
+                    "{} at {}: in a sample of {fewest} operations no more than {} are slower than \
+                     its {}, so one stall of the host decides it: sample longer",
+                    block.title,
+                    point(block, x),
+                    beyond.ceil(),
+                    block.metric.label()
+                ));
+            }
         }
     }
     notes
@@ -464,6 +495,10 @@ pub(super) const OTHER_BYTES: &str = "the client received other bytes than on th
 
 /// More names than these make a list, and no sentence.
 const NAMES_MAX: usize = 3;
+
+/// A percentile of a sample is believed when so many operations lie beyond it. A stall of two
+/// milliseconds holds up one of 500 requests a second, or ten of 5,000.
+const TAIL_OPERATIONS: f64 = 20.0;
 
 /// A part of the time beyond which stolen time is worth a sentence.
 const STEAL_QUIET: f64 = 0.02;

@@ -274,6 +274,23 @@ fn an_arm_that_cannot_be_here_is_a_note() {
 }
 
 #[test]
+fn a_percentile_with_few_operations_beyond_it_is_a_note() {
+    let text = |metric: &str, nanos: f64| {
+        let plan = PLAN.replace("latency-p50", metric);
+        let plan = PlanFile::parse(&plan, "p").expect("valid");
+        summary::text(&made_up(plan, |_| nanos))
+    };
+    // The slowest round of each has a twentieth less.
+    let few = text("latency-p99", 1_000_000.0);
+    let said = "note: small at 64: in a sample of 952 operations no more than 10 are slower than \
+                its latency p99, us, so one stall of the host decides it: sample longer\n";
+    assert!(few.contains(said), "{few}");
+    assert!(!text("latency-p99", 400_000.0).contains("sample longer"));
+    assert!(text("latency-p999", 400_000.0).contains("sample longer"));
+    assert!(!text("latency-p50", 1_000_000.0).contains("sample longer"));
+}
+
+#[test]
 fn a_small_part_of_the_limit_keeps_its_digits() {
     let text = summary::text(&record(|arm| match arm {
         "kernel" => 123_400.0,
