@@ -61,7 +61,7 @@ packetdrill: ## packetdrill's scripts against the engine; needs PACKETDRILL= and
 	@PACKETDRILL='$(PACKETDRILL)' PACKETDRILL_SCRIPTS='$(PACKETDRILL_SCRIPTS)' cargo xtask packetdrill
 
 .PHONY: programs
-programs: ## the table of docs/programs.md: some fifty programs, four ways each, about half an hour; installs them
+programs: ## the table of docs/programs.md: some sixty programs, four ways each, about half an hour; installs them
 	@scripts/deps.sh rust programs
 	scripts/go-programs.sh $(TARGET)/programs
 	scripts/rust-programs.sh $(TARGET)/programs

@@ -48,7 +48,7 @@ bench=(perf:linux-perf valgrind:valgrind ip:iproute2 ethtool:ethtool tbench:dben
 services=(redis-server nginx apache2 apache-htcacheclean memcached postgresql iperf3 ssh ganglia-monitor
     gmetad glusterd moosefs-master moosefs-chunkserver mariadb tomcat10 beanstalkd caddy dovecot etcd
     haproxy hitch lighttpd mosquitto named
-    epmd epmd.socket pgbouncer php8.2-fpm rabbitmq-server rsync smbd nmbd squid stunnel4 varnish)
+    epmd epmd.socket pgbouncer slapd unbound vsftpd php8.2-fpm rabbitmq-server rsync smbd nmbd squid stunnel4 varnish)
 # Services whose packages have other names.
 declare -A package_of=([nginx]=nginx-light [ssh]=openssh-server [apache-htcacheclean]=apache2
     [dovecot]=dovecot-core [etcd]=etcd-server [named]=bind9 [smbd]=samba
