@@ -39,8 +39,9 @@ pub(crate) struct Words {
     keepalive_first: [AtomicI32; KEEPALIVE.len()],
     /// 1 when a turn begins with options that keep a connection alive: those of the listener.
     begins_kept: AtomicU32,
-    /// 1 when the adapter is to hear what keeps the connection of this turn alive.
-    pub(super) is_unsaid: AtomicU32,
+    /// Whether the adapter is to hear what keeps the connection of this turn alive, and whether it
+    /// was to at the last look (`unread_watch`); 0 when not.
+    pub(super) unsaid: AtomicU32,
     /// The listener's options when the connection was accepted: a number of [`super::listener`].
     pub(super) listener_options: AtomicU32,
     /// Options with which a turn begins, at the accepting end: those of the listener.
@@ -90,7 +91,7 @@ impl Words {
             &self.is_one_user,
             &self.is_odd,
             &self.keepalive_set,
-            &self.is_unsaid,
+            &self.unsaid,
             &self.first_options,
             &self.listener_options,
             &self.next,

@@ -265,7 +265,10 @@ pub(super) fn begin_turn(carrier: &Connection, fd: i32, options: u32) -> Connect
     entry.fd.store(fd as u32, Ordering::Relaxed);
     local.express.is_odd.store(0, Ordering::Relaxed);
     local.express.fruitless_at.store(0, Ordering::Relaxed);
-    local.express.is_unsaid.store(0, Ordering::Relaxed);
+    local
+        .express
+        .unsaid
+        .store(unread_watch::SAID, Ordering::Relaxed);
     local.express.set_keepalive_back(carrier.fd);
     let rx_began_at = entry.rx_ring.load(Ordering::Relaxed).shown();
     (local.express.rx_began_at).store(rx_began_at, Ordering::Relaxed);

@@ -39,6 +39,13 @@ const HAS_ENDED: u64 = 1;
 const WAS_RUNG: u64 = 2;
 const POSITION_SHIFT: u32 = 2;
 
+/// In [`super::carrier_words::Words::unsaid`]: the adapter knows what was set.
+pub(super) const SAID: u32 = 0;
+/// The program has set something since the last look.
+const SET: u32 = 1;
+/// It was to hear of it at the last look, too.
+const LOOKED_AT: u32 = 2;
+
 fn place(index: u32) -> Option<(&'static AtomicU64, u64)> {
     let word = WATCHED.get(index as usize / 64)?;
     Some((word, 1 << (index % 64)))
@@ -100,11 +107,12 @@ pub(super) fn look() {
     BETWEEN_NS.store((2 * between).min(LOOK_LAST_NS), Ordering::Relaxed);
 }
 
-/// The adapter is to hear what keeps the connection alive, at the next look: most turns are over by
-/// then.
+/// The adapter is to hear what keeps the connection alive, at the second look: most turns are over
+/// by then. At the first one, all that are on their way would say so, and each message costs both
+/// processes some microseconds.
 pub(crate) fn say_liveness(connection: &Connection) {
     let words = &connection.local.express;
-    words.is_unsaid.store(1, Ordering::Relaxed);
+    words.unsaid.store(SET, Ordering::Relaxed);
     begin(connection.index, connection.local);
 }
 
@@ -116,16 +124,12 @@ fn is_to_be_watched(index: u32) -> bool {
     let (Some(end), Some(turn)) = (connection.inside(), turns::turn_of(connection.entry)) else {
         return false;
     };
-    let is_unsaid = &local.express.is_unsaid;
-    if is_unsaid.load(Ordering::Relaxed) != 0 {
-        is_unsaid.store(0, Ordering::Relaxed);
-        liveness::say_of_turn(&connection);
-    }
+    let is_parked = connection.entry.flags.load(Ordering::Relaxed) & FLAG_PARKED != 0;
+    let is_to_say = !is_parked && is_to_say(&connection);
     let turns = end.turns();
     if end.tx_mode() != Mode::Ring || turns.is_peer_seen(turn) || turns.is_ended_by_peer(turn) {
-        return false;
+        return is_to_say;
     }
-    let is_parked = connection.entry.flags.load(Ordering::Relaxed) & FLAG_PARKED != 0;
     let unread = match turns.is_waiting(turn) {
         // Nobody has it yet who could hear of anything.
         true => 0,
@@ -140,6 +144,29 @@ fn is_to_be_watched(index: u32) -> bool {
     let word = unread | if is_rung { WAS_RUNG } else { 0 };
     local.express.unread.store(word, Ordering::Relaxed);
     true
+}
+
+/// Says what keeps a turn's connection alive, at the second look since something was set. False
+/// when nothing is to be said later. A turn that is over has nothing to say: its carrier's next one
+/// sets what it needs.
+fn is_to_say(connection: &Connection) -> bool {
+    let saying = &connection.local.express.unsaid;
+    let before = saying.load(Ordering::Relaxed);
+    let after = after_look(before);
+    if after != before {
+        saying.store(after, Ordering::Relaxed);
+        if after == SAID {
+            liveness::say_of_turn(connection);
+        }
+    }
+    after != SAID
+}
+
+fn after_look(saying: u32) -> u32 {
+    match saying {
+        SET => LOOKED_AT,
+        _ => SAID,
+    }
 }
 
 fn carrier_of(index: u32) -> Option<(Connection, &'static Local)> {
@@ -179,4 +206,22 @@ fn ring(connection: &Connection, end: &End<'_>) -> bool {
     notifier::ring_if_open(connection, end);
     published::count(Event::Rescued);
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A turn that is over by the second look begins anew, at [`SAID`].
+    #[test]
+    fn what_was_set_is_said_at_the_second_look_and_once() {
+        let mut saying = SET;
+        let mut looks = 0;
+        while saying != SAID {
+            saying = after_look(saying);
+            looks += 1;
+        }
+        assert_eq!(looks, 2);
+        assert_eq!(after_look(SAID), SAID);
+    }
 }
