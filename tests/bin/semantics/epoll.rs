@@ -124,6 +124,10 @@ pub(crate) const CASES: &[Case] = &[
         early::before_traffic,
     ),
     Case::roles("small_event_arrays_starve_nobody", fairness::starvation),
+    Case::roles(
+        "full_event_arrays_starve_no_ordinary_member",
+        fairness::turns,
+    ),
     Case::roles("news_comes_in_the_order_it_was_sent", fairness::order),
     Case::pair(
         "registration_by_another_thread_wakes_the_waiter",

@@ -63,7 +63,8 @@ pub(super) struct Epoll {
     pub(super) spin: SpinHistory,
     /// When the kernel was last asked for ordinary members while rings had news; 0: ask at once.
     pub(super) kernel_seen_ns: AtomicU64,
-    /// When an ordinary member last had news.
+    /// When an ordinary member last had news, or that they are to be asked first, once
+    /// ([`super::waiting`]).
     pub(super) kernel_news_ns: AtomicU64,
     pub(super) last_peer_processor: AtomicU32,
     /// When a thread that waits on it last slept, or let others run ([`super::giving_way`]).

@@ -2,7 +2,7 @@
 
 use core::mem::MaybeUninit;
 use core::ops::ControlFlow;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use libc::epoll_event;
 use toehold_channel::sync::fence;
@@ -23,6 +23,9 @@ use crate::waiting::spin::{self, ENDLESS_NS};
 const KERNEL_MEMBERS_NS: u64 = 50_000;
 /// Ordinary members with news this recently come before the rings: see [`kernel_comes_first`].
 const KERNEL_FIRST_NS: u64 = 10_000_000;
+/// In `Epoll::kernel_news_ns`: rings had events for every place when the kernel was to be asked for
+/// ordinary members, so they come first in the next call.
+const KERNEL_OWED: u64 = 1;
 
 /// Room for the kernel's answer to one call.
 pub(crate) type Room = [MaybeUninit<epoll_event>];
@@ -241,6 +244,10 @@ fn closed() -> i32 {
 #[inline]
 fn kernel_comes_first(epoll: &Epoll, places: usize, always: bool) -> bool {
     let news = epoll.kernel_news_ns.load(Ordering::Relaxed);
+    if news == KERNEL_OWED {
+        epoll.kernel_news_ns.store(0, Ordering::Relaxed);
+        return true;
+    }
     if places < 2 || always || news == 0 {
         return places >= 2 && always;
     }
@@ -253,7 +260,7 @@ fn kernel_comes_first(epoll: &Epoll, places: usize, always: bool) -> bool {
 
 /// Looks for events of rings, before which those of ordinary members are put. `Break` has the
 /// result of the program's call: there are some. Without one the kernel is not asked: there is no
-/// order.
+/// order. An only place is the kernel's, or a ring's if the kernel has nothing.
 #[inline(always)]
 fn look_at_kernel_first(
     Instance {
@@ -263,6 +270,10 @@ fn look_at_kernel_first(
     said: &mut Said,
     kernel: &mut impl FnMut(&mut Room, Option<u64>) -> i32,
 ) -> ControlFlow<i32> {
+    let is_only_place = events.len() == 1;
+    if is_only_place && put_kernel_first(epoll, events, 0, said, kernel) > 0 {
+        return ControlFlow::Break(1);
+    }
     let mut batch = Batch::new(generation);
     let moves = epoll.moves();
     if !epoll.sweep_and_take(&mut batch, events.len() - events.len() / 2) {
@@ -273,14 +284,21 @@ fn look_at_kernel_first(
         // Members that were reported and still stood on the list: nothing that could come after.
         return ControlFlow::Continue(());
     }
-    let kept = put_kernel_first(epoll, events, found, said, kernel);
+    let kept = match is_only_place {
+        true => 0,
+        false => put_kernel_first(epoll, events, found, said, kernel),
+    };
     let parts = Parts::between(epoll, kept, kept + found, Some(moves));
-    ControlFlow::Break(once_each(epoll, events, parts))
+    let told = once_each(epoll, events, parts);
+    // Last, as in `with_kernel_members`.
+    errno::keep(requests::follow);
+    ControlFlow::Break(told)
 }
 
 /// Asks the kernel for events of ordinary members and puts them before the `found` events of rings:
 /// how many they are. The marks were taken before, so what the kernel got before one of them is
-/// among its answer. At most half of the places are theirs, or they could starve the rings.
+/// among its answer. At most half of the places are theirs, or they could starve the rings; an only
+/// place may be.
 fn put_kernel_first(
     epoll: &Epoll,
     events: &mut [epoll_event],
@@ -289,7 +307,7 @@ fn put_kernel_first(
     kernel: &mut impl FnMut(&mut Room, Option<u64>) -> i32,
 ) -> usize {
     let now = sys::now_ns();
-    let places = events.len() / 2;
+    let places = (events.len() / 2).max(1);
     let n = kernel(said.room(places), Some(0));
     let Ok(n @ 1..) = usize::try_from(n) else {
         // An error is asked for again, when the rings have nothing.
@@ -312,7 +330,8 @@ fn put_kernel_first(
     kept
 }
 
-/// Adds events of ordinary members, now and then, so that a busy ring does not starve them.
+/// Adds events of ordinary members, now and then, so that a busy ring does not starve them. Where
+/// rings have events for every place, theirs come first in the next call.
 fn with_kernel_members(
     instance: Instance,
     events: &mut [epoll_event],
@@ -322,19 +341,32 @@ fn with_kernel_members(
     kernel: &mut impl FnMut(&mut Room, Option<u64>) -> i32,
 ) -> i32 {
     let (epoll, now) = (instance.epoll, sys::now_ns());
-    // Another thread may have looked since `now` was read.
-    let seen_ns = epoll.kernel_seen_ns.load(Ordering::Relaxed);
-    let due = now.saturating_sub(seen_ns) >= KERNEL_MEMBERS_NS;
-    if found.count == events.len() || !(due || always) {
+    let is_full = found.count == events.len();
+    if !(is_kernel_due(epoll, events.len(), now) || always && !is_full) {
         return found.count as i32;
     }
     epoll.kernel_seen_ns.store(now, Ordering::Relaxed);
     epoll.give_way_to_peers(now);
-    let told = add_kernel_members(instance, events, found, said, kernel, now);
+    let told = match is_full {
+        true => {
+            epoll.kernel_news_ns.store(KERNEL_OWED, Ordering::Relaxed);
+            found.count as i32
+        }
+        false => add_kernel_members(instance, events, found, said, kernel, now),
+    };
     // A program that always finds something never sleeps. Last: a member that goes back to the
     // kernel here is told by the next call, and not by this one a second time.
     errno::keep(requests::follow);
     told
+}
+
+/// Whether the kernel is to be asked for ordinary members though rings have events. Where there is
+/// one place, members with news take turns with the rings.
+fn is_kernel_due(epoll: &Epoll, places: usize, now: u64) -> bool {
+    // Another thread may have looked since `now` was read.
+    let since = |word: &AtomicU64| now.saturating_sub(word.load(Ordering::Relaxed));
+    since(&epoll.kernel_seen_ns) >= KERNEL_MEMBERS_NS
+        || places == 1 && since(&epoll.kernel_news_ns) <= KERNEL_FIRST_NS
 }
 
 /// As [`with_kernel_members`]: the kernel is asked.

@@ -39,6 +39,60 @@ pub(super) fn starvation(role: &Role) {
     }
 }
 
+/// Members of other kinds have their turn however full connections keep the arrays.
+pub(super) fn turns(role: &Role) {
+    const CONNECTIONS: usize = 3;
+    const ORDINARY: usize = 2;
+    /// The kernel needs one for each member. More than a thread makes in a few milliseconds.
+    const CALLS: usize = 200_000;
+    let listener = role.server().then(|| role.listen(0));
+    let port = if role.server() { 0 } else { role.hear_port() };
+    let connections: Vec<sys::Fd> = (0..CONNECTIONS)
+        .map(|_| {
+            let fd = match listener {
+                Some(listener) => sys::accept(listener).fd(),
+                None => role.connect(port),
+            };
+            role.warm(fd);
+            fd
+        })
+        .collect();
+    if role.server() {
+        connections.iter().for_each(|fd| send_all(*fd, b"ready"));
+        role.step();
+        role.step();
+        return;
+    }
+    let epoll = sys::epoll_create();
+    role.step();
+    connections.iter().for_each(|fd| role.arrived(*fd, 5));
+    let ordinary = (0..ORDINARY).map(|_| (sys::eventfd(), libc::EPOLLOUT));
+    let all: Vec<(sys::Fd, i32)> = connections
+        .iter()
+        .map(|fd| (*fd, IN))
+        .chain(ordinary)
+        .collect();
+    for (number, (fd, events)) in all.iter().enumerate() {
+        sys::epoll_ctl(epoll, ADD, *fd, *events, number as u64).value();
+    }
+    for places in [1, 2, CONNECTIONS, CONNECTIONS + 1] {
+        for look in [-1, 0] {
+            let mut missing: std::collections::BTreeSet<u64> = (0..all.len() as u64).collect();
+            for _ in 0..CALLS {
+                let (_, events) = sys::epoll_wait(epoll, places, look);
+                for (number, _) in events {
+                    missing.remove(&number);
+                }
+                if missing.is_empty() {
+                    break;
+                }
+            }
+            role.say("not told", format!("{places} {missing:?}"));
+        }
+    }
+    role.step();
+}
+
 /// Of three connections the second has seen enough traffic to be accelerated; the others are new.
 pub(super) fn order(role: &Role) {
     let listener = role.server().then(|| role.listen(0));
