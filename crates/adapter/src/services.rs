@@ -1,6 +1,7 @@
 //! Which processes of systemd's services have the library.
 
-use crate::proc::{self, Environment, Mappings};
+use crate::proc::mappings::Mappings;
+use crate::proc::{self, Environment};
 use std::collections::BTreeMap;
 use std::time::SystemTime;
 

@@ -2,6 +2,7 @@
 
 use crate::diag::Diag;
 use crate::engine;
+use crate::proc::mappings::{self, Mappings};
 use crate::proc::{self, Sockets};
 use crate::registry::{End, Registry, TableId, Tuple};
 use crate::tables::{MappedTable, Tables};
@@ -439,7 +440,7 @@ fn tell_of_other_ends(processes: &mut [Process], listed: &Listed, sockets: &mut 
     let programs: BTreeSet<u32> = holders.values().copied().collect();
     let under_toehold: BTreeSet<u32> = programs
         .into_iter()
-        .filter(|&pid| proc::Mappings::of(pid).is_some_and(|mappings| mappings.have_table()))
+        .filter(|&pid| Mappings::of(pid).is_some_and(|mappings| mappings.have_table()))
         .collect();
     for (reason, other) in waiting {
         let Some((inode, uid)) = other else {
@@ -524,7 +525,7 @@ impl Members {
         *looked_up.or_insert_with(|| {
             tables
                 .file(id)
-                .is_some_and(|file| proc::has_mapped(pid, file))
+                .is_some_and(|file| mappings::has_mapped(pid, file))
         })
     }
 }

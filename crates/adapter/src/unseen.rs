@@ -15,7 +15,7 @@ use toehold_sites::numbers::{is_on_socket, is_shown};
 use toehold_sites::stub::TABLE_BYTES;
 use toehold_sites::sweep::{Bits, Swept, words};
 
-use crate::proc::{self, Mappings};
+use crate::proc::mappings::{self, Mappings};
 use crate::tables::FileKey;
 
 /// The files that were looked at, of all processes.
@@ -99,7 +99,7 @@ impl Searched {
             let why = code.why(is_program, patching);
             let why = why.or_else(|| {
                 let is_unchanged =
-                    code.is_patched_late(is_program) && !proc::has_written(pid, file);
+                    code.is_patched_late(is_program) && !mappings::has_written(pid, file);
                 is_unchanged.then_some(OUT_OF_REACH)
             })?;
             let what = if is_program { "program" } else { "library" };

@@ -7,7 +7,8 @@
 
 use crate::descriptors::closes_at_once;
 use crate::diag::Diag;
-use crate::proc::{self, Environment, Mappings};
+use crate::proc::mappings::Mappings;
+use crate::proc::{self, Environment};
 use crate::registry::{Limits, Policy, Registry, TableId};
 use crate::status::{self, Client};
 use crate::tables::Tables;

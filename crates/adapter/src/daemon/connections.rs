@@ -4,7 +4,8 @@ use super::connection::{Connection, Flushed, Outgoing, Voucher};
 use super::poller::Source;
 use super::{Daemon, spare_descriptor};
 use crate::descriptors::closes_at_once;
-use crate::proc::{self, Sockets};
+use crate::proc::Sockets;
+use crate::proc::mappings;
 use crate::registry::{ClientId, End, Policy, Process, TableId};
 use crate::runtime_dir::user_id;
 use crate::tables::TableError;
@@ -522,7 +523,7 @@ impl Daemon {
         // They are the client's words, and so is how much there is to read of each.
         let mut bytes_left = MAPPINGS_BYTES_MAX;
         members.find(|&pid| {
-            pid != connection.pid && proc::has_mapped_within(pid, file, &mut bytes_left)
+            pid != connection.pid && mappings::has_mapped_within(pid, file, &mut bytes_left)
         })
     }
 
