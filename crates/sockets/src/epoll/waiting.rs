@@ -309,21 +309,18 @@ fn put_kernel_first(
     let now = sys::now_ns();
     let places = (events.len() / 2).max(1);
     let n = kernel(said.room(places), Some(0));
+    epoll.kernel_seen_ns.store(now, Ordering::Relaxed);
     let Ok(n @ 1..) = usize::try_from(n) else {
         // An error is asked for again, when the rings have nothing.
-        epoll.kernel_seen_ns.store(now, Ordering::Relaxed);
         return 0;
     };
     let said = said.first(n);
-    let kept = epoll.sort_kernel_events(said, Told::default());
+    let kept = own_of_looked(epoll, said, Told::default());
     events.copy_within(..found, kept);
     events[..kept].copy_from_slice(&said[..kept]);
     if kept < n {
-        // As in `sort_looked`.
-        epoll.sleep_on();
         epoll.share();
     }
-    epoll.kernel_seen_ns.store(now, Ordering::Relaxed);
     if kept > 0 {
         epoll.kernel_news_ns.store(now, Ordering::Relaxed);
     }
@@ -419,15 +416,22 @@ fn sort(epoll: &Epoll, said: &mut [epoll_event], events: &mut [epoll_event], tol
     kept
 }
 
-/// [`sort`] after a look that does not wait. Another thread may sleep that was to be woken by these
-/// events.
+/// [`sort`] after a look that does not wait.
 fn sort_looked(
     epoll: &Epoll,
     said: &mut [epoll_event],
     events: &mut [epoll_event],
     told: Told,
 ) -> usize {
-    let kept = sort(epoll, said, events, told);
+    let kept = own_of_looked(epoll, said, told);
+    events[..kept].copy_from_slice(&said[..kept]);
+    kept
+}
+
+/// Puts the program's own events in front, of those that the kernel said at a look that does not
+/// wait: how many they are. Another thread may sleep that was to be woken by the others.
+fn own_of_looked(epoll: &Epoll, said: &mut [epoll_event], told: Told) -> usize {
+    let kept = epoll.sort_kernel_events(said, told);
     if kept < said.len() {
         epoll.sleep_on();
     }
