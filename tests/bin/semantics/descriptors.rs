@@ -484,16 +484,6 @@ fn limit_numbers(to: libc::rlim_t) {
     assert_eq!(set, 0);
 }
 
-/// A connection, on which bytes have gone both ways.
-fn connection(role: &Role, listener: Option<Fd>, port: u16) -> Fd {
-    let fd = match listener {
-        Some(listener) => sys::accept(listener).fd(),
-        None => role.connect(port),
-    };
-    role.warm(fd);
-    fd
-}
-
 /// A program may put its files at any number below the limit, whatever was there.
 fn few_numbers(role: &Role) {
     limit_numbers(64);
@@ -501,14 +491,14 @@ fn few_numbers(role: &Role) {
         true => (Some(role.listen(0)), 0),
         false => (None, role.hear_port()),
     };
-    let first = connection(role, listener, port);
+    let first = role.meet_by(listener, port);
     let (reader, writer) = sys::pipe();
     sys::set_nonblocking(reader, true);
     for number in 20..60 {
         sys::dup2(writer, number).value();
     }
     role.step();
-    let second = connection(role, listener, port);
+    let second = role.meet_by(listener, port);
     send_to_each(role, [first, second]);
     role.say("nobody wrote", sys::read(reader, &mut [0; 8]));
     for number in 20..60 {
@@ -540,7 +530,7 @@ fn limit_lowered(role: &Role) {
         true => (Some(role.listen(0)), 0),
         false => (None, role.hear_port()),
     };
-    let first = connection(role, listener, port);
+    let first = role.meet_by(listener, port);
     let high = sys::fcntl(first, libc::F_DUPFD, 600).fd();
     role.step();
     limit_numbers(256);
@@ -548,7 +538,7 @@ fn limit_lowered(role: &Role) {
     let closed = unsafe { libc::syscall(libc::SYS_close_range, 300, u32::MAX, 0) };
     role.say("close_range", closed);
     role.say("the high one", sys::read(high, &mut [0; 1]));
-    let second = connection(role, listener, port);
+    let second = role.meet_by(listener, port);
     send_to_each(role, [first, second]);
     role.step();
 }

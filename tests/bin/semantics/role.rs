@@ -152,6 +152,23 @@ impl Role {
         self.meet_by_kernel()
     }
 
+    /// Several connections by one listener, each warmed up before the next: this role's ends.
+    pub(crate) fn meet_several<const N: usize>(&self) -> [Fd; N] {
+        let listener = self.server().then(|| self.listen(0));
+        let port = if self.server() { 0 } else { self.hear_port() };
+        [(); N].map(|()| self.meet_by(listener, port))
+    }
+
+    /// One more connection by a listener, the server's, at `port`, warmed up: this role's end.
+    pub(crate) fn meet_by(&self, listener: Option<Fd>, port: u16) -> Fd {
+        let fd = match listener {
+            Some(listener) => sys::accept(listener).fd(),
+            None => self.connect(port),
+        };
+        self.warm(fd);
+        fd
+    }
+
     /// One connection by a TCP connection of its own: this role's end.
     pub(crate) fn meet_by_kernel(&self) -> Fd {
         if self.server() {

@@ -197,11 +197,7 @@ fn freed_number(role: &Role) {
     let fd = sys::socket(role.family, 0);
     role.say("ADD", add(fd, 8));
     sys::close(fd).value();
-    let fd = match listener {
-        Some(listener) => sys::accept(listener).fd(),
-        None => role.connect(port),
-    };
-    role.warm(fd);
+    let fd = role.meet_by(listener, port);
     send_all(fd, b"data");
     role.arrived(fd, 4);
     let (result, events) = sys::epoll_wait(epoll, 4, 0);

@@ -5,18 +5,8 @@ use crate::role::{Role, receive_all, send_all};
 use crate::sys;
 
 pub(super) fn starvation(role: &Role) {
-    const CONNECTIONS: u32 = 5;
-    let listener = role.server().then(|| role.listen(0));
-    let port = if role.server() { 0 } else { role.hear_port() };
-    let mut connections = Vec::new();
-    for _ in 0..CONNECTIONS {
-        let fd = match listener {
-            Some(listener) => sys::accept(listener).fd(),
-            None => role.connect(port),
-        };
-        role.warm(fd);
-        connections.push(fd);
-    }
+    const CONNECTIONS: usize = 5;
+    let connections: [sys::Fd; CONNECTIONS] = role.meet_several();
     if role.server() {
         connections.iter().for_each(|fd| send_all(*fd, b"ready"));
         role.step();
@@ -45,18 +35,7 @@ pub(super) fn turns(role: &Role) {
     const ORDINARY: usize = 2;
     /// The kernel needs one for each member. More than a thread makes in a few milliseconds.
     const CALLS: usize = 200_000;
-    let listener = role.server().then(|| role.listen(0));
-    let port = if role.server() { 0 } else { role.hear_port() };
-    let connections: Vec<sys::Fd> = (0..CONNECTIONS)
-        .map(|_| {
-            let fd = match listener {
-                Some(listener) => sys::accept(listener).fd(),
-                None => role.connect(port),
-            };
-            role.warm(fd);
-            fd
-        })
-        .collect();
+    let connections: [sys::Fd; CONNECTIONS] = role.meet_several();
     if role.server() {
         connections.iter().for_each(|fd| send_all(*fd, b"ready"));
         role.step();

@@ -70,16 +70,7 @@ pub(super) fn between_instances(pair: &Pair) {
 /// A child that was forked while the registration was taken out puts it into an instance that it
 /// inherited.
 pub(super) fn by_a_child(role: &Role) {
-    let listener = role.server().then(|| role.listen(0));
-    let port = if role.server() { 0 } else { role.hear_port() };
-    let [moved, other] = [0; 2].map(|_| {
-        let fd = match listener {
-            Some(listener) => sys::accept(listener).fd(),
-            None => role.connect(port),
-        };
-        role.warm(fd);
-        fd
-    });
+    let [moved, other] = role.meet_several();
     let pair = Pair {
         role: Role { ..*role },
         fd: moved,

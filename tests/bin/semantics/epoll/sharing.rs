@@ -99,18 +99,7 @@ fn looks(epoll: Fd, fd: Fd, events: i32) -> String {
 pub(super) fn news_for_each(role: &Role) {
     const CONNECTIONS: usize = 3;
     const ROUNDS: usize = 4;
-    let listener = role.server().then(|| role.listen(0));
-    let port = if role.server() { 0 } else { role.hear_port() };
-    let connections: Vec<Fd> = (0..CONNECTIONS)
-        .map(|_| {
-            let fd = match listener {
-                Some(listener) => sys::accept(listener).fd(),
-                None => role.connect(port),
-            };
-            role.warm(fd);
-            fd
-        })
-        .collect();
+    let connections: [Fd; CONNECTIONS] = role.meet_several();
     for events in [IN | ONE, IN | ET, IN] {
         let epoll = sys::epoll_create();
         for fd in &connections {
