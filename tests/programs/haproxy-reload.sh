@@ -3,24 +3,9 @@
 
 prepare() {
     files_by_lighttpd "$PORT2" 10000
-    cat >haproxy.cfg <<END
-global
+    haproxy_config <<END
     stats socket $HERE/socket mode 600 level admin expose-fd listeners
-    nbthread 2
     hard-stop-after 30s
-defaults
-    timeout connect 10s
-    timeout client 60s
-    timeout server 60s
-listen http
-    mode http
-    bind 127.0.0.1:$PORT
-    server one 127.0.0.1:$PORT2
-listen tcp
-    mode tcp
-    option splice-auto
-    bind 127.0.0.1:$PORT3
-    server one 127.0.0.1:$PORT2
 END
 }
 
@@ -38,10 +23,10 @@ client() {
     touch loaded
     local loads=() entrance
     for entrance in "$PORT" "$PORT" "$PORT3"; do
-        python3 "$CASES/haproxy-reload.py" "$entrance" &
+        python3 "$CASES/kept-load.py" "$entrance" &
         loads+=($!)
     done
-    curl -sS --noproxy '' --limit-rate 5M "http://127.0.0.1:$PORT3/12345678" | cksum &
+    curl -sS --noproxy '' --limit-rate 5M "http://127.0.0.1:$PORT3/12345678" | cksum >download &
     loads+=($!)
     local worker=
     for _ in {1..5}; do
@@ -52,6 +37,7 @@ client() {
     done
     rm loaded
     wait "${loads[@]}"
+    cat download
     fetch "http://127.0.0.1:$PORT"
 }
 

@@ -18,6 +18,17 @@ server() {
 
 client() {
     fetch "http://127.0.0.1:$PORT2"
-    python3 "$CASES/nginx-upgrade.py" "$HERE/pid" "$PORT" "$PORT2"
+    local at loads
+    for at in "$PORT" "$PORT2"; do
+        touch loaded
+        loads=()
+        for _ in 1 2 3; do
+            python3 "$CASES/kept-load.py" "$at" &
+            loads+=($!)
+        done
+        python3 "$CASES/nginx-upgrade.py" "$HERE/pid" "$at"
+        rm loaded
+        wait "${loads[@]}"
+    done
     fetch "http://127.0.0.1:$PORT"
 }
