@@ -1,34 +1,35 @@
 //! Waking a peer that sleeps, and only then.
 //!
-//! A side tells the other how to reach it in one word, its *wake word*:
+//! A side's *wake word* tells the other side how to wake it:
 //!
 //! ```text
 //!   sleeper                                   notifier
 //!   wake := BELL (or bitmap.sleeping := 1)    publish tail (or head)
 //!   fence SeqCst                              fence SeqCst (in `publish` / `consume`)
 //!   look again: tail, credit, records         load wake
-//!   nothing? sleep in the kernel              BELL?  take it to NONE; whoever took it rings
+//!   nothing? sleep in the kernel              BELL?  set it to NONE; who set it rings
 //! ```
 //!
-//! Either the notifier's load sees BELL, or the sleeper's second look sees what was published: with
-//! both fences one of the two loads comes after the other side's store. So no wake-up is lost, and
-//! a side that is awake costs its peer one load.
+//! Because of the two fences, at least one of the two loads comes after the other side's store.
+//! Either the notifier's load sees BELL, or the sleeper's second look sees the publication. So no
+//! wake-up is lost, and a side that is awake costs its peer one load.
 //!
 //! With `BITMAP` the notifier first sets the channel's bit on the named ready bitmap, so that a
-//! process awake in `epoll_wait` finds it by scanning words; it rings only when that ready bitmap's
-//! `sleeping` is 1 and it was the one to take it to 0. The bit is set with a read-modify-write (a
-//! full barrier) before `sleeping` is loaded; the sleeper stores `sleeping`, fences, then scans the
-//! bits: the same argument.
+//! process awake in `epoll_wait` finds the channel when it scans the words. The notifier rings only
+//! when it has changed that ready bitmap's `sleeping` from 1 to 0. The notifier sets the bit with a
+//! read-modify-write (a full barrier) and then loads `sleeping`; the sleeper stores `sleeping`,
+//! fences, then scans the bits. So no wake-up is lost, by the argument above.
 
 use crate::layout::{READY_BITMAPS, READY_BITS, ReadyBitmap, Wake};
 use crate::ring::Fault;
 use crate::sync::Ordering;
 use crate::untrusted::Untrusted;
 
-/// A doorbell. Another byte in its place is none of the library's: the program has written past it.
+/// The byte of a doorbell. A different byte in its place means that the program has written to the
+/// carrier past the library.
 pub const DOORBELL: u8 = 0;
 
-/// True when bytes that were taken in the place of doorbells are doorbells.
+/// True when all of `bytes`, which were read where doorbells should be, are doorbells.
 pub fn are_doorbells(bytes: &[u8]) -> bool {
     bytes.iter().all(|byte| *byte == DOORBELL)
 }
@@ -41,9 +42,9 @@ pub const WAKING: Ordering = Ordering::SeqCst;
 /// How a side wants to hear of new bytes and credit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WakeWord {
-    /// It will look by itself.
+    /// The side looks by itself: no wake-up is needed.
     None,
-    /// It sleeps, or may: ring the carrier, once.
+    /// The side sleeps, or may sleep: send one doorbell on the carrier.
     Bell,
     /// Set `bit` in ready bitmap `bitmap`; ring the carrier if that bitmap's owner sleeps.
     Bitmap {
@@ -71,16 +72,16 @@ impl WakeWord {
         }
     }
 
-    /// The wake word behind a number that a peer wrote.
+    /// Decodes a wake word that a peer wrote.
     ///
     /// # Errors
-    /// [`Fault::Wake`] when it is none.
+    /// [`Fault::Wake`] when `word` encodes no wake word.
     #[inline(always)]
     pub fn from_untrusted(word: Untrusted<u32>) -> Result<WakeWord, Fault> {
         word.parsed(WakeWord::from_word).ok_or(Fault::Wake)
     }
 
-    /// The wake word behind a number, if it is one.
+    /// Decodes a number; `None` when it encodes no wake word.
     #[inline(always)]
     fn from_word(word: u32) -> Option<WakeWord> {
         if word == WORD_NONE {
@@ -100,9 +101,9 @@ impl WakeWord {
     }
 }
 
-/// Decides, after something was published to the side that owns `wake`, whether its carrier must be
-/// rung. `bitmap` finds one of that side's ready bitmaps. Consumes the request: of several
-/// notifiers one is told to ring.
+/// Decides whether the carrier must be rung, after bytes or credit were published to the side that
+/// owns `wake`. `bitmap` finds one of that side's ready bitmaps. Consumes the request: only one of
+/// several notifiers is told to ring.
 ///
 /// # Errors
 /// [`Fault::Wake`] when the word makes no sense.
@@ -116,8 +117,8 @@ pub fn must_ring<'b>(
         let (bell, none) = (WORD_BELL, WORD_NONE);
         match (wake.wake).compare_exchange(bell, none, WAKING, WAKING) {
             Ok(_) => return Ok(true),
-            // Somebody was quicker: another notifier, or the sleeper, who looks by itself and may
-            // have put a ready bitmap there, which has not heard.
+            // Another notifier or the sleeper changed the word first. The sleeper looks by itself,
+            // but it may have stored a ready bitmap, whose bit still has to be set.
             Err(instead) => word = instead,
         }
     }
@@ -135,14 +136,14 @@ pub fn must_ring<'b>(
 
 /// Sets `bit` of `bitmap`.
 ///
-/// Without looking first: the owner sweeps bits to zero as it finds them, so in request-response
-/// traffic the bit is almost always clear, and a load before the read-modify-write would fetch the
-/// line from the other core twice.
+/// There is no load before the read-modify-write, because the owner clears the bits that it finds:
+/// in request-response traffic the bit is almost always clear, and a load would fetch the line from
+/// the other core a second time.
 #[inline(always)]
 pub fn mark(bitmap: &ReadyBitmap, bit: u32) {
     bitmap.bits[bit as usize / 64].fetch_or(1 << (bit % 64), WAKING);
-    // `must_ring` loads `sleeping` next: two `SeqCst` accesses stay in order, which loom knows of
-    // fences only. Pairs with the sleeper's fence, after it has stored `sleeping`.
+    // `must_ring` loads `sleeping` next. Two `SeqCst` accesses stay in order, but loom models that
+    // for fences only. Pairs with the sleeper's fence, after it has stored `sleeping`.
     #[cfg(loom)]
     crate::sync::fence(Ordering::SeqCst);
 }

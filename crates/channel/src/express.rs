@@ -18,8 +18,7 @@
 //! | `head` | accepting side | connecting side | `Release` / `Acquire` |
 //! | `places` | accepting side | connecting side | `SeqCst` fences |
 //!
-//! All of it is written by a hostile peer for all we know, as everything in
-//! [`layout`](crate::layout).
+//! A hostile peer can write all of these words, as in [`layout`](crate::layout).
 
 mod counts;
 
@@ -33,16 +32,16 @@ use crate::untrusted::{Word32, Word64};
 pub enum Rule {
     /// The adapter has not looked yet.
     Unknown = 0,
-    /// No rule speaks of the family: each of its programs does as its option says.
+    /// No rule matches the family: the option of each program decides.
     Silent = 1,
-    /// They may use carriers again.
+    /// Short connections may reuse carriers.
     On = 2,
-    /// They are the kernel's.
+    /// Short connections stay on the kernel.
     Off = 3,
 }
 
 impl Rule {
-    /// The rule that sets express so, if there is one.
+    /// The rule for an operator's setting of express; [`Rule::Silent`] for `None`.
     pub fn of(setting: Option<bool>) -> Rule {
         match setting {
             None => Rule::Silent,
@@ -51,7 +50,7 @@ impl Rule {
         }
     }
 
-    /// The rule behind a word of the table's header.
+    /// Decodes a word of the table's header.
     pub fn from_word(word: u32) -> Rule {
         let known = [Rule::Silent, Rule::On, Rule::Off];
         let is_it = |rule: &Rule| *rule as u32 == word;
@@ -59,28 +58,29 @@ impl Rule {
     }
 }
 
-/// Connections that one process can have waiting for one other to accept them.
+/// The most connections of one process that can wait for another process to accept them.
 pub const ENTRIES_MAX: usize = if cfg!(loom) { 2 } else { 128 };
 
-/// Which connection of the program a carrier serves, and who has done with it.
+/// Which connection of the program a carrier serves, and which sides have finished with it.
 #[derive(Default)]
 #[repr(C, align(128))]
 pub struct Turns {
-    /// The turn and what it has come to: `toehold_stream::express::Phase`.
+    /// The turn and its `toehold_stream::express::Phase`.
     pub phase: Word32,
     _pad: u32,
-    /// Where the connection is to lead that the carrier was claimed for last, if its other end is
-    /// the engine: a connect preamble. The connecting end stores it between claim and queue.
+    /// A connect preamble with the destination of the connection for which the carrier was last
+    /// claimed. Used only if the other end is the engine. The connecting end stores it after the
+    /// claim and before it queues the connection.
     pub request: [Word64; REQUEST_WORDS],
     _pad_too: [u64; 8],
-    /// By side.
+    /// Indexed by side.
     pub sides: [Ended; 2],
 }
 
 /// Length of a request: a connect preamble.
 pub const REQUEST_BYTES: usize = 56;
 const REQUEST_WORDS: usize = REQUEST_BYTES / size_of::<u64>();
-/// Words of a model are larger.
+/// loom's words are larger.
 #[cfg(not(loom))]
 const _: () = assert!(core::mem::offset_of!(Turns, sides) == 128);
 
@@ -92,7 +92,7 @@ pub struct Ended {
     pub ended: Word32,
     /// One more than the last turn in which this side's program was seen waiting; 0 for none.
     pub seen: Word32,
-    /// One more than the last turn of which this side, an engine, has sent on all that came.
+    /// Written by an engine: one more than the last turn whose bytes it has all forwarded.
     pub freed: Word32,
 }
 
@@ -105,10 +105,11 @@ pub struct AcceptQueue {
     _pad: [u32; 31],
     /// Connections accepted or refused, ever.
     pub head: Word32,
-    /// How many may wait: 0 while nobody listens.
+    /// How many connections may wait; 0 while the accepting side does not listen.
     pub places: Word32,
     _pad_too: [u32; 30],
-    /// Number `n` stands at `n % ENTRIES_MAX`: the channel's slot above the turn.
+    /// Connection `n` is at index `n % ENTRIES_MAX`: the channel's slot in the upper half, the turn
+    /// in the lower half.
     pub entries: [Word64; ENTRIES_MAX],
 }
 

@@ -30,18 +30,18 @@
 //! | `counted` | sender | receiver | `SeqCst` fences / `Acquire` | `wake` |
 //! | `wake`, `want_credit` | the side that sleeps | the side that rings | `SeqCst` fences | `wake` |
 //!
-//! Everything here is written by a hostile peer for all we know: load a word once, check it, use
-//! the copy.
+//! A hostile peer can write every word here: load a word once, check it, use the copy.
 
 use crate::express::{AcceptQueue, Turns};
 use crate::sync::Ordering;
 use crate::untrusted::{Word32, Word64};
 
-/// How a side tells its state: the words `attached`, `closed`, `refuse` and `abandoned` of its
-/// [`Wake`]. Pairs with the other side's loads by [`SIDE_SEEN`]: what was published before is
-/// there.
+/// The ordering with which a side stores its state: the words `attached`, `closed`, `refuse` and
+/// `abandoned` of its [`Wake`]. Pairs with the other side's loads by [`SIDE_SEEN`]: everything
+/// published before the store is visible.
 pub const SIDE_TOLD: Ordering = Ordering::Release;
-/// How the other side looks at those words. Pairs with the stores by [`SIDE_TOLD`].
+/// The ordering with which the other side loads those words. Pairs with the stores by
+/// [`SIDE_TOLD`].
 pub const SIDE_SEEN: Ordering = Ordering::Acquire;
 
 /// First word of a region: "TOEHOLDR".
@@ -53,7 +53,8 @@ pub const CONTROL_BYTES: usize = 4096;
 /// Smallest ring in force, as a power of two: four pages. Two bytes under the model checker, which
 /// tries every schedule.
 pub const CAPACITY_LOG2_MIN: u32 = if cfg!(loom) { 1 } else { 14 };
-/// A ring to an engine, which reads it at its remote's pace, is large enough from here on.
+/// Capacity, as a power of two, from which a ring to an engine stays in use when it is full. The
+/// engine reads at the pace of its remote.
 pub const CAPACITY_LOG2_ENGINE: u32 = if cfg!(loom) { 3 } else { 20 };
 /// Largest ring in force, as a power of two: more than a processor's own cache holds
 /// (`docs/decisions/0009-large-rings.md`). Address space for it is reserved, pages come as they are
@@ -70,20 +71,21 @@ pub const SLAB_BYTES: usize = SLAB_SLOTS as usize * REGION_BYTES;
 /// Switch records a direction can have unacknowledged: one up, and the down that may always follow
 /// it.
 pub const RECORDS_OUTSTANDING_MAX: u32 = 2;
-/// Room for records: twice that, so that a slot is never rewritten while it can be read.
+/// Slots for records: twice the most outstanding records, so that no slot is rewritten while the
+/// receiver can read it.
 pub const RECORD_SLOTS: usize = 4;
 
-/// Which of a pair's slabs a slot is in.
+/// The number of the slab, within its pair, that contains a slot.
 pub const fn slab_of(slot: u32) -> u32 {
     slot / SLAB_SLOTS
 }
 
-/// Where in its slab the region of a slot begins.
+/// Offset of a slot's region within its slab, in bytes.
 pub const fn place_in_slab(slot: u32) -> usize {
     (slot % SLAB_SLOTS) as usize * REGION_BYTES
 }
 
-/// A page's worth of control words, both sides.
+/// The control words of both sides: at most one page.
 #[derive(Default)]
 #[repr(C, align(128))]
 pub struct Control {
@@ -102,11 +104,11 @@ pub struct Control {
 #[derive(Default)]
 #[repr(C, align(128))]
 pub struct Side {
-    /// As sender.
+    /// Words that this side writes as sender.
     pub publish: Publish,
-    /// As receiver.
+    /// Words that this side writes as receiver.
     pub consume: Consume,
-    /// As sender: mode switches.
+    /// Mode switches that this side writes as sender.
     pub switch: Switch,
     /// How to wake this side.
     pub wake: Wake,
@@ -116,7 +118,7 @@ pub struct Side {
 #[derive(Default)]
 #[repr(C, align(128))]
 pub struct Publish {
-    /// Ring bytes published, ever.
+    /// Ring bytes published since the region was made.
     pub tail: Word64,
     /// Ring capacity in force, as a power of two. Changes only while the ring is empty.
     pub capacity_log2: Word32,
@@ -126,7 +128,7 @@ pub struct Publish {
 #[derive(Default)]
 #[repr(C, align(128))]
 pub struct Consume {
-    /// Ring bytes consumed, ever.
+    /// Ring bytes consumed since the region was made.
     pub head: Word64,
     /// Switch records carried out.
     pub acknowledged: Word32,
@@ -136,20 +138,21 @@ pub struct Consume {
 #[derive(Default)]
 #[repr(C, align(128))]
 pub struct Switch {
-    /// Records published, ever.
+    /// Records published since the region was made.
     pub records: Word32,
     /// Set while the sender is about to publish a downgrade.
     pub going_down: Word32,
-    /// Decides about bytes that are unread when the sender comes down. The receiver wants them by
-    /// the carrier ([`RESEND_ASKED`]), or the sender came down before it was asked and leaves them
-    /// in the ring ([`RESEND_TOO_LATE`]). 0 until one of the two has written; the first counts. A
-    /// sender that was asked says when it has sent them all ([`RESEND_DONE`]).
+    /// Decides what happens to the bytes that are unread when the sender goes down to the carrier.
+    /// [`RESEND_ASKED`]: the receiver wants them on the carrier. [`RESEND_TOO_LATE`]: the sender
+    /// went down before it was asked, and the bytes stay in the ring. 0 until one of the two sides
+    /// has written; the first write counts. [`RESEND_DONE`]: the sender was asked and has sent all
+    /// of them.
     pub resend: Word32,
-    /// The records; `n` stands at `n % RECORD_SLOTS`.
+    /// The records; record `n` is at index `n % RECORD_SLOTS`.
     pub record: [Record; RECORD_SLOTS],
 }
 
-/// Where a direction changes its path.
+/// The position at which a direction changes its path.
 #[derive(Default)]
 #[repr(C)]
 pub struct Record {
@@ -159,7 +162,7 @@ pub struct Record {
     pub ring: Word64,
 }
 
-/// This side's sleep and life.
+/// How to wake this side, and whether it still uses the channel.
 #[derive(Default)]
 #[repr(C, align(128))]
 pub struct Wake {
@@ -167,48 +170,50 @@ pub struct Wake {
     pub wake: Word32,
     /// This side waits for credit in its sending direction.
     pub want_credit: Word32,
-    /// 1 once this side has mapped the region and reads by its records; [`LEFT`] once it has done
-    /// with it.
+    /// 1 once this side has mapped the region and reads by its records; [`LEFT`] once it has left
+    /// the channel.
     pub attached: Word32,
-    /// `CLOSED_*`: what this side has ended, a hint to look at the carrier.
+    /// `CLOSED_*`: which directions this side has ended. A hint to look at the carrier.
     pub closed: Word32,
-    /// This side asks the other to bring its sending direction back to the carrier and leave it
-    /// there ([`REFUSE`]), and to give the channel up at once ([`EVICT`]).
+    /// [`REFUSE`]: this side asks the other to move its sending direction back to the carrier and
+    /// to leave it there. [`EVICT`]: the other side is also to give the channel up at once.
     pub refuse: Word32,
-    /// This side has stopped reading its ring for good: its descriptor went to a program that knows
-    /// nothing of rings. Bytes that are in the ring all the same, and are not asked for again by
-    /// [`Switch::resend`], are lost. The sender, who can see that, must end the connection.
+    /// This side has stopped reading its ring for good, because its descriptor went to a program
+    /// without the library. Bytes that are still in the ring are lost, unless [`Switch::resend`]
+    /// asks for them. The sender sees that and must end the connection.
     pub abandoned: Word32,
-    /// 1 while this side's end is to be a reset (`SO_LINGER` of no time).
+    /// 1 while this side is going to end the connection with a reset (`SO_LINGER` with a time of
+    /// 0).
     pub resets: Word32,
     /// Processor this side last waited on, plus one: spinning for a peer on one's own core is
     /// pointless.
     pub processor: Word32,
-    /// Of a Unix carrier: one more than the bytes that this side has given it, doorbells included;
-    /// 0 while a send may be under way.
+    /// For a Unix carrier: one more than the number of bytes that this side has sent on it,
+    /// doorbells included; 0 while a send may be under way.
     pub counted: Word64,
-    /// 1 once a program that knows nothing of rings may read this side's carrier: the other side
-    /// gives it no doorbell any more.
+    /// 1 once a program without the library may read this side's carrier: the other side sends no
+    /// more doorbells on it.
     pub silent: Word32,
     pub(crate) _pad: Word32,
-    /// Bytes that this side had given to its carrier after its last doorbell; [`RINGING`] while it
-    /// may be giving one.
+    /// Bytes that this side had sent on its carrier when its last doorbell was out, that doorbell
+    /// included; [`RINGING`] while it may be sending one.
     pub rung: Word64,
 }
 
 /// In `rung`: a doorbell may be under way.
 pub const RINGING: u64 = u64::MAX;
 
-/// In [`Switch::resend`]: what is unread when the sender comes down is to go by the carrier.
+/// In [`Switch::resend`]: the bytes that are unread when the sender goes down are to be sent on the
+/// carrier.
 pub const RESEND_ASKED: u32 = 1;
-/// In [`Switch::resend`]: the sender is down, and what is unread stays in the ring.
+/// In [`Switch::resend`]: the sender is down, and the unread bytes stay in the ring.
 pub const RESEND_TOO_LATE: u32 = 2;
-/// In [`Switch::resend`]: all that was unread has gone by the carrier.
+/// In [`Switch::resend`]: all unread bytes were sent on the carrier.
 pub const RESEND_DONE: u32 = 3;
 /// In `attached`: the side's directions are on the carrier, it has carried out every record and
 /// will publish none again.
 pub const LEFT: u32 = 2;
-/// In `refuse`: stay on the carrier for as long as this stands here.
+/// In `refuse`: stay on the carrier as long as the word has this value.
 pub const REFUSE: u32 = 1;
 /// In `refuse`: this channel is over.
 pub const EVICT: u32 = 2;
@@ -216,7 +221,7 @@ pub const EVICT: u32 = 2;
 pub const CLOSED_TX: u32 = 1;
 /// The side has closed the connection altogether.
 pub const CLOSED_ALL: u32 = 2;
-/// With [`CLOSED_ALL`]: nothing was left unread. A reset that follows all the same answers a
+/// With [`CLOSED_ALL`]: this side has read everything. A reset that follows is the answer to a
 /// doorbell that crossed with the close.
 pub const CLOSED_CLEAN: u32 = 4;
 /// With [`CLOSED_ALL`] and [`CLOSED_CLEAN`]: the side has ended a turn ([`crate::express`]), and
@@ -233,12 +238,12 @@ pub const READY_WORDS: usize = READY_BITS / 64;
 /// A ready bitmap: which channels of a pair have news for one epoll instance.
 #[repr(C, align(128))]
 pub struct ReadyBitmap {
-    /// 1 while somebody sleeps on this ready bitmap's epoll instance: the notifier takes it to 0
-    /// and rings.
+    /// 1 while a thread sleeps on this ready bitmap's epoll instance: the notifier sets it to 0 and
+    /// rings.
     pub sleeping: Word32,
     _pad: [u32; 15],
-    /// One more than the processor on which a thread that waits on that instance was when it last
-    /// let others run; 0 for none. A hint.
+    /// One more than the number of the processor on which a waiting thread of that epoll instance
+    /// last yielded; 0 for none. A hint.
     pub waits_on: Word32,
     _pad_waits: [u32; 15],
     /// One bit per channel.

@@ -1,20 +1,21 @@
-//! The memory that two ends of a connection share, beside a kernel socket that works without it.
+//! The memory that the two ends of a connection share. The kernel socket beside it works without
+//! it.
 //!
 //! - [`ring`]: one direction: cursors, credit, checks on what the peer wrote.
 //! - [`doorbell`]: waking a peer that sleeps, and only then.
 //! - [`table`]: what a fork family shares about its connections, and shows to the adapter.
 //! - [`layout`]: the shared words of a channel and of the ready bitmaps between two processes.
 //! - [`untrusted`]: words that another process can write, and the checks that open them.
-//! - [`express`]: what a carrier that serves one connection after another has in shared memory.
+//! - [`express`]: shared memory of a carrier that serves several connections, one after another.
 //! - [`sync`]: atomics and fences: the machine's own, or loom's.
-//! - [`rendezvous`]: what the library and the adapter say to each other.
-//! - [`offload`]: what an adapter with a TCP engine shows its clients.
-//! - [`preamble`]: what the library says first on a carrier to that engine.
+//! - [`rendezvous`]: the messages between the library and the adapter.
+//! - [`offload`]: the page that an adapter with a TCP engine shows to its clients.
+//! - [`preamble`]: the first bytes that the library sends on a carrier to that engine.
 //! - [`liveness`]: keepalive and user timeout, for a silent remote of that engine's.
 //! - [`memfd`]: making, verifying and mapping the memory behind them.
 //!
-//! The first seven need nothing but `core`. The others make system calls, or speak of what needs
-//! them; the feature `host`, which is on unless it is refused, adds them.
+//! The first seven modules need nothing but `core`. The others make system calls, or describe
+//! things that need system calls; the feature `host`, which is on by default, adds them.
 
 #![cfg_attr(not(any(loom, test)), no_std)]
 

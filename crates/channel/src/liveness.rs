@@ -9,9 +9,9 @@ use crate::rendezvous::{Kind, Message};
 /// `SO_KEEPALIVE` and `TCP_USER_TIMEOUT`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Liveness {
-    /// Probes, if there are to be any.
+    /// Keepalive probes; `None` when the program wants none.
     pub keepalive: Option<Keepalive>,
-    /// How long data may stay unacknowledged, if that is not the engine's to say.
+    /// How long data may stay unacknowledged; `None` when the engine's default applies.
     pub user_timeout_ms: Option<NonZeroU32>,
 }
 
@@ -27,7 +27,7 @@ pub struct Keepalive {
 }
 
 impl Liveness {
-    /// The message that says so; the connection's ends are the caller's to fill in.
+    /// The message with these settings. The caller fills in the addresses of the connection.
     pub fn message(&self) -> Message {
         let keepalive = self.keepalive.map_or(0, |keepalive| {
             u64::from(keepalive.idle_seconds) << 32 | u64::from(keepalive.interval_seconds)

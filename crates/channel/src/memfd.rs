@@ -10,8 +10,8 @@ use toehold_freestanding::fd::{BorrowedFd, OwnedFd};
 use toehold_freestanding::memory;
 use toehold_freestanding::syscall::{Errno, checked};
 
-/// Seals every shared memfd carries: its length is fixed for ever and nobody can add or remove a
-/// seal.
+/// The seals of every shared memfd: its length is fixed for ever, and no process can add or remove
+/// a seal.
 pub const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
 /// A new memfd of `len` zero bytes, sealed with [`SEALS`].
@@ -22,11 +22,11 @@ pub fn create(name: &core::ffi::CStr, len: usize) -> Result<OwnedFd, Errno> {
     create_with(name, len, SEALS)
 }
 
-/// A new memfd that nobody but its maker can ever write: the descriptor, for readers, and the
-/// maker's mapping.
+/// Makes a memfd that only its maker can write. Returns the descriptor for readers, and the maker's
+/// mapping.
 ///
 /// # Errors
-/// As for [`create`]; and before Linux 5.1, which has no such seal.
+/// As for [`create`]. Also fails before Linux 5.1, which does not have `F_SEAL_FUTURE_WRITE`.
 pub fn create_for_readers(
     name: &core::ffi::CStr,
     len: usize,
@@ -60,8 +60,8 @@ fn add_seals(fd: &OwnedFd, seals: i32) -> Result<(), Errno> {
     checked(result).map(drop)
 }
 
-/// Number of the file behind a descriptor: no other memfd has it while this one is open or mapped
-/// somewhere.
+/// Inode number of the file behind a descriptor. No other memfd has the same number while this one
+/// is open or mapped in any process.
 ///
 /// # Errors
 /// When it is no descriptor.
@@ -157,11 +157,12 @@ unsafe fn map_at(
     unsafe { place_mapping(place, part.len(), protection, libc::MAP_SHARED, from) }
 }
 
-/// Set when the process locks what it maps (`mlockall(2)` with `MCL_FUTURE`).
+/// Set when the process locks its future mappings in memory (`mlockall(2)` with `MCL_FUTURE`).
 static LOCKS_ON_FAULT: AtomicBool = AtomicBool::new(false);
 
-/// Whether pages of later mappings are locked in memory when they are first touched. A process that
-/// locks what it maps would otherwise get every page of it at once. Returns what held before.
+/// Sets whether pages of later mappings are locked in memory only when they are first touched.
+/// Otherwise a process that locks its mappings would get all their pages at once. Returns the
+/// former setting.
 pub fn lock_on_fault(on: bool) -> bool {
     // Relaxed: a mapping that is made meanwhile may have its pages at once or as they are touched.
     LOCKS_ON_FAULT.swap(on, Ordering::Relaxed)
@@ -180,7 +181,7 @@ unsafe fn place_mapping(
 ) -> Result<NonNull<u8>, Errno> {
     let lazily = LOCKS_ON_FAULT.load(Ordering::Relaxed);
     let (at, first, fixed) = match (lazily, place.is_null()) {
-        // Pages that cannot be accessed are not fetched (mm/gup.c), whatever is locked.
+        // The kernel does not allocate inaccessible pages (mm/gup.c), even in a locked mapping.
         (true, _) => (core::ptr::null_mut(), libc::PROT_NONE, 0),
         (false, true) => (place, protection, 0),
         (false, false) => (place, protection, libc::MAP_FIXED),
@@ -189,8 +190,8 @@ unsafe fn place_mapping(
     // SAFETY: a fresh mapping, or by the caller's promise one over what may be replaced.
     let mut base = unsafe { memory::map(at, len, first, flags, fd, offset) }?;
     if lazily {
-        // SAFETY: the mapping just made, which nobody knows yet; then by the caller's promise over
-        // what may be replaced, in one step.
+        // SAFETY: the mapping was just made and no other code knows it. `mremap` then replaces, in
+        // one step, a range that may be replaced by the caller's promise.
         unsafe {
             call!(SYS_mlock2, base, len, libc::MLOCK_ONFAULT);
             let mut placed = checked(call!(SYS_mprotect, base, len, protection)).map(drop);
@@ -233,8 +234,8 @@ pub unsafe fn map_over(
 /// that its addresses stay ours. False, and nothing changed, when the kernel refuses.
 ///
 /// # Safety
-/// `len` bytes from `base` on are a mapping from [`map`], or whole pages of one. Whoever still uses
-/// it gets along with memory that reads as zero.
+/// `len` bytes from `base` on are a mapping from [`map`], or whole pages of one. Code that still
+/// uses the range must work with memory that reads as zero.
 #[must_use]
 pub unsafe fn replace(base: NonNull<u8>, len: usize) -> bool {
     let protection = libc::PROT_READ | libc::PROT_WRITE;

@@ -9,20 +9,21 @@
 //!                 cookies[4096]      by a hash: remotes that have given a Fast Open cookie
 //! ```
 //!
-//! The kernel of the host knows nothing of the engine's own addresses. Each has a *loopback alias*
-//! on loopback, which a program that binds the address is bound to in truth.
+//! The host's kernel does not have the engine's own addresses. Each of them has a *loopback alias*,
+//! an address on loopback. When a program binds the engine's address, its socket is bound to the
+//! alias.
 //!
 //! One sealed memfd, written by the adapter alone ([`crate::memfd::create_for_readers`]), mapped
-//! readable by the library. A carrier's [`Ends`] are written before anybody can ask for them
-//! (before the urgent byte of an active open, before the connect of a passive one) and stay until
-//! the port is used again: a program may accept a connection that has ended already.
+//! readable by the library. A carrier's [`Ends`] are written before any reader needs them: before
+//! the urgent byte of an active open, before the connect of a passive open. They stay until the
+//! port is used again, because a program may accept a connection that has already ended.
 //!
 //! | word | writer | reader | ordering |
 //! |---|---|---|---|
 //! | `magic`, and all that is fixed before it | adapter, once | library | Release / Acquire |
 //! | `rules`, `rule`, `own` | adapter, between two steps of `changes` | library, which looks again when `changes` moved | see [`RoutingPage::publish`] |
 //! | `Ends::state`, and the words beside it | adapter | library | Release / Acquire |
-//! | `cookies` | adapter's threads | library | Relaxed: a hint, which stands for itself |
+//! | `cookies` | adapter's threads | library | Relaxed: a hint that orders nothing |
 
 use crate::rendezvous::unmapped;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
@@ -39,7 +40,7 @@ pub const OWN_MAX: usize = 16;
 const ENDS_OFFSET: usize = 4096;
 /// Where the cookies begin.
 const COOKIES_OFFSET: usize = ENDS_OFFSET + 3 * PORTS * size_of::<Ends>();
-/// Remotes whose cookies can be known, unless two have one place.
+/// Number of remotes whose cookies can be recorded. Two remotes with the same hash share one place.
 const COOKIES_MAX: usize = 4_096;
 /// Length of a routing page's memfd; untouched pages cost nothing.
 pub const ROUTING_PAGE_BYTES: usize = COOKIES_OFFSET + COOKIES_MAX * size_of::<AtomicU64>();
@@ -60,7 +61,7 @@ pub struct Header {
     pub relay_source: AtomicU32,
     /// Rules in force.
     pub rules: AtomicU32,
-    /// The first that matches decides; none: [`RuleAction::Direct`].
+    /// The first rule that matches decides; without a match: [`RuleAction::Direct`].
     pub rule: [RuleWords; RULES_MAX],
     /// The engine's own addresses.
     pub own: [OwnWords; OWN_MAX],
@@ -95,21 +96,21 @@ pub struct RuleWords {
     _reserved: u32,
 }
 
-/// For whom a carrier stands.
+/// The addresses of the connection that a carrier serves.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Ends {
-    /// 0: for nobody but itself; 1: for the addresses below.
+    /// 1 when the carrier serves a connection between the addresses below; 0 otherwise.
     pub state: AtomicU32,
-    /// The carrier's other port: a spoof from elsewhere has another.
+    /// The port of the carrier's other end: a spoofed connection comes from a different port.
     pub carrier_port: AtomicU32,
     /// The engine's address, memory order.
     pub local: [AtomicU64; 2],
     /// The remote's.
     pub remote: [AtomicU64; 2],
-    /// The engine's port above the remote's.
+    /// The engine's port in the upper 16 bits, the remote's port in the lower 16 bits.
     pub ports: AtomicU32,
-    /// The errno that the connection ended with, where the carrier's own end does not say it.
+    /// The errno with which the connection ended, when the end of the carrier does not tell it.
     pub errno: AtomicU32,
     _reserved: [u32; 4],
 }
@@ -147,7 +148,7 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// Whether it speaks of this destination. `::/0` does not speak of IPv4.
+    /// Whether the rule matches this destination. `::/0` does not match IPv4.
     pub fn matches(&self, ip: [u8; 16], port: u16) -> bool {
         if unmapped(ip).is_some() && self.prefix_bits < 96 {
             return false;
@@ -168,13 +169,13 @@ pub struct Address {
 }
 
 impl Address {
-    /// The address in the form that IPv4 has of its own, if it is one.
+    /// The address as four bytes, if it is an IPv4 address.
     pub fn v4(&self) -> Option<[u8; 4]> {
         unmapped(self.ip)
     }
 
-    /// A number that is not 0, and that hardly another address has. Its upper half is spread
-    /// evenly; the lowest bit is set.
+    /// A hash of the address and port. It is never 0, because the lowest bit is set; its upper half
+    /// is spread evenly.
     #[must_use]
     pub fn hash(&self) -> u64 {
         const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -199,7 +200,7 @@ impl Address {
         }
     }
 
-    /// The address in two words of shared memory, and a port from elsewhere.
+    /// The address that is stored in two words of shared memory, with the given port.
     pub fn load(words: &[AtomicU64; 2], port: u16) -> Address {
         let mut ip = [0; 16];
         for (word, bytes) in words.iter().zip(ip.chunks_exact_mut(8)) {
@@ -229,27 +230,27 @@ pub fn true_ends(entry: &crate::table::Entry) -> (Address, Address) {
 /// Which way a carrier was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// By the program, from 127.0.0.1 to the relay: found by the program's port. Whoever comes from
-    /// a loopback alias knows where it comes from.
+    /// By the program, from 127.0.0.1 to the relay; found by the program's port. A carrier from a
+    /// loopback alias needs no entry, because the alias tells the engine's address.
     Connected,
     /// By the adapter, to the program's listener: found by the adapter's port.
     Accepted,
-    /// By the adapter, over IPv6. Any program can use its source, ::1: such a port's entry is
-    /// withdrawn with the carrier.
+    /// By the adapter, over IPv6. Any program can use the source address ::1, so the port's entry
+    /// is withdrawn when the carrier ends.
     AcceptedV6,
 }
 
-/// Where a routing page speaks of a carrier.
+/// Identifies a carrier's entry in the routing page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CarrierKey {
     /// Which way the carrier was made.
     pub direction: Direction,
-    /// The port by which carriers of that kind are told apart.
+    /// The port that identifies a carrier among those of its direction.
     pub port: u16,
 }
 
 impl CarrierKey {
-    /// As a word of a table's entry, where 0 is none.
+    /// The key as a word of a table's entry. The word is never 0, which means "no key".
     pub fn to_word(self) -> u32 {
         let direction = match self.direction {
             Direction::Connected => 1,
@@ -259,7 +260,7 @@ impl CarrierKey {
         direction << 16 | u32::from(self.port)
     }
 
-    /// The key that a word stands for, if it stands for one.
+    /// The key that a word encodes; `None` for a word that encodes no key.
     pub fn from_word(word: u32) -> Option<CarrierKey> {
         let direction = match word >> 16 {
             1 => Direction::Connected,
@@ -328,8 +329,8 @@ impl RoutingPage {
         }
     }
 
-    /// Says whether the engine has a Fast Open cookie of this remote. Of two remotes with one place
-    /// the later one has it.
+    /// Records whether the engine has a Fast Open cookie of this remote. When two remotes share a
+    /// place, the later one replaces the earlier one.
     pub fn set_cookie(&self, remote: Address, is_known: bool) {
         let hash = remote.hash();
         let word = self.cookie_of(hash);
@@ -341,14 +342,15 @@ impl RoutingPage {
         }
     }
 
-    /// Whether the engine has a Fast Open cookie of this remote, as far as is known: what a SYN
-    /// does not take along after all follows later.
+    /// Whether the engine probably has a Fast Open cookie of this remote. A wrong answer does no
+    /// harm: bytes that the SYN cannot carry are sent later.
     pub fn has_cookie(&self, remote: Address) -> bool {
         let hash = remote.hash();
         self.cookie_of(hash).load(Ordering::Relaxed) == hash
     }
 
-    /// Fills in the first page of a fresh routing page, but for what [`RoutingPage::publish`] says.
+    /// Fills in the first page of a fresh routing page, except for the words that
+    /// [`RoutingPage::publish`] writes.
     pub fn initialise(&self, netns: u64, relay_port: u16, relay_source: [u8; 4]) {
         let header = self.header();
         header.netns.store(netns, Ordering::Relaxed);
@@ -363,17 +365,17 @@ impl RoutingPage {
         header.magic.store(ROUTING_PAGE_MAGIC, Ordering::Release);
     }
 
-    /// Says what the rules and the engine's own addresses are from here on. Rules beyond
-    /// [`RULES_MAX`] and addresses beyond [`OWN_MAX`] are left out. A sequence lock: readers that
-    /// meet a change look again.
+    /// Replaces the rules and the engine's own addresses. Rules beyond [`RULES_MAX`] and addresses
+    /// beyond [`OWN_MAX`] are left out. `changes` is a sequence lock: a reader that meets a change
+    /// reads again.
     pub fn publish(&self, rules: &[Rule], own: &[Own]) {
         let header = self.header();
         let changes = header.changes.load(Ordering::Relaxed);
         header
             .changes
             .store(changes.wrapping_add(1), Ordering::Relaxed);
-        // Readers do not see the stores below before the odd number. Pairs with the Acquire fence
-        // in `unchanging`.
+        // No reader sees the stores below before it can see the odd number. Pairs with the Acquire
+        // fence in `unchanging`.
         fence(Ordering::Release);
         for (words, rule) in header.rule.iter().zip(rules) {
             let prefix = u128::from_be_bytes(rule.prefix);
@@ -395,18 +397,18 @@ impl RoutingPage {
             let alias = u32::from_ne_bytes(own.alias);
             words.alias.store(alias, Ordering::Relaxed);
         }
-        // Release pairs with the first Acquire load in `unchanging`: what came before is seen with
-        // the even number.
+        // Release pairs with the first Acquire load in `unchanging`: a reader that sees the even
+        // number sees all stores above.
         header
             .changes
             .store(changes.wrapping_add(2), Ordering::Release);
     }
 
-    /// The result of `look` at rules and addresses that nobody changes meanwhile; `None` when the
-    /// adapter stands in the middle of a change.
+    /// Runs `look` until the adapter has changed no rule and no address meanwhile. `None` when the
+    /// adapter does not finish its change.
     fn unchanging<T>(&self, look: impl Fn() -> T) -> Option<T> {
-        /// A change takes a microsecond, unless the adapter was stopped in it, or lost its
-        /// processor.
+        /// A change takes one microsecond, unless the adapter was stopped or descheduled in the
+        /// middle.
         const LOOKS_MAX: usize = 2_000;
         const LOOKS_BEFORE_YIELDING: usize = 1_000;
         let changes = &self.header().changes;
@@ -490,7 +492,7 @@ impl RoutingPage {
         self.unchanging(action).unwrap_or(RuleAction::Direct)
     }
 
-    /// Says for whom a carrier stands, or (`None`) that it does for nobody any more.
+    /// Sets the addresses that a carrier serves; `None` when it serves no connection any more.
     pub fn set_ends(
         &self,
         direction: Direction,
@@ -499,8 +501,8 @@ impl RoutingPage {
         ends: Option<(Address, Address)>,
     ) {
         let words = self.ends_at(direction, port);
-        // Relaxed: nothing was written before that a reader of 0 looks at. The fence below keeps it
-        // before the addresses.
+        // Relaxed: a reader that loads 0 reads nothing else. The fence below keeps this store
+        // before those of the addresses.
         words.state.store(0, Ordering::Relaxed);
         let Some((local, remote)) = ends else { return };
         // The last carrier's errno is cleared before its addresses change: see `errno_of`.
@@ -518,16 +520,17 @@ impl RoutingPage {
         words.state.store(1, Ordering::Release);
     }
 
-    /// Says with which errno the connection has ended that a carrier stands for: before the carrier
-    /// is reset.
+    /// Records the errno with which a carrier's connection has ended. Called before the carrier is
+    /// reset.
     pub fn set_errno(&self, key: CarrierKey, errno: u32) {
         let words = self.ends_at(key.direction, key.port);
         // Release pairs with the Acquire load in `errno_of`: the addresses were there before.
         words.errno.store(errno, Ordering::Release);
     }
 
-    /// The errno that the connection between these ends has ended with, if its carrier, with this
-    /// key, was reset for one. It stays until another carrier has that key, whose ends are others.
+    /// The errno with which the connection between these ends has ended, if the carrier with this
+    /// key was reset because of an error. It stays until another carrier, with other ends, has this
+    /// key.
     pub fn errno_of(&self, key: CarrierKey, local: Address, remote: Address) -> Option<u32> {
         let words = self.ends_at(key.direction, key.port);
         // Acquire pairs with the Release store in `set_errno`.
@@ -537,14 +540,14 @@ impl RoutingPage {
             Address::load(&words.local, (ports >> 16) as u16),
             Address::load(&words.remote, ports as u16),
         );
-        // Had other addresses been seen, the errno would be gone by now. Pairs with the fence in
-        // `set_ends`.
+        // If we had seen another carrier's addresses, the second load would find the errno cleared.
+        // Pairs with the fence in `set_ends`.
         fence(Ordering::Acquire);
         let is_theirs = words.errno.load(Ordering::Relaxed) == errno && ends == (local, remote);
         (errno != 0 && is_theirs).then_some(errno)
     }
 
-    /// The true local and remote address of a carrier, if it stands for any.
+    /// The true local and remote address of a carrier; `None` when it serves no connection.
     pub fn ends(
         &self,
         direction: Direction,
@@ -698,8 +701,8 @@ mod tests {
                 }
             });
             while !writer.is_finished() {
-                // The first rule of one set and the second of the other would say so. A writer that
-                // lost its processor in the middle leaves the default.
+                // Only a mixture of the two sets of rules gives `Host`. While the writer is
+                // descheduled in the middle of a change, the answer is the default.
                 assert_ne!(routing_page.action(ip, 1), RuleAction::Host);
             }
         });
@@ -731,7 +734,7 @@ mod tests {
             routing_page.set_errno(key, 110);
             assert_eq!(routing_page.errno_of(key, local, remote), Some(110));
             assert_eq!(routing_page.errno_of(key, local, at(1, 81)), None);
-            // The carrier is gone; its program may not have heard of it yet.
+            // The carrier is gone, but its program may not have noticed yet.
             routing_page.set_ends(direction, key.port, 0, None);
             assert_eq!(routing_page.errno_of(key, local, remote), Some(110));
             routing_page.set_ends(direction, key.port, 80, Some((local, remote)));

@@ -1,10 +1,10 @@
 //! The connect preamble: the first bytes that the library sends on a carrier to the relay. They
 //! name the carrier's destination.
 //!
-//! The holder of the carrier sends them on the carrier itself: nobody else can, and nothing has to
-//! be matched. The *client token* says for which client: the adapter gives each client 128 random
-//! bits ([`crate::rendezvous::Kind::Engine`]). Every local user can reach the relay's port, and the
-//! relay refuses a preamble without a known token.
+//! They are sent on the carrier itself, so they need not be matched with it, and only a holder of
+//! the carrier can send them. The *client token* identifies the client: the adapter gives each
+//! client 128 random bits ([`crate::rendezvous::Kind::Engine`]). Every local user can reach the
+//! relay's port, and the relay refuses a preamble without a known token.
 
 use core::num::{NonZeroU8, NonZeroU32};
 
@@ -14,7 +14,7 @@ use crate::table::LAYOUT_VERSION;
 
 /// First word of a preamble: "TOEO".
 const PREAMBLE_MAGIC: u32 = u32::from_le_bytes(*b"TOEO");
-/// Length of a preamble: the carrier's stream begins so many bytes before the program's.
+/// Length of a preamble in bytes. The program's stream begins after it.
 pub const PREAMBLE_BYTES: usize = REQUEST_BYTES;
 
 /// The bits that identify a client; all zero identifies none.
@@ -27,17 +27,17 @@ pub struct ConnectPreamble {
     pub token: ClientToken,
     /// The destination.
     pub remote: Address,
-    /// The local port the program asked for, or 0. The carrier's own address tells the address it
-    /// asked for, if that is a loopback alias.
+    /// The local port that the program asked for, or 0. The local address that it asked for follows
+    /// from the carrier's own address, if that is a loopback alias.
     pub local_port: u16,
     /// The carrier is to serve further connections: both ends ask for a channel at once, and the
     /// program's first byte goes there.
     pub is_seed: bool,
-    /// A message of the program's opens the connection (`MSG_FASTOPEN`): the SYN asks for a cookie,
-    /// or takes along the beginning of the message, which follows the preamble.
+    /// The program opens the connection with a message (`MSG_FASTOPEN`), which follows the
+    /// preamble. The SYN asks for a cookie, or carries the beginning of the message.
     pub is_fast_open: bool,
-    /// As [`Self::is_fast_open`], of a message that is still to come (`TCP_FASTOPEN_CONNECT`): if
-    /// the remote has given a cookie, the SYN waits for it.
+    /// As [`Self::is_fast_open`], but the message comes later (`TCP_FASTOPEN_CONNECT`). If the
+    /// engine has a cookie of the remote, the SYN waits for the message.
     pub is_deferred: bool,
     /// `TCP_SYNCNT`, if the program has set it.
     pub syn_retries_max: Option<NonZeroU8>,

@@ -5,15 +5,15 @@
 //!   library                                adapter
 //!   Hello + table memfd           ──►      maps the table, keeps it by process
 //!   Adopt + socket                ──►      serves a forked child that cannot connect by itself
-//!   Pair(entry) + the socket      ──►      has the kernel say whose end it is, looks for the other
+//!   Pair(entry) + the socket      ──►      asks the kernel for its addresses, looks for its peer
 //!   Namespace + a socket          ──►      asks there about sockets of that namespace
 //!                                 ◄──      to both: Offer(entry, side, slot) [+ descriptors]
 //!   Withdraw(entry)               ──►      forgets it
 //!   Resume(entry) [+ the socket]  ──►      around exec: the Offer again; Answer: no channel
-//!   Engine                        ──►      has it a TCP engine?
+//!   Engine                        ──►      asks whether there is a TCP engine
 //!                                 ◄──      Engine(token) [+ routing page, see crate::offload]
 //!   Listen(address, backlog)      ──►      listens there on the engine's addresses as well
-//!                                 ◄──      Listening: who connects from here on is served
+//!                                 ◄──      Listening: remotes that connect from now on are served
 //!   Liveness(addresses, times)    ──►      probes the remote, as the program's socket would
 //!   Unlisten(address)             ──►      looks whether that listener is still there
 //!   (socket closes)               ──►      tells every peer: COMMAND_PEER_GONE in its entry
@@ -59,14 +59,14 @@ pub struct Message {
     /// `Offer`: number of this channel in the pair, and so its place in the pair's slabs. `Pair`:
     /// how often the process has forked. Slabs that a child has inherited get no further channels.
     pub slot: u32,
-    /// `Offer`: names the pair of processes, and no other ever. The pair's memfd comes with the
-    /// first offer that names it, a slab's with the first channel in it. `Engine`, from the
-    /// adapter: first half of the client token ([`crate::preamble`]).
+    /// `Offer`: number of the pair of processes, which is never used again. The pair's memfd comes
+    /// with the first offer that names the pair, and a slab's memfd with the first channel in that
+    /// slab. `Engine`, from the adapter: first half of the client token ([`crate::preamble`]).
     pub pair: u64,
-    /// `Pair`, of a connection that may become a carrier ([`crate::express`]): the descriptor at
-    /// which it was accepted, plus one. `Offer`, where nothing translates addresses: the inode of
-    /// that socket, as the adapter has found it among the descriptors of the process that has
-    /// accepted. Or 0.
+    /// `Pair`, for a connection that may become a carrier ([`crate::express`]): one more than the
+    /// descriptor of the listener that accepted it. `Offer`, if no addresses are translated: the
+    /// inode of that listener, which the adapter has found among the descriptors of the accepting
+    /// process. Otherwise 0.
     pub listener: u64,
     /// `Engine`, from the adapter: second half of the client token.
     pub cookie: u64,
@@ -98,62 +98,65 @@ const _: () = assert!(size_of::<Message>() == 96);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Kind {
-    /// Library: here I am; one descriptor, the table.
+    /// Library: introduces its process; one descriptor, the table.
     Hello = 1,
-    /// Library: pair this connection when you can; one descriptor, its socket. An engine's thread,
-    /// which is in the adapter's process, names the addresses instead.
+    /// Library: asks to pair this connection; one descriptor, its socket. An engine's thread, which
+    /// is in the adapter's process, sends the addresses instead.
     Pair = 2,
     /// Library: this connection is gone, has given its channel up, or stays on the host.
     Withdraw = 3,
-    /// Adapter: here is a region; the descriptors of what is new to the receiver come with it.
+    /// Adapter: gives an end its region, with the descriptors that the receiver does not have yet.
     Offer = 4,
-    /// Command line: are you there?
+    /// Command line: asks whether the adapter answers.
     Ping = 5,
-    /// Command line: tell me everything; the answer carries a memfd with JSON.
+    /// Command line: asks for the status; the answer carries a memfd with JSON.
     Status = 6,
     /// Command line: set [`crate::table::COMMAND_DETACH`].
     Detach = 7,
-    /// Command line: withdraw it.
+    /// Command line: withdraw that command.
     Attach = 8,
-    /// Adapter: done, `side` says how many; or no channel to resume.
+    /// Adapter: the command was carried out for `side` connections; or there is no channel to
+    /// resume.
     Answer = 9,
     /// Library, over a connection inherited from its parent: one descriptor, the adapter's end of a
     /// new connection. A forked child that changed its user or root directory could not connect by
     /// itself.
     Adopt = 10,
-    /// Library, before its process replaces its program, or after that said hello again: give me
-    /// the descriptors of the channel of this entry and generation. The reply, on the same socket
-    /// and without a change of the entry's `offer` word, is an [`Kind::Offer`] of the same side,
-    /// slot and pair with both descriptors or, when there is no such channel (or the asker is
-    /// another process than the one it was offered to, and others lie in the same slab; or it is of
-    /// another user and does not show the socket), an [`Kind::Answer`] with `side` 0 and the entry
-    /// and generation asked for.
+    /// Library: asks for the descriptors of the channel of this entry and generation. Sent before
+    /// the process replaces its program, or after the [`Kind::Hello`] of the new program. The reply
+    /// comes on this socket, and the entry's `offer` word does not change. It is a [`Kind::Offer`]
+    /// with the former side, slot and pair and with both descriptors, or a [`Kind::Answer`] with
+    /// `side` 0, the entry and the generation, when the channel cannot be resumed: there is no such
+    /// channel; or it was offered to another process and its slab has other channels; or the asker
+    /// is another user and does not show the socket.
     Resume = 11,
-    /// Library: show me your engine. The reply is of the same kind, with one descriptor (an
-    /// [`crate::offload::RoutingPage`]) and a client token or, where there is no engine, with
-    /// neither.
+    /// Library: asks for the engine. The reply is also an `Engine` message. It carries one
+    /// descriptor (a [`crate::offload::RoutingPage`]) and a client token, or neither when there is
+    /// no engine.
     Engine = 12,
     /// Library: the program listens at `local`, with the backlog in `slot`; `side` is 1 when it
-    /// takes IPv6 only; `pair` is its `TCP_FASTOPEN`, and is said again when that changes.
+    /// takes IPv6 only; `pair` is the listener's `TCP_FASTOPEN`. The message is sent again when
+    /// that option changes.
     Listen = 14,
     /// Library: the program has closed a descriptor that listened at `local`. There may be others.
     Unlisten = 15,
-    /// Adapter: its engine listens where the client's last [`Kind::Listen`] said, as far as it is
-    /// going to. The engine's thread that was the last to do so says it first, to the daemon, with
-    /// the client's number in `pair`.
+    /// Adapter: its engine listens at the address of the client's last [`Kind::Listen`], or has
+    /// decided not to. The last thread of the engine to do so reports it to the daemon, with the
+    /// client's number in `pair`; the daemon then tells the client.
     Listening = 17,
     /// Library: the program's liveness settings for the remote of the engine's connection between
     /// `local` and `remote` ([`crate::liveness::Liveness`]).
     Liveness = 18,
-    /// Library: some of my sockets are of another network namespace than yours; one descriptor, a
-    /// `NETLINK_SOCK_DIAG` socket of that namespace. A later one replaces it.
+    /// Library: some of its sockets are in another network namespace than the adapter; one
+    /// descriptor, a `NETLINK_SOCK_DIAG` socket of that namespace. A later message replaces it.
     Namespace = 19,
-    /// Command line: show me the frames of your link; at most `side` bytes of each (0: all), only
-    /// those from or to `remote_port` and `remote`, where those are not zero. The answer carries a
-    /// socket from which a pcapng capture is read; `side` of one without is a [`NoCapture`].
+    /// Command line: asks for the frames of the engine's link: at most `side` bytes of each (0:
+    /// all), and only those from or to `remote_port` and `remote`, if these are not zero. The
+    /// answer carries a socket from which a pcapng capture is read. An answer without a socket has
+    /// a [`NoCapture`] in `side`.
     Capture = 16,
-    /// Command line: change one of your engine's settings; one descriptor, a memfd that says
-    /// `NAME=VALUE`. `side` of the answer is 1, or 0 with a memfd that says the cause.
+    /// Command line: changes one of the engine's settings; one descriptor, a memfd with
+    /// `NAME=VALUE`. The answer's `side` is 1, or 0 with a memfd that contains the cause.
     Set = 20,
 }
 
@@ -172,15 +175,15 @@ pub enum NoCapture {
 /// The fault of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MessageError {
-    /// Not [`MESSAGE_BYTES`] long, or not ours.
+    /// Not [`MESSAGE_BYTES`] long, or without [`MESSAGE_MAGIC`].
     Foreign,
-    /// Ours, of another version.
+    /// A message of another version.
     Version(u32),
-    /// Ours, of an unknown kind.
+    /// A message of an unknown kind.
     Kind(u32),
 }
 
-/// Which directory a family meets its adapter in, as a number: FNV-1a of the path's bytes. 0 stands
+/// The runtime directory of a family's adapter as a number: FNV-1a of the path's bytes. 0 stands
 /// for no directory.
 pub fn meeting_of(directory: &[u8]) -> u64 {
     /// Fowler, Noll and Vo's numbers for 64 bits (RFC 9923).

@@ -15,9 +15,9 @@
 //! table is no safer than the peer's words: each word is loaded once, checked, and used from the
 //! local copy. Whatever the words say, [`stretches`] never leaves the ring.
 //!
-//! The capacity in force may change only while the ring is empty, so a receiver that has loaded
-//! `tail` and not yet published a `head` equal to it reads the capacity that those bytes were laid
-//! out with.
+//! The capacity in force may change only while the ring is empty. So a receiver that has loaded
+//! `tail`, and has not yet published a `head` equal to it, reads the capacity with which those
+//! bytes were laid out.
 //!
 //! This module deals in offsets; its callers move the bytes.
 
@@ -25,9 +25,10 @@ use crate::layout::{CAPACITY_LOG2_MAX, CAPACITY_LOG2_MIN, Consume, Publish, RING
 use crate::sync::{AtomicU32, Ordering, fence};
 use crate::untrusted::{Untrusted, Word32, Word64};
 
-/// Stores the word that ends a step, after all that was prepared for it: whoever survives a
-/// process that is killed here goes by that word. Pairs with the Acquire in `lock::inherit`. The
-/// order of the instructions is all that is needed.
+/// Stores the word that completes a step, after all stores that prepare the step. If the process is
+/// killed here, another process of the family reads that word to see whether the step was
+/// completed. Pairs with the Acquire in `lock::inherit`. Only the order of the instructions
+/// matters.
 pub const DONE: Ordering = Ordering::Release;
 
 /// A word of the peer that failed its check. The channel ends; nothing else does.
@@ -39,12 +40,12 @@ pub enum Fault {
     Head,
     /// The capacity is not one that we allow.
     Capacity,
-    /// A switch record contradicts what was counted, or there are too many.
+    /// A switch record contradicts the counted bytes, or there are too many records.
     Record,
     /// The wake word names a ready bitmap or bit that does not exist.
     Wake,
-    /// Our own cursor, in the family's table, contradicts itself: another process of the family,
-    /// perhaps of another user, wrote nonsense there.
+    /// The words of our own cursor, in the family's table, contradict each other: another process
+    /// of the family, perhaps another user's, has overwritten them.
     Table,
 }
 
@@ -63,7 +64,7 @@ pub fn stretches(
     let capacity = 1usize << capacity_log2.into().capped(CAPACITY_LOG2_MAX);
     let len = len.min(capacity);
     let offset = position.into().masked(capacity as u64 - 1) as usize;
-    // No copy leaves the ring: the place of its first byte is checked in release builds, too.
+    // No copy leaves the ring: the offset of the first byte is checked in release builds, too.
     assert!(offset < capacity && capacity <= RING_BYTES);
     let first = len.min(capacity - offset);
     [(offset, first), (0, len - first)]
@@ -86,8 +87,8 @@ pub struct Sender<'a> {
 }
 
 impl Sender<'_> {
-    /// Bytes that may be published now; looks at the peer's word only when fewer than `want` are
-    /// known of.
+    /// Bytes that may be published now. Loads the peer's word only when the credit known so far is
+    /// less than `want`.
     ///
     /// # Errors
     /// [`Fault::Head`] when the peer's word contradicts our cursor.
@@ -100,8 +101,8 @@ impl Sender<'_> {
         }
     }
 
-    /// Bytes that may be published without a look at the peer's word; `None` when our own words
-    /// contradict each other.
+    /// Bytes that may be published by the credit known so far, without a load of the peer's word;
+    /// `None` when our own words contradict each other.
     #[inline]
     pub fn credit_known(&self) -> Option<u64> {
         let tail = self.tail.load(Ordering::Relaxed);
@@ -109,8 +110,8 @@ impl Sender<'_> {
         room(self.capacity().ok()?, tail, seen)
     }
 
-    /// As [`Sender::credit`], always looking at the peer's word. A ring that has been full and is
-    /// empty now grows.
+    /// As [`Sender::credit`], but always loads the peer's word. A ring that was full and is empty
+    /// now grows.
     ///
     /// # Errors
     /// [`Fault::Head`] when the peer's word contradicts our cursor.
@@ -128,8 +129,8 @@ impl Sender<'_> {
         Ok(credit)
     }
 
-    /// As [`Sender::credit_fresh`], of a ring that keeps its capacity: an engine places bytes ahead
-    /// of what it has published.
+    /// As [`Sender::credit_fresh`], but the ring does not grow: an engine writes bytes beyond the
+    /// published ones, whose offsets must not change.
     ///
     /// # Errors
     /// [`Fault::Head`] when the peer's word contradicts our cursor.
@@ -162,7 +163,7 @@ impl Sender<'_> {
             .ok_or(Fault::Table)
     }
 
-    /// Whether the ring has room, by the peer's word and without a change or a check: a hint.
+    /// Whether the ring has room, by the peer's unchecked word; changes nothing. A hint.
     #[inline]
     pub fn looks_writable(&self) -> bool {
         // Acquire pairs with the Release store in `Receiver::consume`.
@@ -198,8 +199,8 @@ impl Sender<'_> {
         self.publish.capacity_log2.store(log2, Ordering::Relaxed);
     }
 
-    /// As [`Sender::set_capacity`], of a capacity that may be smaller. The peer's cursor as we knew
-    /// it may be further behind than that, so we look at it.
+    /// As [`Sender::set_capacity`], for a capacity that may be smaller. The last known `head` of
+    /// the peer may be further behind than the new capacity, so `head` is loaded again.
     ///
     /// # Errors
     /// [`Fault::Head`] when the peer's word contradicts our cursor.
@@ -209,8 +210,8 @@ impl Sender<'_> {
         Ok(())
     }
 
-    /// Where the next `len` bytes go. `len` must not exceed the credit. Stretches lie in the ring
-    /// in any case; they are shorter than `len` when the table changed since.
+    /// The stretches for the next `len` bytes. `len` must not exceed the credit. The stretches
+    /// always lie in the ring; they are shorter than `len` when the table has changed since.
     #[inline]
     pub fn reserve(&self, len: usize) -> Stretches {
         stretches(
@@ -220,14 +221,14 @@ impl Sender<'_> {
         )
     }
 
-    /// Publishes the next `len` bytes. A full barrier: what the caller reads next (the peer's wake
-    /// word) is read after the peer can see these bytes. See [`crate::doorbell`].
+    /// Publishes the next `len` bytes. Acts as a full barrier: the caller's next load (of the
+    /// peer's wake word) comes after the peer can see these bytes. See [`crate::doorbell`].
     #[inline]
     pub fn publish(&self, len: usize) {
         let tail = self.tail.load(Ordering::Relaxed).plus(len as u64);
         self.tail.store(tail, DONE);
         // Release (part of SeqCst) pairs with the Acquire load in `Receiver::available`. On x86 one
-        // exchange is cheaper than a store and a fence; loom knows only the fence.
+        // exchange is cheaper than a store and a fence; loom models only the fence.
         #[cfg(not(loom))]
         self.publish.tail.swap(tail, Ordering::SeqCst);
         #[cfg(loom)]
@@ -246,7 +247,7 @@ impl Sender<'_> {
     }
 }
 
-/// Bytes that fit beside those from `head` to `tail`; nothing when the cursors contradict the
+/// Free bytes when those from `head` to `tail` are unread; `None` when the cursors contradict the
 /// capacity.
 #[inline]
 fn room(capacity_log2: u32, tail: Untrusted<u64>, head: Untrusted<u64>) -> Option<u64> {
@@ -300,14 +301,15 @@ impl Receiver<'_> {
         Ok(Filled { len, capacity_log2 })
     }
 
-    /// True when the peer has published something that was not consumed; no check, no lock needed.
+    /// True when the peer has published bytes that were not consumed. Needs no lock, and checks
+    /// nothing.
     #[inline]
     pub fn looks_filled(&self) -> bool {
         // Acquire pairs with the store in `Sender::publish`.
         self.publish.tail.load(Ordering::Acquire) != self.head.load(Ordering::Relaxed)
     }
 
-    /// Where the next `len` unread bytes stand.
+    /// The stretches of the next `len` unread bytes.
     #[inline]
     pub fn peek(&self, skip: u64, len: usize, filled: Filled) -> Stretches {
         stretches(
@@ -317,13 +319,14 @@ impl Receiver<'_> {
         )
     }
 
-    /// Gives `len` bytes back as credit. True when that took the ring from at least half full to
-    /// less: the moment to look whether the sender sleeps for credit, and then a full barrier has
-    /// passed (see [`crate::doorbell`]).
+    /// Gives `len` bytes back as credit. Returns true when the ring was at least half full and is
+    /// less than half full now. The caller then looks whether the sender sleeps for credit; a full
+    /// barrier has passed (see [`crate::doorbell`]).
     ///
-    /// No sleeper is missed: it sleeps only on a full ring. Bytes that we took without looking were
-    /// less than half a ring (or we looked), so at least half a ring of what it published is still
-    /// to come, and taking that passes the mark.
+    /// No sleeper is missed, because a sender sleeps only on a full ring. `filled` may be older
+    /// than that. If `filled` has at least half a ring, its consumption passes the half. If it has
+    /// less, at least half a ring is left after it, and the consumption of the rest passes the
+    /// half.
     #[inline]
     #[must_use]
     pub fn consume(&self, len: usize, filled: Filled) -> bool {

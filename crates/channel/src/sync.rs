@@ -14,7 +14,7 @@ pub fn spin_hint() {
     core::hint::spin_loop();
 }
 
-/// Processes of a model that are killed between two of their steps.
+/// Models processes that are killed between two of their steps.
 #[cfg(loom)]
 pub mod kill {
     use std::cell::Cell;
@@ -26,8 +26,8 @@ pub mod kill {
 
     struct Killed;
 
-    /// The calling thread's next store in shared memory, or the return of its next call into the
-    /// model's kernel. Does not return when the thread is killed before it.
+    /// Called before each store in shared memory and before the return of each call into the
+    /// model's kernel. Does not return when the thread is to be killed at this step.
     pub fn step() {
         STEPS_LEFT.with(|left| match left.get() {
             None => {}
@@ -39,7 +39,7 @@ pub mod kill {
         });
     }
 
-    /// Does `work` as a process that is killed after so many steps; false when it was.
+    /// Runs `work` as a process that is killed after `steps` steps; false when it was killed.
     pub fn outlives(steps: u32, work: impl FnOnce()) -> bool {
         STEPS_LEFT.with(|left| left.set(Some(steps)));
         let done = catch_unwind(AssertUnwindSafe(work));

@@ -41,22 +41,24 @@ pub const TABLE_BYTES: usize = ENTRIES_OFFSET + ENTRIES * size_of::<Entry>();
 /// Bytes kept of a program's name, NUL-terminated.
 pub const PROGRAM_BYTES: usize = 64;
 
-/// Processes of a family that are told apart; beyond that a last close may go unnoticed.
+/// The most processes of a family that have a place in the list. With more, the last close of a
+/// connection may go unnoticed.
 pub const FAMILY_MAX: usize = 512;
 
-/// In a place of [`Header::family`]: the place is a child's that is about to be born. The number is
-/// that of its parent, in [`FAMILY_PID`], below eight bits of a count of the parent's forks.
+/// In a place of [`Header::family`]: the place is reserved for a child that is about to be forked.
+/// [`FAMILY_PID`] has the parent's process number; the eight bits above it count the parent's
+/// forks.
 pub const FAMILY_BIRTH: u32 = 1 << 31;
 
-/// With [`FAMILY_BIRTH`]: the parent is dead. The other bits say since when somebody knows, in
-/// seconds.
+/// With [`FAMILY_BIRTH`]: the parent is dead. The other bits are the time, in seconds, at which a
+/// member first noticed that.
 pub const FAMILY_ORPHAN: u32 = 1 << 30;
 
 /// Process numbers are no greater (`PID_MAX_LIMIT`, include/linux/threads.h).
 pub const FAMILY_PID: u32 = (1 << 22) - 1;
 
-/// Processes asleep on one connection that are told apart; one more than that may sleep through
-/// what the others leave.
+/// The most processes of a family that can sleep on one connection and be recorded. Another sleeper
+/// is not recorded and may miss news that the recorded ones leave for it.
 pub const ASLEEP_MAX: usize = 11;
 
 /// The table's first page.
@@ -74,28 +76,30 @@ pub struct Header {
     pub wait_mode: AtomicU32,
     /// One more than the highest entry ever used; the adapter looks no further.
     pub entries_used: Word32,
-    /// By the adapter: changes when it wants something of an entry (`command`), or a channel of one
-    /// was given up.
+    /// By the adapter: changes when it sets the `command` of an entry, or when the channel of an
+    /// entry was given up.
     pub attention: AtomicU32,
     /// The program's name: bytes packed little-endian, NUL-padded.
     pub program: [AtomicU64; PROGRAM_BYTES / 8],
-    /// Processes of the family, 0 for a free place. A dead one may stand here until its place is
-    /// needed. With [`FAMILY_BIRTH`] it is of a member that is being born.
+    /// Process numbers of the family's members, 0 for a free place. A dead member may stay listed
+    /// until its place is needed. With [`FAMILY_BIRTH`] the place is reserved for a child that is
+    /// being forked.
     pub family: [AtomicU32; FAMILY_MAX],
-    /// How its connections fare with express.
+    /// Counts how the family's connections use express.
     pub express: crate::express::Counts,
-    /// By the adapter: how its programs wait because of a rule of the operator's, as
-    /// [`WaitMode::ruled`] has it. It comes before `wait_mode`.
+    /// By the adapter: the wait mode that a rule of the operator sets, encoded by
+    /// [`WaitMode::ruled`]. It overrides `wait_mode`.
     pub wait_by_rule: AtomicU32,
-    /// Where it meets its adapter ([`crate::rendezvous::meeting_of`]). An adapter that takes the
-    /// place of another finds the family by it.
+    /// The runtime directory of its adapter ([`crate::rendezvous::meeting_of`]). A new adapter that
+    /// replaces the old one finds the family by this number.
     pub meeting: AtomicU64,
     /// Which connections become carriers of express, at the connecting and at the accepting end:
-    /// one in so many ports, as a power of two, plus one; 0 before the first choice. It is for the
-    /// whole family, because one client may meet any of several workers.
+    /// with the value `n + 1`, the connections of one client port in `2^n`; 0 before the first
+    /// choice. The whole family has one value, because a client may be served by any of several
+    /// workers.
     pub seed_levels: [Word32; 2],
-    /// By the adapter: what the operator's rules say of express, a [`crate::express::Rule`] as a
-    /// number. It comes before the option that a program was started with.
+    /// By the adapter: the operator's rule about express, a [`crate::express::Rule`] as a number.
+    /// It overrides the option with which a program was started.
     pub express_by_rule: AtomicU32,
 }
 
@@ -105,27 +109,28 @@ pub struct Header {
 pub struct Entry {
     /// [`EntryState`] as a number. Allocation is a compare-exchange from `Free`.
     pub state: AtomicU32,
-    /// Counts the uses of this entry, so that a late descriptor cannot name its successor. It grows
-    /// by one when a connection begins to be tracked, when its carrier is parked, and when a parked
-    /// carrier begins to serve the next connection ([`crate::express`]).
+    /// Counts the uses of this entry, so that a late descriptor of one connection is not taken for
+    /// a descriptor of the next. It grows by one when a connection begins to be tracked, when its
+    /// carrier is parked, and when a parked carrier begins to serve the next connection
+    /// ([`crate::express`]).
     pub generation: AtomicU32,
-    /// Processes that hold a descriptor of it and have no bit in `held_by`.
+    /// Number of processes that hold a descriptor of the connection and have no bit in `held_by`.
     pub holders: AtomicU32,
-    /// Process that used it last.
+    /// The process that used the connection last.
     pub pid: AtomicU32,
-    /// A descriptor of it in that process.
+    /// A descriptor of the connection in that process.
     pub fd: AtomicU32,
     /// `FLAG_*`, by the library.
     pub flags: AtomicU32,
-    /// Why it is on the host path: a [`Reason`] as a number, by the library.
+    /// Why the connection is on the host path: a [`Reason`] as a number, by the library.
     pub reason: AtomicU32,
     /// `COMMAND_*`, by the adapter: what the library must do at its next call.
     pub command: AtomicU32,
     /// By the adapter: counts offers sent for this entry; the library receives one when it changes.
     pub offer: AtomicU32,
-    /// By the adapter: a [`Reason`] as a number, why it made no offer.
+    /// By the adapter: why it made no offer, a [`Reason`] as a number.
     pub refusal: AtomicU32,
-    /// Calls that moved bytes on the carrier: pairing is asked for when there were enough.
+    /// Calls that moved bytes on the carrier. After enough of them the library asks for pairing.
     pub carrier_calls: AtomicU32,
     /// Offers the library has taken.
     pub offers_taken: AtomicU32,
@@ -133,14 +138,14 @@ pub struct Entry {
     pub side: Word32,
     /// Number of this channel in its pair of processes; its bit on the ready bitmaps.
     pub slot: Word32,
-    /// Of an offloaded connection: its true ports, local above remote.
+    /// For an offloaded connection: its true ports, the local one in the upper 16 bits.
     pub true_ports: AtomicU32,
-    /// Where the routing page speaks of its carrier: an `offload::CarrierKey` as a word, or 0.
+    /// Key of the carrier's entry in the routing page: an `offload::CarrierKey` as a word, or 0.
     pub carrier_key: AtomicU32,
 
     /// Receiving: the lock of this line, the owner's thread id or 0.
     pub rx_lock: AtomicU32,
-    /// Which member of the family was the last that held it, and how often the entry was used: see
+    /// The member of the family that was the last holder, and how often the entry was used: see
     /// `toehold_stream::holders`.
     pub ended_by: AtomicU32,
     /// Stream bytes taken from the carrier, doorbells included.
@@ -164,8 +169,8 @@ pub struct Entry {
 
     /// Sending: the lock of this line, the owner's thread id or 0.
     pub tx_lock: AtomicU32,
-    /// `generation` as it was when the carrier began to be tracked: the adapter knows the channel
-    /// by it.
+    /// The value of `generation` when the carrier began to be tracked: the adapter identifies the
+    /// channel by it.
     pub channel_generation: AtomicU32,
     /// Stream bytes given to the carrier, doorbells included (the program's own are this less
     /// `doorbells`).
@@ -182,10 +187,11 @@ pub struct Entry {
     pub tx_was_full: AtomicU32,
     /// Calls served by the ring.
     pub tx_calls: AtomicU64,
-    /// The reader's position when last looked at.
+    /// The receiver's `head` when it was last loaded.
     pub tx_head_seen: Word64,
-    /// `SO_RCVLOWAT` as the program set it while a channel was attached; 0 when it has not. The
-    /// carrier's is 1 then, or it would not wake for a doorbell.
+    /// `SO_RCVLOWAT` as the program set it while a channel was attached; 0 when it was not set. The
+    /// carrier's own value is 1 then, because a higher one would keep a doorbell from waking the
+    /// receiver.
     pub rx_low_water: AtomicU32,
     /// `TX_*`: socket options as the program believes them to be.
     pub tx_options: AtomicU32,
@@ -196,7 +202,7 @@ pub struct Entry {
     pub downgrades: AtomicU32,
     /// Doorbells rung: bytes on the carrier.
     pub doorbells: AtomicU32,
-    /// Publications that needed none.
+    /// Publications that needed no doorbell.
     pub doorbells_suppressed: AtomicU32,
     /// Times a thread slept in the kernel for this connection and woke.
     pub wakeups: AtomicU32,
@@ -212,29 +218,30 @@ pub struct Entry {
     /// Its true remote address, in the form of the local one.
     pub true_remote: [AtomicU64; 2],
 
-    /// The lock of this line, which makes a change of it and of the wake word one step.
+    /// The lock of this line. It makes a change of this line and of the wake word one step.
     pub wake_lock: AtomicU32,
-    /// The [`crate::doorbell::WakeWord`] to return to when nobody sleeps.
+    /// The [`crate::doorbell::WakeWord`] to return to when no thread sleeps.
     pub resting_wake: Word32,
     /// Process whose epoll instance that word is about.
     pub resting_pid: AtomicU32,
-    /// Processes with threads that sleep in the kernel for it, 0 for a free place. A dead one may
-    /// stand here.
+    /// Processes with threads that sleep in the kernel for the connection, 0 for a free place. A
+    /// dead process may stay listed.
     pub asleep: [AtomicU32; ASLEEP_MAX],
-    /// One more than the ring position where the next look begins (`SO_PEEK_OFF`), set while a
-    /// channel was attached; 0 when it is off or the kernel's. Under the receive lock.
+    /// One more than the ring position at which the next `MSG_PEEK` begins (`SO_PEEK_OFF`), if the
+    /// program set that option while a channel was attached; 0 when the option is off or the kernel
+    /// keeps it. Under the receive lock.
     pub rx_peek: AtomicU64,
 
-    /// One bit for each member of the family that holds a descriptor of it, by the member's place
-    /// in [`Header::family`].
+    /// One bit for each member of the family that holds a descriptor of the connection, indexed by
+    /// the member's place in [`Header::family`].
     pub held_by: [AtomicU64; FAMILY_MAX / 64],
-    /// Those of them that are giving it up.
+    /// The bits of those members that are giving the connection up.
     pub leaving: [AtomicU64; FAMILY_MAX / 64],
 }
 
 impl Entry {
-    /// How many connections of the program its carrier has served before this one: between two of
-    /// them, `generation` grows by two.
+    /// How many connections of the program the carrier has served before this one. `generation`
+    /// grows by two from one to the next.
     #[inline]
     pub fn turn(&self) -> u32 {
         let generation = self.generation.load(Ordering::Relaxed);
@@ -242,7 +249,7 @@ impl Entry {
         (generation.wrapping_sub(first) & ((1 << GENERATION_BITS) - 1)) / 2
     }
 
-    /// How many processes of the family hold a descriptor of it.
+    /// How many processes of the family hold a descriptor of the connection.
     #[inline]
     pub fn holder_count(&self, order: Ordering) -> u32 {
         let marked = self
@@ -252,19 +259,19 @@ impl Entry {
         marked.fold(self.holders.load(order), u32::saturating_add)
     }
 
-    /// Whether more than one process of the family holds a descriptor of it: [`Self::holder_count`]
-    /// without counting.
+    /// Whether more than one process of the family holds a descriptor of the connection. Cheaper
+    /// than [`Self::holder_count`].
     #[inline]
     pub fn has_several_holders(&self, order: Ordering) -> bool {
         let holders = self.holders.load(order);
-        // No branch for each word: nearly always all are looked at.
+        // No branch for each word, because nearly always all words are read.
         let (mut all, mut words) = (0, 0);
         for word in &self.held_by {
             let bits = word.load(order);
             all |= bits;
             words += u32::from(bits != 0);
         }
-        // In one word: a bit besides the lowest one.
+        // In a single word: is there a bit besides the lowest one?
         words + holders.min(2) > 1 || all & all.wrapping_sub(1) != 0
     }
 }
@@ -287,11 +294,11 @@ const _: () = {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum EntryState {
-    /// Nobody's.
+    /// The entry is free.
     Free = 0,
-    /// Being filled in.
+    /// The entry is being filled in.
     Claimed = 1,
-    /// A connection.
+    /// The entry is a connection.
     Live = 2,
     /// Its last holder is ending; free once that process is gone.
     Ended = 3,
@@ -301,15 +308,15 @@ pub enum EntryState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Mode {
-    /// By the kernel's TCP.
+    /// Through the kernel.
     Carrier = 0,
-    /// By the ring.
+    /// Through the ring.
     Ring = 1,
     /// Receiving only: the ring is drained, the doorbells before the next data byte are being
     /// skipped.
     Skip = 2,
-    /// Receiving only: what is unread in the ring will come by the carrier, once the sender is
-    /// there. Until then nothing is to be received.
+    /// Receiving only: the bytes that are unread in the ring will come on the carrier, once the
+    /// sender has gone down. Until then there is nothing to receive.
     Resend = 3,
 }
 
@@ -348,12 +355,12 @@ impl WaitMode {
         WaitMode::ALL.get(word as usize).copied()
     }
 
-    /// A rule's mode as a word of [`Header::wait_by_rule`]. 0 stands for no rule.
+    /// Encodes a rule's mode for [`Header::wait_by_rule`]. 0 stands for no rule.
     pub fn ruled(mode: Option<WaitMode>) -> u32 {
         mode.map_or(0, |mode| mode as u32 + 1)
     }
 
-    /// The mode of a rule behind a word of [`Header::wait_by_rule`], if there is one.
+    /// Decodes [`Header::wait_by_rule`]; `None` without a rule.
     pub fn from_ruled(word: u32) -> Option<WaitMode> {
         WaitMode::from_word(word.checked_sub(1)?)
     }
@@ -383,7 +390,8 @@ pub const FLAG_SHUT_TX: u32 = 1 << 5;
 /// The program shut its receiving side.
 pub const FLAG_SHUT_RX: u32 = 1 << 6;
 
-/// The program cleared close-on-exec on a descriptor of it: it means to pass it on.
+/// The program cleared close-on-exec on a descriptor of the connection: it probably means to pass
+/// it to another program.
 pub const FLAG_INHERITED: u32 = 1 << 7;
 /// The carrier leads to the adapter's TCP engine; the program's addresses are in `true_local` and
 /// `true_remote`.
@@ -393,33 +401,34 @@ pub const FLAG_CONNECTING: u32 = 1 << 9;
 /// Offloaded, and the engine could not connect; the error waits for the program in `rx_hints`.
 pub const FLAG_REFUSED: u32 = 1 << 10;
 
-/// Offloaded, and the program was told that its `connect` is under way: the next one says how it
-/// went.
+/// Offloaded, and the program was told that its `connect` is in progress: the next `connect`
+/// returns the result.
 pub const FLAG_UNTOLD: u32 = 1 << 11;
-/// The carrier is parked: it serves no connection of the program at the moment.
+/// The carrier is parked: at the moment it serves no connection of the program.
 pub const FLAG_PARKED: u32 = 1 << 12;
 /// The carrier is a Unix stream socket.
 pub const FLAG_UNIX: u32 = 1 << 13;
-/// Of a Unix carrier with a channel: the peer's count of the bytes that it sent has not been
-/// compared with ours yet, so its direction is not welcome in the ring.
+/// A Unix carrier with a channel: the peer's count of sent bytes has not been compared with our
+/// count of received bytes yet. Until then the peer must not move its direction to the ring.
 pub const FLAG_UNCOMPARED: u32 = 1 << 14;
-/// Of a Unix carrier: the program was told that the peer left bytes unread.
+/// A Unix carrier: the program was told that the peer left bytes unread.
 pub const FLAG_RESET_TOLD: u32 = 1 << 15;
-/// A connection on a carrier of express whose calls do not block, and whose program has not been
-/// seen waiting for it yet: it may wait past the library.
+/// A non-blocking connection on a carrier of express whose program has not been seen waiting for it
+/// yet. The program may wait in a way that the library does not see.
 pub const FLAG_UNSEEN: u32 = 1 << 16;
-/// With [`FLAG_CONNECTING`]: `connect` has said that it has succeeded, and the SYN waits for the
-/// program's first bytes (`TCP_FASTOPEN_CONNECT`).
+/// With [`FLAG_CONNECTING`]: `connect` has returned success, and the SYN waits for the program's
+/// first bytes (`TCP_FASTOPEN_CONNECT`).
 pub const FLAG_DEFERRED: u32 = 1 << 17;
 
-/// A generation has so many bits.
+/// Number of bits of a generation.
 pub const GENERATION_BITS: u32 = 30;
 
 /// No command.
 pub const COMMAND_NONE: u32 = 0;
 /// Bring both directions back to the carrier and stay there until the command is withdrawn.
 pub const COMMAND_DETACH: u32 = 1;
-/// The peer's process is gone: bring the sending direction back, the kernel knows the rest.
+/// The peer's process is gone: move the sending direction back to the carrier, where the kernel
+/// reports the end.
 pub const COMMAND_PEER_GONE: u32 = 2;
 /// As [`COMMAND_DETACH`], because regions are short: give the channel up at once. Ends when the
 /// library withdraws.
@@ -443,13 +452,13 @@ pub enum Reason {
     NoPartner = 3,
     /// Both ends are known; the partner has not yet attached.
     PartnerNotAttached = 4,
-    /// A rule of the operator's forbids it: of the adapter's, or of its engine's.
+    /// A rule of the operator forbids a channel: a rule of the adapter, or of its engine.
     Policy = 5,
     /// The other end belongs to another user.
     OtherUser = 6,
     /// Neither a TCP nor a Unix stream socket.
     NotTcp = 7,
-    /// Bytes moved that the library did not see: its counts disagree with the kernel's.
+    /// The library did not see all bytes: its counts disagree with the kernel's.
     CountsDisagree = 8,
     /// Detached by the operator.
     Detached = 9,
@@ -472,45 +481,48 @@ pub enum Reason {
     Closing = 17,
     /// The library or the adapter is of another version.
     Version = 18,
-    /// Carried by the adapter's engine; between program and adapter the kernel relays it.
+    /// Carried by the adapter's engine. Between the program and the adapter the bytes go through
+    /// the kernel.
     Relayed = 19,
     /// The program asked for the offload path, and the adapter has no engine that serves the
     /// destination.
     NoEngine = 20,
     /// The adapter's engine serves the destination, but the connection could not be handed to it.
     NoRelay = 21,
-    /// Carried by the adapter's engine, and the program has sent urgent data, which arrives in its
-    /// place and without its mark.
+    /// Carried by the adapter's engine, and the program has sent urgent data. The data arrives in
+    /// order, but is not marked as urgent.
     Unmarked = 22,
-    /// The program waits for it in a way that the library does not see: by io_uring, or in an epoll
-    /// instance that the library does not know.
+    /// The program waits for the connection in a way that the library does not see: with io_uring,
+    /// or in an epoll instance that the library does not know.
     UnseenWaits = 23,
-    /// A thread of the program is inside a kernel call on it, and an end attaches only between
-    /// calls: a thread that is blocked in `recv` where nothing arrives keeps it where it is.
+    /// A thread of the program is inside a kernel call on the connection, and an end attaches only
+    /// between calls. So a thread that blocks in `recv` and receives nothing keeps the connection
+    /// on the host path.
     InCall = 24,
-    /// Its socket was duplicated before it was connected: the library knows one of its numbers.
+    /// Its socket was duplicated before it was connected: the library knows only one of its
+    /// descriptors.
     Duplicated = 25,
     /// Its socket is of another network namespace than the adapter, and the library has not shown
     /// that namespace (`Kind::Namespace`).
     OtherNamespace = 26,
-    /// The kernel that the adapter runs on was built without `CONFIG_INET_DIAG`, by which
-    /// connections are proved.
+    /// The adapter's kernel was built without `CONFIG_INET_DIAG`, which the adapter needs to prove
+    /// connections.
     NoProof = 27,
-    /// The program allows itself only some system calls (seccomp(2)).
+    /// The program has restricted its own system calls (seccomp(2)).
     Confined = 28,
-    /// Its user, or that of the other end, has all the connections that the system adapter allows
-    /// one user.
+    /// Its user, or the user of the other end, has reached the limit of connections that the system
+    /// adapter allows one user.
     OverQuota = 29,
-    /// A packet capture, or a firewall rule that is new, is to see its bytes.
+    /// A packet capture, or a new firewall rule, is to see its bytes.
     Captured = 30,
     /// The program sends descriptors or credentials on it, which only the kernel can do.
     Descriptors = 31,
-    /// As many connections are in memory as a rule of the operator's allows.
+    /// A rule of the operator limits how many connections have channels, and the limit is reached.
     OverBudget = 32,
-    /// The adapter has as many requests to answer as may wait. It is asked again when the
-    /// connection is used.
+    /// The adapter's queue of requests is full. The library asks again when the connection is used.
     Crowded = 33,
-    /// The program may not reach the adapter: it has become another user since it was started.
+    /// The program has no permission to reach the adapter, because it has changed its user since it
+    /// was started.
     OutOfReach = 34,
 }
 
@@ -637,7 +649,7 @@ impl Table {
         unsafe { &*self.base.cast::<Header>() }
     }
 
-    /// Entry `index`, or nothing when there is no such entry.
+    /// Entry `index`; `None` when there is no such entry.
     #[inline]
     pub fn entry(&self, index: u32) -> Option<&Entry> {
         if index as usize >= ENTRIES {
@@ -701,8 +713,9 @@ impl Header {
         self.magic.store(TABLE_MAGIC, Ordering::Release);
     }
 
-    /// Claims a free entry of those that `entry` finds, trying `hint` first; nothing when the table
-    /// is full. `gone` tells whether a process has ended: what only a dead process held is free.
+    /// Claims a free entry. `entry` finds an entry by its number; `hint` is tried first. `None`
+    /// when the table is full. `gone` tells whether a process has ended: an entry whose only holder
+    /// is dead is free.
     pub fn allocate<'a>(
         &self,
         entry: impl Fn(u32) -> Option<&'a Entry>,
@@ -721,7 +734,7 @@ impl Header {
             if state != EntryState::Free as u32 && !orphaned {
                 continue;
             }
-            // Acquire pairs with the Release store of whoever freed it, or found it without a
+            // Acquire pairs with the Release store by which the entry was freed, or found without a
             // holder: `release`, `take_off_entry` in `toehold_stream::holders`.
             if entry
                 .state

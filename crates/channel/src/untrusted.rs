@@ -1,19 +1,19 @@
 //! Words that another process can write, and the one way to their values.
 //!
 //! A [`Word32`] or [`Word64`] lies in memory that a peer maps, or another process of the family,
-//! which may belong to another user by now. A load of it gives an [`Untrusted`] value, of which
-//! nothing is known, not even that a second load gives it again. The value can be compared. It
-//! becomes a plain number only through a check, which says what the number may be:
+//! which may belong to another user by now. A load gives an [`Untrusted`] value, about which
+//! nothing is known; even a second load may give another value. The value can be compared. It
+//! becomes a plain number only through a check:
 //!
 //! | check | for |
 //! |---|---|
 //! | [`at_most`](Untrusted::at_most), [`within`](Untrusted::within) | capacities, counts, indices |
 //! | [`ahead_of`](Untrusted::ahead_of) | positions: how far one is ahead of another |
 //! | [`one_of`](Untrusted::one_of), [`parsed`](Untrusted::parsed) | modes, states, wake words |
-//! | [`capped`](Untrusted::capped), `masked` | any value leads to a valid one |
+//! | [`capped`](Untrusted::capped), `masked` | replaced by a valid value |
 //! | [`is`](Untrusted::is), [`has`](Untrusted::has) | states and flags |
 //!
-//! All of it compiles to the comparison alone.
+//! Each check compiles to its comparison alone.
 
 use core::ops::RangeInclusive;
 
@@ -81,8 +81,8 @@ impl<T: Copy + PartialOrd> Untrusted<T> {
         self.0 == value
     }
 
-    /// The value for a human, or to be sent back where it came from. No index, length or address
-    /// is made of it.
+    /// The value for display, or to be sent back to its writer. Never use it as an index, a length
+    /// or an address.
     #[inline(always)]
     pub fn shown(self) -> T {
         self.0
@@ -103,7 +103,7 @@ macro_rules! number {
                 Untrusted(self.0.wrapping_sub(position.into().0)).at_most(most)
             }
 
-            /// How far it is beyond `position`, when it is.
+            /// How far it is beyond `position`; `None` when it is not beyond.
             #[inline(always)]
             pub fn beyond(self, position: Untrusted<$number>) -> Option<$number> {
                 (self > position).then(|| self.0 - position.0)
@@ -142,7 +142,7 @@ macro_rules! number {
         pub struct $word($atomic);
 
         impl $word {
-            /// A word in memory of our own, with a value to begin with.
+            /// A word in our own memory, with an initial value.
             pub fn new(value: $number) -> $word {
                 $word($atomic::new(value))
             }
@@ -159,7 +159,7 @@ macro_rules! number {
                 self.0.load(Ordering::Relaxed)
             }
 
-            /// Puts `value` there.
+            /// Stores `value`.
             #[inline(always)]
             pub fn store(&self, value: impl Into<Untrusted<$number>>, ordering: Ordering) {
                 #[cfg(loom)]
@@ -167,7 +167,7 @@ macro_rules! number {
                 self.0.store(value.into().0, ordering);
             }
 
-            /// Puts `value` there; what stood there before.
+            /// Stores `value` and returns the former value.
             #[inline(always)]
             pub fn swap(
                 &self,
@@ -179,10 +179,10 @@ macro_rules! number {
                 Untrusted(self.0.swap(value.into().0, ordering))
             }
 
-            /// Puts `new` there if `current` stands there.
+            /// Stores `new` if the word is `current`.
             ///
             /// # Errors
-            /// What stands there instead.
+            /// The word's value, when it is not `current`.
             #[inline(always)]
             pub fn compare_exchange(
                 &self,
@@ -197,7 +197,7 @@ macro_rules! number {
                 exchanged.map(drop).map_err(Untrusted)
             }
 
-            /// Adds `value`; what stood there before.
+            /// Adds `value` and returns the former value.
             #[inline(always)]
             pub fn fetch_add(&self, value: $number, ordering: Ordering) -> Untrusted<$number> {
                 #[cfg(loom)]
@@ -205,7 +205,7 @@ macro_rules! number {
                 Untrusted(self.0.fetch_add(value, ordering))
             }
 
-            /// Sets `bits`; what stood there before.
+            /// Sets `bits` and returns the former value.
             #[inline(always)]
             pub fn fetch_or(&self, bits: $number, ordering: Ordering) -> Untrusted<$number> {
                 #[cfg(loom)]
@@ -213,7 +213,7 @@ macro_rules! number {
                 Untrusted(self.0.fetch_or(bits, ordering))
             }
 
-            /// Makes it `value` if that is more; what stood there before.
+            /// Stores `value` if that is more, and returns the former value.
             #[inline(always)]
             pub fn fetch_max(&self, value: $number, ordering: Ordering) -> Untrusted<$number> {
                 #[cfg(loom)]

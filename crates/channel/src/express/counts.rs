@@ -1,4 +1,4 @@
-//! How the connections of a family fare with express, counted for the operator.
+//! Counts for the operator: how the connections of a family use express.
 
 use crate::sync::{AtomicU64, Ordering};
 
@@ -18,39 +18,41 @@ pub enum Event {
     QueueFull = 4,
     /// `connect` or `accept` waited for an ordinary connection to be paired.
     SeedsTried = 5,
-    /// Such a connection became a carrier.
+    /// Such a connection was paired and became a carrier.
     SeedsMade = 6,
-    /// How long those waits were together, in microseconds.
+    /// Total time of those waits, in microseconds.
     SeedMicroseconds = 7,
-    /// A connection ended that was no carrier's.
+    /// A connection ended that did not use a carrier of express.
     NotPaired = 8,
-    /// A carrier was not parked: the program had set an option that is not set back.
+    /// A carrier was not parked: the program had set an option that the library does not reset.
     OddOption = 9,
     /// A carrier was not parked: this process has no listener that carriers can serve.
     NoListener = 10,
-    /// A carrier was not parked: as many as may be are.
+    /// A carrier was not parked: the limit of parked carriers was reached.
     NoRoom = 11,
     /// A carrier was not parked, or not used again: it was too old.
     TooOld = 12,
-    /// A carrier was not parked: other threads, processes or programs have it, or a half was shut.
+    /// A carrier was not parked: another thread, process or program uses it, or one direction was
+    /// shut.
     InUse = 13,
     /// A carrier was not parked, or not used again: bytes or an error were left.
     Unread = 14,
-    /// A carrier was not parked, or not used again: it had gone back to the kernel, or was told to.
+    /// A carrier was not parked, or not used again: its channel had gone down to the carrier, or
+    /// was told to.
     OnKernel = 15,
     /// A carrier was not parked, or not used again: the peer had ended it.
     PeerEnded = 16,
-    /// A parked carrier was closed: nobody had used it for too long.
+    /// A parked carrier was closed: it had not been used for too long.
     Idle = 17,
     /// A parked carrier was closed: a fork, an exec, the end of the listener, or no descriptors.
     Retired = 18,
     /// A carrier was not parked: the program was not seen waiting for its connection.
     Unseen = 19,
-    /// A doorbell was rung for bytes that a program had not been seen waiting for, and had not
-    /// read.
+    /// A doorbell was rung for unread bytes, because the program had not been seen waiting for
+    /// them.
     Rescued = 20,
-    /// `connect` did not use a carrier: another socket listens there than that of the peer, which
-    /// is another user's program.
+    /// `connect` did not use a carrier of another user's program: the listener at that address is
+    /// no longer that program's.
     OtherListener = 21,
 }
 
@@ -87,7 +89,7 @@ impl Event {
 pub struct Counts([AtomicU64; Event::NAMES.len()]);
 
 impl Counts {
-    /// It has happened `count` times more.
+    /// Adds `count` to the count of `event`.
     #[inline]
     pub fn add(&self, event: Event, count: u64) {
         // Relaxed: a count orders nothing.
