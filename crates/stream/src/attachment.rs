@@ -1,8 +1,8 @@
-//! The region of a connection in one process: given, used, taken away.
+//! The region of a connection in one process: how it is given, used and taken away.
 //!
-//! Calls that use only the carrier run without a lock, many at a time. A region changes what they
-//! may do, so it is given while no such call is on its way; and it is taken away while no thread is
-//! inside. Both sides count before they look:
+//! Calls that use only the carrier run concurrently, without a lock. A region changes what these
+//! calls may do, so it is given only while no such call is running. It is taken away only while no
+//! thread is inside. Each side stores before it looks:
 //!
 //! ```text
 //!   a call, a thread                     attach, leave
@@ -11,9 +11,9 @@
 //!   look at the region                   look at the counts
 //! ```
 //!
-//! One of the two looks comes after the other side's store. So a call on the carrier is counted
-//! when the region is given, or sees the region; and a thread inside is counted when the region is
-//! taken away, or finds none.
+//! One of the two looks comes after the other side's store. So `give` sees the count of a call on
+//! the carrier, or the call sees the region. And `take` sees the count of a thread that enters, or
+//! the thread sees that the region is gone.
 
 use core::ptr::null_mut;
 
@@ -23,12 +23,13 @@ use toehold_channel::sync::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 /// (`is_used`, `give`): at least one sees the other side's store.
 const AGREED: Ordering = Ordering::SeqCst;
 
-/// A region's place, and who is inside. All zeroes is a place without a region.
+/// The place for a region, and counts of the threads that use it. All zeroes means that there is no
+/// region.
 #[derive(Debug, Default)]
 pub struct Attachment {
     /// Null while the connection is on its carrier only.
     region: AtomicPtr<u8>,
-    /// Threads inside, other than those that sleep.
+    /// Threads inside that do not sleep.
     users: AtomicU32,
     /// Threads that sleep in the kernel for the connection.
     pub sleepers: Sleepers,
@@ -46,8 +47,8 @@ impl Drop for Inside<'_> {
 }
 
 impl Attachment {
-    /// The region. It may be taken away at any time, unless the caller is inside or holds a lock
-    /// that whoever takes it needs.
+    /// The region. Another thread may take it away at any time, unless the caller is inside or
+    /// holds the lock of a direction.
     #[inline]
     pub fn region(&self) -> *mut u8 {
         self.region.load(AGREED)
@@ -59,7 +60,8 @@ impl Attachment {
         !self.region.load(Ordering::Relaxed).is_null()
     }
 
-    /// The region, which stays while the guard lives; nothing when there is none.
+    /// Enters the region: the region stays as long as the guard lives. `None` when there is no
+    /// region.
     #[inline]
     pub fn enter(&self) -> Option<(*mut u8, Inside<'_>)> {
         self.users.fetch_add(1, AGREED);
@@ -69,7 +71,8 @@ impl Attachment {
         (!region.is_null()).then_some((region, inside))
     }
 
-    /// Counts a call on the carrier in. False, and not counted, when there is a region.
+    /// Counts a call on the carrier that begins. False when there is a region; then the call is not
+    /// counted.
     #[inline]
     pub fn begin_host_call(&self, in_flight: &AtomicU32) -> bool {
         in_flight.fetch_add(1, AGREED);
@@ -81,16 +84,16 @@ impl Attachment {
         false
     }
 
-    /// Counts it out. A child that was forked by a signal handler comes back from its parent's
-    /// call, which it has forgotten: nothing is counted out then.
+    /// Counts a call on the carrier that ends. A child that was forked in a signal handler returns
+    /// from a call that its parent began. The child's count is 0 then, and stays 0.
     #[inline]
     pub fn end_host_call(&self, in_flight: &AtomicU32) {
         let less = |count: u32| count.checked_sub(1);
         let _ = in_flight.fetch_update(AGREED, Ordering::Relaxed, less);
     }
 
-    /// Gives a region: calls that begin from here on see it. False, and not given, while a call on
-    /// the carrier is on its way. The caller holds the locks of both directions.
+    /// Gives a region: calls that begin from now on see it. False while a call on the carrier is
+    /// running; then the region is not given. The caller holds the locks of both directions.
     pub fn give(&self, region: *mut u8, in_flight: [&AtomicU32; 2]) -> bool {
         self.region.store(region, AGREED);
         model_fence();
@@ -101,12 +104,12 @@ impl Attachment {
         is_quiet
     }
 
-    /// Puts a region back that was taken, or one that another program has handed over.
+    /// Stores a region that was taken before, or that another program has handed over.
     pub fn put(&self, region: *mut u8) {
         self.region.store(region, AGREED);
     }
 
-    /// Takes the region away. It is nobody's once [`Attachment::is_used`] says so.
+    /// Takes the region away. Threads may still use it until [`Attachment::is_used`] returns false.
     pub fn take(&self) {
         self.region.store(null_mut(), AGREED);
         model_fence();
@@ -120,7 +123,8 @@ impl Attachment {
             return None;
         }
         self.take();
-        // A thread may have entered since the look above, which only spares it the taking.
+        // A thread may have entered since the first look, which only avoids taking the region in
+        // vain.
         if self.is_used() {
             self.put(region);
             return None;
@@ -128,35 +132,35 @@ impl Attachment {
         Some(region)
     }
 
-    /// A thread that was inside has ended there, and its guard is never dropped.
+    /// Counts out a thread that has ended while it was inside: its guard is never dropped.
     pub fn leave_for_ended(&self) {
         self.users.fetch_sub(1, AGREED);
     }
 
-    /// True while a thread may be inside. A thread that goes to sleep is counted among the sleepers
-    /// before it leaves the users, so the users are looked at first: between two looks the other
-    /// way round it would be in neither count.
+    /// True while a thread may be inside. A thread that goes to sleep is first counted as a sleeper
+    /// and then leaves the users. So the users are read first: if the sleepers were read first,
+    /// such a thread could be missed in both counts.
     pub fn is_used(&self) -> bool {
         self.users.load(AGREED) != 0 || self.sleepers.any()
     }
 
     /// After fork: the threads that were counted are the parent's.
     pub fn forget_threads(&self) {
-        // Looked at before: most pages of a child stay as they are.
+        // The load avoids most stores, so most of the child's pages need no copy.
         if self.users.load(Ordering::Relaxed) != 0 {
             self.users.store(0, Ordering::Relaxed);
         }
         self.sleepers.forget();
     }
 
-    /// Another connection begins here. Threads that are inside stay counted: they count themselves
-    /// out, whoever the place is for by then.
+    /// Another connection begins in this place. Threads that are inside stay counted. They count
+    /// themselves out later, even if the place belongs to another connection then.
     pub fn reset(&self) {
         self.region.store(null_mut(), Ordering::Relaxed);
     }
 }
 
-/// loom orders a `SeqCst` access as it orders `AcqRel`, and knows `SeqCst` of fences only.
+/// loom treats a `SeqCst` access like `AcqRel`, and models `SeqCst` for fences only.
 #[inline]
 fn model_fence() {
     // Pairs with itself, between the store and the look in `give`, `take` and `enter`.
@@ -165,8 +169,8 @@ fn model_fence() {
 }
 
 /// Threads of a process that sleep in the kernel for a connection, and how many of them wait for
-/// bytes only. Both counts are in one word: a look at the one and then at the other could meet a
-/// reader that leaves in between, and take a sender that sleeps for that reader.
+/// bytes only. Both counts are in one word, so that they are read together: with two loads, a
+/// reader that leaves in between could hide a sender that sleeps.
 #[derive(Debug, Default)]
 pub struct Sleepers(AtomicU64);
 
@@ -175,30 +179,32 @@ const SLEEPER: u64 = 1;
 const READER: u64 = 1 << 32;
 
 impl Sleepers {
-    /// A thread is going to sleep; true when it is the only one.
+    /// Counts a thread that is going to sleep; true when it is the only sleeper.
     pub fn enter(&self) -> bool {
         let before = self.0.fetch_add(SLEEPER, AGREED);
         model_fence();
         before & (READER - 1) == 0
     }
 
-    /// It woke; true when no other sleeps. A child that was forked by a signal handler wakes from
-    /// the parent's sleep, which it has forgotten: nothing is counted out then.
+    /// Counts out a thread that woke; true when no other thread sleeps. A child that was forked in
+    /// a signal handler wakes from a sleep that its parent began. The child's count is 0 then, and
+    /// stays 0.
     pub fn leave(&self) -> bool {
         self.count_out(SLEEPER, READER - 1) & (READER - 1) <= 1
     }
 
-    /// A thread that has entered waits for bytes only.
+    /// Counts a thread that has entered as a reader: it waits for bytes only.
     pub fn begin_reading(&self) {
         self.0.fetch_add(READER, AGREED);
     }
 
-    /// It does so no more. It leaves next.
+    /// Counts that reader out. The thread then calls [`Sleepers::leave`].
     pub fn end_reading(&self) {
         self.count_out(READER, !(READER - 1));
     }
 
-    /// Takes `one` off the count in `half`, if that is not 0. Both counts before.
+    /// Subtracts `one` from the count in `half`, if that count is not 0. Returns both former
+    /// counts.
     fn count_out(&self, one: u64, half: u64) -> u64 {
         let less = |counts: u64| (counts & half != 0).then(|| counts - one);
         let before = self.0.fetch_update(AGREED, Ordering::Relaxed, less);

@@ -5,11 +5,11 @@
 //!   want_credit := 1                            head := new       (or: going_down := 1)
 //!   fence SeqCst                                fence SeqCst
 //!   look: can the peer ring? is there credit?   load want_credit
-//!   no credit, it can: wait                     1? ring
+//!   no credit, peer can ring: wait              1? ring
 //! ```
 //!
-//! Either the receiver's load sees the request, or the sender's look sees the credit, or that the
-//! receiver is on its way down.
+//! Either the receiver's load sees the request, or the sender's look sees the credit or sees that
+//! the receiver is going down.
 
 use toehold_channel::ring::Fault;
 use toehold_channel::sync::Ordering;
@@ -22,15 +22,16 @@ use crate::end::End;
 pub enum Credit {
     /// There is credit after all.
     Here,
-    /// There is none, and the peer rings when there is.
+    /// There is no credit; the peer rings when it gives some.
     WillRing,
-    /// There is none, and the peer is not able to ring: go down, and let the kernel block us.
+    /// There is no credit, and the peer is not able to ring: go down to the carrier, where the
+    /// kernel blocks us.
     Unreachable,
 }
 
 impl End<'_> {
-    /// Asks the peer to ring when it gives credit. `is_short` tells, after the request, whether
-    /// there is still too little. Callers hold the send lock.
+    /// Asks the peer to ring when it gives credit. `is_short` is called after the request and tells
+    /// whether there is still too little credit. Callers hold the send lock.
     ///
     /// # Errors
     /// The [`Fault`] of `is_short`.
@@ -54,7 +55,8 @@ impl End<'_> {
         set(&self.ours().wake.want_credit, 0);
     }
 
-    /// True while we ask the peer to ring when it gives credit: somebody may sleep for that.
+    /// True while we ask the peer to ring when it gives credit, because a thread may sleep until
+    /// then.
     pub fn asks_for_credit(&self) -> bool {
         !self.ours().wake.want_credit.load(Ordering::Relaxed).is(0)
     }
@@ -66,8 +68,8 @@ impl End<'_> {
         !self.theirs().wake.want_credit.load(Ordering::SeqCst).is(0)
     }
 
-    /// True when the peer waits for credit as we do, and reads nothing until it has some: its ring
-    /// is full. Both have asked for credit before either looks.
+    /// True when the peer waits for credit as well, and the ring that it sends into is full:
+    /// neither side reads. Each side asks for credit before it calls this.
     pub fn both_wait(&self) -> bool {
         let filled = self.receiver().available();
         self.is_asked_for_credit()
@@ -75,7 +77,8 @@ impl End<'_> {
     }
 }
 
-/// Stores a word of ours that the peer reads often, if it changes: its line stays where it is.
+/// Stores a word of ours only if its value changes, because the peer reads it often: a store would
+/// take the cache line away from the peer.
 fn set(word: &Word32, to: u32) {
     if !word.load(Ordering::Relaxed).is(to) {
         // SeqCst pairs with the load in `is_asked_for_credit`: `ask_for_credit` fences before it

@@ -6,18 +6,19 @@
 //!   records:            0: up at c0   1: down at r0, c1            2: up at c2
 //! ```
 //!
-//! The sender writes records; the receiver carries each out when it has read up to its position,
-//! and acknowledges it. Rules that keep every sleeper reachable (a doorbell is a byte on the
-//! carrier of a direction in ring mode):
+//! The sender writes records. The receiver carries a record out when it has read up to the record's
+//! position, and then acknowledges the record. Rules that keep every sleeper reachable (a doorbell
+//! is a byte on the carrier of a direction in ring mode):
 //!
-//! 1. *Up* needs all earlier records acknowledged and the peer attached.
-//! 2. *Down* is always possible; so at most two records are outstanding, an up and its down.
+//! 1. A direction may go *up* only when all earlier records are acknowledged and the peer is
+//!    attached.
+//! 2. A direction may always go *down*. So at most two records are outstanding: an up and its down.
 //! 3. A sender sleeps for credit only while the peer can ring it ([`End::peer_can_ring`]): its
-//!    incoming direction is a ring, nothing is pending in it, and the peer is not on its way down.
-//!    Otherwise it goes down itself and lets the kernel block it.
-//! 4. On its way down a sender announces it (`going_down`), fences, and rings a peer that sleeps
-//!    for credit, before it publishes the record. The peer sets `want_credit`, fences, then looks
-//!    at `going_down`.
+//!    incoming direction is a ring, no record is pending in it, and the peer is not going down.
+//!    Otherwise the sender goes down itself, and the kernel blocks it.
+//! 4. A sender that goes down first sets `going_down`, fences, rings a peer that sleeps for credit,
+//!    and only then publishes the record. The peer sets `want_credit`, fences, then looks at
+//!    `going_down`.
 //! 5. Unread bytes stay in the ring when the sender goes down, unless the receiver has asked for
 //!    them before ([`crate::resend`]).
 
@@ -32,14 +33,15 @@ use toehold_channel::untrusted::Untrusted;
 
 use crate::express;
 
-/// Places that two outstanding records can lead to.
+/// The most stretches of bytes that two outstanding records can separate.
 pub const AHEAD_MAX: usize = 4;
 
 /// One end of a mapped channel, borrowed for one operation.
 #[derive(Clone, Copy)]
 pub struct End<'a> {
     /// The connection's words in the family's table: cursors, counts, modes. A member of the family
-    /// that changed its user can write any of them at any time: no value may lead outside the ring.
+    /// that changed its user can write any of them at any time, so every value is checked: none may
+    /// lead outside the ring.
     pub entry: &'a Entry,
     control: &'a Control,
     rings: *mut u8,
@@ -63,7 +65,7 @@ pub enum Incoming {
     },
 }
 
-/// Bytes of our ring that the peer has not read and wants by the carrier: [`End::unread`].
+/// Bytes of our ring that the peer has not read and wants on the carrier: see [`End::unread`].
 #[derive(Clone, Copy, Debug)]
 pub struct Unread {
     /// Where they begin.
@@ -85,9 +87,9 @@ impl<'a> End<'a> {
         End::new(entry, control, rings, side)
     }
 
-    /// The end of `side` of a channel whose control words and rings were found apart: models keep
-    /// them on the heap. Only [`End::ring_in`] and [`End::ring_out`] compute with `rings`, and
-    /// nothing here follows it.
+    /// The end of `side` of a channel whose control words and rings are in separate memory: models
+    /// keep them on the heap. Only [`End::ring_in`] and [`End::ring_out`] compute with `rings`, and
+    /// this crate never dereferences it.
     #[inline]
     pub fn new(entry: &'a Entry, control: &'a Control, rings: *mut u8, side: usize) -> End<'a> {
         End {
@@ -151,14 +153,14 @@ impl<'a> End<'a> {
         }
     }
 
-    /// Where our next sent byte goes.
+    /// The path of our next sent byte.
     #[inline]
     pub fn tx_mode(&self) -> Mode {
         let mode = self.entry.tx_mode.load(Ordering::Relaxed);
         mode.parsed(Mode::from_word).unwrap_or(Mode::Carrier)
     }
 
-    /// Where our next received byte comes from, as far as we have carried out the records.
+    /// The path of our next received byte, by the records that we have carried out.
     #[inline]
     pub fn rx_mode(&self) -> Mode {
         let mode = self.entry.rx_mode.load(Ordering::Relaxed);
@@ -179,9 +181,9 @@ impl<'a> End<'a> {
             != self.entry.rx_records.load(Ordering::Relaxed)
     }
 
-    /// True when a record is pending that can be carried out before another byte comes by the
-    /// carrier. Any other is no news: the bytes before its position wake by themselves, and a
-    /// hostile peer's never come. Needs no lock.
+    /// True when a record is pending that can be carried out before another byte comes on the
+    /// carrier. Other records are not news: the bytes before their position wake the receiver, and
+    /// the bytes that a hostile peer announces may never come. Needs no lock.
     pub fn is_record_due(&self) -> bool {
         let done = self.entry.rx_records.load(Ordering::Relaxed);
         // Acquire pairs with the Release store in `publish_record`: the record's positions are
@@ -195,7 +197,8 @@ impl<'a> End<'a> {
             Mode::Carrier | Mode::Skip => {
                 let record = &self.theirs().switch.record[slot_of(done)];
                 let carrier = Untrusted::from(self.entry.rx_carrier.load(Ordering::Relaxed));
-                // A position that was passed is a fault, which the next look finds.
+                // A position that was already passed is a fault, which the next call of `incoming`
+                // reports.
                 (record.carrier.load(Ordering::Relaxed))
                     .beyond(carrier)
                     .is_none()
@@ -203,8 +206,8 @@ impl<'a> End<'a> {
         }
     }
 
-    /// Carries out what can be carried out of the peer's records and says where the next bytes are.
-    /// Callers hold the receive lock.
+    /// Carries out the peer's records that are due, and returns where the next bytes are. Callers
+    /// hold the receive lock.
     ///
     /// # Errors
     /// A [`Fault`] when the peer's words contradict what was counted.
@@ -218,7 +221,8 @@ impl<'a> End<'a> {
 
     fn incoming_switching(&self) -> Result<Incoming, Fault> {
         let entry = self.entry;
-        // Each turn carries out one step of one record, of which at most two are outstanding.
+        // Each iteration carries out one step of one record, and at most two records are
+        // outstanding.
         for _ in 0..4 * RECORDS_OUTSTANDING_MAX {
             let done = entry.rx_records.load(Ordering::Relaxed);
             // Acquire pairs with the Release store in `publish_record`: the record's positions are
@@ -282,16 +286,16 @@ impl<'a> End<'a> {
         Err(Fault::Record)
     }
 
-    /// Where all bytes are that [`End::incoming`] would come to one after the other, for those who
-    /// look without taking. Changes nothing. Callers hold the receive lock.
+    /// All places of bytes that [`End::incoming`] would return, one after another. For callers that
+    /// peek. Changes nothing. Callers hold the receive lock.
     ///
     /// # Errors
     /// A [`Fault`] when the peer's words contradict what was counted.
     pub fn ahead(&self) -> Result<[Option<Incoming>; AHEAD_MAX], Fault> {
         let entry = self.entry;
         let mut done = entry.rx_records.load(Ordering::Relaxed);
-        // Acquire pairs with the Release store in `publish_record`; the ring's end is loaded after
-        // it, so it lies beyond what the records say.
+        // Acquire pairs with the Release store in `publish_record`; the ring's `tail` is loaded
+        // later, so it is not behind the records' positions.
         let announced = self.theirs().switch.records.load(Ordering::Acquire);
         announced
             .ahead_of(done, RECORDS_OUTSTANDING_MAX)
@@ -350,9 +354,9 @@ impl<'a> End<'a> {
             .store(records, Ordering::Release);
     }
 
-    /// True when no byte of ours is on the carrier that the peer may not have read: our direction
-    /// is a ring, whose beginning the peer has read up to, or has left it and sent nothing since.
-    /// Doorbells do not count.
+    /// True when the peer has read every byte that we sent on the carrier. That is certain in two
+    /// cases: our direction is a ring and the peer has acknowledged its beginning; or our direction
+    /// has left the ring and has sent nothing since. Doorbells do not count.
     pub fn carrier_is_unused(&self) -> bool {
         let records = self.entry.tx_records.load(Ordering::Relaxed);
         // Acquire pairs with the Release store in `acknowledge`.
@@ -362,7 +366,8 @@ impl<'a> End<'a> {
         }
         let last = records.plus(u32::MAX);
         let record = &self.ours().switch.record[slot_of(last)];
-        // The peer carries out a downgrade only when it has read the ring, perhaps not any more.
+        // The last record may be unacknowledged: the peer carries out a downgrade only after it has
+        // read the ring, and it may have ended before that.
         !records.is(0)
             && last.ahead_of(acknowledged, 1).is_some()
             && (record.carrier.load(Ordering::Relaxed))
@@ -403,13 +408,14 @@ impl<'a> End<'a> {
         Ok(true)
     }
 
-    /// Moves our direction back to the carrier: the next byte goes there. `ring` is called in
-    /// between, while a doorbell is still one, with true when the peer sleeps for credit and must
-    /// be rung now; `tx_carrier` is exact when it returns. A direction that is on the carrier stays
-    /// there. Callers hold the send lock.
+    /// Moves our direction back to the carrier: the next byte goes there. `ring` is called before
+    /// the record is published, while a byte on the carrier still counts as a doorbell. Its
+    /// argument is true when the peer sleeps for credit and must be rung now. `tx_carrier` is exact
+    /// when `ring` returns. A direction that is on the carrier stays there. Callers hold the send
+    /// lock.
     ///
-    /// Returns what the peer wants once more, if it has asked: that goes first, and
-    /// [`End::unread_is_sent`] follows.
+    /// Returns the unread bytes that the peer wants on the carrier, if it has asked for them. The
+    /// caller sends these bytes first, and then calls [`End::unread_is_sent`].
     #[must_use = "what is returned is sent on the carrier before anything else"]
     pub fn go_down(&self, ring: impl FnOnce(bool)) -> Option<Unread> {
         if self.tx_mode() != Mode::Ring {
@@ -422,22 +428,23 @@ impl<'a> End<'a> {
         self.entry
             .tx_mode
             .store(Mode::Carrier as u32, Ordering::Relaxed);
-        // Before the record, with which the receiver gives all of it back.
+        // Before the record is published, because with the record the receiver gives all unread
+        // bytes back as credit.
         let unread = self.settle_resend();
         self.publish_record();
-        // Release pairs with the Acquire load in `peer_can_ring`: whoever sees that we are no
-        // longer on the way sees the record.
+        // Release pairs with the Acquire load in `peer_can_ring`: a peer that sees 0 here sees the
+        // record.
         self.ours().switch.going_down.store(0, Ordering::Release);
         self.entry.downgrades.fetch_add(1, Ordering::Relaxed);
         unread
     }
 
-    /// Says on which processor we wait, and finds out where the peer does: one more than the
-    /// number, or 0 when it is not known. To spin for a peer on one's own processor is pointless.
+    /// Publishes the processor on which we wait, and returns the peer's: one more than its number,
+    /// or 0 when it is not known. To spin for a peer on the same processor is pointless.
     #[inline]
     pub fn exchange_processors(&self, ours: u32) -> u32 {
         let word = &self.ours().wake.processor;
-        // Stored only when it changes: the peer has this line in its cache.
+        // Stored only when it changes, because the peer has this line in its cache.
         if !word.load(Ordering::Relaxed).is(ours) {
             word.store(ours, Ordering::Relaxed);
         }
@@ -462,8 +469,8 @@ impl<'a> End<'a> {
         self.ours().switch.records.store(records, Ordering::Release);
     }
 
-    /// True when the peer is able to ring us for credit. Callers have set `want_credit`; this
-    /// fences, then looks.
+    /// True when the peer is able to ring us for credit. Callers have set `want_credit` before.
+    /// This function fences, then looks.
     pub fn peer_can_ring(&self) -> bool {
         // Pairs with the fence in `go_down`: either the peer sees that we want credit and rings
         // before it goes, or we see it going.
@@ -480,7 +487,7 @@ impl<'a> End<'a> {
     }
 }
 
-/// Where record `n` stands.
+/// Index of record `n`.
 #[inline]
 fn slot_of(n: Untrusted<u32>) -> usize {
     const _: () = assert!(RECORD_SLOTS.is_power_of_two());

@@ -1,8 +1,9 @@
-//! How a connection has ended whose carrier reports a reset.
+//! Resets that only answer a doorbell are told apart from real resets.
 //!
-//! A doorbell that meets a closed socket is answered with a reset by the peer's kernel, as any byte
-//! would be. Without us there would have been no doorbell, and the connection would have ended in
-//! order. So whoever meets a reset asks what the peer had read, and what it said of its end:
+//! When a doorbell reaches a closed socket, the peer's kernel answers with a reset, as it does for
+//! any byte. Without the library there would be no doorbell, and the connection would have ended in
+//! order. So an end that sees a reset asks whether the peer had read everything, and how the peer
+//! announced its end:
 //!
 //! ```text
 //!   peer                                      we
@@ -20,30 +21,29 @@ use crate::end::End;
 use crate::express::Turn;
 
 impl End<'_> {
-    /// This side ends a turn in order, and the carrier goes on. The caller then makes the peer
-    /// notice.
+    /// Ends a turn in order on this side; the carrier goes on. The caller then wakes the peer.
     pub fn end_turn(&self, turn: Turn) {
         let closed = CLOSED_ALL | CLOSED_CLEAN | CLOSED_TURN;
         self.ours().wake.closed.store(closed, SIDE_TOLD);
         self.turns().end(turn);
     }
 
-    /// True when the peer hears of our end of a turn without a doorbell for that alone: its program
-    /// was seen waiting, or asks for a doorbell whatever the news is.
+    /// True when no extra doorbell is needed to tell the peer that we have ended the turn: the
+    /// peer's program was seen waiting, or its wake word asks for a doorbell anyway.
     pub fn is_end_heard(&self, turn: Turn) -> bool {
         let wake = &self.theirs().wake.wake;
         self.turns().is_peer_seen(turn) || wake.load(WAKING).is(WakeWord::Bell.to_word())
     }
 
-    /// True when the peer has ended a direction or the connection, and its carrier with it. A turn
-    /// that it ends is not that, nor one that it is about to end: `closed` says so first.
+    /// True when the peer has ended a direction or the connection, and the carrier with it. False
+    /// when the peer has ended only a turn, because `CLOSED_TURN` in `closed` is stored first.
     pub fn has_closed_carrier(&self) -> bool {
         let closed = self.theirs().wake.closed.load(SIDE_SEEN);
         !closed.is(0) && !closed.has(CLOSED_TURN)
     }
 
-    /// A turn begins on a carrier that this side has claimed: neither side has ended anything.
-    /// Until the peer accepts, nobody but us writes these words.
+    /// Begins a turn on a carrier that this side has claimed: clears the marks of both ends. Until
+    /// the peer accepts, only this side writes these words.
     pub fn reopen(&self) {
         for side in [self.ours(), self.theirs()] {
             side.wake.closed.store(0, Ordering::Relaxed);
@@ -51,7 +51,7 @@ impl End<'_> {
         }
     }
 
-    /// True when neither ring has a byte, by our own cursors, and none is announced elsewhere.
+    /// True when both rings are empty by our own cursors, and no switch record is pending.
     pub fn are_rings_empty(&self) -> bool {
         let head = self.theirs().consume.head.load(Ordering::Relaxed);
         let is_read = head == self.entry.tx_ring.load(Ordering::Relaxed);
@@ -62,8 +62,8 @@ impl End<'_> {
         is_read && has_none && !self.records_pending()
     }
 
-    /// This side closes the connection; `is_clean` when nothing that the peer sent is left unread.
-    /// The caller then makes the peer notice.
+    /// Announces that this side closes the connection; `is_clean` when it has read everything that
+    /// the peer sent. The caller then wakes the peer.
     pub fn close(&self, is_clean: bool) {
         let closed = CLOSED_ALL | if is_clean { CLOSED_CLEAN } else { 0 };
         self.ours().wake.closed.store(closed, SIDE_TOLD);
@@ -72,12 +72,12 @@ impl End<'_> {
         fence(Ordering::SeqCst);
     }
 
-    /// True when the reset that the carrier reports answers nothing but a doorbell: the peer had
-    /// read all that we sent when it closed. `tx_carrier` is exact.
+    /// True when the carrier's reset only answers a doorbell: the peer had read everything that we
+    /// sent when it closed. `tx_carrier` is exact.
     ///
-    /// A peer that said nothing of its end was killed. With `may_be_killed` that is an end in order
-    /// as well, if the peer had not asked for a reset. An engine is never killed idle: it resets as
-    /// its remote does.
+    /// A peer that has not announced its end was killed. With `may_be_killed` that counts as an end
+    /// in order, too, unless the peer had asked for a reset. For an engine `may_be_killed` is
+    /// false: an engine resets only because its remote does.
     #[cold]
     pub fn is_reset_by_doorbell(&self, may_be_killed: bool) -> bool {
         let wake = &self.theirs().wake;
@@ -88,8 +88,8 @@ impl End<'_> {
             return false;
         }
         if closed.has(CLOSED_CLEAN) {
-            // Of a ring that has just begun, the peer knows by itself that the carrier before it
-            // was read.
+            // `CLOSED_CLEAN` includes the carrier's bytes before the ring, even if the record of
+            // the ring is not acknowledged yet.
             return self.tx_mode() == Mode::Ring || self.carrier_is_unused();
         }
         let asks_for_reset = [&wake.resets, &wake.abandoned, &wake.refuse]

@@ -1,9 +1,9 @@
 //! Carriers that serve one connection of the program after another.
 //!
-//! Both ends of a carrier that carries no byte of a connection any more can keep it, and use it for
-//! the program's next connection: no handshake and no pairing. A *turn* is one connection of the
-//! program on a carrier. One word says how far the turn has come, and only a compare-exchange
-//! changes it:
+//! When a connection has ended, both ends can keep its carrier and use it for the program's next
+//! connection, without a handshake and without pairing. A *turn* is one connection of the program
+//! on a carrier. One word holds the phase of the turn, and only a compare-exchange changes that
+//! word:
 //!
 //! ```text
 //!                both ends have closed turn t          accept (t + 1)
@@ -14,17 +14,19 @@
 //!    retired                         retired
 //! ```
 //!
-//! A turn that both ends have closed is *parked*. There is no word for that: each end says of
-//! itself that it has closed. Nobody owns the word. The connecting end alone claims, so a parked
-//! carrier is taken once. Of a claim and a retirement that meet, one wins and the other sees it.
+//! A carrier is *parked* when both ends have closed its turn. The phase does not show that: each
+//! end has a word of its own, in which it says that it has closed. Both ends may change the phase.
+//! Only the connecting end claims, so a parked carrier is taken once. When a claim and a retirement
+//! meet, one succeeds and the other sees that.
 //!
-//! A number tells the turns apart. Each end keeps its own in private memory, and a word that speaks
-//! of another turn says nothing about this one. So what an end wrote before it was killed, or late,
-//! is never taken for a word about the next connection.
+//! Each turn has a number, which each end keeps in private memory. A word with the number of
+//! another turn says nothing about this turn. So a word that an end wrote late, or before it was
+//! killed, is never taken for a word about the next connection.
 //!
 //! The positions of the rings go on from turn to turn. An end closes in order only when it has read
-//! all that came. Bytes that the other end sends after that are read by nobody: the connecting end
-//! looks at both rings before it claims, and retires the carrier if there are any.
+//! all bytes that came. If the other end sends bytes after that, no program reads them: the
+//! connecting end looks at both rings before it claims, and retires the carrier if there are any
+//! bytes.
 //!
 //! Connections that wait for `accept` stand in a queue of the pair of processes, in the order in
 //! which they were made:
@@ -35,8 +37,9 @@
 //!   none? withdraw what was pushed
 //! ```
 //!
-//! Either the look finds that nobody listens any more, or the connection is in the queue when the
-//! accepting end empties it. Both may happen: then withdrawal and refusal meet at the word.
+//! Either the connecting end sees that the listener has closed, or the accepting end finds the
+//! connection when it empties the queue. Both may happen. Then withdrawal and refusal both try to
+//! change the phase, and one of them succeeds.
 
 use toehold_channel::express::{AcceptQueue, ENTRIES_MAX, REQUEST_BYTES, Turns};
 use toehold_channel::layout::{READY_BITS, SIDE_SEEN, SIDE_TOLD};
@@ -44,14 +47,15 @@ use toehold_channel::ring::Fault;
 use toehold_channel::sync::{AtomicU32, Ordering, fence};
 use toehold_channel::untrusted::Untrusted;
 
-/// Which connection of the program, counted from 0: that is the one for which the carrier was made.
+/// Number of a connection of the program on its carrier. The connection for which the carrier was
+/// made has number 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Turn(u32);
 
-/// Turns have so many bits; the phase stands below them.
+/// Number of bits of a turn. The phase is in the bits below.
 const TURN_BITS: u32 = 30;
 const PHASE_BITS: u32 = 32 - TURN_BITS;
-/// No carrier gets older: it is retired instead.
+/// The most turns of a carrier. After them the carrier is retired.
 pub const TURNS_MAX: u32 = 1 << TURN_BITS;
 
 impl Turn {
@@ -73,7 +77,7 @@ impl Turn {
         Turn::numbered(self.0 + 1)
     }
 
-    /// The word of an end that has closed this turn, or was seen in it.
+    /// The value of an `ended`, `seen` or `freed` word for this turn.
     fn as_ended(self) -> u32 {
         self.0 + 1
     }
@@ -83,9 +87,9 @@ impl Turn {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Phase {
-    /// Both ends have it, or had it and have closed it.
+    /// Both ends use the turn, or have used and closed it.
     InUse = 0,
-    /// The connecting end has it, and it waits for the other's `accept`.
+    /// The connecting end uses the turn, and the accepting end has not accepted it yet.
     Claimed = 1,
     /// The carrier serves no further connection.
     Retired = 2,
@@ -95,21 +99,21 @@ fn word(turn: Turn, phase: Phase) -> u32 {
     turn.0 << PHASE_BITS | phase as u32
 }
 
-/// How a compare-exchange of the phase orders: what each end did before its change comes before
-/// what the other does after it. Pairs with itself and with the loads by [`SIDE_SEEN`].
+/// The ordering of a compare-exchange of the phase: an end that sees the change sees everything
+/// that the other end did before it. Pairs with itself and with the loads by [`SIDE_SEEN`].
 const PHASE_CHANGED: Ordering = Ordering::AcqRel;
 
-/// True for a connection whose client has that port, when one in `2^level` is to be paired at once.
-/// Both ends ask this without a word between them. The ports of a higher level are among those of a
-/// lower one.
+/// True when a connection with this client port is to be paired at once, for a level that selects
+/// one port in `2^level`. Both ends come to the same answer without a message. The ports of a
+/// higher level are a subset of those of a lower level.
 pub fn is_chosen(port: u16, level: u32) -> bool {
     // Knuth's multiplicative hash: neighbouring ports are far apart.
     let hash = u32::from(port).wrapping_mul(0x9E37_79B1) >> 12;
     hash & ((1 << level) - 1) == 0
 }
 
-/// Of connections that come from an engine, those are paired at once whose port is one of one in so
-/// many, as a power of two ([`is_chosen`]): the engine chooses the ports itself.
+/// Connections from an engine are paired at once for one port in this many, as a power of two
+/// ([`is_chosen`]). The engine chooses the ports itself.
 pub const ENGINE_PORTS_LOG2: u32 = 6;
 
 /// One end's view of a carrier's turns.
@@ -124,7 +128,7 @@ pub struct Carrier<'a> {
 pub enum Unclaimed {
     /// One end has not closed the turn yet.
     InUse,
-    /// It is retired, or has had all its turns, or the peer wrote nonsense.
+    /// The carrier is retired, or has no turns left, or the peer wrote an invalid word.
     Retired,
 }
 
@@ -142,8 +146,8 @@ impl<'a> Carrier<'a> {
             .is_ok()
     }
 
-    /// This end has closed `turn` in order: it has read all that came, and sends nothing more. The
-    /// caller makes the peer notice.
+    /// Says that this end has closed `turn` in order: it has read all bytes that came, and sends no
+    /// more. The caller then wakes the peer.
     pub fn end(&self, turn: Turn) {
         self.words.sides[self.side]
             .ended
@@ -163,10 +167,11 @@ impl<'a> Carrier<'a> {
             .is(turn.as_ended())
     }
 
-    /// This end's program waits for the connection of `turn` in a way that it is told of.
+    /// Says that this end's program waits for the connection of `turn` in a way that the library
+    /// sees.
     pub fn note_seen(&self, turn: Turn) {
         let seen = &self.words.sides[self.side].seen;
-        // Relaxed: the peer rings a doorbell too many if it does not see this yet.
+        // Relaxed: a peer that does not see this yet only rings an unnecessary doorbell.
         seen.store(turn.as_ended(), Ordering::Relaxed);
     }
 
@@ -182,7 +187,7 @@ impl<'a> Carrier<'a> {
         ours.is(turn.as_ended()) && self.is_ended_by_peer(turn)
     }
 
-    /// The connecting end takes the parked carrier for its next connection: its turn.
+    /// The connecting end claims the parked carrier for its next connection. Returns the new turn.
     ///
     /// # Errors
     /// [`Unclaimed`], and nothing has changed.
@@ -197,21 +202,21 @@ impl<'a> Carrier<'a> {
         }
     }
 
-    /// This end has done with all that came in `turn`, which both ends have closed: the other may
-    /// claim the carrier, if it waits for this word.
+    /// Says that this end, an engine, has forwarded all bytes of `turn`, which both ends have
+    /// closed. A connecting end that waits for this may claim the carrier now.
     pub fn free(&self, turn: Turn) {
         let freed = &self.words.sides[self.side].freed;
         freed.store(turn.as_ended(), SIDE_TOLD);
     }
 
-    /// True when the peer has done with all that came in `turn`.
+    /// True when the peer, an engine, has forwarded all bytes of `turn`.
     pub fn is_freed_by_peer(&self, turn: Turn) -> bool {
         let freed = &self.words.sides[1 - self.side].freed;
         freed.load(SIDE_SEEN).is(turn.as_ended())
     }
 
-    /// Stores where the connection is to lead for which this end has claimed the carrier, before it
-    /// is queued: a connect preamble.
+    /// Stores the connect preamble of the connection for which this end has claimed the carrier.
+    /// Called before the connection is queued.
     pub fn request(&self, preamble: &[u8; REQUEST_BYTES]) {
         let (bytes, _) = preamble.as_chunks();
         for (word, bytes) in self.words.request.iter().zip(bytes) {
@@ -220,12 +225,13 @@ impl<'a> Carrier<'a> {
         }
     }
 
-    /// Where a connection is to lead that was taken from the queue, as the connecting end says.
+    /// The connect preamble of a connection that was taken from the queue, as the connecting end
+    /// wrote it.
     pub fn requested(&self) -> [u8; REQUEST_BYTES] {
         let mut preamble = [0; REQUEST_BYTES];
         let (bytes, _) = preamble.as_chunks_mut();
         for (bytes, word) in bytes.iter_mut().zip(&self.words.request) {
-            // Whatever stands there is parsed by the caller.
+            // The bytes are unchecked: the caller parses them.
             *bytes = word.load(Ordering::Relaxed).capped(u64::MAX).to_ne_bytes();
         }
         preamble
@@ -236,14 +242,14 @@ impl<'a> Carrier<'a> {
         self.changes((turn, Phase::Claimed), (turn, Phase::InUse))
     }
 
-    /// True when the connecting end has taken the carrier for the turn after `turn`, and nobody has
-    /// accepted that yet.
+    /// True when the connecting end has claimed the carrier for the turn after `turn`, and that
+    /// turn is not accepted yet.
     pub fn is_next_waiting(&self, turn: Turn) -> bool {
         turn.next().is_some_and(|next| self.is_waiting(next))
     }
 
-    /// True when the peer has not accepted `turn`, which this end has claimed: a carrier that ends
-    /// now was refused.
+    /// True when the peer has not accepted `turn`, which this end has claimed. If the carrier ends
+    /// now, the connection was refused.
     pub fn is_waiting(&self, turn: Turn) -> bool {
         self.words
             .phase
@@ -251,8 +257,8 @@ impl<'a> Carrier<'a> {
             .is(word(turn, Phase::Claimed))
     }
 
-    /// True when the peer has not accepted `turn`, which this end has claimed, and perhaps never
-    /// will: the bytes of this end are where it has put them.
+    /// True when the peer has not accepted, or has refused, `turn`, which this end has claimed. So
+    /// the peer has read none of this end's bytes.
     pub fn is_unaccepted(&self, turn: Turn) -> bool {
         let phase = self.words.phase.load(SIDE_SEEN);
         // A turn that was accepted is retired only after the peer has ended it.
@@ -260,20 +266,20 @@ impl<'a> Carrier<'a> {
         turn != Turn::FIRST && (phase.is(word(turn, Phase::Claimed)) || is_refused)
     }
 
-    /// Either end: a connection that waits is not to be accepted any more. True when this end was
-    /// the one to decide so; false when the other has accepted or given it up.
+    /// Either end gives up a connection that waits for `accept`. True when this end has decided
+    /// that; false when the other end has already accepted the connection or given it up.
     pub fn give_up(&self, turn: Turn) -> bool {
         self.changes((turn, Phase::Claimed), (turn, Phase::Retired))
     }
 
-    /// Either end: `turn` is the last, and this end is about to close the carrier. `None` when it
-    /// is. Else the connection that the peer has claimed meanwhile: it is to be accepted, or given
-    /// up.
+    /// Either end makes `turn` the last turn, because it is about to close the carrier. `None` on
+    /// success. Otherwise returns the turn that the peer has claimed meanwhile, which has to be
+    /// accepted or given up.
     pub fn retire(&self, turn: Turn) -> Option<Turn> {
         if self.changes((turn, Phase::InUse), (turn, Phase::Retired)) {
             return None;
         }
-        // Whatever else stands there, the peer does not wait for `accept`.
+        // With any other word the peer does not wait for `accept`.
         turn.next().filter(|next| self.is_waiting(*next))
     }
 }
@@ -281,9 +287,9 @@ impl<'a> Carrier<'a> {
 /// A connection in the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Queued {
-    /// Its channel in the pair of processes.
+    /// The slot of its channel.
     pub slot: u32,
-    /// Which connection on that channel's carrier.
+    /// The turn of that channel's carrier.
     pub turn: Turn,
 }
 
@@ -306,21 +312,22 @@ impl Queued {
 pub enum Push {
     /// It waits, and the accepting end is to be notified.
     Queued,
-    /// There is no place: the backlog is full.
+    /// There is no room: the backlog is full.
     Full,
-    /// Nobody listens. Nothing was queued.
+    /// The accepting end does not listen. Nothing was queued.
     Closed,
-    /// It was queued, but nobody listens any more: the caller gives it up ([`Carrier::give_up`]).
-    /// If that fails, it was refused, or accepted just before.
+    /// The connection was queued, but the accepting end has stopped listening. The caller gives the
+    /// connection up ([`Carrier::give_up`]). If that fails, the connection was refused, or was
+    /// accepted just before.
     ClosedMeanwhile,
 }
 
-/// The connecting end of a queue. Of several threads one at a time pushes.
+/// The connecting end of a queue. Only one thread at a time may push.
 #[derive(Clone, Copy)]
 pub struct Pusher<'a> {
     /// The queue.
     pub words: &'a AcceptQueue,
-    /// Connections queued, ever: our own count.
+    /// Connections that we have queued in all: our private count.
     pub pushed: &'a AtomicU32,
 }
 
@@ -374,27 +381,27 @@ impl Pusher<'_> {
     }
 }
 
-/// The accepting end of a queue. Of several threads one at a time pops.
+/// The accepting end of a queue. Only one thread at a time may pop.
 #[derive(Clone, Copy)]
 pub struct Popper<'a> {
     /// The queue.
     pub words: &'a AcceptQueue,
-    /// Connections taken, ever: our own count.
+    /// Connections that we have taken in all: our private count.
     pub popped: &'a AtomicU32,
 }
 
 impl Popper<'_> {
-    /// From now on so many connections may wait.
+    /// Starts to listen: from now on up to `places` connections may wait.
     pub fn open(&self, places: u32) {
         let places = places.min(ENTRIES_MAX as u32);
         self.words.places.store(places, SIDE_TOLD);
     }
 
-    /// Nobody listens any more. The caller then pops what is left and gives each up.
+    /// Stops listening. The caller then pops the remaining connections and gives each of them up.
     pub fn close(&self) {
         self.words.places.store(0, SIDE_TOLD);
-        // Pairs with the fence in `Pusher::push`: what is queued from here on is withdrawn by the
-        // one who queues it.
+        // Pairs with the fence in `Pusher::push`: a connecting end that queues a connection from
+        // now on withdraws it.
         fence(Ordering::SeqCst);
     }
 
@@ -428,7 +435,8 @@ impl Popper<'_> {
         queued.map(Some).ok_or(Fault::Record)
     }
 
-    /// True when the connection of `slot` waits here: a carrier that ended before `accept`.
+    /// True when the connection of `slot` waits in the queue. Asked for a carrier that ended before
+    /// `accept`.
     ///
     /// # Errors
     /// As for [`Popper::waiting`].

@@ -1,35 +1,38 @@
 //! Which processes of a family hold a connection.
 //!
 //! Each entry has a bit for every member of the family, by the member's place in the table's list.
-//! A bit is set and cleared by its member. A process that is killed cannot clear its bits. So
-//! whoever needs to know whether others hold a connection looks whether those whose bits stand
-//! there are alive. A dead member's bits are cleared in all entries before its place is given away:
+//! Each member sets and clears its own bits. A process that is killed cannot clear its bits. So a
+//! member that asks whether others hold a connection also checks whether the members whose bits are
+//! set are alive. A dead member's bits are cleared in all entries before its place is used again:
 //!
 //! ```text
 //!   family:   [ 17, 42, 0, … ]       42 is dead:  place 1 := "cleared by us"
 //!   held_by:     1   1  0                         bit 1 off in every entry;  place 1 := 0
 //! ```
 //!
-//! Of members that leave at one time, one is the last. They say that they leave before they look:
+//! When several members leave at the same time, exactly one of them is the last. Each of them
+//! announces that it leaves before it looks:
 //!
 //! ```text
 //!   leaving: own bit on
 //!   fence SeqCst
-//!   does a living member hold it that does not leave?     no: ended_by := own place, if it is 0
+//!   is there another living holder that does not leave?   no: ended_by := own place, if it is 0
 //!   held_by: own bit off;  leaving: own bit off
 //! ```
 //!
-//! The one that says so last finds no other, so at least one of them tries, and one succeeds. A
-//! member that is killed at any step has its bits cleared like any other's. A member that clears a
-//! dead member's bits holds no connection by that: a place that is being cleared is nobody's.
+//! The last member to announce finds no other holder. So at least one of them tries to store
+//! `ended_by`, and exactly one succeeds. If a member is killed at any of these steps, its bits are
+//! cleared like those of any dead member. A member that clears the bits of a dead member does not
+//! become a holder by that: a place that is being cleared belongs to no member.
 //!
-//! A child has its place before it exists, and the bits of what it will hold: its parent enters
-//! [`FAMILY_BIRTH`] and its own number. The child puts its number there, or its parent does
-//! once `fork` has returned, whoever is first. So a child that is killed before its first
-//! instruction is missed like any other. If the parent is killed inside `fork`, the place is given
-//! up some seconds later, unless a child has come.
+//! A child gets its place, and its bits in the entries, before it exists: the parent stores
+//! [`FAMILY_BIRTH`] and its own number in the place. Then the child's number is stored, by the
+//! child or by the parent when `fork` has returned, whichever is first. So a child that is killed
+//! before its first instruction is noticed like any other dead member. If the parent is killed
+//! inside `fork`, the place is given up some seconds later, unless a child has stored its number.
 //!
-//! A member that finds no place is counted (`holders`), and is not missed when it is killed.
+//! A member that finds no free place is only counted (`holders`). If it is killed, nobody notices,
+//! and the count stays.
 
 use toehold_channel::sync::{AtomicU32, Ordering, fence};
 use toehold_channel::table::{
@@ -39,33 +42,33 @@ use toehold_channel::table::{
 use crate::sleepers::Family;
 
 /// A member leaves, or the bits of a dead one are cleared. Pairs with the looks of the others
-/// ([`Members::is_held_elsewhere`]): whoever is the last sees all that they did.
+/// ([`Members::is_held_elsewhere`]): the last member sees all stores of the others.
 const LEFT: Ordering = Ordering::AcqRel;
 
 /// Loads the bits of others. Pairs with the accesses by [`LEFT`].
 const LEFT_SEEN: Ordering = Ordering::Acquire;
 
-/// Loads a place before the bits that stand for it. Pairs with the stores by [`PLACE_CLEARED`]: the
-/// bits of the one before are gone.
+/// Loads a place before the bits of that place. Pairs with the stores by [`PLACE_CLEARED`]: the
+/// former member's bits are cleared.
 const PLACE_SEEN: Ordering = Ordering::Acquire;
 
 /// Stores a place whose bits are cleared. Pairs with the loads by [`PLACE_SEEN`] and with the
 /// compare-exchange in `claim`.
 const PLACE_CLEARED: Ordering = Ordering::Release;
 
-/// With the number of a process, in a place: that process clears the bits of the member before.
+/// In a place, with the number of a process: that process is clearing the former member's bits.
 const CLEARED_BY: u32 = FAMILY_ORPHAN;
 
-/// The bits of [`Entry::ended_by`] that name the last holder: one more than its place. Those above
-/// count the uses of the entry.
+/// The bits of [`Entry::ended_by`] that name the last holder: one more than its place. The bits
+/// above count the uses of the entry.
 const ENDED_NAME: u32 = (1 << 10) - 1;
-/// The last holder had no place.
+/// In these bits: the last holder had no place.
 const NAMELESS: u32 = ENDED_NAME;
 
-/// How long a child may take from its birth to its first instructions, once its parent is dead. One
-/// that is stopped for longer finds its place given away, and takes another.
+/// How long a child whose parent is dead may take from its birth to its first instructions, in
+/// seconds. A child that is stopped for longer loses its place, and takes another.
 pub const BIRTH_SECONDS_MAX: u32 = 10;
-/// The bits of an orphan's word that are a time.
+/// The bits of an orphan's word that hold the time.
 const ORPHAN_SECONDS: u32 = FAMILY_ORPHAN - 1;
 
 /// The table that a family shares.
@@ -73,14 +76,14 @@ pub trait Members: Family {
     /// The family's list, of at most [`FAMILY_MAX`] places.
     fn list(&self) -> &[AtomicU32];
 
-    /// Every entry that was ever used.
+    /// All entries that have ever been used.
     fn entries(&self) -> impl Iterator<Item = &Entry>;
 
     /// Seconds since any fixed moment.
     fn now_seconds(&self) -> u32;
 
-    /// Enters process `pid` in the list; its place. A full list has room again when members are
-    /// gone.
+    /// Enters process `pid` in the list and returns its place. In a full list the places of dead
+    /// members are used again.
     fn join(&self, pid: u32) -> Option<u32> {
         let is_it = |place: &AtomicU32| place.load(Ordering::Relaxed) == pid;
         match self.list().iter().position(is_it) {
@@ -89,7 +92,7 @@ pub trait Members: Family {
         }
     }
 
-    /// Finds a place for a new member, `word`.
+    /// Stores `word` in a free place, for a new member.
     fn enter(&self, word: u32) -> Option<u32> {
         let place = self.list().iter().position(|place| {
             let member = place.load(Ordering::Relaxed);
@@ -111,24 +114,24 @@ pub trait Members: Family {
             return now.wrapping_sub(member) & ORPHAN_SECONDS < BIRTH_SECONDS_MAX;
         }
         if !self.is_alive(member & FAMILY_PID) {
-            // Nobody knows whether it had the child before it died. If it had, the child enters
-            // itself.
+            // It is not known whether the parent had the child before it died. If it had, the child
+            // will enter itself.
             let orphan = FAMILY_BIRTH | FAMILY_ORPHAN | now & ORPHAN_SECONDS;
             let _ = place.compare_exchange(member, orphan, Ordering::Relaxed, Ordering::Relaxed);
         }
         true
     }
 
-    /// A place for the child that this process is about to have, its `forks`-th, and the word that
-    /// stands there. No other birth writes that word, until 256 forks later.
+    /// Reserves a place for the child of this process's fork number `forks`. Returns the place and
+    /// the word that is stored there. No other birth uses that word until 256 forks later.
     fn expect_child(&self, forks: u32) -> Option<(u32, u32)> {
         let serial = forks << FAMILY_PID.count_ones() & (FAMILY_ORPHAN - 1) & !FAMILY_PID;
         let word = FAMILY_BIRTH | serial | self.me();
         Some((self.enter(word)?, word))
     }
 
-    /// Writes `pid` to the place that was taken by `word`. False when the place is another's by
-    /// now: the child has come and gone, or took so long that it was given up.
+    /// Writes `pid` to the place that was reserved with `word`. False when another member has the
+    /// place now: the child has already ended, or it took so long that its place was given up.
     fn name_child(&self, place: u32, word: u32, pid: u32) -> bool {
         let Some(place) = self.list().get(place as usize) else {
             return false;
@@ -145,7 +148,7 @@ pub trait Members: Family {
         }
     }
 
-    /// This process has had no child after all for the place that was taken by `word`.
+    /// Frees the place that was reserved with `word`, because `fork` failed.
     fn child_unborn(&self, place: u32, word: u32) {
         let me = self.me();
         if self.name_child(place, word, CLEARED_BY | me) {
@@ -154,8 +157,9 @@ pub trait Members: Family {
         }
     }
 
-    /// The place of a child comes with the bits of what its parent held. Another thread of the
-    /// parent's may have opened or closed connections before the fork: this puts one of them right.
+    /// Corrects the child's bit of one entry. The child's place came with a copy of the parent's
+    /// bits, but another thread of the parent may have opened or closed connections before the
+    /// fork.
     fn settle_as_child(&self, entry: &Entry, place: Option<u32>, is_held: bool) {
         let is_marked = place
             .and_then(|place| Holder::new(entry, place))
@@ -167,13 +171,14 @@ pub trait Members: Family {
         }
     }
 
-    /// This process, at `place`, holds the connection no longer. True when it was the last that
-    /// did. False when it had left before, or another of its threads does this: exit handlers run
-    /// while other threads still close.
+    /// This process, at `place`, stops holding the connection. True when it was the last holder.
+    /// False when it had left before, or another of its threads is leaving: exit handlers run while
+    /// other threads still close.
     fn leave(&self, entry: &Entry, place: Option<u32>) -> bool {
         let Some(holder) = place.and_then(|place| Holder::new(entry, place)) else {
             count_out(entry, None);
-            // Pairs with the fence in `announce`: of two that leave, one sees the other gone.
+            // Pairs with the fence in `announce`: when two members leave, one of them sees that the
+            // other is gone.
             fence(Ordering::SeqCst);
             return !self.is_held_elsewhere(entry, false) && claim_end(entry, NAMELESS);
         };
@@ -187,12 +192,12 @@ pub trait Members: Family {
 
     /// True when another process of the family, alive, may hold the connection.
     fn are_others(&self, entry: &Entry) -> bool {
-        // Relaxed: whoever has forked, or was, sees the bit that its fork set.
+        // Relaxed: a parent and its child both see the bits that the fork has set.
         entry.has_several_holders(Ordering::Relaxed) && self.is_held_elsewhere(entry, true)
     }
 
-    /// True when another process of the family, alive, holds the connection. Those that leave just
-    /// now are counted if `with_leaving`. Bits of the dead are cleared.
+    /// True when another process of the family, alive, holds the connection. Members that are
+    /// leaving count only if `with_leaving`. The bits of dead members are cleared.
     fn is_held_elsewhere(&self, entry: &Entry, with_leaving: bool) -> bool {
         if entry.holders.load(LEFT_SEEN) > 0 && self.are_others_alive() {
             return true;
@@ -204,11 +209,11 @@ pub trait Members: Family {
         })
     }
 
-    /// As [`Members::is_held_elsewhere`], of the members whose bits are in `word`.
+    /// As [`Members::is_held_elsewhere`], but only for the members whose bits are in `word`.
     #[inline(never)]
     fn is_held_in(&self, entry: &Entry, word: usize, with_leaving: bool) -> bool {
-        // Looked at before the other bits: a member clears this one last, so one that has left
-        // meanwhile is not seen.
+        // Loaded before the other bits. A member clears its `leaving` bit last, so a member that
+        // leaves in between is not taken for a holder.
         let leaving = entry.leaving[word].load(LEFT_SEEN);
         let mut bits = entry.held_by[word].load(LEFT_SEEN);
         if !with_leaving {
@@ -238,10 +243,12 @@ pub trait Members: Family {
             }
             let is_cleared = member & (FAMILY_BIRTH | FAMILY_ORPHAN) == CLEARED_BY;
             if self.lives(place, member) {
-                // Looked at again: the bit may have been that of the member before.
+                // The bit is loaded again, because it may have belonged to the place's former
+                // member.
                 return !is_cleared && holder.is_marked();
             }
-            // In our name, so that others find the place again should we die over it.
+            // The claim carries our number, so that others take the place over if we are killed
+            // while we clear it.
             if claim(place, member, CLEARED_BY | me) {
                 self.take_off(holder.place, member & FAMILY_PID);
                 place.store(0, PLACE_CLEARED);
@@ -250,14 +257,15 @@ pub trait Members: Family {
         }
     }
 
-    /// The member `pid`, or whoever had `place` before it, is gone: clears its bit in every entry.
+    /// Clears the bit of `place` in every entry, because the member `pid` (or the former member of
+    /// the place) is gone.
     fn take_off(&self, place: u32, pid: u32) {
         for entry in self.entries() {
             take_off_entry(entry, place, pid);
         }
     }
 
-    /// True when another process of this family is alive: only then can somebody else hold our
+    /// True when another process of this family is alive. Only then can another process hold our
     /// descriptors.
     fn are_others_alive(&self) -> bool {
         self.list().iter().any(|place| {
@@ -275,13 +283,13 @@ pub trait Members: Family {
 }
 
 fn claim(place: &AtomicU32, member: u32, word: u32) -> bool {
-    // Acquire pairs with the stores by `PLACE_CLEARED`: the bits of the one before are gone.
+    // Acquire pairs with the stores by `PLACE_CLEARED`: the former member's bits are cleared.
     place
         .compare_exchange(member, word, Ordering::Acquire, Ordering::Relaxed)
         .is_ok()
 }
 
-/// The connection is new: the member at `place` alone holds it.
+/// Begins a new connection: the member at `place` is its only holder.
 pub fn begin(entry: &Entry, place: Option<u32>) {
     // Two loops: one over both takes three times as many instructions.
     for word in &entry.held_by {
@@ -298,7 +306,7 @@ pub fn begin(entry: &Entry, place: Option<u32>) {
     enter(entry, place);
 }
 
-/// The member at `place` holds the connection, too.
+/// Makes the member at `place` a further holder of the connection.
 pub fn enter(entry: &Entry, place: Option<u32>) {
     match place.and_then(|place| Holder::new(entry, place)) {
         Some(holder) => holder.mark(),
@@ -307,7 +315,7 @@ pub fn enter(entry: &Entry, place: Option<u32>) {
     }
 }
 
-/// A holder that was counted turns out to be the member at `place`.
+/// Gives a holder that was only counted the bit of the member at `place`.
 pub fn name(entry: &Entry, place: Option<u32>) {
     if let Some(holder) = place.and_then(|place| Holder::new(entry, place)) {
         holder.mark();
@@ -315,8 +323,8 @@ pub fn name(entry: &Entry, place: Option<u32>) {
     }
 }
 
-/// The member at `place` holds the connection no longer, whoever still does. A member without a
-/// place has no bit: it is counted out each time.
+/// Removes the member at `place` from the holders, without a look at the others. A member without a
+/// place has no bit, so each call counts one holder out.
 pub fn count_out(entry: &Entry, place: Option<u32>) {
     match place.and_then(|place| Holder::new(entry, place)) {
         Some(holder) => _ = holder.clear(),
@@ -327,7 +335,8 @@ pub fn count_out(entry: &Entry, place: Option<u32>) {
     }
 }
 
-/// Ends the entry's use in that name. False when another has.
+/// Records `name` as the last holder of this use of the entry. False when another name is already
+/// recorded.
 fn claim_end(entry: &Entry, name: u32) -> bool {
     let open = entry.ended_by.load(Ordering::Relaxed) & !ENDED_NAME;
     (entry.ended_by)
@@ -345,7 +354,7 @@ pub struct Holder<'a> {
 }
 
 impl<'a> Holder<'a> {
-    /// Those of the member at `place`; `None` for a place that no bit stands for.
+    /// The bits of the member at `place`; `None` for a place without a bit.
     pub fn new(entry: &'a Entry, place: u32) -> Option<Holder<'a>> {
         let word = (place / u64::BITS) as usize;
         (word < entry.held_by.len()).then_some(Holder {
@@ -362,8 +371,8 @@ impl<'a> Holder<'a> {
 
     /// The member holds the connection.
     pub fn mark(&self) {
-        // Release pairs with the loads by `LEFT_SEEN`: whoever sees the bit sees the member in its
-        // place.
+        // Release pairs with the loads by `LEFT_SEEN`: a member that sees the bit sees the holder's
+        // number in its place.
         self.entry.held_by[self.word].fetch_or(self.bit, Ordering::Release);
     }
 
@@ -378,7 +387,8 @@ impl<'a> Holder<'a> {
         before & self.bit == 0
     }
 
-    /// The second step, by a member that has found no other: true when it is the last.
+    /// The second step, for a member that has found no other holder. True when it is the last
+    /// holder.
     pub fn claim_end(&self) -> bool {
         claim_end(self.entry, self.place + 1)
     }
@@ -390,10 +400,11 @@ impl<'a> Holder<'a> {
         before & self.bit != 0
     }
 
-    /// True when it was the last that held the connection, and has not ended it.
+    /// True when the member was the last holder, and the end of the connection was not carried out.
     fn was_last(&self) -> bool {
         let word = self.entry.ended_by.load(LEFT_SEEN);
-        // Pairs with the fence in `announce`: a member that leaves is seen, or sees the bit gone.
+        // Pairs with the fence in `announce`: we see a member that leaves, or it sees that the bit
+        // is cleared.
         fence(Ordering::SeqCst);
         if self.entry.holder_count(LEFT_SEEN) != 0 {
             return false;
@@ -412,7 +423,7 @@ fn take_off_entry(entry: &Entry, place: u32, pid: u32) {
         return;
     };
     if holder.clear() && holder.was_last() {
-        // Free for whoever needs an entry, once that process is gone.
+        // Any member may allocate the entry once that process is gone.
         entry.pid.store(pid, Ordering::Relaxed);
         let (live, ended) = (EntryState::Live as u32, EntryState::Ended as u32);
         // Release pairs with the compare-exchange in `Header::allocate`.

@@ -1,8 +1,8 @@
 //! One epoll registration without system calls: what the program registered with `epoll_ctl`, who
 //! answers the registration, and which events were reported.
 //!
-//! Somebody answers each registration: the kernel, with the program's own events; or the library,
-//! while the kernel has the library's events on the carrier.
+//! Each registration has an owner that answers it. Either the kernel answers, with the program's
+//! own events. Or the library answers, and the kernel has the library's events for the carrier.
 //!
 //! ```text
 //!            ADD, not connected          connected
@@ -18,17 +18,19 @@
 //!   every state ──── DEL, close, or given up while parked ────► Gone ◄───────────────┘
 //! ```
 //!
-//! *Plain* and *Once* differ in what the kernel has: the program's data, or a tag of ours, because
-//! it tells once, and whoever answers next must know whether it has. *InBitmap* and *Polled* differ
-//! in how the library hears of news. *Parked* is removed for the program and still in the kernel
-//! with the library's events: programs that remove often add again. *Listener* is not drawn: its
-//! registration in the kernel stays the program's beside it, and it ends as it began, at *Gone*. Of
-//! two threads that move one registration from one state, one succeeds ([`Interest::moves`]).
+//! *Plain* and *Once* differ in the kernel's copy of the data. *Plain*: the program's data. *Once*:
+//! a tag of the library, because a one-shot is reported once, and the next owner must know whether
+//! the kernel has reported it. *InBitmap* and *Polled* differ in how the library hears of news.
+//! *Parked*: the program has removed the registration, but the kernel still has it with the
+//! library's events, because a program that removes a registration often adds it again. *Listener*
+//! is not drawn: the program's own registration stays in the kernel beside it; it begins and ends
+//! at *Gone*. When two threads try to move a registration out of the same state, one succeeds
+//! ([`Interest::moves`]).
 //!
 //! An answer has two halves. [`Interest::look`] runs without a lock, because it may make system
-//! calls. [`Interest::report`] runs under the instance's lock and decides what is told: a one-shot
-//! or an edge to one of two threads that look at one time, and nothing by an interest that has
-//! changed since the look. MOD is [`Interest::set`], under that lock.
+//! calls. [`Interest::report`] runs under the epoll instance's lock and decides what is reported:
+//! of two concurrent looks only one reports a one-shot or an edge, and a look at an interest that
+//! has changed since reports nothing. MOD is [`Interest::set`], under that lock.
 
 use toehold_channel::sync::{AtomicU32, AtomicU64, Ordering};
 
@@ -40,9 +42,9 @@ pub mod bits {
     pub const PRI: u32 = 0x002;
     /// There is room.
     pub const OUT: u32 = 0x004;
-    /// An error: told whether or not it is asked for.
+    /// An error: reported whether or not the program asks for it.
     pub const ERR: u32 = 0x008;
-    /// Both directions ended: told whether or not it is asked for.
+    /// Both directions ended: reported whether or not the program asks for it.
     pub const HUP: u32 = 0x010;
     /// Another name of [`IN`].
     pub const RDNORM: u32 = 0x040;
@@ -52,38 +54,39 @@ pub mod bits {
     pub const WRBAND: u32 = 0x200;
     /// The peer's direction ended.
     pub const RDHUP: u32 = 0x2000;
-    /// Tell once, until it is modified.
+    /// Report once, then not until the registration is modified.
     pub const ONESHOT: u32 = 1 << 30;
-    /// Tell of news only.
+    /// Report only changes.
     pub const EDGE: u32 = 1 << 31;
-    /// All that can be told.
+    /// All events that can be reported.
     pub const READINESS: u32 = READABLE | PRI | WRITABLE | ERR | HUP | RDHUP;
-    /// All names of bytes, or the end.
+    /// All names of "bytes, or the end, can be read".
     pub const READABLE: u32 = IN | RDNORM;
-    /// All names of room.
+    /// All names of "there is room".
     pub const WRITABLE: u32 = OUT | WRNORM | WRBAND;
 }
 
 use bits::{EDGE, ERR, HUP, ONESHOT, RDHUP, READINESS};
 
-/// The owner of a registration: the kernel or the library. The numbers stand in memory that begins
-/// as zeroes.
+/// The owner of a registration: the kernel or the library. The numbers are stored in memory that is
+/// initially zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum State {
-    /// Nobody: it is no registration, or is being taken out of the books.
+    /// No owner: there is no registration, or it is being removed.
     Gone = 0,
     /// The kernel, with the program's events and data.
     Plain = 1,
     /// The library; a ready bitmap reports news.
     InBitmap = 2,
-    /// The library; it is looked at every time.
+    /// The library; every wait looks at the connection.
     Polled = 3,
-    /// Nobody: the program removed it, and the kernel still has the library's events.
+    /// No owner: the program removed the registration, and the kernel still has the library's
+    /// events.
     Parked = 4,
-    /// The kernel, once the engine has answered; it has the library's events until then.
+    /// The kernel, once the engine has answered. Until then the kernel has the library's events.
     Held = 5,
-    /// The kernel; the socket is not connected yet, and no connection has it on its list.
+    /// The kernel; the socket is not connected yet, so no connection lists the registration.
     Early = 6,
     /// The kernel, once, with the program's events and the library's tag.
     Once = 7,
@@ -132,16 +135,16 @@ impl State {
         matches!(self, State::InBitmap | State::Polled | State::Listener)
     }
 
-    /// True when a registration goes on whose descriptor is closed. A registration belongs to the
-    /// open file, and its number is a name only (epoll(7), questions 6 and 7): it ends with the
-    /// `last` descriptor of that file. A registration that the program had removed ends with its
-    /// number.
+    /// True when the registration stays after its descriptor was closed. A registration belongs to
+    /// the open file, and the descriptor's number is only a name (epoll(7), questions 6 and 7): the
+    /// registration ends with the `last` descriptor of that file. A registration that the program
+    /// has removed ends with its descriptor.
     #[inline]
     pub fn outlives_descriptor(self, last: bool) -> bool {
         !last && !matches!(self, State::Gone | State::Parked)
     }
 
-    /// True when the drawing has an arrow from here to `to`, or they are one.
+    /// True when the drawing has an arrow from this state to `to`, or both are the same state.
     pub fn leads_to(self, to: State) -> bool {
         use State::{Early, Gone, Held, InBitmap, Listener, Once, Parked, Plain, Polled};
         match (self, to) {
@@ -159,16 +162,16 @@ impl State {
     }
 }
 
-/// One registration. All zeroes is none.
+/// One registration. All zeroes means that there is none.
 #[derive(Debug, Default)]
 pub struct Interest {
     /// The program's events as [`armed`]; without any readiness when a one-shot has fired.
     events: AtomicU32,
     /// The program's data.
     data: AtomicU64,
-    /// Changes whenever `events` and `data` are set anew, but not when a one-shot is told. It is
-    /// never reset, so that a look which began before such a change can be recognised, even by
-    /// another registration in the same place.
+    /// Changes whenever `events` and `data` are set, but not when a one-shot is reported. It is
+    /// never reset, so that a look which began before such a change is recognised, even when the
+    /// place holds another registration by now.
     version: AtomicU32,
     state: AtomicU32,
     /// Edge-triggered: what was reported last, and the peer's position then.
@@ -199,20 +202,21 @@ pub struct Report {
     pub events: u32,
     /// The program's data.
     pub data: u64,
-    /// It may hold at the next wait, too: the registration stays on the ready list.
+    /// The events may still hold at the next wait, so the registration stays on the ready list.
     pub stays: bool,
 }
 
-/// The events that `epoll_ctl` registers for the program's: errors and hang-ups are always among
-/// them.
+/// The events that `epoll_ctl` registers for the program's `events`: errors and hang-ups are always
+/// included.
 pub fn armed(events: u32) -> u32 {
     events | ERR | HUP
 }
 
-/// How `version` is stored, after events and data. Pairs with the load in [`Interest::look`], which
-/// then loads the new events.
+/// The ordering with which `version` is stored, after events and data. Pairs with the load in
+/// [`Interest::look`], which then loads the new events.
 const CHANGED: Ordering = Ordering::Release;
-/// How `version` is loaded, before them. Pairs with the store in [`Interest::set`].
+/// The ordering with which `version` is loaded, before events and data. Pairs with the store in
+/// [`Interest::set`].
 const BEFORE: Ordering = Ordering::Acquire;
 
 impl Interest {
@@ -222,17 +226,18 @@ impl Interest {
         State::of(self.state.load(Ordering::Relaxed))
     }
 
-    /// From now on `to` answers. The caller holds the instance's lock, or has shown the
-    /// registration to nobody.
+    /// Moves the registration to the state `to`. The caller holds the instance's lock, or is the
+    /// only one that knows the registration.
     pub fn become_state(&self, to: State) {
         let from = self.state();
         debug_assert!(from.leads_to(to), "{from:?} to {to:?}");
-        // A program that parks it at this moment was quicker.
+        // If another thread of the program parks the registration at this moment, this store
+        // overwrites that.
         self.state.store(to as u32, Ordering::Relaxed);
     }
 
-    /// One step from a state to another; false when it was in a third. Of two threads that try at
-    /// one time, one succeeds.
+    /// Moves the registration from state `from` to state `to`; false when it is in another state.
+    /// When two threads try at the same time, one succeeds.
     pub fn moves(&self, from: State, to: State) -> bool {
         debug_assert!(from.leads_to(to), "{from:?} to {to:?}");
         self.state
@@ -240,7 +245,7 @@ impl Interest {
             .is_ok()
     }
 
-    /// The program's events, or what is left of a one-shot's.
+    /// The program's events; without readiness when a one-shot was reported.
     #[inline]
     pub fn events(&self) -> u32 {
         self.events.load(Ordering::Relaxed)
@@ -252,8 +257,9 @@ impl Interest {
         self.data.load(Ordering::Relaxed)
     }
 
-    /// Notes what the program registered: whoever is looking by the former interest has nothing to
-    /// report. Callers hold the instance's lock, or have shown the registration to nobody.
+    /// Stores the events and data that the program registered. A look that began before this
+    /// reports nothing. Callers hold the instance's lock, or are the only ones that know the
+    /// registration.
     pub fn set(&self, events: u32, data: u64) {
         self.events.store(events, Ordering::Relaxed);
         self.data.store(data, Ordering::Relaxed);
@@ -261,33 +267,33 @@ impl Interest {
         self.version.store(version.wrapping_add(1), CHANGED);
     }
 
-    /// Whatever holds at the next look is news.
+    /// Makes the next look report every event that holds.
     pub fn rearm(&self) {
         self.rearmed.store(1, Ordering::Relaxed);
     }
 
-    /// The next room is news: the program has met a full ring.
+    /// Makes the next look report room, because the program has met a full ring.
     pub fn forget_room(&self) {
         self.edge_mask.fetch_and(!bits::WRITABLE, Ordering::Relaxed);
     }
 
-    /// True when room would be news for the program: it asks for room and, if it hears of edges
-    /// only, it has met a full ring since it was last told.
+    /// True when the program wants to hear of room: it asks for room and, if it is edge-triggered,
+    /// it has met a full ring since room was last reported.
     pub fn awaits_room(&self) -> bool {
         let events = self.events();
         let is_told = || self.edge_mask.load(Ordering::Relaxed) & bits::WRITABLE != 0;
         events & bits::WRITABLE != 0 && (events & EDGE == 0 || !is_told())
     }
 
-    /// True when a one-shot has been told and not modified since.
+    /// True when a one-shot was reported and not modified since.
     #[inline]
     pub fn is_spent(&self) -> bool {
         is_spent(self.events())
     }
 
-    /// The first half of an answer: what the program asked for and holds, if anything.
-    /// `ready_for` finds out of `interest` what the connection is ready for; nothing when it is
-    /// another connection by now.
+    /// The first half of an answer: the events that hold and that the program asked for, if any.
+    /// `ready_for` gets the events of interest and returns those for which the connection is ready;
+    /// `None` when the connection is another one by now.
     #[inline(always)]
     pub fn look(&self, ready_for: impl FnOnce(u32) -> Option<u32>) -> Option<Look> {
         let version = self.version.load(BEFORE);
@@ -295,8 +301,8 @@ impl Interest {
         if !self.state().is_ours() || is_spent(events) {
             return None;
         }
-        // The stream's end is an edge even for a program that asked for bytes only: it shows in
-        // `RDHUP`.
+        // The end of the stream is an edge even for a program that asked for bytes only, so `RDHUP`
+        // is always looked at.
         let all = ready_for(events | RDHUP)?;
         let ready = all & (events | ERR | HUP);
         (ready != 0).then_some(Look {
@@ -306,9 +312,9 @@ impl Interest {
         })
     }
 
-    /// The second half: what `look` comes to, if nobody has told it and nothing has changed since.
-    /// `tail` finds the peer's position. `consume` is false for a look that must change nothing.
-    /// The caller holds the instance's lock.
+    /// The second half of an answer: the report for `look`, unless another thread has reported it,
+    /// or the registration has changed since. `tail` finds the peer's position. `consume` is false
+    /// when nothing may change. The caller holds the instance's lock.
     #[inline(always)]
     pub fn report(
         &self,
@@ -316,7 +322,7 @@ impl Interest {
         consume: bool,
         tail: impl FnOnce() -> Option<u64>,
     ) -> Option<Report> {
-        // Whoever set it anew has put it on the ready list again.
+        // The thread that changed the registration has put it on the ready list again.
         if self.version.load(Ordering::Relaxed) != look.version || !self.state().is_ours() {
             return None;
         }
@@ -338,8 +344,8 @@ impl Interest {
         })
     }
 
-    /// Edge-triggered: whether `ready` is more than what was reported before, or new bytes came
-    /// since. `consume` remembers it as reported.
+    /// Edge-triggered: whether `ready` has events that were not reported before, or new bytes came
+    /// since. `consume` records `ready` as reported.
     pub fn is_new_edge(&self, ready: u32, tail: u64, consume: bool) -> bool {
         let is_new = self.rearmed.load(Ordering::Relaxed) != 0
             || ready & !self.edge_mask.load(Ordering::Relaxed) != 0
@@ -352,32 +358,33 @@ impl Interest {
         is_new
     }
 
-    /// Which arming in the kernel this is, of a one-shot.
+    /// A one-shot: number of the current arming in the kernel.
     pub fn armings(&self) -> u32 {
         self.armings.load(Ordering::Relaxed)
     }
 
-    /// Puts back what [`Interest::armings`] said, where the kernel refused the new arming.
+    /// Restores the former value of [`Interest::armings`] after the kernel refused a new arming.
     pub fn set_armings(&self, armings: u32) {
         self.armings.store(armings, Ordering::Relaxed);
     }
 
-    /// One more arming in the kernel, of at most `most` that are told apart. The caller holds the
-    /// instance's lock.
+    /// Counts one more arming in the kernel and returns its number, from 1 to `most`. The caller
+    /// holds the instance's lock.
     pub fn arm_once(&self, most: u32) -> u32 {
         let armings = self.armings() % most + 1;
         self.set_armings(armings);
         armings
     }
 
-    /// True when the kernel tells of `arming` what the program has not been told. The caller holds
-    /// the instance's lock.
+    /// True when the kernel's event for `arming` has to be reported to the program. The caller
+    /// holds the instance's lock.
     pub fn tell_once(&self, arming: u32) -> bool {
         if arming == 0 {
-            // Of another time, when it was ours to answer.
+            // The event belongs to an earlier state, in which the library answered.
             return false;
         }
-        // One that was on its way when the program armed anew comes before what that will bring.
+        // An event of an earlier arming may come after the program has armed again. It is reported,
+        // and the new arming stays.
         if arming == self.armings() {
             let wanted = self.events();
             if wanted & READINESS == 0 {

@@ -1,8 +1,8 @@
 //! The wish of one side to leave a channel, and how both ends leave it for good.
 //!
-//! A side that refuses wants both directions on the carrier: for as long as the word stands there
-//! ([`Refusal::Paused`]), or for ever ([`Refusal::Over`]). Each side keeps its own direction down
-//! while the other refuses or has closed. A channel that is over is left:
+//! A side that refuses wants both directions on the carrier, for some time ([`Refusal::Paused`]) or
+//! for ever ([`Refusal::Over`]). Each side keeps its own direction down while the other side
+//! refuses or has closed. A channel that is over is left:
 //!
 //! ```text
 //!   either side refuses ─► both directions down, all records carried out ─► we: LEFT ──┐
@@ -10,8 +10,8 @@
 //!                                                    nobody uses the region any more ◄─┘
 //! ```
 //!
-//! An end that has left publishes nothing in the region and carries out no record, because there is
-//! none. So whoever sees that both have left may free the rings under both.
+//! An end that has left publishes nothing in the region, and there are no records that it could
+//! carry out. So an end that sees that both have left may free the rings of both.
 
 use toehold_channel::doorbell::WakeWord;
 use toehold_channel::layout::{EVICT, LEFT, REFUSE, SIDE_SEEN, SIDE_TOLD, Wake};
@@ -21,14 +21,14 @@ use toehold_channel::table::Mode;
 
 use crate::end::End;
 
-/// A side's wish about the channel. The later wish overrules the earlier.
+/// A side's wish about the channel. A variant that is listed later overrules an earlier one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Refusal {
-    /// To use it.
+    /// To use the channel.
     None,
-    /// Not to use it, for the time being.
+    /// Not to use the channel for the time being.
     Paused,
-    /// To be rid of it.
+    /// To leave the channel.
     Over,
 }
 
@@ -41,7 +41,7 @@ impl Refusal {
         } else if refuse.is(0) {
             Refusal::None
         } else {
-            // A hostile side's other numbers, too.
+            // This includes invalid numbers from a hostile side.
             Refusal::Paused
         }
     }
@@ -56,8 +56,8 @@ impl Refusal {
 }
 
 impl End<'_> {
-    /// Announces that we have the region and read by the peer's records, and how we want to hear of
-    /// news. The peer may go up from now on.
+    /// Announces that we have mapped the region and follow the peer's records, and how we want to
+    /// be woken. The peer may go up from now on.
     pub fn attach(&self, word: WakeWord) {
         self.attach_unwelcoming(word);
         self.welcome();
@@ -65,7 +65,7 @@ impl End<'_> {
 
     /// As [`End::attach`], but the peer may not go up yet.
     pub fn attach_unwelcoming(&self, word: WakeWord) {
-        // Relaxed: whoever sees `attached` sees the word.
+        // Relaxed: a peer that sees `attached` sees this word.
         self.ours()
             .wake
             .wake
@@ -77,7 +77,7 @@ impl End<'_> {
         self.ours().wake.attached.store(1, SIDE_TOLD);
     }
 
-    /// The stronger wish of the two ends about the channel: a hint, which follows soon.
+    /// The stronger wish of the two ends about the channel. A hint: it may lag behind.
     #[inline]
     pub fn refusal(&self) -> Refusal {
         let [ours, theirs] = [self.ours(), self.theirs()];
@@ -94,23 +94,23 @@ impl End<'_> {
     }
 
     /// True while the peer neither refuses nor has ended a direction: our direction may stay in the
-    /// ring. A hint, for each send; [`End::is_wanted_down`] is the answer.
+    /// ring. A cheap hint for each send; [`End::is_wanted_down`] gives the exact answer.
     #[inline(always)]
     pub fn is_welcome(&self) -> bool {
         let wake = &self.theirs().wake;
         wake.refuse.load(Ordering::Relaxed).is(0) && wake.closed.load(Ordering::Relaxed).is(0)
     }
 
-    /// True when our direction belongs on the carrier as far as the two ends go: the peer refuses,
-    /// or has ended a direction, or we have left.
+    /// True when one of the two ends wants our direction on the carrier: the peer refuses, or has
+    /// ended a direction, or we have left.
     pub fn is_wanted_down(&self) -> bool {
         let wake = &self.theirs().wake;
         !wake.closed.load(SIDE_SEEN).is(0) || !wake.refuse.load(SIDE_SEEN).is(0) || self.has_left()
     }
 
-    /// True when both directions are on the carrier, and both ends know. The last record says where
-    /// each ring ended: who has carried it out has read the ring up to there. Callers hold the
-    /// locks of both directions.
+    /// True when both directions are on the carrier, and both ends have carried out all records. An
+    /// end that has carried out the last record has read the whole ring. Callers hold the locks of
+    /// both directions.
     ///
     /// # Errors
     /// [`Fault::Record`] when the peer acknowledged more records than there were.
@@ -140,7 +140,7 @@ impl End<'_> {
         self.ours().wake.attached.load(Ordering::Relaxed).is(LEFT)
     }
 
-    /// True when the peer has left: all that it did in the region comes before.
+    /// True when the peer has left. We see everything that it did in the region before.
     pub fn has_peer_left(&self) -> bool {
         self.theirs().wake.attached.load(SIDE_SEEN).is(LEFT)
     }

@@ -1,26 +1,27 @@
 //! The state of a connection's two directions, and the next actions that their owner may take.
 //!
-//! A connection has a *carrier*, which is a kernel socket, and perhaps a channel beside it. Each of
-//! its directions goes by one of them, and changes at a recorded position. This crate decides and
-//! makes no system call: two shells ask it, `sockets` in the application and the adapter's relay.
-//! It needs no libc, no thread-local storage and no heap.
+//! A connection has a *carrier*, which is a kernel socket, and perhaps a channel beside it. Each
+//! direction uses the carrier or the channel, and changes at a recorded position. This crate
+//! decides and makes no system call. Two shells ask it: `sockets` in the application, and the
+//! adapter's relay. The crate needs no libc, no thread-local storage and no heap.
 //!
-//! - [`attachment`]: a process's region: given, used, taken away; and who sleeps.
+//! - [`attachment`]: the region of a connection in one process, and its sleeping threads.
 //! - [`end`]: one end of a channel: its rings, and the switches between carrier and ring.
-//! - [`express`]: carriers that serve one connection after another, and what waits for `accept`.
-//! - [`hints`]: what a receiver is to look for, and the error that it has not been told.
-//! - [`holders`]: which processes of a family hold a connection, and who is the last.
-//! - [`interest`]: one epoll registration: who answers it, and what it was told.
+//! - [`express`]: carriers that serve several connections, one after another; the queue for
+//!   `accept`.
+//! - [`hints`]: flags for the receiver, and an error that was not reported yet.
+//! - [`holders`]: which processes of a family hold a connection, and which is the last.
+//! - [`interest`]: one epoll registration: its owner, and the events that were reported.
 //! - [`next`]: what a receiver does next: data, doorbells, the end of the stream.
 //! - [`credit`]: what a sender without credit does next.
-//! - [`leaving`]: who wants a channel no more, and how both ends leave it.
-//! - [`resend`]: unread bytes that come once more by the carrier.
+//! - [`leaving`]: how both ends leave a channel that one of them no longer wants.
+//! - [`resend`]: unread bytes of a ring that are sent again on the carrier.
 //! - [`silence`]: a carrier that gets no doorbells any more.
-//! - [`ending`]: how a connection has ended whose carrier reports a reset.
+//! - [`ending`]: resets that only answer a doorbell.
 //! - [`worth`]: which connections are worth a channel.
-//! - [`takeover`]: what is repaired after a member of the family that was killed.
+//! - [`takeover`]: repairs after a member of the family was killed.
 //! - [`mutex`]: a lock whose waiters sleep.
-//! - [`sleepers`]: who of a family sleeps, and whom a doorbell is still to wake.
+//! - [`sleepers`]: the sleeping members of a family, and those that a doorbell still has to wake.
 //! - [`spin`]: when to look again, and when to sleep.
 
 #![cfg_attr(not(any(loom, test)), no_std)]

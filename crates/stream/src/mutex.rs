@@ -2,26 +2,26 @@
 //!
 //! ```text
 //!   waits                                   opens
-//!   AWAITED by an exchange; was it OPEN?    OPEN by an exchange; was it AWAITED?
+//!   swaps AWAITED in; was it OPEN?          swaps OPEN in; was it AWAITED?
 //!   no: sleeps while it is AWAITED          yes: wakes one
 //! ```
 //!
-//! No wake-up is lost: the kernel looks at the word and goes to sleep in one step, and a word that
-//! was AWAITED when it was opened wakes. Whoever takes it after a sleep leaves AWAITED there,
-//! because others may sleep; that costs one call in vain at most.
+//! No wake-up is lost: the kernel checks the word and puts the thread to sleep in one step, and a
+//! holder that finds AWAITED when it opens the lock wakes a thread. A thread that takes the lock
+//! after a sleep leaves AWAITED there, because others may sleep. That costs at most one unnecessary
+//! system call.
 //!
-//! One is woken for all that sleep, and wakes the next when it opens the lock itself. So a thread
-//! that was woken has to look again, whatever happens to it: the shell lets no signal handler in
-//! before that.
+//! Only one of the sleeping threads is woken, and it wakes the next one when it opens the lock. So
+//! a thread that was woken must always try again: the shell runs no signal handler before that.
 
 use toehold_channel::sync::{AtomicU32, Ordering};
 
 const OPEN: u32 = 0;
 const HELD: u32 = 1;
-/// Held, and somebody may sleep.
+/// The lock is held, and a thread may sleep.
 pub const AWAITED: u32 = 2;
 
-/// The word. All zeroes is an open lock.
+/// The word of a lock. All zeroes means open.
 #[derive(Debug)]
 pub struct MutexWord(AtomicU32);
 
@@ -40,7 +40,7 @@ impl MutexWord {
         MutexWord(AtomicU32::new(OPEN))
     }
 
-    /// Takes it if nobody has it.
+    /// Takes the lock if it is open.
     #[inline]
     pub fn try_take(&self) -> bool {
         // Acquire pairs with the Release in `MutexWord::release`.
@@ -49,20 +49,20 @@ impl MutexWord {
             .is_ok()
     }
 
-    /// Whether somebody has it. Relaxed: for those who only ask when to try.
+    /// Whether the lock is held. Relaxed: callers only use this to decide when to try.
     #[inline]
     pub fn looks_open(&self) -> bool {
         self.0.load(Ordering::Relaxed) == OPEN
     }
 
-    /// Takes it, or has its holder wake one: the caller sleeps while [`MutexWord::word`] is
-    /// [`AWAITED`], then asks again.
+    /// Takes the lock, or asks its holder to wake a thread. On false the caller sleeps while
+    /// [`MutexWord::word`] is [`AWAITED`], then tries again.
     pub fn take_or_await(&self) -> bool {
         // Acquire pairs with the Release in `MutexWord::release`.
         self.0.swap(AWAITED, Ordering::Acquire) == OPEN
     }
 
-    /// The holder opens it: true when it has to wake one of those that sleep.
+    /// Opens the lock. True when the caller has to wake one sleeping thread.
     #[inline]
     #[must_use = "somebody may sleep"]
     pub fn release(&self) -> bool {
@@ -70,14 +70,14 @@ impl MutexWord {
         self.0.swap(OPEN, Ordering::Release) == AWAITED
     }
 
-    /// Opens it whoever had it: after fork the child's only thread is not the holder, and nobody
+    /// Opens the lock of a forked child, whoever held it: no other thread exists there, so none
     /// sleeps.
     pub fn reset(&self) {
         // Relaxed: there is no other thread.
         self.0.store(OPEN, Ordering::Relaxed);
     }
 
-    /// The word that the kernel looks at.
+    /// The word for the futex calls.
     pub fn word(&self) -> &AtomicU32 {
         &self.0
     }

@@ -1,9 +1,9 @@
 //! The next step of a receiver: which bytes are the program's, which are doorbells, when the stream
 //! has ended.
 //!
-//! Three rules, all about order. A sender publishes a switch record before it sends the first byte
-//! that follows the switch, and it publishes bytes before the carrier ends. So a receiver looks at
-//! the carrier first and at the shared words afterwards:
+//! The three rules depend on the order of the looks. A sender publishes a switch record before it
+//! sends the first byte after the switch, and it publishes its bytes before the carrier ends. So a
+//! receiver looks at the carrier first and at the shared words afterwards:
 //!
 //! 1. Bytes that were counted on the carrier while the direction is on the carrier, up to the next
 //!    record, are data.
@@ -14,7 +14,7 @@
 //!
 //! [`End::next`] loads the shared words when it is called, and takes as an argument what was seen
 //! on the carrier before. [`End::doorbells`] counts the carrier's bytes itself, and loads the words
-//! afterwards. So the order cannot be had the wrong way round.
+//! afterwards. So no caller can get the order wrong.
 
 use toehold_channel::ring::{Fault, Filled};
 use toehold_channel::table::Mode;
@@ -24,9 +24,9 @@ use crate::end::{End, Incoming};
 /// The result of a look at the carrier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Carrier {
-    /// Nobody looked since the last bytes were taken.
+    /// The carrier was not looked at since the last bytes were taken.
     Unseen,
-    /// So many bytes wait: at least one.
+    /// This many bytes wait, at least one.
     Waiting(u64),
     /// No byte waits, and the end was not reached.
     Empty,
@@ -37,15 +37,15 @@ pub enum Carrier {
 /// The receiver's next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Take bytes from the ring; there are more than the receiver knew of.
+    /// Take bytes from the ring, which has more than the receiver already knew.
     Ring(Filled),
     /// Take data from the carrier.
     Data {
         /// At most this many bytes: those that were seen, up to the next switch.
         max: u64,
     },
-    /// Take doorbells from the carrier and discard them. A receiver that leaves them there for
-    /// others whom they are to wake has nothing else to do.
+    /// Take doorbells from the carrier and discard them. A receiver may also leave them there, to
+    /// wake other threads; then it has nothing else to do.
     Doorbells {
         /// At most this many bytes.
         max: u64,
@@ -61,9 +61,9 @@ pub enum Next {
 }
 
 impl End<'_> {
-    /// How many of the carrier's next bytes are doorbells for certain: all that `waiting` counts,
-    /// as long as the direction is a ring. A count from before the receive lock was taken is no
-    /// such number: somebody else may have taken those doorbells, and data may have come since.
+    /// How many of the carrier's next bytes are certainly doorbells: all bytes that `waiting`
+    /// counts, while the direction is a ring. The bytes must be counted under the receive lock:
+    /// otherwise another thread may have taken those doorbells, and data may have come since.
     ///
     /// Callers hold the receive lock until they have taken them.
     #[inline]
@@ -75,8 +75,8 @@ impl End<'_> {
         if is_ringing { waiting } else { 0 }
     }
 
-    /// The next step after `seen` was found on the carrier. `known` are the bytes at the beginning
-    /// of the ring that the receiver has seen and not yet given back.
+    /// The next step after `seen` was found on the carrier. `known` is the number of bytes at the
+    /// beginning of the ring that the receiver has seen and not yet given back.
     ///
     /// Carries out the switch records that are due. Callers hold the receive lock.
     ///
@@ -86,7 +86,8 @@ impl End<'_> {
     pub fn next(&self, seen: Carrier, known: u64) -> Result<Next, Fault> {
         match self.incoming()? {
             Incoming::Ring(filled) if filled.len > known => Ok(Next::Ring(filled)),
-            // A record behind bytes that were not given back: bytes on the carrier may be data.
+            // A record is pending behind bytes that were not given back, so bytes on the carrier
+            // may be data.
             Incoming::Ring(_) if known > 0 && self.records_pending() => Ok(Next::Wait),
             Incoming::Ring(_) => Ok(match seen {
                 Carrier::Unseen => Next::Look,
@@ -95,10 +96,11 @@ impl End<'_> {
                 Carrier::Ended => Next::End,
             }),
             Incoming::Skip { bytes } => Ok(match seen {
-                // Counted by the record: no need to look first.
+                // The record gives the number of doorbells, so no look at the carrier is needed
+                // first.
                 Carrier::Unseen | Carrier::Waiting(_) => Next::Doorbells { max: bytes },
                 Carrier::Empty => Next::Wait,
-                // Doorbells that never came are no bytes of the stream.
+                // The missing doorbells are not part of the stream, so no data is lost.
                 Carrier::Ended => Next::End,
             }),
             Incoming::Carrier { limit } => Ok(match seen {

@@ -1,9 +1,9 @@
-//! Bytes that a receiver leaves in its ring, and that come to it once more by the carrier.
+//! A receiver can have the unread bytes of its ring sent again on the carrier.
 //!
-//! A descriptor may pass to somebody who knows nothing of rings: a program without the library,
-//! stdio inside libc, a feature of the kernel. The next byte that this reader takes from the kernel
-//! must then be the next of the stream. So the receiver stops reading the ring and asks the sender,
-//! which sends all that is unread on the carrier when it comes down, ahead of everything else:
+//! A descriptor may pass to a reader that does not know rings: a program without the library, stdio
+//! inside libc, a feature of the kernel. That reader takes bytes from the kernel, so the carrier's
+//! next byte must be the next byte of the stream. So the receiver stops reading the ring and asks
+//! the sender. When the sender goes down, it first sends all unread bytes on the carrier:
 //!
 //! ```text
 //!   receiver                                    sender
@@ -14,9 +14,9 @@
 //!   doorbells, then data ◄───────────────────── unread; resend := DONE; then new bytes
 //! ```
 //!
-//! One word decides, so both ends know which of them was first. A sender that came down unasked may
-//! have bytes on the carrier already, behind those in the ring: then it is too late. So it is for
-//! one that has closed: it forbids to ask, by the same word, or goes down because it was asked.
+//! One word decides, so both ends know which of them was first. A sender that went down unasked may
+//! already have bytes on the carrier that follow those in the ring: then it is too late to ask. A
+//! sender that closes sets that word to "too late", or goes down because it was asked before.
 
 use toehold_channel::layout::{RESEND_ASKED, RESEND_DONE, RESEND_TOO_LATE};
 use toehold_channel::ring::{DONE, Fault, Filled, Stretches, stretches};
@@ -27,10 +27,10 @@ use toehold_channel::untrusted::Untrusted;
 use crate::end::{End, Unread};
 
 impl End<'_> {
-    /// Asks the peer to send by the carrier what is unread in its ring. True when it will, at the
-    /// latest before it next sends: nothing is received from the ring any more. False when the
-    /// direction is no ring, is about to change, or the peer was faster. Callers hold the receive
-    /// lock.
+    /// Asks the peer to send the unread bytes of its ring on the carrier. True when the peer will
+    /// do that, at the latest before it next sends; nothing more is received from the ring then.
+    /// False when the direction is not a ring or is about to change, or the peer went down first.
+    /// Callers hold the receive lock.
     pub fn ask_to_resend(&self) -> bool {
         if self.rx_mode() != Mode::Ring || self.records_pending() {
             return self.rx_mode() == Mode::Resend;
@@ -49,22 +49,22 @@ impl End<'_> {
         asked.is_ok()
     }
 
-    /// True while the peer waits for what it has not read.
+    /// True while the peer waits for its unread bytes on the carrier.
     pub fn is_asked_to_resend(&self) -> bool {
         let resend = self.ours().switch.resend.load(Ordering::Relaxed);
         self.tx_mode() == Mode::Ring && resend.is(RESEND_ASKED)
     }
 
-    /// Our direction is about to be a ring, whose bytes nobody wants elsewhere yet.
+    /// Clears the word before our direction becomes a ring.
     pub(crate) fn begin_resend(&self) {
         self.ours().switch.resend.store(0, Ordering::Relaxed);
     }
 
-    /// Our direction is about to end in its ring: from now on it is too late to ask. False when the
-    /// peer has asked already: then it has to go down first. Callers hold the send lock.
+    /// Makes it too late to ask, because our direction is about to end in its ring. False when the
+    /// peer has already asked: then our direction has to go down first. Callers hold the send lock.
     pub fn forbid_resend(&self) -> bool {
-        // Relaxed: a peer that finds this word learns nothing else by it, and what a peer published
-        // that was faster is read when the direction goes down.
+        // Relaxed: a peer that finds this word reads nothing else because of it. If the peer was
+        // faster, its other words are read when the direction goes down.
         let forbidden = self.ours().switch.resend.compare_exchange(
             0,
             RESEND_TOO_LATE,
@@ -74,11 +74,11 @@ impl End<'_> {
         !forbidden.is_err_and(|before| before.is(RESEND_ASKED))
     }
 
-    /// Our direction is about to leave the ring: what the peer has asked for. From now on it is too
-    /// late to ask.
+    /// Called when our direction is about to leave the ring: returns the bytes that the peer has
+    /// asked for. From now on it is too late to ask.
     pub(crate) fn settle_resend(&self) -> Option<Unread> {
         // Acquire pairs with the Release in `ask_to_resend`. The request stays until it is
-        // fulfilled: whoever takes over from us must know of it.
+        // fulfilled, because a process that takes over from us must see it.
         let settled = self.ours().switch.resend.compare_exchange(
             0,
             RESEND_TOO_LATE,
@@ -91,17 +91,17 @@ impl End<'_> {
         })
     }
 
-    /// All that was unread has gone by the carrier. Callers hold the send lock since our direction
-    /// went down.
+    /// Says that all unread bytes were sent on the carrier. Callers have held the send lock since
+    /// our direction went down.
     pub fn unread_is_sent(&self) {
-        // Relaxed: the peer looks at it only to learn whether its request was accepted, and the
-        // kernel has the bytes.
+        // Relaxed: the peer loads the word only to learn whether its request was accepted. The
+        // bytes are in the kernel.
         let resend = &self.ours().switch.resend;
         resend.store(RESEND_DONE, Ordering::Relaxed);
     }
 
-    /// Where the peer's unread bytes are in [`End::ring_out`]. Callers hold the send lock since our
-    /// direction went down.
+    /// The stretches of the peer's unread bytes in [`End::ring_out`]. Callers have held the send
+    /// lock since our direction went down.
     ///
     /// # Errors
     /// [`Fault::Head`] when the peer's word contradicts our cursor.
@@ -109,7 +109,7 @@ impl End<'_> {
         let capacity_log2 = self.sender().capacity()?;
         let tail = self.entry.tx_ring.load(Ordering::Relaxed);
         let seen = self.entry.tx_head_seen.load(Ordering::Relaxed);
-        // As in `Sender::credit_fresh`: no position goes back, or wraps.
+        // As in `Sender::credit_fresh`: no position goes backwards or wraps.
         if unread.head < seen || unread.head > tail {
             return Err(Fault::Head);
         }
@@ -118,7 +118,8 @@ impl End<'_> {
         Ok(stretches(unread.head, len, capacity_log2))
     }
 
-    /// The peer has come down at position `at_ring`: the bytes before it come by the carrier.
+    /// The peer went down at position `at_ring`: the bytes before that position come on the
+    /// carrier.
     pub(crate) fn skip_resent(&self, at_ring: Untrusted<u64>, filled: Filled) -> Result<(), Fault> {
         let entry = self.entry;
         let ring = entry.rx_ring.load(Ordering::Relaxed);

@@ -1,21 +1,23 @@
-//! A carrier that gets no doorbells any more, because a program that knows nothing of rings may
-//! read it, and would take a doorbell for data.
+//! A silent end gets no more doorbells on its carrier, because a program without the library may
+//! read the carrier and would take a doorbell for data. The *lender* is the end that passes its
+//! descriptor to that program.
 //!
 //! ```text
 //!   lender                                     notifier, under its send lock
 //!   silent := 1                                rung := RINGING
 //!   fence SeqCst                               fence SeqCst
-//!   rung: RINGING? looks again later           silent? gives none, and goes down at once
-//!   takes all that were given off the carrier  doorbell; rung := bytes given so far
+//!   rung: RINGING? looks again later           silent? rings not, and goes down at once
+//!   takes all doorbells off the carrier        doorbell; rung := bytes sent so far
 //! ```
 //!
-//! Either the notifier sees `silent`, or the lender sees a doorbell under way. So none comes
-//! after its last look. The kernel may keep one back for a while; `rung` says that it will come.
+//! Either the notifier sees `silent`, or the lender sees that a doorbell is under way. So no
+//! doorbell comes after the lender's last look. The kernel may delay a doorbell for a while; `rung`
+//! says that it will come.
 //!
-//! A thread of the lender's that waits for bytes is not rung, so it must not need that. The lender
-//! asks for what it has not read by the carrier ([`crate::resend`]) while the ring is empty: then a
-//! notifier that goes down wakes that thread by the bytes themselves. A thread that waits for
-//! credit is woken by a doorbell alone: no end with such a thread can be silent.
+//! A lender's thread that waits for bytes gets no doorbell, so the bytes themselves must wake it.
+//! So while the ring is empty the lender asks for unread bytes on the carrier ([`crate::resend`]):
+//! the notifier goes down, and its bytes wake that thread. A thread that waits for credit can be
+//! woken only by a doorbell, so an end with such a thread cannot be silent.
 
 use toehold_channel::layout::{RINGING, SIDE_SEEN, SIDE_TOLD};
 use toehold_channel::sync::{Ordering, fence};
@@ -26,23 +28,24 @@ use crate::end::End;
 /// Doorbells of the peer that have not been taken off the carrier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Doorbells {
-    /// None, nor will one come if this end is silent.
+    /// There are none, and none will come if this end is silent.
     Taken,
-    /// They have been given, behind or among so many bytes.
+    /// The last doorbell is within the next so many bytes of the carrier.
     Given(u64),
-    /// The peer may be giving one.
+    /// The peer may be sending a doorbell.
     UnderWay,
 }
 
 impl End<'_> {
-    /// Gives the carrier a doorbell by `give`, which returns how many bytes it has been given in
-    /// all. False when the peer is silent: it was given none. Callers hold the send lock, and the
-    /// direction is a ring.
+    /// Sends a doorbell by calling `give`, which returns how many bytes were sent on the carrier in
+    /// all. False when the peer is silent: no doorbell was sent. Callers hold the send lock, and
+    /// the direction is a ring.
     pub fn ring(&self, give: impl FnOnce() -> u64) -> bool {
         let rung = &self.ours().wake.rung;
         let before = rung.load(Ordering::Relaxed);
         rung.store(RINGING, Ordering::Relaxed);
-        // Pairs with the fence in `silence`: we see the word there, or the peer sees ours.
+        // Pairs with the fence in `silence`: either we see the peer's `silent`, or the peer sees
+        // our `RINGING`.
         fence(Ordering::SeqCst);
         let may_ring = self.theirs().wake.silent.load(Ordering::Relaxed).is(0);
         let given = match may_ring {
@@ -62,21 +65,21 @@ impl End<'_> {
         fence(Ordering::SeqCst);
     }
 
-    /// True once nobody rings us any more.
+    /// True once the peer sends us no more doorbells.
     #[inline]
     pub fn is_silent(&self) -> bool {
         !self.ours().wake.silent.load(Ordering::Relaxed).is(0)
     }
 
-    /// On a silent end, asks for what comes next by the carrier, if the ring is empty. Before each
-    /// sleep, and when the end becomes silent. Callers hold the receive lock.
+    /// On a silent end with an empty ring, asks for the next bytes on the carrier. Called before
+    /// each sleep, and when the end becomes silent. Callers hold the receive lock.
     pub fn ask_if_silent(&self) {
         if self.is_silent() && !self.receiver().looks_filled() {
             self.ask_to_resend();
         }
     }
 
-    /// Doorbells that have to be taken off the carrier still. Callers hold the receive lock.
+    /// Doorbells that still have to be taken off the carrier. Callers hold the receive lock.
     pub fn doorbells_to_take(&self) -> Doorbells {
         let rung = self.theirs().wake.rung.load(SIDE_SEEN);
         let taken = Untrusted::from(self.entry.rx_carrier.load(Ordering::Relaxed));

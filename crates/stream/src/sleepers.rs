@@ -1,8 +1,9 @@
 //! The members of a family that sleep on a connection.
 //!
-//! One wake word and one carrier serve all processes that hold a connection. So whoever wakes up
-//! leaves both as the others need them: the word asks for a doorbell while anybody sleeps, and a
-//! doorbell stays on the carrier until everybody whom it was to wake has seen it.
+//! All processes that hold a connection share one wake word and one carrier. So a process that
+//! wakes up keeps both in the state that the others need: the wake word asks for a doorbell while
+//! any process sleeps, and a doorbell stays on the carrier until all processes that it has to wake
+//! have seen it.
 //!
 //! ```text
 //!   sleeper, under the wake lock               another process, which has seen news
@@ -11,10 +12,11 @@
 //!   look for news; none: sleep                 nobody? take the doorbell off the carrier
 //! ```
 //!
-//! The sleeper sees the news, or is seen.
+//! Either the sleeper sees the news, or the other process sees the sleeper.
 //!
-//! A process that was killed in its sleep is known to be dead once its parent has reaped it; until
-//! then its doorbells stay, and who would sleep beside it finds them each time.
+//! A process that was killed in its sleep is known to be dead once its parent has reaped it. Until
+//! then its doorbells stay on the carrier, and another process that wants to sleep finds them each
+//! time.
 
 use toehold_channel::doorbell::WakeWord;
 use toehold_channel::sync::{Ordering, fence};
@@ -30,7 +32,7 @@ const ASLEEP: Ordering = Ordering::SeqCst;
 pub trait Family {
     /// The number of this process.
     fn me(&self) -> u32;
-    /// True when there is a process of that number, which is not a zombie that this process knows.
+    /// True when there is a process with that number, and it is not known to be a zombie.
     fn is_alive(&self, pid: u32) -> bool;
 }
 
@@ -44,7 +46,7 @@ pub struct FamilySleepers<'a, F> {
 }
 
 impl<'a, F: Family> FamilySleepers<'a, F> {
-    /// Those of `entry`, of which `threads` are this process's.
+    /// The sleepers of `entry`; `threads` counts the threads of this process.
     #[inline]
     pub fn new(entry: &'a Entry, threads: &'a Sleepers, family: F) -> FamilySleepers<'a, F> {
         FamilySleepers {
@@ -54,8 +56,8 @@ impl<'a, F: Family> FamilySleepers<'a, F> {
         }
     }
 
-    /// A thread of this process is going to sleep. Callers hold the connection's wake lock, then
-    /// store the wake word, and fence.
+    /// Records that a thread of this process is going to sleep. Callers hold the connection's wake
+    /// lock, then store the wake word, and fence.
     pub fn enter(&self) {
         if !self.threads.enter() {
             return;
@@ -68,7 +70,8 @@ impl<'a, F: Family> FamilySleepers<'a, F> {
         }
     }
 
-    /// It woke. True when nobody sleeps any more. Callers hold the connection's wake lock.
+    /// Records that a thread of this process woke. True when no thread sleeps any more. Callers
+    /// hold the connection's wake lock.
     pub fn leave(&self) -> bool {
         if !self.threads.leave() {
             return false;
@@ -77,8 +80,8 @@ impl<'a, F: Family> FamilySleepers<'a, F> {
         !self.are_elsewhere()
     }
 
-    /// This process gives the connection up: none of its threads sleeps on it any more, nor an
-    /// epoll instance.
+    /// Removes this process, which gives the connection up: none of its threads and none of its
+    /// epoll instances waits for the connection any more.
     pub fn part(&self) {
         self.give_place_back();
         if self.is_resting_mine() {
@@ -95,14 +98,14 @@ impl<'a, F: Family> FamilySleepers<'a, F> {
         }
     }
 
-    /// True when anybody sleeps and has asked for a doorbell.
+    /// True when a thread of any process sleeps and has asked for a doorbell.
     pub fn are_there(&self) -> bool {
         self.threads.any() || self.are_elsewhere()
     }
 
-    /// True when a thread of another process does.
+    /// True when a thread of another process sleeps and has asked for a doorbell.
     fn are_elsewhere(&self) -> bool {
-        // A process that holds it alone may have been killed beside others; those places are free.
+        // When this process is the only holder, all other places are left over from dead processes.
         if !self.is_shared() {
             return false;
         }
@@ -122,7 +125,7 @@ impl<'a, F: Family> FamilySleepers<'a, F> {
         })
     }
 
-    /// The wake word to return to when nobody sleeps, as a number.
+    /// The wake word to return to when no thread sleeps, as a number.
     pub fn resting(&self) -> Untrusted<u32> {
         let none = WakeWord::None.to_word();
         let word = self.entry.resting_wake.load(Ordering::Relaxed);
@@ -133,8 +136,8 @@ impl<'a, F: Family> FamilySleepers<'a, F> {
         if holds { word } else { none.into() }
     }
 
-    /// That word when it is about an epoll instance of this process, else the number of
-    /// [`WakeWord::None`].
+    /// The resting wake word when it names an epoll instance of this process; otherwise the number
+    /// of [`WakeWord::None`].
     pub fn own_resting(&self) -> Untrusted<u32> {
         match self.is_resting_mine() {
             true => self.entry.resting_wake.load(Ordering::Relaxed),
@@ -142,7 +145,7 @@ impl<'a, F: Family> FamilySleepers<'a, F> {
         }
     }
 
-    /// True when that word is about an epoll instance of another process.
+    /// True when the resting wake word names an epoll instance of another process.
     pub fn is_resting_anothers(&self) -> bool {
         !self.resting().is(WakeWord::None.to_word()) && !self.is_resting_mine()
     }

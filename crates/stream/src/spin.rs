@@ -1,21 +1,22 @@
 //! When to look at shared memory again, and when to sleep in the kernel.
 //!
-//! A wake-up from the kernel costs 3 to 50 us; looking costs a core. So each place that waits keeps
-//! a short history. Its level rises when looking found something; a look in vain or a long sleep
-//! lowers it. At level 0 a place does not look at all, so an idle program costs nothing. It tries
-//! again when sleeps were so short that looking might have paid: after the first of them, or after
-//! more and more where the tries were in vain.
+//! A wake-up from the kernel costs 3 to 50 us; spinning keeps a core busy. So each place that waits
+//! keeps a short history. Its level rises when a spin finds something. A spin in vain or a long
+//! sleep lowers the level. At level 0 a place does not spin at all, so an idle program costs
+//! nothing. The place tries again when sleeps were so short that spinning might have paid: at first
+//! after one short sleep, then after more and more of them if the tries are in vain.
 //!
 //! ```text
-//!   look, pause ... look, pause     a moment, then one yield: does anybody want this processor?
-//!   look, pause ... look, pause     nobody: PAUSE_NS long, then another yield, and so on
-//!   look, yield ... look, yield     somebody: until the budget is used up
+//!   look, pause ... look, pause     a moment, then one yield: does another thread want it?
+//!   look, pause ... look, pause     no: PAUSE_NS long, then another yield, and so on
+//!   look, yield ... look, yield     yes: until the budget is used up
 //! ```
 //!
-//! On a crowded processor, or when the peer runs on this very one, [`spin`] gives the processor
-//! away from the beginning. Time that others used then does not count against the budget, but each
-//! turn of theirs costs us two switches. A look that cost more than a sleep was in vain, whatever
-//! it found: the scheduler runs a sleeper that is woken before a spinner that has used its time.
+//! On a crowded processor, or when the peer runs on this processor, [`spin`] yields from the
+//! beginning. The time that other threads use does not count against the budget, but each of their
+//! turns costs us two context switches. A spin that cost more than a sleep counts as in vain, even
+//! if it found something: the scheduler prefers a sleeper that is woken to a spinner that has used
+//! its time.
 
 use toehold_channel::sync::{AtomicU32, Ordering, spin_hint};
 use toehold_channel::table::WaitMode;
@@ -24,43 +25,44 @@ use toehold_channel::table::WaitMode;
 const BUDGET_NS: [u64; 5] = [0, 4_000, 12_000, 30_000, 60_000];
 /// The level of a place without a history.
 const LEVEL_FRESH: u32 = 3;
-/// A sleep shorter than this would have been better spent looking, where others do not want the
+/// A sleep shorter than this would have been cheaper as a spin, if no other thread wants the
 /// processor.
 const SHORT_SLEEP_NS: u64 = 120_000;
 /// After this long one yield asks whether others want the processor.
 const ASK_NS: u64 = 2_000;
-/// Pause this long before the next yield, while nobody else wants the processor. Tried: yields
-/// between all looks after that time. Two programs of Go with two threads each then shared one
-/// processor for long while the other idled: a thread that yields is always ready to run, so
-/// nothing wakes it elsewhere.
+/// Pause this long before the next yield, while no other thread wants the processor. Tried without
+/// success: to yield between all looks after that time. Two Go programs with two threads each then
+/// shared one processor for a long time while the other was idle: a thread that yields is always
+/// ready to run, so the scheduler does not move it.
 const PAUSE_NS: u64 = 20_000;
-/// A yield that took longer than this let somebody else run. It is also what such a turn costs us:
-/// two switches, and caches that others have used meanwhile.
+/// A yield that took longer than this let another thread run. It is also the cost of such a turn
+/// for us: two context switches, and cache lines that the other thread has evicted.
 const TURN_NS: u64 = 3_000;
-/// A yield that took longer than this let somebody run who does not wait for us. The scheduler
-/// would have woken a sleeper earlier.
+/// A yield that took longer than this let a thread run that does not wait for us. As a sleeper we
+/// would have been woken earlier.
 const HOGGED_NS: u64 = 1_000_000;
 /// The cost of a sleep on both sides: the calls, the doorbell, the wake-up of an awake processor,
 /// caches. Tried: with 7 us, two programs on one processor (Redis, 50 connections) lost a third;
 /// with 16 us, eight pairs on two processors 12 %, and 6 % with this.
 const SLEEP_NS: u64 = 30_000;
-/// However much of it others used, a spin ends after this long beyond its budget.
+/// A spin ends at the latest this long after its budget, even if other threads used all of the
+/// time.
 const GIVEN_NS_MAX: u64 = 500_000;
-/// So many sleeps in a row that the kernel's own news ended lower the level by one.
+/// The level falls by one after this many sleeps in a row that news of the kernel ended.
 const KERNEL_NEWS: u32 = 8;
 /// The level at which a place looks again after short sleeps.
 const LEVEL_TRIED: u32 = BUDGET_NS.len() as u32 - 1;
-/// In place of a count of short sleeps: the place has just looked in vain.
+/// Instead of a count of short sleeps: the place has just spun in vain.
 const LOOKED: u32 = u32::MAX;
 /// The most short sleeps that a place waits for before it looks again.
 const PATIENCE_MAX: u32 = 64;
-/// Looks per reading of the clock.
+/// Looks between two readings of the clock.
 const LOOKS: u32 = 8;
 
-/// The budget of a place that looks for ever ([`WaitMode::Poll`]).
+/// The budget of a place that spins for ever ([`WaitMode::Poll`]).
 pub const ENDLESS_NS: u64 = u64::MAX;
 
-/// The processor that a thread runs on, as far as waiting needs it.
+/// The two things that waiting needs of the processor: a clock and a yield.
 pub trait Processor {
     /// A monotonic clock in nanoseconds.
     fn now_ns(&self) -> u64;
@@ -69,24 +71,24 @@ pub trait Processor {
 }
 
 /// How waiting has gone recently at one place. All zeroes is a history at level 0. Threads that
-/// share one may lose each other's updates, which costs a wake-up or a spin at most.
+/// share a history may lose each other's updates, which costs at most one wake-up or spin.
 #[derive(Debug, Default)]
 pub struct History {
     /// Index into [`BUDGET_NS`].
     level: AtomicU32,
-    /// 1 when others recently wanted this processor.
+    /// 1 when other threads recently wanted this processor.
     crowded: AtomicU32,
-    /// Sleeps in a row that the kernel's own news ended.
+    /// Sleeps in a row that news of the kernel ended.
     by_kernel: AtomicU32,
-    /// Short sleeps in a row without a look before, or [`LOOKED`].
+    /// Short sleeps in a row without a spin before, or [`LOOKED`].
     short: AtomicU32,
-    /// So many short sleeps make it look again, from 1 on: twice as many after each spin in vain,
-    /// half as many after one that paid.
+    /// Number of short sleeps after which the place spins again, at least 1. Each spin in vain
+    /// doubles it, each spin that paid halves it.
     patience: AtomicU32,
 }
 
 impl History {
-    /// Forgets what was.
+    /// Resets the history.
     pub fn reset(&self) {
         self.level.store(LEVEL_FRESH, Ordering::Relaxed);
         for count in [&self.crowded, &self.by_kernel, &self.short, &self.patience] {
@@ -104,7 +106,7 @@ impl History {
         }
     }
 
-    /// Looking found something, for less than a sleep costs.
+    /// A spin found something and cost less than a sleep.
     #[inline]
     fn paid(&self) {
         let level = self.level();
@@ -120,7 +122,7 @@ impl History {
         }
     }
 
-    /// Looking found nothing, or cost more than a sleep.
+    /// A spin found nothing, or cost more than a sleep.
     fn lost(&self) {
         let patience = self.patience.load(Ordering::Relaxed);
         let more = (patience * 2).clamp(1, PATIENCE_MAX);
@@ -134,9 +136,10 @@ impl History {
         self.level.store(level.saturating_sub(1), Ordering::Relaxed);
     }
 
-    /// A sleep ended for what no look at shared memory would have found: news of the kernel's own.
-    /// However short it was, looking would not have paid. One such sleep says little, because a
-    /// place may wait for both in turns: [`KERNEL_NEWS`] of them in a row lower the level.
+    /// A sleep ended because of news of the kernel, which no look at shared memory would have
+    /// found. So a spin would not have paid, however short the sleep was. One such sleep says
+    /// little, because a place may wait for both kinds of news: [`KERNEL_NEWS`] of them in a row
+    /// lower the level.
     pub fn slept_for_kernel(&self) {
         let by_kernel = self.by_kernel.load(Ordering::Relaxed) + 1;
         self.by_kernel
@@ -146,12 +149,12 @@ impl History {
         }
     }
 
-    /// A sleep ended after `slept_ns`, with the looks before it.
+    /// A sleep ended after `slept_ns`, which includes the spin before it.
     pub fn slept(&self, slept_ns: u64) {
         let short = self.short.load(Ordering::Relaxed);
         let mut more = 0;
         if short == LOOKED {
-            // The looks have had their say.
+            // The spin before this sleep has already changed the level.
         } else if slept_ns >= SHORT_SLEEP_NS {
             self.lower();
         } else if short >= self.patience.load(Ordering::Relaxed) {
@@ -169,7 +172,7 @@ impl History {
 }
 
 /// Calls `look` until it finds something or `budget_ns` is used up; true when it found something.
-/// The history learns how it went. `is_shared` tells, when the first looks found nothing, whether
+/// Updates the history. `is_shared` is called when the first looks found nothing, and tells whether
 /// the peer needs this processor.
 #[inline]
 pub fn spin(
@@ -182,7 +185,7 @@ pub fn spin(
     if budget_ns == 0 {
         return false;
     }
-    // Before the first look at the clock: most of what comes soon comes now.
+    // Before the first reading of the clock: most news that comes soon comes now.
     if look_repeatedly(&mut look) {
         history.paid();
         return true;
@@ -191,8 +194,8 @@ pub fn spin(
     spin_by_clock(history, budget_ns, gives_away, processor, look)
 }
 
-/// As [`spin`], for looks that are not cheap and a peer that needs this processor: gives it away
-/// before each look.
+/// As [`spin`], for looks that are not cheap and a peer that needs this processor: yields before
+/// each look.
 pub fn spin_giving_away(
     history: &History,
     budget_ns: u64,
@@ -230,15 +233,15 @@ fn spin_by_clock(
     }
 }
 
-/// One spin: the time, and what others had of it.
+/// The times of one spin: in all, and used by other threads.
 struct Turns {
     start_ns: u64,
     now_ns: u64,
-    /// When the last yield ended, which asked whether others want the processor.
+    /// When the last yield ended. A yield shows whether other threads want the processor.
     asked_ns: Option<u64>,
-    /// How much of the time others used, less what their turns cost us.
+    /// Time that other threads used, minus the cost of their turns for us.
     given_ns: u64,
-    /// The longest turn of others, in nanoseconds; 0 when nobody has run.
+    /// The longest turn of another thread, in nanoseconds; 0 when none has run.
     longest_ns: u64,
 }
 
@@ -254,7 +257,7 @@ impl Turns {
         }
     }
 
-    /// Others have run.
+    /// True when another thread has run.
     fn were_taken(&self) -> bool {
         self.longest_ns != 0
     }
@@ -281,7 +284,7 @@ impl Turns {
 
     fn are_over(&self, budget_ns: u64) -> bool {
         let spent_ns = self.now_ns - self.start_ns;
-        // A spin too short for a question ends with one.
+        // A spin that was too short for a yield ends with one.
         self.asked_ns.is_some() && self.cost_ns() >= budget_ns
             || spent_ns >= budget_ns.saturating_add(GIVEN_NS_MAX)
     }
@@ -315,7 +318,7 @@ mod tests {
 
     use super::*;
 
-    /// A clock that goes on by a step with each reading, and by a longer one when given away.
+    /// A clock that advances by a step with each reading, and by a longer step with each yield.
     struct Clock {
         now_ns: Cell<u64>,
         yield_ns: u64,
@@ -440,7 +443,7 @@ mod tests {
             let clock = Clock::new(0);
             assert!(spin(&history, budget(&history), || false, &clock, || true));
         }
-        // One in vain among them changes little.
+        // One spin in vain changes little.
         spin_in_vain(&history);
         assert!(budget(&history) > 0);
     }
@@ -462,9 +465,9 @@ mod tests {
             (1, TURN_NS * 2, true),
             (2, TURN_NS * 20, true),
             (11, TURN_NS * 2, false),
-            // Yields that let nobody run cost nobody anything.
+            // Yields that let no other thread run cost nothing.
             (20, 500, true),
-            // Somebody who does not wait for us had a whole slice.
+            // A thread that does not wait for us had a whole time slice.
             (1, HOGGED_NS * 2, false),
         ] {
             let history = History::default();
@@ -501,7 +504,7 @@ mod tests {
             assert!(!spin(&history, 30_000, || is_shared, &clock, || false));
             let spent = clock.now_ns.get();
             assert!((30_000..35_000).contains(&spent), "{spent}");
-            // The second half of a budget, at the latest, is for others as well.
+            // In the second half of a budget, at the latest, the spin yields.
             assert!(clock.yields.get() > 0);
         }
     }
@@ -520,7 +523,7 @@ mod tests {
         let history = History::default();
         assert!(!spin_giving_away(&history, 60_000, &clock, || false));
         assert_eq!(clock.yields.get(), 6, "five are within the bound");
-        // The next spin of this place gives way at once.
+        // The next spin of this place yields at once.
         let clock = Clock::new(100_000);
         let mut looks = 0;
         spin(

@@ -1,12 +1,12 @@
-//! A member of a fork family was killed while it held the lock of a direction. Whoever takes the
-//! lock over repairs the direction.
+//! Repairs a direction after a member of a fork family was killed while it held the direction's
+//! lock. The member that takes the lock over makes the repair.
 //!
-//! One rule makes that possible. *Each step of a direction is done when one word of the entry is
-//! stored. Whatever else belongs to the step is prepared before that store, or follows from the
-//! word. The lock is opened when nothing is owed any more.*
+//! One rule makes that possible. *Each step of a direction is completed by the store of one word of
+//! the entry. Everything else of the step is prepared before that store, or follows from the word.
+//! The lock is opened only when no notice is owed any more.*
 //!
 //! ```text
-//!   step           prepared              done when      follows
+//!   step           prepared              completed by   follows
 //!   publish        bytes in the ring     tx_ring        tail, capacity
 //!   up, down       the record            tx_records     records, tx_mode, going_down
 //!   consume        bytes copied out      rx_ring        head
@@ -14,17 +14,19 @@
 //!   a kernel call                        it returns     tx_carrier, rx_carrier
 //! ```
 //!
-//! So the survivor keeps what is done, takes back what is not, and stores all that follows once
-//! more. Each repair can be repeated, because the survivor may be killed, too. The carrier's counts
-//! follow from a step inside the kernel: the kernel is asked for them, and a connection about which
-//! it cannot say is ended ([`Lost`]).
+//! So the survivor keeps completed steps, discards incomplete ones, and stores everything that
+//! follows again. Each repair can be repeated, because the survivor may be killed, too. The
+//! carrier's counts change inside the kernel, so the kernel is asked for them. If the kernel cannot
+//! tell them, the connection is ended ([`Lost`]).
 //!
-//! *Owed* are a doorbell after a publication, notice of credit after a consumption, and unread
-//! bytes that go once more ([`crate::resend`]). The survivor pays: it rings in any case and looks
-//! whether the peer asks for credit. A doorbell too many costs the peer one look. Whether unread
-//! bytes were sent once more, `resend` says; a part of them cannot be made up for.
+//! Three things can be *owed*: a doorbell after a publication, notice of credit after a
+//! consumption, and unread bytes that are sent again ([`crate::resend`]). The survivor makes up for
+//! them: it always rings, and looks whether the peer asks for credit. An unnecessary doorbell costs
+//! the peer one look. `resend` says whether the unread bytes were all sent again; if only a part
+//! was sent, the connection is ended.
 //!
-//! Bytes of a call that was cut short are sent, or received, or not at all, as the kernel has it.
+//! Bytes of a kernel call that was cut short count as sent or received exactly as far as the kernel
+//! counts them.
 
 use toehold_channel::layout::{RESEND_ASKED, RESEND_DONE, SIDE_TOLD};
 use toehold_channel::sync::{Ordering, fence};
@@ -32,15 +34,16 @@ use toehold_channel::table::Mode;
 
 use crate::end::End;
 
-/// The direction cannot go on: nobody knows what the dead owner has done. The connection has to
-/// end, because it would go on with bytes missing, or with some twice.
+/// The direction cannot go on, because it is not known what the dead owner has done. The connection
+/// has to end: otherwise bytes would be missing, or would come twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lost;
 
 impl End<'_> {
-    /// The send lock was taken over from a dead owner. `given` are the bytes that the carrier was
-    /// given, if that is known. On success a barrier has passed, and a peer whose direction is
-    /// still a ring has to be rung, whatever its wake word says.
+    /// Repairs the sending direction after its lock was taken over from a dead owner. `given` is
+    /// the number of bytes sent on the carrier, if it is known. On success a barrier has passed. If
+    /// our direction is still a ring, the caller then rings the peer, whatever the peer's wake word
+    /// is.
     ///
     /// # Errors
     /// [`Lost`].
@@ -67,35 +70,36 @@ impl End<'_> {
         ours.switch.going_down.store(0, Ordering::Release);
         // Pairs with the sleeper's fence, as the barrier in `Sender::publish`.
         fence(Ordering::SeqCst);
-        // Relaxed: our own word, or the request of the peer, who waits.
+        // Relaxed: the word is our own, or a request of the peer, which waits for the answer.
         let resend = ours.switch.resend.load(Ordering::Relaxed);
         if mode == Mode::Carrier && resend.is(RESEND_ASKED) {
             return Err(Lost);
         }
         let given = given.ok_or(Lost)?;
         entry.tx_carrier.store(given, Ordering::Relaxed);
-        // Whether or not the dead owner gave its doorbell. Pairs as in `End::ring`.
+        // Also right when the dead owner did not send its doorbell. Pairs as in `End::ring`.
         ours.wake.rung.store(given, SIDE_TOLD);
         Ok(())
     }
 
-    /// The receive lock was taken over from a dead owner. `taken` are the bytes that were taken
-    /// from the carrier, if that is known. On success a barrier has passed: a peer that asks for
-    /// credit has to be notified.
+    /// Repairs the receiving direction after its lock was taken over from a dead owner. `taken` is
+    /// the number of bytes taken from the carrier, if it is known. On success a barrier has passed;
+    /// the caller then notifies a peer that asks for credit.
     ///
     /// # Errors
     /// [`Lost`].
     pub fn take_over_receiving(&self, taken: Option<u64>) -> Result<(), Lost> {
         let (entry, ours) = (self.entry, self.ours());
         let records = entry.rx_records.load(Ordering::Relaxed);
-        // Relaxed: the dead owner asked, whose stores are here, and the answer leads to the same.
+        // Relaxed: the dead owner made the request, and its stores are visible here. The peer's
+        // answer leads to the same result.
         let resend = self.theirs().switch.resend.load(Ordering::Relaxed);
         let mode = match (records.has(1), self.rx_mode()) {
             (false, _) => Mode::Carrier,
-            // Nothing was acknowledged: the doorbells are skipped, or are to be.
+            // The downgrade was not acknowledged: its doorbells are still being skipped.
             (true, Mode::Carrier) => Mode::Skip,
-            // Asked, and not noted yet. An earlier request is not meant: the peer clears the word
-            // before it goes up.
+            // The request was made, but the mode was not stored yet. The word cannot be an earlier
+            // request, because the peer clears it before it goes up.
             (true, Mode::Ring) if resend.is(RESEND_ASKED) || resend.is(RESEND_DONE) => Mode::Resend,
             (true, mode) => mode,
         };

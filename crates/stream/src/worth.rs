@@ -1,7 +1,6 @@
 //! Which connections are worth a channel: those that have shown some traffic.
 //!
-//! A channel costs memory, and a question to the adapter. A connection that stays short never pays
-//! for either.
+//! A channel costs memory and a request to the adapter. For a short connection neither pays off.
 
 /// Traffic that makes a channel worth its memory. Either number is enough.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,14 +18,14 @@ pub const DIRECT: Worth = Worth {
 };
 
 /// Between a program and the engine: two requests and their answers are enough. Until then each
-/// byte passes the kernel twice, and whatever waits in the engine's thread waits for that.
+/// byte passes the kernel twice, which delays everything else in the engine's thread.
 pub const OFFLOADED: Worth = Worth {
     calls: 4,
     bytes: 128 << 10,
 };
 
 impl Worth {
-    /// True when a connection has had as much.
+    /// True when a connection has had this much traffic.
     #[inline]
     pub fn is_reached(self, calls: u32, bytes: u64) -> bool {
         calls >= self.calls || bytes >= self.bytes
