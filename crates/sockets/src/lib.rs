@@ -1,30 +1,30 @@
 //! Socket semantics over a carrier with a channel beside it.
 //!
-//! Every descriptor stays a kernel socket (the *carrier*). This crate keeps, beside it, what is
-//! needed to move its bytes through shared memory and still behave as the kernel would: [`api`] has
-//! one function for each libc call, with its contract.
+//! Every descriptor stays a kernel socket (the *carrier*). Beside it, this crate keeps the state
+//! that it needs to move the bytes through shared memory and still behave as the kernel would.
+//! [`api`] has one function for each libc call, with the contract of that call.
 //!
 //! From above to below:
 //!
-//! - [`api`]: the calls; those that are not ours go on to libc;
+//! - [`api`]: the calls; a call on a descriptor that is not ours goes on to libc;
 //! - `transfer`: bytes: carrier, ring, and the switches between them;
 //! - `waiting`: `poll` and `select`, readiness; whether to spin or to sleep;
 //! - `epoll`: instances with accelerated members; `uring`: requests of io_uring;
 //! - `express`: carriers that serve one connection after another;
 //! - `offload`: connections that the adapter's TCP engine carries;
-//! - `direction`: the two directions: credit, up and down, telling the peer of news;
-//! - `pairing`: how a connection comes by its channel, and gives it up again;
+//! - `direction`: the two directions: credit, up and down, notices to the peer;
+//! - `pairing`: how a connection gets its channel, and gives it up again;
 //! - `adapter`: messages to and from the adapter;
-//! - `connection`: what is known of a connection, from its first call to its last close;
+//! - `connection`: the state of a connection, from its first call to its last close;
 //! - `process`: this process, its descriptors and its fork family; exec; leaving a program;
 //! - `memory`: tables that grow, and mappings that are shared with peers;
 //! - `lock`: locks of a fork family, and of this process alone;
 //! - [`system`]: libc's functions, system calls, `errno`, bad pointers, signals.
 //!
-//! The text at the head of each says what its files are.
+//! The docs of each module list its files.
 //!
-//! It lives inside other people's programs: no heap on any path, no thread, no signal of its own,
-//! errno untouched on success.
+//! This crate runs inside other people's programs: it uses no heap on any path, no thread and no
+//! signal of its own, and leaves errno untouched on success.
 
 #![cfg_attr(not(test), no_std)]
 #![allow(clippy::collapsible_if)]

@@ -1,9 +1,9 @@
-//! The connection to the adapter and what goes over it: fixed messages, descriptors beside them,
-//! and never a wait.
+//! The connection to the adapter: messages of fixed size, with descriptors beside them. The library
+//! never waits for them.
 //!
 //! - [`offers`]: messages from the adapter;
-//! - [`requests`]: what it asks of connections that no call uses at the moment;
-//! - [`namespace`]: connections of another network namespace than the adapter's.
+//! - [`requests`]: the adapter's requests about connections that no call uses at the moment;
+//! - [`namespace`]: connections in another network namespace than the adapter.
 
 pub(crate) mod namespace;
 pub(crate) mod offers;
@@ -24,41 +24,42 @@ use crate::system::sys;
 const RETRY_NS: u64 = 200_000_000;
 
 static ADAPTER: AtomicI32 = AtomicI32::new(-1);
-/// A connection that our parent's adapter has taken in for us, over which nothing was said yet.
+/// A connection to the adapter that our parent has opened for us. Nothing was sent on it yet.
 static INHERITED: AtomicI32 = AtomicI32::new(-1);
 /// Counts the adapter connections of this process, so that requests to a dead adapter are made
 /// again.
 static EPOCH: AtomicU32 = AtomicU32::new(0);
 static RETRY_AT_NS: AtomicU64 = AtomicU64::new(0);
-/// The adapter has requests of this process left to read, as many as it may.
+/// The adapter has not yet read the most requests that this process may leave waiting.
 static IS_CROWDED: AtomicBool = AtomicBool::new(false);
-/// The last try to reach the adapter failed for want of the right to.
+/// The last try to reach the adapter failed for lack of permission.
 static IS_OUT_OF_REACH: AtomicBool = AtomicBool::new(false);
 static LOCK: lock::Private = lock::Private::new();
-/// A user that is trusted as an adapter's besides our own and root; none: [`NOBODY`].
+/// A user whose adapter is trusted besides our own user's and root's; [`NOBODY`] if there is none.
 static TRUSTED: AtomicU32 = AtomicU32::new(NOBODY);
 /// No user has this number.
 const NOBODY: u32 = u32::MAX;
 /// Where the adapter listens, as `sockaddr_un` bytes; set once at start.
 static ADDRESS: AtomicPtr<libc::sockaddr_un> = AtomicPtr::new(null_mut());
 
-/// Held while anything goes over the connection, and while offers are taken.
+/// Takes the lock that is held while messages are sent or received, and while offers are taken.
 pub(crate) fn lock() -> lock::PrivateHeld<'static> {
     LOCK.lock()
 }
 
-/// As [`lock`], if nobody has it.
+/// As [`lock`], but only if the lock is free.
 pub(crate) fn try_lock() -> Option<lock::PrivateHeld<'static>> {
     LOCK.try_lock()
 }
 
-/// Which connection to the adapter this is; what was asked over another one must be asked again.
+/// Number of the current connection to the adapter. Requests made on an earlier connection must be
+/// made again.
 pub(crate) fn epoch() -> u32 {
     EPOCH.load(Ordering::Relaxed)
 }
 
-/// Has the library trust an adapter of this user, too. In a user namespace the adapter's user may
-/// have no number of its own, and the kernel names one that stands for all such users.
+/// Makes the library trust an adapter of this user, too. In a user namespace the adapter's user may
+/// have no number; then the kernel reports one number for all such users.
 pub fn trust_adapter_of(user: u32) {
     // Relaxed: set once, before `main`.
     TRUSTED.store(user, Ordering::Relaxed);
@@ -101,12 +102,12 @@ pub(crate) fn runtime_directory() -> &'static [u8] {
         .iter()
         .position(|&byte| byte == 0)
         .unwrap_or(path.len());
-    // A slash and the socket's name stand behind it.
+    // The path ends with a slash and the socket's name.
     &path[..length.saturating_sub(1 + SOCKET_NAME.len())]
 }
 
-/// The adapter calls for attention: it may be one that has taken the place of another, to which
-/// this process has said hello. False when that could not be looked into now.
+/// Called when the adapter asks for attention. It may be a new adapter, to which this process has
+/// not introduced itself yet: then it does so now. False when that could not be tried now.
 pub(crate) fn follow_successor() -> bool {
     if EPOCH.load(Ordering::Relaxed) == 0 {
         return true;
@@ -141,9 +142,9 @@ fn has_hung_up(fd: i32) -> bool {
     got == 0 || got == -(libc::ECONNRESET as isize)
 }
 
-/// After fork: the parent's adapter connection is not ours. Over it come the regions of connections
-/// that the parent has later, so we give it up at once, before this process changes its user or
-/// listens to anybody, for one of our own. No allocation, no lock.
+/// After fork: the parent's adapter connection is not ours. The regions of the parent's later
+/// connections come over it. So we replace it at once with a connection of our own, before this
+/// process can change its user. Uses no allocation and no lock.
 pub(crate) fn forked() {
     LOCK.reset();
     let own = ADAPTER.swap(-1, Ordering::Relaxed);
@@ -163,7 +164,7 @@ pub(crate) fn forked() {
     IS_CROWDED.store(false, Ordering::Relaxed);
 }
 
-/// Our adapter connection got another number.
+/// The descriptor of our adapter connection has changed.
 pub(crate) fn moved(from: i32, to: i32) {
     let _ = ADAPTER.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed);
     let _ = INHERITED.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed);
@@ -257,10 +258,11 @@ fn connect_by_path(address: *const libc::sockaddr_un) -> Option<i32> {
     Some(fd)
 }
 
-/// A connection of our own by way of the parent's. When it is needed, this process may have another
-/// user or root directory. With few of them to read already the adapter is asked no more: it may be
-/// stopped, and then descriptors pile up which count for our user. From a thousand on (its limit of
-/// open files) no program of this user could send one.
+/// Makes a connection of our own through the parent's connection, because this process may have
+/// another user or root directory when it needs one. If some such requests are still unread, no
+/// further request is sent: the adapter may be stopped, and descriptors in flight count against our
+/// user's limit of open files. At that limit (often a thousand) no program of this user could send
+/// a descriptor.
 fn connect_through(inherited: i32) -> Option<i32> {
     if sys::bytes_unacknowledged(inherited) > ADOPTIONS_MAX {
         return None;
@@ -281,7 +283,7 @@ fn connect_through(inherited: i32) -> Option<i32> {
     };
     let mut adopt = Message::new(Kind::Adopt);
     adopt.pid = process::pid();
-    // The adapter asks for it, too, but perhaps after we have said hello.
+    // The adapter sets this option, too, but perhaps only after we have sent our hello.
     let is_named = made >= 0 && name_sender(ends[0]);
     let sent = is_named && send(inherited, &adopt, Some(ends[1]));
     if made >= 0 {
@@ -294,11 +296,11 @@ fn connect_through(inherited: i32) -> Option<i32> {
     None
 }
 
-/// Bytes of the kernel's that requests to be adopted may occupy which the adapter has not read yet:
-/// some ten of them.
+/// The most kernel memory, in bytes, that unread requests to be adopted may occupy: about ten
+/// requests.
 const ADOPTIONS_MAX: isize = 8 << 10;
 
-/// Has the kernel add our process and user to what we send (`SO_PASSCRED`, unix(7)).
+/// Makes the kernel add our process and user to our messages (`SO_PASSCRED`, unix(7)).
 fn name_sender(fd: i32) -> bool {
     let on: i32 = 1;
     // SAFETY: `on` is valid for its length.
@@ -316,7 +318,8 @@ fn name_sender(fd: i32) -> bool {
     set >= 0
 }
 
-/// Only our own user's adapter, root's, or that of [`trust_adapter_of`] is told anything.
+/// True for an adapter of our own user, of root, or of the user of [`trust_adapter_of`]. No other
+/// adapter gets any message.
 fn is_trusted(fd: i32) -> bool {
     #[derive(Clone, Copy, Default)]
     #[repr(C)]
@@ -332,7 +335,7 @@ fn is_trusted(fd: i32) -> bool {
         .is_ok_and(|peer| peer.uid != NOBODY && [0, uid, trusted].contains(&peer.uid))
 }
 
-/// Room for two descriptors in a control message, and for who sent it.
+/// Room in a control message for two descriptors and the sender's credentials.
 #[repr(C, align(8))]
 struct ControlBuffer([u8; 64]);
 
@@ -341,26 +344,27 @@ struct ControlBuffer([u8; 64]);
 pub(crate) enum Asked {
     /// The request is under way.
     Sent,
-    /// The adapter has many to read already: to be asked later.
+    /// The adapter has many unread requests: ask later.
     Later,
     /// There is no adapter any more.
     Lost,
 }
 
-/// Bytes of the kernel's that requests may occupy which the adapter has not read yet: a third of a
-/// socket's usual buffer (unix(7)). The rest is for messages that cannot come later.
+/// The most kernel memory, in bytes, that unread requests may occupy: a third of a socket's usual
+/// buffer (unix(7)). The rest is for messages that cannot be sent later.
 const REQUESTS_MAX: isize = 64 << 10;
 
 /// Shows the adapter a connection's socket. A thousand connections may ask at the same moment, and
-/// the adapter may be kept from its processor: then most of them ask later.
+/// the adapter may not get a processor. Then most of them ask later.
 pub(crate) fn ask(fd: i32, message: &Message, shown: i32) -> Asked {
-    // For a Unix socket: what its peer has not read, with the kernel's own bookkeeping.
+    // For a Unix socket this is the memory of the messages that its peer has not read, including
+    // the kernel's overhead.
     if sys::bytes_unacknowledged(fd) > REQUESTS_MAX {
         IS_CROWDED.store(true, Ordering::Relaxed);
         return Asked::Later;
     }
     match -transmit(fd, message, Some(shown)) as i32 {
-        // ETOOMANYREFS: as many descriptors of this user are under way as its limit allows.
+        // ETOOMANYREFS: this user has as many descriptors in flight as its limit allows.
         libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM | libc::ETOOMANYREFS => {
             IS_CROWDED.store(true, Ordering::Relaxed);
             Asked::Later
@@ -376,14 +380,14 @@ pub(crate) fn ask(fd: i32, message: &Message, shown: i32) -> Asked {
     }
 }
 
-/// Whether the last request had to be put off.
+/// Whether the last request had to be postponed.
 pub(crate) fn is_crowded() -> bool {
     // Relaxed: a hint.
     IS_CROWDED.load(Ordering::Relaxed)
 }
 
-/// Sends a message that cannot come later. On false the adapter is gone, or reads so little that it
-/// is to be given up.
+/// Sends a message that cannot come later. False when the adapter is gone, or reads so slowly that
+/// the caller must give it up.
 pub(crate) fn send(fd: i32, message: &Message, descriptor: Option<i32>) -> bool {
     transmit(fd, message, descriptor) == MESSAGE_BYTES as isize
 }
@@ -418,7 +422,7 @@ fn transmit(fd: i32, message: &Message, descriptor: Option<i32>) -> isize {
     unsafe { sys::sendmsg(fd, &header, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) }
 }
 
-/// This process has nothing more to say.
+/// Closes the connection to the adapter: this process sends no more messages.
 pub(crate) fn leave() {
     let _held = LOCK.lock();
     for ours in [&ADAPTER, &INHERITED] {
@@ -429,7 +433,7 @@ pub(crate) fn leave() {
     }
 }
 
-/// The adapter is gone: what we have stays as it is, what we asked for must be asked again.
+/// The adapter is gone. Our channels stay as they are; open requests must be made again.
 pub(crate) fn lose(fd: i32) {
     if ADAPTER
         .compare_exchange(fd, -1, Ordering::Relaxed, Ordering::Relaxed)
@@ -449,8 +453,8 @@ pub(crate) struct Attached {
     pub(crate) is_cut: bool,
 }
 
-/// The next message that has arrived, if there is one; what is no message of ours is passed over.
-/// The caller holds the lock.
+/// The next message that has arrived, if any. Data that is not a valid message is skipped. The
+/// caller holds the lock.
 pub(crate) fn try_receive(adapter: i32) -> Option<Received> {
     loop {
         let mut bytes = [0u8; MESSAGE_BYTES];
@@ -512,7 +516,7 @@ fn descriptors_in(header: &libc::msghdr) -> [Option<OwnedFd>; 2] {
     out
 }
 
-/// Says something to the adapter, if there is one.
+/// Sends a message to the adapter, if we are connected to one.
 pub(crate) fn tell(message: &Message) {
     let _held = lock();
     if let Some(adapter) = connected()

@@ -1,4 +1,4 @@
-//! Connections of another network namespace than the adapter's.
+//! Connections in another network namespace than the adapter.
 //!
 //! The adapter asks the kernel about each socket that it is shown (sock_diag(7)). The socket by
 //! which it asks gets answers about its own namespace only. The adapter cannot make such a socket
@@ -15,24 +15,25 @@ use crate::adapter;
 use crate::connection::Connection;
 use crate::system::sys;
 
-/// The namespace that was shown last, and over which adapter connection. Relaxed: changed under the
-/// adapter's lock.
+/// The namespace that was shown last, and the adapter connection over which it was shown. Relaxed:
+/// changed under the adapter's lock.
 static SHOWN: AtomicU64 = AtomicU64::new(0);
 static SHOWN_EPOCH: AtomicU32 = AtomicU32::new(0);
 
-/// True when the connection was refused for its namespace, which was not shown for it.
+/// True when the connection was refused because of its namespace, and the namespace was not shown
+/// since.
 #[inline]
 pub(crate) fn is_wanted(connection: &Connection) -> bool {
     connection.entry.refusal.load(Ordering::Relaxed) == Reason::OtherNamespace as u32
         && connection.local.shown_epoch.load(Ordering::Relaxed) != adapter::epoch()
 }
 
-/// Shows the connection's namespace to the adapter; true when it may be asked again. The caller
-/// holds the adapter's lock.
+/// Shows the connection's namespace to the adapter. True when pairing may be requested again. The
+/// caller holds the adapter's lock.
 #[cold]
 pub(crate) fn show(connection: &Connection, adapter: i32) -> bool {
     let epoch = adapter::epoch();
-    // Once, whatever comes of it.
+    // Only one try for each connection, even if it fails.
     let shown_epoch = &connection.local.shown_epoch;
     shown_epoch.store(epoch, Ordering::Relaxed);
     let Some(its) = sys::namespace_of(connection.fd) else {

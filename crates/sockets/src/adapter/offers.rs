@@ -29,8 +29,8 @@ pub(crate) fn offer_waits(connection: &Connection) -> bool {
         != connection.entry.offers_taken.load(Ordering::Relaxed)
 }
 
-/// Takes the offers that have arrived, until `connection` has its own: what is behind that waits
-/// for whom it is for. The caller holds the adapter's lock.
+/// Takes the offers that have arrived, up to the one for `connection`. Later offers stay in the
+/// socket until their own connections ask. The caller holds the adapter's lock.
 pub(crate) fn receive_offers(adapter: i32, connection: &Connection) {
     /// Messages taken in one go; more wait for the next call.
     const OFFERS_MAX: usize = 256;
@@ -46,7 +46,7 @@ pub(crate) fn receive_offers(adapter: i32, connection: &Connection) {
     }
 }
 
-/// Does what a message from the adapter is for. The caller holds the adapter's lock.
+/// Handles a message from the adapter. The caller holds the adapter's lock.
 pub(crate) fn handle_message(message: &Message, kind: Kind, attached: Attached) {
     match kind {
         Kind::Offer => take_offer(message, attached),
@@ -56,7 +56,7 @@ pub(crate) fn handle_message(message: &Message, kind: Kind, attached: Attached) 
     }
 }
 
-/// Finds or maps what was offered and leaves it with the connection for [`attach`]. Descriptors
+/// Finds or maps the offered region and stores it in the connection for [`attach`]. Descriptors
 /// close on return.
 fn take_offer(message: &Message, attached: Attached) {
     let is_cut = attached.is_cut;
@@ -90,7 +90,8 @@ fn take_offer(message: &Message, attached: Attached) {
         if is_cut {
             return put_off(entry);
         }
-        // Given up here for want of use; the answer is this offer once more, all of it.
+        // This process has unmapped the pair because no channel used it. The adapter answers with
+        // the whole offer again.
         return ask_again(message.entry, message.generation);
     }
     entry.offers_taken.fetch_add(1, Ordering::Relaxed);
@@ -136,8 +137,8 @@ fn files_of(
     }
 }
 
-/// This process has no numbers for an offer's descriptors. The connection goes on with its carrier;
-/// [`retry`] comes back to the offer.
+/// Postpones an offer, because this process has no free descriptor numbers. The connection goes on
+/// with its carrier; [`retry`] asks for the offer again.
 fn put_off(entry: &Entry) {
     entry.offers_taken.fetch_add(1, Ordering::Relaxed);
     let why = Reason::NoResources as u32;
@@ -145,7 +146,7 @@ fn put_off(entry: &Entry) {
     entry.reason.store(why, Ordering::Relaxed);
 }
 
-/// Comes back to an offer that was put off. The caller holds the adapter's lock.
+/// Asks again for an offer that was postponed. The caller holds the adapter's lock.
 pub(crate) fn retry(connection: &Connection) {
     let entry = connection.entry;
     (entry.refusal).store(Reason::None as u32, Ordering::Relaxed);
@@ -153,7 +154,7 @@ pub(crate) fn retry(connection: &Connection) {
     ask_again(connection.index, connection.channel_generation());
 }
 
-/// Whether the connection has an offer that was put off.
+/// Whether the connection has an offer that was postponed.
 #[inline]
 pub(crate) fn is_put_off(entry: &Entry) -> bool {
     // The adapter refuses with this reason, too, but never after an offer.
@@ -161,7 +162,8 @@ pub(crate) fn is_put_off(entry: &Entry) -> bool {
         && entry.offers_taken.load(Ordering::Relaxed) != 0
 }
 
-/// There is no channel for a connection that waits for its offer once more: it waits no longer.
+/// The adapter has no channel for a connection that has asked for its offer again: the connection
+/// stops waiting.
 fn give_up(message: &Message) {
     let Some(entry) = table::table().and_then(|table| table.entry(message.entry)) else {
         return;
@@ -174,7 +176,7 @@ fn give_up(message: &Message) {
     }
 }
 
-/// Asks for an offer once more.
+/// Asks the adapter to send an offer again.
 fn ask_again(entry: u32, generation: u32) {
     let Some(adapter) = adapter::connected() else {
         return;
@@ -187,7 +189,7 @@ fn ask_again(entry: u32, generation: u32) {
     }
 }
 
-/// No channel uses the pair, which is about to be unmapped.
+/// Called before a pair is unmapped that no channel uses any more.
 pub(crate) fn forget_pair(pair: &Pair) {
     published::forget_pair(pair);
     instance::forget_pair(pair);

@@ -1,9 +1,9 @@
-//! Requests of the adapter about connections that no call uses at the moment, about the way in
-//! which the process waits, and about express. An adapter that has taken the place of another asks
-//! to be told of the process.
+//! Requests of the adapter: about connections that no call uses at the moment, about how the
+//! process waits, and about express. A new adapter also asks the process to introduce itself.
 //!
-//! The table's `attention` says that there is a request. The process serves the request when
-//! it uses another connection, before it sleeps, and now and then while it need not ([`follow`]).
+//! The table's `attention` says that there is a request. The process serves the request when it
+//! uses another connection, before it sleeps, and from time to time when it does not need to sleep
+//! ([`follow`]).
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -20,20 +20,21 @@ use crate::process::{self, table};
 use crate::system::{errno, sys};
 use crate::{adapter, connection, express};
 
-/// `attention` as it was when last followed.
+/// The value of `attention` that was last followed.
 static FOLLOWED: AtomicU32 = AtomicU32::new(0);
-/// Some channel was refused, and its peer had not done its part when we last looked.
+/// A channel is being left, and its peer had not finished its part when we last looked.
 static UNFINISHED: AtomicBool = AtomicBool::new(false);
 static LOOK_AT_NS: AtomicU64 = AtomicU64::new(0);
-/// Unfinished ones are looked after at most this often: it is a walk over all that this process
-/// holds.
+/// Shortest time between two looks at unfinished channels: each look visits all connections of this
+/// process.
 const LOOK_INTERVAL_NS: u64 = 20_000_000;
-/// Such walks take at most one part in so many of a thread's time: a peer that sleeps may leave
-/// thousands of connections unfinished for hours.
+/// These looks take at most one part in `LOOK_SHARE` of a thread's time, because a sleeping peer
+/// may leave thousands of connections unfinished for hours.
 const LOOK_SHARE: u64 = 32;
 
-/// Before a thread sleeps for events, now and then where it finds some without, and after calls on
-/// the host path: follows what the adapter wants of connections that nobody is using.
+/// Serves the adapter's requests about connections that no call is using. Called before a thread
+/// sleeps for events, from time to time when it finds events without sleeping, and after calls on
+/// the host path.
 #[inline]
 pub(crate) fn follow() {
     let Some(table) = table::table() else { return };
@@ -84,11 +85,13 @@ fn look_at_all() {
     });
 }
 
-/// Does what a command, the peer, or the end of a command asks of a connection that nobody uses.
+/// Serves one connection that no call is using: carries out a command, the end of a command, or a
+/// wish of the peer.
 fn look_at(connection: &Connection, command: u32) {
     let entry = connection.entry;
     if let Some(end) = connection.inside() {
-        // A peer that came down first may go up again once we have seen it.
+        // If the peer came down first, it may go up again only after we have carried out its
+        // record.
         direction::settle_incoming(connection, &end);
     }
     switching::service(connection);
@@ -99,13 +102,14 @@ fn look_at(connection: &Connection, command: u32) {
     }
     leaving::finish(connection);
     let is_unfinished = match command {
-        // The channel stays: nothing is left to do once we are down.
+        // The channel stays, so nothing more is to do once our direction is down.
         COMMAND_YIELD => !entry
             .tx_mode
             .load(Ordering::Relaxed)
             .is(Mode::Carrier as u32),
         COMMAND_DETACH | COMMAND_EVICT => true,
-        // Whoever hears first of the end of a command goes up when the peer has heard of it, too.
+        // The command has ended. The end that notices this first goes up only when its peer has
+        // noticed, too.
         _ => waits_for_peer,
     };
     if is_unfinished && connection.local.attachment.has_region() {
@@ -133,7 +137,7 @@ mod tests {
         ] {
             assert_eq!(next_look_ns(7, 7 + lasted), 7 + lasted + pause);
         }
-        // A clock that went back.
+        // The clock went backwards.
         assert_eq!(next_look_ns(7, 3), 3 + LOOK_INTERVAL_NS);
     }
 }

@@ -23,7 +23,7 @@ use crate::transfer::receive::{receive, receive_message};
 use crate::transfer::send::{transmit, transmit_message};
 use crate::transfer::{fast_path, sendfile};
 
-/// A flag of the kernel's own, for programs of 32 bits: no program may give it.
+/// A flag that the kernel uses internally for 32-bit programs. Programs must not set it.
 const MSG_CMSG_COMPAT: c_int = i32::MIN;
 
 /// `read(2)`. Unlike `recv(2)` it never waits for, nor reports, anything when asked for no bytes.
@@ -39,7 +39,7 @@ pub unsafe fn read(fd: c_int, buffer: *mut c_void, len: usize) -> isize {
     }
 }
 
-// Functions of their own, so that the fast path need not save what only they use.
+// Separate functions, so that the fast path does not save registers that only these functions use.
 #[inline(never)]
 unsafe fn read_slowly(c: &Connection, buffer: *mut c_void, len: usize) -> isize {
     let kernel = |fd| unsafe { real::read(fd, buffer, len) };
@@ -70,13 +70,13 @@ unsafe fn send_slowly(c: &Connection, buffer: *const c_void, len: usize, flags: 
     unsafe { transmit(c, &[cut(buffer, len)], flags, kernel) }
 }
 
-/// The buffer of `send` and `recv`, which is cut before it is looked at (lib/iov_iter.c,
-/// `import_ubuf`).
+/// The buffer of `send` and `recv`. The kernel limits its length before it checks it
+/// (lib/iov_iter.c, `import_ubuf`).
 fn cut(buffer: *const c_void, len: usize) -> iovec {
     part(buffer, len.min(buffers::CALL_BYTES_MAX))
 }
 
-/// A call that is the kernel's, unless bytes were kept ([`kept_bytes`]).
+/// Makes a call on the kernel, unless bytes were kept for the descriptor ([`kept_bytes`]).
 ///
 /// # Safety
 /// `parts` are writable.
@@ -155,7 +155,7 @@ pub unsafe fn recvfrom(
             })
         },
         Some(c) => {
-            // The kernel looks at no length without an address.
+            // Without an address the kernel does not read the length.
             let has_source = !address.is_null();
             let room = match has_source && faults::can_read(address_len, 1) {
                 true => Some(unsafe { address_len.read_unaligned() }),
@@ -238,7 +238,7 @@ pub unsafe fn sendto(
     }
 }
 
-/// A send with `MSG_FASTOPEN`, as far as it is not the kernel's.
+/// A send with `MSG_FASTOPEN`, if the library serves it.
 #[cold]
 unsafe fn open_by_message(
     door: Door,
@@ -252,7 +252,7 @@ unsafe fn open_by_message(
         true => unsafe { fast_open::send(door, fd, message, address, len) },
         false => None,
     };
-    // The kernel connects it, and tells nobody.
+    // The kernel connects the socket, and the library does not see the result.
     descriptors::change_fresh(fd, FRESH_ODD, true);
     done
 }
@@ -273,7 +273,7 @@ pub unsafe fn readv(fd: c_int, iov: *const iovec, count: c_int) -> isize {
     }
 }
 
-/// `writev(2)`. Unlike `write(2)` it tells no error when it has nothing to write.
+/// `writev(2)`. Unlike `write(2)` it reports no error when it has nothing to write.
 #[inline]
 pub unsafe fn writev(fd: c_int, iov: *const iovec, count: c_int) -> isize {
     match (connection::at(fd), unsafe {
@@ -365,7 +365,7 @@ unsafe fn at_no_offset<'a>(
 fn message_flags(flags: c_int) -> Result<c_int, i32> {
     const RWF_APPEND: c_int = 0x10;
     const RWF_NOAPPEND: c_int = 0x20;
-    /// Of files: `RWF_HIPRI`, `RWF_DSYNC` and `RWF_SYNC` among them.
+    /// Flags that concern files only, among them `RWF_HIPRI`, `RWF_DSYNC` and `RWF_SYNC`.
     const WITHOUT_EFFECT: c_int = 0x1 | 0x2 | 0x4 | RWF_APPEND | RWF_NOAPPEND;
     /// Sockets know it since Linux 6.4.
     const RWF_NOWAIT: c_int = 0x8;
@@ -381,7 +381,7 @@ fn message_flags(flags: c_int) -> Result<c_int, i32> {
     }
 }
 
-/// `eventfd_read(3)`, which reads eight bytes of whatever the descriptor is.
+/// `eventfd_read(3)`, which reads eight bytes from a descriptor of any kind.
 pub unsafe fn eventfd_read(fd: c_int, value: *mut u64) -> c_int {
     let whole = size_of::<u64>();
     match unsafe { read(fd, value.cast(), whole) } {
@@ -408,7 +408,7 @@ pub unsafe fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> isize {
 /// `recvmsg(2)`.
 #[inline]
 pub unsafe fn recvmsg_by(door: Door, fd: c_int, message: *mut msghdr, flags: c_int) -> isize {
-    // With a flag of its own the kernel refuses the call (net/socket.c, `__sys_recvmsg`).
+    // The kernel refuses its internal flag (net/socket.c, `__sys_recvmsg`).
     let is_refused = message.is_null() || flags & MSG_CMSG_COMPAT != 0;
     let c = connection::at(fd).filter(|_| !is_refused);
     match c.filter(|_| faults::can_read(message, 1)) {
@@ -489,11 +489,11 @@ pub unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> isize 
     unsafe { sendmsg_by(Door::Name, fd, message, flags) }
 }
 
-/// `sendmsg(2)`. Control messages other than none are the kernel's: the connection stays on, or
-/// returns to, the host path. Descriptors and credentials keep their place between the bytes.
+/// `sendmsg(2)`. A message with control messages is sent by the kernel: the connection stays on, or
+/// returns to, the host path. So descriptors and credentials keep their position in the stream.
 #[inline]
 pub unsafe fn sendmsg_by(door: Door, fd: c_int, message: *const msghdr, flags: c_int) -> isize {
-    // Before there are connections none can be passed.
+    // Before there are connections, no descriptor of a connection can be passed.
     if !may_look(fd, flags)
         || message.is_null()
         || flags & MSG_CMSG_COMPAT != 0
@@ -515,14 +515,14 @@ pub unsafe fn sendmsg_by(door: Door, fd: c_int, message: *const msghdr, flags: c
     }
 }
 
-/// True when a message with these flags may be looked at: a bad pointer is answered, not followed.
+/// True when a message with these flags may be read: a bad pointer then gives `EFAULT` instead of a
+/// crash.
 #[inline]
 fn may_look(fd: c_int, flags: c_int) -> bool {
     faults::are_armed() || flags & libc::MSG_FASTOPEN != 0 && is_armed_to_open(fd)
 }
 
-/// The process's first connection may be one that a message opens: true when the message may be
-/// looked at.
+/// The process's first connection may be opened by this message. True when the message may be read.
 #[cold]
 fn is_armed_to_open(fd: c_int) -> bool {
     // As in `open_by_message`.
@@ -533,7 +533,8 @@ fn is_armed_to_open(fd: c_int) -> bool {
     faults::are_armed()
 }
 
-/// As [`open_by_message`], by a message that is readable. With control messages it is the kernel's.
+/// As [`open_by_message`], for a readable message. A message with control messages is left to the
+/// kernel.
 #[cold]
 unsafe fn sendmsg_opening(
     door: Door,
@@ -619,7 +620,7 @@ pub fn may_read_message(fd: c_int, message: *const msghdr, flags: c_int) -> bool
     may_look(fd, flags) && !message.is_null() && can_read_message(Door::Number, message)
 }
 
-/// True when the kernel would find no bad pointer in a message, its parts left out.
+/// True when a message has no bad pointers; its parts are not checked.
 fn can_read_message(door: Door, message: *const msghdr) -> bool {
     if !faults::can_read(message, 1) {
         return false;
@@ -641,8 +642,7 @@ fn can_read_message(door: Door, message: *const msghdr) -> bool {
     faults::can_read(control, door.length(header.msg_controllen))
 }
 
-/// A tracked descriptor that is passed to another program leaves our hands: its connection goes to
-/// the host path.
+/// A tracked descriptor is passed to another program: its connection goes to the host path.
 unsafe fn note_passed_descriptors(door: Door, header: &msghdr) {
     let note = |fd: i32| {
         if let Some(passed) = connection::at(fd) {
@@ -660,8 +660,8 @@ unsafe fn note_passed_descriptors(door: Door, header: &msghdr) {
             }
         }
     };
-    // Of a list that is ill-formed the kernel passes nothing.
-    // SAFETY: the caller of `sendmsg` promises a valid control buffer.
+    // The kernel passes no descriptor of an ill-formed list. SAFETY: the caller of `sendmsg`
+    // promises a valid control buffer.
     let _ = unsafe {
         control_messages::each_sent(door, header, |_, _, _| ())
             .and_then(|()| control_messages::each_sent(door, header, each))
@@ -699,8 +699,8 @@ pub unsafe fn recvmmsg_by(
     let Ok(limit) = (unsafe { limit_of(timeout) }) else {
         return errno::result(Err(libc::EINVAL)) as c_int;
     };
-    // Where all other calls tell an error after the bytes that came before it, this one tells it
-    // first (net/socket.c, do_recvmmsg).
+    // Other calls report an error after the bytes that came before it. This call reports it first
+    // (net/socket.c, do_recvmmsg).
     if flags & libc::MSG_ERRQUEUE == 0 {
         let error = errno::keep(|| options::take_error(&connection));
         if error != 0 {
@@ -816,7 +816,7 @@ pub unsafe fn sendmmsg_by(
 pub unsafe fn sendfile(out: c_int, input: c_int, offset: *mut off_t, count: usize) -> isize {
     match connection::at(out) {
         None => match connection::at(input) {
-            // To a pipe it is a splice (fs/read_write.c, `do_sendfile`).
+            // `sendfile` to a pipe is a splice (fs/read_write.c, `do_sendfile`).
             Some(c) if offset.is_null() && count > 0 && sendfile::is_pipe(out) => {
                 let kernel = |fd| unsafe { real::sendfile(out, fd, offset, count) };
                 unsafe { receive_to_pipe(&c, out, count, 0, kernel) }
@@ -850,7 +850,7 @@ pub unsafe fn splice(
         |input, out| unsafe { real::splice(input, input_offset, out, out_offset, len, flags) };
     let has_offsets = !input_offset.is_null() || !out_offset.is_null();
     if has_offsets {
-        // Of a socket and a pipe neither has one: the kernel refuses the call.
+        // Neither a socket nor a pipe has an offset: the kernel refuses the call.
         return kernel(input, out);
     }
     if let Some(c) = connection::at(out) {

@@ -65,7 +65,7 @@ pub unsafe fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_
     let result = unsafe { real::connect(fd, to.0, to.1) };
     let error = if result == 0 { 0 } else { errno::get() };
     if error != 0 {
-        // It is not as new any more (tcp_done in net/ipv4/tcp.c).
+        // The socket is no longer in its initial state (tcp_done in net/ipv4/tcp.c).
         descriptors::change_fresh(fd, FRESH_ODD, true);
     }
     if matches!(error, 0 | libc::EINPROGRESS | libc::EINTR) {
@@ -86,7 +86,8 @@ pub unsafe fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_
     result
 }
 
-/// True for `AF_UNSPEC`, by which a connection is given up and its socket is as new.
+/// True for `AF_UNSPEC`, with which a program gives its connection up and puts the socket into its
+/// initial state.
 ///
 /// # Safety
 /// `address` is null or readable for `len` bytes.
@@ -101,8 +102,8 @@ fn has_family(len: socklen_t) -> bool {
     len as usize >= size_of::<libc::sa_family_t>()
 }
 
-/// Bytes on their way through a channel are dropped like those in the kernel: the peer sees a reset
-/// (`tcp_disconnect` in net/ipv4/tcp.c).
+/// Drops bytes in the channel, as the kernel drops its own: the peer sees a reset (`tcp_disconnect`
+/// in net/ipv4/tcp.c).
 fn let_go(fd: c_int) {
     if process::borrowed_memory() {
         return;
@@ -114,8 +115,8 @@ fn let_go(fd: c_int) {
 }
 
 /// `connect` on `fd` was answered with `error`, or 0. With `is_ours` the caller knows that memory
-/// is not borrowed, and that the library has seen the program make the TCP socket. Should that
-/// number be another socket's by now, its pairing is refused (`pairing::describe` asks the kernel).
+/// is not borrowed, and that the library has seen the program make the TCP socket. If another
+/// socket has the number by now, its pairing is refused (`pairing::describe` asks the kernel).
 unsafe fn note_connect(
     fd: c_int,
     address: *const sockaddr,
@@ -136,7 +137,7 @@ unsafe fn note_connect(
     if !process::is_started() || has_failed || !is_ours && process::borrowed_memory() {
         return;
     }
-    // Only what makes a connection can still be at it: that saves asking, too.
+    // Only a connecting socket gives EINPROGRESS, so the socket need not be asked.
     let is_under_way = error == libc::EINPROGRESS;
     let is_stream =
         || sys::getsockopt::<i32>(fd, libc::SOL_SOCKET, libc::SO_TYPE) == Ok(libc::SOCK_STREAM);
@@ -194,7 +195,8 @@ pub unsafe fn accept4(
 enum ByExpress {
     /// A connection came by a parked carrier, or the call ends without one.
     Done(c_int),
-    /// The kernel is to be asked. Its connection may be a seed, if this process may act.
+    /// Ask the kernel. With `may_seed` the accepted connection may become a seed, because this
+    /// process may use express.
     AskKernel { may_seed: bool },
 }
 
@@ -219,7 +221,7 @@ unsafe fn accept_by_express(
     }
 }
 
-/// A call has failed. True when it was for want of descriptors, of which parked carriers had some.
+/// A call has failed. True when it lacked descriptors, and parked carriers have released some.
 #[cold]
 fn makes_room() -> bool {
     express::is_on()
@@ -250,7 +252,7 @@ pub unsafe fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     result
 }
 
-/// The kernel has answered an `accept` with `fd`; of the address there was `room` for a part.
+/// The kernel has answered an `accept` with `fd`. The program's buffer has `room` for the address.
 ///
 /// # Safety
 /// `address` is null or valid for as much as the kernel has written.
@@ -258,8 +260,8 @@ unsafe fn note_accept(fd: c_int, address: *mut sockaddr, room: socklen_t) {
     if fd < 0 || !process::is_started() {
         return;
     }
-    // Where no address was asked for, the family is found out, at no cost here, when pairing is
-    // considered.
+    // If the program asked for no address, the family is found later, when pairing is considered;
+    // here it would cost a call.
     let mut carrier = Carrier::Tcp;
     if !address.is_null() && room as usize >= size_of::<libc::sa_family_t>() {
         // SAFETY: the kernel has written the family.
@@ -270,7 +272,7 @@ unsafe fn note_accept(fd: c_int, address: *mut sockaddr, room: socklen_t) {
         }
     }
     if descriptors::kind(fd) == Kind::Connection {
-        // Closed behind our back, and the number given out again.
+        // The former connection with this number was closed without our knowledge.
         closing::closed_before(fd);
     }
     errno::keep(|| {
@@ -279,7 +281,7 @@ unsafe fn note_accept(fd: c_int, address: *mut sockaddr, room: socklen_t) {
     });
 }
 
-/// How much of an address a program wants, before the kernel overwrites it.
+/// The size of the program's buffer for an address, read before the kernel overwrites it.
 unsafe fn room_in(address: *const sockaddr, len: *const socklen_t) -> socklen_t {
     if address.is_null() {
         return 0;
@@ -288,7 +290,8 @@ unsafe fn room_in(address: *const sockaddr, len: *const socklen_t) -> socklen_t 
     unsafe { faults::read(len) }.unwrap_or(0)
 }
 
-/// A connection that comes from the engine has another address than its carrier.
+/// Gives the program the true remote address of a connection from the engine; the carrier has
+/// another one.
 unsafe fn name_accepted(fd: c_int, address: *mut sockaddr, room: socklen_t, len: *mut socklen_t) {
     if !routing::is_wanted() || fd < 0 {
         return;
@@ -328,7 +331,7 @@ pub unsafe fn getsockname(fd: c_int, address: *mut sockaddr, len: *mut socklen_t
     }
 }
 
-/// The kernel's answer is a loopback alias of one of the engine's addresses: that one is told.
+/// If the kernel's answer is a loopback alias, replaces it with the engine's address.
 unsafe fn name_alias(
     fd: c_int,
     side: Side,
@@ -419,8 +422,8 @@ pub unsafe fn shutdown(fd: c_int, how: c_int) -> c_int {
             errno::keep(|| shutting(&c, how));
         }
     } else {
-        // The kernel shuts one that is not connected, too (inet_shutdown in net/ipv4/af_inet.c). A
-        // listener does not listen any more, unless only its sending half is shut.
+        // The kernel also shuts a socket that is not connected (inet_shutdown in
+        // net/ipv4/af_inet.c). A listener stops listening, unless only its sending half is shut.
         descriptors::change_fresh(fd, FRESH_ODD, true);
         if listener::are_any() && matches!(how, libc::SHUT_RD | libc::SHUT_RDWR) {
             errno::keep(|| listener::closing(fd));

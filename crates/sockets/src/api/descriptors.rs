@@ -40,7 +40,7 @@ pub unsafe fn close(fd: c_int) -> c_int {
             }
         }
         Kind::Own => {
-            // Programs that close every number they can think of do not mean ours.
+            // A program that closes all numbers does not mean the library's descriptors.
             if !process::borrowed_memory() {
                 errno::set(libc::EBADF);
                 return -1;
@@ -63,7 +63,7 @@ unsafe fn close_listener(fd: c_int) -> c_int {
     result
 }
 
-/// `close_range(2)`: everything but what is ours.
+/// `close_range(2)`, which spares the library's descriptors.
 pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     const CLOSE_RANGE_UNSHARE: c_int = 2;
     const CLOSE_RANGE_CLOEXEC: c_int = 4;
@@ -141,7 +141,7 @@ fn note_duplicate(from: c_int, to: c_int) -> c_int {
     if kept_bytes::has_any() && to >= 0 && from != to {
         kept_bytes::closing(to);
         if !kept_bytes::duplicated(from, to) {
-            // It would read what follows the kept bytes.
+            // The duplicate would read past the kept bytes.
             unsafe { real::close(to) };
             errno::set(libc::EMFILE);
             return -1;
@@ -157,7 +157,7 @@ fn track_duplicate(from: c_int, to: c_int) {
     if descriptors::kind(from) == Kind::Foreign && descriptors::kind(to) == Kind::Foreign {
         match process::borrowed_memory() {
             false => errno::keep(|| descriptors::note_duplicated(from, to)),
-            // A `vfork` child's own number.
+            // The number belongs to a `vfork` child only.
             true => descriptors::share_one(from),
         }
         return;
@@ -169,21 +169,23 @@ fn track_duplicate(from: c_int, to: c_int) {
                 becomes_standard(to);
             }
             if let (Some(c), Kind::Foreign) = (connection::at(from), descriptors::kind(to)) {
-                // No memory to note it: the bytes that pass by that number are the kernel's.
+                // There is no memory to record the duplicate, so calls by that number go to the
+                // kernel.
                 switching::lend(&c);
             }
         } else if let Some(c) = connection::at(from) {
-            // A `vfork` child's own number: nobody will know it for what it is.
+            // The number belongs to a `vfork` child only, and cannot be recorded.
             switching::lend(&c);
         }
     });
 }
 
-/// `to`, a standard stream's descriptor, is a duplicate now: `printf` and `fgets` read and write it
-/// inside libc, past us. So both directions have to be the carrier's, for good. Unread bytes in the
-/// ring cannot follow standard input; beside standard output it is read as before.
+/// `to`, a standard stream's descriptor, is a duplicate now. `printf` and `fgets` read and write it
+/// inside libc, past the library. So both directions have to go to the carrier for good. For
+/// standard input, unread bytes in the ring cannot follow; for standard output, the program can
+/// still read the ring.
 ///
-/// A static program's own stdio makes its calls at patched sites, like all of the program.
+/// In a static program this is not needed: its stdio makes its system calls at patched sites.
 fn becomes_standard(to: c_int) {
     let Some(c) = connection::at(to) else {
         return;
@@ -197,8 +199,8 @@ fn becomes_standard(to: c_int) {
     }
 }
 
-/// A descriptor is about to become somebody else's, too, by a child that shares our memory or by a
-/// list of file actions.
+/// Another process is about to get a descriptor, too: a child that shares our memory, or a child
+/// that is spawned with file actions.
 pub fn passing_on(fd: c_int) {
     match connection::at(fd) {
         Some(c) => errno::keep(|| switching::quiesce(&c, Reason::Passed)),
@@ -206,8 +208,7 @@ pub fn passing_on(fd: c_int) {
     }
 }
 
-/// The kernel is about to take the stream at a descriptor over: for a device, or for programs of
-/// its own.
+/// The kernel is about to use the stream of a descriptor itself, for a device or for a BPF program.
 pub fn giving_to_kernel(fd: c_int) {
     match connection::at(fd) {
         Some(c) => errno::keep(|| switching::quiesce(&c, Reason::Unsupported)),
@@ -215,14 +216,14 @@ pub fn giving_to_kernel(fd: c_int) {
     }
 }
 
-/// True for an `ioctl` of a device that takes over the socket which is its argument.
+/// True for an `ioctl` with which a device takes over the socket in its argument.
 pub fn takes_socket(request: c_ulong) -> bool {
     /// include/uapi/linux/nbd.h.
     const NBD_SET_SOCK: c_ulong = 0xab00;
     request == NBD_SET_SOCK
 }
 
-/// libc has put other files at descriptors 0, 1 and 2 without calling us.
+/// libc has replaced the files at descriptors 0, 1 and 2 without a call of ours.
 pub fn standard_descriptors_replaced() {
     if !process::borrowed_memory() {
         errno::keep(|| (0..3).for_each(closing::closing));
@@ -275,7 +276,7 @@ pub unsafe fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
                         c.local.express.note_odd();
                     }
                     if argument as c_int & libc::O_ASYNC != 0 {
-                        // Nothing sends a signal for what comes to a ring.
+                        // No signal is sent when bytes come to a ring.
                         errno::keep(|| switching::retire(&c, Reason::Unsupported));
                     }
                 } else {
@@ -292,7 +293,7 @@ pub unsafe fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
 
 /// `fcntl(2)` (include/uapi/asm-generic/fcntl.h).
 const F_GETOWN: c_int = 9;
-/// Requests of ioctl(2) that set whom the kernel sends signals
+/// Requests of ioctl(2) that set the receiver of the kernel's signals
 /// (include/uapi/asm-generic/sockios.h).
 const FIOSETOWN: c_ulong = 0x8901;
 const SIOCSPGRP: c_ulong = 0x8902;
@@ -301,7 +302,7 @@ const SIOCSPGRP: c_ulong = 0x8902;
 const FIOCLEX: c_ulong = libc::FIOCLEX as c_ulong;
 const FIONCLEX: c_ulong = libc::FIONCLEX as c_ulong;
 
-/// The program has set the mode of what is no connection.
+/// The program has set the blocking mode of a descriptor that is not a connection.
 fn note_mode(fd: c_int, mode: c_int) {
     let is_nonblocking = mode & libc::O_NONBLOCK != 0;
     descriptors::change_fresh(fd, FRESH_NONBLOCK, is_nonblocking);
@@ -322,8 +323,8 @@ fn set_nonblocking(connection: &Connection, on: bool) {
     unseen_waits::mode_was_set(connection);
 }
 
-/// `ioctl(2)`: `FIONBIO` is noted, the lengths of queues are answered from ring and carrier
-/// together.
+/// `ioctl(2)`. The library records `FIONBIO`, and answers queue lengths with the sum of ring and
+/// carrier.
 #[unsafe(link_section = ".text.startup")]
 pub unsafe fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
     let Some(c) = connection::at(fd) else {
@@ -383,7 +384,7 @@ pub unsafe fn getsockopt(
         } else {
             0
         };
-        // The kernel cuts an answer for which there is too little room, and refuses a negative one.
+        // The kernel cuts an answer that does not fit, and refuses a negative length.
         let whole = room.clamp(0, size_of::<c_int>() as c_int) as usize;
         if whole > 0
             && !value.is_null()

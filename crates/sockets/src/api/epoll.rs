@@ -19,7 +19,7 @@ use crate::process::descriptors::{self, Kind};
 use crate::process::{self, kept_bytes};
 use crate::system::{cancellation, errno, faults, real};
 
-/// The program's event, where there is one that can be read.
+/// The program's event, if it can be read.
 ///
 /// # Safety
 /// Nobody writes it meanwhile.
@@ -105,7 +105,7 @@ unsafe fn wait_on(
     waiting::wait(instance, list, limit, |buffer, limit| {
         let epfd = instance.descriptor(epfd);
         let len = buffer.len() as c_int;
-        // Rounded up, so that we never come back early and spin on what is left of a millisecond.
+        // Rounded up, so that we never return early and spin for the rest of a millisecond.
         let ms = limit.map_or(-1, |ns| {
             ns.div_ceil(1_000_000).min(c_int::MAX as u64) as c_int
         });
@@ -113,8 +113,9 @@ unsafe fn wait_on(
         // SAFETY: the buffer is valid; the mask is the program's own.
         unsafe {
             if ms == 0 && !mask.is_null() && process::wait_mode() == WaitMode::Poll {
-                // `epoll_pwait` that does not wait lets no signal in (fs/eventpoll.c, `ep_poll`).
-                // This does (fs/select.c), and nothing else will before there is an event.
+                // `epoll_pwait` with a time-out of 0 handles no signals (fs/eventpoll.c,
+                // `ep_poll`). This call does (fs/select.c), and no other call will before there is
+                // an event.
                 let now = libc::timespec {
                     tv_sec: 0,
                     tv_nsec: 0,
@@ -132,8 +133,8 @@ unsafe fn wait_on(
     })
 }
 
-/// How many of `count` places for events there are, up to the first page that cannot be written:
-/// the kernel notices that page only when it has an event for it. `None` when there is none.
+/// How many of the `count` places for events can be written. The kernel notices a bad page only
+/// when it has an event for it. `None` when no place can be written.
 #[inline]
 fn places(events: *mut epoll_event, count: usize) -> Option<usize> {
     const PAGE_BYTES: usize = 4096;
@@ -151,19 +152,19 @@ fn places(events: *mut epoll_event, count: usize) -> Option<usize> {
     Some(count)
 }
 
-/// The instance to which a wait belongs, if it is known and the wait makes sense.
+/// The instance of a wait, if the library knows it and the arguments are valid.
 #[inline(always)]
 fn instance_at(epfd: c_int, count: c_int) -> Option<Instance> {
     say_what_is_set();
-    // More are refused (`EP_MAX_EVENTS` in fs/eventpoll.c).
+    // The kernel refuses more events (`EP_MAX_EVENTS` in fs/eventpoll.c).
     const EVENTS_MAX: c_int = c_int::MAX / size_of::<epoll_event>() as c_int;
     Instance::at(epfd)
         .filter(|_| (1..=EVENTS_MAX).contains(&count))
         .inspect(|instance| first_wait::note(*instance))
 }
 
-/// The events that are ready at once, when a member has kept bytes. `look` is the program's own
-/// call, without waiting.
+/// The events that are ready at once, when a member has kept bytes. `look` makes the program's call
+/// with a time-out of 0.
 #[inline]
 unsafe fn kept_members(
     epfd: c_int,
@@ -183,8 +184,8 @@ unsafe fn kept_members(
     Some(kept_bytes::add_events(epfd, list, found))
 }
 
-/// The kernel's own wait, as `kernel` makes it, less what another thread has made ours while it
-/// slept. `None`: nothing is left, wait again.
+/// Waits in the kernel by calling `kernel`, and drops events of registrations that another thread
+/// has moved to the library meanwhile. `None`: no event is left, so wait again.
 unsafe fn wait_in_kernel(
     known: Option<Instance>,
     events: *mut epoll_event,
@@ -314,8 +315,8 @@ pub unsafe fn epoll_pwait2(
     }
 }
 
-/// The program has registered `fd` with an epoll instance that we do not know: the kernel alone can
-/// answer for it.
+/// The program has registered `fd` with an epoll instance that the library does not know. Only the
+/// kernel can answer that registration.
 #[cold]
 fn waits_elsewhere(fd: i32) {
     match descriptors::kind(fd) {

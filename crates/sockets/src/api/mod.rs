@@ -1,5 +1,5 @@
 //! The socket layer's calls, each with the signature and the contract of the libc function of the
-//! same name. Descriptors that are not ours cost one branch, then the real call.
+//! same name. For descriptors that are not ours, a call costs one branch before libc's function.
 //!
 //! - [`bytes`]: calls that move bytes;
 //! - [`connections`]: calls that make a connection, name its ends, and end it;
@@ -8,9 +8,10 @@
 //! - `uring`: calls of io_uring.
 
 // Every function here forwards its arguments, with its caller's promises, to the libc function of
-// the same name or to the layer below; one argument covers all of these blocks, here and in the
-// modules, so it is not repeated at each. It covers no block that follows a pointer of the
-// program's: the kernel answers a bad one, so it is looked at first (`faults`).
+// the same name or to the layer below; this argument covers all of these blocks, here and in the
+// modules, so it is not repeated. It does not cover blocks that follow a pointer of the program:
+// such a pointer is checked first (`faults`), because the kernel would answer a bad one with
+// `EFAULT`.
 #![allow(clippy::missing_safety_doc, clippy::undocumented_unsafe_blocks)]
 
 mod bytes;
@@ -54,9 +55,9 @@ pub use self::uring::{
 };
 pub use crate::memory::mlockall::{mlockall, munlockall};
 
-/// A descriptor is about to be used by stdio, whose own reads and writes do not pass through us:
-/// true when the stream must be served by our calls (the connection has a channel already), false
-/// when the kernel's will do and the connection stays on the host path.
+/// stdio is about to use a descriptor, and its reads and writes do not pass through the library.
+/// True when the connection already has a channel, so our calls must serve the stream. False when
+/// the kernel can serve it; then the connection stays on the host path.
 pub fn stdio_needs_us(fd: c_int) -> bool {
     let Some(c) = connection::at(fd) else {
         return false;
@@ -68,8 +69,8 @@ pub fn stdio_needs_us(fd: c_int) -> bool {
     false
 }
 
-/// libc is about to close `fd`, which a stream of its own has, inside itself: its number may be
-/// given out again. A stream that is served by our calls closes by them.
+/// libc is about to close `fd`, the descriptor of one of its streams, without a call of ours. The
+/// number may be used again. (A stream that our calls serve is closed by our calls.)
 #[unsafe(link_section = ".text.startup")]
 pub fn stream_closes(fd: c_int) {
     let has_channel = |c: Connection| c.local.attachment.has_region();
@@ -79,26 +80,26 @@ pub fn stream_closes(fd: c_int) {
     }
 }
 
-/// True when `fd` is tracked: calls that libc makes on its behalf inside itself must be made
-/// through us.
+/// True when `fd` is tracked: calls that libc would make internally must go through the library.
 pub fn is_tracked(fd: c_int) -> bool {
     kind(fd) == Kind::Connection
 }
 
-/// True when the kernel alone answers calls that move the bytes of `fd`, or that wait for it as an
-/// epoll instance: nothing is known of it, so the program's own call does as well as one here.
+/// True when the library knows nothing about `fd`, neither as a connection nor as an epoll
+/// instance. So the program may make its calls to the kernel directly.
 pub fn is_kernels(fd: c_int) -> bool {
     kind(fd) == Kind::Foreign && !is_noted(fd) && !kept_bytes::has_any()
 }
 
-/// True when bytes were received for the program that it has not read, though the library serves it
-/// no more.
+/// True when the library still keeps received bytes that the program has not read, although it no
+/// longer serves the connection.
 #[must_use]
 pub fn has_kept_bytes() -> bool {
     kept_bytes::has_any()
 }
 
-/// Lets the adapter's wishes reach a connection the program is not using; exported for tests.
+/// Carries out the adapter's commands for a connection that the program is not using; exported for
+/// tests.
 pub fn service(fd: c_int) {
     if let Some(c) = connection::at(fd) {
         if !c.local.attachment.has_region() {
@@ -109,8 +110,8 @@ pub fn service(fd: c_int) {
     }
 }
 
-/// A part of the program that does not know us is going to write to `fd`: our direction moves to
-/// the carrier, for good.
+/// A part of the program that bypasses the library is going to write to `fd`: our direction moves
+/// to the carrier for good.
 pub fn before_kernel_writes(fd: c_int) {
     let Some(c) = connection::at(fd) else {
         return;
@@ -121,9 +122,9 @@ pub fn before_kernel_writes(fd: c_int) {
     });
 }
 
-/// A part of the program that does not know us is going to read from `fd` into these `len` bytes.
-/// `None`: it may, the carrier has all that comes. Otherwise the read has been made here, with this
-/// result.
+/// A part of the program that bypasses the library is going to read from `fd` into these `len`
+/// bytes. `None` when it may read, because all further bytes come on the carrier. Otherwise the
+/// read was made here, with the returned result.
 ///
 /// # Safety
 /// `buffer` is writable for `len` bytes.
@@ -132,7 +133,7 @@ pub unsafe fn before_kernel_reads(
     buffer: *mut c_void,
     len: usize,
 ) -> Option<Result<usize, i32>> {
-    /// A peer that was in the middle of a send when it was refused finishes it within this time.
+    /// Time within which a peer finishes a send that was in progress when we refused the channel.
     const SETTLE_NS: u64 = 4_000_000;
     let c = connection::at(fd)?;
     if !c.local.attachment.has_region() {

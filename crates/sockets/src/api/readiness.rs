@@ -12,8 +12,8 @@ use crate::waiting::kernel_waits::KernelWait;
 use crate::waiting::poll;
 use crate::waiting::poll::Survey;
 
-/// A time in nanoseconds, as long a one as there is. `None`: the kernel refuses it
-/// (`timespec64_valid` in include/linux/time64.h).
+/// A time in nanoseconds, at most `u64::MAX`. `None`: the kernel refuses it (`timespec64_valid` in
+/// include/linux/time64.h).
 pub(super) fn nanoseconds(time: &timespec) -> Option<u64> {
     let is_valid = time.tv_sec >= 0 && (0..1_000_000_000).contains(&time.tv_nsec);
     is_valid.then(|| {
@@ -22,8 +22,8 @@ pub(super) fn nanoseconds(time: &timespec) -> Option<u64> {
     })
 }
 
-/// The limit of a wait that a program gives as a `timespec`: none without one. `Err`: the kernel
-/// refuses it, and is to be asked for the error.
+/// The limit of a wait from a program's `timespec`; no limit for a null pointer. `Err`: the kernel
+/// refuses it, so the call must be made to get the error.
 ///
 /// # Safety
 /// Nobody writes `time` meanwhile.
@@ -57,8 +57,8 @@ unsafe fn limit_of_select(time: *const timeval) -> Result<Option<u64>, ()> {
     nanoseconds(&time).map(Some).ok_or(())
 }
 
-/// True for a time-out of `select(2)` that the kernel refuses, which libc's function may take for
-/// another.
+/// True for a time-out of `select(2)` that the kernel refuses, but that libc's function may change
+/// into a valid one.
 ///
 /// # Safety
 /// It can be read, or is null, and nobody writes it meanwhile.
@@ -75,12 +75,13 @@ pub(super) fn limit_of_ms(timeout_ms: c_int) -> Option<u64> {
 
 unsafe fn pollfds<'a>(fds: *mut pollfd, count: nfds_t) -> &'a mut [pollfd] {
     say_what_is_set();
-    // More than there can be descriptors: the kernel refuses the call and reads nothing
-    // (fs/select.c, `do_sys_poll`). Only a long list is worth the question: a negative count is
-    // the longest.
+    // If the list is longer than the limit of descriptors, the kernel refuses the call and reads
+    // nothing (fs/select.c, `do_sys_poll`). The limit is asked for only if the list is long. A
+    // negative count is a very long list.
     let is_long = count > nfds_t::from(libc::FD_SETSIZE as u32);
     let is_too_long = is_long && count > descriptors::descriptor_limit() as nfds_t;
-    // Before there are connections the call is the kernel's; a bad pointer always is.
+    // Before there are connections, the kernel answers the call. The kernel always answers a bad
+    // pointer.
     let is_kernels = !faults::are_armed() || fds.is_null() || is_too_long;
     if is_kernels || !can_answer(fds, count as usize) {
         return &mut [];
@@ -89,7 +90,7 @@ unsafe fn pollfds<'a>(fds: *mut pollfd, count: nfds_t) -> &'a mut [pollfd] {
     unsafe { core::slice::from_raw_parts_mut(fds, count as usize) }
 }
 
-/// True when the elements can be read, and their answers written, which the kernel always does.
+/// True when the elements can be read and written. The kernel always writes all answers.
 #[inline]
 fn can_answer(fds: *mut pollfd, count: usize) -> bool {
     const IN_PAGE: usize = 4096 / size_of::<pollfd>();
@@ -204,9 +205,9 @@ fn kept_or(
     found.max(0) + added as c_int
 }
 
-/// How many descriptors the kernel looks at of `count` that a program names: no more than its table
-/// of descriptors has room for (`core_sys_select` in fs/select.c). Programs name more than their
-/// sets have bits.
+/// How many of `count` descriptors the kernel looks at: at most the size of the process's
+/// descriptor table (`core_sys_select` in fs/select.c). Programs may give a count that is larger
+/// than their sets.
 #[inline]
 fn looked_at(count: c_int) -> c_int {
     match count <= fd_table_room::LEAST || !faults::are_armed() {
@@ -238,8 +239,8 @@ fn members(count: c_int, sets: &[poll::Set; 3]) -> impl Iterator<Item = c_int> {
     (0..count).filter(|&fd| sets.iter().any(|set| set.has(fd)))
 }
 
-/// libc's function. It writes the time-out by itself: the kernel does not mind one that cannot be
-/// written (`poll_select_finish` in fs/select.c).
+/// Calls libc's function with a copy of the time-out, and writes the result back itself: for the
+/// kernel a time-out that cannot be written is no error (`poll_select_finish` in fs/select.c).
 unsafe fn select_of_libc(
     count: c_int,
     read: *mut fd_set,
@@ -285,14 +286,15 @@ pub unsafe fn select(
     };
     let start = sys::now_ns();
     let result = poll::select(looked, &sets, limit, poll::kernel_poll(core::ptr::null()));
-    // Of a time that no number of nanoseconds says, nothing is taken off.
+    // A time that does not fit into 64 bits of nanoseconds is left unchanged.
     if let Some(limit) = limit.filter(|&limit| limit < u64::MAX) {
         let left = limit.saturating_sub(sys::now_ns() - start) / 1_000;
         let left = timeval {
             tv_sec: (left / 1_000_000) as libc::time_t,
             tv_usec: (left % 1_000_000) as libc::suseconds_t,
         };
-        // One that cannot be written changes no answer (`poll_select_finish` in fs/select.c).
+        // A time-out that cannot be written does not change the answer (`poll_select_finish` in
+        // fs/select.c).
         let _ = unsafe { faults::put(left, timeout) };
     }
     result

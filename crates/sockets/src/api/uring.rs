@@ -1,4 +1,4 @@
-//! io_uring's calls, which libc has no functions for: `syscall(2)` makes them, or liburing.
+//! io_uring's calls. libc has no functions for them: programs use `syscall(2)` or liburing.
 
 use core::ffi::{c_long, c_uint, c_void};
 
@@ -28,7 +28,7 @@ pub unsafe fn io_uring_enter(
     const GET_EVENTS: c_uint = 1;
     let seen = errno::keep(|| uring::entering_in_turn(fd, wanted, flags, control));
     let (complete, flags) = match seen < wanted {
-        // The kernel waits for nothing when it finds fewer requests than it was told of.
+        // The kernel does not wait when it finds fewer requests than the call announces.
         true => (0, flags & !GET_EVENTS),
         false => (complete, flags),
     };
@@ -77,7 +77,7 @@ pub unsafe fn io_uring_registering(
     errno::keep(|| unsafe { uring::registering(fd, opcode, argument.cast(), count) });
 }
 
-/// The kernel itself is going to use `count` descriptors at `fds`.
+/// The kernel is going to use the `count` descriptors at `fds` by itself.
 pub unsafe fn passing_on_all(fds: *const i32, count: c_uint) {
     errno::keep(|| unsafe { uring::given(fds, count) });
 }

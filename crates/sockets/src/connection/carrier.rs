@@ -1,4 +1,4 @@
-//! The two kinds of carriers, and what the kernel does differently for each.
+//! The two kinds of carriers, and how the kernel treats each of them.
 //!
 //! Everything else in this crate holds for both. A difference that takes more than a line is in
 //! [`crate::connection::unix`].
@@ -10,12 +10,12 @@ use toehold_channel::table::{Entry, FLAG_UNIX};
 use crate::connection::{self, Connection};
 use crate::system::sys;
 
-/// How many bytes a receive waits for that is not to fill its buffers (`MSG_WAITALL`).
+/// How many bytes a receive without `MSG_WAITALL` waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WaitsFor {
-    /// As many as `SO_RCVLOWAT` says.
+    /// The value of `SO_RCVLOWAT`.
     LowWater,
-    /// One, whatever `SO_RCVLOWAT` says.
+    /// One byte, whatever `SO_RCVLOWAT` is.
     AnyByte,
 }
 
@@ -45,11 +45,10 @@ impl Carrier {
         }
     }
 
-    /// The kind of the socket at `fd`, by the kernel's word; `None` when it is of no kind that
-    /// carries connections.
+    /// Asks the kernel for the kind of the socket at `fd`; `None` when it cannot be a carrier.
     pub(crate) fn at(fd: i32) -> Option<Carrier> {
         let option = |name| sys::getsockopt::<i32>(fd, libc::SOL_SOCKET, name).unwrap_or(-1);
-        // Only TCP has the number of TCP: neither another family nor MPTCP has.
+        // `IPPROTO_TCP` means TCP only: neither another family nor MPTCP reports it.
         if option(libc::SO_PROTOCOL) == libc::IPPROTO_TCP {
             return Some(Carrier::Tcp);
         }
@@ -57,7 +56,7 @@ impl Carrier {
         (is_unix && option(libc::SO_TYPE) == libc::SOCK_STREAM).then_some(Carrier::Unix)
     }
 
-    /// The kind that the addresses of a family lead to.
+    /// The kind of carrier for an address family.
     pub(crate) fn of_family(family: i32) -> Option<Carrier> {
         match family {
             libc::AF_INET | libc::AF_INET6 => Some(Carrier::Tcp),
@@ -79,8 +78,8 @@ impl Carrier {
         self == Carrier::Tcp
     }
 
-    /// The flags of a receive that have a meaning: a Unix socket cuts nothing off (`MSG_TRUNC`) and
-    /// has no queue of errors. A look does not wait for more than is there
+    /// The flags of a receive that have a meaning. A Unix socket ignores `MSG_TRUNC` and has no
+    /// error queue. With `MSG_PEEK` it does not wait for more bytes than are there
     /// (unix_stream_read_generic).
     pub(crate) fn receive_flags(self, flags: i32) -> i32 {
         const NONE: i32 = libc::MSG_TRUNC | libc::MSG_ERRQUEUE;
@@ -91,10 +90,10 @@ impl Carrier {
         }
     }
 
-    /// The flags of a receive that a `splice` with `flags` makes, and the bytes that it waits for.
-    /// Whether it waits is up to a TCP connection alone, and it waits for any bytes
-    /// (tcp_splice_read). On a Unix socket waiting is up to the call as well, and it waits as a
-    /// receive does (unix_stream_splice_read).
+    /// The flags of the receive that a `splice` with `flags` makes, and how many bytes it waits
+    /// for. On a TCP socket only the socket's own mode decides whether the call waits, and it waits
+    /// for any byte (tcp_splice_read). On a Unix socket the call's flags decide, too, and it waits
+    /// as a receive does (unix_stream_splice_read).
     pub(crate) fn splice_waits(self, flags: u32) -> (i32, WaitsFor) {
         match self {
             Carrier::Tcp => (0, WaitsFor::AnyByte),
@@ -105,8 +104,7 @@ impl Carrier {
         }
     }
 
-    /// True when a connection is readable only when as many bytes wait as a receive waits for
-    /// (`SO_RCVLOWAT`).
+    /// True when `poll` reports a connection as readable only if at least `SO_RCVLOWAT` bytes wait.
     pub(crate) fn polls_low_water(self) -> bool {
         self == Carrier::Tcp
     }

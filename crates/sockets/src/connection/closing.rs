@@ -1,4 +1,4 @@
-//! How descriptors are duplicated and closed, and what that means for what they stood for.
+//! How descriptors are duplicated and closed, and the effect on their connections.
 //!
 //! A call that sleeps on a connection may find its number closed when it wakes, and given to
 //! another connection. To the kernel a call belongs to the file with which it began. Here it
@@ -13,9 +13,9 @@
 //!   unlock
 //! ```
 //!
-//! So no byte of another connection's is taken, and none is sent there. A call that has no number
-//! any more ends with `EBADF`, or with what it has moved. The first system call of a program's call
-//! needs no lock: nothing tells it from a call that began later.
+//! So no byte of another connection is taken, and none is sent on it. A call whose number is gone
+//! ends with `EBADF`, or with the count of bytes that it has moved. The first system call of a
+//! program's call needs no lock, because the call might as well have begun later.
 
 use core::sync::atomic::Ordering;
 
@@ -37,7 +37,7 @@ pub(crate) fn closing(fd: i32) {
     });
 }
 
-/// As [`closing`], of a number that the program closes, alone: a carrier may be parked.
+/// As [`closing`], when the program closes a single descriptor: the carrier may be parked.
 pub(crate) fn closing_by_program(fd: i32) {
     end(fd, |connection| {
         connection.local.closing(|| {
@@ -49,7 +49,7 @@ pub(crate) fn closing_by_program(fd: i32) {
     });
 }
 
-/// The connection at `fd` was closed past us, and the number is another file's by now.
+/// The connection at `fd` was closed past the library, and the number belongs to another file now.
 pub(crate) fn closed_before(fd: i32) {
     end(fd, end_number);
 }
@@ -94,8 +94,8 @@ fn end_number(connection: &Connection) {
     }
 }
 
-/// Returns when no thread is at work on the carrier by a number that was forgotten before. At the
-/// last close `release` does as much.
+/// Waits until no thread uses the carrier by a number that was forgotten. At the last close
+/// `release` does this.
 fn pass_through_locks(connection: &Connection) {
     drop(takeover::lock_receiving(connection));
     drop(takeover::lock_sending(connection));
@@ -118,8 +118,8 @@ pub(crate) fn duplicate(from: i32, to: i32) {
     }
 }
 
-/// The program is about to place another file at `fd`: if we live there, move. Where there is no
-/// other number we go without: what has this one may be the program's from now on.
+/// The program is about to place another file at `fd`. If the library has a descriptor there, it is
+/// moved. If there is no other free number, the library does without that descriptor.
 pub(crate) fn make_way(fd: i32) {
     if descriptors::kind(fd) != Kind::Own {
         return;

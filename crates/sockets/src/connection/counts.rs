@@ -1,7 +1,7 @@
 //! The kernel's count of a TCP connection's bytes beside our own.
 //!
-//! If a single byte went past our hooks, we would not know where in the stream we are. A process
-//! that is killed as a system call returns does not count its bytes, so its heir asks the kernel.
+//! If a single byte went past our hooks, our position in the stream would be wrong. A process that
+//! is killed as a system call returns does not count the call's bytes, so its heir asks the kernel.
 
 use core::sync::atomic::Ordering;
 
@@ -46,10 +46,10 @@ const FIN_SENT: [u8; 5] = [
     TCP_LAST_ACK,
     TCP_CLOSING,
 ];
-/// States after the peer's, which is counted, too (`tcp_rcv_nxt_update`).
+/// States after the peer's FIN, which is counted as a byte, too (`tcp_rcv_nxt_update`).
 const FIN_RECEIVED: [u8; 4] = [TCP_TIME_WAIT, TCP_CLOSE_WAIT, TCP_LAST_ACK, TCP_CLOSING];
 
-/// Looks before giving up: bytes may be on the move.
+/// How often we compare before we give up, because bytes may be moving.
 const LOOKS_MAX: usize = 4;
 
 impl Info {
@@ -77,7 +77,7 @@ struct Counted {
     sent: u64,
 }
 
-/// Asks the kernel. `None` when bytes were on the move meanwhile.
+/// Asks the kernel. `None` when bytes moved meanwhile.
 fn count(connection: &Connection) -> Option<Counted> {
     let fd = connection.fd;
     for _ in 0..LOOKS_MAX {
@@ -99,15 +99,15 @@ fn count(connection: &Connection) -> Option<Counted> {
     None
 }
 
-/// The kernel is asked so often, at such intervals, while bytes are on the move: nobody of the
-/// family sends, or nobody receives, so they soon come to rest.
+/// How often the kernel is asked, and at which interval, while bytes are moving. No member of the
+/// family sends (or receives) meanwhile, so the bytes soon come to rest.
 const ASKS_MAX: usize = 4_000;
 const ASK_AGAIN_NS: u64 = 50_000;
 
 /// Most bytes that one system call moves (`MAX_RW_COUNT`).
 const CALL_BYTES_MAX: u64 = 1 << 31;
 
-/// The count that `look` finds, which is `ours` or that of one call more.
+/// The count that `look` finds: `ours`, or `ours` plus the bytes of one more call.
 fn settle(ours: u64, look: impl Fn() -> Option<u64>) -> Option<u64> {
     let found = (0..ASKS_MAX).find_map(|_| {
         let found = look();
@@ -129,7 +129,7 @@ fn given_by_kernel(fd: i32, ours: u64, syn: u64) -> Option<u64> {
     let is_quiet =
         before.state() == after.state() && before.word(BYTES_ACKED) == after.word(BYTES_ACKED);
     let given = (after.word(BYTES_ACKED) + unacknowledged).wrapping_sub(syn + fin);
-    // A closed socket takes nothing more, and nobody knows whether a FIN was sent.
+    // A closed socket takes no more bytes, and it is unknown whether a FIN was sent.
     is_quiet.then_some(if after.state() == TCP_CLOSE {
         ours
     } else {
@@ -146,7 +146,7 @@ fn taken_by_kernel(fd: i32, ours: u64) -> Option<u64> {
     let is_quiet = before.state() == after.state()
         && before.word(BYTES_RECEIVED) == after.word(BYTES_RECEIVED);
     let taken = (after.word(BYTES_RECEIVED)).wrapping_sub(waiting + fin);
-    // Of a closed socket nobody knows whether a FIN was received; it was not reset, most likely.
+    // For a closed socket it is unknown whether a FIN was received; most likely it was not reset.
     let is_fin = after.state() == TCP_CLOSE && taken == ours.wrapping_add(1);
     is_quiet.then_some(if is_fin { ours } else { taken })
 }
@@ -157,8 +157,9 @@ fn syn(connection: &Connection) -> u64 {
     u64::from(connection.entry.flags.load(Ordering::Relaxed) & FLAG_ACCEPTED == 0)
 }
 
-/// Bytes that the carrier was given, whatever our own count says: the owner of the send lock may
-/// have been killed as a call returned. `None` when nobody knows. The caller has the lock now.
+/// Bytes that were sent on the carrier, by the kernel's count: the former owner of the send lock
+/// may have been killed before it counted. `None` when the kernel does not know. The caller holds
+/// the lock now.
 pub(crate) fn given(connection: &Connection, end: &End<'_>) -> Option<u64> {
     let ours = connection.entry.tx_carrier.load(Ordering::Relaxed);
     let fd = connection.number();
@@ -239,7 +240,7 @@ mod tests {
             (Some(1000), Some(50))
         );
         assert_eq!((taken(&server, 0), taken(&client, 0)), (Some(300), Some(0)));
-        // Nothing is counted that did not come after our own count.
+        // A count below our own is not accepted.
         assert_eq!(taken(&server, 301), None);
     }
 

@@ -1,8 +1,8 @@
 //! A tracked connection: its entry in the family's table, which is shared over fork, and this
 //! process's own words beside it (mappings, sleepers).
 //!
-//! - [`tracking`], [`closing`], [`release`]: how a connection begins to be known, is duplicated and
-//!   closed, and how it ends;
+//! - [`tracking`], [`closing`], [`release`]: how the tracking of a connection begins, how it is
+//!   duplicated and closed, and how it ends;
 //! - [`carrier`], [`unix`]: TCP and Unix sockets as carriers, and how they differ;
 //! - [`options`], [`settings`]: socket options;
 //! - [`pending_errors`], [`resets`]: errors that are not yet reported; peer faults;
@@ -45,13 +45,13 @@ static LOCALS: Chunks<Local, { table::CHUNK_LOG2 }, { table::CHUNKS }> = Chunks:
 #[repr(C, align(128))]
 #[derive(Default)]
 pub(crate) struct Local {
-    /// The mapped region, unless the connection is on the host path only, and who is inside.
+    /// The mapped region, if there is one, and the threads that use it.
     pub(crate) attachment: Attachment,
     /// The pair of processes the channel belongs to.
     pub(crate) pair: AtomicPtr<Pair>,
     /// An offer's region that could not be attached yet.
     pub(crate) offered: AtomicPtr<u8>,
-    /// Address range of a region that was left, for the next one.
+    /// Address range of a region that was left, reserved for the next region.
     pub(crate) parked: AtomicPtr<u8>,
     /// The slab that its first region is in, by number; 0 for none.
     pub(crate) slab: AtomicU32,
@@ -65,19 +65,20 @@ pub(crate) struct Local {
     pub(crate) descriptors: AtomicU32,
     /// The thread that is closing one of them, by its thread pointer, or 0.
     closer: AtomicUsize,
-    /// The connection whose place it has taken, number and generation in one word, or 0. See
+    /// The connection that this one replaces, as number and generation in one word, or 0. See
     /// [`Connection::continues`].
     continues: AtomicU64,
     /// First of its epoll registrations, 0 for none.
     pub(crate) registrations: AtomicU32,
-    /// Held while that list, or which of its members are ours to answer, changes.
+    /// Held while the list of registrations, or the owner of one of them, changes.
     pub(crate) membership: lock::Private,
-    /// Generation of the adapter connection over which pairing was asked for.
+    /// The [`crate::adapter::epoch`] in which pairing was asked for.
     pub(crate) asked_epoch: AtomicU32,
     /// One more than the offers that were counted when the adapter was last shown the socket; 0
     /// when it was not. See [`crate::pairing::shown_socket`].
     pub(crate) shown_at: AtomicU32,
-    /// The one over which its network namespace was shown, see [`crate::adapter::namespace`].
+    /// The adapter's epoch in which its network namespace was shown, see
+    /// [`crate::adapter::namespace`].
     pub(crate) shown_epoch: AtomicU32,
     /// Recent success of spinning, see [`crate::waiting::spin`].
     pub(crate) spin: spin::SpinHistory,
@@ -90,20 +91,21 @@ pub(crate) struct Local {
 }
 
 impl Local {
-    /// True in a thread that is closing a descriptor of it, whose number is forgotten already.
+    /// True in a thread that is closing a descriptor of the connection whose number is already
+    /// forgotten.
     #[inline]
     fn is_closed_here(&self) -> bool {
         self.closer.load(Ordering::Relaxed) == errno::thread()
     }
 
-    /// This thread is about to forget a number that is still open, and calls `work` then.
+    /// Calls `work` while this thread closes a number that the library has already forgotten.
     pub(crate) fn closing<T>(&self, work: impl FnOnce() -> T) -> T {
         // Relaxed: of interest to this thread alone.
         let me = errno::thread();
         let outer = self.closer.swap(me, Ordering::Relaxed);
         let out = work();
-        // Another thread may be closing the next connection in this place by now. A handler that
-        // closes interrupts its thread's own close.
+        // Another thread may be closing the next connection in this place by now. A signal handler
+        // that closes may have interrupted its own thread's close.
         if outer != me {
             let closer = &self.closer;
             let _ = closer.compare_exchange(me, 0, Ordering::Relaxed, Ordering::Relaxed);
@@ -111,7 +113,7 @@ impl Local {
         out
     }
 
-    /// Another connection begins here.
+    /// Another connection begins in this place.
     pub(crate) fn continue_nothing(&self) {
         self.continues.store(0, Ordering::Relaxed);
     }
@@ -123,7 +125,7 @@ impl Local {
             self.closer.store(0, Ordering::Relaxed);
         }
         for count in [&self.rx_in_flight, &self.tx_in_flight] {
-            // Looked at before: most pages of a child stay as they are.
+            // The load avoids most stores, so most of the child's pages need no copy.
             if count.load(Ordering::Relaxed) != 0 {
                 count.store(0, Ordering::Relaxed);
             }
@@ -134,7 +136,7 @@ impl Local {
 /// A tracked connection behind a descriptor.
 #[derive(Clone, Copy)]
 pub(crate) struct Connection {
-    /// The descriptor it was reached by: the carrier.
+    /// The descriptor by which it was found: the carrier.
     pub(crate) fd: i32,
     pub(crate) index: u32,
     pub(crate) generation: u32,
@@ -145,7 +147,7 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Our end of its channel, when one is attached in this process.
+    /// Our end of its channel, if this process has attached it.
     #[inline(always)]
     pub(crate) fn end(&self) -> Option<End<'static>> {
         let region = self.local.attachment.region();
@@ -162,7 +164,7 @@ impl Connection {
         unsafe { End::at(self.entry, region, side) }
     }
 
-    /// Our end of its channel, which stays this connection's until the guard is dropped.
+    /// Our end of its channel. The region stays this connection's until the guard is dropped.
     #[inline(always)]
     pub(crate) fn inside(&self) -> Option<Inside> {
         let (region, inside) = self.local.attachment.enter()?;
@@ -172,9 +174,9 @@ impl Connection {
         })
     }
 
-    /// The number by which the carrier is reached now. A thread that slept may find another
-    /// connection under the number with which its call began (`dup2`): a byte that it took or sent
-    /// there would be that one's. `None` when the connection has no number any more.
+    /// The current descriptor of the carrier. While a thread slept, another connection may have got
+    /// the number with which its call began (`dup2`), and the thread must not take or send bytes
+    /// there. `None` when the connection has no descriptor any more.
     #[inline]
     pub(crate) fn carrier(&self) -> Option<i32> {
         match descriptors::connection_at(self.fd) {
@@ -186,10 +188,10 @@ impl Connection {
         }
     }
 
-    /// As [`Connection::carrier`], for a call of the kernel's. One that moves bytes, or changes the
-    /// socket, is made under a lock of the connection's, unless it is the first of the program's
-    /// call: [`crate::connection::closing`] passes through these locks before a number is anybody
-    /// else's.
+    /// As [`Connection::carrier`], for a system call. A system call that moves bytes or changes the
+    /// socket is made under a lock of the connection, unless it is the first one of the program's
+    /// call: [`crate::connection::closing`] passes through these locks before a number can belong
+    /// to another file.
     #[inline]
     pub(crate) fn number(&self) -> i32 {
         self.carrier().unwrap_or(NO_NUMBER)
@@ -202,20 +204,21 @@ impl Connection {
         self.entry.generation.load(Ordering::Acquire) == self.generation
     }
 
-    /// True when the program knows this connection and `before` for one: the library has replaced
-    /// its socket ([`crate::express`]). Calls that began on the one go on with the other.
+    /// True when this connection and `before` are one connection for the program, because the
+    /// library has replaced its socket ([`crate::express`]). Calls that began on `before` go on
+    /// with this connection.
     pub(crate) fn continues(&self, before: &Connection) -> bool {
         // Acquire pairs with the Release store in `continue_from`.
         self.local.continues.load(Ordering::Acquire) == before.word()
     }
 
-    /// From here on it does.
+    /// From now on this connection continues `before`.
     pub(crate) fn continue_from(&self, before: &Connection) {
         // Release pairs with the Acquire load in `continues`.
         self.local.continues.store(before.word(), Ordering::Release);
     }
 
-    /// Never 0: an index has fewer bits.
+    /// Number and generation in one word. It is never 0, because an index has fewer bits.
     fn word(&self) -> u64 {
         u64::from(self.generation) << 32 | u64::from(!self.index)
     }
@@ -231,12 +234,12 @@ impl Connection {
         self.entry.flags.load(Ordering::Relaxed) & FLAG_NONBLOCK != 0
     }
 
-    /// Finds out whether calls on it block. From then on our `fcntl` and `ioctl` follow what the
-    /// program makes of it.
+    /// Finds out whether calls on the connection block. Afterwards our `fcntl` and `ioctl` record
+    /// each change that the program makes.
     pub(crate) fn learn_nonblocking(&self) {
         let learn = |flags: u32| {
-            // Asked anew when another thread has changed it meanwhile: it may have told us before,
-            // or after, it told the kernel.
+            // Asked again when another thread has changed the mode meanwhile: that thread may have
+            // recorded its change before or after it told the kernel.
             Some(if sys::is_nonblocking(self.fd) {
                 flags | FLAG_NONBLOCK
             } else {
@@ -247,7 +250,7 @@ impl Connection {
         let _ = flags.fetch_update(Ordering::Relaxed, Ordering::Relaxed, learn);
     }
 
-    /// True when another process of the family, alive, holds it too.
+    /// True when another living process of the family holds the connection, too.
     pub(crate) fn is_shared(&self) -> bool {
         holders::are_others(self.entry)
     }
@@ -277,7 +280,7 @@ impl core::ops::Deref for Inside {
     }
 }
 
-/// This process's words of connection `index`, if it has come across it or its neighbours.
+/// This process's words of connection `index`, if their memory exists.
 #[inline]
 pub(crate) fn local(index: u32) -> Option<&'static Local> {
     LOCALS.get(index as usize)
@@ -296,7 +299,7 @@ pub(crate) fn at(fd: i32) -> Option<Connection> {
     numbered(fd, index, generation)
 }
 
-/// Connection `index` of that generation, as it is reached by `fd`.
+/// Connection `index` of the given generation, with the descriptor `fd`.
 #[inline(always)]
 pub(crate) fn numbered(fd: i32, index: u32, generation: u32) -> Option<Connection> {
     Some(Connection {
@@ -334,11 +337,11 @@ pub(crate) fn is_held(entry: &Entry, local: &Local) -> bool {
         && entry.state.load(Ordering::Relaxed) == EntryState::Live as u32
 }
 
-/// Every entry that may have been this process's, by number.
+/// Visits every entry that this process may have held, by number.
 pub(crate) fn each_used(mut each: impl FnMut(u32, &'static Entry, &'static Local)) {
     let Some(table) = table::table() else { return };
     for index in 0..table.entries_used() {
-        // Those that this process has not come across are others' of its family.
+        // Entries without words in this process belong to other members of the family.
         if let (Some(entry), Some(local)) = (table::entry(index), local(index)) {
             each(index, entry, local);
         }
@@ -349,17 +352,18 @@ pub(crate) fn each_used(mut each: impl FnMut(u32, &'static Entry, &'static Local
 pub(crate) const HINT_LOOK: u32 = 1;
 /// The carrier's end of file was seen and the ring is drained.
 pub(crate) const HINT_EOF: u32 = 2;
-/// The carrier reported an urgent byte: whoever asks for one asks the kernel. It ends nothing.
+/// The carrier reported an urgent byte, which does not end the stream. Calls for urgent data ask
+/// the kernel.
 pub(crate) const HINT_URGENT: u32 = 4;
 
-/// The hints that events of the carrier leave: an urgent byte alone is no end.
+/// The hints for events of the carrier. An urgent byte alone is not an end.
 pub(crate) fn hints_of(events: u32) -> u32 {
     const ENDS: i32 = libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR;
     let hint = |of: i32, hint| if events & of as u32 != 0 { hint } else { 0 };
     hint(ENDS, HINT_LOOK) | hint(libc::EPOLLPRI, HINT_URGENT)
 }
 
-/// True when the operator or the adapter wants something of this connection.
+/// True when there is a command of the operator or the adapter for this connection.
 #[inline]
 pub(crate) fn commanded(entry: &Entry) -> bool {
     entry.command.load(Ordering::Relaxed) != COMMAND_NONE

@@ -17,8 +17,8 @@ use crate::offload::{awaiting, endings};
 use crate::system::{errno, sys};
 use crate::transfer::{peek, peek_offset};
 
-/// The program sets an option, to `value` if that is an int; true when the kernel must not hear of
-/// it. An option that rings cannot express brings the connection back to its carrier first.
+/// The program sets an option (`value` is there if it is an int). True when the kernel must not see
+/// the call. An option that rings cannot express first brings the connection back to its carrier.
 pub(crate) fn set(connection: &Connection, level: i32, name: i32, value: Option<i32>) -> bool {
     if let (Some(value), Some(bit)) = (value, settings::bit_of(connection, level, name)) {
         let options = &connection.entry.tx_options;
@@ -47,7 +47,7 @@ pub(crate) fn set(connection: &Connection, level: i32, name: i32, value: Option<
             errno::keep(|| switching::retire(connection, Reason::Unsupported));
         }
         (libc::SOL_SOCKET, libc::SO_PEEK_OFF) if peek_offset::get(connection).is_some() => {
-            // Without a value the kernel refuses it.
+            // The kernel refuses the option without a value.
             return value.is_some_and(|value| errno::keep(|| peek_offset::set(connection, value)));
         }
         (libc::SOL_SOCKET, libc::SO_RCVLOWAT) if connection.end().is_some() => {
@@ -55,9 +55,10 @@ pub(crate) fn set(connection: &Connection, level: i32, name: i32, value: Option<
             if is_set {
                 errno::keep(|| {
                     if settings::low_water(connection) > 1 {
-                        // On its way back to the carrier the connection may have given its
-                        // registrations to the kernel, which would tell of each byte until both
-                        // ends have left the channel.
+                        // When the connection went back to the carrier, its registrations may have
+                        // been given to the kernel. Until both ends have left the channel the
+                        // carrier's own `SO_RCVLOWAT` is 1, so the kernel would report every single
+                        // byte. So the library takes the registrations back.
                         membership::take_from_kernel(connection);
                     }
                     // The bytes that wait may be enough now (`tcp_set_rcvlowat` in
@@ -75,7 +76,7 @@ pub(crate) fn set(connection: &Connection, level: i32, name: i32, value: Option<
     false
 }
 
-/// The program asks for an int option: the answer, where it is ours.
+/// The program reads an int option: the library's answer, if it has one.
 pub(crate) fn get(connection: &Connection, level: i32, name: i32) -> Option<i32> {
     if (level, name) == (libc::SOL_SOCKET, libc::SO_ERROR) {
         return errno::keep(|| awaiting::error_option(connection))
@@ -91,8 +92,8 @@ pub(crate) fn get(connection: &Connection, level: i32, name: i32) -> Option<i32>
                 let end = connection.end()?;
                 let error = sys::getsockopt(connection.fd, level, name).ok()?;
                 let error = match error {
-                    // The answer to a doorbell that came behind the peer's end (tcp_reset,
-                    // `TCP_CLOSE_WAIT`).
+                    // A reset that answers a doorbell after the peer's FIN gives this error
+                    // (tcp_reset, `TCP_CLOSE_WAIT`).
                     libc::EPIPE if resets::was_closed_cleanly(connection, &end) => 0,
                     error => true_error(connection, error),
                 };
@@ -117,7 +118,7 @@ pub(crate) fn get(connection: &Connection, level: i32, name: i32) -> Option<i32>
     Some(i32::from(options & bit != 0))
 }
 
-/// `error` as it would be without doorbells.
+/// The error that the program would see without doorbells.
 fn true_error(connection: &Connection, error: i32) -> i32 {
     let is_doorbells = error == libc::ECONNRESET
         && (connection.inside()).is_some_and(|end| {
@@ -130,14 +131,14 @@ fn true_error(connection: &Connection, error: i32) -> i32 {
     }
 }
 
-/// The connection's error, which is told now, as by `SO_ERROR`; 0 when there is none.
+/// Takes the connection's error, as `SO_ERROR` does; 0 when there is none.
 pub(crate) fn take_error(connection: &Connection) -> i32 {
     let (level, name) = (libc::SOL_SOCKET, libc::SO_ERROR);
     get(connection, level, name)
         .unwrap_or_else(|| sys::getsockopt(connection.fd, level, name).unwrap_or(0))
 }
 
-/// The program asks by `ioctl` how much waits in a queue: the answer, where it is ours.
+/// The program asks by `ioctl` for the length of a queue: the library's answer, if it has one.
 pub(crate) fn queue_length(connection: &Connection, request: c_ulong) -> Option<i32> {
     if request == libc::FIONREAD as c_ulong {
         return peek::waiting(connection);
@@ -146,19 +147,19 @@ pub(crate) fn queue_length(connection: &Connection, request: c_ulong) -> Option<
     (request == libc::TIOCOUTQ as c_ulong && in_ring).then(|| in_flight(connection))
 }
 
-/// The bytes in the ring that the send queue would hold (`SIOCOUTQ`); those that the kernel still
-/// counts are doorbells. With TCP they wait for an acknowledgement (tcp(7)). The engine gives a
-/// remote's acknowledgements back as credit. Between two programs what is in the ring is with the
-/// peer, as what is in a receiver's buffer is: it was acknowledged when it came. A Unix socket's
-/// queue is what the peer has not read.
+/// The ring's bytes that the kernel's send queue would hold (`SIOCOUTQ`). Bytes that the kernel
+/// itself counts are doorbells. The send queue of TCP holds bytes that are not acknowledged
+/// (tcp(7)). With the engine, the remote's acknowledgements come back as credit, so unread bytes of
+/// the ring count. Between two programs the ring counts as the receiver's buffer, whose bytes are
+/// acknowledged, so the answer is 0. The send queue of a Unix socket holds the bytes that the peer
+/// has not read.
 fn in_flight(connection: &Connection) -> i32 {
     let entry = connection.entry;
     let is_offloaded = entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD != 0;
     if !is_offloaded && Carrier::of(connection) == Carrier::Tcp {
         return 0;
     }
-    // Relaxed: a number for the program. A head beyond it is the engine's to be caught for, at the
-    // next send.
+    // Relaxed: only a number for the program. The next send reports an invalid `head`.
     let waiting = connection.end().and_then(|end| {
         let head = end.theirs().consume.head.load(Ordering::Relaxed);
         let sent = entry.tx_ring.load(Ordering::Relaxed);

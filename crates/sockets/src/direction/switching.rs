@@ -290,7 +290,7 @@ pub(crate) fn lend_for(connection: &Connection, reason: Reason) {
 /// on the carrier. No lock is held.
 fn silence(connection: &Connection, end: &End<'_>) {
     if end.asks_for_credit() {
-        // A thread that waits for credit is woken by a doorbell alone.
+        // A thread waits for credit, and only a doorbell can wake it.
         return doorbells::tidy(connection, end);
     }
     let start = sys::now_ns();
@@ -305,11 +305,11 @@ fn silence(connection: &Connection, end: &End<'_>) {
                 end.silence();
                 end.ask_if_silent();
                 if awaited == Some(Awaited::Doorbell) {
-                    // Without it that thread would sleep on.
+                    // Without this doorbell that thread would not wake up.
                     return;
                 }
                 if doorbells::take_all(connection, end) {
-                    // For an instance whose doorbell this was.
+                    // The doorbell may have been for an epoll instance.
                     news::nudge(connection);
                     return;
                 }
@@ -322,7 +322,7 @@ fn silence(connection: &Connection, end: &End<'_>) {
     }
 }
 
-/// Others run; longer each time after a while.
+/// Yields at first, and after a while sleeps longer each time.
 fn pause_after(waited_ns: u64) {
     match waited_ns < Awaited::Look.for_ns() {
         true => sys::yield_now(),
@@ -330,19 +330,19 @@ fn pause_after(waited_ns: u64) {
     }
 }
 
-/// How long a doorbell may be on its way that the peer has begun to give, or the kernel keeps back
-/// ([`notifier::notify_late`]).
+/// How long a doorbell may be under way, because the peer is just sending it or the kernel delays
+/// it ([`notifier::notify_late`]).
 const DOORBELL_NS: u64 = 400_000_000;
 
-/// The descriptor is about to serve somebody who knows nothing of rings (another program, a kernel
-/// feature): brings both directions to where the kernel alone is right, and keeps them there. Our
-/// own goes down at once. The peer is asked to bring its down, and to send on the carrier what is
-/// unread in the ring ([`ask_to_resend`]). If it came down before, that is too late: then unread
-/// bytes cannot follow the descriptor, and the connection is reset rather than continued with a
-/// gap.
+/// The descriptor is about to be used without the library (by another program, or by a kernel
+/// feature). Moves both directions to the carrier and keeps them there. Our own direction goes down
+/// at once. The peer is asked to bring its direction down, and to send the ring's unread bytes on
+/// the carrier ([`ask_to_resend`]). If the peer came down before, it is too late for that: unread
+/// bytes in the ring cannot follow the descriptor, so the connection is reset rather than continued
+/// with a gap.
 pub(crate) fn quiesce(connection: &Connection, reason: Reason) {
-    /// A peer that was in the middle of a send when it was asked finishes it within this time,
-    /// unless it is kept from running.
+    /// Time within which a peer finishes a send that was in progress when it was asked, unless it
+    /// does not get a processor.
     const SETTLE_NS: u64 = 2_000_000;
     connection.pin(reason);
     let Some(end) = connection.inside() else {
@@ -366,7 +366,7 @@ pub(crate) fn quiesce(connection: &Connection, reason: Reason) {
     while sys::now_ns() - start < SETTLE_NS || unread || !is_quiet {
         {
             let Some(_held) = takeover::lock_receiving(connection) else {
-                // Nobody can tell what is unread: as if something were.
+                // It is unknown whether bytes are unread, so assume that there are some.
                 unread = true;
                 break;
             };
@@ -374,13 +374,13 @@ pub(crate) fn quiesce(connection: &Connection, reason: Reason) {
             unread = match end.incoming() {
                 Ok(Incoming::Ring(filled)) => filled.len > 0,
                 Ok(Incoming::Carrier { limit: u64::MAX }) => return,
-                // Behind bytes of the carrier that nobody has read, the peer is in its ring.
+                // The peer's direction is in its ring, behind unread bytes of the carrier.
                 Ok(Incoming::Carrier { limit }) => {
                     let given = end.doorbells_to_take();
                     let is_rung = matches!(given, Doorbells::Given(bytes) if bytes > limit);
                     is_rung || end.receiver().looks_filled()
                 }
-                // They come behind the doorbells.
+                // The bytes come behind the doorbells.
                 Ok(Incoming::Skip { .. }) => {
                     is_quiet = false;
                     false
@@ -396,21 +396,22 @@ pub(crate) fn quiesce(connection: &Connection, reason: Reason) {
     }
     end.ours().wake.abandoned.store(1, SIDE_TOLD);
     if unread || !is_quiet {
-        // With what has come on the carrier since: it is behind what is lost.
+        // The bytes that have come on the carrier since are dropped, too, because they follow the
+        // lost bytes.
         sys::disconnect(connection.number());
     }
 }
 
-/// Asks the peer to send by the carrier what is unread in its ring, and everything after it
-/// ([`toehold_stream::resend`]), and rings: it brings its direction down in the call of the library
-/// that it is in, or comes to next. Where that cannot be, what is unread stays where it is. No lock
-/// is held.
+/// Asks the peer to send its ring's unread bytes, and everything after them, on the carrier
+/// ([`toehold_stream::resend`]), and rings it. The peer brings its direction down in its current or
+/// next call of the library. If the request is not possible, the unread bytes stay in the ring. No
+/// lock is held.
 ///
-/// A peer that is killed before sends nothing. The doorbell is unread then, so its kernel resets
-/// the connection: bytes are missing, and whoever reads is told.
+/// A peer that is killed before that sends nothing. Then the doorbell is unread, so the peer's
+/// kernel resets the connection, and the reader learns that bytes are missing.
 fn ask_to_resend(connection: &Connection, end: &End<'_>) {
     if end.tx_mode() != Mode::Ring || !notifier::is_open(connection, end) {
-        // Nobody could be rung, or nobody is there.
+        // The peer cannot be rung, or there is no peer.
         return;
     }
     let is_asked = takeover::lock_receiving(connection).is_some_and(|_held| end.ask_to_resend());
@@ -425,25 +426,26 @@ fn ask_to_resend(connection: &Connection, end: &End<'_>) {
         let _ = notifier::notify(connection, end);
     }
     if end.tx_mode() == Mode::Ring {
-        // One that is awake, too.
+        // Also rings a peer that is awake.
         notifier::ring_if_open(connection, end);
     }
 }
 
-/// Brings our direction down if the peer, which waits by the kernel, has asked for what it has not
-/// read. Called where a program looks for events, without any lock of the connection's.
+/// Brings our direction down if the peer has asked for its unread bytes on the carrier, where it
+/// waits for them. Called when a program looks for events, without any lock of the connection.
 pub(crate) fn resend_if_asked(connection: &Connection, end: &End<'_>) {
     if !end.is_asked_to_resend() {
         return;
     }
-    // Whoever has the lock is in a send, which follows at its beginning: here and at the next look.
+    // The holder of the lock is in a send, and each send begins with this check. It is also made
+    // again at the next look.
     if let Some(_held) = takeover::try_lock_sending(connection) {
         let _ = attend(connection, end);
     }
 }
 
-/// The program shuts its sending side: everything published stays readable, the carrier carries the
-/// end.
+/// The program shuts its sending side. Published bytes stay readable, and the end comes on the
+/// carrier.
 pub(crate) fn shutting(connection: &Connection, how: i32) {
     let entry = connection.entry;
     let mut flags = 0;
@@ -457,9 +459,9 @@ pub(crate) fn shutting(connection: &Connection, how: i32) {
         let held = takeover::lock_sending(connection);
         entry.flags.fetch_or(flags, Ordering::Relaxed);
         if flags & FLAG_SHUT_TX != 0 {
-            // Back to the carrier first, so that a second send meets the kernel's EPIPE. Without
-            // the lock that send brings the direction down itself, by the flag. Both words only
-            // gain bits, so they may be written without it.
+            // Back to the carrier first, so that a second send meets the kernel's EPIPE. If the
+            // lock cannot be had, that send sees the flag and brings the direction down. Bits are
+            // only added to both words, so they may be written without the lock.
             if held.is_some() {
                 direction::go_down(connection, &end);
             }
@@ -472,7 +474,7 @@ pub(crate) fn shutting(connection: &Connection, how: i32) {
         entry.flags.fetch_or(flags, Ordering::Relaxed);
     }
     if how == libc::SHUT_RD {
-        // The kernel shows everything that comes after the stream.
+        // After the end of the stream, the kernel reports everything else.
         retire(connection, Reason::Closing);
     }
     settings::before_shutdown(connection);
@@ -480,18 +482,18 @@ pub(crate) fn shutting(connection: &Connection, how: i32) {
 
 /// The receive path gave credit to a sender that may sleep. `receiving` is the receive lock.
 ///
-/// It is opened when the sender has been notified: if this process is killed before, whoever takes
-/// it over notifies in its place ([`crate::direction::takeover`]).
+/// The lock is opened only after the sender was notified. If this process is killed before, the
+/// process that takes the lock over notifies the sender ([`crate::direction::takeover`]).
 #[cold]
 pub(crate) fn notify_of_credit(connection: &Connection, end: &End<'_>, receiving: Held<'_>) {
     if takeover::notify_of_credit(connection, end) {
         return;
     }
-    // The next call may go up, which has to do with other locks.
+    // The next call may move the direction up, which needs other locks.
     drop(receiving);
     let Some(_held) = takeover::lock_sending(connection) else {
-        // A doorbell outside the lock could come between another's data. The peer's request stays,
-        // and the next receive that crosses its mark looks again.
+        // A doorbell that is sent without the lock could come between another thread's data. The
+        // peer's request stays, and the next receive that crosses half of the ring looks again.
         return;
     };
     if end.tx_mode() != Mode::Ring {

@@ -1,8 +1,8 @@
-//! The locks of a connection's two directions, and what their heirs do: a member of the family that
-//! takes a lock over from a dead one repairs the direction ([`toehold_stream::takeover`]).
+//! The locks of a connection's two directions. A member of the family that takes a lock over from a
+//! dead member repairs the direction ([`toehold_stream::takeover`]).
 //!
-//! All who wait for such a lock take it here. Whoever only tries leaves a dead owner's lock to
-//! them, unless nobody else would come ([`try_lock_sending`], [`look`]).
+//! Callers that wait for such a lock take it here. Callers that only try a lock leave a dead
+//! owner's lock alone, except where no other caller would come ([`try_lock_sending`], [`look`]).
 
 use core::sync::atomic::Ordering;
 
@@ -43,15 +43,15 @@ fn lock_contended(
     Some(repair(connection, lock::wait_for(word, lock::WAIT_NS_MAX)?))
 }
 
-/// Takes the send lock if nobody has it, or a dead process.
+/// Takes the send lock if it is free, or its owner is dead.
 #[inline]
 pub(crate) fn try_lock_sending(connection: &Connection) -> Option<Held<'static>> {
     let word = &connection.entry.tx_lock;
     lock::try_lock(word).or_else(|| Some(sent_from(connection, lock::inherit(word)?)))
 }
 
-/// A thread is going to wait, and will not come by to take a lock: whoever is dead and holds one
-/// may owe the peer a doorbell, for which the peer waits. No lock is held.
+/// Called before a thread waits without taking a lock. If a dead process holds a lock, it may owe
+/// the peer a doorbell for which the peer waits, so the lock is taken over. No lock is held.
 #[inline]
 pub(crate) fn look(connection: &Connection) {
     let entry = connection.entry;
@@ -96,7 +96,7 @@ fn received_from(connection: &Connection, waited: Waited<'static>) -> Held<'stat
 /// Notifies a sender that asks for credit, from inside the receive lock. False when our direction
 /// is no ring, or the send lock cannot be had soon.
 pub(crate) fn notify_of_credit(connection: &Connection, end: &End<'_>) -> bool {
-    /// Far longer than another thread copies, unless it is kept from running.
+    /// Far longer than another thread takes for a copy, unless it does not get a processor.
     const WAIT_NS: u64 = 20_000_000;
     if !end.is_asked_for_credit() {
         return true;
@@ -110,13 +110,13 @@ pub(crate) fn notify_of_credit(connection: &Connection, end: &End<'_>) -> bool {
     is_ring
 }
 
-/// The end of a connection that has a channel. On the host path no lock guards anything: byte
-/// counts that a killed member has left there are found when they are compared with the kernel's.
+/// Our end of a connection that has a channel. On the host path there is nothing to repair: wrong
+/// byte counts of a killed member are noticed when they are compared with the kernel's.
 fn repairable(connection: &Connection) -> Option<End<'static>> {
     connection.end().filter(|_| connection.is_current())
 }
 
-/// The dead owner may have taken the peer's request, and not have rung.
+/// Rings always, because the dead owner may have consumed the peer's request without ringing.
 fn ring_in_any_case(connection: &Connection, end: &End<'_>) {
     let is_peer_gone = connection.entry.command.load(Ordering::Relaxed) == COMMAND_PEER_GONE;
     if end.tx_mode() == Mode::Ring && !is_peer_gone {

@@ -24,7 +24,7 @@ use crate::process::descriptors::{self, Kind};
 use crate::system::sys;
 use crate::waiting::seen_waits;
 
-/// The answer of the library to a call; `None`: the kernel's own call does it all.
+/// The library's answer to a call; `None`: the call goes to the kernel unchanged.
 type Answer = Option<Result<(), i32>>;
 
 /// `epoll_ctl` on a known instance.
@@ -49,7 +49,7 @@ pub(crate) fn control(
             Kind::Epoll => {
                 let answer = control_nested(epoll, epoll_fd, operation, fd, event);
                 if epoll.is_waited_on() {
-                    // A wait on this one is a wait on the one inside.
+                    // A wait on this instance is also a wait on the instance inside.
                     first_wait::note_at(fd);
                 }
                 answer
@@ -92,8 +92,8 @@ pub(crate) fn control(
     }
 }
 
-/// As [`find`]. Another thread may have put a registration into the kernel and not yet into our
-/// table, and we have had its first event.
+/// As [`find`], but waits for another thread that has already put the registration into the kernel
+/// and not yet into our table: its first event may have come.
 #[cold]
 fn find_locked(
     connection: &Connection,
@@ -108,13 +108,13 @@ fn find_locked(
 #[inline]
 fn note(event: &epoll_event) {
     if untag(event.u64).is_some() {
-        // One in four thousand million: this program's data looks like our tags. Its epolls stay
-        // the kernel's.
+        // This program's data looks like our tags (a chance of 1 in 2^32). Its instances stay with
+        // the kernel.
         TAG.store(0, Ordering::Relaxed);
     }
 }
 
-/// An instance with the number by which the program reaches it, for what may concern the kernel.
+/// An instance and the program's descriptor of it, for operations that may need the kernel.
 struct InKernel {
     epoll: &'static Epoll,
     number: u32,
@@ -132,7 +132,8 @@ impl InKernel {
         }
     }
 
-    /// A registration that is known already is added. The kernel knows whether it is the same file.
+    /// The program adds a registration that we already know. The kernel decides whether it is the
+    /// same file.
     #[cold]
     fn add_once_more(
         &self,
@@ -151,7 +152,7 @@ impl InKernel {
         if let Err(error) = add() {
             return Some(Err(error));
         }
-        // The number was closed past us and given out again. The descriptor behind it is new.
+        // The descriptor was closed past the library, and its number was used again for a new one.
         drop(members);
         self.tell_kernel(libc::EPOLL_CTL_DEL, fd, 0, 0);
         closing::closed_before(fd);
@@ -160,7 +161,7 @@ impl InKernel {
             .or_else(|| Some(add().map(drop)))
     }
 
-    /// A registration that is not known yet is added. The caller holds the connection's
+    /// The program adds a registration that we do not know yet. The caller holds the connection's
     /// `membership` lock.
     fn add_new(&self, connection: &Connection, event: &epoll_event) -> Answer {
         let is_waited_on = self.epoll.is_waited_on();
@@ -172,7 +173,8 @@ impl InKernel {
         let n = allocate_registration();
         let has_region = connection.local.attachment.has_region();
         let is_attached = has_region && has_tags && seen_waits::is_seen(connection.local);
-        // In our table first: what a one-shot tells is not told again.
+        // The registration is entered in our table first, so that an event of a one-shot is not
+        // reported twice.
         let armed = n.and_then(registration).zip(n).map(|(one, n)| {
             let event = epoll_event {
                 events: armed(event.events),
@@ -184,8 +186,8 @@ impl InKernel {
         });
         let (events, data) = match n {
             Some(n) if is_held => (ANSWER_EVENTS, tag(n)),
-            // Ours from the start: a thread that sleeps on the instance must not meet the member
-            // twice, as the kernel's and as ours.
+            // The library answers from the start. Otherwise a thread that sleeps on the instance
+            // could report the member twice, for the kernel and for the library.
             Some(n) if is_attached => (CARRIER_EVENTS, tag(n)),
             _ => {
                 let kind = n.map_or(ONCE_ORDINARY, |_| ONCE_KNOWN);
@@ -210,7 +212,7 @@ impl InKernel {
             first_wait::added(self.epoll, connection, n);
         }
         if is_held && !awaiting::hides_carrier(connection) {
-            // Another thread has taken the answer meanwhile.
+            // Another thread has received the engine's answer meanwhile.
             answered(connection);
         }
         if connection.local.attachment.has_region() {
@@ -306,8 +308,8 @@ impl InKernel {
 
 /// A parked registration is added again. False when it is on its way out of our table.
 ///
-/// While it was parked the connection may have been another instance's, or a fork may have come: so
-/// it is decided anew how it hears of news.
+/// While the registration was parked, another instance may have got the connection, or the process
+/// may have forked. So the way in which it hears of news is chosen again.
 #[inline(always)]
 fn take_back(
     epoll: &Epoll,
@@ -336,7 +338,7 @@ fn show(epoll: &Epoll, connection: &Connection, one: &Registration, n: u32) {
     let wants_room = one.events() & WRITABLE != 0;
     let end = wants_room.then(|| connection.end()).flatten();
     if end.is_some_and(|end| end.tx_mode() != Mode::Ring) {
-        // The room is the kernel's, and so are the news of it.
+        // The room is in the kernel's buffer, and the kernel reports it.
         kick(epoll.fd.load(Ordering::Relaxed) - 1, one.carrier(), n);
     } else {
         epoll.show_to_sleepers(n, one.carrier());

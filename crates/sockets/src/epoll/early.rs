@@ -1,5 +1,5 @@
-//! Registrations of sockets that are not connected yet: known by descriptor until there is a
-//! connection to own them.
+//! Registrations of sockets that are not connected yet: they are recorded by descriptor until there
+//! is a connection.
 
 use core::sync::atomic::Ordering;
 
@@ -19,8 +19,8 @@ use crate::waiting::seen_waits;
 /// Held while the list of an unconnected socket's registrations changes.
 pub(super) static EARLY_LOCK: lock::Private = lock::Private::new();
 
-/// `epoll_ctl` on what is no connection. A stream socket may become one: many programs register
-/// first and connect then.
+/// `epoll_ctl` on a descriptor that is not a connection. A stream socket may become one, because
+/// many programs register first and connect later.
 pub(super) fn control_early(
     number: u32,
     epoll_fd: i32,
@@ -29,7 +29,8 @@ pub(super) fn control_early(
     event: Option<epoll_event>,
 ) -> Option<Result<(), i32>> {
     let epoll = epoll(number)?;
-    // Held: another thread may have put it into the kernel and not yet into our table.
+    // If the lock is held, another thread may have put the registration into the kernel and not yet
+    // into our table.
     let has_any = || descriptors::early_registrations(fd) != 0 || EARLY_LOCK.is_held();
     match operation {
         libc::EPOLL_CTL_ADD => {
@@ -61,7 +62,7 @@ pub(super) fn control_early(
             if result < 0 {
                 free_registration(n);
             } else if !descriptors::set_early_registrations(fd, first, n) {
-                // The number stands for something else by now, which is the kernel's alone.
+                // The number belongs to another file by now, which only the kernel knows.
                 free_registration(n);
                 sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_MOD, fd, event.events, event.u64);
             }
@@ -138,8 +139,8 @@ pub(crate) fn adopt(connection: &Connection, first: u32) {
     connection.local.registrations.store(first, LINKED);
 }
 
-/// Writes the registrations of an unconnected socket to `out`, as many as it takes, by instance,
-/// and forgets all: how many were written.
+/// Writes the registrations of an unconnected socket to `out`, with their instances, as many as
+/// fit. Forgets all of them. Returns how many were written.
 pub(crate) fn take_all(fd: i32, out: &mut [(u32, epoll_event)]) -> usize {
     let first = descriptors::early_registrations(fd);
     if first == 0 {

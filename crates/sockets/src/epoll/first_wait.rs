@@ -1,13 +1,14 @@
 //! The first wait of the program on an instance.
 //!
-//! A program may make an instance and register by libc, and wait on it past the library. So until
-//! it has waited through us, the kernel has of the members what the program registered and nothing
-//! else: no tag in the place of a one-shot's data or an instance's inside, no event of a carrier's
-//! for a member that is in a ring already ([`crate::express`]), and no member withheld until the
-//! engine answers. A member's connection is not taken for one whose waits are seen either, so it
-//! stays on the kernel. All of this is made up for before the first wait begins.
+//! A program may make an instance and register members through libc, and then wait on it past the
+//! library. So until the program has waited through the library, the kernel has exactly what the
+//! program registered: no tag instead of the data of a one-shot or of a nested instance, no carrier
+//! events for a member that is already in a ring ([`crate::express`]), and no member that is
+//! withheld until the engine answers. The waits of such a member's connection do not count as seen,
+//! so the connection stays on the kernel. Before the first wait begins, all of this is changed to
+//! the library's way.
 //!
-//! A program that waits in both ways on one instance is not recognised.
+//! A program that waits both through and past the library on one instance is not supported.
 
 use core::sync::atomic::Ordering;
 
@@ -27,16 +28,17 @@ use crate::process;
 use crate::system::errno;
 use crate::waiting::seen_waits;
 
-/// In [`Epoll::waits`], beside [`NOT_YET`]: a thread makes up for what was left out.
+/// In [`Epoll::waits`], beside [`NOT_YET`]: a thread is changing the members for the first wait.
 const BEGINS: u32 = 1;
-/// In [`Epoll::waits`]: that is done.
+/// In [`Epoll::waits`]: the members are changed.
 const BEGUN: u32 = 2;
 
-/// Held while the members of an instance are made up for. Other threads that come to wait on it
-/// must not be told by what is about to be replaced.
+/// Held while the members of an instance are changed for the first wait. Other threads must not get
+/// events of kernel registrations that are about to be replaced.
 pub(super) static LOCK: Mutex = Mutex::new();
 
-/// The program is about to wait on the instance through us, or to look: at it, or at one around it.
+/// The program is about to wait on the instance through the library, or to look at it, or at an
+/// instance around it.
 #[inline]
 pub(crate) fn note(instance: Instance) {
     // Acquire pairs with the last store in `begin`.
@@ -72,14 +74,14 @@ fn begin(instance: Instance) {
     epoll.waits.store(BEGINS, Ordering::Relaxed);
     // Pairs with the fence in `added`: that sees the word, or the member is in the table here.
     fence(Ordering::SeqCst);
-    // Whoever adds an unconnected socket from here on knows.
+    // A thread that adds an unconnected socket from now on sees the word.
     drop(EARLY_LOCK.lock());
     for (n, one) in epoll.registrations() {
         make_up_for(epoll, n, one);
     }
     take_nested(epoll);
-    // The kernel refuses circles. One that is removed meanwhile gives its place to the last, which
-    // comes first here.
+    // The kernel refuses circles. When one is removed meanwhile, the last one moves to its place.
+    // The last one is visited first here, so it is not missed.
     for inner in epoll.known_nested().iter().rev() {
         if let Some(inner) = Instance::numbered(inner.number.load(Ordering::Relaxed)) {
             begin(inner);
@@ -89,15 +91,15 @@ fn begin(instance: Instance) {
     epoll.waits.store(BEGUN, Ordering::Release);
 }
 
-/// In a child of a fork: a thread of the parent's may have been at it.
+/// In a forked child: a thread of the parent may have been changing the members.
 pub(super) fn forked(epoll: &Epoll) {
     if epoll.waits.load(Ordering::Relaxed) == BEGINS {
         epoll.waits.store(NOT_YET, Ordering::Relaxed);
     }
 }
 
-/// The program has registered a connection, under number `n`, with an instance on which it had not
-/// waited through us. The caller holds the connection's `membership` lock.
+/// The program has registered a connection, with number `n`, with an instance on which it had not
+/// waited through the library. The caller holds the connection's `membership` lock.
 pub(super) fn added(epoll: &Epoll, connection: &Connection, n: u32) {
     // Pairs with the fence in `begin`.
     fence(Ordering::SeqCst);
@@ -125,7 +127,8 @@ fn make_up_for(epoll: &Epoll, n: u32, one: &Registration) {
     }
 }
 
-/// As from now on for new members. The caller holds the connection's `membership` lock.
+/// Changes a member to the form that new members have from now on. The caller holds the
+/// connection's `membership` lock.
 fn take_member(epoll: &Epoll, connection: &Connection, n: u32, one: &Registration) {
     seen_waits::seen(connection);
     if awaiting::hides_carrier(connection) {
@@ -133,7 +136,7 @@ fn take_member(epoll: &Epoll, connection: &Connection, n: u32, one: &Registratio
     } else if connection.local.attachment.has_region() {
         take_members_from_kernel(connection);
     } else if one.is_kernels() && one.events() & ONESHOT != 0 && !is_anothers(connection, one) {
-        // Nobody was told of it yet, so it may be armed anew.
+        // It was not reported yet, so it may be armed again.
         kernel_has_programs(epoll, one, n);
     }
 }

@@ -1,13 +1,14 @@
-//! A thread that always finds events gives way to a peer that waits behind it on its processor.
+//! A thread that always finds events yields to a peer that waits for its processor.
 //!
-//! A client of two servers may find events of one of them for long. The other has let the client
-//! run (sched_yield(2)), so it is ready to run, and no doorbell wakes it: it waits for the rest of
-//! a time slice. So a thread says where it is before it lets others run. One that has been busy
-//! for some time looks for a peer that is on its own processor, does not sleep, and has not looked
-//! at its news. Such a peer cannot be running.
+//! A client of two servers may find events of one server for a long time. If the other server has
+//! yielded to the client (sched_yield(2)), it is ready to run and needs no doorbell, but it waits
+//! for the rest of the client's time slice. So a thread publishes its processor before it yields. A
+//! thread that has been busy for some time looks for a peer that is on the same processor, does not
+//! sleep, and has not looked at its news. Such a peer cannot be running.
 //!
-//! With one peer only, a busy thread runs out of events by itself. A peer that lies makes us give
-//! way once in [`BUSY_NS`], as its word about its processor makes a spin give way.
+//! With only one peer this is not needed, because a busy thread runs out of events by itself. A
+//! lying peer makes us yield once in [`BUSY_NS`], as it can make a spin yield with a false
+//! processor number.
 
 use core::sync::atomic::Ordering;
 
@@ -18,17 +19,17 @@ use crate::epoll::instance::Epoll;
 use crate::memory::pairs::Pair;
 use crate::system::sys;
 
-/// So long a thread is busy before it gives way, and again before it does so once more. A turn of
-/// another thread costs two switches.
+/// How long a thread is busy before it yields, and before it yields again. A turn of another thread
+/// costs two context switches.
 const BUSY_NS: u64 = 100_000;
-/// Peers that are looked at: each look may fetch a line that another processor has.
+/// The most peers that are looked at. Each look may fetch a cache line from another processor.
 const PEERS_MAX: usize = 16;
-/// Of a peer the first ready bitmap is looked at, that of a program with one event loop: a look at
-/// another one may give its pair a page of memory that nobody needs.
+/// Only the first ready bitmap of a peer is looked at, which a program with one event loop uses. A
+/// look at another one may allocate a page of the pair that is not needed.
 const FIRST: u32 = 0;
 
 impl Epoll {
-    /// Lets others run, and says to the peers where this thread waits meanwhile.
+    /// Yields, and first publishes to the peers on which processor this thread waits.
     pub(super) fn give_away(&self) {
         let here = sys::processor() + 1;
         for (pair, index) in self.known_pairs() {
@@ -44,8 +45,8 @@ impl Epoll {
         self.runs_since_ns.store(sys::now_ns(), Ordering::Relaxed);
     }
 
-    /// This thread does not sleep, at `now`: it lets a peer run that waits behind it, if it has
-    /// been busy for long.
+    /// Called when this thread does not sleep, at `now`. If it has been busy for long, it yields to
+    /// a peer that waits for its processor.
     #[inline]
     pub(super) fn give_way_to_peers(&self, now: u64) {
         let has_several = self.pair_count.load(Ordering::Relaxed) > 1;
@@ -77,9 +78,9 @@ impl Epoll {
     }
 }
 
-/// True when the owner of `bitmap`, of which the first `slots` bits are in use, last let others run
-/// on processor `here`, less one, and has not looked at its bits since they were marked. Relaxed:
-/// all of these are hints, and a turn in vain costs little.
+/// True when the owner of `bitmap` last yielded on processor `here` (its number plus one), and has
+/// not looked at its bits since they were marked. The first `slots` bits are in use. Relaxed: all
+/// of these are hints, and an unnecessary yield costs little.
 fn waits_behind(bitmap: &ReadyBitmap, slots: usize, here: u32) -> bool {
     let is_here = bitmap.waits_on.load(Ordering::Relaxed).is(here);
     let is_awake = || bitmap.sleeping.load(Ordering::Relaxed).is(0);

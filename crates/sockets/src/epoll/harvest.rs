@@ -1,4 +1,4 @@
-//! From marked bits to events: what ready members are ready for.
+//! From marked bits to events: finds the events of ready members.
 
 use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering;
@@ -20,9 +20,10 @@ use crate::waiting::ready;
 
 /// Members taken off the ready list for one harvest.
 pub(super) struct Batch {
-    /// The instance's, when the call began: a member of the next one is none of this harvest.
+    /// The instance's generation when the call began, so that a member of the next instance is not
+    /// harvested.
     generation: u32,
-    // Not zeroed: most waits find a few of the 64.
+    // Not zeroed, because most waits use only a few of the 64 places.
     numbers: [MaybeUninit<u32>; BATCH],
     count: usize,
 }
@@ -110,13 +111,13 @@ impl Epoll {
         self.ready_head.load(Ordering::Relaxed) != 0
     }
 
-    /// Looks at ready members and writes what the program asked for. `consume` is false for a look
-    /// that must change nothing.
+    /// Looks at ready members and writes the events that the program asked for. `consume` is false
+    /// when nothing may change.
     ///
     /// The looks are made without the lock, which must not be held over a system call, so two
     /// threads may be looking at one member. The events to report, and the member's state after the
     /// report, are then decided in one step under the lock, as fs/eventpoll.c does it under
-    /// `ep->mtx`: a one-shot or an edge is told to one of them.
+    /// `ep->mtx`: only one of them reports a one-shot or an edge.
     pub(super) fn harvest(&self, generation: u32, out: &mut [epoll_event], consume: bool) -> usize {
         let held = self.lock.lock();
         let mut batch = Batch::new(generation);
@@ -134,8 +135,8 @@ impl Epoll {
         }
     }
 
-    /// [`Epoll::sweep`] and the first half of [`Epoll::harvest`], of at most `most` members. When
-    /// it is true the caller goes on with [`Epoll::tell`], with room for as many events.
+    /// [`Epoll::sweep`] and the first half of [`Epoll::harvest`], of at most `most` members. On
+    /// true the caller goes on with [`Epoll::tell`], with room for `most` events.
     #[inline(always)]
     pub(super) fn sweep_and_take(&self, batch: &mut Batch, most: usize) -> bool {
         let _held = self.lock.lock();
@@ -150,7 +151,7 @@ impl Epoll {
     pub(super) fn tell(&self, batch: &Batch, out: &mut [epoll_event], consume: bool) -> usize {
         let members = batch.members();
         if members.len() > 1 {
-            // One member's lines are fetched no sooner by asking for them first.
+            // For a single member a prefetch gains nothing.
             fetch_lines(members);
         }
         let processor = sys::processor() + 1;
@@ -165,7 +166,8 @@ impl Epoll {
         let mut written = 0;
         if found > 0 {
             let _held = self.lock.lock();
-            // Closed meanwhile, its members' numbers may be those of the next instance's.
+            // If the instance was closed meanwhile, the numbers may belong to members of the next
+            // instance.
             let found = match self.generation() == batch.generation {
                 true => found,
                 false => 0,
@@ -193,8 +195,8 @@ impl Epoll {
         })
     }
 
-    /// The event that `look` comes to, if nobody has told it and nothing has changed since. The
-    /// caller holds the lock.
+    /// The event for `look`, unless another thread has reported it or the registration has changed
+    /// since. The caller holds the lock.
     #[inline(always)]
     fn report(&self, number: u32, look: &Look, consume: bool) -> Option<epoll_event> {
         let one = registration(number)?;
@@ -211,9 +213,9 @@ impl Epoll {
         })
     }
 
-    /// A thread has taken its part of the ready list: one that sleeps is woken for the rest, as by
-    /// `ep_done_scan` (fs/eventpoll.c). No peer rings for the rest, because one has rung already
-    /// for what was taken. Not to be called with the lock held.
+    /// Called when a thread has taken its part of the ready list. Wakes a sleeping thread for the
+    /// rest, as `ep_done_scan` does (fs/eventpoll.c): no peer rings for the rest, because it has
+    /// already rung once. Not to be called with the lock held.
     #[inline]
     pub(super) fn share(&self) {
         let left = self.ready_head.load(MEMBERS);
@@ -238,8 +240,7 @@ impl Epoll {
     }
 }
 
-/// Members with news have their peers' words and bytes in another core's cache: asks for all of
-/// them at once.
+/// Prefetches the words and bytes of all members with news, which are in another core's cache.
 pub(super) fn fetch_lines(batch: &[u32]) {
     for connection in batch
         .iter()
@@ -248,8 +249,8 @@ pub(super) fn fetch_lines(batch: &[u32]) {
     {
         if let Some(end) = connection.end() {
             prefetch::for_read(&raw const end.theirs().publish.tail);
-            // A ring that never filled has its first capacity; for one that grew the hint is wrong
-            // and harmless.
+            // This is right for a ring that has its first capacity. For a ring that grew, the
+            // prefetch is useless but harmless.
             let offset = connection
                 .entry
                 .rx_ring

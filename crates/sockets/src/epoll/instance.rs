@@ -1,4 +1,4 @@
-//! An epoll instance as we know it beside the kernel's, and the table of them.
+//! The library's record of an epoll instance, and the table of these records.
 
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
@@ -9,8 +9,8 @@ use crate::memory::pairs::Pair;
 use crate::process::descriptors;
 use crate::waiting::spin::SpinHistory;
 
-/// Epoll instances known at a time; others stay the kernel's alone, with their members on the host
-/// path.
+/// The most epoll instances that the library knows at a time. Members of other instances stay on
+/// the host path.
 pub(super) const EPOLLS_MAX: usize = 512;
 /// Peer processes whose ready bitmaps one instance sweeps; members of further ones are looked at
 /// one by one.
@@ -23,14 +23,16 @@ pub(super) const BATCH: usize = 64;
 pub(super) const NESTED_MAX: usize = 8;
 
 /// A thread that is going to sleep on an instance counts itself in (`sleepers`), and then looks at
-/// the members (`ours`, `pair_count`, `ready_head`). Whoever changes the members then looks at
-/// `sleepers`. The look at the members pairs with the look at `sleepers`: at least one of them sees
-/// the other side's store.
+/// the members (`ours`, `pair_count`, `ready_head`). A thread that changes the members looks at
+/// `sleepers` afterwards. The look at the members pairs with the look at `sleepers`: at least one
+/// of them sees the other side's store.
 pub(super) const MEMBERS: Ordering = Ordering::SeqCst;
 
-/// In [`Epoll::tells_once`]: a file of another kind, or a connection that is no registration here.
+/// In [`Epoll::tells_once`]: a file of another kind, or a connection without a registration in our
+/// table.
 pub(super) const ONCE_ORDINARY: u32 = 1;
-/// In [`Epoll::tells_once`]: a registration that the kernel answered then.
+/// In [`Epoll::tells_once`]: a registration of our table, which the kernel answered when it was
+/// made.
 pub(super) const ONCE_KNOWN: u32 = 2;
 
 /// In [`Epoll::waits`]: the program has not waited on the instance through us.
@@ -42,15 +44,15 @@ pub(super) struct Epoll {
     pub(super) lock: lock::Private,
     /// One of its descriptors, plus one; 0 is free. It is open in this process.
     pub(super) fd: AtomicI32,
-    /// The number by which it is known.
+    /// Its number in our table.
     pub(super) number: AtomicU32,
     /// How many instances had this number and were closed: see [`Instance`].
     pub(super) generation: AtomicU32,
     /// Whether the program waits on it through us ([`super::first_wait`]).
     pub(super) waits: AtomicU32,
-    /// How many this process has.
+    /// Number of its descriptors in this process.
     pub(super) descriptors: AtomicU32,
-    /// Registrations that are ours to answer.
+    /// Number of registrations that the library answers.
     pub(super) ours: AtomicU32,
     pub(super) ready_head: AtomicU32,
     pub(super) ready_tail: AtomicU32,
@@ -63,8 +65,8 @@ pub(super) struct Epoll {
     pub(super) spin: SpinHistory,
     /// When the kernel was last asked for ordinary members while rings had news; 0: ask at once.
     pub(super) kernel_seen_ns: AtomicU64,
-    /// When an ordinary member last had news, or that they are to be asked first, once
-    /// ([`super::waiting`]).
+    /// When an ordinary member last had news; or `KERNEL_OWED`: ask the kernel first in the next
+    /// call ([`super::waiting`]).
     pub(super) kernel_news_ns: AtomicU64,
     pub(super) last_peer_processor: AtomicU32,
     /// When a thread that waits on it last slept, or let others run ([`super::giving_way`]).
@@ -72,19 +74,22 @@ pub(super) struct Epoll {
     pub(super) pairs: [AtomicPtr<Pair>; PAIRS_MAX],
     pub(super) bitmaps: [AtomicU32; PAIRS_MAX],
     pub(super) nested: [Nested; NESTED_MAX],
-    /// The kinds of members that have been registered with the kernel and of which it tells once
-    /// ([`Epoll::note_ordinary`]), edge-triggered or one-shot: [`ONCE_ORDINARY`], [`ONCE_KNOWN`].
+    /// Kinds of members that the kernel reports only once, because they are edge-triggered or
+    /// one-shot ([`Epoll::note_ordinary`]): [`ONCE_ORDINARY`], [`ONCE_KNOWN`].
     pub(super) tells_once: AtomicU32,
     /// The listener's registration ([`super::parked`]), 0 for none.
     pub(super) listener: AtomicU32,
-    /// Counts news of accelerated members, for instances around this one that hear of edges.
+    /// Counts news of accelerated members, for edge-triggered registrations of this instance in
+    /// others.
     pub(super) news: AtomicU32,
-    /// Counts members that changed hands between the kernel and us, under the lock.
+    /// Counts members whose owner has changed between the kernel and the library. Changed under the
+    /// lock.
     pub(super) moves: AtomicU32,
 }
 
 /// An instance as a call found it. While the call sleeps in the kernel, another thread may close
-/// the instance, and the next one gets its number: news of that one is not for this call.
+/// the instance, and a new instance may get its number. News of the new instance is not for this
+/// call.
 #[derive(Clone, Copy)]
 pub(crate) struct Instance {
     pub(super) epoll: &'static Epoll,
@@ -99,7 +104,8 @@ impl Instance {
         let mut number = descriptors::epoll_number(fd)?;
         loop {
             let instance = Instance::numbered(number)?;
-            // Closed before the generation was read, it would be the next one's.
+            // If the instance was closed before the generation was read, the generation would be
+            // the next instance's.
             let again = descriptors::epoll_number(fd)?;
             if again == number {
                 return Some(instance);
@@ -125,8 +131,8 @@ impl Instance {
         self.epoll.generation() == self.generation
     }
 
-    /// The descriptor by which the kernel knows it now. The one with which the call began may have
-    /// been closed, and stand for another file, while a duplicate is open.
+    /// A current descriptor of the instance. The descriptor with which the call began may have been
+    /// closed and belong to another file now, while a duplicate is still open.
     #[inline]
     pub(crate) fn descriptor(&self, fd: i32) -> i32 {
         if descriptors::epoll_number(fd) == Some(self.number) || !self.is_open() {
@@ -135,19 +141,19 @@ impl Instance {
         self.epoll.fd.load(Ordering::Relaxed) - 1
     }
 
-    /// As [`needs_library`], of this one.
+    /// As [`needs_library`], for this instance.
     #[inline]
     pub(crate) fn needs_library(&self) -> bool {
         self.epoll.needs_library()
     }
 }
 
-/// Threads that sleep on an instance, in the lower half. The upper half counts the instances that
-/// have had this place, and forks: a thread that slept on the one before, or in the parent, is no
-/// sleeper of this one. All zeroes is none.
+/// The lower half counts the threads that sleep on an instance. The upper half counts the instances
+/// that have had this place, and forks. So a thread that slept on the former instance, or in the
+/// parent, is not taken for a sleeper of this one. All zeroes means no sleepers.
 pub(super) struct Sleepers(AtomicU64);
 
-/// A thread that was counted in, and the upper half then.
+/// Records that a thread was counted, with the value of the upper half.
 #[derive(Clone, Copy)]
 pub(super) struct Counted(u32);
 
@@ -159,7 +165,8 @@ impl Sleepers {
         Counted((self.0.fetch_add(1, MEMBERS) >> 32) as u32)
     }
 
-    /// True when other threads sleep. `None` when the instance that was slept on is gone.
+    /// Counts the thread out. True when other threads sleep. `None` when the instance on which it
+    /// slept is gone.
     #[inline]
     pub(super) fn leave(&self, Counted(use_of): Counted) -> Option<bool> {
         let less = |word: u64| {
@@ -175,7 +182,7 @@ impl Sleepers {
         self.0.load(MEMBERS) & Self::COUNT != 0
     }
 
-    /// Those who sleep, sleep on another instance, or in the parent.
+    /// Forgets all sleepers: they sleep on the former instance, or in the parent.
     pub(super) fn forget(&self) {
         // Relaxed: nobody sleeps on the instance that begins here.
         let next = |word: u64| Some((word & !Self::COUNT).wrapping_add(Self::COUNT + 1));
@@ -190,9 +197,9 @@ pub(super) struct Nested {
     /// Without any readiness when a one-shot has told.
     pub(super) events: AtomicU32,
     pub(super) data: AtomicU64,
-    /// Tells it from the others in the kernel's tag, from 1 on.
+    /// Identifies it in the kernel's tag; at least 1.
     pub(super) id: AtomicU32,
-    /// Edge-triggered: `Epoll::news` of the one inside when it was told last.
+    /// Edge-triggered: `Epoll::news` of the inner instance when it was last reported.
     pub(super) told: AtomicU32,
     /// [`crate::process::forks`] when it was registered.
     pub(super) forks: AtomicU32,
@@ -212,14 +219,14 @@ pub(crate) fn descriptor(number: u32) -> Option<i32> {
     (fd >= 0).then_some(fd)
 }
 
-/// True when waits on this instance need us: it has accelerated members, or ready bitmaps by which
-/// those that are parked may come back, or other instances that may get some.
+/// True when waits on this instance need the library: it has accelerated members, or ready bitmaps
+/// through which parked carriers may come back, or nested instances that may get such members.
 #[inline]
 pub(crate) fn needs_library(number: u32) -> bool {
     epoll(number).is_some_and(Epoll::needs_library)
 }
 
-/// A pair is about to be unmapped: no channel uses it, so no ready bitmap of it matters.
+/// Forgets the ready bitmaps of a pair that is about to be unmapped. No channel uses the pair.
 pub(crate) fn forget_pair(pair: &Pair) {
     for number in 0..EPOLLS_MAX as u32 {
         let Some(epoll) = epoll(number) else { return };
@@ -251,8 +258,9 @@ impl Epoll {
             || self.nested_count.load(Ordering::Relaxed) != 0
     }
 
-    /// True when the program waits on it through us, or is about to for the first time. Until then
-    /// it may wait past us, and the kernel has the program's own data.
+    /// True when the program waits on the instance through the library, or is about to do so for
+    /// the first time. Until then it may wait past the library, and the kernel has the program's
+    /// own data.
     #[inline]
     pub(super) fn is_waited_on(&self) -> bool {
         self.waits.load(Ordering::Relaxed) != NOT_YET
@@ -261,12 +269,12 @@ impl Epoll {
     /// See [`Instance`]. It changes under the lock, before anything else of a closed instance does.
     #[inline]
     pub(super) fn generation(&self) -> u32 {
-        // Relaxed: whoever takes something of the instance looks again under its lock.
+        // Relaxed: a thread that takes events of the instance looks again under its lock.
         self.generation.load(Ordering::Relaxed)
     }
 
-    /// Makes `one`, which is number `n`, a member that is looked at every time. The caller holds
-    /// the lock, and it is not one yet.
+    /// Makes registration `one`, number `n`, a polled member. The caller holds the lock, and `one`
+    /// is not polled yet.
     pub(super) fn link_polled(&self, one: &Registration, n: u32) {
         one.become_state(State::Polled);
         one.polled_next
@@ -274,8 +282,8 @@ impl Epoll {
         self.polled.store(n, Ordering::Relaxed);
     }
 
-    /// A member of this `kind` is to be registered with the kernel for `events`: does it tell of
-    /// them once? `is_member` is asked when that would be new.
+    /// Records that a member of this `kind` is going to be registered with the kernel for `events`,
+    /// if the kernel will report them only once. `is_member` is asked only if that would be new.
     pub(super) fn note_ordinary(&self, events: u32, kind: u32, is_member: impl Fn() -> bool) {
         let known = || self.tells_once.load(Ordering::Relaxed) & kind != 0;
         if tells_once(events) && !known() && is_member() {
@@ -283,8 +291,8 @@ impl Epoll {
         }
     }
 
-    /// True when the kernel may have a member of which it tells once. Connections of ours that were
-    /// such members may be answered by the library by now.
+    /// True when the kernel may have a member that it reports only once. Tracked connections that
+    /// were such members may be answered by the library now.
     pub(super) fn has_told_once(&self) -> bool {
         match self.tells_once.load(Ordering::Relaxed) {
             0 => false,
@@ -301,13 +309,14 @@ impl Epoll {
         registration::all().filter(move |(_, one)| one.epoll.load(Ordering::Relaxed) == number)
     }
 
-    /// A member changes hands between the kernel and us. The caller holds the lock.
+    /// Counts a member whose owner changes between the kernel and the library. The caller holds the
+    /// lock.
     pub(super) fn note_move(&self) {
         self.moves.fetch_add(1, MEMBERS);
     }
 
-    /// How many members have changed hands. A call that finds the same number before its look at
-    /// the rings and after the kernel's answer has not met one that did.
+    /// How often the owner of a member has changed. If a call finds one number before its look at
+    /// the rings and after the kernel's answer, no owner changed in between.
     #[inline]
     pub(super) fn moves(&self) -> u32 {
         self.moves.load(MEMBERS)

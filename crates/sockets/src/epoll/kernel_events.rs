@@ -19,9 +19,9 @@ use crate::offload::awaiting::{self, Answer};
 use crate::system::errno;
 
 impl Epoll {
-    /// Sorts out what the kernel returned: tagged events go to the ready list, the others stay, and
-    /// so do those of instances inside this one that hold and are not among `told`. Returns how
-    /// many stayed.
+    /// Sorts the kernel's events. Tagged events go to the ready list. Ordinary events stay; so do
+    /// events of nested instances, if they hold and are not among `told`. Returns how many events
+    /// stayed.
     pub(super) fn sort_kernel_events(&self, events: &mut [epoll_event], told: Told) -> usize {
         if events.is_empty() {
             return 0;
@@ -83,8 +83,8 @@ impl Epoll {
     }
 }
 
-/// The engine's answers among `events` are taken, which gives the kernel back what waited for them.
-/// An urgent byte that was taken is no news any more. No lock is held.
+/// Takes the engine's answers among `events`, and gives the withheld registrations back to the
+/// kernel. An urgent byte that was taken is no longer news. No lock is held.
 fn take_answers(events: &mut [epoll_event]) {
     for event in events {
         let one = untag(event.u64).and_then(registration);
@@ -111,23 +111,24 @@ fn tidy_carriers(events: &[epoll_event]) {
         };
         let is_parked = connection.entry.flags.load(Ordering::Relaxed) & FLAG_PARKED != 0;
         if one.state() == State::Parked && !is_parked {
-            // It may have been rung for a thread that waits past the library.
+            // The doorbell may be for a thread that waits past the library.
             continue;
         }
         let Some(end) = connection.inside() else {
             continue;
         };
         if is_parked && turns::awaits_accept(&connection, &end) {
-            // It may have been rung for one that will, once it has accepted the connection.
+            // The doorbell may be for a thread that will wait past the library once it has accepted
+            // the connection.
             continue;
         }
         doorbells::tidy(&connection, &end);
     }
 }
 
-/// True when what the kernel reported on a carrier is an edge for the program too: the bytes are
-/// the kernel's. An event that ends a connection is an edge by itself, once, and so is room after a
-/// refusal ([`writing_blocked`], `Registration::is_new_edge`).
+/// True when the kernel's event of a carrier is an edge for the program, too, because its bytes are
+/// on the carrier. The end of a connection is an edge by itself, once; so is room after a send that
+/// was refused ([`writing_blocked`], `Registration::is_new_edge`).
 fn is_kernel_edge(connection: &Connection, events: u32) -> bool {
     if events & EPOLLPRI as u32 != 0 {
         return true;

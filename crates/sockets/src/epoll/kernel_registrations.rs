@@ -25,20 +25,20 @@ pub(super) fn kick(epoll_fd: i32, fd: i32, number: u32) {
     );
 }
 
-/// Gives a registration of the kernel's other events and data. False when that cannot be.
+/// Replaces the events and data of a registration in the kernel. False when that fails.
 pub(super) fn replace(epoll_fd: i32, fd: i32, events: u32, data: u64) -> bool {
     if sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_MOD, fd, events, data) >= 0 {
         return true;
     }
-    // One that has, or is to have, EPOLLEXCLUSIVE cannot be modified (fs/eventpoll.c,
-    // `do_epoll_ctl`): the old one goes, and the new one comes. Without an old one the number may
-    // be another file's.
+    // A registration with EPOLLEXCLUSIVE cannot be modified (fs/eventpoll.c, `do_epoll_ctl`), so
+    // the old one is removed and a new one added. If there is no old one, the number may belong to
+    // another file.
     sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_DEL, fd, 0, 0) >= 0
         && sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_ADD, fd, events, data) >= 0
 }
 
-/// Puts our events and tag in place of the program's in the kernel. False when that cannot be: the
-/// connection stays on its carrier.
+/// Replaces the program's events and data in the kernel with our events and tag. False when that
+/// fails; then the connection stays on its carrier.
 pub(super) fn kernel_has_ours(
     connection: &Connection,
     epoll: &Epoll,
@@ -73,14 +73,14 @@ pub(super) fn kernel_has_programs(epoll: &Epoll, one: &Registration, n: u32) {
         data
     };
     epoll.note_ordinary(wanted.events, ONCE_KNOWN, || true);
-    // One that has told already will tell errors and hang-ups once more: `Registration::tell_once`
-    // knows.
+    // A one-shot that was reported will report errors and hang-ups again; `Registration::tell_once`
+    // drops them.
     let epoll_fd = epoll.fd.load(Ordering::Relaxed) - 1;
     replace(epoll_fd, one.carrier(), wanted.events, data);
 }
 
 /// The program changes a registration that the kernel answers. The caller holds the lock under
-/// which what the kernel has changes.
+/// which the kernel's registrations change.
 pub(super) fn modify_kernels(
     epoll: &Epoll,
     epoll_fd: i32,
@@ -94,7 +94,7 @@ pub(super) fn modify_kernels(
     };
     let fd = one.carrier();
     epoll.note_ordinary(event.events, ONCE_KNOWN, || true);
-    // Before the kernel's: what it tells of the new arming must be known.
+    // Our table is changed first, so that the kernel's events of the new arming are recognised.
     let held = epoll.lock.lock();
     let before = (one.events(), one.data(), one.armings(), one.state());
     let (data, state) = one.arm(n, &wanted, epoll.is_waited_on());
@@ -117,8 +117,9 @@ pub(super) fn modify_kernels(
 }
 
 impl Epoll {
-    /// A member has become ours to answer, or its interest changed: threads that sleep already may
-    /// know nothing of it. One of them is woken, and finds it. Not to be called with the lock held.
+    /// Called when the library has become the owner of a member, or its interest has changed.
+    /// Threads that already sleep do not know that, so one of them is woken. Not to be called with
+    /// the lock held.
     pub(super) fn show_to_sleepers(&self, n: u32, fd: i32) {
         // After the change to our table. Pairs with the sleeper's steps in `waiting::sleep`: it
         // counts itself in, fences, and looks at them.

@@ -32,7 +32,7 @@ pub(crate) fn created(fd: i32) {
             return;
         };
         let number = number as u32;
-        // Acquire pairs with the last store in `closing`: its user has done with it.
+        // Acquire pairs with the last store in `closing`: its former user has finished with it.
         if epoll
             .fd
             .compare_exchange(0, fd + 1, Ordering::Acquire, Ordering::Relaxed)
@@ -75,12 +75,12 @@ pub(crate) fn duplicated(number: u32) {
     }
 }
 
-/// Descriptor `fd` of instance `number` is being closed, and stands for nothing any more.
+/// Descriptor `fd` of instance `number` is being closed, and was removed from our table.
 pub(crate) fn closing(number: u32, fd: i32) {
     let Some(epoll) = epoll(number) else { return };
     if epoll.descriptors.fetch_sub(1, LAST_OUT) != 1 {
         if epoll.fd.load(Ordering::Relaxed) == fd + 1 {
-            // Our requests to the kernel must not go to the file that has this number next.
+            // Our system calls must not go to the next file with this number.
             if let Some(other) = descriptors::descriptor_of_epoll(number) {
                 epoll.fd.store(other + 1, Ordering::Relaxed);
             }
@@ -88,8 +88,8 @@ pub(crate) fn closing(number: u32, fd: i32) {
         return;
     }
     {
-        // Threads that slept on it take nothing from here on, neither of its members, whose numbers
-        // may be used again at once, nor of the next instance's.
+        // From now on threads that slept on the instance take no events: neither of its members,
+        // whose numbers may be used again at once, nor of the next instance.
         let _held = epoll.lock.lock();
         let next = epoll.generation().wrapping_add(1);
         epoll.generation.store(next, Ordering::Relaxed);

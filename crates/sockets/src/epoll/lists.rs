@@ -18,12 +18,12 @@ pub(super) fn push_ready(epoll: &Epoll, number: u32) {
     let Some(one) = registration(number) else {
         return;
     };
-    // A mark or an event of the kernel's may be late: its number stands for nothing by now, or for
-    // a member of another instance.
+    // A mark or a kernel event may be late. Then its number belongs to no registration, or to a
+    // member of another instance.
     if !one.is_ours() || one.epoll.load(Ordering::Relaxed) != epoll.number.load(Ordering::Relaxed) {
         return;
     }
-    // Written under the lock alone, or before anybody knows the registration.
+    // Written only under the lock, or before other threads know the registration.
     if one.on_ready.load(Ordering::Relaxed) != 0 {
         return;
     }

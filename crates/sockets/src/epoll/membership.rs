@@ -1,10 +1,10 @@
 //! The owner of a connection's registrations: the kernel, or the library.
 //!
-//! A fork leaves a registration with two processes and the kernel with one. While both hold the
-//! connection neither changes what the kernel has, or the other would answer what the kernel
-//! answers, or nobody would ([`is_anothers`]): ours stays ours, and while the program's stands
-//! there the connection stays on its carrier ([`holds_down`]). They do not take each other's wake
-//! word away either.
+//! After a fork two processes have a registration, but the kernel has only one. While both hold the
+//! connection, neither changes the kernel's registration: otherwise an event would be answered
+//! twice or not at all ([`is_anothers`]). If the library answers, that stays so. If the kernel
+//! answers, the connection stays on its carrier ([`holds_down`]). The two processes do not replace
+//! each other's wake word either.
 
 use core::sync::atomic::Ordering;
 
@@ -39,7 +39,7 @@ pub(super) fn leave(epoll: &Epoll, connection: &Connection, number: u32) {
         if one.is_ours() || one.state() == State::Held {
             epoll.ours.fetch_sub(1, Ordering::Relaxed);
         }
-        // From here on nobody puts it on a list again.
+        // From now on no thread puts it on a list again.
         one.become_state(State::Gone);
         remove_ready(epoll, number);
         remove_polled(epoll, number);
@@ -51,8 +51,8 @@ pub(super) fn leave(epoll: &Epoll, connection: &Connection, number: u32) {
     }
 }
 
-/// True when another process has the registration as well as we, so that what the kernel has is not
-/// ours to change.
+/// True when another process has the registration, too, so that we must not change it in the
+/// kernel.
 pub(super) fn is_anothers(connection: &Connection, one: &Registration) -> bool {
     one.is_inherited() && connection.is_shared()
 }
@@ -66,7 +66,7 @@ pub(crate) fn holds_down(connection: &Connection) -> bool {
     any
 }
 
-/// The kernel told of `n` by our tag while we believed that it has the program's data: another
+/// The kernel reported `n` with our tag, although it should have the program's data: another
 /// process has changed it.
 #[cold]
 pub(super) fn believe_kernel(n: u32) {
@@ -80,8 +80,8 @@ pub(super) fn believe_kernel(n: u32) {
     }
 }
 
-/// True when an instance that the connection is registered with stays open over an exec: the new
-/// program will have the kernel's events of it, and those must be right.
+/// True when an instance with which the connection is registered stays open over an exec. The new
+/// program will see that instance's events from the kernel, so they must be right.
 pub(crate) fn outlives_exec(connection: &Connection) -> bool {
     let mut any = false;
     each_registration(connection, |_, one| {
@@ -93,8 +93,8 @@ pub(crate) fn outlives_exec(connection: &Connection) -> bool {
     any
 }
 
-/// The connection has a channel: its registrations become ours to answer, if the program was seen
-/// waiting for it.
+/// The connection has a channel: the library becomes the owner of its registrations, if the program
+/// was seen waiting for it.
 pub(crate) fn take_from_kernel(connection: &Connection) {
     let _members = connection.local.membership.lock();
     take_members_from_kernel(connection);
@@ -127,9 +127,9 @@ pub(super) fn take_members_from_kernel(connection: &Connection) {
     });
 }
 
-/// Registration `n` is ours to answer from now on: a ready bitmap reports it where that can be,
-/// else it is looked at every time. The caller holds the connection's `membership` lock and the
-/// instance's.
+/// The library answers registration `n` from now on. A ready bitmap reports its news if possible;
+/// otherwise the registration is polled. The caller holds the connection's `membership` lock and
+/// the instance's.
 pub(super) fn become_ours(
     epoll: &Epoll,
     number: u32,
@@ -138,7 +138,7 @@ pub(super) fn become_ours(
     n: u32,
 ) {
     epoll.note_move();
-    // A pair's ready bitmaps are told apart in one process only.
+    // Only one process can use a side's ready bitmaps of a pair.
     let has_bitmap = is_only_member(connection) && !connection.is_shared();
     let bitmap = has_bitmap.then(|| give_bitmap(epoll, number, connection, n));
     match bitmap.flatten() {
@@ -155,8 +155,8 @@ pub(super) fn become_ours(
     }
 }
 
-/// The program is about to be replaced by another, which will have the kernel's events of instances
-/// that stay open: those of one-shots must be its own, too.
+/// Called before an exec. The new program will see the kernel's events of instances that stay open,
+/// so one-shots must have the program's own data.
 pub(crate) fn leaving_program() {
     let stays_open = |epoll_fd| {
         let flags = sys::fcntl(epoll_fd, libc::F_GETFD, 0);
@@ -185,8 +185,8 @@ pub(crate) fn each_instance(connection: &Connection, fd: i32, mut each: impl FnM
     });
 }
 
-/// The kernel gets the program's own data for one-shots, and for instances inside others, in those
-/// instances for which `concerns` holds.
+/// Gives the kernel the program's own data for one-shots and nested instances, in the instances for
+/// which `concerns` is true.
 fn give_one_shots(concerns: impl Fn(i32) -> bool) {
     for (_, one) in registration::all().filter(|(_, one)| !one.is_inherited()) {
         let Some(epoll) = epoll(one.epoll.load(Ordering::Relaxed)) else {
@@ -216,8 +216,8 @@ fn give_one_shots(concerns: impl Fn(i32) -> bool) {
     }
 }
 
-/// The connection waits for the engine's answer, while its carrier is connected already:
-/// registrations that were made before are ours until then.
+/// The connection waits for the engine's answer, but its carrier is already connected. Until the
+/// answer comes, the library withholds the registrations that were made before.
 pub(crate) fn hold(connection: &Connection) {
     let _members = connection.local.membership.lock();
     hold_members(connection);
@@ -238,7 +238,8 @@ pub(super) fn hold_members(connection: &Connection) {
     });
 }
 
-/// The engine has answered: the kernel has the program's registrations, and reports what holds now.
+/// The engine has answered: the kernel gets the program's registrations, and reports the events
+/// that hold now.
 pub(crate) fn answered(connection: &Connection) {
     each_registration(connection, |n, one| {
         let Some(epoll) = epoll(one.epoll.load(Ordering::Relaxed)) else {
@@ -251,13 +252,13 @@ pub(crate) fn answered(connection: &Connection) {
     });
 }
 
-/// Both directions are on the carrier and refused: as [`give_to_kernel`], unless the peer was
-/// quicker.
+/// Both directions are on the carrier and refused: as [`give_to_kernel`], unless the peer went up
+/// before.
 pub(crate) fn hand_back(connection: &Connection, end: &End<'_>) {
     give_to_kernel(connection);
-    // The peer may have gone up before it saw that we refuse, and told the ready bitmap that we no
-    // longer look at. Either it sees the wake word that was stored last, or we see its record.
-    // Pairs with the barrier in `Sender::publish`.
+    // The peer may have gone up before it saw that we refuse, and marked the ready bitmap at which
+    // we no longer look. Either the peer sees the wake word that was stored last, or we see its
+    // record. Pairs with the barrier in `Sender::publish`.
     fence(Ordering::SeqCst);
     if end.records_pending() {
         take_from_kernel(connection);
@@ -282,8 +283,8 @@ pub(crate) fn give_to_kernel(connection: &Connection) {
             let _held = epoll.lock.lock();
             let was = one.state();
             match was {
-                // A program may park it at this very moment: then it is gone, as if it had been
-                // before.
+                // Another thread may park the registration at this moment. Then it is removed, as
+                // if it had been parked before.
                 State::InBitmap | State::Polled | State::Parked => {
                     let is_kernels = was != State::Parked && one.moves(was, State::Plain);
                     if is_kernels {
@@ -309,7 +310,7 @@ pub(crate) fn give_to_kernel(connection: &Connection) {
         }
     });
     if all {
-        // Should the peer move up again before we notice, its first byte must ring.
+        // If the peer moves up again before we notice, its first byte must ring.
         set_resting_wake(connection, WakeWord::Bell);
     }
 }
@@ -323,8 +324,8 @@ pub(crate) fn set_resting_wake(connection: &Connection, word: WakeWord) {
             .load(Ordering::Relaxed)
             .is(WakeWord::None.to_word());
     if is_none && !connection.local.attachment.has_region() {
-        // As most short connections end. One that gets a region at this moment begins with the
-        // entry's word.
+        // Most short connections end here. A connection that gets a region at this moment begins
+        // with the entry's wake word.
         return;
     }
     let held = lock::lock(&entry.wake_lock);
@@ -345,8 +346,8 @@ pub(crate) fn set_resting_wake(connection: &Connection, word: WakeWord) {
     }
 }
 
-/// A ready bitmap for registration `n`, under the instance's lock: the one this instance has in the
-/// connection's pair, or a new one.
+/// Finds a ready bitmap for registration `n`: the one that this instance already has in the
+/// connection's pair, or a new one. The caller holds the instance's lock.
 pub(super) fn give_bitmap(
     epoll: &Epoll,
     number: u32,

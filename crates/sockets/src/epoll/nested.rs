@@ -1,16 +1,19 @@
-//! An instance seen from outside: inside another one, or among the descriptors of a `poll`.
+//! An instance that is watched from outside: registered in another instance, or among the
+//! descriptors of a `poll`.
 //!
-//! The kernel calls an instance readable when it has an event for it, be that only one of ours. So
-//! where that may be, its events are taken and sorted: ours go to the ready list, and those of
-//! ordinary members, which the kernel repeats, are asked for again by the program. A member that
-//! the kernel tells once ([`Epoll::has_told_once`]) must not be taken from the program: doorbells
-//! of such an instance are taken off their carriers instead, and the kernel is asked again. It may
-//! still be called readable without cause, once, for what is no doorbell.
+//! The kernel reports an instance as readable when it has any event for it, even if that is only an
+//! event for the library. In that case the events are taken and sorted: the library's go to the
+//! ready list; the events of ordinary members come again from the kernel when the program asks. But
+//! an event that the kernel reports only once ([`Epoll::has_told_once`]) must not be taken from the
+//! program. For such an instance the doorbells are taken off their carriers instead, and the kernel
+//! is asked again. It may still report the instance as readable once without cause, for an event
+//! that is not a doorbell.
 //!
-//! An instance in another is registered by a tag of ours: an event of the kernel's for it is looked
-//! at here ([`Epoll::judge_nested`]), and becomes the program's event where it holds. News that the
-//! kernel does not know of is found in the table ([`Epoll::nested_events`]). Both count as one
-//! answer: by edge it is told when there is news since it was told last, and as a one-shot once.
+//! A nested instance is registered with a tag of the library. A kernel event for it is checked here
+//! ([`Epoll::judge_nested`]), and becomes the program's event if it holds. News that the kernel
+//! does not see is found in the table ([`Epoll::nested_events`]). Both together are one answer: an
+//! edge-triggered registration is reported when there is news since the last report, and a one-shot
+//! once.
 
 use core::sync::atomic::Ordering;
 
@@ -23,7 +26,7 @@ use crate::epoll::registration::{EDGE, ONESHOT, READABLE, tag_nested, untag_nest
 use crate::process::{self, descriptors};
 use crate::system::sys;
 
-/// Members of an instance whose doorbells one look from outside takes off.
+/// The most members whose doorbells one look from outside takes off.
 const TIDIED_MAX: usize = BATCH;
 
 /// `epoll_ctl` on `epoll`, which is at `epoll_fd`, for the instance at `fd`.
@@ -53,8 +56,7 @@ pub(super) fn control_nested(
         0 => given.u64,
         id => epoll.kernels_data(id, given.u64),
     };
-    // The kernel first: it refuses circles, and we follow what is booked here without looking for
-    // them.
+    // The kernel is called first, because it refuses cycles; our own walk does not check for them.
     let result = sys::epoll_ctl(epoll_fd, operation, fd, given.events, data);
     if let Err(error) = sys::answer(result) {
         return Some(Err(error));
@@ -77,7 +79,7 @@ pub(super) fn control_nested(
     Some(Ok(()))
 }
 
-/// One that none of `known` has.
+/// An id that none of `known` has.
 fn free_id(known: &[Nested]) -> u32 {
     let is_free = |id: &u32| {
         known
@@ -88,7 +90,7 @@ fn free_id(known: &[Nested]) -> u32 {
 }
 
 impl Nested {
-    /// Notes what the program registered; what holds is news.
+    /// Stores the program's events and data. Everything that holds counts as news.
     fn arm(&self, given: &epoll_event) {
         self.events.store(given.events, Ordering::Relaxed);
         self.data.store(given.u64, Ordering::Relaxed);
@@ -189,8 +191,8 @@ pub(crate) fn has_news(number: u32) -> bool {
     news.is_programs || news.is_ours
 }
 
-/// The kind of event for which a wait on instance `number` would return at once, as far as one had
-/// to look. No lock is held.
+/// The kinds of events for which a wait on instance `number` would return at once. Stops at the
+/// first kind that is found. No lock is held.
 fn news_of(number: u32) -> News {
     let none = News {
         is_programs: false,
@@ -205,11 +207,11 @@ fn news_of(number: u32) -> News {
     };
     let kernels = epoll.kernel_news(needs_library(number));
     if kernels.took_ours {
-        // A thread that sleeps on the instance may have been woken by what was taken, and not have
-        // looked yet.
+        // The events that were taken may have woken a sleeping thread that has not looked yet.
         epoll.sleep_on();
     }
-    // Sorting may have made a member ready. Members that are not are off the list now.
+    // Sorting may have made a member ready. Members that are not ready are off the kernel's list
+    // now.
     let is_ours = has_ready(number);
     if is_ours && kernels.took_ours {
         epoll.share();
@@ -222,23 +224,22 @@ fn news_of(number: u32) -> News {
 
 /// The kind of event that an instance has.
 struct News {
-    /// Ordinary members'.
+    /// Events of ordinary members.
     is_programs: bool,
-    /// Accelerated members', here or further inside.
+    /// Events of accelerated members, here or in nested instances.
     is_ours: bool,
 }
 
 /// The events that the kernel has for an instance.
 struct KernelNews {
-    /// Events of the program's, which stay there.
+    /// Events for the program, which stay in the kernel.
     has_programs: bool,
-    /// Events of ours, which were taken.
+    /// Events for the library, which were taken.
     took_ours: bool,
 }
 
 impl Epoll {
-    /// The data that the kernel has of instance `id` inside this one, for which the program gave
-    /// `data`.
+    /// The data with which the kernel has the nested instance `id`; `data` is the program's.
     fn kernels_data(&self, id: u32, data: u64) -> u64 {
         let tag = self.is_waited_on().then(|| tag_nested(id)).flatten();
         tag.unwrap_or(data)
@@ -271,7 +272,7 @@ impl Epoll {
             let programs = self.sort_kernel_events(&mut events[..count], Told::default());
             news.took_ours |= count > programs;
             news.has_programs |= programs > 0;
-            // Ours are edge-triggered: each look finds fewer.
+            // The library's registrations are edge-triggered, so each look finds fewer.
             if news.has_programs || count < BATCH {
                 return news;
             }
@@ -297,8 +298,9 @@ impl Epoll {
         any
     }
 
-    /// The kernel has said `events`. Those of instances inside this one become the program's, where
-    /// they hold and are not among `told`; others stay ours, and are nobody's. No lock is held.
+    /// Checks the kernel's `events`. An event of a nested instance becomes the program's, if it
+    /// holds and the instance is not among `told`; otherwise it keeps the library's tag and is
+    /// dropped. No lock is held.
     pub(super) fn judge_nested(&self, events: &mut [epoll_event], told: Told) {
         if self.nested_count.load(Ordering::Relaxed) == 0 {
             return;
@@ -311,7 +313,7 @@ impl Epoll {
         }
     }
 
-    /// The program's data for the instance known by `id`, when it is to be told.
+    /// The program's data for the nested instance `id`, if it is to be reported.
     fn judge(&self, id: u32, told: Told) -> Option<u64> {
         let (inner, events) = {
             let _held = self.lock.lock();
@@ -332,7 +334,7 @@ impl Epoll {
             return self.claim(id);
         }
         if events & ONESHOT != 0 {
-            // The kernel has told what it tells once.
+            // The kernel has reported a one-shot.
             let _held = self.lock.lock();
             let one = self.nested_by(id)?;
             let (events, fd) = (&one.events, &one.fd);
@@ -353,8 +355,8 @@ impl Epoll {
         self.known_nested().iter().find(is_it)
     }
 
-    /// The program's data for the instance known by `id`, which is told now; `None` when another
-    /// thread has told what is told once.
+    /// The program's data for the nested instance `id`, which counts as reported now; `None` when
+    /// another thread has already reported it.
     fn claim(&self, id: u32) -> Option<u64> {
         let _held = self.lock.lock();
         let one = self.nested_by(id)?;
@@ -369,12 +371,12 @@ impl Epoll {
         Some(one.data.load(Ordering::Relaxed))
     }
 
-    /// True when a wait would tell of an instance inside this one.
+    /// True when a wait would report a nested instance.
     pub(super) fn has_nested_ready(&self) -> bool {
         self.known_nested().iter().any(Nested::is_due)
     }
 
-    /// Tells of instances inside this one, and notes them in `told`.
+    /// Writes the events of nested instances, and records them in `told`.
     pub(super) fn nested_events(&self, out: &mut [epoll_event], told: &mut Told) -> usize {
         let mut written = 0;
         for one in self.known_nested() {
@@ -396,7 +398,7 @@ impl Epoll {
 }
 
 impl Nested {
-    /// True when it has news of accelerated members that are to be told.
+    /// True when it has news of accelerated members that must be reported.
     fn is_due(&self) -> bool {
         let events = self.events.load(Ordering::Relaxed);
         events & READABLE != 0
@@ -415,7 +417,7 @@ impl Nested {
     }
 }
 
-/// Instances that one call has told of: those that we found ready are ready to the kernel, too.
+/// The nested instances that one call has reported. The kernel may report them as well.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Told(u32);
 

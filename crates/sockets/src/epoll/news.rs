@@ -20,9 +20,9 @@ pub(crate) fn watch_kernel_writable(connection: &Connection) {
     });
 }
 
-/// The connection's direction has left its ring, under the send lock: whoever waits for room hears
-/// of it from the kernel from now on. A program that meets the full ring says so
-/// ([`writing_blocked`]) before it takes that lock to ask for credit, and finds the carrier then.
+/// The connection's direction has left its ring, under the send lock. From now on the kernel
+/// reports room. A thread that meets a full ring records that ([`writing_blocked`]) before it takes
+/// the send lock to ask for credit, and then finds the direction on the carrier.
 pub(crate) fn room_is_kernels(connection: &Connection) {
     each_registration(connection, |n, one| {
         if let Some(epoll) = epoll(one.epoll.load(Ordering::Relaxed)).filter(|_| one.is_ours())
@@ -40,8 +40,8 @@ pub(crate) fn writing_blocked(connection: &Connection) {
     });
 }
 
-/// Shows `connection` to the epoll instance that has it on a ready bitmap, and wakes a thread that
-/// sleeps there: news that no peer marks, or whose doorbell somebody else has taken.
+/// Puts `connection` on the ready list of its epoll instance, and wakes a thread that sleeps there.
+/// For news that no peer marks, or whose doorbell another thread has taken.
 pub(crate) fn nudge(connection: &Connection) {
     let resting = sleepers::resting(connection);
     let Ok(WakeWord::Bitmap { bitmap, bit }) = WakeWord::from_untrusted(resting) else {
@@ -53,7 +53,7 @@ pub(crate) fn nudge(connection: &Connection) {
         return;
     };
     mark(bitmap, bit);
-    // Another process's is woken by the doorbell, which is left to it.
+    // An instance of another process is woken by the doorbell, which stays on the carrier for it.
     if bitmap.sleeping.load(WAKING).is(1) && !sleepers::is_resting_anothers(connection) {
         let number = pair
             .registration(bit)
@@ -69,8 +69,8 @@ pub(crate) fn nudge(connection: &Connection) {
 
 /// True when a thread of this process sleeps on the instance that has `connection` on a ready
 /// bitmap, and a notifier has taken the bitmap's sleep word: a doorbell on the carrier may be the
-/// one that the kernel has yet to show that thread. Without it the thread would sleep on, and no
-/// peer would ring for it again.
+/// one that still has to wake that thread. If it were taken, the thread would sleep on, and no peer
+/// would ring again.
 pub(crate) fn awaits_doorbell(connection: &Connection) -> bool {
     let own = sleepers::own_resting(connection);
     let Ok(WakeWord::Bitmap { bitmap: index, .. }) = WakeWord::from_untrusted(own) else {

@@ -1,10 +1,11 @@
 //! Registrations whose descriptor was closed while another of the same connection stays open.
 //!
-//! The kernel knows a registration by file and number, and goes on telling of it for as long as the
-//! file is open (epoll(7), questions 6 and 7); but nothing can change it any more, unless the same
-//! file gets the same number again. We have to, when the connection moves. So before the number is
-//! closed the registration is put under one of ours, a duplicate that ends with it. The program
-//! knows it by the number that it had.
+//! The kernel identifies a registration by file and descriptor number, and reports its events as
+//! long as the file is open (epoll(7), questions 6 and 7). But once the number is closed, no call
+//! can change the registration, unless the file gets that number again. The library has to change
+//! it when the connection moves. So before the number is closed, the registration is moved to a
+//! duplicate descriptor of the library, which lives as long as the registration. The program still
+//! uses the old number.
 
 use core::sync::atomic::Ordering;
 
@@ -20,8 +21,8 @@ use crate::epoll::registration::{
 use crate::process::descriptors;
 use crate::system::sys;
 
-/// The number of registration `one` is being closed: true when it goes on. The caller holds the
-/// connection's `membership` lock.
+/// The descriptor of registration `one` is being closed. True when the registration stays. The
+/// caller holds the connection's `membership` lock.
 pub(super) fn outlives_descriptor(
     connection: &Connection,
     epoll: &Epoll,
@@ -30,7 +31,8 @@ pub(super) fn outlives_descriptor(
 ) -> bool {
     let is_on_carrier = one.is_kernels() && connection.end().is_none();
     if is_on_carrier {
-        // Nobody has to change it if the connection stays where it is; only its end may be ours.
+        // If the connection stays on its carrier, the registration need not be changed, except at
+        // its end.
         connection.pin(Reason::Unsupported);
         if !was_shown(connection) {
             return true;
@@ -47,7 +49,7 @@ pub(super) fn outlives_descriptor(
     true
 }
 
-/// A descriptor of ours has got another number.
+/// A descriptor of the library has got another number.
 pub(crate) fn moved(fd: i32, to: i32) {
     for (n, one) in registration::all() {
         let is_it = one
@@ -60,7 +62,7 @@ pub(crate) fn moved(fd: i32, to: i32) {
     }
 }
 
-/// Has the kernel know it by its duplicate, and no longer by `fd`.
+/// Registers its duplicate with the kernel instead of `fd`.
 pub(super) fn put_under(epoll: &Epoll, one: &Registration, n: u32, fd: i32) {
     let epoll_fd = epoll.fd.load(Ordering::Relaxed) - 1;
     sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_DEL, fd, 0, 0);
@@ -90,7 +92,8 @@ pub(crate) fn descriptor_closing(connection: &Connection, last: bool) {
         if !last && (!is_named || outlives_descriptor(connection, epoll, one, n)) {
             return;
         }
-        // By a number that was closed before the kernel would find another file's registration.
+        // With a number that is already closed, the kernel would find the registration of another
+        // file.
         let is_reached = is_named || one.duplicate.load(Ordering::Relaxed) != 0;
         if is_reached && (!one.is_kernels() || was_shown) && !is_anothers(connection, one) {
             let epoll_fd = epoll.fd.load(Ordering::Relaxed) - 1;
@@ -100,8 +103,8 @@ pub(crate) fn descriptor_closing(connection: &Connection, last: bool) {
     });
 }
 
-/// The adapter may still hold the socket that it was shown. When the program's last descriptor is
-/// closed the kernel would then keep its registrations, and tell of a descriptor that is closed.
+/// True when the adapter may still hold the socket that it was shown. Then, after the program's
+/// last close, the kernel would keep the registrations and report events of a closed descriptor.
 fn was_shown(connection: &Connection) -> bool {
     connection.entry.flags.load(Ordering::Relaxed) & FLAG_ASKED != 0 && !connection.is_shared()
 }

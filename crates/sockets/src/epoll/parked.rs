@@ -1,12 +1,12 @@
 //! Registrations of parked carriers, and of the listener that they serve ([`crate::express`]).
 //!
 //! A carrier that is parked keeps one registration, under its own number: doorbells and the
-//! carrier's end wake the instance. The program's next connection on the carrier finds it
-//! ([`State::Parked`]), so to add it costs no system call.
+//! carrier's end wake the instance. When the program adds its next connection on the carrier, that
+//! registration is used again ([`State::Parked`]), without a system call.
 //!
-//! The listener's registration in the kernel stays the program's. Ours stands beside it
-//! ([`State::Listener`]): the bits of parked carriers lead to it, and while a connection waits it
-//! is readable. It tells what the kernel would tell of a level-triggered listener.
+//! The program's registration of the listener stays in the kernel. The library has a registration
+//! of its own beside it ([`State::Listener`]): the bits of parked carriers lead to it, and it is
+//! readable while a connection waits, like a level-triggered listener in the kernel.
 
 use core::sync::atomic::Ordering;
 
@@ -31,15 +31,16 @@ use crate::system::sys;
 /// The registration that a parked carrier keeps.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Keeps {
-    /// One with that instance, which is made if there is none.
+    /// The registration with that instance; it is made if there is none.
     Of(u32),
     /// Any, if there is one.
     Any,
     None,
 }
 
-/// The program's last number of `connection` is being closed, and its carrier is parked under
-/// `high`. Keeps one registration for the carrier, and ends the others. False when it has none.
+/// The program closes its last descriptor of `connection`, and the carrier is parked under the
+/// descriptor `high`. Keeps one registration for the carrier, and ends the others. False when there
+/// is no registration.
 pub(crate) fn put_away(connection: &Connection, high: i32, keeps: Keeps) -> bool {
     let _members = connection.local.membership.lock();
     let mut has_one = false;
@@ -111,7 +112,7 @@ fn register(connection: &Connection, high: i32, number: u32) -> Option<()> {
     Some(())
 }
 
-/// The entry of `connection` has another life.
+/// The entry of `connection` has a new generation.
 pub(crate) fn live_on(connection: &Connection) {
     each_registration(connection, |_, one| {
         one.generation
@@ -119,7 +120,8 @@ pub(crate) fn live_on(connection: &Connection) {
     });
 }
 
-/// The carrier serves the program's connection at `fd`: its parked registration is found by that.
+/// The carrier serves the program's connection at `fd`: its parked registration is found by that
+/// number from now on.
 pub(crate) fn serve(connection: &Connection, fd: i32) {
     each_registration(connection, |_, one| {
         if one.state() == State::Parked {
@@ -175,7 +177,7 @@ pub(crate) fn change(n: u32, event: &epoll_event) {
     show(n);
 }
 
-/// The listener may have connections of which no bit tells.
+/// Puts the listener on the ready list, because connections may wait for which no bit was marked.
 pub(crate) fn show(n: u32) {
     let Some((_, epoll)) = listener_at(n) else {
         return;
@@ -220,8 +222,8 @@ pub(super) fn listener_events(one: &Registration) -> Option<u32> {
     })
 }
 
-/// Wakes a thread that sleeps on an instance for the listener's sake: by a carrier, as
-/// [`kick`] does. A listener is never writable.
+/// Wakes a thread that sleeps on an instance because of the listener. As in [`kick`] a carrier is
+/// used, because a listener is never writable.
 #[cold]
 pub(super) fn wake_one(epoll: &Epoll) {
     let number = epoll.number.load(Ordering::Relaxed);
@@ -236,8 +238,8 @@ pub(super) fn wake_one(epoll: &Epoll) {
     }
 }
 
-/// Writes the registrations of a connection to `out`, as many as it takes: instance, number, and
-/// what the program registered. How many were written.
+/// Writes the registrations of a connection to `out`, as many as fit: instance, number, and the
+/// program's event. Returns how many were written.
 pub(crate) fn registered(connection: &Connection, out: &mut [(u32, i32, epoll_event)]) -> usize {
     let mut count = 0;
     each_registration(connection, |_, one| {
@@ -263,7 +265,7 @@ pub(crate) fn of_carrier(connection: &Connection) -> u32 {
     connection.local.registrations.load(Ordering::Relaxed)
 }
 
-/// The kernel has told of the end of a carrier: if that is parked, it is retired soon.
+/// The kernel has reported the end of a carrier. If the carrier is parked, it is retired soon.
 pub(super) fn note_end(connection: &Connection) {
     if connection.entry.flags.load(Ordering::Relaxed) & FLAG_PARKED != 0 {
         published::note_end();
@@ -271,8 +273,8 @@ pub(super) fn note_end(connection: &Connection) {
 }
 
 impl Epoll {
-    /// The kernel and the library may both tell of the listener: once is enough. `found` events
-    /// were written; how many are left.
+    /// Removes a second event for the listener, because the kernel and the library may both report
+    /// it. `found` events were written; returns how many are left.
     #[cold]
     pub(super) fn without_second_listener(
         &self,

@@ -21,15 +21,16 @@ pub(super) const ANSWER_EVENTS: u32 = (EPOLLPRI | EPOLLRDHUP) as u32;
 const REGISTRATIONS_MAX: usize = 1 << NUMBER_BITS;
 const CHUNK_LOG2: u32 = 8;
 const NUMBER_BITS: u32 = 17;
-/// A tag has a registration's number in its lower half, and above that which arming of a one-shot
-/// it is; 0 is none.
+/// A tag has a registration's number in its lowest bits, and above it the number of the one-shot's
+/// arming, 0 for none.
 const NUMBER_MASK: u64 = (1 << NUMBER_BITS) - 1;
 const ARMINGS_MAX: u32 = (1 << (32 - NUMBER_BITS)) - 1;
 
-/// How a registration is put where others find it (`Local::registrations`, its own `connection`),
-/// after its words were filled in. Pairs with the loads by [`FOLLOWED`].
+/// The ordering with which a registration is made visible (`Local::registrations`, its own
+/// `connection`), after its words were filled in. Pairs with the loads by [`FOLLOWED`].
 pub(super) const LINKED: Ordering = Ordering::Release;
-/// How those words are loaded, before the registration's own. Pairs with the stores by [`LINKED`].
+/// The ordering with which those links are loaded, before the registration's own words. Pairs with
+/// the stores by [`LINKED`].
 const FOLLOWED: Ordering = Ordering::Acquire;
 
 /// One `epoll_ctl(ADD)` of a tracked connection. All zeroes is a free one.
@@ -38,10 +39,10 @@ pub(super) struct Registration {
     /// Connection number plus one; 0 is free.
     pub(super) connection: AtomicU32,
     pub(super) generation: AtomicU32,
-    /// By which the program knows it.
+    /// The descriptor by which the program knows it.
     pub(super) fd: AtomicI32,
-    /// By which the kernel does, plus one, when that is closed ([`super::orphans`]); 0 while it is
-    /// the same.
+    /// The library's duplicate by which the kernel knows it, plus one, after the program's
+    /// descriptor was closed ([`super::orphans`]); 0 while the kernel knows it by `fd`.
     pub(super) duplicate: AtomicI32,
     /// Epoll number.
     pub(super) epoll: AtomicU32,
@@ -54,8 +55,8 @@ pub(super) struct Registration {
     pub(super) polled_next: AtomicU32,
     /// [`process::forks`] when it was made.
     pub(super) forks: AtomicU32,
-    /// 1 when the duplicate is the carrier's own number ([`crate::express`]), and does not end with
-    /// the registration.
+    /// 1 when the duplicate is the carrier's own descriptor ([`crate::express`]), which is not
+    /// closed with the registration.
     pub(super) is_borrowed: AtomicU32,
 }
 
@@ -84,7 +85,7 @@ pub(super) fn registration(number: u32) -> Option<&'static Registration> {
     REGISTRATIONS.get(number as usize)
 }
 
-/// All that were ever made, with their numbers, those that are gone too.
+/// All registrations that were ever made, with their numbers, including those that are gone.
 pub(super) fn all() -> impl Iterator<Item = (u32, &'static Registration)> {
     (1..NEXT_UNUSED.load(Ordering::Relaxed)).map_while(|n| Some((n, registration(n)?)))
 }
@@ -109,7 +110,7 @@ pub(super) fn untag(data: u64) -> Option<u32> {
     (tag != 0 && (data >> 32) as u32 == tag).then_some((data & NUMBER_MASK) as u32)
 }
 
-/// True when a registration for `events` is told once.
+/// True when the kernel reports a registration for `events` only once.
 pub(super) fn tells_once(events: u32) -> bool {
     events & (EDGE | ONESHOT) != 0
 }
@@ -123,9 +124,9 @@ impl Registration {
         }
     }
 
-    /// The events that the kernel is to watch on the carrier while the registration is ours to
-    /// answer. Room, too, if the program asks for it: that may be the kernel's buffer's, and one
-    /// that is full already is filled by no send of ours.
+    /// The events that the kernel watches on the carrier while the library answers the
+    /// registration. If the program asks for room, they include room in the kernel's buffer,
+    /// because the buffer may be full already.
     pub(super) fn carrier_events(&self) -> u32 {
         match self.events() & WRITABLE {
             0 => CARRIER_EVENTS,
@@ -147,8 +148,8 @@ impl Registration {
             .then_some(connection)
     }
 
-    /// True when a fork came after it: another process may have it, in the same instance of the
-    /// kernel's.
+    /// True when the process has forked since: another process may have the registration, in the
+    /// same kernel instance.
     pub(super) fn is_inherited(&self) -> bool {
         self.forks.load(Ordering::Relaxed) != process::forks()
     }
@@ -158,10 +159,10 @@ impl Registration {
         self.state().is_kernels()
     }
 
-    /// Notes `event` and returns the data that the kernel is to have with it, and the state that
-    /// makes. `is_waited_on` says whether the program waits on the instance through us: a tag would
-    /// be nothing to one that waits past us. Callers hold the instance's lock, or have shown the
-    /// registration, number `n`, to nobody.
+    /// Stores `event`. Returns the data for the kernel, and the new state. `is_waited_on` says
+    /// whether the program waits on the instance through the library: a program that waits past it
+    /// would not understand a tag. Callers hold the instance's lock, or are the only ones that know
+    /// the registration, number `n`.
     pub(super) fn arm(&self, n: u32, event: &epoll_event, is_waited_on: bool) -> (u64, State) {
         self.set(event.events, event.u64);
         let has_tag = is_waited_on && TAG.load(Ordering::Relaxed) != 0;
@@ -266,7 +267,8 @@ pub(super) fn unlink(connection: &Connection, number: u32) {
     }
 }
 
-/// True when at most one instance has the connection: more cannot share its one wake word.
+/// True when at most one instance has the connection. Several instances cannot share its one wake
+/// word.
 pub(super) fn is_only_member(connection: &Connection) -> bool {
     registration(connection.local.registrations.load(FOLLOWED))
         .is_none_or(|one| one.next.load(Ordering::Relaxed) == 0)

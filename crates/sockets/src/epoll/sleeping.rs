@@ -1,4 +1,5 @@
-//! How a thread that sleeps on an instance says so, to all who may have to wake it.
+//! How a thread that sleeps on an instance announces that to all threads and peers that may have to
+//! wake it.
 
 use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering;
@@ -12,7 +13,7 @@ use crate::memory::pieces::{PIECE_BYTES, Piece};
 use crate::waiting::arming::Armed;
 
 impl Epoll {
-    /// One more thread sleeps on this instance: says so on all its ready bitmaps.
+    /// Counts a sleeping thread, and sets the sleep words of all ready bitmaps.
     pub(super) fn begin_sleep(&self) -> Counted {
         let _held = self.lock.lock();
         let counted = self.sleepers.enter();
@@ -20,8 +21,9 @@ impl Epoll {
         counted
     }
 
-    /// One less. The notifier of this wake-up took the ready bitmaps' sleep words: for threads that
-    /// still sleep they are set again, and what was marked in between is taken by us.
+    /// Counts a thread out. The notifier of this wake-up has cleared sleep words: if other threads
+    /// still sleep, the words are set again, and this thread takes the bits that were marked in
+    /// between.
     pub(super) fn end_sleep(&self, counted: Counted) {
         let others = {
             let _held = self.lock.lock();
@@ -39,9 +41,9 @@ impl Epoll {
         }
     }
 
-    /// A thread that only looked has taken from the kernel what was to wake one that sleeps, whose
-    /// notifier has taken the sleep words: they are set again, and what was marked in between is on
-    /// the ready list. The caller shares it.
+    /// A thread that only looked has taken a kernel event that was to wake a sleeping thread, after
+    /// the notifier has cleared the sleep words. Sets the words again and puts members that were
+    /// marked in between on the ready list. The caller then wakes the sleeper ([`Epoll::share`]).
     pub(super) fn sleep_on(&self) {
         if !self.sleepers.any() {
             return;
@@ -74,8 +76,9 @@ impl Epoll {
 
 /// Polled members that one sleep has armed, and instances inside others that it watches.
 ///
-/// Both may change meanwhile: members come and go, and get a region; an instance is closed, and its
-/// place becomes another's. The sleep ends on those on which it began.
+/// Both lists may change meanwhile: members come, go and get regions; an instance may be closed and
+/// its place used again. The sleep ends with exactly those members and instances with which it
+/// began.
 pub(crate) struct Watch {
     /// Room for [`Lists`], once there is something to watch: most sleeps have nothing.
     piece: Option<Piece>,
@@ -112,10 +115,10 @@ impl Watch {
         Ok(unsafe { piece.places::<Lists>()[0].assume_init_mut() })
     }
 
-    /// A sleep on instance `number` by somebody who watches its descriptor from outside.
+    /// Begins a sleep on instance `number`, whose descriptor is watched from outside.
     ///
     /// # Errors
-    /// The sleep would not be woken for all.
+    /// There is no memory to record everything that must be able to end the sleep.
     pub(crate) fn begin(&mut self, number: u32) -> Result<(), OutOfMemory> {
         let at = self.instance_count;
         let (Some(epoll), true) = (epoll(number), at < EPOLLS_MAX) else {
@@ -174,7 +177,7 @@ impl Watch {
     }
 }
 
-/// There is no memory for what a sleep has to remember.
+/// There is no memory for the lists of a sleep.
 #[derive(Debug)]
 pub(crate) struct OutOfMemory;
 
@@ -194,7 +197,8 @@ impl Epoll {
     }
 }
 
-/// A sleeper waits for member `n`. `None` when it has no region, and the sleeper is not counted.
+/// Counts a sleeper that waits for member `n`. `None` when the member has no region; then no
+/// sleeper is counted.
 fn arm_member(n: u32) -> Option<Armed> {
     let connection = registration(n).and_then(Registration::behind)?;
     let end = connection.inside()?;

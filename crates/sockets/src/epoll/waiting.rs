@@ -30,8 +30,8 @@ const KERNEL_OWED: u64 = 1;
 /// Room for the kernel's answer to one call.
 pub(crate) type Room = [MaybeUninit<epoll_event>];
 
-/// The kernel's last answer, in memory of the library's own. Events of ours are among it, and the
-/// program's buffer stays as it was beyond the events that a call returns, as after the kernel's
+/// The kernel's last answer, in the library's own memory, because it also contains events for the
+/// library. The program's buffer must not change beyond the returned events, as after the kernel's
 /// call: a program may look there after an EINTR.
 struct Said {
     events: [MaybeUninit<epoll_event>; BATCH],
@@ -44,8 +44,7 @@ impl Said {
         }
     }
 
-    /// Where the kernel puts as many events as the program has `places` for, and never more than
-    /// there is room.
+    /// Room for as many events as the program has `places` for, limited to the size of the buffer.
     fn room(&mut self, places: usize) -> &mut Room {
         &mut self.events[..places.min(BATCH)]
     }
@@ -121,15 +120,15 @@ pub(crate) fn wait(
     }
 }
 
-/// One call of `epoll_wait`. Nobody gets its address, so it can stay in registers.
+/// The state of one call of `epoll_wait`. Its address is never taken, so it can stay in registers.
 struct Call<'c, K> {
     instance: Instance,
     timeout_ns: Option<u64>,
     /// Waits on the kernel's side, as [`wait`] says.
     kernel: &'c mut K,
     said: &'c mut Said,
-    /// Handlers of signals that ran before the call first found nothing. They are as if they had
-    /// come before it.
+    /// Signal handlers that ran before the call first found nothing. They count as if they had run
+    /// before the call.
     handlers: Option<Handlers>,
     /// When it first found nothing; 0 before.
     since_ns: u64,
@@ -147,8 +146,8 @@ impl<K: FnMut(&mut Room, Option<u64>) -> i32> Call<'_, K> {
             .map(|limit| limit.saturating_sub(now - self.since_ns))
     }
 
-    /// Looks at shared memory for as long as that pays: true when the call is to look at all once
-    /// more, false when it is to sleep. `Break` has the result of the program's call.
+    /// Looks at shared memory for as long as that pays. True when the call must look at everything
+    /// again, false when it must sleep. `Break` has the result of the program's call.
     #[inline(always)]
     fn spin(&mut self, events: &mut [epoll_event], left: Option<u64>) -> ControlFlow<i32, bool> {
         let epoll = self.instance.epoll;
@@ -185,7 +184,7 @@ impl<K: FnMut(&mut Room, Option<u64>) -> i32> Call<'_, K> {
     }
 
     /// Sleeps in the kernel, from `now` on. `Break` has the result of the program's call; otherwise
-    /// it is to look once more.
+    /// the call must look again.
     #[inline(always)]
     fn sleep(
         &mut self,
@@ -258,9 +257,10 @@ fn kernel_comes_first(epoll: &Epoll, places: usize, always: bool) -> bool {
     is_recent
 }
 
-/// Looks for events of rings, before which those of ordinary members are put. `Break` has the
-/// result of the program's call: there are some. Without one the kernel is not asked: there is no
-/// order. An only place is the kernel's, or a ring's if the kernel has nothing.
+/// Looks for events of rings, and puts events of ordinary members before them. `Break` has the
+/// result of the program's call, if there are events. If the rings have no event, the kernel is not
+/// asked here. If the program has one place, an event of the kernel takes it; otherwise an event of
+/// a ring does.
 #[inline(always)]
 fn look_at_kernel_first(
     Instance {
@@ -281,7 +281,7 @@ fn look_at_kernel_first(
     }
     let found = epoll.tell(&batch, events, true);
     if found == 0 {
-        // Members that were reported and still stood on the list: nothing that could come after.
+        // The list had only members that were reported before and have no new events.
         return ControlFlow::Continue(());
     }
     let kept = match is_only_place {
@@ -295,10 +295,10 @@ fn look_at_kernel_first(
     ControlFlow::Break(told)
 }
 
-/// Asks the kernel for events of ordinary members and puts them before the `found` events of rings:
-/// how many they are. The marks were taken before, so what the kernel got before one of them is
-/// among its answer. At most half of the places are theirs, or they could starve the rings; an only
-/// place may be.
+/// Asks the kernel for events of ordinary members, puts them before the `found` events of rings,
+/// and returns how many they are. The marks were taken before, so the kernel's answer includes
+/// every event that came before one of the marks. Ordinary members get at most half of the places,
+/// so that they cannot starve the rings; a single place may be theirs.
 fn put_kernel_first(
     epoll: &Epoll,
     events: &mut [epoll_event],
@@ -311,7 +311,7 @@ fn put_kernel_first(
     let n = kernel(said.room(places), Some(0));
     epoll.kernel_seen_ns.store(now, Ordering::Relaxed);
     let Ok(n @ 1..) = usize::try_from(n) else {
-        // An error is asked for again, when the rings have nothing.
+        // The error will come again when the rings have no events.
         return 0;
     };
     let said = said.first(n);
@@ -327,8 +327,8 @@ fn put_kernel_first(
     kept
 }
 
-/// Adds events of ordinary members, now and then, so that a busy ring does not starve them. Where
-/// rings have events for every place, theirs come first in the next call.
+/// Adds events of ordinary members from time to time, so that busy rings do not starve them. When
+/// rings fill all places, ordinary members come first in the next call.
 fn with_kernel_members(
     instance: Instance,
     events: &mut [epoll_event],
@@ -351,14 +351,14 @@ fn with_kernel_members(
         }
         false => add_kernel_members(instance, events, found, said, kernel, now),
     };
-    // A program that always finds something never sleeps. Last: a member that goes back to the
-    // kernel here is told by the next call, and not by this one a second time.
+    // A program that always finds something never sleeps. This comes last: a member that goes back
+    // to the kernel here is reported by the next call, not a second time by this one.
     errno::keep(requests::follow);
     told
 }
 
-/// Whether the kernel is to be asked for ordinary members though rings have events. Where there is
-/// one place, members with news take turns with the rings.
+/// Whether the kernel must be asked for ordinary members although rings have events. If there is
+/// only one place, ordinary members with news and rings take turns.
 fn is_kernel_due(epoll: &Epoll, places: usize, now: u64) -> bool {
     // Another thread may have looked since `now` was read.
     let since = |word: &AtomicU64| now.saturating_sub(word.load(Ordering::Relaxed));
@@ -403,13 +403,14 @@ fn add_kernel_members(
 /// Events that a call has found in shared memory.
 struct Found {
     count: usize,
-    /// Those of instances inside the one that is waited on.
+    /// The reported nested instances.
     told: Told,
-    /// [`Epoll::moves`] from before, if the rings were looked at.
+    /// The value of [`Epoll::moves`] before the rings were looked at, if they were.
     moves: Option<u32>,
 }
 
-/// Sorts out what the kernel said, and tells the program of its own. Returns how many these are.
+/// Sorts the kernel's events, and copies the program's events to `events`. Returns how many these
+/// are.
 fn sort(epoll: &Epoll, said: &mut [epoll_event], events: &mut [epoll_event], told: Told) -> usize {
     let kept = epoll.sort_kernel_events(said, told);
     events[..kept].copy_from_slice(&said[..kept]);
@@ -428,8 +429,8 @@ fn sort_looked(
     kept
 }
 
-/// Puts the program's own events in front, of those that the kernel said at a look that does not
-/// wait: how many they are. Another thread may sleep that was to be woken by the others.
+/// Moves the program's own events to the front of the kernel's answer to a look with a time-out of
+/// 0. Returns how many they are. The other events may have been meant to wake another thread.
 fn own_of_looked(epoll: &Epoll, said: &mut [epoll_event], told: Told) -> usize {
     let kept = epoll.sort_kernel_events(said, told);
     if kept < said.len() {
@@ -438,7 +439,8 @@ fn own_of_looked(epoll: &Epoll, said: &mut [epoll_event], told: Told) -> usize {
     kept
 }
 
-/// Events of the kernel and of the library in one call: the places behind `first` are the second's.
+/// Events of the kernel and of the library in one call: the first part has `first` events, the
+/// second part the rest.
 #[derive(Clone, Copy)]
 struct Parts {
     first: usize,
@@ -470,9 +472,9 @@ fn once_each(epoll: &Epoll, events: &mut [epoll_event], parts: Parts) -> i32 {
     }
 }
 
-/// Another thread has moved a member between the two looks, and both may have found it. The kernel
-/// tells a member once, and programs may free what its data names at the first event. Members with
-/// equal data look equal to the program, too.
+/// Another thread has moved a member between the two looks, so both may have found it. It must be
+/// reported once, as the kernel does, because a program may free the object that its data names at
+/// the first event. Members with equal data also look equal to the program.
 #[cold]
 fn without_second_of_moved(events: &mut [epoll_event], parts: Parts) -> usize {
     let (first, second) = events[..parts.total].split_at_mut(parts.first);
@@ -500,8 +502,8 @@ fn sleep(
     let mut watch = Watch::new();
     let counted = epoll.begin_sleep();
     let watches = watch.begin_inside(epoll);
-    // We said that we sleep, now look again. Pairs with the notifier's exchange in `doorbell::mark`
-    // and with the fence in `show_to_sleepers`.
+    // We have announced that we sleep; now look again. Pairs with the notifier's exchange in
+    // `doorbell::mark` and with the fence in `show_to_sleepers`.
     fence(Ordering::SeqCst);
     let news = epoll.sweep() || epoll.has_nested_ready();
     let is_express = express::is_on();
@@ -530,13 +532,13 @@ fn sleep(
 }
 
 /// A thread is about to sleep in the kernel's own wait, on an instance without accelerated members.
-/// It counts as a sleeper, so that whoever makes a member ours wakes it: peers do not ring for
-/// ready bitmaps on which nobody sleeps. `None`: the instance needs us by now.
+/// It is counted as a sleeper, so that a thread that moves a member to the library wakes it: peers
+/// do not ring for ready bitmaps without sleepers. `None`: the instance needs the library by now.
 #[inline]
 pub(crate) fn begin_kernel_wait(instance: Instance) -> Option<KernelWait> {
     let epoll = instance.epoll;
-    // A full barrier between this and the look: either we see the member, or whoever adds it sees
-    // us.
+    // A full barrier between this and the look: either we see the new member, or the thread that
+    // adds it sees us.
     let wait = KernelWait(epoll, epoll.sleepers.enter());
     (!instance.needs_library()).then_some(wait)
 }
@@ -550,8 +552,8 @@ impl KernelWait {
     pub(crate) fn end(&self) {
         let &KernelWait(epoll, counted) = self;
         if epoll.pair_count.load(Ordering::Relaxed) == 0 {
-            // A ready bitmap that comes at this moment stays asleep: its peer rings once without
-            // need.
+            // A ready bitmap that is added at this moment keeps its sleep word set, so its peer
+            // rings once unnecessarily.
             epoll.sleepers.leave(counted);
         } else {
             epoll.end_sleep(counted);
@@ -566,14 +568,15 @@ impl Drop for KernelWait {
     }
 }
 
-/// The first places of a program's buffer before the kernel writes there, of whose events some may
-/// turn out to be ours. More than these rarely are.
+/// A copy of the first places of a program's buffer, made before the kernel writes there. Some of
+/// the kernel's events may turn out to be the library's, and their places are restored.
 pub(crate) struct Before {
     events: [MaybeUninit<epoll_event>; PLACES_KEPT],
     count: usize,
 }
 
-/// Connections that become ours during one sleep of the kernel's, as good as always.
+/// Number of places that are copied. During one sleep, more connections than this rarely move to
+/// the library.
 const PLACES_KEPT: usize = 8;
 
 impl Before {
@@ -600,9 +603,9 @@ impl Before {
         }
     }
 
-    /// Puts back what stood in the places from `from` to `to`.
+    /// Restores the places from `from` to `to`.
     fn restore(&self, events: &mut [epoll_event], from: usize, to: usize) {
-        // Events beyond those that were kept stay what they are.
+        // Places beyond the copied ones are not restored.
         let to = to.min(self.count);
         let places = from.min(to)..to;
         for (event, before) in events[places.clone()].iter_mut().zip(&self.events[places]) {
@@ -613,7 +616,8 @@ impl Before {
 }
 
 /// The kernel's own call returned `events` on an instance that got accelerated members while it
-/// slept: takes ours out and looks at them. `None`: nothing is left, wait again.
+/// slept: removes the library's events and looks at their members. `None`: no event is left, so
+/// wait again.
 pub(crate) fn after_kernel_wait(
     instance: Instance,
     events: &mut [epoll_event],
@@ -768,7 +772,7 @@ mod tests {
             };
             events.map(|one| (one.events, one.u64))[..count].to_vec()
         };
-        // Members of one look are told apart by it, whatever their data.
+        // Members of one look are distinct, even if their data is equal.
         assert_eq!(told(true), [(1, 7), (5, 8), (4, 9), (4, 9)]);
         assert_eq!(told(false).len(), 5);
     }

@@ -20,15 +20,15 @@ use crate::process;
 use crate::process::descriptors::{self, Kind};
 use crate::system::{errno, faults, sys};
 
-/// After so many connections from the queues the kernel is asked first, if it had none the last
-/// time. If it had one, it is asked after each: others wait there, and the queues are filled
-/// faster.
+/// If the kernel had no connection the last time, it is asked again after this many connections
+/// from the queues. If it had one, it is asked after each connection, because more connections wait
+/// there and the queues fill faster.
 const BETWEEN_KERNELS: u32 = 16;
 static BETWEEN: AtomicU32 = AtomicU32::new(BETWEEN_KERNELS);
 static SINCE_KERNEL: AtomicU32 = AtomicU32::new(0);
 
-/// `accept4` on `fd`, if a connection waits that came by a carrier. `None`: the kernel is to be
-/// asked. The caller has asked whether this process may act.
+/// `accept4` on `fd`, if a connection waits that came by a parked carrier. `None`: the kernel must
+/// be asked. The caller has checked that this process may use express.
 ///
 /// # Safety
 /// `address` and `len` are as `accept4(2)` wants them.
@@ -54,8 +54,7 @@ pub(crate) unsafe fn accept(
     }
     let mut room = 0;
     if !address.is_null() {
-        // The kernel would lose the connection.
-        // SAFETY: the caller's promise.
+        // With a bad pointer, the kernel would lose the connection. SAFETY: the caller's promise.
         match unsafe { faults::read(len) } {
             Some(wanted) if wanted.cast_signed() >= 0 => room = wanted,
             Some(_) => return Some(errno::result(Err(libc::EINVAL)) as c_int),
@@ -73,8 +72,8 @@ pub(crate) unsafe fn accept(
         Ok(accepted) => {
             SINCE_KERNEL.store(since.wrapping_add(1), Ordering::Relaxed);
             if !address.is_null() {
-                // The connection is there, whether or not the program can be told.
-                // SAFETY: the caller's promise.
+                // The connection is accepted even if its address cannot be written. SAFETY: the
+                // caller's promise.
                 let _ = unsafe { tell_remote(accepted, address, room, len) };
             }
             Some(accepted)
@@ -88,13 +87,13 @@ pub(crate) unsafe fn accept(
 
 /// True when the kernel's `accept` would find nothing, after `since` connections from the queues.
 /// Most programs call `accept` until it fails. The kernel makes a socket and a file before it
-/// looks, and destroys both again: these two questions are cheaper. It fails with `EMFILE` first:
-/// while connections come from the queues, there are numbers.
+/// looks, and then destroys both again, so these two checks are cheaper. (The kernel's call could
+/// also fail with `EMFILE`, but while connections come from the queues there are free numbers.)
 fn has_none(fd: c_int, since: u32) -> bool {
     since != 0 && sys::poll_now(fd, libc::POLLIN) == 0 && sys::is_nonblocking(fd)
 }
 
-/// Writes the remote address of a connection, as much of it as there is room for.
+/// Writes the remote address of a connection, cut to the room.
 unsafe fn tell_remote(
     fd: c_int,
     address: *mut sockaddr,
@@ -124,8 +123,8 @@ unsafe fn tell_remote(
     unsafe { addresses::write((name, whole as socklen_t), address, room, len) }
 }
 
-/// Takes the next connection that is still there. When a peer queues more without end, and none is
-/// there, the kernel is asked instead.
+/// Takes the next queued connection that was not withdrawn. The number of tries is limited, because
+/// a hostile peer may queue withdrawn connections without end; then the kernel is asked instead.
 fn take_next(flags: c_int) -> impl FnOnce() -> Option<Result<c_int, i32>> {
     move || {
         let _held = LOCK.lock();
@@ -137,7 +136,7 @@ fn take_next(flags: c_int) -> impl FnOnce() -> Option<Result<c_int, i32>> {
     }
 }
 
-/// The parked carrier that a queued connection speaks of.
+/// The parked carrier of a queued connection.
 fn claimed(pair: &'static Pair, queued: Queued) -> Option<Connection> {
     let index = pair.carrier(queued.slot)?.load(Ordering::Relaxed);
     let carrier = carriers::carrier(index.checked_sub(1)?)?;
@@ -181,7 +180,7 @@ fn give(
         place.store(0, Ordering::Relaxed);
     }
     if descriptors::kind(fd) == Kind::Connection {
-        // Closed behind our back, and the number given out again.
+        // The former connection with this number was closed without our knowledge.
         closing::closed_before(fd);
     }
     let options = local.express.first_options.load(Ordering::Relaxed);

@@ -1,18 +1,18 @@
 //! A burst of connections: more connections at once than carriers can be parked.
 //!
-//! Seeds are worth their waits when many connections follow on each carrier. Of a burst only a
-//! small part finds a carrier, and each seed keeps all that come behind it waiting. So in a burst,
-//! and for a moment after it, no end asks for seeds. Both ends see it without a word: connections
-//! begin, and none ends in between.
+//! A seed has to wait for its pairing, which pays when many connections follow on the carrier. In a
+//! burst only a few connections find a carrier, and each seed delays all connections behind it. So
+//! in a burst, and for a moment after it, no end asks for seeds. Both ends recognise a burst
+//! without a message: connections begin, and none ends in between.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// So many connections in a row, of which none has ended, are a burst.
+/// This many connections in a row, none of which has ended, are a burst.
 const BURST_MIN: u32 = super::carriers::PARKED_MAX;
-/// The next burst is expected for so long.
+/// How long the next burst is expected after a burst.
 const BURST_NS: u64 = 2_000_000_000;
 
-/// Connections of one role. Updates may be lost: it is a guess.
+/// Counts the connections of one role. Updates may be lost, because the count is only a guess.
 pub(super) struct Burst {
     /// Connections that began since the last one ended.
     begun: AtomicU32,
@@ -27,7 +27,7 @@ impl Burst {
         }
     }
 
-    /// A connection has begun. True when it is one of a burst, or follows one.
+    /// A connection has begun. True when it is part of a burst, or follows one.
     pub(super) fn is_joined(&self, now: impl Fn() -> u64) -> bool {
         let begun = self.begun.load(Ordering::Relaxed).saturating_add(1);
         self.begun.store(begun, Ordering::Relaxed);

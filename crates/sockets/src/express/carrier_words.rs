@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use crate::process::descriptors;
 use crate::system::sys;
 
-/// Options that programs set on each connection, and that are set back for the next turn.
+/// Options that programs set on each connection, and that the library resets for the next turn.
 const KEEPALIVE: [(i32, i32); 4] = [
     (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
     (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE),
@@ -13,7 +13,7 @@ const KEEPALIVE: [(i32, i32); 4] = [
     (libc::IPPROTO_TCP, libc::TCP_KEEPCNT),
 ];
 
-/// A carrier's part in express. All zeroes: it was never parked, and never will be.
+/// A carrier's state for express. All zeroes: it was never parked, and never will be.
 #[derive(Default)]
 pub(crate) struct Words {
     /// 1 when it may be parked: both ends chose it as a seed.
@@ -21,54 +21,55 @@ pub(crate) struct Words {
     /// 1 when both ends are of one user, in one network namespace, with no translation of addresses
     /// between them.
     is_one_user: AtomicU32,
-    /// The inode of the socket at which another user's program has accepted the connection, in our
-    /// network namespace; or 0.
+    /// The inode of another user's listener that has accepted the connection, in our network
+    /// namespace; or 0.
     listener: AtomicU64,
-    /// The carrier's number above the program's, plus one; 0 before its first park.
+    /// The carrier's own descriptor, in a range above the program's, plus one; 0 before it was
+    /// first parked.
     high: AtomicI32,
-    /// Where it leads to, at the connecting end: a number of [`super::destinations`]. At the
-    /// accepting end: a number of the listener that it came by ([`super::evidence`]). Or 0.
+    /// At the connecting end: the number of its destination ([`super::destinations`]). At the
+    /// accepting end: the number of its listener ([`super::evidence`]). Or 0.
     pub(super) destination: AtomicU32,
-    /// At the connecting end: the user whose socket it was at first.
+    /// At the connecting end: the user that made its socket.
     pub(super) user: AtomicU32,
-    /// 1 when the program has set an option in this turn that is not set back.
+    /// 1 when the program has set an option in this turn that the library does not reset.
     pub(super) is_odd: AtomicU32,
     /// Options of [`KEEPALIVE`] that the program has set in this turn, as bits; and the values with
     /// which a turn begins.
     keepalive_set: AtomicU32,
     keepalive_first: [AtomicI32; KEEPALIVE.len()],
-    /// 1 when a turn begins with options that keep a connection alive: those of the listener.
+    /// 1 when a turn begins with keepalive options, inherited from the listener.
     begins_kept: AtomicU32,
-    /// Whether the adapter is to hear what keeps the connection of this turn alive, and whether it
-    /// was to at the last look (`unread_watch`); 0 when not.
+    /// Whether the adapter must be told the liveness settings of this turn's connection, and
+    /// whether that was already so at the last look (`unread_watch`); 0 when not.
     pub(super) unsaid: AtomicU32,
     /// The listener's options when the connection was accepted: a number of [`super::listener`].
     pub(super) listener_options: AtomicU32,
     /// Options with which a turn begins, at the accepting end: those of the listener.
     pub(super) first_options: AtomicU32,
-    /// Position of our ring where the turn began.
+    /// Position in our ring at which the turn began.
     pub(super) began_at: AtomicU64,
-    /// Bytes of the program's on the carrier by then.
+    /// The program's bytes on the carrier when the turn began.
     pub(super) carrier_began_at: AtomicU64,
-    /// Position in the peer's ring where the turn began.
+    /// Position in the peer's ring at which the turn began.
     pub(super) rx_began_at: AtomicU64,
-    /// One more than the calls that had received bytes when one found nothing in this turn, and the
-    /// program had not been seen waiting; 0 before.
+    /// Set when a receive finds nothing in this turn and the program was not seen waiting: one more
+    /// than the number of calls that had received bytes by then; 0 before.
     pub(super) fruitless_at: AtomicU64,
-    /// Bytes that the peer's program had not read when [`super::unread_watch`] looked last, as a
-    /// word.
+    /// Bytes that the peer's program had not read when [`super::unread_watch`] last looked, in
+    /// encoded form.
     pub(super) unread: AtomicU64,
     /// When it became a carrier.
     pub(super) made_ns: AtomicU64,
     pub(super) parked_ns: AtomicU64,
     /// The remote address, at the accepting end: a `sockaddr_in` or `sockaddr_in6`.
     pub(super) remote: [AtomicU64; 4],
-    /// Neighbours in its list, each plus one.
+    /// The next carrier in its list, plus one.
     pub(super) next: AtomicU32,
     pub(super) previous: AtomicU32,
 }
 
-/// True for an option that is set back for the next turn.
+/// True for an option that the library resets for the next turn.
 pub(crate) fn is_of_keepalive(level: i32, name: i32) -> bool {
     KEEPALIVE.contains(&(level, name))
 }
@@ -82,7 +83,7 @@ pub(super) fn keepalive_of(fd: i32) -> Keepalive {
 }
 
 impl Words {
-    /// Another connection begins in this place.
+    /// Clears the words, because another connection begins in this place.
     pub(crate) fn reset(&self) {
         for word in [
             &self.may_park,
@@ -121,22 +122,23 @@ impl Words {
         (high != 0).then_some(high - 1)
     }
 
-    /// True when the connection went to the rings because of express, before its program was seen
+    /// True when the connection went to its rings because of express, before its program was seen
     /// waiting.
     #[inline]
     pub(crate) fn is_carrier(&self) -> bool {
         self.made_ns.load(Ordering::Relaxed) != 0
     }
 
-    /// The adapter says whether both ends are of one user, and which socket listens for the other
-    /// one.
+    /// Stores the adapter's information: whether both ends belong to one user, and the listener of
+    /// the other user.
     pub(crate) fn note_peer(&self, is_one_user: bool, listener: u64) {
         self.is_one_user
             .store(is_one_user.into(), Ordering::Relaxed);
         self.listener.store(listener, Ordering::Relaxed);
     }
 
-    /// True when both ends are of one user, and nothing is between them.
+    /// True when both ends belong to one user and one network namespace, without translation of
+    /// addresses.
     pub(super) fn is_of_one_user(&self) -> bool {
         self.is_one_user.load(Ordering::Relaxed) != 0
     }
@@ -148,7 +150,8 @@ impl Words {
         (inode != 0).then_some(inode)
     }
 
-    /// The program has set an option: one that is set back, or this turn is the carrier's last.
+    /// Records that the program has set an option. If the library does not reset that option, this
+    /// turn is the carrier's last.
     pub(crate) fn note_option(&self, level: i32, name: i32) {
         match KEEPALIVE.iter().position(|known| *known == (level, name)) {
             Some(place) if self.is_carrier() => {
@@ -174,7 +177,7 @@ impl Words {
         self.begins_kept.load(Ordering::Relaxed) != 0
     }
 
-    /// A turn begins on the carrier at `fd`: what the last one has set is set back.
+    /// A turn begins on the carrier at `fd`: resets the options that the last turn has set.
     pub(super) fn set_keepalive_back(&self, fd: i32) {
         let set = match self.keepalive_set.load(Ordering::Relaxed) {
             0 => return,
@@ -208,14 +211,14 @@ impl Words {
             || self.keepalive_set.load(Ordering::Relaxed) != 0
     }
 
-    /// The program has set an option that is not set back: this turn is the carrier's last.
+    /// Records an option that the library does not reset: this turn is the carrier's last.
     pub(crate) fn note_odd(&self) {
         if self.is_carrier() {
             self.is_odd.store(1, Ordering::Relaxed);
         }
     }
 
-    /// True when the program has set an option in this turn that is not set back.
+    /// True when the program has set an option in this turn that the library does not reset.
     pub(crate) fn has_odd_option(&self) -> bool {
         self.is_odd.load(Ordering::Relaxed) != 0
     }
@@ -230,8 +233,8 @@ impl Words {
         Some(high)
     }
 
-    /// The connection ends, and with it the carrier's own number. Before the program's is closed,
-    /// or that would not end the connection.
+    /// Closes the carrier's own descriptor, because the connection ends. Called before the
+    /// program's descriptor is closed: otherwise that close would not end the connection.
     pub(crate) fn close_number(&self) {
         let high = self.high.swap(0, Ordering::Relaxed);
         if high != 0 {

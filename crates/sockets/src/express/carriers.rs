@@ -1,4 +1,5 @@
-//! Parked carriers: what is kept of each, in which order they were parked, and their end.
+//! Parked carriers: the state of each, the order in which they were parked, and how they are
+//! retired.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -14,12 +15,12 @@ use crate::memory::pairs::Pair;
 use crate::process::{descriptors, table};
 use crate::system::sys;
 
-/// The ends of parked carriers that we have.
+/// The role of our end of a parked carrier.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
-    /// We claim them.
+    /// We claim the carrier.
     Connecting = 0,
-    /// The peer claims them.
+    /// The peer claims the carrier.
     Accepting = 1,
 }
 
@@ -39,19 +40,20 @@ static LISTS: [List; 2] = [const {
     }
 }; 2];
 
-/// A process has so many at most, in each role, however many numbers it may have.
+/// The most parked carriers of a process, in each role, whatever its limit of descriptors is.
 pub(super) const PARKED_MAX: u32 = 256;
-/// One of so many of the process's numbers is a parked carrier's at most, in each role.
+/// Parked carriers may use at most this share (one in `NUMBERS_SHARE`) of the process's
+/// descriptors, in each role.
 const NUMBERS_SHARE: usize = 8;
-/// How many may be parked, by the limit on numbers as it was asked for last.
+/// The most carriers that may be parked, by the limit of descriptors that was last read.
 static MOST: AtomicU32 = AtomicU32::new(0);
 static ASKED: AtomicU32 = AtomicU32::new(0);
-/// The limit is asked for so seldom.
+/// The limit is read once for this many parked carriers.
 const BETWEEN_LIMITS: u32 = 256;
-/// A carrier is parked for so long at most: its other end may be gone, and a firewall's rules are
-/// to be asked again.
+/// A carrier is parked for at most this long: its other end may be gone, and the firewall's rules
+/// must be asked again.
 const IDLE_NS: u64 = 2_000_000_000;
-/// No carrier gets older.
+/// The greatest age of a carrier.
 const AGE_NS: u64 = 10_000_000_000;
 
 /// Why a carrier is retired.
@@ -59,16 +61,17 @@ const AGE_NS: u64 = 10_000_000_000;
 enum Why {
     /// The carrier has been parked for long enough.
     Idle,
-    /// The other end is gone, or the adapter wants the carrier back.
+    /// The other end is gone, or the adapter wants the channel back.
     Ended,
-    /// No further connection is to come by one; one that waits for `accept` is to be accepted.
+    /// No further connections may use the carriers, but a connection that already waits for
+    /// `accept` is accepted.
     Unproved,
-    /// All have to go.
+    /// All carriers must be retired.
     All,
 }
 
 impl Why {
-    /// True when a connection that the peer has claimed the carrier for goes on.
+    /// True when a connection for which the peer has already claimed the carrier goes on.
     fn spares_claimed(self) -> bool {
         matches!(self, Why::Idle | Why::Unproved)
     }
@@ -90,7 +93,7 @@ pub(super) fn are_any() -> bool {
         .any(|list| list.count.load(Ordering::Relaxed) != 0)
 }
 
-/// How many carriers may be parked in a role, as was found last.
+/// How many carriers may be parked in a role, by the last reading of the limit.
 pub(super) fn most() -> u32 {
     MOST.load(Ordering::Relaxed)
 }
@@ -169,8 +172,8 @@ pub(super) fn leave(role: Role, local: &Local) {
     list.count.fetch_sub(1, Ordering::Relaxed);
 }
 
-/// Calls `each` with every parked carrier of a role, the one first that has been parked longest,
-/// until it is false. `each` may take the carrier off the list.
+/// Calls `each` with the parked carriers of a role, beginning with the one that was parked first,
+/// until `each` returns false. `each` may take the carrier off the list.
 pub(super) fn each(role: Role, mut each: impl FnMut(u32, &'static Entry, &'static Local) -> bool) {
     let mut number = list(role).head.load(Ordering::Relaxed);
     while let Some((entry, local)) = number.checked_sub(1).and_then(words) {
@@ -182,7 +185,8 @@ pub(super) fn each(role: Role, mut each: impl FnMut(u32, &'static Entry, &'stati
     }
 }
 
-/// Retires what has been parked for too long, what has ended, and what the adapter wants back.
+/// Retires carriers that have been parked for too long, that have ended, or whose channels the
+/// adapter wants back.
 pub(super) fn look_after() {
     let now = sys::now_ns();
     let has_ended = published::take_ended();
@@ -198,7 +202,7 @@ pub(super) fn look_after() {
             } else if is_idle {
                 retire_for(role, index, Why::Idle);
             }
-            // Those behind it are younger.
+            // The carriers behind it are younger.
             is_idle || has_ended || is_over
         });
     }
@@ -214,7 +218,7 @@ pub(crate) fn next_retirement_ns() -> Option<u64> {
     heads.min().map(|due| due.saturating_sub(sys::now_ns()))
 }
 
-/// Retires the carriers that nobody has claimed, whatever the peer does. True when there was any.
+/// Retires all carriers that are not claimed. True when there was any.
 pub(super) fn retire_all() -> bool {
     let had_any = are_any();
     retire_role(Role::Connecting);
@@ -230,7 +234,8 @@ pub(super) fn retire_role(role: Role) {
     });
 }
 
-/// Retires those of a role that nobody has claimed: the program does not wait as it has before.
+/// Retires the unclaimed carriers of a role, because the program now waits in a different way than
+/// before.
 pub(super) fn retire_unclaimed(role: Role) {
     each(role, |index, _, _| {
         retire_for(role, index, Why::Unproved);
@@ -252,7 +257,8 @@ fn retire_for(role: Role, index: u32, why: Why) {
     };
     if role == Role::Connecting && !why.spares_claimed() && turns::is_unaccepted(&connection, &end)
     {
-        // The program has closed it already, and what it has sent is to arrive.
+        // The program has already closed the connection, but the bytes that it has sent must
+        // arrive.
         reconnecting::deliver(&connection);
     }
     if let Some(next) = end.turns().retire(turn) {
@@ -275,7 +281,8 @@ fn retire_for(role: Role, index: u32, why: Why) {
     close(role, &connection);
 }
 
-/// The peer has withdrawn the connection that it had claimed the carrier for.
+/// Closes a carrier after the peer has withdrawn the connection for which it had claimed the
+/// carrier.
 pub(super) fn close(role: Role, connection: &Connection) {
     let (entry, local) = (connection.entry, connection.local);
     leave(role, local);
@@ -286,7 +293,7 @@ pub(super) fn close(role: Role, connection: &Connection) {
     local.express.close_number();
 }
 
-/// The bits of the carrier's slot lead to nothing any more.
+/// Detaches the bits of the carrier's slot.
 fn forget_slot(entry: &Entry, local: &Local) {
     let slot = slot_of(entry);
     if let Some(pair) = pair_of(local) {

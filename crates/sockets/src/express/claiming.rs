@@ -31,8 +31,8 @@ use crate::process::descriptors::{
 use crate::system::{errno, sys};
 use crate::{lock, process, uring};
 
-/// `connect` on `fd`, which is `fresh`, if a carrier to that address is parked. `None`: the kernel
-/// is to connect. The caller has asked whether this process may act.
+/// `connect` on `fd`, whose state is `fresh`, if a carrier to that address is parked. `None`: the
+/// kernel must connect. The caller has checked that this process may use express.
 ///
 /// # Safety
 /// `address` is readable for `len`.
@@ -55,9 +55,9 @@ pub(crate) unsafe fn connect(
     Some(0)
 }
 
-/// True once for a connection on a used carrier whose `connect` has said that it is under way: the
-/// next one says that it has succeeded, and those behind it that it is connected
-/// (`__inet_stream_connect` in net/ipv4/af_inet.c).
+/// For a connection on a used carrier whose `connect` has returned EINPROGRESS: true once, for the
+/// next `connect`, which returns success. Later calls return EISCONN (`__inet_stream_connect` in
+/// net/ipv4/af_inet.c).
 pub(crate) fn tells_success(fd: c_int) -> bool {
     connection::at(fd).is_some_and(|connection| {
         let flags = &connection.entry.flags;
@@ -67,8 +67,8 @@ pub(crate) fn tells_success(fd: c_int) -> bool {
     })
 }
 
-/// As [`connect`], of a connection that the engine is to make: its carrier leads to the relay, and
-/// the preamble says where it goes from there. `None`: another carrier is needed.
+/// As [`connect`], for a connection through the engine: the carrier leads to the relay, and the
+/// preamble has the destination. `None`: a new carrier is needed.
 pub(crate) fn connect_by_engine(
     fd: c_int,
     fresh: u64,
@@ -99,25 +99,24 @@ fn claim(
     let (connection, end) = {
         let _held = LOCK.lock();
         if descriptors::fresh(fd) != Some(fresh) {
-            // Another thread has closed it, or connects it, too. Whoever does either from here on
-            // waits for the lock.
+            // Another thread has closed or connected the socket. From now on such a thread waits
+            // for the lock.
             return None;
         }
         if !spares::is_of_epoch(descriptors::epoch_of(fresh)) {
-            // It may be of another user's making than all carriers.
+            // A different user than that of the carriers may have made the socket.
             return None;
         }
         let now = sys::now_ns();
         let (carrier, turn) = take(destination, now)?;
         begin(fd, fresh, &carrier, turn, preamble, now)?
     };
-    // Without the lock: it may wake the peer, which may take this processor.
+    // Called without the lock, because it may wake the peer, which may take this processor.
     tell(&connection, &end);
     Some(connection)
 }
 
-/// Claims the carrier that has been parked longest of those that lead to an address. The caller
-/// holds the lock of express.
+/// Claims the carrier to an address that was parked first. The caller holds the lock of express.
 fn take(destination: Destination, now: u64) -> Option<(Connection, Turn)> {
     carriers::look_after();
     let mut why_not = Event::NoneParked;
@@ -167,15 +166,17 @@ fn take(destination: Destination, now: u64) -> Option<(Connection, Turn)> {
 static LAST_PAIR: AtomicPtr<Pair> = AtomicPtr::new(null_mut());
 /// A queue as short as this is emptied sooner than a sleeping worker would wake.
 const SHORT_QUEUE: u32 = 4;
-/// So many parked carriers are looked at.
+/// The most parked carriers that are looked at.
 const LOOKED_AT_MAX: u32 = 16;
-/// After so many whose last connections the peer has not closed yet, the others are looked at only
-/// now and then: they were parked later, so the peer has probably not closed those either.
+/// After this many carriers whose last connections the peer has not closed yet, the other carriers
+/// are looked at only from time to time. They were parked later, so the peer has probably not
+/// closed their connections either.
 const BUSY_MAX: u32 = 16;
 const BETWEEN_LOOKS_NS: u64 = 200_000;
 static LOOKED_ON_NS: AtomicU64 = AtomicU64::new(0);
 
-/// True when it is time to look at carriers behind [`BUSY_MAX`] of which none could be claimed.
+/// True when it is time to look at more carriers, after the first [`BUSY_MAX`] could not be
+/// claimed.
 fn may_look_on(now: u64) -> bool {
     let before = LOOKED_ON_NS.load(Ordering::Relaxed);
     let may = now.saturating_sub(before) >= BETWEEN_LOOKS_NS;
@@ -185,9 +186,10 @@ fn may_look_on(now: u64) -> bool {
     may
 }
 
-/// Of several workers of a server, the pair with the one that is to be given the next connection:
-/// the last one while its queue is short, else the one whose queue is shortest. `None` where there
-/// is no choice. A worker that does not run keeps the connections that are in its queue.
+/// Chooses one of several workers of a server for the next connection, and returns our pair with
+/// it: the last chosen worker while its queue is short, otherwise the worker with the shortest
+/// queue. `None` when there is no choice. (A worker that does not run delays the connections in its
+/// queue.)
 fn least_busy(number: u32) -> Option<*mut Pair> {
     let last = LAST_PAIR.load(Ordering::Relaxed);
     let (mut best, mut shortest, mut others) = (null_mut(), u32::MAX, false);
@@ -216,7 +218,7 @@ fn least_busy(number: u32) -> Option<*mut Pair> {
 }
 
 enum Claim {
-    /// The carrier is ours, for this turn. Its rings are empty.
+    /// The carrier was claimed for this turn. Its rings are empty.
     Taken(Connection, Turn),
     /// The peer has not closed the last turn yet.
     NotParked,
@@ -257,13 +259,13 @@ fn try_claim(index: u32, entry: &'static Entry, local: &'static Local, now: u64)
     }
 }
 
-/// True when the carrier leads to whom the kernel would connect us to. A program of our own user is
-/// believed when it says that it listens. Another user's may have had its listener's address for a
-/// moment, and go on to say so: the socket that the adapter has found there has to listen still.
+/// True when the carrier leads to the process to which the kernel would connect. A program of our
+/// own user is trusted when it says that it listens. A program of another user may have listened at
+/// that address only for a moment, so the listener that the adapter has found must still listen.
 fn is_its_listener(carrier: &Connection, now: u64) -> bool {
     let words = &carrier.local.express;
     let number = words.destination.load(Ordering::Relaxed);
-    // The relay is the adapter's own.
+    // The relay belongs to the adapter.
     carriers::leads_to_relay(carrier)
         || words.is_of_one_user()
         || words
@@ -271,8 +273,8 @@ fn is_its_listener(carrier: &Connection, now: u64) -> bool {
             .is_some_and(|its| listening::inode_at(number, now) == Some(its))
 }
 
-/// Takes doorbells off the carrier: true when it goes on after them. A peer that rings without end
-/// has no carrier.
+/// Takes doorbells off the carrier. True when the carrier is still alive then. A peer that rings
+/// without end gets no further connection.
 fn is_alive(carrier: &Connection) -> bool {
     const TAKES_MAX: usize = 64;
     let Some(_held) = lock::try_lock(&carrier.entry.rx_lock) else {
@@ -282,7 +284,7 @@ fn is_alive(carrier: &Connection) -> bool {
     takes.find(|taken| !matches!(taken, Ok(1..))) == Some(Err(libc::EAGAIN))
 }
 
-/// Registrations of a socket that is not connected yet, which are to be the carrier's.
+/// The most registrations of an unconnected socket that move to the carrier.
 const EARLY_MAX: usize = 4;
 
 /// Puts a claimed carrier in the place of the program's socket. `None` when the peer does not
@@ -313,7 +315,7 @@ fn begin(
     Some((connection, end))
 }
 
-/// Makes a claimed carrier as a connection is that begins. False when it cannot serve.
+/// Resets a claimed carrier to the state of a new connection. False when that fails.
 fn prepare(
     fresh: u64,
     carrier: &Connection,
@@ -328,8 +330,8 @@ fn prepare(
     let doorbells = u64::from(entry.doorbells.load(Ordering::Relaxed));
     let data = on_carrier.wrapping_sub(doorbells);
     words.carrier_began_at.store(data, Ordering::Relaxed);
-    // The ring is empty. All that the program sends before the peer accepts must stay there,
-    // should the connection go back to the kernel.
+    // The ring is empty. All bytes that the program sends before the peer accepts must stay in the
+    // ring, because the connection may go back to the kernel.
     if end.sender().shrink(CAPACITY_LOG2_MIN).is_err() {
         return false;
     }
@@ -337,7 +339,7 @@ fn prepare(
     if nonblock != (entry.flags.load(Ordering::Relaxed) & FLAG_NONBLOCK != 0) {
         parking::set_nonblocking(carrier, nonblock);
     }
-    // Until we know better how this program waits, ring.
+    // The peer rings until it is known how this program waits.
     membership::set_resting_wake(carrier, WakeWord::None);
     let wake = &end.ours().wake.wake;
     wake.store(WakeWord::Bell.to_word(), Ordering::Relaxed);
@@ -353,7 +355,7 @@ fn enqueue(end: &End<'_>, pair: &Pair, queued: Queued) -> bool {
     let turn = queued.turn;
     match pair.to_accept().push(queued) {
         Ok(Push::Queued) => true,
-        // Accepted just before, or refused: the carrier tells.
+        // The connection was accepted just before, or refused: the carrier's state tells which.
         Ok(Push::ClosedMeanwhile) => !end.turns().give_up(turn) && !end.turns().is_waiting(turn),
         _ => false,
     }
@@ -375,7 +377,7 @@ fn replace(fd: c_int, fresh: u64, carrier: &Connection, now: u64) -> Option<Repl
         _ => libc::O_CLOEXEC,
     };
     uring::closing(fd);
-    // The program's socket has what it is to begin with.
+    // The program's socket has the options with which the turn begins.
     let is_kept = fresh & FRESH_KEPT != 0 || carrier.local.express.begins_kept();
     let keepalive = is_kept.then(|| carrier_words::keepalive_of(fd));
     let spare = match early_count {
@@ -435,14 +437,15 @@ fn begin_turn(
     connection
 }
 
-/// The peer is to look into its queue. The connection has just begun, so nobody leaves the channel.
+/// Wakes the peer, so that it looks into its queue. The connection has just begun, so neither end
+/// is leaving the channel.
 fn tell(connection: &Connection, end: &End<'_>) {
     if let Some(_held) = takeover::lock_sending(connection) {
         let _ = notifier::notify(connection, end);
     }
 }
 
-/// The registrations of the program's socket, which end with it.
+/// Takes the registrations of the program's socket, which would end with the socket.
 fn take_early(fd: c_int) -> ([(u32, epoll_event); EARLY_MAX], usize) {
     let mut early = [(0, epoll_event { events: 0, u64: 0 }); EARLY_MAX];
     let count = early::take_all(fd, &mut early);

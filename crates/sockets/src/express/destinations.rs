@@ -8,7 +8,7 @@ use toehold_channel::offload::Address;
 
 use crate::system::sys;
 
-/// Destinations of one process. Connections to others are the kernel's.
+/// The most destinations of one process. Connections to other destinations go to the kernel.
 pub(super) const DESTINATIONS_MAX: usize = 64;
 
 /// In the first word of a [`Destination`]: the engine connects there.
@@ -54,8 +54,8 @@ impl Destination {
         }
     }
 
-    /// An address to which the engine connects, on behalf of a socket of IPv6 or of IPv4. It is no
-    /// address that the kernel connects to, even where both are spelled alike.
+    /// An address to which the engine connects, on behalf of a socket of IPv6 or of IPv4. It
+    /// differs from every destination of the kernel, even if the address is equal.
     pub(super) fn by_engine(remote: Address, is_v6: bool) -> Destination {
         let family = if is_v6 { libc::AF_INET6 } else { libc::AF_INET };
         let first = first(family as libc::sa_family_t, remote.port.to_be(), 0);
@@ -106,15 +106,15 @@ impl Destination {
         }
     }
 
-    /// Of an address that the kernel has told.
+    /// The destination of an address that the kernel has returned.
     pub(super) fn of_storage(address: &libc::sockaddr_storage) -> Option<Destination> {
         let len = size_of::<libc::sockaddr_storage>() as socklen_t;
         // SAFETY: readable for its length.
         unsafe { Destination::of(core::ptr::from_ref(address).cast(), len) }
     }
 
-    /// True when the address is one of this network namespace: a connection to it, or from it,
-    /// that has address `ours` at the other end, leads to a process here.
+    /// True when the address belongs to this network namespace. Then the other end of a connection
+    /// with that remote address and the local address `ours` is a process on this host.
     pub(super) fn is_here(self, ours: impl FnOnce() -> Option<Destination>) -> bool {
         let [first, low, high] = self.0;
         let (is_loopback, is_any) = match self.is_v6() {
@@ -126,7 +126,7 @@ impl Destination {
                 (is_loopback || name.is_loopback(), name.is_unspecified())
             }
         };
-        // Where both ends have one address, both are this host's.
+        // If both ends have the same address, both are on this host.
         let is_same =
             |ours: Destination| ours.0[1..] == [low, high] && ours.0[0] >> 48 == first >> 48;
         is_loopback || is_any || ours().is_some_and(is_same)
@@ -158,9 +158,10 @@ impl Destination {
     }
 }
 
-/// A socket that the kernel has connected to destination `number`: it does not block. `None` when
-/// that takes longer than `limit_ns`, or nobody listens there, or the engine connects there, or
-/// this thread has another network namespace than `carrier`: the address may be another host's.
+/// Makes a non-blocking socket and lets the kernel connect it to destination `number`. `None` when
+/// that takes longer than `limit_ns`, or no program listens there, or the engine serves the
+/// destination, or this thread is in another network namespace than `carrier`, where the address
+/// may belong to another host.
 pub(super) fn connect(number: u32, carrier: i32, limit_ns: u64) -> Option<i32> {
     let destination = Destination::numbered(number)?;
     if destination.0[0] & BY_ENGINE != 0 {

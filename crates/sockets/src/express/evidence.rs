@@ -1,11 +1,11 @@
-//! How a program waits for the connections of one listener, or to one destination, as its earlier
-//! ones have shown it.
+//! Evidence of how a program waits for the connections of one listener, or to one destination: its
+//! earlier connections show it.
 //!
-//! A seed is in a ring before its program can have been seen waiting for it, and so is every later
-//! connection on that carrier. A program that waits past the library would miss their bytes. But
-//! one part of a program handles all connections of a listener, or to a destination. So an end asks
-//! for a seed only when ordinary connections there have ended of which the program was seen
-//! waiting for each, and the library had counted as many bytes as the kernel.
+//! A seed, and every later connection on its carrier, is in a ring before the library has seen its
+//! program wait for it. A program that waits past the library would miss the bytes. But usually one
+//! part of a program handles all connections of a listener, or to a destination. So an end asks for
+//! a seed only after several ordinary connections there have ended for which the program was seen
+//! waiting, and for which the library and the kernel counted equally many bytes.
 //!
 //! ```text
 //!   ordinary connections that were seen, in a row ─► suffices ─► seeds, carriers
@@ -14,9 +14,9 @@
 //!   bytes went past the library, the program waited past it, or many were not seen ─► never
 //! ```
 //!
-//! A connection on which nothing came says nothing: there was nothing to wait for. Seeds that wait
-//! in vain again and again speak of the other end, so they delay the next seed and no more:
-//! carriers that are parked go on.
+//! A connection on which nothing came is no evidence, because there was nothing to wait for. Seeds
+//! that wait in vain again and again say something about the other end only. So they delay the next
+//! seed, but parked carriers stay in use.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -28,33 +28,34 @@ use crate::connection::Connection;
 use crate::connection::counts;
 use crate::waiting::seen_waits;
 
-/// Ordinary connections in a row that have to have been seen, the first time.
+/// How many ordinary connections in a row must have been seen, the first time.
 const NEEDED_FIRST: u32 = 2;
-/// That number is doubled so often at most.
+/// How often that number is doubled at most.
 const DOUBLINGS_MAX: u32 = 12;
-/// After so many connections that were not seen nothing is asked any more.
+/// After this many connections that were not seen, no seed is asked for any more.
 const UNSEEN_MAX: u32 = 64;
-/// In [`Evidence`]: never.
+/// In [`Evidence`]: never ask for seeds.
 const NEVER: u32 = u32::MAX;
 const DOUBLINGS_SHIFT: u32 = 16;
 const SEEN_MASK: u32 = (1 << DOUBLINGS_SHIFT) - 1;
 
 const _: () = assert!(NEEDED_FIRST << DOUBLINGS_MAX <= SEEN_MASK);
 
-/// Counts of connections that have ended. Updates may be lost: they are hints, and each errs for
-/// one connection.
+/// Counts of connections that have ended. Updates may be lost, because the counts are hints; each
+/// lost update affects one connection.
 pub(super) struct Evidence {
-    /// How often the number was doubled, above how many connections were seen in a row.
+    /// How often the needed number was doubled, in the upper bits; how many connections in a row
+    /// were seen, in the lower bits.
     word: AtomicU32,
     /// Connections that were not seen.
     unseen: AtomicU32,
-    /// How often seeds have waited in vain again and again, above how many connections are to pass
-    /// before the next seed.
+    /// How often repeated seeds have failed, in the upper bits; how many connections must pass
+    /// before the next seed, in the lower bits.
     pause: AtomicU32,
 }
 
 impl Evidence {
-    /// Nothing is known.
+    /// No evidence yet.
     pub(super) const fn none() -> Evidence {
         Evidence {
             word: AtomicU32::new(0),
@@ -63,7 +64,8 @@ impl Evidence {
         }
     }
 
-    /// True when the next connection will be waited for in a way that the library sees.
+    /// True when the program will probably wait for the next connection in a way that the library
+    /// sees.
     pub(super) fn suffices(&self) -> bool {
         let word = self.word.load(Ordering::Relaxed);
         word != NEVER && word & SEEN_MASK >= needed(word)
@@ -79,7 +81,8 @@ impl Evidence {
         self.suffices()
     }
 
-    /// Seeds wait in vain: fewer are asked for. The evidence of the program's waits holds.
+    /// Seeds have waited in vain, so fewer are asked for. The evidence about the program's waits
+    /// stays valid.
     fn pause(&self) {
         let doublings = (self.pause.load(Ordering::Relaxed) >> DOUBLINGS_SHIFT) + 1;
         let next = doublings.min(DOUBLINGS_MAX) << DOUBLINGS_SHIFT;
@@ -123,10 +126,10 @@ fn needed(word: u32) -> u32 {
     NEEDED_FIRST << (word >> DOUBLINGS_SHIFT)
 }
 
-/// Of the listener that carriers serve, and which listener of the process it is.
+/// The evidence for the listener that carriers serve, and the number of that listener.
 static LISTENER: (Evidence, AtomicU32) = (Evidence::none(), AtomicU32::new(0));
 
-/// Of each destination, by number less one.
+/// The evidence for each destination, by its number minus one.
 static DESTINATIONS: [Evidence; DESTINATIONS_MAX] = [const { Evidence::none() }; DESTINATIONS_MAX];
 
 fn of_destination(number: u32) -> Option<&'static Evidence> {
@@ -177,14 +180,14 @@ pub(super) fn ordinary_ends(connection: &Connection) {
         return;
     };
     if !seen_waits::are_seen(connection) {
-        // Nothing came for which the program could have waited, not past the library either.
+        // No bytes came, so the program could not wait for any, not even past the library.
         let is_empty = connection.entry.rx_carrier.load(Ordering::Relaxed) == 0;
         if !is_empty || counts::agree_at_end(connection) != Some(true) {
             evidence.add(false);
         }
         return;
     }
-    // With a channel they were compared when it was attached, and doorbells came since.
+    // With a channel the counts were compared when it was attached; since then doorbells came.
     let agree = match connection.local.attachment.has_region() {
         true => Some(true),
         false => counts::agree_at_end(connection),
@@ -196,12 +199,12 @@ pub(super) fn ordinary_ends(connection: &Connection) {
     }
 }
 
-/// True when what is known says that carriers may serve further connections.
+/// True when the evidence allows carriers to serve further connections.
 pub(super) fn suffices(connection: &Connection) -> bool {
     of(connection).is_some_and(Evidence::suffices)
 }
 
-/// An end has waited in vain for the other, as it has before: it does not ask again soon.
+/// An end has waited in vain for the other end repeatedly: it will not ask again soon.
 pub(super) fn seed_failed(connection: &Connection) {
     if let Some(evidence) = of(connection) {
         evidence.pause();

@@ -3,9 +3,9 @@
 //! non-blocking, in one instance).
 //!
 //! Each peer process has a queue of its own with us, in the memory of the pair. The listener is
-//! readable while one of them has a connection. A listener that is closed, duplicated or polled
-//! takes the places away, and gives up what waits: the connecting end takes it back to the kernel
-//! ([`super::returning`]), where another process may listen at the same address.
+//! readable while one of them has a connection. When the listener is closed, duplicated or polled,
+//! the queues are closed and waiting connections are given up. The connecting end then takes them
+//! back to the kernel ([`super::returning`]), where another process may listen at that address.
 
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -29,11 +29,12 @@ struct Known {
     /// Plus one; 0 for none.
     number: AtomicI32,
     backlog: AtomicU32,
-    /// In how many instances of epoll it is, as far as is known; or [`UNANSWERABLE`].
+    /// In how many known epoll instances it is; or [`UNANSWERABLE`].
     waits: AtomicU32,
 }
 
-/// A listener has another number, by which the program may wait where we cannot answer.
+/// The listener has another descriptor, with which the program may wait in a way that the library
+/// cannot answer.
 const UNANSWERABLE: u32 = u32::MAX;
 const KNOWN_MAX: usize = 16;
 static KNOWN: [Known; KNOWN_MAX] = [const {
@@ -53,7 +54,7 @@ impl Known {
         KNOWN.iter().find(|known| known.is(fd))
     }
 
-    /// The listener is in one more instance. True when it was in none.
+    /// The listener was added to one more instance. True when it was in none before.
     fn is_first_wait(&self) -> bool {
         let waits = self.waits.load(Ordering::Relaxed);
         let more = waits.saturating_add(1);
@@ -98,7 +99,7 @@ pub(crate) fn listening(fd: i32, backlog: i32) {
     }
 }
 
-/// In a child of a fork: what its parent waits with is the parent's.
+/// In a forked child: the parent's epoll registrations do not count for the child.
 pub(super) fn forked() {
     for known in &KNOWN {
         if known.waits.load(Ordering::Relaxed) != UNANSWERABLE {
@@ -107,7 +108,7 @@ pub(super) fn forked() {
     }
 }
 
-/// `epoll_ctl` has succeeded on what may be a listener, with instance `number`.
+/// `epoll_ctl` with instance `number` has succeeded on a descriptor that may be a listener.
 pub(crate) fn controlled(number: u32, operation: i32, fd: i32, event: Option<&epoll_event>) {
     let Some(known) = Known::at(fd) else {
         return;
@@ -123,7 +124,7 @@ pub(crate) fn controlled(number: u32, operation: i32, fd: i32, event: Option<&ep
     let registration = REGISTRATION.load(Ordering::Relaxed);
     let nothing = epoll_event { events: 0, u64: 0 };
     match (operation, event) {
-        // The kernel looks at no event here, whatever the program passes.
+        // The kernel ignores the event argument here.
         (libc::EPOLL_CTL_DEL, _) => {
             known.wait_ends();
             if is_served(fd) {
@@ -207,17 +208,18 @@ fn announce(pair: &Pair) -> bool {
     true
 }
 
-/// When the program removed the listener from its instance; 0 while it is there, and
-/// [`WITHDRAWN`] after what waited was given up.
+/// When the program removed the listener from its instance; 0 while it is registered, and
+/// [`WITHDRAWN`] after the waiting connections were given up.
 static PAUSED_NS: AtomicU64 = AtomicU64::new(0);
 const WITHDRAWN: u64 = u64::MAX;
-/// For so long the listener may be away, and connections come to its queues all the same: nginx
-/// removes it and adds it again at once, with every 16th connection. (Without places meanwhile a
-/// client that had just claimed a carrier lost it: most carriers of two workers ended so.)
+/// How long the listener may be removed while connections still come to its queues. nginx removes
+/// its listener and adds it again at once, with every 16th connection. (When the queues were closed
+/// meanwhile, a client that had just claimed a carrier lost it: most carriers of two workers ended
+/// so.)
 const PAUSE_NS: u64 = 1_000_000;
 
-/// The program does not wait for connections any more, for a moment or as a server does that has
-/// enough of them. The caller holds the lock.
+/// The program stops waiting for connections, perhaps only for a moment, or because it has enough
+/// of them. The caller holds the lock.
 fn pause() {
     PAUSED_NS.store(sys::now_ns(), Ordering::Relaxed);
 }
@@ -233,13 +235,13 @@ fn go_on() {
 /// How often the program has set options of a listener that is served.
 static OPTIONS_SET: AtomicU32 = AtomicU32::new(0);
 
-/// Tells connections that were accepted with other options of the listener from each other.
+/// Identifies the set of listener options with which a connection was accepted.
 pub(super) fn options() -> u32 {
     OPTIONS_SET.load(Ordering::Relaxed)
 }
 
-/// The program has set an option of `fd`. Connections have those that their listener has when they
-/// come, and carriers those of earlier ones.
+/// The program has set an option of `fd`. New connections inherit the listener's current options,
+/// but carriers have the options of earlier connections.
 pub(crate) fn option_set(fd: i32) {
     if is_served(fd) && may_act() {
         let _held = LOCK.lock();
@@ -248,7 +250,7 @@ pub(crate) fn option_set(fd: i32) {
     }
 }
 
-/// True while [`withdraw`] has something to do at some time.
+/// True while a later [`withdraw`] is needed.
 #[inline]
 pub(super) fn is_paused() -> bool {
     !matches!(PAUSED_NS.load(Ordering::Relaxed), 0 | WITHDRAWN)
@@ -261,8 +263,9 @@ pub(super) fn due_in_ns() -> Option<u64> {
     is_paused().then(due)
 }
 
-/// Gives up what waits for a program that does not come back to its listener: others that share it
-/// are to have that, and what comes later. The caller holds the lock.
+/// Gives up waiting connections when the program does not come back to its listener: other
+/// processes that share the listener must get these and later connections. The caller holds the
+/// lock.
 pub(super) fn withdraw() {
     if due_in_ns() == Some(0) {
         PAUSED_NS.store(WITHDRAWN, Ordering::Relaxed);
@@ -279,10 +282,10 @@ fn each_pair(each: impl Fn(&Pair)) {
     }
 }
 
-/// Takes the places away, and gives up what waits: connections that nobody accepts are the
-/// kernel's. The caller holds the lock.
+/// Closes the queues, and gives up waiting connections, which then go to the kernel. The caller
+/// holds the lock.
 fn give_up_waiting() {
-    // A claim from here on finds no place.
+    // From now on a claim finds no room.
     each_pair(|pair| pair.acceptable().close());
     carriers::retire_role(Role::Accepting);
     // A peer that queues all the same withdraws it, or has it lost.
