@@ -288,12 +288,12 @@ fn give_up_waiting() {
     // From now on a claim finds no room.
     each_pair(|pair| pair.acceptable().close());
     carriers::retire_role(Role::Accepting);
-    // A peer that queues all the same withdraws it, or has it lost.
+    // A peer that still queues a connection withdraws it, or loses it.
     let waiting = (0..published::WAITING_MAX).map_while(|_| next());
     waiting.for_each(drop);
 }
 
-/// The next connection that waits, of each peer in turn. The caller holds the lock.
+/// Takes the next waiting connection, from each peer in turn. The caller holds the lock.
 pub(super) fn next() -> Option<(&'static Pair, Queued)> {
     let kept = KEPT.0.swap(null_mut(), Ordering::Relaxed);
     // SAFETY: as in `has_any`; `forget_pair` takes it out of here, too.
@@ -317,7 +317,7 @@ pub(super) fn next() -> Option<(&'static Pair, Queued)> {
             Ok(Some(queued)) => return Some((pair, queued)),
             Ok(None) => {}
             Err(_) => {
-                // A peer that writes nonsense has no queue any more.
+                // A peer that has written an invalid word loses its queue.
                 pair.acceptable().close();
                 published::forget_pair(pair);
                 return None;
@@ -359,14 +359,15 @@ pub(crate) fn closing_range(first: u32, last: u32) {
     }
 }
 
-/// No listener that the program has now is served later. The caller holds the lock.
+/// Forgets all current listeners of the program: none of them is served later. The caller holds the
+/// lock.
 pub(super) fn forget_all() {
     for known in &KNOWN {
         known.number.store(0, Ordering::Relaxed);
     }
 }
 
-/// True when anything is known to listen.
+/// True when any listener is known.
 #[inline]
 pub(crate) fn are_any() -> bool {
     super::is_on()
@@ -386,7 +387,8 @@ pub(crate) fn instance_closing(number: u32) {
     }
 }
 
-/// The program uses the listener at `fd` in a way that we cannot answer: a `poll`, a duplicate.
+/// The program uses the listener at `fd` in a way that the library cannot answer: with `poll`, or
+/// by a duplicate.
 #[cold]
 pub(crate) fn used_otherwise(fd: i32) {
     if is_served(fd) && may_act() {
@@ -395,7 +397,7 @@ pub(crate) fn used_otherwise(fd: i32) {
     }
 }
 
-/// `fd` has another number now, by which the program may wait for connections.
+/// `fd` has a duplicate now, with which the program may wait for connections.
 pub(crate) fn duplicated(fd: i32) {
     if let Some(known) = Known::at(fd).filter(|_| may_act()) {
         let _held = LOCK.lock();
@@ -406,13 +408,13 @@ pub(crate) fn duplicated(fd: i32) {
     }
 }
 
-/// For good. The caller holds the lock.
+/// Stops serving the listener, for good. The caller holds the lock.
 fn give_up() {
     IS_OVER.store(true, Ordering::Relaxed);
     stop();
 }
 
-/// Nobody listens any more. The caller holds the lock.
+/// Stops serving the listener. The caller holds the lock.
 pub(super) fn stop() {
     if FD.swap(0, Ordering::Relaxed) == 0 {
         return;

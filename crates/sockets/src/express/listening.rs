@@ -1,4 +1,4 @@
-//! The socket that listens at a destination, by the kernel's account (sock_diag(7)).
+//! Asks the kernel which socket listens at a destination (sock_diag(7)).
 
 use core::net::{Ipv4Addr, Ipv6Addr};
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -8,17 +8,18 @@ use toehold_freestanding::diag::{TCP_LISTEN, TCP_QUESTION_BYTES, TcpQuestion, in
 use super::destinations::{DESTINATIONS_MAX, Destination};
 use crate::system::sys;
 
-/// By destination: the inode of the socket that listens there, or 0, and when that was asked.
+/// For each destination: the inode of its listening socket, or 0, and the time of that answer.
 static ANSWERS: [(AtomicU64, AtomicU64); DESTINATIONS_MAX] =
     [const { (AtomicU64::new(0), AtomicU64::new(0)) }; DESTINATIONS_MAX];
-/// A question costs 8 us. Whoever listens next waits for its first connection no longer than this.
+/// A query costs 8 us, so answers are reused for this long. A new listener gets its first
+/// connection at most this much later.
 const BETWEEN_QUESTIONS_NS: u64 = 1_000_000;
 
 /// Room for `struct nlmsghdr`, `struct inet_diag_msg` and what the kernel adds.
 const ANSWER_BYTES_MAX: usize = 512;
 
-/// The inode of the socket that listens at destination `number`, as the kernel had it a moment ago.
-/// The caller holds the lock.
+/// The inode of the socket that listens at destination `number`, from a recent answer of the
+/// kernel. The caller holds the lock.
 pub(super) fn inode_at(number: u32, now: u64) -> Option<u64> {
     let destination = Destination::numbered(number)?;
     let (inode, asked_ns) = ANSWERS.get(number.checked_sub(1)? as usize)?;
@@ -36,7 +37,7 @@ fn ask(destination: Destination) -> Option<u64> {
     inode_in(answer.get(..len)?, TCP_LISTEN)
 }
 
-/// Which socket is to have a SYN from this host to the destination.
+/// The query: which socket would get a SYN from this host to the destination?
 fn question(destination: Destination) -> [u8; TCP_QUESTION_BYTES] {
     let (to, from) = addresses(destination);
     let to = (to, destination.port());
@@ -44,8 +45,8 @@ fn question(destination: Destination) -> [u8; TCP_QUESTION_BYTES] {
     question.bytes(0, libc::NLM_F_REQUEST)
 }
 
-/// Where a SYN goes to, and an address of the same kind where it may come from; IPv4 in the first
-/// four bytes.
+/// The address to which a SYN goes, and an address of the same family from which it may come; IPv4
+/// in the first four bytes.
 fn addresses(destination: Destination) -> ([u8; 16], [u8; 16]) {
     let to = destination.ip();
     let mut from = [0; 16];
@@ -96,14 +97,14 @@ mod tests {
                 continue; // A host without IPv6.
             };
             let port = listener.local_addr().expect("bound").port();
-            // A connection of that address is not what is asked for.
+            // A connection with that address must not be the answer.
             let name = SocketAddr::new(connects.parse().expect("an address"), port);
             let _connection = TcpStream::connect(name).expect(&context);
             let there = destination(connects, port);
             let inode = Some(inode_of(&listener));
             assert_eq!(ask(there), inode, "{context}");
             drop(listener);
-            // By now the port may be somebody else's.
+            // Another socket may have the port by now.
             assert_ne!(ask(there), inode, "{context}");
         }
     }

@@ -13,19 +13,19 @@
 //!   retirement;
 //! - [`parking`]: the last close of a turn; [`claiming`]: `connect`; [`accepting`]: `accept`;
 //!   [`spares`]: the sockets that `connect` has replaced, for `socket`;
-//! - [`listener`]: the one listener whose connections may come by carriers; [`published`]: what
-//!   others ask of it;
-//! - [`seeds`]: how a carrier begins; [`burst`]: when none is to begin; [`destinations`]: where it
-//!   leads to; [`listening`]: who listens there; [`opening`] and [`withheld`]: carriers by which
-//!   the engine connects;
+//! - [`listener`]: the one listener whose connections may come by carriers; [`published`]: its
+//!   state, readable without the lock;
+//! - [`seeds`]: how a carrier begins; [`burst`]: when none begins; [`destinations`]: the addresses
+//!   to which carriers lead; [`listening`]: the sockets that listen there; [`opening`] and
+//!   [`withheld`]: carriers to the engine's relay;
 //! - [`turns`]: the questions that transfers ask; [`returning`] and [`reconnecting`]: a connection
-//!   that nobody accepted goes back to the kernel;
+//!   that was not accepted goes back to the kernel;
 //! - [`evidence`]: whether a program waits where the library sees it; [`unseen_waits`] and
-//!   [`unread_watch`]: a connection of a program that does not, after all.
+//!   [`unread_watch`]: connections of a program that does not.
 //!
-//! One lock guards all that is parked. It is taken in `connect`, `accept` and `close` only, outside
-//! of all other locks. The protocols between the processes are `toehold_stream::express`, decided
-//! in `docs/decisions/0023-express.md`.
+//! One lock guards all parked carriers. It is taken only in `connect`, `accept` and `close`, before
+//! all other locks. The protocols between the processes are `toehold_stream::express`, decided in
+//! `docs/decisions/0023-express.md`.
 
 pub(crate) mod accepting;
 mod burst;
@@ -59,21 +59,21 @@ use crate::process::descriptors::{self, Unconnected};
 use crate::process::{self, table};
 use crate::system::sys;
 
-/// Express is on: as the process was told, or as a rule of the operator's says.
+/// Express is on, by the option of the process or by a rule of the operator.
 static WANTED: AtomicBool = AtomicBool::new(false);
-/// The process was told that express is on when it started.
+/// Express is on by the option with which the process was started.
 static TOLD: AtomicBool = AtomicBool::new(false);
-/// Express is off, whatever a rule says.
+/// Express is off for good, whatever a rule says.
 static IS_OVER: AtomicBool = AtomicBool::new(false);
-/// This process has waited for the adapter to say what the rules say.
+/// This process has waited once for the adapter's rules.
 static HAS_AWAITED_RULE: AtomicBool = AtomicBool::new(false);
-/// Connections that the program has made, by the kernel.
+/// Connections that the program has made through the kernel.
 static CONNECTS: AtomicU32 = AtomicU32::new(0);
-/// Held while anything that is parked, or the listener, changes.
+/// Held while the parked carriers or the listener change.
 static LOCK: Mutex = Mutex::new();
 
-/// Has short connections go by carriers that were used before; with `always`, every connection is
-/// to become a carrier. Before `main`.
+/// Makes short connections use parked carriers. With `always`, every connection should become a
+/// carrier. Called before `main`.
 pub fn want_express(always: bool) {
     if always {
         published::choose_all();
@@ -83,19 +83,18 @@ pub fn want_express(always: bool) {
     WANTED.store(true, Ordering::Relaxed);
 }
 
-/// True when short connections may go by parked carriers.
+/// True when short connections may use parked carriers.
 #[inline]
 pub(crate) fn is_on() -> bool {
     WANTED.load(Ordering::Relaxed)
 }
 
-/// As [`is_on`], for calls that change something: not in a `vfork` child. It asks the kernel.
+/// As [`is_on`], for calls that change something: false in a `vfork` child. Makes a system call.
 pub(crate) fn may_act() -> bool {
     is_on() && process::is_started() && !process::borrowed_memory()
 }
 
-/// The process is about to do something that parked carriers must not see: a fork, an exec. Nothing
-/// is parked afterwards.
+/// Retires all parked carriers before a fork or an exec.
 pub(crate) fn stop() {
     if !may_act() {
         return;
@@ -104,8 +103,8 @@ pub(crate) fn stop() {
     give_all_up();
 }
 
-/// Express is over in this process: before a change of namespaces. The caller has asked whether
-/// memory is borrowed.
+/// Ends express in this process, before a change of namespaces. The caller has checked that memory
+/// is not borrowed.
 pub(crate) fn end() {
     if IS_OVER.swap(true, Ordering::Relaxed) || !is_on() {
         return;
@@ -113,19 +112,20 @@ pub(crate) fn end() {
     let _held = LOCK.lock();
     listener::forget_all();
     give_all_up();
-    // With the lock held: whoever waits for it to park or to claim asks again.
+    // Stored with the lock held: a thread that waits for the lock to park or to claim checks the
+    // word again.
     WANTED.store(false, Ordering::Relaxed);
 }
 
-/// Nothing is parked or kept any more. The caller holds the lock.
+/// Retires all carriers and closes all spare sockets. The caller holds the lock.
 fn give_all_up() {
     listener::stop();
     carriers::retire_all();
     spares::end_epoch();
 }
 
-/// Does as a rule of the operator's says, or without one as the process was told when it started.
-/// False when another thread is at work: to be called again.
+/// Follows the operator's rule, or without a rule the option with which the process was started.
+/// False when another thread holds the lock: call again later.
 pub(crate) fn follow_rule(rule: Rule) -> bool {
     let is_wanted = match rule {
         Rule::On => true,
@@ -139,7 +139,7 @@ pub(crate) fn follow_rule(rule: Rule) -> bool {
         return false;
     };
     if !is_wanted {
-        // Nobody tells of listeners that are closed from here on.
+        // From now on nobody records that a listener is closed, so all are forgotten.
         listener::forget_all();
         give_all_up();
     }
@@ -147,8 +147,8 @@ pub(crate) fn follow_rule(rule: Rule) -> bool {
     true
 }
 
-/// The program listens: its listener is served from the beginning or never, so the adapter's word
-/// is awaited here, for a moment and once.
+/// The program listens. A listener is served from its beginning or never, so this waits once, for a
+/// moment, for the adapter's rules.
 pub(crate) fn learn_rule() {
     const AWAITED_NS: u64 = 20_000_000;
     const LOOK_NS: u64 = 200_000;
@@ -168,15 +168,16 @@ pub(crate) fn learn_rule() {
     follow_rule(rule());
 }
 
-/// The program closes `fd`, which is no connection. A `connect` of another thread may be about to
-/// put a carrier there: it has done so, or finds nothing known of the number. `None` when it has.
+/// The program closes `fd`, which is not a connection. Another thread's `connect` may be about to
+/// put a carrier there. Either it has already done so, and this returns `None`; or it will find
+/// that the number is not known any more.
 pub(crate) fn forget_unconnected(fd: i32) -> Option<Unconnected> {
     let _held = descriptors::may_be_replaced(fd).then(|| LOCK.lock());
     descriptors::forget_unconnected(fd)
 }
 
-/// The kernel has connected the program once more. A client of many short connections becomes known
-/// to the adapter, whose rules may speak of it.
+/// Counts a connection that the kernel has made for the program. A client with many short
+/// connections introduces itself to the adapter, because a rule may apply to it.
 pub(crate) fn note_connect() {
     const CONNECTS_MIN: u32 = 16;
     if CONNECTS.fetch_add(1, Ordering::Relaxed) == CONNECTS_MIN {
@@ -190,7 +191,7 @@ pub(crate) fn forked() {
     listener::forked();
 }
 
-/// Gives up descriptors of which the program has none left: true when there were any.
+/// Releases parked descriptors, because the program has none left. True when there were any.
 pub(crate) fn make_room() -> bool {
     may_act() && {
         let _held = LOCK.lock();
@@ -198,7 +199,7 @@ pub(crate) fn make_room() -> bool {
     }
 }
 
-/// How long a sleep may last: until a parked carrier is to be retired, or a turn looked at.
+/// Limits a sleep to the time when a parked carrier must be retired or a turn looked at.
 pub(crate) fn limit(left: Option<u64>) -> Option<u64> {
     let retirement = match carriers::are_any() {
         true => carriers::next_retirement_ns(),
@@ -209,13 +210,13 @@ pub(crate) fn limit(left: Option<u64>) -> Option<u64> {
     limits.into_iter().flatten().min()
 }
 
-/// As [`limit`], of a sleep on one connection: until a turn is to be looked at.
+/// As [`limit`], for a sleep on one connection: the time until a turn must be looked at.
 pub(crate) fn look_limit_ns() -> Option<u64> {
     unread_watch::limit_ns()
 }
 
-/// Retires what has been parked for too long, what has ended, and what the adapter wants back;
-/// looks at turns when it is time to.
+/// Retires carriers that have been parked for too long, that have ended, or whose channels the
+/// adapter wants back. Looks at watched turns when it is time.
 pub(crate) fn look_after() {
     let is_due = unread_watch::is_due();
     let is_idle = !carriers::are_any() && !spares::are_any() && !listener::is_paused();
@@ -245,7 +246,7 @@ mod tests {
         thread::scope(|scope| {
             let held = LOCK.lock();
             let closer = scope.spawn(|| forget_unconnected(FD));
-            // It comes to the lock meanwhile, or does so later and finds the connection.
+            // The other thread reaches the lock meanwhile, or later, and then finds the connection.
             thread::sleep(Duration::from_millis(5));
             let before = descriptors::begin_connection(FD, 7, 3);
             assert!(matches!(before, descriptors::Noted::Unconnected(_)));

@@ -1,4 +1,4 @@
-//! Carriers by which the engine connects: they lead to its relay.
+//! Carriers for connections through the engine: they lead to its relay.
 //!
 //! ```text
 //!   connect ─► a parked carrier ─► claimed, with a connect preamble beside it ─► the relay's queue
@@ -8,8 +8,9 @@
 //!                                                                          is one
 //! ```
 //!
-//! A seed asks for its channel together with its preamble, so its remote and its channel are made
-//! at the same time, and nobody waits here. The engine answers when it has its end of the channel.
+//! A seed asks for its channel together with its preamble. So the connection to the remote and the
+//! channel are made at the same time, and no thread waits here. The engine answers when it has its
+//! end of the channel.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -29,7 +30,7 @@ use crate::system::sys;
 const BETWEEN_SEEDS_NS: u64 = 1_000_000;
 static NEXT_SEED_NS: AtomicU64 = AtomicU64::new(0);
 
-/// The program's socket, if it is as new and a carrier may take its place.
+/// The state of the program's socket, if the socket is unused and a carrier may take its place.
 pub(crate) fn fresh(fd: i32) -> Option<u64> {
     if !is_on() {
         return None;
@@ -37,19 +38,20 @@ pub(crate) fn fresh(fd: i32) -> Option<u64> {
     descriptors::fresh(fd).filter(|_| may_act())
 }
 
-/// A connection that the engine is to make by a carrier of its own.
+/// A connection through the engine that gets a new carrier.
 #[derive(Clone, Copy)]
 pub(crate) struct Opening {
-    /// Of [`super::destinations`].
+    /// Number of its destination in [`super::destinations`].
     number: u32,
-    /// The user who made the socket.
+    /// The user that made the socket.
     user: u32,
-    /// The carrier is to serve further connections.
+    /// The carrier should serve further connections.
     pub(crate) is_seed: bool,
 }
 
 impl Opening {
-    /// A connection to `remote`, of a socket that is `fresh`, and whether it is a seed.
+    /// Describes a connection to `remote` with a socket whose state is `fresh`, and decides whether
+    /// it is a seed.
     pub(crate) fn to(remote: Address, fresh: u64) -> Option<Opening> {
         let destination = Destination::by_engine(remote, fresh & FRESH_V6 != 0);
         let number = {
@@ -70,7 +72,7 @@ impl Opening {
         })
     }
 
-    /// The connection waits for its answer from now on.
+    /// Called when the connection begins to wait for the engine's answer.
     pub(crate) fn begun(self, connection: &Connection) {
         let words = &connection.local.express;
         words.destination.store(self.number, Ordering::Relaxed);

@@ -1,8 +1,8 @@
-//! The end of a turn: the program closes its last number of a connection, and the carrier stays.
+//! The end of a turn: the program closes its last descriptor of a connection, and the carrier is
+//! parked.
 //!
-//! A turn that ends here was read to its end. Everything else that the kernel does at a close
-//! (bytes left unread, `SO_LINGER`, a half that was shut) is left to the kernel: such a carrier is
-//! closed with its connection.
+//! A turn ends here only if all its bytes were read. In all other cases (unread bytes, `SO_LINGER`,
+//! a direction that was shut) the kernel does the close: the carrier is closed with its connection.
 
 use core::sync::atomic::Ordering;
 
@@ -29,13 +29,13 @@ use crate::process::descriptors::GENERATION_MASK;
 use crate::system::sys;
 use crate::waiting::seen_waits;
 
-/// A connection of which any is set ends with its carrier.
+/// A connection with any of these flags ends together with its carrier.
 const NOT_PARKED: u32 =
     FLAG_PINNED | FLAG_SHUT_TX | FLAG_SHUT_RX | FLAG_INHERITED | FLAG_CONNECTING | FLAG_REFUSED;
 
-/// The program closes its last number of `connection`. True when the carrier is parked: the
-/// connection has ended then, and all that is left to be done is to close the number. The caller
-/// has asked whether memory is borrowed.
+/// The program closes its last descriptor of `connection`. True when the carrier is parked: then
+/// the connection has ended, and the caller only has to close the descriptor. The caller has
+/// checked that memory is not borrowed.
 pub(crate) fn park(connection: &Connection) -> bool {
     let words = &connection.local.express;
     let flags = connection.entry.flags.load(Ordering::Relaxed);
@@ -83,7 +83,7 @@ pub(crate) fn park(connection: &Connection) -> bool {
         published::count(Event::InUse);
         return false;
     };
-    // From here on no descriptor and no thread reaches the connection.
+    // From now on no descriptor leads to the connection, and no thread finds it.
     descriptors::forget(connection.fd);
     connection.local.descriptors.store(0, Ordering::Relaxed);
     match put_away(&parked, role, instance, high) {
@@ -93,7 +93,7 @@ pub(crate) fn park(connection: &Connection) -> bool {
     true
 }
 
-/// True when there is a use for the carrier, and room.
+/// True when the carrier can be used again, and there is room.
 fn is_wanted(words: &Words, role: Role, has_instance: bool) -> bool {
     let has_listener = role == Role::Connecting || has_instance;
     published::holds(has_listener, Event::NoListener)
@@ -101,7 +101,7 @@ fn is_wanted(words: &Words, role: Role, has_instance: bool) -> bool {
         && published::holds(is_current(words, role), Event::TooOld)
 }
 
-/// True when the program was seen waiting for the connection, and for others like it.
+/// True when the program was seen waiting for this connection and for similar ones.
 fn is_seen(connection: &Connection, role: Role, end: &End<'_>) -> bool {
     let is_seen = is_known(connection, end);
     if !is_seen {
@@ -111,13 +111,14 @@ fn is_seen(connection: &Connection, role: Role, end: &End<'_>) -> bool {
     published::holds(may_go_on, Event::Unseen)
 }
 
-/// Puts a carrier, of which `high` is the number from now on, among the parked ones. False when the
-/// listener's `instance` cannot have it: it has ended then, but for that number.
+/// Adds a carrier to the parked ones; from now on `high` is its descriptor. False when it cannot be
+/// registered with the listener's `instance`: then the carrier has ended, and only that descriptor
+/// is still open.
 fn put_away(parked: &Connection, role: Role, instance: Option<u32>, high: i32) -> bool {
     let keeps = match (instance, carriers::leads_to_relay(parked)) {
         (Some(instance), _) => Keeps::Of(instance),
         (None, false) => Keeps::Any,
-        // The next connection is not the program's before the engine has answered.
+        // The program does not get the next connection before the engine has answered.
         (None, true) => Keeps::None,
     };
     let is_registered = parked::put_away(parked, high, keeps);
@@ -137,8 +138,8 @@ fn put_away(parked: &Connection, role: Role, instance: Option<u32>, high: i32) -
     true
 }
 
-/// True when a carrier is not too old for another turn, and is as a new connection would be: of the
-/// user that makes sockets now, or with the options of the listener.
+/// True when a carrier is not too old for another turn, and equals a new connection: it belongs to
+/// the current user (connecting end), or has the listener's current options (accepting end).
 fn is_current(words: &Words, role: Role) -> bool {
     let is_as_new = match role {
         Role::Connecting => words.user.load(Ordering::Relaxed) == spares::user(),
@@ -147,11 +148,11 @@ fn is_current(words: &Words, role: Role) -> bool {
     is_as_new && carriers::is_young(words, sys::now_ns())
 }
 
-/// True when nothing speaks against parking the carrier, as far as can be seen without a lock.
+/// True when the carrier may be parked, as far as that can be seen without a lock.
 fn is_fit(connection: &Connection, end: &End<'_>) -> bool {
     let (entry, local) = (connection.entry, connection.local);
     let is_over = turns::is_over(connection, end);
-    // Of a turn that the peer has ended, the carrier has told nothing.
+    // If the peer has ended the turn, the hints do not come from the carrier.
     let is_quiet = entry.rx_hints.load(Ordering::Relaxed) == 0 || is_over;
     let wake = &end.theirs().wake;
     let flags = entry.flags.load(Ordering::Relaxed);
@@ -177,8 +178,8 @@ fn is_fit(connection: &Connection, end: &End<'_>) -> bool {
         && published::holds(is_open, Event::PeerEnded)
 }
 
-/// True when the program was seen waiting for the connection, or there was nothing to wait for: it
-/// will not miss the bytes of a connection that it handles in the same way.
+/// True when the program was seen waiting for the connection, or there was nothing to wait for.
+/// Then it will not miss the bytes of a similar connection.
 fn is_known(connection: &Connection, end: &End<'_>) -> bool {
     let (entry, words) = (connection.entry, &connection.local.express);
     let received = entry.rx_ring.load(Ordering::Relaxed).shown()
@@ -190,8 +191,8 @@ fn is_known(connection: &Connection, end: &End<'_>) -> bool {
     seen_waits::is_seen(connection.local) || has_waited_in_calls || had_nothing_to_wait_for
 }
 
-/// The program's connection ends. `None` when another thread is at work on it, or bytes are left
-/// unread: then nothing has changed.
+/// Ends the program's connection. `None` when another thread uses it, or bytes are unread; then
+/// nothing has changed.
 fn end_turn(connection: &Connection, end: &End<'_>) -> Option<Connection> {
     let entry = connection.entry;
     let _rx = lock::try_lock(&entry.rx_lock)?;
@@ -211,7 +212,8 @@ fn end_turn(connection: &Connection, end: &End<'_>) -> Option<Connection> {
     Some(live_on(connection))
 }
 
-/// The next life of an entry: whoever looked its descriptor up before does not reach it.
+/// Gives an entry its next generation: a thread that looked its descriptor up before does not reach
+/// it any more.
 pub(super) fn live_on(connection: &Connection) -> Connection {
     let entry = connection.entry;
     let next = connection.generation.wrapping_add(1) & GENERATION_MASK as u32;
@@ -225,24 +227,24 @@ pub(super) fn live_on(connection: &Connection) -> Connection {
     connection
 }
 
-/// Tells the peer that the turn has ended. `parked` still has the program's number.
+/// Tells the peer that the turn has ended. `parked` still has the program's descriptor.
 fn tell(parked: &Connection, end: &End<'_>) {
     let Some(turn) = turns::turn_of(parked.entry) else {
         return;
     };
     let tx = takeover::lock_sending(parked);
-    // An engine has said that its remote has finished, and waits for us to.
+    // The engine has said that its remote has finished, and waits for our end.
     let is_to_engine = parked.entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD != 0;
     let is_last = end.turns().is_ended_by_peer(turn) && !is_to_engine;
-    // No FIN wakes a program that waits past the library. The one that accepts has probably not
-    // come to its first wait yet, and will hear of the end there.
+    // No FIN wakes a program that waits past the library. An accepting program has probably not
+    // reached its first wait yet, and will learn of the end there.
     let is_accepted = parked.entry.flags.load(Ordering::Relaxed) & FLAG_ACCEPTED != 0;
     let may_be_late = !is_accepted && !end.turns().is_peer_seen(turn);
     let is_heard = end.is_end_heard(turn);
     end.end_turn(turn);
     if tx.is_none() || is_last {
-        // A peer that has closed it waits for nothing on it: the bits of its end lead to its
-        // listener.
+        // A peer that has closed the turn does not wait on the carrier: the bits of its end lead to
+        // its listener.
         return;
     }
     if may_be_late {

@@ -1,6 +1,6 @@
-//! The state of express that is published: it changes under the lock of express, and others read it
-//! without that lock. It has the listener that parked carriers serve, the listener's queues, and
-//! whether a parked carrier has ended.
+//! The part of express's state that is read without its lock, and changes only under it: the
+//! listener that parked carriers serve, the listener's queues, and whether a parked carrier has
+//! ended.
 
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -10,19 +10,19 @@ use toehold_channel::express::{ENTRIES_MAX, Event};
 use crate::memory::pairs::Pair;
 use crate::process::table;
 
-/// The one that parked carriers serve, plus one; 0 for none.
+/// The descriptor of the listener that parked carriers serve, plus one; 0 for none.
 pub(super) static FD: AtomicI32 = AtomicI32::new(0);
 pub(super) static BACKLOG: AtomicU32 = AtomicU32::new(0);
 /// The registration of that listener.
 pub(super) static REGISTRATION: AtomicU32 = AtomicU32::new(0);
 /// The epoll instance of that listener.
 pub(super) static INSTANCE: AtomicU32 = AtomicU32::new(0);
-/// This process has had one, which is used in a way that we cannot answer.
+/// This process has had a listener that it uses in a way that the library cannot answer.
 pub(super) static IS_OVER: AtomicBool = AtomicBool::new(false);
 
-/// Peer processes that can have connections waiting at a time.
+/// The most peer processes that can have waiting connections at a time.
 pub(super) const PAIRS_MAX: usize = 64;
-/// Connections that all of them together can have waiting at a time.
+/// The most connections of all peers that can wait at a time.
 pub(super) const WAITING_MAX: usize = PAIRS_MAX * ENTRIES_MAX;
 pub(super) static PAIRS: [AtomicPtr<Pair>; PAIRS_MAX] =
     [const { AtomicPtr::new(null_mut()) }; PAIRS_MAX];
@@ -30,7 +30,8 @@ pub(super) static COUNT: AtomicU32 = AtomicU32::new(0);
 /// The queue that is asked first.
 pub(super) static ROUND: AtomicU32 = AtomicU32::new(0);
 
-/// A connection that was taken out of a queue, and found no number: its pair, slot above turn.
+/// A connection that was taken out of a queue, but for which there was no free descriptor: its
+/// pair, and its slot (upper half) and turn (lower half).
 pub(super) static KEPT: (AtomicPtr<Pair>, AtomicU64) =
     (AtomicPtr::new(null_mut()), AtomicU64::new(0));
 /// Registration of the carrier that was parked last.
@@ -90,7 +91,7 @@ pub(crate) fn last_parked() -> u32 {
     LAST_PARKED.load(Ordering::Relaxed)
 }
 
-/// A parked carrier's end was seen: it is to be retired.
+/// Records that the end of a parked carrier was seen: the carrier must be retired.
 pub(crate) fn note_end() {
     HAS_ENDED.store(true, Ordering::Relaxed);
 }
@@ -101,12 +102,12 @@ pub(crate) fn has_ended() -> bool {
     HAS_ENDED.load(Ordering::Relaxed)
 }
 
-/// As [`has_ended`], once.
+/// As [`has_ended`], and clears the mark.
 pub(super) fn take_ended() -> bool {
     HAS_ENDED.swap(false, Ordering::Relaxed)
 }
 
-/// Every connection is chosen as a seed, whatever comes of it.
+/// Makes every connection a seed, even after seeds have failed.
 pub(super) fn choose_all() {
     ALL.store(true, Ordering::Relaxed);
 }
@@ -128,7 +129,7 @@ pub(super) fn count_more(event: Event, count: u64) {
     }
 }
 
-/// True when `is_so`; otherwise counts why not.
+/// Returns `is_so`; if it is false, counts the reason `otherwise`.
 pub(super) fn holds(is_so: bool, otherwise: Event) -> bool {
     if !is_so {
         count(otherwise);

@@ -1,4 +1,4 @@
-//! A connection that nobody has accepted, once more by the kernel: a new socket, and the bytes.
+//! Makes a connection that was not accepted again through the kernel: a new socket, and the bytes.
 
 use core::sync::atomic::Ordering;
 
@@ -11,11 +11,11 @@ use super::{destinations, turns};
 use crate::connection::Connection;
 use crate::system::sys;
 
-/// How long the kernel may take to connect, and to take the bytes: on one host it is at once,
+/// How long the kernel may take to connect, and to take the bytes. On one host both are immediate,
 /// unless the listener's queue is full.
 const LIMIT_NS: u64 = 1_000_000_000;
 
-/// The program has closed a connection that nobody has accepted: its bytes are to arrive.
+/// The program has closed a connection that was not accepted. Its bytes must still arrive.
 pub(super) fn deliver(carrier: &Connection) {
     let Some(end) = carrier.end() else { return };
     if sent(carrier, &end) > 0
@@ -31,8 +31,9 @@ pub(super) fn sent(connection: &Connection, end: &End<'_>) -> u64 {
     end.entry.tx_ring.load(Ordering::Relaxed).shown() - began_at
 }
 
-/// A new connection to the same address, with the bytes of this one. `None` when there can be none:
-/// the peer has accepted it after all, or nobody listens, or bytes have gone another way.
+/// Makes a new connection to the address of this one, and sends its bytes. `None` when that is not
+/// possible: the peer has accepted the connection after all, or no program listens, or some bytes
+/// were sent on the carrier.
 pub(super) fn connect(connection: &Connection, end: &End<'_>) -> Option<i32> {
     let (entry, words) = (connection.entry, &connection.local.express);
     let turn = turns::turn_of(entry)?;
@@ -65,7 +66,7 @@ pub(super) fn connect(connection: &Connection, end: &End<'_>) -> Option<i32> {
     Some(socket)
 }
 
-/// Sends what is in our ring.
+/// Sends the bytes of our ring on `socket`.
 fn send_again(connection: &Connection, end: &End<'_>, socket: i32) -> bool {
     let began_at = connection.local.express.began_at.load(Ordering::Relaxed);
     let log2 = connection.entry.tx_capacity_log2.load(Ordering::Relaxed);

@@ -1,11 +1,11 @@
-//! A connection that nobody has accepted goes back to the kernel.
+//! A connection that was not accepted goes back to the kernel.
 //!
-//! The process that was to accept it has closed its listener, is another program by now, or is
-//! dead. The kernel's queue belongs to all processes that share a listener, and would have given
-//! the connection to another of them. All that our program has sent is still in the ring, because
-//! nobody has read it. So the library connects again, by the kernel, sends the bytes once more, and
-//! puts the new socket in the place of the carrier. Where nobody listens any more, the program
-//! meets the reset that it would have met.
+//! The peer process has closed its listener, has replaced its program, or is dead. The kernel's
+//! queue belongs to all processes that share a listener, so the kernel would have given the
+//! connection to another of them. All bytes that our program has sent are still in the ring,
+//! because no program has read them. So the library connects again through the kernel, sends the
+//! bytes again, and puts the new socket in the place of the carrier. If no program listens any
+//! more, our program sees a reset, as without the library.
 
 use core::sync::atomic::Ordering;
 
@@ -19,12 +19,12 @@ use crate::epoll::{control, instance, orphans, parked};
 use crate::process::descriptors;
 use crate::system::sys;
 
-/// Registrations that a connection takes along.
+/// The most registrations that move to the new socket.
 const REGISTRATIONS_MAX: usize = 8;
-/// Numbers that it takes along.
+/// The most descriptors that move to the new socket.
 const NUMBERS_MAX: usize = 8;
 
-/// Options that the program may have set, which the new socket gets, too.
+/// Options that are copied to the new socket, because the program may have set them.
 const OPTIONS: [(i32, i32); 8] = [
     (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
     (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE),
@@ -36,13 +36,13 @@ const OPTIONS: [(i32, i32); 8] = [
     (libc::IPPROTO_IP, libc::IP_TOS),
 ];
 
-/// Brings the connection back. False when that cannot be: it is reset. No lock of the connection's
-/// is held.
+/// Brings the connection back to the kernel. False when that fails: then the connection is reset.
+/// No lock of the connection is held.
 #[cold]
 pub(crate) fn go(connection: &Connection) -> bool {
     let _held = LOCK.lock();
     if !connection.is_current() {
-        // Another thread has done it.
+        // Another thread has already brought it back.
         return connection::at(connection.fd).is_some_and(|now| now.continues(connection));
     }
     let Some(end) = connection.end() else {
@@ -59,7 +59,7 @@ pub(crate) fn go(connection: &Connection) -> bool {
     let flags = connection.entry.flags.load(Ordering::Relaxed);
     take_along(connection, socket);
     if !hold(connection, &numbers[..count]) {
-        // The bytes arrive, as those of any connection that is closed.
+        // The bytes still arrive, as after any close.
         sys::close(socket);
         return false;
     }
@@ -91,8 +91,9 @@ pub(crate) fn go(connection: &Connection) -> bool {
     true
 }
 
-/// The numbers are to be another socket's: who closes one from here on waits for the lock of
-/// express. False when another thread closes one already, whose number may be another file's.
+/// Makes a thread that closes one of these descriptors wait for the lock of express, because
+/// another socket is going to have the numbers. False when another thread is already closing one of
+/// them; its number may belong to another file.
 fn hold(connection: &Connection, numbers: &[i32]) -> bool {
     let (index, generation) = (connection.index, connection.generation);
     let is_held = |fd: &&i32| descriptors::hold_for_replacement(**fd, index, generation);
@@ -106,7 +107,7 @@ fn hold(connection: &Connection, numbers: &[i32]) -> bool {
     is_all
 }
 
-/// The program's numbers of a connection: how many.
+/// Writes the program's descriptors of a connection to `out`. Returns how many there are.
 fn numbers_of(connection: &Connection, out: &mut [i32]) -> usize {
     out[0] = connection.fd;
     if connection.local.descriptors.load(Ordering::Relaxed) <= 1 {

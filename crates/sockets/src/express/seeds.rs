@@ -1,23 +1,23 @@
 //! How a carrier begins: an ordinary connection whose ends pair it at once.
 //!
-//! Both ends choose the same connections without a word, by a hash of the client's port. The client
-//! asks for a partner in `connect`, the server in `accept`. Both wait a moment, until both have
-//! attached and both directions are rings, before the program's first byte: then the connection's
-//! end can be that of a turn.
+//! Both ends choose the same connections without a message, by a hash of the client's port. The
+//! client asks for a partner in `connect`, the server in `accept`. Both wait for a moment, before
+//! the program's first byte, until both have attached and both directions are rings. Only then can
+//! the connection end as a turn.
 //!
-//! With each carrier that it has made an end chooses twice as many ports, as long as no carrier is
-//! parked. After each wait in vain it chooses half as many. (When one carrier made it choose every
-//! port, a server waited in vain for the connections that were in its queue by then, whose client
-//! had chosen few. Then it chose hardly any, while the client had begun to choose every port.) The
-//! ports of a smaller choice are among those of a larger one, so both ends always choose some of
-//! the same ports. (With a pause after each failure they came apart: each end was in its pause
-//! while the other waited.) The choice is the family's: a client that has met one worker of a
-//! server would wait in vain for another worker that still chose few. The time that a process waits
-//! is limited, too: a short time at once, and a small share of all time. One thread of a client
-//! waits at a time, and none in a [`burst`](super::burst).
+//! After each carrier that an end has made, it chooses twice as many ports, as long as no carrier
+//! is parked. After each wait in vain it chooses half as many. (An earlier version chose every port
+//! after one carrier. Then a server waited in vain for connections that were already in its queue,
+//! whose client had chosen few ports. After that it chose hardly any ports, while the client had
+//! begun to choose all.) The ports of a smaller choice are a subset of those of a larger one, so
+//! both ends always have some ports in common. (An earlier version paused after each failure. Then
+//! each end was in its pause while the other waited.) The whole family has one choice: otherwise a
+//! client that has met one worker of a server would wait in vain for another worker with a smaller
+//! choice. The waiting time of a process is limited, too: a short time at once, and a small share
+//! of all time. Only one thread of a client waits at a time, and none in a [`burst`](super::burst).
 //!
-//! Only where ordinary connections have shown that the program waits through the library
-//! ([`evidence`]).
+//! Seeds are asked for only if ordinary connections have shown that the program waits through the
+//! library ([`evidence`]).
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -40,32 +40,34 @@ use crate::process::{descriptors, table};
 use crate::system::sys;
 use crate::waiting::seen_waits;
 
-/// An end chooses one in so many ports at first, as a power of two.
+/// At first an end chooses one port in `2^LEVEL_FIRST`.
 const LEVEL_FIRST: u32 = 4;
 /// As [`LEVEL_FIRST`], after many waits in vain.
 const LEVEL_MAX: u32 = 10;
-/// The client waits for the server to accept and to ask. Known is a server that has done so before:
-/// connections of ours may wait in its queue before this one.
+/// How long the client waits for the server to accept and to ask. The longer time is for a known
+/// server, which has done so before: other connections of this client may be in its queue before
+/// this one.
 const CONNECTING_NS: u64 = 3_000_000;
 const CONNECTING_KNOWN_NS: u64 = 4_000_000;
-/// The client has asked before the server accepts, or does not ask.
+/// How long the server waits. A client that asks has already asked when the server accepts.
 const ACCEPTING_NS: u64 = 1_000_000;
 const ACCEPTING_KNOWN_NS: u64 = 2_000_000;
-/// The client may be between its `connect` and its question.
+/// How long the server waits when the adapter knows no request: the client may be between its
+/// `connect` and its request.
 const REFUSED_NS: u64 = 150_000;
-/// So many connections of clients that still chose fewer ports may be in a server's queue.
+/// How many connections of clients that still chose fewer ports may be in a server's queue.
 const QUEUED_MAX: u32 = 8;
-/// All waits of an end together last so long at most, and this share of the time that passes
-/// besides, as a power of two.
+/// Limit of all waits of an end together: this time, plus this share (as a power of two) of the
+/// time that passes.
 const BURST_NS: u64 = 50_000_000;
 const TIME_SHARE_LOG2: u32 = 8;
-/// Of a wait that made a carrier so much counts, as a power of two: the connections that follow on
-/// it make good for the rest. Without that a client of 16 threads uses up its time before it has
-/// carriers for all of them, when the host is busy.
+/// The share of a successful wait that counts, as a power of two. The following connections on the
+/// carrier make up for the rest. Without this rule, on a busy host, a client with 16 threads uses
+/// up its time before all threads have carriers.
 const CARRIER_SHARE_LOG2: u32 = 2;
-/// One look at the adapter's word.
+/// Time between two looks at the adapter's answer.
 const LOOK_NS: u64 = 30_000;
-/// So many looks at the other end's progress follow each other without a sleep.
+/// How many looks at the other end's progress follow each other without a sleep.
 const YIELDS_MAX: u32 = 8;
 
 /// The choice of an end after a wait at `level`.
@@ -76,7 +78,7 @@ fn next_level(level: u32, is_carrier: bool) -> u32 {
     }
 }
 
-/// So much of an end's time for waits is used up by one.
+/// How much of an end's waiting time one wait uses up.
 fn counted_ns(waited_ns: u64, is_carrier: bool) -> u64 {
     match is_carrier {
         true => waited_ns >> CARRIER_SHARE_LOG2,
@@ -84,18 +86,18 @@ fn counted_ns(waited_ns: u64, is_carrier: bool) -> u64 {
     }
 }
 
-/// How one role has fared in this process. The choice of ports is the family's
+/// The history of one role in this process. The choice of ports belongs to the family
 /// (`Header::seed_levels`).
 struct Share {
     role: Role,
-    /// Time that was spent on waits, less the share of the time that passed meanwhile.
+    /// Time spent on waits, minus the share of the time that has passed.
     spent_ns: AtomicU64,
-    /// When that was reckoned.
+    /// When `spent_ns` was last updated.
     reckoned_ns: AtomicU64,
     burst: Burst,
-    /// Until then a thread waits at most, at the connecting end; 0 for none.
+    /// At the connecting end: the time until which a thread may wait; 0 when no thread waits.
     waits_until_ns: AtomicU64,
-    /// So many waits in vain say nothing, after a carrier was made: at the accepting end.
+    /// At the accepting end: how many waits in vain are ignored after a carrier was made.
     queued: AtomicU32,
 }
 
@@ -154,8 +156,8 @@ impl Share {
         spent < BURST_NS
     }
 
-    /// An end has waited since `started_ns`. False when so many have waited in vain that there is
-    /// little hope.
+    /// Records a wait that began at `started_ns`. False when so many waits were in vain that
+    /// further ones have little chance.
     fn note(&self, is_carrier: bool, started_ns: u64) -> bool {
         let waited = sys::now_ns().saturating_sub(started_ns);
         let counted = counted_ns(waited, is_carrier);
@@ -175,8 +177,8 @@ impl Share {
         is_carrier || before < LEVEL_MAX
     }
 
-    /// A wait was in vain. True when its connection may have been in the queue when the last
-    /// carrier was made, so that its client still chose fewer ports.
+    /// Called after a wait in vain. True when its connection may already have been in the queue
+    /// when the last carrier was made, so that its client still chose fewer ports.
     fn was_queued_before(&self) -> bool {
         let queued = self.queued.load(Ordering::Relaxed);
         self.queued
@@ -184,13 +186,14 @@ impl Share {
         queued != 0
     }
 
-    /// True when no other thread of this process waits: this one may, until then. A server accepts
-    /// one connection after the other. So of several that wait the last ones would give up before
-    /// their turn, and the server would wait in vain for each of them.
+    /// True when no other thread of this process waits. Then this thread may wait until `now +
+    /// limit_ns`. A server accepts one connection after another, so with several waiting threads
+    /// the last ones would give up before their turn, and the server would wait in vain for each of
+    /// them.
     fn waits_alone(&self, now: u64, limit_ns: u64) -> bool {
         let until = self.waits_until_ns.load(Ordering::Relaxed);
         let word = &self.waits_until_ns;
-        // Relaxed: nothing else is guarded by it. A child of a fork finds it free in time.
+        // Relaxed: it guards no other word. A forked child finds it expired after a while.
         let (told, seen) = (Ordering::Relaxed, Ordering::Relaxed);
         let is_ours = now >= until
             && word
@@ -199,10 +202,11 @@ impl Share {
         is_ours || published::are_all_chosen()
     }
 
-    /// How long an end waits: the usual time, or that for a peer that has become one before.
+    /// How long an end waits: the usual time, or the longer one for a peer with which it has made a
+    /// carrier before.
     fn limit_ns(&self, usual: u64, known: u64) -> u64 {
         match self.level() {
-            // The other end of a test will come.
+            // In a test the other end will certainly come.
             0 if published::are_all_chosen() => 3 * known,
             0 => known,
             _ => usual,
@@ -210,8 +214,8 @@ impl Share {
     }
 }
 
-/// A connection of that role has begun. True when it may be a seed, if its program is known to wait
-/// through the library.
+/// A connection of that role has begun. True when it may be a seed; `is_known` says whether its
+/// program is known to wait through the library.
 pub(super) fn may_ask(role: Role, is_known: bool) -> bool {
     SHARES[role as usize].may_ask(is_known)
 }
@@ -265,7 +269,8 @@ pub(crate) unsafe fn connected(fd: i32, fresh: u64, address: *const sockaddr, le
     }
 }
 
-/// Notes whose socket the connection is, that was `fresh` before. False when nobody knows any more.
+/// Records the user that made the connection's socket, whose state was `fresh`. False when that
+/// user is not known any more.
 fn is_of_user(connection: &Connection, fresh: u64) -> bool {
     let user = spares::user();
     connection.local.express.user.store(user, Ordering::Relaxed);
@@ -297,7 +302,7 @@ pub(crate) fn accepted(fd: i32, listener: i32) {
         return;
     }
     if sys::poll_now(fd, libc::POLLRDHUP) != 0 {
-        // The client has closed it, and waits no longer.
+        // The client has already closed the connection.
         return;
     }
     let started = sys::now_ns();
@@ -324,9 +329,9 @@ pub(crate) fn accepted(fd: i32, listener: i32) {
     }
 }
 
-/// A connection was paired at once. False when it is its carrier's last all the same: addresses are
-/// translated on the way, or another user's program has accepted it, and nobody knows at which
-/// socket.
+/// A connection was paired at once. False when its carrier cannot be used again: addresses are
+/// translated on the way, or another user's program has accepted the connection and its listener is
+/// not known.
 pub(super) fn becomes_carrier(connection: &Connection) -> bool {
     let words = &connection.local.express;
     words.made_ns.store(sys::now_ns(), Ordering::Relaxed);
@@ -361,9 +366,9 @@ fn port_in(address: &libc::sockaddr_storage) -> u16 {
     u16::from_be(port)
 }
 
-/// Pairs a new connection at once, one that was accepted at `listener` or has connected: true when
-/// both its directions are rings. It waits no longer than `limit_ns`; the accepting end no longer
-/// than [`REFUSED_NS`] when the adapter knows of no question of the client's.
+/// Pairs a new connection at once, which was accepted at `listener` or has connected. True when
+/// both its directions are rings. Waits at most `limit_ns`; the accepting end waits at most
+/// [`REFUSED_NS`] if the adapter has no request of the client.
 fn pair(connection: &Connection, listener: Option<i32>, limit_ns: u64) -> bool {
     // A test that wants every connection on a carrier waits for a busy host.
     let patience = if published::are_all_chosen() { 100 } else { 1 };
@@ -388,7 +393,7 @@ fn pair(connection: &Connection, listener: Option<i32>, limit_ns: u64) -> bool {
             }
             let has_come = sys::poll_for(adapter, libc::POLLIN, LOOK_NS) != 0;
             if has_come && !offers::offer_waits(connection) {
-                // For a connection of another thread, which has to run to take it.
+                // The offer is for a connection of another thread, which must run to take it.
                 give_way(adapter, &mut looks);
             }
         }
@@ -400,7 +405,8 @@ fn pair(connection: &Connection, listener: Option<i32>, limit_ns: u64) -> bool {
         let Some(end) = connection.inside() else {
             return false;
         };
-        // An end that has been in rings may have closed already: ours is to stay in them.
+        // The other end may already have closed after it was in rings: our direction must stay in
+        // its ring.
         if !turns::is_over(connection, &end) {
             switching::service(connection);
         }
@@ -416,9 +422,9 @@ fn pair(connection: &Connection, listener: Option<i32>, limit_ns: u64) -> bool {
     }
 }
 
-/// Between two looks: first another thread may run, then this one sleeps. The kernel may find that
-/// a thread that yields is the one to run all the same, for a whole time slice, and keep the
-/// adapter or the other end waiting for this processor.
+/// Waits between two looks: yields the first times, and later sleeps. After a yield the kernel may
+/// choose this thread again for a whole time slice, while the adapter or the other end waits for
+/// this processor.
 fn give_way(adapter: i32, looks: &mut u32) {
     *looks += 1;
     if *looks <= YIELDS_MAX {

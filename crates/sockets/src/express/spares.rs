@@ -1,14 +1,15 @@
-//! Sockets in whose place `connect` has put a carrier: `socket` gives them to the program again.
+//! Spare sockets: `connect` has replaced them with carriers, and `socket` gives them to the program
+//! again.
 //!
-//! To make a TCP socket and to destroy it costs the kernel ten times as much as all other calls of
+//! For the kernel, making and destroying a TCP socket costs ten times as much as all other calls of
 //! a connection on a used carrier. So the socket that a carrier replaces is kept, if the program
-//! has done nothing with it, and is the next one that the program makes. It is as new: no name, no
-//! option, no registration, no other number, and no other process has it.
+//! has done nothing with it, and the next `socket` call returns it. The socket is in its initial
+//! state: it has no name, no option, no registration and no duplicate, and no other process has it.
 //!
-//! A socket is of the user, the control group and the label of its making. So each is of an
-//! *epoch*, which ends with another user, and after some seconds. All that is kept is closed then,
-//! and before a fork, and sockets of an earlier epoch are not kept any more. With a user end the
-//! carriers, too, by which this process connects.
+//! The kernel gives a socket the user, the control group and the security label of its maker. So
+//! each socket belongs to an *epoch*, which ends when the user changes, or after some seconds. At
+//! the end of an epoch, and before a fork, all kept sockets are closed; sockets of an earlier epoch
+//! are not kept. When the user changes, the carriers with which this process connects end, too.
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -20,13 +21,14 @@ use crate::process::descriptors::{
 };
 use crate::system::{errno, sys};
 
-/// So many are kept at a time. Between `connect` and `socket` a thread has one.
+/// The most sockets that are kept at a time. Each thread between its `connect` and its next
+/// `socket` needs one.
 const KEPT_MAX: usize = 16;
-/// And one for so many carriers that may be parked.
+/// At most one socket is kept for this many carriers that may be parked.
 const PARKED_SHARE: u32 = 8;
-/// An epoch lasts so long at most: as long as a carrier.
+/// The longest time of an epoch: as long as a carrier lives.
 const EPOCH_NS: u64 = 10_000_000_000;
-/// One that was kept for so long is not wanted.
+/// A socket that was kept for this long is closed.
 const IDLE_NS: u64 = 2_000_000_000;
 
 /// Words of [`Spare`]; 0 for none.
@@ -40,7 +42,8 @@ static KEPT_AT_NS: AtomicU64 = AtomicU64::new(0);
 /// The number of the last one.
 static LAST_FD: AtomicI32 = AtomicI32::new(0);
 
-/// A socket that is kept: its bits as a fresh one, above one more than its number, which is ours.
+/// A kept socket as a word: its `FRESH_*` bits in the upper half, one more than its descriptor
+/// (which belongs to the library) in the lower half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Spare(u64);
 
@@ -67,20 +70,21 @@ impl Spare {
         descriptors::epoch_of(self.0)
     }
 
-    /// The socket is not kept: the program has it, or nobody.
+    /// Closes the socket instead of keeping it.
     pub(super) fn close(self) {
         if descriptors::kind(self.fd()) == Kind::Own {
             descriptors::disown(self.fd());
         }
     }
 
-    /// Nobody else has it any more: the next `socket` may.
+    /// Keeps the socket for the next `socket` call. No other descriptor of it is left.
     pub(super) fn keep(self) {
         if self.has(FRESH_NODELAY) {
             sys::setsockopt_int(self.fd(), libc::IPPROTO_TCP, libc::TCP_NODELAY, 0);
         }
         KEPT_AT_NS.store(sys::now_ns(), Ordering::Relaxed);
-        // Release pairs with the Acquire exchange in `take_kept`: all that was done to the socket.
+        // Release pairs with the Acquire exchange in `take_kept`: everything that was done to the
+        // socket is visible.
         let (told, seen) = (Ordering::Release, Ordering::Relaxed);
         let is_kept = KEPT
             .iter()
@@ -88,7 +92,8 @@ impl Spare {
         if !is_kept {
             self.close();
         } else if !is_of_epoch(self.epoch()) {
-            // It has ended meanwhile, and who ended it may not have seen this one.
+            // The epoch has ended meanwhile, and the thread that ended it may not have seen this
+            // socket.
             close_all();
         }
     }
@@ -106,7 +111,7 @@ fn epoch() -> u64 {
     u64::from(EPOCH.load(Ordering::Relaxed)) & descriptors::EPOCH_MASK
 }
 
-/// The epoch of a socket that this thread makes now. With another user than before it is a new one.
+/// The epoch of a socket that this thread makes now. A new epoch begins if the user has changed.
 pub(super) fn epoch_of_new() -> u64 {
     if !is_users() {
         let _held = LOCK.lock();
@@ -118,7 +123,7 @@ pub(super) fn epoch_of_new() -> u64 {
     epoch()
 }
 
-/// True for the epoch that lasts: its sockets are of [`user`].
+/// True for the current epoch, whose sockets belong to [`user`].
 pub(super) fn is_of_epoch(epoch_of: u64) -> bool {
     epoch_of == epoch()
 }
@@ -128,8 +133,8 @@ pub(super) fn user() -> u32 {
     USER.load(Ordering::Relaxed)
 }
 
-/// The program's fresh socket at `fd`, as one that may be kept once a carrier has its number.
-/// `None` when the program has done anything with it, or enough are kept.
+/// Duplicates the program's fresh socket at `fd`, so that it can be kept when a carrier has taken
+/// its number. `None` when the program has done anything with it, or enough sockets are kept.
 pub(super) fn hold(fd: i32, fresh: u64, now: u64) -> Option<Spare> {
     begin_epoch(now);
     let is_untouched =
@@ -154,12 +159,14 @@ fn begin_epoch(now: u64) {
     }
 }
 
-/// True in the epoch's user. Another one begins an epoch of its own with the next socket.
+/// True when this thread's user is the epoch's user. Another user begins a new epoch with its next
+/// socket.
 fn is_users() -> bool {
     user() == sys::effective_user()
 }
 
-/// Sockets that were made before are not kept any more: they may be of another user's making.
+/// Ends the epoch: sockets that were made before are not kept any more, because another user may
+/// have made them.
 pub(crate) fn end_epoch() {
     // Relaxed: a socket that is made at the same time may be of either.
     EPOCH.fetch_add(1, Ordering::Relaxed);
@@ -172,7 +179,7 @@ pub(crate) fn are_any() -> bool {
     KEPT.iter().any(|kept| kept.load(Ordering::Relaxed) != 0)
 }
 
-/// Closes what is kept. True when there was any.
+/// Closes all kept sockets. True when there was any.
 pub(super) fn close_all() -> bool {
     let mut had_any = false;
     for place in &KEPT {
@@ -185,7 +192,7 @@ pub(super) fn close_all() -> bool {
     had_any
 }
 
-/// Closes what nobody has wanted for some time.
+/// Closes sockets that were kept for some time without use.
 pub(super) fn look_after(now: u64) {
     if now.saturating_sub(KEPT_AT_NS.load(Ordering::Relaxed)) >= IDLE_NS {
         close_all();
@@ -209,7 +216,7 @@ fn take_kept(is_v6: bool) -> Option<Spare> {
     })
 }
 
-/// `socket`, if one is kept that is as a new one. `None`: the kernel is to make one.
+/// `socket` with a kept socket, if there is a suitable one. `None`: the kernel must make one.
 pub(crate) fn socket(domain: c_int, kind: c_int, protocol: c_int) -> Option<c_int> {
     let bits = descriptors::fresh_bits(domain, kind, protocol).filter(|_| are_any())?;
     if !may_act() {
@@ -225,7 +232,7 @@ pub(crate) fn socket(domain: c_int, kind: c_int, protocol: c_int) -> Option<c_in
     })
 }
 
-/// The lowest free number, as the kernel would choose it, for a socket that was kept.
+/// Moves a kept socket to the lowest free descriptor number, as the kernel would choose it.
 fn give(spare: Spare, bits: u64) -> Option<c_int> {
     let command = match bits & FRESH_CLOEXEC {
         0 => libc::F_DUPFD,
@@ -236,7 +243,7 @@ fn give(spare: Spare, bits: u64) -> Option<c_int> {
         return None;
     }
     if !is_unconnected(fd) {
-        // Our number was closed behind our back, and is the program's.
+        // The program has closed our descriptor without our knowledge, and has its number now.
         descriptors::forget(spare.fd());
         sys::close(fd);
         return None;

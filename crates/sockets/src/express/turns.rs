@@ -22,8 +22,8 @@ pub(crate) fn is_over(connection: &Connection, end: &End<'_>) -> bool {
         && turn_of(connection.entry).is_some_and(|turn| end.turns().is_ended_by_peer(turn))
 }
 
-/// True when nobody has accepted the connection: we have claimed its carrier, and the peer's
-/// program knows nothing of it, perhaps never will.
+/// True when the connection is not accepted: we have claimed its carrier, and the peer's program
+/// does not know of it, and perhaps never will.
 #[cold]
 pub(crate) fn is_unaccepted(connection: &Connection, end: &End<'_>) -> bool {
     connection.entry.flags.load(Ordering::Relaxed) & FLAG_ACCEPTED == 0
@@ -35,7 +35,7 @@ pub(crate) fn awaits_accept(carrier: &Connection, end: &End<'_>) -> bool {
     turn_of(carrier.entry).is_some_and(|turn| end.turns().is_next_waiting(turn))
 }
 
-/// The program was seen waiting for its connection: both ends are to know.
+/// Records for both ends that the program was seen waiting for its connection.
 #[cold]
 pub(crate) fn note_seen(connection: &Connection) {
     let entry = connection.entry;
@@ -49,8 +49,8 @@ pub(crate) fn note_seen(connection: &Connection) {
     }
 }
 
-/// Nothing is known of how the program will wait. A program whose calls block will, as far as
-/// anybody can tell, wait in them.
+/// Records that it is unknown how the program will wait. A program with blocking calls will
+/// presumably wait in those calls.
 pub(crate) fn note_unseen(entry: &Entry) {
     match entry.flags.load(Ordering::Relaxed) & FLAG_NONBLOCK {
         0 => entry.flags.fetch_and(!FLAG_UNSEEN, Ordering::Relaxed),

@@ -1,14 +1,14 @@
-//! A doorbell for bytes that the peer's program does not seem to hear of.
+//! Rings for bytes that the peer's program does not seem to notice.
 //!
-//! A program that waits past the library for a carrier's connection sleeps beside its bytes. The
-//! end that has sent them finds that out, because each end says in the region in which turn its
-//! program was seen waiting. It watches those turns in which the peer was not. Two looks apart find
-//! the same bytes unread: then it rings the carrier. The kernel wakes the peer's program, which
-//! reads by its libc, and the library gives it the bytes of the ring.
+//! A program that waits for a carrier's connection past the library does not notice bytes in the
+//! ring. The sending end can find that out: each end stores in the region the last turn in which
+//! its program was seen waiting. An end watches the turns in which the peer was not seen. When two
+//! successive looks find the same bytes unread, it rings the carrier. Then the kernel wakes the
+//! peer's program, which calls libc to read, and the library gives it the bytes of the ring.
 //!
-//! The looks are before and after sleeps of this process, which last no longer than to the next
-//! look while a turn is watched. A process that does not come back to the library, and does not
-//! sleep in it, does not look. No adapter is needed.
+//! The looks come before and after sleeps of this process; while a turn is watched, a sleep ends at
+//! the latest at the next look. A process that neither calls the library nor sleeps in it makes no
+//! looks. No adapter is needed.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -27,23 +27,24 @@ use crate::system::sys;
 const LOOK_FIRST_NS: u64 = 20_000_000;
 const LOOK_LAST_NS: u64 = 80_000_000;
 
-/// By entry: its carrier's turn is watched.
+/// One bit for each entry: its carrier's turn is watched.
 static WATCHED: [AtomicU64; ENTRIES / 64] = [const { AtomicU64::new(0) }; ENTRIES / 64];
 static ARE_ANY: AtomicBool = AtomicBool::new(false);
-/// When to look again; 0 when that was not said yet.
+/// When to look again; 0 when that is not set yet.
 static DUE_NS: AtomicU64 = AtomicU64::new(0);
 static BETWEEN_NS: AtomicU64 = AtomicU64::new(LOOK_FIRST_NS);
 
-/// In [`super::carrier_words::Words::unread`], below the position up to which bytes were sent.
+/// In [`super::carrier_words::Words::unread`], in the bit below the position up to which bytes were
+/// sent: our turn has ended.
 const HAS_ENDED: u64 = 1;
 const WAS_RUNG: u64 = 2;
 const POSITION_SHIFT: u32 = 2;
 
-/// In [`super::carrier_words::Words::unsaid`]: the adapter knows what was set.
+/// In [`super::carrier_words::Words::unsaid`]: the adapter knows the program's settings.
 pub(super) const SAID: u32 = 0;
 /// The program has set something since the last look.
 const SET: u32 = 1;
-/// It was to hear of it at the last look, too.
+/// The adapter already had to be told at the last look.
 const LOOKED_AT: u32 = 2;
 
 fn place(index: u32) -> Option<(&'static AtomicU64, u64)> {
@@ -74,7 +75,7 @@ pub(super) fn limit_ns() -> Option<u64> {
         due = now + BETWEEN_NS.load(Ordering::Relaxed);
         DUE_NS.store(due, Ordering::Relaxed);
     }
-    // 0 would be no limit to some.
+    // Some callers take 0 for "no limit".
     Some(due.saturating_sub(now).max(1))
 }
 
@@ -107,16 +108,16 @@ pub(super) fn look() {
     BETWEEN_NS.store((2 * between).min(LOOK_LAST_NS), Ordering::Relaxed);
 }
 
-/// The adapter is to hear what keeps the connection alive, at the second look: most turns are over
-/// by then. At the first one, all that are on their way would say so, and each message costs both
-/// processes some microseconds.
+/// Sends the liveness settings of a turn's connection to the adapter, at the second look. Most
+/// turns are over by then; at the first look all current turns would send, and each message costs
+/// both processes some microseconds.
 pub(crate) fn say_liveness(connection: &Connection) {
     let words = &connection.local.express;
     words.unsaid.store(SET, Ordering::Relaxed);
     begin(connection.index, connection.local);
 }
 
-/// Looks at one. False when the turn needs no further look.
+/// Looks at one turn. False when the turn needs no further look.
 fn is_to_be_watched(index: u32) -> bool {
     let Some((connection, local)) = carrier_of(index) else {
         return false;
@@ -131,7 +132,7 @@ fn is_to_be_watched(index: u32) -> bool {
         return is_to_say;
     }
     let unread = match turns.is_waiting(turn) {
-        // Nobody has it yet who could hear of anything.
+        // No program has accepted it yet.
         true => 0,
         false => unread(connection.entry, &end, is_parked),
     };
@@ -146,9 +147,9 @@ fn is_to_be_watched(index: u32) -> bool {
     true
 }
 
-/// Says what keeps a turn's connection alive, at the second look since something was set. False
-/// when nothing is to be said later. A turn that is over has nothing to say: its carrier's next one
-/// sets what it needs.
+/// Sends a turn's liveness settings, at the second look since the program set something. False when
+/// no later look has to send them. A turn that is over sends nothing, because the carrier's next
+/// turn sets its own options.
 fn is_to_say(connection: &Connection) -> bool {
     let saying = &connection.local.express.unsaid;
     let before = saying.load(Ordering::Relaxed);
@@ -186,7 +187,7 @@ fn carrier_of(index: u32) -> Option<(Connection, &'static Local)> {
     Some((connection, local))
 }
 
-/// Bytes, or the end of our turn, that the peer has not taken, as a word; 0 for none.
+/// Encodes bytes, or the end of our turn, that the peer has not taken; 0 for none.
 fn unread(entry: &Entry, end: &End<'_>, has_ended: bool) -> u64 {
     let sent = entry.tx_ring.load(Ordering::Relaxed);
     let is_read = end.theirs().consume.head.load(Ordering::Relaxed) == sent;
@@ -212,7 +213,7 @@ fn ring(connection: &Connection, end: &End<'_>) -> bool {
 mod tests {
     use super::*;
 
-    /// A turn that is over by the second look begins anew, at [`SAID`].
+    /// After a turn that is over by the second look, the next turn begins at [`SAID`].
     #[test]
     fn what_was_set_is_said_at_the_second_look_and_once() {
         let mut saying = SET;

@@ -1,9 +1,10 @@
-//! A program that waits past the library, found out by the connection's own end.
+//! Detects a program that waits past the library, at the program's own end.
 //!
-//! While its program has not been seen waiting, an end asks for a doorbell whenever a call finds
-//! nothing, as for any unknown wait. When bytes came then, and a later call finds nothing again,
-//! the program must have waited in between, and not through the library: the connection goes back
-//! to the kernel. Its own bytes ring the peer, if the peer's program has not been seen either.
+//! While its program was not seen waiting, an end asks for a doorbell whenever a call finds
+//! nothing, as for any unknown way of waiting. If bytes come then, and a later call finds nothing
+//! again, the program must have waited in between, but not through the library. So the connection
+//! goes back to the kernel. Bytes of this end ring the peer, if the peer's program was not seen
+//! either.
 
 use core::sync::atomic::Ordering;
 
@@ -17,12 +18,11 @@ use crate::direction::{notifier, switching, takeover};
 use crate::epoll::membership;
 use crate::waiting::{seen_waits, sleepers};
 
-/// So many calls in a row that found nothing are a program that looks by itself.
+/// After this many calls in a row that found nothing, the program seems to poll by itself.
 const FRUITLESS_LOOKING: u32 = 256;
 
-/// A receive that does not block has found nothing, the `empty`th in a row, and the program has not
-/// been seen waiting. True when it may wait past the library now. No lock of the connection's is
-/// held.
+/// A non-blocking receive has found nothing, the `empty`th in a row, and the program was not seen
+/// waiting. True when it may wait past the library now. No lock of the connection is held.
 #[cold]
 pub(crate) fn found_nothing(connection: &Connection, empty: u32) -> bool {
     let (entry, words) = (connection.entry, &connection.local.express);
@@ -33,7 +33,7 @@ pub(crate) fn found_nothing(connection: &Connection, empty: u32) -> bool {
         seen_waits::seen(connection);
         return false;
     }
-    // Of a carrier that was parked, that word is about its listener.
+    // For a carrier that was parked, that wake word is about its listener.
     if !sleepers::own_resting(connection).is(WakeWord::None.to_word()) {
         membership::set_resting_wake(connection, WakeWord::None);
     }

@@ -1,5 +1,6 @@
-//! The channel of a connection on a used carrier to the engine's relay, while the engine has not
-//! answered: withheld, so that until then the connection is as one on a carrier that was just made.
+//! Withheld channels. A connection on a used carrier to the engine's relay has a channel, but until
+//! the engine has answered it must behave like a connection on a new carrier. So its channel is
+//! withheld until then.
 
 use core::sync::atomic::Ordering;
 
@@ -9,7 +10,7 @@ use super::{turns, unread_watch};
 use crate::connection::Connection;
 use crate::epoll::membership;
 
-/// A connection on a used carrier has its channel again.
+/// Gives a connection on a used carrier its channel back.
 pub(super) fn begin_again(connection: &Connection) {
     membership::take_from_kernel(connection);
     if !turns::is_unseen(connection) {
@@ -18,8 +19,8 @@ pub(super) fn begin_again(connection: &Connection) {
     unread_watch::begin(connection.index, connection.local);
 }
 
-/// A channel that is withheld while the engine has not answered, of a connection that was answered
-/// in another process that has it, too: true when it is given back.
+/// Gives a withheld channel back, if another process that shares the connection has taken the
+/// engine's answer. True when it was given back.
 #[cold]
 pub(crate) fn gives_back(connection: &Connection) -> bool {
     const NOT_NOW: u32 = FLAG_CONNECTING | FLAG_REFUSED | FLAG_PINNED;

@@ -1,21 +1,23 @@
 //! Locks for state that a fork family shares, and for our own.
 //!
 //! A family lock names its owner: the process in the upper bits, a fingerprint of the thread in the
-//! lower. When the owning process is dead the lock is taken over. A process may be killed between
-//! any two stores, and as any system call returns, so the new owner repairs what the lock guards:
+//! lower. If the owning process is dead, another process takes the lock over. A process may be
+//! killed between any two stores, and when any system call returns, so the new owner repairs the
+//! data that the lock guards:
 //!
-//! - the locks of a connection's directions: [`crate::direction::takeover`]; they are taken there;
+//! - the locks of a connection's directions: see [`crate::direction::takeover`], which also takes
+//!   these locks;
 //! - the wake lock: no store under it leaves a sleeper without its doorbell, so there is nothing to
-//!   repair. A sleeper is counted before it asks for a doorbell, and whoever takes a request back
-//!   has found nobody else asleep. A request that stays behind costs one doorbell.
+//!   repair. A sleeper is counted before it asks for a doorbell, and a request is taken back only
+//!   if no other thread sleeps. A leftover request costs one doorbell.
 //!
-//! A living owner keeps the lock, of whatever user it is. It may be in the middle of a copy, kept
-//! from its processor; the rest of that copy would overwrite what a second owner has published, and
-//! no check before its own publication could undo that.
+//! A living owner keeps the lock, whatever its user is. It may have lost its processor in the
+//! middle of a copy; the rest of that copy would overwrite bytes that a second owner has published,
+//! and no check could undo that.
 //!
-//! A member of the family may belong to another user by now, and can write anything into a lock.
-//! Nobody waits for ever: after [`WAIT_NS_MAX`] the caller gives up its operation. Each caller
-//! either changes nothing that the lock guards then, or says why the change is harmless.
+//! A member of the family may belong to another user by now, and can write anything into a lock. So
+//! no thread waits for ever: after [`WAIT_NS_MAX`] the caller gives up its operation. Then it
+//! either changes nothing that the lock guards, or a comment says why the change is harmless.
 //!
 //! A lock that is held across system calls is a [`mutex`].
 
@@ -60,7 +62,7 @@ impl Drop for Held<'_> {
     }
 }
 
-/// Takes `word` if nobody has it.
+/// Takes `word` if it is free.
 #[inline(always)]
 pub(crate) fn try_lock(word: &AtomicU32) -> Option<Held<'_>> {
     let thread = errno::thread();
@@ -84,9 +86,9 @@ pub(crate) fn try_lock(word: &AtomicU32) -> Option<Held<'_>> {
     })
 }
 
-/// Takes `word`; `None` when this very thread seems to hold it already (a signal handler that
-/// [`deferral`] could not keep out interrupted the holder), and when its owner does not let go
-/// ([`WAIT_NS_MAX`]).
+/// Takes `word`. `None` when this thread seems to hold it already (a signal handler that
+/// [`deferral`] could not defer has interrupted the holder), and when its owner does not release it
+/// within [`WAIT_NS_MAX`].
 #[inline]
 pub(crate) fn lock(word: &AtomicU32) -> Option<Held<'_>> {
     match try_lock(word) {
@@ -95,21 +97,21 @@ pub(crate) fn lock(word: &AtomicU32) -> Option<Held<'_>> {
     }
 }
 
-/// A lock that was not open at once.
+/// A lock for which the caller had to wait.
 pub(crate) struct Waited<'a> {
     pub(crate) held: Held<'a>,
-    /// The last owner was killed while it had the lock: the new one repairs what the lock guards.
+    /// The last owner was killed while it held the lock, so the new owner must repair the data.
     pub(crate) is_inherited: bool,
 }
 
-/// How long to wait for a living holder, which copies at most a ring's worth of bytes. One that
-/// takes longer is stopped by a signal or a debugger, or the word was forged.
+/// How long to wait for a living holder, which copies at most a ring's worth of bytes. A holder
+/// that takes longer is stopped by a signal or a debugger, or the word is forged.
 pub(crate) const WAIT_NS_MAX: u64 = 10_000_000_000;
 
-/// As [`lock`], which gives up after `wait_ns_max`, and says whose the lock was.
+/// As [`lock`], but gives up after `wait_ns_max`, and tells whether the lock was inherited.
 #[cold]
 pub(crate) fn wait_for(word: &AtomicU32, wait_ns_max: u64) -> Option<Waited<'_>> {
-    /// After this long with our own fingerprint on it, the holder is us.
+    /// If the lock has our own fingerprint for this long, this thread is the holder.
     const REENTRY_NS: u64 = 20_000_000;
     let me = owner_word();
     let (mut since, mut began) = (0u64, 0u64);
@@ -147,7 +149,7 @@ pub(crate) fn wait_for(word: &AtomicU32, wait_ns_max: u64) -> Option<Waited<'_>>
     }
 }
 
-/// True when a lock's word names another process as its owner, whether it lives or not.
+/// True when a lock's word names another process as its owner, alive or dead.
 #[inline]
 pub(crate) fn is_anothers(owner: u32) -> bool {
     owner != 0 && owner >> THREAD_BITS != process::pid()
@@ -178,21 +180,21 @@ fn inherit_from(word: &AtomicU32, owner: u32) -> Option<Waited<'_>> {
     })
 }
 
-/// How a thread waits for a lock: it spins, then lets others run, then sleeps.
+/// How a thread waits for a lock: it spins, then yields, then sleeps.
 ///
-/// It must sleep. `sched_yield` lets only threads of the same priority run, so a real-time thread
-/// that yields for ever keeps the holder from its processor until the kernel's throttle steps in
-/// (`sched_rt_runtime_us`, sched(7)): one second for a lock that is held for a microsecond. It
-/// sleeps by time and not on a futex, because a holder that has sleepers to wake must open its lock
-/// by an exchange, which costs each uncontended send more than the few sleeps ever save.
+/// It must sleep: `sched_yield` lets only threads of the same priority run, so a real-time thread
+/// that yields for ever would keep the holder off the processor until the kernel throttles it
+/// (`sched_rt_runtime_us`, sched(7)), one second for a lock that is held for a microsecond. It
+/// sleeps for a time and not on a futex. With a futex each holder would have to open the lock with
+/// an exchange, which costs more in every uncontended send than the few sleeps save.
 #[derive(Default)]
 pub(crate) struct Wait {
     turns: u32,
 }
 
 impl Wait {
-    /// Waits a little, not at the first time. Returns how long that has taken in all, as far as it
-    /// has slept; `began` is 0 before.
+    /// Waits a little, except at the first call. Returns the time since the first sleep; `began` is
+    /// 0 before the first call.
     pub(crate) fn turn_ns(&mut self, began: &mut u64) -> u64 {
         if self.turns == 0 {
             self.turns = 1;
@@ -210,7 +212,7 @@ impl Wait {
 
     /// Waits a little; true when it slept.
     fn turn(&mut self) -> bool {
-        /// Pauses: the holder is copying at most a ring's worth.
+        /// Number of pauses before the first yield: the holder copies at most one ring.
         const SPINS: u32 = 200;
         const YIELDS: u32 = 256;
         const SLEEP_NS_MIN: u64 = 20_000;
@@ -238,9 +240,9 @@ pub(crate) struct Private(AtomicU32);
 
 /// A held [`Private`] lock.
 pub(crate) struct PrivateHeld<'a> {
-    // Opened before the section ends: fields are dropped in their order.
+    // Opened before the section ends, because fields are dropped in order.
     _lock: PrivateHeldWithin<'a>,
-    /// As of [`Held`].
+    /// As in [`Held`].
     _section: Section,
 }
 
@@ -250,7 +252,7 @@ pub(crate) struct PrivateHeldWithin<'a> {
 }
 
 impl Private {
-    /// An open lock. All zeroes is one, too.
+    /// An open lock. All zeroes also means open.
     pub(crate) const fn new() -> Private {
         Private(AtomicU32::new(0))
     }
@@ -258,7 +260,7 @@ impl Private {
     /// Takes it.
     #[inline]
     pub(crate) fn lock(&self) -> PrivateHeld<'_> {
-        // Apart from the waiting, which saves registers of its caller's.
+        // The waiting part is a separate function, so that this one saves fewer registers.
         match self.try_lock() {
             Some(held) => held,
             None => self.wait_for(),
@@ -277,7 +279,7 @@ impl Private {
         }
     }
 
-    /// Takes it if nobody has it.
+    /// Takes the lock if it is free.
     #[inline]
     pub(crate) fn try_lock(&self) -> Option<PrivateHeld<'_>> {
         let section = deferral::enter();
@@ -287,7 +289,7 @@ impl Private {
         })
     }
 
-    /// Takes it while this thread holds `outer`, which keeps signal handlers out already.
+    /// Takes the lock while this thread holds `outer`, which already defers signal handlers.
     #[inline]
     pub(crate) fn lock_within<'a>(&'a self, _outer: &'a PrivateHeld<'_>) -> PrivateHeldWithin<'a> {
         let mut wait = Wait::default();
@@ -309,12 +311,12 @@ impl Private {
         taken.ok().map(|_| PrivateHeldWithin { lock: self })
     }
 
-    /// True when somebody has it at this moment.
+    /// True when the lock is held at this moment.
     pub(crate) fn is_held(&self) -> bool {
         self.0.load(Ordering::Relaxed) != 0
     }
 
-    /// Opens it whoever had it: after fork the child's only thread is not the holder.
+    /// Opens the lock in a forked child, whose only thread is not the holder.
     pub(crate) fn reset(&self) {
         // Relaxed: there is no other thread.
         self.0.store(0, Ordering::Relaxed);
@@ -341,14 +343,14 @@ mod tests {
 
     #[test]
     fn no_owner_is_waited_for_for_ever() {
-        // Ours by its number, but no thread's: forged.
+        // A forged word: our process, but none of its threads.
         let forged = AtomicU32::new(owner_word() ^ 1);
         assert!(wait_for(&forged, SHORT_NS).is_none());
         let by_init = AtomicU32::new(1 << THREAD_BITS | 1);
         assert!(wait_for(&by_init, SHORT_NS).is_none());
     }
 
-    /// The owner is in the middle of a copy, as far as anybody can tell.
+    /// The owner lives, so it may be in the middle of a copy.
     #[test]
     fn a_living_owner_of_another_user_keeps_its_lock_and_a_dead_one_does_not() {
         // SAFETY: no arguments.
@@ -394,7 +396,7 @@ mod tests {
         }
     }
 
-    /// Ties this thread to the processor that `on` names; false when it may not have the policy.
+    /// Pins this thread to processor `on` and sets its policy; false when that is not permitted.
     fn schedule(on: usize, policy: i32, priority: i32) -> bool {
         // SAFETY: zeroes are an empty set and a valid parameter; both are live.
         unsafe {
@@ -437,8 +439,8 @@ mod tests {
         })
     }
 
-    /// Far more than a waiter that sleeps ever runs, far less than the kernel lets one that does
-    /// not.
+    /// Far more time than a sleeping waiter ever runs, and far less than the kernel gives to one
+    /// that does not sleep.
     const RUN_NS_MAX: u64 = 100_000_000;
 
     #[test]

@@ -1,28 +1,29 @@
-//! A lock of this process alone that is held across system calls: who waits for it sleeps.
+//! A lock private to this process that is held across system calls. A thread that waits for it
+//! sleeps.
 //!
-//! A holder that makes system calls may lose its processor with the lock held, and then its threads
-//! come to wait for it one after the other. `sched_yield` is no way to wait there: a thread that
-//! yields gives up the rest of its time slice (Linux 6.18, kernel/sched/fair.c,
-//! `yield_task_fair`), so it runs again after all others have used a whole one each. So who waits
-//! sleeps on a futex. The locks of [`crate::lock`] are opened by a store, which is cheaper, and
-//! held for some instructions or a copy.
+//! A holder that makes system calls may lose its processor while it holds the lock, and then more
+//! and more threads wait for it. `sched_yield` is unsuitable there: a thread that yields gives up
+//! the rest of its time slice (Linux 6.18, kernel/sched/fair.c, `yield_task_fair`), so it runs
+//! again only after all others have used a whole slice each. So waiting threads sleep on a futex.
+//! The locks of [`crate::lock`] are opened with a store, which is cheaper, and are held for some
+//! instructions or a copy.
 //!
 //! The word and why no wake-up is lost: [`toehold_stream::mutex`].
 //!
-//! *Signals.* No handler of the program runs while its thread holds the lock ([`deferral`]), or
-//! sleeps for it. One that ran between the wake-up and the next look might jump out, or take long:
-//! the wake-up would be lost for the others that sleep. So this is the one section that sleeps. A
-//! signal that comes meanwhile is late by the time that the others hold the lock.
+//! *Signals.* No handler of the program runs while its thread holds the lock ([`deferral`]) or
+//! sleeps for it. A handler that ran between the wake-up and the next try might leave by a jump, or
+//! take long: then the wake-up would be lost for the other sleepers. So this is the only section
+//! that sleeps. A signal that comes meanwhile is delayed for as long as others hold the lock.
 //!
-//! *Fork.* A process forks with whatever its other threads hold. The child has only one thread,
-//! which is not the holder and finds nobody asleep: it opens the lock ([`Mutex::reset`]).
+//! *Fork.* A process may fork while another thread holds the lock. The child's only thread is not
+//! the holder, and no thread sleeps there, so the child opens the lock ([`Mutex::reset`]).
 
 use toehold_stream::mutex::{AWAITED, MutexWord};
 
 use crate::system::deferral::{self, Section};
 use crate::system::sys;
 
-/// Looks before a sleep: most holders are about to let go.
+/// Number of tries before a sleep, because most holders release the lock soon.
 const SPINS: u32 = 200;
 
 /// The lock. All zeroes is an open one.
@@ -70,7 +71,7 @@ impl Mutex {
                 }
             }
         }
-        // One for all sleeps until the lock is ours: see *Signals*.
+        // One section for all sleeps until the lock is ours: see *Signals*.
         let section = deferral::enter();
         while !self.0.take_or_await() {
             sys::sleep_while(self.0.word(), AWAITED);
@@ -132,7 +133,7 @@ mod tests {
                     thread::yield_now();
                 }
             }
-            // One wakes the other.
+            // Each of the two threads wakes the other.
             drop(held);
         });
         assert!(lock.try_lock().is_some());
@@ -171,7 +172,7 @@ mod tests {
             }
             // SAFETY: no pointers.
             unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), waiter, libc::SIGUSR1) };
-            // The signal has come when it was let in, or is put off.
+            // The signal has either been handled or been deferred.
             let is_put_off = || blocks(waiter, libc::SIGUSR1) && sleeps();
             while !(RAN.load(Ordering::Relaxed) || is_put_off()) {
                 thread::yield_now();
@@ -194,7 +195,8 @@ mod tests {
                 scope.spawn(|| {
                     for _ in 0..TIMES {
                         let _held = lock.lock();
-                        // Two steps, between which others would be lost.
+                        // Two steps: without the lock, updates of other threads between them would
+                        // be lost.
                         let before = count.load(Ordering::Relaxed);
                         core::hint::spin_loop();
                         count.store(before + 1, Ordering::Relaxed);

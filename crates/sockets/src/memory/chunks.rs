@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Address space is not free: under `mlockall(2)` every mapped page is resident, and the kernel
-//! compares all that is mapped, touched or not, with the user's limit (`RLIMIT_MEMLOCK`,
-//! mm/mlock.c). So a program without connections maps next to nothing.
+//! compares the size of all mappings, touched or not, with the user's limit (`RLIMIT_MEMLOCK`,
+//! mm/mlock.c). So a program without connections maps almost nothing.
 
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering};
@@ -20,8 +20,8 @@ use crate::system::sys;
 
 /// At most `COUNT << LOG2` elements, of a type for which zeroes are a valid value.
 ///
-/// A pointer leads to where element 0 would be if the chunk began with it: then a look-up is one
-/// shift, one load and the usual multiplication. Null: not mapped yet.
+/// Each pointer is moved back to where element 0 would be, if the chunk reached down to it. So a
+/// look-up is one shift, one load and the usual multiplication. Null: not mapped yet.
 pub(crate) struct Chunks<T, const LOG2: u32, const COUNT: usize> {
     bases: [AtomicPtr<T>; COUNT],
 }
@@ -49,8 +49,8 @@ impl<T, const LOG2: u32, const COUNT: usize> Chunks<T, LOG2, COUNT> {
         Some(unsafe { &*base.wrapping_add(n) })
     }
 
-    /// Element `n`, whose chunk `map` maps if need be: it is given the chunk's number, and returns
-    /// null when there is no memory. Safe in signal handlers.
+    /// Element `n`. If its chunk is not mapped, `map` is called with the chunk's number and maps
+    /// it, or returns null when there is no memory. Safe in signal handlers.
     ///
     /// # Safety
     /// What `map` returns is mapped for [`Self::CHUNK_BYTES`], page-aligned, and holds valid

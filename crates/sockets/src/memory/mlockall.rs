@@ -1,10 +1,10 @@
 //! `mlockall(2)` of a program that has rings.
 //!
-//! The kernel would fetch every page of what is mapped: of a slab some 64 MB, of which the program
-//! uses some KB; of the routing page 12 MB, of a pair 430 KB. And it compares all of it with the
-//! user's limit (mm/mlock.c: `total_vm` under `RLIMIT_MEMLOCK`). So these are left out: each other
-//! mapping is locked by itself, and pages of ours are locked as they are touched. Without such
-//! mappings the call is the kernel's.
+//! The kernel would make every mapped page resident: for a slab about 64 MB, of which the program
+//! uses some KB; for the routing page 12 MB, for a pair 430 KB. It also compares the size of all
+//! mappings with the user's limit (mm/mlock.c: `total_vm` under `RLIMIT_MEMLOCK`). So these large
+//! mappings are left out: each other mapping is locked separately, and the library's pages are
+//! locked when they are touched. Without such mappings the call goes to the kernel unchanged.
 
 use core::ffi::c_int;
 
@@ -25,9 +25,10 @@ pub unsafe fn mlockall(flags: c_int) -> c_int {
         return unsafe { real::mlockall(flags) };
     }
     let later = flags & libc::MCL_FUTURE != 0;
-    // Before the kernel knows: what another thread maps meanwhile is not fetched whole.
+    // Set before the kernel's call, so that a mapping that another thread makes meanwhile does not
+    // become resident as a whole.
     let before = memfd::lock_on_fault(later);
-    // Held: no slab comes or goes.
+    // While this lock is held, no slab is mapped or unmapped.
     let held = adapter::lock();
     let result = if flags & libc::MCL_CURRENT == 0 || large().next().is_none() {
         None
@@ -57,20 +58,20 @@ pub unsafe fn munlockall() -> c_int {
     result
 }
 
-/// A child locks nothing, whatever its parent does (mlock(2)).
+/// A child does not inherit memory locks (mlock(2)).
 pub(crate) fn forked() {
     memfd::lock_on_fault(false);
 }
 
-/// Our mappings that are mostly untouched: where each begins, and its length.
+/// Our mappings that are mostly untouched: address and length of each.
 fn large() -> impl Iterator<Item = (usize, usize)> {
     slabs::mapped()
         .chain(pairs::mapped())
         .chain(routing::mapped())
 }
 
-/// Locks all but our large mappings as `mlockall` would. `None` when that is for the kernel to
-/// refuse, or when there is no `/proc` to ask.
+/// Locks all but our large mappings as `mlockall` would. `None` when the kernel has to refuse the
+/// call, or when there is no `/proc`.
 unsafe fn lock_others(flags: c_int) -> Option<c_int> {
     const PAGE: usize = 4096;
     let ours: usize = large().map(|(_, len)| len).sum();
@@ -99,7 +100,7 @@ unsafe fn lock_others(flags: c_int) -> Option<c_int> {
     let known = each_mapping(|begins, ends| {
         let is_ours = |&(base, len): &(usize, usize)| begins < base + len && base < ends;
         match large().find(is_ours) {
-            // As `mlockall`, which does what it can.
+            // Like `mlockall`, goes on after an error.
             None => sys::lock_memory(begins, ends - begins, mode),
             Some(_) => sys::lock_memory(begins, ends - begins, libc::MLOCK_ONFAULT as usize),
         }
@@ -118,8 +119,8 @@ fn mapped_bytes() -> Option<usize> {
     (read && pages != 0).then_some(pages * 4096)
 }
 
-/// Calls `each` with the first address of each mapping, and the one behind its last. False when
-/// they cannot be known.
+/// Calls `each` with the first address of each mapping and the address behind its last. False when
+/// the mappings cannot be read.
 fn each_mapping(mut each: impl FnMut(usize, usize)) -> bool {
     // A line begins "7f0012345000-7f0012346000 ".
     let (mut addresses, mut at) = ([0usize; 2], Some(0));
@@ -172,7 +173,7 @@ mod tests {
                 // SAFETY: memory of this process.
                 let locked = unsafe { lock_others(libc::MCL_CURRENT) };
                 if locked.is_none() {
-                    // It is for the kernel to refuse.
+                    // The kernel has to refuse the call.
                     return Some(!sys::has_right(sys::Right::LockMemory));
                 }
                 let after_current = resident_bytes();
@@ -184,7 +185,8 @@ mod tests {
                 for id in PEERS / 2..PEERS {
                     pair_with_file(id)?;
                 }
-                // All of it would be 43 MB. Locking fetches what else there is: programs, stacks.
+                // All pages of the pairs would be 43 MB. Locking also makes other pages resident:
+                // programs, stacks.
                 let pairs = resident_bytes().saturating_sub(after_current);
                 Some(pairs < 4 << 20 && each_pair_is_sparse() && before != 0)
             };

@@ -1,8 +1,8 @@
-//! Memory that the library maps: tables that grow, and what it shares with peers.
+//! Memory that the library maps: tables that grow, and memory shared with peers.
 //!
 //! - [`chunks`]: tables that grow as they are used;
 //! - [`pairs`]: the ready bitmaps of two processes; [`slabs`]: the regions of eight channels;
-//! - [`pieces`]: what one call needs beyond its stack;
+//! - [`pieces`]: memory for one call, beyond its stack;
 //! - [`mlockall`]: `mlockall(2)` beside large mappings that are mostly untouched.
 
 pub(crate) mod chunks;

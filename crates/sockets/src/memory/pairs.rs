@@ -1,10 +1,9 @@
 //! Pairs of processes, whose ready bitmaps serve many channels.
 //!
-//! A pair maps 132 KB of ready bitmaps and 544 KB of places for what their bits stand for; the
-//! table of all pairs has 4096 places in 320 KB. They are address space: a page is there once it is
-//! touched, and with a few channels that is a page or two for each side. A look-up is one addition,
-//! for each bit that a wait finds. `mlockall(2)` leaves them as they are
-//! ([`crate::memory::mlockall`]).
+//! A pair maps 132 KB of ready bitmaps and 544 KB for the tables that map bits to registrations;
+//! the table of all pairs has 4096 places in 320 KB. This is address space: a page uses memory only
+//! once it is touched, and with a few channels that is a page or two for each side. The look-up for
+//! a bit is one addition. `mlockall(2)` leaves these mappings out ([`crate::memory::mlockall`]).
 
 use core::ptr::NonNull;
 use core::ptr::null_mut;
@@ -20,8 +19,8 @@ use toehold_channel::memfd;
 use toehold_channel::table::LAYOUT_VERSION;
 use toehold_stream::express::{Popper, Pusher};
 
-/// Two processes and the ready bitmaps between them, as this process maps them. Kept for as long as
-/// a channel uses it.
+/// Two processes and the ready bitmaps between them, as this process maps them. A pair is kept as
+/// long as a channel uses it.
 pub(crate) struct Pair {
     id: u64,
     base: *mut u8,
@@ -33,22 +32,24 @@ pub(crate) struct Pair {
     pub(crate) epolls: [AtomicU32; READY_BITMAPS],
     /// One more than the highest slot in use.
     pub(crate) slots_used: AtomicU32,
-    /// Registration by slot, for our ready bitmaps.
+    /// The registration of each slot, for our ready bitmaps.
     pub(crate) registrations: *mut AtomicU32,
-    /// Slab by number, see [`crate::memory::slabs`]; behind the registrations.
+    /// The slabs by index, see [`crate::memory::slabs`]; in memory behind the registrations.
     slabs: *mut AtomicU32,
-    /// Entry, plus one, of the parked carrier of a slot that we accepted; behind the slabs.
+    /// For each slot, one more than the entry of its parked carrier, if we have accepted it; in
+    /// memory behind the slabs.
     carriers: *mut AtomicU32,
-    /// Connections that we have queued for the peer to accept, ever.
+    /// Connections that we have queued in all for the peer to accept.
     pushed: AtomicU32,
-    /// Connections of the peer's that we have taken out of its queue, ever.
+    /// Connections that we have taken in all out of the peer's queue.
     popped: AtomicU32,
     /// See [`Pair::may_call`].
     called: AtomicU64,
 }
 
-/// Doorbells for one request of the adapter's that both processes have to follow. One is enough
-/// where it wakes a thread; a connection may ask for one on which nobody sleeps.
+/// The most doorbells for one request of the adapter that both processes have to follow. One is
+/// enough if it wakes a thread, but a connection may ask for a doorbell although no thread sleeps
+/// on it.
 const CALLS_MAX: u32 = 4;
 
 /// Places for registrations, and for slabs.
@@ -84,7 +85,7 @@ impl Pair {
         self.bitmap_at(1 - self.side, index)
     }
 
-    /// The registration that a bit of our ready bitmaps stands for.
+    /// The registration for a bit of our ready bitmaps.
     #[inline]
     pub(crate) fn registration(&self, slot: u32) -> Option<&AtomicU32> {
         if slot as usize >= READY_BITS {
@@ -94,8 +95,8 @@ impl Pair {
         Some(unsafe { &*self.registrations.add(slot as usize) })
     }
 
-    /// True for the first doorbells, on any connection of the pair, that are to wake the peer for
-    /// the adapter's request of that number. Counts one more.
+    /// Counts a doorbell for the adapter's request with this number, on any connection of the pair.
+    /// True while the count is within [`CALLS_MAX`].
     pub(crate) fn may_call(&self, request: u32) -> bool {
         let next = |called: u64| {
             let is_first = (called >> 32) as u32 != request;
@@ -114,7 +115,7 @@ impl Pair {
         unsafe { &*self.base.cast::<PairHeader>() }
     }
 
-    /// The queue of connections that we have made and the peer is to accept.
+    /// The queue of our connections for the peer to accept.
     pub(crate) fn to_accept(&self) -> Pusher<'_> {
         Pusher {
             words: &self.header().queues[1 - self.side],
@@ -122,7 +123,7 @@ impl Pair {
         }
     }
 
-    /// The queue of connections that the peer has made and we are to accept.
+    /// The queue of the peer's connections for us to accept.
     pub(crate) fn acceptable(&self) -> Popper<'_> {
         Popper {
             words: &self.header().queues[self.side],
@@ -139,7 +140,7 @@ impl Pair {
         Some(unsafe { &*self.carriers.add(slot as usize) })
     }
 
-    /// Where the slab of that index is to be found.
+    /// The word that holds the slab with that index.
     pub(crate) fn slab(&self, index: u32) -> Option<&AtomicU32> {
         if index as usize >= READY_BITS / SLAB_SLOTS as usize {
             return None;
@@ -187,7 +188,7 @@ pub(crate) fn mapped() -> impl Iterator<Item = (usize, usize)> {
     (!base.is_null()).then_some(table).into_iter().chain(parts)
 }
 
-/// A pair that this process has mapped already.
+/// A pair that this process has already mapped.
 pub(crate) fn find_pair(id: u64, side: usize) -> Option<&'static Pair> {
     pairs()?
         .iter()
@@ -195,8 +196,8 @@ pub(crate) fn find_pair(id: u64, side: usize) -> Option<&'static Pair> {
         .find(|pair| pair.id == id && pair.side == side)
 }
 
-/// A pair's memfd, mapped and verified; the caller holds the adapter's lock. If the place was
-/// another pair's, `forget` takes that out of all that names it, before it is unmapped.
+/// A pair's memfd, mapped and verified; the caller holds the adapter's lock. If another pair had
+/// the place, `forget` first removes all references to it, and then it is unmapped.
 pub(crate) fn map_pair(
     id: u64,
     side: usize,
@@ -206,8 +207,8 @@ pub(crate) fn map_pair(
     adopt_pair(id, side, memfd::map(fd, PAIR_BYTES).ok()?, forget)
 }
 
-/// A program that talks to itself is both sides of one pair, whose memfd comes once: map the same
-/// pages again. `forget` as for [`map_pair`].
+/// A process that is connected with itself is both sides of one pair, but the pair's memfd comes
+/// only once. So these pages are mapped a second time. `forget` as for [`map_pair`].
 pub(crate) fn map_other_side(
     id: u64,
     side: usize,
@@ -229,7 +230,8 @@ fn adopt_pair(
     // SAFETY: just mapped, page-aligned, all atomics.
     let header = unsafe { &*base.as_ptr().cast::<PairHeader>() };
     let registrations = memfd::map_private(PLACES_BYTES);
-    // An unused place before an idle one: the adapter may still name the pair that stands there.
+    // An unused place is preferred to an idle pair's place, because the adapter may still name the
+    // idle pair.
     let place = pairs()?.iter().position(|pair| pair.base.is_null());
     let place = place.or_else(|| {
         pairs()?

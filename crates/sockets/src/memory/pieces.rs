@@ -1,12 +1,11 @@
-//! Memory for one call, where that would be too much for the stack that the program has.
+//! Memory for one call that would be too large for the program's stack.
 //!
-//! A thread may have 16 KiB of stack (`PTHREAD_STACK_MIN`), and a handler of signals less. So no
-//! function of the library has a frame of more than a page.
+//! A thread may have only 16 KiB of stack (`PTHREAD_STACK_MIN`), and a signal handler less. So no
+//! function of the library has a stack frame of more than a page.
 //!
-//! A piece that a call gives back is kept for the next call: to map one takes microseconds, and its
-//! pages once more. A thread that ends in its call, or leaves it by `longjmp(3)`, gives nothing
-//! back, and neither does a child of fork(2) what other threads had at that moment: such a piece
-//! stays mapped.
+//! A returned piece is kept for the next call, because mapping a piece and touching its pages takes
+//! microseconds. A piece is never returned if its thread ends inside the call or leaves it by
+//! `longjmp(3)`, or if another thread had it when the process forked. Such a piece stays mapped.
 
 use core::mem::MaybeUninit;
 use core::ptr::{NonNull, null_mut};
@@ -16,13 +15,13 @@ use toehold_freestanding::memory;
 
 use crate::system::sys;
 
-/// Bytes of a piece. Its pages are there once they are touched.
+/// Bytes of a piece. Its pages use memory only once they are touched.
 pub(crate) const PIECE_BYTES: usize = 64 << 10;
 
-/// Pieces that nobody has. More than these are unmapped when they come back.
+/// Free pieces. A piece that is returned while all places are full is unmapped.
 static SPARES: [AtomicPtr<u8>; 4] = [const { AtomicPtr::new(null_mut()) }; 4];
 
-/// A piece of memory that is the caller's until it is dropped. Nothing is known of its contents.
+/// A piece of memory that belongs to the caller until it is dropped. Its contents are undefined.
 pub(crate) struct Piece {
     base: NonNull<u8>,
 }
@@ -32,7 +31,8 @@ impl Piece {
     pub(crate) fn take() -> Option<Piece> {
         let spare = SPARES
             .iter()
-            // Acquire pairs with Release in `drop`: who had the piece does not use it any more.
+            // Acquire pairs with Release in `drop`: the former owner does not use the piece any
+            // more.
             .find_map(|place| NonNull::new(place.swap(null_mut(), Ordering::Acquire)));
         let base = spare.or_else(|| NonNull::new(sys::map_memory(PIECE_BYTES)))?;
         Some(Piece { base })
@@ -51,8 +51,8 @@ impl Drop for Piece {
     fn drop(&mut self) {
         let base = self.base.as_ptr();
         let put = |place: &AtomicPtr<u8>| {
-            // Release pairs with Acquire in `take`. Relaxed: a failure tells nothing but that the
-            // place is not free.
+            // Release pairs with Acquire in `take`. Relaxed: a failure only means that the place is
+            // not free.
             let put =
                 place.compare_exchange(null_mut(), base, Ordering::Release, Ordering::Relaxed);
             put.is_ok()

@@ -1,9 +1,9 @@
-//! Slabs as this process maps them: whole, once, and for as long as a channel of ours is in one, or
-//! might soon be again.
+//! The slabs that this process maps. Each is mapped once, as a whole, and stays mapped as long as a
+//! channel of ours is in it, or might soon be.
 //!
-//! A region's place in its slab is used again by other connections. Where some thread could still
-//! be inside a region that is given up, its range is replaced by private memory, a *hole*, and the
-//! slab mapped a second time for whoever comes next.
+//! Other connections use a region's place in its slab again. If a thread could still be inside a
+//! region that is given up, the region's range is replaced by private memory, a *hole*, and the
+//! slab is mapped a second time for the next connection.
 //!
 //! ```text
 //!   mapped ──► found by its pair ──(a hole at the next region's place, or
@@ -12,8 +12,9 @@
 //!                └─────────────────────────► unmapped ◄───────────────────────────────────┘
 //! ```
 //!
-//! The adapter shows a slab once. Should it be unmapped here by the time of the next offer, we ask
-//! for it again. Callers of everything here hold the adapter's lock.
+//! The adapter sends a slab's descriptor once. If the slab is already unmapped here when the next
+//! offer comes, the library asks for it again. Callers of all functions here hold the adapter's
+//! lock.
 
 use core::ptr::NonNull;
 use core::ptr::null_mut;
@@ -33,27 +34,27 @@ use crate::memory::pairs::Pair;
 /// One mapping. All zeroes is a free place.
 struct Slab {
     base: AtomicPtr<u8>,
-    /// Of the file.
+    /// Number of the slab's file.
     number: AtomicU64,
-    /// Where its pair finds it; null once it is retired.
+    /// The pair's word that names this slab; null once it is retired.
     found_at: AtomicPtr<AtomicU32>,
-    /// Connections that have a region here, or the place of one that they have left.
+    /// Connections that have a region here, or the reserved place of a region that they have left.
     users: AtomicU32,
-    /// By slot: private memory.
+    /// One bit for each slot: the slot's range is a hole.
     holes: AtomicU32,
-    /// When it was last used, in an order of its own.
+    /// When it was last used, as a sequence number.
     idle_since: AtomicU64,
 }
 
-/// Slabs that nobody uses are kept mapped up to this many.
+/// The most unused slabs that are kept mapped.
 const IDLE_MAX: u32 = 64;
-/// Enough for one for every connection.
+/// Enough for one slab for each connection.
 const SLABS_MAX: usize = ENTRIES;
 static SLABS: Chunks<Slab, CHUNK_LOG2, { SLABS_MAX >> CHUNK_LOG2 }> = Chunks::new();
 const CHUNK_LOG2: u32 = 8;
 /// Places below this one have been used.
 static USED: AtomicU32 = AtomicU32::new(0);
-/// Slabs that nobody uses.
+/// Number of unused slabs.
 static IDLE: AtomicU32 = AtomicU32::new(0);
 static TIME: AtomicU64 = AtomicU64::new(0);
 
@@ -77,7 +78,7 @@ fn slab(number: u32) -> Option<&'static Slab> {
     SLABS.get(number.checked_sub(1)? as usize)
 }
 
-/// Where a slot's region is: in the slab that is known or, if `file` is another, in that one. The
+/// Finds a slot's region: in the known slab or, if `file` is another slab, in that one. Returns the
 /// number of the slab, and the region.
 pub(crate) fn find(
     pair: &Pair,
@@ -134,7 +135,7 @@ pub(crate) fn is_region(region: NonNull<u8>) -> bool {
         && control.version.load(Ordering::Relaxed).is(LAYOUT_VERSION)
 }
 
-/// A connection has a region in a slab from here on.
+/// Records that a connection has a region in a slab.
 pub(crate) fn enter(local: &Local, number: u32) {
     let Some(slab) = slab(number) else { return };
     local.slab.store(number, Ordering::Relaxed);
@@ -143,7 +144,7 @@ pub(crate) fn enter(local: &Local, number: u32) {
     }
 }
 
-/// A connection has nothing in its slab any more.
+/// Records that a connection has nothing in its slab any more.
 pub(crate) fn leave(local: &Local) {
     let Some(slab) = slab(local.slab.swap(0, Ordering::Relaxed)) else {
         return;
@@ -172,7 +173,7 @@ fn becomes_idle(slab: &Slab) {
     }
 }
 
-/// A slab is found no more.
+/// Retires a slab: its pair does not find it any more.
 fn retire(slab: &Slab) {
     let found_at = slab.found_at.swap(null_mut(), Ordering::Relaxed);
     // SAFETY: places live as long as their pair, which retires its slabs before it goes.
@@ -202,8 +203,7 @@ fn unmap(slab: &Slab) {
     }
 }
 
-/// Puts private memory in the place of a region which somebody may still look at. False when that
-/// cannot be.
+/// Replaces a region that a thread may still read with private memory. False when that fails.
 pub(crate) fn replace(connection: &Connection, region: NonNull<u8>) -> bool {
     let local = connection.local;
     // SAFETY: whole pages of a slab's mapping, or of what took their place; whoever looks there
@@ -211,7 +211,7 @@ pub(crate) fn replace(connection: &Connection, region: NonNull<u8>) -> bool {
     if !unsafe { memfd::replace(region, REGION_BYTES) } {
         return false;
     }
-    // A parked mapping is a hole already.
+    // A parked range is already a hole.
     if local.parked.load(Ordering::Relaxed).is_null()
         && let Some(slab) = slab(local.slab.load(Ordering::Relaxed))
     {

@@ -24,8 +24,7 @@ use crate::system::{errno, sys};
 use crate::transfer::buffers::{self, part};
 use crate::{adapter, process};
 
-/// How long the relay may take for the carrier's handshake, which the kernel makes on loopback all
-/// by itself.
+/// How long the carrier's handshake may take. The kernel makes it on loopback without the relay.
 const RELAY_NS: u64 = 200_000_000;
 
 const PREAMBLE_SENT: isize = PREAMBLE_BYTES as isize;
@@ -34,14 +33,14 @@ const IN_PROGRESS: i32 = -libc::EINPROGRESS;
 /// The result of a `connect`.
 #[derive(Debug)]
 pub(crate) enum Opened {
-    /// The call is done: its result, errno set.
+    /// The call is done, with this result; errno is set.
     Done(c_int),
-    /// The call is the kernel's, perhaps for a reason worth telling.
+    /// The kernel must make the call; perhaps with a reason for the status.
     Kernel(Option<Reason>),
-    /// The call is done: it fails with this.
+    /// The call fails with this errno.
     Failed(i32),
-    /// The call is the kernel's, to this address: the program wants one of the engine's own, where
-    /// a program of this host listens.
+    /// The kernel must make the call, to this address: the program wants one of the engine's own
+    /// addresses, at which a program of this host listens.
     Beside(Address),
 }
 
@@ -59,7 +58,7 @@ pub(super) struct Begun {
     pub(super) payload: usize,
 }
 
-/// `connect(2)`, as far as it is the engine's.
+/// `connect(2)`, if the engine serves the destination.
 ///
 /// # Safety
 /// As for `connect`.
@@ -67,7 +66,7 @@ pub(crate) unsafe fn connect(fd: i32, address: *const sockaddr, len: socklen_t) 
     // SAFETY: the caller's promise.
     let remote = unsafe { addresses::read(address, len) };
     let remote = remote.filter(|&remote| routing::may_be_offloaded(remote));
-    // Before the question whether memory is borrowed, which costs a system call.
+    // Checked before whether memory is borrowed, which costs a system call.
     let is_new_to_us = connection::at(fd).is_none();
     if is_new_to_us && remote.is_none() || !process::is_started() || process::borrowed_memory() {
         return Opened::Kernel(None);
@@ -86,7 +85,7 @@ pub(crate) unsafe fn connect(fd: i32, address: *const sockaddr, len: socklen_t) 
     }
 }
 
-/// A further call that connects, on a socket that has been through here; it sleeps if it `waits`.
+/// A repeated connecting call on a socket that the engine connects. It sleeps if `waits` is true.
 pub(super) fn again(fd: i32, waits: impl FnOnce() -> bool) -> Option<Opened> {
     let connection = connection::at(fd)?;
     let flags = connection.entry.flags.load(OFFLOAD_SEEN);
@@ -106,7 +105,7 @@ pub(super) fn again(fd: i32, waits: impl FnOnce() -> bool) -> Option<Opened> {
         if let Some(error) = pending_errors::take(&connection) {
             return Some(fail(&connection, error));
         }
-        // The error was reported: the socket may try again, from nothing.
+        // The error was reported, so the socket may connect again from the start.
         sys::disconnect_untold(fd);
         closing::closing(fd);
         return None;
@@ -114,8 +113,8 @@ pub(super) fn again(fd: i32, waits: impl FnOnce() -> bool) -> Option<Opened> {
     if flags & FLAG_OFFLOAD == 0 {
         return None;
     }
-    // As `inet_stream_connect` leaves SS_CONNECTING: the first call after it is the one that
-    // succeeds.
+    // As in `inet_stream_connect` after SS_CONNECTING: the first call after the connection was made
+    // returns success.
     let before = connection
         .entry
         .flags
@@ -127,20 +126,20 @@ pub(super) fn again(fd: i32, waits: impl FnOnce() -> bool) -> Option<Opened> {
     Some(Opened::Done(-1))
 }
 
-/// The program's `connect` fails: from here on its socket is as new.
+/// The program's `connect` fails: its socket returns to the initial state.
 fn fail(connection: &Connection, error: i32) -> Opened {
     errno::keep(|| sys::disconnect_untold(connection.fd));
     errno::set(error);
     Opened::Done(-1)
 }
 
-/// Hands the connection to the engine; or says what becomes of it instead.
+/// Hands the connection to the engine, or returns the reason why not.
 pub(super) fn begin(fd: i32, remote: Address, by: &By<'_>) -> Result<Begun, Opened> {
     let routing_page = page_for(remote)?;
     let fresh = opening::fresh(fd);
     let origin = Origin::of(fd, fresh.is_some(), &routing_page)?;
     if let Some(alias) = routing_page.alias_of(remote.ip) {
-        // No frame of the engine's comes back to it.
+        // The engine does not receive its own frames, so it cannot connect to its own address.
         return Err(Opened::Beside(Address {
             ip: mapped(alias),
             port: remote.port,
@@ -162,13 +161,14 @@ pub(super) fn begin(fd: i32, remote: Address, by: &By<'_>) -> Result<Begun, Open
             }
             opening = fresh.and_then(|fresh| Opening::to(remote, fresh));
             preamble.is_seed = opening.is_some_and(|opening| opening.is_seed);
-            // A socket that is as new has not set it.
+            // A fresh socket has not set this option.
             if fresh.is_none() && tcp_option(fd, libc::TCP_FASTOPEN_CONNECT) > 0 {
                 preamble.is_fast_open = true;
                 preamble.is_deferred = routing_page.has_cookie(remote);
             }
         }
-        // On a carrier of its own, which the program's bytes are on before the answer.
+        // A message always gets a new carrier, because the program's bytes are on the carrier
+        // before the answer.
         By::Message(parts) => {
             preamble.is_fast_open = true;
             payload = routing_page.has_cookie(remote).then_some(*parts);
@@ -179,7 +179,8 @@ pub(super) fn begin(fd: i32, remote: Address, by: &By<'_>) -> Result<Begun, Open
         sys::disconnect_untold(fd);
         return Err(Opened::Kernel(Some(Reason::NoRelay)));
     };
-    // From one of the engine's addresses it goes from there, and from the carrier's own port.
+    // If the program has bound one of the engine's addresses, the connection comes from that
+    // address and from the carrier's port.
     let local = origin.own_ip.and_then(|ip| {
         let port = addresses::local(fd)?.port;
         Some(Address { ip, port })
@@ -198,14 +199,14 @@ pub(super) fn begin(fd: i32, remote: Address, by: &By<'_>) -> Result<Begun, Open
             sys::disconnect_untold(fd);
             Err(match payload {
                 0 => Opened::Kernel(Some(Reason::NoResources)),
-                // The remote may have it by now.
+                // The remote may already have the message.
                 _ => Opened::Failed(libc::ENOBUFS),
             })
         }
     }
 }
 
-/// The routing page, if a connection to `remote` is the engine's.
+/// The routing page, if the engine serves a connection to `remote`.
 fn page_for(remote: Address) -> Result<RoutingPage, Opened> {
     let no_engine = routing::is_wanted().then_some(Reason::NoEngine);
     let routing_page = questions::routing_page().ok_or(Opened::Kernel(no_engine))?;
@@ -217,7 +218,7 @@ fn page_for(remote: Address) -> Result<RoutingPage, Opened> {
     }
 }
 
-/// The program's own end of a connection to be.
+/// The local end of a future connection.
 struct Origin {
     /// The engine's address to which the program has bound its socket.
     own_ip: Option<[u8; 16]>,
@@ -226,8 +227,8 @@ struct Origin {
 }
 
 impl Origin {
-    /// Of a socket that the engine can serve. One that is `as_new` has no name, no mark and no
-    /// other type.
+    /// The origin of a socket that the engine can serve. A socket that is `as_new` has no name, no
+    /// mark and no other type.
     fn of(fd: i32, as_new: bool, routing_page: &RoutingPage) -> Result<Origin, Opened> {
         let option = |name| sys::getsockopt::<i32>(fd, libc::SOL_SOCKET, name).unwrap_or(-1);
         let is_tcp = option(libc::SO_PROTOCOL) == libc::IPPROTO_TCP
@@ -242,7 +243,7 @@ impl Origin {
         let own_ip = bound.v4().and_then(|v4| routing_page.behind(v4));
         let is_any = bound.ip == [0; 16] || bound.v4() == Some([0; 4]) || own_ip.is_some();
         let is_beside = sys::namespace_of(fd).unwrap_or(0) == routing_page.netns();
-        // A mark is for the kernel's routes and firewall.
+        // A mark concerns the kernel's routes and firewall, so the kernel must make the connection.
         let has_mark = !as_new && option(libc::SO_MARK) != 0;
         if !is_any || !is_beside || has_mark {
             return Err(Opened::Kernel(Some(Reason::NoRelay)));
@@ -270,7 +271,7 @@ fn preamble_of(fd: i32, local_port: u16, remote: Address) -> ConnectPreamble {
     if descriptors::fresh(fd).is_none() {
         let user_timeout = tcp_option(fd, libc::TCP_USER_TIMEOUT).max(0).unsigned_abs();
         preamble.user_timeout_ms = NonZeroU32::new(user_timeout);
-        // Where the program has set none, the kernel tells its own (`tcp_syn_retries`).
+        // If the program has set none, the kernel reports its default (`tcp_syn_retries`).
         let retries = u8::try_from(tcp_option(fd, libc::TCP_SYNCNT)).ok();
         preamble.syn_retries_max = retries.and_then(NonZeroU8::new);
     }
@@ -282,8 +283,8 @@ fn tcp_option(fd: i32, name: i32) -> i32 {
     sys::getsockopt::<i32>(fd, libc::IPPROTO_TCP, name).unwrap_or(0)
 }
 
-/// Begins to track a connection, of which `payload` bytes are on the carrier; what it is told about
-/// its own end stands, if that is known already.
+/// Begins to track a connection with `payload` bytes on the carrier, and stores its local end, if
+/// that is already known.
 fn track(
     fd: i32,
     (local, remote): (Option<Address>, Address),
@@ -291,7 +292,7 @@ fn track(
     is_deferred: bool,
 ) -> Option<Connection> {
     if descriptors::kind(fd) == Kind::Connection {
-        // Closed behind our back, and the number given out again.
+        // The former connection with this number was closed without our knowledge.
         closing::closed_before(fd);
     }
     tracking::track(fd, false);
@@ -310,9 +311,8 @@ fn track(
     Some(connection)
 }
 
-/// Connects the program's socket to the relay, and says there what it is for, with `payload` behind
-/// that, or its beginning. Bytes of the payload that went there; `None` when the relay knows
-/// nothing.
+/// Connects the program's socket to the relay, and sends the preamble and as much of `payload` as
+/// fits. Returns how many bytes of the payload were sent; `None` when the relay has got nothing.
 fn connect_carrier(
     fd: i32,
     relay_port: u16,
@@ -324,7 +324,7 @@ fn connect_carrier(
         return None;
     }
     let flags = flags as usize;
-    // Whatever state the adapter is in, we do not wait for it longer than we mean to.
+    // Non-blocking, so that a stopped adapter cannot delay the call beyond its limit.
     sys::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK as usize);
     let relay = Address {
         ip: mapped([127, 0, 0, 1]),
@@ -341,8 +341,8 @@ fn connect_carrier(
     result.ok()
 }
 
-/// Says what a carrier is for, once it is connected: on loopback, at once. The bytes of the payload
-/// that went with it, or an errno.
+/// Sends the preamble once the carrier is connected, which on loopback is immediate. Returns how
+/// many bytes of the payload were sent with it, or an errno.
 fn say(fd: i32, preamble: &ConnectPreamble, payload: Option<&[iovec]>) -> Result<usize, i32> {
     let bytes = preamble.to_bytes();
     let send = || match payload {
@@ -361,8 +361,8 @@ fn say(fd: i32, preamble: &ConnectPreamble, payload: Option<&[iovec]>) -> Result
     }
 }
 
-/// Sends `preamble` and the beginning of a message as one: the SYN is made when the preamble has
-/// come. Where a part is bad, what comes before it is sent.
+/// Sends `preamble` and the beginning of a message in one call, because the engine makes the SYN
+/// when the preamble comes. If a part has a bad pointer, the parts before it are sent.
 fn send_with(fd: i32, preamble: &[u8], message: &[iovec]) -> isize {
     let first = part(preamble.as_ptr().cast(), preamble.len());
     let (window, count) = buffers::window(message, 0, PAYLOAD_MAX);
@@ -377,7 +377,7 @@ fn send_with(fd: i32, preamble: &[u8], message: &[iovec]) -> isize {
     unsafe { sys::sendmsg(fd, &header, flags) }
 }
 
-/// Nobody listens where the adapter said: it is another one by now, or none.
+/// The relay's port has no listener: the adapter was replaced or is gone.
 fn lose_adapter() {
     let _held = adapter::lock();
     if let Some(adapter) = adapter::connected() {
@@ -426,7 +426,7 @@ fn done(connection: &Connection, answer: Answer) -> Opened {
             fail(connection, error.unwrap_or(libc::ECONNREFUSED))
         }
         _ if flags & FLAG_OFFLOAD != 0 => Opened::Done(0),
-        // The kernel has begun to connect, or is about to, by the program's own call.
+        // The kernel connects in the program's own call.
         _ if sys::is_nonblocking(connection.fd) => {
             errno::set(libc::EINPROGRESS);
             Opened::Done(-1)

@@ -1,4 +1,4 @@
-//! Socket addresses: as the kernel knows them, and as a program writes and reads them.
+//! Socket addresses: in the kernel, and in the program's arguments.
 
 use libc::{sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t};
 use toehold_channel::offload::Address;
@@ -6,15 +6,15 @@ use toehold_channel::rendezvous::mapped;
 
 use crate::system::{faults, sys};
 
-/// A socket's own address, as the kernel knows it.
+/// A socket's own address, from the kernel.
 pub(super) fn local(fd: i32) -> Option<Address> {
     of_storage(&sys::socket_address(fd, false).ok()?)
 }
 
 /// The address to which a socket that is not connected is bound; its port is 0 where it may be any.
 ///
-/// A socket whose connection was refused or dissolved tells the port that it had, and has it no
-/// more: `__inet_put_port` in net/ipv4/inet_hashtables.c leaves `inet_sport`.
+/// A socket whose connection was refused or dissolved reports the port that it had, but does not
+/// have it any more: `__inet_put_port` in net/ipv4/inet_hashtables.c leaves `inet_sport`.
 pub(super) fn bound(fd: i32) -> Option<Address> {
     let told = local(fd)?;
     let port = match told.port {
@@ -25,8 +25,9 @@ pub(super) fn bound(fd: i32) -> Option<Address> {
     Some(Address { port, ..told })
 }
 
-/// True when the socket has no port. It is bound to the address it tells and to no port, which
-/// leaves it as it was; one that has a port refuses (`__inet_bind` in net/ipv4/af_inet.c).
+/// True when the socket has no port. To find out, the socket is bound to its own address without a
+/// port: this changes nothing, and it fails if the socket has a port (`__inet_bind` in
+/// net/ipv4/af_inet.c).
 fn takes_a_port(fd: i32, told: Address) -> bool {
     const LATE: i32 = libc::IP_BIND_ADDRESS_NO_PORT;
     let Ok(before) = sys::getsockopt::<i32>(fd, libc::IPPROTO_IP, LATE) else {
@@ -39,7 +40,7 @@ fn takes_a_port(fd: i32, told: Address) -> bool {
     result == 0
 }
 
-/// The address of its other end, as the kernel knows it.
+/// The address of a socket's other end, from the kernel.
 pub(super) fn remote(fd: i32) -> Option<Address> {
     of_storage(&sys::socket_address(fd, true).ok()?)
 }
@@ -82,13 +83,13 @@ pub(crate) unsafe fn read(address: *const sockaddr, len: socklen_t) -> Option<Ad
 }
 
 /// True when the kernel would read an argument of `len` bytes (`move_addr_to_kernel` in
-/// net/socket.c). Otherwise it is to be asked for the error.
+/// net/socket.c). Otherwise the call must go to the kernel to get the error.
 pub(crate) fn is_readable(address: *const sockaddr, len: socklen_t) -> bool {
     let len = len as usize;
     len <= size_of::<sockaddr_storage>() && faults::is_readable(address.cast(), len)
 }
 
-/// An address as a socket of `fd`'s family spells it, and its length.
+/// An address in the form of `fd`'s family, and its length.
 pub(crate) fn spelled(fd: i32, address: Address) -> (sockaddr_storage, socklen_t) {
     // SAFETY: zeroes are a valid `sockaddr_storage`.
     let mut storage: sockaddr_storage = unsafe { core::mem::zeroed() };
@@ -114,8 +115,8 @@ pub(crate) fn spelled(fd: i32, address: Address) -> (sockaddr_storage, socklen_t
     (storage, size_of::<sockaddr_in6>() as socklen_t)
 }
 
-/// Gives a program an address the way the kernel does: cut to the room there is, with its whole
-/// length.
+/// Writes an address for a program as the kernel does: cut to the room, with its full length in
+/// `len`.
 ///
 /// # Errors
 /// `EFAULT`, and `EINVAL` where the room is negative.

@@ -27,13 +27,13 @@ use crate::system::{cancellation, errno, real, sys};
 use crate::transfer::buffers;
 use crate::waiting::sleep;
 
-/// Connections of this process that wait for the engine's answer: while there are none, nothing
-/// here costs more than a look at this.
+/// Number of this process's connections that wait for the engine's answer. While it is 0, each
+/// check here costs one load.
 static WAITING: AtomicU32 = AtomicU32::new(0);
 
-/// The error of a connection whose adapter is gone before it has answered, when it has payload.
+/// The error of a connection with payload whose adapter is gone before it has answered.
 const SILENCE: i32 = libc::ECONNRESET;
-/// No SYN takes more of a message along: a segment (`tcp_send_syn_data` in
+/// The most bytes of a message that a SYN carries: one segment (`tcp_send_syn_data` in
 /// net/ipv4/tcp_output.c).
 pub(super) const PAYLOAD_MAX: usize = 1_460;
 const FAULT: isize = -(libc::EFAULT as isize);
@@ -43,13 +43,13 @@ const FAULT: isize = -(libc::EFAULT as isize);
 pub(crate) enum Answer {
     /// Nothing yet.
     Pending,
-    /// The connection is no longer, or never was, one that waits for an answer.
+    /// The connection does not wait for an answer (any more).
     Settled,
     /// The engine could not connect.
     Refused,
 }
 
-/// The connection waits from now on. If it `is_deferred`, the program may send.
+/// The connection begins to wait. If it `is_deferred`, the program may send.
 pub(super) fn begin(connection: &Connection, is_deferred: bool) {
     WAITING.fetch_add(1, Ordering::Relaxed);
     let deferred = if is_deferred { FLAG_DEFERRED } else { 0 };
@@ -57,8 +57,8 @@ pub(super) fn begin(connection: &Connection, is_deferred: bool) {
     connection.entry.flags.fetch_or(flags, OFFLOAD_TOLD);
 }
 
-/// Sends the beginning of a message by which a deferred connection is opened: how much of it went,
-/// or `None` where another has opened it, or its end is known.
+/// Sends the beginning of the message that opens a deferred connection. Returns how many bytes were
+/// sent; `None` when another thread has opened the connection, or its end is known.
 pub(crate) fn open_deferred(
     connection: &Connection,
     message: &[iovec],
@@ -67,7 +67,8 @@ pub(crate) fn open_deferred(
         return Ok(None);
     }
     let sent = {
-        // Whoever looks for the answer meanwhile waits, and knows afterwards that there is payload.
+        // A thread that looks for the answer meanwhile waits for this lock, and sees afterwards
+        // that there is payload.
         let Some(_held) = takeover::lock_receiving(connection) else {
             return Err(libc::EAGAIN);
         };
@@ -101,13 +102,13 @@ pub(crate) fn open_deferred(
             Ok(Some(sent as usize))
         }
         FAULT => Err(libc::EFAULT),
-        // The adapter is gone, which the answer tells.
+        // The adapter is gone; the look for the answer will report that.
         _ => Ok(None),
     }
 }
 
-/// As [`begin`], of a connection on a carrier that has served others. Its channel is withheld until
-/// the answer is there: until then it is as a connection on a carrier that was just made.
+/// As [`begin`], for a connection on a carrier that has served others. Its channel is withheld
+/// until the answer comes, so that the connection behaves like one on a new carrier.
 pub(crate) fn begin_on_used(connection: &Connection, remote: Address) {
     let entry = connection.entry;
     store_true_ends(entry, Address::default(), remote);
@@ -121,15 +122,15 @@ pub(super) fn is_on_used(connection: &Connection) -> bool {
     connection.local.express.is_carrier()
 }
 
-/// A connection that another program had begun is this one's.
+/// Takes over a connection that this process's former program had begun.
 pub(crate) fn take_over(connection: &Connection) {
     if is_connecting(connection) {
         WAITING.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-/// Another program is about to have the connection, and would know nothing of a channel that is
-/// withheld: waits for the engine's answer. A remote that does not answer soon is given up.
+/// Waits for the engine's answer before another program gets the connection, because that program
+/// would not know of a withheld channel. A remote that does not answer soon is given up.
 pub(crate) fn end_before_exec(connection: &Connection) {
     const ANSWER_NS: u64 = 1_000_000_000;
     if !is_connecting(connection) || !is_on_used(connection) {
@@ -155,14 +156,14 @@ pub(crate) fn any_waiting() -> bool {
     WAITING.load(Ordering::Relaxed) != 0
 }
 
-/// True when `fd` waits for the engine's answer, and is not as ready as its carrier.
+/// True when `fd` waits for the engine's answer, so that its readiness differs from the carrier's.
 #[inline]
 pub(crate) fn is_waiting(fd: i32) -> bool {
     any_waiting() && fd >= 0 && connection::at(fd).is_some_and(|c| hides_carrier(&c))
 }
 
-/// True when the connection waits for the engine's answer, and is not as ready as its carrier: one
-/// that is deferred may be written to.
+/// True when the connection waits for the engine's answer, so that its readiness differs from the
+/// carrier's. False for a deferred connection, which may be written to.
 #[inline]
 pub(crate) fn hides_carrier(connection: &Connection) -> bool {
     let flags = connection.entry.flags.load(OFFLOAD_SEEN);
@@ -184,11 +185,11 @@ pub(crate) fn is_connecting(connection: &Connection) -> bool {
 pub(crate) fn look(connection: &Connection) -> Answer {
     let entry = connection.entry;
     if routing::known_routing_page().is_none() {
-        // Another program has begun it. The engine's addresses are told with the answer.
+        // Another program has begun the connection. The engine's addresses come with the answer.
         questions::routing_page();
     }
     let Some(held) = takeover::lock_receiving(connection) else {
-        // Whoever has the lock takes the answer; we look again.
+        // The holder of the lock takes the answer; we look again later.
         return Answer::Pending;
     };
     let flags = entry.flags.load(OFFLOAD_SEEN);
@@ -211,13 +212,13 @@ pub(crate) fn look(connection: &Connection) -> Answer {
     } else {
         return Answer::Pending;
     };
-    // Of a deferred one the program was told that it is connected.
+    // The program was already told that a deferred connection is connected.
     let is_told = is_deferred(connection) || has_payload(connection);
     let answer = answer.or_else(|| is_told.then_some(SILENCE as u8));
     match answer {
         Some(0) => {
             if is_on_used(connection) {
-                // Before anybody may send.
+                // Done before any thread may send.
                 let local = connection.local;
                 (local.attachment).put(local.offered.load(Ordering::Relaxed));
             }
@@ -228,7 +229,8 @@ pub(crate) fn look(connection: &Connection) -> Answer {
             settle(connection, FLAG_REFUSED);
         }
         None => {
-            // The adapter is gone, and the remote has got nothing: the kernel may begin afresh.
+            // The adapter is gone, and the remote has got nothing, so the kernel may connect
+            // instead.
             let (_, remote) = true_ends(entry);
             sys::disconnect_untold(fd);
             if sys::is_nonblocking(fd) {
@@ -241,7 +243,7 @@ pub(crate) fn look(connection: &Connection) -> Answer {
                 .reason
                 .store(Reason::NoRelay as u32, Ordering::Relaxed);
             if is_on_used(connection) {
-                // Its channel has no other end, and is left with the connection.
+                // Its channel has no other end, and is given up with the connection.
                 connection.pin(Reason::NoRelay);
             }
             settle(connection, 0);
@@ -261,7 +263,7 @@ pub(crate) fn look(connection: &Connection) -> Answer {
     }
 }
 
-/// True when the remote may have got bytes of the program's before its answer.
+/// True when the remote may have got bytes of the program before its answer.
 fn has_payload(connection: &Connection) -> bool {
     let sent = connection.entry.tx_carrier.load(Ordering::Relaxed);
     !is_on_used(connection) && sent > PREAMBLE_BYTES as u64
@@ -277,7 +279,7 @@ fn take_what_is_before(connection: &Connection) {
     }
 }
 
-/// Takes the urgent byte off the stream, in its place: nothing of the mark remains. The caller
+/// Takes the urgent byte off the stream in order, so that the urgent mark is gone, too. The caller
 /// holds the receive lock.
 fn take(connection: &Connection) -> Option<u8> {
     let fd = connection.number();
@@ -321,19 +323,19 @@ fn settle(connection: &Connection, outcome: u32) {
 /// A connection that waits for an answer is being closed.
 pub(crate) fn closing(connection: &Connection) {
     if is_connecting(connection) && has_payload(connection) {
-        // An answer that nobody takes would make the kernel reset the carrier, and payload would be
-        // lost that the remote is still to get.
+        // An unread answer would make the kernel reset the carrier, and payload that the remote has
+        // not got yet would be lost.
         look(connection);
     }
     if is_connecting(connection) {
-        // A thread in `look` has the number, which is closed next.
+        // Waits for a thread in `look`, which uses the descriptor that is closed next.
         drop(takeover::lock_receiving(connection));
         WAITING.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// Before bytes may move on a connection that waits for an answer, or got a bad one: waits if the
-/// call may, and says what it has to fail with. True when it has slept.
+/// Called before bytes move on a connection that waits for an answer or was refused. Waits if the
+/// call may block, and returns the error with which the call must fail. True when it has slept.
 #[cold]
 pub(crate) fn before_transfer(connection: &Connection, flags: i32) -> Result<bool, i32> {
     let waits = flags & libc::MSG_DONTWAIT == 0 && !sys::is_nonblocking(connection.number());
@@ -352,7 +354,7 @@ pub(crate) fn before_transfer(connection: &Connection, flags: i32) -> Result<boo
     }
 }
 
-/// `SO_ERROR` of a connection that waits for an answer or got a bad one; `None` for the kernel to
+/// `SO_ERROR` of a connection that waits for an answer or was refused; `None` when the kernel must
 /// answer.
 pub(crate) fn error_option(connection: &Connection) -> Option<i32> {
     let flags = connection.entry.flags.load(OFFLOAD_SEEN);
@@ -364,18 +366,18 @@ pub(crate) fn error_option(connection: &Connection) -> Option<i32> {
         Answer::Settled => None,
         Answer::Refused => {
             let error = pending_errors::take(connection);
-            // The kernel's own error is that the carrier was reset.
+            // Clears the kernel's own error, which is that the carrier was reset.
             let _ = sys::getsockopt::<i32>(connection.number(), libc::SOL_SOCKET, libc::SO_ERROR);
             Some(error.unwrap_or(0))
         }
     }
 }
 
-/// Sleeps until the carrier has something to say.
+/// Sleeps until something comes on the carrier.
 pub(super) fn sleep(fd: i32) -> Result<(), i32> {
     let limit = sleep::timeout_ns(fd, libc::SO_SNDTIMEO);
     if limit == 0 && sleep::timeout_ns(fd, libc::SO_RCVTIMEO) == 0 {
-        // A real `recv`, so that signals restart it exactly when they would restart a connect.
+        // A `recv` of libc, so that signals restart it exactly as they would restart a `connect`.
         set_inline(fd, true);
         let mut byte = 0u8;
         let result = cancellation::sleeping(

@@ -14,7 +14,7 @@ use crate::connection::orderings::OFFLOAD_SEEN;
 use crate::offload::routing;
 use crate::system::{errno, sys};
 
-/// Where the routing page will speak of this connection's carrier.
+/// Stores the key of this connection's carrier in the routing page.
 pub(super) fn note_carrier_key(connection: &Connection, key: CarrierKey) {
     connection
         .entry
@@ -22,8 +22,8 @@ pub(super) fn note_carrier_key(connection: &Connection, key: CarrierKey) {
         .store(key.to_word(), Ordering::Relaxed);
 }
 
-/// The error that a receive reports when it failed with `error`. After the remote's end a reset is
-/// told as a broken pipe (tcp_reset).
+/// The error that a receive reports when it failed with `error`. After the remote's FIN a reset is
+/// reported as a broken pipe (tcp_reset).
 #[cold]
 pub(crate) fn receive_error(connection: &Connection, error: i32) -> i32 {
     match error {
@@ -32,10 +32,10 @@ pub(crate) fn receive_error(connection: &Connection, error: i32) -> i32 {
     }
 }
 
-/// The error that a send reports without being made, on a connection whose direction is on the
-/// carrier: that the remote is silent. Once it has finished, the reset is a broken pipe to the
-/// kernel, with its signal; the time-out would have been told first, and silently
-/// (sk_stream_error).
+/// The error of a send, known before the send is made, on a connection whose direction is on the
+/// carrier: the remote is silent. After the remote's FIN the kernel would report the carrier's
+/// reset as a broken pipe, with a signal; but a kernel connection would report the time-out first,
+/// without a signal (sk_stream_error).
 pub(crate) fn silence(connection: &Connection) -> Option<i32> {
     let error = reason(connection)?;
     let pending =
@@ -43,8 +43,8 @@ pub(crate) fn silence(connection: &Connection) -> Option<i32> {
     matches!(pending, libc::ECONNRESET | libc::EPIPE).then_some(error)
 }
 
-/// The error that a send reports when it failed with `error`. A broken pipe is told again and
-/// again, and has raised its signal.
+/// The error that a send reports when it failed with `error`. A broken pipe is reported repeatedly,
+/// and its signal was already raised.
 #[cold]
 pub(crate) fn send_error(connection: &Connection, error: i32) -> i32 {
     match error {
@@ -53,7 +53,7 @@ pub(crate) fn send_error(connection: &Connection, error: i32) -> i32 {
     }
 }
 
-/// The result of a call of the program's own, whose errno is corrected if it failed.
+/// Passes on the result of the program's own call, and corrects errno if the call failed.
 #[inline]
 pub(crate) fn correct(
     connection: &Connection,
@@ -66,7 +66,7 @@ pub(crate) fn correct(
     result
 }
 
-/// `SO_ERROR`, which the kernel tells once; `None` where it is the kernel's alone to tell.
+/// `SO_ERROR`, which the kernel reports once; `None` when the kernel must answer.
 pub(crate) fn error_option(connection: &Connection) -> Option<i32> {
     if connection.entry.carrier_key.load(Ordering::Relaxed) == 0 {
         return None;

@@ -7,15 +7,16 @@
 //!             carrier to the relay, preamble and payload in one send ─► the SYN takes them along
 //! ```
 //!
-//! Without a cookie nothing of the message leaves before the answer: a call that does not wait says
-//! `EINPROGRESS`, as on Linux (`tcp_sendmsg_fastopen` in net/ipv4/tcp.c). With one, a call that
-//! does not wait says how much was taken.
+//! Without a cookie no byte of the message leaves before the answer: a non-blocking call returns
+//! `EINPROGRESS`, as on Linux (`tcp_sendmsg_fastopen` in net/ipv4/tcp.c). With a cookie, a
+//! non-blocking call returns how many bytes were taken.
 //!
-//! After `connect` on a socket with `TCP_FASTOPEN_CONNECT` the first bytes are such a message
-//! ([`opening`]), where the remote has given a cookie: the connection is *deferred* until then.
+//! After `connect` on a socket with `TCP_FASTOPEN_CONNECT`, if the remote has given a cookie, the
+//! first bytes are such a message ([`opening`]). The connection is *deferred* until then.
 //!
-//! The remote may have what was taken, whatever becomes of the connection. So from then on the
-//! kernel cannot begin afresh, and an adapter that dies is an error (`awaiting::SILENCE`).
+//! The remote may have got the bytes that were taken, even if the connection fails. So from then on
+//! the kernel cannot connect instead, and the death of the adapter is an error
+//! (`awaiting::SILENCE`).
 
 use libc::{sockaddr, socklen_t};
 use toehold_channel::table::{FLAG_DEFERRED, FLAG_OFFLOAD, FLAG_REFUSED};
@@ -29,7 +30,8 @@ use crate::system::real::Door;
 use crate::system::{errno, sys};
 use crate::transfer::send::opening::{self, Message};
 
-/// A send with `MSG_FASTOPEN`, as far as it is the engine's. `None`: the kernel's.
+/// A send with `MSG_FASTOPEN`, if the engine serves the destination. `None`: the kernel must make
+/// the call.
 ///
 /// # Safety
 /// As for `sendmsg`.
@@ -41,7 +43,7 @@ pub(crate) unsafe fn send(
     address: *const sockaddr,
     len: socklen_t,
 ) -> Option<isize> {
-    /// Of them the kernel knows more than we do.
+    /// Flags that only the kernel can serve.
     const KERNELS: i32 = libc::MSG_OOB | libc::MSG_ZEROCOPY;
     if flags & KERNELS != 0 || !process::is_started() {
         return None;
@@ -56,7 +58,7 @@ pub(crate) unsafe fn send(
             return None;
         }
         if state & FLAG_DEFERRED != 0 {
-            // As any other first bytes.
+            // These are sent like any other first bytes.
             return None;
         }
     }
@@ -77,7 +79,7 @@ pub(crate) unsafe fn send(
                     taken = begun.payload;
                     match waits {
                         true => active_open::finish(&begun.connection),
-                        // On Linux no answer is there before the call ends.
+                        // On Linux the answer never comes before the call ends.
                         false => active_open::in_progress(&begun.connection),
                     }
                 }
@@ -95,7 +97,7 @@ pub(crate) unsafe fn send(
         }
         Opened::Done(_) if taken > 0 && is_late() => {
             if let Some(connection) = connection::at(fd) {
-                // It is still being made.
+                // The connection is still being made.
                 let _ = active_open::in_progress(&connection);
             }
             taken as isize

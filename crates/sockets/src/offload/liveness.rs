@@ -1,11 +1,11 @@
 //! Liveness settings: the program sets keepalive and user timeout on its socket, and the engine
 //! applies them to the remote.
 //!
-//! The kernel's own timers watch the carrier, whose other end is the adapter and never silent. What
-//! the program has set is read off the carrier when the connection is there (a listener hands it
-//! down) and when it has set something. Programs set several options in a row, and a message costs
-//! the adapter ten microseconds: so what was set is said at the program's next call that moves
-//! bytes or waits for some, which is also the first that could show a difference.
+//! The kernel's own timers watch the carrier, whose other end is the adapter and never silent. The
+//! settings are read from the carrier when the connection is made (it may inherit them from a
+//! listener) and after the program has set an option. Programs set several options in a row, and a
+//! message costs the adapter ten microseconds. So the settings are sent at the program's next call
+//! that moves bytes or waits for bytes, which is also the first call that could show a difference.
 
 use core::num::NonZeroU32;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -19,12 +19,11 @@ use crate::connection::orderings::OFFLOAD_SEEN;
 use crate::connection::{self, Connection};
 use crate::system::{errno, sys};
 
-/// The descriptor, and one, of the connection of which something was set that the adapter has not
-/// been told; 0: none.
+/// One more than the descriptor of the connection whose new settings the adapter does not know yet;
+/// 0: none.
 static UNSAID: AtomicU32 = AtomicU32::new(0);
 
-/// A connection through the engine is there: says what the program has set, if it has set
-/// something.
+/// A connection through the engine was made: sends its settings, if the program has set any.
 pub(super) fn begin(connection: &Connection) {
     let liveness = liveness_of(connection.fd);
     if liveness != Liveness::default() {
@@ -32,7 +31,7 @@ pub(super) fn begin(connection: &Connection) {
     }
 }
 
-/// Says what the program has set on a carrier's connection, some time into its turn.
+/// Sends the settings of a carrier's connection, some time after its turn has begun.
 #[cold]
 pub(crate) fn say_of_turn(connection: &Connection) {
     if connection.entry.flags.load(OFFLOAD_SEEN) & FLAG_OFFLOAD != 0 {
@@ -40,8 +39,8 @@ pub(crate) fn say_of_turn(connection: &Connection) {
     }
 }
 
-/// The program has set an option. True when the adapter is to hear of it some time into the turn of
-/// a carrier: most turns are over by then.
+/// The program has set an option. True when the settings must be sent some time after the carrier's
+/// turn has begun, because most turns are over by then.
 pub(crate) fn option_set(connection: &Connection, level: i32, name: i32) -> bool {
     let is_ours = matches!(
         (level, name),
@@ -62,16 +61,16 @@ pub(crate) fn option_set(connection: &Connection, level: i32, name: i32) -> bool
         return true;
     }
     if flags & FLAG_CONNECTING != 0 {
-        // It says so when its answer is there.
+        // The settings are sent when the engine's answer comes.
         return false;
     }
     if connection.local.attachment.has_region() {
-        // Its calls may all be served by rings, which do not come by here.
+        // Sent at once, because rings may serve all later calls, and those do not check `UNSAID`.
         tell(connection, &liveness_of(connection.fd));
         return false;
     }
     let this = connection.fd.unsigned_abs() + 1;
-    // Relaxed: a hint. The message says what the kernel knows at that moment.
+    // Relaxed: a hint. The message has the kernel's values at the time of sending.
     let other = UNSAID.swap(this, Ordering::Relaxed);
     if other != this {
         say_of(other);
@@ -79,8 +78,7 @@ pub(crate) fn option_set(connection: &Connection, level: i32, name: i32) -> bool
     false
 }
 
-/// Says what has been set, before a call that moves bytes, waits, or gives the process to another
-/// program.
+/// Sends unsent settings. Called before a call that moves bytes, waits, or replaces the program.
 #[inline]
 pub fn say_what_is_set() {
     if UNSAID.load(Ordering::Relaxed) != 0 {
@@ -93,7 +91,7 @@ fn say_now() {
     errno::keep(|| say_of(UNSAID.swap(0, Ordering::Relaxed)));
 }
 
-/// Whatever connection has that descriptor by now.
+/// Sends the settings of the connection that has that descriptor now.
 fn say_of(unsaid: u32) {
     let Some(fd) = unsaid.checked_sub(1) else {
         return;

@@ -2,9 +2,9 @@
 //!
 //! The kernel does not have that address, and a carrier could not reach a socket bound to it. So
 //! the socket is bound to the address's loopback alias, with the port the program wants; the
-//! program is told the address it asked for. Whoever connects to the loopback alias is a program of
-//! this host that wants that address ([`super::active_open`]), or the loopback alias itself: a
-//! local program like any other.
+//! program is told the address it asked for. Only programs of this host connect to the alias:
+//! because they want the engine's address ([`super::active_open`]), or because they use the alias
+//! itself.
 
 use libc::{sockaddr, sockaddr_storage, socklen_t};
 use toehold_channel::offload::Address;
@@ -14,7 +14,7 @@ use crate::offload::names::Side;
 use crate::offload::{addresses, questions, routing};
 use crate::system::sys;
 
-/// Where a socket is to be bound instead; `None`: where the program says.
+/// The address to which a socket must be bound instead; `None`: the program's address is right.
 ///
 /// # Safety
 /// `address` is readable for `len` bytes.
@@ -38,8 +38,8 @@ pub(crate) unsafe fn alias(
         return None;
     }
     if option(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) == 1 {
-        // The loopback alias is IPv4, whatever it stands for. The address is one alone, so nothing
-        // else comes with it.
+        // The loopback alias is always IPv4, even for an IPv6 address. Because a single address is
+        // bound, no other IPv4 traffic comes with it.
         sys::setsockopt_int(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 0);
     }
     Some(addresses::spelled(

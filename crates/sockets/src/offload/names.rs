@@ -19,8 +19,8 @@ pub(crate) enum Side {
     Remote,
 }
 
-/// The answer to a program that asks for an end of an offloaded connection: `None` for the kernel
-/// to give.
+/// The answer to a program that asks for the address of an end of an offloaded connection; `None`
+/// when the kernel must answer.
 pub(crate) fn answer(
     connection: &Connection,
     side: Side,
@@ -36,7 +36,7 @@ pub(crate) fn answer(
     let (local, remote) = true_ends(connection.entry);
     match side {
         Side::Remote if is_connecting => Some(Err(libc::ENOTCONN)),
-        // Reset, or ended by both: the kernel, which is asked, has no name for that end any more
+        // After a reset, or when both ends have closed, the kernel has no address for that end
         // either.
         Side::Remote if sys::socket_address(connection.fd, true).is_err() => None,
         Side::Remote => Some(Ok(addresses::spelled(connection.fd, remote))),

@@ -15,12 +15,12 @@ use crate::offload::{addresses, endings, liveness, questions, routing};
 use crate::process::{self, descriptors};
 use crate::system::sys;
 
-/// How long each `listen` waits for the engine to do so as well; an adapter that is stopped costs
-/// this.
+/// How long each `listen` waits for the engine to listen as well. With a stopped adapter each
+/// `listen` takes this long.
 const REPLY_NS: u64 = 250_000_000;
 
-/// The program listens: the engine may do so, too. Whoever is told of the listener afterwards can
-/// connect at once, so this waits for it.
+/// The program listens: the engine may listen, too. This waits for the engine, so that a remote can
+/// connect as soon as `listen` has returned.
 pub(crate) fn listening(fd: i32, backlog: i32) {
     let option = |level, name| sys::getsockopt::<i32>(fd, level, name).unwrap_or(-1);
     if option(libc::SOL_SOCKET, libc::SO_PROTOCOL) != libc::IPPROTO_TCP || !questions::is_beside(fd)
@@ -43,15 +43,15 @@ pub(crate) fn listening(fd: i32, backlog: i32) {
     early::unconnected_closing(descriptors::note_listener(fd));
 }
 
-/// The program has set `TCP_FASTOPEN` on a socket; where that listens already, the engine has to
-/// know.
+/// The program has set `TCP_FASTOPEN` on a socket. If the socket already listens, the engine must
+/// be told.
 pub(crate) fn fast_open_set(fd: i32) {
     if !routing::is_wanted() || !process::is_started() || process::borrowed_memory() {
         return;
     }
     let is_listening = sys::getsockopt::<i32>(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN);
     if is_listening == Ok(1) {
-        // Of a listener `tcpi_sacked` is the backlog (tcp_get_info).
+        // For a listener `tcpi_sacked` is the backlog (tcp_get_info).
         let info = sys::getsockopt::<[u32; 8]>(fd, libc::IPPROTO_TCP, libc::TCP_INFO);
         let backlog = info.map_or(0, |[.., sacked]| sacked);
         listening(fd, i32::try_from(backlog).unwrap_or(i32::MAX));
@@ -63,8 +63,8 @@ pub(crate) fn stopped_listening() {
     adapter::tell(&Message::new(Kind::Unlisten));
 }
 
-/// The program has accepted a connection. When it comes from the adapter, it is somebody else's in
-/// truth: notes whose, and says so.
+/// The program has accepted a connection. If it comes from the adapter, stores its true addresses
+/// and returns true.
 pub(crate) fn accepted(connection: &Connection) -> bool {
     let Some(routing_page) = routing::known_routing_page() else {
         return false;
@@ -103,8 +103,8 @@ pub(crate) fn comes_from_engine(remote: &libc::sockaddr_storage) -> bool {
     source.is_some() && addresses::of_storage(remote).and_then(|remote| remote.v4()) == source
 }
 
-/// A further connection is about to be accepted on a carrier. When that comes from the adapter,
-/// notes whose the connection is; false when the adapter does not say.
+/// A further connection is about to be accepted on a carrier. If the carrier comes from the
+/// adapter, stores the connection's true addresses; false when the routing page does not have them.
 pub(crate) fn accepted_again(carrier: &Connection) -> bool {
     let entry = carrier.entry;
     if entry.flags.load(OFFLOAD_SEEN) & FLAG_OFFLOAD == 0 {
@@ -124,7 +124,7 @@ pub(crate) fn accepted_again(carrier: &Connection) -> bool {
     }
 }
 
-/// A further connection was accepted: says what the program has set for all of its listener's.
+/// A further connection was accepted: sends the settings that it has inherited from its listener.
 pub(crate) fn say_liveness(connection: &Connection) {
     let is_engine_s = connection.entry.flags.load(OFFLOAD_SEEN) & FLAG_OFFLOAD != 0;
     if is_engine_s && connection.local.express.begins_kept() {

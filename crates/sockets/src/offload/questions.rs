@@ -1,4 +1,4 @@
-//! Questions to the adapter that wait for their reply.
+//! Requests to the adapter that wait for their reply.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -10,11 +10,11 @@ use crate::offload::routing;
 use crate::process::family;
 use crate::system::sys;
 
-/// How long a program's first `connect` or `listen` waits to be shown the engine. Whether its
-/// listeners are ever served hangs on the answer, and on a host with more to do than time the
-/// adapter may have to wait for its turn.
+/// How long a program's first `connect` or `listen` waits for the adapter's answer about its
+/// engine. The time is long, because the program's listeners are served only if the answer comes,
+/// and on a busy host the adapter may have to wait for a processor.
 const FIRST_REPLY_NS: u64 = 1_000_000_000;
-/// The adapter connection over which the engine was asked for.
+/// The adapter's epoch in which the engine was asked for.
 static ASKED_EPOCH: AtomicU32 = AtomicU32::new(0);
 
 /// The routing page of the adapter's engine; asks for it if need be. `None` without an adapter or
@@ -40,8 +40,8 @@ pub(super) fn is_beside(fd: i32) -> bool {
         .is_some_and(|routing_page| routing_page.netns() == sys::namespace_of(fd).unwrap_or(0))
 }
 
-/// Says something to the adapter and waits until a reply of this kind has been dealt with, and all
-/// that came before it, for `limit_ns` at most. The caller holds the adapter's lock.
+/// Sends a message to the adapter and waits, for at most `limit_ns`, until a reply of this kind and
+/// all messages before it are handled. The caller holds the adapter's lock.
 pub(super) fn say_and_wait(adapter: i32, message: &Message, reply: Kind, limit_ns: u64) {
     if !adapter::send(adapter, message, None) {
         return adapter::lose(adapter);

@@ -14,12 +14,12 @@ use toehold_channel::rendezvous::Message;
 /// Which connections of the program use the engine: [`NOTHING`], [`BY_RULE`] or [`EVERYTHING`].
 static WANTED: AtomicU32 = AtomicU32::new(NOTHING);
 const NOTHING: u32 = 0;
-/// Connections to destinations that a rule of the operator's names (`--path auto`).
+/// Connections to destinations for which an operator's rule says so (`--path auto`).
 const BY_RULE: u32 = 1;
-/// All connections to what the engine reaches, and listeners (`--path offload`).
+/// All connections to destinations that the engine reaches, and listeners (`--path offload`).
 const EVERYTHING: u32 = 2;
-/// Where the routing page is mapped; the mapping is replaced in place when another adapter shows
-/// another.
+/// The address of the mapped routing page. The mapping is replaced in place when a new adapter
+/// shows its page.
 static ROUTING_PAGE: AtomicPtr<u8> = AtomicPtr::new(null_mut());
 /// The adapter we are connected to has an engine.
 static HAS_ENGINE: AtomicBool = AtomicBool::new(false);
@@ -27,13 +27,13 @@ static HAS_ENGINE: AtomicBool = AtomicBool::new(false);
 /// accept the carrier.
 static CLIENT_TOKEN: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
-/// Has network connections carried by the adapter's engine, where it has one. Called once, before
+/// Makes network connections use the adapter's engine, if there is one. Called once, before
 /// [`crate::start`].
 pub fn want_offload() {
     WANTED.store(EVERYTHING, Ordering::Relaxed);
 }
 
-/// Has connections carried by the adapter's engine where a rule of the operator's says so. As
+/// Makes connections use the adapter's engine if an operator's rule says so. Called as
 /// [`want_offload`].
 pub fn want_offload_by_rule() {
     WANTED.store(BY_RULE, Ordering::Relaxed);
@@ -45,8 +45,8 @@ pub(crate) fn is_wanted() -> bool {
     WANTED.load(Ordering::Relaxed) == EVERYTHING
 }
 
-/// True when a connection to `remote` may be the engine's. Without the program's wish loopback is
-/// not worth a question.
+/// True when the engine may serve a connection to `remote`. For a loopback address the adapter is
+/// asked only if the program wants the engine.
 pub(super) fn may_be_offloaded(remote: Address) -> bool {
     match WANTED.load(Ordering::Relaxed) {
         NOTHING => false,
@@ -61,12 +61,12 @@ pub(super) fn may_be_offloaded(remote: Address) -> bool {
     }
 }
 
-/// Nothing of the program's is the engine's from now on.
+/// From now on the program does not use the engine.
 pub(crate) fn stop() {
     WANTED.store(NOTHING, Ordering::Relaxed);
 }
 
-/// True when connections of this program may be the engine's.
+/// True when the engine may serve connections of this program.
 #[inline]
 pub(crate) fn has_business() -> bool {
     WANTED.load(Ordering::Relaxed) != NOTHING
@@ -91,13 +91,13 @@ pub(super) fn client_token() -> ClientToken {
         .map(|half| half.load(Ordering::Relaxed))
 }
 
-/// The engine that is known was another adapter's.
+/// Forgets the known engine, which belonged to another adapter.
 pub(super) fn forget() {
     // Relaxed: the page and the token stay as they are.
     HAS_ENGINE.store(false, Ordering::Relaxed);
 }
 
-/// Maps what the adapter shows. The caller holds the adapter's lock.
+/// Maps the adapter's routing page. The caller holds the adapter's lock.
 pub(crate) fn learn(message: &Message, descriptors: [Option<OwnedFd>; 2]) {
     HAS_ENGINE.store(false, Ordering::Relaxed);
     for (place, half) in CLIENT_TOKEN.iter().zip([message.pair, message.cookie]) {

@@ -1,18 +1,19 @@
-//! Giving a channel back, for good, while its connection goes on.
+//! Gives a channel back for good, while its connection goes on.
 //!
 //! A detached connection is back on its carrier, but its region would stay mapped at both ends. So
-//! both ends leave the channel ([`toehold_stream::leaving`]): at once when regions are short, else
-//! after a while ([`LEAVE_AFTER_NS`]: an operator may change course). Where a packet capture is the
-//! reason, the channel stays: captures are short. The end that sees that both have left frees the
-//! pages, replaces its mapping and tells the adapter
+//! both ends leave the channel ([`toehold_stream::leaving`]): at once when regions are short,
+//! otherwise after a while ([`LEAVE_AFTER_NS`]), because the operator may attach it again. If a
+//! packet capture is the reason, the channel stays, because captures are short. The end that sees
+//! that both have left frees the pages, replaces its mapping and tells the adapter
 //! ([`Kind::Withdraw`](toehold_channel::rendezvous::Kind::Withdraw)), which drops the descriptor. A
-//! later upgrade begins anew, by asking. A peer that sleeps keeps one page.
+//! later upgrade begins again with a request for pairing. A sleeping peer keeps one page of the
+//! region.
 //!
-//! Another thread may still hold an [`End`] of the region: its address range is not given up but
-//! replaced by empty private memory, in which every look finds nothing, and used again by the
-//! connection's next region.
+//! Another thread may still hold an [`End`] of the region. So the region's address range is not
+//! given up but replaced by empty private memory, in which every look finds nothing. The
+//! connection's next region uses the range again.
 //!
-//! A connection that nobody uses is served by [`crate::adapter::requests`].
+//! [`crate::adapter::requests`] serves connections that no call uses.
 
 use core::ptr::NonNull;
 use core::ptr::null_mut;
@@ -36,7 +37,7 @@ use crate::{adapter, lock};
 /// How long a channel may be paused before it is given up.
 const LEAVE_AFTER_NS: u64 = 100_000_000;
 
-/// True when a channel that is paused has been so for long enough to give it up.
+/// True when a channel has been paused long enough to give it up.
 fn is_over(connection: &Connection, end: &End<'_>) -> bool {
     let since = &connection.local.over_since_ns;
     match end.refusal() {
@@ -95,8 +96,9 @@ fn is_drained(connection: &Connection, end: &End<'_>) -> bool {
     matches!(next, Ok(Incoming::Carrier { .. })) && end.is_drained() == Ok(true)
 }
 
-/// A send or receive by the channel came to `result`: the program's answer, with the error that
-/// `error_of` makes of it. `None`: the connection has left the channel, and the call begins anew.
+/// Turns the `result` of a send or receive through the channel into the program's answer, with the
+/// error that `error_of` gives. `None`: the connection has left the channel, so the call begins
+/// again.
 #[inline]
 pub(crate) fn after_transfer(
     connection: &Connection,
@@ -122,11 +124,12 @@ pub(crate) fn finish(connection: &Connection) {
         return;
     }
     if settings::low_water(connection) > 1 && !end.has_peer_left() {
-        // The kernel's registrations would tell of each byte until the region is gone: one moment
-        // is short enough.
+        // Until the region is gone, the kernel's registrations would report every byte. So this is
+        // tried again later.
         return;
     }
-    // The kernel's registrations first: once the region is gone nobody looks at ours.
+    // The kernel gets the registrations first, because without the region the library does not
+    // answer them.
     membership::hand_back(connection, &end);
     if !frees(connection, &end) {
         return;
@@ -142,7 +145,7 @@ fn frees(connection: &Connection, end: &End<'_>) -> bool {
         return false;
     }
     if holders::are_others(entry) {
-        // Others of the family have it mapped and would go on by it.
+        // Other members of the family have the region mapped and would go on using it.
         return false;
     }
     // Before the direction locks, as in `pairing`.
@@ -158,8 +161,8 @@ fn frees(connection: &Connection, end: &End<'_>) -> bool {
     if !is_drained(connection, end) {
         return false;
     }
-    // A call that finds no region meanwhile goes by the carrier, as it would with the region: both
-    // directions are there, and neither end goes up in this region again.
+    // A call that finds no region meanwhile uses the carrier. With the region it would do that,
+    // too: both directions are on the carrier, and neither end goes up in this region again.
     let Some(region) = local.attachment.take_unused() else {
         return false;
     };
@@ -176,7 +179,7 @@ fn frees(connection: &Connection, end: &End<'_>) -> bool {
     true
 }
 
-/// The next region begins at zero; `toehold status` goes on counting.
+/// Positions begin at zero in the next region, but the totals for `toehold status` go on.
 fn forget_positions(connection: &Connection) {
     let entry = connection.entry;
     for (before, position) in [
