@@ -124,8 +124,8 @@ pub(crate) fn finish(connection: &Connection) {
         return;
     }
     if settings::low_water(connection) > 1 && !end.has_peer_left() {
-        // Until the region is gone, the kernel's registrations would report every byte. So this is
-        // tried again later.
+        // Between `hand_back` and the end of the region, the kernel's registrations report every
+        // byte. So wait until the peer has left, which makes that time short.
         return;
     }
     // The kernel gets the registrations first, because without the region the library does not
@@ -207,7 +207,7 @@ fn forget_positions(connection: &Connection) {
     connection.local.over_since_ns.store(0, Ordering::Relaxed);
 }
 
-/// Frees the rings, for the peer as well, and puts empty private memory in the region's place.
+/// Frees the rings' memory, for the peer as well, and replaces the region by empty private memory.
 fn empty(connection: &Connection, region: *mut u8) -> bool {
     // SAFETY: both ends have left, so nobody reads or writes the rings; the control page, which the
     // peer still looks at, stays. A hostile peer that uses them all the same finds zeroes.

@@ -1,4 +1,4 @@
-//! From a plain connection to one with a channel beside it, and back to nothing.
+//! How a plain connection gets a channel, and gives it up again.
 //!
 //! ```text
 //!   enough traffic ─► ask the adapter (never waiting) ─► its offer changes a word of our entry
@@ -6,11 +6,11 @@
 //!   ─► each sender moves its direction up at its next call
 //! ```
 //!
-//! The counts are verified with `TCP_INFO`: if a single byte went past our hooks, we would not know
-//! where in the stream we are, and the connection stays on the host path
-//! ([`Reason::CountsDisagree`]). A Unix socket has no such counts: [`crate::connection::unix`].
+//! The counts are verified with `TCP_INFO`: if a single byte went past our hooks, our position in
+//! the stream is wrong, and the connection stays on the host path ([`Reason::CountsDisagree`]). A
+//! Unix socket has no such counts: [`crate::connection::unix`].
 //!
-//! - [`shown_socket`]: the end of a socket that the adapter is being shown;
+//! - [`shown_socket`]: closing a socket while the adapter has a duplicate of it;
 //! - [`leaving`]: how a channel is given back while its connection goes on.
 
 pub(crate) mod leaving;
@@ -41,21 +41,23 @@ use crate::process::{self, holders};
 use crate::system::{errno, sys};
 use crate::waiting::seen_waits;
 
-/// How often, in calls on the host path, a connection that waits for an offer looks whether the
+/// A connection that waits for an offer checks once in this many calls on the host path whether the
 /// adapter is still there.
 const CALLS_BETWEEN_LOOKS: u32 = 256;
 
-/// How often, in calls, a connection comes back to an offer for whose descriptors there was no
-/// room. A multiple of the number above.
+/// A connection asks once in this many calls for an offer again that was postponed for lack of
+/// descriptors. A multiple of the number above.
 const CALLS_BETWEEN_RETRIES: u32 = 4096;
 
-/// How often, in calls, a connection tries to ask while the adapter has too many requests to read.
+/// A connection tries once in this many calls to send its request while the adapter has too many
+/// unread requests.
 const CALLS_BETWEEN_TRIES: u32 = 16;
 
 /// The number given to [`set_calls_before_pairing`]; 0 stands for the number of [`Worth`].
 static CALLS_TOLD: AtomicU32 = AtomicU32::new(0);
 
-/// Has connections ask for pairing after so many calls that moved bytes, whatever they lead to.
+/// Makes connections ask for pairing after this many calls that moved bytes, on the direct and the
+/// offload path.
 ///
 /// Foreign test suites set it to 1: most of their connections end long before the usual number.
 pub fn set_calls_before_pairing(calls: u32) {
@@ -63,7 +65,7 @@ pub fn set_calls_before_pairing(calls: u32) {
     CALLS_TOLD.store(calls, Ordering::Relaxed);
 }
 
-/// Such connections are not paired, whatever happens.
+/// Connections with one of these flags are never paired.
 const NEVER_PAIRED: u32 = FLAG_PINNED | FLAG_SHUT_TX | FLAG_SHUT_RX;
 
 /// Called after calls that moved bytes on the host path: asks for pairing, or takes an offer.
@@ -113,7 +115,8 @@ fn worth(flags: u32) -> Worth {
 #[cold]
 pub(crate) fn consider(connection: &Connection) {
     if connection.carrier() != Some(connection.fd) {
-        // Another thread has closed the number under the call, and it may be anybody's.
+        // Another thread has closed the descriptor during the call, and the number may belong to
+        // any file now.
         return;
     }
     if withheld::gives_back(connection) {
@@ -172,7 +175,7 @@ pub(crate) fn consider(connection: &Connection) {
     if !asks && calls.is_multiple_of(CALLS_BETWEEN_RETRIES) && offers::is_put_off(entry) {
         offers::retry(connection);
     }
-    // An answer to what was just asked takes a while.
+    // The answer to a request that was just sent takes a while.
     if !asks || offers::offer_waits(connection) {
         offers::receive_offers(adapter, connection);
     }
@@ -181,8 +184,8 @@ pub(crate) fn consider(connection: &Connection) {
     }
 }
 
-/// Asks for a partner of a new connection, whatever is known of it: one that was accepted at
-/// `listener`, or that has connected. The adapter's socket.
+/// Asks for pairing of a new connection at once, regardless of its traffic. It was accepted at
+/// `listener`, or has connected. Returns the adapter's socket.
 pub(crate) fn ask_at_once(connection: &Connection, listener: Option<i32>) -> Option<i32> {
     let entry = connection.entry;
     let flags = entry.flags.load(Ordering::Relaxed);
@@ -192,8 +195,8 @@ pub(crate) fn ask_at_once(connection: &Connection, listener: Option<i32>) -> Opt
     ask_now(connection, listener)
 }
 
-/// As [`ask_at_once`], of a carrier to the engine's relay: before the engine has answered. True
-/// when it was asked.
+/// As [`ask_at_once`], for a carrier to the engine's relay before the engine has answered. True
+/// when the request was sent.
 pub(crate) fn ask_before_answer(connection: &Connection) -> bool {
     let flags = connection.entry.flags.load(Ordering::Relaxed);
     flags & (NEVER_PAIRED | FLAG_ASKED) == 0 && ask_now(connection, None).is_some()
@@ -210,10 +213,10 @@ fn ask_now(connection: &Connection, listener: Option<i32>) -> Option<i32> {
     ask(connection, adapter, &message).then_some(adapter)
 }
 
-/// Sends the request for a connection; false when that failed, or is to be tried again.
+/// Sends the request for a connection. False when that failed, or must be tried again.
 fn ask(connection: &Connection, adapter: i32, message: &Message) -> bool {
     let (entry, local) = (connection.entry, connection.local);
-    // A refusal is answered with this: without a new one it is not asked again.
+    // The words are overwritten, so that a refusal which comes from now on belongs to this request.
     let before = shown_socket::begin(connection);
     match adapter::ask(adapter, message, connection.fd) {
         Asked::Sent => {
@@ -235,13 +238,13 @@ fn ask(connection: &Connection, adapter: i32, message: &Message) -> bool {
     }
 }
 
-/// The request for a connection, or why it can never be paired. The descriptor goes with it: the
-/// adapter believes the socket, and nothing that we could say about it.
+/// The request for a connection, or why it can never be paired. The descriptor goes with it,
+/// because the adapter trusts only the socket itself.
 fn describe(connection: &Connection) -> Result<Message, Reason> {
     let fd = connection.fd;
     let option = |name| sys::getsockopt::<i32>(fd, libc::SOL_SOCKET, name).unwrap_or(-1);
     let is_offloaded = connection.entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD != 0;
-    // A carrier to the engine was looked at when it became one.
+    // A carrier to the engine was checked when it was made.
     if !is_offloaded {
         Carrier::at(fd).ok_or(Reason::NotTcp)?.note(fd);
     }
@@ -263,7 +266,7 @@ fn describe(connection: &Connection) -> Result<Message, Reason> {
     Ok(message)
 }
 
-/// Puts the offered region to use if nothing is in flight; otherwise the next call tries again. The
+/// Attaches the offered region if no call is in flight; otherwise the next call tries again. The
 /// caller holds the adapter's lock.
 fn attach(connection: &Connection) {
     let (entry, local) = (connection.entry, connection.local);
@@ -283,17 +286,18 @@ fn attach(connection: &Connection) {
         connection.pin(Reason::Unsupported);
         return;
     }
-    // From here on new calls see the region and queue at the locks. Host-path calls count
-    // themselves in before they look at `region`.
+    // From now on new calls see the region and wait for the locks. Host-path calls count themselves
+    // in before they look at `region`.
     let is_given = (local.attachment).give(region, [&local.rx_in_flight, &local.tx_in_flight]);
     if is_given && entry.flags.load(PINNED) & FLAG_PINNED != 0 {
-        // Pinned after `consider` looked: whoever did it saw no region, and left it at that.
+        // The connection was pinned after `consider` looked. The pinning thread saw no region, so
+        // it took nothing back.
         local.attachment.take();
         return;
     }
     if is_given && holders::are_others(entry) {
-        // Forked after the look above. A child has calls of its own, which we do not count; one
-        // that is forked from here on has the region.
+        // The process was forked after the look above. The child's calls are not counted here. (A
+        // child that is forked from now on has the region.)
         local.attachment.take();
         entry.reason.store(Reason::Shared as u32, Ordering::Relaxed);
         return;
@@ -304,7 +308,7 @@ fn attach(connection: &Connection) {
     }
     let agree = match Carrier::of(connection) {
         Carrier::Tcp => counts::agree(connection),
-        // The peer's word is needed: `unix::compare`.
+        // The comparison needs the peer's count: `unix::compare` makes it later.
         Carrier::Unix => Some(true),
     };
     match agree {
@@ -329,7 +333,7 @@ fn attach(connection: &Connection) {
         .store(Reason::PartnerNotAttached as u32, Ordering::Relaxed);
     if let Some(end) = connection.end() {
         resets::publish(connection);
-        // Until we know better how this program waits, ring.
+        // The peer rings until it is known how this program waits.
         match Carrier::of(connection) {
             Carrier::Tcp => end.attach(WakeWord::Bell),
             Carrier::Unix => {
@@ -344,15 +348,15 @@ fn attach(connection: &Connection) {
     switching::service(connection);
 }
 
-/// Refused, and for a reason that may hold no longer.
+/// True when the adapter refused the connection for a reason that may no longer hold.
 #[inline]
 fn is_askable_again(connection: &Connection) -> bool {
     is_released(connection.entry) || namespace::is_wanted(connection)
 }
 
-/// Asked while an operator or a packet capture kept it on its carrier, which is over now, or while
-/// the other end of a Unix socket was not accepted yet: the adapter forgot the request with the
-/// refusal.
+/// True when the adapter refused the connection because an operator or a packet capture kept it on
+/// its carrier, which is over now, or because the other end of a Unix socket was not accepted yet.
+/// The adapter has forgotten such a request.
 #[inline]
 fn is_released(entry: &Entry) -> bool {
     let refusal = entry.refusal.load(Ordering::Relaxed);

@@ -1,19 +1,19 @@
-//! A socket that the adapter is being shown.
+//! Closing a socket of which the adapter has a duplicate.
 //!
-//! A request for a partner carries a duplicate of the socket. The kernel ends a connection when the
-//! last duplicate is closed. A program that closes its own before the adapter has looked at the
-//! other would delay the end until the adapter runs again. So the last close of this process first
-//! has the kernel do what that close would have done:
+//! A request for a partner carries a duplicate of the socket. The kernel ends a connection when its
+//! last duplicate is closed. If the program closes its descriptor before the adapter has looked at
+//! the duplicate, the end would be delayed until the adapter runs. So before its last close this
+//! process makes the kernel do what the close would have done:
 //!
 //! ```text
 //!   asked ──► the adapter looks, closes its duplicate, answers ──► nothing to do
 //!     └─────► last close of the program: reset, or shut both directions down; then close
 //! ```
 //!
-//! The adapter answers by a refusal or an offer, and closes its duplicate before. A close while
-//! another thread is inside a call on the socket, or waits for it in `poll`, does not end the
-//! connection on the kernel either: that call holds the file. A shutdown would end that call, so
-//! there is none then.
+//! The adapter answers by a refusal or an offer, and closes its duplicate before. If another thread
+//! is inside a call on the socket, or waits for it in `poll`, a close does not end the connection
+//! in the kernel either, because that call holds the file. A shutdown would end that call, so none
+//! is made then.
 
 use core::sync::atomic::Ordering;
 
@@ -30,7 +30,7 @@ pub(crate) struct Before {
     shown_at: u32,
 }
 
-/// The adapter is about to be shown the socket.
+/// Called before the socket is sent to the adapter.
 pub(crate) fn begin(connection: &Connection) -> Before {
     let entry = connection.entry;
     let shown_at = &connection.local.shown_at;
@@ -45,14 +45,14 @@ pub(crate) fn begin(connection: &Connection) -> Before {
     before
 }
 
-/// The socket was not shown after all.
+/// The socket could not be sent: restores the words.
 pub(crate) fn take_back(connection: &Connection, before: Before) {
     let (refusal, shown_at) = (&connection.entry.refusal, &connection.local.shown_at);
     refusal.store(before.refusal, Ordering::Relaxed);
     shown_at.store(before.shown_at, Ordering::Relaxed);
 }
 
-/// True while the adapter may have a duplicate of the socket, or the message with it be under way.
+/// True while the adapter may have a duplicate of the socket, or the message with it is under way.
 fn is_under_way(connection: &Connection) -> bool {
     let entry = connection.entry;
     let shown_at = connection.local.shown_at.load(Ordering::Relaxed);
@@ -62,13 +62,13 @@ fn is_under_way(connection: &Connection) -> bool {
         && entry.offer.load(Ordering::Relaxed).wrapping_add(1).max(1) == shown_at
 }
 
-/// This process, the last that holds the connection, is about to close its last descriptor of it.
+/// This process is the last holder of the connection, and is about to close its last descriptor.
 pub(crate) fn closing(connection: &Connection) {
     let (entry, fd) = (connection.entry, connection.fd);
     if !is_under_way(connection) {
         return;
     }
-    // Somebody whom we do not count may go on with it.
+    // A process that the library does not count may go on with the connection.
     let is_elsewhere = entry.flags.load(Ordering::Relaxed) & (FLAG_PINNED | FLAG_INHERITED) != 0;
     let local = connection.local;
     let in_calls = [&local.rx_in_flight, &local.tx_in_flight];
@@ -77,7 +77,7 @@ pub(crate) fn closing(connection: &Connection) {
         return;
     }
     if Carrier::of(connection) == Carrier::Unix && sys::bytes_waiting(fd) > 0 {
-        // The reset is for the kernel to make, when the adapter closes its duplicate.
+        // The kernel makes the reset when the adapter closes its duplicate.
         return;
     }
     let linger = sys::getsockopt::<[i32; 2]>(fd, libc::SOL_SOCKET, libc::SO_LINGER);

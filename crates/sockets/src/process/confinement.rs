@@ -1,12 +1,12 @@
-//! A program that confines itself to some system calls (seccomp(2)).
+//! Leaves a program that restricts its own system calls (seccomp(2)).
 //!
-//! The library makes calls that the program does not make, and a filter may kill for one of them.
-//! So the library leaves before a filter is set. Every connection goes to the kernel for good, and
-//! from then on each call is passed on as it is. Bytes that lie unread in a ring cannot go back to
-//! the kernel: they are kept in memory ([`crate::process::kept_bytes`]).
+//! The library makes system calls that the program does not make, and a filter may kill the process
+//! for one of them. So the library leaves before a filter is set. Every connection goes to the
+//! kernel for good, and from then on each call is passed on unchanged. Unread bytes in a ring
+//! cannot go back to the kernel, so they are kept in memory ([`crate::process::kept_bytes`]).
 //!
-//! It leaves in this way, too, before a program has children in another pid namespace, and when it
-//! cannot see what a program has the kernel do ([`crate::uring`]).
+//! It leaves in the same way before a program gets children in another pid namespace, and when it
+//! cannot see the program's requests to the kernel ([`crate::uring`]).
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -27,24 +27,25 @@ use crate::system::{errno, real, sys};
 use crate::transfer::receive::receive;
 use crate::{adapter, express};
 
-/// A peer that was in the middle of a send when it was refused finishes it within this time.
+/// Time within which a peer finishes a send that was in progress when we refused the channel.
 const SETTLE_NS: u64 = 4_000_000;
 
 static CONFINED: AtomicBool = AtomicBool::new(false);
 
-/// True when the library has left because of a filter: it makes no call of its own.
+/// True when the library has left because of a filter: it makes no system calls of its own.
 pub fn is_confined() -> bool {
     CONFINED.load(Ordering::Relaxed)
 }
 
-/// True when no filter binds this process but those under which `toehold run` was started, `known`
-/// in number: the adapter, which that command starts, makes the same calls as we.
+/// True when this process has no more filters than `known`, the number under which `toehold run`
+/// was started. Those filters are harmless: the adapter, which that command starts, makes the same
+/// system calls.
 #[unsafe(link_section = ".text.startup")]
 pub fn is_allowed(known: u32) -> bool {
     filters() <= known
 }
 
-/// How many filters bind this process; where the kernel does not count them, 1 for any.
+/// How many filters this process has; if the kernel does not count them, 1 for any number.
 fn filters() -> u32 {
     let (mut mode, mut count) = (0, None);
     each_line_of_status(|text, number| {
@@ -57,7 +58,7 @@ fn filters() -> u32 {
     count.unwrap_or(u32::from(mode != 0))
 }
 
-/// Whether this process has more threads than this one; true where that is not known.
+/// Whether this process has other threads; true when that is not known.
 fn has_other_threads() -> bool {
     let mut threads = u32::MAX;
     each_line_of_status(|text, number| {
@@ -68,7 +69,7 @@ fn has_other_threads() -> bool {
     threads > 1
 }
 
-/// True where another process traces this one: a debugger, strace or proot.
+/// True when another process traces this one: a debugger, strace or proot.
 #[must_use]
 pub fn is_traced() -> bool {
     let mut tracer = 0;
@@ -104,7 +105,8 @@ fn each_line_of_status(mut each: impl FnMut(&[u8], u32)) {
     });
 }
 
-/// True where filters bind this thread already. In strict mode there is nobody to ask.
+/// True when this thread already has filters. (In strict mode this question itself would kill the
+/// process.)
 #[must_use]
 pub fn has_filters() -> bool {
     // SAFETY: no memory is involved.
@@ -122,8 +124,8 @@ pub fn has_filters() -> bool {
     mode == libc::SECCOMP_MODE_FILTER as isize
 }
 
-/// True where the kernel lets this thread set a filter: it gets no rights by executing programs, or
-/// has this one (`seccomp_prepare_filter` in kernel/seccomp.c).
+/// True when the kernel lets this thread set a filter: it has set `no_new_privs`, or has
+/// `CAP_SYS_ADMIN` (`seccomp_prepare_filter` in kernel/seccomp.c).
 #[must_use]
 pub fn may_confine() -> bool {
     let asks = libc::PR_GET_NO_NEW_PRIVS as usize;
@@ -132,40 +134,40 @@ pub fn may_confine() -> bool {
     gets_none != 0 || sys::has_right(sys::Right::Administer)
 }
 
-/// The program is about to set a filter: the last moment for calls of ours.
+/// The program is about to set a filter: this is the last moment for system calls of the library.
 pub fn confine() {
     if leave_process(Reason::Confined) {
         CONFINED.store(true, Ordering::Relaxed);
     }
 }
 
-/// The children of this process are going to be in another pid namespace. The locks of the family
-/// name their owners by process number, which means another process there, or none.
+/// The children of this process are going to be in another pid namespace. The family's locks name
+/// their owners by process number, and there the number means another process, or none.
 pub fn leave_to_namespaces() {
     leave_process(Reason::Shared);
 }
 
 /// A thread of this process is about to have another network namespace, or fewer rights to connect
-/// (landlock(7)). Carriers and kept sockets are of the namespace in which they were made, and the
-/// kernel asks for rights when a socket connects. Each thread has a namespace and rights of its
-/// own, so neither serves this process any more.
+/// (landlock(7)). Carriers and kept sockets belong to the namespace in which they were made, and
+/// the kernel checks rights when a socket connects. Each thread has its own namespace and rights,
+/// so this process can use neither of them any more.
 pub fn leave_connecting_to_kernel() {
     if process::is_started() && !process::borrowed_memory() {
         errno::keep(express::end);
     }
 }
 
-/// A thread of this process is about to have descriptors of its own, without those of the others
-/// (`CLONE_FILES`): from then on a number may mean two files, and one that a thread has closed may
-/// be open.
+/// A thread of this process is about to get its own table of descriptors (`CLONE_FILES`): from then
+/// on a number may mean two files, and a number that one thread has closed may still be open in
+/// another.
 pub fn leave_to_own_descriptors() {
     if process::is_started() && !process::borrowed_memory() && has_other_threads() {
         leave_process(Reason::Unsupported);
     }
 }
 
-/// Every connection of this process goes to the kernel for good, and the library serves it no more.
-/// False where it did not serve it.
+/// Moves every connection of this process to the kernel for good, and stops serving the process.
+/// False when the library did not serve it.
 pub(crate) fn leave_process(reason: Reason) -> bool {
     if !process::is_started() || process::borrowed_memory() {
         return false;
@@ -187,7 +189,7 @@ pub(crate) fn leave_process(reason: Reason) -> bool {
     true
 }
 
-/// Both directions become the kernel's, and what is unread is kept.
+/// Moves both directions to the kernel, and keeps unread bytes.
 fn leave(connection: &Connection, reason: Reason) {
     if !connection.local.attachment.has_region() {
         // An earlier channel may have left an offer: `forget_all` forgets it.
@@ -223,8 +225,8 @@ fn leave(connection: &Connection, reason: Reason) {
     });
 }
 
-/// Reads until the peer has moved to the carrier, or has had the time to. Null when there is no
-/// memory: then unread bytes are a reset ([`switching::quiesce`]).
+/// Reads until the peer has moved to the carrier, or had enough time for it. Null when there is no
+/// memory: then unread bytes cause a reset ([`switching::quiesce`]).
 fn read_all(connection: &Connection) -> *mut Kept {
     let base = sys::map_shared_memory(BYTES_OFFSET + BYTES_MAX);
     let kept = base.cast::<Kept>();
@@ -269,19 +271,20 @@ fn read_all(connection: &Connection) -> *mut Kept {
     kept
 }
 
-/// Nothing is known of any descriptor from now on, and no call is made. The connections are on
-/// their carriers.
+/// Forgets all descriptors, and makes no system calls from now on. The connections are on their
+/// carriers.
 fn forget_all() {
     connection::each_held(|_, entry, local| {
         local.descriptors.store(0, Ordering::Relaxed);
         if holders::leave(entry) {
-            // Free once this process is gone: threads may still be inside.
+            // The entry is free only once this process is gone, because threads may still be
+            // inside.
             let ended = EntryState::Ended as u32;
             entry.state.store(ended, STATE_TOLD);
         }
     });
     holders::leave_family(process::pid());
-    // Before the descriptors: what is made from now on is not noted.
+    // Done before the descriptors are forgotten, so that new descriptors are not recorded.
     process::disable();
     descriptors::forget_all();
     adapter::leave();

@@ -7,8 +7,7 @@
 //!            ──►  a socket that is no connection yet, of which something is known
 //! ```
 //!
-//! All of it is in a table that grows as descriptors are used ([`crate::memory::chunks`]), without
-//! a heap.
+//! The table grows as descriptors are used ([`crate::memory::chunks`]), without a heap.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -22,26 +21,26 @@ use crate::system::sys;
 const FDS_MAX: usize = 1 << 20;
 /// Eight pages of words.
 const FDS_CHUNK_LOG2: u32 = 12;
-/// Our own descriptors are moved up to here, out of the way of programs that expect the lowest
-/// numbers.
+/// The library's own descriptors have numbers from here on, because programs expect the lowest
+/// numbers for their own.
 const OWN_FD_MIN: usize = 700;
-/// How a word of the table is stored, after what it leads to was filled in. Pairs with the loads by
-/// [`SEEN`], in `connection_at` and its like.
+/// The ordering with which a word of the table is stored, after the state that it names was filled
+/// in. Pairs with the loads by [`SEEN`], in `connection_at` and similar functions.
 const NOTED: Ordering = Ordering::Release;
-/// How a word is loaded, before what it leads to is looked at. Pairs with the stores by [`NOTED`],
-/// in `note` and its like.
+/// The ordering with which a word is loaded, before the state that it names is read. Pairs with the
+/// stores by [`NOTED`], in `note` and similar functions.
 const SEEN: Ordering = Ordering::Acquire;
-/// How a word is replaced by one of our own, where the former leads to something: [`NOTED`] and
-/// [`SEEN`] in one. Pairs with both, in `note` and `connection_at`.
+/// The ordering with which a word is replaced when the former word may name something: [`NOTED`]
+/// and [`SEEN`] in one. Pairs with both, in `note` and `connection_at`.
 const REPLACED: Ordering = Ordering::AcqRel;
 static FDS: Chunks<AtomicU64, FDS_CHUNK_LOG2, { FDS_MAX >> FDS_CHUNK_LOG2 }> = Chunks::new();
-/// No number above this one has ever stood for anything.
+/// The highest number that was ever recorded.
 static HIGHEST: AtomicU32 = AtomicU32::new(0);
 
 /// The kind of a descriptor number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Not ours to know.
+    /// A descriptor that the library does not track.
     Foreign,
     /// A tracked connection.
     Connection,
@@ -56,27 +55,27 @@ const GENERATION_SHIFT: u32 = 32;
 /// A generation has 30 bits here.
 pub(crate) const GENERATION_MASK: u64 = (1 << GENERATION_BITS) - 1;
 
-/// Everything noted of a descriptor, with the number that tells it from others of its kind.
+/// The whole record of a descriptor: its kind, and its number within that kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Noted {
     /// A connection, by number and generation.
     Connection(u32, u32),
     /// An epoll instance, by number.
     Epoll(u32),
-    /// No connection, but something is known of it.
+    /// Not a connection, but something is recorded about it.
     Unconnected(Unconnected),
-    /// Nothing is known, or it is ours.
+    /// Nothing is recorded, or the descriptor is the library's own.
     Nothing,
 }
 
-/// Notes on a descriptor that is no connection, or was none before.
+/// The record of a descriptor that is not a connection, or was not one before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Unconnected {
     /// First of its epoll registrations, or 0.
     pub(crate) registration: u32,
-    /// The program waits for the descriptor where we do not see it.
+    /// The program waits for the descriptor in a way that the library does not see.
     pub(crate) is_unseen: bool,
-    /// The file has another number.
+    /// The file has another descriptor, too.
     pub(crate) is_duplicated: bool,
 }
 
@@ -104,7 +103,7 @@ fn slot(fd: i32) -> Option<&'static AtomicU64> {
     FDS.get(fd as u32 as usize)
 }
 
-/// As [`slot`], for a number of which something is to be noted.
+/// As [`slot`], for a number about which something is going to be recorded.
 pub(crate) fn slot_to_note(fd: i32) -> Option<&'static AtomicU64> {
     if !process::is_started() {
         return None;
@@ -115,7 +114,8 @@ pub(crate) fn slot_to_note(fd: i32) -> Option<&'static AtomicU64> {
 /// Notes what `fd` stands for, a word of [`Kind`].
 fn note(fd: i32, word: u64) {
     if let Some(slot) = slot_to_note(fd) {
-        // Before the word: whoever walks up to it finds what it left out already closed.
+        // Raised before the word is stored, so that a walk up to `HIGHEST` misses no open
+        // descriptor.
         HIGHEST.fetch_max(fd as u32, Ordering::Relaxed);
         slot.store(word, NOTED);
     }
@@ -162,7 +162,7 @@ pub(crate) fn epoll_number(fd: i32) -> Option<u32> {
     (word >> KIND_SHIFT == 2).then_some(word as u32)
 }
 
-/// First of the epoll registrations of `fd`, of which only these are known, or 0.
+/// First epoll registration of an unconnected `fd`, or 0.
 pub(crate) fn early_registrations(fd: i32) -> u32 {
     let word = slot(fd).map_or(0, |slot| slot.load(SEEN));
     if word >> KIND_SHIFT == 0 {
@@ -172,8 +172,7 @@ pub(crate) fn early_registrations(fd: i32) -> u32 {
     }
 }
 
-/// Replaces what [`early_registrations`] says. False when `fd` has come to stand for something
-/// else.
+/// Replaces the value of [`early_registrations`]. False when `fd` has become something else.
 pub(crate) fn set_early_registrations(fd: i32, was: u32, number: u32) -> bool {
     let replaced = |word: u64| {
         let is_it = word >> KIND_SHIFT == 0 && word as u32 == was;
@@ -195,7 +194,7 @@ pub(crate) fn note_connection(fd: i32, index: u32, generation: u32) {
     note(fd, connection_word(index, generation));
 }
 
-/// Notes that `fd` stands for a new connection; what it stood for before.
+/// Records that `fd` is a new connection, and returns the former record.
 pub(crate) fn begin_connection(fd: i32, index: u32, generation: u32) -> Noted {
     let Some(slot) = slot(fd) else {
         return Noted::Nothing;
@@ -216,14 +215,14 @@ pub(crate) fn forget(fd: i32) {
     }
 }
 
-/// Forgets a descriptor of that connection. False when it stands for something else by now: another
-/// thread closes it, or puts another socket in its place.
+/// Forgets a descriptor of that connection. False when `fd` has become something else: another
+/// thread has closed it, or has put another socket in its place.
 pub(crate) fn forget_connection(fd: i32, index: u32, generation: u32) -> bool {
     replace_connection(fd, index, generation, 0)
 }
 
-/// Another socket is about to take the place of the connection at `fd`: until that has happened it
-/// is noted as one that is no connection yet. False as for [`forget_connection`].
+/// Another socket is about to take the place of the connection at `fd`. Until then `fd` is recorded
+/// as a socket that is not connected yet. False as for [`forget_connection`].
 pub(crate) fn hold_for_replacement(fd: i32, index: u32, generation: u32) -> bool {
     replace_connection(fd, index, generation, FRESH | FRESH_ODD)
 }
@@ -234,8 +233,8 @@ fn replace_connection(fd: i32, index: u32, generation: u32, word: u64) -> bool {
     slot(fd).is_some_and(|slot| replaced(slot).is_ok())
 }
 
-/// Forgets a descriptor that stands for no connection: what was known of it. `None` when it has
-/// come to stand for something else.
+/// Forgets a descriptor that is not a connection, and returns its record. `None` when it has become
+/// something else.
 pub(crate) fn forget_unconnected(fd: i32) -> Option<Unconnected> {
     let forgotten = |word: u64| (word >> KIND_SHIFT == 0).then_some(0);
     let before = slot(fd)?.fetch_update(REPLACED, Ordering::Relaxed, forgotten);
@@ -245,12 +244,13 @@ pub(crate) fn forget_unconnected(fd: i32) -> Option<Unconnected> {
     }
 }
 
-/// A foreign descriptor of which we know that it listens. The lower half is for the number of an
-/// early registration, which it has none of.
+/// A foreign descriptor that listens. The lower half would be the number of an early registration;
+/// a listener has no early registrations, so it is always 0.
 const LISTENER: u64 = 1 << 32;
 
-/// Notes that `fd` listens, and that the adapter was told. The first of its epoll registrations,
-/// which are forgotten: it will not be connected, so the kernel alone has them.
+/// Records that `fd` listens, and that the adapter was told. Returns the first of its early epoll
+/// registrations, which are forgotten: a listener is never connected, so only the kernel has to
+/// know them.
 #[must_use]
 pub(crate) fn note_listener(fd: i32) -> u32 {
     let Some(slot) = slot_to_note(fd) else {
@@ -262,11 +262,11 @@ pub(crate) fn note_listener(fd: i32) -> u32 {
     }
 }
 
-/// A foreign descriptor that is registered with an epoll instance which we do not know.
+/// A foreign descriptor that is registered with an epoll instance which the library does not know.
 const UNSEEN: u64 = 1 << 33;
 
-/// Notes that `fd`, which is no connection yet, is waited for where we do not see it: when it is
-/// one, it stays on the kernel.
+/// Records that the program waits for the unconnected `fd` in a way that the library does not see.
+/// When `fd` is connected, the connection stays on the kernel.
 pub(crate) fn note_unseen(fd: i32) {
     if !sys::may_connect(fd) {
         return;
@@ -277,12 +277,12 @@ pub(crate) fn note_unseen(fd: i32) {
     }
 }
 
-/// A foreign descriptor that was duplicated. Once connected, only one of its numbers would be
-/// known.
+/// A foreign descriptor that was duplicated. If it were connected, the library would know only one
+/// of its numbers.
 const DUPLICATED: u64 = 1 << 34;
 
-/// Notes that `from` and `to`, no connections yet, are one socket: when it is connected, it stays
-/// on the kernel, because bytes would pass by the number that we do not know.
+/// Records that the unconnected `from` and `to` are one socket. When it is connected, it stays on
+/// the kernel, because bytes could move by the number that the library does not know.
 pub(crate) fn note_duplicated(from: i32, to: i32) {
     if !sys::may_connect(from) {
         return;
@@ -293,8 +293,8 @@ pub(crate) fn note_duplicated(from: i32, to: i32) {
     }
 }
 
-/// A TCP socket that the program has made, of which everything is known that matters to a
-/// connection: the bits below.
+/// A TCP socket that the program has made. The bits below describe everything about it that matters
+/// to a connection.
 const FRESH: u64 = 1 << 35;
 /// Calls on the socket do not block.
 pub(crate) const FRESH_NONBLOCK: u64 = 1 << 36;
@@ -304,19 +304,18 @@ pub(crate) const FRESH_CLOEXEC: u64 = 1 << 37;
 pub(crate) const FRESH_V6: u64 = 1 << 38;
 /// `TCP_NODELAY` is set.
 pub(crate) const FRESH_NODELAY: u64 = 1 << 39;
-/// The socket has an option or a name that a carrier in use has not.
+/// The socket has an option or a name that a used carrier does not have.
 pub(crate) const FRESH_ODD: u64 = 1 << 40;
-/// Options of keepalive were set, which a carrier gets, too.
+/// Keepalive options were set; they are copied to a carrier.
 pub(crate) const FRESH_KEPT: u64 = 1 << 41;
 
-/// When a fresh socket was made: an epoch of `express::spares`, so many bits of it.
+/// Bits of the epoch (`express::spares`) in which a fresh socket was made.
 pub(crate) const EPOCH_BITS: u32 = 16;
 pub(crate) const EPOCH_MASK: u64 = (1 << EPOCH_BITS) - 1;
 const EPOCH_SHIFT: u32 = 42;
 const _: () = assert!(EPOCH_SHIFT + EPOCH_BITS <= KIND_SHIFT);
 
-/// The bits of a socket that is made by `socket` with these. `None` for one of another kind than
-/// TCP.
+/// The bits of a socket that `socket` makes with these arguments. `None` if it is not a TCP socket.
 pub(crate) fn fresh_bits(domain: i32, kind: i32, protocol: i32) -> Option<u64> {
     const FLAGS: i32 = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     let is_tcp = matches!(domain, libc::AF_INET | libc::AF_INET6)
@@ -330,12 +329,12 @@ pub(crate) fn fresh_bits(domain: i32, kind: i32, protocol: i32) -> Option<u64> {
     )
 }
 
-/// Notes that `fd` is a TCP socket as new, made in that epoch.
+/// Records that `fd` is a fresh TCP socket, made in that epoch.
 pub(crate) fn note_fresh(fd: i32, bits: u64, epoch: u64) {
     note(fd, FRESH | bits | (epoch & EPOCH_MASK) << EPOCH_SHIFT);
 }
 
-/// As [`note_fresh`], where the library serves no process.
+/// As [`note_fresh`], for tests in which the library does not serve the process.
 #[cfg(test)]
 pub(crate) fn note_fresh_in_test(fd: i32) {
     let slot = FDS.get_or_map(fd as usize).expect("memory");
@@ -347,7 +346,7 @@ pub(crate) fn epoch_of(fresh: u64) -> u64 {
     fresh >> EPOCH_SHIFT & EPOCH_MASK
 }
 
-/// Sets or clears a bit of a fresh socket's. Other descriptors have none.
+/// Sets or clears a bit of a fresh socket. Other descriptors do not have these bits.
 #[inline]
 pub(crate) fn change_fresh(fd: i32, bit: u64, is_set: bool) {
     let Some(slot) = slot(fd) else { return };
@@ -361,24 +360,24 @@ pub(crate) fn change_fresh(fd: i32, bit: u64, is_set: bool) {
     let _ = slot.fetch_update(REPLACED, Ordering::Relaxed, changed);
 }
 
-/// Descriptors from `first` to `last` are closed by an exec from now on.
+/// Records that an exec closes the descriptors from `first` to `last`.
 pub(crate) fn close_fresh_on_exec(first: u32, last: u32) {
     for fd in first..=last.min(HIGHEST.load(Ordering::Relaxed)) {
         change_fresh(fd as i32, FRESH_CLOEXEC, true);
     }
 }
 
-/// Those that are about to have this process's descriptors, too.
+/// The receiver of copies of this process's descriptors.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ToWhom {
-    /// A child of a fork: all of them.
+    /// A forked child, which gets all of them.
     Child,
-    /// A program that a child executes: those that are not close-on-exec.
+    /// A program that a child executes, which gets those that are not close-on-exec.
     Program,
 }
 
-/// Every fresh socket has a number in another process from now on. It is as one that was
-/// duplicated: bytes could pass by a number that we do not know.
+/// Records that another process gets the fresh sockets, too. They count as duplicated, because
+/// bytes could move by a number that the library does not know.
 pub(crate) fn share_fresh(whom: ToWhom) {
     for fd in 0..=HIGHEST.load(Ordering::Relaxed) as i32 {
         let Some(slot) = slot(fd) else { continue };
@@ -393,26 +392,27 @@ pub(crate) fn share_fresh(whom: ToWhom) {
     }
 }
 
-/// As [`share_fresh`], of one that is handed on under another number.
+/// As [`share_fresh`], for one socket that is passed on under another number.
 pub(crate) fn share_one(fd: i32) {
     change_fresh(fd, DUPLICATED, true);
 }
 
-/// The bits of a fresh socket that can become any connection.
+/// The bits of a fresh socket, if it can become any connection.
 pub(crate) fn fresh(fd: i32) -> Option<u64> {
     let word = slot(fd)?.load(SEEN);
     let is_plain = word & (LISTENER | UNSEEN | DUPLICATED | FRESH_ODD) == 0;
     (word >> KIND_SHIFT == 0 && word & FRESH != 0 && is_plain).then_some(word)
 }
 
-/// True for a TCP socket that the program has made and not connected, whatever it has done to it.
+/// True for a TCP socket that the program has made and not connected, even if it has changed the
+/// socket.
 pub(crate) fn may_be_replaced(fd: i32) -> bool {
     let word = slot(fd).map_or(0, |slot| slot.load(Ordering::Relaxed));
     word >> KIND_SHIFT == 0 && word & FRESH != 0
 }
 
-/// True when something is known of `fd`, which is no connection: registrations, that it listens,
-/// that it has another number, or that it is waited for elsewhere.
+/// True when `fd` is not a connection, but something is recorded about it: registrations, a
+/// listener, a duplicate, or unseen waits.
 #[inline]
 pub(crate) fn is_noted(fd: i32) -> bool {
     let word = slot(fd).map_or(0, |slot| slot.load(Ordering::Relaxed));
@@ -433,9 +433,9 @@ pub(crate) fn for_each(first: u32, last: u32, mut each: impl FnMut(i32, Kind)) {
     });
 }
 
-/// As [`for_each`], with those of which something is known and which are no connections.
+/// As [`for_each`], but also with descriptors that have a record and are not connections.
 pub(crate) fn for_each_noted(first: u32, last: u32, mut each: impl FnMut(i32, Kind)) {
-    // Whatever the limit is now: a number stays when the limit is lowered.
+    // The current limit does not matter, because descriptors stay open when the limit is lowered.
     for fd in first..=last.min(HIGHEST.load(Ordering::Relaxed)) {
         match kind(fd as i32) {
             Kind::Foreign if !is_noted(fd as i32) => {}
@@ -465,7 +465,7 @@ pub(crate) fn descriptor_of_epoll(number: u32) -> Option<i32> {
     (0..=last).find(|&fd| epoll_number(fd) == Some(number))
 }
 
-/// Moves a descriptor of ours out of the program's way and marks it; returns its number now.
+/// Moves a descriptor of the library to a high number and marks it. Returns the new number.
 pub(crate) fn own(fd: i32) -> i32 {
     let moved = out_of_the_way(fd);
     let fd = match moved {
@@ -479,15 +479,16 @@ pub(crate) fn own(fd: i32) -> i32 {
     fd
 }
 
-/// A duplicate of `fd` where programs do not expect one: high up, or, where the limit on numbers is
-/// low, as high as there is a free one.
+/// Duplicates `fd` to a high number that programs do not expect; if the limit of descriptors is
+/// low, to the highest free number.
 fn out_of_the_way(fd: i32) -> Option<i32> {
     /// Numbers below the limit that are tried at once.
     const STEP: usize = 8;
     let limit = descriptor_limit();
     let mut least = OWN_FD_MIN.min(limit);
     loop {
-        // Above the limit there is nothing (EINVAL); above the highest free one neither (EMFILE).
+        // Above the limit this fails with EINVAL; above the highest free number it fails with
+        // EMFILE.
         let moved = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, least);
         if moved >= 0 {
             return Some(moved as i32);
@@ -499,12 +500,13 @@ fn out_of_the_way(fd: i32) -> Option<i32> {
     }
 }
 
-/// A duplicate of `fd` that is ours.
+/// Makes a duplicate of `fd` for the library.
 pub(crate) fn duplicate_for_us(fd: i32) -> Option<i32> {
     duplicate_for_us_near(fd, 0)
 }
 
-/// As [`duplicate_for_us`], at a number of ours that was given up, or just above, if it is not 0.
+/// As [`duplicate_for_us`], but at the number `near` or just above, if `near` is not 0. `near` is a
+/// number that the library has given up.
 pub(crate) fn duplicate_for_us_near(fd: i32, near: i32) -> Option<i32> {
     let again = match near {
         1.. => i32::try_from(sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, near as usize)).ok(),
@@ -516,8 +518,8 @@ pub(crate) fn duplicate_for_us_near(fd: i32, near: i32) -> Option<i32> {
     (kind(ours) == Kind::Own).then_some(ours)
 }
 
-/// Moves a descriptor of ours to another number, and leaves the old one open, as nothing of ours:
-/// the new one, if there is one.
+/// Moves a descriptor of the library to another number. The old number stays open but is not marked
+/// any more. Returns the new number, if there is one.
 pub(crate) fn move_away(fd: i32) -> Option<i32> {
     let moved = out_of_the_way(fd);
     forget(fd);
@@ -538,8 +540,8 @@ pub(crate) fn disown(fd: i32) {
     sys::close(fd);
 }
 
-/// One more than the kernel gives out as a descriptor's number now. Those above it, from before a
-/// limit was lowered, live on.
+/// One more than the highest descriptor number that the kernel gives out now. Higher descriptors
+/// may be open from before the limit was lowered.
 pub(crate) fn descriptor_limit() -> usize {
     sys::limit(libc::RLIMIT_NOFILE).unwrap_or(OWN_FD_MIN)
 }

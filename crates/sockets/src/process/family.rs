@@ -1,5 +1,5 @@
-//! How a process gets its family's table: it makes one, or it takes over the table of the program
-//! that ran in this process before.
+//! How a process gets its family's table: it makes a table, or it takes over the table of the
+//! program that ran in this process before.
 
 use core::sync::atomic::Ordering;
 
@@ -38,7 +38,8 @@ pub(crate) fn table_or_new() -> Option<Table> {
     Some(table)
 }
 
-/// Goes on with the table of the program that had this process before; false when `fd` holds none.
+/// Takes over the table of the program that ran in this process before. False when `fd` is not a
+/// table.
 pub(crate) fn adopt_table(fd: i32) -> bool {
     if fd < 0 || table::table().is_some() {
         return false;
@@ -57,7 +58,7 @@ pub(crate) fn adopt_table(fd: i32) -> bool {
     table.publish();
     holders::join_self(&table);
     if !holders::family_alive() {
-        // Nobody but us goes by the name in it.
+        // No other process depends on the program's name in the table, so it may be changed.
         let mut program = [0u8; 48];
         let len = program_name(&mut program);
         header.rename(&program[..len]);
@@ -65,13 +66,14 @@ pub(crate) fn adopt_table(fd: i32) -> bool {
     true
 }
 
-/// True when this family has a table, and so something to tell the adapter of.
+/// True when this family has a table, so that the adapter must know the process.
 pub(crate) fn has_table() -> bool {
     table_or_new().is_some()
 }
 
-/// The program's name, written to `out`; its length. It is that of the first thread: others often
-/// have names of their own. Only where `/proc` cannot be read it is this thread's.
+/// Writes the program's name to `out` and returns its length. It is the name of the first thread,
+/// because other threads often have their own names. If `/proc` cannot be read, it is this thread's
+/// name.
 fn program_name(out: &mut [u8]) -> usize {
     let is_first = sys::gettid() == process::pid();
     let mut len = 0;
@@ -91,7 +93,7 @@ fn program_name(out: &mut [u8]) -> usize {
     len
 }
 
-/// This process is a forked child, whose only thread makes no table.
+/// Opens the lock in a forked child, whose only thread is not making a table.
 pub(crate) fn forked() {
     TABLE_LOCK.reset();
 }

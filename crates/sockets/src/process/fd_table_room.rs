@@ -1,10 +1,10 @@
-//! How many descriptors the kernel's table of this process has room for.
+//! The size of the kernel's descriptor table of this process.
 //!
-//! `select` looks at no more, whatever number the program gives it. The kernel tells the room by
-//! nothing else. A bit for a closed descriptor is refused with `EBADF` if the table has a
-//! place for it, and is not looked at if it has none (`max_select_fd` in fs/select.c). The room is
-//! a power of two, at least 64, and never shrinks (`alloc_fdtable` in fs/file.c). Only a child may
-//! begin with less.
+//! `select` looks at no more descriptors than that, whatever number the program gives it. The
+//! kernel shows the size only indirectly: `select` refuses the bit of a closed descriptor with
+//! `EBADF` if the table has a place for it, and ignores the bit if it has none (`max_select_fd` in
+//! fs/select.c). The room is a power of two, at least 64, and never shrinks (`alloc_fdtable` in
+//! fs/file.c). Only a child may begin with less.
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -15,13 +15,14 @@ use toehold_freestanding::memory;
 use crate::process;
 use crate::system::{real, sys};
 
-/// Every table has room for so many.
+/// The smallest size of a table.
 pub(crate) const LEAST: c_int = 64;
 
-/// The room that was found: the process in the upper half, its number in the lower half.
+/// The size that was found, in the lower half; the process for which it was found, in the upper
+/// half.
 static FOUND: AtomicU64 = AtomicU64::new(0);
 
-/// As much of the room as `count` asks for.
+/// The smaller of `count` and the table's size.
 pub(crate) fn of(count: c_int) -> c_int {
     let pid = process::pid();
     // Relaxed: no other memory depends on it.

@@ -1,11 +1,11 @@
-//! exec: one program takes another's place in a process, and its connections go on.
+//! exec: a new program replaces the old one in a process, and its connections go on.
 //!
-//! All that the library knows is in memory that exec throws away. The state that the family shares
-//! (positions, modes, counts) is in the table's memfd; the rest, which descriptor stands for which
-//! entry and where its region is, is written into a memfd of its own, the *hand-over*, whose number
-//! travels in the environment. Slab and pair descriptors come from the adapter once more
-//! ([`Kind::Resume`](toehold_channel::rendezvous::Kind::Resume)), before the exec: a program whose
-//! adapter does not answer is no worse off than one whose successor lacks the library.
+//! exec discards the memory in which the library keeps its state. The state that the family shares
+//! (positions, modes, counts) survives in the table's memfd. The rest (the entry of each
+//! descriptor, and the place of its region) is written into another memfd, the *hand-over*, whose
+//! descriptor number is passed in the environment. The adapter sends the slab and pair descriptors
+//! again ([`Kind::Resume`](toehold_channel::rendezvous::Kind::Resume)), before the exec. If it does
+//! not answer, the connections go back to their carriers, as for a new program without the library.
 //!
 //! ```text
 //!   before exec, for each descriptor that stays open
@@ -16,8 +16,8 @@
 //!                                  program share it
 //! ```
 //!
-//! The locks stay taken over the exec where nobody else of the family holds the connection: no
-//! thread of ours can then be in the middle of a change to what is handed on.
+//! If no other member of the family holds the connection, its locks stay taken during the exec. So
+//! no thread of this process can be in the middle of a change to the state that is handed over.
 
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
@@ -43,9 +43,10 @@ use crate::process::{self, family, holders, table};
 use crate::system::{faults, sys};
 use crate::waiting::sleepers;
 
-/// Connections of one process whose channels are handed on; further ones go back to their carriers.
+/// The most connections of a process whose channels are handed over. Further connections go back to
+/// their carriers.
 const RESUMED_MAX: u32 = 1024;
-/// How long the adapter may take to answer for all of them together.
+/// How long the adapter may take for its answers to all of them.
 const ANSWERS_NS: u64 = 500_000_000;
 /// First word of a hand-over: "TOEHOLDE".
 const MAGIC: u64 = u64::from_le_bytes(*b"TOEHOLDE");
@@ -54,8 +55,8 @@ const MAGIC: u64 = u64::from_le_bytes(*b"TOEHOLDE");
 #[repr(C)]
 struct Header {
     magic: u64,
-    /// The process it is meant for: a number in an environment that was passed on further means
-    /// nothing.
+    /// The process for which it is meant. In another process that has inherited the environment,
+    /// the descriptor number means nothing.
     pid: u32,
     table_fd: i32,
     /// Records that follow.
@@ -83,9 +84,9 @@ struct Record {
     pair: u64,
 }
 
-/// Both direction locks are held for the successor.
+/// Both direction locks are held for the new program.
 const LOCKED: u32 = 1;
-/// The region is an offer that was not put to use yet.
+/// The region is an offer that was not attached yet.
 const OFFERED: u32 = 2;
 
 /// The preparations for an exec, which must be undone when it fails.
@@ -93,7 +94,7 @@ const OFFERED: u32 = 2;
 pub struct Departure {
     /// The handover: its descriptor and its mapping.
     handover: Option<(OwnedFd, Handover)>,
-    /// This is a `vfork` child: what it gives up its parent keeps.
+    /// This is a `vfork` child: its parent keeps everything that the child gives up.
     borrowed: bool,
     /// Nothing was held, so nothing was done.
     idle: bool,
@@ -106,7 +107,7 @@ impl Departure {
         idle: true,
     };
 
-    /// The descriptor that the successor gets to [`take_over_from`] with.
+    /// The descriptor that the new program passes to [`take_over_from`].
     pub fn descriptor(&self) -> Option<i32> {
         self.handover.as_ref().map(|(fd, _)| fd.as_raw_fd())
     }
@@ -129,7 +130,7 @@ impl Handover {
         Some((fd, Handover { base, capacity }))
     }
 
-    /// Maps the one behind `fd`, if that is one and meant for this process.
+    /// Maps the hand-over behind `fd`, if it is one and is meant for this process.
     fn open(fd: BorrowedFd<'_>) -> Option<Handover> {
         let mut capacity = 0;
         let stat = memfd::status(fd).ok()?;
@@ -200,17 +201,16 @@ pub fn holds_connections() -> bool {
     any
 }
 
-/// A program is about to be executed. By a child that shares our memory, it will have sockets that
-/// we may connect later.
+/// A program is about to be executed. If a child that shares our memory executes it, the program
+/// will have sockets that we may connect later.
 pub fn share_sockets() {
     if process::borrowed_memory() {
         descriptors::share_fresh(ToWhom::Program);
     }
 }
 
-/// The process is about to become another program. It no longer holds descriptors that are
-/// close-on-exec; the rest is handed on when the new program `follows`, that is: will have the
-/// library.
+/// The process is about to execute a new program. Close-on-exec descriptors end; the others are
+/// handed over if the new program `follows`, which means that it will have the library.
 pub fn before_exec(follows: bool) -> Departure {
     if !process::is_started() || table::table().is_none() {
         return Departure::IDLE;
@@ -250,8 +250,8 @@ pub fn before_exec(follows: bool) -> Departure {
                 each_handed_on(handed_on, |entry| holders::name(entry, place));
             }
         }
-        // Connections that survive without us are held until that program ends: the family should
-        // miss it.
+        // If connections survive without the library, the new program holds them until it ends, so
+        // this process stays in the family's list.
         None if !borrowed && !any_survives => holders::leave_family(sys::getpid()),
         None => {}
     }
@@ -262,9 +262,8 @@ pub fn before_exec(follows: bool) -> Departure {
     }
 }
 
-/// A connection stays open in the program that comes: its rings go on, if there is a `handover`;
-/// else both directions go to the kernel. With `borrowed` memory the program of the caller goes on,
-/// too.
+/// A connection stays open in the new program. With a `handover` its rings go on; otherwise both
+/// directions go to the kernel. With `borrowed` memory the caller's program goes on, too.
 fn hand_on_or_lend(
     connection: &Connection,
     handover: Option<&mut (OwnedFd, Handover)>,
@@ -272,7 +271,7 @@ fn hand_on_or_lend(
     borrowed: bool,
 ) {
     let entry = connection.entry;
-    // Its successor's hold; the present program's goes later.
+    // Counts the new program as a holder; the present program's hold ends later.
     let shared = borrowed || holders::are_others(entry);
     holders::enter(entry, None);
     let is_handed_on = handover
@@ -286,8 +285,8 @@ fn hand_on_or_lend(
         holders::count_out(entry, None);
         return;
     }
-    // Other connections that a forked child still has are leaks rather than gifts, as far as
-    // anybody can tell: the parent goes on with them, and may not miss what the child writes.
+    // Other connections of a forked child are probably leaked rather than meant for the new
+    // program: the parent goes on with them, and must not lose bytes that the child writes.
     let is_gift = !shared || entry.flags.load(Ordering::Relaxed) & FLAG_INHERITED != 0;
     if is_gift || is_standard(connection) {
         switching::quiesce(connection, Reason::Passed);
@@ -296,8 +295,8 @@ fn hand_on_or_lend(
     }
 }
 
-/// The present program's holds end. Those of its successor get the name of this process: true when
-/// there are any.
+/// Ends the present program's holds, and gives the new program's holds the place of this process.
+/// True when there are any.
 fn leave_holds_to_successor() -> bool {
     connection::each_held(|_, entry, _| {
         holders::count_out(entry, holders::place());
@@ -312,14 +311,15 @@ fn leave_holds_to_successor() -> bool {
     any_survives
 }
 
-/// A child is about to execute a program, without our seeing it: what stays open there is lent.
+/// A child is about to execute a program, and the library does not see that. Connections that stay
+/// open there are lent.
 pub fn before_spawn() {
     before_child(lend_to_program);
 }
 
-/// As [`before_spawn`], where the child's own calls come to us. Which connections are its standard
-/// streams is known when it executes the program: until then they stay in their rings, because a
-/// peer can be asked for unread bytes by a ring only.
+/// As [`before_spawn`], for a child whose own calls come to the library. Only when it executes the
+/// program is it known which connections are its standard streams. Until then connections stay in
+/// their rings, because a peer can be asked for unread bytes only while its direction is a ring.
 pub fn before_vfork() {
     before_child(|connection| {
         if !is_standard(connection) {
@@ -341,8 +341,8 @@ fn before_child(each: impl Fn(&Connection)) {
     });
 }
 
-/// A program that we do not serve gets the connection beside this one. Unread bytes of a standard
-/// stream are for that program.
+/// A program without the library gets the connection, too. Unread bytes of a standard stream are
+/// for that program.
 fn lend_to_program(connection: &Connection) {
     match is_standard(connection) {
         true => switching::quiesce(connection, Reason::Passed),
@@ -383,7 +383,7 @@ pub fn exec_failed(departure: Departure) {
             holders::enter(entry, holders::place());
         });
         if holders::place().is_none() {
-            // The successors were counted, too.
+            // The new program's holds were counted, too.
             each_survivor(|connection, is_first| {
                 if is_first {
                     holders::count_out(connection.entry, None);
@@ -393,8 +393,8 @@ pub fn exec_failed(departure: Departure) {
     }
 }
 
-/// Before `main` of a program that took another's place: takes over what that one left at
-/// `handover_fd`. Once, after [`crate::start`].
+/// Takes over the former program's hand-over at `handover_fd`, before `main` of the new program.
+/// Called once, after [`crate::start`].
 pub fn take_over_from(handover_fd: i32) {
     if handover_fd < 0 || sys::fcntl(handover_fd, libc::F_GETFD, 0) < 0 {
         return;
@@ -411,8 +411,8 @@ pub fn take_over_from(handover_fd: i32) {
         let taken = known && take_over(record);
         close_all([record.slab_fd, record.pair_fd]);
         if !taken && record.slab_fd >= 0 {
-            // We cannot say where in its stream it is: better no stream than a wrong one.
-            // SAFETY: plain system call.
+            // The connection's position in its stream is unknown, so it is shut down: no stream is
+            // better than a wrong one. SAFETY: plain system call.
             unsafe {
                 sys::raw(
                     libc::SYS_shutdown,
@@ -502,11 +502,11 @@ fn map(connection: &Connection, record: &Record) -> bool {
     local.offered.store(region.as_ptr(), Ordering::Relaxed);
     if record.flags & OFFERED == 0 {
         local.attachment.put(region.as_ptr());
-        // The former program's threads ended in their sleep, and its epoll instances are not known
-        // here.
+        // The former program's threads have ended in their sleep, and its epoll instances are not
+        // known here.
         sleepers::part(connection);
         if let Some(end) = connection.end() {
-            // Until we know better how this program waits, ring.
+            // The peer rings until it is known how this program waits.
             sleepers::set_wake(&end, WakeWord::Bell);
         }
     }
@@ -533,7 +533,7 @@ fn create_handover() -> Option<(OwnedFd, Handover)> {
 /// Calls `each` with every connection's descriptors that stay open over an exec, and whether it is
 /// the connection's first.
 fn each_survivor(mut each: impl FnMut(&Connection, bool)) {
-    // A `vfork` child may have another file there.
+    // A `vfork` child may have another file at that number.
     let is_sure = !process::borrowed_memory();
     descriptors::for_each(0, u32::MAX, |fd, kind| {
         if kind != Kind::Connection || closes_on_exec(fd) || !(is_sure || is_socket(fd)) {
@@ -622,7 +622,8 @@ fn hand_on(
     handover.add(record)
 }
 
-/// Another descriptor of a connection, which was dealt with when its first was: follows it.
+/// Hands over a further descriptor of a connection, in the way that was chosen for its first
+/// descriptor.
 fn hand_on_duplicate(connection: &Connection, handover: Option<&mut (OwnedFd, Handover)>) {
     let Some((_, handover)) = handover else {
         return;
@@ -686,7 +687,7 @@ impl Resumer {
         }
         let _held = adapter::lock();
         if process::borrowed_memory() && adapter::connected().is_none_or(is_closed) {
-            // In this child only: the parent, whose memory this is, goes on with it.
+            // A `vfork` child must not change the memory: the parent goes on with it.
             return false;
         }
         let Some(adapter) = adapter::reach() else {
@@ -695,7 +696,7 @@ impl Resumer {
         let mut request = Message::new(Said::Resume);
         request.entry = connection.index;
         request.generation = connection.channel_generation();
-        // A process that was forked before it changed its user has to show what it asks for.
+        // A forked process that has changed its user must show the socket for which it asks.
         if !adapter::send(adapter, &request, Some(connection.fd)) {
             return false;
         }
@@ -730,7 +731,7 @@ impl Resumer {
         }
     }
 
-    /// Sleeps until the adapter has said something; false when time is up.
+    /// Sleeps until a message from the adapter comes; false when time is up.
     fn wait_for(&self, adapter: i32) -> bool {
         let left = self.deadline_ns.saturating_sub(sys::now_ns());
         left > 0 && sys::poll_for(adapter, libc::POLLIN, left) != 0

@@ -43,8 +43,8 @@ impl Members for Table {
     }
 }
 
-/// A place that a thread of this process has taken for the child that it is about to have. The
-/// child has a copy, and its only thread is that thread.
+/// A place that a thread of this process has reserved for the child that it is about to fork. The
+/// child has a copy of this, and its only thread is a copy of that thread.
 struct Expected {
     /// The thread's pointer, 0 for none.
     thread: AtomicUsize,
@@ -53,7 +53,7 @@ struct Expected {
     word: AtomicU32,
 }
 
-/// Threads that fork at one moment.
+/// The most threads that fork at the same time.
 const FORKING_MAX: usize = 16;
 static EXPECTED: [Expected; FORKING_MAX] = [const {
     Expected {
@@ -64,7 +64,7 @@ static EXPECTED: [Expected; FORKING_MAX] = [const {
 }; FORKING_MAX];
 
 impl Expected {
-    /// A slot for `thread`: the one that it has, or a free one.
+    /// The slot of `thread`, or a free one.
     fn of_thread(thread: usize) -> Option<&'static Expected> {
         let has = |slot: &&Expected| slot.thread.load(Ordering::Relaxed) == thread;
         // Relaxed: only the thread that has a slot looks at its other words.
@@ -79,7 +79,7 @@ impl Expected {
             .or_else(|| EXPECTED.iter().find(take))
     }
 
-    /// The place and its word, of which this thread's slot is emptied.
+    /// Takes the place and its word out of this thread's slot.
     fn take(thread: usize) -> Option<(u32, u32)> {
         let has = |slot: &&Expected| slot.thread.load(Ordering::Relaxed) == thread;
         let slot = EXPECTED.iter().find(has)?;
@@ -95,7 +95,7 @@ pub(crate) fn join(table: &Table, pid: u32) -> Option<u32> {
     table.join(pid)
 }
 
-/// A place for the child that this thread is about to have.
+/// Reserves a place for the child that this thread is about to fork.
 pub(crate) fn expect_child(table: &Table) -> Option<u32> {
     expect_child_of(table, errno::thread())
 }
@@ -111,7 +111,7 @@ fn expect_child_of(table: &Table, thread: usize) -> Option<u32> {
     Some(place)
 }
 
-/// This thread has had a child.
+/// This thread has forked a child.
 pub(crate) fn child_born(table: &Table, child: u32) {
     child_born_to(table, child, errno::thread());
 }
@@ -122,7 +122,7 @@ fn child_born_to(table: &Table, child: u32, thread: usize) {
     }
 }
 
-/// This thread has had no child after all. False when it had found no place for one.
+/// This thread's `fork` has failed. False when it had found no place for a child.
 pub(crate) fn child_unborn(table: &Table) -> bool {
     let expected = Expected::take(errno::thread());
     if let Some((place, word)) = expected {
@@ -131,13 +131,14 @@ pub(crate) fn child_unborn(table: &Table) -> bool {
     expected.is_some()
 }
 
-/// This process is a child: takes its place. False when its parent had found none.
+/// This process is a child, and takes its place. False when its parent had found no place.
 pub(crate) fn begin_as_child(table: &Table) -> bool {
     let expected = Expected::take(errno::thread());
     for slot in &EXPECTED {
         slot.thread.store(0, Ordering::Relaxed);
     }
-    // In a new pid namespace it has another number than its parent knows, who enters that one.
+    // In a new pid namespace the child has another number than its parent sees; the parent enters
+    // the number that it sees.
     let is_named =
         |place, word| sys::parent() == 0 || table.name_child(place, word, process::pid());
     match expected {
@@ -147,7 +148,7 @@ pub(crate) fn begin_as_child(table: &Table) -> bool {
     expected.is_some()
 }
 
-/// A child's place comes with the bits of what its parent held: this puts one of them right.
+/// Corrects one of the bits that a child's place has inherited from its parent.
 pub(crate) fn settle_as_child(entry: &Entry, is_held: bool) {
     if let Some(table) = table::table() {
         table.settle_as_child(entry, place(), is_held);
@@ -171,7 +172,7 @@ pub(crate) fn begin(entry: &Entry) {
     holders::begin(entry, place());
 }
 
-/// This process holds the connection no longer. True when it was the last that did.
+/// This process stops holding the connection. True when it was the last holder.
 pub(crate) fn leave(entry: &Entry) -> bool {
     table::table().is_none_or(|table| table.leave(entry, place()))
 }
@@ -183,7 +184,7 @@ pub(crate) fn are_others(entry: &Entry) -> bool {
         && table::table().is_some_and(|table| table.are_others(entry))
 }
 
-/// True when another process of this family is alive: only then can somebody else hold our
+/// True when another process of this family is alive. Only then can another process hold our
 /// descriptors.
 pub(crate) fn family_alive() -> bool {
     table::table().is_some_and(|table| table.are_others_alive())
@@ -244,7 +245,7 @@ mod tests {
         let earlier = orphan.wrapping_sub(BIRTH_SECONDS_MAX) & (FAMILY_ORPHAN - 1);
         place.store(earlier | FAMILY_BIRTH | FAMILY_ORPHAN, Ordering::Relaxed);
         assert!(!alive(place), "nobody came");
-        // A child that comes in time has its place.
+        // A child that comes in time gets its place.
         place.store(orphan, Ordering::Relaxed);
         assert!(table.name_child(3, FAMILY_BIRTH | 7, 1003));
         assert_eq!(place.load(Ordering::Relaxed), 1003);

@@ -6,7 +6,8 @@
 //!              this module       the program's own calls
 //! ```
 //!
-//! Nothing here makes a system call. A connection whose kept bytes are read is the kernel's alone.
+//! This module makes no system calls. Once a connection's kept bytes are read, only the kernel
+//! serves it.
 
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -16,17 +17,18 @@ use toehold_freestanding::guarded;
 
 use crate::system::errno;
 
-/// Descriptors whose bytes can be kept; one more is reset, rather than continued with a gap.
+/// The most descriptors whose bytes can be kept. A further connection is reset rather than
+/// continued with a gap.
 const KEPT_MAX: usize = 256;
-/// Instances with which one of them is known to be registered.
+/// The most epoll instances that are recorded for one of them.
 const INSTANCES_MAX: usize = 4;
-/// More than a ring and what may be on the carrier before it.
+/// More than a full ring and the bytes that may precede it on the carrier.
 pub(crate) const BYTES_MAX: usize = 8 << 20;
 /// Where the bytes begin.
 pub(crate) const BYTES_OFFSET: usize = 4096;
 
-/// The first page of what is kept of a connection. Mapped so that children share it: what one of
-/// them reads the others do not read again.
+/// The first page of a connection's kept bytes. Children share the mapping, so that no byte is read
+/// twice.
 pub(crate) struct Kept {
     /// Invariant: `taken <= len`.
     taken: AtomicU64,
@@ -35,7 +37,7 @@ pub(crate) struct Kept {
     pub(crate) error: AtomicI32,
 }
 
-/// An instance of epoll that a kept descriptor is registered with, and how.
+/// An epoll instance with which a kept descriptor is registered, and the registration.
 struct Membership {
     /// The instance's descriptor, plus one; 0: free; [`CLAIMED`]: a thread is filling it.
     instance: AtomicI32,
@@ -44,8 +46,8 @@ struct Membership {
 }
 
 impl Membership {
-    /// True when the caller is to tell of the bytes. With `EPOLLET` or `EPOLLONESHOT`, only one
-    /// thread is, once.
+    /// True when the caller must report the bytes. With `EPOLLET` or `EPOLLONESHOT`, only one
+    /// thread reports them, once.
     fn tell(&self, wanted: u32) -> bool {
         const ONCE: u32 = (libc::EPOLLET | libc::EPOLLONESHOT) as u32;
         let disarmed = wanted & !(libc::EPOLLIN as u32);
@@ -64,12 +66,12 @@ pub(crate) struct KeptDescriptor {
     members: [Membership; INSTANCES_MAX],
 }
 
-/// No descriptor, plus one.
+/// Not a valid value of a descriptor plus one.
 const CLAIMED: i32 = -1;
 
-/// Makes a free word the caller's, who fills what belongs to it and then stores the descriptor.
+/// Claims a free word. The caller fills in the related words and then stores the descriptor.
 fn claim(word: &AtomicI32) -> bool {
-    // Pairs with the Release in `KeptDescriptor::leave`: what its former owner wrote comes first.
+    // Pairs with the Release in `KeptDescriptor::leave`: the former owner's writes come before.
     word.compare_exchange(0, CLAIMED, Ordering::Acquire, Ordering::Relaxed)
         .is_ok()
 }
@@ -84,7 +86,7 @@ pub(crate) fn has_any() -> bool {
     USED.load(Ordering::Relaxed) != 0
 }
 
-/// The bytes are those of `fd`; `None` when there is no room for another descriptor.
+/// Records `kept` as the bytes of `fd`. `None` when there is no room for another descriptor.
 pub(crate) fn enter(fd: i32, kept: *mut Kept) -> Option<&'static KeptDescriptor> {
     let descriptor = DESCRIPTORS
         .iter()
@@ -133,7 +135,7 @@ impl KeptDescriptor {
             || kept.error.load(Ordering::Relaxed) != 0
     }
 
-    /// `fd` has no kept bytes any more. An element that is another descriptor's by now stays.
+    /// Removes `fd`. An element that belongs to another descriptor by now stays.
     fn leave(&self, fd: i32) {
         // Pairs with the Acquire in `claim`.
         let left = (self.fd).compare_exchange(fd + 1, 0, Ordering::Release, Ordering::Relaxed);
@@ -161,7 +163,7 @@ impl KeptDescriptor {
     }
 }
 
-/// Reads kept bytes. `None`: there are none, the call is the kernel's.
+/// Reads kept bytes. `None`: there are none, so the kernel must make the call.
 ///
 /// # Safety
 /// `parts` are writable.
@@ -231,14 +233,15 @@ pub(crate) fn closing_range(first: u32, last: u32) {
     }
 }
 
-/// `to` is a duplicate of `from` now. False when its bytes would be lost: there is no room for
-/// another descriptor.
+/// `to` is a duplicate of `from` now. False when there is no room for another descriptor, so that
+/// the duplicate would miss the kept bytes.
 #[cold]
 pub(crate) fn duplicated(from: i32, to: i32) -> bool {
     find(from).is_none_or(|descriptor| enter(to, descriptor.kept.load(Ordering::Relaxed)).is_some())
 }
 
-/// True when a call that waits for these is not the kernel's alone.
+/// True when one of these descriptors has kept bytes, so that the kernel's answer must be
+/// completed.
 #[cold]
 pub(crate) fn are_ready(fds: &[pollfd]) -> bool {
     fds.iter().any(|one| is_ready(one.fd, one.events))
@@ -249,7 +252,8 @@ fn is_ready(fd: i32, events: i16) -> bool {
         && find(fd).is_some_and(KeptDescriptor::is_ready)
 }
 
-/// The kernel has looked, without waiting, and found `found`: adds what is kept.
+/// Adds descriptors with kept bytes to the kernel's answer. The kernel has looked without waiting,
+/// and found `found`.
 #[cold]
 pub(crate) fn add_ready(fds: &mut [pollfd], found: i32) -> i32 {
     let mut count = found.max(0);
@@ -271,7 +275,7 @@ pub(crate) fn is_any_readable(count: i32, is_wanted: impl Fn(i32) -> bool) -> bo
     (0..count).any(|fd| is_wanted(fd) && is_ready(fd, libc::POLLIN))
 }
 
-/// As [`is_any_readable`], of one.
+/// As [`is_any_readable`], for one descriptor.
 #[cold]
 pub(crate) fn is_readable(fd: i32) -> bool {
     is_ready(fd, libc::POLLIN)
@@ -304,7 +308,8 @@ fn ready_members(instance: i32) -> impl Iterator<Item = &'static Membership> {
         .filter(|member| member.events.load(Ordering::Relaxed) & libc::EPOLLIN as u32 != 0)
 }
 
-/// The kernel has written `found` events, without waiting: adds what is kept.
+/// Adds events of descriptors with kept bytes to the kernel's answer. The kernel has looked without
+/// waiting, and written `found` events.
 #[cold]
 pub(crate) fn add_events(instance: i32, events: &mut [epoll_event], found: i32) -> i32 {
     let mut count = found.max(0) as usize;
@@ -339,11 +344,12 @@ mod tests {
     const ROUNDS: usize = 20_000;
     const FDS: [i32; 2] = [1000, 1001];
 
-    /// Runs `each` in one thread for each of [`FDS`], all at once, and then `is_right`; many times.
-    /// How often it was not right: a thread that panics would leave the others waiting.
+    /// Many times: runs `each` concurrently, in one thread for each of [`FDS`], and then
+    /// `is_right`. Returns how often the result was wrong. (A panic in a thread would leave the
+    /// others waiting.)
     fn at_once(each: impl Fn(i32) + Sync, is_right: impl Fn() -> bool + Sync) -> usize {
         let (arrived, wrong) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        // Threads that sleep at a barrier are woken one after the other: these spin.
+        // The threads spin, because threads that sleep at a barrier are woken one after another.
         let meet = |count: usize| {
             arrived.fetch_add(1, Ordering::AcqRel);
             let mut turns = 0u32;
@@ -433,7 +439,7 @@ mod tests {
         assert_eq!({ events[0].u64 }, 42);
         assert_eq!(add_events(INSTANCE, &mut events, 0), 0);
         closing(2000);
-        // Of two threads that have both seen it armed, one tells.
+        // Two threads have both seen it armed; only one reports it.
         let member = KeptDescriptor::new();
         member.register(INSTANCE, WANTED, 42);
         let member = member.member(INSTANCE).expect("registered");

@@ -20,7 +20,7 @@ pub fn start(wait: WaitMode) {
     process::enable();
 }
 
-/// Has libc tell of forks.
+/// Registers fork handlers with libc.
 fn follow_forks() {
     let (before, child) = (
         Some(before_fork as extern "C" fn()),
@@ -35,8 +35,8 @@ fn follow_forks() {
     }
 }
 
-/// The process is about to end: the kernel will close what it holds. Descriptors stay known, for
-/// threads that still run.
+/// The process is about to end, and the kernel will close its descriptors. They stay recorded,
+/// because other threads still run.
 #[unsafe(link_section = ".text.startup")]
 pub fn ending() {
     if !process::is_started() || process::borrowed_memory() {
@@ -71,13 +71,13 @@ pub fn after_fork_in_parent(result: i64) {
     errno::keep(|| match u32::try_from(result) {
         Ok(child) => holders::child_born(&table, child),
         Err(_) if holders::child_unborn(&table) => {}
-        // It was counted without a place.
+        // The child was counted without a place.
         Err(_) => connection::each_held(|_, entry, _| holders::count_out(entry, None)),
     });
 }
 
-/// Fork, child's side: another process number, an adapter connection and epoll ready bitmaps that
-/// are the parent's.
+/// Fork, child's side: the process number has changed, and the adapter connection and the ready
+/// bitmaps belong to the parent.
 pub extern "C" fn after_fork_in_child() {
     if !process::is_started() {
         return;
@@ -85,8 +85,8 @@ pub extern "C" fn after_fork_in_child() {
     process::forked();
     faults::forked();
     family::forked();
-    // The threads that slept or worked on a connection stayed with the parent, on connections that
-    // have ended, too.
+    // Threads that slept or worked on a connection exist only in the parent. This also concerns
+    // connections that have ended.
     connection::each_held(|_, _, local| local.membership.reset());
     connection::each_used(|_, _, local| local.forget_threads());
     if let Some(table) = table::table() {

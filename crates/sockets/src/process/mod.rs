@@ -1,9 +1,9 @@
-//! This process and its fork family. This file has whether the library serves the process, its
-//! number, and how it waits.
+//! This process and its fork family. This file holds the state of the process: whether the library
+//! serves it, its number, and how it waits.
 //!
 //! - [`lifecycle`]: start, fork, and the end;
-//! - [`descriptors`]: what each descriptor number stands for;
-//! - [`table`], [`family`], [`holders`]: the family's table, how a process comes by it, and which
+//! - [`descriptors`]: the record of each descriptor number;
+//! - [`table`], [`family`], [`holders`]: the family's table, how a process gets it, and which
 //!   members hold a connection;
 //! - [`handover`]: exec: connections continue in another program;
 //! - [`confinement`], [`kept_bytes`]: leaving a program that sets a filter for system calls, or has
@@ -29,21 +29,22 @@ use crate::system::sys;
 /// Set once, when the library is started for this process.
 static ENABLED: AtomicBool = AtomicBool::new(false);
 static PID: AtomicU32 = AtomicU32::new(0);
-/// How it was told to wait when it started.
+/// The wait mode with which the process was started.
 static WAIT_TOLD: AtomicU32 = AtomicU32::new(0);
-/// How it waits: as it was told, or as a rule of the operator's says.
+/// The current wait mode: from the start, or from a rule of the operator.
 static WAIT: AtomicU32 = AtomicU32::new(0);
 /// How often this process, and those that it descends from, have forked.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// Notes which process this is, and how it waits.
+/// Records the process number and the wait mode.
 pub(crate) fn begin(wait: WaitMode) {
     WAIT_TOLD.store(wait as u32, Ordering::Relaxed);
     WAIT.store(wait as u32, Ordering::Relaxed);
     PID.store(sys::getpid(), Ordering::Relaxed);
 }
 
-/// Waits as a rule of the operator's says, or without one as it was told when it started.
+/// Sets the wait mode to that of the operator's rule; without a rule, to the mode with which the
+/// process was started.
 pub(crate) fn follow_wait_rule(rule: Option<WaitMode>) {
     let told = WAIT_TOLD.load(Ordering::Relaxed);
     // Relaxed: each wait reads it once, and nothing else depends on it.
@@ -78,13 +79,13 @@ pub fn is_started() -> bool {
     ENABLED.load(Ordering::Relaxed)
 }
 
-/// This process as it was started or forked. In a `vfork` child it is the parent.
+/// The process number, taken at start or fork. In a `vfork` child it is the parent's number.
 #[inline]
 pub(crate) fn pid() -> u32 {
     PID.load(Ordering::Relaxed)
 }
 
-/// Changes with each child that inherits what we have mapped.
+/// Changes with each forked child, which inherits our mappings.
 pub(crate) fn forks() -> u32 {
     FORKS.load(Ordering::Relaxed)
 }
@@ -95,8 +96,8 @@ pub(crate) fn wait_mode() -> WaitMode {
     WaitMode::from_word(WAIT.load(Ordering::Relaxed)).unwrap_or(WaitMode::Adaptive)
 }
 
-/// True in a `vfork` child (or a raw `clone` that shares memory): what it closes is its own, what
-/// we know is its parent's.
+/// True in a `vfork` child (or after a raw `clone` that shares memory): the child closes its own
+/// descriptors, but the library's state in memory belongs to the parent.
 #[inline]
 pub(crate) fn borrowed_memory() -> bool {
     is_started() && sys::getpid() != pid()

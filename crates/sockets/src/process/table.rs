@@ -1,8 +1,8 @@
-//! The family's connection table, as this process maps it: the first page, and the entries that
-//! this process has come across, by the chunk.
+//! The family's connection table, as this process maps it: the first page, and the chunks with
+//! entries that this process has used.
 //!
-//! The file has room for all the connections that a family can have. Its mapping grows with those
-//! that there are ([`crate::memory::chunks`]).
+//! The file has room for the most connections that a family can have. The mapping grows with the
+//! actual number of connections ([`crate::memory::chunks`]).
 
 use core::ptr::NonNull;
 use core::ptr::null_mut;
@@ -60,7 +60,7 @@ impl Table {
         self.0.allocate(|index| self.entry(index), hint, gone)
     }
 
-    /// From now on it is the family's.
+    /// Makes the table the family's.
     pub(crate) fn publish(&self) {
         // Release pairs with the Acquire load in `table`.
         HEADER.store(core::ptr::from_ref(self.0).cast_mut(), Ordering::Release);
@@ -88,7 +88,7 @@ pub(crate) fn request() -> u32 {
     table().map_or(0, |table| table.header().attention.load(Ordering::Acquire))
 }
 
-/// Entry `index`, if this process has come across it or its neighbours.
+/// Entry `index`, if its chunk is mapped.
 #[inline]
 pub(crate) fn entry(index: u32) -> Option<&'static Entry> {
     MAPPED.get(index as usize)
@@ -99,7 +99,7 @@ pub(crate) fn fd() -> i32 {
     FD.load(Ordering::Relaxed)
 }
 
-/// The descriptor is about to have another number, or -1 for none.
+/// The table's descriptor is about to get another number; -1 for none.
 pub(crate) fn moved(from: i32, to: i32) {
     let _ = FD.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed);
 }
@@ -111,7 +111,7 @@ pub(crate) fn map_header(file: BorrowedFd<'_>) -> Option<&'static Header> {
     Some(unsafe { base.cast::<Header>().as_ref() })
 }
 
-/// Gives back what is not to be the family's table.
+/// Unmaps a header that is not used as the family's table.
 ///
 /// # Safety
 /// It is from [`map_header`], and nothing uses it any more.
@@ -120,8 +120,8 @@ pub(crate) unsafe fn unmap_header(header: &'static Header) {
     unsafe { memfd::unmap(NonNull::from(header).cast(), ENTRIES_OFFSET) };
 }
 
-/// The table behind `fd`, a descriptor of ours, which is going to be the family's: see
-/// [`Table::publish`]. Once, by one thread.
+/// Opens the table behind `fd`, a descriptor of the library. It becomes the family's by
+/// [`Table::publish`]. Called once, by one thread.
 pub(crate) fn open(header: &'static Header, fd: i32) -> Table {
     FD.store(fd, Ordering::Relaxed);
     Table(header)

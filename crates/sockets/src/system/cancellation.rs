@@ -1,13 +1,14 @@
-//! Threads that are cancelled (`pthread_cancel(3)`) while they sleep in a function of libc's.
+//! Threads that are cancelled (`pthread_cancel(3)`) while they sleep in a function of libc.
 //!
-//! libc ends such a thread within that function: no frame of the library runs any more. A sleeper
-//! is counted, has asked for doorbells, or has set an option of its socket. So each sleep says what
-//! is to be taken back when the thread ends in it.
+//! libc ends such a thread inside that function, and the library's frames never run again. But a
+//! sleeper is counted, has asked for doorbells, or has set an option of its socket. So each sleep
+//! registers a function that undoes this when the thread ends in the sleep.
 //!
-//! - *glibc* calls the function that was given to `_pthread_cleanup_push`. It does so, too, when a
-//!   handler of a signal leaves the sleep by `longjmp(3)`.
-//! - *musl* ends a sleep with `ECANCELED` where it is asked to (`PTHREAD_CANCEL_MASKED`). Its
-//!   `longjmp` would leave a function behind that is called later, in a frame that is gone.
+//! - *glibc* calls the function that was given to `_pthread_cleanup_push`. glibc also calls it when
+//!   a signal handler leaves the sleep by `longjmp(3)`.
+//! - *musl* ends a sleep with `ECANCELED` if the thread is in the state `PTHREAD_CANCEL_MASKED`. (A
+//!   registered function is no choice there: `longjmp` of musl does not remove it, and it would
+//!   later be called in a frame that is gone.)
 //!
 //! A program without libc's functions ends its sleeps with `EINTR`
 //! ([`toehold_freestanding::waits`]), and the frames of the library return.
@@ -23,8 +24,8 @@ const DISABLED: c_int = 1;
 /// `PTHREAD_CANCEL_ENABLE`.
 const ENABLED: c_int = 0;
 
-/// Sleeps. Where the calling thread is cancelled in the sleep, `undo` is called before the thread
-/// ends. It may take locks: the caller holds none.
+/// Calls `sleep`. If the thread is cancelled in it, `undo` is called before the thread ends. `undo`
+/// may take locks, because the caller holds none.
 #[inline]
 pub(crate) fn sleeping<T>(undo: impl FnMut(), sleep: impl FnOnce() -> T) -> T {
     match real::cancelling() {

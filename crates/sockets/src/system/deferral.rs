@@ -2,11 +2,11 @@
 //!
 //! A handler may call `close`, `send` or `siglongjmp`. If it ran in the middle of a locked section,
 //! it would wait for its own thread, or leave the lock held for ever. The kernel has no such
-//! problem: handlers run when a system call is over. So here: the library installs one handler of
-//! its own in place of each of the program's. It calls the program's at once, unless the thread is
-//! inside a locked section. Then it blocks all signals, queues the signal again for this thread,
-//! and returns. The end of the section restores the mask, and the kernel delivers the signal as it
-//! came.
+//! problem, because handlers run only after a system call. The library does the same: it installs
+//! its own handler in place of each handler of the program. Outside of locked sections that handler
+//! calls the program's handler at once. Inside a locked section it blocks all signals, queues the
+//! signal again for this thread, and returns. The end of the section restores the mask, and the
+//! kernel delivers the signal again.
 //!
 //! ```text
 //!   enter ─► lock ─► …  signal: block all, queue again …
@@ -17,8 +17,9 @@
 //! ([`crate::system::faults`]);
 //! handlers that the kernel removes when they run (`SA_RESETHAND`); handlers installed by number.
 //!
-//! A section never sleeps, but for a lock of another thread's ([`crate::lock::mutex`]). Its thread
-//! is known by its thread pointer, in a table of fixed size: no thread-local storage, no heap.
+//! A section never sleeps, except for a lock that another thread holds ([`crate::lock::mutex`]). A
+//! table of fixed size has the state of each thread, found by its thread pointer: there is no
+//! thread-local storage and no heap.
 
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fence};
@@ -32,22 +33,21 @@ pub(crate) struct Thread {
     /// The thread's pointer; 0 is a free place. A thread that ends leaves its place to the next one
     /// with this pointer.
     pointer: AtomicUsize,
-    /// Written by the thread alone: its process above, the sections that it is in below. Of another
-    /// process (before fork) it means 0.
+    /// Written only by the thread: its process in the upper half, the depth of its sections in the
+    /// lower half. With another process (before a fork) the depth counts as 0.
     sections: AtomicU64,
     /// 1 when a signal waits for the end of the section.
     waits: AtomicU32,
-    /// Handlers of the program that have run, and those of them that end a call which waits.
+    /// Counts the program's handlers that have run, and those that end a waiting call.
     handled: AtomicU16,
     ended: AtomicU16,
     /// The mask to restore then.
     mask: AtomicU64,
 }
 
-/// Threads that are known by their own place; one more is served as if handlers were never in the
-/// way.
+/// The most threads that have a place. For further threads handlers are not deferred.
 const THREADS_MAX: usize = 4096;
-/// Places that are tried.
+/// The most places that are tried.
 const PROBES: usize = 8;
 static THREADS: [Thread; THREADS_MAX] = [const {
     Thread {
@@ -109,13 +109,13 @@ impl Thread {
     fn enter(&self) {
         let word = self.sections.load(Ordering::Relaxed);
         let none = u64::from(process::pid()) << 32;
-        // The words of the parent's threads count for nothing here.
+        // The words of the parent's threads do not count in a child.
         let word = if (word ^ none) >> 32 == 0 { word } else { none };
         self.sections.store(word + 1, Ordering::Relaxed);
     }
 
-    /// True when the thread is in no section now. No process forks within one, so the word is this
-    /// process's.
+    /// True when the thread is in no section. No process forks inside a section, so the word is
+    /// this process's.
     #[inline]
     fn leave(&self) -> bool {
         let word = self.sections.load(Ordering::Relaxed).wrapping_sub(1);
@@ -124,15 +124,16 @@ impl Thread {
     }
 }
 
-/// Which handlers of the program had run on this thread at one time. The kernel sees signals while
-/// a thread sleeps in it; a thread that spins has to find them by itself.
+/// A snapshot of how many handlers of the program have run on this thread. The kernel notices
+/// signals while a thread sleeps in a system call; a thread that spins has to notice them by
+/// itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Handlers {
     all: u16,
     ending: u16,
 }
 
-/// Those that have run by now.
+/// The current snapshot of this thread.
 pub(crate) fn handlers() -> Handlers {
     this_thread().map_or(Handlers { all: 0, ending: 0 }, |thread| Handlers {
         all: thread.handled.load(Ordering::Relaxed),
@@ -141,12 +142,13 @@ pub(crate) fn handlers() -> Handlers {
 }
 
 impl Handlers {
-    /// True when one has run since that ends a `recv` or `send`: one without `SA_RESTART`.
+    /// True when a handler without `SA_RESTART` has run since: it ends a `recv` or `send`.
     pub(crate) fn end_a_transfer(self) -> bool {
         handlers().ending != self.ending
     }
 
-    /// True when one has run since: each ends a call that waits for readiness (signal(7)).
+    /// True when any handler has run since: each of them ends a call that waits for readiness
+    /// (signal(7)).
     pub(crate) fn end_a_wait(self) -> bool {
         handlers().all != self.all
     }
@@ -189,7 +191,7 @@ impl Drop for Section {
     }
 }
 
-/// Lets in the signals that came during a section.
+/// Restores the mask, so that signals that came during a section are delivered.
 #[cold]
 fn deliver(thread: &Thread) {
     thread.waits.store(0, Ordering::Relaxed);
@@ -197,7 +199,7 @@ fn deliver(thread: &Thread) {
     sys::set_signal_mask(thread.mask.load(Ordering::Relaxed));
 }
 
-/// Faults of the instruction at which they come: they cannot wait.
+/// Signals of faults: they belong to the current instruction and cannot wait.
 const FAULTS: [c_int; 6] = [
     libc::SIGSEGV,
     libc::SIGBUS,
@@ -207,8 +209,8 @@ const FAULTS: [c_int; 6] = [
     libc::SIGSYS,
 ];
 const SIGNAL_MAX: c_int = 64;
-/// Of each signal: the program's handler, whether it takes three arguments, and whether calls go on
-/// after it.
+/// For each signal: the program's handler, whether it takes three arguments, and whether calls are
+/// restarted after it.
 static HANDLERS: [AtomicU64; SIGNAL_MAX as usize + 1] =
     [const { AtomicU64::new(0) }; SIGNAL_MAX as usize + 1];
 const TAKES_INFO: u64 = 1 << 63;
@@ -226,12 +228,12 @@ unsafe extern "C" fn handle(signal: c_int, info: *mut libc::siginfo_t, context: 
     if inside.is_some_and(|thread| unsafe { postpone(thread, signal, info, context) }) {
         return;
     }
-    // Acquire pairs with the Release store in `sigaction`: what the program prepared for its
-    // handler is there.
+    // Acquire pairs with the Release store in `sigaction`: everything that the program prepared for
+    // its handler is visible.
     let word = HANDLERS[signal as usize].load(Ordering::Acquire);
     let handler = (word & !MARKS) as usize;
     if let Some(thread) = this_thread() {
-        // Before the handler, which may jump out. Relaxed: for this thread.
+        // Counted before the handler, which may leave by a jump. Relaxed: used by this thread only.
         thread.handled.fetch_add(1, Ordering::Relaxed);
         if word & RESTARTS == 0 {
             thread.ended.fetch_add(1, Ordering::Relaxed);
@@ -250,8 +252,8 @@ unsafe extern "C" fn handle(signal: c_int, info: *mut libc::siginfo_t, context: 
     }
 }
 
-/// Has the signal come again when `thread`, this one, has left its section. False when the kernel
-/// cannot queue it.
+/// Queues the signal again, so that it comes when this thread has left its section. False when the
+/// kernel cannot queue it.
 unsafe fn postpone(
     thread: &Thread,
     signal: c_int,
@@ -259,7 +261,7 @@ unsafe fn postpone(
     context: *mut c_void,
 ) -> bool {
     let faults = FAULTS.iter().fold(0, |mask, &fault| mask | bit(fault));
-    // Before anything else: a second signal would come here, too, and take this handler's mask for
+    // Blocked first, because a second signal would come here, too, and take this handler's mask for
     // the program's.
     let during = sys::block_signals(!faults);
     if !sys::queue_signal_here(signal, info) {
@@ -281,7 +283,7 @@ fn address() -> usize {
     handle as *const () as usize
 }
 
-/// True when the library stands between the kernel and handlers of `signal`.
+/// True when the library puts its own handler in front of the program's handlers of `signal`.
 fn concerns(signal: c_int) -> bool {
     (1..=SIGNAL_MAX).contains(&signal)
         && !FAULTS.contains(&signal)
@@ -348,8 +350,8 @@ pub unsafe fn sigaction(
     result
 }
 
-/// The simpler calls (`signal(2)`, `sigset(3)`): `call` is libc's, which knows the flags that go
-/// with its name.
+/// The simpler calls (`signal(2)`, `sigset(3)`): `call` is the function of libc, which knows the
+/// flags for its name.
 ///
 /// # Safety
 /// As for the C functions.
@@ -402,7 +404,7 @@ pub unsafe fn siginterrupt(signal: c_int, interrupts: c_int) -> c_int {
     result
 }
 
-/// Stands before `handler` as before one that a program has installed, in a test's process.
+/// Installs `handler` in a test's process as a program would, with the library in front.
 #[cfg(test)]
 pub(crate) fn stand_before(signal: c_int, handler: extern "C" fn(c_int)) {
     // Release pairs with the Acquire load in `handle`.

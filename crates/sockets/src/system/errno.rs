@@ -1,12 +1,12 @@
 //! The program's `errno`: set when we fail, untouched when we do not.
 
-/// Not an errno: the connection has left its channel while the call was on its way, and is the
-/// kernel's again.
+/// Not an errno: the connection has left its channel during the call, so the kernel must make the
+/// call.
 pub(crate) const LEFT_CHANNEL: i32 = i32::MAX;
 
 pub(crate) use toehold_freestanding::errno::{get, set, thread};
 
-/// Not an errno: nobody will accept the connection, which goes back to the kernel
+/// Not an errno: the connection will never be accepted, so it goes back to the kernel
 /// ([`crate::express`]).
 pub(crate) const GOES_BACK: i32 = i32::MAX - 1;
 
@@ -19,8 +19,8 @@ pub(crate) fn keep<T>(work: impl FnOnce() -> T) -> T {
     out
 }
 
-/// How a call ends that cannot go on: a count when it has moved bytes, so that the program does not
-/// move them again, else `error`.
+/// The result of a call that cannot go on: the count of bytes if it has moved any, so that the
+/// program does not move them again; otherwise `error`.
 #[inline]
 pub(crate) fn unless_moved(done: usize, error: i32) -> Result<usize, i32> {
     match done {
@@ -41,7 +41,7 @@ pub(crate) fn result(result: Result<usize, i32>) -> isize {
     }
 }
 
-/// As [`result`], for a bad pointer of the program's: nothing was done.
+/// As [`result`], for a bad pointer of the program: the call has done nothing.
 #[cold]
 pub(crate) fn bad_pointer() -> isize {
     result(Err(libc::EFAULT))

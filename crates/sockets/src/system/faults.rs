@@ -1,9 +1,10 @@
 //! Bad pointers of the program: the kernel answers `EFAULT`, and so does the library.
 //!
-//! The kernel notices a bad pointer by a fault in its own copy. So does the library: it stands in
-//! front of the program's handlers of SIGSEGV and SIGBUS. A fault in a copy of the library's goes
-//! on where the copy ends with an error ([`toehold_freestanding::guarded`]). Every other one is the
-//! program's, and its handler, or the default, follows as if the library were not there:
+//! The kernel notices a bad pointer by a fault in its own copy. The library does the same: its
+//! handler for SIGSEGV and SIGBUS is in front of the program's. After a fault in a copy of the
+//! library, execution continues where the copy returns an error
+//! ([`toehold_freestanding::guarded`]). Every other fault belongs to the program: its own handler
+//! or the default action follows, as if the library were not there:
 //!
 //! ```text
 //!   fault ─► front ─┬─ in a copy of ours ──► the copy fails
@@ -12,13 +13,13 @@
 //! ```
 //!
 //! The handlers are put in front when the process has its first connection or epoll instance
-//! ([`arm`]). A program that has neither keeps its own. The program's calls see and change what it
-//! has installed itself.
+//! ([`arm`]). A program that has neither keeps its own handlers. The program's calls see and change
+//! only the handlers that it has installed itself.
 //!
 //! # What stays
 //!
-//! A thread that blocks SIGSEGV, or a program that ignores it, is ended by a bad pointer: the
-//! kernel does not ask a handler then.
+//! If a thread blocks SIGSEGV, or the program ignores it, a bad pointer ends the program, because
+//! the kernel calls no handler then.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
@@ -30,7 +31,7 @@ use crate::system::{real, sys};
 
 /// Set when the library stands in front.
 static IS_ARMED: AtomicBool = AtomicBool::new(false);
-/// Whoever changes a handler holds it, with all signals blocked.
+/// Held while a handler is changed, with all signals blocked.
 static LOCK: AtomicBool = AtomicBool::new(false);
 
 /// How the program wants one signal handled.
@@ -54,15 +55,15 @@ fn wanted(signal: c_int) -> Option<&'static Wanted> {
     Some(&WANTED[place])
 }
 
-/// True when a bad pointer is answered. Before that the process has no connection.
+/// True when bad pointers are answered with `EFAULT`. Before that the process has no connection.
 #[inline(always)]
 pub(crate) fn are_armed() -> bool {
     // Relaxed: no other memory depends on it.
     IS_ARMED.load(Ordering::Relaxed)
 }
 
-/// True when `count` elements at `pointer` can be read, as far as anybody can tell: without
-/// handlers nobody can.
+/// True when `count` elements at `pointer` can be read. Without handlers that cannot be tested, so
+/// the answer is true.
 #[inline]
 pub(crate) fn can_read<T>(pointer: *const T, count: usize) -> bool {
     let bytes = count.checked_mul(size_of::<T>());
@@ -70,8 +71,8 @@ pub(crate) fn can_read<T>(pointer: *const T, count: usize) -> bool {
 }
 
 /// True when `len` bytes at `address`, an argument of a call that makes a connection, can be read.
-/// Unlike [`can_read`] it knows before there are handlers, too: then the kernel is asked about both
-/// ends.
+/// Unlike [`can_read`] it also works before there are handlers: then the kernel is asked about the
+/// first and the last byte.
 pub(crate) fn is_readable(address: *const u8, len: usize) -> bool {
     if are_armed() {
         return can_read(address, len);
@@ -84,7 +85,8 @@ pub(crate) fn is_readable(address: *const u8, len: usize) -> bool {
         .all(|&at| sys::kernel_can_read(address.wrapping_add(at)))
 }
 
-/// The value at `pointer`. `None`: it cannot be read, and the kernel is to be asked for the error.
+/// The value at `pointer`. `None`: the value cannot be read, and the call must go to the kernel to
+/// get the error.
 ///
 /// # Safety
 /// Nobody writes it meanwhile, if it is there.
@@ -93,7 +95,7 @@ pub(crate) unsafe fn read<T: Copy>(pointer: *const T) -> Option<T> {
     is_readable(pointer.cast(), size_of::<T>()).then(|| unsafe { pointer.read_unaligned() })
 }
 
-/// Gives the program `len` bytes, as the kernel would.
+/// Copies `len` bytes to the program, as the kernel would.
 ///
 /// # Errors
 /// `EFAULT`.
@@ -117,19 +119,19 @@ pub(crate) unsafe fn put<T: Copy>(value: T, target: *mut T) -> Result<(), i32> {
     unsafe { give((&raw const value).cast(), target.cast(), size_of::<T>()) }
 }
 
-/// True when the value at `pointer`, smaller than a page, can be read, as far as anybody can tell.
+/// As [`can_read`], for one value that is smaller than a page.
 #[inline(always)]
 pub(crate) fn is_there<T>(pointer: *const T) -> bool {
     const { assert!(size_of::<T>() > 0 && size_of::<T>() < 4096) };
     let (first, beyond) = (pointer as usize, size_of::<T>() - 1);
-    // Of one that ends in another page, the end is looked at, too.
+    // If the value ends in another page, its end is checked, too.
     !are_armed()
         || guarded::look(first).is_ok()
             && (first % 4096 + beyond < 4096 || guarded::look(first.wrapping_add(beyond)).is_ok())
 }
 
-/// True when `count` elements at `pointer`, which the kernel would write in any case, can be
-/// written, as far as anybody can tell.
+/// True when `count` elements at `pointer` can be written. Only for memory that the kernel would
+/// always write. Without handlers the answer is true.
 #[inline]
 pub(crate) fn can_write<T>(pointer: *mut T, count: usize) -> bool {
     let bytes = count.checked_mul(size_of::<T>());
@@ -137,22 +139,22 @@ pub(crate) fn can_write<T>(pointer: *mut T, count: usize) -> bool {
     !are_armed() || bytes.is_some_and(|bytes| probe(bytes).is_ok())
 }
 
-/// True when a call by number may read the value at `pointer`, if that is not null. Otherwise the
-/// call is the kernel's: it will refuse the pointer, or the process has no connection yet.
+/// True when a call by number may read the value at `pointer` (or `pointer` is null). Otherwise the
+/// call must go to the kernel: it will refuse the pointer, or the process has no connection yet.
 #[must_use]
 pub fn may_read<T>(pointer: *const T) -> bool {
     are_armed() && (pointer.is_null() || can_read(pointer, 1))
 }
 
-/// True when the kernel can read the eight bytes around `address`. Unlike other questions here it
+/// True when the kernel can read the eight bytes around `address`. Unlike the other checks here it
 /// costs a system call, and needs no handler.
 #[must_use]
 pub fn kernel_can_read(address: usize) -> bool {
     sys::kernel_can_read(address as *const u8)
 }
 
-/// A value of the program's, shorter than a page. `None` where the kernel will find nothing. As
-/// dear as [`kernel_can_read`], twice.
+/// A value of the program, shorter than a page. `None` when the kernel cannot read it. Costs two
+/// calls of [`kernel_can_read`].
 ///
 /// # Safety
 /// Any bytes are a valid `T`.
@@ -164,7 +166,7 @@ pub unsafe fn seen<T>(address: usize) -> Option<T> {
     is_there.then(|| unsafe { (address as *const T).read_unaligned() })
 }
 
-/// `struct sigaction` as the kernel has it.
+/// `struct sigaction` in the kernel's form.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct KernelAction {
@@ -228,7 +230,7 @@ impl Action for libc::sigaction {
     }
 }
 
-/// `action` with the library's handler in front. An ignored signal stays the kernel's.
+/// `action` with the library's handler in front. An ignored signal stays ignored.
 fn in_front<A: Action>(action: A) -> A {
     let (mut action, handler) = (action, action.handler());
     let on_stack = match handler {
@@ -242,7 +244,7 @@ fn in_front<A: Action>(action: A) -> A {
     action
 }
 
-/// Puts the library in front, once.
+/// Puts the library's handlers in front, once.
 #[inline]
 pub(crate) fn arm() {
     if cfg!(all(target_arch = "x86_64", not(test))) && !are_armed() {
@@ -271,7 +273,7 @@ fn arm_now() {
     IS_ARMED.store(true, Ordering::Relaxed);
 }
 
-/// The process is a new one: no other thread holds the lock.
+/// The process was just forked: no other thread holds the lock.
 pub(crate) fn forked() {
     // Relaxed: there is one thread.
     LOCK.store(false, Ordering::Relaxed);
@@ -297,7 +299,7 @@ impl Wanted {
     }
 }
 
-/// The lock. All signals of the thread wait.
+/// The held lock. All signals of the thread are blocked.
 struct Held(u64);
 
 impl Held {
@@ -319,7 +321,7 @@ impl Drop for Held {
     }
 }
 
-/// The place of a signal that the library stands in front of.
+/// The place of a signal whose handlers the library precedes.
 fn concern(signal: c_int) -> Option<&'static Wanted> {
     wanted(signal).filter(|_| are_armed() && !process::borrowed_memory())
 }
@@ -363,7 +365,7 @@ pub unsafe fn sigaction_by_number(
     unsafe { exchange(signal, new, old, install) }
 }
 
-/// True for the signals whose handlers the library stands in front of.
+/// True for the signals whose handlers the library precedes.
 #[must_use]
 pub fn is_concerned(signal: c_int) -> bool {
     wanted(signal).is_some()
@@ -387,7 +389,7 @@ unsafe fn exchange<A: Action>(
     let result = match given {
         None => install(new, old),
         Some(action) => {
-            // First: a fault that comes now finds the new one.
+            // Stored first, so that a fault that comes now finds the new handler.
             wanted.note(&action);
             let result = install(&in_front(action), old);
             if result != 0 {
@@ -466,7 +468,7 @@ fn restorer_address() -> usize {
     restorer as *const () as usize
 }
 
-/// Other processors have no handler in front: no action has this one.
+/// On other processors there is no handler in front: no action has this address.
 #[cfg(not(target_arch = "x86_64"))]
 fn front_address() -> usize {
     usize::MAX
@@ -488,8 +490,8 @@ mod front {
     use super::{KernelAction, kernel_sigaction, wanted};
     use crate::system::sys;
 
-    /// The handler that the kernel knows. It jumps to the program's, which finds the registers and
-    /// the stack as the kernel left them, so that tracebacks see no frame of the library.
+    /// The handler that the kernel calls. It jumps to the program's handler with the registers and
+    /// the stack as the kernel left them, so that tracebacks show no frame of the library.
     ///
     /// # Safety
     /// The kernel calls it.
@@ -521,7 +523,7 @@ mod front {
         naked_asm!("mov rax, 15", "syscall")
     }
 
-    /// The program's handler, or 0 when nothing is left for it.
+    /// The program's handler, or 0 when the fault is already handled.
     unsafe extern "C" fn decide(
         signal: c_int,
         info: *mut siginfo_t,
@@ -565,10 +567,10 @@ mod front {
         }
     }
 
-    /// The default action follows. The instruction of a fault meets it again; any other signal is
-    /// sent once more, and waits for the end of this handler.
+    /// Restores the default action. A fault occurs again at its instruction; any other signal is
+    /// sent again, and is delivered when this handler returns.
     fn default(signal: c_int, code: c_int, info: *const siginfo_t) {
-        /// Memory has gone bad that the program did not touch just now (sigaction(2)).
+        /// A hardware memory error in a page that the program is not accessing now (sigaction(2)).
         const BUS_MCEERR_AO: c_int = 5;
         // SAFETY: the action is live.
         unsafe { kernel_sigaction(signal, &KernelAction::NONE, core::ptr::null_mut()) };

@@ -1,10 +1,10 @@
-//! The system below the library, and the manners of a guest in another program.
+//! The system below the library, and its behaviour as a guest in another program.
 //!
 //! - [`real`], [`sys`]: libc's own functions; system calls;
 //! - [`errno`]: the program's `errno`;
 //! - [`faults`]: bad pointers of the program;
 //! - [`deferral`]: signal handlers do not run while their thread holds a lock of the library;
-//! - [`cancellation`]: what a thread takes back that is cancelled in its sleep.
+//! - [`cancellation`]: how the state of a thread is undone that is cancelled in its sleep.
 
 pub(crate) mod cancellation;
 pub mod deferral;

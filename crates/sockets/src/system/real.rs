@@ -1,7 +1,7 @@
 //! The functions that the library's hooks replace: the next definition after the hook, found in the
 //! objects that the dynamic linker has loaded ([`objects::next`]). The hooks call these functions,
 //! and not the system calls, so that cancellation points and other preloaded libraries go on
-//! working. Where there is no libc the system call of the same meaning is made instead.
+//! working. Without libc the corresponding system call is made instead.
 
 use core::ffi::{c_char, c_int, c_long, c_uint, c_void};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, Ordering};
@@ -13,7 +13,7 @@ use libc::{
 use toehold_freestanding::elf::Name;
 use toehold_freestanding::{errno, objects, syscall, waits};
 
-/// A function of libc's, looked for once.
+/// A function of libc, which is looked up once.
 struct Slot {
     found: AtomicPtr<c_void>,
     name: Name,
@@ -45,8 +45,8 @@ impl Slot {
     }
 }
 
-/// Finds all of them, while the process has one thread: later a look-up might meet the dynamic
-/// linker at work.
+/// Finds all functions while the process has one thread: a later look-up might run while the
+/// dynamic linker changes its lists.
 #[unsafe(link_section = ".text.startup")]
 pub fn find_all() {
     for slot in slots::ALL {
@@ -73,12 +73,13 @@ pub(crate) fn length(length: usize) -> usize {
     }
 }
 
-/// How the program hands a message over: that decides on its form, and on who may touch it.
+/// How the program passes a message. That decides the message's form, and whether libc may access
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Door {
-    /// By libc's function, which may read and write it beside the kernel.
+    /// By a function of libc, which may read and write the message as well as the kernel.
     Name,
-    /// By number, as the kernel has it.
+    /// By system call number, in the kernel's form.
     Number,
 }
 
@@ -235,7 +236,7 @@ pub fn has_stdio() -> bool {
     slots::read.get().is_some()
 }
 
-/// True when the process has a libc, and it is known where that keeps `errno`.
+/// True when the process has a libc, and the address of its `errno` is known.
 pub fn has_libc() -> bool {
     slots::read.get().is_some() && errno::is_of_libc()
 }

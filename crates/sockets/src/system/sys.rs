@@ -81,7 +81,7 @@ pub(crate) fn bytes_waiting(fd: i32) -> isize {
     if result < 0 { result } else { waiting as isize }
 }
 
-/// True when the next byte to be read stands behind an urgent one (`SIOCATMARK`).
+/// True when the next byte to be read follows an urgent byte (`SIOCATMARK`).
 pub(crate) fn is_at_mark(fd: i32) -> bool {
     /// include/uapi/asm-generic/sockios.h.
     const SIOCATMARK: usize = 0x8905;
@@ -163,8 +163,8 @@ pub(crate) fn timespec(ns: u64) -> libc::timespec {
     }
 }
 
-/// True when a filter is attached to the socket. Of one in the older language the kernel tells the
-/// length (`sk_get_filter` in net/core/filter.c), of any other that it cannot be had.
+/// True when a filter is attached to the socket. For a classic BPF filter the kernel returns the
+/// length (`sk_get_filter` in net/core/filter.c); for an eBPF filter it returns an error.
 pub(crate) fn has_filter(fd: i32) -> bool {
     let mut len: libc::socklen_t = 0;
     let (level, name) = (libc::SOL_SOCKET, libc::SO_GET_FILTER);
@@ -222,9 +222,9 @@ pub(crate) fn set_linger(fd: i32, linger: [i32; 2]) -> isize {
     }
 }
 
-/// Resets a connection and drops what was received of it (connect(2), `AF_UNSPEC`): the next call
-/// says `ECONNRESET`, those after it that there is no connection (tcp_disconnect). A Unix socket
-/// cannot be reset: both its directions end.
+/// Resets a connection and drops its received bytes (connect(2), `AF_UNSPEC`): the next call
+/// returns `ECONNRESET`, and later calls `ENOTCONN` (tcp_disconnect). A Unix socket cannot be
+/// reset: both its directions end.
 pub(crate) fn disconnect(fd: i32) {
     // SAFETY: zeroes are a valid `sockaddr`, of the family `AF_UNSPEC`.
     let nobody: libc::sockaddr = unsafe { core::mem::zeroed() };
@@ -236,7 +236,8 @@ pub(crate) fn disconnect(fd: i32) {
     }
 }
 
-/// As [`disconnect`], and nobody is told of the reset: the socket is as before it connected.
+/// As [`disconnect`], but no later call reports the reset: the socket returns to its unconnected
+/// state.
 pub(crate) fn disconnect_untold(fd: i32) {
     disconnect(fd);
     let _ = getsockopt::<i32>(fd, libc::SOL_SOCKET, libc::SO_ERROR);
@@ -298,25 +299,25 @@ pub(crate) fn dup3(from: i32, to: i32, flags: i32) -> isize {
     unsafe { call!(SYS_dup3, from, to, flags) }
 }
 
-/// Moves a file's position; where it is then.
+/// Moves a file's position, and returns the new position.
 pub(crate) fn seek_from_here(fd: i32, bytes: isize) -> isize {
     // SAFETY: moves a file position, no memory.
     unsafe { call!(SYS_lseek, fd, bytes, libc::SEEK_CUR) }
 }
 
-/// `splice(2)` from or to a pipe, which is not waited for.
+/// `splice(2)` from or to a pipe; does not wait for the pipe.
 pub(crate) fn splice(from: i32, to: i32, len: usize, flags: u32) -> isize {
     let flags = flags | libc::SPLICE_F_NONBLOCK;
     // SAFETY: no offsets, so no memory.
     unsafe { call!(SYS_splice, from, 0, to, 0, len, flags) }
 }
 
-/// Reads from a pipe what it has, without waiting: `EAGAIN` when it is empty.
+/// Reads from a pipe without waiting: `EAGAIN` when it is empty.
 ///
 /// # Safety
 /// `parts` are writable.
 pub(crate) unsafe fn read_now(pipe: i32, parts: &[libc::iovec]) -> isize {
-    // The position as two halves: of the current one, -1.
+    // The position in two halves: -1 means the current position.
     let here = usize::MAX;
     let (base, count, flags) = (parts.as_ptr() as usize, parts.len(), libc::RWF_NOWAIT);
     // SAFETY: the caller's promise.
@@ -382,8 +383,9 @@ pub(crate) fn open_diag() -> Option<i32> {
     i32::try_from(fd).ok().filter(|&fd| fd >= 0)
 }
 
-/// Asks the kernel one question about sockets of this thread's network namespace: the length of the
-/// answer, which comes before the question's call returns (netlink_rcv_skb). It never waits.
+/// Sends the kernel one request about sockets of this thread's network namespace, and returns the
+/// length of the answer. It never waits, because the answer is there before the sending call
+/// returns (netlink_rcv_skb).
 pub(crate) fn ask_diag(question: &[u8], answer: &mut [u8]) -> Option<usize> {
     let diag = open_diag()?;
     // SAFETY: readable for its length; without an address it goes to the kernel.
@@ -440,7 +442,8 @@ pub(crate) fn effective_user() -> u32 {
     unsafe { call!(SYS_geteuid) as u32 }
 }
 
-/// True when process `pid` runs: a child of ours that has ended and waits to be reaped does not.
+/// True when process `pid` is alive. A child of this process that has ended but was not reaped is
+/// not alive.
 pub(crate) fn process_exists(pid: u32) -> bool {
     // SAFETY: signal 0 only asks.
     let result = unsafe { call!(SYS_kill, pid, 0) };
@@ -479,7 +482,7 @@ pub(crate) fn yield_now() {
     unsafe { call!(SYS_sched_yield) };
 }
 
-/// Fresh random bytes, zero when there are none to be had.
+/// Random bytes; zero when the kernel gives none.
 pub(crate) fn random_u32() -> u32 {
     let mut value = 0u32;
     // SAFETY: `value` is writable for four bytes.
@@ -504,7 +507,7 @@ pub(crate) fn now_ns() -> u64 {
 /// The processor this thread runs on.
 #[inline]
 pub(crate) fn processor() -> u32 {
-    // glibc knows it from the thread's restartable-sequences area, which costs one load.
+    // glibc reads it from the thread's restartable-sequences area, which costs one load.
     real::processor().unwrap_or_else(vdso::processor)
 }
 
@@ -535,7 +538,7 @@ pub(crate) fn set_signal_mask(mask: u64) {
     unsafe { call!(SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const mask, 0, 8) };
 }
 
-/// `rt_sigprocmask(2)`: blocks `mask` as well; the mask before.
+/// `rt_sigprocmask(2)`: blocks `mask` as well, and returns the former mask.
 pub(crate) fn block_signals(mask: u64) -> u64 {
     let mut before = 0u64;
     let (new, old) = (&raw const mask, &raw mut before);
@@ -576,7 +579,7 @@ pub(crate) fn thread_name() -> [u8; 16] {
     name
 }
 
-/// Sends a signal to this thread, as it came; false when the kernel refuses.
+/// Sends a signal with its original information to this thread; false when the kernel refuses.
 pub(crate) fn queue_signal_here(signal: i32, info: *const libc::siginfo_t) -> bool {
     // SAFETY: `info` is what the kernel gave to a handler. A process may send itself any (`si_code`
     // of the kernel's included, rt_tgsigqueueinfo(2)).
@@ -675,8 +678,8 @@ pub(crate) fn read(fd: i32, buffer: &mut [u8]) -> isize {
     unsafe { call!(SYS_read, fd, buffer.as_mut_ptr(), buffer.len()) }
 }
 
-/// The number of a socket's network namespace; `None` where the kernel does not tell (before Linux
-/// 5.14).
+/// The number of a socket's network namespace; `None` when the kernel does not report it (before
+/// Linux 5.14).
 pub(crate) fn namespace_of(fd: i32) -> Option<u64> {
     getsockopt::<u64>(fd, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE).ok()
 }

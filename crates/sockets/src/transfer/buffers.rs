@@ -1,4 +1,4 @@
-//! The program's buffers: what `iovec`s name, from a given byte on.
+//! The program's buffers: the memory that `iovec`s name, from a given byte on.
 
 use core::ffi::c_void;
 
@@ -14,15 +14,15 @@ pub(crate) const PARTS_MAX: usize = 1024;
 /// The kernel moves no more in one call (`MAX_RW_COUNT` in include/linux/fs.h).
 pub(crate) const CALL_BYTES_MAX: usize = i32::MAX as usize & !0xfff;
 
-/// Behind the last address that a program can have (`TASK_SIZE_MAX` with four levels of pages).
+/// One more than the highest address of a program (`TASK_SIZE_MAX` with four levels of pages).
 #[cfg(target_arch = "x86_64")]
 const ADDRESSES_END: usize = (1 << 47) - 4096;
-/// As above: of 52 bits, where the kernel has so many.
+/// As above, for kernels with addresses of up to 52 bits.
 #[cfg(not(target_arch = "x86_64"))]
 const ADDRESSES_END: usize = 1 << 52;
 
-/// False for a buffer that ends where no program has memory: the kernel refuses it, however few
-/// bytes there are to be moved (`access_ok`).
+/// False for a buffer that ends beyond the highest address of a program: the kernel refuses it,
+/// however few bytes are moved (`access_ok`).
 #[inline]
 pub(crate) fn is_possible(base: *const c_void, len: usize) -> bool {
     (base as usize)
@@ -30,10 +30,10 @@ pub(crate) fn is_possible(base: *const c_void, len: usize) -> bool {
         .is_some_and(|end| end <= ADDRESSES_END)
 }
 
-/// How many bytes a call moves at most that names `parts` (lib/iov_iter.c, `__import_iovec`).
+/// The most bytes that a call with `parts` moves (lib/iov_iter.c, `__import_iovec`).
 ///
 /// # Errors
-/// The kernel refuses them with it.
+/// The errno with which the kernel refuses `parts`.
 #[inline]
 pub(crate) fn total(parts: &[iovec]) -> Result<usize, i32> {
     if let [only] = parts
@@ -49,7 +49,7 @@ pub(crate) fn total(parts: &[iovec]) -> Result<usize, i32> {
         sum = sum.saturating_add(part.iov_len);
         are_possible &= is_possible(part.iov_base, part.iov_len);
     }
-    // One part alone is cut before it is looked at.
+    // The kernel limits the length of a single part before it checks it.
     if parts.len() > 1 && !are_possible {
         return Err(libc::EFAULT);
     }
@@ -173,11 +173,11 @@ pub(crate) fn part(base: *const c_void, len: usize) -> iovec {
     }
 }
 
-/// The parts an array names, or nothing when the kernel would refuse them.
+/// The parts in an array; `None` when the kernel would refuse them.
 ///
 /// # Safety
-/// Nobody changes `count` elements at `iov`. The array may be bad once there is a connection;
-/// before that nobody looks into it.
+/// Nobody changes `count` elements at `iov`. Once there is a connection, a bad array is allowed;
+/// before that the array is not read.
 #[inline]
 pub(crate) unsafe fn parts<'a>(iov: *const iovec, count: usize) -> Option<&'a [iovec]> {
     if count == 0 {

@@ -1,4 +1,4 @@
-//! Control messages that come with bytes of the carrier, and those that a program sends: a ring has
+//! Control messages that come with the carrier's bytes, and those that a program sends. A ring has
 //! none.
 
 use libc::{cmsghdr, iovec, msghdr};
@@ -9,20 +9,20 @@ use crate::system::sys;
 /// The control messages of a message that is to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sent {
-    /// Nothing, or nothing that has an effect.
+    /// None, or none that has an effect.
     Nothing,
-    /// Descriptors or credentials. They keep their place between the bytes.
+    /// Descriptors or credentials. They keep their position in the stream.
     Rights,
-    /// Others, which only the kernel knows to heed or to refuse.
+    /// Other messages, which the kernel either serves or refuses.
     Other,
     /// A list that the kernel refuses before it looks at the bytes.
     IllFormed,
 }
 
-/// A longer list is the kernel's: it may refuse it (`net.core.optmem_max`, 20 KiB and more).
+/// A longer list goes to the kernel, which may refuse it (`net.core.optmem_max`, 20 KiB and more).
 const LIST_BYTES_MAX: usize = 16 << 10;
 
-/// The control messages of `header`. Stream sockets heed `SOL_SOCKET` alone (`sock_cmsg_send` in
+/// The control messages of `header`. Stream sockets only regard `SOL_SOCKET` (`sock_cmsg_send` in
 /// net/core/sock.c, `__scm_send` in net/core/scm.c). Rights have no effect on TCP.
 ///
 /// # Safety
@@ -74,7 +74,7 @@ pub(crate) unsafe fn each_sent(
     let base = header.msg_control.cast::<u8>().cast_const();
     let mut rest = door.length(header.msg_controllen);
     let mut at = base;
-    // A rest without room for a header is none.
+    // A rest that is shorter than a header is ignored.
     while rest >= HEADER_BYTES && !base.is_null() {
         // SAFETY: within the buffer, which is readable; the program may have put it anywhere.
         let one = unsafe { at.cast::<cmsghdr>().read_unaligned() };
@@ -112,14 +112,14 @@ impl Control {
         }
     }
 
-    /// True when control messages came, even if there was no room for them: the kernel receives
-    /// nothing from behind descriptors in the same call.
+    /// True when control messages came, even if there was no room for them. Then the receive ends,
+    /// because the kernel does not go on past descriptors in one call.
     pub(crate) fn ends_receive(&self) -> bool {
         self.filled != 0 || self.flags & libc::MSG_CTRUNC != 0
     }
 
-    /// The kernel's own receive, of bytes of the carrier, into `parts`. It leaves their control
-    /// messages here.
+    /// Receives the carrier's bytes into `parts` with a system call, and their control messages
+    /// into this buffer.
     ///
     /// # Safety
     /// `parts` and the buffer are writable.

@@ -3,8 +3,8 @@
 //!
 //! Both do what [`crate::transfer::send`] and [`crate::transfer::receive`] would do, in the most
 //! frequent case: a blocking or non-blocking transfer of at most [`SHORT_BYTES`], a free lock, room
-//! or bytes in the ring, and nobody who wants a direction changed. In any other case they change
-//! nothing and answer `None`, and the general code begins anew.
+//! or bytes in the ring, and no wish to move a direction. In any other case they change nothing and
+//! return `None`, and the general code starts from the beginning.
 
 use core::sync::atomic::Ordering;
 
@@ -22,10 +22,10 @@ use crate::pairing::leaving;
 use crate::system::errno;
 use crate::transfer::buffers;
 
-/// Flags of a send that change nothing where there is room: the ring holds nothing back, and a
-/// signal comes with an error only.
+/// Flags of a send that have no effect when there is room: the ring delays no bytes, and a signal
+/// comes only with an error.
 const SEND_FLAGS: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_MORE;
-/// Flags of a receive that change nothing where there are bytes.
+/// Flags of a receive that have no effect when there are bytes.
 const RECEIVE_FLAGS: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_CMSG_CLOEXEC;
 
 const _: () = assert!(SHORT_BYTES <= guarded::SHORT_BYTES);
@@ -42,7 +42,7 @@ pub(crate) unsafe fn send(
     flags: i32,
 ) -> Option<isize> {
     let (entry, local) = (connection.entry, connection.local);
-    // An empty message wraps to the longest there is.
+    // The length 0 wraps to the largest number, so an empty message is excluded, too.
     if len.wrapping_sub(1) >= SHORT_BYTES
         || flags & !SEND_FLAGS != 0
         || !local.attachment.has_region()
@@ -89,7 +89,7 @@ pub(crate) unsafe fn send(
     }
 }
 
-/// Receives what is there of a short message. `None`: nothing was taken.
+/// Receives the available bytes of a short message. `None`: nothing was taken.
 ///
 /// # Safety
 /// `len` bytes at `bytes` are this call's.
@@ -101,7 +101,7 @@ pub(crate) unsafe fn receive(
     flags: i32,
 ) -> Option<isize> {
     let (entry, local) = (connection.entry, connection.local);
-    // The kernel refuses some lengths, however few bytes there are.
+    // The kernel refuses some lengths, even if few bytes are there.
     if flags & !RECEIVE_FLAGS != 0
         || len > buffers::CALL_BYTES_MAX
         || !local.attachment.has_region()

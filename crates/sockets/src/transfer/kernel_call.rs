@@ -1,16 +1,16 @@
-//! A call of the kernel's in the midst of a program's call.
+//! A system call in the middle of a program's call.
 //!
 //! The program's call has slept, or has moved bytes, and its connection is on the host path by now.
-//! Until the kernel has looked the number up, another thread may close it, and the next connection
-//! may get it: the bytes would be that one's. So the kernel is called with a duplicate, of which is
-//! known that it is the connection's.
+//! Before the kernel looks the descriptor up, another thread may close it, and another connection
+//! may get its number: then the call would move bytes of that connection. So the system call is
+//! made with a duplicate that certainly belongs to the connection.
 
 use crate::connection::Connection;
 use crate::process::descriptors;
 use crate::system::{cancellation, errno};
 
-/// The kernel's part of a call on `connection`: by its number when that is the first thing of the
-/// program's call, else by a duplicate.
+/// Makes the system call of a call on `connection`: with its descriptor if the program's call has
+/// done nothing yet, otherwise with a duplicate.
 #[inline]
 pub(crate) fn by_kernel(
     connection: &Connection,
@@ -29,11 +29,11 @@ fn by_duplicate(connection: &Connection, kernel: impl Fn(i32) -> isize) -> isize
         return errno::result(Err(libc::EBADF));
     };
     let Some(duplicate) = errno::keep(|| descriptors::duplicate_for_us(number)) else {
-        // The program has as many descriptors as it may have.
+        // The program has reached its limit of descriptors.
         return kernel(number);
     };
     let end = || errno::keep(|| descriptors::disown(duplicate));
-    // Still the connection's, so it was the connection's when it was duplicated.
+    // If the number still belongs to the connection, it did so when it was duplicated.
     if connection.carrier() != Some(number) {
         end();
         return errno::result(Err(libc::EBADF));

@@ -1,13 +1,13 @@
-//! The bytes of a connection: sends and receives by the carrier, by a ring, and across the switches
+//! The bytes of a connection: sends and receives on the carrier, in a ring, and across the switches
 //! between them.
 //!
-//! - [`fast_path`]: short messages where nothing changes;
+//! - [`fast_path`]: short messages in the usual state;
 //! - [`send`], [`receive`]: the general code for both directions;
 //! - [`sendfile`]: `sendfile` and `splice`;
 //! - [`peek`], [`peek_offset`]: looking at bytes without taking them;
-//! - [`buffers`], [`control_messages`]: the program's `iovec`s; what comes beside bytes;
+//! - [`buffers`], [`control_messages`]: the program's `iovec`s and control messages;
 //! - [`spinning`]: looking for news before a blocking call sleeps;
-//! - [`kernel_call`]: a call of the kernel's in the midst of a program's call.
+//! - [`kernel_call`]: a system call in the middle of a program's call.
 
 pub(crate) mod buffers;
 pub(crate) mod control_messages;

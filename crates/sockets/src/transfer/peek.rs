@@ -15,8 +15,8 @@ use crate::system::{errno, sys};
 use crate::transfer::buffers;
 use crate::transfer::control_messages::Control;
 
-/// Bytes of the carrier that can be passed over for those behind them: twice what two switches in a
-/// row leave there in practice.
+/// The most bytes of the carrier that a look can pass over: twice the number that two successive
+/// switches leave there in practice.
 const PASSED_MAX: usize = 32 << 10;
 const SCRATCH_BYTES: usize = 1024;
 const SCRATCHES: usize = PASSED_MAX / SCRATCH_BYTES;
@@ -30,7 +30,7 @@ pub(crate) fn waiting(connection: &Connection) -> Option<i32> {
     Some(i32::try_from(count).unwrap_or(i32::MAX))
 }
 
-/// Bytes that have arrived, next to each other in one place.
+/// Contiguous bytes that have arrived, in one place.
 #[derive(Clone, Copy)]
 enum Part {
     Ring(Filled),
@@ -39,10 +39,11 @@ enum Part {
     Skip(u64),
 }
 
-/// All that has arrived, in the order in which it is received. Callers hold the receive lock.
+/// All places with bytes that have arrived, in the order of the stream. Callers hold the receive
+/// lock.
 fn parts_ahead(connection: &Connection, end: &End<'_>) -> Result<[Option<Part>; AHEAD_MAX], i32> {
-    // A switch is published before what follows it: of the bytes seen now, all that no record
-    // speaks of are data.
+    // A switch record is published before the bytes that follow it. So the bytes counted now that
+    // no record covers are data.
     let mut on_carrier = sys::bytes_waiting(connection.number()).max(0) as u64;
     let ahead = end
         .ahead()
@@ -82,9 +83,9 @@ pub(crate) fn count(connection: &Connection, end: &End<'_>) -> Result<u64, i32> 
     Ok(lengths.sum())
 }
 
-/// Copies up to `want` bytes to `parts`, from byte `skip` on, and takes none; how many. It passes
-/// over the first `offset` bytes that have arrived. With `MSG_TRUNC` in `flags` the others are only
-/// counted. Callers hold the receive lock.
+/// Copies up to `want` bytes to `parts`, from byte `skip` on, without taking them, and returns how
+/// many. Passes over the first `offset` bytes that have arrived. With `MSG_TRUNC` in `flags` the
+/// bytes are only counted. Callers hold the receive lock.
 ///
 /// # Safety
 /// `parts` are writable from byte `skip` on, for `want` bytes, and `control`.
@@ -102,7 +103,7 @@ pub(crate) unsafe fn peek(
         return Ok(behind.min(want as u64) as usize);
     }
     let (mut done, mut passed, mut in_ring) = (0, 0, 0);
-    // Bytes of the offset that are still to be passed over.
+    // Bytes of the offset that must still be passed over.
     let mut before = offset;
     for part in parts_ahead(connection, end)?.into_iter().flatten() {
         let left = want - done;
@@ -143,7 +144,8 @@ pub(crate) unsafe fn peek(
     Ok(done)
 }
 
-/// Looks at `len` bytes of the carrier behind its first `passed` ones; how many came.
+/// Peeks at `len` bytes of the carrier behind its first `passed` bytes. Returns how many there
+/// were.
 ///
 /// # Safety
 /// `parts` are writable from byte `skip` on, for `len` bytes, and `control`.
@@ -166,7 +168,7 @@ unsafe fn peek_behind(
     };
     let mut list = [nothing; SCRATCHES + 16];
     for (index, part) in list[..SCRATCHES].iter_mut().enumerate() {
-        // All of them are the same bytes: nobody reads what is passed over.
+        // All these parts name one scratch buffer, because the passed bytes are never read.
         part.iov_base = scratch.as_mut_ptr().cast();
         part.iov_len = passed
             .saturating_sub(index * SCRATCH_BYTES)

@@ -1,5 +1,5 @@
-//! `sendfile` and `splice` where one end is an accelerated socket. A pipe is read straight into
-//! ring memory; a file's bytes, and those for a pipe, pass through a buffer.
+//! `sendfile` and `splice` where one end is an accelerated socket. A pipe is read directly into
+//! ring memory. Bytes from a file, and bytes to a pipe, pass through a buffer.
 
 use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering;
@@ -25,7 +25,7 @@ use crate::waiting::sleep::sleep_until;
 
 /// Memory that bytes pass through between a file or pipe and a connection.
 struct Buffer {
-    /// For a few bytes, and where there is no memory.
+    /// Used for few bytes, and when there is no memory for a larger buffer.
     few: [MaybeUninit<u8>; FEW_BYTES],
     piece: Option<Piece>,
 }
@@ -33,7 +33,7 @@ struct Buffer {
 const FEW_BYTES: usize = 1024;
 
 impl Buffer {
-    /// For steps of as many as `len` bytes.
+    /// A buffer for steps of up to `len` bytes.
     fn new(len: usize) -> Buffer {
         Buffer {
             few: [const { MaybeUninit::uninit() }; FEW_BYTES],
@@ -41,7 +41,7 @@ impl Buffer {
         }
     }
 
-    /// As many bytes as one step moves.
+    /// The bytes for one step.
     fn bytes(&mut self) -> &mut [MaybeUninit<u8>] {
         match &mut self.piece {
             Some(piece) => piece.places(),
@@ -67,8 +67,8 @@ pub(crate) unsafe fn sendfile(
         return result;
     }
     if offset.is_null() && sys::seek_from_here(input, 0) < 0 {
-        // A pipe or a socket: the kernel refuses it, and moves nothing (fs/splice.c,
-        // `splice_direct_to_actor`).
+        // The input is a pipe or a socket: the kernel refuses the call, and moves nothing
+        // (fs/splice.c, `splice_direct_to_actor`).
         return kernel(connection.fd);
     }
     let mut buffer = Buffer::new(count);
@@ -97,7 +97,7 @@ pub(crate) unsafe fn sendfile(
         if got <= 0 {
             if got < 0 && done == 0 {
                 let error = match -got as i32 {
-                    // A descriptor that cannot be read can be no source (fs/splice.c).
+                    // For an unreadable source `sendfile` returns EINVAL (fs/splice.c).
                     libc::EISDIR => libc::EINVAL,
                     error => error,
                 };
@@ -114,7 +114,7 @@ pub(crate) unsafe fn sendfile(
         let moved = sent.max(0);
         match &mut position {
             Some(at) => *at += moved as off_t,
-            // Bytes that were read and could not be sent go back to the file.
+            // The file's position moves back by the bytes that were read but not sent.
             None if moved < got => {
                 sys::seek_from_here(input, moved - got);
             }
@@ -131,7 +131,7 @@ pub(crate) unsafe fn sendfile(
     if let Some(at) = position {
         // SAFETY: `position` is `Some` only when `offset` can be read.
         if let Err(error) = unsafe { faults::put(at, offset) } {
-            // The bytes are sent, as on the kernel.
+            // The bytes are already sent, as with the kernel.
             return errno::result(Err(error));
         }
     }
@@ -170,7 +170,7 @@ pub(crate) fn splice_in(
             errno::keep(|| leaving::finish(connection));
         }
         match result {
-            // Another reader of the pipe was quicker.
+            // Another reader of the pipe took the bytes.
             Ok(Some(0)) | Err(errno::LEFT_CHANNEL) => {}
             Ok(moved) => return moved.unwrap_or(0) as isize,
             Err(error) => {
@@ -180,8 +180,8 @@ pub(crate) fn splice_in(
     }
 }
 
-/// False for what the kernel refuses, or does nothing for: it is asked, and moves nothing. One end
-/// of a splice is a pipe, and none of ours has offsets.
+/// False for calls that the kernel refuses or that move nothing: they go to the kernel. One end of
+/// a splice must be a pipe.
 fn is_splice(pipe: i32, len: usize, flags: u32) -> bool {
     const SPLICE_F_ALL: u32 =
         libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK | libc::SPLICE_F_MORE | libc::SPLICE_F_GIFT;
@@ -193,12 +193,12 @@ pub(crate) fn is_pipe(fd: i32) -> bool {
     sys::fcntl(fd, libc::F_GETPIPE_SZ, 0) >= 0
 }
 
-/// True when a splice finds or awaits no room or bytes in the pipe (fs/splice.c, `do_splice`).
+/// True when a splice waits for room or bytes in the pipe (fs/splice.c, `do_splice`).
 fn waits_for_pipe(pipe: i32, flags: u32) -> bool {
     flags & libc::SPLICE_F_NONBLOCK == 0 && !sys::is_nonblocking(pipe)
 }
 
-/// Waits for bytes in a pipe, if the call does; false when nobody is left who could write some.
+/// Waits for bytes in a pipe, if the call may wait. False when the pipe has no writer left.
 fn pipe_has_bytes(pipe: i32, flags: u32) -> Result<bool, i32> {
     loop {
         let seen = sys::poll_now(pipe, libc::POLLIN);
@@ -215,8 +215,8 @@ fn pipe_has_bytes(pipe: i32, flags: u32) -> Result<bool, i32> {
     }
 }
 
-/// As much of a pipe as the connection takes at once. A pipe cannot take bytes back, so they are
-/// read only when there is room for them, and straight into it.
+/// Moves as many bytes from a pipe as the connection takes at once. A pipe cannot take bytes back,
+/// so they are read only if there is room for them, directly into the ring.
 fn pipe_to_ring(
     connection: &Connection,
     pipe: i32,
@@ -268,8 +268,8 @@ fn pipe_to_carrier(
 ) -> Result<Step, i32> {
     let (mut len, mut flags) = (len, flags);
     if !connection.nonblocking() {
-        // The kernel would wait in its call, and so would everybody who sends. It does not wait
-        // where it says that there is room (sk_stream_is_writeable), for so few bytes.
+        // The kernel would wait in this call, while the send lock is held. If `poll` reports room
+        // (sk_stream_is_writeable), the kernel does not wait for so few bytes.
         let seen = sys::poll_now(connection.number(), libc::POLLOUT);
         if seen == 0 {
             return Ok(Step::KernelFull);
@@ -302,7 +302,7 @@ pub(crate) fn splice_out(
     if !is_splice(pipe, len, flags) {
         return kernel(connection.fd);
     }
-    // Received bytes cannot be given back, so receive only as much as the pipe surely takes.
+    // Received bytes cannot be given back, so receive only as many as the pipe certainly takes.
     let room = match pipe_has_room(pipe, flags) {
         Ok(Some(room)) => room,
         Ok(None) => return by_kernel(connection, true, kernel),
@@ -314,7 +314,7 @@ pub(crate) fn splice_out(
         iov_base: buffer.as_mut_ptr().cast(),
         iov_len: len.min(buffer.len()).min(room),
     };
-    // A pipe's own flag is as the call's (fs/splice.c, `do_splice`).
+    // `O_NONBLOCK` of the pipe counts like the call's flag (fs/splice.c, `do_splice`).
     let waits = match waits_for_pipe(pipe, flags) {
         true => flags,
         false => flags | libc::SPLICE_F_NONBLOCK,
@@ -335,7 +335,7 @@ pub(crate) fn splice_out(
         let written = unsafe { sys::raw(libc::SYS_write, pipe as usize, base, left, 0, 0, 0) };
         match sys::answer(written) {
             Ok(bytes) => done += bytes as isize,
-            // Another writer took the room that we saw.
+            // Another writer has taken the room.
             Err(libc::EAGAIN | libc::EINTR) => {
                 let _ = sleep_until(pipe, libc::POLLOUT, 0);
             }
@@ -346,9 +346,9 @@ pub(crate) fn splice_out(
     got
 }
 
-/// Waits for room in a pipe, if the call does: bytes that it takes at once. `None` when nobody is
-/// left who could read them. An empty pipe takes its whole capacity; in any other nothing tells how
-/// many bytes each of its pages holds, but that one is free (pipe(7), `PIPE_BUF`).
+/// Waits for room in a pipe, if the call may wait. Returns how many bytes the pipe certainly takes
+/// at once; `None` when the pipe has no reader left. An empty pipe takes its whole capacity. For
+/// any other pipe it is only known that one page is free (pipe(7), `PIPE_BUF`).
 fn pipe_has_room(pipe: i32, flags: u32) -> Result<Option<usize>, i32> {
     loop {
         let seen = sys::poll_now(pipe, libc::POLLOUT);

@@ -11,23 +11,23 @@ use crate::system::sys;
 use crate::waiting::sleep::timed_out;
 use crate::waiting::spin::{self, ENDLESS_NS};
 
-/// How looking ended.
+/// The result of spinning.
 pub(crate) enum Looked {
     /// There is news.
     Found,
-    /// There is none: it is time to sleep.
+    /// There is no news: it is time to sleep.
     Nothing,
-    /// The kernel shows these events on the carrier.
+    /// The kernel reports these events of the carrier.
     Carrier(i16),
 }
 
-/// How often, in spins that paid, a program looks at requests of the adapter. One whose spins
-/// always pay never comes to sleep, before which it would look.
+/// After this many spins that paid, a program looks at the adapter's requests. (Otherwise it looks
+/// before a sleep, but a program whose spins always pay never sleeps.)
 const SPINS_BETWEEN_REQUESTS: u32 = 64;
 
-/// Calls `look` for as long as that has recently paid. In poll mode that is for ever: until the
-/// kernel shows one of `events` on the carrier, a handler ends the call, the socket's time-out
-/// `option` has passed, or a rule of the operator's ends the mode.
+/// Calls `look` as long as spinning has recently paid. In poll mode there is no such limit:
+/// spinning ends when the kernel reports one of `events` on the carrier, a signal handler ends the
+/// call, the socket's time-out `option` has passed, or a rule of the operator ends the mode.
 ///
 /// # Errors
 /// `EINTR` and `EAGAIN`, as the kernel's call would.

@@ -1,8 +1,8 @@
 //! Rings that liburing makes.
 //!
-//! liburing keeps its requests in the ring's memory, with a tail of its own: the kernel's tail
-//! follows when it hands them over. So the requests are read through liburing's structure, before
-//! it does that. The structure is part of liburing's interface (liburing.h): its library keeps the
+//! liburing writes its requests into the ring's memory and has its own tail. It moves the kernel's
+//! tail only when it submits them. So before that the requests are read through liburing's
+//! structure. The structure is part of liburing's interface (liburing.h): its library keeps the
 //! fields in their places, from version 2.0 on.
 
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -11,7 +11,7 @@ use super::{
     Control, SETUP_IOPOLL, SETUP_SQE128, hand_over, is_served, lose_sight, replace_at, request_at,
 };
 
-/// `struct io_uring`, as far as it is needed; `sq` is its first member.
+/// The beginning of `struct io_uring`; `sq` is its first member.
 #[repr(C)]
 pub(crate) struct Ring {
     head: *const AtomicU32,
@@ -42,12 +42,12 @@ const SETUP_SQPOLL: u32 = 1 << 1;
 pub(crate) unsafe fn made(ring: *const Ring) {
     // SAFETY: the caller's promise.
     if is_served() && unsafe { &*ring }.flags & SETUP_SQPOLL != 0 {
-        // A thread of the kernel's takes the requests.
+        // A kernel thread takes the requests.
         lose_sight();
     }
 }
 
-/// liburing is about to hand over what is in `ring`.
+/// liburing is about to submit the requests in `ring`.
 ///
 /// # Safety
 /// As for [`made`]; the caller alone uses the ring, as liburing wants it.
@@ -75,7 +75,7 @@ pub(crate) unsafe fn submits(ring: *const Ring, control: Control) {
     }
     let mut are_first = ring.flags & SETUP_IOPOLL == 0;
     for n in 0..waiting {
-        // liburing gives its requests out in their order, so the index of a request is its place.
+        // liburing gives its requests out in order, so the index of a request is its place.
         let index = (head.wrapping_add(n) & mask) as usize;
         // SAFETY: entry `index` is one of those that liburing has mapped.
         let (entry, request) = unsafe {

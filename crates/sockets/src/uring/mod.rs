@@ -1,9 +1,9 @@
-//! io_uring: requests that the kernel carries out past our calls.
+//! io_uring: requests that the kernel carries out past the library.
 //!
-//! A program and the kernel share the memory of a ring of requests. `io_uring_enter` hands over
-//! what stands there. A request that reads, writes or polls a connection is right only if the
-//! connection is wholly the kernel's. So every ring that is made by `syscall(2)` is mapped here,
-//! too, to be read, and each request is looked at before the kernel gets it:
+//! A program and the kernel share the memory of a ring of requests. `io_uring_enter` submits these
+//! requests. A request that reads, writes or polls a connection is right only if the connection is
+//! entirely on the kernel. So the library also maps every ring that is made by `syscall(2)`, and
+//! looks at each request before the kernel gets it:
 //!
 //! ```text
 //!   setup ──► map the queue          enter ──► of each request: its descriptor to the kernel
@@ -13,20 +13,21 @@
 //!                    └─────────────────────────┴──► all connections of the process to the kernel
 //! ```
 //!
-//! Requests that register with epoll (`EPOLL_CTL`) are carried out here, as long as nothing else
-//! stands before them, and the kernel gets requests that do nothing (`NOP`) in their places: libuv
-//! registers all sockets of Node.js so. One that fails here is left to the kernel, for its answer.
-//! The kernel takes only requests that were looked at: threads that hand over those of one ring
-//! take [`turn`]s.
+//! Requests that register with epoll (`EPOLL_CTL`) are carried out here, as long as no other
+//! request comes before them, and are replaced by requests that do nothing (`NOP`): libuv registers
+//! all sockets of Node.js in this way. A request that fails here is left to the kernel, which then
+//! reports the error. The kernel must only get requests that were looked at, so threads that submit
+//! to one ring take [`turn`]s.
 //!
-//! A connection that a request makes (`ACCEPT`, `CONNECT`) is the kernel's, and the library does
-//! not know it: a mapping's name tells `toehold status` so.
+//! A connection that a request makes (`ACCEPT`, `CONNECT`) stays on the kernel, and the library
+//! does not know it. The name of a mapping tells `toehold status` about this.
 //!
-//! A mapping keeps a ring open, so it ends before the program's last number of the ring is closed.
-//! liburing makes these calls past `syscall(2)`. Where its functions are called in its shared
-//! library, they are seen ([`liburing`]); where it is linked into the program, they are not. Bytes
-//! that moved so before a connection had a channel show in the kernel's counts
-//! (`pairing::counts_agree`), and it gets none. docs/security.md says what remains, and why.
+//! A mapping keeps a ring open, so the mapping ends before the program's last descriptor of the
+//! ring is closed. liburing makes its system calls past `syscall(2)`. If the program uses liburing
+//! as a shared library, its functions are seen ([`liburing`]); if liburing is linked statically,
+//! they are not. If such requests have moved bytes before a connection gets a channel, the kernel's
+//! counts show it (`pairing::counts_agree`), and the connection gets no channel. docs/security.md
+//! explains the remaining cases.
 //!
 //! Layouts and numbers are those of include/uapi/linux/io_uring.h.
 
@@ -48,15 +49,15 @@ use crate::process::{self, confinement};
 use crate::system::errno;
 use turn::Turn;
 
-/// Rings of one process that are looked at.
+/// The most rings of a process that are looked at.
 const RINGS_MAX: usize = 16;
-/// Requests that are looked at in one go.
+/// The most requests that are copied at once.
 const BATCH: usize = 64;
 
 static RINGS: [Ring; RINGS_MAX] = [const { Ring::none() }; RINGS_MAX];
 /// Held while rings come and go, and while one is read.
 static LOCK: lock::Private = lock::Private::new();
-/// How many there are: closing an ordinary descriptor costs one look.
+/// Number of rings. While it is 0, closing a descriptor costs only this look.
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
 /// A ring of requests, mapped. Its fields change under [`LOCK`].
@@ -69,11 +70,12 @@ struct Ring {
     /// The requests.
     entries: AtomicUsize,
     entry_bytes: AtomicUsize,
-    /// How many: a power of two.
+    /// Number of requests, a power of two.
     count: AtomicU32,
     /// `IORING_SETUP_*`.
     flags: AtomicU32,
-    /// Where the cursors and the indices are in the queue; no indices when 0.
+    /// Offsets of the cursors and the indices in the queue; there are no indices when their offset
+    /// is 0.
     head: AtomicU32,
     tail: AtomicU32,
     array: AtomicU32,
@@ -106,8 +108,8 @@ const SQ_HEAD: usize = 10;
 const SQ_TAIL: usize = 11;
 const SQ_ARRAY: usize = 16;
 
-/// `IORING_SETUP_*` that change nothing about who takes requests, and from where: not `SQPOLL`,
-/// `SQ_AFF`, `NO_MMAP`, `REGISTERED_FD_ONLY`, nor any that came later.
+/// The `IORING_SETUP_*` flags that do not change which thread takes requests, and from where.
+/// Excluded are `SQPOLL`, `SQ_AFF`, `NO_MMAP`, `REGISTERED_FD_ONLY`, and all later flags.
 const UNDERSTOOD: u32 = 0x1_3ff9;
 const SETUP_IOPOLL: u32 = 1 << 0;
 const SETUP_SQE128: u32 = 1 << 10;
@@ -117,7 +119,8 @@ const SETUP_NO_SQARRAY: u32 = 1 << 16;
 const ENTER_REGISTERED_RING: u32 = 1 << 4;
 /// `IORING_OFF_SQES`.
 const OFFSET_OF_ENTRIES: i64 = 0x1000_0000;
-/// `IOSQE_FIXED_FILE`: the descriptor is a place in the registered files, seen before.
+/// `IOSQE_FIXED_FILE`: the descriptor is an index into the registered files, which were looked at
+/// before.
 const FIXED_FILE: u8 = 1;
 /// `SPLICE_F_FD_IN_FIXED`.
 const OTHER_FD_FIXED: u32 = 1 << 31;
@@ -147,7 +150,7 @@ mod register {
     pub(super) const FILES2: u32 = 13;
     pub(super) const FILES_UPDATE2: u32 = 14;
     pub(super) const RESIZE_RINGS: u32 = 33;
-    /// The ring is named by its place among the registered ones.
+    /// The ring is named by its index among the registered rings.
     pub(super) const USE_REGISTERED_RING: u32 = 1 << 31;
 }
 
@@ -217,7 +220,7 @@ impl Ring {
         true
     }
 
-    /// Ends it.
+    /// Unmaps the ring.
     fn unmap(&self) {
         let entry_bytes = self.entry_bytes.load(Ordering::Relaxed);
         let entries_bytes = entry_bytes * self.count.load(Ordering::Relaxed) as usize;
@@ -235,12 +238,12 @@ impl Ring {
         }
     }
 
-    /// Up to where the kernel has taken requests.
+    /// The queue's head: the kernel has taken the requests before it.
     fn head(&self) -> u32 {
         self.word(self.head.load(Ordering::Relaxed) as usize)
     }
 
-    /// The head's value when the kernel has taken so many more.
+    /// The head's value after the kernel has taken `count` more requests.
     fn end_of(&self, count: u32) -> u32 {
         self.head().wrapping_add(count)
     }
@@ -256,7 +259,7 @@ impl Ring {
         word.load(Ordering::Acquire)
     }
 
-    /// Copies requests that stand `skip` and more behind the first one; how many.
+    /// Copies requests, from number `skip` after the head on. Returns how many.
     fn read(&self, skip: u32, wanted: u32, out: &mut [Request; BATCH]) -> usize {
         let head = self.head();
         let tail = self.word(self.tail.load(Ordering::Relaxed) as usize);
@@ -272,7 +275,7 @@ impl Ring {
             };
             out[copied] = match index < count {
                 true => self.request(index),
-                // The kernel drops it.
+                // The kernel drops a request with a bad index.
                 false => Request::default(),
             };
             copied += 1;
@@ -291,7 +294,7 @@ impl Ring {
         (self.entries.load(Ordering::Relaxed) + index as usize * bytes) as *mut u8
     }
 
-    /// Makes a request of one operation one of another, if it still is of the former.
+    /// Replaces a request's operation `from` by `to`, if it still is `from`.
     fn replace(&self, index: u32, from: u8, to: u8) -> bool {
         if index >= self.count.load(Ordering::Relaxed) {
             return false;
@@ -335,7 +338,7 @@ unsafe fn replace_at(entry: *mut u8, from: u8, to: u8) -> bool {
         .is_ok()
 }
 
-/// Maps part of a ring, not in children.
+/// Maps part of a ring, without inheritance by children.
 fn map(fd: i32, len: usize, offset: i64, protection: i32) -> Option<usize> {
     let (none, shared) = (core::ptr::null_mut(), libc::MAP_SHARED);
     // SAFETY: a new mapping of the program's own ring.
@@ -356,7 +359,7 @@ fn is_served() -> bool {
     process::is_started() && !process::borrowed_memory()
 }
 
-/// Requests of this process pass that we do not see: all of its connections become the kernel's.
+/// The library cannot see all requests of this process, so all of its connections go to the kernel.
 #[cold]
 fn lose_sight() {
     confinement::leave_process(Reason::UnseenWaits);
@@ -375,7 +378,7 @@ pub(crate) unsafe fn opened(fd: i32, parameters: *const u32) {
     let is_understood = parameters[FLAGS] & !UNDERSTOOD == 0;
     let is_mapped = is_understood && {
         let _held = LOCK.lock();
-        // A descriptor of that number was closed without our seeing it.
+        // The former descriptor with this number was closed past the library.
         find(fd).into_iter().for_each(Ring::unmap);
         let free = RINGS
             .iter()
@@ -387,8 +390,8 @@ pub(crate) unsafe fn opened(fd: i32, parameters: *const u32) {
     }
 }
 
-/// `io_uring_enter` is about to hand over `wanted` requests of the ring at `fd`, for this thread
-/// alone until [`entered`]. Returns how many it may hand over: those that were looked at.
+/// `io_uring_enter` is about to submit `wanted` requests of the ring at `fd`. Only this thread
+/// submits until [`entered`]. Returns how many requests it may submit: those that were looked at.
 pub(crate) fn entering_in_turn(fd: i32, wanted: u32, flags: u32, control: Control) -> u32 {
     if !is_served() || wanted == 0 {
         return wanted;
@@ -396,7 +399,7 @@ pub(crate) fn entering_in_turn(fd: i32, wanted: u32, flags: u32, control: Contro
     in_turn(fd, wanted, flags, control)
 }
 
-/// As [`entering_in_turn`], in a process that is served.
+/// The part of [`entering_in_turn`] for a process that the library serves.
 fn in_turn(fd: i32, wanted: u32, flags: u32, control: Control) -> u32 {
     let me = errno::thread();
     let is_mine = flags & ENTER_REGISTERED_RING == 0 && begin_turn(fd, me);
@@ -412,18 +415,18 @@ fn in_turn(fd: i32, wanted: u32, flags: u32, control: Control) -> u32 {
     seen
 }
 
-/// The call has returned for which [`entering_in_turn`] was called.
+/// Called after the system call for which [`entering_in_turn`] was called.
 pub(crate) fn entered(fd: i32) {
     if let Some(ring) = find(fd) {
         ring.turn.over(errno::thread());
     }
 }
 
-/// Waits until it is this thread's turn; false where only one thread may hand requests over, and
-/// for a ring that is not known.
+/// Waits for this thread's turn. False for a ring to which only one thread may submit, and for an
+/// unknown ring.
 fn begin_turn(fd: i32, me: usize) -> bool {
-    /// A thread in its turn looks at requests and is about to call the kernel. One that takes
-    /// longer was stopped or cancelled.
+    /// The longest time of a turn, in which a thread looks at requests and calls the kernel. A
+    /// thread that takes longer was stopped or cancelled.
     const WAIT_NS_MAX: u64 = 1_000_000_000;
     let (mut wait, mut began) = (lock::Wait::default(), 0);
     loop {
@@ -450,8 +453,8 @@ pub(crate) fn entering(fd: i32, wanted: u32, flags: u32, control: Control) {
     }
 }
 
-/// Looks at the requests that are about to be handed over. How many there are; `None` for a ring
-/// that is not known.
+/// Looks at the requests that are about to be submitted, and returns how many there are; `None` for
+/// an unknown ring.
 fn look(fd: i32, wanted: u32, flags: u32, control: Control) -> Option<u32> {
     let mut requests = [Request::default(); BATCH];
     let mut done = 0;
@@ -488,13 +491,13 @@ fn look(fd: i32, wanted: u32, flags: u32, control: Control) -> Option<u32> {
 }
 
 impl Request {
-    /// True for a request that registers with epoll, and for which the kernel waits for nothing.
+    /// True for a request that registers with epoll, and that the kernel would carry out at once.
     fn only_registers(&self) -> bool {
         self.opcode == operation::EPOLL_CTL && self.flags == 0 && self.operation_flags == 0
     }
 
-    /// Registers with epoll here, and leaves the kernel a request that does nothing in its place,
-    /// which `replace` writes. False when the kernel is to carry out the request itself.
+    /// Registers with epoll here, and replaces the request by one that does nothing, by calling
+    /// `replace`. False when the kernel must carry out the request itself.
     fn is_carried_out(&self, control: Control, replace: impl Fn(u8, u8) -> bool) -> bool {
         if !replace(operation::EPOLL_CTL, operation::NOP) {
             return false;
@@ -506,12 +509,13 @@ impl Request {
             return true;
         }
         replace(operation::NOP, operation::EPOLL_CTL);
-        // The kernel says so, too, and changes nothing.
+        // The kernel will return this error, too, and change nothing.
         matches!(error, libc::EEXIST | libc::ENOENT)
     }
 }
 
-/// Set when `toehold status` can read that this process, or its parent, makes connections so.
+/// Set when the mapping is made by which `toehold status` sees that this process, or its parent,
+/// makes connections by io_uring.
 static IS_TOLD: AtomicBool = AtomicBool::new(false);
 
 /// As `toehold_adapter::proc` reads it.
@@ -568,7 +572,7 @@ unsafe fn all_used_by_kernel(fds: *const i32, count: u32) {
     }
 }
 
-/// The kernel itself is going to use `fd`, perhaps to write only.
+/// The kernel is going to use `fd` by itself, perhaps only to write.
 fn used_by_kernel(fd: i32, writes_only: bool) {
     match descriptors::kind(fd) {
         Kind::Connection => {
@@ -581,7 +585,7 @@ fn used_by_kernel(fd: i32, writes_only: bool) {
                 switching::quiesce(&connection, Reason::UnseenWaits);
             }
         }
-        // Whoever waits for an instance in this way waits for all of its members.
+        // A program that waits for an instance in this way waits for all of its members.
         Kind::Epoll => lose_sight(),
         Kind::Foreign if fd >= 0 => descriptors::note_unseen(fd),
         Kind::Foreign | Kind::Own => {}
@@ -607,7 +611,8 @@ pub(crate) unsafe fn registering(fd: i32, opcode: u32, argument: *const u32, cou
             register::FILES_UPDATE2 => {
                 all_used_by_kernel(long(2) as *const i32, argument.add(6).read());
             }
-            // Elsewhere from now on, or without some operations: the next call finds no ring.
+            // The ring moves in memory, or allows fewer operations: the next call does not find it
+            // and so leaves all connections to the kernel.
             register::RESIZE_RINGS | register::RESTRICTIONS => closing(fd),
             _ => {}
         }

@@ -3,7 +3,7 @@ use std::time::{Duration, Instant};
 use super::*;
 
 /// A ring in memory of ours, as the kernel lays it out: head, tail, and the indices. It has one
-/// request, which registers a descriptor that is none.
+/// request, which registers an invalid descriptor.
 fn ring_of_ours(fd: i32) -> &'static Ring {
     const COUNT: usize = 2;
     const ENTRY_BYTES: usize = 64;
@@ -54,8 +54,8 @@ unsafe fn control(_: i32, _: i32, _: i32, _: *mut libc::epoll_event) -> i32 {
             let request = find(FD).expect("there").request(0);
             HANDED_OVER.store(u32::from(request.opcode) + 1, Ordering::Release);
         });
-        // It has every chance to come, and comes when this thread's turn is over. (It waits for a
-        // second, which a busy host may need for many yields.)
+        // The other thread has enough time to come here, but comes only when this thread's turn is
+        // over. (It waits for up to a second, because a busy host may need that for many yields.)
         let begun = Instant::now();
         while begun.elapsed() < Duration::from_millis(20) {
             std::thread::yield_now();

@@ -1,11 +1,10 @@
-//! One thread at a time looks at the requests of a ring and hands them over.
+//! One thread at a time looks at the requests of a ring and submits them.
 //!
-//! The kernel takes as many requests as a call says, from where it stopped. So a second thread
-//! could have it take requests that the first one has not looked at yet, or is carrying out: a
-//! request that is carried out reads `NOP` for a moment, and would be answered by success though it
-//! fails.
-//! A thread's turn ends when the kernel has taken the requests, and not when its call returns: that
-//! may wait for completions, which another thread's requests bring about.
+//! The kernel takes as many requests as a call says, from where it stopped. So the call of a second
+//! thread could make the kernel take requests that the first thread has not looked at yet, or is
+//! carrying out. A request that is being carried out reads `NOP` for a moment, so the kernel would
+//! report success even if it fails. A thread's turn ends when the kernel has taken the requests,
+//! not when its call returns: the call may wait for completions of another thread's requests.
 //!
 //! ```text
 //!   first                           second
@@ -18,9 +17,9 @@
 
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// The thread that hands requests over.
+/// The turn of the thread that submits requests.
 pub(super) struct Turn {
-    /// The thread, as `errno::thread` tells them apart; 0 for none.
+    /// The thread, as identified by `errno::thread`; 0 for none.
     thread: AtomicUsize,
     /// The value of the queue's head at which its requests are taken, or [`LOOKING`].
     end: AtomicU64,
@@ -40,7 +39,7 @@ impl Turn {
     /// Begins the turn of thread `me` when the kernel has come to `head`; false while it is
     /// another's. Called under the rings' lock.
     pub(super) fn begin(&self, me: usize, head: u32) -> bool {
-        // The requests are as that thread has left them. Acquire pairs with Release in `over`.
+        // We see the requests as that thread has left them. Acquire pairs with Release in `over`.
         let thread = self.thread.load(Ordering::Acquire);
         // Acquire pairs with Release in `tell_end`.
         let end = self.end.load(Ordering::Acquire);
@@ -52,14 +51,14 @@ impl Turn {
         true
     }
 
-    /// Takes the turn, whosever it is.
+    /// Takes the turn, even from another thread.
     pub(super) fn claim(&self, me: usize) {
         // Relaxed: others look under the rings' lock, which the caller holds.
         self.end.store(LOOKING, Ordering::Relaxed);
         self.thread.store(me, Ordering::Relaxed);
     }
 
-    /// The requests before `end` have been looked at.
+    /// Says that all requests before `end` have been looked at.
     pub(super) fn tell_end(&self, me: usize, end: u32) {
         if self.thread.load(Ordering::Relaxed) == me {
             // Release pairs with Acquire in `begin`.
@@ -67,7 +66,7 @@ impl Turn {
         }
     }
 
-    /// The call has returned. By now it may be another thread's turn.
+    /// Ends the turn after the call, if it is still this thread's turn.
     pub(super) fn over(&self, me: usize) {
         // Release pairs with Acquire in `begin`.
         let (release, relaxed) = (Ordering::Release, Ordering::Relaxed);

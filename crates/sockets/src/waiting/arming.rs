@@ -1,9 +1,9 @@
-//! How a sleeper asks the peer for a doorbell, and takes that back.
+//! How a sleeper asks the peer for a doorbell, and withdraws the request.
 //!
-//! A sleep that names descriptors ([`Armed`]) ends on the connections on which it began. Meanwhile
-//! another thread may have given a number to another connection, or a connection its region. A
-//! sleeper that was not counted must not be counted out: that would be another thread's count, and
-//! nobody would wake that thread.
+//! A sleep on several descriptors ([`Armed`]) must end with exactly those connections with which it
+//! began. Meanwhile another connection may have got one of the descriptors, or a connection may
+//! have got a region. A sleeper that was not counted must not be counted out: otherwise another
+//! thread's count would be missing, and that thread would not be woken.
 
 use core::sync::atomic::Ordering;
 
@@ -39,7 +39,7 @@ pub(crate) fn arm(connection: &Connection, end: &End<'_>) {
     fence(Ordering::SeqCst);
 }
 
-/// Takes back what [`arm`] did.
+/// Undoes [`arm`].
 pub(crate) fn disarm(connection: &Connection, end: &End<'_>) {
     let entry = connection.entry;
     let rung = {
@@ -47,7 +47,7 @@ pub(crate) fn disarm(connection: &Connection, end: &End<'_>) {
         if held.is_none() {
             sleepers::wake_by_carrier(connection, end);
         }
-        // While others still sleep they keep the doorbell.
+        // While others still sleep, the wake word still asks for a doorbell.
         let word = match sleepers::leave(connection) {
             true => sleepers::resting(connection),
             false => WakeWord::Bell.to_word().into(),
@@ -55,8 +55,8 @@ pub(crate) fn disarm(connection: &Connection, end: &End<'_>) {
         (end.ours().wake.wake.swap(word, WAKING)).is(WakeWord::None.to_word())
     };
     if rung {
-        // The doorbell stood for news that an epoll instance would have found on its ready bitmap,
-        // and we may have taken it off the carrier before the kernel showed it to that instance.
+        // The doorbell announced news that an epoll instance would find in its ready bitmap. We may
+        // have taken the doorbell off the carrier before the kernel reported it to that instance.
         news::nudge(connection);
     }
 }
@@ -70,7 +70,7 @@ pub(crate) struct Armed {
 }
 
 impl Armed {
-    /// A sleeper waits for `connection`, in whose region the caller is.
+    /// Counts a sleeper that waits for `connection`. The caller is inside its region.
     pub(crate) fn begin(connection: &Connection, end: &End<'_>) -> Armed {
         arm(connection, end);
         Armed {
@@ -80,13 +80,14 @@ impl Armed {
         }
     }
 
-    /// The sleeper waits no longer. `after` looks at what woke it, if there is a region still.
+    /// Counts the sleeper out. `after` looks at the cause of the wake-up, if there still is a
+    /// region.
     pub(crate) fn end(self, after: impl FnOnce(&Connection, &End<'_>)) {
         let Some(connection) = connection::numbered(self.fd, self.index, self.generation) else {
             return;
         };
         if !connection.is_current() {
-            // Its counts went with it.
+            // The connection has ended, and its counts with it.
             return;
         }
         match connection.inside() {
@@ -94,7 +95,8 @@ impl Armed {
                 disarm(&connection, &end);
                 after(&connection, &end);
             }
-            // It has left its region meanwhile: there is no wake word to set, but a sleeper less.
+            // The connection has left its region meanwhile: there is no wake word to set, but the
+            // sleeper is counted out.
             None => {
                 let _held = lock::lock(&connection.entry.wake_lock);
                 sleepers::leave(&connection);

@@ -1,20 +1,21 @@
-//! Threads that the kernel lets wait for a connection.
+//! Threads that wait for a connection inside the kernel.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
-/// Threads inside `poll` or `select` of the kernel's, for a connection that the kernel answers for.
+/// Number of threads inside the kernel's `poll` or `select` for a connection that the kernel
+/// answers.
 static KERNEL_WAITS: AtomicU32 = AtomicU32::new(0);
 
-/// A thread that the kernel lets wait for a connection, until it is dropped.
+/// Counts a thread that waits for a connection inside the kernel, until it is dropped.
 pub(crate) struct KernelWait(bool);
 
 impl KernelWait {
-    /// Counts a thread in that is about to wait in the kernel, if a connection is among the
-    /// descriptors for which it waits.
+    /// Counts a thread that is about to wait in the kernel, if one of its descriptors is a
+    /// connection.
     #[inline]
     pub(crate) fn begin(counts: bool) -> KernelWait {
         if counts {
-            // Relaxed: whoever closes what another thread waits for may come before or after.
+            // Relaxed: a thread that closes such a descriptor may come before or after this.
             KERNEL_WAITS.fetch_add(1, Ordering::Relaxed);
         }
         KernelWait(counts)

@@ -1,5 +1,5 @@
-//! `poll` and `select`: accelerated descriptors are looked at in shared memory, the others by the
-//! kernel, and a sleep watches both.
+//! `poll` and `select`: the library looks at accelerated descriptors in shared memory, the kernel
+//! at the others, and a sleep watches both.
 
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -29,8 +29,7 @@ use crate::{express, lock};
 /// Descriptors handled on the stack.
 const INLINE: usize = 16;
 
-/// How often descriptors that are not accelerated are asked while accelerated ones are ready all
-/// the time.
+/// Time between two questions about ordinary descriptors while accelerated ones are always ready.
 const KERNEL_DESCRIPTORS_NS: u64 = 50_000;
 /// When a call last asked and found nothing, and about which descriptors.
 static KERNEL_SEEN_NS: AtomicU64 = AtomicU64::new(0);
@@ -38,13 +37,13 @@ static KERNEL_SEEN_SET: AtomicU64 = AtomicU64::new(0);
 
 /// Facts about the descriptors of one call.
 pub(crate) struct Survey {
-    /// The answer for one of them needs us.
+    /// The library is needed for the answer about one of them.
     pub(crate) concerns: bool,
     /// One of those looked at is a connection.
     pub(crate) has_connection: bool,
 }
 
-/// Looks at `fds` until one concerns us.
+/// Looks at `fds` until one needs the library.
 #[inline]
 pub(crate) fn survey(fds: impl Iterator<Item = i32>) -> Survey {
     let mut survey = Survey {
@@ -52,7 +51,7 @@ pub(crate) fn survey(fds: impl Iterator<Item = i32>) -> Survey {
         has_connection: false,
     };
     for fd in fds {
-        // Most descriptors of most programs are not ours: one look at each.
+        // Most descriptors of most programs are not tracked, and cost one look each.
         let kind = descriptors::kind(fd);
         if fd < 0 || kind == Kind::Foreign {
             continue;
@@ -76,13 +75,14 @@ pub(crate) fn accelerated(fd: i32) -> bool {
             seen_waits::seen(&c);
             c.local.attachment.has_region()
         }),
-        // Even without accelerated members: it may get some while the program sleeps.
+        // Even an instance without accelerated members, because it may get some while the program
+        // sleeps.
         Kind::Epoll => true,
         _ => false,
     }
 }
 
-/// Room for a copy of the program's array, and for what is armed of it.
+/// Room for a copy of the program's array, and for the armed connections.
 struct Copy {
     inline: [pollfd; INLINE],
     inline_armed: [MaybeUninit<Option<Armed>>; INLINE],
@@ -97,7 +97,7 @@ const NONE: pollfd = pollfd {
     revents: 0,
 };
 
-/// Where the two arrays are that are too long for the stack.
+/// Memory for the two arrays when they are too long for the stack.
 enum Outside {
     Nowhere,
     Piece(Piece),
@@ -228,14 +228,15 @@ pub(crate) fn poll(
         .map(|c| c.local);
     let handlers = deferral::handlers();
     let mut started = 0u64;
-    // Spinning saw a sign of news, and there was none: only a sleep comes next, which signals end.
+    // Spinning saw a sign of news, but there was none. Then a sleep must follow, because signals
+    // can end it.
     let mut is_misled = false;
     loop {
         let found = look_at_all(fds);
         let now = sys::now_ns();
         if found > 0 || timeout_ns == Some(0) {
-            // While shared memory alone keeps the program busy, the kernel's descriptors are asked
-            // now and then, not every time.
+            // While shared memory alone keeps the program busy, the kernel is asked about ordinary
+            // descriptors only from time to time.
             if found > 0 && (!ordinary || timeout_ns != Some(0) && were_just_asked(fds, now)) {
                 return found;
             }
@@ -293,13 +294,13 @@ pub(crate) fn poll(
 }
 
 /// Whether the kernel has just found nothing among the same descriptors. (Two threads that ask at
-/// once may take each other's answers, for so long.)
+/// the same time may use each other's answers for this short time.)
 fn were_just_asked(fds: &[pollfd], now: u64) -> bool {
     now - KERNEL_SEEN_NS.load(Ordering::Relaxed) < KERNEL_DESCRIPTORS_NS
         && KERNEL_SEEN_SET.load(Ordering::Relaxed) == fingerprint(fds)
 }
 
-/// A number for the descriptors and their wanted events (FNV-1a by whole elements).
+/// A hash of the descriptors and their wanted events (FNV-1a by whole elements).
 fn fingerprint(fds: &[pollfd]) -> u64 {
     fds.iter().fold(0xcbf2_9ce4_8422_2325, |hash, one| {
         let element = u64::from(one.fd as u32) << 16 | u64::from(one.events as u16);
@@ -307,7 +308,8 @@ fn fingerprint(fds: &[pollfd]) -> u64 {
     })
 }
 
-/// Where the first accelerated descriptor's peer last waited, plus one; tells it where we do.
+/// The processor on which the peer of the first accelerated descriptor last waited, plus one. Tells
+/// our processor to the peer.
 fn peer_processor(fds: &[pollfd]) -> u32 {
     let here = sys::processor() + 1;
     let first = fds
@@ -371,7 +373,7 @@ fn merge(
     added
 }
 
-/// False while `fd` waits for the engine's answer; takes it when it is there.
+/// False while `fd` waits for the engine's answer. Takes the answer when it has come.
 fn has_answer(fd: i32) -> bool {
     if !awaiting::is_waiting(fd) {
         return true;
@@ -379,8 +381,8 @@ fn has_answer(fd: i32) -> bool {
     errno::keep(|| connection::at(fd).is_none_or(|c| awaiting::look(&c) != Answer::Pending))
 }
 
-/// Arms each descriptor. With an error the instances from the first on are not watched for which
-/// there is no memory.
+/// Arms each descriptor. On an error, some instances are not watched, because there is no memory
+/// for them.
 fn arm_all(fds: &[pollfd], copy: &mut Copy, watch: &mut Watch) -> Result<(), OutOfMemory> {
     let (copy, armed) = copy.parts();
     let mut result = Ok(());
@@ -394,7 +396,8 @@ fn arm_all(fds: &[pollfd], copy: &mut Copy, watch: &mut Watch) -> Result<(), Out
         match descriptors::kind(from.fd) {
             Kind::Connection if awaiting::is_waiting(from.fd) => to.events = libc::POLLPRI,
             Kind::Connection => {
-                // Armed before `users` is given back: `unmap` waits for sleepers.
+                // Armed before the guard is dropped, because a region with sleepers is not
+                // unmapped.
                 with_connection(from.fd, |connection, end| {
                     armed.write(Some(Armed::begin(connection, end)));
                     to.events = ready::kernel_interest(
@@ -486,7 +489,8 @@ fn sleep(
     for (to, from) in fds.iter_mut().zip(copy.slice().iter()) {
         let is_answer = from.events == libc::POLLPRI && to.events != from.events;
         if from.revents != 0 && is_answer && !accelerated(to.fd) {
-            // For us, not for the program: with the answer taken, the next look is an ordinary one.
+            // The event is for the library, not for the program: after the answer was taken, the
+            // next look is an ordinary one.
             has_answer(to.fd);
         } else if from.revents != 0 && !accelerated(to.fd) {
             to.revents = from.revents;
@@ -496,7 +500,7 @@ fn sleep(
     count
 }
 
-/// Bits of a `select` set that a descriptor's poll events stand for (fs/select.c: POLLIN_SET and so
+/// The poll events that set a descriptor's bit in a `select` set (fs/select.c: POLLIN_SET and so
 /// on).
 const READ_SET: i16 = POLLIN | POLLHUP | POLLERR;
 const WRITE_SET: i16 = POLLOUT | POLLERR;
@@ -576,7 +580,7 @@ pub(crate) fn select(
             at += 1;
         }
     }
-    // A thread of the program may take descriptors out meanwhile.
+    // Another thread of the program may change the sets meanwhile.
     fds[at..].fill(NONE);
     let result = poll(fds, timeout_ns, kernel);
     if result < 0 {

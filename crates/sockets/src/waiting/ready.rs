@@ -1,4 +1,4 @@
-//! The readiness of a connection: the question that `poll`, `select` and `epoll` all ask.
+//! The readiness of a connection, for `poll`, `select` and `epoll`.
 
 use core::sync::atomic::Ordering;
 
@@ -16,8 +16,8 @@ use crate::express::turns;
 use crate::system::sys;
 use crate::transfer::peek;
 
-/// The `POLL*` bits that hold now, of those in `interest` (errors and hang-up always). Asking for
-/// `POLLOUT` without credit leaves a request for it with the peer.
+/// The `POLL*` bits that hold now, of those in `interest` (errors and hang-up always). If `POLLOUT`
+/// is asked for and there is no credit, the peer is asked to ring for credit.
 #[inline(always)]
 pub(crate) fn events(connection: &Connection, end: &End<'_>, interest: i16) -> i16 {
     let entry = connection.entry;
@@ -46,13 +46,13 @@ pub(crate) fn events(connection: &Connection, end: &End<'_>, interest: i16) -> i
 }
 
 /// Other names of `POLLIN` and `POLLOUT` (include/uapi/asm-generic/poll.h, `tcp_poll`). The last is
-/// told of Unix sockets only (`unix_poll`).
+/// reported for Unix sockets only (`unix_poll`).
 pub(crate) const POLLRDNORM: i16 = 0x040;
 const POLLWRNORM: i16 = 0x100;
 const POLLWRBAND: i16 = 0x200;
 const OTHER_NAMES: i16 = POLLRDNORM | POLLWRNORM | POLLWRBAND;
 
-/// The first names of what `interest` asks for by others.
+/// `interest` with alternative names replaced by `POLLIN` and `POLLOUT`.
 pub(crate) fn alias(interest: i16) -> i16 {
     let mut more = 0;
     if interest & POLLRDNORM != 0 {
@@ -64,7 +64,7 @@ pub(crate) fn alias(interest: i16) -> i16 {
     more
 }
 
-/// As [`events`], by all names that `interest` has for them.
+/// As [`events`], but reports the names that `interest` uses.
 #[inline(always)]
 pub(crate) fn named_events(connection: &Connection, end: &End<'_>, interest: i16) -> i16 {
     match interest & OTHER_NAMES {
@@ -102,15 +102,15 @@ fn outgoing(connection: &Connection, end: &End<'_>) -> i16 {
     sys::poll_now(connection.number(), POLLOUT) & POLLOUT
 }
 
-/// The receiving half when the carrier has a say in it.
+/// The receiving half of the answer, if the carrier's state matters for it.
 #[cold]
 fn slow_incoming(connection: &Connection, end: &End<'_>) -> i16 {
     let entry = connection.entry;
     let mut ready = 0;
     switching::resend_if_asked(connection, end);
     let Some(_held) = takeover::lock_receiving(connection) else {
-        // Readiness that is not there costs the program a call. Readiness that is kept from it may
-        // cost it its wake-up.
+        // Without the lock the answer is "ready": false readiness costs the program one call, but
+        // missing readiness may cost it its wake-up.
         return POLLIN;
     };
     let hinted = entry.rx_hints.load(Ordering::Relaxed) & !HINT_URGENT != 0
@@ -120,16 +120,16 @@ fn slow_incoming(connection: &Connection, end: &End<'_>) -> i16 {
     match doorbells::incoming_behind(connection, end) {
         Ok(Incoming::Ring(filled)) => has_bytes = filled.len > 0,
         Ok(Incoming::Carrier { .. }) => on_carrier = true,
-        // Those doorbells are still on their way.
+        // The remaining doorbells are still under way.
         Ok(Incoming::Skip { .. }) => {}
         Err(_) => return POLLIN | POLLERR | POLLHUP,
     }
-    // Of a turn that the peer has ended, the carrier tells nothing.
+    // If the peer has ended the turn, the carrier reports nothing.
     let is_over = hinted && !on_carrier && turns::is_over(connection, end);
     if on_carrier || hinted && !is_over {
         let mut kernel = sys::poll_now(connection.number(), POLLIN | POLLRDHUP);
         if kernel & POLLERR != 0 && was_closed_cleanly(connection, end) {
-            // An end in order leaves a TCP socket half open, and a Unix socket not.
+            // After an end in order, a TCP socket is half open; a Unix socket is closed.
             kernel = match Carrier::of(connection) {
                 Carrier::Tcp => POLLIN | POLLRDHUP,
                 Carrier::Unix => kernel & !POLLERR,
@@ -152,13 +152,14 @@ fn slow_incoming(connection: &Connection, end: &End<'_>) -> i16 {
         }
     }
     if ready & (POLLRDHUP | POLLHUP | POLLERR) != 0 && turns::is_unaccepted(connection, end) {
-        // Not the connection's end: the next receive brings it back to the kernel.
+        // This is not the connection's end: the next receive brings the connection back to the
+        // kernel.
         ready = POLLIN;
     }
     if is_over {
         ready |= POLLIN | POLLRDHUP;
         if end.tx_mode() == Mode::Carrier {
-            // A send since then was answered by a reset.
+            // If the program has sent since then, the answer was a reset.
             ready |= sys::poll_now(connection.number(), 0) & POLLHUP;
         }
     }
@@ -178,7 +179,7 @@ fn slow_incoming(connection: &Connection, end: &End<'_>) -> i16 {
     ready
 }
 
-/// The events that the kernel is to watch on the carrier while the program sleeps for `interest`.
+/// The events that the kernel must watch on the carrier while the program sleeps for `interest`.
 pub(crate) fn kernel_interest(connection: &Connection, end: &End<'_>, interest: i16) -> i16 {
     let mut kernel = interest & POLLPRI;
     let ended = connection.entry.rx_hints.load(Ordering::Relaxed) & HINT_LOOK != 0;

@@ -1,4 +1,4 @@
-//! Whether the program waits for a connection in a way that we see.
+//! Whether the program waits for a connection in a way that the library sees.
 //!
 //! The kernel does not know whether a ring has bytes or room. A program that waits by `epoll_wait`,
 //! `poll`, `select` or in a blocking call asks the library. A program may also ask the kernel
@@ -12,19 +12,20 @@
 //!   unseen ──► seen      polled, selected, registered with an instance on which the program waits
 //!     │                  through us, a blocking socket that has received, or sent much, or many
 //!     │                  non-blocking calls in a row that found nothing: it does not wait
-//!     └──────► elsewhere registered with an instance that we do not know, or used by a request of
+//!     └──────► elsewhere registered with an unknown instance, or used by a request of
 //!                        io_uring ([`crate::uring`]): pinned
 //! ```
 //!
-//! Registered alone is no evidence: Bun makes instances and registers by libc, and waits on them by
-//! instructions of its own, which are not always patched ([`crate::epoll::first_wait`]).
+//! A registration alone is no evidence: Bun makes instances and registers through libc, but waits
+//! on them with its own machine instructions, which are not always patched
+//! ([`crate::epoll::first_wait`]).
 //!
-//! A carrier of [`crate::express`] is in a ring before anything is known of how the program waits
-//! for its connection. So each turn of a carrier begins as unseen.
+//! A carrier of [`crate::express`] is in a ring before it is known how the program waits for its
+//! connection. So each turn of a carrier begins as unseen.
 //!
-//! A connection that was seen goes back to the kernel when a request of io_uring uses it that we
-//! see. Waits that are made past libc and liburing's shared library are never seen: a program that
-//! waits in both ways for one connection sleeps beside its bytes.
+//! A connection that was seen goes back to the kernel when the library sees a request of io_uring
+//! that uses it. Waits past libc and liburing's shared library are never seen: if a program waits
+//! in both ways for one connection, it may sleep although bytes are in the ring.
 
 use core::sync::atomic::Ordering;
 
@@ -35,17 +36,18 @@ use crate::system::{errno, sys};
 /// Set in [`Local::waits`] once a wait was seen. Below it: non-blocking calls in a row that found
 /// nothing.
 const SEEN: u32 = 1 << 31;
-/// So many of them are a program that looks by itself.
+/// After this many of them, the program seems to poll by itself.
 const FRUITLESS_POLLING: u32 = 8;
-/// Bytes after which a program that blocks and only sends is taken for one that waits for nothing.
+/// After this many bytes, a program with blocking calls that only sends is assumed to wait for
+/// nothing.
 const SENT_WITHOUT_ANSWER: u64 = 64 << 10;
-/// How often, in calls that moved bytes, an unseen connection is asked for its mode.
+/// The blocking mode of an unseen connection is checked once in this many calls that moved bytes.
 const CALLS_BETWEEN_QUESTIONS: u32 = 16;
 
-/// The program waits for it through us.
+/// Records that the program waits for the connection through the library.
 #[inline]
 pub(crate) fn seen(connection: &Connection) {
-    // Looked at first: waits are many, and the line is shared by threads.
+    // The load avoids most stores: waits are frequent, and threads share the line.
     if !is_seen(connection.local) {
         connection.local.waits.fetch_or(SEEN, Ordering::Relaxed);
         turns::note_seen(connection);
@@ -58,13 +60,13 @@ pub(crate) fn is_seen(local: &Local) -> bool {
     local.waits.load(Ordering::Relaxed) & SEEN != 0
 }
 
-/// The next connection of the program on the same carrier begins: of how the program waits for
-/// that one, nothing is known.
+/// The program's next connection on the carrier begins: it is unknown how the program will wait for
+/// it.
 pub(crate) fn begin_turn(local: &Local) {
     local.waits.store(0, Ordering::Relaxed);
 }
 
-/// A call on the host path came to `result`, with errno.
+/// A call on the host path has returned `result`, and set errno.
 #[inline]
 pub(crate) fn after_call(local: &Local, result: isize) {
     let waits = local.waits.load(Ordering::Relaxed);
@@ -86,8 +88,8 @@ pub(crate) fn may_be_seen(local: &Local, calls: u32) -> bool {
     is_seen(local) || calls.is_multiple_of(CALLS_BETWEEN_QUESTIONS)
 }
 
-/// True when its calls block, and it receives by them, or has sent much. A program that has only
-/// sent a little may wait for the answer elsewhere.
+/// True when the connection's calls block, and the program has received with them or has sent much.
+/// A program that has only sent a little may wait for the answer in another way.
 fn is_waited_for_in_calls(connection: &Connection) -> bool {
     let entry = connection.entry;
     let is_in_calls = entry.rx_carrier.load(Ordering::Relaxed) != 0
@@ -96,7 +98,7 @@ fn is_waited_for_in_calls(connection: &Connection) -> bool {
     is_in_calls && !sys::is_nonblocking(connection.fd)
 }
 
-/// True when we see how the program waits for `connection`.
+/// True when the library sees how the program waits for `connection`.
 pub(crate) fn are_seen(connection: &Connection) -> bool {
     let local = connection.local;
     let are_seen = is_seen(local) || is_waited_for_in_calls(connection);

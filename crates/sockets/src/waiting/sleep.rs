@@ -2,7 +2,7 @@
 
 use crate::system::{errno, real, sys};
 
-/// How long one call has waited: `SO_RCVTIMEO` and `SO_SNDTIMEO` are for all its waits together
+/// The time that one call has waited: `SO_RCVTIMEO` and `SO_SNDTIMEO` limit all its waits together
 /// (net/ipv4/tcp.c, `timeo`).
 #[derive(Default)]
 pub(crate) struct Deadline {
@@ -29,7 +29,8 @@ impl Deadline {
         }
     }
 
-    /// As [`Deadline::left_ns`] from the second wait on; the kernel's own call keeps to the first.
+    /// As [`Deadline::left_ns`], but only from the second wait on: the kernel's own call limits the
+    /// first wait.
     pub(crate) fn left_after_first(&mut self, fd: i32, option: i32) -> Result<u64, i32> {
         if self.since_ns == 0 {
             self.since_ns = sys::now_ns();
@@ -51,9 +52,9 @@ pub(crate) fn timeout_ns(fd: i32, option: i32) -> u64 {
     time[0].max(0) as u64 * 1_000_000_000 + time[1].max(0) as u64 * 1_000
 }
 
-/// Sleeps in libc's own `ppoll`, which a signal ends as it would end the program's call, until one
-/// of `events` holds or something is wrong: what does. `None` when `limit_ns` pass before; 0 is no
-/// limit.
+/// Sleeps in libc's `ppoll`, which a signal ends as it would end the program's call, until one of
+/// `events` or an error holds. Returns the events that hold; `None` when `limit_ns` pass before; 0
+/// means no limit.
 pub(crate) fn sleep_until(fd: i32, events: i16, limit_ns: u64) -> Result<Option<i16>, i32> {
     let mut one = libc::pollfd {
         fd,

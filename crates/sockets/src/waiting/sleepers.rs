@@ -14,7 +14,7 @@ use crate::connection::Connection;
 use crate::process;
 use crate::system::sys;
 
-/// This process, and those that the kernel knows.
+/// The processes of this machine, as this process sees them.
 struct Processes;
 
 impl Family for Processes {
@@ -32,24 +32,25 @@ fn of(connection: &Connection) -> FamilySleepers<'static, Processes> {
     FamilySleepers::new(connection.entry, threads, Processes)
 }
 
-/// A thread of this process is going to sleep. Callers hold the connection's wake lock.
+/// Records that a thread of this process is going to sleep. Callers hold the connection's wake
+/// lock.
 pub(crate) fn enter(connection: &Connection) {
     of(connection).enter();
 }
 
-/// A thread of this process woke. True when nobody sleeps any more. Callers hold the connection's
-/// wake lock.
+/// Records that a thread of this process woke. True when no thread sleeps any more. Callers hold
+/// the connection's wake lock.
 pub(crate) fn leave(connection: &Connection) -> bool {
     of(connection).leave()
 }
 
-/// This process gives the connection up: none of its threads sleeps on it any more, nor an epoll
-/// instance.
+/// Removes this process, which gives the connection up: none of its threads and none of its epoll
+/// instances waits for the connection any more.
 pub(crate) fn part(connection: &Connection) {
     of(connection).part();
 }
 
-/// True when anybody sleeps and has asked for a doorbell.
+/// True when a thread of any process sleeps and has asked for a doorbell.
 pub(crate) fn are_there(connection: &Connection) -> bool {
     of(connection).are_there()
 }
@@ -60,18 +61,18 @@ pub(crate) fn need_doorbell(connection: &Connection) -> bool {
     are_there(connection) || sleeps_on_anothers_bitmap(connection)
 }
 
-/// The wake word to return to when nobody sleeps, as a number.
+/// The wake word to return to when no thread sleeps, as a number.
 pub(crate) fn resting(connection: &Connection) -> Untrusted<u32> {
     of(connection).resting()
 }
 
-/// That word when it is about an epoll instance of this process, else the number of
+/// The resting wake word when it names an epoll instance of this process; otherwise the number of
 /// [`WakeWord::None`].
 pub(crate) fn own_resting(connection: &Connection) -> Untrusted<u32> {
     of(connection).own_resting()
 }
 
-/// True when that word is about an epoll instance of another process.
+/// True when the resting wake word names an epoll instance of another process.
 pub(crate) fn is_resting_anothers(connection: &Connection) -> bool {
     of(connection).is_resting_anothers()
 }
@@ -94,12 +95,12 @@ pub(crate) fn set_wake(end: &End<'_>, word: WakeWord) {
     end.ours().wake.wake.store(word.to_word(), WAKING);
 }
 
-/// The wake lock cannot be had, so the wake word may change behind the sleeper's back: whoever is
-/// stuck with that lock may store what it has read long ago. From now on the kernel wakes. The peer
-/// is asked to bring its direction to the carrier before it sends again, and ours follows. The
-/// callers' other stores then have no effect: every word is whole, the worst value of the wake word
-/// is a doorbell too few from a peer that rings no more, and the other words count sleepers by
-/// single atomic steps.
+/// The wake lock cannot be taken, so the wake word may change while the sleeper sleeps: the stuck
+/// holder of that lock may store an old value. So the connection goes to the carrier, where the
+/// kernel wakes the sleeper: the peer is asked to bring its direction down before it sends again,
+/// and ours follows. The callers may then store without the lock. Each word is stored as a whole.
+/// The worst wake word would lose a doorbell, but the peer rings no more. The other words count
+/// sleepers with single atomic operations.
 #[cold]
 pub(crate) fn wake_by_carrier(connection: &Connection, end: &End<'_>) {
     connection.pin(Reason::Shared);

@@ -1,5 +1,5 @@
-//! Waiting: the history of each place that waits is [`toehold_stream::spin`]'s; the clock, the
-//! processor and the program's choice of a mode are ours.
+//! Spinning: [`toehold_stream::spin`] keeps the history of each place that waits; this file adds
+//! the clock, the processor and the program's wait mode.
 
 use toehold_stream::spin::{self, Processor};
 
@@ -8,10 +8,10 @@ use crate::system::sys;
 
 pub(crate) use toehold_stream::spin::{ENDLESS_NS, History as SpinHistory};
 
-/// How often a spinner in poll mode looks at the kernel, too.
+/// Time between two questions to the kernel while a thread spins in poll mode.
 const KERNEL_LOOK_NS: u64 = 20_000;
 
-/// The processor of this thread, and how it lets others run.
+/// The processor of this thread, and how it yields.
 struct ThisProcessor<F>(F);
 
 impl<F: Fn()> Processor for ThisProcessor<F> {
@@ -34,17 +34,18 @@ pub(crate) fn budget_ns(history: &SpinHistory) -> u64 {
 
 /// How long to spin with this budget before the kernel is asked, or before the thread sleeps.
 ///
-/// The loop around it stands in three places: in `poll`, in `epoll_wait` and in blocking transfers
-/// ([`crate::transfer::spinning`]). They share no more than this and [`spin`]:
+/// Three places have a loop around this: `poll`, `epoll_wait` and blocking transfers
+/// ([`crate::transfer::spinning`]). They share only this function and [`spin`], because they
+/// differ:
 ///
 /// - The kernel is asked for a carrier's events, for ordinary descriptors of the caller's array, or
 ///   for an instance's ordinary members, and each answer goes to another place.
-/// - A handler of a signal ends `poll` and `epoll_wait` always, and a transfer only if the handler
-///   does not restart it.
-/// - The time-out of `poll` and `epoll_wait` shortens a slice. That of a transfer is an option of
-///   the socket, and is not asked for before the first slice has passed.
-/// - A transfer sleeps elsewhere, and asks for its budget once. The others sleep within their loop,
-///   and ask again after each sleep.
+/// - A signal handler always ends `poll` and `epoll_wait`, but a transfer only if the handler was
+///   installed without `SA_RESTART`.
+/// - The time-out of `poll` and `epoll_wait` shortens a slice. The time-out of a transfer is a
+///   socket option, which is read only after the first slice.
+/// - A transfer sleeps outside of its loop, and asks for its budget once. The others sleep inside
+///   their loops, and ask again after each sleep.
 #[inline]
 pub(crate) fn slice_ns(budget_ns: u64) -> u64 {
     match budget_ns {
@@ -54,7 +55,7 @@ pub(crate) fn slice_ns(budget_ns: u64) -> u64 {
 }
 
 /// Calls `look` until it finds something or the budget is used up; true when it found something.
-/// `peer_processor` is where the peer last waited, plus one, or 0.
+/// `peer_processor` is the processor on which the peer last waited, plus one, or 0.
 #[inline]
 pub(crate) fn spin(
     history: &SpinHistory,
@@ -65,7 +66,7 @@ pub(crate) fn spin(
     spin_yielding(history, budget_ns, peer_processor, look, sys::yield_now)
 }
 
-/// As [`spin`]; `give_away` lets others run.
+/// As [`spin`]; `give_away` yields.
 #[inline]
 pub(crate) fn spin_yielding(
     history: &SpinHistory,

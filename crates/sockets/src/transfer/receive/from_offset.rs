@@ -1,4 +1,4 @@
-//! Looks (`MSG_PEEK`) at what is behind an offset of ours ([`crate::transfer::peek_offset`]).
+//! Looks (`MSG_PEEK`) behind an offset that the library keeps ([`crate::transfer::peek_offset`]).
 
 use libc::iovec;
 
@@ -10,12 +10,12 @@ use crate::transfer::control_messages::Control;
 use crate::transfer::{buffers, peek, peek_offset};
 use crate::waiting::sleep::{Deadline, sleep_until};
 
-/// How often a waiting look looks again: the bytes before its offset keep the kernel from telling
-/// of those behind it.
+/// Time between two tries of a waiting look. It cannot sleep in the kernel, because the bytes
+/// before its offset would end each sleep.
 const LOOK_AGAIN_NS: u64 = 1_000_000;
 
-/// A look at what is behind the offset. `None` when there is no offset of ours: the look is like
-/// any other.
+/// Looks at the bytes behind the offset. `None` when the library keeps no offset: then the look is
+/// an ordinary one.
 ///
 /// # Safety
 /// `parts` are writable.
@@ -52,13 +52,13 @@ pub(super) unsafe fn look(
             }
         };
         if ended {
-            // The bytes that were there are gone: another thread has taken them.
+            // Another thread has taken the bytes.
             return Some(match options::take_error(connection) {
                 0 => Ok(seen),
                 error => Err(error),
             });
         }
-        // One more look sees what was published before the end.
+        // One more look sees all bytes that were published before the end.
         ended = sys::poll_now(connection.number(), libc::POLLRDHUP) != 0;
         if ended {
             continue;
@@ -72,7 +72,7 @@ pub(super) unsafe fn look(
         match slept {
             Ok(_) => {}
             Err(error) if seen == 0 => return Some(Err(error)),
-            // A signal, or the time is over: it has what it has seen.
+            // A signal, or the time is over: the look returns the bytes that it has.
             Err(_) => waits = false,
         }
     }

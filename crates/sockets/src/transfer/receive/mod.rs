@@ -1,4 +1,4 @@
-//! Receiving: from the carrier up to a switch, from the ring, and the waits between.
+//! Receives from the carrier up to a switch, and from the ring, and waits in between.
 
 mod from_offset;
 mod waiting;
@@ -32,7 +32,7 @@ use crate::waiting::sleep::sleep_until;
 /// Without other signs, a receiver that finds its ring empty looks at the carrier this often.
 const CARRIER_LOOK_NS: u64 = 50_000;
 
-/// How often a thread looks again that cannot sleep until there is news.
+/// Time between two looks of a thread that cannot sleep until there is news.
 const LOOK_AGAIN_NS: u64 = 1_000_000;
 
 /// One look at a connection.
@@ -129,11 +129,11 @@ pub(crate) unsafe fn receive_message(
     }
 }
 
-/// Enters a kernel receive on the host path; false when the connection has a channel and must be
-/// used through it. `has_begun` is set when the call has slept.
+/// Counts a kernel receive on the host path that begins. False when the connection has a channel,
+/// which must be used instead. `has_begun` is set when the call has slept.
 ///
 /// # Errors
-/// The program's call fails with it.
+/// The errno with which the program's call fails.
 #[inline]
 fn begin_host_receive(
     connection: &Connection,
@@ -151,15 +151,15 @@ fn begin_host_receive(
     if entry.flags.load(Ordering::Relaxed) & (FLAG_CONNECTING | FLAG_REFUSED) != 0 {
         *has_begun |= awaiting::before_transfer(connection, flags)?;
     }
-    // `pairing::attach` sees our count, or we see its region.
+    // Either `pairing::attach` sees our count, or we see its region.
     Ok(local.attachment.begin_host_call(&local.rx_in_flight))
 }
 
-/// Leaves a kernel receive that [`begin_host_receive`] entered.
+/// Counts out a kernel receive that [`begin_host_receive`] has counted.
 #[inline]
 fn finish_host_receive(connection: &Connection, result: isize, flags: i32) {
     let entry = connection.entry;
-    // The connection may have been closed under the call.
+    // The connection may have been closed during the call.
     let is_its = result > 0 && connection.is_current();
     if is_its && flags & (libc::MSG_PEEK | libc::MSG_ERRQUEUE | libc::MSG_OOB) == 0 {
         entry.rx_carrier.fetch_add(result as u64, Ordering::Relaxed);
@@ -252,8 +252,8 @@ unsafe fn receive_urgent(
     sys::answer(result)
 }
 
-/// A receive without room for a byte. The kernel waits for something to be there, or its end or
-/// error, and then takes nothing of it (tcp_recvmsg_locked).
+/// A receive with room for 0 bytes. The kernel waits for bytes, the end or an error, and then takes
+/// nothing (tcp_recvmsg_locked).
 #[cold]
 fn receive_nothing(connection: &Connection, flags: i32) -> Result<usize, i32> {
     let mut byte = 0u8;
@@ -269,26 +269,26 @@ fn receive_nothing(connection: &Connection, flags: i32) -> Result<usize, i32> {
     unsafe { receive_by_steps(connection, &[byte], &mut Control::none(), how) }.map(|_| 0)
 }
 
-/// `Break` has the result of the program's call; with `Continue` it looks once more.
+/// `Break` has the result of the program's call; on `Continue` the call looks again.
 type Went = ControlFlow<Result<usize, i32>>;
 
 const LOOKS_AGAIN: Went = ControlFlow::Continue(());
 
-/// A receive of the program's by the channel, and how far it has come.
+/// The state of a program's receive through the channel.
 struct Call {
     flags: i32,
     /// Bytes for which the program's buffers have room.
     total: usize,
-    /// The call waits until there are so many.
+    /// The call waits until there are this many bytes.
     least: usize,
     /// The call may sleep.
     waits: bool,
     /// Bytes so far.
     done: usize,
     waits_so_far: Waits,
-    /// The end was seen on the carrier: one more look is enough.
+    /// The end was seen on the carrier: one more look finds all remaining bytes.
     has_seen_end: bool,
-    /// The end was seen in the peer's words: one more look is enough.
+    /// The end was seen in the peer's words: one more look finds all remaining bytes.
     has_seen_closed: bool,
 }
 
@@ -316,10 +316,10 @@ impl Call {
         self.flags & libc::MSG_PEEK == 0
     }
 
-    /// One look, under the receive lock; and the end of the channel at which it was.
+    /// Makes one look under the receive lock. Also returns our end of the channel.
     ///
     /// # Errors
-    /// There was no look: the call has moved what it has moved, or fails.
+    /// No look was possible: the call returns the bytes that it has moved, or fails.
     ///
     /// # Safety
     /// `parts` are writable.
@@ -344,8 +344,8 @@ impl Call {
         Ok((end, step))
     }
 
-    /// `moved` bytes are in the program's buffers. The message to which they belong is over if a
-    /// receive of the kernel's would end behind it.
+    /// `moved` bytes were copied to the program's buffers. Ends the call where the kernel's receive
+    /// would end.
     #[inline]
     fn got(
         &mut self,
@@ -357,14 +357,14 @@ impl Call {
         self.done += moved;
         self.waits_so_far.got_bytes();
         connection.entry.rx_empty.store(0, Ordering::Relaxed);
-        // Seen before `after_receive`, which may carry the switch out.
+        // Read before `after_receive`, which may carry the switch out.
         let is_before_a_switch = end.records_pending();
         after_receive(connection);
         if !self.takes() && self.waits && moved < self.least.min(RING_BYTES / 2) {
             return self.wait_behind(connection, end, moved);
         }
-        // Bytes behind a switch count like the bytes before it.
-        // A Unix socket's receive ends behind the message that brought descriptors.
+        // A receive goes on across a switch. On a Unix socket it ends after a message with
+        // descriptors.
         let goes_on =
             self.takes() && !is_message_over && (self.done < self.least || is_before_a_switch);
         match self.done == self.total || !goes_on {
@@ -373,14 +373,14 @@ impl Call {
         }
     }
 
-    /// A look has seen `moved` bytes, too few, and has consumed none: waits until more stands
-    /// behind them, to look at all of it again.
+    /// A peek has seen `moved` bytes, which are too few: waits until more bytes come, and then
+    /// peeks at all of them again.
     fn wait_behind(&mut self, connection: &Connection, end: &End<'_>, moved: usize) -> Went {
         let is_enough = ControlFlow::Break(Ok(moved));
         self.done = 0;
         if end.records_pending() {
-            // The rest comes on the carrier, where bytes that were seen already keep anything from
-            // sleeping.
+            // The rest comes on the carrier, but the bytes that are already there would end each
+            // sleep at once.
             if self.has_seen_end {
                 return is_enough;
             }
@@ -397,8 +397,8 @@ impl Call {
         }
         let entry = connection.entry;
         if entry.flags.load(Ordering::Relaxed) & FLAG_SHUT_RX != 0 {
-            // Nothing is waited for behind an end of the program's own (tcp_recvmsg_locked), and
-            // the kernel lets nobody sleep there.
+            // After the program's own shutdown a receive does not wait (tcp_recvmsg_locked), and
+            // the kernel's sleep would return at once.
             return is_enough;
         }
         let seen = entry.rx_ring.load(Ordering::Relaxed).plus(moved as u64);
@@ -414,7 +414,7 @@ impl Call {
         LOOKS_AGAIN
     }
 
-    /// There is nothing, or too little: waits for more, if the call may.
+    /// There are no bytes, or too few: waits for more, if the call may.
     fn wait(&mut self, connection: &Connection, end: &End<'_>) -> Went {
         let entry = connection.entry;
         if !self.waits {
@@ -448,8 +448,8 @@ impl Call {
         match self.done {
             0 => unix::error_at_end(connection, end).map_or(Ok(0), Err),
             done if done < self.least => {
-                // The error goes with a receive that looked for more, and nobody is told
-                // (unix_stream_read_generic).
+                // When the receive looks for more bytes, the kernel drops the error without
+                // reporting it (unix_stream_read_generic).
                 let _ = unix::error_at_end(connection, end);
                 Ok(done)
             }
@@ -471,7 +471,8 @@ impl Call {
                 if Kind::of(connection) == Kind::Tcp || self.done >= self.least {
                     pending_errors::keep_for_next_call(connection, error);
                 } else if error == libc::ECONNRESET {
-                    // A Unix socket's goes with a receive that looked for more: see `ended`.
+                    // On a Unix socket the error is dropped when a receive looks for more bytes:
+                    // see `ended`.
                     let _ = unix::told(connection);
                 }
                 Ok(self.done)
@@ -487,7 +488,7 @@ impl Call {
     }
 }
 
-/// Follows a receive, outside the receive lock: our own direction's upgrade.
+/// Called after a receive, without the receive lock: may move our own direction up.
 #[inline]
 fn after_receive(connection: &Connection) {
     let entry = connection.entry;
@@ -538,7 +539,8 @@ unsafe fn step(
                 }
                 return Ok(Step::Got(len, crossed));
             }
-            // The ring is empty. Doorbells may be for other sleepers: it has its own look.
+            // The ring is empty. Doorbells may be for other sleepers, so `look_at_carrier` handles
+            // them.
             _ if end.rx_mode() == Mode::Ring => {
                 if let Some(step) = ring_is_empty(connection, end)? {
                     return Ok(step);
@@ -639,19 +641,19 @@ fn look_at_data(
         )
     };
     match result {
-        // At an urgent mark the kernel counts nothing and yet has bytes.
+        // At an urgent mark the kernel counts 0 bytes although there are some.
         1.. => Ok(match count_peeked(connection.number(), want) {
             counted @ 1.. => Carrier::Waiting(counted as u64),
             _ => Carrier::Unseen,
         }),
         0 => Ok(Carrier::Ended),
         error if error == -(libc::EAGAIN as isize) => match flags & libc::MSG_PEEK {
-            // A receive goes past the mark, also one that finds nothing behind it: from then on the
-            // kernel counts what comes (tcp_recvmsg_locked).
+            // A receive passes the mark, even if there are no bytes behind it. From then on the
+            // kernel counts new bytes (tcp_recvmsg_locked).
             0 if sys::is_at_mark(connection.number()) => Ok(Carrier::Waiting(1)),
             _ => Ok(Carrier::Empty),
         },
-        // The error comes after all that was announced before it.
+        // The error is reported after all bytes that were announced before it.
         error => match end.next(Carrier::Ended, 0) {
             Ok(Next::End | Next::Cut) => Err(-error as i32),
             _ => {
@@ -662,8 +664,8 @@ fn look_at_data(
     }
 }
 
-/// The ring is empty: has the stream ended? Asks the kernel only when there is a sign, or when it
-/// was not asked for a while.
+/// Called when the ring is empty: looks whether the stream has ended. Asks the kernel only if there
+/// is a sign of it, or if the last question is some time ago.
 #[inline]
 fn ring_is_empty(connection: &Connection, end: &End<'_>) -> Result<Option<Step>, i32> {
     let entry = connection.entry;
@@ -729,7 +731,8 @@ fn look_at_carrier(connection: &Connection, end: &End<'_>) -> Result<Option<Step
             if let Some(error) = pending_errors::take(connection) {
                 return Err(error);
             }
-            // A program that has said it will not read is told the same while the stream goes on.
+            // After the program's own shutdown of its receiving side, the end is reported although
+            // the stream goes on.
             if entry.flags.load(Ordering::Relaxed) & FLAG_SHUT_RX == 0 {
                 entry
                     .rx_hints
@@ -739,8 +742,8 @@ fn look_at_carrier(connection: &Connection, end: &End<'_>) -> Result<Option<Step
         }
         1.. if more || (drained && !doorbells::are_needed(connection)) => Ok(None),
         1.. if sys::poll_now(connection.number(), libc::POLLRDHUP) != 0 => {
-            // The end stands behind doorbells that are kept for other sleepers. It wakes them all
-            // by itself.
+            // The end is behind doorbells that are kept for other sleepers. They can be discarded,
+            // because the end itself wakes all sleepers.
             doorbells::discard(connection, end);
             Ok(None)
         }

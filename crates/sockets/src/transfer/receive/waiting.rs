@@ -1,4 +1,4 @@
-//! Waiting for bytes: how a receive says that it sleeps, and sleeps.
+//! Waiting for bytes: how a receive announces its sleep, and sleeps.
 
 use core::sync::atomic::Ordering;
 
@@ -20,38 +20,38 @@ use crate::transfer::spinning::{self, Looked};
 use crate::waiting::sleep::{self, Deadline};
 use crate::waiting::{arming, seen_waits, sleepers};
 
-/// After this many fruitless non-blocking calls in a row the program is polling us: it needs no
-/// doorbell.
+/// After this many non-blocking calls in a row that find nothing, the program seems to poll: it
+/// needs no doorbell.
 const EMPTY_CALLS_POLLING: u32 = 8;
-/// Doorbells a sleeper looks at, and takes off, in one go.
+/// The most doorbells that a sleeper peeks at and takes off at once.
 const BELLS_PEEKED: usize = 64;
-/// The result of a sleep after which a turn is to be looked at.
+/// The result of a sleep after which a turn must be looked at.
 const LOOKS_AGAIN: isize = -2;
-/// How often a sleeper looks that no byte is sure to wake.
+/// Time between two looks of a sleeper that is not certainly woken by a byte.
 const STEP_NS: u64 = 1_000_000;
-/// Sleeps in a row that may be ended by doorbells that others have yet to see. They are on their
-/// way to take them, as a rule.
+/// How many sleeps in a row may end because of doorbells that other sleepers have not seen yet.
+/// Usually the others are about to take them.
 const VAIN_SLEEPS_MAX: u32 = 8;
-/// After so many, steps included, nobody comes: a process of the family is stopped, or in a
-/// debugger.
+/// After this many (steps included) the other sleepers are not coming: a process of the family is
+/// stopped, or in a debugger.
 const VAIN_SLEEPS_ENDLESS: u32 = 64;
 
 /// The waits of one call.
 #[derive(Default)]
 pub(super) struct Waits {
     deadline: Deadline,
-    /// Sleeps since the last bytes that ended at doorbells which stay for others.
+    /// Sleeps, since the last bytes, that ended because of doorbells which stay for others.
     vain: u32,
 }
 
 impl Waits {
-    /// The waiting has paid.
+    /// Resets the counts, because bytes have come.
     #[inline]
     pub(super) fn got_bytes(&mut self) {
         self.vain = 0;
     }
 
-    /// The length of a step of at most `step_ns` in which nothing is sure to wake.
+    /// The length of the next step, at most `step_ns`, for a sleep that is not certainly woken.
     ///
     /// # Errors
     /// `EAGAIN` when the time of the call (`SO_RCVTIMEO`) is over.
@@ -64,20 +64,20 @@ impl Waits {
         })
     }
 
-    /// The events to sleep for in steps; `None` when a byte is sure to wake.
+    /// The events for a sleep in steps; `None` when a byte certainly wakes the sleeper.
     fn steps(&self, end: &End<'_>) -> Option<i16> {
         if self.vain > VAIN_SLEEPS_MAX {
-            // Those doorbells would end each sleep at once.
+            // Doorbells for others would end each sleep at once.
             return Some(libc::POLLRDHUP);
         }
-        // The bytes before a switch wake. But another thread may take them, and then nobody rings
-        // for what is behind it.
+        // The bytes before a switch wake the sleeper. But another thread may take them, and then no
+        // doorbell comes for the bytes behind the switch.
         (end.records_pending()).then_some(libc::POLLIN | libc::POLLRDHUP)
     }
 }
 
-/// A non-blocking call found nothing, and how the program will wait is unknown: ask for a doorbell.
-/// True when something arrived meanwhile.
+/// A non-blocking call found nothing, and it is unknown how the program will wait: asks for a
+/// doorbell. True when something arrived meanwhile.
 pub(super) fn arm_for_unknown_wait(connection: &Connection) -> bool {
     takeover::look(connection);
     let entry = connection.entry;
@@ -90,7 +90,7 @@ pub(super) fn arm_for_unknown_wait(connection: &Connection) -> bool {
         return false;
     }
     let Some(end) = connection.inside() else {
-        // The next look says what became of it.
+        // The next look shows what has happened to the connection.
         return true;
     };
     let rung;
@@ -110,8 +110,8 @@ pub(super) fn arm_for_unknown_wait(connection: &Connection) -> bool {
     // Pairs with the barrier in `Sender::publish`.
     fence(Ordering::SeqCst);
     if rung || is_unseen {
-        // The doorbell that was asked for before has come, for what this program has read by now.
-        // One that nobody asked for may have come, too, and would keep the program from sleeping.
+        // A doorbell that was asked for earlier may be on the carrier, although this program has
+        // already read its bytes. It would keep the program from sleeping, so it is taken off.
         doorbells::tidy(connection, &end);
     }
     if is_unseen && turns::is_over(connection, &end) {
@@ -123,7 +123,7 @@ pub(super) fn arm_for_unknown_wait(connection: &Connection) -> bool {
     // The peer may have moved to the ring between our look at the carrier and the doorbell. Bytes
     // still on their way on the carrier wake by themselves.
     let Some(_held) = takeover::lock_receiving(connection) else {
-        // Nobody knows: the caller looks again, a bounded number of times.
+        // Unknown without the lock: the caller looks again, a limited number of times.
         return true;
     };
     matches!(end.incoming(), Ok(Incoming::Ring(filled)) if filled.len > 0)
@@ -183,19 +183,19 @@ fn spin(
 
 /// How a wait for bytes has ended.
 enum Slept {
-    /// There was news before it slept.
+    /// It did not sleep, because there was news.
     Not,
-    /// So many bytes are on the carrier.
+    /// This many bytes are on the carrier.
     Bytes(usize),
     /// The carrier has ended.
     Ended,
-    /// A turn is to be looked at.
+    /// A turn must be looked at.
     LooksAgain,
     Failed(i32),
 }
 
 /// Asks the peer for a doorbell, and sleeps by `sleep` unless there is `news`. From then on a byte
-/// that `sleep` does not see in the region wakes it.
+/// on the carrier wakes the thread for any news that it has not seen in the region.
 fn sleep_armed(
     connection: &Connection,
     end: &End<'_>,
@@ -232,7 +232,7 @@ fn sleep_armed(
     slept
 }
 
-/// Does what the end of a sleep asks for.
+/// Handles the end of a sleep.
 ///
 /// # Errors
 /// `EINTR` and `EAGAIN`, as the kernel's call would.
@@ -262,15 +262,15 @@ fn after_sleep(
             }
         }
         Slept::Failed(error @ (libc::EINTR | libc::EAGAIN)) => return Err(error),
-        // The number was closed. The next look finds another, or that there is none.
+        // The descriptor was closed. The next look finds another one, or that there is none.
         Slept::Failed(libc::EBADF) => {}
         Slept::Failed(error) => pending_errors::keep(connection, error),
     }
     Ok(())
 }
 
-/// A sleep has ended at bytes of the carrier. If these are doorbells for others, and others do not
-/// come, the peer is asked to leave the ring: then the kernel wakes each by itself.
+/// A sleep has ended because of bytes on the carrier. If they are doorbells for others, and the
+/// others do not come, the peer is asked to leave the ring: then the kernel wakes every sleeper.
 fn slept_in_vain(connection: &Connection, end: &End<'_>, waits_so_far: &mut Waits) {
     let is_vain = doorbells::are_needed(connection) && !end.receiver().looks_filled();
     waits_so_far.vain = match is_vain {
@@ -319,8 +319,8 @@ fn sleep(connection: &Connection, left_ns: u64, handlers: Handlers) -> isize {
         };
     }
     let mut bells = [0u8; BELLS_PEEKED];
-    // SAFETY: `bells` is writable for its length. A real `recv`, so that time-outs, signals and
-    // cancellation are the kernel's. A stale doorbell makes it return at once; then it is taken off
+    // SAFETY: `bells` is writable for its length. A `recv` of libc, so that time-outs, signals and
+    // cancellation work as usual. A stale doorbell makes it return at once, and is then taken off
     // like any other.
     let result = unsafe {
         real::recv(
@@ -334,8 +334,8 @@ fn sleep(connection: &Connection, left_ns: u64, handlers: Handlers) -> isize {
     result
 }
 
-/// Sleeps until there is something on the carrier, or until a turn is to be looked at: `None` then.
-/// So ends a sleep, too, in which a signal came that would not end the program's call.
+/// Sleeps until there is something on the carrier, or until a turn must be looked at (`None`). A
+/// signal that does not end the program's call also ends this sleep with `None`.
 fn sleep_until_look(
     connection: &Connection,
     limit_ns: u64,
@@ -343,7 +343,7 @@ fn sleep_until_look(
 ) -> Option<Result<i16, i32>> {
     let words = &connection.local.express;
     let is_accepted = connection.entry.flags.load(Ordering::Relaxed) & FLAG_ACCEPTED != 0;
-    // A socket that became a carrier, or whose place one has taken, had no options.
+    // A socket that became a carrier, or was replaced by one, had no options.
     let has_none = words.is_carrier() && !words.has_odd_option() && !is_accepted;
     let limit_ns = match has_none {
         true => limit_ns,
@@ -362,8 +362,8 @@ fn sleep_until_look(
     }
 }
 
-/// True when the only news is that the peer has closed: then the carrier's end is on its way and
-/// sleeping on it is right.
+/// True when the only news is that the peer has closed. Then the carrier's end is under way, and
+/// the thread may sleep until it comes.
 fn only_closed_news(end: &End<'_>) -> bool {
     !(end.is_record_due() || end.reads_ring() && end.receiver().looks_filled())
 }

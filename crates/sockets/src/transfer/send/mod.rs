@@ -31,10 +31,12 @@ use crate::transfer::kernel_call::by_kernel;
 use crate::waiting::seen_waits;
 use crate::waiting::sleep::Deadline;
 
-/// A message of this size that meets the end of a small ring goes on at once on the carrier, so
-/// that another thread's does not come between its parts: to the kernel it would have been one.
+/// If a message of at most this size does not fit into a small ring, its rest goes on the carrier
+/// at once, so that no message of another thread comes between its parts. The kernel, too, would
+/// have sent it as a whole.
 const WHOLE_BYTES: usize = 4096;
-/// Bytes copied before the reader is shown them: it starts on the first while we copy the next.
+/// Bytes that are copied before they are published: the reader works on one chunk while the next is
+/// copied.
 pub(crate) const CHUNK_BYTES: usize = 32 << 10;
 
 /// Sends `parts`; `kernel` is the program's own call, made when the connection is on the host path.
@@ -52,7 +54,7 @@ pub(crate) unsafe fn transmit(
     unsafe { transmit_message(connection, parts, NO_CONTROL, flags, false, kernel) }
 }
 
-/// As [`transmit`], for a part of a program's call that has begun: it has slept, or moved bytes.
+/// As [`transmit`], for a later part of a program's call that has already slept or moved bytes.
 ///
 /// # Safety
 /// `parts` are readable.
@@ -111,7 +113,8 @@ pub(crate) unsafe fn transmit_message(
             return endings::correct(connection, result, endings::send_error);
         }
         if flags & libc::MSG_FASTOPEN != 0 && Carrier::of(connection) == Carrier::Tcp {
-            // Refused on what is connected (`tcp_sendmsg_fastopen` in net/ipv4/tcp.c).
+            // The kernel refuses this on a connected socket (`tcp_sendmsg_fastopen` in
+            // net/ipv4/tcp.c).
             return by_kernel(connection, has_begun, &kernel);
         }
         // SAFETY: the caller's promise.
@@ -120,8 +123,9 @@ pub(crate) unsafe fn transmit_message(
         }
         has_begun = true;
         if !connection.is_current() {
-            // It may be another in our table, at the same number. A loop, because a function that
-            // calls itself is not inlined, and every call on the host path would pay for that.
+            // The table may have another connection at this number now. This is a loop, because a
+            // recursive function is not inlined, which would make every call on the host path
+            // slower.
             let another = connection::at(connection.fd);
             let Some(another) = another.filter(|another| another.continues(connection)) else {
                 return errno::result(Err(libc::EBADF));
@@ -132,8 +136,8 @@ pub(crate) unsafe fn transmit_message(
     }
 }
 
-/// Before a send on a connection that an engine carries, or may come to carry: true when it has
-/// slept.
+/// Called before a send on a connection that the engine carries or may come to carry. True when it
+/// has slept.
 ///
 /// # Errors
 /// The program's call fails with it.
@@ -152,7 +156,8 @@ fn look_at_engine(connection: &Connection, state: u32, flags: i32) -> Result<boo
     Ok(has_slept)
 }
 
-/// Rings cannot express what `flags` ask for; nor can the engine mark urgent data, which is told.
+/// Rings cannot express `flags`. The engine cannot mark urgent data either, which the status
+/// reports.
 #[cold]
 fn stay_on_carrier(connection: &Connection, flags: i32) {
     let state = connection.entry.flags.load(Ordering::Relaxed);
@@ -163,8 +168,8 @@ fn stay_on_carrier(connection: &Connection, flags: i32) {
     });
 }
 
-/// Enters a kernel send on the host path; `None` when the connection has a channel and must be used
-/// through it.
+/// Counts a kernel send on the host path that begins. `None` when the connection has a channel,
+/// which must be used instead.
 #[inline]
 pub(crate) fn begin_host_send(connection: &Connection) -> Option<()> {
     let local = connection.local;
@@ -179,7 +184,7 @@ pub(crate) fn begin_host_send(connection: &Connection) -> Option<()> {
     (local.attachment.begin_host_call(&local.tx_in_flight)).then_some(())
 }
 
-/// Leaves a kernel send that [`begin_host_send`] entered.
+/// Counts out a kernel send that [`begin_host_send`] has counted.
 #[inline]
 pub(crate) fn finish_host_send(connection: &Connection, result: isize) {
     let entry = connection.entry;
@@ -239,9 +244,9 @@ unsafe fn transmit_by_steps(
     })
 }
 
-/// Sends `total` bytes by `step`, which gets the number of bytes sent so far and is called under
-/// the send lock. A call that `waits` sleeps between two steps, without the lock; any other
-/// returns.
+/// Sends `total` bytes by calls of `step`, which gets the number of bytes sent so far and runs
+/// under the send lock. If `waits` is true, the call sleeps between two steps, without the lock;
+/// otherwise it returns.
 ///
 /// # Errors
 /// An errno, or [`errno::LEFT_CHANNEL`]. After the first byte an error is kept for the next call.
@@ -278,12 +283,12 @@ pub(crate) fn carry(
     }
 }
 
-/// `Break` has the result of the program's call; with `Continue` it takes another step.
+/// `Break` has the result of the program's call; on `Continue` the call takes another step.
 type Went = ControlFlow<Result<usize, i32>>;
 
 const GOES_ON: Went = ControlFlow::Continue(());
 
-/// A send of the program's by the channel, and how far it has come.
+/// The state of a program's send through the channel.
 struct Call<'c> {
     connection: &'c Connection,
     total: usize,
@@ -295,10 +300,10 @@ struct Call<'c> {
 }
 
 impl Call<'_> {
-    /// One step, under the send lock; and the end of the channel at which it was.
+    /// Takes one step under the send lock. Also returns our end of the channel.
     ///
     /// # Errors
-    /// There was no step: the call has moved what it has moved, or fails.
+    /// No step was possible: the call returns the bytes that it has moved, or fails.
     #[inline]
     fn locked(
         &self,
@@ -314,7 +319,7 @@ impl Call<'_> {
         Ok((end, step))
     }
 
-    /// `moved` bytes are on their way.
+    /// `moved` bytes were sent.
     #[inline]
     fn sent(&mut self, end: &End<'_>, moved: usize) -> Went {
         if turns::is_unseen(self.connection) {
@@ -345,7 +350,8 @@ impl Call<'_> {
     fn wait_for_credit(&mut self, end: &End<'_>) -> Went {
         let connection = self.connection;
         if turns::is_unaccepted(connection, end) && overflow::is_due(connection, end) {
-            // More than may wait for `accept` here. The kernel has room.
+            // These are more bytes than may wait for `accept` in the ring. The kernel has more
+            // room.
             if go_back(connection) == Err(errno::LEFT_CHANNEL) {
                 return self.ends_with(errno::LEFT_CHANNEL);
             }
@@ -354,8 +360,8 @@ impl Call<'_> {
             return GOES_ON;
         };
         if !self.waits {
-            // Before the request, not after: news of credit that arrives in between must count as
-            // an edge.
+            // Called before the request: news of credit that comes in between must count as an
+            // edge.
             news::writing_blocked(connection);
             match direction::want_credit(connection, &inside) {
                 Credit::Here | Credit::WentDown => return GOES_ON,
@@ -383,13 +389,13 @@ impl Call<'_> {
         }
     }
 
-    /// The call ends with `error`, or with what it has moved.
+    /// The call ends with `error`, or with the count of bytes that it has moved.
     fn ends_with(&self, error: i32) -> Went {
         ControlFlow::Break(errno::unless_moved(self.done, error))
     }
 }
 
-/// Nobody will accept the connection. No lock is held.
+/// Brings a connection that will not be accepted back to the kernel. No lock is held.
 #[cold]
 fn go_back(connection: &Connection) -> Result<usize, i32> {
     Err(match returning::go(connection) {
@@ -398,7 +404,7 @@ fn go_back(connection: &Connection) -> Result<usize, i32> {
     })
 }
 
-/// Sends what can be sent now. The caller holds the send lock.
+/// Sends as many bytes as possible without waiting. The caller holds the send lock.
 unsafe fn step(
     connection: &Connection,
     end: &End<'_>,
@@ -438,7 +444,7 @@ unsafe fn step(
             if sent == 0 {
                 return Err(libc::EFAULT);
             }
-            // Of the earlier parts only the first was told.
+            // Of the earlier chunks only the first was notified, so a full barrier is needed here.
             sender.publish(0);
             notifier::notify(connection, end)?;
             return Ok(Step::Faulted(sent));
@@ -446,7 +452,7 @@ unsafe fn step(
         sent += len;
         if sent < want && credit as usize > len {
             sender.publish_part(len);
-            // A reader that sleeps should start now, not after the last chunk.
+            // A sleeping reader should be woken now, not after the last chunk.
             if sent == len {
                 // Pairs with the fence in `arming::arm`.
                 fence(Ordering::SeqCst);
@@ -487,19 +493,19 @@ pub(crate) fn begin_step(connection: &Connection, end: &End<'_>, done: usize) ->
         return Ok(());
     }
     if unix::is_closed_by_peer(connection) {
-        // The error is a receive's, and a send is refused for the closed peer alone
+        // The error belongs to receives; a send fails only because the peer has closed
         // (unix_stream_sendmsg).
         return Ok(());
     }
-    // The kernel reports an error once, to whichever call comes first; one that already sent
-    // something returns that instead.
+    // The kernel reports an error once, to the first call. A call that has already sent bytes
+    // returns their count instead.
     let error = if done == 0 {
         pending_errors::take(connection)
     } else {
         None
     };
     match error.unwrap_or(libc::ECONNRESET) {
-        // The carrier says so, too, and the kernel sends the signal.
+        // The send on the carrier will fail with this error, too, and the kernel sends the signal.
         libc::EPIPE if end.tx_mode() == Mode::Carrier => Ok(()),
         error => Err(error),
     }
@@ -532,7 +538,7 @@ unsafe fn to_carrier(
         count.fetch_add(sent.unwrap_or(0) as u64, Ordering::Relaxed);
         sent
     });
-    // (An engine's remote has only finished.)
+    // (If the peer is an engine, its remote has only sent its FIN.)
     let is_over = || {
         connection.entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD == 0
             && turns::is_over(connection, end)
@@ -544,7 +550,7 @@ unsafe fn to_carrier(
             }
             Ok(Step::Sent(sent))
         }
-        // The peer's process is gone as well, and its kernel has answered our doorbells.
+        // The peer's process is gone, too, and its kernel has answered our doorbells with a reset.
         Err(libc::ECONNRESET) if is_over() => {
             resets::answer_of_ended_turn(connection);
             Ok(Step::Sent(want))

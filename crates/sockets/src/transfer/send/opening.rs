@@ -1,4 +1,5 @@
-//! Messages that open their connection: what is sent before the remote has answered, and after.
+//! Messages that open their connection: the bytes before the remote's answer, and the bytes after
+//! it.
 
 use core::sync::atomic::Ordering;
 
@@ -16,7 +17,8 @@ use crate::transfer::buffers::{self, part};
 /// A program's message: its parts and its flags.
 pub(crate) type Message<'m> = (&'m [iovec], i32);
 
-/// Sends the first bytes of a deferred connection, which open it. `None`: it is an ordinary one.
+/// Sends the first bytes of a deferred connection, which open it. `None`: the connection is not
+/// deferred.
 ///
 /// # Safety
 /// The parts are readable.
@@ -29,7 +31,7 @@ pub(super) unsafe fn send_first(
         return None;
     }
     let taken = match buffers::total(parts) {
-        // The SYN has nothing to wait for any more, and waits on.
+        // There are no bytes to send, so the SYN still waits.
         Ok(0) => return Some(0),
         Ok(_) => errno::keep(|| awaiting::open_deferred(connection, parts)),
         Err(error) => Err(error),
@@ -41,7 +43,7 @@ pub(super) unsafe fn send_first(
     };
     let waits = flags & libc::MSG_DONTWAIT == 0 && !sys::is_nonblocking(connection.number());
     if !waits {
-        // A further `connect` says once that it has succeeded, as on Linux.
+        // The next `connect` returns success once, as on Linux.
         let state = &connection.entry.flags;
         state.fetch_or(FLAG_UNTOLD, Ordering::Relaxed);
         return Some(taken as isize);
@@ -52,14 +54,14 @@ pub(super) unsafe fn send_first(
             // SAFETY: the caller's promise.
             unsafe { send_rest(Door::Name, connection, rest, taken) }
         }
-        // It was interrupted, or its time is over.
+        // The wait was interrupted, or its time is over.
         Err(libc::EINPROGRESS | libc::EINTR | libc::EAGAIN) => taken as isize,
         Err(error) => errno::result(Err(error)),
     })
 }
 
-/// Sends what is left of a message when the connection is there. Once bytes were taken the call
-/// says how many, and raises no signal (`do_error` in `tcp_sendmsg_locked`).
+/// Sends the rest of a message once the connection is made. If bytes were taken before, the call
+/// returns their count on an error, and raises no signal (`do_error` in `tcp_sendmsg_locked`).
 ///
 /// # Safety
 /// The parts are readable.
@@ -102,7 +104,7 @@ pub(crate) unsafe fn send_rest(
     sent as isize
 }
 
-/// The rest of the part in which byte `skip` is, and the parts behind that.
+/// The rest of the part that contains byte `skip`, and the parts behind it.
 fn behind(parts: &[iovec], mut skip: usize) -> (iovec, &[iovec]) {
     for (n, one) in parts.iter().enumerate() {
         if skip < one.iov_len {

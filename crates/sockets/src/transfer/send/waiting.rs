@@ -54,7 +54,7 @@ pub(super) fn wait_for_credit(
     }
     local.spin.slept(sys::now_ns() - since);
     if result == 0 {
-        // The carrier ended: nobody can ring us, the kernel takes over.
+        // The carrier has ended, so no doorbell can come. The kernel reports the rest.
         entry.rx_hints.fetch_or(HINT_LOOK, Ordering::Relaxed);
         direction::go_down_locked(connection, end);
         return Ok(());
@@ -64,7 +64,7 @@ pub(super) fn wait_for_credit(
             return Err(error);
         }
         if error == libc::EBADF {
-            // The number was closed. The next step finds another, or that there is none.
+            // The descriptor was closed. The next step finds another one, or that there is none.
             return Ok(());
         }
         pending_errors::keep(connection, error);
@@ -78,13 +78,13 @@ pub(super) fn wait_for_credit(
 /// The sleep is over.
 fn disarm_and_want_nothing(connection: &Connection, end: &End<'_>) {
     disarm(connection, end);
-    // Without the lock a stale request stays, which costs the peer a look.
+    // Without the lock the old request stays, which costs the peer one look.
     if let Some(_held) = takeover::lock_sending(connection) {
         direction::stop_wanting(connection, end);
     }
 }
 
-/// True when the ring is known not to be full by our own cursors' account of the peer's word.
+/// True when the ring is not full, by our cursor and the last known `head`.
 fn full_no_more(end: &End<'_>) -> bool {
     end.sender().looks_writable()
 }
@@ -94,7 +94,7 @@ fn full_no_more(end: &End<'_>) -> bool {
 fn sleep_for_doorbell(fd: i32, limit_ns: u64) -> isize {
     if limit_ns == 0 && timeout_ns(fd, libc::SO_RCVTIMEO) == 0 {
         let mut bells = [0u8; 64];
-        // SAFETY: `bells` is writable. A real `recv`, so that signals restart it exactly when they
+        // SAFETY: `bells` is writable. A `recv` of libc, so that signals restart it exactly as they
         // would restart a send.
         return unsafe { real::recv(fd, bells.as_mut_ptr().cast(), bells.len(), libc::MSG_PEEK) };
     }
