@@ -10,27 +10,27 @@ use crate::time::Instant;
 use crate::wire::ip::Ecn;
 use crate::wire::tcp::{Flags, Segment, Timestamps};
 
-/// RFC 7323 section 5.5: a timestamp older than 24 days says nothing.
+/// RFC 7323 section 5.5: a timestamp older than 24 days is not compared.
 const TIMESTAMP_LIFETIME: u32 = super::coarse(Instant::from_micros(24 * 24 * 3_600 * 1_000_000));
 
-/// The engine's task after a segment, beside looking at the connection.
+/// The engine's task after a segment, in addition to looking at the connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Response {
     /// Nothing.
     Done,
-    /// Answer with a reset that has the segment's own numbers.
+    /// Answer with a reset that carries the segment's own numbers.
     Refuse,
     /// Answer with an acknowledgement, within the limit for challenges (RFC 5961 section 7).
     Challenge,
     /// The segment is a SYN that may replace this connection in TIME-WAIT.
     Reopen,
-    /// Acknowledge what came before the segment, up to `last_ack_sent`, which was marked if this
-    /// one is not.
+    /// Acknowledge the segments before this one, up to `last_ack_sent`. They were ECN-marked and
+    /// this one is not, or the reverse.
     AcknowledgeRun,
 }
 
 impl Connection {
-    /// Handles a segment whose checksum and addresses are right.
+    /// Handles a segment whose checksum and addresses were verified.
     #[inline]
     pub(crate) fn handle_segment(
         &mut self,
@@ -63,9 +63,10 @@ impl Connection {
         is_done
     }
 
-    /// Header prediction: payload in its turn, or an acknowledgement of new data, in a connection
-    /// without trouble. Does nothing and returns false for everything else.
-    // Always: its arguments are the fields of a header just read, which never need to see memory.
+    /// Header prediction: handles payload in order, or an acknowledgement of new data, in a
+    /// connection without loss or other exceptions. Returns false and changes nothing for every
+    /// other segment.
+    // Always inlined: the arguments are fields of a header just read, and then stay in registers.
     #[inline(always)]
     pub(crate) fn handle_in_order(
         &mut self,
@@ -118,8 +119,8 @@ impl Connection {
         }
         let edge = ack + (u64::from(segment.window) << self.snd_wscale);
         if edge != self.snd_edge {
-            // An edge that stays needs no note of who said so: what is older than this segment is
-            // not acceptable any more.
+            // An edge that stays needs no `snd_wl1`: segments older than this one are not
+            // acceptable any more.
             self.update_send_window(seq, ack, segment.window);
         }
         if advances {
@@ -161,8 +162,8 @@ impl Connection {
         if was_opening {
             self.finish_handshake(cx, segment, ack);
         }
-        // Not before the acknowledgement number was found acceptable: a forged segment must not be
-        // able to make all that follow look old.
+        // Only after the acknowledgement number was found acceptable: a forged segment must not
+        // make all later segments look old.
         self.take_timestamp(cx, segment, seq);
         if self.conditions.has(Conditions::KEEPALIVE) {
             self.heard_at = cx.now;
@@ -183,11 +184,12 @@ impl Connection {
             self.handle_late_blocks(cx, segment, ack);
         }
         if self.state != State::Closed {
-            // Sixth, the URG bit: RFC 6093 lets us hand urgent data over in line, and so we do.
+            // Sixth, the URG bit: RFC 6093 permits in-line delivery of urgent data, and we deliver
+            // it in line.
             if self.is_abandoned_by_host(segment, seq) {
                 // RFC 9293 section 3.6.1: data for a host that has closed; "it SHOULD send a RST".
-                // Like Linux one with the segment's numbers: the remote may not have our FIN yet,
-                // and believes no reset beyond it.
+                // Like Linux, send a reset with the segment's numbers: the remote may not have our
+                // FIN yet, and accepts no reset beyond that.
                 self.close(CloseReason::Aborted);
                 return Response::Refuse;
             }
@@ -200,8 +202,8 @@ impl Connection {
         }
     }
 
-    /// The steps of section 3.10.7.4 before the ACK field. Gives the response for a segment that
-    /// goes no further.
+    /// The steps of section 3.10.7.4 before the ACK field. Returns a response when the segment
+    /// needs no further processing.
     fn screen(
         &mut self,
         cx: &mut Context<'_>,
@@ -233,7 +235,7 @@ impl Connection {
         // Fourth, check the SYN bit: RFC 5961 section 4.2, "irrespective of the sequence
         // number, TCP MUST send an ACK (... challenge ACK) to the remote peer".
         segment.flags.has(Flags::SYN).then(|| {
-            // With payload beyond what was taken, it is a repeated SYN still.
+            // If it has payload beyond what was taken, it is still a repeated SYN.
             if self.state == State::SynReceived && seq == Position::SYN {
                 return self.answer_repeated_syn(segment.flags, came);
             }
@@ -241,8 +243,8 @@ impl Connection {
         })
     }
 
-    /// Whether an acknowledgement number is one that the remote can have seen. Gives the response
-    /// for a segment with another one.
+    /// Checks whether the remote can have seen this acknowledgement number. Returns a response when
+    /// it cannot.
     fn check_acknowledgement(&self, ack: Position) -> Option<Response> {
         if self.state == State::SynReceived {
             let is_acceptable = ack > self.snd_una && ack <= self.snd_nxt;
@@ -267,8 +269,8 @@ impl Connection {
         (!is_acceptable).then_some(Response::Challenge)
     }
 
-    /// The first check of section 3.10.7.4, and PAWS before it. Gives the response for a segment
-    /// that goes no further.
+    /// PAWS, then the first check of section 3.10.7.4. Returns a response when the segment needs no
+    /// further processing.
     fn check_sequence(
         &mut self,
         cx: &mut Context<'_>,
@@ -309,10 +311,11 @@ impl Connection {
         }
     }
 
-    /// The table of section 3.4; at the left edge also without a window, because "special allowance
-    /// should be made to accept valid ACKs, URGs, and RSTs". Beyond the table, and like Linux
-    /// (tcp_sequence), an acknowledgement at the right edge: a remote that has filled the window
-    /// sends its acknowledgements from there, also while something before it is lost.
+    /// The table of section 3.4. At the left edge a segment is also accepted without a window,
+    /// because "special allowance should be made to accept valid ACKs, URGs, and RSTs". Beyond the
+    /// table, and like Linux (tcp_sequence), an acknowledgement at the right edge is accepted: a
+    /// remote that has filled the window sends its acknowledgements from there, even while an
+    /// earlier segment is lost.
     fn is_in_window(&self, segment: &Segment<'_>, seq: Position) -> bool {
         let length = judged_bytes(segment);
         let is_bare = length == 0 && !segment.flags.has(Flags::RST);
@@ -371,9 +374,10 @@ impl Connection {
         Response::Done
     }
 
-    /// A keepalive or window probe: RFC 9293 section 3.8.4, it must be answered. Or an
-    /// acknowledgement that was overtaken; or one of a remote that has lost count, with whom we
-    /// would exchange them for ever: like Linux (tcp_oow_rate_limited) only one each half second.
+    /// Answers a segment that lies before the window. It may be a keepalive or window probe, which
+    /// must be answered (RFC 9293 section 3.8.4), or an acknowledgement that was overtaken. Or the
+    /// remote has lost count; then both sides would acknowledge each other for ever. So, like Linux
+    /// (tcp_oow_rate_limited), we answer only once each half second.
     fn answer_the_past(&mut self, cx: &mut Context<'_>) {
         if self.may_answer_again(cx.now) {
             self.conditions.set(Conditions::ACK_NOW);
@@ -382,8 +386,8 @@ impl Connection {
         }
     }
 
-    /// Whether this is the first answer of its half second to what is not acceptable (Linux:
-    /// `tcp_invalid_ratelimit`, 500 ms).
+    /// True when this is the first answer of its half second to a segment that is not acceptable
+    /// (Linux: `tcp_invalid_ratelimit`, 500 ms).
     pub(crate) fn may_answer_again(&mut self, now: Instant) -> bool {
         let now = super::half_seconds(now);
         let is_first = self.answered_at != now;
@@ -391,7 +395,7 @@ impl Connection {
         is_first
     }
 
-    /// The timestamps of a segment, where both sides have agreed upon them.
+    /// The timestamps of a segment, if both sides negotiated timestamps.
     pub(super) fn timestamps_of(&self, segment: &Segment<'_>) -> Option<Timestamps> {
         //= RFC 7323#3.2
         //# If a TSopt is received on a connection where TSopt was not
@@ -401,7 +405,7 @@ impl Connection {
         segment.timestamps.filter(|_| are_agreed)
     }
 
-    /// RFC 7323 section 5.3, R1: an older timestamp than one already seen.
+    /// RFC 7323 section 5.3, R1: true when the timestamp is older than one already seen.
     fn is_stale(&self, cx: &Context<'_>, segment: &Segment<'_>) -> bool {
         let Some(timestamps) = self.timestamps_of(segment) else {
             return false;
@@ -415,7 +419,7 @@ impl Connection {
     //= RFC 7323#5.2
     //# The choice of incoming timestamps to be saved for this comparison MUST guarantee a value
     //# that is monotonically non-decreasing.
-    /// RFC 7323 section 5.3, R3: TS.Recent.
+    /// RFC 7323 section 5.3, R3: updates TS.Recent.
     fn take_timestamp(&mut self, cx: &Context<'_>, segment: &Segment<'_>, seq: Position) {
         if let Some(timestamps) = self.timestamps_of(segment)
             && seq <= self.last_ack_sent
@@ -460,7 +464,7 @@ impl Connection {
         cx.counters.resets_received += 1;
         let reason = match self.state {
             State::SynReceived if !self.is_fast_opened() => CloseReason::Refused,
-            // Everything was said on both sides; only the last acknowledgement is missing.
+            // Both sides have sent everything; only the last acknowledgement is missing.
             State::Closing | State::LastAck if self.snd_una == self.snd_nxt => {
                 CloseReason::Finished
             }
@@ -470,8 +474,8 @@ impl Connection {
         Response::Done
     }
 
-    /// RFC 9293 section 3.5, figure 8: in a simultaneous open the remote's SYN-ACK arrives where
-    /// its SYN is known already. Only its acknowledgement is news.
+    /// RFC 9293 section 3.5, figure 8: in a simultaneous open the remote's SYN-ACK arrives after
+    /// its SYN. Only its acknowledgement is news.
     fn crosses_our_syn(&self, segment: &Segment<'_>, seq: Position) -> bool {
         self.state == State::SynReceived
             && segment.flags.has(Flags::SYN)
@@ -482,16 +486,17 @@ impl Connection {
             && self.acknowledges_syn(segment)
     }
 
-    /// Whether a segment acknowledges our SYN, and what went with it or not.
+    /// Whether a segment acknowledges our SYN, with or without the payload that the SYN carried.
     fn acknowledges_syn(&self, segment: &Segment<'_>) -> bool {
         let ack = Position::from_wire(segment.ack, self.snd_first, self.snd_una);
         Position::SYN < ack && ack <= self.snd_nxt
     }
 
-    /// A SYN-ACK whose SYN was known has a sequence number before the window, and "if an incoming
-    /// segment is not acceptable, an acknowledgment should be sent in reply" (RFC 9293 section
-    /// 3.10.7.4). Figure 8 does without. But a remote whose copy of our SYN-ACK was lost learns by
-    /// it, and not after a timeout, that its SYN has arrived.
+    /// In a simultaneous open, the SYN-ACK has a sequence number before the window, because the SYN
+    /// was known. And "if an incoming segment is not acceptable, an acknowledgment should be sent
+    /// in reply" (RFC 9293 section 3.10.7.4). Figure 8 shows no such acknowledgement. But if the
+    /// remote's copy of our SYN-ACK was lost, the acknowledgement tells it without a timeout that
+    /// its SYN has arrived.
     fn answer_crossing_syn_ack(&mut self, came: Ecn) {
         self.conditions.set(Conditions::ACK_NOW);
         if let Some(accurate) = &mut self.accurate_ecn {
@@ -522,7 +527,7 @@ impl Connection {
     //= RFC 9768#3.1.5
     //# MUST reset the connection with a RST packet, if it receives a 'Classic' ECN-setup SYN with
     //# (AE,CWR,ECE) = (0,1,1) and a SYN requesting AccECN feedback during the same handshake;
-    /// Whether one SYN asks for RFC 3168's feedback, and another for that of RFC 9768.
+    /// True when one SYN asks for the feedback of RFC 3168 and the other for that of RFC 9768.
     fn asks_for_another_feedback(&self, flags: Flags) -> bool {
         let is_accurate = self.accurate_ecn.is_some();
         match self.options.ecn.by_syn(flags) {
@@ -532,8 +537,8 @@ impl Connection {
         }
     }
 
-    /// Whether the SYN-ACK that has opened this connection is there once more, of a remote that
-    /// counts marks: its copy of our acknowledgement was lost.
+    /// True for a repetition of the SYN-ACK that opened this connection, from a remote that counts
+    /// marks. The remote's copy of our acknowledgement was lost.
     fn is_repeated_syn_ack(&self, segment: &Segment<'_>, seq: Position) -> bool {
         self.accurate_ecn.is_some()
             && !self.conditions.has(Conditions::PASSIVE)
@@ -546,7 +551,8 @@ impl Connection {
     //= RFC 9768#3.2.2.1
     //# The TCP Client MUST also use the handshake encoding for the pure ACK of any retransmitted
     //# SYN/ACK that confirms that the TCP Server supports AccECN.
-    /// The answer is the challenge of RFC 5961, and tells how this SYN-ACK came.
+    /// Answers with the challenge of RFC 5961, which also reports the ECN codepoint of this
+    /// SYN-ACK.
     #[cold]
     fn answer_repeated_syn_ack(&mut self, cx: &mut Context<'_>, came: Ecn) -> Response {
         if !self.may_answer_again(cx.now) {
@@ -600,8 +606,8 @@ impl Connection {
     }
 }
 
-/// The sequence numbers that a segment's place in the window is judged by. Of a reset the first
-/// alone counts, whatever it carries.
+/// The sequence numbers by which a segment's place in the window is judged. A reset is judged by
+/// its first number only, whatever it carries.
 fn judged_bytes(segment: &Segment<'_>) -> u64 {
     match segment.flags.has(Flags::RST) {
         true => 0,

@@ -1,10 +1,9 @@
 //! One connection: the state machine of RFC 9293, without addresses on frames and without payload.
 //!
-//! A connection is told what arrived ([`input`]), what time it is ([`timer`]) and what its host
-//! wants ([`host`]); it is asked for the next segment ([`output`]). It answers with flags,
-//! deadlines and plans, never with bytes: those stay in the host's rings, named by their stream
-//! offset.
-//!
+//! A connection is told which segment arrived ([`input`]), which timer is due ([`timer`]) and which
+//! calls its host makes ([`host`]). The engine asks it for the next segment ([`output`]). It
+//! answers with flags, deadlines and plans, never with bytes: the bytes stay in the host's rings
+//! and are named by their stream offset.
 //! ```text
 //!   send ring      | acknowledged |   in flight   |  not sent  |  free
 //!                              snd_una         snd_nxt      snd_end
@@ -12,8 +11,8 @@
 //!                             rcv_taken       rcv_nxt                 rcv_edge
 //! ```
 //!
-//! The first 128 bytes of [`Connection`] serve segments in order; the rest is for opening,
-//! closing and trouble.
+//! The first 128 bytes of [`Connection`] serve segments that arrive in order. The rest serves
+//! opening, closing and loss.
 
 mod accurate_ecn;
 mod acknowledge;
@@ -86,57 +85,58 @@ impl Conditions {
     pub(crate) const FIN_WANTED: Self = Self(1 << 6);
     /// The FIN has a place in sequence space and has been sent.
     pub(crate) const FIN_SENT: Self = Self(1 << 7);
-    /// The remote's FIN has been reached.
+    /// The stream has arrived up to the remote's FIN.
     pub(crate) const FIN_RECEIVED: Self = Self(1 << 8);
-    /// Segments are missing before some that arrived, or a FIN waits for its turn.
+    /// Segments are missing before some that arrived, or a FIN arrived before the data that
+    /// precedes it.
     pub(crate) const OUT_OF_ORDER: Self = Self(1 << 9);
-    /// The congestion window, not the application, was the limit of late.
+    /// Recently the congestion window was the limit, not the application.
     pub(crate) const CWND_LIMITED: Self = Self(1 << 10);
-    /// A probe without data is due, for the remote's window or its life.
+    /// A probe without data is due: a window probe or a keepalive.
     pub(crate) const PROBE_DUE: Self = Self(1 << 11);
     /// A tail loss probe is due.
     pub(crate) const TAIL_PROBE_DUE: Self = Self(1 << 12);
-    /// The first retransmission of a recovery goes out whatever the window.
+    /// The first retransmission of a recovery is sent even if the window does not allow it.
     pub(crate) const FORCE_RETRANSMIT: Self = Self(1 << 13);
-    /// A segment smaller than sensible goes out, because waiting has not helped.
+    /// A segment smaller than usual is sent, because waiting for a larger window has not helped.
     pub(crate) const FORCE_SMALL: Self = Self(1 << 14);
-    /// A reset is due; the connection is over when it has gone.
+    /// A reset is due; the connection is over when it has been sent.
     pub(crate) const RESET_DUE: Self = Self(1 << 15);
     /// The Nagle algorithm is off.
     pub(crate) const NODELAY: Self = Self(1 << 16);
-    /// The host holds back what does not fill a segment (MSG_MORE).
+    /// The host holds back a partial segment (MSG_MORE).
     pub(crate) const CORKED: Self = Self(1 << 17);
-    /// Keepalive or another timer needs to know when the remote was heard last.
+    /// Keepalive or another timer needs the time when the remote was last heard.
     pub(crate) const KEEPALIVE: Self = Self(1 << 18);
     /// Departures are spread over the round trip.
     pub(crate) const PACING: Self = Self(1 << 19);
-    /// Came in through a listener.
+    /// The connection came in through a listener.
     pub(crate) const PASSIVE: Self = Self(1 << 20);
     /// The host has let go of the connection.
     pub(crate) const RELEASED: Self = Self(1 << 21);
-    /// The congestion window has grown or shrunk: it may be larger than an initial one, and a stage
-    /// of its growth have begun. Invariant: it is not larger otherwise.
+    /// The congestion window has grown or shrunk since the start. Invariant: while this is off, the
+    /// window is not larger than an initial one, and no stage of its growth has begun.
     pub(crate) const WINDOW_MOVED: Self = Self(1 << 22);
     /// The remote marked congestion on the last segment (DCTCP's receiver state).
     pub(crate) const MARKED_LAST: Self = Self(1 << 23);
     /// Acknowledge at once while the remote is likely to be in slow start.
     pub(crate) const QUICK_ACK: Self = Self(1 << 24);
-    /// It has its turn to send, or waits for it.
+    /// The connection is in the run queue for sending.
     pub(crate) const QUEUED: Self = Self(1 << 25);
-    /// A model of the path decides about the congestion window: it wants each acknowledgement.
+    /// A model of the path sets the congestion window, and needs each acknowledgement.
     pub(crate) const MODELLED: Self = Self(1 << 26);
     /// The slot holds no connection.
     pub(crate) const FREE: Self = Self(1 << 27);
     /// Windows are scaled, both ways (RFC 7323 section 2.2).
     pub(crate) const SCALES: Self = Self(1 << 29);
-    /// The flow table has it.
+    /// The connection is in the flow table.
     pub(crate) const IN_TABLE: Self = Self(1 << 30);
-    /// Counted among the half-open ones of its listener.
+    /// The connection is counted among the half-open connections of its listener.
     pub(crate) const HALF_OPEN: Self = Self(1 << 31);
     /// Pacing holds data back until `pace_at`.
     pub(crate) const PACED: Self = Self(1 << 28);
 
-    /// Conditions for which `output` looks further than at new data.
+    /// Conditions for which `output` looks at more than new data.
     pub(crate) const URGENT: Self = Self(
         Self::ACK_NOW.0
             | Self::PROBE_DUE.0
@@ -166,7 +166,8 @@ impl Conditions {
 
     /// Conditions that the fast path of payload depends on.
     pub(crate) const RECEPTION: Self = Self(Self::RECEIVE_SLOW_PATH.0 | Self::TIMESTAMPS.0);
-    /// Conditions that the fast path of acknowledgements depends on, and those that must be set.
+    /// Conditions that the fast path of acknowledgements depends on, and conditions that it
+    /// requires.
     pub(crate) const ACKNOWLEDGEMENT: Self = Self(Self::RECEIVE_SLOW_PATH.0 | Self::AGREED_UPON.0);
     /// Options that nearly every remote agrees to.
     pub(crate) const AGREED_UPON: Self = Self(Self::TIMESTAMPS.0 | Self::SACK.0);
@@ -176,7 +177,7 @@ impl Conditions {
         self.0 & other.0 != 0
     }
 
-    /// Whether of `among` these are on, and no others.
+    /// True when the conditions `these` are on, and no others of `among`.
     #[inline]
     pub(crate) const fn are(self, among: Self, these: Self) -> bool {
         self.0 & among.0 == these.0
@@ -223,7 +224,7 @@ impl Not for Conditions {
     }
 }
 
-/// News that the host has not been told yet, and conditions that delay them.
+/// News that the host has not been told yet, and conditions that delay news.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct News(pub(crate) u8);
 
@@ -233,16 +234,15 @@ impl News {
     pub(crate) const CLOSED: u8 = 4;
     /// All news that the host can be told.
     pub(crate) const ANY: u8 = Self::CONNECTED | Self::PROGRESS | Self::CLOSED;
-    /// It is in the engine's event queue.
+    /// The connection is in the engine's event queue.
     pub(crate) const ANNOUNCED: u8 = 8;
-    /// It came in through a listener, and the host has not been given it by `accept`: it hears
-    /// nothing of it.
+    /// The connection came in through a listener, and the host has not received it from `accept`
+    /// yet: the host gets no events about it.
     pub(crate) const UNSEEN: u8 = 16;
-    /// One of both sides has finished, the remote or we: events say so, or have a FIN to leave out
-    /// of account. Also set before our SYN is acknowledged, where the host has the connection by
-    /// Fast Open.
+    /// One side has finished, the remote or we: events report that, or must not count its FIN. Also
+    /// set before our SYN is acknowledged when the host has the connection by Fast Open.
     pub(crate) const ENDING: u8 = 32;
-    /// The host has let go, and hears nothing more.
+    /// The host has released the connection and gets no more events.
     pub(crate) const RELEASED: u8 = 64;
 
     /// The most frequent combination of news.
@@ -261,41 +261,42 @@ pub(crate) struct Context<'a> {
     pub(crate) counters: &'a mut Counters,
 }
 
-/// See the module's description. Names of RFC 9293 section 3.3.1 where it has one.
+/// See the module's description. Fields have the names of RFC 9293 section 3.3.1 where it has one.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Connection {
-    // The first line: where both directions stand.
+    // The first cache line: the positions of both directions.
     /// The next byte expected.
     pub(crate) rcv_nxt: Position,
     /// The right edge of the window as the remote knows it. Never moves left (RFC 9293 section
     /// 3.8.6: "a TCP receiver SHOULD NOT shrink the window"). Invariant: `rcv_nxt <= rcv_edge`.
     pub(crate) rcv_edge: Position,
-    /// The host has taken everything before. Invariant: `rcv_taken <= rcv_nxt`.
+    /// The host has taken all bytes before this position. Invariant: `rcv_taken <= rcv_nxt`.
     pub(crate) rcv_taken: Position,
     /// The oldest unacknowledged byte. Invariant: `snd_una <= snd_nxt`.
     pub(crate) snd_una: Position,
     /// The next byte to send.
     pub(crate) snd_nxt: Position,
-    /// The host has published everything before. A FIN stands at `snd_end`.
+    /// The host has published all bytes before this position. The FIN has the position `snd_end`.
     pub(crate) snd_end: Position,
-    /// SND.UNA + SND.WND: the remote takes nothing from here on. May move left.
+    /// SND.UNA + SND.WND: the remote accepts no byte from this position on. May move left.
     pub(crate) snd_edge: Position,
-    /// When the engine's table of deadlines will ask this connection at the latest. A deadline that
-    /// is not earlier costs nothing but this comparison.
+    /// The engine's table of deadlines looks at this connection no later than this. A new deadline
+    /// that is not earlier costs only this comparison.
     pub(crate) asked_by: Instant,
-    // The second line: what segments in order look at and change.
+    // The second cache line: words that segments in order read and change.
     pub(crate) conditions: Conditions,
     /// The sequence number of our first byte: ISS + 1.
     pub(crate) snd_first: u32,
-    /// That of the remote's: IRS + 1.
+    /// The sequence number of the remote's first byte: IRS + 1.
     pub(crate) rcv_first: u32,
     /// TS.Recent (RFC 7323 section 4.3).
     pub(crate) ts_recent: u32,
-    /// The words of a payload segment about the other direction, as long as these say nothing new.
+    /// The expected words about our sending direction in a payload segment that brings no news
+    /// about it.
     pub(crate) prediction: Prediction,
-    /// The receive window's size when the host has taken everything. Invariant: its field can tell
-    /// it.
+    /// The receive window's size when the host has taken everything. Invariant: the header's window
+    /// field can express it.
     pub(crate) rcv_limit: u32,
     /// Payload of a full segment, options already taken off.
     pub(crate) mss: u16,
@@ -304,58 +305,58 @@ pub(crate) struct Connection {
     pub(crate) loss_timer: LossTimer,
     pub(crate) state: State,
     pub(crate) phase: Phase,
-    /// `duplicate` is to be reported.
+    /// `duplicate` is waiting to be reported.
     pub(crate) has_duplicate: bool,
-    /// The path may take larger segments than it gets: see [`path`].
+    /// The path may take larger segments than we send: see [`path`].
     pub(crate) may_widen: bool,
     pub(crate) rcv_wscale: u8,
     pub(crate) news: News,
     /// Retransmissions or probes since the remote last acknowledged something.
     pub(crate) retries: u8,
-    /// The remote was told what is to be told, and the template's headers do: neither the
-    /// acknowledgement nor the window has changed since.
+    /// The remote knows the current acknowledgement and window, and the template's headers contain
+    /// them: neither has changed since they were sent.
     pub(crate) is_told: bool,
-    /// Distinguishes the connections that a slot held one after the other.
+    /// Distinguishes the successive connections of one slot.
     pub(crate) generation: u32,
     /// When ts_recent was set, in units of [`TIMESTAMP_AGE_SHIFT`]: it expires after 24 days (RFC
     /// 7323 section 5.5).
     pub(crate) ts_recent_at: u32,
-    /// When a delayed acknowledgement is due. Armed while one segment waits for another, and no
+    /// When a delayed acknowledgement is due. Armed while one segment waits for a second one and no
     /// acknowledgement is due.
     pub(crate) ack_deadline: Instant,
-    /// When `loss_timer` strikes.
+    /// When `loss_timer` expires.
     pub(crate) loss_deadline: Instant,
 
-    // The third line: what acknowledgements and the host's reading need beside these.
-    /// Added to the clock to give TSval; different for every pair of ends.
+    // The third cache line: words that acknowledgements and the host's reads also need.
+    /// Added to the clock to give TSval; different for every pair of endpoints.
     pub(crate) ts_offset: u32,
     /// The congestion window, in bytes.
     pub(crate) cwnd: u32,
     pub(crate) scoreboard: Scoreboard,
     /// SND.WL1: the sequence number of the segment that last moved the window.
     pub(crate) snd_wl1: Position,
-    /// Receive window auto-tuning: when the measured round ends and what had been taken when it
-    /// began.
+    /// Receive window auto-tuning: the end of the measured round, and the position that the host
+    /// had taken when the round began.
     pub(crate) tune_until: Instant,
     pub(crate) tune_taken: Position,
-    /// Link, IP and TCP header as every segment of this connection begins.
+    /// The link, IP and TCP header with which every segment of this connection begins.
     pub(crate) template: Template,
     pub(crate) rtt: RttEstimator,
-    /// When data left last, to notice idleness (RFC 5681 section 4.1).
+    /// When data was last sent, to notice idleness (RFC 5681 section 4.1).
     pub(crate) sent_at: Instant,
-    /// The end of the last segment sent that was not full (Minshall's variant of Nagle).
+    /// The end of the last partial segment that was sent (Minshall's variant of Nagle).
     pub(crate) snd_small_end: Position,
     /// Last.ACK.sent of RFC 7323 section 4.3.
     pub(crate) last_ack_sent: Position,
     /// The largest window the remote ever offered (RFC 9293 section 3.8.6.2.1, RFC 5961 section 5).
     pub(crate) snd_window_max: u32,
-    /// The listener it came through, when PASSIVE.
+    /// The listener through which it came, when PASSIVE.
     pub(crate) listener: u32,
 
     pub(crate) rack: Rack,
     pub(crate) congestion: Congestion,
 
-    // From here on: cold.
+    // From here on: fields that are seldom used.
     pub(crate) assembler: Assembler,
     pub(crate) recovery: Recovery,
     //= RFC 9293#3.9.1.1
@@ -363,35 +364,37 @@ pub(crate) struct Connection {
     //# connection, and TCP implementations MUST use the same local address that was used in those
     //# previous segments (MUST-45).
     pub(crate) key: FlowKey,
-    /// A segment that arrived twice, to be reported (RFC 2883), while `has_duplicate`.
+    /// A segment that arrived twice, to be reported (RFC 2883). Valid while `has_duplicate`.
     pub(crate) duplicate: Span,
-    /// Where the remote's FIN stands, if it came before its turn: see [`Self::early_fin`].
+    /// The position of the remote's FIN, if the FIN came early: see [`Self::early_fin`].
     pub(crate) fin_at: Position,
     pub(crate) path: path::PathSearch,
-    /// The remote's MSS option, or what stands for it.
+    /// The remote's MSS option, or its default.
     pub(crate) remote_mss: u16,
-    /// Payload without options that the path takes, from the route's or the path's MTU.
+    /// Payload bytes, options not deducted, that the path takes: from the MTU of the route or the
+    /// path.
     pub(crate) path_mss: u16,
-    /// Acknowledgements still to be sent at once.
+    /// How many acknowledgements are still sent at once.
     pub(crate) quick_acks: u8,
-    /// Once it has ended, or is in TIME-WAIT; before, what was said with `no_way_at`.
+    /// Why the connection ended or is in TIME-WAIT. Before that: the error that came with
+    /// `no_way_at`.
     pub(crate) close_reason: CloseReason,
-    /// In which half of a second an acknowledgement of the past was last answered.
+    /// The half second in which an old segment was last answered with an acknowledgement.
     pub(crate) answered_at: u16,
     pub(crate) options: Options,
-    /// With that feedback (RFC 9768), where ECN was negotiated.
+    /// State of accurate ECN feedback (RFC 9768), where it was negotiated.
     pub(crate) accurate_ecn: Option<Box<AccurateEcn>>,
-    /// Where the handshake takes payload along, or prepares for it (RFC 7413).
+    /// Present when the handshake carries payload, or prepares for payload (RFC 7413).
     pub(crate) fast_open: Option<Box<FastOpen>>,
-    /// Since when nothing gets on, while `stalled_at` says that this is about now; the user timeout
-    /// counts from there.
+    /// Since when the connection makes no progress. Valid while `stalled_at` is current. The user
+    /// timeout counts from here.
     pub(crate) stalled_since: Instant,
-    /// SND.UNA at that time, in its low bits.
+    /// The low bits of SND.UNA at that time.
     pub(crate) stalled_at: u32,
-    /// SND.UNA, in its low bits, when somebody said that there is no way to the remote: a soft
+    /// The low bits of SND.UNA when a message said that there is no route to the remote: a soft
     /// error (RFC 5461 section 2). A later segment of the remote refutes it.
     pub(crate) no_way_at: u32,
-    /// When the remote was last heard; maintained where a timer needs it.
+    /// When the remote was last heard; maintained only where a timer needs it.
     pub(crate) heard_at: Instant,
     /// Keepalive, FIN-WAIT-2 and TIME-WAIT share a timer.
     pub(crate) idle_deadline: Instant,
@@ -409,7 +412,7 @@ const _: () = assert!(
 );
 
 impl Connection {
-    /// The host's name for the connection, which is in this slot.
+    /// The host's name for the connection in slot `slot`.
     #[inline]
     pub(crate) fn id(&self, slot: u32) -> ConnectionId {
         ConnectionId {
@@ -431,14 +434,14 @@ impl Connection {
         now.timestamp_ticks().wrapping_add(self.ts_offset)
     }
 
-    /// Where the remote's FIN stands, if it came before its turn.
+    /// The position of the remote's FIN, if the FIN came before its turn.
     #[inline]
     pub(crate) fn early_fin(&self) -> Option<Position> {
         (self.fin_at > Position::SYN).then_some(self.fin_at)
     }
 
-    /// Reads a word of each line that a segment in order needs. Those that only its answer needs,
-    /// too, would cost more here than they hide later.
+    /// Reads a word of each cache line that a segment in order needs. To read the lines that only
+    /// the answer needs would cost more here than it saves later.
     #[inline]
     pub(crate) fn touch(&self) -> u32 {
         self.rcv_nxt.0 as u32 ^ self.snd_first
@@ -458,7 +461,7 @@ impl Connection {
     //# MUST be the smaller (MUST-16) of the send MSS (that reflects the available reassembly
     //# buffer size at the remote host, the EMTU_R [19]) and the largest transmission size
     //# permitted by the IP layer (EMTU_S [19]):
-    /// The largest segment, options included, the remote and the path both take.
+    /// Updates the largest segment, options included, that the remote and the path both accept.
     pub(crate) fn update_mss(&mut self) {
         let options = if self.conditions.has(Conditions::TIMESTAMPS) {
             12
@@ -470,7 +473,8 @@ impl Connection {
             .min(self.path_mss)
             .saturating_sub(options)
             .max(MSS_MIN);
-        // The window is offered in steps of a segment: a shorter one may be due now.
+        // The window is offered in steps of a segment. A smaller segment may make an update due
+        // now.
         self.is_told = false;
     }
 
@@ -480,7 +484,7 @@ impl Connection {
             return;
         }
         if self.state != State::TimeWait {
-            // Otherwise the host has been told.
+            // In TIME-WAIT the host has been told already.
             self.close_reason = reason;
             self.news.0 |= News::CLOSED;
         }
@@ -502,8 +506,8 @@ impl Connection {
         }
     }
 
-    /// Checks everything that must hold between two steps but the scoreboard. The simulator calls
-    /// it after each.
+    /// Checks all invariants that hold between two steps, except those of the scoreboard. The
+    /// simulator calls this after each step.
     pub(crate) fn assert_invariants(&self) {
         assert!(self.snd_una <= self.snd_nxt, "snd_una beyond snd_nxt");
         assert!(
@@ -578,7 +582,7 @@ impl Connection {
     }
 }
 
-/// Of the age of a timestamp, 2^20 microseconds (a second, nearly) is enough to know.
+/// Timestamp ages are kept in units of 2^20 microseconds (about one second).
 const TIMESTAMP_AGE_SHIFT: u32 = 20;
 
 #[inline]
@@ -586,12 +590,12 @@ pub(crate) const fn coarse(at: Instant) -> u32 {
     (at.as_micros() >> TIMESTAMP_AGE_SHIFT) as u32
 }
 
-/// Half seconds, nearly (2^19 microseconds).
+/// The time in units of 2^19 microseconds (about half a second).
 pub(crate) const fn half_seconds(at: Instant) -> u16 {
     (at.as_micros() >> 19) as u16
 }
 
-/// No path is taken to be narrower: RFC 879's default less the room its options may need; below,
-/// per-segment costs would let a remote turn small acknowledgements into much work
-/// (CVE-2019-11479).
+/// The smallest MSS assumed for a path: RFC 879's default less the space that its options may need.
+/// With a smaller one, per-segment costs would let a remote cause much work with small
+/// acknowledgements (CVE-2019-11479).
 pub(crate) const MSS_MIN: u16 = 48;

@@ -1,6 +1,6 @@
-//! The decision what to send next (RFC 9293 section 3.8 and 3.10.2). One call gives one plan; the
-//! engine turns it into bytes. In order of urgency: a reset, the handshake, news of a gap,
-//! retransmissions, a tail loss probe, new data, a probe, an acknowledgement.
+//! The decision which segment to send next (RFC 9293 section 3.8 and 3.10.2). One call gives one
+//! plan; the engine turns the plan into bytes. In order of urgency: a reset, the handshake, news of
+//! a gap, retransmissions, a tail loss probe, new data, a probe, an acknowledgement.
 
 use super::{AccurateEcn, Conditions, Connection, Context, LossTimer, News, Prediction};
 use crate::config::{EcnMode, Options};
@@ -30,17 +30,18 @@ pub(crate) struct Plan {
     pub(crate) flags: Flags,
     /// SEG.WND, scaled as it goes onto the wire.
     pub(crate) window: u16,
-    /// It is larger than a segment, and must not be cut.
+    /// The segment is larger than `mss`, to probe the path, and must not be divided.
     pub(crate) is_path_probe: bool,
     /// Whether the packet is marked ECN-capable: new data only (RFC 3168 section 6.1.5).
     pub(crate) ecn_capable: bool,
 }
 
-/// A pacing timer that strikes later than this has met a pause, which is not made up for.
+/// If the pacing timer expires later than this, there was a pause; lost time is then not made up
+/// for.
 const PACE_LATE_MAX: Duration = Duration::from_millis(2);
 
 impl Connection {
-    /// Whether [`Self::next_segment`] is worth a call.
+    /// True when [`Self::next_segment`] may have a segment.
     #[inline]
     pub(crate) fn has_pending_output(&self) -> bool {
         if self.conditions.has(Conditions::URGENT) || self.scoreboard.lost_bytes > 0 {
@@ -61,7 +62,7 @@ impl Connection {
         }
     }
 
-    /// Plans the next segment and takes it to be sent.
+    /// Plans the next segment, and changes the state as if the segment were sent.
     pub(crate) fn next_segment(&mut self, cx: &mut Context<'_>) -> Option<Plan> {
         let mut plan = match self.state {
             State::SynSent | State::SynReceived => self.plan_handshake(cx)?,
@@ -96,7 +97,7 @@ impl Connection {
         if plan.flags.has(Flags::ACK) {
             self.note_acknowledged();
             if plan.payload_bytes > 0 && self.rcv_nxt > Position::FIRST_BYTE {
-                // Data flows both ways: acknowledgements will find company from now on.
+                // Data flows both ways: from now on acknowledgements can go with data.
                 self.conditions.clear(Conditions::QUICK_ACK);
             }
         }
@@ -150,7 +151,7 @@ impl Connection {
     }
 
     /// Plans data before the remote has acknowledged our SYN-ACK. As on Linux
-    /// (tcp_retransmit_timer) nothing but that is sent again meanwhile.
+    /// (tcp_retransmit_timer), only the SYN-ACK is retransmitted meanwhile.
     #[cold]
     fn plan_early(&mut self, cx: &mut Context<'_>) -> Option<Plan> {
         if !self.may_send_early() || self.snd_nxt >= self.snd_end {
@@ -166,8 +167,9 @@ impl Connection {
     //# If for any reason a host is not willing to provide ECN feedback on a particular TCP
     //# connection, it SHOULD clear the AE, CWR and ECE flags in all SYN and/or SYN/ACK packets that
     //# it sends.
-    /// The flags by which a SYN asks for ECN. Later attempts do without, in case a box on the path
-    /// drops it: RFC 3168 section 6.1.1.1 after the first, RFC 9768 section 3.1.4.1 after two.
+    /// The flags by which a SYN asks for ECN. Later attempts do not ask, in case a box on the path
+    /// drops such SYNs: RFC 3168 section 6.1.1.1 after the first attempt, RFC 9768 section 3.1.4.1
+    /// after two.
     fn ecn_of_syn(&self, is_first: bool) -> Flags {
         match self.options.ecn {
             EcnMode::Classic if is_first => Flags::ECE | Flags::CWR,
@@ -233,9 +235,10 @@ impl Connection {
             //# An implementation SHOULD send a keep-alive segment with no data (SHLD-12); however,
             //# it MAY be configurable to send a keep-alive segment containing one garbage octet
             //# (MAY-6), for compatibility with erroneous TCP implementations.
-            // One before what was acknowledged last: outside the remote's window, so it must answer
-            // (section 3.10.7.4, first step). RFC 9293 section 3.8.6.1 would have us send a byte of
-            // new data instead; like Linux we do not, because a refused byte is in doubt for ever.
+            // One before the last acknowledged number: it is outside the remote's window, so the
+            // remote must answer (section 3.10.7.4, first step). RFC 9293 section 3.8.6.1 asks for
+            // one byte of new data instead. A deviation, and Linux's: a byte that the remote
+            // refuses would stay in doubt for ever.
             let seq = Position(self.snd_una.0 - 1);
             return Some(self.plan(PlanKind::Plain, seq, 0, self.echo_flags()));
         }
@@ -250,9 +253,10 @@ impl Connection {
     //# satisfy these conditions (e.g., it has data to include on the ACK), it SHOULD first send a
     //# pure ACK that does satisfy these conditions (see Section 5.2), so that it can feed back
     //# which of the four values of the IP-ECN field arrived on the SYN/ACK.
-    /// Whether an acknowledgement is due that no data may stand in for: RFC 5681 section 2, a
-    /// duplicate one "carries no data"; and only without payload there is room for blocks (RFC 2018
-    /// section 4, RFC 2883), and for how the SYN-ACK came (RFC 9768 section 3.2.2.1).
+    /// True when an acknowledgement is due that data cannot replace. RFC 5681 section 2: a
+    /// duplicate acknowledgement "carries no data". Only a segment without payload has room for
+    /// SACK blocks (RFC 2018 section 4, RFC 2883) and for the feedback about the SYN-ACK (RFC 9768
+    /// section 3.2.2.1).
     fn has_more_to_tell(&self) -> bool {
         let accurate = self.accurate_ecn.as_deref();
         self.conditions.has(Conditions::ACK_NOW)
@@ -273,7 +277,7 @@ impl Connection {
         }
     }
 
-    /// Retransmits the first lost record, if the window lets it go.
+    /// Retransmits the first lost record, if the congestion window allows it.
     fn plan_retransmission(&mut self, cx: &mut Context<'_>) -> Option<Plan> {
         let is_forced = self.conditions.has(Conditions::FORCE_RETRANSMIT);
         let mss = u32::from(self.mss);
@@ -294,7 +298,7 @@ impl Connection {
         Some(self.plan_again(cx, span))
     }
 
-    /// Plans a record that is on the scoreboard already.
+    /// Plans a record that is already on the scoreboard.
     fn plan_again(&mut self, cx: &mut Context<'_>, span: crate::position::Span) -> Plan {
         cx.counters.retransmissions += 1;
         if self.recovery.first_retransmission.is_none() {
@@ -324,7 +328,7 @@ impl Connection {
     //= RFC 8985#7.3
     //# If such an unsent segment is not available, then the sender SHOULD retransmit the
     //# highest-sequence segment sent so far and set TLP.is_retrans to true.
-    /// RFC 8985 section 7.3: new data if there is any, or else the last segment again.
+    /// RFC 8985 section 7.3: new data if there is any, otherwise the last segment again.
     fn plan_tail_probe(&mut self, cx: &mut Context<'_>) -> Option<Plan> {
         if self.snd_una == self.snd_nxt {
             return None;
@@ -351,15 +355,15 @@ impl Connection {
         self.rack.probe_end = Some(self.snd_nxt);
         self.rtt.note_probe();
         if self.loss_timer == LossTimer::TailProbe {
-            // An acknowledgement came in between. RFC 8985 section 7.3: "the sender MUST re-arm the
-            // RTO timer, not the PTO timer".
+            // An acknowledgement arrived in between. RFC 8985 section 7.3: "the sender MUST re-arm
+            // the RTO timer, not the PTO timer".
             self.arm_retransmission_timer(cx);
         }
         Some(plan)
     }
 
-    /// Plans data that was never sent, or the FIN, within all the limits there are. A tail loss
-    /// probe (`is_probe`) is exempt from congestion control and pacing (RFC 8985 section 7.3).
+    /// Plans data that was never sent, or the FIN, within all limits. A tail loss probe
+    /// (`is_probe`) is exempt from congestion control and pacing (RFC 8985 section 7.3).
     #[inline]
     fn plan_new(&mut self, cx: &mut Context<'_>, is_probe: bool) -> Option<Plan> {
         let unsent = self.snd_end - self.snd_nxt;
@@ -394,8 +398,8 @@ impl Connection {
             return Some(self.send_path_probe(cx, length));
         }
         let is_tail = usable == unsent;
-        // Where a link cuts up a segment, only the first part keeps CWR; as a part of a number (RFC
-        // 9768) it has to stand on all.
+        // When a link divides a segment, only the first part keeps CWR. With RFC 9768 the flag is a
+        // bit of a counter and must stand on all parts, so the segment is not divided.
         let accurate = self.accurate_ecn.as_deref();
         let has_cwr = accurate.is_some_and(|accurate| accurate.flags().has(Flags::CWR));
         let segment_max = if is_probe || has_cwr {
@@ -426,7 +430,7 @@ impl Connection {
         Some(self.send_new(cx, length, with_fin))
     }
 
-    /// Sends `length` bytes, more than a segment, as one.
+    /// Sends `length` bytes as one segment, although they are more than `mss`.
     #[cold]
     fn send_path_probe(&mut self, cx: &mut Context<'_>, length: u64) -> Plan {
         let span = crate::position::Span {
@@ -450,7 +454,7 @@ impl Connection {
         plan
     }
 
-    /// Moves SND.NXT over `length` bytes, and a FIN.
+    /// Moves SND.NXT by `length` bytes, and by one for a FIN.
     #[inline]
     fn send_new(&mut self, cx: &mut Context<'_>, length: u64, with_fin: bool) -> Plan {
         let seq = self.snd_nxt;
@@ -473,9 +477,8 @@ impl Connection {
         //= RFC 9293#3.9.1.2
         //# and (2) MUST set the PSH bit in the last buffered segment (i.e., when there is no more
         //# queued data to be sent) (MUST-61).
-        // RFC 9293 section 3.9.1.2: PSH where the host's data ends for now; also where the link
-        // cuts up a burst, so that a receiver that coalesces segments hands the burst on at its
-        // end.
+        // RFC 9293 section 3.9.1.2: PSH where the host's data ends for now. Also where the link
+        // divides a burst: a receiver that coalesces segments then delivers the burst at its end.
         if is_end || length > u64::from(self.mss) {
             flags = flags | Flags::PSH;
         }
@@ -508,8 +511,8 @@ impl Connection {
         plan
     }
 
-    /// The application, not the window, is the limit when a window's better part is unused: then
-    /// acknowledgements must not make it grow (RFC 7661's concern).
+    /// The application is the limit, not the window, when more than half of the window is unused.
+    /// Then acknowledgements must not make the window grow (RFC 7661's concern).
     fn note_end_of_data(&mut self) {
         self.note_end_of_flight(self.in_flight());
     }
@@ -527,7 +530,8 @@ impl Connection {
             .put(Conditions::CWND_LIMITED, in_flight > used_enough);
     }
 
-    /// Whether the last `rest` bytes of what the host has may go although they fill no segment.
+    /// True when the last `rest` bytes of the host's data may be sent although they fill no
+    /// segment.
     #[inline]
     fn may_send_tail(&self, rest: u64) -> bool {
         if rest == 0
@@ -546,34 +550,34 @@ impl Connection {
         //= RFC 9293#3.7.4
         //# However, there MUST be a way for an application to disable the Nagle algorithm on an
         //# individual connection (MUST-17).
-        // RFC 9293 section 3.7.4 (Nagle), in Minshall's variant: one small segment in flight at a
-        // time, rather than none while anything is in flight.
+        // RFC 9293 section 3.7.4 (Nagle), in Minshall's variant: one small segment may be in
+        // flight, instead of none while any data is in flight.
         self.conditions.has(Conditions::NODELAY) || self.snd_small_end <= self.snd_una
     }
 
     //= RFC 9293#3.8.6.2.1
     //# A TCP implementation MUST include a SWS avoidance algorithm in the sender (MUST-38).
-    /// RFC 9293 section 3.8.6.2.1 (2) and (4): a part that fills no segment goes when it fills half
-    /// the largest window seen, or when the override timer has struck.
+    /// RFC 9293 section 3.8.6.2.1 (2) and (4): a partial segment is sent when it fills half of the
+    /// largest window seen, or when the override timer has expired.
     fn may_send_fragment(&self, usable: u64, window: u64) -> bool {
         usable == window
             && (usable >= u64::from(self.snd_window_max / 2)
                 || self.conditions.has(Conditions::FORCE_SMALL))
     }
 
-    /// Whether a FIN is to be sent that was not sent before.
+    /// True when a FIN is due that was not sent before.
     #[inline]
     pub(super) fn is_fin_due(&self) -> bool {
         self.conditions.has(Conditions::FIN_WANTED) && !self.conditions.has(Conditions::FIN_SENT)
     }
 
-    /// The sequence number of a segment without data: SND.NXT, or the window's edge where the
-    /// remote has taken back what is in flight. A remote whose window has closed takes nothing
-    /// beyond the edge, not even what is acknowledged there (RFC 9293 section 3.10.7.4, first
-    /// step). With full windows both ways neither end would hear of the other again. As on Linux
-    /// (tcp_acceptable_seq), an edge that only the scale has rounded down is no reason; but, other
-    /// than there, a window of zero is: nothing of it was lost by rounding, and a FIN in flight
-    /// reaches just one beyond it. Until our SYN is acknowledged no window is known.
+    /// The sequence number of a segment without data: SND.NXT; or the window's edge, if the remote
+    /// has moved the edge left of data in flight. A remote whose window has closed accepts nothing
+    /// beyond the edge, not even an acknowledgement (RFC 9293 section 3.10.7.4, first step). With
+    /// full windows in both directions neither end would hear of the other again. As on Linux
+    /// (tcp_acceptable_seq), an edge that only the scale has rounded down does not count. Unlike
+    /// Linux, a window of zero does count: rounding lost nothing of it, and a FIN in flight lies
+    /// just one beyond it. Until our SYN is acknowledged no window is known.
     #[inline]
     pub(crate) fn acceptable_seq(&self) -> Position {
         let beyond = self.snd_nxt - self.snd_edge;
@@ -585,7 +589,7 @@ impl Connection {
         edge
     }
 
-    /// Whether there is something to send and it is the remote's window that keeps it here.
+    /// True when there is data or a FIN to send, and only the remote's window delays it.
     pub(super) fn is_waiting_for_window(&self) -> bool {
         let wanted = (self.snd_end - self.snd_nxt) + u64::from(self.is_fin_due());
         let window = self.snd_edge - self.snd_nxt;
@@ -598,18 +602,18 @@ impl Connection {
         }
     }
 
-    /// Whether pacing holds the next segment back.
+    /// True while pacing delays the next segment.
     fn is_paced(&mut self, cx: &Context<'_>) -> bool {
         let is_paced = self.conditions.has(Conditions::PACING) && cx.now < self.pace_at;
         self.conditions.put(Conditions::PACED, is_paced);
         is_paced
     }
 
-    /// Books the time the window's rate gives to `length` bytes: twice the rate in slow start, a
-    /// fifth above it after, so that pacing is never what limits.
+    /// Reserves the time in which `length` bytes leave at the window's rate. The rate is doubled in
+    /// slow start and raised by a fifth later, so that pacing is never the limit.
     #[cold]
     fn pace(&mut self, cx: &Context<'_>, length: u64) {
-        // A timer that strikes late must not cost rate: what it is behind is made up for.
+        // A timer that expires late must not reduce the rate: a short delay is made up for.
         let is_behind = self.pace_at <= cx.now && cx.now.since(self.pace_at) < PACE_LATE_MAX;
         let from = if is_behind {
             self.pace_at
@@ -626,7 +630,8 @@ impl Connection {
         // A model of the path that has no rate yet gets one with the first acknowledgement.
         let is_modelled = self.conditions.has(Conditions::MODELLED);
         if srtt < Options::PACED_ROUND_TRIP_MIN && !is_modelled {
-            // The handshake alone took long: a busy host, or a neighbour that had to be found.
+            // Only the handshake took long, because a host was busy or a neighbour had to be
+            // resolved.
             self.conditions.clear(Conditions::PACING);
             return;
         }

@@ -1,5 +1,6 @@
-//! The receiver's half: payload to its place, acknowledgements in time, a window the remote can use
-//! (RFC 9293 sections 3.8.6 and 3.10.7.4 from the seventh step on, RFC 5681 section 4.2, RFC 2018).
+//! The receiving half: it places payload, acknowledges in time and offers a window that the remote
+//! can use (RFC 9293 sections 3.8.6 and 3.10.7.4 from the seventh step on, RFC 5681 section 4.2,
+//! RFC 2018).
 
 use super::{Conditions, Connection, Context, News};
 use crate::config::Config;
@@ -10,19 +11,19 @@ use crate::time::{Duration, Instant};
 use crate::wire::ip::Ecn;
 use crate::wire::tcp::{Flags, Segment};
 
-/// Acknowledgements sent at once in the beginning, while the remote is in slow start.
+/// How many acknowledgements are sent at once at the start, while the remote is in slow start.
 pub(super) const QUICK_ACKS: u8 = 16;
-/// A round for window tuning when no round trip was measured.
+/// Length of a round for window tuning while no round trip was measured.
 pub(super) const TUNE_ROUND: Duration = Duration::from_millis(100);
-/// The shortest round: on a fast link, hosts that work in batches take longer than the network.
+/// The shortest round: on a fast link, hosts that work in batches need more time than the network.
 const TUNE_ROUND_MIN: Duration = Duration::from_millis(2);
 
-/// When what has arrived is acknowledged.
+/// When received data is acknowledged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Acknowledge {
-    /// `ACK_NOW` has to be set, if it is not.
+    /// Now: the caller sets `ACK_NOW`, if it is not set.
     Now,
-    /// At `ack_deadline`, or with something else.
+    /// At `ack_deadline`, or earlier with another segment.
     Later,
 }
 
@@ -41,7 +42,7 @@ impl Connection {
             return;
         }
         if !self.state.may_receive() {
-            // RFC 9293 section 3.10.7.4, seventh and eighth step: nothing can come any more.
+            // RFC 9293 section 3.10.7.4, seventh and eighth step: no data can follow.
             if self.state == State::TimeWait && has_fin {
                 self.enter_time_wait(cx);
             }
@@ -55,8 +56,8 @@ impl Connection {
         }
     }
 
-    /// Whether this is payload that nobody will read. Payload that was read already may come again
-    /// with a FIN.
+    /// True for payload that the host will never read. False for a FIN that repeats payload which
+    /// was read already.
     pub(super) fn is_abandoned_by_host(&self, segment: &Segment<'_>, seq: Position) -> bool {
         self.conditions.has(Conditions::RELEASED)
             && seq + segment.payload.len() as u64 > self.rcv_nxt
@@ -109,7 +110,8 @@ impl Connection {
             }
             let kept_bytes = kept.end.after(kept.start);
             cx.counters.bytes_received += kept_bytes;
-            // Of a segment that repeats several parts the first is reported (RFC 2883 section 4.2).
+            // Of a segment that repeats several parts, the first part is reported (RFC 2883 section
+            // 4.2).
             let is_reported = seq < self.rcv_nxt;
             self.rcv_nxt = kept.end;
             self.news.0 |= News::PROGRESS;
@@ -126,10 +128,11 @@ impl Connection {
         }
     }
 
-    /// The host has no room for all of a segment. A link may have put it together from many, so the
-    /// beginning is taken as far as there is room; how many bytes that are. The remote hears at
-    /// once how far its data arrived: after silence it would wait for its retransmission timeout,
-    /// and after each one send a few segments only (Linux acknowledges as well, `tcp_data_queue`).
+    /// The host has no room for the whole segment. A link may have coalesced it from many, so its
+    /// beginning is taken as far as there is room. Returns the number of bytes taken. The remote is
+    /// told at once how much of its data was taken: without an answer it would wait for its
+    /// retransmission timeout and then send only a few segments, each time (Linux acknowledges as
+    /// well, `tcp_data_queue`).
     #[cold]
     fn place_beginning(
         &mut self,
@@ -158,7 +161,7 @@ impl Connection {
     //= RFC 9293#3.10.7.4
     //# Segments with higher beginning sequence numbers SHOULD be held for later processing
     //# (SHLD-31).
-    /// A segment before its turn: RFC 5681 section 4.2, "SHOULD send an immediate duplicate ACK".
+    /// A segment beyond a gap: RFC 5681 section 4.2, "SHOULD send an immediate duplicate ACK".
     fn receive_early(
         &mut self,
         cx: &mut Context<'_>,
@@ -191,9 +194,9 @@ impl Connection {
         self.conditions.set(Conditions::OUT_OF_ORDER);
     }
 
-    /// Forgets what has arrived ahead of a gap, because the host needs its memory. RFC 2018 section
-    /// 8: "a data receiver may discard data which it has previously SACKed"; the remote sends it
-    /// again. A FIN takes no memory, and stays. Returns the bytes that were discarded.
+    /// Discards data that has arrived beyond a gap, because the host needs its memory. RFC 2018
+    /// section 8: "a data receiver may discard data which it has previously SACKed"; the remote
+    /// sends the data again. A FIN uses no memory and stays. Returns the number of discarded bytes.
     pub(crate) fn discard_early(&mut self) -> u64 {
         //= RFC 2018#8
         //# Except for the newest segment, all SACK blocks MUST NOT report any old data which is no
@@ -214,7 +217,7 @@ impl Connection {
         if let Some(fin_at) = self.early_fin()
             && fin_at <= self.rcv_nxt
         {
-            // Bytes beyond a FIN are a remote's contradiction; the FIN came first.
+            // If bytes arrived beyond a FIN, the remote contradicts itself; the FIN came first.
             self.rcv_nxt = fin_at;
             self.take_fin(cx);
         } else if self.assembler.is_empty() && self.early_fin().is_none() {
@@ -222,7 +225,7 @@ impl Connection {
         }
     }
 
-    /// RFC 2883 section 4: the duplicate is reported in the next acknowledgement.
+    /// RFC 2883 section 4: the next acknowledgement reports the duplicate.
     fn report_duplicate(&mut self, cx: &mut Context<'_>, span: Span) {
         cx.counters.duplicates_received += 1;
         self.conditions.set(Conditions::ACK_NOW);
@@ -232,7 +235,7 @@ impl Connection {
         }
     }
 
-    /// For a segment that lies before the window entirely.
+    /// Notes a segment that lies entirely before the window.
     pub(super) fn note_old_segment(
         &mut self,
         cx: &mut Context<'_>,
@@ -287,8 +290,8 @@ impl Connection {
         }
     }
 
-    /// Whether an acknowledgement waits for this segment. A frame that the link coalesced stands
-    /// for several.
+    /// True when an acknowledgement waits for a second segment and this is one. A frame that the
+    /// link coalesced counts as several segments.
     #[inline(always)]
     fn is_second_segment(&self, bytes: usize) -> bool {
         self.ack_deadline.is_armed() || bytes > usize::from(self.mss)
@@ -319,7 +322,7 @@ impl Connection {
     fn take_fin(&mut self, cx: &mut Context<'_>) {
         self.rcv_nxt += 1;
         self.rcv_edge = self.rcv_edge.max(self.rcv_nxt);
-        // Whatever claimed to lie beyond the end of the stream never did.
+        // Data beyond the end of the stream cannot exist: discard such claims.
         self.assembler = Default::default();
         self.fin_at = Position::SYN;
         self.conditions.clear(Conditions::OUT_OF_ORDER);
@@ -352,8 +355,8 @@ impl Connection {
 
     //= RFC 9293#3.8.2
     //# A TCP endpoint SHOULD implement ECN as described in RFC 3168 (SHLD-8).
-    /// RFC 9768, RFC 3168 section 6.1.3, or RFC 8257 section 3.2 for DCTCP. Whether the bytes that
-    /// came before are to be acknowledged now, up to `last_ack_sent`.
+    /// Takes the ECN mark by RFC 9768, RFC 3168 section 6.1.3, or RFC 8257 section 3.2 for DCTCP.
+    /// True when the bytes before this segment are to be acknowledged now, up to `last_ack_sent`.
     pub(super) fn take_marks(
         &mut self,
         cx: &mut Context<'_>,
@@ -363,8 +366,8 @@ impl Connection {
         let is_marked = ecn == Ecn::CongestionExperienced;
         cx.counters.marks_received += u64::from(is_marked);
         let mss = usize::from(self.advertised_mss()).max(1);
-        // Data beyond a gap is not acknowledged, either. So an answer to segments without payload
-        // alone has no blocks.
+        // Data beyond a gap counts as not acknowledged. So an answer to segments without payload
+        // has no SACK blocks.
         let is_acknowledged =
             self.last_ack_sent == self.rcv_nxt && !self.conditions.has(Conditions::OUT_OF_ORDER);
         //= RFC 9768#3.1.5
@@ -395,9 +398,10 @@ impl Connection {
         false
     }
 
-    /// A run of marked, or unmarked, segments is over. The next is acknowledged at once, in its own
-    /// way; and before it, in theirs, those that wait for an acknowledgement: true where there are
-    /// any (RFC 8257 section 3.2, figure 1; Linux, dctcp_ece_ack_update).
+    /// Ends a run of marked, or of unmarked, segments. The next segment is acknowledged at once,
+    /// with its own mark. Earlier segments that wait for an acknowledgement are acknowledged
+    /// before, with theirs: true when there are any (RFC 8257 section 3.2, figure 1; Linux,
+    /// dctcp_ece_ack_update).
     fn turn_marks(&mut self) -> bool {
         let was_marked = self.conditions.has(Conditions::MARKED_LAST);
         let is_run_pending = self.last_ack_sent < self.rcv_nxt;
@@ -410,22 +414,22 @@ impl Connection {
         is_run_pending
     }
 
-    /// The acknowledgement that was due, or may go along, is on its way.
+    /// Notes that an acknowledgement is being sent.
     #[inline(always)]
     pub(super) fn note_acknowledged(&mut self) {
         self.conditions.clear(Conditions::ACK_NOW);
         self.note_told();
     }
 
-    /// An acknowledgement that was not due has left with other data.
+    /// Notes that an acknowledgement that was not due was sent with other data.
     #[inline(always)]
     pub(super) fn note_told(&mut self) {
         self.ack_deadline = Instant::NEVER;
         self.last_ack_sent = self.rcv_nxt;
     }
 
-    /// The window field of the next segment; moves the right edge if that is worth telling. How
-    /// large the window should be matters now, and not before.
+    /// The window field of the next segment. Moves the right edge if the move is large enough to
+    /// report. The window's size is computed only here.
     #[inline(always)]
     pub(super) fn advertise(&mut self, now: Instant) -> u16 {
         if now >= self.tune_until {
@@ -445,7 +449,7 @@ impl Connection {
         let wanted = self.rcv_taken + u64::from(self.rcv_limit);
         //= RFC 9293#3.8.6.2.2
         //# A TCP implementation MUST include a SWS avoidance algorithm in the receiver (MUST-39).
-        // RFC 9293 section 3.8.6.2.2: no offer of less than a segment or half the buffer.
+        // RFC 9293 section 3.8.6.2.2: the edge moves by at least a segment or half the buffer.
         let step = u64::from(self.rcv_limit / 2).min(u64::from(self.mss));
         if wanted >= *edge + step {
             *edge = wanted;
@@ -463,12 +467,12 @@ impl Connection {
         //# sequence number (which is likely to be greater than the window announced by the most
         //# recent <ACK>, if more than one segment has arrived since the application consumed any
         //# data in the receive buffer).
-        // Rounding down may seem to move the edge left by less than the scale (RFC 7323 section
-        // 2.4); what arrives in between is taken all the same.
+        // Rounding down may seem to move the edge left by less than one unit of the scale (RFC 7323
+        // section 2.4). Data that arrives between the two edges is accepted.
         window as u16
     }
 
-    /// The largest window that the field can tell.
+    /// The largest window that the header's field can express.
     #[inline]
     pub(super) fn window_max(&self) -> u32 {
         u32::from(u16::MAX) << self.rcv_wscale
@@ -476,7 +480,7 @@ impl Connection {
 
     /// The window field of a SYN.
     pub(super) fn advertise_unscaled(&mut self) -> u16 {
-        // Payload of the remote's SYN takes a part of it.
+        // Payload of the remote's SYN uses a part of the window.
         let untaken = self.rcv_nxt.after(self.rcv_taken) as u32;
         let window = self.rcv_limit.saturating_sub(untaken).min(u16::MAX.into());
         if self.state == State::SynReceived {
@@ -485,14 +489,14 @@ impl Connection {
         window as u16
     }
 
-    /// The host has taken everything before `taken`: opens the window. Whether a window update of
-    /// its own is due.
+    /// The host has taken all bytes before `taken`: opens the window. True when a separate window
+    /// update is due.
     #[inline(always)]
     pub(crate) fn open_window(&mut self, taken: Position) -> bool {
         self.rcv_taken = taken;
         self.is_told = false;
         let half = u64::from(self.rcv_limit / 2);
-        // It is when the remote may be running out of window.
+        // An update is due when the remote may be running out of window.
         self.rcv_edge < self.rcv_nxt + half && self.tell_window(taken, half)
     }
 
@@ -507,7 +511,8 @@ impl Connection {
         is_due
     }
 
-    /// Other bounds for the window. A larger one is told if that is worth it.
+    /// Sets other bounds for the window. A larger window is announced if the difference is large
+    /// enough.
     pub(crate) fn bound_window(&mut self, least: u32, most: u32) {
         self.options.receive_bytes_max = most;
         let most = most.min(self.window_max());
@@ -515,7 +520,7 @@ impl Connection {
         self.open_window(self.rcv_taken);
     }
 
-    /// A round is over: the window grows for a host that empties it as fast as it fills (dynamic
+    /// A round has ended: the window grows if the host empties it as fast as it fills (dynamic
     /// right-sizing).
     #[inline(always)]
     fn tune_window(&mut self, now: Instant) {
