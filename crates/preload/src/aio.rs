@@ -1,6 +1,7 @@
-//! POSIX asynchronous I/O. libc serves a request on a socket by `read` or `write` in a thread of
-//! its own, past us. So the connection goes to the host path before a request is made. Bytes that
-//! have already arrived in its ring complete a read here and now, which asynchronous I/O allows.
+//! POSIX asynchronous I/O. libc serves a request on a socket with `read` or `write` in its own
+//! thread, past the library. So the connection goes to the host path before a request is made. If
+//! bytes have already arrived in its ring, they complete a read at once, which asynchronous I/O
+//! allows.
 
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
@@ -20,7 +21,7 @@ struct Request {
     buffer: *mut c_void,
     len: usize,
     event: Event,
-    /// Of libc's own: next request, absolute priority, policy.
+    /// Internal to libc: next request, absolute priority, policy.
     queue: [u64; 2],
     /// The result of `aio_error`.
     error: c_int,
@@ -28,14 +29,14 @@ struct Request {
     result: ssize_t,
 }
 
-/// glibc's `struct sigevent`: how the program is told that a request is complete.
+/// glibc's `struct sigevent`: how libc notifies the program of a completed request.
 #[repr(C)]
 struct Event {
     value: sigval,
     signal: c_int,
     /// `SIGEV_*`.
     kind: c_int,
-    /// With `SIGEV_THREAD`: what to call.
+    /// With `SIGEV_THREAD`: the function to call.
     function: Option<unsafe extern "C" fn(sigval)>,
     /// Its thread's attributes, or null.
     attributes: *const libc::pthread_attr_t,
@@ -166,8 +167,7 @@ unsafe fn list(
     result
 }
 
-/// Completes a read by what is in the ring: true when it went well. `None`: the kernel's read is
-/// right.
+/// Completes a read with bytes of the ring; true on success. `None`: the kernel must make the read.
 unsafe fn take_ready(request: *mut Request) -> Option<bool> {
     if request.is_null() {
         return None;
@@ -184,7 +184,7 @@ unsafe fn take_ready(request: *mut Request) -> Option<bool> {
     }
 }
 
-/// Tells the program that a request is complete, as it wished (sigevent(7)).
+/// Notifies the program of a completed request, in the way that it has chosen (sigevent(7)).
 unsafe fn tell(event: &Event) {
     match event.kind {
         libc::SIGEV_SIGNAL => {

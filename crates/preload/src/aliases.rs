@@ -1,5 +1,5 @@
 //! Second names of the calls: libc's own (`__read`), and those of programs built with 64-bit file
-//! offsets (`fcntl64`). On the machines that we serve the offsets are the same.
+//! offsets (`fcntl64`). On the supported machines both kinds of offsets are equal.
 
 use core::ffi::{c_int, c_void};
 
@@ -17,7 +17,7 @@ macro_rules! export {
         #[unsafe(no_mangle)]
         #[unsafe(link_section = ".text.startup")]
         unsafe extern "C" fn $alias($($arg: $type),*) -> $ret {
-            // Apart, so that other calls save no registers.
+            // A separate function, so that other calls save no registers.
             #[cold]
             #[inline(never)]
             unsafe extern "C" fn asked($($arg: $type),*) -> $ret {

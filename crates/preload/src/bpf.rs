@@ -1,5 +1,5 @@
-//! `bpf(2)`: a map of sockets takes over the streams that are put into it. Its programs see their
-//! bytes, and may drop them or send them elsewhere.
+//! `bpf(2)`: a BPF map of sockets takes over the streams of the sockets in it. Its BPF programs see
+//! the bytes, and may drop or redirect them.
 
 use core::ffi::c_int;
 
@@ -18,7 +18,7 @@ struct Update {
     value: u64,
 }
 
-/// `BPF_OBJ_GET_INFO_BY_FD`, likewise.
+/// `BPF_OBJ_GET_INFO_BY_FD`, with its part of `union bpf_attr`.
 const INFORM: usize = 15;
 #[repr(C)]
 struct Inform {
@@ -49,7 +49,7 @@ pub(crate) unsafe fn before_bpf(command: usize, attributes: usize, bytes: usize)
 /// Whether a map is `BPF_MAP_TYPE_SOCKMAP` or `BPF_MAP_TYPE_SOCKHASH`.
 fn is_of_sockets(map: u32) -> bool {
     const SOCKETS: [u32; 2] = [15, 18];
-    // The first word of `struct bpf_map_info`; the kernel tells no more than there is room for.
+    // The first word of `struct bpf_map_info`; the kernel writes no more than fits.
     let mut kind = 0u32;
     let inform = Inform {
         map,

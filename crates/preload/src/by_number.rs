@@ -1,5 +1,4 @@
-//! `syscall(2)`: programs that make socket calls by number meet the same code as those that make
-//! them by name.
+//! `syscall(2)`: socket calls by number run the same code as those by name.
 
 use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong};
 
@@ -16,9 +15,8 @@ use crate::fork::forked;
 use crate::process::execute;
 use crate::program::Target;
 
-/// `syscall(number, ...)`. Variadic in C; on every ABI we serve the six arguments travel where
-/// fixed ones would, and reading more of them than were passed only reads what happens to stand
-/// there.
+/// `syscall(number, ...)`. Variadic in C. On every supported ABI the six arguments are passed like
+/// fixed ones; reading more arguments than were passed gives arbitrary values and does no harm.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = ".text.startup")]
 unsafe extern "C" fn syscall(
@@ -36,7 +34,7 @@ unsafe extern "C" fn syscall(
 
 /// A system call as [`syscall`] makes it: -1 with `errno` on an error.
 ///
-/// The body is one table: an arm for each call of which the library has to know.
+/// The body is one table, with an arm for each call that the library handles.
 ///
 /// # Safety
 /// As for the system call.
@@ -60,7 +58,7 @@ pub(crate) unsafe fn call(
             libc::SYS_write => api::write(fd, b as _, c) as c_long,
             libc::SYS_readv => api::readv(fd, b as _, c as c_int) as c_long,
             libc::SYS_writev => api::writev(fd, b as _, c as c_int) as c_long,
-            // On 64-bit machines the offset is whole in its first half (`pos_from_hilo`,
+            // On 64-bit machines the first half holds the whole offset (`pos_from_hilo`,
             // fs/read_write.c).
             libc::SYS_preadv2 => api::preadv2(fd, b as _, c as c_int, d as _, f as c_int) as c_long,
             libc::SYS_pwritev2 => {
@@ -72,7 +70,8 @@ pub(crate) unsafe fn call(
             libc::SYS_sendto => {
                 api::sendto(fd, b as _, c, d as c_int, e as _, f as libc::socklen_t) as c_long
             }
-            // libc may read a message before the kernel does, and write it after.
+            // (A function of libc may read a message before the kernel does, and write it
+            // afterwards.)
             libc::SYS_recvmsg | libc::SYS_recvmmsg | libc::SYS_sendmmsg
                 if api::is_kernels(fd) || !faults::may_read(b as *const libc::msghdr) =>
             {
@@ -130,7 +129,7 @@ pub(crate) unsafe fn call(
                 if faults::may_read(e as *const libc::timespec)
                     && faults::may_read(f as *const [usize; 2]) =>
             {
-                // The mask and its size, by one pointer (pselect6(2)).
+                // The pointer leads to the mask's address and size (pselect6(2)).
                 let mask = (f as *const [usize; 2]).as_ref();
                 let [mask, size] = mask.map_or([0; 2], |mask| *mask);
                 match is_mask(mask, size) {
@@ -164,7 +163,7 @@ pub(crate) unsafe fn call(
                 before_seccomp(a, b, c);
                 real::syscall(number, a, b, c, d, e, f)
             }
-            // It has no function in libc.
+            // libc has no function for it.
             libc::SYS_landlock_restrict_self => {
                 leave_connecting_to_kernel();
                 real::syscall(number, a, b, c, d, e, f)
@@ -240,13 +239,13 @@ pub(crate) unsafe fn call(
     }
 }
 
-/// False for a flag that the kernel refuses. musl's functions take such flags for those of a later
-/// kernel, and do without them.
+/// False for a flag that the kernel refuses. musl's functions assume that such flags are for a
+/// newer kernel, and go on without them.
 fn is_flags(flags: usize, known: c_int) -> bool {
     flags as c_int & !known == 0
 }
 
-/// False for a mask of signals that has not the kernel's size: the call is refused.
+/// False for a signal mask without the kernel's size: the kernel refuses the call.
 fn is_mask(mask: usize, size: usize) -> bool {
     const MASK_BYTES: usize = 8;
     mask == 0 || size == MASK_BYTES
@@ -332,9 +331,10 @@ struct KernelRequest {
     fildes: c_int,
 }
 
-/// The kernel itself is going to read and write these descriptors.
+/// The kernel is going to read and write these descriptors by itself.
 unsafe fn leave_to_kernel(count: usize, requests: *const *const KernelRequest) {
-    // The kernel takes those before the first bad pointer. Without connections none is ours.
+    // The kernel takes the requests before the first bad pointer. Without connections nothing is to
+    // be done.
     for n in 0..count {
         let at = requests.wrapping_add(n);
         if at.is_null() || !faults::may_read(at) {
@@ -350,17 +350,18 @@ unsafe fn leave_to_kernel(count: usize, requests: *const *const KernelRequest) {
     }
 }
 
-/// Of the arguments of `clone3(2)`.
+/// The part of `clone3(2)`'s arguments that matters here.
 pub(crate) struct Clone3 {
     pub(crate) flags: u64,
     pub(crate) stack: u64,
 }
 
 impl Clone3 {
-    /// `None` when the kernel refuses them. The process may have no handlers of faults, so the
-    /// kernel is asked.
+    /// `None` when the kernel refuses the arguments. The kernel is asked whether they can be read,
+    /// because the process may have no fault handlers.
     pub(crate) fn of(arguments: usize, bytes: usize) -> Option<Clone3> {
-        /// The words of the first version (`CLONE_ARGS_SIZE_VER0`), and which of them is the stack.
+        /// Number of words in the first version (`CLONE_ARGS_SIZE_VER0`), and the index of the
+        /// stack's word.
         const WORDS: usize = 8;
         const STACK: usize = 5;
         const BYTES_MIN: usize = WORDS * size_of::<u64>();

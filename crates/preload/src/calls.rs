@@ -15,7 +15,7 @@ macro_rules! export {
         #[unsafe(no_mangle)]
         #[unsafe(link_section = ".text.startup")]
         unsafe extern "C" fn $name($($arg: $type),*) $(-> $ret)? {
-            // Apart, so that other calls save no registers.
+            // A separate function, so that other calls save no registers.
             #[cold]
             #[inline(never)]
             unsafe extern "C" fn asked($($arg: $type),*) $(-> $ret)? {
@@ -77,7 +77,7 @@ export! {
     dup(fd: c_int) -> c_int;
     dup2(from: c_int, to: c_int) -> c_int;
     dup3(from: c_int, to: c_int, flags: c_int) -> c_int;
-    // Variadic in C; on every ABI we serve, the optional argument travels where a fixed one would.
+    // Variadic in C. On every supported ABI the optional argument is passed like a fixed one.
     fcntl(fd: c_int, command: c_int, argument: usize) -> c_int;
     ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int;
     getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int;

@@ -1,11 +1,12 @@
-//! The calls by which a program confines itself (seccomp(2)), or its children to another pid
-//! namespace: the library leaves before. Where a thread changes its network namespace or gives up
-//! rights (landlock(7)), short connections are the kernel's from then on. Where a thread gets
-//! descriptors of its own, the library leaves the process, too.
+//! The calls with which a program restricts itself (seccomp(2)), or moves its children to another
+//! pid namespace: the library leaves the process before such a call. When a thread changes its
+//! network namespace or gives up rights (landlock(7)), short connections stay on the kernel from
+//! then on. When a thread gets its own table of descriptors, the library leaves the process, too.
 //!
-//! Not every such call sets a filter. libseccomp asks what the kernel has by calls that must fail,
-//! when a program is loaded with it, or when it first uses it: container engines and systemd's own
-//! programs do so. A program without the right to set a filter may try.
+//! Not every such call sets a filter. When libseccomp is loaded or first used, it probes the
+//! kernel's abilities with calls that must fail; container engines and systemd's programs do this.
+//! A program may also try to set a filter without having the right. For these calls the library
+//! stays.
 
 use core::ffi::{c_int, c_uint};
 
@@ -18,7 +19,7 @@ use toehold_sockets::{
 
 use crate::tracer;
 
-/// `prctl(2)`. Variadic in C; the optional arguments travel where fixed ones would.
+/// `prctl(2)`. Variadic in C; the optional arguments are passed like fixed ones.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn prctl(option: c_int, a: usize, b: usize, c: usize, d: usize) -> c_int {
     before_prctl(option, a, b);
@@ -37,13 +38,14 @@ pub(crate) fn before_prctl(option: c_int, value: usize, filter: usize) {
 
 /// `seccomp(2)`, which has no function in libc, is about to be called.
 pub(crate) fn before_seccomp(operation: usize, flags: usize, filter: usize) {
-    // A program that the library has left may be allowed no calls of the library's.
+    // After the library has left, a filter may forbid the library's own system calls.
     if is_started() && seccomp_confines(operation, flags, filter) {
         confine();
     }
 }
 
-/// False where the kernel will refuse: it knows two modes, and none but a filter beside filters.
+/// False when the kernel will refuse the call: it has two modes, and a process with filters may
+/// only add a filter.
 fn prctl_confines(mode: usize, filter: usize) -> bool {
     match mode as c_uint {
         libc::SECCOMP_MODE_STRICT => !has_filters(),
@@ -52,7 +54,7 @@ fn prctl_confines(mode: usize, filter: usize) -> bool {
     }
 }
 
-/// As [`prctl_confines`]; the strict mode has no argument (`EINVAL`).
+/// As [`prctl_confines`], but the strict mode takes no argument (`EINVAL`).
 fn seccomp_confines(operation: usize, flags: usize, filter: usize) -> bool {
     // The kernel takes 32 bits of both.
     match (operation as c_uint, flags as c_uint) {
@@ -63,8 +65,8 @@ fn seccomp_confines(operation: usize, flags: usize, filter: usize) -> bool {
 }
 
 /// False for a filter that the kernel refuses in any case (`seccomp_prepare_filter` in
-/// kernel/seccomp.c, `bpf_check_classic` in net/core/filter.c): the caller has not the right to set
-/// one, its list cannot be read, or has no end.
+/// kernel/seccomp.c, `bpf_check_classic` in net/core/filter.c): the caller lacks the right to set
+/// one, or its list cannot be read, is empty or too long, or does not end with a return.
 fn filter_confines(filter: usize) -> bool {
     /// `BPF_MAXINSNS`.
     const INSTRUCTIONS_MAX: u16 = 4096;
@@ -97,8 +99,8 @@ unsafe extern "C" fn setns(fd: c_int, kind: c_int) -> c_int {
     unsafe { real::syscall(libc::SYS_setns, fd as usize, kind as usize, 0, 0, 0, 0) as c_int }
 }
 
-/// A child in new namespaces is about to be made, `flags` (`CLONE_NEW*`). It has no carrier of
-/// ours, and our network namespace stays ours.
+/// A child in new namespaces (`flags`: `CLONE_NEW*`) is about to be made. The child gets no parked
+/// carriers, and this process stays in its network namespace.
 pub(crate) fn before_namespaces(flags: c_int) {
     if flags & libc::CLONE_NEWPID != 0 {
         leave_to_namespaces();
@@ -116,7 +118,7 @@ pub(crate) fn before_unsharing(flags: c_int) {
     }
 }
 
-/// `setns(2)` is about to be called: with `kind` 0 the descriptor says which namespace it is.
+/// `setns(2)` is about to be called. With `kind` 0 only the descriptor tells the kind of namespace.
 pub(crate) fn before_joining(kind: c_int) {
     if kind == 0 || kind & libc::CLONE_NEWPID != 0 {
         leave_to_namespaces();
@@ -135,7 +137,7 @@ mod tests {
         const STRICT: usize = libc::SECCOMP_SET_MODE_STRICT as usize;
         const AVAILABLE: usize = libc::SECCOMP_GET_ACTION_AVAIL as usize;
         const UNKNOWN: usize = 7;
-        // A thread of its own: what it sets stays set.
+        // In a separate thread, because the setting cannot be undone.
         std::thread::spawn(|| {
             // SAFETY: arithmetic on numbers.
             let statement = |code: u32| unsafe { libc::BPF_STMT(code as u16, 0) };

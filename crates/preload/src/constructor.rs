@@ -35,8 +35,8 @@ unsafe extern "C" fn constructor(
     run();
 }
 
-/// Starts the library, once. True for the call that does so: the constructor's, or an earlier one
-/// in the constructor of another library (`crate::patched::libraries`).
+/// Starts the library, once. True for the call that does it: this constructor's, or an earlier call
+/// from the constructor of another library (`crate::patched::libraries`).
 #[unsafe(link_section = ".text.startup")]
 pub(crate) fn run() -> bool {
     static HAS_RUN: AtomicBool = AtomicBool::new(false);
@@ -76,10 +76,11 @@ fn patch(language: Language, has_libc: bool) {
         true => within::patch(language, has_libc),
         false => Err(Refusal::NotServed),
     });
-    // libc's copies use the upper halves of vector registers, which a patched call must keep.
+    // libc's copy functions change the upper halves of vector registers, which a patched call must
+    // keep.
     let Err(refusal) = patched else { return };
     crate::routines::take_from_libc();
-    // Most programs of Rust make all their calls by libc, and are served or not for their reasons.
+    // Most Rust programs make all their calls through libc. For them these refusals are no news.
     let is_usual = matches!(refusal, Refusal::NoSites | Refusal::NotServed);
     if is_asked_for() && !(is_usual && language == Language::Rust) {
         refusal.tell();

@@ -1,9 +1,9 @@
-//! The door by number: system calls of programs that do not call libc, from sites that somebody has
-//! patched to come here, or from a signal handler of his.
+//! The door by number: system calls of programs that do not call libc. They come from sites that a
+//! launcher (the *caller*) has patched, or from its signal handler.
 //!
-//! The door is part of this object, and the object may have been put into the program without a
-//! dynamic linker. [`toehold_enter`], the object's ELF entry, then does what a dynamic linker would
-//! do: it adds the object's address where it is missing. After that
+//! The door is part of this object, and the object may have been mapped into the program without a
+//! dynamic linker. Then [`toehold_enter`], the object's ELF entry, does the dynamic linker's work:
+//! it relocates the object. After that
 //!
 //! ```text
 //!   toehold_call(number, arguments) ─► an answer           the program has it
@@ -24,13 +24,13 @@
 //!   the call). The stack must not move during the call. It may be the program's own (with 128
 //!   bytes left out for the red zone) or one of the caller's.
 //! - *Thread.* No thread-local storage and no FS or GS are used where there is no libc.
-//!   [`Settings::words`] gives each thread an `i32` of its own that stays where it is for the
-//!   thread's life; the thread is known by it. With libc in the process FS must be the thread's
-//!   pointer as libc has set it, and `words` is not asked.
+//!   [`Settings::words`] gives each thread its own `i32`, at a fixed address for the thread's life;
+//!   the address identifies the thread. With libc in the process, FS must be the thread pointer
+//!   that libc has set, and `words` is not called.
 //! - *Signals.* A call may be interrupted by a signal whose handler comes here again, on another
 //!   piece of stack. Handlers that were installed by number are not deferred
-//!   ([`toehold_sockets::system::deferral`]). A handler must return; leaving by `longjmp` out of a
-//!   call is safe only where it is with libc.
+//!   ([`toehold_sockets::system::deferral`]). A handler must return. It may leave a call by
+//!   `longjmp` only where libc allows that.
 //! - *Blocking.* A call on descriptors that the library does not serve is [`KERNEL`], so it blocks
 //!   at its own site. A call on a connection blocks here, as long as the system call would; so do
 //!   `accept`, `connect`, `poll` and `select`.
@@ -47,16 +47,16 @@ use crate::by_number::{self, Clone3};
 use crate::confinement::before_namespaces;
 use crate::start;
 
-/// The answer of [`toehold_call`]: the kernel's call, made as the program made it.
+/// The answer of [`toehold_call`]: the program's system call must be made unchanged.
 pub(crate) const KERNEL: isize = isize::MIN;
-/// As [`KERNEL`]; after it [`toehold_tell`] wants to know the answer, in each process that has one.
+/// As [`KERNEL`]; afterwards [`toehold_tell`] must be called with the answer, in parent and child.
 pub(crate) const KERNEL_THEN_TELL: isize = isize::MIN + 1;
 
-/// In [`Settings::flags`]: copies are made with general registers and xmm0 to xmm15 only, in a
-/// process with libc, too.
+/// In [`Settings::flags`]: copies use only general registers and xmm0 to xmm15, even in a process
+/// with libc.
 const PLAIN_COPIES: u64 = 1;
 
-/// The facts that [`toehold_enter`] needs.
+/// The arguments of [`toehold_enter`].
 #[repr(C)]
 struct Settings {
     /// Bytes of this structure: `size_of::<Settings>()`.
@@ -66,14 +66,15 @@ struct Settings {
     /// The program's environment, as the kernel put it on the stack: the array ends with a null
     /// pointer, and the auxiliary vector follows it.
     environment: *const *const c_char,
-    /// Where a thread has its word, in a process without libc. It is called on the stack of the
-    /// call, and must not change more than a C function may.
+    /// Returns the address of a thread's word, in a process without libc. It is called on the stack
+    /// of the call, and may change only the registers that a C function may change.
     words: Option<errno::Words>,
 }
 
 /// Starts the library in a process whose dynamic linker has not done so. One thread runs, and no
-/// call has been made through the door. The answer is 1 when the library serves the process, 0 when
-/// the environment does not ask for it or it may not, a negative number when `settings` is none.
+/// call has been made through the door. The answer is 1 when the library serves the process; 0 when
+/// the environment does not ask for it, or it is not permitted; a negative number when `settings`
+/// is invalid.
 ///
 /// # Safety
 /// All segments are mapped as the object's program headers say, and writable where they say so
@@ -142,7 +143,7 @@ pub(crate) unsafe extern "C" fn toehold_call(number: c_long, arguments: &[usize;
     // SAFETY: the caller's promise.
     let result = unsafe { by_number::call(number, a, b, c, d, e, f) } as isize;
     if result != -1 {
-        // A call that succeeds has left it as it was.
+        // A call that succeeds leaves `errno` unchanged.
         return result;
     }
     let error = errno::get();
@@ -150,8 +151,8 @@ pub(crate) unsafe extern "C" fn toehold_call(number: c_long, arguments: &[usize;
     -(error as isize)
 }
 
-/// The answer of a call that was [`KERNEL_THEN_TELL`]: told once in the parent and, with 0, in the
-/// child, before either makes another call.
+/// The answer of a call that was [`KERNEL_THEN_TELL`]: called once in the parent and once (with 0)
+/// in the child, before either makes another call.
 ///
 /// # Safety
 /// As for [`toehold_call`], with the arguments of that call.
@@ -167,15 +168,15 @@ pub(crate) unsafe extern "C" fn toehold_tell(
     }
 }
 
-/// The one that makes a call.
+/// How a call is made.
 enum Way {
-    /// The program, and nobody need know.
+    /// The program makes the call; the library need not know.
     Kernel,
-    /// The program. It makes a process, with these flags.
+    /// The program makes the call, which makes a process with these flags.
     Fork(c_int),
-    /// The program. It ends the process.
+    /// The program makes the call, which ends the process.
     Exit,
-    /// The library: it answers, or makes the call itself.
+    /// The library answers, or makes the call itself.
     Here,
 }
 
@@ -220,9 +221,8 @@ fn way_of(number: c_long, arguments: &[usize; 6]) -> Way {
     }
 }
 
-/// Adds the object's address wherever its file has an address of its own, unless a dynamic linker
-/// has done it. It must not use what it relocates: no static with an address in it, no call that
-/// goes by a table.
+/// Relocates the object, unless a dynamic linker has already done it. This function must not use
+/// anything that it relocates: no static that contains an address, and no call through a table.
 ///
 /// # Safety
 /// As for [`toehold_enter`].
@@ -279,7 +279,7 @@ unsafe fn relocate() {
             let place = base.wrapping_add(offset) as *mut usize;
             match info as u32 {
                 R_RELATIVE => place.write_volatile(base.wrapping_add(addend)),
-                // A name of the object's own: it needs no other.
+                // A symbol of this object: it uses no others.
                 R_64 | R_GLOB_DAT | R_JUMP_SLOT => {
                     let symbol = base + symbols + (info >> 32) * 24 + 8;
                     let value = (symbol as *const usize).read_volatile();

@@ -1,4 +1,4 @@
-//! The environment of a program about to be executed, with one variable more.
+//! The environment of a program that is about to be executed, with one more variable.
 
 use core::ffi::c_char;
 
@@ -6,10 +6,11 @@ use toehold_freestanding::{call, memory};
 
 use crate::program::{Buffer, preloads_library};
 
-/// Names the descriptor of what the former program left (`toehold_sockets::take_over_from`).
+/// Names the descriptor of the hand-over (`toehold_sockets::take_over_from`).
 pub(crate) const HANDOVER: &core::ffi::CStr = c"TOEHOLD_HANDOVER";
 
-/// A copy of an environment, outside the heap: exec may be called where there is none to be used.
+/// A copy of an environment, not on the heap, because exec may be called where the heap must not be
+/// used.
 pub(crate) struct Environment {
     base: *mut u8,
     len: usize,
@@ -56,8 +57,8 @@ impl Environment {
         Some(longer)
     }
 
-    /// A copy without `LD_PRELOAD`, for a program that breaks on it: what else is listed there is
-    /// for this C library, too.
+    /// A copy without `LD_PRELOAD`, for a program that would not start with it. The other libraries
+    /// listed there are for this C library, too.
     ///
     /// # Safety
     /// As [`Environment::copy`].
@@ -94,7 +95,7 @@ impl Environment {
         self.with([HANDOVER.to_bytes(), b"=", digits.text(), b""])
     }
 
-    /// The copy, which tells why this process's next program runs without the library.
+    /// The copy, with the reason why this process's next program runs without the library.
     pub(crate) fn with_refusal(&mut self, reason: &core::ffi::CStr) -> *const *const c_char {
         // SAFETY: no memory is involved.
         let digits = Digits::of(unsafe { call!(SYS_getpid) } as u32);
@@ -115,7 +116,7 @@ impl Environment {
         self.base.cast()
     }
 
-    /// Room was made for all of the original's variables, one more, and the null pointer.
+    /// There is room for all original variables, one more, and the null pointer.
     fn push(&mut self, variable: *const c_char) {
         // SAFETY: within that room.
         unsafe {

@@ -1,8 +1,9 @@
-//! Programs without a dynamic linker that this one executes: a helper patches them.
+//! Executing a program without a dynamic linker: a helper patches it.
 //!
-//! Before a program executes one that the library cannot be preloaded into, it makes a process as
-//! a helper, which traces the calling thread until the exec has happened, patches the new program,
-//! and ends. The work is that of `toehold-patcher`.
+//! The library cannot be preloaded into a program without a dynamic linker. So before such a
+//! program is executed, the library makes a helper process. The helper traces the calling thread
+//! until the exec has happened, patches the new program, and ends. `toehold-patcher` does the
+//! patching.
 //!
 //! ```text
 //! this program                          helper
@@ -14,18 +15,17 @@
 //!                      ◀────── a byte ──
 //! ```
 //!
-//! The helper is this process's child, which the program does not meet: no signal tells its end,
-//! and only `__WALL` waits for it. It is waited for here, or in the new program before its first
-//! instruction (`toehold-patcher`). An orphan would be met by a process that does not know it: any
-//! ancestor may be the one to which orphans go (`PR_SET_CHILD_SUBREAPER`), and so may the first
-//! process of a PID namespace. The helper uses this program's memory, which so stays until the
-//! helper has ended: to make a copy, or to execute a program, would take longer than its work. Of
-//! that memory it writes its arena alone, and it gives that back. It has no descriptor of the
-//! program's and runs none of its signal handlers. Whatever goes wrong before the exec, the exec
-//! happens without the helper.
+//! The helper is a child of this process, but the program does not notice it: no signal announces
+//! its end, and only a wait with `__WALL` finds it. It is waited for here, or in the new program
+//! before its first instruction (`toehold-patcher`). If it were left as an orphan, a process that
+//! does not know it would get it: an ancestor that adopts orphans (`PR_SET_CHILD_SUBREAPER`), or
+//! the first process of a PID namespace. The helper uses this program's memory, so this memory
+//! stays until the helper has ended; copying the memory, or executing another program, would take
+//! longer than the helper's work. The helper writes only to its own arena in that memory, and gives
+//! the arena back. It has none of the program's descriptors and runs none of its signal handlers.
+//! If anything fails before the exec, the exec happens without the helper.
 //!
-//! All of this is done by system calls and with stacks of its own, because a `vfork` child may be
-//! the caller.
+//! All of this uses system calls and separate stacks, because a `vfork` child may be the caller.
 
 #[cfg(target_arch = "x86_64")]
 mod work;
@@ -36,32 +36,32 @@ use toehold_freestanding::call;
 
 use crate::program::{Buffer, Scratch, Target, is_to_be_patched};
 
-/// The event after which a program without a loader runs.
+/// The call that starts a program without a loader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Event {
-    /// The calling thread executes it.
+    /// The calling thread executes the program.
     Exec = 0,
-    /// The calling thread makes a process that executes it.
+    /// The calling thread makes a process that executes the program.
     Spawn = 1,
 }
 
-/// Whether somebody follows.
+/// Whether a helper follows the program's start.
 #[derive(Debug)]
 pub(crate) enum Followed {
-    /// The program is none that is to be patched.
+    /// The program need not be patched.
     NotWanted,
-    /// A helper does.
+    /// A helper follows.
     By(Helper),
-    /// Nobody can, for this reason.
+    /// No helper can follow, for this reason.
     Refused(&'static core::ffi::CStr),
 }
 
-/// There is no helper, or one that does not answer.
+/// There is no helper, or it does not answer.
 const NOT_STARTED: Followed =
     Followed::Refused(c"its system calls cannot be patched: no process could be made for that");
 
-/// The kernel does not allow it.
+/// The kernel does not allow the helper to trace this process.
 fn not_traced() -> Followed {
     Followed::Refused(match toehold_sockets::is_traced() {
         true => TRACED,
@@ -80,14 +80,15 @@ const TRACED: &core::ffi::CStr = c"its system calls cannot be patched, because a
 #[derive(Debug)]
 pub(crate) struct Helper {
     socket: c_int,
-    /// It is waited for when it is wanted no more.
+    /// The helper's process, which is waited for when it is no longer needed.
     child: Option<work::Child>,
 }
 
-/// Has a helper patch the program `target`, if it has no loader and `environment` asks for that.
+/// Makes a helper that patches the program `target`, if the program has no loader and `environment`
+/// asks for patches.
 ///
 /// # Safety
-/// What `target` names and `environment` are as `execve(2)` wants them.
+/// `target` and `environment` are valid as for `execve(2)`.
 pub(crate) unsafe fn follow(
     target: Target,
     environment: *const *const c_char,
@@ -99,7 +100,7 @@ pub(crate) unsafe fn follow(
         return Followed::NotWanted;
     }
     if !children_are_in_this_namespace() {
-        // proot, which traces all its programs, shows them no namespaces.
+        // Programs under proot, which traces them all, do not see their namespaces.
         return Followed::Refused(match toehold_sockets::is_traced() {
             true => TRACED,
             false => {
@@ -117,8 +118,9 @@ pub(crate) unsafe fn follow(
     followed.unwrap_or(NOT_STARTED)
 }
 
-/// Whether a helper will be in this process's PID namespace. In another one it would trace a
-/// stranger, and a namespace whose first process has ended makes no others.
+/// Whether a helper would be in this process's PID namespace. In another namespace the process
+/// number would mean a different process, and a namespace whose first process has ended makes no
+/// new ones.
 fn children_are_in_this_namespace() -> bool {
     let number = |path: &core::ffi::CStr| {
         let mut stat = core::mem::MaybeUninit::<libc::stat>::zeroed();
@@ -140,7 +142,7 @@ fn children_are_in_this_namespace() -> bool {
 }
 
 impl Helper {
-    /// The helper is told the library's path and the program's.
+    /// Starts the helper with the paths of the library and the program.
     fn start(library: &Buffer, path: &Buffer) -> Option<Helper> {
         let mut ends: [c_int; 2] = [-1; 2];
         let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
@@ -156,11 +158,11 @@ impl Helper {
         helper.child = work::start(ends[1], library, path);
         // SAFETY: made above.
         unsafe { call!(SYS_close, ends[1]) };
-        // Where nobody was started, the first read meets the end.
+        // If no helper was started, the first read finds the end of the stream.
         Some(helper)
     }
 
-    /// A helper that does not answer must not keep the program.
+    /// Limits the waiting, because a helper that does not answer must not block the program.
     fn limit_waiting(&self) {
         const SECONDS_MAX: i64 = 5;
         let limit = [SECONDS_MAX, 0i64];
@@ -178,7 +180,7 @@ impl Helper {
             match self.receive() {
                 None => break self.without_answer(),
                 Some(0) => break Followed::By(self),
-                // Yama lets only ancestors trace, and one whom the process names.
+                // Yama lets only ancestors trace, and one process that the traced process names.
                 Some(libc::EPERM) if named.is_none() => {
                     named = self.child.as_ref().and_then(work::Child::name);
                     if named.is_none() {
@@ -188,12 +190,13 @@ impl Helper {
                 Some(_) => break not_traced(),
             }
         };
-        // Yama asks when tracing begins, and lets a tracer do the rest.
+        // Yama checks only when tracing begins.
         drop(named);
         followed
     }
 
-    /// It has ended, or it does not answer. To wait for it might take for ever.
+    /// The helper has ended, or does not answer. It is not waited for, because that might take for
+    /// ever.
     fn without_answer(&mut self) -> Followed {
         if let Some(child) = self.child.take() {
             child.forget();
@@ -201,7 +204,7 @@ impl Helper {
         NOT_STARTED
     }
 
-    /// The exec has failed: nobody traces this thread any more when this returns.
+    /// The exec has failed: ends the helper. When this returns, this thread is not traced any more.
     pub(crate) fn dismiss(self) {
         let mask = Blocked::new();
         self.send([0u8].as_ptr(), 1);
@@ -237,7 +240,7 @@ impl Drop for Helper {
     }
 }
 
-/// Other machines have no patches.
+/// On other machines there are no patches.
 #[cfg(not(target_arch = "x86_64"))]
 mod work {
     use crate::program::Buffer;
@@ -261,7 +264,7 @@ mod work {
     }
 }
 
-/// While it lives no handler runs in this thread.
+/// Blocks all signals of this thread until it is dropped.
 struct Blocked {
     before: u64,
 }

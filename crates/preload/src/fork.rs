@@ -5,7 +5,8 @@ use core::ffi::c_long;
 use toehold_sockets::system::real;
 use toehold_sockets::{after_fork_in_child, after_fork_in_parent, before_fork};
 
-/// A fork made by number runs no `pthread_atfork` handlers: do what ours would have done.
+/// A fork by number runs no `pthread_atfork` handlers, so this does the work of the library's
+/// handlers.
 pub(crate) fn forked(fork: impl FnOnce() -> c_long) -> c_long {
     before_fork();
     let result = fork();
@@ -16,7 +17,8 @@ pub(crate) fn forked(fork: impl FnOnce() -> c_long) -> c_long {
     result
 }
 
-/// `fork(2)`: its handlers run, but none of them learns the child's number or that there is none.
+/// `fork(2)`: the handlers run, but none of them learns the child's number, or that the fork has
+/// failed.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn fork() -> libc::pid_t {
     // SAFETY: passed on with the caller's promises.

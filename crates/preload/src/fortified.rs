@@ -1,5 +1,5 @@
-//! The `_chk` variants that `_FORTIFY_SOURCE` compiles in: the same calls with the size of the
-//! buffer as the compiler knows it.
+//! The `_chk` variants that `_FORTIFY_SOURCE` compiles in: calls with one more argument, the size
+//! of the buffer that the compiler knows.
 
 use core::ffi::{c_int, c_void};
 

@@ -6,32 +6,31 @@
 //! (`toehold run` sets it); otherwise every call passes through.
 //!
 //! - `calls`, `aliases`: the calls programs make by name, and second names of the same calls.
-//! - `aio`: POSIX asynchronous I/O, whose reads and writes libc makes in threads of its own.
+//! - `aio`: POSIX asynchronous I/O, whose reads and writes libc makes in its own threads.
 //! - `fortified`: the `_chk` variants that `_FORTIFY_SOURCE` compiles in.
 //! - `by_number`: `syscall(2)`; `bpf`: maps that take over sockets.
-//! - `liburing`: requests that liburing hands over past `syscall(2)`.
-//! - `stdio`: `fdopen` and `dprintf`, whose reads and writes libc makes inside itself.
+//! - `liburing`: requests that liburing submits past `syscall(2)`.
+//! - `stdio`: `fdopen` and `dprintf`, whose reads and writes libc makes internally.
 //! - `signals`: handlers wait while their thread holds a lock of the library.
 //! - `patched`: programs that make their system calls themselves, patched by `toehold run`; dynamic
 //!   ones of Go and Rust, and libraries of Go, are patched by this library.
 //! - `points`: `pthread_cancel(3)`, and calls that are cancellation points.
-//! - `confinement`: programs that allow themselves only some system calls.
+//! - `confinement`: programs that restrict their own system calls.
 //! - `process`: exit and exec; `fork`: forks, by name and by number.
-//! - `readable`: whether the kernel can read what a call that executes a program is given.
-//! - `program`, `environment`: whether a program to be executed will have us in it, and what it is
-//!   told then.
-//! - `following`: programs to be executed that have no loader are patched by a helper; `tracer`:
-//!   the process that may trace this one.
-//! - `constructor`: what happens before `main`.
-//! - `start`: the start that the environment asks for, there and in a program without a dynamic
-//!   linker.
+//! - `readable`: whether the kernel can read the arguments of a call that executes a program.
+//! - `program`, `environment`: whether a program to be executed will have the library, and the
+//!   environment that it gets.
+//! - `following`: a helper patches executed programs without a loader; `tracer`: the process that
+//!   may trace this one.
+//! - `constructor`: the library's work before `main`.
+//! - `start`: starts the library if the environment asks for it, with or without a dynamic linker.
 //! - `door`: system calls by number, from programs that do not call libc.
 //! - `routines`: `memcpy` and the others that the compiler calls.
 //!
-//! The library needs nothing of any other: no library to be loaded with it, no symbol, no
-//! thread-local storage. It has no heap either, but for the helpers of `following`, which have the
-//! kernel's memory. It finds libc's functions in memory when it starts, and makes
-//! system calls where there is no libc.
+//! The library depends on no other library: it needs no other library to be loaded, no symbol and
+//! no thread-local storage. It has no heap either; only the helpers of `following` allocate, from
+//! mappings. It finds libc's functions in memory when it starts, and makes system calls where there
+//! is no libc.
 
 #![cfg_attr(all(panic = "abort", not(test)), no_std)]
 
@@ -66,12 +65,12 @@ mod tracer;
 
 use toehold_freestanding::call;
 
-/// For helpers (`following`). Nothing else allocates.
+/// Only helpers (`following`) allocate.
 #[cfg(all(not(test), target_arch = "x86_64"))]
 #[global_allocator]
 static HEAP: toehold_patcher::heap::Heap = toehold_patcher::heap::Heap;
 
-/// True when this value of `TOEHOLD_PATH` has the library start.
+/// True when this value of `TOEHOLD_PATH` starts the library.
 fn is_started_by(path: &[u8]) -> bool {
     matches!(path, b"auto" | b"direct" | b"offload")
 }
@@ -86,7 +85,7 @@ fn abort() -> ! {
         let (process, thread) = (call!(SYS_getpid), call!(SYS_gettid));
         call!(SYS_rt_sigprocmask, libc::SIG_UNBLOCK, &raw const mask, 0, 8);
         call!(SYS_tgkill, process, thread, signal);
-        // The program handles the signal, and returned.
+        // The program's handler for the signal has returned.
         let standard = [0usize; 4];
         call!(SYS_rt_sigaction, signal, &raw const standard, 0, 8);
         call!(SYS_tgkill, process, thread, signal);
@@ -96,7 +95,8 @@ fn abort() -> ! {
     }
 }
 
-/// A broken invariant of ours ends the program: nothing may unwind through its frames.
+/// If an invariant of the library is broken, the process ends, because no panic may unwind through
+/// the program's frames.
 #[cfg(all(panic = "abort", not(test)))]
 #[panic_handler]
 fn panicked(panic: &core::panic::PanicInfo<'_>) -> ! {

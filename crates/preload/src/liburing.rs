@@ -1,21 +1,21 @@
-//! liburing's functions that hand requests to the kernel.
+//! liburing's functions that submit requests to the kernel.
 //!
 //! liburing makes system calls itself, so `syscall(2)` does not see its requests. A program that is
 //! linked with liburing's shared library calls these functions instead. Each lets
 //! [`toehold_sockets::api`] look at the requests that wait in the ring, and calls liburing's own.
-//! They get as many arguments as any of them takes: reading more than were passed only reads what
-//! happens to stand in the registers.
+//! All have the same number of arguments, the most that any of them takes; arguments that were not
+//! passed have arbitrary values.
 //!
-//! A program that liburing is linked into, or that finds its functions with `dlsym` in the library
-//! itself, is not seen.
+//! The library does not see the calls if liburing is linked into the program, or if the program
+//! finds its functions with `dlsym` in liburing itself.
 //!
 //! The installed liburing may be older and lack one of these functions. Then the answer is -ENOSYS.
 //! A program that is linked with a newer liburing does not get that far: each new function has a
-//! new version of liburing's names, which the dynamic linker looks for in the library when the
-//! program starts, whether or not we have the function. A program that asks for the function
-//! (`dlsym` with `RTLD_DEFAULT`, a weak reference) finds ours where it would have found none. To it
-//! -ENOSYS says that the function is there and the kernel has no such call, which a program that
-//! asks must expect: liburing's functions return the kernel's errors as they are.
+//! new symbol version of liburing, and the dynamic linker checks these versions when the program
+//! starts, even for functions that we define. A program that asks for a function at run time
+//! (`dlsym` with `RTLD_DEFAULT`, or a weak reference) finds ours where it would have found none.
+//! Then -ENOSYS means that the kernel has no such call. The program must expect that, because
+//! liburing's functions return the kernel's errors unchanged.
 
 use core::ffi::{c_int, c_uint, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering};
@@ -25,7 +25,7 @@ use toehold_freestanding::objects;
 use toehold_sockets::api;
 use toehold_sockets::system::real;
 
-/// A function of liburing's: pointers and integers go in, an `int` or nothing comes out.
+/// A function of liburing: it takes pointers and integers, and returns an `int` or nothing.
 type Function = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> isize;
 
 macro_rules! in_front {
@@ -130,7 +130,7 @@ in_front! {
     };
 }
 
-/// The result of liburing when it made `ring`.
+/// Passes on the `result` of a function that makes `ring`.
 unsafe fn made(result: isize, ring: usize) -> isize {
     if result as c_int >= 0 {
         // SAFETY: the caller's promise: liburing has filled it.
@@ -151,8 +151,8 @@ fn find(next: &AtomicPtr<c_void>, name: &Name) -> Option<Function> {
     (!found.is_null()).then(|| unsafe { core::mem::transmute::<*mut c_void, Function>(found) })
 }
 
-/// The next definition; or, when the caller is a library that the program has loaded for itself
-/// (`dlopen`), the first one in any loaded object. The object stays loaded from then on.
+/// The next definition; or, if only a library that the program has loaded with `dlopen` is linked
+/// with liburing, the first definition in any loaded object. That object then stays loaded.
 #[cold]
 fn search(name: &Name) -> *mut c_void {
     let Some(found) = objects::next_in(name) else {

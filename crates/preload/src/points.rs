@@ -1,21 +1,21 @@
 //! Cancellation points (pthreads(7)) of a program whose libc is loaded beside the library.
 //!
-//! libc ends a thread that is cancelled (`pthread_cancel(3)`) within its own functions. A call that
-//! finds what it wants in a ring enters none of them, so a thread that makes only such calls would
-//! never end. From the first `pthread_cancel` on, each call that is a cancellation point asks libc
-//! first, before it changes anything and holds any lock. A call that waits does so in a function of
-//! libc's, which is a cancellation point itself.
+//! libc ends a cancelled thread (`pthread_cancel(3)`) inside its own functions. A call that is
+//! served by a ring enters none of them, so a thread that makes only such calls would never end. So
+//! from the first `pthread_cancel` on, each call that is a cancellation point first asks libc,
+//! before it changes anything or holds a lock. A call that waits does so in a function of libc,
+//! which is itself a cancellation point.
 //!
-//! A thread that may be cancelled at any moment (`PTHREAD_CANCEL_ASYNCHRONOUS`) must not end in the
-//! middle of the library, with a lock held. From the first such thread on, each call makes its
-//! thread one that is cancelled at cancellation points, for as long as the call lasts.
+//! A thread that may be cancelled at any moment (`PTHREAD_CANCEL_ASYNCHRONOUS`) must not end inside
+//! the library while it holds a lock. So from the first such thread on, each call switches its
+//! thread to deferred cancellation as long as the call lasts.
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU8, Ordering};
 
 use toehold_sockets::system::real;
 
-/// The program's calls so far, of those that matter here: [`CANCELS`], [`AT_ANY_MOMENT`].
+/// The relevant calls that the program has made: [`CANCELS`], [`AT_ANY_MOMENT`].
 static DONE: AtomicU8 = AtomicU8::new(0);
 /// In [`DONE`]: it has cancelled a thread.
 const CANCELS: u8 = 1;
@@ -25,8 +25,8 @@ const AT_ANY_MOMENT: u8 = 2;
 /// True when a call that is a cancellation point has to [`ask`] first.
 #[inline(always)]
 pub(crate) fn is_asked() -> bool {
-    // Relaxed: one that sees it late waits in libc's functions, or is followed by another call. A
-    // thread has set itself what concerns its own end.
+    // Relaxed: a thread that sees the mark late waits in libc's functions, or makes another call
+    // later. A thread sets its own cancellation type itself.
     DONE.load(Ordering::Relaxed) != 0
 }
 
@@ -58,9 +58,9 @@ pub(crate) fn defer() -> Option<Deferred> {
     (before == ASYNCHRONOUS).then(|| Deferred(()))
 }
 
-/// While it lives, its thread is cancelled at cancellation points, and would be at any moment. A
-/// thread that is cancelled in its call never drops it, and has no use for its type any more. One
-/// that leaves its call by `longjmp` stays so.
+/// Until it is dropped, a thread with asynchronous cancellation is only cancelled at cancellation
+/// points. A thread that is cancelled in its call never drops it, and does not need its type any
+/// more. A thread that leaves its call by `longjmp` keeps deferred cancellation.
 pub(crate) struct Deferred(());
 
 impl Drop for Deferred {

@@ -1,4 +1,4 @@
-//! Exit and exec: what a process holds when it goes, it holds no longer.
+//! Exit and exec: a process that ends, or replaces its program, gives up its connections.
 
 use core::ffi::{c_char, c_int, c_void};
 
@@ -15,7 +15,7 @@ use crate::fork::forked;
 use crate::program::{Forecast, Scratch, Target, breaks_on_library, forecast};
 use crate::readable::can_be_read;
 
-/// Registers for the ordinary end of the program.
+/// Registers a handler for the ordinary end of the program.
 pub(crate) fn follow_exit() {
     #[unsafe(link_section = ".text.startup")]
     extern "C" fn at_exit() {
@@ -60,8 +60,8 @@ unsafe extern "C" fn _Fork() -> libc::pid_t {
 #[repr(C)]
 struct Beginning(extern "C" fn(*mut c_void) -> c_int, *mut c_void);
 
-/// `clone(2)` in libc's form. A process with memory of its own is a fork for us. Variadic in C; the
-/// optional arguments travel where fixed ones would, the seventh on the stack.
+/// `clone(2)` in libc's form. A process with its own memory counts as a fork. Variadic in C; the
+/// optional arguments are passed like fixed ones, the seventh on the stack.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn clone(
     function: extern "C" fn(*mut c_void) -> c_int,
@@ -125,12 +125,11 @@ unsafe extern "C" fn posix_spawn_file_actions_adddup2(
     unsafe { real::posix_spawn_file_actions_adddup2(actions, from, to) }
 }
 
-/// Becomes another program by `call`, which gets the environment to give it. Returns only when that
-/// failed.
+/// Executes another program by calling `call` with the environment for it. Returns only on failure.
 ///
 /// # Safety
-/// What `target` names and `environment` are as `execve(2)` wants them. They may be bad pointers,
-/// if `call` leaves them to the kernel.
+/// `target` and `environment` are valid as for `execve(2)`. The pointers may be bad if
+/// `call` passes them to the kernel.
 pub(crate) unsafe fn execute(
     target: Target,
     environment: *const *const c_char,
@@ -172,7 +171,8 @@ pub(crate) unsafe fn execute(
     }
 }
 
-/// Lets go of what the program holds, and becomes another one by `call`.
+/// Gives up or hands over the program's connections, and executes another program by calling
+/// `call`.
 ///
 /// # Safety
 /// As [`execute`].
@@ -206,7 +206,7 @@ unsafe fn depart(
     result
 }
 
-/// An environment without this library, where the program would not start with it.
+/// An environment without this library, if the program would not start with it.
 ///
 /// # Safety
 /// As [`execute`].
@@ -226,8 +226,8 @@ unsafe fn environment_it_bears(
     }
 }
 
-/// Memory in which the program that is to be executed is looked at; `None` when it cannot be. In a
-/// confined process that takes calls that may not be allowed.
+/// Memory for the inspection of the program; `None` when the program cannot be inspected: in a
+/// confined process the needed system calls may be forbidden.
 fn scratch() -> Option<Scratch> {
     match is_confined() {
         true => None,
@@ -259,7 +259,8 @@ macro_rules! spawns {
                 let envp = shorter.as_ref().map_or(envp, Environment::as_ptr);
                 before_spawn();
                 let spawn = || real::$name(pid, program, actions, attributes, argv, envp);
-                // In another directory the name may be another program's.
+                // After a change of directory by the file actions, the name may mean another
+                // program.
                 let is_sure = actions.is_null() || is_absolute(program);
                 let followed = match scratch.as_mut() {
                     Some(scratch) if is_sure => {
@@ -376,7 +377,7 @@ unsafe extern "C" fn wordexp(words: *const c_char, result: *mut c_void, flags: c
     unsafe { real::wordexp(words, result, flags) }
 }
 
-/// The environment that calls without one give to the new program.
+/// The environment for calls that do not take one.
 pub(crate) fn current_environment() -> *const *const c_char {
     toehold_freestanding::environment::variables()
 }
@@ -465,8 +466,8 @@ unsafe extern "C" fn execveat(
     }
 }
 
-/// The calls that take the arguments one by one. The registers that hold the first of them are put
-/// on the stack right below the others: that is the array that the calls above want.
+/// The calls that take the arguments one by one. The first arguments, which are in registers, are
+/// stored on the stack directly below the others. The result is the array for the calls above.
 #[cfg(target_arch = "x86_64")]
 mod listed {
     use super::{c_char, c_int, current_environment, execve, execvp};

@@ -1,10 +1,10 @@
-//! Whether a program that is about to be executed will have this library in it, too: it must be
-//! linked against a loader that loads us, keep its user's rights, and be given the environment
-//! that names us.
+//! Whether a program that is about to be executed will also have this library. For that its loader
+//! must be one that preloads libraries, it must keep its user's rights, and its environment must
+//! name the library.
 //!
-//! Runs between fork and exec, so it uses nothing but system calls, and of the stack a KiB or two:
-//! the caller's may be a small thread's or a signal's. Paths and pieces of files lie in
-//! [`Scratch`].
+//! This code runs between fork and exec, so it uses only system calls, and only one or two KiB of
+//! the stack: the caller may be a small thread or a signal handler. Paths and pieces of files are
+//! in [`Scratch`].
 
 use core::ffi::{CStr, c_char, c_int};
 use core::mem::MaybeUninit;
@@ -15,8 +15,8 @@ use toehold_freestanding::{call, environment, memory};
 /// The variable that asks for patches in programs that make their system calls themselves.
 const PATCH_CALLS: &[u8] = b"TOEHOLD_PATCH_CALLS=";
 
-/// The variable that valgrind gives to its tools. These are static programs that run another
-/// program in their own process: that one has the library, and its system calls are made there.
+/// The variable that valgrind gives to its tools. A tool is a static program that runs another
+/// program in its own process. That program has the library, so the tool must not be patched.
 const VALGRIND: &[u8] = b"VALGRIND_LAUNCHER=";
 
 /// The program that is about to be executed.
@@ -39,14 +39,14 @@ pub(crate) enum Forecast {
     Fails,
     /// A program with this library.
     WithLibrary,
-    /// A program without it, as far as we can tell.
+    /// A program without this library, or a program about which that is unknown.
     Without,
 }
 
-/// Judges `target`, run with `environment`.
+/// Predicts the result of executing `target` with `environment`.
 ///
 /// # Safety
-/// What `target` names and `environment` are as `execve(2)` wants them.
+/// `target` and `environment` are valid as for `execve(2)`.
 pub(crate) unsafe fn forecast(target: Target, environment: *const *const c_char) -> Forecast {
     let Some(mut scratch) = Scratch::new() else {
         return Forecast::Without;
@@ -65,11 +65,11 @@ pub(crate) unsafe fn forecast(target: Target, environment: *const *const c_char)
     }
 }
 
-/// True when a program would not start with us in `environment`: the loader of an unknown C library
-/// may do as `LD_PRELOAD` says, and fail; AddressSanitizer wants to come first.
+/// True when a program would not start with this library in `environment`: the loader of an unknown
+/// C library may follow `LD_PRELOAD` and fail, and AddressSanitizer must be the first library.
 ///
 /// # Safety
-/// What `target` names and `environment` are as `execve(2)` wants them.
+/// `target` and `environment` are valid as for `execve(2)`.
 pub(crate) unsafe fn breaks_on_library(
     target: Target,
     environment: *const *const c_char,
@@ -100,7 +100,7 @@ fn preload_list(variable: &[u8]) -> Option<impl Iterator<Item = &[u8]>> {
 /// which is empty where `target` is an open file.
 ///
 /// # Safety
-/// What `target` names and `environment` are as `execve(2)` wants them.
+/// `target` and `environment` are valid as for `execve(2)`.
 pub(crate) unsafe fn is_to_be_patched(
     target: Target,
     environment: *const *const c_char,
@@ -222,7 +222,7 @@ impl Opened {
         }
         // SAFETY: as above.
         match unsafe { call!(SYS_openat, libc::AT_FDCWD, path, OPEN_FLAGS) } {
-            // A program that may be executed but not read is one we know nothing of.
+            // About a program that may be executed but not read nothing is known.
             ..0 => Err(Forecast::Without),
             fd => Ok(Opened::Owned(fd as c_int)),
         }
@@ -243,8 +243,7 @@ impl Opened {
         read.max(0) as usize
     }
 
-    /// True when the loader of this program is the one that loads us, and takes orders from the
-    /// environment.
+    /// True when this program's loader preloads libraries that the environment names.
     fn takes_library(&self, scratch: &mut Scratch) -> bool {
         self.loader(scratch) == Loader::Ours
     }
@@ -258,12 +257,12 @@ impl Opened {
             let len = file.read_at(&mut head, 0);
             let Some(line) = head[..len].strip_prefix(b"#!") else {
                 if file.changes_rights() {
-                    // Whichever it is, it ignores `LD_PRELOAD`.
+                    // Its loader ignores `LD_PRELOAD`.
                     return Loader::Unknown;
                 }
                 return file.loader_of_elf(&head[..len], &mut scratch.pieces);
             };
-            // The kernel ignores a script's set-uid bit; what counts is its interpreter.
+            // The kernel ignores a script's set-uid bit; only its interpreter's counts.
             let path = &mut scratch.other;
             let line = line.split(|&byte| byte == b'\n').next().unwrap_or(&[]);
             let mut words = line.split(u8::is_ascii_whitespace);
@@ -280,8 +279,8 @@ impl Opened {
         Loader::Unknown
     }
 
-    /// True when executing it would change who the process is (set-uid, set-gid, capabilities):
-    /// then the loader ignores us.
+    /// True when executing the program would change the process's identity (set-uid, set-gid,
+    /// capabilities): then the loader ignores the library.
     fn changes_rights(&self) -> bool {
         let mut stat = MaybeUninit::<libc::stat>::zeroed();
         // SAFETY: `stat` is writable for its size.
@@ -309,7 +308,7 @@ impl Opened {
         const CLASS_64: u8 = 2;
         const PT_INTERP: u32 = 3;
         const ENTRY_BYTES: usize = 56;
-        /// Program headers looked at; ordinary programs have a dozen.
+        /// The most program headers that are looked at; ordinary programs have a dozen.
         const ENTRIES_MAX: u64 = 64;
         let order = 1 + u8::from(cfg!(target_endian = "big"));
         if head.len() < 64
@@ -356,8 +355,8 @@ impl Opened {
     }
 }
 
-/// True for a program that is linked with a library which ends it unless that library comes first
-/// of all: the run-time part of AddressSanitizer.
+/// True for a program that is linked with AddressSanitizer's run-time library, which ends the
+/// program unless it is the first library.
 fn must_be_first(
     headers: &mut Window<'_>,
     [for_entries, for_names]: [&mut [u8; WINDOW_BYTES]; 2],
@@ -368,10 +367,10 @@ fn must_be_first(
     const DT_NEEDED: u64 = 1;
     const DT_STRTAB: u64 = 5;
     const HEADER_BYTES: usize = 56;
-    /// Entries of the dynamic section that are looked at; ordinary programs have 40.
+    /// The most entries of the dynamic section that are looked at; ordinary programs have 40.
     const DYNAMIC_MAX: u64 = 512;
     let file = headers.file;
-    // Offset, address and length in the file of the first segment of a kind that will do.
+    // Offset, address and length in the file of the first suitable segment of a kind.
     let mut segment = |kind, will_do: &dyn Fn(u64, u64) -> bool| {
         let of_kind = (0..entries).filter_map(|index| {
             let header = headers.at::<HEADER_BYTES>(table.wrapping_add(index * step))?;
@@ -410,7 +409,7 @@ fn must_be_first(
     })
 }
 
-/// A file, of which one piece at a time is read.
+/// A file that is read one piece at a time.
 struct Window<'a> {
     file: &'a Opened,
     begin: u64,
@@ -429,7 +428,7 @@ impl<'a> Window<'a> {
         }
     }
 
-    /// So many bytes from `offset` on, or as many as there are.
+    /// `count` bytes from `offset` on, or fewer at the end of the file.
     fn some(&mut self, offset: u64, count: usize) -> &[u8] {
         let within = offset.checked_sub(self.begin);
         let within = within.and_then(|at| usize::try_from(at).ok());
@@ -457,22 +456,22 @@ enum Loader {
     Ours,
     /// Another C library's.
     Foreign,
-    /// One of these, of a program that ends when any other library is loaded before one of its own.
+    /// As `Ours`, but the program ends if any other library is loaded before one of its own.
     Strict,
     /// No loader: a static program, or a loader itself.
     None,
-    /// One that would not load us, or we cannot tell.
+    /// A loader that does not load this library, or of which that is unknown.
     Unknown,
 }
 
-/// True when the loader will take orders from the environment: it does not for a process whose
-/// identities differ.
+/// True when the loader will follow the environment. It does not for a process whose real and
+/// effective identities differ.
 fn has_own_rights() -> bool {
     // SAFETY: no preconditions.
     unsafe { call!(SYS_getuid) == call!(SYS_geteuid) && call!(SYS_getgid) == call!(SYS_getegid) }
 }
 
-/// True when an environment has the loader load us, and us start.
+/// True when an environment makes the loader load this library, and makes the library start.
 unsafe fn names_library(environment: *const *const c_char, buffer: &mut Buffer) -> bool {
     let (mut preloaded, mut wanted) = (false, false);
     // SAFETY: the caller's promise.
@@ -517,11 +516,11 @@ fn is_library(path: &[u8], buffer: &mut Buffer) -> bool {
         && unsafe { call!(SYS_faccessat, libc::AT_FDCWD, buffer.as_ptr(), libc::R_OK) } == 0
 }
 
-/// Fresh memory for what is too large for the caller's stack. A child that uses its parent's memory
-/// (`vfork`) gives it back before its exec, because the parent goes on with that memory.
+/// Memory for data that is too large for the caller's stack. A `vfork` child, which uses its
+/// parent's memory, gives it back before its exec.
 pub(crate) struct Scratch(*mut Room);
 
-/// Zeroes are a value of it.
+/// The contents of [`Scratch`]. All zeroes are a valid value.
 pub(crate) struct Room {
     pub(crate) library: Buffer,
     /// The program's.
@@ -530,7 +529,7 @@ pub(crate) struct Room {
     pieces: Pieces,
 }
 
-/// Of one file: program headers, dynamic section, names.
+/// Pieces of one file: program headers, dynamic section, names.
 type Pieces = [[u8; WINDOW_BYTES]; 3];
 
 impl Scratch {
@@ -618,12 +617,12 @@ fn contains(bytes: &[u8], wanted: &[u8]) -> bool {
         .any(|candidate| candidate == wanted)
 }
 
-/// How the names of the dynamic linkers begin that load this library: glibc's and musl's.
+/// The beginnings of the names of the dynamic linkers that load this library: glibc's and musl's.
 const KNOWN_LOADERS: [&[u8]; 2] = [b"/ld-linux", b"/ld-musl-"];
-/// How the names of libraries begin that end a program unless they come first: AddressSanitizer of
-/// GCC and of Clang.
+/// The beginnings of the names of libraries that must come first: AddressSanitizer of GCC and of
+/// Clang.
 const FIRST_LIBRARIES: [&[u8]; 2] = [b"libasan.so", b"libclang_rt.asan"];
-/// As much of a name as tells it.
+/// Bytes of a name that suffice to recognise it.
 const NAME_BYTES: usize = 64;
 /// Holds the program headers of an ordinary program, or its dynamic section.
 const WINDOW_BYTES: usize = 1024;
@@ -636,7 +635,7 @@ const MACHINE: u64 = if cfg!(target_arch = "aarch64") {
 } else {
     62
 };
-/// Interpreters of interpreters that are followed; the kernel's own limit is near.
+/// The most interpreters of interpreters that are followed; the kernel's own limit is similar.
 const SCRIPT_DEPTH_MAX: u32 = 4;
 /// Enough for an ELF header and for the first line of a script (the kernel reads 256 bytes of it).
 const HEAD_BYTES: usize = 256;

@@ -1,9 +1,10 @@
-//! Whether what a program gives to a call that executes another one can be read.
+//! Whether the arguments of a call that executes a program can be read.
 //!
-//! The library looks at the path and at the environment before the kernel does. A bad pointer there
-//! is the kernel's to refuse, so the kernel is asked about each page first: by a system call that
-//! changes nothing. Handlers of SIGSEGV would not do: the caller may be a `vfork` child, or a
-//! thread that blocks the signal, and a process without connections has none of the library's.
+//! The library looks at the path and at the environment before the kernel does. The kernel must
+//! refuse a bad pointer there, so the library first asks the kernel about each page, with a system
+//! call that changes nothing. The library's SIGSEGV handler is not sufficient here: the caller may
+//! be a `vfork` child or a thread that blocks the signal, and a process without connections does
+//! not have that handler.
 
 use core::ffi::c_char;
 
@@ -21,7 +22,7 @@ pub(crate) fn can_be_read(target: Target, environment: *const *const c_char) -> 
     (path.is_null() || known.is_string(path)) && known.is_list(environment)
 }
 
-/// Pages that were just asked about: the last of a list, and the last of its strings.
+/// The last readable pages: one of the list, and one of its strings.
 #[derive(Default)]
 struct Known {
     list: usize,
@@ -71,7 +72,7 @@ impl Known {
     }
 }
 
-/// True when the page of an address can be read; `known` is another one that can.
+/// True when the page of an address can be read. `known` is the last page that could be read.
 fn is_known(known: &mut usize, address: usize) -> bool {
     let page = address / PAGE_BYTES;
     let can_read = *known == page && page != 0 || faults::kernel_can_read(address);

@@ -1,6 +1,7 @@
-//! The functions that the compiler calls by itself: `memcpy` and its kin. They are this object's
-//! own and hidden, so that the library needs none at its start and gives none to the program. Each
-//! goes by a pointer: first to a plain one here, later to libc's, which knows the processor.
+//! The functions that the compiler calls implicitly: `memcpy` and similar ones. They are defined
+//! here and hidden, so that the library needs none from outside at its start and exports none to
+//! the program. Each calls through a pointer: first a plain function in this file, later libc's
+//! function, which is tuned for the processor.
 //!
 //! The plain ones use general registers and the first vector registers in their 128-bit form only.
 
@@ -46,7 +47,7 @@ toehold_plain_memcpy:
     jb 3f
     movups xmm0, [rsi + rdx - 16]
     lea r8, [rdi + rdx - 16]
-    // Whole pieces of 64 bytes, then of 16, then the last 16 bytes, which may overlap.
+    // Copies pieces of 64 bytes, then of 16, then the last 16 bytes, which may overlap.
 2:
     cmp rdx, 64
     jbe 4f
@@ -95,7 +96,7 @@ toehold_plain_memcpy:
 
     .balign 16
 toehold_plain_memmove:
-    // Forwards unless the target begins inside the source.
+    // Copies forwards unless the target begins inside the source.
     mov rax, rdi
     mov rcx, rdi
     sub rcx, rsi
@@ -174,7 +175,7 @@ macro_rules! pointers {
             $(static $pointer: AtomicPtr<c_void>;)*
         }
 
-        /// From here on libc's own are used, where it has them.
+        /// From now on libc's functions are used, if libc has them.
         #[unsafe(link_section = ".text.startup")]
         pub(crate) fn take_from_libc() {
             $({
@@ -187,7 +188,8 @@ macro_rules! pointers {
             })*
         }
 
-        /// From here on the plain ones are used again. Threads may be in libc's own meanwhile.
+        /// From now on the plain functions are used again. Other threads may still be inside
+        /// libc's.
         pub(crate) fn use_plain_ones() {
             unsafe extern "C" {
                 fn toehold_plain_memcpy();

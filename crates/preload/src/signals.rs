@@ -1,5 +1,5 @@
-//! The calls that install signal handlers: none of the program's runs while its thread holds a lock
-//! of the library ([`toehold_sockets::system::deferral`]).
+//! The calls that install signal handlers: no handler of the program runs while its thread holds a
+//! lock of the library ([`toehold_sockets::system::deferral`]).
 
 use core::ffi::c_int;
 

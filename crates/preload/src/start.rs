@@ -1,5 +1,5 @@
-//! The library's start, as the environment asks for it: by its constructor, or by whoever has put
-//! it into a program without a dynamic linker.
+//! Starts the library if the environment asks for it. Called by its constructor, or by the launcher
+//! that has mapped it into a program without a dynamic linker.
 
 use toehold_channel::table::WaitMode;
 use toehold_freestanding::environment::{self as variables, variable};

@@ -1,6 +1,6 @@
-//! Streams over sockets. libc's stdio reads and writes inside itself, past us. A socket given to
-//! `fdopen` before it carries much traffic simply stays on the host path; one that already has a
-//! channel gets a stream whose reads and writes are our calls.
+//! Streams over sockets. libc's stdio reads and writes internally, past the library. A socket that
+//! is given to `fdopen` before it has carried much traffic stays on the host path. A socket with a
+//! channel gets a stream whose reads and writes are the library's calls.
 
 use core::ffi::{c_char, c_int, c_void};
 
@@ -33,7 +33,7 @@ unsafe extern "C" fn cookie_write(
             )
         };
         if n <= 0 {
-            // fopencookie(3): zero says that nothing (more) could be written.
+            // fopencookie(3): zero means that nothing (more) could be written.
             return done as ssize_t;
         }
         done += n as usize;
@@ -54,8 +54,8 @@ unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
         return unsafe { real::fdopen(fd, mode) };
     }
     if !real::is_glibc() {
-        // Where another libc keeps the descriptor is not known: its stream reads and writes the
-        // carrier.
+        // In another libc the place of the descriptor is not known, so its stream reads and writes
+        // the carrier.
         api::passing_on(fd);
         // SAFETY: passed on with the caller's promises.
         return unsafe { real::fdopen(fd, mode) };
@@ -88,7 +88,7 @@ unsafe extern "C" fn _IO_fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
     unsafe { fdopen(fd, mode) }
 }
 
-/// libc closes the descriptor behind `stream` inside itself.
+/// libc is about to close the descriptor of `stream` internally.
 ///
 /// # Safety
 /// The stream is open.
@@ -117,7 +117,7 @@ unsafe extern "C" fn _IO_fclose(stream: *mut FILE) -> c_int {
     unsafe { fclose(stream) }
 }
 
-/// `freopen(3)` under the names that it has.
+/// `freopen(3)` under its names.
 macro_rules! reopens {
     ($($name:ident)*) => {$(
         #[unsafe(no_mangle)]

@@ -1,21 +1,22 @@
-//! The process that may trace this one: `PR_SET_PTRACER`, a word to the security module Yama.
+//! The process that may trace this one, as named to the security module Yama (`PR_SET_PTRACER`).
 //!
-//! Yama has one such process for each, and does not tell which. The program may have named its
-//! debugger, or the process that looks at it when it crashes. So the library notes whom the program
-//! names, and names that one again when its own helper has begun to trace.
+//! Yama stores one such process for each process, and cannot be asked for it. The program may have
+//! named its debugger, or its crash handler. So the library records the process that the program
+//! names, and names it again when the library's own helper has begun to trace.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use toehold_freestanding::call;
 
-/// This process's number, and below it whom the program has named last. A child begins with a copy
-/// of its parent's or in its memory, and with nobody named. Relaxed: nothing else is told by it.
+/// This process's number (upper half), and the process that the program has named last (lower
+/// half). A child begins with a copy of its parent's word, or shares it, but nothing is named for
+/// the child: the number shows that. Relaxed: no other memory depends on it.
 static OF_PROGRAM: AtomicU64 = AtomicU64::new(0);
 
-/// Anybody may trace this process (`PR_SET_PTRACER_ANY`).
+/// Any process may trace this process (`PR_SET_PTRACER_ANY`).
 const ANYBODY: usize = usize::MAX;
 
-/// The program is about to name a process: its number, 0 for nobody or [`ANYBODY`].
+/// The program is about to name a process: its number, 0 for none, or [`ANYBODY`].
 pub(crate) fn is_named(whom: usize) {
     OF_PROGRAM.store(
         u64::from(own_number()) << 32 | u64::from(whom as u32),
@@ -23,7 +24,7 @@ pub(crate) fn is_named(whom: usize) {
     );
 }
 
-/// The process that the program has named: 0 for nobody.
+/// The process that the program has named; 0 for none.
 fn of_program() -> usize {
     let word = OF_PROGRAM.load(Relaxed);
     match (word >> 32 == u64::from(own_number()), word as u32) {
@@ -33,12 +34,12 @@ fn of_program() -> usize {
     }
 }
 
-/// A process that may begin to trace this one meanwhile.
+/// A helper that is named to Yama until this is dropped; then the program's process is named again.
 #[derive(Debug)]
 pub(crate) struct Named;
 
 impl Named {
-    /// `None` where the kernel does not want to know.
+    /// `None` when the kernel has no Yama.
     pub(crate) fn begin(whom: usize) -> Option<Named> {
         (set(whom) == 0).then_some(Named)
     }

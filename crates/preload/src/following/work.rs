@@ -1,4 +1,4 @@
-//! The helper's side of the conversation, and how the helper is made.
+//! The helper's side of the protocol, and how the helper is made.
 
 use core::ffi::{c_int, c_void};
 
@@ -10,10 +10,10 @@ use super::Event;
 use crate::program::Buffer;
 use crate::tracer::Named;
 
-/// All that the helper is told. It lies in the helper's memory, above its stack.
+/// The helper's arguments. They are in the helper's memory, above its stack.
 struct Start {
     arena: Arena,
-    /// The helper's end.
+    /// The helper's end of the socket pair.
     socket: c_int,
     library: Buffer,
     /// The program's path; empty where it is an open file.
@@ -27,24 +27,26 @@ pub(super) struct Child {
 }
 
 impl Child {
-    /// Waits until it has ended. One that was killed has left its memory.
+    /// Waits until the helper has ended. A helper that was killed has left its memory, which is
+    /// freed here.
     pub(super) fn wait(self) {
         if self.status(0).is_some_and(|status| status != 0) {
             heap::take_back();
         }
     }
 
-    /// Names it to Yama as this process's tracer.
+    /// Names the helper to Yama as this process's tracer.
     pub(super) fn name(&self) -> Option<Named> {
         Named::begin(self.process as usize)
     }
 
-    /// Waits for nothing: it may have ended, or never end.
+    /// Does not wait for the helper, which may have ended or may never end.
     pub(super) fn forget(self) {
         self.status(libc::WNOHANG);
     }
 
-    /// How it has ended; `None` when it has not, or when this program has waited for it elsewhere.
+    /// The helper's exit status; `None` when it has not ended, or when this program has already
+    /// waited for it.
     fn status(&self, flags: c_int) -> Option<c_int> {
         let (mut status, flags): (c_int, _) = (0, libc::__WALL | flags);
         loop {
@@ -59,7 +61,7 @@ impl Child {
     }
 }
 
-/// Makes the helper, which has `socket` for the conversation.
+/// Makes the helper, which communicates over `socket`.
 pub(super) fn start(socket: c_int, library: &Buffer, program: &Buffer) -> Option<Child> {
     const START_BYTES: usize = size_of::<Start>().next_multiple_of(16);
     let arena = Arena::new()?;
@@ -74,7 +76,7 @@ pub(super) fn start(socket: c_int, library: &Buffer, program: &Buffer) -> Option
     }
     // SAFETY: below what the helper is told is its stack, and it has its own arguments.
     let helper = unsafe { beside(start.cast(), help, start.cast(), arena.alive()) };
-    // The helper gives its memory back by itself, if there is one.
+    // If the helper was made, it frees its memory itself.
     if helper <= 0 {
         arena.discard();
     }
@@ -83,7 +85,7 @@ pub(super) fn start(socket: c_int, library: &Buffer, program: &Buffer) -> Option
     })
 }
 
-/// The helper.
+/// The helper's main function.
 unsafe extern "C" fn help(start: *const c_void) -> ! {
     // SAFETY: what it is told lies in its own memory. It has one thread and a table of descriptors
     // of its own, in which nobody else uses the socket.
@@ -92,7 +94,7 @@ unsafe extern "C" fn help(start: *const c_void) -> ! {
         stand_alone(start.socket);
         (start, File::from_raw_fd(0))
     };
-    // There is nobody to tell: `toehold status` finds the reason by itself.
+    // The error is not reported here: `toehold status` finds the reason by itself.
     let _ = follow(caller, start);
     start.arena.end()
 }
@@ -119,8 +121,9 @@ fn follow(caller: File, start: &Start) -> Result<()> {
     Ok(())
 }
 
-/// Runs `function` in a process that uses this one's memory, on a stack that ends at `stack`. Gives
-/// its number, or a negated errno. No signal tells of its end. The kernel clears `alive` then.
+/// Runs `function` in a new process that shares this process's memory, on a stack that ends at
+/// `stack`. Returns the process's number, or a negated errno. No signal announces its end; the
+/// kernel clears `alive` then.
 ///
 /// # Safety
 /// The stack is nobody's; `alive` stays; `function` never returns, and uses no
@@ -208,7 +211,7 @@ mod tests {
         assert!(is_mapped(living));
         heap::take_back();
         assert!(!is_mapped(living));
-        // One that has ended by itself has given its memory back, and its slot is used again.
+        // A helper that ends by itself has freed its memory, and its slot is used again.
         for _ in 0..100 {
             begin(ends);
         }

@@ -2,8 +2,9 @@
 //!
 //! Go's stacks are small and move, so the library never uses them. The thread's area is found by
 //! GS, which no program for Linux uses on x86-64: the launcher sets it for the first thread, and
-//! each thread that a patched site makes gets an area before it begins. A thread that somebody else
-//! made has inherited its maker's GS. The area says by FS whose it is: such a thread is not served.
+//! each thread that a patched site makes gets an area before it begins. A thread that was made in
+//! another way has inherited its maker's GS. The area contains the FS of its own thread, so such a
+//! thread is recognised, and not served.
 //!
 //! ```text
 //! area  words  guard: never reached, see `lowest`  …stack…  end
@@ -18,7 +19,8 @@ use toehold_sockets::system::real;
 use super::frame::Frame;
 use super::{raw, words};
 
-/// The words that the entry finds by GS. The offsets stand in [`super::entry`] and in the launcher.
+/// The words that the entry finds by GS. Their offsets are also used in [`super::entry`] and in the
+/// launcher.
 #[repr(C)]
 pub(crate) struct Area {
     /// The end of the stack that is free.
@@ -35,23 +37,23 @@ pub(crate) struct Area {
     next: AtomicPtr<Area>,
     /// The thread's word for the door (`crate::door`).
     word: i32,
-    /// A copy of its maker's frame, with which a thread begins.
+    /// A copy of the maker's frame, with which the new thread begins.
     pub(crate) first: Frame,
 }
 
-/// How large an area is. Only touched pages cost memory.
+/// Size of an area in bytes. Only touched pages use memory.
 pub(crate) const AREA_BYTES: usize = 512 << 10;
 /// The part of an area that one call may use.
 pub(crate) const STACK_BYTES: usize = 96 << 10;
-/// The words, and pages that are never touched, so that a call which uses too much meets the words
-/// of no other call.
+/// The words, and guard pages that are never touched, so that a call which uses too much stack
+/// cannot overwrite the words.
 const RESERVED_BYTES: usize = 64 << 10;
 /// The number of a thread that has not begun.
 const UNUSED: u64 = u64::MAX;
 /// No thread: the area may be taken.
 const FREE: u64 = 0;
 
-/// Whoever finds an area in the list, or takes it, sees its words. Release pairs with Acquire in
+/// A thread that finds or takes an area in the list sees its words. Release pairs with Acquire in
 /// `take_used` ([`SEES`]).
 const PUBLISHES: Ordering = Ordering::Release;
 /// Acquire pairs with the Release of [`PUBLISHES`] in `take`, `give_back` and `claim`.
@@ -64,7 +66,7 @@ const _: () = assert!(size_of::<Area>() <= 4096);
 static AREAS: AtomicPtr<Area> = AtomicPtr::new(core::ptr::null_mut());
 /// Where the last search began.
 static CURSOR: AtomicPtr<Area> = AtomicPtr::new(core::ptr::null_mut());
-/// How many areas a search asks the kernel about.
+/// The most areas about which a search asks the kernel.
 const ASKED_MAX: usize = 4;
 
 /// Areas for threads that libc has made. Such a thread takes one at its first call from a patched
@@ -73,11 +75,11 @@ pub(super) static SPARES: [AtomicPtr<Area>; SPARES_COUNT] =
     [const { AtomicPtr::new(core::ptr::null_mut()) }; SPARES_COUNT];
 /// The entry has an instruction for each.
 pub(super) const SPARES_COUNT: usize = 8;
-/// Not 0 when there is no memory for areas, or none is wanted.
+/// Not 0 when there is no memory for areas, or none are needed.
 pub(super) static HAS_NO_SPARES: AtomicU32 = AtomicU32::new(1);
 
-/// The calling thread's area, for threads that have one: those in [`super::entry::private`]. GS of
-/// others leads nowhere, or to another thread's area.
+/// The calling thread's area, for threads that have one: those in [`super::entry::private`]. For
+/// other threads GS leads nowhere, or to another thread's area.
 pub(crate) fn own() -> *mut Area {
     let area: *mut Area;
     // SAFETY: reads a register. The launcher has checked that processor and kernel allow it.
@@ -117,7 +119,7 @@ pub(crate) fn take() -> Option<*mut Area> {
 
 /// The area of a thread that has ended.
 fn take_used() -> Option<*mut Area> {
-    // The cursor is a hint.
+    // The cursor is only a hint.
     let mut at = CURSOR.load(SEES);
     for _ in 0..ASKED_MAX {
         if at.is_null() {
@@ -129,10 +131,10 @@ fn take_used() -> Option<*mut Area> {
         // SAFETY: areas are never unmapped.
         let area = unsafe { &*at };
         let next = area.next.load(SEES);
-        // Relaxed: a number that is out of date fails the exchange.
+        // Relaxed: with an outdated number the exchange fails.
         let thread = area.thread.load(Ordering::Relaxed);
         if thread == FREE || thread != UNUSED && raw::is_gone(thread) {
-            // Where it fails, somebody else was first.
+            // If the exchange fails, another thread was first.
             let taken = area
                 .thread
                 .compare_exchange(thread, UNUSED, SEES, Ordering::Relaxed);
@@ -167,7 +169,7 @@ pub(crate) fn give_back(area: *mut Area) {
     unsafe { (*area).thread.store(FREE, PUBLISHES) };
 }
 
-/// The calling thread is the one that its area belongs to from now on.
+/// Makes the calling thread the owner of its area.
 pub(crate) fn claim() {
     // SAFETY: the area of this thread.
     unsafe { (*own()).thread.store(raw::thread(), PUBLISHES) };
@@ -187,7 +189,7 @@ pub(super) fn begin() -> bool {
     true
 }
 
-/// From here on threads of libc's find spare areas, also in processes that are forked.
+/// From now on libc's threads find spare areas, in forked processes, too.
 pub(super) fn serve_threads_of_libc() {
     static FOLLOWS_FORKS: AtomicBool = AtomicBool::new(false);
     // Relaxed, here and below: the words guard no other memory.
@@ -198,7 +200,7 @@ pub(super) fn serve_threads_of_libc() {
     }
 }
 
-/// Puts an area wherever a thread has taken one.
+/// Refills the spare areas that threads have taken.
 fn fill_spares() {
     for spare in &SPARES {
         if !spare.load(Ordering::Relaxed).is_null() {
@@ -218,7 +220,7 @@ fn fill_spares() {
     }
 }
 
-/// The calling thread has perhaps just taken a spare area.
+/// Called when the calling thread may just have taken a spare area.
 pub(super) fn settle() {
     // SAFETY: the area of this thread. Relaxed: its own word.
     let is_new = unsafe { (*own()).thread.load(Ordering::Relaxed) == UNUSED };
@@ -228,7 +230,7 @@ pub(super) fn settle() {
     }
 }
 
-/// Has libc tell of its forks.
+/// Registers a fork handler with libc.
 fn follow_forks() {
     // SAFETY: the handler has no state, and lives as long as the library: for ever.
     unsafe {
@@ -239,8 +241,8 @@ fn follow_forks() {
     }
 }
 
-/// The process is a copy of another one: its thread has another number. Threads that were about to
-/// fill the spare areas are not in it.
+/// Called in a forked process. Its thread has a new number, and threads that were refilling spare
+/// areas do not exist here.
 pub(super) extern "C" fn forked() {
     let (area, pointer) = (own().cast_const(), words::pointer() as u64);
     // SAFETY: GS leads to an area or nowhere, and areas are never unmapped.

@@ -1,4 +1,4 @@
-//! Which calls come here, and what follows a new thread or process.
+//! The calls that come here, and the handling of new threads and processes.
 
 use core::ffi::c_void;
 use core::sync::atomic::Ordering;
@@ -14,8 +14,8 @@ use super::words::{self, Slot};
 use crate::by_number::Clone3;
 use crate::{by_number, door};
 
-/// The calls that come here; all others stay with the program. They make threads and processes, set
-/// a thread's pointer, end the process, or are of interest to the library.
+/// The calls that come here; the program makes all others itself. They make threads and processes,
+/// set a thread's pointer, end the process, or concern the library's connections.
 pub(crate) static WANTED: [u16; WANTED_COUNT] = {
     let mut numbers = [0; WANTED_COUNT];
     let (mut number, mut count) = (0, 0);
@@ -87,8 +87,8 @@ pub(crate) unsafe extern "C" fn handle(frame: &mut Frame) -> Verdict {
 }
 
 /// A call from a patched site, on the stack of the thread's area, in a process that has libc: the
-/// threads are libc's. One that the program makes by itself has none of libc's memory for threads,
-/// so it is not served.
+/// threads are libc's. A thread that the program makes by itself does not have libc's memory for
+/// threads, so it is not served.
 ///
 /// # Safety
 /// Called by the entry only.
@@ -121,8 +121,8 @@ pub(crate) unsafe extern "C" fn handle_on_own(frame: &mut Frame) -> Verdict {
     cancellation::leave(slot, frame, before, verdict)
 }
 
-/// A call of a child that uses the memory of its parent, which waits. It may have a stack of a few
-/// KiB (musl's `posix_spawn`), too small for the door.
+/// A call of a child that uses the memory of its parent while the parent waits. The child's stack
+/// may have only a few KiB (musl's `posix_spawn`), too few for the door.
 fn handle_as_guest(frame: &mut Frame, slot: &Slot) -> Option<Verdict> {
     // Relaxed, here and below: the thread and its child do not run at the same time.
     let waiting = slot.waiting.load(Ordering::Relaxed);
@@ -136,13 +136,13 @@ fn handle_as_guest(frame: &mut Frame, slot: &Slot) -> Option<Verdict> {
         });
     }
     slot.waiting.store(0, Ordering::Relaxed); // As above: the child has gone.
-    // The program that it has executed has no use for its stack.
+    // The child has executed a program, so its stack is free again.
     let left = slot.stack_in_use.swap(0, Ordering::Relaxed);
     give_back(slot, left);
     None
 }
 
-/// [`handle_on_own`], of a thread with these words.
+/// The part of [`handle_on_own`] for a thread with these words.
 ///
 /// # Safety
 /// As there.
@@ -183,8 +183,8 @@ unsafe fn ask(frame: &mut Frame) -> Verdict {
     }
 }
 
-/// The calls of a process without memory of its own that the door wants to know: those by which it
-/// moves bytes of connections, or gives descriptors to another program.
+/// The calls of a process that shares its parent's memory for which the door is needed: those that
+/// move bytes of connections, or give descriptors to another program.
 fn is_for_guests(number: i64) -> bool {
     matches!(
         number,
@@ -205,8 +205,8 @@ fn is_for_guests(number: i64) -> bool {
     )
 }
 
-/// [`ask`], on a stack that the thread's children have for it. A handler that interrupts such a
-/// call may make another one, on another stack.
+/// [`ask`], on a separate stack for the thread's children. A handler that interrupts such a call
+/// may make another call, on another stack.
 fn ask_elsewhere(frame: &mut Frame, slot: &Slot) -> Verdict {
     unsafe extern "C" fn ask_there(frame: *mut c_void) -> u32 {
         // SAFETY: the frame below, which waits.
@@ -232,7 +232,7 @@ fn ask_elsewhere(frame: &mut Frame, slot: &Slot) -> Verdict {
     }
 }
 
-/// A stack is free: the next call has it, or nobody.
+/// Gives a stack back: it is kept for the next call, or unmapped.
 fn give_back(slot: &Slot, stack: usize) {
     if stack == 0 {
         return;
@@ -301,9 +301,9 @@ enum Birth {
     Process,
     /// A process that uses its parent's memory while the parent waits.
     Guest,
-    /// A thread, or a process that uses its maker's memory at the same time.
+    /// A thread, or a process that uses its maker's memory concurrently.
     Thread,
-    /// A thread without a stack of its own.
+    /// A thread without its own stack.
     Strange,
 }
 
@@ -316,7 +316,7 @@ impl Birth {
             libc::SYS_vfork => return Some(Birth::Guest),
             libc::SYS_clone => (arguments[0] as u64, arguments[1] as u64),
             libc::SYS_clone3 => {
-                // Where there are none the kernel refuses it.
+                // The kernel refuses the call without valid arguments.
                 let Clone3 { flags, stack } = Clone3::of(arguments[0], arguments[1])?;
                 (flags, stack)
             }
@@ -335,7 +335,7 @@ impl Birth {
 /// An operation of `arch_prctl(2)`.
 const ARCH_SET_FS: usize = 0x1002;
 
-/// The thread sets the pointer by which its area knows it.
+/// The thread sets FS, by which its area identifies it.
 fn set_thread_pointer(frame: &mut Frame) -> Verdict {
     const ARCH_SET_GS: usize = 0x1001;
     match frame.arguments[0] {
@@ -348,7 +348,7 @@ fn set_thread_pointer(frame: &mut Frame) -> Verdict {
             }
             Verdict::Answered
         }
-        // The area would be lost. Go has no use for GS.
+        // The area would be lost. Go does not use GS.
         ARCH_SET_GS => {
             frame.rax = -(libc::EPERM as isize);
             Verdict::Answered

@@ -1,33 +1,35 @@
 //! `pthread_cancel` in a static program.
 //!
-//! C libraries cancel a thread by a signal. Their handlers look at the thread, and rely on where it
-//! may be then. A thread in a call that came to the library is nowhere they know. So the library
-//! puts a handler of its own before theirs, at the program's first `pthread_cancel`.
+//! C libraries cancel a thread by a signal. Their handlers look at the interrupted instruction, and
+//! expect it to be at certain places. A thread whose call came to the library is at none of these
+//! places. So at the program's first `pthread_cancel` the library puts its own handler in front of
+//! theirs.
 //!
 //! *musl* makes the calls that are cancellation points by one piece of code. Its handler looks at
 //! the interrupted instruction: in that piece of code, up to `syscall`, the thread ends there.
-//! Elsewhere the handler blocks the signal and sends it again, for the next such call. A thread
-//! that waits in the library would wait on, with the signal blocked.
+//! Elsewhere the handler blocks the signal and sends it again, for the next such call. So a thread
+//! that waits in the library would go on waiting, with the signal blocked.
 //!
-//! - *In a stub*, or on the way back to it, the call has not been made: musl's handler is shown the
-//!   program's own `syscall`.
+//! - *In a stub*, or on the way back to it, the call was not made yet: the library's handler makes
+//!   musl's handler see the program's own `syscall`.
 //! - *In a call of the library's* that may wait, the call ends, and the ones after it
 //!   ([`toehold_freestanding::waits`]). The program's call is answered `EINTR`, and then musl ends
 //!   the thread.
-//! - *Elsewhere in the library* the thread's word says it, for the waits that come.
+//! - *Elsewhere in the library* a bit in the thread's word ends the waits that come later.
 //!
-//! Only the sites that are cancellation points are concerned: they are known by their instructions.
+//! Only sites that are cancellation points are concerned. They are recognised by their
+//! instructions.
 //!
-//! A thread that may be cancelled at any moment (`PTHREAD_CANCEL_ASYNCHRONOUS`) ends in the
-//! handler, wherever it is. In the library it may hold a lock. So there its calls that may wait
-//! end, and at the end of the program's call the signal is sent again. Whether a thread is such a
-//! one stands beside the word by which musl asks it to end. A cancellation point comes with the
-//! address of that word.
+//! A thread that may be cancelled at any moment (`PTHREAD_CANCEL_ASYNCHRONOUS`) would end in the
+//! handler, wherever it is. But in the library it may hold a lock. So there its waiting calls end,
+//! and at the end of the program's call the signal is sent again. The thread's cancellation type is
+//! stored beside the word with which musl asks it to end; a cancellation point passes the address
+//! of that word.
 //!
-//! *glibc* unwinds the thread from within its handler, wherever the thread is in a call that is a
-//! cancellation point. Within the library it may hold a lock, or be counted among the sleepers of
-//! a connection. There the call that may wait ends, as with musl, and at the end of the program's
-//! call the signal is sent again.
+//! *glibc* unwinds the thread from inside its handler, at any place in a call that is a
+//! cancellation point. In the library the thread may hold a lock, or be counted as a sleeper of a
+//! connection. So there the waiting call ends, as with musl, and at the end of the program's call
+//! the signal is sent again.
 
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -38,14 +40,15 @@ use super::frame::{Frame, Stub, Verdict};
 use super::raw;
 use super::words::{self, Slot};
 
-/// The signal of musl (`pthread_impl.h`). glibc has it for something that interrupts nothing.
+/// The signal of musl (`pthread_impl.h`). glibc uses this number for another purpose, which
+/// interrupts no call.
 const OF_MUSL: usize = 33;
 /// The signal of glibc (`internal-signals.h`).
 const OF_GLIBC: usize = 32;
 const MUSL_BIT: u64 = 1 << (OF_MUSL - 1);
 
-/// In a thread's word: it was cancelled. musl waits for its next cancellation point; glibc has not
-/// been told.
+/// In a thread's word: it was cancelled. With musl it ends at its next cancellation point; with
+/// glibc the signal was not passed on yet.
 const CANCELLED: u32 = 1;
 /// In a thread's word: its waits end when it is cancelled.
 const WAITS_END: u32 = 2;
@@ -54,7 +57,7 @@ const INSIDE: u32 = 4;
 const _: () = assert!(waits::ENDS == CANCELLED | WAITS_END | INSIDE);
 
 /// Where musl keeps the word by which a thread is asked to end (`cancel` of its `struct pthread`),
-/// counted from FS; 0 until a cancellation point has told.
+/// relative to FS; 0 until a cancellation point has passed it.
 static CANCEL_AT: AtomicUsize = AtomicUsize::new(0);
 
 /// The program's handlers, of either signal.
@@ -135,14 +138,14 @@ unsafe fn handle_of_glibc(signal: c_int, info: *mut c_void, context: *mut libc::
         // SAFETY: the caller's promise.
         return unsafe { defer(state, context) };
     }
-    // The handler may unwind the thread: its memory is another thread's then.
+    // The handler may unwind the thread. Then its memory belongs to another thread.
     state.store(0, Ordering::Relaxed);
     // SAFETY: the caller's promise.
     unsafe { call_handler(signal, info, context) };
     state.store(word, Ordering::Relaxed);
 }
 
-/// This thread is in the library, and ends when it has left it.
+/// This thread is in the library, and will end when it has left the library.
 ///
 /// # Safety
 /// The context is the kernel's, and the word this thread's.
@@ -166,7 +169,7 @@ fn cancel_again(signal: usize) {
     }
 }
 
-/// A cancellation point of musl's has come: its word for this thread is where `frame` says.
+/// A cancellation point of musl has come: learns the place of musl's word from `frame`.
 fn learn(frame: &Frame) {
     // Relaxed: all threads find the same.
     if CANCEL_AT.load(Ordering::Relaxed) == 0 {
@@ -230,14 +233,15 @@ unsafe fn handle_of_musl(signal: c_int, info: *mut c_void, context: *mut libc::u
     }
 }
 
-/// The `syscall` of a cancellation point and its stack pointer, when a thread with these registers
-/// (rip, rsp and rcx) is on its way to it: in the stub or at the end of the entry.
+/// If a thread with these registers (rip, rsp and rcx) is about to reach the `syscall` of a
+/// cancellation point (in the stub or at the end of the entry), returns that instruction and its
+/// stack pointer.
 ///
 /// # Safety
 /// They are the registers of a thread of this process that does not run.
 unsafe fn not_made(at: usize, stack: u64, rcx: u64) -> Option<(i64, i64)> {
     use toehold_sites::stub::STUB_BYTES_MAX;
-    // Stubs begin at multiples of their size, so what is read lies in the page of the instruction.
+    // Stubs begin at multiples of their size, so this reads only from the instruction's page.
     let stub = (at & !(STUB_BYTES_MAX - 1)) as *const Stub;
     // SAFETY: the caller's promise.
     unsafe {
@@ -250,8 +254,8 @@ unsafe fn not_made(at: usize, stack: u64, rcx: u64) -> Option<(i64, i64)> {
     }
 }
 
-// Places in `super::entry::own`: its beginning, where it begins to pass a call on, where it has
-// left its frame, and where it has gone.
+// Labels in `super::entry::own`: its beginning, the place where it begins to pass a call on, the
+// place where it has left its frame, and its end.
 unsafe extern "C" {
     static toehold_own: u8;
     static toehold_own_passes: u8;
@@ -294,9 +298,9 @@ unsafe fn is_point(stub: *const Stub) -> bool {
     }
 }
 
-/// A call from a stub has come. Returns the word to restore when it goes.
+/// Called when a call from a stub begins. Returns the word to restore at its end.
 pub(super) fn enter(slot: &Slot, frame: &Frame) -> u32 {
-    // The first thread that is cancelled may wait since before that.
+    // The first thread that is cancelled may have begun its wait earlier.
     if !waits::is_ended() {
         waits::end_by(&ENDS);
     }
@@ -308,30 +312,31 @@ pub(super) fn enter(slot: &Slot, frame: &Frame) -> u32 {
         learn(frame);
         slot.set(INSIDE | WAITS_END);
         if word & CANCELLED != 0 {
-            // Perhaps the thread that was cancelled has ended, and this one has its memory.
+            // The cancelled thread may have ended, and this thread may have its memory.
             slot.state.fetch_and(!CANCELLED, Ordering::Relaxed);
             if is_pending() {
                 slot.state.fetch_or(CANCELLED, Ordering::Relaxed);
             }
         }
     } else {
-        // In this order: inside the library a handler of glibc's signal sets the former.
+        // The order matters: inside the library a handler of glibc's signal sets the first of these
+        // bits.
         slot.keep(!WAITS_END);
         slot.set(INSIDE);
     }
     word & !CANCELLED
 }
 
-/// The call goes with `verdict`. A thread that musl has cancelled must not wait at the program's
-/// own `syscall`; one that is to end in the handler is out of the library.
+/// Called when the call ends with `verdict`. A thread that musl has cancelled must not wait at the
+/// program's own `syscall`. A thread that must end in the handler has left the library now.
 pub(super) fn leave(slot: &Slot, frame: &mut Frame, before: u32, verdict: Verdict) -> Verdict {
     let word = slot.state.load(Ordering::Relaxed);
     slot.keep(CANCELLED | before);
-    // A handler may have set it since that look.
+    // A handler may have set the bit since the first look.
     let word = word | slot.state.load(Ordering::Relaxed) & CANCELLED;
     let is_outside = before & INSIDE == 0;
     if !is_outside {
-        // A handler's call: the interrupted one goes on.
+        // This is a call of a signal handler: the interrupted call goes on.
         slot.set(before);
     }
     if word & CANCELLED == 0 {

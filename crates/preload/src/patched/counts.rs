@@ -4,14 +4,14 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// By the call's number.
 pub(crate) type Counts = [AtomicU64; COUNTS_LEN];
-/// Numbers from this on are not counted.
+/// Calls with this number or higher are not counted.
 pub(crate) const COUNTS_LEN: usize = 512;
 
-/// Read from outside.
+/// The counts, which the launcher reads.
 pub(crate) static COUNTS: Counts = [const { AtomicU64::new(0) }; COUNTS_LEN];
 
-/// Set where somebody wants to know: counting takes longer than the rest of the door, and threads
-/// that count at one time wait for one another.
+/// Set when the counts are wanted: counting takes longer than the rest of the door, and concurrent
+/// threads slow each other down.
 static ARE_COUNTED: AtomicBool = AtomicBool::new(false);
 
 /// Calls are counted from now on.

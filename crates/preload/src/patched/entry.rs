@@ -1,9 +1,9 @@
 //! From a stub to [`calls::handle`] and back.
 //!
 //! A stub comes with its own address in rcx, the call's number in eax and its arguments in their
-//! registers. rcx and r11 are free, because `syscall` destroys them. Everything else the program
-//! gets back as it was: the other registers, the flags, the SSE registers and its stack. Not one
-//! byte below the stack pointer is touched (or beyond the red zone, in [`own`]).
+//! registers. rcx and r11 are free, because `syscall` destroys them. Everything else is restored
+//! for the program: the other registers, the flags, the SSE registers and its stack. No byte below
+//! the stack pointer is changed (in [`own`]: no byte of the red zone).
 //!
 //! [`private`] uses the stack in the thread's [`Area`]: for Go. A signal that arrives there runs
 //! its handler on the stack for signals, as Go's runtime demands of all handlers (`SA_ONSTACK`);
@@ -13,7 +13,7 @@
 //! [`own`] uses the program's stack, as a preloaded library does: handlers may run there, and may
 //! leave by `longjmp`.
 //!
-//! A call that is passed on happens after the frame was left, at the site itself. A call that makes
+//! A call that is passed on is made after the frame was left, at the site itself. A call that makes
 //! a thread or a process happens where [`Verdict::MakeHere`] says so.
 
 use core::arch::naked_asm;
@@ -39,7 +39,7 @@ const PASS: usize = offset_of!(Stub, pass);
 const DONE: usize = offset_of!(Stub, done);
 const AREA_STACK: usize = offset_of!(Area, stack);
 const AREA_FS: usize = offset_of!(Area, thread_pointer);
-/// The two words after it: the launcher writes them too.
+/// The next two words, which the launcher writes, too.
 const AREA_LOWEST: usize = AREA_FS + 8;
 const AREA_FIRST: usize = offset_of!(Area, first);
 const RED_ZONE: usize = 128;
@@ -49,7 +49,7 @@ const _: () = assert!(Verdict::Pass as u32 == 0 && Verdict::Answered as u32 == 1
 const _: () =
     assert!(Child::HasFrame as u32 == 1 && FRAME.is_multiple_of(16) && SSE.is_multiple_of(16));
 
-/// The flags and the number into r11: rax is free then.
+/// Saves the flags and the number in r11, so that rax is free.
 macro_rules! keep_flags {
     () => {
         "mov r11d, eax
@@ -61,7 +61,7 @@ macro_rules! keep_flags {
     };
 }
 
-/// The reverse, where nothing was saved: on with the program's own `syscall`.
+/// The reverse, when nothing else was saved: goes on with the program's own `syscall`.
 macro_rules! pass_by {
     () => {
         "mov rax, r11
@@ -110,7 +110,7 @@ macro_rules! save_and_handle {
     };
 }
 
-/// Everything but rax, rbx, rcx, r11 and rsp, from a frame at `$at`.
+/// Restores everything except rax, rbx, rcx, r11 and rsp, from a frame at `$at`.
 macro_rules! restore {
     ($at:literal) => {
         concat!(
@@ -192,8 +192,8 @@ macro_rules! restore {
     };
 }
 
-/// Makes the call of the frame at rsp. rbx leads a new thread or process to the frame it begins
-/// with. Ends at 7 in the child that has another stack.
+/// Makes the call of the frame at rsp. A new thread or process finds its first frame by rbx. A
+/// child with another stack continues at label 7.
 macro_rules! make_here {
     () => {
         "mov rbx, [rsp + {NEW}]
@@ -232,14 +232,15 @@ macro_rules! make_here {
     };
 }
 
-/// An entry that uses the stack in the thread's area. First come the instructions that find out
-/// whether GS leads to an area, then those for a thread that has none of its own.
+/// An entry that uses the stack in the thread's area. The first argument checks whether GS leads to
+/// an area; the second handles a thread without its own area.
 macro_rules! enter_area {
     ([$($first:tt)*] [$($foreign:tt)*] $handle:ident $($operands:tt)*) => {
         naked_asm!(
             keep_flags!(),
             $($first)*
-            // A thread that has inherited the area of its maker, or a stack that is ours already.
+            // Sorts out a thread that has inherited its maker's area, or is already on the area's
+            // stack.
             "rdfsbase rax",
             "cmp rax, gs:[{AREA_FS}]",
             "jne 12f",
@@ -250,7 +251,8 @@ macro_rules! enter_area {
             "cmp rsp, rax",
             "jbe 2f",
             "3:",
-            // One instruction takes the part: a signal's handler takes and leaves another one.
+            // A single instruction takes the part of the area, so that a signal handler in between
+            // takes and returns a different part.
             "sub qword ptr gs:[{AREA_STACK}], {STACK_BYTES}",
             "mov rax, gs:[{AREA_STACK}]",
             "cmp rax, gs:[{AREA_LOWEST}]",
@@ -280,13 +282,13 @@ macro_rules! enter_area {
             "mov rsp, [rsp + {STACK}]",
             "mov gs:[{AREA_STACK}], r11",
             "jmp [rcx + {PASS}]",
-            // A child on its parent's frame, which stays taken.
+            // A child that uses its parent's frame, which stays in use.
             "8:",
             restore!("rsp"),
             "mov rax, [rsp + {RAX}]",
             "mov rsp, [rsp + {STACK}]",
             "jmp [rcx + {DONE}]",
-            // A child with a stack of its own. If it has an area, that is a thread of this process.
+            // A child with its own stack. If it has an area, it is a thread of this process.
             "7:",
             "mov rcx, [rbx + {NEW}]",
             "jrcxz 5f",
@@ -303,17 +305,17 @@ macro_rules! enter_area {
             "mov rbx, [rbx + {RBX}]",
             "mov eax, 0",
             "jmp [rcx + {DONE}]",
-            // A process with a stack and memory of its own: on as after any fork.
+            // A process with its own stack and memory: continues as after any fork.
             "6:",
             "mov [rbx + {STACK}], rsp",
             "mov rsp, rbx",
             "jmp 22b",
-            // Too many signals inside one another.
+            // Too many nested signals.
             "9:",
             "add qword ptr gs:[{AREA_STACK}], {STACK_BYTES}",
             "2:",
             pass_by!(),
-            // Another one's area.
+            // The area of another thread.
             "12:",
             $($foreign)*,
             handle = sym $handle,
@@ -341,7 +343,7 @@ macro_rules! enter_area {
     };
 }
 
-/// Where stubs of a program without libc enter whose stacks are small and move.
+/// The entry for stubs of a program without libc whose stacks are small and move.
 ///
 /// # Safety
 /// Only stubs jump here.
@@ -363,8 +365,8 @@ macro_rules! take_spare {
     };
 }
 
-/// Where stubs of such a program enter if libc makes its threads. A thread without an area takes a
-/// spare one: by rax alone, and without a stack.
+/// The entry for stubs of such a program if libc makes its threads. A thread without an area takes
+/// a spare one, using only rax and no stack.
 ///
 /// # Safety
 /// Only stubs jump here.
@@ -373,13 +375,13 @@ pub(crate) unsafe extern "C" fn beside_libc() {
     enter_area!(
         [
             "rdgsbase rax",
-            // A thread from before the first area.
+            // A thread that was made before the first area.
             "test rax, rax",
             "jz 12f",
             "11:",
         ]
         [
-            // libc's threads have the address of their control block at its beginning.
+            // For libc's threads, FS points to a control block that begins with its own address.
             "rdfsbase rax",
             "cmp rax, [rax]",
             "jne 2b",
@@ -387,7 +389,7 @@ pub(crate) unsafe extern "C" fn beside_libc() {
             take_spare!(0 8 16 24 32 40 48 56),
             "cmp dword ptr [rip + {HAS_NO_SPARES}], 0",
             "jne 2b",
-            // Whoever has taken them brings others at once.
+            // The threads that have taken the spare areas will refill them soon.
             "pause",
             "jmp 13b",
             "14:",
@@ -404,7 +406,7 @@ pub(crate) unsafe extern "C" fn beside_libc() {
 
 const _: () = assert!(SPARES_COUNT == 8);
 
-/// Where stubs of other programs enter.
+/// The entry for stubs of other programs.
 ///
 /// # Safety
 /// Only stubs jump here.
@@ -440,7 +442,8 @@ pub(crate) unsafe extern "C" fn own() {
         "toehold_own_passes_on:",
         "jmp [rcx + {PASS}]",
         "toehold_own_passed:",
-        // A process with a stack and memory of its own: on as after any fork. Others are passed on.
+        // A process with its own stack and memory: continues as after any fork. Others are passed
+        // on.
         "7:",
         "mov [rbx + {STACK}], rsp",
         "mov rsp, rbx",

@@ -7,7 +7,7 @@ pub(crate) struct Frame {
     pub(crate) arguments: [usize; 6],
     /// The call's number; then its answer.
     pub(crate) rax: isize,
-    /// As `lahf` and `seto` say them.
+    /// The flags, in the form of `lahf` and `seto`.
     pub(super) flags: u64,
     /// The stub.
     pub(super) stub: *const Stub,
@@ -41,7 +41,7 @@ pub(crate) enum Verdict {
     MakeHere = 2,
 }
 
-/// The new process has memory of its own.
+/// The new process has its own memory.
 pub(crate) const COPIES_MEMORY: usize = 1;
 /// The new process uses its parent's memory, while the parent waits.
 pub(crate) const SHARES_MEMORY: usize = 0;
@@ -50,8 +50,8 @@ pub(crate) const SHARES_MEMORY: usize = 0;
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Child {
-    /// It has memory of its own, and leaves its frame.
+    /// The child has its own memory, and leaves its frame.
     HasFrame = 1,
-    /// Its parent waits and needs the frame: it stays.
+    /// The parent waits and needs the frame, so the frame stays.
     BorrowsFrame = 0,
 }

@@ -1,14 +1,14 @@
 //! Libraries of Go (`-buildmode=c-shared`) in a program with libc: linked with it, or opened by it
-//! (`dlopen`). Their system calls are their own, and are patched as those of a program are
+//! (`dlopen`). They make system calls themselves, which are patched like those of a program
 //! ([`super::within`]).
 //!
 //! A patch must not be written while a thread is at its instructions. Go's runtime begins with a
-//! thread that the library's constructor makes by `pthread_create(3)`. So that call is the moment:
-//! the library is mapped and relocated, and none of its calls is under way. The dynamic linker may
-//! run that constructor before this library's own, which then starts here.
+//! thread that the library's constructor makes with `pthread_create(3)`. That call is the right
+//! moment for patching: the library is mapped and relocated, and none of its system calls is
+//! running. The dynamic linker may run that constructor before ours; then our library starts here.
 //!
-//! A library that a program opens with `RTLD_DEEPBIND`, or in a namespace of its own (`dlmopen`),
-//! calls libc's `pthread_create`. It stays on the kernel, and `toehold status` says why.
+//! A library that a program opens with `RTLD_DEEPBIND`, or in a separate namespace (`dlmopen`),
+//! calls libc's `pthread_create` directly. It stays on the kernel, and `toehold status` says why.
 
 use core::ffi::{c_int, c_void};
 use core::ops::Range;
@@ -37,12 +37,12 @@ unsafe extern "C" fn pthread_create(
     unsafe { real::pthread_create(thread, attributes, begin, argument) }
 }
 
-/// Where the code of libraries is that were looked at: the first byte, and the end. A library is
-/// patched before its first thread begins, or never. Places are taken in this order, and kept.
+/// Address ranges (first byte, end) of the libraries that were looked at. A library is patched
+/// before its first thread begins, or never. Places are taken in order, and never freed.
 static LOOKED_AT: [[AtomicUsize; 2]; LIBRARIES_MAX] =
     [const { [const { AtomicUsize::new(0) }; 2] }; LIBRARIES_MAX];
-/// Each has a runtime of its own, with threads; few processes have two. Places that are not taken
-/// cost no memory but the first page.
+/// Each library has its own runtime with threads, so few processes have two. Of the unused places
+/// only the first page uses memory.
 const LIBRARIES_MAX: usize = 1024;
 
 /// A thread is about to begin at `code`.
@@ -72,8 +72,8 @@ fn look_at(code: usize) {
     }
 }
 
-/// One reason stands for all libraries that have no place: each thread of theirs comes here.
-/// Relaxed: whoever reads it first tells.
+/// The reason is reported once for all libraries without a place, because each of their threads
+/// comes here. Relaxed: the first thread that sets it reports.
 static OVERFLOW_IS_TOLD: AtomicBool = AtomicBool::new(false);
 
 fn was_looked_at(code: usize) -> bool {
@@ -89,7 +89,7 @@ fn was_looked_at(code: usize) -> bool {
     })
 }
 
-/// False where there is no place left: such a library stays on the kernel.
+/// False when no place is left: then the library stays on the kernel.
 fn note(library: Object) -> bool {
     let Some(span) = library.span() else {
         return false;

@@ -1,23 +1,22 @@
-//! Patched programs: the doors through which a program enters the library that makes its system
-//! calls itself.
+//! Patched programs: how a program that makes its system calls itself enters the library.
 //!
-//! `toehold run` maps the library into a static program when it starts, and leads the program's
-//! `syscall` instructions here (`toehold-sites` plans that). A program of Go or Rust that has a
+//! `toehold run` maps the library into a static program when it starts, and redirects the program's
+//! `syscall` instructions to it (`toehold-sites` plans that). A program of Go or Rust that has a
 //! dynamic linker is patched by the library's constructor. Code in this module uses no libc and no
 //! thread-local storage. The door (`crate::door`) answers the calls.
 //!
 //! - [`within`]: the constructor's part.
 //! - [`libraries`]: libraries of Go, which are patched before their first thread begins.
 //! - [`object`]: the program and its libraries in memory.
-//! - [`entry`]: from a stub to [`calls::handle`] and back, on a stack of the library's own.
-//! - [`frame`]: what the entry saves there.
+//! - [`entry`]: from a stub to [`calls::handle`] and back, on the library's stack.
+//! - [`frame`]: the state that the entry saves there.
 //! - [`area`]: each thread's memory for that.
-//! - [`calls`]: which calls come here, and what follows a new thread or process.
+//! - [`calls`]: the calls that come here, and the handling of new threads and processes.
 //! - [`counts`]: how often each call came, for tests.
-//! - [`cancellation`]: threads that musl ends in the midst of a call.
-//! - [`words`]: each thread's word, where threads have no area.
-//! - [`refusal`]: why the constructor has left a program as it is.
-//! - [`raw`]: system calls past everybody.
+//! - [`cancellation`]: threads that are cancelled during a call.
+//! - [`words`]: each thread's word, for threads without an area.
+//! - [`refusal`]: why the constructor has not patched a program.
+//! - [`raw`]: system calls without libc and errno.
 
 pub(crate) mod area;
 pub(crate) mod calls;
@@ -39,15 +38,15 @@ use toehold_freestanding::errno::Words;
 pub(crate) struct Doors {
     /// The layout of this and of [`area::Area`]: the launcher checks it.
     version: u64,
-    /// Where stubs of a program enter whose stacks are small and move: Go.
+    /// The entry for stubs of a program whose stacks are small and move: Go.
     private: unsafe extern "C" fn(),
-    /// Where stubs of other programs enter.
+    /// The entry for stubs of other programs.
     own: unsafe extern "C" fn(),
     /// The numbers of the calls that are wanted here.
     wanted: *const u16,
-    /// How many these are.
+    /// Number of these calls.
     wanted_count: u64,
-    /// How large a thread's area is.
+    /// Size of a thread's area in bytes.
     area_bytes: u64,
     /// How often each call came here, by its number: [`counts::COUNTS_LEN`] words.
     counts: *const counts::Counts,
@@ -60,7 +59,7 @@ pub(crate) struct Doors {
 // SAFETY: the pointers are to statics of the library.
 unsafe impl Sync for Doors {}
 
-/// Found by its name in the library's dynamic symbols.
+/// The launcher finds this by name in the library's dynamic symbols.
 #[unsafe(no_mangle)]
 pub(crate) static TOEHOLD_DOORS: Doors = Doors {
     version: 1,

@@ -9,7 +9,7 @@ use toehold_freestanding::objects;
 use toehold_sites::elf::{PF_X, PT_LOAD, PT_NOTE, shows_go};
 use toehold_sockets::system::real;
 
-/// Where it is, by the word of the kernel or of the dynamic linker.
+/// Its place, as reported by the kernel or the dynamic linker.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Object {
     base: usize,
@@ -29,8 +29,8 @@ impl Object {
         }
     }
 
-    /// The library of Go that has this code. The dynamic linker keeps it loaded: Go's linker asks
-    /// for that.
+    /// The library of Go that contains this code. The dynamic linker keeps it loaded: Go's linker
+    /// asks for that.
     pub(super) fn library_of_go(code: usize) -> Option<Object> {
         let mut search = Search { code, found: None };
         // SAFETY: the function gets the search, which outlives the call.
@@ -97,8 +97,8 @@ struct Search {
 }
 
 impl Search {
-    /// Ends the walk at the object that has the code. It is looked at here, because the dynamic
-    /// linker unloads nothing during the walk.
+    /// Ends the walk at the object that has the code. The object is inspected here, because the
+    /// dynamic linker unloads nothing during the walk.
     unsafe extern "C" fn look(
         object: *mut libc::dl_phdr_info,
         _bytes: usize,

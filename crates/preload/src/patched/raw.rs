@@ -1,4 +1,4 @@
-//! System calls past everybody: no errno, no libc.
+//! System calls without libc and without errno.
 
 use core::arch::asm;
 use core::ffi::c_void;
@@ -31,7 +31,7 @@ pub(crate) unsafe fn call(number: i64, arguments: [usize; 6]) -> isize {
 /// Calls `function` on the stack that ends at `stack`.
 ///
 /// # Safety
-/// The stack is nobody's, and large enough. It ends at a multiple of 16.
+/// The stack is unused and large enough. It ends at a multiple of 16.
 pub(crate) unsafe fn on_stack(
     stack: usize,
     function: unsafe extern "C" fn(*mut c_void) -> u32,
@@ -56,7 +56,7 @@ pub(crate) unsafe fn on_stack(
     answer
 }
 
-/// A new private mapping of zeros, which may be as large as it likes: only touched pages count.
+/// A new private mapping of zeros. It may be large, because only touched pages use memory.
 pub(crate) fn map(bytes: usize) -> Option<usize> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;

@@ -1,9 +1,9 @@
-//! Why the library's constructor has not patched a program: told on standard error where `toehold
-//! run` has become the program, and to `toehold status` in any case.
+//! Why the library's constructor has not patched a program. The reason is always given to `toehold
+//! status`, and printed on standard error if `toehold run` itself has become the program.
 //!
-//! `status` reads the mappings of programs. So the reason is the name of a mapping, which is never
-//! touched. It stays for as long as the program does, children that are forked have it, and a
-//! program that is executed has not: the reason is true of just these.
+//! `status` reads the mappings of programs. So the reason is passed as the name of a mapping, which
+//! is never touched. The mapping exists exactly as long as the reason is true: as long as the
+//! program runs, and in its forked children, but not in a program that is executed.
 
 use core::ffi::CStr;
 
@@ -13,27 +13,27 @@ use toehold_freestanding::{call, memory};
 /// The reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// Processor or kernel.
+    /// The processor or the kernel does not support access to GS.
     NoGs,
-    /// No memory.
+    /// There is no memory.
     NoMemory,
-    /// No site that can be patched.
+    /// There is no site that can be patched.
     NoSites,
     /// A site that makes a call about sockets cannot be patched.
     NoRoomForOne,
     /// The stubs would be too far away.
     NoRoom,
-    /// Memory that was written must not be executed.
+    /// The system forbids execution of memory that was written.
     NoExecutableMemory,
     /// The program's memory cannot be opened.
     NoProc,
-    /// It cannot be written.
+    /// The program's memory cannot be written.
     NotWritable,
-    /// A signal handler of its own undoes system calls.
+    /// The program has a signal handler that rewinds interrupted system calls.
     Guarded,
-    /// The library has not started.
+    /// The library was not started.
     NotServed,
-    /// More libraries of Go than are patched.
+    /// There are more libraries of Go than can be patched.
     TooMany,
 }
 
@@ -67,13 +67,13 @@ impl Refusal {
         }
     }
 
-    /// Tells it of the program.
+    /// Reports the reason for the program.
     pub(crate) fn tell(self) {
         self.tell_of([b"its", b"", b""], true);
     }
 
-    /// Tells it of a library: the user only where no code of the program has run, among whose
-    /// output the line would stand.
+    /// Reports the reason for a library. It is printed for the user only if no code of the program
+    /// has run yet, so that the line does not mix with the program's output.
     pub(super) fn tell_of_library(self, name: &[u8], is_user_told: bool) {
         let name = &name[..name.len().min(LIBRARY_BYTES_MAX)];
         self.tell_of([b"library ", name, b": its"], is_user_told);
@@ -90,7 +90,7 @@ impl Refusal {
         }
     }
 
-    /// By the name of a mapping.
+    /// Reports to `toehold status` by the name of a mapping.
     fn tell_status(self, [a, b, c]: [&[u8]; 3]) {
         let sentence = self.sentence().as_bytes();
         let name = Line::of(&[MAPPING, a, b, c, BEGINNING, sentence, b"\0"]);
@@ -100,7 +100,8 @@ impl Refusal {
     }
 }
 
-/// True where `toehold run` has become this program, and not another program that it has started.
+/// True when `toehold run` itself has become this program. False in programs that this one has
+/// started.
 pub(super) fn is_run_by_user() -> bool {
     // SAFETY: no other thread runs, so nobody changes the environment; the value is not used later.
     let number = unsafe { variable(c"TOEHOLD_STARTED") };
@@ -109,13 +110,13 @@ pub(super) fn is_run_by_user() -> bool {
     number == Some(unsafe { call!(SYS_getpid) })
 }
 
-/// How the name of the mapping begins (`toehold_adapter::unserved` reads it).
+/// The beginning of the mapping's name (`toehold_adapter::unserved` reads it).
 const MAPPING: &[u8] = b"toehold-unpatched:";
 const BEGINNING: &[u8] = b" system calls cannot be patched: ";
 const END: &[u8] = b"; the connections that it makes by them run on kernel TCP\n";
-/// So much of a library's name is told.
+/// The most bytes of a library's name that are reported.
 const LIBRARY_BYTES_MAX: usize = 64;
-/// The kernel allows as many bytes for the name of such a file.
+/// The kernel's limit for the name of such a file, in bytes.
 const NAME_BYTES_MAX: usize = 249;
 
 /// A few words in a row.

@@ -3,12 +3,12 @@
 //! patches it, before any code of the program runs. libc's calls and the patched ones meet the same
 //! descriptors. Libraries of Go are patched in the same way, see [`super::libraries`].
 //!
-//! The patches are written through `/proc/self/mem`, as a debugger would: the program's code is at
-//! no time writable, and code of the program that runs in another thread is not disturbed. They
-//! come last. Whatever fails before leaves the program as it is without patches.
+//! The patches are written through `/proc/self/mem`, as a debugger does it: the program's code is
+//! never made writable, and other threads that run the code are not disturbed. They are written
+//! last: if an earlier step fails, the program stays unpatched.
 //!
-//! Only programs of these two languages are looked at. To read all code of every dynamic program
-//! would cost each of them milliseconds, and few others make calls past libc.
+//! Only programs of these two languages are searched. To search all code of every dynamic program
+//! would cost milliseconds at each start, and few other programs make system calls past libc.
 
 use core::slice;
 use core::sync::atomic::{AtomicU8, Ordering};
@@ -30,21 +30,24 @@ use super::{area, calls, entry};
 /// Programs have a few dozen sites.
 const SITES_MAX: usize = 4096;
 const PAGE_BYTES: usize = 4096;
-/// The code of a Rust program that is searched: at half a nanosecond for each byte, some
-/// milliseconds. A Go program is searched in any case, because nothing else would serve it; and so
-/// is a program that `toehold run` has become, which is started once and to be served.
+/// The largest code of a Rust program that is searched: at half a nanosecond for each byte this
+/// takes some milliseconds. A Go program is always searched, because it cannot be served otherwise.
+/// A program that `toehold run` itself has become is also always searched, because the user wants
+/// it served and it is started only once.
 const RUST_BYTES_MAX: usize = 16 << 20;
 
-/// A language whose programs make system calls themselves.
+/// A language whose programs may make system calls themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Language {
-    /// All of them; goroutines' stacks are small and move.
+    /// Programs of Go make all system calls themselves; the stacks of goroutines are small and
+    /// move.
     Go,
-    /// Some of them, beside libc, on stacks as libc's functions have them.
+    /// Programs of Rust make some system calls themselves and others through libc, on ordinary
+    /// stacks.
     Rust,
 }
 
-/// The program's language, where `toehold run` wants such a program's calls patched.
+/// The program's language, if `toehold run` wants the calls of such programs patched.
 #[unsafe(link_section = ".text.startup")]
 pub(crate) fn wanted() -> Option<Language> {
     match is_wanted() {
@@ -54,22 +57,22 @@ pub(crate) fn wanted() -> Option<Language> {
     }
 }
 
-/// Whether calls are to be patched: one of [`UNKNOWN`], [`NO`], [`YES`].
+/// Whether calls must be patched: one of [`UNKNOWN`], [`NO`], [`YES`].
 static WANTED: AtomicU8 = AtomicU8::new(UNKNOWN);
 const UNKNOWN: u8 = 0;
 const NO: u8 = 1;
 const YES: u8 = 2;
 
-/// True where `toehold run` wants calls patched. The environment is asked once, at the latest by
-/// the constructor.
+/// True when `toehold run` wants calls patched. The environment is read once, at the latest by the
+/// constructor.
 #[unsafe(link_section = ".text.startup")]
 pub(super) fn is_wanted() -> bool {
-    // Relaxed, here and below: whoever does not see the answer finds the same one.
+    // Relaxed, here and below: a thread that does not see the answer computes the same one.
     let answer = WANTED.load(Ordering::Relaxed);
     if answer != UNKNOWN {
         return answer == YES;
     }
-    // Asked before libc has begun: the next one is told.
+    // libc has not started yet: a later call gets the answer.
     if variables().is_null() {
         return false;
     }
@@ -81,8 +84,8 @@ pub(super) fn is_wanted() -> bool {
     is_wanted
 }
 
-/// True when Rust's compiler made the program or a part of it. Its file says so, in a part that is
-/// not loaded.
+/// True when Rust's compiler made the program or a part of it. A section of the file that is not
+/// loaded tells that.
 #[unsafe(link_section = ".text.startup")]
 fn is_rust() -> bool {
     let (path, flags) = (c"/proc/self/exe".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
@@ -112,10 +115,11 @@ fn is_rust() -> bool {
     is_rust
 }
 
-/// True for an emulator that runs another program in this process (qemu-user). Its calls for that
-/// program are its own instructions, which must stay as they are ([`toehold_sites::guarded`]); the
-/// library would see the rest, and the other program may have the library, too. Its name is looked
-/// at first: all code of a program is too much to be read for each one.
+/// True for an emulator that runs another program in this process (qemu-user). Its own instructions
+/// make the calls for that program, and must not be changed ([`toehold_sites::guarded`]). The
+/// library would see the emulator's other calls, and the emulated program may have the library,
+/// too. The program's name is checked first, because reading all code of every program would take
+/// too long.
 #[unsafe(link_section = ".text.startup")]
 pub(crate) fn is_emulator() -> bool {
     let mut path = [0; libc::PATH_MAX as usize];
@@ -128,7 +132,7 @@ pub(crate) fn is_emulator() -> bool {
         && Object::program().codes().any(has_guarded)
 }
 
-/// The first thread of a Go program gets an area, which has its word where there is no libc.
+/// Gives the first thread of a Go program an area. Without libc the area has the thread's word.
 pub(crate) fn prepare(language: Language, has_libc: bool) -> Result<(), Refusal> {
     if language == Language::Rust {
         return has_libc.then_some(()).ok_or(Refusal::NotServed);
@@ -145,7 +149,8 @@ pub(crate) fn prepare(language: Language, has_libc: bool) -> Result<(), Refusal>
     Ok(())
 }
 
-/// Whether the entries' instructions that read FS and GS are there.
+/// Whether the processor and the kernel have the instructions with which the entries read FS and
+/// GS.
 fn tells_threads_apart() -> bool {
     const HWCAP2_FSGSBASE: usize = 2;
     objects::abilities() & HWCAP2_FSGSBASE != 0
@@ -175,13 +180,14 @@ pub(super) fn patch_library(library: Object) -> Result<(), Refusal> {
         return Err(Refusal::NoGs);
     }
     patch_object(library, Language::Go, |_| true, entry::beside_libc)?;
-    // As in a program of Go: libc's copies would use what a patched call must keep.
+    // As in a program of Go: libc's copy functions would change registers that a patched call must
+    // keep.
     crate::routines::use_plain_ones();
     area::serve_threads_of_libc();
     Ok(())
 }
 
-/// Patches the segments of code of a program or library that are to be searched.
+/// Patches the code segments of a program or library that must be searched.
 fn patch_object(
     object: Object,
     language: Language,
@@ -200,7 +206,7 @@ fn patch_object(
     result
 }
 
-/// Patches a segment of code, so that its calls come to `entry`, or changes nothing.
+/// Patches a code segment, so that its calls come to `entry`. On failure nothing is changed.
 fn patch_code(
     object: Object,
     code: &'static [u8],
@@ -251,7 +257,7 @@ fn patch_code(
     for (n, overwrites) in by_page(changes, code.as_ptr() as u64).enumerate() {
         let rewrite = Rewrite::of(code, overwrites);
         let at = code.as_ptr() as usize + rewrite.place().start;
-        // The first one tells whether the kernel allows it.
+        // If the first write succeeds, the kernel allows the others, too.
         if !own.write(at, rewrite.bytes()) && n == 0 {
             return Err(Refusal::NotWritable);
         }
@@ -282,7 +288,8 @@ fn plan_all(code: &[u8], language: Language, room: &Memory<Patch>) -> Result<usi
         }
         found += 1;
     });
-    // A program of which only a part were patched would have two tables of descriptors.
+    // If only a part of the sites were patched, kernel and library would disagree about
+    // descriptors.
     if found == 0 || found > SITES_MAX {
         return Err(Refusal::NoSites);
     }
@@ -313,7 +320,7 @@ fn plan_all(code: &[u8], language: Language, room: &Memory<Patch>) -> Result<usi
     }
 }
 
-/// Zeros, and no more pages than are touched.
+/// Zeroed memory, of which only touched pages are used.
 struct Memory<T> {
     at: *mut T,
     count: usize,
@@ -339,16 +346,17 @@ impl<T> Drop for Memory<T> {
     }
 }
 
-/// Memory within the reach of a jump from the code of a program or library.
+/// Memory within reach of a jump from the code of a program or library.
 struct Place {
     at: usize,
     bytes: usize,
 }
 
 impl Place {
-    /// Below the object if there is room; else so far above it that a program's heap can grow, or
-    /// so far below that libraries around it have an end, and what others reserve there meanwhile:
-    /// each runtime of Go takes more than half a gigabyte.
+    /// Finds a place below the object, if there is room. Otherwise a place far enough above it, so
+    /// that a program's heap can grow; or far enough below it, beyond neighbouring libraries and
+    /// the memory that others reserve there (each runtime of Go reserves more than half a
+    /// gigabyte).
     fn near(object: Object, code: &[u8], bytes: usize) -> Option<Place> {
         const DISTANCE: usize = 64 << 10;
         const REACH: usize = (2 << 30) - (16 << 20);

@@ -1,8 +1,8 @@
-//! Each thread's word for the door, where threads have no area.
+//! Each thread's word for the door, for threads without an area.
 //!
-//! Threads are known by FS, which is each thread's own once its C library has started. A table
-//! gives each value of FS a word. Values recur, because C libraries use the memory of ended threads
-//! again; so the table does not fill.
+//! A thread is identified by FS, which is different for each thread once the C library has started.
+//! A table has a word for each value of FS. The table does not fill up, because C libraries reuse
+//! the memory of ended threads, and so the values recur.
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -12,19 +12,21 @@ pub(super) struct Slot {
     /// FS plus 1, or 0 for none.
     thread: AtomicU64,
     word: AtomicI32,
-    /// The number of the thread, while a child of it may be using its memory and FS; or 0.
+    /// The number of the thread, while its child may be using its memory and FS; otherwise 0.
     pub(super) waiting: AtomicU64,
-    /// Whether it was cancelled, and makes a call that ends by that (`super::cancellation`).
+    /// Whether the thread was cancelled, and is in a call that a cancellation ends
+    /// (`super::cancellation`).
     pub(super) state: AtomicU32,
-    /// A stack for calls of such a child, or 0; and the one on which it makes a call, or 0.
+    /// A stack for calls of such a child, or 0; and the stack on which the child is making a call,
+    /// or 0.
     pub(super) stack: AtomicUsize,
     pub(super) stack_in_use: AtomicUsize,
 }
 
 impl Slot {
-    /// Sets bits of the state, by one instruction: a handler of this thread comes before or after
-    /// it. No other thread writes the word, so the instruction needs no `lock`, which is most of an
-    /// atomic operation's time.
+    /// Sets bits of the state with one instruction, so that a handler of this thread comes before
+    /// or after it. No other thread writes the word, so the instruction needs no `lock` prefix,
+    /// which would take most of its time.
     pub(super) fn set(&self, bits: u32) {
         // SAFETY: this thread's own word.
         unsafe {
@@ -96,6 +98,6 @@ pub(super) fn slot() -> &'static Slot {
             _ => at = (at + 1) % SLOTS,
         }
     }
-    // More threads than slots: a word that is shared is better than none.
+    // There are more threads than slots: a shared word is better than none.
     &TABLE[at]
 }
