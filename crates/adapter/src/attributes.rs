@@ -1,7 +1,7 @@
-//! Netlink messages (netlink(7)) and their attributes: a kind and a content, which may be
-//! attributes.
+//! Netlink messages (netlink(7)) and their attributes. An attribute has a kind and a content, which
+//! may consist of attributes.
 
-/// The messages of a datagram, each with its whole header.
+/// The messages of a datagram, each with its header.
 pub(crate) fn messages(mut rest: &[u8]) -> impl Iterator<Item = &[u8]> {
     std::iter::from_fn(move || {
         let length = u32::from_ne_bytes(*rest.first_chunk()?) as usize;

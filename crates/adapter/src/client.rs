@@ -1,4 +1,4 @@
-//! The adapter as the command line sees it: questions that block, for two seconds at most.
+//! The command line's requests to the adapter. They block, for two seconds at most.
 
 use crate::engine::settings::spell;
 use crate::listener::{peer_of, unix_socket};
@@ -34,7 +34,7 @@ pub struct AdapterInfo {
 pub enum ClientError {
     /// The runtime directory was refused.
     RuntimeDir(RuntimeDirError),
-    /// No adapter has been there.
+    /// There is no adapter's socket.
     NoAdapter(PathBuf),
     /// There is a socket, but its adapter is gone.
     StaleSocket(PathBuf),
@@ -50,15 +50,15 @@ pub enum ClientError {
     },
     /// No answer within [`ANSWER_TIMEOUT`], or no status within [`STATUS_TIMEOUT`].
     TimedOut,
-    /// Whatever listens there does not answer like an adapter, or turned us away.
+    /// The listening program does not answer like an adapter, or rejects us.
     NotAnAdapter(PathBuf),
-    /// The adapter could not collect its answer, or answers only its own user and root.
+    /// The adapter could not collect its answer, or it answers only its own user and root.
     NoAnswer,
     /// The adapter has no engine, and so no link to capture.
     NoEngine,
     /// The adapter shows its link to its own user and to root only.
     NotAllowed,
-    /// The adapter did not change the setting, and why.
+    /// The adapter did not change the setting, for this reason.
     Unchanged(String),
     /// The operating system refused.
     Os {
@@ -69,7 +69,7 @@ pub enum ClientError {
     },
 }
 
-/// The command that starts the adapter that is met at a path.
+/// The command that starts the adapter of a path.
 fn start_of(path: &Path) -> &'static str {
     match path.starts_with(runtime_dir::system_path()) {
         true => "systemctl start toehold-adapter, or as root: toehold adapter --system",
@@ -142,7 +142,7 @@ pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long to wait for the status of an adapter that has answered: that of 100,000 connections on
 /// a busy host takes seconds.
 pub const STATUS_TIMEOUT: Duration = Duration::from_secs(30);
-/// Longest status accepted from an adapter: every entry of many tables.
+/// The longest status that is accepted from an adapter: every entry of many tables.
 const STATUS_BYTES_MAX: u64 = 1 << 30;
 
 /// Asks the adapter of a runtime directory whether it is there.
@@ -163,7 +163,7 @@ pub fn has_engine(runtime_dir: &Path) -> Result<bool, ClientError> {
     Ok(!answer.descriptors.is_empty())
 }
 
-/// Everything it knows of its clients and their connections, as JSON.
+/// Everything that the adapter knows about its clients and their connections, as JSON.
 ///
 /// # Errors
 /// See [`ClientError`].
@@ -175,7 +175,7 @@ pub fn status(runtime_dir: &Path) -> Result<String, ClientError> {
     let (mut answer, _) = asker.ask(&Message::new(Kind::Status))?;
     let file = answer.descriptors.pop().ok_or(ClientError::NoAnswer)?;
     let mut text = String::new();
-    // The adapter wrote it through its own description, by position: ours reads from the start.
+    // The adapter wrote by position, so the file's position is still at the start.
     let read = File::from(file)
         .take(STATUS_BYTES_MAX)
         .read_to_string(&mut text);
@@ -183,9 +183,9 @@ pub fn status(runtime_dir: &Path) -> Result<String, ClientError> {
     Ok(text)
 }
 
-/// Has connections go back to the kernel and stay there: those of one process, or of all when `pid`
-/// is 0; one descriptor, or all. Answers how many it told; a program that sleeps follows at its
-/// next call.
+/// Moves connections back to the kernel and keeps them there: those of one process, or of all
+/// processes when `pid` is 0; one descriptor, or all. Returns how many connections got the command.
+/// A sleeping program follows it at its next call.
 ///
 /// # Errors
 /// See [`ClientError`].
@@ -249,8 +249,8 @@ pub struct CaptureOptions {
 /// A capture under way. The adapter stays while it is held.
 #[derive(Debug)]
 pub struct Capturing {
-    /// The captured frames, in pcapng; the stream ends when the adapter does, or at once when too
-    /// many are under way.
+    /// The captured frames, in pcapng. The stream ends when the adapter ends, or at once when too
+    /// many captures are under way.
     pub stream: UnixStream,
     _asker: Asker,
 }

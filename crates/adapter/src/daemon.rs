@@ -1,9 +1,10 @@
 //! The adapter's process: one thread around an epoll loop, with no timer while nothing needs one.
 //! While there are channels, packet captures are looked for ([`observation`]).
 //!
-//! It gathers what clients say, feeds it to the [`Registry`], and carries out what that answers. It
-//! never waits for a client: what a client's socket will not take is kept, up to a bound, until it
-//! does; a client that goes past its bounds or talks nonsense is dropped, and stays on what it has.
+//! It receives messages of clients, passes them to the [`Registry`], and carries out the answers.
+//! It never waits for a client: messages that a client's socket does not take are kept, up to a
+//! bound, until it does. A client that exceeds its bounds or sends invalid messages is dropped, and
+//! keeps the channels that it has.
 //!
 //! Two things have to come together before a process counts as gone: its socket is closed (a forked
 //! child may still hold it, and the connections with it), and the process itself has ended (a
@@ -64,43 +65,43 @@ pub use poller::Stopper;
 /// How the adapter is to run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where it meets its clients.
+    /// The directory in which clients find it.
     pub runtime_dir: PathBuf,
     /// Whether events are reported on standard error.
     pub foreground: bool,
-    /// Leave after this long without a client; never when `None`.
+    /// The adapter ends after this long without a client; never when `None`.
     pub idle_exit: Option<Duration>,
-    /// Most channels at a time. Each has a region, of which only the pages in use cost memory. They
-    /// are fewer when their descriptors would be more than three quarters of those that we may
-    /// have, or with an engine one quarter: one for each two programs, and one for each eight
-    /// channels of theirs.
+    /// The most channels at a time. Each has a region, of which only the used pages cost memory.
+    /// There are fewer channels if their descriptors (one for each pair of programs, and one for
+    /// each eight channels of a pair) would exceed three quarters of our limit, or one quarter with
+    /// an engine.
     pub regions_max: usize,
-    /// The processes that may be introduced to each other.
+    /// Which processes may be introduced to each other.
     pub policy: Policy,
-    /// Whether it is the system adapter, which serves all users from a directory that all may
+    /// Whether this is the system adapter, which serves all users from a directory that all may
     /// enter.
     pub is_system: bool,
-    /// Whether connections between network namespaces, and past address translation, are paired
-    /// where the kernel's facts prove them. Only the system adapter can.
+    /// Whether connections between network namespaces, and across address translation, are paired
+    /// if the kernel's facts prove them. Only the system adapter can do that.
     pub across_namespaces: bool,
     /// Time between two looks at every channel while regions are running out.
     pub sample_interval: Duration,
-    /// Whether connections whose packets a capture would see go by the kernel while it lasts.
+    /// Whether connections whose packets a capture would see go through the kernel during the
+    /// capture.
     pub observability: Observability,
     /// The TCP engine, if there is to be one.
     pub engine: Option<Settings>,
     /// Whether an engine that does not start is an error. Otherwise the adapter does without.
     pub engine_required: bool,
-    /// Where its settings come from, to be asked again at `SIGHUP`.
+    /// Reads the engine's settings again at `SIGHUP`.
     pub reload: Option<Reload>,
     /// The operator's rules about connections.
     pub rules: Rules,
-    /// Where they come from, to be asked again at `SIGHUP`. Without this and `reload` the signal is
-    /// not caught.
+    /// Reads the rules again at `SIGHUP`. Without this and `reload` the signal is not caught.
     pub reload_rules: Option<ReloadRules>,
 }
 
-/// Reads the operator's rules once more: what they are, or a sentence about what is wrong with
+/// Reads the operator's rules again. Returns the rules, or a sentence about what is wrong with
 /// them.
 #[derive(Clone)]
 pub struct ReloadRules(Arc<ReadRules>);
@@ -120,7 +121,7 @@ impl fmt::Debug for ReloadRules {
     }
 }
 
-/// Reads the engine's settings once more: what they are, or a sentence about what is wrong with
+/// Reads the engine's settings again. Returns the settings, or a sentence about what is wrong with
 /// them.
 #[derive(Clone)]
 pub struct Reload(Arc<ReadSettings>);
@@ -143,7 +144,7 @@ impl fmt::Debug for Reload {
 }
 
 impl Options {
-    /// For a service manager or a terminal: reports on standard error, never leaves by itself.
+    /// For a service manager or a terminal: reports on standard error, and never ends by itself.
     pub fn foreground(runtime_dir: PathBuf) -> Options {
         Options {
             runtime_dir,
@@ -173,7 +174,7 @@ impl Options {
         }
     }
 
-    /// As `toehold run` starts it: silent, leaves after [`IDLE_EXIT_DEFAULT`] without a client.
+    /// For `toehold run`: silent, and ends after [`IDLE_EXIT_DEFAULT`] without a client.
     pub fn background(runtime_dir: PathBuf) -> Options {
         Options {
             foreground: false,
@@ -201,7 +202,7 @@ pub enum Error {
         runtime_dir: PathBuf,
         /// Its process id, when known.
         pid: Option<u32>,
-        /// It has not made room for a service manager's.
+        /// It does not make room for a service manager's adapter.
         stays: bool,
     },
     /// The TCP engine does not start, and [`Options::engine_required`] asks for it.
@@ -272,7 +273,7 @@ pub fn run(options: Options) -> Result<(), Error> {
         true => Proving::load(),
         false => Proving::default(),
     };
-    // It takes a capability that the system adapter gives up. Most users may not listen.
+    // This needs a capability that the system adapter gives up later. Most users may not listen.
     let firewall = Firewall::open().ok();
     if is_system {
         privileges::keep_needed().map_err(os("give up capabilities for"))?;
@@ -293,32 +294,33 @@ pub fn run(options: Options) -> Result<(), Error> {
 pub struct Daemon {
     options: Options,
     poller: Poller,
-    /// Tells when a service manager may have put its socket in the place of ours.
+    /// Reports that a service manager may have replaced our socket with its own.
     watch: Option<Watch>,
-    /// A descriptor to give up when there are no more, so that a client can still be turned away.
+    /// A spare descriptor that is given up when there are no others, so that a client can still be
+    /// rejected.
     spare: Option<File>,
-    /// The place of the next descriptor that a client shows.
+    /// A descriptor that is reserved for the next one that a client sends.
     room: Option<File>,
     engine: Option<Engine>,
-    /// Why there is none, where one was wanted.
+    /// Why there is no engine, if one was wanted.
     no_engine: Option<String>,
-    /// The engine's threads, as the clients that they are.
+    /// The engine's threads, which are clients, too.
     engine_clients: BTreeSet<ClientId>,
     registry: Registry,
-    /// Without it nothing can be proved, and nobody is introduced.
+    /// Without this socket no connection can be proved, and no ends are introduced.
     diag: Option<Diag>,
     proving: Proving,
     tables: Tables,
     regions: Regions,
-    /// Added to the numbers of pairs, so that no other adapter's have them: programs outlive us
-    /// with pairs of ours.
+    /// Added to the numbers of pairs, so that they differ from those of other adapters: programs
+    /// outlive this adapter and keep its pairs.
     pair_numbers: u64,
     clients: BTreeMap<ClientId, Connection>,
     client_next: u64,
     /// Messages handled in this turn, by user. Only the system adapter counts them.
     heard: BTreeMap<u32, usize>,
     foreign: Foreign,
-    /// Ends waits of a client's making. A user's own adapter does without.
+    /// Ends waits that a client can cause. A user's own adapter does not need it.
     tick: Option<Tick>,
     /// Clients whose socket will take more when the kernel has fewer descriptors in flight.
     throttled: BTreeSet<ClientId>,
@@ -328,18 +330,20 @@ pub struct Daemon {
     idle_since: Instant,
     /// Earliest next look at how active the channels are.
     sample_due: Option<Instant>,
-    /// When to wake for it: only when something hangs on it.
+    /// When to wake for that look; `None` when the look is not needed.
     sample_next: Option<Instant>,
-    /// When channels were last asked how much they hold, and what that was beyond one share each.
+    /// When it was last measured how much memory channels hold, and how much that was beyond one
+    /// share for each.
     weighed: Option<Instant>,
     shares_beyond_one: usize,
     log: Log,
-    /// Dropped last: the next adapter takes its lock, and then finds our clients without us.
+    /// Dropped last: the next adapter takes the lock, and must then find that our clients have lost
+    /// us.
     listener: Listener,
 }
 
 impl Daemon {
-    /// Takes the runtime directory and listens in it. Clients can connect from here on;
+    /// Takes the runtime directory and listens in it. Clients can connect from now on;
     /// [`Daemon::serve`] serves them.
     ///
     /// # Errors
@@ -361,7 +365,7 @@ impl Daemon {
         let os = |action| os_error_of(&options, action);
         let listener = take_place(&options)?;
         let poller = Poller::new(listener.as_fd()).map_err(os("watch"))?;
-        // The system adapter's place is root's to give, and its calls are filtered.
+        // Only root can replace the system adapter's socket, and its system calls are filtered.
         let watch = listener.watch().filter(|_| !options.is_system);
         if let Some(watch) = &watch {
             let watched = poller.watch(watch.as_fd(), Source::Directory);
@@ -426,8 +430,8 @@ impl Daemon {
         self.poller.stopper()
     }
 
-    /// Lets `SIGTERM` and `SIGINT` end [`Daemon::serve`], and `SIGHUP` have it read its settings
-    /// again, if it can. Blocks them for the calling thread.
+    /// Makes `SIGTERM` and `SIGINT` end [`Daemon::serve`], and `SIGHUP` reload the settings, if
+    /// that is possible. Blocks them for the calling thread.
     ///
     /// # Errors
     /// When the operating system does not let us.
@@ -459,7 +463,7 @@ impl Daemon {
         served
     }
 
-    /// From here on no wait of a client's making lasts, on this thread.
+    /// From now on waits that a client causes are cut short on this thread.
     fn begin_to_tick(&mut self) -> io::Result<()> {
         if self.tick.is_none() {
             self.tick = Some(Tick::new()?);
@@ -467,7 +471,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Asks programs that an earlier adapter has served to come to this one.
+    /// Asks programs that an earlier adapter has served to connect to this one.
     fn hail(&mut self) {
         let count = unserved::hail(&self.options.runtime_dir, self.options.is_system);
         if count > 0 {
@@ -478,7 +482,7 @@ impl Daemon {
 
     fn serve_clients(&mut self) -> Result<(), Error> {
         let mut events = Vec::with_capacity(EVENTS_PER_TURN);
-        // It may have come before we watched.
+        // The other socket may have come before we watched.
         if self.watch.is_some() && self.is_to_give_way() {
             return Ok(());
         }
@@ -520,12 +524,12 @@ impl Daemon {
         }
     }
 
-    /// The ticks so far: another number after some work tells that it has taken long.
+    /// Number of ticks so far. If the number changes during some work, that work takes long.
     fn ticks(&self) -> u32 {
         self.tick.as_ref().map_or(0, Tick::count)
     }
 
-    /// Ends every turn with the work that events have made possible.
+    /// Called at the end of each turn: does the work that events have made possible.
     fn settle(&mut self) {
         self.heard.clear();
         for id in std::mem::take(&mut self.throttled) {
@@ -556,8 +560,8 @@ impl Daemon {
         }
     }
 
-    /// How long to sleep: for ever, unless we may leave, or wait for something that brings no
-    /// event.
+    /// How long to sleep: without limit, unless the adapter may end, or waits for something that
+    /// brings no event.
     fn timeout(&self) -> Option<Duration> {
         let now = Instant::now();
         let leave = self.options.idle_exit.filter(|_| self.has_no_client());
@@ -589,8 +593,8 @@ impl Daemon {
         idle.is_some_and(|idle| self.has_no_client() && self.idle_since.elapsed() >= idle)
     }
 
-    /// Whether a service manager's adapter is to take our place, as its socket has done already. An
-    /// adapter with an engine stays: the engine's connections would end.
+    /// Whether a service manager's adapter must take our place. Its socket has already replaced
+    /// ours. An adapter with an engine stays: the engine's connections would end.
     fn is_to_give_way(&mut self) -> bool {
         if let Some(watch) = &self.watch {
             watch.clear();
@@ -609,7 +613,8 @@ impl Daemon {
         gives_way
     }
 
-    /// Whether nobody has come while we were about to leave; takes in who has.
+    /// Whether the adapter can end: no client has come at the last moment. If one has come, it is
+    /// accepted.
     fn can_leave(&mut self) -> bool {
         match self.listener.hide() {
             Ok(Hidden::Caller(socket)) => {
@@ -617,7 +622,7 @@ impl Daemon {
                 self.admit(socket, None);
                 false
             }
-            // Should our socket have vanished, nobody can find us either way.
+            // If our socket has vanished, no client can find us anyway.
             Ok(Hidden::Alone) | Err(_) => true,
         }
     }
@@ -672,7 +677,7 @@ fn start_engine(
         }
         Err(error) if options.engine_required => Err(Error::Engine(error.to_string())),
         Err(error) => {
-            // Programs do without: their connections stay on the host path.
+            // Programs run without the engine: their connections stay on the host path.
             log.say("engine", || format!("no TCP engine: {error}"));
             Ok((None, Some(error.to_string())))
         }
@@ -697,7 +702,7 @@ fn say_what_is_not_paired(diag: &io::Result<Diag>, proving: &Proving, log: &mut 
 fn limits_of(options: &Options, descriptors_max: usize) -> Limits {
     let mut limits = Limits::with_regions(options.regions_max);
     if options.is_system {
-        // A channel takes two of them when it is the only one of its pair.
+        // A channel takes two descriptors if it is the only one of its pair.
         let in_own_pairs = descriptors_max / 2;
         limits.user = UserLimits::of_system(options.regions_max.min(in_own_pairs));
     }
@@ -708,6 +713,6 @@ fn spare_descriptor() -> Option<File> {
     File::open("/dev/null").ok()
 }
 
-/// How long to wait before sending again when too many descriptors are on their way to clients:
-/// that comes down when they take them, which brings us no event.
+/// How long to wait before sending again when too many descriptors are in flight. When clients take
+/// them, we get no event.
 const THROTTLE_RETRY: Duration = Duration::from_millis(20);

@@ -1,11 +1,12 @@
 //! Questions to the kernel about TCP, Unix and packet sockets: sock_diag(7).
 //!
-//! A question names the socket's addresses and its cookie, so there is one answer or none. Each
-//! [`Diag`] speaks of one network namespace: the one that its socket was made in. The adapter has
-//! one of its own. A client whose connections are elsewhere shows one of there. The client may hold
-//! that socket, too, and ask on it, take answers away, or connect it to itself. So each question
-//! has the kernel as its destination and a number that nobody knows before. An answer counts when
-//! it comes from the kernel, with that number, and speaks of that cookie.
+//! A request names the socket's addresses and its cookie, so there is one answer or none. Each
+//! [`Diag`] answers for one network namespace: the one in which its socket was made. The adapter
+//! has one for its own namespace. A client with connections in another namespace sends a socket of
+//! that namespace. The client may still hold that socket, and may send requests on it, take answers
+//! away, or connect it elsewhere. So each request is addressed to the kernel and has an
+//! unpredictable number. An answer counts only if it comes from the kernel, with that number and
+//! that cookie.
 
 mod packets;
 mod tcp;
@@ -33,7 +34,7 @@ use toehold_freestanding::diag::{
 #[derive(Debug)]
 pub(crate) struct Diag {
     socket: OwnedFd,
-    /// The namespace that it speaks of; unknown before Linux 5.14.
+    /// The namespace for which it answers; unknown before Linux 5.14.
     namespace: Option<u64>,
 }
 
@@ -45,13 +46,14 @@ impl Diag {
     pub(crate) fn open() -> io::Result<Diag> {
         let (family, kind) = (AddressFamily::NETLINK, SocketType::RAW);
         let socket = socket_with(family, kind, SocketFlags::CLOEXEC, Some(SOCK_DIAG))?;
-        // Connected to the kernel, it takes messages from nobody else (netlink_getsockbyportid).
+        // A socket that is connected to the kernel takes messages only from the kernel
+        // (netlink_getsockbyportid).
         connect(&socket, &kernel())?;
         let namespace = namespace_of(socket.as_fd());
         Ok(Diag { socket, namespace })
     }
 
-    /// The socket that a client has shown; nothing when it is no such socket.
+    /// A socket that a client has sent; `None` when it is not a sock_diag socket.
     pub(crate) fn shown(socket: OwnedFd) -> Option<Diag> {
         let is = |option, wanted| number_of(socket.as_fd(), option).is_ok_and(|is| is == wanted);
         let is_diag =
@@ -97,7 +99,7 @@ impl Diag {
     ) -> Option<T> {
         // The kernel answers before this returns (netlink_rcv_skb).
         self.ask(request)?;
-        // A client that asks on the same socket finds its answers among ours.
+        // If the client also sends requests on this socket, its answers are mixed with ours.
         for _ in 0..ANSWERS_MAX {
             let mut reply = [0u8; REPLY_BYTES_MAX];
             let (reply, is_kernel) = self.hear(&mut reply)?;
@@ -108,8 +110,8 @@ impl Diag {
         None
     }
 
-    /// Asks for many sockets, in at most so many datagrams, and gives what the kernel says of each
-    /// to `each`.
+    /// Asks for many sockets, in at most `datagrams_max` datagrams, and calls `each` with each
+    /// answer.
     fn list(
         &self,
         request: &[u8],
@@ -122,7 +124,7 @@ impl Diag {
         }
         let mut buffer = vec![0; DUMP_BYTES_MAX];
         for _ in 0..datagrams_max {
-            // The kernel goes on with its answer as we take it (netlink_recvmsg).
+            // The kernel continues its answer while we read it (netlink_recvmsg).
             let Some((reply, is_kernel)) = self.hear(&mut buffer) else {
                 return Listed::Nothing;
             };
@@ -159,7 +161,7 @@ enum Listed {
     All,
     /// There are more.
     Part,
-    /// The kernel refuses, or a client disturbs whose socket this is.
+    /// The kernel refuses, or the client that owns the socket disturbs the exchange.
     Nothing,
 }
 
@@ -204,7 +206,7 @@ pub(crate) fn namespace_of(socket: BorrowedFd<'_>) -> Option<u64> {
     cookie_of(socket, libc::SO_NETNS_COOKIE).ok()
 }
 
-/// Which socket has these addresses and this cookie.
+/// A request for the socket with these addresses and this cookie.
 fn question_about(local: SocketAddr, remote: SocketAddr, cookie: u64) -> TcpQuestion {
     let family = match (local.ip(), remote.ip()) {
         (IpAddr::V4(_), IpAddr::V4(_)) => libc::AF_INET,
@@ -242,11 +244,11 @@ fn parse(reply: &[u8], cookie: u64) -> Option<u64> {
 
 /// `idiag_cookie`, the last word of the `struct inet_diag_sockid` in it.
 const COOKIE_AT: usize = 44;
-/// Answers to others' questions that are passed over.
+/// The most answers to other requests that are skipped.
 const ANSWERS_MAX: usize = 64;
-/// Where the kernel has no numbers for namespaces, all sockets are taken to be of ours.
+/// Without numbers for namespaces, all sockets are assumed to be in our namespace.
 const UNKNOWN_NAMESPACE: u64 = 0;
-/// An answer with the attributes that come unasked for is far shorter.
+/// An answer is far shorter, even with attributes that were not requested.
 const REPLY_BYTES_MAX: usize = 4096;
 /// The kernel fills datagrams of a list up to this length (netlink_dump).
 const DUMP_BYTES_MAX: usize = 32_768;

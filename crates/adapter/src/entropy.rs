@@ -4,7 +4,7 @@ use std::io;
 
 use rustix::rand::{GetRandomFlags, getrandom};
 
-/// 256 of them.
+/// 256 random bits.
 pub(crate) fn bits() -> io::Result<[u64; 4]> {
     let mut bytes = [0u8; 32];
     // The kernel gives up to 256 bytes whole (getrandom(2)).

@@ -1,6 +1,6 @@
 //! epoll(7), with tokens: the daemon and the engine's threads sleep in it.
 //!
-//! Through libc: the events of rustix hold a pointer, so no thread could give them to another.
+//! It uses libc, because rustix's events contain a pointer and so cannot be passed between threads.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -33,7 +33,7 @@ impl Epoll {
         self.control(libc::EPOLL_CTL_ADD, fd, token, bits)
     }
 
-    /// Reports other bits of `fd` from here on.
+    /// Reports other bits of `fd` from now on.
     pub(crate) fn change(
         &self,
         fd: BorrowedFd<'_>,
@@ -43,10 +43,10 @@ impl Epoll {
         self.control(libc::EPOLL_CTL_MOD, fd, token, bits)
     }
 
-    /// Reports nothing of `fd` any more. Closing it is not enough where others may have a
-    /// duplicate: epoll watches descriptions, and would report that one for ever.
+    /// Stops reporting `fd`. Closing it is not enough if another process may have a duplicate:
+    /// epoll watches open file descriptions, and would report this one for ever.
     pub(crate) fn remove(&self, fd: BorrowedFd<'_>) {
-        // It fails only when `fd` is not watched: then nothing is left to do.
+        // This fails only if `fd` is not watched; then nothing is to be done.
         let _ = self.control(libc::EPOLL_CTL_DEL, fd, 0, 0);
     }
 

@@ -1,9 +1,9 @@
-//! Facts about a socket that the kernel knows and shows to nobody: they say whether two sockets are
-//! the ends of one connection, whatever their addresses are.
+//! Facts about a socket that only the kernel knows. They show whether two sockets are the ends of
+//! one connection, whatever their addresses are.
 //!
-//! Addresses name a connection within one network namespace. Between two namespaces they may be
-//! translated, and any two namespaces may have the same ones. But a segment carries two things
-//! past all that: its sequence numbers and, within one host, the flow hash of its socket.
+//! Addresses name a connection within one network namespace. Between two namespaces addresses may
+//! be translated, and two namespaces may use equal addresses. But two properties of a segment stay
+//! unchanged: its sequence numbers and, within one host, the flow hash of its socket.
 //!
 //! ```text
 //!     socket A                                                            socket B
@@ -16,13 +16,14 @@
 //!   what was acknowledged and received, so they follow at any time:
 //!   `sent = snd_una - bytes_acked`, `received = rcv_nxt - bytes_received`. The end that opened
 //!   counts its SYN as one byte. See [`Numbers::fit`].
-//! - The *hashes* are 32 random bits in each direction. A socket draws its own again when segments
-//!   are lost. They tell connections apart that were opened in one tick of the clock behind the
-//!   numbers, and a socket that was made to have another's numbers (`TCP_REPAIR`).
+//! - The *hashes* are 32 random bits in each direction. A socket chooses a new hash when segments
+//!   are lost. The hashes distinguish connections that were opened in one tick of the clock behind
+//!   the sequence numbers, and detect a socket to which another socket's numbers were given
+//!   (`TCP_REPAIR`).
 //!
-//! The kernel shows a hash to nobody. So a small program of ours reads it, inside the kernel
-//! ([`program`]), where the kernel describes its own structures (BTF). It is attached to nothing.
-//! Loading it needs `CAP_BPF` and `CAP_PERFMON`; the adapter gives both up afterwards.
+//! No interface of the kernel shows the hash. So a small BPF program reads it inside the kernel
+//! ([`program`]), if the kernel describes its own structures (BTF). The program is not attached to
+//! any event. Loading it needs `CAP_BPF` and `CAP_PERFMON`; the adapter gives both up afterwards.
 //!
 //! The program reads while the socket is in use, without its lock. A pair of counters that has
 //! changed meanwhile is read again ([`READS_MAX`] times).
@@ -38,9 +39,9 @@ use toehold_link::bpf::{Btf, Map, Program, ProgramKind};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Facts {
     pub(crate) numbers: Numbers,
-    /// The hash of what it sends.
+    /// The hash of the segments that it sends.
     tx_hash: u32,
-    /// The hash of what it has received last.
+    /// The hash of the last segment that it has received.
     rx_hash: u32,
 }
 
@@ -49,14 +50,15 @@ pub(crate) struct Facts {
 pub(crate) enum Verdict {
     /// They are the two ends of one connection.
     Proved,
-    /// Their numbers fit, their hashes do not: lost segments, or somebody else's socket.
+    /// Their numbers fit but their hashes do not: segments were lost, or one is another
+    /// connection's socket.
     Doubtful,
-    /// They are not.
+    /// They are not the ends of one connection.
     Refuted,
 }
 
 impl Facts {
-    /// The verdict of these and the other socket's facts.
+    /// Compares these facts with the other socket's.
     pub(crate) fn verdict(&self, other: &Facts) -> Verdict {
         if !self.numbers.fit(&other.numbers) {
             return Verdict::Refuted;
@@ -71,8 +73,7 @@ impl Facts {
     }
 }
 
-/// The program in the kernel, and the sockets that it remembers: by cookie, without keeping them
-/// open.
+/// The BPF program, and the sockets that it remembers by cookie. The sockets are not kept open.
 #[derive(Debug)]
 pub(crate) struct Witness {
     program: Program,
@@ -82,7 +83,7 @@ impl Witness {
     /// Loads the program.
     ///
     /// # Errors
-    /// A sentence: why this kernel or this process has none.
+    /// A sentence about why the program cannot be used here.
     pub(crate) fn load() -> Result<Witness, String> {
         let btf = Btf::of_kernel().map_err(|error| error.to_string())?;
         let places = program::Places::find(&btf)?;
@@ -99,7 +100,8 @@ impl Witness {
             let last = said.lines().last().unwrap_or_default();
             format!("{} {last}", refused(&error)).trim_end().to_owned()
         })?;
-        // The program keeps the map. Nobody else is to reach it: it holds the kernel's addresses.
+        // The program keeps the map. No other code may reach the map, because it contains kernel
+        // addresses.
         drop(sockets);
         Ok(Witness { program })
     }
@@ -116,14 +118,14 @@ impl Witness {
         })
     }
 
-    /// The facts of a descriptor's socket, which is remembered by its cookie. `None` when it is not
+    /// Remembers a descriptor's socket by its cookie, and returns its facts. `None` when it is not
     /// a TCP socket in a state that has facts, or there is no room.
     pub(crate) fn remember(&self, socket: BorrowedFd<'_>, cookie: u64) -> Option<Facts> {
         self.read_steadily(Operation::Remember, socket.as_raw_fd() as u32, cookie)
     }
 
-    /// The facts that a remembered socket has now. They count only while the caller knows by
-    /// another way that the socket exists: the memory of a closed one may be another's.
+    /// The current facts of a remembered socket. They are valid only if the caller knows in another
+    /// way that the socket still exists, because the memory of a closed socket may be reused.
     pub(crate) fn facts(&self, cookie: u64) -> Option<Facts> {
         self.read_steadily(Operation::Read, 0, cookie)
     }
@@ -131,7 +133,7 @@ impl Witness {
     /// Forgets a socket.
     pub(crate) fn forget(&self, cookie: u64) {
         let mut context = Context::new(Operation::Forget, 0, cookie);
-        // Unknown ones are forgotten already.
+        // An error means that the socket is already forgotten.
         let _ = self.program.run(context.bytes_mut());
     }
 
@@ -158,9 +160,9 @@ impl Witness {
     }
 }
 
-/// How often a socket is read while what is read changes.
+/// How often a socket is read while its values change.
 const READS_MAX: usize = 8;
-/// Sockets that are remembered at a time: of all users together.
+/// The most sockets, of all users, that are remembered at a time.
 const SOCKETS_MAX: u32 = 1 << 18;
 
 #[cfg(test)]

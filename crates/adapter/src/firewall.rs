@@ -1,18 +1,18 @@
-//! Firewall rules that are added while the adapter runs: nftables(8), and iptables(8) where it
-//! speaks to nftables.
+//! Firewall rules that are added while the adapter runs: by nftables(8), and by iptables(8) if it
+//! uses nftables.
 //!
-//! The kernel tells of every change of its rules, to who had `CAP_NET_ADMIN` when it joined the
-//! group (`NFNLGRP_NFTABLES`, net/netfilter/nf_tables_api.c). A rule that is there when the adapter
-//! begins has seen of a connection all it wanted: its handshake. One that is added later, to count,
-//! to log or to drop, would see no packet of a connection in shared memory.
+//! The kernel reports every change of its rules to listeners that had `CAP_NET_ADMIN` when they
+//! joined the group (`NFNLGRP_NFTABLES`, net/netfilter/nf_tables_api.c). A rule that exists when a
+//! connection begins sees the connection's handshake, which is enough for it. A rule that is added
+//! later, to count, to log or to drop, would see no packet of a connection in shared memory.
 //!
-//! Of a rule we know the conditions that a carrier's addresses can be compared with. All others are
-//! taken as fulfilled. These rules have no effect that anybody could miss:
+//! The adapter compares a rule's conditions about addresses with those of a carrier, and assumes
+//! that all other conditions hold. These rules have no effect that an operator could miss:
 //!
-//! - one that only accepts, or leads on to other rules, even if it counts besides: with iptables
-//!   every rule counts, and container engines add such rules for each container;
-//! - one that translates addresses, because it sees the first packet of a connection only;
-//! - one that takes the place of its like in one transaction: a firewall that loads its rules again
+//! - a rule that only accepts, or leads to other rules, even if it also counts: with iptables every
+//!   rule counts, and container engines add such rules for each container;
+//! - a rule that translates addresses, because it sees only the first packet of a connection;
+//! - a rule that replaces an equal rule in one transaction: a firewall that reloads its rules
 //!   changes nothing.
 
 mod message;
@@ -32,7 +32,7 @@ use self::rule::Rule;
 pub(crate) use self::translation::Translation;
 use crate::registry::Tuple;
 
-/// The rules that are new.
+/// The rules that were added.
 #[derive(Debug)]
 pub(crate) struct Firewall {
     socket: OwnedFd,
@@ -48,7 +48,7 @@ impl Firewall {
         let (family, kind) = (AddressFamily::NETLINK, SocketType::RAW);
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(family, kind, flags, Some(NETFILTER))?;
-        // More is lost than without: a long list of rules that is loaded at once comes at once.
+        // A larger buffer loses fewer changes: a long list of rules may be loaded at once.
         let _ = rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, RECEIVE_BYTES);
         bind(&socket, &SocketAddrNetlink::new(0, NFTABLES_GROUP))?;
         Ok(Firewall {
@@ -62,7 +62,7 @@ impl Firewall {
         self.socket.as_fd()
     }
 
-    /// Takes the changes that have come. Whether other carriers may be seen now.
+    /// Takes the changes that have come. True when a different set of carriers may be seen now.
     pub(crate) fn learn(&mut self) -> bool {
         let mut has_changed = false;
         let mut datagram = vec![0u8; DATAGRAM_BYTES_MAX];
@@ -78,8 +78,8 @@ impl Firewall {
                         });
                     }
                 }
-                // Some changes are lost (netlink(7)), perhaps the removal of a rule that would
-                // then be new for ever.
+                // Some changes were lost (netlink(7)), perhaps the removal of a rule, which would
+                // then count as new for ever.
                 Err(Errno::NOBUFS) => has_changed |= self.rules.forget(),
                 Err(Errno::INTR) => {}
                 Err(_) => return has_changed,
@@ -87,24 +87,24 @@ impl Firewall {
         }
     }
 
-    /// How many rules there are that are new and would be missed.
+    /// Number of new rules that have an effect.
     pub(crate) fn count(&self) -> usize {
         self.rules.new.len()
     }
 
-    /// Whether one would see the packets of a carrier, which pass the loopback device.
+    /// Whether a new rule would see the packets of a carrier on the loopback device.
     pub(crate) fn sees(&self, tuple: &Tuple) -> bool {
         self.rules.see(tuple, Some(true))
     }
 
-    /// Whether one may see the packets of a carrier that crosses from one namespace to another:
-    /// which devices it passes is not known.
+    /// Whether a new rule may see the packets of a carrier between two namespaces, whose devices
+    /// are not known.
     pub(crate) fn sees_crossing(&self, tuple: &Tuple) -> bool {
         self.rules.see(tuple, None)
     }
 }
 
-/// Where a rule is: family, table, chain and handle.
+/// The place of a rule: family, table, chain and handle.
 type Place = (u8, Vec<u8>, Vec<u8>, u64);
 
 /// The rules as transactions leave them.
@@ -116,7 +116,8 @@ struct Rules {
 }
 
 impl Rules {
-    /// Takes a change. Whether other carriers may be seen now: only at the end of a transaction.
+    /// Takes a change. True at the end of a transaction after which a different set of carriers may
+    /// be seen.
     fn take(&mut self, change: Change) -> bool {
         if !matches!(change, Change::End) {
             if self.pending.len() < CHANGES_MAX {
@@ -125,7 +126,7 @@ impl Rules {
             return false;
         }
         let mut has_changed = false;
-        // Rules that were there before us and are removed, by their texts.
+        // Removed rules that are older than the adapter, by their texts.
         let mut old: BTreeMap<Vec<u8>, usize> = BTreeMap::new();
         let pending = std::mem::take(&mut self.pending);
         for change in &pending {

@@ -1,15 +1,17 @@
-//! The adapter: introduces peers, decides policy, keeps account.
+//! The adapter: introduces peers to each other, decides by policy, and keeps the state of
+//! connections.
 //!
 //! - [`daemon`]: the process, one thread around an epoll loop.
-//! - [`engine`]: the offload path: a TCP of our own on a link of its own.
+//! - [`engine`]: the offload path: our TCP implementation on its own link.
 //! - [`registry`]: its core, which decides and does no I/O; `pressure`: which regions to take back.
-//! - `proof`, `facts`: what a shown socket proves, and what only the kernel knows of it.
+//! - `proof`, `facts`: proofs by sockets that clients show, and facts that only the kernel knows.
 //! - `tables`, `regions`, `slots`: memory that it reads, memory that it makes, slots of a pair.
-//! - [`client`]: what the command line asks of it.
-//! - [`rules`]: what the operator wants of which connections.
-//! - [`runtime_dir`], `listener`: where it and its clients meet; its lock and its socket there.
+//! - [`client`]: requests of the command line.
+//! - [`rules`]: the operator's rules about connections.
+//! - [`runtime_dir`], `listener`: the directory in which clients find it; its lock and its socket
+//!   there.
 //! - [`memfd`]: shared memory files with the types of `std`.
-//! - `status`, [`unserved`]: what programs' tables say, from the adapter and without one.
+//! - `status`, [`unserved`]: the state of programs, with and without an adapter.
 //! - `unseen`: code in programs that makes socket calls past the library.
 //! - [`services`]: which processes of systemd's services have the library.
 //! - [`wire`]: one message and its descriptors, each way.
@@ -18,7 +20,7 @@
 //! - `descriptors`, `proc`, `entropy`, `epoll`, `printable`: how many descriptors it may have,
 //!   `/proc`, random bits, epoll(7), text of other users.
 
-// The log alone speaks: it limits how often.
+// Only the log prints, because it limits the rate.
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout))]
 
 mod attributes;

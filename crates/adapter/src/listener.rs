@@ -1,12 +1,12 @@
 //! The adapter's place in the runtime directory: its lock and its listening socket.
 //!
-//! The lock decides who is the adapter; the socket file only says where. So a socket whose adapter
-//! died is taken over without a guess, and one whose adapter lives never is.
+//! The holder of the lock is the adapter; the socket file only tells its address. So the socket of
+//! a dead adapter is taken over safely, and the socket of a living adapter never is.
 //!
 //! A service manager may have bound the socket, which it keeps: clients wait in its queue while no
 //! adapter runs, and the manager starts one for them (systemd.socket(5)). Then the adapter neither
-//! hides nor removes the socket file. A manager puts its socket in the place of one that is there.
-//! The adapter of that one leaves, and the manager's waits for the lock meanwhile.
+//! hides nor removes the socket file. A manager replaces an existing socket file by its own. The
+//! adapter of the old socket ends, and the manager's adapter waits for the lock meanwhile.
 
 use crate::runtime_dir::RuntimeDir;
 use rustix::fs::{FlockOperation, flock, inotify};
@@ -22,16 +22,17 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The listening socket, bound where clients look for it, and the lock that makes it ours.
+/// The listening socket, bound at the path that clients use, and the lock.
 #[derive(Debug)]
 pub(crate) struct Listener {
     socket: OwnedFd,
     path: PathBuf,
-    /// The file there is this one, as long as nobody has put another in its place.
+    /// Inode of our socket file. The path leads to it unless another file has replaced it.
     inode: u64,
     /// A service manager has the socket, too.
     is_passed: bool,
-    /// Held as long as the listener is; the kernel drops it with the process however that ends.
+    /// The lock, held as long as the listener exists. The kernel releases it when the process ends
+    /// in any way.
     _lock: File,
 }
 
@@ -86,8 +87,9 @@ impl Listener {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let client = rustix::net::accept_with(&self.socket, flags)?;
         if self.is_passed {
-            // It may have come before we asked on the listening socket. The kernel adds the sender
-            // to messages for a socket that was not accepted yet (`unix_maybe_add_creds`).
+            // The client may have connected before we set this option on the listening socket. (The
+            // kernel adds the sender to messages for a socket that was not accepted yet
+            // (`unix_maybe_add_creds`).)
             crate::wire::ask_for_senders(client.as_fd())?;
         }
         Ok(client)
@@ -97,15 +99,15 @@ impl Listener {
 /// The result of [`Listener::hide`].
 #[derive(Debug)]
 pub(crate) enum Hidden {
-    /// Nobody can find us any more, and nobody is waiting.
+    /// No client can find us any more, and none is waiting.
     Alone,
-    /// Somebody had found us before; we can be found again.
+    /// A client had already connected; the socket is in place again.
     Caller(OwnedFd),
 }
 
 impl Listener {
-    /// Takes the socket from where clients look for it, so that leaving cuts nobody off who has
-    /// just come. At a service manager's socket they are the next adapter's clients.
+    /// Removes the socket from its path, so that the adapter can end without losing a client that
+    /// has just connected. With a service manager's socket such clients wait for the next adapter.
     pub(crate) fn hide(&self) -> io::Result<Hidden> {
         if !self.is_to_be_removed() {
             return Ok(Hidden::Alone);
@@ -124,8 +126,8 @@ impl Listener {
         }
     }
 
-    /// Tells when something comes to the directory, which may be a socket in the place of ours:
-    /// [`Listener::is_displaced`]. A service manager's socket is in nobody's place.
+    /// Watches the directory for new files, which may replace our socket: see
+    /// [`Listener::is_displaced`]. Not needed with a service manager's socket.
     pub(crate) fn watch(&self) -> Option<Watch> {
         let directory = self.path.parent().filter(|_| !self.is_passed)?;
         let flags = inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK;
@@ -140,8 +142,8 @@ impl Listener {
         inode_at(&self.path).is_ok_and(|inode| inode != self.inode)
     }
 
-    /// True unless the socket file is a service manager's, which may also have put its own in the
-    /// place of ours.
+    /// True unless the socket file belongs to a service manager, which may also have replaced our
+    /// file.
     fn is_to_be_removed(&self) -> bool {
         !self.is_passed && inode_at(&self.path).is_ok_and(|inode| inode == self.inode)
     }
@@ -152,7 +154,7 @@ impl Listener {
 pub(crate) struct Watch(OwnedFd);
 
 impl Watch {
-    /// Forgets the events that have come: the directory tells all that they would.
+    /// Drops the events that have come. The directory's contents tell more than they do.
     pub(crate) fn clear(&self) {
         let mut events = [0u8; 4096];
         // The descriptor does not block.
@@ -174,8 +176,8 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // No other adapter can have taken its place: we still hold the lock. If it is gone already,
-        // all the better.
+        // We still hold the lock, so the file is not another adapter's. It does not matter if the
+        // file is already gone.
         if self.is_to_be_removed() {
             let _ = fs::remove_file(&self.path);
         }
@@ -223,7 +225,7 @@ fn listen(path: &Path, mode: u32) -> io::Result<OwnedFd> {
     remove_if_there(&unready)?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(&unready)?)?;
     fs::set_permissions(&unready, fs::Permissions::from_mode(mode))?;
-    // Accepted sockets are as this one (unix_sock_inherit_flags).
+    // Accepted sockets inherit this option (unix_sock_inherit_flags).
     crate::wire::ask_for_senders(socket.as_fd())?;
     rustix::net::listen(&socket, BACKLOG)?;
     fs::rename(&unready, path)?;
@@ -252,12 +254,12 @@ fn listen_on(socket: OwnedFd, path: &Path) -> io::Result<OwnedFd> {
     }
     rustix::io::ioctl_fionbio(&socket, true)?;
     crate::wire::ask_for_senders(socket.as_fd())?;
-    // Again: with our backlog, and with us as the process that clients see (SO_PEERCRED).
+    // Called again to set our backlog, and to make this the process that clients see (SO_PEERCRED).
     rustix::net::listen(&socket, BACKLOG)?;
     Ok(socket)
 }
 
-/// A socket of the kind on which clients and adapter talk.
+/// A socket of the kind that clients and the adapter use.
 pub(crate) fn unix_socket(flags: SocketFlags) -> io::Result<OwnedFd> {
     let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
     Ok(rustix::net::socket_with(family, kind, flags, None)?)
@@ -319,7 +321,7 @@ unsafe fn get_option<T>(
     })
 }
 
-/// The descriptor a system call returned.
+/// The descriptor that a system call returned.
 pub(crate) fn owned(fd: libc::c_int) -> io::Result<OwnedFd> {
     check(fd)?;
     // SAFETY: the kernel has just made it for us.
@@ -336,7 +338,7 @@ pub(crate) fn check(result: libc::c_int) -> io::Result<()> {
 
 /// File that the adapter of a runtime directory keeps locked; holds its process id.
 const LOCK_NAME: &str = "adapter.lock";
-/// How long an adapter with a service manager's socket waits for one without to leave.
+/// How long an adapter with a service manager's socket waits for the adapter without one to end.
 const LEAVE_TIME: Duration = Duration::from_secs(2);
 const LOCK_RETRY: Duration = Duration::from_millis(5);
 /// Connections the kernel keeps for us while we are busy.
@@ -388,7 +390,7 @@ mod tests {
         let pid = Some(std::process::id());
         assert!(matches!(refused, ListenError::AlreadyRunning(it) if it == pid));
         assert!(is_told(&watch) && own.is_displaced());
-        // It leaves while the other waits.
+        // The first adapter ends while the other waits.
         fs::remove_file(dir.socket_path()).expect("it is there");
         thread::scope(|scope| {
             scope.spawn(|| {
@@ -413,7 +415,7 @@ mod tests {
         assert!(matches!(listener.hide(), Ok(Hidden::Alone)));
         drop(listener);
         assert!(dir.socket_path().exists());
-        // systemd puts its socket in the place of one that is there.
+        // systemd replaces an existing socket.
         fs::remove_file(dir.socket_path()).expect("it is there");
         let own = Listener::bind(&dir, None).expect("listener");
         fs::remove_file(dir.socket_path()).expect("it is there");

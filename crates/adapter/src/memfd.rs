@@ -42,18 +42,18 @@ pub fn create(name: &CStr, len: usize) -> io::Result<OwnedFd> {
     memfd::create(name, len).map(owned).map_err(error_of)
 }
 
-/// A new memfd that nobody but its maker can ever write: the descriptor, for readers, and the
-/// maker's mapping.
+/// Makes a memfd that only its maker can write. Returns the descriptor for readers, and the maker's
+/// mapping.
 ///
 /// # Errors
-/// As for [`create`]; and before Linux 5.1, which has no such seal.
+/// As for [`create`]. Also fails before Linux 5.1, which does not have `F_SEAL_FUTURE_WRITE`.
 pub fn create_for_readers(name: &CStr, len: usize) -> io::Result<(OwnedFd, NonNull<u8>)> {
     let (file, base) = memfd::create_for_readers(name, len).map_err(error_of)?;
     Ok((owned(file), base))
 }
 
-/// Number of the file behind a descriptor: no other memfd has it while this one is open or mapped
-/// somewhere.
+/// Inode number of the file behind a descriptor. No other memfd has the same number while this one
+/// is open or mapped in any process.
 ///
 /// # Errors
 /// When it is no descriptor.
@@ -70,7 +70,7 @@ pub fn map(file: BorrowedFd<'_>, len: usize) -> Result<NonNull<u8>, MapError> {
     memfd::map(borrowed(file), len).map_err(MapError::from)
 }
 
-/// All bytes of a sealed memfd of at most `len_max` bytes. Reading waits for nobody.
+/// All bytes of a sealed memfd of at most `len_max` bytes. Reading never blocks.
 ///
 /// # Errors
 /// When it is not sealed, longer, or cannot be read.
@@ -123,7 +123,7 @@ mod tests {
         assert_eq!(contents(file.as_fd(), 5).expect("sealed"), b"a=b c");
         let long = contents(file.as_fd(), 4);
         assert!(matches!(long, Err(MapError::Length(5))), "{long:?}");
-        // Nobody writes: reading one would wait for ever.
+        // There is no data, so reading the pipe would block for ever.
         let (pipe, _writer) = std::io::pipe().expect("pipe");
         let refused = contents(pipe.as_fd(), 5);
         assert!(matches!(refused, Err(MapError::NotSealed)), "{refused:?}");

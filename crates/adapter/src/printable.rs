@@ -1,7 +1,8 @@
-//! Text of other users, for terminals.
+//! Makes text of other users safe for terminals.
 
-/// The text without what a terminal might obey, and without what shows nothing and changes how the
-/// rest is shown: U+202E, for example, has the text after it run from right to left.
+/// The text without control characters, which a terminal might obey, and without invisible
+/// characters that change how the rest is shown. For example, U+202E makes the following text run
+/// from right to left.
 pub fn printable(text: &str) -> String {
     let is_shown = |one: &char| !one.is_control() && !is_format(*one);
     text.chars().filter(is_shown).collect()

@@ -16,25 +16,26 @@ use std::time::{Duration, SystemTime};
 /// The TCP and Unix sockets of processes, found by descriptor.
 #[derive(Debug, Default)]
 pub(crate) struct Sockets<'a> {
-    /// Speaks of our network namespace.
+    /// Answers for our network namespace.
     diag: Option<&'a Diag>,
     /// Unix sockets by inode, with their names, by network namespace.
     unix: BTreeMap<u64, HashMap<u32, String>>,
-    /// By network namespace: the kernel takes a while to list many sockets, so each list is read
-    /// once.
+    /// The TCP sockets of each network namespace. The kernel takes a while to list many sockets, so
+    /// each list is read once.
     lists: BTreeMap<u64, SocketList>,
     /// How often the kernel was asked for the bytes of a connection.
     asked: usize,
 }
 
-/// The kernel is asked for the bytes of so many connections for one answer: some milliseconds.
+/// The most connections whose bytes the kernel is asked for in one answer, which takes some
+/// milliseconds.
 const ASKED_MAX: usize = 2_000;
 
-/// The TCP sockets of a namespace. The order of its maps never shows.
+/// The TCP sockets of a namespace. The order of these maps has no visible effect.
 #[derive(Debug, Default)]
 struct SocketList {
     by_inode: HashMap<u64, Listed>,
-    /// The inodes of those that a process has open.
+    /// The inodes of sockets that a process has open.
     by_addresses: HashMap<Ends, u64>,
 }
 
@@ -49,7 +50,8 @@ struct Listed {
 }
 
 impl SocketList {
-    /// The sockets of a process's namespace. In ours the kernel is asked for those that matter.
+    /// The sockets of a process's namespace. In our own namespace the kernel is asked for single
+    /// sockets instead.
     fn of(pid: u32, diag: Option<&Diag>) -> SocketList {
         let diag = diag.filter(|_| is_in_ours(pid));
         match diag.and_then(Diag::tcp_sockets) {
@@ -62,7 +64,7 @@ impl SocketList {
         }
     }
 
-    /// As `/proc` shows them.
+    /// Reads the list in `/proc`.
     fn read(pid: u32) -> SocketList {
         let text = ["tcp", "tcp6"]
             .map(|name| fs::read_to_string(format!("/proc/{pid}/net/{name}")).unwrap_or_default());
@@ -72,7 +74,7 @@ impl SocketList {
 
     fn gather(sockets: impl Iterator<Item = (u64, Listed)>) -> SocketList {
         let mut list = SocketList::default();
-        // One that only the kernel still knows, to end the connection properly, has inode 0.
+        // A socket that only the kernel still has, to end the connection properly, has inode 0.
         for (inode, listed) in sockets.filter(|(inode, _)| *inode != 0) {
             list.by_inode.insert(inode, listed);
             list.by_addresses.insert(listed.addresses, inode);
@@ -167,7 +169,7 @@ impl Sockets<'_> {
         self.diag?.moved(local, remote)
     }
 
-    /// Whether some process has the socket of these addresses open, in the network namespace of
+    /// Whether a process has the socket with these addresses open, in the network namespace of
     /// `pid`.
     pub(crate) fn is_open(&mut self, pid: u32, tuple: Tuple) -> bool {
         if let Address::Unix { inode } = tuple.local {
@@ -198,7 +200,7 @@ fn is_in_ours(pid: u32) -> bool {
     network_namespace(pid) == network_namespace(std::process::id())
 }
 
-/// A Unix socket for a person: its name, which others may have too, and its inode.
+/// A Unix socket for display: its name, which is not unique, and its inode.
 fn spell_unix(name: &str, inode: u32) -> String {
     format!("{}#{inode}", printable(name))
 }
@@ -209,9 +211,9 @@ fn unix_list(pid: u32) -> HashMap<u32, String> {
     parse_unix_list(&String::from_utf8_lossy(&text))
 }
 
-/// As `/proc/net/unix` shows them. A name there may contain the end of a line, and then a line that
-/// speaks of another's socket. That has a line of its own, too, so of two lines about one socket
-/// neither name is taken.
+/// As `/proc/net/unix` shows them. A name there may contain a line end, and after it a forged line
+/// about another socket. That socket also has its real line. So when two lines are about one
+/// socket, neither name is used.
 fn parse_unix_list(text: &str) -> HashMap<u32, String> {
     let mut found = HashMap::new();
     for (inode, name) in text.lines().skip(1).filter_map(parse_unix_line) {
@@ -234,7 +236,7 @@ fn parse_unix_line(line: &str) -> Option<(u32, String)> {
     Some((inode, name.to_owned()))
 }
 
-/// Where TCP sockets listen in our network namespace.
+/// The addresses at which TCP sockets listen in our network namespace.
 pub(crate) fn listening() -> BTreeSet<SocketAddr> {
     /// `TCP_LISTEN` (include/net/tcp_states.h).
     const LISTEN: &str = "0A";
@@ -251,7 +253,7 @@ pub(crate) fn listening() -> BTreeSet<SocketAddr> {
     found
 }
 
-/// Whether a process runs: one that has ended and waits to be reaped does not.
+/// Whether a process is alive. A process that has ended but was not reaped is not alive.
 pub(crate) fn is_running(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     // The name, in parentheses, may contain anything.
@@ -264,9 +266,9 @@ pub(crate) fn is_running(pid: u32) -> bool {
 
 /// When a process was started, to a hundredth of a second.
 pub(crate) fn started(pid: u32) -> Option<SystemTime> {
-    /// Of the field `starttime`, counted from the state (proc(5)).
+    /// Index of the field `starttime`, counted from the state (proc(5)).
     const STARTTIME: usize = 19;
-    /// Of a second, on every processor that we run on (`USER_HZ`).
+    /// Ticks of a second, on all supported processors (`USER_HZ`).
     const TICKS: u64 = 100;
     let since_boot = |text: &str| -> Option<Duration> {
         let mut fields = text.rsplit(')').next()?.split_ascii_whitespace();
@@ -309,7 +311,7 @@ fn status(pid: u32, name: &str) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// The user in whose name a process acts, whoever owns its folder.
+/// The effective user of a process, which may differ from the owner of its folder.
 pub(crate) fn effective_user(pid: u32) -> Option<u32> {
     let users = status(pid, "Uid:")?;
     users.split_ascii_whitespace().nth(1)?.parse().ok()
@@ -338,7 +340,7 @@ pub(crate) fn own_number(pid: u32) -> Option<u32> {
     numbers.split_ascii_whitespace().next_back()?.parse().ok()
 }
 
-/// Whether an interface of our network namespace is a device of hardware, as far as `/sys` shows.
+/// Whether an interface of our network namespace is a hardware device, according to `/sys`.
 pub(crate) fn is_of_hardware(interface: u32) -> bool {
     let entries = fs::read_dir("/sys/class/net").into_iter().flatten();
     let mut folders = entries.flatten().map(|entry| entry.path());
@@ -355,7 +357,7 @@ pub(crate) fn is_of_hardware(interface: u32) -> bool {
 pub(crate) struct Environment(Vec<u8>);
 
 impl Environment {
-    /// Empty for a program that we may not look into.
+    /// The environment; empty for a program that we may not inspect.
     pub(crate) fn of(pid: u32) -> Environment {
         Environment(fs::read(format!("/proc/{pid}/environ")).unwrap_or_default())
     }
@@ -369,13 +371,13 @@ impl Environment {
     }
 }
 
-/// Every process that we see.
+/// Every process that is visible to us.
 pub(crate) fn processes() -> impl Iterator<Item = u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// The files behind the descriptors of a process, as far as we may look: number and name.
+/// The open files of a process that we may inspect: descriptor number and file name.
 pub(crate) fn descriptors(pid: u32) -> impl Iterator<Item = (u32, String)> {
     let entries = fs::read_dir(format!("/proc/{pid}/fd"));
     let entries = entries.into_iter().flatten().flatten();
@@ -386,7 +388,7 @@ pub(crate) fn descriptors(pid: u32) -> impl Iterator<Item = (u32, String)> {
     })
 }
 
-/// A process for each of these sockets that has it open, as far as we may look.
+/// For each of these sockets, a process that has it open, if we may inspect such a process.
 pub(crate) fn holders(inodes: &BTreeSet<u64>) -> BTreeMap<u64, u32> {
     let mut found = BTreeMap::new();
     if inodes.is_empty() {
@@ -405,7 +407,7 @@ pub(crate) fn holders(inodes: &BTreeSet<u64>) -> BTreeMap<u64, u32> {
     found
 }
 
-/// The process that traces another one, as debuggers and strace do; 0 where we do not see it.
+/// The process that traces this one, as debuggers and strace do; 0 if it is not visible to us.
 pub(crate) fn tracer(pid: u32) -> Option<u32> {
     status(pid, "TracerPid:")?.trim().parse().ok()
 }
@@ -422,10 +424,10 @@ pub(crate) fn user(pid: u32) -> Option<u32> {
     process.ok().map(|process| process.uid())
 }
 
-/// How `/proc` calls a family's table.
+/// The name of a family's table in `/proc`.
 const TABLE_NAME: &str = "/memfd:toehold-table";
 
-/// The number of a family's table among the descriptors of a process.
+/// The descriptor number of the family's table in a process.
 pub(crate) fn table_descriptor(pid: u32) -> Option<u32> {
     let mut all = descriptors(pid);
     let table = all.find(|(_, target)| target.starts_with(TABLE_NAME));
@@ -552,7 +554,7 @@ mod tests {
         }
     }
 
-    /// A name with the end of a line in it, and a line of `/proc/net/unix` about another socket.
+    /// A name that contains a line end and a forged line of `/proc/net/unix`.
     #[test]
     fn nobody_gives_another_s_unix_socket_a_name() {
         use std::os::linux::net::SocketAddrExt;
@@ -645,7 +647,7 @@ mod tests {
         assert_eq!(effective_user(own_pid), Some(crate::runtime_dir::user_id()));
         let mut child = std::process::Command::new("true").spawn().expect("true");
         let pid = child.id();
-        // Ended or not, reaped it is no more.
+        // After the wait the process is reaped, so it does not exist any more.
         child.wait().expect("our child");
         assert!(!is_running(pid));
         assert!(!is_running(0));
@@ -659,7 +661,7 @@ mod tests {
             .spawn()
             .expect("sleep");
         let started = started(child.id()).expect("it runs");
-        // Both clocks are read, and the kernel's counts hundredths.
+        // Two clocks are compared, and the kernel's counts hundredths of a second.
         let slack = Duration::from_millis(100);
         assert!(started + slack >= before && started <= SystemTime::now() + slack);
         child.kill().expect("our child");

@@ -1,20 +1,22 @@
-//! A client proves that it has an end of a connection: it shows the socket, as a descriptor.
+//! A client proves that it has an end of a connection by sending the socket's descriptor.
 //!
-//! The adapter believes nothing that a client says about its connection. It asks the kernel for the
-//! addresses, the cookie, the inode and the network namespace of the shown socket, and then whether
-//! exactly that socket is established there. In a namespace one connection has one socket for each
-//! end. So two sockets of one namespace with mirrored addresses, established at one moment, are the
-//! two ends of one connection. The adapter asks about its own namespace by itself. It asks about
-//! another one by a socket that the client has shown ([`Diag::shown`]).
+//! The adapter does not trust a client's statements about its connection. It asks the kernel for
+//! the addresses, the cookie, the inode and the network namespace of the shown socket, and then
+//! whether exactly that socket is established there. In a namespace a connection has one socket for
+//! each end. So two sockets of one namespace with mirrored addresses that are established at the
+//! same moment are the two ends of one connection. For its own namespace the adapter uses its own
+//! socket for these requests. For another namespace it uses a socket that the client has sent
+//! ([`Diag::shown`]).
 //!
-//! A socket that is bound to a device is not found: its addresses may be another network's.
+//! A socket that is bound to a device is not found, because its addresses may belong to another
+//! network.
 //!
-//! Between namespaces, and past address translation, addresses prove nothing. There the facts
-//! decide that the kernel shows to nobody ([`crate::facts`]), where the adapter can read them.
+//! Between namespaces, and across address translation, addresses prove nothing. There the kernel's
+//! facts decide ([`crate::facts`]), if the adapter can read them.
 //!
-//! The descriptor is closed before the answer: a reference that we kept would keep the connection
-//! alive when the program closes it. The cookie stays, by which the kernel knows the socket for as
-//! long as it exists, and no other socket after it.
+//! The descriptor is closed before the answer: if the adapter kept it, the connection would stay
+//! open after the program closes it. The adapter keeps the cookie, which identifies the socket in
+//! the kernel as long as it exists, and is never used again.
 
 use crate::diag::Diag;
 use crate::facts::{Facts, Witness};
@@ -34,18 +36,18 @@ pub(crate) struct Proved {
     pub(crate) tuple: Tuple,
     /// Its `SO_COOKIE`: no other socket ever has the same (sock_gen_cookie).
     pub(crate) cookie: u64,
-    /// Its facts, where there is a witness, which remembers the socket.
+    /// Its facts, if there is a witness; the witness remembers the socket.
     pub(crate) facts: Option<Facts>,
     /// Of a Unix socket: the user of its peer (`SO_PEERCRED`).
     pub(crate) peer_uid: Option<u32>,
 }
 
-/// Examines a shown descriptor, and returns what it proves. `own` speaks of our namespace,
-/// `shown_diag` of the one that the client has shown. `shown` is closed before that is asked: until
-/// then it keeps the connection of a program that is killed open.
+/// Examines a shown descriptor, and returns what it proves. `own` answers for our namespace,
+/// `shown_diag` for the namespace that the client has shown. `shown` is closed before those
+/// requests, because it would keep the connection of a killed program open.
 ///
 /// # Errors
-/// Why it proves nothing: the reason that the library reports.
+/// Why the socket proves nothing: the reason that the library reports.
 pub(crate) fn examine(
     shown: OwnedFd,
     own: &Diag,
@@ -86,7 +88,7 @@ pub(crate) fn examine(
             facts,
             peer_uid: None,
         }),
-        // Not established, or no longer.
+        // The socket is not established (any more).
         _ => {
             if let Some(witness) = witness {
                 witness.forget(cookie);
@@ -96,8 +98,8 @@ pub(crate) fn examine(
     }
 }
 
-/// Examines a Unix stream socket. Its peer is asked for while it is open: nothing else says who
-/// that is.
+/// Examines a Unix stream socket. Its peer is read while the socket is open, because there is no
+/// other way to find it.
 fn examine_unix(
     socket: BorrowedFd<'_>,
     own: &Diag,
@@ -128,7 +130,7 @@ fn examine_unix(
     })
 }
 
-/// The one of two that speaks of a socket's namespace.
+/// Chooses the one of the two that answers for a socket's namespace.
 fn speaking_of<'a>(
     socket: BorrowedFd<'_>,
     own: &'a Diag,

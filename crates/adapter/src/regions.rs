@@ -1,6 +1,7 @@
-//! The memory of channels and pairs: made here, handed out, and kept as descriptors, not mapped. A
-//! pair's channels lie in slabs, by their slots (`toehold_channel::layout`). A channel in a slot
-//! that had one before costs neither descriptor nor mapping, and finds its pages there.
+//! The memory of channels and pairs. It is made here, given to clients, and kept as descriptors
+//! without mappings. A pair's channels lie in slabs, by their slots (`toehold_channel::layout`). A
+//! channel in a slot that was used before needs neither a new descriptor nor a new mapping, and its
+//! pages already exist.
 //!
 //! ```text
 //!   free ─► in use ─► warm ─► in use …   we write the control words anew each time; both sides
@@ -33,11 +34,11 @@ use toehold_channel::table::LAYOUT_VERSION;
 /// A descriptor that several messages may share until each is sent.
 pub(crate) type SharedFd = Rc<OwnedFd>;
 
-/// Regions without a channel whose pages are kept.
+/// The most regions without a channel whose pages are kept.
 pub(crate) const WARM_MAX: usize = 1024;
-/// For how long.
+/// How long the pages of such a region are kept.
 pub(crate) const WARM_FOR: Duration = Duration::from_secs(1);
-/// Of each ring of a warm region so much is kept at most.
+/// The most bytes of each ring that are kept in a warm region.
 const WARM_RING_BYTES: usize = 1 << CAPACITY_LOG2_MIN;
 
 /// The memory of every pair that the registry knows.
@@ -65,9 +66,9 @@ struct PairMemory {
 struct Slab {
     file: SharedFd,
     forks: Forks,
-    /// Which side has been given the descriptor.
+    /// The sides that have got the descriptor.
     shown: [bool; 2],
-    /// Another process has it as well: nothing new goes in.
+    /// Another process has the slab as well, so it gets no new channels.
     is_closed: bool,
     in_use: u32,
 }
@@ -77,14 +78,14 @@ struct Slab {
 pub(crate) struct Memory {
     /// The slab it lies in.
     pub(crate) slab: SharedFd,
-    /// Which side has had that before.
+    /// The sides that already have the slab.
     pub(crate) shown: [bool; 2],
     /// Its pair's.
     pub(crate) pair: SharedFd,
 }
 
 impl Regions {
-    /// Nothing yet, and so many descriptors at most.
+    /// No memory yet, and at most `descriptors_max` descriptors.
     pub(crate) fn new(descriptors_max: usize) -> Regions {
         Regions {
             descriptors_max,
@@ -96,7 +97,7 @@ impl Regions {
         }
     }
 
-    /// Whether there are descriptors for any new channel: of a new pair, which takes two.
+    /// Whether there are descriptors for any new channel. A channel of a new pair takes two.
     pub(crate) fn has_room_for_any(&self) -> bool {
         self.pairs.len() + self.slabs + 2 <= self.descriptors_max
     }
@@ -115,7 +116,7 @@ impl Regions {
         [self.slabs, most]
     }
 
-    /// Makes what a new channel needs, as far as its pair has not got it.
+    /// Makes the memory for a new channel that its pair does not have yet.
     pub(crate) fn create(&mut self, matched: &Match) -> io::Result<Memory> {
         let pair = match self.pairs.entry(matched.pair) {
             Entry::Occupied(known) => known.into_mut(),
@@ -139,8 +140,8 @@ impl Regions {
         Ok(Memory { slab, shown, pair })
     }
 
-    /// The memory that a channel was made with. `for_another` is set for another process of a
-    /// family, which may see no more than that.
+    /// The memory of an existing channel. `for_another` is set for another process of the family,
+    /// which must not see other channels.
     pub(crate) fn get(&mut self, channel: ChannelId, for_another: bool) -> Option<Memory> {
         let &(pair_id, slot) = self.channels.get(&channel)?;
         let pair = self.pairs.get_mut(&pair_id)?;
@@ -161,8 +162,7 @@ impl Regions {
         })
     }
 
-    /// Keeps something no longer, or only for a while. A channel that never had memory can end as
-    /// well.
+    /// Releases memory at once or after a while. A channel that never got memory may end as well.
     pub(crate) fn close(&mut self, ended: Ended, now: Instant) {
         match ended {
             Ended::Channel(id) => {
@@ -177,7 +177,7 @@ impl Regions {
                 self.warm.retain(|&(pair, _), _| pair != id);
                 self.slabs -= pair.slabs.len();
                 for slab in pair.slabs.values() {
-                    // A process that is still there has it mapped.
+                    // A living process still has the slab mapped.
                     slab.give_back(0..SLAB_BYTES);
                 }
             }
@@ -202,8 +202,8 @@ impl Regions {
         }
     }
 
-    /// Gives up the slab of a slot, in which no channel is. Whoever needs it again is shown
-    /// another. Others of its regions may be warm, which nobody would miss.
+    /// Gives up the slab of a slot. The slab has no channel. The next channel there gets a new
+    /// slab. Warm regions in it are lost, which does no harm.
     fn remove_slab(&mut self, (pair, slot): (PairId, u32)) {
         let pair = self.pairs.get_mut(&pair);
         if let Some(slab) = pair.and_then(|pair| pair.slabs.remove(&slab_of(slot))) {
@@ -212,8 +212,8 @@ impl Regions {
         }
     }
 
-    /// Gives back the pages of what has been warm for long enough, and slabs that hold nothing any
-    /// more.
+    /// Gives back the pages of regions that have been warm for long enough, and slabs that are
+    /// empty.
     pub(crate) fn cool(&mut self, now: Instant) {
         if self.cool_due.is_none_or(|due| now < due) {
             return;
@@ -244,8 +244,8 @@ impl Regions {
 }
 
 impl PairMemory {
-    /// The number of the slab that a slot is in. Should that be one that a channel must not use,
-    /// the registry has seen to it that nobody else does, and it gets another slab.
+    /// The number of the slab for a slot. If the channel must not use the existing slab, a new slab
+    /// replaces it; the registry has ensured that no channel uses the old one.
     fn slab(&mut self, slot: u32, forks: Forks) -> io::Result<u32> {
         let index = slab_of(slot);
         let is_good = |slab: &Slab| !slab.is_closed && slab.forks == forks;
@@ -272,12 +272,12 @@ impl Slab {
         self.give_back(begins..begins + REGION_BYTES);
     }
 
-    /// Gives back what grown rings have left.
+    /// Gives back the pages that grown rings have left.
     fn trim(&self, slot: u32) {
         for ring in 0..2 {
             let begins = place_in_slab(slot) + CONTROL_BYTES + ring * RING_BYTES;
             let rest = begins + WARM_RING_BYTES..begins + RING_BYTES;
-            // An error is that there is none (ENXIO).
+            // An error (ENXIO) means that there is no more data.
             let data = seek(&self.file, SeekFrom::Data(rest.start as u64));
             if data.is_ok_and(|data| data < rest.end as u64) {
                 self.give_back(rest);
@@ -287,7 +287,7 @@ impl Slab {
 
     fn give_back(&self, part: Range<usize>) {
         let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        // It fails only for want of memory, of which it gives some back.
+        // This fails only for lack of memory, and then it is tried again later.
         let _ = fallocate(&self.file, mode, part.start as u64, part.len() as u64);
     }
 }
@@ -318,7 +318,7 @@ fn first_words() -> [u8; size_of::<Control>()] {
     words
 }
 
-/// Where each side says how large its ring is.
+/// Offsets of the words in which each side stores its ring's capacity.
 const CAPACITIES: [usize; 2] = {
     let of_side = offset_of!(Side, publish) + offset_of!(Publish, capacity_log2);
     let first = offset_of!(Control, sides) + of_side;

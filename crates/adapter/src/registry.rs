@@ -1,7 +1,7 @@
-//! The registry: who is there, who waits for a partner, and who was introduced to whom.
+//! The registry: connected clients, ends that wait for a partner, and channels.
 //!
-//! This is the adapter's core. It does no I/O and knows no clock: [`crate::daemon`] feeds it what
-//! clients say and carries out what it answers.
+//! This is the adapter's core. It does no I/O and has no clock: [`crate::daemon`] passes the
+//! clients' requests to it and carries out its answers.
 //!
 //! ```text
 //!   client   one process's socket to us; several of one fork family share a table
@@ -16,19 +16,18 @@
 //! Invariants, checked by [`Registry::check`] in tests:
 //! - an end is pending under its own tuple, or on one side of one channel, never both;
 //! - a channel has at least one end, and its slot is taken in its pair until the last has left;
-//! - a pair is named by *(client of side 0, client of side 1)*, so that within a pair a process is
-//!   always on the same side, and the ready bitmaps of that side are its own; two processes that
-//!   connect to each other both ways are two pairs.
+//! - a pair is identified by *(client of side 0, client of side 1)*, so that within a pair a
+//!   process is always on the same side and owns that side's ready bitmaps; two processes that
+//!   connect to each other in both directions are two pairs.
 //!
-//! - two ends that wait and are known to belong together name each other (`met`).
+//! - two waiting ends that are known to belong together refer to each other (`met`).
 //!
-//! The caller has seen the socket of an [`Ask`], so the ask is true at that moment. The caller
-//! looks again when two ends come together. Ends meet by mirrored tuples, which name a connection
-//! within a namespace, unless their sequence numbers contradict that. Where tuples say nothing, the
-//! caller finds candidates by their numbers ([`Registry::candidates`]), proves one, and names it in
-//! the ask. One socket is claimed once. An end whose table entry
-//! has moved on is *stale*; the caller says which are, through a closure, because only shared
-//! memory knows.
+//! The caller has checked the socket of an [`Ask`], so the ask is true at that moment. The caller
+//! checks again when two ends meet. Ends meet by mirrored tuples, which identify a connection
+//! within a namespace, unless their sequence numbers contradict that. When tuples are not
+//! sufficient, the caller finds candidates by their numbers ([`Registry::candidates`]), proves one
+//! of them, and names it in the ask. Each socket is claimed once. An end whose table entry has a
+//! new use is *stale*. Only shared memory shows that, so the caller passes a closure that tells it.
 
 mod meeting;
 mod model;
@@ -56,8 +55,8 @@ pub struct Registry {
     by_numbers: BTreeSet<(Numbers, EntryKey)>,
     /// Ends by the cookie of their socket, where they have one: a socket is claimed once.
     claims: BTreeMap<u64, EntryKey>,
-    /// Pending ends that have met another, and are to be introduced when there is a region; the
-    /// smaller of each two.
+    /// Pending ends that have met and will be introduced when there is a region; the smaller key of
+    /// each two.
     held_back: BTreeSet<EntryKey>,
     channels: BTreeMap<ChannelId, Channel>,
     pairs: BTreeMap<PairId, Pair>,
@@ -66,7 +65,7 @@ pub struct Registry {
     pair_next: u64,
     /// Channels and pairs that have ended since the caller last asked.
     ended: VecDeque<Ended>,
-    /// Cookies of sockets that nobody claims any more, since the caller last asked.
+    /// Cookies of sockets that are no longer claimed, since the caller last asked.
     unclaimed: VecDeque<u64>,
 }
 
@@ -108,8 +107,8 @@ impl Registry {
         self.channel_next - 1
     }
 
-    /// A process said hello. Its `id` is its own for ever: a client that comes back is another
-    /// client.
+    /// Adds a process that has introduced itself. Its `id` is never used again: a client that comes
+    /// back is a new client.
     ///
     /// # Panics
     /// When `id` is in use.
@@ -127,10 +126,11 @@ impl Registry {
     /// A client asks for a partner. `is_current` tells whether an end still is what its table entry
     /// describes.
     ///
-    /// Asking again for the same entry ends whatever that entry was part of; but what one process
-    /// of a family has been introduced for, no other can have as well, and who has been introduced
-    /// for just that has an offer on its way. Were its channel ended, its region could become
-    /// another's while it takes it.
+    /// A new request for an entry ends the entry's former pairing, with two exceptions. If another
+    /// process of the family has been introduced for this entry, the request is refused. If this
+    /// very request has already been answered by an introduction, an offer is under way: then the
+    /// channel must not end, because its region could be given to another channel while the client
+    /// attaches it.
     pub fn ask(&mut self, ask: Ask, is_current: &dyn Fn(End) -> bool) -> Outcome {
         let Some(client) = self.clients.get(&ask.client) else {
             return Outcome::Refused(Reason::NoAdapter);
@@ -149,7 +149,7 @@ impl Registry {
         if let Some(&other) = self.claims.get(&ask.cookie)
             && self.keep_if_current(other, is_current)
         {
-            // Another entry has claimed this very socket, which cannot be the other end, either.
+            // Another entry has already claimed this socket, so it is not the other end.
             let is_mirror = self.ends[&other].tuple == ask.tuple.mirrored();
             return Outcome::Refused(match is_mirror {
                 true => Reason::Unsupported,
@@ -161,7 +161,7 @@ impl Registry {
             return Outcome::Refused(Reason::Unsupported);
         }
         if let Some(&older) = self.pending.get(&ask.tuple) {
-            // A connection has one owner per end; whoever asked last holds it now.
+            // An end has one owner: the client that asked last.
             self.forget(older);
         }
         let mirror = self.partner_of(&ask);
@@ -194,11 +194,11 @@ impl Registry {
         }
     }
 
-    /// A client has lost what it was offered for an end, because its process runs another program
-    /// now: which channel was that? The end is in this client's name from here on if it was in that
-    /// of the same process. Another process of the family may ask as well, one that was forked
-    /// before it ran its program, but it takes nobody's end away; and it gets nothing where it
-    /// would see other channels than the one that it asks for.
+    /// A client has lost the offer for an end, because its process runs another program now:
+    /// returns the channel. If the end belonged to the same process, it belongs to this client from
+    /// now on. Another process of the family may ask, too, if it was forked before it ran its
+    /// program; but then the end keeps its owner, and the request is refused if the process would
+    /// see channels other than this one.
     pub fn resume(&mut self, id: ClientId, entry: u32, generation: u32) -> Option<Resumed> {
         let process = self.clients.get(&id)?.process;
         let key = EntryKey {
@@ -234,9 +234,9 @@ impl Registry {
         })
     }
 
-    /// The client's socket is closed: it waits for nobody any more. Its channels go on, for as long
-    /// as its process lives; `true` when there are such, and [`Registry::process_gone`] is still to
-    /// be called.
+    /// The client's socket is closed, so its pending ends are forgotten. Its channels go on as long
+    /// as its process lives. `true` when there are channels; then [`Registry::process_gone`] must
+    /// be called later.
     pub fn leave(&mut self, id: ClientId) -> bool {
         let Some(client) = self.clients.get_mut(&id) else {
             return false;
@@ -251,9 +251,9 @@ impl Registry {
         self.clients.contains_key(&id)
     }
 
-    /// The process of a client that left has ended, and those of its ends with it of which
-    /// `is_gone`. The others are held by its family: by its connected client if there is one, else
-    /// still in the name of this client. Returns the partners of those that are gone.
+    /// The process of a client that has left has ended, and its ends for which `is_gone` is true
+    /// have ended, too. Its family holds the others: they go to a connected client of the family,
+    /// or stay with this client if there is none. Returns the partners of the ended ends.
     pub fn process_gone(&mut self, id: ClientId, is_gone: &dyn Fn(End) -> bool) -> Vec<End> {
         let Some(client) = self.clients.get(&id) else {
             return Vec::new();
@@ -273,8 +273,8 @@ impl Registry {
         bereft
     }
 
-    /// Introduces one of the pairs that were held back for want of a region, if there is one and a
-    /// region.
+    /// Introduces two ends that were held back because there was no region, if there is a region
+    /// now.
     pub fn poll_held_back(&mut self, is_current: &dyn Fn(End) -> bool) -> Option<Match> {
         while self.channels.len() < self.limits.regions_max {
             let older = self.held_back.pop_first()?;
@@ -292,8 +292,7 @@ impl Registry {
         None
     }
 
-    /// A channel could not be made after all: nobody was offered anything, and both ends wait until
-    /// it can.
+    /// A channel could not be made, and no offer was sent: both ends wait until it is possible.
     ///
     /// # Panics
     /// Unless `matched` is the last answer of this registry.
@@ -303,7 +302,7 @@ impl Registry {
         self.held_back.insert(one.min(other));
     }
 
-    /// A channel must not be made: nobody was offered anything, and both ends wait until
+    /// A channel must not be made, and no offer was sent: both ends wait until
     /// [`Registry::reconsider`].
     ///
     /// # Panics
@@ -314,7 +313,7 @@ impl Registry {
             channel.is_some(),
             "only what was just matched can be postponed"
         );
-        // It was none: `channels_made` does not count it.
+        // `channels_made` must not count this channel.
         self.channel_next = matched.channel.0;
         for side in &matched.sides {
             let key = side.end.key();
@@ -332,12 +331,13 @@ impl Registry {
         let pair = self.pairs.get_mut(&matched.pair).expect("just matched");
         pair.slots.release(matched.slot);
         if matched.is_first_of_pair() {
-            // Its memory was never handed out, so the next channel has to be the first again.
+            // The pair's memory was never given out, so the next channel must count as the first
+            // again.
             self.remove_pair(matched.pair);
         }
     }
 
-    /// Has every two ends that wait for each other introduced again.
+    /// Introduces all ends again that wait for each other.
     pub fn reconsider(&mut self) {
         let met = |key: &EntryKey| self.ends[key].met.is_some_and(|other| *key < other);
         let both = self.pending.values().copied().filter(met);
@@ -345,7 +345,7 @@ impl Registry {
         self.held_back.extend(both);
     }
 
-    /// A socket that nobody claims any more, since the last time.
+    /// The next socket that is no longer claimed.
     pub fn poll_unclaimed(&mut self) -> Option<u64> {
         self.unclaimed.pop_front()
     }
@@ -355,12 +355,12 @@ impl Registry {
         self.claims.contains_key(&cookie)
     }
 
-    /// Something that has ended since the last time.
+    /// The next channel or pair that has ended.
     pub fn poll_ended(&mut self) -> Option<Ended> {
         self.ended.pop_front()
     }
 
-    /// Forgets the ends of a client that are no longer current: what it did not withdraw.
+    /// Forgets the stale ends of a client, which it has not withdrawn.
     pub fn sweep(&mut self, id: ClientId, is_current: &dyn Fn(End) -> bool) {
         let Some(client) = self.clients.get(&id) else {
             return;
@@ -382,9 +382,9 @@ impl Registry {
         (registered.end == end).then_some((registered.tuple, registered.cookie))
     }
 
-    /// Whether one of two Unix sockets knows the other's user as that of its peer: inodes are used
-    /// again one day, users stay apart. `uid` is the user of a client. TCP sockets know no user,
-    /// and need none.
+    /// Whether one of two Unix sockets has the other's user as its peer's user. Inode numbers may
+    /// be reused, so this check keeps users apart. `uid` is the user of a client. For TCP sockets
+    /// the answer is always true.
     pub fn know_each_other(&self, ends: [End; 2], uid: impl Fn(ClientId) -> Option<u32>) -> bool {
         let known = ends.map(|end| self.ends.get(&end.key()));
         let [Some(one), Some(other)] = known else {
@@ -396,12 +396,12 @@ impl Registry {
         knows(one, other) || knows(other, one)
     }
 
-    /// The inode of the socket that an end was accepted at, as far as it is known; or 0.
+    /// The inode of the listener that accepted an end, or 0 if it is not known.
     pub fn listener(&self, end: End) -> u64 {
         self.ends.get(&end.key()).map_or(0, |known| known.listener)
     }
 
-    /// The client in whose name an end is.
+    /// The client that owns an end.
     pub fn owner(&self, end: End) -> Option<ClientId> {
         let registered = self.ends.get(&end.key())?;
         (registered.end == end).then_some(registered.client)
@@ -417,7 +417,7 @@ impl Registry {
         survivor.map(|(&survivor, _)| survivor)
     }
 
-    /// The ends in the name of a client.
+    /// The ends that a client owns.
     pub fn ends_of(&self, id: ClientId) -> impl Iterator<Item = End> {
         let keys = self.clients.get(&id).map_or(Vec::new(), Client::keys);
         keys.into_iter().map(|key| self.ends[&key].end)
@@ -486,14 +486,14 @@ impl Registry {
         (!self.may_have_channel([own, uid])).then_some(Reason::OverQuota)
     }
 
-    /// Whether the users of two ends may have one channel more.
+    /// Whether the users of two ends may have another channel.
     fn users_have_room(&self, ends: [EntryKey; 2]) -> bool {
         let uid = |key| self.clients[&self.ends[&key].client].process.uid;
         self.may_have_channel(ends.map(uid))
     }
 
     fn may_have_channel(&self, users: [u32; 2]) -> bool {
-        // A channel of one user's takes both its ends.
+        // A channel between two programs of one user counts both its ends.
         let wanted = if users[0] == users[1] { 2 } else { 1 };
         users.iter().all(|uid| {
             let used = self.users.get(uid).copied().unwrap_or_default();
@@ -510,7 +510,7 @@ impl Registry {
         })
     }
 
-    /// Whether just what is asked for was offered to who asks.
+    /// Whether exactly this request was already answered with an offer to this client.
     fn is_offered(&self, key: EntryKey, ask: &Ask) -> bool {
         self.ends.get(&key).is_some_and(|registered| {
             registered.client == ask.client
@@ -585,7 +585,7 @@ impl Registry {
             sides: sides.map(Some),
         };
         self.channels.insert(id, channel);
-        // A program that talks to itself hears of the pair once, with its first offer.
+        // A process that is connected with itself gets the pair once, with its first offer.
         let attached = [is_new, is_new && clients[0] != clients[1]];
         let introductions = [0, 1].map(|side| Introduction {
             client: clients[side],
@@ -638,7 +638,7 @@ impl Registry {
         current
     }
 
-    /// Removes an end from wherever it is. Returns its channel when it was that channel's last.
+    /// Removes an end. Returns its channel if it was that channel's last end.
     fn forget(&mut self, key: EntryKey) {
         self.unpend(key);
         let Some(registered) = self.ends.remove(&key) else {
@@ -646,7 +646,7 @@ impl Registry {
         };
         if self.claims.get(&registered.cookie) == Some(&key) {
             self.claims.remove(&registered.cookie);
-            // Without numbers the caller remembers nothing of it.
+            // Without numbers the caller has not remembered the socket.
             let is_remembered = registered.numbers.is_some();
             (self.unclaimed).extend(is_remembered.then_some(registered.cookie));
         }
@@ -670,8 +670,8 @@ impl Registry {
         self.ended.push_back(Ended::Channel(id));
         if pair.slots.is_empty() {
             let clients = pair.clients;
-            // A pair outlives its channels while both processes are there: they keep its memory
-            // mapped.
+            // A pair outlives its channels while both processes are connected, because they keep
+            // its memory mapped.
             if clients.iter().any(|id| !self.is_connected(*id)) {
                 self.remove_pair(channel.pair);
             }
@@ -704,7 +704,7 @@ impl Registry {
         self.user_mut(survivor).ends += 1;
     }
 
-    /// One end less for the user of a client.
+    /// Counts one end off for the user of a client.
     fn count_off(&mut self, client: ClientId) {
         let uid = self.clients[&client].process.uid;
         let user = self.users.get_mut(&uid).expect("it had an end");

@@ -1,7 +1,7 @@
 //! The operator's rules about connections between programs of this host: `toehold.conf`.
 //!
-//! One line is one rule. It consists of words with one value each. Some words are conditions, the
-//! others are settings:
+//! One line is one rule. It consists of keywords with one value each. Some keywords are conditions,
+//! the others are settings:
 //!
 //! ```text
 //!   # who and where                              what then
@@ -14,16 +14,16 @@
 //! ```
 //!
 //! A rule matches a connection when all its conditions hold for one of the two ends. A rule without
-//! a condition matches every connection. For each setting, the first rule decides that matches and
-//! has this setting. Without such a rule the setting is the adapter's own, or the program's.
+//! a condition matches every connection. For each setting, the first rule that matches and has this
+//! setting decides. Without such a rule the adapter's own setting applies, or the program's.
 //!
 //! Some settings are about programs and not about connections. A rule that has one has no condition
 //! about connections. It matches a family of processes when all its conditions hold for one of
 //! them.
 //!
-//! The adapter reads the rules and applies them, because it knows both ends of a connection by
-//! proof. The library reads no file. A program's name is the program's own word: rules direct
-//! traffic, they confine nobody.
+//! The adapter reads the rules and applies them, because it has a proof of both ends of a
+//! connection. The library reads no file. A program chooses its own name, so rules direct traffic
+//! but do not confine programs.
 
 mod parse;
 #[cfg(test)]
@@ -65,7 +65,7 @@ pub struct Rule {
     express: Option<bool>,
 }
 
-/// Where a rule stands.
+/// The place of a rule: file and line.
 #[derive(Clone, Debug)]
 struct Origin {
     file: Arc<Path>,
@@ -77,16 +77,16 @@ struct Origin {
 enum PathWish {
     /// As without rules.
     Auto,
-    /// By the kernel.
+    /// Through the kernel.
     Host,
 }
 
 /// Whether packet captures see the bytes of accelerated connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Observability {
-    /// A connection goes by its carrier for as long as a packet socket would see that.
+    /// A connection uses its carrier as long as a packet socket would see its packets.
     Yield,
-    /// Packet sockets change nothing: captures miss the bytes in rings.
+    /// Packet sockets have no effect: captures do not see the bytes in rings.
     Ignore,
 }
 
@@ -175,8 +175,8 @@ impl Rules {
             .map(|(_, observability)| observability)
     }
 
-    /// The rule that bounds how many connections are in memory, for one with these ends: its place
-    /// among the rules, and the number.
+    /// The rule that limits how many connections have channels, for a connection with these ends:
+    /// its index among the rules, and the limit.
     pub(crate) fn budget(&self, ends: &[Side]) -> Option<(usize, usize)> {
         let (rule, most) = self.first(ends, |rule| rule.connections_max)?;
         let place = self.rules.iter().position(|one| std::ptr::eq(one, rule))?;
@@ -188,13 +188,13 @@ impl Rules {
         self.rules.get(place)
     }
 
-    /// Whether a rule bounds how many connections are in memory.
+    /// Whether a rule limits how many connections have channels.
     pub(crate) fn speak_of_budgets(&self) -> bool {
         let mut rules = self.rules.iter();
         rules.any(|rule| rule.connections_max.is_some())
     }
 
-    /// Whether a rule speaks of Unix sockets by their names.
+    /// Whether a rule has a condition about names of Unix sockets.
     pub(crate) fn speak_of_sockets(&self) -> bool {
         self.rules.iter().any(|rule| rule.socket.is_some())
     }
@@ -205,18 +205,17 @@ impl Rules {
         self.rules.iter().any(speaks)
     }
 
-    /// Whether a rule speaks of captures.
+    /// Whether a rule has a setting about captures.
     pub(crate) fn speak_of_captures(&self) -> bool {
         self.rules.iter().any(|rule| rule.observability.is_some())
     }
 
-    /// How a family of processes waits, where a rule says so.
+    /// The wait mode of a family of processes, if a rule sets it.
     pub(crate) fn wait(&self, family: &[Program]) -> Option<(&Rule, WaitMode)> {
         self.of_family(family, |rule| rule.wait)
     }
 
-    /// Whether short connections of a family of processes may use carriers again, where a rule
-    /// says so.
+    /// Whether short connections of a family of processes may reuse carriers, if a rule sets that.
     pub(crate) fn express(&self, family: &[Program]) -> Option<(&Rule, bool)> {
         self.of_family(family, |rule| rule.express)
     }
@@ -245,7 +244,7 @@ impl Rules {
 
 impl Rule {
     fn matches(&self, end: &Side) -> bool {
-        // The address and the port that were connected to, at both ends.
+        // For both ends, the address and the port of the accepting end.
         let server = match end.accepts {
             true => end.tuple.local,
             false => end.tuple.remote,
@@ -272,13 +271,13 @@ impl Rule {
             && self.user.is_none_or(|user| program.uid == Some(user))
     }
 
-    /// Where it stands, for a person.
+    /// The place of the rule, for display.
     pub fn origin(&self) -> String {
         format!("{}, line {}", self.origin.file.display(), self.origin.line)
     }
 }
 
-/// As it was written, without a comment.
+/// The rule as it was written, without comments.
 impl fmt::Display for Rule {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(&self.text)
@@ -286,7 +285,7 @@ impl fmt::Display for Rule {
 }
 
 impl Name {
-    /// Whether a condition about a name holds: without one it does.
+    /// Whether a condition about a name holds. An absent condition holds.
     fn fits(condition: &Option<Name>, text: Option<&str>) -> bool {
         let Some(name) = condition else { return true };
         text.is_some_and(|text| name.is(text))
@@ -314,11 +313,11 @@ impl Default for Origin {
 pub struct RulesFile {
     /// Where it is.
     pub path: PathBuf,
-    /// Whether it is an error that it is not there.
+    /// Whether a missing file is an error.
     pub is_required: bool,
 }
 
-/// A file that somebody has named, in place of those of [`default_files`].
+/// A file that was named explicitly, instead of those of [`default_files`].
 pub fn named(file: &Path) -> Vec<RulesFile> {
     vec![RulesFile {
         path: std::path::absolute(file).unwrap_or_else(|_| file.into()),
@@ -326,8 +325,8 @@ pub fn named(file: &Path) -> Vec<RulesFile> {
     }]
 }
 
-/// The files that an adapter reads unless it is told another: those of the user and of the system,
-/// or for the system adapter the system's alone.
+/// The files that an adapter reads by default: the user's and the system's; for the system adapter,
+/// only the system's.
 pub fn default_files(is_system: bool) -> Vec<RulesFile> {
     let of_user = || {
         let set = |name| std::env::var_os(name).map(PathBuf::from);
@@ -347,8 +346,8 @@ pub fn default_files(is_system: bool) -> Vec<RulesFile> {
     files.collect()
 }
 
-/// Whether this user may not look into a directory on the way. The variables are another user's
-/// then, as under setpriv(1), and the file is none of this user's.
+/// Whether this user may not enter a directory of the path. Then the environment variables are
+/// another user's, as under setpriv(1), and the file does not concern this user.
 fn is_beyond_reach(path: &Path) -> bool {
     let looked = std::fs::metadata(path);
     looked.is_err_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied)

@@ -1,15 +1,15 @@
-//! The runtime directory: where the adapter and the programs of one user meet.
+//! The runtime directory, in which the programs of a user find the adapter.
 //!
-//! It holds the adapter's socket, and whoever can write to it can pose as the adapter. So it is
-//! taken only when it is a real directory (no symbolic link), belongs to this user, and nobody else
-//! can enter it. Anything else is refused, with a sentence a person can act on; the caller then
-//! stays on the host path.
+//! It contains the adapter's socket, and a user that can write to it can pose as the adapter. So it
+//! is accepted only if it is a real directory (no symbolic link), belongs to this user, and no
+//! other user can enter it. Any other directory is refused, with a sentence that tells what to do;
+//! the caller then stays on the host path.
 //!
-//! Where it is: `--runtime-dir`, else `$TOEHOLD_RUNTIME_DIR`, else `$XDG_RUNTIME_DIR/toehold` where
-//! that directory is this user's (`sudo -E` leaves another's), else `/tmp/toehold-UID`.
+//! Its path is, in this order: `--runtime-dir`; `$TOEHOLD_RUNTIME_DIR`; `$XDG_RUNTIME_DIR/toehold`,
+//! if that directory is this user's (`sudo -E` leaves another user's); `/tmp/toehold-UID`.
 //!
-//! The *system adapter* serves all users. Its directory is `$TOEHOLD_SYSTEM_DIR`, else
-//! `/run/toehold`: it belongs to root, all users may enter it, and only root may change it.
+//! The *system adapter* serves all users. Its directory is `$TOEHOLD_SYSTEM_DIR`, or `/run/toehold`
+//! without that variable. It belongs to root, all users may enter it, and only root may change it.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -141,13 +141,13 @@ impl RuntimeDir {
     }
 }
 
-/// Where the runtime directory is when no option names it: the environment's answer, or
+/// The path of the runtime directory without an option: from the environment, or
 /// `/tmp/toehold-UID`.
 pub fn default_path() -> PathBuf {
     default_path_from(|name| std::env::var_os(name), owner, user_id())
 }
 
-/// Where the system adapter is met: the environment's answer, or `/run/toehold`.
+/// The path of the system adapter's directory: from the environment, or `/run/toehold`.
 pub fn system_path() -> PathBuf {
     system_path_from(|name| std::env::var_os(name))
 }
@@ -158,7 +158,7 @@ fn system_path_from(variable: impl Fn(&str) -> Option<OsString>) -> PathBuf {
     named.unwrap_or_else(|| SYSTEM_PATH.into())
 }
 
-/// As [`default_path`], whatever `$TOEHOLD_RUNTIME_DIR` says.
+/// As [`default_path`], but ignores `$TOEHOLD_RUNTIME_DIR`.
 pub fn default_path_without_ours() -> PathBuf {
     let others = |name: &str| {
         (name != OWN_VARIABLE)
@@ -188,7 +188,7 @@ fn default_path_from(
     if let Some(path) = absolute(OWN_VARIABLE) {
         return path;
     }
-    // Another user could not remove a directory of root's in its own.
+    // If root made a directory there, the other user could not remove it.
     let is_ours = |base: &PathBuf| owner(base).is_none_or(|owner| owner == uid);
     match absolute("XDG_RUNTIME_DIR").filter(is_ours) {
         Some(base) => base.join("toehold"),
@@ -204,7 +204,7 @@ pub enum RuntimeDirError {
         /// The path that was refused.
         path: PathBuf,
     },
-    /// Something other than a directory has its name.
+    /// The path is not a directory.
     NotADirectory {
         /// The path that was refused.
         path: PathBuf,
@@ -382,8 +382,8 @@ fn check_length(path: &Path) -> Result<(), RuntimeDirError> {
     Ok(())
 }
 
-/// Creates a directory; false when something stands there, which is then judged as if it had always
-/// been there.
+/// Creates a directory; false when the path already exists. Then the existing file is checked like
+/// any other.
 fn create(path: &Path, mode: u32) -> Result<bool, RuntimeDirError> {
     check_length(path)?;
     match fs::DirBuilder::new().mode(mode).create(path) {
@@ -393,7 +393,7 @@ fn create(path: &Path, mode: u32) -> Result<bool, RuntimeDirError> {
     }
 }
 
-/// The user that this process is now.
+/// The effective user of this process.
 pub(crate) fn user_id() -> u32 {
     rustix::process::geteuid().as_raw()
 }
@@ -495,7 +495,7 @@ mod tests {
                 RuntimeDirError::ForeignOwner { uid: 65_534, .. }
             ));
         } else {
-            // Without the right to give a directory away: the root directory is not ours either.
+            // Works without the right to change owners: the root directory is not ours either.
             let error = RuntimeDir::open(Path::new("/")).expect_err("not ours");
             assert!(matches!(
                 error,

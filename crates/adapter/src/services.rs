@@ -19,7 +19,7 @@ pub struct Process {
     pub started: Option<SystemTime>,
 }
 
-/// The processes that we may look into, by the service manager's unit.
+/// The processes that we may inspect, by unit of the service manager.
 pub fn processes_by_unit() -> BTreeMap<String, Vec<Process>> {
     let mut units: BTreeMap<String, Vec<Process>> = BTreeMap::new();
     for pid in proc::processes() {

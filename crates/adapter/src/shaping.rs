@@ -1,9 +1,9 @@
-//! Traffic control of the loopback device (tc(8)). A queueing discipline that somebody has given it
-//! delays, limits or drops what passes, as a test of a slow network wants. Packets of carriers pass
-//! it, and bytes in shared memory would not.
+//! Traffic control of the loopback device (tc(8)). An operator may give it a queueing discipline
+//! that delays, limits or drops packets, for example to test a slow network. Packets of carriers
+//! pass it, but bytes in shared memory do not.
 //!
-//! The device has no queue by itself (`noqueue`). The kernel tells everybody of changes
-//! (`RTNLGRP_TC`, net/sched/sch_api.c), and is then asked how it is now.
+//! The device has no queue by itself (`noqueue`). The kernel announces changes to every listener
+//! (`RTNLGRP_TC`, net/sched/sch_api.c); then the adapter asks for the current state.
 
 use std::io;
 use std::mem;
@@ -48,12 +48,11 @@ impl Shaping {
         self.changes.as_fd()
     }
 
-    /// Takes the changes that have come. Whether the device is shaped now and was not, or the other
-    /// way round.
+    /// Takes the changes that have come. True when the device has begun or ceased to be shaped.
     pub(crate) fn learn(&mut self) -> bool {
         let mut datagram = vec![0; DATAGRAM_BYTES_MAX];
         let mut next = || recvfrom(&self.changes, &mut datagram[..], RecvFlags::DONTWAIT);
-        // Lost changes are changes, too.
+        // If announcements were lost (ENOBUFS), something has changed, too.
         while let Ok(_) | Err(Errno::NOBUFS | Errno::INTR) = next() {}
         let now = self.look().unwrap_or(self.is_shaped);
         mem::replace(&mut self.is_shaped, now) != now
@@ -105,7 +104,7 @@ fn route_socket(groups: u32) -> io::Result<OwnedFd> {
 /// A part of an answer.
 #[derive(Debug, PartialEq, Eq)]
 enum Answer<'a> {
-    /// The queueing discipline of all that the loopback device sends, by its name.
+    /// The name of the root queueing discipline of the loopback device.
     Discipline(&'a [u8]),
     Other,
     End,
@@ -150,7 +149,8 @@ const TC_BYTES: usize = 20;
 /// `tcm_ifindex` and `tcm_parent`, counted from the message's begin.
 const DEVICE_AT: usize = MESSAGE_HEADER_BYTES + 4;
 const PARENT_AT: usize = MESSAGE_HEADER_BYTES + 12;
-/// `TC_H_ROOT`: what stands at another place only classifies or looks (`clsact`), or is inside.
+/// `TC_H_ROOT`: a discipline with another parent only classifies (`clsact`), or is inside another
+/// one.
 const ROOT: u32 = u32::MAX;
 /// The loopback device's number in every network namespace (`LOOPBACK_IFINDEX`).
 const LOOPBACK: u32 = 1;

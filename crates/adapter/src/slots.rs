@@ -1,9 +1,9 @@
-//! Slot numbers of one pair of processes: handed out lowest first, so that the ready bitmaps' used
-//! words stay few, and the slabs in use as well.
+//! Slot numbers of one pair of processes. The lowest free number is given out first, so that few
+//! words of the ready bitmaps and few slabs are in use.
 //!
-//! Two processes that share a slot of a slab share the whole slab. A child that one of them forks
-//! inherits its slabs as they are: whoever has forked since gets no slot in them any more, until
-//! they are empty and can be replaced.
+//! Two processes that share a slot of a slab share the whole slab. A forked child inherits its
+//! parent's slabs. So after a fork, existing slabs of that process get no new channels until they
+//! are empty and can be replaced.
 
 use toehold_channel::layout::SLAB_SLOTS;
 
@@ -24,7 +24,7 @@ struct Slab {
     taken: u8,
     /// When its first slot was taken.
     forks: Forks,
-    /// Others may see it now.
+    /// Other processes may see the slab now.
     is_closed: bool,
 }
 
@@ -47,7 +47,7 @@ impl Slots {
         }
     }
 
-    /// The lowest free slot for two that have forked so often, or nothing when all are taken.
+    /// Takes the lowest free slot, for processes with these fork counts. `None` when all are taken.
     pub(crate) fn take(&mut self, forks: Forks) -> Option<u32> {
         let found = self.slabs.iter().position(|slab| slab.takes(forks));
         let index = found.unwrap_or(self.slabs.len());
@@ -80,8 +80,8 @@ impl Slots {
         self.taken -= 1;
     }
 
-    /// Has the slab of a slot take no more channels, if this is its only one; false, and nothing
-    /// changed, when there are others.
+    /// Closes the slab of a slot for new channels, if this slot has its only channel. False when
+    /// there are other channels; then nothing changes.
     pub(crate) fn close_slab(&mut self, slot: u32) -> bool {
         let slab = &mut self.slabs[(slot / SLAB_SLOTS) as usize];
         let is_alone = slab.taken == 1 << (slot % SLAB_SLOTS);

@@ -27,7 +27,7 @@ pub(crate) struct Report {
     pub(crate) channels_made: u64,
     /// The counts of the TCP engine, where there is one.
     pub(crate) engine: Option<engine::Report>,
-    /// Why there is none, where the operator wanted one.
+    /// Why there is no engine, if the operator wanted one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) no_engine: Option<String>,
     /// The system adapter's: whether it pairs connections between network namespaces, or why not.
@@ -43,14 +43,14 @@ pub(crate) struct Process {
     pub(crate) uid: u32,
     pub(crate) library_version: String,
     pub(crate) wait: &'static str,
-    /// The rule that has it wait in this way.
+    /// The rule that sets its wait mode.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) wait_rule: Option<String>,
-    /// The rule that says whether its short connections use carriers again.
+    /// The rule that sets whether its short connections reuse carriers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) express_rule: Option<String>,
     pub(crate) connections: Vec<Connection>,
-    /// The counts of the whole family's short connections, told with one process of it.
+    /// The counts of the whole family's short connections, listed with one of its processes.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) express: BTreeMap<&'static str, u64>,
 }
@@ -62,14 +62,14 @@ pub(crate) struct Connection {
     #[serde(skip)]
     netns: Option<u64>,
     pub(crate) fd: u32,
-    /// Empty when the process cannot be looked into.
+    /// Empty when the process cannot be inspected.
     pub(crate) local: String,
     pub(crate) remote: String,
     pub(crate) path: &'static str,
     pub(crate) tx_path: &'static str,
     pub(crate) rx_path: &'static str,
     pub(crate) reason: Cow<'static, str>,
-    /// Connections of the program that its carrier has served before.
+    /// How many connections of the program its carrier has served before.
     pub(crate) turns: u32,
     pub(crate) bytes_host_tx: u64,
     pub(crate) bytes_host_rx: u64,
@@ -84,7 +84,7 @@ pub(crate) struct Connection {
     pub(crate) spins_failed: u32,
     /// Calls served by a ring: each copies its bytes once.
     pub(crate) copies: u64,
-    /// Those calls, less the doorbells rung for them.
+    /// Calls served by a ring, minus the doorbells rung for them.
     pub(crate) syscalls_avoided: u64,
 }
 
@@ -102,16 +102,16 @@ pub(crate) struct Client {
 pub(crate) struct RulesSaid<'a> {
     /// Why a rule keeps an end on the kernel.
     pub(crate) against: &'a dyn Fn(End) -> Option<String>,
-    /// The rule that has a family wait as it does.
+    /// The rule that sets a family's wait mode.
     pub(crate) wait: &'a dyn Fn(TableId) -> Option<String>,
-    /// The rule that says whether short connections of a family use carriers again.
+    /// The rule that sets whether a family's short connections reuse carriers.
     pub(crate) express: &'a dyn Fn(TableId) -> Option<String>,
     /// Whether ends in different network namespaces can be partners.
     pub(crate) are_namespaces_paired: bool,
 }
 
 /// Collects the report. A process is listed when it said hello, or when it was the last to use a
-/// connection of such a process's family. Entries of members that were killed are freed on the way.
+/// connection of such a process's family. Also frees entries of members that were killed.
 pub(crate) fn report(
     clients: impl Iterator<Item = Client>,
     tables: &Tables,
@@ -133,7 +133,8 @@ pub(crate) fn report(
         let Some(table) = tables.get(id) else {
             continue;
         };
-        // Its entries are the client's words, and each costs memory here and in the answer.
+        // The client can write any entries, and each costs memory here and in the answer, so their
+        // number is limited.
         let budget = budgets.entry(uid).or_insert(ENTRIES_PER_USER_MAX);
         let used = table.entries_used();
         if used <= *budget {
@@ -167,8 +168,7 @@ pub(crate) fn report(
     }
 }
 
-/// The processes with their connections, as far as they are listed, and what has been looked up for
-/// them.
+/// The processes and connections listed so far, and cached look-ups.
 struct Collector<'a> {
     tables: &'a Tables,
     registry: &'a Registry,
@@ -220,7 +220,8 @@ impl<'a> Collector<'a> {
     /// Lists the connections of a family, one of whose processes is a client of ours.
     fn add_family(&mut self, family: &Family<'_>, client: u32) {
         let &Family { id, uid, table } = family;
-        // Its numbers mean something to us when one of them is what the kernel calls it.
+        // The family's process numbers are valid here if one of them is the client's number as we
+        // see it.
         let is_visible = table.members().any(|pid| self.names.of(id, pid) == client);
         for (index, entry) in table.live() {
             let mut pid = self.names.of(id, entry.pid.load(Ordering::Relaxed));
@@ -278,12 +279,12 @@ impl<'a> Collector<'a> {
         connection
     }
 
-    /// Whether the kernel has moved more bytes of a connection than its library knows of: code that
-    /// the library does not see uses it. No call of the library's will compare the counts. Bytes of
-    /// a call that the library sees count as such when it returns, so one that sleeps in the midst
-    /// of them looks like that code.
+    /// Whether the kernel has moved more bytes of a connection than its library has counted. Then
+    /// code that the library does not see uses the connection, and the library may never compare
+    /// the counts itself. The library counts a call's bytes when the call returns, so a call that
+    /// sleeps in the middle of its transfer gives a false positive.
     fn has_unseen_bytes(&mut self, pid: u32, entry: &Entry, connection: &Connection) -> bool {
-        // The SYN and the FIN, which the kernel counts as bytes.
+        // The kernel counts the SYN and the FIN as bytes.
         const NO_BYTES: u64 = 2;
         if connection.path != HOST || connection.turns != 0 {
             return false;
@@ -292,15 +293,16 @@ impl<'a> Collector<'a> {
         let addresses = addresses.zip(connection.remote.parse().ok());
         let moved = addresses.and_then(|(local, remote)| self.sockets.moved(pid, local, remote));
         moved.is_some_and(|moved| {
-            // Read behind the kernel's counts: calls that the library sees are in these as well.
+            // Read after the kernel's counts, so that they include all calls that the library has
+            // seen.
             let [sent, taken] = [&entry.tx_carrier, &entry.rx_carrier]
                 .map(|count| count.load(Ordering::Relaxed).saturating_add(NO_BYTES));
             moved.sent > sent || moved.taken > taken
         })
     }
 
-    /// Both addresses of a connection: as the engine has them, as the registry knows them, or else
-    /// as the kernel lists them.
+    /// Both addresses of a connection: from the engine, from the registry, or from the kernel's
+    /// list, in this order.
     fn addresses_of(
         &mut self,
         (pid, id): (u32, TableId),
@@ -319,13 +321,13 @@ impl<'a> Collector<'a> {
         }
         match entry.flags.load(Ordering::Relaxed) & FLAG_UNIX {
             0 => self.sockets.addresses(pid, fd).map(spell),
-            // The kernel's list does not tell the other end.
+            // The kernel's list does not show the other end.
             _ => Some((self.sockets.unix_name(pid, fd)?, "#?".into())),
         }
     }
 }
 
-/// Tells the counts of each family with the first of its processes.
+/// Adds the counts of each family to the first of its processes.
 fn count_express(processes: &mut BTreeMap<(u32, TableId), Process>, tables: &Tables) {
     let mut told = BTreeSet::new();
     for (&(_, id), process) in processes {
@@ -335,7 +337,7 @@ fn count_express(processes: &mut BTreeMap<(u32, TableId), Process>, tables: &Tab
     }
 }
 
-/// Why each listed end is where it is, by its own and the other address.
+/// The reason of each listed end, by its own and the other address.
 struct Listed {
     ends: BTreeMap<(String, String), Vec<ListedEnd>>,
     are_namespaces_paired: bool,
@@ -358,7 +360,7 @@ impl Listed {
         }
     }
 
-    /// Ends that have the other addresses, each with whether it can be the partner.
+    /// Ends with mirrored addresses, and whether each can be the partner.
     fn mirrored(&self, one: &Connection) -> impl Iterator<Item = (bool, &Cow<'static, str>)> {
         let addresses = (one.remote.clone(), one.local.clone());
         let netns = one.netns;
@@ -370,7 +372,7 @@ impl Listed {
         })
     }
 
-    /// Why the partner of an end is where it is.
+    /// The reason of an end's partner.
     fn of_partner(&self, one: &Connection) -> Option<&Cow<'static, str>> {
         let mut partners = self.mirrored(one).filter(|(can_be, _)| *can_be);
         Some(partners.next()?.1)
@@ -382,8 +384,8 @@ impl Listed {
     }
 }
 
-/// An end that waits for a partner may have one that is listed, too. Then what keeps that one, or
-/// what both wait for, is the reason.
+/// If the partner of a waiting end is listed, too, replaces the reason: by the partner's reason, or
+/// by what both wait for.
 fn tell_of_silent_partners(processes: &mut [Process], listed: &Listed) {
     for one in processes
         .iter_mut()
@@ -407,13 +409,13 @@ fn tell_of_silent_partners(processes: &mut [Process], listed: &Listed) {
     }
 }
 
-/// The adapter has not yet read what both ends sent, or is being asked by many at once.
+/// The adapter has not yet read the requests of both ends, or has many requests at once.
 const BOTH_HAVE_ASKED: &str = "both ends have asked; the adapter has not answered yet";
-/// The other end has attached; this one has not come to its offer yet.
+/// The other end has attached; this end has not taken its offer yet.
 const OFFERED: &str = "offered: it moves at the program's next call";
 
-/// Where this adapter does not know the other end, the kernel may: whose it is and, where we may
-/// look into that process, whether it is under Toehold.
+/// If this adapter does not know the other end, the kernel may: it tells the owner of the socket
+/// and, if we may inspect that process, whether it is under Toehold.
 fn tell_of_other_ends(processes: &mut [Process], listed: &Listed, sockets: &mut Sockets) {
     let mut waiting = Vec::new();
     let ours: BTreeSet<u32> = processes.iter().map(|process| process.pid).collect();
@@ -436,7 +438,7 @@ fn tell_of_other_ends(processes: &mut [Process], listed: &Listed, sockets: &mut 
     }
     let inodes = waiting.iter().filter_map(|(_, other)| other.map(|it| it.0));
     let holders = proc::holders(&inodes.collect());
-    // Many of them may be one process's.
+    // Many sockets may belong to one process.
     let programs: BTreeSet<u32> = holders.values().copied().collect();
     let under_toehold: BTreeSet<u32> = programs
         .into_iter()
@@ -466,19 +468,20 @@ fn tell_of_other_ends(processes: &mut [Process], listed: &Listed, sockets: &mut 
     }
 }
 
-/// Code that makes its calls past the library has that end, or the program got it from another one.
+/// Code that makes its calls past the library uses that end, or the program got the descriptor from
+/// another program.
 const OTHER_END_UNSEEN: &str =
     "the other end's program is under Toehold, and its library does not see that connection";
 const OTHER_END_APART: &str =
     "the other end has asked in another network namespace, and this adapter pairs within one";
 const OTHER_END_ELSEWHERE: &str =
     "the other end is on another host or network namespace, or behind address translation";
-/// The words in place of these where neither namespaces nor translation matter.
+/// The text that replaces these reasons if neither namespaces nor translation matter.
 const OTHER_END_SILENT: &str =
     "the other end is on another host, or in another network namespace and not under Toehold";
 
 impl Report {
-    /// Says whether the adapter pairs connections between network namespaces, or why not.
+    /// Stores whether the adapter pairs connections between network namespaces, or why not.
     pub(crate) fn say_across(&mut self, refusal: Option<String>) {
         if refusal.is_none() {
             let processes = self.processes.iter_mut();
@@ -493,8 +496,7 @@ impl Report {
     }
 }
 
-/// The numbers of processes as we know them, by family and the number that each calls itself by:
-/// in a pid namespace these differ.
+/// Maps a family and a process's number in its own pid namespace to the number that we see.
 #[derive(Debug, Default)]
 struct Names(BTreeMap<(TableId, u32), u32>);
 
@@ -504,7 +506,7 @@ impl Names {
     }
 }
 
-/// Which processes run, each looked at once.
+/// A cache of which processes are alive.
 #[derive(Debug, Default)]
 struct Living(BTreeMap<u32, bool>);
 
@@ -514,8 +516,8 @@ impl Living {
     }
 }
 
-/// Which processes have a table mapped. A client can write any process into its table, but only of
-/// these it may learn what the adapter can see.
+/// Which processes have a table mapped. A client can write any process number into its table, but
+/// the adapter shows it information only about these processes.
 #[derive(Debug, Default)]
 struct Members(BTreeMap<(u32, TableId), bool>);
 
@@ -530,21 +532,21 @@ impl Members {
     }
 }
 
-/// Table entries that are looked at for one user.
+/// The most table entries that are read for one user.
 const ENTRIES_PER_USER_MAX: usize = 4 * ENTRIES;
 
 /// The fate of a connection.
 enum Fate {
     /// A living member of the family holds it.
     With(u32),
-    /// Perhaps one does, but nothing says so.
+    /// A living member may hold the connection, but that is not known.
     Unknown,
-    /// It went with the last that held it.
+    /// The connection ended with its last holder.
     Gone,
 }
 
-/// The fate of a connection when the process that used it last is gone: it may have been killed, so
-/// that it could not say so.
+/// The fate of a connection whose last user is gone. That process may have been killed without a
+/// report.
 fn fate(survivor: Option<u32>, entry: &Entry, tuple: Option<Tuple>, sockets: &mut Sockets) -> Fate {
     let Some(survivor) = survivor else {
         return Fate::Gone;
@@ -594,7 +596,8 @@ fn connection(
     let path = if tx_path == DIRECT { tx_path } else { rx_path };
     let calls = count(&entry.tx_calls).saturating_add(count(&entry.rx_calls));
     let doorbells = word(&entry.doorbells);
-    // Where the library asked for the connection it said so first, and the answer was one byte.
+    // If the library opened the connection through the engine, it has sent a preamble, and the
+    // answer was one byte.
     let is_asked_for = is_offloaded && word(&entry.flags) & FLAG_ACCEPTED == 0;
     let (asked, answered) = if is_asked_for {
         (PREAMBLE_BYTES as u64, 1)
@@ -635,8 +638,8 @@ fn connection(
     }
 }
 
-/// Why a connection is on the host path: what the library found, else what the adapter answered,
-/// else what follows from how far it got.
+/// Why a connection is on the host path: the library's reason; otherwise the adapter's; otherwise a
+/// reason that follows from the connection's progress.
 fn reason(entry: &Entry) -> Reason {
     let word = |word: &AtomicU32| Reason::from_word(word.load(Ordering::Relaxed));
     let library = word(&entry.reason).unwrap_or(Reason::None);
@@ -659,7 +662,7 @@ fn reason(entry: &Entry) -> Reason {
     }
 }
 
-/// Whether a capture or the operator kept a connection on its carrier, and does so no more. Its
+/// Whether a capture or the operator kept a connection on its carrier until a moment ago, and its
 /// program has not used it since.
 fn is_released(entry: &Entry) -> bool {
     let command = entry.command.load(Ordering::Relaxed);
@@ -670,8 +673,8 @@ fn is_released(entry: &Entry) -> bool {
 
 const RELEASED: &str = "kept on the kernel until now; it moves when the program next uses it";
 
-/// Whether an end has read all that its partner sent by the ring, and the next byte comes by the
-/// carrier. The end itself learns that when it comes.
+/// Whether an end has read all bytes of its partner's ring, and the next byte will come on the
+/// carrier. The end itself notices that only when the byte comes.
 fn has_ring_behind_it(entry: &Entry, partner: &Entry) -> bool {
     let position = |count: &Word64| count.load(Ordering::Relaxed).shown();
     let sends_by_carrier = partner
@@ -700,7 +703,7 @@ fn spell((local, remote): (SocketAddr, SocketAddr)) -> (String, String) {
     (local.to_string(), remote.to_string())
 }
 
-/// The addresses that an offloaded connection has for its program.
+/// The addresses of an offloaded connection that its program sees.
 fn true_addresses(entry: &Entry) -> (SocketAddr, SocketAddr) {
     let spoken = |address: offload::Address| {
         let ip = address.v4().map_or(IpAddr::from(address.ip), IpAddr::from);
@@ -719,11 +722,11 @@ const PARKED: &str = "parked";
 mod tests {
     use super::*;
 
-    /// Two ends of one connection, each in a namespace, that have asked for each other.
+    /// Two ends of one connection, each in its own namespace, that have both asked for pairing.
     fn ends(namespaces: [u64; 2]) -> Vec<Process> {
         let addresses = ["10.0.0.1:80".to_owned(), "10.0.0.2:5000".to_owned()];
         let end = |at: usize| Process {
-            // No process has this number, so nothing is read of it.
+            // No process has this number, so nothing is read from `/proc`.
             pid: u32::MAX,
             connections: vec![Connection {
                 netns: Some(namespaces[at]),

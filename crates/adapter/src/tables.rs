@@ -1,8 +1,8 @@
-//! The connection tables of the clients, each mapped once however many processes of its family say
-//! hello.
+//! The connection tables of the clients. Each is mapped once, however many processes of its family
+//! introduce themselves.
 //!
-//! Every word of a table is the client's to write at any time: what is read here is bounded before
-//! it is used, and nothing else depends on its being true.
+//! A client can write every word of its table at any time: each value is bounded before use, and
+//! nothing else depends on its being true.
 
 use crate::memfd::{self, MapError};
 use crate::printable::printable;
@@ -31,7 +31,7 @@ use toehold_channel::table::{
 /// The mapped tables.
 #[derive(Debug, Default)]
 pub(crate) struct Tables {
-    /// Whether the file of each stays open, to be asked where it has pages: see
+    /// Whether the file of each table stays open, so that its populated pages can be found: see
     /// [`MappedTable::live`].
     keeps_files: bool,
     mapped: BTreeMap<TableId, (MappedTable, FileKey)>,
@@ -54,9 +54,9 @@ pub(crate) struct FileKey {
 pub(crate) enum TableError {
     /// It cannot be mapped.
     Map(MapError),
-    /// It lies in huge pages. Where there are none left, reading it would end this process.
+    /// It is in huge pages. If there are no free huge pages, reading it would kill this process.
     HugePages,
-    /// It is no table, or one of another version.
+    /// It is not a table, or is of another version.
     Header,
     /// It is not the table of the family that vouched for its sender.
     OfAnother,
@@ -76,7 +76,7 @@ impl fmt::Display for TableError {
 }
 
 impl Tables {
-    /// For tables of users who are not ours.
+    /// For tables of other users.
     pub(crate) fn of_strangers() -> Tables {
         Tables {
             keeps_files: true,
@@ -84,7 +84,8 @@ impl Tables {
         }
     }
 
-    /// The table behind a descriptor: mapped and verified, or known already. One more user of it.
+    /// Opens the table behind a descriptor: maps and verifies it, or finds it already mapped.
+    /// Counts one more user of the table.
     pub(crate) fn open(&mut self, file: OwnedFd) -> Result<TableId, TableError> {
         let file = File::from(file);
         let key = key_of(&file)?;
@@ -103,8 +104,7 @@ impl Tables {
         Ok(id)
     }
 
-    /// The table behind a descriptor, provided that it is the one expected, which this user has
-    /// already.
+    /// The table behind a descriptor, if it is the expected one, which this user already has.
     pub(crate) fn recognise(
         &self,
         expected: TableId,
@@ -118,13 +118,13 @@ impl Tables {
         }
     }
 
-    /// One more user of a mapped table.
+    /// Counts one more user of a mapped table.
     pub(crate) fn keep(&mut self, id: TableId) {
         let (table, _) = self.mapped.get_mut(&id).expect("kept by another user");
         table.users += 1;
     }
 
-    /// One user less; the last one unmaps it.
+    /// Counts one user less; the last user unmaps the table.
     pub(crate) fn close(&mut self, id: TableId) {
         let (table, key) = self.mapped.get_mut(&id).expect("closed once per open");
         table.users -= 1;
@@ -150,7 +150,7 @@ impl Tables {
         self.mapped.get(&id).map(|&(_, key)| key)
     }
 
-    /// The entry of an end, as long as it still describes that end.
+    /// The entry of an end, if it still describes that end.
     pub(crate) fn current(&self, end: End) -> Option<&Entry> {
         self.get(end.table)?.current(end.entry, end.generation)
     }
@@ -172,8 +172,8 @@ impl Tables {
         }
     }
 
-    /// Tells the library that the process at the other end is gone. Outranks every other command:
-    /// the operator's wish to detach is a wish about a connection that goes on.
+    /// Tells the library that the process at the other end is gone. Overrides every other command,
+    /// because commands like detach concern only connections that go on.
     pub(crate) fn set_peer_gone(&self, end: End) {
         if let Some(entry) = self.current(end) {
             // Release pairs with the library's Acquire load in `switching::attend_slowly`.
@@ -181,7 +181,7 @@ impl Tables {
         }
     }
 
-    /// Tells the library to give an end's channel up, unless it is under a command already that
+    /// Tells the library to give an end's channel up, unless the end already has a command that
     /// brings it down for longer than a packet capture.
     pub(crate) fn set_evict(&self, end: End) {
         let evict = |entry: &_| {
@@ -193,7 +193,7 @@ impl Tables {
         }
     }
 
-    /// Has a family look at its entries before its processes next sleep.
+    /// Makes the processes of a family look at their entries before they next sleep.
     pub(crate) fn call_attention(&self, id: TableId) {
         if let Some(table) = self.get(id) {
             // Release pairs with the library's Acquire load in `requests::follow`: it finds what
@@ -202,7 +202,7 @@ impl Tables {
         }
     }
 
-    /// Withdraws that: it was done.
+    /// Clears the evict command, because it was carried out.
     pub(crate) fn clear_evict(&self, end: End) {
         if let Some(entry) = self.current(end) {
             swap_command(entry, COMMAND_EVICT, COMMAND_NONE);
@@ -258,9 +258,9 @@ impl MappedTable {
         used.capped(ENTRIES as u32) as usize
     }
 
-    /// Every live entry, by index. Looking into a part of the file that has no pages would make
-    /// them: 29 MB of a table that is empty, and says that all its entries were used. So of a
-    /// stranger's table only the parts with pages are looked into.
+    /// Every live entry, by index. Reading a part of the file without pages would allocate them: 29
+    /// MB for an empty table that claims to have used all entries. So in another user's table only
+    /// the parts with pages are read.
     pub(crate) fn live(&self) -> impl Iterator<Item = (u32, &Entry)> {
         let used = self.entries_used() as u32;
         let with_pages = match &self.file {
@@ -275,24 +275,23 @@ impl MappedTable {
         })
     }
 
-    /// Frees a live entry whose holders are gone. It was theirs to free; a late message cannot name
-    /// its successor, which is of another generation.
+    /// Frees a live entry whose holders are gone without having freed it. A late message cannot be
+    /// taken for one about the next use of the entry, which has another generation.
     pub(crate) fn reap(&self, index: u32) {
         if let Some(entry) = self.entry(index) {
             let (live, free) = (EntryState::Live as u32, EntryState::Free as u32);
-            // Should the family be taking it over in this moment, it is no longer live. AcqRel
-            // pairs with the compare-exchange in `Header::allocate`.
+            // If the family takes the entry over at this moment, it is no longer live. AcqRel pairs
+            // with the compare-exchange in `Header::allocate`.
             let _ = entry
                 .state
                 .compare_exchange(live, free, Ordering::AcqRel, Ordering::Relaxed);
         }
     }
 
-    /// Processes that entered themselves as members of the family, dead ones and inventions
-    /// included.
+    /// Process numbers in the family's list, including dead members and invented numbers.
     pub(crate) fn members(&self) -> impl Iterator<Item = u32> {
         let places = self.header().family.iter();
-        // Of one that is being born, its parent stands there, or nobody.
+        // The place of a child that is being forked contains its parent's number, or none.
         let orphan = FAMILY_BIRTH | FAMILY_ORPHAN;
         let members = places.map(|place| place.load(Ordering::Relaxed));
         let members = members.filter(move |member| member & orphan != orphan);
@@ -301,7 +300,7 @@ impl MappedTable {
             .filter(|&pid| pid != 0)
     }
 
-    /// The program's name, as far as it is printable.
+    /// The printable part of the program's name.
     pub(crate) fn program(&self) -> String {
         let words = self.header().program.iter();
         let bytes = words.flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes());
@@ -309,22 +308,22 @@ impl MappedTable {
         printable(&String::from_utf8_lossy(&name))
     }
 
-    /// Tells the family how to wait because of a rule. Without a rule each of its processes waits
-    /// as it was told when it started.
+    /// Stores a rule's wait mode for the family. Without a rule each of its processes uses the mode
+    /// with which it was started.
     pub(crate) fn set_wait_by_rule(&self, mode: Option<WaitMode>) {
         // Relaxed: the Release of `Tables::call_attention` comes after it.
         let word = &self.header().wait_by_rule;
         word.store(WaitMode::ruled(mode), Ordering::Relaxed);
     }
 
-    /// Tells the family what the rules say of its short connections.
+    /// Stores the rules' setting for the family's short connections.
     pub(crate) fn set_express_by_rule(&self, setting: Option<bool>) {
         // Relaxed: as in `set_wait_by_rule`.
         let word = &self.header().express_by_rule;
         word.store(express::Rule::of(setting) as u32, Ordering::Relaxed);
     }
 
-    /// How the family waits, as its words say: by a rule, else as it was told at its start.
+    /// The family's wait mode from its table: by a rule, otherwise the mode from its start.
     pub(crate) fn wait_mode(&self) -> Option<WaitMode> {
         let load = |word: &AtomicU32| word.load(Ordering::Relaxed);
         let header = self.header();
@@ -332,7 +331,7 @@ impl MappedTable {
         WaitMode::from_ruled(load(&header.wait_by_rule)).or(told)
     }
 
-    /// Whether the family says that it meets its adapter in a directory.
+    /// Whether the family uses this runtime directory, according to its table.
     pub(crate) fn meets_in(&self, runtime_dir: &Path) -> bool {
         let meeting = self.header().meeting.load(Ordering::Relaxed);
         meeting == meeting_of(runtime_dir.as_os_str().as_bytes())
@@ -367,7 +366,7 @@ impl Drop for MappedTable {
     }
 }
 
-/// The entries, of the first `used`, that begin where a table's file has pages.
+/// Ranges of the first `used` entries that begin in populated pages of the table's file.
 fn with_pages(file: &OwnedFd, used: u32) -> Vec<Range<u32>> {
     const START: u64 = ENTRIES_OFFSET as u64;
     let place = |index: u32| START + u64::from(index) * size_of::<Entry>() as u64;
@@ -388,7 +387,7 @@ fn with_pages(file: &OwnedFd, used: u32) -> Vec<Range<u32>> {
     found
 }
 
-/// Whether a memfd is of tmpfs. One made with `MFD_HUGETLB` can carry the same seals.
+/// Whether a memfd is in tmpfs. A memfd that was made with `MFD_HUGETLB` can have the same seals.
 fn is_in_ordinary_pages(file: &OwnedFd) -> io::Result<bool> {
     Ok(rustix::fs::fstatfs(file)?.f_type != libc::HUGETLBFS_MAGIC)
 }
@@ -403,20 +402,19 @@ fn key_of(file: &File) -> Result<FileKey, TableError> {
     })
 }
 
-/// Commands an entry to detach, unless it is under a command already. The operator's command
-/// outlasts a packet capture.
+/// Sets the detach command of an entry, unless the entry already has a command. The operator's
+/// command outlasts a packet capture.
 pub(crate) fn detach(entry: &Entry) -> bool {
     swap_command(entry, COMMAND_NONE, COMMAND_DETACH)
         || swap_command(entry, COMMAND_YIELD, COMMAND_DETACH)
 }
 
-/// Withdraws the command to detach; any other stands.
+/// Clears the detach command; any other command stays.
 pub(crate) fn attach(entry: &Entry) -> bool {
     swap_command(entry, COMMAND_DETACH, COMMAND_NONE)
 }
 
-/// Keeps an entry on its carrier for as long as it is `captured`. True when that changes its
-/// command.
+/// Keeps an entry on its carrier while it is `captured`. True when that changes its command.
 pub(crate) fn yield_to_capture(entry: &Entry, captured: bool) -> bool {
     match captured {
         true => swap_command(entry, COMMAND_NONE, COMMAND_YIELD),
@@ -468,7 +466,7 @@ mod tests {
         assert_eq!(blocks(&file), before);
     }
 
-    /// Sealed and long enough, as a table is; but a fault in it can be fatal.
+    /// Sealed and long enough for a table, but a fault in it can be fatal.
     #[test]
     fn a_table_in_huge_pages_is_refused_before_it_is_mapped() {
         /// A whole number of the largest usual pages, and not the length of a table.

@@ -1,10 +1,10 @@
-//! Code in programs with the library that makes socket calls past libc and is not patched. Go's
-//! makes all its calls so, whatever they are.
+//! Finds code that makes socket calls past libc and is not patched, in programs with the library.
+//! All code of Go makes its system calls in this way.
 //!
-//! The library patches programs of Go and Rust, and libraries of Go, and says where it could not.
-//! It does not search other code: that would take time from every program. So it is searched here,
-//! when somebody asks, in the files that a process executes, and in the memory of a program that
-//! has unpacked its code there.
+//! The library patches programs of Go and Rust, and libraries of Go, and reports failures. It does
+//! not search other code, because that would slow down the start of every program. So other code is
+//! searched here, on request: in the files that a process executes, and in the memory of a program
+//! that has unpacked its code there.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -18,11 +18,12 @@ use toehold_sites::sweep::{Bits, Swept, words};
 use crate::proc::mappings::{self, Mappings};
 use crate::tables::FileKey;
 
-/// The files that were looked at, of all processes.
+/// The files of all processes that were searched.
 #[derive(Debug)]
 pub(crate) struct Searched {
     files: BTreeMap<FileKey, Option<Code>>,
-    /// Processes and files are others' and may be many: no more is read.
+    /// Limits how many bytes are read in all, because other users may have many processes and
+    /// files.
     bytes_left: u64,
 }
 
@@ -38,20 +39,20 @@ impl Default for Searched {
 /// Whether the calls of a process are to be patched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Patching {
-    /// They are left alone.
+    /// Calls are not patched.
     Off,
-    /// They are patched in what `toehold run` has become.
+    /// Calls are patched in the program that `toehold run` has become.
     Run,
-    /// They are patched in what another program has executed.
+    /// Calls are patched in programs that another program has executed.
     Executed,
 }
 
-/// Code that makes socket calls by its own instructions, or may: Go's.
+/// Code that makes socket calls with its own instructions, or, for Go, may make them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Code {
     language: Language,
     is_large: bool,
-    /// It needs no loader: as a program it has the library from a helper, and with it its patches.
+    /// The file needs no loader: as a program it gets the library and its patches from a helper.
     stands_alone: bool,
 }
 
@@ -64,18 +65,19 @@ enum Language {
 
 /// Larger files are not read.
 const FILE_BYTES_MAX: u64 = 512 << 20;
-/// As much is read of all files.
+/// The most bytes that are read of all files.
 const BYTES_MAX: u64 = 1 << 30;
-/// The library searches no more of a program of Rust that another program has executed
-/// (`toehold_preload::patched::within`). Of other programs no more is searched here.
+/// The library searches at most this much code of a Rust program that another program has executed
+/// (`toehold_preload::patched::within`). For other programs this is the limit here.
 const CODE_BYTES_MAX: u64 = 16 << 20;
-/// A process without a file of such a name has no loader.
+/// A process that has no mapped file with such a name has no loader.
 const LOADERS: [&str; 3] = ["ld-", "libc.", "libc-"];
-/// Those of libc make its calls, which the library replaces by name.
+/// Files of libc. The library replaces their calls by name.
 const OF_LIBC: [&str; 5] = ["ld-", "libc.", "libc-", "libpthread", "libtoehold."];
 
 impl Searched {
-    /// Why a process makes calls that the library does not see; `None` where it seems to make none.
+    /// Why a process makes calls that the library does not see; `None` when it seems to make no
+    /// such calls.
     pub(crate) fn reason(
         &mut self,
         pid: u32,
@@ -110,7 +112,7 @@ impl Searched {
                  connections that it makes by them run on kernel TCP"
             ))
         });
-        // Only a program without a loader makes its calls by itself, wherever its code is from.
+        // Only a program without a loader makes all its calls itself, wherever its code comes from.
         let is_packed = found.is_none() && !has_libc && self.has_unpacked(pid, mappings);
         let name = program.file_name().filter(|_| is_packed);
         let name = name.map(|name| {
@@ -128,13 +130,13 @@ impl Searched {
         }))
     }
 
-    /// Whether code in no file makes system calls, as far as we may look into the memory.
+    /// Whether code that is in no file makes system calls, if we may read the memory.
     fn has_unpacked(&mut self, pid: u32, mappings: &Mappings) -> bool {
         let Ok(memory) = File::open(format!("/proc/{pid}/mem")) else {
             return false;
         };
         let (mut bytes, mut bytes_left) = (Vec::new(), CODE_BYTES_MAX.min(self.bytes_left));
-        // Stubs of patches are the library's: each begins with an address in the library.
+        // Stubs of patches belong to the library: each begins with an address in the library.
         let are_stubs = |from: u64| {
             let mut word = [0; 8];
             let at = from.saturating_add(TABLE_BYTES as u64);
@@ -161,12 +163,12 @@ impl Searched {
     }
 }
 
-/// Read at one time of a process's memory.
+/// Bytes of a process's memory that are read at once.
 const PART_BYTES: u64 = 1 << 20;
 
-/// Its first thread does not begin by the `pthread_create` of the library.
+/// The library does not see the start of its first thread (`pthread_create`).
 const OUT_OF_REACH: &str = "the program has opened it with RTLD_DEEPBIND or by dlmopen";
-/// So much of a file's name is told.
+/// The most characters of a file's name that are reported.
 const NAME_CHARS_MAX: usize = 64;
 
 impl Code {
@@ -185,7 +187,7 @@ impl Code {
         }
     }
 
-    /// Which calls it makes by its own instructions.
+    /// Words for the calls that it makes with its own instructions.
     fn calls(self) -> &'static str {
         match self.language {
             Language::Go => "system calls",
