@@ -203,7 +203,7 @@ impl Code {
 
 /// Looks for socket calls in a file that a process executes.
 fn search(pid: u32, path: &str, bytes_left: &mut u64) -> Option<Code> {
-    // Should it be another file by now, opening must not wait for anybody.
+    // Another file may be there by now, so opening must not block.
     let mut options = OpenOptions::new();
     options.read(true).custom_flags(libc::O_NONBLOCK);
     let file = options.open(format!("/proc/{pid}/root{path}")).ok()?;
@@ -224,7 +224,8 @@ fn search(pid: u32, path: &str, bytes_left: &mut u64) -> Option<Code> {
     let small = image.sections().filter(|one| one.bytes <= HEAD_BYTES);
     let small: Vec<_> = small.map(|one| (one.offset, one.bytes)).collect();
     let segments: Vec<Segment> = image.segments().collect();
-    // Small sections have the compilers' signatures; segments of data begin with Go's.
+    // Small sections contain the compilers' signatures; data segments of Go begin with Go's
+    // signature.
     for (offset, bytes) in small {
         file.read(offset, bytes);
     }
@@ -239,7 +240,7 @@ fn search(pid: u32, path: &str, bytes_left: &mut u64) -> Option<Code> {
         _ => Language::Other,
     };
     if language == Language::Go {
-        // Most of its calls are made at one place, with the number in a variable.
+        // Go makes most of its calls at one place, with the number in a variable.
         let is_large = false;
         return Some(Code {
             language,
@@ -266,15 +267,16 @@ fn search(pid: u32, path: &str, bytes_left: &mut u64) -> Option<Code> {
     })
 }
 
-/// The head of a file, or of a segment: all that tells its language, and the headers of segments.
+/// Bytes that are read at the beginning of a file or segment: they contain the signs of the
+/// language, and the headers of segments.
 const HEAD_BYTES: u64 = 64 << 10;
-/// Where a file says where the headers of its sections are (`e_shoff`).
+/// Offset of the field `e_shoff`, which holds the place of the section headers.
 const SECTIONS_AT: usize = 40;
 /// The headers of as many sections as a file has at most, but for those of single functions.
 const SECTION_BYTES_ALL: u64 = 64 << 10;
 
-/// A file of which parts have been read; the others are zeros without memory. It is not mapped,
-/// because its owner may cut it off meanwhile.
+/// A file of which parts have been read; the other parts are zeros without memory. The file is not
+/// mapped, because its owner may truncate it meanwhile.
 struct Parts<'a> {
     file: File,
     bytes: Vec<u8>,
@@ -296,7 +298,7 @@ impl Parts<'_> {
     }
 }
 
-/// Whether one of the system calls in the code is such a one.
+/// Whether `is_one_of` is true for one of the system calls in the code.
 fn makes_calls(code: &[u8], is_one_of: impl Fn(&[u8], usize) -> bool) -> bool {
     let mut bits = vec![0; 2 * words(code.len())];
     let (starts, targets) = bits.split_at_mut(words(code.len()));

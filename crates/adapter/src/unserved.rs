@@ -1,9 +1,9 @@
-//! Programs that no adapter knows, found in `/proc` by a user who may look into them.
+//! Programs that no adapter knows, found in `/proc` by a user that may inspect them.
 //!
-//! Some have the library, and their adapter died or answers only root: a program keeps its table as
-//! a descriptor, from which the user reads what the adapter would read. Others were started to have
-//! the library, and run without it. An adapter that has taken the place of one that died finds the
-//! former, and asks them to come ([`hail`]).
+//! Some have the library, but their adapter died or answers only root. A program keeps its table
+//! open as a descriptor, from which the user reads what the adapter would read. Others were started
+//! with the library, but run without it. A new adapter finds the programs of its dead predecessor
+//! in this way, and asks them to connect ([`hail`]).
 
 use crate::descriptors::closes_at_once;
 use crate::diag::Diag;
@@ -21,7 +21,7 @@ use std::os::fd::{AsFd, IntoRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// The programs that meet their adapter in a directory, as far as we may look.
+/// The programs of a runtime directory that we may inspect.
 #[derive(Debug, Default)]
 pub struct Found {
     /// The connections of those with the library, in the form of [`crate::client::status`]. `None`
@@ -31,8 +31,8 @@ pub struct Found {
     pub bare: Vec<Bare>,
 }
 
-/// Looks once through all processes. Of those that are `known` already only the calls are told that
-/// the library does not see.
+/// Goes through all processes once. For `known` processes only the calls that the library does not
+/// see are reported.
 pub fn find(runtime_dir: &Path, known: &BTreeSet<u32>) -> Found {
     let mut tables = Tables::default();
     let mut clients = Vec::new();
@@ -62,7 +62,8 @@ pub fn find(runtime_dir: &Path, known: &BTreeSet<u32>) -> Found {
             let table = proc::table_descriptor(pid).and_then(|number| opened(pid, number));
             let table = table.and_then(|file| tables.open(file).ok());
             let meets = |table: TableId| {
-                // A program may have written over its environment.
+                // The table is also checked, because a program may have overwritten its
+                // environment.
                 let mapped = tables.get(table);
                 said.is_some() || mapped.is_some_and(|mapped| mapped.meets_in(runtime_dir))
             };
@@ -89,8 +90,8 @@ pub fn find(runtime_dir: &Path, known: &BTreeSet<u32>) -> Found {
     }
 }
 
-/// Why the library makes no calls in a process, if it shows. A filter that `toehold run` itself was
-/// started under is no reason.
+/// Why the library makes no calls in a process, if that is visible. A filter under which `toehold
+/// run` itself was started is not a reason.
 fn left(pid: u32, environment: &Environment) -> Option<Left> {
     let known = environment.get(FILTERS);
     let known = known.and_then(|count| count.to_str()?.parse().ok());
@@ -136,7 +137,7 @@ fn report(clients: Vec<Client>, tables: &Tables) -> Option<String> {
     serde_json::to_string(&report).ok()
 }
 
-/// A descriptor of a process, opened anew.
+/// Opens the file behind a descriptor of a process.
 fn opened(pid: u32, number: u32) -> Option<OwnedFd> {
     // Should it be another file by now, opening must not wait for anybody.
     let mut options = OpenOptions::new();
@@ -146,24 +147,24 @@ fn opened(pid: u32, number: u32) -> Option<OwnedFd> {
     file.ok().map(OwnedFd::from)
 }
 
-/// A descriptor of a process, shared with it. No file is opened, which could wait for its owner.
+/// Duplicates a descriptor of a process. No file is opened, because that could block.
 fn shared(pid: u32, number: u32) -> Option<OwnedFd> {
     let pid = Pid::from_raw(pid.try_into().ok()?)?;
     let process = pidfd_open(pid, PidfdFlags::empty()).ok()?;
     let number = number.try_into().ok()?;
     let shared = pidfd_getfd(&process, number, PidfdGetfdFlags::empty()).ok()?;
     if !closes_at_once(shared.as_fd()) {
-        // Another file by now, or one that only has the name: whoever serves it may be asked when
-        // it is closed, and not answer.
+        // The file is not a table. Closing it might block, if a program serves the file and does
+        // not answer; so it stays open.
         let _ = shared.into_raw_fd();
         return None;
     }
     Some(shared)
 }
 
-/// Asks programs that met an earlier adapter in a directory to come to the one that listens there
-/// now: they do so at their next calls. How many families there are. One that we may not look into
-/// comes when one of its connections asks for a channel.
+/// Asks programs of an earlier adapter of this directory to connect to the current one. They do so
+/// at their next calls. Returns the number of families. A family that we may not inspect connects
+/// when one of its connections asks for a channel.
 pub fn hail(runtime_dir: &Path, is_system: bool) -> usize {
     let mut tables = Tables::default();
     let mut hailed = BTreeSet::new();
@@ -189,15 +190,15 @@ pub fn hail(runtime_dir: &Path, is_system: bool) -> usize {
     hailed.len()
 }
 
-/// The process that traces another one now, and its name. Nobody else can trace that one meanwhile.
+/// The process that traces another one, and its name. A process can have only one tracer.
 #[must_use]
 pub fn tracer(pid: u32) -> Option<(u32, String)> {
     let tracer = proc::tracer(pid).filter(|&number| number != 0)?;
     Some((tracer, proc::name(tracer)?))
 }
 
-/// A program that runs without the library, or whose system calls are not patched, though it, or
-/// the program that started it, was started to have that.
+/// A program that runs without the library, or whose system calls are not patched, although it (or
+/// the program that started it) was started with them.
 #[derive(Debug)]
 pub struct Bare {
     /// Its process id, as we see it.
@@ -210,9 +211,9 @@ pub struct Bare {
     pub program: String,
     /// Its variable [`REFUSED`], where it has one.
     pub refused: Option<String>,
-    /// It was to be patched if it has no loader ([`PATCH_CALLS`]).
+    /// The program should have been patched if it has no loader ([`PATCH_CALLS`]).
     pub is_to_be_patched: bool,
-    /// The libraries that its loader is to load first.
+    /// The libraries that its loader should preload.
     pub preload: Option<OsString>,
     /// It has the library, and makes system calls that the library does not see, for this reason.
     pub unpatched: Option<String>,
@@ -225,13 +226,12 @@ pub struct Bare {
 pub enum Left {
     /// Filters for system calls bind the program (seccomp(2)).
     Confined,
-    /// A thread of the kernel takes its requests of io_uring.
+    /// A kernel thread takes its requests of io_uring.
     Polled,
 }
 
-/// The variable by which `toehold run`, or the library in the program before, tells why a program
-/// is without the library: the process id of that program, a colon, and a sentence. Children
-/// inherit it.
+/// The variable in which `toehold run`, or the library in the former program, stores why a program
+/// has no library: the process id of that program, a colon, and a sentence. Children inherit it.
 pub const REFUSED: &str = "TOEHOLD_REFUSED";
 
 /// The variable by which `toehold run` has the library patch programs that make their system calls
@@ -296,8 +296,8 @@ mod tests {
     use toehold_channel::rendezvous::meeting_of;
     use toehold_channel::table::{TABLE_BYTES, Table, WaitMode};
 
-    /// The environment of this process names no directory: as in a program that has written its
-    /// title over it.
+    /// The environment of this process names no directory, as in a program that has overwritten it
+    /// with its title.
     #[test]
     fn a_program_is_found_by_the_meeting_in_its_table() {
         let runtime_dir = Path::new("/nowhere/toehold");

@@ -13,9 +13,10 @@ pub const DESCRIPTORS_MAX: usize = 2;
 pub enum Received {
     /// A message and its descriptors.
     Message(Message, Kind, Vec<OwnedFd>),
-    /// A message whose descriptors the kernel did not hand over: too many, or we may have no more.
+    /// A message whose descriptors the kernel did not deliver, because there were too many or our
+    /// limit is reached.
     Stripped(Message, Kind),
-    /// Something else; its descriptors are closed already.
+    /// Not a valid message. Its descriptors are already closed.
     Nonsense(MessageError),
     /// The other end has closed.
     Closed,
@@ -29,30 +30,30 @@ pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Received> {
     receive_with(socket, 0).map(|heard| heard.received)
 }
 
-/// The sender of a message, by the kernel's account at that moment (`SCM_CREDENTIALS`, unix(7)):
-/// process and user are 0 and the overflow user's when the socket did not ask for it, see
-/// [`ask_for_senders`].
+/// The sender of a message, as the kernel reports it (`SCM_CREDENTIALS`, unix(7)). If the socket
+/// did not ask for senders ([`ask_for_senders`]), the process is 0 and the user is the overflow
+/// user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sender {
-    /// Its process, as our pid namespace numbers it; 0 when that does not see it.
+    /// Its process number in our pid namespace; 0 if the process is not visible there.
     pub pid: u32,
     /// Its real user.
     pub uid: u32,
 }
 
-/// A message as it came, and all that came beside it.
+/// A received message, with its sender and descriptors.
 #[derive(Debug)]
 pub struct Heard {
     /// The message.
     pub received: Received,
     /// Its sender, if the kernel says so.
     pub sender: Option<Sender>,
-    /// Descriptors beside one that is stripped, or nonsense.
+    /// Descriptors of a stripped or invalid message.
     pub leftover: Vec<OwnedFd>,
 }
 
-/// Has the kernel say of each message who sent it. Either end of a socket may ask; messages that
-/// were sent before are without.
+/// Makes the kernel add the sender to each message. Either end of a socket may ask for this.
+/// Messages that were sent before do not have it.
 ///
 /// # Errors
 /// What `setsockopt` answers.
@@ -74,8 +75,8 @@ pub fn ask_for_senders(socket: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// Receives one message, if there is one. Never blocks, whatever somebody who shares the socket's
-/// description has made of its `O_NONBLOCK`.
+/// Receives one message, if there is one. Never blocks, even if another process that shares the
+/// socket has cleared `O_NONBLOCK`.
 ///
 /// # Errors
 /// What `recvmsg` answers; `WouldBlock` when there is nothing.
@@ -83,7 +84,7 @@ pub fn try_receive(socket: BorrowedFd<'_>) -> io::Result<Received> {
     try_receive_from(socket).map(|heard| heard.received)
 }
 
-/// As [`try_receive`], and who sent it.
+/// As [`try_receive`], with the sender.
 ///
 /// # Errors
 /// What `recvmsg` answers; `WouldBlock` when there is nothing.
@@ -92,7 +93,7 @@ pub fn try_receive_from(socket: BorrowedFd<'_>) -> io::Result<Heard> {
 }
 
 fn receive_with(socket: BorrowedFd<'_>, flags: libc::c_int) -> io::Result<Heard> {
-    // One byte more than a message, so that a longer one is seen to be longer.
+    // One byte more than a message, so that longer messages are recognised.
     let mut bytes = [0u8; MESSAGE_BYTES + 1];
     let mut control = Control::new();
     let mut part = libc::iovec {
@@ -202,8 +203,7 @@ fn send_with(
 }
 
 /// Room for the control data of [`DESCRIPTORS_MAX`] descriptors and of a sender, aligned as the
-/// kernel wants it.
-/// The kernel closes, and does not hand over, what finds no room.
+/// kernel wants it. The kernel closes descriptors that do not fit.
 #[repr(C, align(8))]
 struct Control([MaybeUninit<u8>; CONTROL_BYTES]);
 

@@ -1,9 +1,9 @@
-//! Rules that bound how many of their connections are in memory (`max-connections`).
+//! Rules that limit how many of their connections have channels (`max-connections`).
 //!
-//! A connection is counted while it has a channel, by the rule that decided for it. Two ends for
-//! which there is no room wait in the registry as those do that a rule keeps on the kernel. When a
-//! counted channel ends, all ends that wait are considered again, [`RETRY_INTERVAL`] apart: one
-//! that ends each millisecond would have thousands looked at each time.
+//! The rule that applies to a connection counts it while it has a channel. Two ends without room
+//! wait in the registry, like ends that a rule keeps on the kernel. When a counted channel ends,
+//! all waiting ends are considered again, but at most once per [`RETRY_INTERVAL`]: otherwise a
+//! channel that ends each millisecond would cause thousands of looks each time.
 
 use super::Daemon;
 use crate::registry::{ChannelId, End};
@@ -15,12 +15,12 @@ use toehold_channel::table::Reason;
 /// The daemon's count of channels, by rule.
 #[derive(Debug, Default)]
 pub(super) struct Budgets {
-    /// The rule of each channel that one has counted, by its place among the rules.
+    /// The rule that has counted each channel, by its index among the rules.
     counted: BTreeMap<ChannelId, usize>,
     used: BTreeMap<usize, usize>,
-    /// Some ends wait for room.
+    /// True when some ends wait for room.
     is_wanted: bool,
-    /// When ends that wait are considered again, because there is room.
+    /// When waiting ends are considered again, because there is room.
     due: Option<Instant>,
     considered: Option<Instant>,
 }
@@ -55,7 +55,8 @@ impl Budgets {
 }
 
 impl Daemon {
-    /// Whether a rule has room for a connection more with these ends. Without such a rule it has.
+    /// Whether the applicable rule has room for another connection with these ends. True without
+    /// such a rule.
     pub(super) fn has_budget(&mut self, ends: [End; 2]) -> bool {
         let has_room = self
             .budget(ends)
@@ -71,7 +72,7 @@ impl Daemon {
         }
     }
 
-    /// Considers ends again that wait for room, when it is time to.
+    /// Considers waiting ends again, when it is time.
     pub(super) fn follow_budgets(&mut self) {
         let now = Instant::now();
         if self.budgets.due.is_some_and(|due| now >= due) {
@@ -82,7 +83,7 @@ impl Daemon {
         }
     }
 
-    /// Counts all channels anew, by other rules. Those beyond a rule's number, the newest, go back
+    /// Counts all channels again, by new rules. The newest channels beyond a rule's limit go back
     /// to their carriers and give up their regions.
     pub(super) fn recount_budgets(&mut self) {
         self.budgets = Budgets::default();
@@ -100,7 +101,7 @@ impl Daemon {
         }
     }
 
-    /// The rule for which there was no room for an end.
+    /// The rule that had no room for an end, in words.
     pub(super) fn said_of_budget(&self, end: End) -> Option<String> {
         let refusal = self.tables.current(end)?.refusal.load(Ordering::Relaxed);
         if refusal != Reason::OverBudget as u32 {

@@ -1,4 +1,4 @@
-//! One client: its socket, its process, and what is still to be sent to it.
+//! One client: its socket, its process, and its queue of messages.
 
 use crate::diag::Diag;
 use crate::listener::{number_of, owned, peer_of};
@@ -17,42 +17,42 @@ use toehold_channel::rendezvous::Message;
 /// One client.
 #[derive(Debug)]
 pub(super) struct Connection {
-    /// Gone when the client is only waited for to end.
+    /// `None` when we only wait for the client's process to end.
     socket: Option<OwnedFd>,
     pub(super) pid: u32,
-    /// Its number in its own pid namespace, by which its table's entries name it.
+    /// Its process number in its own pid namespace, which its table's entries contain.
     pub(super) own_pid: u32,
-    /// The user that it was when it last said something.
+    /// The user of its last message.
     pub(super) uid: u32,
     /// The unit of the service manager that its process belongs to.
     pub(super) unit: Option<String>,
-    /// For a client that another one brought to us.
+    /// Set for a client that another client has introduced.
     vouched: Option<Voucher>,
-    /// The process itself, so that its number cannot be mistaken for its successor's. Absent for a
-    /// process that we cannot see, in another pid namespace.
+    /// A descriptor of the process, because a process number may be reused. `None` for a process in
+    /// a pid namespace that is not visible to us.
     pub(super) pidfd: Option<OwnedFd>,
-    /// Its table, once it said hello.
+    /// Its table, once it has introduced itself.
     pub(super) table: Option<TableId>,
     /// Pair requests since its stale ends were last looked for.
     pub(super) asks_since_sweep: u32,
-    /// Speaks of the network namespace that the client has shown.
+    /// Answers for the network namespace that the client has shown.
     pub(super) diag: Option<Diag>,
     outbound: VecDeque<Outgoing>,
-    /// Whether the socket is watched for room.
+    /// Whether epoll watches the socket for room.
     pub(super) awaits_room: bool,
 }
 
-/// The facts about a client that are believed on the word of the one that brought it.
+/// Facts about a client that are taken from the client that has introduced it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Voucher {
-    /// The user that policy takes it for.
+    /// The user for decisions of policy.
     pub(super) uid: u32,
-    /// Its family's table. It is kept for this client from the start: who vouched may be gone
-    /// before it says hello.
+    /// Its family's table. It is kept mapped for this client from the start, because the other
+    /// client may be gone before this one sends its hello.
     pub(super) table: TableId,
 }
 
-/// A message on its way.
+/// A queued message.
 #[derive(Debug)]
 pub(super) struct Outgoing {
     pub(super) message: Message,
@@ -68,20 +68,21 @@ pub(super) enum Flushed {
     All,
     /// The socket is full.
     SocketFull,
-    /// The kernel lets no more descriptors be under way, or has no memory, for now.
+    /// The kernel's limit of descriptors in flight is reached, or it has no memory at the moment.
     Throttled,
     /// The client is gone.
     Gone,
 }
 
 impl Connection {
-    /// A client on a socket just accepted or, with a voucher, adopted.
+    /// A client on a socket that was just accepted or, with a voucher, adopted.
     pub(super) fn new(socket: OwnedFd, vouched: Option<Voucher>) -> io::Result<Connection> {
         let peer = peer_of(socket.as_fd())?;
         let pid = peer.pid as u32;
         let pidfd = open_peer(socket.as_fd(), &peer)?;
         let (own_pid, unit) = (proc::own_number(pid), proc::unit(pid));
-        // Read before we look: of a process that has ended since, they may be another's.
+        // Read before this check: if the process has ended since, the values may be another
+        // process's.
         let is_its = pidfd.as_ref().is_some_and(|pidfd| !has_ended(pidfd));
         Ok(Connection {
             pid,
@@ -110,7 +111,7 @@ impl Connection {
         let queued = self.outbound.len();
         let has_room = match outgoing.offer {
             Some(_) => queued < OUTBOUND_MAX,
-            // Offers that the client has not read leave its answers their room.
+            // Offers must not use up the room for answers.
             None => queued < ANSWERS_MAX || self.answers() < ANSWERS_MAX,
         };
         if !has_room {
@@ -120,7 +121,8 @@ impl Connection {
         true
     }
 
-    /// Sends what the socket takes. `sent` hears of each offer after it is in the client's socket.
+    /// Sends as many messages as the socket takes. `sent` is called for each offer after it was
+    /// sent.
     pub(super) fn flush(&mut self, mut sent: impl FnMut(End)) -> Flushed {
         let Some(socket) = &self.socket else {
             return Flushed::Gone;
@@ -143,10 +145,10 @@ impl Connection {
         Flushed::All
     }
 
-    /// Closes the socket and forgets what was to be sent.
+    /// Closes the socket and drops the queue.
     pub(super) fn close(&mut self) {
         self.socket = None;
-        // It would keep the namespace.
+        // The socket would keep the namespace alive.
         self.diag = None;
         self.outbound.clear();
     }
@@ -163,7 +165,7 @@ impl Connection {
         self.vouched
     }
 
-    /// The user that policy takes it for.
+    /// The user for decisions of policy.
     pub(super) fn policy_uid(&self) -> u32 {
         self.vouched.map_or(self.uid, |voucher| voucher.uid)
     }
@@ -182,23 +184,23 @@ impl Connection {
         self.socket.is_some()
     }
 
-    /// Whether the process has ended. One that we cannot see has, as far as we know, when its
+    /// Whether the process has ended. A process that is not visible to us counts as ended when its
     /// socket closes.
     pub(super) fn process_has_ended(&self) -> bool {
         self.pidfd.as_ref().is_none_or(has_ended)
     }
 }
 
-/// The process that has connected, or made the two sockets. Its number may be another's by now, so
-/// the kernel is asked for the process itself (`SO_PEERPIDFD`, Linux 6.5). An older one is asked by
-/// number, and what is found is of that user, or not taken.
+/// A descriptor of the process that has connected, or has made the two sockets. Its number may be
+/// reused by now, so the kernel is asked for the process itself (`SO_PEERPIDFD`, Linux 6.5). On an
+/// older kernel the process is opened by number, and used only if its user matches.
 fn open_peer(socket: BorrowedFd<'_>, peer: &libc::ucred) -> io::Result<Option<OwnedFd>> {
     match number_of(socket, SO_PEERPIDFD) {
         Ok(pidfd) => return owned(pidfd).map(Some),
         Err(error) => match error.raw_os_error() {
             Some(libc::ENOPROTOOPT) => {}
             Some(libc::EMFILE | libc::ENFILE) => return Err(error),
-            // It has ended, or is in another pid namespace.
+            // The process has ended, or is in another pid namespace.
             _ => return Ok(None),
         },
     }
@@ -214,8 +216,8 @@ fn has_ended(pidfd: &OwnedFd) -> bool {
     poll(&mut entry, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }
 
-/// A process as a descriptor; nothing for one that has ended already or lies outside our pid
-/// namespace (number 0), and on a kernel that knows no such thing.
+/// Opens a process as a descriptor. `None` for a process that has ended or is not in our pid
+/// namespace (number 0), and on a kernel without pidfds.
 fn open_process(pid: libc::pid_t) -> io::Result<Option<OwnedFd>> {
     let Some(pid) = Pid::from_raw(pid) else {
         return Ok(None);
@@ -229,7 +231,8 @@ fn open_process(pid: libc::pid_t) -> io::Result<Option<OwnedFd>> {
 
 /// Most messages kept for a client whose socket is full.
 const OUTBOUND_MAX: usize = 4096;
-/// No answer is added to so many of them: a client waits for one before it asks on.
+/// The most answers in the queue: a well-behaved client waits for an answer before its next
+/// request.
 const ANSWERS_MAX: usize = 256;
 
 #[cfg(test)]
@@ -239,7 +242,7 @@ mod tests {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
     use toehold_channel::rendezvous::Kind;
 
-    /// A child with a number, if it can be had: it sleeps.
+    /// Tries to make a sleeping child with this process number.
     fn child_of_number(mut pid: libc::pid_t) -> Option<libc::pid_t> {
         // SAFETY: zeroes are a value; the child makes system calls only.
         unsafe {
@@ -271,7 +274,7 @@ mod tests {
         socketpair(family, kind, SocketFlags::CLOEXEC, None)
     }
 
-    /// Two sockets that a child has made which has ended.
+    /// Two sockets that were made by a child which has ended.
     fn sockets_of_the_dead() -> (OwnedFd, libc::pid_t) {
         let (ours, its) = sockets().expect("sockets");
         // SAFETY: the child makes system calls only, and ends without returning.
@@ -305,14 +308,14 @@ mod tests {
         };
         let connection = Connection::new(socket, None);
         let has_ended = connection.as_ref().map(Connection::process_has_ended);
-        // Before the assertions: it sleeps, and holds the test's output open.
+        // Ended before the assertions, because the sleeping child holds the test's output open.
         end(later);
         assert_eq!(later, dead);
         assert!(has_ended.expect("a client"));
         let connection = connection.expect("a client");
         assert_eq!(connection.pid, dead as u32);
         assert_eq!(connection.unit, None);
-        // Of one that lives it is known.
+        // For a living process the descriptor is found.
         let (socket, _other) = sockets().expect("sockets");
         let connection = Connection::new(socket, None).expect("a client");
         assert!(!connection.process_has_ended());

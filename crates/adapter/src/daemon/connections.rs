@@ -18,22 +18,22 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 use toehold_channel::rendezvous::{Kind, Message, MessageError};
 
-/// Why a client is dropped. It stays on what it has.
+/// Why a client is dropped. It keeps the channels that it has.
 #[derive(Debug)]
 pub(super) enum Fault {
-    /// Not a message, or one that only an adapter sends.
+    /// Not a valid message, or one that only an adapter sends.
     Nonsense,
     /// A message of another version.
     Version(u32),
-    /// A message came with descriptors it should not have, or without those it should.
+    /// A message with the wrong number of descriptors.
     Descriptors,
-    /// The kernel does not say who sent it.
+    /// A message without a sender from the kernel.
     Nameless,
-    /// Hello twice, or a request before any.
+    /// A second hello, or a request before the first hello.
     OutOfTurn,
     /// A table that cannot be used.
     Table(TableError),
-    /// It does not take what is sent to it.
+    /// The client does not read its messages.
     Deaf,
     /// It sent a file that is neither a socket nor memory.
     Foreign,
@@ -54,19 +54,19 @@ impl Fault {
     }
 }
 
-/// Sockets served at a time.
+/// The most client sockets at a time.
 pub(super) const CLIENTS_MAX: usize = 4096;
-/// Sockets of one process, those of its earlier incarnations that we still remember included.
+/// The most sockets of one process, including those of its former programs that we still remember.
 pub(super) const CLIENTS_PER_PROCESS_MAX: usize = 32;
-/// Sockets of one user that the system adapter serves.
+/// The most sockets of one user that the system adapter serves.
 pub(super) const CLIENTS_PER_USER_MAX: usize = CLIENTS_MAX / 4;
-/// Messages of one user that the system adapter handles in a turn, over all its processes.
+/// The most messages of one user's processes that the system adapter handles in a turn.
 const MESSAGES_PER_USER_TURN: usize = 256;
 /// Messages handled for one client before the next one's turn.
 const MESSAGES_PER_TURN: usize = 64;
-/// Read of mappings for one client that has ended: some 20,000 of them.
+/// The most bytes of `/proc/PID/maps` that are read for one ended client: about 20,000 mappings.
 const MAPPINGS_BYTES_MAX: u64 = 2 << 20;
-/// Clients taken in before the others' turn.
+/// Clients that are accepted before existing clients have their turn.
 const ARRIVALS_PER_TURN: usize = 64;
 
 impl Daemon {
@@ -76,7 +76,7 @@ impl Daemon {
                 Ok(socket) => {
                     let before = self.ticks();
                     self.admit(socket, None);
-                    // It was turned away with more on its way to us than is soon closed.
+                    // The rejected client had sent descriptors whose closing took long.
                     if self.ticks() != before {
                         return;
                     }
@@ -141,7 +141,8 @@ impl Daemon {
         None
     }
 
-    /// Whether a client's user has had its share of this turn. The rest waits for the next.
+    /// Whether a client's user has used up its share of this turn. Its other messages wait for the
+    /// next turn.
     fn had_its_turn(&mut self, id: ClientId) -> bool {
         let Some(client) = self.clients.get(&id).filter(|_| self.options.is_system) else {
             return false;
@@ -151,8 +152,8 @@ impl Daemon {
         *heard > MESSAGES_PER_USER_TURN
     }
 
-    /// The turn of a client's user is over when its message, or its end, has taken long since
-    /// there were so many `ticks`.
+    /// Ends the turn of a client's user if the work for its message, or for its end, took long: the
+    /// number of ticks differs from `ticks`.
     fn charge(&mut self, uid: Option<u32>, ticks: u32) {
         if let Some(uid) = uid.filter(|_| self.ticks() != ticks) {
             self.heard.insert(uid, usize::MAX);
@@ -163,8 +164,8 @@ impl Daemon {
         self.clients.get(&id).map(|client| client.uid)
     }
 
-    /// Out of descriptors: the client would knock for ever, and keep us awake, were it not let in
-    /// and sent away.
+    /// Called without free descriptors. Accepts a client with the spare descriptor and closes it,
+    /// because a waiting client would wake us again and again.
     fn turn_one_away(&mut self) {
         self.spare = None;
         drop(self.listener.accept());
@@ -188,7 +189,7 @@ impl Daemon {
         }
     }
 
-    /// Handles a client's next message. False: there is none now.
+    /// Handles a client's next message. False when there is none.
     fn handle_next(&mut self, id: ClientId) -> bool {
         let Some(heard) = self.receive(id) else {
             return false;
@@ -238,7 +239,8 @@ impl Daemon {
         }
     }
 
-    /// The descriptors beside a message, if each may be looked at and closed here.
+    /// Passes on the descriptors of a message, if each of them can be used and closed without
+    /// blocking.
     fn sift(&mut self, id: ClientId, descriptors: Vec<OwnedFd>) -> Result<Vec<OwnedFd>, Fault> {
         let mut shown = descriptors.iter();
         if !self.options.is_system || shown.all(|one| closes_at_once(one.as_fd())) {
@@ -248,7 +250,7 @@ impl Daemon {
         Ok(Vec::new())
     }
 
-    /// Closes descriptors that nobody is to look at.
+    /// Closes descriptors that are not used.
     fn dispose(&mut self, id: ClientId, descriptors: Vec<OwnedFd>) -> Result<(), Fault> {
         let uid = self.uid_of(id).filter(|_| self.options.is_system);
         let Some(uid) = uid.filter(|_| !descriptors.is_empty()) else {
@@ -271,8 +273,8 @@ impl Daemon {
         Err(Fault::Foreign)
     }
 
-    /// A client's next message. The place for a descriptor is kept again at once: the next client
-    /// that arrives would take it.
+    /// A client's next message. The reserved descriptor is taken again at once, before the next
+    /// client takes it.
     fn receive(&mut self, id: ClientId) -> Option<io::Result<Heard>> {
         let socket = self.clients.get(&id).and_then(Connection::socket)?;
         self.room = None;
@@ -281,16 +283,16 @@ impl Daemon {
         Some(received)
     }
 
-    /// Keeps a place for what the next message shows. Without one the kernel would drop that.
+    /// Reserves a descriptor for the next message's. Without a free one the kernel would drop it.
     pub(super) fn keep_room(&mut self) {
         if self.room.is_none() {
             self.room = self.spare.as_ref().and_then(|spare| spare.try_clone().ok());
         }
     }
 
-    /// Whether a message is to be heard. A client's rights follow from the user it is now. A
-    /// message that came over a socket which another process holds, too, and that is another user,
-    /// is heard only when it brings a socket of its own.
+    /// Whether a message is accepted. A client's rights follow from its current user. If the socket
+    /// is shared with a process of another user, a message of that user is accepted only if it
+    /// brings a new socket for that process.
     fn recognise(
         &mut self,
         id: ClientId,
@@ -313,7 +315,7 @@ impl Daemon {
         Ok(false)
     }
 
-    /// Whether a client may ask about connections of others, and command them.
+    /// Whether a client may see and command connections of other processes.
     pub(super) fn is_operator(&self, id: ClientId) -> bool {
         let own_uid = user_id();
         let client = self.clients.get(&id);
@@ -374,7 +376,7 @@ impl Daemon {
         connection.table = Some(table);
         let uid = match self.options.policy {
             Policy::SameUser => connection.policy_uid(),
-            // Nobody is kept apart, and each user has a quota of its own.
+            // All users may be introduced to each other, but each has its own quota.
             Policy::AnyUser => connection.uid,
         };
         let process = Process {
@@ -393,8 +395,8 @@ impl Daemon {
 
     pub(super) fn drop_client(&mut self, id: ClientId, fault: &Fault) {
         if let Fault::Version(_) = fault {
-            // It learns our version from any message of ours. Whether it is still listening is its
-            // business.
+            // The client learns our version from any message. It does not matter if the client is
+            // gone.
             let _ = self.answer(id, 0, None);
         }
         if let Some(connection) = self.clients.get(&id) {
@@ -427,7 +429,7 @@ impl Daemon {
         self.await_process(id);
     }
 
-    /// Buries a client's process, now or when it has ended.
+    /// Handles the end of a client's process, now or when it has ended.
     fn await_process(&mut self, id: ClientId) {
         let connection = &self.clients[&id];
         let alive = connection
@@ -450,8 +452,7 @@ impl Daemon {
         self.charge(uid, ticks);
     }
 
-    /// A process has ended. Whoever had channels with it is told, except for those that its family
-    /// still holds.
+    /// A process has ended. Its partners are told, except for ends that its family still holds.
     fn bury(&mut self, id: ClientId) {
         let survivor = self.survivor(id);
         let Some(connection) = self.clients.get_mut(&id) else {
@@ -470,8 +471,8 @@ impl Daemon {
                     };
                     match entry.holder_count(Ordering::Relaxed) {
                         0 => false,
-                        // The count is the dead process's own, if it had no time to take itself
-                        // off; or not.
+                        // The single counted holder is the dead process, if it could not count
+                        // itself out.
                         1 if entry.pid.load(Ordering::Relaxed) == own_pid => {
                             is_open().unwrap_or(false)
                         }
@@ -495,7 +496,7 @@ impl Daemon {
         self.forget_client(id);
     }
 
-    /// Tells the partners of the ends that went with a process.
+    /// Tells the partners of the ends that have ended with a process.
     fn mourn(&mut self, pid: u32, id: ClientId, is_gone: &dyn Fn(End) -> bool) {
         let bereft = self.registry.process_gone(id, is_gone);
         for &end in &bereft {
@@ -508,8 +509,8 @@ impl Daemon {
         }
     }
 
-    /// A living process of a dead client's family: another client, or one that proves to be of it
-    /// by having its table mapped.
+    /// A living process of a dead client's family: another client, or a process that has the
+    /// family's table mapped.
     fn survivor(&self, id: ClientId) -> Option<u32> {
         let survivor = self.registry.survivor(id);
         if let Some(survivor) = survivor.and_then(|survivor| self.clients.get(&survivor)) {
@@ -520,15 +521,15 @@ impl Daemon {
         let file = self.tables.file(table)?;
         let members: BTreeSet<u32> = self.tables.get(table)?.members().collect();
         let mut members = members.into_iter().map(|own| self.host_pid(table, own));
-        // They are the client's words, and so is how much there is to read of each.
+        // The client controls these numbers, and how many mappings each process has, so the reading
+        // is limited.
         let mut bytes_left = MAPPINGS_BYTES_MAX;
         members.find(|&pid| {
             pid != connection.pid && mappings::has_mapped_within(pid, file, &mut bytes_left)
         })
     }
 
-    /// The number by which we know a process of a family that calls itself `own`: in its pid
-    /// namespace its number may be another.
+    /// Our number of a family's process whose number in its own pid namespace is `own`.
     pub(super) fn host_pid(&self, table: TableId, own: u32) -> u32 {
         let mut clients = self.clients.values();
         let known = clients.find(|it| it.own_pid == own && it.table == Some(table));
@@ -567,7 +568,7 @@ impl Daemon {
             Flushed::Throttled => {
                 self.throttled.insert(id);
             }
-            // Its hang-up is on its way to us; what it sent before comes first.
+            // The client's hang-up event will follow; messages that it sent before come first.
             Flushed::Gone => return,
         }
         if awaits_room != connection.awaits_room {

@@ -1,11 +1,11 @@
-//! Clients that come by way of their family: forked children that cannot find us by themselves, and
-//! processes that run another program now.
+//! Clients that are introduced by their family: forked children that cannot connect by themselves,
+//! and processes that run a new program.
 //!
 //! A forked child may have changed its user or its root directory before it has a connection to ask
 //! for. The socket that it inherited from its parent still leads to us: over this socket it sends
-//! one end of a fresh socket pair, and is served there. It may use the one table that they share,
-//! and counts as its parent's user where two ends are introduced, for it has shown its end.
-//! Everything else follows from the user that it is.
+//! one end of a fresh socket pair, and is served there. It may use only the table that it shares
+//! with its parent. For introductions it counts as its parent's user, because it has shown the
+//! socket of its end. For everything else its own user counts.
 
 use super::Daemon;
 use super::connection::{Outgoing, Voucher};
@@ -20,10 +20,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use toehold_channel::rendezvous::{Kind, Message, PAIR_ATTACHED, SLAB_ATTACHED};
 
 impl Daemon {
-    /// Serves a socket as if it had been accepted, on its sender's word.
+    /// Serves a socket that a client has sent as if it had been accepted.
     pub(super) fn handle_adopt(&mut self, id: ClientId, socket: OwnedFd) -> Result<(), Fault> {
         let parent = &self.clients[&id];
-        // One that was adopted itself and has not said hello has its family's.
+        // A parent that was adopted itself, and has not sent its hello yet, also has its family's
+        // table.
         let table = parent.held_table().ok_or(Fault::OutOfTurn)?;
         let uid = parent.policy_uid();
         prepare(socket.as_fd()).map_err(|_| Fault::Descriptors)?;
@@ -31,8 +32,8 @@ impl Daemon {
         Ok(())
     }
 
-    /// Offers a process once more what its former program had mapped. A process of another user
-    /// than the end's has to show the connection.
+    /// Sends a process again the offer that its former program had mapped. A process of another
+    /// user than the end's must show the socket.
     pub(super) fn handle_resume(
         &mut self,
         id: ClientId,
@@ -86,8 +87,8 @@ impl Daemon {
         })
     }
 
-    /// The former program of a process is waited for no more once its last channel has gone to the
-    /// new one.
+    /// Stops waiting for a process's former program once its last channel belongs to the new
+    /// program.
     fn bury_predecessor(&mut self, resumed: Resumed) {
         let before = resumed.before;
         let is_over = !self.registry.knows(before)
@@ -97,8 +98,8 @@ impl Daemon {
         }
     }
 
-    /// Forgets what a family has closed while it had nobody to tell us: clients that left, and
-    /// whose processes live on, may have such ends.
+    /// Forgets ends that a family has closed without telling us. Clients that have left while their
+    /// processes live on may have such ends.
     pub(super) fn sweep_departed(&mut self, table: TableId) {
         let departed = self.clients.iter();
         let departed = departed.filter(|(_, client)| !client.is_open());
@@ -113,10 +114,10 @@ impl Daemon {
     }
 }
 
-/// Makes a socket from elsewhere like one that the listener accepted.
+/// Prepares a socket from a client like one that the listener has accepted.
 ///
 /// # Errors
-/// When it is no such socket, or not connected: then it would never end.
+/// When it is not a socket of this kind, or not connected: then it would never report its end.
 fn prepare(socket: BorrowedFd<'_>) -> io::Result<()> {
     let family = sockopt::socket_domain(socket)?;
     let kind = sockopt::socket_type(socket)?;

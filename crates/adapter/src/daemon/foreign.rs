@@ -1,25 +1,25 @@
-//! Files of clients that are neither sockets nor memory: the system adapter does not close them.
+//! The system adapter does not close files of clients that are neither sockets nor memory.
 //!
-//! `close` of a file on FUSE waits until the program answers that serves it, which may be the
-//! client. No signal ends that wait, not even `SIGKILL`. A library sends no such file. So whoever
-//! sends one is dropped, and the descriptor stays open until the adapter ends. Of a user with
-//! [`KEPT_PER_USER_MAX`] of them no client is served any more.
+//! `close` of a file on FUSE waits until the program that serves the file answers, and that program
+//! may be the client. No signal ends that wait, not even `SIGKILL`. The library sends no such file.
+//! So a client that sends one is dropped, and the descriptor stays open until the adapter ends.
+//! Clients of a user with [`KEPT_PER_USER_MAX`] such files are not served any more.
 
 use crate::descriptors::closes_at_once;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, IntoRawFd, OwnedFd};
 
-/// How many descriptors stay open for each user.
+/// Number of descriptors that stay open for each user.
 #[derive(Debug, Default)]
 pub(super) struct Foreign(BTreeMap<u32, usize>);
 
 impl Foreign {
-    /// Closes descriptors that a client of a user sent, but for those whose `close` might wait.
-    /// False: there are such.
+    /// Closes descriptors that a user's client has sent, except those whose `close` might block.
+    /// False if there are such.
     pub(super) fn dispose(&mut self, uid: u32, descriptors: Vec<OwnedFd>) -> bool {
         let mut is_ordinary = true;
         for descriptor in descriptors {
-            // Root can stop the adapter anyway, and is to be served.
+            // Root can stop the adapter in any case, so it is not restricted.
             if uid != 0 && !closes_at_once(descriptor.as_fd()) {
                 let _ = descriptor.into_raw_fd();
                 *self.0.entry(uid).or_default() += 1;

@@ -1,5 +1,4 @@
-//! The log of an adapter in the foreground: a line per kind of event, and not more of one kind than
-//! a person reads.
+//! The log of an adapter in the foreground: one line per event, with a limited rate for each kind.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -26,8 +25,8 @@ impl Log {
         }
     }
 
-    /// Says a line, unless one of its kind was said a moment ago; those are counted, and the next
-    /// line tells.
+    /// Writes a line, unless one of its kind was written a moment ago. Omitted lines are counted,
+    /// and the next line reports their number.
     pub(super) fn say(&mut self, kind: &'static str, text: impl FnOnce() -> String) {
         if !self.enabled {
             return;
@@ -37,7 +36,7 @@ impl Log {
         }
     }
 
-    /// Answers the operator: nobody else can cause such a line.
+    /// Writes an answer to the operator, without a limit: only the operator can cause such a line.
     pub(super) fn answer(&self, text: &str) {
         if self.enabled {
             write(&format!("toehold adapter: {text}"));
@@ -72,8 +71,8 @@ impl Log {
     }
 }
 
-/// Writes a line for the operator: on standard error, as a service manager expects it.
-/// Where that cannot be written, the adapter goes on.
+/// Writes a line to standard error, as a service manager expects it. If that fails, the adapter
+/// goes on.
 fn write(line: &str) {
     let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
 }

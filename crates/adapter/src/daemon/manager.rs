@@ -1,29 +1,29 @@
-//! A service manager. It may have a listening socket for the adapter (sd_listen_fds(3)), and is
-//! told when the adapter serves, which features it lacks, when it leaves (sd_notify(3)).
+//! A service manager. It may pass a listening socket to the adapter (sd_listen_fds(3)). The adapter
+//! tells it when it serves, which features it lacks, and when it ends (sd_notify(3)).
 //!
-//! Only an adapter in the foreground deals with one: one that `toehold run` has started inside a
-//! service inherits that service's socket and has nothing to say there.
+//! Only an adapter in the foreground uses a service manager. An adapter that `toehold run` has
+//! started inside a service inherits that service's variables, but must not use them.
 
 use sd_notify::NotifyState;
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The socket of a service manager, if there is one to be told.
+/// The connection to a service manager, if there is one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Manager {
     listens: bool,
 }
 
 impl Manager {
-    /// That of an adapter in the foreground, or of none.
+    /// The service manager of an adapter in the foreground; none for others.
     pub(super) fn of(foreground: bool) -> Manager {
         Manager {
             listens: foreground,
         }
     }
 
-    /// The listening socket that it has for us, the first time that it is asked for.
+    /// The listening socket that the manager has passed. It is returned only at the first call.
     pub(super) fn listener(self) -> io::Result<Option<OwnedFd>> {
         static IS_TAKEN: AtomicBool = AtomicBool::new(false);
         // Relaxed: nothing else is guarded by it.
@@ -49,15 +49,15 @@ impl Manager {
         self.tell(&[NotifyState::Ready, NotifyState::Status(&status)]);
     }
 
-    /// It leaves.
+    /// The adapter is about to end.
     pub(super) fn stopping(self) {
         self.tell(&[NotifyState::Stopping]);
     }
 
     fn tell(self, states: &[NotifyState<'_>]) {
         if self.listens {
-            // Without a manager there is nobody to tell, and one that does not answer is not our
-            // failure.
+            // Errors are ignored: there may be no manager, and a manager that does not answer is
+            // not our fault.
             let _ = sd_notify::notify(states);
         }
     }

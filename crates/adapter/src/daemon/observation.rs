@@ -1,18 +1,19 @@
-//! A packet capture sees what it would see without us: connections whose carriers' packets it would
-//! receive go by their carriers while it lasts. So does a firewall rule that was added while the
-//! adapter runs ([`Firewall`]), and traffic control of the loopback device ([`Shaping`]).
+//! A packet capture must see all that it would see without Toehold. So connections whose packets it
+//! would receive use their carriers during the capture. They also do so for a firewall rule that
+//! was added while the adapter runs ([`Firewall`]), and for traffic control of the loopback device
+//! ([`Shaping`]).
 //!
-//! Nothing tells us when somebody opens a packet socket on all interfaces. So while there are
-//! channels, or connections that yield, the kernel is asked every [`LOOK_INTERVAL`] which packet
-//! sockets there are: in our own network namespace, and in those that clients have shown. A request
-//! for a channel is preceded by a look that is no older. When the answer changes, the commands in
-//! all tables follow ([`tables::yield_to_capture`]).
+//! There is no event for the opening of a packet socket. So while there are channels, or
+//! connections that yield, the kernel is asked every [`LOOK_INTERVAL`] for the packet sockets in
+//! our own network namespace and in those that clients have shown. Before a channel is made, the
+//! last look must not be older than that. When the answer changes, the commands in all tables are
+//! updated ([`tables::yield_to_capture`]).
 //!
-//! Of rules and of traffic control the kernel tells, in our own network namespace; of rules only if
-//! we were allowed to listen.
+//! For rules and traffic control there are events, in our own network namespace only; for rules
+//! only with the right to listen.
 //!
-//! A client holds the socket that it has shown, and can disturb what we ask on it. Then the next
-//! client of that namespace is asked, and without any the last answer stands.
+//! A client still holds the socket that it has shown, and can disturb our requests on it. Then the
+//! socket of another client in that namespace is used; if none works, the last answer stays valid.
 
 use super::Daemon;
 use super::poller::Source;
@@ -35,7 +36,7 @@ use toehold_channel::untrusted::Word32;
 pub(super) struct Observation {
     /// The observers, by network namespace; namespaces without one are left out.
     observers: BTreeMap<u64, Observers>,
-    /// The rules of our own namespace that are new; without `CAP_NET_ADMIN` nobody tells of them.
+    /// The new rules of our own namespace. Without `CAP_NET_ADMIN` there are no events for them.
     firewall: Option<Firewall>,
     /// The traffic control of our own namespace.
     shaping: Option<Shaping>,
@@ -44,15 +45,16 @@ pub(super) struct Observation {
     looked: Option<Instant>,
     /// When to look again.
     due: Option<Instant>,
-    /// The last namespace of a client's that was asked about: many are asked about in turns.
+    /// The client namespace that was asked last. If there are many namespaces, they are asked in
+    /// turns.
     asked_last: u64,
-    /// Tables that may have connections in rings which an adapter before us has introduced.
+    /// Tables that may have connections in rings which a former adapter has introduced.
     of_before: BTreeSet<TableId>,
 }
 
 impl Observation {
-    /// Hears of rules from `firewall`, and of traffic control, both of the namespace of number
-    /// `own`.
+    /// Gets events of rules from `firewall`, and of traffic control, both for the namespace with
+    /// number `own`.
     pub(super) fn new(own: Option<u64>, firewall: Option<Firewall>) -> Observation {
         Observation {
             firewall,
@@ -62,7 +64,7 @@ impl Observation {
         }
     }
 
-    /// Readable when the kernel tells of something, each with what that is.
+    /// The descriptors that become readable with events, and the kind of each.
     pub(super) fn sources(&self) -> impl Iterator<Item = (BorrowedFd<'_>, Source)> {
         let rules = self.firewall.as_ref().map(Firewall::as_fd);
         let shaping = self.shaping.as_ref().map(Shaping::as_fd);
@@ -77,8 +79,8 @@ impl Observation {
         self.due
     }
 
-    /// The captures, the rules and the traffic control that are to see connections, in words;
-    /// `None` without any.
+    /// The captures, the rules and the traffic control that must see connections, in words; `None`
+    /// without any.
     fn spectators(&self) -> Option<String> {
         let captures = self.observers.values().any(|it| !it.inodes.is_empty());
         let count = self.firewall.as_ref().map_or(0, Firewall::count);
@@ -113,8 +115,8 @@ impl Observation {
             || self.is_shaped() && self.own == Some(tuple.netns) && tuple.spoken().is_some()
     }
 
-    /// Whether the packets of a carrier that crosses between namespaces are seen: where this end
-    /// is, or in our own namespace, through which it may go.
+    /// Whether the packets of a carrier between two namespaces are seen: in this end's namespace,
+    /// or in our own, through which they may go.
     fn sees_crossing(&self, tuple: &Tuple) -> bool {
         let places = [Some(tuple.netns), self.own];
         places.into_iter().flatten().any(|place| {
@@ -140,7 +142,7 @@ impl Observation {
         self.firewall.as_ref().filter(|_| is_own)
     }
 
-    /// Takes an answer. Whether other connections are to yield now.
+    /// Stores an answer. True when a different set of connections must yield now.
     fn learn(&mut self, namespace: u64, observers: Observers) -> bool {
         let before = match observers.are_none() {
             false => self.observers.insert(namespace, observers.clone()),
@@ -151,7 +153,7 @@ impl Observation {
 }
 
 impl Daemon {
-    /// Looks for captures, when it is time to, and has connections follow.
+    /// Looks for captures, when it is time, and updates the commands of connections.
     pub(super) fn observe(&mut self) {
         let has_own = self.registry.channel_count() > 0 || !self.observation.observers.is_empty();
         let is_wanted = has_own || self.has_strangers();
@@ -163,14 +165,14 @@ impl Daemon {
         self.observation.due = self.observation.looked.map(|looked| looked + LOOK_INTERVAL);
     }
 
-    /// Takes what the kernel tells of firewall rules, and has connections follow.
+    /// Reads the kernel's events of firewall rules, and updates the commands of connections.
     pub(super) fn handle_firewall(&mut self) {
         let firewall = self.observation.firewall.as_mut();
         let has_changed = firewall.is_some_and(Firewall::learn);
         self.follow(has_changed);
     }
 
-    /// Takes what the kernel tells of traffic control, and has connections follow.
+    /// Reads the kernel's events of traffic control, and updates the commands of connections.
     pub(super) fn handle_shaping(&mut self) {
         let shaping = self.observation.shaping.as_mut();
         let has_changed = shaping.is_some_and(Shaping::learn);
@@ -183,8 +185,8 @@ impl Daemon {
         }
     }
 
-    /// Whether a capture would see the carrier of an end that asks for a channel. Its command says
-    /// so, too.
+    /// Whether a capture would see the carrier of an end that asks for a channel. Also sets the
+    /// end's command.
     pub(super) fn is_captured(&mut self, end: End, tuple: &Tuple) -> bool {
         if self.options.observability == Observability::Ignore {
             return false;
@@ -225,7 +227,7 @@ impl Daemon {
         }
         shown.retain(|&namespace, _| Some(namespace) != own_namespace);
         let observation = &mut self.observation;
-        // Where nobody of a namespace is left, nobody is to be seen there.
+        // A namespace without clients has no connections that could yield.
         observation.observers.retain(|namespace, _| {
             Some(*namespace) == own_namespace || shown.contains_key(namespace)
         });
@@ -239,14 +241,14 @@ impl Daemon {
         let own = own.and_then(|own| Some((own.namespace(), own.observers(&is_virtual)?)));
         let others = turn.into_iter().filter_map(|(&namespace, diags)| {
             let mut diags = diags.iter().take(CLIENTS_PER_NAMESPACE);
-            // Of devices elsewhere we know nothing.
+            // The devices of other namespaces are not known.
             let observers = diags.find_map(|diag| diag.observers(&|_| true));
             Some((namespace, observers?))
         });
         own.into_iter().chain(others).collect()
     }
 
-    /// Has all connections go where captures leave them.
+    /// Updates the commands of all connections by the captures.
     pub(super) fn show_all_to_captures(&mut self) {
         let own = self.engine_tables();
         let tables = self.tables.iter().map(|(id, _)| id);
@@ -266,8 +268,8 @@ impl Daemon {
         });
     }
 
-    /// Whether there is a connection in a ring that we have not introduced. Tables without one are
-    /// not looked at again.
+    /// Whether there is a connection in a ring that another adapter has introduced. Tables without
+    /// such connections are not looked at again.
     fn has_strangers(&mut self) -> bool {
         while let Some(&table) = self.observation.of_before.first() {
             if self.has_strangers_in(table) {
@@ -289,15 +291,15 @@ impl Daemon {
         })
     }
 
-    /// The end that we know of a table's entry.
+    /// The registered end of a table's entry.
     fn known(&self, id: TableId, index: u32, entry: &Entry) -> Option<(End, Tuple)> {
         let generation = entry.channel_generation.load(Ordering::Relaxed);
         let known = self.registry.end(id, index);
         known.filter(|(end, _)| end.generation == generation)
     }
 
-    /// Has the connections of one client go where captures leave them: an adapter before us may
-    /// have left commands, and connections.
+    /// Updates the commands of one client's connections: a former adapter may have left
+    /// connections, and commands.
     pub(super) fn show_to_captures(&mut self, table: TableId) {
         if !self.engine_tables().contains(&table) {
             self.observation.of_before.insert(table);
@@ -306,8 +308,8 @@ impl Daemon {
         self.tables.call_attention(table);
     }
 
-    /// Has the two ends of a channel that is being made go where captures leave them, where that
-    /// depends on both: a rule speaks of captures, or the carrier crosses between namespaces.
+    /// Updates the commands of the two ends of a new channel, if both ends matter: because a rule
+    /// sets `observability`, or the carrier crosses between namespaces.
     pub(super) fn show_to_captures_by_both(&mut self, ends: [End; 2]) {
         let by_rule = self.options.rules.speak_of_captures();
         let crosses =
@@ -325,11 +327,11 @@ impl Daemon {
         }
     }
 
-    /// Whether a known end goes by the kernel, because of a rule or of a capture.
+    /// Whether a known end must use its carrier, because of a rule or a capture.
     fn is_to_yield(&self, end: End, tuple: &Tuple) -> bool {
         let is_seen = match self.registry.translated(end) {
             None => self.observation.sees(tuple),
-            // Both ends go together: what sees one's packets is enough.
+            // Both ends yield together: it is enough that the packets of one are seen.
             Some(other) => {
                 let sees = |tuple: &Tuple| {
                     self.observation.sees(tuple) || self.observation.sees_crossing(tuple)
@@ -361,8 +363,8 @@ impl Daemon {
         };
         let changed = table.live().filter(|(index, entry)| {
             let known = self.known(id, *index, entry);
-            // Bytes that the engine carries can be seen on its link. A connection that we do not
-            // know may have a channel of an adapter before us.
+            // Bytes that the engine carries can be seen on its link. An unknown connection may have
+            // a channel of a former adapter.
             let is_offloaded = entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD != 0;
             let is_seen = match known {
                 _ if is_offloaded => false,
@@ -375,10 +377,9 @@ impl Daemon {
     }
 }
 
-/// Time between two looks: with it a capture that begins has its connections visible within a tenth
-/// of a second, however many.
+/// Time between two looks. With it, a new capture sees all connections within a tenth of a second.
 const LOOK_INTERVAL: Duration = Duration::from_millis(30);
-/// Namespaces of clients that are asked about in one look.
+/// The most client namespaces that are asked in one look.
 const NAMESPACES_PER_LOOK: usize = 64;
-/// Clients of one namespace that are asked until one answers.
+/// The most clients of one namespace whose sockets are tried.
 const CLIENTS_PER_NAMESPACE: usize = 4;

@@ -21,7 +21,7 @@ use crate::regions::SharedFd;
 use crate::registry::{ClientId, TableId};
 
 impl Daemon {
-    /// Serves the engine's threads as clients among others.
+    /// Makes the engine's threads clients of the daemon.
     pub(super) fn admit_engine(&mut self) {
         let sockets = self.engine.as_mut().map(Engine::take_clients);
         for socket in sockets.unwrap_or_default() {
@@ -30,8 +30,7 @@ impl Daemon {
         }
     }
 
-    /// The operator has changed the settings: has the engine follow. With settings that are wrong
-    /// all stays as it is.
+    /// Applies changed settings to the engine. If the settings are wrong, nothing changes.
     pub(super) fn reload_engine(&mut self) {
         let Some(Reload(read)) = self.options.reload.clone() else {
             return;
@@ -63,7 +62,7 @@ impl Daemon {
         programs.map(|(_, client)| client)
     }
 
-    /// The engine's own tables, in which there is nothing to report or command.
+    /// The engine's own tables, which have nothing to report or command.
     pub(super) fn engine_tables(&self) -> BTreeSet<TableId> {
         let clients = self.engine_clients.iter();
         clients
@@ -71,8 +70,7 @@ impl Daemon {
             .collect()
     }
 
-    /// Shows a client the engine, or that there is none. One that has said hello may have it carry
-    /// connections.
+    /// Answers whether there is an engine. A client that has introduced itself may use it.
     pub(super) fn handle_engine(&mut self, id: ClientId) -> Result<(), Fault> {
         let routing_page = self.engine.as_ref().map(Engine::routing_page);
         let mut message = Message::new(Kind::Engine);
@@ -87,8 +85,8 @@ impl Daemon {
         self.send(id, outgoing)
     }
 
-    /// Begins a capture of the engine's link. Whoever sees the frames sees what programs say: only
-    /// the adapter's own user may, whatever the policy about introductions.
+    /// Begins a capture of the engine's link. The frames contain the programs' data, so only the
+    /// adapter's own user (and root) may capture, whatever the policy about introductions is.
     pub(super) fn handle_capture(&mut self, id: ClientId, message: &Message) -> Result<(), Fault> {
         let filter = Filter {
             port: message.remote_port,
@@ -112,8 +110,8 @@ impl Daemon {
         }
     }
 
-    /// Changes one of the engine's settings: a sealed memfd holds `NAME=VALUE`. The memfd of the
-    /// answer says why nothing was changed.
+    /// Changes one of the engine's settings: a sealed memfd holds `NAME=VALUE`. On failure the
+    /// memfd of the answer contains the cause.
     pub(super) fn handle_set(&mut self, id: ClientId, said: OwnedFd) -> Result<(), Fault> {
         let is_operator = self.is_operator(id);
         let changed = match &mut self.engine {
@@ -151,7 +149,8 @@ impl Daemon {
         Ok(())
     }
 
-    /// All of the engine's threads listen for a client: it may know. Only the engine can say so.
+    /// All of the engine's threads listen for a client, which is told now. Only the engine can send
+    /// this message.
     pub(super) fn handle_listening(
         &mut self,
         id: ClientId,
@@ -202,21 +201,21 @@ impl Daemon {
         Ok(())
     }
 
-    /// A client is gone: carriers in its name lead nowhere from here on.
+    /// A client is gone: its token is not accepted any more.
     pub(super) fn revoke_token(&self, id: ClientId) {
         if let Some(engine) = &self.engine {
             engine.revoke_token(id);
         }
     }
 
-    /// Somebody may have stopped listening.
+    /// Called when a program may have stopped listening.
     pub(super) fn look_at_listeners(&self) {
         if let Some(engine) = &self.engine {
             engine.look_at_listeners();
         }
     }
 
-    /// The holder that stands for a client which has said hello.
+    /// The holder for a client that has introduced itself.
     fn holder(&self, id: ClientId) -> Result<Holder, Fault> {
         let family = self.clients.get(&id).and_then(|client| client.table);
         let family = family.ok_or(Fault::OutOfTurn)?;
@@ -224,7 +223,7 @@ impl Daemon {
     }
 }
 
-/// Makes the change that a file asks for, and returns the file's words.
+/// Makes the change in a file, and returns the file's text.
 fn change(engine: &mut Engine, said: BorrowedFd<'_>) -> Result<String, String> {
     let bytes = memfd::contents(said, SETTING_BYTES_MAX);
     let bytes = bytes.map_err(|_| "a setting comes in a sealed file in memory".to_owned())?;

@@ -96,7 +96,7 @@ impl Daemon {
             self.show_all_to_captures();
         }
         for (id, _) in self.tables.iter() {
-            // Those at the other ends as well: both have to come back.
+            // The programs at the other ends as well, because both directions have to come back.
             self.tables.call_attention(id);
         }
         self.log
@@ -124,7 +124,7 @@ impl Daemon {
     }
 }
 
-/// Why a connection is on the kernel, by a rule.
+/// Why a rule keeps a connection on the kernel, in words.
 fn said(rule: &Rule) -> String {
     format!("{}: {}", Reason::Policy.words(), rule.origin())
 }

@@ -1,4 +1,4 @@
-//! The daemon's loop sleeps here: epoll, signals and the stop event.
+//! The events on which the daemon's loop sleeps: epoll, signals and the stop event.
 
 use crate::epoll::Epoll;
 use crate::listener::owned;
@@ -31,9 +31,9 @@ pub(super) enum Source {
     Stop,
     /// A signal: the settings may have changed.
     Reload,
-    /// The kernel tells of firewall rules.
+    /// Firewall rules have changed.
     Firewall,
-    /// The kernel tells of traffic control.
+    /// Traffic control has changed.
     Shaping,
     /// Something has come to the runtime directory.
     Directory,
@@ -53,10 +53,10 @@ pub(super) struct Event {
 pub struct Stopper(OwnedFd);
 
 impl Stopper {
-    /// Ends it, now or as soon as it begins.
+    /// Ends the daemon, now or as soon as it begins to serve.
     pub fn stop(&self) {
         let one = 1u64.to_ne_bytes();
-        // An eventfd takes it unless it holds 2^64 - 2 already.
+        // An eventfd refuses the write only at 2^64 - 2.
         let _ = rustix::io::write(&self.0, &one);
     }
 }
@@ -92,7 +92,7 @@ impl Poller {
         Ok(())
     }
 
-    /// Takes the signals that have come; however many, the settings are read once.
+    /// Takes all signals that have come, because the settings are read only once for them.
     pub(super) fn clear_reload(&self) {
         let Some(signals) = &self.reload else { return };
         let mut info = [0u8; size_of::<libc::signalfd_siginfo>()];
@@ -101,7 +101,7 @@ impl Poller {
     }
 }
 
-/// Blocks signals for the calling thread; a descriptor that tells of them.
+/// Blocks signals for the calling thread, and returns a signalfd for them.
 fn caught(signals: &[libc::c_int]) -> io::Result<OwnedFd> {
     let mut set = MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: `set` is valid for writes, initialised by the first call and only read by the last.
@@ -159,10 +159,9 @@ impl Poller {
     }
 }
 
-/// Gives up, for good, what privileges a later `exec` could bring. An adapter serves one user and
-/// needs none.
+/// Gives up, for good, the privileges that a later `exec` could bring. A user's adapter needs none.
 pub(super) fn give_up_privileges() {
-    // It cannot fail on a kernel that has it, and one without has no better.
+    // This cannot fail on a kernel that has it; an older kernel has no alternative.
     let _ = rustix::thread::set_no_new_privs(true);
 }
 

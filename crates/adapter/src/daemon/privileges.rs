@@ -1,12 +1,13 @@
 //! The privileges of the system adapter: three capabilities, and the system calls that it makes.
 //!
-//! It stays user 0, because the library trusts an adapter of root's. But user 0 without
-//! capabilities owns files of root and can do nothing else that root can.
+//! It stays user 0, because the library trusts an adapter of root. Without capabilities, user 0
+//! still owns root's files, but has no other rights of root.
 //!
-//! The filter for system calls (seccomp(2)) is set when everything is open. It refuses with
-//! `EPERM` what is not listed. The adapter then starts no process, changes no user, traces nobody,
-//! makes no network connection, and opens, renames or removes no file but to read it. It loads no
-//! program into the kernel; it runs the one that it has loaded before ([`crate::facts`]).
+//! The filter for system calls (seccomp(2)) is set when everything is open. It refuses unlisted
+//! calls with `EPERM`. So the adapter cannot start a process, change its user, trace a process or
+//! make a network connection. It can open files only to read them, and cannot rename or remove
+//! files. It cannot load a program into the kernel, but runs the one that it has loaded before
+//! ([`crate::facts`]).
 
 use std::io;
 use toehold_link::bpf::BPF_PROG_TEST_RUN;
@@ -15,13 +16,14 @@ use toehold_link::bpf::BPF_PROG_TEST_RUN;
 /// - `CAP_DAC_READ_SEARCH` and `CAP_SYS_PTRACE` (reading only, see the filter) for `/proc/PID/fd`
 ///   and `/proc/PID/maps`: which process of a family still holds a connection, and its addresses
 ///   for `toehold status`;
-/// - `CAP_SYS_RESOURCE`: descriptors that one client does not take off its socket count for our
-///   user, and would keep us from sending any to others (`too_many_unix_fds` in the kernel).
+/// - `CAP_SYS_RESOURCE`: descriptors that one client leaves unread in its socket count against our
+///   user, and would prevent us from sending any to other clients (`too_many_unix_fds` in the
+///   kernel).
 const KEPT: [u32; 3] = [2, 19, 24];
 /// `CAP_LAST_CAP` is lower, and will be for a while: the masks have 64 bits.
 const CAPABILITIES_MAX: u32 = 64;
 
-/// Gives up all capabilities but [`KEPT`], for good. Of these it keeps what it has: root of a
+/// Gives up all capabilities except [`KEPT`], for good. Missing ones are no error: root in a
 /// container may have fewer.
 ///
 /// # Errors
@@ -83,7 +85,8 @@ struct Sets {
     inheritable: u32,
 }
 
-/// Has the kernel refuse all system calls but [`CALLS`], and files opened for anything but reading.
+/// Makes the kernel refuse all system calls except [`CALLS`], and all opening of files except for
+/// reading.
 ///
 /// # Errors
 /// When the kernel was built without seccomp filters.
@@ -219,7 +222,7 @@ const CALLS: &[libc::c_long] = &[
     libc::SYS_ppoll,
     libc::SYS_fcntl,
     libc::SYS_close,
-    // The service manager is told that we leave (`socket` is above).
+    // To tell the service manager that we end (`socket` is above).
     libc::SYS_connect,
     // Memory of clients, and the answer to status.
     libc::SYS_memfd_create,
@@ -229,15 +232,15 @@ const CALLS: &[libc::c_long] = &[
     libc::SYS_lseek,
     libc::SYS_fstat,
     libc::SYS_fstatfs,
-    // Reading /proc. Our socket stays when we leave: a call that takes it away could take any
-    // other file of root's.
+    // To read /proc. (Our socket file stays when we end: a call that removes it could remove any
+    // other file of root.)
     libc::SYS_read,
     libc::SYS_pread64,
     libc::SYS_readlinkat,
     libc::SYS_newfstatat,
     libc::SYS_statx,
     libc::SYS_getdents64,
-    // Words on standard error.
+    // Messages on standard error.
     libc::SYS_write,
     libc::SYS_writev,
     // The C library and the language.
@@ -251,7 +254,7 @@ const CALLS: &[libc::c_long] = &[
     libc::SYS_getrandom,
     libc::SYS_clock_gettime,
     libc::SYS_clock_nanosleep,
-    // Waits of a client's making end by a timer's signal.
+    // For the timer whose signal ends waits that a client causes.
     libc::SYS_timer_settime,
     libc::SYS_timer_delete,
     libc::SYS_rt_sigaction,
@@ -278,8 +281,8 @@ const CALLS: &[libc::c_long] = &[
 mod tests {
     use super::*;
 
-    /// Interprets the program, as far as it is used: what the kernel would answer to a call whose
-    /// arguments are all `argument`.
+    /// Interprets the filter program: the kernel's answer to a call whose arguments are all
+    /// `argument`.
     fn answer_to(architecture: u32, number: u32, argument: u32) -> u32 {
         let program = program();
         let (mut at, mut accumulator) = (0, 0);
@@ -322,7 +325,7 @@ mod tests {
                 REFUSED
             };
             assert_eq!(answer_to(ARCHITECTURE, number, 0), expected, "{number}");
-            // The 32-bit and x32 interfaces have numbers of their own.
+            // The 32-bit and x32 interfaces have different numbers.
             assert_eq!(answer_to(0x4000_0003, number, 0), REFUSED, "{number}");
             let x32 = number | X32_BIT;
             assert_eq!(answer_to(ARCHITECTURE, x32, 0), REFUSED, "{number}");

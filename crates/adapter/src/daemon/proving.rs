@@ -1,5 +1,5 @@
-//! Proof between namespaces and past address translation: which of the ends that wait is the other
-//! end of a connection, by the facts that the kernel keeps ([`crate::facts`]).
+//! Proof between namespaces and across address translation: finds the waiting end that is the other
+//! end of a connection, by the kernel's facts ([`crate::facts`]).
 //!
 //! ```text
 //!   an end is shown ─► its numbers ─► ends that wait and whose numbers fit (one look-up)
@@ -9,10 +9,11 @@
 //! ```
 //!
 //! The adapter holds no descriptor of the sockets. So each time it asks the kernel whether they are
-//! established (sock_diag(7)) before and after it has their facts read: what is read between two
-//! such answers is of these two sockets.
+//! established (sock_diag(7)), before and after it reads their facts. Facts that are read between
+//! two such answers belong to these two sockets.
 //!
-//! Claims cost: each user may make [`CLAIMS_PER_SECOND`], and a doubt counts as many.
+//! Claims cost time. So each user may make [`CLAIMS_PER_SECOND`], and a doubt counts as several
+//! claims.
 
 use super::Daemon;
 use super::introductions::is_current;
@@ -22,18 +23,18 @@ use crate::registry::{End, Match};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// The daemon's means of proof, and what is to be looked at again.
+/// The daemon's witness, and the doubts that must be looked at again.
 #[derive(Debug, Default)]
 pub(super) struct Proving {
     witness: Option<Witness>,
-    /// Why there is none, where there should be one.
+    /// Why there is no witness, if there should be one.
     pub(super) no_witness: Option<String>,
     doubts: Vec<Doubt>,
-    /// Claims that each user may make, as of a moment.
+    /// Claims that each user may still make, and when that was computed.
     budgets: BTreeMap<u32, (u32, Instant)>,
 }
 
-/// Two ends whose numbers fit, and whose hashes did not.
+/// Two ends whose numbers fit, but whose hashes did not.
 #[derive(Clone, Copy, Debug)]
 struct Doubt {
     ends: [End; 2],
@@ -42,7 +43,7 @@ struct Doubt {
 }
 
 impl Proving {
-    /// Loads what the kernel has to load, while there are capabilities.
+    /// Loads the kernel's part, while the adapter still has capabilities.
     pub(super) fn load() -> Proving {
         match Witness::load() {
             Ok(witness) => Proving {
@@ -56,7 +57,7 @@ impl Proving {
         }
     }
 
-    /// Looks whether that still serves without them.
+    /// Checks that it still works without them.
     pub(super) fn check(&mut self) {
         let checked = self.witness.as_ref().map(Witness::check);
         if let Some(Err(why)) = checked {
@@ -69,7 +70,7 @@ impl Proving {
         self.witness.as_ref()
     }
 
-    /// When a doubt is to be looked at.
+    /// When a doubt must be looked at.
     pub(super) fn due(&self) -> Option<Instant> {
         self.doubts.iter().map(|doubt| doubt.due).min()
     }
@@ -80,7 +81,7 @@ impl Proving {
             return true;
         }
         if self.budgets.len() >= USERS_MAX {
-            // A user that has not claimed for a second has all its claims.
+            // After a second without claims a user has its full number of claims again.
             self.budgets
                 .retain(|_, (_, since)| now.duration_since(*since) < Duration::from_secs(1));
         }
@@ -110,7 +111,7 @@ impl Proving {
 }
 
 impl Daemon {
-    /// The end that waits and is proved to be the other one of the end that asks.
+    /// The waiting end that is proved to be the other end of the asking end's connection.
     pub(super) fn partner_by_facts(&mut self, end: End, uid: u32, proved: &Proved) -> Option<End> {
         let facts = proved.facts.filter(|_| self.options.across_namespaces)?;
         let witness = self.proving.witness.as_ref()?;
@@ -122,7 +123,7 @@ impl Daemon {
             let Some((tuple, cookie)) = self.registry.claim(candidate) else {
                 continue;
             };
-            // Those of mirrored addresses in one namespace are found by these.
+            // Ends with mirrored addresses in one namespace are found by their addresses.
             if tuple == proved.tuple.mirrored() || cookie == proved.cookie {
                 continue;
             }
@@ -146,9 +147,9 @@ impl Daemon {
         found
     }
 
-    /// Whether the facts of two ends that have met say now that they belong together. Where the
-    /// kernel's list says that their addresses are mirrored in one namespace, the hashes are not
-    /// asked for: losses change them.
+    /// Whether the current facts of two ends that have met show that they belong together. If their
+    /// addresses are mirrored in one namespace, the hashes are not required, because lost segments
+    /// change them.
     pub(super) fn holds_by_facts(&self, ends: [End; 2]) -> bool {
         let [Some((tuple, one)), Some((other_tuple, other))] =
             ends.map(|end| self.registry.claim(end))
@@ -167,14 +168,14 @@ impl Daemon {
         }
     }
 
-    /// Two ends were about to be introduced, and are not. Both wait.
+    /// Two ends are not introduced because of a doubt. Both wait.
     pub(super) fn postpone_for_doubt(&mut self, matched: &Match) {
         self.registry.hold(matched);
         let ends = matched.sides.map(|side| side.end);
         self.proving.doubt(ends, 0, Instant::now());
     }
 
-    /// Looks at doubts again whose time has come.
+    /// Looks again at doubts that are due.
     pub(super) fn settle_doubts(&mut self) {
         let now = Instant::now();
         if self.proving.due().is_none_or(|due| now < due) {
@@ -196,14 +197,14 @@ impl Daemon {
         }
     }
 
-    /// A socket that nobody claims is forgotten by the witness, too.
+    /// Makes the witness forget sockets that are no longer claimed.
     pub(super) fn forget_unclaimed(&mut self) {
         while let Some(cookie) = self.registry.poll_unclaimed() {
             self.forget_socket(cookie);
         }
     }
 
-    /// The witness forgets a socket that no claim is about, such as one whose claim was refused.
+    /// Makes the witness forget a socket without a claim, for example after its claim was refused.
     pub(super) fn forget_socket(&self, cookie: u64) {
         let witness = self.proving.witness();
         if let Some(witness) = witness.filter(|_| !self.registry.is_claimed(cookie)) {
@@ -212,20 +213,21 @@ impl Daemon {
     }
 }
 
-/// Ends of fitting numbers that are looked at for one claim. There is one, or there are none; more
-/// are connections that were opened in one tick of the kernel's clock.
+/// The most ends with fitting numbers that are checked for one claim. Usually there is at most one;
+/// more are possible if connections were opened in one tick of the kernel's clock.
 const CANDIDATES_MAX: usize = 8;
 /// Claims that one user may make in a second.
 const CLAIMS_PER_SECOND: u32 = 32_768;
-/// A doubt counts as so many: a socket with another's numbers is somebody's work.
+/// A doubt counts as this many claims, because only an attacker makes a socket with another
+/// socket's numbers.
 const CLAIMS_PER_DOUBT: u32 = CLAIMS_PER_SECOND / 64;
-/// Users whose claims are counted at a time.
+/// The most users whose claims are counted at a time.
 const USERS_MAX: usize = 1024;
-/// Doubts that are looked at again.
+/// The most doubts that are kept.
 const DOUBTS_MAX: usize = 1024;
-/// How often.
+/// How often a doubt is looked at.
 const TRIES_MAX: u32 = 8;
-/// Before the first of these looks; then twice as long, and so on: 6 s in all.
+/// Time before the first of these looks. It doubles with each look: 6 s in all.
 const DOUBT_WAIT: Duration = Duration::from_millis(25);
 
 #[cfg(test)]

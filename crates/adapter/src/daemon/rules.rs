@@ -1,9 +1,9 @@
 //! The operator's rules, applied to connections.
 //!
-//! A rule is asked when both ends of a connection are known: one end alone may match a rule that
-//! the other end's rule precedes. Two ends that a rule keeps on the kernel wait in the registry as
-//! ends without a partner do, and cost no region. Channels that exist when the rules change go by
-//! their carriers, as during a packet capture.
+//! The rules are applied when both ends of a connection are known, because an earlier rule may
+//! match only the other end. Two ends that a rule keeps on the kernel wait in the registry, like
+//! ends without a partner, and need no region. When the rules change, existing channels that are
+//! now forbidden use their carriers, as during a packet capture.
 
 use super::connection::Connection;
 use super::{Daemon, ReloadRules};
@@ -13,8 +13,8 @@ use crate::tables::MappedTable;
 use toehold_channel::table::WaitMode;
 
 impl Daemon {
-    /// Reads the rules again and has all connections follow. With rules that are wrong all stays as
-    /// it is.
+    /// Reads the rules again and applies them to all connections. If the rules are wrong, nothing
+    /// changes.
     pub(super) fn reload_rules(&mut self) {
         let Some(ReloadRules(read)) = self.options.reload_rules.clone() else {
             return;
@@ -45,7 +45,8 @@ impl Daemon {
         }
     }
 
-    /// Tells a family what rules say of programs. The caller calls its attention.
+    /// Stores the rules' settings of programs in a family's table. The caller then calls the
+    /// family's attention.
     pub(super) fn tell_programs(&self, id: TableId) {
         if let Some(table) = self.tables.get(id) {
             table.set_wait_by_rule(self.wait_rule(id).map(|(_, mode)| mode));
@@ -53,17 +54,17 @@ impl Daemon {
         }
     }
 
-    /// How a family waits by a rule, and which rule it is.
+    /// The wait mode that a rule sets for a family, and the rule.
     pub(super) fn wait_rule(&self, id: TableId) -> Option<(&Rule, WaitMode)> {
         self.options.rules.wait(&self.family(id))
     }
 
-    /// Whether a family uses express by a rule, and which rule it is.
+    /// Whether a rule sets express for a family, and the rule.
     pub(super) fn express_rule(&self, id: TableId) -> Option<(&Rule, bool)> {
         self.options.rules.express(&self.family(id))
     }
 
-    /// The processes of a family, where a rule asks for them.
+    /// The processes of a family, if a rule needs them.
     fn family(&self, id: TableId) -> Vec<Program> {
         let table = self.tables.get(id);
         let Some(table) = table.filter(|_| self.options.rules.speak_of_programs()) else {
@@ -87,21 +88,21 @@ impl Daemon {
         ends.iter().filter_map(|&end| self.side(end)).collect()
     }
 
-    /// The rule that keeps the connection of an end on the kernel. Without its other end nothing is
-    /// decided.
+    /// The rule that keeps the connection of an end on the kernel. `None` while the other end is
+    /// not known.
     pub(super) fn rule_of(&self, end: End) -> Option<&Rule> {
         let other = self.other_end(end)?;
         self.rule_against([end, other])
     }
 
-    /// Both ends of a connection, or the one that is known.
+    /// Both ends of a connection, or the known one.
     pub(super) fn ends_of_connection(&self, end: End) -> Vec<Side> {
         let ends = [Some(end), self.other_end(end)];
         let ends = ends.into_iter().flatten();
         ends.filter_map(|end| self.side(end)).collect()
     }
 
-    /// Whether one of two ends is the engine's. Other rules are about such connections.
+    /// Whether one of two ends is the engine's. The engine has its own rules for such connections.
     pub(super) fn is_engines(&self, ends: [End; 2]) -> bool {
         ends.iter().any(|&end| {
             let owner = self.registry.owner(end);
@@ -109,14 +110,14 @@ impl Daemon {
         })
     }
 
-    /// The end at the other side: in its channel, or waiting for this one.
+    /// The other end of the connection: in its channel, or waiting together with this one.
     fn other_end(&self, end: End) -> Option<End> {
         let partner = self.registry.partner(end);
         partner.or_else(|| self.registry.met(end))
     }
 
-    /// The name of the Unix socket that was connected to, where a rule asks for it: the name that
-    /// one of the two ends has.
+    /// The name of the listening Unix socket, if a rule needs it: one of the two ends has that
+    /// name.
     fn socket_of(&self, end: End, tuple: Tuple) -> Option<String> {
         if !self.options.rules.speak_of_sockets() {
             return None;
@@ -146,7 +147,7 @@ impl Daemon {
     }
 }
 
-/// A program as rules see it: the name that its family's table has, and the process itself.
+/// A program as rules see it: the name is from its family's table, the rest from the process.
 fn program(table: &MappedTable, client: Option<&Connection>) -> Program {
     Program {
         name: table.program(),

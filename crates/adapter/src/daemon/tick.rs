@@ -1,10 +1,11 @@
-//! A signal that ends the waits of a client's making.
+//! A signal that ends waits which a client causes.
 //!
-//! Whoever closes the last descriptor of a socket may wait in that call: with `SO_LINGER` for as
-//! long as a program says. The adapter is the last where a program closes what it has just sent.
-//! The descriptor may be one that we close, one that the kernel did not hand over, or one that was
-//! on its way in a socket that we close. A signal ends such a wait (`sk_stream_wait_close` in the
-//! kernel), and the connection goes on without us, as after a signal in the program.
+//! Closing the last descriptor of a socket may block: with `SO_LINGER` for as long as a program
+//! wants. The adapter has the last descriptor if a program closes a socket that it has just sent.
+//! The adapter may close that descriptor itself; or the kernel closes it, because it could not be
+//! delivered, or because it was unread in a socket that the adapter closes. A signal ends such a
+//! wait (`sk_stream_wait_close` in the kernel), and the connection then ends as after a signal in
+//! the program.
 //!
 //! ```text
 //!   begin ─► the timer runs ─┬─► end: it comes once more, unless another turn begins before
@@ -22,11 +23,11 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(super) struct Tick(&'static Shared);
 
-/// Words that the signal's handler shares with the thread that it interrupts. All are `Relaxed`:
-/// there is no other thread.
+/// Words that the signal's handler shares with the thread that it interrupts. All accesses are
+/// `Relaxed`, because no other thread is involved.
 #[derive(Debug)]
 struct Shared {
-    /// A timer of the kernel's, as timer_create(2) names it.
+    /// The kernel's timer, by its id (timer_create(2)).
     timer: AtomicPtr<libc::c_void>,
     is_armed: AtomicBool,
     is_in_turn: AtomicBool,
@@ -34,7 +35,7 @@ struct Shared {
 }
 
 impl Tick {
-    /// Makes the timer, and has the signal handled, for the rest of the process's life.
+    /// Makes the timer and installs the signal's handler, for the rest of the process's life.
     ///
     /// # Errors
     /// What timer_create(2) answers.
@@ -70,7 +71,7 @@ impl Tick {
         Ok(Tick(shared))
     }
 
-    /// A turn begins: from here on no wait lasts.
+    /// A turn begins: from now on the signal cuts waits short.
     pub(super) fn begin(&self) {
         self.0.is_in_turn.store(true, Ordering::Relaxed);
         if !self.0.is_armed.swap(true, Ordering::Relaxed) {
@@ -78,20 +79,21 @@ impl Tick {
         }
     }
 
-    /// The turn has ended, and the next one is probably near: the timer is left alone.
+    /// The turn has ended, and the next one probably begins soon: the timer keeps running.
     pub(super) fn end(&self) {
         self.0.is_in_turn.store(false, Ordering::Relaxed);
     }
 
-    /// The turn has ended, and nothing is to come of it: the signal itself may have begun it, by
-    /// ending the wait for events.
+    /// The turn has ended without work: the signal itself may have caused it, by ending the wait
+    /// for events. So the timer is stopped.
     pub(super) fn stop(&self) {
         self.end();
         self.0.arm(Duration::ZERO);
         self.0.is_armed.store(false, Ordering::Relaxed);
     }
 
-    /// Signals that have come in turns: who sees another number than before has taken long.
+    /// Number of signals that have come in turns. If it has changed during some work, the work took
+    /// long.
     pub(super) fn count(&self) -> u32 {
         self.0.count.load(Ordering::Relaxed)
     }
@@ -106,7 +108,7 @@ impl Drop for Tick {
 }
 
 impl Shared {
-    /// Has the signal come in a while; in none, never.
+    /// Starts the timer; a wait of zero stops it.
     fn arm(&self, wait: Duration) {
         let once = libc::itimerspec {
             it_interval: libc::timespec {
@@ -148,8 +150,8 @@ extern "C" fn handle(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c
     }
 }
 
-/// The longest wait of a client's making. While there are turns without a break, one signal in
-/// this time.
+/// The longest wait that a client can cause. During turns without a break, one signal comes in this
+/// time.
 const TICK: Duration = Duration::from_millis(2);
 /// Nothing else in this process uses it.
 const SIGNAL: libc::c_int = libc::SIGALRM;
@@ -176,7 +178,7 @@ mod tests {
     #[test]
     fn a_wait_in_a_turn_ends_and_a_turn_that_has_ended_is_left_alone() {
         let tick = Tick::new().expect("a timer");
-        // Nobody writes.
+        // The pipe stays empty.
         let (reader, _writer) = pipe().expect("a pipe");
         let mut entry = [PollFd::new(&reader, PollFlags::IN)];
         tick.begin();
@@ -187,7 +189,7 @@ mod tests {
         tick.end();
         assert!(tick.count() >= 3);
         let count = tick.count();
-        // The one that was under way, and no other.
+        // Only the signal that was under way comes.
         assert_eq!(poll(&mut entry, None), Err(Errno::INTR));
         assert_eq!(tick.count(), count);
         assert!(!tick.0.is_armed.load(Ordering::Relaxed));

@@ -1,10 +1,10 @@
-//! The packet sockets (packet(7)) of a network namespace, as far as they see packets of carriers.
+//! The packet sockets (packet(7)) of a network namespace that see packets of carriers.
 //!
-//! tcpdump and Wireshark read from such sockets. Where both ends of an accelerated connection are
-//! in one namespace, packets of its carrier pass the loopback device, whatever their addresses. A
-//! packet socket sees them when it is bound to that device or to none, and to their protocol or to
-//! all. A carrier that crosses from one namespace to another passes other devices, of which the
-//! adapter knows only that they are virtual.
+//! tcpdump and Wireshark read from such sockets. If both ends of an accelerated connection are in
+//! one namespace, its carrier's packets pass the loopback device, whatever their addresses are. A
+//! packet socket sees them if it is bound to that device or to none, and to their protocol or to
+//! all. A carrier between two namespaces passes other devices, about which the adapter only knows
+//! that they are virtual.
 
 use super::{ANSWERS_MAX, Diag, HEADER_BYTES, Listed, question};
 use crate::attributes::attribute;
@@ -16,7 +16,7 @@ use crate::registry::Tuple;
 pub(crate) struct Observers {
     v4: bool,
     v6: bool,
-    /// Of carriers that cross to another namespace.
+    /// Whether IPv4 carriers to another namespace are seen.
     crossing_v4: bool,
     crossing_v6: bool,
     /// The sockets, by inode, the first [`NAMED_MAX`].
@@ -24,7 +24,7 @@ pub(crate) struct Observers {
 }
 
 impl Observers {
-    /// Whether one sees the packets of a carrier.
+    /// Whether one of the sockets sees the packets of a carrier.
     pub(crate) fn see(&self, tuple: &Tuple) -> bool {
         match tuple.spoken() {
             Some((_, remote)) if remote.is_ipv4() => self.v4,
@@ -34,7 +34,7 @@ impl Observers {
         }
     }
 
-    /// Whether one sees the packets of a carrier that crosses to or from this namespace.
+    /// Whether one of the sockets sees the packets of a carrier to or from another namespace.
     pub(crate) fn see_crossing(&self, tuple: &Tuple) -> bool {
         match tuple.spoken() {
             Some((_, remote)) if remote.is_ipv4() => self.crossing_v4,
@@ -43,12 +43,12 @@ impl Observers {
         }
     }
 
-    /// Whether one sees carriers that stay in this namespace.
+    /// Whether one of the sockets sees carriers inside this namespace.
     pub(crate) fn see_any(&self) -> bool {
         self.v4 || self.v6
     }
 
-    /// Whether there is nothing to know about.
+    /// Whether there are no observers.
     pub(crate) fn are_none(&self) -> bool {
         !(self.see_any() || self.crossing_v4 || self.crossing_v6)
     }
@@ -65,7 +65,8 @@ impl Observers {
         let is_on_loopback = matches!(socket.interface, 0 | LOOPBACK);
         let is_on_crossing =
             is_of_all || socket.interface != LOOPBACK && is_virtual(socket.interface);
-        // A socket of protocol 0 only sends; nor does one that libpcap has just made receive.
+        // A socket with protocol 0 only sends; a socket that libpcap has just made has protocol 0,
+        // too.
         let (v4, v6) = match socket.protocol {
             ALL => (true, true),
             IPV4 => (true, false),
@@ -95,9 +96,10 @@ struct Socket {
 }
 
 impl Diag {
-    /// The observers of carriers' packets in this socket's namespace. `None` when the kernel does
-    /// not say: it was built without `CONFIG_PACKET_DIAG`, or the client whose socket this is
-    /// disturbs. `is_virtual` says whether an interface of this namespace is no device of hardware.
+    /// The observers of carriers' packets in this socket's namespace. `None` when there is no
+    /// answer: the kernel was built without `CONFIG_PACKET_DIAG`, or the client that owns the
+    /// socket disturbs the exchange. `is_virtual` tells whether an interface of this namespace is
+    /// not a hardware device.
     pub(crate) fn observers(&self, is_virtual: &dyn Fn(u32) -> bool) -> Option<Observers> {
         let number = entropy::bits().ok()?[0] as u32;
         let mut observers = Observers::default();
@@ -109,7 +111,7 @@ impl Diag {
         match listed {
             Listed::All => Some(observers),
             Listed::Nothing => None,
-            // More than anybody needs: some of them will be captures.
+            // There are too many sockets to read: assume that some of them are captures.
             Listed::Part => Some(Observers {
                 v4: true,
                 v6: true,
@@ -155,7 +157,7 @@ const LOOPBACK: u32 = 1;
 const ALL: u16 = libc::ETH_P_ALL as u16;
 const IPV4: u16 = libc::ETH_P_IP as u16;
 const IPV6: u16 = libc::ETH_P_IPV6 as u16;
-/// Sockets that `toehold status` names.
+/// The most sockets that `toehold status` names.
 const NAMED_MAX: usize = 8;
 /// With `struct packet_diag_req`.
 const REQUEST_BYTES: usize = HEADER_BYTES + 20;
@@ -185,7 +187,7 @@ mod tests {
         }
     }
 
-    /// The device of hardware in these tests.
+    /// The hardware device in these tests.
     const ETHERNET: u32 = 2;
 
     fn observers(protocol: u16, interface: u32) -> Observers {

@@ -1,4 +1,4 @@
-//! The TCP sockets of a namespace, but for those that only wait for their time to end.
+//! The TCP sockets of a namespace, except those in TIME-WAIT.
 //!
 //! `/proc/net/tcp` has a line for each socket in TIME-WAIT, too. A client of short connections
 //! leaves 28,000 of them, for which the kernel formats 4 MB each time it is asked.
@@ -22,19 +22,19 @@ pub(crate) struct TcpSocket {
     pub(crate) inode: u32,
 }
 
-/// The bytes of a connection as the kernel counts them, its end of each direction among them
-/// perhaps (RFC 4898 counts a SYN and a FIN as one byte).
+/// The bytes of a connection by the kernel's counts. They may include the SYN and the FIN of each
+/// direction (RFC 4898 counts each as one byte).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Moved {
-    /// Given to the kernel to be sent.
+    /// Bytes that the program has sent.
     pub(crate) sent: u64,
-    /// Received, and taken by the program.
+    /// Bytes that the program has received.
     pub(crate) taken: u64,
 }
 
 impl Diag {
-    /// The bytes that programs have moved by the socket with these addresses. `None` when bytes
-    /// are on the move, or there is no such socket.
+    /// The bytes that programs have moved by the socket with these addresses. `None` when bytes are
+    /// moving, or there is no such socket.
     pub(crate) fn moved(&self, local: SocketAddr, remote: SocketAddr) -> Option<Moved> {
         let question = TcpQuestion {
             attributes: 1 << (INFO - 1),
@@ -50,16 +50,16 @@ impl Diag {
         (ask()? == first).then_some(first)
     }
 
-    /// All TCP sockets of this socket's namespace that are in other states than TIME-WAIT. `None`:
-    /// the kernel does not say.
+    /// All TCP sockets of this socket's namespace except those in TIME-WAIT. `None` when the kernel
+    /// gives no answer.
     pub(crate) fn tcp_sockets(&self) -> Option<Vec<TcpSocket>> {
         let mut found = Vec::new();
         self.each_tcp_socket(!(1 << TCP_TIME_WAIT), |socket| found.push(socket))?;
         Some(found)
     }
 
-    /// The local ports of all TCP sockets of this socket's namespace, in any state. `None`: the
-    /// kernel does not say.
+    /// The local ports of all TCP sockets of this socket's namespace, in any state. `None` when the
+    /// kernel gives no answer.
     pub(crate) fn tcp_ports(&self) -> Option<BTreeSet<u16>> {
         let mut found = BTreeSet::new();
         self.each_tcp_socket(u32::MAX, |socket| {
@@ -68,8 +68,8 @@ impl Diag {
         Some(found)
     }
 
-    /// The inode of the socket that gets connections from this host's loopback to an address;
-    /// `None` where nobody listens.
+    /// The inode of the socket that would get connections from this host's loopback to an address;
+    /// `None` when no socket listens there.
     pub(crate) fn listening(&self, at: SocketAddr) -> Option<u64> {
         let (family, from) = match at {
             SocketAddr::V4(_) => (libc::AF_INET, Ipv4Addr::LOCALHOST.into()),
@@ -193,7 +193,7 @@ mod tests {
             let _client = TcpStream::connect(at).expect("connected");
             let (server, _) = listener.accept().expect("accepted");
             drop(listener);
-            // By now the port may be somebody else's.
+            // Another socket may have the port by now.
             let other = diag.listening(at);
             assert_ne!(other, inode, "{any}");
             assert_ne!(other, Some(inode_of(&server)), "{any}: a connection only");
@@ -213,7 +213,7 @@ mod tests {
             let mut bytes = [0; 600];
             server.read_exact(&mut bytes).expect("all there");
             let settled = |local, remote| (0..100).find_map(|_| diag.moved(local, remote));
-            // The SYN of the end that opened it is counted.
+            // The SYN of the connecting end is counted.
             let (sent, taken) = (1001, 0);
             assert_eq!(settled(local, target), Some(Moved { sent, taken }));
             let (sent, taken) = (0, 600);
@@ -248,7 +248,7 @@ mod tests {
             let mut both = [(target, local), (target, anybody)];
             both.sort_unstable();
             assert_eq!(ends(), both);
-            // Whoever closes first keeps the socket in TIME-WAIT.
+            // The end that closes first keeps its socket in TIME-WAIT.
             drop(server);
             drop(client);
             assert_eq!(ends(), [(target, anybody)]);

@@ -1,7 +1,8 @@
-//! Questions about one Unix socket: who it is, and who its peer is (unix_diag.h).
+//! Requests about one Unix socket and its peer (unix_diag.h).
 //!
-//! A question names the socket's inode and its cookie. The answer tells the inode of its peer. Two
-//! sockets that exist at one moment and name each other are the two ends of one connection.
+//! A request names the socket's inode and its cookie. The answer contains the inode of its peer.
+//! Two sockets that exist at the same moment and name each other are the two ends of one
+//! connection.
 
 use super::{Diag, HEADER_BYTES, Listed, SOCK_DIAG_BY_FAMILY, question};
 use crate::attributes::attribute;
@@ -27,7 +28,7 @@ impl Diag {
     }
 
     /// The Unix sockets of this socket's namespace that a process has open, with their names.
-    /// `None`: the kernel does not say.
+    /// `None` when the kernel gives no answer.
     pub(crate) fn unix_names(&self) -> Option<HashMap<u32, String>> {
         let number = entropy::bits().ok()?[0] as u32;
         let request = request(0, 0, number, libc::NLM_F_REQUEST | libc::NLM_F_DUMP);

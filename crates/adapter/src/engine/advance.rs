@@ -1,4 +1,4 @@
-//! One step of a connection: what its stage allows, and the work that follows.
+//! One step of a connection: the work that its stage allows.
 
 use std::time::Instant as Clock;
 
@@ -10,28 +10,29 @@ use super::relay::{Around, Delivery, Gone};
 /// The action for a connection after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// Wait for more.
+    /// Wait for events.
     Wait,
-    /// Everything went both ways, ends included: close in order.
+    /// Both directions are complete, including their ends: close in order.
     Over,
     /// The program is gone, or its socket failed: reset the remote.
     ProgramGone,
-    /// The engine's connection failed and all that came before was delivered: reset the program.
+    /// The engine's connection failed, and all bytes that came before were delivered: reset the
+    /// program.
     RemoteGone,
-    /// The program is gone in order, and the remote has all it said: only the engine still waits
+    /// The program has closed in order, and the remote has all its bytes: the engine alone waits
     /// for the remote's end, for a while.
     Departed,
-    /// Nobody accepted it on the carrier that it is on: it needs an ordinary one.
+    /// The connection was not accepted on its parked carrier: it needs an ordinary carrier.
     Refused,
 }
 
 impl Flow {
-    /// Does all that can be done now.
+    /// Does all possible work.
     pub(super) fn advance(&mut self, cx: &mut Around<'_>) -> Next {
         match self.stage {
             Stage::Connecting if self.awaits_message => self.begin_by_message(cx),
-            // A program that knows nothing of us may have sent something and finished; one that
-            // gave up has not.
+            // A program that does not know the library may have sent bytes and finished. A program
+            // that has given up has sent nothing.
             Stage::Connecting if self.carrier.has_hung_up() && self.has_said_nothing() => {
                 Next::ProgramGone
             }
@@ -62,13 +63,13 @@ impl Flow {
         self.awaits_message = self.published == 0;
         match is_sound && (!self.awaits_message || !self.carrier.has_hung_up()) {
             true => Next::Wait,
-            // It gave up, and the remote knows nothing.
+            // The program has given up, and the remote does not know of the connection.
             false => Next::ProgramGone,
         }
     }
 
-    /// A seed that its program connects by. The program hears that it has connected when we have
-    /// our end of the channel, so that it finds its own then.
+    /// Introduces a seed that a program has made. The program is told that it has connected only
+    /// when we have our end of the channel, so that it finds its own end then.
     fn introduce(&mut self, cx: &mut Around<'_>) -> Next {
         if self.beside.channel().is_none() && !self.is_late() {
             return Next::Wait;
@@ -80,24 +81,26 @@ impl Flow {
         self.pair(cx)
     }
 
-    /// True when a seed is to be a connection like any other.
+    /// True when a seed must become an ordinary connection.
     fn is_late(&self) -> bool {
         let is_over = self.closed.is_some() || self.carrier.has_hung_up();
-        // It has sent by the carrier, and waits for an answer.
+        // The program has sent bytes on the carrier, and waits for an answer.
         let has_spoken = self.opener == Opener::Program && self.carrier.is_readable();
         let ends = self.serving.map(|serving| serving.pairing_ends());
         is_over || has_spoken || ends.is_none_or(|ends| Clock::now() >= ends)
     }
 
-    /// A seed: it is a carrier when both directions are rings, and a connection like any other when
-    /// that takes too long. Before its first byte both ends are to know, so none is on the carrier.
+    /// Pairs a seed. It becomes a carrier when both directions are rings; if that takes too long,
+    /// it becomes an ordinary connection. Its first byte is held back until both ends know, so that
+    /// no byte is on the carrier.
     fn pair(&mut self, cx: &mut Around<'_>) -> Next {
         let is_late = self.is_late();
         let is_up = self.is_up(cx) || !is_late && self.goes_up_at_once(cx);
         if is_up && !cx.streams.move_up(self.id) {
             return Next::ProgramGone;
         }
-        // The program's direction follows, and until it does nobody could say that there is room.
+        // The program's direction follows later. Until then the program could not be told that
+        // there is room.
         if is_up && self.collect(cx).is_err() {
             return Next::ProgramGone;
         }
@@ -106,8 +109,8 @@ impl Flow {
         if !is_carrier && !is_late {
             return Next::Wait;
         }
-        // A program that connects decides when it hears of the answer. It may have its end of the
-        // channel by then, and ours is to understand how it ends.
+        // A program that connects decides when it gets the answer. It may have its end of the
+        // channel by then, so our end must follow the turn.
         if !is_carrier && self.opener == Opener::Remote {
             self.serves_no_more();
         }
@@ -115,8 +118,8 @@ impl Flow {
         self.relay(cx)
     }
 
-    /// It waits for the program's `accept`. The remote's bytes go to the ring meanwhile, and stay
-    /// there.
+    /// The connection waits for the program's `accept`. Meanwhile the remote's bytes go to the ring
+    /// and stay there.
     fn queue(&mut self, cx: &mut Around<'_>) -> Next {
         let (Some(serving), Some(endpoint)) = (self.serving, cx.streams.endpoint(self.id)) else {
             return Next::ProgramGone;
@@ -129,7 +132,7 @@ impl Flow {
         }
         if turns.is_waiting(serving.turn) {
             if is_reset {
-                // In the kernel's queue it would be found by `accept`, reset.
+                // In the kernel, `accept` would return such a connection, already reset.
                 return Next::RemoteGone;
             }
             return match self.deliver(cx) {
@@ -144,7 +147,8 @@ impl Flow {
         self.relay(cx)
     }
 
-    /// True when nothing of the program's stands on the carrier. A used one has doorbells only.
+    /// True when no byte of the program is on the carrier. On a used carrier there are only
+    /// doorbells.
     fn has_said_nothing(&self) -> bool {
         self.is_on_used() || self.carrier.has_nothing_to_read()
     }
@@ -152,7 +156,7 @@ impl Flow {
     fn relay(&mut self, cx: &mut Around<'_>) -> Next {
         let mut delivery = Delivery::Complete;
         if !self.program.has_departed() {
-            // A reset outranks what came before it.
+            // A reset discards bytes that came before it.
             let is_reset = self.carrier.take_reset();
             if is_reset {
                 self.collect_last_words(cx);
@@ -174,7 +178,7 @@ impl Flow {
         if self.program.has_departed() {
             delivery = Delivery::Complete;
             if self.arrived > self.taken {
-                // RFC 1122 section 4.2.2.13: nobody will read what the remote still sends.
+                // RFC 1122 section 4.2.2.13: no program will read the remote's further bytes.
                 return Next::ProgramGone;
             }
             let _ = self.give_back(cx);
@@ -191,7 +195,7 @@ impl Flow {
                 Ok(()) => Next::Wait,
                 Err(_) => Next::ProgramGone,
             },
-            // Whatever the program's socket does not take now, it takes when it has room.
+            // The program's socket will take the other bytes when it has room.
             Some(_) if delivery == Delivery::Pending => Next::Wait,
             Some(CloseReason::Finished) => Next::Over,
             Some(_) => Next::RemoteGone,

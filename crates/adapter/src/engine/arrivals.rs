@@ -7,8 +7,8 @@
 //!                           Silent ──(2 s)──►  reset
 //! ```
 //!
-//! The relay's socket lets the kernel keep connections back that say nothing (`TCP_DEFER_ACCEPT`):
-//! what can be accepted has usually said all.
+//! The relay's socket makes the kernel hold back connections without data (`TCP_DEFER_ACCEPT`). So
+//! accepted connections have usually sent their preamble.
 
 use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -25,10 +25,10 @@ use super::silent::{Silent, TIMEOUT};
 use super::tokens::Tokens;
 use super::{Patience, Request, sys};
 
-/// Programs taken in before everybody else's turn.
+/// Programs that are accepted before others have their turn.
 const PROGRAMS_PER_TURN: usize = 256;
 
-/// A carrier, and what it is for.
+/// A carrier and its request.
 pub(super) type Wanted = (Request, TcpStream);
 
 #[derive(Debug)]
@@ -42,7 +42,7 @@ pub(super) struct Arrivals {
     refused: u64,
 }
 
-/// A carrier, and what it has said so far.
+/// A carrier, and the bytes of its preamble so far.
 #[derive(Debug)]
 struct Carrier {
     socket: TcpStream,
@@ -67,11 +67,11 @@ impl Arrivals {
         })
     }
 
-    /// Takes programs in, and hands over those that have said what they want.
+    /// Accepts programs, and returns those with a complete preamble.
     pub(super) fn take(&mut self, now: Instant) -> Vec<Wanted> {
         let mut all = Vec::new();
         for _ in 0..PROGRAMS_PER_TURN {
-            // Without descriptors left the others wait in the backlog until there are some.
+            // Without free descriptors the others wait in the backlog.
             let Ok(Some((socket, program))) = sys::accept(&self.relay) else {
                 break;
             };
@@ -85,11 +85,11 @@ impl Arrivals {
         all
     }
 
-    /// Hands over those that were silent, and have now said what they want.
+    /// Returns carriers that were silent before and have a complete preamble now.
     pub(super) fn take_late(&mut self) -> Vec<Wanted> {
         let mut events = std::mem::take(&mut self.events);
         let mut all = Vec::new();
-        // Events that do not fit now are handled in time.
+        // Events that do not fit now come again.
         let _ = self.poller.wait(&mut events, Some(Duration::ZERO));
         for event in events.drain(..) {
             let number = number_of(event.source);
@@ -111,7 +111,7 @@ impl Arrivals {
         all
     }
 
-    /// Resets those that have been silent for too long.
+    /// Resets carriers that have been silent for too long.
     pub(super) fn forget_old(&mut self, now: Instant) {
         if !self.silent.is_empty() {
             self.refused += self.silent.forget_old(now) as u64;
@@ -126,7 +126,7 @@ impl Arrivals {
         }
     }
 
-    /// The purpose of a carrier whose preamble is complete; nothing without a token.
+    /// The request of a carrier with a complete preamble; `None` without a valid token.
     fn judge(&mut self, carrier: Carrier) -> Option<Wanted> {
         let preamble = ConnectPreamble::parse(&carrier.said);
         let holder = preamble.and_then(|preamble| self.tokens.holder(preamble.token));
@@ -152,12 +152,12 @@ impl Arrivals {
         self.relay.as_fd()
     }
 
-    /// Readable when silent carriers have something to say.
+    /// Readable when bytes come on silent carriers.
     pub(super) fn late(&self) -> BorrowedFd<'_> {
         self.poller.as_fd()
     }
 
-    /// Where programs are to connect to.
+    /// The address to which programs connect.
     ///
     /// # Errors
     /// What `getsockname` answers.
@@ -170,12 +170,12 @@ impl Arrivals {
         sys::namespace_of(&self.relay)
     }
 
-    /// How soon to look for those that have been silent for too long.
+    /// Time until the next look for carriers that have been silent for too long.
     pub(super) fn timeout(&self) -> Option<Duration> {
         (!self.silent.is_empty()).then_some(TIMEOUT / 2)
     }
 
-    /// Carriers that were reset for what they said, or did not say in time.
+    /// Carriers that were reset because of a wrong or late preamble.
     pub(super) fn refused(&self) -> u64 {
         self.refused
     }
@@ -191,8 +191,8 @@ impl Carrier {
         }
     }
 
-    /// Listens to what it says now; true when that is all. Not a byte more is read: what follows is
-    /// the program's.
+    /// Reads more of the preamble; true when it is complete. No further byte is read, because the
+    /// next bytes are the program's.
     fn hear(&mut self) -> io::Result<bool> {
         while self.len < PREAMBLE_BYTES {
             match self.socket.read(&mut self.said[self.len..]) {
@@ -262,7 +262,7 @@ mod tests {
         (arrivals, preamble)
     }
 
-    /// A program that says `words`, and its address.
+    /// A program that sends `words`, and its address.
     fn program(arrivals: &Arrivals, words: &[u8]) -> (TcpStream, SocketAddr) {
         let address = arrivals.address().expect("bound");
         let mut program = TcpStream::connect(address).expect("connected");
@@ -327,7 +327,7 @@ mod tests {
         let wanted = spoke(&mut arrivals);
         assert_eq!(wanted.len(), 1);
         assert!(arrivals.timeout().is_none());
-        // From here on, the bytes are its connection's business.
+        // These bytes belong to the connection.
         program.write_all(b"data").expect("room");
         let mut data = [0; 4];
         let (_, carrier) = &wanted[0];

@@ -1,8 +1,8 @@
 //! The carrier of one of the engine's connections: the socket, how ready it is, and how many bytes
 //! it has moved.
 //!
-//! epoll tells of changes only. So what it has said holds until a call finds that it is over: there
-//! is something to read until a read finds nothing, and room until a write finds none.
+//! epoll reports only changes. So readiness stays valid until a call finds otherwise: the carrier
+//! is readable until a read finds nothing, and writable until a write finds no room.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -13,36 +13,36 @@ use toehold_stream::next::Carrier as Seen;
 
 use super::sys;
 
-/// How far the carrier is from its end. Each is worse than the one before it, and none is left for
-/// a better one.
+/// The state of the carrier's line. Each state is worse than the one before; a carrier never
+/// returns to a better state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Line {
     /// Both directions are open.
     Whole,
-    /// The program has ended its direction, or both are over.
+    /// The program has ended its direction, or both directions have ended.
     HungUp,
-    /// As [`Line::HungUp`], and the socket has an error of which nobody has asked yet.
+    /// As [`Line::HungUp`], and the socket has an error that was not read yet.
     Failed,
 }
 
 #[derive(Debug)]
 pub(super) struct Carrier {
     pub(super) socket: TcpStream,
-    /// The number that it is watched under, whichever connection it serves.
+    /// The number under which epoll watches it, for all its connections.
     pub(super) serial: u32,
-    /// Bytes that went to it and came from it, doorbells, the preamble and the urgent byte
-    /// included.
+    /// Bytes sent on it and received from it, including doorbells, the preamble and the urgent
+    /// byte.
     pub(super) sent: u64,
     pub(super) got: u64,
     is_readable: bool,
     is_writable: bool,
-    /// It has had an urgent byte: a read ends there, whatever is behind it.
+    /// There was an urgent byte: a read ends there, even if there are bytes behind it.
     has_urgent: bool,
     line: Line,
 }
 
 impl Carrier {
-    /// A carrier that has given so many bytes by now.
+    /// A carrier from which `got` bytes were already read.
     pub(super) fn new(socket: TcpStream, serial: u32, got: u64) -> Carrier {
         Carrier {
             socket,
@@ -56,7 +56,7 @@ impl Carrier {
         }
     }
 
-    /// Its readiness has changed.
+    /// Takes an event of the carrier.
     pub(super) fn note(&mut self, bits: u32) {
         let has = |bit: libc::c_int| bits & bit as u32 != 0;
         self.is_readable |= has(libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR);
@@ -69,23 +69,23 @@ impl Carrier {
         }
     }
 
-    /// There may be something to read, of which no event tells.
+    /// There may be bytes to read for which no event comes.
     pub(super) fn note_readable(&mut self) {
         self.is_readable = true;
     }
 
-    /// It may have room, of which no event tells.
+    /// There may be room for which no event comes.
     pub(super) fn note_writable(&mut self) {
         self.is_writable = true;
     }
 
-    /// Looks whether it has room, before an event tells.
+    /// Checks whether there is room, before an event comes.
     pub(super) fn look_for_room(&mut self) {
         self.is_writable |= sys::is_writable(&self.socket);
     }
 
-    /// A read has found less than it had room for. There is no more, unless it ended at an urgent
-    /// byte or the end is next.
+    /// A read has returned fewer bytes than requested. So there are no more, unless the read ended
+    /// at an urgent byte or before the end of the stream.
     pub(super) fn note_short_read(&mut self) {
         self.is_readable &= self.has_hung_up() || self.has_urgent;
     }
@@ -108,7 +108,7 @@ impl Carrier {
         !self.has_hung_up() && !self.has_urgent
     }
 
-    /// Whether its program has reset it: asked once for each time that epoll tells of an error.
+    /// Whether the program has reset the carrier. The socket is asked once for each error event.
     pub(super) fn take_reset(&mut self) -> bool {
         if self.line < Line::Failed {
             return false;
@@ -117,7 +117,7 @@ impl Carrier {
         !matches!(self.socket.take_error(), Ok(None))
     }
 
-    /// Writes what it has room for: `None` without room.
+    /// Writes as many bytes as there is room for; `None` without room.
     pub(super) fn write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
         let result = again_when_interrupted(|| self.socket.write_vectored(parts));
         if let Ok(count) = result {
@@ -126,7 +126,7 @@ impl Carrier {
         unless_it_blocks(result, &mut self.is_writable)
     }
 
-    /// Reads what is there: `None` without anything, 0 bytes at its end.
+    /// Reads available bytes: `None` when there are none, 0 bytes at the end.
     pub(super) fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> io::Result<Option<usize>> {
         let result = again_when_interrupted(|| self.socket.read_vectored(parts));
         if let Ok(count) = result {
@@ -135,7 +135,7 @@ impl Carrier {
         unless_it_blocks(result, &mut self.is_readable)
     }
 
-    /// The bytes on it now. A byte that arrives at this moment stays there.
+    /// The bytes that are on the carrier now, without later ones.
     pub(super) fn look(&mut self) -> io::Result<Seen> {
         let waiting = bytes_waiting(&self.socket);
         if waiting > 0 {
@@ -160,8 +160,8 @@ impl Carrier {
         !matches!(self.socket.peek(&mut [0u8; 1]), Ok(1))
     }
 
-    /// Sends a doorbell. Where the carrier is full, or broken, the program has something to look at
-    /// already. Bytes that the carrier has had in all.
+    /// Sends a doorbell. If the carrier is full or broken, the program already has something to
+    /// notice. Returns how many bytes were sent on the carrier in all.
     pub(super) fn ring(&mut self) -> u64 {
         self.sent += self
             .socket
@@ -170,19 +170,19 @@ impl Carrier {
         self.sent
     }
 
-    /// Tells a program that waits for its connect: 0, or an errno.
+    /// Sends the result of `connect` to the program: 0, or an errno.
     pub(super) fn tell_result(&mut self, errno: u8) -> io::Result<()> {
         sys::send_urgent(&self.socket, errno)?;
         self.sent += 1;
         Ok(())
     }
 
-    /// Ends our direction of it.
+    /// Ends our direction.
     pub(super) fn end_sending(&self) -> io::Result<()> {
         self.socket.shutdown(Shutdown::Write)
     }
 
-    /// Lets it end in order instead of with a reset.
+    /// Makes the carrier end in order instead of with a reset.
     pub(super) fn end_in_order(&self) {
         let _ = sys::reset_when_closed(&self.socket, false);
     }
@@ -202,7 +202,7 @@ fn again_when_interrupted(mut call: impl FnMut() -> io::Result<usize>) -> io::Re
     }
 }
 
-/// `None` for a call that would block, of which the carrier's readiness takes note.
+/// `None` for a call that would block; then also clears the carrier's readiness.
 fn unless_it_blocks(result: io::Result<usize>, is_ready: &mut bool) -> io::Result<Option<usize>> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -259,7 +259,8 @@ mod tests {
         assert!(carrier.is_readable() && carrier.is_writable() && carrier.is_sound());
     }
 
-    /// Else nobody would read the end, or what is behind an urgent byte: no event tells of it.
+    /// Otherwise the end, or the bytes behind an urgent byte, would never be read, because no event
+    /// comes for them.
     #[test]
     fn short_read_is_the_last_one_unless_more_is_known() {
         for (bits, is_last) in [

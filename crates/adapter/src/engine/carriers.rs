@@ -10,15 +10,15 @@
 //!   both ends close in order ─► parked ─► too old, too many, its program gone ─► retired
 //! ```
 //!
-//! So far of connections that remotes make. By those of [`of_programs`] programs connect, which
-//! claim them; all other things are alike.
+//! The drawing shows connections from remotes. The carriers of [`of_programs`] are for connections
+//! of programs, which claim them; everything else is equal.
 //!
-//! The engine is the connecting end as a program is (`docs/decisions/0023-express.md`): it claims,
-//! and the program's library accepts. There are three differences. A remote that finishes has not
-//! closed, so a program may still answer, by the carrier. The program's bytes stay in its ring
-//! until the remote has acknowledged them, so a carrier is parked when the remote has acknowledged
-//! the last one. And the engine chooses the port of a carrier itself, so both ends know of each
-//! connection whether it is a seed.
+//! The engine is the connecting end, like a connecting program (`docs/decisions/0023-express.md`):
+//! it claims, and the program's library accepts. There are three differences. A remote that has
+//! sent its FIN has not closed, so the program may still answer. The program's bytes stay in its
+//! ring until the remote has acknowledged them, so a carrier is parked when the remote has
+//! acknowledged the last one. And the engine chooses the port of a carrier itself, so both ends
+//! know of each connection whether it is a seed.
 
 mod of_programs;
 
@@ -39,52 +39,54 @@ use super::listeners::Target;
 use crate::diag::Diag;
 use crate::registry::ClientId;
 
-/// A seed's first bytes are held back for so long at most: the program has to accept it, after all
-/// that are in its queue before, and to ask.
+/// The longest time for which a seed's first bytes are held back. In this time the program has to
+/// accept it, after all connections in its queue, and to ask for its channel.
 const PAIRING_MAX: Duration = Duration::from_millis(10);
-/// Of a listener's connections so many at a time are held back so.
+/// The most seeds of a listener that are held back at a time.
 const PAIRING_AT_ONCE_MAX: u32 = 4;
-/// Ordinary connections to a listener before its first seed, and most of them before a later one. A
-/// program that has had no carrier by then gets none: its connections are no longer held back.
+/// Ordinary connections to a listener before its first seed, and the most between two seeds. A
+/// program that has never had a carrier by then gets no more seeds, so its connections are no
+/// longer held back.
 const ORDINARY_FIRST: u32 = 2;
 const ORDINARY_MAX: u32 = 4_096;
-/// Most of a program that has had a carrier. On a busy host it was late for its seeds, and will not
-/// be always.
+/// The most ordinary connections between two seeds for a program that has had a carrier. On a busy
+/// host it may have been late for its seeds, but will not always be.
 const ORDINARY_AGAIN_MAX: u32 = 256;
 const NEVER: u32 = u32::MAX;
-/// So many carriers are parked for one listener, and for all.
+/// The most carriers that are parked for one listener, and for all.
 const PARKED_OF_ONE_MAX: usize = 256;
 const PARKED_MAX: usize = 1_024;
-/// Listeners with carriers, or that may get some.
+/// The most listeners that have or may get carriers.
 const TARGETS_MAX: usize = 256;
-/// As in the library: a carrier is parked for so long, and no carrier gets older.
+/// As in the library: the longest time for which a carrier is parked, and its greatest age.
 const IDLE_MAX: Duration = Duration::from_secs(2);
 const AGE_MAX: Duration = Duration::from_secs(10);
-/// Parked carriers that are looked at for one connection.
+/// The most parked carriers that are looked at for one connection.
 const LOOKED_AT_MAX: usize = 16;
-/// A program whose queue is as short as this empties it sooner than another would wake.
+/// A program empties a queue of this length sooner than another program would wake.
 const SHORT_QUEUE: u32 = 4;
-/// A question costs 8 us. Whoever listens next waits for its first connection no longer than this.
+/// A query costs 8 us, so answers are reused for this long. A new listener gets its first
+/// connection at most this much later.
 const BETWEEN_QUESTIONS: Duration = Duration::from_millis(1);
 /// Time between two looks at turns whose program was not seen waiting.
 pub(super) const LOOK_FIRST: Duration = Duration::from_millis(20);
 pub(super) const LOOK_LAST: Duration = Duration::from_millis(80);
 
-/// A carrier that may serve further connections, and how far this one is.
+/// A carrier that may serve further connections, and the state of the current one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Serving {
     pub(super) turn: Turn,
-    /// The listener that it leads to; without one, a program connects by it.
+    /// The listener to which it leads; `None` for a carrier with which a program connects.
     pub(super) target: Option<Target>,
-    /// Another user's program may have given the address up while the carrier was parked. So its
-    /// listener has to be there still.
+    /// Another user's program may have stopped listening while the carrier was parked, so its
+    /// listener is checked before the carrier is used.
     pub(super) accepting: Accepting,
     /// When it became a carrier.
     pub(super) made: Instant,
-    /// Where the routing page speaks of it.
+    /// Its port in the routing page.
     pub(super) port: u16,
     /// Bytes that its program had not taken at the last look ([`Endpoint::untaken`]), and whether
-    /// it was rung for them.
+    /// the program was rung for them.
     pub(super) untaken: u64,
     pub(super) is_rung: bool,
 }
@@ -111,13 +113,13 @@ impl Serving {
         }
     }
 
-    /// When a seed is to be a connection like any other.
+    /// When a seed becomes an ordinary connection.
     pub(super) fn pairing_ends(&self) -> Instant {
         self.made + PAIRING_MAX
     }
 }
 
-/// A carrier between two connections, and one that was claimed for the next.
+/// A carrier between two connections, or one that was just claimed for the next.
 #[derive(Debug)]
 pub(super) struct Reusable {
     /// There may be doorbells on it.
@@ -133,32 +135,32 @@ struct Parked {
     since: Instant,
 }
 
-/// The holder of a carrier that is watched under a number.
+/// The owner of a carrier, by the number under which epoll watches it.
 #[derive(Clone, Copy, Debug)]
 enum Owner {
     /// The connection at that slot.
     Flow(u32),
-    /// It is parked for the listener there.
+    /// It is parked for the listener at that address.
     Listener(SocketAddr),
     /// It is parked for the program of that pair and slot.
     Program((u64, u32)),
 }
 
-/// A listener's part: its parked carriers, and how its seeds have fared.
+/// A listener's parked carriers, and the history of its seeds.
 #[derive(Debug, Default)]
 struct OfListener {
-    /// The one first that has been parked longest.
+    /// In the order in which they were parked.
     parked: VecDeque<Parked>,
     /// The pair of processes that the last connection went to.
     last_pair: u64,
-    /// Ordinary connections since the last seed, and how many of them the next one needs.
+    /// Ordinary connections since the last seed, and how many are needed before the next one.
     ordinary: u32,
     needed: u32,
     pairing: u32,
     /// The program that listens, and whether it has ever had a carrier.
     client: Option<ClientId>,
     has_had_one: bool,
-    /// The inode of the socket that listens there, and when the kernel said so.
+    /// The inode of the listening socket, and the time of the kernel's answer.
     listening: Option<(Option<u64>, Instant)>,
 }
 
@@ -168,19 +170,19 @@ pub(super) struct Carriers {
     by_target: BTreeMap<SocketAddr, OfListener>,
     of_programs: OfPrograms,
     owners: BTreeMap<u32, Owner>,
-    /// Of listeners.
+    /// Number of carriers parked for listeners.
     parked: usize,
     look_due: Option<Instant>,
     diag: Option<Diag>,
-    /// Connections that came to their program by a carrier of an earlier one.
+    /// Connections that used a carrier of an earlier connection.
     reused: u64,
 }
 
 impl Carriers {
-    /// Whether a connection that finds no carrier parked is to be a seed. Otherwise it counts as an
+    /// Whether a connection without a parked carrier becomes a seed. Otherwise it counts as an
     /// ordinary one.
     pub(super) fn begins_seed(&mut self, target: &Target) -> bool {
-        // Of listeners that take IPv6 only, the routing page forgets each carrier's end.
+        // For listeners that take IPv6 only, the routing page drops an entry when its carrier ends.
         if target.address.is_ipv6() {
             return false;
         }
@@ -204,7 +206,7 @@ impl Carriers {
         true
     }
 
-    /// A seed is a carrier now, or is none.
+    /// A seed has become a carrier, or has failed.
     pub(super) fn seed_ends(&mut self, serving: &Serving, is_carrier: bool) {
         let target = serving.target.map(|target| target.address);
         let Some(of) = target.and_then(|target| self.of_listener(target)) else {
@@ -236,7 +238,7 @@ impl Carriers {
         self.by_target.get_mut(&target)
     }
 
-    /// Whether a carrier may have that port: of a seed, or of another connection.
+    /// Whether a carrier may have that port. Seeds and ordinary connections have different ports.
     pub(super) fn is_port_for(port: u16, is_seed: bool) -> bool {
         is_chosen(port, ENGINE_PORTS_LOG2) == is_seed
     }
@@ -275,7 +277,7 @@ impl Carriers {
         self.of_programs.park(parked, channels);
     }
 
-    /// The next connection that a program makes by a used carrier, and where it is to lead.
+    /// The next connection that a program makes on a used carrier, and its destination.
     pub(super) fn accept(
         &mut self,
         pair: u64,
@@ -311,9 +313,9 @@ impl Carriers {
         self.look_due.get_or_insert(now + IDLE_MAX);
     }
 
-    /// Takes a parked carrier for a connection to a listener, and puts it into the queue of those
-    /// that wait for its program's `accept`. Before that `announce` is called, with the port of the
-    /// carrier: the program may ask who has connected.
+    /// Takes a parked carrier for a connection to a listener, and queues the connection for the
+    /// program's `accept`. Before that `announce` is called with the carrier's port, because the
+    /// program may ask for the remote's address.
     pub(super) fn claim(
         &mut self,
         target: SocketAddr,
@@ -343,7 +345,7 @@ impl Carriers {
         let turns = endpoint.turns();
         match pushed {
             Some(Ok(Push::Queued)) => {}
-            // Accepted just before, or refused: the word tells.
+            // The connection was accepted just before, or refused: the phase tells which.
             Some(Ok(Push::ClosedMeanwhile)) if !turns.give_up(turn) => {}
             _ => {
                 turns.give_up(turn);
@@ -356,18 +358,18 @@ impl Carriers {
         Some(reusable)
     }
 
-    /// The connection at a slot has a carrier that is watched under another connection's number.
+    /// The connection at a slot has a carrier that epoll watches under another connection's number.
     pub(super) fn serves(&mut self, serial: u32, slot: u32) {
         self.owners.insert(serial, Owner::Flow(slot));
     }
 
-    /// The carrier of that number serves nobody any more.
+    /// The carrier with that number serves no connection any more.
     pub(super) fn forget(&mut self, serial: u32) {
         self.owners.remove(&serial);
     }
 
-    /// The connection that has the carrier of that number now, if its readiness, which has changed,
-    /// is a connection's business.
+    /// Handles an event of the carrier with that number. Returns the connection that uses the
+    /// carrier, if there is one.
     pub(super) fn note(&mut self, serial: u32, bits: u32, channels: &mut Channels) -> Option<u32> {
         let ends = libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR | libc::EPOLLPRI;
         let has_ended = bits & ends as u32 != 0;
@@ -400,7 +402,7 @@ impl Carriers {
         None
     }
 
-    /// Retires what has been parked for too long.
+    /// Retires carriers that have been parked for too long.
     pub(super) fn look(&mut self, channels: &mut Channels, now: Instant) {
         if self.look_due.is_none_or(|due| now < due) {
             return;
@@ -435,14 +437,15 @@ impl Carriers {
         self.parked + self.of_programs.len()
     }
 
-    /// Connections that came to their program by a carrier of an earlier one.
+    /// Connections that used a carrier of an earlier connection.
     pub(super) fn reused(&self) -> u64 {
         self.reused
     }
 }
 
 impl OfListener {
-    /// Has the kernel say who listens, where carriers of other users' programs are parked.
+    /// Asks the kernel which socket listens at an address, if carriers of other users' programs are
+    /// parked for it.
     fn ask_who_listens(&mut self, diag: &mut Option<Diag>, target: SocketAddr, now: Instant) {
         let mut parked = self.parked.iter().take(LOOKED_AT_MAX);
         let is_wanted = parked.any(|parked| parked.is_of_another_user());
@@ -458,8 +461,8 @@ impl OfListener {
         self.listening = Some((inode, now));
     }
 
-    /// The place of the carrier to be claimed: of the program that the last connection went to
-    /// while its queue is short, else of the one whose queue is shortest.
+    /// The index of the carrier to claim: one of the program that got the last connection, while
+    /// its queue is short; otherwise one of the program with the shortest queue.
     fn choose(&self, channels: &Channels, now: Instant) -> Option<usize> {
         let mut best = None;
         for (place, parked) in self.parked.iter().enumerate().take(LOOKED_AT_MAX) {
@@ -492,7 +495,8 @@ impl OfListener {
         best.map(|(place, _)| place)
     }
 
-    /// True when who has accepted a carrier's connections is who the kernel would connect us to.
+    /// True when the kernel would connect to the program that has accepted the carrier's
+    /// connections.
     fn still_listens(&self, accepting: Accepting) -> bool {
         match accepting {
             Accepting::OurUser => true,
@@ -510,7 +514,7 @@ impl Parked {
     }
 }
 
-/// A carrier serves no further connection.
+/// Retires a carrier: it serves no further connection.
 pub(super) fn retire(reusable: Reusable, channels: &mut Channels) {
     let Reusable {
         carrier,
@@ -518,7 +522,7 @@ pub(super) fn retire(reusable: Reusable, channels: &mut Channels) {
         channel,
         serving,
     } = reusable;
-    // A claimed one was given up by whoever had claimed it.
+    // If it was claimed, the claiming end has given the connection up.
     let _ = endpoint.turns().retire(serving.turn);
     endpoint.close();
     endpoint.refuse();
@@ -541,7 +545,8 @@ mod tests {
         Target { holder, address }
     }
 
-    /// Connections until a seed begins, that one included; nothing within so many.
+    /// Number of connections until a seed begins, including the seed; `None` if there is none
+    /// within `most`.
     fn until_seed(carriers: &mut Carriers, target: &Target, most: u32) -> Option<u32> {
         (1..=most).find(|_| carriers.begins_seed(target))
     }
@@ -579,7 +584,7 @@ mod tests {
         }
         assert_eq!(until_seed(&mut carriers, &target, 100), None);
         carriers.seed_ends(&seed(target), false);
-        // A busy host makes many of them vain: the next is not far, and not close.
+        // On a busy host many seeds fail: the distance to the next seed stays moderate.
         let mut needed = ORDINARY_FIRST;
         for _ in 0..20 {
             let until = until_seed(&mut carriers, &target, 2 * ORDINARY_MAX);

@@ -1,5 +1,5 @@
 //! The engine as a client of its own adapter: it asks for channels to the programs whose carriers
-//! it has, as those programs do, over a socket and with a table of its own. To the daemon it is a
+//! it has, as those programs do, over its own socket and with its own table. For the daemon it is a
 //! process like any other.
 
 use std::collections::BTreeMap;
@@ -29,27 +29,27 @@ use crate::registry::ClientId;
 use crate::wire::{self, Received};
 use toehold_channel::untrusted::{Word32, Word64};
 
-/// Pairs kept without a channel that uses them.
+/// The most pairs that are kept without a channel.
 const IDLE_PAIRS_MAX: usize = 64;
 /// In [`Pair::flows`]: the bits of a parked carrier, which its program may claim.
 const CLAIMABLE: u32 = u32::MAX;
-/// Offers taken before everybody else's turn.
+/// Offers that are taken before others have their turn.
 const OFFERS_PER_TURN: usize = 64;
 
 /// A channel that was offered.
 #[derive(Debug)]
 pub(super) struct Offer {
-    /// The entry it was asked for with, and for which of the engine's connections.
+    /// The entry and the engine's connection for which it was requested.
     pub(super) entry: u32,
     pub(super) flow: u32,
     pub(super) endpoint: Endpoint,
     pub(super) pair: u64,
     pub(super) slot: u32,
-    /// The program that may be asked to accept further connections on the carrier.
+    /// The program that accepts connections on the carrier.
     pub(super) accepting: Accepting,
 }
 
-/// Where a channel is known: its entry in the engine's table, and its pair and slot.
+/// Identifies a channel: its entry in the engine's table, and its pair and slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ChannelKey {
     pub(super) entry: u32,
@@ -59,11 +59,11 @@ pub(super) struct ChannelKey {
 /// The program that has accepted a connection, as the daemon found it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Accepting {
-    /// One of our user, which is believed when it says that it listens.
+    /// A program of our user, which is trusted when it says that it listens.
     OurUser,
-    /// Another user's, which has the socket of this inode and accepted it there.
+    /// Another user's program, whose listener has this inode.
     Listener(u64),
-    /// Another user's, and nobody knows where it has accepted it.
+    /// Another user's program, whose listener is not known.
     Unknown,
 }
 
@@ -74,7 +74,7 @@ pub(super) struct Channels {
     /// Entries that are free, and one more than the highest that was ever used.
     free: Vec<u32>,
     used: u32,
-    /// The engine's slot for which each entry was last asked.
+    /// The engine's slot for which each entry was last used.
     flows: Vec<u32>,
     pairs: BTreeMap<u64, Pair>,
 }
@@ -102,18 +102,18 @@ impl Mapped {
     }
 }
 
-/// Two processes, one of them this one, and the ready bitmaps between them.
+/// This process and another one, and the ready bitmaps between them.
 #[derive(Debug)]
 struct Pair {
     base: NonNull<u8>,
     side: usize,
-    /// The engine's slot, plus one, by the channel's.
+    /// One more than the engine's slot, indexed by the channel's slot.
     flows: Vec<u32>,
     count: usize,
-    /// Connections put into the program's queue, ever, and taken from ours.
+    /// Connections that were put into the program's queue in all, and taken from ours.
     queued: AtomicU32,
     popped: AtomicU32,
-    /// Where the regions are, by slab, and the numbers of the slabs' files.
+    /// Address and file number of each slab.
     slabs: Vec<Option<(NonNull<u8>, u64)>>,
 }
 
@@ -122,7 +122,7 @@ struct Pair {
 unsafe impl Send for Pair {}
 
 impl Channels {
-    /// A client, and the socket for the daemon to serve it by.
+    /// Makes a client, and the socket over which the daemon serves it.
     ///
     /// # Errors
     /// When the kernel has no descriptors or memory left.
@@ -155,8 +155,8 @@ impl Channels {
         self.socket.as_fd()
     }
 
-    /// Asks for a channel beside the carrier of the engine's connection at slot `flow`; the entry
-    /// it will be offered for.
+    /// Asks for a channel beside the carrier of the engine's connection at slot `flow`. Returns the
+    /// entry of the request.
     pub(super) fn ask(
         &mut self,
         flow: u32,
@@ -219,7 +219,7 @@ impl Channels {
             pid: std::process::id(),
             ..Message::new(Kind::Withdraw)
         };
-        // Should it get lost, the daemon finds the entry gone when it next looks.
+        // If the message is lost, the daemon notices the change of the entry later.
         let _ = wire::try_send(self.socket.as_fd(), &message, &[]);
         self.discard(index);
         if let Some((pair, slot)) = place
@@ -230,24 +230,25 @@ impl Channels {
         }
     }
 
-    /// All threads listen for a client, as far as they are going to: the daemon tells it.
+    /// Tells the daemon that all threads listen for a client, or have decided not to.
     pub(super) fn say_listening(&self, client: ClientId) {
         let message = Message {
             pair: client.0,
             ..Message::new(Kind::Listening)
         };
-        // Should the daemon be too busy, the client waits no longer than it means to.
+        // If the message cannot be sent, the client's wait ends by its own limit.
         let _ = wire::try_send(self.socket.as_fd(), &message, &[]);
     }
 
     fn discard(&mut self, index: u32) {
         let state = &self.table.entry(index).state;
-        // Release pairs with the Acquire load in `Table::current`: we have done with the entry.
+        // Release pairs with the Acquire load in `Table::current`: we do not use the entry any
+        // more.
         state.store(EntryState::Free as u32, Ordering::Release);
         self.free.push(index);
     }
 
-    /// The next channel that was offered.
+    /// Handles the channels that were offered.
     pub(super) fn offers(&mut self, mut each: impl FnMut(&mut Channels, Offer)) {
         for _ in 0..OFFERS_PER_TURN {
             match wire::try_receive(self.socket.as_fd()) {
@@ -257,7 +258,7 @@ impl Channels {
                     }
                 }
                 Ok(Received::Message(..) | Received::Stripped(..) | Received::Nonsense(_)) => {}
-                // The daemon outlives us.
+                // This does not happen: the daemon outlives the engine.
                 Ok(Received::Closed) | Err(_) => return,
             }
         }
@@ -287,7 +288,8 @@ impl Channels {
         }
         let Some(region) = region else {
             if slab.is_none() || file.is_none() {
-                // Forgotten for want of use: the daemon still has it.
+                // We have forgotten the pair because it was unused, but the daemon still has it:
+                // ask for the whole offer again.
                 let again = Message {
                     entry: message.entry,
                     generation: message.generation,
@@ -325,7 +327,7 @@ impl Channels {
         }
     }
 
-    /// A connection of the engine's has a bit on its pair's ready bitmap from here on.
+    /// Maps the bit of a channel to the engine's connection.
     pub(super) fn enter(&mut self, pair: u64, slot: u32, flow: u32) {
         let Some(pair) = self.pairs.get_mut(&pair) else {
             return;
@@ -337,7 +339,7 @@ impl Channels {
         pair.count += 1;
     }
 
-    /// The channel at that place serves another of the engine's connections, or none for now.
+    /// Maps the bit of a channel to another connection of the engine, or to none for now.
     pub(super) fn hand_over(&mut self, (pair, slot): (u64, u32), flow: Option<u32>) {
         let place = self.pairs.get_mut(&pair);
         let place = place.and_then(|pair| pair.flows.get_mut(slot as usize));
@@ -346,7 +348,8 @@ impl Channels {
         }
     }
 
-    /// The program may claim the carrier at that place for its next connection: its bits tell so.
+    /// Marks a channel whose program may claim the carrier for its next connection: its bit means
+    /// that.
     pub(super) fn await_claim(&mut self, (pair, slot): (u64, u32)) {
         let Some(pair) = self.pairs.get_mut(&pair) else {
             return;
@@ -360,7 +363,7 @@ impl Channels {
     /// The connection of a program that has waited longest for the engine.
     pub(super) fn next_claim(&self, pair: u64) -> Option<Queued> {
         let pair = self.pairs.get(&pair)?;
-        // A program that writes nonsense there has no further connection on used carriers.
+        // A program that writes invalid words there gets no further connections on used carriers.
         pair.acceptable().pop().ok().flatten()
     }
 
@@ -379,8 +382,9 @@ impl Channels {
         pair.bitmap(1 - pair.side, index)
     }
 
-    /// Takes every bit that programs have set since the last time; hands over the slots of the
-    /// connections, and the pairs whose programs may have claimed carriers. True when any was set.
+    /// Takes all bits that programs have set since the last call. Calls `each` with the slots of
+    /// connections, and `claim` with pairs whose programs may have claimed carriers. True when any
+    /// bit was set.
     pub(super) fn sweep(&self, mut each: impl FnMut(u32), mut claim: impl FnMut(u64)) -> bool {
         let mut any = false;
         for (number, pair) in self.pairs.iter().filter(|(_, pair)| pair.count > 0) {
@@ -407,7 +411,8 @@ impl Channels {
         any
     }
 
-    /// Says on every ready bitmap whether programs have to ring. Look once more after saying so.
+    /// Sets on every ready bitmap whether programs have to ring. The caller looks at the bits again
+    /// afterwards.
     pub(super) fn set_sleeping(&self, sleeping: bool) {
         for pair in self.pairs.values().filter(|pair| pair.count > 0) {
             if let Some(bitmap) = pair.bitmap(pair.side, 0) {
@@ -436,7 +441,7 @@ impl Pair {
         let header = unsafe { base.cast::<PairHeader>().as_ref() };
         let is_pair = header.magic.load(Ordering::Relaxed).is(PAIR_MAGIC)
             && header.version.load(Ordering::Relaxed).is(LAYOUT_VERSION);
-        // A pair that was forgotten for want of use goes on where it was.
+        // A pair that was forgotten and comes back continues with its former counts.
         let goes_on = |count: &AtomicU32, word: &Word32| {
             count.store(
                 word.load(Ordering::Relaxed).capped(u32::MAX),
@@ -478,8 +483,8 @@ impl Pair {
         bitmaps.bitmaps.get(index as usize)
     }
 
-    /// The region of a slot; `file` is its slab if that is new to us. One that stood in its place
-    /// holds no channel any more, or the daemon would not have given it up.
+    /// The region of a slot; `file` is its slab if that is new to us. A former slab in its place
+    /// has no channels any more; otherwise the daemon would not have given it up.
     fn region(&mut self, slot: u32, file: Option<BorrowedFd<'_>>) -> Option<NonNull<u8>> {
         let index = slab_of(slot) as usize;
         if self.slabs.len() <= index {
@@ -518,7 +523,7 @@ impl Drop for Pair {
     }
 }
 
-/// Makes an entry as good as new.
+/// Resets an entry.
 fn reset(entry: &Entry) {
     for word in [
         &entry.command,
@@ -552,8 +557,8 @@ fn reset(entry: &Entry) {
 fn socket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let ends = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    // The daemon hears nobody who has no name, and an engine's thread speaks before the daemon
-    // asks.
+    // The daemon accepts only messages with a sender, and an engine's thread may send before the
+    // daemon has set this option.
     wire::ask_for_senders(ends.0.as_fd())?;
     wire::ask_for_senders(ends.1.as_fd())?;
     Ok(ends)

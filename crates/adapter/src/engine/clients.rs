@@ -2,7 +2,7 @@
 //! together.
 //!
 //! Each connection has a carrier, which is a descriptor of the process. So the number of all
-//! connections is bounded, and a program may have three quarters of what the others leave.
+//! connections is limited, and one program may have three quarters of those that the others leave.
 
 use std::collections::BTreeMap;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -30,18 +30,18 @@ pub(super) struct Clients {
     flows_max: usize,
 }
 
-/// The programs, none of which comes or goes meanwhile.
+/// A view of the programs, during which none is added or removed.
 pub(super) struct Unchanging<'a>(RwLockReadGuard<'a, Programs>);
 
 impl Unchanging<'_> {
-    /// Whether there is one program that all frames are for.
+    /// Whether all frames are for a single program.
     pub(super) fn is_one(&self) -> bool {
         self.0.by_id.len() == 1
     }
 }
 
 impl Clients {
-    /// No programs yet; at most so many connections of all of them.
+    /// No programs yet; at most `flows_max` connections of all programs.
     pub(super) fn new(flows_max: usize) -> Clients {
         Clients {
             programs: RwLock::default(),
@@ -49,7 +49,7 @@ impl Clients {
         }
     }
 
-    /// Counts another connection; false when the program is at its quota, or has its part of all
+    /// Counts another connection. False when the program has reached its quota, or its share of all
     /// connections.
     pub(super) fn admit(&self, client: ClientId, quota: usize) -> bool {
         let mut programs = self.write();
@@ -62,30 +62,30 @@ impl Clients {
         is_admitted
     }
 
-    /// A connection that was admitted is over.
+    /// Counts off a connection that was admitted.
     pub(super) fn dismiss(&self, client: ClientId) {
         let mut programs = self.write();
         programs.flows -= 1;
         programs.change(client, |holding| holding.flows -= 1);
     }
 
-    /// One of the threads listens in the name of a program; before anybody can connect.
+    /// One of the threads begins to listen for a program. Called before remotes can connect.
     pub(super) fn listens(&self, client: ClientId) {
         self.write().by_id.entry(client).or_default().listeners += 1;
     }
 
-    /// One of the threads does no longer.
+    /// One of the threads stops listening for a program.
     pub(super) fn stops_listening(&self, client: ClientId) {
         self.write()
             .change(client, |holding| holding.listeners -= 1);
     }
 
-    /// Keeps them as they are.
+    /// Locks the programs against changes.
     pub(super) fn unchanging(&self) -> Unchanging<'_> {
         Unchanging(self.programs.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Counts are whole between two steps of a thread that panicked, too.
+    /// The counts are consistent even if a thread panicked while it held the lock.
     fn write(&self) -> RwLockWriteGuard<'_, Programs> {
         self.programs
             .write()

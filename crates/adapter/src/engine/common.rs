@@ -21,25 +21,25 @@ use super::tokens::Tokens;
 
 #[derive(Debug)]
 pub(super) struct Common {
-    /// The link's name, as the operator would spell it.
+    /// The link's name, in the operator's form.
     pub(super) link: String,
-    /// Whoever makes a carrier says whose it is; rules and addresses change when the last thread
-    /// follows.
+    /// The thread that makes a carrier stores its addresses. Rules and addresses are changed by the
+    /// last thread that applies a change.
     pub(super) routing_page: RoutingPage,
     pub(super) relay_source: Ipv4Addr,
     pub(super) relay_port: u16,
     pub(super) captures: Captures,
     pub(super) clients: Arc<Clients>,
     pub(super) tokens: Arc<Tokens>,
-    /// The ports of shared addresses that connections of programs go out from.
+    /// The ports of shared addresses for outgoing connections of programs.
     pub(super) outgoing: Option<OutgoingPorts>,
-    /// Of the cookies that remotes are given, by whichever thread.
+    /// The key of the Fast Open cookies that all threads give to remotes.
     pub(super) fast_open_key: [u64; 2],
     /// The threads, by their index.
     pub(super) doors: Vec<Arc<Door>>,
 }
 
-/// The parts that exist once: for the first thread, and for the daemon.
+/// The parts that exist only once: for the first thread, and for the daemon.
 pub(super) struct Singles {
     pub(super) arrivals: Arrivals,
     /// The page shown to clients.
@@ -59,7 +59,8 @@ impl Common {
         let tokens = Arc::new(Tokens::default());
         let arrivals = Arrivals::new(tokens.clone()).map_err(os("listen for programs"))?;
         let relay = arrivals.address().map_err(os("listen for programs"))?;
-        // Nobody else's, as far as 127.0.0.0/8 allows; nor 127.0.0.1.
+        // A random address in 127.0.0.0/8, so that other programs hardly have it, and not
+        // 127.0.0.1.
         let [a, b, c, _] = (random.bits() as u32).to_ne_bytes();
         let relay_source = Ipv4Addr::new(127, 64 + a % 128, b, c);
         let made = memfd::create_for_readers(c"toehold-routing_page", ROUTING_PAGE_BYTES);

@@ -1,5 +1,5 @@
-//! Payload that a copy engine brings to the programs' rings, while the engine takes the next
-//! frames: I/OAT's *asynchronous copy*.
+//! A copy engine copies payload to the programs' rings while the TCP engine takes the next frames:
+//! I/OAT's *asynchronous copy*.
 //!
 //! ```text
 //!   a frame in a buffer ──► TCP: its bytes count as arrived
@@ -8,9 +8,9 @@
 //!                                                  is still under way; the buffer serves again
 //! ```
 //!
-//! A buffer stays untouched until its copy is over, so the next frame is read into another one. A
-//! payload below the copybreak is copied at once, and so is one for which no buffer is left: that
-//! bounds what is under way. Whoever takes a ring away waits for its copies first.
+//! A buffer stays untouched until its copy is over, so the next frame is read into another one.
+//! Payload below the copybreak is copied at once. So is payload when no buffer is left, which
+//! limits the copies under way. Before a ring is taken away, its copies are waited for.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -21,14 +21,15 @@ use toehold_tcp::ConnectionId;
 use super::endpoint::Room;
 use super::settings::CopyEngine;
 
-/// Copies under way, and so buffers that wait for them.
+/// The most copies under way, and so the most buffers that wait for them.
 const UNDER_WAY_MAX: usize = 32;
-/// Operations in the copy engine's queue: a copy has two where it goes round the end of a ring.
+/// Operations in the copy engine's queue. A copy across the end of a ring needs two.
 const ENTRIES: usize = 2 * UNDER_WAY_MAX;
 
 #[derive(Default)]
 pub(super) struct Copying {
-    /// Before the buffers, so that it is dropped first: that waits for what is under way.
+    /// Declared before the buffers, so that it is dropped first: its drop waits for the copies
+    /// under way.
     engine: Option<Channel>,
     name: &'static str,
     copybreak: usize,
@@ -36,7 +37,7 @@ pub(super) struct Copying {
     under_way: VecDeque<UnderWay>,
     /// Buffers that no copy needs any more.
     idle: Vec<Buffer>,
-    /// The frame at hand stands in a buffer that may be kept until a copy is over.
+    /// The current frame is in a buffer that may be kept until a copy is over.
     may_keep: bool,
     submitted: u64,
     submitted_bytes: u64,
@@ -47,9 +48,9 @@ struct UnderWay {
     id: ConnectionId,
     /// Where in the stream it begins.
     offset: u64,
-    /// Its operations: two where it goes round the end of the ring.
+    /// Its operations: two if it crosses the end of the ring.
     cookies: [Cookie; 2],
-    /// Where it is copied from, once its frame has been handled.
+    /// The source buffer, kept here once the frame has been handled.
     buffer: Option<Buffer>,
 }
 
@@ -64,7 +65,7 @@ impl fmt::Debug for Copying {
 }
 
 impl Copying {
-    /// Uses this engine from now on, or none. Copies that are under way end first.
+    /// Uses this copy engine from now on, or none. Waits for copies under way first.
     pub(super) fn set(&mut self, engine: CopyEngine, copybreak: usize) {
         self.copybreak = copybreak;
         if self.name == engine.name() {
@@ -85,18 +86,18 @@ impl Copying {
         self.copybreak = copybreak;
     }
 
-    /// Whether a frame's buffer may be kept, should a copy from it begin.
+    /// Whether a frame's buffer may be kept if a copy from it begins.
     pub(super) fn may_begin(&self) -> bool {
         self.engine.is_some() && self.under_way.len() < UNDER_WAY_MAX
     }
 
-    /// The frame that is handled next stands in a buffer that may be kept.
+    /// Says that the next frame is in a buffer that may be kept.
     pub(super) fn offer_buffer(&mut self) {
         self.may_keep = self.may_begin();
     }
 
-    /// A frame was handled, which stood in `buffer`. Where a copy from it is under way, `buffer` is
-    /// another one afterwards.
+    /// The frame in `buffer` was handled. If a copy from it is under way, `buffer` is replaced by
+    /// another one.
     pub(super) fn take_buffer_back(&mut self, buffer: &mut Buffer) {
         self.may_keep = false;
         let waits = |one: &&mut UnderWay| one.buffer.is_none();
@@ -109,12 +110,13 @@ impl Copying {
             .map_or_else(|| Buffer::new(buffer.len()), Ok);
         match spare {
             Ok(spare) => begun.buffer = Some(std::mem::replace(buffer, spare)),
-            // No memory for another one: this one is needed at once.
+            // There is no memory for another buffer, so this one must be free at once.
             Err(_) => self.finish_all(),
         }
     }
 
-    /// Has a payload brought to its place, if that is worth it; false when the caller has to.
+    /// Begins a copy of payload to its place, if that is worth it. False when the caller must copy
+    /// it.
     ///
     /// # Safety
     /// `room` is as long as the payload, and mapped and ours to write until the copy is over, which
@@ -152,7 +154,7 @@ impl Copying {
         }
         engine.flush();
         let (Some(first), second) = (cookies[0].or(cookies[1]), cookies[1]) else {
-            // The engine took nothing, and all is in place.
+            // The copy engine took nothing, and the payload was copied at once.
             return true;
         };
         let cookies = [first, second.unwrap_or(first)];
@@ -168,7 +170,7 @@ impl Copying {
         true
     }
 
-    /// How far a connection's stream is in its ring, of the `arrived` bytes of it.
+    /// How many of the `arrived` bytes of a connection's stream are complete in its ring.
     #[inline]
     pub(super) fn copied(&self, id: ConnectionId, arrived: u64) -> u64 {
         let of_this = self.under_way.iter().filter(|one| one.id == id);
@@ -180,7 +182,7 @@ impl Copying {
         !self.under_way.is_empty()
     }
 
-    /// Learns which copies are over, and whose; true when some are.
+    /// Takes completed copies and calls `each` with their connections. True when there were any.
     pub(super) fn settle(&mut self, mut each: impl FnMut(ConnectionId)) -> bool {
         let Some(engine) = &mut self.engine else {
             return false;
@@ -208,12 +210,12 @@ impl Copying {
         }
     }
 
-    /// Waits until nothing is on its way to a connection's ring.
+    /// Waits until no copy to a connection's ring is under way.
     pub(super) fn finish(&mut self, id: ConnectionId) {
         let last = self.under_way.iter().rev().find(|one| one.id == id);
         if let (Some(engine), Some(last)) = (&mut self.engine, last) {
             let _ = engine.wait_through(last.cookies[1], Waiting::PARK);
-            // The others are told when they are asked for.
+            // The other completed copies are reported by the next `settle`.
             let buffers = (self.under_way.iter_mut())
                 .filter(|one| one.id == id)
                 .filter_map(|one| one.buffer.take());
@@ -229,13 +231,13 @@ impl Copying {
         }
     }
 
-    /// The engine's name, and from how many bytes on it copies, if ever.
+    /// The copy engine's name, and its copybreak in bytes, if it is used.
     pub(super) fn engine(&self) -> (&'static str, Option<usize>) {
         let copybreak = Some(self.copybreak).filter(|bytes| *bytes < usize::MAX);
         (self.name, copybreak.filter(|_| self.engine.is_some()))
     }
 
-    /// Payloads and bytes that it had.
+    /// Number of payloads and bytes that it has copied.
     pub(super) fn submitted(&self) -> (u64, u64) {
         (self.submitted, self.submitted_bytes)
     }

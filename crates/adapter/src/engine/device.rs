@@ -1,4 +1,4 @@
-//! Where frames come from and go to: the kinds of link, behind one face.
+//! The kinds of link behind one interface.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -15,12 +15,12 @@ pub(super) enum Device {
 }
 
 impl Device {
-    /// True when a frame has to be read before anything is known of it.
+    /// True when the next frame's length is known only after it was read.
     pub(super) fn has_to_guess(&self) -> bool {
         matches!(self, Device::Tap(_))
     }
 
-    /// The descriptors of which one is readable when a frame waits.
+    /// The link's descriptors. One of them is readable when a frame waits.
     pub(super) fn queues(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let (one, several) = match self {
             Device::Tap(tap) => (Some(tap.as_fd()), None),
@@ -30,19 +30,19 @@ impl Device {
         one.into_iter().chain(several.into_iter().flatten())
     }
 
-    /// Takes the error that an interface has left which went down.
+    /// Clears the error that an interface leaves when it goes down.
     pub(super) fn clear_error(&self) {
         if let Device::Packet(socket) = self {
             socket.clear_error();
         }
     }
 
-    /// The device has no interface, and never will have: it only reports that, for ever.
+    /// The interface is gone for good: the device would report that for ever.
     pub(super) fn is_over(&self) -> bool {
         matches!(self, Device::Tap(tap) if !tap.is_attached())
     }
 
-    /// Frames lost since the last time, where the device tells.
+    /// Frames lost since the last call, if the device reports them.
     pub(super) fn take_lost(&mut self) -> u64 {
         match self {
             Device::Tap(_) => 0,
@@ -51,16 +51,16 @@ impl Device {
         }
     }
 
-    /// Has frames sent that were only put down so far.
+    /// Sends frames that were only queued so far.
     #[inline]
     pub(super) fn flush(&mut self) {
         if let Device::Xdp(socket) = self {
-            // Frames that the interface does not take now go with the next.
+            // Frames that the interface does not take now are sent with the next ones.
             socket.flush();
         }
     }
 
-    /// The largest MTU there is room for.
+    /// The largest MTU for which the link has room.
     pub(super) fn mtu_max(&self) -> Option<u16> {
         match self {
             Device::Xdp(socket) => Some(socket.mtu_max()),
@@ -68,7 +68,7 @@ impl Device {
         }
     }
 
-    /// How the link works, where there are several ways.
+    /// The link's mode, if there are several.
     pub(super) fn manner(&self) -> Option<&'static str> {
         let Device::Xdp(socket) = self else {
             return None;
@@ -89,7 +89,7 @@ pub(super) enum Written<'a> {
 }
 
 impl Written<'_> {
-    /// Gives the device a frame in one piece, behind room for its metadata; whether it was taken.
+    /// Sends a frame in one piece, behind room for its metadata. True when the device took it.
     pub(super) fn send_behind_header(self, header: VnetHeader, buffer: &mut [u8]) -> bool {
         let sent = match self {
             Written::Tap(tap) => tap.send_behind_header(header, buffer),
@@ -98,7 +98,7 @@ impl Written<'_> {
         sent.unwrap_or(false)
     }
 
-    /// Gives the device a frame in several pieces; whether it was taken.
+    /// Sends a frame in several pieces. True when the device took it.
     ///
     /// # Safety
     /// Each part names readable memory of its length.

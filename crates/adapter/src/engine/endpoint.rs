@@ -6,9 +6,9 @@
 //!   the link ──► our ring, at its place in the stream, also past a gap; published up to it
 //! ```
 //!
-//! A direction's stream offsets and ring positions differ by what travelled on the carrier before:
-//! its *base*. The switches between carrier and ring are those of the direct path ([`End`]); the
-//! engine is a peer like any other.
+//! A direction's stream offsets and ring positions differ by the bytes that went over the carrier
+//! before: its *base*. The switches between carrier and ring are those of the direct path
+//! ([`End`]); the engine is a peer like any other.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -26,23 +26,23 @@ use toehold_stream::express::{Carrier as Carrying, Turn};
 use toehold_stream::leaving::Refusal;
 use toehold_stream::next::{Carrier, Next};
 
-/// Capacity of our ring in the beginning, as a power of two, and so the receive window: what a
-/// remote can send to a program that does not read. A remote without window scaling cannot use
-/// more, ever.
+/// Initial capacity of our ring, as a power of two, and so the initial receive window: the most
+/// that a remote can send to a program that does not read. A remote without window scaling cannot
+/// use a larger one.
 pub(super) const FIRST_WINDOW_LOG2: u32 = 16;
-/// Capacity for a program that reads: it takes the remote's next flight while the program reads the
-/// last.
+/// Capacity for a program that reads: the ring takes the remote's next flight while the program
+/// reads the last.
 pub(super) const WINDOW_LOG2: u32 = 20;
-/// On a long path more is under way. Not everywhere, because a large ring leaves the processor's
-/// cache.
+/// Capacity for a long path, on which more bytes are under way. It is not used everywhere, because
+/// a large ring does not stay in the processor's cache.
 pub(super) const LONG_WINDOW_LOG2: u32 = 22;
 const _: () = assert!(FIRST_WINDOW_LOG2 >= CAPACITY_LOG2_MIN);
 const _: () = assert!(WINDOW_LOG2 >= CAPACITY_LOG2_ENGINE && LONG_WINDOW_LOG2 <= CAPACITY_LOG2_MAX);
 
-/// A stretch of memory that somebody else may be writing to.
+/// A stretch of memory to which the program may be writing.
 pub(super) type Part = (*const u8, usize);
 
-/// A stretch of memory that is ours to write, and that somebody else may be reading.
+/// A stretch of memory that only we write, and that the program may be reading.
 pub(super) type Room = (*mut u8, usize);
 
 pub(super) struct Endpoint {
@@ -52,16 +52,16 @@ pub(super) struct Endpoint {
     side: usize,
     /// Capacity of our ring, as a power of two.
     window_log2: u32,
-    /// The size that the ring is to have as soon as it is empty.
+    /// The capacity that the ring gets as soon as it is empty.
     wanted_log2: u32,
-    /// It became larger since [`Endpoint::take_widened`] was last asked.
+    /// The ring has become larger since the last call of [`Endpoint::take_widened`].
     is_widened: bool,
-    /// Up to which capacity the program's ring grows.
+    /// The largest capacity of the program's ring.
     sending_log2: u32,
-    /// Stream offset of ring position 0, while our direction is a ring. Below zero, so wrapping,
-    /// where the stream began when the ring had been in use already.
+    /// Stream offset of ring position 0, while our direction is a ring. It is below zero (and
+    /// wraps) if the ring was already in use when the stream began.
     base_out: u64,
-    /// As [`Endpoint::base_out`], of the program's direction.
+    /// As [`Endpoint::base_out`], for the program's direction.
     base_in: u64,
     /// Stream offset at which the program's direction became a ring.
     ring_begins: u64,
@@ -105,9 +105,9 @@ impl Endpoint {
         unsafe { End::at(self.entry, self.region.as_ptr(), self.side) }
     }
 
-    /// Announces that we read by the records. News is to be marked on our ready bitmap. Our ring
-    /// begins with one capacity, from [`FIRST_WINDOW_LOG2`] to [`LONG_WINDOW_LOG2`], and the
-    /// program's grows up to the other.
+    /// Announces that we follow the program's records, and that news must be marked on our ready
+    /// bitmap. Our ring begins with the capacity `window_log2`, from [`FIRST_WINDOW_LOG2`] to
+    /// [`LONG_WINDOW_LOG2`]; the program's ring grows up to `sending_log2`.
     pub(super) fn attach(&mut self, slot: u32, window_log2: u32, sending_log2: u32) {
         self.sending_log2 = sending_log2;
         self.set_window(window_log2.clamp(FIRST_WINDOW_LOG2, LONG_WINDOW_LOG2));
@@ -125,7 +125,7 @@ impl Endpoint {
         1 << self.window_log2
     }
 
-    /// Our ring gets this capacity, if it is a larger one, as soon as it is empty.
+    /// Our ring gets this capacity as soon as it is empty, if it is larger than the current one.
     pub(super) fn want_window(&mut self, window_log2: u32) {
         self.wanted_log2 = window_log2.clamp(self.window_log2, LONG_WINDOW_LOG2);
     }
@@ -135,9 +135,8 @@ impl Endpoint {
         self.window_log2 < self.wanted_log2
     }
 
-    /// Gives an empty ring the capacity that it is to have. `placed` is where the bytes end that
-    /// were stored, gaps before them or not: under bytes, published or not, the layout must not
-    /// change.
+    /// Gives an empty ring its wanted capacity. `placed` is the end of the stored bytes, including
+    /// those behind gaps: while any bytes are stored, published or not, the layout must not change.
     #[cold]
     pub(super) fn try_widen(&mut self, placed: u64) {
         if !self.is_up() {
@@ -150,7 +149,7 @@ impl Endpoint {
         }
     }
 
-    /// True when our ring became larger since this was last asked.
+    /// True when our ring has become larger since the last call.
     pub(super) fn take_widened(&mut self) -> bool {
         std::mem::take(&mut self.is_widened)
     }
@@ -160,12 +159,12 @@ impl Endpoint {
         self.end().sender().set_capacity(window_log2);
     }
 
-    /// True while what we send goes into the ring.
+    /// True while our bytes go into the ring.
     pub(super) fn is_up(&self) -> bool {
         self.end().tx_mode() == Mode::Ring
     }
 
-    /// True while somebody wants our direction on the carrier.
+    /// True while one side wants our direction on the carrier.
     pub(super) fn is_unwanted(&self) -> bool {
         self.end().is_wanted_down() || self.is_recalled()
     }
@@ -178,17 +177,19 @@ impl Endpoint {
         let is_up = self.end().try_up()?;
         if is_up {
             self.base_out = next.wrapping_sub(self.entry.tx_ring.own());
-            // All of it has been read: a switch waits until the one before is carried out.
+            // The program has read everything, because a switch waits until the former switch is
+            // carried out.
             self.end().sender().credit_as_it_is()?;
         }
         Ok(is_up)
     }
 
-    /// Moves our direction back to the carrier. `ring` is called in between: with true when the
-    /// program has to be rung while it still can be. It returns how many bytes the carrier has had.
+    /// Moves our direction back to the carrier. `ring` is called before the switch is published;
+    /// its argument is true when the program must be rung. It returns how many bytes were sent on
+    /// the carrier.
     ///
-    /// From which stream offset on the program needs the carrier: where the ring ends, or what it
-    /// has read up to, if it has asked for the rest once more.
+    /// Returns the stream offset from which the program needs bytes on the carrier: the end of the
+    /// ring, or the position up to which it has read, if it has asked for the rest again.
     ///
     /// # Errors
     /// [`Fault::Head`].
@@ -205,7 +206,8 @@ impl Endpoint {
         Ok(published - bytes as u64)
     }
 
-    /// Where so many bytes of the remote's stream go; `None` when there is no room for all.
+    /// The place of `len` bytes of the remote's stream; `None` when there is no room for all of
+    /// them.
     #[inline]
     pub(super) fn room_for(&self, offset: u64, len: usize) -> Option<[Room; 2]> {
         let position = offset.wrapping_sub(self.base_out);
@@ -213,7 +215,7 @@ impl Endpoint {
         let seen = &self.entry.tx_head_seen;
         let limit = || seen.own() + self.window_bytes();
         if end > limit() {
-            // The program may have read on since we last looked.
+            // The program may have read more since the last look.
             let _ = self.end().sender().credit_as_it_is();
         }
         if position < self.entry.tx_ring.own() || end > limit() {
@@ -249,7 +251,7 @@ impl Endpoint {
         room.map(|room| Self::store(room, bytes)).is_some()
     }
 
-    /// Where the remote's stream goes from `offset` on, as far as there is room.
+    /// The room for the remote's stream from `offset` on.
     pub(super) fn room(&self, offset: u64) -> Option<[Room; 2]> {
         let position = offset.wrapping_sub(self.base_out);
         self.end().sender().credit_as_it_is().ok()?;
@@ -263,7 +265,7 @@ impl Endpoint {
         )
     }
 
-    /// Copies out what was placed from stream offset `from` to `to`, published or not.
+    /// Passes the stored bytes from stream offset `from` to `to`, published or not, to `each`.
     pub(super) fn placed(&self, from: u64, to: u64, mut each: impl FnMut(u64, &[u8])) {
         let mut buffer = [0u8; 4096];
         let mut at = from;
@@ -284,12 +286,12 @@ impl Endpoint {
         }
     }
 
-    /// Up to which stream offset the remote's stream is published.
+    /// The stream offset up to which the remote's stream is published.
     pub(super) fn published_out(&self) -> u64 {
         self.base_out.wrapping_add(self.entry.tx_ring.own())
     }
 
-    /// Publishes the remote's stream up to `received`. True when something was.
+    /// Publishes the remote's stream up to `received`. True when bytes were published.
     pub(super) fn publish(&self, received: u64) -> bool {
         let len = received - self.published_out();
         if len > 0 {
@@ -298,20 +300,20 @@ impl Endpoint {
         len > 0
     }
 
-    /// Up to which stream offset the program has read.
+    /// The stream offset up to which the program has read.
     pub(super) fn consumed(&self) -> Result<u64, Fault> {
         self.end().sender().credit_as_it_is()?;
         Ok(self.base_out.wrapping_add(self.entry.tx_head_seen.own()))
     }
 
-    /// Asks to hear when the program has read on, while it has `unread_min` bytes or more to read
-    /// of the `received` ones.
+    /// Asks the program to ring when it has read more, if at least `unread_min` of the `received`
+    /// bytes are unread.
     pub(super) fn want_credit(&self, received: u64, unread_min: u64) -> Result<Credit, Fault> {
         let end = self.end();
         end.ask_for_credit(|| Ok(received - self.consumed()? >= unread_min))
     }
 
-    /// Asks no longer.
+    /// Takes that request back.
     pub(super) fn stop_wanting(&self) {
         self.end().stop_asking();
     }
@@ -329,8 +331,8 @@ impl Endpoint {
         self.end().ring(give)
     }
 
-    /// The next step of the program's direction, when `published` bytes of its stream are known of,
-    /// `got` came by the carrier, and a look at it before found `seen`.
+    /// The next step of the program's direction. `published` bytes of its stream are known, `got`
+    /// bytes came on the carrier, and an earlier look at the carrier found `seen`.
     pub(super) fn next(&mut self, published: u64, got: u64, seen: Carrier) -> Result<Next, Fault> {
         self.entry.rx_carrier.store(got, Ordering::Relaxed);
         let was_on_carrier = self.end().rx_mode() == Mode::Carrier;
@@ -353,12 +355,11 @@ impl Endpoint {
         self.base_in.wrapping_add(end)
     }
 
-    /// Gives back what the remote has acknowledged; true when the program may be waiting for the
-    /// room.
+    /// Gives acknowledged bytes back as credit. True when the program may be waiting for room.
     ///
-    /// A ring grows only when its sender finds it empty (`Sender::grow`), and ours empties at the
-    /// remote's pace: while the program waits for room in a small one, room is given back when all
-    /// of it can be.
+    /// A ring grows only when its sender finds it empty (`Sender::grow`), but this one empties at
+    /// the remote's pace. So while the program waits for room in a small ring, credit is given back
+    /// only when the whole ring is free.
     pub(super) fn give_back(&self, acknowledged: u64) -> Result<bool, Fault> {
         let end = self.end();
         if end.rx_mode() != Mode::Ring {
@@ -378,13 +379,12 @@ impl Endpoint {
         Ok((crossed || is_growing) && end.is_asked_for_credit())
     }
 
-    /// Published bytes from stream offset `offset` on, as far as they are in the ring now: up to
-    /// two stretches. Bytes before the ring's base are not here.
+    /// Published bytes in the ring from stream offset `offset` on, in up to two stretches. Bytes
+    /// before the ring's base are not included.
     pub(super) fn sent(&self, offset: u64, len: usize) -> [Part; 2] {
         let capacity_log2 = match self.end().receiver().available() {
             Ok(filled) if filled.len > 0 => filled.capacity_log2,
-            // Overwritten by the program: it sends nonsense, and will be found out at the next
-            // look.
+            // The program has overwritten the word, which the next look will notice.
             _ => self.sending_log2,
         };
         let len = len.min(1 << capacity_log2);
@@ -392,13 +392,13 @@ impl Endpoint {
         parts.map(|(at, len)| (self.end().ring_in().wrapping_add(at).cast_const(), len))
     }
 
-    /// Stream offset from which on the program's bytes went into the ring; `None` while none of it
-    /// can be asked for there.
+    /// Stream offset from which the program's bytes went into the ring; `None` when no bytes can be
+    /// read there.
     pub(super) fn ring_begins(&self) -> Option<u64> {
         (self.end().rx_mode() == Mode::Ring).then_some(self.ring_begins)
     }
 
-    /// True when either side is to be done with the channel, or is.
+    /// True when either side has left the channel, or wants to.
     pub(super) fn is_over(&self) -> bool {
         self.is_recalled() || self.end().refusal() == Refusal::Over
     }
@@ -411,26 +411,26 @@ impl Endpoint {
         Ok(end.try_leave()? && end.has_peer_left())
     }
 
-    /// Has us leave the channel, as when an operator asks for the region.
+    /// Makes us leave the channel, as when an operator asks for the region.
     pub(super) fn recall(&self) {
         // Release pairs with the Acquire load in `is_recalled`.
         self.entry.command.store(COMMAND_EVICT, Ordering::Release);
     }
 
-    /// True when an operator, or want of regions, asks for the region.
+    /// True when the region was requested, by an operator or because regions are short.
     fn is_recalled(&self) -> bool {
         // Acquire pairs with the Release stores in `recall` and `tables::swap_command`.
         let command = self.entry.command.load(Ordering::Acquire);
         matches!(command, COMMAND_DETACH | COMMAND_EVICT)
     }
 
-    /// Has the program keep its direction on the carrier, and leave.
+    /// Asks the program to keep its direction on the carrier, and to leave.
     pub(super) fn refuse(&self) {
         self.end().refuse(Refusal::Over);
     }
 
     /// True when the program's end was in order, though the carrier may report a reset
-    /// ([`End::is_reset_by_doorbell`]). The carrier has had `carrier_bytes` from us.
+    /// ([`End::is_reset_by_doorbell`]). We have sent `carrier_bytes` on the carrier.
     pub(super) fn is_reset_by_doorbell(&self, carrier_bytes: u64, may_be_killed: bool) -> bool {
         self.entry
             .tx_carrier
@@ -443,8 +443,8 @@ impl Endpoint {
         self.end().turns()
     }
 
-    /// True when both directions are rings, nobody wants them elsewhere, and neither ring has a
-    /// byte: the carrier can serve another connection once both ends have closed this one.
+    /// True when both directions are rings and stay there, and both rings are empty. Then the
+    /// carrier can serve another connection once both ends have closed this one.
     pub(super) fn is_between_turns(&self) -> bool {
         let end = self.end();
         let abandoned = &end.theirs().wake.abandoned;
@@ -454,7 +454,7 @@ impl Endpoint {
             && end.are_rings_empty()
     }
 
-    /// True when both directions are rings, and nobody refuses that.
+    /// True when both directions are rings, and neither side refuses that.
     pub(super) fn is_in_rings(&self) -> bool {
         let end = self.end();
         self.is_up()
@@ -464,13 +464,13 @@ impl Endpoint {
             && end.all_acknowledged() == Ok(true)
     }
 
-    /// We hear of everything that the program does in a turn: it never has to ring for our sake.
+    /// Says that we notice everything that the program does in the turn, so that it need not ring.
     pub(super) fn note_seen(&self, turn: Turn) {
         self.turns().note_seen(turn);
     }
 
-    /// As [`Endpoint::begin_turn`], on a carrier that we have claimed. Nobody but us writes the
-    /// words of either side until it is accepted.
+    /// As [`Endpoint::begin_turn`], on a carrier that we have claimed. Until the program accepts,
+    /// only we write the words of both sides.
     pub(super) fn begin_claimed(&mut self, turn: Turn, logs: (u32, u32)) {
         self.end().reopen();
         self.begin_turn(turn, logs);
@@ -481,8 +481,8 @@ impl Endpoint {
         self.sending_log2 = sending_log2;
     }
 
-    /// Another connection begins on the carrier: our ring has one capacity, and the program's grows
-    /// up to the other.
+    /// Another connection begins on the carrier: our ring gets the first capacity, and the
+    /// program's ring grows up to the second.
     pub(super) fn begin_turn(&mut self, turn: Turn, (window_log2, sending_log2): (u32, u32)) {
         self.note_seen(turn);
         self.base_out = 0u64.wrapping_sub(self.entry.tx_ring.own());
@@ -494,23 +494,23 @@ impl Endpoint {
         self.wanted_log2 = self.window_log2;
     }
 
-    /// The remote has finished in this turn, and all it sent is in the ring: the program meets the
-    /// end there, where otherwise the carrier's end would tell it. The caller notifies.
+    /// The remote has finished in this turn, and all its bytes are in the ring. The program finds
+    /// the end there, because the carrier does not end. The caller then notifies the program.
     pub(super) fn end_turn(&self, turn: Turn) {
         self.end().end_turn(turn);
     }
 
-    /// The program has closed in this turn: whatever it has published is in the ring.
+    /// True when the program has closed in this turn: all its bytes are in the ring.
     pub(super) fn is_turn_ended(&self, turn: Turn) -> bool {
         self.turns().is_ended_by_peer(turn)
     }
 
-    /// The program has closed by the turn's end, or is about to say so.
+    /// True when the program has closed the turn, or is about to.
     pub(super) fn is_turn_ending(&self) -> bool {
         (self.end().theirs().wake.closed.load(SIDE_SEEN)).has(CLOSED_TURN)
     }
 
-    /// True when the program hears of our end of a turn without a doorbell for that alone.
+    /// True when no extra doorbell is needed to tell the program that we have ended the turn.
     pub(super) fn is_end_heard(&self, turn: Turn) -> bool {
         self.end().is_end_heard(turn)
     }
