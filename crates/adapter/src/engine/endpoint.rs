@@ -515,8 +515,8 @@ impl Endpoint {
         self.end().is_end_heard(turn)
     }
 
-    /// Bytes of ours, or the end of our turn, that the program has not taken: as a word that
-    /// changes when it takes some, 0 for none.
+    /// Encodes our bytes, or the end of our turn, that the program has not taken. The word changes
+    /// when the program takes bytes; 0 means none.
     pub(super) fn untaken(&self, has_ended: bool) -> u64 {
         let sent = self.entry.tx_ring.own();
         let head = &self.end().theirs().consume.head;
@@ -527,7 +527,7 @@ impl Endpoint {
         }
     }
 
-    /// The connection is over for us: a program that is awake should look.
+    /// Announces that the connection is over for us, so that a program that is awake looks.
     pub(super) fn close(&self) {
         self.end().close(false);
     }

@@ -1,6 +1,6 @@
 //! One connection of the engine, and the socket that carries its bytes to and from a program.
 //!
-//! The *stage* says how far program and remote have found each other:
+//! The *stage* is the progress of the connection's setup:
 //!
 //! ```text
 //!   a program connects ─► Connecting ──────────────────────────────────► Open
@@ -13,16 +13,16 @@
 //!   on a used carrier ─► Queued ───── accepted ───────────────────────────┘
 //!
 //!   Connecting   the program connected to the relay; the remote has not answered
-//!   Answered   the remote has answered; the program hears of it with its channel (`carriers`)
+//!   Answered   the remote has answered; the program is told when it has its channel (`carriers`)
 //!   Joining   a remote connected; the program's listener has not taken the carrier
-//!   Pairing   as Open, but the first byte waits for a channel: it is to be a carrier (`carriers`)
+//!   Pairing   as Open, but the first byte waits for a channel, to make a carrier (`carriers`)
 //!   Queued    a remote connected; the program has not accepted it on the carrier that it is on
 //!   Open      bytes go both ways
 //! ```
 //!
-//! Beside it change, independently of each other: how far the remote's stream has ended
-//! ([`RemoteEnding`]), and the program's ([`ProgramEnding`]); the carrier (`carrier`); the channel
-//! ([`Beside`]); and the engine's connection, which is there until it is `closed`.
+//! These states change independently of the stage and of each other: the end of the remote's stream
+//! ([`RemoteEnding`]) and of the program's ([`ProgramEnding`]); the carrier (`carrier`); the
+//! channel ([`Beside`]); and the engine's connection, which exists until it is `closed`.
 
 use std::io;
 use std::net::{Ipv4Addr, TcpStream};
@@ -39,7 +39,7 @@ use super::carriers::{Reusable, Serving};
 use super::channels::ChannelKey;
 use super::endpoint::Endpoint;
 
-/// How far a connection is.
+/// The stage of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     Connecting,
@@ -57,21 +57,21 @@ pub(super) enum Opener {
     Remote,
 }
 
-/// How far the remote's stream has ended.
+/// The progress of the end of the remote's stream.
 ///
 /// ```text
 ///   NotYet ─► Finished ─┬─► ToldByTurn
 ///                       └─► ToldByCarrier
 /// ```
 ///
-/// The program is told when it can find all that has arrived, and only once.
+/// The program is told once, when all bytes that have arrived are available to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RemoteEnding {
     NotYet,
-    /// The remote has finished. The program does not know.
+    /// The remote has finished. The program was not told yet.
     Finished,
-    /// The program was told by the turn's end. The carrier is open and serves on. Only a connection
-    /// with a [`Serving`] gets here.
+    /// The program was told by the turn's end. The carrier stays open for further connections. Only
+    /// for a connection with a [`Serving`].
     ToldByTurn,
     /// The program was told by the end of our direction of the carrier: no doorbell can be sent.
     ToldByCarrier,
@@ -83,7 +83,7 @@ impl RemoteEnding {
     }
 }
 
-/// How far the program's stream has ended, and whether there is a program still.
+/// The progress of the end of the program's stream, and whether the program still exists.
 ///
 /// ```text
 ///   NotYet ─┬─► Closed ─► LeftCarrier
@@ -94,19 +94,19 @@ impl RemoteEnding {
 /// ```
 ///
 /// To a program that is gone ([`ProgramEnding::has_departed`]) nothing is delivered. Its last bytes
-/// are on their way to the remote.
+/// are still sent to the remote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ProgramEnding {
     NotYet,
     /// The program has finished, and may still read.
     Finished,
-    /// The program has closed in order, by the turn's end. Only a connection with a [`Serving`] is
-    /// here.
+    /// The program has closed in order, by the turn's end. Only for a connection with a
+    /// [`Serving`].
     Closed,
-    /// As [`ProgramEnding::Closed`], and what it had read by then is known. The carrier goes on
-    /// without it.
+    /// As [`ProgramEnding::Closed`], and it is known how much the program has read. The carrier
+    /// goes on without the connection.
     LeftCarrier,
-    /// The program had closed when its carrier failed, or was killed with nothing unread.
+    /// The program had closed before its carrier failed, or was killed with no bytes unread.
     Gone,
 }
 
@@ -125,7 +125,7 @@ impl ProgramEnding {
     }
 }
 
-/// The channel beside the carrier, as far as it is.
+/// The state of the channel beside the carrier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Beside {
     Nothing,
@@ -151,14 +151,15 @@ impl Beside {
     }
 }
 
-/// The bound of a connection's receive window.
+/// The limit of a connection's receive window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Window {
-    /// The program has not taken more yet than the buffers on the way to it hold.
+    /// The first window: the program has not yet taken more bytes than the buffers on the way to it
+    /// can hold.
     First,
-    /// The program reads: the length of the path.
+    /// The program reads: the path decides.
     Path,
-    /// The program reads, and the budget had no room for a larger ring: so many bytes.
+    /// The program reads, but the budget had no room for a larger ring: this many bytes.
     Budget(usize),
 }
 
@@ -179,13 +180,13 @@ pub(super) struct Flow {
     /// Bytes of the program's stream that the engine has, and that the remote has acknowledged.
     pub(super) published: u64,
     pub(super) acknowledged: u64,
-    /// Bytes of the remote's stream that have arrived; of these, the ones that are in the ring and
-    /// wait for no copy; and those that the program, or its socket, has.
+    /// Bytes of the remote's stream that have arrived; those of them that are complete in the ring,
+    /// without a copy under way; and those that the program, or its socket, has taken.
     pub(super) arrived: u64,
     pub(super) received: u64,
     pub(super) taken: u64,
     pub(super) window: Window,
-    /// The largest one without a channel.
+    /// The largest window without a channel.
     pub(super) window_bytes_max: u32,
     pub(super) remote: RemoteEnding,
     pub(super) program: ProgramEnding,
@@ -194,21 +195,21 @@ pub(super) struct Flow {
     /// for or given up.
     pub(super) calls: u32,
     pub(super) bytes_before: u64,
-    /// Bytes that the remote has acknowledged, and that the program has taken, in all: when it was
-    /// last asked how fast they go, and when.
+    /// Bytes that the remote has acknowledged plus those that the program has taken, at the last
+    /// measurement of the rate; and the time of that measurement.
     pub(super) moved: u64,
     pub(super) moved_at: Instant,
     pub(super) beside: Beside,
-    /// More is in flight than a channel's rings hold: the carrier serves it.
+    /// More bytes are in flight than a channel's rings hold, so the carrier serves the connection.
     pub(super) outgrows_channel: bool,
     /// Its carrier may serve further connections.
     pub(super) serving: Option<Serving>,
-    /// A message of the program's opens it: bytes of its stream may be on their way before the
-    /// remote has answered.
+    /// A message of the program opens the connection: bytes of its stream may be under way before
+    /// the remote has answered.
     pub(super) opens_by_message: bool,
     /// The SYN waits for the program's first bytes.
     pub(super) awaits_message: bool,
-    /// It is in the runner's list of connections to be looked at in this turn.
+    /// The connection is in the runner's list for this turn.
     pub(super) is_due: bool,
 }
 
@@ -261,7 +262,7 @@ impl Flow {
         (socket, serial): (TcpStream, u32),
         window_bytes_max: u32,
     ) -> Flow {
-        // The preamble is no part of the program's stream.
+        // The preamble is not part of the program's stream.
         let got = match stage {
             Stage::Connecting => PREAMBLE_BYTES as u64,
             _ => 0,
@@ -291,7 +292,7 @@ impl Flow {
         (flow, used.endpoint)
     }
 
-    /// Begins anew, on an ordinary carrier: the program has had nothing of the connection.
+    /// Begins again on an ordinary carrier. The program has not seen the connection yet.
     pub(super) fn on_another(self, carrier: (TcpStream, u32)) -> Flow {
         let (id, holder, most) = (self.id, self.holder, self.window_bytes_max);
         Flow {
@@ -321,7 +322,7 @@ impl Flow {
         (self.serving).is_some_and(|serving| serving.turn != Turn::FIRST)
     }
 
-    /// The engine has got on.
+    /// Stores the progress of the engine's connection.
     pub(super) fn note_progress(&mut self, received: u64, acknowledged: u64, finished: bool) {
         self.arrived = received;
         self.acknowledged = acknowledged;
@@ -335,8 +336,8 @@ impl Flow {
         self.closed = Some(reason);
     }
 
-    /// The remote has answered. A program that is to have its channel before its first byte hears
-    /// of it when we have our end of that; any other may know.
+    /// The remote has answered. A program that gets its channel before its first byte is told when
+    /// we have our end of the channel. Any other program is told at once.
     pub(super) fn answer(&mut self, now: Clock) -> io::Result<()> {
         match &mut self.serving {
             Some(serving) if serving.turn == Turn::FIRST => {
@@ -351,8 +352,8 @@ impl Flow {
         }
     }
 
-    /// Its carrier serves no further connection: that the program has closed is its end and no
-    /// turn's.
+    /// The carrier serves no further connection: a close of the program ends the connection, not
+    /// only the turn.
     pub(super) fn serves_no_more(&mut self) {
         self.serving = None;
         if self.program == ProgramEnding::Closed {
@@ -360,8 +361,8 @@ impl Flow {
         }
     }
 
-    /// Where the routing page speaks of the carrier, if it does. From a loopback alias a program
-    /// knows itself where it connects from.
+    /// The carrier's key in the routing page, if it has one. A carrier from a loopback alias needs
+    /// none, because the alias tells the local address.
     pub(super) fn place_of_carrier(&self) -> Option<CarrierKey> {
         let socket = &self.carrier.socket;
         let (direction, end) = match self.opener {
@@ -386,7 +387,7 @@ impl Flow {
     }
 }
 
-/// Whether a connection that was there ended so because nothing came back.
+/// Whether an established connection has ended because the remote was silent.
 pub(super) fn is_silence(reason: CloseReason) -> bool {
     use CloseReason::{Forbidden, NoRoute, TimedOut, Unreachable};
     matches!(reason, TimedOut | Unreachable | NoRoute | Forbidden)
@@ -400,7 +401,7 @@ pub(super) fn errno_of(reason: CloseReason) -> u8 {
         CloseReason::NoRoute => libc::ENETUNREACH,
         CloseReason::Forbidden => libc::EACCES,
         CloseReason::TimedOut => libc::ETIMEDOUT,
-        // Nobody but us ends what is not yet there: its address is gone.
+        // Only we abort a connection that is not established: its address is gone.
         CloseReason::Aborted => libc::EADDRNOTAVAIL,
         CloseReason::Finished => libc::ECONNABORTED,
     };

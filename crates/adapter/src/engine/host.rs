@@ -1,5 +1,5 @@
-//! The kernel's own tables, in the network namespace of the link. The engine follows them where the
-//! kernel has its addresses as well.
+//! The kernel's own tables, in the network namespace of the link. The engine uses them if it shares
+//! addresses with the kernel.
 
 use std::fs::File;
 use std::io;
@@ -15,7 +15,7 @@ use super::Error;
 use super::settings::{Device, Settings, Share};
 use crate::proc;
 
-/// Settings, and what could not be followed of them.
+/// Settings, and the parts of them that could not be applied.
 #[derive(Clone, Debug)]
 pub(super) struct Resolved {
     pub(super) settings: Settings,
@@ -23,13 +23,13 @@ pub(super) struct Resolved {
     pub(super) complaints: Vec<String>,
 }
 
-/// Adds the lengths of the prefixes of shared addresses. An address that is none of the interface's
-/// is left out, and said. So is one for the engine alone that the host has.
+/// Adds the lengths of the prefixes of shared addresses. An address that the interface does not
+/// have is left out with a complaint. So is an address for the engine alone that the host has.
 pub(super) fn resolve(settings: &Settings) -> Result<Resolved, Error> {
     let mut settings = settings.clone();
     let mut complaints = Vec::new();
     if settings.shares.is_empty() {
-        // Where the kernel does not answer, no address is known to be the host's.
+        // If the kernel does not answer, no address counts as the host's.
         let tables = HostTables::here().ok();
         let is_hosts = |ip: IpAddr| {
             let way = tables.as_ref()?.way_to(ip, None, None).ok()??;
@@ -53,7 +53,7 @@ pub(super) fn resolve(settings: &Settings) -> Result<Resolved, Error> {
     let os = |error| Error::Os("read the kernel's addresses", error);
     let name = &settings.device.name;
     let Ok(index) = interface(name) else {
-        // Whoever opens it says so.
+        // The function that opens the device reports that.
         return Ok(Resolved {
             settings,
             complaints,
@@ -88,8 +88,8 @@ fn not_of_the_host(share: &Share, name: &str, addresses: &[(IpAddr, u8)]) -> Str
     )
 }
 
-/// Sentences about ports that were named, and where somebody listens whom the engine does not
-/// serve: `is_ours` says of an address and a port that it does.
+/// Sentences about named ports at which a program listens that the engine does not serve. `is_ours`
+/// tells whether the engine serves the listener at an address and port.
 pub(super) fn ports_in_use(
     settings: &Settings,
     is_ours: impl Fn(IpAddr, u16) -> bool,
@@ -131,7 +131,7 @@ pub(super) fn neighbours(device: &Device) -> Result<Vec<HostNeighbour>, Error> {
     asked.map_err(|error| Error::Os("read the kernel's neighbours", error))
 }
 
-/// Has the kernel find a neighbour on the link.
+/// Asks the kernel to find a neighbour on the link.
 pub(super) fn find(device: &Device, ip: IpAddr) -> Result<(), Error> {
     let asked = interface(&device.name).and_then(|index| HostTables::here()?.find(index, ip));
     asked.map_err(|error| Error::Os("have the kernel find a neighbour", error))
@@ -141,7 +141,8 @@ fn interface(name: &str) -> io::Result<u32> {
     Interfaces::here()?.index(name)
 }
 
-/// Calls `make` in the device's network namespace: sockets belong to where they were made.
+/// Calls `make` in the device's network namespace, because a socket belongs to the namespace in
+/// which it was made.
 pub(super) fn there<T: Send>(
     device: &Device,
     make: impl FnOnce() -> Result<T, Error> + Send,
@@ -149,7 +150,7 @@ pub(super) fn there<T: Send>(
     let Some(namespace) = &device.namespace else {
         return make();
     };
-    // Only a thread that ends afterwards may go elsewhere.
+    // A separate thread enters the namespace, and ends afterwards.
     thread::scope(|scope| {
         let there = scope.spawn(|| {
             enter(namespace).map_err(|error| Error::Namespace(namespace.clone(), error))?;

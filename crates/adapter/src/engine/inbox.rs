@@ -16,13 +16,13 @@ use super::Command;
 /// Bytes of frames from links that may wait for a thread. When they are used up, the other threads
 /// stop receiving until this thread has taken its frames.
 const FRAME_BYTES_MAX: usize = 4 << 20;
-/// The bound with frames for which no thread stops receiving: neighbours' messages, and packets
-/// that were reassembled. Beyond it these are dropped.
+/// The limit including frames for which no thread stops receiving: neighbours' messages and
+/// reassembled packets. Beyond it these are dropped.
 const URGENT_FRAME_BYTES_MAX: usize = FRAME_BYTES_MAX + (1 << 20);
 /// The cost of keeping a frame beside its bytes.
 const FRAME_COST_BYTES: usize = 256;
 
-/// A frame that one thread has, and another is to have.
+/// A frame that one thread passes to another.
 #[derive(Debug)]
 pub(super) struct Passed {
     pub(super) bytes: Vec<u8>,
@@ -33,11 +33,11 @@ pub(super) struct Passed {
 /// The purpose for which a frame was passed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Errand {
-    /// To be handled.
+    /// Handle the frame.
     Handle,
     /// Handle a reassembled frame, which was never on the link in this form.
     HandleWhole,
-    /// To be listened to: another thread handles it.
+    /// Only listen: another thread handles the frame.
     Overhear,
 }
 
@@ -48,14 +48,14 @@ pub(super) struct Inbox {
     door: Arc<Door>,
 }
 
-/// Everybody else's side.
+/// The side of the daemon and of other threads.
 #[derive(Debug)]
 pub(super) struct Door {
     commands: Sender<Command>,
     bell: OwnedFd,
     frames: Mutex<Frames>,
-    /// There are some: to be looked at where there usually are none. Written under the lock;
-    /// Relaxed, as the lock orders the frames, and a thread that sleeps is rung for.
+    /// True when there are frames. Checked first, because there usually are none. Written under the
+    /// lock. Relaxed, because the lock orders the frames, and a sleeping thread gets the bell.
     has_frames: AtomicBool,
 }
 
@@ -95,13 +95,13 @@ impl Inbox {
         self.door.bell.as_fd()
     }
 
-    /// Silences the bell; what came is taken afterwards.
+    /// Clears the bell. The caller takes commands and frames afterwards.
     pub(super) fn silence(&self) {
-        // It fails when nobody has rung.
+        // It fails when the bell was not rung.
         let _ = rustix::io::read(&self.door.bell, &mut [0u8; 8]);
     }
 
-    /// Has the thread look once more in its next turn.
+    /// Makes the thread look again in its next turn.
     pub(super) fn ring(&self) {
         self.door.ring();
     }
@@ -134,7 +134,7 @@ impl Inbox {
 }
 
 impl Drop for Inbox {
-    /// No thread waits for one that has ended.
+    /// No thread may wait for a thread that has ended.
     fn drop(&mut self) {
         self.take_frames(true);
     }
@@ -142,8 +142,7 @@ impl Drop for Inbox {
 
 impl Door {
     pub(super) fn tell(&self, command: Command) {
-        // It fails only when the thread is gone: then there is nobody to tell, and carriers die by
-        // themselves.
+        // It fails only when the thread is gone; then its carriers have ended, too.
         if self.commands.send(command).is_ok() {
             self.ring();
         }
@@ -163,7 +162,7 @@ impl Door {
         Ok(())
     }
 
-    /// Passes a frame on that nobody can keep meanwhile; false when it was dropped.
+    /// Passes a frame on that cannot be kept by the sender; false when it was dropped.
     pub(super) fn pass_urgent(&self, frame: Passed) -> bool {
         let frames = self.frames();
         let has_room = frames.has_room(&frame, URGENT_FRAME_BYTES_MAX);

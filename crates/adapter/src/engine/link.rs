@@ -20,10 +20,10 @@ use super::settings::{DeviceKind, Settings};
 use super::tcp_config;
 use crate::firewall::Translation;
 
-/// A frame of each of some thousand connections may come at once; the kernel's own 1,000 would lose
+/// Frames of some thousand connections may come at once; the kernel's default of 1,000 would lose
 /// some.
 const QUEUE_FRAMES: u32 = 8_192;
-/// Most interfaces that take the name from each other while it is opened.
+/// How often opening is tried again because another interface has taken the name.
 const OTHERS_MAX: u32 = 8;
 
 /// The settings by which a link is opened, now and again.
@@ -32,33 +32,34 @@ struct Opener {
     settings: Settings,
     /// How connections are spread over the threads.
     spread: Spread,
-    /// Which of the threads it is for: of AF_XDP, its receive queue.
+    /// The thread for which it is; for AF_XDP also the receive queue.
     thread: usize,
-    /// All threads' program on the interface.
+    /// The BPF program on the interface, shared by all threads.
     steering: Arc<Mutex<Option<Arc<XdpSteering>>>>,
-    /// The steering of a packet link whose addresses are shared with the kernel.
+    /// The port steering of a packet link that shares addresses with the kernel.
     ports: Arc<Mutex<Option<Arc<PortSteering>>>>,
 }
 
 /// A device, and the program that keeps the engine's segments from the kernel.
 type Opened = (Device, Option<Arc<PortSteering>>);
 
-/// A device and the ways to ask about it.
+/// A device and the sockets for queries about it.
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) device: Device,
     opener: Opener,
     /// The interface that the device is on does not exist at the moment.
     is_gone: bool,
-    /// Those of the device's network namespace.
+    /// The interfaces of the device's network namespace.
     interfaces: Interfaces,
     /// Keeps the engine's segments from the kernel, on a packet link that shares addresses.
     ports: Option<Arc<PortSteering>>,
     /// Readable when some link of that namespace has changed (rtnetlink(7)).
     changes: HostChanges,
-    /// The kernel's routes, where it has the addresses as well.
+    /// The kernel's routes, if addresses are shared with the kernel.
     tables: Option<HostTables>,
-    /// The kernel's rules, where connections of programs go out from a shared address.
+    /// The kernel's address translation rules, if connections of programs go out from a shared
+    /// address.
     translation: Option<Translation>,
 }
 
@@ -101,7 +102,7 @@ impl Link {
         if let Device::Tap(tap) = &link.device
             && !tap.is_persistent().map_err(os)?
         {
-            // Where the kernel refuses it stays as it was.
+            // If the kernel refuses, the length stays unchanged.
             let _ = link.interfaces.set_queue_frames(link.name(), QUEUE_FRAMES);
         }
         Ok(link)
@@ -127,7 +128,7 @@ impl Link {
         }
     }
 
-    /// Follows other settings, as far as they are the link's.
+    /// Applies those of the new settings that concern the link.
     pub(super) fn reconfigure(&mut self, settings: &Settings) -> io::Result<()> {
         self.opener.settings = settings.clone();
         match &self.device {
@@ -137,15 +138,15 @@ impl Link {
         }
     }
 
-    /// Looks whether the interface is still there. One that has come in its place under its name is
-    /// opened: true when there is another device to watch.
+    /// Checks whether the interface still exists. A new interface with its name is opened; then
+    /// this returns true, because a different device must be watched.
     ///
-    /// A TAP device of the adapter's own is not made again after it was deleted: whoever configures
-    /// the kernel's side of it anew makes it, and would find its name taken.
+    /// A deleted TAP device is not made again by the adapter: the operator who configures the
+    /// kernel's side again makes it, and would find its name taken.
     pub(super) fn follow(&mut self) -> bool {
         let index = || self.interfaces.index(self.name()).ok();
         let is_current = match &self.device {
-            // Its name may be another one by now.
+            // The device may have been renamed.
             Device::Tap(tap) => tap.is_attached(),
             Device::Packet(_) | Device::Xdp(_) => {
                 let index = index();
@@ -156,8 +157,8 @@ impl Link {
             self.is_gone = false;
             return false;
         }
-        // Looked up behind that: a device that is being deleted loses its name before it lets go of
-        // us, and one that had it a moment ago would be made again.
+        // Looked up after that check: a device that is being deleted loses its name before we are
+        // detached. In the other order, such a device would be made again.
         let other = index().and_then(|index| {
             let opened = self.opener.there(|opener| opener.device_at(index));
             opened.ok().flatten()
@@ -194,7 +195,7 @@ impl Link {
         self.changes.as_fd()
     }
 
-    /// Changes that the kernel told of. The caller looks for links itself.
+    /// Takes the kernel's notices of changes. The caller looks at the link itself.
     pub(super) fn take_changes(&self) -> Changed {
         self.changes.take(self.interface())
     }
@@ -209,7 +210,7 @@ impl Link {
         self.interfaces.index(self.name()).ok()
     }
 
-    /// Which ports are the engine's, where the kernel has the addresses as well.
+    /// The engine's ports, if addresses are shared with the kernel.
     pub(super) fn shares(&self) -> Option<&PortTable> {
         match &self.device {
             Device::Xdp(socket) => socket.steering().ports(),
@@ -217,23 +218,22 @@ impl Link {
         }
     }
 
-    /// The settings with what the kernel knows of shared addresses.
+    /// The settings, completed with the kernel's data about shared addresses.
     pub(super) fn resolve(settings: &Settings) -> Result<Resolved, Error> {
         host::there(&settings.device, || host::resolve(settings))
     }
 
-    /// The neighbours on the link that the kernel knows, if it is to be asked.
+    /// The kernel's neighbours on the link, if the engine uses them.
     pub(super) fn neighbours(&self) -> Vec<HostNeighbour> {
         let device = &self.opener.settings.device;
         if self.opener.settings.shares.is_empty() {
             return Vec::new();
         }
-        // Without an answer the engine goes on with those that it knows.
+        // Without an answer the engine goes on with the neighbours that it knows.
         host::there(device, || host::neighbours(device)).unwrap_or_default()
     }
 
-    /// Takes the ports from the kernel that connections of programs are to go out from, if there
-    /// are such.
+    /// Takes the ports for outgoing connections of programs from the kernel, if such ports are set.
     ///
     /// # Errors
     /// A sentence for the operator; then these connections stay with the kernel.
@@ -246,8 +246,8 @@ impl Link {
         taken.map(Some)
     }
 
-    /// Whether connections of programs may go out from ports of a shared address: not where the
-    /// kernel gives such ports to connections of others.
+    /// Whether connections of programs may go out from ports of a shared address. False while the
+    /// kernel uses such ports for translated connections.
     pub(super) fn may_go_out(&self) -> bool {
         let translation = self.translation.as_ref();
         translation.is_some_and(|translation| !translation.is_there())
@@ -267,7 +267,7 @@ impl Link {
                 translation.follow();
                 Ok(())
             };
-            // Where the namespace cannot be entered there is nothing to be known: all stays.
+            // If the namespace cannot be entered, the old answer stays valid.
             let _ = host::there(device, follow);
         }
         before != self.may_go_out()
@@ -281,13 +281,12 @@ impl Link {
         is_by_it.then_some(way.source)
     }
 
-    /// The neighbour to which the kernel would send from this address of its own to a remote;
-    /// `None` where it would send nothing. Where it would send by another interface, the next best
-    /// by this one.
+    /// The next hop that the kernel would use from this local address to a remote; `None` if it
+    /// would send nothing. If it would use another interface, the next best hop on this one.
     pub(super) fn hop_to(&self, local: IpAddr, remote: IpAddr) -> Option<IpAddr> {
         let (tables, interface) = (self.tables.as_ref()?, self.interface()?);
         let ask = |by| tables.way_to(remote, Some(local), by).ok().flatten();
-        // Such an address means nothing without an interface.
+        // A link-local address is meaningful only with an interface.
         let is_link_local = matches!(remote, IpAddr::V6(v6) if v6.is_unicast_link_local());
         let way = ask(is_link_local.then_some(interface))?;
         if way.is_local {
@@ -303,13 +302,13 @@ impl Link {
     /// Has the kernel find a neighbour.
     pub(super) fn find_neighbour(&self, ip: IpAddr) {
         let device = &self.opener.settings.device;
-        // The engine asks again.
+        // On an error the engine asks again later.
         let _ = host::there(device, || host::find(device, ip));
     }
 }
 
 impl Opener {
-    /// Opens the device of that name, which may be made by it.
+    /// Opens the device by its name, which may make the device.
     fn device_now(&self) -> Result<Opened, Error> {
         let os = |error| Error::Os("watch the link", error);
         for _ in 0..OTHERS_MAX {
@@ -322,10 +321,9 @@ impl Opener {
         self.device()
     }
 
-    /// Opens the device, if the interface of this number has its name before and afterwards. All
-    /// that is asked and opened by a name is of one interface only then. A TAP device that was
-    /// deleted in between is made again by that, under another number, and goes with what is opened
-    /// here.
+    /// Opens the device, if the interface with this number has the name both before and afterwards.
+    /// Only then do all queries by name concern one interface. If a TAP device is deleted in
+    /// between, opening makes it again with another number; that one is closed here.
     fn device_at(&self, index: u32) -> Result<Option<Opened>, Error> {
         let opened = self.device();
         let now = Interfaces::here().and_then(|all| all.index(self.name()));
@@ -360,7 +358,7 @@ impl Opener {
                 };
                 let options = PacketOptions {
                     mac: ports.is_none().then(|| tcp_config::mac(settings)),
-                    // Another adapter's is another process.
+                    // Another adapter is another process, so this number is unique.
                     group: has_several.then_some(Group {
                         number: std::process::id() as u16,
                         spread: self.spread,
@@ -378,7 +376,7 @@ impl Opener {
         }
     }
 
-    /// The program on the interface: the first thread that needs one attaches it.
+    /// The BPF program on the interface. The first thread that needs it attaches it.
     fn steering(&self) -> Result<Arc<XdpSteering>, Error> {
         let mut shared = self.steering.lock().expect("nobody panics with it");
         let attached = shared.as_ref().filter(|steering| steering.is_current());
@@ -398,7 +396,7 @@ impl Opener {
         Ok(attached)
     }
 
-    /// The program beside a packet link, likewise.
+    /// The BPF program beside a packet link. The first thread that needs it attaches it.
     fn port_steering(&self) -> Result<Arc<PortSteering>, Error> {
         let mut shared = self.ports.lock().expect("nobody panics with it");
         let name = &self.settings.device.name;
@@ -421,7 +419,7 @@ impl Opener {
     }
 }
 
-/// The addresses whose frames are ours.
+/// The addresses whose frames the engine receives.
 fn addresses(settings: &Settings) -> Vec<IpAddr> {
     settings.addresses.iter().map(|&(ip, _)| ip).collect()
 }
@@ -464,7 +462,7 @@ mod tests {
             let own = index("v0").expect("it was made");
             assert!(matches!(packet.device_at(own), Ok(Some(_))));
             assert!(packet.device_now().is_ok());
-            // A TAP device that is not there would be made.
+            // A missing TAP device would be made.
             let tap = opener("tap:t0");
             assert!(matches!(tap.device_at(other), Ok(None)));
             assert_eq!(index("t0"), None, "it went with what was opened");

@@ -1,8 +1,8 @@
 //! Programs that listen, and the engine's listeners on their behalf.
 //!
-//! A program's listener is known by its address and port, not by a descriptor: descriptors are
-//! inherited, passed on and closed in ways that we hear of late or never. Whether it is still there
-//! the kernel knows, and is asked whenever there is a sign.
+//! A program's listener is identified by its address and port, not by a descriptor, because
+//! descriptors are inherited, passed on and closed in ways that we notice late or never. The kernel
+//! is asked whether the listener still exists whenever there is a sign of a change.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -26,18 +26,18 @@ pub(crate) struct Listening {
     pub(crate) backlog: usize,
     /// `TCP_FASTOPEN`: connections that may wait before their handshake is over.
     pub(crate) fast_open_pending_max: usize,
-    /// It takes IPv6 only.
+    /// The listener takes IPv6 only.
     pub(crate) is_v6_only: bool,
 }
 
-/// The engine's addresses, each with its loopback alias: itself where the host has it, too.
+/// The engine's addresses, each with its loopback alias. A shared address is its own alias.
 pub(super) type Own = [(IpAddr, IpAddr)];
 
 /// The program's listener behind an engine's listener.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Target {
     pub(super) holder: Holder,
-    /// Where to connect to.
+    /// The address to which carriers connect.
     pub(super) address: SocketAddr,
 }
 
@@ -98,9 +98,9 @@ impl Known {
 
 #[derive(Debug)]
 pub(super) struct Listeners {
-    /// Where it is said who listens.
+    /// The counts of listeners, which other threads read.
     clients: Arc<Clients>,
-    /// Ports that may be listened on, where the addresses are the host's.
+    /// The ports on which the engine may listen, if addresses are shared with the host.
     shares: Vec<Share>,
     by_address: BTreeMap<SocketAddr, Known>,
     by_id: BTreeMap<ListenerId, SocketAddr>,
@@ -121,13 +121,13 @@ impl Listeners {
         }
     }
 
-    /// Where the engine may listen from the next [`Listeners::follow`] on.
+    /// Sets the ports on which the engine may listen from the next [`Listeners::follow`] on.
     pub(super) fn set_shares(&mut self, shares: &[Share]) {
         self.shares = shares.to_vec();
     }
 
-    /// Listens on those of the engine's addresses that the program's listener stands for. Listeners
-    /// on loopback stand for none: they were not meant for a network.
+    /// Listens on the engine's addresses that correspond to the program's listener. A listener on
+    /// loopback corresponds to none, because it is not meant for a network.
     pub(super) fn add(
         &mut self,
         engine: &mut Engine,
@@ -136,7 +136,7 @@ impl Listeners {
         connections: &ByDestination,
     ) {
         if let Some(known) = self.by_address.get_mut(&wanted.local) {
-            // Its program has set the option since.
+            // The program has set the option since.
             if known.wanted.holder.client == wanted.holder.client {
                 known.wanted.fast_open_pending_max = wanted.fast_open_pending_max;
                 known.follow(&mut self.by_id, engine, ours, &self.shares, connections);
@@ -161,7 +161,7 @@ impl Listeners {
         self.by_address.insert(wanted.local, known);
     }
 
-    /// Listens on those addresses that the programs' listeners stand for now, and on no others.
+    /// Listens exactly on the addresses that correspond to the programs' listeners now.
     pub(super) fn follow(&mut self, engine: &mut Engine, ours: &Own, connections: &ByDestination) {
         for known in self.by_address.values_mut() {
             known.follow(&mut self.by_id, engine, ours, &self.shares, connections);
@@ -177,7 +177,7 @@ impl Listeners {
         })
     }
 
-    /// Stops listening for programs that no longer do.
+    /// Stops listening for programs that no longer listen.
     pub(super) fn retain_living(
         &mut self,
         engine: &mut Engine,
@@ -212,7 +212,7 @@ impl Listeners {
         })
     }
 
-    /// How many were refused because their program, or all together, had too many.
+    /// Number of listeners that were refused by the limit of one program or of all.
     pub(super) fn refused(&self) -> u64 {
         self.refused
     }
@@ -227,7 +227,7 @@ impl Listeners {
 }
 
 impl Listening {
-    /// Whether it stands for one of the engine's addresses.
+    /// Whether the listener corresponds to one of the engine's addresses.
     fn serves(&self, &(ip, alias): &(IpAddr, IpAddr)) -> bool {
         match self.local.ip() {
             IpAddr::V4(local) if local.is_unspecified() => ip.is_ipv4(),
@@ -236,7 +236,7 @@ impl Listening {
         }
     }
 
-    /// Where carriers for it are to be connected.
+    /// The address to which carriers for it connect.
     fn carrier_target(&self) -> SocketAddr {
         let target: IpAddr = match self.local.ip() {
             ip if ip.is_unspecified() && self.is_v6_only => Ipv6Addr::LOCALHOST.into(),
@@ -253,7 +253,7 @@ fn takes_part(wanted: &Listening, ours: &Own) -> bool {
     ip.is_unspecified() || ours.iter().any(|(_, alias)| ip == *alias)
 }
 
-/// Listeners of one program: another's must not be used up by it.
+/// The most listeners of one program, so that it cannot use up those of others.
 pub(super) const LISTENERS_OF_ONE_MAX: usize = 1024;
 /// Listeners of all programs: a bound on memory, a few hundred bytes each.
 pub(super) const LISTENERS_MAX: usize = 16 * LISTENERS_OF_ONE_MAX;

@@ -20,9 +20,9 @@ impl LoopbackAliases {
         }
     }
 
-    /// All addresses of the settings; those of which there was one before keep it. After 65,535
-    /// others the first are used again.
-    /// The host's own addresses need none: they stand for themselves.
+    /// All addresses of the settings with their aliases. An address that had an alias before keeps
+    /// it. After 65,535 aliases the first are used again. Shared addresses of the host need no
+    /// alias: they are their own.
     pub(super) fn for_all(&mut self, settings: &Settings) -> Vec<(IpAddr, IpAddr)> {
         if !settings.shares.is_empty() {
             let shared = settings.addresses.iter();
@@ -42,7 +42,7 @@ impl LoopbackAliases {
     }
 }
 
-/// Our addresses as clients are shown them: those that need an alias.
+/// The addresses with an alias, in the form for clients.
 pub(super) fn shown(own: &[(IpAddr, IpAddr)]) -> Vec<Own> {
     let one = |&(ip, alias): &(IpAddr, IpAddr)| match alias {
         IpAddr::V4(alias) if ip != alias => Some(Own {

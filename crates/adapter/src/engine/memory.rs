@@ -1,13 +1,13 @@
-//! Where the bytes of connections are: in rings of the adapter's own while a carrier brings and
-//! takes them, in the program's while a channel does.
+//! The memory for the bytes of connections: the adapter's own rings for bytes on a carrier, the
+//! program's rings for bytes of a channel.
 //!
 //! The program's bytes stay in its ring until the remote has acknowledged them: they are
-//! retransmitted from there, and nowhere else is a copy. The remote's bytes are placed as they
-//! arrive, ahead of gaps too, and stay until the program has taken them.
+//! retransmitted from there, and there is no other copy. The remote's bytes are stored as they
+//! arrive, also behind gaps, and stay until the program has taken them.
 //!
-//! Rings of the adapter's own have a budget (`rings`). When it is used up, what a remote sends
-//! finds no room and is dropped, and what a program sends waits in its socket. Bytes that arrived
-//! ahead of a gap are then discarded to make room (`runner::pruning`).
+//! Rings of the adapter's own have a budget (`rings`). When it is used up, bytes of remotes are
+//! dropped, and bytes of programs wait in their sockets. Bytes behind a gap are then discarded to
+//! make room (`runner::pruning`).
 
 use std::ops::Range;
 
@@ -23,7 +23,7 @@ pub(super) const PARTS_MAX: usize = 4;
 /// The streams of all connections, by their slot in the engine.
 #[derive(Debug)]
 pub(super) struct Streams {
-    /// Copies on their way to programs' rings. Before the rings, so that it is dropped first.
+    /// Copies under way to programs' rings. Declared before the rings, so that it is dropped first.
     pub(super) copying: Copying,
     slots: Vec<Option<Duplex>>,
     rings: Rings,
@@ -31,7 +31,7 @@ pub(super) struct Streams {
 
 #[derive(Debug)]
 struct Duplex {
-    /// Slots are used again.
+    /// The connection that owns the slot, because slots are used again.
     owner: ConnectionId,
     /// Its rings count against the share of this program.
     program: Program,
@@ -39,7 +39,7 @@ struct Duplex {
     receiving: Option<Ring>,
     /// Bytes of the receiving stream that the program, or its socket, has.
     taken: u64,
-    /// The end of what was placed, gaps before it or not.
+    /// The end of the stored bytes, including those behind gaps.
     placed: u64,
     /// The carrier is full: the program does not read.
     is_stuck: bool,
@@ -62,7 +62,7 @@ impl Streams {
         }
     }
 
-    /// Whether a connection's receive ring could not become larger since this was last asked.
+    /// Whether a connection's receive ring could not become larger since the last call.
     #[inline]
     pub(super) fn take_cramped(&mut self, id: ConnectionId) -> bool {
         let duplex = self.slots.get_mut(id.index()).and_then(Option::as_mut);
@@ -110,8 +110,8 @@ impl Streams {
             .take()
     }
 
-    /// The remote's stream has gone to the channel from its beginning: what was placed in our ring
-    /// before goes there too, bytes ahead of gaps as well. False where the channel has no room.
+    /// Moves the remote's stream to the channel from its beginning: bytes that are already stored
+    /// in our ring go there, too, also those behind gaps. False when the channel has no room.
     pub(super) fn move_up(&mut self, id: ConnectionId) -> bool {
         let duplex = Self::duplex(&mut self.slots, &mut self.rings, id);
         let (Some(ring), Some(endpoint)) = (&duplex.receiving, &duplex.endpoint) else {
@@ -130,7 +130,7 @@ impl Streams {
         true
     }
 
-    /// Where a payload that continues a stream would go, if that is the program's ring.
+    /// The place for a payload that continues a stream, if it goes to the program's ring.
     pub(super) fn room(&mut self, expected: Expected) -> Option<[Room; 2]> {
         let duplex = self.slots.get_mut(expected.connection.index())?.as_mut()?;
         let endpoint = duplex.endpoint.as_mut()?;
@@ -141,14 +141,14 @@ impl Streams {
         is_up.then(|| endpoint.room(expected.offset)).flatten()
     }
 
-    /// So many bytes were put where [`Streams::room`] said.
+    /// Records that `len` bytes were stored in [`Streams::room`].
     pub(super) fn note_placed(&mut self, expected: Expected, len: usize) {
         let duplex = Self::duplex(&mut self.slots, &mut self.rings, expected.connection);
         duplex.placed = duplex.placed.max(expected.offset + len as u64);
     }
 
-    /// The parts of the send ring that are free, when `end` bytes were published and `acknowledged`
-    /// of them are done with; at most `limit` bytes.
+    /// The free parts of the send ring, when `end` bytes were published and `acknowledged` of them
+    /// are acknowledged; at most `limit` bytes.
     pub(super) fn free_to_send(
         &mut self,
         id: ConnectionId,
@@ -157,7 +157,7 @@ impl Streams {
         limit: u64,
     ) -> [&mut [u8]; 2] {
         let duplex = Self::duplex(&mut self.slots, &mut self.rings, id);
-        // Programs are no remotes, and `quota` bounds how many rings they have.
+        // Programs are less dangerous than remotes: `quota` limits how many rings they have.
         let program = duplex.program;
         let first_ring = || self.rings.take_anyway(RING_BYTES_MIN, program);
         let ring = duplex.sending.get_or_insert_with(first_ring);
@@ -169,7 +169,7 @@ impl Streams {
     }
 
     /// Makes a full send ring larger, up to `bytes_max`, when `end` bytes were published and
-    /// `acknowledged` of them are done with; false when it cannot be.
+    /// `acknowledged` of them are acknowledged. False when that is not possible.
     pub(super) fn grow_to_send(
         &mut self,
         id: ConnectionId,
@@ -185,7 +185,7 @@ impl Streams {
         }
     }
 
-    /// The remote has acknowledged all that we have of the sending stream.
+    /// The remote has acknowledged all bytes of the sending stream.
     pub(super) fn sent_all(&mut self, id: ConnectionId) {
         let duplex = Self::duplex(&mut self.slots, &mut self.rings, id);
         let is_short = self.rings.is_short(duplex.program);
@@ -194,8 +194,8 @@ impl Streams {
         }
     }
 
-    /// Published bytes, for the link. Of those in a channel the program can change what they say,
-    /// not where they are.
+    /// Published bytes, for the link. The program can change the contents of bytes in a channel,
+    /// but not their place.
     pub(super) fn sent(&self, id: ConnectionId, offset: u64, len: usize) -> [Part; PARTS_MAX] {
         let duplex = self.slots.get(id.index()).and_then(Option::as_ref);
         let duplex = duplex.filter(|duplex| duplex.owner == id);
@@ -221,7 +221,7 @@ impl Streams {
         parts
     }
 
-    /// Bytes that arrived in our ring, from where the program's socket has them to `received`.
+    /// Bytes in our ring that the program's socket has not taken yet, up to `received`.
     pub(super) fn arrived(&self, id: ConnectionId, received: u64) -> [&[u8]; 2] {
         let duplex = self.slots.get(id.index()).and_then(Option::as_ref);
         let Some(duplex) = duplex.filter(|duplex| duplex.owner == id) else {
@@ -233,14 +233,15 @@ impl Streams {
         stretches(ring, duplex.taken, (received - duplex.taken) as usize)
     }
 
-    /// The program, or its socket, has the receiving stream up to `taken`.
+    /// Records that the program, or its socket, has taken the receiving stream up to `taken`.
     pub(super) fn take(&mut self, id: ConnectionId, taken: u64) {
         let duplex = Self::duplex(&mut self.slots, &mut self.rings, id);
         duplex.taken = taken;
         if duplex.receiving.is_none() {
             return;
         }
-        // A channel's bytes are in its own ring. An empty ring serves others where they are few.
+        // The bytes of a channel are in its own ring. If rings are short, an empty one is given to
+        // others.
         let is_up = (duplex.endpoint.as_ref()).is_some_and(Endpoint::is_up);
         if is_up || taken >= duplex.placed && self.rings.is_short(duplex.program) {
             duplex
@@ -251,7 +252,7 @@ impl Streams {
         }
     }
 
-    /// The carrier is full, or takes bytes again.
+    /// Records that the carrier is full, or takes bytes again.
     pub(super) fn set_stuck(&mut self, id: ConnectionId, is_stuck: bool) {
         let duplex = Self::duplex(&mut self.slots, &mut self.rings, id);
         if duplex.is_stuck != is_stuck {
@@ -268,8 +269,8 @@ impl Streams {
         ring.map_or(0, |ring| ring.len())
     }
 
-    /// Nothing waits any more ahead of a gap that begins at `received`: the ring becomes as small
-    /// as the rest allows.
+    /// Discards the bytes behind a gap that begins at `received`, and makes the ring as small as
+    /// possible.
     pub(super) fn discard_early(&mut self, id: ConnectionId, received: u64) {
         let duplex = Self::duplex(&mut self.slots, &mut self.rings, id);
         duplex.placed = received;
@@ -286,14 +287,14 @@ impl Streams {
         self.rings.put(ring);
     }
 
-    /// Whether bytes wait ahead of a gap that begins at `received`.
+    /// Whether there are bytes behind a gap that begins at `received`.
     pub(super) fn has_early(&self, id: ConnectionId, received: u64) -> bool {
         let duplex = self.slots.get(id.index()).and_then(Option::as_ref);
         duplex.is_some_and(|duplex| duplex.owner == id && duplex.placed > received)
     }
 
-    /// The receiving stream leaves the channel at `offset`: what was placed behind that, ahead of
-    /// gaps too, comes to our ring.
+    /// The receiving stream leaves the channel at `offset`: later bytes that are already stored,
+    /// also behind gaps, move to our ring.
     pub(super) fn fetch_from(&mut self, id: ConnectionId, offset: u64) {
         self.copying.finish(id);
         let duplex = Self::duplex(&mut self.slots, &mut self.rings, id);
@@ -321,7 +322,7 @@ impl Streams {
         }
     }
 
-    /// A slot's streams; those of a connection that had it before are forgotten.
+    /// The streams of a slot. Those of the slot's former connection are dropped.
     #[inline]
     fn duplex<'a>(
         slots: &'a mut Vec<Option<Duplex>>,
@@ -380,7 +381,7 @@ impl Memory for Streams {
             let asker = if duplex.is_stuck {
                 Asker::Stuck
             } else if offset > duplex.taken {
-                // A ring is taken for the first byte that waits: all before it is taken.
+                // The ring is for the first byte that waits; all earlier bytes were taken.
                 Asker::Early
             } else {
                 Asker::Flowing
@@ -406,7 +407,8 @@ impl Memory for Streams {
             unsafe { toehold_copy::from_shared(base, part.as_mut_ptr(), len) };
             at += len;
         }
-        // A program that changes its ring under way gets nothing that others have left here.
+        // If the program changes its ring meanwhile, it must not see bytes that others have left
+        // here.
         target[at..].fill(0);
     }
 }

@@ -1,24 +1,24 @@
-//! The offload path's engine: a TCP of its own on a link of its own, for programs that reach it by
-//! their sockets.
+//! The offload path's engine: our own TCP on its own link, which programs use through their
+//! sockets.
 //!
 //! ```text
 //!   program ── carrier (kernel, loopback) ── Flow ── toehold_tcp::Engine ── Link ── any remote
 //! ```
 //!
-//! - *Active*: the library connects the program's socket to the relay and says, in the first bytes
-//!   on it, where it is to lead and by whose leave. The answer is one urgent byte on the carrier.
+//! - *Active*: the library connects the program's socket to the relay and sends a preamble with the
+//!   destination and the client token. The answer is one urgent byte on the carrier.
 //! - *Passive*: the library says that the program listens; the engine listens on its addresses as
 //!   well, and for each connection it accepts a carrier is connected to the program's own listener.
 //!   Accept, backlog, epoll and fork are the kernel's. A carrier may serve further connections.
 //!
-//! Once a connection has seen some traffic the engine asks its own adapter, like any client, for a
-//! channel beside the carrier; program and engine are then peers as two programs are.
+//! Once a connection has had some traffic, the engine asks its own adapter, like any client, for a
+//! channel beside the carrier. Program and engine are then peers, like two programs.
 //!
-//! One thread serves it all, or several, each with an engine of its own and a queue of the link,
-//! and with connections that no other touches. It sleeps in epoll, and an engine without work costs
-//! nothing. Carriers have `SO_LINGER` 0 while they are in use: should we die, the kernel resets
-//! them, and the program sees what it would see of a failed network interface, instead of an end of
-//! file that nobody sent.
+//! The engine has one thread, or several: each has its own TCP, its own queue of the link, and its
+//! own connections. A thread sleeps in epoll, so an engine without work costs nothing. Carriers
+//! have `SO_LINGER` 0 while they are in use: if the adapter dies, the kernel resets them. Then the
+//! program sees an error, as for a failed network interface, instead of an end of file that no
+//! remote has sent.
 //!
 //! - [`settings`]: the operator's settings. No I/O but reading a file.
 //! - `runner`: a thread; in it `connections` (connections come and go) and `orders` (the daemon's
@@ -112,23 +112,23 @@ use settings::Settings;
 /// Why there is no engine. The adapter does without, and everything stays on the host path.
 #[derive(Debug)]
 pub enum Error {
-    /// The TAP device cannot be had.
+    /// The TAP device cannot be opened.
     Tap(TapError),
-    /// The packet socket cannot be had.
+    /// The packet socket cannot be made.
     Packet(PacketError),
-    /// The AF_XDP sockets cannot be had.
+    /// The AF_XDP sockets cannot be made.
     Xdp(XdpError),
     /// Ports of a shared address cannot be kept from the kernel.
     Ports(PortError),
-    /// None of the addresses can be had: sentences.
+    /// None of the addresses can be used, for these reasons.
     NoAddress(Vec<String>),
     /// The namespace of the device cannot be entered.
     Namespace(String, io::Error),
-    /// No MTU was given, and the device does not tell.
+    /// No MTU was given, and the device does not report one.
     NoMtu,
     /// The page shown to clients cannot be mapped.
     RoutingPage(MapError),
-    /// The copy engine cannot be had, and why.
+    /// The copy engine cannot be used, for this reason.
     CopyEngine(String),
     /// The operating system refused.
     Os(&'static str, io::Error),
@@ -162,7 +162,7 @@ impl std::error::Error for Error {}
 /// A command to a thread: from the daemon, or from another thread.
 #[derive(Debug)]
 enum Command {
-    /// A carrier is to lead somewhere, by a connection of this thread's.
+    /// Connect a carrier to its destination, on this thread.
     Open(Given),
     /// A program listens.
     Listen(Arc<ForAll<Listening>>),
@@ -172,13 +172,13 @@ enum Command {
     SetLiveness(Manner),
     /// The operator has changed the settings.
     Reconfigure(Arc<ForAll<Settings>>),
-    /// Say what has happened so far.
+    /// Send the counts.
     Report(SyncSender<Report>),
     /// End.
     Stop,
 }
 
-/// A command to all threads, of which somebody wants to know when all of them have followed.
+/// A command to all threads that tells when all of them have followed it.
 #[derive(Debug)]
 struct ForAll<T> {
     order: T,
@@ -192,7 +192,7 @@ impl<T> ForAll<T> {
         Arc::new(ForAll { order, left })
     }
 
-    /// One more thread has followed; true for the last.
+    /// Called by each thread that has followed; true for the last.
     fn is_followed_by_all(&self) -> bool {
         // AcqRel pairs with the `fetch_sub` of the others: what they did to follow happened before
         // the last one says so to programs.
@@ -200,12 +200,12 @@ impl<T> ForAll<T> {
     }
 }
 
-/// An active open, for the thread that is to do it.
+/// An active open, for the thread that makes it.
 #[derive(Debug)]
 struct Given {
     request: Request,
     carrier: TcpStream,
-    /// Threads that could not.
+    /// Number of threads that could not make it.
     refusals: usize,
 }
 
@@ -214,23 +214,23 @@ struct Given {
 pub(crate) struct Holder {
     /// The process that made it.
     pub(crate) client: ClientId,
-    /// The table of its fork family, of whose processes any may have it now.
+    /// The table of its fork family; any process of the family may hold it now.
     pub(crate) family: TableId,
 }
 
 /// A program's liveness settings for the remote of one of its connections.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Manner {
-    /// Of the program that says so.
+    /// The family of the program.
     pub(crate) family: TableId,
-    /// The connection's ends, as the program is told them.
+    /// The addresses of the connection, as the program sees them.
     pub(crate) local: SocketAddr,
     pub(crate) remote: SocketAddr,
     pub(crate) keepalive: Option<Keepalive>,
     pub(crate) user_timeout: Option<toehold_tcp::Duration>,
 }
 
-/// A program's wish to connect.
+/// A program's request to connect.
 #[derive(Clone, Copy, Debug)]
 struct Request {
     holder: Holder,
@@ -241,9 +241,9 @@ struct Request {
     local_port: u16,
     /// Its carrier is to serve further connections.
     is_seed: bool,
-    /// A message of the program's opens it: the SYN may take that along.
+    /// A message of the program opens the connection: the SYN may carry it.
     is_fast_open: bool,
-    /// That message is still to come: the SYN may wait for it.
+    /// That message comes later: the SYN may wait for it.
     is_deferred: bool,
     patience: Patience,
 }
@@ -271,9 +271,9 @@ pub(crate) struct Engine {
     threads: Vec<JoinHandle<()>>,
     common: Arc<Common>,
     routing_page: SharedFd,
-    /// The settings that it was given last.
+    /// The current settings.
     settings: Settings,
-    /// Settings that could not be followed, in sentences.
+    /// Sentences about settings that could not be applied.
     complaints: Vec<String>,
     /// The threads' connections to the adapter, for the daemon to serve.
     clients: Vec<OwnedFd>,
@@ -342,7 +342,7 @@ impl Engine {
         Ok(engine)
     }
 
-    /// The sockets by which the threads are clients; once.
+    /// The sockets over which the threads are clients. Returned only once.
     pub(crate) fn take_clients(&mut self) -> Vec<OwnedFd> {
         std::mem::take(&mut self.clients)
     }
@@ -363,7 +363,7 @@ impl Engine {
         self.common.tokens.take_back(client);
     }
 
-    /// A program listens. When all threads do so for it, the last sends a
+    /// A program listens. When all threads listen for it, the last of them sends a
     /// [`toehold_channel::rendezvous::Kind::Listening`].
     pub(crate) fn listen(&self, wanted: Listening) {
         let wanted = ForAll::new(wanted, self.threads.len());
@@ -449,7 +449,7 @@ impl Engine {
         self.reconfigure(&settings)
     }
 
-    /// Settings that could not be followed, in sentences.
+    /// Sentences about settings that could not be applied.
     pub(crate) fn complaints(&self) -> &[String] {
         &self.complaints
     }
@@ -472,7 +472,7 @@ impl Engine {
         Some(report)
     }
 
-    /// In the same order to each, and so that none waits for another to be told.
+    /// Each thread gets the commands in the same order, and no thread waits for another one.
     fn tell_all(&self, command: impl Fn() -> Command) {
         for door in &self.common.doors {
             door.tell(command());
@@ -484,14 +484,13 @@ impl Drop for Engine {
     fn drop(&mut self) {
         self.tell_all(|| Command::Stop);
         for thread in self.threads.drain(..) {
-            // Should it have panicked, that was said already.
+            // If the thread has panicked, that was already reported.
             let _ = thread.join();
         }
     }
 }
 
-/// The settings, with a copybreak that a thread can use; why the copy engine cannot be had,
-/// otherwise.
+/// The settings, with a calibrated copybreak; or the reason why the copy engine cannot be used.
 fn calibrated(settings: &Settings) -> Result<Settings, String> {
     let mut settings = settings.clone();
     if let Some(cause) = settings.copy_engine.missing() {
@@ -511,8 +510,8 @@ fn thread_name(index: usize) -> String {
     }
 }
 
-/// Has `start` make a thread, and threads of that thread's, to which no signal of the process goes:
-/// they are the daemon's, which may begin to catch them later.
+/// Calls `start` with all signals blocked, so that the threads that it makes get none: signals are
+/// for the daemon, which may begin to catch them later.
 fn without_signals<T>(start: impl FnOnce() -> T) -> T {
     let mut all = MaybeUninit::<libc::sigset_t>::uninit();
     let mut before = MaybeUninit::<libc::sigset_t>::uninit();

@@ -1,9 +1,9 @@
 //! The ports of shared addresses from which connections of programs go out.
 //!
-//! The kernel must not give them out itself. Those of its own range are reserved at the start
-//! (`ip_local_reserved_ports`), and stay so: nothing has to be cleaned up after a kill. A port that
-//! one of the kernel's sockets has at that time is left to it. From then on only a program that
-//! binds such a port itself can have it.
+//! The kernel must not assign these ports to other sockets. Those in the kernel's own range are
+//! reserved at the start (`ip_local_reserved_ports`), and stay reserved, so that nothing has to be
+//! cleaned up if the adapter is killed. A port that a kernel socket has at that time is left out.
+//! From then on only a program that explicitly binds such a port can get it.
 
 use std::fs;
 use std::hash::{BuildHasher, RandomState};
@@ -22,7 +22,7 @@ pub(super) struct OutgoingPorts {
 }
 
 impl OutgoingPorts {
-    /// Takes a range from the kernel, in this thread's network namespace.
+    /// Reserves a range in the kernel, in this thread's network namespace.
     ///
     /// # Errors
     /// A sentence for the operator; then the range is the kernel's.
@@ -55,10 +55,9 @@ impl OutgoingPorts {
         self.ports.binary_search(&port).is_ok()
     }
 
-    /// The ports to try for one more connection, in this order, after so many others. RFC 6056,
-    /// section 3.3.3: from a place that depends on the destination, and moves on with each
-    /// connection. So a port is not used again soon, and ports that wait for their time to end are
-    /// not looked at each time.
+    /// The ports to try for another connection, in order, after `count` others. RFC 6056, section
+    /// 3.3.3: the search begins at a place that depends on the destination, and moves on with each
+    /// connection. So a port is not reused soon, and ports in TIME-WAIT are not tried each time.
     pub(super) fn for_one(
         &self,
         source: IpAddr,
@@ -72,7 +71,7 @@ impl OutgoingPorts {
     }
 }
 
-/// Has the kernel not give out ports of its own range.
+/// Makes the kernel not assign these ports of its own range.
 fn reserve(range: &RangeInclusive<u16>) -> Result<(), String> {
     let known = LocalPorts::here();
     if !range.clone().any(|port| known.may_give(port)) {

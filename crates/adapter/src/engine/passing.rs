@@ -1,18 +1,18 @@
 //! Passes frames to the engine thread that owns their connection.
 //!
-//! The kernel spreads the link's frames over the queues by a table of its own: where a connection's
-//! frames were last written, for a few seconds, and by a hash else (`tun_automq_select_queue` in
-//! drivers/net/tun.c). Connections belong to threads by our hash ([`toehold_tcp::Share`]). So after
-//! a silence, and when a remote connects, the first frame may come to the wrong thread, which
-//! passes it on; the answer, written to the right queue, leads the following ones there. AF_XDP
-//! spreads by the interface's own hash: with two threads, every second connection's frames are
-//! passed on. Packet sockets are given their own connections (`PACKET_FANOUT_CBPF`): only ARP and
-//! what has unusual headers is passed on there.
+//! The kernel distributes the link's frames over the queues: for a few seconds to the queue to
+//! which a connection's frames were last written, otherwise by a hash (`tun_automq_select_queue` in
+//! drivers/net/tun.c). Connections belong to threads by our own hash ([`toehold_tcp::Share`]). So
+//! after a silence, and when a remote connects, the first frame may come to the wrong thread, which
+//! passes it on. The answer is written to the right queue, and the following frames come there.
+//! AF_XDP spreads by the interface's own hash: with two threads, every second connection's frames
+//! are passed on. Packet sockets get the frames of their own connections (`PACKET_FANOUT_CBPF`):
+//! only ARP and packets with unusual headers are passed on there.
 //!
-//! A thread that is kept from its core does not take its frames. When its inbox is full, the thread
-//! that has the next frame for it *stalls*: it keeps that frame and receives no more, until the
-//! inbox has room. Frames wait on the link meanwhile, in its queue, whose senders notice. No frame
-//! is lost between threads.
+//! A thread without a processor does not take its frames. When its inbox is full, a thread with
+//! another frame for it *stalls*: it keeps that frame and receives no more until the inbox has
+//! room. Meanwhile frames wait in the link's queue, and their senders notice that. No frame is lost
+//! between threads.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ use super::common::Common;
 use super::inbox::{Door, Errand, Passed};
 use super::memory::Streams;
 
-/// The takers of frames.
+/// The receivers of frames.
 pub(super) struct Takers<'a> {
     pub(super) engine: &'a mut Engine,
     pub(super) streams: &'a mut Streams,
@@ -36,10 +36,10 @@ pub(super) struct Takers<'a> {
 pub(super) struct PassedOn {
     /// The thread's own door.
     door: Arc<Door>,
-    /// The thread stalls: the frame that found no room, and whose it is.
+    /// Set while the thread stalls: the frame for which there was no room, and its thread.
     kept: Option<(usize, Passed)>,
     pub(super) taken: u64,
-    /// Dropped: neighbours' messages, and packets that were reassembled here.
+    /// Dropped frames: neighbours' messages and reassembled packets.
     pub(super) refused: u64,
     pub(super) stalls: u64,
 }
@@ -61,7 +61,7 @@ impl PassedOn {
         self.kept.is_some()
     }
 
-    /// Tries to pass on what was kept; true when frames may be taken from the link again.
+    /// Tries to pass the kept frame on. True when frames may be taken from the link again.
     pub(super) fn resume(&mut self, doors: &[Arc<Door>]) -> bool {
         if let Some((there, frame)) = self.kept.take() {
             self.pass(doors, there, frame);
@@ -99,16 +99,16 @@ impl Takers<'_> {
         self.sort(now, frame, offload, (Errand::Handle, Origin::Link));
     }
 
-    /// Whether frames of the link may be handled together: nobody wants to see what each of them
-    /// does.
+    /// Whether frames of the link may be handled together, because no capture needs the effect of
+    /// each.
     #[inline]
     pub(super) fn take_together(&self) -> bool {
         !self.captures().is_watched()
     }
 
-    /// Frames that the link has given us at once, and how many of them were taken: after one that
-    /// finds no room at another thread the others stay on the link. Only where
-    /// [`Takers::take_together`], and not while [`PassedOn::is_stalled`].
+    /// Handles several frames of the link. Returns how many were taken: when another thread has no
+    /// room for one of them, the later ones stay on the link. Only if [`Takers::take_together`],
+    /// and not while [`PassedOn::is_stalled`].
     #[inline]
     pub(super) fn take_all<'f, I>(&mut self, now: Instant, (frames, count): (I, usize)) -> usize
     where
@@ -125,7 +125,7 @@ impl Takers<'_> {
         }
     }
 
-    /// As [`Takers::take_all`], of several threads: our own frames that follow each other are
+    /// As [`Takers::take_all`], with several threads: successive frames of our own connections are
     /// handled together.
     fn sort_all<'f, I>(&mut self, now: Instant, mut frames: I) -> usize
     where
@@ -162,7 +162,8 @@ impl Takers<'_> {
         }
     }
 
-    /// All threads agree who is to have a frame: one that was passed on stays.
+    /// All threads agree on the owner of a frame, so a frame that was passed on is not passed on
+    /// again.
     fn sort(
         &mut self,
         now: Instant,
@@ -242,9 +243,9 @@ impl Takers<'_> {
 /// Where a frame comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Origin {
-    /// The link, where the next frames can wait.
+    /// The link, on which the next frames can wait.
     Link,
-    /// A thread, this one or another: nothing can wait.
+    /// A thread, this one or another: the frame cannot wait.
     Thread,
 }
 
@@ -417,7 +418,7 @@ mod tests {
         for port in 1..=60 {
             let segment = {
                 let mut segment = syn(port);
-                // Nobody verifies it for the engine any more.
+                // The engine must verify this checksum itself.
                 let ends = [10, 84, 0, 1, 10, 84, 0, 2, 0, 6, 0, 20];
                 let words = ends.chunks(2).chain(segment.chunks(2));
                 let sum: u32 =
@@ -495,7 +496,7 @@ mod tests {
         assert!(passed_on.stalls > 10, "{passed_on:?}");
         assert_eq!((passed_on.taken, passed_on.refused), (1_000, 0));
         assert_eq!(handled, 1_000);
-        // Of those that come together the ones behind it stay on the link.
+        // When several frames come together, those behind it stay on the link.
         let together = (0..1_000).map(|_| (&frame[..], VERIFIED));
         let taken = threads.takers(0).take_all(NOW, (together, 1_000));
         assert!(threads.all[0].passed_on.is_stalled() && taken < 1_000);

@@ -16,14 +16,14 @@ pub(super) enum Source {
     LinkChange,
     /// Programs wait at the relay.
     Relay,
-    /// Programs that said nothing at the relay now speak.
+    /// Silent programs at the relay have sent bytes.
     Late,
-    /// The daemon has something to say.
+    /// Commands of the daemon wait.
     Command,
     /// Channels are offered.
     Offers,
-    /// A relayed connection's socket: its slot, and which of the slot's connections it was
-    /// registered for.
+    /// A relayed connection's socket: its slot, and the serial number under which it was
+    /// registered.
     Flow(u32, u32),
 }
 

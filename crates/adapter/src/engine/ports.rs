@@ -1,9 +1,9 @@
-//! Ports that the kernel gives out; and those of carriers, which are chosen here, because the
-//! kernel's own choice becomes slow.
+//! The kernel's range of ports; and the choice of ports for carriers, because the kernel's own
+//! choice becomes slow.
 //!
-//! bind(2) chooses a port that nobody has, not even in TIME-WAIT, and it looks for one in order
-//! (`inet_csk_find_open_port`): with some thousands of them in use it looks at all of these, each
-//! time. The port that was given out longest ago is mostly free.
+//! bind(2) chooses a port that no socket has, not even in TIME-WAIT. It searches in order
+//! (`inet_csk_find_open_port`), so with some thousands of ports in use it looks at all of these
+//! each time. The port that was used longest ago is usually free.
 
 use std::fs;
 use std::ops::RangeInclusive;
@@ -12,7 +12,7 @@ use std::ops::RangeInclusive;
 #[derive(Debug)]
 pub(super) struct LocalPorts {
     range: RangeInclusive<u16>,
-    /// Those that the operator wants left alone.
+    /// The ports that the operator has reserved.
     reserved: Vec<RangeInclusive<u16>>,
 }
 
@@ -23,7 +23,7 @@ impl LocalPorts {
         let range = setting("ip_local_port_range").ok();
         let range = range.and_then(|text| range_of(text.split_whitespace()));
         let reserved = setting("ip_local_reserved_ports").unwrap_or_default();
-        // Without a range none is tried.
+        // Without a range no port is tried.
         LocalPorts::new(range.unwrap_or(RangeInclusive::new(1, 0)), &reserved)
     }
 
@@ -51,7 +51,7 @@ pub(super) struct Ports {
 }
 
 impl Ports {
-    /// The kernel's settings, beginning anywhere.
+    /// The kernel's ports, beginning at a random one.
     pub(super) fn beginning_at(random: u64) -> Ports {
         Ports::new(LocalPorts::here(), random)
     }
@@ -62,8 +62,8 @@ impl Ports {
         Ports { local, next }
     }
 
-    /// Of the ports that are `fit` the one that was given out longest ago, whoever has it now;
-    /// `None` when there is none that may be.
+    /// Of the ports that are `fit`, the one that was given out longest ago, even if a socket has it
+    /// now. `None` when no port is fit.
     pub(super) fn give(&mut self, fit: impl Fn(u16) -> bool) -> Option<u16> {
         for _ in 0..self.local.range.len() {
             let port = self.step();
@@ -86,7 +86,7 @@ impl Ports {
     }
 }
 
-/// A range of ports, as the kernel and people write it.
+/// A range of ports as text.
 pub(super) fn in_words(range: &RangeInclusive<u16>) -> String {
     match (range.start(), range.end()) {
         (first, last) if first == last => first.to_string(),

@@ -5,13 +5,13 @@
 //!   while a stream runs     headers ──► the buffer      payload ──► the program's ring
 //! ```
 //!
-//! The second way is I/OAT's *split headers*: it spares the copy, and the cache what the copy would
-//! have filled it with. A packet socket shows a large frame's headers before the frame is read, so
-//! all that continue a stream go that way. A TAP device tells nothing of a frame before it is read,
-//! so where the payload goes is a guess: that the next frame continues what the last one brought.
-//! It is made while large frames have just done so, and it is made only for somebody to whom all
-//! frames are: a wrong guess puts one program's bytes where another could see them. A frame that
-//! was guessed wrong is put together and takes the slow path.
+//! The second way is I/OAT's *split headers*: it saves the copy, and the cache space that the copy
+//! would use. A packet socket shows a large frame's headers before the frame is read, so all frames
+//! that continue a stream go that way. A TAP device shows nothing of a frame before it is read, so
+//! the place of the payload is a guess: that the next frame continues the stream of the last one.
+//! The guess is made only while large frames have just continued a stream, and only if all frames
+//! are for a single program, because a wrong guess puts one program's bytes where another could see
+//! them. After a wrong guess the frame is put together again and takes the slow path.
 //!
 //! A copy engine may make the copy of the first way (`copying`). Then the next frame is read into
 //! another buffer.
@@ -25,12 +25,11 @@ use super::endpoint::Room;
 use super::passing::Takers;
 use super::settings::Checksum;
 
-/// The largest frame a link hands over, with LRO.
+/// The largest frame of a link, with LRO.
 const FRAME_BYTES_MAX: usize = 65_536 + 64;
-/// A frame whose copy is worth a guess.
+/// The smallest frame for which a guess is made.
 const FRAME_BYTES_WORTH: usize = 8_192;
-/// So many of them have to continue the stream, one after the other, before the next is expected
-/// to.
+/// How many such frames in a row must continue the stream before a guess is made.
 const RUN_BEFORE_GUESSING: u32 = 3;
 
 /// The acts that are allowed with payload before its frame has been handed to the engine.
@@ -45,7 +44,7 @@ pub(super) struct May {
 pub(super) struct FrameReceiver {
     /// A frame behind its metadata.
     buffer: Buffer,
-    /// Large frames of late that continued a stream, and the headers that they had.
+    /// Number of recent large frames that continued a stream, and their headers' length.
     run: u32,
     headers: Headers,
     /// Payloads read to where they belong.
@@ -71,13 +70,13 @@ impl FrameReceiver {
         self.checksum
     }
 
-    /// The work with checksums is divided so from here on.
+    /// Sets how the work with checksums is divided from now on.
     pub(super) fn set_checksum(&mut self, checksum: Checksum) {
         self.checksum = checksum;
     }
 
-    /// Takes the link's next frame, and those that wait behind it in memory, up to `most`; how many
-    /// those were.
+    /// Takes the link's next frame, and frames behind it in memory, up to `most`. Returns how many
+    /// there were.
     #[inline]
     pub(super) fn take(
         &mut self,
@@ -116,7 +115,7 @@ impl FrameReceiver {
                 unsafe { tap.receive_raw(&parts) }
             }
         };
-        // An error of an interface that is down is no news: the remotes will send again.
+        // An error because the interface is down is ignored: the remotes will send again.
         let Ok(Some((length, header))) = received else {
             return false;
         };
@@ -149,7 +148,7 @@ impl FrameReceiver {
             return true;
         }
         if !arrival.is_kept {
-            // As good as lost on the way: the kernel had no memory for it.
+            // The frame counts as lost on the way: the kernel had no memory for it.
             socket.release();
             return true;
         }
@@ -170,8 +169,8 @@ impl FrameReceiver {
         true
     }
 
-    /// Hands a frame to the engine, whose payload may stand in `room`, where it is expected; true
-    /// when it was.
+    /// Passes a frame to the engine. Its payload may be in `room`, where it is expected. True when
+    /// the guess was right.
     fn hand_over(
         &mut self,
         now: Instant,
@@ -216,8 +215,8 @@ impl FrameReceiver {
         &mut self.buffer[VnetHeader::BYTES..]
     }
 
-    /// A large frame is in the buffer, which no guess has put elsewhere: did it continue the stream
-    /// whose next byte was `expected`?
+    /// A large frame was read to the buffer, without a guess: records whether it continued the
+    /// stream whose next byte was `expected`.
     fn note_large(&mut self, length: usize, takers: &Takers<'_>, expected: Option<Expected>) {
         let Some(headers) = Headers::of(self.frame()) else {
             return self.run = 0;
@@ -228,15 +227,16 @@ impl FrameReceiver {
         self.headers = headers;
     }
 
-    /// Where the next frame is read to: its headers, its payload, and what is more than expected.
+    /// The places for the next frame: for its headers, for its payload, and for bytes beyond the
+    /// expected ones.
     fn parts(&mut self, headers: Headers, [first, second]: [Room; 2]) -> [Room; 4] {
         let (headers, rest) = self.frame().split_at_mut(headers.bytes());
         let whole = |part: &mut [u8]| (part.as_mut_ptr(), part.len());
         [whole(headers), first, second, whole(rest)]
     }
 
-    /// Gets a frame's payload back from where it was not meant to be, in front of what found no
-    /// room there.
+    /// After a wrong guess: copies the frame's payload back to the buffer, in front of the bytes
+    /// that did not fit.
     fn put_together(&mut self, headers: Headers, room: [Room; 2], length: usize) {
         let payload = &mut self.frame()[headers.bytes()..length];
         let inside = payload.len().min(room[0].1 + room[1].1);
@@ -248,7 +248,8 @@ impl FrameReceiver {
         }
     }
 
-    /// Hands over frames where they are, in slots that are ours until they are released; how many.
+    /// Passes frames to the engine in place, in ring slots that are ours until they are released.
+    /// Returns how many.
     fn take_all_from_ring(
         &self,
         socket: &mut PacketSocket,
@@ -265,7 +266,8 @@ impl FrameReceiver {
         taken
     }
 
-    /// Hands over frames where they are, in memory that is ours until it is released; how many.
+    /// Passes frames to the engine in place, in memory that is ours until it is released. Returns
+    /// how many.
     #[inline]
     fn take_from_memory(
         &self,

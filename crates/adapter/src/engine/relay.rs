@@ -1,4 +1,4 @@
-//! The bytes of one connection, both ways: by the carrier, or by the channel beside it.
+//! The bytes of one connection in both directions: on the carrier, or in the channel beside it.
 
 use std::io::{self, IoSlice, IoSliceMut};
 
@@ -19,11 +19,11 @@ use super::rings::{RING_BYTES_MAX, RING_BYTES_MIN, STEP_LOG2};
 use super::sys;
 use super::tcp_config::{self, PROOF_OF_READING_BYTES};
 
-/// Bytes after which it is asked anew how many are in flight.
+/// Bytes after which the number of bytes in flight is computed again.
 const BYTES_BETWEEN_LOOKS: u64 = 1 << 20;
 /// The urgent byte.
 const ANSWER_BYTES: u64 = 1;
-/// Reads from one carrier before everybody else's turn.
+/// Reads from one carrier before others have their turn.
 const STEPS_MAX: u32 = 64;
 
 /// The surroundings that a connection's step works with.
@@ -32,7 +32,7 @@ pub(super) struct Around<'a> {
     pub(super) engine: &'a mut Engine,
     pub(super) streams: &'a mut Streams,
     pub(super) channels: &'a mut Channels,
-    /// There is more to do than one step may: no event will tell of it.
+    /// The step has reached its limit with work left, for which no event will come.
     pub(super) is_unfinished: bool,
 }
 
@@ -53,12 +53,12 @@ impl<'a> Around<'a> {
     }
 }
 
-/// Where the remote's bytes are after a step.
+/// The state of the remote's bytes after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Delivery {
-    /// All that has arrived is where the program finds it, even should we be gone.
+    /// All bytes that have arrived are available to the program, even if the engine ends.
     Complete,
-    /// Some of it waits here for room or for a copy.
+    /// Some bytes still wait here for room or for a copy.
     Pending,
 }
 
@@ -71,7 +71,7 @@ impl Delivery {
     }
 }
 
-/// The program is gone, or wrote nonsense: its connection ends.
+/// The program is gone, or wrote invalid words: its connection ends.
 #[derive(Debug)]
 pub(super) struct Gone;
 
@@ -97,8 +97,8 @@ impl Flow {
         let endpoint = cx.streams.endpoint(self.id);
         let (is_up, goes_down) = endpoint.map_or((false, false), |endpoint| {
             let is_up = endpoint.is_up();
-            // A program that has closed by the turn's end wants nothing any more, and its carrier
-            // stays as it is.
+            // A program that has closed by the turn's end needs no more bytes, and its carrier
+            // stays unchanged.
             let has_ended = turn.is_some() && endpoint.is_turn_ending();
             let is_unwanted = stays_down || endpoint.is_unwanted();
             (is_up, is_up && is_unwanted && !has_ended)
@@ -126,8 +126,8 @@ impl Flow {
         Ok(delivery)
     }
 
-    /// Tells the program that the remote has finished: by the carrier's end, unless the turn's end
-    /// can tell it.
+    /// Tells the program that the remote has finished: by the turn's end if possible, otherwise by
+    /// the carrier's end.
     fn tell_end(&mut self, cx: &mut Around<'_>) -> Result<(), Gone> {
         let endpoint = cx.streams.endpoint(self.id);
         let (Some(serving), Some(endpoint)) = (self.serving, endpoint) else {
@@ -143,7 +143,7 @@ impl Flow {
         let is_queued = self.stage == Stage::Queued;
         self.notify(cx)?;
         if !is_heard && !is_queued {
-            // No end of the carrier wakes a program that waits past the library.
+            // The carrier does not end, so a program that waits past the library must be rung.
             self.ring(cx.streams);
         }
         Ok(())
@@ -163,8 +163,8 @@ impl Flow {
         is_up
     }
 
-    /// Rings for bytes that a turn's program has not taken, and was not seen waiting for, at the
-    /// second look that finds the same. False when there is nothing to look at any more.
+    /// Rings if a turn's program was not seen waiting, and two successive looks find the same bytes
+    /// untaken. False when no further look is needed.
     pub(super) fn look_at_turn(&mut self, streams: &mut Streams) -> bool {
         let endpoint = streams.endpoint(self.id);
         let (Some(serving), Some(endpoint)) = (&mut self.serving, endpoint) else {
@@ -175,7 +175,7 @@ impl Flow {
             return false;
         }
         let untaken = match turns.is_waiting(serving.turn) {
-            // Nobody has it yet who could hear of anything.
+            // No program has accepted it yet.
             true => 0,
             false => endpoint.untaken(self.remote == RemoteEnding::ToldByTurn),
         };
@@ -189,7 +189,7 @@ impl Flow {
         true
     }
 
-    /// Says how far the receive window may grow, where that changes.
+    /// Sets the limit of the receive window, if it changes.
     fn bound_window(&mut self, cx: &mut Around<'_>) {
         if cx.streams.take_cramped(self.id) {
             return self.narrow_window(cx);
@@ -201,7 +201,7 @@ impl Flow {
         }
     }
 
-    /// A window that the budget has bounded becomes larger, if it may.
+    /// Makes a window larger that the budget has limited, if there is room now.
     #[cold]
     fn leave_budget(&mut self, cx: &mut Around<'_>, larger: usize) {
         if self.is_up(cx) {
@@ -211,17 +211,17 @@ impl Flow {
         }
     }
 
-    /// Whether the remote's stream goes to the program's ring. That takes none of our memory, and
-    /// the window must not be smaller than the ring: the program tells that it has read once it
-    /// crosses half of the ring, so that a window below that would stay closed for ever.
+    /// Whether the remote's stream goes to the program's ring. Such bytes need none of our memory,
+    /// and the window must not be smaller than the ring: the program rings only when it crosses
+    /// half of the ring, so a smaller window would stay closed for ever.
     pub(super) fn is_up(&self, cx: &mut Around<'_>) -> bool {
         let endpoint = cx.streams.endpoint(self.id);
         endpoint.is_some_and(|endpoint| endpoint.is_up())
     }
 
-    /// A window that promises more than the budget has room for costs losses, and at the end of a
-    /// flight a timeout each: the window gets as small as the ring is. A stream that has moved to
-    /// a channel since then keeps the channel's window.
+    /// If the window promises more than the budget has room for, segments are lost, and losses at
+    /// the end of a flight cost a timeout. So the window becomes as small as the ring. A stream
+    /// that has moved to a channel since then keeps the channel's window.
     #[cold]
     fn narrow_window(&mut self, cx: &mut Around<'_>) {
         if self.is_up(cx) {
@@ -235,7 +235,7 @@ impl Flow {
         let _ = cx.engine.bound_window(cx.now, self.id, 0, bytes as u32);
     }
 
-    /// The budget has room for a ring of so many bytes.
+    /// The budget has room for a ring of this many bytes again.
     #[cold]
     fn follow_budget(&mut self, cx: &mut Around<'_>, bytes: usize) {
         if bytes >= RING_BYTES_MAX {
@@ -247,7 +247,7 @@ impl Flow {
         let _ = cx.engine.bound_window(cx.now, self.id, 0, most);
     }
 
-    /// The program reads: from now on its window grows as far as the path is long.
+    /// The program reads: from now on its window may grow as far as the path needs.
     #[cold]
     fn widen_window(&mut self, cx: &mut Around<'_>) {
         self.window = Window::Path;
@@ -255,8 +255,9 @@ impl Flow {
             return;
         };
         let most = match cx.streams.endpoint(self.id) {
-            // A window is no larger than the ring it may move to. Nobody would say that the program
-            // has read from a ring that a remote without window scaling cannot fill by half.
+            // A window is not larger than the ring to which the stream may move. A remote without
+            // window scaling cannot fill half of a large ring, and then the program would never
+            // ring.
             Some(endpoint) => {
                 if info.window_scales.is_some() {
                     endpoint.want_window(tcp_config::window_log2(&info));
@@ -296,7 +297,7 @@ impl Flow {
         }
         let has_news = endpoint.publish(self.received);
         let mut is_deaf = false;
-        // A reader tells when it crosses half a ring.
+        // A reader rings when it crosses half of a ring.
         let unread_min = endpoint.window_bytes() / 2;
         if self.received - endpoint.consumed()? >= unread_min {
             let credit = endpoint.want_credit(self.received, unread_min)?;
@@ -317,7 +318,7 @@ impl Flow {
         Ok(Delivery::complete_if(self.received == self.arrived))
     }
 
-    /// Moves the remote's stream to the channel, if that can be now.
+    /// Moves the remote's stream to the channel, if that is possible now.
     fn try_up(&mut self, cx: &mut Around<'_>) -> Result<(), Gone> {
         let is_early = cx.streams.has_early(self.id, self.received);
         if !self.is_over() && !is_early {
@@ -339,8 +340,8 @@ impl Flow {
         if let Some(endpoint) = endpoint
             && endpoint.try_up(next, self.carrier.sent)?
         {
-            // Nobody says that the program reads before it has read half of the ring. It fails only
-            // for a connection that has closed, of which an event is on its way.
+            // The program does not ring before it has read half of the ring. It fails only for a
+            // connection that has closed, of which an event is on its way.
             let window = endpoint.window_bytes() as u32;
             let _ = cx.engine.bound_window(cx.now, self.id, window, window);
             return Ok(true);
@@ -348,9 +349,9 @@ impl Flow {
         Ok(false)
     }
 
-    /// Moves the remote's stream back to the carrier: all that is not published yet, and what the
-    /// program asks for once more. A program that wants the kernel alone may look at its ring no
-    /// more.
+    /// Moves the remote's stream back to the carrier: all unpublished bytes, and those that the
+    /// program asks for again. (A program that goes back to the kernel may no longer look at its
+    /// ring.)
     fn go_down(&mut self, cx: &mut Around<'_>) -> Result<(), Gone> {
         let is_open = self.is_carrier_open();
         let Some(endpoint) = cx.streams.endpoint(self.id) else {
@@ -362,8 +363,8 @@ impl Flow {
             }
             self.carrier.sent
         })?;
-        // Bytes that the program has not read yet are in memory of its own: our window is about
-        // those still to come.
+        // Unread bytes in the ring are in the program's memory. Our window counts only the bytes
+        // after them.
         self.taken = needed_from;
         cx.streams.fetch_from(self.id, needed_from);
         // Copies that were under way are over.
@@ -378,35 +379,35 @@ impl Flow {
         let was_finished = self.program.has_finished();
         let result = self.give_back(cx).and_then(|()| self.take_in(cx));
         if self.published > before {
-            // As above: what has closed will say so.
+            // As above: a closed connection will report that by an event.
             let _ = cx.engine.publish(self.id, self.published);
         }
         if self.program.has_finished() && !was_finished {
             let _ = cx.engine.finish(cx.now, self.id);
             if !self.remote.has_finished() && !self.program.has_closed() {
-                // Whether it has closed or still listens, only the kernel knows; a remote may never
-                // finish.
+                // Only the kernel knows whether the program has closed or still reads, and the
+                // remote may never finish.
                 let _ = sys::tell_when_gone(&self.carrier.socket);
             }
         }
         result
     }
 
-    /// The program has reset its carrier: with the kernel what it sent before would be on its way
-    /// already, ahead of the reset.
+    /// The program has reset its carrier. With a kernel connection, the bytes that it sent before
+    /// would already be under way, ahead of the reset.
     pub(super) fn collect_last_words(&mut self, cx: &mut Around<'_>) {
         let before = self.program;
         self.carrier.note_readable();
-        // Where it wrote nonsense as well there are no more words.
+        // If it also wrote invalid words, there are no more bytes to take.
         let _ = self.take_in(cx);
         let _ = cx.engine.publish(self.id, self.published);
-        // A reset looks like an end, too.
+        // A reset also looks like an end.
         self.program = before;
     }
 
-    /// The program is gone, by a reset of the carrier or by its own words: false when it means a
-    /// reset, true when it had closed in order before, or was killed with nothing unread. The bytes
-    /// that it published before are still to be sent.
+    /// The program is gone, by a reset of the carrier or by its own words. False when it means a
+    /// reset; true when it had closed in order before, or was killed with no bytes unread. The
+    /// bytes that it published before must still be sent.
     pub(super) fn depart(&mut self, cx: &mut Around<'_>, is_reset: bool) -> bool {
         let (published, got, sent) = (self.published, self.carrier.got, self.carrier.sent);
         let Some(endpoint) = cx
@@ -431,10 +432,10 @@ impl Flow {
         true
     }
 
-    /// The program has reset its carrier. True when it has not asked for the answer to its connect:
-    /// the urgent byte was there when it closed, or ended. To the kernel that is an end in order,
-    /// behind what a message has opened the connection with. A program that aborts (`SO_LINGER`)
-    /// before the remote has sent anything looks the same.
+    /// The program has reset its carrier. True when the reset only means that the program has not
+    /// read the answer to its `connect`: the urgent byte was unread when it closed or ended. That
+    /// counts as an end in order, after the bytes of an opening message. (A program that aborts
+    /// with `SO_LINGER` before the remote has sent anything cannot be distinguished from this.)
     pub(super) fn departs_unheard(&mut self, cx: &mut Around<'_>) -> bool {
         let is_unheard = self.opens_by_message && self.carrier.sent == ANSWER_BYTES;
         if is_unheard {
@@ -446,13 +447,14 @@ impl Flow {
         is_unheard
     }
 
-    /// The program has closed in order, and its carrier goes on without it: no end comes there.
+    /// The program has closed in order, but its carrier goes on without the connection, so no end
+    /// comes on it.
     pub(super) fn depart_from_carrier(&mut self, cx: &mut Around<'_>) {
         self.note_last_taken(cx);
         self.program = ProgramEnding::LeftCarrier;
     }
 
-    /// The program is gone: what it had read by then.
+    /// The program is gone: records how much it had read.
     fn note_last_taken(&mut self, cx: &mut Around<'_>) {
         let endpoint = cx.streams.endpoint(self.id);
         if let Some(Ok(taken)) = endpoint.map(|endpoint| endpoint.consumed()) {
@@ -474,8 +476,7 @@ impl Flow {
         is_free.then(|| streams.take_endpoint(self.id)).flatten()
     }
 
-    /// The carrier goes on without the connection, with the channel that
-    /// [`Flow::free_channel`] gave.
+    /// Detaches the carrier from the connection, with the channel from [`Flow::free_channel`].
     pub(super) fn into_reusable(self, endpoint: Endpoint) -> Option<Reusable> {
         let (channel, serving) = (self.beside.channel()?, self.serving?);
         if self.remote != RemoteEnding::ToldByTurn {
@@ -500,7 +501,7 @@ impl Flow {
     }
 
     fn take_in(&mut self, cx: &mut Around<'_>) -> Result<(), Gone> {
-        // Once its end is seen, nothing else is to be seen there.
+        // After the carrier's end nothing more can come on it.
         let mut seen = Seen::Unseen;
         for _ in 0..STEPS_MAX {
             if self.program.has_finished() {
@@ -513,7 +514,8 @@ impl Flow {
             let turn = self.serving.map(|serving| serving.turn);
             let next = match cx.streams.endpoint(self.id) {
                 Some(endpoint) => {
-                    // Before the look at the ring: what was published before the end is seen.
+                    // Read before the look at the ring, so that all bytes published before the end
+                    // are seen.
                     let has_ended = turn.is_some_and(|turn| endpoint.is_turn_ended(turn));
                     match endpoint.next(published, got, seen)? {
                         Next::Wait | Next::Look | Next::Doorbells { .. } if has_ended => {
@@ -546,8 +548,8 @@ impl Flow {
                         None => return Ok(()),
                         Some(0) => seen = Seen::Ended,
                         Some(count) if are_doorbells(&scratch[..count]) => {}
-                        // The program has written past its library. Where in the stream that
-                        // belongs is lost.
+                        // The program has written past its library. The position of these bytes in
+                        // the stream is lost.
                         Some(_) => return Err(Gone),
                     }
                 }
@@ -567,7 +569,8 @@ impl Flow {
                         Some(count) => {
                             self.published += count as u64;
                             self.calls += 1;
-                            // Beside a channel it was no more than the look had found.
+                            // With a channel the read was limited to the bytes that the look had
+                            // found.
                             if cx.streams.endpoint(self.id).is_none() && (count as u64) < want {
                                 self.carrier.note_short_read();
                             }
@@ -576,13 +579,13 @@ impl Flow {
                 }
             }
         }
-        // Others have their turn.
+        // Other connections have their turn.
         cx.is_unfinished = true;
         Ok(())
     }
 
-    /// Makes a full send ring larger where the remote would take more: false when not. As on Linux
-    /// (`tcp_sndbuf_expand`), what is kept for the remote is up to twice the congestion window.
+    /// Makes a full send ring larger if the remote would take more; false otherwise. As on Linux
+    /// (`tcp_sndbuf_expand`), up to twice the congestion window is kept for the remote.
     #[cold]
     fn grow_to_send(&self, cx: &mut Around<'_>) -> bool {
         let Some(info) = cx.engine.info(self.id) else {
@@ -602,8 +605,8 @@ impl Flow {
         };
         let (pair, _) = channel.place;
         let channels = &*cx.channels;
-        // A byte on a direction that is not a ring would be data. Nobody sleeps for one there: see
-        // `channel`, rule 3.
+        // A byte on a direction that is not a ring would be data. No program sleeps for a doorbell
+        // there: see rule 3 of `toehold_stream::end`.
         let endpoint = cx
             .streams
             .endpoint(self.id)
@@ -613,13 +616,13 @@ impl Flow {
         };
         let must_ring = endpoint.must_ring(|bitmap| channels.their_bitmap(pair, bitmap))?;
         if must_ring && self.is_carrier_open() && !endpoint.ring(|| self.carrier.ring()) {
-            // Its news comes by the carrier.
+            // A silent program gets its news on the carrier.
             return self.go_down(cx);
         }
         Ok(())
     }
 
-    /// Rings a program in a turn, unless the direction is no ring, or the program is silent.
+    /// Rings a program in a turn, unless the direction is not a ring or the program is silent.
     fn ring(&mut self, streams: &mut Streams) {
         let endpoint = streams.endpoint(self.id);
         if let Some(endpoint) = endpoint.filter(|endpoint| endpoint.is_up())
@@ -634,7 +637,7 @@ impl Flow {
         self.remote != RemoteEnding::ToldByCarrier
     }
 
-    /// Asks for a channel once there has been some traffic; gives one up that is wanted back.
+    /// Asks for a channel once there has been some traffic; gives up a channel that is wanted back.
     pub(super) fn consider_channel(&mut self, cx: &mut Around<'_>) -> Result<(), Gone> {
         if self.program.has_departed() {
             return Ok(());
@@ -644,8 +647,8 @@ impl Flow {
         }
         let wants_channel = !self.is_over() && !self.outgrows_channel;
         if self.beside == Beside::Nothing && wants_channel && self.has_traffic() {
-            // Should the daemon be too busy, or the channel be wanted back later: as much traffic
-            // again before the next request.
+            // If the daemon is too busy, or the channel is wanted back later, as much traffic is
+            // needed again before the next request.
             self.count_anew();
             if let Ok(ends) = self.carrier.ends() {
                 let flow = self.id.index() as u32;
@@ -684,15 +687,14 @@ impl Flow {
         if self.outgrows_channel {
             endpoint.recall();
         } else if is_of_reader {
-            // A window is no larger than the ring it may move to. It fails only for a connection
-            // that is not there.
+            // A window is not larger than the ring to which the stream may move. This fails only
+            // for a connection that does not exist.
             let _ = engine.bound_window(now, self.id, 0, 1 << window_log2);
         }
     }
 
-    /// How many bytes are in flight follows from how fast they go. A connection with more of them
-    /// than a channel has room for is served by the carrier, whose rings are as large as windows
-    /// may be.
+    /// Estimates the bytes in flight from the rate. A connection with more bytes in flight than a
+    /// channel holds is served by the carrier, whose rings may be as large as the largest window.
     #[cold]
     fn look_at_rate(&mut self, cx: &mut Around<'_>) {
         let moved = self.acknowledged + self.taken;

@@ -9,14 +9,14 @@ use toehold_tcp::{Counters, Malformed};
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Report {
     pub(crate) link: String,
-    /// How it works, where there are several ways.
+    /// The link's mode, if there are several.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) link_manner: Option<&'static str>,
     pub(crate) addresses: Vec<String>,
-    /// Those that the host has as well.
+    /// The addresses that are shared with the host.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) shared: Vec<SharedReport>,
-    /// Settings that could not be followed, in sentences.
+    /// Sentences about settings that could not be applied.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) complaints: Vec<String>,
     /// Ports of shared addresses that the kernel's table did not take.
@@ -25,11 +25,11 @@ pub(crate) struct Report {
     /// The interface that the link is on does not exist at the moment.
     pub(crate) link_gone: bool,
     pub(crate) connections: usize,
-    /// Those with a channel beside the carrier.
+    /// Connections with a channel beside the carrier.
     pub(crate) channels: usize,
     pub(crate) listeners: usize,
-    /// Listeners of programs that are not the engine's, because there are too many: of one program,
-    /// or of all.
+    /// Listeners of programs that the engine does not serve, because of the limit for one program
+    /// or for all.
     pub(crate) listeners_refused: u64,
     pub(crate) listeners_of_one_max: usize,
     pub(crate) listeners_max: usize,
@@ -50,7 +50,7 @@ pub(crate) struct Report {
     pub(crate) resets_received: u64,
     pub(crate) connections_opened: u64,
     pub(crate) connections_accepted: u64,
-    /// Of both, those whose carrier has served an earlier one.
+    /// Connections of both kinds whose carrier has served an earlier one.
     pub(crate) connections_on_used_carriers: u64,
     /// Carriers that wait for another connection.
     pub(crate) carriers_parked: usize,
@@ -63,14 +63,13 @@ pub(crate) struct Report {
     pub(crate) fast_opens_declined: u64,
     /// Connections reset because their program was gone.
     pub(crate) programs_gone: u64,
-    /// Carriers reset because they did not say, or not in time, what they are for, or by nobody's
-    /// leave.
+    /// Carriers that were reset because their preamble was missing, late, or without a valid token.
     pub(crate) carriers_refused: u64,
     /// Requests and connections refused because a program was at its quota.
     pub(crate) over_quota: u64,
     /// Memory that counts against the budget: the engine's own rings, and the state of connections.
     pub(crate) memory_bytes: usize,
-    /// Most bytes that the kernel can hold in carriers that are full.
+    /// The most bytes that the kernel can hold in full carriers.
     pub(crate) memory_of_carriers_bytes: usize,
     /// How often the budget had no room.
     pub(crate) memory_refused: u64,
@@ -95,7 +94,7 @@ pub(crate) struct Report {
     pub(crate) sleeps: u64,
     /// Frames that another thread's queue was given.
     pub(crate) frames_passed_on: u64,
-    /// Those for which that thread had no room, and that could not wait.
+    /// Frames for which that thread had no room, and that could not wait.
     pub(crate) frames_not_passed_on: u64,
     /// Times a thread stopped receiving until another thread had room for a frame.
     pub(crate) stalls: u64,
@@ -115,7 +114,7 @@ pub(crate) struct Switches {
     pub(crate) checksum: &'static str,
     pub(crate) split_headers: bool,
     pub(crate) copy_engine: &'static str,
-    /// `None` where the copy engine never pays, or there is none.
+    /// `None` when the copy engine never pays, or there is none.
     pub(crate) copybreak: Option<usize>,
     pub(crate) coalesce_us: u64,
     pub(crate) threads: usize,
@@ -135,7 +134,7 @@ pub(crate) struct NewConnections {
     /// `None`: no probes.
     pub(crate) keepalive_s: Option<u64>,
     pub(crate) fast_open: &'static str,
-    /// Lines that say otherwise for their destinations.
+    /// Number of settings lines for single destinations.
     pub(crate) lines_by_destination: usize,
 }
 
@@ -150,7 +149,8 @@ pub(crate) struct SharedReport {
     /// Ports that connections of programs go out from, as the settings have them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) outgoing: Option<String>,
-    /// Whether they may now: not while the kernel gives ports of its own to connections of others.
+    /// Whether they may go out now: not while the kernel uses such ports for translated
+    /// connections.
     pub(crate) goes_out: bool,
 }
 
@@ -205,11 +205,11 @@ impl Report {
         Report {
             connections: self.connections + other.connections,
             channels: self.channels + other.channels,
-            // All listen for all programs, and hear of it before they are asked for a report; when
-            // to stop each finds out by itself.
+            // All threads listen for all programs, and get that command before the request for a
+            // report. Each thread finds out by itself when to stop.
             listeners: self.listeners.max(other.listeners),
             listeners_refused: self.listeners_refused.max(other.listeners_refused),
-            // The settings are followed when all follow them.
+            // Settings count as applied when all threads have applied them.
             reconfigured: self.reconfigured.min(other.reconfigured),
             frames_received: self.frames_received + other.frames_received,
             frames_sent: self.frames_sent + other.frames_sent,
@@ -249,7 +249,7 @@ impl Report {
             frames_not_passed_on: self.frames_not_passed_on + other.frames_not_passed_on,
             stalls: self.stalls + other.stalls,
             ports_not_set: self.ports_not_set + other.ports_not_set,
-            // Link, addresses, MTU, switches and captures are everybody's.
+            // Link, addresses, MTU, switches and captures are common to all threads.
             ..self
         }
     }

@@ -1,13 +1,14 @@
-//! Rings of the adapter's own, for what a carrier brings and takes: address space of which pages
-//! come as they are touched.
+//! The adapter's own rings, for bytes that come from or go to carriers. A ring is address space
+//! whose pages use memory once they are touched.
 //!
 //! A connection begins with a small ring and gets a larger one when it needs it, as long as the
-//! budget allows. The budget counts whole rings, touched or not: remotes decide where in a ring
-//! bytes come to lie, and one byte occupies a page. It also counts the state of every connection.
+//! budget allows. The budget counts whole rings, touched or not, because remotes decide at which
+//! places of a ring bytes are stored, and one byte uses a page. It also counts the state of every
+//! connection.
 //!
-//! Each program has a share: three quarters of what the others leave. So a program that is alone
-//! may take most of the budget, and however much it takes, another program finds a share of its
-//! own. The parts of a share:
+//! Each program has a share: three quarters of the memory that the others leave. So a single
+//! program may take most of the budget, and another program still finds a share of its own. The
+//! parts of a share:
 //!
 //! ```text
 //!   0 ........ 1/2 ............ 7/8 .. 15/16 .. 1
@@ -18,15 +19,15 @@
 //!   first rings, bytes in order, carrier free
 //! ```
 //!
-//! Bytes of the last kind are on the carrier, and their ring is free again, at the end of the turn
-//! in which they arrive. A remote whose next byte in order was dropped would wait for longer each
-//! time that it tries.
+//! Bytes of the last kind go to the carrier in the turn in which they arrive, and then their ring
+//! is free again. If a remote's next byte in order were dropped, the remote would wait longer and
+//! longer between its tries.
 //!
-//! A full carrier holds bytes in the kernel. They count against those connections of its program
-//! that are in the same state, and against no other.
+//! A full carrier holds bytes in the kernel. They count only against other connections of its
+//! program with full carriers.
 //!
-//! They are mapped, not allocated: an allocator that gives out a large piece of memory again clears
-//! all of it first, and then all of its pages are there.
+//! Rings are mapped, not allocated: an allocator clears a large piece of memory before it gives it
+//! out again, which would touch all of its pages.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
@@ -39,7 +40,7 @@ pub(super) const RING_BYTES_MIN: usize = 1 << LOG2_MIN;
 /// Bytes of the largest: what one connection can have in flight, each way.
 pub(super) const RING_BYTES_MAX: usize = RING_BYTES_MIN << (STEP_LOG2 * (SIZES - 1) as u32);
 const LOG2_MIN: u32 = 14;
-/// Each size is so much larger than the one before.
+/// Each size is this much larger than the one before, as a power of two.
 pub(super) const STEP_LOG2: u32 = 2;
 const SIZES: usize = 7;
 /// The memory of a connection's state: the engine's, the flow's, and what they allocate.
@@ -47,7 +48,7 @@ pub(super) const CONNECTION_BYTES: usize = 4 << 10;
 /// The memory of the kernel for a full carrier: bytes that were not sent (`TCP_NOTSENT_LOWAT`), and
 /// the receive buffer of a program that has not read yet.
 const FULL_CARRIER_BYTES: usize = 128 << 10;
-/// The part of what other programs leave of the budget that a program may hold.
+/// The part of the remaining budget that a program may hold.
 const SHARE_OF: (usize, usize) = (3, 4);
 /// Bytes that are mapped in one go, but at least some rings.
 const SLAB_BYTES: usize = 4 << 20;
@@ -55,10 +56,10 @@ const SLAB_RINGS_MIN: usize = 4;
 /// Bytes of rings that keep their pages for the next connections.
 const WARM_BYTES_MAX: usize = 64 << 20;
 
-/// A program with connections; `None` where nobody has taken a connection in yet.
+/// A program with connections; `None` for connections that no program has accepted yet.
 pub(super) type Program = Option<ClientId>;
 
-/// A ring's memory; zeroes, or what a connection before left there.
+/// A ring's memory: zeroes, or bytes that a former connection has left.
 #[derive(Debug)]
 pub(super) struct Ring {
     base: NonNull<u8>,
@@ -89,7 +90,7 @@ impl DerefMut for Ring {
 }
 
 impl Ring {
-    /// Gives the pages back; what was in them is gone.
+    /// Gives the pages back; their contents are lost.
     fn cool(&mut self) {
         // SAFETY: private memory of ours, which is zeroes from here on. Should the kernel refuse,
         // the pages stay.
@@ -136,14 +137,14 @@ pub(super) struct Rings {
     warm: [Vec<Ring>; SIZES],
     cold: [Vec<Ring>; SIZES],
     warm_bytes: usize,
-    /// Programs that hold something.
+    /// The memory of each program that holds any.
     held: BTreeMap<Program, Holding>,
     /// The sum of `held`.
     all: Holding,
     bytes_max: usize,
     /// How often the budget had no room.
     refused: u64,
-    /// Programs whose share had no room since this was last asked.
+    /// Programs whose share had no room since the last call.
     wanting: BTreeSet<Program>,
 }
 
@@ -152,9 +153,9 @@ pub(super) struct Rings {
 pub(super) enum Asker {
     /// A connection whose carrier takes bytes, or may, and whose next byte has arrived.
     Flowing,
-    /// One whose bytes have arrived ahead of a gap.
+    /// A connection whose bytes have arrived behind a gap.
     Early,
-    /// One whose carrier is full: its program does not read.
+    /// A connection whose carrier is full: its program does not read.
     Stuck,
 }
 
@@ -172,7 +173,7 @@ impl Rings {
         }
     }
 
-    /// Another budget. Connections keep what they have.
+    /// Sets another budget. Connections keep their rings.
     pub(super) fn set_budget(&mut self, bytes_max: usize) {
         self.bytes_max = bytes_max;
     }
@@ -184,14 +185,14 @@ impl Rings {
         has_room
     }
 
-    /// Another connection of a program's is there, or one is gone.
+    /// Counts a new connection of a program, or counts one off.
     pub(super) fn count_connection(&mut self, program: Program, is_there: bool) {
         self.change(program, |holding| {
             count(&mut holding.connections, is_there);
         });
     }
 
-    /// Another carrier of a program's is full, or one is not any more.
+    /// Counts a full carrier of a program, or counts one off.
     pub(super) fn count_full_carrier(&mut self, program: Program, is_full: bool) {
         self.change(program, |holding| {
             count(&mut holding.full_carriers, is_full);
@@ -207,7 +208,7 @@ impl Rings {
         let bytes_max = match asker {
             Asker::Flowing => share,
             Asker::Early => share / 8 * 7,
-            // Some rings are for those that are stuck, however many there are.
+            // Some rings are always left for stuck connections, however many there are.
             Asker::Stuck => share / 8 * 7 - self.held_by(program).carrier_bytes().min(share / 2),
         };
         self.take_within(0, program, bytes_max)
@@ -225,7 +226,8 @@ impl Rings {
         self.take_within(size_for(bytes)?, program, self.share(program) / 2)
     }
 
-    /// A ring of at least `bytes`, for what is there already; at most [`RING_BYTES_MAX`].
+    /// A ring of at least `bytes`, regardless of the budget, for bytes that already exist; at most
+    /// [`RING_BYTES_MAX`].
     pub(super) fn take_anyway(&mut self, bytes: usize, program: Program) -> Ring {
         self.give(size_for(bytes).unwrap_or(SIZES - 1), program)
     }
@@ -279,7 +281,8 @@ impl Rings {
         ring
     }
 
-    /// A program takes in the connection that has a ring.
+    /// A program accepts the connection that has a ring: the ring counts for that program from now
+    /// on.
     pub(super) fn count_for(&mut self, ring: &mut Ring, program: Program) {
         let bytes = ring.len();
         self.change(ring.program, |holding| holding.ring_bytes -= bytes);
@@ -309,7 +312,7 @@ impl Rings {
         self.cold[size].pop().expect("just mapped")
     }
 
-    /// A connection is done with a ring.
+    /// A connection gives a ring back.
     pub(super) fn put(&mut self, mut ring: Ring) {
         let (size, bytes) = (ring.size, ring.len());
         self.change(ring.program, |holding| holding.ring_bytes -= bytes);
@@ -342,7 +345,7 @@ impl Rings {
         self.refused
     }
 
-    /// Programs whose share had no room since this was last asked.
+    /// Programs whose share had no room since the last call.
     #[inline]
     pub(super) fn take_wanting(&mut self) -> BTreeSet<Program> {
         std::mem::take(&mut self.wanting)
@@ -518,7 +521,7 @@ mod tests {
         assert_eq!((rings.carrier_bytes(), rings.all.connections), (0, 0));
     }
 
-    /// Neither connections that do nothing nor gaps, whichever come first.
+    /// Neither idle connections nor gaps keep others out, whichever come first.
     #[test]
     fn a_connection_that_flows_finds_room_whatever_others_hold() {
         for gaps_first in [true, false] {

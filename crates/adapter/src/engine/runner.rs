@@ -1,5 +1,5 @@
-//! The engine's thread: gathers what link, programs and daemon have, feeds the engine, and carries
-//! out what it answers.
+//! The engine's thread: takes frames, bytes and commands from the link, the programs and the
+//! daemon, passes them to the engine, and carries out the engine's answers.
 
 mod connections;
 mod opens;
@@ -44,17 +44,17 @@ use super::transmitter::FrameTransmitter;
 use crate::entropy;
 use crate::epoll::EVENTS_PER_TURN;
 
-/// The parts that a thread has to itself from the start.
+/// The private parts of a thread, made at the start.
 pub(super) struct Own {
     pub(super) share: Share,
     pub(super) link: Link,
     pub(super) inbox: Inbox,
     pub(super) channels: Channels,
-    /// The first thread's: programs come there.
+    /// Only in the first thread: programs connect there.
     pub(super) arrivals: Option<Arrivals>,
 }
 
-/// Carriers and commands may wait for so many looks at the link.
+/// Carriers and commands may wait for this many looks at the link.
 const LOOKS_BETWEEN_POLLS: u32 = 8;
 
 pub(super) struct Runner {
@@ -70,16 +70,16 @@ pub(super) struct Runner {
     /// Our addresses, each with its loopback alias.
     own: Vec<(IpAddr, IpAddr)>,
     loopback_aliases: LoopbackAliases,
-    /// For carriers to programs that listen.
+    /// Ports for carriers to listening programs.
     ports: Ports,
     mtu: u16,
     mtu_is_fixed: bool,
-    /// How long to wait after a wake-up for more, and how many frames to take in a row.
+    /// How long to wait for more work after a wake-up, and how many frames to take in a row.
     coalesce: Duration,
     batch: usize,
     /// Payload of large frames is received where the program reads it.
     splits_headers: bool,
-    /// Most connections of one program, or in the name of one listener's.
+    /// The most connections of one program, including those to its listeners.
     quota: usize,
     /// Most memory of all threads together.
     memory_bytes: usize,
@@ -103,7 +103,7 @@ pub(super) struct Runner {
     spinning: Spinning,
     receiver: FrameReceiver,
     transmitter: FrameTransmitter,
-    /// Looks until the next that asks the poller, too.
+    /// Number of looks until the next one that also asks the poller.
     looks_before_polling: u32,
     passed_on: PassedOn,
     pruning: Pruning,
@@ -235,7 +235,7 @@ impl Runner {
             self.settle();
             self.prune();
             self.transmit();
-            // A way may lead to a neighbour that has to be found.
+            // The next hop may be a neighbour that has to be found.
             if self.find_ways() {
                 self.transmit();
             }
@@ -253,8 +253,8 @@ impl Runner {
         }
     }
 
-    /// Waits for something to do, looking before sleeping while that pays. Channels with a bit in
-    /// the ready bitmaps are due afterwards.
+    /// Waits for work: spins while that pays, then sleeps. Channels with a bit in the ready bitmaps
+    /// are due afterwards.
     fn wait(&mut self, events: &mut Vec<poller::Event>) -> io::Result<()> {
         let mut spinning = std::mem::take(&mut self.spinning);
         let mut result = self.look(events);
@@ -276,8 +276,8 @@ impl Runner {
             self.report.sleeps += 1;
             spinning.slept(asleep.elapsed());
             if !self.coalesce.is_zero() && result.is_ok() && !events.is_empty() {
-                // As an adapter delays its interrupt: what comes meanwhile needs no wake-up of its
-                // own.
+                // Like interrupt coalescing of a network card: work that comes meanwhile needs no
+                // wake-up of its own.
                 std::thread::sleep(self.coalesce);
             }
         }
@@ -285,9 +285,9 @@ impl Runner {
         result
     }
 
-    /// Looks for something to do without sleeping; true when there is. The link and the ready
-    /// bitmaps are asked each time; the poller, which costs as much as both together, now and then,
-    /// unless it had something the last time.
+    /// Looks for work without sleeping; true when there is some. The link and the ready bitmaps are
+    /// checked each time. The poller costs as much as both together, so it is checked only from
+    /// time to time, unless it had events the last time.
     fn look(&mut self, events: &mut Vec<poller::Event>) -> io::Result<bool> {
         let mut found = self.sweep();
         found |= self.settle_copies();
@@ -310,7 +310,7 @@ impl Runner {
             .is_some_and(|due| due <= self.now())
     }
 
-    /// Has programs ring from here on. True when one has left news before it could know.
+    /// Makes programs ring from now on. True when a program has left news before it could see that.
     fn begin_sleep(&mut self) -> bool {
         self.channels.set_sleeping(true);
         let has_news = self.sweep();
@@ -337,7 +337,7 @@ impl Runner {
         self.channels.sweep(each, has_claimed)
     }
 
-    /// Has what copies have brought published; true when there was some.
+    /// Publishes the bytes of completed copies; true when there were any.
     #[inline]
     fn settle_copies(&mut self) -> bool {
         if !self.streams.copying.is_busy() {
@@ -415,14 +415,14 @@ impl Runner {
         engine.into_iter().chain(others).min()
     }
 
-    /// Hands frames of the link to the engine, until there are none or others should have their
-    /// turn; true when there were some.
+    /// Passes frames of the link to the engine, until there are none or others have their turn.
+    /// True when there were any.
     fn take_frames(&mut self) -> bool {
         if self.passed_on.is_stalled() && !self.resume() {
             return false;
         }
-        // No other program comes while frames are taken: who guesses wrong puts bytes where one
-        // could see them.
+        // No other program is added while frames are taken, because a wrong guess puts bytes where
+        // another program could see them.
         let is_guessing =
             self.splits_headers && self.receiver.is_run() && self.link.device.has_to_guess();
         let clients = is_guessing.then(|| self.common.clients.unchanging());
@@ -447,7 +447,7 @@ impl Runner {
             }
             taken += count;
             if self.passed_on.is_stalled() {
-                // Frames that wait there are no news meanwhile.
+                // Meanwhile frames on the link must not wake this thread.
                 self.unwatch_link();
                 return true;
             }
@@ -455,7 +455,7 @@ impl Runner {
         true
     }
 
-    /// Receives again, if the other thread has room again for the frame that was kept.
+    /// Receives again, if the other thread has room for the kept frame now.
     #[cold]
     fn resume(&mut self) -> bool {
         let is_over = self.passed_on.resume(&self.common.doors);
@@ -467,10 +467,11 @@ impl Runner {
 
     fn watch_link(&mut self) {
         if self.link.device.is_over() {
-            // The next change of an interface may bring another one.
+            // A later change may bring a new interface.
             return;
         }
-        // Without it frames are found only by looking: as good as lost, and said so.
+        // Without epoll, frames would be found only by spinning, so they count as lost, and that is
+        // reported.
         for queue in self.link.device.queues() {
             let watched = self.poller.watch(queue, Source::Link);
             self.report.frames_lost += u64::from(watched.is_err());
@@ -505,7 +506,7 @@ impl Runner {
         let flow = self.flows.get(slot as usize).and_then(Option::as_ref);
         let slot = match flow {
             Some(flow) if flow.carrier.serial == serial => Some(slot),
-            // Its carrier serves another connection by now, or none.
+            // The carrier serves another connection by now, or none.
             _ => self.carriers.note(serial, bits, &mut self.channels),
         };
         let flow = slot.and_then(|slot| Some((slot, self.flows.get_mut(slot as usize)?.as_mut()?)));
@@ -515,7 +516,7 @@ impl Runner {
         }
     }
 
-    /// Goes on until neither the engine nor the programs' sockets have anything to say.
+    /// Works until neither the engine nor the programs' sockets have anything to do.
     fn settle(&mut self) {
         loop {
             while let Some(event) = self.engine.poll_event() {
@@ -579,7 +580,7 @@ impl Runner {
         }
     }
 
-    /// A connection's flow, which is going to be looked at.
+    /// A connection's flow, which is also marked as due.
     fn flow(&mut self, id: ConnectionId) -> Option<&mut Flow> {
         let flow = self.flows.get_mut(id.index())?.as_mut()?;
         if flow.id != id {
@@ -621,12 +622,12 @@ impl Runner {
             Next::RemoteGone => {}
             Next::ProgramGone => {
                 let (id, has_joined) = (flow.id, flow.stage != Stage::Joining);
-                // Its last bytes go before the reset.
+                // Its last bytes are sent before the reset.
                 self.transmit();
                 let _ = self.engine.abort(now, id);
                 self.report.programs_gone += 1;
                 if !has_joined {
-                    // Nobody took it: perhaps there is nobody any more.
+                    // No program accepted it: perhaps the listener is gone.
                     self.doubt_listeners();
                 }
             }
@@ -654,7 +655,7 @@ impl Runner {
     }
 }
 
-/// Has the poller watch everything that is there from the start.
+/// Registers all initial descriptors with the poller.
 fn watch_all(
     poller: &Poller,
     link: &Link,

@@ -1,5 +1,5 @@
-//! The operator's settings of the engine: its link, its addresses, its routes, and which
-//! destinations are its business.
+//! The operator's settings of the engine: its link, its addresses, its routes, and the destinations
+//! that it serves.
 //!
 //! These words serve as command line options and, one to a line, as a file:
 //!
@@ -65,18 +65,18 @@ pub(crate) use self::rule::{prefix, rule_of, spell};
 pub use self::share::Share;
 pub(super) use self::value::name_of;
 
-/// Everything an engine needs to be told.
+/// All settings of an engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// The link's device.
     pub device: Device,
     /// The engine's addresses, each with its prefix length.
     pub addresses: Vec<(IpAddr, u8)>,
-    /// The host's addresses that the engine shares with the kernel, which are then all that it has:
-    /// `addresses` are these, with the prefix lengths that the kernel knows.
+    /// The host's addresses that the engine shares with the kernel. If there are any, the engine
+    /// has no others: `addresses` are these, with the kernel's prefix lengths.
     pub shares: Vec<Share>,
-    /// Ports of shared addresses from which connections of programs go out; `None`: these are the
-    /// kernel's.
+    /// Ports of shared addresses from which connections of programs go out. `None`: such
+    /// connections go through the kernel.
     pub outgoing: Option<RangeInclusive<u16>>,
     /// Where everything beyond the link goes; at most one of each family.
     pub gateways: Vec<IpAddr>,
@@ -84,9 +84,9 @@ pub struct Settings {
     pub mtu: Option<u16>,
     /// The kernel cuts our segments.
     pub lso: bool,
-    /// The kernel hands us segments uncut.
+    /// The kernel passes us unsplit segments.
     pub lro: bool,
-    /// The work with checksums. An xdp link does none of it, whatever this says.
+    /// The work with checksums. An xdp link does none of it, whatever the setting is.
     pub checksum: Checksum,
     /// Payload of large frames is received straight into the program's ring, and headers apart.
     pub split_headers: bool,
@@ -112,16 +112,16 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The rules, and those that follow: what the engine can reach is its business for programs
-    /// that ask for it. That goes for our own addresses, too: such programs know them from the
-    /// routing page, and what stands in for them.
+    /// The rules, and those that follow from the addresses: for programs that ask for the engine,
+    /// it serves all destinations that it can reach. This includes its own addresses; such programs
+    /// know them and their aliases from the routing page.
     pub fn all_rules(&self) -> Vec<Rule> {
         let on_link =
             |&(ip, bits): &(IpAddr, u8)| rule_of(ip, bits, 0, RuleAction::OffloadOnRequest);
         let beyond = |ip: &IpAddr| rule_of(*ip, 0, 0, RuleAction::OffloadOnRequest);
         let mut rules = self.rules.clone();
         if !self.gateways.is_empty() || self.outgoing.is_some() {
-            // "Everything" is not what is this host's own.
+            // "Everything" does not include this host's own addresses.
             let own: [(IpAddr, u8); 4] = [
                 ([127, 0, 0, 0].into(), 8),
                 (Ipv6Addr::LOCALHOST.into(), 128),
@@ -133,10 +133,11 @@ impl Settings {
         if self.shares.is_empty() {
             rules.extend(self.addresses.iter().map(on_link));
         } else if self.outgoing.is_some() {
-            // Frames to ourselves would not come back.
+            // The engine would not receive its own frames.
             let own = |share: &Share| rule_of(share.ip, share.alone().1, 0, RuleAction::Direct);
             rules.extend(self.shares.iter().map(own));
-            // The kernel knows which of these go by the link: it is asked for each connection.
+            // The kernel knows which of these destinations use the link; it is asked for each
+            // connection.
             for everywhere in [IpAddr::from([0; 4]), IpAddr::from([0; 16])] {
                 let is_of_family = |share: &Share| share.ip.is_ipv4() == everywhere.is_ipv4();
                 if self.shares.iter().any(is_of_family) {

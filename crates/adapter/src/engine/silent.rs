@@ -1,18 +1,18 @@
-//! Carriers at the relay that have not said, or not in full, what they are for.
+//! Carriers at the relay whose preamble is not complete.
 //!
-//! A program says it within a moment. A carrier that is silent for long stays silent, and is
-//! closed; where there are too many, the oldest are closed: a program that floods the relay drives
-//! out its own first.
+//! A program sends its preamble within a moment. A carrier that is silent for long is closed. If
+//! there are too many, the oldest are closed, so a program that floods the relay mostly loses its
+//! own carriers.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// How long a carrier may be silent.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(2);
-/// How many of them.
+/// The most silent carriers.
 pub(super) const COUNT_MAX: usize = 4096;
 
-/// Silent carriers by number: the later one came, the higher its number.
+/// Silent carriers by number. Later carriers have higher numbers.
 #[derive(Debug)]
 pub(super) struct Silent<T> {
     by_number: BTreeMap<u64, (T, Instant)>,
@@ -34,7 +34,7 @@ impl<T> Silent<T> {
         self.next
     }
 
-    /// How many went because there were too many.
+    /// Adds a carrier. Returns how many were dropped because there were too many.
     pub(super) fn insert(&mut self, one: T, now: Instant) -> usize {
         self.by_number.insert(self.next, (one, now));
         self.next += 1;
@@ -57,7 +57,7 @@ impl<T> Silent<T> {
         self.by_number.is_empty()
     }
 
-    /// Those that have been silent for too long go; how many did.
+    /// Drops carriers that have been silent for too long. Returns how many.
     pub(super) fn forget_old(&mut self, now: Instant) -> usize {
         let before = self.by_number.len();
         while let Some(oldest) = self.by_number.first_entry() {

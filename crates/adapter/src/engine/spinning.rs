@@ -1,8 +1,8 @@
 //! How long the engine's thread looks for more work before it sleeps.
 //!
-//! A sleep costs a wake-up, and a program a system call to cause it; looking costs a core. The
-//! decision is [`toehold_stream::spin`]'s, as in the programs. Between looks the processor is given
-//! away, to the programs we wait for.
+//! A sleep costs a wake-up, and the program a system call to cause it; spinning keeps a core busy.
+//! [`toehold_stream::spin`] decides, as in the programs. Between looks the thread yields to the
+//! programs for which it waits.
 
 use std::time::{Duration, Instant};
 

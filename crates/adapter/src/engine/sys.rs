@@ -18,8 +18,8 @@ use super::ports::Ports;
 use crate::listener::check;
 
 /// The relay's listener: programs connect to it instead of a remote. A carrier that it accepts is
-/// reset when we die, never delayed, and has urgent bytes in their place (RFC 6093): read past them
-/// and one of the program's would be lost.
+/// reset when we die, is never delayed, and keeps urgent bytes inline (RFC 6093): otherwise an
+/// urgent byte of the program would be lost.
 pub(super) fn relay_listener() -> io::Result<TcpListener> {
     let local = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0);
     let listener = socket_for(&local)?;
@@ -40,8 +40,8 @@ pub(super) fn bound_socket(
 ) -> io::Result<TcpStream> {
     let socket = socket_for(&SocketAddr::new(source, 0))?;
     let is_bound = bind_to_free(&socket, source, ports, fit)?;
-    // Only now: with it, a port of our choice would be ours although another carrier has it.
-    // Programs that listen may have it with us.
+    // Set only after the bind: before, it would allow us a port that another carrier has. It lets
+    // listening programs use the port as well.
     sockopt::set_socket_reuseaddr(&socket, true)?;
     if !is_bound {
         bind(&socket, &SocketAddr::new(source, 0))?;
@@ -52,8 +52,8 @@ pub(super) fn bound_socket(
 }
 
 /// Sets the options that all carriers have in common; a listener's carriers take over those of the
-/// listener. The kernel keeps little for a program that does not read: it has what its own receive
-/// buffer takes, and the rest is in our ring, which the remote's window is about.
+/// listener. The kernel's send buffer is small: for a program that does not read, its own receive
+/// buffer takes some bytes, and the rest stays in our ring, to which the remote's window refers.
 pub(super) fn prepare_carrier(socket: &impl AsFd) -> io::Result<()> {
     sockopt::set_socket_oobinline(socket, true)?;
     sockopt::set_tcp_nodelay(socket, true)?;
@@ -77,7 +77,7 @@ fn bind_to_free(
     Ok(false)
 }
 
-/// Begins to connect; completion shows as room to write.
+/// Begins to connect. The socket becomes writable when it is connected.
 pub(super) fn begin_connect(socket: &TcpStream, to: SocketAddr) -> io::Result<()> {
     match connect(socket, &to) {
         Ok(()) | Err(Errno::INPROGRESS) => Ok(()),
@@ -85,14 +85,14 @@ pub(super) fn begin_connect(socket: &TcpStream, to: SocketAddr) -> io::Result<()
     }
 }
 
-/// Whether closing a socket resets its connection, as it would if we died, or ends it in order.
+/// Sets whether closing a socket resets its connection, as our death would, or ends it in order.
 pub(super) fn reset_when_closed(socket: &impl AsFd, reset: bool) -> io::Result<()> {
     let linger = reset.then_some(Duration::ZERO);
     Ok(sockopt::set_socket_linger(socket, linger)?)
 }
 
-/// Has a socket fail once the other end is closed and the kernel waits for our end of the stream no
-/// longer (`tcp_fin_timeout`, tcp(7)).
+/// Makes a socket report an error once the other end is closed and the kernel no longer waits for
+/// our end of the stream (`tcp_fin_timeout`, tcp(7)).
 pub(super) fn tell_when_gone(socket: &impl AsFd) -> io::Result<()> {
     let idle = Duration::from_secs(fin_timeout_seconds() + 1);
     sockopt::set_tcp_keepidle(socket, idle)?;
@@ -100,18 +100,18 @@ pub(super) fn tell_when_gone(socket: &impl AsFd) -> io::Result<()> {
     Ok(sockopt::set_socket_keepalive(socket, true)?)
 }
 
-/// How long the kernel keeps a closed socket whose other end is not: asked once.
+/// How long the kernel keeps a closed socket whose other end is open. Read once.
 fn fin_timeout_seconds() -> u64 {
     static SECONDS: OnceLock<u64> = OnceLock::new();
     *SECONDS.get_or_init(|| {
         let setting = fs::read_to_string("/proc/sys/net/ipv4/tcp_fin_timeout");
         let seconds = setting.ok().and_then(|text| text.trim().parse().ok());
-        // The value where nobody has changed it.
+        // The default value.
         seconds.unwrap_or(60).clamp(1, 3600)
     })
 }
 
-/// Sends one urgent byte. A read that knows nothing of it never sees it.
+/// Sends one urgent byte. An ordinary read never returns it.
 pub(super) fn send_urgent(socket: &TcpStream, byte: u8) -> io::Result<()> {
     let flags = SendFlags::OOB | SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     send(socket, &[byte], flags)?;
@@ -162,8 +162,8 @@ fn set_tcp(socket: &impl AsFd, name: libc::c_int, value: libc::c_int) -> io::Res
     check(unsafe { libc::setsockopt(fd, libc::IPPROTO_TCP, name, at, length) })
 }
 
-/// Takes a connection from a listener of IPv4, non-blocking, and says whose it is; `None` when
-/// nobody waits.
+/// Accepts a connection from an IPv4 listener, non-blocking, with its remote address; `None` when
+/// none waits.
 pub(super) fn accept(listener: &TcpListener) -> io::Result<Option<(TcpStream, SocketAddr)>> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     match acceptfrom_with(listener, flags) {
@@ -177,13 +177,13 @@ pub(super) fn accept(listener: &TcpListener) -> io::Result<Option<(TcpStream, So
     }
 }
 
-/// Bytes that the kernel keeps of what a program's receive buffer does not take.
+/// The most bytes in the kernel's send buffer that a program's receive buffer does not take.
 const UNSENT_BYTES_MAX: libc::c_int = 64 << 10;
-/// Programs that may wait to be taken in.
+/// The most programs that may wait to be accepted.
 const RELAY_BACKLOG: i32 = 4096;
-/// Ports tried before the kernel is to choose.
+/// Ports that are tried before the kernel chooses.
 const PORTS_TRIED_MAX: usize = 16;
 /// How often to look whether a socket is gone, once it could be.
 const GONE_PROBE_INTERVAL: Duration = Duration::from_secs(10);
-/// How long the kernel keeps back who connects and says nothing.
+/// How long the kernel holds back connections without data.
 const SILENCE_SECONDS: libc::c_int = 1;

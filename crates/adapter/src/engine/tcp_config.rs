@@ -11,14 +11,16 @@ use toehold_tcp::{
 use super::endpoint::{FIRST_WINDOW_LOG2, LONG_WINDOW_LOG2, WINDOW_LOG2};
 use super::settings::{ConnectionSettings, DeviceKind, Settings, spell};
 
-/// The largest segment we leave to the link: an IP packet has 16 bits for its length.
+/// The largest segment that we give to the link to split: an IP packet has 16 bits for its length.
 pub(super) const LARGE_SEGMENT_BYTES: u32 = 64_000;
-/// The receive window to begin with, as on Linux: what a remote can send to a program that does not
-/// accept or read. It grows as the program reads.
+/// The initial receive window, as on Linux: the most that a remote can send to a program that does
+/// not accept or read. It grows as the program reads.
 pub(super) const RECEIVE_BYTES: u32 = 64 << 10;
-/// A program that has taken so much reads: the buffers between hold less.
+/// A program that has taken this many bytes certainly reads, because the buffers on the way hold
+/// less.
 pub(super) const PROOF_OF_READING_BYTES: u64 = 384 << 10;
-/// A path is long from this round trip on: a smaller window holds 2 Gbit/s back there.
+/// From this round-trip time on a path counts as long: there the smaller window limits the rate to
+/// 2 Gbit/s.
 const LONG_ROUND_TRIP: Duration = Duration::from_millis(4);
 
 /// Everything that is not on the link goes to the gateway of its family.
@@ -60,14 +62,15 @@ pub(super) fn config(settings: &Settings, mac: [u8; 6], mtu: u16, share: Share) 
     let addresses: Vec<InterfaceAddress> = addresses.collect();
     let medium = Medium::Ethernet {
         mac: MacAddress(mac),
-        // Where the kernel has the addresses as well, it answers for them, and it finds neighbours.
+        // If addresses are shared with the kernel, the kernel answers for them, and finds
+        // neighbours.
         resolve: settings.shares.is_empty(),
     };
     let config = Config::new(medium, mtu, addresses[0]);
     let engines = share.count() as u32;
     Config {
         share,
-        // The host's limits, not an engine's.
+        // The limit is for the host, so it is divided among the engines.
         challenges_per_second_max: config.challenges_per_second_max / engines,
         refusals_per_second_max: config.refusals_per_second_max / engines,
         echo_replies_per_second_max: config.echo_replies_per_second_max / engines,
@@ -82,8 +85,8 @@ pub(super) fn config(settings: &Settings, mac: [u8; 6], mtu: u16, share: Share) 
     }
 }
 
-/// How relayed connections behave. Small segments go out at once: the program's own socket has
-/// Nagle's rule, if the program wants it.
+/// The options of relayed connections. Small segments are sent at once: the program's own socket
+/// applies Nagle's rule, if the program wants it.
 pub(super) fn options(settings: &ConnectionSettings) -> Options {
     Options {
         nodelay: true,
@@ -104,8 +107,8 @@ pub(super) fn options(settings: &ConnectionSettings) -> Options {
 }
 
 /// Capacity of our ring in a new channel, and of the largest one, each as a power of two: a program
-/// has to show that it reads. Nobody would say that it has read from a ring that the remote cannot
-/// fill by half, as without window scaling.
+/// first has to show that it reads. Without window scaling the remote cannot fill half of a large
+/// ring, and then the program would never ring.
 pub(super) fn first_and_largest_log2(info: Option<ConnectionInfo>, is_reader: bool) -> (u32, u32) {
     let largest = info.as_ref().map_or(WINDOW_LOG2, window_log2);
     let is_scaled = info.is_some_and(|info| info.window_scales.is_some());
@@ -136,8 +139,8 @@ pub(super) fn window_bytes(info: &ConnectionInfo, window_bytes_max: u32) -> u32 
     }
 }
 
-/// Whether so many bytes in so much time are more than a channel's rings should hold of a round
-/// trip. A ring that is more than half full of bytes in flight has too little room for the rest.
+/// Whether this rate fills more than half of a channel's rings with bytes in flight. Then a ring
+/// has too little room for other bytes.
 pub(super) fn outgrows_channel(info: &ConnectionInfo, bytes: u64, span: Duration) -> bool {
     let round_trip = info.round_trip_minimum.as_micros();
     let in_flight = u128::from(bytes) * u128::from(round_trip);
@@ -145,8 +148,8 @@ pub(super) fn outgrows_channel(info: &ConnectionInfo, bytes: u64, span: Duration
     is_long(info) && in_flight > half_ring
 }
 
-/// The shortest round trip tells the length of the path. The others have waited in queues too, our
-/// own rings among them: more room would only make those longer.
+/// The shortest round trip is the length of the path. Longer ones include time in queues, such as
+/// our own rings, and more room would only make the queues longer.
 fn is_long(info: &ConnectionInfo) -> bool {
     info.round_trip_minimum >= LONG_ROUND_TRIP
 }

@@ -1,8 +1,9 @@
-//! Client tokens: a carrier's token says which client the carrier belongs to.
+//! Client tokens: a carrier's token identifies its client.
 //!
-//! The relay is a port of loopback, which every local user can reach. A carrier's request is done
-//! for the client whose token it shows, and is refused without a token; quotas count by client. The
-//! daemon gives each client a token and takes it back; the engine's thread only looks.
+//! The relay is a port of loopback, which every local user can reach. A carrier's request is made
+//! for the client whose token it shows, and is refused without a valid token. Quotas are counted by
+//! client. The daemon gives a token to each client and revokes it; the engine's thread only reads
+//! them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -14,7 +15,7 @@ use super::Holder;
 use crate::entropy;
 use crate::registry::ClientId;
 
-/// The tokens of all clients that asked for one: as many as there are clients, at most.
+/// The tokens of all clients that have asked for one: at most one for each client.
 #[derive(Debug, Default)]
 pub(super) struct Tokens(Mutex<Book>);
 
@@ -25,7 +26,7 @@ struct Book {
 }
 
 impl Tokens {
-    /// A client's token: one, however often it asks.
+    /// A client's token. A client always gets the same one.
     ///
     /// # Errors
     /// When the kernel has no random numbers.
@@ -41,7 +42,7 @@ impl Tokens {
         Ok(token)
     }
 
-    /// A client is gone, and its token is nobody's.
+    /// Revokes the token of a client that is gone.
     pub(super) fn take_back(&self, client: ClientId) {
         let mut book = self.book();
         if let Some(token) = book.by_client.remove(&client) {

@@ -6,7 +6,8 @@
 //!   AF_XDP   headers, and a copy of the payload behind them ──► memory that the link sends from
 //! ```
 //!
-//! A device takes one piece in faster than several: up to a page the copy costs less than that.
+//! A device takes a frame in one piece faster than in several: up to a page, the copy costs less
+//! than the difference.
 
 use toehold_link::{VnetHeader, XdpSocket};
 use toehold_tcp::{ChecksumSum, ChecksumWork, HEADER_BUFFER_BYTES, Memory, Transmit};
@@ -15,14 +16,14 @@ use super::device::{Device, Written};
 use super::endpoint::Part;
 use super::memory::{PARTS_MAX, Streams};
 
-/// A frame as it was given to the link: its pieces in order.
+/// The pieces of a frame, in order, as given to the link.
 pub(super) type Pieces = [Part; 1 + PARTS_MAX];
 
 #[derive(Debug)]
 pub(super) struct FrameTransmitter {
-    /// Room for the link's metadata, headers, and what payload fits.
+    /// Room for the link's metadata, the headers, and payload that fits.
     frame: Box<[u8]>,
-    /// A larger payload whose checksum is ours to compute.
+    /// A larger payload whose checksum we have to compute.
     payload: Box<[u8]>,
 }
 
@@ -39,8 +40,8 @@ impl FrameTransmitter {
         &mut self.frame[VnetHeader::BYTES..]
     }
 
-    /// Gives a frame to the link, whose headers are in place: its pieces, and whether the link took
-    /// it.
+    /// Gives a frame with complete headers to the link. Returns its pieces, and whether the link
+    /// took it.
     pub(super) fn send(
         &mut self,
         device: &mut Device,
@@ -61,8 +62,8 @@ impl FrameTransmitter {
             let (id, offset) = (payload.connection, payload.offset);
             let is_ours_to_sum = matches!(transmit.offload.checksum, ChecksumWork::Payload { .. });
             if is_small || is_ours_to_sum {
-                // The checksum must cover the bytes that are sent: a copy that nobody else writes
-                // to.
+                // The checksum must match the bytes that are sent, so it is computed over a private
+                // copy.
                 let (headers, rest) =
                     self.frame[VnetHeader::BYTES..].split_at_mut(transmit.header_bytes);
                 let room = if is_small { rest } else { &mut *self.payload };
@@ -88,11 +89,11 @@ impl FrameTransmitter {
             // changed, which nothing does here.
             unsafe { device.send_raw(metadata, &pieces) }
         };
-        // As good as lost on the way otherwise: an interface that is down, or a queue that is full.
+        // Otherwise the frame counts as lost on the way: the interface is down, or a queue is full.
         (pieces, sent)
     }
 
-    /// As [`FrameTransmitter::send`], by memory that is the link's: the one copy there is.
+    /// As [`FrameTransmitter::send`], but copies the frame directly into the link's memory.
     fn send_from_memory(
         &mut self,
         socket: &mut XdpSocket,
@@ -104,7 +105,7 @@ impl FrameTransmitter {
         pieces[0] = (headers.as_ptr(), headers.len());
         let payload_bytes = transmit.payload.map_or(0, |payload| payload.bytes as usize);
         let end = headers.len() + payload_bytes;
-        // A larger MTU may have come since the memory was cut up.
+        // The MTU may have grown since the memory was divided.
         let room = socket.room().filter(|room| end <= room.len());
         let Some(room) = room else {
             return (pieces, false);

@@ -1,15 +1,14 @@
-//! Captures of the link: its frames, each with the engine's action, for those who ask.
+//! Captures of the link: its frames, each with the engine's action.
 //!
 //! ```text
 //!   engine's thread: frame ── describe ── Capture (pcapng) ── bounded queue
 //!                              ── thread of its own ── socket ── toehold capture
 //! ```
 //!
-//! Without a capture all this is one branch a frame. With one, the engine's thread copies and
-//! queues, and never waits for a reader: frames for which there is no room are left out and
-//! counted, in the capture itself. A reader that is gone ends its capture and nothing else. All
-//! threads write to the same captures, each frame with its time under one lock, so that a capture
-//! is in order.
+//! Without a capture all this is one branch a frame. With a capture, the engine's thread copies and
+//! queues frames, and never waits for a reader: frames without room are left out, and the capture
+//! itself contains their count. If a reader is gone, only its capture ends. All threads write to
+//! the captures. A lock covers each frame and its time, so that a capture is in order.
 
 mod describe;
 mod outbox;
@@ -30,7 +29,7 @@ use outbox::Outbox;
 /// Captures at a time.
 const CAPTURES_MAX: usize = 8;
 
-/// A wish to capture.
+/// A request for a capture.
 #[derive(Debug)]
 pub(super) struct Wanted {
     /// Where it goes.
@@ -71,12 +70,12 @@ impl Filter {
 #[derive(Debug, Default)]
 pub(super) struct Captures {
     sinks: Mutex<Vec<Sink>>,
-    /// How many there are, to be looked at for each frame. Relaxed: a capture begins with some
-    /// frame, whichever.
+    /// Number of captures, checked for each frame. Relaxed: it does not matter with which frame a
+    /// capture begins.
     count: AtomicUsize,
 }
 
-/// How things stood before a frame was taken in or made.
+/// The state before a frame was handled or made.
 #[derive(Debug)]
 pub(super) struct Before {
     counters: Counters,
@@ -85,22 +84,22 @@ pub(super) struct Before {
 }
 
 impl Captures {
-    /// Begins one. With too many it ends at once.
+    /// Begins a capture. It ends at once if there are too many.
     pub(super) fn begin(&self, link: &str, wanted: Wanted) {
         let mut sinks = self.lock();
         sinks.retain(|sink| !sink.outbox.is_abandoned());
         if sinks.len() < CAPTURES_MAX
             && let Some(mut sink) = Sink::new(link, wanted)
         {
-            // The reader learns at once that it is one.
+            // So the reader sees the capture's header at once.
             sink.flush();
             sinks.push(sink);
         }
         self.count.store(sinks.len(), Ordering::Relaxed);
     }
 
-    /// The engine's state before it handles a received frame, for its description; `None` when
-    /// nobody watches.
+    /// The engine's state before it handles a received frame, for its description; `None` without
+    /// captures.
     #[inline]
     pub(super) fn before_frame(&self, engine: &Engine, frame: &[u8]) -> Option<Before> {
         self.is_watched().then(|| Before::of(engine, frame))
@@ -149,7 +148,7 @@ impl Captures {
         }
     }
 
-    /// Hands over what has been gathered; forgets captures whose readers are gone.
+    /// Passes collected blocks to the outboxes; ends captures whose readers are gone.
     #[inline]
     pub(super) fn flush(&self) {
         if self.is_watched() {
@@ -169,8 +168,8 @@ impl Captures {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// A thread that panicked while it wrote has left out a frame, or a part of one: no reason to
-    /// panic, too.
+    /// If a thread panicked while it wrote, a frame is missing or incomplete; that is no reason to
+    /// panic here.
     fn lock(&self) -> MutexGuard<'_, Vec<Sink>> {
         self.sinks.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -226,7 +225,7 @@ struct Sink {
     /// Blocks that were not handed over yet.
     capture: Capture<Vec<u8>>,
     outbox: Outbox,
-    /// Frames left out: since the last that was not, and in all.
+    /// Frames left out: since the last written frame, and in all.
     lost: u64,
     lost_in_all: u64,
 }
@@ -263,7 +262,7 @@ impl Sink {
         let _ = self.capture.frame(&frame);
     }
 
-    /// False when nobody reads any more.
+    /// False when the reader is gone.
     fn flush(&mut self) -> bool {
         let blocks = std::mem::take(self.capture.get_mut());
         self.outbox.send(blocks)
@@ -271,7 +270,7 @@ impl Sink {
 }
 
 impl Drop for Sink {
-    /// The engine ends: what is there is the whole capture.
+    /// The engine ends: writes the collected blocks, which complete the capture.
     fn drop(&mut self) {
         let _ = self.capture.statistics(micros(), self.lost_in_all);
         self.flush();

@@ -1,4 +1,4 @@
-//! The way out of a capture: a bounded queue, and a thread that may wait for the reader so that the
+//! The output of a capture: a bounded queue, and a thread that waits for the reader, so that the
 //! engine need not.
 
 use std::io::{self, Write};
@@ -13,9 +13,9 @@ use crate::engine::sys;
 
 /// Bytes that may wait for a reader.
 pub(super) const QUEUE_BYTES_MAX: usize = 32 << 20;
-/// How often a thread whose reader does not read looks whether it is to end.
+/// How often a thread whose reader does not read checks whether it must end.
 const WRITE_TIMEOUT: Duration = Duration::from_millis(200);
-/// How long a reader may take over the rest when the engine ends.
+/// How long a reader may take for the rest when the engine ends.
 const ENDING_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
@@ -31,7 +31,7 @@ pub(super) struct Outbox {
 struct Shared {
     /// Bytes handed over and not written. Relaxed: it bounds memory, and orders nothing.
     queued: AtomicUsize,
-    /// The engine ends: a reader that does not read is waited for no longer.
+    /// The engine ends: do not wait any longer for a reader that does not read.
     is_ending: AtomicBool,
 }
 
@@ -56,7 +56,7 @@ impl Outbox {
         self.shared.queued.load(Ordering::Relaxed) + bytes <= QUEUE_BYTES_MAX
     }
 
-    /// True when nobody reads any more, whether or not the thread has noticed.
+    /// True when the reader is gone, even if the thread has not noticed it yet.
     pub(super) fn is_abandoned(&self) -> bool {
         sys::has_hung_up(&self.stream)
     }
@@ -78,12 +78,12 @@ impl Outbox {
 }
 
 impl Drop for Outbox {
-    /// Lets a reader that reads have the rest.
+    /// Gives the rest to a reader that still reads.
     fn drop(&mut self) {
         self.shared.is_ending.store(true, Ordering::Relaxed);
         self.batches = None;
         if let Some(thread) = self.thread.take() {
-            // Should it have panicked, that was said already.
+            // If the thread has panicked, that was already reported.
             let _ = thread.join();
         }
     }
