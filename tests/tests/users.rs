@@ -195,6 +195,69 @@ fn a_stranger_learns_and_changes_nothing() {
     }
 }
 
+/// A socket at a path where programs meet their adapter. It says how many bytes it hears first.
+const LISTENER_OF_A_FALSE_ADAPTER: &str = "
+import os, socket
+listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+listener.bind('adapter.sock')
+os.chmod('adapter.sock', 0o666)
+listener.listen()
+print('listening', flush=True)
+while True:
+    client, _ = listener.accept()
+    print('heard', len(client.recv(4096)), flush=True)
+";
+
+/// A program that has a connection.
+const CONNECTS: &str = "
+import socket
+listener = socket.create_server(('127.0.0.1', 0))
+client = socket.create_connection(listener.getsockname())
+server, _ = listener.accept()
+client.sendall(b'one')
+assert server.recv(3) == b'one'
+";
+
+/// The program is told where to look, and a stranger listens there. It connects, sees whose the
+/// listener is, and sends nothing. An adapter of its own user hears its hello.
+#[test]
+fn an_adapter_of_another_user_hears_nothing_from_a_program() {
+    let Some(host) = System::start(Path::new(PROGRAM)) else {
+        return;
+    };
+    for (user, hears) in [(STRANGER, false), (CLIENT, true)] {
+        let own = host.home(user);
+        let mut listener = Command::new("setpriv");
+        let number = user.to_string();
+        listener.args(["--reuid", &number, "--regid", &number, "--clear-groups"]);
+        listener.args(["--", PYTHON, "-c", LISTENER_OF_A_FALSE_ADAPTER]);
+        listener.current_dir(&own);
+        let name = format!("false-adapter.{user}");
+        let listener = Running::start(listener, &name, host.scratch());
+        let is_listening = || listener.stdout().contains("listening");
+        assert!(
+            wait_until(TIME_LIMIT, is_listening),
+            "{}",
+            listener.outputs()
+        );
+
+        let mut program = Command::new("setpriv");
+        let number = CLIENT.to_string();
+        program.args(["--reuid", &number, "--regid", &number, "--clear-groups"]);
+        program.args(["--", PYTHON, "-c", CONNECTS]);
+        program
+            .env("LD_PRELOAD", host.library())
+            .env("TOEHOLD_PATH", "direct");
+        program.env("TOEHOLD_RUNTIME_DIR", &own);
+        assert!(program.status().expect("it runs").success());
+
+        let has_heard = || listener.stdout().contains("heard");
+        assert!(wait_until(TIME_LIMIT, has_heard), "{}", listener.outputs());
+        let heard = listener.stdout();
+        assert_eq!(!heard.contains("heard 0\n"), hears, "{user}: {heard}");
+    }
+}
+
 /// Why the server of a pair is on the kernel, by what root is told, once that is `words`.
 fn assert_reason(host: &System, pair: &[Running; 2], words: &str) {
     let reasons = || {

@@ -13,17 +13,40 @@ use toehold_adapter::wire::{self, Received};
 use toehold_channel::rendezvous::{Kind, Message};
 use toehold_channel::table::COMMAND_NONE;
 
-/// A program with a worker that became another user, when it may: a connection of the worker's is
-/// offered a channel. The worker ends with the standard input, the program when it is killed.
+/// A program that has a connection, for which it is offered a channel.
 #[test]
 #[ignore = "run by the tests of this file, in another process"]
 fn role() {
-    let (_, dir) = support::program::role();
+    let (role, dir) = support::program::role();
     let stream = TcpStream::connect(("127.0.0.1", support::program::port())).expect("connected");
     let port = |address: std::io::Result<SocketAddr>| address.expect("connected").port();
     let (local, remote) = (port(stream.local_addr()), port(stream.peer_addr()));
-    let parent = FakeLibrary::new(&dir);
-    parent.settle();
+    let library = FakeLibrary::new(&dir);
+    library.settle();
+    match &*role {
+        "has-a-worker" => has_a_worker(library, stream, local, remote),
+        "names-process-1" => {
+            let table = library.table.words();
+            let mut places = table.header().family.iter();
+            let free = places.find(|place| place.load(Ordering::Relaxed) == 0);
+            free.expect("a place").store(1, Ordering::Relaxed);
+            let end = library.pair(false, local, remote);
+            // As if process 1 held the connection, too.
+            library
+                .table
+                .entry(end.entry)
+                .holders
+                .store(2, Ordering::Relaxed);
+            library.offer();
+            support::program::stay();
+        }
+        _ => panic!("no such role: {role}"),
+    }
+}
+
+/// A program with a worker that became another user, when it may: the connection is the worker's.
+/// The worker ends with the standard input, the program when it is killed.
+fn has_a_worker(parent: FakeLibrary, stream: TcpStream, local: u16, remote: u16) {
     // SAFETY: nothing else runs in this process; the child ends without returning.
     let pid = unsafe { libc::fork() };
     assert!(pid >= 0, "fork");
@@ -77,6 +100,16 @@ fn a_worker_outlives_the_parent_that_brought_it() {
     scene.program.kill();
     scene.assert_untold();
     drop(stdin);
+    scene.assert_told();
+}
+
+/// A program enters process 1 into its table as a member of its family, and dies. The adapter looks
+/// into that process, which has not mapped the table: none of the family is left.
+#[test]
+fn a_process_that_only_the_table_names_is_no_member_of_the_family() {
+    let mut scene = Scene::with("names-process-1");
+    scene.assert_untold();
+    scene.program.kill();
     scene.assert_told();
 }
 
