@@ -62,6 +62,10 @@ pub(crate) const CASES: &[Case] = &[
         outside::nested_tells,
     ),
     Case::pair(
+        "member_of_one_of_many_nested_epolls_wakes_the_outside",
+        outside::nested_many,
+    ),
+    Case::pair(
         "instance_is_quiet_at_an_end_nobody_asked_for_after_a_refusal",
         outside::quiet_after_a_refusal,
     ),
@@ -127,6 +131,10 @@ pub(crate) const CASES: &[Case] = &[
     Case::roles(
         "full_event_arrays_starve_no_ordinary_member",
         fairness::turns,
+    ),
+    Case::roles(
+        "instances_inside_are_starved_by_no_other_member",
+        fairness::turns_of_nested,
     ),
     Case::roles("news_comes_in_the_order_it_was_sent", fairness::order),
     Case::pair(

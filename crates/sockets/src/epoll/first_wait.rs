@@ -82,7 +82,7 @@ fn begin(instance: Instance) {
     take_nested(epoll);
     // The kernel refuses circles. When one is removed meanwhile, the last one moves to its place.
     // The last one is visited first here, so it is not missed.
-    for inner in epoll.known_nested().iter().rev() {
+    for inner in epoll.known_nested().rev() {
         if let Some(inner) = Instance::numbered(inner.number.load(Ordering::Relaxed)) {
             begin(inner);
         }

@@ -13,13 +13,14 @@ use crate::connection::Connection;
 use crate::epoll::instance::{BATCH, Epoll, MEMBERS};
 use crate::epoll::kernel_registrations::kick;
 use crate::epoll::lists::{pop_ready, push_news, push_ready};
+use crate::epoll::nested::Told;
 use crate::epoll::parked::{listener_events, wake_one};
 use crate::epoll::registration::{EDGE, READINESS, Registration, peer_tail, registration};
 use crate::system::sys;
 use crate::waiting::ready;
 
 /// Members taken off the ready list for one harvest.
-pub(super) struct Batch {
+struct Batch {
     /// The instance's generation when the call began, so that a member of the next instance is not
     /// harvested.
     generation: u32,
@@ -30,7 +31,7 @@ pub(super) struct Batch {
 
 impl Batch {
     #[inline(always)]
-    pub(super) fn new(generation: u32) -> Batch {
+    fn new(generation: u32) -> Batch {
         Batch {
             generation,
             numbers: [const { MaybeUninit::uninit() }; BATCH],
@@ -135,10 +136,25 @@ impl Epoll {
         }
     }
 
+    /// As [`Epoll::sweep_and_harvest`], with events of nested instances. Those are recorded in
+    /// `told`.
+    #[inline]
+    pub(super) fn sweep_and_harvest_all(
+        &self,
+        generation: u32,
+        out: &mut [epoll_event],
+        told: &mut Told,
+    ) -> usize {
+        match self.nested_count.load(Ordering::Relaxed) {
+            0 => self.sweep_and_harvest(generation, out),
+            _ => self.harvest_beside_nested(generation, out, told),
+        }
+    }
+
     /// [`Epoll::sweep`] and the first half of [`Epoll::harvest`], of at most `most` members. On
     /// true the caller goes on with [`Epoll::tell`], with room for `most` events.
     #[inline(always)]
-    pub(super) fn sweep_and_take(&self, batch: &mut Batch, most: usize) -> bool {
+    fn sweep_and_take(&self, batch: &mut Batch, most: usize) -> bool {
         let _held = self.lock.lock();
         let has_any = self.sweep_held();
         if has_any {
@@ -148,7 +164,7 @@ impl Epoll {
     }
 
     /// The second half of a harvest. The caller does not hold the lock.
-    pub(super) fn tell(&self, batch: &Batch, out: &mut [epoll_event], consume: bool) -> usize {
+    fn tell(&self, batch: &Batch, out: &mut [epoll_event], consume: bool) -> usize {
         let members = batch.members();
         if members.len() > 1 {
             // For a single member a prefetch gains nothing.

@@ -19,8 +19,10 @@ pub(super) const PAIRS_MAX: usize = 1024;
 pub(super) const POLLED_MAX: usize = 512;
 /// Members looked at per turn.
 pub(super) const BATCH: usize = 64;
-/// Epoll instances inside one.
-pub(super) const NESTED_MAX: usize = 8;
+/// Epoll instances inside one: as many as are known at all. Each descriptor of one counts.
+pub(super) const NESTED_MAX: usize = EPOLLS_MAX;
+/// Nested instances whose places are mapped at a time, as a power of two.
+const NESTED_LOG2: u32 = 6;
 
 /// A thread that is going to sleep on an instance counts itself in (`sleepers`), and then looks at
 /// the members (`ours`, `pair_count`, `ready_head`). A thread that changes the members looks at
@@ -73,7 +75,11 @@ pub(super) struct Epoll {
     pub(super) runs_since_ns: AtomicU64,
     pub(super) pairs: [AtomicPtr<Pair>; PAIRS_MAX],
     pub(super) bitmaps: [AtomicU32; PAIRS_MAX],
-    pub(super) nested: [Nested; NESTED_MAX],
+    pub(super) nested: Chunks<Nested, NESTED_LOG2, { NESTED_MAX >> NESTED_LOG2 }>,
+    /// The place among the nested instances at which the next look begins.
+    pub(super) nested_first: AtomicU32,
+    /// Counts calls with room for one event. Nested instances and rings take turns by it.
+    pub(super) nested_turn: AtomicU32,
     /// Kinds of members that the kernel reports only once, because they are edge-triggered or
     /// one-shot ([`Epoll::note_ordinary`]): [`ONCE_ORDINARY`], [`ONCE_KNOWN`].
     pub(super) tells_once: AtomicU32,
@@ -322,8 +328,9 @@ impl Epoll {
         self.moves.load(MEMBERS)
     }
 
-    pub(super) fn known_nested(&self) -> &[Nested] {
-        &self.nested[..(self.nested_count.load(Ordering::Relaxed) as usize).min(NESTED_MAX)]
+    pub(super) fn known_nested(&self) -> impl DoubleEndedIterator<Item = &Nested> {
+        let count = self.nested_count.load(Ordering::Relaxed) as usize;
+        (0..count).filter_map(|place| self.nested.get(place))
     }
 }
 

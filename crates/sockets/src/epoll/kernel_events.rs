@@ -22,7 +22,7 @@ impl Epoll {
     /// Sorts the kernel's events. Tagged events go to the ready list. Ordinary events stay; so do
     /// events of nested instances, if they hold and are not among `told`. Returns how many events
     /// stayed.
-    pub(super) fn sort_kernel_events(&self, events: &mut [epoll_event], told: Told) -> usize {
+    pub(super) fn sort_kernel_events(&self, events: &mut [epoll_event], told: &Told) -> usize {
         if events.is_empty() {
             return 0;
         }

@@ -43,49 +43,52 @@ pub(super) fn control_nested(
         _ => event?,
     };
     let _held = epoll.lock.lock();
-    let known = epoll.known_nested();
-    let place = known.iter().position(|one| {
+    let count = epoll.nested_count.load(Ordering::Relaxed);
+    let place = epoll.known_nested().position(|one| {
         one.number.load(Ordering::Relaxed) == child && one.fd.load(Ordering::Relaxed) == fd
     });
-    let id = match (operation, place) {
-        (libc::EPOLL_CTL_ADD, None) if known.len() < NESTED_MAX => free_id(known),
-        (libc::EPOLL_CTL_MOD, Some(place)) => known[place].id.load(Ordering::Relaxed),
-        _ => 0,
+    let known = match (operation, place) {
+        // A wait on `epoll` would sleep beside news of an instance that is not known here.
+        (libc::EPOLL_CTL_ADD, None) => match epoll.nested.get_or_map(count as usize) {
+            Some(new) => Some((new, free_id(epoll))),
+            None => return Some(Err(libc::ENOMEM)),
+        },
+        (libc::EPOLL_CTL_MOD, Some(place)) => epoll
+            .nested
+            .get(place)
+            .map(|one| (one, one.id.load(Ordering::Relaxed))),
+        _ => None,
     };
-    let data = match id {
-        0 => given.u64,
-        id => epoll.kernels_data(id, given.u64),
-    };
+    let data = known.map_or(given.u64, |(_, id)| epoll.kernels_data(id, given.u64));
     // The kernel is called first, because it refuses cycles; our own walk does not check for them.
     let result = sys::epoll_ctl(epoll_fd, operation, fd, given.events, data);
     if let Err(error) = sys::answer(result) {
         return Some(Err(error));
     }
-    match (operation, place) {
-        (libc::EPOLL_CTL_ADD, None) if id != 0 => {
-            let one = &epoll.nested[known.len()];
+    if let Some((one, id)) = known {
+        if place.is_none() {
             one.number.store(child, Ordering::Relaxed);
             one.fd.store(fd, Ordering::Relaxed);
             one.id.store(id, Ordering::Relaxed);
-            one.arm(&given);
-            epoll
-                .nested_count
-                .store(known.len() as u32 + 1, Ordering::Relaxed);
         }
-        (libc::EPOLL_CTL_MOD, Some(place)) => known[place].arm(&given),
-        (libc::EPOLL_CTL_DEL, Some(place)) => remove(epoll, place),
-        _ => {}
+        one.arm(&given);
+        if place.is_none() {
+            epoll.nested_count.store(count + 1, Ordering::Relaxed);
+        }
+    } else if let (libc::EPOLL_CTL_DEL, Some(place)) = (operation, place) {
+        remove(epoll, place);
     }
     Some(Ok(()))
 }
 
-/// An id that none of `known` has.
-fn free_id(known: &[Nested]) -> u32 {
-    let is_free = |id: &u32| {
-        known
-            .iter()
-            .all(|one| one.id.load(Ordering::Relaxed) != *id)
-    };
+/// An id that no instance inside `epoll` has. The caller holds the lock.
+fn free_id(epoll: &Epoll) -> u32 {
+    let mut taken = Told::NONE;
+    for one in epoll.known_nested() {
+        taken.add(one.id.load(Ordering::Relaxed));
+    }
+    let is_free = |id: &u32| !taken.has(*id);
+    // There are as many ids as places, and one place is free.
     (1..=NESTED_MAX as u32).find(is_free).unwrap_or(0)
 }
 
@@ -137,7 +140,7 @@ pub(super) fn take_nested(epoll: &Epoll) {
 fn replace_nested(epoll: &Epoll, data: impl Fn(&Nested) -> u64) {
     let epoll_fd = epoll.fd.load(Ordering::Relaxed) - 1;
     let is_own = |one: &&Nested| one.forks.load(Ordering::Relaxed) == process::forks();
-    for one in epoll.known_nested().iter().filter(is_own) {
+    for one in epoll.known_nested().filter(is_own) {
         let events = one.events.load(Ordering::Relaxed);
         let fd = one.fd.load(Ordering::Relaxed);
         sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_MOD, fd, events, data(one));
@@ -146,11 +149,11 @@ fn replace_nested(epoll: &Epoll, data: impl Fn(&Nested) -> u64) {
 
 /// Takes a place off the list; the caller holds the instance's lock.
 fn remove(epoll: &Epoll, place: usize) {
-    let known = epoll.known_nested();
-    known[place].copy(&known[known.len() - 1]);
-    epoll
-        .nested_count
-        .store(known.len() as u32 - 1, Ordering::Relaxed);
+    let last = epoll.nested_count.load(Ordering::Relaxed) - 1;
+    if let (Some(gone), Some(other)) = (epoll.nested.get(place), epoll.nested.get(last as usize)) {
+        gone.copy(other);
+        epoll.nested_count.store(last, Ordering::Relaxed);
+    }
 }
 
 /// Instance `number` is gone, and the kernel has taken it out of all others.
@@ -161,7 +164,7 @@ pub(super) fn forget_nested(number: u32) {
         }
         let _held = outer.lock.lock();
         let is_gone = |one: &Nested| one.number.load(Ordering::Relaxed) == number;
-        while let Some(place) = outer.known_nested().iter().position(is_gone) {
+        while let Some(place) = outer.known_nested().position(is_gone) {
             remove(outer, place);
         }
     }
@@ -269,7 +272,7 @@ impl Epoll {
         loop {
             let mut events = [epoll_event { events: 0, u64: 0 }; BATCH];
             let count = sys::epoll_look(fd, &mut events);
-            let programs = self.sort_kernel_events(&mut events[..count], Told::default());
+            let programs = self.sort_kernel_events(&mut events[..count], &Told::NONE);
             news.took_ours |= count > programs;
             news.has_programs |= programs > 0;
             // The library's registrations are edge-triggered, so each look finds fewer.
@@ -301,7 +304,7 @@ impl Epoll {
     /// Checks the kernel's `events`. An event of a nested instance becomes the program's, if it
     /// holds and the instance is not among `told`; otherwise it keeps the library's tag and is
     /// dropped. No lock is held.
-    pub(super) fn judge_nested(&self, events: &mut [epoll_event], told: Told) {
+    pub(super) fn judge_nested(&self, events: &mut [epoll_event], told: &Told) {
         if self.nested_count.load(Ordering::Relaxed) == 0 {
             return;
         }
@@ -314,7 +317,7 @@ impl Epoll {
     }
 
     /// The program's data for the nested instance `id`, if it is to be reported.
-    fn judge(&self, id: u32, told: Told) -> Option<u64> {
+    fn judge(&self, id: u32, told: &Told) -> Option<u64> {
         let (inner, events) = {
             let _held = self.lock.lock();
             let one = self.nested_by(id)?;
@@ -352,7 +355,7 @@ impl Epoll {
     /// The instance known by `id`. The caller holds the lock.
     fn nested_by(&self, id: u32) -> Option<&Nested> {
         let is_it = |one: &&Nested| one.id.load(Ordering::Relaxed) == id;
-        self.known_nested().iter().find(is_it)
+        self.known_nested().find(is_it)
     }
 
     /// The program's data for the nested instance `id`, which counts as reported now; `None` when
@@ -373,24 +376,51 @@ impl Epoll {
 
     /// True when a wait would report a nested instance.
     pub(super) fn has_nested_ready(&self) -> bool {
-        self.known_nested().iter().any(Nested::is_due)
+        self.known_nested().any(Nested::is_due)
     }
 
-    /// Writes the events of nested instances, and records them in `told`.
-    pub(super) fn nested_events(&self, out: &mut [epoll_event], told: &mut Told) -> usize {
+    /// [`Epoll::sweep_and_harvest_all`] where there are nested instances. They get half of the
+    /// places first, or each second turn where there is one place. So neither they nor the rings
+    /// starve the others.
+    #[cold]
+    pub(super) fn harvest_beside_nested(
+        &self,
+        generation: u32,
+        out: &mut [epoll_event],
+        told: &mut Told,
+    ) -> usize {
+        let share = match out.len() {
+            1 => self.nested_turn.fetch_xor(1, Ordering::Relaxed) as usize,
+            places => places / 2,
+        };
+        let mut found = self.nested_events(&mut out[..share], told);
+        found += self.sweep_and_harvest(generation, &mut out[found..]);
+        found + self.nested_events(&mut out[found..], told)
+    }
+
+    /// Writes the events of nested instances that are not among `told`, and records them there.
+    /// The next look begins behind the last instance that was reported.
+    fn nested_events(&self, out: &mut [epoll_event], told: &mut Told) -> usize {
+        let count = self.nested_count.load(Ordering::Relaxed) as usize;
+        let first = self.nested_first.load(Ordering::Relaxed) as usize;
         let mut written = 0;
-        for one in self.known_nested() {
+        for place in (first..first + count).map(|place| place % count) {
             if written == out.len() {
                 break;
             }
+            let Some(one) = self.nested.get(place) else {
+                continue;
+            };
             let id = one.id.load(Ordering::Relaxed);
             let events = one.events.load(Ordering::Relaxed) & READABLE;
-            if one.is_due()
+            if !told.has(id)
+                && one.is_due()
                 && let Some(data) = self.claim(id)
             {
                 out[written] = epoll_event { events, u64: data };
                 told.add(id);
                 written += 1;
+                self.nested_first.store(place as u32 + 1, Ordering::Relaxed);
             }
         }
         written
@@ -417,18 +447,21 @@ impl Nested {
     }
 }
 
-/// The nested instances that one call has reported. The kernel may report them as well.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Told(u32);
+/// The nested instances that one call has reported. The kernel may report them as well. Most calls
+/// report none.
+pub(super) struct Told(Option<[u64; IDS_WORDS]>);
+
+const IDS_WORDS: usize = NESTED_MAX / 64 + 1;
 
 impl Told {
-    fn has(self, id: u32) -> bool {
-        self.0 & 1 << id != 0
+    pub(super) const NONE: Told = Told(None);
+
+    #[inline]
+    fn has(&self, id: u32) -> bool {
+        (self.0.as_ref()).is_some_and(|ids| ids[id as usize / 64] & 1 << (id % 64) != 0)
     }
 
     fn add(&mut self, id: u32) {
-        self.0 |= 1 << id;
+        self.0.get_or_insert([0; IDS_WORDS])[id as usize / 64] |= 1 << (id % 64);
     }
 }
-
-const _: () = assert!(NESTED_MAX < u32::BITS as usize);

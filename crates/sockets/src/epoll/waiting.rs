@@ -9,7 +9,6 @@ use toehold_channel::sync::fence;
 use toehold_freestanding::guarded;
 
 use crate::adapter::requests;
-use crate::epoll::harvest::Batch;
 use crate::epoll::instance::{BATCH, Counted, Epoll, Instance};
 use crate::epoll::nested::Told;
 use crate::epoll::registration::untag;
@@ -86,23 +85,20 @@ pub(crate) fn wait(
         if !instance.is_open() {
             return closed();
         }
-        let (mut found, mut told) = (0, Told::default());
+        let (mut found, mut told) = (0, Told::NONE);
         let mut moves = None;
         if !kernel_comes_first(epoll, events.len(), is_look) {
             moves = Some(epoll.moves());
-            found = epoll.sweep_and_harvest(generation, events);
+            found = epoll.sweep_and_harvest_all(generation, events, &mut told);
         } else if let ControlFlow::Break(result) =
-            look_at_kernel_first(instance, events, call.said, call.kernel)
+            look_at_kernel_first(instance, events, &mut told, call.said, call.kernel)
         {
             return result;
-        }
-        if found == 0 && epoll.nested_count.load(Ordering::Relaxed) != 0 {
-            found = epoll.nested_events(events, &mut told);
         }
         if found > 0 || is_look {
             let found = Found {
                 count: found,
-                told,
+                told: &told,
                 moves,
             };
             return with_kernel_members(instance, events, found, is_look, call.said, call.kernel);
@@ -174,7 +170,7 @@ impl<K: FnMut(&mut Room, Option<u64>) -> i32> Call<'_, K> {
         let n = (self.kernel)(self.said.room(events.len()), Some(0));
         if n != 0 {
             let said = self.said.first(n.max(0) as usize);
-            let kept = sort_looked(epoll, said, events, Told::default());
+            let kept = sort_looked(epoll, said, events, &Told::NONE);
             if n < 0 || kept > 0 {
                 errno::keep(|| epoll.share());
                 return ControlFlow::Break(if n < 0 { n } else { kept as i32 });
@@ -205,7 +201,7 @@ impl<K: FnMut(&mut Room, Option<u64>) -> i32> Call<'_, K> {
             errno::keep(|| epoll.share());
             return ControlFlow::Break(n);
         }
-        let kept = sort(epoll, self.said.first(n as usize), events, Told::default());
+        let kept = sort(epoll, self.said.first(n as usize), events, &Told::NONE);
         let woken = sys::now_ns();
         epoll.kernel_seen_ns.store(woken, Ordering::Relaxed);
         epoll.runs_since_ns.store(woken, Ordering::Relaxed);
@@ -220,10 +216,11 @@ impl<K: FnMut(&mut Room, Option<u64>) -> i32> Call<'_, K> {
             return ControlFlow::Break(once_each(epoll, events, parts));
         }
         let is_over = |limit| sys::now_ns() - self.since_ns >= limit;
-        match self.timeout_ns.is_some_and(is_over) {
-            true => ControlFlow::Break(epoll.sweep_and_harvest(generation, events) as i32),
-            false => ControlFlow::Continue(()),
+        if !self.timeout_ns.is_some_and(is_over) {
+            return ControlFlow::Continue(());
         }
+        let found = epoll.sweep_and_harvest_all(generation, events, &mut { Told::NONE });
+        ControlFlow::Break(found as i32)
     }
 }
 
@@ -267,26 +264,24 @@ fn look_at_kernel_first(
         epoll, generation, ..
     }: Instance,
     events: &mut [epoll_event],
+    told: &mut Told,
     said: &mut Said,
     kernel: &mut impl FnMut(&mut Room, Option<u64>) -> i32,
 ) -> ControlFlow<i32> {
     let is_only_place = events.len() == 1;
-    if is_only_place && put_kernel_first(epoll, events, 0, said, kernel) > 0 {
+    if is_only_place && put_kernel_first(epoll, events, 0, told, said, kernel) > 0 {
         return ControlFlow::Break(1);
     }
-    let mut batch = Batch::new(generation);
     let moves = epoll.moves();
-    if !epoll.sweep_and_take(&mut batch, events.len() - events.len() / 2) {
-        return ControlFlow::Continue(());
-    }
-    let found = epoll.tell(&batch, events, true);
+    let places = events.len() - events.len() / 2;
+    let found = epoll.sweep_and_harvest_all(generation, &mut events[..places], told);
     if found == 0 {
         // The list had only members that were reported before and have no new events.
         return ControlFlow::Continue(());
     }
     let kept = match is_only_place {
         true => 0,
-        false => put_kernel_first(epoll, events, found, said, kernel),
+        false => put_kernel_first(epoll, events, found, told, said, kernel),
     };
     let parts = Parts::between(epoll, kept, kept + found, Some(moves));
     let told = once_each(epoll, events, parts);
@@ -303,6 +298,7 @@ fn put_kernel_first(
     epoll: &Epoll,
     events: &mut [epoll_event],
     found: usize,
+    told: &Told,
     said: &mut Said,
     kernel: &mut impl FnMut(&mut Room, Option<u64>) -> i32,
 ) -> usize {
@@ -315,7 +311,7 @@ fn put_kernel_first(
         return 0;
     };
     let said = said.first(n);
-    let kept = own_of_looked(epoll, said, Told::default());
+    let kept = own_of_looked(epoll, said, told);
     events.copy_within(..found, kept);
     events[..kept].copy_from_slice(&said[..kept]);
     if kept < n {
@@ -401,17 +397,17 @@ fn add_kernel_members(
 }
 
 /// Events that a call has found in shared memory.
-struct Found {
+struct Found<'t> {
     count: usize,
     /// The reported nested instances.
-    told: Told,
+    told: &'t Told,
     /// The value of [`Epoll::moves`] before the rings were looked at, if they were.
     moves: Option<u32>,
 }
 
 /// Sorts the kernel's events, and copies the program's events to `events`. Returns how many these
 /// are.
-fn sort(epoll: &Epoll, said: &mut [epoll_event], events: &mut [epoll_event], told: Told) -> usize {
+fn sort(epoll: &Epoll, said: &mut [epoll_event], events: &mut [epoll_event], told: &Told) -> usize {
     let kept = epoll.sort_kernel_events(said, told);
     events[..kept].copy_from_slice(&said[..kept]);
     kept
@@ -422,7 +418,7 @@ fn sort_looked(
     epoll: &Epoll,
     said: &mut [epoll_event],
     events: &mut [epoll_event],
-    told: Told,
+    told: &Told,
 ) -> usize {
     let kept = own_of_looked(epoll, said, told);
     events[..kept].copy_from_slice(&said[..kept]);
@@ -431,7 +427,7 @@ fn sort_looked(
 
 /// Moves the program's own events to the front of the kernel's answer to a look with a time-out of
 /// 0. Returns how many they are. The other events may have been meant to wake another thread.
-fn own_of_looked(epoll: &Epoll, said: &mut [epoll_event], told: Told) -> usize {
+fn own_of_looked(epoll: &Epoll, said: &mut [epoll_event], told: &Told) -> usize {
     let kept = epoll.sort_kernel_events(said, told);
     if kept < said.len() {
         epoll.sleep_on();
@@ -632,7 +628,7 @@ pub(crate) fn after_kernel_wait(
     let Instance {
         epoll, generation, ..
     } = instance;
-    let kept = epoll.sort_kernel_events(&mut events[..returned], Told::default());
+    let kept = epoll.sort_kernel_events(&mut events[..returned], &Told::NONE);
     if kept > 0 {
         epoll.kernel_news_ns.store(sys::now_ns(), Ordering::Relaxed);
     }
@@ -681,7 +677,13 @@ mod tests {
         let instance = Instance::numbered(NUMBER).expect("mapped");
         let mut said = Said::new();
         let mut kernel = |_: &mut Room, _| -> i32 { panic!("asked") };
-        let looked = look_at_kernel_first(instance, &mut events, &mut said, &mut kernel);
+        let looked = look_at_kernel_first(
+            instance,
+            &mut events,
+            &mut { Told::NONE },
+            &mut said,
+            &mut kernel,
+        );
         assert_eq!(looked, ControlFlow::Continue(()));
         assert_eq!(
             epoll.ready_head.load(Ordering::Relaxed),
@@ -712,7 +714,7 @@ mod tests {
                 }
                 count as i32
             };
-            let kept = put_kernel_first(epoll, &mut events, 3, &mut said, &mut kernel);
+            let kept = put_kernel_first(epoll, &mut events, 3, &Told::NONE, &mut said, &mut kernel);
             let told = events.map(|one| one.u64);
             let expected = [
                 [11, 12, 13, 0, 0, 0],

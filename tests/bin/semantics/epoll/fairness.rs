@@ -33,8 +33,6 @@ pub(super) fn starvation(role: &Role) {
 pub(super) fn turns(role: &Role) {
     const CONNECTIONS: usize = 3;
     const ORDINARY: usize = 2;
-    /// The kernel needs one for each member. More than a thread makes in a few milliseconds.
-    const CALLS: usize = 200_000;
     let connections: [sys::Fd; CONNECTIONS] = role.meet_several();
     if role.server() {
         connections.iter().for_each(|fd| send_all(*fd, b"ready"));
@@ -51,25 +49,77 @@ pub(super) fn turns(role: &Role) {
         .map(|fd| (*fd, IN))
         .chain(ordinary)
         .collect();
-    for (number, (fd, events)) in all.iter().enumerate() {
-        sys::epoll_ctl(epoll, ADD, *fd, *events, number as u64).value();
-    }
+    watch_all(epoll, &all);
     for places in [1, 2, CONNECTIONS, CONNECTIONS + 1] {
-        for look in [-1, 0] {
-            let mut missing: std::collections::BTreeSet<u64> = (0..all.len() as u64).collect();
-            for _ in 0..CALLS {
-                let (_, events) = sys::epoll_wait(epoll, places, look);
-                for (number, _) in events {
-                    missing.remove(&number);
-                }
-                if missing.is_empty() {
-                    break;
-                }
-            }
-            role.say("not told", format!("{places} {missing:?}"));
-        }
+        say_untold(role, epoll, all.len(), places);
     }
     role.step();
+}
+
+/// Instances inside have their turn beside connections and other members, and beside each other,
+/// whose arrays are full or not.
+pub(super) fn turns_of_nested(role: &Role) {
+    const CONNECTIONS: usize = 4;
+    let connections: [sys::Fd; CONNECTIONS] = role.meet_several();
+    if role.server() {
+        connections.iter().for_each(|fd| send_all(*fd, b"ready"));
+        role.step();
+        role.step();
+        return;
+    }
+    role.step();
+    connections.iter().for_each(|fd| role.arrived(*fd, 5));
+    let inside = |fd: sys::Fd| {
+        let inner = sys::epoll_create();
+        sys::epoll_ctl(inner, ADD, fd, IN, 9).value();
+        (inner, IN)
+    };
+    let event = (sys::eventfd(), libc::EPOLLOUT);
+    let [one, other, first, second] = connections;
+    let nested = [inside(first), inside(second)];
+    let sets = [
+        nested.to_vec(),
+        [&nested[..], &[(one, IN)]].concat(),
+        [&nested[..], &[(one, IN), event]].concat(),
+        [&nested[..], &[(one, IN), (other, IN), event]].concat(),
+    ];
+    for set in sets {
+        let epoll = sys::epoll_create();
+        watch_all(epoll, &set);
+        for places in 1..=set.len() {
+            say_untold(role, epoll, set.len(), places);
+        }
+        sys::close(epoll).value();
+    }
+    role.step();
+}
+
+/// Registers `members`, each with its place among them as data.
+fn watch_all(epoll: sys::Fd, members: &[(sys::Fd, i32)]) {
+    for (number, (fd, events)) in members.iter().enumerate() {
+        sys::epoll_ctl(epoll, ADD, *fd, *events, number as u64).value();
+    }
+}
+
+/// Says which of `count` members, all of them ready, are not told of by calls with so many
+/// `places`, and whether one was told of twice in one call.
+fn say_untold(role: &Role, epoll: sys::Fd, count: usize, places: usize) {
+    /// The kernel needs one for each member. More than a thread makes in a few milliseconds.
+    const CALLS: usize = 200_000;
+    for look in [-1, 0] {
+        let mut missing: std::collections::BTreeSet<u64> = (0..count as u64).collect();
+        let mut is_once = true;
+        for _ in 0..CALLS {
+            let (_, events) = sys::epoll_wait(epoll, places, look);
+            let told: std::collections::BTreeSet<u64> = events.iter().map(|one| one.0).collect();
+            is_once &= told.len() == events.len();
+            missing.retain(|number| !told.contains(number));
+            if missing.is_empty() {
+                break;
+            }
+        }
+        role.say("not told", format!("{places} {missing:?} {is_once}"));
+    }
 }
 
 /// Of three connections the second has seen enough traffic to be accelerated; the others are new.

@@ -1,8 +1,11 @@
 //! An instance seen from outside: inside others, and among the descriptors of a poll.
 
-use super::{ADD, ET, IN, MOD, OUT, now, parts, seen, watching};
+use super::{ADD, DEL, ET, IN, MOD, OUT, now, parts, seen, watching};
 use crate::role::{Pair, Role, receive_all, send_all};
 use crate::sys::{self, Fd};
+
+/// Long enough for any machine, and short enough that a lost wake-up is a line of the transcript.
+const MOMENT_MS: i32 = 5_000;
 
 /// The readiness of `epoll` by `poll`, `select` and a look at `epoll` itself.
 fn from_outside(epoll: Fd) -> String {
@@ -239,6 +242,61 @@ pub(super) fn nested_tells(pair: &Pair) {
         twice("nothing left");
         sys::close(outer).value();
         sys::close(inner).value();
+    }
+    pair.step();
+}
+
+/// The connection is a member of one of many instances inside one, which were registered before and
+/// after the program first waited.
+pub(super) fn nested_many(pair: &Pair) {
+    const INSTANCES: u64 = 80;
+    let outer = sys::epoll_create();
+    let event = sys::eventfd();
+    pair.say("quiet", now(outer));
+    let inside: Vec<Fd> = (0..INSTANCES)
+        .map(|number| {
+            let inner = sys::epoll_create();
+            sys::epoll_ctl(inner, ADD, event, IN, 8).value();
+            sys::epoll_ctl(outer, ADD, inner, IN, number).value();
+            inner
+        })
+        .collect();
+    pair.say("quiet", now(outer));
+    for number in [INSTANCES - 1, 0, INSTANCES / 2, 10] {
+        let inner = inside[number as usize];
+        if pair.server() {
+            pair.step_to_sleeper();
+            send_all(pair.fd, b"data");
+        } else {
+            sys::epoll_ctl(inner, ADD, pair.fd, IN, 7).value();
+            pair.step_to_sleep();
+            let found = sys::epoll_wait(outer, 100, MOMENT_MS);
+            pair.say("woken", format!("{} {}", seen(&found), now(inner)));
+            let seen = sys::poll(&[(outer, libc::POLLIN)], 0);
+            pair.say("polled", format!("{seen:?}"));
+            receive_all(pair.fd, &mut [0; 4]);
+            pair.say("read", now(outer));
+            sys::epoll_ctl(inner, DEL, pair.fd, 0, 0).value();
+        }
+        pair.step();
+    }
+    if !pair.server() {
+        sys::write(event, &1_u64.to_ne_bytes()).value();
+        let mut missing: std::collections::BTreeSet<u64> = (0..INSTANCES).collect();
+        for _ in 0..INSTANCES {
+            let (_, events) = sys::epoll_wait(outer, 7, 0);
+            events.iter().for_each(|event| _ = missing.remove(&event.0));
+        }
+        pair.say("not told of the event", format!("{missing:?}"));
+        // The first ones go, and others take their places.
+        for inner in &inside[..INSTANCES as usize - 1] {
+            sys::close(*inner).value();
+        }
+        let (result, _) = sys::epoll_wait(outer, 100, 0);
+        pair.say("the last one", result);
+        sys::read(event, &mut [0; 8]).value();
+        sys::epoll_ctl(inside[INSTANCES as usize - 1], ADD, pair.fd, OUT, 7).value();
+        pair.say("the last one", now(outer));
     }
     pair.step();
 }
