@@ -8,6 +8,10 @@ pub(crate) const CASES: &[Case] = &[
     Case::roles("hundred_active_connections_are_all_served", hundred),
     Case::roles("ten_active_among_ten_thousand_connections", ten_thousand),
     Case::roles("thousand_short_connections_one_after_another", short),
+    Case::roles(
+        "sleeper_is_woken_by_any_of_many_members_of_two_instances",
+        members_of_two,
+    ),
 ];
 
 /// Serves `count` connections by one epoll: what comes on one goes back on it.
@@ -55,6 +59,61 @@ fn serve(role: &Role, count: usize) {
     }
     role.say("accepted", accepted);
     role.say("ended", ended);
+}
+
+/// The server has many connections in two instances each, and sleeps on one of these.
+fn members_of_two(role: &Role) {
+    const CONNECTIONS: usize = 700;
+    /// Enough for a connection to move to shared memory.
+    const MESSAGES: usize = 30;
+    const ASLEEP: [usize; 4] = [0, CONNECTIONS / 2, CONNECTIONS - 1, 1];
+    let listener = role.server().then(|| role.listen(0));
+    let port = if role.server() { 0 } else { role.hear_port() };
+    let connections: Vec<Fd> = (0..CONNECTIONS)
+        .map(|_| match listener {
+            Some(listener) => sys::accept(listener).fd(),
+            None => role.connect(port),
+        })
+        .collect();
+    role.step();
+    if !role.server() {
+        for round in 0..MESSAGES {
+            connections.iter().for_each(|fd| echo(*fd, round));
+        }
+        role.step();
+        for number in ASLEEP {
+            role.step_to_sleeper();
+            send_all(connections[number], b"!");
+            role.step();
+        }
+        return;
+    }
+    let epolls = [(); 2].map(|()| sys::epoll_create());
+    for (number, fd) in connections.iter().enumerate() {
+        for epoll in epolls {
+            let (add, readable) = (libc::EPOLL_CTL_ADD, libc::EPOLLIN);
+            sys::epoll_ctl(epoll, add, *fd, readable, number as u64).value();
+        }
+    }
+    let wait = |ms| sys::epoll_wait(epolls[0], 256, ms);
+    let mut served = 0;
+    while served < MESSAGES * CONNECTIONS {
+        let (_, events) = wait(-1);
+        served += events.len();
+        for (number, _) in events {
+            let (fd, mut bytes) = (connections[number as usize], [0; 60]);
+            receive_all(fd, &mut bytes);
+            send_all(fd, &bytes);
+        }
+    }
+    role.step();
+    for number in ASLEEP {
+        role.step_to_sleep();
+        let (result, events) = wait(5_000);
+        role.say("woken", format!("{result} {events:?}"));
+        receive_all(connections[number], &mut [0; 1]);
+        role.step();
+    }
 }
 
 /// Sends a message and expects it back.

@@ -15,7 +15,7 @@ pub(super) const EPOLLS_MAX: usize = 512;
 /// Peer processes whose ready bitmaps one instance sweeps; members of further ones are looked at
 /// one by one.
 pub(super) const PAIRS_MAX: usize = 1024;
-/// Members without a ready bitmap that one sleep can arm.
+/// Members without a ready bitmap that a sleep arms without mapping memory for it.
 pub(super) const POLLED_MAX: usize = 512;
 /// Members looked at per turn.
 pub(super) const BATCH: usize = 64;

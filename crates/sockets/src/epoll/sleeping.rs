@@ -2,14 +2,17 @@
 //! wake it.
 
 use core::mem::MaybeUninit;
+use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 
 use toehold_channel::doorbell::WAKING;
 use toehold_channel::sync::fence;
+use toehold_freestanding::memory;
 
 use crate::epoll::instance::{Counted, EPOLLS_MAX, Epoll, POLLED_MAX, epoll};
 use crate::epoll::registration::{Registration, registration};
 use crate::memory::pieces::{PIECE_BYTES, Piece};
+use crate::system::sys;
 use crate::waiting::arming::Armed;
 
 impl Epoll {
@@ -84,6 +87,7 @@ pub(crate) struct Watch {
     piece: Option<Piece>,
     member_count: usize,
     instance_count: usize,
+    many: Option<Many>,
 }
 
 /// The first places of each are written, as many as [`Watch`] counts.
@@ -102,6 +106,7 @@ impl Watch {
             piece: None,
             member_count: 0,
             instance_count: 0,
+            many: None,
         }
     }
 
@@ -130,8 +135,7 @@ impl Watch {
         self.begin_inside(epoll)
     }
 
-    /// A sleep on what `epoll` has: its polled members, as many as one sleep can arm, and the
-    /// instances in it.
+    /// A sleep on what `epoll` has: its polled members and the instances in it.
     ///
     /// # Errors
     /// As [`Watch::begin`].
@@ -139,15 +143,18 @@ impl Watch {
         // Relaxed: the caller has counted itself in under the lock. A member that is linked after
         // that finds a sleeper, and this finds each one that was linked before.
         if epoll.polled.load(Ordering::Relaxed) != 0 {
-            let mut count = self.member_count;
+            let first = self.member_count;
             let lists = self.lists()?;
-            for &n in epoll.polled_members(&mut lists.numbers[..POLLED_MAX - count]) {
-                if let Some(member) = arm_member(n) {
-                    lists.members[count].write(member);
-                    count += 1;
+            let numbers = &mut lists.numbers[..POLLED_MAX - first];
+            match epoll.polled_members(numbers) {
+                Some(numbers) => {
+                    self.member_count += arm_members(numbers, &mut lists.members[first..])
+                }
+                None => {
+                    let many = Many::armed(epoll, &mut self.many).ok_or(OutOfMemory)?;
+                    self.many = Some(many);
                 }
             }
-            self.member_count = count;
         }
         for inner in epoll.known_nested() {
             self.begin(inner.number.load(Ordering::Relaxed))?;
@@ -157,15 +164,17 @@ impl Watch {
 
     /// The sleep is over. Nothing is watched any more, and the memory is given back.
     pub(crate) fn end(&mut self) {
+        while let Some(mut many) = self.many.take() {
+            many.disarm();
+            self.many = many.before();
+        }
         let Some(mut piece) = self.piece.take() else {
             return;
         };
         // SAFETY: as in `lists`.
         let lists = unsafe { piece.places::<Lists>()[0].assume_init_ref() };
-        for member in &lists.members[..self.member_count] {
-            // SAFETY: `begin_inside` has written those below the count.
-            unsafe { member.assume_init_read() }.end(|_, _| {});
-        }
+        // SAFETY: `begin_inside` has written those below the count.
+        unsafe { disarm_members(&lists.members[..self.member_count]) };
         for instance in &lists.instances[..self.instance_count] {
             // SAFETY: `begin` has written those below the count.
             let (number, counted) = unsafe { instance.assume_init_read() };
@@ -181,19 +190,118 @@ impl Watch {
 #[derive(Debug)]
 pub(crate) struct OutOfMemory;
 
+/// Armed members of an instance that has more of them than there is room for in [`Lists`]. They lie
+/// in memory of their own, mapped for one sleep:
+///
+/// ```text
+///   those of another instance, if any │ armed members, `count` of `room` │ `room` numbers
+/// ```
+struct Many {
+    base: NonNull<Option<Many>>,
+    room: usize,
+    count: usize,
+}
+
+impl Many {
+    /// Arms the members of `epoll`, and keeps those of `before`. `None`: there is no memory, and
+    /// `before` stays where it is.
+    #[cold]
+    fn armed(epoll: &Epoll, before: &mut Option<Many>) -> Option<Many> {
+        let mut room = 2 * POLLED_MAX;
+        loop {
+            let mut many = Many::with_room(room)?;
+            let (members, numbers) = many.parts();
+            if let Some(numbers) = epoll.polled_members(numbers) {
+                many.count = arm_members(numbers, members);
+                // SAFETY: mapped, aligned, and ours alone; nothing is there that wants a drop.
+                unsafe { many.base.write(before.take()) };
+                return Some(many);
+            }
+            // There are not so many registrations that this has no end.
+            room *= 2;
+        }
+    }
+
+    fn with_room(room: usize) -> Option<Many> {
+        let base = NonNull::new(sys::map_memory(Many::bytes(room)).cast())?;
+        let count = 0;
+        // SAFETY: mapped, page-aligned, and ours alone.
+        unsafe { base.write(None) };
+        Some(Many { base, room, count })
+    }
+
+    fn bytes(room: usize) -> usize {
+        size_of::<Option<Many>>() + room * (size_of::<Armed>() + size_of::<u32>())
+    }
+
+    fn parts(&mut self) -> (&mut [MaybeUninit<Armed>], &mut [MaybeUninit<u32>]) {
+        const { assert!(align_of::<Armed>() <= align_of::<Option<Many>>()) };
+        const { assert!(align_of::<u32>() <= align_of::<Armed>()) };
+        // SAFETY: `with_room` has mapped as many of both behind the first word, and any bytes are
+        // valid for them. The second array begins where the first one ends.
+        unsafe {
+            let members: *mut MaybeUninit<Armed> = self.base.as_ptr().add(1).cast();
+            let numbers = members.add(self.room).cast();
+            (
+                core::slice::from_raw_parts_mut(members, self.room),
+                core::slice::from_raw_parts_mut(numbers, self.room),
+            )
+        }
+    }
+
+    /// Nobody sleeps for them any more.
+    fn disarm(&mut self) {
+        let count = self.count;
+        // SAFETY: `armed` has written those below the count.
+        unsafe { disarm_members(&self.parts().0[..count]) };
+    }
+
+    /// Those that were there before; this is given back.
+    fn before(self) -> Option<Many> {
+        // SAFETY: written by `with_room`, and read this once: the mapping ends.
+        unsafe {
+            let before = self.base.read();
+            memory::unmap(self.base.as_ptr().cast(), Many::bytes(self.room));
+            before
+        }
+    }
+}
+
 impl Epoll {
-    /// Writes the numbers of polled members to `out`, as many as it takes.
-    fn polled_members<'a>(&self, out: &'a mut [MaybeUninit<u32>]) -> &'a [u32] {
+    /// Writes the numbers of polled members to `out`. `None`: it is too short.
+    fn polled_members<'a>(&self, out: &'a mut [MaybeUninit<u32>]) -> Option<&'a [u32]> {
         let _held = self.lock.lock();
         let mut count = 0;
         let mut n = self.polled.load(Ordering::Relaxed);
-        while let (Some(one), true) = (registration(n), count < out.len()) {
-            out[count].write(n);
+        while let Some(one) = registration(n) {
+            out.get_mut(count)?.write(n);
             count += 1;
             n = one.polled_next.load(Ordering::Relaxed);
         }
         // SAFETY: the first `count` were just written.
-        unsafe { core::slice::from_raw_parts(out.as_ptr().cast(), count) }
+        Some(unsafe { core::slice::from_raw_parts(out.as_ptr().cast(), count) })
+    }
+}
+
+/// A sleeper waits for each of these members that has a region. They are written to `out`, which
+/// has room for all of them: how many they are.
+fn arm_members(numbers: &[u32], out: &mut [MaybeUninit<Armed>]) -> usize {
+    let mut count = 0;
+    for member in numbers.iter().filter_map(|&n| arm_member(n)) {
+        out[count].write(member);
+        count += 1;
+    }
+    count
+}
+
+/// The sleeper waits for none of these any more.
+///
+/// # Safety
+/// They are written, and read this once.
+unsafe fn disarm_members(members: &[MaybeUninit<Armed>]) {
+    for member in members {
+        // SAFETY: the caller's promise.
+        unsafe { member.assume_init_read() }.end(|_, _| {});
     }
 }
 
