@@ -1,5 +1,5 @@
-//! The sender's half of an arriving segment: RFC 9293 section 3.10.7.4, fifth step, and what SACK
-//! (RFC 2018, RFC 6675, RFC 2883), ECN (RFC 3168) and the timers make of it.
+//! The sending half's work on an arriving segment: RFC 9293 section 3.10.7.4, fifth step, and the
+//! use of SACK (RFC 2018, RFC 6675, RFC 2883), ECN (RFC 3168) and the timers.
 
 use super::accurate_ecn::Feedback;
 use super::sent::Delivered;
@@ -15,13 +15,13 @@ pub(super) struct Acknowledgement {
     /// How far SND.UNA moved.
     pub(super) advanced_bytes: u64,
     pub(super) delivered: Delivered,
-    /// The remote reported a segment that it got twice (RFC 2883).
+    /// The remote reported a segment that arrived twice (RFC 2883).
     pub(super) has_duplicate_report: bool,
     /// A duplicate acknowledgement as RFC 5681 section 2 defines it.
     pub(super) is_duplicate: bool,
-    /// It would be one if anything were in flight.
+    /// Would be a duplicate acknowledgement if anything were in flight.
     pub(super) is_repeated: bool,
-    /// It has SACK blocks.
+    /// The segment has SACK blocks.
     pub(super) has_blocks: bool,
 }
 
@@ -65,8 +65,8 @@ impl Connection {
                 //= RFC 7323#2.4
                 //# Implementations MUST ensure that they handle a shrinking window, as specified in
                 //# Section 4.2.2.16 of [RFC1122].
-                // RFC 9293 section 3.8.6: the remote has taken its window back, which "SHOULD NOT
-                // time out the connection" as long as it answers: what is sent again stands for a
+                // RFC 9293 section 3.8.6: the remote has shrunk its window, which "SHOULD NOT time
+                // out the connection" as long as the remote answers: a retransmission counts as a
                 // probe.
                 self.note_answer();
             } else if edge_before == self.snd_una {
@@ -100,7 +100,7 @@ impl Connection {
         self.deduce_losses(cx, &report);
         self.recover_if_needed(cx);
         self.adjust_window(cx, &report);
-        // A reordering timer that is over has to give way to the one it stood for.
+        // A reordering timer that has expired must be replaced by the timer that it displaced.
         let is_unwatched = self.loss_timer == LossTimer::Idle;
         if report.delivered.bytes > 0 || report.advanced_bytes > 0 || is_unwatched {
             self.arm_loss_timer(cx.now, cx.config);
@@ -110,15 +110,15 @@ impl Connection {
     //= RFC 9293#3.8.6.1
     //# As long as the receiving TCP peer continues to send acknowledgments in response to the
     //# probe segments, the sending TCP peer MUST allow the connection to stay open (MUST-37).
-    /// Whether any segment of the remote counts, as an answer to what probes its closed window.
+    /// True when we probe a closed window: then any segment of the remote counts as an answer.
     #[inline]
     pub(super) fn is_probing(&self) -> bool {
         self.retries > 0 && self.snd_edge == self.snd_una
     }
 
-    /// An answer to a probe: the remote lives. Where no program waits for it any more it has to
-    /// take something, too (RFC 6429 section 3; Linux, tcp_probe_timer), or whoever keeps its
-    /// window closed holds our memory for ever.
+    /// An answer to a probe shows that the remote is alive. If no program waits for the remote any
+    /// more, the remote must also accept data (RFC 6429 section 3; Linux, tcp_probe_timer).
+    /// Otherwise a remote that keeps its window closed would hold our memory for ever.
     fn note_answer(&mut self) {
         let has_more = self.snd_una < self.snd_nxt || self.is_waiting_for_window();
         let takes_nothing = has_more && self.snd_edge == self.snd_una;
@@ -127,7 +127,8 @@ impl Connection {
         }
     }
 
-    /// An acknowledgement that another overtook: its number is old, its SACK blocks may not be.
+    /// An acknowledgement that was overtaken by another: its number is old, but its SACK blocks may
+    /// be new.
     pub(super) fn handle_late_blocks(
         &mut self,
         cx: &mut Context<'_>,
@@ -144,7 +145,7 @@ impl Connection {
         }
     }
 
-    /// Plain progress, of a connection that is watching for something.
+    /// Handles plain progress of a connection whose loss timer is active.
     pub(super) fn acknowledge_in_order(&mut self, cx: &mut Context<'_>, ack: Position) {
         let mut report = Acknowledgement {
             advanced_bytes: ack - self.snd_una,
@@ -169,8 +170,8 @@ impl Connection {
     }
 
     /// RFC 9293 section 3.10.7.4: SND.WND, SND.WL1; an old segment must not move the window. Of two
-    /// that differ in nothing else the larger window counts, as one may have overtaken the other;
-    /// but like Linux (tcp_may_update_window) a closed one always.
+    /// segments that differ only in the window, the larger window counts, because one may have
+    /// overtaken the other. But like Linux (tcp_may_update_window), a closed window always counts.
     #[inline(always)]
     pub(super) fn update_send_window(&mut self, seq: Position, ack: Position, window: u16) {
         //= RFC 7323#2.3
@@ -242,9 +243,9 @@ impl Connection {
             && let Some(first) = self.recovery.first_retransmission
             && timestamps.echo.wrapping_sub(first) as i32 >= 0
         {
-            // RFC 7323 section 4: with timestamps even a retransmission gives a sample. Not an echo
-            // from before it: that is of the original, or of whatever came before a lost
-            // acknowledgement, and may be minutes old.
+            // RFC 7323 section 4: with timestamps even a retransmission gives a sample. An echo
+            // from before the retransmission gives none: it belongs to the original, or to a
+            // segment before a lost acknowledgement, and may be minutes old.
             let elapsed = self.timestamp(cx.now).wrapping_sub(timestamps.echo);
             if elapsed < 1 << 20 {
                 self.rtt
@@ -253,19 +254,19 @@ impl Connection {
         }
     }
 
-    /// When what the remote answers had left at the latest, by the timestamp it echoes (RFC 7323
-    /// section 3): the end of its tick.
+    /// The latest time at which the segment that the remote answers was sent, by the echoed
+    /// timestamp (RFC 7323 section 3): the end of its clock tick.
     fn answered_by(&self, cx: &Context<'_>, segment: &Segment<'_>) -> Instant {
         let Some(timestamps) = self.timestamps_of(segment) else {
             return Instant::NEVER;
         };
         let age = self.timestamp(cx.now).wrapping_sub(timestamps.echo);
-        // From the future, or before our time: nobody's.
+        // A time in the future, or before the engine started, is not ours.
         cx.now.end_of_timestamp(age).unwrap_or(Instant::NEVER)
     }
 
-    /// How many of our bytes have come marked, as the remote tells. RFC 3168's feedback has no
-    /// numbers: it stands for all that it acknowledges.
+    /// Bytes of ours that arrived ECN-marked, as the remote reports. The feedback of RFC 3168
+    /// has no numbers: it counts for all bytes that it acknowledges.
     fn hear_marks(&mut self, segment: &Segment<'_>, report: &Acknowledgement) -> u64 {
         //= RFC 9768#3.2.2
         //# A host MUST NOT interpret the 3 flags as a 3-bit ACE field on any segment with SYN=1

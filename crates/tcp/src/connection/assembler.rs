@@ -1,12 +1,13 @@
-//! Which bytes beyond the contiguous ones have arrived.
+//! Ranges of bytes that have arrived beyond a gap.
 //!
-//! The bytes themselves already stand in the host's ring, at their place; here are only their
-//! ranges: sorted, disjoint, never touching. Bounded, because the remote decides how many there
-//! are.
+//! The bytes themselves are already at their place in the host's ring; this module has only their
+//! ranges: sorted, disjoint, never adjacent. Their number is bounded, because the remote decides
+//! how many there are.
 
 use crate::position::{Position, Span};
 
-/// Ranges beyond which a segment that would open another is dropped; the remote sends it again.
+/// With this many ranges, a segment that would open another one is dropped; the remote sends it
+/// again.
 pub(crate) const RANGES_MAX: usize = 128;
 /// The most blocks a SACK option holds (RFC 2018 section 3).
 pub(crate) const SACK_BLOCKS_MAX: usize = 4;
@@ -15,7 +16,7 @@ pub(crate) const SACK_BLOCKS_MAX: usize = 4;
 pub(crate) struct Assembler {
     /// Invariant: sorted, and `ranges[i].end < ranges[i + 1].start`.
     ranges: Vec<Span>,
-    /// Where segments arrived lately, the latest first (RFC 2018 section 4).
+    /// The places where segments arrived lately, the latest first (RFC 2018 section 4).
     recent: [Position; SACK_BLOCKS_MAX],
 }
 
@@ -24,7 +25,7 @@ pub(crate) struct Assembler {
 pub(crate) struct TooManyRanges;
 
 impl Assembler {
-    /// Whether a range can be [`inserted`](Self::insert): the check that comes before the bytes.
+    /// Whether a range can be [`inserted`](Self::insert): checked before the bytes are placed.
     pub(crate) fn has_room_for(&self, span: Span) -> bool {
         self.ranges.len() < RANGES_MAX || !self.touching(span).is_empty()
     }
@@ -81,13 +82,14 @@ impl Assembler {
             .filter(|range| at < range.end)
     }
 
-    /// The end of what is contiguous from `next` on; forgets the ranges it swallowed.
+    /// The end of the contiguous data that begins at `next`; removes the ranges that became part of
+    /// it.
     pub(crate) fn advance(&mut self, mut next: Position) -> Position {
         let swallowed = self.ranges.partition_point(|range| range.start <= next);
         if let Some(last) = self.ranges[..swallowed].last() {
             next = next.max(last.end);
             self.ranges.drain(..swallowed);
-            // Swallowing may have moved `next` up to a range that used to be apart.
+            // `next` may have moved up to a range that used to be separate.
             return self.advance(next);
         }
         next
@@ -103,7 +105,7 @@ impl Assembler {
         lengths.sum()
     }
 
-    /// Whether `span` lies inside a range, and which.
+    /// The range that contains all of `span`.
     pub(crate) fn containing(&self, span: Span) -> Option<Span> {
         self.range_of(span.start)
             .filter(|range| span.end <= range.end)

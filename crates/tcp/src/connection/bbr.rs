@@ -1,5 +1,5 @@
-//! BBR: the congestion window and the pace follow a model of the path, its bandwidth and its round
-//! trip, and not each loss (draft-ietf-ccwg-bbr, version 3).
+//! BBR: the congestion window and the pacing rate follow a model of the path, its bandwidth and its
+//! round trip, and not each loss (draft-ietf-ccwg-bbr, version 3).
 //!
 //! ```text
 //!   Startup ──► Drain ──► Down ──► Cruise ──► Refill ──► Up
@@ -7,19 +7,20 @@
 //!                          └────── loss, or a queue ─────┘
 //! ```
 //!
-//! Startup ends when the bandwidth grows no more, Drain when the queue is empty. After 5 s without
-//! a shorter round trip comes ProbeRtt, for 200 ms, and then Cruise.
+//! Startup ends when the bandwidth stops growing, Drain when the queue is empty. After 5 s without
+//! a shorter round trip comes ProbeRtt for 200 ms, then Cruise.
 //!
-//! Three deviations. A round with much loss lowers the bound on what is in flight in every state,
-//! and not only while the flow probes: beside Reno and CUBIC, whose queue makes the round trip look
-//! longer, it left them a tenth otherwise. Where losses go on though the flow gives way, a
-//! competitor takes no notice of loss, as BBR's first version does. Giving way would leave it
-//! everything, so the flow keeps to its bandwidth and its round trip. And the delivery rate is
-//! measured once a round trip, over all of it, and not for each segment: a record in flight needs
-//! no more memory, and nobody but a connection with this algorithm pays for it.
+//! There are three deviations. First, a round with much loss lowers the bound on bytes in flight in
+//! every state, not only while the flow probes. Otherwise a flow left a tenth to Reno and CUBIC,
+//! because their queue makes the round trip look longer. Second, if losses continue although the
+//! flow yields, the competitor ignores loss, as BBR's first version does. To yield would leave it
+//! everything, so the flow keeps to its bandwidth and its round trip. Third, the delivery rate is
+//! measured once per round trip, over all of it, and not for each segment. So records in flight
+//! need no extra memory, and connections with other algorithms pay nothing.
 //!
-//! Beside Reno a flow gets more than half where Reno needs longer to regain a halved window than
-//! the 2 to 3 s between two probes (section 5.3.3.8, `BBRPickProbeWait`). That is the draft's.
+//! Beside Reno a flow gets more than half when Reno needs longer to regain a halved window than the
+//! 2 to 3 s between two probes (section 5.3.3.8, `BBRPickProbeWait`). The draft has this property
+//! too.
 
 use crate::position::Position;
 use crate::time::{Duration, Instant};
@@ -34,10 +35,11 @@ const UP_WINDOW: u64 = 225;
 const PROBE_RTT_WINDOW: u64 = 50;
 /// Section 5.5.5: a little below the estimate, so that queues drain.
 const PACING_MARGIN: u64 = 99;
-/// Section 5.5.10.2: a round with a larger part of lost bytes was too much. One part in so many.
+/// Section 5.5.10.2: a round was too fast when more than one byte in `LOSS_PARTS` was lost.
 const LOSS_PARTS: u64 = 50;
-/// Rounds within which much is lost again, and how often in a row, when giving way is in vain.
-/// CUBIC and Reno need more rounds to fill a queue again; BBR's first version tries every eighth.
+/// Yielding is in vain when much is lost again within `VAIN_ROUNDS` rounds, `VAIN_LOSSES` times in
+/// a row. CUBIC and Reno need more rounds to fill a queue again; BBR's first version probes every
+/// eighth round.
 const VAIN_ROUNDS: u64 = 16;
 const VAIN_LOSSES: u8 = 3;
 /// Section 2.7, BBRBeta and BBRHeadroom, in hundredths.
@@ -45,7 +47,7 @@ const BETA: u64 = 70;
 const KEPT_OF_HEADROOM: u64 = 85;
 /// Section 5.3.1.2: rounds without growth by a quarter that end Startup.
 const FULL_ROUNDS: u8 = 3;
-/// Section 5.3.3.8: rounds after which a flow probes at the latest, to live with Reno.
+/// Section 5.3.3.8: the most rounds between two probes, to coexist with Reno.
 const RENO_ROUNDS_MAX: u64 = 63;
 const PROBE_RTT_AFTER: Duration = Duration::from_secs(5);
 const MIN_RTT_LASTS: Duration = Duration::from_secs(10);
@@ -65,7 +67,7 @@ enum State {
     ProbeRtt,
 }
 
-/// The model. Rates are in bytes a second.
+/// The model. Rates are in bytes per second.
 #[derive(Clone, Debug)]
 pub(crate) struct Bbr {
     state: State,
@@ -74,38 +76,39 @@ pub(crate) struct Bbr {
     round_delivered: u64,
     round_began: Instant,
     round_end: Position,
-    /// Nothing was in flight when it began.
+    /// Nothing was in flight when the round began.
     round_began_idle: bool,
-    /// The last flight before which nothing was in flight: when it began, and what was delivered
+    /// The last flight that began with nothing in flight: when it began, and the bytes delivered
     /// before it.
     flight_began: Instant,
     flight_delivered: u64,
     round_lost: u64,
-    /// The program had nothing to send for a while: the round's rate is no limit of the path.
+    /// The program had nothing to send for a while: the round's rate does not show the path's
+    /// limit.
     is_limited_by_program: bool,
     /// Rounds since the last probe.
     rounds: u64,
-    /// Rounds since much was lost, and how often that came soon after the time before.
+    /// Rounds since much was lost, and how often much loss came soon after the previous time.
     rounds_without_loss: u64,
     vain_losses: u8,
-    /// The largest rates of the cycle before this one, and of this one.
+    /// The largest rates of the previous cycle and of this one.
     rates: [u64; 2],
     /// Short-term bounds after loss.
     rate_low: Option<u64>,
     in_flight_low: Option<u64>,
-    /// The most that could be in flight without much loss.
+    /// The most bytes that could be in flight without much loss.
     in_flight_high: Option<u64>,
     /// Segments by which `in_flight_high` grows in the next round of Up.
     raise: u64,
     full_rate: u64,
     full_rounds: u8,
-    /// The path's bandwidth was reached once.
+    /// The flow has reached the path's bandwidth once.
     is_full: bool,
     min_rtt: Option<Duration>,
     min_rtt_at: Instant,
-    /// The last time the round trip was probed, or was shorter by itself.
+    /// When the round trip was last probed, or last found shorter without a probe.
     probed_rtt_at: Instant,
-    /// Of ProbeRtt: when it ends, once little enough is in flight.
+    /// When ProbeRtt ends. Set once few enough bytes are in flight.
     ends_at: Option<Instant>,
     cycle_began: Instant,
     cycle_lasts: Duration,
@@ -119,17 +122,17 @@ pub(crate) struct Step {
     pub(crate) una: Position,
     pub(crate) nxt: Position,
     pub(crate) delivered_bytes: u64,
-    /// Bytes in flight after it.
+    /// Bytes in flight after the acknowledgement.
     pub(crate) in_flight: u64,
     pub(crate) rtt: Option<Duration>,
     pub(crate) mss: u64,
     pub(crate) cwnd: u64,
-    /// All that the program has published is on its way.
+    /// All data that the program has published is in flight.
     pub(crate) has_sent_all: bool,
 }
 
 impl Bbr {
-    /// `seed` spreads the probes of connections that share a path.
+    /// `seed` makes connections that share a path probe at different times.
     pub(crate) fn new(now: Instant, seed: u64) -> Bbr {
         Bbr {
             state: State::Startup,
@@ -168,9 +171,10 @@ impl Bbr {
         self.round_lost += bytes;
     }
 
-    /// Data leaves while nothing is in flight. Until now the flow waited, for its own pace, for the
-    /// program or for the receiver. With that time in the round a flow whose window leaves in one
-    /// burst would measure a little less than its pace, and pace by that: without an end.
+    /// Data is sent while nothing is in flight. Until now the flow waited for its pacing, for the
+    /// program or for the receiver. If that time were part of the round, a flow whose window leaves
+    /// in one burst would measure a little less than its pacing rate, lower its pacing rate to
+    /// that, and so on without end.
     pub(crate) fn note_restart(&mut self, now: Instant) {
         if self.round_end > Position::FIRST_BYTE {
             self.round_began = now;
@@ -180,7 +184,7 @@ impl Bbr {
         }
     }
 
-    /// Bytes a second at which data leaves; `None` before anything was measured.
+    /// The pacing rate in bytes per second; `None` before anything was measured.
     pub(crate) fn pacing_rate(&self) -> Option<u64> {
         let rate = self.rate();
         (rate > 0).then(|| (rate * self.pacing_gain() / 100 * PACING_MARGIN / 100).max(1))
@@ -191,7 +195,7 @@ impl Bbr {
         self.delivered += step.delivered_bytes;
         self.is_limited_by_program |= step.has_sent_all;
         self.note_round_trip(&step);
-        // Only a flight that is acknowledged as a whole tells of the path.
+        // Only a flight that is acknowledged as a whole shows the path's rate.
         let is_part = core::mem::take(&mut self.round_began_idle) && step.una < step.nxt;
         if is_part {
             self.begin_round(&step);
@@ -216,8 +220,9 @@ impl Bbr {
         let mut bytes = self.delivered - self.round_delivered;
         let mut began = self.round_began;
         if began == step.now && step.una == step.nxt {
-            // The acknowledgements of a flight arrived at one time, so that only all of it tells of
-            // the path. An engine stamps with one time what one turn receives.
+            // The acknowledgements of a flight arrived with the same timestamp, because an engine
+            // gives one timestamp to all segments of a turn. So only the flight as a whole shows
+            // the path's rate.
             bytes = self.delivered - self.flight_delivered;
             began = self.flight_began;
         }
@@ -299,7 +304,7 @@ impl Bbr {
         }
     }
 
-    /// Whether losses go on though this flow gives way, after a round with losses.
+    /// After a round with losses: true when losses continue although this flow yields.
     fn is_in_vain(&mut self, is_much: bool) -> bool {
         if is_much {
             self.vain_losses = match self.rounds_without_loss {
@@ -358,8 +363,7 @@ impl Bbr {
         }
     }
 
-    /// Section 5.3.3.5.4: while the bound limits the flow, the bound grows: faster from round to
-    /// round.
+    /// Section 5.3.3.5.4: while the bound limits the flow, the bound grows, faster in each round.
     fn raise_bound(&mut self, step: &Step) {
         let Some(high) = self.in_flight_high else {
             return;
@@ -374,7 +378,8 @@ impl Bbr {
         }
     }
 
-    /// Section 5.3.4: little in flight for a while shows the path without a queue of ours.
+    /// Section 5.3.4: with few bytes in flight for a while, the flow measures the path without a
+    /// queue of its own.
     fn probe_round_trip(&mut self, step: &Step) {
         match self.ends_at {
             None if step.in_flight <= self.probe_rtt_window(step.mss) => {
@@ -389,7 +394,7 @@ impl Bbr {
         }
     }
 
-    /// Section 5.3.3.5: a new cycle, with the rates of this one and the one before.
+    /// Section 5.3.3.5: begins a cycle. The rates of the last two cycles are kept.
     fn begin_down(&mut self, step: &Step) {
         self.state = State::Down;
         self.cycle_began = step.now;
@@ -488,7 +493,7 @@ mod tests {
     const MSS: u64 = 1_000;
     const ROUND_TRIP: Duration = Duration::from_millis(10);
 
-    /// A flow that sends its window at once, waits as its pace has it, and sends again.
+    /// A flow that sends its window at once, waits as long as pacing requires, and sends again.
     struct Flow {
         model: Bbr,
         now: Instant,
@@ -514,13 +519,14 @@ mod tests {
             self.at = una;
         }
 
-        /// Four segments a round trip are 400,000 bytes a second, in each cycle.
+        /// True when four segments per round trip are measured as 400,000 bytes per second, in each
+        /// cycle.
         fn is_measured_as_it_is(&self) -> bool {
             let mut rates = self.model.rates.iter();
             rates.all(|rate| (200_000..=400_000).contains(rate))
         }
 
-        /// A burst of four segments, which one acknowledgement answers.
+        /// Sends a burst of four segments that is answered by one acknowledgement.
         fn burst(&mut self) {
             self.model.note_restart(self.now);
             self.now += ROUND_TRIP;
@@ -554,7 +560,7 @@ mod tests {
     #[test]
     fn a_burst_is_measured_though_its_acknowledgements_arrive_at_one_time() {
         let mut flow = flow();
-        // An outage, in which each timeout was twice the one before.
+        // An outage, in which each timeout was twice the previous one.
         flow.now += Duration::from_secs(120);
         flow.acknowledge(4 * MSS, 0);
         for _ in 0..10 {

@@ -1,10 +1,10 @@
-//! Congestion control: how the window grows on acknowledgements, and what it falls to on
+//! Congestion control: how the window grows on acknowledgements, and how far it shrinks on
 //! congestion.
 //!
 //! Three algorithms share slow start and differ in two functions, [`Congestion::grow`] and
-//! [`Congestion::reduce`]. BBR does without both: its model is asked at each acknowledgement
-//! ([`Congestion::follow`]). Windows are in bytes. How the reduction is spread over a round trip is
-//! not decided here but by proportional rate reduction, in `recovery.rs`.
+//! [`Congestion::reduce`]. BBR uses neither: each acknowledgement goes to its model
+//! ([`Congestion::follow`]). Windows are in bytes. Proportional rate reduction in `recovery.rs`
+//! spreads a reduction over a round trip.
 
 use super::bbr::{Bbr, Step};
 use super::hystart::{Growth, HyStart};
@@ -25,23 +25,23 @@ const CUBIC_C: f64 = 0.4;
 /// RFC 8257 section 4.2: the weight g of the newest fraction.
 const DCTCP_GAIN: f64 = 1.0 / 16.0;
 
-// The order is that of use: a connection that does not fill its window reads no further than two
-// fields.
+// The fields are in the order of use: a connection that does not fill its window reads only the
+// first two.
 #[derive(Clone, Debug)]
 #[repr(C)]
 pub(crate) struct Congestion {
     pub(crate) ssthresh: u32,
-    /// The most that was in flight of late: slow start ends at twice as much (RFC 7661's concern).
+    /// The most bytes recently in flight: slow start ends at twice this size (RFC 7661's concern).
     pub(crate) flight_bytes_max: u32,
     control: CongestionControl,
-    /// Bytes acknowledged in congestion avoidance that have not yet become window.
+    /// Bytes acknowledged in congestion avoidance that have not been added to the window yet.
     credit_bytes: f64,
     hystart: HyStart,
     cubic: Cubic,
     more: More,
 }
 
-/// The window and all that decides how it grows, before a reduction that may prove a mistake.
+/// The window and the state of its growth, before a reduction that may prove a mistake.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Prior {
     pub(crate) cwnd: u32,
@@ -61,14 +61,15 @@ enum More {
 #[derive(Clone, Copy, Debug)]
 struct Cubic {
     w_max: f64,
-    /// The window when ssthresh was last set for congestion; with fast convergence W_max is less.
+    /// The window when ssthresh was last set for congestion. With fast convergence W_max is
+    /// smaller.
     cwnd_prior: f64,
     w_est: f64,
     k: f64,
-    /// When the current congestion avoidance stage began; later by as much as the window was not
-    /// the limit since. Not armed between two stages.
+    /// The start of the current congestion avoidance stage, moved later by the time in which the
+    /// window was not the limit. Not armed between two stages.
     epoch_start: Instant,
-    /// When the window was last looked at, in this stage.
+    /// When the window was last computed in this stage.
     stepped_at: Instant,
 }
 
@@ -81,21 +82,21 @@ struct Dctcp {
     window_end: Position,
 }
 
-/// An acknowledgement's news for the algorithm.
+/// One acknowledgement, as the algorithm sees it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Progress {
     pub(crate) now: Instant,
     pub(crate) acked_bytes: u32,
     pub(crate) mss: u32,
     pub(crate) srtt: Duration,
-    /// How long the newest of the acknowledged segments took.
+    /// The round-trip time of the newest acknowledged segment.
     pub(crate) rtt: Option<Duration>,
     pub(crate) una: Position,
     pub(crate) nxt: Position,
 }
 
 impl Congestion {
-    /// `seed` is for what connections should not do at the same time.
+    /// `seed` makes connections probe at different times.
     pub(crate) fn new(control: CongestionControl, now: Instant, seed: u64) -> Self {
         let more = match control {
             // RFC 8257 section 4.2: alpha begins at 1, so that the first mark is taken seriously.
@@ -142,9 +143,9 @@ impl Congestion {
         //# Reno TCP slow start algorithm [RFC5681] in the rare cases when HyStart++ is not
         //# suitable.
         if cwnd < self.ssthresh {
-            // RFC 5681 section 3.1 with the byte counting of RFC 3465, without its limit: a remote
-            // whose link coalesces segments acknowledges forty at a time, and RFC 9406 section 4.2
-            // sees slow start bounded by other means.
+            // RFC 5681 section 3.1 with the byte counting of RFC 3465, but without its limit: a
+            // remote whose link coalesces segments acknowledges forty at a time. RFC 9406 section
+            // 4.2 allows this when slow start is bounded by other means.
             let mut step = acked;
             if self.ssthresh == u32::MAX {
                 let rtt = progress.rtt.map(|rtt| rtt.as_micros().min(1 << 30) as u32);
@@ -204,7 +205,7 @@ impl Congestion {
                 (f64::from(cwnd) * (1.0 - alpha / 2.0)) as u32
             }
             CongestionControl::Dctcp => cwnd / 2,
-            // A mark is as good as the loss of its segment.
+            // A mark counts as much as the loss of its segment.
             CongestionControl::Bbr => {
                 self.note_lost(if is_mark { mss } else { 0 });
                 return;
@@ -227,7 +228,7 @@ impl Congestion {
         self.credit_bytes = 0.0;
     }
 
-    /// The values that [`Congestion::restore`] needs, should the reduction to come be a mistake.
+    /// The values that [`Congestion::restore`] needs if the coming reduction proves a mistake.
     pub(crate) fn prior(&self, cwnd: u32) -> Prior {
         Prior {
             cwnd,
@@ -236,7 +237,7 @@ impl Congestion {
         }
     }
 
-    /// A reduction was a mistake; `cwnd` is the window now. The window to go on with.
+    /// Undoes a reduction that was a mistake; `cwnd` is the current window. Returns the new window.
     pub(crate) fn restore(&mut self, prior: &Prior, cwnd: u32) -> u32 {
         self.ssthresh = prior.ssthresh;
         //= RFC 9438#4.9.2
@@ -250,7 +251,7 @@ impl Congestion {
         cwnd.max(prior.cwnd)
     }
 
-    /// DCTCP's estimate of the fraction of marked bytes, renewed once a window.
+    /// DCTCP's estimate of the fraction of marked bytes, updated once per window.
     pub(crate) fn count_marks(
         &mut self,
         acked_bytes: u64,
@@ -272,8 +273,7 @@ impl Congestion {
         }
     }
 
-    /// The window after any acknowledgement, where a model of the path decides; and otherwise
-    /// `None`.
+    /// The window after any acknowledgement, if a model of the path decides; otherwise `None`.
     pub(crate) fn follow(&mut self, step: Step) -> Option<u32> {
         let More::Bbr(model) = &mut self.more else {
             return None;
@@ -281,21 +281,21 @@ impl Congestion {
         Some(u32::try_from(model.follow(step)).unwrap_or(u32::MAX))
     }
 
-    /// Data leaves while nothing is in flight.
+    /// Data is sent while nothing is in flight.
     pub(crate) fn note_restart(&mut self, now: Instant) {
         if let More::Bbr(model) = &mut self.more {
             model.note_restart(now);
         }
     }
 
-    /// So many bytes were deduced to be lost.
+    /// `bytes` bytes were deduced to be lost.
     pub(crate) fn note_lost(&mut self, bytes: u32) {
         if let More::Bbr(model) = &mut self.more {
             model.note_lost(bytes.into());
         }
     }
 
-    /// Bytes a second at which data leaves, where a model of the path says so.
+    /// The pacing rate in bytes per second, if a model of the path gives one.
     pub(crate) fn pacing_rate(&self) -> Option<u64> {
         match &self.more {
             More::Bbr(model) => model.pacing_rate(),
@@ -323,8 +323,8 @@ impl Cubic {
             self.epoch_start = progress.now;
             self.stepped_at = progress.now;
         }
-        // While the window is the limit, an acknowledgement arrives at least once a round trip. The
-        // caller keeps those from us that arrive while it is not.
+        // While the window is the limit, an acknowledgement arrives at least once per round trip.
+        // The caller does not pass on acknowledgements that arrive while it is not the limit.
         //
         //= RFC 9438#4.2
         //# The elapsed time _t_ in Figure 1 MUST NOT include periods during
@@ -342,7 +342,8 @@ impl Cubic {
         //# _ssthresh_ -- that is, _W_est_ >= _cwnd_prior_ -- the sender SHOULD set α__cubic_ to 1
         //# to ensure that it can achieve the same congestion window increment rate as Reno, which
         //# uses AIMD(1, 0.5).
-        // Section 4.3: what Reno would have by now; before that, alpha as in figure 4.
+        // Section 4.3: the window that Reno would have by now; until W_est reaches cwnd_prior,
+        // alpha as in figure 4.
         let alpha = if self.w_est < self.cwnd_prior {
             3.0 * (1.0 - CUBIC_BETA) / (1.0 + CUBIC_BETA)
         } else {
@@ -466,7 +467,7 @@ mod tests {
         let peak = 1_000 * MSS;
         congestion.reduce(peak, peak, MSS, false);
         let mut cwnd = congestion.ssthresh;
-        // Another K = 9.08 s brings what is missing at the beginning: 300 segments.
+        // Another K = 9.08 s adds as much as was missing at the beginning: 300 segments.
         let mut at = Vec::new();
         for round in 0..=181 {
             for _ in 0..cwnd / (2 * MSS) {
@@ -486,8 +487,9 @@ mod tests {
         }
     }
 
-    /// RFC 9438 section 4.9.2: growth goes on as if nothing had happened; and after a new reduction
-    /// towards the old maximum, not towards one that fast convergence has lowered by mistake.
+    /// RFC 9438 section 4.9.2: growth continues as if nothing had happened. After a new reduction
+    /// the window grows towards the old maximum, not towards one that fast convergence has lowered
+    /// by mistake.
     #[test]
     fn cubic_goes_on_where_it_was_after_a_mistake() {
         let grown = |has_mistake: bool| {
@@ -507,7 +509,7 @@ mod tests {
             }
             cwnd
         };
-        // A part of a byte is not kept.
+        // Fractions of a byte are lost.
         assert!(grown(true).abs_diff(grown(false)) <= MSS / 100);
     }
 
@@ -541,7 +543,7 @@ mod tests {
         congestion.reduce(19 * MSS, 19 * MSS, MSS, false);
         let mut cwnd = congestion.ssthresh;
         let mut rounds_of_segment = 0;
-        // Round trips of 1 ms: time gives CUBIC's own curve nothing.
+        // Round trips of 1 ms: too short a time for CUBIC's own curve to grow.
         for round in 0..60 {
             let before = cwnd;
             for _ in 0..cwnd / MSS {
@@ -576,7 +578,7 @@ mod tests {
             }
             cwnd
         };
-        // The pause stands for one more round at most.
+        // The pause counts as one more round at most.
         let (without, with) = (grown_after(0), grown_after(60_000));
         assert!(with <= without, "{with} after a pause, {without} without");
         assert!(

@@ -11,13 +11,13 @@
 //!   acknowledgement                ------------------>  ESTABLISHED
 //! ```
 //!
-//! The engine knows the cookies (`engine::fast_open`). A connection knows the option of its first
-//! SYN or SYN-ACK, how much payload went with the SYN, and whether it was accepted by it. Later
-//! attempts have neither option nor payload. Payload that a SYN-ACK leaves unacknowledged goes with
-//! the acknowledgement of the SYN-ACK.
+//! The engine makes and checks the cookies (`engine::fast_open`). A connection knows the option of
+//! its first SYN or SYN-ACK, how much payload went with the SYN, and whether the SYN was accepted
+//! with it. Retransmitted SYNs have neither option nor payload. Payload that a SYN-ACK does not
+//! acknowledge goes with the acknowledgement of the SYN-ACK.
 //!
-//! A host that finishes in SYN-RECEIVED has its FIN sent in ESTABLISHED, as RFC 9293 section
-//! 3.10.4 says of a connection with data; Linux sends it before.
+//! If a host finishes in SYN-RECEIVED, its FIN is sent in ESTABLISHED, as RFC 9293 section 3.10.4
+//! demands for a connection with data; Linux sends the FIN earlier.
 
 use super::{Connection, Context, News};
 use crate::host::{ConnectionId, Memory};
@@ -25,8 +25,8 @@ use crate::position::Position;
 use crate::state::State;
 use crate::wire::tcp::{FastOpenCookie, OPTIONS_BYTES_MAX};
 
-/// RFC 7413 section 4.1.3: a SYN that is larger than usual may not get through, so that the client
-/// may limit itself to these.
+/// RFC 7413 section 4.1.3: a SYN that is larger than usual may be dropped on the path, so a client
+/// may limit its payload to these sizes.
 const PAYLOAD_MAX_V4: u16 = 1_460;
 const PAYLOAD_MAX_V6: u16 = 1_440;
 
@@ -35,13 +35,13 @@ const PAYLOAD_MAX_V6: u16 = 1_440;
 pub(crate) struct FastOpen {
     /// The option of our first SYN or SYN-ACK.
     option: Option<FastOpenCookie>,
-    /// The remote's MSS of an earlier connection; what the first SYN may carry depends on it.
+    /// The remote's MSS on an earlier connection; it limits the payload of the first SYN.
     known_mss: u16,
-    /// Payload of our first SYN.
+    /// Bytes of payload on our first SYN.
     sent_bytes: u32,
-    /// Our SYN waits for payload.
+    /// Our SYN is held back until there is payload.
     is_held: bool,
-    /// It was accepted in SYN-RECEIVED.
+    /// The host received the connection in SYN-RECEIVED.
     is_accepted: bool,
     /// Payload on a SYN was acknowledged, by the remote or by us.
     is_acknowledged: bool,
@@ -65,7 +65,7 @@ impl FastOpen {
         }
     }
 
-    /// Whether payload may go with the SYN.
+    /// Whether payload may be sent with the SYN.
     pub(crate) fn has_cookie(&self) -> bool {
         self.option.is_some_and(|cookie| !cookie.is_request())
     }
@@ -80,21 +80,21 @@ impl FastOpen {
 }
 
 impl Connection {
-    /// Has the SYN wait until there is payload for it, if it may have any.
+    /// Holds the SYN back until there is payload for it, if it may carry any.
     pub(crate) fn hold_syn(&mut self) {
         if let Some(fast_open) = self.fast_open.as_deref_mut() {
             fast_open.is_held = fast_open.has_cookie();
         }
     }
 
-    /// Whether our SYN waits for payload. A remote's, which comes first, is answered.
+    /// Whether our SYN waits for payload. If the remote's SYN comes first, it is answered.
     pub(super) fn holds_syn(&self) -> bool {
         let is_empty = self.snd_end == Position::FIRST_BYTE;
         let is_held = |fast_open: &FastOpen| fast_open.is_held;
         self.state == State::SynSent && is_empty && self.fast_open.as_deref().is_some_and(is_held)
     }
 
-    /// The option of our SYN or SYN-ACK. Not of one that is sent again.
+    /// The option of our first SYN or SYN-ACK. A retransmission has none.
     pub(super) fn fast_open_option(&self) -> Option<FastOpenCookie> {
         //= RFC 7413#4.2.1
         //# We RECOMMEND both the client and the server to retransmit SYN and SYN-ACK packets
@@ -103,27 +103,27 @@ impl Connection {
         self.fast_open.as_deref()?.option.filter(|_| is_first)
     }
 
-    /// Whether the SYN, or the SYN-ACK, that leaves now has left before.
+    /// Whether the SYN or SYN-ACK that is now sent is a retransmission.
     fn has_repeated_syn(&self) -> bool {
         self.retries > 0 || self.scoreboard.is_first_retransmitted()
     }
 
-    /// Whether the host has had it since the remote's SYN.
+    /// Whether the host has had the connection since the remote's SYN.
     pub(crate) fn is_fast_opened(&self) -> bool {
         self.fast_open
             .as_deref()
             .is_some_and(|fast_open| fast_open.is_accepted)
     }
 
-    /// Whether payload on a SYN was acknowledged, the remote's or ours.
+    /// Whether payload on a SYN was acknowledged, by the remote or by us.
     pub(crate) fn has_syn_data(&self) -> bool {
         self.fast_open
             .as_deref()
             .is_some_and(|fast_open| fast_open.is_acknowledged)
     }
 
-    /// Opens a connection that came with a valid cookie to the host, with the payload of its SYN.
-    /// False, and the handshake is an ordinary one, where the host has no room.
+    /// Gives the host a connection whose SYN came with a valid cookie, and the SYN's payload. False
+    /// when the host has no room; then the handshake is an ordinary one.
     pub(crate) fn open_fast(
         &mut self,
         cx: &mut Context<'_>,
@@ -146,7 +146,7 @@ impl Connection {
         //= RFC 7413#4.2.2
         //# If the FastOpened flag is set, the server MUST follow [RFC5681] (based on [RFC3390]) to
         //# set the initial congestion window for sending more data packets.
-        // The SYN-ACK in flight takes one byte of it.
+        // The SYN-ACK in flight uses one byte of the window.
         self.cwnd = self.initial_window() + 1;
         let fast_open = self.fast_open.get_or_insert_default();
         fast_open.is_accepted = true;
@@ -154,13 +154,13 @@ impl Connection {
         true
     }
 
-    /// Whether data may leave before the handshake is over: the cookie has shown that the remote is
-    /// there.
+    /// Whether data may be sent before the handshake is complete: the cookie has proved the
+    /// remote's address.
     pub(super) fn may_send_early(&self) -> bool {
         self.state == State::SynReceived && self.is_fast_opened()
     }
 
-    /// How much of the host's stream our first SYN takes along.
+    /// Bytes of the host's stream that our first SYN carries.
     pub(super) fn take_syn_payload(&mut self) -> u32 {
         let published = self.snd_end.after(Position::FIRST_BYTE);
         let is_v4 = self.key.remote.is_v4();
@@ -181,7 +181,7 @@ impl Connection {
         let most = most.saturating_sub(OPTIONS_BYTES_MAX as u16);
         let bytes = published.min(most.into()) as u32;
         if bytes == 0 {
-            // Like Linux (tcp_send_syn_data): without payload the cookie is asked for anew.
+            // Like Linux (tcp_send_syn_data): a SYN without payload asks for a new cookie.
             fast_open.option = Some(FastOpenCookie::REQUEST);
         }
         fast_open.sent_bytes = bytes;
@@ -190,8 +190,8 @@ impl Connection {
 
     //= RFC 7413#4.2.2
     //# The client SHOULD retransmit any unacknowledged data in the first ACK packet in step 2.
-    /// The handshake is over: payload of our SYN that was not taken goes out again. That says
-    /// nothing about congestion.
+    /// The handshake is complete: sends payload of our SYN again that the remote did not take. This
+    /// says nothing about congestion.
     pub(super) fn settle_syn_payload(&mut self) {
         let Some(fast_open) = self.fast_open.as_deref_mut().filter(|it| it.sent_bytes > 0) else {
             return;

@@ -1,6 +1,6 @@
-//! The two fast paths of a connection without trouble: what it sends next, and what an
-//! acknowledgement of new data in order means. Each does exactly what the slow path would have
-//! done, or nothing.
+//! The two fast paths of a connection without loss or other exceptions: sending new data, and
+//! handling an in-order acknowledgement of new data. Each does exactly what the slow path would do,
+//! or nothing.
 
 use super::congestion::Progress;
 use super::sent::InOrder;
@@ -10,16 +10,16 @@ use crate::position::Position;
 use crate::state::{Phase, State};
 use crate::time::{Duration, Instant};
 
-/// A segment of the fast path with payload to be sent: no options but timestamps.
+/// A segment of the fast path with payload: no options except timestamps.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FastPlan {
     pub(crate) seq: Position,
     pub(crate) payload_bytes: u32,
-    /// How many bytes may follow at once in segments as large as this one.
+    /// How many bytes may follow directly in segments of this size.
     pub(crate) left_bytes: u32,
-    /// Nothing is left to be sent, for now.
+    /// All data is sent, for now.
     pub(crate) is_end: bool,
-    /// For the link to cut up.
+    /// Larger than one segment: the link divides it.
     pub(crate) is_large: bool,
 }
 
@@ -28,14 +28,14 @@ pub(crate) struct FastPlan {
 pub(crate) enum Progressed {
     /// The acknowledgement needs the slow path.
     No,
-    /// There is more in flight, or to be sent.
+    /// Some data is still in flight, or unsent.
     Partly,
     /// Nothing is in flight and nothing waits for a window.
     ToTheEnd,
 }
 
 impl Connection {
-    /// Whether the next segment may take the fast path, with headers of this layout.
+    /// Whether the next segment may take the fast path, with a template of this layout.
     #[inline(always)]
     pub(crate) fn may_send_fast(&self, layout: Layout) -> bool {
         self.template.layout == layout
@@ -44,8 +44,8 @@ impl Connection {
             && self.scoreboard.is_plain()
     }
 
-    /// Plans new data within all windows, where there is some and [`Self::may_send_fast`] is
-    /// true, and takes it to be sent. Otherwise does nothing.
+    /// Plans new data within all windows, if there is any and [`Self::may_send_fast`] is true, and
+    /// changes the state as if it were sent. Otherwise changes nothing.
     #[inline(always)]
     pub(crate) fn plan_fast(&mut self, now: Instant, config: &Config) -> Option<FastPlan> {
         if !self.scoreboard.has_room() {
@@ -97,17 +97,17 @@ impl Connection {
         })
     }
 
-    /// [`Self::note_end_of_data`] where nothing in flight is known to be lost or to have arrived.
+    /// [`Self::note_end_of_data`] when no data in flight is known to be lost or sacked.
     #[inline(always)]
     pub(crate) fn note_end_of_plain_data(&mut self) {
         self.note_end_of_flight(self.snd_nxt.after(self.snd_una) as u32);
     }
 
-    /// Whether nothing is known but what the fast path out can say: established, nothing lost, no
-    /// duplicate to be reported and no larger segment to be tried.
+    /// True when the fast path can express everything to be sent: established, nothing lost, no
+    /// duplicate to be reported and no path probe to be sent.
     #[inline(always)]
     fn is_untroubled(&self) -> bool {
-        // One word of memory.
+        // The four fields are read as one word.
         let word = u32::from_ne_bytes([
             self.state as u8,
             self.phase as u8,
@@ -117,8 +117,8 @@ impl Connection {
         word == u32::from_ne_bytes([State::Established as u8, Phase::Open as u8, 0, 0])
     }
 
-    /// How much of `unsent` goes in one frame that is not just a full segment, where neither a
-    /// window nor Nagle has a say in it.
+    /// How many of the `unsent` bytes go into one frame that is not exactly a full segment, if
+    /// neither a window nor Nagle limits them.
     #[inline(never)]
     fn other_length(&self, usable: u64, unsent: u64, segmentation: u64) -> Option<u64> {
         let mss = u64::from(self.mss);
@@ -128,14 +128,14 @@ impl Connection {
             return goes.then_some(usable);
         }
         let whole = usable.min(segmentation) / mss * mss;
-        // A tail that may go with its burst is for the slow path to judge.
+        // Whether a tail may go with its burst is decided on the slow path.
         let has_tail = usable == unsent && usable <= segmentation && whole < usable;
         (!has_tail).then_some(whole)
     }
 
-    /// Takes another full segment to be sent, directly after one that [`Self::plan_fast`] has
-    /// planned, and within the bytes that it said may follow. `None`: it has to be planned after
-    /// all. After the last one [`Self::note_end_of_data`] is due.
+    /// Sends another full segment, directly after one that [`Self::plan_fast`] has planned and
+    /// within its `left_bytes`. `None`: the segment must be planned. After the last segment
+    /// [`Self::note_end_of_data`] is due.
     #[inline(always)]
     pub(crate) fn send_another(&mut self, mss: u32) -> Option<Position> {
         let seq = self.snd_nxt;
@@ -146,9 +146,9 @@ impl Connection {
         })
     }
 
-    /// Whether a segment has payload that continues the stream and says nothing else: that
-    /// something was acknowledged, or that the window is another one. If so, its timestamp is
-    /// taken; otherwise nothing has happened. The segment has timestamps and no other options.
+    /// True when a segment has payload that continues the stream and brings no other news: no new
+    /// acknowledgement and no other window. Then its timestamp is taken; otherwise nothing changes.
+    /// The segment has timestamps and no other options.
     #[inline(always)]
     pub(crate) fn continues_plainly(
         &mut self,
@@ -165,15 +165,16 @@ impl Connection {
             && self.take_next_timestamp(now, timestamp)
     }
 
-    /// So much payload of such a segment is in its place, which is progress.
+    /// Notes that `bytes` bytes of payload of such a segment were placed.
     #[inline(always)]
     pub(crate) fn note_payload(&mut self, bytes: usize) {
         self.rcv_nxt += bytes as u64;
         self.is_told = false;
     }
 
-    /// The acknowledgement of new data, without payload, in a connection without trouble. Does
-    /// nothing for everything else. The segment has timestamps and no other options.
+    /// Handles the acknowledgement of new data, without payload, in a connection without
+    /// exceptions. Changes nothing for any other segment. The segment has timestamps and no other
+    /// options.
     #[inline(always)]
     pub(crate) fn handle_fast_acknowledgement(
         &mut self,
@@ -190,7 +191,7 @@ impl Connection {
         }
     }
 
-    /// An acknowledgement without a prediction, or with another window.
+    /// An acknowledgement that was not predicted, or that has another window.
     #[inline(never)]
     fn examine_acknowledgement(
         &mut self,
@@ -224,7 +225,7 @@ impl Connection {
         let flight = self.snd_nxt.after(self.snd_una);
         let is_fast_path = self.is_watched_only()
             && seq == self.rcv_nxt.wire(self.rcv_first)
-            // Between one byte and all of them.
+            // At least one byte is acknowledged, but not all.
             && u64::from(advanced.wrapping_sub(1)) < flight
             && self.take_next_timestamp(now, timestamp);
         if !is_fast_path {
@@ -259,7 +260,7 @@ impl Connection {
         self.note_progress(now, config, ack, advanced, sent)
     }
 
-    /// Takes the window from an acknowledgement up to here. The prediction follows it.
+    /// Takes the window of an acknowledgement up to `ack`, and updates the prediction.
     #[inline(always)]
     fn take_window<const HAS_EXPECTED_WINDOW: bool>(
         &mut self,
@@ -267,7 +268,7 @@ impl Connection {
         ack: Position,
         advanced: u32,
     ) {
-        // RFC 9293 section 3.10.7.4: SND.UNA < SEG.ACK, so it says where the window ends.
+        // RFC 9293 section 3.10.7.4: SND.UNA < SEG.ACK, so the segment updates the window's edge.
         if HAS_EXPECTED_WINDOW {
             self.snd_edge += u64::from(advanced);
         } else {
@@ -279,8 +280,8 @@ impl Connection {
         self.predict_the_same(said);
     }
 
-    /// Whether all that goes on is that a tail loss probe will come when nothing else does:
-    /// established, nothing lost or suspected, no probe out, nothing to be reported.
+    /// True when only a tail loss probe is armed or possible: established, nothing lost or
+    /// suspected, no probe in flight, nothing to be reported.
     #[inline(always)]
     fn is_watched_only(&self) -> bool {
         let watched = [
@@ -289,7 +290,7 @@ impl Connection {
             Phase::Open as u8,
             0,
         ];
-        // One word of memory.
+        // The four fields are read as one word.
         let word = u32::from_ne_bytes([
             self.loss_timer as u8,
             self.state as u8,
@@ -299,12 +300,12 @@ impl Connection {
         word == u32::from_ne_bytes(watched)
     }
 
-    /// TS.Recent of a segment at RCV.NXT (RFC 7323 section 4.3). False: the timestamp is an older
-    /// one.
+    /// Updates TS.Recent from a segment at RCV.NXT (RFC 7323 section 4.3). False when the timestamp
+    /// is older than TS.Recent.
     #[inline(always)]
     pub(super) fn take_next_timestamp(&mut self, now: Instant, value: u32) -> bool {
-        // An equal timestamp says nothing about TS.Recent's age: the remote's clock ticks every
-        // second, or faster.
+        // An equal timestamp need not update TS.Recent's age: the remote's clock ticks at least
+        // once per second.
         value == self.ts_recent || self.take_newer_timestamp(now, value)
     }
 
@@ -339,7 +340,7 @@ impl Connection {
         }
     }
 
-    /// Arrived data is news for the host; the caller notes it.
+    /// Notes progress of sent data. The caller tells the host.
     #[inline(always)]
     fn note_progress(
         &mut self,
@@ -355,7 +356,7 @@ impl Connection {
         let oldest_rtt = newest_rtt.as_micros().wrapping_add(sent.spread.as_micros());
         self.rtt
             .sample_again(now, Duration::from_micros(oldest_rtt));
-        // The rest was sent after the newest that arrived: RACK has nothing to suspect.
+        // The remaining data was sent after the newest acknowledged data: RACK suspects nothing.
         self.rack
             .note_in_order(sent.newest_sent_at, ack, newest_rtt);
         if self.conditions.has(Conditions::CWND_LIMITED) {
@@ -365,7 +366,7 @@ impl Connection {
             let mss = u64::from(self.mss);
             self.arm_tail_probe(now, config, self.snd_nxt.after(ack), mss);
         } else if ack == self.snd_end && !self.conditions.has(Conditions::FIN_WANTED) {
-            // The kind of timer stays: so will be the next.
+            // The kind of timer stays, because the next timer will be of this kind.
             self.loss_deadline = Instant::NEVER;
             return Progressed::ToTheEnd;
         } else {

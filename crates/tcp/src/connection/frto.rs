@@ -1,5 +1,5 @@
-//! F-RTO (RFC 5682): finding out whether a retransmission timeout was a mistake, where the remote
-//! has no timestamps that would tell at once (RFC 3522, in `recovery.rs`).
+//! F-RTO (RFC 5682): detects whether a retransmission timeout was a mistake, for remotes without
+//! timestamps. With timestamps the answer comes at once (RFC 3522, in `recovery.rs`).
 //!
 //! ```text
 //!   timeout: the first segment again        partial acknowledgement: two new segments
@@ -11,8 +11,9 @@
 //!                                               only new data: the loss was real ---+
 //! ```
 //!
-//! Data in flight at the timeout is taken for lost and not sent again before the answer to the
-//! new segments has come: if that acknowledges any of it, the network had it all the time.
+//! Data in flight at the timeout is assumed lost, but it is not retransmitted before the new
+//! segments are answered. If the answer acknowledges any of that data, the network had it all the
+//! time.
 
 use super::acknowledge::Acknowledgement;
 use super::{Conditions, Connection, Context};
@@ -24,21 +25,21 @@ const NEW_SEGMENTS: u32 = 2;
 /// Section 2.1 step 3a: "set the congestion window to no more than 3 * MSS".
 const WINDOW_SEGMENTS_AFTER_LOSS: u32 = 3;
 
-/// How far the look into a timeout has come.
+/// The step that the examination of a timeout has reached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum Suspicion {
-    /// There is none.
+    /// No timeout is examined.
     #[default]
     Off,
-    /// Step 2: the first segment is on its way again.
+    /// Step 2: the first segment was retransmitted and is in flight.
     Retransmitted,
-    /// Step 3: new data is on its way, and nothing else was sent again.
+    /// Step 3: new data is in flight, and nothing else was retransmitted.
     Tried,
 }
 
 impl Connection {
-    /// Step 1, when the timeout strikes. Only one that ends an undisturbed time is suspected: "if
-    /// the TCP sender is already in RTO recovery ... do not enter step 2".
+    /// Step 1, when the retransmission timer expires. Only the first timeout of a recovery is
+    /// examined: "if the TCP sender is already in RTO recovery ... do not enter step 2".
     pub(super) fn suspect_timeout(&mut self) {
         let is_told_otherwise = self.conditions.has(Conditions::TIMESTAMPS);
         self.recovery.suspicion = if self.phase == Phase::Open && !is_told_otherwise {
@@ -96,7 +97,7 @@ impl Connection {
             }
             return;
         }
-        // Step 3a: the new data arrived, and what stands before it has not.
+        // Step 3a: the new data arrived, and the data before it did not.
         if ack.is_duplicate || ack.delivered.bytes > 0 {
             self.recovery.suspicion = Suspicion::Off;
             self.cwnd = self
@@ -110,7 +111,7 @@ impl Connection {
         self.cwnd = self.in_flight() + NEW_SEGMENTS * u32::from(self.mss);
     }
 
-    /// Whether what is lost has to wait for the answer to new data.
+    /// Whether lost data has to wait for the answer to new data.
     #[inline]
     pub(super) fn is_trying_new_data(&self) -> bool {
         self.recovery.suspicion == Suspicion::Tried

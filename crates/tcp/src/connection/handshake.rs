@@ -1,5 +1,5 @@
-//! Active, passive and simultaneous open (RFC 9293 section 3.5 and 3.10.7.3), and what a SYN
-//! negotiates.
+//! Active, passive and simultaneous open (RFC 9293 section 3.5 and 3.10.7.3), and the negotiation
+//! of options by SYNs.
 
 use super::accurate_ecn;
 use super::input::Response;
@@ -26,27 +26,28 @@ pub(crate) struct OpenContext<'a> {
     pub(crate) options: Options,
     pub(crate) iss: u32,
     pub(crate) ts_offset: u32,
-    /// Payload without options that the path takes.
+    /// Payload bytes, options not deducted, that the path takes.
     pub(crate) path_mss: u16,
-    /// Payload without options that the route takes, whatever the path beyond has said.
+    /// Payload bytes, options not deducted, that the route takes, whatever routers have reported
+    /// about the path.
     pub(crate) route_mss: u16,
     pub(crate) generation: u32,
 }
 
-/// The offer in a remote's SYN, or in a cookie that remembers it.
+/// The offer in a remote's SYN, or in a SYN cookie that encodes it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Offer {
     pub(crate) irs: u32,
     pub(crate) window: u16,
     pub(crate) syn: SynOptions,
-    /// The feedback that both ends know.
+    /// The ECN feedback that both ends support.
     pub(crate) ecn: EcnMode,
-    /// How the packet came.
+    /// The ECN codepoint of the packet.
     pub(crate) came: Ecn,
 }
 
 impl Offer {
-    /// The offer of a SYN that came so, to an end that would use `ecn`.
+    /// The offer of a SYN with ECN codepoint `came`, to an end that would use `ecn`.
     pub(crate) fn of(segment: &Segment<'_>, came: Ecn, ecn: EcnMode) -> Self {
         Self {
             irs: segment.seq,
@@ -57,7 +58,7 @@ impl Offer {
         }
     }
 
-    /// The three bits of a SYN-ACK that agrees to the offer's feedback.
+    /// The three ECN flags of a SYN-ACK that agrees to the offered feedback.
     pub(crate) fn agreeing_flags(&self) -> Flags {
         match self.ecn {
             EcnMode::Off => Flags::default(),
@@ -73,7 +74,7 @@ impl Connection {
         Self::new(open, State::SynSent)
     }
 
-    /// A passive open: a SYN came, a SYN-ACK is to be sent.
+    /// A passive open: a SYN arrived, a SYN-ACK is to be sent.
     pub(crate) fn accept(open: &OpenContext<'_>, offer: &Offer) -> Self {
         let mut connection = Self::new(open, State::SynReceived);
         //= RFC 9293#3.5
@@ -85,7 +86,7 @@ impl Connection {
         connection
     }
 
-    /// A passive open that a SYN cookie stood for: the handshake is over already.
+    /// A passive open from a SYN cookie: the handshake is complete already.
     pub(crate) fn accept_cookie(
         open: &OpenContext<'_>,
         offer: &Offer,
@@ -344,16 +345,16 @@ impl Connection {
             if let Some(accurate) = &mut self.accurate_ecn {
                 **accurate = AccurateEcn::of_both(came, self.retries);
             }
-            // "Otherwise, enter SYN-RECEIVED, form a SYN,ACK segment and send it." Our SYN's
-            // record becomes the SYN-ACK's.
+            // "Otherwise, enter SYN-RECEIVED, form a SYN,ACK segment and send it." The record of
+            // our SYN becomes the record of the SYN-ACK.
             self.state = State::SynReceived;
             self.scoreboard.mark_first_lost(1);
         }
         Response::Done
     }
 
-    /// RFC 7323 section 2.2: where the general path has scaled the window, "the window field in a
-    /// segment where the SYN bit is set MUST NOT be scaled".
+    /// RFC 7323 section 2.2: takes the window of a SYN without scaling, after the general path has
+    /// scaled it: "the window field in a segment where the SYN bit is set MUST NOT be scaled".
     pub(super) fn take_window_of_syn(&mut self, ack: Position, window: u16) {
         self.snd_edge = ack + u64::from(window);
         self.snd_window_max = u32::from(window);
@@ -409,7 +410,7 @@ impl Connection {
 
 //= RFC 7323#2.3
 //# Thus, the shift count MUST be limited to 14 (which allows windows of 2^30 = 1 GiB).
-/// The smallest shift with which the largest window we may ever offer can be said.
+/// The smallest shift that can express the largest window we may ever offer.
 pub(crate) fn window_scale(config: &Config, receive_bytes_max: u32) -> u8 {
     if !config.window_scaling {
         return 0;

@@ -7,8 +7,8 @@ use crate::state::{CloseReason, State};
 use crate::time::{Duration, Instant};
 
 impl Connection {
-    /// The host has published everything before `end` in its send ring. Returns false, changing
-    /// nothing, for an end that moves back or follows the host's own FIN.
+    /// The host has published everything before `end` in its send ring. Returns false and changes
+    /// nothing if `end` moves back or lies beyond the host's own FIN.
     pub(crate) fn publish(&mut self, end: Position) -> bool {
         let is_valid = end >= self.snd_end
             && (end == self.snd_end || !self.conditions.has(Conditions::FIN_WANTED));
@@ -18,8 +18,8 @@ impl Connection {
         is_valid
     }
 
-    /// Whether the host may publish everything before `end`, some of it new, and nothing but a
-    /// window can be in its way.
+    /// Whether the host may publish everything before `end`, with at least one new byte, and only a
+    /// window can delay it.
     #[inline(always)]
     pub(crate) fn may_send_up_to(&self, end: Position) -> bool {
         let is_over = Conditions::FREE | Conditions::RELEASED | Conditions::FIN_WANTED;
@@ -28,15 +28,16 @@ impl Connection {
             && self.snd_end < end
     }
 
-    /// Whether the host can take everything before `taken`, some of it new, and more is to come.
+    /// Whether the host can take everything before `taken`, with at least one new byte, and more
+    /// data is expected.
     #[inline(always)]
     pub(crate) fn has_more_for(&self, taken: Position) -> bool {
         let is_over = Conditions::FREE | Conditions::RELEASED | Conditions::FIN_RECEIVED;
         !self.conditions.has(is_over) && self.rcv_taken < taken && taken <= self.rcv_nxt
     }
 
-    /// The host has taken everything before `taken` out of its receive ring. Whether the remote is
-    /// to be told at once; `None` for bytes that have not arrived or were taken before.
+    /// The host has taken everything before `taken` out of its receive ring. True when the remote
+    /// is to be told at once; `None` for bytes that have not arrived or were taken before.
     pub(crate) fn take(&mut self, taken: Position) -> Option<bool> {
         if taken <= self.rcv_taken {
             return (taken == self.rcv_taken).then_some(false);
@@ -45,11 +46,11 @@ impl Connection {
         (taken + fin <= self.rcv_nxt).then(|| self.open_window(taken))
     }
 
-    /// RFC 9293 section 3.10.4, CLOSE: what is published is still sent, then a FIN.
+    /// RFC 9293 section 3.10.4, CLOSE: published data is still sent, then a FIN.
     pub(crate) fn finish(&mut self) {
         match self.state {
             State::Closed => {}
-            // "Delete the TCB": nobody has answered yet.
+            // "Delete the TCB": the remote has not answered yet.
             State::SynSent => self.close(CloseReason::Aborted),
             _ => self.conditions.set(Conditions::FIN_WANTED),
         }
@@ -64,14 +65,14 @@ impl Connection {
             | State::FinWait1
             | State::FinWait2
             | State::CloseWait => true,
-            // "Respond to queued requests ... and delete the TCB": nothing is left to be reset.
+            // "Respond to queued requests ... and delete the TCB": no reset is needed.
             State::Closing | State::LastAck => false,
         };
         self.close(reason);
         self.conditions.put(Conditions::RESET_DUE, sends_reset);
     }
 
-    /// The host lets go: nobody will read any more, and nobody will be told.
+    /// The host releases the connection: it reads no more, and gets no more events.
     pub(crate) fn release(&mut self, cx: &mut Context<'_>) {
         self.conditions.set(Conditions::RELEASED);
         self.news.0 |= News::RELEASED;
@@ -90,7 +91,7 @@ impl Connection {
         }
     }
 
-    /// When a silent remote is probed, and when it is given up.
+    /// Sets when a silent remote is probed, and when the connection is given up.
     pub(crate) fn set_liveness(
         &mut self,
         cx: &Context<'_>,
@@ -108,7 +109,7 @@ impl Connection {
         }
     }
 
-    /// Bytes of the remote's stream that stand in the host's ring without a gap.
+    /// Bytes of the remote's stream that are in the host's ring without a gap.
     #[inline]
     pub(crate) fn received_bytes(&self) -> u64 {
         let fin = u64::from(self.conditions.has(Conditions::FIN_RECEIVED));

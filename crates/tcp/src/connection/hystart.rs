@@ -1,4 +1,4 @@
-//! HyStart++ (RFC 9406): leaving the first slow start before it overflows a queue.
+//! HyStart++ (RFC 9406): leaves the first slow start before it overflows a queue.
 //!
 //! ```text
 //!                round-trip times have risen          five rounds
@@ -7,8 +7,8 @@
 //!                they are back where they were
 //! ```
 //!
-//! CSS, conservative slow start, grows a quarter as fast: time to find out whether the rise was a
-//! queue of ours. The names below are the RFC's.
+//! CSS, conservative slow start, grows a quarter as fast, which gives time to find out whether our
+//! own queue caused the rise. The names below are the RFC's.
 
 use crate::position::Position;
 
@@ -25,11 +25,11 @@ const INFINITE: u32 = u32::MAX;
 /// The state of the first slow start.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HyStart {
-    /// When this is acknowledged, a round has passed.
+    /// The round ends when this position is acknowledged.
     window_end: Position,
     last_round_min_rtt: u32,
     current_round_min_rtt: u32,
-    /// The round-trip time with which CSS was entered.
+    /// The round-trip time at which CSS was entered.
     css_baseline_min_rtt: u32,
     rtt_sample_count: u8,
     /// Rounds of CSS left, the current one included; zero outside of CSS.
@@ -49,18 +49,18 @@ impl Default for HyStart {
     }
 }
 
-/// How slow start goes on.
+/// Growth of slow start after one acknowledgement.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Growth {
-    /// By so many bytes.
+    /// The window grows by this many bytes.
     Bytes(u32),
-    /// Not at all: it is over.
+    /// Slow start is over.
     Over,
 }
 
 impl HyStart {
-    /// RFC 9406 section 4.2, for an acknowledgement of `acked_bytes` up to `una`, whose newest
-    /// segment took `rtt_micros`, while everything before `nxt` has been sent.
+    /// RFC 9406 section 4.2, for an acknowledgement of `acked_bytes` up to `una`. The round-trip
+    /// time of its newest segment is `rtt_micros`. Everything before `nxt` has been sent.
     pub(super) fn grow(
         &mut self,
         acked_bytes: u32,
@@ -89,7 +89,7 @@ impl HyStart {
         let current = self.current_round_min_rtt;
         if self.css_rounds_left > 0 {
             if current < self.css_baseline_min_rtt {
-                // It was a mistake: "cssBaselineMinRtt = infinity; resume slow start".
+                // The exit was a mistake: "cssBaselineMinRtt = infinity; resume slow start".
                 self.css_baseline_min_rtt = INFINITE;
                 self.css_rounds_left = 0;
             }
@@ -126,7 +126,7 @@ mod tests {
 
     const MSS: u32 = 1_000;
 
-    /// One round of ten segments, acknowledged one by one; how much the window grew.
+    /// One round of ten segments, acknowledged one by one; returns how much the window grew.
     fn round(hystart: &mut HyStart, from: u64, rtt_micros: u32) -> Option<u32> {
         let nxt = Position::of_byte((from + 20) * u64::from(MSS));
         (1..=10).try_fold(0, |sum, at| {

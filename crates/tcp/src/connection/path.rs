@@ -1,5 +1,5 @@
-//! The path's MTU: what ICMP and black holes take away (RFC 1191, RFC 8201, RFC 4821 section 7.7),
-//! and the search that finds it again (RFC 4821 section 7, RFC 8899 section 5).
+//! The path's MTU: how ICMP and black holes reduce it (RFC 1191, RFC 8201, RFC 4821 section 7.7),
+//! and the search that raises it again (RFC 4821 section 7, RFC 8899 section 5).
 //!
 //! ```text
 //!   path_mss              candidate                ceiling
@@ -8,28 +8,28 @@
 //!             lost, alone: becomes the ceiling; the window stays as it is
 //! ```
 //!
-//! A probe is new data in a segment of its own, so its loss costs a retransmission and nothing
-//! else.
+//! A probe is new data in a segment of its own, so its loss costs only a retransmission.
 
 use super::{Conditions, Connection, Context};
 use crate::position::{Position, Span};
 use crate::time::{Duration, Instant};
 
-/// RFC 8899 section 5.1.1, PMTU_RAISE_TIMER: when a path that said what it takes is tried again.
+/// RFC 8899 section 5.1.1, PMTU_RAISE_TIMER: how long after a router's report a larger MTU is tried
+/// again.
 const RAISE_AFTER: Duration = Duration::from_secs(600);
-/// After a black hole was suspected: most of them are outages.
+/// After a suspected black hole: sooner, because most of them are outages.
 const DOUBT_AFTER: Duration = Duration::from_secs(30);
-/// Timeouts in a row after which the path is doubted (RFC 4821 section 7.7), and the size with
-/// which it goes on.
+/// After this many timeouts in a row the path is suspected (RFC 4821 section 7.7); and the segment
+/// size with which the connection then continues.
 const BLACK_HOLE_RETRIES: u8 = 3;
 const BLACK_HOLE_MSS: u16 = 1_024;
 const BLACK_HOLE_MSS_MIN: u16 = 512;
-/// So many full segments' worth of bytes may arrive in smaller ones until the proof that small ones
-/// pass is too old.
+/// When this many full segments' worth of bytes has arrived in smaller segments, the proof that
+/// small segments pass has expired.
 const PROOF_SEGMENTS_MAX: u32 = 16;
-/// RFC 4821 section 7.5: the search is over when it could win no more than this.
+/// RFC 4821 section 7.5: the search ends when it could gain no more than this.
 const GAIN_BYTES_MIN: u16 = 32;
-/// RFC 4821 section 7.3: so many probes' worth of window, or a loss would cost a timeout.
+/// RFC 4821 section 7.3: the window must hold this many probes, or a loss would cost a timeout.
 const WINDOW_PROBES_MIN: u32 = 4;
 
 /// The search for a larger MTU.
@@ -37,19 +37,19 @@ const WINDOW_PROBES_MIN: u32 = 4;
 pub(crate) struct PathSearch {
     /// The MSS that the link or the route allows.
     route_mss: u16,
-    /// Nothing larger is tried in this search.
+    /// Sizes above this are not tried in this search.
     ceiling: u16,
-    /// When the next probe may go.
+    /// When the next probe may be sent.
     probe_at: Instant,
-    /// The probe that is out, and its size.
+    /// The probe in flight, and its size.
     probe: Option<(Span, u16)>,
-    /// The last probe that was lost: sending it again is no answer to congestion. Empty: none.
+    /// The last probe that was lost: its retransmission is no response to congestion. Empty: none.
     lost_probe: Span,
     doubt: Doubt,
 }
 
-/// Whether timeouts in a row are an outage, which stops segments of every size, or a black hole,
-/// which lets small ones pass.
+/// Distinguishes the causes of timeouts in a row: an outage stops segments of every size, a black
+/// hole lets small ones pass.
 ///
 /// ```text
 ///          timeouts in a row            acknowledged alone           a timeout
@@ -58,28 +58,29 @@ pub(crate) struct PathSearch {
 ///    +--------------------------+---------------------------+     acknowledged alone: |
 ///         a full segment is acknowledged: an outage                      a black hole v
 /// ```
-/// Positions are the low bits of those of our stream; sizes are of the MSS, options included.
+/// Positions are low bits of stream positions; sizes are MSS values, options included.
 #[derive(Clone, Copy, Debug, Default)]
 enum Doubt {
     #[default]
     None,
-    /// The lost bytes are sent again in a segment of this size; the second number is where that
-    /// segment ends, once it has left.
+    /// The lost bytes are sent again in a segment of this size (second number). The first number is
+    /// that segment's end, once it was sent.
     SmallSent(u32, u16),
-    /// The small segment has arrived, and everything before this. No full segment has since.
+    /// The small segment has arrived, and all data before this position. No full segment has
+    /// arrived since.
     SmallPassed(u32, u16),
-    /// A large segment has met a timeout since, and a small one is on its way again.
+    /// A large segment has timed out since, and a small one is in flight again.
     SmallSentAgain(u32, u16),
 }
 
-/// The next size to try on a path that swallows segments of this size: a guess.
+/// The next size to try on a path that drops segments of `size`: a guess.
 fn smaller(size: u16) -> u16 {
     (size / 2).clamp(BLACK_HOLE_MSS_MIN, BLACK_HOLE_MSS)
 }
 
 impl PathSearch {
-    /// For a connection that begins on a path which takes less than the route when a router said so
-    /// to another.
+    /// `path_mss` is smaller than `route_mss` when a router has told another connection that the
+    /// path takes less than the route.
     pub(super) fn new(now: Instant, route_mss: u16, path_mss: u16) -> Self {
         Self {
             route_mss,
@@ -97,11 +98,11 @@ impl PathSearch {
 }
 
 impl Connection {
-    /// RFC 1191 and RFC 8201: the path takes less than was thought. Segments in flight that are too
+    /// RFC 1191 and RFC 8201: the path takes less than assumed. Segments in flight that are too
     /// large are lost.
     pub(crate) fn narrow_path(&mut self, cx: &mut Context<'_>, path_mss: u16) {
         if path_mss >= self.path_mss {
-            // A probe was too large, and a router says so.
+            // A probe was too large, and a router has reported that.
             self.path.ceiling = self.path.ceiling.min(path_mss);
             return;
         }
@@ -114,18 +115,19 @@ impl Connection {
     }
 
     /// The MSS in our SYN: RFC 9293 section 3.7.1 and RFC 8201 section 5.3, "the MSS that a host
-    /// advertises" follows from its own link, and not from what the path takes in the other
-    /// direction.
+    /// advertises" follows from its own link, and not from the size that the path takes in the
+    /// other direction.
     pub(crate) fn advertised_mss(&self) -> u16 {
         self.path.route_mss
     }
 
-    /// The link itself takes something else from now on.
+    /// The MSS of the link or route has changed.
     pub(crate) fn change_route(&mut self, cx: &mut Context<'_>, route_mss: u16) {
         let route_mss = route_mss.min(self.options.mss_max.max(super::MSS_MIN));
         self.path.route_mss = route_mss;
         self.path.ceiling = route_mss;
-        // A probe that was sent before proves nothing about this link; nor does its loss.
+        // A probe that was sent before the change proves nothing about the new link, nor does its
+        // loss.
         let too_large = self.path.probe.take_if(|(_, size)| *size > route_mss);
         if let Some((span, _)) = too_large {
             self.path.lost_probe = span;
@@ -138,9 +140,9 @@ impl Connection {
         }
     }
 
-    /// RFC 4821 section 7.7: timeouts in a row may be a path that swallows large segments. Most are
-    /// outages, and "full-stop timeouts" alone do not tell the two apart: so the first segment goes
-    /// again as a small one, and nothing else changes before that has proved something.
+    /// RFC 4821 section 7.7: timeouts in a row may mean that the path drops large segments. Most
+    /// are outages, and "full-stop timeouts" alone do not tell the two apart. So the first segment
+    /// is sent again as a small one, and nothing else changes until that has proved something.
     pub(super) fn doubt_path(&mut self) {
         let una = self.snd_una.0 as u32;
         let is_due = self.retries >= BLACK_HOLE_RETRIES;
@@ -159,8 +161,8 @@ impl Connection {
         };
     }
 
-    /// Whether a small segment is out to prove something. Nothing follows it: with a second one,
-    /// the acknowledgement of both looks like that of a full segment.
+    /// True while a small segment is in flight to test the path. No other segment follows: the
+    /// acknowledgement of two would look like that of a full segment.
     pub(super) fn is_doubt_out(&self) -> bool {
         match self.path.doubt {
             Doubt::SmallSent(end, _) | Doubt::SmallSentAgain(end, _) => {
@@ -170,7 +172,8 @@ impl Connection {
         }
     }
 
-    /// The largest payload to be sent again now: less than a segment while the path is in doubt.
+    /// The largest payload to be retransmitted now: less than a segment while the path is
+    /// suspected.
     pub(super) fn retransmission_bytes_max(&mut self) -> u32 {
         let mss = u32::from(self.mss);
         let (Doubt::SmallSent(_, size) | Doubt::SmallSentAgain(_, size)) = self.path.doubt else {
@@ -183,16 +186,16 @@ impl Connection {
         small
     }
 
-    /// Whether a full segment is among those that `ack` acknowledges, of a path in doubt. To be
-    /// asked while they are on the scoreboard.
+    /// Whether `ack` acknowledges a full segment, on a path that is suspected. Call this while the
+    /// segments are still on the scoreboard.
     #[inline]
     pub(super) fn is_full_segment_acknowledged(&self, ack: Position) -> bool {
         !matches!(self.path.doubt, Doubt::None)
             && self.scoreboard.has_record_of(u32::from(self.mss), ack)
     }
 
-    /// Everything before `una` has arrived, by a full segment or smaller ones: what does that say
-    /// of the path?
+    /// Everything before `una` has arrived, in a full segment (`is_full`) or in smaller ones: draws
+    /// the conclusion about the path.
     #[cold]
     fn settle_doubt(&mut self, cx: &mut Context<'_>, una: Position, is_full: bool) {
         let una = una.0 as u32;
@@ -213,7 +216,7 @@ impl Connection {
         };
     }
 
-    /// The payload of a segment of this size.
+    /// The payload bytes of a segment of this size.
     fn payload_of(&self, size: u16) -> u32 {
         let is_stamped = self.conditions.has(Conditions::TIMESTAMPS);
         u32::from(size) - if is_stamped { 12 } else { 0 }
@@ -223,7 +226,7 @@ impl Connection {
         cx.counters.mtu_reductions += 1;
         self.path_mss = path_mss;
         self.update_mss();
-        // Beyond an initial window of these segments.
+        // The window may now be larger than an initial window of these segments.
         self.conditions.set(Conditions::WINDOW_MOVED);
         self.path.probe = None;
         self.path.ceiling = self.path.route_mss;
@@ -231,7 +234,7 @@ impl Connection {
         self.may_widen = true;
     }
 
-    /// Whether a probe is due and would do no harm; its payload, if so.
+    /// The payload of a probe, if a probe is due and does no harm.
     pub(super) fn path_probe_bytes(&self, cx: &Context<'_>, usable: u64) -> Option<u64> {
         let is_due = self.may_widen && self.path.probe.is_none() && cx.now >= self.path.probe_at;
         if !is_due || !self.conditions.has(Conditions::SACK) || !self.scoreboard.is_plain() {
@@ -246,7 +249,8 @@ impl Connection {
         (usable >= bytes && has_window).then_some(bytes)
     }
 
-    /// The ceiling first, because most searches begin after an outage; then the middle.
+    /// The ceiling first, because most searches begin after an outage; then the middle of the
+    /// range.
     fn candidate(&self) -> u16 {
         let path = &self.path;
         let size = if path.ceiling == path.route_mss {
@@ -257,14 +261,14 @@ impl Connection {
         size.min(self.remote_mss)
     }
 
-    /// A probe goes out.
+    /// Notes that a probe is being sent.
     pub(super) fn note_path_probe(&mut self, cx: &mut Context<'_>, span: Span) {
         cx.counters.mtu_probes += 1;
         self.path.probe = Some((span, self.candidate()));
     }
 
-    /// Everything before `una` has arrived: perhaps the probe has. `is_full`: a full segment was
-    /// among what has.
+    /// Everything before `una` has arrived, so the probe may have arrived. `is_full`: the
+    /// acknowledged segments include a full one.
     #[inline]
     pub(super) fn settle_path_probe(&mut self, cx: &mut Context<'_>, una: Position, is_full: bool) {
         if let Some((span, size)) = self.path.probe
@@ -280,8 +284,8 @@ impl Connection {
         }
     }
 
-    /// Whether all that was lost is the probe. Then it was too large, and this is no congestion
-    /// (RFC 4821 section 7.6.2): it only has to be sent again.
+    /// True when the probe is the only loss. Then the probe was too large, and this is no
+    /// congestion (RFC 4821 section 7.6.2): the data only has to be sent again.
     pub(super) fn lost_only_the_probe(&mut self, now: Instant) -> bool {
         let span = match self.path.probe {
             Some((span, _)) => span,
@@ -295,7 +299,7 @@ impl Connection {
         true
     }
 
-    /// The probe was too large, or a timeout makes it look so.
+    /// The probe was too large, or a timeout suggests that.
     pub(super) fn forget_path_probe(&mut self, now: Instant) {
         if let Some((_, size)) = self.path.probe.take() {
             self.path.ceiling = size - 1;

@@ -1,23 +1,23 @@
-//! Header prediction: what a segment with payload says of the other direction when it says nothing
-//! new of it.
+//! Header prediction: the expected header words of a payload segment that brings no news about our
+//! sending direction.
 //!
-//! Of a remote that only sends, one segment after the other has the same acknowledgement, flags and
-//! window. They stand in eight bytes of the header, which are compared as they are with those of
-//! the last one that was examined in full. Like Linux (`pred_flags` of its `tcp_sock`) a connection
-//! has none while anything is the matter with it: then no segment is as predicted, and the
-//! comparison stands for all that was asked when the prediction was made.
+//! A remote that only sends uses the same acknowledgement, flags and window in segment after
+//! segment. They are eight bytes of the header, and are compared unparsed with those of the last
+//! segment that was examined in full. As in Linux (`pred_flags` of `tcp_sock`), a connection has no
+//! prediction while it is in an exceptional state: then no segment matches. So a match also proves
+//! every condition that was checked when the prediction was made.
 
 use super::{Conditions, Connection};
 use crate::position::Position;
 use crate::state::State;
 use crate::wire::tcp::Flags;
 
-/// The acknowledgement, the offset, the flags and the window of a header, as they stand there; PSH
-/// left out, which says nothing.
+/// The acknowledgement, the data offset, the flags and the window of a header, in wire format,
+/// without PSH, which has no meaning here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct OtherWay(u64);
 
-/// All but PSH.
+/// All bits except PSH.
 const PUSHED_OR_NOT: u64 = u64::from_ne_bytes([
     0xff,
     0xff,
@@ -30,7 +30,7 @@ const PUSHED_OR_NOT: u64 = u64::from_ne_bytes([
 ]);
 
 impl OtherWay {
-    /// Of the eight bytes from the acknowledgement number on.
+    /// From the eight bytes that begin with the acknowledgement number.
     #[inline(always)]
     pub(crate) const fn of(bytes: [u8; 8]) -> Self {
         Self(u64::from_ne_bytes(bytes) & PUSHED_OR_NOT)
@@ -41,7 +41,7 @@ impl OtherWay {
         (u64::from_be(self.0) >> 32) as u32
     }
 
-    /// Whether there is a timestamp's room in the header, and no flag says anything of interest.
+    /// Whether the header has the size of one with timestamps, and no flag that needs attention.
     #[inline(always)]
     pub(crate) const fn has_fast_path_flags(self) -> bool {
         self.offset_and_flags() == 0x8000 | Flags::ACK.0
@@ -62,7 +62,7 @@ impl OtherWay {
 pub(crate) struct Prediction(OtherWay);
 
 impl Prediction {
-    /// Nothing is: no header has an offset of zero.
+    /// No prediction: no header has a data offset of zero.
     pub(crate) const NONE: Self = Self(OtherWay(0));
 
     #[inline(always)]
@@ -70,7 +70,7 @@ impl Prediction {
         said == self.0
     }
 
-    /// Whether only the acknowledgement is another one: then the window is as wide as it was.
+    /// Whether only the acknowledgement differs: then the window has the same width as before.
     #[inline(always)]
     pub(super) const fn holds_but_for_the_ack(self, said: OtherWay) -> bool {
         let difference = said.0 ^ self.0.0;
@@ -79,7 +79,7 @@ impl Prediction {
 }
 
 impl Connection {
-    /// Whether payload may be taken without a look at anything but its place and its timestamp.
+    /// Whether payload may be taken after a check of only its position and its timestamp.
     const fn is_predictable(&self) -> bool {
         matches!(self.state, State::Established)
             && self
@@ -87,15 +87,15 @@ impl Connection {
                 .are(Conditions::RECEPTION, Conditions::TIMESTAMPS)
     }
 
-    /// A segment with these headers, no options but timestamps and the fast path's data offset has
-    /// been taken: its acknowledgement and its window count.
+    /// A segment with these words, with no options except timestamps and with the fast path's data
+    /// offset, was taken: its acknowledgement and its window were applied.
     #[inline(always)]
     pub(super) fn predict_the_same(&mut self, said: OtherWay) {
         self.prediction = Prediction(said);
     }
 
-    /// As `predict_the_same`, when the window may not have been believed: it is no news next time
-    /// either, but has to be examined.
+    /// Like `predict_the_same`, but the window may not have been applied: then the next segment has
+    /// to be examined, too.
     #[inline(always)]
     pub(crate) fn predict(&mut self, said: OtherWay) {
         debug_assert!(self.is_predictable());

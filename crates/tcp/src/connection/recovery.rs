@@ -1,5 +1,5 @@
-//! Loss: how it is noticed (RACK-TLP, RFC 8985; RFC 6582 for remotes without SACK), how sending
-//! goes on meanwhile (PRR, RFC 6937), and how a mistake is undone (RFC 3522, RFC 4015).
+//! Loss: how it is detected (RACK-TLP, RFC 8985; RFC 6582 for remotes without SACK), how sending
+//! continues during recovery (PRR, RFC 6937), and how a mistake is undone (RFC 3522, RFC 4015).
 //!
 //! ```text
 //!            loss deduced, or ECE                 all acknowledged that was sent at entry
@@ -22,17 +22,18 @@ use crate::time::{Duration, Instant};
 
 /// RFC 5681 section 3.2: three duplicates.
 const DUPLICATE_THRESHOLD: u32 = 3;
-/// RFC 8985 section 6.2 step 4: recoveries for which a widened reordering window is kept.
+/// RFC 8985 section 6.2 step 4: for how many recoveries a widened reordering window is kept.
 const REORDER_PERSIST_RECOVERIES: u8 = 16;
 
 /// The state of a recovery.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Recovery {
-    /// RecoveryPoint (RFC 6675): it ends when this is acknowledged.
+    /// RecoveryPoint (RFC 6675): the recovery ends when this position is acknowledged.
     pub(crate) point: Position,
-    /// Where one window's answer to ECN marks ends (RFC 3168 section 6.1.2).
+    /// Until this position is acknowledged, further ECN marks belong to the same window (RFC 3168
+    /// section 6.1.2).
     pub(crate) marked_until: Position,
-    /// Bytes that duplicate acknowledgements stand for, from remotes without SACK.
+    /// Bytes for which duplicate acknowledgements stand, from remotes without SACK.
     pub(crate) duplicate_bytes: u32,
     /// Duplicate acknowledgements in a row.
     pub(crate) duplicates: u32,
@@ -40,13 +41,13 @@ pub(crate) struct Recovery {
     prr_delivered: u64,
     pub(crate) prr_out: u64,
     flight_at_entry: u32,
-    /// The acknowledgement at hand has shown another loss.
+    /// The current acknowledgement has shown another loss.
     pub(super) lost_more: bool,
     /// Congestion control before the loss, restored if the retransmissions prove spurious.
     pub(super) prior: Option<Box<Prior>>,
     /// TSval of the first retransmission (RFC 3522).
     pub(crate) first_retransmission: Option<u32>,
-    /// The end of what was retransmitted last.
+    /// The end of the last retransmission.
     pub(crate) resent_end: Position,
     /// Whether the timeout may have been a mistake (RFC 5682).
     pub(super) suspicion: Suspicion,
@@ -55,12 +56,12 @@ pub(crate) struct Recovery {
 /// RFC 8985 section 5.2 and 7.1.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Rack {
-    /// RACK.xmit_ts and RACK.end_seq: of the record delivered that was sent last.
+    /// RACK.xmit_ts and RACK.end_seq: of the delivered record that was sent last.
     newest_sent_at: Instant,
     newest_end: Position,
     /// RACK.rtt.
     rtt: Duration,
-    /// RACK.fack: the furthest that was delivered.
+    /// RACK.fack: the highest position that was delivered.
     furthest: Position,
     reordering_seen: bool,
     /// RACK.reo_wnd_mult less one.
@@ -74,8 +75,8 @@ pub(crate) struct Rack {
 }
 
 impl Rack {
-    /// [`Self::update`] where everything was sent once and arrived in order, up to `una`. Later
-    /// deliveries stand beyond `una`, so `furthest` need not say so.
+    /// [`Self::update`] when all data was sent once and arrived in order up to `una`. Later
+    /// deliveries lie beyond `una`, so `furthest` need not be updated.
     #[inline(always)]
     pub(super) fn note_in_order(&mut self, sent_at: Instant, una: Position, rtt: Duration) {
         self.rtt = rtt;
@@ -98,7 +99,8 @@ impl Rack {
                 self.newest_end = newest.end();
             }
         }
-        // Step 3: delivered below what had been delivered, and never sent twice.
+        // Step 3: a record below the highest delivered position was delivered, and was never
+        // retransmitted.
         if delivered
             .lowest_original
             .is_some_and(|lowest| lowest < self.furthest)
@@ -110,8 +112,7 @@ impl Rack {
 }
 
 impl Connection {
-    /// Feeds RACK, and deduces losses. Called for every acknowledgement, in no hurry when
-    /// everything is in order.
+    /// Updates RACK and deduces losses. Called for every acknowledgement on the slow path.
     pub(super) fn deduce_losses(&mut self, cx: &mut Context<'_>, ack: &Acknowledgement) {
         if let Some(newest) = &ack.delivered.newest {
             self.rack
@@ -139,7 +140,7 @@ impl Connection {
     //= RFC 8985#9.2
     //# Therefore, the algorithm [RFC6675] MUST NOT be used with RACK-TLP; instead, a modified
     //# recovery algorithm that carefully addresses such a case is needed.
-    /// RFC 8985 section 6.2, step 5, and whenever its timer strikes.
+    /// RFC 8985 section 6.2, step 5; also called whenever the reordering timer expires.
     pub(super) fn detect_losses(&mut self, cx: &mut Context<'_>) {
         if self.snd_una == self.snd_nxt {
             return;
@@ -185,7 +186,7 @@ impl Connection {
         widened.min(self.rtt.smoothed().unwrap_or(widened))
     }
 
-    /// RFC 6582 and RFC 5681 section 3.2, for a remote that does not tell what it has.
+    /// RFC 6582 and RFC 5681 section 3.2, for a remote that does not report the data it has.
     fn deduce_from_duplicates(&mut self, ack: &Acknowledgement) {
         let mss = u32::from(self.mss);
         if ack.advanced_bytes > 0 {
@@ -206,11 +207,11 @@ impl Connection {
             self.recovery.duplicates += 1;
             let outstanding = (self.snd_nxt - self.snd_una) as u32;
             let left = outstanding.saturating_sub(self.recovery.duplicate_bytes + mss);
-            // Each stands for a segment that has left the network.
+            // Each duplicate stands for a segment that has left the network.
             self.recovery.duplicate_bytes += mss.min(left);
             if self.recovery.duplicates == DUPLICATE_THRESHOLD
                 && self.phase == Phase::Open
-                // RFC 6582 section 3.2 step 1: not for the duplicates of the last recovery.
+                // RFC 6582 section 3.2 step 1: duplicates from the last recovery do not count.
                 && self.snd_una > self.recovery.point
             {
                 let lost = self.scoreboard.mark_first_lost(mss);
@@ -219,7 +220,7 @@ impl Connection {
         }
     }
 
-    /// Begins to repair losses, or to answer a mark.
+    /// Begins to repair losses, or to respond to an ECN mark.
     pub(super) fn enter_recovery(&mut self, cx: &mut Context<'_>, is_mark: bool) {
         cx.counters.recoveries += 1;
         let in_flight = (self.snd_nxt - self.snd_una) as u32;
@@ -245,7 +246,7 @@ impl Connection {
     //# MUST NOT set CWR to indicate that it has received and responded to indications of
     //# congestion.
     /// RFC 3168 section 6.1.2: CWR on the first new data after a reduction, whatever the reason;
-    /// and one a window is enough.
+    /// once per window.
     fn tell_reduction(&mut self) {
         if self.conditions.has(Conditions::ECN) {
             let is_classic = self.accurate_ecn.is_none();
@@ -264,7 +265,8 @@ impl Connection {
             if self.phase == Phase::Open {
                 self.recovery.prior = Some(Box::new(self.congestion.prior(self.cwnd)));
             }
-            // RFC 5681 section 3.1: ssthresh once for one loss, not for each of its timeouts.
+            // RFC 5681 section 3.1: ssthresh is reduced once for a loss, not again for each
+            // timeout.
             let in_flight = (self.snd_nxt - self.snd_una) as u32;
             self.congestion.reduce(self.cwnd, in_flight, mss, false);
             self.recovery.first_retransmission = None;
@@ -283,7 +285,8 @@ impl Connection {
         self.recovery.duplicates = 0;
         self.recovery.duplicate_bytes = 0;
         self.rack.probe_end = None;
-        // RFC 5681 section 3.1: one segment, beside what RACK believes still in the network.
+        // RFC 5681 section 3.1: one segment, in addition to the data that RACK believes in the
+        // network.
         self.cwnd = self.in_flight() + mss;
         self.conditions.set(Conditions::FORCE_RETRANSMIT);
         self.rtt.back_off();
@@ -296,7 +299,7 @@ impl Connection {
             return self.follow_model(cx, ack, is_over);
         }
         if self.phase == Phase::Loss && ack.advanced_bytes > 0 {
-            // Slow start goes on with the acknowledgement that ends the recovery.
+            // Slow start continues with the acknowledgement that ends the recovery.
             if self.is_trying_new_data() {
                 self.try_new_data();
             } else {
@@ -327,8 +330,8 @@ impl Connection {
         }
     }
 
-    /// The model of the path says how much may be in flight, whatever the phase; a timeout alone
-    /// begins with one segment.
+    /// The model of the path limits the bytes in flight in every phase. Only a timeout restarts
+    /// with one segment.
     #[cold]
     fn follow_model(&mut self, cx: &Context<'_>, ack: &Acknowledgement, is_over: bool) {
         if self.phase == Phase::Loss && ack.advanced_bytes > 0 && self.is_trying_new_data() {
@@ -362,7 +365,8 @@ impl Connection {
         let srtt = self.rtt.smoothed().unwrap_or_default();
         let progress = Progress {
             now: cx.now,
-            // A SACK block had its effect when it came: it let new data go.
+            // SACKed bytes took effect when the SACK block arrived: they allowed new data to be
+            // sent.
             acked_bytes: ack.delivered.bytes.min(ack.advanced_bytes) as u32,
             mss: u32::from(self.mss),
             srtt,
@@ -376,7 +380,7 @@ impl Connection {
         self.grow(progress);
     }
 
-    /// Acknowledged data lets the congestion window grow.
+    /// Acknowledged data makes the congestion window grow.
     pub(super) fn grow(&mut self, progress: Progress) {
         self.conditions.set(Conditions::WINDOW_MOVED);
         let grown = self.congestion.grow(self.cwnd, progress);
@@ -405,11 +409,12 @@ impl Connection {
     //= RFC 8985#9.3
     //# The Proportional Rate Reduction (PRR) algorithm [RFC6937] is RECOMMENDED for the specific
     //# congestion control actions taken upon the losses detected by RACK-TLP.
-    /// PRR (RFC 6937 section 3.1), with the slow-start reduction bound where an acknowledgement
-    /// shows that nothing more was lost, and the conservative one otherwise: the rule of its
-    /// successor, RFC 9937, where it is called SafeACK.
+    /// PRR (RFC 6937 section 3.1). It uses the slow-start reduction bound when an acknowledgement
+    /// shows no further loss, and the conservative bound otherwise. This is the rule of its
+    /// successor, RFC 9937, which calls it SafeACK.
     fn reduce_proportionally(&mut self, ack: &Acknowledgement) {
-        // Without SACK a duplicate stands for a segment; with it the blocks have told already.
+        // Without SACK a duplicate stands for one segment; with SACK the blocks have reported it
+        // already.
         let is_unreported = ack.is_duplicate && !self.conditions.has(Conditions::SACK);
         let delivered = ack.delivered.bytes + u64::from(is_unreported) * u64::from(self.mss);
         if delivered == 0 {
@@ -436,8 +441,8 @@ impl Connection {
         self.cwnd = ((pipe + may_send) as u32).max(u32::from(self.mss));
     }
 
-    /// RFC 3522 (Eifel): an acknowledgement that echoes a time before the first retransmission was
-    /// for the original; RFC 4015 section 3.2: restore what was reduced.
+    /// RFC 3522 (Eifel): an acknowledgement that echoes a time before the first retransmission
+    /// answers the original. RFC 4015 section 3.2: restore the former values.
     pub(super) fn undo_if_spurious(&mut self, cx: &mut Context<'_>, echo: u32) {
         let Some(first) = self.recovery.first_retransmission else {
             return;
@@ -449,8 +454,8 @@ impl Connection {
         }
     }
 
-    /// RFC 4015 section 3.2 and RFC 9438 section 4.9: nothing was lost; congestion control gets its
-    /// former values.
+    /// RFC 4015 section 3.2 and RFC 9438 section 4.9: nothing was lost, so congestion control gets
+    /// its former values.
     pub(super) fn undo_recovery(&mut self, cx: &mut Context<'_>, prior: &Prior) {
         cx.counters.recoveries_undone += 1;
         self.scoreboard.forgive();
@@ -461,7 +466,7 @@ impl Connection {
         self.rtt.forget_backoff();
     }
 
-    /// RFC 8985 section 7.4.2: what an acknowledgement says about a tail loss probe.
+    /// RFC 8985 section 7.4.2: what an acknowledgement tells about a tail loss probe.
     pub(super) fn settle_tail_probe(&mut self, cx: &mut Context<'_>, ack: &Acknowledgement) {
         let Some(probe_end) = self.rack.probe_end else {
             return;
@@ -485,23 +490,23 @@ impl Connection {
             //= RFC 8985#7.4.2
             //# The sender then SHOULD invoke a congestion control response equivalent to a fast
             //# recovery.
-            // The original was lost and the probe repaired it: one reduction is due all the same.
+            // The original was lost and the probe repaired the loss: one reduction is still due.
             self.enter_recovery(cx, true);
             self.cwnd = self.cwnd.min(self.congestion.ssthresh);
             self.phase = Phase::Open;
         }
     }
 
-    /// RFC 5681 section 4.1: a connection that was idle for an RTO starts slowly again. One whose
-    /// window has never been its limit does so anyway. A model of the path learns that nothing was
-    /// in flight.
+    /// RFC 5681 section 4.1: a connection that was idle for an RTO starts slowly again. If the
+    /// window was never the limit, it is small already. A model of the path is told that nothing
+    /// was in flight.
     #[inline(always)]
     pub(super) fn restart_after_idle(&mut self, now: Instant, config: &Config) {
         if self.conditions.has(Conditions::MODELLED) {
             self.congestion.note_restart(now);
             return;
         }
-        // No timeout is shorter.
+        // `rto_min` is the shortest timeout possible.
         let has_moved = self.conditions.has(Conditions::WINDOW_MOVED);
         if has_moved && now.after(self.sent_at) > config.rto_min {
             self.restart_if_idle(now, config);

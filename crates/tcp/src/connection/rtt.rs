@@ -4,17 +4,18 @@ use crate::config::Config;
 use crate::time::{Duration, Instant};
 
 /// G of RFC 6298: the granularity of the clock that drives the timers. `Config::rto_min` is never
-/// less.
+/// shorter.
 pub(crate) const GRANULARITY: Duration = Duration::from_millis(1);
 /// How long a minimum round-trip time is trusted (RFC 8985 section 6.2 leaves the window open).
 const MINIMUM_WINDOW: Duration = Duration::from_secs(300);
 const BACKOFF_MAX: u8 = 16;
-/// In `backoff`: a tail loss probe has left since the last sample.
+/// A flag in `backoff`: a tail loss probe was sent since the last sample.
 const PROBED: u8 = 0x80;
-/// A longer sample, of nine minutes, counts as this: the sums below fit 32 bits.
+/// The longest sample, about nine minutes; longer ones count as this, so that the sums below fit 32
+/// bits.
 const SAMPLE_MICROS_MAX: u64 = (1 << 29) - 1;
 
-/// SRTT, RTTVAR and what follows from them. In microseconds.
+/// SRTT, RTTVAR and derived values, in microseconds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RttEstimator {
     /// SRTT; zero until the first sample.
@@ -53,7 +54,7 @@ impl RttEstimator {
         self.sample_again(now, rtt);
     }
 
-    /// As [`Self::sample`], for every sample but the first.
+    /// [`Self::sample`] for every sample except the first.
     #[inline(always)]
     pub(crate) fn sample_again(&mut self, now: Instant, rtt: Duration) {
         debug_assert!(self.smoothed != 0);
@@ -69,7 +70,7 @@ impl RttEstimator {
         if rtt <= self.minimum || now >= self.minimum_until {
             self.renew_minimum(now, rtt);
         }
-        // Section 5.7 and Karn: a fresh sample ends the backing off.
+        // Section 5.7 and Karn: a new sample ends the backoff.
         self.backoff = 0;
     }
 
@@ -84,19 +85,19 @@ impl RttEstimator {
         self.backoff = self.backoff & PROBED | timeouts.min(BACKOFF_MAX);
     }
 
-    /// A tail loss probe has left.
+    /// A tail loss probe was sent.
     pub(crate) fn note_probe(&mut self) {
         self.backoff |= PROBED;
     }
 
-    /// Whether no tail loss probe has left since the last sample.
+    /// Whether no tail loss probe was sent since the last sample.
     pub(crate) fn has_sample_since_probe(&self) -> bool {
         self.backoff & PROBED == 0
     }
 
     /// RFC 6298 section 5.7: after timeouts of the SYN, "the RTO MUST be re-initialized to 3
-    /// seconds when data transmission begins"; here to four times the initial one, unless there is
-    /// a sample.
+    /// seconds when data transmission begins". Here it becomes four times the initial RTO, unless
+    /// there is a sample.
     pub(crate) fn begin_data(&mut self, was_retransmitted: bool) {
         let is_unknown = self.smoothed == 0;
         self.backoff = if was_retransmitted && is_unknown {
@@ -115,7 +116,7 @@ impl RttEstimator {
         (self.smoothed != 0).then_some(micros(self.smoothed))
     }
 
-    /// The shortest round trip of late; zero before the first.
+    /// The shortest recent round trip; zero before the first.
     pub(crate) const fn minimum(&self) -> Duration {
         micros(self.minimum)
     }
@@ -125,13 +126,13 @@ impl RttEstimator {
         micros(self.variation)
     }
 
-    /// Whether something has timed out since the last sample, or was probed for.
+    /// Whether a timeout or a tail loss probe has happened since the last sample.
     #[inline(always)]
     pub(crate) fn has_backed_off(&self) -> bool {
         self.backoff != 0
     }
 
-    /// SRTT and RTO, in microseconds, where there is a sample and nothing has timed out since.
+    /// SRTT and RTO, in microseconds, if there is a sample and no timeout has happened since.
     #[inline(always)]
     pub(crate) fn settled(&self, config: &Config) -> (u64, u64) {
         debug_assert!(self.smoothed != 0 && self.backoff == 0);
@@ -147,8 +148,8 @@ impl RttEstimator {
     pub(crate) fn timeout(&self, config: &Config) -> Duration {
         let base = match self.smoothed() {
             None => config.rto_initial,
-            // The lower bound is on what is added to SRTT, as Linux has it: a remote may delay an
-            // acknowledgement by as much, however long the round trip.
+            // The lower bound applies to the part that is added to SRTT, as on Linux: a remote may
+            // delay an acknowledgement by this much, however long the round trip is.
             Some(smoothed) => smoothed + micros(4 * self.variation).max(config.rto_min),
         };
         (base * (1 << (self.backoff & !PROBED))).min(config.rto_max)

@@ -1,9 +1,9 @@
 //! Data sent and not yet acknowledged: one record for each transmission, in sequence
 //! order.
 //!
-//! The payload is not here: it stays in the host's ring, and is read again for a retransmission.
-//! Records are split where the remote acknowledges part of one. The three sums below let the send
-//! path know what is in flight without looking at any record.
+//! The payload is not here: it stays in the host's ring, and is read again for a retransmission. A
+//! record is split when the remote acknowledges a part of it. The three sums below tell the send
+//! path the bytes in flight without a look at any record.
 //!
 //! ```text
 //!   snd_una                                             snd_nxt
@@ -11,39 +11,39 @@
 //!   in flight = (snd_nxt - snd_una) - sacked_bytes - lost_bytes        (pipe, RFC 6675 section 4)
 //! ```
 //!
-//! The remote decides how many records there are and what each acknowledgement says of them. So no
-//! acknowledgement goes through all of them: a walk ends at the first record that is still to be
-//! waited for, and passes no record twice that it has judged.
+//! The remote decides how many records there are, and to which of them an acknowledgement refers.
+//! So no acknowledgement may walk over all of them: a walk ends at the first record that still has
+//! to wait, and visits no record that was judged before.
 
 use std::collections::{BTreeSet, VecDeque};
 
 use crate::position::{Position, Span};
 use crate::time::{Duration, Instant};
 
-/// Records a connection may have: with tiny segments it is this, not the window, that limits it.
+/// The most records of a connection: with tiny segments this is the limit, not the window.
 pub(crate) const RECORDS_MAX: usize = 16_384;
-/// With so many of them no block cuts one up any more: a remote that reports single bytes shall not
-/// have us keep, and move, a record for each (Linux's CVE-2019-11478). A cut moves half of them at
-/// most, 24 KB.
+/// From this many records on, no SACK block splits one. A remote that reports single bytes must not
+/// make us keep and move a record for each (Linux's CVE-2019-11478). A split moves at most half of
+/// the records, 24 KB.
 const SPLIT_RECORDS_MAX: usize = RECORDS_MAX / 8;
-/// Records sent again that are remembered in the order of their times, beyond twice those that
-/// there are.
+/// The most outdated entries that the list of retransmitted records may hold, beyond twice the
+/// number of records.
 const STALE_MAX: usize = 64;
-/// A record of a burst grows no longer than this, so that a loss timer that looks at records sees
-/// some.
+/// A record of a burst grows no longer than this, so that a loss timer that looks at records has
+/// several to look at.
 const BURST_BYTES_MAX: u32 = 1 << 20;
 /// A connection with nothing in flight keeps no more capacity than this.
 const IDLE_CAPACITY: usize = 16;
 /// The largest capacity that an idle connection keeps.
 const CAPACITY_KEPT: usize = 4 * IDLE_CAPACITY;
 
-/// The remote has it (RFC 2018).
+/// The remote has reported it by SACK (RFC 2018).
 const SACKED: u8 = 1;
-/// Deduced to be lost, and not sent again since.
+/// Deduced to be lost, and not retransmitted since.
 const LOST: u8 = 2;
 /// Sent more than once.
 const RETRANSMITTED: u8 = 4;
-/// A segment of another size, which shares no record.
+/// A path probe: a segment of another size, which shares its record with no other segment.
 const ALONE: u8 = 8;
 
 /// One transmission.
@@ -54,11 +54,11 @@ pub(crate) struct Sent {
     //# For each data segment sent, the sender MUST store its most recent transmission time with a
     //# timestamp whose granularity is finer than 1/4 of the minimum RTT of the connection.
     pub(crate) sent_at: Instant,
-    /// Sequence space it takes, a SYN or FIN included.
+    /// Length in sequence space, a SYN or FIN included.
     pub(crate) length: u32,
     flags: u8,
-    /// At least so many records behind this one, which is selectively acknowledged, are, too.
-    /// Whoever walks over them goes there at once.
+    /// For a sacked record: at least this many records after it are sacked as well, so a walk may
+    /// skip them.
     run: u16,
 }
 
@@ -71,18 +71,20 @@ impl Sent {
         self.flags & RETRANSMITTED != 0
     }
 
-    /// On its way, as far as anybody knows, and sent again or only once.
+    /// In flight as far as we know; `again` selects records that were retransmitted, or those that
+    /// were not.
     fn is_out(&self, again: bool) -> bool {
         let expected = if again { RETRANSMITTED } else { 0 };
         self.flags & (RETRANSMITTED | SACKED | LOST) == expected
     }
 
-    /// On its way since it was sent again, at this time.
+    /// In flight since it was retransmitted at `sent_at`.
     fn is_out_again(&self, sent_at: Instant) -> bool {
         self.is_out(true) && self.sent_at == sent_at
     }
 
-    /// RFC 8985 section 6.2, RACK_sent_after: later, or at the same time and further on.
+    /// RFC 8985 section 6.2, RACK_sent_after: sent later, or sent at the same time with a larger
+    /// end.
     fn is_after(&self, sent_at: Instant, end: Position) -> bool {
         (self.sent_at, self.end()) > (sent_at, end)
     }
@@ -93,13 +95,14 @@ impl Sent {
 pub(crate) struct Delivered {
     /// Bytes acknowledged or selectively acknowledged for the first time.
     pub(crate) bytes: u64,
-    /// Of these, the selectively acknowledged ones.
+    /// Those of `bytes` that were selectively acknowledged.
     pub(crate) sacked_bytes: u64,
-    /// When the oldest record that was sent only once left. `None`, too, when the acknowledgement
-    /// number covers one that was sent again: the others may have arrived long before, and waited
-    /// for it (Linux, `tcp_clean_rtx_queue`: `FLAG_RETRANS_DATA_ACKED`).
+    /// When the oldest record that was sent only once was sent. `None` also when the
+    /// acknowledgement number covers a retransmitted record: the other records may have arrived
+    /// long before, and waited for that one (Linux, `tcp_clean_rtx_queue`:
+    /// `FLAG_RETRANS_DATA_ACKED`).
     pub(crate) oldest_sent_at: Option<Instant>,
-    /// The record that was sent last among them.
+    /// The one of these records that was sent last.
     pub(crate) newest: Option<Sent>,
     /// The furthest end among records sent only once, for the detection of reordering.
     pub(crate) lowest_original: Option<Position>,
@@ -117,7 +120,7 @@ impl Delivered {
         }
     }
 
-    /// All of it but when it was sent.
+    /// Counts a record, except for its time of sending.
     fn count(&mut self, record: &Sent) {
         self.bytes += u64::from(record.length);
         self.furthest = self.furthest.max(record.end());
@@ -130,14 +133,14 @@ impl Delivered {
     }
 }
 
-/// When the last of what was acknowledged in order was sent, and how long after the first.
+/// For records acknowledged in order: when the newest was sent, and how long after the oldest.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct InOrder {
     pub(crate) newest_sent_at: Instant,
     pub(crate) spread: Duration,
 }
 
-/// Not a method, so that the records may be borrowed meanwhile.
+/// Not a method, so that the records can be borrowed at the same time.
 fn repairs(of: &mut Option<Box<Repairs>>) -> &mut Repairs {
     of.get_or_insert_default()
 }
@@ -148,41 +151,40 @@ pub(crate) struct Scoreboard {
     /// Invariant: in sequence order, without gaps, from snd_una to `newest`, or to snd_nxt if that
     /// is empty.
     earlier: VecDeque<Sent>,
-    /// The last record, where the fast paths find it: often it is the only one, and the heap is
-    /// left alone. With a length of zero it is none: then all there are stand above.
+    /// The last record, stored here for the fast paths: often it is the only one, and then the heap
+    /// is not touched. A length of zero means that all records are in `earlier`.
     newest: Sent,
     /// Sum of the lengths of sacked records.
     pub(crate) sacked_bytes: u32,
-    /// Sum of the lengths of records that are lost and not sent again.
+    /// Sum of the lengths of records that are lost and not retransmitted.
     pub(crate) lost_bytes: u32,
-    /// Once something was out of order.
+    /// Present once something was out of order.
     repairs: Option<Box<Repairs>>,
-    /// Records that were looked at or moved.
+    /// Counts records that were looked at or moved.
     #[cfg(test)]
     steps: usize,
 }
 
-/// Where to find what is lost, and what was sent again.
+/// Index of the records that are lost and of those that were retransmitted.
 #[derive(Debug, Default)]
 struct Repairs {
-    /// No record below that was sent once waits for the judgement of
+    /// All records before this position that were sent once have been judged by
     /// [`Scoreboard::detect_losses`].
     judged: Position,
-    /// Where lost records begin; perhaps others, too.
+    /// The starts of lost records; may hold starts of other records too.
     lost: BTreeSet<Position>,
-    /// When records were sent again, and where they begin, in the order of time; perhaps others,
-    /// too.
+    /// Times and starts of retransmitted records, in the order of time; may hold other records too.
     again: VecDeque<(Instant, Position)>,
 }
 
 impl Scoreboard {
-    /// Whether one more record may be made.
+    /// Whether one more record may be added.
     #[inline]
     pub(crate) fn has_room(&self) -> bool {
         self.earlier.len() < RECORDS_MAX
     }
 
-    /// All records in one place.
+    /// Moves all records into `earlier`.
     fn gather(&mut self) -> &mut VecDeque<Sent> {
         if self.newest.length > 0 {
             self.earlier.push_back(self.newest);
@@ -207,7 +209,7 @@ impl Scoreboard {
         });
     }
 
-    /// Whether all that is lost lies in `span`, and was sent once.
+    /// Whether all lost records lie in `span` and were sent once.
     pub(crate) fn is_only_loss(&self, span: Span) -> bool {
         let mut lost = self.iter().filter(|record| record.flags & LOST != 0);
         self.lost_bytes > 0
@@ -217,8 +219,8 @@ impl Scoreboard {
             })
     }
 
-    /// Records a first transmission. A burst is one record: what leaves at once shares its fate,
-    /// until an acknowledgement or a block says otherwise and splits it.
+    /// Records a first transmission. A burst is one record, because segments sent at once mostly
+    /// share their fate. An acknowledgement or a SACK block splits it where they do not.
     #[inline(always)]
     pub(crate) fn push(&mut self, start: Position, length: u32, now: Instant) {
         if self.newest.length > 0 || !self.earlier.is_empty() {
@@ -233,7 +235,7 @@ impl Scoreboard {
         };
     }
 
-    /// As [`Self::push`], when there are records.
+    /// [`Self::push`] when there are records.
     #[inline(never)]
     fn push_behind(&mut self, start: Position, length: u32, now: Instant) {
         if self.newest.length == 0 {
@@ -255,8 +257,8 @@ impl Scoreboard {
         };
     }
 
-    /// Records another part of the burst that was recorded last. False: it has to be recorded as
-    /// any other.
+    /// Adds another part to the burst that was recorded last. False when the part needs a record of
+    /// its own.
     #[inline(always)]
     pub(crate) fn extend(&mut self, length: u32) -> bool {
         debug_assert!(self.newest.length > 0);
@@ -267,29 +269,29 @@ impl Scoreboard {
         may_grow
     }
 
-    /// Whether what one in-order acknowledgement of new data needs is the plain case.
+    /// Whether an in-order acknowledgement of new data needs only the simple steps.
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
         self.sacked_bytes | self.lost_bytes == 0
     }
 
-    /// Removes what stands before `una`, where nothing was sent twice or reported out of order:
-    /// says when the oldest and the newest of it left. Does nothing and returns `None` in any other
-    /// case.
+    /// Removes all data before `una`, if none of it was retransmitted or reported out of order:
+    /// returns when its oldest and newest part were sent. In any other case changes nothing and
+    /// returns `None`.
     #[inline(always)]
     pub(crate) fn acknowledge_plainly(&mut self, una: Position) -> Option<InOrder> {
         let of_only = self.acknowledge_only(una);
         of_only.or_else(|| self.acknowledge_earlier(una))
     }
 
-    /// As [`Self::acknowledge_plainly`], when there is one record.
+    /// [`Self::acknowledge_plainly`] when there is one record.
     #[inline(always)]
     pub(crate) fn acknowledge_only(&mut self, una: Position) -> Option<InOrder> {
         let only = &mut self.newest;
         if only.flags != 0 || !self.earlier.is_empty() {
             return None;
         }
-        // It goes on to SND.NXT, and `una` no further.
+        // The record ends at SND.NXT, and `una` is not beyond that.
         debug_assert!(only.length > 0 && una <= only.end());
         only.length -= una.after(only.start) as u32;
         only.start = una;
@@ -299,7 +301,7 @@ impl Scoreboard {
         })
     }
 
-    /// As [`Self::acknowledge_plainly`], when there are several records.
+    /// [`Self::acknowledge_plainly`] when there are several records.
     #[inline(never)]
     pub(crate) fn acknowledge_earlier(&mut self, una: Position) -> Option<InOrder> {
         let first = self.earlier.front_mut()?;
@@ -307,7 +309,7 @@ impl Scoreboard {
         if first.flags != 0 || una > end {
             return self.acknowledge_several(una);
         }
-        // The most frequent case: it ends in the first record, or with it.
+        // The most frequent case: `una` lies in the first record, or at its end.
         first.length = end.after(una) as u32;
         first.start = una;
         if una == end {
@@ -323,7 +325,7 @@ impl Scoreboard {
     fn acknowledge_several(&mut self, una: Position) -> Option<InOrder> {
         let oldest_sent_at = self.oldest_sent_at()?;
         let mut newest_sent_at = oldest_sent_at;
-        // Looked at first, so that nothing has changed when it is another case after all.
+        // A first walk only checks, so that nothing has changed if the simple case does not apply.
         let mut whole = 0;
         for record in self.iter() {
             if record.start >= una {
@@ -353,9 +355,10 @@ impl Scoreboard {
         })
     }
 
-    /// Removes what stands before `una`. The bytes of the first record had left by `answered`, as
-    /// far as anybody can say ([`Instant::NEVER`]): a retransmission that left later had not
-    /// arrived, so that its time tells nothing (RFC 8985 section 6.2 step 2, condition 1).
+    /// Removes all data before `una`. By the echoed timestamp, the segment that the remote answers
+    /// was sent no later than `answered` ([`Instant::NEVER`]: not known). A retransmission that was
+    /// sent later had not arrived yet, so its time tells nothing (RFC 8985 section 6.2 step 2,
+    /// condition 1).
     #[inline]
     pub(crate) fn acknowledge(
         &mut self,
@@ -386,8 +389,8 @@ impl Scoreboard {
                     self.lost_bytes -= covered.length;
                 }
                 has_repair |= covered.is_retransmitted();
-                // The echo is of what arrived where the acknowledgement stood before (RFC 7323
-                // section 4.3), and of nothing beyond.
+                // The echo belongs to the segment that arrived at the former acknowledgement number
+                // (RFC 7323 section 4.3), and says nothing about data beyond that segment.
                 if covered.is_retransmitted() && covered.sent_at > answered {
                     delivered.count(&covered);
                 } else {
@@ -407,7 +410,7 @@ impl Scoreboard {
         self.shrink_if_empty();
     }
 
-    /// Forgets where there was something to repair before `una`.
+    /// Drops index entries for positions before `una`.
     fn forget_repaired(&mut self, una: Position) {
         if self.earlier.is_empty() {
             self.repairs = None;
@@ -433,14 +436,14 @@ impl Scoreboard {
 
     #[cold]
     fn shrink(&mut self) {
-        // Giving the memory back at once would allocate once a window; an eighth at a time ends
-        // where an idle connection should be, and a busy one never empties.
+        // Releasing all memory at once would allocate again once per window. Releasing an eighth at
+        // a time shrinks an idle connection enough, and a busy one is never empty.
         let target = (self.earlier.capacity() / 8 * 7).max(IDLE_CAPACITY);
         self.earlier.shrink_to(target);
     }
 
-    /// Marks what a SACK block reports. Where that would make one record too many, only those that
-    /// lie in it whole.
+    /// Marks the records that a SACK block reports. If a split would make one record too many,
+    /// marks only records that lie in the block entirely.
     pub(crate) fn sack(&mut self, block: Span, delivered: &mut Delivered) {
         let mut index = self
             .gather()
@@ -482,7 +485,8 @@ impl Scoreboard {
         self.join(first, index);
     }
 
-    /// All records from `first` on are sacked, up to `end`: the next walk passes them at once.
+    /// All records from `first` up to `end` are sacked: notes that, so that the next walk skips
+    /// them.
     fn join(&mut self, first: usize, end: usize) {
         let mut index = first;
         while index < end {
@@ -517,12 +521,12 @@ impl Scoreboard {
         }
     }
 
-    /// RFC 8985 section 6.2 step 5, RACK_detect_loss: marks what must be lost, given the record
-    /// delivered last and how long a record of that time would have taken. Returns the bytes newly
-    /// lost, and when the next record will have to be looked at.
+    /// RFC 8985 section 6.2 step 5, RACK_detect_loss: marks records that must be lost, by the
+    /// record delivered last and the time that such a record would have taken. Returns the bytes
+    /// newly lost, and the time of the next check.
     ///
-    /// Records sent once are in time order, and so are those sent again in `again`: each walk ends
-    /// at the first one that is not lost yet, and the next begins there.
+    /// Records sent once are in time order, and so are retransmitted records in `again`: each walk
+    /// ends at the first record that is not lost yet, and the next walk begins there.
     pub(crate) fn detect_losses(
         &mut self,
         newest_sent_at: Instant,
@@ -532,7 +536,7 @@ impl Scoreboard {
     ) -> (u32, Instant) {
         let lost_before = self.lost_bytes;
         let mut look_again_at = Instant::NEVER;
-        // Without any the first record decides: nothing before it was judged.
+        // Without `repairs` no record was judged: begin at the first.
         let mut judged =
             (self.repairs.as_deref()).map_or_else(Position::default, |repairs| repairs.judged);
         let mut index = self
@@ -577,12 +581,12 @@ impl Scoreboard {
         (self.lost_bytes - lost_before, look_again_at)
     }
 
-    /// Which record was sent again first, and when.
+    /// The record that was retransmitted first, and when.
     fn oldest_again(&self) -> Option<(Instant, Position)> {
         self.repairs.as_ref()?.again.front().copied()
     }
 
-    /// The record in which `at` stands, or the first one behind.
+    /// The index of the record that contains `at`, or of the first one after it.
     fn index_of(&self, at: Position) -> usize {
         self.earlier.partition_point(|record| record.end() <= at)
     }
@@ -603,7 +607,8 @@ impl Scoreboard {
         }
     }
 
-    /// Marks the first record that is not sacked (RFC 6582: the segment a partial ACK asks for).
+    /// Marks the first record that is not sacked as lost (RFC 6582: the segment a partial ACK asks
+    /// for).
     pub(crate) fn mark_first_lost(&mut self, mss: u32) -> u32 {
         let Some(index) = self
             .gather()
@@ -623,19 +628,19 @@ impl Scoreboard {
         record.length
     }
 
-    /// Whether the first record is lost, and was not sent again.
+    /// Whether the first record is lost and was not retransmitted.
     pub(crate) fn is_first_lost(&self) -> bool {
         let first = self.iter().next();
         first.is_some_and(|first| first.flags & LOST != 0)
     }
 
-    /// Whether the first record was sent again.
+    /// Whether the first record was retransmitted.
     pub(crate) fn is_first_retransmitted(&self) -> bool {
         self.iter().next().is_some_and(Sent::is_retransmitted)
     }
 
-    /// The path has swallowed whatever is larger than `mss`. A burst's record is: its segments were
-    /// as large as the path took.
+    /// The path dropped all segments larger than `mss`: marks them lost. A record of a burst counts
+    /// as larger, because its segments were as large as the path allowed.
     pub(crate) fn mark_larger_lost(&mut self, mss: u32) {
         for index in 0..self.gather().len() {
             let record = &self.earlier[index];
@@ -645,9 +650,9 @@ impl Scoreboard {
         }
     }
 
-    /// After a retransmission timeout: the first record is lost, and all that were sent before
-    /// `horizon` (RFC 8985 section 6.3). A sacked first record means that the remote has dropped
-    /// what it had reported (RFC 2018 section 8): then nothing it said is believed any more.
+    /// After a retransmission timeout: the first record is lost, and so are all that were sent
+    /// before `horizon` (RFC 8985 section 6.3). If the first record is sacked, the remote has
+    /// discarded data that it had reported (RFC 2018 section 8): then all its reports are ignored.
     pub(crate) fn handle_timeout(&mut self, horizon: Instant) {
         let is_reneging = self
             .gather()
@@ -670,7 +675,7 @@ impl Scoreboard {
         }
     }
 
-    /// A spurious timeout or recovery: nothing that was marked lost is.
+    /// After a spurious timeout or recovery: no record counts as lost any more.
     pub(crate) fn forgive(&mut self) {
         if self.lost_bytes == 0 {
             return;
@@ -688,8 +693,8 @@ impl Scoreboard {
         };
     }
 
-    /// Takes the first lost record for retransmission, cut to at most `mss`, if the window lets it
-    /// go, which ends at `edge`.
+    /// Takes the first lost record for retransmission, cut to at most `mss`, if the remote's
+    /// window, which ends at `edge`, allows it.
     pub(crate) fn retransmit_lost(
         &mut self,
         mss: u32,
@@ -717,23 +722,23 @@ impl Scoreboard {
         unreachable!("a lost record stands among those that are lost");
     }
 
-    /// How many of at most `mss` bytes of the record at `index` may be sent again into a window
-    /// that ends at `edge`. RFC 9293 section 3.8.6 would allow all of them (MAY-7). But a remote
-    /// that has taken its window back takes nothing of what ends beyond, with all that such a
-    /// segment acknowledges. As on Linux (`__tcp_retransmit_skb`), of a window that takes nothing
-    /// the first segment is the probe.
+    /// Bytes of the record at `index` that may be sent again, at most `mss`, into a window that
+    /// ends at `edge`. RFC 9293 section 3.8.6 would allow all of them (MAY-7). But a remote that
+    /// has shrunk its window drops a segment that ends beyond it, and with it the acknowledgement
+    /// that the segment carries. As on Linux (`__tcp_retransmit_skb`), if the window is closed the
+    /// first segment is sent as a probe.
     fn bytes_within(&self, index: usize, mss: u32, edge: Position) -> Option<u32> {
         let window = edge - self.earlier[index].start;
         match window {
             0 if index > 0 => None,
-            // Cut too often, records are too many to be walked through.
+            // Too many splits would make too many records to walk over.
             1.. if window < u64::from(mss) && self.may_split() => Some(window as u32),
             _ => Some(mss),
         }
     }
 
-    /// Takes the last record for a tail loss probe, cut to at most `mss`, if it begins within the
-    /// window, which ends at `edge`, or is the only one.
+    /// Takes the last record for a tail loss probe, cut to at most `mss`. The record must begin
+    /// within the window, which ends at `edge`, or be the only one.
     pub(crate) fn retransmit_last(
         &mut self,
         mss: u32,
@@ -791,30 +796,29 @@ impl Scoreboard {
         }
     }
 
-    /// The oldest record's time of departure.
+    /// When the oldest record was sent.
     pub(crate) fn oldest_sent_at(&self) -> Option<Instant> {
         self.iter().next().map(|record| record.sent_at)
     }
 
-    /// How much the oldest record takes.
+    /// The length of the oldest record.
     pub(crate) fn oldest_bytes(&self) -> u32 {
         self.iter().next().map_or(0, |record| record.length)
     }
 
-    /// Whether a record of so many bytes or more ends at `end` or before.
+    /// Whether a record of at least `bytes` bytes ends at or before `end`.
     pub(crate) fn has_record_of(&self, bytes: u32, end: Position) -> bool {
         let mut records = self.iter().take_while(|record| record.end() <= end);
         records.any(|record| record.length >= bytes)
     }
 
-    /// Bytes sent again that nobody has acknowledged or that were lost once more.
+    /// Retransmitted bytes that are in flight: neither acknowledged nor lost again.
     pub(crate) fn retransmitted_bytes(&self) -> u32 {
         let out = self.iter().filter(|record| record.is_out(true));
         out.map(|record| record.length).sum()
     }
 
-    /// Checks that the sums are the sums and that there are no gaps, and returns how many records
-    /// there are.
+    /// Checks the sums, and that there are no gaps. Returns the number of records.
     pub(crate) fn assert_invariants(&self, una: Position, nxt: Position) -> usize {
         if self.earlier.is_empty() && self.newest.length == 0 && self.repairs.is_none() {
             let sums = (self.sacked_bytes, self.lost_bytes);
@@ -884,7 +888,7 @@ impl Scoreboard {
         count
     }
 
-    /// Bytes of memory held beside the connection itself.
+    /// Bytes of memory held outside the connection itself.
     pub(crate) fn heap_bytes(&self) -> usize {
         let of_repairs = |repairs: &Repairs| {
             let lost = repairs.lost.len() * size_of::<Position>();

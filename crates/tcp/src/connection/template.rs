@@ -1,15 +1,16 @@
-//! The headers a connection's segments begin with, so that a segment's are a copy and what differs.
+//! The headers with which a connection's segments begin. A segment's headers are a copy with few
+//! changes.
 //!
 //! ```text
 //! 0       14   16     18 20  22  24   26   30   34     38   42   46   48     50   54   58   62  66
 //! |macs.. |45..|length|id|DF.|ttl|csum|src |dst |ports |seq |ack |80fl|window|csum|nn8a |TSv |TSe |
 //! ```
 //!
-//! On the fast path, which the drawing shows for IPv4, they are kept as they left last: between two
-//! segments of a burst only the sequence number changes. Over IPv6 the TCP header begins 20 bytes
-//! later, and the packet's length, without its own header, stands at 18. The identification of
+//! The drawing shows the layout of the fast path for IPv4. The template keeps the headers as they
+//! were last sent: between two segments of a burst only the sequence number changes. Over IPv6 the
+//! TCP header begins 20 bytes later, and the payload length is at offset 18. The identification of
 //! IPv4 is zero: RFC 6864 section 4.1, "originating sources MAY set the IPv4 ID field of atomic
-//! datagrams to any value", and as all are alike a receiver's link may put them together.
+//! datagrams to any value". Because all are alike, a receiver's link may coalesce the segments.
 
 use super::{Conditions, Connection};
 use crate::flow::FlowKey;
@@ -19,32 +20,31 @@ use crate::wire::tcp::{self, Flags, Timestamps};
 use crate::wire::{ip, put_u16, put_u32, put_u64};
 
 const IP_AT: usize = 14;
-/// Where the TCP header of a segment of the fast path begins, over Ethernet and IPv4.
+/// Offset of the TCP header of a segment of the fast path, over Ethernet and IPv4.
 pub(crate) const TCP_AT_V4: usize = IP_AT + ip::V4_HEADER_BYTES;
-/// As [`TCP_AT_V4`], over IPv6.
+/// [`TCP_AT_V4`] over IPv6.
 pub(crate) const TCP_AT_V6: usize = IP_AT + ip::V6_HEADER_BYTES;
 /// The data offset, the reserved bits and the flags of a segment on the fast path.
 const OFFSET_AND_ACK: u64 = ((Template::TCP_BYTES / 4) << 12) as u64 | Flags::ACK.0 as u64;
 
-/// Where the acknowledgement stands in a TCP header, with the offset, the flags and the window
-/// behind it.
+/// Offset of the acknowledgement in a TCP header; data offset, flags and window follow it.
 const ACK_AT: usize = 8;
-/// Where the timestamps of a segment of the fast path stand in its TCP header.
+/// Offset of the timestamps in the TCP header of a segment of the fast path.
 const VALUE_AT: usize = 24;
 
-/// Which headers a template has.
+/// The headers that a template contains.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(crate) enum Layout {
-    /// Those of the link and of IP at most.
+    /// At most those of the link and of IP.
     WithoutTcp,
     /// Those of the fast path: Ethernet, IPv4, and TCP with timestamps.
     V4,
-    /// As [`Layout::V4`], with IPv6.
+    /// [`Layout::V4`] with IPv6.
     V6,
 }
 
-/// The bytes a segment's headers begin with; lengths, numbers and checksums are patched in.
+/// The bytes with which a segment's headers begin; lengths, numbers and checksums are filled in.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Template {
     pub(crate) bytes: [u8; Template::BYTES_MAX],
@@ -53,7 +53,7 @@ pub(crate) struct Template {
     pub(crate) ip_bytes: u8,
     pub(crate) is_ready: bool,
     pub(crate) layout: Layout,
-    /// Of how much payload lengths and checksums tell.
+    /// The payload size for which lengths and checksums are valid.
     payload_bytes: u16,
     /// The sums of the IP header without its length, and of the pseudo-header without the length.
     ip_short: u16,
@@ -79,13 +79,13 @@ impl Template {
         }
     }
 
-    /// The headers are written anew before the next segment.
+    /// The headers are written again before the next segment.
     pub(crate) fn forget(&mut self) {
         self.is_ready = false;
         self.layout = Layout::WithoutTcp;
     }
 
-    /// Where the TCP header begins, on the fast path.
+    /// Offset of the TCP header on the fast path.
     const fn tcp_at(&self) -> usize {
         match self.layout {
             Layout::V6 => TCP_AT_V6,
@@ -93,7 +93,7 @@ impl Template {
         }
     }
 
-    /// Adds the TCP header and its option to those of Ethernet and IP.
+    /// Adds the TCP header and the timestamp option to the headers of Ethernet and IP.
     pub(crate) fn complete(&mut self, key: &FlowKey) {
         self.layout = if key.remote.is_v4() {
             Layout::V4
@@ -121,13 +121,14 @@ impl Template {
         self.tell_length(0);
     }
 
-    /// Whether lengths and checksums are those for so much payload.
+    /// Whether lengths and checksums are valid for `payload_bytes`.
     #[inline(always)]
     pub(crate) fn fits(&self, payload_bytes: u32) -> bool {
         u32::from(self.payload_bytes) == payload_bytes
     }
 
-    /// Sets lengths and checksums for so much payload; the TCP checksum is the pseudo-header's sum.
+    /// Sets lengths and checksums for `payload_bytes`; the TCP checksum field gets the
+    /// pseudo-header's sum.
     #[inline(always)]
     pub(crate) fn fit(&mut self, payload_bytes: u32) {
         if !self.fits(payload_bytes) {
@@ -154,8 +155,8 @@ impl Template {
 }
 
 impl Connection {
-    /// Writes the headers of a fast-path segment without flags but ACK, and keeps what a segment
-    /// that follows at once has in common with it. Takes the acknowledgement to be sent.
+    /// Writes the headers of a fast-path segment that has only the flag ACK, and keeps the part
+    /// that a directly following segment shares. Uses the current acknowledgement and window.
     #[inline(always)]
     pub(crate) fn write_fast_path_headers<const TCP_AT: usize>(
         &mut self,
@@ -176,16 +177,16 @@ impl Connection {
         }
     }
 
-    /// The kept headers, as they left last.
+    /// Copies the kept headers, as they were last sent.
     #[inline(always)]
     pub(crate) fn copy_headers<const TCP_AT: usize>(&self, h: &mut [u8; Template::BYTES_MAX]) {
         let length = TCP_AT + Template::TCP_BYTES;
         h[..length].copy_from_slice(&self.template.bytes[..length]);
     }
 
-    /// Writes the headers of a bare acknowledgement that is due, when the kept headers have no room
-    /// for payload. Nothing follows at once, so nothing is kept. The conditions that it was due and
-    /// had its turn are the caller's to clear.
+    /// Writes the headers of a bare acknowledgement that is due, when the kept headers are not for
+    /// payload. No segment follows directly, so nothing is kept. The caller clears the conditions
+    /// `ACK_NOW` and `QUEUED`.
     #[inline(always)]
     pub(crate) fn write_fast_path_acknowledgement<const TCP_AT: usize>(
         &mut self,
@@ -212,7 +213,7 @@ impl Connection {
         acknowledgement << 32 | OFFSET_AND_ACK << 16 | u64::from(self.advertise(now))
     }
 
-    /// Whether the headers at hand say what has to be said.
+    /// Whether the kept headers carry the current acknowledgement and window.
     pub(super) fn headers_tell_all(&self) -> bool {
         let (mut edge, before) = (self.rcv_edge, self.rcv_edge);
         let window = self.window_from(&mut edge);

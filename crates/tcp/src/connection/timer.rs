@@ -1,6 +1,6 @@
-//! Timers: one for loss (whatever is nearest of four), one for delayed acknowledgements, one for
-//! idleness. They are deadlines in the connection; the engine keeps the earliest of them in its
-//! heap and is not told when one moves later, so that progress costs a store and nothing else.
+//! Timers: one for loss (the nearest of four kinds), one for delayed acknowledgements, one for
+//! idleness. They are deadlines in the connection. The engine keeps the earliest of them in its
+//! heap and is not told when a deadline moves later, so progress costs only a store.
 
 use super::GRANULARITY;
 use super::{Conditions, Connection, Context};
@@ -9,9 +9,10 @@ use crate::position::Position;
 use crate::state::{CloseReason, Phase, State};
 use crate::time::{Duration, Instant};
 
-/// RFC 8985 section 7.2: what a lone segment's acknowledgement may be delayed by.
+/// RFC 8985 section 7.2: the longest time by which a remote may delay the acknowledgement of a
+/// single segment.
 const REMOTE_ACK_DELAY_MAX: Duration = Duration::from_millis(200);
-/// RFC 8985 section 7.2 leaves the lower bound to us: timers are no finer.
+/// RFC 8985 section 7.2 leaves the lower bound to the implementation: our timers are no finer.
 const PROBE_AFTER_MIN: Duration = Duration::from_millis(2);
 
 /// The timer that expires at `loss_deadline`.
@@ -21,8 +22,8 @@ pub(crate) enum LossTimer {
     Idle,
     /// RFC 6298.
     Retransmit,
-    /// RFC 8985 section 7. While nothing is in flight it may stand here with no deadline, for what
-    /// is sent next.
+    /// RFC 8985 section 7. While nothing is in flight this may be set without a deadline, in
+    /// preparation for the next transmission.
     TailProbe,
     /// RFC 8985 section 6.2: a record's reordering window ends.
     Reorder,
@@ -45,7 +46,7 @@ impl Connection {
             .min(pace)
     }
 
-    /// Does what is due.
+    /// Handles the timers that have expired.
     pub(crate) fn handle_timeout(&mut self, cx: &mut Context<'_>) {
         if self.ack_deadline <= cx.now {
             self.ack_deadline = Instant::NEVER;
@@ -72,7 +73,8 @@ impl Connection {
                 let was_open = self.phase == Phase::Open;
                 self.detect_losses(cx);
                 if was_open && self.phase == Phase::Recovery {
-                    // RFC 6937 section 3.1 goes by what arrives. Nothing has: one segment.
+                    // RFC 6937 section 3.1 counts delivered data. Nothing was delivered, so send
+                    // one segment.
                     self.cwnd = self.in_flight() + u32::from(self.mss);
                 }
                 self.arm_loss_timer(cx.now, cx.config);
@@ -102,8 +104,8 @@ impl Connection {
                 }
                 //= RFC 9293#3.8.6.1
                 //# Probing of zero (offered) windows MUST be supported (MUST-36).
-                // RFC 9293 section 3.8.6.2.1: after the override timeout what fits is sent; if
-                // nothing fits, the window is probed.
+                // RFC 9293 section 3.8.6.2.1: after the override timeout, data that fits is sent;
+                // if none fits, the window is probed.
                 let fits = self.snd_edge > self.snd_nxt;
                 self.conditions.set(if fits {
                     Conditions::FORCE_SMALL
@@ -125,7 +127,7 @@ impl Connection {
     //= RFC 9293#3.8.3
     //# SYN retransmissions MUST be handled in the general way just described for data
     //# retransmissions, including notification of the application layer.
-    /// Counts a retry, and ends the connection when it was one too many (RFC 9293 section 3.8.3).
+    /// Counts a retry, and ends the connection when there were too many (RFC 9293 section 3.8.3).
     fn gives_up(&mut self, cx: &mut Context<'_>) -> bool {
         if self.retries == 0 {
             self.note_stall(cx.now);
@@ -139,7 +141,7 @@ impl Connection {
         let is_too_many = if self.state.is_synchronized() {
             is_too_long.unwrap_or(self.retries > cx.config.retries_max)
         } else {
-            // Like Linux (tcp_write_timeout): whichever comes first.
+            // Like Linux (tcp_write_timeout): the earlier of two limits.
             let most = self
                 .options
                 .syn_retries_max
@@ -152,8 +154,8 @@ impl Connection {
         is_too_many
     }
 
-    /// Like Linux (tcp_write_err): the soft error, if there was one and the remote has said nothing
-    /// since, is why.
+    /// Like Linux (tcp_write_err): if there was a soft error and the remote was not heard since,
+    /// the soft error is the reason.
     fn close_for_silence(&mut self) {
         let has_no_way = self.no_way_at == self.snd_una.0 as u32;
         self.close(if has_no_way {
@@ -169,8 +171,8 @@ impl Connection {
     //= RFC 9293#3.9.2.2
     //# Since these Unreachable messages indicate soft error conditions, a TCP implementation MUST
     //# NOT abort the connection (MUST-56)
-    /// The segment that begins at `seq` has found no way to the remote. A probe proves nothing
-    /// (tcp_v4_err wants a number in flight).
+    /// An ICMP message says that the segment at `seq` found no route to the remote. A message about
+    /// a probe is ignored (tcp_v4_err requires a number in flight).
     pub(crate) fn note_no_way(&mut self, seq: Position, why: CloseReason) {
         let is_over = matches!(self.state, State::TimeWait | State::Closed);
         if self.snd_una <= seq && seq <= self.snd_nxt && !is_over {
@@ -179,18 +181,18 @@ impl Connection {
         }
     }
 
-    /// The remote lives, though it acknowledged nothing new.
+    /// The remote is alive, although it acknowledged nothing new.
     pub(super) fn forget_no_way(&mut self) {
         self.no_way_at = (self.snd_una.0 as u32).wrapping_sub(1);
     }
 
-    /// Whether `stalled_since` is about what waits to be acknowledged now.
+    /// Whether `stalled_since` refers to the data that waits for an acknowledgement now.
     fn is_stalled(&self) -> bool {
         self.stalled_at == self.snd_una.0 as u32
     }
 
-    /// Nothing gets on. A remote that keeps its window closed may well answer, and that ends no
-    /// stall.
+    /// The connection makes no progress. Answers from a remote that keeps its window closed do not
+    /// end a stall.
     fn note_stall(&mut self, now: Instant) {
         if !self.is_stalled() {
             self.stalled_since = self.scoreboard.oldest_sent_at().unwrap_or(now);
@@ -198,13 +200,13 @@ impl Connection {
         }
     }
 
-    /// Ends the stall: later time-outs count anew, though nothing was acknowledged.
+    /// Ends the stall: later timeouts count from zero, although nothing was acknowledged.
     pub(super) fn end_stall(&mut self) {
-        // Where SND.UNA has been and will not be again.
+        // A value that SND.UNA has passed and will not take again.
         self.stalled_at = (self.snd_una.0 as u32).wrapping_sub(1);
     }
 
-    /// The user timeout may end before a timer does.
+    /// Limits a timer's deadline to the end of the user timeout.
     fn within_user_timeout(&self, at: Instant) -> Instant {
         match self.options.user_timeout {
             Some(limit) if self.is_stalled() => at.min(self.stalled_since + limit),
@@ -215,7 +217,8 @@ impl Connection {
     fn handle_idle_timeout(&mut self, cx: &mut Context<'_>) {
         self.idle_deadline = Instant::NEVER;
         match self.state {
-            // RFC 9293 section 3.10.8, TIME-WAIT TIMEOUT; and a FIN-WAIT-2 nobody waits in.
+            // RFC 9293 section 3.10.8, TIME-WAIT TIMEOUT; also a FIN-WAIT-2 for which no program
+            // waits.
             State::TimeWait => self.close(CloseReason::Finished),
             State::FinWait2 if self.conditions.has(Conditions::RELEASED) => {
                 self.close(CloseReason::Finished);
@@ -239,8 +242,8 @@ impl Connection {
         //# (MUST-26).
         let is_outstanding = self.snd_una < self.snd_nxt;
         if is_outstanding || silence < keepalive.idle {
-            // As Linux has it (tcp_keepalive_timer): the retransmission timer watches, or the
-            // remote was heard meanwhile.
+            // As on Linux (tcp_keepalive_timer): the retransmission timer is watching, or the
+            // remote was heard in the meantime.
             let again_in = match is_outstanding {
                 true => keepalive.idle,
                 false => keepalive.idle - silence,
@@ -248,8 +251,7 @@ impl Connection {
             self.idle_deadline = cx.now + again_in.max(GRANULARITY);
             return;
         }
-        // Like Linux (tcp_keepalive_timer): the user timeout, where there is one, says how much
-        // silence is too much.
+        // Like Linux (tcp_keepalive_timer): the user timeout, if set, limits the silence.
         let is_too_much = match self.options.user_timeout {
             Some(limit) => self.retries > 0 && silence >= limit,
             //= RFC 9293#3.8.4
@@ -297,7 +299,7 @@ impl Connection {
         }
     }
 
-    /// The window has opened.
+    /// The window has opened: stops the persist timer.
     fn stop_persisting(&mut self) {
         if self.loss_timer == LossTimer::Persist {
             self.rtt.forget_backoff();
@@ -310,8 +312,8 @@ impl Connection {
     //# (that was not itself a loss probe) or upon receiving an ACK that cumulatively acknowledges
     //# new data unless it is already in fast recovery, RTO recovery, or segments have been SACKed
     //# (i.e., RACK.segs_sacked is not zero).
-    /// RFC 8985 section 7.2: a tail loss probe where one is allowed, or else RFC 6298. `follows`
-    /// bytes more are about to be in flight.
+    /// RFC 8985 section 7.2: arms a tail loss probe where one is allowed, otherwise the timer of
+    /// RFC 6298. `follows` more bytes are about to be in flight.
     fn arm_probe_or_retransmission(&mut self, now: Instant, config: &Config, follows: u64) {
         let timeout = self.rtt.timeout(config);
         self.stop_persisting();
@@ -347,8 +349,9 @@ impl Connection {
         }
     }
 
-    /// [`Self::arm_probe_or_retransmission`] where a tail loss probe is armed, or was last, and no
-    /// timeout was backed off since; `flight` bytes are out, or about to be, in segments of `mss`.
+    /// [`Self::arm_probe_or_retransmission`] for a connection whose current or last timer is a tail
+    /// loss probe, and whose timeout was not backed off since. `flight` bytes are in flight, or
+    /// about to be, in segments of `mss`.
     #[inline(always)]
     pub(super) fn arm_tail_probe(&mut self, now: Instant, config: &Config, flight: u64, mss: u64) {
         let (smoothed, timeout) = self.rtt.settled(config);
