@@ -44,19 +44,19 @@ impl Engine {
         self.listeners.add(address, local.port(), backlog, options)
     }
 
-    /// Changes how connections behave that will come in through `listener`.
+    /// Changes the options of connections that will come in through `listener`.
     pub fn set_listener_options(&mut self, listener: ListenerId, options: Options) {
         self.listeners.set_options(listener, options);
     }
 
-    /// Has connections that come in through `listener` be opened by Fast Open (RFC 7413), with the
-    /// payload of their SYN; at most so many of them before their handshake is over. Zero, as at
-    /// the beginning: payload of SYNs is not taken.
+    /// Lets connections that come in through `listener` be opened by Fast Open (RFC 7413), with the
+    /// payload of their SYN. At most `pending_max` of them may be in the handshake at a time. Zero,
+    /// the default: payload of SYNs is not taken.
     pub fn set_fast_open(&mut self, listener: ListenerId, pending_max: usize) {
         self.listeners.set_fast_open(listener, pending_max);
     }
 
-    /// Stops listening. Connections that nobody accepted are reset.
+    /// Stops listening. Connections that were not accepted are reset.
     pub fn unlisten(&mut self, listener: ListenerId) {
         for id in self.listeners.remove(listener) {
             let connection = &mut self.slots[id.index()];
@@ -82,12 +82,12 @@ impl Engine {
         }
     }
 
-    /// Opens a connection to `remote`, from `local` or from an address and port of our choice.
-    /// Where several engines share the addresses, it chooses among its own; a port that is named is
-    /// for its owner to be asked for ([`crate::Share::owner`]).
+    /// Opens a connection to `remote`, from `local` or from an address and port that the engine
+    /// chooses. If several engines share the addresses, the engine chooses a port whose connection
+    /// it owns. A port that the caller names must be given to its owner ([`crate::Share::owner`]).
     ///
     /// # Errors
-    /// See [`ConnectError`]. Everything that the network has to say comes as an event.
+    /// See [`ConnectError`]. Errors that the network reports come as events.
     pub fn connect(
         &mut self,
         now: Instant,
@@ -153,10 +153,10 @@ impl Engine {
         })
     }
 
-    /// Opens a connection by Fast Open (RFC 7413): what is published before its SYN leaves goes
-    /// along, if the remote has given us a cookie; otherwise the SYN asks for one. To be called
-    /// right after [`Self::connect`]. The remote's program may get these bytes twice, in two
-    /// connections. True if the SYN can take bytes along.
+    /// Opens a connection by Fast Open (RFC 7413): data published before the SYN is sent goes with
+    /// the SYN, if the remote has given us a cookie; otherwise the SYN asks for one. Call this
+    /// right after [`Self::connect`]. The remote's program may get this data twice, in two
+    /// connections. True if the SYN can carry data.
     pub fn open_fast(&mut self, now: Instant, id: ConnectionId) -> bool {
         let Some(slot) = self.slot_of(id) else {
             return false;
@@ -166,23 +166,23 @@ impl Engine {
         is_new && self.begin_fast_open(now, slot)
     }
 
-    /// Has the SYN of a connection that [`Self::open_fast`] has said may take bytes along wait for
-    /// the first [`Self::publish`].
+    /// Delays the SYN of a connection until the first [`Self::publish`]. [`Self::open_fast`] must
+    /// have returned true for it.
     pub fn hold_syn(&mut self, id: ConnectionId) {
         if let Some(slot) = self.slot_of(id) {
             self.slots[slot as usize].hold_syn();
         }
     }
 
-    /// Whether the next connection to this one's remote may send payload with its SYN.
+    /// Whether the next connection to the remote of `id` may send payload with its SYN.
     pub fn has_fast_open_cookie(&self, now: Instant, id: ConnectionId) -> bool {
         let slot = self.slot_of(id);
         slot.is_some_and(|slot| self.knows_cookie(now, slot))
     }
 
-    /// RFC 6056 section 3.3.4: from a place that depends on the destination, and moves on with each
-    /// connection, the first free port. A client of many short connections would otherwise look at
-    /// all ports that wait for their time to end, each time.
+    /// RFC 6056 section 3.3.4: the first free port from a place that depends on the destination and
+    /// moves on with each connection. Otherwise a client with many short connections would look at
+    /// all ports in TIME-WAIT each time.
     fn ephemeral_port(&mut self, key: FlowKey) -> Option<u16> {
         let (first, last) = self.config.ephemeral_ports;
         let count = u32::from(last.saturating_sub(first)) + 1;
@@ -208,10 +208,10 @@ impl Engine {
         })
     }
 
-    /// The host has published its stream up to `end` bytes since the beginning.
+    /// The host has published the first `end` bytes of its stream.
     ///
     /// # Errors
-    /// [`CallError::BadOffset`] for an end before an earlier one, or after [`Self::finish`].
+    /// [`CallError::BadOffset`] for an `end` before an earlier one, or after [`Self::finish`].
     #[inline]
     pub fn publish(&mut self, id: ConnectionId, end: u64) -> Result<(), CallError> {
         let end = Position::of_byte(end);
@@ -232,8 +232,8 @@ impl Engine {
         }
     }
 
-    /// [`Self::publish`] of nothing more, where it is not the next to be sent, or of what cannot be
-    /// published.
+    /// [`Self::publish`] when no byte is new, when the connection is not the next to send, or when
+    /// the bytes cannot be published.
     #[inline(never)]
     fn publish_slowly(&mut self, id: ConnectionId, end: Position) -> Result<(), CallError> {
         let slot = self.slot_of(id).ok_or(CallError::NoConnection)?;
@@ -244,11 +244,11 @@ impl Engine {
         Ok(())
     }
 
-    /// The host has taken what it received up to `taken` bytes since the beginning; their room in
-    /// the ring is free.
+    /// The host has taken the first `taken` bytes of the received stream; their room in the ring is
+    /// free.
     ///
     /// # Errors
-    /// [`CallError::BadOffset`] for bytes that have not arrived, or fewer than before.
+    /// [`CallError::BadOffset`] for bytes that have not arrived, or for fewer bytes than before.
     #[inline]
     pub fn take(&mut self, id: ConnectionId, taken: u64) -> Result<(), CallError> {
         let position = Position::of_byte(taken);
@@ -266,7 +266,8 @@ impl Engine {
         }
     }
 
-    /// [`Self::take`] of nothing more, of the end of a stream, or of what cannot be taken.
+    /// [`Self::take`] when no byte is new, at the end of a stream, or when the bytes cannot be
+    /// taken.
     #[inline(never)]
     fn take_slowly(&mut self, id: ConnectionId, taken: Position) -> Result<(), CallError> {
         let slot = self.slot_of(id).ok_or(CallError::NoConnection)?;
@@ -278,7 +279,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The host will publish nothing more: when everything is sent, the remote is told.
+    /// The host will publish nothing more: after the last byte the remote gets a FIN.
     ///
     /// # Errors
     /// [`CallError::NoConnection`].
@@ -300,9 +301,9 @@ impl Engine {
         })
     }
 
-    /// The host lets go of the connection: its id is void from now on. Published bytes are still
-    /// delivered (so the ring must stay readable until [`Self::holds_ring`] is false), unless
-    /// received data was left unread, which resets the connection.
+    /// The host releases the connection: its id is invalid from now on. Published bytes are still
+    /// delivered, so the ring must stay readable until [`Self::holds_ring`] is false. But if
+    /// received data was left unread, the connection is reset.
     ///
     /// # Errors
     /// [`CallError::NoConnection`].
@@ -313,7 +314,7 @@ impl Engine {
         })
     }
 
-    /// Whether the engine may still ask for bytes of this connection's send ring.
+    /// Whether the engine may still read bytes of this connection's send ring.
     #[must_use]
     pub fn holds_ring(&self, id: ConnectionId) -> bool {
         self.slots.get(id.index()).is_some_and(|connection| {
@@ -323,8 +324,8 @@ impl Engine {
         })
     }
 
-    /// Sets whether small segments go out at once (TCP_NODELAY), and whether they are held back
-    /// altogether (MSG_MORE, TCP_CORK).
+    /// Sets whether small segments are sent at once (TCP_NODELAY), and whether they are held back
+    /// entirely (MSG_MORE, TCP_CORK).
     ///
     /// # Errors
     /// [`CallError::NoConnection`].
@@ -342,7 +343,7 @@ impl Engine {
         })
     }
 
-    /// Sets when a silent remote is probed, and when it is given up.
+    /// Sets when a silent remote is probed, and when the connection is given up.
     ///
     /// # Errors
     /// [`CallError::NoConnection`].
@@ -359,14 +360,14 @@ impl Engine {
         })
     }
 
-    /// Sets the work that the link does for us from now on.
+    /// Sets the work that the link does for the engine from now on.
     pub fn set_offload(&mut self, offload: Offload) {
         self.run.end();
         self.config.offload = offload;
     }
 
-    /// Bounds the receive window: it is at least `least` bytes from now on, and grows to no more
-    /// than `most`, as far as the remote's options allow. A window once offered stays offered.
+    /// Bounds the receive window: it is at least `least` bytes from now on, and grows to at most
+    /// `most`, as far as the remote's options allow. A window that was offered is not taken back.
     ///
     /// # Errors
     /// [`CallError::NoConnection`].
@@ -383,15 +384,15 @@ impl Engine {
         })
     }
 
-    /// Bytes of a connection that have arrived ahead of a gap: payload alone, not what it occupies.
+    /// Payload bytes of a connection that have arrived beyond a gap, without the memory overhead.
     #[must_use]
     pub fn early_bytes(&self, id: ConnectionId) -> u64 {
         self.slot_of(id)
             .map_or(0, |slot| self.slots[slot as usize].assembler.bytes())
     }
 
-    /// Discards what has arrived ahead of a gap: the host may use its memory for something else,
-    /// and the remote will send it again (RFC 2018 section 8; Linux, `tcp_prune_ofo_queue`).
+    /// Discards data that has arrived beyond a gap: the host may use its memory for something else,
+    /// and the remote will send the data again (RFC 2018 section 8; Linux, `tcp_prune_ofo_queue`).
     ///
     /// # Errors
     /// [`CallError::NoConnection`].
@@ -402,7 +403,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The connection between these ends, unless the host has let go of it.
+    /// The connection between these two endpoints, unless the host has released it.
     #[must_use]
     pub fn connection_between(
         &self,
@@ -468,33 +469,35 @@ impl Engine {
         })
     }
 
-    /// Tells where a neighbour is, on links where somebody else resolves them.
+    /// Tells the engine a neighbour's address, on links where the engine does not resolve
+    /// neighbours.
     pub fn set_neighbour(&mut self, neighbour: IpAddr, mac: MacAddress) {
         let learned = self.neighbours.learn(neighbour.into(), mac, Word::Proof);
         self.note(neighbour.into(), learned);
     }
 
-    /// The next neighbour that the engine wants to know of, on links where somebody else resolves
-    /// them. [`Self::set_neighbour`] is the answer.
+    /// The next neighbour that the engine needs, on links where the engine does not resolve
+    /// neighbours. The answer is [`Self::set_neighbour`].
     pub fn poll_unresolved(&mut self) -> Option<IpAddr> {
         self.unresolved.pop_front().map(IpAddr::from)
     }
 
-    /// The next way that the engine wants to know of, from an address of ours to a remote, where
-    /// [`Config::asks_ways`](crate::Config::asks_ways). [`Self::set_way`] has to answer each.
+    /// The next route that the engine needs, from an address of ours to a remote, if
+    /// [`Config::asks_ways`](crate::Config::asks_ways) is set. Each must be answered by
+    /// [`Self::set_way`].
     pub fn poll_way(&mut self) -> Option<(IpAddr, IpAddr)> {
         let (local, remote) = self.interface.ways.as_mut()?.poll()?;
         Some((local.into(), remote.into()))
     }
 
-    /// The neighbour to which packets between these two go: the remote itself where it is on the
-    /// link. `None`: there is no way, which ends connections that have only begun.
+    /// Sets the next hop for packets between these two addresses: the remote itself if it is on the
+    /// link. `None`: there is no route, which ends connections that are still in the handshake.
     pub fn set_way(&mut self, now: Instant, local: IpAddr, remote: IpAddr, hop: Option<IpAddr>) {
         self.note_way(now, (local.into(), remote.into()), hop.map(Address::from));
     }
 
-    /// The host's ways to these destinations may be others now. Connections ask anew when they next
-    /// send.
+    /// The host's routes to these destinations may have changed. Connections ask again when they
+    /// next send.
     pub fn forget_ways(&mut self, destination: IpAddr, prefix_bits: u8) {
         let is_meant = self.interface.forget_ways(destination, prefix_bits);
         self.run.end();
@@ -517,8 +520,8 @@ impl Engine {
         })
     }
 
-    /// The link has another interface: our hardware address is this one now, and neighbours may be
-    /// elsewhere.
+    /// The link has another interface: `mac` is our hardware address now, and neighbours may have
+    /// other addresses.
     pub fn change_interface(&mut self, mac: MacAddress) {
         let Medium::Ethernet { mac: ours, .. } = &mut self.config.medium else {
             return;
@@ -529,14 +532,14 @@ impl Engine {
         self.forget_routes();
     }
 
-    /// Another of our addresses, or another prefix for one of them.
+    /// Adds an address, or changes the prefix of one.
     pub fn add_address(&mut self, address: InterfaceAddress) {
         self.interface.add(address);
         self.forget_routes();
     }
 
-    /// An address is ours no longer. Its connections end at once, each with a reset to its remote,
-    /// as Linux ends them by `SOCK_DESTROY`. Listeners on it are the host's to remove.
+    /// Removes an address. Its connections end at once, each with a reset to its remote, as Linux
+    /// ends them by `SOCK_DESTROY`. The host removes listeners on this address.
     pub fn remove_address(&mut self, address: IpAddr) {
         let address = Address::from(address);
         for slot in 0..self.slots.len() {
@@ -551,14 +554,14 @@ impl Engine {
         self.interface.remove(address);
     }
 
-    /// Other ways to the hosts beyond the link. Connections go on by them; one to which there is no
-    /// way any more ends when it next sends.
+    /// Replaces the routes to hosts beyond the link. Connections continue on the new routes; a
+    /// connection without a route ends when it next sends.
     pub fn set_routes(&mut self, routes: &[Route]) {
         self.interface.set_routes(routes);
         self.forget_routes();
     }
 
-    /// Headers with a next hop in them are written anew.
+    /// Headers that contain a next hop are written again.
     fn forget_routes(&mut self) {
         self.run.end();
         for connection in &mut self.slots {
@@ -568,7 +571,7 @@ impl Engine {
         }
     }
 
-    /// The link's MTU has changed. Connections use a smaller one at once, and try a larger one out.
+    /// The link's MTU has changed. Connections use a smaller MTU at once, and probe a larger one.
     pub fn set_mtu(&mut self, now: Instant, mtu: u16) {
         self.interface.set_mtu(mtu);
         for slot in 0..self.slots.len() {

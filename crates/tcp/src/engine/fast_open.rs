@@ -1,8 +1,8 @@
 //! Fast Open's cookies (RFC 7413): those that we give to remotes, and those that remotes gave us.
 //!
-//! Our own are SipHash-2-4 of both addresses and the period. The engine stores none of them, and
-//! engines that share an address share the key. A cookie is good in the period it was made in and
-//! the one after. A remote that sends one from before gets the new one.
+//! Our own cookies are SipHash-2-4 of both addresses and the period. The engine stores none of
+//! them, and engines that share an address share the key. A cookie is valid in its period and in
+//! the next one. A remote that sends an older one gets a new one.
 //!
 //! ```text
 //!   of a remote:  unknown ── a cookie came ──> known ── two periods ──> unknown
@@ -29,13 +29,13 @@ use super::listeners::Room;
 
 /// RFC 7413 section 4.1.2: "The cookie expires after a certain amount of time."
 const PERIOD_MICROS: u64 = 24 * 3_600 * 1_000_000;
-/// How long a remote's cookie is used: no longer than one of ours is good.
+/// How long a remote's cookie is used: as long as ours are valid.
 const LIFETIME: Duration = Duration::from_micros(2 * PERIOD_MICROS);
-/// Remotes that are remembered: a bound on memory, about 100 bytes each.
+/// The most remotes that are remembered: bounds the memory, about 100 bytes each.
 const REMOTES_MAX: usize = 1_024;
-/// How long Fast Open stays off after the first failure. Linux: 60 s, twice as long after each
-/// further one (`tcp_fastopen_cache_get` of 3.7 to 4.12), at most 2^6 times as long
-/// (`tcp_fastopen_active_should_disable` since).
+/// How long Fast Open stays off after the first failure. Linux: 60 s, doubled by each further
+/// failure (`tcp_fastopen_cache_get` of 3.7 to 4.12), at most 2^6 times as long
+/// (`tcp_fastopen_active_should_disable` since then).
 const OFF_FIRST: Duration = Duration::from_secs(60);
 const DOUBLINGS_MAX: u32 = 6;
 
@@ -45,8 +45,8 @@ pub(super) struct FastOpens {
     remotes: BTreeMap<Remote, Known>,
 }
 
-/// RFC 7413 section 4.1.3.1: a cookie is good for all ports of a remote, but one of them may not
-/// speak Fast Open. We keep one entry for each.
+/// RFC 7413 section 4.1.3.1: a cookie is valid for all ports of a remote, but some ports may not
+/// support Fast Open. So there is one entry for each port.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Remote {
     local: Address,
@@ -69,7 +69,7 @@ struct Known {
     noted_at: Instant,
     cookie: Option<FastOpenCookie>,
     mss: u16,
-    /// Failures since the last success, and until when they keep Fast Open off.
+    /// Failures since the last success, and the time until which Fast Open stays off.
     failures: u32,
     off_until: Instant,
 }
@@ -84,7 +84,7 @@ impl FastOpens {
 
     //= RFC 7413#4.1.2
     //# The cookie SHOULD be a MAC tag with the following properties.
-    /// The cookie for a remote, as many periods ago.
+    /// The cookie for a remote, of `age` periods ago.
     fn cookie(&self, now: Instant, key: &FlowKey, age: u64) -> Option<FastOpenCookie> {
         let period = (now.as_micros() / PERIOD_MICROS).checked_sub(age)?;
         let [remote, local] = [key.remote.0, key.local.0];
@@ -92,7 +92,7 @@ impl FastOpens {
         Some(FastOpenCookie::of_word(self.key.hash(&words)))
     }
 
-    /// How a connection to a remote begins.
+    /// The Fast Open state for a new connection to a remote.
     fn first_syn(&self, now: Instant, key: &FlowKey) -> Option<FastOpen> {
         //= RFC 7413#4.2.1
         //# Any client attempting TFO MUST first request a cookie from the server with the following
@@ -118,7 +118,7 @@ impl FastOpens {
 
     //= RFC 7413#4.1.3
     //# The client MUST cache cookies from servers for later Fast Open connections.
-    /// A remote has answered: with a cookie, or by an acknowledgement of payload.
+    /// A remote has answered with a cookie, or has acknowledged payload of a SYN.
     fn note_success(
         &mut self,
         now: Instant,
@@ -138,7 +138,7 @@ impl FastOpens {
     //= RFC 7413#4.1.3.1
     //# The client MUST cache negative responses from the server in order to avoid potential
     //# connection failures.
-    /// A remote has not answered, or not to Fast Open.
+    /// A remote has not answered, or has not answered to Fast Open.
     fn note_failure(&mut self, now: Instant, key: &FlowKey) {
         let known = self.entry(now, key);
         let doublings = known.failures.min(DOUBLINGS_MAX);
@@ -150,7 +150,7 @@ impl FastOpens {
     fn entry(&mut self, now: Instant, key: &FlowKey) -> &mut Known {
         let remote = Remote::of(key);
         if self.remotes.len() >= REMOTES_MAX && !self.remotes.contains_key(&remote) {
-            // The one that was heard of longest ago.
+            // The remote that was not heard of for the longest time.
             let oldest = self.remotes.iter().min_by_key(|(_, known)| known.noted_at);
             let oldest = oldest.map(|(&remote, _)| remote);
             oldest.and_then(|oldest| self.remotes.remove(&oldest));
@@ -168,11 +168,11 @@ impl FastOpens {
 /// A listener's answer to the Fast Open option of a SYN.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Verdict {
-    /// Nothing: the handshake is an ordinary one.
+    /// No answer: the handshake is an ordinary one.
     Ignore,
     /// The SYN-ACK carries a cookie; the handshake is an ordinary one.
     Give(FastOpenCookie),
-    /// The connection is open to the host; with a cookie if the remote's is old.
+    /// The host gets the connection at once; with a new cookie if the remote's is old.
     Accept(Option<FastOpenCookie>),
 }
 
@@ -216,8 +216,8 @@ impl Engine {
         }
     }
 
-    /// Has a connection that begins try Fast Open, if its remote is not known to fail. True if
-    /// there is a cookie for it.
+    /// Lets a new connection try Fast Open, if its remote is not known to fail. True if there is a
+    /// cookie for it.
     pub(super) fn begin_fast_open(&mut self, now: Instant, slot: u32) -> bool {
         let key = self.slots[slot as usize].key;
         let first = self.fast_opens.first_syn(now, &key);
@@ -263,7 +263,7 @@ impl Engine {
         if is_acknowledged || cookie.is_some() {
             self.fast_opens.note_success(now, &key, cookie, mss);
         } else if !was_repeated {
-            // Otherwise it was noted when the SYN timed out.
+            // Otherwise the failure was counted when the SYN timed out.
             self.fast_opens.note_failure(now, &key);
         }
     }

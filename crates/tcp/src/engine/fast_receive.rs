@@ -1,6 +1,6 @@
-//! The fast path in: segments in order, over Ethernet and IP with timestamps. Everything else goes
-//! by way of [`Engine::handle_any`]. IPv4 is asked for first; IPv6 differs in how its headers are
-//! recognised and its connections found.
+//! The receive fast path: segments in order, over Ethernet and IP, with timestamps. All other
+//! frames go through [`Engine::handle_any`]. IPv4 is tried first. IPv6 differs only in the
+//! recognition of its headers and in the look-up of its connections.
 //!
 //! ```text
 //!   common headers ──> whose? ──> payload and nothing else ────> its place, perhaps an ACK
@@ -25,13 +25,14 @@ use crate::time::Instant;
 use crate::wire::tcp::{Flags, Segment, Timestamps};
 use crate::wire::{ethernet, ip, u16_at, u32_at};
 
-/// Connections whose hot lines, and entries in the flow table, find room in a core's own cache.
+/// From this many connections on, their hot cache lines and flow table entries no longer fit into a
+/// core's own cache.
 const CONNECTIONS_IN_CACHE: usize = 4_096;
 
-/// Frames whose connections are looked up before the first is handled.
+/// How many frames' connections are looked up before the first frame is handled.
 const LOOKED_UP_TOGETHER: usize = 32;
 
-/// The link's knowledge about a frame that it delivers.
+/// The link's knowledge about a frame that it has received.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ReceiveOffload {
     /// The TCP checksum was verified by the link, or the frame never left this machine.
@@ -40,7 +41,7 @@ pub struct ReceiveOffload {
 
 /// Ethernet, IPv4 and TCP headers with a timestamp as the only option.
 const V4_HEADERS_BYTES: usize = 66;
-/// As [`V4_HEADERS_BYTES`], with IPv6.
+/// [`V4_HEADERS_BYTES`] with IPv6.
 const V6_HEADERS_BYTES: usize = TCP_AT_V6 + Template::TCP_BYTES;
 
 /// The headers of a frame that may take the fast path: Ethernet, IP, and TCP with a timestamp as
@@ -55,8 +56,8 @@ pub enum Headers {
 }
 
 impl Headers {
-    /// Those that a frame has if it has either of them, by its Ethernet type; nothing else of it is
-    /// looked at.
+    /// The headers that a frame on the fast path would have, by its Ethernet type; nothing else of
+    /// the frame is checked.
     #[inline]
     #[must_use]
     pub fn of(frame: &[u8]) -> Option<Headers> {
@@ -67,7 +68,7 @@ impl Headers {
         }
     }
 
-    /// How many bytes they are.
+    /// Length of the headers in bytes.
     #[inline]
     #[must_use]
     pub const fn bytes(self) -> usize {
@@ -92,18 +93,18 @@ fn tcp_of(h: &[u8; V4_HEADERS_BYTES]) -> &TcpHeader {
     h.last_chunk().expect("the headers are longer")
 }
 
-/// Where a frame's payload would belong: a byte of a connection's stream.
+/// The place of a frame's payload: a byte of a connection's stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Expected {
     /// The connection of the stream.
     pub connection: ConnectionId,
-    /// The next byte of it.
+    /// The next byte of the stream.
     pub offset: u64,
-    /// The headers of its frames.
+    /// The headers of the connection's frames.
     pub headers: Headers,
 }
 
-/// The segment with such a header, without its payload.
+/// The segment with header `h`, without its payload.
 #[inline]
 fn fast_path_segment(h: &TcpHeader) -> Segment<'static> {
     Segment {
@@ -123,25 +124,25 @@ fn fast_path_segment(h: &TcpHeader) -> Segment<'static> {
     }
 }
 
-/// The words about the other direction in such a header.
+/// The words about our sending direction in header `h`.
 #[inline(always)]
 fn other_way(h: &TcpHeader) -> OtherWay {
     OtherWay::of(*h[8..].first_chunk().expect("the header is longer"))
 }
 
-/// How much payload a frame with the layout of the fast path says that it has, over IPv4.
+/// The payload length by the IPv4 header of a frame with the layout of the fast path.
 #[inline(always)]
 fn v4_payload_bytes(h: &[u8; V4_HEADERS_BYTES]) -> usize {
     usize::from(u16_at(h, 16)).wrapping_sub(V4_HEADERS_BYTES - ethernet::HEADER_BYTES)
 }
 
-/// As [`v4_payload_bytes`], over IPv6.
+/// [`v4_payload_bytes`] over IPv6.
 #[inline(always)]
 fn v6_payload_bytes(h: &[u8; V6_HEADERS_BYTES]) -> usize {
     usize::from(u16_at(h, 18)).wrapping_sub(Template::TCP_BYTES)
 }
 
-/// The ends of a frame with the layout of the fast path, over IPv4.
+/// The endpoints of a frame with the layout of the fast path, over IPv4.
 #[inline(always)]
 fn fast_path_ends(h: &[u8; V4_HEADERS_BYTES]) -> Ends {
     Ends {
@@ -150,11 +151,10 @@ fn fast_path_ends(h: &[u8; V4_HEADERS_BYTES]) -> Ends {
     }
 }
 
-/// The queues a connection can belong to.
+/// The queues to which a connection can belong.
 type Queues<'a> = (&'a mut Turns, &'a mut Line, &'a mut Deadlines);
 
-/// Does the work of [`Engine::settle`] after a segment in order: nothing in the cold part of the
-/// connection has changed.
+/// [`Engine::settle`] after a segment in order: no seldom-used field of the connection has changed.
 #[inline(always)]
 fn settle_fast(connection: &mut Connection, slot: u32, (turns, event_queue, deadlines): Queues) {
     let conditions = connection.conditions;
@@ -173,8 +173,8 @@ fn settle_fast(connection: &mut Connection, slot: u32, (turns, event_queue, dead
     }
 }
 
-/// As [`settle_fast`], after payload and nothing else, whose acknowledgement is scheduled: output
-/// has its turn already, or waits for an acknowledgement, a window or its time.
+/// [`settle_fast`] after a segment with payload only, whose acknowledgement is scheduled: other
+/// output is queued already, or waits for an acknowledgement, a window or a timer.
 #[inline(always)]
 fn settle_payload(
     connection: &mut Connection,
@@ -201,8 +201,8 @@ fn settle_payload(
 }
 
 impl Engine {
-    /// Takes a frame from the link. Payload goes to `memory`; everything else shows in what is
-    /// polled afterwards. Malformed frames are counted by reason.
+    /// Takes a frame from the link. Payload goes to `memory`; the caller polls for all other
+    /// effects. Malformed frames are counted by reason.
     #[inline]
     pub fn handle_frame(
         &mut self,
@@ -221,9 +221,9 @@ impl Engine {
     //= RFC 9293#3.10.7.4
     //# For example, if the TCP endpoint is processing a series of queued segments, it MUST
     //# process them all before sending any ACK segments (MUST-59).
-    /// [`Self::handle_frame`] for frames that arrived together. Where connections are so many that
-    /// they do not stay in the cache, several frames' are looked up before the first is handled:
-    /// the memory's delays pass at once instead of one after the other.
+    /// [`Self::handle_frame`] for frames that arrived together. When there are too many connections
+    /// for the cache, the connections of several frames are looked up before the first frame is
+    /// handled: so the cache misses overlap.
     pub fn handle_frames<'a, I>(&mut self, now: Instant, frames: I, memory: &mut dyn Memory)
     where
         I: Iterator<Item = (&'a [u8], ReceiveOffload)> + Clone,
@@ -248,7 +248,7 @@ impl Engine {
         I: Iterator<Item = (&'a [u8], ReceiveOffload)> + Clone,
     {
         let mut slots = [NO_SLOT; LOOKED_UP_TOGETHER];
-        // A copy of its own finds room in registers.
+        // A separate copy can stay in registers.
         let mut frames = frames.clone();
         loop {
             let changes = self.flows.changes();
@@ -268,7 +268,8 @@ impl Engine {
                 }
             }
             self.note_predicted(handled - on_slow_path);
-            // Connections have come or gone: what was found for the others may be no more.
+            // Connections were opened or closed, so the remaining results of the look-up may be
+            // wrong.
             for _ in handled as usize..count {
                 if let Some((frame, offload)) = frames.next() {
                     self.handle_alone(now, frame, offload, memory);
@@ -291,9 +292,9 @@ impl Engine {
         self.handle_frame(now, frame, offload, memory);
     }
 
-    /// Finds the connections of the next frames that have the layout of the fast path, and has a
-    /// look at these connections; returns how many there are.
-    // Not inlined: it has use for every register.
+    /// Looks up the connections of the next frames that have the layout of the fast path, and
+    /// touches their memory. Returns the number of connections.
+    // Not inlined, because it needs every register.
     #[inline(never)]
     fn look_up_together<'a>(
         &self,
@@ -313,15 +314,15 @@ impl Engine {
         count
     }
 
-    /// So many frames went the fast path.
+    /// Counts `frames` frames on the fast path.
     #[inline(always)]
     fn note_predicted(&mut self, frames: u64) {
         self.run.end();
         self.fast_paths.received += frames;
     }
 
-    /// Where the payload of the next frame belongs, should it continue what the last one with such
-    /// headers brought. Memory that takes it there straight from the link spares a copy: see
+    /// The place for the next frame's payload, if that frame continues the stream of the last frame
+    /// with such headers. If the link delivers the payload directly there, a copy is saved: see
     /// [`Self::handle_placed`].
     #[inline]
     #[must_use]
@@ -331,7 +332,7 @@ impl Engine {
             Headers::V6 => self.last_flow_v6.slot,
         };
         let connection = self.slots.get(slot as usize)?;
-        // Ahead of a gap stand bytes that must not be written over.
+        // Bytes beyond a gap must not be overwritten.
         let is_plain = connection.state == State::Established
             && !connection.conditions.has(Conditions::RECEIVE_SLOW_PATH);
         is_plain.then(|| Expected {
@@ -341,9 +342,9 @@ impl Engine {
         })
     }
 
-    /// Where the payload belongs of a frame that begins so and has `frame_bytes` in all, if it is
-    /// the next of an established connection. For links that show headers first: no guess as
-    /// [`Self::expected`] is, but said before all has been verified.
+    /// The place for the payload of a frame that begins with these headers and has `frame_bytes`
+    /// bytes, if it is the next of an established connection. For links that deliver headers first.
+    /// This is no guess like [`Self::expected`], but not everything is verified yet.
     #[inline]
     pub fn place_of(
         &mut self,
@@ -361,9 +362,10 @@ impl Engine {
         is_next.then_some(expected)
     }
 
-    /// [`Self::handle_frame`] for a frame with these headers. The host has read its `payload_bytes`
-    /// bytes of payload to where [`Self::expected`] said. Does nothing and returns false unless
-    /// they belong there: then the host puts the frame together and calls [`Self::handle_frame`].
+    /// [`Self::handle_frame`] for a frame with these headers, whose `payload_bytes` bytes of
+    /// payload the host has read to the place from [`Self::expected`]. If they do not belong there,
+    /// returns false and changes nothing: then the host assembles the frame and calls
+    /// [`Self::handle_frame`].
     #[inline]
     pub fn handle_placed(
         &mut self,
@@ -392,7 +394,7 @@ impl Engine {
         is_done
     }
 
-    /// The connection of headers that are apart from their payload, and their TCP header.
+    /// The connection of headers that are separate from their payload, and their TCP header.
     #[inline]
     fn find_placed<'a>(
         &mut self,
@@ -415,10 +417,9 @@ impl Engine {
         Some((slot?, tcp))
     }
 
-    /// The layout that nearly all frames of a busy connection have, read in one piece: Ethernet,
-    /// IPv4 without options or fragments, TCP with a timestamp alone, payload in its turn or an
-    /// acknowledgement of something new. Does nothing and returns false for everything else. Over
-    /// IPv4:
+    /// Handles the layout that nearly all frames of a busy connection have, read at once: Ethernet,
+    /// IPv4 without options or fragments, TCP with timestamps only, and payload in order or a new
+    /// acknowledgement. Returns false and changes nothing for every other frame. Over IPv4:
     ///
     /// ```text
     /// 0       14   16     20   22  23    26   30   34     38   42   46   48     54   58   62  66
@@ -444,14 +445,14 @@ impl Engine {
         self.handle_fast(now, slot, tcp_of(h), v4_payload_bytes(h), rest, memory)
     }
 
-    /// [`Self::handle_predicted`] over IPv6. Traffic class and flow label may be any: marks count
-    /// where ECN was negotiated, and such a connection takes the slow path.
+    /// [`Self::handle_predicted`] over IPv6. Traffic class and flow label are not checked: ECN
+    /// marks matter only where ECN was negotiated, and such a connection takes the slow path.
     ///
     /// ```text
     /// 0       14       18     20  21   22   38   54    58   62   66   68     74    78   82  86
     /// |macs.. |6.class.|length|tcp|hops|src |dst |ports|seq |ack |80fl|window|nn8a |TSv |TSe |
     /// ```
-    // Not inlined: the way of IPv4 shall not prepare for this one.
+    // Not inlined, so that the IPv4 path does not save registers for it.
     #[inline(never)]
     fn handle_predicted_v6(
         &mut self,
@@ -473,8 +474,8 @@ impl Engine {
         self.handle_fast(now, slot, tcp, v6_payload_bytes(h), rest, memory)
     }
 
-    /// Handles a frame of the fast path whose slot was found before, over IPv4. Then there are so
-    /// many connections that trains are not to be expected.
+    /// Handles an IPv4 frame of the fast path whose slot was looked up before. With so many
+    /// connections, successive frames seldom belong to one flow.
     #[inline(always)]
     fn handle_found(
         &mut self,
@@ -493,7 +494,8 @@ impl Engine {
         self.handle_fast(now, slot, tcp_of(h), v4_payload_bytes(h), rest, memory)
     }
 
-    /// Handles a frame whose headers are known to have that layout, of a known connection.
+    /// Handles a frame of a known connection whose headers are known to have the layout of the fast
+    /// path.
     #[inline(always)]
     fn handle_fast(
         &mut self,
@@ -514,7 +516,7 @@ impl Engine {
         let place = |id, offset| memory.place(id, offset, payload);
         match self.handle_payload(now, slot, h, payload_bytes, place) {
             Some(true) => true,
-            // The slow path takes as much of it as there is room for.
+            // The slow path takes as much of the payload as there is room for.
             Some(false) => false,
             None => {
                 let place = |id, offset| memory.place(id, offset, payload);
@@ -523,7 +525,7 @@ impl Engine {
         }
     }
 
-    /// Handles an acknowledgement and nothing else.
+    /// Handles a segment that is only an acknowledgement.
     #[inline(always)]
     fn handle_acknowledgement(&mut self, now: Instant, slot: u32, h: &TcpHeader) -> bool {
         let (said, seq, timestamp) = (other_way(h), u32_at(h, 4), u32_at(h, 24));
@@ -544,7 +546,8 @@ impl Engine {
         true
     }
 
-    /// Whether the headers have that layout; offset and flags are for others to look at.
+    /// Whether the headers have the layout of the fast path. The caller checks data offset and
+    /// flags.
     #[inline(always)]
     fn is_fast_path(&self, h: &[u8; V4_HEADERS_BYTES], offload: ReceiveOffload) -> bool {
         let first: &[u8; 8] = h.first_chunk().expect("the header is longer");
@@ -558,7 +561,7 @@ impl Engine {
             && u32_at(h, 54) == 0x0101_080a
     }
 
-    /// As [`Self::is_fast_path`], over IPv6.
+    /// [`Self::is_fast_path`] over IPv6.
     fn is_fast_path_v6(&self, h: &[u8; V6_HEADERS_BYTES], offload: ReceiveOffload) -> bool {
         let first: &[u8; 8] = h.first_chunk().expect("the header is longer");
         offload.checksum_verified
@@ -569,7 +572,8 @@ impl Engine {
             && u32_at(h, 74) == 0x0101_080a
     }
 
-    /// The connection of such a frame. Frames of one connection come in trains.
+    /// The connection of a frame on the fast path. Successive frames often belong to one
+    /// connection.
     #[inline(always)]
     fn find_fast_v6(&mut self, h: &[u8; V6_HEADERS_BYTES]) -> Option<u32> {
         let ends = EndsV6::of(h.first_chunk().expect("the header is longer"));
@@ -589,7 +593,8 @@ impl Engine {
         Some(slot)
     }
 
-    /// The connection of such a frame. Frames of one connection come in trains.
+    /// The connection of a frame on the fast path. Successive frames often belong to one
+    /// connection.
     #[inline(always)]
     fn find_fast(&mut self, h: &[u8; V4_HEADERS_BYTES]) -> Option<u32> {
         let ends = fast_path_ends(h);
@@ -601,8 +606,8 @@ impl Engine {
         Some(slot)
     }
 
-    /// A segment with payload and nothing else; `None`: it is not one. False: there is no place for
-    /// it.
+    /// Handles a segment with payload and no other news. `None`: the segment is of another kind.
+    /// False: the host has no room for the payload.
     #[inline(always)]
     fn handle_payload(
         &mut self,
@@ -629,7 +634,7 @@ impl Engine {
         Some(true)
     }
 
-    /// One that acknowledges something, too, or has another window.
+    /// Handles a segment with payload that also has a new acknowledgement or window.
     #[inline(never)]
     fn handle_mixed(
         &mut self,

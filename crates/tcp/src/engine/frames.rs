@@ -1,5 +1,5 @@
-//! From a frame to the connection it is for: the slow path, which every frame may go. Most take the
-//! fast one of `fast_receive.rs`.
+//! From a frame to its connection: the slow path, which can handle every frame. Most frames take
+//! the fast path of `fast_receive.rs`.
 
 use super::Engine;
 use super::fast_open::Verdict;
@@ -17,13 +17,13 @@ use crate::wire::ip::{self, Ecn, Packet};
 use crate::wire::tcp::{Flags, Segment};
 use crate::wire::{Malformed, arp};
 
-/// How long after a cookie its handshake may still be under way.
+/// How long a handshake with a cookie may take, after the last cookie was sent.
 const COOKIE_GRACE: Duration = Duration::from_secs(128);
 
-/// Where an answer to a frame goes, when it goes back to where the frame came from.
+/// The hardware address for an answer to a frame: the frame's sender.
 pub(super) type ReplyTo = Option<MacAddress>;
 
-/// A segment, and how it came.
+/// A segment, and the packet that carried it.
 struct Arrival<'a> {
     packet: &'a Packet<'a>,
     segment: &'a Segment<'a>,
@@ -31,7 +31,7 @@ struct Arrival<'a> {
 }
 
 impl Engine {
-    // Not inlined: the fast path shall not prepare for the slow one.
+    // Not inlined, so that the fast path does not save registers for it.
     #[inline(never)]
     pub(super) fn handle_any(
         &mut self,
@@ -106,7 +106,7 @@ impl Engine {
                 ecn,
                 ..*packet
             };
-            // A link verifies no checksum that spans packets.
+            // No link verifies a checksum that spans several packets.
             return self.handle_packet(now, &packet, reply_to, ReceiveOffload::default(), memory);
         }
         match packet.protocol {
@@ -121,8 +121,8 @@ impl Engine {
         }
     }
 
-    /// The payload of a fragment's packet, and what it says of congestion, when that was the last
-    /// one missing.
+    /// The payload of a fragmented packet and its ECN codepoint, if this fragment was the last one
+    /// missing.
     pub(super) fn reassemble(
         &mut self,
         now: Instant,
@@ -221,9 +221,8 @@ impl Engine {
         Ok(())
     }
 
-    /// RFC 7413 section 5.1: a reset may come from a host whose address somebody else has used.
-    /// Like Linux (reqsk_fastopen_remove) we count the connection among those that wait for a
-    /// minute more.
+    /// RFC 7413 section 5.1: a reset may come from a host whose address was forged. Like Linux
+    /// (reqsk_fastopen_remove), we count the connection as pending for one more minute.
     fn hold_place_of_reset(&mut self, now: Instant, slot: u32) {
         let connection = &self.slots[slot as usize];
         if connection.state == State::Closed && connection.is_fast_opened() {
@@ -232,9 +231,9 @@ impl Engine {
         }
     }
 
-    /// Whether this would end a handshake where no more connections can wait to be accepted. Like
-    /// Linux (tcp_check_req, unless tcp_abort_on_overflow) we take it for lost: our SYN-ACK goes
-    /// out again, until there is room.
+    /// Whether this acknowledgement would complete a handshake while the accept queue is full. Like
+    /// Linux (tcp_check_req, unless tcp_abort_on_overflow), we treat it as lost: our SYN-ACK is
+    /// sent again until there is room.
     fn waits_for_backlog(&self, slot: u32, flags: Flags) -> bool {
         let connection = &self.slots[slot as usize];
         connection.conditions.has(Conditions::HALF_OPEN)
@@ -265,8 +264,8 @@ impl Engine {
             Response::Challenge => {
                 //= RFC 5961#7
                 //# An implementation SHOULD include an ACK throttling mechanism to be conservative.
-                // RFC 5961 section 7, as Linux has it (tcp_send_challenge_ack): the connection's
-                // limit first, so that one connection uses up no other's share.
+                // RFC 5961 section 7, as in Linux (tcp_send_challenge_ack): the connection's own
+                // limit is checked first, so that one connection cannot use up the share of others.
                 let limit = self.config.challenges_per_second_max;
                 let connection = &mut self.slots[slot as usize];
                 if connection.may_answer_again(now)
@@ -306,8 +305,9 @@ impl Engine {
         reply_to: ReplyTo,
         memory: &mut dyn Memory,
     ) -> Result<(), Malformed> {
-        // RFC 1122 section 3.2.1.3: "a host MUST silently discard" what comes from where nothing
-        // can; nor does anything of ours come from the link.
+        // RFC 1122 section 3.2.1.3: "a host MUST silently discard" segments from impossible
+        // sources. Our own address is impossible as well, because our segments do not come back
+        // from the link.
         //= RFC 9293#3.9.2.3
         //# An incoming SYN with an invalid source address MUST be ignored either by TCP or by the
         //# IP layer [(MUST-63)] (see Section 3.2.1.3).
@@ -350,8 +350,9 @@ impl Engine {
             {
                 Ok(())
             }
-            // With cookies about, an acknowledgement that overtook the one with the cookie must not
-            // be refused, which RFC 9293 would have us do: the remote will repeat what it overtook.
+            // While handshakes with cookies are open, an acknowledgement may have overtaken the one
+            // with the cookie. RFC 9293 would refuse it, but it must be ignored: the remote will
+            // repeat the other one.
             Some(_) if self.awaits_cookies(now) && !flags.has(Flags::SYN) => {
                 self.counters.no_connection += 1;
                 Ok(())
@@ -366,9 +367,9 @@ impl Engine {
         }
     }
 
-    /// RFC 9293 section 3.10.7.2, third step. Payload on the SYN is taken where Fast Open's cookie
-    /// shows that the remote is there. Otherwise the remote sends it again once the connection is
-    /// established.
+    /// RFC 9293 section 3.10.7.2, third step. Payload on the SYN is taken if a Fast Open cookie
+    /// proves the remote's address. Otherwise the remote sends the payload again once the
+    /// connection is established.
     fn open_passively(
         &mut self,
         now: Instant,
@@ -386,7 +387,8 @@ impl Engine {
             return;
         };
         if listener.is_full() {
-            // Like Linux: a SYN that could not be accepted anyway is better repeated later.
+            // Like Linux: a SYN that could not be accepted now is dropped, and the remote repeats
+            // it.
             self.counters.backlog_overflows += 1;
             return;
         }
@@ -404,7 +406,7 @@ impl Engine {
             if let Some(old_end) = old_end
                 && (open.iss.wrapping_sub(old_end) as i32) <= 0
             {
-                // RFC 9293 section 3.4.1: above all that the old incarnation used.
+                // RFC 9293 section 3.4.1: above all numbers that the old incarnation used.
                 open.iss = old_end.wrapping_add(64_000);
             }
             let mut connection = Connection::accept(&open, &offer);
@@ -422,7 +424,7 @@ impl Engine {
         self.settle(slot);
     }
 
-    /// Offers a connection to the host before its handshake is over, with the payload of its SYN.
+    /// Offers a connection to the host before its handshake is complete, with the SYN's payload.
     fn offer_early(
         &mut self,
         now: Instant,
@@ -447,7 +449,8 @@ impl Engine {
         debug_assert!(is_offered, "it was not full");
     }
 
-    /// RFC 4987 section 3.6: the acknowledgement of a handshake that only its cookie remembers.
+    /// RFC 4987 section 3.6: the acknowledgement that completes a handshake stored only in its
+    /// cookie.
     fn open_from_cookie(
         &mut self,
         now: Instant,
@@ -490,7 +493,7 @@ impl Engine {
         });
         self.counters = counters;
         self.learn_from(key, reply_to);
-        // The segment may carry data; it is an ordinary segment of the connection by now.
+        // The segment may carry data; now it is an ordinary segment of the connection.
         let connection = &mut self.slots[slot as usize];
         let id = connection.id(slot);
         let mut cx = Context {
@@ -504,16 +507,16 @@ impl Engine {
         true
     }
 
-    /// Whether a segment that a handshake has no use for ends an earlier one, which only its cookie
-    /// remembers: the SYN came again when there was room for a half-open connection. That one gives
-    /// way then. Like Linux, whose listener looks at what a request refuses (tcp_v4_rcv,
-    /// tcp_check_req).
+    /// Whether a segment that a half-open connection refuses completes an earlier handshake, which
+    /// is stored only in its cookie. This happens when the SYN came again after there was room for
+    /// a half-open connection. Then the half-open connection is dropped. Like Linux, whose listener
+    /// examines segments that a request refuses (tcp_v4_rcv, tcp_check_req).
     #[cold]
     fn gives_way_to_cookie(&mut self, now: Instant, slot: u32, segment: &Segment<'_>) -> bool {
         let connection = &self.slots[slot as usize];
         let (state, key) = (connection.state, connection.key);
         let ends_handshake = segment.flags.has(Flags::ACK) && !segment.flags.has(Flags::SYN);
-        // The host may have begun to serve one that Fast Open opened.
+        // The host may already serve a connection that Fast Open opened.
         let is_served = connection.is_fast_opened() && !connection.news.has(News::UNSEEN);
         let gives_way = state == State::SynReceived
             && !is_served
@@ -527,7 +530,7 @@ impl Engine {
         true
     }
 
-    /// The initial sequence number and the offer that a valid cookie in a segment stands for.
+    /// The initial sequence number and the offer that a valid cookie in the segment encodes.
     fn cookie_in(
         &self,
         now: Instant,
@@ -547,8 +550,9 @@ impl Engine {
             .is_some_and(|at| now.since(at) < COOKIE_GRACE)
     }
 
-    /// The answer to a SYN goes to where that came from, unless we know better. Its sender is
-    /// remembered when the handshake has shown that there is one: a flood fills no table.
+    /// The answer to a SYN goes to the hardware address that sent it, unless we know a better one.
+    /// That address is remembered only when the handshake has proved that the remote exists: so a
+    /// flood fills no table.
     fn answer_to(&mut self, slot: u32, source: ReplyTo) {
         let key = self.slots[slot as usize].key;
         let Some(mac) = source.filter(|mac| !mac.is_group()) else {
@@ -559,7 +563,7 @@ impl Engine {
                 self.write_template(slot, &key, Some(mac));
             }
             NextHop::Unknown => {
-                // It is used if there is a way, see `prepare_template`.
+                // The template is used only if there is a route, see `prepare_template`.
                 self.write_template(slot, &key, Some(mac));
                 self.slots[slot as usize].template.forget();
             }
@@ -567,7 +571,8 @@ impl Engine {
         }
     }
 
-    /// A remote that speaks first says where its next hop is; who is known is not believed anew.
+    /// Learns the next hop's address from a remote that speaks first. A known address is not
+    /// changed.
     fn learn_from(&mut self, key: &FlowKey, source: ReplyTo) {
         if let (Some(mac), NextHop::At(hop)) = (source, self.interface.next_hop(key)) {
             let learned = self.neighbours.learn_if_unknown(hop, mac);

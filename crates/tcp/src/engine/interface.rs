@@ -1,4 +1,4 @@
-//! Addresses, routes, path MTUs: what the IP layer of a host knows (RFC 1122 section 3.3).
+//! Addresses, routes, path MTUs: the IP layer of a host (RFC 1122 section 3.3).
 
 use core::net::IpAddr;
 use std::collections::BTreeMap;
@@ -9,12 +9,12 @@ use crate::flow::FlowKey;
 use crate::time::{Duration, Instant};
 use crate::wire::ip::{self, Address};
 
-/// Path MTUs remembered; beyond, the one that expires first is forgotten.
+/// The most path MTUs that are remembered; then the one that expires first is forgotten.
 const PATHS_MAX: usize = 1_024;
 /// RFC 8201 section 4: no increase sooner than 5 minutes, 10 recommended.
 const PATH_LIFETIME: Duration = Duration::from_secs(600);
-/// RFC 8200 section 5, and for IPv4 what Linux calls `min_pmtu`: what claims to be narrower is
-/// more likely an attack than a path.
+/// RFC 8200 section 5, and for IPv4 the `min_pmtu` of Linux: a report of a smaller MTU is more
+/// likely an attack than a real path.
 const MTU_MIN_V6: u32 = 1_280;
 const MTU_MIN_V4: u32 = 552;
 
@@ -24,7 +24,7 @@ pub(crate) struct Interface {
     addresses: Vec<(Address, u8)>,
     /// Sorted by prefix length, longest first.
     routes: Vec<(Address, u8, Address)>,
-    /// The host's say, where it decides instead of addresses and routes.
+    /// The host's routes, if the host decides instead of `addresses` and `routes`.
     pub(crate) ways: Option<Ways>,
     paths: BTreeMap<Address, (u16, Instant)>,
     mtu: u16,
@@ -57,7 +57,7 @@ impl Interface {
             .sort_by_key(|&(_, bits, _)| core::cmp::Reverse(bits));
     }
 
-    /// Adds an address, or gives one that is there another prefix.
+    /// Adds an address, or changes the prefix of an existing one.
     pub(crate) fn add(&mut self, address: InterfaceAddress) {
         let bits = prefix_in_128(address.address, address.prefix_bits);
         let address = Address::from(address.address);
@@ -75,7 +75,7 @@ impl Interface {
     }
 
     /// Whether this is the broadcast address of one of our networks (RFC 1122 section 3.2.1.3 (d)).
-    /// A network of two has none (RFC 3021).
+    /// A network of two addresses has none (RFC 3021).
     pub(crate) fn is_broadcast(&self, address: Address) -> bool {
         self.addresses.iter().any(|&(ours, bits)| {
             let host_bits = u32::from(128 - bits);
@@ -86,7 +86,7 @@ impl Interface {
         })
     }
 
-    /// The address with which to speak to `remote`: one of its network, or else of its family.
+    /// Our address for connections to `remote`: one in its network, otherwise one of its family.
     pub(crate) fn source_for(&self, remote: Address) -> Option<Address> {
         let same_family = || {
             self.addresses
@@ -123,8 +123,8 @@ impl Interface {
             .map(|&(_, _, gateway)| gateway)
     }
 
-    /// Routes to these destinations are other ones, as far as the host decides. Returns whether a
-    /// remote is one of them.
+    /// The host's routes to these destinations have changed. Returns a test whether a remote is one
+    /// of these destinations.
     pub(crate) fn forget_ways(
         &mut self,
         destination: IpAddr,
@@ -141,7 +141,8 @@ impl Interface {
         is_meant
     }
 
-    /// TCP payload without options that the path to `remote` takes (RFC 9293 section 3.7.1).
+    /// TCP payload bytes, options not deducted, that the path to `remote` takes (RFC 9293 section
+    /// 3.7.1).
     pub(crate) fn path_mss(&self, now: Instant, remote: Address) -> u16 {
         let mtu = match self.paths.get(&remote) {
             Some(&(mtu, until)) if now < until => mtu.min(self.mtu),
@@ -150,7 +151,7 @@ impl Interface {
         mss_of(mtu, remote.is_v4())
     }
 
-    /// The MSS that the link towards `remote` takes, whatever the path beyond has said.
+    /// The MSS of the link towards `remote`, whatever routers have reported about the path.
     pub(crate) fn route_mss(&self, remote: Address) -> u16 {
         mss_of(self.mtu, remote.is_v4())
     }
@@ -159,8 +160,8 @@ impl Interface {
     //# Setting the DF bit implies the use of Path MTU Discovery as described in [RFC1191],
     //# [RFC1981], and [RFC4821]; thus, any TCP implementation that implements PAWS MUST also
     //# implement Path MTU Discovery.
-    /// A router says that the path to `remote` takes `mtu`. Returns the payload that follows;
-    /// `None` where that cannot be.
+    /// A router reports that the path to `remote` takes `mtu`. Returns the resulting payload size;
+    /// `None` if the report is impossible.
     pub(crate) fn narrow(&mut self, now: Instant, remote: Address, mtu: u32) -> Option<u16> {
         let floor = if remote.is_v4() {
             MTU_MIN_V4

@@ -66,14 +66,14 @@ use neighbours::Neighbours;
 use table::{Ends, EndsV6, FlowTable};
 use turns::Turns;
 
-/// The flow of the last frame on the fast path.
+/// The flow of the last frame that took the fast path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct LastFlow<E> {
     ends: E,
     slot: u32,
 }
 
-/// No slot has this number, so that nobody finds anything there.
+/// No slot has this number, so a look-up finds no connection.
 const NO_SLOT: u32 = u32::MAX;
 const NO_FLOW: LastFlow<Ends> = LastFlow {
     ends: Ends::NOBODY,
@@ -83,78 +83,80 @@ const NO_FLOW_V6: LastFlow<EndsV6> = LastFlow {
     ends: EndsV6::NOBODY,
     slot: NO_SLOT,
 };
-/// Stands for the listeners among slots; none has this number.
+/// Stands for the listeners in queues of slots; no slot has this number.
 const LISTENERS: u32 = u32::MAX;
-/// No hardware address in the upper part of a word, with nothing below, is this.
+/// Differs from every hardware address stored in the upper 48 bits, because its lower bits are not
+/// zero.
 const NO_MAC: u64 = 1;
-/// Connections looked at for one in TIME-WAIT when there is no room for another: a bound on what a
-/// SYN can cost.
+/// How many connections are searched for one in TIME-WAIT when there is no room for a new one:
+/// bounds the cost of a SYN.
 const TIME_WAIT_LOOKS: usize = 64;
-/// Frames without a connection that may wait for the link.
+/// The most frames without a connection that may wait for the link.
 const CONTROL_FRAMES_MAX: usize = 1_024;
-/// The longest wait of an acknowledgement, whatever the configuration says.
+/// The longest delay of an acknowledgement, whatever the configuration says.
 const DELAYED_ACK_MAX: Duration = Duration::from_millis(499);
 
-/// RFC 6056, section 3.3.4, which has 10 at least: destinations with one place are told apart by
-/// where they begin.
+/// Entries of the port counter table. RFC 6056, section 3.3.4, wants at least 10. Destinations that
+/// share an entry still begin at different ports.
 const PORT_PLACES: usize = 256;
 
-/// A TCP/IP that does no I/O: frames and calls go in, frames and events are polled.
+/// A TCP/IP without I/O: the host calls it and hands in frames, and polls frames and events.
 #[derive(Debug)]
 pub struct Engine {
     config: Config,
     random: Random,
     secrets: Secrets,
     fast_opens: FastOpens,
-    /// How far connections have come in the ports of their destination, by its hash.
+    /// How many ports were tried towards a destination, by the destination's hash.
     ports_tried: Box<[u16; PORT_PLACES]>,
     interface: Interface,
     neighbours: Neighbours,
     fragments: Fragments,
-    /// One for each kind of answer that anybody can provoke: a flood of one silences no other.
+    /// One limiter for each kind of answer that any host can provoke: a flood of one kind does not
+    /// suppress the others.
     challenges: Limiter,
     refusals: Limiter,
     echo_replies: Limiter,
     arp_replies: Limiter,
     advertisements: Limiter,
     cookies: Limiter,
-    /// Without [`Self::fast_paths`].
+    /// Does not include [`Self::fast_paths`].
     counters: Counters,
     fast_paths: FastPaths,
 
-    /// Our hardware address as the upper part of a word, or [`NO_MAC`].
+    /// Our hardware address in the upper 48 bits, or [`NO_MAC`].
     own_mac: u64,
     /// Invariant: a slot is in use, or its state is CLOSED and it is in `free_slots`.
     slots: Vec<Connection>,
     free_slots: Vec<u32>,
-    /// The slot that was looked at last for a connection in TIME-WAIT.
+    /// The slot where the last search for a connection in TIME-WAIT ended.
     hand: usize,
     flows: FlowTable,
-    /// The flow of the last frame on the fast path: frames come in trains.
+    /// The flow of the last frame on the fast path: successive frames often belong to one flow.
     last_flow: LastFlow<Ends>,
     last_flow_v6: LastFlow<EndsV6>,
     listeners: Listeners,
     deadlines: Deadlines,
     turns: Turns,
     run: Run,
-    /// Slots with news for the host, each once, and [`LISTENERS`] while these have some.
+    /// Slots with news for the host, each at most once; [`LISTENERS`] while listeners have news.
     event_queue: Line,
     control_queue: VecDeque<ControlFrame>,
-    /// Neighbours that somebody else is to find.
+    /// Neighbours that the engine's owner is to resolve.
     unresolved: VecDeque<Address>,
     /// When a SYN was last answered with a cookie.
     cookie_sent_at: Option<Instant>,
 }
 
-/// Frames that took the fast paths, each of them a segment: what would be several of [`Counters`]
-/// is counted once.
+/// Frames that took the fast paths. Each is one segment with payload or one acknowledgement, so one
+/// number here stands for several of [`Counters`].
 #[derive(Debug, Default)]
 struct FastPaths {
     received: u64,
     sent: u64,
 }
 
-/// Keys that others must not be able to guess.
+/// Secret keys: others must not be able to guess them.
 struct Secrets {
     isn: SipKey,
     timestamps: SipKey,
@@ -169,8 +171,8 @@ impl core::fmt::Debug for Secrets {
 }
 
 impl Engine {
-    /// An engine without connections. Whoever can guess the future of `random` can guess sequence
-    /// numbers: outside of tests it is seeded with 256 bits of entropy.
+    /// An engine without connections. An attacker who can predict `random` can predict sequence
+    /// numbers, so outside of tests seed it with 256 bits of entropy.
     #[must_use]
     pub fn new(mut config: Config, mut random: Random) -> Self {
         config.rto_min = config.rto_min.max(GRANULARITY);
@@ -239,7 +241,7 @@ impl Engine {
         counters
     }
 
-    /// The configuration it was made with.
+    /// The configuration with which the engine was made.
     #[must_use]
     pub const fn config(&self) -> &Config {
         &self.config
@@ -251,7 +253,7 @@ impl Engine {
         self.flows.len()
     }
 
-    /// When [`Self::handle_timeout`] has to be called at the latest; `None` while nothing waits.
+    /// The latest time for the next call of [`Self::handle_timeout`]; `None` while no timer runs.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         let neighbours = self.neighbours.next_deadline();
@@ -259,7 +261,7 @@ impl Engine {
         Some(connections.min(neighbours)).filter(|at| at.is_armed())
     }
 
-    /// Does what is due.
+    /// Handles all timers that have expired.
     pub fn handle_timeout(&mut self, now: Instant) {
         while let Some(slot) = self.deadlines.pop_due(now) {
             let connection = &mut self.slots[slot as usize];
@@ -285,7 +287,7 @@ impl Engine {
         self.retry_neighbours(now);
     }
 
-    /// The next piece of news for the host.
+    /// The next event for the host.
     #[inline]
     pub fn poll_event(&mut self) -> Option<Event> {
         let slot = self.event_queue.first()?;
@@ -360,7 +362,7 @@ impl Engine {
         None
     }
 
-    /// Looks at a connection after a step, and queues it where it belongs.
+    /// Looks at a connection after a step, and puts it into the queues to which it belongs.
     #[inline]
     fn settle(&mut self, slot: u32) {
         self.run.end();
@@ -382,7 +384,7 @@ impl Engine {
         }
     }
 
-    /// [`Self::settle`] after a call of the host's: something may have to be sent, and no more.
+    /// [`Self::settle`] after a call of the host that can only cause output.
     #[inline(never)]
     fn settle_output(&mut self, slot: u32) {
         self.run.end();
@@ -393,7 +395,7 @@ impl Engine {
         }
     }
 
-    /// Makes sure that a connection is asked at its earliest deadline.
+    /// Makes sure that a connection is looked at by its earliest deadline.
     #[inline]
     fn ask_by(&mut self, slot: u32, deadline: Instant) {
         let connection = &mut self.slots[slot as usize];
@@ -403,8 +405,8 @@ impl Engine {
         }
     }
 
-    /// Has a connection wait to be accepted, and the host told of it. False when its listener is
-    /// gone or has no room.
+    /// Queues a connection for `accept`, and tells the host. False when the listener is gone or its
+    /// queue is full.
     fn offer(&mut self, listener: ListenerId, id: ConnectionId) -> bool {
         let had_news = self.listeners.has_news();
         let is_offered = self.listeners.push_ready(listener, id);
@@ -414,7 +416,7 @@ impl Engine {
         is_offered
     }
 
-    /// The rare part of [`Self::settle`]: a handshake may have ended, or a connection.
+    /// The rare part of [`Self::settle`]: a handshake or a connection may have ended.
     #[cold]
     fn settle_change(&mut self, slot: u32) {
         let connection = &mut self.slots[slot as usize];
@@ -427,7 +429,7 @@ impl Engine {
             let is_established = connection.state != State::Closed;
             let is_fast_opened = connection.is_fast_opened();
             self.listeners.end_half_open(listener, is_fast_opened);
-            // The host has been offered a connection that Fast Open opened.
+            // If Fast Open opened the connection, the host has it already.
             let is_new = is_established && !is_fast_opened;
             if is_new && !self.offer(listener, id) {
                 // The listener is gone.
@@ -448,7 +450,7 @@ impl Engine {
         }
     }
 
-    /// Gives a slot back once the connection is closed, said so, and was let go.
+    /// Frees a slot when its connection is closed, the host was told, and the host has released it.
     fn free_if_over(&mut self, slot: u32) {
         let connection = &mut self.slots[slot as usize];
         let has = |condition| connection.conditions.has(condition);
@@ -480,14 +482,14 @@ impl Engine {
         }
     }
 
-    /// Whether another connection can exist.
+    /// Whether another connection can be created.
     fn has_free_slot(&self) -> bool {
         !self.free_slots.is_empty() || self.slots.len() < self.config.connections_max
     }
 
-    /// Makes room for a connection, at the cost of one in TIME-WAIT if need be: like Linux
-    /// (`tcp_max_tw_buckets`) we rather serve the next remote than wait for segments of one that is
-    /// gone.
+    /// Makes room for a connection, if necessary by closing one in TIME-WAIT. Like Linux
+    /// (`tcp_max_tw_buckets`), we prefer a new connection to waiting for old segments of a
+    /// connection that has ended.
     fn make_room(&mut self) -> bool {
         if self.has_free_slot() {
             return true;
@@ -527,7 +529,7 @@ impl Engine {
         slot
     }
 
-    /// The initial values of a connection between these ends.
+    /// The initial values of a connection between these two endpoints.
     fn open_context(
         &self,
         now: Instant,
@@ -562,13 +564,13 @@ impl Engine {
         m.wrapping_add(hash_ends(self.secrets.isn, key) as u32)
     }
 
-    /// RFC 7323 section 7.1: a random offset for each pair of ends; the same for successive
-    /// connections between them, so that TIME-WAIT can be reused safely (RFC 6191).
+    /// RFC 7323 section 7.1: a random offset for each pair of endpoints. Successive connections
+    /// between them get the same offset, so that TIME-WAIT can be reused safely (RFC 6191).
     fn timestamp_offset(&self, key: &FlowKey) -> u32 {
         hash_ends(self.secrets.timestamps, key) as u32
     }
 
-    /// The slot of a connection the host means, if it still exists.
+    /// The slot of the connection `id`, if the connection still exists.
     fn slot_of(&self, id: ConnectionId) -> Option<u32> {
         self.slots
             .get(id.index as usize)
@@ -581,11 +583,11 @@ impl Engine {
             .then_some(id.index)
     }
 
-    /// Checks what must hold between two steps, for every connection, and returns how many records
-    /// the scoreboards have: most of the time goes to them.
+    /// Checks the invariants that hold between two steps, for every connection. Returns how many
+    /// records the scoreboards have, because most of the time is spent on them.
     ///
     /// # Panics
-    /// When it does not: that is a fault of the engine, never of a remote's.
+    /// When an invariant does not hold: that is a fault of the engine, never of a remote.
     pub fn assert_invariants(&self) -> usize {
         self.assert_brief_invariants();
         let in_use = |connection: &&Connection| !connection.conditions.has(Conditions::FREE);
@@ -593,10 +595,10 @@ impl Engine {
         connections.map(Connection::assert_scoreboard).sum()
     }
 
-    /// Checks what [`Engine::assert_invariants`] does, but leaves the scoreboards out.
+    /// Checks the same as [`Engine::assert_invariants`], except for the scoreboards.
     ///
     /// # Panics
-    /// As that does.
+    /// When an invariant does not hold.
     pub fn assert_brief_invariants(&self) {
         let in_table = self
             .slots
@@ -617,7 +619,7 @@ impl Engine {
     }
 }
 
-/// The host has news of a connection.
+/// Notes that the host has news of a connection.
 #[inline(always)]
 fn announce(connection: &mut Connection, slot: u32, event_queue: &mut Line) {
     if !connection.news.has(News::ANNOUNCED | News::UNSEEN) {
@@ -626,7 +628,7 @@ fn announce(connection: &mut Connection, slot: u32, event_queue: &mut Line) {
     }
 }
 
-/// The host has news of a connection: progress, not noted yet.
+/// Notes progress of a connection as news for the host. The progress was not noted before.
 #[inline(always)]
 fn announce_progress(connection: &mut Connection, slot: u32, event_queue: &mut Line) {
     if connection.news.has(News::ANNOUNCED | News::UNSEEN) {
@@ -637,7 +639,7 @@ fn announce_progress(connection: &mut Connection, slot: u32, event_queue: &mut L
     }
 }
 
-/// How far a connection has got.
+/// The progress event of a connection.
 #[inline]
 fn progress_of(slot: u32, connection: &Connection) -> Event {
     Event::Progress {

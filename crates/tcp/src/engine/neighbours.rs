@@ -8,15 +8,14 @@
 //!                                        answer
 //! ```
 //!
-//! RFC 1122 section 2.3.2.1 wants entries verified about once a minute, also those in use: every
-//! [`ROUND`] the engine says which are, and those nobody has confirmed since are asked; frames go
-//! on meanwhile. Entries that are not in use are forgotten.
+//! RFC 1122 section 2.3.2.1 wants entries verified about once a minute, even those in use. Every
+//! [`ROUND`] the engine says which entries are in use, and verifies those that were not confirmed
+//! since. Frames are still sent meanwhile. Entries that are not in use are forgotten.
 //!
-//! Anybody on the link can make up neighbours that ask for us. In a full table such an entry gives
-//! way first, as long as we have neither asked for it nor used it. Linux also prefers these
-//! (`neigh_forced_gc`: entries without a reference). A new question may take the place of a known
-//! neighbour as well: the headers of its connections are written already, and it can be asked for
-//! again.
+//! Any host on the link can invent neighbours that ask for us. In a full table the entries that we
+//! have neither asked for nor used are replaced first. Linux also prefers these (`neigh_forced_gc`:
+//! entries without a reference). A new question may replace a known neighbour as well: the headers
+//! of that neighbour's connections are written already, and it can be resolved again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,7 +23,7 @@ use crate::time::{Duration, Instant};
 use crate::wire::ethernet::MacAddress;
 use crate::wire::ip::Address;
 
-/// Neighbours remembered.
+/// The most neighbours that are remembered.
 const NEIGHBOURS_MAX: usize = 4_096;
 /// RFC 4861 section 10, and RFC 1122 section 2.3.2.1: at most one question a second.
 const RETRY: Duration = Duration::from_secs(1);
@@ -34,14 +33,15 @@ const ROUND: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy, Debug)]
 enum Entry {
-    /// Known, and perhaps heard of since the round began.
+    /// Known, and perhaps confirmed since the round began.
     Resolved {
         mac: MacAddress,
         is_confirmed: bool,
-        /// It answered us, or we have sent to it; not only its own word.
+        /// The neighbour has answered us, or we have sent to it; so we do not rely on its own claim
+        /// only.
         is_used: bool,
     },
-    /// Known, and asked whether it still holds.
+    /// Known, but being verified.
     Doubted { mac: MacAddress, question: Question },
     /// Not known yet.
     Asked(Question),
@@ -56,27 +56,27 @@ struct Question {
 #[derive(Debug)]
 pub(crate) struct Neighbours {
     entries: BTreeMap<Address, Entry>,
-    /// Slots of connections whose next segment has nowhere to go yet, and their next hop. Each
-    /// once, however often it tries.
+    /// Slots of connections whose next segment waits for a neighbour, and that neighbour. Each slot
+    /// is here at most once.
     waiting: BTreeMap<u32, Address>,
-    /// When the round ends; not armed while nothing is resolved.
+    /// When the round ends; not armed while no neighbour is resolved.
     round_ends_at: Instant,
-    /// The earliest question to be asked again.
+    /// When the earliest question is repeated.
     again_at: Instant,
-    /// Whether it is up to us to find neighbours, and so to verify them.
+    /// Whether the engine resolves neighbours itself, and so verifies them.
     verifies: bool,
-    /// Where the search for an entry that can give way goes on.
+    /// The entry where the search for a replaceable entry continues.
     hand: Option<Address>,
 }
 
-/// Why a neighbour says where it is.
+/// The occasion on which a neighbour's address was learned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Word {
-    /// To somebody else, or as an answer: of interest if it is known or was asked for.
+    /// A message to another host, or an answer: used if the neighbour is known or was asked for.
     Passing,
-    /// It wants something of us: of interest, and anybody can make it up.
+    /// A request to us: used, but any host can forge it.
     Request,
-    /// The owner of the engine says it, or a handshake has shown that it is there.
+    /// The owner of the engine says it, or a handshake has proved that the neighbour is there.
     Proof,
 }
 
@@ -99,25 +99,25 @@ pub(crate) enum Resolution {
     At(MacAddress),
     /// Ask the link, and wait.
     Ask,
-    /// Asked already; wait.
+    /// Already asked; wait.
     Wait,
-    /// The table is full of questions.
+    /// The table is full of open questions.
     Full,
 }
 
-/// The consequences of a neighbour's message.
+/// Consequences of a neighbour's message.
 #[derive(Debug, Default)]
 pub(crate) struct Learned {
     /// Connections that waited for it.
     pub(crate) woken: Vec<u32>,
-    /// It used to be elsewhere: headers that were written must be written anew.
+    /// The neighbour had another address before: written headers must be written again.
     pub(crate) has_moved: bool,
 }
 
-/// The consequences of the passing of time.
+/// Consequences of expired timers.
 #[derive(Debug, Default)]
 pub(crate) struct Overdue {
-    /// Neighbours to be asked for.
+    /// Neighbours to be resolved.
     pub(crate) ask: Vec<Address>,
     /// Neighbours that are gone.
     pub(crate) gone: Vec<Address>,
@@ -126,7 +126,7 @@ pub(crate) struct Overdue {
 }
 
 impl Neighbours {
-    /// As [`Self::resolve`], but as good as known if there is somebody to believe.
+    /// [`Self::resolve`], but takes `source` for the address of an unknown neighbour.
     pub(crate) fn resolve_or(
         &mut self,
         now: Instant,
@@ -139,7 +139,7 @@ impl Neighbours {
         }
     }
 
-    /// Where `hop` is, or what to do to find out.
+    /// The address of `hop`, or the next step to find it.
     pub(crate) fn resolve(&mut self, now: Instant, hop: Address) -> Resolution {
         let Some(entry) = self.entries.get_mut(&hop) else {
             if !self.make_room(true) {
@@ -162,8 +162,8 @@ impl Neighbours {
         Resolution::At(mac)
     }
 
-    /// Makes room for another entry: true when there is. An entry that was never used gives way to
-    /// any other, and one that was to a question.
+    /// Makes room for another entry: true when there is room. A new neighbour or question may
+    /// replace an entry that was never used; only a question may replace a used one.
     fn make_room(&mut self, for_question: bool) -> bool {
         if self.entries.len() < NEIGHBOURS_MAX {
             return true;
@@ -176,7 +176,7 @@ impl Neighbours {
         victim.is_some_and(|hop| self.entries.remove(&hop).is_some())
     }
 
-    /// The next known neighbour behind the hand that was used, or that was not.
+    /// The next known neighbour after the hand that was used, or that was not used.
     fn find(&self, used: bool) -> Option<Address> {
         let hand = self.hand.unwrap_or_default();
         let behind = self.entries.range(hand..);
@@ -192,7 +192,7 @@ impl Neighbours {
         self.waiting.insert(slot, hop);
     }
 
-    /// A neighbour has said where it is. RFC 826: an address that is known is updated always.
+    /// Takes a neighbour's message. RFC 826: the address of a known neighbour is always updated.
     pub(crate) fn learn(&mut self, hop: Address, mac: MacAddress, word: Word) -> Learned {
         let known = self.entries.get(&hop).copied();
         let is_welcome = || word != Word::Passing;
@@ -222,7 +222,7 @@ impl Neighbours {
         }
     }
 
-    /// Takes the sender of a connection request for its next hop, unless that is known.
+    /// Takes the sender of a connection request as its next hop, unless the next hop is known.
     pub(crate) fn learn_if_unknown(&mut self, hop: Address, mac: MacAddress) -> Learned {
         if self.knows(hop) {
             return Learned::default();
@@ -230,12 +230,12 @@ impl Neighbours {
         self.learn(hop, mac, Word::Proof)
     }
 
-    /// Whether it is known where `hop` is.
+    /// Whether the address of `hop` is known.
     pub(crate) fn knows(&self, hop: Address) -> bool {
         self.mac_of(hop).is_some()
     }
 
-    /// Whether `hop` is known to be somewhere else.
+    /// Whether `hop` is known to have another address.
     pub(crate) fn is_elsewhere(&self, hop: Address, mac: MacAddress) -> bool {
         self.mac_of(hop).is_some_and(|known| known != mac)
     }
@@ -244,7 +244,7 @@ impl Neighbours {
         self.entries.get(&hop)?.mac()
     }
 
-    /// RFC 1122 section 2.3.2.1 (4), advice of a higher layer: nothing comes back from there.
+    /// RFC 1122 section 2.3.2.1 (4), advice of a higher layer: the neighbour does not respond.
     pub(crate) fn suspect(&mut self, hop: Address) {
         if !matches!(self.entries.get(&hop), Some(Entry::Asked(_)) | None) {
             self.entries.remove(&hop);
@@ -252,7 +252,7 @@ impl Neighbours {
         }
     }
 
-    /// Forgets where everybody is; who is being asked for goes on being asked for.
+    /// Forgets all addresses; open questions stay open.
     pub(crate) fn forget(&mut self) {
         self.entries
             .retain(|_, entry| matches!(entry, Entry::Asked(_)));
@@ -265,13 +265,13 @@ impl Neighbours {
         self.again_at.min(self.round_ends_at)
     }
 
-    /// Whether the round is over, so that [`Self::begin_round`] is to be called.
+    /// Whether the round has ended, so that [`Self::begin_round`] must be called.
     pub(crate) fn is_round_over(&self, now: Instant) -> bool {
         self.round_ends_at <= now
     }
 
-    /// Doubts what nobody has confirmed for a round, if it is in use, and forgets it otherwise.
-    /// Returns whom to ask.
+    /// Begins to verify entries in use that were not confirmed in the round, and forgets other
+    /// unconfirmed entries. Returns the neighbours to ask.
     pub(crate) fn begin_round(&mut self, now: Instant, in_use: &BTreeSet<Address>) -> Vec<Address> {
         let mut ask = Vec::new();
         self.entries.retain(|hop, entry| match entry {
@@ -298,7 +298,7 @@ impl Neighbours {
         ask
     }
 
-    /// Asks again for what was not answered, and gives up on what never is.
+    /// Repeats unanswered questions, and gives up after [`TRIES_MAX`] attempts.
     pub(crate) fn handle_timeout(&mut self, now: Instant) -> Overdue {
         let mut overdue = Overdue::default();
         for (hop, entry) in &mut self.entries {
@@ -392,7 +392,7 @@ mod tests {
         (neighbours, now)
     }
 
-    /// Ends a round; whom it asks for.
+    /// Ends a round; returns the neighbours that it asks for.
     fn round(neighbours: &mut Neighbours, in_use: bool) -> Vec<Address> {
         let now = neighbours.round_ends_at;
         assert!(neighbours.is_round_over(now));
@@ -464,7 +464,7 @@ mod tests {
         Address::v4(0x0a01_0000 + number)
     }
 
-    /// As many as the table takes.
+    /// Fills the table.
     fn fill(neighbours: &mut Neighbours, mut each: impl FnMut(&mut Neighbours, Address)) {
         for number in 0..NEIGHBOURS_MAX as u32 {
             each(neighbours, hop(number));

@@ -1,8 +1,8 @@
 //! From a plan to a frame.
 //!
-//! A frame comes out in two parts: headers, written into the caller's buffer, and payload, named by
-//! its place in the host's ring. A link that gathers (writev, descriptors) never copies payload;
-//! [`Engine::poll_frame`] is for those that want one piece.
+//! A frame has two parts: headers, written into the caller's buffer, and payload, named by its
+//! place in the host's ring. A link that gathers (writev, descriptors) never copies payload.
+//! [`Engine::poll_frame`] is for links that need the frame in one piece.
 
 use super::Engine;
 use crate::config::Medium;
@@ -22,7 +22,8 @@ use crate::wire::tcp::{self, Flags, OptionWriter, Timestamps};
 use super::neighbours::{Learned, Resolution};
 use super::ways::{Asked, NextHop};
 
-/// The bytes that [`Engine::poll_transmit`] needs for headers: the longest are echo replies, whole.
+/// The buffer size that [`Engine::poll_transmit`] needs for headers. Echo replies, which are
+/// written whole, are the longest.
 pub const HEADER_BUFFER_BYTES: usize = 2_048;
 
 /// The payload of a frame.
@@ -30,52 +31,54 @@ pub const HEADER_BUFFER_BYTES: usize = 2_048;
 pub struct Payload {
     /// The connection of the stream.
     pub connection: ConnectionId,
-    /// From which byte of it.
+    /// Offset of the first byte in the stream.
     pub offset: u64,
-    /// How many bytes.
+    /// Number of bytes.
     pub bytes: u32,
 }
 
-/// The work that is left for a frame's TCP checksum.
+/// The remaining work on a frame's TCP checksum.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ChecksumWork {
     /// Nothing.
     Done,
-    /// The link completes it: sums up from `start` and stores at `start + at`.
+    /// The link completes the checksum: it sums from `start` on and stores the result at `start +
+    /// at`.
     Link {
-        /// Where in the frame the TCP header begins.
+        /// Offset of the TCP header in the frame.
         start: u16,
-        /// Where in the TCP header the checksum stands; it holds the pseudo-header's sum.
+        /// Offset of the checksum in the TCP header; the field holds the pseudo-header's sum.
         at: u16,
     },
-    /// The payload's sum is to be joined to `sum`, and the checksum stored at `at` of the headers.
+    /// The sum of the payload must be added to `sum`, and the checksum stored at `at` in the
+    /// headers.
     Payload {
         /// Sum of the pseudo-header and the TCP header.
         sum: Sum,
-        /// Where in the frame the checksum stands.
+        /// Offset of the checksum in the frame.
         at: u16,
     },
 }
 
-/// The link's work on a frame (the substance of `virtio_net_hdr`).
+/// The link's work on a frame (the content of `virtio_net_hdr`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TransmitOffload {
     /// The TCP checksum.
     pub checksum: ChecksumWork,
-    /// Cut the payload into segments of this size; zero: it is one.
+    /// Divide the payload into segments of this size; zero: one segment.
     pub segment_bytes: u16,
     /// Length of all headers, which segmentation repeats.
     pub header_bytes: u16,
     /// IPv6 rather than IPv4.
     pub is_v6: bool,
-    /// The packet is ECN-capable, and CWR stands on its first segment only.
+    /// The packet is ECN-capable, and only its first segment carries CWR.
     pub has_cwr: bool,
 }
 
 /// A frame to be sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Transmit {
-    /// How much of the header buffer was written.
+    /// Bytes written into the header buffer.
     pub header_bytes: usize,
     /// The payload that follows.
     pub payload: Option<Payload>,
@@ -87,7 +90,7 @@ impl Transmit {
     /// Completes the checksum in the headers, given the sum of the payload.
     pub fn complete_checksum(&mut self, header: &mut [u8], payload: Sum) {
         if let ChecksumWork::Payload { sum, at } = self.offload.checksum {
-            // All headers have an even length, so the payload begins at an even distance.
+            // All headers have an even length, so the payload begins at an even offset.
             let at = usize::from(at);
             header[at..at + 2].copy_from_slice(&sum.join(payload).checksum());
             self.offload.checksum = ChecksumWork::Done;
@@ -96,7 +99,7 @@ impl Transmit {
 }
 
 impl Engine {
-    /// The next frame to be sent: its headers are written to the start of `header` (at least
+    /// The next frame to be sent. Its headers are written to the start of `header` (at least
     /// [`HEADER_BUFFER_BYTES`] long).
     ///
     /// # Panics
@@ -162,14 +165,14 @@ impl Engine {
                 .clear(Conditions::QUEUED);
             self.settle_quiet(slot);
             if !self.control_queue.is_empty() {
-                // Resolving a neighbour has queued a question.
+                // Resolving a neighbour has queued a control frame.
                 return self.transmit_slowly(now, header);
             }
         }
         None
     }
 
-    /// The next frame in one piece, in `frame`; returns its length and what the link has to do.
+    /// The next frame in one piece, in `frame`. Returns its length and the link's work on it.
     ///
     /// # Panics
     /// When `frame` is too short for headers and the largest payload the configuration allows.
@@ -196,7 +199,7 @@ impl Engine {
     #[inline]
     fn transmit_from(&mut self, now: Instant, slot: u32, header: &mut [u8]) -> Option<Transmit> {
         let connection = &self.slots[slot as usize];
-        // A template from the handshake is written anew: options were not agreed upon.
+        // A template from the handshake is rebuilt, because the options were not negotiated then.
         let is_early = connection.state == State::Established
             && connection.template.layout == Layout::WithoutTcp
             && connection.conditions.has(Conditions::TIMESTAMPS)
@@ -234,7 +237,7 @@ impl Engine {
         self.ask_by(slot, deadline);
         let connection = &mut self.slots[slot as usize];
         if !connection.has_pending_output() {
-            // Found out now, it needs no visit of its own.
+            // Removed from the run queue here, so that the connection needs no visit of its own.
             connection.conditions.clear(Conditions::QUEUED);
             self.turns.finish();
             if self.slots[slot as usize].state == State::Closed {
@@ -246,17 +249,17 @@ impl Engine {
         Some(transmit)
     }
 
-    /// After a connection had nothing (more) to send.
+    /// Settles a connection that has nothing (more) to send.
     fn settle_quiet(&mut self, slot: u32) {
         let deadline = self.slots[slot as usize].next_deadline();
         self.ask_by(slot, deadline);
         self.free_if_over(slot);
     }
 
-    /// Without a way to the remote its next segment is as good as lost on the way: the
-    /// retransmission timer sends it again, up to R2. RFC 1122 section 4.2.3.9: of such a soft
-    /// error TCP "MUST NOT abort the connection"; RFC 5461 section 4.1: but one that is not
-    /// synchronized it may.
+    /// Without a route to the remote the next segment counts as lost: the retransmission timer
+    /// sends it again, up to R2. RFC 1122 section 4.2.3.9: on such a soft error TCP "MUST NOT abort
+    /// the connection". RFC 5461 section 4.1: but TCP may abort a connection that is not
+    /// synchronized.
     #[cold]
     fn lose_segment(&mut self, now: Instant, slot: u32, why: CloseReason) {
         let connection = &mut self.slots[slot as usize];
@@ -269,8 +272,8 @@ impl Engine {
         }
     }
 
-    /// The next segment is lost before it was sent; its timer sends it again. Returns where it
-    /// begins.
+    /// Counts the next segment as lost before it was sent; the timer sends it again. Returns the
+    /// segment's start.
     #[cold]
     fn drop_segment(&mut self, now: Instant, slot: u32) -> Option<Position> {
         let connection = &mut self.slots[slot as usize];
@@ -285,7 +288,7 @@ impl Engine {
         lost.map(|plan| plan.seq)
     }
 
-    /// Writes the headers a connection's segments begin with, if it is known where they go.
+    /// Writes the headers with which a connection's segments begin, if the next hop is known.
     #[cold]
     fn prepare_template(&mut self, now: Instant, slot: u32) -> Way {
         let key = self.slots[slot as usize].key;
@@ -325,8 +328,8 @@ impl Engine {
         Way::Known
     }
 
-    /// The sender of a half-open connection's SYN, if its headers were written before the way was
-    /// known.
+    /// The hardware address that sent a half-open connection's SYN, if the headers were written to
+    /// that address before the route was known.
     fn sender_of_syn(&self, slot: u32) -> Option<MacAddress> {
         let connection = &self.slots[slot as usize];
         let (state, template) = (connection.state, &connection.template);
@@ -368,8 +371,8 @@ impl Engine {
         }
     }
 
-    /// A neighbour was heard: connections that waited have their turn, and headers with an old
-    /// address are written anew.
+    /// A neighbour was heard: connections that waited for it are queued, and headers with an old
+    /// address are written again.
     pub(super) fn note(&mut self, hop: Address, learned: Learned) {
         if learned.has_moved {
             self.forget_templates(hop);
@@ -384,14 +387,14 @@ impl Engine {
         self.run.end();
         for connection in &mut self.slots {
             let its = self.interface.next_hop(&connection.key);
-            // Whoever is to be asked for may lead there.
+            // A next hop that is still to be asked for may be this neighbour.
             if its == NextHop::At(hop) || its == NextHop::Unknown {
                 connection.template.forget();
             }
         }
     }
 
-    /// RFC 1122 section 2.3.2.1: repeated timeouts are reason to ask the link again.
+    /// RFC 1122 section 2.3.2.1: repeated timeouts are a reason to resolve the neighbour again.
     pub(super) fn doubt_neighbour(&mut self, slot: u32) {
         let Medium::Ethernet { resolve, .. } = self.config.medium else {
             return;
@@ -406,15 +409,15 @@ impl Engine {
         }
         match self.interface.next_hop(&key) {
             NextHop::At(hop) if resolve => self.neighbours.suspect(hop),
-            // The host that finds it looks again. The known address stays until there is an answer.
+            // The known address is used until the host answers.
             NextHop::At(hop) => self.ask_for(hop),
-            // Then the way has to be asked for first.
+            // Then the route has to be asked for first.
             NextHop::Unknown => connection.template.forget(),
             NextHop::Nowhere => {}
         }
     }
 
-    /// Asks again for neighbours that have not answered; gives up what waited in vain.
+    /// Asks again for neighbours that have not answered, and gives up after too many attempts.
     pub(super) fn retry_neighbours(&mut self, now: Instant) {
         if self.neighbours.next_deadline() > now {
             return;
@@ -441,9 +444,9 @@ impl Engine {
         }
     }
 
-    /// A connection's segment has waited for its way, and there is none.
+    /// A connection's segment has waited for a next hop, and there is none.
     fn wait_in_vain(&mut self, now: Instant, slot: u32, why: CloseReason) {
-        // An established connection has its own timer from here on, which will ask again.
+        // From now on an established connection's own timer asks again.
         self.lose_segment(now, slot, why);
         let connection = &mut self.slots[slot as usize];
         if connection.snd_nxt == connection.snd_una && connection.state == State::Closed {
@@ -452,7 +455,7 @@ impl Engine {
         self.settle_later(slot);
     }
 
-    /// The host's answer about a way.
+    /// Takes the host's answer about a route.
     pub(super) fn note_way(
         &mut self,
         now: Instant,
@@ -475,7 +478,7 @@ impl Engine {
         }
     }
 
-    /// [`Self::settle`] where it may be the slot's turn to send.
+    /// [`Self::settle`] for a slot that may be queued to send.
     fn settle_later(&mut self, slot: u32) {
         if self.slots[slot as usize].state == State::Closed {
             self.settle(slot);
@@ -483,17 +486,17 @@ impl Engine {
     }
 }
 
-/// Whether it is known where a connection's segments go.
+/// Whether the next hop of a connection's segments is known.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
     Known,
-    /// The neighbour was asked.
+    /// The neighbour was asked and has not answered yet.
     Awaited,
-    /// Too many neighbours are being asked for. That says nothing about this one, so no connection
-    /// ends: like Linux (`ip_finish_output2`, when `__neigh_create` has no room) we leave it to the
-    /// retransmission timer to try again.
+    /// Too many neighbours are being resolved. This says nothing about this neighbour, so no
+    /// connection ends: like Linux (`ip_finish_output2`, when `__neigh_create` has no room), we let
+    /// the retransmission timer try again.
     Crowded,
-    /// No route leads there, or nobody answers.
+    /// There is no route, or the neighbour does not answer.
     None(CloseReason),
 }
 
@@ -576,8 +579,8 @@ fn tcp_header(connection: &Connection, plan: &Plan) -> tcp::Header {
     }
 }
 
-/// Writes as much of the checksum of a segment as is known without its payload, whose header is at
-/// a place and so long; gives what is left to do. The link does all of it where `is_offloaded`.
+/// Writes as much of a segment's TCP checksum as is known without the payload, and returns the
+/// remaining work. The link does all of it if `is_offloaded`.
 #[inline]
 fn write_checksum(
     out: &mut [u8; HEADER_BUFFER_BYTES],
@@ -617,7 +620,7 @@ fn pseudo_with_length(pseudo: Sum, length: usize) -> Sum {
 //# Once TSopt has been successfully negotiated, that is both <SYN> and <SYN,ACK> contain
 //# TSopt, the TSopt MUST be sent in every non-<RST> segment for the duration of the
 //# connection, and SHOULD be sent in an <RST> segment (see Section 5.2 for details).
-/// Writes the options of a segment; returns how many bytes they take.
+/// Writes the options of a segment; returns their length in bytes.
 #[inline]
 fn write_options(
     connection: &Connection,
@@ -670,7 +673,7 @@ fn write_options(
         if has_timestamps {
             writer.timestamps(timestamps);
         }
-        // A segment with data keeps its size: blocks go where there is room for them.
+        // A segment with data keeps its size: SACK blocks are added only where there is room.
         let (blocks, count) = match plan.payload_bytes == 0 && has_blocks {
             true => connection.sack_option(),
             false => Default::default(),
@@ -686,8 +689,8 @@ fn write_options(
 }
 
 impl Connection {
-    /// The blocks of a SACK option: a duplicate first (RFC 2883 section 4), then what has arrived
-    /// beyond a gap (RFC 2018 section 4).
+    /// The blocks of a SACK option: a duplicate first (RFC 2883 section 4), then the data that has
+    /// arrived beyond a gap (RFC 2018 section 4).
     fn sack_option(&self) -> ([(u32, u32); 4], usize) {
         let mut blocks = [(0, 0); 4];
         let mut count = 0;
@@ -705,7 +708,8 @@ impl Connection {
         if self.has_duplicate {
             let duplicate = self.duplicate;
             put(duplicate.start, duplicate.end);
-            // RFC 2883 section 4: a duplicate beyond the gap is followed by the block it is in.
+            // RFC 2883 section 4: a duplicate beyond the gap is followed by the block that contains
+            // it.
             said = self.assembler.containing(duplicate);
             if let Some(range) = said {
                 put(range.start, range.end);
