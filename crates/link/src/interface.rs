@@ -8,7 +8,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 use crate::sys::{InterfaceRequest, Request};
 
-/// Asks about the interfaces of the network namespace that it was made in.
+/// Requests about the interfaces of one network namespace: the one in which this value was made.
 #[derive(Debug)]
 pub struct Interfaces(OwnedFd);
 
@@ -20,7 +20,7 @@ pub(crate) struct Queues {
 }
 
 impl Interfaces {
-    /// Those of this thread's network namespace.
+    /// Requests about the interfaces of this thread's network namespace.
     ///
     /// # Errors
     /// When there are no descriptors or memory left.
@@ -32,7 +32,7 @@ impl Interfaces {
     /// The number of the interface that has this name now.
     ///
     /// # Errors
-    /// When there is none of that name; so below.
+    /// When no interface has that name. The methods below fail in this case, too.
     pub fn index(&self, name: &str) -> io::Result<u32> {
         Ok(name_to_index(&self.0, name)?)
     }
@@ -46,12 +46,12 @@ impl Interfaces {
         Ok(u32::from_ne_bytes(answer.value()))
     }
 
-    /// The Ethernet address; `None` where the interface carries no Ethernet.
+    /// The Ethernet address; `None` if the interface carries no Ethernet.
     ///
     /// # Errors
     /// As for [`Interfaces::index`].
     pub fn ethernet_address(&self, name: &str) -> io::Result<Option<[u8; 6]>> {
-        // A `sockaddr`: two bytes of family, and the address.
+        // A `sockaddr`: two bytes of family, then the address.
         let [family, other, mac @ ..] = self.ask(name, Request::HardwareAddress)?.value::<8>();
         let is_ethernet = u16::from_ne_bytes([family, other]) == libc::ARPHRD_ETHER;
         Ok(is_ethernet.then_some(mac))
@@ -67,14 +67,15 @@ impl Interfaces {
         request.ask(&self.0, Request::SetQueueLength)
     }
 
-    /// The queues that are in use; 1 of each where the driver does not tell.
+    /// The queues that are in use; 1 of each kind if the driver does not report them.
     pub(crate) fn queues(&self, name: &str) -> Queues {
         /// `struct ethtool_channels`.
         #[repr(C)]
         #[derive(Default)]
         struct Channels {
             command: u32,
-            /// Receive, transmit, other and combined: at most, and now.
+            /// Receive, transmit, other and combined queues: the maximum counts, then the current
+            /// counts.
             most: [u32; 4],
             now: [u32; 4],
         }
@@ -97,8 +98,8 @@ impl Interfaces {
 
     /// The first bytes of the driver's name, up to a zero.
     pub(crate) fn driver(&self, name: &str) -> io::Result<Vec<u8>> {
-        /// `struct ethtool_drvinfo`: after the driver's name come five more and four numbers, which
-        /// nobody asks for here.
+        /// `struct ethtool_drvinfo`. Five more names and four numbers follow the driver's name;
+        /// they are not used here.
         #[repr(C)]
         struct Driver {
             command: u32,

@@ -1,16 +1,16 @@
-//! Links: frames in and out, with what the other side has done or shall do about checksums and
-//! segmentation.
+//! Links: they receive and send frames. Metadata of each frame says which work on checksums and
+//! segmentation is done, and which is left to the receiver.
 //!
-//! [`VnetHeader`] is the one form of that metadata. [`Tap`] is a device whose other end is this
-//! machine's kernel; [`PacketSocket`] and [`XdpSocket`] are on an interface that is there already,
-//! and that the kernel goes on using. [`Capture`] writes what passes to a pcapng file,
-//! [`CaptureReader`] reads it again; [`PacketSummary`] says in a line what a frame is. [`bpf`]
-//! loads small programs into the kernel.
+//! [`VnetHeader`] is the only form of that metadata. [`Tap`] is a device whose other end is this
+//! machine's kernel. [`PacketSocket`] and [`XdpSocket`] use an existing interface, which the kernel
+//! goes on using. [`Capture`] writes frames to a pcapng file, and [`CaptureReader`] reads the file.
+//! [`PacketSummary`] describes a frame in one line. [`bpf`] loads small programs into the kernel.
 //!
 //! - `tap`, `packet`, `xdp`: the three kinds of links; `vnet`: the metadata of a frame.
 //! - `ports`: addresses that are shared with the kernel.
-//! - `capture`, `summary`: pcapng files; a frame in a line.
-//! - `interface`, `netlink`: what the kernel tells of an interface, and of the network around it.
+//! - `capture`, `summary`: pcapng files; the description of a frame in one line.
+//! - `interface`, `netlink`: the kernel's answers about an interface, and about the network around
+//!   it.
 //! - [`bpf`], `mapping`, `sys`: programs for the kernel, mapped memory, system calls.
 
 pub mod bpf;

@@ -6,8 +6,8 @@ use std::ptr::{self, NonNull};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
-/// A mapping that can be read and written. A forked child does not have it: otherwise the kernel
-/// would go on writing to pages that are copies by then.
+/// A mapping that can be read and written. A forked child does not inherit the mapping: with an
+/// inherited mapping the kernel could go on writing to the other copy of a page.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     base: NonNull<u8>,
@@ -26,7 +26,7 @@ impl Mapping {
         Self::of(base?.cast(), bytes)
     }
 
-    /// Memory of our own.
+    /// Private memory, with no file behind it.
     pub(crate) fn anonymous(bytes: usize) -> io::Result<Self> {
         let flags = MapFlags::PRIVATE | MapFlags::POPULATE;
         // SAFETY: a new mapping, at an address that the kernel chooses.

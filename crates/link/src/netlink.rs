@@ -29,30 +29,30 @@ pub struct HostNeighbour {
     pub interface: u32,
 }
 
-/// The way of packets to a destination, as the kernel would send them.
+/// The route of packets to a destination, as the kernel would send them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HostWay {
     /// The interface's number.
     pub interface: u32,
-    /// The address that they come from, where the socket has none.
+    /// The packets' source address, if the socket has no address.
     pub source: IpAddr,
     /// The destination is this host itself.
     pub is_local: bool,
-    /// The neighbour that forwards, perhaps of the other family; `None`: the destination is on the
-    /// link.
+    /// The neighbour that forwards the packets; its address may be of the other family. `None`: the
+    /// destination is on the link.
     pub gateway: Option<IpAddr>,
 }
 
-/// The kernel's tables in the network namespace that this was made in.
+/// The kernel's tables in the network namespace in which this value was made.
 #[derive(Debug)]
 pub struct HostTables {
     socket: OwnedFd,
-    /// Of the last question. Its answers have it, too.
+    /// The sequence number of the last question. The answers carry the same number.
     number: Cell<u32>,
 }
 
 impl HostTables {
-    /// Those of this thread's network namespace.
+    /// The tables of this thread's network namespace.
     ///
     /// # Errors
     /// When there are no descriptors or memory left.
@@ -73,7 +73,7 @@ impl HostTables {
     /// An interface's addresses, each with its prefix length.
     ///
     /// # Errors
-    /// The kernel's; so below.
+    /// The kernel's errors. The methods below return these, too.
     pub fn addresses(&self, interface: u32) -> io::Result<Vec<(IpAddr, u8)>> {
         // `struct ifaddrmsg`: family, prefix length, flags, scope, interface.
         self.dump(libc::RTM_GETADDR, &[0; 8], |message| {
@@ -81,16 +81,17 @@ impl HostTables {
             if u32::from_ne_bytes(at) != interface {
                 return None;
             }
-            // On a link of two the address is the other end's, and the local one ours.
+            // On a point-to-point link IFA_ADDRESS is the other end's address, and IFA_LOCAL is
+            // ours.
             let local = message.attribute(libc::IFA_LOCAL);
             let own = local.or_else(|| message.attribute(libc::IFA_ADDRESS));
             Some((ip_of(family, own?)?, bits))
         })
     }
 
-    /// The way to a destination, by all of the kernel's rules for packets without a mark; `None`
-    /// where there is none. `source` is an address of this host that the packets come from, and
-    /// `interface` the number of the one they are to leave by, where these are given.
+    /// The route to a destination, by all of the kernel's rules for packets without a mark; `None`
+    /// if there is no route. `source`, if given, is the packets' source address, an address of this
+    /// host. `interface`, if given, is the number of the interface by which the packets must leave.
     ///
     /// # Errors
     /// As for [`HostTables::addresses`].
@@ -115,7 +116,7 @@ impl HostTables {
             body.extend(interface.to_ne_bytes());
         }
         let mut found = None;
-        // With an acknowledgement the answer has an end.
+        // The acknowledgement marks the end of the answer.
         let flags = libc::NLM_F_REQUEST | libc::NLM_F_ACK;
         self.ask(libc::RTM_GETROUTE, flags, &body)?;
         let answered = self.answers(|message| {
@@ -123,7 +124,7 @@ impl HostTables {
         });
         match answered.map_err(|error| error.raw_os_error()) {
             Ok(_) => Ok(found),
-            // No route, or one that forbids it.
+            // No route, or a route that forbids the packets.
             Err(Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::EACCES | libc::EINVAL)) => {
                 Ok(None)
             }
@@ -131,7 +132,7 @@ impl HostTables {
         }
     }
 
-    /// An interface's neighbours, as far as the kernel knows where they are.
+    /// An interface's neighbours whose Ethernet addresses the kernel knows.
     ///
     /// # Errors
     /// As for [`HostTables::addresses`].
@@ -142,7 +143,8 @@ impl HostTables {
         })
     }
 
-    /// Has the kernel find a neighbour, or make sure of one that it knows. Needs CAP_NET_ADMIN.
+    /// Lets the kernel search for a neighbour, or verify a neighbour that it knows. Needs
+    /// CAP_NET_ADMIN.
     ///
     /// # Errors
     /// As for [`HostTables::addresses`].
@@ -158,8 +160,9 @@ impl HostTables {
         self.answers(|_| ()).map(drop)
     }
 
-    /// All that `read` makes of the messages that answer. A list that has changed meanwhile lacks
-    /// entries that are there, so it is asked for again: a few times, as the next change is told.
+    /// The results of `read` for all messages of the answer. A list that changed during the answer
+    /// may lack entries, so the question is repeated, at most [`DUMPS_MAX`] times. After that the
+    /// caller waits for the next reported change.
     fn dump<T>(
         &self,
         kind: u16,
@@ -189,21 +192,22 @@ impl HostTables {
         Ok(())
     }
 
-    /// Gives the answers to the last question to `each`. The kernel answers before the question is
-    /// sent, and goes on with its answer as we take it (netlink_recvmsg): nothing waits here.
+    /// Passes the answers to the last question to `each`. Nothing waits here: the kernel puts the
+    /// beginning of the answer into the socket's queue before `send` returns, and it continues the
+    /// answer while we receive (netlink_recvmsg).
     fn answers(&self, mut each: impl FnMut(&Message<'_>)) -> io::Result<Answered> {
         let mut buffer = vec![0u8; BUFFER_BYTES];
         let mut answered = Answered::Whole;
         loop {
             let (length, _) = recv(&self.socket, &mut buffer[..], RecvFlags::DONTWAIT)?;
             let all = messages(&buffer[..length]);
-            // An error may have left answers to an earlier question.
+            // After an error the queue may still hold answers to an earlier question.
             for message in all.filter(|message| message.number == self.number.get()) {
                 if message.flags & libc::NLM_F_DUMP_INTR as u16 != 0 {
                     answered = Answered::Interrupted;
                 }
                 match message.kind {
-                    // With an error of the list's, perhaps.
+                    // The end of a list may carry an error.
                     DONE | ERROR => {
                         let error = i32::from_ne_bytes(message.fixed().unwrap_or_default());
                         return match error {
@@ -211,7 +215,7 @@ impl HostTables {
                             error => Err(io::Error::from_raw_os_error(-error)),
                         };
                     }
-                    // Whatever has not the form that is known is not used.
+                    // `each` ignores a message of an unknown form.
                     _ => each(&message),
                 }
             }
@@ -219,22 +223,23 @@ impl HostTables {
     }
 }
 
-/// How the kernel has answered.
+/// Whether the kernel's answer is complete.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Answered {
     Whole,
-    /// The list has changed while it was told.
+    /// The list changed while the kernel sent it.
     Interrupted,
 }
 
-/// The changes that a [`HostChanges`] has been told of.
+/// The changes that a [`HostChanges`] has received.
 #[derive(Debug, Default)]
 pub struct Changed {
-    /// Neighbours of any interface that the kernel has found, or found elsewhere.
+    /// Neighbours of any interface whose Ethernet addresses the kernel has found, or that now have
+    /// other Ethernet addresses.
     pub neighbours: Vec<HostNeighbour>,
-    /// Addresses of the interface are other ones, or something was missed.
+    /// Addresses of the interface have changed, or a notification was lost.
     pub addresses: bool,
-    /// Destinations, as prefixes, whose routes may be other ones.
+    /// Destinations, as prefixes, whose routes may have changed.
     pub routes: Vec<(IpAddr, u8)>,
 }
 
@@ -251,13 +256,13 @@ impl Changed {
     }
 }
 
-/// Tells what changes in the kernel's tables, and of its interfaces.
+/// Receives notifications of changes in the kernel's tables, and of its interfaces.
 #[derive(Debug)]
 pub struct HostChanges(OwnedFd);
 
 impl HostChanges {
-    /// Changes of interfaces in this thread's network namespace, and, if asked for, of addresses,
-    /// routes, rules and neighbours.
+    /// Subscribes to changes of interfaces in this thread's network namespace, and, with
+    /// `with_tables`, to changes of addresses, routes, rules and neighbours.
     ///
     /// # Errors
     /// When there are no descriptors or memory left.
@@ -284,7 +289,7 @@ impl HostChanges {
         Ok(Self(socket))
     }
 
-    /// Takes all that was told, of the addresses of one interface.
+    /// Takes all changes since the last call. Changes of addresses count only for `interface`.
     #[must_use]
     pub fn take(&self, interface: Option<u32>) -> Changed {
         let mut changed = Changed::default();
@@ -303,13 +308,13 @@ impl HostChanges {
                             libc::RTM_NEWROUTE | libc::RTM_DELROUTE => {
                                 changed.note_route(message.destinations());
                             }
-                            // Rules, next hops; and an interface that goes down takes its routes
-                            // along, which nobody is told.
+                            // Rules, next hops, and interfaces. An interface that goes down loses
+                            // its routes, and the kernel sends no message about these.
                             _ => changed.note_all_routes(),
                         }
                     }
                 }
-                // An overrun is news, too, and the kernel reports it once.
+                // The kernel reports an overrun of the queue once. Any change may have been lost.
                 Err(Errno::NOBUFS) => {
                     changed.addresses = true;
                     changed.note_all_routes();
@@ -327,12 +332,12 @@ impl AsFd for HostChanges {
     }
 }
 
-/// One message of several.
+/// One message of a datagram.
 #[derive(Debug)]
 struct Message<'a> {
     kind: u16,
     flags: u16,
-    /// That of the question which it answers.
+    /// The sequence number of the question that this message answers.
     number: u32,
     body: &'a [u8],
     /// Where the attributes begin.
@@ -357,7 +362,7 @@ impl<'a> Message<'a> {
         None
     }
 
-    /// Whether a message about an address is about one of this interface.
+    /// Whether a message about an address concerns this interface.
     fn is_about(&self, interface: Option<u32>) -> bool {
         // `struct ifaddrmsg`: family, prefix length, flags, scope, interface.
         let number = self
@@ -366,7 +371,8 @@ impl<'a> Message<'a> {
         interface.is_none() || number == interface
     }
 
-    /// The way that the message names, for packets from `source` or from where it says.
+    /// The route in the message, for packets from `source`, or else from the source address in the
+    /// message.
     fn way(&self, source: Option<IpAddr>) -> Option<HostWay> {
         let [family, _, _, _, _, _, _, kind, ..] = self.fixed::<12>()?;
         if kind != libc::RTN_UNICAST && kind != libc::RTN_LOCAL {
@@ -392,7 +398,7 @@ impl<'a> Message<'a> {
         })
     }
 
-    /// The destinations of a route that the message is about; `None` for a form that is unknown.
+    /// The destinations of the message's route; `None` for an unknown form.
     fn destinations(&self) -> Option<(IpAddr, u8)> {
         let [family, prefix_bits, ..] = self.fixed::<12>()?;
         match self.attribute(libc::RTA_DST) {
@@ -403,7 +409,7 @@ impl<'a> Message<'a> {
         }
     }
 
-    /// Where a neighbour is, if the message says so.
+    /// The neighbour with its Ethernet address, if the message has one.
     fn neighbour(&self) -> Option<HostNeighbour> {
         let [family, _, _, _, a, b, c, d, low, high, ..] = self.fixed::<12>()?;
         if u16::from_ne_bytes([low, high]) & KNOWN == 0 {
@@ -417,7 +423,7 @@ impl<'a> Message<'a> {
     }
 }
 
-/// The messages in what was received, as far as they are whole.
+/// The complete messages of a datagram.
 fn messages(mut bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
     std::iter::from_fn(move || {
         let header = *bytes.first_chunk::<HEADER_BYTES>()?;
@@ -442,7 +448,7 @@ fn messages(mut bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
     })
 }
 
-/// An address as an attribute (`struct rtattr` and its bytes), and the family it is of.
+/// An address's family, and the address as an attribute (`struct rtattr` and the bytes).
 fn address_attribute(kind: u16, ip: IpAddr) -> (u8, Vec<u8>) {
     let (family, bytes) = match ip {
         IpAddr::V4(v4) => (AF_INET, v4.octets().to_vec()),
@@ -477,7 +483,8 @@ const RTNLGRP_NEXTHOP: u32 = 32;
 /// All destinations of a family.
 const ALL_V4: (IpAddr, u8) = (IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 const ALL_V6: (IpAddr, u8) = (IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0);
-/// Changed routes told one by one; of more than that all count as changed.
+/// The most changed routes that are listed one by one. If more have changed, all routes count as
+/// changed.
 const ROUTES_MAX: usize = 64;
 /// The first protocol of netlink has the number 0, which rustix writes as `None`.
 const NETLINK_ROUTE: Option<Protocol> = None;
@@ -488,11 +495,12 @@ const AF_INET6: u8 = libc::AF_INET6 as u8;
 const HEADER_BYTES: usize = 16;
 const ERROR: u16 = libc::NLMSG_ERROR as u16;
 const DONE: u16 = libc::NLMSG_DONE as u16;
-/// The most that the kernel puts into one message (`NLMSG_GOODSIZE` and its doublings).
+/// The most bytes that the kernel puts into one datagram (`NLMSG_GOODSIZE` and its doublings).
 const BUFFER_BYTES: usize = 32 << 10;
-/// A list that changes so often while it is told is not to be had.
+/// The most attempts to get a list without a change in between.
 const DUMPS_MAX: usize = 8;
-/// Of an attribute's type; the rest says how it is encoded (NLA_TYPE_MASK).
+/// The bits of an attribute's type (NLA_TYPE_MASK). The other bits say how the attribute is
+/// encoded.
 const TYPE_MASK: u16 = 0x3fff;
 /// `linux/neighbour.h`: NUD_REACHABLE, NUD_STALE, NUD_DELAY, NUD_PROBE, NUD_NOARP, NUD_PERMANENT.
 const KNOWN: u16 = 0x02 | 0x04 | 0x08 | 0x10 | 0x40 | 0x80;
@@ -601,7 +609,8 @@ mod tests {
         assert!(changed.routes.contains(&ALL_V4) && changed.routes.contains(&ALL_V6));
     }
 
-    /// One that says which interface has 10.0.0.`last`, as an answer to a question of this number.
+    /// A message that says which interface has 10.0.0.`last`, as an answer to the question of this
+    /// number.
     fn address(interface: u32, last: u8, (number, flags): (u32, libc::c_int)) -> Vec<u8> {
         let mut body = vec![AF_INET, 24, 0, 0];
         body.extend(interface.to_ne_bytes());
@@ -620,7 +629,7 @@ mod tests {
         message
     }
 
-    /// A kernel that has said these datagrams.
+    /// Tables whose kernel has sent these datagrams.
     fn tables(datagrams: &[Vec<u8>]) -> (HostTables, OwnedFd) {
         let (flags, kind) = (SocketFlags::CLOEXEC, SocketType::SEQPACKET);
         let pair = rustix::net::socketpair(AddressFamily::UNIX, kind, flags, None);
@@ -637,7 +646,7 @@ mod tests {
         let whole = (libc::NLM_F_MULTI, libc::NLM_F_MULTI | libc::NLM_F_DUMP_INTR);
         let (tables, kernel) = tables(&[
             address(7, 1, (1, whole.0)),
-            // An entry in between was passed over.
+            // The list lacks an entry.
             address(7, 3, (1, whole.1)),
             done(1, 0),
             [address(7, 1, (2, whole.0)), address(8, 9, (2, whole.0))].concat(),
@@ -648,7 +657,7 @@ mod tests {
         assert_eq!(tables.addresses(7).expect("a list"), [own(1), own(2)]);
         let refused = tables.addresses(7).map_err(|error| error.raw_os_error());
         assert_eq!(refused, Err(Some(libc::ENOBUFS)));
-        // Nobody waits for an answer that does not come.
+        // The call does not wait for a missing answer.
         let missing = tables.addresses(7).map_err(|error| error.kind());
         assert_eq!(missing, Err(io::ErrorKind::WouldBlock));
         drop(kernel);

@@ -1,5 +1,4 @@
-//! A summary of a frame: ends, flags, numbers. For captures; nothing is checked beyond its
-//! length.
+//! A summary of a frame: ends, flags, numbers. It is meant for captures: only lengths are checked.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -26,7 +25,7 @@ pub enum PacketSummary {
 pub struct TcpSummary {
     /// The sender.
     pub source: SocketAddr,
-    /// For whom it is.
+    /// The receiver.
     pub destination: SocketAddr,
     /// Sequence number.
     pub seq: u32,
@@ -36,7 +35,7 @@ pub struct TcpSummary {
     pub flags: u8,
     /// The window field, not scaled.
     pub window: u16,
-    /// Payload, as the IP header counts it.
+    /// Bytes of payload, by the length in the IP header.
     pub payload_bytes: usize,
 }
 
@@ -57,7 +56,7 @@ impl TcpSummary {
 }
 
 impl PacketSummary {
-    /// Looks at an Ethernet frame, of which the payload need not be there.
+    /// Summarises an Ethernet frame. The payload of its segment may be cut off.
     pub fn of(frame: &[u8]) -> PacketSummary {
         let rest = frame.get(14..).unwrap_or_default();
         let summary = match u16_at(frame, 12) {
@@ -114,7 +113,7 @@ impl PacketSummary {
 }
 
 impl fmt::Display for PacketSummary {
-    /// As tcpdump has it, with absolute numbers.
+    /// In tcpdump's format, with absolute sequence numbers.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             PacketSummary::Tcp(tcp) => tcp.fmt(f),

@@ -1,6 +1,6 @@
-//! The system calls of links that rustix does not offer: options of packet sockets and their
-//! addresses, the requests of interfaces and TAP devices, and reads and writes of memory that
-//! somebody else may be using at the same time (rustix takes references, which forbid that).
+//! The system calls of links that rustix does not offer: options and addresses of packet sockets,
+//! and requests about interfaces and TAP devices. Also reads and writes of memory that another
+//! process may use at the same time: rustix takes references, which forbid that.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -8,8 +8,8 @@ use std::ptr;
 
 use crate::vnet::VnetHeader;
 
-/// Pieces of one frame besides its metadata: headers, and a payload that begins in one ring and
-/// ends in another, wrapping around the ends of both.
+/// The most pieces of one frame besides its metadata: the headers, and a payload that begins in one
+/// ring, ends in another, and wraps around the ends of both.
 pub const PARTS_MAX: usize = 5;
 
 /// The error of a system call that failed.
@@ -74,7 +74,7 @@ pub(crate) fn bind_packet_socket(
 #[repr(C, align(8))]
 pub(crate) struct InterfaceRequest {
     name: [u8; libc::IFNAMSIZ],
-    /// A union in C. The request decides what it means.
+    /// A union in C. The request decides its meaning.
     value: [u8; size_of::<libc::ifreq>() - libc::IFNAMSIZ],
 }
 
@@ -110,7 +110,7 @@ impl InterfaceRequest {
         Ok(request)
     }
 
-    /// A request about the interface that the descriptor stands for.
+    /// A request about the descriptor's interface.
     pub(crate) const fn unnamed() -> Self {
         Self {
             name: [0; libc::IFNAMSIZ],
@@ -127,7 +127,7 @@ impl InterfaceRequest {
         self.value[..N].copy_from_slice(&value);
     }
 
-    /// Asks the kernel; its answer stands in the value.
+    /// Sends the request to the kernel, which writes its answer into the value.
     pub(crate) fn ask(&mut self, descriptor: &OwnedFd, request: Request) -> io::Result<()> {
         let number = match request {
             Request::Mtu => libc::SIOCGIFMTU as libc::Ioctl,
@@ -140,10 +140,11 @@ impl InterfaceRequest {
         check(unsafe { libc::ioctl(descriptor.as_raw_fd(), number, ptr::from_mut(self)) })
     }
 
-    /// Runs the command of ethtool that `command` describes; the answer stands there.
+    /// Runs the ethtool command that `command` describes. The kernel writes its answer into
+    /// `command`.
     ///
     /// # Safety
-    /// `T` is the whole structure that its first word, the command's number, asks for.
+    /// `T` is the whole structure that belongs to the command's number, its first word.
     pub(crate) unsafe fn ethtool<T>(mut self, socket: &OwnedFd, command: &mut T) -> io::Result<()> {
         let address = ptr::from_mut(command).expose_provenance();
         self.set_value(address.to_ne_bytes());
@@ -153,15 +154,15 @@ impl InterfaceRequest {
     }
 }
 
-/// Sets which frames a TAP device may hand over unfinished (TUNSETOFFLOAD).
+/// Sets which work a TAP device may leave undone on the frames that it hands over (TUNSETOFFLOAD).
 pub(crate) fn set_tap_offload(tap: &OwnedFd, offload: libc::c_uint) -> io::Result<()> {
     let argument = libc::c_ulong::from(offload);
     // SAFETY: TUNSETOFFLOAD takes its argument by value.
     check(unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNSETOFFLOAD as _, argument) })
 }
 
-/// Reads one frame: its metadata, and its bytes into `parts`, one after the other. The count is
-/// that of readv(2).
+/// Reads one frame: its metadata, and its bytes into `parts`, one after the other. Returns the
+/// count of readv(2): the bytes of metadata and frame.
 ///
 /// # Panics
 /// When there are more than [`PARTS_MAX`] parts.
@@ -223,6 +224,6 @@ fn vectors(
     (vectors, parts.len() as libc::c_int + 1)
 }
 
-/// `linux/sockios.h`; the libc crate does not have them everywhere.
+/// `linux/sockios.h`; the libc crate lacks these numbers on some platforms.
 const SIOCSIFTXQLEN: libc::Ioctl = 0x8943;
 const SIOCETHTOOL: libc::Ioctl = 0x8946;

@@ -1,8 +1,8 @@
 //! A TAP device: Ethernet frames to and from this machine's kernel (`linux/if_tun.h`), each behind
 //! a [`VnetHeader`], so that segmentation and checksum offload work in both directions.
 //!
-//! One [`Tap`] is one queue of a device. Several queues of one device are several [`Tap`]s opened
-//! with the same name; the kernel hashes flows over them.
+//! One [`Tap`] is one queue of a device. For several queues of one device, open several [`Tap`]s
+//! with its name; the kernel distributes the flows over the queues by a hash.
 
 use std::fmt;
 use std::io;
@@ -15,7 +15,7 @@ use crate::sys::{InterfaceRequest, PARTS_MAX, Request, read_frame, set_tap_offlo
 use crate::vnet::VnetHeader;
 
 const DEVICE: &str = "/dev/net/tun";
-/// `linux/if_tun.h`: what we are willing to receive unfinished.
+/// `linux/if_tun.h`: the work that the kernel may leave undone on the frames that we receive.
 const TUN_F_CSUM: libc::c_uint = 1;
 const TUN_F_TSO4: libc::c_uint = 2;
 const TUN_F_TSO6: libc::c_uint = 4;
@@ -33,21 +33,22 @@ pub struct TapOptions {
     pub receive_large: bool,
 }
 
-/// Why a TAP device cannot be had.
+/// Why a TAP device cannot be opened.
 #[derive(Debug)]
 pub enum TapError {
     /// `/dev/net/tun` cannot be opened.
     Device(io::Error),
     /// The name is empty, too long, or has a zero byte.
     Name,
-    /// The kernel refuses the device: usually CAP_NET_ADMIN is missing, or somebody else has it.
+    /// The kernel refuses the device: usually CAP_NET_ADMIN is missing, or another process uses the
+    /// device.
     Attach(io::Error),
-    /// The device of this name exists, and was made for several queues (`true`) where one was asked
-    /// for, or the other way round.
+    /// The device of this name exists with a different option: it was made for several queues
+    /// (`true`), but one was requested; or for one (`false`), but several were requested.
     Queues(String, bool),
     /// The interface of this name is no TAP device.
     Other(String),
-    /// The kernel does not offer what the options ask for.
+    /// The kernel does not offer the offloads of the options.
     Offload(io::Error),
 }
 
@@ -95,7 +96,7 @@ pub struct Tap {
 }
 
 impl Tap {
-    /// Attaches to the device `name`, which is made if it does not exist, and then vanishes with
+    /// Attaches to the device `name`. If the device does not exist, it is made, and vanishes with
     /// its last queue.
     ///
     /// # Errors
@@ -112,7 +113,7 @@ impl Tap {
         let file = open_device().map_err(TapError::Device)?;
         request
             .ask(&file, Request::TunAttach)
-            // `tun_set_iff` compares IFF_MULTI_QUEUE with what the device was made with.
+            // `tun_set_iff` compares IFF_MULTI_QUEUE with the flag that the device was made with.
             .map_err(|error| match error.raw_os_error() {
                 Some(libc::EINVAL) if !is_tap(name) => TapError::Other(name.to_owned()),
                 Some(libc::EINVAL) => TapError::Queues(name.to_owned(), !options.multi_queue),
@@ -125,11 +126,11 @@ impl Tap {
         Ok(tap)
     }
 
-    /// Says what the kernel may leave to whoever reads: checksums, and large segments, which come
-    /// without checksums.
+    /// Sets which work the kernel may leave to the reader of frames: checksums, and the cutting of
+    /// large segments. Large segments come without checksums.
     ///
     /// # Errors
-    /// Whatever `ioctl` says.
+    /// The error of ioctl(2).
     pub fn set_offload(&self, receive_checksum: bool, receive_large: bool) -> io::Result<()> {
         let mut offload = if receive_checksum { TUN_F_CSUM } else { 0 };
         if receive_large {
@@ -138,11 +139,11 @@ impl Tap {
         set_tap_offload(&self.file, offload)
     }
 
-    /// True when the device stays after the last process that has it open closes it. Then somebody
-    /// made it, and its settings are theirs.
+    /// True when the device persists after the last process has closed it. Such a device was made
+    /// by an administrator, who also decides its settings.
     ///
     /// # Errors
-    /// Whatever `ioctl` says.
+    /// The error of ioctl(2).
     pub fn is_persistent(&self) -> io::Result<bool> {
         let mut request = InterfaceRequest::unnamed();
         request.ask(&self.file, Request::TunFlags)?;
@@ -150,24 +151,24 @@ impl Tap {
         Ok(flags & IFF_PERSIST as libc::c_short != 0)
     }
 
-    /// False when the device was deleted: then this is the queue of no device, and of none that is
-    /// made later.
+    /// False when the device was deleted. This queue then belongs to no device, even if a device of
+    /// the same name is made later.
     #[must_use]
     pub fn is_attached(&self) -> bool {
         self.is_persistent().is_ok()
     }
 
-    /// Takes a frame from the kernel into `frame`. `None` when there is none.
+    /// Takes a frame from the kernel into `frame`. `None` when no frame waits.
     ///
     /// # Errors
-    /// Whatever `readv` says, for one when the device is down.
+    /// The error of readv(2), for example when the device is down.
     pub fn receive(&self, frame: &mut [u8]) -> io::Result<Option<(usize, VnetHeader)>> {
         // SAFETY: exclusively borrowed, and as long as it says.
         unsafe { self.receive_raw(&[(frame.as_mut_ptr(), frame.len())]) }
     }
 
     /// As [`Tap::receive`], with the metadata at the beginning of `buffer` and the frame behind it:
-    /// in one piece the kernel hands it over fastest. The length is the frame's.
+    /// one buffer is faster than two. Returns the length of the frame without the metadata.
     ///
     /// # Errors
     /// As for [`Tap::receive`].
@@ -183,8 +184,8 @@ impl Tap {
         Ok(Some((length, VnetHeader::from_bytes(header))))
     }
 
-    /// As [`Tap::receive`], into several pieces one after the other (at most [`PARTS_MAX`]), which
-    /// somebody else may be reading.
+    /// As [`Tap::receive`], into several pieces one after the other (at most [`PARTS_MAX`]).
+    /// Another process may be reading this memory.
     ///
     /// # Errors
     /// As for [`Tap::receive`].
@@ -205,11 +206,11 @@ impl Tap {
         }
     }
 
-    /// Gives the kernel a frame that is the concatenation of `parts` (at most [`PARTS_MAX`]). False
-    /// when the device takes none at the moment.
+    /// Gives the kernel a frame: the concatenation of `parts` (at most [`PARTS_MAX`]). False when
+    /// the device takes no frame at the moment.
     ///
     /// # Errors
-    /// Whatever `writev` says.
+    /// The error of writev(2).
     ///
     /// # Panics
     /// When there are more parts.
@@ -223,8 +224,8 @@ impl Tap {
         unsafe { self.send_raw(header, &raw[..parts.len()]) }
     }
 
-    /// As [`Tap::send`], of a frame that stands in `buffer` behind [`VnetHeader::BYTES`] of room
-    /// for `header`: in one piece the kernel takes it fastest.
+    /// As [`Tap::send`]. The frame is in `buffer`, behind [`VnetHeader::BYTES`] of room for
+    /// `header`: one buffer is faster than two.
     ///
     /// # Errors
     /// As for [`Tap::send`].
@@ -236,8 +237,7 @@ impl Tap {
         Ok(unless_blocked(rustix::io::write(&self.file, buffer))?.is_some())
     }
 
-    /// As [`Tap::send`], of memory that somebody else may be writing to: the kernel reads whatever
-    /// stands there.
+    /// As [`Tap::send`], from memory that another process may be writing to at the same time.
     ///
     /// # Errors
     /// As for [`Tap::send`].
@@ -265,13 +265,13 @@ impl AsFd for Tap {
     }
 }
 
-/// The length of a frame of which `count` bytes were read together with its metadata.
+/// The length of a frame; `count` is the number of bytes read, metadata included.
 pub(crate) fn frame_length(count: usize) -> io::Result<usize> {
     let length = count.checked_sub(VnetHeader::BYTES);
     length.ok_or(io::ErrorKind::UnexpectedEof.into())
 }
 
-/// The result of a call on a non-blocking descriptor; `None` when it would have blocked.
+/// The result of a call on a non-blocking descriptor; `None` when the call would have blocked.
 pub(crate) fn unless_blocked<T, E: Into<io::Error>>(result: Result<T, E>) -> io::Result<Option<T>> {
     match result.map_err(E::into) {
         Ok(done) => Ok(Some(done)),

@@ -1,5 +1,5 @@
 //! `struct virtio_net_hdr` (VIRTIO 1.2, section 5.1.6; `linux/virtio_net.h`): ten bytes before a
-//! frame that say what is left to do for it.
+//! frame that say which work on the frame is left.
 //!
 //! ```text
 //!  0      1         2         4         6           8            10
@@ -27,7 +27,7 @@ pub struct VnetHeader {
 }
 
 impl VnetHeader {
-    /// Of a frame whose checksum a kernel of this machine has left out.
+    /// The header of a frame whose checksum a kernel of this machine has left out.
     pub(crate) const UNFINISHED: Self = Self {
         flags: NEEDS_CHECKSUM,
         gso_type: GSO_NONE,
@@ -36,11 +36,11 @@ impl VnetHeader {
         checksum_start: 0,
         checksum_offset: 0,
     };
-    /// Its length before each frame.
+    /// The header's length in bytes.
     pub const BYTES: usize = 10;
 
-    /// The work that the engine leaves to the link. The checksum must not be left to the caller any
-    /// more ([`ChecksumWork::Payload`]): for the link that is a finished one.
+    /// The header for the work that the engine leaves to the link. The caller must have completed a
+    /// [`ChecksumWork::Payload`] before: the link takes that checksum for finished.
     #[must_use]
     pub const fn for_transmit(offload: &TransmitOffload) -> Self {
         let (flags, checksum_start, checksum_offset) = match offload.checksum {
@@ -68,7 +68,8 @@ impl VnetHeader {
     }
 
     /// The meaning of a received frame's header for the engine. A frame that needs a checksum comes
-    /// from a kernel on this machine that has not computed one: nothing can have damaged it since.
+    /// from a kernel on this machine that has not computed it. Such a frame has not crossed a wire
+    /// that could damage it.
     #[must_use]
     pub const fn receive_offload(&self) -> ReceiveOffload {
         ReceiveOffload {
@@ -76,13 +77,13 @@ impl VnetHeader {
         }
     }
 
-    /// True when the frame's checksum has never been computed: nobody can verify it.
+    /// True when the frame's checksum has never been computed, so it cannot be verified.
     #[must_use]
     pub const fn lacks_checksum(&self) -> bool {
         self.flags & NEEDS_CHECKSUM != 0
     }
 
-    /// The header as it stands before a frame.
+    /// The bytes of the header.
     #[must_use]
     pub fn to_bytes(self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];

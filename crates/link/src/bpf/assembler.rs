@@ -1,4 +1,4 @@
-//! Just enough of an assembler for eBPF (RFC 9669): eight bytes an instruction, jumps by label.
+//! A minimal assembler for eBPF (RFC 9669). An instruction has eight bytes; jumps go to labels.
 //!
 //! ```text
 //!   0        1           2        4            8
@@ -16,8 +16,8 @@ pub struct Instruction {
     immediate: i32,
 }
 
-/// A register. R0 has results, R1 to R5 are arguments and lost by calls, R6 to R9 are kept, R10 is
-/// the end of the stack. Those that are used.
+/// A register. R0 has results. R1 to R5 are arguments, which calls overwrite. Calls preserve R6 to
+/// R9. R10 is the end of the stack. Only the registers in use are listed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Register {
     /// A result.
@@ -32,7 +32,7 @@ pub enum Register {
     R4,
     /// The fifth argument.
     R5,
-    /// Kept by calls, as the next three.
+    /// Preserved by calls, as are the next three.
     R6,
     /// See [`Register::R6`].
     R7,
@@ -70,17 +70,17 @@ pub enum If {
     Less = 0xa0,
 }
 
-/// A place in the program that is jumped to.
+/// The target of a jump.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Label(usize);
 
-/// A program on its way.
+/// A program under construction.
 #[derive(Debug, Default)]
 pub struct Assembler {
     program: Vec<Instruction>,
-    /// Where each label stands, once it does.
+    /// The place of each label; `None` until it is placed.
     places: Vec<Option<usize>>,
-    /// Jumps, and where to.
+    /// Jumps and their targets.
     jumps: Vec<(usize, Label)>,
 }
 
@@ -96,10 +96,10 @@ impl Assembler {
         Label(self.places.len() - 1)
     }
 
-    /// The label is here.
+    /// Places the label here.
     ///
     /// # Panics
-    /// When it stands somewhere already.
+    /// When the label has a place already.
     pub fn place(&mut self, label: Label) {
         let before = self.places[label.0].replace(self.program.len());
         assert!(before.is_none(), "a label stands in one place");
@@ -120,8 +120,8 @@ impl Assembler {
         self.push(ALU64 | ADD, to, Register::R0, 0, number);
     }
 
-    /// Turns the low four bytes from the order of the network to that of the machine, or back; the
-    /// high ones become zero (section 4.2).
+    /// Converts the low four bytes between network byte order and the machine's. The high four
+    /// bytes become zero (section 4.2).
     pub fn swap_word(&mut self, to: Register) {
         self.push(ALU | END | TO_BIG_ENDIAN, to, Register::R0, 0, 32);
     }
@@ -141,7 +141,7 @@ impl Assembler {
         self.push(ALU64 | LSH, to, Register::R0, 0, bits);
     }
 
-    /// `to >>= bits`, zeroes coming in
+    /// `to >>= bits`, filling with zeroes
     pub fn shift_right(&mut self, to: Register, bits: i32) {
         self.push(ALU64 | RSH, to, Register::R0, 0, bits);
     }
@@ -182,18 +182,19 @@ impl Assembler {
         self.push_jump(JMP, Register::R0, Register::R0, 0, to);
     }
 
-    /// Jumps where 64 bits compare so.
+    /// Jumps if the comparison of 64 bits holds.
     pub fn jump_if(&mut self, left: Register, is: If, right: Register, to: Label) {
         self.push_jump(JMP | is as u8 | BY_REGISTER, left, right, 0, to);
     }
 
-    /// Jumps where the low 32 bits compare so.
+    /// Jumps if the comparison of the low 32 bits holds.
     pub fn jump_if_word(&mut self, left: Register, is: If, right: u32, to: Label) {
         let right = right.cast_signed();
         self.push_jump(JMP32 | is as u8, left, Register::R0, right, to);
     }
 
-    /// Jumps where a lookup has found nothing: the verifier knows a pointer by all its bits.
+    /// Jumps if a lookup has found nothing. The comparison has 64 bits: the verifier does not
+    /// accept half of a pointer.
     pub fn jump_if_null(&mut self, pointer: Register, to: Label) {
         self.push_jump(JMP | If::Equal as u8, pointer, Register::R0, 0, to);
     }
@@ -201,7 +202,7 @@ impl Assembler {
     /// The program, its jumps resolved.
     ///
     /// # Panics
-    /// When a label that is jumped to stands nowhere.
+    /// When a jump's label has no place.
     pub fn finish(mut self) -> Vec<Instruction> {
         for (at, label) in self.jumps {
             let place = self.places[label.0].expect("every label that is jumped to is placed");

@@ -1,4 +1,5 @@
-//! Where fields of the kernel's structures are, by the kernel's own description of its types: BTF.
+//! The places of fields in the kernel's structures, by the kernel's own description of its types:
+//! BTF.
 //!
 //! The kernel shows it as a file, `/sys/kernel/btf/vmlinux` (`CONFIG_DEBUG_INFO_BTF`). The format
 //! is documented in `Documentation/bpf/btf.rst`:
@@ -16,7 +17,7 @@ use std::io;
 /// A description of types.
 pub struct Btf {
     bytes: Vec<u8>,
-    /// Where each type begins; type 0 is `void`, which has no place.
+    /// The place of each type in the file; type 0 is `void`, which has no entry.
     types: Vec<usize>,
     names: usize,
 }
@@ -24,20 +25,20 @@ pub struct Btf {
 /// The place of a field in its structure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Field {
-    /// Its first byte, or the byte that has its first bit.
+    /// The field's first byte, or the byte with its first bit.
     pub offset: u32,
-    /// Its length in bytes; of a bit field, that of the type it was declared with.
+    /// The field's length in bytes; for a bit field, the length of its declared type.
     pub bytes: u32,
-    /// Of a bit field: the first bit in that byte, and how many there are.
+    /// Of a bit field: the number of its first bit in that byte, and its width in bits.
     pub bits: Option<(u32, u32)>,
 }
 
 /// Why a field was not found.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum BtfError {
-    /// The file cannot be read: the kernel was built without it, or we may not.
+    /// The file cannot be read: the kernel was built without BTF, or permission is missing.
     Unreadable(String),
-    /// It is not what the documentation describes.
+    /// The file has not the documented format.
     Malformed,
     /// There is no such structure, or no such field in it.
     Missing(String),
@@ -65,16 +66,16 @@ impl fmt::Debug for Btf {
 }
 
 impl Btf {
-    /// That of the running kernel.
+    /// The description of the running kernel's types.
     ///
     /// # Errors
-    /// When there is none, or not in the known format.
+    /// When the kernel has no description, or not in the known format.
     pub fn of_kernel() -> Result<Btf, BtfError> {
         let bytes = fs::read(PLACE);
         Btf::parse(bytes.map_err(|error: io::Error| BtfError::Unreadable(error.to_string()))?)
     }
 
-    /// The one in `bytes`.
+    /// The description in `bytes`.
     ///
     /// # Errors
     /// When it is not in the known format.
@@ -108,11 +109,11 @@ impl Btf {
         })
     }
 
-    /// The field of a structure, by its path: `__sk_common.skc_cookie`. Members of a structure or
-    /// union without a name are found as members of the one that it is in, as in C.
+    /// The field of a structure, by its path: `__sk_common.skc_cookie`. As in C, members of an
+    /// unnamed structure or union count as members of the structure around it.
     ///
     /// # Errors
-    /// When there is none.
+    /// When there is no such field.
     pub fn field(&self, structure: &str, path: &str) -> Result<Field, BtfError> {
         let found = self.structure(structure).and_then(|structure| {
             let mut inside = structure;
@@ -135,7 +136,7 @@ impl Btf {
         found.ok_or_else(|| BtfError::Missing(format!("{path} in struct {structure}")))
     }
 
-    /// The number of the structure of that name: the first, where several have it.
+    /// The number of the first structure of that name.
     fn structure(&self, name: &str) -> Option<u32> {
         let numbers = 1..self.types.len() as u32;
         let mut numbers = numbers.filter(|&number| {
@@ -146,7 +147,7 @@ impl Btf {
         numbers.next()
     }
 
-    /// The member of that name, its place counted from the beginning of `structure`.
+    /// The member of that name. Its place is counted from the beginning of `structure`.
     fn member(&self, structure: u32, name: &str, depth: usize) -> Option<Member> {
         if depth > DEPTH_MAX {
             return None;
@@ -160,7 +161,7 @@ impl Btf {
             let at = at + TYPE_BYTES + number * MEMBER_BYTES;
             let kind = word_in(&self.bytes, at + 4)?;
             let place = word_in(&self.bytes, at + 8)?;
-            // With bit fields in the structure, the width stands in the highest byte.
+            // In a structure with bit fields the highest byte is the width.
             let (bit, width) = match info & HAS_BIT_FIELDS {
                 0 => (place, 0),
                 _ => (place & 0xff_ffff, place >> 24),
@@ -180,7 +181,7 @@ impl Btf {
         None
     }
 
-    /// A type without the names and qualifiers before it.
+    /// The type behind type names (`typedef`) and qualifiers.
     fn plain(&self, mut number: u32) -> Option<u32> {
         for _ in 0..DEPTH_MAX {
             let at = *self.types.get(number as usize)?;
@@ -207,7 +208,7 @@ impl Btf {
         }
     }
 
-    /// The name of the type or member that begins there.
+    /// The name at an offset of the names.
     fn name(&self, at: usize) -> Option<&[u8]> {
         let place = self.names.checked_add(word_in(&self.bytes, at)? as usize)?;
         let name = self.bytes.get(place..)?;
@@ -216,7 +217,7 @@ impl Btf {
     }
 }
 
-/// A member of a structure: its first bit, its width where it is a bit field, its type.
+/// A member of a structure: its first bit, its width if it is a bit field, and its type.
 #[derive(Clone, Copy)]
 struct Member {
     bit: u32,
@@ -244,7 +245,7 @@ fn is_qualifier(kind: u32) -> bool {
     )
 }
 
-/// The bytes behind the three words of a type; nothing for a kind that is not known.
+/// The number of bytes behind the three words of a type; `None` for an unknown kind.
 fn extra_bytes(info: u32) -> Option<usize> {
     let each = |bytes| Some(members(info) * bytes);
     match kind(info) {
@@ -259,15 +260,15 @@ fn extra_bytes(info: u32) -> Option<usize> {
     }
 }
 
-/// Where the kernel shows its own.
+/// The file with the kernel's description.
 const PLACE: &str = "/sys/kernel/btf/vmlinux";
-/// 0xeb9f, in the order of the machine's bytes.
+/// 0xeb9f, in the machine's byte order.
 const MAGIC: [u8; 2] = 0xeb9f_u16.to_ne_bytes();
 const VERSION: u8 = 1;
 const TYPE_BYTES: usize = 12;
 const MEMBER_BYTES: usize = 12;
 const HAS_BIT_FIELDS: u32 = 1 << 31;
-/// Structures in structures, and names for names: the kernel's have fewer.
+/// The deepest nesting of structures, or of type names; the kernel's types nest less.
 const DEPTH_MAX: usize = 32;
 
 // BTF_KIND_… of include/uapi/linux/btf.h.
@@ -411,7 +412,8 @@ mod tests {
         }
     }
 
-    /// The kernel's own, where it has one: two fields whose places the interface fixes.
+    /// The running kernel's description, if it has one. The kernel's interface fixes the places of
+    /// these two fields.
     #[test]
     fn the_kernel_s_description_is_read() {
         let btf = match Btf::of_kernel() {

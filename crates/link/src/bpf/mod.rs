@@ -1,6 +1,6 @@
-//! bpf(2): the few commands of it that our programs take, an assembler for them, and the places of
-//! fields in the kernel's structures. Structures here are beginnings of `union bpf_attr`
-//! (`linux/bpf.h`): what is not there is zero.
+//! The few commands of bpf(2) that our programs need, an assembler for these programs, and the
+//! places of fields in the kernel's structures. The structures here are beginnings of `union
+//! bpf_attr` (`linux/bpf.h`); the kernel takes the missing fields for zero.
 
 mod assembler;
 mod btf;
@@ -17,9 +17,9 @@ pub use btf::{Btf, BtfError, Field};
 pub enum MapKind {
     /// Any key.
     Hash = 1,
-    /// By number, from 0 on; all are there from the beginning.
+    /// An array: keys are numbers from 0 on, and all entries exist from the beginning.
     Array = 2,
-    /// A value of each processor's own for each number.
+    /// An array with a separate value for each processor.
     PerCpuArray = 6,
     /// Sockets of AF_XDP.
     Xsk = 17,
@@ -32,19 +32,19 @@ pub enum MapKind {
 pub enum ProgramKind {
     /// Judges the frames of an interface.
     Xdp,
-    /// As [`ProgramKind::Xdp`], also frames that lie in several pieces (Linux 5.18). The program
-    /// sees the first.
+    /// As [`ProgramKind::Xdp`], also for frames in several pieces (Linux 5.18). The program sees
+    /// the first piece.
     XdpInPieces,
-    /// Judges the frames of an interface where packet sockets of all protocols have seen them, and
-    /// nobody else has (TCX, Linux 6.6).
+    /// Judges the frames of an interface (TCX, Linux 6.6): after packet sockets of all protocols
+    /// have seen them, and before the rest of the kernel does.
     Ingress,
-    /// Hears of what the TCP sockets of a control group do.
+    /// Runs at events of the TCP sockets of a control group.
     SockOps,
-    /// Judges what is sent by the sockets of a [`MapKind::SockHash`].
+    /// Judges the bytes that the sockets of a [`MapKind::SockHash`] send.
     SkMsg,
-    /// Is attached to nothing, and runs when it is told to ([`Program::run`], Linux 5.14). It may
-    /// read the kernel's memory. The helpers for that want a program under the GPL: programs of
-    /// this kind are under the GPL as well, at the choice of who gets them.
+    /// Runs by [`Program::run`] (Linux 5.14) and is attached to nothing. The program may read the
+    /// kernel's memory. The helpers for that require a GPL-compatible licence, so programs of this
+    /// kind also offer the GPL, at the recipient's choice.
     Syscall,
 }
 
@@ -149,7 +149,7 @@ impl Map {
         })
     }
 
-    /// Has `key` lead to `value`.
+    /// Sets the value of `key` to `value`.
     ///
     /// # Errors
     /// The kernel's.
@@ -163,10 +163,10 @@ impl Map {
         unsafe { bpf(BPF_MAP_UPDATE_ELEM, &attributes) }.map(drop)
     }
 
-    /// Has `key` lead nowhere.
+    /// Removes the entry of `key`.
     ///
     /// # Errors
-    /// The kernel's: `ENOENT` if it did not lead anywhere.
+    /// The kernel's: `ENOENT` if there is no such entry.
     ///
     /// # Panics
     /// When the key is not of the map's size.
@@ -177,7 +177,7 @@ impl Map {
         unsafe { bpf(BPF_MAP_DELETE_ELEM, &attributes) }.map(drop)
     }
 
-    /// The sum of the eight bytes that `key` leads to in a map with a value for each processor.
+    /// The sum of the eight-byte values of `key` in a map with a value for each processor.
     ///
     /// # Errors
     /// The kernel's.
@@ -228,10 +228,11 @@ pub struct Program {
 }
 
 impl Program {
-    /// Has the kernel verify a program. Tools show at most fifteen letters of its name.
+    /// Loads a program into the kernel, which verifies it. Tools show at most fifteen letters of
+    /// the program's name.
     ///
     /// # Errors
-    /// The kernel's, and what its verifier says.
+    /// The kernel's, with the log of its verifier.
     pub fn load(
         kind: ProgramKind,
         name: &str,
@@ -241,7 +242,7 @@ impl Program {
         let is_refused =
             |error: &io::Error| !matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS));
         match quiet {
-            // Only a program that is wrong is worth the log.
+            // Only a rejected program has a log worth reading.
             Err(error) if is_refused(&error) => {
                 let mut log = vec![0; LOG_BYTES];
                 let again = Self::try_load(kind, name, instructions, &mut log);
@@ -329,7 +330,7 @@ impl Program {
         Ok(Attachment(unsafe { OwnedFd::from_raw_fd(file) }))
     }
 
-    /// Attaches the program to a map of sockets, for as long as that map is.
+    /// Attaches the program to a map of sockets, for as long as the map exists.
     ///
     /// # Errors
     /// The kernel's.
@@ -351,12 +352,12 @@ impl Program {
         unsafe { bpf(BPF_PROG_ATTACH, &attributes) }.map(drop)
     }
 
-    /// Runs a program of [`ProgramKind::Syscall`] in this thread. It reads and changes `context`.
-    /// Returns its result.
+    /// Runs a program of [`ProgramKind::Syscall`] in this thread and returns its result. The
+    /// program reads and changes `context`.
     ///
     /// # Errors
-    /// The kernel's. A kernel before 5.19 wants `CAP_BPF` for it, where it keeps ordinary users
-    /// from loading programs.
+    /// The kernel's. A kernel before 5.19 requires `CAP_BPF` for this call if it forbids ordinary
+    /// users to load programs.
     pub fn run(&self, context: &mut [u8]) -> io::Result<u32> {
         let mut attributes = Run {
             program: self.file.as_raw_fd() as u32,
@@ -370,7 +371,7 @@ impl Program {
         Ok(attributes.retval)
     }
 
-    /// The program's result for a frame, which comes from nowhere and goes nowhere.
+    /// The program's result for a frame that belongs to no interface.
     #[cfg(test)]
     pub(crate) fn try_out(&self, frame: &[u8]) -> io::Result<u32> {
         let mut attributes = Run {
@@ -388,14 +389,14 @@ impl Program {
     }
 }
 
-/// A program on its target. When this process ends, however it does, the kernel takes the program
-/// off.
+/// A program on its target. When this process ends, for whatever reason, the kernel detaches the
+/// program.
 #[derive(Debug)]
 pub struct Attachment(OwnedFd);
 
 impl Drop for Attachment {
-    /// Takes the program off now. To close the descriptor does so only when nobody else has it: a
-    /// child that another thread is starting has it until its exec.
+    /// Detaches the program now. Closing the descriptor is not enough: a child that another thread
+    /// is starting keeps a copy of the descriptor until its exec.
     fn drop(&mut self) {
         let link = self.0.as_raw_fd() as u32;
         // SAFETY: the attributes, one descriptor, name no memory. Where the target is gone there is
@@ -425,10 +426,10 @@ struct Run {
 }
 
 /// # Safety
-/// The attributes are a beginning of `union bpf_attr` for the command, and the memory they name is
-/// there.
+/// The attributes are a beginning of `union bpf_attr` for the command, and the memory that they
+/// name is valid.
 unsafe fn bpf<T>(command: libc::c_long, attributes: &T) -> io::Result<RawFd> {
-    // The commands that come here write nothing into their attributes.
+    // The commands of this function's callers write nothing into their attributes.
     let at = (&raw const *attributes).cast_mut().cast();
     // SAFETY: the caller's promise.
     unsafe { bpf_raw(command, at, size_of::<T>()) }
@@ -456,18 +457,18 @@ const BPF_MAP_UPDATE_ELEM: libc::c_long = 2;
 const BPF_MAP_DELETE_ELEM: libc::c_long = 3;
 const BPF_PROG_LOAD: libc::c_long = 5;
 const BPF_PROG_ATTACH: libc::c_long = 8;
-/// Of bpf(2): runs a program.
+/// The command of bpf(2) that runs a program.
 pub const BPF_PROG_TEST_RUN: libc::c_long = 10;
 const BPF_LINK_CREATE: libc::c_long = 28;
 const BPF_LINK_DETACH: libc::c_long = 34;
-/// Of a map.
+/// A flag of a map: entries take memory when they are made.
 const BPF_F_NO_PREALLOC: u32 = 1;
-/// Of a program: it may sleep.
+/// A flag of a program: it may sleep.
 const BPF_F_SLEEPABLE: u32 = 1 << 4;
 const BPF_F_XDP_HAS_FRAGS: u32 = 1 << 5;
-/// No helper that these programs use asks for the GPL.
+/// The helpers of these programs do not require the GPL.
 const LICENSE: &CStr = c"Apache-2.0 OR MIT";
 /// NR_CPUS at its largest (`arch/x86/Kconfig`).
 const PROCESSORS_MAX: usize = 8192;
-/// More than the verifier has to say about so short a program.
+/// More than the verifier's log of such a short program.
 const LOG_BYTES: usize = 256 * 1024;

@@ -1,7 +1,7 @@
-//! Captures in pcapng, as Wireshark reads them (draft-ietf-opsawg-pcapng): a section header, one
-//! interface, then enhanced packet blocks, each with its direction and, if there is something to
-//! say, a comment. Frames that were lost to the capture are counted where they are missing, and all
-//! together in an interface statistics block.
+//! Captures in pcapng, which Wireshark reads (draft-ietf-opsawg-pcapng): a section header, one
+//! interface, then enhanced packet blocks, each with a direction and an optional comment. Each
+//! block counts the frames that the capture lost just before its frame. An interface statistics
+//! block counts all lost frames.
 
 mod read;
 mod write;

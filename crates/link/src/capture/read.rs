@@ -11,14 +11,14 @@ use super::{
 /// The longest block: a frame of 64 KiB, headers, a comment.
 const BLOCK_BYTES_MAX: usize = 1 << 20;
 
-/// Takes a capture apart.
+/// Reads the blocks of a capture.
 #[derive(Debug)]
 pub struct CaptureReader<R> {
     input: R,
     has_begun: bool,
 }
 
-/// One block, whole.
+/// One complete block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
     kind: u32,
@@ -30,11 +30,11 @@ pub struct Block {
 pub struct Packet<'a> {
     /// Microseconds since the Unix epoch.
     pub micros: u64,
-    /// Which way it went, if that was said.
+    /// The frame's direction, if the capture has it.
     pub direction: Option<Direction>,
-    /// Its bytes, as far as they were kept.
+    /// The captured bytes: the frame or its beginning.
     pub bytes: &'a [u8],
-    /// How long it was on the link.
+    /// The frame's length on the link, in bytes.
     pub length: usize,
     /// Frames lost to the capture just before it.
     pub lost: u64,
@@ -51,7 +51,7 @@ impl<R: Read> CaptureReader<R> {
         }
     }
 
-    /// Where it reads from.
+    /// The input.
     pub fn get_ref(&self) -> &R {
         &self.input
     }
@@ -60,8 +60,8 @@ impl<R: Read> CaptureReader<R> {
     /// block.
     ///
     /// # Errors
-    /// `InvalidData` for something that is no capture, or one of another byte order; else what the
-    /// input says.
+    /// `InvalidData` if the input is not a capture, or a capture of another byte order; otherwise
+    /// the input's errors.
     pub fn next_block(&mut self) -> io::Result<Option<Block>> {
         let mut bytes = vec![0; 12];
         if !self.fill(&mut bytes)? {
@@ -98,12 +98,12 @@ impl<R: Read> CaptureReader<R> {
 }
 
 impl Block {
-    /// Its bytes, to be written elsewhere as they are.
+    /// The block's bytes.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// The frame in it, if it holds one.
+    /// The frame in this block, if it holds one.
     pub fn packet(&self) -> Option<Packet<'_>> {
         if self.kind != ENHANCED_PACKET {
             return None;
@@ -137,7 +137,7 @@ impl Block {
         Some(packet)
     }
 
-    /// Frames lost to the capture in all, if this is the block that tells.
+    /// The total of frames lost to the capture, if this is the statistics block.
     pub fn lost_in_all(&self) -> Option<u64> {
         if self.kind != INTERFACE_STATISTICS {
             return None;

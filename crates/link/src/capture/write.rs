@@ -13,13 +13,13 @@ use super::{
 pub struct Frame<'a> {
     /// Microseconds since the Unix epoch.
     pub micros: u64,
-    /// Which way it went.
+    /// The frame's direction.
     pub direction: Direction,
-    /// Its bytes, as far as they are to be kept: the concatenation of these.
+    /// The bytes to write, as the concatenation of these parts: the frame or its beginning.
     pub parts: &'a [&'a [u8]],
-    /// How long it was on the link.
+    /// The frame's length on the link, in bytes.
     pub length: usize,
-    /// Frames lost to the capture between the one written before and this.
+    /// Frames lost to the capture between the frame written before and this one.
     pub lost: u64,
     /// A comment on the frame; none when empty.
     pub comment: &'a str,
@@ -94,7 +94,7 @@ impl<W: Write> Capture<W> {
         self.write(ENHANCED_PACKET, &body)
     }
 
-    /// Says how many frames were lost to the capture in all.
+    /// Writes the total of frames that were lost to the capture.
     ///
     /// # Errors
     /// When the output cannot be written.
@@ -106,7 +106,7 @@ impl<W: Write> Capture<W> {
         self.write(INTERFACE_STATISTICS, &body)
     }
 
-    /// Where it writes to.
+    /// The output.
     pub fn get_mut(&mut self) -> &mut W {
         &mut self.out
     }
@@ -122,17 +122,17 @@ impl<W: Write> Capture<W> {
         self.out.write_all(&self.block)
     }
 
-    /// Ends the capture; returns where it was written to.
+    /// Ends the capture and returns the output.
     ///
     /// # Errors
-    /// When what is buffered cannot be written.
+    /// When the buffered bytes cannot be written.
     pub fn finish(mut self) -> io::Result<W> {
         self.out.flush()?;
         Ok(self.out)
     }
 }
 
-/// Interfaces count microseconds unless they say otherwise.
+/// Microseconds are the default unit of an interface.
 fn put_time(body: &mut Vec<u8>, micros: u64) {
     body.extend_from_slice(&((micros >> 32) as u32).to_ne_bytes());
     body.extend_from_slice(&(micros as u32).to_ne_bytes());

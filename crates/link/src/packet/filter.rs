@@ -1,4 +1,4 @@
-//! The filters by which a packet socket takes frames (bpf(4)).
+//! The filters that select a packet socket's frames (bpf(4)).
 
 const WORD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
 const HALF: u32 = libc::BPF_LD | libc::BPF_H | libc::BPF_ABS;
@@ -17,7 +17,7 @@ pub(super) const fn step(code: u32, k: u32, jt: u8, jf: u8) -> libc::sock_filter
     }
 }
 
-/// Jumps are counted from the next instruction.
+/// The distance of a jump, counted from the next instruction.
 const fn to(target: u8, here: u8) -> u8 {
     target - here - 1
 }
@@ -30,8 +30,8 @@ const fn halves([a, b, c, d, e, f]: [u8; 6]) -> (u32, u32) {
     )
 }
 
-/// Lets through what is for `mac`, and what ARP and IPv6 say to everybody, without a virtual LAN's
-/// tag (`linux/filter.h`).
+/// Accepts frames for `mac`, and broadcasts of ARP and multicasts of IPv6, all without a virtual
+/// LAN's tag (`linux/filter.h`).
 pub(super) fn filter(mac: [u8; 6]) -> Vec<libc::sock_filter> {
     let (mac_high, mac_low) = halves(mac);
     const GROUP: u8 = 9;
@@ -59,8 +59,8 @@ pub(super) fn filter(mac: [u8; 6]) -> Vec<libc::sock_filter> {
     [&of_no_virtual_lan(REJECT)[..], &others].concat()
 }
 
-/// The first steps of each filter. A frame of a virtual LAN is another interface's, though its tag
-/// is not among its bytes any more. Number 0 is none (IEEE 802.1Q).
+/// The first steps of each filter. A frame of a virtual LAN belongs to another interface; the
+/// kernel has already removed the tag from its bytes. Number 0 means no virtual LAN (IEEE 802.1Q).
 const fn of_no_virtual_lan(reject: u8) -> [libc::sock_filter; 4] {
     const UNTAGGED: u8 = 4;
     [
@@ -71,10 +71,11 @@ const fn of_no_virtual_lan(reject: u8) -> [libc::sock_filter; 4] {
     ]
 }
 
-/// For addresses that the kernel has as well, where `mac` is the interface's own: lets through what
-/// the program on the interface has taken for the engine (it is somebody else's by then, with our
-/// address), and what the kernel gets as well: fragments of segments that have no ports, and ICMP
-/// errors, of which the engine knows which are about connections of its own.
+/// The filter for addresses that are shared with the kernel; `mac` is the interface's own address.
+/// It accepts frames that the program on the interface has taken for the engine: these have our
+/// address and the packet type PACKET_OTHERHOST. It also accepts frames that the kernel gets, too:
+/// later fragments, which have no ports, and ICMP errors. The engine ignores errors about the
+/// kernel's connections.
 pub(super) fn shared_filter_v4(mac: [u8; 6]) -> Vec<libc::sock_filter> {
     const ICMP: u8 = 14;
     const ACCEPT: u8 = 19;
@@ -96,8 +97,8 @@ pub(super) fn shared_filter_v4(mac: [u8; 6]) -> Vec<libc::sock_filter> {
     [taken_by_program(mac, ACCEPT, REJECT), others.to_vec()].concat()
 }
 
-/// As [`shared_filter_v4`], of IPv6. All fragments are the kernel's: the program on the interface
-/// takes none of a segment with extension headers.
+/// As [`shared_filter_v4`], for IPv6. All fragments are the kernel's: the program on the interface
+/// takes no segments with extension headers.
 pub(super) fn shared_filter_v6(mac: [u8; 6]) -> Vec<libc::sock_filter> {
     const ACCEPT: u8 = 15;
     const REJECT: u8 = 16;
@@ -105,7 +106,7 @@ pub(super) fn shared_filter_v6(mac: [u8; 6]) -> Vec<libc::sock_filter> {
         step(BYTE, 20, 0, 0),
         step(EQUALS, libc::IPPROTO_ICMPV6 as u32, 0, to(REJECT, 11)),
         step(BYTE, 54, 0, 0),
-        // RFC 4443: errors are 1 to 4, and those above say that they are none.
+        // RFC 4443: the errors are the types 1 to 4. Higher types are not errors.
         step(EQUALS, 0, to(REJECT, 13), 0),
         step(GREATER, 4, to(REJECT, 14), to(ACCEPT, 14)),
         step(RETURN, u32::MAX, 0, 0),
@@ -114,8 +115,8 @@ pub(super) fn shared_filter_v6(mac: [u8; 6]) -> Vec<libc::sock_filter> {
     [taken_by_program(mac, ACCEPT, REJECT), others.to_vec()].concat()
 }
 
-/// Accepts what the program on the interface has taken, rejects what is not for `mac` or is of a
-/// virtual LAN, and goes on with all else.
+/// Accepts frames that the program on the interface has taken. Rejects frames that are not for
+/// `mac`, and frames of a virtual LAN. The next steps judge all other frames.
 fn taken_by_program(mac: [u8; 6], accept: u8, reject: u8) -> Vec<libc::sock_filter> {
     let (mac_high, mac_low) = halves(mac);
     let others = [
@@ -129,11 +130,11 @@ fn taken_by_program(mac: [u8; 6], accept: u8, reject: u8) -> Vec<libc::sock_filt
     [&of_no_virtual_lan(reject)[..], &others].concat()
 }
 
-/// Ancillary data of the kernel beside the frame's bytes (`SKF_AD_OFF`): whether the frame had a
-/// tag, and the tag's number.
+/// The kernel's ancillary data of a frame (`SKF_AD_OFF`): whether the frame had a tag, and the
+/// tag's number.
 const TAG_IS_THERE: u32 = (libc::SKF_AD_OFF + libc::SKF_AD_VLAN_TAG_PRESENT).cast_unsigned();
 const TAG: u32 = (libc::SKF_AD_OFF + libc::SKF_AD_VLAN_TAG).cast_unsigned();
-/// To whom it goes (`linux/if_packet.h`).
+/// The packet type: the kind of receiver (`linux/if_packet.h`).
 const PACKET_TYPE: u32 = (libc::SKF_AD_OFF + libc::SKF_AD_PKTTYPE).cast_unsigned();
 const PACKET_OTHERHOST: u32 = libc::PACKET_OTHERHOST as u32;
 const VIRTUAL_LAN: u32 = 0x0fff;
@@ -247,7 +248,7 @@ mod tests {
             assert_eq!(is_taken(&program, OURS, 0, &message), is_error, "{kind}");
         }
         assert!(!is_taken(&program, OURS, 0, &[(20, 17), (54, 3)]));
-        // A fragment, of TCP.
+        // A later fragment of a TCP segment.
         assert!(!is_taken(&program, OURS, 0, &[(20, 44), (54, 6)]));
     }
 }

@@ -1,6 +1,5 @@
-//! A packet socket on an Ethernet interface (packet(7)): frames to and from whoever is at its other
-//! end, each with a [`VnetHeader`], so that the interface, or the kernel on its behalf, cuts large
-//! segments and completes checksums.
+//! A packet socket on an Ethernet interface (packet(7)). Each frame has a [`VnetHeader`], so that
+//! the interface, or the kernel on its behalf, cuts large segments and completes checksums.
 //!
 //! ```text
 //!   small frames    interface ──► a slot of the ring, mapped here                   no system call
@@ -8,14 +7,14 @@
 //!   sent            ──► one write each ──► interface, whatever its size
 //! ```
 //!
-//! The engine has an Ethernet address of its own on the interface: the kernel takes what goes there
-//! for somebody else's, and answers nothing. A filter in the socket lets through what is for that
-//! address, and what asks everybody (ARP, neighbour discovery), unless it is of a virtual LAN: that
-//! is another interface.
+//! The engine has its own Ethernet address on the interface. The kernel takes frames to that
+//! address for frames of another host and does not answer them. A filter in the socket accepts
+//! frames for that address, and requests to all hosts (ARP, neighbour discovery). It rejects frames
+//! of a virtual LAN: these belong to another interface.
 //!
-//! Where the engine and the kernel have the same addresses (`crate::ports`), the engine has the
-//! interface's Ethernet address, and there are three sockets: one for each version of IP, with a
-//! ring of its own, and one that sends.
+//! If the engine shares its IP addresses with the kernel (`crate::ports`), it also has the
+//! interface's Ethernet address. Then there are three sockets: one for each version of IP, each
+//! with its own ring, and one that sends.
 
 mod filter;
 mod ring;
@@ -43,9 +42,9 @@ pub use ring::Arrival;
 /// How a packet socket is opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PacketOptions {
-    /// The Ethernet address whose frames are taken. `None`: the kernel has the same addresses, and
-    /// a [`PortSteering`](crate::PortSteering) on the interface says which segments are taken. Each
-    /// version of IP has a queue of its own then ([`PacketSocket::take_turns`]).
+    /// The Ethernet address whose frames are taken. `None`: the IP addresses are shared with the
+    /// kernel, and a [`PortSteering`](crate::PortSteering) on the interface selects the engine's
+    /// segments. Each version of IP then has its own queue ([`PacketSocket::take_turns`]).
     pub mac: Option<[u8; 6]>,
     /// The interface's frames are spread over all sockets of the same group, connection by
     /// connection (PACKET_FANOUT).
@@ -55,13 +54,14 @@ pub struct PacketOptions {
 /// Sockets that share an interface's frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Group {
-    /// Its number: one for each process.
+    /// The group's number: one for each process.
     pub number: u16,
-    /// Which socket is given which connections: the first that joins is engine 0.
+    /// Distributes the connections over the sockets. The first socket that joins belongs to engine
+    /// 0.
     pub spread: Spread,
 }
 
-/// Why a packet socket cannot be had.
+/// Why a packet socket cannot be opened.
 #[derive(Debug)]
 pub enum PacketError {
     /// CAP_NET_RAW is missing.
@@ -70,7 +70,7 @@ pub enum PacketError {
     Interface(String, io::Error),
     /// The interface carries no Ethernet.
     Medium(String),
-    /// The kernel refuses what the text names.
+    /// The kernel refuses the step that the text names.
     Setup(&'static str, io::Error),
 }
 
@@ -103,12 +103,12 @@ impl std::error::Error for PacketError {}
 /// Packet sockets on an interface with their receive rings, non-blocking.
 #[derive(Debug)]
 pub struct PacketSocket {
-    /// The queue that calls about frames are about.
+    /// The queue that the methods about frames use.
     queue: Queue,
-    /// The queue of the other version of IP, where the kernel has the same addresses.
+    /// The queue of the other version of IP, if the addresses are shared with the kernel.
     other: Option<Queue>,
-    /// Sends, where the queues' sockets are of one version of IP each: they would give the kernel
-    /// frames of the other under a wrong name.
+    /// The socket that sends, if each queue's socket belongs to one version of IP. Such a socket
+    /// would send frames of the other version with the wrong protocol.
     sender: Option<OwnedFd>,
     interface: u32,
     mac: [u8; 6],
@@ -130,8 +130,8 @@ impl PacketSocket {
                 let filter = filter(mac);
                 (queue(libc::ETH_P_ALL, filter, &memberships)?, None, None)
             }
-            // Sockets of one protocol have their turn after the program on the interface, and see
-            // what it has made of a frame; those of all protocols come before.
+            // A socket of one protocol gets frames after the program on the interface, and sees the
+            // program's packet type. A socket of all protocols gets frames before the program.
             None => (
                 queue(libc::ETH_P_IP, shared_filter_v4(interface.mac), &[])?,
                 Some(queue(
@@ -151,8 +151,8 @@ impl PacketSocket {
         })
     }
 
-    /// Turns to the other version of IP, if frames of it wait. All other calls about frames are of
-    /// one version until the next call of this. No system call.
+    /// Switches to the other version of IP, if frames of that version wait. Until the next call,
+    /// all other methods about frames use this version only. No system call.
     #[inline]
     pub fn take_turns(&mut self) {
         if let Some(other) = &mut self.other
@@ -162,15 +162,15 @@ impl PacketSocket {
         }
     }
 
-    /// The oldest frame, which stays until [`PacketSocket::release`]. `None` when there is none. No
+    /// The oldest frame. It stays until [`PacketSocket::release`]. `None` when no frame waits. No
     /// system call.
     #[inline]
     pub fn peek(&self) -> Option<Arrival<'_>> {
         self.queue.ring.peek()
     }
 
-    /// How many frames have come that are whole in their slots, one after the other: the oldest and
-    /// those behind it, up to `most` and [`FRAMES_TOGETHER_MAX`]. No system call.
+    /// The number of consecutive frames, from the oldest on, that are complete in their slots; at
+    /// most `most` and [`FRAMES_TOGETHER_MAX`]. No system call.
     #[inline]
     #[must_use]
     pub fn waiting_whole(&self, most: usize) -> usize {
@@ -182,8 +182,8 @@ impl PacketSocket {
         all.take_while(is_whole).count()
     }
 
-    /// The oldest frames, so many as [`PacketSocket::waiting_whole`] has said. Each stays until it
-    /// is released.
+    /// The oldest frames, as many as [`PacketSocket::waiting_whole`] has returned. Each frame stays
+    /// until it is released.
     #[inline]
     pub fn oldest(&self, count: usize) -> impl Iterator<Item = Arrival<'_>> + Clone {
         let all = 0..count.min(FRAMES_TOGETHER_MAX);
@@ -193,31 +193,32 @@ impl PacketSocket {
     /// Gives the oldest frame's slot back.
     ///
     /// # Panics
-    /// When no frame is there.
+    /// When no frame waits.
     #[inline]
     pub fn release(&mut self) {
         self.queue.ring.release();
     }
 
-    /// Takes the oldest frame, which [`PacketSocket::peek`] says is not all in its slot, into
-    /// several pieces one after the other (at most [`PARTS_MAX`]), which somebody else may be
-    /// reading; its slot is given back. The frame's length, or `None` when the kernel has lost it.
+    /// Takes the oldest frame, which is not complete in its slot (see [`PacketSocket::peek`]), into
+    /// several pieces one after the other (at most [`PARTS_MAX`]), and gives its slot back. Another
+    /// process may be reading this memory. Returns the frame's length, or `None` when the kernel
+    /// has lost the frame.
     ///
     /// # Panics
-    /// When there are more parts, or no frame.
+    /// When there are more parts, or no frame waits.
     ///
     /// # Safety
     /// Each part names writable memory of its length that no reference covers.
     pub unsafe fn receive_raw(&mut self, parts: &[(*mut u8, usize)]) -> Option<usize> {
         self.queue.ring.release();
-        // A read reports an interface's error once, instead of its frame. A caller that stopped at
-        // that would be one frame behind from here on.
+        // A read reports an interface's error once, and then takes no frame. Without another read,
+        // all later reads would return the frame before the one that the slot announces.
         for _ in 0..READS_MAX {
             // SAFETY: the caller's promise.
             let read = unsafe { read_frame(&self.queue.socket, parts) };
             match unless_blocked(read.and_then(|(count, _)| frame_length(count))) {
                 Ok(length) => return length,
-                // The frame is gone with it.
+                // The kernel drops the frame with this error.
                 Err(error) if error.raw_os_error() == Some(libc::EFAULT) => return None,
                 Err(_) => {}
             }
@@ -225,12 +226,12 @@ impl PacketSocket {
         None
     }
 
-    /// Gives the interface a frame that is the concatenation of `parts` (at most [`PARTS_MAX`]),
-    /// which somebody else may be writing to: the kernel reads whatever stands there. False when it
-    /// takes none at the moment.
+    /// Gives the interface a frame: the concatenation of `parts` (at most [`PARTS_MAX`]). Another
+    /// process may be writing to this memory at the same time. False when the interface takes no
+    /// frame at the moment.
     ///
     /// # Errors
-    /// Whatever `writev` says.
+    /// The error of writev(2).
     ///
     /// # Panics
     /// When there are more parts.
@@ -247,8 +248,8 @@ impl PacketSocket {
         Ok(written.is_some())
     }
 
-    /// As [`PacketSocket::send_raw`], of a frame that stands in `buffer` behind
-    /// [`VnetHeader::BYTES`] of room for `header`.
+    /// As [`PacketSocket::send_raw`]. The frame is in `buffer`, behind [`VnetHeader::BYTES`] of
+    /// room for `header`.
     ///
     /// # Errors
     /// As for [`PacketSocket::send_raw`].
@@ -260,8 +261,8 @@ impl PacketSocket {
         Ok(unless_blocked(rustix::io::write(self.sender(), buffer))?.is_some())
     }
 
-    /// Takes note of what has happened to the interface: one that went down leaves an error, which
-    /// would have a queue look readable until somebody asks.
+    /// Reads and clears the sockets' errors. An interface that went down leaves an error, and until
+    /// this error is read the queue is reported as readable.
     pub fn clear_error(&self) {
         for queue in self.queues() {
             let _ = sockopt::socket_error(queue);
@@ -274,13 +275,13 @@ impl PacketSocket {
         self.mac
     }
 
-    /// Which interface it is on (`ifindex`), for as long as there is one of that number.
+    /// The number of the interface (`ifindex`). The interface may have been deleted since.
     #[must_use]
     pub const fn interface(&self) -> u32 {
         self.interface
     }
 
-    /// Frames lost since the last time, because a ring was full.
+    /// Frames lost since the last call because a ring was full.
     #[must_use]
     pub fn take_lost(&self) -> u64 {
         let lost = self.queues().map(|queue| {
@@ -289,7 +290,7 @@ impl PacketSocket {
         lost.sum()
     }
 
-    /// For `poll`: each is readable when a frame waits there.
+    /// The sockets for `poll`: each is readable when a frame waits in its ring.
     pub fn queues(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let all = iter::once(&self.queue).chain(&self.other);
         all.map(|queue| queue.socket.as_fd())
@@ -301,7 +302,7 @@ impl PacketSocket {
     }
 }
 
-/// A socket that receives, with its ring.
+/// A receiving socket with its ring.
 #[derive(Debug)]
 struct Queue {
     socket: OwnedFd,
@@ -325,7 +326,8 @@ impl Queue {
         )
         .map_err(refused("version 2 of its ring"))?;
         set(libc::PACKET_IGNORE_OUTGOING, 1).map_err(refused("to leave out what is sent"))?;
-        // A frame that does not fit into a slot is kept, and read whole.
+        // The kernel keeps a frame that does not fit into a slot; a read returns the complete
+        // frame.
         set(libc::PACKET_COPY_THRESH, 1).map_err(refused("to keep large frames"))?;
         set_program(&socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, filter)
             .map_err(refused("a filter"))?;
@@ -353,8 +355,9 @@ impl Queue {
 }
 
 impl Group {
-    /// Groups are of a namespace, and not of an interface or a protocol; one that has gone leaves
-    /// its group for as long as a socket is left in it.
+    /// The number of the kernel's group for an interface and a protocol. The kernel has one set of
+    /// group numbers for the whole network namespace, and a group exists until its last socket is
+    /// closed, even if the interface is gone.
     const fn number_of(self, interface: &Interface, protocol: libc::c_int) -> u16 {
         let step = (interface.index as u16).wrapping_mul(GROUP_STEP);
         let number = self.number.wrapping_add(step);
@@ -365,14 +368,14 @@ impl Group {
     }
 }
 
-/// A socket that is bound to no protocol receives nothing, and sends frames of all.
+/// A socket that is bound to no protocol receives nothing, and sends frames of any protocol.
 fn open_sender(interface: &Interface) -> Result<OwnedFd, PacketError> {
     let socket = open_socket()?;
     bind_packet_socket(&socket, interface.index, 0).map_err(refused("the interface"))?;
     Ok(socket)
 }
 
-/// A socket of protocol 0: nothing comes before all is set.
+/// A socket of protocol 0: no frame arrives before all options are set.
 fn open_socket() -> Result<OwnedFd, PacketError> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None);
@@ -391,7 +394,7 @@ fn refused(what: &'static str) -> impl Fn(io::Error) -> PacketError {
     move |error| PacketError::Setup(what, error)
 }
 
-/// An interface as a packet socket knows it.
+/// The properties of an interface that a packet socket needs.
 struct Interface {
     index: libc::c_int,
     mtu: usize,
@@ -413,7 +416,7 @@ impl Interface {
         })
     }
 
-    /// The addresses that the interface must let in: our own, and those of groups.
+    /// The Ethernet addresses that the interface must accept: our own, and all multicast addresses.
     fn memberships(&self, mac: [u8; 6]) -> [libc::packet_mreq; 2] {
         let mut address = [0; 8];
         address[..6].copy_from_slice(&mac);
@@ -443,25 +446,27 @@ fn set_program(
     set_option(socket, level, option, &whole)
 }
 
-/// Room for bursts; without CAP_NET_ADMIN as much as the host allows.
+/// Makes room for bursts; without CAP_NET_ADMIN, as much as the host allows.
 fn enlarge_buffers(socket: &OwnedFd) {
     use sockopt::{set_socket_recv_buffer_size, set_socket_recv_buffer_size_force};
     use sockopt::{set_socket_send_buffer_size, set_socket_send_buffer_size_force};
-    // Less room is slower, and nothing worse.
+    // Less room only makes the socket slower.
     let _ = set_socket_recv_buffer_size_force(socket, BUFFER_BYTES)
         .or_else(|_| set_socket_recv_buffer_size(socket, BUFFER_BYTES));
     let _ = set_socket_send_buffer_size_force(socket, BUFFER_BYTES)
         .or_else(|_| set_socket_send_buffer_size(socket, BUFFER_BYTES));
 }
 
-/// Most frames looked at before the first is released.
+/// The most frames that are looked at before the first is released.
 pub const FRAMES_TOGETHER_MAX: usize = 64;
 /// `linux/if_packet.h`; libc has no name for it.
 const PACKET_FANOUT_DATA: libc::c_int = 22;
-/// Odd, so that no two interfaces have the same group.
+/// The distance between two interfaces' groups. It is odd, so that no two interfaces have the same
+/// group.
 const GROUP_STEP: u16 = 0x9e37;
-/// No interface has this as its step whose number is below.
+/// The distance between the groups of IPv4 and IPv6. No interface with a number below 0x8000 has
+/// this step.
 const GROUP_STEP_V6: u16 = 0x8000;
 const BUFFER_BYTES: usize = 16 << 20;
-/// An interface does not go down more often than that between two reads.
+/// The most reads for one frame. An interface does not go down more often between two reads.
 const READS_MAX: u32 = 8;

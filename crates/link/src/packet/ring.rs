@@ -1,5 +1,5 @@
-//! The receive ring of a packet socket (`linux/if_packet.h`, TPACKET_V2): slots that the kernel
-//! fills and we give back.
+//! The receive ring of a packet socket (`linux/if_packet.h`, TPACKET_V2). The kernel fills its
+//! slots, and we give them back.
 //!
 //! ```text
 //!  | status length .. | address | metadata, headers, payload ... |   a slot; status: its owner
@@ -18,11 +18,13 @@ use crate::vnet::VnetHeader;
 pub struct Arrival<'a> {
     /// The kernel's header of the frame.
     pub header: VnetHeader,
-    /// The bytes in the slot: the whole frame, or its beginning.
+    /// The bytes in the slot: the complete frame, or its beginning.
     pub bytes: &'a [u8],
-    /// The frame's length; not more than [`Arrival::bytes`] when all of it is there.
+    /// The frame's length. It is greater than the length of [`Arrival::bytes`] if the slot has only
+    /// the beginning.
     pub length: usize,
-    /// The rest waits to be read. Otherwise what is not in the slot is lost.
+    /// The complete frame can be read from the socket. Otherwise the bytes that are not in the slot
+    /// are lost.
     pub is_kept: bool,
 }
 
@@ -36,7 +38,7 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    /// A ring whose slots hold frames of the MTU, if that is no more than a slot may have.
+    /// A ring whose slots hold frames of the MTU, up to the largest size of a slot.
     pub(super) fn new(socket: &OwnedFd, mtu: usize) -> io::Result<Ring> {
         let needed = (mtu + OVERHEAD_BYTES).next_power_of_two();
         let slot_bytes = if needed > SLOT_BYTES_MAX {
@@ -65,13 +67,14 @@ impl Ring {
         self.peek_at(0)
     }
 
-    /// The frame in the slot that is so many after the oldest; there are more slots than that.
+    /// The frame in the slot that is `ahead` slots after the oldest. `ahead` must be less than the
+    /// number of slots.
     #[inline]
     pub(super) fn peek_at(&self, ahead: usize) -> Option<Arrival<'_>> {
         debug_assert!(ahead < self.slots, "once around is the oldest again");
         let at = self.next + ahead;
         let at = if at < self.slots { at } else { at - self.slots };
-        // Acquire pairs with `tpacket_rcv`, which fills the slot and then says so.
+        // Acquire pairs with `tpacket_rcv`, which fills the slot and then sets its status.
         let status = self.status(at).load(Ordering::Acquire);
         if status & libc::TP_STATUS_USER == 0 {
             return None;
@@ -99,8 +102,8 @@ impl Ring {
             status.load(Ordering::Relaxed) & libc::TP_STATUS_USER != 0,
             "a slot that is the kernel's already"
         );
-        // Release pairs with the kernel's look in `packet_lookup_frame`: what we have read of the
-        // slot was read before.
+        // Release pairs with the kernel's load in `packet_lookup_frame`: our reads of the slot
+        // happen before.
         status.store(libc::TP_STATUS_KERNEL, Ordering::Release);
         self.next = if self.next + 1 == self.slots {
             0
@@ -120,15 +123,15 @@ impl Ring {
     }
 }
 
-/// As much as some connections' windows. All of it is written before any of it again, so more is
-/// colder.
+/// The ring holds the windows of some connections. The kernel writes all of the ring before it
+/// reuses a slot, so a larger ring is less often in the cache.
 const RING_BYTES: usize = 4 << 20;
 const _: () = assert!(RING_BYTES / SLOT_BYTES_MAX > super::FRAMES_TOGETHER_MAX);
 const BLOCK_BYTES: usize = 1 << 16;
-/// Frames of the usual MTU, and of the larger ones that are in use.
+/// For frames of the usual MTU, and for the larger MTUs in use.
 const SLOT_BYTES_MIN: usize = 2_048;
 const SLOT_BYTES_MAX: usize = 16_384;
-/// The slot's own words, the metadata, the frame's Ethernet header, and what aligns them.
+/// The slot's own words, the metadata, the frame's Ethernet header, and padding.
 const OVERHEAD_BYTES: usize = 128;
 const LENGTH_AT: usize = std::mem::offset_of!(libc::tpacket2_hdr, tp_len);
 const INSIDE_AT: usize = std::mem::offset_of!(libc::tpacket2_hdr, tp_snaplen);

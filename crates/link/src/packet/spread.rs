@@ -1,5 +1,5 @@
-//! The program by which the kernel gives each socket of a group its own connections' frames
-//! (PACKET_FANOUT_CBPF): it computes the hash of [`Spread`], as the engines do.
+//! The program by which the kernel gives each socket of a group the frames of its own connections
+//! (PACKET_FANOUT_CBPF). The program computes the hash of [`Spread`], as the engines do.
 //!
 //! ```text
 //!   IPv4 without options ──► the addresses, and ports or 0 of a fragment ─┐
@@ -7,21 +7,21 @@
 //!   all else             ──► 0: the first engine passes it on if need be
 //! ```
 //!
-//! A segment comes from the remote: its source is the remote's end.
+//! Received segments come from the remote, so their source is the remote's end.
 
 use toehold_tcp::Spread;
 
 use super::filter::{EQUALS, HAS, RETURN, step};
 
-/// The registers: the hash stands in this word of the program's memory.
+/// The word of the program's memory that holds the hash.
 const HASH: u32 = 0;
-/// Offsets from here on are from the network header (`linux/filter.h`, SKF_NET_OFF).
+/// The base of offsets from the network header (`linux/filter.h`, SKF_NET_OFF).
 const NETWORK: u32 = -0x0010_0000_i32 as u32;
 /// The frame's protocol (SKF_AD_OFF + SKF_AD_PROTOCOL).
 const PROTOCOL: u32 = -0x1000_i32 as u32;
 const V4_WITHOUT_OPTIONS: u32 = 0x45;
 const TCP: u32 = libc::IPPROTO_TCP as u32;
-/// More fragments, or not the first.
+/// The bits that mark a fragment: more fragments follow, or the offset is not 0.
 const FRAGMENT: u32 = 0x3fff;
 
 const LOAD_WORD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
@@ -38,7 +38,7 @@ const SHIFT_RIGHT: u32 = libc::BPF_ALU | libc::BPF_RSH | libc::BPF_K;
 const JUMP: u32 = libc::BPF_JMP | libc::BPF_JA;
 const RETURN_A: u32 = libc::BPF_RET | libc::BPF_A;
 
-/// The program, for a group whose members have joined in the order of the engines.
+/// The program for a group whose members have joined in the order of the engines.
 pub(super) fn program(spread: &Spread) -> Vec<libc::sock_filter> {
     let v4 = branch_v4(spread);
     let v6 = branch_v6(spread);
@@ -94,7 +94,7 @@ fn branch_v6(spread: &Spread) -> Vec<libc::sock_filter> {
     steps
 }
 
-/// [`Spread::mix`] of the word in A.
+/// [`Spread::mix`] of the word in register A.
 fn mix(spread: &Spread) -> [libc::sock_filter; 7] {
     [
         step(LOAD_HASH_TO_X, HASH, 0, 0),
@@ -107,7 +107,7 @@ fn mix(spread: &Spread) -> [libc::sock_filter; 7] {
     ]
 }
 
-/// [`Spread::owner`], and the end.
+/// [`Spread::owner`], and the program's end.
 fn owner(spread: &Spread) -> Vec<libc::sock_filter> {
     let mut steps = vec![step(LOAD_HASH, HASH, 0, 0)];
     for (shift, factor) in Spread::LAST_STEPS {

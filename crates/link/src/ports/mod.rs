@@ -1,15 +1,15 @@
-//! Addresses that the engine shares with the kernel: which of their ports are the engine's.
+//! The engine's ports of addresses that it shares with the kernel.
 //!
-//! A port is the engine's while a program listens there through the engine, or has connections
-//! there, and when it is one of those that connections of programs go out from. All else of the
-//! address stays with the kernel: other ports, ARP, neighbour discovery, echoes. A [`PortTable`]
-//! says which ports; a program by which `program` decides looks there. It goes with the process,
-//! however that ends: then all of the address is the kernel's.
+//! A port is the engine's while a program listens on it through the engine or has connections
+//! there. The ports for outgoing connections of programs are the engine's, too. All other traffic
+//! of the address stays with the kernel: other ports, ARP, neighbour discovery, echoes. A
+//! [`PortTable`] has the list of ports, and the BPF program of `program` reads it. When the process
+//! ends, for whatever reason, both vanish, and the whole address is the kernel's.
 //!
-//! A process that is stopped, or that ends slowly, holds the program still, and nobody would answer
-//! a request for a connection. So the engine's threads say every second that they are awake
-//! ([`PortTable::note_awake`]). Where one has not for [`SILENCE_MAX`], new connections are the
-//! kernel's.
+//! A process that is stopped, or that ends slowly, still holds the BPF program, and a request for a
+//! connection would get no answer. So each thread of the engine reports every second that it is
+//! awake ([`PortTable::note_awake`]). If one thread has not reported for [`SILENCE_MAX`], new
+//! connections are the kernel's.
 
 pub(crate) mod program;
 
@@ -30,33 +30,33 @@ use program::{CONNECTED, KEY_BYTES, LISTENING, Maps, Way};
 /// How a port of a shared address is used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PortUse {
-    /// The engine takes new connections there, and has some.
+    /// The engine accepts new connections on this port, and may have connections there.
     Listening,
-    /// The engine has connections there, and takes no new ones.
+    /// The engine has connections on this port, and accepts no new ones.
     Connected,
 }
 
 /// A port of an address.
 type End = (IpAddr, u16);
 
-/// A thread, by its index, says that a port is the engine's.
+/// A claim of a thread, by its index, that a port is the engine's.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Claim {
-    /// Programs listen there, or have connections.
+    /// Programs listen on the port, or have connections there.
     Used(usize),
-    /// Connections of programs go out from there.
+    /// Outgoing connections of programs may use the port.
     Outgoing(usize),
 }
 
-/// Which ports are the engine's. Several threads have it, each with ports of its own.
+/// The engine's ports. Several threads share this table, each with its own ports.
 #[derive(Debug)]
 pub struct PortTable {
     map: Map,
-    /// By port: what is said of it.
+    /// The claims of each port, with their value in the map.
     current: Mutex<BTreeMap<End, BTreeMap<Claim, u32>>>,
-    /// Until when requests for connections are the engine's: eight bytes of nanoseconds.
+    /// The time until which requests for connections are the engine's: eight bytes of nanoseconds.
     awake: Map,
-    /// By thread: until when it will have been silent for too long.
+    /// By thread: the time at which its silence becomes too long.
     awake_until: Mutex<BTreeMap<usize, u64>>,
 }
 
@@ -70,7 +70,7 @@ impl PortTable {
         })
     }
 
-    /// The maps of the program that looks here.
+    /// The maps, for the BPF program.
     pub(crate) fn maps(&self) -> Maps {
         Maps {
             ports: self.map.as_raw_fd(),
@@ -78,11 +78,11 @@ impl PortTable {
         }
     }
 
-    /// A thread is awake. Each that uses ports has to say so within [`SILENCE_MAX`], again and
-    /// again, or requests for connections go to the kernel.
+    /// Reports that a thread is awake. Each thread that uses ports must call this at intervals
+    /// below [`SILENCE_MAX`]. Otherwise requests for connections go to the kernel.
     ///
     /// # Errors
-    /// Whatever bpf(2) says.
+    /// The error of bpf(2).
     pub fn note_awake(&self, thread: usize) -> io::Result<()> {
         let now = clock_gettime(ClockId::Monotonic);
         let now = Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32);
@@ -92,11 +92,11 @@ impl PortTable {
         self.awake.insert(&[0; 4], &earliest.to_ne_bytes())
     }
 
-    /// How a thread uses a port from here on; `None`: not any more. The port is the kernel's again
-    /// when no thread uses it.
+    /// Sets how a thread uses a port; `None`: no longer. When no thread uses the port, it is the
+    /// kernel's again.
     ///
     /// # Errors
-    /// Whatever bpf(2) says.
+    /// The error of bpf(2).
     pub fn set(&self, thread: usize, end: End, how: Option<PortUse>) -> io::Result<()> {
         let bits = match how {
             Some(PortUse::Listening) => LISTENING | CONNECTED,
@@ -107,11 +107,12 @@ impl PortTable {
         self.claim(&mut current, (end, Claim::Used(thread)), bits)
     }
 
-    /// The ports that connections of a thread's programs go out from, from here on: these, and no
-    /// others. They are the engine's for everything but requests for connections.
+    /// Sets the complete list of ports for outgoing connections of a thread's programs. These ports
+    /// are the engine's for all segments except requests for connections.
     ///
     /// # Errors
-    /// Whatever bpf(2) says of the first that cannot be set; then the thread has none.
+    /// The error of bpf(2) for the first port that cannot be set. The thread then has no such
+    /// ports.
     pub fn set_outgoing(&self, thread: usize, ends: &BTreeSet<End>) -> io::Result<()> {
         let claim = Claim::Outgoing(thread);
         let mut current = self.current.lock().expect("nobody panics with it");
@@ -129,14 +130,14 @@ impl PortTable {
         let stays = |end: &End| set.is_ok() && ends.contains(end);
         let all = known.iter().chain(ends.iter().filter(|_| set.is_err()));
         for end in all.filter(|end| !stays(end)) {
-            // A port that is left in the table has no connection: the engine answers with a reset,
-            // as the kernel would.
+            // If the removal fails, the port stays in the table without a connection. The engine
+            // then answers its segments with a reset, as the kernel would.
             let _ = self.claim(&mut current, (*end, claim), 0);
         }
         set
     }
 
-    /// Notes what somebody says of a port, and has the kernel know what all of them say.
+    /// Notes a claim on a port, and writes the union of all its claims to the kernel's map.
     fn claim(
         &self,
         current: &mut BTreeMap<End, BTreeMap<Claim, u32>>,
@@ -177,7 +178,7 @@ fn key_of((ip, port): End) -> [u8; KEY_BYTES] {
     key
 }
 
-/// Why the kernel cannot be kept from a port.
+/// Why ports cannot be taken from the kernel.
 #[derive(Debug)]
 pub enum PortError {
     /// There is no such interface.
@@ -229,8 +230,8 @@ impl fmt::Display for PortError {
 
 impl std::error::Error for PortError {}
 
-/// The program that keeps the kernel from the engine's segments on an interface with packet
-/// sockets. It is there as long as this: when the process ends, the kernel takes the program off.
+/// The BPF program that keeps the engine's segments from the kernel on an interface with packet
+/// sockets. Dropping this value detaches the program, and so does the end of the process.
 #[derive(Debug)]
 pub struct PortSteering {
     ports: PortTable,
@@ -258,7 +259,7 @@ impl PortSteering {
         })?;
         let attached = program.attach(interface, 0);
         let attached = attached.map_err(|error| match error.raw_os_error() {
-            // No such attachment.
+            // The kernel does not know this kind of attachment.
             Some(libc::EINVAL) => PortError::TooOld,
             _ => PortError::of("attach the program for shared addresses", error),
         })?;
@@ -269,7 +270,7 @@ impl PortSteering {
         })
     }
 
-    /// Which ports are the engine's.
+    /// The table of the engine's ports.
     #[must_use]
     pub const fn ports(&self) -> &PortTable {
         &self.ports
@@ -282,8 +283,9 @@ impl PortSteering {
     }
 }
 
-/// How long a thread may say nothing before new connections are the kernel's. A remote asks once a
-/// second, and hears within a few of them from whoever is there.
+/// The longest silence of a thread before new connections are the kernel's. A remote repeats its
+/// SYN after a second, so it gets the kernel's answer after a few seconds.
 pub const SILENCE_MAX: Duration = Duration::from_secs(3);
-/// Listeners of all programs on all addresses, and a range of ports on each.
+/// The most ports of all addresses: listeners of all programs, and a range of outgoing ports on
+/// each address.
 const PORTS_MAX: u32 = 1 << 20;

@@ -1,5 +1,5 @@
-//! The program that says, segment by segment, whether it is the engine's, where the address is the
-//! host's.
+//! The BPF program for addresses that are shared with the kernel. It decides for each segment
+//! whether the segment is the engine's.
 //!
 //! ```text
 //!   TCP segment ──► its port the engine's? ──► a connection of the kernel's? ──► the engine
@@ -7,15 +7,16 @@
 //!    error about one)    └──────────────────────────┴──► the kernel, as everything else
 //! ```
 //!
-//! A request for a connection is the engine's only while the engine is awake: the kernel, where the
-//! program listens as well, answers it otherwise.
+//! A request for a connection is the engine's only while the engine is awake. Otherwise the kernel
+//! answers it: the program listens there as well.
 //!
-//! The kernel's own table decides between two connections of one port: those that it made before
-//! the engine had the port stay the kernel's.
+//! The kernel may have connections of the same port from the time before the engine had it. The
+//! program looks each segment up in the kernel's table, and leaves the segments of such connections
+//! to the kernel.
 //!
-//! Behind a packet socket the kernel gets the engine's segments, too, as somebody else's
-//! (PACKET_OTHERHOST): it drops these before IP, as if the frame had another Ethernet address. With
-//! AF_XDP it never sees them.
+//! With packet sockets the kernel gets the engine's segments, too. The program marks them as frames
+//! of another host (PACKET_OTHERHOST), so the kernel drops them before IP, as if they had another
+//! Ethernet address. With AF_XDP the kernel never sees them.
 
 use crate::bpf::{Assembler, If, Instruction, Label, Register, Size};
 use crate::xdp::program::{half, leave_shorter, redirect};
@@ -25,30 +26,31 @@ pub(super) const LISTENING: u32 = 1;
 /// The port may have connections of the engine's.
 pub(super) const CONNECTED: u32 = 2;
 
-/// An address as the map has it (IPv4 in the form of RFC 4291, section 2.5.5.2), the port in
-/// network byte order, and two bytes of zero.
+/// The map's key: an address (IPv4 in the form of RFC 4291, section 2.5.5.2), the port in network
+/// byte order, and two bytes of zero.
 pub(super) const KEY_BYTES: usize = 20;
 
-/// Where the program runs, and what it does with the engine's segments.
+/// The program's hook, which determines what it does with the engine's segments.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Way {
-    /// Before IP: it marks them as somebody else's.
+    /// Before IP: the program marks them as frames of another host.
     Ingress,
-    /// In the driver: it gives them to the socket of their queue.
+    /// In the driver: the program gives them to the socket of their queue.
     Xdp {
         /// A socket for each receive queue.
         sockets: i32,
-        /// Frames for which there was none: one counter.
+        /// One counter: frames whose queue has no socket.
         drops: i32,
     },
 }
 
-/// The maps of a [`PortTable`](super::PortTable), by which the program decides.
+/// Descriptors of the maps of a [`PortTable`](super::PortTable), which the program reads.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Maps {
     /// The engine's ports.
     pub(super) ports: i32,
-    /// Until when requests for connections are the engine's, in nanoseconds of CLOCK_MONOTONIC.
+    /// The time until which requests for connections are the engine's, in nanoseconds of
+    /// CLOCK_MONOTONIC.
     pub(super) awake: i32,
 }
 
@@ -102,7 +104,8 @@ pub(crate) fn steering(maps: Maps, way: Way) -> Vec<Instruction> {
     a.finish()
 }
 
-/// Leaves what is not for this host, or a virtual LAN's. Has the headers in one piece.
+/// Leaves frames of other hosts and of virtual LANs to the kernel. Then makes the headers
+/// contiguous.
 fn begin_at_ingress(a: &mut Assembler, pass: Label) {
     let whole = a.label();
     a.load(Size::Word, Register::R4, Register::R6, SKB_PACKET_TYPE);
@@ -119,7 +122,7 @@ fn begin_at_ingress(a: &mut Assembler, pass: Label) {
     let is_there = a.label();
     a.jump(is_there);
     a.place(whole);
-    // It fails for what is shorter, all of which is in the first piece.
+    // The call fails for a shorter frame, but such a frame is contiguous already.
     a.copy(Register::R1, Register::R6);
     a.set(Register::R2, HEADERS_BYTES.into());
     a.call(BPF_SKB_PULL_DATA);
@@ -127,7 +130,7 @@ fn begin_at_ingress(a: &mut Assembler, pass: Label) {
     a.place(is_there);
 }
 
-/// The ends of an IPv4 segment that is whole, or the first fragment of one.
+/// Reads the ends of a complete IPv4 segment, or of its first fragment.
 fn ends_of_ipv4(a: &mut Assembler, takes_errors: bool, pass: Label, decide: Label) {
     let segment = a.label();
     a.load(Size::Byte, Register::R4, Register::R2, IPV4_PROTOCOL);
@@ -163,7 +166,8 @@ fn ends_of_ipv4(a: &mut Assembler, takes_errors: bool, pass: Label, decide: Labe
     a.jump(decide);
 }
 
-/// The ends of the segment that an ICMP error quotes, which came from here: so they change places.
+/// Reads the ends of the segment that an ICMP error quotes. This host sent that segment, so source
+/// and destination are exchanged.
 fn error_of_ipv4(a: &mut Assembler, pass: Label, decide: Label) {
     let is_error = a.label();
     leave_shorter(a, QUOTED_V4 + 28, pass);
@@ -193,7 +197,7 @@ fn error_of_ipv4(a: &mut Assembler, pass: Label, decide: Label) {
     a.jump(decide);
 }
 
-/// The ends of an IPv6 segment without extension headers.
+/// Reads the ends of an IPv6 segment without extension headers.
 fn ends_of_ipv6(a: &mut Assembler, takes_errors: bool, pass: Label, decide: Label) {
     let segment = a.label();
     leave_shorter(a, IPV6_END + TCP_BYTES as i16, pass);
@@ -203,7 +207,7 @@ fn ends_of_ipv6(a: &mut Assembler, takes_errors: bool, pass: Label, decide: Labe
         a.jump_if_word(Register::R4, If::NotEqual, PROTOCOL_ICMP_V6, pass);
         leave_shorter(a, QUOTED_V6 + 48, pass);
         a.load(Size::Byte, Register::R4, Register::R2, IPV6_END);
-        // RFC 4443: errors are 1 to 4, and those above say that they are none.
+        // RFC 4443: the errors are the types 1 to 4. Higher types are not errors.
         a.jump_if_word(Register::R4, If::Equal, 0, pass);
         a.jump_if_word(Register::R4, If::Greater, 4, pass);
         a.load(Size::Byte, Register::R4, Register::R2, QUOTED_V6 + 6);
@@ -231,8 +235,8 @@ fn ends_of_ipv6(a: &mut Assembler, takes_errors: bool, pass: Label, decide: Labe
     a.jump(decide);
 }
 
-/// Leaves segments of other ports, requests for connections where the engine does not listen or
-/// sleeps, and what belongs to a connection of the kernel's.
+/// Leaves to the kernel: segments of other ports, segments of the kernel's connections, and
+/// requests for connections if the engine does not listen on the port or is not awake.
 fn leave_what_is_not_ours(a: &mut Assembler, maps: Maps, pass: Label) {
     let (is_known, ours) = (a.label(), a.label());
     a.store_number(Size::Half, Register::R10, KEY + 18, 0);
@@ -267,7 +271,7 @@ fn leave_what_is_not_ours(a: &mut Assembler, maps: Maps, pass: Label) {
     a.load(Size::Word, Register::R7, Register::R0, SOCKET_STATE);
     a.copy(Register::R1, Register::R0);
     a.call(BPF_SK_RELEASE);
-    // A listener is there for every port of the engine's: the program's own.
+    // Every port of the engine has a kernel listener, too: the program's own socket.
     a.jump_if_word(Register::R7, If::NotEqual, TCP_LISTEN, pass);
     a.place(ours);
 }
@@ -279,7 +283,7 @@ fn key_of_ipv4(a: &mut Assembler, from: i16) {
     copy_words(a, Register::R2, from, KEY + 12, 1);
 }
 
-/// By words: with the two bytes that some platforms leave in front of a frame all are aligned.
+/// Copies whole words. They are aligned if the platform leaves two bytes in front of a frame.
 fn copy_words(a: &mut Assembler, base: Register, from: i16, to: i16, count: i16) {
     for offset in (0..4 * count).step_by(4) {
         a.load(Size::Word, Register::R4, base, from + offset);
@@ -292,14 +296,13 @@ fn copy_port(a: &mut Assembler, base: Register, from: i16, to: i16) {
     a.store(Size::Half, Register::R10, to, Register::R4);
 }
 
-/// Where the key, and the ends as a look-up of sockets wants them, are on the stack.
+/// Places on the stack: the key, and the ends in the form for the lookup of a socket.
 const KEY: i16 = -24;
 const TUPLE: i16 = -64;
 const IPV4_TUPLE_BYTES: i32 = 12;
 const IPV6_TUPLE_BYTES: i32 = 36;
 
-/// `struct xdp_md`, `struct __sk_buff` and `struct bpf_sock` (`linux/bpf.h`): where their words
-/// are.
+/// Offsets in `struct xdp_md`, `struct __sk_buff` and `struct bpf_sock` (`linux/bpf.h`).
 const MD_DATA: i16 = 0;
 const MD_DATA_END: i16 = 4;
 const SKB_PACKET_TYPE: i16 = 4;
@@ -335,9 +338,9 @@ const IPV4_END: i16 = 34;
 const IPV6_NEXT_HEADER: i16 = 20;
 const IPV6_SOURCE: i16 = 22;
 const IPV6_END: i16 = 54;
-/// Ethernet, IPv6 and TCP, none with options.
+/// The bytes of the headers of Ethernet, IPv6 and TCP without options.
 const HEADERS_BYTES: i16 = 74;
-/// Packets that ICMP errors quote.
+/// The offset of the packet that an ICMP error quotes.
 const QUOTED_V4: i16 = 42;
 const QUOTED_V6: i16 = 62;
 const TCP_BYTES: i32 = 20;

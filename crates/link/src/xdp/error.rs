@@ -1,4 +1,4 @@
-//! Why an interface's frames cannot be had.
+//! Why an AF_XDP link cannot be opened.
 
 use std::fmt;
 use std::fs;
@@ -9,27 +9,28 @@ use std::io;
 pub enum XdpError {
     /// There is no such interface.
     Interface(String, io::Error),
-    /// It carries no Ethernet.
+    /// The interface carries no Ethernet.
     Medium(String),
     /// Frames of this MTU do not fit.
     Mtu(String, u32),
-    /// The driver says that its MTU, or that of the other end of a veth, is too large.
+    /// The driver reports that the MTU of the interface, or of the other end of a veth, is too
+    /// large.
     DriverMtu(String),
-    /// The other end of a veth sends by more queues than this one receives by.
+    /// The other end of a veth has more transmit queues than this end has receive queues.
     PeerQueues(String),
-    /// The interface has so many receive queues, and so many were asked for.
+    /// The interface's number of receive queues (first) differs from the requested number (second).
     Queues(String, u32, u32),
-    /// The interface has fewer transmit queues than receive queues: so many, and so many.
+    /// The interface has fewer transmit queues (first number) than receive queues (second).
     TransmitQueues(String, u32, u32),
     /// Another program is attached to the interface, or another socket has its queue.
     Busy(String),
-    /// Capabilities are missing: those named.
+    /// These capabilities are missing.
     Privilege(Vec<&'static str>),
-    /// So many bytes cannot be locked.
+    /// This number of bytes cannot be locked.
     LockedMemory(usize),
     /// The kernel's verifier refuses the steering program.
     Verifier(io::Error, String),
-    /// The kernel refuses what the text names.
+    /// The kernel refuses the step that the text names.
     Setup(&'static str, io::Error),
 }
 
@@ -113,7 +114,7 @@ impl fmt::Display for XdpError {
 
 impl std::error::Error for XdpError {}
 
-/// Of the capabilities that are needed, those that this thread has not in effect (capabilities(7)).
+/// The needed capabilities that are not in this thread's effective set (capabilities(7)).
 fn missing_capabilities() -> Vec<&'static str> {
     let status = fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
     let held = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
@@ -125,8 +126,8 @@ fn missing_capabilities() -> Vec<&'static str> {
 
 /// `linux/capability.h`.
 const NEEDED: [(u32, &str); 3] = [(12, "CAP_NET_ADMIN"), (13, "CAP_NET_RAW"), (39, "CAP_BPF")];
-/// A page, less what the kernel keeps before each frame (XDP_PACKET_HEADROOM), Ethernet's header
-/// and a VLAN's.
+/// A page, less the kernel's headroom before each frame (XDP_PACKET_HEADROOM), the Ethernet header
+/// and a VLAN's tag.
 pub(super) const MTU_MAX: u32 = 4096 - 256 - 14 - 4;
 /// Frames in sixteen pieces; the kernel takes seventeen (MAX_SKB_FRAGS).
 pub(super) const MTU_IN_PIECES_MAX: u32 = 16 * (4096 - 256) - 14 - 4;

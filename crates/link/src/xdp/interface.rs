@@ -7,16 +7,16 @@ use std::time::Duration;
 use super::error::XdpError;
 use crate::interface::{Interfaces, Queues};
 
-/// An interface of the network namespace it was found in.
+/// An interface of the network namespace in which it was found.
 #[derive(Debug)]
 pub(super) struct Interface {
     pub(super) name: String,
     pub(super) index: u32,
     pub(super) mac: [u8; 6],
     pub(super) mtu: u32,
-    /// Queues that it receives and sends by.
+    /// The interface's receive and transmit queues.
     pub(super) queues: Queues,
-    /// It is one end of a veth.
+    /// The interface is one end of a veth.
     pub(super) is_veth: bool,
 }
 
@@ -41,8 +41,8 @@ impl Interface {
     }
 }
 
-/// Takes an interface or one of its queues. Whoever had it, and is gone, has it for a moment
-/// longer: the kernel lets go of a queue by a worker of its own (`xp_put_pool`).
+/// Repeats `attempt` to take an interface or one of its queues while it is busy. After a socket is
+/// closed, its queue stays busy for a moment: a kernel worker releases the queue (`xp_put_pool`).
 pub(super) fn take<T>(mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     for _ in 0..BUSY_ATTEMPTS {
         match attempt() {
@@ -53,6 +53,6 @@ pub(super) fn take<T>(mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<
     attempt()
 }
 
-/// Together half a second.
+/// All attempts together take half a second.
 const BUSY_ATTEMPTS: u32 = 50;
 const BUSY_PAUSE: Duration = Duration::from_millis(10);

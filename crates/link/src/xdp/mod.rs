@@ -1,6 +1,6 @@
-//! AF_XDP (`Documentation/networking/af_xdp.rst`): the frames of an interface that are for the
-//! engine's addresses, in memory that is ours, and frames of ours out. All else stays with the
-//! kernel, on the same interface.
+//! AF_XDP (`Documentation/networking/af_xdp.rst`): receives the frames for the engine's addresses
+//! on an interface into our memory, and sends our frames. All other frames of the interface stay
+//! with the kernel.
 //!
 //! ```text
 //!              ┌ steering, in the driver ┐   ┌ XdpSocket, one for each receive queue ────────┐
@@ -10,15 +10,17 @@
 //!                                             └───────────────────────────────────────────────┘
 //! ```
 //!
-//! Receiving takes no system call, sending one for many frames. Frames are whole and complete, both
-//! ways: nobody cuts segments, computes checksums or says which are right (`partial` sees where the
-//! kernel of this machine has left them out).
+//! Receiving takes no system call; sending takes one for many frames. Frames are complete in both
+//! directions: neither the kernel nor the interface cuts segments, computes checksums or reports
+//! correct ones. `partial` detects frames whose checksum the kernel of this machine has left out.
 //!
-//! - [`XdpSteering`]: the program and its maps. `program` is what it says, [`crate::bpf`] how.
-//!   Where the kernel has the engine's addresses as well, it is that of `crate::ports`.
-//! - [`XdpSocket`], in `socket`: `umem` is its memory, `rings` what it shares with the kernel.
-//! - `interface`: what the interface tells of itself; `error`: why its frames cannot be had.
-//! - `pieces`: frames that are longer than a chunk of that memory (XDP_USE_SG, Linux 6.6).
+//! - [`XdpSteering`]: the BPF program and its maps. `program` has the instructions, and
+//!   [`crate::bpf`] the assembler. For addresses that are shared with the kernel the program of
+//!   `crate::ports` is used.
+//! - [`XdpSocket`], in `socket`: `umem` is the socket's memory, and `rings` are the queues between
+//!   the socket and the kernel.
+//! - `interface`: properties of the interface; `error`: why an AF_XDP link cannot be opened.
+//! - `pieces`: frames that are longer than a chunk of the socket's memory (XDP_USE_SG, Linux 6.6).
 //!
 //! Deliberately absent: memory shared by several sockets, busy polling (SO_PREFER_BUSY_POLL).
 

@@ -1,20 +1,20 @@
-//! Frames whose TCP checksum has never been computed. XDP does not say which they are.
+//! Frames whose TCP checksum has never been computed. XDP does not mark such frames.
 //!
-//! A kernel sends to its own machine with only the pseudo-header's sum in the checksum's place
-//! (CHECKSUM_PARTIAL), for the device to go on from; a veth has no need to. Such a frame is known
-//! by that very sum. A finished checksum looks the same once in 65,536 times, and a damaged frame
-//! is then taken as often as one whose checksum happens to be right.
+//! A kernel writes only the pseudo-header's sum into the checksum field (CHECKSUM_PARTIAL), and
+//! leaves the rest to the device; a veth never completes it. Such a frame is recognised by exactly
+//! this sum. A finished checksum equals this sum once in 65,536 frames. So the risk of accepting a
+//! damaged frame is that of a checksum that is right by chance.
 
 use toehold_tcp::ChecksumSum;
 use toehold_tcp::numbers::{PROTOCOL_TCP, TYPE_IPV4, TYPE_IPV6};
 
-/// Whether an Ethernet frame carries a TCP segment with the pseudo-header's sum for a checksum (RFC
-/// 9293, section 3.1; RFC 8200, section 8.1).
+/// Whether an Ethernet frame carries a TCP segment whose checksum field is the pseudo-header's sum
+/// (RFC 9293, section 3.1; RFC 8200, section 8.1).
 pub(super) fn lacks_checksum(frame: &[u8]) -> bool {
     pseudo_header(frame).is_some_and(|(sum, checksum)| sum.partial() == checksum)
 }
 
-/// The sum over the pseudo-header, and what stands where the checksum is.
+/// The sum over the pseudo-header, and the bytes of the checksum field.
 fn pseudo_header(frame: &[u8]) -> Option<(ChecksumSum, [u8; 2])> {
     let (ethernet, packet) = frame.split_at_checked(14)?;
     let (addresses, segment) = match u16::from_be_bytes([ethernet[12], ethernet[13]]) {
@@ -50,8 +50,8 @@ fn pseudo_header(frame: &[u8]) -> Option<(ChecksumSum, [u8; 2])> {
 mod tests {
     use super::*;
 
-    /// A frame with a TCP segment of `payload` zeros and an unfinished checksum, and where that
-    /// stands.
+    /// A frame with a TCP segment of `payload` zeros and an unfinished checksum, and the offset of
+    /// that checksum.
     fn unfinished(is_v6: bool, options: usize, payload: usize) -> (Vec<u8>, usize) {
         let mut frame = vec![2; 12];
         let segment_bytes = 20 + payload;
@@ -83,7 +83,7 @@ mod tests {
         for (is_v6, options, payload) in [(false, 0, 0), (false, 12, 7), (true, 0, 1000)] {
             let (mut frame, at) = unfinished(is_v6, options, payload);
             assert!(lacks_checksum(&frame));
-            // Short frames are filled up by Ethernet.
+            // Ethernet pads short frames.
             frame.resize(frame.len() + 6, 0);
             assert!(lacks_checksum(&frame));
             frame[at] ^= 1;

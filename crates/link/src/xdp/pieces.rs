@@ -1,8 +1,8 @@
-//! Frames that are longer than a chunk of memory: in rings they are several descriptors, of which
-//! all but the last say that more follow (XDP_PKT_CONTD, Linux 6.6).
+//! Frames that are longer than a chunk of memory. In a ring such a frame is several descriptors.
+//! All of them but the last have the flag XDP_PKT_CONTD (Linux 6.6).
 //!
-//! Here such a frame is put together, and taken apart, by a copy each: whoever reads and writes
-//! frames sees them in one piece.
+//! This module copies the pieces of a received frame together, and copies a frame to be sent into
+//! pieces. So the engine sees each frame in one piece.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -18,30 +18,30 @@ fn is_last(piece: XdpDesc) -> bool {
     !piece.options.contains(XdpDescOptions::XDP_PKT_CONTD)
 }
 
-/// Frames that have come, and memory for those that are longer than a chunk.
+/// Received frames, and memory for frames that are longer than a chunk.
 #[derive(Debug)]
 pub(super) struct Pieces {
-    /// The oldest frames, as far as they were looked at.
+    /// The oldest frames, up to the last that was looked at.
     arrived: VecDeque<Arrived>,
-    /// Those of them that were put together, one behind the other.
+    /// The bytes of the long frames among them, one frame behind the other.
     together: Vec<u8>,
     /// Room for a frame of ours.
     leaving: Box<[u8]>,
 }
 
-/// A frame that has come.
+/// A received frame.
 #[derive(Debug)]
 struct Arrived {
-    /// How many entries of the ring it is.
+    /// The number of the frame's entries in the ring.
     pieces: u32,
     place: Place,
 }
 
 #[derive(Debug)]
 enum Place {
-    /// It is one piece, and stays there.
+    /// The frame is one piece, and stays in its chunk.
     Chunk(XdpDesc),
-    /// In the memory for long frames.
+    /// The frame is in the memory for long frames.
     Together(Range<usize>),
 }
 
@@ -54,8 +54,8 @@ impl Pieces {
         }
     }
 
-    /// Looks at the oldest frames, up to `most`, and puts the long ones together; how many are
-    /// known then. The last may be missing a piece still: it has its turn later.
+    /// Looks at the oldest frames, up to `most`, and puts the long frames together. Returns the
+    /// number of known frames. A last frame with missing pieces waits for a later call.
     pub(super) fn gather(
         &mut self,
         ring: &mut Consumer<XdpDesc>,
@@ -65,7 +65,7 @@ impl Pieces {
         if self.arrived.is_empty() {
             self.together.clear();
             if !self.gather_next(ring, umem, 0) {
-                // Perhaps the rest of it has come since.
+                // The rest of the frame may have arrived since.
                 ring.look();
                 self.gather_next(ring, umem, 0);
             }
@@ -80,8 +80,8 @@ impl Pieces {
         self.arrived.len().min(most)
     }
 
-    /// Looks at the frame that begins so many entries behind the oldest. False, and then nothing
-    /// has happened, when its last piece is not there yet.
+    /// Looks at the frame that begins `behind` entries behind the oldest. False, without any
+    /// effect, if its last piece has not arrived.
     fn gather_next(&mut self, ring: &Consumer<XdpDesc>, umem: &Umem, behind: u32) -> bool {
         let pieces = || (behind..).map_while(|ahead| ring.peek_at(ahead));
         let Some(others) = pieces().position(is_last) else {
@@ -108,7 +108,7 @@ impl Pieces {
         true
     }
 
-    /// One of the frames that [`Pieces::gather`] has looked at.
+    /// The frame that is `ahead` frames behind the oldest, if [`Pieces::gather`] has looked at it.
     pub(super) fn frame<'a>(&'a self, ahead: usize, umem: &'a Umem) -> Option<&'a [u8]> {
         Some(match &self.arrived.get(ahead)?.place {
             Place::Together(range) => &self.together[range.clone()],
@@ -117,7 +117,8 @@ impl Pieces {
         })
     }
 
-    /// The oldest frame is released; so many pieces it came in. `None` when none was looked at.
+    /// Releases the oldest frame and returns the number of its pieces. `None` when no frame was
+    /// looked at.
     pub(super) fn release(&mut self) -> Option<u32> {
         self.arrived.pop_front().map(|frame| frame.pieces)
     }
@@ -127,7 +128,7 @@ impl Pieces {
         &mut self.leaving
     }
 
-    /// The parts of a frame of ours, with whether each is the last.
+    /// The parts of a frame of ours. The flag marks the last part.
     pub(super) fn parts(
         &self,
         frame_bytes: usize,
@@ -139,8 +140,8 @@ impl Pieces {
     }
 }
 
-/// The longest frame, with its Ethernet header.
+/// The longest frame, Ethernet header included.
 pub(super) const FRAME_BYTES_MAX: usize = MTU_IN_PIECES_MAX as usize + 18;
-/// No further frame is put together where there is so much already: copies stay in the cache until
-/// they are read.
+/// When this many bytes are put together, no further frame is added, so that the copies stay in the
+/// cache until they are read.
 const TOGETHER_BYTES_MAX: usize = 256 * 1024;

@@ -1,4 +1,4 @@
-//! The program that says, frame by frame, whose it is.
+//! The BPF program that decides for each frame whether it is the engine's or the kernel's.
 //!
 //! ```text
 //!   IPv4 ── destination ─────────────┐
@@ -8,9 +8,9 @@
 //!   all else ─────────────────────────────────┴──► the kernel     └──► dropped, and counted
 //! ```
 //!
-//! Options do not matter, and fragments go where the first one goes: addresses stand at the same
-//! place in all of them. Solicitations go to groups that several addresses share (RFC 4291, section
-//! 2.7.1), of which some may be the kernel's: so it is the target that counts.
+//! The addresses are at the same offset in all packets, so options do not matter, and all fragments
+//! go to the same side. A solicitation goes to a group that several addresses share (RFC 4291,
+//! section 2.7.1), and some of them may be the kernel's. So its target address decides.
 
 use crate::bpf::{Assembler, If, Instruction, Label, Register, Size};
 
@@ -23,7 +23,7 @@ const XDP_REDIRECT: u32 = 4;
 const BPF_MAP_LOOKUP_ELEM: i32 = 1;
 const BPF_REDIRECT_MAP: i32 = 51;
 
-/// `struct xdp_md`: where its words are.
+/// Offsets in `struct xdp_md`.
 const MD_DATA: i16 = 0;
 const MD_DATA_END: i16 = 4;
 const MD_RX_QUEUE_INDEX: i16 = 16;
@@ -48,20 +48,20 @@ const TYPE_ARP: u16 = 0x0806;
 const TYPE_IPV6: u16 = 0x86dd;
 const NEXT_HEADER_ICMP_V6: u32 = 58;
 const NEIGHBOUR_SOLICITATION: u32 = 135;
-/// An address as the map has it: IPv4 in the form of RFC 4291, section 2.5.5.2.
+/// The map's key: an address, IPv4 in the form of RFC 4291, section 2.5.5.2.
 pub(super) const ADDRESS_BYTES: usize = 16;
-/// Where the key is on the stack, and the index of a counter.
+/// Places on the stack: the key, and the index of a counter.
 const KEY: i16 = -(ADDRESS_BYTES as i16);
 const COUNTER: i16 = KEY - 4;
 
-/// Descriptors of the maps that the program looks into.
+/// Descriptors of the program's maps.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Maps {
     /// The engine's addresses.
     pub(super) addresses: i32,
     /// A socket for each receive queue.
     pub(super) sockets: i32,
-    /// Frames for which there was none: one counter.
+    /// One counter: frames whose queue has no socket.
     pub(super) drops: i32,
 }
 
@@ -83,7 +83,7 @@ pub(super) fn steering(maps: Maps) -> Vec<Instruction> {
 
     a.place(arp);
     leave_shorter(&mut a, ARP_END, pass);
-    // Ethernet and IPv4, as long as their addresses are.
+    // The headers of Ethernet and IPv4, up to the end of the addresses.
     a.load(
         Size::Word,
         Register::R4,
@@ -123,16 +123,16 @@ pub(super) fn steering(maps: Maps) -> Vec<Instruction> {
     a.finish()
 }
 
-/// Leaves to the kernel what has not all of the bytes that are looked at next: the verifier wants
-/// each access proven.
+/// Leaves a frame to the kernel if it is shorter than `bytes`: the verifier wants a proof for each
+/// access.
 pub(crate) fn leave_shorter(a: &mut Assembler, bytes: i16, pass: Label) {
     a.copy(Register::R1, Register::R2);
     a.add(Register::R1, i32::from(bytes));
     a.jump_if(Register::R1, If::Greater, Register::R3, pass);
 }
 
-/// Makes the key from the destination, or from the target of a solicitation to ff02::1:ff00:0/104;
-/// falls through to the lookup.
+/// Makes the key from the destination, or from the target of a solicitation to ff02::1:ff00:0/104.
+/// Then falls through to the lookup.
 fn steer_by_ipv6(a: &mut Assembler, pass: Label) {
     let (by_destination, copied) = (a.label(), a.label());
     for (offset, expected) in [(0, [0xff, 2, 0, 0]), (4, [0; 4]), (8, [0, 0, 0, 1])] {
@@ -163,8 +163,8 @@ fn steer_by_ipv6(a: &mut Assembler, pass: Label) {
     a.place(copied);
 }
 
-/// Makes the key from an address in the frame. By words: with the two bytes that some platforms
-/// leave in front of a frame all are aligned.
+/// Makes the key from an address in the frame. Copies whole words: they are aligned if the platform
+/// leaves two bytes in front of a frame.
 fn copy_address(a: &mut Assembler, from: i16) {
     for offset in (0..ADDRESS_BYTES as i16).step_by(4) {
         a.load(Size::Word, Register::R4, Register::R2, from + offset);
@@ -172,15 +172,16 @@ fn copy_address(a: &mut Assembler, from: i16) {
     }
 }
 
-/// R1 and R2 for a lookup in a map by what is on the stack.
+/// Sets R1 and R2 for a lookup in a map; the key is on the stack.
 fn key_of_lookup(a: &mut Assembler, map: i32, key: i16) {
     a.load_map(Register::R1, map);
     a.copy(Register::R2, Register::R10);
     a.add(Register::R2, i32::from(key));
 }
 
-/// Gives the frame to the socket of its queue. Where there is none it must not go to the kernel,
-/// which would answer for an address that is not its own, or forward it.
+/// Gives the frame to the socket of its queue, or drops it if there is no socket. The frame must
+/// not go to the kernel, which would answer for an address that is not its own, or forward the
+/// frame.
 pub(crate) fn redirect(a: &mut Assembler, sockets: i32, drops: i32) {
     let (taken, uncounted) = (a.label(), a.label());
     a.load_map(Register::R1, sockets);
@@ -201,7 +202,7 @@ pub(crate) fn redirect(a: &mut Assembler, sockets: i32, drops: i32) {
     a.exit();
 }
 
-/// A number in network byte order, as a load of it reads it.
+/// The value that a load of this number in network byte order gives.
 pub(crate) fn half(number: u16) -> u32 {
     u32::from(u16::from_ne_bytes(number.to_be_bytes()))
 }
@@ -218,7 +219,7 @@ mod tests {
 
     const OURS_V4: [u8; 4] = [10, 84, 0, 2];
     const OURS_V6: [u8; 16] = [0xfd, 0x84, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x12, 0x34, 2];
-    /// Solicited by way of the same group.
+    /// The kernel's address of the same solicitation group.
     const KERNELS_V6: [u8; 16] = [0xfd, 0x85, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x12, 0x34, 2];
 
     struct Bench {
@@ -227,8 +228,8 @@ mod tests {
         _maps: [Map; 2],
     }
 
-    /// The program with the engine's two addresses, and no sockets. `None`, said aloud, without the
-    /// privilege.
+    /// The program with the engine's two addresses, and no sockets. `None`, with a printed message,
+    /// if the privilege is missing.
     fn bench() -> Option<Bench> {
         let addresses = Map::new(MapKind::Hash, ADDRESS_BYTES, 4, 8);
         let addresses = match addresses {
@@ -265,7 +266,7 @@ mod tests {
     impl Bench {
         fn is_ours(&self, frame: &[u8]) -> bool {
             match self.program.try_out(frame).expect("a run") as i32 {
-                // There is no socket.
+                // The queue has no socket.
                 XDP_DROP => true,
                 XDP_PASS => false,
                 other => panic!("verdict {other}"),
@@ -367,7 +368,7 @@ mod tests {
             (ipv6(OURS_V6, 6, &[0; 20]), IPV6_END),
             (solicitation(OURS_V6, 135), SOLICITATION_END),
         ] {
-            // The kernel runs no frame that is shorter than Ethernet's header.
+            // The kernel's test run takes no frame that is shorter than the Ethernet header.
             for length in ETHERNET_BYTES as usize..whole.len() {
                 let is_enough = length >= needed as usize;
                 assert_eq!(bench.is_ours(&whole[..length]), is_enough, "{length}");

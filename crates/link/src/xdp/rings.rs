@@ -32,10 +32,10 @@ const TOLD: Ordering = Ordering::Release;
 /// produces) or `__xskq_cons_release` (of what it consumes).
 const SEEN: Ordering = Ordering::Acquire;
 
-/// Which ring, and of what.
+/// The kind of a ring.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kind {
-    /// The option that makes it, and its place in the socket's mappings.
+    /// The socket option that makes the ring, and the ring's offset for mmap(2).
     make: fn(&OwnedFd, u32) -> CallResult<()>,
     page_offset: u64,
     offsets: fn(&XdpMmapOffsets) -> &XdpRingOffset,
@@ -66,7 +66,7 @@ pub(super) const COMPLETION: Kind = Kind {
 #[derive(Debug)]
 struct Ring<T> {
     memory: Mapping,
-    /// Where in the mapping each of its words is, and its entries. In bytes.
+    /// Offsets of the ring's words and of its entries in the mapping, in bytes.
     producer_at: usize,
     consumer_at: usize,
     flags_at: usize,
@@ -114,7 +114,7 @@ impl<T: Copy> Ring<T> {
     }
 
     fn needs_wake_up(&self) -> bool {
-        // Pairs with the kernel's look at `producer` after it has set the flag
+        // Pairs with the kernel's load of `producer` after it has set the flag
         // (`xsk_set_tx_need_wakeup`).
         fence(Ordering::SeqCst);
         let flags = self.word(self.flags_at).load(Ordering::Relaxed);
@@ -145,7 +145,7 @@ pub(super) struct Producer<T> {
     ring: Ring<T>,
     /// Where the next entry goes; published up to `ring.producer`.
     next: u32,
-    /// How far the kernel was when last looked at. Invariant: `next - consumed <= size`.
+    /// The kernel's position at our last look. Invariant: `next - consumed <= size`.
     consumed: u32,
 }
 
@@ -158,8 +158,8 @@ impl<T: Copy> Producer<T> {
         })
     }
 
-    /// Puts an entry down, which the kernel sees after [`Producer::publish`]; false when there is
-    /// no room.
+    /// Writes an entry, which the kernel sees after [`Producer::publish`]. False when the ring is
+    /// full.
     #[inline]
     pub(super) fn push(&mut self, entry: T) -> bool {
         if self.next.wrapping_sub(self.consumed) == self.ring.size {
@@ -186,7 +186,7 @@ impl<T: Copy> Producer<T> {
         self.next.wrapping_sub(self.consumed)
     }
 
-    /// Whether the kernel looks only after it is called.
+    /// Whether the kernel looks at the ring only after a system call.
     pub(super) fn needs_wake_up(&self) -> bool {
         self.ring.needs_wake_up()
     }
@@ -198,7 +198,7 @@ pub(super) struct Consumer<T> {
     ring: Ring<T>,
     /// The next entry; given back up to `ring.consumer`.
     next: u32,
-    /// How far the kernel was when last looked at.
+    /// The kernel's position at our last look.
     produced: u32,
 }
 
@@ -211,8 +211,8 @@ impl<T: Copy> Consumer<T> {
         })
     }
 
-    /// The next entry, which stays. When those are used up that were there the last time, the
-    /// kernel gets their places back.
+    /// The next entry, which stays in the ring. When all known entries are taken, the kernel gets
+    /// their places back.
     #[inline]
     pub(super) fn peek(&mut self) -> Option<T> {
         if self.next == self.produced {
@@ -227,20 +227,21 @@ impl<T: Copy> Consumer<T> {
         Some(unsafe { self.ring.entry(self.next).read() })
     }
 
-    /// How many entries are there, as far as was seen when the ring was last looked at.
+    /// The number of entries at our last look, less the taken ones.
     #[inline]
     pub(super) fn known(&self) -> u32 {
         self.produced.wrapping_sub(self.next)
     }
 
-    /// Looks whether there are more entries than [`Consumer::known`] counts. The kernel gets the
-    /// places of those back that were taken.
+    /// Looks for more entries than [`Consumer::known`] counts. Gives the places of the taken
+    /// entries back to the kernel.
     pub(super) fn look(&mut self) {
         self.ring.consumer().store(self.next, TOLD);
         self.produced = self.ring.producer().load(SEEN);
     }
 
-    /// The entry that is so many after the next, one of those that [`Consumer::known`] counts.
+    /// The entry that is `ahead` entries after the next; `None` if `ahead` is not less than
+    /// [`Consumer::known`].
     #[inline]
     pub(super) fn peek_at(&self, ahead: u32) -> Option<T> {
         // SAFETY: the kernel has written this entry, and not got its place back.

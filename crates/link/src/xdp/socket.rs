@@ -1,4 +1,4 @@
-//! A socket for the frames of one receive queue, with memory of its own.
+//! A socket for the frames of one receive queue, with its own memory.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -24,14 +24,14 @@ use crate::vnet::VnetHeader;
 /// How a socket is opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct XdpOptions {
-    /// Frames that may wait for us; a power of two.
+    /// The most received frames that may wait; a power of two.
     pub receive_frames: u32,
-    /// Frames of ours that may be on their way; a power of two.
+    /// The most sent frames that may be on their way; a power of two.
     pub send_frames: u32,
 }
 
 impl Default for XdpOptions {
-    /// A frame of each of some thousand connections may come at once.
+    /// Room for one frame of each of some thousand connections at once.
     fn default() -> Self {
         Self {
             receive_frames: 4096,
@@ -53,39 +53,40 @@ pub struct XdpStatistics {
     pub invalid: u64,
 }
 
-/// One receive queue's frames, and a way out; non-blocking.
+/// A non-blocking socket that receives one queue's frames, and sends frames.
 #[derive(Debug)]
 pub struct XdpSocket {
     receive: Consumer<XdpDesc>,
     fill: Producer<u64>,
     transmit: Producer<XdpDesc>,
     completion: Consumer<u64>,
-    /// Chunks whose frames have been looked at, to be given back together.
+    /// Chunks of released frames; the kernel gets them back together.
     seen: Vec<u64>,
     /// Chunks for frames of ours.
     free: Vec<u64>,
     is_zero_copy: bool,
-    /// Where frames may be longer than a chunk.
+    /// `Some` if frames may be longer than a chunk.
     pieces: Option<Pieces>,
     /// Losses that were already reported.
     lost_before: u64,
     /// The kernel of this machine may have left checksums out.
     may_lack_checksums: bool,
     socket: OwnedFd,
-    /// After the socket: the kernel writes to it as long as that is open.
+    /// This field must be dropped after the socket: the kernel writes to this memory as long as the
+    /// socket is open.
     umem: Umem,
     steering: Arc<XdpSteering>,
 }
 
 impl XdpSocket {
-    /// Opens a socket for a receive queue, to which the interface's frames for the engine go from
-    /// now on. In the interface's network namespace.
+    /// Opens a socket for a receive queue. From now on it gets that queue's frames for the engine.
+    /// The thread must be in the interface's network namespace.
     ///
     /// # Errors
     /// See [`XdpError`].
     ///
     /// # Panics
-    /// When the options have a number that is no power of two.
+    /// When a number of the options is not a power of two.
     pub fn open(
         steering: Arc<XdpSteering>,
         queue: u32,
@@ -140,8 +141,8 @@ impl XdpSocket {
         Ok(opened)
     }
 
-    /// The oldest frame that has come, which stays where it is until [`XdpSocket::release`]. No
-    /// system call.
+    /// The oldest received frame, which stays in place until [`XdpSocket::release`]. No system
+    /// call.
     #[inline]
     pub fn peek(&mut self) -> Option<(VnetHeader, &[u8])> {
         if self.receive.peek().is_none() {
@@ -163,7 +164,8 @@ impl XdpSocket {
 
     #[inline]
     fn with_header<'a>(&self, frame: &'a [u8]) -> (VnetHeader, &'a [u8]) {
-        // As behind a TAP: what a kernel of this machine has left out has not been damaged since.
+        // As with a TAP: a frame whose checksum a kernel of this machine has left out has not
+        // crossed a wire that could damage it.
         let header = if self.may_lack_checksums && lacks_checksum(frame) {
             VnetHeader::UNFINISHED
         } else {
@@ -172,9 +174,8 @@ impl XdpSocket {
         (header, frame)
     }
 
-    /// How many frames were there when [`XdpSocket::peek`] last looked, without those that were
-    /// released since; up to `most`. Of frames that are longer than a chunk they may be fewer. No
-    /// system call.
+    /// The number of frames at the last look of [`XdpSocket::peek`], less the frames released
+    /// since; at most `most`. It may be lower if frames are longer than a chunk. No system call.
     #[inline]
     #[must_use]
     pub fn waiting(&mut self, most: usize) -> usize {
@@ -184,8 +185,8 @@ impl XdpSocket {
         }
     }
 
-    /// The oldest frames, so many as [`XdpSocket::waiting`] has said. Each stays until it is
-    /// released.
+    /// The oldest frames, as many as [`XdpSocket::waiting`] has returned. Each frame stays until it
+    /// is released.
     #[inline]
     pub fn oldest(&self, count: usize) -> impl Iterator<Item = (VnetHeader, &[u8])> + Clone {
         (0..count).filter_map(|ahead| match &self.pieces {
@@ -194,10 +195,10 @@ impl XdpSocket {
         })
     }
 
-    /// Gives the memory of the oldest frame back.
+    /// Gives the memory of the oldest frame back to the kernel.
     ///
     /// # Panics
-    /// When there is none.
+    /// When no frame waits.
     #[inline]
     pub fn release(&mut self) {
         let chunk_bytes = self.umem.chunk_bytes() as u64;
@@ -212,8 +213,8 @@ impl XdpSocket {
         }
     }
 
-    /// Room for a frame of ours, the same until [`XdpSocket::publish`]; `None` while all is on its
-    /// way.
+    /// Room for a frame of ours; [`XdpSocket::publish`] sends it. `None` while all chunks are on
+    /// their way.
     #[inline]
     pub fn room(&mut self) -> Option<&mut [u8]> {
         let chunk_bytes = self.umem.chunk_bytes();
@@ -239,16 +240,17 @@ impl XdpSocket {
         Some(unsafe { self.umem.slice_mut(address, chunk_bytes) })
     }
 
-    /// The frame of this length in [`XdpSocket::room`] is to be sent, at the next
-    /// [`XdpSocket::flush`]. It is to be complete: nobody computes its checksum, or cuts it.
+    /// Queues the frame of this length in [`XdpSocket::room`]; the next [`XdpSocket::flush`] sends
+    /// it. The frame must be complete: neither the kernel nor the interface computes its checksum
+    /// or cuts it.
     ///
     /// # Panics
-    /// When there is no room, or less.
+    /// When there is no room, or less than `length`.
     pub fn publish(&mut self, length: usize) {
         let chunk_bytes = self.umem.chunk_bytes();
         let mut put = |length, options| {
             let address = self.free.pop().expect("the room that was given out");
-            // The ring has a place for every chunk of ours.
+            // The ring has a place for every chunk.
             let is_put = self.transmit.push(XdpDesc {
                 addr: address,
                 len: length as u32,
@@ -275,8 +277,8 @@ impl XdpSocket {
         }
     }
 
-    /// Has the kernel send what was published; true when it has taken all. The rest goes with the
-    /// next call, or when the socket is polled.
+    /// Lets the kernel send the published frames; true when it has taken all. It takes the rest at
+    /// the next call, or when the socket is polled.
     pub fn flush(&mut self) -> bool {
         self.transmit.publish();
         let mut waiting = self.transmit.waiting();
@@ -284,9 +286,9 @@ impl XdpSocket {
             let before = waiting;
             self.kick();
             waiting = self.transmit.waiting();
-            // Copies are made by the call, which does a batch and then says EAGAIN, or has sent
-            // all. On an interface that has no such queue to send by any more it does nothing, and
-            // says that all is well (`xsk_generic_xmit`).
+            // In copy mode each call copies a batch, and returns EAGAIN until all is sent. If the
+            // interface no longer has this transmit queue, the call does nothing and returns
+            // success (`xsk_generic_xmit`).
             let is_stuck = waiting == before;
             if is_stuck || self.is_zero_copy {
                 break;
@@ -301,7 +303,7 @@ impl XdpSocket {
         self.is_zero_copy
     }
 
-    /// The program by which frames come here.
+    /// The program that steers frames to this socket.
     #[must_use]
     pub fn steering(&self) -> &Arc<XdpSteering> {
         &self.steering
@@ -316,8 +318,8 @@ impl XdpSocket {
         // Linux before 5.9 does not count these two.
         let no_memory = counted.rx_fill_ring_empty_descs.unwrap_or(0);
         let ring_full = counted.rx_ring_full.unwrap_or(0);
-        // Where it copies, the kernel counts frames without memory among all others as well
-        // (`net/xdp/xsk.c`, `__xsk_rcv`).
+        // In copy mode the kernel counts a frame without memory twice: also among the frames
+        // dropped for other reasons (`net/xdp/xsk.c`, `__xsk_rcv`).
         let among_others = if self.is_zero_copy { 0 } else { no_memory };
         Ok(XdpStatistics {
             no_memory,
@@ -327,7 +329,7 @@ impl XdpSocket {
         })
     }
 
-    /// Frames lost since the last time, for whatever reason.
+    /// Frames lost since the last call, for any reason.
     pub fn take_lost(&mut self) -> u64 {
         let now = self.statistics().map_or(self.lost_before, |counts| {
             counts.no_memory + counts.ring_full + counts.dropped
@@ -335,7 +337,7 @@ impl XdpSocket {
         now - std::mem::replace(&mut self.lost_before, now)
     }
 
-    /// The largest MTU that there is room for, until it is opened anew.
+    /// The largest MTU for which this socket has room.
     #[must_use]
     pub const fn mtu_max(&self) -> u16 {
         if self.pieces.is_some() {
@@ -344,7 +346,7 @@ impl XdpSocket {
         (self.umem.chunk_bytes() as u32 - PACKET_HEADROOM - ETHERNET_AND_VLAN_BYTES) as u16
     }
 
-    /// Gives the kernel all chunks that have been looked at.
+    /// Gives all released chunks back to the kernel.
     fn refill(&mut self) {
         if self.seen.is_empty() {
             return;
@@ -355,19 +357,20 @@ impl XdpSocket {
         }
         self.fill.publish();
         if self.fill.needs_wake_up() {
-            // A driver that found no memory waits for a call. Nothing is received by it.
+            // A driver that found no memory waits for a call. This call receives nothing.
             let _ = recv(&self.socket, &mut [0u8; 0], RecvFlags::DONTWAIT);
         }
     }
 
-    /// Gets the chunks back whose frames have been sent.
+    /// Takes back the chunks of sent frames.
     fn reclaim(&mut self) {
         while let Some(address) = self.completion.pop() {
             self.free.push(address);
         }
     }
 
-    /// Has the kernel look at the transmit ring. Its answer says less than the ring does then.
+    /// Makes the kernel look at the transmit ring. The caller reads the ring afterwards, which says
+    /// more than the call's result.
     fn kick(&self) {
         let _ = send(&self.socket, &[], SendFlags::DONTWAIT);
     }
@@ -380,17 +383,17 @@ impl AsFd for XdpSocket {
     }
 }
 
-/// The least power of two that holds a frame and what the kernel keeps before it. It takes 2,048
-/// and 4,096.
+/// The smallest chunk that holds a frame with the kernel's headroom. The kernel accepts chunks of
+/// 2,048 and 4,096 bytes.
 const fn chunk_bytes(mtu: u32) -> usize {
     let needed = PACKET_HEADROOM + mtu + ETHERNET_AND_VLAN_BYTES;
     if needed <= 2048 { 2048 } else { 4096 }
 }
 
-/// So that it is the rings that say how much may be on its way. Without the capability it stays as
-/// it is, and less is sent at once.
+/// Enlarges the socket's send buffer, so that only the rings limit the frames on their way. Without
+/// the capability the buffer keeps its size, and fewer frames are sent at once.
 fn enlarge_send_buffer(socket: &OwnedFd, bytes: usize) {
-    // Each frame counts with what the kernel has around it.
+    // The kernel counts each frame with its own overhead.
     let bytes = (2 * bytes).min(i32::MAX as usize);
     let _ = sockopt::set_socket_send_buffer_size_force(socket, bytes);
 }
@@ -405,7 +408,8 @@ fn bind(socket: &OwnedFd, queue: u32, steering: &XdpSteering) -> io::Result<()> 
     };
     let copied = SocketAddrXdpFlags::XDP_COPY;
     let bound = match steering.mode() {
-        // Zero copy where the driver has it, and of frames in pieces where it has that.
+        // Zero copy if the driver supports it; for frames in pieces, if the driver supports that,
+        // too.
         XdpMode::Native => match bind(SocketAddrXdpFlags::empty()) {
             Err(Errno::OPNOTSUPP) if in_pieces => bind(copied),
             bound => bound,
@@ -423,5 +427,5 @@ fn is_zero_copy(socket: &OwnedFd) -> io::Result<bool> {
 /// XDP_PACKET_HEADROOM.
 const PACKET_HEADROOM: u32 = 256;
 const ETHERNET_AND_VLAN_BYTES: u32 = 18;
-/// Chunks given back to the kernel at once.
+/// The number of chunks that are given back to the kernel together.
 const REFILL_FRAMES: usize = 64;

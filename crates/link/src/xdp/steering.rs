@@ -1,4 +1,4 @@
-//! Which frames of an interface are the engine's, and where they go.
+//! Steering: selects the engine's frames of an interface, and sends them to its sockets.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -22,13 +22,13 @@ use crate::sys::set_option;
 pub enum XdpMode {
     /// In the interface's driver.
     Native,
-    /// After it, on frames that the kernel has already taken in: the driver has no place for a
-    /// program.
+    /// After the driver, on frames that the kernel has already taken in. The driver does not
+    /// support XDP programs.
     Generic,
 }
 
 impl XdpMode {
-    /// As `ip link` has it.
+    /// The mode's name in the output of `ip link`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -38,12 +38,12 @@ impl XdpMode {
     }
 }
 
-/// The program on an interface, and what it goes by. It is there as long as this: when the process
-/// ends, however it does, the interface is as it was before.
+/// The BPF program on an interface, with its maps. Dropping this value detaches the program. When
+/// the process ends, for whatever reason, the interface is as it was before.
 ///
-/// Frames for [`XdpSteering::set_addresses`]' addresses go to the sockets, or nowhere; all others
-/// to the kernel. Where the kernel has these addresses as well ([`XdpSteering::attach_sharing`]),
-/// that goes for the segments of the engine's ports only.
+/// Frames for the addresses of [`XdpSteering::set_addresses`] go to the sockets, or are dropped;
+/// all other frames go to the kernel. If the addresses are shared with the kernel
+/// ([`XdpSteering::attach_sharing`]), only segments of the engine's ports go to the sockets.
 #[derive(Debug)]
 pub struct XdpSteering {
     interface: Interface,
@@ -53,14 +53,15 @@ pub struct XdpSteering {
     targets: Targets,
     sockets: Map,
     drops: Map,
-    /// Those that are in the map.
+    /// The addresses in the map.
     current: Mutex<BTreeSet<IpAddr>>,
-    /// A packet socket that takes no packets: it is a member of groups, as long as it is there.
+    /// A packet socket that receives nothing. It is a member of multicast groups as long as it is
+    /// open.
     groups: OwnedFd,
     _attached: Attachment,
 }
 
-/// By what frames are steered.
+/// The table that steers frames.
 #[derive(Debug)]
 enum Targets {
     Addresses(Map),
@@ -69,8 +70,8 @@ enum Targets {
 
 impl XdpSteering {
     /// Attaches the program to the interface `name` of this thread's network namespace, in the
-    /// driver if that takes it. `queues` is how many sockets there are going to be: one for each
-    /// receive queue the interface has.
+    /// driver if the driver supports it. `queues` is the number of sockets: one for each receive
+    /// queue of the interface.
     ///
     /// # Errors
     /// See [`XdpError`].
@@ -80,7 +81,7 @@ impl XdpSteering {
         Self::attach_with(name, queues, Targets::Addresses(map.map_err(setup)?))
     }
 
-    /// As [`XdpSteering::attach`], for addresses that the kernel has as well.
+    /// As [`XdpSteering::attach`], for addresses that are shared with the kernel.
     ///
     /// # Errors
     /// See [`XdpError`].
@@ -152,7 +153,7 @@ impl XdpSteering {
         })
     }
 
-    /// Which ports are the engine's, where the kernel has the addresses as well.
+    /// The table of the engine's ports, if the addresses are shared with the kernel.
     #[must_use]
     pub const fn ports(&self) -> Option<&PortTable> {
         match &self.targets {
@@ -161,11 +162,10 @@ impl XdpSteering {
         }
     }
 
-    /// From here on, frames for these addresses are steered and no others. Nothing changes where
-    /// ports decide.
+    /// Sets the addresses whose frames are steered. No effect if ports decide.
     ///
     /// # Errors
-    /// Whatever the kernel says; then some of them may be.
+    /// The kernel's error. Some of the addresses may then be set.
     pub fn set_addresses(&self, wanted: &[IpAddr]) -> io::Result<()> {
         let Targets::Addresses(addresses) = &self.targets else {
             return Ok(());
@@ -198,7 +198,7 @@ impl XdpSteering {
         self.mode
     }
 
-    /// The interface's Ethernet address, which is the engine's as well.
+    /// The interface's Ethernet address, which the engine uses, too.
     #[must_use]
     pub const fn mac(&self) -> [u8; 6] {
         self.interface.mac
@@ -210,8 +210,8 @@ impl XdpSteering {
         self.interface.index
     }
 
-    /// Whether the interface that has the name in this thread's network namespace is still the one
-    /// that the program is on.
+    /// Whether the program's interface still exists under its name in this thread's network
+    /// namespace.
     #[must_use]
     pub fn is_current(&self) -> bool {
         Interface::find(&self.interface.name).is_ok_and(|now| now.index == self.interface.index)
@@ -226,15 +226,15 @@ impl XdpSteering {
         &self.interface
     }
 
-    /// Frames of a receive queue go to this socket.
+    /// Steers frames of a receive queue to this socket.
     pub(super) fn enter(&self, queue: u32, socket: BorrowedFd<'_>) -> io::Result<()> {
         let socket = socket.as_raw_fd().cast_unsigned();
         self.sockets
             .insert(&queue.to_ne_bytes(), &socket.to_ne_bytes())
     }
 
-    /// Has the interface let through, or no longer, what is sent to the group by which an IPv6
-    /// address is solicited (RFC 4291, section 2.7.1; RFC 2464, section 7).
+    /// Joins or leaves the multicast group for solicitations of an IPv6 address on the interface
+    /// (RFC 4291, section 2.7.1; RFC 2464, section 7).
     fn note_group(&self, option: libc::c_int, address: IpAddr) -> io::Result<()> {
         let IpAddr::V6(address) = address else {
             return Ok(());
@@ -263,7 +263,7 @@ fn load(
     let name = &interface.name;
     let loaded = Program::load(kind, "toehold_steer", program);
     loaded.map_err(|(error, said)| match said.is_empty() {
-        // A kernel that does not know the kind.
+        // This kernel does not support frames in pieces.
         true if in_pieces && error.kind() == io::ErrorKind::InvalidInput => {
             XdpError::Mtu(name.clone(), interface.mtu)
         }
@@ -272,7 +272,7 @@ fn load(
     })
 }
 
-/// Attaches in the driver, or else after it.
+/// Attaches in the driver, or, if that fails, after the driver.
 fn attach(program: &Program, interface: &Interface) -> Result<(Attachment, XdpMode), XdpError> {
     let name = || interface.name.clone();
     let native = take(|| program.attach(interface.index, XDP_FLAGS_DRV_MODE));
@@ -290,7 +290,7 @@ fn attach(program: &Program, interface: &Interface) -> Result<(Attachment, XdpMo
                 error,
             ));
         }
-        // The driver has no place for a program, or none under its present settings.
+        // The driver does not support a program, or not with its present settings.
         _ => {}
     }
     let attached = take(|| program.attach(interface.index, XDP_FLAGS_SKB_MODE));
@@ -299,7 +299,7 @@ fn attach(program: &Program, interface: &Interface) -> Result<(Attachment, XdpMo
     Ok((attached, XdpMode::Generic))
 }
 
-/// Protocol 0: no frame comes by it.
+/// Protocol 0: the socket receives no frames.
 fn group_socket() -> io::Result<OwnedFd> {
     let (family, flags) = (AddressFamily::PACKET, SocketFlags::CLOEXEC);
     Ok(socket_with(family, SocketType::RAW, flags, None)?)

@@ -1,8 +1,8 @@
-//! Memory in chunks of one size, each for a frame, that this process and the kernel hand each other
-//! (AF_XDP: "UMEM").
+//! Memory in chunks of one size, each for one frame (AF_XDP: "UMEM"). This process and the kernel
+//! pass the chunks to each other.
 //!
-//! A chunk is the kernel's from when its address is given away (fill or transmit ring) until it
-//! comes back (receive or completion ring).
+//! A chunk is the kernel's from the time its address is written to the fill or transmit ring until
+//! the address comes back by the receive or completion ring.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -21,7 +21,7 @@ pub(super) struct Umem {
 }
 
 impl Umem {
-    /// Gets the memory.
+    /// Maps the memory.
     pub(super) fn new(chunk_bytes: usize, chunks: usize) -> io::Result<Self> {
         Ok(Self {
             memory: Mapping::anonymous(chunk_bytes * chunks)?,
@@ -52,7 +52,7 @@ impl Umem {
         self.chunk_bytes
     }
 
-    /// The chunks' addresses: what rings have of them.
+    /// The chunks' addresses, which the rings' entries use.
     pub(super) fn addresses(&self) -> impl DoubleEndedIterator<Item = u64> + use<> {
         let chunk_bytes = self.chunk_bytes as u64;
         (0..self.chunks as u64).map(move |at| at * chunk_bytes)
@@ -82,8 +82,8 @@ impl Umem {
         unsafe { std::slice::from_raw_parts_mut(at, length) }
     }
 
-    /// Where an address is that the kernel may have written: one that is none of ours ends the
-    /// program.
+    /// The place of an address that the kernel may have written. Panics if the address is outside
+    /// our memory.
     fn at(&self, address: u64, length: usize) -> *mut u8 {
         let offset = address as usize;
         let is_inside =

@@ -12,7 +12,8 @@ const HAS_CONNECTIONS: u16 = 61_000;
 const ACK: u8 = 0x10;
 const SYN_ALONE: u8 = 0x02;
 
-/// The program at each hook. The network namespace has neither address, so no socket is found.
+/// The program at each hook. The network namespace has neither address, so the lookup finds no
+/// socket.
 struct Bench {
     ingress: Program,
     xdp: Program,
@@ -20,7 +21,7 @@ struct Bench {
     _maps: [Map; 2],
 }
 
-/// `None`, said aloud, without the privilege.
+/// `None`, with a printed message, if the privilege is missing.
 fn bench() -> Option<Bench> {
     let table = match PortTable::new() {
         Ok(table) => table,
@@ -57,7 +58,7 @@ fn bench() -> Option<Bench> {
 }
 
 impl Bench {
-    /// Whether each hook takes a frame for the engine's: ingress, and XDP.
+    /// Whether the hooks, ingress and XDP, take a frame for the engine's.
     fn taken(&self, frame: &[u8]) -> (bool, bool) {
         let verdict = |program: &Program| program.try_out(frame).expect("a run").cast_signed();
         let ingress = match verdict(&self.ingress) {
@@ -65,7 +66,7 @@ impl Bench {
             TCX_NEXT => false,
             other => panic!("verdict {other}"),
         };
-        // There is no socket, so it is dropped.
+        // The queue has no socket, so the frame is dropped.
         let xdp = match verdict(&self.xdp) {
             1 => true,
             XDP_PASS => false,
@@ -101,7 +102,7 @@ fn packet_v6(ends: [[u8; 16]; 2], next_header: u8, payload: &[u8]) -> Vec<u8> {
 }
 
 fn frame(kind: u16, packet: &[u8]) -> Vec<u8> {
-    // For loopback, where the kernel's run takes place.
+    // Destined to loopback: the kernel's test run uses this interface.
     let mut frame = vec![0; 12];
     frame.extend(kind.to_be_bytes());
     frame.extend(packet);
@@ -118,7 +119,7 @@ fn v6(to: u16, flags: u8) -> Vec<u8> {
     frame(TYPE_IPV6, &packet_v6(ends, 6, &segment(4000, to, flags)))
 }
 
-/// An ICMP error of this type about a segment that left from this port.
+/// An ICMP error of this type about a segment that was sent from this port.
 fn error_v4(kind: u8, from: u16) -> Vec<u8> {
     let quoted = packet_v4([OURS_V4, REMOTE_V4], 6, 0, &segment(from, 4000, ACK)[..8]);
     let message = [&[kind, 4, 0, 0, 0, 0, 0, 0][..], &quoted].concat();
@@ -159,7 +160,7 @@ fn all_else_of_the_address_is_left_to_the_kernel() {
     let others = [
         v4(81, SYN_ALONE),
         v6(81, ACK),
-        // Nobody takes new connections there.
+        // The engine accepts no new connections on this port.
         v4(HAS_CONNECTIONS, SYN_ALONE),
         v6(HAS_CONNECTIONS, SYN_ALONE),
         later_fragment,
@@ -193,14 +194,15 @@ fn errors_are_taken_by_the_port_that_they_quote() {
     ] {
         assert_eq!(bench.taken(&not_for_us), (false, false));
     }
-    // Behind a packet socket both have them: the socket's own filter lets them through.
+    // With a packet socket both the kernel and the engine get errors: the socket's own filter
+    // accepts them.
     assert!(!bench.taken(&error_v4(3, LISTENS)).0);
 }
 
 #[test]
 fn frames_cut_short_anywhere_are_left_to_the_kernel() {
     let Some(bench) = bench() else { return };
-    // The kernel runs no frame that is shorter than the headers of Ethernet and IP.
+    // The kernel's test run takes no frame that is shorter than the headers of Ethernet and IP.
     for (whole, shortest) in [(v4(LISTENS, ACK), 34), (v6(LISTENS, ACK), 54)] {
         for length in shortest..whole.len() {
             assert_eq!(bench.taken(&whole[..length]), (false, false), "{length}");
@@ -240,7 +242,7 @@ fn ports_to_go_out_from_are_the_engines_but_for_requests() {
     outgoing(&[61_001, 61_002, LISTENS]);
     assert_eq!(answers([61_001, 61_002, 61_003]), [true, true, false]);
     assert_eq!(bench.taken(&v4(61_001, SYN_ALONE)), (false, false));
-    // One that is used otherwise, too, stays what it is.
+    // A port that also has another use keeps that use.
     assert_eq!(bench.taken(&v4(LISTENS, SYN_ALONE)), (true, true));
     outgoing(&[61_002, 61_003]);
     assert_eq!(answers([61_001, 61_002, 61_003]), [false, true, true]);
@@ -257,7 +259,7 @@ fn requests_are_the_kernels_while_a_thread_is_silent() {
     let requests = || [v4, v6].map(|one| bench.taken(&one(LISTENS, SYN_ALONE)));
     assert_eq!(requests(), [(true, true); 2]);
     std::thread::sleep(super::super::SILENCE_MAX);
-    // One that is awake does not speak for another.
+    // One awake thread does not stand in for another thread.
     bench._table.note_awake(1).expect("noted");
     assert_eq!(requests(), [(false, false); 2]);
     for one in [v4, v6] {
