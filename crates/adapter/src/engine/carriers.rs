@@ -113,6 +113,15 @@ impl Serving {
         }
     }
 
+    /// True when the carrier is not too old for another connection. Carriers are made in bursts. If
+    /// all of a burst became too old at the same moment, all of them would be missing. So the limit
+    /// is up to 7/16 of [`AGE_MAX`] less, by the port.
+    fn is_young(&self, now: Instant) -> bool {
+        let sixteenths = u32::from(self.port).wrapping_mul(0x9E37_79B1) >> 29;
+        let limit = AGE_MAX - AGE_MAX / 16 * sixteenths;
+        now.saturating_duration_since(self.made) < limit
+    }
+
     /// When a seed becomes an ordinary connection.
     pub(super) fn pairing_ends(&self) -> Instant {
         self.made + PAIRING_MAX
@@ -247,7 +256,7 @@ impl Carriers {
     pub(super) fn park(&mut self, reusable: Reusable, channels: &mut Channels, now: Instant) {
         let serving = reusable.serving;
         channels.hand_over(reusable.channel.place, None);
-        let is_young = now.saturating_duration_since(serving.made) < AGE_MAX;
+        let is_young = serving.is_young(now);
         match serving.target {
             Some(target) => {
                 self.park_for_listener(reusable, target.address, channels, is_young, now);
@@ -325,8 +334,13 @@ impl Carriers {
         announce: impl FnOnce(Direction, u16),
     ) -> Option<Reusable> {
         let of = self.by_target.get_mut(&target)?;
+        while let Some(old) = of.take_old(now) {
+            self.parked -= 1;
+            self.owners.remove(&old.carrier.serial);
+            retire(old, channels);
+        }
         of.ask_who_listens(&mut self.diag, target, now);
-        let place = of.choose(channels, now)?;
+        let place = of.choose(channels)?;
         let Parked { mut reusable, .. } = of.parked.remove(place)?;
         self.parked -= 1;
         self.owners.remove(&reusable.carrier.serial);
@@ -461,9 +475,17 @@ impl OfListener {
         self.listening = Some((inode, now));
     }
 
+    /// Takes away a carrier that is too old, of those that are looked at for a connection: they
+    /// would hide younger ones behind them.
+    fn take_old(&mut self, now: Instant) -> Option<Reusable> {
+        let mut looked_at = self.parked.iter().take(LOOKED_AT_MAX);
+        let place = looked_at.position(|parked| !parked.reusable.serving.is_young(now))?;
+        Some(self.parked.remove(place)?.reusable)
+    }
+
     /// The index of the carrier to claim: one of the program that got the last connection, while
     /// its queue is short; otherwise one of the program with the shortest queue.
-    fn choose(&self, channels: &Channels, now: Instant) -> Option<usize> {
+    fn choose(&self, channels: &Channels) -> Option<usize> {
         let mut best = None;
         for (place, parked) in self.parked.iter().enumerate().take(LOOKED_AT_MAX) {
             let Reusable {
@@ -480,8 +502,7 @@ impl OfListener {
             });
             let is_fit = endpoint.turns().is_parked(serving.turn)
                 && endpoint.is_between_turns()
-                && self.still_listens(serving.accepting)
-                && now.saturating_duration_since(serving.made) < AGE_MAX;
+                && self.still_listens(serving.accepting);
             let Some(waiting) = waiting.filter(|_| is_fit) else {
                 continue;
             };
@@ -532,8 +553,13 @@ pub(super) fn retire(reusable: Reusable, channels: &mut Channels) {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{Ipv4Addr, TcpListener, TcpStream};
+
     use super::*;
     use crate::engine::Holder;
+    use crate::engine::channels::tests::with_queue;
+    use crate::engine::endpoint::tests::parked;
+    use crate::engine::endpoint::{FIRST_WINDOW_LOG2, WINDOW_LOG2};
     use crate::registry::TableId;
 
     fn target(client: u64, address: &str) -> Target {
@@ -593,6 +619,70 @@ mod tests {
             needed = (2 * needed).min(ORDINARY_AGAIN_MAX);
         }
         assert_eq!(needed, ORDINARY_AGAIN_MAX);
+    }
+
+    /// A carrier of that listener, at that slot of a pair, which has served a connection. Its
+    /// program's socket keeps it open.
+    fn reusable(place: (u64, u32), serving: Serving) -> (Reusable, TcpStream) {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("loopback");
+        let socket = TcpStream::connect(listener.local_addr().expect("bound"));
+        let (program, _) = listener.accept().expect("connected");
+        let (_, slot) = place;
+        let reusable = Reusable {
+            carrier: Carrier::new(socket.expect("it listens"), slot, 0),
+            endpoint: parked(),
+            channel: ChannelKey { entry: slot, place },
+            serving,
+        };
+        (reusable, program)
+    }
+
+    /// Those of one burst get too old together. Only those that were parked longest are looked at,
+    /// so nobody found a younger one until they had been parked for two seconds.
+    #[test]
+    fn carriers_that_are_too_old_hide_no_younger_one() {
+        const PAIR: u64 = 7;
+        let (mut carriers, mut channels) = (Carriers::default(), with_queue(PAIR, 8));
+        let target = target(1, "127.0.0.1:80");
+        let began = Instant::now();
+        let at_last = began + AGE_MAX;
+        let last = 2 * LOOKED_AT_MAX as u32;
+        let mut programs = Vec::new();
+        for slot in 0..=last {
+            let made = if slot < last { began } else { at_last };
+            let serving = Serving {
+                accepting: Accepting::OurUser,
+                ..Serving::first(Some(target), 4_000, made)
+            };
+            channels.enter(PAIR, slot, slot);
+            let (reusable, program) = reusable((PAIR, slot), serving);
+            carriers.park(reusable, &mut channels, made);
+            programs.push(program);
+        }
+        let logs = (FIRST_WINDOW_LOG2, WINDOW_LOG2);
+        let claimed = carriers.claim(target.address, logs, &mut channels, at_last, |_, _| {});
+        let claimed = claimed.map(|used| used.channel.place);
+        assert_eq!(claimed, Some((PAIR, last)));
+        assert_eq!(carriers.parked(), 0, "the others are retired");
+    }
+
+    #[test]
+    fn carriers_of_one_burst_get_too_old_one_after_the_other() {
+        let made = Instant::now();
+        let seeds = (1..=u16::MAX).filter(|port| Carriers::is_port_for(*port, true));
+        let seeds = seeds.map(|port| Serving::first(None, port, made));
+        let seeds: Vec<Serving> = seeds.collect();
+        let young = |passed| {
+            let young = seeds.iter().filter(|seed| seed.is_young(made + passed));
+            young.count()
+        };
+        assert_eq!(young(AGE_MAX / 2), seeds.len());
+        assert_eq!(young(AGE_MAX), 0);
+        let half = young(AGE_MAX / 4 * 3);
+        assert!(
+            half > seeds.len() / 4 && half < seeds.len() / 4 * 3,
+            "{half}"
+        );
     }
 
     #[test]

@@ -565,4 +565,4 @@ fn socket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

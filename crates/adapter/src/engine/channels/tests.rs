@@ -93,6 +93,14 @@ impl Bench {
     }
 }
 
+/// A client with a pair of processes, whose program lets so many connections wait.
+pub(in crate::engine) fn with_queue(pair: u64, places: u32) -> Channels {
+    let mut bench = Bench::new();
+    let (_, made) = bench.entered(pair, 0, 0);
+    made.program.acceptable().open(places);
+    bench.channels
+}
+
 impl Made {
     fn new(asked: &Message, pair: u64, slot: u32) -> Made {
         let file = create_pair().expect("memfd");

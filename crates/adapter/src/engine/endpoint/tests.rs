@@ -130,6 +130,21 @@ fn up(next: u64, carrier: u64) -> (Endpoint, Program) {
     (endpoint, program)
 }
 
+/// The end of a carrier whose first turn is over at both ends.
+pub(in crate::engine) fn parked() -> Endpoint {
+    let (mut endpoint, program) = up(0, 0);
+    program.go_up(0);
+    assert_eq!(endpoint.next(0, 0, Carrier::Empty), Ok(Next::Wait));
+    assert!(
+        program.read(1, 0).is_empty(),
+        "it has seen that ours is a ring"
+    );
+    program.end_turn(Turn::FIRST);
+    endpoint.end_turn(Turn::FIRST);
+    assert!(endpoint.is_between_turns());
+    endpoint
+}
+
 fn pattern(from: u64, len: usize) -> Vec<u8> {
     (from..from + len as u64)
         .map(|at| (at % 251) as u8)
