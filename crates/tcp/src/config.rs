@@ -1,4 +1,4 @@
-//! Decisions of an engine's owner: the link it stands on, and how its connections behave.
+//! Configuration by the engine's owner: the link, and the behaviour of connections.
 
 use core::net::IpAddr;
 use core::num::NonZeroU8;
@@ -14,34 +14,34 @@ pub enum Medium {
     Ethernet {
         /// Our address on the link.
         mac: MacAddress,
-        /// Whether the engine owns its IP addresses there, and so answers ARP requests and
-        /// neighbour solicitations for them. Not where the kernel shares the interface.
+        /// Whether the engine owns its IP addresses on this link, and so answers ARP requests and
+        /// neighbour solicitations for them. False if the kernel shares the interface.
         resolve: bool,
     },
     /// Bare IP packets, as on a TUN device.
     Ip,
 }
 
-/// Work that the link does for us. Each is a switch of its own.
+/// Work that the link does for the engine. Each kind is switched on separately.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Offload {
-    /// The link completes TCP checksums: segments leave with the pseudo-header's sum alone.
+    /// The link completes TCP checksums: segments are sent with the pseudo-header's sum only.
     pub transmit_checksum: bool,
-    /// Segmentation offload: the largest TCP payload the link cuts into segments by itself. Zero
-    /// where it does not.
+    /// Segmentation offload: the largest TCP payload that the link divides into segments. Zero if
+    /// it does not.
     pub segmentation_bytes_max: u32,
 }
 
-/// One of the engine's addresses, and the neighbourhood that comes with it.
+/// One of the engine's addresses, and its network.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct InterfaceAddress {
     /// The address.
     pub address: IpAddr,
-    /// Length of the prefix whose hosts are reached directly.
+    /// Length of the prefix of hosts that are reached without a router.
     pub prefix_bits: u8,
 }
 
-/// A way to the hosts beyond the link.
+/// A route to hosts beyond the link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Route {
     /// Destinations: the address part of the prefix.
@@ -52,7 +52,7 @@ pub struct Route {
     pub gateway: IpAddr,
 }
 
-/// Which algorithm decides the congestion window.
+/// The algorithm that sets the congestion window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum CongestionControl {
     /// RFC 5681 and RFC 6582.
@@ -60,21 +60,22 @@ pub enum CongestionControl {
     /// RFC 9438.
     #[default]
     Cubic,
-    /// RFC 8257. Only for networks whose switches mark as it expects.
+    /// RFC 8257. Only for networks whose switches mark packets as DCTCP expects.
     Dctcp,
     /// draft-ietf-ccwg-bbr: a model of the path. Data is always paced.
     Bbr,
 }
 
-/// Explicit congestion notification: what a connection asks for, or what both ends have agreed on.
+/// Explicit congestion notification: the mode a connection asks for, or the negotiated mode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum EcnMode {
-    /// None.
+    /// No ECN.
     #[default]
     Off,
-    /// RFC 3168: a receiver says that there was a mark, until the sender has answered.
+    /// RFC 3168: a receiver reports a mark repeatedly, until the sender has responded.
     Classic,
-    /// RFC 9768: a receiver counts the marks. With a remote that does not, as [`EcnMode::Classic`].
+    /// RFC 9768: a receiver counts the marks. If the remote does not support it:
+    /// [`EcnMode::Classic`].
     Accurate,
 }
 
@@ -91,28 +92,28 @@ pub struct Keepalive {
     pub probes_max: NonZeroU8,
 }
 
-/// How one connection behaves. Listeners hand theirs to the connections they accept.
+/// The behaviour of a connection. Connections take the options of their listener.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Options {
     /// The congestion control algorithm.
     pub congestion: CongestionControl,
     /// Negotiate explicit congestion notification.
     pub ecn: EcnMode,
-    /// Spread data over the round trip instead of sending bursts, where the handshake took
-    /// [`PACED_ROUND_TRIP_MIN`](Self::PACED_ROUND_TRIP_MIN) or more. On a shorter path the parts
-    /// would be shorter than the timers' granularity.
+    /// Spread data over the round trip instead of sending bursts, if the handshake took at least
+    /// [`PACED_ROUND_TRIP_MIN`](Self::PACED_ROUND_TRIP_MIN). On a shorter path the intervals would
+    /// be shorter than the timers' granularity.
     pub pacing: bool,
     /// Send small segments at once (the Nagle algorithm off).
     pub nodelay: bool,
     /// Probe a silent remote.
     pub keepalive: Option<Keepalive>,
-    /// Give up when data, or a SYN, stays unacknowledged for so long (RFC 9293 section 3.9.1, RFC
+    /// Give up when data or a SYN stays unacknowledged for this long (RFC 9293 section 3.9.1, RFC
     /// 5482).
     pub user_timeout: Option<Duration>,
     /// Retransmissions of a SYN before giving up (TCP_SYNCNT), instead of
     /// [`Config::syn_retries_max`].
     pub syn_retries_max: Option<NonZeroU8>,
-    /// The receive window to begin with. The host's receive ring must hold as much.
+    /// The initial receive window. The host's receive ring must have at least this size.
     pub receive_bytes: u32,
     /// The size up to which the receive window may grow while the host keeps up with a fast remote.
     pub receive_bytes_max: u32,
@@ -123,7 +124,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// The round trip from which on pacing has an effect.
+    /// The shortest round trip at which pacing has an effect.
     pub const PACED_ROUND_TRIP_MIN: Duration = Duration::from_millis(4);
 }
 
@@ -155,48 +156,49 @@ impl Default for Options {
 pub struct Config {
     /// The kind of packets on the link.
     pub medium: Medium,
-    /// The largest IP packet the link takes.
+    /// The largest IP packet that the link takes, in bytes.
     pub mtu: u16,
     //= RFC 9293#3.9.2
     //# Time to Live (TTL): The TTL value used to send TCP segments MUST be configurable
     //# (MUST-49).
-    /// TTL or hop limit of packets. Neighbour discovery has its own.
+    /// TTL or hop limit of packets. Neighbour discovery uses its own.
     pub hop_limit: u8,
-    /// Work that the link does for us.
+    /// Work that the link does for the engine.
     pub offload: Offload,
     /// The engine's addresses.
     pub addresses: Vec<InterfaceAddress>,
-    /// Ways beyond the link, the most specific match first served.
+    /// Routes beyond the link; the most specific match is used.
     pub routes: Vec<Route>,
-    /// The host knows all ways, those on the link too, and [`Self::routes`] are not used:
+    /// The host knows all routes, even those on the link, and [`Self::routes`] are not used:
     /// [`crate::Engine::poll_way`] asks, [`crate::Engine::set_way`] answers.
     pub asks_ways: bool,
-    /// Connections in any state. Memory is reserved for all and touched as they come.
+    /// The most connections, in any state. Memory is reserved for all, and touched when a
+    /// connection is created.
     pub connections_max: usize,
-    /// Half-open connections of all listeners; beyond, SYN cookies (RFC 4987) take over.
+    /// The most half-open connections of all listeners; for more, SYN cookies are used (RFC 4987).
     pub half_open_max: usize,
-    /// The engine's share of the connections, where several have the same addresses.
+    /// The engine's share of the connections, if several engines have the same addresses.
     pub share: Share,
-    /// Ports for connections that name none: first and last.
+    /// The first and last port for connections that name no port.
     pub ephemeral_ports: (u16, u16),
     /// Lower bound of the retransmission timeout. RFC 6298 section 2.4 asks for one second and
-    /// allows less with a finer clock and better estimators; Linux uses 200 ms. Less than the
-    /// timers' granularity, a millisecond, counts as that.
+    /// allows less with a finer clock and better estimators; Linux uses 200 ms. Values below the
+    /// timers' granularity count as one millisecond.
     pub rto_min: Duration,
     /// Upper bound of the retransmission timeout (RFC 6298 section 2.5: at least 60 s).
     pub rto_max: Duration,
-    /// The timeout before anything was measured (RFC 6298 section 2.1).
+    /// The timeout before the first measurement (RFC 6298 section 2.1).
     pub rto_initial: Duration,
-    /// How long an acknowledgement may wait for company. RFC 9293 section 3.8.6.3 wants less than
-    /// half a second; what is not less counts as 499 ms.
+    /// How long an acknowledgement may be delayed. RFC 9293 section 3.8.6.3 wants less than half a
+    /// second; longer values count as 499 ms.
     pub delayed_ack: Duration,
-    /// TIME-WAIT, two maximum segment lifetimes. RFC 9293 section 3.4.2 says 2 min each; Linux
-    /// waits 60 s in all, and so do we.
+    /// Duration of TIME-WAIT, two maximum segment lifetimes. RFC 9293 section 3.4.2 says 2 min
+    /// each; Linux waits 60 s in total, and so does the engine.
     pub time_wait: Duration,
     /// Retransmissions of a SYN before the attempt fails.
     pub syn_retries_max: u8,
-    /// Retransmissions of data, and probes of a window, before the connection is given up (R2 of
-    /// RFC 9293 section 3.8.3), where no user timeout decides.
+    /// Retransmissions of data, or window probes, before the connection is given up (R2 of RFC 9293
+    /// section 3.8.3), if no user timeout is set.
     pub retries_max: u8,
     /// Offer timestamps (RFC 7323).
     pub timestamps: bool,
@@ -204,32 +206,32 @@ pub struct Config {
     pub sack: bool,
     /// Offer window scaling (RFC 7323).
     pub window_scaling: bool,
-    /// Probe for the loss of a flight's tail (RFC 8985 section 7).
+    /// Send tail loss probes (RFC 8985 section 7).
     pub tail_probes: bool,
-    /// Begin with the initial window again after an idle time (RFC 5681 section 4.1).
+    /// Return to the initial window after an idle time (RFC 5681 section 4.1).
     pub restart_after_idle: bool,
-    /// The secret of Fast Open's cookies; drawn if it is `None`. Engines with the same addresses
-    /// have the same, because any of them may get a remote's next connection.
+    /// The secret of Fast Open's cookies; random if `None`. Engines with the same addresses need
+    /// the same secret, because any of them may get a remote's next connection.
     pub fast_open_key: Option<[u64; 2]>,
-    /// Challenge acknowledgements a second, of all connections (RFC 5961 section 7). Each
+    /// Challenge acknowledgements per second, of all connections (RFC 5961 section 7). Each
     /// connection sends at most one in half a second, as on Linux (`tcp_invalid_ratelimit`). This
-    /// limit and the next ones count apart: a flood that uses up one takes nothing from the others.
+    /// limit and the next ones are separate: a flood that uses up one does not affect the others.
     pub challenges_per_second_max: u32,
-    /// Resets a second that refuse segments without a connection (RFC 9293 section 3.10.7.1).
+    /// Resets per second that refuse segments without a connection (RFC 9293 section 3.10.7.1).
     pub refusals_per_second_max: u32,
-    /// Echo replies a second (RFC 1122 section 3.2.2.6, RFC 4443 section 4.2).
+    /// Echo replies per second (RFC 1122 section 3.2.2.6, RFC 4443 section 4.2).
     pub echo_replies_per_second_max: u32,
-    /// ARP replies a second (RFC 826). A crowd of honest neighbours may ask at once.
+    /// ARP replies per second (RFC 826). Many honest neighbours may ask at the same time.
     pub arp_replies_per_second_max: u32,
-    /// Neighbour advertisements a second that answer solicitations (RFC 4861 section 7.2.4).
+    /// Neighbour advertisements per second that answer solicitations (RFC 4861 section 7.2.4).
     pub advertisements_per_second_max: u32,
-    /// SYN cookies a second (RFC 4987). A flood's SYNs beyond it get no answer. An honest SYN among
+    /// SYN cookies per second (RFC 4987). SYNs beyond this limit get no answer. An honest SYN among
     /// them gets none either, and is sent again: so this limit is far above the others.
     pub cookies_per_second_max: u32,
 }
 
 impl Config {
-    /// A configuration for one address on a link, everything else as most hosts want it.
+    /// A configuration for one address on a link, with defaults that suit most hosts.
     #[must_use]
     pub fn new(medium: Medium, mtu: u16, address: InterfaceAddress) -> Self {
         Self {

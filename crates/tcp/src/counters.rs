@@ -1,14 +1,14 @@
-//! The engine's counters. Plain numbers, read by whoever runs it.
+//! The engine's counters.
 
 use crate::wire::Malformed;
 
-/// Everything since the engine was made.
+/// Counts since the engine was made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counters {
-    /// Frames handed in.
+    /// Frames received from the link.
     pub frames_received: u64,
-    /// Frames handed out.
+    /// Frames given to the link.
     pub frames_sent: u64,
     /// Segments received with a correct header.
     pub segments_received: u64,
@@ -16,7 +16,7 @@ pub struct Counters {
     pub segments_sent: u64,
     /// Received segments that took the fast path.
     pub segments_predicted: u64,
-    /// Payload bytes placed with the host.
+    /// Payload bytes placed in the host's rings.
     pub bytes_received: u64,
     /// Payload bytes sent, retransmissions included.
     pub bytes_sent: u64,
@@ -24,7 +24,7 @@ pub struct Counters {
     pub retransmissions: u64,
     /// Retransmission timeouts.
     pub timeouts: u64,
-    /// Segments sent to find out whether the path takes larger ones (RFC 4821).
+    /// Segments sent to probe a larger MTU (RFC 4821).
     pub mtu_probes: u64,
     /// Tail loss probes (RFC 8985).
     pub tail_probes: u64,
@@ -32,19 +32,19 @@ pub struct Counters {
     pub probes: u64,
     /// Recoveries entered.
     pub recoveries: u64,
-    /// Recoveries and timeouts that turned out to be unnecessary and were undone.
+    /// Recoveries and timeouts that were unnecessary and were undone.
     pub recoveries_undone: u64,
     /// Segments that brought nothing new.
     pub duplicates_received: u64,
-    /// Segments received before their turn.
+    /// Segments received beyond a gap.
     pub out_of_order_received: u64,
     /// Payload that arrived beyond the window.
     pub beyond_window: u64,
-    /// Segments refused because their timestamp was older than one before (PAWS).
+    /// Segments dropped because their timestamp was older than a former one (PAWS).
     pub paws_refused: u64,
-    /// Payload dropped because the host had no room for it, in spite of the window.
+    /// Payload dropped because the host had no room for it, although the window allowed it.
     pub host_had_no_room: u64,
-    /// Payload bytes that the host had discarded ahead of a gap, to be sent again.
+    /// Payload bytes beyond a gap that the host discarded; the remote sends them again.
     pub early_bytes_discarded: u64,
     /// Segments dropped because too many gaps were open.
     pub too_many_gaps: u64,
@@ -60,40 +60,40 @@ pub struct Counters {
     pub cookies_suppressed: u64,
     /// Resets sent.
     pub resets_sent: u64,
-    /// Resets received and believed.
+    /// Resets received and accepted.
     pub resets_received: u64,
     /// Connections opened by the host.
     pub connections_opened: u64,
     /// Connections accepted from remotes.
     pub connections_accepted: u64,
-    /// SYNs, and acknowledgements that would have ended a handshake, dropped because a listener's
-    /// backlog was full.
+    /// SYNs, and acknowledgements that would have completed a handshake, dropped because a
+    /// listener's backlog was full.
     pub backlog_overflows: u64,
     /// SYN cookies sent (RFC 4987).
     pub cookies_sent: u64,
-    /// SYN cookies that came back correct.
+    /// Valid SYN cookies received.
     pub cookies_accepted: u64,
     /// SYNs of ours with payload (RFC 7413).
     pub fast_opens_sent: u64,
-    /// SYNs with payload that their SYN-ACK acknowledged with it, ours.
+    /// Our SYNs with payload whose SYN-ACK acknowledged the payload.
     pub fast_opens_acknowledged: u64,
-    /// Connections opened to the host by a SYN with a valid cookie.
+    /// Connections given to the host on a SYN with a valid cookie.
     pub fast_opens_accepted: u64,
-    /// SYNs with a cookie that opened no connection to the host: the cookie was not ours, too many
-    /// waited, or the host had no room. Their handshake was an ordinary one.
+    /// SYNs with a cookie that did not give the host a connection: the cookie was not ours, too
+    /// many were pending, or the host had no room. Their handshake was an ordinary one.
     pub fast_opens_declined: u64,
     /// Fast Open cookies given to remotes.
     pub fast_open_cookies_given: u64,
-    /// TIME-WAIT connections that gave way to a new one (RFC 6191).
+    /// TIME-WAIT connections that were replaced by a new one (RFC 6191).
     pub time_wait_reused: u64,
-    /// TIME-WAIT connections cut short because there was no room for another.
+    /// TIME-WAIT connections closed early because there was no room for another connection.
     pub time_wait_cut: u64,
-    /// Segments for nobody.
+    /// Segments without a connection.
     pub no_connection: u64,
     /// Packets for an address or protocol that is not ours.
     pub not_for_us: u64,
-    /// Fragments dropped: their packet gave way to a newer one because the reassembly store was
-    /// full, or its time was over, or it could not be had.
+    /// Fragments dropped: their packet was replaced by a newer one because the reassembly store was
+    /// full, or it expired, or it was invalid.
     pub fragments_dropped: u64,
     /// Answers dropped because the queue of frames without a connection was full.
     pub control_queue_full: u64,
@@ -105,13 +105,13 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Frames dropped for this reason, or segments used without a bad option.
+    /// Frames dropped for this reason, or segments that were used without an invalid option.
     #[must_use]
     pub const fn malformed(&self, reason: Malformed) -> u64 {
         self.malformed[reason as usize]
     }
 
-    /// Frames that were malformed in any way: all are dropped but those with a bad option.
+    /// Malformed frames of all kinds: all are dropped except those with an invalid option.
     #[must_use]
     pub fn malformed_total(&self) -> u64 {
         self.malformed.iter().sum()

@@ -1,4 +1,4 @@
-//! A connection's name in the network.
+//! The endpoints that identify a connection.
 
 use crate::wire::ip::Address;
 

@@ -1,15 +1,15 @@
-//! The offload engine: a complete TCP/IP that does no I/O.
+//! The offload engine: a complete TCP/IP without I/O.
 //!
-//! Frames go in, frames come out, and the caller says what time it is and where randomness comes
-//! from; nothing else is known here, so one seed replays everything. See [`Engine`] for the steps
-//! and [`Memory`] for where payload lives. The README lists, by RFC, what is there and what is not.
+//! Frames go in and frames come out. The caller gives the time and the randomness. The engine knows
+//! nothing else, so one seed replays everything. See [`Engine`] for the steps and [`Memory`] for
+//! the place of payload. The README lists, by RFC, the supported and the missing functions.
 //!
 //! - `engine`: many connections, one link; `share`: several engines on one link.
-//! - `connection`: one connection; `state`: how it stands; `flow`: its name in the network.
+//! - `connection`: one connection; `state`: its states; `flow`: its endpoints.
 //! - `wire`: frames as bytes; [`numbers`]: types and protocols.
 //! - `host`: the interface to the engine's owner; `config`: the owner's decisions; `counters`.
 //! - `time`, `position`, `random`: microseconds, sequence numbers that do not wrap, keyed hashing.
-//! - [`sim`]: a network in one thread, decided by one number.
+//! - [`sim`]: a network in one thread, determined by one seed.
 //!
 //! ```
 //! use toehold_tcp::{Config, Engine, Instant, InterfaceAddress, Medium, Options, Random};

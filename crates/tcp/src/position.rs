@@ -1,7 +1,7 @@
 //! Positions: sequence numbers that do not wrap.
 //!
-//! The wire carries 32 bits; inside the engine every sequence number is a 64-bit position, so that
-//! comparisons are comparisons. Only the two functions here know about wrapping.
+//! The wire carries 32 bits. Inside the engine every sequence number is a 64-bit position, so that
+//! positions can be compared directly. Only the two functions here handle wrapping.
 //!
 //! ```text
 //!   position   -1      0       1       ...   n
@@ -9,21 +9,21 @@
 //!   meaning    SYN     byte 0  byte 1        FIN, after n bytes
 //! ```
 //!
-//! They count the bytes of the stream, and are signed so that the SYN, and any old segment up to
-//! 2^31 before it, has one too. Instead of its initial sequence number, a connection keeps the
-//! number of the first byte.
+//! Positions count the bytes of the stream. They are signed, so that the SYN and any old segment up
+//! to 2^31 before it have positions too. A connection stores the number of its first byte instead
+//! of its initial sequence number.
 
 use core::fmt;
 use core::ops::{Add, AddAssign, Sub};
 
-/// A place in one direction of a connection's sequence space.
+/// A position in one direction's sequence space.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Position(pub(crate) i64);
 
 impl Position {
-    /// Where the SYN stands.
+    /// The position of the SYN.
     pub(crate) const SYN: Self = Self(-1);
-    /// Where the first byte of the stream stands.
+    /// The position of the first byte of the stream.
     pub(crate) const FIRST_BYTE: Self = Self(0);
 
     /// The position of a byte of the stream.
@@ -31,12 +31,12 @@ impl Position {
         Self(offset as i64)
     }
 
-    /// How many bytes of the stream stand before this position.
+    /// The number of stream bytes before this position.
     pub(crate) const fn byte(self) -> u64 {
         if self.0 < 0 { 0 } else { self.0 as u64 }
     }
 
-    /// The 32 bits that stand for this position on the wire, in a stream whose first byte has
+    /// The 32 bits of this position on the wire, in a stream whose first byte has the number
     /// `first`.
     #[inline]
     pub(crate) const fn wire(self, first: u32) -> u32 {
@@ -50,7 +50,7 @@ impl Position {
         self.0.wrapping_sub(earlier.0) as u64
     }
 
-    /// The position nearest to `near` that `wire` can stand for.
+    /// The position nearest to `near` whose number is `wire`.
     #[inline]
     pub(crate) const fn from_wire(wire: u32, first: u32, near: Self) -> Self {
         let distance = wire.wrapping_sub(near.wire(first)) as i32;
@@ -58,7 +58,7 @@ impl Position {
     }
 }
 
-/// Before everything that any wire number can stand for.
+/// Before every position of any number on the wire.
 impl Default for Position {
     fn default() -> Self {
         Self(-(1 << 32))
@@ -95,7 +95,7 @@ impl fmt::Debug for Position {
     }
 }
 
-/// A half-open run of positions.
+/// A half-open range of positions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Span {
     /// The first position inside.
@@ -124,7 +124,7 @@ mod tests {
         }
     }
 
-    /// Numbers at and around every place where 32 bits or their sign turn over.
+    /// Numbers at and around every place where 32 bits or their sign wrap.
     fn edges() -> impl Iterator<Item = u32> {
         let around =
             |edge: u32| (0..=4u32).map(move |step| edge.wrapping_add(step).wrapping_sub(2));
@@ -135,8 +135,8 @@ mod tests {
 
     #[test]
     fn every_number_stands_for_the_nearest_position() {
-        // Positions that a connection may be at: its beginning, and around each turn of the
-        // numbers up to petabytes.
+        // Positions of a connection: at its beginning, and around each wrap of the numbers, up to
+        // petabytes.
         let nears = [0i64, 1 << 31, 1 << 32, 3 << 31, 1 << 50].map(|near| near..=near + 2);
         for near in nears.into_iter().flatten().map(|near| Position(near - 1)) {
             for (first, distance) in edges().flat_map(|a| edges().map(move |b| (a, b))) {
@@ -152,11 +152,11 @@ mod tests {
         }
     }
 
-    /// The number of the first byte, and the position behind it where the numbers turn over for the
-    /// second time: its number is 0.
+    /// The number of the first byte, and a later position at which the numbers wrap for the second
+    /// time: its number is 0.
     const TURN: (u32, Position) = (0x9e37_79b9, Position((2 << 32) - 0x9e37_79b9));
 
-    /// The 2^32 distances that a number on the wire can tell, each of them.
+    /// All 2^32 distances that a number on the wire can express.
     fn distances() -> impl Iterator<Item = i64> {
         i64::from(i32::MIN)..1 << 31
     }
@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn positions_compare_as_numbers_do_within_half_of_them() {
-        // Serial arithmetic (RFC 1982) on the numbers, which the positions replace.
+        // Serial arithmetic (RFC 1982) on wire numbers, which positions replace.
         let is_before = |a: u32, b: u32| a != b && b.wrapping_sub(a) < 1 << 31;
         let near = Position::of_byte(1 << 40);
         for (first, a) in edges().flat_map(|first| edges().map(move |a| (first, a))) {

@@ -1,15 +1,15 @@
-//! Randomness and keyed hashing. Everything follows from the seed the caller passed in.
+//! Randomness and keyed hashing. Everything follows from the seed that the caller gives.
 
 /// A small, fast generator (xoshiro256**), seeded through SplitMix64.
 ///
-/// It decides jitter and ports; secrets go through SipHash, whose key is drawn from it. The caller
-/// of the engine seeds it from the system's entropy, the simulator from its seed. It is not a
-/// crate's generator: a recorded seed must replay the same run with every later version.
+/// It gives jitter and ports, and the key of SipHash, which makes secrets. The caller of the engine
+/// seeds it from the system's entropy, the simulator from its seed. The generator is not taken from
+/// another crate: a recorded seed must replay the same run with every later version.
 #[derive(Clone, Debug)]
 pub struct Random([u64; 4]);
 
 impl Random {
-    /// A generator whose whole future follows from `seed`.
+    /// A generator that is determined by `seed`.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         let mut state = seed;

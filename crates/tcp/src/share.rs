@@ -1,11 +1,11 @@
-//! Several engines with the same addresses on one link: which of them a connection belongs to.
+//! Several engines with the same addresses on one link: which engine owns a connection.
 //!
-//! All threads use one keyed hash of both ends: so nobody has to be asked, a port is in use or in
-//! TIME-WAIT where its connection is, and a remote that does not know the key cannot load one
-//! engine more than the others.
+//! All threads use one keyed hash of both endpoints. So a thread need not ask the others: a port
+//! that is in use or in TIME-WAIT is known to the engine that owns its connection. And a remote
+//! that does not know the key cannot load one engine more than the others.
 //!
-//! The hash takes 32 bits at a time, which a classic BPF program can do as well: so a link can give
-//! each engine its own frames ([`Spread`]).
+//! The hash takes 32 bits at a time, which a classic BPF program can do as well: so a link can
+//! deliver to each engine its own frames ([`Spread`]).
 
 use core::fmt;
 use core::net::SocketAddr;
@@ -21,29 +21,29 @@ pub struct Share {
     index: u32,
 }
 
-/// How connections are spread over engines, for those who spread frames.
+/// How connections are spread over engines, for code that distributes frames.
 ///
 /// The hash of a connection begins with [`Spread::start_v4`] or [`Spread::start_v6`].
-/// [`Spread::mix`] takes in one word after the other: for IPv6 the first three words of the local
-/// address, and those of the remote one; then the last word of each, and the ports, the remote's in
-/// the upper half. For fragments, which do not all have ports, that word is 0. [`Spread::owner`]
-/// makes the engine's number of it.
+/// [`Spread::mix`] adds one word after the other: for IPv6 the first three words of the local
+/// address and of the remote one; then the last word of each, and the ports, with the remote's port
+/// in the upper half. For fragments, which may have no ports, that word is 0. [`Spread::owner`]
+/// turns the hash into the engine's number.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Spread {
-    /// The secret, with which the hash of an IPv6 connection begins.
+    /// A secret: the hash of an IPv6 connection begins with it.
     pub start_v6: u32,
-    /// The hash after the six words that all IPv4 connections have in common.
+    /// The hash after the six words that all IPv4 connections share.
     pub start_v4: u32,
-    /// Secret, and odd: nothing is lost by multiplication.
+    /// A secret odd number, so that multiplication loses no information.
     pub factor: u32,
-    /// How many engines there are. Invariant: at least 1.
+    /// The number of engines. Invariant: at least 1.
     pub count: u32,
 }
 
 impl Spread {
-    /// Bits by which each step turns the upper half down.
+    /// Each step shifts the upper bits down by this.
     pub const MIX_SHIFT: u32 = 15;
-    /// The last steps of the hash (MurmurHash3, fmix32): a shift, and what it is multiplied with.
+    /// The last steps of the hash (MurmurHash3, fmix32): a shift, and a factor.
     pub const LAST_STEPS: [(u32, u32); 2] = [(16, 0x85eb_ca6b), (13, 0xc2b2_ae35)];
     /// The last shift before the number is scaled: only the upper half is used.
     pub const SCALE_SHIFT: u32 = 16;
@@ -65,7 +65,7 @@ impl Spread {
         Spread { start_v4, ..spread }
     }
 
-    /// Takes another word in.
+    /// Adds another word to the hash.
     #[inline]
     #[must_use]
     pub const fn mix(&self, hash: u32, word: u32) -> u32 {
@@ -73,7 +73,7 @@ impl Spread {
         product ^ product >> Self::MIX_SHIFT
     }
 
-    /// Which engine a hash stands for.
+    /// The number of the engine for a hash.
     #[inline]
     #[must_use]
     pub fn owner(&self, hash: u32) -> usize {
@@ -94,16 +94,16 @@ impl fmt::Debug for Spread {
 }
 
 impl Share {
-    /// Everything: there is one engine.
+    /// The share of a single engine: all connections.
     pub const WHOLE: Share = Share {
         spread: Spread::new(0, 1),
         index: 0,
     };
 
-    /// The shares of `count` engines, which must be at least one.
+    /// The shares of `count` engines.
     ///
     /// # Panics
-    /// When it is none, or more than 65,536.
+    /// When `count` is 0 or more than 65,536.
     #[must_use]
     pub fn among(count: u32, random: &mut Random) -> Vec<Share> {
         assert!(
@@ -121,19 +121,19 @@ impl Share {
         self.spread
     }
 
-    /// Which of the engines this is.
+    /// The number of this engine.
     #[must_use]
     pub const fn index(&self) -> usize {
         self.index as usize
     }
 
-    /// How many there are.
+    /// The number of engines.
     #[must_use]
     pub const fn count(&self) -> usize {
         self.spread.count as usize
     }
 
-    /// The thread that owns a connection between these ends.
+    /// The engine that owns a connection between these endpoints.
     #[must_use]
     pub fn owner(&self, local: SocketAddr, remote: SocketAddr) -> usize {
         self.owner_of(&FlowKey {
@@ -150,8 +150,8 @@ impl Share {
         self.place(key.local, key.remote, ports)
     }
 
-    /// The thread that assembles the fragments that one address sends to another: fragments do not
-    /// all have ports.
+    /// The engine that reassembles the fragments that one address sends to another: fragments may
+    /// have no ports.
     pub(crate) fn assembler(&self, local: Address, remote: Address) -> usize {
         self.place(local, remote, 0)
     }
@@ -161,7 +161,7 @@ impl Share {
         self.spread.count == 1 || self.owner_of(key) == self.index()
     }
 
-    /// Not cryptographic: what could be learnt is how connections are spread.
+    /// Not cryptographic: an attacker could only learn how connections are spread.
     #[inline]
     fn place(&self, local: Address, remote: Address, ports: u32) -> usize {
         let spread = &self.spread;

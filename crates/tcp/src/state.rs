@@ -1,29 +1,30 @@
-//! How a connection stands: where in its life, where with regard to loss, and why it ended.
+//! The state of a connection: its stage of life, its phase of loss recovery, and why it ended.
 
-/// The states of RFC 9293 section 3.3.2. LISTEN is a table of its own; CLOSED means that nothing
-/// will be sent or taken any more, and that the host has to be told or has to let go.
+/// The states of RFC 9293 section 3.3.2. LISTEN has a table of its own. CLOSED means that nothing
+/// is sent or accepted any more, but the host still has to be told or has to release the
+/// connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum State {
     /// No connection.
     Closed,
-    /// A SYN is on its way; nothing has come back.
+    /// A SYN was sent; there is no answer yet.
     SynSent,
-    /// A SYN came; ours is not acknowledged.
+    /// A SYN arrived; our SYN is not acknowledged.
     SynReceived,
     /// Open in both directions.
     Established,
-    /// We have finished; the remote has not even acknowledged it.
+    /// We have finished; our FIN is not acknowledged.
     FinWait1,
     /// We have finished; the remote may still send.
     FinWait2,
     /// The remote has finished; the host may still send.
     CloseWait,
-    /// Both have finished at once; ours is not acknowledged.
+    /// Both have finished at once; our FIN is not acknowledged.
     Closing,
-    /// Both have finished; ours, the later, is not acknowledged.
+    /// Both have finished, we later; our FIN is not acknowledged.
     LastAck,
-    /// Waiting for old segments to die.
+    /// Waits until old segments have expired.
     TimeWait,
 }
 
@@ -50,16 +51,17 @@ impl State {
     }
 }
 
-/// Where a connection stands with regard to loss.
+/// The phase of loss recovery.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(u8)]
 pub enum Phase {
     /// No loss is known.
     #[default]
     Open,
-    /// Losses are being repaired, or a mark answered, at the pace of the arrivals.
+    /// Losses are being repaired, or a mark is being answered, at the rate of arriving
+    /// acknowledgements.
     Recovery,
-    /// A timeout: everything begins again, in slow start.
+    /// A timeout: sending restarts in slow start.
     Loss,
 }
 
@@ -72,19 +74,19 @@ pub enum Phase {
 pub enum CloseReason {
     /// Both sides finished in order.
     Finished,
-    /// The remote refused, with a reset or by way of ICMP, before the connection existed.
+    /// The remote refused, by a reset or an ICMP message, before the connection existed.
     Refused,
     /// The remote reset it.
     Reset,
-    /// Nothing came back for too long.
+    /// The remote did not answer for too long.
     TimedOut,
-    /// There was no way to the remote, and so nothing came back: no neighbour that answered, or a
-    /// router that said so.
+    /// The remote did not answer, and it was unreachable: a neighbour did not answer, or a router
+    /// said so.
     Unreachable,
-    /// There was no way to its network: no route of ours, or of a router that said so.
+    /// There was no route to its network: no route of ours, or a router said so.
     NoRoute,
-    /// A router said that it is forbidden (ICMPv6 alone tells).
+    /// A router said that the destination is forbidden (only ICMPv6 reports this).
     Forbidden,
-    /// The host gave it up.
+    /// The host aborted it.
     Aborted,
 }

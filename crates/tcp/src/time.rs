@@ -1,7 +1,7 @@
-//! Time as the engine sees it: microseconds on a clock that somebody else reads.
+//! Time in the engine: microseconds on a clock that the caller reads.
 //!
-//! One word each, so that a deadline fits beside the sequence state it belongs to. The epoch is
-//! whatever the caller chose; only differences mean anything.
+//! Each time is one word, so that a deadline fits beside the sequence state to which it belongs.
+//! The caller chooses the epoch; only differences have a meaning.
 
 use core::fmt;
 use core::ops::{Add, AddAssign, Mul, Sub};
@@ -13,7 +13,7 @@ pub struct Instant(u64);
 impl Instant {
     /// The clock's epoch.
     pub const ZERO: Self = Self(0);
-    /// Later than every instant that will be reached: an unarmed timer.
+    /// Later than every reachable instant: an unarmed timer.
     pub const NEVER: Self = Self(u64::MAX);
 
     /// The instant `micros` after the epoch.
@@ -28,14 +28,14 @@ impl Instant {
         self.0
     }
 
-    /// The clock of the timestamps we send: RFC 7323 section 5.4 wants 1 ms to 1 s for a tick, and
-    /// 1024 us take no division.
+    /// The clock of the timestamps that we send: RFC 7323 section 5.4 wants a tick of 1 ms to 1 s,
+    /// and a tick of 1024 us needs no division.
     #[inline]
     pub(crate) const fn timestamp_ticks(self) -> u32 {
         (self.0 >> TIMESTAMP_TICK_SHIFT) as u32
     }
 
-    /// The last moment of the tick so many before this one's; `None`: that was before the epoch.
+    /// The end of the tick `ticks_ago` ticks before this one; `None` if that was before the epoch.
     pub(crate) const fn end_of_timestamp(self, ticks_ago: u32) -> Option<Self> {
         match (self.0 >> TIMESTAMP_TICK_SHIFT).checked_sub(ticks_ago as u64) {
             Some(tick) => Some(Self(((tick + 1) << TIMESTAMP_TICK_SHIFT) - 1)),
@@ -43,27 +43,27 @@ impl Instant {
         }
     }
 
-    /// How long ago `earlier` was; zero when it has not happened yet.
+    /// The time since `earlier`; zero if `earlier` is in the future.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Duration {
         Duration(self.0.saturating_sub(earlier.0))
     }
 
-    /// How long ago `earlier` was, which has happened.
+    /// The time since `earlier`, which is not in the future.
     #[inline]
     pub(crate) const fn after(self, earlier: Self) -> Duration {
         debug_assert!(earlier.0 <= self.0, "it is later");
         Duration(self.0.wrapping_sub(earlier.0))
     }
 
-    /// The instant a short time later than this one, which can be reached.
+    /// This instant plus a short span; the result is a reachable instant.
     #[inline]
     pub(crate) const fn later(self, span: Duration) -> Self {
         debug_assert!(self.is_armed());
         Self(self.0.wrapping_add(span.0))
     }
 
-    /// Whether this is a time that can be reached.
+    /// Whether this instant is reachable, so that a timer can expire.
     #[must_use]
     pub const fn is_armed(self) -> bool {
         self.0 != u64::MAX
@@ -109,7 +109,7 @@ impl Duration {
         Self(micros)
     }
 
-    /// A span of so many ticks of [`Instant::timestamp_ticks`].
+    /// A span of `ticks` ticks of [`Instant::timestamp_ticks`].
     pub(crate) const fn from_timestamp_ticks(ticks: u32) -> Self {
         Self((ticks as u64) << TIMESTAMP_TICK_SHIFT)
     }

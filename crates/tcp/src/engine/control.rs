@@ -15,7 +15,7 @@ use crate::wire::ip::{self, Address, Packet};
 use crate::wire::tcp::{self, Flags, OptionWriter, Segment, SynOptions, Timestamps};
 use crate::wire::{Malformed, arp, u16_at, u32_at};
 
-/// A whole frame, ready for the link.
+/// A complete frame, ready for the link.
 #[derive(Debug)]
 pub(super) struct ControlFrame(pub(super) Box<[u8]>);
 
@@ -29,7 +29,8 @@ impl Engine {
             .push_back(ControlFrame(frame.into_boxed_slice()));
     }
 
-    /// A frame with its link and IP headers, and room for `payload_bytes`; and where that begins.
+    /// A frame with its link and IP headers and room for `payload_bytes`; and the offset of that
+    /// room.
     fn frame_to(
         &self,
         mac: Option<MacAddress>,
@@ -82,7 +83,7 @@ impl Engine {
         }
     }
 
-    /// Where its sender is; whether it is for us.
+    /// Learns the sender's hardware address; returns whether the packet is for us.
     pub(super) fn learn_from_arp(&mut self, packet: &arp::Packet) -> bool {
         let sender = Address::v4(packet.sender.into());
         let is_for_us = self.interface.is_ours(Address::v4(packet.target.into()));
@@ -110,13 +111,14 @@ impl Engine {
         self.queue(frame);
     }
 
-    /// Asks the link where `hop` is, or has the host ask.
+    /// Asks the link, or the host, for the hardware address of `hop`.
     pub(super) fn ask_for(&mut self, hop: Address) {
         let Medium::Ethernet { mac, resolve } = self.config.medium else {
             return;
         };
         if !resolve {
-            // As many as there may be frames that ask. Others are asked for again.
+            // The queue is bounded like that of control frames. Other neighbours are asked for
+            // again later.
             if self.unresolved.len() < CONTROL_FRAMES_MAX {
                 self.unresolved.push_back(hop);
             }
@@ -172,13 +174,13 @@ impl Engine {
         Ok(())
     }
 
-    /// Where neighbours are, by RFC 4861.
+    /// Learns neighbours' hardware addresses, by RFC 4861.
     pub(super) fn learn_from_discovery(&mut self, packet: &Packet<'_>, message: &Message<'_>) {
         let Medium::Ethernet { resolve, .. } = self.config.medium else {
             return;
         };
         match *message {
-            // Section 7.2.3: whoever asks for us tells where it is.
+            // Section 7.2.3: a host that asks for us also gives its own address.
             Message::Solicitation {
                 target,
                 source_mac: Some(mac),
@@ -186,8 +188,8 @@ impl Engine {
                 let learned = self.neighbours.learn(packet.source, mac, Word::Request);
                 self.note(packet.source, learned);
             }
-            // Section 7.2.5: without the flag it "MUST NOT update the cache" where that knows
-            // better.
+            // Section 7.2.5: without the override flag it "MUST NOT update the cache" if the cache
+            // has another address.
             Message::Advertisement {
                 target,
                 mac: Some(mac),
@@ -242,7 +244,7 @@ impl Engine {
             return;
         }
         // Duplicate address detection (RFC 4862) asks from the unspecified address, and is answered
-        // to all nodes; here it only ever finds an address that is ours.
+        // to all nodes. Here it can only find that the address is ours.
         let is_solicited = packet.source.is_unicast();
         let (destination, to) = match source_mac {
             Some(source_mac) if is_solicited => (packet.source, source_mac),
@@ -336,8 +338,8 @@ impl Engine {
         self.queue_segment(packet.destination, packet.source, &header, &[], reply_to);
     }
 
-    /// Acknowledges what came before the segment that was handled last. Not by the connection's
-    /// turn: that has come further by then.
+    /// Acknowledges the segments before the one that was handled last. The connection's ordinary
+    /// output cannot do that, because its state already includes the last segment.
     pub(super) fn acknowledge_run(&mut self, now: Instant, slot: u32, reply_to: ReplyTo) {
         let connection = &self.slots[slot as usize];
         let (end, key) = (connection.last_ack_sent, connection.key);
@@ -365,7 +367,7 @@ impl Engine {
         self.queue_segment(key.local, key.remote, &header, writer.as_bytes(), reply_to);
     }
 
-    /// Answers a SYN without remembering it (RFC 4987 section 3.6).
+    /// Answers a SYN without storing state (RFC 4987 section 3.6).
     pub(super) fn send_cookie(
         &mut self,
         now: Instant,
@@ -381,12 +383,13 @@ impl Engine {
         }
         self.counters.cookies_sent += 1;
         self.cookie_sent_at = Some(now);
-        // The remote echoes a timestamp only if we send one: without, nothing is remembered there.
+        // The remote echoes a timestamp only if we send one. Without timestamps the remote stores
+        // no options for us.
         let mut offer = *offer;
         offer.syn.timestamps = offer.syn.timestamps.filter(|_| self.config.timestamps);
         let has_timestamps = offer.syn.timestamps.is_some();
-        // RFC 3168 section 6.1.1: the connection may mark what it sends only if this SYN-ACK says
-        // so, and the cookie remembers that.
+        // RFC 3168 section 6.1.1: the connection may use ECN only if this SYN-ACK agrees, and the
+        // cookie stores that.
         if !has_timestamps {
             offer.ecn = EcnMode::Off;
         }
@@ -452,8 +455,8 @@ impl Engine {
     }
 }
 
-/// RFC 5461 section 4.1: errors abort what is not synchronized, and no more. Like Linux
-/// (tcp_v4_err), soft ones as well: whoever connects is told at once.
+/// RFC 5461 section 4.1: errors abort only connections that are not synchronized. Like Linux
+/// (tcp_v4_err), even soft errors do: the connecting program is told at once.
 fn end_attempt(connection: &mut Connection, why: CloseReason) {
     if connection.state == State::SynSent {
         connection.close(why);
@@ -465,7 +468,7 @@ fn note_no_way(connection: &mut Connection, why: CloseReason) {
     end_attempt(connection, why);
 }
 
-/// The flow of a quoted segment, seen from us who sent it, and its sequence number.
+/// The flow of a quoted segment that we sent, from our point of view, and its sequence number.
 pub(super) fn quoted_flow(quoted: &[u8], is_v4: bool) -> Option<(FlowKey, u32)> {
     let (local, remote, protocol, header_bytes) = if is_v4 {
         let header = quoted.first_chunk::<{ ip::V4_HEADER_BYTES }>()?;

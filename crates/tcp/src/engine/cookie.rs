@@ -1,4 +1,4 @@
-//! SYN cookies (RFC 4987 section 3.6): a half-open connection that is stored in the remote.
+//! SYN cookies (RFC 4987 section 3.6): the remote stores the state of a half-open connection.
 //!
 //! ```text
 //!   ISN    | 27 bits of SipHash(ends, their ISN, minute, index, options) | minute mod 4 | MSS |
@@ -6,10 +6,10 @@
 //!   TSval  | its clock, the low six bits replaced: SACK, ECN, window scale (15: none)        |
 //! ```
 //!
-//! Which feedback of ECN was agreed upon, the acknowledgement says ([`EcnMode::by_cookie`]).
+//! The acknowledgement shows which kind of ECN feedback was negotiated ([`EcnMode::by_cookie`]).
 //!
-//! Without timestamps the remote's options do not survive: then no SACK and no scaling, but
-//! service.
+//! Without timestamps the remote's options are lost: then the connection works without SACK and
+//! without window scaling.
 
 use super::super::connection::{MSS_MIN, Offer};
 use crate::config::EcnMode;
@@ -19,10 +19,10 @@ use crate::time::Instant;
 use crate::wire::ip::Ecn;
 use crate::wire::tcp::{Segment, SynOptions, Timestamps};
 
-/// MSS values a cookie can stand for. The least is that of the smallest segment that is ever sent,
-/// with timestamps: a remote is not sent more than it takes.
+/// MSS values that a cookie can encode. The least is that of the smallest segment we ever send,
+/// with timestamps: so a remote is not sent more than it takes.
 const MSS_TABLE: [u16; 8] = [MSS_MIN + 12, 536, 1_024, 1_220, 1_360, 1_440, 1_460, 8_940];
-/// A cookie is good in the period it was made in and the one after.
+/// A cookie is valid in the period in which it was made and in the next one.
 const PERIOD_MICROS: u64 = 64_000_000;
 const LOW_BITS: u32 = 5;
 const OPTION_BITS: u32 = 6;
@@ -53,8 +53,8 @@ impl Cookies {
         (self.isn(key, offer.irs, period, low, bits), bits)
     }
 
-    /// The offer that a cookie in the last acknowledgement of a handshake remembers, if the cookie
-    /// is one of ours.
+    /// The offer that a cookie in the last acknowledgement of a handshake encodes, if the cookie is
+    /// one of ours.
     pub(crate) fn open(
         &self,
         now: Instant,
@@ -87,7 +87,7 @@ impl Cookies {
             }),
             fast_open: None,
         };
-        // The window is taken from the acknowledgement itself; so is the kind of ECN's feedback.
+        // The acknowledgement itself gives the window and the kind of ECN feedback.
         Some((
             isn,
             Offer {

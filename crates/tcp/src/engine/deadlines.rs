@@ -1,8 +1,9 @@
-//! The earliest deadline among many connections: a four-way heap that knows where each one stands.
+//! The earliest deadline among many connections: a four-way heap with an index of the slots'
+//! places.
 //!
-//! A connection's deadline moves later with nearly every acknowledgement. It is not moved here: the
-//! heap keeps the earlier time, and when that comes the connection is asked again. So a busy
-//! connection costs one heap operation a timeout, not one a segment.
+//! A connection's deadline moves later with nearly every acknowledgement. The heap does not follow:
+//! it keeps the earlier time, and then looks at the connection again. So a busy connection costs
+//! one heap operation per timeout, not one per segment.
 
 use crate::time::Instant;
 
@@ -13,12 +14,12 @@ const ARITY: usize = 4;
 pub(crate) struct Deadlines {
     /// Invariant: no entry is earlier than its parent.
     heap: Vec<(Instant, u32)>,
-    /// Where each slot stands in the heap.
+    /// The place of each slot in the heap.
     places: Vec<u32>,
 }
 
 impl Deadlines {
-    /// The earliest time at which some slot wants to be asked.
+    /// The earliest deadline.
     #[inline]
     pub(crate) fn earliest(&self) -> Option<Instant> {
         self.heap.first().map(|&(at, _)| at)
@@ -34,7 +35,7 @@ impl Deadlines {
         Some(slot)
     }
 
-    /// Makes sure that `slot` is asked at `at` or before.
+    /// Makes sure that `slot` is looked at no later than `at`.
     #[inline(never)]
     pub(crate) fn ask_by(&mut self, slot: u32, at: Instant) {
         let place = self.places.get(slot as usize).copied().unwrap_or(ABSENT);
@@ -56,7 +57,7 @@ impl Deadlines {
         self.sift_up(self.heap.len() - 1);
     }
 
-    /// Forgets a slot.
+    /// Removes a slot.
     pub(crate) fn remove(&mut self, slot: u32) {
         let place = self.places.get(slot as usize).copied().unwrap_or(ABSENT);
         if place == ABSENT {

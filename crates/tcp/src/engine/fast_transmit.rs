@@ -1,11 +1,11 @@
-//! The fast path out: data in order and plain acknowledgements of connections without trouble, over
-//! Ethernet and IP with timestamps. Everything else goes by way of [`Engine::transmit_from`].
-//! `connection/template.rs` makes their headers. IPv4 and IPv6 have code of their own, made from
-//! one source: `TCP_AT` is where the TCP header begins.
+//! The transmit fast path: data in order and plain acknowledgements of connections without
+//! exceptions, over Ethernet and IP, with timestamps. All other frames go through
+//! [`Engine::transmit_from`]. `connection/template.rs` makes the headers. IPv4 and IPv6 have
+//! separate machine code, generated from one source: `TCP_AT` is the offset of the TCP header.
 //!
-//! Full segments that may leave at once are a *run*: planned together, with one look at windows and
-//! timers, and written with one set of numbers. Still each of them counts as sent only when it is
-//! polled.
+//! Full segments that may be sent at once are a *run*: they are planned together, with one check of
+//! windows and timers, and are written from one template. Each segment counts as sent only when it
+//! is polled.
 
 use super::transmit::{ChecksumWork, Payload, Transmit, TransmitOffload};
 use super::{Engine, HEADER_BUFFER_BYTES};
@@ -18,18 +18,18 @@ use crate::wire::checksum::Sum;
 use crate::wire::put_u32;
 use crate::wire::tcp::{CHECKSUM_AT, FLAGS_AT, Flags};
 
-/// The segments that may follow the one sent last at once. Whatever happens between two polls (a
-/// segment, a call, a timer, other headers) ends it: then the next one is planned anew.
+/// The segments that may directly follow the last one. Any event between two polls (a segment, a
+/// call, a timer, other headers) ends the run: then the next segment is planned anew.
 #[derive(Debug)]
 pub(super) struct Run {
     /// How many bytes may follow, in segments of `payload_bytes`: over IPv4, and over IPv6. One of
-    /// both is zero.
+    /// the two is zero.
     left_bytes: [u32; 2],
     /// Never zero.
     payload_bytes: u32,
     slot: u32,
     generation: u32,
-    /// When the first one left; the others leave at the same moment, or not in this run.
+    /// When the first segment was sent. The other segments of the run are sent at the same instant.
     now: Instant,
 }
 
@@ -44,25 +44,25 @@ impl Run {
         }
     }
 
-    /// The next segment has to be planned.
+    /// Ends the run: the next segment has to be planned.
     #[inline]
     pub(super) fn end(&mut self) {
         self.left_bytes = [0; 2];
     }
 
-    /// Whether another segment may follow at this moment.
+    /// Whether another segment of the run may be sent now.
     #[inline]
     pub(super) fn goes_on<const TCP_AT: usize>(&self, now: Instant) -> bool {
         self.left_bytes[family::<TCP_AT>()] >= self.payload_bytes && self.now == now
     }
 }
 
-/// The index of a family of addresses.
+/// The index of the address family in `left_bytes`.
 const fn family<const TCP_AT: usize>() -> usize {
     (TCP_AT == TCP_AT_V6) as usize
 }
 
-/// A frame of the fast path whose headers are written.
+/// A frame of the fast path with complete headers.
 #[inline(always)]
 fn fast_path_frame<const IS_SUMMED_BY_LINK: bool, const TCP_AT: usize>(
     h: &mut [u8; Template::BYTES_MAX],
@@ -112,15 +112,15 @@ fn payload(slot: u32, generation: u32, seq: Position, bytes: u32) -> Option<Payl
     })
 }
 
-/// For a link that sums up nothing.
+/// Sums the headers for a link without checksum offload.
 #[inline(never)]
 fn sum_fast_path_headers<const TCP_AT: usize>(h: &[u8; Template::BYTES_MAX]) -> Sum {
     Sum::ZERO.bytes(&h[TCP_AT..TCP_AT + Template::TCP_BYTES])
 }
 
 impl Engine {
-    /// The next segment of the connection whose turn it is, where [`Connection::may_send_fast`]
-    /// is true and there is data.
+    /// The next segment of the connection at the head of the run queue, if
+    /// [`Connection::may_send_fast`] is true and there is data.
     #[inline(always)]
     fn send_fast<const IS_SUMMED_BY_LINK: bool, const TCP_AT: usize>(
         &mut self,
@@ -172,10 +172,10 @@ impl Engine {
         Some(fast_path_frame::<IS_SUMMED_BY_LINK, TCP_AT>(h, payload, 0))
     }
 
-    /// The next frame of the connection whose turn it is, where nothing has a turn before it: an
-    /// acknowledgement alone, or what the other ways make of it. Which way is decided here, so that
-    /// each of them begins with what it needs.
-    // Not inlined, and without a call that comes back: so it has no registers to save.
+    /// The next frame of the connection at the head of the run queue, if no control frame comes
+    /// first: a bare acknowledgement, or a frame of one of the other paths. The path is chosen
+    /// here, so that each path begins with the values it needs.
+    // Not inlined, and every call is a tail call: so no registers need to be saved.
     #[inline(never)]
     pub(super) fn transmit_next<const IS_SUMMED_BY_LINK: bool>(
         &mut self,
@@ -190,7 +190,7 @@ impl Engine {
         }
     }
 
-    /// As [`Self::transmit_next`], where the fast path over IPv4 is out of the question.
+    /// [`Self::transmit_next`] when the fast path over IPv4 is not possible.
     #[inline(never)]
     fn transmit_next_v6<const IS_SUMMED_BY_LINK: bool>(
         &mut self,
@@ -239,7 +239,7 @@ impl Engine {
         Some(fast_path_frame::<IS_SUMMED_BY_LINK, TCP_AT>(h, None, 0))
     }
 
-    /// Sends an acknowledgement when the kept headers had payload behind them.
+    /// Sends an acknowledgement when the kept headers are those of a payload segment.
     #[inline(never)]
     fn acknowledge_after_data<const IS_SUMMED_BY_LINK: bool>(
         &mut self,
@@ -264,7 +264,7 @@ impl Engine {
         }
     }
 
-    /// The last segment before it is another's turn.
+    /// Sends the last segment before the next connection's turn.
     #[inline(never)]
     fn end_turn<const IS_SUMMED_BY_LINK: bool, const TCP_AT: usize>(
         &mut self,
@@ -309,7 +309,8 @@ impl Engine {
         Some(fast_path_frame::<IS_SUMMED_BY_LINK, TCP_AT>(h, payload, 0))
     }
 
-    /// Checks that what may follow may indeed be sent, by a connection whose turn it is.
+    /// Checks that the segments of the run may be sent, by the connection at the head of the run
+    /// queue.
     pub(super) fn assert_run(&self) {
         let run = &self.run;
         let left_bytes = run.left_bytes[0].max(run.left_bytes[1]);

@@ -1,12 +1,12 @@
 //! Reassembly of fragmented packets (RFC 791 section 3.2, RFC 8200 section 4.5), within bounds.
 //!
-//! Fragments that overlap condemn their packet: RFC 5722 requires it for IPv6, and no honest sender
-//! produces them for IPv4 either.
+//! If fragments overlap, their packet is dropped: RFC 5722 requires that for IPv6, and no honest
+//! sender produces overlapping fragments for IPv4 either.
 //!
-//! When the store is full, the oldest packet gives way to the newest, as in FreeBSD (`ip_reass`)
-//! and lwIP (`IP_REASS_FREE_OLDEST`). Fragments of one packet follow each other closely, so an
-//! honest packet is whole before a flood has pushed it out. To refuse the newest packet instead
-//! lets some first fragments without a rest stop reassembly for [`LIFETIME`].
+//! When the store is full, the newest packet replaces the oldest, as in FreeBSD (`ip_reass`) and
+//! lwIP (`IP_REASS_FREE_OLDEST`). Fragments of one packet follow each other closely, so an honest
+//! packet is complete before a flood has displaced it. If the newest packet were refused instead, a
+//! few first fragments without their rest could stop reassembly for [`LIFETIME`].
 
 use std::collections::BTreeMap;
 
@@ -14,10 +14,10 @@ use crate::time::{Duration, Instant};
 use crate::wire::Malformed;
 use crate::wire::ip::{Address, Ecn, FragmentPlace, Packet};
 
-/// Packets in pieces at a time, and the bytes they may hold.
+/// The most incomplete packets, and the most bytes they may hold.
 const PACKETS_MAX: usize = 64;
 const BYTES_MAX: usize = 1 << 20;
-/// A packet may have no more pieces than 64 KiB has at the smallest IPv4 MTU.
+/// The most pieces of a packet: 64 KiB divided at the smallest IPv4 MTU.
 const PIECES_MAX: usize = 128;
 const PACKET_BYTES_MAX: usize = 65_535;
 /// RFC 8200 section 4.5: 60 seconds; IPv4 hosts use 30. The time bounds the memory.
@@ -28,19 +28,19 @@ type Key = (Address, Address, u32, u8);
 #[derive(Debug)]
 struct Partial {
     bytes: Vec<u8>,
-    /// Sorted, disjoint.
+    /// Sorted and disjoint ranges.
     pieces: Vec<(usize, usize)>,
     total: Option<usize>,
-    /// When its first piece came: order of arrival, also within one instant.
+    /// Order of arrival of the first piece, also for pieces of one instant.
     serial: u64,
     expires_at: Instant,
     is_condemned: bool,
-    /// Some piece was marked; some piece's sender knows no marks.
+    /// Some piece was marked; some piece was not ECN-capable.
     is_marked: bool,
     is_incapable: bool,
 }
 
-/// Where a fragment's payload belongs in its packet.
+/// The range of a fragment's payload in its packet.
 struct Piece {
     start: usize,
     end: usize,
@@ -55,7 +55,7 @@ impl Piece {
             end: place.offset_bytes + bytes,
             is_last: !place.more,
         };
-        // RFC 8200 section 4.5: all but the last are multiples of eight long.
+        // RFC 8200 section 4.5: all fragments except the last have a multiple of eight bytes.
         let is_whole_words = piece.is_last || bytes.is_multiple_of(8);
         if piece.end > PACKET_BYTES_MAX || bytes == 0 || !is_whole_words {
             return Err(Malformed::Fragment);
@@ -78,8 +78,8 @@ impl Partial {
         }
     }
 
-    /// Where a piece is to stand among the others; `None` for one that overlaps another or
-    /// contradicts what is known of the packet's length.
+    /// The index at which to insert a piece; `None` if it overlaps another piece or contradicts the
+    /// packet's known length.
     fn place_for(&self, piece: &Piece) -> Option<usize> {
         let (start, end) = (piece.start, piece.end);
         let at = self.pieces.partition_point(|other| other.0 < start);
@@ -106,7 +106,7 @@ impl Partial {
         self.total == Some(held)
     }
 
-    /// Gives up the packet, whose further pieces are refused; how many there were.
+    /// Gives up the packet, whose further pieces are refused. Returns the number of its pieces.
     fn condemn(&mut self) -> u64 {
         self.is_condemned = true;
         self.bytes = Vec::new();
@@ -114,9 +114,9 @@ impl Partial {
     }
 
     /// RFC 3168 section 5.3: "Reassembly of a fragmented packet MUST NOT lose indications of
-    /// congestion": a mark on one piece is one on the whole. That "MUST NOT occur if any of the
-    /// other fragments ... carries the Not-ECT codepoint": then the packet is dropped, which is an
-    /// indication, too (and what Linux does, `ip_frag_ecn_table`).
+    /// congestion": a mark on one piece marks the whole packet. That "MUST NOT occur if any of the
+    /// other fragments ... carries the Not-ECT codepoint": then the packet is dropped, which also
+    /// indicates congestion (as on Linux, `ip_frag_ecn_table`).
     fn ecn(&self) -> Option<Ecn> {
         match (self.is_marked, self.is_incapable) {
             (true, true) => None,
@@ -132,20 +132,20 @@ pub(crate) struct Fragments {
     packets: BTreeMap<Key, Partial>,
     /// Invariant: the sum of `bytes.len()` over `packets`, at most [`BYTES_MAX`].
     held_bytes: usize,
-    /// Of the next packet.
+    /// The serial number of the next packet.
     serial: u64,
-    /// Pieces that were given up with their packets, and not yet [counted](Self::take_given_up).
+    /// Pieces that were given up with their packets and are not yet [counted](Self::take_given_up).
     given_up: u64,
 }
 
 /// The result of a fragment.
 #[derive(Debug)]
 pub(crate) enum Outcome {
-    /// The packet's payload is whole; and what its pieces say together of congestion.
+    /// The packet's payload is complete; the codepoint combines those of its pieces.
     Whole(Vec<u8>, Ecn),
-    /// More is to come.
+    /// Fragments are still missing.
     Pending,
-    /// Its packet has too many pieces, or cannot be had.
+    /// The packet has too many pieces, or cannot be reassembled.
     Dropped,
 }
 
@@ -198,8 +198,8 @@ impl Fragments {
         })
     }
 
-    /// How many pieces were given up since the last call: their packets were too old, or gave way
-    /// to newer ones.
+    /// The number of pieces given up since the last call: their packets expired, or were replaced
+    /// by newer ones.
     pub(crate) fn take_given_up(&mut self) -> u64 {
         core::mem::take(&mut self.given_up)
     }
@@ -372,7 +372,7 @@ mod tests {
             assert_eq!(held.sum::<usize>(), fragments.held_bytes);
             assert!(fragments.held_bytes <= BYTES_MAX);
         }
-        // It is the oldest itself when it grows.
+        // A packet that grows may itself be the oldest.
         let oldest = fragments.packets.iter().min_by_key(|(_, held)| held.serial);
         let identification = oldest.unwrap().0.2;
         let mut packet = fragment(&data, 0, true);

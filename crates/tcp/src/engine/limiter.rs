@@ -1,15 +1,15 @@
-//! A limit on answers that anybody can provoke.
+//! A rate limit on answers that any host can provoke.
 
 use crate::random::Random;
 use crate::time::Instant;
 
 const SECOND_MICROS: u64 = 1_000_000;
 
-/// So many a second, with a bound that nobody outside can count down: RFC 5961 section 7's fixed
-/// limit told attackers about other people's connections (CVE-2016-5696).
+/// Answers per second. The bound is random, so that outsiders cannot count it down: the fixed limit
+/// of RFC 5961 section 7 let attackers detect other hosts' connections (CVE-2016-5696).
 #[derive(Debug, Default)]
 pub(crate) struct Limiter {
-    /// The second that `left` is about; none before the first question.
+    /// The second for which `left` is valid; `None` before the first question.
     second: Option<u64>,
     left: u32,
 }

@@ -1,8 +1,8 @@
-//! Slots that wait for something, the first come first.
+//! A queue of slots: first in, first out.
 
-/// A served slot stays in place until somebody asks for the first and nobody waits, or there
-/// is no room: so both ends are an index. Each slot is among them once at most, so there are no
-/// more than connections.
+/// A served slot stays in the array until the queue is found empty or the array is full: so both
+/// ends are indices. Each slot is in the queue at most once, so there are no more entries than
+/// connections.
 #[derive(Debug, Default)]
 pub(super) struct Line {
     slots: Vec<u32>,
@@ -29,7 +29,8 @@ impl Line {
     #[cold]
     #[inline(never)]
     fn make_room(&mut self) {
-        // At least a half is moved no further than a half: each is moved once, on average.
+        // At least half of the array is served and at most half is moved: each slot is moved once,
+        // on average.
         if self.served > self.slots.len() / 2 {
             self.slots.drain(..self.served);
             self.served = 0;
@@ -49,7 +50,7 @@ impl Line {
         first
     }
 
-    /// The first one leaves.
+    /// Removes the first slot.
     #[inline(always)]
     pub(super) fn pop(&mut self) -> Option<u32> {
         let slot = self.first()?;
@@ -75,7 +76,7 @@ mod tests {
         let mut model = VecDeque::new();
         let mut longest = 0;
         for slot in 0..100_000 {
-            // Never empty for long stretches, then often.
+            // The queue is never empty in the busy stretches, and often empty in the others.
             let is_busy = slot / 10_000 % 2 == 0;
             if random.below(2) == 0 || (is_busy && model.len() < 40) {
                 line.push(slot);

@@ -13,32 +13,34 @@ const HELD_FOR: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
 pub(crate) struct Listener {
-    /// None: any of our addresses.
+    /// `None`: all of our addresses.
     pub(crate) address: Option<Address>,
     pub(crate) port: u16,
     pub(crate) options: Options,
-    /// Connections that may wait in `ready`.
+    /// The most connections that may wait in `ready`.
     backlog: usize,
     half_open: usize,
-    /// Of these, those that Fast Open has opened to the host, and as many as may be.
+    /// Half-open connections that Fast Open has given to the host, and the most of them.
     fast_opened: usize,
     fast_opened_max: usize,
-    /// Until when connections that Fast Open had opened, and that were reset, count among them.
+    /// For each connection that Fast Open gave to the host and that was reset: until when it still
+    /// counts in `fast_opened`.
     held: VecDeque<Instant>,
     ready: VecDeque<ConnectionId>,
-    /// An `Acceptable` event is in the queue, or was fetched and not all is accepted.
+    /// An `Acceptable` event is in the queue, or the host has fetched one and has not accepted all
+    /// connections.
     is_announced: bool,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Listeners {
     by_id: BTreeMap<u32, Listener>,
-    /// Listeners' ids by port and address: there may be thousands, and each SYN asks.
+    /// Listeners' ids by port and address: there may be thousands, and each SYN needs a look-up.
     by_end: BTreeMap<(u16, Option<Address>), u32>,
     next_id: u32,
     half_open: usize,
     announced: VecDeque<ListenerId>,
-    /// Connections that were never accepted, and are gone.
+    /// Connections that have ended before they were accepted.
     abandoned: VecDeque<ConnectionId>,
 }
 
@@ -74,21 +76,21 @@ impl Listeners {
         Ok(ListenerId(id))
     }
 
-    /// Changes what connections that come in begin with.
+    /// Changes the options of connections that come in later.
     pub(crate) fn set_options(&mut self, id: ListenerId, options: Options) {
         if let Some(listener) = self.by_id.get_mut(&id.0) {
             listener.options = options;
         }
     }
 
-    /// Changes how many connections may wait that Fast Open has opened.
+    /// Changes how many half-open connections Fast Open may give to the host.
     pub(crate) fn set_fast_open(&mut self, id: ListenerId, pending_max: usize) {
         if let Some(listener) = self.by_id.get_mut(&id.0) {
             listener.fast_opened_max = pending_max;
         }
     }
 
-    /// Removes a listener; returns the connections nobody accepted.
+    /// Removes a listener; returns the connections that were not accepted.
     pub(crate) fn remove(&mut self, id: ListenerId) -> VecDeque<ConnectionId> {
         let Some(listener) = self.by_id.remove(&id.0) else {
             return VecDeque::new();
@@ -97,8 +99,8 @@ impl Listeners {
         listener.ready
     }
 
-    /// The listener for a segment to this address and port; one for the address itself is
-    /// preferred.
+    /// The listener for a segment to this address and port. A listener on this address is preferred
+    /// to one on all addresses.
     pub(crate) fn find(&self, address: Address, port: u16) -> Option<(ListenerId, &Listener)> {
         let of = |address| self.by_end.get(&(port, address));
         let id = of(Some(address)).or_else(|| of(None))?;
@@ -148,14 +150,14 @@ impl Listeners {
         }
     }
 
-    /// A half-open connection is the host's already.
+    /// Counts a half-open connection that the host has already.
     pub(crate) fn begin_fast_open(&mut self, id: ListenerId) {
         if let Some(listener) = self.by_id.get_mut(&id.0) {
             listener.fast_opened += 1;
         }
     }
 
-    /// Such a connection was reset: its place stays taken.
+    /// A connection of Fast Open was reset: it still counts for a while.
     pub(crate) fn hold_fast_open(&mut self, id: ListenerId, now: Instant) {
         if let Some(listener) = self.by_id.get_mut(&id.0) {
             listener.held.push_back(now + HELD_FOR);
@@ -188,18 +190,18 @@ impl Listeners {
         connection
     }
 
-    /// A connection is gone for which bytes were placed, and which was never accepted.
+    /// A connection for which bytes were placed has ended before it was accepted.
     pub(crate) fn abandon(&mut self, connection: ConnectionId) {
         self.abandoned.push_back(connection);
     }
 
-    /// Whether [`Self::pop_news`] is worth a call.
+    /// Whether [`Self::pop_news`] would return an event.
     #[inline]
     pub(crate) fn has_news(&self) -> bool {
         !self.announced.is_empty() || !self.abandoned.is_empty()
     }
 
-    /// A listener that has become acceptable, or a connection that is gone.
+    /// The next event: a listener that has become acceptable, or a connection that has ended.
     pub(crate) fn pop_news(&mut self) -> Option<Event> {
         if let Some(connection) = self.abandoned.pop_front() {
             return Some(Event::Abandoned(connection));
@@ -216,9 +218,9 @@ impl Listeners {
 /// A listener's room for Fast Open.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Room {
-    /// It takes no part.
+    /// The listener does not use Fast Open.
     Off,
-    /// As many as may have not ended their handshake.
+    /// The most connections allowed have not completed their handshake.
     Full,
     Free,
 }

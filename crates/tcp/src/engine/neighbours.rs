@@ -126,7 +126,7 @@ pub(crate) struct Overdue {
 }
 
 impl Neighbours {
-    /// [`Self::resolve`], but takes `source` for the address of an unknown neighbour.
+    /// [`Self::resolve`], but an unknown neighbour has the address `otherwise`.
     pub(crate) fn resolve_or(
         &mut self,
         now: Instant,
@@ -176,7 +176,7 @@ impl Neighbours {
         victim.is_some_and(|hop| self.entries.remove(&hop).is_some())
     }
 
-    /// The next known neighbour after the hand that was used, or that was not used.
+    /// The next known neighbour after the hand whose `is_used` is `used`.
     fn find(&self, used: bool) -> Option<Address> {
         let hand = self.hand.unwrap_or_default();
         let behind = self.entries.range(hand..);

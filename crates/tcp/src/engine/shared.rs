@@ -1,10 +1,11 @@
-//! Frames where several engines share a link: whose they are, and what the others make of them.
+//! Frames when several engines share a link: their owner, and the use that other engines make of
+//! them.
 //!
 //! ```text
 //!   TCP, and ICMP errors about TCP     the owner of the connection
 //!   a fragment                         the thread that reassembles for these two hosts
-//!   ARP, neighbour discovery           everybody: whoever has it answers, the others listen
-//!   anything else, and nonsense        whoever has it
+//!   ARP, neighbour discovery           all: the receiver answers, the others listen
+//!   anything else, and nonsense        the receiver
 //! ```
 
 use super::Engine;
@@ -20,13 +21,13 @@ use crate::wire::{Malformed, arp, ethernet, u16_at, u32_at};
 /// The owner of a frame; see [`crate::Share`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Whose {
-    /// [`Engine::handle_frame`] of this one.
+    /// [`Engine::handle_frame`] of this engine.
     Engine(usize),
-    /// [`Engine::put_together`] of this one.
+    /// [`Engine::put_together`] of this engine.
     Assembler(usize),
-    /// [`Engine::handle_frame`] of whichever has it, [`Engine::overhear`] of the others.
+    /// [`Engine::handle_frame`] of the engine that received it, [`Engine::overhear`] of the others.
     Everybody,
-    /// [`Engine::handle_frame`] of whichever has it.
+    /// [`Engine::handle_frame`] of the engine that received it.
     Anybody,
 }
 
@@ -34,7 +35,7 @@ pub enum Whose {
 const FAST_PATH_ENDS_BYTES: usize = 38;
 
 impl Engine {
-    /// The owner of a frame. The frame is checked no further than that takes.
+    /// The owner of a frame. The frame is checked only as far as needed for that.
     #[inline]
     #[must_use]
     pub fn whose(&self, frame: &[u8]) -> Whose {
@@ -42,7 +43,7 @@ impl Engine {
             .map_or_else(|| self.find_owner(frame), Whose::Engine)
     }
 
-    /// The owner of a TCP segment with the headers that almost all have.
+    /// The owner of a TCP segment with the most frequent headers.
     #[inline]
     fn fast_path_owner(&self, frame: &[u8]) -> Option<usize> {
         let h = frame.first_chunk::<FAST_PATH_ENDS_BYTES>()?;
@@ -62,7 +63,7 @@ impl Engine {
         }))
     }
 
-    /// As [`Self::fast_path_owner`], over IPv6.
+    /// [`Self::fast_path_owner`] over IPv6.
     fn fast_path_owner_v6(&self, frame: &[u8]) -> Option<usize> {
         let h = frame.first_chunk()?;
         let key = EndsV6::of(h).key();
@@ -129,10 +130,10 @@ impl Engine {
         }
     }
 
-    /// Takes a frame that another engine has handled: what it says of neighbours is news here, too.
-    /// Nothing is answered, and nothing counted.
+    /// Takes a frame that another engine has handled, to learn about neighbours from it. Sends no
+    /// answer and counts nothing.
     pub fn overhear(&mut self, frame: &[u8]) {
-        // Malformed ones the other has counted.
+        // The engine that received the frame counts it if it is malformed.
         let _ = self.try_overhear(frame);
     }
 
@@ -155,8 +156,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Takes a fragment; anything else is malformed. The last one of its packet makes a frame of
-    /// the whole, which is not necessarily this engine's; its checksums have not been verified.
+    /// Takes a fragment; any other frame is malformed. After the last fragment of a packet, returns
+    /// a frame with the whole packet. It may belong to another engine; its checksums have not been
+    /// verified.
     pub fn put_together(&mut self, now: Instant, frame: &[u8]) -> Option<Vec<u8>> {
         self.counters.frames_received += 1;
         let whole = self.try_put_together(now, frame);

@@ -1,9 +1,10 @@
-//! Finding a connection by its ends: open addressing, linear probing, keyed hash.
+//! The flow table: finds a connection by its endpoints. Open addressing, linear probing, keyed
+//! hash.
 //!
-//! An entry is sixteen bytes: for IPv4 the ends themselves, so that a connection is found without
-//! being touched; for IPv6 96 bits of hash, and the ends are compared in the connection. Deletion
-//! shifts entries back instead of leaving tombstones: a table that has seen a billion connections
-//! probes like a new one.
+//! An entry is sixteen bytes. For IPv4 it holds the endpoints themselves, so that a look-up does
+//! not touch the connection. For IPv6 it holds 96 bits of hash, and the endpoints are compared in
+//! the connection. Deletion shifts entries back instead of leaving tombstones: so probing does not
+//! become slower with time.
 
 use crate::flow::FlowKey;
 use crate::random::Random;
@@ -12,14 +13,14 @@ use crate::wire::ip::Address;
 
 /// Marks an empty entry; no slot has this number.
 const EMPTY: u32 = u32::MAX;
-/// Marks the slot of an IPv6 connection. Slots are fewer than 2^31.
+/// Marks the slot of an IPv6 connection. Slot numbers are below 2^31.
 const V6: u32 = 1 << 31;
 
-/// The ends of an IPv4 flow as they stand in the headers of a frame from the remote: its address,
-/// ours, its port and ours.
+/// The endpoints of an IPv4 flow in the order of a frame from the remote: its address, our address,
+/// its port, our port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Ends {
-    /// The part that differs most often comes first.
+    /// The part that differs most often comes first, to be compared first.
     pub(crate) local_and_ports: u64,
     pub(crate) remote: u32,
 }
@@ -45,8 +46,8 @@ impl Ends {
     }
 }
 
-/// The ends of an IPv6 flow as they stand in the headers of a frame from the remote: its address
-/// and ours, its port and ours.
+/// The endpoints of an IPv6 flow in the order of a frame from the remote: its address, our address,
+/// its port, our port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct EndsV6 {
     ports: u32,
@@ -62,14 +63,14 @@ impl EndsV6 {
         addresses: [0; 4],
     };
 
-    /// Of a frame that begins so.
+    /// The endpoints in the headers of a frame.
     #[inline(always)]
     pub(crate) fn of(h: &[u8; Self::HEADERS_BYTES]) -> Self {
         let word =
             |at: usize| u64::from_ne_bytes(*h[at..].first_chunk().expect("the header is longer"));
         Self {
             ports: u32::from_ne_bytes(*h.last_chunk().expect("the header is longer")),
-            // Not by `map`, which compilers since have made a call of.
+            // Not by `map`, for which newer compilers generate a call.
             addresses: [word(22), word(30), word(38), word(46)],
         }
     }
@@ -88,7 +89,7 @@ impl EndsV6 {
     }
 }
 
-/// The key of a flow: its ends, or a hash of them and the mark that says so.
+/// The key of a flow: its endpoints, or a hash of them with a mark.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Tag {
     ends: Ends,
@@ -96,7 +97,7 @@ pub(crate) struct Tag {
 }
 
 impl Tag {
-    /// Whether the ends have to be compared in the connection.
+    /// Whether the endpoints must be compared in the connection.
     #[inline]
     pub(crate) const fn is_hash(self) -> bool {
         self.mark != 0
@@ -107,7 +108,7 @@ impl Tag {
 struct Entry {
     local_and_ports: u64,
     remote: u32,
-    /// The slot, and `V6`.
+    /// The slot, with the bit `V6` for IPv6.
     slot: u32,
 }
 
@@ -135,11 +136,11 @@ const _: () = assert!(size_of::<Entry>() == 16);
 
 #[derive(Debug)]
 pub(crate) struct FlowTable {
-    /// Invariant: a power of two long, at least a half of it empty.
+    /// Invariant: the length is a power of two, and at least half of the entries are empty.
     entries: Box<[Entry]>,
     length: usize,
-    /// Insertions and removals so far: while the number does not change, nor do the results of
-    /// look-ups.
+    /// Insertions and removals so far: while this number does not change, earlier results of
+    /// look-ups are valid.
     changes: u64,
     secret: [u64; 2],
 }
@@ -183,8 +184,8 @@ impl FlowTable {
         }
     }
 
-    /// Where to begin looking. Not cryptographic: a remote that could learn the secret might make
-    /// chains longer, and would still meet the limit on its connections.
+    /// The index at which a search begins. Not cryptographic: a remote that learns the secret could
+    /// make chains longer, but only up to the limit on its connections.
     #[inline(always)]
     fn hash(&self, ends: Ends) -> usize {
         let hash = fold(
@@ -198,8 +199,8 @@ impl FlowTable {
         self.hash(ends) & (self.entries.len() - 1)
     }
 
-    /// The slot of an IPv4 flow. A value that is no slot's number stands for an IPv6 flow whose
-    /// hash happens to look like these ends, or for nobody.
+    /// The slot of an IPv4 flow. The result may be no valid slot: an IPv6 flow whose hash equals
+    /// these endpoints, or no connection.
     #[inline(always)]
     pub(crate) fn find_v4(&self, ends: Ends) -> Option<u32> {
         let mask = self.entries.len().checked_sub(1)?;
@@ -216,7 +217,7 @@ impl FlowTable {
         }
     }
 
-    /// The slot whose connection has the tag, and `is_it`.
+    /// The slot of the connection with this tag for which `is_it` returns true.
     pub(crate) fn find(&self, tag: Tag, mut is_it: impl FnMut(u32) -> bool) -> Option<u32> {
         let mask = self.entries.len() - 1;
         let mut at = self.home(tag.ends);
@@ -272,7 +273,7 @@ impl FlowTable {
         }
         self.length -= 1;
         self.changes += 1;
-        // Move back whatever would become unreachable behind the hole.
+        // Moves back every entry that the hole would make unreachable.
         let mut next = (at + 1) & mask;
         while self.entries[next].slot != EMPTY {
             let home = self.home(self.entries[next].ends());
@@ -336,7 +337,7 @@ mod tests {
         }
     }
 
-    /// Every order in which `items` can stand.
+    /// All permutations of `items`.
     fn orders(items: &[usize]) -> Vec<Vec<usize>> {
         if items.is_empty() {
             return vec![Vec::new()];
@@ -354,7 +355,7 @@ mod tests {
     fn entries_move_back_from_every_place_across_the_end_of_the_table() {
         const FLOWS: usize = 5;
         let empty = FlowTable::new(&mut Random::new(7));
-        // Flows that belong to the last two places and the first two.
+        // Flows whose home is one of the last two entries or the first two.
         let homes = [SMALLEST - 2, SMALLEST - 1, 0, 1];
         let at_home = |home: usize| {
             let tags = (1..).step_by(3).map(|number| empty.tag(&key(number)));

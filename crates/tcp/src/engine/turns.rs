@@ -1,20 +1,19 @@
-//! The connections that want to send, and whose turn it is.
+//! The run queue: connections that have segments to send.
 
 use super::line::Line;
 
-/// Segments one connection may send before the next has its turn.
+/// The most segments that a connection may send before the next connection's turn.
 const BURST_SEGMENTS_MAX: u32 = 16;
 /// No slot has this number.
 const NOBODY: u32 = u32::MAX;
 
-/// Slots with something to send, each once: one has its turn, the others wait for theirs. Mostly
-/// there is just one, and then the queue is not touched.
+/// The run queue of slots, each at most once: one is current, the others wait. Mostly there is only
+/// one, and then `waiting` is not touched.
 #[derive(Debug)]
 pub(super) struct Turns {
-    /// The connection whose turn it is. Invariant: while it is `NOBODY`, no connection waits.
-    /// Invariant: while it is nobody's, nobody waits.
+    /// The connection that sends now. Invariant: while this is `NOBODY`, no connection waits.
     current: u32,
-    /// Segments it has sent in a row.
+    /// Segments that the current connection has sent in a row.
     burst: u32,
     waiting: Line,
 }
@@ -28,7 +27,7 @@ impl Turns {
         }
     }
 
-    /// A slot that is not among them has something to send.
+    /// Adds a slot that is not in the queue.
     #[inline(always)]
     pub(super) fn push(&mut self, slot: u32) {
         if self.current == NOBODY {
@@ -38,20 +37,20 @@ impl Turns {
         }
     }
 
-    /// The connection whose turn it is.
+    /// The connection that sends now.
     #[inline]
     pub(super) fn current(&self) -> Option<u32> {
         (self.current != NOBODY).then_some(self.current)
     }
 
-    /// The current slot has nothing more to send.
+    /// The current slot has nothing more to send: removes it.
     #[inline]
     pub(super) fn finish(&mut self) {
         self.burst = 0;
         self.current = self.waiting.pop().unwrap_or(NOBODY);
     }
 
-    /// The current slot has sent a segment, and has more. False: now it is another's turn.
+    /// The current slot has sent a segment, and has more. False: now another slot is current.
     #[inline]
     pub(super) fn go_on(&mut self) -> bool {
         let is_over = self.is_last_in_a_row();
@@ -62,19 +61,19 @@ impl Turns {
         !is_over
     }
 
-    /// Whether another's turn comes after the next segment.
+    /// Whether another slot becomes current after the next segment.
     #[inline(always)]
     pub(super) fn is_last_in_a_row(&self) -> bool {
         self.burst + 1 >= BURST_SEGMENTS_MAX && !self.waiting.is_empty()
     }
 
-    /// The current slot has sent a segment.
+    /// Counts a segment of the current slot.
     #[inline(always)]
     pub(super) fn count(&mut self) {
         self.burst += 1;
     }
 
-    /// It is another's turn, though the current slot has more to send.
+    /// Moves the current slot, which has more to send, to the end of the queue.
     pub(super) fn give_way(&mut self) {
         self.waiting.push(self.current);
         self.finish();

@@ -1,4 +1,4 @@
-//! Next hops that the host is asked for, where its own routes decide.
+//! Next hops that the engine asks the host for, if the host's routes decide.
 //!
 //! ```text
 //!            first segment          the host's answer        routes change
@@ -7,16 +7,16 @@
 //!                             +-------------------------------------------> unknown
 //! ```
 //!
-//! The host answers every question, so no question is repeated. A way belongs to both ends, because
-//! rules of the host may look at the source as well.
+//! The host answers every question, so no question is repeated. A next hop belongs to a pair of
+//! addresses, because the host's rules may depend on the source as well.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::flow::FlowKey;
 use crate::wire::ip::Address;
 
-/// Ways remembered or asked for. Connections have theirs in their headers, so one that is forgotten
-/// is asked for again only when such headers are written.
+/// The most next hops remembered or asked for. Connections keep theirs in their headers, so a
+/// forgotten one is asked for again only when headers are written.
 const WAYS_MAX: usize = 4_096;
 
 /// Our address and the remote's.
@@ -33,9 +33,9 @@ enum Entry {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum NextHop {
     At(Address),
-    /// The host has to be asked.
+    /// The host must be asked.
     Unknown,
-    /// No route leads there.
+    /// There is no route.
     Nowhere,
 }
 
@@ -44,7 +44,7 @@ pub(crate) enum NextHop {
 pub(crate) enum Asked {
     /// The connection is woken by the answer.
     Waits,
-    /// Too many questions are open.
+    /// Too many questions are unanswered.
     Full,
 }
 
@@ -56,7 +56,7 @@ pub(crate) struct Ways {
 }
 
 impl Ways {
-    /// Has the host asked for a connection's next hop.
+    /// Asks the host for a connection's next hop.
     pub(crate) fn ask(&mut self, key: &FlowKey, slot: u32) -> Asked {
         let ends = (key.local, key.remote);
         if self.entries.len() >= WAYS_MAX && !self.entries.contains_key(&ends) {
@@ -82,7 +82,8 @@ impl Ways {
         self.questions.pop_front()
     }
 
-    /// The host's answer. Returns the slots that waited; their connections may be others by now.
+    /// Takes the host's answer. Returns the slots that waited; a slot may hold another connection
+    /// by now.
     pub(crate) fn set(
         &mut self,
         local: Address,
@@ -101,7 +102,7 @@ impl Ways {
         }
     }
 
-    /// Forgets the ways to remotes that `is_doubtful` names.
+    /// Forgets the next hops to remotes for which `is_doubtful` returns true.
     pub(crate) fn forget(&mut self, is_doubtful: impl Fn(Address) -> bool) {
         self.entries
             .retain(|(_, remote), entry| matches!(entry, Entry::Asked(_)) || !is_doubtful(*remote));
@@ -144,7 +145,7 @@ mod tests {
         assert_eq!(ways.next_hop(&key), NextHop::At(hop));
         ways.forget(|remote| remote == key.remote);
         assert_eq!(ways.next_hop(&key), NextHop::Unknown);
-        // An answer that nobody asked for is not kept.
+        // An answer without a question is not kept.
         ways.set(key.local, key.remote, Some(hop));
         assert_eq!(ways.next_hop(&key), NextHop::Unknown);
     }
