@@ -1,23 +1,25 @@
-//! More accurate ECN feedback (RFC 9768). RFC 3168's receiver says once a round trip that there was
-//! a mark; this one says how many packets were marked, and how many bytes.
+//! More accurate ECN feedback (RFC 9768). A receiver of RFC 3168 reports once per round trip that
+//! there was a mark. A receiver of RFC 9768 reports how many packets were marked, and how many
+//! bytes.
 //!
 //! ```text
 //!   header   AE CWR ECE   the number of marked packets, modulo 8 (the ACE field)
 //!   option   172 | 8 | bytes that came as ECT(0) | bytes that came marked     24 bits each
 //! ```
 //!
-//! In the handshake the three bits mean something else: a SYN has all of them, and its answers tell
-//! how the network has delivered the packet before.
+//! In the handshake the three bits have another meaning: a SYN sets all of them, and the answers
+//! report the ECN codepoint with which the previous packet arrived.
 
 use crate::config::EcnMode;
 use crate::wire::ip::Ecn;
 use crate::wire::tcp::{EcnCounters, Flags, Segment};
 
-/// Both ends count packets from 5 on (section 3.2.1): a path that clears the bits shows.
+/// Both ends count packets from 5 on (section 3.2.1), so that a path that clears the bits is
+/// detected.
 const PACKETS_AT_FIRST: u8 = 5;
 //= RFC 9768#3.2.2.5.1
 //# If there is unacknowledged data at the receiver, 'n' SHOULD be 2.
-/// So many marked packets are told at once where there is data to be acknowledged.
+/// This many unreported marked packets are reported at once, if there is data to acknowledge.
 const UNTOLD_MAX: u8 = 2;
 //= RFC 9768#3.2.2.5.1
 //# If there is no unacknowledged data at the receiver, 'n' SHOULD be 3
@@ -25,7 +27,7 @@ const UNTOLD_MAX: u8 = 2;
 //# and MUST be no less than 3.
 //= RFC 9768#3.2.2.5.1
 //# In either case, 'n' MUST be no greater than 7.
-/// And where there is none, so that two ends do not answer each other's answers for ever.
+/// The limit without data to acknowledge, so that two ends do not answer each other for ever.
 const UNTOLD_MAX_WITHOUT_DATA: u8 = 3;
 //= RFC 9768#3.1.4.1
 //# If the sender of an AccECN SYN (the TCP Client) times out before receiving the SYN/ACK, it
@@ -36,9 +38,9 @@ const UNTOLD_MAX_WITHOUT_DATA: u8 = 3;
 //# If this first retransmission also fails to be acknowledged, in deployment scenarios where AccECN
 //# path traversal might be problematic, the TCP Client SHOULD send subsequent retransmissions of
 //# the SYN with the three TCP-ECN flags cleared (AE,CWR,ECE) = (0,0,0).
-/// So many SYN-ACKs agree, of which nobody has heard; later ones do without.
+/// How many SYN-ACKs ask for ECN without an answer; later ones do not.
 const ATTEMPTS: u8 = 2;
-/// The ACE field's numbers.
+/// The number of values of the ACE field.
 const ACE_NUMBERS: u32 = 8;
 //= RFC 9768#3.2.3.1
 //# Whenever the Data Receiver includes any of the counter fields (ECEB, EE0B, EE1B) in an AccECN
@@ -51,8 +53,8 @@ impl EcnMode {
     //= RFC 9768#3.1.5
     //# MUST NOT use reception of packets with ECT set in the IP-ECN field as an implicit signal
     //# that the peer is ECN-capable.
-    /// Table 2 of section 3.1.2, and section 3.1.3 for combinations that nobody sends yet: the
-    /// answer to a SYN with these flags.
+    /// The ECN mode to answer a SYN with these flags: table 2 of section 3.1.2, and section 3.1.3
+    /// for combinations that are not in use yet.
     pub(super) fn by_syn(self, flags: Flags) -> EcnMode {
         match (self, flags.ace()) {
             //= RFC 9768#3.1.2
@@ -81,12 +83,12 @@ impl EcnMode {
         }
     }
 
-    /// The feedback of a connection whose SYN-ACK has agreed to some, where only a cookie remembers
-    /// it: the acknowledgement that brings the cookie says which.
+    /// The feedback of a connection that was stored only in a cookie, and whose SYN-ACK has agreed
+    /// to some feedback: the acknowledgement that returns the cookie shows which.
     ///
-    /// Section 5.1: the values 2 to 7 of the field in an acknowledgement without payload say that
-    /// the client has asked for this feedback. With payload the client's counter stands there, 5
-    /// or a little more, and CWR alone may be RFC 3168's.
+    /// Section 5.1: in an acknowledgement without payload, the values 2 to 7 of the field mean that
+    /// the client has asked for accurate feedback. With payload, the field is the client's counter,
+    /// 5 or a little more; CWR alone may be RFC 3168's.
     pub(crate) fn by_cookie(self, agreed: EcnMode, segment: &Segment<'_>) -> EcnMode {
         let ace_min = match segment.payload.is_empty() {
             true => 0b010,
@@ -98,7 +100,7 @@ impl EcnMode {
         }
     }
 
-    /// As [`Self::by_syn`], of a SYN-ACK.
+    /// [`Self::by_syn`] for a SYN-ACK.
     pub(super) fn by_syn_ack(self, flags: Flags) -> EcnMode {
         match (self, flags.ace()) {
             //= RFC 9768#3.1.2
@@ -110,7 +112,7 @@ impl EcnMode {
             //# MUST set both its half connections into the feedback mode shown in the rightmost
             //# column.
             (EcnMode::Off, _) | (_, 0b000 | 0b111) => EcnMode::Off,
-            // RFC 3168 section 6.1.1: a SYN-ACK agrees with ECE alone; the third bit was not known.
+            // RFC 3168 section 6.1.1: a SYN-ACK agrees with ECE alone; that RFC has no third bit.
             (_, 0b001) | (EcnMode::Classic, 0b101) => EcnMode::Classic,
             (EcnMode::Classic, _) => EcnMode::Off,
             //= RFC 9768#3.1.1
@@ -123,7 +125,8 @@ impl EcnMode {
             //# = (1,0,1) but it does not have logic specific to such a combination, the Client MUST
             //# enable AccECN mode as if the SYN/ACK confirmed that the Server supported AccECN and
             //# as if it fed back that the IP-ECN field on the SYN had arrived unchanged.
-            // Section 3.1.3: the combination 101 is reserved, and stands for a server that has it.
+            // Section 3.1.3: the combination 101 is reserved, and means that the server supports
+            // this feedback.
             (EcnMode::Accurate, _) => EcnMode::Accurate,
         }
     }
@@ -135,7 +138,7 @@ impl EcnMode {
 //= RFC 9768#3.1.3
 //# However, an AccECN Server implementation MUST NOT send a SYN/ACK with this combination
 //# (AE,CWR,ECE) = (1,0,1).
-/// The handshake's encoding of how a packet came (table 2, and table 3 of section 3.2.2.1).
+/// The handshake's encoding of a packet's ECN codepoint (table 2, and table 3 of section 3.2.2.1).
 pub(super) fn reflection(came: Ecn) -> Flags {
     Flags::of_ace(match came {
         Ecn::NotCapable => 0b010,
@@ -145,64 +148,65 @@ pub(super) fn reflection(came: Ecn) -> Flags {
     })
 }
 
-/// The part of an acknowledgement that tells of marks.
+/// The part of an acknowledgement that reports marks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Feedback {
-    /// The three bits.
+    /// The three ECN bits.
     pub(super) ace: u8,
-    /// The option, where there is one.
+    /// The option, if there is one.
     pub(super) counters: Option<EcnCounters>,
-    /// So many more of our packets have arrived.
+    /// How many of our packets have newly arrived.
     pub(super) delivered: u32,
-    /// It has neither payload nor SACK blocks.
+    /// The segment has neither payload nor SACK blocks.
     pub(super) is_bare: bool,
-    /// The bytes of a marked packet where no option says.
+    /// The assumed size of a marked packet when no option gives bytes.
     pub(super) mss: u32,
 }
 
 /// The counters of a connection with this feedback.
 #[derive(Debug)]
 pub(crate) struct AccurateEcn {
-    /// r.cep: marked packets that came, modulo 256.
+    /// r.cep: marked packets that arrived, modulo 256.
     came_packets: u8,
-    /// As many were told.
+    /// How many of them were reported.
     told_packets: u8,
     /// r.e0b, r.ceb and r.e1b.
     came_bytes: EcnCounters,
-    /// The last packet came marked.
+    /// The last packet arrived marked.
     was_marked: bool,
-    /// How the remote's latest SYN or SYN-ACK came.
+    /// The ECN codepoint of the remote's latest SYN or SYN-ACK.
     handshake_came: Ecn,
-    /// A marked SYN-ACK is in `came_packets`, which counts one at most.
+    /// `came_packets` includes a marked SYN-ACK, of which at most one is counted.
     has_counted_syn_ack: bool,
-    /// Timeouts of our SYN before the remote's came: a SYN-ACK's attempts begin anew.
+    /// Timeouts of our SYN before the remote's SYN arrived: the count for the SYN-ACK begins there.
     syn_retries: u8,
     /// Our next acknowledgement answers a SYN-ACK.
     owes_reflection: bool,
-    /// s.cep: the remote has told of so many marked packets, modulo 8.
+    /// s.cep: how many marked packets the remote has reported, modulo 8.
     heard_packets: u8,
-    /// s.ceb: and of so many marked bytes, modulo 2^24.
+    /// s.ceb: how many marked bytes the remote has reported, modulo 2^24.
     heard_bytes: u32,
-    /// Marked bytes by the field alone since the last option, which will tell of them again.
+    /// Marked bytes counted by the field alone since the last option. The next option will include
+    /// them.
     assumed_bytes: u32,
-    /// Nothing was heard since the handshake's first two packets.
+    /// No feedback was received after the handshake's first two packets.
     is_first: bool,
-    /// The remote's first acknowledgement may tell how our SYN-ACK came.
+    /// The remote's first acknowledgement may report the codepoint of our SYN-ACK.
     may_reflect: bool,
-    /// The path delivers the three bits as they are: only then feedback is answered, and packets
-    /// may be marked.
+    /// The path delivers the three bits unchanged: only then feedback is used, and packets may be
+    /// marked.
     is_clear: bool,
-    /// Every SYN and SYN-ACK of the handshake had ECN: a client may be without if one had not.
+    /// Every SYN and SYN-ACK of the handshake asked for ECN: otherwise a client may have no ECN.
     is_agreed: bool,
 }
 
 impl AccurateEcn {
-    /// For the end whose SYN came so.
+    /// For the end that received a SYN with this codepoint.
     pub(super) fn of_server(syn_came: Ecn) -> Self {
         Self {
             came_packets: PACKETS_AT_FIRST,
             told_packets: PACKETS_AT_FIRST,
-            // Section 3.2.1: ECT counters begin at 1, so that a path that clears them shows.
+            // Section 3.2.1: ECT counters begin at 1, so that a path that clears them is detected.
             came_bytes: EcnCounters {
                 ect0: 1,
                 ce: 0,
@@ -229,7 +233,7 @@ impl AccurateEcn {
     //= RFC 9768#3.2.2.3
     //# However, the TCP Client MUST remain in the AccECN feedback mode and it MUST continue to feed
     //# back any ECN markings on arriving packets (in its role as Data Receiver).
-    /// For the end that has sent the SYN, and whose SYN-ACK came so.
+    /// For the end that sent the SYN and received a SYN-ACK with this codepoint.
     pub(super) fn of_client(syn_ack_came: Ecn) -> Self {
         let is_marked = syn_ack_came == Ecn::CongestionExperienced;
         let came_packets = PACKETS_AT_FIRST + u8::from(is_marked);
@@ -247,12 +251,12 @@ impl AccurateEcn {
         }
     }
 
-    /// For an end that has sent SYNs itself, so many after the first, when the remote's came
+    /// For an end that had sent `1 + syn_retries` SYNs itself when the remote's SYN arrived
     /// (simultaneous open).
     pub(super) fn of_both(syn_came: Ecn, syn_retries: u8) -> Self {
         Self {
             syn_retries,
-            // The third SYN asks for nothing.
+            // The third SYN does not ask for ECN.
             is_agreed: syn_retries < ATTEMPTS,
             ..Self::of_server(syn_came)
         }
@@ -263,22 +267,21 @@ impl AccurateEcn {
     //= RFC 9768#3.2.2.2
     //# If a TCP Server in AccECN mode receives a CE mark in the IP-ECN field of a SYN (SYN=1,
     //# ACK=0), it MUST NOT increment r.cep (it remains at its initial value of 5).
-    /// The remote's SYN came once more: our answer tells of this one.
+    /// The remote's SYN arrived again: our answer reports this one.
     pub(super) fn note_repeated_syn(&mut self, flags: Flags, came: Ecn) {
         self.handshake_came = came;
         self.is_agreed &= flags.ace() != 0b000;
     }
 
-    /// The SYN-ACK of a remote that has opened the connection at the same time came so: our next
-    /// acknowledgement tells of it, as a client's does (section 3.2.2.1). A mark on it is counted
-    /// as on every segment.
+    /// The SYN-ACK of a simultaneous open arrived: our next acknowledgement reports its codepoint,
+    /// as a client's does (section 3.2.2.1). A mark on it is counted as on every segment.
     pub(super) fn note_syn_ack(&mut self, came: Ecn) {
         self.handshake_came = came;
         self.has_counted_syn_ack |= came == Ecn::CongestionExperienced;
         self.owes_reflection = true;
     }
 
-    /// The remote's SYN-ACK came once more, and is acknowledged now.
+    /// The remote's SYN-ACK arrived again, and is acknowledged now.
     pub(super) fn note_repeated_syn_ack(&mut self, came: Ecn) {
         let is_marked = came == Ecn::CongestionExperienced;
         //= RFC 9768#3.2.2.2
@@ -294,12 +297,12 @@ impl AccurateEcn {
     //= RFC 9768#3.1.5
     //# MUST NOT set ECT on any packet for the rest of the connection if it has received or sent at
     //# least one valid SYN or Acceptable SYN/ACK with (AE,CWR,ECE) = (0,0,0) during the handshake.
-    /// Whether data may leave as ECN-capable.
+    /// Whether data may be sent as ECN-capable.
     pub(super) fn may_be_marked(&self) -> bool {
         self.is_clear && self.is_agreed
     }
 
-    /// Whether the next acknowledgement has to be one without payload.
+    /// Whether the next acknowledgement must have no payload.
     pub(super) fn owes_reflection(&self) -> bool {
         self.owes_reflection
     }
@@ -312,8 +315,8 @@ impl AccurateEcn {
     //# If this retransmission times out, to expedite connection setup, the TCP Server SHOULD
     //# retransmit the SYN/ACK with (AE,CWR,ECE) = (0,0,0) and no AccECN Option, but it remains in
     //# AccECN feedback mode (per Section 3.1.5).
-    /// The three bits of a SYN-ACK that leaves now, after so many timeouts. Later ones do without,
-    /// in case a box on the path drops the others; our feedback stays.
+    /// The three bits of a SYN-ACK that is sent after `retries` timeouts. Later ones do not ask for
+    /// ECN, in case a box on the path drops those that do; our feedback stays.
     pub(super) fn syn_ack_flags(&mut self, retries: u8) -> Flags {
         if retries.saturating_sub(self.syn_retries) < ATTEMPTS {
             return reflection(self.handshake_came);
@@ -329,7 +332,7 @@ impl AccurateEcn {
     //= RFC 9768#3.1.3
     //# However, an AccECN Client implementation MUST NOT send a SYN with any combination other than
     //# the three listed.
-    /// The three bits of a SYN after so many timeouts.
+    /// The three bits of a SYN after `retries` timeouts.
     pub(super) fn syn_flags(retries: u8) -> Flags {
         match retries < ATTEMPTS {
             true => Flags::ACE,
@@ -353,7 +356,8 @@ impl AccurateEcn {
     //# Whenever the Data Receiver sends an ACK with SYN=0 (with or without data), unless the
     //# handshake encoding in Section 3.2.2.1 applies, the Data Receiver MUST encode the least
     //# significant 3 bits of its r.cep counter into the ACE field (see Appendix A.2).
-    /// The three bits of a segment that leaves now: `is_bare` with neither payload nor SACK blocks.
+    /// The three bits of the segment that is being sent. `is_bare`: it has neither payload nor SACK
+    /// blocks.
     pub(super) fn tell(&mut self, is_bare: bool) -> Flags {
         self.told_packets = self.came_packets;
         //= RFC 9768#3.2.2.1
@@ -373,9 +377,9 @@ impl AccurateEcn {
         self.came_bytes
     }
 
-    /// An acceptable segment has come, as `packets` packets where a link has put them together.
-    /// Before it everything was acknowledged, or not. Whether it is to be acknowledged at once
-    /// (section 3.2.2.5.1).
+    /// Counts an acceptable segment that arrived as `packets` packets, which a link may have
+    /// coalesced. `is_acknowledged`: everything before it was acknowledged. Returns whether the
+    /// segment must be acknowledged at once (section 3.2.2.5.1).
     pub(super) fn note_arrival(
         &mut self,
         came: Ecn,
@@ -427,8 +431,8 @@ impl AccurateEcn {
     //# With one exception (Section 3.2.2.1), a host with both of its half-connections in AccECN
     //# mode MUST interpret the AE, CWR and ECE flags as the 3-bit ACE counter on a segment with the
     //# SYN flag cleared (SYN=0).
-    /// How many of our bytes have come marked, after an acknowledgement that is not older than
-    /// others.
+    /// How many of our bytes were marked, by the feedback of an acknowledgement that is not an old
+    /// one.
     pub(super) fn hear(&mut self, feedback: Feedback) -> u32 {
         let ace = feedback.ace;
         if core::mem::replace(&mut self.is_first, false) {
@@ -440,8 +444,8 @@ impl AccurateEcn {
             //# {Note 1}: If the Server is in AccECN mode and in SYN-RCVD state, and if it receives
             //# a value of zero on a pure ACK with SYN=0 and no SACK blocks, for the rest of the
             //# connection the Server MUST NOT set ECT on outgoing packets
-            // Section 3.2.2.4: zero is no value of a counter that begins at 5, nor of a reflection:
-            // the path clears the bits.
+            // Section 3.2.2.4: neither a counter that begins at 5 nor the report on a SYN-ACK can
+            // be zero here: the path clears the bits.
             self.is_clear = ace != 0b000;
             if self.may_reflect && feedback.is_bare {
                 //= RFC 9768#3.2.2.1
@@ -483,10 +487,11 @@ impl AccurateEcn {
         //# Note that the Data Sender MUST NOT test whether the arriving byte counters in an initial
         //# AccECN Option have been initialized to specific valid values - the above checks solely
         //# test whether these fields have been incorrectly zeroed.
-        // Packets without payload are in no counter: their marks say nothing of our data.
+        // Packets without payload are not in the byte counters: their marks say nothing about our
+        // data.
         let more = counters.ce.wrapping_sub(self.heard_bytes) & COUNTER_MASK;
         if more > COUNTER_MASK / 2 {
-            // The upper half stands for less: an option that another has overtaken.
+            // A difference in the upper half is negative: the option was overtaken by another.
             return 0;
         }
         self.heard_bytes = counters.ce;
@@ -506,9 +511,9 @@ impl AccurateEcn {
 //= RFC 9768#3.2.3.2.3
 //# While a host is in this mode that assumes incoming AccECN Options are not available, it MUST
 //# adopt the conservative interpretation of the ACE field discussed in Section 3.2.2.5.
-/// The likely number of marked packets where the field may have wrapped around: the largest that it
-/// can stand for (section 3.2.2.5.2). Where it has not changed at all, none: links put segments
-/// together, and then an acknowledgement for eight packets and more is an ordinary one.
+/// The likely number of marked packets if the field may have wrapped: the largest number that fits
+/// (section 3.2.2.5.2). If the field has not changed, none: links coalesce segments, and then an
+/// acknowledgement for eight packets or more is ordinary.
 fn likely(delta: u32, delivered: u32) -> u32 {
     if delta == 0 || delivered < ACE_NUMBERS {
         return delta;
@@ -583,7 +588,7 @@ mod tests {
             (counters.ect0, counters.ce, counters.ect1),
             (2_001, 3_000, 1)
         );
-        // Without payload only the number counts, and from three on.
+        // Without payload only the number counts, and acknowledgements are forced from three on.
         for at_once in [false, false, true] {
             let came = Ecn::CongestionExperienced;
             assert_eq!(ours.note_arrival(came, 0, 1, true), at_once);
@@ -624,7 +629,7 @@ mod tests {
     fn the_option_tells_apart_what_the_field_cannot() {
         let mut ours = AccurateEcn::of_client(Ecn::NotCapable);
         assert_eq!(heard(&mut ours, 7, None, 2), 2 * MSS);
-        // Ten of twelve, where the field has 2.
+        // Ten of twelve packets, while the field shows 2.
         assert_eq!(heard(&mut ours, 1, None, 12), 10 * MSS);
         assert_eq!(heard(&mut ours, 1, None, 44), 0);
         assert_eq!(heard(&mut ours, 1, Some(20_000), 44), 8_000);
@@ -639,7 +644,7 @@ mod tests {
     //# An endpoint using AccECN feedback MUST always reconcile the information provided in the ACE
     //# field with that in any AccECN Option, so that the state of the ACE-related packet counter
     //# can be relied on if future feedback does not carry an AccECN Option.
-    /// Data tells by the field, and the acknowledgement behind it by the option.
+    /// A segment with data reports by the field, and the acknowledgement after it by the option.
     #[test]
     fn a_mark_that_is_told_twice_counts_once() {
         let mut ours = AccurateEcn::of_client(Ecn::NotCapable);
@@ -648,10 +653,10 @@ mod tests {
             assert_eq!(heard(&mut ours, ace, None, 1), MSS);
             assert_eq!(heard(&mut ours, ace, Some(packet * MSS), 0), 0);
         }
-        // The packets were larger than was assumed.
+        // The packets were larger than assumed.
         assert_eq!(heard(&mut ours, 2, None, 1), MSS);
         assert_eq!(heard(&mut ours, 2, Some(21_400), 0), 400);
-        // Or smaller: later marks are not set off against that.
+        // Or smaller: later marks are not reduced by the difference.
         assert_eq!(heard(&mut ours, 3, None, 1), MSS);
         assert_eq!(heard(&mut ours, 3, Some(21_500), 0), 0);
         assert_eq!(heard(&mut ours, 4, Some(22_500), 1), MSS);
@@ -681,7 +686,7 @@ mod tests {
         let mut ours = AccurateEcn::of_client(Ecn::NotCapable);
         assert_eq!(heard(&mut ours, 0, None, 1), 0);
         assert!(!ours.may_be_marked());
-        // Every other value is as good as the next, and only that of a mark is one.
+        // Every other value is equally valid, and only the value for a mark counts as one.
         for ace in 1..8 {
             let mut ours = AccurateEcn::of_server(Ecn::NotCapable);
             assert_eq!(heard(&mut ours, ace, None, 0), 0);

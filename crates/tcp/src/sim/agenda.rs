@@ -1,4 +1,4 @@
-//! All that is still to happen, by time; at one time, in the order in which it was put down.
+//! The event queue of the simulation: by time, and at one time in the order of insertion.
 
 use core::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -7,10 +7,10 @@ use crate::Instant;
 
 #[derive(Debug)]
 pub(super) struct Agenda<T> {
-    /// When, its number, and its place among the entries. Small, since sorting moves these.
+    /// Time, number and index into `entries`. Small, because sorting moves these.
     order: BinaryHeap<Reverse<(Instant, u64, u32)>>,
     entries: Vec<Option<T>>,
-    /// Places without an entry.
+    /// Free indices of `entries`.
     free: Vec<u32>,
 }
 
@@ -23,7 +23,7 @@ impl<T> Agenda<T> {
         }
     }
 
-    /// Puts something down. Numbers increase.
+    /// Adds an event. Numbers must increase.
     pub(super) fn push(&mut self, at: Instant, number: u64, entry: T) {
         let place = self.free.pop().unwrap_or(self.entries.len() as u32);
         if place as usize == self.entries.len() {
@@ -34,7 +34,7 @@ impl<T> Agenda<T> {
         self.order.push(Reverse((at, number, place)));
     }
 
-    /// Takes off the next that happens.
+    /// Removes the next event.
     pub(super) fn pop(&mut self) -> Option<(Instant, T)> {
         let Reverse((at, _, place)) = self.order.pop()?;
         self.free.push(place);

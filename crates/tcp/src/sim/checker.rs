@@ -1,15 +1,16 @@
-//! A bystander on every link that knows TCP, independently of the engine: it reads frames with a
-//! parser of its own, and remembers per connection what each side may say next.
+//! An observer on every link that knows TCP independently of the engine: it reads frames with its
+//! own parser, and remembers for each connection which segments each side may send next.
 //!
 //! Checks of every segment sent:
 //! - it is no larger than the link and the remote's MSS allow, and its checksums are right;
-//! - payload is byte for byte the stream's, a retransmission's too;
+//! - payload is byte for byte that of the stream, also in a retransmission;
 //! - it leaves no gap in sequence space, and stays inside the window the remote has offered
 //!   (RFC 9293 section 3.8.6);
-//! - it acknowledges nothing that was not sent, and never less than before, unless the connection
-//!   was reset or given up and is born again of a SYN cookie;
-//! - the right edge of the window it offers never moves left (by more than scaling rounds off);
-//! - its timestamp is not older than one before (RFC 7323); its SACK blocks are of data sent.
+//! - it acknowledges only what was sent, and never less than before, unless the connection was
+//!   reset or given up and then restarted by a SYN cookie;
+//! - the right edge of its window never moves left (by more than the rounding of the scale);
+//! - its timestamp is not older than a former one (RFC 7323); its SACK blocks are of data that was
+//!   sent.
 
 use core::hash::{BuildHasherDefault, Hash, Hasher};
 use core::net::{IpAddr, SocketAddr};
@@ -22,7 +23,7 @@ pub(super) const SYN: u8 = 2;
 pub(super) const RST: u8 = 4;
 pub(super) const ACK: u8 = 16;
 
-/// A segment, read without the engine's help.
+/// A segment, parsed without the engine's code.
 #[derive(Clone, Debug)]
 pub struct Packet<'a> {
     /// Source address and port.
@@ -47,13 +48,13 @@ pub struct Packet<'a> {
     pub timestamps: Option<(u32, u32)>,
     /// SACK blocks.
     pub sack: Vec<(u32, u32)>,
-    /// Counters of the AccECN option, as they stand there: first and second.
+    /// Counters of the AccECN option in wire order: first and second.
     pub ecn_counters: Option<(u32, u32)>,
     /// The cookie of the Fast Open option (RFC 7413).
     pub fast_open: Option<&'a [u8]>,
     /// Bytes of options.
     pub options_bytes: usize,
-    /// Where in the packet the TCP header begins.
+    /// Offset of the TCP header in the packet.
     pub tcp_at: usize,
     /// The payload.
     pub payload: &'a [u8],
@@ -129,7 +130,7 @@ pub fn parse(packet: &[u8]) -> Option<Packet<'_>> {
             }
             (34, cookie) => read.fast_open = Some(cookie),
             (8, both @ [_, _, _, _, _, _, _, _]) => read.timestamps = Some(both_of(both)),
-            // One that was damaged on its way, perhaps.
+            // Perhaps an option that was damaged on its way.
             _ => {}
         }
         options = &options[usize::from(length)..];
@@ -137,8 +138,8 @@ pub fn parse(packet: &[u8]) -> Option<Packet<'_>> {
     Some(read)
 }
 
-/// The ones' complement sum of RFC 1071, in a plain way: all words, then their carries. Two words
-/// at a time, and in any byte order until the end: its sections 2 (B) and (C) permit both.
+/// The ones' complement sum of RFC 1071, in a simple way: all words, then the carries. Two words at
+/// a time, in the host's byte order until the end: its sections 2 (B) and (C) permit both.
 fn sum(bytes: &[u8], start: u32) -> u32 {
     let (pairs, rest) = bytes.as_chunks();
     let pairs = pairs
@@ -165,7 +166,7 @@ pub(super) fn plain_sum(bytes: &[u8], start: u32) -> u16 {
     sum(bytes, (start & 0xffff) + (start >> 16)) as u16
 }
 
-/// The checksum of the segment at `tcp_at`, whose checksum field counts as it stands.
+/// The checksum of the segment at `tcp_at`, the checksum field included.
 pub(super) fn tcp_sum(packet: &[u8], tcp_at: usize) -> u16 {
     let length = packet.len() - tcp_at;
     let addresses = if packet[0] >> 4 == 4 {
@@ -177,31 +178,31 @@ pub(super) fn tcp_sum(packet: &[u8], tcp_at: usize) -> u16 {
     sum(&packet[tcp_at..], (pseudo & 0xffff) + (pseudo >> 16)) as u16
 }
 
-/// The checksum of an IPv4 header, whose checksum field counts as it stands.
+/// The checksum of an IPv4 header, the checksum field included.
 pub(super) fn ip_sum(packet: &[u8]) -> u16 {
     sum(&packet[..20], 0) as u16
 }
 
-/// One side's sequence numbers and offers so far. Positions count from its SYN.
+/// One side's sequence numbers and windows so far. Positions count from its SYN.
 #[derive(Debug, Default)]
 struct Side {
     isn: Option<u32>,
-    /// One beyond the furthest it has sent.
+    /// One beyond the highest position it has sent.
     sent_end: u64,
     /// The highest acknowledgement it has sent.
     acked: u64,
-    /// The right edge it has offered.
+    /// The right edge of the window it has offered.
     edge: u64,
-    /// The furthest right edge of the other side that has reached it.
+    /// The highest right edge of the other side's windows that has reached it.
     may_send_to: u64,
     scale: Option<u8>,
     mss: Option<u16>,
     timestamp: Option<u32>,
     fin_at: Option<u64>,
-    /// Several SYN cookies with different sequence numbers are about; which one counts is not to be
-    /// seen from here.
+    /// Several SYN cookies with different sequence numbers are in use; the checker cannot know
+    /// which one counts.
     is_ambiguous: bool,
-    /// It has sent a reset, or has given up, and remembers nothing.
+    /// It has sent a reset, or has given up, and has no state.
     is_forgotten: bool,
 }
 
@@ -214,12 +215,12 @@ impl Side {
     }
 }
 
-/// Two ends that talk to each other.
+/// Two endpoints that talk to each other.
 #[derive(Debug, Default)]
 struct Conversation {
-    /// That of the lower end first.
+    /// The side of the lower endpoint comes first.
     sides: [Side; 2],
-    /// The names of the streams that they send.
+    /// The names of the streams that the sides send.
     names: [Option<u64>; 2],
     /// One of them has sent something other than a reset.
     has_begun: bool,
@@ -237,12 +238,12 @@ impl Conversation {
     }
 }
 
-/// The two ends of a conversation, the lower one first.
+/// The two endpoints of a conversation, the lower one first.
 #[derive(Debug, PartialEq, Eq)]
 struct Ends([(u128, u16); 2]);
 
 impl Ends {
-    /// And which of the two `from` is.
+    /// Also returns the index of `from` among the two.
     fn new(from: SocketAddr, to: SocketAddr) -> (Self, usize) {
         let [from, to] = [from, to].map(|end| (number(end.ip()), end.port()));
         if from < to {
@@ -253,7 +254,7 @@ impl Ends {
     }
 }
 
-/// An address as a number: each that there is has another one.
+/// An address as a number, unique for each address.
 fn number(ip: IpAddr) -> u128 {
     match ip {
         IpAddr::V4(ip) => u128::from(ip.to_bits()),
@@ -261,7 +262,8 @@ fn number(ip: IpAddr) -> u128 {
     }
 }
 
-/// In two words: two look-ups come with each packet, and nobody chooses ends that collide.
+/// Hashes two words only: each packet needs two look-ups, and the simulation has no attacker who
+/// chooses colliding endpoints.
 impl Hash for Ends {
     fn hash<H: Hasher>(&self, state: &mut H) {
         for (ip, port) in self.0 {
@@ -304,13 +306,13 @@ impl Checker {
         }
     }
 
-    /// Says which stream a side will send.
+    /// Tells the checker which stream a side will send.
     pub(crate) fn name(&mut self, from: SocketAddr, to: SocketAddr, stream: u64) {
         let (ends, side) = Ends::new(from, to);
         self.conversations.entry(ends).or_default().names[side] = Some(stream);
     }
 
-    /// A host has sent this packet.
+    /// Checks a packet that a host has sent.
     pub(crate) fn sent(&mut self, bytes: &[u8]) {
         assert!(bytes.len() <= self.mtu, "a packet of {} bytes", bytes.len());
         let Some(packet) = parse(bytes) else { return };
@@ -332,7 +334,7 @@ impl Checker {
         let name = conversation.names[from];
         let (side, other) = conversation.both(from);
         if packet.flags & SYN != 0 && side.isn != Some(packet.seq) {
-            // A new incarnation, of this side or (without ACK) of the connection.
+            // A new incarnation of this side or (without ACK) of the connection.
             let is_ambiguous = packet.flags & ACK != 0 && side.isn.is_some();
             *side = Side {
                 isn: Some(packet.seq),
@@ -341,17 +343,18 @@ impl Checker {
                 is_ambiguous,
                 ..Side::default()
             };
-            // Both ends of what is opened from both sides have the same port.
+            // Both endpoints of a simultaneous open have the same port.
             let is_simultaneous = packet.source.port() == packet.destination.port();
             if packet.flags & ACK == 0 && !is_simultaneous {
                 *other = Side::default();
             } else {
-                // The window that had reached it came before it had a sequence number: the SYN's.
+                // The window that had reached it came in a SYN, before it had a sequence number.
                 side.may_send_to = other.edge_of_syn();
             }
         }
         if packet.flags & SYN != 0 {
-            // Said again after the link has changed it may be another; either may have arrived.
+            // A repeated SYN may have another MSS after the link has changed; either may have
+            // arrived.
             side.mss = side.mss.max(packet.mss);
         }
         if !side.is_ambiguous && !other.is_ambiguous {
@@ -359,7 +362,7 @@ impl Checker {
         }
     }
 
-    /// An end has given its connection up, without a word to the other.
+    /// An end has given its connection up without telling the other.
     pub(crate) fn given_up(&mut self, local: SocketAddr, remote: SocketAddr) {
         let (ends, side) = Ends::new(local, remote);
         if let Some(conversation) = self.conversations.get_mut(&ends)
@@ -410,7 +413,7 @@ impl Checker {
     }
 }
 
-/// Checks a segment of a side that sends the stream called `name`.
+/// Checks a segment of the side that sends the stream `name`.
 fn check(name: Option<u64>, side: &mut Side, other: &Side, packet: &Packet<'_>) {
     let Some(start) = side.position(packet.seq, side.sent_end) else {
         return;
@@ -459,7 +462,7 @@ fn check(name: Option<u64>, side: &mut Side, other: &Side, packet: &Packet<'_>) 
             "a segment larger than the MSS of {mss}"
         );
     }
-    // A probe of a window that closed before the first byte stands at the SYN's number.
+    // A probe of a window that closed before the first byte has the SYN's number.
     let offset = (start + has_syn).checked_sub(1);
     if let (Some(name), Some(offset)) = (name, offset)
         && let Some(at) = pattern::first_difference(name, offset, packet.payload)
@@ -476,8 +479,8 @@ fn check(name: Option<u64>, side: &mut Side, other: &Side, packet: &Packet<'_>) 
         assert!(!older, "a timestamp that runs backwards: {packet:?}");
         side.timestamp = Some(value);
     }
-    // A SYN-ACK may be a cookie, which remembers nothing: not even a connection that came of
-    // it.
+    // A SYN-ACK may carry a cookie, whose sender has no state: not even of a connection that the
+    // cookie opened before.
     if packet.flags & ACK != 0
         && has_syn == 0
         && let Some(ack) = other.position(packet.ack, other.sent_end)
@@ -487,19 +490,19 @@ fn check(name: Option<u64>, side: &mut Side, other: &Side, packet: &Packet<'_>) 
 }
 
 impl Side {
-    /// A late copy of the segment that brought a SYN cookie back brings it once more. Nobody
-    /// remembers that its connection was reset, given up or ended: it begins again, with the same
-    /// sequence numbers. (A cookie is good for two minutes, on Linux as well.) Data sent before
-    /// stays sent.
+    /// A late copy of the segment that returned a SYN cookie returns the cookie again. The host
+    /// does not remember that the cookie's connection was reset, given up or ended: the connection
+    /// begins again, with the same sequence numbers. (A cookie is valid for two minutes, on Linux
+    /// as well.) Data sent before stays sent.
     fn begin_again(&mut self) {
         (self.acked, self.edge, self.fin_at) = (0, 0, None);
         self.is_forgotten = false;
     }
 
-    /// The edge that the window field of a SYN permits the other side.
+    /// The edge to which the window field of a SYN lets the other side send.
     fn edge_of_syn(&self) -> u64 {
-        // The field is not kept; the largest there is does not make later checks weaker, because
-        // the first acknowledgement after it says more.
+        // The field is not stored. Assuming the largest value does not weaken later checks, because
+        // the first acknowledgement after it gives the real window.
         u64::from(u16::MAX) + 1
     }
 }
@@ -534,8 +537,8 @@ fn check_acknowledgement(side: &mut Side, other: &Side, packet: &Packet<'_>, ack
         ) else {
             continue;
         };
-        // Before its first number: a late segment of an earlier connection of these ends came twice
-        // to its receiver (RFC 2883), for all that this one knows.
+        // A number before the first: the receiver may have got a late segment of an earlier
+        // connection of these endpoints twice (RFC 2883).
         let is_earlier = end > i64::MAX as u64;
         assert!(
             is_earlier || start < end && end <= other.sent_end,
@@ -549,7 +552,7 @@ mod tests {
     use super::*;
     use crate::sim::impair::syn;
 
-    /// A trace prints packets that were damaged on their way, too.
+    /// A trace also prints packets that were damaged on their way.
     #[test]
     fn damaged_options_are_no_options() {
         let ends = ["10.0.0.1:1", "10.0.0.2:2"].map(|end| end.parse().expect("it is an address"));

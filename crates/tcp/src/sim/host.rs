@@ -12,13 +12,13 @@ use crate::{
     MacAddress, Medium, Memory, NoRoom, Offload, Random, ReceiveOffload,
 };
 
-/// Where servers listen.
+/// The port of servers.
 pub(super) const SERVER_PORT: u16 = 80;
 
-/// The bytes of a ring where nothing was placed.
+/// The initial bytes of a ring.
 const POISON: u8 = 0xa5;
 
-/// One end of a connection, as its program sees it.
+/// One end of a connection, from its program's point of view.
 #[derive(Debug)]
 pub(crate) struct Program {
     pub(crate) role: Role,
@@ -34,28 +34,28 @@ pub(crate) struct Program {
     pub(crate) finished: bool,
     pub(crate) aborted: bool,
     pub(crate) handshake: Handshake,
-    /// The other side has nothing to say.
+    /// The other side sends nothing.
     pub(crate) expects_nothing: bool,
     pub(crate) next_write: Instant,
     pub(crate) next_read: Instant,
     ring: Ring,
 }
 
-/// Where a connection's handshake stands.
+/// The stage of a connection's handshake.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Handshake {
     /// The program cannot use the connection yet.
     Pending,
-    /// Fast Open has given it to the program before the remote acknowledged the SYN-ACK (RFC 7413
-    /// section 4.2.2).
+    /// Fast Open has given the connection to the program before the remote acknowledged the SYN-ACK
+    /// (RFC 7413 section 4.2.2).
     FastOpened,
     Over,
 }
 
-/// A ring; there is nothing to see in its bytes.
+/// A ring. Its debug output omits the bytes.
 struct Ring {
     bytes: u64,
-    /// As many of its bytes as were ever used: most transfers are shorter than their rings.
+    /// The part of the ring that was ever used: most transfers are shorter than their rings.
     touched: Vec<u8>,
 }
 
@@ -71,8 +71,8 @@ impl Ring {
         self.bytes
     }
 
-    /// The stretch of so many bytes from `offset` of the stream on: up to the ring's end, and from
-    /// its beginning.
+    /// The range of `bytes` bytes from `offset` of the stream on, in two parts: up to the ring's
+    /// end, and from its beginning.
     fn parts(&mut self, offset: u64, bytes: usize) -> [&mut [u8]; 2] {
         let at = (offset % self.bytes) as usize;
         let end = (at + bytes).min(self.bytes as usize);
@@ -121,7 +121,7 @@ impl Program {
         }
     }
 
-    /// Reads what is in the ring up to `upto`, and checks every byte.
+    /// Reads the ring up to `upto`, and checks every byte if `checked`.
     pub(crate) fn read(&mut self, upto: u64, checked: bool) {
         let mut offset = self.taken;
         for part in self.ring.parts(self.taken, (upto - self.taken) as usize) {
@@ -150,13 +150,13 @@ impl Program {
         self.handshake != Handshake::Pending
     }
 
-    /// Whether the time has come to let go of the connection.
+    /// Whether the program is ready to release the connection.
     pub(crate) fn is_leaving(&self) -> bool {
         let has_read = self.remote_finished && self.taken == self.received;
         self.role.lets_go && self.finished && (has_read || self.expects_nothing)
     }
 
-    /// When the program wants to run next by itself.
+    /// When the program next runs without an event.
     pub(crate) fn next_run(&self) -> Instant {
         let may_write = self.is_connected()
             && !self.finished
@@ -179,20 +179,21 @@ impl Program {
 #[derive(Debug, Default)]
 pub(crate) struct Rings {
     pub(crate) programs: BTreeMap<ConnectionId, Program>,
-    /// Programs of connections the host has let go of, whose rings the engine may still read.
+    /// Programs of connections that the host has released, whose rings the engine may still read.
     pub(crate) parting: BTreeMap<ConnectionId, Program>,
-    /// For connections that nobody has accepted yet: placed bytes, by offset.
+    /// Placed bytes, by offset, of connections that were not accepted yet.
     pub(crate) early: BTreeMap<ConnectionId, Vec<(u64, Vec<u8>)>>,
     pub(crate) random: Option<Random>,
     pub(crate) no_room_per_million: u32,
-    /// Larger pieces find no room; `None`: there is room for all that the windows allow.
+    /// Larger pieces are refused; `None`: the host accepts all that its windows allow.
     pub(crate) piece_bytes_max: Option<usize>,
-    /// How often, in a million arrivals, bytes ahead of gaps are discarded.
+    /// Chance per million arrivals that bytes beyond gaps are discarded.
     pub(crate) discards_per_million: u32,
 }
 
 impl Rings {
-    /// Writes what may or may not belong there; true when there was room for all of it.
+    /// Writes payload to the expected place, right or wrong; true when there was room for all of
+    /// it.
     pub(crate) fn write_early(&mut self, expected: Expected, bytes: &[u8]) -> bool {
         let Some(program) = self.programs.get_mut(&expected.connection) else {
             return false;
@@ -215,7 +216,7 @@ impl Memory for Rings {
             return Err(NoRoom);
         }
         let Some(program) = self.programs.get_mut(&id) else {
-            // RFC 9293 lets a receiver keep or drop what comes before its user is there.
+            // RFC 9293 lets a receiver keep or drop data that arrives before its user is there.
             let early = self.early.entry(id).or_default();
             if early.len() >= 64 {
                 return Err(NoRoom);
@@ -251,25 +252,25 @@ impl Memory for Rings {
     }
 }
 
-/// A simulated host, and its way to the others.
+/// A simulated host and its outgoing link.
 #[derive(Debug)]
 pub(super) struct Host {
     pub(super) engine: Engine,
     pub(super) rings: Rings,
     pub(super) way_out: Link,
     pub(super) listener: ListenerId,
-    /// The earliest wake-up in the queue.
+    /// The earliest wake-up in the event queue.
     pub(super) wake_at: Instant,
-    /// When its link takes frames again.
+    /// When its link accepts frames again.
     pub(super) link_ready_at: Instant,
-    /// Records in its scoreboards when they were checked last, and steps since then.
+    /// The number of records in its scoreboards at the last check, and steps since then.
     pub(super) records: usize,
     pub(super) steps_in_brief: usize,
 }
 
 impl Host {
-    /// Hands a frame to the engine as a link does that reads payload to where it is expected: right
-    /// or wrong, it is written there.
+    /// Gives a frame to the engine like a link that reads payload to the expected place: the
+    /// payload is written there, whether the guess is right or wrong.
     pub(super) fn take(&mut self, now: Instant, frame: &[u8], offload: ReceiveOffload) {
         self.discard_sometimes();
         let Self { engine, rings, .. } = self;
@@ -325,7 +326,7 @@ impl Host {
         config.addresses.push(address(true, 64));
         config.connections_max = 64;
         if scenario.syns > 0 {
-            // Half-open connections leave room for others.
+            // Half-open connections must not use up the connections of others.
             config.connections_max += scenario.half_open_max;
         }
         config.half_open_max = scenario.half_open_max;
@@ -389,7 +390,7 @@ pub(super) fn mac_of(host: usize) -> MacAddress {
     MacAddress([2, 0, 0, 0, 0, host as u8])
 }
 
-/// Makes a frame of a packet, that brings it to `host`.
+/// Makes a frame that carries a packet to `host`.
 pub(super) fn frame(host: usize, packet: &[u8], frame: &mut Vec<u8>) {
     let ether_type = if packet.first().is_some_and(|first| first >> 4 == 6) {
         0x86dd

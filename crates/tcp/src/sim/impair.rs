@@ -1,23 +1,23 @@
-//! Impairments of links and routers: they cut packets, mark them, damage them, answer them.
+//! Impairments by links and routers: they divide packets, mark them, damage them and answer them.
 
 use core::net::{IpAddr, SocketAddr};
 
 use super::checker;
 use crate::{ChecksumWork, Random, TransmitOffload};
 
-/// A frame that a link with segmentation and checksum offload cuts into packets.
+/// A frame that a link with segmentation and checksum offload divides into packets.
 #[derive(Clone, Copy)]
 pub(super) struct Cut {
     header_bytes: usize,
-    /// Where the TCP header begins; `None`: the engine has done all the work.
+    /// Offset of the TCP header; `None`: the engine has done all the work.
     tcp_at: Option<usize>,
-    /// Bytes of payload in all packets but the last.
+    /// Payload bytes of all packets except the last.
     size: usize,
     count: usize,
 }
 
 impl Cut {
-    /// `link_bytes` have been taken off the frame.
+    /// `link_bytes` bytes were removed from the frame's beginning.
     pub(super) fn new(frame: &[u8], offload: TransmitOffload, link_bytes: usize) -> Self {
         let ChecksumWork::Link { start, .. } = offload.checksum else {
             return Self {
@@ -46,7 +46,7 @@ impl Cut {
         self.count
     }
 
-    /// Writes one of the packets that the frame becomes into an empty buffer.
+    /// Writes packet `index` of the frame into an empty buffer.
     pub(super) fn write(self, frame: &[u8], index: usize, packet: &mut Vec<u8>) {
         let (header, payload) = frame.split_at(self.header_bytes);
         packet.extend_from_slice(header);
@@ -74,7 +74,7 @@ impl Cut {
     }
 }
 
-/// Makes the checksums of a packet right.
+/// Sets the checksums of a packet.
 fn complete(packet: &mut [u8], tcp_at: usize) {
     if packet[0] >> 4 == 4 {
         packet[10..12].fill(0);
@@ -86,8 +86,8 @@ fn complete(packet: &mut [u8], tcp_at: usize) {
     packet[tcp_at + 16..tcp_at + 18].copy_from_slice(&checksum.to_be_bytes());
 }
 
-/// The pieces that a narrow network makes of a packet (RFC 791 section 3.2, RFC 8200 section 4.5),
-/// in any order. One that is too small for that stays whole.
+/// The fragments that a network with a small MTU makes of a packet (RFC 791 section 3.2, RFC 8200
+/// section 4.5), in random order. A packet that is too small stays whole.
 pub(super) fn fragments(packet: &[u8], identification: u32, random: &mut Random) -> Vec<Vec<u8>> {
     let is_v4 = packet[0] >> 4 == 4;
     let (header, payload) = packet.split_at(if is_v4 { 20 } else { 40 });
@@ -134,7 +134,7 @@ pub(super) fn fragments(packet: &[u8], identification: u32, random: &mut Random)
     pieces
 }
 
-/// A SYN with an MSS of 1460, and an acceptance of SACK.
+/// A SYN with an MSS of 1460 and SACK permitted.
 pub(super) fn syn(source: SocketAddr, destination: SocketAddr, seq: u32) -> Vec<u8> {
     let mut tcp = Vec::new();
     tcp.extend_from_slice(&source.port().to_be_bytes());
@@ -172,7 +172,7 @@ pub(super) fn mark_congestion(packet: &mut [u8]) {
     }
 }
 
-/// Shrinks the window of a packet, as a remote does that takes back window it had offered.
+/// Shrinks the window of a packet, like a remote that takes back a window it had offered.
 pub(super) fn shrink_window(packet: &mut [u8], random: &mut Random) {
     let Some(read) = checker::parse(packet) else {
         return;
@@ -183,26 +183,26 @@ pub(super) fn shrink_window(packet: &mut [u8], random: &mut Random) {
     complete(packet, tcp_at);
 }
 
-/// Has a segment acknowledge something else.
+/// Changes the acknowledgement number of a segment.
 pub(super) fn set_acknowledgement(packet: &mut [u8], tcp_at: usize, ack: u32) {
     packet[tcp_at + 8..tcp_at + 12].copy_from_slice(&ack.to_be_bytes());
     complete(packet, tcp_at);
 }
 
-/// Has a segment offer another window.
+/// Changes the window of a segment.
 pub(super) fn set_window(packet: &mut [u8], tcp_at: usize, window: u16) {
     packet[tcp_at + 14..tcp_at + 16].copy_from_slice(&window.to_be_bytes());
     complete(packet, tcp_at);
 }
 
-/// One bit, where a checksum protects it: an IPv6 header relies on the link for that.
+/// Flips one bit that a checksum protects: an IPv6 header has no checksum.
 pub(super) fn flip_bit(packet: &mut [u8], random: &mut Random) {
     let first = if packet[0] >> 4 == 6 { 40 } else { 0 };
     let bit = random.below((packet.len() as u64 - first) * 8);
     packet[(first + bit / 8) as usize] ^= 1 << (bit % 8);
 }
 
-/// RFC 792 and RFC 1191, RFC 4443 section 3.2: what a router says to a packet that is too big.
+/// RFC 792 and RFC 1191, RFC 4443 section 3.2: a router's report that a packet is too big.
 pub(super) fn too_big(packet: &[u8], mtu: u16) -> Vec<u8> {
     let is_v4 = packet[0] >> 4 == 4;
     let (header_bytes, addresses) = if is_v4 { (20, 12..20) } else { (40, 8..40) };

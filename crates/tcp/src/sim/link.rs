@@ -1,42 +1,41 @@
-//! A link with impairments: what happens to a frame on its way from one host to the next.
+//! A link with impairments: the fate of a frame between two hosts.
 
 use crate::{Duration, Instant, Random};
 
 /// The properties of one direction of a link. The default is perfect and infinitely fast.
 #[derive(Clone, Copy, Debug)]
 pub struct Impairments {
-    /// Propagation.
+    /// Propagation delay.
     pub delay: Duration,
-    /// Added to each frame at random, in order.
+    /// Random delay added to each frame, without reordering.
     pub jitter: Duration,
-    /// Rate; zero is unlimited.
+    /// Rate in bytes per millisecond; zero is unlimited.
     pub bytes_per_ms: u64,
     /// Bytes that may wait for a limited link.
     pub queue_bytes_max: u64,
-    /// Frames lost one by one, in a million.
+    /// Frames lost singly, per million.
     pub loss_per_million: u32,
-    /// Chance that a burst of losses begins, in a million.
+    /// Chance per million that a burst of losses begins.
     pub burst_per_million: u32,
-    /// Frames lost in a burst, which lasts a second at most.
+    /// Frames lost in a burst. A burst lasts at most a second.
     pub burst_frames: u32,
-    /// Frames sent twice, in a million.
+    /// Frames duplicated, per million.
     pub duplicate_per_million: u32,
-    /// Frames held back, in a million, and for how long at most.
+    /// Frames held back, per million.
     pub reorder_per_million: u32,
     /// How long a frame that is held back waits at most.
     pub reorder_delay: Duration,
-    /// Frames with one bit flipped, in a million.
+    /// Frames with one bit flipped, per million.
     pub corrupt_per_million: u32,
-    /// Frames whose window field is lowered on the way, in a million.
+    /// Frames whose window field is lowered on the way, per million.
     pub shrink_per_million: u32,
     /// A limited queue marks instead of dropping, above half its size (RFC 3168).
     pub marks: bool,
-    /// The largest packet that passes; zero: as large as the link's. And whether the sender is
-    /// told.
+    /// The largest packet that passes; zero: as large as the link's MTU.
     pub path_mtu: u16,
     /// An ICMP message reports packets that are too big.
     pub reports_too_big: bool,
-    /// Nothing passes from the first moment to the second.
+    /// The first and the last moment of an outage.
     pub partition: (Duration, Duration),
 }
 
@@ -64,7 +63,7 @@ impl Default for Impairments {
 }
 
 impl Impairments {
-    /// A link of any kind; each trouble is present in a quarter of them.
+    /// A random link; each impairment is present in a quarter of the links.
     pub(crate) fn draw(random: &mut Random) -> Self {
         let rare = |random: &mut Random, most: u64| {
             if random.below(4) == 0 {
@@ -124,12 +123,12 @@ impl Impairments {
 #[derive(Debug)]
 pub(crate) enum Fate {
     Lost,
-    /// It is too big for the path; the sender may be told.
+    /// Too big for the path; the sender may be told.
     TooBig,
-    /// It arrives, perhaps twice, perhaps changed.
+    /// Arrives, perhaps twice, perhaps changed.
     Arrives {
         at: Instant,
-        /// And a copy of it.
+        /// When a copy of it arrives.
         again_at: Option<Instant>,
         mark: bool,
         corrupt: bool,
@@ -141,9 +140,9 @@ pub(crate) enum Fate {
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) impairments: Impairments,
-    /// When the frames accepted so far will have left.
+    /// When all frames accepted so far will have been sent.
     busy_until: Instant,
-    /// Jitter keeps frames in order: none arrives before the one before it.
+    /// Jitter keeps frames in order: none arrives before its predecessor.
     last_arrival: Instant,
     burst_left: u32,
     burst_ends_at: Instant,
@@ -160,7 +159,7 @@ impl Link {
         }
     }
 
-    /// Decides what becomes of a frame of `bytes`.
+    /// Decides the fate of a frame of `bytes` bytes.
     pub(crate) fn pass(&mut self, now: Instant, bytes: usize, random: &mut Random) -> Fate {
         let link = &self.impairments;
         if link.path_mtu != 0 && bytes > usize::from(link.path_mtu) {

@@ -1,12 +1,12 @@
-//! A network in one thread, decided by one number.
+//! A network in one thread, determined by one seed.
 //!
-//! Hosts with whole engines exchange checked random streams over links that lose, delay, reorder,
-//! duplicate, corrupt, mark, narrow, rewrite and go away. Time is a number that jumps from event to
-//! event, so a simulated hour costs what its segments cost. After every step the engine's own
-//! invariants are asserted, and every frame passes a [`checker`] that knows TCP independently of
-//! the engine.
+//! Hosts with complete engines exchange checked random streams over links that lose, delay,
+//! reorder, duplicate, corrupt, mark, fragment and rewrite packets and that fail. Time is a number
+//! that jumps from event to event, so a simulated hour costs only the work for its segments. After
+//! every step the engine's own invariants are asserted, and every frame passes a [`checker`] that
+//! knows TCP independently of the engine.
 //!
-//! A failure is a panic that names the seed; the same seed gives the same run, frame by frame.
+//! A failure is a panic that names the seed. The seed gives the same run again, frame by frame.
 
 mod agenda;
 pub mod checker;
@@ -26,10 +26,10 @@ pub use role::Role;
 pub use scenario::Scenario;
 pub use world::{Report, World};
 
-/// Runs the scenario that `seed` stands for, to its end.
+/// Runs the scenario of `seed` to its end.
 ///
 /// # Panics
-/// When anything that must hold does not.
+/// When an invariant or a check fails.
 #[must_use]
 pub fn run(seed: u64, trace: bool) -> Report {
     World::new(Scenario::from_seed(seed), trace).run()
@@ -58,8 +58,8 @@ mod tests {
         assert!(simultaneous > 5, "{simultaneous} opened from both sides");
     }
 
-    /// Of the first seeds some are flooded with SYNs: cookies go out to strangers, and come back
-    /// from those that there are.
+    /// Some of the first seeds are flooded with SYNs: cookies go out to hosts that do not exist,
+    /// and come back from those that do.
     #[test]
     fn floods_are_withstood() {
         let reports: Vec<_> = (0..40).map(|seed| run(seed, false)).collect();
@@ -69,7 +69,7 @@ mod tests {
         assert!(flooded.iter().any(|report| report.cookies.1 > 0));
     }
 
-    /// Of the first seeds some have clients that send payload with their SYN.
+    /// Some of the first seeds have clients that send payload with their SYN.
     #[test]
     fn payload_goes_with_syns() {
         let reports = (0..40).map(|seed| run(seed, false).fast_opens);
@@ -79,16 +79,16 @@ mod tests {
         assert!(sums.iter().all(|&sum| sum > 5), "{sums:?}");
     }
 
-    /// All SYN-ACKs and all data of a server are lost to which Fast Open has given its connection:
-    /// the handshake fails, although the program has written.
+    /// All SYN-ACKs and data of a server are lost after Fast Open has given it the connection: the
+    /// handshake fails, although the program has written.
     #[test]
     fn a_handshake_that_fails_may_end_what_fast_open_gave() {
         assert!(run(20_787_016_272, false).fast_opens[1] > 0);
     }
 
-    /// A connection that came of a SYN cookie is reset, given up, ended in order by the client
-    /// first, or (in the last seed) given up when its program has let it go, and born again of a
-    /// late copy of the segment that brought the cookie.
+    /// A connection from a SYN cookie is reset, given up, ended in order by the client first, or
+    /// (in the last seed) given up after its program has released it. Then a late copy of the
+    /// segment that returned the cookie begins it again.
     #[test]
     fn a_cookie_brings_a_connection_back_that_nobody_remembers() {
         for seed in [782_516, 909_030, 81_151_257, 20_787_211_160] {
@@ -96,77 +96,79 @@ mod tests {
         }
     }
 
-    /// The path becomes narrower while the headers at hand are those of the last segment.
+    /// The path becomes narrower while the template's headers are those of the last segment.
     #[test]
     fn a_narrower_path_is_no_reason_to_offer_an_old_window() {
         assert!(run(60_056_723, false).bytes > 0);
     }
 
-    /// A flow by BBR whose window leaves in one burst measured its own pace, and came down to a
-    /// byte a second.
+    /// A BBR flow whose window was sent in one burst measured its own pacing rate, and slowed down
+    /// to a byte per second.
     #[test]
     fn a_flow_does_not_take_its_pace_for_the_paths() {
         assert!(run(50_044_414, false).bytes > 0);
     }
 
-    /// A flow by BBR that an outage interrupts before anything was measured: neither the outage nor
-    /// acknowledgements that arrive at one time keep it at ten bytes a second.
+    /// An outage interrupts a BBR flow before anything was measured. Neither the outage nor
+    /// acknowledgements that arrive at one time keep the flow at ten bytes per second.
     #[test]
     fn a_flow_does_not_take_an_outage_for_the_path() {
         assert!(run(88_820_926, false).virtual_time < Duration::from_secs(3_600));
     }
 
-    /// An end takes its window back while the other's has opened again by an old segment only, so
-    /// that this one could not send what it waits for: it must not.
+    /// An end shrinks its window while the other end's window was reopened only by an old segment.
+    /// So this end could not send the data for which it waits: it must not shrink the window.
     #[test]
     fn a_window_is_not_taken_back_from_an_end_that_has_closed_its_own() {
         assert!(run(88_712_114, false).bytes > 0);
     }
 
-    /// A path that swallows what is full, a window of one segment, and neither SACK nor timestamps:
-    /// the black hole is found, and not met again with each segment for eight hours.
+    /// A path that drops full segments, a window of one segment, and neither SACK nor timestamps:
+    /// the black hole is found, and is not met again with each segment for eight hours.
     #[test]
     fn a_black_hole_is_found_with_one_segment_at_a_time() {
-        // In the last two a smaller segment follows each full one, and arrives.
+        // In the last two seeds a smaller segment follows each full one, and arrives.
         for seed in [1_008_407, 80_024_645, 80_095_296] {
             let report = run(seed, false);
             assert!(report.virtual_time < Duration::from_secs(3_600), "{seed}");
         }
     }
 
-    /// A narrow and lossy path, and neither SACK nor timestamps: what waited at the receiver for a
-    /// retransmission is no measure of the round trip, or the timeout stays at two minutes.
+    /// A narrow and lossy path, and neither SACK nor timestamps: data that waited at the receiver
+    /// for a retransmission must not count as a round-trip sample, or the timeout stays at two
+    /// minutes.
     #[test]
     fn what_waited_for_a_retransmission_measures_no_round_trip() {
         assert!(run(80_373_309, false).virtual_time < Duration::from_secs(7_200));
     }
 
-    /// A remote whose answers were lost is given up by keepalive probes, although no program waits
-    /// for it any more. The remote may wait for ever then.
+    /// Keepalive probes give up a remote whose answers were lost, although no program waits for it
+    /// any more. The remote may then wait for ever.
     #[test]
     fn whoever_was_let_go_may_be_given_up_by_keepalive() {
         assert!(run(80_483_148, false).bytes > 0);
     }
 
     /// A SYN that was answered with a cookie came again when there was room for a half-open
-    /// connection, which refused the end of the handshake.
+    /// connection. That connection refused the end of the handshake.
     #[test]
     fn a_cookie_is_good_although_its_syn_came_again() {
         assert!(run(80_078_462, false).bytes > 0);
     }
 
-    /// A remote takes back window that is in use, until its own bytes are acknowledged. With
+    /// A remote shrinks its window below data in flight, until its own bytes are acknowledged. With
     /// acknowledgements beyond the window's edge both ends gave up.
     #[test]
     fn a_remote_that_takes_its_window_back_is_acknowledged() {
-        // In the second, what has no room any more is a FIN.
+        // In the second seed, the FIN is outside the window.
         for seed in [20_029, 84_334_543] {
             assert!(run(seed, false).bytes > 0, "{seed}");
         }
     }
 
-    /// A black hole on the path of a remote that takes its window back: what it sends shows that it
-    /// lives. And nothing goes again beyond the window, where its acknowledgement is lost, too.
+    /// A black hole on the path of a remote that shrinks its window: its segments show that it is
+    /// alive. Nothing is retransmitted beyond the window, where the acknowledgement in it would be
+    /// lost, too.
     #[test]
     fn a_remote_that_has_taken_its_window_back_lives() {
         for seed in [86_211_604, 86_608_308] {
@@ -174,13 +176,14 @@ mod tests {
         }
     }
 
-    /// A host has started anew and connects from the same port; a segment from before comes late.
+    /// A host was restarted and connects from the same port; a segment of the old connection comes
+    /// late.
     #[test]
     fn a_late_segment_of_an_earlier_connection_is_reported() {
         assert!(run(87_144_775, false).bytes > 0);
     }
 
-    /// All of a client's segments were lost until the cookie of its handshake was too old.
+    /// All of a client's segments were lost until the cookie of its handshake had expired.
     #[test]
     fn a_handshake_may_come_too_late() {
         assert!(run(86_159_478, false).bytes > 0);
@@ -204,7 +207,7 @@ mod tests {
                 fairness > 0.8,
                 "{congestion:?}: {fairness:.3} of {shares:?}"
             );
-            // 20 Mbit/s for a minute is 150 MB; headers and recovery take their part.
+            // 20 Mbit/s for a minute is 150 MB; headers and recovery use a part of it.
             assert!(sum > 120e6, "{congestion:?}: {sum} bytes");
         }
     }
@@ -220,8 +223,8 @@ mod tests {
         [bytes[0] as f64 / sum, bytes[1] as f64 / sum]
     }
 
-    /// BBR has at least two fifths beside BBR, whoever is first; and a loss-based competitor keeps
-    /// a part.
+    /// BBR gets at least two fifths beside BBR, whichever begins first; and a loss-based competitor
+    /// gets a part.
     #[test]
     fn bbr_shares_a_bottleneck_with_itself_and_with_others() {
         use CongestionControl::{Bbr, Cubic, NewReno};
@@ -237,11 +240,11 @@ mod tests {
         }
     }
 
-    /// Two packets' time at the bottleneck.
+    /// The time of two packets at the bottleneck.
     const JITTER: Duration = Duration::from_micros(1_200);
 
-    /// The part of a bottleneck with a buffer of one bandwidth-delay product that a transfer gets
-    /// beside a sender that is not the engine's.
+    /// The part of a bottleneck that a transfer gets beside a sender of another implementation. The
+    /// buffer holds one bandwidth-delay product.
     fn share_beside(seed: u64, congestion: CongestionControl, rival: RivalKind) -> f64 {
         let scenario = Scenario::bottleneck(seed, congestion, 1, Duration::from_secs(60));
         let scenario = scenario.with_jitter(JITTER).beside(rival);
@@ -257,8 +260,8 @@ mod tests {
         shares.sum::<f64>() / seeds as f64
     }
 
-    /// BBR keeps its part beside a sender that takes no notice of loss, and leaves one to those
-    /// that give way for loss.
+    /// BBR keeps its part beside a sender that ignores loss, and leaves a part to senders that
+    /// react to loss.
     #[test]
     fn bbr_shares_a_bottleneck_with_the_senders_of_others() {
         for (most, rival) in [
@@ -279,7 +282,7 @@ mod tests {
         }
     }
 
-    /// Two transfers by the engine's CUBIC have like shares.
+    /// Two transfers by the engine's CUBIC get similar shares.
     #[test]
     fn cubic_shares_a_bottleneck_with_itself() {
         use CongestionControl::Cubic;
@@ -299,14 +302,14 @@ mod tests {
         );
     }
 
-    /// Payload of the only transfer that has arrived up to a moment.
+    /// Payload of the only transfer that has arrived by `seconds`.
     fn bytes_by(seconds: f64, scenario: impl Fn(Duration) -> Scenario) -> f64 {
         let stop = Duration::from_micros((seconds * 1e6) as u64);
         World::new(scenario(stop), false).run().bytes_by_flow[0] as f64
     }
 
     /// Three timeouts in a row are no sign of a smaller path MTU: a second after an outage the rate
-    /// is what it was.
+    /// is as before.
     #[test]
     fn the_rate_is_back_a_second_after_an_outage() {
         for seed in 0..4 {
@@ -328,11 +331,11 @@ mod tests {
         }
     }
 
-    /// A window of a megabyte is a tenth of what is under way on a long fast path: windows reach
-    /// the product of bandwidth and delay.
+    /// A window of a megabyte is a tenth of the bytes in flight on a long fast path: windows reach
+    /// the bandwidth-delay product.
     #[test]
     fn windows_reach_bandwidth_times_delay() {
-        // 512 Mbit/s: 6.4 MB are under way when the round trip takes 100 ms.
+        // 512 Mbit/s: 6.4 MB are in flight when the round trip takes 100 ms.
         const BYTES_PER_MS: u64 = 64_000;
         for (round_trip_ms, from, to) in [(10, 0.5, 0.7), (40, 1.0, 1.3), (100, 3.0, 3.4)] {
             let round_trip = Duration::from_millis(round_trip_ms);

@@ -1,5 +1,5 @@
-//! The bytes that programs send. Each stream's follow from its name, so that whoever sees some of
-//! them can tell whether they are right.
+//! The bytes that programs send. Each stream's bytes follow from its name, so that any part of them
+//! can be checked.
 
 /// Eight bytes of the stream called `name`, from `8 * index` on.
 #[inline]
@@ -30,13 +30,12 @@ pub(crate) fn fill(name: u64, offset: u64, target: &mut [u8]) {
     }
 }
 
-/// The first of `bytes` that is not the one of the stream called `name`, of which they should be
-/// those from `offset` on.
+/// The index of the first of `bytes` that differs from the stream `name` at `offset`.
 pub(crate) fn first_difference(name: u64, offset: u64, bytes: &[u8]) -> Option<usize> {
     let (first, rest) = bytes.split_at(to_next_word(offset).min(bytes.len()));
     let rest_at = offset + first.len() as u64;
     let (words, last) = rest.as_chunks();
-    // Without a branch for each word.
+    // Compares without a branch for each word.
     let differs = |(&seen, index): (&[u8; 8], u64)| {
         u64::from_ne_bytes(seen) ^ u64::from_ne_bytes(word(name, index))
     };
@@ -56,13 +55,13 @@ pub(crate) fn first_difference(name: u64, offset: u64, bytes: &[u8]) -> Option<u
     both.position(|(&seen, at)| seen != byte(name, at))
 }
 
-/// Whether `bytes` are those of the stream from `offset` on.
+/// Whether `bytes` equal the stream from `offset` on.
 fn is_right(name: u64, offset: u64, bytes: &[u8]) -> bool {
     let mut both = bytes.iter().zip(offset..);
     both.all(|(&seen, at)| seen == byte(name, at))
 }
 
-/// Bytes from `offset` to where a word begins.
+/// Bytes from `offset` to the beginning of the next word.
 fn to_next_word(offset: u64) -> usize {
     (offset.wrapping_neg() & 7) as usize
 }

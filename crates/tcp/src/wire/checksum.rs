@@ -8,8 +8,8 @@ impl Sum {
     /// The sum of nothing.
     pub const ZERO: Self = Self(0);
 
-    /// Adds `bytes`, which start at an even distance from the start of the data. An odd last byte
-    /// is padded with zero, so only the last part of the data may have an odd length.
+    /// Adds `bytes`, which begin at an even offset of the data. An odd last byte is padded with
+    /// zero, so only the last part of the data may have an odd length.
     #[must_use]
     pub fn bytes(self, bytes: &[u8]) -> Self {
         // RFC 1071 section 2 (B): the sum may be computed in either byte order. Two 32-bit halves
@@ -31,7 +31,7 @@ impl Sum {
         self.join(Self(sum))
     }
 
-    /// Adds a number that stands in the data in network byte order.
+    /// Adds a number that the data contains in network byte order.
     #[must_use]
     pub const fn word(self, word: u16) -> Self {
         Self(self.0 + u16::from_ne_bytes(word.to_be_bytes()) as u64)
@@ -44,25 +44,25 @@ impl Sum {
         Self(sum + carry as u64)
     }
 
-    /// Adds data that starts at an odd distance: RFC 1071 section 2 (B), byte swapping.
+    /// Adds data that begins at an odd offset: RFC 1071 section 2 (B), byte swapping.
     #[must_use]
     pub const fn join_odd(self, other: Self) -> Self {
         self.join(Self(other.folded().swap_bytes() as u64))
     }
 
-    /// The sum in few bits, so that [`Self::join_words`] can go on from it cheaply.
+    /// The sum in 16 bits, so that [`Self::join_words`] can continue it cheaply.
     #[must_use]
     pub(crate) const fn short(self) -> u16 {
         self.folded()
     }
 
-    /// The sum that [`Self::short`] has made short.
+    /// The sum that [`Self::short`] returned.
     #[must_use]
     pub(crate) const fn of_short(short: u16) -> Self {
         Self(short as u64)
     }
 
-    /// A short sum and a few numbers that stand in the data in network byte order, in 16 bits.
+    /// A short sum plus a few numbers that the data contains in network byte order, in 16 bits.
     #[inline]
     #[must_use]
     pub(crate) const fn join_words(short: u16, first: u16, second: u16) -> u16 {
@@ -73,8 +73,8 @@ impl Sum {
             first as u32 + second as u32
         };
         let sum = short as u32 + native;
-        // Both halves together, and their carry: the upper half of what is added to itself, turned
-        // around.
+        // Adds the upper and the lower half with carry: the upper half of the sum of the word and
+        // the rotated word.
         (sum.wrapping_add(sum.rotate_left(16)) >> 16) as u16
     }
 
@@ -94,7 +94,7 @@ impl Sum {
         (!self.folded()).to_ne_bytes()
     }
 
-    /// The sum as it is stored in a header whose checksum somebody else completes (virtio, TAP).
+    /// The sum as it is stored in a header whose checksum is completed later (virtio, TAP).
     #[must_use]
     pub const fn partial(self) -> [u8; 2] {
         self.folded().to_ne_bytes()
@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn agrees_with_the_definition_at_every_alignment_and_in_any_three_parts() {
         let mut random = crate::Random::new(3);
-        // With carries in every lane, and without.
+        // Bytes with carries in every lane, and without.
         let bytes = |_| match random.below(3) {
             0 => 0xff,
             _ => random.bits() as u8,
@@ -221,7 +221,8 @@ mod tests {
             let before = Sum::ZERO.bytes(&data);
             data[at..at + 2].copy_from_slice(&new.to_be_bytes());
             let after = before.word(!old).word(new);
-            // Zero has two forms: what is intact with one is intact with the other.
+            // Zero has two representations: data is intact with one exactly if it is intact with
+            // the other.
             let whole = Sum::ZERO.bytes(&data);
             let [a, b] = [after, whole].map(|sum| u16::from_be_bytes(sum.partial()) % 0xffff);
             assert_eq!(a, b, "{new} for {old} at {at}");

@@ -1,4 +1,5 @@
-//! ICMP (RFC 792), ICMPv6 (RFC 4443) and neighbour discovery (RFC 4861), as far as a host needs.
+//! ICMP (RFC 792), ICMPv6 (RFC 4443) and neighbour discovery (RFC 4861), as far as a host needs
+//! them.
 
 use super::checksum::Sum;
 use super::ethernet::MacAddress;
@@ -26,40 +27,41 @@ const OPTION_TARGET_MAC: u8 = 2;
 const SOLICITED: u32 = 0x4000_0000;
 const OVERRIDE: u32 = 0x2000_0000;
 
-/// The trouble that an error message reports about a packet of ours.
+/// The problem that an error message reports about one of our packets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Trouble {
-    /// The path takes no packet larger than this.
+    /// The path takes no packet larger than `mtu` bytes.
     TooBig { mtu: u32 },
-    /// Host out of reach: a soft error (RFC 9293 section 3.9.2.2), as are the next two.
+    /// The host is unreachable: a soft error (RFC 9293 section 3.9.2.2), like the next two.
     Unreachable,
-    /// Network out of reach.
+    /// The network is unreachable.
     NoRoute,
-    /// Not to be reached from here.
+    /// The destination is administratively forbidden.
     Forbidden,
-    /// Nobody listens: a hard error before a connection exists (RFC 5461).
+    /// The port or protocol is not served: a hard error before a connection exists (RFC 5461).
     Refused,
 }
 
-/// A message a host acts upon.
+/// A message that a host acts upon.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Message<'a> {
     /// An echo request: identifier, sequence number and data, to be sent back.
     Echo { body: &'a [u8] },
-    /// Something happened to a packet of ours, of which this is the beginning.
+    /// An error about one of our packets; `quoted` is the packet's beginning.
     Error { trouble: Trouble, quoted: &'a [u8] },
     /// "Who has `target`?"
     Solicitation {
         target: Address,
         source_mac: Option<MacAddress>,
     },
-    /// "`target` is at `mac`", whatever was said before or (without `overrides`) if nothing was.
+    /// "`target` is at `mac`": replaces a known address, or (without `overrides`) only fills in an
+    /// unknown one.
     Advertisement {
         target: Address,
         mac: Option<MacAddress>,
         overrides: bool,
     },
-    /// Correct, and of no interest.
+    /// A correct message that needs no action.
     Other,
 }
 
@@ -91,8 +93,8 @@ impl<'a> Message<'a> {
             }),
             // RFC 1122 section 4.2.3.9: codes 2 to 4 are hard errors.
             (true, V4_UNREACHABLE, 2 | 3) => error(Trouble::Refused),
-            // Which of the others are the network's is Linux's to say: icmp_err_convert,
-            // tcp_v4_err, icmpv6_err_convert.
+            // Which other codes are about the network follows Linux: icmp_err_convert, tcp_v4_err,
+            // icmpv6_err_convert.
             (true, V4_UNREACHABLE, 0 | 6 | 9 | 11) => error(Trouble::NoRoute),
             (true, V4_UNREACHABLE, _) | (true, V4_TIME_EXCEEDED, _) => error(Trouble::Unreachable),
             (false, V6_TOO_BIG, _) => error(Trouble::TooBig {
@@ -112,7 +114,8 @@ impl<'a> Message<'a> {
 }
 
 fn neighbour<'a>(packet: &ip::Packet<'a>, kind: u8) -> Result<Message<'a>, Malformed> {
-    // RFC 4861 sections 7.1.1 and 7.1.2: a hop limit other than 255 has passed a router.
+    // RFC 4861 sections 7.1.1 and 7.1.2: a hop limit other than 255 means that a router has
+    // forwarded the packet.
     let bytes = packet.payload;
     if packet.hop_limit != 255 || bytes.len() < 24 {
         return Err(Malformed::Icmp);
@@ -141,7 +144,8 @@ fn neighbour<'a>(packet: &ip::Packet<'a>, kind: u8) -> Result<Message<'a>, Malfo
 
 fn neighbour_mac(mut options: &[u8], wanted: u8) -> Result<Option<MacAddress>, Malformed> {
     while let [kind, units, ..] = *options {
-        // RFC 4861 section 4.6: a length of zero must be discarded (and would never end).
+        // RFC 4861 section 4.6: an option of length zero must be discarded (and would loop for
+        // ever).
         let length = usize::from(units) * 8;
         let Some((option, rest)) = options.split_at_checked(length).filter(|_| length != 0) else {
             return Err(Malformed::Icmp);
@@ -173,7 +177,7 @@ pub(crate) fn write_echo_reply(out: &mut [u8], header: &ip::Header, body: &[u8])
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum NeighbourMessage {
     Solicitation,
-    /// The answer to one, or (not solicited) news for all.
+    /// The answer to a solicitation, or (not solicited) an announcement to all.
     Advertisement {
         is_solicited: bool,
     },

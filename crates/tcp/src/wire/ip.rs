@@ -1,4 +1,4 @@
-//! IPv4 (RFC 791) and IPv6 (RFC 8200) headers, and addresses in one form for both.
+//! IPv4 (RFC 791) and IPv6 (RFC 8200) headers, and one address type for both.
 
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -23,7 +23,7 @@ const V6_EXTENSIONS_MAX: usize = 6;
 const V4_DONT_FRAGMENT: u16 = 0x4000;
 const V4_MORE_FRAGMENTS: u16 = 0x2000;
 
-/// An IPv4 or IPv6 address in two words; IPv4 as the mapped addresses of RFC 4291 section 2.5.5.2.
+/// An IPv4 or IPv6 address in two words; IPv4 as a mapped address of RFC 4291 section 2.5.5.2.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub(crate) struct Address(pub(crate) [u64; 2]);
 
@@ -56,8 +56,8 @@ impl Address {
         out[at + 8..at + 16].copy_from_slice(&self.0[1].to_be_bytes());
     }
 
-    /// Whether a connection may have this address at its other end (RFC 9293 section 3.9.2.3,
-    /// MUST-57: a SYN to or from a multicast or broadcast address is discarded).
+    /// Whether this may be the address of a connection's remote (RFC 9293 section 3.9.2.3, MUST-57:
+    /// a SYN to or from a multicast or broadcast address is discarded).
     #[inline]
     pub(crate) fn is_unicast(self) -> bool {
         if self.is_v4() {
@@ -68,7 +68,7 @@ impl Address {
         }
     }
 
-    /// The sum of its bytes, as a pseudo-header needs it.
+    /// The sum of the address's bytes, for a pseudo-header.
     #[inline]
     pub(crate) fn sum(self) -> Sum {
         if self.is_v4() {
@@ -144,7 +144,7 @@ impl Ecn {
     }
 }
 
-/// Where in its original packet a fragment belongs.
+/// The place of a fragment in its original packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct FragmentPlace {
     pub(crate) identification: u32,
@@ -182,7 +182,7 @@ impl<'a> Packet<'a> {
         if header_bytes < V4_HEADER_BYTES || total_bytes < header_bytes {
             return Err(Malformed::IpTruncated);
         }
-        // Ethernet pads short frames: what follows the packet's own length is not part of it.
+        // Ethernet pads short frames: bytes beyond the packet's own length are not part of it.
         let Some((header_slice, payload)) = bytes
             .get(..total_bytes)
             .and_then(|packet| packet.split_at_checked(header_bytes))
@@ -230,8 +230,7 @@ impl<'a> Packet<'a> {
             return Err(Malformed::IpTruncated);
         };
         let source = Address::v6_at(header, 8);
-        // The unspecified source is legitimate in neighbour discovery alone, which checks it
-        // itself.
+        // An unspecified source is legitimate only in neighbour discovery, whose code checks it.
         if source.0[0] >> 56 == 0xff || source.is_v4() {
             return Err(Malformed::IpSource);
         }
@@ -274,7 +273,7 @@ impl<'a> Packet<'a> {
                     });
                 }
             } else if self.protocol == 43 && header[3] != 0 {
-                // RFC 8200 section 4.4: segments left to visit, and we are no router.
+                // RFC 8200 section 4.4: there are segments left to visit, and we do not route.
                 return Err(Malformed::IpExtension);
             }
             self.protocol = header[0];
@@ -295,7 +294,7 @@ pub(crate) fn pseudo_header(
     protocol: u8,
     length: usize,
 ) -> Sum {
-    // The length is at most 64 KiB plus headers; its high half is a word of its own.
+    // The length is at most 64 KiB plus headers, so its upper half is a separate word.
     let (high, low) = ((length >> 16) as u16, length as u16);
     source
         .sum()
@@ -315,7 +314,7 @@ pub(crate) const fn header_bytes(is_v4: bool) -> usize {
     }
 }
 
-/// The content of a header besides lengths.
+/// The content of a header, without lengths.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Header {
     pub(crate) source: Address,
@@ -325,7 +324,7 @@ pub(crate) struct Header {
 
 impl Header {
     /// Writes the header of a packet with `payload_bytes` of payload. The lengths and, for IPv4,
-    /// the checksum are complete; [`patch`] changes them later.
+    /// the checksum are complete; [`patch`] can change them later.
     pub(crate) fn write(&self, out: &mut [u8], payload_bytes: usize, hop_limit: u8) {
         if self.source.is_v4() {
             out[..V4_HEADER_BYTES].fill(0);

@@ -1,8 +1,8 @@
-//! Frames as bytes: reading what a link delivered, writing what it shall send.
+//! Wire formats: reads frames from a link, and writes frames for a link.
 //!
-//! Readers take a slice from the network and return either a checked view or the reason why there
-//! is none ([`Malformed`]); nothing here panics on any input. Writers fill slices whose size the
-//! caller has made sure of.
+//! Readers take bytes from the network and return a checked view or the reason why the bytes are
+//! invalid ([`Malformed`]); no input makes them panic. Writers fill slices whose size the caller
+//! has checked.
 
 pub(crate) mod arp;
 pub(crate) mod checksum;
@@ -11,7 +11,7 @@ pub(crate) mod icmp;
 pub(crate) mod ip;
 pub(crate) mod tcp;
 
-/// Why bytes from a link are not what they should be. Every reason has its own counter.
+/// Why bytes from a link are invalid. Every reason has its own counter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 #[non_exhaustive]
@@ -28,20 +28,20 @@ pub enum Malformed {
     IpVersion,
     /// The IPv4 header's checksum is wrong.
     IpChecksum,
-    /// A source address no host may have (multicast, broadcast, unspecified).
+    /// A source address that no host may have (multicast, broadcast, unspecified).
     IpSource,
     /// An IPv6 extension header that is truncated, unknown or forbidden here.
     IpExtension,
-    /// Fragments that overlap, exceed 64 KiB or leave a piece of impossible length.
+    /// Fragments that overlap, exceed 64 KiB or have an impossible length.
     Fragment,
     /// The segment ends inside its TCP header, or its data offset is below 5.
     TcpTruncated,
     /// The TCP checksum is wrong.
     TcpChecksum,
-    /// A TCP option's length runs past the header or is less than two. The segment is used without
-    /// that option and those behind it.
+    /// A TCP option's length exceeds the header or is less than two. The segment is used without
+    /// that option and the options after it.
     TcpOption,
-    /// A source or destination port of zero, or a flag combination no state accepts.
+    /// A source or destination port of zero, or a combination of flags that no state accepts.
     TcpFlags,
     /// An ICMP message that is too short or fails its checksum.
     Icmp,
@@ -65,7 +65,7 @@ impl Malformed {
         Self::TcpFlags,
         Self::Icmp,
     ];
-    /// How many reasons there are.
+    /// The number of reasons.
     pub(crate) const COUNT: usize = Self::ALL.len();
 }
 
@@ -110,7 +110,7 @@ pub(crate) fn u16_at(bytes: &[u8], at: usize) -> u16 {
 /// Reads a big-endian `u32`. The caller has checked the length.
 #[inline]
 pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    // In one piece, also where the caller masks a part of it.
+    // Read at once, even when the caller uses only a part.
     u32::from_be_bytes(*bytes[at..].first_chunk().expect("the caller has checked"))
 }
 

@@ -8,11 +8,11 @@ use super::{Malformed, put_u16, put_u32, u16_at, u32_at};
 pub(crate) const HEADER_BYTES: usize = 20;
 /// The data offset's four bits allow for 40 bytes of options.
 pub(crate) const OPTIONS_BYTES_MAX: usize = 40;
-/// NOP, NOP, timestamps: as every segment after the handshake carries them (RFC 7323 appendix A).
+/// NOP, NOP, timestamps: the options of every segment after the handshake (RFC 7323 appendix A).
 pub(crate) const TIMESTAMPS_BYTES: usize = 12;
-/// Where the flags stand in the header.
+/// Offset of the flags in the header.
 pub(crate) const FLAGS_AT: usize = 13;
-/// Where the checksum stands in the header.
+/// Offset of the checksum in the header.
 pub(crate) const CHECKSUM_AT: usize = 16;
 
 //= RFC 9293#3.1
@@ -47,7 +47,7 @@ impl Flags {
     pub(crate) const CWR: Self = Self(0x80);
     /// RFC 9768.
     pub(crate) const AE: Self = Self(0x100);
-    /// All flags of congestion: the ACE field of RFC 9768.
+    /// All ECN flags: the ACE field of RFC 9768.
     pub(crate) const ACE: Self = Self(Self::AE.0 | Self::CWR.0 | Self::ECE.0);
 
     #[inline]
@@ -60,13 +60,13 @@ impl Flags {
         Self(self.0 & !other.0)
     }
 
-    /// The three flags of congestion as a number.
+    /// The three ECN flags as a number.
     #[inline]
     pub(crate) const fn ace(self) -> u8 {
         ((self.0 & Self::ACE.0) >> 6) as u8
     }
 
-    /// The flags of congestion that stand for a number below 8.
+    /// The ECN flags that encode a number below 8.
     #[inline]
     pub(crate) const fn of_ace(ace: u8) -> Self {
         Self((ace as u16) << 6 & Self::ACE.0)
@@ -107,7 +107,7 @@ pub(crate) struct Timestamps {
     pub(crate) echo: u32,
 }
 
-/// A segment whose header has been checked for consistency (its checksum is a separate matter).
+/// A segment with a consistent header; its checksum is verified separately.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Segment<'a> {
     pub(crate) source_port: u16,
@@ -117,9 +117,9 @@ pub(crate) struct Segment<'a> {
     pub(crate) flags: Flags,
     pub(crate) window: u16,
     pub(crate) timestamps: Option<Timestamps>,
-    /// Options other than a lone timestamps option; empty on nearly every segment.
+    /// Options of a segment that has more than timestamps; empty in nearly every segment.
     pub(crate) options: &'a [u8],
-    /// An option has an illegal length: it and what follows it are not used.
+    /// An option has an illegal length: that option and those after it are ignored.
     pub(crate) has_bad_option: bool,
     pub(crate) payload: &'a [u8],
 }
@@ -189,7 +189,7 @@ impl<'a> Segment<'a> {
         self.options = options;
     }
 
-    /// How much sequence space the segment takes: its payload, and one each for SYN and FIN.
+    /// The sequence space of the segment: its payload, and one each for SYN and FIN.
     #[inline]
     pub(crate) fn sequence_bytes(&self) -> u64 {
         self.payload.len() as u64
@@ -197,7 +197,7 @@ impl<'a> Segment<'a> {
             + u64::from(self.flags.has(Flags::FIN))
     }
 
-    /// The blocks of the SACK option, as they stand on the wire.
+    /// The blocks of the SACK option, as wire numbers.
     pub(crate) fn sack_blocks(&self) -> impl Iterator<Item = (u32, u32)> + use<'a> {
         OptionIter(self.options)
             .filter_map(Result::ok)
@@ -214,7 +214,8 @@ impl<'a> Segment<'a> {
     //# For forward compatibility, if the AccECN Option is of any other length, implementations MUST
     //# use those whole 3-octet fields that fit within the length and ignore the remainder of the
     //# option, treating it as padding.
-    /// The counters of the AccECN option (RFC 9768 section 3.2.3), if it has that of marked bytes.
+    /// The counters of the AccECN option (RFC 9768 section 3.2.3), if it has the counter of marked
+    /// bytes.
     pub(crate) fn ecn_counters(&self) -> Option<EcnCounters> {
         let mut options = OptionIter(self.options).filter_map(Result::ok);
         let (order, body) = options.find_map(|(kind, body)| {
@@ -265,7 +266,7 @@ impl<'a> Segment<'a> {
     }
 }
 
-/// Walks options as (kind, body). Ends at the first that is malformed, with the reason.
+/// Iterates over options as (kind, body). Ends with an error at the first malformed option.
 struct OptionIter<'a>(&'a [u8]);
 
 impl<'a> Iterator for OptionIter<'a> {
@@ -290,8 +291,9 @@ impl<'a> Iterator for OptionIter<'a> {
                     //# (e.g., zero); a suggested procedure is to reset the connection and log the
                     //# error cause (MUST-7).
                     // RFC 9293 section 3.2, MUST-7: "prepared to handle an illegal option length".
-                    // A reset would let whoever damages a header end a connection. Like Linux
-                    // (tcp_parse_options) we use what stands before, and the segment.
+                    // With a reset, anyone who damages a header could end a connection. So, like
+                    // Linux (tcp_parse_options), we use the options before the illegal one, and the
+                    // segment.
                     let length = rest.first().map_or(0, |&length| usize::from(length));
                     if length < 2 || length > self.0.len() {
                         self.0 = &[];
@@ -319,7 +321,7 @@ pub(crate) struct SynOptions {
 /// The cookie of a Fast Open option (RFC 7413 section 4.1.1). An empty one asks for a cookie.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct FastOpenCookie {
-    /// Zero behind the cookie's end.
+    /// Bytes after the cookie's end are zero.
     bytes: [u8; Self::BYTES_MAX],
     length: u8,
 }
@@ -345,8 +347,8 @@ impl FastOpenCookie {
     //# Options with invalid Length values or without the SYN flag set MUST be ignored.
     //= RFC 7413#4.1.1
     //# The number MUST be even.
-    /// The cookie in an option's body, which is empty or has an even number of bytes, 4 to 16. Like
-    /// Linux (tcp_parse_fastopen_option) anything else counts as no option.
+    /// Reads the cookie in an option's body. The body is empty or has an even number of bytes, 4 to
+    /// 16. Like Linux (tcp_parse_fastopen_option), any other body counts as no option.
     fn read(body: &[u8]) -> Option<Self> {
         let fits = (Self::BYTES_MIN..=Self::BYTES_MAX).contains(&body.len());
         let is_valid = body.is_empty() || fits && body.len().is_multiple_of(2);
@@ -367,7 +369,8 @@ impl FastOpenCookie {
     }
 }
 
-/// The counters of the AccECN option: bytes of payload, modulo 2^24, by how their packets came.
+/// The counters of the AccECN option: bytes of payload, modulo 2^24, by the ECN codepoint of their
+/// packets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct EcnCounters {
     pub(crate) ect0: u32,
@@ -387,7 +390,7 @@ pub(crate) struct Header {
 }
 
 impl Header {
-    /// Writes the header, its checksum zero, and with the data offset of `options_bytes`.
+    /// Writes the header with a checksum of zero, and with the data offset for `options_bytes`.
     #[inline]
     pub(crate) fn write(&self, out: &mut [u8], options_bytes: usize) {
         let out: &mut [u8; HEADER_BYTES] = out
@@ -445,7 +448,7 @@ impl OptionWriter {
         if let Some(shift) = syn.window_scale {
             self.push(&[OPTION_NOP, OPTION_WINDOW_SCALE, 3, shift]);
         }
-        // The last, so that padding follows it.
+        // Written last, so that padding follows it.
         if let Some(cookie) = &syn.fast_open {
             self.push(&[OPTION_FAST_OPEN, 2 + cookie.length]);
             self.push(cookie.as_bytes());
@@ -464,8 +467,9 @@ impl OptionWriter {
     //= RFC 9768#3.2.3.3
     //# Whenever possible, it SHOULD include a field for every byte counter that has changed at some
     //# time during the connection (see examples later).
-    /// Adds the counters of the AccECN option; that of ECT(1) only where something came so. As many
-    /// as `blocks` of SACK will follow: the option is left out where two of them had no room then.
+    /// Adds the counters of the AccECN option; the counter of ECT(1) only if a packet came with
+    /// ECT(1). `blocks` SACK blocks will follow: the option is left out if two of them would have
+    /// no room.
     pub(crate) fn ecn_counters(&mut self, counters: EcnCounters, blocks: usize) {
         let EcnCounters { ect0, ce, ect1 } = counters;
         let all = [ect0, ce, ect1];
@@ -491,7 +495,7 @@ impl OptionWriter {
         self.length = end;
     }
 
-    /// Adds as many of `blocks` as there is room for (RFC 2018 section 3).
+    /// Adds as many of `blocks` as fit (RFC 2018 section 3).
     pub(crate) fn sack(&mut self, blocks: &[(u32, u32)]) {
         let room = (OPTIONS_BYTES_MAX - self.length).saturating_sub(4) / 8;
         let blocks = &blocks[..blocks.len().min(room)];
@@ -514,12 +518,12 @@ impl OptionWriter {
     }
 }
 
-/// The bytes of the SACK option with so many blocks, and its two NOPs.
+/// Length in bytes of a SACK option with `blocks` blocks and its two NOPs.
 const fn sack_bytes(blocks: usize) -> usize {
     if blocks == 0 { 0 } else { 4 + 8 * blocks }
 }
 
-/// The option with its two NOPs in front.
+/// The timestamps option, after two NOPs.
 #[inline]
 pub(crate) fn timestamps_bytes(timestamps: Timestamps) -> [u8; TIMESTAMPS_BYTES] {
     let mut bytes = [
@@ -645,12 +649,12 @@ mod tests {
             let other_order = Segment::parse(&bytes).unwrap().ecn_counters().unwrap();
             assert_eq!((other_order.ect1, other_order.ce), (9, 256));
         }
-        // Without the counter of marks there is none of the others, either.
+        // Without the counter of marks the other counters are ignored, too.
         for short in [[172, 5, 0, 0, 9, 1, 1, 1], [174, 2, 1, 1, 1, 1, 1, 1]] {
             let bytes = segment_with(&short, b"");
             assert_eq!(Segment::parse(&bytes).unwrap().ecn_counters(), None);
         }
-        // Another length has the whole counters that fit.
+        // An option of another length is used for the counters it has in full.
         let bytes = segment_with(&[172, 10, 0, 0, 9, 0, 1, 0, 7, 7, 1, 1], b"");
         let part = Segment::parse(&bytes).unwrap().ecn_counters().unwrap();
         assert_eq!((part.ect0, part.ce, part.ect1), (9, 256, 0));
@@ -712,7 +716,7 @@ mod tests {
     fn options_of_illegal_length_end_the_options_and_not_the_segment() {
         for bad in [[8, 0, 0, 0], [8, 1, 0, 0], [8, 10, 0, 0], [1, 1, 1, 5]] {
             let options = [&[OPTION_MSS, 4, 5, 0xb4], &bad[..], &[3, 3, 7, 0]].concat();
-            // Otherwise the next byte would be its length.
+            // Otherwise the next byte would be the option's length.
             let is_found = bad[3] != 5;
             let bytes = segment_with(&options[..if is_found { 12 } else { 8 }], b"payload");
             let segment = Segment::parse(&bytes).expect("only an option is bad");
