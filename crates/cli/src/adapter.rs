@@ -1,4 +1,4 @@
-//! `toehold adapter`: the adapter in the foreground, or started in the background.
+//! `toehold adapter`: runs the adapter in the foreground, or starts it in the background.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -109,7 +109,7 @@ enum ObservabilityChoice {
 }
 
 impl ObservabilityChoice {
-    /// The word that stands for it on a command line.
+    /// The choice's word on the command line.
     fn word(self) -> &'static str {
         match self {
             ObservabilityChoice::Yield => "yield",
@@ -344,7 +344,7 @@ impl EngineArgs {
         draft.finish()
     }
 
-    /// The failure of [`EngineArgs::settings`]: of the command line, or of the file.
+    /// The failure of [`EngineArgs::settings`], attributed to the command line or to the file.
     fn refused(&self, error: &SettingsError) -> Failure {
         let sentence = error.to_string();
         match error {
@@ -464,7 +464,8 @@ pub(crate) fn run(args: &AdapterArgs) -> Result<(), Failure> {
         let needs = "--require-engine needs an engine: give it one with --link or --config";
         return Err(Failure::usage(needs));
     }
-    // An adapter that would not do as the operator says is none: programs stay on the kernel.
+    // An adapter that cannot follow the operator's rules does not start: programs stay on the
+    // kernel.
     let read_rules = rules_of(args.rules.as_deref(), args.system);
     let rules = read_rules().map_err(Failure::new)?;
     if args.background {
@@ -504,7 +505,8 @@ pub(crate) fn run(args: &AdapterArgs) -> Result<(), Failure> {
     daemon::run(options).map_err(|error| Failure::new(error.to_string()))
 }
 
-/// Reads the rules, now and later: those of a file that was named, or those of the host.
+/// Returns a function that reads the rules, now and later: those of the named file, or those of the
+/// host.
 fn rules_of(
     named: Option<&Path>,
     is_system: bool,
@@ -516,18 +518,18 @@ fn rules_of(
     move || Rules::read(&files).map_err(|error| error.to_string())
 }
 
-/// This user's own directory, also within a program that uses the system adapter.
+/// This user's own runtime directory, even within a program that uses the system adapter.
 fn own_default() -> PathBuf {
     match Meeting::of(None, AdapterChoice::User) {
         Meeting::System(dir) | Meeting::User(dir) => dir,
     }
 }
 
-/// Has an adapter run for `runtime_dir`, which was checked, and waits until it answers.
+/// Starts an adapter for `runtime_dir`, which was checked, and waits until it answers.
 ///
-/// The adapter must not become a child of the program that this process is about to turn into: a
-/// program that waits for "any child" would find a stranger. So a process in between starts it and
-/// leaves. Where this process would get the orphan back, a reaper does.
+/// The adapter must not become a child of the program that this process will become: a program that
+/// waits for "any child" would find an unknown one. So an intermediate process starts the adapter
+/// and ends. If this process would then inherit the orphan, a reaper inherits it instead.
 ///
 /// # Errors
 ///
@@ -539,8 +541,8 @@ pub(crate) fn start_in_background(runtime_dir: &Path) -> Result<(), String> {
     }
 }
 
-/// Does `work`, which has a child. A program that this process becomes does not find the signal of
-/// the child's end pending, where SIGCHLD is blocked.
+/// Runs `work`, which creates a child. If SIGCHLD is blocked, the signal of the child's end is
+/// removed, so that the program that this process becomes does not find it pending.
 fn without_its_signal<T>(work: impl FnOnce() -> T) -> T {
     // SAFETY: sets of signals are written before they are read, and nothing else is kept.
     unsafe {
@@ -609,13 +611,13 @@ fn command_of(runtime_dir: &Path, args: &AdapterArgs) -> Result<Command, Failure
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null());
-    // Within an accelerated shell it must not be accelerated itself.
+    // When this command runs in an accelerated shell, the adapter itself must not be accelerated.
     preload::remove_acceleration(&mut command);
-    // It outlives us: it must not keep a directory busy, a terminal, or a pipe somebody reads.
+    // The adapter outlives us: it must not keep a directory busy, nor a terminal or a pipe.
     command.current_dir("/");
     let prepare = || {
-        // It serves other programs than the one that was started first: the cores that this one may
-        // use are not its own.
+        // The adapter will serve other programs too, so it may use all cores and not only those of
+        // the first program.
         // SAFETY: plain system calls, of which one reads a set of this size. A kernel without
         // close_range leaves the descriptors open, which costs no more than that.
         unsafe {
@@ -660,7 +662,8 @@ fn until_it_answers(mut adapter: Child, runtime_dir: &Path) -> Result<(), Failur
             _ => {}
         }
         if let (Ok(Some(status)), None) = (adapter.try_wait(), ended) {
-            // It may have met another adapter that comes up in the same moment, which is as good.
+            // It may have met another adapter that starts at the same moment; that one serves as
+            // well.
             ended = Some(status);
             deadline = deadline.min(Instant::now() + OTHER_TIMEOUT);
         }
@@ -668,7 +671,7 @@ fn until_it_answers(mut adapter: Child, runtime_dir: &Path) -> Result<(), Failur
     }
 }
 
-/// An adapter in the background cannot say itself why it does without.
+/// Warns that the engine did not start: an adapter in the background cannot print the reason.
 fn warn_of_missing_engine(runtime_dir: &Path) {
     if let Some(why) = Status::ask(runtime_dir).and_then(|status| status.no_engine) {
         warn(format!("no TCP engine: {why}"));
@@ -680,7 +683,7 @@ fn this_program() -> Result<PathBuf, String> {
         .map_err(|error: io::Error| format!("cannot find this program's own file: {error}"))
 }
 
-/// How long an adapter that was started in the same moment by somebody else may take to answer.
+/// How long an adapter that another process started at the same moment may take to answer.
 const OTHER_TIMEOUT: Duration = Duration::from_millis(250);
 /// How long an adapter may take to answer for the first time.
 const START_TIMEOUT: Duration = Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! `toehold capture`: the frames of the adapter's link, live, with what its engine did with each.
+//! `toehold capture`: shows live frames of the adapter's link, and what the engine did with each.
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Write};
@@ -61,7 +61,7 @@ and checksums that it completes are shown incomplete. A reader that is too slow 
 the engine: the capture says how many, and so does its end. Connections through shared memory
 (--path direct) have no frames.";
 
-/// Captures until there is no more, or enough.
+/// Captures until the adapter ends or enough frames were seen.
 pub(crate) fn run(args: &CaptureArgs) -> Result<(), Failure> {
     let meeting = Meeting::of(args.runtime_dir.as_deref(), AdapterChoice::User);
     let dir = meeting.dir();
@@ -90,7 +90,7 @@ pub(crate) fn run(args: &CaptureArgs) -> Result<(), Failure> {
     let done = pump(live, &mut output, args.count);
     match done {
         Ok(totals) => totals.conclude(),
-        // Whoever read our output has seen enough.
+        // The reader of our output has seen enough.
         Err(Ended::Writing(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         Err(Ended::Reading(error)) => Err(Failure::new(format!("the capture ended: {error}"))),
         Err(Ended::Writing(error)) => {
@@ -101,7 +101,7 @@ pub(crate) fn run(args: &CaptureArgs) -> Result<(), Failure> {
     }
 }
 
-/// Which side of a capture failed.
+/// The side of a capture that failed.
 enum Ended {
     Reading(io::Error),
     Writing(io::Error),
@@ -131,7 +131,7 @@ impl Totals {
     }
 }
 
-/// Passes blocks on until the input ends, or `count` frames were seen.
+/// Passes blocks on until the input ends or `count` frames were seen.
 fn pump(live: Live<'_>, output: &mut Output, count: Option<u64>) -> Result<Totals, Ended> {
     let mut reader = CaptureReader::new(BufReader::with_capacity(READ_BYTES, live));
     let mut totals = Totals::default();
@@ -178,7 +178,7 @@ impl Output {
     }
 }
 
-/// A frame in a line: time of day (UTC), direction, ends and numbers, what the engine did.
+/// A frame in one line: time of day (UTC), direction, endpoints, numbers, and the engine's action.
 fn line(packet: &Packet<'_>) -> String {
     let seconds = packet.micros / 1_000_000 % 86_400;
     let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
@@ -197,7 +197,7 @@ fn line(packet: &Packet<'_>) -> String {
     format!("{hours:02}:{minutes:02}:{seconds:02}.{micros:06} {lost}{way} {summary} | {comment}")
 }
 
-/// The adapter's end, until a signal asks us to stop.
+/// The connection to the adapter, until a signal asks us to stop.
 struct Live<'a> {
     stream: &'a UnixStream,
     signals: OwnedFd,
@@ -224,7 +224,7 @@ impl Read for Live<'_> {
     }
 }
 
-/// ^C and its like, as a descriptor instead of an end.
+/// Termination signals like ^C as a descriptor, instead of ending the process.
 fn signals() -> io::Result<OwnedFd> {
     // SAFETY: `sigset_t` is plain data, which `sigemptyset` makes valid; the calls write to it
     // alone.
@@ -254,7 +254,7 @@ fn open(path: &Path) -> Result<BufWriter<File>, Failure> {
     Ok(BufWriter::new(file))
 }
 
-/// Standard output without the line buffer of the library's.
+/// Standard output without Rust's line buffer.
 fn standard_output() -> Result<File, Failure> {
     let output = io::stdout().as_fd().try_clone_to_owned();
     let output = output.map_err(|error| Failure::new(format!("no standard output: {error}")))?;

@@ -139,13 +139,13 @@ mod tests {
         }
     }
 
-    /// The words behind `key` in the lines that begin with it.
+    /// The words after `key` in the lines that begin with `key`.
     fn values<'a>(text: &'a str, key: &'a str) -> Vec<&'a str> {
         let lines = text.lines().map(|line| line.trim_start_matches([' ', '-']));
         lines.filter_map(|line| line.strip_prefix(key)).collect()
     }
 
-    /// The words behind `toehold` of a command of ours, which are valid.
+    /// The words after `toehold` in a valid command of ours.
     fn ours(words: Vec<String>) -> Option<String> {
         let rest = words
             .split_first()
@@ -157,7 +157,7 @@ mod tests {
         Some(rest)
     }
 
-    /// The words of a list in one line, as YAML has it.
+    /// The words of a YAML list in one line.
     fn list(text: &str) -> Vec<String> {
         let inner = text
             .trim()

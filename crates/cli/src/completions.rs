@@ -1,4 +1,4 @@
-//! `toehold completions`: what a shell needs to complete our command lines.
+//! `toehold completions`: scripts with which a shell completes our command lines.
 
 use clap::{Args, Command};
 use clap_complete::Shell;
@@ -21,7 +21,7 @@ Examples:
   toehold completions zsh  > \"${fpath[1]}/_toehold\"
   toehold completions fish > ~/.config/fish/completions/toehold.fish";
 
-/// Prints those of `command_line`.
+/// Prints the script for `command_line`.
 pub(crate) fn run(args: &CompletionsArgs, mut command_line: Command) -> Result<(), Failure> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut command_line, "toehold", &mut script);
@@ -31,8 +31,8 @@ pub(crate) fn run(args: &CompletionsArgs, mut command_line: Command) -> Result<(
     print(script).map(drop)
 }
 
-/// Adds to clap's script for bash: behind `toehold run` and its options a program is completed, and
-/// behind the program its own completion, where bash-completion is loaded.
+/// Adds to clap's script for bash: after `toehold run` and its options, programs are completed;
+/// after a program, its own completion is used if bash-completion is loaded.
 fn programs_in_bash(command_line: &Command) -> String {
     let run = command_line.find_subcommand("run");
     let options = run.map_or(Vec::new(), |run| run.get_opts().collect());

@@ -1,8 +1,8 @@
 //! `toehold container`: what a container needs for its programs to be accelerated.
 //!
-//! Three things are brought into it: the library, the adapter's directory, and the variables that
-//! have the loader and the library find both. The directory is mounted, and not the socket in it:
-//! an adapter that starts again makes a new socket.
+//! The container needs three things: the library, the adapter's directory, and the variables by
+//! which the loader and the library find both. The directory is mounted and not the socket in it,
+//! because a restarted adapter makes a new socket.
 
 use std::collections::BTreeSet;
 use std::io::Read as _;
@@ -71,30 +71,31 @@ docs/containers.md has more, also about Kubernetes.";
 
 /// Where the library is in a container.
 const LIBRARY: &str = "/run/toehold-lib/libtoehold.so";
-/// Where the adapter is met in a container.
+/// The adapter's directory inside a container.
 const DIRECTORY: &str = "/run/toehold";
-/// A container engine sets one filter for system calls or two. They refuse calls and end nobody.
+/// A container engine installs one or two system call filters. They make calls fail and do not kill
+/// the process.
 const KNOWN_FILTERS: &str = "64";
-/// The variable from which the library reads which user it trusts as an adapter.
+/// The variable that tells the library which user it trusts as an adapter.
 const ADAPTER_USER: &str = "TOEHOLD_ADAPTER_UID";
-/// The number that stands for users without one, where `/proc` does not say.
+/// The number of users without a mapping, if `/proc` does not tell it.
 const OVERFLOW_USER: &str = "65534";
 
-/// The content of a container: mounts and variables.
+/// The additions to a container: mounts and variables.
 #[derive(Debug)]
 struct Content {
-    /// Host, container.
+    /// Pairs of a host path and a container path.
     mounts: [(PathBuf, &'static str); 2],
     variables: Vec<(&'static str, String)>,
 }
 
-/// Prints what is wanted.
+/// Prints the requested form.
 pub(crate) fn run(args: &ContainerArgs) -> Result<(), Failure> {
     let library = library::find().map_err(|error| Failure::new(error.to_string()))?;
     let meeting = Meeting::of(args.runtime_dir.as_deref(), args.adapter);
     let directory = std::path::absolute(meeting.dir());
     let directory = directory.map_err(|error| Failure::new(error.to_string()))?;
-    // Podman of an ordinary user is rootless: root has no number in its containers.
+    // Podman of an ordinary user is rootless: root has no mapping in its containers.
     let is_rootless = args.form == Form::Podman
         && matches!(meeting, Meeting::System(_))
         && !rustix::process::geteuid().is_root();
@@ -139,7 +140,7 @@ impl Content {
         }
     }
 
-    /// One line of options, which a shell cuts into words at the spaces.
+    /// One line of options, which a shell splits at the spaces.
     fn options(&self, mount: impl Fn(&str, &str) -> String) -> Result<String, Failure> {
         let mut words = Vec::new();
         for (host, there) in &self.mounts {
@@ -150,7 +151,7 @@ impl Content {
         Ok(words.join(" ") + "\n")
     }
 
-    /// A bundle's configuration with all this in it. Earlier lines of ours are replaced.
+    /// A bundle's configuration with these additions. Earlier additions of ours are replaced.
     fn in_bundle(&self, text: &str) -> Result<String, Failure> {
         let wrong = |what: &str| Failure::new(format!("standard input is no config.json: {what}"));
         let mut config: Value =
@@ -161,7 +162,7 @@ impl Content {
         let list = list.as_array_mut().ok_or_else(|| wrong("env is no list"))?;
         let mut ours: Vec<(&str, String)> = self.variables.clone();
         for (name, value) in ours.iter_mut().filter(|(name, _)| *name == PRELOAD) {
-            // Other libraries stay, after ours.
+            // Other preloaded libraries stay, after ours.
             let before = list.iter().filter_map(Value::as_str);
             let before = before.filter_map(|line| line.strip_prefix(*name)?.strip_prefix('='));
             for other in before.flat_map(|list| list.split([':', ' '])) {
@@ -201,7 +202,7 @@ impl Content {
         Ok(format!("{config:#}\n"))
     }
 
-    /// Lines for a container and for its pod. JSON is YAML, so values are quoted as in JSON.
+    /// Lines for a container and for its pod. JSON is valid YAML, so values are quoted as in JSON.
     fn in_pod(&self) -> String {
         let mut text = String::from("# In the container:\nenv:\n");
         for (name, value) in &self.variables {
@@ -227,7 +228,7 @@ impl Content {
 const VOLUMES: [&str; 2] = ["toehold-lib", "toehold"];
 const KINDS: [&str; 2] = ["File", "Directory"];
 
-/// A path that can stand in a list of options, which separates with spaces and commas.
+/// A path that is safe in a list of options, whose separators are spaces and commas.
 fn plain(path: &Path) -> Result<&str, Failure> {
     let text = path.to_str();
     let is_plain = |text: &&str| !text.contains([' ', ',', '\t', '\n', '*', '?', '[', '"', '\'']);
@@ -243,7 +244,7 @@ fn plain(path: &Path) -> Result<&str, Failure> {
 mod tests {
     use super::*;
 
-    /// On some machines there is one variable more.
+    /// The number of extra variables on this machine: x86-64 has one.
     const PATCHES: usize = cfg!(target_arch = "x86_64") as usize;
 
     fn content() -> Content {

@@ -1,4 +1,5 @@
-//! `toehold detach`: moves live connections back to the kernel, without a pause and without loss.
+//! `toehold detach`: moves live connections back to the kernel, without a pause and without data
+//! loss.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -42,10 +43,10 @@ Examples:
 
 A program that sleeps follows at its next call.";
 
-/// The connections meant.
+/// The connections to be moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Target {
-    /// Zero for all processes, as the adapter has it.
+    /// Zero for all processes, as in the adapter's protocol.
     pid: u32,
     fd: Option<u32>,
 }
@@ -73,7 +74,7 @@ impl FromStr for Target {
     }
 }
 
-/// Tells the adapter.
+/// Sends the request to the adapter.
 pub(crate) fn run(args: &DetachArgs) -> Result<(), Failure> {
     let meeting = Meeting::to_look_at(args.runtime_dir.as_deref(), args.adapter);
     let dir = meeting.dir();

@@ -1,4 +1,4 @@
-//! `toehold doctor`: what this host allows, what is missing, and what to do about it.
+//! `toehold doctor`: reports the abilities of this host, missing ones, and advice.
 
 mod checks;
 mod preload_check;
@@ -57,26 +57,26 @@ could) or missing (something does not work; the line says what).
 
 Exit status: 0 when the direct path can work on this host, 1 when it cannot.";
 
-/// One thing looked at.
+/// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Check {
     /// The subject of the check.
     name: &'static str,
-    /// How it is.
+    /// The state of the subject.
     state: State,
-    /// Which path cannot work without it.
+    /// The path or feature that needs the subject.
     needed_for: NeededFor,
     /// The finding, in words.
     finding: String,
-    /// Advice, when something can be done.
+    /// Advice, if there is any.
     advice: Option<String>,
 }
 
-/// The three words of the report.
+/// The three states in the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum State {
-    /// As it should be.
+    /// Works as it should.
     Ok,
     /// Works, but not as well as it could.
     Warn,
@@ -137,7 +137,7 @@ struct Report {
     copy_calibration: String,
 }
 
-/// Looks and prints.
+/// Runs the checks and prints the report.
 pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
     if let Some(place) = &args.preload_check {
         return preload_check::run(place);
@@ -153,7 +153,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
     if args.system {
         checks.extend(system::all(dir));
     }
-    // Measuring takes a while, and keeps its result in the user's cache.
+    // Measuring takes a while and stores its result in the user's cache.
     let copy_calibration = (args.copying || args.json).then(toehold_copy::calibration_report);
     let report = Report {
         toehold: env!("CARGO_PKG_VERSION"),
@@ -183,7 +183,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
     }
 }
 
-/// The first thing without which the direct path cannot work.
+/// The first failed check on which the direct path depends.
 fn unmet(checks: &[Check]) -> Option<&Check> {
     checks
         .iter()
@@ -195,9 +195,9 @@ fn unmet(checks: &[Check]) -> Option<&Check> {
 struct Conclusion {
     /// Connections between programs of this host can be accelerated.
     direct: bool,
-    /// Kinds of link that an adapter started by this user can have.
+    /// Kinds of link that an adapter of this user can open.
     links: Vec<&'static str>,
-    /// How many checks have advice.
+    /// The number of checks with advice.
     advice: usize,
 }
 
@@ -215,7 +215,7 @@ impl Conclusion {
         }
     }
 
-    /// In three sentences.
+    /// The verdict in three sentences.
     fn words(&self) -> String {
         let direct = if self.direct {
             "Programs on this host can be accelerated: toehold run -- PROGRAM"

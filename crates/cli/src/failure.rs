@@ -1,4 +1,4 @@
-//! How a subcommand fails: one sentence for the person, one status for the script.
+//! How a subcommand fails: a sentence for the user, an exit status for scripts.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// Something went wrong while running.
+    /// A failure at run time.
     pub(crate) fn new(sentence: impl Into<String>) -> Failure {
         Failure {
             sentence: sentence.into(),
@@ -19,7 +19,7 @@ impl Failure {
         }
     }
 
-    /// The command line asked for something that cannot be.
+    /// An invalid command line.
     pub(crate) fn usage(sentence: impl Into<String>) -> Failure {
         Failure {
             sentence: sentence.into(),
@@ -27,7 +27,7 @@ impl Failure {
         }
     }
 
-    /// With a status of its own.
+    /// A failure with a status of its own.
     pub(crate) fn with_status(sentence: impl Into<String>, status: u8) -> Failure {
         Failure {
             sentence: sentence.into(),
@@ -44,14 +44,14 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// Something went wrong.
+/// Exit status of a failure at run time.
 const STATUS_FAILURE: u8 = 1;
 
 /// The command line is wrong; clap uses the same.
 const STATUS_USAGE: u8 = 2;
 
-/// The program was found but cannot be executed, as env(1) has it.
+/// The program was found but cannot be executed; as for env(1).
 pub(crate) const STATUS_CANNOT_EXECUTE: u8 = 126;
 
-/// The program was not found, as env(1) has it.
+/// The program was not found; as for env(1).
 pub(crate) const STATUS_NOT_FOUND: u8 = 127;

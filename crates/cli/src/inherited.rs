@@ -1,16 +1,16 @@
-//! The parts of its state that this process was started with and that Rust's start changes: a
-//! program that this process becomes has them as they were.
+//! Restores process state that Rust's start-up changes, so that the program that this process
+//! becomes inherits it unchanged.
 //!
-//! Rust's start has `SIGPIPE` ignored, and opens `/dev/null` as each of the descriptors 0 to 2 that
-//! is closed. `Command` sets `SIGPIPE` to its default action before an exec, although many parents
-//! have it ignored on purpose: systemd does for its services.
+//! Rust's start-up ignores `SIGPIPE`, and opens `/dev/null` for each of the descriptors 0 to 2 that
+//! is closed. `Command` resets `SIGPIPE` to its default action before an exec. But many parents
+//! have ignored it on purpose: systemd does so for its services.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use libc::c_int;
 
-/// Runs before Rust's start. One thread writes these words, before there is another.
+/// Runs before Rust's start-up. These words are written while there is only one thread.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static REMEMBER: extern "C" fn() = remember;
@@ -32,11 +32,11 @@ extern "C" fn remember() {
     }
 }
 
-/// Has the next exec find the state as it was. Makes system calls only.
+/// Restores the original state for the next exec. Makes only system calls.
 ///
 /// # Errors
 ///
-/// None: it is one of the functions that `Command` runs before its exec.
+/// None. The type is that of functions that `Command` runs before its exec.
 pub(crate) fn restore() -> io::Result<()> {
     let action = match SIGPIPE_IS_IGNORED.load(Relaxed) {
         true => libc::SIG_IGN,
@@ -46,13 +46,13 @@ pub(crate) fn restore() -> io::Result<()> {
     Ok(())
 }
 
-/// Takes that back after an exec that has failed.
+/// Restores Rust's state after an exec has failed.
 pub(crate) fn restore_rusts() {
     set(libc::SIG_IGN, 0);
 }
 
 fn set(action: libc::sighandler_t, flags: c_int) {
-    // SAFETY: an action without a handler, and descriptors that Rust's start has opened.
+    // SAFETY: an action without a handler, and descriptors that Rust's start-up has opened.
     unsafe {
         libc::signal(libc::SIGPIPE, action);
         for (fd, is_closed) in (0..).zip(&IS_CLOSED) {

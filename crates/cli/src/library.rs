@@ -1,4 +1,4 @@
-//! Finds `libtoehold.so`, the library that accelerated programs are started with.
+//! Finds `libtoehold.so`, the library that is loaded into accelerated programs.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -8,11 +8,12 @@ use crate::program;
 /// Its file name.
 pub(crate) const NAME: &str = "libtoehold.so";
 
-/// Where the library is: `$TOEHOLD_LIB`, else beside this program or where it was installed.
+/// The library's path: `$TOEHOLD_LIB`, otherwise beside this program or in the place of
+/// installation.
 ///
 /// # Errors
 ///
-/// When it is in none of these places; the error names them. When the file there cannot be loaded.
+/// When it is in none of these places (the error names them), or when the file cannot be loaded.
 pub(crate) fn find() -> Result<PathBuf, FindError> {
     let program = std::env::current_exe().ok();
     find_among(candidates(
@@ -21,15 +22,15 @@ pub(crate) fn find() -> Result<PathBuf, FindError> {
     ))
 }
 
-/// Why there is no library.
+/// Why no library was found.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum FindError {
-    /// None in any of these places.
+    /// It is in none of these places.
     NotFound {
         /// The places.
         tried: Vec<PathBuf>,
     },
-    /// A file that is empty, cut short, or for another machine.
+    /// The file is empty, truncated, or for another machine.
     Broken {
         /// Where it is.
         path: PathBuf,
@@ -71,13 +72,13 @@ fn find_among(candidates: Vec<PathBuf>) -> Result<PathBuf, FindError> {
         Some(path) if !program::is_whole_library(path) => {
             Err(FindError::Broken { path: path.clone() })
         }
-        // The loader resolves a relative path anew in every child, so make it absolute.
+        // The loader resolves a relative path again in every child, so make the path absolute.
         Some(path) => Ok(std::path::absolute(path).unwrap_or_else(|_| path.clone())),
         None => Err(FindError::NotFound { tried: candidates }),
     }
 }
 
-/// An explicit choice stands alone: falling back from it would hide that it is wrong.
+/// An explicit choice has no fallback, because a fallback would hide that the choice is wrong.
 fn candidates(chosen: Option<PathBuf>, program: Option<&Path>) -> Vec<PathBuf> {
     if let Some(path) = chosen {
         return vec![path];
@@ -136,7 +137,7 @@ mod tests {
     fn a_library_that_is_cut_short_is_said_to_be() {
         let folder = tempfile::tempdir().expect("room");
         let path = folder.path().join(NAME);
-        // This test is a position-independent program: to load it is as good as a library.
+        // This test is a position-independent program, so the loader can load it like a library.
         let whole = std::fs::read("/proc/self/exe").expect("a file");
         let is_whole = |bytes: &[u8]| {
             std::fs::write(&path, bytes).expect("room");

@@ -54,12 +54,12 @@ use crate::failure::Failure;
 fn main() -> ExitCode {
     let command = match stack::with_room(Cli::try_parse) {
         Ok(line) => line.command,
-        // A wrong command line: on standard error, with a status of clap's.
+        // A wrong command line: report on standard error, with clap's status.
         Err(error) if error.use_stderr() => error.exit(),
         Err(help) => return end(output::print_by(|| help.print())),
     };
     end(match command {
-        // On the stack that this process was given: it becomes the program.
+        // On the stack that this process was given, because this process becomes the program.
         Command::Run(_) => work(command),
         _ => stack::with_room(|| work(command)),
     })

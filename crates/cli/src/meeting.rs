@@ -1,4 +1,4 @@
-//! Which adapter a command is about: the system adapter, or this user's own.
+//! The adapter that a command addresses: the system adapter, or this user's own.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -8,29 +8,29 @@ use toehold_adapter::runtime_dir;
 
 use crate::options::AdapterChoice;
 
-/// Where an adapter is met.
+/// The runtime directory of an adapter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Meeting {
-    /// In the system adapter's directory.
+    /// The system adapter's directory.
     System(PathBuf),
-    /// In a directory of this user's.
+    /// A directory of this user.
     User(PathBuf),
 }
 
 impl Meeting {
-    /// Where the options and the environment say. A directory that is named decides; then the
+    /// The adapter selected by options and environment. A named directory decides; otherwise the
     /// choice does.
     pub(crate) fn of(named: Option<&Path>, choice: AdapterChoice) -> Meeting {
         let system = runtime_dir::system_path();
-        // One that is there and busy is met by others, too: a second adapter would part us from
-        // them for good.
+        // An adapter that is running but busy counts as well: other programs use it, and with a
+        // second adapter we could never be paired with them.
         let is_there = || {
             let asked = client::ping(&system);
             matches!(asked, Ok(_) | Err(ClientError::TimedOut))
         };
         let in_environment = env::var_os("TOEHOLD_RUNTIME_DIR").map(PathBuf::from);
         let own = || match in_environment.as_deref() == Some(&*system) {
-            // A program under the system adapter has that in its environment.
+            // A program under the system adapter has that adapter's directory in its environment.
             true => runtime_dir::default_path_without_ours(),
             false => runtime_dir::default_path(),
         };
@@ -50,8 +50,8 @@ impl Meeting {
         }
     }
 
-    /// As [`Meeting::of`], for a command that looks and starts nothing. Where no adapter answers
-    /// and this user never had one, the system adapter is meant: it may have ended a moment ago.
+    /// [`Meeting::of`] for a command that only reads. If no adapter answers and this user never had
+    /// one, the system adapter is meant: it may have ended a moment ago.
     pub(crate) fn to_look_at(named: Option<&Path>, choice: AdapterChoice) -> Meeting {
         match (Meeting::of(named, choice), choice) {
             (Meeting::User(own), AdapterChoice::Auto) if named.is_none() => {

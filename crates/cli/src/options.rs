@@ -20,7 +20,7 @@ pub(crate) enum PathChoice {
 }
 
 impl PathChoice {
-    /// The word of the option and of `TOEHOLD_PATH`.
+    /// The word for the option and for `TOEHOLD_PATH`.
     pub(crate) fn word(self) -> &'static str {
         match self {
             PathChoice::Auto => "auto",
@@ -31,7 +31,7 @@ impl PathChoice {
     }
 }
 
-/// Whether short connections may go by carriers that were used before.
+/// Whether short connections may use parked carriers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum ExpressChoice {
@@ -45,7 +45,7 @@ pub(crate) enum ExpressChoice {
 }
 
 impl ExpressChoice {
-    /// The word of the option and of `TOEHOLD_EXPRESS`.
+    /// The word for the option and for `TOEHOLD_EXPRESS`.
     pub(crate) fn word(self) -> &'static str {
         match self {
             ExpressChoice::Off => "off",
@@ -55,7 +55,7 @@ impl ExpressChoice {
     }
 }
 
-/// Whether the system calls of programs are patched that make them themselves.
+/// Whether programs that make system calls themselves are patched.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum PatchChoice {
@@ -77,7 +77,7 @@ pub(crate) enum AdapterChoice {
     System,
 }
 
-/// How a program waits for bytes that are not there yet.
+/// How a program waits for bytes that have not arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum WaitChoice {
@@ -90,7 +90,7 @@ pub(crate) enum WaitChoice {
 }
 
 impl WaitChoice {
-    /// The word of the option and of `TOEHOLD_WAIT`.
+    /// The word for the option and for `TOEHOLD_WAIT`.
     pub(crate) fn word(self) -> &'static str {
         match self {
             WaitChoice::Adaptive => "adaptive",
@@ -100,7 +100,7 @@ impl WaitChoice {
     }
 }
 
-/// Where the two sides of a measurement run.
+/// The cores of the two sides of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum PinChoice {
     /// Both on one core.
@@ -112,7 +112,7 @@ pub(crate) enum PinChoice {
 }
 
 impl PinChoice {
-    /// As the measuring core knows it.
+    /// The choice as a type of the measuring core.
     pub(crate) fn pin(self) -> Pin {
         match self {
             PinChoice::Same => Pin::Same,

@@ -18,18 +18,18 @@ pub(crate) const PAIR_AFTER: &str = "TOEHOLD_PAIR_AFTER";
 /// The variable from which the library reads `--express`.
 pub(crate) const EXPRESS: &str = "TOEHOLD_EXPRESS";
 
-/// Whether the loader is to load our library.
+/// Whether the loader will load our library.
 pub(crate) fn has_library(preload: Option<&OsStr>) -> bool {
     preload.is_some_and(|preload| entries(preload).any(is_ours))
 }
 
-/// The variable that asks for patches in programs which make their system calls themselves, on
-/// machines where there are patches.
+/// The variable that asks for patches in programs that make system calls themselves, on machines
+/// that support patches.
 pub(crate) fn patches() -> Option<(&'static str, &'static str)> {
     cfg!(target_arch = "x86_64").then_some((PATCH_CALLS, "on"))
 }
 
-/// Undoes what an outer `toehold run` has put into the environment.
+/// Removes the variables that an outer `toehold run` has put into the environment.
 pub(crate) fn remove_acceleration(command: &mut Command) {
     match without_library(env::var_os(PRELOAD).as_deref()) {
         Some(others) => command.env(PRELOAD, others),
@@ -46,8 +46,8 @@ pub(crate) fn remove_acceleration(command: &mut Command) {
         .env_remove(REFUSED);
 }
 
-/// Whether a path can stand in the list. Spaces and colons separate paths there, `$` begins a token
-/// (ld.so(8)), and nothing escapes them.
+/// Whether a path can be an entry of the list. Spaces and colons separate entries, `$` begins a
+/// token (ld.so(8)), and there is no escape.
 pub(crate) fn can_stand_in_list(path: &Path) -> bool {
     let bytes = path.as_os_str().as_bytes().iter();
     !bytes
@@ -61,7 +61,7 @@ pub(crate) fn without_library(preload: Option<&OsStr>) -> Option<OsString> {
     (!others.is_empty()).then(|| OsString::from_vec(others.join(&b':')))
 }
 
-/// The libraries of such a list.
+/// The entries of the list.
 fn entries(preload: &OsStr) -> impl Iterator<Item = &[u8]> {
     let entries = preload.as_bytes().split(|byte| matches!(byte, b':' | b' '));
     entries.filter(|path| !path.is_empty())

@@ -1,6 +1,7 @@
-//! Looks at a program before it is run: where it is, and whether the library can be loaded into it.
+//! Examines a program before it is run: its path, and whether the library can be loaded into it.
 //!
-//! A program the library cannot enter runs all the same, on the host path; the user is told why.
+//! A program into which the library cannot be loaded still runs, on the host path; the user is told
+//! why.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -25,12 +26,12 @@ pub(crate) fn find(name: &OsStr) -> Result<PathBuf, FindError> {
 /// Why a program cannot be run.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum FindError {
-    /// No such file.
+    /// There is no such file.
     NotFound {
-        /// As it was typed.
+        /// The name as typed.
         name: OsString,
     },
-    /// There is one, but it may not be executed.
+    /// The file exists, but may not be executed.
     CannotExecute {
         /// Where it is.
         path: PathBuf,
@@ -67,11 +68,11 @@ impl std::error::Error for FindError {}
 /// Why the library cannot be loaded into a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Obstacle {
-    /// Statically linked: there is no loader to load anything.
+    /// Statically linked: no loader can load the library.
     Static(PathBuf),
-    /// Runs with another identity, so the loader ignores `LD_PRELOAD`.
+    /// Runs as another user, so the loader ignores `LD_PRELOAD`.
     Privileged(PathBuf),
-    /// For another processor or word size.
+    /// Built for another processor or word size.
     ForeignMachine(PathBuf),
     /// Linked against another C library.
     ForeignLoader(PathBuf, String),
@@ -90,7 +91,7 @@ impl Obstacle {
         }
     }
 
-    /// A sentence without its subject, the program.
+    /// A sentence whose subject, the program, is left out.
     pub(crate) fn predicate(&self) -> String {
         match self {
             Obstacle::Static(_) => "is statically linked, so no library can be preloaded".into(),
@@ -116,8 +117,8 @@ impl fmt::Display for Obstacle {
     }
 }
 
-/// The obstacle to accelerating the program at `path`, if any. A file that cannot be read is left
-/// to `exec` to judge.
+/// The obstacle to accelerating the program at `path`, if any. If a file cannot be read, `exec`
+/// decides.
 pub(crate) fn obstacle(path: &Path) -> Option<Obstacle> {
     inspect(path, SCRIPT_DEPTH_MAX)
 }
@@ -130,8 +131,8 @@ pub(crate) fn loader(path: &Path) -> Option<String> {
     ElfHeader::parse(&head[..length])?.loader(&file)
 }
 
-/// Whether a file is a shared library for this machine, and has all that is to be loaded: a copy
-/// that a full disk has cut short has not.
+/// Whether a file is a complete shared library for this machine. A copy that a full disk has
+/// truncated is not complete.
 pub(crate) fn is_whole_library(path: &Path) -> bool {
     let whole = || {
         let file = File::open(path).ok()?;
@@ -157,7 +158,7 @@ fn inspect(path: &Path, depth: u32) -> Option<Obstacle> {
         .read_to_end(&mut head)
         .ok()?;
     if let Some(line) = head.strip_prefix(b"#!") {
-        // The kernel ignores a script's set-uid bit; what counts is its interpreter.
+        // The kernel ignores a script's set-uid bit; only its interpreter's counts.
         let interpreter = interpreter(line)?;
         return if depth == 0 {
             None
@@ -166,7 +167,7 @@ fn inspect(path: &Path, depth: u32) -> Option<Obstacle> {
         };
     }
     if !head.starts_with(b"\x7fELF") {
-        // Without a known format `execvp` has /bin/sh read it.
+        // `execvp` runs a file of unknown format with /bin/sh.
         return None;
     }
     if is_privileged(path, &file) {
@@ -176,7 +177,7 @@ fn inspect(path: &Path, depth: u32) -> Option<Obstacle> {
         return Some(Obstacle::ForeignMachine(path.into()));
     };
     match header.loader(&file) {
-        // A dynamic linker that is started as the program loads the library, too.
+        // A dynamic linker that is started as a program loads the library, too.
         None if header.is_library(&head, &file) => None,
         None => Some(Obstacle::Static(path.into())),
         Some(loader) if KNOWN_LOADERS.iter().any(|known| loader.contains(known)) => header
@@ -186,7 +187,7 @@ fn inspect(path: &Path, depth: u32) -> Option<Obstacle> {
     }
 }
 
-/// The program that the first line of a script names, seen through `env`.
+/// The interpreter in the first line of a script, also after `env`.
 fn interpreter(line: &[u8]) -> Option<PathBuf> {
     let line = line.split(|byte| *byte == b'\n').next()?;
     let mut words = line
@@ -200,7 +201,7 @@ fn interpreter(line: &[u8]) -> Option<PathBuf> {
     Some(interpreter)
 }
 
-/// Whether executing this file changes who the process is, which makes the loader distrust its
+/// Whether executing this file changes the user of the process, so that the loader ignores its
 /// environment.
 fn is_privileged(path: &Path, file: &File) -> bool {
     let Ok(metadata) = file.metadata() else {
@@ -268,7 +269,7 @@ fn judge(path: &Path) -> Found {
     }
 }
 
-/// The parts of an ELF header for this machine that lead to the loader's name.
+/// The parts of an ELF header for this machine that are needed to find the loader's name.
 struct ElfHeader {
     table_offset: u64,
     entry_bytes: u64,
@@ -293,7 +294,7 @@ impl ElfHeader {
         })
     }
 
-    /// The program headers of a kind.
+    /// The program headers of one kind.
     fn segments<'a>(
         &'a self,
         file: &'a File,
@@ -310,7 +311,7 @@ impl ElfHeader {
         headers.filter(move |header| u32_at(header, 0) == Some(kind))
     }
 
-    /// True for a library, not for a program that may be loaded anywhere.
+    /// True for a library, false for a position-independent program.
     fn is_library(&self, head: &[u8], file: &File) -> bool {
         const ET_DYN: u16 = 3;
         const DT_FLAGS_1: u64 = 0x6fff_fffb;
@@ -334,8 +335,8 @@ impl ElfHeader {
         Some(table)
     }
 
-    /// The run-time part of AddressSanitizer, if the program is linked with it: it ends a program
-    /// in which any other library comes first.
+    /// The AddressSanitizer run-time library, if the program is linked with it: it ends the program
+    /// if another library comes first.
     fn library_that_must_be_first(&self, file: &File) -> Option<String> {
         const DT_NEEDED: u64 = 1;
         const DT_STRTAB: u64 = 5;
@@ -345,7 +346,7 @@ impl ElfHeader {
             let values = entries.filter(move |entry| u64_at(entry, 0) == Some(wanted));
             values.filter_map(|entry| u64_at(entry, 8))
         };
-        // The strings' address in memory, and from that their place in the file.
+        // The address of the strings in memory, and from that their offset in the file.
         let address = tags(DT_STRTAB).next()?;
         let strings = self.segments(file, PT_LOAD).find_map(|segment| {
             let at = address.checked_sub(u64_at(&segment, 16)?)?;
@@ -360,7 +361,7 @@ impl ElfHeader {
         needed.find(|name| FIRST_LIBRARIES.iter().any(|first| name.starts_with(first)))
     }
 
-    /// The loader (PT_INTERP) the program asks for; `None` when it asks for none.
+    /// The loader (PT_INTERP) that the program asks for, if any.
     fn loader(&self, file: &File) -> Option<String> {
         const PT_INTERP: u32 = 3;
         let mut entry = [0u8; 56];
@@ -394,7 +395,7 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
 }
 
-/// The kind of program headers whose parts of the file are mapped (elf(5)).
+/// The kind of program headers whose content is mapped (elf(5)).
 const PT_LOAD: u32 = 1;
 
 /// This machine's number in ELF files (EM_X86_64, EM_AARCH64).
@@ -404,7 +405,7 @@ const MACHINE: u16 = if cfg!(target_arch = "aarch64") {
     62
 };
 
-/// Interpreters of interpreters that are followed; the kernel's own limit is near.
+/// The longest chain of interpreters that is followed; the kernel's own limit is similar.
 const SCRIPT_DEPTH_MAX: u32 = 4;
 
 /// Enough for an ELF header and for the first line of a script (the kernel reads 256 bytes of it).
@@ -415,13 +416,13 @@ const LOADER_BYTES_MAX: u64 = 4096;
 /// Bytes of a program header of a 64-bit program.
 const HEADER_BYTES: usize = 56;
 
-/// Bytes of a dynamic section that are looked at; ordinary programs have 640.
+/// The largest dynamic section that is read; ordinary programs have 640 bytes.
 const DYNAMIC_BYTES_MAX: u64 = 8192;
 
-/// How the names of the dynamic linkers begin that load the library: glibc's and musl's.
+/// Prefixes of the names of dynamic linkers that can load the library: glibc's and musl's.
 const KNOWN_LOADERS: [&str; 2] = ["ld-linux", "ld-musl-"];
 
-/// How the names of AddressSanitizer's run-time libraries begin: GCC's and Clang's.
+/// Prefixes of the names of AddressSanitizer's run-time libraries: GCC's and Clang's.
 const FIRST_LIBRARIES: [&str; 2] = ["libasan.so", "libclang_rt.asan"];
 
 /// The folders that `execvp` searches when there is no PATH.

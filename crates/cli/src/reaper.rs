@@ -1,39 +1,41 @@
-//! A process that keeps orphans from the program that this one becomes.
+//! A process that inherits orphans in place of the program that this process becomes.
 //!
-//! `toehold run` starts an adapter by a process in between, which leaves; so the system's first
-//! process has the adapter for a child. As the first process of a container, or as one that takes
-//! orphans over (`PR_SET_CHILD_SUBREAPER`, which an exec keeps), `run` would get it back: the
-//! program would have a child that it has not made, and that does not end while there are
-//! connections. There the reaper takes the adapter over:
+//! `toehold run` starts an adapter through an intermediate process, which ends; so the adapter
+//! becomes a child of the system's first process. But if `run` is the first process of a container,
+//! or a subreaper (`PR_SET_CHILD_SUBREAPER`, which an exec keeps), `run` would inherit the adapter.
+//! Then the program would have a child that it has not made, and that does not end while there are
+//! connections. In these cases the reaper inherits the adapter:
 //!
 //! ```text
 //! the program ── reaper ── adapter
 //! ```
 //!
-//! The program does not meet the reaper. No signal tells its end, and only `__WALL` waits for it.
-//! An exec would make it an ordinary child, so it stays a copy of `run`. An ancestor of `run` that
-//! takes orphans over gets the adapter all the same: a process cannot know that there is one.
+//! The program does not see the reaper: no signal reports the reaper's end, and only `__WALL` waits
+//! for it. An exec would make the reaper an ordinary child, so it stays a copy of `run`. If an
+//! ancestor of `run` is a subreaper, that ancestor inherits the adapter: a process cannot know of
+//! such an ancestor.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 
 use rustix::process::{Pid, chdir, child_subreaper, getpid, set_child_subreaper, setsid};
 
-/// Whether orphans of this process's children become its own.
+/// Whether this process inherits the orphans of its children.
 pub(crate) fn is_needed() -> bool {
     getpid() == Pid::INIT || child_subreaper().is_ok_and(|set| set.is_some())
 }
 
-/// Has a reaper do `work`, which makes processes that go on. This process has one thread.
+/// Lets a reaper do `work`, which starts processes that continue. This process must have one
+/// thread.
 ///
 /// # Errors
 ///
-/// Those of `work`, or a sentence.
+/// The errors of `work`, or a sentence.
 pub(crate) fn have_it(work: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
     let no_reaper = |error: io::Error| format!("cannot make a process for the adapter: {error}");
     let (mut ours, theirs) = UnixStream::pair().map_err(no_reaper)?;
-    // SAFETY: as fork(2), but that no signal tells the child's end. There is one thread, and the
-    // child does not ask libc for its number.
+    // SAFETY: like fork(2), except that no signal reports the child's end. There is one thread, and
+    // the child does not ask libc for its process number.
     match unsafe { libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0) } {
         ..0 => return Err(no_reaper(io::Error::last_os_error())),
         0 => reap(work, theirs),
@@ -47,20 +49,20 @@ pub(crate) fn have_it(work: impl FnOnce() -> Result<(), String>) -> Result<(), S
     }
 }
 
-/// The work was done.
+/// Reports that the work was done.
 const DONE: &str = "\0";
 
 /// The reaper.
 fn reap(work: impl FnOnce() -> Result<(), String>, mut starter: UnixStream) -> ! {
-    // A signal of the terminal is for the program.
+    // Signals from the terminal are meant for the program.
     let _ = setsid();
     let _ = set_child_subreaper(Some(getpid()));
     let words = work().err().unwrap_or_else(|| DONE.to_owned());
     let _ = starter.write_all(words.as_bytes());
-    // Nothing of the program's stays in use.
+    // Releases everything of the program that would stay in use.
     let _ = chdir("/");
-    // SAFETY: nobody in this process uses a descriptor from here on, and it ends without a look at
-    // those that Rust has open.
+    // SAFETY: this process uses no descriptor from here on, and ends without use of those that Rust
+    // has open.
     unsafe {
         libc::syscall(libc::SYS_close_range, 0, libc::c_uint::MAX, 0);
         loop {

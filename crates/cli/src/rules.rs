@@ -1,4 +1,4 @@
-//! `toehold rules`: checks `toehold.conf` and shows what an adapter would make of it.
+//! `toehold rules`: checks `toehold.conf` and shows the rules as an adapter reads them.
 
 use std::path::PathBuf;
 
@@ -44,7 +44,7 @@ struct RuleShown {
     rule: String,
 }
 
-/// Reads and shows them.
+/// Reads and prints the rules.
 pub(crate) fn run(args: &RulesArgs) -> Result<(), Failure> {
     let files = match &args.file {
         Some(file) => rules::named(file),

@@ -1,7 +1,7 @@
-//! `toehold run`: starts a program with the library, whatever state the host is in.
+//! `toehold run`: starts a program with the library, in any state of the host.
 //!
-//! Whatever stands in the way of acceleration is said in one sentence, and the program runs all the
-//! same, on the host path. Only a program that cannot be run at all is a failure.
+//! An obstacle to acceleration is reported in one sentence, and the program still runs, on the host
+//! path. The command fails only if the program cannot be run at all.
 
 use std::convert::Infallible;
 use std::env;
@@ -84,7 +84,7 @@ has been idle for a while.
 
 Exit status: the program's own; 127 when it was not found, 126 when it cannot be executed.";
 
-/// The variable that tells where programs meet the adapter.
+/// The variable for the adapter's directory.
 const RUNTIME_DIR: &str = "TOEHOLD_RUNTIME_DIR";
 
 /// Replaces this process by the program.
@@ -128,11 +128,11 @@ pub(crate) fn run(args: RunArgs) -> Result<Infallible, Failure> {
     ))
 }
 
-/// Leaves the program on the kernel, and says why: now, and later to `toehold status`.
+/// Leaves the program on the kernel, and reports the reason: now, and later in `toehold status`.
 fn refuse(sentence: &str, command: &mut Command) {
     warn(format!("{sentence}; the program runs on kernel TCP"));
     preload::remove_acceleration(command);
-    // The program has our process id.
+    // The program keeps our process number.
     command.env(REFUSED, format!("{}:{sentence}", std::process::id()));
 }
 
@@ -145,14 +145,14 @@ struct Acceleration {
     wait: WaitChoice,
     express: ExpressChoice,
     pair_after: Option<NonZeroU32>,
-    /// The program has no dynamic linker: its system calls are patched.
+    /// The program has no dynamic linker, so its system calls are patched.
     #[cfg(target_arch = "x86_64")]
     is_patched: bool,
-    /// This program, where it patches those that the program executes.
+    /// The path of this command, if it patches programs that the program executes.
     patches_children: bool,
 }
 
-/// Prepares everything; `None` when none is wanted, a sentence when it cannot be had.
+/// Prepares everything. `None` when no acceleration is wanted, a sentence when it is not possible.
 fn acceleration(args: &RunArgs, program: &Path) -> Result<Option<Acceleration>, String> {
     if args.path == PathChoice::Host {
         return Ok(None);
@@ -187,7 +187,7 @@ fn acceleration(args: &RunArgs, program: &Path) -> Result<Option<Acceleration>, 
         Err(error @ (ClientError::NoAdapter(_) | ClientError::StaleSocket(_)))
             if matches!(meeting, Meeting::System(_)) =>
         {
-            // Its service starts it again, and the library asks again by itself.
+            // The system adapter's service restarts it, and the library asks again by itself.
             let why = match error {
                 ClientError::NoAdapter(_) => "no system adapter is running",
                 _ => "the system adapter is gone",
@@ -198,7 +198,7 @@ fn acceleration(args: &RunArgs, program: &Path) -> Result<Option<Acceleration>, 
         }
         Err(ClientError::NoAdapter(_) | ClientError::StaleSocket(_)) => {
             if let Err(error) = adapter::start_in_background(&dir) {
-                // The library asks again by itself: connections move once an adapter is there.
+                // The library asks again by itself: connections move once an adapter is running.
                 warn(format!(
                     "{error}; connections stay on kernel TCP until an adapter runs"
                 ));
@@ -235,7 +235,7 @@ impl Acceleration {
         let others = preload::without_library(env::var_os(PRELOAD).as_deref());
         let mut preload = self.library.clone().into_os_string();
         if let Some(others) = others {
-            // First, so that our calls are found before those of any other such library.
+            // First, so that our functions are found before those of other preloaded libraries.
             preload.push(":");
             preload.push(others);
         }
@@ -247,7 +247,7 @@ impl Acceleration {
             .env("TOEHOLD_WAIT", self.wait.word())
             .env(EXPRESS, self.express.word());
         match self.patches_children {
-            // The program has our process id.
+            // The program keeps our process number.
             true => command
                 .envs(preload::patches())
                 .env(STARTED, std::process::id().to_string()),
@@ -264,9 +264,9 @@ impl Acceleration {
     }
 }
 
-/// How many filters for system calls (seccomp(2)) bind this process: those of its container. The
-/// library stays out of programs that are bound by more. Where the kernel does not count them, 1
-/// for any.
+/// The number of system call filters (seccomp(2)) of this process: those of its container. The
+/// library does not act in programs that have more. If the kernel does not count them, 1 stands for
+/// any number.
 fn filters() -> u32 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let number = |name: &str| {

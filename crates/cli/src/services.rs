@@ -1,10 +1,10 @@
 //! `toehold enable`, `disable` and `list`: systemd services that start with the library.
 //!
 //! One file for each service, [`DROP_IN`] in the service's drop-in directory, sets the variables
-//! that `toehold run` would set. Nothing else is touched. The service manager reads the file when
-//! it reloads, and the service has the library from its next start. The loader passes over a
-//! library that it cannot load, and the library stays out of a service whose filters it does not
-//! know. So a service starts in any case.
+//! that `toehold run` would set. Nothing else is changed. The service manager reads the file when
+//! it reloads, and the service has the library from its next start on. A service always starts: the
+//! loader ignores a library that it cannot load, and the library does nothing in a service with
+//! unknown filters.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -99,7 +99,7 @@ Examples:
 With --json each service has `unit`, `state` (the sentence of the table) and `needs_action`: whether
 the service is not accelerated until somebody does something.";
 
-/// Has services start with the library.
+/// Enables the library for services.
 pub(crate) fn enable(args: &EnableArgs) -> Result<(), Failure> {
     let library = library::find().map_err(|error| Failure::new(error.to_string()))?;
     if !preload::can_stand_in_list(&library) {
@@ -111,7 +111,7 @@ pub(crate) fn enable(args: &EnableArgs) -> Result<(), Failure> {
     let tree = &args.units.tree;
     let units = args.units.units.iter();
     let units = units.map(|name| Unit::find(tree, name));
-    // All of them are looked at before anything is written.
+    // All services are examined before anything is written.
     let units = units.collect::<Result<Vec<_>, _>>().map_err(Failure::new)?;
     let mut done = String::new();
     for unit in &units {
@@ -119,7 +119,7 @@ pub(crate) fn enable(args: &EnableArgs) -> Result<(), Failure> {
         if let Some(obstacle) = &obstacle {
             warn(format!("{}: {obstacle}; it stays on kernel TCP", unit.name));
         }
-        // A library that cannot be loaded is passed over, but not by every loader.
+        // Most loaders ignore a library that they cannot load, but not all.
         if obstacle.is_none_or(|obstacle| obstacle.is_passed_over) {
             let text = unit.drop_in(&library, args.wait);
             write(&unit.file, &text).map_err(|error| {
@@ -137,7 +137,7 @@ pub(crate) fn enable(args: &EnableArgs) -> Result<(), Failure> {
     print(&done).map(drop)
 }
 
-/// Takes that back.
+/// Disables the library for services.
 pub(crate) fn disable(args: &Units) -> Result<(), Failure> {
     let (mut is_missing, mut done) = (false, String::new());
     for name in &args.units {
@@ -145,7 +145,7 @@ pub(crate) fn disable(args: &Units) -> Result<(), Failure> {
         let file = drop_in_file(&args.tree, &name);
         match fs::remove_file(&file) {
             Ok(()) => {
-                // Other files of the operator's may be there.
+                // The directory may contain other files of the operator.
                 let _ = fs::remove_dir(file.parent().expect("in a directory"));
                 done.push_str(&format!("{name}: disabled, from its next start\n"));
             }
@@ -189,10 +189,10 @@ pub(crate) fn list(args: &ListArgs) -> Result<(), Failure> {
 pub(crate) struct State {
     #[serde(rename = "unit")]
     pub(crate) name: String,
-    /// Whether it is accelerated or will be: a sentence.
+    /// A sentence: whether the service is accelerated, or will be.
     #[serde(rename = "state")]
     pub(crate) sentence: String,
-    /// Whether the operator has something to do about it.
+    /// Whether the operator has to do something.
     #[serde(rename = "needs_action")]
     pub(crate) is_wanting: bool,
 }
@@ -240,8 +240,8 @@ fn states(args: &Tree) -> Vec<State> {
     names.into_iter().map(state).collect()
 }
 
-/// Whether a service's processes have the library, and whether the operator has something to do.
-/// `written` is when our file was.
+/// Whether a service's processes have the library, and whether the operator has to do something.
+/// `written` is the time of our file.
 fn of_processes(processes: &[Process], written: Option<SystemTime>) -> (&'static str, bool) {
     let is_older = |one: &Process| one.started.zip(written).is_none_or(|(a, b)| a < b);
     if processes.is_empty() {
@@ -264,22 +264,22 @@ fn of_processes(processes: &[Process], written: Option<SystemTime>) -> (&'static
 }
 
 impl Tree {
-    /// Whether this is an image, and not the system that runs.
+    /// Whether this is an image, and not the running system.
     fn is_elsewhere(&self) -> bool {
         self.root != Path::new("/")
     }
 
-    /// A path of the tree, as this process finds it.
+    /// A path of the tree as this process can open it.
     fn path(&self, path: &Path) -> PathBuf {
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
 }
 
-/// A service, as its files describe it.
+/// A service as its files describe it.
 #[derive(Debug)]
 struct Unit {
     name: String,
-    /// The settings of its files in their section `Service`, in their order, without our file.
+    /// The settings in the `Service` sections of its files, in order, without our file.
     settings: Vec<(String, String)>,
     /// Our file.
     file: PathBuf,
@@ -289,7 +289,7 @@ struct Unit {
 #[derive(Debug)]
 struct Obstacle {
     sentence: String,
-    /// Whether the service starts all the same with our file.
+    /// Whether the service starts with our file in spite of the obstacle.
     is_passed_over: bool,
 }
 
@@ -325,7 +325,7 @@ impl Unit {
         })
     }
 
-    /// The values of a setting since it was last emptied.
+    /// The values of a setting after it was last reset.
     fn values<'a>(&'a self, key: &str) -> Vec<&'a str> {
         let mut values = Vec::new();
         for (_, value) in self.settings.iter().filter(|(its, _)| its == key) {
@@ -342,7 +342,7 @@ impl Unit {
         fs::metadata(&self.file).ok()?.modified().ok()
     }
 
-    /// Why it will not be accelerated.
+    /// Why the service will not be accelerated.
     fn obstacle(&self, tree: &Tree) -> Option<Obstacle> {
         for command in self.values("ExecStart") {
             let mut arguments = command.split_ascii_whitespace();
@@ -398,8 +398,8 @@ impl Unit {
         None
     }
 
-    /// Debian's `pg_ctlcluster` starts PostgreSQL with the environment that a file has, and with
-    /// nothing of its own. Why the server is not accelerated, and what helps.
+    /// Debian's `pg_ctlcluster` starts PostgreSQL with the environment from a file only. Returns
+    /// why the server is not accelerated, and the remedy.
     fn of_cluster(&self, tree: &Tree) -> Option<String> {
         let (_, instance) = self.name.strip_suffix(".service")?.split_once('@')?;
         let (version, cluster) = instance.split_once('-')?;
@@ -435,7 +435,7 @@ impl Unit {
         ];
         variables.extend(preload::patches().map(|(name, on)| (name, on.to_owned())));
         if self.values("SystemCallFilter").is_empty() {
-            // Filters that come from other settings of the unit refuse calls and end nobody.
+            // Filters from other settings of the unit make calls fail and do not kill the process.
             variables.push((FILTERS, KNOWN_FILTERS.to_owned()));
         }
         let mut text = format!(
@@ -464,7 +464,7 @@ fn drop_in_file(tree: &Tree, name: &str) -> PathBuf {
     directory.join(DROP_IN)
 }
 
-/// The names under which a unit's files are looked for: its own, and that of its template.
+/// The names under which systemd looks for a unit's files: its own name and its template's.
 fn names(name: &str) -> Vec<String> {
     let template = name
         .split_once('@')
@@ -481,7 +481,7 @@ fn fragment(tree: &Tree, name: &str) -> Option<PathBuf> {
     files.find(|file| file.symlink_metadata().is_ok())
 }
 
-/// The drop-ins of a unit but for ours, by their names.
+/// The drop-ins of a unit except ours, sorted by name.
 fn drop_ins(tree: &Tree, name: &str) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for name in names(name) {
@@ -515,7 +515,7 @@ fn parse(text: &str) -> Vec<(String, String)> {
     settings
 }
 
-/// The words of a line, with quotes taken off.
+/// The words of a line, without quotes.
 fn words(line: &str) -> Vec<String> {
     let mut words = vec![String::new()];
     let mut quote = None;
@@ -532,7 +532,7 @@ fn words(line: &str) -> Vec<String> {
     words
 }
 
-/// Writes a file whole or not at all.
+/// Writes a file completely or not at all.
 fn write(file: &Path, text: &str) -> io::Result<()> {
     let directory = file.parent().expect("in a directory");
     fs::create_dir_all(directory)?;
@@ -541,7 +541,8 @@ fn write(file: &Path, text: &str) -> io::Result<()> {
     fs::rename(&new, file)
 }
 
-/// A place that services are often kept from seeing (`ProtectHome=`, `PrivateTmp=`).
+/// Whether the library is in a place that services often cannot see (`ProtectHome=`,
+/// `PrivateTmp=`).
 fn hidden_place(library: &Path) -> Option<&'static str> {
     let bytes = library.as_os_str().as_bytes();
     ["/home/", "/root/", "/tmp/", "/var/tmp/", "/run/user/"]
@@ -549,7 +550,7 @@ fn hidden_place(library: &Path) -> Option<&'static str> {
         .find(|place| bytes.starts_with(place.as_bytes()))
 }
 
-/// Has the service manager read its files again, where one runs.
+/// Makes the service manager read its files again, if one runs.
 fn reload(tree: &Tree) {
     if tree.is_elsewhere() || !Path::new("/run/systemd/system").is_dir() {
         return;
@@ -565,9 +566,9 @@ fn reload(tree: &Tree) {
 const PG_CTLCLUSTER: &str = "pg_ctlcluster";
 /// Our file's name in a drop-in directory.
 const DROP_IN: &str = "50-toehold.conf";
-/// Where the operator's files are.
+/// The directory of the operator's files.
 const WRITTEN: &str = "etc/systemd/system";
-/// Where units are, those that come first win (systemd.unit(5)).
+/// Directories of units; earlier ones take precedence (systemd.unit(5)).
 const PLACES: [&str; 5] = [
     "etc/systemd/system",
     "run/systemd/system",
@@ -575,7 +576,7 @@ const PLACES: [&str; 5] = [
     "usr/lib/systemd/system",
     "lib/systemd/system",
 ];
-/// More filters than a unit can put up without `SystemCallFilter=`.
+/// More filters than a unit can have without `SystemCallFilter=`.
 const KNOWN_FILTERS: &str = "64";
 
 #[cfg(test)]

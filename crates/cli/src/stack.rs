@@ -1,11 +1,11 @@
-//! Room on the stack: `ulimit -s` may leave a process 64 KiB, and to parse a command line takes
+//! Room on the stack: `ulimit -s` may leave a process 64 KiB, and parsing a command line needs
 //! more.
 
 use std::{panic, thread};
 
 use rustix::process::{Resource, getrlimit};
 
-/// Does `work`, on a stack of another thread where this process's own may be too small.
+/// Runs `work`, on another thread's stack if this process's own may be too small.
 pub(crate) fn with_room<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     let limit = getrlimit(Resource::Stack).current;
     if limit.is_none_or(|bytes| bytes >= ROOM_BYTES as u64) {
@@ -20,7 +20,7 @@ pub(crate) fn with_room<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// A fraction of the usual 8 MiB, and several times what any command takes.
+/// A fraction of the usual 8 MiB, and several times the need of any command.
 const ROOM_BYTES: usize = 2 << 20;
 
 #[cfg(test)]

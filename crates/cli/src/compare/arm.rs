@@ -11,8 +11,8 @@ pub(crate) struct Arm {
     pub(crate) path: PathChoice,
 }
 
-/// The arms of a comparison; the first is the base of all ratios. `host` is the base when it takes
-/// part; with `control`, the base runs a second time as an arm of its own, whose ratio to itself is
+/// The arms of a comparison; the first is the base of all ratios. `host` is the base if it takes
+/// part. With `control`, the base runs a second time as an arm of its own: its ratio to the base is
 /// the noise floor.
 pub(crate) fn arms(paths: &[PathChoice], control: bool) -> Vec<Arm> {
     let mut paths = paths.to_vec();

@@ -1,4 +1,4 @@
-//! The comparison as one self-contained page: every metric a drawing and its conclusion.
+//! The comparison as one self-contained page: a plot and a conclusion for every metric.
 
 use std::fmt::Write;
 
@@ -95,7 +95,7 @@ fn figure(metric: &MetricReport) -> String {
     out
 }
 
-/// The drawing of one metric.
+/// The plot of one metric.
 fn plot(metric: &MetricReport) -> String {
     let strips: Vec<Strip> = metric
         .arms

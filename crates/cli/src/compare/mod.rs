@@ -1,15 +1,15 @@
-//! `toehold compare`: does it help *this* program?
+//! `toehold compare`: measures whether Toehold helps a given program.
 //!
-//! Runs the user's own server and client on each path, round after round, and says what differs and
-//! how sure that is. The rules that keep it honest:
+//! Runs the user's own server and client on each path, round after round, and reports the
+//! differences and their certainty. These rules keep the comparison honest:
 //!
 //! - rounds of the paths are interleaved in a shuffled, mirrored order, each with a fresh server;
-//! - a ratio is the median of those within rounds; it carries an exact interval, and one that
-//!   includes one is "no detectable difference";
-//! - `--aa` runs the base path twice: what differs there is noise;
+//! - a ratio is the median of the ratios within rounds; it has an exact interval, and an interval
+//!   that includes 1 means "no detectable difference";
+//! - `--aa` runs the base path twice: any difference between the two is noise;
 //! - the CPU time of *all* cores counts, kernel and helpers included, per unit of the client's
 //!   work;
-//! - both paths run under `toehold run`, so its own start-up is on both sides.
+//! - both paths run under `toehold run`, so its start-up time counts on both sides.
 
 mod arm;
 mod html;
@@ -179,7 +179,8 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
     }
     let accelerated = arms.iter().any(|arm| arm.path != PathChoice::Host);
     if accelerated {
-        // Without the library every path would silently be the host path, and the report a lie.
+        // Without the library every path would silently be the host path, and the report would be
+        // wrong.
         library::find().map_err(|error| Failure::new(error.to_string()))?;
     }
     if let Some(path) = &args.html {
@@ -303,8 +304,8 @@ impl Comparison<'_> {
         }
     }
 
-    /// One more round of each arm, in which system calls are counted and connections looked at,
-    /// both of which would disturb a measurement; the reason when calls were not counted.
+    /// One more round of each arm, in which system calls are counted and connections are listed;
+    /// both would disturb a measurement. Returns the reason if calls were not counted.
     fn look_closer(&self, reports: &mut [ArmReport]) -> Option<String> {
         if self.args.no_syscalls {
             return Some(
@@ -334,8 +335,8 @@ impl Comparison<'_> {
         tracepoint.err()
     }
 
-    /// A round during which the adapter is asked for the connections, again and again; the fullest
-    /// answer counts, because connections come and go with the client.
+    /// A round during which the adapter is repeatedly asked for its connections. The answer with
+    /// most connections counts, because connections come and go with the client.
     fn watched(
         &self,
         arm: &Arm,
@@ -394,7 +395,7 @@ impl Comparison<'_> {
                     )
                 })
             }
-            // The programs' own words, which follow, are said once: when all is over.
+            // The output of the programs, which follows, is printed once: at the end.
             Err(error) => {
                 let first = error.lines().next().unwrap_or_default();
                 format!("failed: {}", first.trim_end_matches([':', ';']))
@@ -407,13 +408,13 @@ impl Comparison<'_> {
     }
 }
 
-/// Whether a program is told which congestion control to use: iperf3 is by -C.
+/// Whether a command line selects a congestion control: iperf3 does with -C.
 fn chooses_congestion_control(command: &str) -> bool {
     let mut words = command.split_whitespace();
     words.any(|word| matches!(word, "-C" | "--congestion") || word.starts_with("--congestion="))
 }
 
-/// The CPU time of other programs while ours were measured, when it is worth a sentence.
+/// A sentence about the CPU time that other programs used meanwhile, if it is significant.
 fn elsewhere(reports: &[ArmReport]) -> Option<String> {
     let rounds = reports
         .iter()
@@ -428,7 +429,7 @@ fn elsewhere(reports: &[ArmReport]) -> Option<String> {
     })
 }
 
-/// Says so when rounds are too short for the clock of CPU times.
+/// Warns when rounds are too short for the resolution of CPU times.
 fn too_short(reports: &[ArmReport]) -> Option<String> {
     let rounds = reports
         .iter()
@@ -466,8 +467,8 @@ fn setup(args: &CompareArgs, placement: Placement, scratch: &TempDir) -> Result<
     })
 }
 
-/// An adapter of our own, so that neither a busy one nor its absence is measured, and its CPU time
-/// can be told apart.
+/// Starts a private adapter, so that neither a busy adapter nor a missing one is measured, and so
+/// that its CPU time can be attributed.
 fn start_adapter(setup: &Setup, engine: Option<&Path>) -> Result<Program, Failure> {
     let runtime_dir = round::runtime_dir(&setup.scratch);
     let mut words: Vec<String> = [
@@ -515,7 +516,7 @@ fn publish(args: &CompareArgs, report: &Report) -> Result<(), Failure> {
     } else {
         table::render(report)
     };
-    // The page is written, too, where the text cannot be.
+    // The page is written even if the text cannot be printed.
     let printed = print(text);
     if let Some(path) = &args.html {
         fs::write(path, html::render(report)).map_err(|error| cannot_write(path, &error))?;
@@ -524,8 +525,8 @@ fn publish(args: &CompareArgs, report: &Report) -> Result<(), Failure> {
     printed.map(drop)
 }
 
-/// A page that cannot be written is better known before the rounds than after. One that is there
-/// stays until the rounds are over.
+/// Checks before the rounds whether a page can be written. An existing page stays until the rounds
+/// are over.
 fn check_writable(path: &Path) -> std::io::Result<()> {
     let was_there = path.exists();
     fs::OpenOptions::new()
@@ -550,16 +551,16 @@ fn scratch_directory() -> Result<TempDir, Failure> {
         .map_err(|error| Failure::new(format!("cannot create a temporary directory: {error}")))
 }
 
-/// Failures of one arm after which the rest is not worth waiting for.
+/// Number of failures of one arm after which the comparison is given up.
 const FAILURES_MAX: usize = 3;
 
-/// An idle system's services use a twentieth of a core.
+/// The services of an idle system use less than this: a twentieth of a core.
 const CORES_ELSEWHERE_QUIET: f64 = 0.05;
 
-/// In a shorter round a step of the clock of CPU times is more than 2 % of one core.
+/// In a shorter round, one step of the CPU clock is more than 2 % of one core.
 const SECONDS_SHORT: f64 = 0.5;
 
-/// How often connections are looked at in the extra round.
+/// How often connections are listed in the extra round.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 const ADAPTER_TIMEOUT: Duration = Duration::from_secs(5);

@@ -1,4 +1,4 @@
-//! The finished comparison: every sample, what they say, and on what they were taken.
+//! The finished comparison: every sample, the conclusions and the environment.
 
 use serde::Serialize;
 use toehold_measure::cpus::{Pin, Placement};
@@ -12,14 +12,14 @@ use super::round::Round;
 use crate::options::{PathChoice, WaitChoice};
 use crate::status::Status;
 
-/// All of a comparison; `--json` prints it whole.
+/// A whole comparison, as `--json` prints it.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
-    /// Names this form of the document.
+    /// The name and version of the document's format.
     pub(crate) schema: &'static str,
-    /// The command line's wishes.
+    /// The options of the command line.
     pub(crate) plan: Plan,
-    /// The command that repeats it.
+    /// The command that repeats the comparison.
     pub(crate) command: String,
     /// The host on which it ran.
     pub(crate) environment: Environment,
@@ -27,13 +27,13 @@ pub(crate) struct Report {
     pub(crate) metrics: Vec<MetricReport>,
     /// Why system calls were not counted, when they were not.
     pub(crate) syscalls_not_counted: Option<String>,
-    /// Notes that a reader needs before believing the numbers.
+    /// Warnings that a reader needs to judge the numbers.
     pub(crate) warnings: Vec<String>,
-    /// The rounds themselves.
+    /// The samples, round by round.
     pub(crate) arms: Vec<ArmReport>,
 }
 
-/// The question.
+/// The question of the comparison.
 #[derive(Debug, Serialize)]
 pub(crate) struct Plan {
     /// The server's command.
@@ -42,15 +42,15 @@ pub(crate) struct Plan {
     pub(crate) client: String,
     /// The tool whose format the client's output has; `None` for wall time.
     pub(crate) client_tool: Option<&'static str>,
-    /// How readiness was told.
+    /// How the server's readiness was detected.
     pub(crate) ready: String,
     /// How accelerated programs waited.
     pub(crate) wait: WaitChoice,
     /// How the two sides were placed.
     pub(crate) pin: Pin,
-    /// The cores this came to.
+    /// The cores that resulted from `pin`.
     pub(crate) placement: Placement,
-    /// Warm-up runs of each arm, thrown away.
+    /// Warm-up runs of each arm, which are discarded.
     pub(crate) warmups: usize,
     /// Measured rounds.
     pub(crate) rounds: usize,
@@ -69,7 +69,7 @@ pub(crate) struct ArmReport {
     pub(crate) rounds: Vec<Option<Round>>,
     /// The errors of the failed rounds.
     pub(crate) failures: Vec<String>,
-    /// The round in which system calls were counted; its times do not count.
+    /// The round in which system calls were counted; its times are not used.
     pub(crate) counting: Option<Round>,
     /// Paths of the connections seen while the client ran in the counting round.
     pub(crate) connections: Option<ConnectionsSeen>,
@@ -84,13 +84,13 @@ pub(crate) struct ConnectionsSeen {
     pub(crate) offload: usize,
     /// Connections on kernel TCP.
     pub(crate) host: usize,
-    /// Why, for those on kernel TCP.
+    /// The reasons of connections on kernel TCP.
     pub(crate) reasons: Vec<String>,
 }
 
 impl ConnectionsSeen {
-    /// Counts the ends of connections that the adapter knows: two for one between accelerated
-    /// programs.
+    /// Counts the ends of connections that the adapter knows: a connection between two accelerated
+    /// programs counts twice.
     pub(crate) fn of(status: &Status) -> ConnectionsSeen {
         let mut seen = ConnectionsSeen::default();
         for connection in status
@@ -118,7 +118,7 @@ impl ConnectionsSeen {
         self.direct + self.offload == 0
     }
 
-    /// Orders answers by how much they show: moved connections first, then all.
+    /// The rank of an answer: by moved connections first, then by all connections.
     pub(crate) fn rank(&self) -> (usize, usize) {
         let moved = self.direct + self.offload;
         (moved, moved + self.host)
@@ -126,8 +126,8 @@ impl ConnectionsSeen {
 }
 
 impl Report {
-    /// Sentences that stand above everything else: arms that compare the kernel with itself, and
-    /// arms that measure how fast a server fails.
+    /// Sentences at the top of the report: about arms that compare the kernel with itself, and arms
+    /// that measure how fast a server fails.
     pub(crate) fn banners(&self) -> Vec<String> {
         let mut banners = self.kernel_with_itself();
         banners.extend(self.arms.iter().filter_map(ArmReport::of_failures));
@@ -155,7 +155,7 @@ impl Report {
             .collect()
     }
 
-    /// Every sample, a line each.
+    /// Every sample, one per line.
     pub(crate) fn csv(&self) -> String {
         let mut out = String::from("metric,unit,arm,round,value\n");
         for metric in &self.metrics {
@@ -177,8 +177,8 @@ impl Report {
 }
 
 impl ArmReport {
-    /// Says so when requests failed in more than a hundredth of this arm's work: the rate of a
-    /// server that answers with errors is not that of its work.
+    /// A warning when more than a hundredth of this arm's requests failed: the rate of a server
+    /// that answers with errors is not the rate of its real work.
     fn of_failures(&self) -> Option<String> {
         let of_round = |round: &Round| {
             let work = round.work().amount;
@@ -210,20 +210,20 @@ impl ArmReport {
     }
 }
 
-/// Where a metric comes from.
+/// The source of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Group {
-    /// The client's own words.
+    /// The client's own report.
     Results,
-    /// The host's costs of the work.
+    /// The costs of the work on the host.
     Costs,
 }
 
 /// One metric on all arms.
 #[derive(Debug, Serialize)]
 pub(crate) struct MetricReport {
-    /// Where it comes from.
+    /// The source of the metric.
     pub(crate) group: Group,
     /// The metric's name.
     pub(crate) name: String,
@@ -231,8 +231,7 @@ pub(crate) struct MetricReport {
     pub(crate) unit: String,
     /// Which direction is an improvement.
     pub(crate) better: Better,
-    /// Differences from the base below this are noise: how far the base's second arm came out from
-    /// the first.
+    /// Smaller differences from the base are noise: the difference between the base's two arms.
     pub(crate) noise_floor: Option<f64>,
     /// Its values on each arm.
     pub(crate) arms: Vec<ArmMetric>,
@@ -247,7 +246,7 @@ pub(crate) struct ArmMetric {
     pub(crate) samples: Vec<Option<f64>>,
     /// Their statistics.
     pub(crate) summary: Option<Summary>,
-    /// Compared with the base; `None` for the base itself, or when it cannot be told.
+    /// The ratio to the base; `None` for the base itself, or when there is no ratio.
     pub(crate) ratio: Option<Ratio>,
     /// The conclusion; `None` for the base itself.
     pub(crate) verdict: Option<Verdict>,
@@ -384,7 +383,7 @@ fn sample(round: Option<&[Metric]>, name: &str) -> Option<f64> {
     value.is_finite().then_some(value)
 }
 
-/// More failed requests than this part of them are worth a banner.
+/// The share of failed requests above which there is a banner.
 const FAILED_SHARE_MAX: f64 = 0.01;
 
 /// The form of the JSON document.

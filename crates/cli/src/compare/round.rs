@@ -1,5 +1,5 @@
-//! One round: a fresh server, the client, and everything that was spent between the client's start
-//! and its end.
+//! One round: a fresh server, the client, and the resources used between the client's start and its
+//! end.
 
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -16,15 +16,15 @@ use toehold_measure::syscalls::Tracepoint;
 
 use crate::options::{PathChoice, WaitChoice};
 
-/// Everything that is the same in all rounds.
+/// The parameters that all rounds share.
 pub(crate) struct Setup {
-    /// This program, which runs the others.
+    /// This program, which starts the others.
     pub(crate) toehold: PathBuf,
     /// The server's words.
     pub(crate) server: Vec<String>,
     /// The client's words.
     pub(crate) client: Vec<String>,
-    /// The client's command as given, for its reader.
+    /// The client's command as the user gave it.
     pub(crate) client_command: String,
     /// The tool that reads the client's output.
     pub(crate) tool: Option<Tool>,
@@ -32,13 +32,13 @@ pub(crate) struct Setup {
     pub(crate) ready: Ready,
     /// How accelerated programs wait.
     pub(crate) wait: WaitChoice,
-    /// Where each side runs.
+    /// The cores of each side.
     pub(crate) placement: Placement,
-    /// Longest time for the server to be ready, and for the client to end.
+    /// The longest times for the server to become ready, and for the client to end.
     pub(crate) timeouts: Timeouts,
-    /// Where output is kept, and the runtime directory.
+    /// The directory for output and the runtime directory.
     pub(crate) scratch: PathBuf,
-    /// The adapter's process, when one runs for this comparison.
+    /// The adapter's process, if one runs for this comparison.
     pub(crate) adapter: Option<Program>,
 }
 
@@ -93,7 +93,7 @@ impl Setup {
         self.ready.check_free()?;
         let mut server = self.start("server", &self.server, path, tracepoint)?;
         self.ready.wait(&mut server, self.timeouts.server)?;
-        // Let the server finish what it does after it began to listen.
+        // Let the server finish the work it does after it begins to listen.
         thread::sleep(SETTLE);
         let adapter_before = self.adapter_snapshot();
         let server_before = Snapshot::of(&server.family());
@@ -197,7 +197,7 @@ impl Setup {
 }
 
 impl Round {
-    /// The work done: what the client reported, else one run.
+    /// The work done: as the client reported it, otherwise one run.
     pub(crate) fn work(&self) -> Work {
         match &self.reading {
             Some(reading) => reading.work.clone(),
@@ -216,10 +216,10 @@ impl Round {
         }
     }
 
-    /// The costs of the round, per unit of work.
+    /// The costs of the round per unit of work.
     pub(crate) fn costs(&self) -> Vec<Metric> {
         let work = self.work();
-        // A request costs microseconds, a gigabyte or a run seconds.
+        // Costs are in microseconds per request, and in seconds per gigabyte or run.
         let (scale, second) = match work.unit {
             "GB" | "run" => (1.0, "s"),
             _ => (1e6, "us"),
@@ -262,8 +262,8 @@ impl Round {
 }
 
 impl Round {
-    /// Cores that programs outside the comparison kept busy, as far as it can be told: where the
-    /// kernel charges soft interrupts to programs, this is less than the truth, never more.
+    /// The number of cores that programs outside the comparison kept busy, as a lower bound: where
+    /// the kernel charges soft interrupts to programs, the real number is higher.
     pub(crate) fn cores_elsewhere(&self) -> f64 {
         let adapter = self.adapter.map_or(0.0, |adapter| adapter.cpu());
         let ours = self.server.cpu() + self.client.cpu() + adapter;
@@ -277,7 +277,7 @@ pub(crate) fn runtime_dir(scratch: &Path) -> PathBuf {
     scratch.join("run")
 }
 
-/// `words`, run on `path`.
+/// The command `words` run on `path`.
 fn under_run(
     toehold: &Path,
     path: PathChoice,

@@ -50,7 +50,7 @@ pub(crate) fn render(report: &Report) -> String {
     ] {
         let of_group = || report.metrics.iter().filter(|metric| metric.group == group);
         if of_group().next().is_none() {
-            // No round has succeeded.
+            // No round succeeded.
             continue;
         }
         put(&mut out, "");
@@ -160,7 +160,7 @@ pub(crate) fn placement(report: &Report) -> String {
     )
 }
 
-/// A ratio and its verdict, in words.
+/// A ratio and its verdict in words.
 pub(crate) fn conclusion(base: &ArmMetric, arm: &ArmMetric) -> String {
     let Some(verdict) = arm.verdict else {
         return String::new();
@@ -222,7 +222,7 @@ fn put(out: &mut String, line: &str) {
 /// The narrowest column of names.
 const NAME_WIDTH_MIN: usize = 36;
 
-/// From this many metrics on, a difference by chance is likely enough to be said.
+/// From this many metrics on, a chance difference is likely enough to be mentioned.
 const METRICS_MANY: usize = 10;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The single checks. None of them changes anything on the host.
+//! The individual checks. They change nothing on the host.
 
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -80,8 +80,8 @@ fn namespace_cookie(cookie: io::Result<u64>) -> Check {
     let name = "namespace identity";
     match cookie {
         Ok(_) => Check::ok(name, NeededFor::Direct, "SO_NETNS_COOKIE works"),
-        // The adapter takes all sockets to be of its own namespace, and the kernel's list of
-        // sockets there proves it or does not.
+        // Without the cookie the adapter assumes that all sockets are in its own namespace; the
+        // kernel's list of sockets there confirms that or does not.
         Err(error) => Check::ok(name, NeededFor::Direct, format!("SO_NETNS_COOKIE: {error}")).warn(
             "Linux 5.14 or later has it; without it connections are paired in the adapter's \
              network namespace only",
@@ -122,7 +122,7 @@ fn library_found() -> Check {
 fn directory(path: &Path) -> Check {
     let name = "runtime directory";
     let found = |finding: String| Check::ok(name, NeededFor::Direct, finding);
-    // A socket needs an inode, and a directory that is still to be made needs one, too.
+    // A socket needs an inode, and so does a directory that does not exist yet.
     let there = path.ancestors().find(|one| one.exists());
     if let Some(full) = there.and_then(full_file_system) {
         return found(full).missing(
@@ -130,7 +130,7 @@ fn directory(path: &Path) -> Check {
         );
     }
     let opened = RuntimeDir::open_either(path);
-    // Where an adapter answers, nobody has to make a socket: a container has the directory mounted
+    // Where an adapter answers already, no new socket is needed: a container mounts the directory
     // read-only.
     let is_own = !opened.as_ref().is_ok_and(RuntimeDir::is_system);
     if let Some(there) = there.filter(|it| is_own && is_read_only(it))
@@ -153,7 +153,7 @@ fn directory(path: &Path) -> Check {
     }
 }
 
-/// Says so when the file system of `path` has no block or no inode left.
+/// Reports when the file system of `path` has no free block or inode.
 fn full_file_system(path: &Path) -> Option<String> {
     let room = statvfs(path).ok()?;
     let what = lacks(&room)?;
@@ -164,8 +164,8 @@ fn is_read_only(path: &Path) -> bool {
     statvfs(path).is_ok_and(|it| it.f_flag.contains(StatVfsMountFlags::RDONLY))
 }
 
-/// The resource that a file system has run out of, in words. Some count no blocks or no inodes:
-/// their total is 0.
+/// The resource that a file system has run out of. Some file systems do not count blocks or inodes:
+/// then their total is 0.
 fn lacks(room: &StatVfs) -> Option<&'static str> {
     if room.f_blocks > 0 && room.f_bavail == 0 {
         Some("is full")
@@ -351,18 +351,18 @@ fn line(path: &str) -> Option<String> {
     )
 }
 
-/// Names of the checks for each kind of link.
+/// Names of the checks that kinds of link depend on.
 pub(super) const TUN: &str = "TUN/TAP";
 pub(super) const PACKET: &str = "packet sockets";
 pub(super) const AF_XDP: &str = "AF_XDP";
 
-/// The first kernel with everything that the direct path uses (SO_NETNS_COOKIE came last).
+/// The first kernel with everything that the direct path uses (SO_NETNS_COOKIE is the newest part).
 const KERNEL_MIN: (u32, u32) = (5, 14);
 
-/// A limit below which a busy server runs out before its users do.
+/// With a lower limit a busy server may run out of descriptors.
 const OPEN_FILES_COMFORTABLE: u64 = 4096;
 
-/// Packet memory of a few queues.
+/// Packet memory for a few queues.
 const LOCKED_BYTES_COMFORTABLE: u64 = 64 << 20;
 
 // <linux/capability.h>

@@ -1,5 +1,5 @@
-//! `toehold doctor --preload-check`: whether the library may be preloaded into every program of a
-//! system, by trying it. Nothing is written there, and only `true` is run.
+//! `toehold doctor --preload-check`: tries whether the library can be preloaded into every program
+//! of a system. Writes nothing there, and runs only `true`.
 
 use std::ffi::OsString;
 use std::os::fd::AsRawFd;
@@ -13,7 +13,8 @@ use crate::library;
 use crate::output::print;
 use crate::program::{self, Obstacle};
 
-/// Tries the library in the system whose root directory is `place`, or that process `place` has.
+/// Tries the library in the system with the root directory `place`, or in the system of process
+/// `place`.
 pub(super) fn run(place: &str) -> Result<(), Failure> {
     let library = library::find().map_err(|error| Failure::new(error.to_string()))?;
     let process = place.parse::<u32>().ok();
@@ -66,7 +67,7 @@ pub(super) fn run(place: &str) -> Result<(), Failure> {
     }
 }
 
-/// Programs that do nothing, as systems have them.
+/// Harmless programs that systems usually have.
 const HARMLESS: [&str; 4] = ["bin/true", "usr/bin/true", "bin/busybox", "usr/bin/busybox"];
 
 /// Directories in which dynamic linkers look for libraries.
@@ -82,12 +83,12 @@ const LIBRARY_DIRECTORIES: [&str; 9] = [
     "usr/local/lib",
 ];
 
-/// How a program is tried.
+/// How a program is tested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Trial {
-    /// Its dynamic linker loads it with all its libraries, and runs nothing.
+    /// Its dynamic linker loads it with all its libraries and does not run it.
     Load,
-    /// It is run.
+    /// The program is run.
     Run,
 }
 
@@ -102,7 +103,7 @@ struct Finding {
 }
 
 impl System {
-    /// Where a path of this system is, its links followed within the system.
+    /// The location of a path within this system; symbolic links are resolved within the system.
     fn resolve(&self, path: &str) -> Option<PathBuf> {
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         let root = open(&self.root, flags | OFlags::DIRECTORY, Mode::empty()).ok()?;
@@ -165,7 +166,8 @@ impl System {
         })
     }
 
-    /// How a trial ends, and what it says against it. With `variables` the library is preloaded.
+    /// The outcome of a trial, and the message if it fails. With `variables` the library is
+    /// preloaded.
     fn outcome(
         &self,
         loader: &Path,

@@ -8,7 +8,7 @@ use super::{Check, NeededFor};
 use crate::services;
 use crate::status::Status;
 
-/// All of them.
+/// All of these checks.
 pub(super) fn all(runtime_dir: &Path) -> Vec<Check> {
     let mut checks = vec![system_adapter(runtime_dir), across_namespaces(runtime_dir)];
     let services = services::of_this_system();

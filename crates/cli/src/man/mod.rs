@@ -1,5 +1,5 @@
-//! `toehold man`: one manual page for the program, one for each subcommand, and one for each of the
-//! two files.
+//! `toehold man`: a manual page for the program, for each subcommand, and for both configuration
+//! files.
 
 mod page;
 mod rules_page;
@@ -21,7 +21,7 @@ pub(crate) struct ManArgs {
     out: PathBuf,
 }
 
-/// Writes those of `command_line`.
+/// Writes the pages of `command_line`.
 pub(crate) fn run(args: &ManArgs, command_line: Command) -> Result<(), Failure> {
     write_all(&args.out, command_line).map_err(|error: io::Error| {
         Failure::new(format!(
@@ -45,8 +45,8 @@ fn write_all(dir: &Path, command_line: Command) -> io::Result<()> {
     fs::write(dir.join("toehold.conf.5"), rules_page::text())
 }
 
-/// A command and everything below it: `toehold lab` has commands of its own. A command that is
-/// hidden from users has no page.
+/// A command and all commands below it: `toehold lab` has subcommands. Hidden commands have no
+/// page.
 fn family(command: &Command) -> Vec<&Command> {
     let below = command.get_subcommands().flat_map(family);
     let all = std::iter::once(command).chain(below);

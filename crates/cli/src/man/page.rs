@@ -6,7 +6,7 @@ use clap::{Arg, ArgAction, Command};
 use clap_mangen::Man;
 use clap_mangen::roff::{Inline, Roff, bold, italic, roman};
 
-/// `toehold-run`, also the name of the file before its section.
+/// The page's name, for example `toehold-run`: the file name without its section.
 pub(super) fn name(command: &Command) -> String {
     command
         .get_display_name()
@@ -42,14 +42,14 @@ pub(super) fn of_command<'a>(
     Ok(without_double_breaks(&out))
 }
 
-/// Without the line breaks that stand around an empty line, which breaks the line itself.
+/// Removes the line breaks around an empty line, because an empty line is a break itself.
 fn without_double_breaks(page: &[u8]) -> Vec<u8> {
     String::from_utf8_lossy(page)
         .replace("\n.br\n\n.br\n", "\n\n")
         .into_bytes()
 }
 
-/// The date of each page: that of the version, so that two builds have the same pages.
+/// The date of each page: the version's date, so that two builds have identical pages.
 pub(super) const DATE: &str = "2026-11-28";
 
 /// The command with all its options and their values.
@@ -166,7 +166,7 @@ struct Section {
 }
 
 impl Section {
-    /// Indented lines stay as they are: they are commands and columns. All others are prose.
+    /// Indented lines are kept, because they are commands and tables. All others are prose.
     fn roff(&self) -> Roff {
         let mut roff = Roff::new();
         roff.control("SH", [self.title.as_str()]);
@@ -190,8 +190,8 @@ impl Section {
     }
 }
 
-/// Cuts that text: a line that ends in a colon begins a section of that name, `Exit status:` one of
-/// its own, and a paragraph that follows a blank line begins the notes.
+/// Divides that text: a line that ends in a colon begins a section of that name. `Exit status:`
+/// begins its own section. A paragraph after a blank line begins the notes.
 fn sections(text: &str) -> Vec<Section> {
     let mut out: Vec<Section> = Vec::new();
     let mut after_blank = true;
@@ -223,7 +223,7 @@ fn sections(text: &str) -> Vec<Section> {
     out
 }
 
-/// How a help text begins its last paragraph.
+/// The beginning of a help text's last paragraph.
 const EXIT_STATUS: &str = "Exit status:";
 
 #[cfg(test)]

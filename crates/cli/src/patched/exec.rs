@@ -1,17 +1,17 @@
 //! Executes a program that the helper patches.
 //!
-//! The helper uses this process's memory, and has it alone once the program runs. A copy, as
-//! fork(2) makes, takes longer than the helper's work: it is to be made, each page that either of
-//! them writes is copied after all, and before the program begins the kernel has to end this
-//! process's memory. So there are rules from the helper's start to the exec:
+//! The helper shares this process's memory, and owns it alone once the program runs. To make a
+//! copy, as fork(2) does, would take longer than the helper's work: the copy must be made, each
+//! page that either process writes must be copied, and the kernel must end this process's memory
+//! before the program begins. So these rules hold from the helper's start to the exec:
 //!
-//! - This process makes system calls only. It allocates and frees nothing and leaves `errno` alone.
-//!   All that it needs has been made before.
-//! - When there is no exec, it waits until the helper has ended, and goes on after that.
+//! - This process makes only system calls. It allocates and frees nothing and does not change
+//!   `errno`. Everything it needs was prepared before.
+//! - If there is no exec, it waits until the helper has ended, and continues then.
 //!
-//! The program has no child that it meets: no signal tells the helper's end, and only `__WALL`
-//! waits for it, as with helpers that the library makes. The program waits for it before its first
-//! instruction (`toehold-patcher`).
+//! The program does not see the helper as a child: no signal reports the helper's end, and only
+//! `__WALL` waits for it. Helpers that the library makes are hidden in this way, too. The program
+//! waits for the helper before its first instruction (`toehold-patcher`).
 
 use std::arch::asm;
 use std::env;
@@ -38,8 +38,9 @@ use super::Sentence;
 use crate::inherited;
 use crate::output::warn;
 
-/// Replaces this process by a program that is patched. This process has one thread. Of `command`,
-/// the changes of the environment count. `None` when the kernel does not execute the program.
+/// Replaces this process by a program that is patched. This process must have one thread. Of
+/// `command`, only the changes of the environment are used. `None` when the kernel does not execute
+/// the program.
 pub(crate) fn exec(
     library: &Path,
     program: &Path,
@@ -72,7 +73,7 @@ fn failed(why: &'static str) -> Option<Sentence> {
     Some(Sentence(Refusal::Failed(Error::Failed(why))))
 }
 
-/// A program with its arguments and its environment, as the kernel wants them.
+/// A program with its arguments and its environment, in the kernel's format.
 #[derive(Debug)]
 struct Image {
     path: CString,
@@ -100,7 +101,7 @@ impl Image {
         })
     }
 
-    /// Returns when the kernel does not execute it.
+    /// Returns only if the kernel does not execute it.
     fn exec(&self) {
         let _ = inherited::restore();
         // SAFETY: strings that end with a null byte, in arrays that end with a null pointer. libc's
@@ -139,20 +140,20 @@ impl Strings {
     }
 }
 
-/// For the helper.
+/// The helper's parameters.
 struct Start<'a> {
-    /// The process that is to be traced.
+    /// The process to be traced.
     target: pid_t,
     task: Task<'a>,
-    /// The helper's end of the conversation, and the other.
+    /// The helper's end of the socket pair, and the starter's.
     theirs: RawFd,
     ours: RawFd,
-    /// The helper's number, when it has been made.
+    /// The helper's process number, once it exists.
     helper: AtomicI32,
 }
 
-/// Makes the helper, and calls `execute` when it traces this process. Returns when there is no
-/// helper any more.
+/// Makes the helper, and calls `execute` when the helper traces this process. Returns when the
+/// helper has ended.
 fn with_helper(task: Task<'_>, execute: impl FnOnce()) -> Result<(), Refusal> {
     let failed = |error: io::Error| refusal(error.raw_os_error().unwrap_or(libc::EAGAIN));
     let (ours, theirs) = UnixStream::pair().map_err(failed)?;
@@ -164,14 +165,15 @@ fn with_helper(task: Task<'_>, execute: impl FnOnce()) -> Result<(), Refusal> {
         helper: AtomicI32::new(0),
     };
     make_helper(&start, stack().map_err(failed)?).map_err(failed)?;
-    // From here on, system calls only.
+    // From here on this process makes only system calls.
     drop(theirs);
     let mut outcome = answer(&ours);
     if matches!(outcome, Err(Refusal::NotTraced(Error::Kernel(libc::EPERM))))
         && let Some(helper) = Pid::from_raw(start.helper.load(Ordering::Relaxed))
         && set_ptracer(PTracer::ProcessID(helper)).is_ok()
     {
-        // Yama lets only ancestors trace, and whom the process names. Without Yama naming fails.
+        // Yama allows tracing only by ancestors, and by a process that the traced process names.
+        // Without Yama the naming fails.
         outcome = match write(&ours, &[AGAIN]) {
             Ok(_) => answer(&ours),
             Err(error) => Err(refusal(error.raw_os_error())),
@@ -188,9 +190,9 @@ fn with_helper(task: Task<'_>, execute: impl FnOnce()) -> Result<(), Refusal> {
     outcome
 }
 
-/// The starter has named the helper to the kernel: it may try once more.
+/// Message: the starter has named the helper to the kernel, so the helper may try again.
 const AGAIN: u8 = 1;
-/// There is no exec.
+/// Message: there is no exec.
 const END: u8 = 0;
 
 /// Waits for the helper's answer: it traces this process, or cannot.
@@ -204,7 +206,7 @@ fn answer(socket: &UnixStream) -> Result<(), Refusal> {
     }
 }
 
-/// A host that has no more processes, descriptors or memory has nothing against tracing.
+/// Too few processes, descriptors or memory do not mean that tracing is forbidden.
 fn refusal(number: c_int) -> Refusal {
     match number {
         libc::EAGAIN | libc::EMFILE | libc::ENFILE | libc::ENOMEM => {
@@ -214,8 +216,9 @@ fn refusal(number: c_int) -> Refusal {
     }
 }
 
-/// Where this file has capabilities (setcap(8)), for the adapter that `run` starts, the kernel lets
-/// an ordinary user's process not be traced. The program would get none of them.
+/// If this file has capabilities (setcap(8)), which the adapter started by `run` uses, the kernel
+/// does not let an ordinary user trace this process. The program would inherit none of the
+/// capabilities.
 fn allow_tracing() {
     if dumpable_behavior() == Ok(DumpableBehavior::Dumpable) || geteuid().is_root() {
         return;
@@ -233,7 +236,7 @@ fn allow_tracing() {
     }
 }
 
-/// The end of a stack, which stays mapped as long as this process's memory.
+/// The end of a stack that stays mapped as long as this process's memory.
 fn stack() -> io::Result<*mut c_void> {
     const BYTES: usize = 1 << 20;
     let (protection, private) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE);
@@ -268,8 +271,8 @@ extern "C" fn helper(start: *mut c_void) -> c_int {
         libc::close(start.ours);
         (start, File::from_raw_fd(start.theirs))
     };
-    // When a process ends, its use of memory ends before its descriptors are closed. So the starter
-    // knows that this memory is its own again.
+    // When a process ends, the kernel drops its memory before it closes its descriptors. So when
+    // this descriptor is closed, the starter owns the memory again.
     // SAFETY: no memory is involved. It is closed by the process's end.
     unsafe { libc::dup(start.theirs) };
     let status = help(start, starter);
@@ -277,7 +280,7 @@ extern "C" fn helper(start: *mut c_void) -> c_int {
     unsafe { libc::_exit(status) }
 }
 
-/// Traces the starter until it has become another program, and patches that.
+/// Traces the starter until it has become another program, and patches that program.
 fn help(start: &Start<'_>, starter: File) -> c_int {
     let watch = loop {
         let begun = Watch::begin(start.target, false);
@@ -294,7 +297,7 @@ fn help(start: &Start<'_>, starter: File) -> c_int {
         }
     };
     match watch.patch(&start.task, starter) {
-        // A dynamic linker that is run by hand preloads the library itself.
+        // A dynamic linker that is started by hand preloads the library itself.
         Ok(()) | Err(Refusal::NotAlone | Refusal::Ended) => 0,
         Err(refusal @ Refusal::Lost(_)) => {
             warn(Sentence(refusal));

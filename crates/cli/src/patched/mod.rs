@@ -1,5 +1,5 @@
 //! Programs without a dynamic linker: the library is mapped into them, and their `syscall`
-//! instructions lead there.
+//! instructions are redirected to it.
 //!
 //! ```text
 //! toehold run ──clone──▶ helper: traces its starter
@@ -8,8 +8,8 @@
 //!   the program  ◀── maps the library, writes stubs and patches, lets go, ends
 //! ```
 //!
-//! The program keeps its process number and its parent. The helper's work is that of
-//! `toehold-patcher`, which the library does for programs that the program executes.
+//! The program keeps its process number and its parent. `toehold-patcher` does the helper's work;
+//! the library uses it too, for programs that the program executes.
 
 mod exec;
 
@@ -18,7 +18,7 @@ use std::io;
 
 use toehold_patcher::{Error, Refusal};
 
-/// Says why a program runs without the library.
+/// A sentence that tells why a program runs without the library.
 #[derive(Debug)]
 pub(crate) struct Sentence(Refusal);
 
@@ -71,7 +71,7 @@ impl fmt::Display for Sentence {
     }
 }
 
-/// An error as others of this command are shown.
+/// An error in the form in which this command prints errors.
 fn cause(error: Error) -> io::Error {
     match error {
         Error::Kernel(number) => io::Error::from_raw_os_error(number),
@@ -82,7 +82,7 @@ fn cause(error: Error) -> io::Error {
     }
 }
 
-/// Why a program that runs was not patched, as far as its file and the kernel tell.
+/// Why a running program was not patched, as far as its file and the kernel tell.
 pub(crate) fn obstacle(process: libc::pid_t) -> Option<Sentence> {
     toehold_patcher::obstacle(process).map(Sentence)
 }

@@ -1,4 +1,4 @@
-//! The adapter's answer, or as much of it as this version knows.
+//! The adapter's answer, as far as this version understands it.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -8,19 +8,19 @@ use toehold_adapter::client;
 
 use crate::failure::Failure;
 
-/// Everything that the adapter knows.
+/// The state that the adapter reports.
 #[derive(Debug, Default, Deserialize)]
 pub(crate) struct Status {
     /// Processes that use the library.
     #[serde(default)]
     pub(crate) processes: Vec<Process>,
-    /// Connections that were given shared memory, those that have ended included.
+    /// Connections that ever got shared memory.
     #[serde(default)]
     pub(super) channels_made: u64,
-    /// The adapter's TCP engine, where it has one.
+    /// The adapter's TCP engine, if it has one.
     #[serde(default)]
     pub(crate) engine: Option<Engine>,
-    /// Why there is none, where one was wanted.
+    /// Why there is no engine, although one was wanted.
     #[serde(default)]
     pub(crate) no_engine: Option<String>,
     /// The system adapter's: whether it pairs connections between network namespaces: `yes`, or
@@ -32,7 +32,7 @@ pub(crate) struct Status {
     pub(super) without_library: Vec<Bare>,
 }
 
-/// A program that was started to have the library and runs without it, or makes system calls that
+/// A program that was started with the library but runs without it, or that makes system calls that
 /// the library does not see.
 #[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
@@ -40,11 +40,11 @@ pub(super) struct Bare {
     pub(super) pid: u32,
     pub(super) program: String,
     pub(super) uid: u32,
-    /// Why: a sentence.
+    /// The reason, a sentence.
     pub(super) reason: String,
-    /// It has the library, which does not see its own system calls.
+    /// It has the library, but the library does not see its own system calls.
     pub(super) has_library: bool,
-    /// It has the library, which makes no calls there.
+    /// It has the library, but makes no calls through it.
     pub(super) is_left: bool,
 }
 
@@ -89,7 +89,7 @@ pub(crate) struct Engine {
     pub(super) threads: Vec<Engine>,
 }
 
-/// How one connection of the engine's behaves.
+/// The behaviour of one connection of the engine.
 #[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub(crate) struct Flow {
@@ -123,7 +123,7 @@ pub(crate) struct Switches {
     pub(super) memory_mb: u64,
 }
 
-/// Settings of connections that begin from now on.
+/// Settings for new connections.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct NewConnections {
@@ -156,11 +156,11 @@ pub(crate) struct Process {
     pub(super) program: String,
     pub(super) uid: u32,
     pub(super) wait: String,
-    /// The rule that has it wait in this way.
+    /// The rule that determines how it waits.
     pub(super) wait_rule: Option<String>,
-    /// The rule that says whether its short connections use carriers again.
+    /// The rule that determines whether its short connections use parked carriers.
     pub(super) express_rule: Option<String>,
-    /// How the short connections of its family fare.
+    /// Counts of its family's short connections.
     pub(super) express: super::express::Counts,
     /// Its connections.
     pub(crate) connections: Vec<Connection>,
@@ -173,7 +173,7 @@ pub(crate) struct Connection {
     pub(super) fd: i64,
     pub(super) local: String,
     pub(super) remote: String,
-    /// How its bytes travel.
+    /// The path of its bytes.
     pub(crate) path: String,
     pub(super) tx_path: String,
     pub(super) rx_path: String,
