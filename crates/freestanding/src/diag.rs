@@ -1,12 +1,12 @@
-//! Questions about sockets, as the kernel reads them: sock_diag(7).
+//! Queries about sockets to the kernel: sock_diag(7).
 
 /// `struct nlmsghdr`.
 pub const HEADER_BYTES: usize = 16;
 /// include/uapi/linux/sock_diag.h.
 pub const SOCK_DIAG_BY_FAMILY: u16 = 20;
-/// A [`TcpQuestion`] with its header.
+/// Length of a [`TcpQuestion`] with its header, in bytes.
 pub const TCP_QUESTION_BYTES: usize = HEADER_BYTES + 56;
-/// Stands for any socket, instead of a cookie.
+/// The cookie value that matches any socket.
 pub const ANY_COOKIE: u64 = u64::MAX;
 
 /// `struct tcp_info`, as an attribute of an answer: `INET_DIAG_INFO`
@@ -15,14 +15,14 @@ pub const INFO: u16 = 2;
 
 /// `TCP_LISTEN` (include/net/tcp_states.h).
 pub const TCP_LISTEN: u8 = 10;
-/// Of each network namespace (drivers/net/loopback.c).
+/// The index of the loopback interface in each network namespace (drivers/net/loopback.c).
 const LOOPBACK_INTERFACE: u32 = 1;
-/// In `struct inet_diag_msg`: `idiag_state`.
+/// Offset of `idiag_state` in `struct inet_diag_msg`.
 const STATE_AT: usize = 1;
-/// As `STATE_AT`: `idiag_inode`, the last word.
+/// Offset of `idiag_inode`, the last word of `struct inet_diag_msg`.
 pub const INODE_AT: usize = 68;
 
-/// The inode in an answer about one TCP socket, if it is in that state.
+/// The inode in an answer about one TCP socket, if the socket is in state `state`.
 pub fn inode_in(answer: &[u8], state: u8) -> Option<u64> {
     let is_answer = answer.get(4..6)? == SOCK_DIAG_BY_FAMILY.to_ne_bytes();
     let message = answer.get(HEADER_BYTES..)?;
@@ -32,14 +32,14 @@ pub fn inode_in(answer: &[u8], state: u8) -> Option<u64> {
     (is_answer && is_it).then_some(inode.into())
 }
 
-/// A question of `BYTES` bytes: `struct nlmsghdr`, and the fields behind it.
+/// A question of `BYTES` bytes: `struct nlmsghdr`, followed by `fields`.
 pub fn question<const BYTES: usize>(number: u32, flags: i32, fields: &[&[u8]]) -> [u8; BYTES] {
     let header: [&[u8]; 5] = [
         &(BYTES as u32).to_ne_bytes(),
         &SOCK_DIAG_BY_FAMILY.to_ne_bytes(),
         &(flags as u16).to_ne_bytes(),
         &number.to_ne_bytes(),
-        // The port of who asks, which the kernel knows.
+        // The sender's netlink port, which the kernel fills in.
         &[0; 4],
     ];
     let mut bytes = [0; BYTES];
@@ -52,27 +52,27 @@ pub fn question<const BYTES: usize>(number: u32, flags: i32, fields: &[&[u8]]) -
     bytes
 }
 
-/// Which TCP sockets are meant: `struct inet_diag_req_v2` (include/uapi/linux/inet_diag.h).
+/// A query for TCP sockets: `struct inet_diag_req_v2` (include/uapi/linux/inet_diag.h).
 #[derive(Clone, Copy, Debug)]
 pub struct TcpQuestion {
     /// `AF_INET` or `AF_INET6`.
     pub family: i32,
-    /// A bit for each attribute that the answer is to have ([`INFO`]).
+    /// A bit for each requested attribute ([`INFO`]).
     pub attributes: u8,
     /// A bit for each state.
     pub states: u32,
-    /// The address, an IPv4 one in the first four bytes, and the port.
+    /// The address and the port. An IPv4 address is in the first four bytes.
     pub local: ([u8; 16], u16),
-    /// As the local address.
+    /// In the form of the local address.
     pub remote: ([u8; 16], u16),
-    /// 0: no interface.
+    /// Interface index; 0 means any interface.
     pub interface: u32,
     /// The socket's cookie, or [`ANY_COOKIE`].
     pub cookie: u64,
 }
 
 impl TcpQuestion {
-    /// Which socket is to have a SYN of this host's from one address to another
+    /// A query for the socket that would receive a SYN from one address of this host to another
     /// (`inet_diag_find_one_icsk`, net/ipv4/inet_diag.c).
     pub fn of_listener(family: i32, (to, port): ([u8; 16], u16), from: [u8; 16]) -> TcpQuestion {
         TcpQuestion {
@@ -81,14 +81,14 @@ impl TcpQuestion {
             // Sockets in any state.
             states: u32::MAX,
             local: (to, port),
-            // No connection comes from port 0, so none is found.
+            // No connection comes from port 0, so the kernel finds no connection.
             remote: (from, 0),
             interface: LOOPBACK_INTERFACE,
             cookie: ANY_COOKIE,
         }
     }
 
-    /// The question with this number, and flags of netlink(7).
+    /// The question as bytes, with this number and these flags of netlink(7).
     pub fn bytes(&self, number: u32, flags: i32) -> [u8; TCP_QUESTION_BYTES] {
         let fields: [&[u8]; 9] = [
             &[

@@ -1,8 +1,8 @@
 //! Symbol tables of objects that lie in memory, mapped by the kernel or by a dynamic linker
 //! (System V ABI, chapter 5; <https://refspecs.linuxfoundation.org/elf/gabi4+/ch5.dynsym.html>).
 //!
-//! Nothing here is a peer's: the objects are the program's own, already relocated. A malformed one
-//! would not have started.
+//! No data here comes from a peer: the objects are the program's own, already relocated. With a
+//! malformed object the program would not have started.
 
 use core::ffi::{CStr, c_char, c_void};
 
@@ -22,9 +22,9 @@ pub struct ProgramHeader {
     pub kind: u32,
     /// `PF_*`.
     pub flags: u32,
-    /// Where it is in the file.
+    /// Offset in the file.
     pub offset: usize,
-    /// Where it is in memory, relative to the object's base.
+    /// Offset in memory, relative to the object's base.
     pub address: usize,
     physical: usize,
     /// Bytes in the file.
@@ -57,7 +57,7 @@ const DT_DEBUG: usize = 21;
 const DT_GNU_HASH: usize = 0x6fff_fef5;
 const DT_VERSYM: usize = 0x6fff_fff0;
 const STT_IFUNC: u8 = 10;
-/// Not the default version of its name (`VERSYM_HIDDEN`).
+/// The symbol is not the default version of its name (`VERSYM_HIDDEN`).
 const VERSION_HIDDEN: u16 = 0x8000;
 
 /// The hash of a name in `DT_GNU_HASH`.
@@ -80,7 +80,7 @@ fn system_v_hash(name: &[u8]) -> u32 {
     })
 }
 
-/// A name to be looked up, with its hash made once.
+/// A name to look up, with its precomputed hash.
 #[derive(Clone, Copy, Debug)]
 pub struct Name {
     text: &'static CStr,
@@ -88,10 +88,10 @@ pub struct Name {
 }
 
 impl Name {
-    /// Of the symbol whose name is `text`, which ends with a NUL.
+    /// The symbol name `text`, which ends with a NUL.
     ///
     /// # Panics
-    /// At compile time, when there is no NUL at its end, or another one.
+    /// At compile time, when `text` does not end with a NUL or contains another one.
     pub const fn of(text: &'static str) -> Name {
         match CStr::from_bytes_with_nul(text.as_bytes()) {
             Ok(text) => Name::new(text),
@@ -125,7 +125,7 @@ unsafe fn value_of(mut dynamic: *const Dynamic, tag: usize) -> Option<usize> {
     None
 }
 
-/// The dynamic linker's list of objects, which it notes in the program's dynamic section.
+/// The dynamic linker's list of objects, whose address it stores in the program's dynamic section.
 ///
 /// # Safety
 /// `dynamic` is a dynamic section.
@@ -146,7 +146,7 @@ pub struct Symbols {
 }
 
 impl Symbols {
-    /// Of the object at `base` with this dynamic section; `None` when it has no symbols.
+    /// The symbols of the object at `base` with this dynamic section; `None` when it has none.
     ///
     /// # Safety
     /// The object is mapped and stays so.
@@ -172,8 +172,8 @@ impl Symbols {
         (!symbols.gnu.is_null() || !symbols.system_v.is_null()).then_some(symbols)
     }
 
-    /// Of an object whose ELF header and segments lie in memory as the file says: the kernel's vDSO
-    /// and the dynamic linker.
+    /// The symbols of an object whose ELF header and segments are in memory at the file's offsets:
+    /// the kernel's vDSO and the dynamic linker.
     ///
     /// # Safety
     /// An ELF object is mapped at `header`.
@@ -190,7 +190,7 @@ impl Symbols {
         unsafe { Symbols::by_headers(headers, count.into(), header as usize) }
     }
 
-    /// Of an object whose program headers are at `headers`, its first byte at `first`.
+    /// The symbols of an object with program headers at `headers` and its first byte at `first`.
     ///
     /// # Safety
     /// An object is mapped with these headers.
@@ -208,7 +208,7 @@ impl Symbols {
         unsafe { Symbols::of(base, (base.wrapping_add(dynamic.address)) as *const Dynamic) }
     }
 
-    /// The address of a symbol: of its default version, or of any when it has none.
+    /// The address of a symbol: of its default version, otherwise of any version.
     #[unsafe(link_section = ".text.startup")]
     pub fn find(&self, name: &Name) -> Option<*mut c_void> {
         let found = match self.gnu.is_null() {
@@ -285,7 +285,8 @@ impl Symbols {
         }
     }
 
-    /// Whether a symbol is a definition of `name`: of its default version (true) or another one.
+    /// Whether a symbol is a definition of `name`: `true` for its default version, `false` for
+    /// another.
     ///
     /// # Safety
     /// The object is mapped and has this symbol.
@@ -314,8 +315,8 @@ impl Symbols {
     /// # Safety
     /// The object is mapped, relocated, and has this symbol.
     unsafe fn address(&self, index: usize) -> *mut c_void {
-        // SAFETY: the caller's promise; a symbol of this type is the address of a function without
-        // arguments that says where the function is for this processor.
+        // SAFETY: the caller's promise; a symbol of this type (IFUNC) is a function without
+        // arguments that returns the address of the implementation for this processor.
         unsafe {
             let symbol = self.symbols.add(index).read();
             let at = self.base.wrapping_add(symbol.value) as *mut c_void;

@@ -8,22 +8,22 @@ use crate::objects;
 
 type Variables = *const *const c_char;
 
-/// Where the process got its environment at its start; libc's variable says where it is now.
+/// The environment at the start of the process; libc's variable has the current one.
 static AT_START: AtomicPtr<*const c_char> = AtomicPtr::new(core::ptr::null_mut());
 /// libc's `environ`; null until it is found.
 static ENVIRON: AtomicPtr<Variables> = AtomicPtr::new(core::ptr::null_mut());
 
-/// Notes the environment that the process was started with, for where there is no libc.
+/// Stores the environment at the start of the process, for programs without libc.
 ///
 /// # Safety
-/// It ends with a null pointer, and stays.
+/// The array ends with a null pointer, and stays valid.
 pub unsafe fn learn(variables: Variables) {
     AT_START.store(variables.cast_mut(), Ordering::Relaxed);
 }
 
 /// The environment: null, or an array that ends with a null pointer.
 pub fn variables() -> Variables {
-    // The program's own, where it refers to libc's variable by a copy of its own (R_X86_64_COPY).
+    // The program's own variable, if it has a copy of libc's (R_X86_64_COPY).
     const ENVIRON_NAME: Name = Name::new(c"environ");
     let mut place = ENVIRON.load(Ordering::Relaxed);
     if place.is_null() {
@@ -33,7 +33,7 @@ pub fn variables() -> Variables {
     let at_start = AT_START.load(Ordering::Relaxed).cast_const();
     // SAFETY: libc's variable; a program that changes it meanwhile races with itself.
     let now = unsafe { place.as_ref() }.map_or(core::ptr::null(), |place| *place);
-    // Older glibcs fill it in later than the first constructors run.
+    // Older glibc versions set the variable after the first constructors have run.
     if now.is_null() { at_start } else { now }
 }
 
@@ -60,7 +60,7 @@ pub unsafe fn variable(name: &CStr) -> Option<&'static [u8]> {
     None
 }
 
-/// Takes a variable out of the environment, in its place.
+/// Removes a variable from the environment, in place.
 ///
 /// # Safety
 /// No other thread uses the environment.

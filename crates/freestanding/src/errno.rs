@@ -1,40 +1,39 @@
 //! The program's `errno`.
 //!
-//! libc keeps it at a fixed distance from the thread pointer, the same in all threads: libc is
-//! loaded at the program's start, so its thread-local variables lie in the static block (ELF
-//! Handling for Thread-Local Storage, 3.4.6). The distance is found once, by a call of
-//! `__errno_location`.
+//! libc keeps `errno` at a fixed offset from the thread pointer, equal in all threads: libc is
+//! loaded at the program's start, so its thread-local variables are in the static block (ELF
+//! Handling for Thread-Local Storage, 3.4.6). One call of `__errno_location` finds the offset.
 //!
-//! Where there is no libc, whoever enters the library by number says where each thread has a word
-//! of its own ([`use_words`]).
+//! If there is no libc, the code that enters the library by system call number provides a word for
+//! each thread ([`use_words`]).
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::elf::Name;
 use crate::objects;
 
-/// Gives the calling thread's own word, which lies still while the thread lives.
+/// Returns the calling thread's own word, whose address is constant while the thread lives.
 pub type Words = unsafe extern "C" fn() -> *mut i32;
 
-/// The distance from the thread pointer, or one of the odd values below.
+/// The offset from the thread pointer, or one of the odd values below.
 static DISTANCE: AtomicUsize = AtomicUsize::new(UNKNOWN);
 const UNKNOWN: usize = 1;
-/// Where [`WORDS`] says.
+/// [`WORDS`] returns the word.
 const IN_WORDS: usize = 3;
-/// No libc, and no words either: one for all threads, which nobody reads.
+/// Neither libc nor words: one word for all threads, which is never read.
 const NOWHERE: usize = 5;
 static SHARED: AtomicUsize = AtomicUsize::new(0);
 /// A function of type [`Words`].
 static WORDS: AtomicUsize = AtomicUsize::new(0);
 
-/// There is no libc, and `words` says where threads have their words. They are known by these from
-/// now on.
+/// There is no libc: `words` returns the words of threads, and their addresses identify the threads
+/// from now on.
 pub fn use_words(words: Words) {
     WORDS.store(words as usize, Ordering::Relaxed);
     DISTANCE.store(IN_WORDS, Ordering::Relaxed);
 }
 
-/// A number that tells threads apart: the address of the control block, or of the word.
+/// A number that identifies the calling thread: the address of its control block, or of its word.
 #[inline]
 pub fn thread() -> usize {
     if DISTANCE.load(Ordering::Relaxed) == IN_WORDS {
@@ -50,7 +49,7 @@ fn word() -> *mut i32 {
     unsafe { core::mem::transmute::<usize, Words>(words)() }
 }
 
-/// The value of the thread pointer: where this thread's control block is.
+/// The value of the thread pointer: the address of this thread's control block.
 #[inline]
 pub fn thread_pointer() -> usize {
     let thread: usize;
@@ -75,7 +74,7 @@ pub fn thread_pointer() -> usize {
     thread
 }
 
-/// Where this thread's `errno` is.
+/// The address of this thread's `errno`.
 #[inline]
 fn place() -> *mut i32 {
     let distance = DISTANCE.load(Ordering::Relaxed);
@@ -97,7 +96,7 @@ fn odd_place(distance: usize) -> *mut i32 {
     }
 }
 
-/// Finds where libc keeps it.
+/// Finds libc's offset.
 #[cold]
 pub fn find() {
     const LOCATION: Name = Name::new(c"__errno_location");
@@ -111,19 +110,19 @@ pub fn find() {
     DISTANCE.store(distance, Ordering::Relaxed);
 }
 
-/// True when it is libc's.
+/// True when `errno` is libc's.
 pub fn is_of_libc() -> bool {
     DISTANCE.load(Ordering::Relaxed).is_multiple_of(2)
 }
 
-/// Its value.
+/// The value of `errno`.
 #[inline]
 pub fn get() -> i32 {
     // SAFETY: this thread's own word.
     unsafe { place().read() }
 }
 
-/// Sets it.
+/// Sets `errno`.
 #[inline]
 pub fn set(value: i32) {
     // SAFETY: this thread's own word.

@@ -1,9 +1,10 @@
-//! Copies between shared memory and a program's buffers that answer a bad pointer, as the kernel
-//! does with `EFAULT`.
+//! Copies between shared memory and a program's buffers that report a bad pointer, so that the
+//! library can return `EFAULT` as the kernel does.
 //!
-//! A buffer is the program's word: it may not be mapped, or be protected, or its file may be cut
-//! short. To ask before each copy would cost more than the copy. So the copy is made, and a handler
-//! of SIGSEGV and SIGBUS asks [`recover`] whether the fault was one of these:
+//! The program chooses a buffer's address: the memory may be unmapped or protected, or the mapped
+//! file may be truncated. A check before each copy would cost more than the copy. So the copy is
+//! tried, and a handler of SIGSEGV and SIGBUS asks [`recover`] whether the fault came from such a
+//! copy:
 //!
 //! ```text
 //!   try_to_shared ─► short routine           all of its instructions lie between two labels, and
@@ -14,19 +15,19 @@
 //!                      with the registers that the routine has saved, and the carry flag set
 //! ```
 //!
-//! A copy that fails has copied some part of its bytes, nobody knows which. Where there is no
-//! handler, a bad pointer ends the program, as with every other copy.
+//! A copy that fails has copied an unknown part of its bytes. Without a handler, a bad pointer ends
+//! the program, as with every other copy.
 //!
 //! Other processors than x86-64 have plain copies, which never fail.
 
-/// A pointer of the program's was bad.
+/// A pointer of the program is bad.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault;
 
-/// Copies of at most so many bytes are the short routine's.
+/// The short routine makes copies of at most this many bytes.
 pub const SHORT_BYTES: usize = 512;
 
-/// As [`from_shared`](crate::from_shared), to a buffer of the program's.
+/// [`from_shared`](crate::from_shared) to a buffer of the program.
 ///
 /// # Errors
 /// When `target` cannot be written.
@@ -39,7 +40,7 @@ pub unsafe fn try_from_shared(source: *const u8, target: *mut u8, len: usize) ->
     unsafe { routines::copy(source, target, len) }
 }
 
-/// As [`to_shared`](crate::to_shared), from a buffer of the program's.
+/// [`to_shared`](crate::to_shared) from a buffer of the program.
 ///
 /// # Errors
 /// When `source` cannot be read.
@@ -52,7 +53,7 @@ pub unsafe fn try_to_shared(source: *const u8, target: *mut u8, len: usize) -> R
     unsafe { routines::copy(source, target, len) }
 }
 
-/// As [`try_from_shared`] for at most [`SHORT_BYTES`].
+/// [`try_from_shared`] for at most [`SHORT_BYTES`].
 ///
 /// # Errors
 /// When `target` cannot be written.
@@ -69,7 +70,7 @@ pub unsafe fn try_from_shared_short(
     unsafe { routines::copy_short(source, target, len) }
 }
 
-/// As [`try_to_shared`] for at most [`SHORT_BYTES`].
+/// [`try_to_shared`] for at most [`SHORT_BYTES`].
 ///
 /// # Errors
 /// When `source` cannot be read.
@@ -88,7 +89,7 @@ pub unsafe fn try_to_shared_short(
 
 const PAGE_BYTES: usize = 4096;
 
-/// Finds out whether `len` bytes at `address` can be read now: looks at one byte of each page.
+/// Checks whether `len` bytes at `address` can be read now: reads one byte of each page.
 ///
 /// # Errors
 /// When one of them cannot.
@@ -118,8 +119,8 @@ pub fn look(address: usize) -> Result<(), Fault> {
     unsafe { routines::look(address) }
 }
 
-/// Finds out whether `len` bytes at `address` can be written now, as [`touch`] does for one byte of
-/// each page: the first of them, and others at whole multiples of a page behind it.
+/// Checks whether `len` bytes at `address` can be written now: calls [`touch`] for the first byte
+/// and for one byte in each further page.
 ///
 /// # Errors
 /// When one of them cannot.
@@ -135,7 +136,7 @@ pub fn probe_for_writing(address: usize, len: usize) -> Result<(), Fault> {
     touch(last)
 }
 
-/// Writes the byte at `address` with its own value, which nobody else may change meanwhile.
+/// Writes the byte at `address` back unchanged. No other thread may change the byte meanwhile.
 ///
 /// # Errors
 /// When it cannot be written.
@@ -145,7 +146,7 @@ pub fn touch(address: usize) -> Result<(), Fault> {
     unsafe { routines::touch(address) }
 }
 
-/// The instruction and stack pointers with which a thread goes on.
+/// The instruction and stack pointers with which a thread continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resume {
     /// The next instruction.
@@ -154,9 +155,9 @@ pub struct Resume {
     pub stack: usize,
 }
 
-/// Where a thread goes on that has met a fault at `instruction`, with the stack pointer `stack`;
-/// `None` when the fault is none of a copy's. The direction flag must be clear and the carry flag
-/// set there ([`RESUME_FLAGS_CLEAR`], [`RESUME_FLAGS_SET`]).
+/// The point at which a thread continues after a fault at `instruction` with the stack pointer
+/// `stack`; `None` when the fault did not come from a copy. On continuation the direction flag must
+/// be clear and the carry flag set ([`RESUME_FLAGS_CLEAR`], [`RESUME_FLAGS_SET`]).
 ///
 /// # Safety
 /// The thread is this one, inside a handler, and `stack` is its stack pointer at the fault.
@@ -166,9 +167,9 @@ pub unsafe fn recover(instruction: usize, stack: usize) -> Option<Resume> {
     unsafe { routines::recover(instruction, stack) }
 }
 
-/// The bits of the flags that a thread has set when it goes on: the carry.
+/// Flags that must be set when the thread continues: the carry flag.
 pub const RESUME_FLAGS_SET: i64 = 1;
-/// Those that it has clear: the direction.
+/// Flags that must be clear: the direction flag.
 pub const RESUME_FLAGS_CLEAR: i64 = 1 << 10;
 
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
@@ -491,7 +492,8 @@ toehold_copy_long_failed:
         Ok(())
     }
 
-    /// How far from its end the frame of a `memcpy` may reach: the known ones save a few registers.
+    /// How far from the stack pointer the return address of `memcpy` may be, in words: known
+    /// versions save only a few registers.
     const FRAME_WORDS: usize = 32;
 
     pub(super) unsafe fn recover(instruction: usize, stack: usize) -> Option<Resume> {
@@ -506,12 +508,12 @@ toehold_copy_long_failed:
         }
         let back = address(&raw const toehold_copy_long_return);
         let words = stack as *const usize;
-        // A program that has used up its stack must reach its own handler.
+        // If the program has used up its stack, the fault must reach the program's own handler.
         if !is_readable(stack) || !is_readable(stack + (FRAME_WORDS - 1) * size_of::<usize>()) {
             return None;
         }
-        // Nothing else on a stack has this value: a handler that had interrupted a copy and then
-        // met a fault of its own would stand further away, beyond the kernel's frame.
+        // No other word on a stack has this value. If a handler interrupted a copy and then caused
+        // a fault of its own, the return address would be further away, beyond the kernel's frame.
         // SAFETY: words of this thread's stack, at most two pages, which are there.
         let depth = (0..FRAME_WORDS).find(|&n| unsafe { words.add(n).read_volatile() } == back)?;
         Some(Resume {

@@ -1,4 +1,4 @@
-//! Mappings, by the kernel's own calls (mmap(2) and its kin).
+//! Mappings, by direct system calls (mmap(2) and related calls).
 
 use crate::call;
 use crate::syscall::{Errno, checked};
@@ -70,8 +70,8 @@ pub unsafe fn protect(base: *mut u8, len: usize, protection: i32) -> bool {
     unsafe { call!(SYS_mprotect, base, len, protection) == 0 }
 }
 
-/// Maps a page of a file that has nothing but this name, and is not touched: it stands in
-/// `/proc/PID/maps` for others to read as long as the process has its memory.
+/// Maps a page of an empty file with this name. The page is never accessed: it only makes the name
+/// visible in `/proc/PID/maps` as long as the process has its memory.
 pub fn tell_by_name(name: &core::ffi::CStr) {
     // SAFETY: the name ends with NUL. A fresh mapping touches no memory of anybody.
     unsafe {
@@ -84,7 +84,7 @@ pub fn tell_by_name(name: &core::ffi::CStr) {
     }
 }
 
-/// `len` zero bytes, pages on demand; null when there are none. Children share them with `shared`.
+/// `len` zero bytes, allocated on demand; null on failure. With `shared`, children share them.
 #[unsafe(link_section = ".text.startup")]
 pub fn anonymous(len: usize, shared: bool) -> *mut u8 {
     let kind = if shared {

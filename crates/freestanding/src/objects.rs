@@ -1,13 +1,12 @@
 //! The objects that the dynamic linker has loaded, and the functions that they define.
 //!
 //! The list is the one that debuggers read (`r_debug`, <link.h>). The auxiliary vector, which the
-//! kernel gives to every program, says where the program and its dynamic linker are; those say
-//! where the list is. A program without a dynamic linker has no list, and then there is nothing to
-//! find.
+//! kernel gives to every program, has the addresses of the program and its dynamic linker; these
+//! lead to the list. A program without a dynamic linker has no list, so nothing is found.
 //!
-//! The list is walked without the dynamic linker's lock. So it is walked while the process has one
-//! thread ([`crate::objects::next`] is called for everything from the library's constructor), and
-//! later only for names that were not there then.
+//! The list is read without the dynamic linker's lock. So it is read while the process has one
+//! thread: the library's constructor calls [`crate::objects::next`] for everything. Later it is
+//! read only for names that were not found then.
 
 use core::ffi::{c_char, c_void};
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -25,7 +24,7 @@ struct LinkMap {
     previous: *const LinkMap,
 }
 
-/// Values of the auxiliary vector (getauxval(3)); 0 for those that it does not have.
+/// Values of the auxiliary vector (getauxval(3)); 0 if the vector lacks them.
 struct Auxiliary {
     is_known: AtomicBool,
     headers: AtomicUsize,
@@ -61,7 +60,7 @@ const AT_SYSINFO_EHDR: usize = 33;
 type Entry = [usize; 2];
 
 impl Auxiliary {
-    // Relaxed, in all of these: the values never change, and whoever reads none finds them again.
+    // Relaxed, in all of these: the values never change, and a thread that reads none looks again.
     fn note(&self, [kind, value]: Entry) {
         let place = match kind {
             AT_PHDR => &self.headers,
@@ -94,8 +93,8 @@ impl Auxiliary {
         self.is_known.store(true, Ordering::Relaxed);
     }
 
-    /// Reads it from the kernel, with calls that the dynamic linker has made before us. False where
-    /// there is no `/proc`, or no descriptor left.
+    /// Reads the vector from the kernel, with calls that the dynamic linker has made before us.
+    /// False if there is no `/proc`, or no free descriptor.
     fn read(&self) -> bool {
         let path = c"/proc/self/auxv".as_ptr();
         let flags = libc::O_RDONLY | libc::O_CLOEXEC;
@@ -120,12 +119,12 @@ impl Auxiliary {
     }
 }
 
-/// Finds the auxiliary vector on the stack, above everything that the first thread has called: for
-/// a constructor that gets no arguments, in a system without `/proc`. `None` on any other stack.
+/// Finds the auxiliary vector on the stack, above the frames of the first thread: for a constructor
+/// that gets no arguments, in a system without `/proc`. `None` on any other stack.
 fn find_on_stack() -> Option<*const Entry> {
     const AT_PHENT: usize = 4;
     const PAGES_MAX: usize = 512;
-    // Three of its entries stand side by side (create_elf_tables, fs/binfmt_elf.c).
+    // Three of its entries are adjacent (create_elf_tables, fs/binfmt_elf.c).
     const WORDS: usize = 6;
     let is_vector = |words: [usize; WORDS]| {
         let [kind, headers, next, bytes, last, count] = words;
@@ -156,8 +155,8 @@ fn find_on_stack() -> Option<*const Entry> {
     None
 }
 
-/// True when the kernel can read eight bytes at `address`. It looks at the bytes before it refuses
-/// the rest of the call, which changes nothing (sigprocmask(2)).
+/// True when the kernel can read eight bytes at `address`. The kernel reads the bytes before it
+/// rejects the call's other argument, so the call changes nothing (sigprocmask(2)).
 pub(crate) fn is_readable(address: usize) -> bool {
     const NO_SUCH_CHANGE: usize = 99;
     // SAFETY: a mask is read, if it can be, and not used.
@@ -165,14 +164,15 @@ pub(crate) fn is_readable(address: usize) -> bool {
     answer == -(libc::EINVAL as isize)
 }
 
-/// Takes the auxiliary vector from a constructor's arguments, when they are the program's argument
-/// count, arguments and environment: glibc passes these, musl passes nothing. True when they are.
+/// Takes the auxiliary vector from a constructor's arguments, if these are the program's argument
+/// count, arguments and environment: glibc passes these, musl passes nothing. True if they are.
 ///
 /// # Safety
-/// When `argv` and `envp` stand to each other as the two do on a program's stack, they are those.
+/// If `argv` and `envp` are placed relative to each other as on a program's stack, they are the
+/// program's.
 #[unsafe(link_section = ".text.startup")]
 pub unsafe fn learn(argc: i32, argv: *const *const c_char, envp: *const *const c_char) -> bool {
-    // Leftovers in three registers do not look like this.
+    // Random values in three registers do not look like this.
     let is_plausible = argc > 0
         && !argv.is_null()
         && (argv as usize).is_multiple_of(size_of::<usize>())
@@ -195,7 +195,7 @@ pub unsafe fn learn(argc: i32, argv: *const *const c_char, envp: *const *const c
 /// Takes the auxiliary vector at `at`, which ends with `AT_NULL`.
 ///
 /// # Safety
-/// There is one.
+/// The vector exists.
 pub unsafe fn learn_auxiliary(at: *const [usize; 2]) {
     let mut at = at;
     // SAFETY: the caller's promise.
@@ -208,22 +208,22 @@ pub unsafe fn learn_auxiliary(at: *const [usize; 2]) {
     AUXILIARY.is_known.store(true, Ordering::Relaxed);
 }
 
-/// Where the kernel's vDSO is; 0 for nowhere.
+/// The address of the kernel's vDSO; 0 if there is none.
 pub(crate) fn vdso() -> usize {
     AUXILIARY.known().vdso.load(Ordering::Relaxed)
 }
 
-/// True when the kernel gave the program rights that its user has not (set-uid and its kin).
+/// True when the kernel gave the program rights that its user does not have (for example set-uid).
 pub fn is_secure() -> bool {
     AUXILIARY.known().is_secure.load(Ordering::Relaxed) != 0
 }
 
-/// The kernel's word for what the processor lets programs do (`AT_HWCAP2`).
+/// The processor features that the kernel lets programs use (`AT_HWCAP2`).
 pub fn abilities() -> usize {
     AUXILIARY.known().abilities.load(Ordering::Relaxed)
 }
 
-/// The headers of the program; none where the kernel did not say where they are.
+/// The program's headers; empty if the kernel did not give their address.
 #[unsafe(link_section = ".text.startup")]
 pub fn program_headers() -> &'static [ProgramHeader] {
     let auxiliary = AUXILIARY.known();
@@ -236,14 +236,14 @@ pub fn program_headers() -> &'static [ProgramHeader] {
     unsafe { core::slice::from_raw_parts(headers, count) }
 }
 
-/// The distance of the program's addresses from those in its headers.
+/// The offset of the program's addresses from those in its headers.
 #[unsafe(link_section = ".text.startup")]
 pub fn program_base() -> usize {
     let headers = program_headers();
     distance(headers.as_ptr() as usize, headers)
 }
 
-/// The distance of addresses in memory from those in `headers`, which are at an address.
+/// The offset of addresses in memory from those in `headers`, which are at address `at`.
 #[unsafe(link_section = ".text.startup")]
 fn distance(at: usize, headers: &[ProgramHeader]) -> usize {
     const PT_PHDR: u32 = 6;
@@ -251,8 +251,8 @@ fn distance(at: usize, headers: &[ProgramHeader]) -> usize {
     if let Some(itself) = itself.next() {
         return at.wrapping_sub(itself.address);
     }
-    // A dynamic linker that was started as the program has none. Its headers follow its ELF header,
-    // with which its first segment begins.
+    // A dynamic linker that was started as the program has no PT_PHDR. Its headers follow its ELF
+    // header, which is at the start of its first segment.
     let mut loaded = headers.iter().filter(|header| header.kind == PT_LOAD);
     let first = loaded.find(|header| header.offset == 0);
     let base = first.map_or(0, |first| {
@@ -265,7 +265,7 @@ fn distance(at: usize, headers: &[ProgramHeader]) -> usize {
     }
 }
 
-/// The first object of the list; null without a dynamic linker.
+/// The first object of the list; null if there is no dynamic linker.
 #[unsafe(link_section = ".text.startup")]
 fn first_object() -> *const LinkMap {
     let linker = AUXILIARY.known().linker.load(Ordering::Relaxed);
@@ -288,8 +288,8 @@ unsafe fn debug_of_program(headers: &[ProgramHeader]) -> Option<usize> {
     let base = program_base();
     let dynamic = headers.iter().find(|header| header.kind == PT_DYNAMIC)?;
     let dynamic = base.wrapping_add(dynamic.address);
-    // Without PT_PHDR the base is not known: only a program that was linked for fixed addresses has
-    // its dynamic section where the header says.
+    // Without PT_PHDR the base is unknown: only a program that was linked for fixed addresses has
+    // its dynamic section at the header's address.
     if base == 0 && dynamic < headers.as_ptr() as usize {
         return None;
     }
@@ -297,13 +297,13 @@ unsafe fn debug_of_program(headers: &[ProgramHeader]) -> Option<usize> {
     unsafe { elf::debug_of(dynamic as *const Dynamic) }
 }
 
-/// The dynamic linker says it, too: when it was started as the program, the kernel knows only of
-/// it.
+/// The dynamic linker has the list's address, too. When it was started as the program, the kernel
+/// knows only the dynamic linker.
 ///
 /// # Safety
 /// The process has these objects.
 unsafe fn debug_of_linker(headers: &[ProgramHeader], linker: usize) -> Option<usize> {
-    // glibc's variable, and musl's, which points to it.
+    // A variable of glibc, and a variable of musl that points to it.
     const DEBUG: Name = Name::new(c"_r_debug");
     const DEBUG_ADDRESS: Name = Name::new(c"_dl_debug_addr");
     let header = match linker {
@@ -358,7 +358,7 @@ fn own_dynamic() -> *const Dynamic {
 
 /// The objects from `first` on.
 fn objects_from(first: *const LinkMap) -> impl Iterator<Item = &'static LinkMap> {
-    /// More than a program has; a list that does not end is none.
+    /// More objects than any program has; a longer list is treated as invalid.
     const OBJECTS_MAX: usize = 4096;
     // SAFETY: the dynamic linker's list, which ends with a null pointer.
     let first = unsafe { first.as_ref() };
@@ -386,8 +386,8 @@ pub struct Found {
     pub object: *const c_char,
 }
 
-/// The definition that the dynamic linker would find after this object's (`RTLD_NEXT`); or, where
-/// the object was loaded after libc, any other object's.
+/// The definition that the dynamic linker would find after this object's (`RTLD_NEXT`); or, if this
+/// object was loaded after libc, that of any other object.
 #[unsafe(link_section = ".text.startup")]
 pub fn next_in(name: &Name) -> Option<Found> {
     let first = first_object();
@@ -403,8 +403,7 @@ pub fn next(name: &Name) -> *mut c_void {
     next_in(name).map_or(core::ptr::null_mut(), |found| found.address)
 }
 
-/// The first definition in the list that is not this object's (`RTLD_DEFAULT`); null when there is
-/// none.
+/// The first definition in the list outside this object (`RTLD_DEFAULT`); null if there is none.
 #[unsafe(link_section = ".text.startup")]
 pub fn first(name: &Name) -> *mut c_void {
     let found = others(first_object(), own_dynamic(), name);
@@ -423,7 +422,7 @@ mod tests {
 
     #[test]
     fn auxiliary_vector_is_on_the_first_thread_s_stack_and_on_no_other() {
-        // Tests run in threads; a stack of a thread ends before anything like it.
+        // Tests run in threads; a thread's stack ends before anything similar.
         assert!(find_on_stack().is_none());
     }
 

@@ -13,7 +13,7 @@ pub fn for_read<T>(address: *const T) {
     let _ = address;
 }
 
-/// Fetches the line of `address` for writing: takes it from whichever core has it.
+/// Fetches the line of `address` for writing: takes it away from other cores.
 #[inline(always)]
 pub fn for_write<T>(address: *const T) {
     #[cfg(target_arch = "x86_64")]

@@ -1,4 +1,4 @@
-//! Copies in and out of memory that somebody else may be writing.
+//! Copies in and out of memory that another process may be writing.
 //!
 //! A region shared with a peer is not Rust memory: the peer may change any byte at any time, so a
 //! `&[u8]` or `&mut [u8]` into it would be undefined behaviour the moment it is formed. The two
@@ -40,12 +40,12 @@ pub unsafe fn to_shared(source: *const u8, target: *mut u8, len: usize) {
     unsafe { copy(source, opaque(target as *const u8).cast_mut(), len) }
 }
 
-/// The platform's `memcpy`, in pieces where one call would be slow.
+/// The platform's `memcpy`, divided into pieces where one call would be slow.
 ///
-/// Above some two kilobytes glibc copies by `rep movsb` on processors that announce it as fast. On
-/// AMD's Zen 3 and 4 it is up to thirty times slower than a loop when the target lies a little
-/// further into its page than the source does into its own: the processor takes each load for one
-/// of the bytes just stored. Shorter calls are loops.
+/// Above about two kilobytes glibc copies by `rep movsb` on processors that report it as fast. On
+/// AMD's Zen 3 and 4 this is up to thirty times slower than a loop when the target's offset in its
+/// page is slightly larger than the source's: the processor mistakes each load for one of the bytes
+/// just stored. Shorter calls use loops.
 ///
 /// # Safety
 ///
@@ -79,12 +79,12 @@ unsafe fn copy_in_pieces(source: *const u8, target: *mut u8, len: usize) {
     }
 }
 
-/// Where glibc does not use `rep movsb` yet.
+/// Up to this length glibc does not use `rep movsb`.
 pub(crate) const PIECE_BYTES: usize = 2048;
 
 const PAGE_BYTES: usize = 4096;
 
-/// How far ahead is too near.
+/// A target offset that is larger by at most this much is slow.
 const AHEAD_BYTES: usize = 256;
 
 /// Hides where a pointer came from, so that the compiler can neither merge two copies of the same
@@ -116,7 +116,7 @@ mod tests {
     fn pieces_are_a_whole() {
         let source: Vec<u8> = (0..20_000u32).map(|i| ((i * 7) >> 3) as u8).collect();
         let mut target = vec![0u8; 30_000];
-        // Where in a page the target lies is the allocator's choice, so every distance is tried.
+        // The allocator chooses the target's offset in its page, so every distance is tried.
         for shift in (0..PAGE_BYTES).step_by(63) {
             for len in [2047, 2048, 2049, 4096, 4097, 6143, 20_000] {
                 target.fill(0xee);

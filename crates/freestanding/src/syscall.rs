@@ -1,8 +1,7 @@
-//! System calls. There is no libc function in between: no hook of the library is called, there is
-//! no cancellation point, and `errno` does not change. Each gives the kernel's answer, which is a
-//! negated errno when it is below zero.
+//! System calls without libc: no hook of the library is called, there is no cancellation point, and
+//! `errno` does not change. Each returns the kernel's answer; a negative answer is a negated errno.
 
-/// An error of the kernel.
+/// An error number from the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Errno(
     /// Its number (errno(3)).
@@ -18,7 +17,7 @@ pub fn answer(result: isize) -> Result<usize, i32> {
     usize::try_from(result).map_err(|_| -result as i32)
 }
 
-/// As [`answer`], with the error as a type.
+/// [`answer`] with the error as a type.
 ///
 /// # Errors
 /// The kernel's.
@@ -67,7 +66,7 @@ pub unsafe fn raw(
     result
 }
 
-/// [`raw`] with as many arguments as the call has: `call!(SYS_close, fd)`.
+/// [`raw`] with any number of arguments: `call!(SYS_close, fd)`.
 #[macro_export]
 macro_rules! call {
     ($number:ident $(, $arg:expr)* $(,)?) => {{

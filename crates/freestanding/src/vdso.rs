@@ -1,5 +1,4 @@
-//! The clock and the number of the processor, as the kernel answers them without being entered
-//! (vdso(7)).
+//! The clock and the processor number, read from the kernel without a system call (vdso(7)).
 
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicPtr, Ordering};
@@ -13,11 +12,12 @@ type Clock = extern "C" fn(i32, *mut libc::timespec) -> i32;
 /// `getcpu(2)`.
 type GetCpu = extern "C" fn(*mut u32, *mut u32, *mut c_void) -> i32;
 
-// Each leads first to a function that looks for the kernel's, then to that, or to the system call.
+// Each points first to a function that looks for the kernel's function and replaces the pointer
+// with it, or with a function that makes the system call.
 static CLOCK: AtomicPtr<c_void> = AtomicPtr::new(first_clock as *const () as *mut c_void);
 static GETCPU: AtomicPtr<c_void> = AtomicPtr::new(first_getcpu as *const () as *mut c_void);
 
-/// The kernel's function of that name; null when there is none.
+/// The kernel's function of this name; null if there is none.
 fn find(name: &Name) -> *mut c_void {
     let header = objects::vdso() as *const u8;
     if header.is_null() {

@@ -1,28 +1,29 @@
-//! System calls that may wait, in a process where something else than the kernel ends them.
+//! System calls that may wait, in a process that can cancel its threads.
 //!
-//! A C library cancels a thread by a signal, whose handler looks at the interrupted instruction: in
-//! a call of the C library's own that may wait, the handler ends the call. In a program without a
-//! dynamic linker such a call is made by this library in the C library's place. So it has a place
-//! of the same kind: from the look at a word up to the `syscall` itself. A handler that finds the
-//! thread there changes the word, and has the thread go on at the end. A thread that comes later
-//! sees the word. None waits between the look and the call.
+//! A C library cancels a thread by a signal, whose handler examines the interrupted instruction: if
+//! it is in one of the C library's own waiting calls, the handler ends the call. In a program
+//! without a dynamic linker, this library makes the waiting call instead of the C library. So it
+//! has such a range of instructions, too: from the check of a word up to the `syscall` itself. A
+//! handler that finds the thread in this range changes the word and lets the thread continue at the
+//! range's end. A thread that comes later sees the word. So no thread can wait unnoticed between
+//! the check and the call.
 
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-/// The value of a thread's word that ends calls which may wait.
+/// The value of a thread's word that ends waiting calls.
 pub const ENDS: u32 = 7;
 
-/// How calls end.
+/// How waiting calls are ended.
 #[derive(Debug)]
 pub struct Ends {
-    /// Gives each thread its word.
+    /// Returns the calling thread's word.
     pub word: fn() -> &'static AtomicU32,
 }
 
 /// An [`Ends`], or null.
 static ENDS_BY: AtomicPtr<Ends> = AtomicPtr::new(core::ptr::null_mut());
 
-/// From now on the calls of a thread end by its word.
+/// From now on a thread's word ends its waiting calls.
 pub fn end_by(ends: &'static Ends) {
     // Release pairs with Acquire in `call`.
     ENDS_BY.store(core::ptr::from_ref(ends).cast_mut(), Ordering::Release);
@@ -32,7 +33,7 @@ pub fn end_by(ends: &'static Ends) {
 #[inline]
 #[must_use]
 pub fn is_ended() -> bool {
-    // Relaxed: it is called again at worst.
+    // Relaxed: at worst, `end_by` is called again.
     !ENDS_BY.load(Ordering::Relaxed).is_null()
 }
 
@@ -59,8 +60,8 @@ pub unsafe fn call(number: libc::c_long, arguments: &[usize; 6]) -> isize {
     unsafe { crate::syscall::raw(number, a, b, c, d, e, f) }
 }
 
-/// True when a thread whose instruction pointer is `at` has looked at its word, or is about to, and
-/// has not been answered.
+/// True when a thread with instruction pointer `at` is in the range that begins with the check of
+/// its word, and has no answer from the kernel yet.
 #[cfg(target_arch = "x86_64")]
 #[must_use]
 pub fn is_waiting(at: usize) -> bool {
@@ -68,11 +69,11 @@ pub fn is_waiting(at: usize) -> bool {
     (from as usize..to as usize).contains(&at)
 }
 
-/// No answer of the kernel's: the word has ended the call.
+/// An answer that the kernel never gives: the word has ended the call.
 #[cfg(target_arch = "x86_64")]
 const ENDED: isize = isize::MIN;
 
-/// Where such a thread goes on in order to end its call.
+/// The address at which such a thread continues to end its call.
 #[cfg(target_arch = "x86_64")]
 #[must_use]
 pub fn end() -> usize {
