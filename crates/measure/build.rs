@@ -1,4 +1,4 @@
-//! Tells the program which commit it was built from, where that can be known.
+//! Tells the program the commit from which it was built, if that is known.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ fn commit() -> Option<String> {
     let mut folders = Path::new(&here).ancestors();
     let dot_git =
         folders.find_map(|folder| Some(folder.join(".git")).filter(|git| git.exists()))?;
-    // A worktree has a file there, which names its folder.
+    // In a worktree this is a file that names the folder.
     let folder = match fs::read_to_string(&dot_git) {
         Ok(text) => PathBuf::from(text.strip_prefix("gitdir:")?.trim()),
         Err(_) => dot_git,

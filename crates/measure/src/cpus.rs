@@ -1,10 +1,10 @@
-//! Which cores the server and the client run on.
+//! The cores on which the server and the client run.
 
 use std::mem;
 
 use serde::Serialize;
 
-/// Where the two sides of a comparison run.
+/// The cores of the two sides of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Pin {
@@ -12,7 +12,7 @@ pub enum Pin {
     Same,
     /// The server on the first half of the cores, the client on the other half.
     Split,
-    /// Wherever the scheduler puts them.
+    /// Any core: the scheduler decides.
     None,
 }
 
@@ -26,7 +26,7 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// Divides `allowed` as `pin` says; `None` when there are too few cores.
+    /// Divides `allowed` by `pin`; `None` when there are too few cores.
     pub fn new(pin: Pin, allowed: &[usize]) -> Option<Placement> {
         match pin {
             Pin::None => Some(Placement::default()),
@@ -64,7 +64,7 @@ pub fn allowed() -> Vec<usize> {
         .collect()
 }
 
-/// The kernel's form of a list of cores.
+/// A list of cores in the kernel's form.
 pub fn set_of(cores: &[usize]) -> libc::cpu_set_t {
     let mut set = empty_set();
     for core in cores
@@ -77,14 +77,14 @@ pub fn set_of(cores: &[usize]) -> libc::cpu_set_t {
     set
 }
 
-/// Keeps the calling thread on some cores until it is dropped.
+/// Keeps the calling thread on some cores until this value is dropped.
 #[derive(Debug)]
 pub struct Kept {
     before: Vec<usize>,
 }
 
 impl Kept {
-    /// Confines the calling thread; where the kernel refuses, it stays where it may be.
+    /// Confines the calling thread; if the kernel refuses, nothing changes.
     pub fn on(cores: &[usize]) -> Kept {
         let before = allowed();
         confine(cores);

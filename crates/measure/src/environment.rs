@@ -1,4 +1,4 @@
-//! The environment of a measurement: every number belongs to this host, on this day.
+//! The environment of a measurement: a number is valid only for this host and this day.
 
 use std::fs;
 use std::process::Command;
@@ -10,16 +10,16 @@ use serde::{Deserialize, Serialize};
 use crate::procfs::HostTimes;
 use crate::{cpus, text};
 
-/// The host, as far as it bears on a measurement.
+/// The properties of the host that affect a measurement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Environment {
     /// Seconds since 1970.
     pub unix_time: u64,
-    /// That moment as a date.
+    /// This time as a date.
     pub date: String,
     /// Version of this program.
     pub toehold: String,
-    /// The commit it was built from, where that is known.
+    /// The commit from which it was built, if known.
     pub commit: Option<String>,
     /// Kernel release.
     pub kernel: String,
@@ -31,13 +31,13 @@ pub struct Environment {
     pub caches: Vec<String>,
     /// Frequency governor, when the host has one.
     pub governor: Option<String>,
-    /// Whether the processor says that it is virtual.
+    /// Whether the processor reports a hypervisor.
     pub virtual_machine: bool,
     /// TCP congestion control of new connections.
     pub congestion_control: String,
-    /// Whether the kernel joins small writes.
+    /// Whether the kernel coalesces small writes.
     pub tcp_autocorking: Option<bool>,
-    /// Segmentation and gathering on the loopback device, where ethtool tells.
+    /// Segmentation and receive offload of the loopback device, if ethtool reports them.
     pub offloads: Option<String>,
     /// The state of transparent huge pages.
     pub huge_pages: Option<String>,
@@ -45,18 +45,18 @@ pub struct Environment {
     pub clock: Option<String>,
     /// Load average of the last minute before the first round.
     pub load_before: Option<f64>,
-    /// Cores that others kept busy in the half second before the first round. The load average
-    /// remembers for a minute, the measurement before this one too.
+    /// Cores that other programs kept busy in the half second before the first round. The load
+    /// average covers a minute, and so includes the previous measurement.
     #[serde(default)]
     pub busy_before: Option<f64>,
-    /// Part of the time since boot that the hypervisor gave to others.
+    /// The part of the time since boot that the hypervisor gave to other guests.
     pub steal: Option<f64>,
-    /// The cores this process was confined to, when it may not use all.
+    /// The cores to which this process was confined, if it may not use all.
     pub pinned_to: Option<Vec<usize>>,
 }
 
 impl Environment {
-    /// Looks around, for half a second.
+    /// Captures the environment, which takes half a second.
     pub fn capture() -> Environment {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let unix_time = std::time::SystemTime::now()
@@ -95,7 +95,7 @@ impl Environment {
         }
     }
 
-    /// One line for people.
+    /// One line for readers.
     pub fn sentence(&self) -> String {
         let governor = self.governor.as_deref().unwrap_or("unknown");
         let machine = if self.virtual_machine {
@@ -110,7 +110,7 @@ impl Environment {
         )
     }
 
-    /// Everything, by name, for a report.
+    /// All properties by name, for a report.
     pub fn facts(&self) -> Vec<(&'static str, String)> {
         let commit = self.commit.as_deref().map(|commit| format!(" ({commit})"));
         let known = |value: &Option<String>| value.clone().unwrap_or_else(|| "unknown".to_owned());
@@ -144,7 +144,7 @@ impl Environment {
         ]
     }
 
-    /// The properties that make two runs comparable: where they differ, so do the numbers.
+    /// Properties that must be equal in comparable runs: where they differ, the numbers differ.
     pub fn fingerprint(&self) -> String {
         format!(
             "{}; {} cores; Linux {}; congestion control {}",
@@ -152,7 +152,7 @@ impl Environment {
         )
     }
 
-    /// The properties of this host that make the numbers worse than they need to be.
+    /// Properties of this host that make the numbers worse than necessary.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         let other_work = match (self.busy_before, self.load_before) {
@@ -239,14 +239,14 @@ fn field<'a>(cpuinfo: &'a str, name: &str) -> Option<&'a str> {
     })
 }
 
-/// How long to watch for other work.
+/// How long to watch for other programs.
 const QUIET_LOOK: Duration = Duration::from_millis(500);
 /// Cores that may be busy on a quiet host.
 const BUSY_QUIET: f64 = 0.2;
-/// A load average beyond which a second program must have been busy.
+/// With a higher load average another program must have been busy.
 const LOAD_QUIET: f64 = 0.7;
 
-/// The cores that are busy for so long, while this program sleeps.
+/// The number of cores busy during `time`, while this program sleeps.
 fn busy(time: Duration) -> Option<f64> {
     let before = HostTimes::now().ok()?;
     let began = Instant::now();

@@ -1,16 +1,16 @@
-//! The measuring core: what `toehold compare`, the lab and the benchmarks of `xtask` share.
+//! The measuring core: shared by `toehold compare`, the lab and the benchmarks of `xtask`.
 //!
-//! - [`process`] starts programs and ends them with their families; [`procfs`] says what they and
-//!   the host's cores used; [`syscalls`] counts their system calls; [`ready`] tells when a server
-//!   can be measured; [`shell`] splits commands into words.
-//! - [`metric`] is what a round is measured in; [`parse`] reads it from the output of load
+//! - [`process`] starts programs and ends them with their descendants; [`procfs`] reports the
+//!   resources that they and the host's cores used; [`syscalls`] counts their system calls;
+//!   [`ready`] tells when a server can be measured; [`shell`] splits commands into words.
+//! - [`metric`] has the types of a round's results; [`parse`] reads them from the output of load
 //!   generators.
-//! - [`schedule`] decides which arm runs when; [`cpus`] decides where; [`rng`] is the seeded
-//!   generator behind both.
-//! - [`stats`] says what the samples say: the only estimator there is; [`verdict`] judges;
-//!   [`environment`] says where and when they were taken.
-//! - [`output`] prints, and [`text`] writes numbers and changes in words, [`plot`] draws, [`page`]
-//!   is the only HTML there is.
+//! - [`schedule`] decides the order of the arms; [`cpus`] decides the cores; [`rng`] is the seeded
+//!   generator for both.
+//! - [`stats`] computes the statistics, in one place only; [`verdict`] judges them; [`environment`]
+//!   describes the host and the time.
+//! - [`output`] prints, [`text`] writes numbers and changes in words, [`plot`] draws, and [`page`]
+//!   makes all HTML.
 
 pub mod cpus;
 pub mod environment;

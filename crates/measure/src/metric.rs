@@ -10,7 +10,7 @@ pub enum Better {
     Higher,
     /// Less is better: time, cost.
     Lower,
-    /// It says how something was done, not how well.
+    /// It describes how something was done, not how well.
     Neither,
 }
 
@@ -28,18 +28,18 @@ impl Better {
 /// One number of one round.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Metric {
-    /// The metric's name, equal on every path, so that rounds can be joined by it.
+    /// The metric's name. It is equal on every path, so that rounds can be joined by it.
     pub name: String,
-    /// The unit that it counts.
+    /// The unit of the value.
     pub unit: String,
-    /// How much.
+    /// The value.
     pub value: f64,
     /// Which direction is an improvement.
     pub better: Better,
 }
 
 impl Metric {
-    /// A metric of which more is better.
+    /// A metric for which more is better.
     pub fn higher(name: impl Into<String>, value: f64, unit: &str) -> Metric {
         Metric {
             name: name.into(),
@@ -49,7 +49,7 @@ impl Metric {
         }
     }
 
-    /// A metric of which less is better.
+    /// A metric for which less is better.
     pub fn lower(name: impl Into<String>, value: f64, unit: &str) -> Metric {
         Metric {
             name: name.into(),
@@ -61,7 +61,7 @@ impl Metric {
 }
 
 impl Metric {
-    /// A metric that says how something was done.
+    /// A metric that describes how something was done.
     pub fn neutral(name: impl Into<String>, value: f64, unit: &str) -> Metric {
         Metric {
             name: name.into(),
@@ -72,10 +72,10 @@ impl Metric {
     }
 }
 
-/// How much the client got done in a round: the denominator of every cost.
+/// The amount of work of the client in a round: the denominator of every cost.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Work {
-    /// How many units. Invariant: above 0; an output without work is not read.
+    /// The number of units. Invariant: above 0; output without work is rejected.
     pub amount: f64,
     /// One unit of work: "request", "GB", "message", "run".
     pub unit: &'static str,
@@ -84,9 +84,9 @@ pub struct Work {
 /// The numbers in a client's output.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Reading {
-    /// Its numbers, the most telling one first.
+    /// The numbers, the most important one first.
     pub metrics: Vec<Metric>,
-    /// The work behind them.
+    /// The work that was done.
     pub work: Work,
 }
 

@@ -1,8 +1,8 @@
-//! One self-contained page: no script that it needs, no font, no image from elsewhere.
+//! A self-contained page: it needs no script, font or image from elsewhere.
 
 use std::fmt::Write as _;
 
-/// A page with this title around `body`, which is markup already.
+/// A page with this title around `body`, which is already HTML.
 pub fn page(title: &str, body: &str) -> String {
     format!(
         "<!doctype html>\n<html lang=en><head><meta charset=utf-8>\
@@ -13,7 +13,7 @@ pub fn page(title: &str, body: &str) -> String {
     )
 }
 
-/// Text inside markup.
+/// Text, escaped for HTML.
 pub fn escape(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")
@@ -21,7 +21,7 @@ pub fn escape(text: &str) -> String {
         .replace('"', "&quot;")
 }
 
-/// A list of facts: names and their values, which are markup already.
+/// A list of facts: names, and values that are already HTML.
 pub fn facts(facts: &[(&str, String)]) -> String {
     let mut out = String::from("<dl>");
     for (name, value) in facts {
@@ -51,7 +51,7 @@ pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     out
 }
 
-/// A list; nothing when it is empty.
+/// A list; an empty string when there are no items.
 pub fn list(items: &[String]) -> String {
     if items.is_empty() {
         return String::new();
@@ -64,7 +64,7 @@ pub fn list(items: &[String]) -> String {
     out
 }
 
-/// A link that saves `text` as a file: the text is within the page.
+/// A link that saves `text`, which is in the page, as a file.
 pub fn download(name: &str, kind: &str, text: &str) -> String {
     let mut data = String::with_capacity(text.len() * 2);
     for byte in text.bytes() {
@@ -83,7 +83,7 @@ pub fn download(name: &str, kind: &str, text: &str) -> String {
     )
 }
 
-/// Colours are told apart in both themes and by most eyes (Okabe and Ito).
+/// Colours that can be distinguished in both themes and by most readers (Okabe and Ito).
 const STYLE: &str = "\
 :root{color-scheme:light dark;--paper:#fff;--ink:#1b1e23;--quiet:#5d6673;--rule:#dfe3e8;\
 --c0:#5d6673;--c1:#0072b2;--c2:#c25a00;--c3:#008a65;--c4:#a5538a;--c5:#8a6d00;--c6:#2f8fc4;\

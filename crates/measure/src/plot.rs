@@ -1,4 +1,4 @@
-//! Drawings as SVG: lines over an axis, and samples side by side.
+//! Plots as SVG: lines over an axis, and rows of samples.
 
 use std::fmt::Write as _;
 
@@ -10,35 +10,35 @@ use crate::text::{number, short};
 pub struct Axis<'a> {
     /// Its name, with the unit.
     pub label: &'a str,
-    /// Equal distances are equal ratios.
+    /// Equal distances mean equal ratios.
     pub is_logarithmic: bool,
-    /// Its numbers are lengths in bytes, to be written 4K, 1M.
+    /// The numbers are lengths in bytes, to be written as 4K, 1M.
     pub is_bytes: bool,
 }
 
-/// One line of a drawing.
+/// One line of a plot.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Line {
     /// Its name.
     pub name: String,
-    /// Its points: measured ones from left to right.
+    /// Its points from left to right.
     pub points: Vec<Point>,
-    /// Others' numbers, drawn apart from ours.
+    /// Published numbers of others, drawn differently from ours.
     pub is_published: bool,
 }
 
-/// A point with what its samples allow to say.
+/// A point with its bounds.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Point {
-    /// To the right.
+    /// The horizontal value.
     pub x: f64,
-    /// Upwards.
+    /// The vertical value.
     pub y: f64,
     /// Bounds of `y`.
     pub bounds: (f64, f64),
 }
 
-/// Lines with markers and bars, and a key below; nothing when there is no point to draw.
+/// A plot of lines with markers, bars and a key; `None` when there is no point.
 pub fn lines(title: &str, x: Axis<'_>, y: Axis<'_>, lines: &[Line]) -> Option<String> {
     let is_drawn = |point: &&Point| {
         point.x.is_finite()
@@ -85,12 +85,12 @@ pub struct Strip {
     pub label: String,
     /// Its samples in the order of the rounds.
     pub samples: Vec<f64>,
-    /// The median and its bounds, where there is one.
+    /// The median and its bounds, if known.
     pub median: Option<(f64, f64, f64)>,
 }
 
-/// Every sample a dot, the median a bar, its bounds a band, one row for each arm under its name, on
-/// one axis that begins at zero, so that lengths can be compared.
+/// A plot with one row for each arm: every sample is a dot, the median a bar, its bounds a band.
+/// All rows share one axis that begins at zero, so that lengths can be compared.
 pub fn strips(title: &str, strips: &[Strip]) -> String {
     let samples = strips.iter().flat_map(|strip| strip.samples.iter());
     let largest = samples.fold(0.0, |a: f64, b| a.max(*b));
@@ -127,9 +127,10 @@ fn draw_strip(svg: &mut String, strip: &Strip, row: usize, x: &dyn Fn(f64) -> f6
     let top = row as f64 * ROW_HEIGHT;
     let half = (ROW_HEIGHT - LABEL_HEIGHT) * 0.44;
     let middle = top + LABEL_HEIGHT + half;
-    // Colours repeat beyond the last; the label tells the rows apart.
+    // The colours repeat after the last one; the labels distinguish the rows.
     let colour = row % COLOURS;
-    // The label stands above its row: beside it, a long one would make everything small.
+    // The label is above its row: beside the row, a long label would leave little width for the
+    // plot.
     let _ = write!(
         svg,
         "<text class=ink x={STRIP_LEFT} y={:.1}>{}</text>",
@@ -147,8 +148,8 @@ fn draw_strip(svg: &mut String, strip: &Strip, row: usize, x: &dyn Fn(f64) -> f6
         );
     }
     for (at, sample) in strip.samples.iter().enumerate() {
-        // Rounds descend through the row, so that equal samples do not hide each other and a drift
-        // shows.
+        // The samples of later rounds are lower in the row, so that equal samples do not hide each
+        // other and a drift is visible.
         let step = match strip.samples.len() {
             0 | 1 => 0.0,
             many => at as f64 / (many - 1) as f64 - 0.5,
@@ -242,7 +243,7 @@ fn draw_line(
     );
 }
 
-/// How a line is drawn beside its colour, which others have, too: colours repeat.
+/// The line style, because colours repeat.
 fn manner(at: usize, line: &Line) -> &'static str {
     match at / COLOURS {
         _ if line.is_published => " published",
@@ -252,7 +253,8 @@ fn manner(at: usize, line: &Line) -> &'static str {
     }
 }
 
-/// A point as a shape: one for each turn of the colours, and another for others' numbers.
+/// The marker of a point: one shape for each repetition of the colours, and another for published
+/// numbers.
 fn marker(at: usize, line: &Line, x: f64, y: f64, title: &str) -> String {
     let path = match at / COLOURS {
         _ if line.is_published => format!("M{x:.1} {:.1}l4 4l-4 4l-4 -4z", y - 4.0),
@@ -266,7 +268,7 @@ fn marker(at: usize, line: &Line, x: f64, y: f64, title: &str) -> String {
     )
 }
 
-/// From values to places on the paper.
+/// Converts values to coordinates.
 struct Scale<'a> {
     axis: Axis<'a>,
     low: f64,
@@ -331,13 +333,13 @@ impl Scale<'_> {
         while all[all.len() - 1] * base <= self.high * 1.0001 && all.len() < TICKS_MAX {
             all.push(all[all.len() - 1] * base);
         }
-        // As many as have room for their labels.
+        // As many labels as there is room for.
         let every = all.len().div_ceil(LABELS_MAX);
         all.into_iter().step_by(every).collect()
     }
 }
 
-/// The first end beyond `largest` whose quarters are short numbers.
+/// The first axis end above `largest` whose quarters are short numbers.
 fn axis_end(largest: f64) -> f64 {
     if largest <= 0.0 {
         return 1.0;
@@ -359,9 +361,9 @@ const TOP: f64 = 28.0;
 const BOTTOM: f64 = 44.0;
 
 const STRIP_LEFT: f64 = 10.0;
-/// Half of the last number on the axis.
+/// Room for half of the last number on the axis.
 const STRIP_RIGHT: f64 = 26.0;
-/// A row: its label, and its samples below.
+/// Height of a row: its label, and its samples below.
 const ROW_HEIGHT: f64 = 46.0;
 const LABEL_HEIGHT: f64 = 17.0;
 const AXIS_HEIGHT: f64 = 20.0;
@@ -370,7 +372,7 @@ const TICKS: u32 = 4;
 const TICKS_MAX: usize = 40;
 const LABELS_MAX: usize = 9;
 
-/// Colours in the page's style.
+/// The number of colours in the page's style.
 const COLOURS: usize = 8;
 
 #[cfg(test)]
@@ -449,7 +451,7 @@ mod tests {
                 is_published: at == 1,
             })
             .collect();
-        // Of lines 0, 8 and 16, which share a colour, and of line 1, whose numbers are others'.
+        // Lines 0, 8 and 16 share a colour; line 1 has published numbers.
         let drawn: Vec<(&str, String)> = [0, COLOURS, 2 * COLOURS, 1]
             .map(|at| (manner(at, &all[at]), marker(at, &all[at], 9.0, 9.0, "")))
             .to_vec();
@@ -473,7 +475,7 @@ mod tests {
         assert_eq!(svg.matches("<circle").count(), 3);
         assert_eq!(svg.matches("class=\"median").count(), 1);
         assert!(strips("t", &[]).contains("zero in every round"));
-        // A long name stands above its row, and takes no room from the drawing.
+        // A long name is above its row, and takes no width from the plot.
         let mut long = strip.clone();
         long.label = "kernel, veth, no offloads".to_owned();
         let circles = |svg: &str| svg[svg.find("<circle").expect("samples")..].to_owned();

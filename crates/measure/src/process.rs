@@ -1,8 +1,8 @@
-//! Starts, waits for and ends the programs of a comparison, each with its whole family.
+//! Starts, waits for and ends the programs of a comparison, each with its descendants.
 //!
-//! Every program begins its own session, so that its descendants can be found again; it dies with
-//! us, so that nothing outlives an interrupted comparison; and its output goes to a file, so that a
-//! failure can be explained with its own words.
+//! Every program begins its own session, so that its descendants can be found. It dies with this
+//! process, so that nothing outlives an interrupted comparison. Its output goes to a file, so that
+//! an error message can quote it.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -23,15 +23,15 @@ use crate::syscalls::{Counter, Tracepoint};
 pub struct Launch<'a> {
     /// The program and its arguments.
     pub words: &'a [String],
-    /// The cores it may use; all when `None`.
+    /// The cores it may use; `None` for all.
     pub cores: Option<&'a [usize]>,
-    /// Where its output goes: `NAME.out` and `NAME.err`.
+    /// The base name of its output files: `NAME.out` and `NAME.err`.
     pub output: PathBuf,
-    /// Counts its system calls, when given.
+    /// The tracepoint that counts its system calls, if they are counted.
     pub tracepoint: Option<Tracepoint>,
 }
 
-/// A running program with its family; ended when dropped.
+/// A running program with its descendants; they are ended when this value is dropped.
 pub struct Program {
     pid: libc::pid_t,
     pidfd: OwnedFd,
@@ -58,7 +58,7 @@ impl Ended {
         libc::WIFEXITED(self.status) && libc::WEXITSTATUS(self.status) == 0
     }
 
-    /// In words: "exited with status 1", "was killed by signal 11".
+    /// The status in words: "exited with status 1", "was killed by signal 11".
     pub fn words(&self) -> String {
         if libc::WIFSIGNALED(self.status) {
             format!("was killed by signal {}", libc::WTERMSIG(self.status))
@@ -107,7 +107,7 @@ impl Program {
         // SAFETY: the closure only makes async-signal-safe system calls and allocates nothing.
         unsafe { command.pre_exec(prepare) };
         let started = Instant::now();
-        // The child is waited for by its id, below: std's own wait would leave its usage out.
+        // The child is waited for by its id below: std's own wait would not report its usage.
         let (child, counter) = match gate {
             None => (command.spawn()?, None),
             Some(gate) => gate.spawn(&mut command)?,
@@ -135,8 +135,8 @@ impl Program {
         })
     }
 
-    /// Waits until the program ends, at most until `deadline`; `None` when it still runs then, or
-    /// when the comparison was interrupted.
+    /// Waits until the program ends, at most until `deadline`. `None` when it is still running
+    /// then, or when the comparison was interrupted.
     pub fn wait_until(&mut self, deadline: Instant) -> Option<Ended> {
         while self.ended.is_none() && !interrupted() {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -147,7 +147,7 @@ impl Program {
         self.ended
     }
 
-    /// Ends the program and its family: asks with SIGTERM, and after a while insists.
+    /// Ends the program and its descendants: first with SIGTERM, after a while with SIGKILL.
     pub fn stop(&mut self) -> Option<Ended> {
         let family = self.family();
         signal(-self.pid, libc::SIGTERM);
@@ -161,7 +161,7 @@ impl Program {
         while family.iter().any(is_alive) && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(2));
         }
-        // The family again: it may have grown since.
+        // The family may have grown since.
         let rest: Vec<Process> = self
             .family()
             .into_iter()
@@ -175,12 +175,14 @@ impl Program {
             signal(-self.pid, libc::SIGKILL);
             while !self.poll_end(Duration::from_secs(1)) {}
         }
-        // Only a process stuck in the kernel outlasts this; waiting longer would not help it.
+        // Only a process that is stuck in the kernel is still alive then; waiting longer would not
+        // help.
         let deadline = Instant::now() + KILL_TIMEOUT;
         while rest.iter().any(is_alive) && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(2));
         }
-        // Orphans of the family are ours now (we are their subreaper): let none stay a zombie.
+        // Orphans of the family are our children now (we are their subreaper): none must stay a
+        // zombie.
         for member in family
             .iter()
             .chain(&rest)
@@ -191,7 +193,7 @@ impl Program {
         self.ended
     }
 
-    /// Its process number, which is that of its session, too.
+    /// The process number, which is also the number of its session.
     pub fn pid(&self) -> i32 {
         self.pid
     }
@@ -201,12 +203,12 @@ impl Program {
         procfs::family(&procfs::processes(), self.pid)
     }
 
-    /// The system calls of the program and its descendants so far, when they are counted.
+    /// The number of system calls of the program and its descendants so far, if they are counted.
     pub fn syscalls(&self) -> Option<u64> {
         self.counter.as_ref()?.read().ok()
     }
 
-    /// How it ended, when it has.
+    /// The program's end, if it has ended.
     pub fn poll(&mut self) -> Option<Ended> {
         self.poll_end(Duration::ZERO);
         self.ended
@@ -237,7 +239,7 @@ impl Program {
         }
     }
 
-    /// Waits at most `timeout` for the end and records it; whether it has ended.
+    /// Waits at most `timeout` for the end and records it; returns whether the program has ended.
     fn poll_end(&mut self, timeout: Duration) -> bool {
         if self.ended.is_some() {
             return true;
@@ -273,7 +275,7 @@ impl Drop for Program {
     }
 }
 
-/// Holds a child between fork and exec until its counter is open.
+/// Stops a child between fork and exec until its counter is open.
 struct Gate {
     tracepoint: Tracepoint,
     announce: (OwnedFd, OwnedFd),
@@ -312,7 +314,7 @@ impl Gate {
         } = self;
         let mut announced = File::from(announce.0);
         let mut admitting = File::from(admit.1);
-        // `spawn` returns after exec, so another thread stands at the gate.
+        // `spawn` returns after exec, so another thread serves the gate.
         thread::scope(|scope| {
             let keeper = scope.spawn(move || -> io::Result<Counter> {
                 let mut pid = [0u8; 4];
@@ -322,7 +324,7 @@ impl Gate {
                 counter
             });
             let child = command.spawn();
-            // Should fork itself have failed, closing this end lets the keeper read an end.
+            // If fork itself failed, closing this end makes the keeper read end-of-file.
             drop(announce.1);
             let counter = keeper
                 .join()
@@ -333,7 +335,7 @@ impl Gate {
 }
 
 impl Passage {
-    /// Runs in the child: says who it is and waits to be let through.
+    /// Runs in the child: sends its process number and waits for permission to continue.
     fn pass(self) -> io::Result<()> {
         // SAFETY: getpid has no preconditions.
         let pid = unsafe { libc::getpid() }.to_ne_bytes();
@@ -350,8 +352,8 @@ impl Passage {
     }
 }
 
-/// Makes orphans of the programs we start our own, and turns SIGINT and SIGTERM into a flag, so
-/// that an interrupted comparison leaves no process behind.
+/// Makes this process the parent of its programs' orphans, and turns SIGINT and SIGTERM into a
+/// flag, so that an interrupted comparison leaves no process behind.
 pub fn take_charge() {
     extern "C" fn note(_signal: libc::c_int) {
         INTERRUPTED.store(true, Ordering::Relaxed);
@@ -380,7 +382,7 @@ fn is_alive(process: &Process) -> bool {
     let Ok(text) = fs::read_to_string(path) else {
         return false;
     };
-    // The start time tells it from a later process with the same id.
+    // The start time distinguishes the process from a later one with the same id.
     procfs::parse_process(&text).is_some_and(|now| now.start == process.start && !now.ended)
 }
 
@@ -389,7 +391,7 @@ fn signal(target: libc::pid_t, number: libc::c_int) {
     unsafe { libc::kill(target, number) };
 }
 
-/// Collects an ended child, with what it used; `None` when it is no child of ours or still runs.
+/// Reaps an ended child and returns its usage; `None` when it is not our child or is still running.
 fn reap(pid: libc::pid_t, wait: bool) -> Option<(libc::c_int, Usage)> {
     let mut status = 0;
     // SAFETY: all zeros is a valid rusage.
@@ -428,7 +430,8 @@ fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
 fn read_lossy(path: &Path) -> String {
     let mut bytes = Vec::new();
     if let Ok(file) = File::open(path) {
-        // A program that prints without end is cut off; no tool here prints a tenth of this.
+        // The output of a program that prints without end is cut off; no tool here prints a tenth
+        // of this.
         let _ = file.take(OUTPUT_BYTES_MAX).read_to_end(&mut bytes);
     }
     String::from_utf8_lossy(&bytes).into_owned()
@@ -440,13 +443,13 @@ const TERM_TIMEOUT: Duration = Duration::from_secs(4);
 /// How long the kernel may take to end a killed process.
 const KILL_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The longest single wait, after which the interruption flag is looked at again.
+/// The longest single wait, after which the interruption flag is checked again.
 const POLL_MS_MAX: u128 = 500;
 
 /// How much of a program's output is read.
 const OUTPUT_BYTES_MAX: u64 = 16 << 20;
 
-/// Lines of its output that an error message quotes.
+/// How many lines of output an error message quotes.
 const LAST_LINES: usize = 6;
 
 #[cfg(test)]
@@ -486,7 +489,7 @@ mod tests {
     #[test]
     fn stopping_ends_the_whole_family() {
         take_charge();
-        // A grandchild in a session of its own, which ignores SIGTERM.
+        // A grandchild in its own session, which ignores SIGTERM.
         let script = "setsid sh -c 'trap \"\" TERM; while :; do sleep 1; done' & echo ready; wait";
         let folder = tempdir().expect("a folder");
         let mut program = launch(&folder, script);

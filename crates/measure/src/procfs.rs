@@ -1,8 +1,8 @@
-//! The content of `/proc` about the host's cores and about trees of processes.
+//! Reads `/proc`: the times of the host's cores, and trees of processes.
 //!
-//! No control groups and no tracing: both may be absent or need privileges. The kernel scales a
-//! process's times by its exact run time and reports them in ticks of 10 ms, so rounds of a second
-//! or more are resolved to about one percent.
+//! Uses neither control groups nor tracing, which may be absent or need privileges. The kernel
+//! scales a process's times by its exact run time and reports them in ticks of 10 ms, so rounds of
+//! at least a second are resolved to about one percent.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -12,18 +12,18 @@ use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
 
-/// Time of all cores together since boot, in seconds, and the context switches among them.
+/// Times of all cores together since boot, in seconds, and context switches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct HostTimes {
     /// In programs.
     pub user: f64,
     /// In the kernel, for programs.
     pub system: f64,
-    /// In the kernel, for devices: this is where the kernel's loopback receives.
+    /// In soft interrupts: here the kernel's loopback device receives.
     pub softirq: f64,
     /// In interrupt handlers.
     pub irq: f64,
-    /// Taken by the hypervisor: time in which this host wanted to run and could not.
+    /// Taken by the hypervisor: time in which this host was ready to run and could not.
     pub steal: f64,
     /// Idle, waiting for disks included.
     pub idle: f64,
@@ -42,13 +42,13 @@ impl HostTimes {
             .ok_or_else(|| io::Error::other("/proc/stat has no cpu line"))
     }
 
-    /// Time in which some core did something.
+    /// The time in which cores were not idle.
     pub fn busy(&self) -> f64 {
         self.user + self.system + self.softirq + self.irq
     }
 }
 
-/// Bytes of the host's memory that programs could still get (`MemAvailable` of proc_meminfo(5)).
+/// Bytes of the host's memory that are available to programs (`MemAvailable` of proc_meminfo(5)).
 pub fn memory_available() -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     let line = text
@@ -66,19 +66,19 @@ pub fn socket_buffers() -> Option<u64> {
     Some(pages * u64::try_from(page_bytes).ok()?)
 }
 
-/// The memory of a process, or of several together, in bytes.
+/// The memory of one or several processes, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessMemory {
-    /// Resident pages. A page that several processes map counts in each.
+    /// Resident pages. A page that several processes map counts fully in each.
     pub resident: u64,
-    /// Resident pages. A page that several processes map counts in each by its part.
+    /// Resident pages. A page that several processes map counts proportionally in each.
     pub proportional: u64,
     /// Page tables.
     pub page_tables: u64,
 }
 
 impl ProcessMemory {
-    /// The memory of the members of `family`; `None` when the kernel tells of none.
+    /// The memory of the members of `family`; `None` when the kernel reports none.
     pub fn of(family: &[Process]) -> Option<ProcessMemory> {
         let each = family.iter().filter_map(|process| {
             let read = |name| fs::read_to_string(format!("/proc/{}/{name}", process.pid)).ok();
@@ -115,9 +115,9 @@ pub struct Usage {
     pub user: f64,
     /// Seconds in the kernel.
     pub system: f64,
-    /// Times a task gave up its core: it slept.
+    /// How often a task gave up its core to wait.
     pub switches_voluntary: f64,
-    /// Times a task lost its core to another.
+    /// How often a task lost its core to another task.
     pub switches_involuntary: f64,
 }
 
@@ -135,17 +135,17 @@ pub struct Process {
     pub pid: i32,
     /// Its parent's id.
     pub parent: i32,
-    /// The session it belongs to.
+    /// The process's session.
     pub session: i32,
     /// When it started, in ticks since boot: with `pid`, its identity.
     pub start: u64,
-    /// Whether it has ended and only waits for its parent to notice.
+    /// Whether it has ended and is a zombie.
     pub ended: bool,
     user: f64,
     system: f64,
 }
 
-/// A family of processes at one moment: what they have used so far.
+/// The resources that a family of processes has used up to one moment.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
     user: f64,
@@ -176,7 +176,7 @@ impl Snapshot {
     }
 
     /// CPU time and switches since `before`. Times include processes that ended in between, because
-    /// their parents inherit them; switches of threads that ended are lost with them.
+    /// their parents inherit the times. The switches of threads that ended are lost.
     pub fn since(&self, before: &Snapshot) -> Usage {
         let mut usage = Usage {
             user: (self.user - before.user).max(0.0),
@@ -200,8 +200,8 @@ pub fn processes() -> Vec<Process> {
         .collect()
 }
 
-/// The members of the family that `leader` began: its session and every descendant of a member,
-/// wherever that moved.
+/// The members of the family of `leader`: its session, and every descendant of a member in any
+/// session.
 pub fn family(processes: &[Process], leader: i32) -> Vec<Process> {
     let mut members: HashSet<i32> = HashSet::new();
     loop {
@@ -214,7 +214,7 @@ pub fn family(processes: &[Process], leader: i32) -> Vec<Process> {
                 members.insert(process.pid);
             }
         }
-        // Each pass adds at least one generation, so the number of processes bounds the passes.
+        // Each pass adds at least one generation, so the number of processes limits the passes.
         if members.len() == before {
             break;
         }
@@ -263,7 +263,7 @@ fn numbers_in(directory: &str) -> Vec<i32> {
         .collect()
 }
 
-/// Ticks in a second, the unit of every time in `/proc`.
+/// Ticks per second, the unit of all times in `/proc`.
 fn ticks_per_second() -> f64 {
     static TICKS: OnceLock<f64> = OnceLock::new();
     *TICKS.get_or_init(|| {
@@ -299,13 +299,14 @@ fn parse_stat(text: &str) -> Option<HostTimes> {
 }
 
 pub(crate) fn parse_process(text: &str) -> Option<Process> {
-    // The name, in parentheses, may hold anything, a parenthesis included.
+    // The name in parentheses may contain any character, even a parenthesis.
     let (pid, rest) = text.split_once(" (")?;
     let fields: Vec<&str> = rest
         .get(rest.rfind(')')? + 1..)?
         .split_whitespace()
         .collect();
-    // proc(5) counts from one and begins with pid and name; `fields` begins with its third, state.
+    // proc(5) counts from one and begins with pid and name; `fields` begins with the third field,
+    // state.
     let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
     let seconds = |field: usize| Some(number(field)? as f64 / ticks_per_second());
     Some(Process {
@@ -319,7 +320,7 @@ pub(crate) fn parse_process(text: &str) -> Option<Process> {
     })
 }
 
-/// The pages of the line of TCP.
+/// The number of pages in the TCP line.
 fn parse_sockstat(text: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix("TCP:"))?;
     let mut words = line.split_whitespace().skip_while(|word| *word != "mem");
@@ -354,7 +355,7 @@ fn parse_switches(status: &str) -> Option<(f64, f64)> {
     ))
 }
 
-/// A line of `/proc/net/tcp` or `tcp6`, when its socket listens: its inode and port.
+/// Reads a line of `/proc/net/tcp` or `tcp6`: the inode and port of a listening socket.
 fn parse_listener(line: &str) -> Option<(u64, u16)> {
     const STATE_LISTEN: &str = "0A";
     let fields: Vec<&str> = line.split_whitespace().collect();

@@ -1,4 +1,4 @@
-//! When a freshly started server can be measured.
+//! Detects when a freshly started server can be measured.
 
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::unix::net::UnixStream;
@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 use crate::process::{self, Program};
 use crate::{procfs, shell};
 
-/// How readiness is told.
+/// How readiness is detected.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Ready {
     /// Some process of the server listens on a TCP port.
     Listens,
-    /// This TCP port is listened on. Seen in the kernel's tables: the server is not disturbed by a
-    /// connection that says nothing, which some benchmark servers take for their client.
+    /// A socket listens on this TCP port. This is read from the kernel's tables: a test connection
+    /// would disturb some benchmark servers, which take it for their client.
     TcpPort(u16),
     /// A connection to this host and port succeeds.
     Tcp(String, u16),
@@ -64,7 +64,7 @@ impl FromStr for Ready {
 }
 
 impl Ready {
-    /// Refuses to measure somebody else's server: when the port is taken before ours has started.
+    /// Checks that the port is free before our server starts, so that no other server is measured.
     ///
     /// # Errors
     ///

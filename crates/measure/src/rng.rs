@@ -1,13 +1,13 @@
 //! A small seeded generator, so that every order and every interval can be reproduced.
 
-/// SplitMix64 (Steele, Lea and Flood 2014): one word of state, full period, good enough to shuffle
-/// rounds and to resample; nothing here is a secret. It is not a crate's generator: a seed in an
-/// old report must give the same order with every later version.
+/// SplitMix64 (Steele, Lea and Flood 2014): one word of state, full period, sufficient for
+/// shuffling and resampling; nothing here is secret. The generator is not taken from another crate:
+/// a seed in an old report must give the same order with every later version.
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 
 impl Rng {
-    /// The generator that `seed` names.
+    /// The generator with this seed.
     pub fn new(seed: u64) -> Rng {
         Rng(seed)
     }
@@ -16,11 +16,11 @@ impl Rng {
     ///
     /// # Panics
     ///
-    /// When `bound` is zero: there is no such number.
+    /// When `bound` is zero.
     pub fn below(&mut self, bound: usize) -> usize {
         assert!(bound > 0, "no number is below zero");
-        // Multiply and shift maps 64 bits onto the range; its bias, bound / 2^64, is far below
-        // anything a few thousand draws could show.
+        // Multiplying and shifting maps 64 bits to the range. Its bias, bound / 2^64, is far too
+        // small to be visible in a few thousand draws.
         ((u128::from(self.next()) * bound as u128) >> 64) as usize
     }
 

@@ -1,4 +1,4 @@
-//! Which arm runs when.
+//! The order of the arms.
 
 use crate::rng::Rng;
 
@@ -7,12 +7,12 @@ use crate::rng::Rng;
 pub struct Turn {
     /// Index of the arm.
     pub arm: usize,
-    /// The round it belongs to; `None` for a warm-up, which is thrown away.
+    /// The round; `None` for a warm-up, whose results are discarded.
     pub round: Option<usize>,
 }
 
-/// Warm-ups first, then rounds; each round runs every arm once, in an order of its own, so that
-/// neither a drift of the machine nor the order itself favours an arm.
+/// Warm-ups first, then rounds. Each round runs every arm once in a new order, so that neither a
+/// drift of the machine nor the order favours an arm.
 pub fn turns(arms: usize, warmups: usize, rounds: usize, seed: u64) -> Vec<Turn> {
     let mut rng = Rng::new(seed);
     let mut turns = Vec::new();
@@ -24,7 +24,8 @@ pub fn turns(arms: usize, warmups: usize, rounds: usize, seed: u64) -> Vec<Turn>
         if round % 2 == 0 {
             rng.shuffle(&mut order);
         } else {
-            // Every second round mirrors the one before: each arm stands as often early as late.
+            // Every second round reverses the order of the previous one: each arm is early as often
+            // as late.
             order.reverse();
         }
         turns.extend(order.iter().map(|arm| Turn {

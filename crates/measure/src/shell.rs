@@ -1,7 +1,7 @@
 //! Turns a quoted command (`--server 'redis-server --port 7000'`) into words to execute.
 //!
-//! A plain command is executed directly, so that no shell stands between `toehold run` and the
-//! program. One that uses the shell (pipes, variables, globs, assignments) is handed to
+//! A plain command is executed directly, so that there is no shell between `toehold run` and the
+//! program. A command that needs a shell (pipes, variables, globs, assignments) is passed to
 //! `/bin/sh -c`.
 
 /// The words of `command`, or a shell that runs it.
@@ -12,7 +12,7 @@ pub fn words(command: &str) -> Vec<String> {
     }
 }
 
-/// A word as a shell takes it.
+/// A word quoted for a shell.
 pub fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./,:=@%+".contains(c);
     if !word.is_empty() && word.chars().all(is_plain) {
@@ -21,7 +21,7 @@ pub fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', "'\\''"))
 }
 
-/// The words of a command that needs no shell; `None` when it does, or when a quote is left open.
+/// The words of a command that needs no shell; `None` when it needs one, or when a quote is open.
 fn split(command: &str) -> Option<Vec<String>> {
     let mut words: Vec<String> = Vec::new();
     let mut word: Option<String> = None;
@@ -58,7 +58,7 @@ fn split(command: &str) -> Option<Vec<String>> {
     Some(words)
 }
 
-/// Characters that mean something to the shell outside quotes.
+/// Characters with a special meaning for the shell outside quotes.
 const SHELL_CHARACTERS: &str = "|&;<>()$`*?[]#~{}!\n\r";
 
 #[cfg(test)]

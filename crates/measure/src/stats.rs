@@ -1,14 +1,15 @@
 //! The statistics of every measurement: medians, spreads, and ratios with an interval.
 //!
-//! Rounds are interleaved, so round `i` of one arm ran next to round `i` of the other and shared
-//! whatever the machine was doing then. A comparison is therefore the median of the ratios *within*
-//! rounds, and nothing else: a drift of the machine cancels.
+//! Rounds are interleaved, so round `i` of one arm ran next to round `i` of the other, under equal
+//! conditions of the machine. A comparison is therefore only the median of the ratios *within*
+//! rounds: a drift of the machine cancels.
 //!
-//! The interval of a median lies between two of the sorted samples. Each sample falls below the
-//! true median as a coin falls, whatever the distribution, so the chance that the interval misses
-//! is a binomial sum: the interval is exact, needs no resampling, and holds in 95 of 100 cases at
-//! least. Fewer than [`ROUNDS_FOR_INTERVAL`] samples have no such interval. Then the report shows
-//! the least and the most, and says so ([`Kind::Range`]).
+//! The interval of a median lies between two of the sorted samples. For any distribution, each
+//! sample is below the true median with probability 1/2. So the probability that the interval
+//! misses the median is a binomial sum. The interval is exact, needs no resampling, and covers the
+//! median in at least 95 of 100 cases. Fewer than [`ROUNDS_FOR_INTERVAL`] samples have no such
+//! interval. Then the report shows the minimum and the maximum and marks them as such
+//! ([`Kind::Range`]).
 
 use serde::{Deserialize, Serialize};
 
@@ -18,11 +19,11 @@ use serde::{Deserialize, Serialize};
 pub enum Kind {
     /// An exact interval of at least 95 % confidence.
     Confidence,
-    /// Too few samples for an interval: the least and the greatest of them.
+    /// Too few samples for an interval: the minimum and maximum.
     Range,
 }
 
-/// Where a median may lie.
+/// The interval of a median.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Interval {
     /// Lower bound.
@@ -36,7 +37,7 @@ pub struct Interval {
 /// The statistics of one metric's samples on one arm.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Summary {
-    /// How many rounds are in it.
+    /// The number of rounds.
     pub rounds: usize,
     /// The middle value.
     pub median: f64,
@@ -46,9 +47,9 @@ pub struct Summary {
     pub median_high: f64,
     /// The meaning of these bounds.
     pub interval: Kind,
-    /// The quarter of the values below.
+    /// The lower quartile.
     pub quartile_low: f64,
-    /// The quarter of the values above.
+    /// The upper quartile.
     pub quartile_high: f64,
     /// Smallest value.
     pub min: f64,
@@ -57,7 +58,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// The distance between the quartiles: the spread the table shows.
+    /// The distance between the quartiles, which the table shows as the spread.
     pub fn spread(&self) -> f64 {
         self.quartile_high - self.quartile_low
     }
@@ -74,18 +75,18 @@ pub struct Ratio {
     pub high: f64,
     /// The meaning of the bounds.
     pub interval: Kind,
-    /// How many rounds had both sides.
+    /// The number of rounds with samples of both sides.
     pub rounds: usize,
 }
 
 impl Ratio {
-    /// Whether one is a plausible value: the samples do not tell the two arms apart.
+    /// Whether 1 is inside the interval: the samples do not distinguish the two arms.
     pub fn includes_one(&self) -> bool {
         self.low <= 1.0 && self.high >= 1.0
     }
 
-    /// How far from one this ratio's interval reaches: for two runs of the same arm, the noise
-    /// floor below which no difference between arms can be believed.
+    /// The largest distance of the interval's ends from 1. For two runs of the same arm, this is
+    /// the noise floor: smaller differences between arms are not credible.
     pub fn reach_from_one(&self) -> f64 {
         (self.low - 1.0).abs().max((self.high - 1.0).abs())
     }
@@ -107,9 +108,9 @@ pub fn summarize(samples: &[f64]) -> Option<Summary> {
     })
 }
 
-/// How many times as large the second of each pair is as the first: the median over rounds.
+/// The median over rounds of the second value divided by the first.
 ///
-/// `None` without rounds, or when the ratio is no number because the base is zero.
+/// `None` without rounds, or when the ratio is not a number because the base is zero.
 pub fn ratio(rounds: &[(f64, f64)]) -> Option<Ratio> {
     let ratios: Vec<f64> = rounds.iter().map(|(base, arm)| arm / base).collect();
     if ratios.iter().any(|ratio| !ratio.is_finite()) {
@@ -125,12 +126,12 @@ pub fn ratio(rounds: &[(f64, f64)]) -> Option<Ratio> {
     })
 }
 
-/// Whether the rounds tell the two arms apart at the 5 % level; `None` when they are too few to
-/// say so.
+/// Whether the rounds distinguish the two arms at the 5 % level; `None` when there are too few
+/// rounds.
 ///
-/// From six rounds on the exact interval decides: a difference is one whose interval leaves out
-/// one. Four or five rounds are told apart only when the two arms do not overlap at all, which has
-/// a probability of 2 / C(8, 4) = 2.9 % or less between equal arms.
+/// From six rounds on the exact interval decides: the arms differ if the interval does not contain
+/// 1. Four or five rounds show a difference only if the two arms do not overlap at all. Between
+/// equal arms this has a probability of at most 2 / C(8, 4) = 2.9 %.
 pub fn is_different(rounds: &[(f64, f64)]) -> Option<bool> {
     match rounds.len() {
         0..ROUNDS_FOR_SEPARATION => None,
@@ -139,7 +140,7 @@ pub fn is_different(rounds: &[(f64, f64)]) -> Option<bool> {
     }
 }
 
-/// Whether every value of one side is beyond every value of the other.
+/// Whether all values of one side are above, or all are below, the values of the other.
 fn are_separate(rounds: &[(f64, f64)]) -> bool {
     let (base, arm): (Vec<f64>, Vec<f64>) = rounds.iter().copied().unzip();
     let ends = |values: &[f64]| (quantile(values, 0.0), quantile(values, 1.0));
@@ -147,7 +148,7 @@ fn are_separate(rounds: &[(f64, f64)]) -> bool {
     arm_min > base_max || arm_max < base_min
 }
 
-/// Between which two samples the true median lies; `None` without samples.
+/// The samples between which the true median lies; `None` without samples.
 pub fn median_interval(samples: &[f64]) -> Option<Interval> {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -164,10 +165,10 @@ pub fn median_interval(samples: &[f64]) -> Option<Interval> {
     })
 }
 
-/// How many of `count` samples may be left out at each end of a 95 % interval; `None` when even all
-/// of them are too few.
+/// How many of `count` samples can be left out at each end of a 95 % interval; `None` when even all
+/// samples are too few.
 fn outside(count: usize) -> Option<usize> {
-    // The chance that exactly `at` samples fall below the median, and that at most so many do.
+    // The probability that exactly `at` samples are below the median, and that at most `at` are.
     let mut chance = 0.5f64.powi(i32::try_from(count).unwrap_or(i32::MAX));
     let (mut at, mut tail) = (0, chance);
     let mut best = None;
@@ -185,8 +186,7 @@ pub fn median(samples: &[f64]) -> f64 {
     quantile(samples, 0.5)
 }
 
-/// The value that this part of the samples stays below: linear between neighbours, NaN without
-/// samples.
+/// The quantile for `part`: linear between neighbouring samples, NaN without samples.
 pub fn quantile(samples: &[f64], part: f64) -> f64 {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -204,7 +204,7 @@ pub fn quantile(samples: &[f64], part: f64) -> f64 {
 pub struct Samples(Vec<Option<f64>>);
 
 impl Samples {
-    /// Puts the sample of a round in its place.
+    /// Stores the sample of a round.
     pub fn set(&mut self, round: usize, value: Option<f64>) {
         if self.0.len() <= round {
             self.0.resize(round + 1, None);
@@ -212,22 +212,22 @@ impl Samples {
         self.0[round] = value.filter(|value| value.is_finite());
     }
 
-    /// The samples there are.
+    /// The existing samples.
     pub fn values(&self) -> Vec<f64> {
         self.0.iter().flatten().copied().collect()
     }
 
-    /// Every round's, gaps included.
+    /// One entry for each round, `None` for gaps.
     pub fn rounds(&self) -> &[Option<f64>] {
         &self.0
     }
 
-    /// How many there are.
+    /// The number of existing samples.
     pub fn len(&self) -> usize {
         self.0.iter().flatten().count()
     }
 
-    /// True when there are none.
+    /// True when there are no samples.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -237,19 +237,19 @@ impl Samples {
         median(&self.values())
     }
 
-    /// Rounds in which both were measured: these and the others' values.
+    /// Pairs of both samples, of rounds in which both arms were measured.
     pub fn pairs(&self, arm: &Samples) -> Vec<(f64, f64)> {
         let rounds = self.0.iter().zip(&arm.0);
         rounds.filter_map(|(base, arm)| (*base).zip(*arm)).collect()
     }
 
-    /// How many times as large these are as the base's, within rounds.
+    /// The ratio of these samples to the base's, within rounds.
     pub fn ratio_to(&self, base: &Samples) -> Option<Ratio> {
         ratio(&base.pairs(self))
     }
 
-    /// Half of what lies between the quartiles, as a part of the median: about two thirds of a
-    /// standard deviation, and untouched by a few wild samples.
+    /// Half the distance between the quartiles, relative to the median: about two thirds of a
+    /// standard deviation, and not affected by a few outliers.
     pub fn spread(&self) -> f64 {
         let values = self.values();
         let middle = median(&values);
@@ -266,13 +266,13 @@ impl FromIterator<f64> for Samples {
     }
 }
 
-/// Below this many rounds no outcome is improbable enough to show a difference.
+/// With fewer rounds no outcome is improbable enough to show a difference.
 pub const ROUNDS_FOR_SEPARATION: usize = 4;
 
-/// From this many samples on a median has an exact 95 % interval: 2 / 2^6 = 3.1 %.
+/// With at least this many samples a median has an exact 95 % interval: 2 / 2^6 = 3.1 %.
 pub const ROUNDS_FOR_INTERVAL: usize = 6;
 
-/// Each side of a 95 % interval.
+/// The probability on each side of a 95 % interval.
 const TAIL: f64 = 0.025;
 
 #[cfg(test)]
@@ -298,9 +298,10 @@ mod tests {
             let Interval { low, high, kind } = median_interval(&samples).expect("samples");
             (low, high, kind)
         };
-        // Of 15 coins at most 3 fall on one side in 1.8 % of all cases, at most 4 in 5.9 %.
+        // In 15 trials, at most 3 samples are on one side in 1.8 % of all cases, at most 4 in 5.9
+        // %.
         assert_eq!(of(15), (4.0, 12.0, Kind::Confidence));
-        // Of 8, none in 0.4 %, at most one in 3.5 %.
+        // In 8 trials, none in 0.4 %, at most one in 3.5 %.
         assert_eq!(of(8), (1.0, 8.0, Kind::Confidence));
         assert_eq!(of(9), (2.0, 8.0, Kind::Confidence));
         assert_eq!(of(6), (1.0, 6.0, Kind::Confidence));
@@ -329,7 +330,7 @@ mod tests {
 
     #[test]
     fn a_drift_shared_by_both_arms_cancels() {
-        // The machine slows to a quarter over the run; the arms differ by a tenth throughout.
+        // The machine slows down to a quarter during the run; the arms always differ by a tenth.
         let rounds: Vec<(f64, f64)> = (0..12)
             .map(|i| {
                 let speed = 1.0 - f64::from(i) / 16.0;

@@ -1,12 +1,12 @@
 //! Counts the system calls of a process and its descendants, in the kernel, without stopping it.
 //!
 //! The counter is the tracepoint `raw_syscalls:sys_enter`, opened on a process that is about to
-//! execute a program, inherited by its descendants. Each counted call takes a little longer, which
-//! would be held against the path that makes more calls, so calls are counted in a round of their
-//! own whose times are thrown away.
+//! execute a program, and inherited by its descendants. Each counted call takes a little longer,
+//! which would disadvantage the path with more calls. So calls are counted in a separate round
+//! whose times are not used.
 //!
-//! Where tracing is not allowed, calls are "not counted": a tool that stops the program at each
-//! call would change what it measures.
+//! If tracing is not allowed, calls are reported as "not counted": a tool that stops the program at
+//! each call would change the measured behaviour.
 
 use std::fs;
 use std::io;
@@ -15,7 +15,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::thread;
 
-/// The tracepoint, found once and usable for any number of counters.
+/// The tracepoint, found once and used for any number of counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tracepoint(u64);
 
@@ -32,7 +32,7 @@ impl Tracepoint {
                 format!("the tracepoint raw_syscalls:sys_enter cannot be read ({error}); root can")
             })?;
         let tracepoint = Tracepoint(id);
-        // A file may be readable where events may not be opened: try one on this process.
+        // The file may be readable although events may not be opened: try one on this process.
         Counter::open(tracepoint, 0).map_err(|error| {
             format!(
                 "the kernel refuses performance events ({error}); \
@@ -82,7 +82,7 @@ impl Counter {
         Ok(Counter(unsafe { OwnedFd::from_raw_fd(fd as i32) }))
     }
 
-    /// The calls so far, of living and finished processes.
+    /// The number of calls so far, of living and finished processes.
     pub fn read(&self) -> io::Result<u64> {
         let mut count = 0u64;
         // SAFETY: the buffer is the eight bytes of `count`, which any bits fill validly.
@@ -108,8 +108,8 @@ fn read_id() -> io::Result<u64> {
         .map_err(|_| io::Error::from(io::ErrorKind::InvalidData))
 }
 
-/// Reads the id where the trace file system is not mounted: a thread mounts it for itself, in a
-/// mount namespace that ends with the thread. The host's mounts stay as they are.
+/// Reads the id if the trace file system is not mounted: a thread mounts it for itself, in a mount
+/// namespace that ends with the thread. The host's mounts do not change.
 fn read_id_in_private_namespace() -> io::Result<u64> {
     let reader = thread::spawn(|| {
         // SAFETY: CLONE_NEWNS gives this thread its own mount namespace and, as it implies
@@ -140,7 +140,7 @@ fn check(result: libc::c_int) -> io::Result<()> {
 
 const ID_FILE: &str = "/sys/kernel/tracing/events/raw_syscalls/sys_enter/id";
 
-/// `struct perf_event_attr` as first published (PERF_ATTR_SIZE_VER0): all a plain count needs.
+/// `struct perf_event_attr` as first published (PERF_ATTR_SIZE_VER0), sufficient for a counter.
 #[repr(C)]
 #[derive(Default)]
 struct PerfEventAttr {

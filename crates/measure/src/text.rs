@@ -1,4 +1,4 @@
-//! Numbers as people write them.
+//! Formats numbers for readers.
 
 use crate::stats::{Kind, Ratio};
 
@@ -23,7 +23,7 @@ pub fn prefixed(value: f64) -> String {
     format!("{scaled:.digits$}{prefix}")
 }
 
-/// A prefixed number without digits that say nothing: `100 k`, not `100.0 k`.
+/// A prefixed number without meaningless digits: `100 k`, not `100.0 k`.
 pub fn short(value: f64) -> String {
     let text = prefixed(value);
     let (digits, prefix) = text.split_once(' ').unwrap_or((&text, ""));
@@ -39,7 +39,7 @@ pub fn short(value: f64) -> String {
     }
 }
 
-/// Three figures, or a length as people write it.
+/// A number with three significant digits, or a length in bytes.
 pub fn number(value: f64, is_bytes: bool) -> String {
     match value {
         v if is_bytes && v >= 1048576.0 && v % 1048576.0 == 0.0 => format!("{}M", v / 1048576.0),
@@ -53,7 +53,7 @@ pub fn number(value: f64, is_bytes: bool) -> String {
     }
 }
 
-/// A sentence as it begins: with a capital letter.
+/// A sentence with a capital letter at its beginning.
 pub fn capitalized(sentence: &str) -> String {
     let mut letters = sentence.chars();
     let first = letters.next();
@@ -62,13 +62,13 @@ pub fn capitalized(sentence: &str) -> String {
     })
 }
 
-/// A ratio in words: `12.5x lower`, `2.50x higher`, and below half as much again `+3.1 %`.
+/// A ratio in words: `12.5x lower`, `2.50x higher`, and below a factor of 1.5 `+3.1 %`.
 pub fn change(ratio: f64) -> String {
     Form::of(ratio).whole(ratio)
 }
 
-/// A ratio in words with what its rounds allow to say: `12.5x lower [10.0x, 14.3x]`, or with too
-/// few rounds for an interval `12.5x lower (least to most 10.0x, 14.3x)`.
+/// A ratio in words with its interval: `12.5x lower [10.0x, 14.3x]`, or with too few rounds for an
+/// interval `12.5x lower (least to most 10.0x, 14.3x)`.
 pub fn change_between(ratio: &Ratio) -> String {
     let form = Form::of_all(ratio);
     let whole = form.whole(ratio.value);
@@ -83,8 +83,8 @@ pub fn change_between(ratio: &Ratio) -> String {
     }
 }
 
-/// A ratio as the end of a sentence, with what its rounds allow to say: `12.5x lower than "kernel"
-/// (95 % interval 10.0x to 14.3x)`, `3.1 % higher than "kernel" (one round)`.
+/// A ratio as the end of a sentence, with its interval: `12.5x lower than "kernel" (95 % interval
+/// 10.0x to 14.3x)`, `3.1 % higher than "kernel" (one round)`.
 pub fn than(ratio: &Ratio, base: &str) -> String {
     let form = Form::of_all(ratio);
     let whole = match form {
@@ -107,7 +107,7 @@ pub fn than(ratio: &Ratio, base: &str) -> String {
     format!("{whole} than \"{base}\" ({sure})")
 }
 
-/// How a ratio is best said.
+/// The form in which a ratio is written.
 #[derive(Clone, Copy, PartialEq)]
 enum Form {
     Higher,
@@ -119,7 +119,7 @@ impl Form {
     fn of(ratio: f64) -> Form {
         match ratio {
             ratio if ratio >= TIMES_FROM => Form::Higher,
-            // Nothing at all is 100 % less, and no number of times lower.
+            // A ratio of zero is written as 100 % less, because no factor expresses it.
             ratio if ratio <= 1.0 / TIMES_FROM && ratio > 0.0 => Form::Lower,
             _ => Form::Percent,
         }
@@ -158,7 +158,7 @@ fn times(factor: f64) -> String {
     }
 }
 
-/// A day and time of the world's clock, from seconds since 1970.
+/// A date and time (UTC) from seconds since 1970.
 pub fn date(unix_time: u64) -> String {
     let (days, seconds) = (unix_time / 86400, unix_time % 86400);
     // Howard Hinnant's civil_from_days: years begin in March, so that leap days come last.
@@ -180,7 +180,7 @@ pub fn date(unix_time: u64) -> String {
     format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02} UTC")
 }
 
-/// From here on a change is said in times, below in percent.
+/// Larger changes are written as factors, smaller ones in percent.
 const TIMES_FROM: f64 = 1.5;
 
 #[cfg(test)]

@@ -9,13 +9,13 @@ use crate::stats::{self, Ratio};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// An improvement on the base.
+    /// Better than the base.
     Better,
-    /// The opposite.
+    /// Worse than the base.
     Worse,
-    /// The samples do not tell the two apart.
+    /// The samples do not distinguish the two.
     NoDetectableDifference,
-    /// They do, but the base differs as much from itself.
+    /// The samples differ, but the base differs from itself by as much.
     WithinNoise,
     /// Too few rounds to tell.
     TooFewRounds,
@@ -24,7 +24,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// In words.
+    /// The verdict in words.
     pub fn words(self) -> &'static str {
         match self {
             Verdict::Better => "better",
@@ -36,7 +36,8 @@ impl Verdict {
         }
     }
 
-    /// A difference has an interval that leaves out one, and exceeds the noise floor.
+    /// The verdict: a difference needs an interval that does not contain 1, and must exceed the
+    /// noise floor.
     pub fn of(
         rounds: &[(f64, f64)],
         ratio: Option<&Ratio>,
@@ -51,7 +52,7 @@ impl Verdict {
             Some(false) => return Verdict::NoDetectableDifference,
             Some(true) => {}
         }
-        // A factor is as far from one as its inverse.
+        // A factor and its inverse are at the same distance from 1.
         let distance = ratio.value.max(1.0 / ratio.value) - 1.0;
         if noise_floor.is_some_and(|floor| distance <= floor) {
             return Verdict::WithinNoise;

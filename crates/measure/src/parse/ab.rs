@@ -10,7 +10,7 @@ pub(super) fn read(output: &str) -> Result<Reading, ParseError> {
     let requests =
         number_after(output, "Complete requests:").ok_or_else(|| missing("count of requests"))?;
     let mut metrics = vec![Metric::higher("requests", rate, "requests/s")];
-    // The first of two such lines is the mean as one client saw it.
+    // The first of two such lines is the mean for one client.
     if let Some(milliseconds) = number_after(output, "Time per request:") {
         metrics.push(Metric::lower(
             "latency average",

@@ -7,7 +7,7 @@ use crate::metric::{Metric, Reading, Work};
 
 pub(super) fn read(output: &str) -> Result<Reading, ParseError> {
     let missing = |what| ParseError::missing(Tool::Iperf3, what);
-    // Warnings may stand before the document.
+    // There may be warnings before the document.
     let start = output
         .find('{')
         .ok_or_else(|| missing("JSON: add -J to the client's command"))?;
@@ -18,7 +18,7 @@ pub(super) fn read(output: &str) -> Result<Reading, ParseError> {
     }
     let end = report.get("end").ok_or_else(|| missing("`end` summary"))?;
     let number = |part: &str, field: &str| end.get(part)?.get(field)?.as_f64();
-    // `--bidir` has a second pair of sums; what arrived in both directions is the work.
+    // `--bidir` has a second pair of sums; the work is the data received in both directions.
     let received: Vec<&str> = ["sum_received", "sum_received_bidir_reverse"]
         .into_iter()
         .filter(|part| number(part, "bits_per_second").is_some())

@@ -5,8 +5,8 @@ use crate::metric::{MICROSECONDS, Metric, Reading, Work};
 
 pub(super) fn read(output: &str) -> Result<Reading, ParseError> {
     let missing = |what| ParseError::missing(Tool::Memtier, what);
-    // Headings hold single spaces ("Avg. Latency"), so columns are at least two apart; a row's
-    // cells hold none.
+    // Headings contain single spaces ("Avg. Latency"), so columns are separated by at least two; a
+    // row's cells contain none.
     let headings: Vec<&str> = output
         .lines()
         .rfind(|line| line.trim_start().starts_with("Type ") && line.contains("Ops/sec"))
@@ -49,8 +49,8 @@ pub(super) fn read(output: &str) -> Result<Reading, ParseError> {
     })
 }
 
-/// Threads, connections and requests stand above the table; a run bounded by time names seconds
-/// instead of requests, and then the rate stands for the work of one second.
+/// Threads, connections and requests are listed above the table. A run bounded by time lists
+/// seconds instead of requests; then the rate gives the work of one second.
 fn operations(output: &str) -> Option<f64> {
     let count = |label: &str| {
         output
@@ -65,8 +65,8 @@ fn operations(output: &str) -> Option<f64> {
 mod tests {
     use super::*;
 
-    /// No captured run, as the other samples are: Debian 12 does not package the tool. Written
-    /// after its documentation, and laid out as its source prints (2.x, `run_stats.cpp`:
+    /// Not a captured run as the other samples are, because Debian 12 does not package the tool.
+    /// Written after its documentation, in the layout of its source (2.x, `run_stats.cpp`:
     /// `output_table::print` and the column widths there).
     const REPORT: &str = "\
 4         Threads

@@ -1,8 +1,8 @@
-//! Reads the output of the load generators people already use.
+//! Reads the output of common load generators.
 //!
-//! A client that is none of these is measured by its wall time alone. Each reader takes the numbers
-//! the tool itself stands behind, converts latencies to microseconds, and says how much work was
-//! done, because cost is only comparable per unit of work.
+//! Any other client is measured only by its wall time. Each reader takes the numbers that the tool
+//! itself reports, converts latencies to microseconds, and returns the amount of work, because
+//! costs are only comparable per unit of work.
 
 mod ab;
 mod iperf3;
@@ -37,8 +37,8 @@ pub enum Tool {
 }
 
 impl Tool {
-    /// The load generator a client command runs, also behind `env`, `taskset`, `sh -c` and the
-    /// like.
+    /// The load generator that a client command runs, also after `env`, `taskset`, `sh -c` and
+    /// similar commands.
     pub fn of(command: &str) -> Option<Tool> {
         command.split_whitespace().find_map(|word| {
             let word = word.trim_matches(['\'', '"', ';', '(', ')']);
@@ -50,7 +50,7 @@ impl Tool {
         })
     }
 
-    /// Its name, as typed.
+    /// The name of the tool's command.
     pub fn name(self) -> &'static str {
         TOOLS
             .iter()
@@ -58,17 +58,17 @@ impl Tool {
             .map_or("", |(name, _)| *name)
     }
 
-    /// Reads what it printed.
+    /// Reads the tool's output.
     ///
     /// # Errors
     ///
-    /// When the output does not hold the numbers this tool prints at its end, or when it did no
-    /// work: some tools end well after that, and print zeros.
+    /// When the output lacks the numbers that this tool prints at its end, or when it did no work:
+    /// some tools exit successfully even then, and print zeros.
     pub fn read(self, command: &str, output: &str) -> Result<Reading, ParseError> {
         let reading = self.read_numbers(command, output)?;
         let first = reading.metrics.first();
         let is_positive = |value: f64| value.is_finite() && value > 0.0;
-        // A tool that makes several tests has a rate of each.
+        // A tool that makes several tests has a rate for each.
         let is_of_first = |metric: &&Metric| first.is_some_and(|first| first.unit == metric.unit);
         let mut rates = reading.metrics.iter().filter(is_of_first);
         let has_rates = first.is_some() && rates.all(|metric| is_positive(metric.value));
@@ -132,7 +132,7 @@ fn leading_number(text: &str) -> Option<f64> {
     text[..end].parse().ok()
 }
 
-/// The number right after `label`, wherever `label` first stands.
+/// The number right after the first occurrence of `label`.
 fn number_after(text: &str, label: &str) -> Option<f64> {
     leading_number(&text[text.find(label)? + label.len()..])
 }

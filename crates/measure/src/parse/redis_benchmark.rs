@@ -12,7 +12,7 @@ struct Test {
 }
 
 pub(super) fn read(command: &str, output: &str) -> Result<Reading, ParseError> {
-    // Progress is written over itself with carriage returns, so they end lines as well.
+    // Progress is overwritten with carriage returns, so these end lines as well.
     let lines: Vec<&str> = output.split(['\n', '\r']).map(str::trim).collect();
     let mut tests = read_csv(&lines);
     if tests.is_empty() {
@@ -51,7 +51,8 @@ pub(super) fn read(command: &str, output: &str) -> Result<Reading, ParseError> {
     })
 }
 
-/// `"GET","136986.30","0.200","0.080","0.199","0.255","0.327","0.527"` below its headings.
+/// Reads lines like `"GET","136986.30","0.200","0.080","0.199","0.255","0.327","0.527"` below their
+/// headings.
 fn read_csv(lines: &[&str]) -> Vec<Test> {
     let cells = |line: &str| -> Vec<String> {
         line.split(',')
@@ -91,7 +92,7 @@ fn read_csv(lines: &[&str]) -> Vec<Test> {
     tests
 }
 
-/// `====== GET ======`, and later its two summaries.
+/// Reads sections that begin with `====== GET ======` and end with two summaries.
 fn read_plain(lines: &[&str]) -> Vec<Test> {
     let mut tests = Vec::new();
     let mut name = None;
@@ -127,7 +128,7 @@ fn read_plain(lines: &[&str]) -> Vec<Test> {
 
 /// `GET: 137931.03 requests per second, p50=0.191 msec`
 fn read_quiet(line: &str) -> Option<Test> {
-    // A test's name may itself hold a colon: "MSET (10 keys): ...".
+    // A test's name may contain a colon: "MSET (10 keys): ...".
     let (name, numbers) = line.rsplit_once(": ")?;
     if !numbers.contains(" requests per second") {
         return None;
@@ -141,7 +142,7 @@ fn read_quiet(line: &str) -> Option<Test> {
     })
 }
 
-/// `-n`, which says how many requests each test makes; the tool's own default without it.
+/// The value of `-n`, the number of requests of each test; the tool's default if it is missing.
 fn requests_per_test(command: &str) -> Result<f64, ParseError> {
     let mut words = command.split_whitespace();
     if !words.any(|word| word == "-n") {

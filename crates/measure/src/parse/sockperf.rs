@@ -26,7 +26,7 @@ fn read_latency(output: &str, average: f64) -> Result<Reading, ParseError> {
             metrics.push(Metric::lower(name, latency, MICROSECONDS));
         }
     }
-    // The average stands second: one stall moves it, the median is what most messages see.
+    // The average comes second: one stall changes it, while the median is typical for messages.
     let at = metrics.len().min(1);
     metrics.insert(at, Metric::lower("latency average", average, MICROSECONDS));
     for (name, label) in [
@@ -34,7 +34,7 @@ fn read_latency(output: &str, average: f64) -> Result<Reading, ParseError> {
         ("messages duplicated", "# duplicated messages ="),
         ("messages out of order", "# out-of-order messages ="),
     ] {
-        // Over a stream each of these is a bug, so a round with one is not a measurement.
+        // On a stream each of these indicates a bug, so a round with one is invalid.
         if number_after(output, label).is_some_and(|count| count > 0.0) {
             return Err(ParseError(format!("sockperf reports {name}")));
         }

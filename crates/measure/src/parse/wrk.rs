@@ -1,5 +1,5 @@
-//! `wrk`, with percentiles when it was given `--latency`. A closed loop: its latencies leave out
-//! what queued while it waited.
+//! `wrk`, with percentiles if `--latency` was given. It is a closed loop: its latencies do not
+//! include the time in which a request should have been sent but the connection was waiting.
 
 use super::{ParseError, Tool, leading_number, number_after};
 use crate::metric::{MICROSECONDS, Metric, Reading, Work};
