@@ -1,4 +1,5 @@
-//! The `auto` engine: by hand or by the worker, as length and temperature make it pay.
+//! The `auto` engine: copies on the submitting thread ("by hand") or by the worker, whichever is
+//! cheaper for the length and for the memory's temperature (in a cache or not).
 
 use std::time::{Duration, Instant};
 
@@ -11,23 +12,24 @@ use crate::{Calibration, Cookie, Operation, Worker};
 
 /// The `auto` engine.
 ///
-/// - Short copies, and those whose submitter is going to wait ([`Flags::URGENT`]), are done by
-///   hand: past the cache if they are long enough and their source is cold.
-/// - Longer ones the worker gets, if it is awake. Where that pays for cold memory only, the source
-///   is touched first, with a stopwatch.
-/// - A worker that sleeps is woken for a long copy, or for many.
+/// - Short copies, and copies whose submitter is going to wait ([`Flags::URGENT`]), are made by
+///   hand. They go past the cache if they are long enough and their source is cold.
+/// - The worker gets longer copies, if it is awake. For lengths at which the worker pays only for
+///   cold memory, the engine first times some loads from the source.
+/// - A sleeping worker is woken for a long copy, or for many copies.
 pub struct Auto {
     finished: Finished,
     worker: Option<Worker>,
-    /// For targets the submitter will read ([`Flags::CACHE`]), and for others.
+    /// The lengths for targets that the submitter will read ([`Flags::CACHE`]), and for other
+    /// targets.
     copybreak_in: Copybreak,
     copybreak_out: Copybreak,
     regret: Regret,
 }
 
-/// Bytes copied by hand that an awake worker would have been given. When they add up to what would
-/// have been worth waking it for, it is woken: a stream of copies each too short for that is not
-/// kept from it for ever.
+/// Bytes copied by hand that an awake worker would have got. When they add up to a length that is
+/// worth a wake-up, the worker is woken. So a stream of copies that are each too short for a
+/// wake-up still reaches the worker.
 struct Regret {
     bytes: usize,
     last: Instant,
@@ -48,7 +50,7 @@ impl Auto {
         }
     }
 
-    /// From what length on the worker may be asked.
+    /// The length from which on the worker may be used.
     #[inline]
     fn copybreak(&self, operation: &Operation) -> Copybreak {
         if self.worker.is_none() || operation.flags.contains(Flags::URGENT) {
@@ -60,7 +62,7 @@ impl Auto {
         }
     }
 
-    /// Whether the worker is to have an operation of which it takes at least `at.awake`.
+    /// Whether the worker gets an operation that is at least `at.awake` bytes long.
     fn goes_to_worker(&mut self, operation: &Operation, at: Copybreak) -> bool {
         let Some(worker) = &self.worker else {
             return false;
@@ -83,7 +85,7 @@ impl Regret {
         }
         let now = Instant::now();
         if now.duration_since(self.last) > STREAM_GAP {
-            // The worker would have gone to sleep in between.
+            // An awake worker would have fallen asleep in between.
             self.bytes = 0;
         }
         self.last = now;
@@ -96,13 +98,13 @@ impl Regret {
     }
 }
 
-/// A shorter copy is over before the clock is read.
+/// Shorter copies do not count: reading the clock takes longer than such a copy.
 const REGRET_BYTES_MIN: usize = 4096;
 
-/// Copies that are further apart are no stream: about what a worker spins.
+/// Copies with longer gaps are not a stream. A worker spins for about this time.
 const STREAM_GAP: Duration = Duration::from_micros(50);
 
-// SAFETY: what is done by hand is over when `submit` returns; the rest is the worker's promise.
+// SAFETY: a copy by hand is over when `submit` returns; the worker promises the rest.
 unsafe impl Backend for Auto {
     fn name(&self) -> &'static str {
         "auto"

@@ -1,14 +1,14 @@
-//! The interface of an engine. Everything else is [`Channel`](crate::Channel)'s.
+//! The interface of an engine. [`Channel`](crate::Channel) does everything else.
 
 use core::any::Any;
 
 use crate::{Cookie, Operation};
 
-/// The hands of a copy engine: accepts operations, carries them out, says which are done.
+/// A copy engine: accepts operations, carries them out, and reports their outcomes.
 ///
 /// A backend keeps no history and makes no promises about order. The channel above it keeps the
-/// ledger, holds back fenced operations, finishes on the processor what the engine could not, and
-/// refuses bad ranges before they get here.
+/// ledger, holds back fenced operations, finishes the engine's incomplete operations on the
+/// processor, and refuses bad ranges before they get here.
 ///
 /// # Safety
 ///
@@ -33,13 +33,14 @@ pub unsafe trait Backend: Send + Any {
     /// target untouched by others, until its outcome is reported.
     unsafe fn submit(&mut self, cookie: Cookie, operation: &Operation) -> Result<(), Refused>;
 
-    /// Rings the doorbell: what was submitted since the last one begins now, if it had not.
+    /// Rings the doorbell: operations that were submitted since the last doorbell begin now, if
+    /// they have not begun.
     fn flush(&mut self) {}
 
-    /// Reports each outcome that is known and has not been reported.
+    /// Reports each known outcome once.
     fn poll(&mut self, report: &mut dyn FnMut(Cookie, Outcome));
 
-    /// How many of this operation's first bytes are in place. A lower bound.
+    /// The number of this operation's first bytes that are in place, as a lower bound.
     fn progress(&mut self, cookie: Cookie) -> usize {
         let _ = cookie;
         0
@@ -52,8 +53,7 @@ pub unsafe trait Backend: Send + Any {
         false
     }
 
-    /// Processor time that helpers have spent for this engine, in nanoseconds; `None` where that is
-    /// not known.
+    /// Processor time that helpers have spent for this engine, in nanoseconds; `None` if unknown.
     fn helper_cpu_ns(&self) -> Option<u64> {
         Some(0)
     }
@@ -63,9 +63,9 @@ pub unsafe trait Backend: Send + Any {
         false
     }
 
-    /// Called in the child after a fork, before anything else: the helpers stayed in the parent.
-    /// Everything that was not reported has been written off and must not be reported any more, and
-    /// nothing that belongs to the parent may be touched.
+    /// Called in the child after a fork, before any other method: the helpers stayed in the parent.
+    /// The channel has written off all unreported operations, so the backend must not report them
+    /// any more, and it must not touch anything that belongs to the parent.
     fn forget_after_fork(&mut self);
 }
 
@@ -74,16 +74,16 @@ pub unsafe trait Backend: Send + Any {
 pub enum Refused {
     /// No queue entry is free just now.
     Full,
-    /// Not something this engine does.
+    /// This engine does not support the operation.
     Unable,
 }
 
-/// How an operation ended, as its engine tells it.
+/// The end of an operation, as its engine reports it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
     /// All of it is in place.
     Done {
-        /// The CRC-32C, for an operation that asked for it.
+        /// The CRC-32C, for an operation that computes it.
         crc32c: u32,
     },
     /// The first `bytes` are in place, then the engine met an address it could not use.
@@ -98,6 +98,6 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// Done, and no CRC was asked for.
+    /// Done, without a CRC.
     pub const DONE: Outcome = Outcome::Done { crc32c: 0 };
 }

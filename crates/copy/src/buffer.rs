@@ -1,10 +1,10 @@
-//! Registered buffers: memory that an engine may use however it reaches it.
+//! Registered buffers: memory that any engine may use, whatever its way to reach memory.
 //!
-//! A device reaches memory by address translations of its own. If a fork makes a page copy-on-write
-//! while the device writes it, the process's next store moves the process to a new page and the
-//! device goes on writing the old one: bytes are lost without an error. That, with concurrent
+//! A device reaches memory by its own address translations. If a fork makes a page copy-on-write
+//! while the device writes it, the process's next store moves the process to a new page. The device
+//! goes on writing the old page, so bytes are lost without an error. This problem, with concurrent
 //! receives, ended the kernel's `net_dma`. A buffer's pages are therefore marked to be wiped in a
-//! child: they are never shared, so never copied. The child finds zeros.
+//! child: they are never shared, so they are never copied. The child finds zeros.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -1,6 +1,6 @@
 //! The C interface: `include/toehold_copy.h`, which documents it.
 //!
-//! No panic crosses: what would panic in Rust is checked here first.
+//! No panic crosses into C: this module first checks everything that would panic in Rust.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -318,7 +318,7 @@ pub unsafe extern "C" fn toehold_copy_wait_through(
     })
 }
 
-/// Waits by `wait`, which is false when the time is over; the answer in C's form.
+/// Calls `wait`, which is false when the time is over, and returns the result in C's form.
 fn waited(
     channel: Option<&mut Channel>,
     cookie: u64,

@@ -1,4 +1,4 @@
-//! A channel to a copy engine: one producer's view of work submitted and done.
+//! A channel to a copy engine: one producer's view of its submitted and finished operations.
 
 use alloc::boxed::Box;
 
@@ -12,13 +12,13 @@ use crate::{Cookie, Operation};
 
 /// A channel to a copy engine, for one producer.
 ///
-/// Operations go in with [`submit`](Self::submit) and get consecutive cookies; the engine may
-/// finish them in any order; [`poll`](Self::poll) learns of that and returns the *watermark*, the
-/// last cookie up to which everything is over. [`progress`](Self::progress) tells how much of one
-/// that is still running can be used already.
+/// [`submit`](Self::submit) gives operations consecutive cookies. The engine may finish them in any
+/// order. [`poll`](Self::poll) takes the engine's reports and returns the *watermark*: the
+/// operations of all cookies up to it are over. [`progress`](Self::progress) returns how many bytes
+/// of a running operation can be used already.
 ///
-/// An operation is *held* while it is fenced or while the engine's queue is full, and handed over
-/// by a later poll. The processor does the operations that an engine cannot do, or does not finish:
+/// An operation is *held* while it is fenced or while the engine's queue is full; a later poll
+/// hands it over. The processor does the operations that an engine cannot do or does not finish, so
 /// a channel always works.
 ///
 /// Dropping a channel waits for everything in flight. Memory in the safe interface is tied to
@@ -26,11 +26,11 @@ use crate::{Cookie, Operation};
 ///
 /// # Fork
 ///
-/// In the child of a fork, everything that was in flight ends as [`Fault::Forked`] (the parent's
-/// engine goes on in the parent's memory only), and what is submitted from then on is done by the
-/// processor. Never lend an engine private memory that a fork may copy on write *and* that the
-/// child relies on: the child has the bytes as they were at that instant. [`Buffer`](crate::Buffer)
-/// is never copied.
+/// In the child of a fork, all operations in flight end as [`Fault::Forked`], because the parent's
+/// engine goes on in the parent's memory only. The processor does all later operations of the
+/// child. Never lend an engine private memory that a fork may copy on write *and* that the child
+/// relies on: the child has the bytes as they were at the fork. [`Buffer`](crate::Buffer) is never
+/// copied.
 pub struct Channel {
     backend: Box<dyn Backend>,
     ledger: Ledger,
@@ -38,7 +38,7 @@ pub struct Channel {
     ///
     /// Invariant: watermark <= handed <= issued.
     handed: Cookie,
-    /// Something was handed over since the last doorbell.
+    /// An operation was handed over since the last doorbell.
     unrung: bool,
     recovery: Recovery,
     counters: Counters,
@@ -52,7 +52,7 @@ pub enum Recovery {
     /// The processor finishes it, and it counts as done.
     #[default]
     Processor,
-    /// It ends as [`Status::Failed`].
+    /// The operation ends as [`Status::Failed`].
     Report,
 }
 
@@ -61,7 +61,7 @@ pub enum Recovery {
 pub struct Counters {
     /// Operations accepted.
     pub submitted: u64,
-    /// Operations over, however they ended.
+    /// Operations that are over, with any outcome.
     pub completed: u64,
     /// Bytes of operations that ended well.
     pub bytes: u64,
@@ -104,8 +104,8 @@ impl Channel {
         self.recovery = recovery;
     }
 
-    /// Submits an operation. It begins at once, or with the batch's doorbell, whichever the engine
-    /// does.
+    /// Submits an operation. The engine decides whether it begins at once or with the batch's
+    /// doorbell.
     ///
     /// # Errors
     ///
@@ -117,12 +117,12 @@ impl Channel {
     /// or this channel has been dropped), whatever happens to this `Channel` value:
     /// - the source is readable and nobody writes it, unless any mixture of old and new bytes is
     ///   acceptable;
-    /// - the target is writable and nobody reads or writes it, except for reading the bytes that
-    ///   [`progress`](Self::progress) has reported; or it is memory that several processes share
-    ///   and that nobody trusts ([`from_shared`](crate::from_shared)).
+    /// - the target is writable, and nobody reads or writes it, except for reading the bytes that
+    ///   [`progress`](Self::progress) has reported; or the target is untrusted memory shared by
+    ///   several processes ([`from_shared`](crate::from_shared)).
     ///
-    /// An address that is not mapped ends the process with SIGSEGV, or the operation with a fault,
-    /// whichever the engine does.
+    /// An unmapped address ends the process with SIGSEGV, or the operation with a fault, depending
+    /// on the engine.
     #[inline]
     pub unsafe fn submit(&mut self, operation: Operation) -> Result<Cookie, SubmitError> {
         operation.check()?;
@@ -201,8 +201,8 @@ impl Channel {
         }
     }
 
-    /// Learns what has ended, hands over what was held, and returns the watermark: every operation
-    /// up to and including that cookie is over.
+    /// Takes the engine's reports, hands over held operations, and returns the watermark: every
+    /// operation up to and including that cookie is over.
     #[inline]
     pub fn poll(&mut self) -> Cookie {
         self.check_fork();
@@ -218,8 +218,8 @@ impl Channel {
         self.ledger.watermark()
     }
 
-    /// How an operation stands. Learns nothing new except a pending operation's progress: poll
-    /// first.
+    /// The status of an operation as of the last [`poll`](Self::poll), with the current progress of
+    /// a pending operation.
     ///
     /// # Panics
     ///
@@ -320,13 +320,13 @@ impl Channel {
         self.counters
     }
 
-    /// Processor time that the engine's helpers have spent so far, in nanoseconds. It is a cost of
-    /// the copies, wherever it was spent. `None` where that is not known.
+    /// Processor time that the engine's helpers have spent so far, in nanoseconds: a part of the
+    /// copies' cost. `None` if unknown.
     pub fn helper_cpu_ns(&self) -> Option<u64> {
         self.backend.helper_cpu_ns()
     }
 
-    /// Takes the engine back without waiting for what it has: for an engine that is given up.
+    /// Takes the engine back without waiting for its operations: for an engine that is given up.
     #[cfg(feature = "std")]
     pub(crate) fn into_backend(mut self) -> Box<dyn Backend> {
         let retired = core::mem::replace(&mut self.backend, Box::new(crate::Cpu::new()));
@@ -459,7 +459,8 @@ impl Channel {
         Ok(())
     }
 
-    /// Writes off what the parent has in flight, when this process has become a child since.
+    /// Writes off the parent's operations in flight, if this process is a child that was forked
+    /// since.
     #[inline]
     fn check_fork(&mut self) {
         #[cfg(feature = "std")]
@@ -494,7 +495,7 @@ impl Drop for Channel {
     }
 }
 
-/// Enters how an operation ended; finishes on the processor what its engine did not.
+/// Enters the outcome of an operation, after finishing it on the processor if its engine did not.
 #[inline]
 fn settle(
     ledger: &mut Ledger,
@@ -530,12 +531,13 @@ fn settle(
     ledger.end(cookie, Ok(crc32c));
 }
 
-/// Walks a list of sources and a list of targets side by side, in pieces that are whole in both.
+/// Walks a list of sources and a list of targets side by side. Each piece lies in one part of both
+/// lists.
 #[derive(Clone)]
 struct Pieces<'a> {
     sources: &'a [(*const u8, usize)],
     targets: &'a [(*mut u8, usize)],
-    /// Bytes used of the first of each.
+    /// Bytes used of the first source and of the first target.
     used: (usize, usize),
 }
 
@@ -588,5 +590,6 @@ impl Iterator for Pieces<'_> {
     }
 }
 
-/// How often a spinning waiter reads the clock: it costs as much as several looks.
+/// A spinning waiter reads the clock once in this many looks: reading the clock costs as much as
+/// several looks.
 const CLOCK_LOOKS: u64 = 64;

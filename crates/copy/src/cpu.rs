@@ -1,5 +1,5 @@
-//! The processor itself: does the work at submission. The reference every other engine is compared
-//! with, and the hands that finish what another engine could not.
+//! The `cpu` engine: the processor does the work at submission. Every other engine is compared with
+//! it, and it finishes the operations that another engine could not.
 
 use alloc::vec::Vec;
 

@@ -1,8 +1,8 @@
 //! CRC-32C (Castagnoli), and a copy that computes it in the same pass.
 //!
-//! The bytes are copied a block at a time and summed from the private side while they are in the
-//! first-level cache, never read twice from a source that somebody else could change between the
-//! two.
+//! The bytes are copied a block at a time, and summed from the private side while they are in the
+//! first-level cache. They are never read twice from the source: a peer could change it between two
+//! reads.
 
 /// Continues `crc` (zero to begin) over `bytes`.
 pub fn crc32c(crc: u32, bytes: &[u8]) -> u32 {

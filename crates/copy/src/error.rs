@@ -7,7 +7,7 @@ use core::fmt;
 pub enum SubmitError {
     /// Every entry of the channel holds an operation that has not completed: poll, then try again.
     Full,
-    /// Source and target overlap: a copy of overlapping bytes by several hands has no defined
+    /// Source and target overlap: a copy of overlapping bytes in parallel parts has no defined
     /// result.
     Overlap,
     /// A null pointer with a length.

@@ -1,7 +1,7 @@
-//! The `fault` engine: does everything an engine may do to its user, and little of what it should.
+//! The `fault` engine: shows every fault that an engine may have.
 //!
-//! For tests of everything built on a channel. One seed decides; the same seed misbehaves the same
-//! way.
+//! For tests of everything built on a channel. One seed decides all faults, so a run can be
+//! repeated.
 
 use alloc::collections::VecDeque;
 
@@ -32,8 +32,8 @@ pub struct Mischief {
     pub gone_after: u64,
 }
 
-/// The engine. It writes an operation's bytes a little at a time, from poll to poll, so that a user
-/// who looks at bytes before they are reported finds them missing.
+/// The engine. Each poll writes some of an operation's bytes. So a user that reads bytes before
+/// they are reported finds them missing.
 pub struct Faulty {
     mischief: Mischief,
     random: SplitMix64,
@@ -143,7 +143,7 @@ unsafe impl Backend for Faulty {
 }
 
 impl Pending {
-    /// Another poll has passed: some more bytes are in place, but never all.
+    /// Counts a poll and writes some more bytes, but never the last.
     fn advance(&mut self) {
         self.polls_left -= 1;
         let limit = self.stop_at.unwrap_or(self.operation.len);

@@ -1,13 +1,13 @@
-//! Noticing that this process is a fork, without asking the kernel each time.
+//! Detects that this process is a fork, without a system call each time.
 //!
-//! An engine's helper thread stays in the parent. A channel that finds itself in the child must not
-//! wait for it. One page that the kernel wipes in the child (`MADV_WIPEONFORK`) tells: a zero there
-//! is news. The epoch counts the generations of this process family as seen from here.
+//! An engine's helper thread stays in the parent, so a channel in the child must not wait for it.
+//! The kernel wipes one page in the child (`MADV_WIPEONFORK`): a zero there means that this process
+//! was forked. The epoch grows from parent to child.
 
 use crate::sync::os::{AtomicU64, Ordering::Relaxed};
 use std::sync::OnceLock;
 
-/// The epoch of this process. A channel that was made in another one came here by fork.
+/// The epoch of this process. A channel with another epoch came from the parent by fork.
 #[inline]
 pub(crate) fn epoch() -> u64 {
     // Relaxed everywhere: a fork leaves one thread, which sees all of its own memory.

@@ -1,5 +1,5 @@
-//! The record of what was asked and how it ended: completions in any order beneath, one watermark
-//! above.
+//! The record of a channel's operations and their outcomes. Operations complete in any order; one
+//! watermark summarises them.
 //!
 //! ```text
 //!   cookie     5     6     7     8     9    10
@@ -16,7 +16,7 @@ use alloc::vec::Vec;
 use crate::error::Fault;
 use crate::{Cookie, Operation};
 
-/// Where an operation stands.
+/// The status of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Status {
     /// Not finished; the memory is in use.
@@ -31,7 +31,7 @@ pub enum Status {
     },
     /// Ended without finishing.
     Failed(Fault),
-    /// Ended so long ago that its entry has been used again.
+    /// The operation ended so long ago that its entry has been used again.
     Retired,
 }
 
@@ -75,7 +75,7 @@ impl Ledger {
         }
     }
 
-    /// Enters an operation, or says that every entry is in use.
+    /// Enters an operation; an error if every entry is in use.
     #[inline]
     pub(crate) fn begin(&mut self, operation: Operation) -> Option<Cookie> {
         if self.vacant() == 0 {
@@ -90,7 +90,8 @@ impl Ledger {
         Some(self.issued)
     }
 
-    /// Notes how a pending operation ended, and advances the watermark over all that is over.
+    /// Notes the outcome of a pending operation, and advances the watermark over all operations
+    /// that are over.
     #[inline]
     pub(crate) fn end(&mut self, cookie: Cookie, how: Result<u32, Fault>) {
         assert!(
@@ -120,7 +121,7 @@ impl Ledger {
             && self.entries[self.at(cookie)].ended.is_none()
     }
 
-    /// Where an operation stands, but for the progress of a pending one.
+    /// The status of an operation, without the progress of a pending one.
     pub(crate) fn status(&self, cookie: Cookie) -> Status {
         if cookie.get() + self.entries.len() as u64 <= self.issued.get() {
             return Status::Retired;

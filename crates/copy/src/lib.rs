@@ -19,15 +19,14 @@
 //!
 //! - `operation`, `cookie`: a piece of work, and its name; `channel`, `ledger`, `scope`, `wait`:
 //!   from its submission to its end; `error`: how that goes wrong.
-//! - `backend`, `open`: what an engine is, and how one is chosen. The engines: `cpu`, `worker`,
+//! - `backend`, `open`: the interface of an engine, and its choice. The engines: `cpu`, `worker`,
 //!   `auto`, [`dsa`], `dmadev`, and `fault` for tests.
 //! - `buffer`, `fork`: memory that devices may use, and forks of its owner.
 //! - `calibration`, `residency`: the cost of copying here, and whether memory is in a cache.
 //! - `nontemporal`, `crc32c`: copies past the cache, and with a checksum.
 //! - `capi`: the interface for C; `sync`: atomics, from one place.
 //!
-//! The crate's README tells what each engine is good for, where it loses, and what is not
-//! supported.
+//! The crate's README describes the strengths, the weaknesses and the limits of each engine.
 
 #![cfg_attr(not(feature = "std"), no_std)]
 

@@ -1,11 +1,11 @@
 //! Copies past the cache: non-temporal stores, in one stream or four, fetched ahead.
 //!
 //! An ordinary store to a line that is not in the cache first reads the line from memory, and then
-//! pushes something else out. A non-temporal store does neither, so a large copy of cold memory
-//! saves a third of its traffic and leaves the caller's working set where it was. On some
-//! processors walking four pages side by side, which keeps four streams of the hardware prefetcher
-//! and four memory banks busy, is worth as much again; on others, whose prefetcher follows one
-//! stream far enough, it loses all that was gained. Calibration measures which it is.
+//! evicts another line. A non-temporal store does neither. So a large copy of cold memory saves a
+//! third of its traffic, and the caller's working set stays in the cache. On some processors it is
+//! even faster to copy four pages side by side, which keeps four streams of the hardware prefetcher
+//! and four memory banks busy. On other processors, whose prefetcher follows one stream far enough,
+//! four streams lose the whole gain. Calibration measures both ways.
 //!
 //! ```text
 //!             stream 0    stream 1    stream 2    stream 3
@@ -15,8 +15,9 @@
 //!
 //! Streams are a page apart; those of the last, shorter group are as far apart as it has lines for.
 //!
-//! It loses when the target is in the cache (its lines are thrown out), or will be read soon. Hence
-//! [`Flags::CACHE`], and the probing `auto` engine.
+//! Non-temporal stores are slower if the target is in the cache, because they evict its lines, or
+//! if the target will be read soon. Hence [`Flags::CACHE`], and the timed loads of the `auto`
+//! engine.
 //!
 //! Non-temporal stores are weakly ordered: an `sfence` at the end of every copy makes them visible
 //! before anything that is stored afterwards, so a Release store publishes them like ordinary ones.
@@ -79,11 +80,11 @@ unsafe impl Backend for CpuNt {
     }
 }
 
-/// Below this a copy is a few hundred nanoseconds, and the fence and the lost cache lines cost
+/// A shorter copy takes a few hundred nanoseconds; the fence and the lost cache lines would cost
 /// more.
 pub const NT_BYTES_MIN: usize = 64 * 1024;
 
-/// Copies past the cache where the processor can, otherwise like [`from_shared`].
+/// Copies past the cache if the processor supports it, otherwise like [`from_shared`].
 ///
 /// # Safety
 ///
@@ -155,13 +156,13 @@ fn fence_stores() {
     unsafe { core::arch::asm!("sfence", options(nostack, preserves_flags)) };
 }
 
-/// Lets calibration say in how many streams to copy: 1 or 4.
+/// Sets the number of streams, for calibration: 1 or 4.
 #[cfg(feature = "std")]
 pub(crate) fn set_streams(streams: u32) {
     STREAMS.store(streams, Relaxed);
 }
 
-/// How many streams. Relaxed: it is a number by itself, and any value gives a correct copy.
+/// The number of streams. Relaxed: no other data depends on it, and any value gives a correct copy.
 static STREAMS: AtomicU32 = AtomicU32::new(4);
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -172,15 +173,15 @@ fn has_avx() -> bool {
     return has_avx_asked();
 }
 
-/// Whether the processor has AVX and the system keeps its registers (Intel's manual, volume 1,
-/// 14.3). Asked once: in a virtual machine the answer comes from the host, microseconds later.
+/// Whether the processor has AVX and the system saves its registers (Intel's manual, volume 1,
+/// 14.3). CPUID runs once: in a virtual machine the host answers it, which takes microseconds.
 #[cfg(all(target_arch = "x86_64", not(miri), any(test, not(feature = "std"))))]
 fn has_avx_asked() -> bool {
     const OSXSAVE_AND_AVX: u32 = 0b11 << 27;
     const XMM_AND_YMM: u32 = 0b110;
     const UNASKED: u32 = 2;
     static ANSWER: AtomicU32 = AtomicU32::new(UNASKED);
-    // Relaxed: whoever asks gets the same answer.
+    // Relaxed: every thread computes the same answer.
     let answer = ANSWER.load(Relaxed);
     if answer != UNASKED {
         return answer == 1;

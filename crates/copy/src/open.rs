@@ -1,18 +1,18 @@
-//! Choosing an engine by name, with the processor as the one that always works.
+//! Chooses an engine by name. The processor is the fallback, which always works.
 
 use crate::dsa::Dsa;
 use crate::{Auto, Calibration, Channel, Cpu, CpuNt, Worker, WorkerOptions};
 
-/// An opened channel, and what there was to say about it.
+/// An opened channel, with notes about the choice of its engine.
 pub struct Opened {
-    /// The channel. It works, whatever the notes say.
+    /// The channel. It works in any case.
     pub channel: Channel,
     /// One sentence for each wish that could not be met, and how a device was reached.
     pub notes: Vec<String>,
 }
 
-/// Opens a channel to the engine of this name, or to the one that `TOEHOLD_COPY_ENGINE` names, or
-/// to `auto`. When that is not to be had, a note says why, and the processor does the work.
+/// Opens a channel to the engine of this name, or to the engine that `TOEHOLD_COPY_ENGINE` names,
+/// or to `auto`. If that engine is not available, a note says why, and the processor does the work.
 ///
 /// ```
 /// let opened = toehold_copy::open(Some("warp-drive"), 64);
@@ -96,16 +96,16 @@ pub fn names() -> Vec<&'static str> {
     ]
 }
 
-/// An engine and whether it can be had here.
+/// An engine, and whether it is available here.
 pub(crate) struct Engine {
     pub(crate) name: &'static str,
     /// A description of the engine.
     pub(crate) about: String,
-    /// Why it cannot be had here, if so.
+    /// Why the engine is not available here; `None` if it is.
     pub(crate) missing: Option<String>,
 }
 
-/// Every engine, and whether it can be had here.
+/// Every engine, and whether it is available here.
 pub(crate) fn survey() -> Vec<Engine> {
     let engine = |name, about: &str| Engine {
         name,
@@ -147,7 +147,7 @@ fn nontemporal_about() -> &'static str {
     }
 }
 
-/// Why the engine of this name cannot be had here: `None` when it can.
+/// Why the engine of this name is not available here; `None` if it is.
 pub fn why_missing(name: &str) -> Option<String> {
     match survey().into_iter().find(|engine| engine.name == name) {
         Some(engine) => engine.missing,

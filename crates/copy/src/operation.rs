@@ -11,7 +11,7 @@ pub enum Kind {
     Copy,
     /// Repeats an eight-byte pattern over the target.
     Fill,
-    /// Copies, and computes the CRC-32C of what was copied in the same pass.
+    /// Copies, and computes the CRC-32C of the copied bytes in the same pass.
     CopyCrc32c,
 }
 
@@ -25,13 +25,14 @@ impl Flags {
     /// Begins only when every earlier operation of the channel has completed. Without it operations
     /// may run and complete in any order, even when one reads what another writes.
     pub const FENCE: Flags = Flags(1);
-    /// The target will be read soon, by the processor that submits: prefer leaving it in the cache.
+    /// The submitting processor will read the target soon: leave the target in the cache if
+    /// possible.
     pub const CACHE: Flags = Flags(2);
     /// Rings the engine's doorbell with this operation. Without it submissions gather until
     /// [`Channel::flush`](crate::Channel::flush), a poll or a wait: one doorbell for the batch.
     pub const SUBMIT_NOW: Flags = Flags(4);
 
-    /// The submitter is going to wait for it at once: there is nothing to overlap it with.
+    /// The submitter is going to wait for the operation at once, and has no other work meanwhile.
     pub const URGENT: Flags = Flags(8);
 
     /// True when every flag of `other` is set.
@@ -60,8 +61,8 @@ impl BitOr for Flags {
     }
 }
 
-/// One piece of work for an engine. Making one is safe, for it only names memory; submitting it is
-/// not.
+/// One piece of work for an engine. Making an operation is safe, because it only names memory.
+/// Submitting it is unsafe.
 #[derive(Clone, Copy, Debug)]
 pub struct Operation {
     pub(crate) source: *const u8,
@@ -174,7 +175,7 @@ impl Operation {
         self.value
     }
 
-    /// Refuses what no engine could do right: null, wrapping and overlapping ranges.
+    /// Refuses ranges that no engine could copy correctly: null, wrapping and overlapping ranges.
     #[inline]
     pub(crate) fn check(&self) -> Result<(), SubmitError> {
         if self.len == 0 {
@@ -199,8 +200,8 @@ impl Operation {
         Ok(())
     }
 
-    /// The rest of this operation after its first `done` bytes. A CRC cannot be entered half-way
-    /// without the value so far, so it starts over.
+    /// The rest of this operation after its first `done` bytes. A CRC cannot continue without its
+    /// value so far, so a CRC operation starts over.
     ///
     /// # Safety
     ///

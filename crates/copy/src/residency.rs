@@ -1,16 +1,16 @@
-//! Finding out whether memory is in a cache, by touching four lines of it with a stopwatch.
+//! Detects whether memory is in a cache, by the time of loads from four of its lines.
 //!
-//! Hot memory wants an ordinary copy, cold memory a non-temporal one, and the caller cannot tell
-//! which it has. Four loads can: they run side by side, and the slowest of them takes several times
-//! as long when it comes from memory. They are spread over the source, so that memory of which only
-//! a part was used is not judged by that part alone.
+//! An ordinary copy is faster for memory in a cache (hot), a non-temporal copy for other memory
+//! (cold), and the caller does not know which it has. Four parallel loads show the difference: if
+//! one of them has to go to memory, they take several times as long. The loads are spread over the
+//! source, so that a recently used part does not decide alone.
 
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 
 use crate::nontemporal::{NT_BYTES_MIN, copy_nontemporal};
 use crate::{from_shared, prefetch};
 
-/// Copies with whichever of `memcpy` and non-temporal stores suits the memory at hand.
+/// Copies by `memcpy` or by non-temporal stores, whichever suits the memory.
 ///
 /// # Safety
 ///
@@ -37,7 +37,7 @@ pub(crate) unsafe fn is_cold(source: *const u8, len: usize) -> bool {
     unsafe { touch_ticks(source, len) > u64::from(COLD_TICKS.load(Relaxed)) }
 }
 
-/// How long four loads take, spread over the source.
+/// The time of four loads, spread over the source, in ticks.
 ///
 /// # Safety
 ///
@@ -48,17 +48,18 @@ pub(crate) unsafe fn touch_ticks(source: *const u8, len: usize) -> u64 {
         // SAFETY: `len` is not zero, so this is less than `len`.
         unsafe { touch(source.add(len / 8 * part + len % 8 / 2)) };
     }
-    // Whatever comes next begins with these lines: they are fetched while the loads are waited for.
+    // The copy that follows begins with these lines, so they are fetched while the loads are under
+    // way.
     for line in 0..LINES_AHEAD {
         prefetch::for_read(source.wrapping_add(line * LINE_BYTES));
     }
     ticks().wrapping_sub(begin)
 }
 
-/// As many as a processor can have under way besides.
+/// As many further loads as a processor can have under way.
 const LINES_AHEAD: usize = 12;
 
-/// Loads a byte and forgets it: nobody else may rely on a byte that a peer can be writing, and it
+/// Loads a byte and discards it. Its value must not be used: a peer may be writing the byte, or it
 /// may be uninitialized.
 ///
 /// # Safety
@@ -90,8 +91,8 @@ unsafe fn touch(at: *const u8) {
     let _ = at;
 }
 
-/// Drops a range from every cache of the machine, where the processor lets a program do that; true
-/// if it did.
+/// Drops a range from every cache of the machine, if the processor lets a program do that. True if
+/// it did.
 ///
 /// For measuring: a copy of evicted memory is what a copy engine competes with.
 ///
@@ -128,8 +129,8 @@ pub unsafe fn evict(at: *const u8, len: usize) -> bool {
     }
 }
 
-/// Whether lines can be flushed several at a time, which is many times faster. Asked once: in a
-/// virtual machine the answer comes from the host, microseconds later.
+/// Whether lines can be flushed several at a time, which is many times faster. CPUID runs once: in
+/// a virtual machine the host answers it, which takes microseconds.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 fn has_clflushopt() -> bool {
     use core::arch::x86_64::{__cpuid, __cpuid_count};
@@ -148,8 +149,8 @@ fn has_clflushopt() -> bool {
 
 const LINE_BYTES: usize = 64;
 
-/// Lets calibration say how many ticks four loads take that are neither hot nor cold. Relaxed: it
-/// is a number by itself, and any value gives a correct copy.
+/// Sets the number of ticks of four loads above which memory counts as cold, for calibration.
+/// Relaxed: no other data depends on it, and any value gives a correct copy.
 #[cfg(feature = "std")]
 pub(crate) fn set_cold_ticks(ticks: u32) {
     COLD_TICKS.store(ticks.max(1), Relaxed);
@@ -159,14 +160,14 @@ pub(crate) fn set_cold_ticks(ticks: u32) {
 /// outer one 100 to 200, from memory 400 and more.
 static COLD_TICKS: AtomicU32 = AtomicU32::new(280);
 
-/// Lets calibration say from what length on cold memory is better copied past the cache;
+/// Sets the length from which on cold memory is copied past the cache, for calibration;
 /// `usize::MAX` for never.
 #[cfg(feature = "std")]
 pub(crate) fn set_nontemporal_from(bytes: usize) {
     NONTEMPORAL_FROM.store(bytes.max(NT_BYTES_MIN), Relaxed);
 }
 
-/// From what length on cold memory is better copied past the cache. Relaxed, as above.
+/// The length from which on cold memory is copied past the cache. Relaxed, as above.
 #[inline]
 pub(crate) fn nontemporal_from() -> usize {
     NONTEMPORAL_FROM.load(Relaxed)
@@ -174,7 +175,7 @@ pub(crate) fn nontemporal_from() -> usize {
 
 static NONTEMPORAL_FROM: AtomicUsize = AtomicUsize::new(NT_BYTES_MIN);
 
-/// A clock that is cheap to read and runs evenly. Where there is none all memory looks hot.
+/// A clock that is cheap to read and runs evenly. Without such a clock all memory looks hot.
 #[inline]
 pub(crate) fn ticks() -> u64 {
     #[cfg(all(target_arch = "x86_64", not(miri)))]

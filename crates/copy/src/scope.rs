@@ -1,9 +1,9 @@
 //! The safe interface: memory is lent for a scope, and the scope does not end before the copies do.
 //!
 //! A handle that waits in its destructor is not enough: a handle can be forgotten, and the memory
-//! would be freed under the engine. So the loan is the scope's, as with [`std::thread::scope`]:
-//! whatever happens to the tickets, leaving the scope, by return or by panic, waits for everything
-//! that was submitted in it.
+//! would be freed while the engine uses it. So the loan belongs to the scope, as with
+//! [`std::thread::scope`]. Leaving the scope, by return or by panic, waits for all operations that
+//! were submitted in it, even if their tickets were forgotten.
 
 use core::cell::RefCell;
 use core::marker::PhantomData;
@@ -18,7 +18,8 @@ use crate::wait::Waiting;
 use crate::{Channel, Cookie, Operation};
 
 impl Channel {
-    /// Runs `body`, in which memory can be lent to the engine, and waits for all that was lent.
+    /// Runs `body`, in which memory can be lent to the engine, and waits for all operations on lent
+    /// memory.
     ///
     /// ```
     /// use toehold_copy::{Channel, Cpu, Waiting};
@@ -72,7 +73,7 @@ impl Channel {
 /// A scope in which memory can be lent to an engine: see [`Channel::scope`].
 pub struct Scope<'scope, 'env: 'scope> {
     channel: RefCell<Drained<'env>>,
-    /// How operations ended whose entries were used again, if it was worth remembering.
+    /// The statuses of operations whose entries were used again, unless they are plain success.
     kept: RefCell<BTreeMap<Cookie, Status>>,
     /// Invariant in `'scope`, so that it cannot be shortened to a loan that ends earlier.
     scope: PhantomData<&'scope mut &'scope ()>,
@@ -140,7 +141,7 @@ impl<'scope> Scope<'scope, '_> {
         self.lend(Operation::fill(target.as_mut_ptr(), target.len(), pattern))
     }
 
-    /// Rings the engine's doorbell: what was lent so far begins, if it had not.
+    /// Rings the engine's doorbell: operations submitted so far begin, if they have not begun.
     pub fn flush(&self) {
         self.channel.borrow_mut().0.flush();
     }
@@ -168,8 +169,8 @@ impl<'scope> Scope<'scope, '_> {
         }
     }
 
-    /// Remembers how the operation ended whose entry the next one takes, unless it simply ended
-    /// well.
+    /// Remembers the status of the operation whose entry the next operation takes, unless it is
+    /// plain success.
     fn keep_evicted(&self, channel: &mut Channel) {
         let next = channel.issued().get() + 1;
         if let Some(old) = next
@@ -201,7 +202,7 @@ impl<'scope> Ticket<'_, 'scope> {
         self.cookie
     }
 
-    /// The bytes that are in place, from the beginning on, while the rest is still coming.
+    /// The bytes at the target's beginning that are in place already.
     pub fn ready(&self) -> &[u8] {
         let bytes = match self.scope.look(self.cookie) {
             Status::Pending { bytes } => bytes,

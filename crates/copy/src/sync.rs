@@ -1,5 +1,5 @@
-//! The atomics of this crate, from one place: loom's when the model checker runs, else the
-//! platform's. And one thing neither has: a word to sleep on.
+//! The atomics of this crate, from one place: loom's when the model checker runs, otherwise the
+//! platform's. Also a word to sleep on, which neither has.
 
 #[cfg(loom)]
 pub(crate) use loom::{
@@ -95,8 +95,8 @@ impl Gate {
         };
     }
 
-    /// Models the kernel's futex: it looks at the word and goes to sleep in one step, as the waker
-    /// sees it.
+    /// Models the kernel's futex: for the waker, the look at the word and the falling asleep are
+    /// one step.
     #[cfg(loom)]
     pub(crate) fn sleep(&self, expected: u32, _timeout_ns: u64) {
         let guard = self.model.0.lock().unwrap();
@@ -113,7 +113,7 @@ impl Gate {
     }
 }
 
-/// The processor this thread runs on, or did a moment ago.
+/// The processor on which this thread runs, or ran a moment ago.
 pub(crate) fn processor() -> u32 {
     #[cfg(loom)]
     return 0;
@@ -125,9 +125,9 @@ pub(crate) fn processor() -> u32 {
     }
 }
 
-/// Half of a fence for the side that runs often. Only the compiler is held back, because the other
-/// side, which runs rarely, makes every processor of this process pass a full fence:
-/// [`fence_heavy`].
+/// The cheap half of a fence, for the side that runs often. It only stops reordering by the
+/// compiler. The side that runs rarely calls [`fence_heavy`], which makes every processor of this
+/// process pass a full fence.
 ///
 /// A store before `fence_light` and a load after it, against a store before `fence_heavy` and a
 /// load after it: at least one of the two loads sees the other side's store. As with two full
@@ -143,9 +143,9 @@ pub(crate) fn fence_light() {
     fence(Ordering::SeqCst);
 }
 
-/// The other half of [`fence_light`]. False when the kernel stopped providing it (a system call
-/// filter that was installed since): the caller may then miss the other side's store, and must not
-/// rely on it.
+/// The other half of [`fence_light`]. False when the kernel no longer provides the barrier, for
+/// example because of a system call filter that was installed since. The caller may then miss the
+/// other side's store, and must not rely on seeing it.
 #[must_use]
 pub(crate) fn fence_heavy() -> bool {
     #[cfg(not(loom))]
@@ -157,7 +157,8 @@ pub(crate) fn fence_heavy() -> bool {
     true
 }
 
-/// `membarrier(2)`: a full fence on every processor that runs this process, when one thread asks.
+/// `membarrier(2)`: one thread's call makes every processor that runs this process pass a full
+/// fence.
 #[cfg(not(loom))]
 pub(crate) mod membarrier {
     use core::sync::atomic::{AtomicBool, Ordering, fence};
@@ -165,11 +166,12 @@ pub(crate) mod membarrier {
     const REGISTER: libc::c_int = 1 << 4;
     const PRIVATE_EXPEDITED: libc::c_int = 1 << 3;
 
-    /// Set once, before the first queue exists, and never cleared: so both sides of a queue see the
-    /// same answer, and Relaxed is enough.
+    /// Set once, before the first queue exists, and never cleared. So both sides of a queue see the
+    /// same value, and Relaxed is enough.
     static READY: AtomicBool = AtomicBool::new(false);
 
-    /// Asks the kernel for the service. It is inherited by fork and needs no privilege.
+    /// Registers for the kernel's barrier. A child inherits the registration by fork; no privilege
+    /// is needed.
     pub(crate) fn prepare() {
         static ONCE: std::sync::Once = std::sync::Once::new();
         ONCE.call_once(|| {

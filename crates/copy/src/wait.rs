@@ -1,4 +1,4 @@
-//! How to wait for a completion: what to do between two looks, and until when.
+//! How to wait for a completion: the action between two looks, and the deadline.
 
 #[cfg(feature = "std")]
 use std::time::{Duration, Instant};
@@ -29,12 +29,12 @@ pub(crate) enum Then {
 }
 
 impl Waiting {
-    /// Never leaves the processor: the shortest reaction, and a core burnt.
+    /// Never leaves the processor: the shortest reaction, but one core is fully busy.
     pub const SPIN: Waiting = Waiting::new(u32::MAX, Then::Spin);
     /// Spins briefly, then lets others run between looks.
     pub const YIELD: Waiting = Waiting::new(SPINS, Then::Yield);
-    /// Spins briefly, then sleeps until the engine wakes it. An engine that cannot wake anybody is
-    /// looked at between yields.
+    /// Spins briefly, then sleeps until the engine wakes it. If the engine cannot wake a sleeper,
+    /// yields between looks instead.
     pub const PARK: Waiting = Waiting::new(SPINS, Then::Park);
 
     const fn new(spins: u32, then: Then) -> Waiting {
@@ -80,5 +80,5 @@ impl Waiting {
     }
 }
 
-/// About what a sleep and a wake-up cost, in looks of some tens of nanoseconds.
+/// The cost of a sleep and a wake-up, counted in looks of some tens of nanoseconds.
 const SPINS: u32 = 500;

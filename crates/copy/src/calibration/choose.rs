@@ -1,11 +1,10 @@
-//! From the curves to the choice. Pure arithmetic.
+//! Computes the choice from the measured curves. Pure arithmetic.
 //!
-//! At each length there are three ways to go about a copy whose submitter has other work: by hand;
-//! the engine; or to look whether the memory is cold, and then the one or the other. The *loss* of
-//! a way at a length is the ratio of its time to the best one's there, in cache or out of it,
-//! whichever is worse. The lengths at which the ways change are those at which the product of all
-//! losses is least: one wild measurement does not move them, and where two ways are as good as each
-//! other it does not matter which is taken.
+//! A copy whose submitter has other work can be made in three ways: by hand; by the engine; or by
+//! looking whether the memory is cold, and then choosing one of the two. The *loss* of a way at a
+//! length is the ratio of its time to the best way's time, for memory in the cache or out of it,
+//! whichever ratio is worse. The chosen lengths for a change of way minimise the product of all
+//! losses. So one wild measurement does not move them.
 
 use super::{Copybreak, Jobs};
 
@@ -16,8 +15,8 @@ pub(super) struct Look {
     pub(super) cold_ns: f64,
 }
 
-/// The lengths from which on the engine is asked, for these measurements, ascending by length.
-/// Waking the engine costs `wake_ns` more.
+/// The lengths from which on the engine is used. The measurements ascend by length. Waking the
+/// engine costs `wake_ns` more.
 pub(super) fn copybreak(jobs: &[(usize, Jobs)], look: Look, wake_ns: f64) -> Copybreak {
     let ways = |jobs: &[(usize, Jobs)], extra_ns: f64| -> Vec<Losses> {
         jobs.iter()
@@ -26,8 +25,8 @@ pub(super) fn copybreak(jobs: &[(usize, Jobs)], look: Look, wake_ns: f64) -> Cop
     };
     let (mut best, mut looks, mut asks) = (f64::INFINITY, jobs.len(), jobs.len());
     let awake = ways(jobs, 0.0);
-    // From the longest down, so that of two equal choices the one that asks the engine less often
-    // is taken.
+    // From the longest down, so that of two equal choices the one with less use of the engine is
+    // taken.
     for hot in (0..=jobs.len()).rev() {
         for cold in (0..=hot).rev() {
             let total = product(&awake[..cold], |l| l.hand)
@@ -38,8 +37,8 @@ pub(super) fn copybreak(jobs: &[(usize, Jobs)], look: Look, wake_ns: f64) -> Cop
             }
         }
     }
-    // Waking costs the same at every length, so what is won at the longest by an engine that is
-    // awake pays for it somewhere.
+    // Waking costs the same at every length. If an awake engine gains at the longest measured
+    // length, then its gain exceeds the cost of waking at some greater length.
     let longer = extended(jobs);
     let asleep = ways(&longer, wake_ns);
     let wakes = least((looks..=longer.len()).rev(), |at| {
@@ -59,7 +58,7 @@ pub(super) fn copybreak(jobs: &[(usize, Jobs)], look: Look, wake_ns: f64) -> Cop
     }
 }
 
-/// The jobs, and some longer ones that take as much longer as they are longer.
+/// The jobs, and some longer jobs, whose times grow in proportion to their lengths.
 fn extended(jobs: &[(usize, Jobs)]) -> Vec<(usize, Jobs)> {
     let last = jobs.last().copied();
     let longer = last.into_iter().flat_map(|(bytes, jobs)| {
@@ -68,7 +67,7 @@ fn extended(jobs: &[(usize, Jobs)]) -> Vec<(usize, Jobs)> {
     jobs.iter().copied().chain(longer).collect()
 }
 
-/// The length from which on the second of two costs is the smaller one, all in all.
+/// The length from which on the second of two costs is smaller on the whole.
 pub(super) fn crossover(costs: &[(usize, f64, f64)]) -> usize {
     let ratio = |&(_, first, second): &(usize, f64, f64)| second / first;
     let at = least((0..=costs.len()).rev(), |at| {
@@ -93,8 +92,7 @@ fn product(losses: &[Losses], of: impl Fn(&Losses) -> f64) -> f64 {
     losses.iter().map(of).product()
 }
 
-/// How many times as long as the best each way takes at one length, hot or cold, whichever is
-/// worse.
+/// The loss of each way at one length.
 struct Losses {
     hand: f64,
     look: f64,
@@ -118,15 +116,15 @@ impl Losses {
     }
 }
 
-/// A helper's time is not free: what gains less than this is done by hand.
+/// A helper's time is not free: a copy that gains less than this factor is made by hand.
 const HELPER: f64 = 1.02;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Lengths with what a job takes: by hand and by the engine hot, by hand and by the engine
-    /// cold.
+    /// Lengths with the times of their jobs: by hand and by the engine with hot memory, then by
+    /// hand and by the engine with cold memory.
     fn jobs(rows: &[(usize, [f64; 4])]) -> Vec<(usize, Jobs)> {
         let job = |&(bytes, ns): &(usize, [f64; 4])| {
             let jobs = Jobs {
@@ -182,7 +180,7 @@ mod tests {
     #[test]
     fn a_crossover_is_where_the_second_begins_to_win_all_in_all() {
         assert_eq!(crossover(&[(1, 1.0, 2.0), (2, 2.0, 1.5), (4, 4.0, 3.0)]), 2);
-        // The one length between at which it loses costs more than the one before gains.
+        // The loss at the middle length exceeds the gain at the first.
         assert_eq!(crossover(&[(1, 1.0, 0.8), (2, 2.0, 4.0), (4, 4.0, 3.0)]), 4);
         assert_eq!(crossover(&[(1, 1.0, 2.0)]), usize::MAX);
         assert_eq!(crossover(&[]), usize::MAX);

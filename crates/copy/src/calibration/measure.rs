@@ -1,4 +1,4 @@
-//! Measuring the curves: short, interleaved, medians.
+//! Measures the curves: short runs, interleaved, with medians.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -11,8 +11,8 @@ use crate::{
     copy_nontemporal, from_shared, nontemporal,
 };
 
-/// The lengths that are measured: coarsely first, then those between, so that what there was no
-/// time for is missed least. The result for the longest is taken to hold beyond.
+/// The measured lengths: first a coarse series, then the lengths in between, so that a lack of time
+/// does the least harm. The result for the longest length also holds for longer copies.
 const LENS: [usize; 10] = [
     64 << 10,
     16 << 10,
@@ -28,11 +28,11 @@ const LENS: [usize; 10] = [
 
 const LEN_MAX: usize = 512 << 10;
 
-/// With fewer nothing is said about an engine.
+/// With fewer measured lengths the calibration does not judge the engine.
 const LENS_MIN: usize = 4;
 
-/// Measuring stops when this much time has passed: a machine that is busy with other things starts
-/// no later. The copies measured until then are used and not remembered.
+/// Measuring stops after this time, so that a busy machine does not delay the start. The results
+/// until then are used, but not remembered.
 const BUDGET: Duration = Duration::from_millis(32);
 
 pub(super) fn measure(fingerprint: u64) -> Calibration {
@@ -71,7 +71,7 @@ struct Bench {
     nudged: Buffer,
     cpu: Channel,
     cpu_nt: Channel,
-    /// `None` where a helper would only take turns with its owner.
+    /// `None` if a helper would only take turns with its owner on one processor.
     engine: Option<Channel>,
     deadline: Instant,
     turn_ns: f64,
@@ -134,8 +134,8 @@ impl Bench {
         }
     }
 
-    /// Touches memory in the nearest cache, in an outer one and in none, and draws the line between
-    /// the last two: an outer cache is still better copied the ordinary way.
+    /// Times loads from the nearest cache, from an outer cache and from memory, and sets the limit
+    /// between the last two: an ordinary copy is still better for memory in an outer cache.
     fn look(&mut self, calibration: &mut Calibration) -> Look {
         let others = others();
         let mut ticks = [Vec::new(), Vec::new(), Vec::new()];
@@ -155,7 +155,7 @@ impl Bench {
                 took[at].push(begin.elapsed());
             }
         }
-        // Whatever else goes on makes memory look slower than it is, and never faster.
+        // Other activity makes memory look slower, never faster.
         let [hot, outer, cold] = ticks.map(|mut ticks| {
             ticks.sort_unstable();
             let quarter = ticks[ticks.len() / 4];
@@ -249,8 +249,8 @@ impl Bench {
         Ok(())
     }
 
-    /// The median time of each way. Every way is sampled once a round, so that a bad moment is
-    /// everybody's.
+    /// The median time of each way. Every way is sampled once a round, so that a disturbance
+    /// affects all ways.
     fn medians<W: Copy, const N: usize>(
         &mut self,
         bytes: usize,
@@ -291,7 +291,7 @@ impl Bench {
         begin.elapsed()
     }
 
-    /// For what is shorter than the clock can tell.
+    /// Times several repetitions, for a copy that is too short for the clock.
     fn bare_repeatedly(&mut self, hand: Hand, bytes: usize) -> Duration {
         let repeats = (16384 / bytes).clamp(1, 16) as u32;
         let begin = Instant::now();
@@ -358,12 +358,13 @@ impl Bench {
     }
 }
 
-/// A buffer large enough to push everything else out of a processor's own caches. Pages that were
-/// never written would all be the same one.
+/// A buffer that is large enough to evict everything else from a processor's own caches. Its pages
+/// must be present: pages that were never written all share one zero page.
 fn others() -> std::io::Result<Buffer> {
     let mut others = Buffer::new(OTHERS_BYTES)?;
-    // All at once if the kernel can (Linux 5.14), which is faster; if not, as they are written.
-    // SAFETY: the range is the buffer's own mapping; its pages become present and stay zero.
+    // Populates all pages at once if the kernel can (Linux 5.14), which is faster; otherwise the
+    // writes below do it. SAFETY: the range is the buffer's own mapping; its pages become present
+    // and stay zero.
     unsafe {
         libc::madvise(
             others.as_mut_ptr().cast(),
@@ -419,7 +420,7 @@ fn read(bytes: &[u8]) {
     black_box(sum);
 }
 
-/// Odd, for the median, and fewer of what takes long.
+/// The number of rounds: odd, for the median, and lower for long copies.
 fn rounds(bytes: usize) -> usize {
     if bytes < 32 << 10 { 9 } else { 5 }
 }
@@ -431,14 +432,14 @@ fn middle(mut samples: Vec<Duration>) -> f64 {
 
 const LOOKS: usize = 12;
 
-/// Less than this part of what cold memory takes is not cold, even where an outer cache cannot be
-/// told from memory.
+/// The highest limit, as a part of the time that cold memory takes. It applies if an outer cache
+/// looks like memory.
 const COLD_PART: f64 = 0.66;
 
-/// Each empties a cache first.
+/// The number of looks at the outer cache; each look empties a cache first.
 const LOOKS_AT_OUTER: usize = 5;
 
-/// Where memory is when it is looked at.
+/// The place of the memory at a look.
 const HOT: usize = 0;
 const OUTER: usize = 1;
 const COLD: usize = 2;

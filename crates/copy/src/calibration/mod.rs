@@ -1,21 +1,21 @@
 //! The cost of copying on this machine, and the size from which the engine pays.
 //!
-//! A copy engine has a start-up cost and a memcpy has none, so there is a length below which asking
-//! the engine is a loss: the *copybreak*. In ten years of one driver's life it moved from 4 KB to
-//! 256 KB, so it is measured, in under 50 ms, and remembered per machine.
+//! A copy engine has a start-up cost and a memcpy has none. So there is a length below which the
+//! engine is a loss: the *copybreak*. In ten years one driver's copybreak moved from 4 KB to 256
+//! KB. Therefore it is measured, in under 50 ms, and remembered per machine.
 //!
-//! - *Per direction.* Bytes that come [`In`](Direction::In) are read next, by the processor that
-//!   asked: with an engine it then fetches them from somewhere else. Bytes that go
-//!   [`Out`](Direction::Out) are somebody else's to read.
-//! - *With hysteresis.* Waking a sleeping engine costs a system call. A length that is worth it
-//!   once the engine is awake is not worth waking it for: [`Copybreak::awake`] and
-//!   [`Copybreak::asleep`].
-//! - *By temperature.* What is in the caller's cache is copied fast by hand and slowly by a helper,
-//!   which has to fetch it from there; in between is a range of lengths where only cold memory is
-//!   worth asking for.
+//! - *Per direction.* The submitting processor reads bytes that come [`In`](Direction::In) next;
+//!   after an engine's copy it has to fetch them from elsewhere. Another processor or a device
+//!   reads bytes that go [`Out`](Direction::Out).
+//! - *With hysteresis.* Waking a sleeping engine costs a system call. So the copybreak of a
+//!   sleeping engine is greater than that of an awake engine: [`Copybreak::asleep`] and
+//!   [`Copybreak::awake`].
+//! - *By temperature.* Copying memory in the caller's cache is fast by hand and slow by a helper,
+//!   which has to fetch the bytes from that cache. So there is a range of lengths in which the
+//!   engine pays only for cold memory.
 //!
-//! The calibration does not decide by a difference of curves. It times the real case: a copy
-//! together with work that takes as long as a cold `memcpy`, by hand and by the engine, in turns.
+//! The calibration does not compare times of bare copies. It times the real case: a copy together
+//! with work that takes as long as a cold `memcpy`, by hand and by the engine, in turns.
 
 mod choose;
 mod measure;
@@ -27,24 +27,25 @@ use std::time::Duration;
 
 pub use report::calibration_report;
 
-/// Which way the bytes go, seen from the processor that submits.
+/// The direction of the bytes, seen from the submitting processor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Direction {
     /// The submitter reads them next.
     In,
-    /// Somebody else does.
+    /// Another processor or a device reads them.
     Out,
 }
 
-/// From how many bytes on the engine costs its caller less than a copy by hand. `usize::MAX` is
-/// never.
+/// The lengths in bytes from which on the engine costs its caller less than a copy by hand.
+/// `usize::MAX` is never.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Copybreak {
     /// While the engine is awake, for memory that is in no cache.
     pub awake: usize,
-    /// While the engine is awake, for all memory: nobody looks where it is. At least `awake`.
+    /// While the engine is awake, for all memory: from here on the memory's temperature is not
+    /// measured. At least `awake`.
     pub hot: usize,
-    /// When it has to be woken. At least `awake`.
+    /// When the engine has to be woken. At least `awake`.
     pub asleep: usize,
 }
 
@@ -56,7 +57,7 @@ impl Copybreak {
         asleep: usize::MAX,
     };
 
-    /// One length whatever the engine does, and wherever the memory is.
+    /// One length for all cases.
     pub const fn fixed(bytes: usize) -> Copybreak {
         Copybreak {
             awake: bytes,
@@ -95,7 +96,7 @@ pub struct Point {
 pub struct Jobs {
     /// By hand, memory in the cache.
     pub hand_hot_ns: f64,
-    /// By hand, as suits the length, memory in no cache.
+    /// By hand, in the best way for the length, memory in no cache.
     pub hand_cold_ns: f64,
     /// By the engine, which is awake, memory in its caller's cache.
     pub engine_hot_ns: f64,
@@ -114,7 +115,7 @@ impl Jobs {
     }
 }
 
-/// The measured curves of a machine, and what follows from them.
+/// The measured curves of a machine, and the choices computed from them.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Calibration {
     /// Names the machine, its kernel, and this version of the measurement.
@@ -125,27 +126,27 @@ pub struct Calibration {
     pub wake_ns: f64,
     /// Ticks for four loads above which memory counts as cold.
     pub cold_ticks: u32,
-    /// In how many streams memory is copied past the cache.
+    /// The number of streams of a copy past the cache.
     pub streams: u32,
-    /// From what length on cold memory is copied past the cache.
+    /// The length from which on cold memory is copied past the cache.
     pub nontemporal_from: usize,
     /// For bytes coming in.
     pub copybreak_in: Copybreak,
     /// For bytes going out.
     pub copybreak_out: Copybreak,
-    /// How long measuring took; zero when it was remembered.
+    /// The duration of measuring; zero for a remembered calibration.
     pub took: Duration,
-    /// Why a copybreak is not the measured one, if it is not.
+    /// Why a copybreak differs from the measured one; `None` if none differs.
     pub overridden: Option<String>,
 }
 
 impl Calibration {
     /// The machine's calibration: remembered, or else measured and remembered, then overridden by
-    /// `TOEHOLD_COPYBREAK`. The second value holds one sentence for each thing that was not as it
-    /// should be; they do not keep the result from being usable.
+    /// `TOEHOLD_COPYBREAK`. The second value holds one sentence for each problem; the calibration
+    /// is usable in any case.
     ///
-    /// `TOEHOLD_COPY_CALIBRATION` names the file to remember it in, or is `off`. Otherwise it is
-    /// below `$XDG_CACHE_HOME` or `~/.cache`, in `toehold/`.
+    /// `TOEHOLD_COPY_CALIBRATION` names the calibration's file, or is `off`. Without the variable
+    /// the file is below `$XDG_CACHE_HOME` or `~/.cache`, in `toehold/`.
     pub fn of_this_machine() -> (Calibration, Vec<String>) {
         let mut notes = Vec::new();
         let fingerprint = store::fingerprint();
@@ -171,13 +172,13 @@ impl Calibration {
         (calibration, notes)
     }
 
-    /// The machine's calibration as an earlier start remembered it, if one did.
+    /// The machine's calibration from an earlier start, if there is one.
     fn remembered() -> Option<Calibration> {
         let fingerprint = store::fingerprint();
         store::load(&store::path(fingerprint)?, fingerprint)
     }
 
-    /// Lets the engines that calibrate nothing profit from an earlier start that did.
+    /// Installs the remembered calibration for engines that do not calibrate themselves.
     pub(crate) fn install_remembered() {
         if let Some(remembered) = Calibration::remembered() {
             remembered.install();
@@ -190,7 +191,7 @@ impl Calibration {
         crate::nontemporal::set_streams(self.streams);
     }
 
-    /// Before anything was measured: copies are made by hand, and through the cache.
+    /// A calibration without measurements: copies are made by hand, and through the cache.
     fn untaken(fingerprint: u64) -> Calibration {
         Calibration {
             fingerprint,
@@ -211,12 +212,12 @@ impl Calibration {
         measure::is_whole(&self.points)
     }
 
-    /// Measures now, and forgets the result with the value.
+    /// Measures now. The result is not written to a file.
     pub fn measure() -> Calibration {
         measure::measure(store::fingerprint())
     }
 
-    /// From where on the engine pays, in this direction.
+    /// The lengths from which on the engine pays, in this direction.
     pub fn copybreak(&self, direction: Direction) -> Copybreak {
         match direction {
             Direction::In => self.copybreak_in,
@@ -224,7 +225,7 @@ impl Calibration {
         }
     }
 
-    /// Replaces the measured copybreaks by chosen ones; `why` is told in the report.
+    /// Replaces the measured copybreaks by chosen ones. The report shows `why`.
     pub fn apply(&mut self, chosen: Override, why: String) {
         if let Some(bytes) = chosen.inward {
             self.copybreak_in = Copybreak::fixed(bytes);
@@ -236,7 +237,7 @@ impl Calibration {
     }
 }
 
-/// Copybreaks that somebody chose: `off`, `64K`, or `in=16K,out=off`.
+/// Copybreaks chosen by the user: `off`, `64K`, or `in=16K,out=off`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Override {
     /// For bytes coming in; `usize::MAX` is never.

@@ -4,8 +4,8 @@ use std::fmt::{self, Write as _};
 
 use super::{Calibration, Copybreak, Direction, Jobs, Point};
 
-/// The copy engine's part of `toehold doctor`: what copying costs on this machine, from where on
-/// the engine is used, and which engines there are.
+/// The copy engine's part of `toehold doctor`: the cost of copying on this machine, the lengths
+/// from which on the engine is used, and the available engines.
 pub fn calibration_report() -> String {
     let (calibration, notes) = Calibration::of_this_machine();
     let mut text = render(&calibration);
@@ -134,7 +134,7 @@ fn table(
     }
 }
 
-/// A length as people write it.
+/// A length in bytes, written as `100`, `64K`, `2M` or `off`.
 pub(super) struct Size(pub(super) usize);
 
 impl fmt::Display for Size {

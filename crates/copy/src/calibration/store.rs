@@ -11,8 +11,8 @@ use super::{Calibration, Copybreak, Jobs, Point};
 /// Changes whenever the measurement or the file does.
 const VERSION: &str = "toehold-copy-calibration 4";
 
-/// Names what the curves depend on: processor, caches, number of processors, kernel, and C
-/// library's `memcpy` by way of this library's own version.
+/// A hash of everything that the curves depend on: processor, caches, number of processors, kernel,
+/// and this library's version, which stands for the C library's `memcpy`.
 pub(super) fn fingerprint() -> u64 {
     let mut text = String::from(VERSION);
     text.push_str(env!("CARGO_PKG_VERSION"));
@@ -46,7 +46,7 @@ pub(super) fn fingerprint() -> u64 {
     fnv1a(text.as_bytes())
 }
 
-/// Where to remember it, or nowhere.
+/// The calibration's file; `None` if nothing is to be remembered.
 pub(super) fn path(fingerprint: u64) -> Option<PathBuf> {
     match std::env::var_os("TOEHOLD_COPY_CALIBRATION") {
         Some(choice) if choice == "off" => return None,
@@ -64,7 +64,7 @@ pub(super) fn path(fingerprint: u64) -> Option<PathBuf> {
     )
 }
 
-/// The calibration in this file, if it is of this machine and whole.
+/// The calibration in this file, if it is complete and belongs to this machine.
 pub(super) fn load(file: &Path, fingerprint: u64) -> Option<Calibration> {
     if fs::metadata(file).ok()?.len() > FILE_BYTES_MAX {
         return None;
@@ -72,7 +72,7 @@ pub(super) fn load(file: &Path, fingerprint: u64) -> Option<Calibration> {
     parse(&fs::read_to_string(file).ok()?).filter(|found| found.fingerprint == fingerprint)
 }
 
-/// Writes the file in one step, so that nobody reads half of it.
+/// Writes the file in one step, so that no reader sees half of it.
 pub(super) fn save(file: &Path, calibration: &Calibration) -> io::Result<()> {
     if let Some(folder) = file.parent() {
         fs::create_dir_all(folder)?;
@@ -80,7 +80,7 @@ pub(super) fn save(file: &Path, calibration: &Calibration) -> io::Result<()> {
     let draft = file.with_extension(format!("draft-{}", std::process::id()));
     fs::write(&draft, render(calibration))?;
     fs::rename(&draft, file).inspect_err(|_| {
-        // The draft is of no use to anybody; if it stays, so be it.
+        // The draft is useless now. If it cannot be removed, it stays.
         let _ = fs::remove_file(&draft);
     })
 }
@@ -276,7 +276,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// The file is the user's, but what is in it is anybody's guess.
+        /// The file belongs to the user, and its content may be anything.
         #[test]
         fn a_file_with_anything_in_it_is_read_without_harm(
             at in 0..400usize,
