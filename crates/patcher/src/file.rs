@@ -7,7 +7,7 @@ use toehold_freestanding::memory;
 use super::heap;
 use super::system::{Error, File, Result};
 
-/// A file's bytes, mapped: large programs are not copied.
+/// A file's bytes, mapped, so that large programs are not copied.
 #[derive(Debug)]
 pub(crate) struct FileBytes {
     at: *mut u8,
@@ -15,7 +15,7 @@ pub(crate) struct FileBytes {
 }
 
 impl FileBytes {
-    /// Maps `bytes` bytes of it.
+    /// Maps the first `bytes` bytes of the file.
     pub(crate) fn map(file: &File, bytes: u64) -> Result<FileBytes> {
         let (read, private) = (libc::PROT_READ, libc::MAP_PRIVATE);
         let len = bytes as usize;
@@ -42,16 +42,16 @@ impl Drop for FileBytes {
     }
 }
 
-/// A file as it was at some time. A file with another content differs from it, unless it was
-/// changed within some milliseconds after that on a kernel that counts coarsely.
+/// The version of a file at some time. Another content has another version, except when the file
+/// was changed again within some milliseconds on a kernel with a coarse clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Version {
     device: u64,
     inode: u64,
     bytes: u64,
-    /// Of its content, in seconds and nanoseconds.
+    /// Time of the last change of the content, in seconds and nanoseconds.
     modified: (i64, i64),
-    /// Of its content or of what the kernel knows of it, in the same units.
+    /// Time of the last change of the content or the inode, in the same units.
     changed: (i64, i64),
 }
 
@@ -71,14 +71,14 @@ impl Version {
         self.bytes
     }
 
-    /// True when the file was changed long enough before `now`, in seconds since 1970, that
-    /// another change makes another version. File systems count by up to two seconds.
+    /// True when the file was changed long enough before `now`, in seconds since 1970, that another
+    /// change makes another version. Some file systems have a resolution of only two seconds.
     pub(crate) fn is_settled(self, now: u64) -> bool {
         let (seconds, _) = self.changed;
         u64::try_from(seconds).is_ok_and(|at| at + SETTLING_SECONDS < now)
     }
 
-    /// All of it, to be compared with another.
+    /// All fields, to be compared with those of another version.
     pub(crate) fn words(self) -> [u64; 7] {
         let (modified, changed) = (self.modified, self.changed);
         let times = [modified.0, modified.1, changed.0, changed.1].map(i64::cast_unsigned);
@@ -86,14 +86,14 @@ impl Version {
         [self.device, self.inode, self.bytes, a, b, c, d]
     }
 
-    /// All of it that tells the file from another one that is installed in its place. The rest
-    /// changes when the file gets a name more (link(2)).
+    /// The fields that distinguish the file from another one installed in its place. The other
+    /// fields change when the file gets an additional name (link(2)).
     pub(crate) fn installed(self) -> [u64; 5] {
         let [device, inode, bytes, seconds, nanoseconds, ..] = self.words();
         [device, inode, bytes, seconds, nanoseconds]
     }
 
-    /// A number that all versions of a file have in common, and few other files.
+    /// A hash of the fields that all versions of a file share.
     pub(crate) fn mixed(self) -> u64 {
         const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
         let mixed = (self.device.rotate_left(32) ^ self.inode).wrapping_mul(ODD);
@@ -111,9 +111,9 @@ impl Version {
 
 const SETTLING_SECONDS: u64 = 3;
 
-/// Bytes of a mapped file will be read from the first to the last. Their pages are mapped at once,
-/// which costs less than a fault for every few of them. Where the kernel is too old for that the
-/// faults happen.
+/// Prepares for reading bytes of a mapped file from the first to the last. Their pages are mapped
+/// at once, which costs less than a page fault for every few of them. If the kernel is too old for
+/// that, the page faults happen.
 pub(crate) fn will_read(bytes: &[u8]) {
     const PAGE: usize = 4096;
     let from = bytes.as_ptr() as usize & !(PAGE - 1);

@@ -1,22 +1,21 @@
-//! Memory for helpers in programs that may have no C library, or none that could be called.
+//! Memory for helpers in programs that may have no C library, or none that can be called.
 //!
-//! A helper runs in the memory of a program, whose own heap it leaves alone. So each helper has an
-//! [`Arena`]: a piece of memory from which it takes what it needs, and which it gives back as a
-//! whole when it ends. An arena is found by the stack pointer, because the helper's stack lies in
-//! it.
+//! A helper runs in the memory of a program, and must not use the program's heap. So each helper
+//! has an [`Arena`]: a piece of memory from which it allocates, and which it gives back as a whole
+//! when it ends. The helper's stack is in the arena, so the stack pointer identifies the arena.
 //!
 //! ```text
 //! arena: what the helper has taken ──▶        ◀── its stack
 //! ```
 //!
-//! An arena's address is a multiple of its size, so two that are in use at different times are at
-//! one address or apart. A child of fork(2) does not get it.
+//! An arena's address is a multiple of its size, so two arenas that are used at different times are
+//! at one address or do not overlap. A child of fork(2) does not inherit the arena.
 //!
-//! The kernel maps large pieces, and those that do not belong to a helper.
+//! Large allocations, and those outside of helpers, are mapped by the kernel.
 //!
 //! A helper that is killed gives nothing back. Each arena has a slot with a word that the kernel
-//! clears when the helper has ended, in whatever way (`CLONE_CHILD_CLEARTID`). The next arena's
-//! maker takes back what the dead have left:
+//! clears when the helper has ended, for whatever reason (`CLONE_CHILD_CLEARTID`). The maker of the
+//! next arena frees the memory of dead helpers:
 //!
 //! ```text
 //! arena 0          nobody's slot
@@ -26,8 +25,8 @@
 //! GIVEN, alive 0   the slot is nobody's
 //! ```
 //!
-//! The slots change under a lock, but for `GIVEN`. An arena's maker that finds the lock taken does
-//! without a slot.
+//! The slots change under a lock, except for `GIVEN`. If the maker of an arena finds the lock
+//! taken, the arena gets no slot.
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::ffi::c_int;
@@ -38,31 +37,32 @@ use core::sync::atomic::{
 
 use toehold_freestanding::memory;
 
-/// Helpers of one process at a time that have arenas. Others have their memory from the kernel.
+/// The most helpers of one process that have arenas at a time. Others get memory from the kernel.
 const ARENAS_MAX: usize = 16;
-/// An arena and its stack.
+/// Sizes of an arena and of the stack in it.
 const ARENA_BYTES: usize = 512 << 10;
 const STACK_BYTES: usize = 256 << 10;
-/// Larger ones are mapped by the kernel, and given back one by one.
+/// Larger allocations are mapped by the kernel, and unmapped one by one.
 const BYTES_MAX: usize = 64 << 10;
 const PAGE_BYTES: usize = 4096;
 
-/// Mappings of a helper that are noted at a time. Others stay where it is killed.
+/// The most mappings of a helper that are noted. Others remain if the helper is killed.
 const NOTES_MAX: usize = 16;
 
-/// One arena, for those who look for it.
+/// The slot of one arena.
 #[derive(Debug)]
 struct Slot {
-    /// Its address, [`GIVEN`] or 0. Relaxed: a helper looks for its own; others have the lock.
+    /// The arena's address, [`GIVEN`] or 0. Relaxed: a helper looks for its own arena; all others
+    /// hold the lock.
     arena: AtomicUsize,
     /// Acquire pairs with the kernel's write at the helper's end.
     alive: AtomicI32,
 }
 
-/// The arena was given back by its helper.
+/// The helper has given the arena back.
 const GIVEN: usize = 1;
 
-/// A page that the kernel wipes in a child of fork(2), which does not have the arenas either.
+/// A page that the kernel clears in a child of fork(2), because the child does not have the arenas.
 #[derive(Debug)]
 struct Slots {
     is_locked: AtomicBool,
@@ -71,17 +71,19 @@ struct Slots {
 
 const _: () = assert!(size_of::<Slots>() <= PAGE_BYTES);
 
-/// Null until the first arena is made. Acquire and Release: who finds it finds a page of zeroes.
+/// Null until the first arena is made. Acquire and Release: a thread that sees the pointer sees a
+/// page of zeroes.
 static SLOTS: AtomicPtr<Slots> = AtomicPtr::new(core::ptr::null_mut());
 
 impl Slots {
-    /// `None` where there are none, or none yet.
+    /// The slots; `None` if there are none, or none yet.
     fn get() -> Option<&'static Slots> {
         // SAFETY: mapped for good, and zeroes are a value.
         unsafe { SLOTS.load(Acquire).as_ref() }
     }
 
-    /// `None` where there is no memory, or where a child would keep them.
+    /// The slots, made if necessary; `None` if there is no memory, or if a child would inherit
+    /// them.
     fn made() -> Option<&'static Slots> {
         if Slots::get().is_none() {
             let page = memory::anonymous(PAGE_BYTES, false);
@@ -104,7 +106,7 @@ impl Slots {
         Slots::get()
     }
 
-    /// `None` while somebody else has the lock.
+    /// Runs `work` under the lock; `None` while another thread has the lock.
     fn locked<T>(&self, work: impl FnOnce(&Slots) -> T) -> Option<T> {
         if self.is_locked.swap(true, Acquire) {
             return None;
@@ -114,7 +116,7 @@ impl Slots {
         Some(result)
     }
 
-    /// Unmaps what helpers have left that were killed. The caller has the lock.
+    /// Unmaps the memory of helpers that were killed. The caller has the lock.
     fn take_back(&self) {
         for slot in &self.all {
             if slot.alive.load(Acquire) != 0 {
@@ -147,22 +149,22 @@ impl Slots {
     }
 }
 
-/// Takes back what helpers have left that were killed.
+/// Unmaps the memory of helpers that were killed.
 pub fn take_back() {
     if let Some(slots) = Slots::get() {
         let _ = slots.locked(Slots::take_back);
     }
 }
 
-/// At the begin of an arena. Only its helper writes it, and reads it while it runs.
+/// The beginning of an arena. Only its helper reads and writes it while the helper runs.
 #[derive(Debug)]
 struct Header {
-    /// Bytes that were taken from the arena, this among them.
+    /// Bytes allocated from the arena, including this header.
     taken: usize,
     notes: [Note; NOTES_MAX],
 }
 
-/// A mapping that the helper has made beside its arena. It is one while `len` is not 0.
+/// A mapping that the helper has made outside the arena. Valid while `len` is not 0.
 #[derive(Debug)]
 struct Note {
     at: AtomicUsize,
@@ -182,7 +184,7 @@ impl Note {
     }
 }
 
-/// The calling helper has made a mapping.
+/// Notes a mapping that the calling helper has made.
 pub(crate) fn note(at: *mut u8, len: usize) {
     if at.is_null() {
         return;
@@ -195,7 +197,7 @@ pub(crate) fn note(at: *mut u8, len: usize) {
     }
 }
 
-/// The calling helper is about to unmap it.
+/// Forgets a mapping that the calling helper is about to unmap.
 pub(crate) fn forget(at: *mut u8) {
     let notes = Arena::current().map_or(&[][..], Arena::notes);
     for note in notes {
@@ -213,7 +215,7 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// `None` where there is no memory. It stays mapped until [`Arena::end`] or
+    /// Makes an arena; `None` if there is no memory. It stays mapped until [`Arena::end`] or
     /// [`Arena::discard`], or until its helper was killed and another arena is made.
     #[must_use]
     pub fn new() -> Option<Arena> {
@@ -223,13 +225,13 @@ impl Arena {
         }
         let before = from.align_offset(ARENA_BYTES);
         let at = from.wrapping_add(before);
-        // SAFETY: parts of the fresh mapping that nobody uses, before the arena and behind it.
+        // SAFETY: unused parts of the fresh mapping, before the arena and after it.
         unsafe {
             if before > 0 {
                 memory::unmap(from, before);
             }
             memory::unmap(at.wrapping_add(ARENA_BYTES), ARENA_BYTES - before);
-            // A child that another thread makes meanwhile has no use for it.
+            // A child that another thread makes meanwhile does not need the arena.
             memory::advise(at, ARENA_BYTES, libc::MADV_DONTFORK);
             (*at.cast::<Header>()).taken = size_of::<Header>();
         }
@@ -244,8 +246,8 @@ impl Arena {
         Some(Arena { at, slot })
     }
 
-    /// The word that the kernel is to clear when the helper has ended (`CLONE_CHILD_CLEARTID`);
-    /// null: none.
+    /// The word that the kernel clears when the helper has ended (`CLONE_CHILD_CLEARTID`); null if
+    /// there is none.
     #[must_use]
     pub fn alive(self) -> *mut c_int {
         self.slot
@@ -258,7 +260,7 @@ impl Arena {
         self.at.wrapping_add(ARENA_BYTES)
     }
 
-    /// Gives it back, without a helper in it: there was none.
+    /// Gives the arena back without having had a helper.
     pub fn discard(self) {
         self.leave();
         // SAFETY: mapped by `new`, and used by nobody.
@@ -268,7 +270,7 @@ impl Arena {
         }
     }
 
-    /// Gives it back, and ends the calling process, which runs in it.
+    /// Gives the arena back, and ends the calling process, which runs in it.
     pub fn end(self) -> ! {
         self.leave();
         // SAFETY: without its stack the process makes two calls, and needs none for them. It has
@@ -289,14 +291,14 @@ impl Arena {
         }
     }
 
-    /// From here on nobody takes it for one that was left.
+    /// From here on, other threads do not take this arena for that of a dead helper.
     fn leave(self) {
         if let Some(slot) = self.slot {
             slot.arena.store(GIVEN, Relaxed);
         }
     }
 
-    /// The one on whose stack this thread runs.
+    /// The arena on whose stack this thread runs.
     fn current() -> Option<Arena> {
         let stack: usize;
         // SAFETY: reads a register.
@@ -316,7 +318,7 @@ impl Arena {
         unsafe { &(*self.at.cast::<Header>()).notes }
     }
 
-    /// Null where it has no room.
+    /// Allocates; null if the arena has no room.
     fn take(self, layout: Layout) -> *mut u8 {
         // SAFETY: only the calling thread uses it, and `new` has written it.
         let taken = unsafe { &raw mut (*self.at.cast::<Header>()).taken };
@@ -336,13 +338,13 @@ impl Arena {
     }
 }
 
-/// For the library's `#[global_allocator]`. Only helpers allocate.
+/// For the library's `#[global_allocator]`. Only helpers allocate memory.
 #[derive(Debug)]
 pub struct Heap;
 
-// SAFETY: pieces do not overlap: those of an arena are taken one after the other by one thread, and
-// the kernel maps the others. Each stays until it is given back, or until its helper ends, after
-// which nobody uses it.
+// SAFETY: pieces do not overlap: one thread takes those of an arena one after the other, and the
+// kernel maps the others. Each stays until it is given back, or until its helper ends and no code
+// uses it any more.
 unsafe impl GlobalAlloc for Heap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if layout.align() > PAGE_BYTES {
@@ -360,7 +362,7 @@ unsafe impl GlobalAlloc for Heap {
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // The kernel's pages are, and no piece of an arena is used twice.
+        // The kernel's pages are zero, and no piece of an arena is used twice.
         // SAFETY: the caller's promise.
         unsafe { self.alloc(layout) }
     }
@@ -382,7 +384,7 @@ mod tests {
 
     use super::*;
 
-    /// The slots are one thing, and there are few: one test at a time.
+    /// All tests share the few slots, so they run one at a time.
     fn alone() -> MutexGuard<'static, ()> {
         static ALONE: Mutex<()> = Mutex::new(());
         ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -404,7 +406,7 @@ mod tests {
             end = at as usize + size;
         }
         assert!(arena.take(layout(ARENA_BYTES - STACK_BYTES, 1)).is_null());
-        // This thread does not run in it: it gets memory of its own.
+        // This thread does not run in the arena, so it gets memory of its own.
         assert!(Arena::current().is_none());
         for size in [16, BYTES_MAX + 1] {
             let layout = layout(size, 16);
@@ -421,14 +423,14 @@ mod tests {
 
     const MARK: u64 = 0x7365_7261_6574_6f68;
 
-    /// Whether each of these has the mark: other tests map pages where one was unmapped.
+    /// Whether each place has the mark; other tests may map pages where one was unmapped.
     fn are_marked<const N: usize>(places: [*mut u8; N]) -> [bool; N] {
         places.map(|at| {
             let mut found = 0u64;
             let bytes = size_of_val(&found);
             let to = [(&raw mut found) as usize, bytes];
             let from = [at as usize, bytes];
-            // SAFETY: `found` has room, and the kernel looks whether there is anything to read.
+            // SAFETY: `found` has room, and the kernel checks whether the memory is readable.
             let read = unsafe {
                 let own = call!(SYS_getpid);
                 let (to, from) = (&raw const to, &raw const from);
@@ -449,7 +451,7 @@ mod tests {
             note.len.store(PAGE_BYTES, Relaxed);
         }
         arena.notes()[0].len.store(0, Relaxed);
-        // The last of the arena's memory is not used.
+        // The end of the arena's memory is not used.
         let last = arena.at.wrapping_add(ARENA_BYTES - PAGE_BYTES);
         let places = [last, kept, forgotten];
         for at in places {
@@ -486,7 +488,7 @@ mod tests {
     #[test]
     fn an_arena_is_at_a_multiple_of_its_size_and_no_child_gets_it() {
         let _alone = alone();
-        // Memory between them, so that they are not at multiples by chance.
+        // Other mappings between the arenas, so that their addresses are not multiples by chance.
         for pages in [1, 3, 7] {
             let between = memory::anonymous(pages * PAGE_BYTES, false);
             let arena = Arena::new().expect("memory");

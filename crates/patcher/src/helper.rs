@@ -1,5 +1,5 @@
-//! A process that a program's library has made for a helper: the program's memory, but not its
-//! signals, its descriptors and its name.
+//! A helper that a program's library has made: it has the program's memory, but not its signals,
+//! its descriptors or its name.
 
 use core::ffi::c_int;
 
@@ -7,18 +7,19 @@ use toehold_freestanding::call;
 
 use super::system::set_action;
 
-/// Leaves the calling process nothing of the program's but its memory, and one descriptor, which
-/// is 0 from here on. No handler of the program's runs in it: where it fails, it just ends.
+/// Removes from the calling process everything of the program except its memory and one descriptor,
+/// which becomes 0. No signal handler of the program runs in this process: on an error, it just
+/// ends.
 ///
 /// # Safety
-/// The process has one thread, which nobody else needs, and a table of descriptors of its own.
+/// The process has one thread, which has no other task, and its own table of descriptors.
 pub unsafe fn stand_alone(descriptor: c_int) {
     let mut unblocked = 0_u64;
     for signal in FAULTS {
         set_action(signal, end as *const () as usize);
         unblocked |= 1 << (signal - 1);
     }
-    // Ignored, it would tell nothing of traced processes.
+    // If SIGCHLD were ignored, it would not report traced processes.
     set_action(libc::SIGCHLD, libc::SIG_DFL);
     let blocked = !unblocked;
     let (how, mask, name) = (libc::SIG_SETMASK, &raw const blocked, c"toehold".as_ptr());
@@ -34,8 +35,8 @@ pub unsafe fn stand_alone(descriptor: c_int) {
     }
 }
 
-/// Signals that tell of a failure of this process's own. A kernel that ended it for one of them
-/// would dump its memory, and with it end the program, whose memory it is (before 5.17).
+/// Signals that report an error in this process itself. If the kernel ended the process for one of
+/// them, it would dump core, and so end the program that shares the memory (before Linux 5.17).
 const FAULTS: [c_int; 6] = [
     libc::SIGSEGV,
     libc::SIGBUS,

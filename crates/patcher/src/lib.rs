@@ -1,29 +1,31 @@
-//! Patches a program without a dynamic linker while its exec stops it: maps the library into it,
-//! and leads its `syscall` instructions there.
+//! Patches a program without a dynamic linker while it is stopped at its exec: maps the library
+//! into it, and redirects its `syscall` instructions to the library.
 //!
-//! This is the work of a helper: a process that traces another one through one exec, and ends.
-//! There are two kinds of helpers, and both have the memory of the program that starts them:
+//! This is the work of a helper: a process that traces another process through one exec, and then
+//! ends. There are two kinds of helpers; both share the memory of the program that starts them:
 //!
-//! - that of `toehold run`, which is to become the program (`toehold`, in its module `patched`);
-//! - that of the library, for programs that the program executes (`toehold_preload::following`).
+//! - the helper of `toehold run`, which will become the program (`toehold`, in its module
+//!   `patched`);
+//! - the helper of the library, for programs that the program executes
+//!   (`toehold_preload::following`).
 //!
 //! The helper needs no privilege: it traces a process of its own user, and only until the program's
-//! first instruction. It patches last. When anything is in the way before that, the program runs on
-//! the kernel as it is.
+//! first instruction. It patches as the last step. If an earlier step fails, the program runs
+//! unchanged on the kernel.
 //!
-//! - `watch`: tracing, until somebody executes a program.
+//! - `watch`: traces until a process executes a program.
 //! - `patching`: finds the program's sites, and patches them.
-//! - `mapping`: the library in the program's memory.
-//! - `tracee`: the stopped program: its registers and its memory, and system calls in its name.
-//! - `room`: where the code of these calls lies.
+//! - `mapping`: maps the library into the program's memory.
+//! - `tracee`: the stopped program: its registers, its memory, and system calls made in its name.
+//! - `room`: finds a place for the code of these calls.
 //! - `parting`: the program's wait for a helper that is its child.
-//! - `plans`: the patches of earlier starts.
-//! - `file`: files as they were at some time.
+//! - `plans`: stores patches for later starts.
+//! - `file`: files and their versions.
 //! - `system`: files and errors without a C library.
-//! - `helper`: a process that has the program's memory, and nothing else of the program's.
-//! - [`heap`]: memory for all of these, where there is no C library.
+//! - `helper`: separates a helper from everything of the program except its memory.
+//! - [`heap`]: memory for all of these where there is no C library.
 //!
-//! The crate runs in the memory of any program. So it makes system calls only, and uses neither
+//! The crate runs in the memory of any program. So it makes system calls directly, and uses neither
 //! thread-local storage nor libc's functions.
 
 #![cfg_attr(not(test), no_std)]
@@ -46,27 +48,27 @@ mod watch;
 /// Why a program runs without the library.
 #[derive(Clone, Copy, Debug)]
 pub enum Refusal {
-    /// The kernel does not let it be traced.
+    /// The kernel does not allow tracing the process.
     NotTraced(Error),
-    /// Another process traces it.
+    /// Another process traces the process.
     Traced,
-    /// Something went wrong while it was stopped.
+    /// An error happened while the program was stopped.
     Failed(Error),
     /// This processor or kernel does not let programs use GS.
     NoGs,
-    /// None of its sites can be patched.
+    /// None of the program's sites can be patched.
     NoSites,
     /// A site that makes a call about sockets cannot be patched.
     NoRoom,
-    /// A signal handler of its own undoes system calls.
+    /// A signal handler of the program restarts system calls itself.
     Guarded,
-    /// The library has looked at the program and keeps out of it.
+    /// The library has examined the program and does not act in it.
     NotWanted,
-    /// It has a dynamic linker, or is one.
+    /// The program has a dynamic linker, or is one.
     NotAlone,
-    /// It has ended before it could be patched.
+    /// The process ended before it could be patched.
     Ended,
-    /// It could not be let go as it was, and has been ended.
+    /// The program could not be restored, and was ended.
     Lost(Error),
 }
 

@@ -1,4 +1,4 @@
-//! The library in the memory of a program that has no dynamic linker.
+//! Maps the library into the memory of a program that has no dynamic linker.
 //!
 //! The kernel maps the library's file for the program. The library relocates itself when it is
 //! entered (`toehold_enter`).
@@ -14,15 +14,15 @@ use super::file::{FileBytes, Version};
 use super::system::{self, Error, File, Result};
 use super::tracee::{Answers, Call, Tracee};
 
-/// The library's file: all that is to be known before it is mapped.
+/// The library's file: everything needed before it is mapped.
 #[derive(Debug)]
 pub(crate) struct Library {
     path: CString,
     version: Version,
     loads: Vec<Segment>,
-    /// The words that the library has for the launcher: `toehold_preload::patched::Doors`.
+    /// The words that the library provides for the launcher: `toehold_preload::patched::Doors`.
     words: [u64; DOORS_WORDS],
-    /// The numbers of the calls that it wants.
+    /// The numbers of the system calls that the library handles.
     pub(crate) wanted: Vec<u16>,
     entry: u64,
 }
@@ -75,13 +75,13 @@ impl Library {
         })
     }
 
-    /// True while its file is as it was.
+    /// True while the file has not changed.
     pub(crate) fn is_current(&self) -> bool {
         let now = system::status(libc::AT_FDCWD, &self.path, 0);
         now.is_ok_and(|now| Version::of(&now) == self.version)
     }
 
-    /// The calls that map it. They want its path, which is written to the program's memory at `at`.
+    /// The calls that map the library. Its path is written to the program's memory at `at`.
     pub(crate) fn calls(&self, tracee: &Tracee, at: u64) -> Result<Vec<Call>> {
         tracee.write(at, self.path.as_bytes_with_nul())?;
         let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
@@ -99,19 +99,19 @@ impl Library {
         Ok(calls)
     }
 
-    /// The calls that take back what [`Library::calls`] has made: memory at `address`, and an open
+    /// The calls that undo the effects of [`Library::calls`]: memory at `address`, and an open
     /// `file`. Each may be [`Answers::NONE`].
     pub(crate) fn undo(&self, address: u64, file: u64) -> Vec<Call> {
         let is_made = |answer: &u64| *answer != Answers::NONE;
         let unmap = |at| Call::new(libc::SYS_munmap, [at, self.span(), 0, 0, 0, 0]);
         let close = |file| Call::new(libc::SYS_close, [file, 0, 0, 0, 0, 0]);
         let memory = Some(address).filter(is_made).map(unmap);
-        // Last: it fails where the file was closed in time.
+        // Closed last: this fails if the file was closed already.
         let file = Some(file).filter(is_made).map(close);
         memory.into_iter().chain(file).collect()
     }
 
-    /// How much memory it takes.
+    /// The size of its address range.
     fn span(&self) -> u64 {
         let ends = self
             .loads
@@ -120,8 +120,8 @@ impl Library {
         ends.max().unwrap_or(0).next_multiple_of(PAGE)
     }
 
-    /// It is mapped at `base`: the last page of each segment's bytes in the file goes on with bytes
-    /// of the next segment, where zeros belong.
+    /// The library is mapped at `base`: clears the rest of the last page of each segment, where the
+    /// mapped file has bytes of the next segment instead of zeros.
     pub(crate) fn clear_ends(&self, tracee: &Tracee, base: u64) -> Result<()> {
         for segment in &self.loads {
             let end = segment.address + segment.file_bytes;
@@ -134,12 +134,12 @@ impl Library {
         Ok(())
     }
 
-    /// How large a thread's area is.
+    /// The size of a thread's area.
     pub(crate) fn area_bytes(&self) -> u64 {
         self.words[5]
     }
 
-    /// Its words, where it is mapped at `base`.
+    /// The library's words, if it is mapped at `base`.
     pub(crate) fn doors(&self, base: u64) -> Doors {
         Doors {
             private: base + self.words[1],
@@ -177,8 +177,8 @@ fn segment_calls(segment: &Segment) -> impl Iterator<Item = Call> {
     [file].into_iter().chain(rest)
 }
 
-/// The words of [`DOORS`]. Addresses among them are relative to where the library is mapped: a
-/// relocation that needs no symbol has each of them.
+/// The words of [`DOORS`]. Addresses among them are relative to the base of the library: each has a
+/// relocation without a symbol.
 fn doors(image: &Image<'_>, loads: &[Segment]) -> Result<[u64; DOORS_WORDS]> {
     const DT_RELA: u64 = 7;
     const DT_RELASZ: u64 = 8;
@@ -218,7 +218,7 @@ fn doors(image: &Image<'_>, loads: &[Segment]) -> Result<[u64; DOORS_WORDS]> {
     Ok(words)
 }
 
-/// The bytes of the file that are at an address when it is mapped.
+/// The bytes of the file that are at an address once the file is mapped.
 fn in_memory<'a>(
     image: &Image<'a>,
     loads: &[Segment],

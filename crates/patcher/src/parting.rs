@@ -1,14 +1,15 @@
-//! The program's wait for a helper that is its child.
+//! Code with which the program waits for a helper that is its child.
 //!
-//! Where the library makes the helper as a child of the process that executes the program, the
-//! program would keep an ended child that it does not know. So it waits for that child before its
+//! If the library makes the helper as a child of the process that executes the program, the program
+//! would inherit an ended child that it does not know. So it waits for that child before its first
+//! instruction. The code follows the stubs of the program's sites.
 //! first instruction. The code stands behind the stubs of the program's sites.
 
 use toehold_freestanding::call;
 
-// r12 is the helper's number, r13 the address of the program's first instruction. All other
-// registers that are changed here were 0, as the kernel leaves them at an exec. Below the stack
-// pointer nobody has anything yet.
+// r12 is the helper's process number, r13 the address of the program's first instruction. All other
+// registers that are changed here were 0, as the kernel sets them at an exec. The memory below the
+// stack pointer is unused so far.
 core::arch::global_asm!(
     ".pushsection .rodata.toehold_parting, \"a\", @progbits",
     ".hidden toehold_parting",
@@ -46,7 +47,7 @@ unsafe extern "C" {
     static toehold_parting_end: u8;
 }
 
-/// The code, which may stand anywhere.
+/// The code, which is position-independent.
 pub(crate) fn code() -> &'static [u8] {
     let (from, end) = (&raw const toehold_parting, &raw const toehold_parting_end);
     // SAFETY: read-only bytes of this program, in this order.

@@ -29,7 +29,7 @@ pub(crate) struct Ahead {
 }
 
 impl Ahead {
-    /// For the library, and for the program that is most likely to be executed.
+    /// Prepares the library, and the program that is most likely to be executed.
     pub(crate) fn of(task: &Task<'_>) -> Ahead {
         let open = |path| File::open(path, libc::O_RDONLY | libc::O_NOCTTY | libc::O_NONBLOCK).ok();
         let program = task.program.and_then(open);
@@ -40,12 +40,12 @@ impl Ahead {
     }
 }
 
-/// The plans of this user.
+/// The stored plans of this user.
 fn plans(task: &Task<'_>) -> Option<Plans> {
     Plans::of_user(task.runtime_directory, task.library).ok()
 }
 
-/// Puts the library into the program and lets it go, patched or not.
+/// Puts the library into the program, and lets the program run, patched or not.
 pub(crate) fn enter(mut tracee: Tracee, task: &Task<'_>, ahead: Ahead) -> Result<(), Refusal> {
     let result = prepare(&mut tracee, task, ahead);
     if tracee.has_ended() {
@@ -99,17 +99,18 @@ fn prepare(tracee: &mut Tracee, task: &Task<'_>, ahead: Ahead) -> Result<Program
     Ok(program)
 }
 
-/// Where a program enters the library.
+/// The addresses at which a program enters the library.
 struct Entry {
-    /// By its stubs.
+    /// The entry for stubs.
     entry: u64,
-    /// At its start, with these settings.
+    /// The entry at the program's start, and its settings.
     enter: u64,
     settings: u64,
 }
 
-/// Maps the library, memory for stubs at a place with a length, and for a program of Go the area of
-/// its first thread. Below the stack pointer there is room; nobody runs yet.
+/// Maps the library, memory of a given length and place for stubs, and for a Go program the area of
+/// its first thread. The memory below the stack pointer is free, because the program has not run
+/// yet.
 fn map(
     tracee: &mut Tracee,
     library: &Library,
@@ -119,7 +120,7 @@ fn map(
     let failed = Refusal::Failed;
     let at = (tracee.stack() - CALLS_BELOW) & !15;
     let path_at = (tracee.stack() - PATH_BELOW) & !15;
-    // Before the library: the kernel might put that where the stubs are to be.
+    // Before the library: the kernel might put the library at the stubs' place.
     let mut calls = stub_calls(place, bytes).to_vec();
     calls.extend(library.calls(tracee, path_at).map_err(failed)?);
     if is_go {
@@ -130,7 +131,7 @@ fn map(
     }
     let answers = tracee.call_all(&calls, at).map_err(failed)?;
     if let Err(error) = answers.outcome {
-        // The program has its memory and its descriptors back, as far as the kernel lets it.
+        // Gives the program's memory and descriptors back, as far as the kernel allows that.
         let mut undo = Vec::new();
         if answers.made > 0 {
             undo.push(Call::new(libc::SYS_munmap, [place, bytes, 0, 0, 0, 0]));
@@ -159,7 +160,7 @@ fn map(
     })
 }
 
-/// Has the library start. Gives the answer of `meanwhile`.
+/// Starts the library in the program. Returns the answer of `meanwhile`.
 fn start<T>(
     tracee: &mut Tracee,
     entry: &Entry,
@@ -177,25 +178,25 @@ fn start<T>(
 /// Bytes of the program's code, or of the table.
 #[derive(Debug)]
 struct Rewrite {
-    /// Where they are in the program.
+    /// Their address in the program.
     address: u64,
-    /// As they are before.
+    /// The original bytes.
     code: Vec<u8>,
-    /// With the patches.
+    /// The bytes with the patches.
     patched: Vec<u8>,
 }
 
-/// Writes the patches, and then the table. A program of which some sites are patched would show the
-/// library some of its calls, so all are taken back when one cannot be written. The first write
-/// tells whether this kernel allows it. When this process is killed before the last one, the sites
-/// that are patched pass all calls on.
+/// Writes the patches, and then the table. If only some sites of a program were patched, the
+/// library would see only some of its calls. So all patches are undone when one cannot be written.
+/// The first write shows whether this kernel allows writing. If this process is killed before the
+/// last write, the patched sites pass all calls on.
 fn write_all_or_none(
     all: &[Rewrite],
     mut write: impl FnMut(u64, &[u8]) -> Result<()>,
 ) -> Result<(), Refusal> {
     for (n, one) in all.iter().enumerate() {
         if let Err(error) = write(one.address, &one.patched) {
-            // Of this one perhaps nothing was written, and nothing can be.
+            // Nothing may have been written here, or nothing can be written.
             let _ = write(one.address, &one.code);
             for before in all[..n].iter().rev() {
                 write(before.address, &before.code).map_err(Refusal::Failed)?;
@@ -206,15 +207,15 @@ fn write_all_or_none(
     Ok(())
 }
 
-/// Where lists are, below the stack pointer.
+/// How far below the stack pointer lists are placed.
 const CALLS_BELOW: u64 = 2048;
-/// As many calls as there is room for, with the mark of the list's end.
+/// The most calls for which there is room, with the mark of the list's end.
 const CALLS_MAX: usize = CALLS_BELOW as usize / CALL_BYTES - 1;
 const _: () = assert!((CALLS_MAX * CALL_BYTES) as u64 + 8 + RESERVED_BYTES <= CALLS_BELOW);
-/// Where the library's path is.
+/// How far below the stack pointer the library's path is placed.
 const PATH_BELOW: u64 = CALLS_BELOW + libc::PATH_MAX as u64;
 
-/// Why the program of a process cannot be patched, if its file or the kernel tells.
+/// Why the program of a process cannot be patched, as far as its file or the kernel tells.
 #[must_use]
 pub fn obstacle(process: libc::pid_t) -> Option<Refusal> {
     let file = File::of_process(process, c"exe", libc::O_RDONLY).ok()?;
@@ -223,26 +224,26 @@ pub fn obstacle(process: libc::pid_t) -> Option<Refusal> {
     program.and_then(|program| program.base(&auxiliary?)).err()
 }
 
-/// A program's file, with the patches of the program.
+/// A program's file, and its patches.
 #[derive(Debug)]
 struct Program {
     version: Version,
     bytes: FileBytes,
     is_go: bool,
-    /// Where its program headers are, as the file says.
+    /// The address of its program headers in the file.
     headers_address: u64,
-    /// Its addresses from the first to the last byte, as the file says.
+    /// The first and the last address in the file.
     span: (u64, u64),
-    /// An address with room for the code of calls, as the file says.
+    /// An address in the file with room for the code of calls.
     room: Option<u64>,
-    /// Its code. At least one site can be patched.
+    /// Its code segments. At least one site can be patched.
     codes: Vec<Code>,
-    /// Where the patches are kept for the next start, unless they are from there.
+    /// Where to store the patches for the next start, unless they came from there.
     plans: Option<Plans>,
 }
 
 impl Program {
-    /// With the patches of `plans`, or with those of a search.
+    /// Uses the stored patches of `plans`, or searches for patches.
     fn of(file: &File, mut plans: Option<Plans>) -> Result<Program, Refusal> {
         let failed = |why: &'static str| Refusal::Failed(Error::Failed(why));
         let version = Version::of(&file.status().map_err(Refusal::Failed)?);
@@ -284,17 +285,17 @@ impl Program {
         })
     }
 
-    /// Keeps the plan for the next start, if it is new. The program runs meanwhile, and its start
-    /// does not depend on it.
+    /// Stores the plan for the next start, if it is new. The program runs meanwhile and does not
+    /// depend on this.
     fn keep_plan(&self) {
         let Some(plans) = &self.plans else { return };
-        // A program under a limit for files (RLIMIT_FSIZE) must not end its helper by a signal.
+        // Under a file size limit (RLIMIT_FSIZE), a signal must not end the helper.
         system::set_action(libc::SIGXFSZ, libc::SIG_IGN);
         let patches: Vec<&[Patch]> = self.codes.iter().map(|code| &code.patches[..]).collect();
         let _ = plans.keep(system::seconds(), self.version, &patches);
     }
 
-    /// The distance of the addresses of a process that runs it from those in its file.
+    /// The offset of the program's addresses in a process from those in its file.
     fn base(&self, auxiliary: &Auxiliary) -> Result<u64, Refusal> {
         if auxiliary.value(AT_HWCAP2).unwrap_or(0) & HWCAP2_FSGSBASE == 0 {
             return Err(Refusal::NoGs);
@@ -330,7 +331,7 @@ fn code_segments<'a>(image: &Image<'a>) -> impl Iterator<Item = (Segment, &'a [u
 }
 
 impl Code {
-    /// All of a program, with the patches of an earlier start.
+    /// The whole program with the stored patches of an earlier start.
     fn known(image: &Image<'_>, plans: &Plans, version: Version) -> Option<Vec<Code>> {
         let (segments, bytes): (Vec<_>, Vec<_>) = code_segments(image).unzip();
         let all = plans.find(version, &bytes).ok()?;
@@ -353,7 +354,7 @@ impl Code {
         for part in image.parts(segment) {
             swept.search(part, |site| sites.push(site));
         }
-        // Sections of a strange file may overlap, or stand in any order.
+        // Sections of an unusual file may overlap, or be in any order.
         sites.sort_unstable();
         sites.dedup();
         if sites.iter().any(|site| is_guarded(bytes, *site)) {
@@ -373,26 +374,26 @@ impl Code {
         Ok(Code { segment, patches })
     }
 
-    /// Its bytes, in the file of its program.
+    /// The segment's bytes in the program's file.
     fn bytes<'a>(&self, file: &'a FileBytes) -> &'a [u8] {
         &file.bytes()[self.segment.offset as usize..][..self.segment.file_bytes as usize]
     }
 }
 
-/// Where stubs are and lead to.
+/// The place of stubs and their targets.
 struct Stubs<'a> {
-    /// The distance of the program's addresses from those in its file.
+    /// The offset of the program's addresses from those in its file.
     base: u64,
     /// The table's address. The stubs follow it.
     place: u64,
-    /// Where they enter the library.
+    /// The address at which stubs enter the library.
     entry: u64,
-    /// The numbers of the calls that the library wants.
+    /// The numbers of the calls that the library handles.
     wanted: &'a [u16],
 }
 
 impl Stubs<'_> {
-    /// Writes the stubs; returns what is to be written over the code, and then over the table.
+    /// Writes the stubs; returns the bytes to write over the code, and then over the table.
     fn write(&self, tracee: &Tracee, program: &Program) -> Result<Vec<Rewrite>> {
         let out_of_reach = |_| Error::Failed("there is no room near its code");
         let mut at = self.place + TABLE_BYTES as u64;
@@ -438,9 +439,9 @@ impl Stubs<'_> {
         Ok(writes)
     }
 
-    /// The table, which is empty before: the stubs then pass all calls on.
+    /// The table of handled calls. It is empty at first: then the stubs pass all calls on.
     fn table(&self) -> Rewrite {
-        // Only its beginning has other values than 0.
+        // Only the beginning has values other than 0.
         let highest = self.wanted.iter().max();
         let mut table = vec![0; highest.map_or(0, |number| usize::from(*number) + 1)];
         let empty = table.clone();
@@ -455,8 +456,8 @@ impl Stubs<'_> {
     }
 }
 
-/// True when a jump in padding and the hop to it are in two pages. In the midst of the writes no
-/// hop may lead to padding without a jump.
+/// True when a jump in padding and the hop to it are in two pages. Between the writes, no hop may
+/// lead to padding that has no jump yet.
 fn is_hop_to_another_page(both: &[Option<Overwrite>; 2], address: u64) -> bool {
     let page = |overwrite: &Overwrite| (address + overwrite.at as u64) / 4096;
     let [padding, hop] = both.each_ref().map(|one| one.as_ref().map(page));
@@ -495,7 +496,7 @@ fn area_call(bytes: u64) -> Call {
 fn write_area(tracee: &Tracee, area: u64, bytes: u64) -> Result<()> {
     const RESERVED_BYTES: u64 = 64 << 10;
     let thread = tracee.process() as u64;
-    // The stack's end, FS, the lowest frame, itself, the thread.
+    // The end of the stack, FS, the lowest frame, the area itself, the thread.
     write_words(
         tracee,
         area,
@@ -503,7 +504,7 @@ fn write_area(tracee: &Tracee, area: u64, bytes: u64) -> Result<()> {
     )
 }
 
-/// `toehold_preload::door::Settings`, with the words of the program's threads.
+/// `toehold_preload::door::Settings`, with words for the program's threads.
 fn write_settings(tracee: &Tracee, at: u64, words: u64) -> Result<()> {
     // Its size, flags, the environment, words.
     write_words(tracee, at, &[32, 0, tracee.environment()?, words])
@@ -514,7 +515,7 @@ fn write_words(tracee: &Tracee, at: u64, words: &[u64]) -> Result<()> {
     tracee.write(at, &bytes)
 }
 
-/// The addresses from the first to the last byte of the program.
+/// The range of addresses of the program.
 fn span(image: &Image<'_>) -> (u64, u64) {
     let loads = image.segments().filter(|segment| segment.kind == PT_LOAD);
     let ends = loads.map(|segment| {
@@ -525,8 +526,8 @@ fn span(image: &Image<'_>) -> (u64, u64) {
         .unwrap_or((0, 0))
 }
 
-/// A place for `bytes` within the reach of a jump: below the program if there is room, else as far
-/// above it that its heap can grow.
+/// A place of `bytes` bytes within the reach of a jump: below the program if there is room,
+/// otherwise above it, far enough that the heap can grow.
 fn gap(process: libc::pid_t, (from, to): (u64, u64), bytes: u64) -> Result<u64> {
     const LOWEST: u64 = 64 << 10;
     const DISTANCE: u64 = 64 << 10;
@@ -550,7 +551,7 @@ fn gap(process: libc::pid_t, (from, to): (u64, u64), bytes: u64) -> Result<u64> 
         .ok_or(Error::Failed("there is no room near its code"))
 }
 
-/// Where the mapping of a line of `maps` begins and ends.
+/// The first and last address of a mapping in a line of `maps`.
 fn ends(line: &[u8]) -> Option<(u64, u64)> {
     let mut words = line.split(|byte| matches!(byte, b'-' | b' '));
     let mut number = || {
@@ -560,7 +561,7 @@ fn ends(line: &[u8]) -> Option<(u64, u64)> {
     Some((number()?, number()?))
 }
 
-/// A file that the kernel makes while it is read: it has no length.
+/// Reads a file that the kernel generates on reading: it has no length.
 fn read(process: libc::pid_t, name: &CStr) -> Result<Vec<u8>> {
     File::of_process(process, name, libc::O_RDONLY)?.read_to_end(usize::MAX)
 }
@@ -568,7 +569,7 @@ fn read(process: libc::pid_t, name: &CStr) -> Result<Vec<u8>> {
 const AT_HWCAP2: u64 = 26;
 const HWCAP2_FSGSBASE: u64 = 2;
 
-/// The words that the kernel gives to a program at its start.
+/// The auxiliary vector that the kernel gives to a program at its start.
 struct Auxiliary(Vec<u8>);
 
 impl Auxiliary {

@@ -1,25 +1,27 @@
-//! Plans that were made before: the patches of a program, for its next start.
+//! Stored plans: the patches of a program, for its next start.
 //!
-//! A directory of this user's holds them: `toehold-plans` in the user's runtime directory, or
-//! `/tmp/toehold-plans-UID`. It has a fixed number of entries, each a file. The program's device
-//! and inode choose the entry, and an entry for another program is overwritten. So the directory
-//! cannot grow, and nothing has to be looked through.
+//! The plans are in a directory of this user: `toehold-plans` in the user's runtime directory, or
+//! `/tmp/toehold-plans-UID`. The directory has a fixed number of entries, each a file. The
+//! program's device and inode select the entry, and an entry for another program is overwritten. So
+//! the directory cannot grow, and no search is needed.
 //!
 //! ```text
 //! magic │ planner │ program │ a count for each segment of code │ patches, four numbers each │ sum
 //! ```
 //!
-//! - *Planner* and *program* tell this program's file and the other's from all others, and the
-//!   other's from what it was before ([`Version`]). A build id would not do, because edited and
-//!   stripped copies of a program keep it.
-//! - A file that was changed a moment ago may change again without another version. It is not kept.
-//! - Whoever can write entries could have wrong bytes overwritten. So the directory and the entry
-//!   must belong to this user, and nobody else may enter or read them. They are opened without
-//!   following links, and everything is done relative to the directory that was checked.
-//! - An entry may be torn, because it is written under its own name: the sum tells. The patches of
-//!   a whole entry are compared with the program's code ([`Patch::fits`]), and no two may overlap.
+//! - *Planner* and *program* identify this program's file and the other program's file, each in its
+//!   current version ([`Version`]). A build id would not suffice, because edited and stripped
+//!   copies of a program keep it.
+//! - A file that was changed a moment ago may change again and keep its version. Its plan is not
+//!   stored.
+//! - A user who can write entries could make us overwrite wrong bytes. So the directory and the
+//!   entry must belong to this user, and no other user may enter or read them. They are opened
+//!   without following links, and everything is done relative to the checked directory.
+//! - An entry may be incomplete, because it is written under its final name: the checksum shows
+//!   that. The patches of a complete entry are compared with the program's code ([`Patch::fits`]),
+//!   and no two may overlap.
 //!
-//! Whatever is in the way, the plan is made again. Nothing is said about it.
+//! On any error the plan is made again, without a message.
 
 use alloc::vec::Vec;
 use core::ffi::CStr;
@@ -31,7 +33,7 @@ use toehold_sites::plan::{Kind, Patch};
 use super::file::Version;
 use super::system::{self, Error, File, Result, checked, push_decimal};
 
-/// The directory, open and checked.
+/// The directory, opened and checked.
 #[derive(Debug)]
 pub(crate) struct Plans {
     directory: File,
@@ -39,15 +41,15 @@ pub(crate) struct Plans {
 }
 
 impl Plans {
-    /// Those of this user, in the runtime directory that is `named` or in the usual one. Plans of
-    /// another `library` are not used: it is installed with the planner.
+    /// The plans of this user, in the runtime directory `named` or in the usual one. Plans for
+    /// another `library` are not used, because the planner is installed with the library.
     pub(crate) fn of_user(named: Option<&CStr>, library: &CStr) -> Result<Plans> {
         let planner = Version::of(&system::status(libc::AT_FDCWD, library, 0)?);
         Plans::open(&path(named), planner)
     }
 
-    /// Those in the directory at `path`, which is made if it is missing. The path ends with a null
-    /// byte.
+    /// The plans in the directory at `path`, which is made if it is missing. The path ends with a
+    /// null byte.
     fn open(path: &[u8], planner: Version) -> Result<Plans> {
         let path = CStr::from_bytes_with_nul(path).map_err(|_| bad())?;
         // SAFETY: a path that ends with a null byte.
@@ -62,9 +64,9 @@ impl Plans {
         Ok(Plans { directory, planner })
     }
 
-    /// The patches of each of the `codes` of a program: its segments of code, from its file.
+    /// The patches of each of the `codes` of a program, which are the bytes of its code segments.
     pub(crate) fn find(&self, program: Version, codes: &[&[u8]]) -> Result<Vec<Vec<Patch>>> {
-        // Nothing waits where somebody has put a pipe.
+        // O_NONBLOCK, so that a pipe in this place does not block.
         let flags = libc::O_RDONLY | libc::O_NOFOLLOW | libc::O_NONBLOCK;
         let file = self.entry(program, flags)?;
         let status = file.status()?;
@@ -83,7 +85,7 @@ impl Plans {
         File::open_at(directory, &Name::of(program), flags, 0o600)
     }
 
-    /// The entry of a program is no more.
+    /// Removes the entry of a program.
     fn remove(&self, program: Version) {
         let name = Name::of(program);
         let directory = self.directory.as_raw_fd();
@@ -91,7 +93,7 @@ impl Plans {
         unsafe { call!(SYS_unlinkat, directory, name.as_ptr(), 0) };
     }
 
-    /// `None` unless the entry is whole, and for this program.
+    /// Parses an entry; `None` unless it is complete and for this program.
     fn parse(&self, program: Version, codes: &[&[u8]], bytes: &[u8]) -> Option<Vec<Vec<Patch>>> {
         let (content, sum) = bytes.split_last_chunk::<8>()?;
         if *sum != self::sum(content).to_le_bytes() {
@@ -120,7 +122,7 @@ impl Plans {
         rest.is_empty().then_some(all)
     }
 
-    /// Keeps the patches of each segment of a program's code. The time is `now`, in seconds since
+    /// Stores the patches of each code segment of a program. `now` is the time in seconds since
     /// 1970.
     pub(crate) fn keep(&self, now: u64, program: Version, patches: &[&[Patch]]) -> Result<()> {
         if !program.is_settled(now) {
@@ -141,7 +143,7 @@ impl Plans {
         if bytes.len() > ENTRY_BYTES_MAX {
             return Err(Error::Failed("the program has too many system calls"));
         }
-        // Whatever has the name, a link too: it is replaced, never written to.
+        // An existing file or link with this name is replaced, never written to.
         self.remove(program);
         let file = self.entry(program, libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL)?;
         file.write_all(&bytes).inspect_err(|_| self.remove(program))
@@ -154,7 +156,7 @@ impl Plans {
     }
 }
 
-/// Where this user's plans are; with a null byte. Helpers of the library know no environment.
+/// The path of this user's plans, with a null byte. Helpers of the library have no environment.
 fn path(named: Option<&CStr>) -> Vec<u8> {
     let mut usual = b"/run/user/".to_vec();
     push_decimal(&mut usual, system::user());
@@ -164,7 +166,7 @@ fn path(named: Option<&CStr>) -> Vec<u8> {
         let status = system::status(libc::AT_FDCWD, path, 0);
         status.is_ok_and(|status| status.st_mode & libc::S_IFMT == libc::S_IFDIR)
     };
-    // Another user could not remove a directory of root's in its own.
+    // A user could not remove root's directory inside the user's own directory.
     let is_another_s = |path: &&CStr| {
         let status = system::status(libc::AT_FDCWD, path, 0);
         status.is_ok_and(|status| status.st_uid != system::user())
@@ -185,11 +187,11 @@ fn path(named: Option<&CStr>) -> Vec<u8> {
     path
 }
 
-/// The name of an entry.
+/// The file name of an entry.
 struct Name([u8; 3]);
 
 impl Name {
-    /// That of a program.
+    /// The name of a program's entry.
     fn of(program: Version) -> Name {
         let digit = |number: u64| b"0123456789abcdef"[number as usize % 16];
         let number = program.mixed() % ENTRIES;
@@ -205,7 +207,7 @@ impl core::ops::Deref for Name {
     }
 }
 
-/// Refuses what belongs to another user, and what others may use.
+/// Rejects files that belong to another user, and files that others may use.
 fn check_private(status: &libc::stat) -> Result<()> {
     let is_private = status.st_uid == system::user() && status.st_mode & 0o077 == 0;
     is_private.then_some(()).ok_or_else(bad)
@@ -219,7 +221,7 @@ fn are_apart(patches: &[Patch]) -> bool {
     places.windows(2).all(|two| two[0].end <= two[1].start)
 }
 
-/// A patch as four numbers: its kind, its site, and what the kind has.
+/// A patch as four numbers: its kind, its site, and two numbers of the kind.
 fn words(patch: &Patch) -> [usize; 4] {
     match patch.kind {
         Kind::Before { start } => [0, patch.site, start, 0],
@@ -242,7 +244,7 @@ fn patch(words: [u32; 4]) -> Option<Patch> {
     Some(Patch { site, kind })
 }
 
-/// Against torn entries, not against forged ones (FNV-1a).
+/// A checksum against incomplete entries, not against forged ones (FNV-1a).
 fn sum(bytes: &[u8]) -> u64 {
     let mix = |sum: u64, byte: &u8| (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, mix)
@@ -255,7 +257,7 @@ fn bad() -> Error {
 /// `TOEPLAN1`.
 const MAGIC: u64 = u64::from_le_bytes(*b"TOEPLAN1");
 const ENTRIES: u64 = 64;
-/// An entry has room for 8000 system calls. The directory has at most 8 MiB.
+/// An entry has room for 8000 system calls. The directory uses at most 8 MiB.
 const ENTRY_BYTES_MAX: usize = 128 << 10;
 
 #[cfg(test)]
@@ -309,7 +311,7 @@ mod tests {
         named.push(0);
         let named = CStr::from_bytes_with_nul(&named).expect("no null bytes");
         assert!(path(Some(named)).starts_with(named.to_bytes()));
-        // Only root gives a directory away.
+        // Only root can give a directory away.
         if chown(scratch.path(), Some(65_534), None).is_ok() {
             assert!(!path(Some(named)).starts_with(named.to_bytes()));
         }
@@ -365,7 +367,7 @@ mod tests {
             (mode(bench.directory()), mode(bench.entry())),
             (0o700, 0o600)
         );
-        // Again: the entry is replaced.
+        // The second time, the entry is replaced.
         bench.keep().expect("room");
         assert_eq!(fs::read_dir(bench.directory()).expect("ours").count(), 1);
     }
@@ -390,7 +392,7 @@ mod tests {
         let bench = Bench::new();
         let kept = bench.plans.keep(system::seconds(), bench.program, &[]);
         assert!(kept.is_err());
-        // From a time before the change: a clock that was set back.
+        // The time is before the change, as with a clock that was set back.
         let kept = bench.plans.keep(0, bench.program, &[]);
         assert!(kept.is_err());
         assert!(!bench.entry().exists());
@@ -440,7 +442,7 @@ mod tests {
             assert!(!forged(&[wrong]), "{wrong:?}");
         }
         assert!(!forged(&[good[0], good[0]]));
-        // As many patches as a number can say.
+        // The largest possible number of patches.
         let mut bytes = fs::read(bench.entry()).expect("ours");
         let head = bench.plans.head(bench.program).len();
         bytes[head + 4..][..4].fill(0xff);
@@ -501,7 +503,7 @@ mod tests {
     fn a_directory_that_takes_no_entries_keeps_none() {
         let bench = Bench::new();
         bench.keep().expect("room");
-        // Nobody can make a file in a directory that is gone, whatever rights they have.
+        // No file can be made in a deleted directory, whatever rights the process has.
         fs::remove_dir_all(bench.directory()).expect("ours");
         assert!(bench.keep().is_err());
         assert_eq!(bench.find(), None);

@@ -1,9 +1,10 @@
-//! Room for a few instructions in memory that a program executes, and that it has no use for:
-//! behind the last byte of its code, up to the page's end.
+//! Finds room for a few instructions in executable memory that a program does not use: after the
+//! last byte of its code, up to the end of the page.
 //!
-//! Whoever writes there changes nothing for the program, so it stays whole at every moment. Where
-//! a program has no such room, the vDSO has some, as a rule. Otherwise the code lies where the
-//! program's own is, at the beginning of the page of its first instruction: that program ends by a
+//! Code that is written there does not change the program, so the program is intact at every
+//! moment. If a program has no such room, the vDSO usually has some. Otherwise the code overwrites
+//! the program's own, at the beginning of the page of its first instruction: such a program ends
+//! with a fault if its helper is killed before it has restored the program's code.
 //! fault if its helper is killed before it has put the program's code back.
 
 use toehold_sites::elf::{Image, PT_LOAD, Segment};
@@ -18,7 +19,7 @@ pub(crate) struct Room {
 }
 
 impl Room {
-    /// For a program with its first instruction at `first`: in the midst of its code.
+    /// For a program whose first instruction is at `first`: inside its code.
     pub(crate) fn first_page(first: u64) -> Room {
         Room {
             address: first & !(PAGE - 1),
@@ -38,16 +39,16 @@ impl Room {
         self.address
     }
 
-    /// True when it is in nobody's way.
+    /// True when no other code is overwritten.
     pub(crate) fn is_spare(&self) -> bool {
         self.is_spare
     }
 }
 
-/// An address of the program's file behind which there is room for so many bytes.
+/// An address in the program's file after which there is room for `bytes` bytes.
 pub(crate) fn behind_code(image: &Image<'_>, bytes: u64) -> Option<u64> {
     let loads = || image.segments().filter(|segment| segment.kind == PT_LOAD);
-    // Where a segment has more memory than bytes in the file, variables lie behind its code.
+    // If a segment has more bytes in memory than in the file, variables follow its code.
     let is_room =
         |segment: &Segment| segment.is_code() && segment.memory_bytes == segment.file_bytes;
     loads().filter(is_room).find_map(|segment| {
@@ -58,12 +59,12 @@ pub(crate) fn behind_code(image: &Image<'_>, bytes: u64) -> Option<u64> {
             let begin = other.address & !(PAGE - 1);
             begin <= page && page < other.address.saturating_add(other.memory_bytes)
         };
-        // Two segments in one page: the second one may be mapped over the first.
+        // If two segments share a page, the second may be mapped over the first.
         (loads().filter(is_here).count() == 1).then_some(at)
     })
 }
 
-/// Room behind the code of a program, or else behind the vDSO. `read` reads its memory.
+/// Room after the code of a program, otherwise after the vDSO. `read` reads the program's memory.
 pub(crate) fn find(
     behind_code: Option<u64>,
     vdso: u64,
@@ -74,7 +75,7 @@ pub(crate) fn find(
     behind_code.or_else(behind_vdso).map(Room::spare)
 }
 
-/// How many bytes the vDSO has: its section headers are the last of them.
+/// The size of the vDSO: its section headers are at its end.
 fn vdso_bytes(vdso: u64, read: impl Fn(u64, &mut [u8]) -> Result<()>) -> Option<u64> {
     let mut header = [0; HEADER_BYTES];
     if vdso == 0 || read(vdso, &mut header).is_err() || !header.starts_with(b"\x7fELF") {
@@ -86,8 +87,7 @@ fn vdso_bytes(vdso: u64, read: impl Fn(u64, &mut [u8]) -> Result<()>) -> Option<
     (sections > 0 && end < VDSO_BYTES_MAX).then_some(end)
 }
 
-/// The first address from `end` on, in the page that `end` is in, behind which there is room for
-/// `bytes`.
+/// The first address from `end` on, in the page of `end`, after which there is room for `bytes`.
 fn fitting(end: u64, bytes: u64) -> Option<u64> {
     let at = end.checked_next_multiple_of(ALIGNMENT)?;
     let page_end = end.checked_next_multiple_of(PAGE)?;
@@ -98,7 +98,7 @@ const PAGE: u64 = 4096;
 const ALIGNMENT: u64 = 16;
 /// An ELF header.
 const HEADER_BYTES: usize = 64;
-/// Those that we know have two pages.
+/// Known vDSOs have two pages.
 const VDSO_BYTES_MAX: u64 = 1 << 20;
 
 #[cfg(test)]

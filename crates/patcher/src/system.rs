@@ -7,19 +7,19 @@ use core::mem::MaybeUninit;
 use toehold_freestanding::fd::OwnedFd;
 use toehold_freestanding::{call, syscall};
 
-/// An error of this crate.
+/// An error in this crate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Error {
-    /// An error of the kernel: its number (errno(3)).
+    /// An error number of the kernel (errno(3)).
     Kernel(i32),
-    /// This.
+    /// Another failure, described by this text.
     Failed(&'static str),
-    /// The library has failed in the program, by this signal.
+    /// The library failed in the program with this signal.
     Signal(c_int),
 }
 
 impl Error {
-    /// The errno(3) by which another process is told of it: `EPERM` for what has none.
+    /// The errno(3) value to report to another process: `EPERM` for errors without one.
     #[must_use]
     pub fn number(&self) -> c_int {
         match self {
@@ -29,7 +29,7 @@ impl Error {
     }
 }
 
-/// A value, or what went wrong.
+/// A value or an error.
 pub type Result<T, E = Error> = core::result::Result<T, E>;
 
 /// The kernel's answer to a system call.
@@ -57,7 +57,7 @@ impl File {
         self.0.as_raw_fd()
     }
 
-    /// `open(2)`, of a file that exists.
+    /// `open(2)` for an existing file.
     pub(crate) fn open(path: &CStr, flags: c_int) -> Result<File> {
         File::open_at(libc::AT_FDCWD, path, flags, 0)
     }
@@ -117,7 +117,7 @@ impl File {
         Ok(())
     }
 
-    /// Its bytes from here to its end, which are at most `bytes_max`.
+    /// Reads from here to the end of the file, at most `bytes_max` bytes.
     pub(crate) fn read_to_end(&self, bytes_max: usize) -> Result<Vec<u8>> {
         const PIECE: usize = 8192;
         let mut bytes = Vec::with_capacity(PIECE);
@@ -136,18 +136,18 @@ impl File {
         Ok(bytes)
     }
 
-    /// `read(2)`: how many bytes there were.
+    /// `read(2)`: the number of bytes read.
     pub(crate) fn read(&self, bytes: &mut [u8]) -> Result<usize> {
         let (at, length) = (bytes.as_mut_ptr(), bytes.len());
         // SAFETY: writable for this length.
         checked(unsafe { call!(SYS_read, self.as_raw_fd(), at, length) })
     }
 
-    /// Fills `bytes`: a message of a socket, which comes as a whole.
+    /// Fills `bytes` with a message from a socket, which arrives as a whole.
     ///
     /// # Errors
     ///
-    /// The kernel's, and where the peer is gone.
+    /// The kernel's error, or an error when the peer has closed.
     pub fn receive(&self, bytes: &mut [u8]) -> Result<()> {
         let (at, length, flags) = (bytes.as_mut_ptr(), bytes.len(), libc::MSG_WAITALL);
         // SAFETY: writable for this length.
@@ -165,7 +165,7 @@ impl File {
     /// The kernel's.
     pub fn send(&self, bytes: &[u8]) -> Result<()> {
         let (at, length, flags) = (bytes.as_ptr(), bytes.len(), libc::MSG_NOSIGNAL);
-        // SAFETY: readable for this length. So few bytes are never sent in part.
+        // SAFETY: readable for this length. A message this short is never sent partially.
         checked(unsafe { call!(SYS_sendto, self.as_raw_fd(), at, length, flags, 0, 0) }).map(drop)
     }
 
@@ -192,7 +192,7 @@ pub(crate) fn status(directory: c_int, path: &CStr, flags: c_int) -> Result<libc
     }
 }
 
-/// The user whose rights this process has.
+/// The effective user of this process.
 pub(crate) fn user() -> u32 {
     // SAFETY: no memory is involved.
     unsafe { call!(SYS_geteuid) as u32 }
@@ -214,10 +214,10 @@ pub(crate) fn push_decimal(text: &mut Vec<u8>, number: u32) {
     text.push(b'0' + (number % 10) as u8);
 }
 
-/// Has a signal ignored, or a handler called that never returns.
+/// Sets a signal to be ignored, or sets a handler that never returns.
 pub(crate) fn set_action(signal: c_int, handler: usize) {
-    // As the kernel wants it: the handler, flags, the code that returns from it, and the mask.
-    // Without that code it would call no handler.
+    // In the kernel's format: the handler, flags, the code that returns from the handler, and the
+    // mask. Without that code the kernel would not call a handler.
     const SA_RESTORER: usize = 0x0400_0000;
     let action = [handler, SA_RESTORER, 0, 0];
     // SAFETY: the actions of this process, and a structure of this size.
@@ -242,7 +242,7 @@ mod tests {
         let this = std::process::id() as libc::pid_t;
         let file = File::of_process(this, c"maps", libc::O_RDONLY).expect("there");
         let read = file.read_to_end(usize::MAX).expect("readable");
-        // Longer than one piece, in most processes; the kernel gives a page at most at a time.
+        // In most processes longer than one piece; the kernel returns at most a page at a time.
         assert!(read.ends_with(b"\n") && read.windows(7).any(|word| word == b"[stack]"));
         let missing = File::of_process(this, c"no such file", libc::O_RDONLY);
         assert_eq!(missing.err(), Some(Error::Kernel(libc::ENOENT)));

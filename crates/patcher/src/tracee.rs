@@ -1,10 +1,10 @@
 //! A program that is stopped right after its exec: its registers, its memory, and system calls made
 //! in its name.
 //!
-//! The program makes these calls by code that is written into its memory. It says that they are
-//! made by a signal to itself, one that every program ignores by default: the tracer sees it. A
-//! program whose tracer was killed goes on behind it, at its own first instruction, with the
-//! registers that it had there:
+//! The program makes these calls with code that is written into its memory. It reports the end of
+//! the calls by a signal to itself that every program ignores by default: the tracer sees the
+//! signal. If the tracer was killed, the program continues after the signal, at its own first
+//! instruction, with its original registers:
 //!
 //! ```text
 //!   exec ─▶ stopped ─▶ calls ─▶ signal ─▶ stopped ─▶ function ─▶ signal ─▶ stopped ─▶ program
@@ -12,7 +12,7 @@
 //!                                 └──────── no tracer ─────────────┴─────────────────────┘
 //! ```
 //!
-//! So the code lies where the program has none of its own ([`room`]).
+//! So the code is put where the program has no code of its own ([`room`]).
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -28,15 +28,16 @@ pub(crate) struct Tracee {
     process: pid_t,
     memory: File,
     at_exec: user_regs_struct,
-    /// The signals that it blocks, without and with calls: [`TELLS`] is not among the latter.
+    /// The signals that it blocks otherwise and during calls: during calls, [`TELLS`] is not
+    /// blocked.
     blocked: u64,
-    /// Where the code of the calls lies.
+    /// The place of the code of calls.
     room: Room,
-    /// The bytes that are there until it has made the calls.
+    /// The original bytes at that place, until the calls were made.
     bytes: Option<Vec<u8>>,
-    /// Signals that arrived while it was stopped.
+    /// Signals that arrived while the process was stopped.
     signals: Vec<c_int>,
-    /// It has ended, and its number may be another process's.
+    /// The process has ended; its number may belong to another process.
     has_ended: bool,
 }
 
@@ -47,26 +48,26 @@ pub(crate) struct Call {
     pub(crate) number: i64,
     /// Its arguments.
     pub(crate) arguments: [u64; 6],
-    /// How its arguments and its answer relate to those of other calls of the list: some of
-    /// [`Call::WITHIN`] and the others.
+    /// How the arguments and the answer relate to other calls of the list: a combination of
+    /// [`Call::WITHIN`] and the other flags.
     pub(crate) relations: u64,
 }
 
 impl Call {
-    /// The first argument counts from the address that is the answer of [`Call::ADDRESS`].
+    /// The first argument is relative to the answer of the call with [`Call::ADDRESS`].
     pub(crate) const WITHIN: u64 = 1;
-    /// The fifth argument is the answer of [`Call::FILE`].
+    /// The fifth argument is the answer of the call with [`Call::FILE`].
     pub(crate) const OF_FILE: u64 = 2;
-    /// The first argument is the answer of [`Call::FILE`].
+    /// The first argument is the answer of the call with [`Call::FILE`].
     pub(crate) const ON_FILE: u64 = 4;
     /// The answer is an address that later calls use.
     pub(crate) const ADDRESS: u64 = 8;
     /// The answer is a descriptor that later calls use.
     pub(crate) const FILE: u64 = 16;
-    /// The answer is another address.
+    /// The answer is the address of the area.
     pub(crate) const AREA: u64 = 32;
 
-    /// A call whose arguments are values.
+    /// A call whose arguments are plain values.
     pub(crate) fn new(number: i64, arguments: [u64; 6]) -> Call {
         Call {
             number,
@@ -75,7 +76,7 @@ impl Call {
         }
     }
 
-    /// With these relations to other calls.
+    /// Adds relations to other calls.
     pub(crate) fn with(self, relations: u64) -> Call {
         Call { relations, ..self }
     }
@@ -89,36 +90,36 @@ impl Call {
 /// The answers to a list of calls.
 #[derive(Debug)]
 pub(crate) struct Answers {
-    /// The answer of [`Call::ADDRESS`], or [`Answers::NONE`].
+    /// The answer of the call with [`Call::ADDRESS`], or [`Answers::NONE`].
     pub(crate) address: u64,
-    /// The answer of [`Call::FILE`], or [`Answers::NONE`].
+    /// The answer of the call with [`Call::FILE`], or [`Answers::NONE`].
     pub(crate) file: u64,
-    /// The answer of [`Call::AREA`], or [`Answers::NONE`].
+    /// The answer of the call with [`Call::AREA`], or [`Answers::NONE`].
     pub(crate) area: u64,
-    /// How many calls have succeeded: all, or those before the one that failed.
+    /// The number of calls that succeeded: all, or those before the one that failed.
     pub(crate) made: usize,
-    /// How the last one ended.
+    /// The result of the last call.
     pub(crate) outcome: Result<()>,
 }
 
 impl Answers {
-    /// There was no such call, or it has not succeeded.
+    /// There was no such call, or it failed.
     pub(crate) const NONE: u64 = u64::MAX;
 }
 
-/// The signal by which the program tells its tracer that it has made its calls: without a tracer
-/// it would do nothing, because an exec leaves no handlers.
+/// The signal by which the program tells its tracer that its calls are done. Without a tracer the
+/// signal has no effect, because an exec resets all handlers.
 const TELLS: c_int = libc::SIGURG;
 
-/// The words that a program needs to go on by itself. They lie right below the stack pointer of the
-/// program's first instruction, and r15 is their address.
+/// The words that a program needs to continue by itself. They are right below the stack pointer of
+/// the program's first instruction, and r15 is their address.
 #[repr(C)]
 struct Return {
     process: u64,
-    /// Masks of signals: while it makes calls, and otherwise.
+    /// Signal masks: during calls, and otherwise.
     blocked_in_calls: u64,
     blocked: u64,
-    /// The address of its first instruction.
+    /// The address of the program's first instruction.
     first: u64,
 }
 
@@ -126,10 +127,10 @@ struct Return {
 const RETURN_BYTES: u64 = size_of::<Return>() as u64;
 const _: () = assert!(core::mem::offset_of!(Return, first) as u64 == RETURN_BYTES - 8);
 
-// Makes the system calls of the list at rbx, one after the other, until one fails or the list ends
-// with a negative number. So the program stops once for all of them: a stop takes as long as many
-// system calls. Behind `tell` the program stops, and its tracer gives it other registers. Without
-// a tracer it goes on there: the kernel gives registers of 0 to a program.
+// Makes the system calls of the list at rbx one after the other, until one fails or the list ends
+// with a negative number. So the program stops only once for all of them: a stop takes as long as
+// many system calls. After `tell` the program stops, and its tracer changes its registers. Without
+// a tracer it continues with registers of 0, as the kernel starts a program.
 core::arch::global_asm!(
     ".pushsection .rodata.toehold_calls, \"a\", @progbits",
     ".irp name, calls, calls_tell, calls_told, calls_end",
@@ -237,7 +238,7 @@ unsafe extern "C" {
 /// The code above.
 struct CallsCode {
     bytes: &'static [u8],
-    /// Where the program says that it has made the calls, and where it stops then.
+    /// Where the program reports that the calls are done, and where it stops then.
     tell: u64,
     told: u64,
 }
@@ -255,7 +256,7 @@ fn calls_code() -> CallsCode {
     }
 }
 
-/// How much room the code of the calls takes.
+/// The size of the code of calls.
 pub(crate) fn calls_code_bytes() -> u64 {
     calls_code().bytes.len() as u64
 }
@@ -264,10 +265,10 @@ pub(crate) fn calls_code_bytes() -> u64 {
 pub(crate) const CALL_BYTES: usize = size_of::<[u64; 8]>();
 
 impl Tracee {
-    /// `process`, which has just executed another program: the event has stopped it.
+    /// Takes `process`, which has just executed another program and is stopped by that event.
     pub(crate) fn at_exec(process: pid_t) -> Result<Tracee> {
         let memory = File::of_process(process, c"mem", libc::O_RDWR)?;
-        // The kernel writes the answer of the exec into rax when the program goes on.
+        // The kernel writes the result of the exec into rax when the program continues.
         let at_exec = user_regs_struct {
             rax: 0,
             ..registers(process)?
@@ -284,7 +285,7 @@ impl Tracee {
         })
     }
 
-    /// From now on, the code of calls lies there. No calls have been made.
+    /// Sets the place of the code of calls. No calls have been made before.
     pub(crate) fn set_room(&mut self, room: Room) {
         self.room = room;
     }
@@ -314,8 +315,8 @@ impl Tracee {
         self.memory.read_exact_at(bytes, address)
     }
 
-    /// Writes the code of the calls, and what the program needs to go on by itself. Gives the
-    /// latter's address.
+    /// Writes the code of calls, and the words that the program needs to continue by itself.
+    /// Returns the address of these words.
     fn begin_calls(&mut self, code: &CallsCode) -> Result<u64> {
         let back = self.at_exec.rsp - RETURN_BYTES;
         if self.bytes.is_none() {
@@ -332,7 +333,7 @@ impl Tracee {
         Ok(back)
     }
 
-    /// Makes system calls in its name, until one fails. The list is written to `at`.
+    /// Makes system calls in the program's name until one fails. The list is written to `at`.
     pub(crate) fn call_all(&mut self, calls: &[Call], at: u64) -> Result<Answers> {
         let code = calls_code();
         let back = self.begin_calls(&code)?;
@@ -342,7 +343,7 @@ impl Tracee {
         let mut registers = self.at_exec;
         registers.orig_rax = u64::MAX;
         registers.rip = self.room.address();
-        // The code calls a part of its own.
+        // The code calls a subroutine of its own.
         registers.rsp = back;
         registers.rbx = at;
         (registers.r12, registers.r13, registers.r14) =
@@ -365,8 +366,8 @@ impl Tracee {
         })
     }
 
-    /// Calls a C function of its own, far below its stack pointer. It does `meanwhile` while the
-    /// program runs.
+    /// Calls a C function in the program, with a stack far below the program's stack pointer. Runs
+    /// `meanwhile` while the program runs.
     pub(crate) fn call_function<T>(
         &mut self,
         function: u64,
@@ -376,12 +377,12 @@ impl Tracee {
         const BELOW: u64 = 8192;
         let code = calls_code();
         let mut registers = self.at_exec;
-        // A C function leaves this register as it is.
+        // A C function preserves this register.
         registers.r15 = self.begin_calls(&code)?;
         registers.orig_rax = u64::MAX;
         registers.rip = function;
         registers.rdi = argument;
-        // As after a `call`: the return address lies on the stack.
+        // As after a `call`: the return address is on the stack.
         registers.rsp = ((self.at_exec.rsp - BELOW) & !15) - 8;
         let back = self.room.address() + code.tell;
         self.memory
@@ -393,32 +394,32 @@ impl Tracee {
         Ok((after.rbp as i32 as i64, other))
     }
 
-    /// From now on, calls and the program have this GS base.
+    /// From now on, calls and the program use this GS base.
     pub(crate) fn set_gs_base(&mut self, base: u64) {
         self.at_exec.gs_base = base;
     }
 
-    /// The program begins with the code of [`super::parting`] at an address.
+    /// The program will begin with the code of [`super::parting`] at address `parting`.
     pub(crate) fn begin_with(&mut self, parting: u64, helper: pid_t) {
         self.at_exec.r12 = helper as u64;
         self.at_exec.r13 = self.at_exec.rip;
         self.at_exec.rip = parting;
     }
 
-    /// Its environment: an array of pointers that ends with a null pointer.
+    /// The program's environment: an array of pointers that ends with a null pointer.
     pub(crate) fn environment(&self) -> Result<u64> {
         let mut count = [0; 8];
         self.memory.read_exact_at(&mut count, self.at_exec.rsp)?;
-        // After the number of arguments come these, and a null pointer.
+        // The number of arguments is followed by the arguments and a null pointer.
         Ok(self.at_exec.rsp + 8 * (u64::from_le_bytes(count) + 2))
     }
 
-    /// Lets it run.
+    /// Lets the process run.
     fn go_on(&self) -> Result<()> {
         request(libc::PTRACE_CONT, self.process, 0, 0)
     }
 
-    /// Waits until it says that it has made its calls. Its registers then.
+    /// Waits until the process reports that the calls are done. Returns its registers.
     fn told(&mut self, code: &CallsCode) -> Result<user_regs_struct> {
         loop {
             match wait(self.process)? {
@@ -433,7 +434,7 @@ impl Tracee {
                     }
                     self.signals.push(TELLS);
                 }
-                // It would fail at the same instruction again.
+                // The instruction would fail again.
                 Some(Stop::Signal(signal)) if self.is_fault()? => {
                     return Err(Error::Signal(signal));
                 }
@@ -444,7 +445,8 @@ impl Tracee {
         }
     }
 
-    /// True when an instruction is the reason of the signal that has stopped it, and no process.
+    /// True when the signal that stopped the process was caused by an instruction, not by a
+    /// process.
     fn is_fault(&self) -> Result<bool> {
         // SAFETY: all-zero is a valid value of this structure of integers.
         let mut information: libc::siginfo_t = unsafe { core::mem::zeroed() };
@@ -454,16 +456,16 @@ impl Tracee {
         Ok(information.si_code > 0 && faults.contains(&information.si_signo))
     }
 
-    /// No calls are made from here on: the program's own code is whole again.
+    /// Ends calls: restores the program's own code.
     pub(crate) fn end_calls(&mut self) -> Result<()> {
-        // Elsewhere the program may still need the code of calls, to go on by itself.
+        // In spare room the program may still need the code of calls, to continue by itself.
         match self.room.is_spare() {
             true => Ok(()),
             false => self.clear_room(),
         }
     }
 
-    /// The bytes in the code's place are the program's again.
+    /// Restores the program's bytes at the code's place.
     fn clear_room(&mut self) -> Result<()> {
         match self.bytes.take() {
             Some(bytes) => self.memory.write_all_at(&bytes, self.room.address()),
@@ -471,18 +473,19 @@ impl Tracee {
         }
     }
 
-    /// The program goes on as if nobody had stopped it. One that cannot be made whole is ended: it
-    /// would execute instructions that are not its own.
+    /// Lets the program continue as if it had not been stopped. A program that cannot be restored
+    /// is killed: it would execute wrong instructions.
     ///
     /// # Errors
     ///
-    /// When it was ended, or is traced until this process ends.
+    /// When the program was killed, or stays traced until this process ends.
     pub(crate) fn release(mut self) -> Result<()> {
         if self.has_ended {
             return Ok(());
         }
         if let Err(error) = self.make_whole() {
-            // SAFETY: no memory is involved. Its number is its own until this process has waited.
+            // SAFETY: no memory is involved. The process number is valid until this process has
+            // waited for it.
             unsafe { call!(SYS_kill, self.process, libc::SIGKILL) };
             return Err(error);
         }
@@ -493,8 +496,8 @@ impl Tracee {
         request(libc::PTRACE_DETACH, self.process, 0, 0)
     }
 
-    /// Its code and registers are those of its first instruction. This process may be killed after
-    /// each of these steps.
+    /// Restores the code and the registers of the first instruction. This process may be killed
+    /// after each of these steps.
     fn make_whole(&mut self) -> Result<()> {
         self.end_calls()?;
         if self.blocked & bit(TELLS) != 0 {
@@ -502,22 +505,22 @@ impl Tracee {
             request(libc::PTRACE_SETSIGMASK, self.process, MASK_BYTES, from)?;
         }
         let mut registers = self.at_exec;
-        // No system call is to be restarted.
+        // The kernel must not restart a system call.
         registers.orig_rax = u64::MAX;
         set_registers(self.process, &registers)?;
         self.clear_room()
     }
 }
 
-/// Begins to trace a thread, whose next exec will stop it. `with_children`: a process that it makes
-/// stops it, too, and is traced from its beginning.
+/// Begins to trace a thread, whose next exec will stop it. `with_children`: the creation of a
+/// process stops it, too, and the new process is traced from its beginning.
 pub(crate) fn seize(thread: pid_t, with_children: bool) -> Result<()> {
     let births = libc::PTRACE_O_TRACEFORK | libc::PTRACE_O_TRACEVFORK | libc::PTRACE_O_TRACECLONE;
     let options = libc::PTRACE_O_TRACEEXEC | if with_children { births } else { 0 };
     request(libc::PTRACE_SEIZE, thread, 0, options as usize)
 }
 
-/// A stopped process goes on, traced.
+/// Continues a stopped process, which stays traced.
 pub(crate) fn go_on(process: pid_t, stop: Stop) -> Result<()> {
     match stop {
         Stop::Group => request(libc::PTRACE_LISTEN, process, 0, 0),
@@ -525,12 +528,12 @@ pub(crate) fn go_on(process: pid_t, stop: Stop) -> Result<()> {
     }
 }
 
-/// A stopped process goes on, and is traced no more.
+/// Continues a stopped process and stops tracing it.
 pub(crate) fn let_go(process: pid_t, stop: Stop) -> Result<()> {
     request(libc::PTRACE_DETACH, process, 0, stop.signal() as usize)
 }
 
-/// A traced process that runs will stop soon.
+/// Makes a traced process stop soon.
 pub(crate) fn interrupt(process: pid_t) -> Result<()> {
     request(libc::PTRACE_INTERRUPT, process, 0, 0)
 }
@@ -542,16 +545,16 @@ pub(crate) enum Stop {
     Exec,
     /// It has made a process.
     Birth,
-    /// With its whole process, by a signal.
+    /// The whole process stopped, by a signal.
     Group,
-    /// It was interrupted, or has begun.
+    /// It was interrupted, or tracing has begun.
     Trap,
     /// A signal is to be delivered.
     Signal(c_int),
 }
 
 impl Stop {
-    /// The signal to go on with.
+    /// The signal with which to continue.
     fn signal(self) -> c_int {
         match self {
             Stop::Signal(signal) => signal,
@@ -563,12 +566,12 @@ impl Stop {
 /// The kernel's masks of signals.
 const MASK_BYTES: usize = size_of::<u64>();
 
-/// A signal in such a mask.
+/// The bit of a signal in such a mask.
 fn bit(signal: c_int) -> u64 {
     1 << (signal - 1)
 }
 
-/// So many bytes below the stack pointer are the calls' own.
+/// How many bytes below the stack pointer the calls use.
 pub(crate) const RESERVED_BYTES: u64 = RETURN_BYTES + 8;
 
 /// Waits until `process` stops; `None` when it has ended.
@@ -576,8 +579,9 @@ fn wait(process: pid_t) -> Result<Option<Stop>> {
     Ok(next(process, 0)?.and_then(|(_, stop)| stop))
 }
 
-/// The process that has stopped or ended, of the traced ones or of one: its number, and its stop
-/// unless it has ended. `None` when `flags` says not to wait, and there is none.
+/// The next process that has stopped or ended, among all traced processes or only `process`: its
+/// number, and the stop unless it has ended. `None` when `flags` says not to wait, and there is
+/// none.
 pub(crate) fn next(process: pid_t, flags: c_int) -> Result<Option<(pid_t, Option<Stop>)>> {
     let mut status: c_int = 0;
     let waited = loop {
@@ -675,7 +679,7 @@ mod tests {
         Tracee::at_exec(child).expect("stopped")
     }
 
-    /// Lets it go; its status, as waitpid(2) has it.
+    /// Lets the process run to its end; returns its status as in waitpid(2).
     fn ended(tracee: Tracee) -> c_int {
         let process = tracee.process();
         tracee.release().expect("it runs");

@@ -1,4 +1,4 @@
-//! Tracing until somebody executes a program, which is then patched.
+//! Traces until a process executes a program, which is then patched.
 
 use core::ffi::CStr;
 
@@ -10,7 +10,7 @@ use super::patching::{self, Ahead};
 use super::system::{Error, File, Result, checked};
 use super::tracee::{self, Stop, Tracee};
 
-/// Which program is to be patched, and with which library.
+/// The program to be patched, and the library.
 #[derive(Clone, Copy, Debug)]
 pub struct Task<'a> {
     /// The library's path.
@@ -21,24 +21,24 @@ pub struct Task<'a> {
     pub runtime_directory: Option<&'a CStr>,
 }
 
-/// Traced processes, of which one will execute a program that is to be patched.
+/// Traced processes. One of them will execute a program that is to be patched.
 #[derive(Debug)]
 pub struct Watch {
-    /// The thread that was named.
+    /// The thread that the caller named.
     thread: pid_t,
-    /// Tells when a traced process has stopped or ended.
+    /// Readable when a traced process has stopped or ended.
     signals: File,
 }
 
 impl Watch {
-    /// Begins to trace a thread, which will execute a program or, `with_children`, make a process
-    /// that does.
+    /// Begins to trace a thread that will execute a program or, `with_children`, will make a
+    /// process that does.
     ///
     /// # Errors
     ///
     /// The kernel's.
     pub fn begin(thread: pid_t, with_children: bool) -> Result<Watch> {
-        // A signal of the terminal must not end the helper while the program is stopped.
+        // A signal from the terminal must not end the helper while the program is stopped.
         // SAFETY: no memory is involved.
         unsafe { call!(SYS_setsid) };
         let mask = 1_u64 << (libc::SIGCHLD - 1);
@@ -52,11 +52,11 @@ impl Watch {
         Ok(Watch { thread, signals })
     }
 
-    /// Waits for the exec and patches the new program. The caller may end that before.
+    /// Waits for the exec and patches the new program. The caller may cancel that before.
     ///
     /// # Errors
     ///
-    /// When the program runs without the library, or has been ended.
+    /// When the program runs without the library, or was killed.
     pub fn patch(self, task: &Task<'_>, caller: File) -> Result<(), Refusal> {
         let ahead = Ahead::of(task);
         match self.at_exec(Some(caller)).map_err(Refusal::Failed)? {
@@ -68,13 +68,13 @@ impl Watch {
         }
     }
 
-    /// The process that has executed a program; `None` when nobody will.
+    /// The process that has executed a program; `None` when no process will.
     fn at_exec(&self, mut caller: Option<File>) -> Result<Option<pid_t>> {
-        // The thread, until it has made its child.
+        // True until the thread has made its child.
         let mut is_thread_traced = true;
         loop {
             let next = match tracee::next(-1, libc::WNOHANG) {
-                // Nobody is traced any more.
+                // No process is traced any more.
                 Err(Error::Kernel(libc::ECHILD)) => return Ok(None),
                 next => next?,
             };
@@ -95,14 +95,14 @@ impl Watch {
         }
     }
 
-    /// Waits until something happens. True when the caller does not want us any more.
+    /// Waits until something happens. True when the caller cancels the work.
     fn is_dismissed(&self, caller: &mut Option<File>) -> Result<bool> {
         let wanted = |fd| libc::pollfd {
             fd,
             events: libc::POLLIN,
             revents: 0,
         };
-        // Where there is no caller any more: a negative number, which the kernel passes over.
+        // Without a caller this is a negative number, which the kernel ignores.
         let socket = caller.as_ref().map_or(-1, File::as_raw_fd);
         let mut all = [wanted(self.signals.as_raw_fd()), wanted(socket)];
         // SAFETY: two of them.
@@ -111,7 +111,7 @@ impl Watch {
             Ok(_) | Err(Error::Kernel(libc::EINTR)) => {}
             Err(error) => return Err(error),
         }
-        // Stops are asked for one by one: the signal says only that there are some.
+        // Stops are fetched one by one: the signal says only that there are some.
         let _ = self
             .signals
             .read(&mut [0; size_of::<libc::signalfd_siginfo>()]);
@@ -121,13 +121,13 @@ impl Watch {
         };
         let is_dismissed = socket.read(&mut [0])? > 0;
         if !is_dismissed {
-            // The exec has closed it, or the end of the process.
+            // The exec or the end of the process has closed the socket.
             *caller = None;
         }
         Ok(is_dismissed)
     }
 
-    /// Traces nobody any more, and says so.
+    /// Stops all tracing, and tells the caller.
     fn leave(&self, is_thread_traced: bool, caller: Option<File>) -> Result<()> {
         if is_thread_traced {
             tracee::interrupt(self.thread)?;
