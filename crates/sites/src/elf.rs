@@ -1,7 +1,7 @@
-//! Where the code of an ELF file is: 64-bit, little-endian, x86-64.
+//! Finds the code of an ELF file: 64-bit, little-endian, x86-64.
 //!
-//! Every number that the file states is checked against the file's length. A file that is not what
-//! it seems to be yields less, and never a panic.
+//! Every number in the file is checked against the file's length. An invalid file gives fewer
+//! results, but never a panic.
 
 use core::ops::Range;
 
@@ -18,13 +18,13 @@ pub struct Segment {
     pub kind: u32,
     /// `PF_*`.
     pub flags: u32,
-    /// Where it is in the file.
+    /// Offset in the file.
     pub offset: u64,
-    /// Where it is in memory, relative to where the file is loaded.
+    /// Address in memory, relative to the file's load address.
     pub address: u64,
-    /// How many bytes the file has.
+    /// Bytes in the file.
     pub file_bytes: u64,
-    /// How many bytes it has in memory.
+    /// Bytes in memory.
     pub memory_bytes: u64,
 }
 
@@ -43,11 +43,11 @@ pub struct Section {
     pub kind: u32,
     /// `SHF_*`.
     pub flags: u64,
-    /// Where it is in memory, relative to where the file is loaded.
+    /// Address in memory, relative to the file's load address.
     pub address: u64,
-    /// Where it is in the file.
+    /// Offset in the file.
     pub offset: u64,
-    /// How many bytes it has.
+    /// Length in bytes.
     pub bytes: u64,
     /// Another section that belongs to it.
     pub link: u32,
@@ -71,11 +71,11 @@ const SYMBOL_BYTES: usize = 24;
 const SHF_EXECINSTR: u64 = 4;
 /// `SHF_MERGE` and `SHF_STRINGS`: `.comment` is not loaded and has no other flag.
 const OF_COMMENT: u64 = 0x30;
-/// Compilers sign with a line each.
+/// The largest `.comment` section that is read; each compiler writes one line.
 const COMMENT_BYTES_MAX: u64 = 4096;
 
 impl<'a> Image<'a> {
-    /// `None` unless `bytes` begin as a 64-bit ELF file for x86-64 does, a program or a library.
+    /// `None` unless `bytes` begin like a 64-bit ELF file for x86-64, a program or a library.
     #[must_use]
     pub fn parse(bytes: &'a [u8]) -> Option<Image<'a>> {
         let image = Image { bytes };
@@ -93,13 +93,13 @@ impl<'a> Image<'a> {
         self.bytes
     }
 
-    /// Where the program begins, relative to where it is loaded.
+    /// The address of the program's first instruction, relative to the load address.
     #[must_use]
     pub fn entry(&self) -> u64 {
         self.u64(24).unwrap_or(0)
     }
 
-    /// Where the program headers are in memory, relative to where the file is loaded.
+    /// The address of the program headers in memory, relative to the load address.
     #[must_use]
     pub fn headers_address(&self) -> Option<u64> {
         let offset = self.u64(32)?;
@@ -110,7 +110,7 @@ impl<'a> Image<'a> {
         })
     }
 
-    /// True for a program that runs without a dynamic linker, and is none itself.
+    /// True for a program that runs without a dynamic linker, and is no dynamic linker itself.
     #[must_use]
     pub fn stands_alone(&self) -> bool {
         const SHARED: u16 = 3;
@@ -123,7 +123,7 @@ impl<'a> Image<'a> {
         if self.u16(16) != Some(SHARED) {
             return true;
         }
-        // Linkers mark a program that may be loaded anywhere. Dynamic linkers are libraries.
+        // Linkers mark position-independent programs. Dynamic linkers are libraries.
         let dynamic = find(PT_DYNAMIC).and_then(|one| self.range(one.offset, one.file_bytes));
         let mut entries = dynamic.unwrap_or(&[]).chunks_exact(16);
         entries.any(|entry| {
@@ -151,7 +151,7 @@ impl<'a> Image<'a> {
         })
     }
 
-    /// Its sections, if it still has their headers.
+    /// Its sections, if the section headers were not stripped.
     pub fn sections(&self) -> impl Iterator<Item = Section> + use<'a> {
         let image = *self;
         let table = image.u64(40).unwrap_or(0);
@@ -173,7 +173,7 @@ impl<'a> Image<'a> {
         })
     }
 
-    /// The address of a symbol that the file offers to others, relative to where it is loaded.
+    /// The address of an exported symbol, relative to the load address.
     #[must_use]
     pub fn symbol(&self, name: &[u8]) -> Option<u64> {
         let symbols = self.sections().find(|section| section.kind == SHT_DYNSYM)?;
@@ -189,7 +189,7 @@ impl<'a> Image<'a> {
         })
     }
 
-    /// The bytes of a range of the file, if it has them all.
+    /// The bytes of a range of the file; `None` if the file is shorter.
     #[must_use]
     pub fn range(&self, offset: u64, bytes: u64) -> Option<&'a [u8]> {
         let from = usize::try_from(offset).ok()?;
@@ -197,8 +197,8 @@ impl<'a> Image<'a> {
         self.bytes.get(from..to)
     }
 
-    /// The parts of a segment that hold instructions, as offsets in the segment: its sections, or
-    /// all of it where the sections' headers are gone.
+    /// The parts of a segment that contain instructions, as offsets in the segment: its sections,
+    /// or all of it if the section headers were stripped.
     pub fn parts(&self, segment: Segment) -> impl Iterator<Item = Range<usize>> + use<'a> {
         let inside = move |section: Section| {
             let is_code = section.kind == SHT_PROGBITS && section.flags & SHF_EXECINSTR != 0;
@@ -211,7 +211,7 @@ impl<'a> Image<'a> {
         self.sections().filter_map(inside).chain(whole)
     }
 
-    /// True when Go's linker made it.
+    /// True when Go's linker made the file.
     #[must_use]
     pub fn is_go(&self) -> bool {
         self.segments().any(|segment| {
@@ -220,7 +220,8 @@ impl<'a> Image<'a> {
         })
     }
 
-    /// True when Rust's compiler made a part of it: it signs `.comment`, which `strip` leaves.
+    /// True when Rust's compiler made a part of the file: the compiler writes its name to
+    /// `.comment`, which `strip` keeps.
     #[must_use]
     pub fn is_rust(&self) -> bool {
         const SIGNATURE: &[u8] = b"rustc version ";
@@ -253,11 +254,11 @@ impl<'a> Image<'a> {
 }
 
 /// True when the bytes of a segment, in a file or in memory, show that Go's linker made the
-/// program. Inline, so that it lies where its caller does.
+/// program. Inline, so that the code is placed in its caller's section.
 #[must_use]
 #[inline]
 pub fn shows_go(kind: u32, flags: u32, bytes: &[u8]) -> bool {
-    // `.go.buildinfo` stands at the start of a writable segment (debug/buildinfo).
+    // `.go.buildinfo` is at the start of a writable segment (debug/buildinfo).
     const MAGIC: &[u8] = b"\xff Go buildinf:";
     const LOOKED_AT: usize = 64 << 10;
     match kind {
@@ -271,7 +272,7 @@ pub fn shows_go(kind: u32, flags: u32, bytes: &[u8]) -> bool {
     }
 }
 
-/// The content of a note among others.
+/// The content of one note in a list of notes.
 fn note<'a>(mut rest: &'a [u8], owner: &[u8], kind: u32) -> Option<&'a [u8]> {
     loop {
         let (&name_bytes, after) = rest.split_first_chunk::<4>()?;

@@ -1,9 +1,9 @@
-//! System calls that a signal handler of the program's undoes.
+//! System calls that a signal handler of the program cancels.
 //!
 //! An emulator that runs another program (qemu-user) must not begin a system call that may wait
-//! while a signal for that program is pending. So it looks at a word in memory right before
-//! `syscall`, and its signal handlers look at the interrupted instruction: where the call has not
-//! been made, they set the thread back to the look at the word.
+//! while a signal for that program is pending. So it checks a word in memory right before
+//! `syscall`. Its signal handlers examine the interrupted instruction: if the call has not been
+//! made yet, they set the thread back to the check of the word.
 //!
 //! ```text
 //!             cmp dword ptr [rbp], 0     the word is set by a signal
@@ -11,13 +11,13 @@
 //!             syscall                    a thread that waits is known by this address
 //! ```
 //!
-//! A thread that waits in a handler of *our* calls is at no address that the program knows. The
-//! program's signal would come when the wait ends, which may be never. No program is patched that
-//! has such a call.
+//! A thread that waits in *our* handler is at an address that the program does not know. So the
+//! program's signal would be handled only when the wait ends, which may be never. Therefore a
+//! program with such a call is not patched.
 
 use crate::instruction::{Flow, Instruction, Map, decode};
 
-/// True when a piece of code has a guarded system call anywhere.
+/// True when the code contains a guarded system call.
 #[must_use]
 pub fn has_guarded(code: &[u8]) -> bool {
     let mut pairs = code.windows(SYSCALL.len()).enumerate();
@@ -59,14 +59,15 @@ fn compares_with_zero(instruction: &Instruction, bytes: &[u8]) -> bool {
 
 /// `syscall`.
 const SYSCALL: &[u8] = &[0x0f, 0x05];
-/// The longest of the two instructions: a prefix, two bytes, an index, a far place, a number.
+/// The longest of the two instructions: a prefix, two bytes, a SIB byte, a 4-byte displacement, an
+/// immediate.
 const LOOK_BYTES_MAX: usize = 9;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// As qemu 7.2 has it: mov r9, [rsp + 24]; cmp dword ptr [rbp], 0; jnz; syscall; cmp.
+    /// The code of qemu 7.2: mov r9, [rsp + 24]; cmp dword ptr [rbp], 0; jnz; syscall; cmp.
     const OF_QEMU: &[u8] = &[
         0x4c, 0x8b, 0x4c, 0x24, 0x18, 0x83, 0x7d, 0x00, 0x00, 0x75, 0x10, 0x0f, 0x05, 0x48, 0x3d,
     ];
@@ -94,7 +95,7 @@ mod tests {
             0x8b, 0x07, 0x85, 0xc0, 0x75, 0x20, 0x49, 0x89, 0xfb, 0x48, 0x89, 0xf0, 0x0f, 0x05,
         ];
         assert!(!has_guarded(&musl));
-        // Nothing before it, and nothing but a branch.
+        // No instruction before it; only a branch before it.
         assert!(!has_guarded(&[0x0f, 0x05]) && !has_guarded(&[0x75, 0x10, 0x0f, 0x05]));
     }
 }

@@ -1,13 +1,13 @@
-//! How long an x86-64 instruction is, and where it branches to.
+//! Decodes the length of an x86-64 instruction, and the target of its branch.
 //!
-//! Only 64-bit mode is known. An instruction is
+//! Only 64-bit mode is supported. An instruction is
 //!
 //! ```text
 //! prefixes  REX | VEX | EVEX  opcode  ModRM  SIB  displacement  immediate
 //! ```
 //!
-//! and no longer than 15 bytes. The tables below say for each opcode whether a ModRM byte follows,
-//! and which immediate. Opcodes that are not valid in 64-bit mode, and the extension APX, are not
+//! and at most 15 bytes long. The tables below tell for each opcode whether a ModRM byte follows,
+//! and which immediate. Opcodes that are invalid in 64-bit mode, and the extension APX, are not
 //! decoded: [`decode`] returns `None`.
 
 /// The longest instruction that a processor accepts.
@@ -18,19 +18,19 @@ pub const INSTRUCTION_BYTES_MAX: usize = 15;
 pub struct Instruction {
     /// Invariant: `1 <= length <= INSTRUCTION_BYTES_MAX`.
     pub length: u8,
-    /// The table that the opcode stands in.
+    /// The opcode's table.
     pub map: Map,
     /// The opcode's last byte.
     pub opcode: u8,
-    /// The ModRM byte, where there is one.
+    /// The ModRM byte, if there is one.
     pub modrm: Option<u8>,
-    /// The SIB byte, where there is one.
+    /// The SIB byte, if there is one.
     pub sib: Option<u8>,
     /// REX prefix, or 0.
     pub rex: u8,
     /// `PREFIX_*` bits of the legacy prefixes.
     pub prefixes: u8,
-    /// Where the processor goes on.
+    /// Where execution continues.
     pub flow: Flow,
 }
 
@@ -42,7 +42,7 @@ pub const PREFIX_ADDRESS: u8 = 2;
 pub const PREFIX_LOCK: u8 = 4;
 /// `rep` and `repne`.
 pub const PREFIX_REPEAT: u8 = 8;
-/// A segment.
+/// A segment override.
 pub const PREFIX_SEGMENT: u8 = 16;
 
 /// The tables of opcodes.
@@ -60,25 +60,25 @@ pub enum Map {
     Vector,
 }
 
-/// Where the processor goes on after an instruction.
+/// Where execution continues after an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flow {
-    /// It goes on with the next one.
+    /// At the next instruction.
     Next,
-    /// It may go on at the instruction's end plus this, or with the next one. Calls are among them.
+    /// At the instruction's end plus this offset, or at the next instruction. Calls are included.
     Branch(i32),
-    /// It goes on at the instruction's end plus this.
+    /// At the instruction's end plus this offset.
     Jump(i32),
-    /// It goes on at an address that a register or memory holds.
+    /// At an address in a register or in memory.
     Computed,
-    /// It never goes on with the next instruction: `ret`, `ud2`, `hlt`, `int3`.
+    /// Never at the next instruction: `ret`, `ud2`, `hlt`, `int3`.
     End,
-    /// It is a system call.
+    /// A system call.
     SystemCall,
 }
 
 impl Flow {
-    /// True when the next instruction in memory is not reached from this one.
+    /// True when execution never continues at the next instruction in memory.
     #[must_use]
     pub fn ends(self) -> bool {
         matches!(self, Flow::Jump(_) | Flow::Computed | Flow::End)
@@ -86,13 +86,13 @@ impl Flow {
 }
 
 impl Instruction {
-    /// Its length in bytes.
+    /// The instruction's length in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         usize::from(self.length)
     }
 
-    /// True when its memory operand is addressed by the instruction pointer.
+    /// True when its memory operand is relative to the instruction pointer.
     #[must_use]
     pub fn is_relative_to_itself(&self) -> bool {
         self.modrm.is_some_and(|modrm| modrm & 0xc7 == 0x05)
@@ -104,7 +104,7 @@ impl Instruction {
         self.modrm.is_some_and(|modrm| modrm < 0xc0)
     }
 
-    /// True when its memory operand is addressed by the stack pointer or the frame pointer, without
+    /// True when its memory operand is relative to the stack pointer or the frame pointer, without
     /// an index.
     #[must_use]
     pub fn is_on_stack(&self) -> bool {
@@ -215,7 +215,7 @@ impl Reader<'_> {
         Some(byte)
     }
 
-    /// Legacy prefixes, REX, and the byte after them. A REX prefix counts only when it stands right
+    /// Reads legacy prefixes, REX, and the byte after them. A REX prefix counts only directly
     /// before the opcode.
     fn prefixes(&mut self) -> Option<(u8, u8, u8)> {
         let (mut prefixes, mut rex) = (0, 0);
@@ -269,7 +269,7 @@ impl Reader<'_> {
         (self.at <= self.code.len()).then_some(())
     }
 
-    /// A number of `count` bytes, with its sign.
+    /// Reads a signed number of `count` bytes.
     fn immediate(&mut self, count: usize) -> Option<i64> {
         let from = self.at;
         self.skip(count)?;
@@ -306,9 +306,9 @@ fn two_bytes(reader: &mut Reader<'_>, instruction: &mut Instruction) -> Option<u
     }
 }
 
-/// VEX and EVEX prefixes: they name the table of the opcode.
+/// Reads VEX and EVEX prefixes, which select the opcode's table.
 fn vector(reader: &mut Reader<'_>, instruction: &mut Instruction) -> Option<u8> {
-    // A REX prefix, `lock`, `rep` or the operand size before it is invalid.
+    // Before them a REX prefix, `lock`, `rep` or the operand-size prefix is invalid.
     let forbidden = PREFIX_OPERAND | PREFIX_LOCK | PREFIX_REPEAT;
     if instruction.rex != 0 || instruction.prefixes & forbidden != 0 {
         return None;
@@ -367,13 +367,13 @@ const WORD: u8 = 2;
 const OPERAND: u8 = 3;
 /// Four bytes.
 const DOUBLE: u8 = 4;
-/// As many bytes as the register has.
+/// As many bytes as the operand's register.
 const FULL: u8 = 5;
 /// An address of eight bytes, or four with the address-size prefix.
 const MOFFS: u8 = 6;
-/// Two bytes and one.
+/// Two bytes and one byte.
 const ENTER: u8 = 7;
-/// One byte and one.
+/// One byte and one byte.
 const TWO_BYTES: u8 = 8;
 const IMMEDIATE: u8 = 0x0f;
 const MODRM: u8 = 0x10;
@@ -547,10 +547,10 @@ mod tests {
             if let Some(instruction) = decode(&code) {
                 prop_assert!((1..=INSTRUCTION_BYTES_MAX).contains(&instruction.bytes()));
                 prop_assert!(instruction.bytes() <= code.len());
-                // The bytes after an instruction do not change it.
+                // Bytes after an instruction do not change it.
                 let alone = &code[..instruction.bytes()];
                 prop_assert_eq!(decode(alone), Some(instruction));
-                // A part of it is no instruction.
+                // A truncated instruction is invalid.
                 prop_assert_eq!(decode(&alone[..alone.len() - 1]), None);
             }
         }

@@ -1,14 +1,14 @@
-//! Which instructions do the same at another address.
+//! Instructions that have the same effect at another address.
 //!
-//! A patch overwrites instructions, and the stub executes them elsewhere. That is right for an
-//! instruction that neither reads the instruction pointer nor branches. It must not fault either:
-//! the program's signal handler would find the instruction pointer in the stub. So the only memory
-//! operands are those on the stack. The list names what compilers put beside a system call; every
-//! other instruction stays where it is.
+//! A patch overwrites instructions, and the stub executes them at another address. That is correct
+//! for an instruction that neither reads the instruction pointer nor branches. The instruction must
+//! not fault either, because the program's signal handler would see an instruction pointer in the
+//! stub. So only memory operands on the stack are allowed. The list contains the instructions that
+//! compilers place beside a system call; all others are not moved.
 
 use crate::instruction::{Instruction, Map, PREFIX_OPERAND};
 
-/// True when `instruction` does the same at another address.
+/// True when `instruction` has the same effect at another address.
 #[must_use]
 pub fn is_movable(instruction: &Instruction) -> bool {
     if instruction.prefixes & !PREFIX_OPERAND != 0 {
@@ -19,15 +19,15 @@ pub fn is_movable(instruction: &Instruction) -> bool {
         Map::One => match instruction.opcode {
             // add, or, adc, sbb, and, sub, xor, cmp; push and pop; movsxd; push of a number.
             0x00..=0x3f | 0x50..=0x5f | 0x63 | 0x68 | 0x6a => true,
-            // Arithmetic with a number; test; mov; lea.
+            // Arithmetic with an immediate; test; mov; lea.
             0x80 | 0x81 | 0x83..=0x85 | 0x88..=0x8b | 0x8d | 0xc6 | 0xc7 => true,
-            // nop, xchg, cdqe, cqo; test; mov of a number.
+            // nop, xchg, cdqe, cqo; test; mov of an immediate.
             0x90..=0x99 | 0xa8 | 0xa9 | 0xb0..=0xbf => true,
             // Shifts.
             0xc0 | 0xc1 | 0xd0..=0xd3 => true,
-            // test, not, neg; mul and div may fault or take long.
+            // test, not, neg; mul and div may fault or take a long time.
             0xf6 | 0xf7 => operation < 4,
-            // inc and dec; calls and jumps are of this opcode too.
+            // inc and dec; calls and jumps share these opcodes.
             0xfe | 0xff => operation < 2,
             _ => false,
         },
@@ -86,7 +86,7 @@ mod tests {
             // Relative to the instruction pointer.
             &[0x48, 0x8d, 0x05, 0, 0, 0, 0][..],
             &[0x8b, 0x05, 0, 0, 0, 0],
-            // Memory elsewhere.
+            // Memory that is not on the stack.
             &[0x8b, 0x07],
             &[0x48, 0x8b, 0x43, 8],
             // Branches.
@@ -95,7 +95,7 @@ mod tests {
             &[0xc3],
             &[0xff, 0xe0],
             &[0xff, 0xd0],
-            // A system call, a locked operation, the mark of a function's start.
+            // A system call, a locked operation, the marker of a function's start.
             &[0x0f, 0x05],
             &[0xf0, 0x48, 0x0f, 0xb1, 0x0f],
             &[0xf3, 0x0f, 0x1e, 0xfa],

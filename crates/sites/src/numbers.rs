@@ -1,4 +1,4 @@
-//! Which calls a site makes, as far as the instructions before it show.
+//! The system call number at a site, as far as the instructions before it show it.
 
 /// Calls that only programs with sockets make: `socket`, `connect`, `accept`, `sendto`, `recvfrom`,
 /// `sendmsg`, `recvmsg`, `bind`, `listen`, `socketpair`, `accept4`.
@@ -21,16 +21,16 @@ pub fn is_about_sockets(code: &[u8], site: usize) -> bool {
     })
 }
 
-/// True when the site seems to make a call whose number stands in the code.
+/// True when the site seems to make a call whose number is a constant in the code.
 #[must_use]
 pub fn is_shown(code: &[u8], site: usize) -> bool {
-    /// Numbers from this on are no calls.
+    /// Larger numbers are not system calls.
     const NUMBERS: u32 = 512;
     shows_number(code, site, |number| number < NUMBERS)
 }
 
-/// True when the code right before a site seems to load such a number into eax: by `mov`, or by
-/// `push` and `pop` where it is optimised for size.
+/// True when the code right before a site seems to load a number that `is_one` accepts into eax: by
+/// `mov`, or by `push` and `pop` in code that is optimised for size.
 fn shows_number(code: &[u8], site: usize, is_one: impl Fn(u32) -> bool) -> bool {
     const LOOKED_AT: usize = 48;
     let before = &code[site.saturating_sub(LOOKED_AT)..site];

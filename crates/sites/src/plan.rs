@@ -1,8 +1,8 @@
 //! The patch of each site, or the reason why a site cannot be patched.
 //!
-//! A patch is a jump of five bytes to a stub; `syscall` has two. So a patch also overwrites
-//! neighbours, which the stub executes in their place. There are three kinds, the best first:
-//!
+//! A patch is a jump of five bytes to a stub; `syscall` has two bytes. So a patch also overwrites
+//! neighbouring instructions, which the stub executes instead. There are three kinds, in order of
+//! preference:
 //! ```text
 //!             mov eax, 1   syscall   cmp rax, -4095   ret   int3 int3 int3 …
 //! Before      jmp stub     syscall   …                          the neighbours before it
@@ -10,13 +10,13 @@
 //! Hop         …            jmp ────────────────▶ jmp stub      padding near it
 //! ```
 //!
-//! - After a patch *before* it, the program's own `syscall` is still there and still executes what
-//!   the handler passes on. Debuggers and profilers see the stacks that they know.
+//! - With a patch *before* it, the program's own `syscall` remains and executes the calls that the
+//!   handler passes on. Debuggers and profilers see the usual stacks.
 //! - Otherwise `syscall` itself is overwritten, and the stub executes it.
 //!
-//! A patch must not overwrite a place that something else leads to. The sweep knows all branches.
-//! It does not know the targets of computed jumps (switch tables). So where a computed jump is
-//! near, a patch overwrites only one neighbour.
+//! A patch must not overwrite a branch target. The sweep knows the targets of all direct branches,
+//! but not those of computed jumps (switch tables). So near a computed jump, a patch overwrites
+//! only one neighbour.
 
 use core::ops::Range;
 
@@ -25,23 +25,23 @@ use crate::movable::is_movable;
 use crate::numbers::is_about_sockets;
 use crate::sweep::Swept;
 
-/// The bytes of a jump to a stub.
+/// The length of a jump to a stub.
 pub const JUMP_BYTES: usize = 5;
-/// The bytes of `syscall`.
+/// The length of `syscall`.
 pub const SYSCALL_BYTES: usize = 2;
-/// The most bytes that a patch overwrites at one place.
+/// The most bytes that a patch overwrites in one place.
 pub const PATCH_BYTES_MAX: usize = 24;
 /// `syscall`.
 const SYSCALL: &[u8] = &[0x0f, 0x05];
 /// The opcode of a near `ret`, which is one byte.
 const RET: u8 = 0xc3;
 
-/// How a site is patched. Positions are offsets in the code that was swept.
+/// The patch of a site. Positions are offsets in the code that was swept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Patch {
-    /// Where `syscall` is.
+    /// The position of `syscall`.
     pub site: usize,
-    /// The bytes that are overwritten.
+    /// The kind of patch.
     pub kind: Kind,
 }
 
@@ -50,20 +50,20 @@ pub struct Patch {
 pub enum Kind {
     /// The instructions from here to `syscall`.
     Before {
-        /// Where the first of them begins.
+        /// The start of the first of them.
         start: usize,
     },
     /// `syscall` and the instructions after it.
     After {
-        /// Where the last byte that is moved ends.
+        /// The end of the moved bytes.
         moved_end: usize,
-        /// Where the last byte that is overwritten ends: more than `moved_end` when padding follows
-        /// a `ret` or a jump.
+        /// The end of the overwritten bytes: larger than `moved_end` when padding follows a `ret`
+        /// or a jump.
         end: usize,
     },
     /// `syscall`, and padding within the reach of a short jump.
     Hop {
-        /// Where the padding begins.
+        /// The start of the padding.
         padding: usize,
     },
 }
@@ -72,9 +72,9 @@ pub enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Obstacle {
     /// It is the return from a signal handler: the kernel reads the frame at the stack pointer, and
-    /// debuggers know these very bytes.
+    /// debuggers recognise exactly these bytes.
     SignalReturn,
-    /// The bytes around it do not look like a system call; it may be data.
+    /// The bytes around it do not look like a system call; they may be data.
     Doubtful,
     /// No neighbour can be moved, and no padding is near.
     NoRoom,
@@ -91,7 +91,7 @@ impl core::fmt::Display for Obstacle {
 }
 
 impl Patch {
-    /// The places that are overwritten.
+    /// The ranges that are overwritten.
     #[must_use]
     pub fn places(&self) -> [Range<usize>; 2] {
         let site = self.site;
@@ -102,7 +102,7 @@ impl Patch {
         }
     }
 
-    /// The instructions that the stub executes; a jump at their end leads where it did.
+    /// The instructions that the stub executes. A jump at their end keeps its target.
     #[must_use]
     pub fn moved(&self) -> Range<usize> {
         let site = self.site;
@@ -113,9 +113,10 @@ impl Patch {
         }
     }
 
-    /// True when `code` has what the patch relies on: a system call at the site, and around it
-    /// instructions that may be moved, or padding. For a patch that was planned earlier. Branches
-    /// are not looked for: only a plan knows that none leads into the places.
+    /// True when `code` still has everything that the patch relies on: a system call at the site,
+    /// and around it instructions that may be moved, or padding. For a patch that was planned
+    /// earlier. Branches are not checked: only a plan ensures that none leads into the overwritten
+    /// ranges.
     #[must_use]
     pub fn fits(&self, code: &[u8]) -> bool {
         let site = self.site;
@@ -138,7 +139,7 @@ impl Patch {
                 if run_end(code, after, moved_end, is_movable) == Some(moved_end) {
                     return end == moved_end;
                 }
-                // The last of them leads elsewhere, and padding may follow it.
+                // The last of them may be a jump or return, and padding may follow it.
                 let moved = code.get(after..moved_end);
                 let last = moved.and_then(last_of).map(|(at, _)| after + at);
                 last.is_some_and(|last| {
@@ -162,8 +163,8 @@ impl Patch {
     }
 }
 
-/// Plans the patch of the system call at `site`. `planned` are the patches of the same code that
-/// were planned before.
+/// Plans the patch of the system call at `site`. `planned` are the patches of this code that were
+/// planned before.
 ///
 /// # Errors
 ///
@@ -188,8 +189,8 @@ pub fn plan(swept: &Swept<'_>, site: usize, planned: &[Patch]) -> Result<Patch, 
     Ok(Patch { site, kind })
 }
 
-/// True when a site that cannot be patched seems to make a call about sockets. If the others were
-/// patched, the library would see a part of what the program does to a connection.
+/// True when a site that cannot be patched seems to make a call about sockets. If the other sites
+/// were patched, the library would see only a part of the operations on a connection.
 #[must_use]
 pub fn leaves_sockets(obstacle: Obstacle, code: &[u8], site: usize) -> bool {
     obstacle == Obstacle::NoRoom && is_about_sockets(code, site)
@@ -226,7 +227,7 @@ impl Around<'_> {
         None
     }
 
-    /// `syscall` and its neighbours after it, if enough of them can be moved.
+    /// `syscall` and the instructions after it, if enough of them can be moved.
     fn after(&self) -> Option<Kind> {
         let mut end = self.site + SYSCALL_BYTES;
         let mut count = 0;
@@ -256,7 +257,7 @@ impl Around<'_> {
         }
     }
 
-    /// `end`, or as much later as padding after it makes room for a jump.
+    /// `end`, or a later position if padding after it makes room for a jump.
     fn with_padding(&self, end: usize) -> usize {
         let wanted = self.site + JUMP_BYTES;
         let mut at = end;
@@ -266,7 +267,7 @@ impl Around<'_> {
             };
             at += instruction.bytes();
         }
-        // A jump that ends inside a longer padding instruction leaves a rest that nothing reaches.
+        // A jump may end inside a longer padding instruction: the rest of it is never executed.
         if at >= wanted { end.max(wanted) } else { end }
     }
 
@@ -280,12 +281,12 @@ impl Around<'_> {
             .map(|padding| Kind::Hop { padding })
     }
 
-    /// True when at `padding` begins padding for a jump that nothing uses.
+    /// True when unused padding with room for a jump begins at `padding`.
     fn is_room(&self, padding: usize) -> bool {
         let follows_end = || {
             let start = self.swept.before(padding)?;
             let instruction = self.swept.at(start)?;
-            // A row of `int3` is padding that ends nothing.
+            // A row of `int3` is padding, and does not end the code before it.
             Some(instruction.flow.ends() && instruction.opcode != 0xcc)
         };
         if self.swept.at(padding).is_none() || follows_end() != Some(true) {
@@ -302,7 +303,7 @@ impl Around<'_> {
         !self.swept.has_target(padding..at) && !self.is_planned(&place)
     }
 
-    /// True when the instruction at `at` is what compilers fill gaps with.
+    /// True when the instruction at `at` is one with which compilers fill gaps.
     fn is_padding(&self, at: usize) -> bool {
         self.swept.at(at).is_some_and(|one| is_filler(&one))
     }
@@ -311,7 +312,7 @@ impl Around<'_> {
         self.planned.iter().any(|patch| patch.overlaps(place))
     }
 
-    /// `mov eax, 15` right before it.
+    /// True when `mov eax, 15` is right before it.
     fn returns_from_signal(&self) -> bool {
         const RT_SIGRETURN: [u8; 4] = 15_u32.to_le_bytes();
         let Some(start) = self.swept.before(self.site) else {
@@ -322,8 +323,8 @@ impl Around<'_> {
             if number == RT_SIGRETURN)
     }
 
-    /// True when the instructions before it load a system call's number or arguments, with no bytes
-    /// between them that are no instructions.
+    /// True when the instructions before it load a system call's number or arguments, and there are
+    /// no undecodable bytes between them.
     fn is_convincing(&self) -> bool {
         let mut moves = 0;
         let mut at = self.site;
@@ -337,7 +338,7 @@ impl Around<'_> {
             if writes_rax(&instruction) {
                 return true;
             }
-            // Go's wrapper gets the number in rax: it moves the arguments to their registers.
+            // Go's wrapper gets the number in rax: it only moves the arguments to their registers.
             if instruction.map == Map::One && matches!(instruction.opcode, 0x89 | 0x8b) {
                 moves += 1;
                 if moves == MOVES_THAT_CONVINCE {
@@ -349,10 +350,10 @@ impl Around<'_> {
         false
     }
 
-    /// True when a computed jump stands before it, near enough for the same function.
+    /// True when a computed jump is before it, near enough to be in the same function.
     fn is_near_computed_jump(&self) -> bool {
         let from = self.site.saturating_sub(FUNCTION_BYTES);
-        // Jumps by a cell of a table of functions (PLT) are relative to themselves.
+        // A jump through a table of functions (PLT) is relative to the instruction pointer.
         let is_computed = |instruction: &Instruction| {
             instruction.flow == Flow::Computed && !instruction.is_relative_to_itself()
         };
@@ -360,8 +361,8 @@ impl Around<'_> {
     }
 }
 
-/// Where the instructions end that begin at `from`: at `to`, or after it. `None` unless all of them
-/// are such as `is_such` says.
+/// The end of the instructions that begin at `from`: at `to`, or after it. `None` unless `is_such`
+/// accepts all of them.
 fn run_end(
     code: &[u8],
     from: usize,
@@ -377,15 +378,16 @@ fn run_end(
     (at <= code.len()).then_some(at)
 }
 
-/// True for instructions that may end those that are moved: a near `ret` of one byte, and a jump
-/// whose target stands in it. The stub has another jump in place of that.
+/// True for instructions that may be the last of the moved ones: a near `ret` of one byte, and a
+/// jump with a constant target. The stub contains an equivalent jump.
 fn leads_elsewhere(instruction: &Instruction) -> bool {
     let is_return = instruction.opcode == RET && instruction.bytes() == 1;
     let is_jump = matches!(instruction.flow, Flow::Jump(_)) && instruction.prefixes == 0;
     instruction.map == Map::One && (is_return || is_jump)
 }
 
-/// The last of some instructions, and where it begins. `None` when they are none.
+/// The last of the instructions in `code`, and its position. `None` when `code` is not a sequence
+/// of instructions.
 pub(crate) fn last_of(code: &[u8]) -> Option<(usize, Instruction)> {
     let (mut at, mut last) = (0, None);
     while at < code.len() {
@@ -396,7 +398,7 @@ pub(crate) fn last_of(code: &[u8]) -> Option<(usize, Instruction)> {
     last
 }
 
-/// True for what compilers fill gaps with.
+/// True for instructions with which compilers fill gaps.
 fn is_filler(instruction: &Instruction) -> bool {
     matches!(
         (instruction.map, instruction.opcode),
@@ -422,18 +424,18 @@ fn writes_rax(instruction: &Instruction) -> bool {
 const NEIGHBOURS_MAX: usize = 4;
 const INSTRUCTIONS_THAT_CONVINCE: usize = 24;
 const MOVES_THAT_CONVINCE: usize = 3;
-/// How far back a computed jump is looked for.
+/// How far back a computed jump is searched.
 const FUNCTION_BYTES: usize = 1024;
 
-/// How far before a site a plan looks at instructions that were swept.
+/// How far before a site a plan needs decoded instructions.
 pub(crate) const PLAN_BYTES_BEFORE: usize = 400;
-/// How far before and after a site a plan asks for targets of branches: the reach of a hop, and the
-/// padding there.
+/// How far before and after a site a plan needs branch targets: the reach of a hop, and the padding
+/// there.
 pub(crate) const TARGET_BYTES: usize = 128 + JUMP_BYTES + INSTRUCTION_BYTES_MAX;
-/// How far after a site instructions must be known: those that short branches lead back from.
+/// How far after a site a plan needs decoded instructions: short branches may lead back from there.
 pub(crate) const PLAN_BYTES_AFTER: usize = TARGET_BYTES + 128 + INSTRUCTION_BYTES_MAX;
 const _: () = assert!(PLAN_BYTES_BEFORE > TARGET_BYTES + 128);
-// All instructions that convince are looked at.
+// All instructions that are needed as evidence are in reach.
 const _: () = assert!(PLAN_BYTES_BEFORE > INSTRUCTIONS_THAT_CONVINCE * INSTRUCTION_BYTES_MAX);
 
 #[cfg(test)]
@@ -511,7 +513,7 @@ mod tests {
         let patch = Patch { site: 7, kind };
         assert_eq!(plans(&code), [Ok(patch)]);
         assert!(patch.fits(&code));
-        // A call, and a jump that may go on.
+        // A call, and a conditional jump.
         for opcode in [&[0xe8][..], &[0x0f, 0x85]] {
             let code = [&code[..9], opcode, &[0xf2, 0xff, 0xff, 0xff]].concat();
             assert_eq!(plans(&code), [Err(Obstacle::NoRoom)]);
@@ -562,10 +564,10 @@ mod tests {
 
     #[test]
     fn near_a_computed_jump_only_one_neighbour_is_moved() {
-        // jmp rax; mov eax, 1 (5); mov edi, edx (2); syscall; ret: the two neighbours would do.
+        // jmp rax; mov eax, 1 (5); mov edi, edx (2); syscall; ret: two neighbours would be needed.
         let mut code = vec![0xff, 0xe0, 0xb8, 1, 0, 0, 0, 0x89, 0xd7, 0x0f, 0x05, 0xc3];
         assert_eq!(plans(&code), [Err(Obstacle::NoRoom)]);
-        // nop; nop: without the jump they do.
+        // nop; nop: without the computed jump they may be used.
         (code[0], code[1]) = (0x90, 0x90);
         let kind = Kind::Before { start: 2 };
         assert_eq!(plans(&code), [Ok(Patch { site: 9, kind })]);
@@ -573,7 +575,7 @@ mod tests {
 
     #[test]
     fn a_patch_fits_its_own_code_and_no_other() {
-        // mov eax, 1; syscall; ret; int3 …: each kind of patch, and each byte that it relies on.
+        // mov eax, 1; syscall; ret; int3 …: each kind of patch, and each byte on which it relies.
         let before = [0xb8, 1, 0, 0, 0, 0x0f, 0x05, 0xc3];
         let after = [0x0f, 0x05, 0x89, 0xc7, 0xc3, 0x90, 0x90];
         let hop = [0x0f, 0x05, 0xeb, 0xf5, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc];
@@ -597,7 +599,7 @@ mod tests {
             assert!(!patch.fits(&code[..patch.places()[0].end - 1]), "{patch:?}");
             for at in relied_on {
                 let mut other = code.to_vec();
-                // `hlt` is no instruction that is moved, no padding and no part of a system call.
+                // `hlt` is not movable, not padding and not part of a system call.
                 other[at] = 0xf4;
                 assert!(!patch.fits(&other), "{patch:?} {at}");
             }

@@ -1,5 +1,5 @@
-//! Patches are written by pages: one write for a page costs less than one for each patch, and the
-//! kernel copies a page only once.
+//! Writes patches by pages: one write for a page costs less than one for each patch, and the kernel
+//! copies the page only once.
 
 use core::ops::Range;
 
@@ -8,8 +8,7 @@ use crate::stub::Overwrite;
 
 const PAGE_BYTES: usize = 4096;
 
-/// Sorts `overwrites` of code that is at `address`, and splits them by the pages in which they
-/// begin.
+/// Sorts `overwrites` of code at `address`, and groups them by the page in which they begin.
 pub fn by_page(
     overwrites: &mut [Overwrite],
     address: u64,
@@ -19,7 +18,7 @@ pub fn by_page(
     overwrites.chunk_by(move |a, b| page(a) == page(b))
 }
 
-/// Bytes of code with the patches of a page: from the first to the last that is overwritten.
+/// Code bytes with the patches of a page, from the first to the last overwritten byte.
 #[derive(Debug)]
 pub struct Rewrite {
     at: usize,
@@ -27,15 +26,15 @@ pub struct Rewrite {
     length: usize,
 }
 
-/// The last patch may begin at the page's end.
+/// The last patch may begin at the end of the page.
 const BYTES_MAX: usize = PAGE_BYTES + PATCH_BYTES_MAX;
 
 impl Rewrite {
-    /// Of `code` with some of its overwrites, as [`by_page`] has them.
+    /// The bytes of `code` with some of its overwrites, as grouped by [`by_page`].
     ///
     /// # Panics
     ///
-    /// When they are not in the code, or not in one page.
+    /// When the overwrites are outside the code, or not in one page.
     #[must_use]
     pub fn of(code: &[u8], overwrites: &[Overwrite]) -> Rewrite {
         let end = |overwrite: &Overwrite| overwrite.at + overwrite.bytes().len();
@@ -54,7 +53,7 @@ impl Rewrite {
         }
     }
 
-    /// Where they are in the code.
+    /// The range in the code.
     #[must_use]
     pub fn place(&self) -> Range<usize> {
         self.at..self.at + self.length
@@ -86,7 +85,7 @@ mod tests {
             site: start + 7,
             kind: Kind::Before { start },
         };
-        // The last of the first page ends in the second.
+        // The last patch of the first page ends in the second page.
         let mut all = [5000, 16, 4093, 100].map(|start| {
             let [one, _] = overwrites(&patch(start), &addresses).expect("near");
             one.expect("a jump")

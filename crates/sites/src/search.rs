@@ -1,18 +1,18 @@
-//! The instructions and branches around each system call, without a full sweep.
+//! Decodes the instructions and branches around each system call, without a full sweep.
 //!
-//! A plan looks at the neighbourhood of its site only. A sweep of all code costs 6 ns for each
-//! byte, of which a large program has millions. The search finds what a sweep would find there, in
+//! A plan needs only the neighbourhood of its site. A sweep of all code costs 6 ns per byte, and a
+//! large program has millions of bytes. The search finds the same instructions there as a sweep, in
 //! three steps:
 //!
 //! 1. It looks for the bytes of `syscall`.
-//! 2. It decodes the code around them. Where instructions begin is not known in the midst of code.
-//!    But no instruction is longer than 15 bytes, so a full sweep comes by one of any 15 positions
-//!    in a row. The search decodes from all 15 until they meet: where they have met, the full sweep
-//!    comes by, too. Compiled code needs a few instructions for that.
-//! 3. It looks in all code for bytes that can be a branch to one of the neighbourhoods. Bytes that
-//!    look like a branch and are none make a patch impossible at worst.
+//! 2. It decodes the code around them. In the middle of code the instruction boundaries are
+//!    unknown. But no instruction is longer than 15 bytes, so one of any 15 successive positions is
+//!    a boundary for the full sweep. The search decodes from all 15 until they meet: the meeting
+//!    point is a boundary for the full sweep, too. In compiled code this takes a few instructions.
+//! 3. It searches all code for bytes that may be a branch to one of the neighbourhoods. Bytes that
+//!    look like a branch but are none can at worst make a patch impossible.
 //!
-//! The first and the third step read all code, by vector instructions ([`wide`]).
+//! The first and the third step read all code with vector instructions ([`wide`]).
 
 use core::array;
 use core::ops::Range;
@@ -21,18 +21,18 @@ use crate::instruction::{INSTRUCTION_BYTES_MAX, Instruction, decode};
 use crate::plan::{PLAN_BYTES_AFTER, PLAN_BYTES_BEFORE, SYSCALL_BYTES, TARGET_BYTES};
 use crate::sweep::Swept;
 
-/// How far before a position the search begins to decode in order to be in step there.
+/// How far before a position the search begins to decode, to be at a boundary there.
 const GLANCE_BYTES: usize = 128;
-/// As [`GLANCE_BYTES`], where that was not enough.
+/// The larger distance, used if [`GLANCE_BYTES`] was not enough.
 const MEETING_BYTES: usize = 1024;
 
 impl Swept<'_> {
-    /// Finds the system calls in a part of the code: a section. Sweeps the neighbourhood of each,
-    /// and calls `found` with its position. [`Swept::search_branches`] must follow.
+    /// Finds the system calls in a part of the code (a section). Sweeps the neighbourhood of each,
+    /// and calls `found` with its position. [`Swept::search_branches`] must be called afterwards.
     pub fn search(&mut self, part: Range<usize>, mut found: impl FnMut(usize)) {
         let code = self.code();
         let end = part.end.min(code.len());
-        // All that a plan needs is swept up to here, or there is no system call.
+        // Up to here, everything that a plan needs is swept, or there is no system call.
         let mut swept_to = part.start;
         let mut from = part.start;
         while let Some(at) = next_syscall(&code[..end], from) {
@@ -42,7 +42,7 @@ impl Swept<'_> {
                     continue;
                 }
                 let limit = at.saturating_sub(PLAN_BYTES_BEFORE);
-                // Where the streams do not meet, all code since the last system call is swept.
+                // If the streams do not meet, all code since the last system call is swept.
                 swept_to = meet_before(code, limit, swept_to, end).unwrap_or(swept_to);
             } else if self.at(at).is_none() {
                 continue;
@@ -52,7 +52,8 @@ impl Swept<'_> {
         }
     }
 
-    /// True when a sweep would find an instruction that begins at `at`. One begins at `earliest`.
+    /// True when a sweep would find an instruction that begins at `at`. `earliest` is a known
+    /// boundary.
     fn is_instruction(&self, at: usize, earliest: usize, end: usize) -> bool {
         let code = self.code();
         let mut position = meet_before(code, at, earliest, end).unwrap_or(earliest);
@@ -62,8 +63,8 @@ impl Swept<'_> {
         position == at
     }
 
-    /// True when `is_wanted` is true of an instruction that begins between `from` and `to`, swept
-    /// or not, or when the instructions there cannot be told.
+    /// True when `is_wanted` accepts an instruction that begins between `from` and `to`, swept or
+    /// not, or when the boundaries there are unknown.
     pub(crate) fn any_between(
         &self,
         from: usize,
@@ -84,8 +85,8 @@ impl Swept<'_> {
         false
     }
 
-    /// Notes the branches that lead to the neighbourhoods of `sites`: all system calls of the code,
-    /// in order.
+    /// Notes the branches that lead to the neighbourhoods of `sites`, which are all system calls of
+    /// the code in order.
     pub fn search_branches(&mut self, sites: &[usize]) {
         let code = self.code();
         let ranges = Ranges::around(sites, code.len());
@@ -100,7 +101,7 @@ impl Swept<'_> {
     }
 }
 
-/// The neighbourhoods that branches may lead to: a few ranges that cover them.
+/// The neighbourhoods of sites, covered by a few ranges.
 struct Ranges {
     ranges: [Range<usize>; RANGES_MAX],
     count: usize,
@@ -122,7 +123,8 @@ impl Ranges {
     /// Adds a range that begins no earlier than all others.
     fn add(&mut self, range: Range<usize>) {
         if self.count == RANGES_MAX {
-            // The two that are closest become one: the new one and the last, or two others.
+            // Two ranges are merged, those with the smallest gap: the new one and the last, or two
+            // others.
             let gap = |n: usize| self.ranges[n + 1].start.saturating_sub(self.ranges[n].end);
             let closest = (0..RANGES_MAX - 1).min_by_key(|&n| gap(n)).unwrap_or(0);
             let closest_gap = gap(closest);
@@ -140,20 +142,20 @@ impl Ranges {
     }
 }
 
-/// Where the instruction after the one at `at` begins, to a sweep that comes by `at`.
+/// The start of the instruction after the one at `at`.
 fn step(code: &[u8], at: usize, end: usize) -> usize {
     at + decode(&code[at..end]).map_or(1, |instruction| instruction.bytes())
 }
 
-/// As [`meet`], from some distance before `limit`: a short one if that will do.
+/// [`meet`] from a distance before `limit`: a short distance first.
 fn meet_before(code: &[u8], limit: usize, earliest: usize, end: usize) -> Option<usize> {
     [GLANCE_BYTES, MEETING_BYTES]
         .into_iter()
         .find_map(|bytes| meet(code, limit.saturating_sub(bytes), earliest, limit, end))
 }
 
-/// A position between `begin` and `limit` that a sweep from `earliest` comes by; `None` when that
-/// is not known. It is `earliest` itself if `begin` is no later.
+/// A boundary between `begin` and `limit` of a sweep from `earliest`; `None` when none is found. It
+/// is `earliest` itself if `begin` is no later.
 fn meet(code: &[u8], begin: usize, earliest: usize, limit: usize, end: usize) -> Option<usize> {
     if begin <= earliest {
         return Some(earliest);
@@ -176,7 +178,7 @@ fn meet(code: &[u8], begin: usize, earliest: usize, limit: usize, end: usize) ->
     }
 }
 
-/// Where the bytes of `syscall` are next, from `from` on.
+/// The next position of the bytes of `syscall`, from `from` on.
 fn next_syscall(code: &[u8], from: usize) -> Option<usize> {
     const SYSCALL: [u8; SYSCALL_BYTES] = [0x0f, 0x05];
     let is_here = |at: &usize| code[*at..].starts_with(&SYSCALL);
@@ -191,11 +193,11 @@ fn next_syscall(code: &[u8], from: usize) -> Option<usize> {
     (at..code.len()).find(is_here)
 }
 
-/// Calls `found` with the place of the distance of everything that looks like a branch into one of
-/// the ranges.
+/// Calls `found` with the position of the displacement of everything that looks like a branch into
+/// one of the ranges.
 fn each_branch(code: &[u8], ranges: &[Range<usize>], found: &mut impl FnMut(usize)) {
     let mut exactly = |at: usize| {
-        // Differences of addresses are taken modulo 2^32, as branches take them.
+        // Differences of addresses are computed modulo 2^32, like branch targets.
         let target = (at + DISTANCE_BYTES) as u32;
         let target = target.wrapping_add(word(code, at));
         let is_inside =
@@ -221,12 +223,13 @@ fn each_branch(code: &[u8], ranges: &[Range<usize>], found: &mut impl FnMut(usiz
         .for_each(exactly);
 }
 
-/// Calls `found` with the place of the distance of everything that looks like a branch and may lead
-/// into one of the ranges. Returns where the code begins that is too short for a chunk.
+/// Calls `found` with the position of the displacement of everything that looks like a branch and
+/// may lead into one of the ranges. Returns the start of the rest of the code, which is too short
+/// for a chunk.
 ///
-/// It compares the two bytes in the middle of each distance. They tell a target but for 256 bytes
-/// and for where in its block the branch is; and vector instructions compare twice as many of them
-/// as whole distances.
+/// It compares the two middle bytes of each displacement. They determine a target except for 256
+/// bytes and for the branch's place in its block. Vector instructions compare twice as many of them
+/// as whole displacements.
 fn each_chunk<const N: usize>(
     code: &[u8],
     ranges: &[Range<usize>; N],
@@ -234,7 +237,7 @@ fn each_chunk<const N: usize>(
 ) -> usize {
     let mut at = 0;
     loop {
-        // The distances from anywhere in the block into a range: the lowest and the highest.
+        // The lowest and highest displacement from anywhere in the block into a range.
         let block = at;
         let ends: [(usize, usize); N] = array::from_fn(|n| {
             let lowest = ranges[n]
@@ -243,11 +246,11 @@ fn each_chunk<const N: usize>(
             let highest = ranges[n].end.wrapping_sub(block + DISTANCE_BYTES);
             (lowest >> MIDDLE_SHIFT, highest >> MIDDLE_SHIFT)
         });
-        // Comparisons have a sign, because vector instructions have no others.
+        // Comparisons are signed, because vector instructions have no unsigned ones.
         let lowest: [u16; N] = array::from_fn(|n| (ends[n].0 as u16).wrapping_add(1 << 15));
         let last: [i16; N] = array::from_fn(|n| {
             let last = ends[n].1.wrapping_sub(ends[n].0) & (usize::MAX >> MIDDLE_SHIFT);
-            // Two bytes have no more values: in a range as long as that everything is inside.
+            // Two bytes have no more values: every target is inside such a long range.
             let last = last.min(u16::MAX.into()) as u16;
             last.wrapping_add(1 << 15).cast_signed()
         });
@@ -264,7 +267,7 @@ fn each_chunk<const N: usize>(
     }
 }
 
-/// Calls `found` with the place of each distance of a branch in the chunk at `chunk`.
+/// Calls `found` with the position of each branch displacement in the chunk at `chunk`.
 fn each_opcode(code: &[u8], chunk: usize, mut found: impl FnMut(usize)) {
     let before = chunk
         .checked_sub(OPCODE_BYTES)
@@ -278,11 +281,11 @@ fn each_opcode(code: &[u8], chunk: usize, mut found: impl FnMut(usize)) {
     each_bit(opcodes(bytes).into(), |n| found(chunk + n));
 }
 
-/// Calls `found` with the place of the distance of everything that looks like a branch.
+/// Calls `found` with the position of the displacement of everything that looks like a branch.
 fn each_branch_anywhere(code: &[u8], mut found: impl FnMut(usize)) {
     const BYTES: usize = 2 * CHUNK_BYTES;
     let mut at = OPCODE_BYTES;
-    // One number for two chunks: a loop of few rounds costs most at its end.
+    // One number for two chunks, because a loop of few rounds costs most at its end.
     while let Some(bytes) = code[at - OPCODE_BYTES..].first_chunk::<{ BYTES + DISTANCE_BYTES }>() {
         let low = bytes.first_chunk().map_or(0, opcodes);
         let high = bytes[CHUNK_BYTES..].first_chunk().map_or(0, opcodes);
@@ -297,11 +300,11 @@ fn each_branch_anywhere(code: &[u8], mut found: impl FnMut(usize)) {
         .for_each(found);
 }
 
-/// A bit for each place of a distance whose opcode is that of a branch. The first of these places
-/// is behind the first two bytes.
+/// One bit for each position of a displacement that follows the opcode of a branch. The first of
+/// these positions is after the first two bytes.
 fn opcodes(bytes: &[u8; CHUNK_BYTES + 1]) -> u32 {
-    // 0x80 times the byte's place in a word of eight, so that the highest byte of the product has
-    // the lowest bits of all.
+    // 0x80 times the byte's index in a word of eight, so that the highest byte of the product
+    // collects the lowest bits of all bytes.
     const GATHER: u64 = 0x0102_0408_1020_4080;
     let mut is_branch = [0; CHUNK_BYTES];
     for (n, is_branch) in is_branch.iter_mut().enumerate() {
@@ -326,7 +329,7 @@ fn each_bit(mut bits: u64, mut found: impl FnMut(usize)) {
     }
 }
 
-/// True when the bytes before `at` are the opcode of a branch with a distance of four bytes:
+/// True when the bytes before `at` are the opcode of a branch with a displacement of four bytes:
 /// `call`, `jmp`, `jcc`, `xbegin`.
 fn is_branch(code: &[u8], at: usize) -> bool {
     matches!(
@@ -335,27 +338,28 @@ fn is_branch(code: &[u8], at: usize) -> bool {
     )
 }
 
-/// The four bytes at `at`, which are there.
+/// The four bytes at `at`, which must exist.
 fn word(code: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(*code[at..].first_chunk().expect("four bytes"))
 }
 
 const DISTANCE_BYTES: usize = 4;
 const OPCODE_BYTES: usize = 2;
-/// How much the loops over all code take at a time.
+/// How many bytes the loops over all code process at a time.
 const CHUNK_BYTES: usize = 32;
 const RANGES_MAX: usize = 4;
-/// Where ranges are a larger part of the code than one of so many, most chunks have a branch into
-/// one of them, and all branches are found at once.
+/// If the ranges cover more than 1 / `RANGES_PART_MAX` of the code, most chunks contain a branch
+/// into one of them. Then all branches are searched at once.
 const RANGES_PART_MAX: usize = 8;
 /// The lowest bit of the two middle bytes of a distance.
 const MIDDLE_SHIFT: u32 = 8;
-/// How much code has the middle bytes in common that are looked for.
+/// The size of code whose addresses share the two middle bytes.
 const BLOCK_BYTES: usize = 1024;
 
-/// Comparisons of all bytes of a chunk at once. In Rust they are loops of which a compiler makes
-/// vector instructions, or not: in the preload library, which is optimised for size as well, it did
-/// not, and a search took eight times as long. So they are spelled out where there are any.
+/// Comparisons of all bytes of a chunk at once. A compiler may turn loops in Rust into vector
+/// instructions, or may not: in the preload library, which is optimised for size as well, it did
+/// not, and a search took eight times as long. So the vector instructions are written explicitly
+/// where they exist.
 #[cfg(target_arch = "x86_64")]
 mod wide {
     use core::arch::x86_64::{
@@ -371,14 +375,14 @@ mod wide {
     /// [`_mm_movemask_epi8`] of all ones.
     const ALL: i32 = 0xffff;
 
-    /// Whether these two bytes stand one after the other.
+    /// Whether these two bytes occur one after the other.
     pub(super) fn has_pair(bytes: &[u8; CHUNK_BYTES + 1], pair: [u8; 2]) -> bool {
         // SAFETY: every x86-64 processor has SSE2.
         unsafe { compare_pairs(bytes, pair) }
     }
 
-    /// Whether the middle bytes of a distance that begins in the chunk, less a range's `lowest`,
-    /// are at most its `last`.
+    /// Whether the middle bytes of a displacement that begins in the chunk, minus a range's
+    /// `lowest`, are at most its `last`.
     pub(super) fn has_middle_in<const N: usize>(
         bytes: &[u8; CHUNK_BYTES + DISTANCE_BYTES - 1],
         lowest: &[u16; N],
@@ -472,7 +476,7 @@ mod tests {
                 swept.search_branches(&sites);
             } else {
                 swept.sweep(0..code.len(), |at| {
-                    // A system call with a prefix is none that compilers make.
+                    // Compilers make no system calls with a prefix.
                     if code[at] == 0x0f {
                         sites.push(at);
                     }
@@ -610,7 +614,7 @@ mod tests {
     }
 
     proptest! {
-        // Bytes of which many begin instructions that compilers make.
+        // Random bytes in which the first bytes of common instructions are frequent.
         #[test]
         fn a_search_finds_what_a_sweep_finds(
             bytes in prop::collection::vec(

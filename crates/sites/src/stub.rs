@@ -1,6 +1,6 @@
 //! The bytes of patches and stubs.
 //!
-//! A stub is near the program's code, within the reach of a jump of five bytes. It begins with four
+//! A stub is near the program's code, within the reach of a five-byte jump. It begins with four
 //! words for the handler, and executes the instructions that its patch has moved:
 //!
 //! ```text
@@ -23,15 +23,15 @@
 //!     jmp after them, or where a jump at their end leads
 //! ```
 //!
-//! `syscall` destroys rcx and r11, so the stub may use them. It changes neither flags nor memory,
-//! and calls that no handler wants touch no stack.
+//! `syscall` destroys rcx and r11, so the stub may use them. The stub changes neither flags nor
+//! memory, and calls that the library does not handle do not touch the stack.
 
 use crate::instruction::Flow;
 use crate::plan::{JUMP_BYTES, Kind, PATCH_BYTES_MAX, Patch, SYSCALL_BYTES, last_of};
 
-/// Where a stub's code begins.
+/// The offset of a stub's code.
 pub const STUB_CODE: usize = 32;
-/// No stub is longer.
+/// The length of the longest stub.
 pub const STUB_BYTES_MAX: usize = 128;
 /// The table of wanted numbers has a byte for each value of the number's low 16 bits.
 pub const TABLE_BYTES: usize = 1 << 16;
@@ -39,13 +39,13 @@ pub const TABLE_BYTES: usize = 1 << 16;
 /// The addresses that a stub needs.
 #[derive(Clone, Copy, Debug)]
 pub struct Addresses {
-    /// Of the code that was swept.
+    /// The address of the code that was swept.
     pub code: u64,
-    /// Of the stub, a multiple of 8.
+    /// The address of the stub, a multiple of 8.
     pub stub: u64,
-    /// Of the table of wanted numbers.
+    /// The address of the table of handled numbers.
     pub table: u64,
-    /// Of the handler's entry.
+    /// The address of the handler's entry.
     pub entry: u64,
 }
 
@@ -60,7 +60,7 @@ pub struct Overwrite {
 
 impl Overwrite {
     fn new(at: usize, length: usize) -> Overwrite {
-        // `nop` where the jump leaves room.
+        // Filled with `nop` after the jump.
         Overwrite {
             at,
             bytes: [0x90; PATCH_BYTES_MAX],
@@ -104,7 +104,7 @@ pub fn stub(
     writer.put(&[0x44, 0x0f, 0xb7, 0xd8]);
     writer.put_relative(&[0x48, 0x8d, 0x0d], addresses.table)?;
     writer.put(&[0x42, 0x0f, 0xb6, 0x0c, 0x19]);
-    // Over the next two instructions, of seven and six bytes.
+    // Jumps over the next two instructions, of seven and six bytes.
     writer.put(&[0xe3, 13]);
     writer.put_relative(&[0x48, 0x8d, 0x0d], addresses.stub)?;
     writer.put_relative(&[0xff, 0x25], addresses.stub)?;
@@ -138,7 +138,7 @@ pub fn stub(
     Ok(length)
 }
 
-/// The bytes to write over the code, so that it leads to the stub.
+/// The bytes to write over the code, so that it jumps to the stub.
 ///
 /// # Errors
 ///
@@ -164,7 +164,7 @@ pub fn overwrites(
             let offset = padding as i64 - (site + SYSCALL_BYTES) as i64;
             let offset = i8::try_from(offset).map_err(|_| OutOfReach)?;
             hop.bytes[..SYSCALL_BYTES].copy_from_slice(&[0xeb, offset as u8]);
-            // The padding first: the hop must never lead to a jump that is not there.
+            // The padding first: the hop must never lead to padding without a jump.
             [jump(padding, JUMP_BYTES)?, Some(hop)]
         }
     })
@@ -190,7 +190,7 @@ impl Writer<'_> {
         self.at += bytes.len();
     }
 
-    /// An instruction that ends with the distance from its end to `target`.
+    /// Writes an instruction that ends with the distance from its end to `target`.
     fn put_relative(&mut self, opcode: &[u8], target: u64) -> Result<(), OutOfReach> {
         self.put(opcode);
         let next = self.here() + 4;
@@ -199,8 +199,8 @@ impl Writer<'_> {
     }
 }
 
-// The longest stub fits: 32 bytes of words, the moved instructions, 33 bytes of code of the stub's
-// own, and a jump.
+// The longest stub fits: 32 bytes of words, the moved instructions, 33 bytes of the stub's own
+// code, and a jump.
 const _: () = assert!(STUB_CODE + PATCH_BYTES_MAX + 33 + JUMP_BYTES + 2 <= STUB_BYTES_MAX);
 
 #[cfg(test)]
@@ -275,7 +275,7 @@ mod tests {
         assert_eq!(overwrite.bytes()[5..], [0x90; 3]);
     }
 
-    /// Where the stub of a patch over the whole of `code`, which begins with `syscall`, goes on.
+    /// Where the stub of a patch over all of `code`, which begins with `syscall`, continues.
     fn target_after(code: &[u8]) -> Option<u64> {
         let (moved_end, end) = (code.len(), code.len());
         let patch = Patch {

@@ -1,9 +1,9 @@
 //! All instructions of a piece of code, in one pass from its start.
 //!
-//! The pass decodes one instruction after the other. It notes where each begins, and which
-//! addresses inside the code a branch leads to. Both are bits, one for each byte of code. Bytes
-//! that are no instruction are skipped one by one. Compiled code has none; after data in the code
-//! the pass is in step again within a few instructions.
+//! The pass decodes one instruction after the other. It notes the start of each, and the addresses
+//! inside the code to which branches lead. Both are bitmaps with one bit for each byte of code.
+//! Undecodable bytes are skipped one by one. Compiled code has none; after data in the code, the
+//! pass finds the boundaries again within a few instructions.
 
 use core::ops::Range;
 
@@ -12,13 +12,13 @@ use crate::instruction::{Flow, INSTRUCTION_BYTES_MAX, Instruction, decode};
 /// Memory for a sweep: two bits for each byte of code.
 #[derive(Debug)]
 pub struct Bits<'a> {
-    /// A set bit: an instruction begins here. At least [`words`] long, and zero.
+    /// A set bit: an instruction begins here. At least [`words`] long, initially zero.
     pub starts: &'a mut [u64],
-    /// A set bit: a branch leads here. As long as `starts`, and zero.
+    /// A set bit: a branch leads here. As long as `starts`, initially zero.
     pub targets: &'a mut [u64],
 }
 
-/// How many words each field of [`Bits`] has, for `bytes` of code.
+/// The number of words in each field of [`Bits`] for `bytes` bytes of code.
 #[must_use]
 pub const fn words(bytes: usize) -> usize {
     bytes.div_ceil(64)
@@ -32,7 +32,7 @@ pub struct Swept<'a> {
 }
 
 impl<'a> Swept<'a> {
-    /// Nothing is swept yet.
+    /// Prepares a sweep; no code is swept yet.
     ///
     /// # Panics
     ///
@@ -47,14 +47,14 @@ impl<'a> Swept<'a> {
         Swept { code, bits }
     }
 
-    /// Sweeps a part of the code: a section. Calls `found` with the position of each system call.
+    /// Sweeps a part of the code (a section). Calls `found` with the position of each system call.
     pub fn sweep(&mut self, part: Range<usize>, found: impl FnMut(usize)) {
         let end = part.end.min(self.code.len());
         self.advance(part.start, end, end, found);
     }
 
     /// Sweeps from `at`, where an instruction begins, until one begins at or after `to`. Returns
-    /// where that one begins. The part that is swept ends at `end`.
+    /// the start of that one. The part that is swept ends at `end`.
     pub(crate) fn advance(
         &mut self,
         mut at: usize,
@@ -102,7 +102,7 @@ impl<'a> Swept<'a> {
         decode(&self.code[at..])
     }
 
-    /// Where the instruction that ends at `end` begins.
+    /// The start of the instruction that ends at `end`.
     #[must_use]
     pub fn before(&self, end: usize) -> Option<usize> {
         let earliest = end.saturating_sub(INSTRUCTION_BYTES_MAX);

@@ -1,4 +1,4 @@
-//! The decoder and the plans, against objdump, over programs that compilers made.
+//! Compares the decoder and the plans with objdump, for compiled programs.
 
 mod support;
 
@@ -11,7 +11,7 @@ use toehold_sites::elf::{Image, Segment};
 use toehold_sites::plan::{Kind, Obstacle, Patch};
 use toehold_sites::stub::{Addresses, STUB_BYTES_MAX, overwrites, stub};
 
-/// The addresses of all instructions, by objdump, and whether each is a system call.
+/// The addresses of all instructions according to objdump, and whether each is a system call.
 fn objdump(program: &Path) -> BTreeMap<u64, bool> {
     let mut command = Command::new("objdump");
     command.args(["--disassemble", "--wide", "--no-show-raw-insn"]);
@@ -28,10 +28,10 @@ fn objdump(program: &Path) -> BTreeMap<u64, bool> {
 
 struct Found {
     instructions: usize,
-    /// Instructions of objdump's that the sweep has not, or the reverse.
+    /// Instructions that only objdump or only the sweep has.
     differences: Vec<u64>,
     sites: Vec<Result<Patch, Obstacle>>,
-    /// Sites of objdump's that the sweep has not, or the reverse.
+    /// Sites that only objdump or only the sweep has.
     site_differences: Vec<u64>,
 }
 
@@ -86,7 +86,7 @@ fn compare(program: &Path) -> Found {
     found
 }
 
-/// Every patch can be written, changes only what it says, and leaves whole instructions.
+/// Checks that every patch can be written, changes only its ranges, and leaves whole instructions.
 fn check_bytes(code: &[u8], address: u64, planned: &[Patch]) {
     for (n, patch) in planned.iter().enumerate() {
         let addresses = Addresses {
@@ -108,7 +108,7 @@ fn check_bytes(code: &[u8], address: u64, planned: &[Patch]) {
     }
 }
 
-/// Reports and checks: no difference in the instructions of compiled code, none in the sites.
+/// Reports and checks: the instructions of compiled code and the sites must not differ.
 fn check(name: &str, program: &Path) -> Found {
     let found = compare(program);
     let count = |of: fn(&Kind) -> bool| {
@@ -193,7 +193,7 @@ fn in_a_program_of_go_every_site_but_the_return_from_a_signal_is_patched() {
         .output()
         .expect("go runs");
     let root = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-    // A program that is there already: to compile one takes long.
+    // An existing program, because compiling one takes long.
     let program = Path::new(&root).join("bin/gofmt");
     let found = check("Go", &program);
     assert_eq!(found.differences, []);

@@ -1,9 +1,9 @@
-//! Code that is swept or searched, and the plans of its sites; for the crate's own tests, too.
+//! Helpers that sweep or search code and plan its sites; used by the crate's own tests, too.
 
 use toehold_sites::plan::{Obstacle, Patch, plan};
 use toehold_sites::sweep::{Bits, Swept, words};
 
-/// Lets `look` see `code`, of which nothing is swept yet; returns its answer.
+/// Calls `look` with `code`, of which nothing is swept yet; returns its answer.
 pub(crate) fn with_code<T>(code: &[u8], look: impl FnOnce(&mut Swept<'_>) -> T) -> T {
     let mut starts = vec![0; words(code.len())];
     let mut targets = starts.clone();
@@ -14,7 +14,7 @@ pub(crate) fn with_code<T>(code: &[u8], look: impl FnOnce(&mut Swept<'_>) -> T) 
     look(&mut Swept::new(code, bits))
 }
 
-/// The plans of `sites`, each made beside those before it.
+/// The plans of `sites`, each made in view of those before it.
 pub(crate) fn plans(swept: &Swept<'_>, sites: &[usize]) -> Vec<Result<Patch, Obstacle>> {
     let mut planned = Vec::new();
     let one = |site: &usize| {
