@@ -1,5 +1,6 @@
 //! Every relative link in a document leads to a file that exists, and so does every file that a
-//! document names as code.
+//! document names as code. A test that a document names by the beginning of its name, as in
+//! `an_adapter_that_reads_nothing_…`, stands in a source.
 
 use std::path::{Path, PathBuf};
 
@@ -12,6 +13,8 @@ const TOP: [&str; 8] = [
 pub(crate) fn check(root: &Path) -> bool {
     let (mut links, mut dead) = (0, 0);
     let sources = files(root, &["rs"]);
+    let read = |path: &PathBuf| std::fs::read_to_string(path).unwrap_or_default();
+    let texts: Vec<String> = sources.iter().map(read).collect();
     for document in files(root, &["md"]) {
         let text = std::fs::read_to_string(&document).unwrap_or_default();
         for link in relative_links(&text) {
@@ -30,6 +33,19 @@ pub(crate) fn check(root: &Path) -> bool {
             if !is_there {
                 dead += 1;
                 println!("{}: no such file: {name}", document.display());
+            }
+        }
+        for test in named_tests(&text) {
+            links += 1;
+            let is_there = sources.iter().zip(&texts).any(|(source, text)| {
+                test.file.is_none_or(|file| source.ends_with(file))
+                    && has_word(text, test.beginning)
+            });
+            if !is_there {
+                dead += 1;
+                let place = test.file.unwrap_or("the sources");
+                let name = test.beginning;
+                println!("{}: no such test in {place}: {name}…", document.display());
             }
         }
     }
@@ -67,14 +83,16 @@ fn relative_links(text: &str) -> impl Iterator<Item = &str> {
         .filter(|link| !link.is_empty() && !link.contains("://") && !link.contains(' '))
 }
 
+/// The lines of a document without its blocks of code.
+fn plain_lines(text: &str) -> impl Iterator<Item = &str> {
+    let is_plain = |line: &&str| !line.starts_with("    ") && !line.contains("```");
+    text.lines().filter(is_plain)
+}
+
 /// Sources, and files named from the top of the tree, among the `code` of a document. Blocks of
 /// code are left out.
 fn named_files(text: &str) -> impl Iterator<Item = &str> {
-    let plain = |line: &&str| !line.starts_with("    ") && !line.contains("```");
-    let code = text
-        .lines()
-        .filter(plain)
-        .flat_map(|line| line.split('`').skip(1).step_by(2));
+    let code = plain_lines(text).flat_map(|line| line.split('`').skip(1).step_by(2));
     code.filter(|name| {
         let is_path = |c: char| c.is_ascii_alphanumeric() || "._-/".contains(c);
         let is_full = TOP.iter().any(|top| name.starts_with(top));
@@ -82,9 +100,76 @@ fn named_files(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
+/// A test that a document names.
+#[derive(Debug, PartialEq, Eq)]
+struct NamedTest<'a> {
+    /// The source that the document names before it: `file.rs`: `test_…`.
+    file: Option<&'a str>,
+    /// The beginning of its name.
+    beginning: &'a str,
+}
+
+/// Whether a word of `text` begins so.
+fn has_word(text: &str, beginning: &str) -> bool {
+    let mut places = text.match_indices(beginning);
+    places.any(|(at, _)| {
+        let before = text[..at].chars().next_back();
+        before.is_none_or(|c| !c.is_ascii_alphanumeric() && c != '_')
+    })
+}
+
+/// Tests among the `code` of a document, as far as they are named by their beginning: `test_…`,
+/// `program::test_…`.
+fn named_tests(text: &str) -> impl Iterator<Item = NamedTest<'_>> {
+    plain_lines(text).flat_map(|line| {
+        let pieces: Vec<&str> = line.split('`').collect();
+        let code = (1..pieces.len()).step_by(2);
+        let tests = code.filter_map(|at| {
+            let name = pieces[at].strip_suffix('…')?;
+            let beginning = name.rsplit("::").next().unwrap_or(name);
+            let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+            let is_test = beginning.ends_with('_') && beginning.chars().all(is_name);
+            let is_of_file = at >= 2 && pieces[at - 1] == ": " && pieces[at - 2].ends_with(".rs");
+            is_test.then_some(NamedTest {
+                file: is_of_file.then(|| pieces[at - 2]),
+                beginning,
+            })
+        });
+        tests.collect::<Vec<_>>()
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_test_may_be_named_by_its_beginning_and_its_file() {
+        let text = "`a.rs`: `one_two_…`, `users::three_…`, `TCP_…x` and `four`";
+        let found: Vec<_> = named_tests(text).collect();
+        let named = |file, beginning| NamedTest { file, beginning };
+        assert_eq!(
+            found,
+            [named(Some("a.rs"), "one_two_"), named(None, "three_")]
+        );
+    }
+
+    #[test]
+    fn a_test_that_a_document_names_stands_in_its_file() {
+        let dir = tempfile::tempdir().expect("room for a directory");
+        std::fs::write(dir.path().join("a.rs"), "fn one_two_three() {}").expect("writable");
+        std::fs::write(dir.path().join("b.rs"), "").expect("writable");
+        let document = dir.path().join("a.md");
+        for (words, is_right) in [
+            ("`a.rs`: `one_two_…`", true),
+            ("`one_…`", true),
+            ("`b.rs`: `one_two_…`", false),
+            ("`two_…`", false),
+        ] {
+            std::fs::write(&document, words).expect("writable");
+            assert_eq!(check(dir.path()), is_right, "{words}");
+        }
+    }
 
     #[test]
     fn sources_and_full_paths_are_files_that_a_document_names() {
