@@ -1,6 +1,6 @@
-//! Every relative link in a document leads to a file that exists, and so does every file that a
-//! document names as code. A test that a document names by the beginning of its name, as in
-//! `an_adapter_that_reads_nothing_…`, stands in a source.
+//! Every relative link in a document leads to a file that exists, and to a heading of that file if
+//! the link names one. Every file that a document names as code exists. A test that a document
+//! names by the beginning of its name, as in `an_adapter_that_reads_nothing_…`, stands in a source.
 
 use std::path::{Path, PathBuf};
 
@@ -19,10 +19,19 @@ pub(crate) fn check(root: &Path) -> bool {
         let text = std::fs::read_to_string(&document).unwrap_or_default();
         for link in relative_links(&text) {
             links += 1;
-            let place = document.parent().unwrap_or(root).join(link);
+            let place = match link.file {
+                "" => document.clone(),
+                file => document.parent().unwrap_or(root).join(file),
+            };
             if !place.exists() {
                 dead += 1;
-                println!("{}: no such file: {link}", document.display());
+                println!("{}: no such file: {}", document.display(), link.file);
+            } else if link
+                .heading
+                .is_some_and(|heading| !has_heading(&read(&place), heading))
+            {
+                dead += 1;
+                println!("{}: no such heading: {link:?}", document.display());
             }
         }
         let beside = document.parent().unwrap_or(root);
@@ -74,13 +83,44 @@ pub(crate) fn files(dir: &Path, extensions: &[&str]) -> Vec<PathBuf> {
     found
 }
 
-/// Targets of `[text](target)` that are neither addresses nor places in the same document.
-fn relative_links(text: &str) -> impl Iterator<Item = &str> {
+/// The target of a link: `file#heading`.
+#[derive(Debug, PartialEq, Eq)]
+struct Link<'a> {
+    /// Empty for the document itself.
+    file: &'a str,
+    heading: Option<&'a str>,
+}
+
+/// Targets of `[text](target)` that are not addresses.
+fn relative_links(text: &str) -> impl Iterator<Item = Link<'_>> {
     text.split("](")
         .skip(1)
         .filter_map(|rest| rest.split(')').next())
-        .filter_map(|link| link.split('#').next())
         .filter(|link| !link.is_empty() && !link.contains("://") && !link.contains(' '))
+        .map(|link| match link.split_once('#') {
+            Some((file, heading)) => Link {
+                file,
+                heading: (file.is_empty() || file.ends_with(".md")).then_some(heading),
+            },
+            None => Link {
+                file: link,
+                heading: None,
+            },
+        })
+}
+
+/// True when a link of this name leads to a heading of the document. The name is the heading in
+/// lower case, without punctuation and with `-` instead of spaces.
+fn has_heading(document: &str, name: &str) -> bool {
+    let headings = plain_lines(document).filter(|line| line.starts_with('#'));
+    let mut names = headings.map(|heading| {
+        let words = heading.trim_start_matches('#').trim().to_lowercase();
+        let kept = words
+            .chars()
+            .filter(|&c| c.is_alphanumeric() || "-_ ".contains(c));
+        kept.collect::<String>().replace(' ', "-")
+    });
+    names.any(|known| known == name)
 }
 
 /// The lines of a document without its blocks of code.
@@ -193,7 +233,17 @@ mod tests {
     #[test]
     fn only_relative_links_are_followed() {
         let text = "[a](b.md#c) [d](https://e) [f](#g) [h](../i)";
-        assert_eq!(relative_links(text).collect::<Vec<_>>(), ["b.md", "../i"]);
+        let targets = relative_links(text).map(|link| (link.file, link.heading));
+        let expected = [("b.md", Some("c")), ("", Some("g")), ("../i", None)];
+        assert_eq!(targets.collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn headings_are_named_as_links_name_them() {
+        let document = "# One\n## `--two`: a Line, of 3\n    # no heading\n";
+        assert!(has_heading(document, "one"));
+        assert!(has_heading(document, "--two-a-line-of-3"));
+        assert!(!has_heading(document, "no-heading"));
     }
 
     #[test]
@@ -202,7 +252,9 @@ mod tests {
         let document = dir.path().join("a.md");
         std::fs::write(&document, "[self](a.md)").expect("writable");
         assert!(check(dir.path()));
-        std::fs::write(&document, "[gone](b.md)").expect("writable");
-        assert!(!check(dir.path()));
+        for gone in ["[file](b.md)", "[heading](a.md#b)", "[heading](#b)"] {
+            std::fs::write(&document, gone).expect("writable");
+            assert!(!check(dir.path()), "{gone}");
+        }
     }
 }

@@ -129,9 +129,9 @@ pub fn ratio(rounds: &[(f64, f64)]) -> Option<Ratio> {
 /// Whether the rounds distinguish the two arms at the 5 % level; `None` when there are too few
 /// rounds.
 ///
-/// From six rounds on the exact interval decides: the arms differ if the interval does not contain
-/// 1. Four or five rounds show a difference only if the two arms do not overlap at all. Between
-/// equal arms this has a probability of at most 2 / C(8, 4) = 2.9 %.
+/// From six rounds on the exact interval decides: the arms differ if 1 lies outside the interval.
+/// Four or five rounds show a difference only if the two arms do not overlap at all. Between equal
+/// arms this has a probability of at most 2 / C(8, 4) = 2.9 %.
 pub fn is_different(rounds: &[(f64, f64)]) -> Option<bool> {
     match rounds.len() {
         0..ROUNDS_FOR_SEPARATION => None,
